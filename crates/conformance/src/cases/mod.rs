@@ -1,0 +1,3 @@
+//! One file per op; each `visit` hands all cases of its op to the visitor.
+
+pub mod product;

@@ -1,0 +1,111 @@
+//! Slice product: three forms, both profiles, every storage format, kept slices, segments with empty ones.
+
+use crate::data::{Kind, Random};
+use crate::{Case, Output, Visitor, poisoned, workspace};
+use half::{bf16, f16};
+use isobit_kernels::op::{Product, SliceShape};
+use isobit_kernels::{Backend, Matrix, StoredMatrix};
+use isobit_numerics::slices::Profile;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Format {
+    F32,
+    Bf16,
+    F16,
+}
+
+#[derive(Debug)]
+struct ProductCase {
+    segments: Vec<usize>,
+    row_starts: Vec<usize>,
+    n: usize,
+    k: usize,
+    profile: Profile,
+    format: Format,
+    kind: Kind,
+}
+
+impl ProductCase {
+    fn form<B: Backend>(&self, b: &B, w: Matrix<B>, outputs: &mut Vec<Output>) {
+        let m = self.segments[self.segments.len() - 1];
+        let mut random = Random::new(m as u64 + 2);
+        let x = random.f32s(self.kind, m * self.k);
+        let dy = random.f32s(self.kind, m * self.n);
+        let old = random.f32s(Kind::Plain, m * self.k);
+        let p = Product { segments: &self.segments, n: self.n, k: self.k, profile: self.profile, accumulate: false };
+        let mut room = workspace(b, b.product_workspace(&p));
+        let mut rows = b.rows(SliceShape { rows: m, width: self.k, profile: self.profile });
+        b.slice_rows(&mut rows, &b.upload(&x));
+        let mut y = poisoned(b, m * self.n);
+        b.product_forward(&mut y, &rows, w, &p, &mut room);
+        outputs.push(Output::download(b, "y", &y));
+        let mut dx = poisoned(b, m * self.k);
+        b.product_grad_input(&mut dx, &b.upload(&dy), w, &p, &mut room);
+        outputs.push(Output::download(b, "dx", &dx));
+        let mut dx = b.upload(&old);
+        b.product_grad_input(&mut dx, &b.upload(&dy), w, &Product { accumulate: true, ..p }, &mut room);
+        outputs.push(Output::download(b, "dx accumulated", &dx));
+        let mut dw = b.upload(&random.f32s(Kind::Plain, p.weights() * self.n * self.k));
+        b.product_grad_weight(&mut dw, &b.upload(&dy), &b.upload(&x), &p, &self.row_starts, &mut room);
+        outputs.push(Output::download(b, "dw", &dw));
+    }
+}
+
+impl Case for ProductCase {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        let count = self.segments.len() - 1;
+        let w = Random::new(1).f32s(self.kind, count * self.n * self.k);
+        let shape = SliceShape { rows: self.n, width: self.k, profile: self.profile };
+        let mut outputs = Vec::new();
+        let mut both = |stored: StoredMatrix<B>| {
+            self.form(b, Matrix::Stored(stored), &mut outputs);
+            self.form(b, Matrix::Sliced(&b.slice_weight(stored, count, shape)), &mut outputs);
+        };
+        match self.format {
+            Format::F32 => both(StoredMatrix::F32(&b.upload(&w))),
+            Format::Bf16 => both(StoredMatrix::Bf16(&b.upload(&w.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>()))),
+            Format::F16 => both(StoredMatrix::F16(&b.upload(&w.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>()))),
+        }
+        let (on_the_fly, kept) = outputs.split_at(outputs.len() / 2);
+        assert_eq!(on_the_fly, kept, "sliced on the fly equals kept slices");
+        outputs
+    }
+}
+
+pub fn visit(visitor: &mut impl Visitor) {
+    let dense = |m: usize, n: usize, k: usize, profile, format, kind| ProductCase {
+        segments: vec![0, m],
+        row_starts: vec![0, m / 3, m],
+        n,
+        k,
+        profile,
+        format,
+        kind,
+    };
+    for profile in Profile::ALL {
+        visitor.case(&dense(1, 1, 1, profile, Format::F32, Kind::Plain));
+        visitor.case(&dense(3, 17, 65, profile, Format::Bf16, Kind::Plain));
+        visitor.case(&dense(33, 31, 64, profile, Format::F16, Kind::Outliers));
+        visitor.case(&dense(16, 32, 512, profile, Format::F32, Kind::Outliers));
+        visitor.case(&dense(37, 67, 513, profile, Format::Bf16, Kind::Outliers));
+        visitor.case(&dense(7, 515, 131, profile, Format::F32, Kind::Plain));
+        visitor.case(&dense(525, 19, 23, profile, Format::F32, Kind::Outliers));
+        for kind in Kind::ALL {
+            visitor.case(&dense(13, 29, 71, profile, Format::F32, kind));
+        }
+        // Experts: several segments, some empty, rows of data crossing none of their borders.
+        visitor.case(&ProductCase {
+            segments: vec![0, 5, 5, 22, 39, 39],
+            row_starts: vec![0, 2, 5, 11, 22, 39],
+            n: 33,
+            k: 47,
+            profile,
+            format: Format::Bf16,
+            kind: Kind::Outliers,
+        });
+    }
+}

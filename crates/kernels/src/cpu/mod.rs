@@ -1,0 +1,234 @@
+//! The same bits as `reference/`, faster: threads with static partition and the instruction sets of x86-64.
+//!
+//! Only slice products are written per instruction set; all other ops are one source compiled per target feature.
+
+mod amx;
+mod adamw;
+mod attention;
+mod block;
+mod bias;
+mod cast;
+mod digest;
+mod dropout;
+mod elementary;
+mod embedding;
+mod head_loss;
+mod product;
+mod residual;
+mod rms_norm;
+mod rope;
+mod slices;
+mod sum_squares;
+mod swiglu;
+mod thin;
+mod path;
+pub mod pool;
+
+pub use path::Path;
+
+use crate::backend::{Backend, Matrix, StoredMatrix};
+use crate::buffer::{Buffer, Element};
+use crate::op::{Attention, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
+use half::{bf16, f16};
+use isobit_numerics::adamw::Coefficients;
+use isobit_numerics::digest::Digest;
+use isobit_numerics::elementary::Function;
+use pool::Pool;
+
+/// Threads and a path, chosen once.
+pub struct Cpu {
+    pool: Pool,
+    path: Path,
+}
+
+/// The path asked for does not exist on this machine.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("this machine does not have the {0} path")]
+pub struct PathMissing(pub Path);
+
+impl Cpu {
+    pub fn new(threads: usize, path: Path) -> Result<Self, PathMissing> {
+        if !path.is_available() {
+            return Err(PathMissing(path));
+        }
+        Ok(Self { pool: Pool::new(threads), path })
+    }
+
+    pub fn path(&self) -> Path {
+        self.path
+    }
+
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+}
+
+impl Backend for Cpu {
+    type Buffer<T: Element> = Buffer<T>;
+    type Rows = slices::SlicedRows;
+    type Weight = slices::SlicedWeight;
+
+    fn name(&self) -> String {
+        format!("cpu/{} x{}", self.path, self.pool.threads())
+    }
+
+    fn zeros<T: Element>(&self, length: usize) -> Buffer<T> {
+        Buffer::zeros(length)
+    }
+
+    fn upload<T: Element>(&self, host: &[T]) -> Buffer<T> {
+        Buffer::from_slice(host)
+    }
+
+    fn download<T: Element>(&self, device: &Buffer<T>) -> Vec<T> {
+        device.to_vec()
+    }
+
+    fn rows(&self, shape: SliceShape) -> Self::Rows {
+        slices::rows(self, shape)
+    }
+
+    fn slice_rows(&self, out: &mut Self::Rows, x: &Self::Buffer<f32>) {
+        slices::slice_rows(self, out, x);
+    }
+
+    fn slice_weight(&self, w: StoredMatrix<Self>, count: usize, shape: SliceShape) -> Self::Weight {
+        slices::slice_weight(self, w, count, shape)
+    }
+
+    fn product_workspace(&self, p: &Product) -> usize {
+        product::workspace(self, p)
+    }
+
+    fn product_forward(&self, y: &mut Self::Buffer<f32>, x: &Self::Rows, w: Matrix<Self>, p: &Product, workspace: &mut Self::Buffer<u8>) {
+        product::forward(self, y, x, w, p, workspace);
+    }
+
+    fn product_grad_input(&self, dx: &mut Self::Buffer<f32>, dy: &Self::Buffer<f32>, w: Matrix<Self>, p: &Product, workspace: &mut Self::Buffer<u8>) {
+        product::grad_input(self, dx, dy, w, p, workspace);
+    }
+
+    fn product_grad_weight(&self, dw: &mut Self::Buffer<f32>, dy: &Self::Buffer<f32>, x: &Self::Buffer<f32>, p: &Product, row_starts: &[usize], workspace: &mut Self::Buffer<u8>) {
+        product::grad_weight(self, dw, dy, x, p, row_starts, workspace);
+    }
+
+    fn thin_contract(&self, u: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, factor: &Self::Buffer<f32>, p: &Thin) {
+        thin::contract(self, u, x, factor, p);
+    }
+
+    fn thin_expand(&self, y: &mut Self::Buffer<f32>, u: &Self::Buffer<f32>, factor: &Self::Buffer<f32>, p: &Thin) {
+        thin::expand(self, y, u, factor, p);
+    }
+
+    fn thin_outer(&self, dfactor: &mut Self::Buffer<f32>, u: &Self::Buffer<f32>, x: &Self::Buffer<f32>, p: &Thin, row_starts: &[usize]) {
+        thin::outer(self, dfactor, u, x, p, row_starts);
+    }
+
+    fn bias_forward(&self, y: &mut Self::Buffer<f32>, bias: &Self::Buffer<f32>) {
+        bias::forward(self, y, bias);
+    }
+
+    fn bias_backward(&self, dbias: &mut Self::Buffer<f32>, dy: &Self::Buffer<f32>, row_starts: &[usize]) {
+        bias::backward(self, dbias, dy, row_starts);
+    }
+
+    fn add(&self, y: &mut Self::Buffer<f32>, a: &Self::Buffer<f32>, b: &Self::Buffer<f32>) {
+        residual::add(self, y, a, b);
+    }
+
+    fn scale(&self, x: &mut Self::Buffer<f32>, factor: f32) {
+        residual::scale(self, x, factor);
+    }
+
+    fn swiglu_forward(&self, h: &mut Self::Buffer<f32>, gate: &Self::Buffer<f32>, up: &Self::Buffer<f32>) {
+        swiglu::forward(self, h, gate, up);
+    }
+
+    fn swiglu_backward(&self, dgate: &mut Self::Buffer<f32>, dup: &mut Self::Buffer<f32>, dh: &Self::Buffer<f32>, gate: &Self::Buffer<f32>, up: &Self::Buffer<f32>) {
+        swiglu::backward(self, dgate, dup, dh, gate, up);
+    }
+
+    fn dropout(&self, y: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, p: &Dropout) {
+        dropout::apply(self, y, x, p);
+    }
+
+    fn elementary(&self, y: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, function: Function) {
+        elementary::apply(self, y, x, function);
+    }
+
+    fn rms_norm_forward(&self, y: &mut Self::Buffer<f32>, inverse: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, weight: &Self::Buffer<f32>, p: &RmsNorm) {
+        rms_norm::forward(self, y, inverse, x, weight, p);
+    }
+
+    fn rms_norm_backward(&self, dx: &mut Self::Buffer<f32>, dweight: Option<&mut Self::Buffer<f32>>, dy: &Self::Buffer<f32>, x: &Self::Buffer<f32>, inverse: &Self::Buffer<f32>, weight: &Self::Buffer<f32>, p: &RmsNorm, row_starts: &[usize]) {
+        rms_norm::backward(self, dx, dweight.map(|b| &mut b[..]), dy, x, inverse, weight, p, row_starts);
+    }
+
+    fn rope_forward(&self, x: &mut Self::Buffer<f32>, cos: &Self::Buffer<f32>, sin: &Self::Buffer<f32>, positions: &Self::Buffer<u32>, p: &Rope) {
+        rope::forward(self, x, cos, sin, positions, p);
+    }
+
+    fn rope_backward(&self, dx: &mut Self::Buffer<f32>, cos: &Self::Buffer<f32>, sin: &Self::Buffer<f32>, positions: &Self::Buffer<u32>, p: &Rope) {
+        rope::backward(self, dx, cos, sin, positions, p);
+    }
+
+    fn attention_workspace(&self, p: &Attention) -> usize {
+        attention::workspace(self, p)
+    }
+
+    fn attention_forward(&self, o: &mut Self::Buffer<f32>, lse: &mut Self::Buffer<f32>, q: &Self::Buffer<f32>, k: &Self::Buffer<f32>, v: &Self::Buffer<f32>, p: &Attention, workspace: &mut Self::Buffer<u8>) {
+        attention::forward(self, o, lse, q, k, v, p, workspace);
+    }
+
+    fn attention_backward(&self, grads: (&mut Self::Buffer<f32>, &mut Self::Buffer<f32>, &mut Self::Buffer<f32>), d_o: &Self::Buffer<f32>, qkv: (&Self::Buffer<f32>, &Self::Buffer<f32>, &Self::Buffer<f32>), o: &Self::Buffer<f32>, lse: &Self::Buffer<f32>, p: &Attention, workspace: &mut Self::Buffer<u8>) {
+        attention::backward(self, (grads.0, grads.1, grads.2), d_o, (qkv.0, qkv.1, qkv.2), o, lse, p, workspace);
+    }
+
+    fn embedding_forward(&self, y: &mut Self::Buffer<f32>, table: StoredMatrix<Self>, ids: &Self::Buffer<u32>, width: usize) {
+        embedding::forward(self, y, table, ids, width);
+    }
+
+    fn embedding_workspace(&self, tokens: usize) -> usize {
+        embedding::workspace(self, tokens)
+    }
+
+    fn embedding_backward(&self, dtable: &mut Self::Buffer<f32>, dy: &Self::Buffer<f32>, ids: &Self::Buffer<u32>, width: usize, workspace: &mut Self::Buffer<u8>) {
+        embedding::backward(self, dtable, dy, ids, width, workspace);
+    }
+
+    fn head_loss_workspace(&self, p: &HeadLoss) -> usize {
+        head_loss::workspace(self, p)
+    }
+
+    fn head_loss_forward(&self, loss: &mut Self::Buffer<f32>, lse: &mut Self::Buffer<f32>, best: &mut Self::Buffer<u32>, h: &Self::Rows, head: Matrix<Self>, labels: &Self::Buffer<i32>, p: &HeadLoss, workspace: &mut Self::Buffer<u8>) {
+        head_loss::forward(self, loss, lse, best, h, head, labels, p, workspace);
+    }
+
+    fn head_loss_backward(&self, dh: &mut Self::Buffer<f32>, dhead: Option<&mut Self::Buffer<f32>>, h: (&Self::Rows, &Self::Buffer<f32>), head: Matrix<Self>, labels: &Self::Buffer<i32>, lse: &Self::Buffer<f32>, weight: &Self::Buffer<f32>, p: &HeadLoss, workspace: &mut Self::Buffer<u8>) {
+        head_loss::backward(self, dh, dhead.map(|b| &mut b[..]), (h.0, h.1), head, labels, lse, weight, p, workspace);
+    }
+
+    fn adamw(&self, parameter: &mut Self::Buffer<f32>, m: &mut Self::Buffer<f32>, v: &mut Self::Buffer<f32>, gradient: &Self::Buffer<f32>, c: &Coefficients) {
+        adamw::update(self, parameter, m, v, gradient, c);
+    }
+
+    fn sum_squares(&self, x: &Self::Buffer<f32>) -> f32 {
+        sum_squares::apply(self, x)
+    }
+
+    fn to_bf16(&self, y: &mut Self::Buffer<bf16>, x: &Self::Buffer<f32>) {
+        cast::to_bf16(self, y, x);
+    }
+
+    fn to_f16(&self, y: &mut Self::Buffer<f16>, x: &Self::Buffer<f32>) {
+        cast::to_f16(self, y, x);
+    }
+
+    fn to_f32(&self, y: &mut Self::Buffer<f32>, x: StoredMatrix<Self>) {
+        cast::to_f32(self, y, x);
+    }
+
+    fn digest<T: Element>(&self, x: &Self::Buffer<T>) -> Digest {
+        digest::apply(self, x)
+    }
+}

@@ -1,0 +1,134 @@
+//! Which instructions a machine offers. Detected once; a path can be forced, never beyond what is there.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A family of instruction sequences. All give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Path {
+    /// Plain Rust for the baseline of the target, no fused multiply-add instruction.
+    Scalar,
+    /// AVX2 and FMA.
+    Avx2,
+    /// AVX-512 (F, BW, DQ, VL, CD) with VNNI.
+    Avx512,
+    /// As `Avx512`, slice products on AMX int8 tiles.
+    Amx,
+}
+
+impl Path {
+    pub const ALL: [Self; 4] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Amx];
+
+    /// Every path this machine can run, slowest first.
+    pub fn available() -> Vec<Self> {
+        Self::ALL.into_iter().filter(|path| path.is_available()).collect()
+    }
+
+    /// The fastest path of this machine.
+    pub fn best() -> Self {
+        Self::available().last().copied().unwrap_or(Self::Scalar)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    pub fn is_available(self) -> bool {
+        use std::arch::is_x86_feature_detected as has;
+        let avx2 = has!("avx2") && has!("fma") && has!("f16c") && has!("bmi1") && has!("bmi2");
+        let avx512 = avx2
+            && has!("avx512f")
+            && has!("avx512bw")
+            && has!("avx512dq")
+            && has!("avx512vl")
+            && has!("avx512cd")
+            && has!("avx512vnni");
+        match self {
+            Self::Scalar => true,
+            Self::Avx2 => avx2,
+            Self::Avx512 => avx512,
+            Self::Amx => avx512 && super::amx::permitted(),
+        }
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub fn is_available(self) -> bool {
+        self == Self::Scalar
+    }
+
+    /// What float code is compiled for on this path.
+    pub fn vector(self) -> Vector {
+        match self {
+            Self::Scalar => Vector::Scalar,
+            Self::Avx2 => Vector::Avx2,
+            Self::Avx512 | Self::Amx => Vector::Avx512,
+        }
+    }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Amx => "amx",
+        }
+    }
+}
+
+/// Compilations of float code: AMX adds nothing to AVX-512 here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vector {
+    Scalar,
+    Avx2,
+    Avx512,
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Path {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|path| path.name() == text)
+            .ok_or_else(|| format!("unknown path `{text}`: scalar, avx2, avx512 or amx"))
+    }
+}
+
+/// Writes a function once and compiles it per instruction set. The body is generic over `F: Fma`; the compiler neither
+/// contracts nor reorders float arithmetic, so the copies agree on bits. First argument of the result: the path.
+macro_rules! multiversion {
+    ($(#[$meta:meta])* $visibility:vis fn $name:ident<$fma:ident $(, const $konst:ident: $konst_type:ty)?>($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        $visibility fn $name$(<const $konst: $konst_type>)?(path: $crate::cpu::Path, $($arg: $type),*) $(-> $ret)? {
+            #[inline(always)]
+            fn body<$fma: isobit_numerics::Fma $(, const $konst: $konst_type)?>($($arg: $type),*) $(-> $ret)? $body
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2")]
+            fn avx2$(<const $konst: $konst_type>)?($($arg: $type),*) $(-> $ret)? {
+                body::<isobit_numerics::HardFma $(, $konst)?>($($arg),*)
+            }
+
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512vnni,avx2,fma,f16c,bmi1,bmi2")]
+            fn avx512$(<const $konst: $konst_type>)?($($arg: $type),*) $(-> $ret)? {
+                body::<isobit_numerics::HardFma $(, $konst)?>($($arg),*)
+            }
+
+            match path.vector() {
+                $crate::cpu::path::Vector::Scalar => body::<isobit_numerics::SoftFma $(, $konst)?>($($arg),*),
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: a `Cpu` holds a path only after checking that the machine has its features.
+                $crate::cpu::path::Vector::Avx2 => unsafe { avx2$(::<$konst>)?($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                $crate::cpu::path::Vector::Avx512 => unsafe { avx512$(::<$konst>)?($($arg),*) },
+                #[cfg(not(target_arch = "x86_64"))]
+                _ => unreachable!("only the scalar path exists on this architecture"),
+            }
+        }
+    };
+}
+pub(crate) use multiversion;

@@ -1,0 +1,276 @@
+//! A thread pool with static partition: worker `w` of `n` always gets the same share, and no result depends on `n`.
+
+use std::any::Any;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+type Job = *const (dyn Fn(usize) + Sync);
+
+struct Shared {
+    state: Mutex<State>,
+    work: Condvar,
+    done: Condvar,
+    /// Mirrors `State::epoch` and `State::running`, so that short waits need no lock.
+    epoch: AtomicUsize,
+    running: AtomicUsize,
+}
+
+struct State {
+    epoch: usize,
+    job: Option<JobPointer>,
+    panic: Option<Box<dyn Any + Send>>,
+    stop: bool,
+}
+
+#[derive(Clone, Copy)]
+struct JobPointer(Job);
+// SAFETY: the closure is `Sync`, and `Pool::run` keeps it alive until every worker has finished.
+unsafe impl Send for JobPointer {}
+
+/// `threads − 1` parked workers and the caller.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    threads: usize,
+    /// Only one job at a time.
+    turn: Mutex<()>,
+}
+
+/// Spins before a thread parks: jobs of one op follow each other within microseconds.
+const SPIN: usize = 4_000;
+
+impl Pool {
+    pub fn new(threads: usize) -> Self {
+        assert!(threads > 0, "a pool has at least the calling thread");
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State { epoch: 0, job: None, panic: None, stop: false }),
+            work: Condvar::new(),
+            done: Condvar::new(),
+            epoch: AtomicUsize::new(0),
+            running: AtomicUsize::new(0),
+        });
+        let workers = (1..threads)
+            .map(|worker| {
+                let shared = Arc::clone(&shared);
+                std::thread::Builder::new()
+                    .name(format!("isobit-{worker}"))
+                    .spawn(move || shared.serve(worker))
+                    .expect("the system starts the worker threads asked for")
+            })
+            .collect();
+        Self { shared, workers, threads, turn: Mutex::new(()) }
+    }
+
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Calls `job(worker)` once on every thread and returns when all are done. A panic in any of them is passed on.
+    pub fn run(&self, job: impl Fn(usize) + Sync) {
+        if self.threads == 1 {
+            return job(0);
+        }
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let erased: *const (dyn Fn(usize) + Sync + '_) = &raw const job;
+        // SAFETY: only the lifetime is erased; this function does not return before every worker is done with it.
+        let erased: Job = unsafe { std::mem::transmute(erased) };
+        {
+            let mut state = self.shared.lock();
+            state.epoch += 1;
+            state.job = Some(JobPointer(erased));
+            self.shared.running.store(self.threads - 1, Ordering::Release);
+            self.shared.epoch.store(state.epoch, Ordering::Release);
+            self.shared.work.notify_all();
+        }
+        let own = catch_unwind(AssertUnwindSafe(|| job(0)));
+        let panic = self.shared.wait_for_workers();
+        drop(turn);
+        match own.err().or(panic) {
+            Some(payload) => resume_unwind(payload),
+            None => (),
+        }
+    }
+
+    /// Splits `0..count` into one contiguous range per thread, each a multiple of `grain` but the last.
+    pub fn run_ranges(&self, count: usize, grain: usize, job: impl Fn(Range<usize>) + Sync) {
+        if count == 0 {
+            return;
+        }
+        self.run(|worker| {
+            let range = share(count, grain, self.threads, worker);
+            if !range.is_empty() {
+                job(range);
+            }
+        });
+    }
+
+    /// Splits a matrix by rows: each thread gets its rows' range and their elements.
+    pub fn run_rows<T: Send>(&self, out: &mut [T], width: usize, job: impl Fn(Range<usize>, &mut [T]) + Sync) {
+        if width == 0 || out.is_empty() {
+            return;
+        }
+        assert_eq!(out.len() % width, 0, "whole rows");
+        let rows = out.len() / width;
+        let out = SharedMut::new(out);
+        self.run_ranges(rows, 1, |range| {
+            // SAFETY: ranges of different threads do not overlap.
+            let part = unsafe { out.slice(range.start * width..range.end * width) };
+            job(range, part);
+        });
+    }
+}
+
+/// The part of `0..count` that belongs to `worker`, in whole grains.
+pub fn share(count: usize, grain: usize, workers: usize, worker: usize) -> Range<usize> {
+    let grains = count.div_ceil(grain);
+    let at = |index: usize| (grains * index / workers * grain).min(count);
+    at(worker)..at(worker + 1)
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        {
+            let mut state = self.shared.lock();
+            state.stop = true;
+            state.epoch += 1;
+            self.shared.epoch.store(state.epoch, Ordering::Release);
+            self.shared.work.notify_all();
+        }
+        for worker in self.workers.drain(..) {
+            // A worker's panic was already passed on by `run`.
+            drop(worker.join());
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serve(&self, worker: usize) {
+        let mut seen = 0;
+        loop {
+            let Some(job) = self.next_job(&mut seen) else { return };
+            // SAFETY: `Pool::run` keeps the closure alive until `running` reaches zero, below.
+            let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*job.0)(worker) }));
+            if let Err(payload) = result {
+                self.lock().panic.get_or_insert(payload);
+            }
+            if self.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+                let _state = self.lock();
+                self.done.notify_all();
+            }
+        }
+    }
+
+    fn next_job(&self, seen: &mut usize) -> Option<JobPointer> {
+        for _ in 0..SPIN {
+            if self.epoch.load(Ordering::Acquire) != *seen {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        let mut state = self.lock();
+        while state.epoch == *seen {
+            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        *seen = state.epoch;
+        if state.stop { None } else { state.job }
+    }
+
+    fn wait_for_workers(&self) -> Option<Box<dyn Any + Send>> {
+        for _ in 0..SPIN {
+            if self.running.load(Ordering::Acquire) == 0 {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        let mut state = self.lock();
+        while self.running.load(Ordering::Acquire) != 0 {
+            state = self.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.job = None;
+        state.panic.take()
+    }
+}
+
+/// A mutable slice that several threads write disjoint parts of.
+pub struct SharedMut<'a, T> {
+    pointer: *mut T,
+    length: usize,
+    owner: std::marker::PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: access goes through `slice`, whose callers promise disjoint ranges.
+unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for SharedMut<'_, T> {}
+
+impl<'a, T> SharedMut<'a, T> {
+    pub fn new(slice: &'a mut [T]) -> Self {
+        Self { pointer: slice.as_mut_ptr(), length: slice.len(), owner: std::marker::PhantomData }
+    }
+
+    /// The elements of `range`.
+    ///
+    /// # Safety
+    /// While the result is alive, no other thread may use an overlapping range.
+    #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
+    pub unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.length, "part within the whole");
+        // SAFETY: in bounds (asserted), disjoint by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.add(range.start), range.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_worker_runs_once_per_job() {
+        for threads in [1, 2, 7] {
+            let pool = Pool::new(threads);
+            let calls: Vec<_> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
+            for _ in 0..1000 {
+                pool.run(|worker| {
+                    calls[worker].fetch_add(1, Ordering::Relaxed);
+                });
+            }
+            assert!(calls.iter().all(|count| count.load(Ordering::Relaxed) == 1000));
+        }
+    }
+
+    #[test]
+    fn shares_tile_the_whole() {
+        for count in [0, 1, 5, 16, 17, 1000] {
+            for grain in [1, 6, 16] {
+                for workers in [1, 2, 7] {
+                    let mut next = 0;
+                    for worker in 0..workers {
+                        let range = share(count, grain, workers, worker);
+                        assert_eq!(range.start, next);
+                        next = range.end;
+                    }
+                    assert_eq!(next, count);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_is_passed_on_and_the_pool_survives() {
+        let pool = Pool::new(3);
+        let caught = catch_unwind(AssertUnwindSafe(|| pool.run(|worker| assert!(worker != 2, "worker two fails"))));
+        assert!(caught.is_err());
+        let count = AtomicUsize::new(0);
+        pool.run(|_| {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(count.load(Ordering::Relaxed), 3);
+    }
+}

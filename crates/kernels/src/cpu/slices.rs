@@ -1,0 +1,409 @@
+//! Sliced operands in tile order, and the code that fills them.
+//!
+//! A tile holds 64 elements of the contraction axis. A *left* tile is `[row][64]` bytes, and the rows of one 64-wide column
+//! lie one after another, so a product may start at any row: `[column][slice][row][64]`. A *right* tile is 16 rows by 64
+//! as `[16 groups of 4][row][4]` bytes, the order that AMX and VNNI multiply; tiles lie as `[16 rows][column][slice]`.
+//! Padding bytes of right tiles are zero, so whatever the left padding holds adds nothing.
+
+use super::path::{Path, multiversion};
+use super::pool::SharedMut;
+use crate::buffer::Buffer;
+use crate::op::SliceShape;
+use crate::{Cpu, Element, StoredMatrix};
+use isobit_numerics::slices::{CHUNK, Profile, Scale, magnitude_bits, round_half_even, split2, split3};
+use std::ops::Range;
+
+/// Elements of the contraction axis in one tile.
+pub(super) const TILE_DEPTH: usize = 64;
+/// Rows of a right tile.
+pub(super) const TILE_ROWS: usize = 16;
+pub(super) const TILE_BYTES: usize = TILE_DEPTH * TILE_ROWS;
+/// Tiles along the contraction axis in a whole chunk.
+pub(super) const CHUNK_TILES: usize = CHUNK / TILE_DEPTH;
+/// Rows and columns of the block that a kernel computes at a time.
+pub(super) const BLOCK: usize = 32;
+
+/// What left bytes are combined with by exclusive or: VNNI multiplies unsigned by signed bytes, so that path keeps the left
+/// operand 128 too large and takes it off again in integers.
+pub(super) fn left_bias(path: Path) -> u8 {
+    if path == Path::Avx512 { 0x80 } else { 0 }
+}
+
+/// Sizes of a left operand.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LeftLayout {
+    /// Rows held, padding included, so that a block may read past the last one.
+    pub(super) rows_padded: usize,
+    pub(super) columns: usize,
+    pub(super) slices: usize,
+}
+
+impl LeftLayout {
+    pub(super) fn new(shape: SliceShape) -> Self {
+        let blocks = shape.rows.div_ceil(TILE_ROWS) + 2;
+        Self {
+            // An odd number of tiles keeps the columns of one row block out of each other's cache sets.
+            rows_padded: (blocks | 1) * TILE_ROWS,
+            columns: shape.width.div_ceil(TILE_DEPTH),
+            slices: shape.profile.slice_count(),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.columns * self.column_stride()
+    }
+
+    pub(super) fn slice_stride(&self) -> usize {
+        self.rows_padded * TILE_DEPTH
+    }
+
+    pub(super) fn column_stride(&self) -> usize {
+        self.slices * self.slice_stride()
+    }
+}
+
+/// Left operand: rows with one unit per (row, chunk).
+pub struct SlicedRows {
+    pub(super) shape: SliceShape,
+    pub(super) layout: LeftLayout,
+    pub(super) tiles: Buffer<i8>,
+    /// `[rows, chunks]`
+    pub(super) units: Buffer<f32>,
+}
+
+/// Right operand: `count` weights with one unit per row.
+pub struct SlicedWeight {
+    pub(super) shape: SliceShape,
+    pub(super) tiles: Buffer<i8>,
+    /// `[count, rows]`
+    pub(super) units: Buffer<f32>,
+}
+
+impl SlicedWeight {
+    /// Bytes that the slices and units take.
+    pub fn bytes(&self) -> usize {
+        self.tiles.len() + 4 * self.units.len()
+    }
+}
+
+/// Bytes of one block of 16 right rows.
+pub(super) fn right_block_bytes(width: usize, profile: Profile) -> usize {
+    width.div_ceil(TILE_DEPTH) * profile.slice_count() * TILE_BYTES
+}
+
+pub(super) fn rows(_cpu: &Cpu, shape: SliceShape) -> SlicedRows {
+    let layout = LeftLayout::new(shape);
+    SlicedRows {
+        shape,
+        layout,
+        tiles: Buffer::zeros(layout.bytes()),
+        units: Buffer::zeros(shape.rows * shape.width.div_ceil(CHUNK)),
+    }
+}
+
+pub(super) fn slice_rows(cpu: &Cpu, out: &mut SlicedRows, x: &[f32]) {
+    assert_eq!(x.len(), out.shape.rows * out.shape.width, "rows to slice");
+    let left = LeftMut { shape: out.shape, layout: out.layout, tiles: &mut out.tiles, units: &mut out.units };
+    fill_left(cpu, left, x, None);
+}
+
+/// A left operand to be filled, in a [`SlicedRows`] or in a workspace.
+pub(super) struct LeftMut<'a> {
+    pub(super) shape: SliceShape,
+    pub(super) layout: LeftLayout,
+    pub(super) tiles: &'a mut [i8],
+    pub(super) units: &'a mut [f32],
+}
+
+/// Slices every row of `x`, multiplied element by element with `factors` (one rounding) where given.
+pub(super) fn fill_left(cpu: &Cpu, out: LeftMut, x: &[f32], factors: Option<&[f32]>) {
+    let LeftMut { shape, layout, tiles, units } = out;
+    let chunks = shape.width.div_ceil(CHUNK);
+    let (tiles, units) = (SharedMut::new(tiles), SharedMut::new(units));
+    let bias = left_bias(cpu.path);
+    cpu.pool.run_ranges(shape.rows, 1, |range| {
+        let mut folded = [0.0f32; CHUNK];
+        let mut bytes = [0i8; 3 * CHUNK];
+        for row in range {
+            let x = &x[row * shape.width..][..shape.width];
+            // SAFETY: this thread alone has this row.
+            let units = unsafe { units.slice(row * chunks..(row + 1) * chunks) };
+            for (chunk, mut x) in x.chunks(CHUNK).enumerate() {
+                if let Some(factors) = factors {
+                    multiply(cpu.path, &mut folded, x, &factors[chunk * CHUNK..]);
+                    x = &folded[..x.len()];
+                }
+                let scale = Scale::of(shape.profile, max_magnitude(cpu.path, x));
+                units[chunk] = scale.unit;
+                quantise_bytes(cpu.path, &mut bytes, x, scale, shape.profile, bias);
+                for column in 0..x.len().div_ceil(TILE_DEPTH) {
+                    for slice in 0..layout.slices {
+                        let at = (chunk * CHUNK_TILES + column) * layout.column_stride()
+                            + slice * layout.slice_stride()
+                            + row * TILE_DEPTH;
+                        // SAFETY: bytes of this row, as above.
+                        let tile = unsafe { tiles.slice(at..at + TILE_DEPTH) };
+                        tile.copy_from_slice(&bytes[slice * CHUNK + column * TILE_DEPTH..][..TILE_DEPTH]);
+                    }
+                }
+            }
+        }
+    });
+}
+
+multiversion! {
+    fn multiply<_F>(out: &mut [f32], a: &[f32], b: &[f32]) {
+        for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
+            *out = a * b;
+        }
+    }
+}
+
+multiversion! {
+    /// Largest magnitude of a chunk, as bits.
+    pub(super) fn max_magnitude<_F>(x: &[f32]) -> u32 {
+        let mut lanes = [0u32; 32];
+        let blocks = x.chunks_exact(32);
+        let tail = blocks.remainder();
+        for block in blocks {
+            for lane in 0..32 {
+                lanes[lane] = lanes[lane].max(magnitude_bits(block[lane]));
+            }
+        }
+        for (lane, &x) in tail.iter().enumerate() {
+            lanes[lane] = lanes[lane].max(magnitude_bits(x));
+        }
+        lanes.into_iter().max().unwrap_or(0)
+    }
+}
+
+multiversion! {
+    /// Slices of one chunk into `out[slice][512]`; what lies past the chunk's end up to the next tile border is zeroed.
+    pub(super) fn quantise_bytes<_F>(out: &mut [i8; 3 * CHUNK], x: &[f32], scale: Scale, profile: Profile, bias: u8) {
+        let padded = x.len().next_multiple_of(TILE_DEPTH);
+        if scale.multiplier == 0.0 {
+            out.fill(bias as i8);
+            return;
+        }
+        let [hi, mid, lo] = out.as_chunks_mut::<CHUNK>().0 else { unreachable!("three slices") };
+        let m = scale.multiplier;
+        match profile {
+            Profile::X2 => {
+                for ((x, hi), mid) in x.iter().zip(hi.iter_mut()).zip(mid.iter_mut()) {
+                    [*hi, *mid] = split2(round_small(x * m)).map(|b| b ^ bias as i8);
+                }
+            }
+            Profile::X3 => {
+                for (((x, hi), mid), lo) in x.iter().zip(hi.iter_mut()).zip(mid.iter_mut()).zip(lo.iter_mut()) {
+                    // SAFETY: |x·multiplier| is at most the limit and half a unit: the chunk's maximum is finite.
+                    let q = unsafe { round_half_even(x * m).to_int_unchecked::<i32>() };
+                    [*hi, *mid, *lo] = split3(q).map(|b| b ^ bias as i8);
+                }
+            }
+        }
+        for slice in [hi, mid, lo] {
+            slice[x.len()..padded].fill(bias as i8);
+        }
+    }
+}
+
+/// Nearest integer, ties to even, for |x| < 2²²: the bits of `x + 1.5·2²³` end in it.
+#[inline(always)]
+pub(super) fn round_small(x: f32) -> i32 {
+    const SHIFT: f32 = 12582912.0;
+    (x + SHIFT).to_bits().wrapping_sub(SHIFT.to_bits()) as i32
+}
+
+pub(super) fn slice_weight(cpu: &Cpu, w: StoredMatrix<Cpu>, count: usize, shape: SliceShape) -> SlicedWeight {
+    match w {
+        StoredMatrix::F32(w) => slice_stored(cpu, w, count, shape),
+        StoredMatrix::Bf16(w) => slice_stored(cpu, w, count, shape),
+        StoredMatrix::F16(w) => slice_stored(cpu, w, count, shape),
+    }
+}
+
+fn slice_stored<T: Element>(cpu: &Cpu, w: &[T], count: usize, shape: SliceShape) -> SlicedWeight {
+    let SliceShape { rows, width, profile } = shape;
+    assert_eq!(w.len(), count * rows * width, "weights to slice");
+    let blocks = rows.div_ceil(TILE_ROWS);
+    let block_bytes = right_block_bytes(width, profile);
+    let mut tiles = Buffer::zeros(count * blocks * block_bytes);
+    let mut units = Buffer::zeros(count * rows);
+    let shared = SharedMut::new(&mut units);
+    cpu.pool.run_rows(&mut tiles, block_bytes.max(1), |range, tiles| {
+        let mut multipliers = [0.0; TILE_ROWS];
+        for (block, tiles) in range.zip(tiles.chunks_exact_mut(block_bytes)) {
+            let first = block / blocks * rows + block % blocks * TILE_ROWS;
+            let here = first..(first + TILE_ROWS).min((block / blocks + 1) * rows);
+            // SAFETY: the rows of one block belong to one thread.
+            let units = unsafe { shared.slice(here.clone()) };
+            row_scales(cpu.path, units, &mut multipliers, &w[here.start * width..here.end * width], width, profile);
+            for column in 0..width.div_ceil(TILE_DEPTH) {
+                let tiles = &mut tiles[column * profile.slice_count() * TILE_BYTES..][..profile.slice_count() * TILE_BYTES];
+                right_tile(cpu.path, tiles, &w[here.start * width..here.end * width], width, column, &multipliers, profile);
+            }
+        }
+    });
+    SlicedWeight { shape, tiles, units }
+}
+
+/// Units and multipliers of whole rows.
+pub(super) fn row_scales<T: Element>(
+    path: Path,
+    units: &mut [f32],
+    multipliers: &mut [f32],
+    w: &[T],
+    width: usize,
+    profile: Profile,
+) {
+    multiversion! {
+        fn max_of<_F>(bits: u32, x: &[f32]) -> u32 {
+            x.iter().fold(bits, |bits, &x| bits.max(magnitude_bits(x)))
+        }
+    }
+    let mut values = [0.0f32; CHUNK];
+    for ((unit, multiplier), row) in units.iter_mut().zip(multipliers).zip(w.chunks_exact(width.max(1))) {
+        let mut bits = 0;
+        for chunk in row.chunks(CHUNK) {
+            widen(path, &mut values, chunk);
+            bits = max_of(path, bits, &values[..chunk.len()]);
+        }
+        let scale = Scale::of(profile, bits);
+        (*unit, *multiplier) = (scale.unit, scale.multiplier);
+    }
+}
+
+/// Stored numbers as float32.
+#[inline]
+pub(super) fn widen<T: Element>(path: Path, out: &mut [f32], x: &[T]) {
+    // The element type cannot be a parameter of a multiversion function with a const one, so dispatch by hand.
+    #[inline(always)]
+    fn body<T: Element>(out: &mut [f32], x: &[T]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = x.to_f32();
+        }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    fn avx2<T: Element>(out: &mut [f32], x: &[T]) {
+        body(out, x);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if path != Path::Scalar {
+        // SAFETY: every path but the scalar one has AVX2.
+        return unsafe { avx2(out, x) };
+    }
+    let _ = path;
+    body(out, x);
+}
+
+/// One right tile of every slice from up to 16 stored rows (`w` starts at the first of them) and tile column `column`.
+/// Missing rows and elements past the width are zero.
+pub(super) fn right_tile<T: Element>(
+    path: Path,
+    tiles: &mut [i8],
+    w: &[T],
+    width: usize,
+    column: usize,
+    multipliers: &[f32; TILE_ROWS],
+    profile: Profile,
+) {
+    let mut left = [[0i8; TILE_BYTES]; 3];
+    let mut values = [0.0f32; TILE_DEPTH];
+    let mut bytes = [0i8; 3 * CHUNK];
+    let at: Range<usize> = column * TILE_DEPTH..((column + 1) * TILE_DEPTH).min(width);
+    for (row, w) in w.chunks_exact(width).enumerate() {
+        widen(path, &mut values, &w[at.clone()]);
+        // The unit is not needed here.
+        let scale = Scale { multiplier: multipliers[row], unit: 0.0 };
+        quantise_bytes(path, &mut bytes, &values[..at.len()], scale, profile, 0);
+        for slice in 0..profile.slice_count() {
+            left[slice][row * TILE_DEPTH..][..TILE_DEPTH].copy_from_slice(&bytes[slice * CHUNK..][..TILE_DEPTH]);
+        }
+    }
+    for (slice, tile) in tiles.chunks_exact_mut(TILE_BYTES).enumerate() {
+        left_to_right(path, tile, &left[slice]);
+    }
+}
+
+/// Reorders a left tile of 16 rows (`[row][group of 4]`) into a right tile (`[group of 4][row]`).
+pub(super) fn left_to_right(path: Path, right: &mut [i8], left: &[i8; TILE_BYTES]) {
+    multiversion! {
+        fn transpose<_F>(right: &mut [[[i8; 4]; 16]], left: &[[[i8; 4]; 16]]) {
+            let (right, left) = (&mut right[..16], &left[..16]);
+            for group in 0..16 {
+                for row in 0..16 {
+                    right[group][row] = left[row][group];
+                }
+            }
+        }
+    }
+    let (right, _) = right.as_chunks_mut::<4>();
+    let (left, _) = left.as_chunks::<4>();
+    transpose(path, right.as_chunks_mut::<16>().0, left.as_chunks::<16>().0);
+}
+
+/// Turns 16 right rows × 64 into right tiles along the other axis: the contraction runs over the rows now.
+///
+/// `source` are the tiles (one slice) of the four row blocks that make up 64 rows, each at its own 64-wide column; `quarter`
+/// picks 16 of the 64 columns. The result is one right tile whose rows are those 16 columns.
+pub(super) fn turn_tile(path: Path, out: &mut [i8], source: [&[i8]; 4], quarter: usize) {
+    multiversion! {
+        fn turn<_F>(out: &mut [[[i8; 4]; 16]], source: [&[[[i8; 4]; 16]]; 4], quarter: usize) {
+            // Source group `g` (4 columns), row `r`, byte `b` is element (row r, column 4g+b). Result group `h` (4 rows), row
+            // `c` (a column), byte `b` is element (row 4h+b, column c).
+            for block in 0..4 {
+                let groups = &source[block][quarter * 4..quarter * 4 + 4];
+                for h in 0..4 {
+                    let out = &mut out[block * 4 + h];
+                    for g in 0..4 {
+                        for c in 0..4 {
+                            for b in 0..4 {
+                                out[g * 4 + c][b] = groups[g][h * 4 + b][c];
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    #[cfg(target_arch = "x86_64")]
+    if matches!(path, Path::Avx512 | Path::Amx) {
+        for (block, source) in source.into_iter().enumerate() {
+            let out = &mut out[block * 256..][..256];
+            let source = &source[quarter * 256..][..256];
+            // SAFETY: the path has AVX-512 BW; both slices are 256 bytes.
+            unsafe { turn_quarter_avx512(out.as_mut_ptr(), source.as_ptr()) };
+        }
+        return;
+    }
+    let source = source.map(|tile| tile.as_chunks::<4>().0.as_chunks::<16>().0);
+    turn(path, out.as_chunks_mut::<4>().0.as_chunks_mut::<16>().0, source, quarter);
+}
+
+/// 16 rows × 16 columns, `[group][row][4 columns]` to `[group of rows][column][4 rows]`: a 4×4 transpose of 16-byte lanes and
+/// one of the bytes inside each lane.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn turn_quarter_avx512(out: *mut i8, source: *const i8) {
+    use std::arch::x86_64::*;
+    // SAFETY: the caller hands 256 readable and 256 writable bytes.
+    unsafe {
+        let load = |i: usize| _mm512_loadu_si512(source.add(i * 64).cast());
+        let (a, b, c, d) = (load(0), load(1), load(2), load(3));
+        let ab_low = _mm512_shuffle_i32x4::<0b0100_0100>(a, b); // a0 a1 b0 b1
+        let ab_high = _mm512_shuffle_i32x4::<0b1110_1110>(a, b); // a2 a3 b2 b3
+        let cd_low = _mm512_shuffle_i32x4::<0b0100_0100>(c, d);
+        let cd_high = _mm512_shuffle_i32x4::<0b1110_1110>(c, d);
+        let lanes = [
+            _mm512_shuffle_i32x4::<0b1000_1000>(ab_low, cd_low), // a0 b0 c0 d0
+            _mm512_shuffle_i32x4::<0b1101_1101>(ab_low, cd_low),
+            _mm512_shuffle_i32x4::<0b1000_1000>(ab_high, cd_high),
+            _mm512_shuffle_i32x4::<0b1101_1101>(ab_high, cd_high),
+        ];
+        let bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+        for (i, lane) in lanes.into_iter().enumerate() {
+            _mm512_storeu_si512(out.add(i * 64).cast(), _mm512_shuffle_epi8(lane, bytes));
+        }
+    }
+}

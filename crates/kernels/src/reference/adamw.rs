@@ -1,0 +1,7 @@
+//! adamw: not written yet.
+
+use isobit_numerics::adamw::Coefficients;
+
+pub(super) fn update(_parameter: &mut [f32], _m: &mut [f32], _v: &mut [f32], _gradient: &[f32], _c: &Coefficients) {
+    todo!()
+}

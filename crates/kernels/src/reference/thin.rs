@@ -1,0 +1,15 @@
+//! thin: not written yet.
+
+use crate::op::Thin;
+
+pub(super) fn contract(_u: &mut [f32], _x: &[f32], _factor: &[f32], _p: &Thin) {
+    todo!()
+}
+
+pub(super) fn expand(_y: &mut [f32], _u: &[f32], _factor: &[f32], _p: &Thin) {
+    todo!()
+}
+
+pub(super) fn outer(_dfactor: &mut [f32], _u: &[f32], _x: &[f32], _p: &Thin, _row_starts: &[usize]) {
+    todo!()
+}
