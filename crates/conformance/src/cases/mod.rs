@@ -1,3 +1,4 @@
 //! One file per op; each `visit` hands all cases of its op to the visitor.
 
+pub mod attention;
 pub mod product;

@@ -1,8 +1,53 @@
 //! Attention (`docs/numerics.md`, "Attention"): causal, grouped heads, optional window, one span per document.
 //!
 //! Layouts: `q[t, heads, key_width]`, `k[t, kv_heads, key_width]`, `v[t, kv_heads, value_width]`, `o[t, heads, value_width]`,
-//! `lse[t, heads]` (base 2). Query head `h` uses key head `h / (heads / kv_heads)`. Nothing a query computes depends on
-//! later keys, on other spans, or on where its span lies in the buffers: key tiles count from the span's first key.
+//! `lse[t, heads]` (base 2); gradients like what they are gradients of. Query head `h` uses key head `h / (heads / kv_heads)`.
+//! Nothing a query computes depends on later keys, on other spans, or on where its span lies in the buffers: tiles count
+//! from the span's first key. Rows of the buffers that belong to no span are neither read nor written.
+//!
+//! # What the bits are
+//!
+//! Float32, round to nearest even, every operation below rounded once; `fma` is one operation. *Slicing* a vector is
+//! "Slices" of `docs/numerics.md` with the whole vector as one chunk: integers `[x]` and one unit. `⟨a, b⟩` is the chunk value of
+//! the exact integer sums over the products that the profile keeps, as in the slice product. Sums written `lanes` have the shape
+//! of `numerics::lanes`: 32 lanes, then halves. Positions `i` (queries) and `j` (keys) count from the span's first key; key `j` is visible
+//! to query `i` iff `j ≤ i` and, with a window, `j + window > i`. A key that is not visible takes no part in any step.
+//!
+//! Every row `q[i,h,:]`, `k[j,g,:]`, `v[j,g,:]` and (backward) `dO[i,h,:]` is sliced over its width: units `sq sk sv sdo`.
+//!
+//! Score, base 2: `z = ⟨q_i, k_j⟩ · ((sq_i · scale2) · sk_j)` with `scale2 = f32(f64(scale) · log2 e)`.
+//!
+//! Forward, per query, from `m = −∞`, `l = 0`, `O = 0`. Over the tiles of [`KEY_TILE`] keys, ascending, that hold a visible key:
+//!
+//! ```text
+//! m'  = max(m, z_j over the tile's visible keys)
+//! a   = exp2(m - m')
+//! p_j = exp2(z_j - m')
+//! l   = fma(l, a, lanes Σ p_j)                lane = (j mod 128) mod 32; places without a visible key add +0
+//! w   = slices of (p_j · sv_j) over the tile's visible keys, unit u
+//! O_d = fma(⟨w, v_:d⟩, u, O_d · a)            integers of v; their units are in w
+//! m   = m'
+//! ```
+//!
+//! and at the end `inverse = 1 / l`, `o_d = O_d · inverse`, `lse = m + ln(l) · f32(log2 e)`.
+//!
+//! Backward, per query head:
+//!
+//! ```text
+//! D_i  = lanes Σ_d fma(dO_id, o_id, ·)
+//! p_ij = exp2(z_ij - lse_i)
+//! g_ij = p_ij · fma(⟨dO_i, v_j⟩, sdo_i · sv_j, -D_i)
+//! dQ_i: from 0, key tiles ascending;            weights g_ij · (sk_j · scale) sliced over the tile's visible keys, unit u:
+//!       dQ_id = fma(⟨w, k_:d⟩, u, dQ_id)
+//! dK_j: from 0, tiles of QUERY_TILE ascending;  weights g_ij · (sq_i · scale) sliced over the tile's queries that see j:
+//!       dK_jd = fma(⟨w, q_:d⟩, u, dK_jd)
+//! dV_j: likewise;                               weights p_ij · sdo_i:
+//!       dV_jd = fma(⟨w, dO_:d⟩, u, dV_jd)
+//! ```
+//!
+//! Gradients of a key head are those of its query heads added in ascending order, starting from the first one's value.
+//! Maxima and integer sums are exact, so their order is free; signed zeros of `m` cannot reach a result. Where a visible row
+//! holds a non-finite number the results that use it are NaN, with unspecified payload.
 
 use isobit_numerics::slices::Profile;
 use std::ops::Range;
@@ -30,6 +75,7 @@ impl Span {
 
 #[derive(Clone, Copy, Debug)]
 pub struct Attention<'a> {
+    /// Query rows of different spans do not overlap; in the backward pass key rows do not either.
     pub spans: &'a [Span],
     pub heads: usize,
     pub kv_heads: usize,
@@ -40,4 +86,52 @@ pub struct Attention<'a> {
     /// Key `j` is visible to query `i` iff `j <= i` and `j + window > i`.
     pub window: Option<usize>,
     pub profile: Profile,
+}
+
+impl Attention<'_> {
+    /// Query heads that share one key head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// The scale of base-2 scores.
+    pub fn scale_base2(&self) -> f32 {
+        (f64::from(self.scale) * std::f64::consts::LOG2_E) as f32
+    }
+
+    /// Positions of the keys that the query at `position` sees.
+    pub fn visible(&self, position: usize) -> Range<usize> {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1
+    }
+
+    /// Panics on parameters that no implementation takes.
+    pub fn check(&self) {
+        let widths = 1..=HEAD_WIDTH_MAX;
+        assert!(
+            widths.contains(&self.key_width) && widths.contains(&self.value_width),
+            "head widths are 1 to {HEAD_WIDTH_MAX}, not {} and {}",
+            self.key_width,
+            self.value_width
+        );
+        assert!(
+            self.kv_heads > 0 && self.heads > 0 && self.heads.is_multiple_of(self.kv_heads),
+            "{} query heads share {} key heads evenly",
+            self.heads,
+            self.kv_heads
+        );
+        assert!(self.window != Some(0), "a window holds at least the query's own key");
+        for span in self.spans {
+            assert!(
+                span.queries.len() <= span.keys.len(),
+                "queries are the last positions of their document: {span:?}"
+            );
+        }
+    }
+
+    /// Panics unless every position of every document is a query, as the gradients of keys require.
+    pub fn check_backward(&self) {
+        for span in self.spans {
+            assert_eq!(span.queries.len(), span.keys.len(), "in the backward pass all positions are queries: {span:?}");
+        }
+    }
 }

@@ -1,15 +1,208 @@
-//! attention: not written yet.
+//! Attention, the definition (`op/attention.rs` states it in words): plain loops over spans, heads, queries, tiles.
+//!
+//! Sums of integers are exact, so only the loops over tiles and the lane sums have an order, and it is written here.
 
+use super::product::chunk_value;
 use crate::op::Attention;
+use crate::op::attention::{KEY_TILE, QUERY_TILE};
+use isobit_numerics::SoftFma;
+use isobit_numerics::elementary::{exp2, ln};
+use isobit_numerics::fma::fma;
+use isobit_numerics::lanes::{dot, max, sum};
+use isobit_numerics::slices::{Profile, Scale, magnitude_bits};
+use std::ops::Range;
+
+/// A vector as one chunk: integers and what one of them is worth.
+struct Sliced {
+    integers: Vec<i32>,
+    unit: f32,
+}
+
+impl Sliced {
+    fn new(profile: Profile, x: &[f32]) -> Self {
+        let scale = Scale::of(profile, x.iter().map(|&x| magnitude_bits(x)).max().unwrap_or(0));
+        Self { integers: x.iter().map(|&x| scale.quantise(profile, x)).collect(), unit: scale.unit }
+    }
+
+    /// Rows `rows` of head `head` of a `[t, heads, width]` tensor.
+    fn rows(profile: Profile, x: &[f32], rows: &Range<usize>, head: usize, heads: usize, width: usize) -> Vec<Self> {
+        rows.clone().map(|t| Self::new(profile, &x[(t * heads + head) * width..][..width])).collect()
+    }
+}
+
+/// `Σ_d a[d]·b[d]` in units of both.
+fn inner(profile: Profile, a: &Sliced, b: &Sliced) -> f32 {
+    chunk_value(profile, a.integers.iter().copied().zip(b.integers.iter().copied()))
+}
+
+/// `Σ_j weights[j]·rows[j][d]` in units of the weights; the rows' units are already part of the weights.
+fn combine(profile: Profile, weights: &Sliced, rows: &[Sliced], d: usize) -> f32 {
+    chunk_value(profile, weights.integers.iter().zip(rows).map(|(&w, row)| (w, row.integers[d])))
+}
+
+/// Score of query and key, base 2.
+fn score(p: &Attention, q: &Sliced, k: &Sliced) -> f32 {
+    inner(p.profile, q, k) * ((q.unit * p.scale_base2()) * k.unit)
+}
 
 pub(super) fn workspace(_p: &Attention) -> usize {
-    todo!()
+    0
 }
 
-pub(super) fn forward(_o: &mut [f32], _lse: &mut [f32], _q: &[f32], _k: &[f32], _v: &[f32], _p: &Attention, _workspace: &mut [u8]) {
-    todo!()
+pub(super) fn forward(
+    o: &mut [f32],
+    lse: &mut [f32],
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    p: &Attention,
+    _workspace: &mut [u8],
+) {
+    p.check();
+    for span in p.spans {
+        for h in 0..p.heads {
+            let kv = h / p.group();
+            let q = Sliced::rows(p.profile, q, &span.queries, h, p.heads, p.key_width);
+            let k = Sliced::rows(p.profile, k, &span.keys, kv, p.kv_heads, p.key_width);
+            let v = Sliced::rows(p.profile, v, &span.keys, kv, p.kv_heads, p.value_width);
+            for (index, q) in q.iter().enumerate() {
+                let visible = p.visible(span.first_position() + index);
+                let row = (span.queries.start + index) * p.heads + h;
+                lse[row] = query_forward(&mut o[row * p.value_width..][..p.value_width], q, &k, &v, &visible, p);
+            }
+        }
+    }
 }
 
-pub(super) fn backward(_grads: (&mut [f32], &mut [f32], &mut [f32]), _d_o: &[f32], _qkv: (&[f32], &[f32], &[f32]), _o: &[f32], _lse: &[f32], _p: &Attention, _workspace: &mut [u8]) {
-    todo!()
+/// One query: running maximum `m`, denominator `l` and weighted sum `o` over the tiles that hold a visible key.
+fn query_forward(o: &mut [f32], q: &Sliced, k: &[Sliced], v: &[Sliced], visible: &Range<usize>, p: &Attention) -> f32 {
+    let (mut m, mut l) = (f32::NEG_INFINITY, 0.0);
+    o.fill(0.0);
+    for (keys, tile) in tiles(visible, KEY_TILE) {
+        let z: Vec<f32> = keys.clone().map(|j| score(p, q, &k[j])).collect();
+        let m_new = z.iter().fold(m, |m, &z| max(m, z));
+        let alpha = exp2::<SoftFma>(m - m_new);
+        let probabilities: Vec<f32> = z.iter().map(|z| exp2::<SoftFma>(z - m_new)).collect();
+        // ORDER: the lane of a key is its place in the tile; places that hold no visible key add +0.
+        let mut places = [0.0; KEY_TILE];
+        places[keys.start - tile..keys.end - tile].copy_from_slice(&probabilities);
+        l = fma(l, alpha, sum(&places));
+        let folded: Vec<f32> = keys.clone().zip(&probabilities).map(|(j, p)| p * v[j].unit).collect();
+        let weights = Sliced::new(p.profile, &folded);
+        for (d, o) in o.iter_mut().enumerate() {
+            *o = fma(combine(p.profile, &weights, &v[keys.clone()], d), weights.unit, *o * alpha);
+        }
+        m = m_new;
+    }
+    let inverse = 1.0 / l;
+    for o in o.iter_mut() {
+        *o *= inverse;
+    }
+    m + ln::<SoftFma>(l) * std::f32::consts::LOG2_E
+}
+
+/// The parts of `range` that lie in tiles of `size` counted from zero, ascending, each with its tile's first index.
+fn tiles(range: &Range<usize>, size: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
+    let range = range.clone();
+    (range.start / size..range.end.div_ceil(size))
+        .map(move |tile| (range.start.max(tile * size)..range.end.min((tile + 1) * size), tile * size))
+}
+
+/// What the backward pass of one (span, query head) works on; indices are positions of the document.
+struct Head {
+    q: Vec<Sliced>,
+    k: Vec<Sliced>,
+    v: Vec<Sliced>,
+    d_o: Vec<Sliced>,
+    lse: Vec<f32>,
+    /// `Σ_d dO·o` per query.
+    delta: Vec<f32>,
+}
+
+impl Head {
+    fn probability(&self, p: &Attention, i: usize, j: usize) -> f32 {
+        exp2::<SoftFma>(score(p, &self.q[i], &self.k[j]) - self.lse[i])
+    }
+
+    /// Gradient of the score before its scale: `P·(dP − D)`.
+    fn grad_score(&self, p: &Attention, i: usize, j: usize) -> f32 {
+        let (d_o, v) = (&self.d_o[i], &self.v[j]);
+        self.probability(p, i, j) * fma(inner(p.profile, d_o, v), d_o.unit * v.unit, -self.delta[i])
+    }
+}
+
+pub(super) fn backward(
+    grads: (&mut [f32], &mut [f32], &mut [f32]),
+    d_o: &[f32],
+    qkv: (&[f32], &[f32], &[f32]),
+    o: &[f32],
+    lse: &[f32],
+    p: &Attention,
+    _workspace: &mut [u8],
+) {
+    p.check();
+    p.check_backward();
+    let ((dq, dk, dv), (q, k, v)) = (grads, qkv);
+    let (kw, vw) = (p.key_width, p.value_width);
+    for span in p.spans {
+        for h in 0..p.heads {
+            let kv = h / p.group();
+            let row = |index: usize| (span.queries.start + index) * p.heads + h;
+            let head = Head {
+                q: Sliced::rows(p.profile, q, &span.queries, h, p.heads, kw),
+                k: Sliced::rows(p.profile, k, &span.keys, kv, p.kv_heads, kw),
+                v: Sliced::rows(p.profile, v, &span.keys, kv, p.kv_heads, vw),
+                d_o: Sliced::rows(p.profile, d_o, &span.queries, h, p.heads, vw),
+                lse: (0..span.queries.len()).map(|i| lse[row(i)]).collect(),
+                delta: (0..span.queries.len())
+                    .map(|i| dot::<SoftFma>(&d_o[row(i) * vw..][..vw], &o[row(i) * vw..][..vw]))
+                    .collect(),
+            };
+            for i in 0..span.queries.len() {
+                query_backward(&mut dq[row(i) * kw..][..kw], &head, i, p);
+            }
+            // ORDER: heads of a group ascend; the first one's value is stored, the others are added to it.
+            let first = h % p.group() == 0;
+            for j in 0..span.keys.len() {
+                let row = (span.keys.start + j) * p.kv_heads + kv;
+                let (key, value) = key_backward(&head, j, p);
+                let add = |into: &mut [f32], from: &[f32]| {
+                    into.iter_mut().zip(from).for_each(|(into, from)| *into = if first { *from } else { *into + from });
+                };
+                add(&mut dk[row * kw..][..kw], &key);
+                add(&mut dv[row * vw..][..vw], &value);
+            }
+        }
+    }
+}
+
+/// Gradient of one query: key tiles ascend.
+fn query_backward(dq: &mut [f32], head: &Head, i: usize, p: &Attention) {
+    dq.fill(0.0);
+    for (keys, _) in tiles(&p.visible(i), KEY_TILE) {
+        let folded: Vec<f32> = keys.clone().map(|j| head.grad_score(p, i, j) * (head.k[j].unit * p.scale)).collect();
+        let weights = Sliced::new(p.profile, &folded);
+        for (d, dq) in dq.iter_mut().enumerate() {
+            *dq = fma(combine(p.profile, &weights, &head.k[keys.clone()], d), weights.unit, *dq);
+        }
+    }
+}
+
+/// What one query head adds to the gradients of one key and its value: query tiles ascend.
+fn key_backward(head: &Head, j: usize, p: &Attention) -> (Vec<f32>, Vec<f32>) {
+    let (mut dk, mut dv) = (vec![0.0; p.key_width], vec![0.0; p.value_width]);
+    let seen_by = j..p.window.map_or(head.q.len(), |window| head.q.len().min(j + window));
+    for (queries, _) in tiles(&seen_by, QUERY_TILE) {
+        let folded =
+            |weight: &dyn Fn(usize) -> f32| Sliced::new(p.profile, &queries.clone().map(weight).collect::<Vec<_>>());
+        let keys = folded(&|i| head.grad_score(p, i, j) * (head.q[i].unit * p.scale));
+        for (d, dk) in dk.iter_mut().enumerate() {
+            *dk = fma(combine(p.profile, &keys, &head.q[queries.clone()], d), keys.unit, *dk);
+        }
+        let values = folded(&|i| head.probability(p, i, j) * head.d_o[i].unit);
+        for (d, dv) in dv.iter_mut().enumerate() {
+            *dv = fma(combine(p.profile, &values, &head.d_o[queries.clone()], d), values.unit, *dv);
+        }
+    }
+    (dk, dv)
 }

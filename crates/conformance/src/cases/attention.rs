@@ -1,0 +1,165 @@
+//! Attention, forward and backward: widths even and odd, grouped heads, packed documents, windows, cached decoding.
+
+use crate::data::{Kind, Random};
+use crate::{Case, Output, Visitor, poisoned, workspace};
+use isobit_kernels::Backend;
+use isobit_kernels::op::{Attention, Span};
+use isobit_numerics::slices::Profile;
+
+/// Documents one after another, all of whose positions are queries.
+pub fn packed(lengths: &[usize]) -> Vec<Span> {
+    let mut start = 0;
+    lengths
+        .iter()
+        .map(|length| {
+            let range = start..start + length;
+            start = range.end;
+            Span { queries: range.clone(), keys: range }
+        })
+        .collect()
+}
+
+#[derive(Clone, Debug)]
+pub struct AttentionCase {
+    pub spans: Vec<Span>,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub key_width: usize,
+    pub value_width: usize,
+    pub window: Option<usize>,
+    pub profile: Profile,
+    pub kind: Kind,
+}
+
+/// Inputs of one call, in the layouts of the op.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    pub q: Vec<f32>,
+    pub k: Vec<f32>,
+    pub v: Vec<f32>,
+    pub d_o: Vec<f32>,
+}
+
+impl AttentionCase {
+    pub fn op(&self) -> Attention<'_> {
+        Attention {
+            spans: &self.spans,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            key_width: self.key_width,
+            value_width: self.value_width,
+            scale: 1.0 / (self.key_width as f32).sqrt(),
+            window: self.window,
+            profile: self.profile,
+        }
+    }
+
+    fn query_rows(&self) -> usize {
+        self.spans.iter().map(|span| span.queries.end).max().unwrap_or(0)
+    }
+
+    fn key_rows(&self) -> usize {
+        self.spans.iter().map(|span| span.keys.end).max().unwrap_or(0)
+    }
+
+    pub fn inputs(&self) -> Inputs {
+        let mut random = Random::new((self.key_width * 1000 + self.query_rows()) as u64);
+        let (queries, keys) = (self.query_rows() * self.heads, self.key_rows() * self.kv_heads);
+        // The gradient of edge values would overflow if the incoming one had them too.
+        let grad_kind = if self.kind == Kind::Edges { Kind::Plain } else { self.kind };
+        Inputs {
+            q: random.f32s(self.kind, queries * self.key_width),
+            k: random.f32s(self.kind, keys * self.key_width),
+            v: random.f32s(self.kind, keys * self.value_width),
+            d_o: random.f32s(grad_kind, queries * self.value_width),
+        }
+    }
+
+    /// `o` and `lse`.
+    pub fn forward<B: Backend>(&self, b: &B, inputs: &Inputs) -> [Vec<f32>; 2] {
+        let p = self.op();
+        let mut room = workspace(b, b.attention_workspace(&p));
+        let mut o = poisoned(b, self.query_rows() * self.heads * self.value_width);
+        let mut lse = poisoned(b, self.query_rows() * self.heads);
+        let (q, k, v) = (b.upload(&inputs.q), b.upload(&inputs.k), b.upload(&inputs.v));
+        b.attention_forward(&mut o, &mut lse, &q, &k, &v, &p, &mut room);
+        [b.download(&o), b.download(&lse)]
+    }
+
+    /// `dq`, `dk`, `dv`.
+    pub fn backward<B: Backend>(&self, b: &B, inputs: &Inputs, o: &[f32], lse: &[f32]) -> [Vec<f32>; 3] {
+        let p = self.op();
+        let mut room = workspace(b, b.attention_workspace(&p));
+        let mut dq = poisoned(b, inputs.q.len());
+        let mut dk = poisoned(b, inputs.k.len());
+        let mut dv = poisoned(b, inputs.v.len());
+        let (q, k, v) = (b.upload(&inputs.q), b.upload(&inputs.k), b.upload(&inputs.v));
+        let d_o = b.upload(&inputs.d_o);
+        let (o, lse) = (b.upload(o), b.upload(lse));
+        b.attention_backward((&mut dq, &mut dk, &mut dv), &d_o, (&q, &k, &v), &o, &lse, &p, &mut room);
+        [b.download(&dq), b.download(&dk), b.download(&dv)]
+    }
+
+    fn trains(&self) -> bool {
+        self.spans.iter().all(|span| span.queries.len() == span.keys.len())
+    }
+}
+
+impl Case for AttentionCase {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        let inputs = self.inputs();
+        let [o, lse] = self.forward(b, &inputs);
+        let mut outputs = vec![Output::new("o", &o), Output::new("lse", &lse)];
+        if self.trains() {
+            let [dq, dk, dv] = self.backward(b, &inputs, &o, &lse);
+            outputs.extend([Output::new("dq", &dq), Output::new("dk", &dk), Output::new("dv", &dv)]);
+        }
+        outputs
+    }
+}
+
+pub fn visit(visitor: &mut impl Visitor) {
+    let case = |lengths: &[usize], (heads, kv_heads), (key_width, value_width), profile, kind| AttentionCase {
+        spans: packed(lengths),
+        heads,
+        kv_heads,
+        key_width,
+        value_width,
+        window: None,
+        profile,
+        kind,
+    };
+    for profile in Profile::ALL {
+        visitor.case(&case(&[1], (1, 1), (1, 1), profile, Kind::Plain));
+        visitor.case(&case(&[1, 2, 65], (2, 1), (24, 40), profile, Kind::Outliers));
+        visitor.case(&case(&[33, 1, 31], (7, 1), (16, 8), profile, Kind::Plain));
+        visitor.case(&case(&[40], (2, 2), (256, 256), profile, Kind::Outliers));
+        visitor.case(&case(&[35], (1, 1), (192, 128), profile, Kind::Plain));
+        visitor.case(&case(&[127, 2, 128], (1, 1), (32, 20), profile, Kind::Outliers));
+        for kind in Kind::ALL {
+            visitor.case(&case(&[5, 41], (4, 2), (20, 33), profile, kind));
+        }
+        for (window, length) in [(1, 40), (5, 131), (128, 140), (130, 140)] {
+            visitor.case(&AttentionCase {
+                window: Some(window),
+                ..case(&[3, length], (1, 1), (8, 16), profile, Kind::Outliers)
+            });
+        }
+        // Decoding: queries are the last positions; key rows lie elsewhere, in another order.
+        visitor.case(&AttentionCase {
+            spans: vec![
+                Span { queries: 1..3, keys: 200..330 },
+                Span { queries: 0..1, keys: 70..199 },
+                Span { queries: 3..70, keys: 0..70 },
+            ],
+            ..case(&[], (2, 1), (12, 36), profile, Kind::Outliers)
+        });
+    }
+    visitor.case(&case(&[129], (2, 1), (64, 64), Profile::X2, Kind::Outliers));
+    visitor.case(&case(&[200], (1, 1), (128, 64), Profile::X2, Kind::Plain));
+    visitor.case(&case(&[257], (1, 1), (16, 16), Profile::X2, Kind::Outliers));
+}
