@@ -1,0 +1,382 @@
+//! The forward pass: 64 queries of one head at a time run over the key tiles they see, with a running softmax.
+//!
+//! Scores of a tile are made in panels of 32 keys, become probabilities row by row, and leave as bytes for the product with
+//! the values. A row is touched only where it sees something, so what lies behind a mask may be anything.
+
+use super::operands::{Blocks, ROWS, SQUARE, Shape, quantise_finite};
+use super::{TILE, Tasks, Tensor, part, tensor_bytes};
+use crate::buffer::Workspace;
+use crate::cpu::block::{LeftView, Prepared, Sums, block_sums};
+use crate::cpu::path::{Path, multiversion};
+use crate::cpu::pool::SharedMut;
+use crate::cpu::product::chunk_value;
+use crate::cpu::slices::{BLOCK, TILE_DEPTH, left_bias};
+use crate::op::attention::HEAD_WIDTH_MAX;
+use crate::op::Attention;
+use crate::Cpu;
+use isobit_numerics::elementary::{exp2, ln};
+use isobit_numerics::lanes::{LANES, max, tree_sum};
+use isobit_numerics::slices::{Profile, Scale, magnitude_bits};
+use std::ops::Range;
+
+pub(super) fn workspace(p: &Attention) -> usize {
+    let (key, value) = shapes(p);
+    let queries = Blocks::count(p.spans.iter().map(|span| span.queries.len()));
+    let keys = Blocks::count(p.spans.iter().map(|span| span.keys.len()));
+    2 * Workspace::bytes::<u32>(p.spans.len() + 1)
+        + tensor_bytes(p.heads, queries, key, 1, 0)
+        + tensor_bytes(p.kv_heads, keys, key, 1, 0)
+        + tensor_bytes(p.kv_heads, keys, value, 0, 1)
+}
+
+/// Shapes of key-like and of value-like tensors.
+pub(super) fn shapes(p: &Attention) -> (Shape, Shape) {
+    (Shape { width: p.key_width, profile: p.profile }, Shape { width: p.value_width, profile: p.profile })
+}
+
+pub(in crate::cpu) fn forward(
+    cpu: &Cpu,
+    o: &mut [f32],
+    lse: &mut [f32],
+    q: &[f32],
+    k: &[f32],
+    v: &[f32],
+    p: &Attention,
+    workspace: &mut [u8],
+) {
+    p.check();
+    let (key, value) = shapes(p);
+    let mut workspace = Workspace::new(workspace);
+    let queries = Blocks::new(workspace.take(p.spans.len() + 1), p.spans.iter().map(|span| span.queries.len()));
+    let keys = Blocks::new(workspace.take(p.spans.len() + 1), p.spans.iter().map(|span| span.keys.len()));
+    let q = Tensor { x: q, heads: p.heads, shape: key, blocks: queries };
+    let k = Tensor { x: k, heads: p.kv_heads, shape: key, blocks: keys };
+    let v = Tensor { x: v, heads: p.kv_heads, shape: value, blocks: keys };
+
+    let (q_left, q_units) = (workspace.take::<i8>(p.heads * queries.total() * key.block_bytes()), workspace.take(q.units()));
+    let (k_right, k_units) = (workspace.take::<i8>(p.kv_heads * keys.total() * key.block_bytes()), workspace.take(k.units()));
+    let (v_turned, v_units) =
+        (workspace.take::<i8>(p.kv_heads * keys.total() * value.turned_bytes()), workspace.take(v.units()));
+    {
+        let left = SharedMut::new(q_left);
+        q.slice(cpu, q_units, |span| p.spans[span].queries.clone(), |slicer, head, span, index| {
+            // SAFETY: every task has a block of its own.
+            let left = unsafe { part(&left, q.index(head, queries.of(span).start + index), key.block_bytes()) };
+            slicer.store_left(key, left);
+        });
+        let right = SharedMut::new(k_right);
+        k.slice(cpu, k_units, |span| p.spans[span].keys.clone(), |slicer, head, span, index| {
+            // SAFETY: as above.
+            let right = unsafe { part(&right, k.index(head, keys.of(span).start + index), key.block_bytes()) };
+            slicer.store_right(key, right);
+        });
+        let turned = SharedMut::new(v_turned);
+        v.slice(cpu, v_units, |span| p.spans[span].keys.clone(), |slicer, head, span, index| {
+            for group in 0..value.groups() {
+                let at = v.turned_at(head, span, index, group);
+                // SAFETY: as above: tiles of one block are written by its task only.
+                slicer.store_turned_right(value, group, unsafe { turned.slice(at..at + v.turned_tile()) });
+            }
+        });
+    }
+    let pass = Forward { path: cpu.path, p, q, k, v, q_left, q_units, k_right, k_units, v_turned, v_units };
+    let (o, lse) = (SharedMut::new(o), SharedMut::new(lse));
+    let tasks = Tasks::new(p.heads * queries.total());
+    cpu.pool.run(|_| {
+        #[cfg(target_arch = "x86_64")]
+        let _session = (cpu.path == Path::Amx).then(crate::cpu::amx::Session::start);
+        let mut state = State::new(cpu.path, p.profile);
+        while let Some(task) = tasks.next() {
+            // Late queries see most keys: the longest tasks come first.
+            let task = tasks.count - 1 - task;
+            pass.query_block(&mut state, task / p.heads, task % p.heads, &o, &lse);
+        }
+    });
+}
+
+struct Forward<'a> {
+    path: Path,
+    p: &'a Attention<'a>,
+    q: Tensor<'a>,
+    k: Tensor<'a>,
+    v: Tensor<'a>,
+    q_left: &'a [i8],
+    q_units: &'a [f32],
+    k_right: &'a [i8],
+    k_units: &'a [f32],
+    v_turned: &'a [i8],
+    v_units: &'a [f32],
+}
+
+/// What a thread holds for one block of queries: 150 KiB of its stack.
+struct State {
+    prepared: Prepared,
+    sums: Sums,
+    /// Running maximum, denominator, and of the current tile the factor of what was before and the unit of the weights.
+    m: [f32; ROWS],
+    l: [f32; ROWS],
+    alpha: [f32; ROWS],
+    unit: [f32; ROWS],
+    /// Visible places of the current tile, per row.
+    visible: [(usize, usize); ROWS],
+    z: [f32; ROWS * TILE],
+    /// `[64 of the tile's keys][slice][row][64]`
+    weights: [i8; 2 * 3 * SQUARE],
+    o: [f32; ROWS * HEAD_WIDTH_MAX],
+}
+
+impl State {
+    fn new(path: Path, profile: Profile) -> Self {
+        Self {
+            prepared: Prepared::new(path, profile),
+            sums: Sums::new(),
+            m: [0.0; ROWS],
+            l: [0.0; ROWS],
+            alpha: [0.0; ROWS],
+            unit: [0.0; ROWS],
+            visible: [(0, 0); ROWS],
+            z: [0.0; ROWS * TILE],
+            weights: [0; 2 * 3 * SQUARE],
+            o: [0.0; ROWS * HEAD_WIDTH_MAX],
+        }
+    }
+}
+
+/// One tile of keys for one block of queries.
+struct Step {
+    span: usize,
+    head: usize,
+    kv: usize,
+    /// Block of queries among all.
+    block: usize,
+    /// First key of the tile.
+    first_key: usize,
+    /// Rows that see something of the tile, and the places that some of them sees.
+    rows: Range<usize>,
+    places: Range<usize>,
+}
+
+impl Forward<'_> {
+    fn query_block(&self, state: &mut State, block: usize, head: usize, o: &SharedMut<f32>, lse: &SharedMut<f32>) {
+        let p = self.p;
+        let (span, index) = self.q.blocks.locate(block);
+        let queries = &p.spans[span].queries;
+        let rows = ROWS.min(queries.len() - index * ROWS);
+        let position = p.spans[span].first_position() + index * ROWS;
+        state.m.fill(f32::NEG_INFINITY);
+        state.l.fill(0.0);
+        state.o.fill(0.0);
+        // ORDER: tiles ascend.
+        for first_key in (p.visible(position).start / TILE * TILE..position + rows).step_by(TILE) {
+            let active = first_key.saturating_sub(position)
+                ..p.window.map_or(rows, |window| rows.min((first_key + TILE + window - 1).saturating_sub(position)));
+            for row in active.clone() {
+                let keys = p.visible(position + row);
+                state.visible[row] = (keys.start.saturating_sub(first_key), (keys.end - first_key).min(TILE));
+            }
+            if active.is_empty() {
+                continue;
+            }
+            let places = state.visible[active.start].0..state.visible[active.end - 1].1;
+            let step = Step { span, head, kv: head / p.group(), block, first_key, rows: active, places };
+            self.scores(state, &step);
+            self.softmax(state, &step);
+            self.values(state, &step);
+        }
+        for row in 0..rows {
+            let at = (queries.start + index * ROWS + row) * p.heads + head;
+            // SAFETY: this row of this head is this task's alone.
+            let (o, lse) = unsafe { (part(o, at, p.value_width), part(lse, at, 1)) };
+            let sum = &state.o[row * HEAD_WIDTH_MAX..][..p.value_width];
+            lse[0] = finish(self.path, o, sum, state.m[row], state.l[row]);
+        }
+    }
+
+    /// Halves of 32 rows that see something of the step, each with its active rows.
+    fn halves(step: &Step) -> impl Iterator<Item = Range<usize>> {
+        let rows = step.rows.clone();
+        [0, BLOCK].into_iter().map(move |first| rows.start.max(first)..rows.end.min(first + BLOCK)).filter(|rows| !rows.is_empty())
+    }
+
+    fn scores(&self, state: &mut State, step: &Step) {
+        let (p, shape) = (self.p, self.k.shape);
+        let q = &self.q_left[self.q.index(step.head, step.block) * shape.block_bytes()..][..shape.block_bytes()];
+        let q_units = &self.q_units[self.q.index(step.head, step.block) * ROWS..][..ROWS];
+        let k_units = &self.k_units[self.k.index(step.kv, self.k.blocks.of(step.span).start) * ROWS..];
+        for panel in step.places.start / BLOCK..step.places.end.div_ceil(BLOCK) {
+            let (first, place) = (step.first_key + panel * BLOCK, panel * BLOCK);
+            let right = self.k.right_panel(self.k_right, step.kv, step.span, first);
+            state.prepared.prepare(self.path, right, shape.columns(), p.profile);
+            for rows in Self::halves(step) {
+                if state.visible[rows.end - 1].1 <= place || state.visible[rows.start].0 >= place + BLOCK {
+                    continue;
+                }
+                let start = rows.start / BLOCK * BLOCK;
+                let left = LeftView {
+                    bytes: &q[start * TILE_DEPTH..],
+                    column_stride: shape.slices() * SQUARE,
+                    slice_stride: SQUARE,
+                };
+                let count = rows.end - start;
+                block_sums(self.path, &mut state.sums, left, count, right, &state.prepared, shape.columns(), p.profile);
+                let z = &mut state.z[start * TILE + place..];
+                let (q_units, k_units) = (&q_units[start..start + count], &k_units[first..first + BLOCK]);
+                match p.profile {
+                    Profile::X2 => score_block::<2>(self.path, z, &state.sums, q_units, k_units, p.scale_base2()),
+                    Profile::X3 => score_block::<3>(self.path, z, &state.sums, q_units, k_units, p.scale_base2()),
+                }
+            }
+        }
+    }
+
+    fn softmax(&self, state: &mut State, step: &Step) {
+        let v_units = &self.v_units[self.v.index(step.kv, self.v.blocks.of(step.span).start) * ROWS..];
+        // A last block of 64 keys may end the span's units; what lies behind is never visible.
+        let mut units = [0.0; TILE];
+        let count = TILE.min(self.v.blocks.of(step.span).len() * ROWS - step.first_key);
+        units[..count].copy_from_slice(&v_units[step.first_key..step.first_key + count]);
+        let bias = left_bias(self.path) as i8;
+        match self.p.profile {
+            Profile::X2 => softmax_rows::<2>(self.path, state, step, &units, bias),
+            Profile::X3 => softmax_rows::<3>(self.path, state, step, &units, bias),
+        }
+    }
+
+    fn values(&self, state: &mut State, step: &Step) {
+        let (p, shape) = (self.p, self.v.shape);
+        let columns = step.places.start / TILE_DEPTH..step.places.end.div_ceil(TILE_DEPTH);
+        let column_stride = shape.slices() * SQUARE;
+        for panel in 0..shape.groups().div_ceil(2) {
+            let index = step.first_key / ROWS + columns.start;
+            let right = self.v.turned_panel(self.v_turned, step.kv, step.span, index, panel);
+            state.prepared.prepare(self.path, right, columns.len(), p.profile);
+            for rows in Self::halves(step) {
+                let start = rows.start / BLOCK * BLOCK;
+                let bytes = &state.weights[columns.start * column_stride + start * TILE_DEPTH..];
+                let left = LeftView { bytes, column_stride, slice_stride: SQUARE };
+                let count = rows.end - start;
+                block_sums(self.path, &mut state.sums, left, count, right, &state.prepared, columns.len(), p.profile);
+                match p.profile {
+                    Profile::X2 => value_block::<2>(self.path, state, rows, panel * BLOCK),
+                    Profile::X3 => value_block::<3>(self.path, state, rows, panel * BLOCK),
+                }
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// Scores of a block from its sums; rows of `z` are a tile apart.
+    fn score_block<F, const PLANES: usize>(z: &mut [f32], sums: &Sums, q_units: &[f32], k_units: &[f32], scale: f32) {
+        let Ok(k_units) = <&[f32; BLOCK]>::try_from(k_units) else { unreachable!("a panel of units") };
+        for (row, q_unit) in q_units.iter().enumerate() {
+            let q_unit = q_unit * scale;
+            let [first, second, third] = [0, 1, 2].map(|plane| &sums.0[plane][row]);
+            let z = &mut z[row * TILE..][..BLOCK];
+            for column in 0..BLOCK {
+                let value = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
+                z[column] = value * (q_unit * k_units[column]);
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// Scores of a tile to sliced weights, row by row; maximum, denominator and factors on the way.
+    fn softmax_rows<F, const SLICES: usize>(state: &mut State, step: &Step, v_units: &[f32; TILE], bias: i8) {
+        let all = step.places.start / BLOCK..step.places.end.div_ceil(BLOCK);
+        for row in step.rows.clone() {
+            let (from, to) = state.visible[row];
+            let blocks = from / BLOCK..to.div_ceil(BLOCK);
+            let z = &mut state.z[row * TILE..][..TILE];
+            let (z, _) = z.as_chunks_mut::<BLOCK>();
+            let mut most = [f32::NEG_INFINITY; LANES];
+            for block in blocks.clone() {
+                let z = &mut z[block];
+                // Only the first and the last block may hide something.
+                if block * BLOCK < from || (block + 1) * BLOCK > to {
+                    for lane in 0..LANES {
+                        let place = block * BLOCK + lane;
+                        z[lane] = if place >= from && place < to { z[lane] } else { f32::NEG_INFINITY };
+                    }
+                }
+                for lane in 0..LANES {
+                    most[lane] = max(most[lane], z[lane]);
+                }
+            }
+            let m = state.m[row];
+            let m_new = most.into_iter().fold(m, max);
+            let alpha = exp2::<F>(m - m_new);
+            let mut total = [0.0f32; LANES];
+            let mut magnitude = [0u32; LANES];
+            for block in blocks.clone() {
+                let (z, units) = (&mut z[block], &v_units[block * BLOCK..][..BLOCK]);
+                for lane in 0..LANES {
+                    let p = exp2::<F>(z[lane] - m_new);
+                    total[lane] += p;
+                    z[lane] = p * units[lane];
+                }
+                if block * BLOCK < from || (block + 1) * BLOCK > to {
+                    // A hidden key's unit may be NaN.
+                    for lane in 0..LANES {
+                        let place = block * BLOCK + lane;
+                        z[lane] = if place >= from && place < to { z[lane] } else { 0.0 };
+                    }
+                }
+                for lane in 0..LANES {
+                    magnitude[lane] = magnitude[lane].max(magnitude_bits(z[lane]));
+                }
+            }
+            let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
+            let scale = Scale::of(profile, magnitude.into_iter().fold(0, u32::max));
+            state.m[row] = m_new;
+            state.l[row] = F::fma(state.l[row], alpha, tree_sum(total));
+            (state.alpha[row], state.unit[row]) = (alpha, scale.unit);
+            for block in all.start / 2 * 2..all.end.next_multiple_of(2) {
+                let at = |slice: usize| (block / 2 * SLICES + slice) * SQUARE + row * TILE_DEPTH + block % 2 * BLOCK;
+                if !blocks.contains(&block) {
+                    for slice in 0..SLICES {
+                        state.weights[at(slice)..][..BLOCK].fill(bias);
+                    }
+                    continue;
+                }
+                let mut bytes = [[0i8; BLOCK]; SLICES];
+                for lane in 0..LANES {
+                    let split = quantise_finite::<SLICES>(z[block][lane], scale.multiplier);
+                    for slice in 0..SLICES {
+                        bytes[slice][lane] = split[slice] ^ bias;
+                    }
+                }
+                for slice in 0..SLICES {
+                    state.weights[at(slice)..][..BLOCK].copy_from_slice(&bytes[slice]);
+                }
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// Folds a block of the product with the values into the running sum.
+    fn value_block<F, const PLANES: usize>(state: &mut State, rows: Range<usize>, first: usize) {
+        for row in rows {
+            let (unit, alpha) = (state.unit[row], state.alpha[row]);
+            let [one, two, three] = [0, 1, 2].map(|plane| &state.sums.0[plane][row % BLOCK]);
+            let o = &mut state.o[row * HEAD_WIDTH_MAX + first..][..BLOCK];
+            for column in 0..BLOCK {
+                let value = chunk_value::<F, PLANES>([one[column], two[column], three[column]]);
+                o[column] = F::fma(value, unit, o[column] * alpha);
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// Divides by the denominator; the result is the logarithm of the whole.
+    fn finish<F>(o: &mut [f32], sum: &[f32], m: f32, l: f32) -> f32 {
+        let inverse = 1.0 / l;
+        for (o, sum) in o.iter_mut().zip(sum) {
+            *o = sum * inverse;
+        }
+        m + ln::<F>(l) * std::f32::consts::LOG2_E
+    }
+}

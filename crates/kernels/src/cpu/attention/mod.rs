@@ -1,0 +1,141 @@
+//! Attention on the CPU (`op/attention.rs` says what the bits are): every product runs on the block kernels of the slice product.
+//!
+//! Rows are sliced once per call into the workspace (`operands.rs`), then threads take blocks of queries (`forward.rs`) or
+//! whole heads (`backward.rs`) as they come: who computes what decides no bit. Memory is linear in the length of a span.
+
+mod backward;
+mod forward;
+mod operands;
+
+use super::block::RightView;
+use super::pool::SharedMut;
+use crate::Cpu;
+use crate::buffer::Workspace;
+use crate::op::Attention;
+use operands::{Blocks, ROWS, Shape, Slicer, Source};
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+pub(super) use backward::backward;
+pub(super) use forward::forward;
+
+/// Keys or queries of a tile: both are the same number here.
+const TILE: usize = crate::op::attention::KEY_TILE;
+const _: () = assert!(TILE == crate::op::attention::QUERY_TILE && TILE == 2 * ROWS);
+
+pub(super) fn workspace(cpu: &Cpu, p: &Attention) -> usize {
+    let trains = p.spans.iter().all(|span| span.queries.len() == span.keys.len());
+    forward::workspace(p).max(if trains { backward::workspace(cpu, p) } else { 0 })
+}
+
+/// Work handed out in order of asking. Results never depend on who asks.
+struct Tasks {
+    next: AtomicUsize,
+    count: usize,
+}
+
+impl Tasks {
+    fn new(count: usize) -> Self {
+        Self { next: AtomicUsize::new(0), count }
+    }
+
+    fn next(&self) -> Option<usize> {
+        let task = self.next.fetch_add(1, Ordering::Relaxed);
+        (task < self.count).then_some(task)
+    }
+}
+
+/// One `[t, heads, width]` tensor and the blocks its spans are cut into.
+#[derive(Clone, Copy)]
+struct Tensor<'a> {
+    x: &'a [f32],
+    heads: usize,
+    shape: Shape,
+    blocks: Blocks<'a>,
+}
+
+impl<'a> Tensor<'a> {
+    /// Bytes of units of all heads.
+    fn units(&self) -> usize {
+        self.heads * self.blocks.total() * ROWS
+    }
+
+    /// Index of a block among all blocks of all heads.
+    fn index(&self, head: usize, block: usize) -> usize {
+        head * self.blocks.total() + block
+    }
+
+    fn source(&self, rows: &Range<usize>, index: usize, head: usize) -> Source<'a> {
+        let first_row = rows.start + index * ROWS;
+        Source { x: self.x, first_row, rows: ROWS.min(rows.end - first_row), head, heads: self.heads }
+    }
+
+    /// Where block `index` of a span lies among the turned right tiles, group by group.
+    fn turned_at(&self, head: usize, span: usize, index: usize, group: usize) -> usize {
+        let blocks = self.blocks.of(span);
+        self.index(head, blocks.start) * self.shape.turned_bytes() + (group * blocks.len() + index) * self.turned_tile()
+    }
+
+    /// Bytes of one turned right tile, all slices.
+    fn turned_tile(&self) -> usize {
+        self.shape.slices() * super::slices::TILE_BYTES
+    }
+
+    /// Slices every block; `rows` are the rows of a span, `store` puts a block where it belongs: `(slicer, head, span, index)`.
+    fn slice(
+        &self,
+        cpu: &Cpu,
+        units: &mut [f32],
+        rows: impl Fn(usize) -> Range<usize> + Sync,
+        store: impl Fn(&Slicer, usize, usize, usize) + Sync,
+    ) {
+        let tasks = Tasks::new(self.heads * self.blocks.total());
+        let units = SharedMut::new(units);
+        cpu.pool.run(|_| {
+            let mut slicer = Slicer::new(cpu.path);
+            while let Some(task) = tasks.next() {
+                let (head, block) = (task / self.blocks.total(), task % self.blocks.total());
+                let (span, index) = self.blocks.locate(block);
+                // SAFETY: units of this block are this task's alone.
+                let units = unsafe { units.slice(task * ROWS..(task + 1) * ROWS) };
+                slicer.load(self.shape, self.source(&rows(span), index, head), units);
+                store(&slicer, head, span, index);
+            }
+        });
+    }
+
+    /// Up to 32 rows from `first` of a span, out of right tiles.
+    fn right_panel<'s>(&self, tiles: &'s [i8], head: usize, span: usize, first: usize) -> RightView<'s> {
+        let block = self.index(head, self.blocks.of(span).start + first / ROWS);
+        let stride = self.shape.block_bytes() / 4;
+        let at = block * self.shape.block_bytes() + first % ROWS / 16 * stride;
+        RightView { tiles: &tiles[at..at + 2 * stride], block_stride: stride, blocks: 2 }
+    }
+
+    /// Elements `32·panel..` of the width, contracted along the rows of the blocks from `index` of a span.
+    fn turned_panel<'s>(&self, tiles: &'s [i8], head: usize, span: usize, index: usize, panel: usize) -> RightView<'s> {
+        let end = (self.index(head, self.blocks.of(span).end)) * self.shape.turned_bytes();
+        RightView {
+            tiles: &tiles[self.turned_at(head, span, index, 2 * panel)..end],
+            block_stride: self.blocks.of(span).len() * self.turned_tile(),
+            blocks: (self.shape.groups() - 2 * panel).min(2),
+        }
+    }
+}
+
+/// Part `index` of a shared buffer cut into parts of `size`.
+///
+/// # Safety
+/// No other thread may use the same part meanwhile.
+#[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
+unsafe fn part<'s, T>(shared: &'s SharedMut<T>, index: usize, size: usize) -> &'s mut [T] {
+    // SAFETY: passed on to the caller.
+    unsafe { shared.slice(index * size..(index + 1) * size) }
+}
+
+/// Bytes that the sliced forms of a tensor take in a workspace: each `(is turned)`, and the units.
+fn tensor_bytes(heads: usize, blocks: usize, shape: Shape, straight: usize, turned: usize) -> usize {
+    straight * Workspace::bytes::<i8>(heads * blocks * shape.block_bytes())
+        + turned * Workspace::bytes::<i8>(heads * blocks * shape.turned_bytes())
+        + Workspace::bytes::<f32>(heads * blocks * ROWS)
+}

@@ -1,0 +1,241 @@
+//! Operands of attention's slice products: rows of a head as left tiles, as right tiles, or turned.
+//!
+//! Everything is cut into blocks of 64 rows that start at a span's first row, so a product never sees two documents. Missing
+//! rows and elements are zero bytes with unit zero, wherever the block lies on the right of a product.
+
+use crate::cpu::path::{Path, multiversion};
+use crate::cpu::slices::{
+    TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_to_right, max_magnitude, quantise_bytes, round_small, turn_tile,
+};
+use isobit_numerics::slices::{CHUNK, Profile, Scale, round_half_even};
+use std::ops::Range;
+
+/// Rows of one block: a turned block is one tile deep.
+pub(super) const ROWS: usize = TILE_DEPTH;
+/// Bytes of one slice of 64 rows and 64 elements.
+pub(super) const SQUARE: usize = ROWS * TILE_DEPTH;
+
+/// Sizes of one tensor's blocks.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) width: usize,
+    pub(super) profile: Profile,
+}
+
+impl Shape {
+    /// Tiles along the width.
+    pub(super) fn columns(self) -> usize {
+        self.width.div_ceil(TILE_DEPTH)
+    }
+
+    /// Groups of 16 along the width: right blocks of a turned operand.
+    pub(super) fn groups(self) -> usize {
+        self.width.div_ceil(TILE_ROWS)
+    }
+
+    pub(super) fn slices(self) -> usize {
+        self.profile.slice_count()
+    }
+
+    /// Bytes of a block as left (`[column][slice][64 rows][64]`) or as right tiles (`[4 × 16 rows][column][slice]`).
+    pub(super) fn block_bytes(self) -> usize {
+        self.columns() * self.slices() * SQUARE
+    }
+
+    /// Bytes of a turned block: as right tiles `[16 of the width][slice]`, as left `[slice][width][64 rows]`.
+    pub(super) fn turned_bytes(self) -> usize {
+        self.groups() * self.slices() * TILE_BYTES
+    }
+}
+
+/// Blocks of all spans, one after another: `starts[s]` is the first block of span `s`, the last entry the number of all.
+#[derive(Clone, Copy)]
+pub(super) struct Blocks<'a> {
+    starts: &'a [u32],
+}
+
+impl<'a> Blocks<'a> {
+    /// How many blocks ranges of these lengths have.
+    pub(super) fn count(lengths: impl Iterator<Item = usize>) -> usize {
+        lengths.map(|length| length.div_ceil(ROWS)).sum()
+    }
+
+    pub(super) fn new(starts: &'a mut [u32], lengths: impl Iterator<Item = usize>) -> Self {
+        let mut next = 0;
+        starts[0] = 0;
+        for (start, length) in starts[1..].iter_mut().zip(lengths) {
+            next += length.div_ceil(ROWS);
+            *start = u32::try_from(next).expect("a call has fewer than 2^32 blocks");
+        }
+        Self { starts }
+    }
+
+    pub(super) fn total(self) -> usize {
+        self.starts[self.starts.len() - 1] as usize
+    }
+
+    pub(super) fn of(self, span: usize) -> Range<usize> {
+        self.starts[span] as usize..self.starts[span + 1] as usize
+    }
+
+    /// The span of a block and the block's index inside it.
+    pub(super) fn locate(self, block: usize) -> (usize, usize) {
+        let span = self.starts.partition_point(|&start| start as usize <= block) - 1;
+        (span, block - self.starts[span] as usize)
+    }
+}
+
+/// Where the rows of one block lie in a `[t, heads, width]` tensor.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) first_row: usize,
+    /// Up to 64.
+    pub(super) rows: usize,
+    pub(super) head: usize,
+    pub(super) heads: usize,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn row(&self, row: usize, width: usize) -> &'a [f32] {
+        &self.x[((self.first_row + row) * self.heads + self.head) * width..][..width]
+    }
+}
+
+/// Room for one block on its way into the workspace.
+pub(super) struct Slicer {
+    path: Path,
+    bias: i8,
+    left: [i8; 4 * 3 * SQUARE],
+    right: [i8; 4 * 3 * SQUARE],
+}
+
+impl Slicer {
+    pub(super) fn new(path: Path) -> Self {
+        let bias = crate::cpu::slices::left_bias(path) as i8;
+        Self { path, bias, left: [0; 4 * 3 * SQUARE], right: [0; 4 * 3 * SQUARE] }
+    }
+
+    /// Slices the rows of a block; `units` are its 64 units.
+    pub(super) fn load(&mut self, shape: Shape, source: Source, units: &mut [f32]) {
+        let slices = shape.slices();
+        let mut bytes = [0i8; 3 * CHUNK];
+        for row in 0..ROWS {
+            if row < source.rows {
+                let x = source.row(row, shape.width);
+                let scale = Scale::of(shape.profile, max_magnitude(self.path, x));
+                units[row] = scale.unit;
+                quantise_bytes(self.path, &mut bytes, x, scale, shape.profile, 0);
+            } else {
+                units[row] = 0.0;
+                bytes.fill(0);
+            }
+            for column in 0..shape.columns() {
+                for slice in 0..slices {
+                    let tile = &mut self.left[(column * slices + slice) * SQUARE + row * TILE_DEPTH..][..TILE_DEPTH];
+                    tile.copy_from_slice(&bytes[slice * CHUNK + column * TILE_DEPTH..][..TILE_DEPTH]);
+                }
+            }
+        }
+        let (left, _) = self.left.as_chunks::<TILE_BYTES>();
+        for (index, left) in left[..shape.columns() * slices * 4].iter().enumerate() {
+            let (tile, group) = (index / 4, index % 4);
+            let at = (group * shape.columns() * slices + tile) * TILE_BYTES;
+            left_to_right(self.path, &mut self.right[at..at + TILE_BYTES], left);
+        }
+    }
+
+    pub(super) fn store_left(&self, shape: Shape, out: &mut [i8]) {
+        for (out, byte) in out.iter_mut().zip(&self.left[..shape.block_bytes()]) {
+            *out = byte ^ self.bias;
+        }
+    }
+
+    pub(super) fn store_right(&self, shape: Shape, out: &mut [i8]) {
+        out.copy_from_slice(&self.right[..shape.block_bytes()]);
+    }
+
+    /// 16 elements of the width as the rows of a right tile that is contracted along the block's rows.
+    fn turn(&self, shape: Shape, out: &mut [i8], group: usize, slice: usize) {
+        let (columns, slices) = (shape.columns(), shape.slices());
+        let source = [0, 1, 2, 3].map(|rows| {
+            &self.right[((rows * columns + group / 4) * slices + slice) * TILE_BYTES..][..TILE_BYTES]
+        });
+        turn_tile(self.path, out, source, group % 4);
+    }
+
+    /// As right tiles contracted along rows; groups of 16 lie `stride` bytes apart in `out`.
+    pub(super) fn store_turned_right(&self, shape: Shape, group: usize, out: &mut [i8]) {
+        for slice in 0..shape.slices() {
+            self.turn(shape, &mut out[slice * TILE_BYTES..][..TILE_BYTES], group, slice);
+        }
+    }
+
+    /// As a left operand whose rows are the width.
+    pub(super) fn store_turned_left(&self, shape: Shape, out: &mut [i8]) {
+        let mut tile = [0i8; TILE_BYTES];
+        for slice in 0..shape.slices() {
+            for group in 0..shape.groups() {
+                self.turn(shape, &mut tile, group, slice);
+                let out = &mut out[(slice * shape.groups() + group) * TILE_BYTES..][..TILE_BYTES];
+                // The reordering of a tile is its own inverse.
+                left_to_right(self.path, out, &tile);
+                if self.bias != 0 {
+                    out.iter_mut().for_each(|byte| *byte ^= self.bias);
+                }
+            }
+        }
+    }
+}
+
+/// `Scale::quantise` and its split for a chunk whose multiplier is zero if it holds anything non-finite.
+#[inline(always)]
+pub(super) fn quantise_finite<const SLICES: usize>(x: f32, multiplier: f32) -> [i8; SLICES] {
+    let x = if multiplier == 0.0 { 0.0 } else { x };
+    let mut bytes = [0; SLICES];
+    if SLICES == 2 {
+        bytes.copy_from_slice(&isobit_numerics::slices::split2(round_small(x * multiplier)));
+    } else {
+        // SAFETY: |x·multiplier| is at most the limit and half a unit.
+        let q = unsafe { round_half_even(x * multiplier).to_int_unchecked::<i32>() };
+        bytes.copy_from_slice(&isobit_numerics::slices::split3(q));
+    }
+    bytes
+}
+
+multiversion! {
+    /// A tile of weights, rows multiplied by `factors`, as right tiles contracted along its rows: columns
+    /// `first..first + 32` of `values[128][128]` become `[2 × 16][row column][slice]`, for the row columns named.
+    pub(super) fn pack_columns<_F, const SLICES: usize>(
+        tiles: &mut [i8],
+        values: &[f32],
+        first: usize,
+        row_columns: Range<usize>,
+        factors: &[f32; 128],
+        multipliers: &[f32; 32],
+    ) {
+        let (groups, _) = tiles.as_chunks_mut::<4>();
+        let (groups, _) = groups.as_chunks_mut::<TILE_ROWS>();
+        for group in row_columns.start * 16..row_columns.end * 16 {
+            for block in 0..2 {
+                let mut words = [[0u32; TILE_ROWS]; SLICES];
+                for i in 0..4 {
+                    let row = group * 4 + i;
+                    let factor = factors[row];
+                    let values = &values[row * 128 + first + block * TILE_ROWS..][..TILE_ROWS];
+                    let multipliers = &multipliers[block * TILE_ROWS..][..TILE_ROWS];
+                    for column in 0..TILE_ROWS {
+                        let bytes = quantise_finite::<SLICES>(values[column] * factor, multipliers[column]);
+                        for slice in 0..SLICES {
+                            words[slice][column] |= u32::from(bytes[slice] as u8) << (8 * i);
+                        }
+                    }
+                }
+                for slice in 0..SLICES {
+                    let at = ((block * 2 + group / 16) * SLICES + slice) * 16 + group % 16;
+                    groups[at] = words[slice].map(|word| word.to_le_bytes().map(|byte| byte as i8));
+                }
+            }
+        }
+    }
+}
