@@ -1,6 +1,271 @@
-//! later
+//! The backward pass: operands, who computes which tiles, and the sum over the heads of a group.
+//!
+//! A tile of 128 queries by 128 keys (`gradients.rs`) feeds dQ of its queries and dK, dV of its keys. Usually one task is a whole
+//! head of a span and makes each tile once; where such tasks are too few for the threads, queries and keys become tasks of
+//! their own and tiles are made twice. Both ways fold tiles in the same order.
+
+use super::forward::shapes;
+use super::gradients::{Gradients, State, Tile};
+use super::operands::{Blocks, ROWS};
+use super::{TILE, Tasks, Tensor, part, tensor_bytes};
 use crate::Cpu;
+use crate::buffer::Workspace;
+use crate::cpu::path::{Path, multiversion};
+use crate::cpu::pool::SharedMut;
 use crate::op::Attention;
-pub(super) fn workspace(_cpu: &Cpu, _p: &Attention) -> usize { 0 }
-pub(in crate::cpu) fn backward(_cpu: &Cpu, _grads: (&mut [f32], &mut [f32], &mut [f32]), _d_o: &[f32], _qkv: (&[f32], &[f32], &[f32]), _o: &[f32], _lse: &[f32], _p: &Attention, _workspace: &mut [u8]) {
+use crate::op::attention::HEAD_WIDTH_MAX;
+use isobit_numerics::lanes::dot;
+use std::ops::Range;
+
+pub(super) fn workspace(p: &Attention) -> usize {
+    let (key, value) = shapes(p);
+    let blocks = Blocks::count(p.spans.iter().map(|span| span.keys.len()));
+    let partial = |width: usize| Workspace::bytes::<f32>(p.heads * blocks * ROWS * width);
+    Workspace::bytes::<u32>(p.spans.len() + 1)
+        + tensor_bytes(p.heads, blocks, key, 1, 1)
+        + tensor_bytes(p.kv_heads, blocks, key, 1, 1)
+        + tensor_bytes(p.kv_heads, blocks, value, 1, 0)
+        + tensor_bytes(p.heads, blocks, value, 1, 1)
+        + 2 * partial(1)
+        + partial(p.key_width)
+        + partial(p.value_width)
+}
+
+pub(in crate::cpu) fn backward(
+    cpu: &Cpu,
+    grads: (&mut [f32], &mut [f32], &mut [f32]),
+    d_o: &[f32],
+    qkv: (&[f32], &[f32], &[f32]),
+    o: &[f32],
+    lse: &[f32],
+    p: &Attention,
+    workspace: &mut [u8],
+) {
+    p.check();
+    p.check_backward();
+    let (key, value) = shapes(p);
+    let mut workspace = Workspace::new(workspace);
+    let blocks = Blocks::new(workspace.take(p.spans.len() + 1), p.spans.iter().map(|span| span.keys.len()));
+    let q = Tensor { x: qkv.0, heads: p.heads, shape: key, blocks };
+    let k = Tensor { x: qkv.1, heads: p.kv_heads, shape: key, blocks };
+    let v = Tensor { x: qkv.2, heads: p.kv_heads, shape: value, blocks };
+    let d_o = Tensor { x: d_o, heads: p.heads, shape: value, blocks };
+    let queries = |span: usize| p.spans[span].queries.clone();
+    let keys = |span: usize| p.spans[span].keys.clone();
+
+    let q_units = workspace.take::<f32>(q.units());
+    let q_left = workspace.take::<i8>(q.bytes());
+    let q_turned = workspace.take::<i8>(q.turned_bytes());
+    {
+        let (left, turned) = (SharedMut::new(q_left), SharedMut::new(q_turned));
+        q.slice(cpu, q_units, queries, |slicer, head, span, index| {
+            let block = q.index(head, blocks.of(span).start + index);
+            // SAFETY: every task has a block of its own; so for all that follow.
+            let (left, turned) = unsafe { (part(&left, block, key.block_bytes()), part(&turned, block, key.turned_bytes())) };
+            slicer.store_left(key, left);
+            slicer.store_turned_left(key, turned);
+        });
+    }
+    let k_units = workspace.take::<f32>(k.units());
+    let k_right = workspace.take::<i8>(k.bytes());
+    let k_turned = workspace.take::<i8>(k.turned_bytes());
+    {
+        let (right, turned) = (SharedMut::new(k_right), SharedMut::new(k_turned));
+        k.slice(cpu, k_units, keys, |slicer, head, span, index| {
+            // SAFETY: a block of its own.
+            let right = unsafe { part(&right, k.index(head, blocks.of(span).start + index), key.block_bytes()) };
+            slicer.store_right(key, right);
+            for group in 0..key.groups() {
+                let at = k.turned_at(head, span, index, group);
+                // SAFETY: a block of its own.
+                slicer.store_turned_right(key, group, unsafe { turned.slice(at..at + k.turned_tile()) });
+            }
+        });
+    }
+    let v_units = workspace.take::<f32>(v.units());
+    let v_right = workspace.take::<i8>(v.bytes());
+    {
+        let right = SharedMut::new(v_right);
+        v.slice(cpu, v_units, keys, |slicer, head, span, index| {
+            // SAFETY: a block of its own.
+            let right = unsafe { part(&right, v.index(head, blocks.of(span).start + index), value.block_bytes()) };
+            slicer.store_right(value, right);
+        });
+    }
+    let d_o_units = workspace.take::<f32>(d_o.units());
+    let d_o_left = workspace.take::<i8>(d_o.bytes());
+    let d_o_turned = workspace.take::<i8>(d_o.turned_bytes());
+    let (delta, lse_blocks) = (workspace.take::<f32>(d_o.units()), workspace.take::<f32>(d_o.units()));
+    {
+        let (left, turned) = (SharedMut::new(d_o_left), SharedMut::new(d_o_turned));
+        let (delta, lse_blocks) = (SharedMut::new(delta), SharedMut::new(lse_blocks));
+        d_o.slice(cpu, d_o_units, queries, |slicer, head, span, index| {
+            let block = d_o.index(head, blocks.of(span).start + index);
+            // SAFETY: a block of its own.
+            let (left, turned) = unsafe { (part(&left, block, value.block_bytes()), part(&turned, block, value.turned_bytes())) };
+            slicer.store_left(value, left);
+            slicer.store_turned_left(value, turned);
+            // SAFETY: a block of its own.
+            let (delta, lse_blocks) = unsafe { (part(&delta, block, ROWS), part(&lse_blocks, block, ROWS)) };
+            delta.fill(0.0);
+            lse_blocks.fill(0.0);
+            let source = d_o.source(&queries(span), index, head);
+            for row in 0..source.rows {
+                let at = (source.first_row + row) * p.heads + head;
+                delta[row] = inner(cpu.path, source.row(row, value.width), &o[at * value.width..][..value.width]);
+                lse_blocks[row] = lse[at];
+            }
+        });
+    }
+    let key_partials = workspace.take::<f32>(q.units() * key.width);
+    let value_partials = workspace.take::<f32>(d_o.units() * value.width);
+    let (dq, dk, dv) = grads;
+    {
+        let pass = Gradients {
+            path: cpu.path,
+            p,
+            q,
+            k,
+            v,
+            d_o,
+            q_left,
+            q_turned,
+            q_units,
+            k_right,
+            k_turned,
+            k_units,
+            v_right,
+            v_units,
+            d_o_left,
+            d_o_turned,
+            d_o_units,
+            lse: lse_blocks,
+            delta,
+            dq: SharedMut::new(dq),
+            key_partials: SharedMut::new(key_partials),
+            value_partials: SharedMut::new(value_partials),
+        };
+        run(cpu, &pass);
+    }
+    add_heads(cpu, dk, key_partials, k, p);
+    add_heads(cpu, dv, value_partials, v, p);
+}
+
+multiversion! {
+    fn inner<F>(a: &[f32], b: &[f32]) -> f32 {
+        dot::<F>(a, b)
+    }
+}
+
+/// Hands the tiles out.
+fn run(cpu: &Cpu, pass: &Gradients) {
+    let p = pass.p;
+    let work = |task: &(dyn Fn(&mut State, usize) + Sync), count: usize| {
+        let tasks = Tasks::new(count);
+        cpu.pool.run(|_| {
+            #[cfg(target_arch = "x86_64")]
+            let _session = (cpu.path == Path::Amx).then(crate::cpu::amx::Session::start);
+            let mut state = State::new(cpu.path, p.profile);
+            while let Some(index) = tasks.next() {
+                task(&mut state, index);
+            }
+        });
+    };
+    if whole_heads(p, cpu.threads()) {
+        let whole = |state: &mut State, task: usize| {
+            let (span, head) = (task / p.heads, task % p.heads);
+            let length = p.spans[span].keys.len();
+            pass.clear_queries(span, head, 0..length);
+            // ORDER: for a query key tiles ascend, for a key query tiles.
+            for first_key in (0..length).step_by(TILE) {
+                for first_query in query_tiles(p, first_key, length) {
+                    pass.tile(state, &Tile { span, head, first_query, first_key, queries: true, keys: true });
+                }
+            }
+        };
+        return work(&whole, p.spans.len() * p.heads);
+    }
+    // The last tiles of a span see most: take the blocks from the end. Only blocks that start a tile are tasks.
+    let blocks = pass.q.blocks;
+    let count = blocks.total() * p.heads;
+    let locate = |task: usize| {
+        let (span, index) = blocks.locate((count - 1 - task) / p.heads);
+        (span, index * ROWS, (count - 1 - task) % p.heads)
+    };
+    let queries = |state: &mut State, task: usize| {
+        let (span, first_query, head) = locate(task);
+        if !first_query.is_multiple_of(TILE) {
+            return;
+        }
+        let length = p.spans[span].keys.len();
+        let end = length.min(first_query + TILE);
+        pass.clear_queries(span, head, first_query..end);
+        for first_key in (p.visible(first_query).start / TILE * TILE..end).step_by(TILE) {
+            pass.tile(state, &Tile { span, head, first_query, first_key, queries: true, keys: false });
+        }
+    };
+    work(&queries, count);
+    let keys = |state: &mut State, task: usize| {
+        let (span, first_key, head) = locate(task);
+        if !first_key.is_multiple_of(TILE) {
+            return;
+        }
+        for first_query in query_tiles(p, first_key, p.spans[span].keys.len()) {
+            pass.tile(state, &Tile { span, head, first_query, first_key, queries: false, keys: true });
+        }
+    };
+    work(&keys, count);
+}
+
+/// First queries of the tiles that see something of the tile of keys.
+fn query_tiles(p: &Attention, first_key: usize, length: usize) -> impl Iterator<Item = usize> {
+    let last_key = length.min(first_key + TILE) - 1;
+    let end = p.window.map_or(length, |window| length.min(last_key + window));
+    (first_key..end).step_by(TILE)
+}
+
+/// Whether whole heads keep the threads busy: five products once, or seven in pieces. Time only; no bit depends on it.
+fn whole_heads(p: &Attention, threads: usize) -> bool {
+    let cost = |length: usize| length.div_ceil(TILE) * length.div_ceil(TILE);
+    let largest = p.spans.iter().map(|span| cost(span.keys.len())).max().unwrap_or(0);
+    let total: usize = p.spans.iter().map(|span| cost(span.keys.len()) * p.heads).sum();
+    5 * (largest * p.heads.div_ceil(threads)).max(total.div_ceil(threads)) <= 7 * total.div_ceil(threads)
+}
+
+/// Adds what the heads of a group found for their keys, and turns it back: partials are `[head][block][width][64 keys]`.
+fn add_heads(cpu: &Cpu, out: &mut [f32], partials: &[f32], tensor: Tensor, p: &Attention) {
+    let width = tensor.shape.width;
+    let size = ROWS * width;
+    let tasks = Tasks::new(p.kv_heads * tensor.blocks.total());
+    let out = SharedMut::new(out);
+    cpu.pool.run(|_| {
+        let mut sum = [0.0f32; ROWS * HEAD_WIDTH_MAX];
+        while let Some(task) = tasks.next() {
+            let (kv, block) = (task / tensor.blocks.total(), task % tensor.blocks.total());
+            let (span, index) = tensor.blocks.locate(block);
+            let partial = |head: usize| &partials[(head * tensor.blocks.total() + block) * size..][..size];
+            // ORDER: heads ascend, from the first one's value.
+            let heads: Range<usize> = kv * p.group()..(kv + 1) * p.group();
+            sum[..size].copy_from_slice(partial(heads.start));
+            for head in heads.skip(1) {
+                add(cpu.path, &mut sum[..size], partial(head));
+            }
+            let source = tensor.source(&p.spans[span].keys, index, kv);
+            for row in 0..source.rows {
+                // SAFETY: rows of a span belong to one task per head.
+                let out = unsafe { part(&out, (source.first_row + row) * p.kv_heads + kv, width) };
+                for (d, out) in out.iter_mut().enumerate() {
+                    *out = sum[d * ROWS + row];
+                }
+            }
+        }
+    });
+}
+
+multiversion! {
+    fn add<_F>(sum: &mut [f32], x: &[f32]) {
+        for (sum, x) in sum.iter_mut().zip(x) {
+            *sum += x;
+        }
+    }
 }

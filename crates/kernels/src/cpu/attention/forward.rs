@@ -53,10 +53,10 @@ pub(in crate::cpu) fn forward(
     let k = Tensor { x: k, heads: p.kv_heads, shape: key, blocks: keys };
     let v = Tensor { x: v, heads: p.kv_heads, shape: value, blocks: keys };
 
-    let (q_left, q_units) = (workspace.take::<i8>(p.heads * queries.total() * key.block_bytes()), workspace.take(q.units()));
-    let (k_right, k_units) = (workspace.take::<i8>(p.kv_heads * keys.total() * key.block_bytes()), workspace.take(k.units()));
+    let (q_left, q_units) = (workspace.take::<i8>(q.bytes()), workspace.take(q.units()));
+    let (k_right, k_units) = (workspace.take::<i8>(k.bytes()), workspace.take(k.units()));
     let (v_turned, v_units) =
-        (workspace.take::<i8>(p.kv_heads * keys.total() * value.turned_bytes()), workspace.take(v.units()));
+        (workspace.take::<i8>(v.turned_bytes()), workspace.take(v.units()));
     {
         let left = SharedMut::new(q_left);
         q.slice(cpu, q_units, |span| p.spans[span].queries.clone(), |slicer, head, span, index| {

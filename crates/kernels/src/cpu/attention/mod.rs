@@ -5,6 +5,7 @@
 
 mod backward;
 mod forward;
+mod gradients;
 mod operands;
 
 use super::block::RightView;
@@ -23,9 +24,9 @@ pub(super) use forward::forward;
 const TILE: usize = crate::op::attention::KEY_TILE;
 const _: () = assert!(TILE == crate::op::attention::QUERY_TILE && TILE == 2 * ROWS);
 
-pub(super) fn workspace(cpu: &Cpu, p: &Attention) -> usize {
+pub(super) fn workspace(_cpu: &Cpu, p: &Attention) -> usize {
     let trains = p.spans.iter().all(|span| span.queries.len() == span.keys.len());
-    forward::workspace(p).max(if trains { backward::workspace(cpu, p) } else { 0 })
+    forward::workspace(p).max(if trains { backward::workspace(p) } else { 0 })
 }
 
 /// Work handed out in order of asking. Results never depend on who asks.
@@ -55,7 +56,16 @@ struct Tensor<'a> {
 }
 
 impl<'a> Tensor<'a> {
-    /// Bytes of units of all heads.
+    /// Bytes of all blocks of all heads, straight and turned.
+    fn bytes(&self) -> usize {
+        self.heads * self.blocks.total() * self.shape.block_bytes()
+    }
+
+    fn turned_bytes(&self) -> usize {
+        self.heads * self.blocks.total() * self.shape.turned_bytes()
+    }
+
+    /// Units of all heads.
     fn units(&self) -> usize {
         self.heads * self.blocks.total() * ROWS
     }
