@@ -3,7 +3,7 @@
 //! Scores of a tile are made in panels of 32 keys, become probabilities row by row, and leave as bytes for the product with
 //! the values. A row is touched only where it sees something, so what lies behind a mask may be anything.
 
-use super::operands::{Blocks, ROWS, SQUARE, Shape, quantise_finite};
+use super::operands::{Blocks, ROWS, SQUARE, Shape, quantise_row, tree_max};
 use super::{TILE, Tasks, Tensor, part, tensor_bytes};
 use crate::buffer::Workspace;
 use crate::cpu::block::{LeftView, Prepared, Sums, block_sums};
@@ -305,7 +305,7 @@ multiversion! {
                 }
             }
             let m = state.m[row];
-            let m_new = most.into_iter().fold(m, max);
+            let m_new = max(m, tree_max(most, max));
             let alpha = exp2::<F>(m - m_new);
             let mut total = [0.0f32; LANES];
             let mut magnitude = [0u32; LANES];
@@ -328,7 +328,7 @@ multiversion! {
                 }
             }
             let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
-            let scale = Scale::of(profile, magnitude.into_iter().fold(0, u32::max));
+            let scale = Scale::of(profile, tree_max(magnitude, u32::max));
             state.m[row] = m_new;
             state.l[row] = F::fma(state.l[row], alpha, tree_sum(total));
             (state.alpha[row], state.unit[row]) = (alpha, scale.unit);
@@ -340,13 +340,7 @@ multiversion! {
                     }
                     continue;
                 }
-                let mut bytes = [[0i8; BLOCK]; SLICES];
-                for lane in 0..LANES {
-                    let split = quantise_finite::<SLICES>(z[block][lane], scale.multiplier);
-                    for slice in 0..SLICES {
-                        bytes[slice][lane] = split[slice] ^ bias;
-                    }
-                }
+                let bytes = quantise_row::<SLICES, BLOCK>(&z[block], scale.multiplier, bias);
                 for slice in 0..SLICES {
                     state.weights[at(slice)..][..BLOCK].copy_from_slice(&bytes[slice]);
                 }

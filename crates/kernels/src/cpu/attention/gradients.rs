@@ -4,7 +4,7 @@
 //! sliced, are the left operand of dQ. Their columns, sliced, are the *right* operand of dK and dV: groups of four
 //! rows interleave into right tiles without a transpose, and the sums come out as `[width][key]`.
 
-use super::operands::{ROWS, SQUARE, pack_columns, quantise_finite};
+use super::operands::{ROWS, SQUARE, as_tiles, pack_columns, quantise_row, tree_max};
 use super::{TILE, Tensor, part};
 use crate::cpu::block::{LeftView, Prepared, RightView, Sums, block_sums};
 use crate::cpu::path::{Path, multiversion};
@@ -89,7 +89,7 @@ pub(super) struct State {
     /// `[64 of the tile's keys][slice][query][64]`
     rows: [i8; 2 * 3 * 2 * SQUARE],
     /// `[2 × 16 keys][64 of the tile's queries][slice]`
-    columns: [i8; 2 * 2 * 3 * TILE_BYTES],
+    columns: [u32; 2 * 2 * 3 * TILE_BYTES / 4],
 }
 
 impl State {
@@ -108,7 +108,7 @@ impl State {
             visible: [(0, 0); BLOCK],
             row_units: ZERO,
             rows: [0; 2 * 3 * 2 * SQUARE],
-            columns: [0; 2 * 2 * 3 * TILE_BYTES],
+            columns: [0; 2 * 2 * 3 * TILE_BYTES / 4],
         }
     }
 }
@@ -304,7 +304,7 @@ impl Gradients<'_> {
                 };
                 let shape = tensor.shape;
                 let block_stride = 2 * shape.slices() * TILE_BYTES;
-                let tiles = &state.columns[columns.start * shape.slices() * TILE_BYTES..];
+                let tiles = &as_tiles(&state.columns)[columns.start * shape.slices() * TILE_BYTES..];
                 let right = RightView { tiles, block_stride, blocks: 2 };
                 state.prepared[0].prepare(self.path, right, columns.len(), p.profile);
                 let block = self.q.blocks.of(tile.span).start + tile.first_query / ROWS + columns.start;
@@ -401,16 +401,11 @@ multiversion! {
                     largest[lane] = largest[lane].max(magnitude_bits(x));
                 }
             }
-            let scale = Scale::of(profile, largest.into_iter().fold(0, u32::max));
+            let scale = Scale::of(profile, tree_max(largest, u32::max));
             state.row_units[row] = scale.unit;
             for column in columns.clone() {
-                let mut bytes = [[0i8; TILE_DEPTH]; SLICES];
-                for lane in 0..TILE_DEPTH {
-                    let split = quantise_finite::<SLICES>(folded[column * TILE_DEPTH + lane], scale.multiplier);
-                    for slice in 0..SLICES {
-                        bytes[slice][lane] = split[slice] ^ bias;
-                    }
-                }
+                let Some(folded) = folded[column * TILE_DEPTH..].first_chunk::<TILE_DEPTH>() else { unreachable!() };
+                let bytes = quantise_row::<SLICES, TILE_DEPTH>(folded, scale.multiplier, bias);
                 for slice in 0..SLICES {
                     let at = (column * SLICES + slice) * 2 * SQUARE + row * TILE_DEPTH;
                     state.rows[at..at + TILE_DEPTH].copy_from_slice(&bytes[slice]);
@@ -445,12 +440,20 @@ multiversion! {
             // SAFETY: these rows of this head are the calling task's alone.
             let out = unsafe { out.slice(at + row * stride..at + row * stride + width) };
             let [first, second, third] = [0, 1, 2].map(|plane| &sums.0[plane][row]);
-            let mut values = [0.0f32; BLOCK];
-            for column in 0..BLOCK {
-                values[column] = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
+            let mut acc = [0.0f32; BLOCK];
+            if let Some(out) = out.first_chunk::<BLOCK>() {
+                acc = *out;
+            } else {
+                acc[..width].copy_from_slice(out);
             }
-            for (out, value) in out.iter_mut().zip(values) {
-                *out = F::fma(value, *unit, *out);
+            for column in 0..BLOCK {
+                let value = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
+                acc[column] = F::fma(value, *unit, acc[column]);
+            }
+            if let Some(out) = out.first_chunk_mut::<BLOCK>() {
+                *out = acc;
+            } else {
+                out.copy_from_slice(&acc[..width]);
             }
         }
     }

@@ -104,10 +104,11 @@ impl<'a> Tensor<'a> {
         cpu.pool.run(|_| {
             let mut slicer = Slicer::new(cpu.path);
             while let Some(task) = tasks.next() {
-                let (head, block) = (task / self.blocks.total(), task % self.blocks.total());
+                // Heads of a token are neighbours in memory.
+                let (head, block) = (task % self.heads, task / self.heads);
                 let (span, index) = self.blocks.locate(block);
                 // SAFETY: units of this block are this task's alone.
-                let units = unsafe { units.slice(task * ROWS..(task + 1) * ROWS) };
+                let units = unsafe { part(&units, self.index(head, block), ROWS) };
                 slicer.load(self.shape, self.source(&rows(span), index, head), units);
                 store(&slicer, head, span, index);
             }

@@ -5,9 +5,9 @@
 
 use crate::cpu::path::{Path, multiversion};
 use crate::cpu::slices::{
-    TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_to_right, max_magnitude, quantise_bytes, round_small, turn_tile,
+    TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_to_right, quantise_bytes, round_small, turn_tile,
 };
-use isobit_numerics::slices::{CHUNK, Profile, Scale, round_half_even};
+use isobit_numerics::slices::{CHUNK, Profile, Scale, magnitude_bits, round_half_even};
 use std::ops::Range;
 
 /// Rows of one block: a turned block is one tile deep.
@@ -123,7 +123,7 @@ impl Slicer {
         for row in 0..ROWS {
             if row < source.rows {
                 let x = source.row(row, shape.width);
-                let scale = Scale::of(shape.profile, max_magnitude(self.path, x));
+                let scale = Scale::of(shape.profile, row_magnitude(self.path, x));
                 units[row] = scale.unit;
                 quantise_bytes(self.path, &mut bytes, x, scale, shape.profile, 0);
             } else {
@@ -188,54 +188,110 @@ impl Slicer {
     }
 }
 
-/// `Scale::quantise` and its split for a chunk whose multiplier is zero if it holds anything non-finite.
+/// `Scale::quantise` for a chunk whose multiplier is zero if it holds anything non-finite.
 #[inline(always)]
-pub(super) fn quantise_finite<const SLICES: usize>(x: f32, multiplier: f32) -> [i8; SLICES] {
-    let x = if multiplier == 0.0 { 0.0 } else { x };
-    let mut bytes = [0; SLICES];
+pub(super) fn quantise_finite<const SLICES: usize>(x: f32, multiplier: f32) -> i32 {
     if SLICES == 2 {
-        bytes.copy_from_slice(&isobit_numerics::slices::split2(round_small(x * multiplier)));
+        // A poisoned chunk gives any integers here; its unit is NaN, whatever they are.
+        round_small(x * multiplier)
     } else {
+        let x = if multiplier == 0.0 { 0.0 } else { x };
         // SAFETY: |x·multiplier| is at most the limit and half a unit.
-        let q = unsafe { round_half_even(x * multiplier).to_int_unchecked::<i32>() };
-        bytes.copy_from_slice(&isobit_numerics::slices::split3(q));
+        unsafe { round_half_even(x * multiplier).to_int_unchecked::<i32>() }
+    }
+}
+
+/// Byte `slice` of an integer's split, in the low bits of the result.
+#[inline(always)]
+pub(super) fn slice_of<const SLICES: usize>(q: i32, slice: usize) -> i32 {
+    // Rounding the lower slices into the upper ones is the split of `numerics::slices`; low bytes need no correction.
+    match SLICES - 1 - slice {
+        0 => q,
+        1 => (q + 128) >> 8,
+        _ => (((q + 128) >> 8) + 128) >> 8,
+    }
+}
+
+/// Slices of a row of weights: `N` bytes per slice, exclusive-or'ed with the bias of left operands.
+#[inline(always)]
+pub(super) fn quantise_row<const SLICES: usize, const N: usize>(x: &[f32; N], multiplier: f32, bias: i8) -> [[i8; N]; SLICES] {
+    let mut integers = [0i32; N];
+    for lane in 0..N {
+        integers[lane] = quantise_finite::<SLICES>(x[lane], multiplier);
+    }
+    let mut bytes = [[0i8; N]; SLICES];
+    for slice in 0..SLICES {
+        for lane in 0..N {
+            bytes[slice][lane] = slice_of::<SLICES>(integers[lane], slice) as i8 ^ bias;
+        }
     }
     bytes
+}
+
+/// Words as the bytes of right tiles.
+pub(super) fn as_tiles(words: &[u32]) -> &[i8] {
+    // SAFETY: four bytes each, no padding, every bit pattern is valid, and bytes need no alignment.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), 4 * words.len()) }
 }
 
 multiversion! {
     /// A tile of weights, rows multiplied by `factors`, as right tiles contracted along its rows: columns
     /// `first..first + 32` of `values[128][128]` become `[2 × 16][row column][slice]`, for the row columns named.
     pub(super) fn pack_columns<_F, const SLICES: usize>(
-        tiles: &mut [i8],
+        tiles: &mut [u32],
         values: &[f32],
         first: usize,
         row_columns: Range<usize>,
         factors: &[f32; 128],
         multipliers: &[f32; 32],
     ) {
-        let (groups, _) = tiles.as_chunks_mut::<4>();
-        let (groups, _) = groups.as_chunks_mut::<TILE_ROWS>();
+        let (groups, _) = tiles.as_chunks_mut::<TILE_ROWS>();
         for group in row_columns.start * 16..row_columns.end * 16 {
-            for block in 0..2 {
-                let mut words = [[0u32; TILE_ROWS]; SLICES];
-                for i in 0..4 {
-                    let row = group * 4 + i;
-                    let factor = factors[row];
-                    let values = &values[row * 128 + first + block * TILE_ROWS..][..TILE_ROWS];
-                    let multipliers = &multipliers[block * TILE_ROWS..][..TILE_ROWS];
-                    for column in 0..TILE_ROWS {
-                        let bytes = quantise_finite::<SLICES>(values[column] * factor, multipliers[column]);
-                        for slice in 0..SLICES {
-                            words[slice][column] |= u32::from(bytes[slice] as u8) << (8 * i);
-                        }
-                    }
-                }
+            let Some(factors) = factors[group * 4..].first_chunk::<4>() else { unreachable!("rows of the tile") };
+            let rows: [&[f32; 32]; 4] = std::array::from_fn(|i| {
+                let row = &values[(group * 4 + i) * 128 + first..];
+                row.first_chunk::<32>().unwrap_or(&[0.0; 32])
+            });
+            let mut words = [[0u32; 32]; SLICES];
+            // All four rows of a column at once, so that the loop over columns is what becomes vectors.
+            for column in 0..32 {
+                let q: [i32; 4] = std::array::from_fn(|i| {
+                    quantise_finite::<SLICES>(rows[i][column] * factors[i], multipliers[column])
+                });
                 for slice in 0..SLICES {
-                    let at = ((block * 2 + group / 16) * SLICES + slice) * 16 + group % 16;
-                    groups[at] = words[slice].map(|word| word.to_le_bytes().map(|byte| byte as i8));
+                    let byte = |i: usize| (slice_of::<SLICES>(q[i], slice) as u32 & 0xff) << (8 * i);
+                    words[slice][column] = byte(0) | byte(1) | byte(2) | byte(3);
+                }
+            }
+            for slice in 0..SLICES {
+                for block in 0..2 {
+                    let out = &mut groups[((block * 2 + group / 16) * SLICES + slice) * 16 + group % 16];
+                    // Byte `i` of a group of four is row `i`, on every machine.
+                    for column in 0..TILE_ROWS {
+                        out[column] = words[slice][block * TILE_ROWS + column].to_le();
+                    }
                 }
             }
         }
     }
+}
+
+multiversion! {
+    /// Largest magnitude of a row, as bits.
+    fn row_magnitude<_F>(x: &[f32]) -> u32 {
+        x.iter().fold(0, |most, &x| most.max(magnitude_bits(x)))
+    }
+}
+
+/// Largest of the lanes by halves: exact in any order, this one is short.
+#[inline(always)]
+pub(super) fn tree_max<T: Copy>(mut lanes: [T; 32], larger: impl Fn(T, T) -> T) -> T {
+    let mut half = 16;
+    while half > 0 {
+        for lane in 0..half {
+            lanes[lane] = larger(lanes[lane], lanes[lane + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
 }
