@@ -338,9 +338,53 @@ pub(super) fn left_to_right(path: Path, right: &mut [i8], left: &[i8; TILE_BYTES
             }
         }
     }
+    #[cfg(target_arch = "x86_64")]
+    if matches!(path, Path::Avx512 | Path::Amx) {
+        assert_eq!(right.len(), TILE_BYTES, "a whole tile");
+        // SAFETY: the path has AVX-512; both are 1024 bytes.
+        return unsafe { left_to_right_avx512(right.as_mut_ptr(), left.as_ptr()) };
+    }
     let (right, _) = right.as_chunks_mut::<4>();
     let (left, _) = left.as_chunks::<4>();
     transpose(path, right.as_chunks_mut::<16>().0, left.as_chunks::<16>().0);
+}
+
+/// A 16×16 transpose of 32-bit groups: pairs, then fours, then the 128-bit lanes.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn left_to_right_avx512(right: *mut i8, left: *const i8) {
+    use std::arch::x86_64::*;
+    // SAFETY: the caller hands 1024 readable and 1024 writable bytes.
+    unsafe {
+        let rows: [__m512i; 16] = std::array::from_fn(|row| _mm512_loadu_si512(left.add(row * 64).cast()));
+        let mut fours = [_mm512_setzero_si512(); 16];
+        for four in 0..4 {
+            let [a, b, c, d] = [0, 1, 2, 3].map(|i| rows[four * 4 + i]);
+            let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+            // Lane `j` of entry `i` holds rows `4·four..` of group `4·j + i`.
+            fours[four] = _mm512_unpacklo_epi64(ab_low, cd_low);
+            fours[4 + four] = _mm512_unpackhi_epi64(ab_low, cd_low);
+            fours[8 + four] = _mm512_unpacklo_epi64(ab_high, cd_high);
+            fours[12 + four] = _mm512_unpackhi_epi64(ab_high, cd_high);
+        }
+        for i in 0..4 {
+            let [a, b, c, d] = [0, 1, 2, 3].map(|four| fours[i * 4 + four]);
+            let ab_low = _mm512_shuffle_i32x4::<0b0100_0100>(a, b); // a0 a1 b0 b1
+            let ab_high = _mm512_shuffle_i32x4::<0b1110_1110>(a, b); // a2 a3 b2 b3
+            let cd_low = _mm512_shuffle_i32x4::<0b0100_0100>(c, d);
+            let cd_high = _mm512_shuffle_i32x4::<0b1110_1110>(c, d);
+            let groups = [
+                _mm512_shuffle_i32x4::<0b1000_1000>(ab_low, cd_low), // a0 b0 c0 d0
+                _mm512_shuffle_i32x4::<0b1101_1101>(ab_low, cd_low),
+                _mm512_shuffle_i32x4::<0b1000_1000>(ab_high, cd_high),
+                _mm512_shuffle_i32x4::<0b1101_1101>(ab_high, cd_high),
+            ];
+            for (j, group) in groups.into_iter().enumerate() {
+                _mm512_storeu_si512(right.add((4 * j + i) * 64).cast(), group);
+            }
+        }
+    }
 }
 
 /// Turns 16 right rows × 64 into right tiles along the other axis: the contraction runs over the rows now.

@@ -6,8 +6,8 @@
 
 use super::forward::shapes;
 use super::gradients::{Gradients, State, Tile};
-use super::operands::{Blocks, ROWS};
-use super::{TILE, Tasks, Tensor, part, tensor_bytes};
+use super::operands::{Blocks, ROWS, Slicer};
+use super::{Slicing, TILE, Tasks, Tensor, part, slice_all, tensor_bytes};
 use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::cpu::path::{Path, multiversion};
@@ -54,57 +54,53 @@ pub(in crate::cpu) fn backward(
     let keys = |span: usize| p.spans[span].keys.clone();
 
     let q_units = workspace.take::<f32>(q.units());
-    let q_left = workspace.take::<i8>(q.bytes());
-    let q_turned = workspace.take::<i8>(q.turned_bytes());
-    {
-        let (left, turned) = (SharedMut::new(q_left), SharedMut::new(q_turned));
-        q.slice(cpu, q_units, queries, |slicer, head, span, index| {
-            let block = q.index(head, blocks.of(span).start + index);
-            // SAFETY: every task has a block of its own; so for all that follow.
-            let (left, turned) = unsafe { (part(&left, block, key.block_bytes()), part(&turned, block, key.turned_bytes())) };
-            slicer.store_left(key, left);
-            slicer.store_turned_left(key, turned);
-        });
-    }
+    let (q_left, q_turned) = (workspace.take::<i8>(q.bytes()), workspace.take::<i8>(q.turned_bytes()));
     let k_units = workspace.take::<f32>(k.units());
-    let k_right = workspace.take::<i8>(k.bytes());
-    let k_turned = workspace.take::<i8>(k.turned_bytes());
+    let (k_right, k_turned) = (workspace.take::<i8>(k.bytes()), workspace.take::<i8>(k.turned_bytes()));
+    let v_units = workspace.take::<f32>(v.units());
+    let v_right = workspace.take::<i8>(v.bytes());
+    let d_o_units = workspace.take::<f32>(d_o.units());
+    let (d_o_left, d_o_turned) = (workspace.take::<i8>(d_o.bytes()), workspace.take::<i8>(d_o.turned_bytes()));
+    let (delta, lse_blocks) = (workspace.take::<f32>(d_o.units()), workspace.take::<f32>(d_o.units()));
     {
-        let (right, turned) = (SharedMut::new(k_right), SharedMut::new(k_turned));
-        k.slice(cpu, k_units, keys, |slicer, head, span, index| {
+        // A left operand, straight and turned.
+        let both = |tensor: Tensor, left: &SharedMut<i8>, turned: &SharedMut<i8>, slicer: &mut Slicer, index: usize| {
+            let shape = tensor.shape;
+            // SAFETY: every task has a block of its own; so for all that follow.
+            let (left, turned) =
+                unsafe { (part(left, index, shape.block_bytes()), part(turned, index, shape.turned_bytes())) };
+            slicer.store_left(shape, left);
+            slicer.make_right(shape);
+            slicer.store_turned_left(shape, turned);
+        };
+        let (left, turned) = (SharedMut::new(q_left), SharedMut::new(q_turned));
+        let store_q = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
+            both(q, &left, &turned, slicer, q.index(head, blocks.of(span).start + index));
+        };
+        let (k_right, k_turned) = (SharedMut::new(k_right), SharedMut::new(k_turned));
+        let store_k = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
             // SAFETY: a block of its own.
-            let right = unsafe { part(&right, k.index(head, blocks.of(span).start + index), key.block_bytes()) };
+            let right = unsafe { part(&k_right, k.index(head, blocks.of(span).start + index), key.block_bytes()) };
+            slicer.make_right(key);
             slicer.store_right(key, right);
             for group in 0..key.groups() {
                 let at = k.turned_at(head, span, index, group);
                 // SAFETY: a block of its own.
-                slicer.store_turned_right(key, group, unsafe { turned.slice(at..at + k.turned_tile()) });
+                slicer.store_turned_right(key, group, unsafe { k_turned.slice(at..at + k.turned_tile()) });
             }
-        });
-    }
-    let v_units = workspace.take::<f32>(v.units());
-    let v_right = workspace.take::<i8>(v.bytes());
-    {
-        let right = SharedMut::new(v_right);
-        v.slice(cpu, v_units, keys, |slicer, head, span, index| {
+        };
+        let v_right = SharedMut::new(v_right);
+        let store_v = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
             // SAFETY: a block of its own.
-            let right = unsafe { part(&right, v.index(head, blocks.of(span).start + index), value.block_bytes()) };
+            let right = unsafe { part(&v_right, v.index(head, blocks.of(span).start + index), value.block_bytes()) };
+            slicer.make_right(value);
             slicer.store_right(value, right);
-        });
-    }
-    let d_o_units = workspace.take::<f32>(d_o.units());
-    let d_o_left = workspace.take::<i8>(d_o.bytes());
-    let d_o_turned = workspace.take::<i8>(d_o.turned_bytes());
-    let (delta, lse_blocks) = (workspace.take::<f32>(d_o.units()), workspace.take::<f32>(d_o.units()));
-    {
-        let (left, turned) = (SharedMut::new(d_o_left), SharedMut::new(d_o_turned));
+        };
+        let (d_o_left, d_o_turned) = (SharedMut::new(d_o_left), SharedMut::new(d_o_turned));
         let (delta, lse_blocks) = (SharedMut::new(delta), SharedMut::new(lse_blocks));
-        d_o.slice(cpu, d_o_units, queries, |slicer, head, span, index| {
+        let store_d_o = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
             let block = d_o.index(head, blocks.of(span).start + index);
-            // SAFETY: a block of its own.
-            let (left, turned) = unsafe { (part(&left, block, value.block_bytes()), part(&turned, block, value.turned_bytes())) };
-            slicer.store_left(value, left);
-            slicer.store_turned_left(value, turned);
+            both(d_o, &d_o_left, &d_o_turned, slicer, block);
             // SAFETY: a block of its own.
             let (delta, lse_blocks) = unsafe { (part(&delta, block, ROWS), part(&lse_blocks, block, ROWS)) };
             delta.fill(0.0);
@@ -115,7 +111,16 @@ pub(in crate::cpu) fn backward(
                 delta[row] = inner(cpu.path, source.row(row, value.width), &o[at * value.width..][..value.width]);
                 lse_blocks[row] = lse[at];
             }
-        });
+        };
+        slice_all(
+            cpu,
+            &[
+                Slicing { tensor: q, units: SharedMut::new(q_units), rows: &queries, store: &store_q },
+                Slicing { tensor: k, units: SharedMut::new(k_units), rows: &keys, store: &store_k },
+                Slicing { tensor: v, units: SharedMut::new(v_units), rows: &keys, store: &store_v },
+                Slicing { tensor: d_o, units: SharedMut::new(d_o_units), rows: &queries, store: &store_d_o },
+            ],
+        );
     }
     let key_partials = workspace.take::<f32>(q.units() * key.width);
     let value_partials = workspace.take::<f32>(d_o.units() * value.width);
@@ -171,16 +176,21 @@ fn run(cpu: &Cpu, pass: &Gradients) {
             }
         });
     };
+    let query_tile = |state: &mut State, tile: Tile| {
+        let (first_query, length) = (tile.first_query, p.spans[tile.span].keys.len());
+        pass.start_queries(state);
+        for first_key in (p.visible(first_query).start / TILE * TILE..=first_query).step_by(TILE) {
+            pass.tile(state, &Tile { first_key, ..tile });
+        }
+        pass.store_queries(state, tile.span, tile.head, first_query..length.min(first_query + TILE));
+    };
     if whole_heads(p, cpu.threads()) {
         let whole = |state: &mut State, task: usize| {
             let (span, head) = (task / p.heads, task % p.heads);
             let length = p.spans[span].keys.len();
-            pass.clear_queries(span, head, 0..length);
             // ORDER: for a query key tiles ascend, for a key query tiles.
-            for first_key in (0..length).step_by(TILE) {
-                for first_query in query_tiles(p, first_key, length) {
-                    pass.tile(state, &Tile { span, head, first_query, first_key, queries: true, keys: true });
-                }
+            for first_query in (0..length).step_by(TILE) {
+                query_tile(state, Tile { span, head, first_query, first_key: 0, queries: true, keys: true });
             }
         };
         return work(&whole, p.spans.len() * p.heads);
@@ -197,12 +207,7 @@ fn run(cpu: &Cpu, pass: &Gradients) {
         if !first_query.is_multiple_of(TILE) {
             return;
         }
-        let length = p.spans[span].keys.len();
-        let end = length.min(first_query + TILE);
-        pass.clear_queries(span, head, first_query..end);
-        for first_key in (p.visible(first_query).start / TILE * TILE..end).step_by(TILE) {
-            pass.tile(state, &Tile { span, head, first_query, first_key, queries: true, keys: false });
-        }
+        query_tile(state, Tile { span, head, first_query, first_key: 0, queries: true, keys: false });
     };
     work(&queries, count);
     let keys = |state: &mut State, task: usize| {

@@ -3,17 +3,17 @@
 //! Scores of a tile are made in panels of 32 keys, become probabilities row by row, and leave as bytes for the product with
 //! the values. A row is touched only where it sees something, so what lies behind a mask may be anything.
 
-use super::operands::{Blocks, ROWS, SQUARE, Shape, quantise_row, tree_max};
-use super::{TILE, Tasks, Tensor, part, tensor_bytes};
+use super::operands::{Blocks, ROWS, SQUARE, Shape, Slicer, quantise_row, tree_max};
+use super::{Slicing, TILE, Tasks, Tensor, part, slice_all, tensor_bytes};
+use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::cpu::block::{LeftView, Prepared, Sums, block_sums};
 use crate::cpu::path::{Path, multiversion};
 use crate::cpu::pool::SharedMut;
 use crate::cpu::product::chunk_value;
 use crate::cpu::slices::{BLOCK, TILE_DEPTH, left_bias};
-use crate::op::attention::HEAD_WIDTH_MAX;
 use crate::op::Attention;
-use crate::Cpu;
+use crate::op::attention::HEAD_WIDTH_MAX;
 use isobit_numerics::elementary::{exp2, ln};
 use isobit_numerics::lanes::{LANES, max, tree_sum};
 use isobit_numerics::slices::{Profile, Scale, magnitude_bits};
@@ -55,29 +55,38 @@ pub(in crate::cpu) fn forward(
 
     let (q_left, q_units) = (workspace.take::<i8>(q.bytes()), workspace.take(q.units()));
     let (k_right, k_units) = (workspace.take::<i8>(k.bytes()), workspace.take(k.units()));
-    let (v_turned, v_units) =
-        (workspace.take::<i8>(v.turned_bytes()), workspace.take(v.units()));
+    let (v_turned, v_units) = (workspace.take::<i8>(v.turned_bytes()), workspace.take(v.units()));
     {
-        let left = SharedMut::new(q_left);
-        q.slice(cpu, q_units, |span| p.spans[span].queries.clone(), |slicer, head, span, index| {
-            // SAFETY: every task has a block of its own.
+        let (left, right, turned) = (SharedMut::new(q_left), SharedMut::new(k_right), SharedMut::new(v_turned));
+        let store_q = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
+            // SAFETY: every task has a block of its own; so for all that follow.
             let left = unsafe { part(&left, q.index(head, queries.of(span).start + index), key.block_bytes()) };
             slicer.store_left(key, left);
-        });
-        let right = SharedMut::new(k_right);
-        k.slice(cpu, k_units, |span| p.spans[span].keys.clone(), |slicer, head, span, index| {
-            // SAFETY: as above.
+        };
+        let store_k = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
+            // SAFETY: a block of its own.
             let right = unsafe { part(&right, k.index(head, keys.of(span).start + index), key.block_bytes()) };
+            slicer.make_right(key);
             slicer.store_right(key, right);
-        });
-        let turned = SharedMut::new(v_turned);
-        v.slice(cpu, v_units, |span| p.spans[span].keys.clone(), |slicer, head, span, index| {
+        };
+        let store_v = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
+            slicer.make_right(value);
             for group in 0..value.groups() {
                 let at = v.turned_at(head, span, index, group);
-                // SAFETY: as above: tiles of one block are written by its task only.
+                // SAFETY: a block of its own.
                 slicer.store_turned_right(value, group, unsafe { turned.slice(at..at + v.turned_tile()) });
             }
-        });
+        };
+        let query_rows = |span: usize| p.spans[span].queries.clone();
+        let key_rows = |span: usize| p.spans[span].keys.clone();
+        slice_all(
+            cpu,
+            &[
+                Slicing { tensor: q, units: SharedMut::new(q_units), rows: &query_rows, store: &store_q },
+                Slicing { tensor: k, units: SharedMut::new(k_units), rows: &key_rows, store: &store_k },
+                Slicing { tensor: v, units: SharedMut::new(v_units), rows: &key_rows, store: &store_v },
+            ],
+        );
     }
     let pass = Forward { path: cpu.path, p, q, k, v, q_left, q_units, k_right, k_units, v_turned, v_units };
     let (o, lse) = (SharedMut::new(o), SharedMut::new(lse));
@@ -165,7 +174,8 @@ impl Forward<'_> {
         let position = p.spans[span].first_position() + index * ROWS;
         state.m.fill(f32::NEG_INFINITY);
         state.l.fill(0.0);
-        state.o.fill(0.0);
+        let stride = self.row_stride();
+        state.o[..rows * stride].fill(0.0);
         // ORDER: tiles ascend.
         for first_key in (p.visible(position).start / TILE * TILE..position + rows).step_by(TILE) {
             let active = first_key.saturating_sub(position)
@@ -187,15 +197,23 @@ impl Forward<'_> {
             let at = (queries.start + index * ROWS + row) * p.heads + head;
             // SAFETY: this row of this head is this task's alone.
             let (o, lse) = unsafe { (part(o, at, p.value_width), part(lse, at, 1)) };
-            let sum = &state.o[row * HEAD_WIDTH_MAX..][..p.value_width];
+            let sum = &state.o[row * stride..][..p.value_width];
             lse[0] = finish(self.path, o, sum, state.m[row], state.l[row]);
         }
+    }
+
+    /// Floats between rows of the running sum: whole panels of 32.
+    fn row_stride(&self) -> usize {
+        self.p.value_width.next_multiple_of(BLOCK)
     }
 
     /// Halves of 32 rows that see something of the step, each with its active rows.
     fn halves(step: &Step) -> impl Iterator<Item = Range<usize>> {
         let rows = step.rows.clone();
-        [0, BLOCK].into_iter().map(move |first| rows.start.max(first)..rows.end.min(first + BLOCK)).filter(|rows| !rows.is_empty())
+        [0, BLOCK]
+            .into_iter()
+            .map(move |first| rows.start.max(first)..rows.end.min(first + BLOCK))
+            .filter(|rows| !rows.is_empty())
     }
 
     fn scores(&self, state: &mut State, step: &Step) {
@@ -236,16 +254,18 @@ impl Forward<'_> {
         let count = TILE.min(self.v.blocks.of(step.span).len() * ROWS - step.first_key);
         units[..count].copy_from_slice(&v_units[step.first_key..step.first_key + count]);
         let bias = left_bias(self.path) as i8;
-        match self.p.profile {
-            Profile::X2 => softmax_rows::<2>(self.path, state, step, &units, bias),
-            Profile::X3 => softmax_rows::<3>(self.path, state, step, &units, bias),
+        for rows in Self::halves(step) {
+            match self.p.profile {
+                Profile::X2 => softmax_rows::<2>(self.path, state, rows, &step.places, &units, bias),
+                Profile::X3 => softmax_rows::<3>(self.path, state, rows, &step.places, &units, bias),
+            }
         }
     }
 
     fn values(&self, state: &mut State, step: &Step) {
         let (p, shape) = (self.p, self.v.shape);
         let columns = step.places.start / TILE_DEPTH..step.places.end.div_ceil(TILE_DEPTH);
-        let column_stride = shape.slices() * SQUARE;
+        let (column_stride, stride) = (shape.slices() * SQUARE, self.row_stride());
         for panel in 0..shape.groups().div_ceil(2) {
             let index = step.first_key / ROWS + columns.start;
             let right = self.v.turned_panel(self.v_turned, step.kv, step.span, index, panel);
@@ -257,8 +277,8 @@ impl Forward<'_> {
                 let count = rows.end - start;
                 block_sums(self.path, &mut state.sums, left, count, right, &state.prepared, columns.len(), p.profile);
                 match p.profile {
-                    Profile::X2 => value_block::<2>(self.path, state, rows, panel * BLOCK),
-                    Profile::X3 => value_block::<3>(self.path, state, rows, panel * BLOCK),
+                    Profile::X2 => value_block::<2>(self.path, state, rows, panel * BLOCK, stride),
+                    Profile::X3 => value_block::<3>(self.path, state, rows, panel * BLOCK, stride),
                 }
             }
         }
@@ -282,80 +302,90 @@ multiversion! {
 }
 
 multiversion! {
-    /// Scores of a tile to sliced weights, row by row; maximum, denominator and factors on the way.
-    fn softmax_rows<F, const SLICES: usize>(state: &mut State, step: &Step, v_units: &[f32; TILE], bias: i8) {
-        let all = step.places.start / BLOCK..step.places.end.div_ceil(BLOCK);
-        for row in step.rows.clone() {
-            let (from, to) = state.visible[row];
-            let blocks = from / BLOCK..to.div_ceil(BLOCK);
-            let z = &mut state.z[row * TILE..][..TILE];
-            let (z, _) = z.as_chunks_mut::<BLOCK>();
+    /// Scores of a tile to sliced weights; maximum, denominator and factors on the way. Each stage runs over all rows before the
+    /// next begins, so that the short chains at the end of a row overlap with other rows.
+    fn softmax_rows<F, const SLICES: usize>(state: &mut State, rows: Range<usize>, places: &Range<usize>, v_units: &[f32; TILE], bias: i8) {
+        let State { m, l, alpha, unit, visible, z, weights, .. } = state;
+        let (z, _) = z.as_chunks_mut::<BLOCK>();
+        let blocks = |row: usize| visible[row].0 / BLOCK..visible[row].1.div_ceil(BLOCK);
+        let mut m_new = [0.0f32; ROWS];
+        for row in rows.clone() {
             let mut most = [f32::NEG_INFINITY; LANES];
-            for block in blocks.clone() {
-                let z = &mut z[block];
-                // Only the first and the last block may hide something.
-                if block * BLOCK < from || (block + 1) * BLOCK > to {
-                    for lane in 0..LANES {
-                        let place = block * BLOCK + lane;
-                        z[lane] = if place >= from && place < to { z[lane] } else { f32::NEG_INFINITY };
-                    }
-                }
+            for block in blocks(row) {
+                let z = &mut z[row * (TILE / BLOCK) + block];
+                hide(z, block, visible[row], f32::NEG_INFINITY);
                 for lane in 0..LANES {
                     most[lane] = max(most[lane], z[lane]);
                 }
             }
-            let m = state.m[row];
-            let m_new = max(m, tree_max(most, max));
-            let alpha = exp2::<F>(m - m_new);
+            m_new[row] = max(m[row], tree_max(most, max));
+        }
+        for row in rows.clone() {
+            alpha[row] = exp2::<F>(m[row] - m_new[row]);
+            m[row] = m_new[row];
+        }
+        let mut largest = [0u32; ROWS];
+        for row in rows.clone() {
+            let m = m_new[row];
             let mut total = [0.0f32; LANES];
             let mut magnitude = [0u32; LANES];
-            for block in blocks.clone() {
-                let (z, units) = (&mut z[block], &v_units[block * BLOCK..][..BLOCK]);
+            for block in blocks(row) {
+                let z = &mut z[row * (TILE / BLOCK) + block];
+                let Some(units) = v_units[block * BLOCK..].first_chunk::<BLOCK>() else { unreachable!("units of a tile") };
                 for lane in 0..LANES {
-                    let p = exp2::<F>(z[lane] - m_new);
+                    let p = exp2::<F>(z[lane] - m);
                     total[lane] += p;
                     z[lane] = p * units[lane];
                 }
-                if block * BLOCK < from || (block + 1) * BLOCK > to {
-                    // A hidden key's unit may be NaN.
-                    for lane in 0..LANES {
-                        let place = block * BLOCK + lane;
-                        z[lane] = if place >= from && place < to { z[lane] } else { 0.0 };
-                    }
-                }
+                // A hidden key's unit may be NaN.
+                hide(z, block, visible[row], 0.0);
                 for lane in 0..LANES {
                     magnitude[lane] = magnitude[lane].max(magnitude_bits(z[lane]));
                 }
             }
-            let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
-            let scale = Scale::of(profile, tree_max(magnitude, u32::max));
-            state.m[row] = m_new;
-            state.l[row] = F::fma(state.l[row], alpha, tree_sum(total));
-            (state.alpha[row], state.unit[row]) = (alpha, scale.unit);
-            for block in all.start / 2 * 2..all.end.next_multiple_of(2) {
-                let at = |slice: usize| (block / 2 * SLICES + slice) * SQUARE + row * TILE_DEPTH + block % 2 * BLOCK;
-                if !blocks.contains(&block) {
-                    for slice in 0..SLICES {
-                        state.weights[at(slice)..][..BLOCK].fill(bias);
-                    }
-                    continue;
+            l[row] = F::fma(l[row], alpha[row], tree_sum(total));
+            largest[row] = tree_max(magnitude, u32::max);
+        }
+        let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
+        let mut multipliers = [0.0f32; ROWS];
+        for row in rows.clone() {
+            let scale = Scale::of(profile, largest[row]);
+            (unit[row], multipliers[row]) = (scale.unit, scale.multiplier);
+        }
+        for row in rows {
+            let visible = blocks(row);
+            for block in places.start / TILE_DEPTH * 2..places.end.div_ceil(TILE_DEPTH) * 2 {
+                let mut bytes = [[bias; BLOCK]; SLICES];
+                if visible.contains(&block) {
+                    bytes = quantise_row::<SLICES, BLOCK>(&z[row * (TILE / BLOCK) + block], multipliers[row], bias);
                 }
-                let bytes = quantise_row::<SLICES, BLOCK>(&z[block], scale.multiplier, bias);
                 for slice in 0..SLICES {
-                    state.weights[at(slice)..][..BLOCK].copy_from_slice(&bytes[slice]);
+                    let at = (block / 2 * SLICES + slice) * SQUARE + row * TILE_DEPTH + block % 2 * BLOCK;
+                    weights[at..at + BLOCK].copy_from_slice(&bytes[slice]);
                 }
             }
         }
     }
 }
 
+/// Puts `filler` where a block of a row's places holds what the row does not see: only in its first and its last block.
+#[inline(always)]
+fn hide(z: &mut [f32; BLOCK], block: usize, (from, to): (usize, usize), filler: f32) {
+    if block * BLOCK < from || (block + 1) * BLOCK > to {
+        for lane in 0..BLOCK {
+            let place = block * BLOCK + lane;
+            z[lane] = if place >= from && place < to { z[lane] } else { filler };
+        }
+    }
+}
+
 multiversion! {
     /// Folds a block of the product with the values into the running sum.
-    fn value_block<F, const PLANES: usize>(state: &mut State, rows: Range<usize>, first: usize) {
+    fn value_block<F, const PLANES: usize>(state: &mut State, rows: Range<usize>, first: usize, stride: usize) {
         for row in rows {
             let (unit, alpha) = (state.unit[row], state.alpha[row]);
             let [one, two, three] = [0, 1, 2].map(|plane| &state.sums.0[plane][row % BLOCK]);
-            let o = &mut state.o[row * HEAD_WIDTH_MAX + first..][..BLOCK];
+            let o = &mut state.o[row * stride + first..][..BLOCK];
             for column in 0..BLOCK {
                 let value = chunk_value::<F, PLANES>([one[column], two[column], three[column]]);
                 o[column] = F::fma(value, unit, o[column] * alpha);

@@ -12,6 +12,7 @@ use crate::cpu::pool::SharedMut;
 use crate::cpu::product::chunk_value;
 use crate::cpu::slices::{BLOCK, TILE_BYTES, TILE_DEPTH, left_bias};
 use crate::op::Attention;
+use crate::op::attention::HEAD_WIDTH_MAX;
 use isobit_numerics::elementary::exp2;
 use isobit_numerics::slices::{Profile, Scale, magnitude_bits};
 use std::ops::Range;
@@ -71,7 +72,7 @@ struct Keys {
     v_unit: [f32; TILE],
 }
 
-/// What a thread holds: 240 KiB of its stack.
+/// What a thread holds: 370 KiB of its stack.
 pub(super) struct State {
     prepared: [Prepared; 2],
     score_sums: Sums,
@@ -86,6 +87,7 @@ pub(super) struct State {
     /// Visible places of the current block's rows.
     visible: [(usize, usize); BLOCK],
     row_units: [f32; TILE],
+    dq: [f32; TILE * HEAD_WIDTH_MAX],
     /// `[64 of the tile's keys][slice][query][64]`
     rows: [i8; 2 * 3 * 2 * SQUARE],
     /// `[2 × 16 keys][64 of the tile's queries][slice]`
@@ -107,6 +109,7 @@ impl State {
             g_most: [0; TILE],
             visible: [(0, 0); BLOCK],
             row_units: ZERO,
+            dq: [0.0; TILE * HEAD_WIDTH_MAX],
             rows: [0; 2 * 3 * 2 * SQUARE],
             columns: [0; 2 * 2 * 3 * TILE_BYTES / 4],
         }
@@ -137,12 +140,23 @@ impl Gradients<'_> {
         self.p.spans[tile.span].keys.len()
     }
 
-    /// dQ starts from zero.
-    pub(super) fn clear_queries(&self, span: usize, head: usize, rows: Range<usize>) {
-        for row in rows {
+    /// Floats between rows of the state's dQ: whole panels of 32.
+    fn row_stride(&self) -> usize {
+        self.p.key_width.next_multiple_of(BLOCK)
+    }
+
+    /// dQ of a tile of queries starts from zero.
+    pub(super) fn start_queries(&self, state: &mut State) {
+        state.dq[..TILE * self.row_stride()].fill(0.0);
+    }
+
+    /// dQ of a tile of queries is complete.
+    pub(super) fn store_queries(&self, state: &State, span: usize, head: usize, rows: Range<usize>) {
+        for (index, row) in rows.enumerate() {
             let at = (self.p.spans[span].queries.start + row) * self.p.heads + head;
             // SAFETY: these rows of this head are the calling task's alone.
-            unsafe { part(&self.dq, at, self.p.key_width) }.fill(0.0);
+            let out = unsafe { part(&self.dq, at, self.p.key_width) };
+            out.copy_from_slice(&state.dq[index * self.row_stride()..][..self.p.key_width]);
         }
     }
 
@@ -213,7 +227,14 @@ impl Gradients<'_> {
     }
 
     /// One block of up to 32 queries by 32 keys, some of which see each other.
-    fn block(&self, state: &mut State, tile: &Tile, right: [RightView; 2], queries: &Range<usize>, keys: &Range<usize>) {
+    fn block(
+        &self,
+        state: &mut State,
+        tile: &Tile,
+        right: [RightView; 2],
+        queries: &Range<usize>,
+        keys: &Range<usize>,
+    ) {
         let p = self.p;
         let (row, column) = (queries.start - tile.first_query, keys.start - tile.first_key);
         let q = self.left(self.q, self.q_left, tile.head, tile.span, queries.start);
@@ -221,7 +242,16 @@ impl Gradients<'_> {
         let (key_columns, value_columns) = (self.k.shape.columns(), self.v.shape.columns());
         let count = queries.len();
         block_sums(self.path, &mut state.score_sums, q, count, right[0], &state.prepared[0], key_columns, p.profile);
-        block_sums(self.path, &mut state.value_sums, d_o, count, right[1], &state.prepared[1], value_columns, p.profile);
+        block_sums(
+            self.path,
+            &mut state.value_sums,
+            d_o,
+            count,
+            right[1],
+            &state.prepared[1],
+            value_columns,
+            p.profile,
+        );
         for (row, visible) in state.visible.iter_mut().enumerate() {
             let seen = p.visible(queries.start + row);
             let place = |key: usize| key.clamp(keys.start, keys.start + BLOCK) - keys.start;
@@ -262,14 +292,11 @@ impl Gradients<'_> {
                     let count = BLOCK.min(rows.end - row);
                     let sums = &mut state.score_sums;
                     block_sums(self.path, sums, left, count, right, &state.prepared[0], columns.len(), p.profile);
-                    let token = p.spans[tile.span].queries.start + tile.first_query + row;
-                    let at = (token * p.heads + tile.head) * p.key_width + panel * BLOCK;
-                    let width = BLOCK.min(p.key_width - panel * BLOCK);
                     let units = &state.row_units[row..row + count];
-                    let stride = p.heads * p.key_width;
+                    let out = &mut state.dq[row * self.row_stride() + panel * BLOCK..];
                     match p.profile {
-                        Profile::X2 => fold_rows::<2>(self.path, &self.dq, sums, units, at, stride, width),
-                        Profile::X3 => fold_rows::<3>(self.path, &self.dq, sums, units, at, stride, width),
+                        Profile::X2 => fold_rows::<2>(self.path, out, sums, units, self.row_stride()),
+                        Profile::X3 => fold_rows::<3>(self.path, out, sums, units, self.row_stride()),
                     }
                 }
             }
@@ -416,44 +443,42 @@ multiversion! {
 }
 
 /// Right tiles of 32 keys from `first` of the tile, contracted along queries; the result are the keys' units.
-fn column_tiles<const SLICES: usize>(path: Path, state: &mut State, first: usize, columns: Range<usize>, values: bool) -> [f32; BLOCK] {
+fn column_tiles<const SLICES: usize>(
+    path: Path,
+    state: &mut State,
+    first: usize,
+    columns: Range<usize>,
+    values: bool,
+) -> [f32; BLOCK] {
     let State { queries, p, g, p_most, g_most, columns: tiles, .. } = state;
-    let (weights, most, factors) = if values { (p, p_most, &queries.d_o_unit) } else { (g, g_most, &queries.grad_unit) };
-    let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
-    let scales: [Scale; BLOCK] = std::array::from_fn(|lane| Scale::of(profile, most[first + lane]));
-    let multipliers = scales.map(|scale| scale.multiplier);
+    let (weights, most, factors) =
+        if values { (p, p_most, &queries.d_o_unit) } else { (g, g_most, &queries.grad_unit) };
+    let mut multipliers = [0.0; BLOCK];
+    let mut units = [0.0; BLOCK];
+    column_scales::<SLICES>(path, &mut multipliers, &mut units, &most[first..first + BLOCK]);
     pack_columns::<SLICES>(path, tiles, weights, first, columns, factors, &multipliers);
-    scales.map(|scale| scale.unit)
+    units
+}
+
+multiversion! {
+    fn column_scales<_F, const SLICES: usize>(multipliers: &mut [f32; BLOCK], units: &mut [f32; BLOCK], most: &[u32]) {
+        let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
+        for lane in 0..BLOCK {
+            let scale = Scale::of(profile, most[lane]);
+            (multipliers[lane], units[lane]) = (scale.multiplier, scale.unit);
+        }
+    }
 }
 
 multiversion! {
     /// Folds a block into dQ: units belong to rows.
-    fn fold_rows<F, const PLANES: usize>(
-        out: &SharedMut<f32>,
-        sums: &Sums,
-        units: &[f32],
-        at: usize,
-        stride: usize,
-        width: usize,
-    ) {
+    fn fold_rows<F, const PLANES: usize>(out: &mut [f32], sums: &Sums, units: &[f32], stride: usize) {
         for (row, unit) in units.iter().enumerate() {
-            // SAFETY: these rows of this head are the calling task's alone.
-            let out = unsafe { out.slice(at + row * stride..at + row * stride + width) };
+            let out = &mut out[row * stride..][..BLOCK];
             let [first, second, third] = [0, 1, 2].map(|plane| &sums.0[plane][row]);
-            let mut acc = [0.0f32; BLOCK];
-            if let Some(out) = out.first_chunk::<BLOCK>() {
-                acc = *out;
-            } else {
-                acc[..width].copy_from_slice(out);
-            }
             for column in 0..BLOCK {
                 let value = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
-                acc[column] = F::fma(value, *unit, acc[column]);
-            }
-            if let Some(out) = out.first_chunk_mut::<BLOCK>() {
-                *out = acc;
-            } else {
-                out.copy_from_slice(&acc[..width]);
+                out[column] = F::fma(value, *unit, out[column]);
             }
         }
     }

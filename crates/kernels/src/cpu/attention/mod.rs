@@ -91,30 +91,6 @@ impl<'a> Tensor<'a> {
         self.shape.slices() * super::slices::TILE_BYTES
     }
 
-    /// Slices every block; `rows` are the rows of a span, `store` puts a block where it belongs: `(slicer, head, span, index)`.
-    fn slice(
-        &self,
-        cpu: &Cpu,
-        units: &mut [f32],
-        rows: impl Fn(usize) -> Range<usize> + Sync,
-        store: impl Fn(&Slicer, usize, usize, usize) + Sync,
-    ) {
-        let tasks = Tasks::new(self.heads * self.blocks.total());
-        let units = SharedMut::new(units);
-        cpu.pool.run(|_| {
-            let mut slicer = Slicer::new(cpu.path);
-            while let Some(task) = tasks.next() {
-                // Heads of a token are neighbours in memory.
-                let (head, block) = (task % self.heads, task / self.heads);
-                let (span, index) = self.blocks.locate(block);
-                // SAFETY: units of this block are this task's alone.
-                let units = unsafe { part(&units, self.index(head, block), ROWS) };
-                slicer.load(self.shape, self.source(&rows(span), index, head), units);
-                store(&slicer, head, span, index);
-            }
-        });
-    }
-
     /// Up to 32 rows from `first` of a span, out of right tiles.
     fn right_panel<'s>(&self, tiles: &'s [i8], head: usize, span: usize, first: usize) -> RightView<'s> {
         let block = self.index(head, self.blocks.of(span).start + first / ROWS);
@@ -132,6 +108,41 @@ impl<'a> Tensor<'a> {
             blocks: (self.shape.groups() - 2 * panel).min(2),
         }
     }
+}
+
+/// A tensor to be sliced: where its units go, the rows of a span, and what puts a loaded block where it belongs, called with
+/// `(slicer, head, span, index of the block in the span)`.
+struct Slicing<'a> {
+    tensor: Tensor<'a>,
+    units: SharedMut<'a, f32>,
+    rows: &'a (dyn Fn(usize) -> Range<usize> + Sync),
+    store: &'a (dyn Fn(&mut Slicer, usize, usize, usize) + Sync),
+}
+
+/// Slices every block of every tensor.
+fn slice_all(cpu: &Cpu, slicings: &[Slicing]) {
+    let count = |slicing: &Slicing| slicing.tensor.heads * slicing.tensor.blocks.total();
+    let tasks = Tasks::new(slicings.iter().map(count).sum());
+    cpu.pool.run(|_| {
+        let mut slicer = Slicer::new(cpu.path);
+        while let Some(mut task) = tasks.next() {
+            for slicing in slicings {
+                if task >= count(slicing) {
+                    task -= count(slicing);
+                    continue;
+                }
+                let Slicing { tensor, units, rows, store } = slicing;
+                // Heads of a token are neighbours in memory.
+                let (head, block) = (task % tensor.heads, task / tensor.heads);
+                let (span, index) = tensor.blocks.locate(block);
+                // SAFETY: units of this block are this task's alone.
+                let units = unsafe { part(units, tensor.index(head, block), ROWS) };
+                slicer.load(tensor.shape, tensor.source(&rows(span), index, head), units);
+                store(&mut slicer, head, span, index);
+                break;
+            }
+        }
+    });
 }
 
 /// Part `index` of a shared buffer cut into parts of `size`.

@@ -4,9 +4,7 @@
 //! rows and elements are zero bytes with unit zero, wherever the block lies on the right of a product.
 
 use crate::cpu::path::{Path, multiversion};
-use crate::cpu::slices::{
-    TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_to_right, quantise_bytes, round_small, turn_tile,
-};
+use crate::cpu::slices::{TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_to_right, quantise_bytes, round_small, turn_tile};
 use isobit_numerics::slices::{CHUNK, Profile, Scale, magnitude_bits, round_half_even};
 use std::ops::Range;
 
@@ -137,6 +135,11 @@ impl Slicer {
                 }
             }
         }
+    }
+
+    /// Makes the right tiles of the loaded block, which all forms but the left one start from.
+    pub(super) fn make_right(&mut self, shape: Shape) {
+        let slices = shape.slices();
         let (left, _) = self.left.as_chunks::<TILE_BYTES>();
         for (index, left) in left[..shape.columns() * slices * 4].iter().enumerate() {
             let (tile, group) = (index / 4, index % 4);
@@ -158,9 +161,8 @@ impl Slicer {
     /// 16 elements of the width as the rows of a right tile that is contracted along the block's rows.
     fn turn(&self, shape: Shape, out: &mut [i8], group: usize, slice: usize) {
         let (columns, slices) = (shape.columns(), shape.slices());
-        let source = [0, 1, 2, 3].map(|rows| {
-            &self.right[((rows * columns + group / 4) * slices + slice) * TILE_BYTES..][..TILE_BYTES]
-        });
+        let source = [0, 1, 2, 3]
+            .map(|rows| &self.right[((rows * columns + group / 4) * slices + slice) * TILE_BYTES..][..TILE_BYTES]);
         turn_tile(self.path, out, source, group % 4);
     }
 
@@ -214,7 +216,11 @@ pub(super) fn slice_of<const SLICES: usize>(q: i32, slice: usize) -> i32 {
 
 /// Slices of a row of weights: `N` bytes per slice, exclusive-or'ed with the bias of left operands.
 #[inline(always)]
-pub(super) fn quantise_row<const SLICES: usize, const N: usize>(x: &[f32; N], multiplier: f32, bias: i8) -> [[i8; N]; SLICES] {
+pub(super) fn quantise_row<const SLICES: usize, const N: usize>(
+    x: &[f32; N],
+    multiplier: f32,
+    bias: i8,
+) -> [[i8; N]; SLICES] {
     let mut integers = [0i32; N];
     for lane in 0..N {
         integers[lane] = quantise_finite::<SLICES>(x[lane], multiplier);
