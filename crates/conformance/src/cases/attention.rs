@@ -159,7 +159,13 @@ pub fn visit(visitor: &mut impl Visitor) {
             ..case(&[], (2, 1), (12, 36), profile, Kind::Outliers)
         });
     }
-    visitor.case(&case(&[129], (2, 1), (64, 64), Profile::X2, Kind::Outliers));
-    visitor.case(&case(&[200], (1, 1), (128, 64), Profile::X2, Kind::Plain));
-    visitor.case(&case(&[257], (1, 1), (16, 16), Profile::X2, Kind::Outliers));
+    visitor.case(&case(&[129, 1, 64], (2, 1), (64, 64), Profile::X2, Kind::Outliers));
+    visitor.case(&case(&[130], (7, 1), (64, 64), Profile::X3, Kind::Plain));
+    visitor.case(&case(&[200], (4, 2), (128, 128), Profile::X2, Kind::Plain));
+    visitor.case(&case(&[150], (1, 1), (256, 256), Profile::X3, Kind::Outliers));
+    visitor.case(&case(&[257, 127], (1, 1), (16, 16), Profile::X2, Kind::Outliers));
+    visitor.case(&case(&[129, 385], (1, 1), (64, 64), Profile::X2, Kind::Plain));
+    visitor.case(&AttentionCase { window: Some(128), ..case(&[385], (2, 1), (64, 24), Profile::X2, Kind::Plain) });
+    visitor.case(&AttentionCase { window: Some(100), ..case(&[300], (1, 1), (24, 64), Profile::X3, Kind::Edges) });
+    visitor.case(&AttentionCase { window: Some(5), ..case(&[300], (1, 1), (24, 64), Profile::X2, Kind::Plain) });
 }
