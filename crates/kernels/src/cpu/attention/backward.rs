@@ -5,23 +5,25 @@
 //! their own and tiles are made twice. Both ways fold tiles in the same order.
 
 use super::forward::shapes;
-use super::gradients::{Gradients, State, Tile};
+use super::gradients::{Gradients, Tile};
 use super::operands::{Blocks, ROWS, Slicer};
+use super::tile::State;
 use super::{Slicing, TILE, Tasks, Tensor, part, slice_all, tensor_bytes};
 use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::cpu::path::{Path, multiversion};
 use crate::cpu::pool::SharedMut;
 use crate::op::Attention;
-use crate::op::attention::HEAD_WIDTH_MAX;
 use isobit_numerics::lanes::dot;
 use std::ops::Range;
 
-pub(super) fn workspace(p: &Attention) -> usize {
+pub(super) fn workspace(cpu: &Cpu, p: &Attention) -> usize {
     let (key, value) = shapes(p);
     let blocks = Blocks::count(p.spans.iter().map(|span| span.keys.len()));
     let partial = |width: usize| Workspace::bytes::<f32>(p.heads * blocks * ROWS * width);
     Workspace::bytes::<u32>(p.spans.len() + 1)
+        + Workspace::bytes::<i8>(cpu.threads() * Slicer::ROOM.max(State::BYTES))
+        + Workspace::bytes::<f32>(cpu.threads() * State::FLOATS)
         + tensor_bytes(p.heads, blocks, key, 1, 1)
         + tensor_bytes(p.kv_heads, blocks, key, 1, 1)
         + tensor_bytes(p.kv_heads, blocks, value, 1, 0)
@@ -46,6 +48,8 @@ pub(in crate::cpu) fn backward(
     let (key, value) = shapes(p);
     let mut workspace = Workspace::new(workspace);
     let blocks = Blocks::new(workspace.take(p.spans.len() + 1), p.spans.iter().map(|span| span.keys.len()));
+    let byte_room = workspace.take::<i8>(cpu.threads() * Slicer::ROOM.max(State::BYTES));
+    let float_room = workspace.take::<f32>(cpu.threads() * State::FLOATS);
     let q = Tensor { x: qkv.0, heads: p.heads, shape: key, blocks };
     let k = Tensor { x: qkv.1, heads: p.kv_heads, shape: key, blocks };
     let v = Tensor { x: qkv.2, heads: p.kv_heads, shape: value, blocks };
@@ -114,6 +118,7 @@ pub(in crate::cpu) fn backward(
         };
         slice_all(
             cpu,
+            byte_room,
             &[
                 Slicing { tensor: q, units: SharedMut::new(q_units), rows: &queries, store: &store_q },
                 Slicing { tensor: k, units: SharedMut::new(k_units), rows: &keys, store: &store_k },
@@ -150,10 +155,10 @@ pub(in crate::cpu) fn backward(
             key_partials: SharedMut::new(key_partials),
             value_partials: SharedMut::new(value_partials),
         };
-        run(cpu, &pass);
+        run(cpu, &pass, byte_room, float_room);
     }
-    add_heads(cpu, dk, key_partials, k, p);
-    add_heads(cpu, dv, value_partials, v, p);
+    add_heads(cpu, dk, key_partials, k, p, float_room);
+    add_heads(cpu, dv, value_partials, v, p, float_room);
 }
 
 multiversion! {
@@ -163,14 +168,17 @@ multiversion! {
 }
 
 /// Hands the tiles out.
-fn run(cpu: &Cpu, pass: &Gradients) {
+fn run(cpu: &Cpu, pass: &Gradients, byte_room: &mut [i8], float_room: &mut [f32]) {
     let p = pass.p;
+    let (byte_room, float_room) = (SharedMut::new(byte_room), SharedMut::new(float_room));
     let work = |task: &(dyn Fn(&mut State, usize) + Sync), count: usize| {
         let tasks = Tasks::new(count);
-        cpu.pool.run(|_| {
+        cpu.pool.run(|worker| {
             #[cfg(target_arch = "x86_64")]
             let _session = (cpu.path == Path::Amx).then(crate::cpu::amx::Session::start);
-            let mut state = State::new(cpu.path, p.profile);
+            // SAFETY: each thread has its own part.
+            let room = unsafe { (part(&byte_room, worker, State::BYTES), part(&float_room, worker, State::FLOATS)) };
+            let mut state = State::new(cpu.path, p.profile, room);
             while let Some(index) = tasks.next() {
                 task(&mut state, index);
             }
@@ -238,13 +246,14 @@ fn whole_heads(p: &Attention, threads: usize) -> bool {
 }
 
 /// Adds what the heads of a group found for their keys, and turns it back: partials are `[head][block][width][64 keys]`.
-fn add_heads(cpu: &Cpu, out: &mut [f32], partials: &[f32], tensor: Tensor, p: &Attention) {
+fn add_heads(cpu: &Cpu, out: &mut [f32], partials: &[f32], tensor: Tensor, p: &Attention, room: &mut [f32]) {
     let width = tensor.shape.width;
     let size = ROWS * width;
     let tasks = Tasks::new(p.kv_heads * tensor.blocks.total());
-    let out = SharedMut::new(out);
-    cpu.pool.run(|_| {
-        let mut sum = [0.0f32; ROWS * HEAD_WIDTH_MAX];
+    let (out, room) = (SharedMut::new(out), SharedMut::new(room));
+    cpu.pool.run(|worker| {
+        // SAFETY: each thread has its own part.
+        let sum = unsafe { part(&room, worker, State::FLOATS) };
         while let Some(task) = tasks.next() {
             let (kv, block) = (task / tensor.blocks.total(), task % tensor.blocks.total());
             let (span, index) = tensor.blocks.locate(block);

@@ -4,7 +4,7 @@
 //! the values. A row is touched only where it sees something, so what lies behind a mask may be anything.
 
 use super::operands::{Blocks, ROWS, SQUARE, Shape, Slicer, quantise_row, tree_max};
-use super::{Slicing, TILE, Tasks, Tensor, part, slice_all, tensor_bytes};
+use super::{Slicing, TILE, Tasks, Tensor, part, slice_all, split, tensor_bytes};
 use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::cpu::block::{LeftView, Prepared, Sums, block_sums};
@@ -19,11 +19,13 @@ use isobit_numerics::lanes::{LANES, max, tree_sum};
 use isobit_numerics::slices::{Profile, Scale, magnitude_bits};
 use std::ops::Range;
 
-pub(super) fn workspace(p: &Attention) -> usize {
+pub(super) fn workspace(cpu: &Cpu, p: &Attention) -> usize {
     let (key, value) = shapes(p);
     let queries = Blocks::count(p.spans.iter().map(|span| span.queries.len()));
     let keys = Blocks::count(p.spans.iter().map(|span| span.keys.len()));
     2 * Workspace::bytes::<u32>(p.spans.len() + 1)
+        + Workspace::bytes::<i8>(cpu.threads() * Slicer::ROOM.max(State::BYTES))
+        + Workspace::bytes::<f32>(cpu.threads() * State::FLOATS)
         + tensor_bytes(p.heads, queries, key, 1, 0)
         + tensor_bytes(p.kv_heads, keys, key, 1, 0)
         + tensor_bytes(p.kv_heads, keys, value, 0, 1)
@@ -49,6 +51,8 @@ pub(in crate::cpu) fn forward(
     let mut workspace = Workspace::new(workspace);
     let queries = Blocks::new(workspace.take(p.spans.len() + 1), p.spans.iter().map(|span| span.queries.len()));
     let keys = Blocks::new(workspace.take(p.spans.len() + 1), p.spans.iter().map(|span| span.keys.len()));
+    let byte_room = workspace.take::<i8>(cpu.threads() * Slicer::ROOM.max(State::BYTES));
+    let float_room = workspace.take::<f32>(cpu.threads() * State::FLOATS);
     let q = Tensor { x: q, heads: p.heads, shape: key, blocks: queries };
     let k = Tensor { x: k, heads: p.kv_heads, shape: key, blocks: keys };
     let v = Tensor { x: v, heads: p.kv_heads, shape: value, blocks: keys };
@@ -81,6 +85,7 @@ pub(in crate::cpu) fn forward(
         let key_rows = |span: usize| p.spans[span].keys.clone();
         slice_all(
             cpu,
+            byte_room,
             &[
                 Slicing { tensor: q, units: SharedMut::new(q_units), rows: &query_rows, store: &store_q },
                 Slicing { tensor: k, units: SharedMut::new(k_units), rows: &key_rows, store: &store_k },
@@ -91,10 +96,13 @@ pub(in crate::cpu) fn forward(
     let pass = Forward { path: cpu.path, p, q, k, v, q_left, q_units, k_right, k_units, v_turned, v_units };
     let (o, lse) = (SharedMut::new(o), SharedMut::new(lse));
     let tasks = Tasks::new(p.heads * queries.total());
-    cpu.pool.run(|_| {
+    let (byte_room, float_room) = (SharedMut::new(byte_room), SharedMut::new(float_room));
+    cpu.pool.run(|worker| {
         #[cfg(target_arch = "x86_64")]
         let _session = (cpu.path == Path::Amx).then(crate::cpu::amx::Session::start);
-        let mut state = State::new(cpu.path, p.profile);
+        // SAFETY: each thread has its own part.
+        let room = unsafe { (part(&byte_room, worker, State::BYTES), part(&float_room, worker, State::FLOATS)) };
+        let mut state = State::new(cpu.path, p.profile, room);
         while let Some(task) = tasks.next() {
             // Late queries see most keys: the longest tasks come first.
             let task = tasks.count - 1 - task;
@@ -117,8 +125,8 @@ struct Forward<'a> {
     v_units: &'a [f32],
 }
 
-/// What a thread holds for one block of queries: 150 KiB of its stack.
-struct State {
+/// What a thread holds for one block of queries.
+struct State<'a> {
     prepared: Prepared,
     sums: Sums,
     /// Running maximum, denominator, and of the current tile the factor of what was before and the unit of the weights.
@@ -128,14 +136,18 @@ struct State {
     unit: [f32; ROWS],
     /// Visible places of the current tile, per row.
     visible: [(usize, usize); ROWS],
-    z: [f32; ROWS * TILE],
+    z: &'a mut [f32; ROWS * TILE],
     /// `[64 of the tile's keys][slice][row][64]`
-    weights: [i8; 2 * 3 * SQUARE],
-    o: [f32; ROWS * HEAD_WIDTH_MAX],
+    weights: &'a mut [i8; 2 * 3 * SQUARE],
+    o: &'a mut [f32; ROWS * HEAD_WIDTH_MAX],
 }
 
-impl State {
-    fn new(path: Path, profile: Profile) -> Self {
+impl<'a> State<'a> {
+    const BYTES: usize = 2 * 3 * SQUARE;
+    const FLOATS: usize = ROWS * TILE + ROWS * HEAD_WIDTH_MAX;
+
+    fn new(path: Path, profile: Profile, (bytes, floats): (&'a mut [i8], &'a mut [f32])) -> Self {
+        let (z, floats) = split(floats);
         Self {
             prepared: Prepared::new(path, profile),
             sums: Sums::new(),
@@ -144,9 +156,9 @@ impl State {
             alpha: [0.0; ROWS],
             unit: [0.0; ROWS],
             visible: [(0, 0); ROWS],
-            z: [0.0; ROWS * TILE],
-            weights: [0; 2 * 3 * SQUARE],
-            o: [0.0; ROWS * HEAD_WIDTH_MAX],
+            z,
+            weights: split(bytes).0,
+            o: split(floats).0,
         }
     }
 }

@@ -7,6 +7,7 @@ mod backward;
 mod forward;
 mod gradients;
 mod operands;
+mod tile;
 
 use super::block::RightView;
 use super::pool::SharedMut;
@@ -24,9 +25,9 @@ pub(super) use forward::forward;
 const TILE: usize = crate::op::attention::KEY_TILE;
 const _: () = assert!(TILE == crate::op::attention::QUERY_TILE && TILE == 2 * ROWS);
 
-pub(super) fn workspace(_cpu: &Cpu, p: &Attention) -> usize {
+pub(super) fn workspace(cpu: &Cpu, p: &Attention) -> usize {
     let trains = p.spans.iter().all(|span| span.queries.len() == span.keys.len());
-    forward::workspace(p).max(if trains { backward::workspace(p) } else { 0 })
+    forward::workspace(cpu, p).max(if trains { backward::workspace(cpu, p) } else { 0 })
 }
 
 /// Work handed out in order of asking. Results never depend on who asks.
@@ -119,12 +120,14 @@ struct Slicing<'a> {
     store: &'a (dyn Fn(&mut Slicer, usize, usize, usize) + Sync),
 }
 
-/// Slices every block of every tensor.
-fn slice_all(cpu: &Cpu, slicings: &[Slicing]) {
+/// Slices every block of every tensor; `room` is [`Slicer::ROOM`] per thread.
+fn slice_all(cpu: &Cpu, room: &mut [i8], slicings: &[Slicing]) {
+    let room = SharedMut::new(room);
     let count = |slicing: &Slicing| slicing.tensor.heads * slicing.tensor.blocks.total();
     let tasks = Tasks::new(slicings.iter().map(count).sum());
-    cpu.pool.run(|_| {
-        let mut slicer = Slicer::new(cpu.path);
+    cpu.pool.run(|worker| {
+        // SAFETY: each thread has its own part.
+        let mut slicer = Slicer::new(cpu.path, unsafe { part(&room, worker, Slicer::ROOM) });
         while let Some(mut task) = tasks.next() {
             for slicing in slicings {
                 if task >= count(slicing) {
@@ -153,6 +156,11 @@ fn slice_all(cpu: &Cpu, slicings: &[Slicing]) {
 unsafe fn part<'s, T>(shared: &'s SharedMut<T>, index: usize, size: usize) -> &'s mut [T] {
     // SAFETY: passed on to the caller.
     unsafe { shared.slice(index * size..(index + 1) * size) }
+}
+
+/// The first `N` elements of a thread's room, and the rest.
+fn split<T, const N: usize>(room: &mut [T]) -> (&mut [T; N], &mut [T]) {
+    room.split_first_chunk_mut::<N>().expect("a thread's room holds what it was made for")
 }
 
 /// Bytes that the sliced forms of a tensor take in a workspace: each `(is turned)`, and the units.

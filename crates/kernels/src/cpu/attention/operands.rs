@@ -5,6 +5,7 @@
 
 use crate::cpu::path::{Path, multiversion};
 use crate::cpu::slices::{TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_to_right, quantise_bytes, round_small, turn_tile};
+use crate::op::attention::HEAD_WIDTH_MAX;
 use isobit_numerics::slices::{CHUNK, Profile, Scale, magnitude_bits, round_half_even};
 use std::ops::Range;
 
@@ -100,18 +101,21 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Room for one block on its way into the workspace.
-pub(super) struct Slicer {
+/// Room for one block on its way into its place.
+pub(super) struct Slicer<'a> {
     path: Path,
     bias: i8,
-    left: [i8; 4 * 3 * SQUARE],
-    right: [i8; 4 * 3 * SQUARE],
+    left: &'a mut [i8],
+    right: &'a mut [i8],
 }
 
-impl Slicer {
-    pub(super) fn new(path: Path) -> Self {
-        let bias = crate::cpu::slices::left_bias(path) as i8;
-        Self { path, bias, left: [0; 4 * 3 * SQUARE], right: [0; 4 * 3 * SQUARE] }
+impl<'a> Slicer<'a> {
+    /// Bytes of room.
+    pub(super) const ROOM: usize = 2 * HEAD_WIDTH_MAX / TILE_DEPTH * 3 * SQUARE;
+
+    pub(super) fn new(path: Path, room: &'a mut [i8]) -> Self {
+        let (left, right) = room.split_at_mut(Self::ROOM / 2);
+        Self { path, bias: crate::cpu::slices::left_bias(path) as i8, left, right }
     }
 
     /// Slices the rows of a block; `units` are its 64 units.
@@ -182,8 +186,8 @@ impl Slicer {
                 let out = &mut out[(slice * shape.groups() + group) * TILE_BYTES..][..TILE_BYTES];
                 // The reordering of a tile is its own inverse.
                 left_to_right(self.path, out, &tile);
-                if self.bias != 0 {
-                    out.iter_mut().for_each(|byte| *byte ^= self.bias);
+                for byte in out {
+                    *byte ^= self.bias;
                 }
             }
         }

@@ -1,0 +1,251 @@
+//! What a thread holds while it makes a tile of the backward pass, and the float arithmetic on it.
+//!
+//! Every function here is compiled per instruction set and works on rows of 32 places. `gradients.rs` says when each runs.
+
+use super::operands::{ROWS, SQUARE, pack_columns, quantise_row, tree_max};
+use super::{TILE, Tensor, split};
+use crate::cpu::block::{Prepared, Sums};
+use crate::cpu::path::{Path, multiversion};
+use crate::cpu::product::chunk_value;
+use crate::cpu::slices::{BLOCK, TILE_BYTES, TILE_DEPTH};
+use crate::op::attention::HEAD_WIDTH_MAX;
+use isobit_numerics::elementary::exp2;
+use isobit_numerics::slices::{Profile, Scale, magnitude_bits};
+use std::ops::Range;
+
+/// Numbers of the tile's queries: units of q and dO, and what they are multiplied into.
+pub(super) struct Queries {
+    /// `sq·scale2`, `sq·scale`
+    pub(super) score_unit: [f32; TILE],
+    pub(super) grad_unit: [f32; TILE],
+    pub(super) d_o_unit: [f32; TILE],
+    pub(super) lse: [f32; TILE],
+    pub(super) delta: [f32; TILE],
+}
+
+/// Units of the tile's keys.
+pub(super) struct Keys {
+    pub(super) k: [f32; TILE],
+    /// `sk·scale`
+    pub(super) k_grad: [f32; TILE],
+    pub(super) v: [f32; TILE],
+}
+
+/// What a thread holds.
+pub(super) struct State<'a> {
+    pub(super) prepared: [Prepared; 2],
+    pub(super) score_sums: Sums,
+    pub(super) value_sums: Sums,
+    pub(super) queries: Queries,
+    pub(super) keys: Keys,
+    pub(super) p: &'a mut [f32; TILE * TILE],
+    pub(super) g: &'a mut [f32; TILE * TILE],
+    /// Largest magnitudes of the columns of `p·sdo` and of `g·sq·scale`.
+    pub(super) p_most: [u32; TILE],
+    pub(super) g_most: [u32; TILE],
+    /// Visible places of the current block's rows.
+    pub(super) visible: [(usize, usize); BLOCK],
+    pub(super) row_units: [f32; TILE],
+    pub(super) dq: &'a mut [f32; TILE * HEAD_WIDTH_MAX],
+    /// `[64 of the tile's keys][slice][query][64]`
+    pub(super) rows: &'a mut [i8; 2 * 3 * 2 * SQUARE],
+    /// `[2 × 16 keys][64 of the tile's queries][slice]`
+    pub(super) columns: [u32; 2 * 2 * 3 * TILE_BYTES / 4],
+}
+
+const ZERO: [f32; TILE] = [0.0; TILE];
+
+impl<'a> State<'a> {
+    pub(super) const BYTES: usize = 2 * 3 * 2 * SQUARE;
+    pub(super) const FLOATS: usize = 2 * TILE * TILE + TILE * HEAD_WIDTH_MAX;
+
+    pub(super) fn new(path: Path, profile: Profile, (bytes, floats): (&'a mut [i8], &'a mut [f32])) -> Self {
+        let (p, floats) = split(floats);
+        let (g, floats) = split(floats);
+        Self {
+            prepared: [Prepared::new(path, profile), Prepared::new(path, profile)],
+            score_sums: Sums::new(),
+            value_sums: Sums::new(),
+            queries: Queries { score_unit: ZERO, grad_unit: ZERO, d_o_unit: ZERO, lse: ZERO, delta: ZERO },
+            keys: Keys { k: ZERO, k_grad: ZERO, v: ZERO },
+            p,
+            g,
+            p_most: [0; TILE],
+            g_most: [0; TILE],
+            visible: [(0, 0); BLOCK],
+            row_units: ZERO,
+            dq: split(floats).0,
+            rows: split(bytes).0,
+            columns: [0; 2 * 2 * 3 * TILE_BYTES / 4],
+        }
+    }
+}
+
+/// Numbers of up to 128 rows from `first` of a span, times `factor`; zero past the span's last block.
+pub(super) fn gather(
+    out: &mut [f32; TILE],
+    tensor: Tensor,
+    values: &[f32],
+    head: usize,
+    span: usize,
+    first: usize,
+    factor: f32,
+) {
+    let blocks = tensor.blocks.of(span);
+    let count = TILE.min(blocks.len() * ROWS - first);
+    let from = tensor.index(head, blocks.start) * ROWS + first;
+    out[count..].fill(0.0);
+    for (out, value) in out.iter_mut().zip(&values[from..from + count]) {
+        *out = value * factor;
+    }
+}
+
+/// Zeros where no query sees a key.
+pub(super) fn clear(state: &mut State, rows: Range<usize>, column: usize) {
+    for row in rows {
+        state.p[row * TILE + column..][..BLOCK].fill(0.0);
+        state.g[row * TILE + column..][..BLOCK].fill(0.0);
+    }
+}
+
+multiversion! {
+    /// Probabilities and score gradients of a block from its sums, at `(row, column)` of the tile.
+    pub(super) fn grad_block<F, const PLANES: usize>(state: &mut State, row: usize, column: usize) {
+        let State { score_sums, value_sums, queries, keys, p, g, p_most, g_most, visible, .. } = state;
+        let panel = |values: &[f32; TILE]| -> [f32; BLOCK] { std::array::from_fn(|lane| values[column + lane]) };
+        let (k_unit, v_unit) = (panel(&keys.k), panel(&keys.v));
+        let mut p_largest: [u32; BLOCK] = std::array::from_fn(|lane| p_most[column + lane]);
+        let mut g_largest: [u32; BLOCK] = std::array::from_fn(|lane| g_most[column + lane]);
+        for r in 0..BLOCK {
+            let at = row + r;
+            let (score_unit, lse, delta) = (queries.score_unit[at], queries.lse[at], queries.delta[at]);
+            let (d_o_unit, grad_unit) = (queries.d_o_unit[at], queries.grad_unit[at]);
+            let [s1, s2, s3] = [0, 1, 2].map(|plane| &score_sums.0[plane][r]);
+            let [d1, d2, d3] = [0, 1, 2].map(|plane| &value_sums.0[plane][r]);
+            let mut p_row = [0.0f32; BLOCK];
+            let mut g_row = [0.0f32; BLOCK];
+            for lane in 0..BLOCK {
+                let z = chunk_value::<F, PLANES>([s1[lane], s2[lane], s3[lane]]) * (score_unit * k_unit[lane]);
+                let d_p = chunk_value::<F, PLANES>([d1[lane], d2[lane], d3[lane]]);
+                p_row[lane] = exp2::<F>(z - lse);
+                g_row[lane] = p_row[lane] * F::fma(d_p, d_o_unit * v_unit[lane], -delta);
+            }
+            let (from, to) = visible[r];
+            if (from, to) != (0, BLOCK) {
+                for lane in 0..BLOCK {
+                    let seen = lane >= from && lane < to;
+                    p_row[lane] = if seen { p_row[lane] } else { 0.0 };
+                    g_row[lane] = if seen { g_row[lane] } else { 0.0 };
+                }
+            }
+            for lane in 0..BLOCK {
+                p_largest[lane] = p_largest[lane].max(magnitude_bits(p_row[lane] * d_o_unit));
+                g_largest[lane] = g_largest[lane].max(magnitude_bits(g_row[lane] * grad_unit));
+            }
+            p[at * TILE + column..][..BLOCK].copy_from_slice(&p_row);
+            g[at * TILE + column..][..BLOCK].copy_from_slice(&g_row);
+        }
+        p_most[column..column + BLOCK].copy_from_slice(&p_largest);
+        g_most[column..column + BLOCK].copy_from_slice(&g_largest);
+    }
+}
+
+multiversion! {
+    /// Slices rows of `g·(sk·scale)` over the tile's keys, for the 64-key columns named.
+    pub(super) fn slice_rows<_F, const SLICES: usize>(state: &mut State, rows: Range<usize>, columns: Range<usize>, bias: i8) {
+        let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
+        for row in rows {
+            let mut folded = [0.0f32; TILE];
+            let mut largest = [0u32; BLOCK];
+            for block in 2 * columns.start..2 * columns.end {
+                let g = &state.g[row * TILE + block * BLOCK..][..BLOCK];
+                let units = &state.keys.k_grad[block * BLOCK..][..BLOCK];
+                for lane in 0..BLOCK {
+                    // A hidden key's unit may be NaN.
+                    let x = if g[lane] == 0.0 { 0.0 } else { g[lane] * units[lane] };
+                    folded[block * BLOCK + lane] = x;
+                    largest[lane] = largest[lane].max(magnitude_bits(x));
+                }
+            }
+            let scale = Scale::of(profile, tree_max(largest, u32::max));
+            state.row_units[row] = scale.unit;
+            for column in columns.clone() {
+                let Some(folded) = folded[column * TILE_DEPTH..].first_chunk::<TILE_DEPTH>() else { unreachable!() };
+                let bytes = quantise_row::<SLICES, TILE_DEPTH>(folded, scale.multiplier, bias);
+                for slice in 0..SLICES {
+                    let at = (column * SLICES + slice) * 2 * SQUARE + row * TILE_DEPTH;
+                    state.rows[at..at + TILE_DEPTH].copy_from_slice(&bytes[slice]);
+                }
+            }
+        }
+    }
+}
+
+/// Right tiles of 32 keys from `first` of the tile, contracted along queries; the result are the keys' units.
+pub(super) fn column_tiles<const SLICES: usize>(
+    path: Path,
+    state: &mut State,
+    first: usize,
+    columns: Range<usize>,
+    values: bool,
+) -> [f32; BLOCK] {
+    let State { queries, p, g, p_most, g_most, columns: tiles, .. } = state;
+    let (weights, most, factors) =
+        if values { (p, p_most, &queries.d_o_unit) } else { (g, g_most, &queries.grad_unit) };
+    let mut multipliers = [0.0; BLOCK];
+    let mut units = [0.0; BLOCK];
+    column_scales::<SLICES>(path, &mut multipliers, &mut units, &most[first..first + BLOCK]);
+    pack_columns::<SLICES>(path, tiles, &weights[..], first, columns, factors, &multipliers);
+    units
+}
+
+multiversion! {
+    fn column_scales<_F, const SLICES: usize>(multipliers: &mut [f32; BLOCK], units: &mut [f32; BLOCK], most: &[u32]) {
+        let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
+        for lane in 0..BLOCK {
+            let scale = Scale::of(profile, most[lane]);
+            (multipliers[lane], units[lane]) = (scale.multiplier, scale.unit);
+        }
+    }
+}
+
+multiversion! {
+    /// Folds a block into dQ: units belong to rows.
+    pub(super) fn fold_rows<F, const PLANES: usize>(out: &mut [f32], sums: &Sums, units: &[f32], stride: usize) {
+        for (row, unit) in units.iter().enumerate() {
+            let out = &mut out[row * stride..][..BLOCK];
+            let [first, second, third] = [0, 1, 2].map(|plane| &sums.0[plane][row]);
+            for column in 0..BLOCK {
+                let value = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
+                out[column] = F::fma(value, *unit, out[column]);
+            }
+        }
+    }
+}
+
+/// Which columns of a partial sum a block folds into.
+pub(super) struct Columns {
+    /// First of the 32 among the 64 keys of the block.
+    pub(super) place: usize,
+    /// First of the 32 that a query of the tile sees.
+    pub(super) active: usize,
+    pub(super) from_zero: bool,
+}
+
+multiversion! {
+    /// Folds a block into dK or dV, which lie as `[width][64 keys]`: units belong to columns.
+    pub(super) fn fold_columns<F, const PLANES: usize>(out: &mut [f32], sums: &Sums, units: &[f32; BLOCK], target: &Columns) {
+        for (row, out) in out.chunks_exact_mut(ROWS).enumerate() {
+            let out = &mut out[target.place..][..BLOCK];
+            if target.from_zero {
+                out.fill(0.0);
+            }
+            let [first, second, third] = [0, 1, 2].map(|plane| &sums.0[plane][row]);
+            for column in 0..BLOCK {
+                let value = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
+                let folded = F::fma(value, units[column], out[column]);
+                out[column] = if column >= target.active { folded } else { out[column] };
+            }
+        }
+    }
+}
