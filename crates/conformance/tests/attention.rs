@@ -125,3 +125,35 @@ fn packed_documents_do_not_see_each_other() {
         });
     }
 }
+
+/// A non-finite number poisons what sees it and nothing else: not earlier positions, not other documents.
+#[test]
+fn poison_does_not_travel_backwards_or_sideways() {
+    for (profile, window) in PROFILES_AND_WINDOWS {
+        on_both(|forward, all| {
+            let pack = case(&[70, 140], window, profile);
+            let inputs = pack.inputs();
+            let (clean, poisoned_at) = (all(&pack, &inputs), 70 + 40);
+            for tensor in 0..4 {
+                let mut bad = inputs.clone();
+                let mut tensors = [&mut bad.q, &mut bad.k, &mut bad.v, &mut bad.d_o];
+                let x = &mut tensors[tensor];
+                let width = x.len() / 210;
+                x[poisoned_at * width + 1] = if tensor % 2 == 0 { f32::NAN } else { f32::INFINITY };
+                let before = |x: &[f32], rows: usize| x[..x.len() / 210 * rows].to_vec();
+                for (want, got) in clean.iter().zip(&all(&pack, &bad)) {
+                    equal("other document", &before(want, 70), &before(got, 70));
+                }
+                let got = forward(&pack, &bad);
+                for (want, got) in clean.iter().zip(&got) {
+                    equal("earlier positions", &before(want, poisoned_at), &before(got, poisoned_at));
+                }
+                let heads = 2;
+                let (o, lse) = (&got[0], &got[1]);
+                // A poisoned query or key reaches the denominator, a value only the output.
+                assert_eq!(lse[poisoned_at * heads].is_nan(), tensor < 2, "lse, tensor {tensor}");
+                assert_eq!(o[poisoned_at * heads * 20].is_nan(), tensor < 3, "o, tensor {tensor}");
+            }
+        });
+    }
+}

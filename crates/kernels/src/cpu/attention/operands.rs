@@ -201,9 +201,10 @@ pub(super) fn quantise_finite<const SLICES: usize>(x: f32, multiplier: f32) -> i
         // A poisoned chunk gives any integers here; its unit is NaN, whatever they are.
         round_small(x * multiplier)
     } else {
-        let x = if multiplier == 0.0 { 0.0 } else { x };
-        // SAFETY: |x·multiplier| is at most the limit and half a unit.
-        unsafe { round_half_even(x * multiplier).to_int_unchecked::<i32>() }
+        let scaled = x * multiplier;
+        let scaled = if scaled.is_nan() { 0.0 } else { scaled };
+        // SAFETY: not NaN, and |x·multiplier| is at most the limit and half a unit.
+        unsafe { round_half_even(scaled).to_int_unchecked::<i32>() }
     }
 }
 

@@ -130,17 +130,22 @@ multiversion! {
                 p_row[lane] = exp2::<F>(z - lse);
                 g_row[lane] = p_row[lane] * F::fma(d_p, d_o_unit * v_unit[lane], -delta);
             }
-            let (from, to) = visible[r];
-            if (from, to) != (0, BLOCK) {
+            let (from, to) = (visible[r].0 as u32, visible[r].1 as u32);
+            if (from, to) == (0, BLOCK as u32) {
                 for lane in 0..BLOCK {
-                    let seen = lane >= from && lane < to;
+                    p_largest[lane] = p_largest[lane].max(magnitude_bits(p_row[lane] * d_o_unit));
+                    g_largest[lane] = g_largest[lane].max(magnitude_bits(g_row[lane] * grad_unit));
+                }
+            } else {
+                for lane in 0..BLOCK {
+                    // What is hidden is zero even where the row's units are NaN.
+                    let seen = lane as u32 >= from && (lane as u32) < to;
+                    let sizes = (magnitude_bits(p_row[lane] * d_o_unit), magnitude_bits(g_row[lane] * grad_unit));
+                    p_largest[lane] = p_largest[lane].max(if seen { sizes.0 } else { 0 });
+                    g_largest[lane] = g_largest[lane].max(if seen { sizes.1 } else { 0 });
                     p_row[lane] = if seen { p_row[lane] } else { 0.0 };
                     g_row[lane] = if seen { g_row[lane] } else { 0.0 };
                 }
-            }
-            for lane in 0..BLOCK {
-                p_largest[lane] = p_largest[lane].max(magnitude_bits(p_row[lane] * d_o_unit));
-                g_largest[lane] = g_largest[lane].max(magnitude_bits(g_row[lane] * grad_unit));
             }
             p[at * TILE + column..][..BLOCK].copy_from_slice(&p_row);
             g[at * TILE + column..][..BLOCK].copy_from_slice(&g_row);
