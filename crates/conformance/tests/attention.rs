@@ -137,7 +137,7 @@ fn poison_does_not_travel_backwards_or_sideways() {
             for tensor in 0..4 {
                 let mut bad = inputs.clone();
                 let mut tensors = [&mut bad.q, &mut bad.k, &mut bad.v, &mut bad.d_o];
-                let x = &mut tensors[tensor];
+                let x = &mut *tensors[tensor];
                 let width = x.len() / 210;
                 x[poisoned_at * width + 1] = if tensor % 2 == 0 { f32::NAN } else { f32::INFINITY };
                 let before = |x: &[f32], rows: usize| x[..x.len() / 210 * rows].to_vec();
