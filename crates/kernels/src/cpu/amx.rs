@@ -175,3 +175,29 @@ pub(super) unsafe fn store(plane: *mut i32, width: usize, tall: bool) {
         }
     }
 }
+
+/// int8 multiply-adds of one round of [`spin`].
+pub(super) const SPIN_MULTIPLY_ADDS: usize = 8 * 16 * 16 * 64;
+
+/// Eight tile products a round on registers alone.
+///
+/// # Safety
+/// Within a [`Session`].
+pub(super) unsafe fn spin(iterations: usize) {
+    if iterations == 0 {
+        return;
+    }
+    // SAFETY: only tile registers are touched.
+    unsafe {
+        asm!(
+            "tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",
+            "tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7",
+            "2:",
+            "tdpbssd tmm0, tmm6, tmm7", "tdpbssd tmm1, tmm6, tmm7", "tdpbssd tmm2, tmm6, tmm7", "tdpbssd tmm3, tmm6, tmm7",
+            "tdpbssd tmm0, tmm6, tmm7", "tdpbssd tmm1, tmm6, tmm7", "tdpbssd tmm2, tmm6, tmm7", "tdpbssd tmm3, tmm6, tmm7",
+            "dec {n}",
+            "jnz 2b",
+            n = inout(reg) iterations => _, options(nostack, nomem),
+        );
+    }
+}
