@@ -3,9 +3,10 @@
 
 Needs: pip install torch   (in a virtual environment of its own), and `cargo build --release`.
 Example: tools/bench_peer.py --isobit target/release/isobit --runs 20 --threads 2
-Prints a Markdown table: best against best, medians beside.
+Prints a Markdown table: best against best, medians beside. With --quiet-cores it first tries every core and keeps to the
+fastest ones: on a shared machine a neighbour on the same core slows int8 tiles by a factor of four.
 """
-import argparse, json, statistics, subprocess, time
+import argparse, json, os, statistics, subprocess, time
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,23 @@ p.add_argument("--threads", type=int, default=2)
 p.add_argument("--path", action="append", help="scalar, avx2, avx512, amx or best; may be repeated")
 p.add_argument("--profile", action="append", help="x2 or x3; may be repeated")
 p.add_argument("--only", help="only cases whose name contains this")
+p.add_argument("--quiet-cores", action="store_true")
 a = p.parse_args()
+
+
+def keep_to_quiet_cores():
+    def rate(core):
+        command = [a.isobit, "bench", "kernels", "--op", "roof", "--profile", "x2", "--threads", "1", "--runs", "9", "--json"]
+        out = subprocess.run(command, capture_output=True, text=True, check=True, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
+        return 1 / json.loads(out.stdout)["ms_median"]
+    rates = {core: rate(core) for core in sorted(os.sched_getaffinity(0))}
+    best = sorted(rates, key=rates.get, reverse=True)[:a.threads]
+    os.sched_setaffinity(0, set(best))
+    return best
+
+
+if a.quiet_cores:
+    print(f"cores {keep_to_quiet_cores()}\n")
 torch.set_num_threads(a.threads)
 torch.manual_seed(0)
 
