@@ -35,6 +35,9 @@ pub(super) fn workspace(_cpu: &Cpu, tokens: usize) -> usize {
 
 pub(super) fn backward(cpu: &Cpu, dtable: &mut [f32], dy: &[f32], ids: &[u32], width: usize, workspace: &mut [u8]) {
     assert_eq!(dy.len(), ids.len() * width, "one row per token");
+    if dy.is_empty() {
+        return;
+    }
     let mut workspace = Workspace::new(workspace);
     let (order, other) = (workspace.take::<u32>(ids.len()), workspace.take::<u32>(ids.len()));
     let order: &[u32] = sort_by_id(order, other, ids);
