@@ -1,7 +1,7 @@
 //! Dropout on every CPU path.
 
 use isobit_conformance::data::{Kind, Random};
-use isobit_conformance::{Output, poisoned, assert_same, fastest};
+use isobit_conformance::{Output, assert_same, fastest, poisoned};
 use isobit_kernels::op::Dropout;
 use isobit_kernels::{Backend, Reference};
 use isobit_numerics::philox::{Key, Purpose, dropout_threshold};

@@ -26,11 +26,7 @@ impl Case for AdamWCase {
         let mut v = b.upload(&second);
         let gradient = b.upload(&random.f32s(self.kind, self.length));
         b.adamw(&mut parameter, &mut m, &mut v, &gradient, &self.settings.coefficients(self.step));
-        vec![
-            Output::download(b, "parameter", &parameter),
-            Output::download(b, "m", &m),
-            Output::download(b, "v", &v),
-        ]
+        vec![Output::download(b, "parameter", &parameter), Output::download(b, "m", &m), Output::download(b, "v", &v)]
     }
 }
 

@@ -59,7 +59,9 @@ pub fn visit(visitor: &mut impl Visitor) {
     // Around every boundary between two neighbours of either format, and a stride over all patterns.
     let boundaries = (0..=u16::MAX).step_by(7).flat_map(|bits| {
         let f16_boundary = f16::from_bits(bits).to_f32().to_bits() | 0x1000;
-        [u32::from(bits) << 16 | 0x8000, f16_boundary].into_iter().flat_map(|b| [b.wrapping_sub(1), b, b.wrapping_add(1)])
+        [u32::from(bits) << 16 | 0x8000, f16_boundary]
+            .into_iter()
+            .flat_map(|b| [b.wrapping_sub(1), b, b.wrapping_add(1)])
     });
     visitor.case(&NarrowCase { name: "boundaries", values: boundaries.map(f32::from_bits).collect() });
     let stride = (0..=u32::MAX).step_by(99_991).map(f32::from_bits).collect();

@@ -29,7 +29,7 @@ impl Case for ResidualCase {
 
 pub fn visit(visitor: &mut impl Visitor) {
     for kind in Kind::ALL {
-        for (length, factor) in [(0, 1.0), (1, 0.3), (31, -0.0), (33, 1.0), (4097, 1e-30), (10007, 0.7071)] {
+        for (length, factor) in [(0, 1.0), (1, 0.3), (31, -0.0), (33, 1.0), (4097, 1e-30), (10007, 0.7)] {
             visitor.case(&ResidualCase { length, factor, kind });
         }
     }

@@ -114,7 +114,8 @@ fn contract_tiles<F: Fma, const T: usize, const J: usize, const L: usize>(
         let end = (start + CONTRACT_TOKENS).min(tokens);
         for first in (0..p.rank).step_by(J) {
             // Past the last rank the tile repeats it and drops the result.
-            let rows: [&[f32]; J] = std::array::from_fn(|j| &factor[(first + j).min(p.rank - 1) * p.width..][..p.width]);
+            let rows: [&[f32]; J] =
+                std::array::from_fn(|j| &factor[(first + j).min(p.rank - 1) * p.width..][..p.width]);
             let row = |token: usize| &x[token * p.width..][..p.width];
             let mut store = |token: usize, sums: [f32; J]| {
                 let count = J.min(p.rank - first);
@@ -278,6 +279,7 @@ multiversion! {
 
 /// One block of tokens into the columns of one thread.
 #[inline(always)]
+#[expect(clippy::large_stack_arrays, reason = "two arrays of 32 KiB, well within a thread's stack")]
 fn outer_tiles<F: Fma, const J: usize, const C: usize>(
     dfactor: &SharedMut<f32>,
     u: &[f32],
