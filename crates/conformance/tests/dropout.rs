@@ -31,7 +31,7 @@ fn split<B: Backend>(b: &B) {
         row_starts: &[0, 7, 7, 30],
         width,
         threshold: dropout_threshold(0.4),
-        keep_scale: 1.0 / 0.6,
+        keep_scale: 1.6666666,
     };
     let mut whole = poisoned(b, 30 * width);
     b.dropout(&mut whole, &b.upload(&x), &base);
@@ -55,7 +55,7 @@ fn keeps_the_share_asked_for() {
         row_starts: &[0, count],
         width: 1,
         threshold: dropout_threshold(0.25),
-        keep_scale: 4.0 / 3.0,
+        keep_scale: 1.3333334,
     };
     let mut y = Reference.zeros(count);
     Reference.dropout(&mut y, &Reference.upload(&vec![3.0; count]), &p);
