@@ -1,8 +1,8 @@
 //! Thin products (`op/thin.rs`) as register tiles: each works on a few tokens or ranks at once, so that one load serves
 //! several multiply-adds. Tile sizes depend on the registers of the path; no sum does.
 //!
-//! `contract` and `expand` read the factor as `[rank, width]`; one that lies the other way is turned into a heap buffer of at
-//! most 64 rows first.
+//! `contract` turns a factor that lies the other way, `expand` packs it: heap buffers of the factor's size (at most 64 rows),
+//! small beside the activations.
 
 use super::path::{Vector, multiversion};
 use super::pool::SharedMut;
@@ -14,14 +14,17 @@ use isobit_numerics::lanes::{LANES, tree_sum};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Columns of a tile of `expand` and `outer`: four registers of AVX-512, and on AVX2 two.
+/// Columns of a tile: four registers of AVX-512 or eight of AVX2.
 const COLUMNS_WIDE: usize = 64;
+/// Columns of a tile of `outer` on AVX2, which keeps four ranks: two registers each.
 const COLUMNS_NARROW: usize = 16;
 /// Tokens that pass a few rows of the factor before the next rows are taken: they fit the second-level cache together.
 const CONTRACT_TOKENS: usize = 24;
+/// Tokens that pass one panel of the factor while it is in the first-level cache.
+const EXPAND_TOKENS: usize = 12;
 
 fn check(u: &[f32], x: &[f32], factor: &[f32], p: &Thin) {
-    assert!(p.rank <= RANK_MAX, "rank {} is beyond {RANK_MAX}", p.rank);
+    assert!((1..=RANK_MAX).contains(&p.rank), "rank {} is outside 1..={RANK_MAX}", p.rank);
     let want = [p.tokens * p.rank, p.tokens * p.width, p.rank * p.width];
     assert_eq!([u.len(), x.len(), factor.len()], want, "thin product");
 }
@@ -65,15 +68,40 @@ pub(super) fn contract(cpu: &Cpu, u: &mut [f32], x: &[f32], factor: &[f32], p: &
 
 pub(super) fn expand(cpu: &Cpu, y: &mut [f32], u: &[f32], factor: &[f32], p: &Thin) {
     check(u, y, factor, p);
-    let factor = rank_major(cpu, factor, p);
+    let panels = panels::<COLUMNS_WIDE>(cpu, factor, p);
     cpu.pool.run_rows(y, p.width, |tokens, y| {
         let u = &u[tokens.start * p.rank..tokens.end * p.rank];
         if is_wide(cpu) {
-            expand_rows::<true>(cpu.path, y, u, &factor, p);
+            expand_rows::<true>(cpu.path, y, u, &panels, p);
         } else {
-            expand_rows::<false>(cpu.path, y, u, &factor, p);
+            expand_rows::<false>(cpu.path, y, u, &panels, p);
         }
     });
+}
+
+/// The factor as `[panel, rank, C]`, the last panel padded with zeros: what a tile reads lies together.
+fn panels<const C: usize>(cpu: &Cpu, factor: &[f32], p: &Thin) -> Vec<f32> {
+    let mut packed = vec![0.0; p.width.div_ceil(C) * p.rank * C];
+    cpu.pool.run_rows(&mut packed, p.rank * C, |range, packed| {
+        for (panel, packed) in range.zip(packed.chunks_exact_mut(p.rank * C)) {
+            let columns = panel * C..((panel + 1) * C).min(p.width);
+            match p.layout {
+                Layout::RankMajor => {
+                    for (j, row) in packed.chunks_exact_mut(C).enumerate() {
+                        row[..columns.len()].copy_from_slice(&factor[j * p.width..][columns.clone()]);
+                    }
+                }
+                Layout::WidthMajor => {
+                    for (c, l) in columns.enumerate() {
+                        for j in 0..p.rank {
+                            packed[j * C + c] = factor[l * p.rank + j];
+                        }
+                    }
+                }
+            }
+        }
+    });
+    packed
 }
 
 pub(super) fn outer(cpu: &Cpu, dfactor: &mut [f32], u: &[f32], x: &[f32], p: &Thin, row_starts: &[usize]) {
@@ -182,69 +210,52 @@ fn contract_tile<F: Fma, const T: usize, const J: usize, const L: usize>(
 }
 
 multiversion! {
-    fn expand_rows<F, const WIDE: bool>(y: &mut [f32], u: &[f32], factor: &[f32], p: &Thin) {
+    fn expand_rows<F, const WIDE: bool>(y: &mut [f32], u: &[f32], panels: &[f32], p: &Thin) {
         if WIDE {
-            expand_tiles::<F, 6, COLUMNS_WIDE>(y, u, factor, p);
+            expand_tiles::<F, 6, COLUMNS_WIDE>(y, u, panels, p);
         } else {
-            expand_tiles::<F, 4, COLUMNS_NARROW>(y, u, factor, p);
+            expand_tiles::<F, 1, COLUMNS_WIDE>(y, u, panels, p);
         }
     }
 }
 
-/// `T` tokens at a time along the whole width; what is left over of the tokens goes one by one.
+/// `T` tokens at a time; what is left over of the tokens goes one by one.
 #[inline(always)]
-fn expand_tiles<F: Fma, const T: usize, const C: usize>(y: &mut [f32], u: &[f32], factor: &[f32], p: &Thin) {
+fn expand_tiles<F: Fma, const T: usize, const C: usize>(y: &mut [f32], u: &[f32], panels: &[f32], p: &Thin) {
     let (width, rank) = (p.width, p.rank);
-    let tokens = y.len() / width;
-    let whole_columns = width / C * C;
-    // The last columns, padded: the padding's results are not stored.
-    let mut edge = [[0.0; C]; RANK_MAX];
-    for j in 0..rank {
-        edge[j][..width - whole_columns].copy_from_slice(&factor[j * width + whole_columns..(j + 1) * width]);
-    }
-    let mut token = 0;
-    while token < tokens {
-        let step = if token + T <= tokens { T } else { 1 };
-        let y = &mut y[token * width..(token + step) * width];
-        let u = &u[token * rank..(token + step) * rank];
+    for (y, u) in y.chunks_mut(EXPAND_TOKENS * width).zip(u.chunks(EXPAND_TOKENS * rank)) {
         for first in (0..width).step_by(C) {
-            let m = |j: usize| -> &[f32; C] {
-                if first < whole_columns {
-                    factor[j * width + first..].first_chunk().expect("a whole tile of columns")
-                } else {
-                    &edge[j]
-                }
-            };
-            let count = C.min(width - first);
-            if step == T {
-                expand_tile::<F, T, C>(y, u, m, first, count, p);
-            } else {
-                expand_tile::<F, 1, C>(y, u, m, first, count, p);
+            let panel = &panels[first * rank..][..rank * C];
+            let (y, y_rest) = y.split_at_mut(y.len() / (T * width) * (T * width));
+            let (u, u_rest) = u.split_at(y.len() / width * rank);
+            for (y, u) in y.chunks_exact_mut(T * width).zip(u.chunks_exact(T * rank)) {
+                expand_tile::<F, T, C>(y, u, panel, first, p);
+            }
+            for (y, u) in y_rest.chunks_exact_mut(width).zip(u_rest.chunks_exact(rank)) {
+                expand_tile::<F, 1, C>(y, u, panel, first, p);
             }
         }
-        token += step;
     }
 }
 
 #[inline(always)]
-fn expand_tile<'m, F: Fma, const T: usize, const C: usize>(
+fn expand_tile<F: Fma, const T: usize, const C: usize>(
     y: &mut [f32],
     u: &[f32],
-    m: impl Fn(usize) -> &'m [f32; C],
+    panel: &[f32],
     first: usize,
-    count: usize,
     p: &Thin,
 ) {
     let mut acc = [[0.0; C]; T];
-    for j in 0..p.rank {
-        let m = m(j);
+    for (j, m) in panel.as_chunks::<C>().0.iter().enumerate() {
+        let u: [f32; T] = std::array::from_fn(|t| u[t * p.rank + j]);
         for t in 0..T {
-            let u = u[t * p.rank + j];
             for c in 0..C {
-                acc[t][c] = F::fma(u, m[c], acc[t][c]);
+                acc[t][c] = F::fma(u[t], m[c], acc[t][c]);
             }
         }
     }
+    let count = C.min(p.width - first);
     for t in 0..T {
         let y = &mut y[t * p.width + first..][..count];
         if let Some(y) = y.as_mut_array::<C>() {
