@@ -120,6 +120,16 @@ impl Visitor for CpuPaths {
     }
 }
 
+/// The fastest path of this machine, on two threads: for laws that need no matrix of backends.
+pub fn fastest() -> Cpu {
+    Cpu::new(2, Path::best()).expect("an available path")
+}
+
+/// Fails where two ways to one result differ.
+pub fn assert_same(ways: &[Output; 2]) {
+    assert_eq!(first_difference(&ways[..1], &ways[1..]), None);
+}
+
 /// A buffer whose every element is NaN: an op that overwrites must leave none.
 pub fn poisoned<B: Backend>(backend: &B, length: usize) -> B::Buffer<f32> {
     backend.upload(&vec![f32::NAN; length])

@@ -11,6 +11,7 @@ mod cast;
 mod digest;
 mod dropout;
 mod elementary;
+mod elements;
 mod embedding;
 mod head_loss;
 mod product;
