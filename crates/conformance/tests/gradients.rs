@@ -174,14 +174,14 @@ fn thin() {
 
         // `contract` is the gradient of `expand` by `u`: a lane sum over the width.
         let mut gradient = poisoned(b, u.len());
-        b.thin_contract(&mut gradient, &b.upload(&dy), &b.upload(&factor), &one);
+        b.thin_contract(&mut gradient, &b.upload(&dy), &b.upload(&factor), &one, &mut b.zeros(0));
         check("contract", &gradient, &u, width / 32 + 6, width as f64 * d * m, |u| {
             dot(&dy, expand(u, &wide(&factor), &one))
         });
 
         // `expand` is the gradient of `contract` by `x`: a chain over the rank.
         let mut gradient = b.zeros(x.len());
-        b.thin_expand(&mut gradient, &b.upload(&du), &b.upload(&factor), &one);
+        b.thin_expand(&mut gradient, &b.upload(&du), &b.upload(&factor), &one, &mut b.zeros(0));
         check("expand", &gradient, &x, rank + 1, rank as f64 * largest(&du) * m, |x| {
             let token =
                 |t: usize, j: usize| (0..width).map(|l| x[t * width + l] * f64::from(factor[one.at(j, l)])).sum();

@@ -85,8 +85,9 @@ impl Backend for Reordered {
         product_forward(&mut F32, &Self::Rows, Matrix<Self>, &Product, &mut Buffer<u8>);
         product_grad_input(&mut F32, &F32, Matrix<Self>, &Product, &mut Buffer<u8>);
         product_grad_weight(&mut F32, &F32, &F32, &Product, &[usize], &mut Buffer<u8>);
-        thin_contract(&mut F32, &F32, &F32, &Thin);
-        thin_expand(&mut F32, &F32, &F32, &Thin);
+        thin_workspace(&Thin) -> usize;
+        thin_contract(&mut F32, &F32, &F32, &Thin, &mut Buffer<u8>);
+        thin_expand(&mut F32, &F32, &F32, &Thin, &mut Buffer<u8>);
         thin_outer(&mut F32, &F32, &F32, &Thin, &[usize]);
         bias_forward(&mut F32, &F32);
         bias_backward(&mut F32, &F32, &[usize]);

@@ -63,8 +63,9 @@ pub trait Backend {
     fn product_grad_weight(&self, dw: &mut Self::Buffer<f32>, dy: &Self::Buffer<f32>, x: &Self::Buffer<f32>, p: &Product, row_starts: &[usize], workspace: &mut Self::Buffer<u8>);
 
     // Thin product
-    fn thin_contract(&self, u: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, factor: &Self::Buffer<f32>, p: &Thin);
-    fn thin_expand(&self, y: &mut Self::Buffer<f32>, u: &Self::Buffer<f32>, factor: &Self::Buffer<f32>, p: &Thin);
+    fn thin_workspace(&self, p: &Thin) -> usize;
+    fn thin_contract(&self, u: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, factor: &Self::Buffer<f32>, p: &Thin, workspace: &mut Self::Buffer<u8>);
+    fn thin_expand(&self, y: &mut Self::Buffer<f32>, u: &Self::Buffer<f32>, factor: &Self::Buffer<f32>, p: &Thin, workspace: &mut Self::Buffer<u8>);
     fn thin_outer(&self, dfactor: &mut Self::Buffer<f32>, u: &Self::Buffer<f32>, x: &Self::Buffer<f32>, p: &Thin, row_starts: &[usize]);
 
     // Bias, residual, activation

@@ -1,7 +1,7 @@
 //! Thin products: contract, expand and outer, both layouts, ranks around the tile sizes, rows of data with empty ones.
 
 use crate::data::{Kind, Random};
-use crate::{Case, Output, Visitor, poisoned};
+use crate::{Case, Output, Visitor, poisoned, workspace};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{Layout, Thin};
 
@@ -29,9 +29,10 @@ impl Case for ThinCase {
         let u = b.upload(&random.f32s(self.kind, tokens * rank));
         let factor = b.upload(&random.f32s(self.kind, rank * width));
         let mut contracted = poisoned(b, tokens * rank);
-        b.thin_contract(&mut contracted, &x, &factor, &p);
+        let mut room = workspace(b, b.thin_workspace(&p));
+        b.thin_contract(&mut contracted, &x, &factor, &p, &mut room);
         let mut y = b.upload(&random.f32s(Kind::Plain, tokens * width));
-        b.thin_expand(&mut y, &u, &factor, &p);
+        b.thin_expand(&mut y, &u, &factor, &p, &mut room);
         let mut dfactor = b.upload(&random.f32s(Kind::Plain, rank * width));
         b.thin_outer(&mut dfactor, &u, &x, &p, &self.row_starts);
         vec![

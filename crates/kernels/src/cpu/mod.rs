@@ -119,12 +119,16 @@ impl Backend for Cpu {
         product::grad_weight(self, dw, dy, x, p, row_starts, workspace);
     }
 
-    fn thin_contract(&self, u: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, factor: &Self::Buffer<f32>, p: &Thin) {
-        thin::contract(self, u, x, factor, p);
+    fn thin_workspace(&self, p: &Thin) -> usize {
+        thin::workspace(p)
     }
 
-    fn thin_expand(&self, y: &mut Self::Buffer<f32>, u: &Self::Buffer<f32>, factor: &Self::Buffer<f32>, p: &Thin) {
-        thin::expand(self, y, u, factor, p);
+    fn thin_contract(&self, u: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, factor: &Self::Buffer<f32>, p: &Thin, workspace: &mut Self::Buffer<u8>) {
+        thin::contract(self, u, x, factor, p, workspace);
+    }
+
+    fn thin_expand(&self, y: &mut Self::Buffer<f32>, u: &Self::Buffer<f32>, factor: &Self::Buffer<f32>, p: &Thin, workspace: &mut Self::Buffer<u8>) {
+        thin::expand(self, y, u, factor, p, workspace);
     }
 
     fn thin_outer(&self, dfactor: &mut Self::Buffer<f32>, u: &Self::Buffer<f32>, x: &Self::Buffer<f32>, p: &Thin, row_starts: &[usize]) {

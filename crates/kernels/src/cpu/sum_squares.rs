@@ -1,25 +1,34 @@
 //! Sum of squares (`op/sum_squares.rs`): threads share the blocks of level 0; further levels are 4,096 times smaller each.
 
-use super::path::multiversion;
+use super::path::{Path, multiversion};
 use crate::Cpu;
 use crate::op::sum_squares::BLOCK;
 use isobit_numerics::lanes;
 
 pub(super) fn apply(cpu: &Cpu, x: &[f32]) -> f32 {
-    let mut level = vec![0.0; x.len().div_ceil(BLOCK)];
-    cpu.pool.run_rows(&mut level, 1, |range, level| {
-        squares(cpu.path, level, &x[range.start * BLOCK..(range.end * BLOCK).min(x.len())]);
-    });
-    let mut count = level.len();
-    while count > 1 {
-        let blocks = count.div_ceil(BLOCK);
-        for block in 0..blocks {
-            // In place: block `b` lies at or after element `b`.
-            level[block] = sum(cpu.path, &level[block * BLOCK..((block + 1) * BLOCK).min(count)]);
-        }
-        count = blocks;
+    // BOUND: three levels, 2³⁶ elements.
+    let mut second = [0.0; BLOCK];
+    let mut second_count = 0;
+    for (total, x) in second.iter_mut().zip(x.chunks(BLOCK * BLOCK)) {
+        let mut first = [0.0; BLOCK];
+        let first = &mut first[..x.len().div_ceil(BLOCK)];
+        cpu.pool.run_rows(first, 1, |range, first| {
+            squares(cpu.path, first, &x[range.start * BLOCK..(range.end * BLOCK).min(x.len())]);
+        });
+        *total = level_sum(cpu.path, first);
+        second_count += 1;
     }
-    level.first().copied().unwrap_or(0.0)
+    assert!(x.len() <= BLOCK * BLOCK * BLOCK, "a tensor has at most 2³⁶ elements");
+    level_sum(cpu.path, &second[..second_count])
+}
+
+/// One value stays as it is.
+fn level_sum(path: Path, level: &[f32]) -> f32 {
+    match level {
+        [] => 0.0,
+        [one] => *one,
+        many => sum(path, many),
+    }
 }
 
 multiversion! {

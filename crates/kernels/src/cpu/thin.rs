@@ -1,17 +1,16 @@
 //! Thin products (`op/thin.rs`) as register tiles: each works on a few tokens or ranks at once, so that one load serves
 //! several multiply-adds. Tile sizes depend on the registers of the path; no sum does.
 //!
-//! `contract` turns a factor that lies the other way, `expand` packs it: heap buffers of the factor's size (at most 64 rows),
-//! small beside the activations.
+//! `contract` turns a factor that lies the other way, `expand` packs it, both into the workspace.
 
 use super::path::{Vector, multiversion};
 use super::pool::SharedMut;
 use crate::Cpu;
+use crate::buffer::Workspace;
 use crate::op::thin::RANK_MAX;
 use crate::op::{Layout, TOKEN_BLOCK, Thin, token_blocks};
 use isobit_numerics::Fma;
 use isobit_numerics::lanes::{LANES, tree_sum};
-use std::borrow::Cow;
 use std::ops::Range;
 
 /// Columns of a tile: four registers of AVX-512 or eight of AVX2.
@@ -34,13 +33,18 @@ fn is_wide(cpu: &Cpu) -> bool {
     cpu.path.vector() == Vector::Avx512
 }
 
+/// Room for the factor, turned or in panels.
+pub(super) fn workspace(p: &Thin) -> usize {
+    Workspace::bytes::<f32>(p.width.div_ceil(COLUMNS_WIDE) * COLUMNS_WIDE * p.rank)
+}
+
 /// The factor as `[rank, width]`.
-fn rank_major<'a>(cpu: &Cpu, factor: &'a [f32], p: &Thin) -> Cow<'a, [f32]> {
+fn rank_major<'a>(cpu: &Cpu, factor: &'a [f32], p: &Thin, workspace: &'a mut [u8]) -> &'a [f32] {
     if p.layout == Layout::RankMajor {
-        return Cow::Borrowed(factor);
+        return factor;
     }
-    let mut turned = vec![0.0; factor.len()];
-    let shared = SharedMut::new(&mut turned);
+    let turned = Workspace::new(workspace).take::<f32>(factor.len());
+    let shared = SharedMut::new(turned);
     cpu.pool.run_ranges(p.width, COLUMNS_WIDE, |columns| {
         for j in 0..p.rank {
             // SAFETY: columns of different threads do not overlap.
@@ -50,41 +54,42 @@ fn rank_major<'a>(cpu: &Cpu, factor: &'a [f32], p: &Thin) -> Cow<'a, [f32]> {
             }
         }
     });
-    Cow::Owned(turned)
+    turned
 }
 
-pub(super) fn contract(cpu: &Cpu, u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin) {
+pub(super) fn contract(cpu: &Cpu, u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin, workspace: &mut [u8]) {
     check(u, x, factor, p);
-    let factor = rank_major(cpu, factor, p);
+    let factor = rank_major(cpu, factor, p, workspace);
     cpu.pool.run_rows(u, p.rank, |tokens, u| {
         let x = &x[tokens.start * p.width..tokens.end * p.width];
         if is_wide(cpu) {
-            contract_rows::<true>(cpu.path, u, x, &factor, p);
+            contract_rows::<true>(cpu.path, u, x, factor, p);
         } else {
-            contract_rows::<false>(cpu.path, u, x, &factor, p);
+            contract_rows::<false>(cpu.path, u, x, factor, p);
         }
     });
 }
 
-pub(super) fn expand(cpu: &Cpu, y: &mut [f32], u: &[f32], factor: &[f32], p: &Thin) {
+pub(super) fn expand(cpu: &Cpu, y: &mut [f32], u: &[f32], factor: &[f32], p: &Thin, workspace: &mut [u8]) {
     check(u, y, factor, p);
-    let panels = panels::<COLUMNS_WIDE>(cpu, factor, p);
+    let panels = panels::<COLUMNS_WIDE>(cpu, factor, p, workspace);
     cpu.pool.run_rows(y, p.width, |tokens, y| {
         let u = &u[tokens.start * p.rank..tokens.end * p.rank];
         if is_wide(cpu) {
-            expand_rows::<true>(cpu.path, y, u, &panels, p);
+            expand_rows::<true>(cpu.path, y, u, panels, p);
         } else {
-            expand_rows::<false>(cpu.path, y, u, &panels, p);
+            expand_rows::<false>(cpu.path, y, u, panels, p);
         }
     });
 }
 
 /// The factor as `[panel, rank, C]`, the last panel padded with zeros: what a tile reads lies together.
-fn panels<const C: usize>(cpu: &Cpu, factor: &[f32], p: &Thin) -> Vec<f32> {
-    let mut packed = vec![0.0; p.width.div_ceil(C) * p.rank * C];
-    cpu.pool.run_rows(&mut packed, p.rank * C, |range, packed| {
+fn panels<'a, const C: usize>(cpu: &Cpu, factor: &[f32], p: &Thin, workspace: &'a mut [u8]) -> &'a [f32] {
+    let packed = Workspace::new(workspace).take::<f32>(p.width.div_ceil(C) * p.rank * C);
+    cpu.pool.run_rows(packed, p.rank * C, |range, packed| {
         for (panel, packed) in range.zip(packed.chunks_exact_mut(p.rank * C)) {
             let columns = panel * C..((panel + 1) * C).min(p.width);
+            packed.fill(0.0);
             match p.layout {
                 Layout::RankMajor => {
                     for (j, row) in packed.chunks_exact_mut(C).enumerate() {

@@ -4,7 +4,11 @@ use crate::op::{TOKEN_BLOCK, Thin, token_blocks};
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{LANES, for_lanes, tree_sum};
 
-pub(super) fn contract(u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin) {
+pub(super) fn workspace(_p: &Thin) -> usize {
+    0
+}
+
+pub(super) fn contract(u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin, _workspace: &mut [u8]) {
     for t in 0..p.tokens {
         for j in 0..p.rank {
             let mut acc = [0.0; LANES];
@@ -14,7 +18,7 @@ pub(super) fn contract(u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin) {
     }
 }
 
-pub(super) fn expand(y: &mut [f32], u: &[f32], factor: &[f32], p: &Thin) {
+pub(super) fn expand(y: &mut [f32], u: &[f32], factor: &[f32], p: &Thin, _workspace: &mut [u8]) {
     for t in 0..p.tokens {
         for l in 0..p.width {
             let mut acc = 0.0;

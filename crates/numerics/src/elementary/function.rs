@@ -168,7 +168,7 @@ pub fn error_ulp(function: Function, x: f32, y: f32) -> f32 {
     let scale = want.abs().max(function.floor(f64::from(x)));
     // Exponent field of the true value, kept within the range of float32.
     let exponent = ((scale.to_bits() >> 52) as i64 - 1023).clamp(-126, 127);
-    let ulp = f64::from_bits((1023 + exponent as u64).wrapping_sub(23) << 52);
+    let ulp = f64::from_bits(((exponent + 1023 - 23) as u64) << 52);
     ((got - want).abs() / ulp) as f32
 }
 
