@@ -120,10 +120,8 @@ pub(super) fn fill_left(cpu: &Cpu, out: LeftMut, x: &[f32], factors: Option<&[f3
     let LeftMut { shape, layout, tiles, units } = out;
     let chunks = shape.width.div_ceil(CHUNK);
     let (tiles, units) = (SharedMut::new(tiles), SharedMut::new(units));
-    let bias = left_bias(cpu.path);
     cpu.pool.run_ranges(shape.rows, 1, |range| {
         let mut folded = [0.0f32; CHUNK];
-        let mut bytes = [0i8; 3 * CHUNK];
         for row in range {
             let x = &x[row * shape.width..][..shape.width];
             // SAFETY: this thread alone has this row.
@@ -133,26 +131,38 @@ pub(super) fn fill_left(cpu: &Cpu, out: LeftMut, x: &[f32], factors: Option<&[f3
                     multiply(cpu.path, &mut folded, x, &factors[chunk * CHUNK..]);
                     x = &folded[..x.len()];
                 }
-                let scale = Scale::of(shape.profile, max_magnitude(cpu.path, x));
-                units[chunk] = scale.unit;
-                quantise_bytes(cpu.path, &mut bytes, x, scale, shape.profile, bias);
-                for column in 0..x.len().div_ceil(TILE_DEPTH) {
-                    for slice in 0..layout.slices {
-                        let at = (chunk * CHUNK_TILES + column) * layout.column_stride()
-                            + slice * layout.slice_stride()
-                            + row * TILE_DEPTH;
-                        // SAFETY: bytes of this row, as above.
-                        let tile = unsafe { tiles.slice(at..at + TILE_DEPTH) };
-                        tile.copy_from_slice(&bytes[slice * CHUNK + column * TILE_DEPTH..][..TILE_DEPTH]);
-                    }
-                }
+                units[chunk] = left_chunk(cpu.path, &tiles, layout, row, chunk, x, shape.profile);
             }
         }
     });
 }
 
+/// Slices one chunk of one row into its place and returns its unit. The row must be the calling thread's own.
+pub(super) fn left_chunk(
+    path: Path,
+    tiles: &SharedMut<i8>,
+    layout: LeftLayout,
+    row: usize,
+    chunk: usize,
+    x: &[f32],
+    profile: Profile,
+) -> f32 {
+    let mut bytes = [0i8; 3 * CHUNK];
+    let scale = Scale::of(profile, max_magnitude(path, x));
+    quantise_bytes(path, &mut bytes, x, scale, profile, left_bias(path));
+    for column in 0..x.len().div_ceil(TILE_DEPTH) {
+        for slice in 0..layout.slices {
+            let at = (chunk * CHUNK_TILES + column) * layout.column_stride() + slice * layout.slice_stride() + row * TILE_DEPTH;
+            // SAFETY: bytes of a row that this thread alone has.
+            let tile = unsafe { tiles.slice(at..at + TILE_DEPTH) };
+            tile.copy_from_slice(&bytes[slice * CHUNK + column * TILE_DEPTH..][..TILE_DEPTH]);
+        }
+    }
+    scale.unit
+}
+
 multiversion! {
-    fn multiply<_F>(out: &mut [f32], a: &[f32], b: &[f32]) {
+    pub(super) fn multiply<_F>(out: &mut [f32], a: &[f32], b: &[f32]) {
         for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
             *out = a * b;
         }
