@@ -12,6 +12,11 @@ use isobit_numerics::slices::Profile;
 const HIDDEN: usize = 33;
 const VOCABULARY: usize = 600;
 
+/// One term a·b of an x3 product: each operand is off by at most half a unit, max/(2·8323072), and the dropped slice
+/// products are at most 2·128·128·256 + 128·128 of 8323072², so 2.5e-7 of the product of the two maxima. Rounding adds
+/// at most four float32 roundings of the sum of magnitudes.
+const TERM: f64 = 2.5e-7 + 4.0 / 16_777_216.0;
+
 /// Everything in float64.
 struct Exact {
     h: Vec<f64>,
@@ -87,10 +92,6 @@ fn reference_against_float64() {
     let exact = Exact::new(&inputs);
     let dz = exact.grad_logits();
 
-    // One term a·b of an x3 product: each operand is off by at most half a unit, max/(2·8323072), and the dropped slice
-    // products are at most 2·128·128·256 + 128·128 of 8323072², so 2.5e-7 of the product of the two maxima. Rounding adds
-    // at most four float32 roundings of the sum of magnitudes.
-    const TERM: f64 = 2.5e-7 + 4.0 / 16_777_216.0;
     let (h_max, head_max) = (max_magnitude(exact.h.iter().copied()), max_magnitude(exact.head.iter().copied()));
     let z_error = HIDDEN as f64 * h_max * head_max * TERM;
     // lse moves by at most the largest move of a logit, and its own arithmetic is good to 1e-6 of |lse| + 1.

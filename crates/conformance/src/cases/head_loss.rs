@@ -73,7 +73,9 @@ impl HeadLossCase {
         let head = random.f32s(self.kind, vocabulary * self.hidden);
         if self.kind == Kind::Plain {
             // Logits of a few units: a softmax that is neither flat nor one-hot.
-            h.iter_mut().for_each(|x| *x *= 0.1);
+            for x in &mut h {
+                *x *= 0.1;
+            }
         }
         if let Some(token) = self.poison {
             h[token * self.hidden] = f32::NAN;
@@ -164,6 +166,8 @@ impl Case for HeadLossCase {
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
+    use Format::{Bf16, F16, F32};
+    use Kind::{Edges, Outliers, Plain, Zeros};
     for profile in Profile::ALL {
         let plain = HeadLossCase {
             row_starts: vec![0, 1],
@@ -186,8 +190,6 @@ pub fn visit(visitor: &mut impl Visitor) {
             with_dhead,
             ..plain.clone()
         };
-        use Format::{Bf16, F16, F32};
-        use Kind::{Edges, Outliers, Plain, Zeros};
         visitor.case(&plain);
         visitor.case(&case(&[0, 3], 33, 1, F32, Plain, Ignored::None, true));
         visitor.case(&case(&[0, 2, 7], 33, 17, Bf16, Plain, Ignored::Some, true));

@@ -9,7 +9,7 @@ use super::block::RightView;
 use super::path::{Path, multiversion};
 use super::pool::{SharedMut, share};
 use super::product::{
-    Columns, Fold, Left, Nest, Panels, Place, SUPER_BLOCK, Turned, Weight, columns_to_left, columns_to_right,
+    Columns, Fold, Left, Nest, Panels, Place, SUPER_BLOCK, Turned, Weight, Worker, columns_to_left, columns_to_right,
     panel_bytes, part, run, run_where, super_blocks,
 };
 use super::slices::{BLOCK, LeftLayout, SlicedRows, TILE_ROWS, left_chunk, multiply, right_block_bytes};
@@ -28,6 +28,8 @@ const _: () = assert!(VOCABULARY_BLOCK == CHUNK, "a vocabulary block is one chun
 const GROUP_LEAST: usize = 4;
 /// Blocks of a backward group at most: beyond, threads share tokens too.
 const GROUP_MOST: usize = 16;
+/// Panels of 32 columns that take all chunks of the hidden width before the next ones come: their logits stay in cache.
+const PANELS_TOGETHER: usize = 4;
 /// Floats between rows of logits beyond their width: keeps rows out of each other's cache sets.
 const STRIDE_EXTRA: usize = 16;
 
@@ -119,9 +121,8 @@ impl<'a> Logits<'a> {
     /// Logits of `rows` and one vocabulary block.
     fn block(
         &self,
-        path: Path,
+        worker: &mut Worker,
         place: &Place,
-        own: &mut [i8],
         rows: Range<usize>,
         columns: &Range<usize>,
         wanted: &impl Fn(Range<usize>) -> bool,
@@ -130,7 +131,10 @@ impl<'a> Logits<'a> {
         let nest = Nest { rows: rows.clone(), n: p.vocabulary, contraction: p.hidden, profile: p.profile };
         let fold = Fold { accumulate: false, chunk_units: None, row_units: Some(self.right.units()) };
         let panels = columns.start / BLOCK..columns.end.div_ceil(BLOCK);
-        part(path, place, self.left, &nest, fold, own, self.right, panels, rows, wanted);
+        for first in panels.clone().step_by(PANELS_TOGETHER) {
+            let panels = first..(first + PANELS_TOGETHER).min(panels.end);
+            part(worker, place, self.left, &nest, fold, self.right, panels, rows.clone(), wanted);
+        }
     }
 }
 
@@ -192,12 +196,13 @@ pub(super) fn forward(
                 let bytes = panel_bytes(p.profile);
                 (z.slice(worker * z_each..(worker + 1) * z_each), scratch.slice(worker * bytes..(worker + 1) * bytes))
             };
+            let mut worker = Worker::new(cpu.path, p.profile, own);
             let stride = VOCABULARY_BLOCK + STRIDE_EXTRA;
             for block in my_blocks {
                 let columns = block_columns(block, p);
                 let out = SharedMut::new(&mut *z);
                 let place = Place { out: &out, stride, origin: my_rows.start * stride + columns.start };
-                logits.block(cpu.path, &place, own, my_rows.clone(), &columns, &|_| true);
+                logits.block(&mut worker, &place, my_rows.clone(), &columns, &|_| true);
                 for row in my_rows.clone() {
                     let z = &z[(row - my_rows.start) * stride..][..columns.len()];
                     // SAFETY: the cell of this row and block is this thread's alone.
@@ -479,11 +484,12 @@ impl Backward<'_> {
             let bytes = panel_bytes(p.profile);
             // SAFETY: each thread has its own part.
             let own = unsafe { scratch.slice(worker * bytes..(worker + 1) * bytes) };
+            let mut worker = Worker::new(cpu.path, p.profile, own);
             for chunk in my_blocks {
                 let columns = block_columns(group.blocks.start + chunk, p);
                 let place = Place { out: &dz, stride, origin };
                 let wanted = |rows: Range<usize>| self.any_target(rows);
-                self.logits.block(cpu.path, &place, own, my_rows.clone(), &columns, &wanted);
+                self.logits.block(&mut worker, &place, my_rows.clone(), &columns, &wanted);
                 for row in my_rows.clone() {
                     let at = row * stride + columns.start - origin;
                     // SAFETY: this row and block are this thread's alone.

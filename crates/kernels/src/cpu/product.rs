@@ -118,7 +118,7 @@ pub(super) fn run_where(
         // SAFETY: each thread has its own part.
         let own = unsafe { scratch.slice(worker * scratch_each..(worker + 1) * scratch_each) };
         let place = Place { out: &out, stride: nest.n, origin: 0 };
-        part(path, &place, left, nest, fold, own, panels_of, my_panels, my_rows, wanted);
+        part(&mut Worker::new(path, nest.profile, own), &place, left, nest, fold, panels_of, my_panels, my_rows, wanted);
     });
 }
 
@@ -129,28 +129,41 @@ pub(super) struct Place<'a> {
     pub(super) origin: usize,
 }
 
+/// What a thread works with: a block's sums, what it prepared of the right panel, room to make panels in.
+pub(super) struct Worker<'a> {
+    path: Path,
+    sums: Sums,
+    prepared: Prepared,
+    own: &'a mut [i8],
+}
+
+impl<'a> Worker<'a> {
+    pub(super) fn new(path: Path, profile: Profile, own: &'a mut [i8]) -> Self {
+        Self { path, sums: Sums::new(), prepared: Prepared::new(path, profile), own }
+    }
+}
+
 /// One thread's part of a nest. Row blocks that are not `wanted` are left alone. On AMX the caller holds a session.
 pub(super) fn part(
-    path: Path,
+    worker: &mut Worker,
     place: &Place,
     left: Left,
     nest: &Nest,
     fold: Fold,
-    own: &mut [i8],
     panels_of: &impl Panels,
     my_panels: Range<usize>,
     my_rows: Range<usize>,
     wanted: &impl Fn(Range<usize>) -> bool,
 ) {
-    let mut sums = Sums::new();
-    let mut prepared = Prepared::new(path, nest.profile);
+    let Worker { path, sums, prepared, own } = worker;
+    let path = *path;
     let chunks = nest.contraction.div_ceil(CHUNK);
     for chunk in 0..chunks {
         let depth = CHUNK.min(nest.contraction - chunk * CHUNK);
         let columns = depth.div_ceil(TILE_DEPTH);
         for index in my_panels.clone() {
             let first_column = index * BLOCK;
-            let right = panels_of.panel(path, &mut *own, chunk, first_column);
+            let right = panels_of.panel(path, own, chunk, first_column);
             prepared.prepare(path, right, columns, nest.profile);
             for row in my_rows.clone().step_by(BLOCK) {
                 let rows = BLOCK.min(my_rows.end - row);
@@ -162,7 +175,7 @@ pub(super) fn part(
                     column_stride: left.layout.column_stride(),
                     slice_stride: left.layout.slice_stride(),
                 };
-                block_sums(path, &mut sums, view, rows, right, &prepared, columns, nest.profile);
+                block_sums(path, sums, view, rows, right, prepared, columns, nest.profile);
                 let width = BLOCK.min(nest.n - first_column);
                 let target = Target {
                     out: place.out,
@@ -180,8 +193,8 @@ pub(super) fn part(
                         .map(|units| &units[first_column..first_column + width]),
                 };
                 match nest.profile {
-                    Profile::X2 => fold_block::<2>(path, &sums, &target),
-                    Profile::X3 => fold_block::<3>(path, &sums, &target),
+                    Profile::X2 => fold_block::<2>(path, sums, &target),
+                    Profile::X3 => fold_block::<3>(path, sums, &target),
                 }
             }
         }
@@ -228,7 +241,11 @@ multiversion! {
             let out = unsafe { target.out.slice(at..at + target.width) };
             let mut acc = [0.0f32; BLOCK];
             if !target.from_zero {
-                acc[..out.len()].copy_from_slice(out);
+                // A whole row is a copy of known length: two loads instead of a call.
+                match <&[f32; BLOCK]>::try_from(&*out) {
+                    Ok(whole) => acc = *whole,
+                    Err(_) => acc[..out.len()].copy_from_slice(out),
+                }
             }
             let left = target.left_units[row * target.left_stride];
             let [first, second, third] = [0, 1, 2].map(|plane| &sums.0[plane][row]);
@@ -242,7 +259,10 @@ multiversion! {
                     acc[column] *= row_units[column];
                 }
             }
-            out.copy_from_slice(&acc[..out.len()]);
+            match <&mut [f32; BLOCK]>::try_from(&mut *out) {
+                Ok(whole) => *whole = acc,
+                Err(_) => out.copy_from_slice(&acc[..out.len()]),
+            }
         }
     }
 }
