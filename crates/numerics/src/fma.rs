@@ -49,7 +49,7 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     let bits = sum.to_bits();
     // Round to odd: an inexact sum with an even last bit moves one step towards the lost part. Infinities and NaN give
     // a NaN error, which compares false.
-    let inexact = error < 0.0 || error > 0.0;
+    let inexact = error.abs() > 0.0;
     if inexact && sum.is_finite() && bits & 1 == 0 {
         let away_from_zero = (error > 0.0) == (sum > 0.0);
         let odd = if away_from_zero { bits + 1 } else { bits - 1 };

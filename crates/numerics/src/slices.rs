@@ -77,8 +77,6 @@ impl Scale {
     /// chunk (multiplier zero, `x` possibly NaN or infinite) is zero.
     #[inline(always)]
     pub fn quantise(self, profile: Profile, x: f32) -> i32 {
-        // Adding and subtracting 1.5·2²³ rounds to an integer, ties to even, for |v| ≤ 2²²; larger values (profile x3)
-        // are integers or halves, for which the conversion below is used instead.
         let scaled = x * self.multiplier;
         let limit = profile.limit() as f32;
         let rounded = round_half_even(scaled);
@@ -90,7 +88,7 @@ impl Scale {
             rounded
         };
         // NaN converts to zero.
-        if clamped == clamped { clamped as i32 } else { 0 }
+        if clamped.is_nan() { 0 } else { clamped as i32 }
     }
 }
 

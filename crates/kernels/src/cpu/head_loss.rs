@@ -12,14 +12,17 @@ use super::product::{
     Columns, Fold, Left, Nest, Panels, Place, SUPER_BLOCK, Turned, Weight, Worker, columns_to_left, columns_to_right,
     panel_bytes, part, run, run_where, super_blocks,
 };
-use super::slices::{BLOCK, LeftLayout, SlicedRows, TILE_ROWS, left_chunk, multiply, right_block_bytes};
+use super::slices::{
+    BLOCK, CHUNK_TILES, LeftLayout, LeftRow, SlicedRows, TILE_DEPTH, TILE_ROWS, left_bias, right_block_bytes,
+    slice_chunk,
+};
 use crate::buffer::Workspace;
 use crate::op::head_loss::{VOCABULARY_BLOCK, canonical};
 use crate::op::{HeadLoss, IGNORED, Product, SliceShape, token_blocks};
 use crate::{Cpu, Matrix};
 use isobit_numerics::elementary::{exp, ln};
 use isobit_numerics::lanes::{LANES, for_lanes, max, tree_sum};
-use isobit_numerics::slices::CHUNK;
+use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
 
 const _: () = assert!(VOCABULARY_BLOCK == CHUNK, "a vocabulary block is one chunk of the input gradient");
@@ -495,15 +498,25 @@ impl Backward<'_> {
                     // SAFETY: this row and block are this thread's alone.
                     let z = unsafe { dz.slice(at..at + columns.len()) };
                     let local = row - group.tokens.start;
-                    let folded = &mut [0.0; CHUNK][..z.len()];
-                    if self.labels[row] == IGNORED {
+                    let factors = if self.labels[row] == IGNORED {
                         z.fill(0.0);
+                        None
                     } else {
                         let label = (self.labels[row] as usize).wrapping_sub(columns.start);
                         grad_logits(cpu.path, z, self.lse[row], self.weight[row], label);
-                        multiply(cpu.path, folded, z, &self.logits.right.units()[columns.clone()]);
-                    }
-                    let unit = left_chunk(cpu.path, &tiles, layout, local, chunk, folded, p.profile);
+                        Some(&self.logits.right.units()[columns.clone()])
+                    };
+                    let to = LeftRow {
+                        tiles: &tiles,
+                        at: chunk * CHUNK_TILES * layout.column_stride() + local * TILE_DEPTH,
+                        column_stride: layout.column_stride(),
+                        slice_stride: layout.slice_stride(),
+                        bias: left_bias(cpu.path),
+                    };
+                    let unit = match p.profile {
+                        Profile::X2 => slice_chunk::<2>(cpu.path, &to, z, factors),
+                        Profile::X3 => slice_chunk::<3>(cpu.path, &to, z, factors),
+                    };
                     let at = local * group.blocks.len() + chunk;
                     // SAFETY: as above.
                     unsafe { units.slice(at..at + 1)[0] = unit };

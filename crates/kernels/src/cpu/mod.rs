@@ -16,6 +16,7 @@ mod head_loss;
 mod product;
 mod residual;
 mod rms_norm;
+mod roof;
 mod rope;
 mod slices;
 mod sum_squares;
@@ -60,6 +61,11 @@ impl Cpu {
 
     pub fn threads(&self) -> usize {
         self.pool.threads()
+    }
+
+    /// Runs the path's int8 unit flat out and says how many multiply-adds that was; none where there is no such unit.
+    pub fn int8_roof(&self, iterations: usize) -> Option<f64> {
+        roof::run(self, iterations)
     }
 }
 

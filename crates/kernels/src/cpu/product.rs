@@ -9,7 +9,7 @@ use super::path::{Path, multiversion};
 use super::pool::{SharedMut, share};
 use super::slices::{
     BLOCK, CHUNK_TILES, LeftLayout, LeftMut, SlicedRows, SlicedWeight, TILE_BYTES, TILE_DEPTH, TILE_ROWS, fill_left,
-    right_block_bytes, right_tile, row_scales, turn_tile,
+    right_block_bytes, right_tile, row_scales, slices_of, turn_tile,
 };
 use crate::buffer::Workspace;
 use crate::op::{Product, SliceShape, token_blocks};
@@ -235,33 +235,27 @@ multiversion! {
             row
         };
         let (chunk_units, row_units) = (padded(target.chunk_units), padded(target.row_units));
+        // ORDER: one fused multiply-add per chunk, then the weight's unit. A missing right unit is 1, which changes nothing.
+        let fold_row = |out: &mut [f32; BLOCK], row: usize| {
+            let left = target.left_units[row * target.left_stride];
+            let [first, second, third] = [&sums.0[0][row], &sums.0[1][row], &sums.0[2][row]];
+            for column in 0..BLOCK {
+                let v = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
+                let acc = if target.from_zero { 0.0 } else { out[column] };
+                out[column] = F::fma(v, left * chunk_units[column], acc) * row_units[column];
+            }
+        };
         for row in 0..target.rows {
             let at = target.at + row * target.stride;
             // SAFETY: the block is this thread's own.
             let out = unsafe { target.out.slice(at..at + target.width) };
-            let mut acc = [0.0f32; BLOCK];
-            if !target.from_zero {
-                // A whole row is a copy of known length: two loads instead of a call.
-                match <&[f32; BLOCK]>::try_from(&*out) {
-                    Ok(whole) => acc = *whole,
-                    Err(_) => acc[..out.len()].copy_from_slice(out),
-                }
-            }
-            let left = target.left_units[row * target.left_stride];
-            let [first, second, third] = [0, 1, 2].map(|plane| &sums.0[plane][row]);
-            for column in 0..BLOCK {
-                let v = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
-                let unit = if target.chunk_units.is_some() { left * chunk_units[column] } else { left };
-                acc[column] = F::fma(v, unit, acc[column]);
-            }
-            if target.row_units.is_some() {
-                for column in 0..BLOCK {
-                    acc[column] *= row_units[column];
-                }
-            }
-            match <&mut [f32; BLOCK]>::try_from(&mut *out) {
-                Ok(whole) => *whole = acc,
-                Err(_) => out.copy_from_slice(&acc[..out.len()]),
+            if let Ok(out) = out.try_into() {
+                fold_row(out, row);
+            } else {
+                let mut whole = [0.0f32; BLOCK];
+                whole[..out.len()].copy_from_slice(out);
+                fold_row(&mut whole, row);
+                out.copy_from_slice(&whole[..out.len()]);
             }
         }
     }
@@ -626,7 +620,6 @@ multiversion! {
         for (unit, scale) in units.iter_mut().zip(scales) {
             *unit = scale.unit;
         }
-        // A poisoned column holds non-finite values; its integers are zero.
         let (groups, _) = tiles.as_chunks_mut::<4>();
         let (groups, _) = groups.as_chunks_mut::<TILE_ROWS>();
         for group in 0..tokens.next_multiple_of(TILE_DEPTH) / 4 {
@@ -638,13 +631,12 @@ multiversion! {
                 }
                 let values = row(token);
                 for column in 0..TILE_ROWS {
-                    let q = quantise_finite::<SLICES>(values[column], scales[column].multiplier);
-                    if SLICES == 2 {
-                        let [hi, lo] = isobit_numerics::slices::split2(q);
-                        (bytes[0][column][i], bytes[1][column][i]) = (hi, lo);
-                    } else {
-                        let [hi, mid, lo] = isobit_numerics::slices::split3(q);
-                        (bytes[0][column][i], bytes[1][column][i], bytes[SLICES - 1][column][i]) = (hi, mid, lo);
+                    // A poisoned column holds non-finite values; its multiplier and so its integers are zero.
+                    let multiplier = scales[column].multiplier;
+                    let x = if multiplier == 0.0 { 0.0 } else { values[column] };
+                    let slices = slices_of::<SLICES>(x * multiplier);
+                    for slice in 0..SLICES {
+                        bytes[slice][column][i] = slices[slice];
                     }
                 }
             }
@@ -652,17 +644,5 @@ multiversion! {
                 groups[(group / 16 * SLICES + slice) * 16 + group % 16] = bytes[slice];
             }
         }
-    }
-}
-
-/// `Scale::quantise` for a chunk whose multiplier is zero if it holds anything non-finite.
-#[inline(always)]
-fn quantise_finite<const SLICES: usize>(x: f32, multiplier: f32) -> i32 {
-    let x = if multiplier == 0.0 { 0.0 } else { x };
-    if SLICES == 2 {
-        super::slices::round_small(x * multiplier)
-    } else {
-        // SAFETY: |x·multiplier| is at most the limit and half a unit.
-        unsafe { isobit_numerics::slices::round_half_even(x * multiplier).to_int_unchecked::<i32>() }
     }
 }
