@@ -7,6 +7,7 @@ pub mod digest;
 pub mod dropout;
 pub mod elementary;
 pub mod embedding;
+pub mod head_loss;
 pub mod product;
 pub mod residual;
 pub mod rms_norm;
