@@ -35,9 +35,9 @@ enum Variant {
     Slices(Kept, Unit, usize),
 }
 
-use Format::*;
-use Kept::*;
-use Variant::*;
+use Format::{Bf16, F32Chain, F32Lanes, Tf32};
+use Kept::{X2, X2Full, X3};
+use Variant::{Float, Slices};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {

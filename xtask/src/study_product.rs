@@ -81,7 +81,7 @@ impl Sliced {
                 integers.extend(chunk.iter().map(|&x| scale.quantise(profile, x)));
             }
         }
-        Self::from_integers(rows.count, rows.width, group, units, integers, profile)
+        Self::from_integers(rows.count, rows.width, group, units, &integers, profile)
     }
 
     pub(crate) fn from_integers(
@@ -89,7 +89,7 @@ impl Sliced {
         width: usize,
         group: usize,
         units: Vec<f32>,
-        integers: Vec<i32>,
+        integers: &[i32],
         profile: Profile,
     ) -> Self {
         let split = |q: i32| match profile {
@@ -163,9 +163,10 @@ pub(crate) fn folded(dy: &Rows, units: &[f32]) -> Rows {
 
 /// Columns `0..count` of whole weight rows, quantised with the rows' own units, as rows along the other axis.
 pub(crate) fn transposed(w: &Rows, scales: &[Scale], profile: Profile) -> Sliced {
-    let integers = w.values.iter().enumerate().map(|(i, &x)| scales[i % w.width].quantise(profile, x)).collect();
+    let integers: Vec<i32> =
+        w.values.iter().enumerate().map(|(i, &x)| scales[i % w.width].quantise(profile, x)).collect();
     let units = scales.iter().map(|scale| scale.unit).collect();
-    Sliced::from_integers(w.count, w.width, w.width, units, integers, profile)
+    Sliced::from_integers(w.count, w.width, w.width, units, &integers, profile)
 }
 
 /// Formats to compare with.
@@ -199,55 +200,49 @@ fn each_pair<T>(a: &Rows, b: &Rows, dot: impl Fn(&[f32], &[f32]) -> T) -> Vec<T>
     (0..a.count).flat_map(|m| (0..b.count).map(move |n| (m, n))).map(|(m, n)| dot(a.row(m), b.row(n))).collect()
 }
 
-/// Compiles a body for AVX2 and for the plain target; the bits agree.
+/// Compiles a sum for AVX2 with FMA and for the plain target; the bits agree.
 macro_rules! fast {
-    (fn $name:ident<$fma:ident>($a:ident: $a_type:ty, $b:ident: $b_type:ty) -> $ret:ty $body:block) => {
+    (fn $name:ident($a:ident: $a_type:ty, $b:ident: $b_type:ty) -> $ret:ty { hard: $hard:expr, soft: $soft:expr }) => {
         fn $name($a: $a_type, $b: $b_type) -> $ret {
-            #[inline(always)]
-            fn body<$fma: Fma>($a: $a_type, $b: $b_type) -> $ret $body
             #[cfg(target_arch = "x86_64")]
             if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {
                 #[target_feature(enable = "avx2,fma")]
                 fn avx2($a: $a_type, $b: $b_type) -> $ret {
-                    body::<HardFma>($a, $b)
+                    $hard
                 }
                 // SAFETY: both features were detected above.
                 return unsafe { avx2($a, $b) };
             }
-            body::<SoftFma>($a, $b)
+            $soft
         }
     };
 }
 
-fast! {
-    // BOUND: 8960 products of at most 2^14 stay below 2^28.
-    fn dot_integers<F>(a: &[i16], b: &[i16]) -> i32 {
-        a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum()
-    }
+fast! { fn dot_integers(a: &[i16], b: &[i16]) -> i32 { hard: integers(a, b), soft: integers(a, b) } }
+fast! { fn dot_f64(a: &[f32], b: &[f32]) -> f64 { hard: wide(a, b), soft: wide(a, b) } }
+fast! { fn dot_chain(a: &[f32], b: &[f32]) -> f32 { hard: chain::<HardFma>(a, b), soft: chain::<SoftFma>(a, b) } }
+fast! { fn dot_lanes(a: &[f32], b: &[f32]) -> f32 { hard: lanes::dot::<HardFma>(a, b), soft: lanes::dot::<SoftFma>(a, b) } }
+
+// BOUND: 8960 products of at most 2^14 stay below 2^28.
+#[inline(always)]
+fn integers(a: &[i16], b: &[i16]) -> i32 {
+    a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum()
 }
 
-fast! {
-    fn dot_chain<F>(a: &[f32], b: &[f32]) -> f32 {
-        a.iter().zip(b).fold(0.0, |acc, (&a, &b)| F::fma(a, b, acc))
-    }
+#[inline(always)]
+fn chain<F: Fma>(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).fold(0.0, |acc, (&a, &b)| F::fma(a, b, acc))
 }
 
-fast! {
-    fn dot_lanes<F>(a: &[f32], b: &[f32]) -> f32 {
-        lanes::dot::<F>(a, b)
-    }
-}
-
-fast! {
-    fn dot_f64<F>(a: &[f32], b: &[f32]) -> f64 {
-        let mut acc = [0.0; 16];
-        for (a, b) in a.chunks(16).zip(b.chunks(16)) {
-            for (lane, (&a, &b)) in a.iter().zip(b).enumerate() {
-                acc[lane] += f64::from(a) * f64::from(b);
-            }
+#[inline(always)]
+fn wide(a: &[f32], b: &[f32]) -> f64 {
+    let mut acc = [0.0; 16];
+    for (a, b) in a.chunks(16).zip(b.chunks(16)) {
+        for (lane, (&a, &b)) in a.iter().zip(b).enumerate() {
+            acc[lane] += f64::from(a) * f64::from(b);
         }
-        acc.iter().sum()
     }
+    acc.iter().sum()
 }
 
 /// How far a product is from float64.
