@@ -7,6 +7,7 @@
 
 pub mod cases;
 pub mod data;
+pub mod digests;
 
 use isobit_kernels::{Backend, Cpu, Element, Path, Reference};
 

@@ -15,3 +15,24 @@ pub mod rope;
 pub mod sum_squares;
 pub mod swiglu;
 pub mod thin;
+
+use crate::Visitor;
+
+/// Every case of every op.
+pub fn visit_all(visitor: &mut impl Visitor) {
+    product::visit(visitor);
+    thin::visit(visitor);
+    bias::visit(visitor);
+    residual::visit(visitor);
+    swiglu::visit(visitor);
+    rms_norm::visit(visitor);
+    rope::visit(visitor);
+    embedding::visit(visitor);
+    head_loss::visit(visitor);
+    dropout::visit(visitor);
+    elementary::visit(visitor);
+    adamw::visit(visitor);
+    sum_squares::visit(visitor);
+    cast::visit(visitor);
+    digest::visit(visitor);
+}
