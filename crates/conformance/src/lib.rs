@@ -94,7 +94,8 @@ impl CpuPaths {
 
     /// Fails on any difference, and on having compared nothing.
     pub fn finish(self) {
-        let skipped: Vec<_> = Self::skipped().iter().map(|path| format!("skipped: no {path} on this machine")).collect();
+        let skipped: Vec<_> =
+            Self::skipped().iter().map(|path| format!("skipped: no {path} on this machine")).collect();
         assert!(self.compared > 0, "no case was compared");
         assert!(self.differences.is_empty(), "{}\n{}", self.differences.join("\n"), skipped.join("\n"));
     }
@@ -114,7 +115,11 @@ impl Visitor for CpuPaths {
                 let got = case.run(backend);
                 self.compared += 1;
                 if let Some(difference) = first_difference(&want, &got) {
-                    self.differences.push(format!("{} on {}, {attempt} run: {difference}", case.name(), backend.name()));
+                    self.differences.push(format!(
+                        "{} on {}, {attempt} run: {difference}",
+                        case.name(),
+                        backend.name()
+                    ));
                 }
             }
         }

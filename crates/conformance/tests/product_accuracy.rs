@@ -31,11 +31,13 @@ fn check(profile: Profile, bound: f64) {
     b.product_forward(&mut y, &rows, weight, &p, &mut b.zeros(0));
     b.product_grad_input(&mut dx, &b.upload(&dy), weight, &p, &mut b.zeros(0));
     b.product_grad_weight(&mut dw, &b.upload(&dy), &b.upload(&x), &p, &[0, 4, M], &mut b.zeros(0));
-    let exact = |rows: usize, columns: usize, depth: usize, term: &dyn Fn(usize, usize, usize) -> (f32, f32)| -> Vec<f64> {
-        let at = |index: usize, d: usize| term(index / columns, index % columns, d);
-        let product = |index: usize| (0..depth).map(|d| at(index, d)).map(|(a, b)| f64::from(a) * f64::from(b)).sum();
-        (0..rows * columns).map(product).collect()
-    };
+    let exact =
+        |rows: usize, columns: usize, depth: usize, term: &dyn Fn(usize, usize, usize) -> (f32, f32)| -> Vec<f64> {
+            let at = |index: usize, d: usize| term(index / columns, index % columns, d);
+            let product =
+                |index: usize| (0..depth).map(|d| at(index, d)).map(|(a, b)| f64::from(a) * f64::from(b)).sum();
+            (0..rows * columns).map(product).collect()
+        };
     let want_y = exact(M, N, K, &|m, n, k| (x[m * K + k], w[n * K + k]));
     let want_dx = exact(M, K, N, &|m, k, n| (dy[m * N + n], w[n * K + k]));
     let want_dw = exact(N, K, M, &|n, k, m| (dy[m * N + n], x[m * K + k]));

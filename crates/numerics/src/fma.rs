@@ -72,8 +72,24 @@ mod tests {
                 HardFma::fma(a, b, c)
             }
             let edges = [
-                0.0f32, -0.0, 1.0, -1.0, 1.5, f32::MIN_POSITIVE, -f32::MIN_POSITIVE, 1e-45, -1e-45, f32::MAX, f32::MIN,
-                f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 16777217.0, 1.0 + f32::EPSILON, 1.0 - f32::EPSILON / 2.0, 3e-39,
+                0.0f32,
+                -0.0,
+                1.0,
+                -1.0,
+                1.5,
+                f32::MIN_POSITIVE,
+                -f32::MIN_POSITIVE,
+                1e-45,
+                -1e-45,
+                f32::MAX,
+                f32::MIN,
+                f32::INFINITY,
+                f32::NEG_INFINITY,
+                f32::NAN,
+                16777217.0,
+                1.0 + f32::EPSILON,
+                1.0 - f32::EPSILON / 2.0,
+                3e-39,
             ];
             let check = |a: f32, b: f32, c: f32| {
                 // SAFETY: the feature was detected above.

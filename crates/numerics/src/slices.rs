@@ -149,7 +149,9 @@ mod tests {
 
     #[test]
     fn rounding_is_half_to_even() {
-        for (x, want) in [(0.5, 0.0), (1.5, 2.0), (2.5, 2.0), (-0.5, -0.0), (-1.5, -2.0), (0.49999997, 0.0), (8388607.5, 8388608.0)] {
+        for (x, want) in
+            [(0.5, 0.0), (1.5, 2.0), (2.5, 2.0), (-0.5, -0.0), (-1.5, -2.0), (0.49999997, 0.0), (8388607.5, 8388608.0)]
+        {
             assert_eq!(round_half_even(x).to_bits(), f32::to_bits(want), "{x}");
         }
         assert_eq!(round_half_even(1e30), 1e30);

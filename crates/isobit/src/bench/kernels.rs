@@ -62,33 +62,53 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     let mut found = false;
     if !arguments.json {
-        writeln!(out, "{:<22} {:<7} {:<7} {:<22} {:>7} {:>9} {:>8} {:>10} {:>10}", "op", "path", "profile", "shape", "threads", "GFLOP/s", "GB/s", "best ms", "median ms")
-            .map_err(|error| Failure::output(&error))?;
+        writeln!(
+            out,
+            "{:<22} {:<7} {:<7} {:<22} {:>7} {:>9} {:>8} {:>10} {:>10}",
+            "op", "path", "profile", "shape", "threads", "GFLOP/s", "GB/s", "best ms", "median ms"
+        )
+        .map_err(|error| Failure::output(&error))?;
     }
     for path in paths {
         let cpu = backend(usize::from(arguments.threads), path)?;
         for case in cases::ALL {
-            for &profile in profiles.iter().filter(|_| case.sliced).chain(Profile::ALL[..1].iter().filter(|_| !case.sliced)) {
+            for &profile in
+                profiles.iter().filter(|_| case.sliced).chain(Profile::ALL[..1].iter().filter(|_| !case.sliced))
+            {
                 for &shape in case.shapes {
                     if !wanted(case.op, &arguments.op) || !wanted(shape, &arguments.shape) {
                         continue;
                     }
                     found = true;
                     let mut prepared = cases::prepare(&cpu, case.op, shape, profile).map_err(bad_case)?;
-                    let line = measure(&cpu, case.op, shape, if case.sliced { profile.name() } else { "-" }, &mut prepared, arguments.runs as usize);
+                    let line = measure(
+                        &cpu,
+                        case.op,
+                        shape,
+                        if case.sliced { profile.name() } else { "-" },
+                        &mut prepared,
+                        arguments.runs as usize,
+                    );
                     print(&mut out, &line, arguments.json).map_err(|error| Failure::output(&error))?;
                 }
             }
         }
     }
-    if found { Ok(()) } else { Err(Failure::usage("no case has that op and shape", "run `isobit bench kernels --runs 1` to list them all")) }
+    if found {
+        Ok(())
+    } else {
+        Err(Failure::usage("no case has that op and shape", "run `isobit bench kernels --runs 1` to list them all"))
+    }
 }
 
 fn paths(given: Option<&str>) -> Result<Vec<Path>, Failure> {
     match given {
         None => Ok(vec![Path::best()]),
         Some("all") => Ok(Path::available()),
-        Some(name) => Ok(vec![name.parse().map_err(|message: String| Failure::usage(message, "`--path all` takes every path the machine has"))?]),
+        Some(name) => Ok(vec![
+            name.parse()
+                .map_err(|message: String| Failure::usage(message, "`--path all` takes every path the machine has"))?,
+        ]),
     }
 }
 
@@ -105,14 +125,22 @@ fn profiles(given: Option<&str>) -> Result<Vec<Profile>, Failure> {
 
 fn backend(threads: usize, path: Path) -> Result<Cpu, Failure> {
     let available: Vec<_> = Path::available().iter().map(|path| path.name()).collect();
-    Cpu::new(threads, path).map_err(|error| Failure::device(error.to_string(), format!("it has: {}", available.join(", "))))
+    Cpu::new(threads, path)
+        .map_err(|error| Failure::device(error.to_string(), format!("it has: {}", available.join(", "))))
 }
 
 fn bad_case(message: String) -> Failure {
     Failure::usage(message, "`isobit bench kernels --runs 1` lists ops and shapes")
 }
 
-fn measure<'a>(cpu: &Cpu, op: &'a str, shape: &'a str, profile: &'a str, prepared: &mut Prepared, runs: usize) -> Line<'a> {
+fn measure<'a>(
+    cpu: &Cpu,
+    op: &'a str,
+    shape: &'a str,
+    profile: &'a str,
+    prepared: &mut Prepared,
+    runs: usize,
+) -> Line<'a> {
     (prepared.run)();
     let mut times: Vec<f64> = (0..runs).map(|_| time(&mut prepared.run)).collect();
     times.sort_by(f64::total_cmp);
@@ -120,7 +148,16 @@ fn measure<'a>(cpu: &Cpu, op: &'a str, shape: &'a str, profile: &'a str, prepare
     line(cpu, op, shape, profile, prepared.work, best, median, runs)
 }
 
-fn line<'a>(cpu: &Cpu, op: &'a str, shape: &'a str, profile: &'a str, work: Work, best: f64, median: f64, runs: usize) -> Line<'a> {
+fn line<'a>(
+    cpu: &Cpu,
+    op: &'a str,
+    shape: &'a str,
+    profile: &'a str,
+    work: Work,
+    best: f64,
+    median: f64,
+    runs: usize,
+) -> Line<'a> {
     Line {
         schema: "isobit.bench.kernels/1",
         op,
@@ -156,7 +193,15 @@ fn print(out: &mut impl Write, line: &Line, json: bool) -> std::io::Result<()> {
         writeln!(
             out,
             "{:<22} {:<7} {:<7} {:<22} {:>7} {:>9} {:>8} {:>10.3} {:>10.3}",
-            line.op, line.path, line.profile, line.shape, line.threads, rate(line.gflops), rate(line.gb_per_s), line.ms, line.ms_median
+            line.op,
+            line.path,
+            line.profile,
+            line.shape,
+            line.threads,
+            rate(line.gflops),
+            rate(line.gb_per_s),
+            line.ms,
+            line.ms_median
         )?;
     }
     out.flush()
@@ -170,12 +215,16 @@ fn serve() -> Result<(), Failure> {
         let request = request.map_err(|error| Failure::output(&error))?;
         let fields: Vec<_> = request.split_whitespace().collect();
         let [op, shape, profile, path, threads] = fields[..] else {
-            return Err(Failure::usage(format!("`{request}` is not a request"), "write `OP SHAPE PROFILE PATH THREADS`"));
+            return Err(Failure::usage(
+                format!("`{request}` is not a request"),
+                "write `OP SHAPE PROFILE PATH THREADS`",
+            ));
         };
         if current.as_ref().is_none_or(|(last, ..)| *last != request) {
             drop(current.take());
             let count = threads.parse().ok().filter(|count| (1..=1024).contains(count));
-            let threads = count.ok_or_else(|| Failure::usage(format!("`{threads}` is not a thread count"), "1 to 1024"))?;
+            let threads =
+                count.ok_or_else(|| Failure::usage(format!("`{threads}` is not a thread count"), "1 to 1024"))?;
             let path = if path == "best" { Path::best() } else { paths(Some(path))?[0] };
             let profile = profiles(Some(profile))?[0];
             let cpu = backend(threads, path)?;

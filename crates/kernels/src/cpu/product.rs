@@ -81,7 +81,15 @@ pub(super) trait Panels: Sync {
     fn panel<'s>(&'s self, path: Path, own: &'s mut [i8], chunk: usize, first: usize) -> RightView<'s>;
 }
 
-pub(super) fn run(cpu: &Cpu, out: &mut [f32], left: Left, nest: &Nest, fold: Fold, scratch: &mut [i8], panels_of: &impl Panels) {
+pub(super) fn run(
+    cpu: &Cpu,
+    out: &mut [f32],
+    left: Left,
+    nest: &Nest,
+    fold: Fold,
+    scratch: &mut [i8],
+    panels_of: &impl Panels,
+) {
     run_where(cpu, out, left, nest, fold, scratch, panels_of, &|_| true);
 }
 
@@ -118,7 +126,17 @@ pub(super) fn run_where(
         // SAFETY: each thread has its own part.
         let own = unsafe { scratch.slice(worker * scratch_each..(worker + 1) * scratch_each) };
         let place = Place { out: &out, stride: nest.n, origin: 0 };
-        part(&mut Worker::new(path, nest.profile, own), &place, left, nest, fold, panels_of, my_panels, my_rows, wanted);
+        part(
+            &mut Worker::new(path, nest.profile, own),
+            &place,
+            left,
+            nest,
+            fold,
+            panels_of,
+            my_panels,
+            my_rows,
+            wanted,
+        );
     });
 }
 
@@ -342,7 +360,16 @@ pub(super) fn grad_weight(
             assert!(block.end <= segment.end, "row starts include the segment borders");
             let shape = SliceShape { rows: p.n, width: block.len(), profile: p.profile };
             let layout = LeftLayout::new(shape);
-            columns_to_left(cpu, left_tiles, left_units, layout, &dy[block.start * p.n..block.end * p.n], p.n, p.n, p.profile);
+            columns_to_left(
+                cpu,
+                left_tiles,
+                left_units,
+                layout,
+                &dy[block.start * p.n..block.end * p.n],
+                p.n,
+                p.n,
+                p.profile,
+            );
             columns_to_right(cpu, right_tiles, right_units, &x[block.start * p.k..block.end * p.k], p.k, p.profile);
             let block_bytes = right_block_bytes(block.len(), p.profile);
             let (tiles, units): (&[i8], &[f32]) = (right_tiles, right_units);
@@ -391,7 +418,14 @@ pub(super) struct Stored<'a, T> {
 
 impl<'a> Weight<'a> {
     /// Weight `e` of `w`; scales of stored rows are computed into the given room.
-    pub(super) fn of(cpu: &Cpu, w: Matrix<'a, Cpu>, e: usize, p: &Product, units: &'a mut [f32], multipliers: &'a mut [f32]) -> Self {
+    pub(super) fn of(
+        cpu: &Cpu,
+        w: Matrix<'a, Cpu>,
+        e: usize,
+        p: &Product,
+        units: &'a mut [f32],
+        multipliers: &'a mut [f32],
+    ) -> Self {
         match w {
             Matrix::Sliced(w) => {
                 let SlicedWeight { shape, tiles, units } = w;
@@ -414,7 +448,6 @@ impl<'a> Weight<'a> {
             Self::F16(w) => w.units,
         }
     }
-
 }
 
 /// Rows `first..first + 32` over one chunk of their width.
@@ -433,7 +466,6 @@ impl Panels for Weight<'_> {
             Self::F16(w) => w.panel(path, own, chunk, first),
         }
     }
-
 }
 
 /// A weight contracted along its rows.
@@ -448,7 +480,8 @@ impl Panels for Turned<'_> {
                 let row_block = chunk * CHUNK / TILE_ROWS;
                 let at = row_block * block_bytes + first / TILE_DEPTH * profile.slice_count() * TILE_BYTES;
                 let blocks = n.div_ceil(TILE_ROWS) - row_block;
-                let source = Turn { tiles: &tiles[at..], block_stride: block_bytes, row_blocks: blocks, profile: *profile };
+                let source =
+                    Turn { tiles: &tiles[at..], block_stride: block_bytes, row_blocks: blocks, profile: *profile };
                 source.panel(path, own, first, *k)
             }
             Weight::F32(w) => w.turned_panel(path, own, chunk, first),
@@ -545,7 +578,14 @@ impl Turn<'_> {
 }
 
 /// Slices the columns of `x[tokens, width]` along the tokens (one chunk) into a right operand.
-pub(super) fn columns_to_right(cpu: &Cpu, tiles: &mut [i8], units: &mut [f32], x: &[f32], width: usize, profile: Profile) {
+pub(super) fn columns_to_right(
+    cpu: &Cpu,
+    tiles: &mut [i8],
+    units: &mut [f32],
+    x: &[f32],
+    width: usize,
+    profile: Profile,
+) {
     let tokens = x.len() / width.max(1);
     let block_bytes = right_block_bytes(tokens, profile);
     let units = SharedMut::new(units);
@@ -563,7 +603,16 @@ pub(super) fn columns_to_right(cpu: &Cpu, tiles: &mut [i8], units: &mut [f32], x
 }
 
 /// The same as a left operand, from rows that lie `stride` apart.
-pub(super) fn columns_to_left(cpu: &Cpu, tiles: &mut [i8], units: &mut [f32], layout: LeftLayout, x: &[f32], stride: usize, width: usize, profile: Profile) {
+pub(super) fn columns_to_left(
+    cpu: &Cpu,
+    tiles: &mut [i8],
+    units: &mut [f32],
+    layout: LeftLayout,
+    x: &[f32],
+    stride: usize,
+    width: usize,
+    profile: Profile,
+) {
     let tokens = x.len() / stride.max(1);
     let (tiles, units) = (SharedMut::new(tiles), SharedMut::new(units));
     let bias = super::slices::left_bias(cpu.path) as i8;

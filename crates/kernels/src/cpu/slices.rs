@@ -207,7 +207,11 @@ pub(super) fn max_bits(x: &[f32]) -> u32 {
 
 /// Slices of 64 numbers. A multiplier of zero (nothing but tiny numbers, or something not finite) gives zeros.
 #[inline(always)]
-pub(super) fn quantise_tile_row<const SLICES: usize>(x: &[f32; TILE_DEPTH], multiplier: f32, bias: u8) -> [[i8; TILE_DEPTH]; SLICES] {
+pub(super) fn quantise_tile_row<const SLICES: usize>(
+    x: &[f32; TILE_DEPTH],
+    multiplier: f32,
+    bias: u8,
+) -> [[i8; TILE_DEPTH]; SLICES] {
     let mut bytes = [[bias as i8; TILE_DEPTH]; SLICES];
     if multiplier == 0.0 {
         return bytes;
@@ -267,8 +271,17 @@ fn slice_stored<T: Element>(cpu: &Cpu, w: &[T], count: usize, shape: SliceShape)
             let units = unsafe { shared.slice(here.clone()) };
             row_scales(cpu.path, units, &mut multipliers, &w[here.start * width..here.end * width], width, profile);
             for column in 0..width.div_ceil(TILE_DEPTH) {
-                let tiles = &mut tiles[column * profile.slice_count() * TILE_BYTES..][..profile.slice_count() * TILE_BYTES];
-                right_tile(cpu.path, tiles, &w[here.start * width..here.end * width], width, column, &multipliers, profile);
+                let tiles =
+                    &mut tiles[column * profile.slice_count() * TILE_BYTES..][..profile.slice_count() * TILE_BYTES];
+                right_tile(
+                    cpu.path,
+                    tiles,
+                    &w[here.start * width..here.end * width],
+                    width,
+                    column,
+                    &multipliers,
+                    profile,
+                );
             }
         }
     });

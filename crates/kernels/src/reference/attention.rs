@@ -6,10 +6,26 @@ pub(super) fn workspace(_p: &Attention) -> usize {
     todo!()
 }
 
-pub(super) fn forward(_o: &mut [f32], _lse: &mut [f32], _q: &[f32], _k: &[f32], _v: &[f32], _p: &Attention, _workspace: &mut [u8]) {
+pub(super) fn forward(
+    _o: &mut [f32],
+    _lse: &mut [f32],
+    _q: &[f32],
+    _k: &[f32],
+    _v: &[f32],
+    _p: &Attention,
+    _workspace: &mut [u8],
+) {
     todo!()
 }
 
-pub(super) fn backward(_grads: (&mut [f32], &mut [f32], &mut [f32]), _d_o: &[f32], _qkv: (&[f32], &[f32], &[f32]), _o: &[f32], _lse: &[f32], _p: &Attention, _workspace: &mut [u8]) {
+pub(super) fn backward(
+    _grads: (&mut [f32], &mut [f32], &mut [f32]),
+    _d_o: &[f32],
+    _qkv: (&[f32], &[f32], &[f32]),
+    _o: &[f32],
+    _lse: &[f32],
+    _p: &Attention,
+    _workspace: &mut [u8],
+) {
     todo!()
 }
