@@ -1,1 +1,55 @@
-fn main() {}
+//! Chores of the repository. `cargo xtask help` lists them; each has a file.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line chore prints")]
+#![expect(clippy::float_arithmetic, reason = "the study measures arithmetic")]
+
+mod arguments;
+mod check;
+mod digests;
+mod repository;
+mod study;
+mod study_data;
+mod study_product;
+mod sweep;
+mod tidy;
+
+use arguments::Arguments;
+use std::process::ExitCode;
+
+const HELP: &str = "\
+cargo xtask check [--fast]
+    what the build server runs: format, tidy, lint, licences, test; --fast leaves out the tests
+cargo xtask tidy
+    hygiene of the repository
+cargo xtask same-bits REVISION
+    does the reference give the same bits as at another revision?
+cargo xtask bless --reason \"WHY THE BITS ARE NEW\"
+    rewrites the golden digests of the reference
+cargo xtask sweep [--function NAME] [--path NAME] [--threads N] [--scalar-stride N] [--error-stride N]
+    elementary functions over all 2^32 arguments: equal bits on every path, error within the bound;
+    --scalar-stride 8 --error-stride 4 leave most of the slow work out
+cargo xtask study [--every-shape] [--threads N]
+    accuracy of the slice product against float64, as Markdown tables
+";
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::new(std::env::args().skip(1));
+    run(&mut arguments).unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
+    let command = arguments.word("a command").unwrap_or_else(|_| "help".to_string());
+    match command.as_str() {
+        "check" => return check::run(arguments),
+        "tidy" => tidy::run(arguments)?,
+        "same-bits" => digests::same_bits(arguments)?,
+        "bless" => digests::bless(arguments)?,
+        "sweep" => sweep::run(arguments)?,
+        "study" => study::run(arguments)?,
+        "help" => print!("{HELP}"),
+        other => return Err(format!("unknown command `{other}`\n\n{HELP}")),
+    }
+    Ok(ExitCode::SUCCESS)
+}

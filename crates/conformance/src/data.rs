@@ -51,9 +51,8 @@ impl Random {
     }
 
     fn f32(&mut self, kind: Kind, index: usize) -> f32 {
-        const EDGES: [f32; 14] = [
-            0.0, -0.0, 1e-45, -1e-45, 1.1754942e-38, -1.1754944e-38, 1e-20, -1e-20, 1e15, -1e15, 1.0, -1.0, 0.5, 1.5,
-        ];
+        const EDGES: [f32; 14] =
+            [0.0, -0.0, 1e-45, -1e-45, 1.1754942e-38, -1.1754944e-38, 1e-20, -1e-20, 1e15, -1e15, 1.0, -1.0, 0.5, 1.5];
         match kind {
             Kind::Plain => self.normal(),
             Kind::Outliers => {

@@ -7,6 +7,7 @@
 
 pub mod cases;
 pub mod data;
+pub mod digests;
 
 use isobit_kernels::{Backend, Cpu, Element, Path, Reference};
 
@@ -93,7 +94,8 @@ impl CpuPaths {
 
     /// Fails on any difference, and on having compared nothing.
     pub fn finish(self) {
-        let skipped: Vec<_> = Self::skipped().iter().map(|path| format!("skipped: no {path} on this machine")).collect();
+        let skipped: Vec<_> =
+            Self::skipped().iter().map(|path| format!("skipped: no {path} on this machine")).collect();
         assert!(self.compared > 0, "no case was compared");
         assert!(self.differences.is_empty(), "{}\n{}", self.differences.join("\n"), skipped.join("\n"));
     }
@@ -113,11 +115,25 @@ impl Visitor for CpuPaths {
                 let got = case.run(backend);
                 self.compared += 1;
                 if let Some(difference) = first_difference(&want, &got) {
-                    self.differences.push(format!("{} on {}, {attempt} run: {difference}", case.name(), backend.name()));
+                    self.differences.push(format!(
+                        "{} on {}, {attempt} run: {difference}",
+                        case.name(),
+                        backend.name()
+                    ));
                 }
             }
         }
     }
+}
+
+/// The fastest path of this machine, on two threads: for laws that need no matrix of backends.
+pub fn fastest() -> Cpu {
+    Cpu::new(2, Path::best()).expect("an available path")
+}
+
+/// Fails where two ways to one result differ.
+pub fn assert_same(ways: &[Output; 2]) {
+    assert_eq!(first_difference(&ways[..1], &ways[1..]), None);
 }
 
 /// A buffer whose every element is NaN: an op that overwrites must leave none.

@@ -57,15 +57,59 @@ pub trait Backend {
 
     // Slice product
     fn product_workspace(&self, p: &Product) -> usize;
-    fn product_forward(&self, y: &mut Self::Buffer<f32>, x: &Self::Rows, w: Matrix<Self>, p: &Product, workspace: &mut Self::Buffer<u8>);
-    fn product_grad_input(&self, dx: &mut Self::Buffer<f32>, dy: &Self::Buffer<f32>, w: Matrix<Self>, p: &Product, workspace: &mut Self::Buffer<u8>);
+    fn product_forward(
+        &self,
+        y: &mut Self::Buffer<f32>,
+        x: &Self::Rows,
+        w: Matrix<Self>,
+        p: &Product,
+        workspace: &mut Self::Buffer<u8>,
+    );
+    fn product_grad_input(
+        &self,
+        dx: &mut Self::Buffer<f32>,
+        dy: &Self::Buffer<f32>,
+        w: Matrix<Self>,
+        p: &Product,
+        workspace: &mut Self::Buffer<u8>,
+    );
     /// `row_starts` has its ends at segment borders too: a row of data inside a segment is a chunk's limit.
-    fn product_grad_weight(&self, dw: &mut Self::Buffer<f32>, dy: &Self::Buffer<f32>, x: &Self::Buffer<f32>, p: &Product, row_starts: &[usize], workspace: &mut Self::Buffer<u8>);
+    fn product_grad_weight(
+        &self,
+        dw: &mut Self::Buffer<f32>,
+        dy: &Self::Buffer<f32>,
+        x: &Self::Buffer<f32>,
+        p: &Product,
+        row_starts: &[usize],
+        workspace: &mut Self::Buffer<u8>,
+    );
 
     // Thin product
-    fn thin_contract(&self, u: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, factor: &Self::Buffer<f32>, p: &Thin);
-    fn thin_expand(&self, y: &mut Self::Buffer<f32>, u: &Self::Buffer<f32>, factor: &Self::Buffer<f32>, p: &Thin);
-    fn thin_outer(&self, dfactor: &mut Self::Buffer<f32>, u: &Self::Buffer<f32>, x: &Self::Buffer<f32>, p: &Thin, row_starts: &[usize]);
+    fn thin_workspace(&self, p: &Thin) -> usize;
+    fn thin_contract(
+        &self,
+        u: &mut Self::Buffer<f32>,
+        x: &Self::Buffer<f32>,
+        factor: &Self::Buffer<f32>,
+        p: &Thin,
+        workspace: &mut Self::Buffer<u8>,
+    );
+    fn thin_expand(
+        &self,
+        y: &mut Self::Buffer<f32>,
+        u: &Self::Buffer<f32>,
+        factor: &Self::Buffer<f32>,
+        p: &Thin,
+        workspace: &mut Self::Buffer<u8>,
+    );
+    fn thin_outer(
+        &self,
+        dfactor: &mut Self::Buffer<f32>,
+        u: &Self::Buffer<f32>,
+        x: &Self::Buffer<f32>,
+        p: &Thin,
+        row_starts: &[usize],
+    );
 
     // Bias, residual, activation
     fn bias_forward(&self, y: &mut Self::Buffer<f32>, bias: &Self::Buffer<f32>);
@@ -75,31 +119,128 @@ pub trait Backend {
     /// `x = x·factor`.
     fn scale(&self, x: &mut Self::Buffer<f32>, factor: f32);
     fn swiglu_forward(&self, h: &mut Self::Buffer<f32>, gate: &Self::Buffer<f32>, up: &Self::Buffer<f32>);
-    fn swiglu_backward(&self, dgate: &mut Self::Buffer<f32>, dup: &mut Self::Buffer<f32>, dh: &Self::Buffer<f32>, gate: &Self::Buffer<f32>, up: &Self::Buffer<f32>);
+    fn swiglu_backward(
+        &self,
+        dgate: &mut Self::Buffer<f32>,
+        dup: &mut Self::Buffer<f32>,
+        dh: &Self::Buffer<f32>,
+        gate: &Self::Buffer<f32>,
+        up: &Self::Buffer<f32>,
+    );
     fn dropout(&self, y: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, p: &Dropout);
     fn elementary(&self, y: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, function: Function);
 
     // Norm, rotation
-    fn rms_norm_forward(&self, y: &mut Self::Buffer<f32>, inverse: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, weight: &Self::Buffer<f32>, p: &RmsNorm);
-    fn rms_norm_backward(&self, dx: &mut Self::Buffer<f32>, dweight: Option<&mut Self::Buffer<f32>>, dy: &Self::Buffer<f32>, x: &Self::Buffer<f32>, inverse: &Self::Buffer<f32>, weight: &Self::Buffer<f32>, p: &RmsNorm, row_starts: &[usize]);
-    fn rope_forward(&self, x: &mut Self::Buffer<f32>, cos: &Self::Buffer<f32>, sin: &Self::Buffer<f32>, positions: &Self::Buffer<u32>, p: &Rope);
-    fn rope_backward(&self, dx: &mut Self::Buffer<f32>, cos: &Self::Buffer<f32>, sin: &Self::Buffer<f32>, positions: &Self::Buffer<u32>, p: &Rope);
+    fn rms_norm_forward(
+        &self,
+        y: &mut Self::Buffer<f32>,
+        inverse: &mut Self::Buffer<f32>,
+        x: &Self::Buffer<f32>,
+        weight: &Self::Buffer<f32>,
+        p: &RmsNorm,
+    );
+    fn rms_norm_backward(
+        &self,
+        dx: &mut Self::Buffer<f32>,
+        dweight: Option<&mut Self::Buffer<f32>>,
+        dy: &Self::Buffer<f32>,
+        x: &Self::Buffer<f32>,
+        inverse: &Self::Buffer<f32>,
+        weight: &Self::Buffer<f32>,
+        p: &RmsNorm,
+        row_starts: &[usize],
+    );
+    fn rope_forward(
+        &self,
+        x: &mut Self::Buffer<f32>,
+        cos: &Self::Buffer<f32>,
+        sin: &Self::Buffer<f32>,
+        positions: &Self::Buffer<u32>,
+        p: &Rope,
+    );
+    fn rope_backward(
+        &self,
+        dx: &mut Self::Buffer<f32>,
+        cos: &Self::Buffer<f32>,
+        sin: &Self::Buffer<f32>,
+        positions: &Self::Buffer<u32>,
+        p: &Rope,
+    );
 
     // Attention
     fn attention_workspace(&self, p: &Attention) -> usize;
-    fn attention_forward(&self, o: &mut Self::Buffer<f32>, lse: &mut Self::Buffer<f32>, q: &Self::Buffer<f32>, k: &Self::Buffer<f32>, v: &Self::Buffer<f32>, p: &Attention, workspace: &mut Self::Buffer<u8>);
-    fn attention_backward(&self, grads: (&mut Self::Buffer<f32>, &mut Self::Buffer<f32>, &mut Self::Buffer<f32>), d_o: &Self::Buffer<f32>, qkv: (&Self::Buffer<f32>, &Self::Buffer<f32>, &Self::Buffer<f32>), o: &Self::Buffer<f32>, lse: &Self::Buffer<f32>, p: &Attention, workspace: &mut Self::Buffer<u8>);
+    fn attention_forward(
+        &self,
+        o: &mut Self::Buffer<f32>,
+        lse: &mut Self::Buffer<f32>,
+        q: &Self::Buffer<f32>,
+        k: &Self::Buffer<f32>,
+        v: &Self::Buffer<f32>,
+        p: &Attention,
+        workspace: &mut Self::Buffer<u8>,
+    );
+    fn attention_backward(
+        &self,
+        grads: (&mut Self::Buffer<f32>, &mut Self::Buffer<f32>, &mut Self::Buffer<f32>),
+        d_o: &Self::Buffer<f32>,
+        qkv: (&Self::Buffer<f32>, &Self::Buffer<f32>, &Self::Buffer<f32>),
+        o: &Self::Buffer<f32>,
+        lse: &Self::Buffer<f32>,
+        p: &Attention,
+        workspace: &mut Self::Buffer<u8>,
+    );
 
     // Embedding, head and loss
-    fn embedding_forward(&self, y: &mut Self::Buffer<f32>, table: StoredMatrix<Self>, ids: &Self::Buffer<u32>, width: usize);
+    fn embedding_forward(
+        &self,
+        y: &mut Self::Buffer<f32>,
+        table: StoredMatrix<Self>,
+        ids: &Self::Buffer<u32>,
+        width: usize,
+    );
     fn embedding_workspace(&self, tokens: usize) -> usize;
-    fn embedding_backward(&self, dtable: &mut Self::Buffer<f32>, dy: &Self::Buffer<f32>, ids: &Self::Buffer<u32>, width: usize, workspace: &mut Self::Buffer<u8>);
+    fn embedding_backward(
+        &self,
+        dtable: &mut Self::Buffer<f32>,
+        dy: &Self::Buffer<f32>,
+        ids: &Self::Buffer<u32>,
+        width: usize,
+        workspace: &mut Self::Buffer<u8>,
+    );
     fn head_loss_workspace(&self, p: &HeadLoss) -> usize;
-    fn head_loss_forward(&self, loss: &mut Self::Buffer<f32>, lse: &mut Self::Buffer<f32>, best: &mut Self::Buffer<u32>, h: &Self::Rows, head: Matrix<Self>, labels: &Self::Buffer<i32>, p: &HeadLoss, workspace: &mut Self::Buffer<u8>);
-    fn head_loss_backward(&self, dh: &mut Self::Buffer<f32>, dhead: Option<&mut Self::Buffer<f32>>, h: (&Self::Rows, &Self::Buffer<f32>), head: Matrix<Self>, labels: &Self::Buffer<i32>, lse: &Self::Buffer<f32>, weight: &Self::Buffer<f32>, p: &HeadLoss, workspace: &mut Self::Buffer<u8>);
+    fn head_loss_forward(
+        &self,
+        loss: &mut Self::Buffer<f32>,
+        lse: &mut Self::Buffer<f32>,
+        best: &mut Self::Buffer<u32>,
+        h: &Self::Rows,
+        head: Matrix<Self>,
+        labels: &Self::Buffer<i32>,
+        p: &HeadLoss,
+        workspace: &mut Self::Buffer<u8>,
+    );
+    fn head_loss_backward(
+        &self,
+        dh: &mut Self::Buffer<f32>,
+        dhead: Option<&mut Self::Buffer<f32>>,
+        h: (&Self::Rows, &Self::Buffer<f32>),
+        head: Matrix<Self>,
+        labels: &Self::Buffer<i32>,
+        lse: &Self::Buffer<f32>,
+        weight: &Self::Buffer<f32>,
+        p: &HeadLoss,
+        workspace: &mut Self::Buffer<u8>,
+    );
 
     // Optimizer
-    fn adamw(&self, parameter: &mut Self::Buffer<f32>, m: &mut Self::Buffer<f32>, v: &mut Self::Buffer<f32>, gradient: &Self::Buffer<f32>, c: &Coefficients);
+    fn adamw(
+        &self,
+        parameter: &mut Self::Buffer<f32>,
+        m: &mut Self::Buffer<f32>,
+        v: &mut Self::Buffer<f32>,
+        gradient: &Self::Buffer<f32>,
+        c: &Coefficients,
+    );
     /// `Σ x²`, fixed blocks of 4,096 elements summed level by level.
     fn sum_squares(&self, x: &Self::Buffer<f32>) -> f32;
 

@@ -40,6 +40,7 @@ element!(u32, "u32", self => u64::from(self));
 element!(i32, "i32", self => u64::from(self as u32));
 
 const ALIGNMENT: usize = 64;
+const ALIGNMENT_NOT_ZERO: std::num::NonZero<usize> = std::num::NonZero::new(ALIGNMENT).expect("not zero");
 
 /// A fixed number of elements on a cache-line boundary.
 pub struct Buffer<T: Element> {
@@ -57,7 +58,9 @@ impl<T: Element> Buffer<T> {
     pub fn zeros(length: usize) -> Self {
         let layout = Self::layout(length);
         if layout.size() == 0 {
-            return Self { pointer: NonNull::dangling(), length };
+            // Aligned like any other buffer, never dereferenced.
+            let pointer = NonNull::without_provenance(ALIGNMENT_NOT_ZERO);
+            return Self { pointer, length };
         }
         // SAFETY: the size is not zero.
         let raw = unsafe { alloc_zeroed(layout) }.cast::<T>();
@@ -153,7 +156,7 @@ mod tests {
             let buffer = Buffer::<f32>::zeros(length);
             assert_eq!(buffer.len(), length);
             assert!(buffer.iter().all(|x| x.to_bits() == 0));
-            assert_eq!(buffer.as_ptr().align_offset(if length == 0 { 4 } else { 64 }), 0);
+            assert_eq!(buffer.as_ptr().align_offset(64), 0);
         }
     }
 

@@ -49,7 +49,7 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     let bits = sum.to_bits();
     // Round to odd: an inexact sum with an even last bit moves one step towards the lost part. Infinities and NaN give
     // a NaN error, which compares false.
-    let inexact = error < 0.0 || error > 0.0;
+    let inexact = error.abs() > 0.0;
     if inexact && sum.is_finite() && bits & 1 == 0 {
         let away_from_zero = (error > 0.0) == (sum > 0.0);
         let odd = if away_from_zero { bits + 1 } else { bits - 1 };
@@ -72,8 +72,24 @@ mod tests {
                 HardFma::fma(a, b, c)
             }
             let edges = [
-                0.0f32, -0.0, 1.0, -1.0, 1.5, f32::MIN_POSITIVE, -f32::MIN_POSITIVE, 1e-45, -1e-45, f32::MAX, f32::MIN,
-                f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 16777217.0, 1.0 + f32::EPSILON, 1.0 - f32::EPSILON / 2.0, 3e-39,
+                0.0f32,
+                -0.0,
+                1.0,
+                -1.0,
+                1.5,
+                f32::MIN_POSITIVE,
+                -f32::MIN_POSITIVE,
+                1e-45,
+                -1e-45,
+                f32::MAX,
+                f32::MIN,
+                f32::INFINITY,
+                f32::NEG_INFINITY,
+                f32::NAN,
+                16777217.0,
+                1.0 + f32::EPSILON,
+                1.0 - f32::EPSILON / 2.0,
+                3e-39,
             ];
             let check = |a: f32, b: f32, c: f32| {
                 // SAFETY: the feature was detected above.

@@ -42,16 +42,33 @@ pub fn for_lanes(acc: &mut Lanes, length: usize, step: impl Fn(f32, usize) -> f3
 #[inline(always)]
 pub fn sum(x: &[f32]) -> f32 {
     let mut acc = [0.0; LANES];
-    for_lanes(&mut acc, x.len(), |a, i| a + x[i]);
+    // The order of `for_lanes`, over arrays, so that no bounds check stands in the way of vector code.
+    let (blocks, tail) = x.as_chunks::<LANES>();
+    for block in blocks {
+        for lane in 0..LANES {
+            acc[lane] += block[lane];
+        }
+    }
+    for (acc, x) in acc.iter_mut().zip(tail) {
+        *acc += x;
+    }
     tree_sum(acc)
 }
 
 /// `Σ x·y` over lanes, one rounding per element.
 #[inline(always)]
 pub fn dot<F: Fma>(x: &[f32], y: &[f32]) -> f32 {
-    let y = &y[..x.len()];
     let mut acc = [0.0; LANES];
-    for_lanes(&mut acc, x.len(), |a, i| F::fma(x[i], y[i], a));
+    let (x_blocks, x_tail) = x.as_chunks::<LANES>();
+    let (y_blocks, y_tail) = y[..x.len()].as_chunks::<LANES>();
+    for (x, y) in x_blocks.iter().zip(y_blocks) {
+        for lane in 0..LANES {
+            acc[lane] = F::fma(x[lane], y[lane], acc[lane]);
+        }
+    }
+    for ((acc, x), y) in acc.iter_mut().zip(x_tail).zip(y_tail) {
+        *acc = F::fma(*x, *y, *acc);
+    }
     tree_sum(acc)
 }
 

@@ -23,6 +23,15 @@ impl Profile {
         }
     }
 
+    /// What the largest magnitude is divided by to give a unit: the limit, less this operand's half of the place that the
+    /// kept products leave out (256 for x2, 65536 for x3): 16 and 256, powers of two that cost no bit.
+    pub const fn unit_divisor(self) -> f32 {
+        match self {
+            Self::X2 => 2032.0,
+            Self::X3 => 32512.0,
+        }
+    }
+
     pub const fn slice_count(self) -> usize {
         match self {
             Self::X2 => 2,
@@ -49,12 +58,13 @@ pub fn magnitude_bits(x: f32) -> u32 {
 const TINY_BITS: u32 = (127 - 100) << 23;
 const INFINITY_BITS: u32 = 0x7f80_0000;
 
-/// What one (row, chunk) is multiplied by before rounding, and what one unit of the integers is worth.
+/// What one (row, chunk) is multiplied by before rounding, and what brings the integers back to size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     /// `limit / max`, rounded once; zero when the chunk counts as zero or holds a non-finite number.
     pub multiplier: f32,
-    /// `max / limit`, rounded once; zero when the chunk counts as zero, NaN when it holds a non-finite number.
+    /// `max / unit_divisor`, rounded once: what the value of a chunk is multiplied by on this operand's behalf. Zero when the
+    /// chunk counts as zero, NaN when it holds a non-finite number.
     pub unit: f32,
 }
 
@@ -70,15 +80,13 @@ impl Scale {
         }
         let max = f32::from_bits(max_bits);
         let limit = profile.limit() as f32;
-        Self { multiplier: limit / max, unit: max / limit }
+        Self { multiplier: limit / max, unit: max / profile.unit_divisor() }
     }
 
     /// The integer of one element: `round_half_even(x · multiplier)`, kept within the limit. An element of a poisoned
     /// chunk (multiplier zero, `x` possibly NaN or infinite) is zero.
     #[inline(always)]
     pub fn quantise(self, profile: Profile, x: f32) -> i32 {
-        // Adding and subtracting 1.5·2²³ rounds to an integer, ties to even, for |v| ≤ 2²²; larger values (profile x3)
-        // are integers or halves, for which the conversion below is used instead.
         let scaled = x * self.multiplier;
         let limit = profile.limit() as f32;
         let rounded = round_half_even(scaled);
@@ -90,7 +98,7 @@ impl Scale {
             rounded
         };
         // NaN converts to zero.
-        if clamped == clamped { clamped as i32 } else { 0 }
+        if clamped.is_nan() { 0 } else { clamped as i32 }
     }
 }
 
@@ -141,7 +149,9 @@ mod tests {
 
     #[test]
     fn rounding_is_half_to_even() {
-        for (x, want) in [(0.5, 0.0), (1.5, 2.0), (2.5, 2.0), (-0.5, -0.0), (-1.5, -2.0), (0.49999997, 0.0), (8388607.5, 8388608.0)] {
+        for (x, want) in
+            [(0.5, 0.0), (1.5, 2.0), (2.5, 2.0), (-0.5, -0.0), (-1.5, -2.0), (0.49999997, 0.0), (8388607.5, 8388608.0)]
+        {
             assert_eq!(round_half_even(x).to_bits(), f32::to_bits(want), "{x}");
         }
         assert_eq!(round_half_even(1e30), 1e30);

@@ -67,7 +67,9 @@ impl Case for ProductCase {
         };
         match self.format {
             Format::F32 => both(StoredMatrix::F32(&b.upload(&w))),
-            Format::Bf16 => both(StoredMatrix::Bf16(&b.upload(&w.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>()))),
+            Format::Bf16 => {
+                both(StoredMatrix::Bf16(&b.upload(&w.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>())))
+            }
             Format::F16 => both(StoredMatrix::F16(&b.upload(&w.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>()))),
         }
         let (on_the_fly, kept) = outputs.split_at(outputs.len() / 2);

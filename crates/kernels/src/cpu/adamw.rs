@@ -1,8 +1,36 @@
-//! adamw: not written yet.
+//! AdamW (`op/adamw.rs`): four streams read, three written, in one pass.
 
+use super::elements::GRAIN;
+use super::path::multiversion;
+use super::pool::SharedMut;
 use crate::Cpu;
-use isobit_numerics::adamw::Coefficients;
+use isobit_numerics::adamw::{self, Coefficients};
 
-pub(super) fn update(_cpu: &Cpu, _parameter: &mut [f32], _m: &mut [f32], _v: &mut [f32], _gradient: &[f32], _c: &Coefficients) {
-    todo!()
+pub(super) fn update(
+    cpu: &Cpu,
+    parameter: &mut [f32],
+    m: &mut [f32],
+    v: &mut [f32],
+    gradient: &[f32],
+    c: &Coefficients,
+) {
+    let length = parameter.len();
+    assert_eq!([m.len(), v.len(), gradient.len()], [length; 3], "moments and gradient");
+    let (parameter, m, v) = (SharedMut::new(parameter), SharedMut::new(m), SharedMut::new(v));
+    cpu.pool.run_ranges(length, GRAIN, |range| {
+        // SAFETY: ranges of different threads do not overlap.
+        let (parameter, m, v) =
+            unsafe { (parameter.slice(range.clone()), m.slice(range.clone()), v.slice(range.clone())) };
+        update_part(cpu.path, parameter, m, v, &gradient[range], c);
+    });
+}
+
+multiversion! {
+    fn update_part<F>(parameter: &mut [f32], m: &mut [f32], v: &mut [f32], gradient: &[f32], c: &Coefficients) {
+        // A copy tells the compiler that the stores do not reach the coefficients.
+        let c = *c;
+        for (((parameter, m), v), gradient) in parameter.iter_mut().zip(m).zip(v).zip(gradient) {
+            (*parameter, *m, *v) = adamw::update::<F>(*parameter, *m, *v, *gradient, &c);
+        }
+    }
 }

@@ -175,3 +175,32 @@ pub(super) unsafe fn store(plane: *mut i32, width: usize, tall: bool) {
         }
     }
 }
+
+/// int8 multiply-adds of one round of [`spin`].
+pub(super) const SPIN_MULTIPLY_ADDS: usize = 8 * 16 * 16 * 64;
+
+/// Eight tile products a round on registers alone.
+///
+/// # Safety
+/// Within a [`Session`].
+pub(super) unsafe fn spin(iterations: usize) {
+    if iterations == 0 {
+        return;
+    }
+    // Zeros would draw less power and run at a higher clock than any real product.
+    let operand: [u8; 1024] = std::array::from_fn(|i| (i * 37 % 251) as u8);
+    // SAFETY: one tile is read; all else is tile registers.
+    unsafe {
+        zero();
+        asm!(
+            "tileloadd tmm6, [{p} + {row}*1]",
+            "tileloadd tmm7, [{p} + {row}*1]",
+            "2:",
+            "tdpbssd tmm0, tmm6, tmm7", "tdpbssd tmm1, tmm6, tmm7", "tdpbssd tmm2, tmm6, tmm7", "tdpbssd tmm3, tmm6, tmm7",
+            "tdpbssd tmm0, tmm6, tmm7", "tdpbssd tmm1, tmm6, tmm7", "tdpbssd tmm2, tmm6, tmm7", "tdpbssd tmm3, tmm6, tmm7",
+            "dec {n}",
+            "jnz 2b",
+            n = inout(reg) iterations => _, p = in(reg) operand.as_ptr(), row = in(reg) 64usize, options(nostack, readonly),
+        );
+    }
+}

@@ -139,7 +139,11 @@ unsafe fn amx_sums(sums: &mut Sums, left: LeftView, rows: usize, right: RightVie
                 right_second: if right.blocks == 2 { right.block_stride } else { 0 },
                 columns,
             };
-            if tall { amx::multiply_tall(pass) } else { amx::multiply_flat(pass) }
+            if tall {
+                amx::multiply_tall(pass)
+            } else {
+                amx::multiply_flat(pass)
+            }
             if index == last || products(profile)[index + 1].0 != plane {
                 amx::store(sums.0[plane].as_mut_ptr().cast(), BLOCK, tall);
             }
@@ -228,7 +232,9 @@ mod wide {
                     for row in 0..count {
                         let from = column * left.column_stride + slice * left.slice_stride + (first + row) * TILE_DEPTH;
                         let to = ((slice * CHUNK_TILES + column) * ROWS + row) * TILE_DEPTH;
-                        for (wide, byte) in rows_wide[to..to + TILE_DEPTH].iter_mut().zip(&left.bytes[from..from + TILE_DEPTH]) {
+                        for (wide, byte) in
+                            rows_wide[to..to + TILE_DEPTH].iter_mut().zip(&left.bytes[from..from + TILE_DEPTH])
+                        {
                             *wide = i16::from(*byte);
                         }
                     }
@@ -239,7 +245,8 @@ mod wide {
                     let mut acc = [[_mm256_setzero_si256(); 2]; ROWS];
                     for &(_, a, b) in products(profile).iter().filter(|product| product.0 == plane) {
                         for column in 0..columns {
-                            let tile = ((half / 2) * CHUNK_TILES * slices + column * slices + b) * TILE_BYTES + half % 2 * 32;
+                            let tile =
+                                ((half / 2) * CHUNK_TILES * slices + column * slices + b) * TILE_BYTES + half % 2 * 32;
                             // SAFETY: whole tiles of `wide` (asserted by the slice below) and of `rows_wide`.
                             unsafe {
                                 let right = wide[tile..tile + TILE_BYTES - 32].as_ptr();
@@ -259,9 +266,12 @@ mod wide {
                     }
                     for row in 0..count {
                         // Neighbouring pairs are the two halves of one column; the permutation undoes hadd's lane order.
-                        let columns = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_hadd_epi32(acc[row][0], acc[row][1]));
+                        let columns =
+                            _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_hadd_epi32(acc[row][0], acc[row][1]));
                         // SAFETY: eight columns inside the block's row.
-                        unsafe { _mm256_storeu_si256(sums.0[plane][first + row].as_mut_ptr().add(half * 8).cast(), columns) }
+                        unsafe {
+                            _mm256_storeu_si256(sums.0[plane][first + row].as_mut_ptr().add(half * 8).cast(), columns)
+                        }
                     }
                 }
             }
@@ -285,7 +295,10 @@ mod vnni {
                 for column in 0..columns {
                     // SAFETY: the caller checked the panel's bounds.
                     unsafe {
-                        let tile = right.tiles.as_ptr().add(block * right.block_stride + (column * slices + slice) * TILE_BYTES);
+                        let tile = right
+                            .tiles
+                            .as_ptr()
+                            .add(block * right.block_stride + (column * slices + slice) * TILE_BYTES);
                         for group in 0..16 {
                             acc = _mm512_dpbusd_epi32(acc, weight, _mm512_loadu_si512(tile.add(group * 64).cast()));
                         }

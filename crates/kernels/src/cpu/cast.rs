@@ -1,18 +1,66 @@
-//! cast: not written yet.
+//! Casts (`op/cast.rs`): integer arithmetic on the bits, vectorised by the compiler.
 
-use crate::StoredMatrix;
-use crate::Cpu;
-use half::bf16;
-use half::f16;
+use super::elements;
+use super::path::multiversion;
+use crate::{Cpu, StoredMatrix};
+use half::{bf16, f16};
+use isobit_numerics::cast;
 
-pub(super) fn to_bf16(_cpu: &Cpu, _y: &mut [bf16], _x: &[f32]) {
-    todo!()
+pub(super) fn to_bf16(cpu: &Cpu, y: &mut [bf16], x: &[f32]) {
+    assert_eq!(x.len(), y.len(), "numbers to cast");
+    elements::split(cpu, y, |range, y| to_bf16_part(cpu.path, y, &x[range]));
 }
 
-pub(super) fn to_f16(_cpu: &Cpu, _y: &mut [f16], _x: &[f32]) {
-    todo!()
+pub(super) fn to_f16(cpu: &Cpu, y: &mut [f16], x: &[f32]) {
+    assert_eq!(x.len(), y.len(), "numbers to cast");
+    elements::split(cpu, y, |range, y| to_f16_part(cpu.path, y, &x[range]));
 }
 
-pub(super) fn to_f32(_cpu: &Cpu, _y: &mut [f32], _x: StoredMatrix<Cpu>) {
-    todo!()
+pub(super) fn to_f32(cpu: &Cpu, y: &mut [f32], x: StoredMatrix<Cpu>) {
+    match x {
+        StoredMatrix::F32(x) => {
+            assert_eq!(x.len(), y.len(), "numbers to cast");
+            elements::split(cpu, y, |range, y| y.copy_from_slice(&x[range]));
+        }
+        StoredMatrix::Bf16(x) => {
+            assert_eq!(x.len(), y.len(), "numbers to cast");
+            elements::split(cpu, y, |range, y| from_bf16(cpu.path, y, &x[range]));
+        }
+        StoredMatrix::F16(x) => {
+            assert_eq!(x.len(), y.len(), "numbers to cast");
+            elements::split(cpu, y, |range, y| from_f16(cpu.path, y, &x[range]));
+        }
+    }
+}
+
+multiversion! {
+    fn to_bf16_part<_F>(y: &mut [bf16], x: &[f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = bf16::from_bits(cast::f32_to_bf16(*x));
+        }
+    }
+}
+
+multiversion! {
+    fn to_f16_part<_F>(y: &mut [f16], x: &[f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = f16::from_bits(cast::f32_to_f16(*x));
+        }
+    }
+}
+
+multiversion! {
+    pub(super) fn from_bf16<_F>(y: &mut [f32], x: &[bf16]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = cast::bf16_to_f32(x.to_bits());
+        }
+    }
+}
+
+multiversion! {
+    pub(super) fn from_f16<_F>(y: &mut [f32], x: &[f16]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y = cast::f16_to_f32(x.to_bits());
+        }
+    }
 }

@@ -1,9 +1,26 @@
-//! digest: not written yet.
+//! Digest of a buffer (`op/digest.rs`): threads take runs of whole blocks; contributions are added modulo 2⁶⁴, in any order.
 
-use crate::Cpu;
-use crate::Element;
-use isobit_numerics::digest::Digest;
+use super::path::multiversion;
+use crate::{Cpu, Element};
+use isobit_numerics::digest::{self, BLOCK_BYTES, Digest};
+use std::sync::{Mutex, PoisonError};
 
-pub(super) fn apply<T: Element>(_cpu: &Cpu, _x: &[T]) -> Digest {
-    todo!()
+pub(super) fn apply<T: Element>(cpu: &Cpu, x: &[T]) -> Digest {
+    const { assert!(cfg!(target_endian = "little"), "memory is digested as it lies") };
+    // SAFETY: elements are plain bytes without padding; length and lifetime are those of the slice.
+    let bytes = unsafe { std::slice::from_raw_parts(x.as_ptr().cast::<u8>(), size_of_val(x)) };
+    let sum = Mutex::new([0; 2]);
+    cpu.pool.run_ranges(bytes.len(), BLOCK_BYTES, |range| {
+        let first = (range.start / BLOCK_BYTES) as u64;
+        let part = blocks_part(cpu.path, &bytes[range], first);
+        let mut sum = sum.lock().unwrap_or_else(PoisonError::into_inner);
+        *sum = digest::combine(*sum, part);
+    });
+    digest::finish(sum.into_inner().unwrap_or_else(PoisonError::into_inner), bytes.len() as u64)
+}
+
+multiversion! {
+    fn blocks_part<_F>(bytes: &[u8], first: u64) -> [u64; 2] {
+        digest::blocks(bytes, first)
+    }
 }

@@ -1,8 +1,27 @@
-//! elementary: not written yet.
+//! Elementary functions (`op/elementary.rs`): blocks of 32 lanes, so that the choice of function is outside the loop.
 
+use super::elements;
+use super::path::multiversion;
 use crate::Cpu;
 use isobit_numerics::elementary::Function;
+use isobit_numerics::lanes::LANES;
 
-pub(super) fn apply(_cpu: &Cpu, _y: &mut [f32], _x: &[f32], _function: Function) {
-    todo!()
+pub(super) fn apply(cpu: &Cpu, y: &mut [f32], x: &[f32], function: Function) {
+    assert_eq!(x.len(), y.len(), "arguments");
+    elements::split(cpu, y, |range, y| apply_part(cpu.path, y, &x[range], function));
+}
+
+multiversion! {
+    fn apply_part<F>(y: &mut [f32], x: &[f32], function: Function) {
+        let (y_blocks, y_tail) = y.as_chunks_mut::<LANES>();
+        let (x_blocks, x_tail) = x.as_chunks::<LANES>();
+        for (y, x) in y_blocks.iter_mut().zip(x_blocks) {
+            *y = function.apply_lanes::<F>(x);
+        }
+        if !x_tail.is_empty() {
+            let mut padded = [0.0; LANES];
+            padded[..x_tail.len()].copy_from_slice(x_tail);
+            y_tail.copy_from_slice(&function.apply_lanes::<F>(&padded)[..x_tail.len()]);
+        }
+    }
 }

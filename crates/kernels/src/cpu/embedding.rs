@@ -1,16 +1,114 @@
-//! embedding: not written yet.
+//! Embedding (`op/embedding.rs`). Backward sorts the tokens by id, stably, then gathers: nothing is scattered, no atomics.
+//!
+//! Threads split the columns, and where those are few also the runs of equal ids; a table row's columns have one owner.
 
-use crate::StoredMatrix;
-use crate::Cpu;
+use super::cast::{from_bf16, from_f16};
+use super::path::multiversion;
+use super::pool::{SharedMut, share};
+use crate::buffer::Workspace;
+use crate::{Cpu, StoredMatrix};
 
-pub(super) fn forward(_cpu: &Cpu, _y: &mut [f32], _table: StoredMatrix<Cpu>, _ids: &[u32], _width: usize) {
-    todo!()
+/// Columns that one thread gets at least.
+const COLUMN_GRAIN: usize = 64;
+/// Bits of an id that one pass of the sort looks at.
+const RADIX_BITS: usize = 11;
+const BUCKETS: usize = 1 << RADIX_BITS;
+
+pub(super) fn forward(cpu: &Cpu, y: &mut [f32], table: StoredMatrix<Cpu>, ids: &[u32], width: usize) {
+    assert_eq!(y.len(), ids.len() * width, "one row per token");
+    cpu.pool.run_rows(y, width, |tokens, y| {
+        for (y, &id) in y.chunks_exact_mut(width).zip(&ids[tokens]) {
+            let at = id as usize * width..(id as usize + 1) * width;
+            match table {
+                StoredMatrix::F32(table) => y.copy_from_slice(&table[at]),
+                StoredMatrix::Bf16(table) => from_bf16(cpu.path, y, &table[at]),
+                StoredMatrix::F16(table) => from_f16(cpu.path, y, &table[at]),
+            }
+        }
+    });
 }
 
-pub(super) fn workspace(_cpu: &Cpu, _tokens: usize) -> usize {
-    todo!()
+/// Two orders of the tokens, between which the sort goes back and forth.
+pub(super) fn workspace(_cpu: &Cpu, tokens: usize) -> usize {
+    2 * Workspace::bytes::<u32>(tokens)
 }
 
-pub(super) fn backward(_cpu: &Cpu, _dtable: &mut [f32], _dy: &[f32], _ids: &[u32], _width: usize, _workspace: &mut [u8]) {
-    todo!()
+pub(super) fn backward(cpu: &Cpu, dtable: &mut [f32], dy: &[f32], ids: &[u32], width: usize, workspace: &mut [u8]) {
+    assert_eq!(dy.len(), ids.len() * width, "one row per token");
+    if dy.is_empty() {
+        return;
+    }
+    let mut workspace = Workspace::new(workspace);
+    let (order, other) = (workspace.take::<u32>(ids.len()), workspace.take::<u32>(ids.len()));
+    let order: &[u32] = sort_by_id(order, other, ids);
+    let dtable = SharedMut::new(dtable);
+    let column_groups = (width / COLUMN_GRAIN).clamp(1, cpu.threads());
+    let token_groups = cpu.threads() / column_groups;
+    cpu.pool.run(|worker| {
+        if worker >= column_groups * token_groups {
+            return;
+        }
+        let columns = share(width, 1, column_groups, worker % column_groups);
+        let tokens = share(order.len(), 1, token_groups, worker / column_groups);
+        let starts_run = |index: usize| index == 0 || ids[order[index] as usize] != ids[order[index - 1] as usize];
+        // A run of equal ids belongs to whoever has its first token.
+        let whole_runs = |index: usize| (index..order.len()).find(|&at| starts_run(at)).unwrap_or(order.len());
+        for &t in &order[whole_runs(tokens.start)..whole_runs(tokens.end)] {
+            let (at, from) = (ids[t as usize] as usize * width, t as usize * width);
+            // SAFETY: other threads have other columns or other ids.
+            let row = unsafe { dtable.slice(at + columns.start..at + columns.end) };
+            add(cpu.path, row, &dy[from + columns.start..from + columns.end]);
+        }
+    });
+}
+
+multiversion! {
+    fn add<_F>(y: &mut [f32], x: &[f32]) {
+        for (y, x) in y.iter_mut().zip(x) {
+            *y += x;
+        }
+    }
+}
+
+/// Tokens in order of (id, token): a radix sort, which keeps equal ids in the order they came in.
+fn sort_by_id<'a>(mut order: &'a mut [u32], mut other: &'a mut [u32], ids: &[u32]) -> &'a mut [u32] {
+    assert!(u32::try_from(ids.len()).is_ok(), "token indices fit 32 bits");
+    for (token, order) in order.iter_mut().enumerate() {
+        *order = token as u32;
+    }
+    let largest = ids.iter().copied().max().unwrap_or(0);
+    let mut shift = 0;
+    while shift < 32 && largest >> shift > 0 {
+        let bucket = |token: u32| (ids[token as usize] >> shift) as usize % BUCKETS;
+        let mut next = [0u32; BUCKETS];
+        for &token in order.iter() {
+            next[bucket(token)] += 1;
+        }
+        let mut start = 0;
+        for next in &mut next {
+            start += std::mem::replace(next, start);
+        }
+        for &token in order.iter() {
+            let next = &mut next[bucket(token)];
+            other[*next as usize] = token;
+            *next += 1;
+        }
+        std::mem::swap(&mut order, &mut other);
+        shift += RADIX_BITS;
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sort_is_stable_over_all_bits() {
+        let ids: Vec<u32> = (0..5000u32).map(|t| t.wrapping_mul(0x9e37_79b9) % 7 * 0x2493_1101).collect();
+        let (mut a, mut b) = (vec![0; ids.len()], vec![0; ids.len()]);
+        let mut want: Vec<u32> = (0..5000).collect();
+        want.sort_by_key(|&t| ids[t as usize]);
+        assert_eq!(sort_by_id(&mut a, &mut b, &ids), want);
+    }
 }

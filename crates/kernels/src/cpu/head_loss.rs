@@ -1,18 +1,575 @@
-//! head_loss: not written yet.
+//! Fused LM head and cross-entropy on the CPU (`op/head_loss.rs` says what): logits live for one vocabulary block.
+//!
+//! Tokens are taken in super-blocks of at most 512. Forward, threads share the vocabulary blocks and leave a maximum, a sum
+//! and a best index per (token, block), which are combined at the end. Backward, a group of blocks is recomputed, turned
+//! into `dz` and sliced by the threads that computed it; then all threads fold the group into `dh` and `dhead`. Row blocks
+//! without a target are passed over. The sizes of super-blocks and groups change memory and time, no bits.
 
-use crate::op::HeadLoss;
-use crate::Matrix;
-use crate::Backend;
-use crate::Cpu;
+use super::block::RightView;
+use super::path::{Path, multiversion};
+use super::pool::{SharedMut, share};
+use super::product::{
+    Columns, Fold, Left, Nest, Panels, Place, SUPER_BLOCK, Turned, Weight, Worker, columns_to_left, columns_to_right,
+    panel_bytes, part, run, run_where, super_blocks,
+};
+use super::slices::{
+    BLOCK, CHUNK_TILES, LeftLayout, LeftRow, SlicedRows, TILE_DEPTH, TILE_ROWS, left_bias, right_block_bytes,
+    slice_chunk,
+};
+use crate::buffer::Workspace;
+use crate::op::head_loss::{VOCABULARY_BLOCK, canonical};
+use crate::op::{HeadLoss, IGNORED, Product, SliceShape, token_blocks};
+use crate::{Cpu, Matrix};
+use isobit_numerics::elementary::{exp, ln};
+use isobit_numerics::lanes::{LANES, for_lanes, max, tree_sum};
+use isobit_numerics::slices::{CHUNK, Profile};
+use std::ops::Range;
 
-pub(super) fn workspace(_cpu: &Cpu, _p: &HeadLoss) -> usize {
-    todo!()
+const _: () = assert!(VOCABULARY_BLOCK == CHUNK, "a vocabulary block is one chunk of the input gradient");
+
+/// Blocks of a backward group, unless there are more threads.
+const GROUP_LEAST: usize = 4;
+/// Blocks of a backward group at most: beyond, threads share tokens too.
+const GROUP_MOST: usize = 16;
+/// Panels of 32 columns that take all chunks of the hidden width before the next ones come: their logits stay in cache.
+const PANELS_TOGETHER: usize = 4;
+/// Floats between rows of logits beyond their width: keeps rows out of each other's cache sets.
+const STRIDE_EXTRA: usize = 16;
+
+/// Lengths of everything the workspace holds.
+struct Sizes {
+    /// Tokens of a super-block.
+    tokens: usize,
+    /// Vocabulary blocks, and those of a backward group.
+    blocks: usize,
+    group_blocks: usize,
+    panels: usize,
+    /// Logits of one block, per thread.
+    block_logits: usize,
+    /// Logits of one group, shared.
+    group_logits: usize,
+    dz: LeftLayout,
+    dz_turned: LeftLayout,
+    h_turned: usize,
 }
 
-pub(super) fn forward(_cpu: &Cpu, _loss: &mut [f32], _lse: &mut [f32], _best: &mut [u32], _h: &<Cpu as Backend>::Rows, _head: Matrix<Cpu>, _labels: &[i32], _p: &HeadLoss, _workspace: &mut [u8]) {
-    todo!()
+impl Sizes {
+    fn new(cpu: &Cpu, p: &HeadLoss) -> Self {
+        let tokens = p.tokens().min(SUPER_BLOCK);
+        let blocks = p.vocabulary.div_ceil(VOCABULARY_BLOCK);
+        // Whole rounds of the threads.
+        let round = cpu.threads() * GROUP_LEAST.div_ceil(cpu.threads());
+        let group_blocks = round.min(GROUP_MOST).min(blocks);
+        let group = (group_blocks * VOCABULARY_BLOCK).min(p.vocabulary);
+        Self {
+            tokens,
+            blocks,
+            group_blocks,
+            panels: cpu.threads() * panel_bytes(p.profile),
+            block_logits: tokens * (VOCABULARY_BLOCK + STRIDE_EXTRA),
+            group_logits: tokens * (group + STRIDE_EXTRA),
+            dz: LeftLayout::new(SliceShape { rows: tokens, width: group, profile: p.profile }),
+            dz_turned: LeftLayout::new(SliceShape { rows: group, width: tokens, profile: p.profile }),
+            h_turned: p.hidden.div_ceil(TILE_ROWS) * right_block_bytes(tokens, p.profile),
+        }
+    }
 }
 
-pub(super) fn backward(_cpu: &Cpu, _dh: &mut [f32], _dhead: Option<&mut [f32]>, _h: (&<Cpu as Backend>::Rows, &[f32]), _head: Matrix<Cpu>, _labels: &[i32], _lse: &[f32], _weight: &[f32], _p: &HeadLoss, _workspace: &mut [u8]) {
-    todo!()
+pub(super) fn workspace(cpu: &Cpu, p: &HeadLoss) -> usize {
+    let sizes = Sizes::new(cpu, p);
+    let floats = Workspace::bytes::<f32>;
+    let forward =
+        cpu.threads() * floats(sizes.block_logits) + 3 * floats(sizes.tokens * sizes.blocks) + floats(sizes.tokens);
+    let backward = floats(sizes.group_logits)
+        + Workspace::bytes::<i8>(sizes.dz.bytes())
+        + floats(sizes.tokens * sizes.group_blocks)
+        + Workspace::bytes::<i8>(sizes.dz_turned.bytes())
+        + floats(sizes.group_blocks * VOCABULARY_BLOCK)
+        + Workspace::bytes::<i8>(sizes.h_turned)
+        + floats(p.hidden);
+    2 * floats(p.vocabulary) + Workspace::bytes::<i8>(sizes.panels) + forward.max(backward)
+}
+
+/// Which blocks and which rows a worker takes: blocks first, rows too where there are fewer blocks than threads.
+fn split(cpu: &Cpu, blocks: usize, rows: Range<usize>, worker: usize) -> (Range<usize>, Range<usize>) {
+    let row_parts = cpu.threads().div_ceil(blocks).min(rows.len().div_ceil(BLOCK)).max(1);
+    let block_parts = cpu.threads() / row_parts;
+    if worker >= block_parts * row_parts {
+        return (0..0, 0..0);
+    }
+    let mine = share(rows.len(), BLOCK, row_parts, worker % row_parts);
+    (share(blocks, 1, block_parts, worker / row_parts), rows.start + mine.start..rows.start + mine.end)
+}
+
+/// The vocabulary rows of one block.
+fn block_columns(block: usize, p: &HeadLoss) -> Range<usize> {
+    block * VOCABULARY_BLOCK..((block + 1) * VOCABULARY_BLOCK).min(p.vocabulary)
+}
+
+/// Both operands of the logits.
+struct Logits<'a> {
+    left: Left<'a>,
+    right: &'a Weight<'a>,
+    p: &'a HeadLoss<'a>,
+}
+
+impl<'a> Logits<'a> {
+    fn new(h: &'a SlicedRows, right: &'a Weight<'a>, p: &'a HeadLoss<'a>) -> Self {
+        let shape = SliceShape { rows: p.tokens(), width: p.hidden, profile: p.profile };
+        assert_eq!(h.shape, shape, "hidden states");
+        let left = Left { tiles: &h.tiles, layout: h.layout, units: &h.units, chunks: p.hidden.div_ceil(CHUNK) };
+        Self { left, right, p }
+    }
+
+    /// Logits of `rows` and one vocabulary block.
+    fn block(
+        &self,
+        worker: &mut Worker,
+        place: &Place,
+        rows: Range<usize>,
+        columns: &Range<usize>,
+        wanted: &impl Fn(Range<usize>) -> bool,
+    ) {
+        let p = self.p;
+        let nest = Nest { rows: rows.clone(), n: p.vocabulary, contraction: p.hidden, profile: p.profile };
+        let fold = Fold { accumulate: false, chunk_units: None, row_units: Some(self.right.units()) };
+        let panels = columns.start / BLOCK..columns.end.div_ceil(BLOCK);
+        for first in panels.clone().step_by(PANELS_TOGETHER) {
+            let panels = first..(first + PANELS_TOGETHER).min(panels.end);
+            part(worker, place, self.left, &nest, fold, self.right, panels, rows.clone(), wanted);
+        }
+    }
+}
+
+fn head_of<'a>(
+    cpu: &Cpu,
+    head: Matrix<'a, Cpu>,
+    p: &HeadLoss,
+    units: &'a mut [f32],
+    multipliers: &'a mut [f32],
+) -> Weight<'a> {
+    let product =
+        Product { segments: &[0, p.tokens()], n: p.vocabulary, k: p.hidden, profile: p.profile, accumulate: false };
+    Weight::of(cpu, head, 0, &product, units, multipliers)
+}
+
+pub(super) fn forward(
+    cpu: &Cpu,
+    loss: &mut [f32],
+    lse: &mut [f32],
+    best: &mut [u32],
+    h: &SlicedRows,
+    head: Matrix<Cpu>,
+    labels: &[i32],
+    p: &HeadLoss,
+    workspace: &mut [u8],
+) {
+    p.check_labels(labels);
+    assert!(p.vocabulary > 0 && p.hidden > 0, "a head");
+    assert_eq!((loss.len(), lse.len(), best.len()), (p.tokens(), p.tokens(), p.tokens()), "one result per token");
+    let sizes = Sizes::new(cpu, p);
+    let mut workspace = Workspace::new(workspace);
+    let (units, multipliers) = (workspace.take::<f32>(p.vocabulary), workspace.take::<f32>(p.vocabulary));
+    let scratch = workspace.take::<i8>(sizes.panels);
+    let z_each = Workspace::bytes::<f32>(sizes.block_logits) / size_of::<f32>();
+    let z = workspace.take::<f32>(cpu.threads() * z_each);
+    let cells = sizes.tokens * sizes.blocks;
+    let (maxima, sums) = (workspace.take::<f32>(cells), workspace.take::<f32>(cells));
+    let (bests, label_logits) = (workspace.take::<u32>(cells), workspace.take::<f32>(sizes.tokens));
+    let right = head_of(cpu, head, p, units, multipliers);
+    let logits = Logits::new(h, &right, p);
+    for tokens in super_blocks(0..p.tokens()) {
+        let partial = Partials {
+            maxima: SharedMut::new(maxima),
+            sums: SharedMut::new(sums),
+            bests: SharedMut::new(bests),
+            label_logits: SharedMut::new(label_logits),
+            blocks: sizes.blocks,
+        };
+        let (z, scratch) = (SharedMut::new(z), SharedMut::new(scratch));
+        cpu.pool.run(|worker| {
+            let (my_blocks, my_rows) = split(cpu, sizes.blocks, tokens.clone(), worker);
+            if my_blocks.is_empty() || my_rows.is_empty() {
+                return;
+            }
+            #[cfg(target_arch = "x86_64")]
+            let _session = (cpu.path == Path::Amx).then(super::amx::Session::start);
+            // SAFETY: each thread has its own part of both.
+            let (z, own) = unsafe {
+                let bytes = panel_bytes(p.profile);
+                (z.slice(worker * z_each..(worker + 1) * z_each), scratch.slice(worker * bytes..(worker + 1) * bytes))
+            };
+            let mut worker = Worker::new(cpu.path, p.profile, own);
+            let stride = VOCABULARY_BLOCK + STRIDE_EXTRA;
+            for block in my_blocks {
+                let columns = block_columns(block, p);
+                let out = SharedMut::new(&mut *z);
+                let place = Place { out: &out, stride, origin: my_rows.start * stride + columns.start };
+                logits.block(&mut worker, &place, my_rows.clone(), &columns, &|_| true);
+                for row in my_rows.clone() {
+                    let z = &z[(row - my_rows.start) * stride..][..columns.len()];
+                    // SAFETY: the cell of this row and block is this thread's alone.
+                    unsafe { partial.set(cpu.path, row - tokens.start, block, z, &columns, labels[row]) };
+                }
+            }
+        });
+        let outputs = [&mut loss[tokens.clone()], &mut lse[tokens.clone()]];
+        combine(cpu, outputs, &mut best[tokens.clone()], &partial, &labels[tokens]);
+    }
+}
+
+/// What the forward pass leaves per (token, block), and the label's logit per token.
+struct Partials<'a> {
+    maxima: SharedMut<'a, f32>,
+    sums: SharedMut<'a, f32>,
+    bests: SharedMut<'a, u32>,
+    label_logits: SharedMut<'a, f32>,
+    blocks: usize,
+}
+
+impl Partials<'_> {
+    /// # Safety
+    /// No other thread may have this (row, block).
+    unsafe fn set(&self, path: Path, row: usize, block: usize, z: &[f32], columns: &Range<usize>, label: i32) {
+        let (m, s, index) = block_statistics(path, z);
+        let at = row * self.blocks + block;
+        // SAFETY: this cell is the caller's; a label lies in one block, so its row's logit is too.
+        unsafe {
+            self.maxima.slice(at..at + 1)[0] = m;
+            self.sums.slice(at..at + 1)[0] = s;
+            self.bests.slice(at..at + 1)[0] = if index == u32::MAX { index } else { columns.start as u32 + index };
+            if label != IGNORED && columns.contains(&(label as usize)) {
+                self.label_logits.slice(row..row + 1)[0] = z[label as usize - columns.start];
+            }
+        }
+    }
+}
+
+fn combine(cpu: &Cpu, [loss, lse]: [&mut [f32]; 2], best: &mut [u32], partial: &Partials, labels: &[i32]) {
+    let (loss, lse, best) = (SharedMut::new(loss), SharedMut::new(lse), SharedMut::new(best));
+    cpu.pool.run_ranges(labels.len(), 1, |rows| {
+        for row in rows {
+            let cells = row * partial.blocks..(row + 1) * partial.blocks;
+            // SAFETY: rows of different threads do not overlap.
+            unsafe {
+                let (maxima, bests) = (partial.maxima.slice(cells.clone()), partial.bests.slice(cells.clone()));
+                let (m, log) = log_sum_exp(cpu.path, maxima, partial.sums.slice(cells));
+                let label_logit = partial.label_logits.slice(row..row + 1)[0];
+                let with_maximum = maxima.iter().zip(bests).filter(|(m_b, _)| **m_b == m).map(|(_, best)| *best);
+                let smallest = with_maximum.min().unwrap_or(u32::MAX);
+                lse.slice(row..row + 1)[0] = log;
+                loss.slice(row..row + 1)[0] = if labels[row] == IGNORED { 0.0 } else { canonical(log - label_logit) };
+                best.slice(row..row + 1)[0] = if smallest == u32::MAX { 0 } else { smallest };
+            }
+        }
+    });
+}
+
+multiversion! {
+    /// Maximum, sum of exponentials and first index of the maximum (`u32::MAX` if all are NaN) of one block of logits.
+    fn block_statistics<F>(z: &[f32]) -> (f32, f32, u32) {
+        let (whole, tail) = z.as_chunks::<LANES>();
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        for z in whole {
+            for lane in 0..LANES {
+                lanes[lane] = max(z[lane], lanes[lane]);
+            }
+        }
+        for (lane, &z) in tail.iter().enumerate() {
+            lanes[lane] = max(z, lanes[lane]);
+        }
+        let m = lanes.into_iter().fold(f32::NEG_INFINITY, |m, z| max(z, m));
+        let mut sums = [0.0f32; LANES];
+        let mut first = [u32::MAX; LANES];
+        for (base, z) in whole.iter().enumerate() {
+            let base = (base * LANES) as u32;
+            for lane in 0..LANES {
+                let index = if z[lane] == m { base + lane as u32 } else { u32::MAX };
+                first[lane] = first[lane].min(index);
+            }
+            for lane in 0..LANES {
+                sums[lane] += exp::<F>(z[lane] - m);
+            }
+        }
+        let base = (whole.len() * LANES) as u32;
+        for (lane, &z) in tail.iter().enumerate() {
+            if z == m {
+                first[lane] = first[lane].min(base + lane as u32);
+            }
+            sums[lane] += exp::<F>(z - m);
+        }
+        (m, tree_sum(sums), first.into_iter().min().unwrap_or(u32::MAX))
+    }
+}
+
+multiversion! {
+    /// The maximum over blocks and `m + ln Σ s_b·exp(m_b − m)`.
+    fn log_sum_exp<F>(maxima: &[f32], sums: &[f32]) -> (f32, f32) {
+        let m = maxima.iter().fold(f32::NEG_INFINITY, |m, &m_b| max(m_b, m));
+        let mut acc = [0.0; LANES];
+        for_lanes(&mut acc, sums.len(), |acc, b| acc + sums[b] * exp::<F>(maxima[b] - m));
+        (m, canonical(m + ln::<F>(tree_sum(acc))))
+    }
+}
+
+multiversion! {
+    /// `z` becomes `(exp(z − lse) − [at the label])·weight`; no label here if it is out of range.
+    fn grad_logits<F>(z: &mut [f32], lse: f32, weight: f32, label: usize) {
+        let label_grad = z.get(label).map(|z| (exp::<F>(z - lse) - 1.0) * weight);
+        let (whole, tail) = z.as_chunks_mut::<LANES>();
+        for z in whole {
+            for lane in 0..LANES {
+                z[lane] = exp::<F>(z[lane] - lse) * weight;
+            }
+        }
+        for z in tail {
+            *z = exp::<F>(*z - lse) * weight;
+        }
+        if let Some(grad) = label_grad {
+            z[label] = grad;
+        }
+    }
+}
+
+pub(super) fn backward(
+    cpu: &Cpu,
+    dh: &mut [f32],
+    mut dhead: Option<&mut [f32]>,
+    h: (&SlicedRows, &[f32]),
+    head: Matrix<Cpu>,
+    labels: &[i32],
+    lse: &[f32],
+    weight: &[f32],
+    p: &HeadLoss,
+    workspace: &mut [u8],
+) {
+    p.check_labels(labels);
+    assert!(p.vocabulary > 0 && p.hidden > 0, "a head");
+    assert_eq!((lse.len(), weight.len()), (p.tokens(), p.tokens()), "one number per token");
+    assert_eq!(
+        (dh.len(), h.1.len()),
+        (p.tokens() * p.hidden, p.tokens() * p.hidden),
+        "hidden states and their gradient"
+    );
+    assert!(dhead.as_ref().is_none_or(|dhead| dhead.len() == p.vocabulary * p.hidden), "gradient of the head");
+    let sizes = Sizes::new(cpu, p);
+    let mut workspace = Workspace::new(workspace);
+    let (units, multipliers) = (workspace.take::<f32>(p.vocabulary), workspace.take::<f32>(p.vocabulary));
+    let scratch = workspace.take::<i8>(sizes.panels);
+    let mut room = GroupRoom {
+        dz: workspace.take::<f32>(sizes.group_logits),
+        tiles: workspace.take::<i8>(sizes.dz.bytes()),
+        units: workspace.take::<f32>(sizes.tokens * sizes.group_blocks),
+    };
+    let mut turned = TurnedRoom {
+        dz_tiles: workspace.take::<i8>(sizes.dz_turned.bytes()),
+        dz_units: workspace.take::<f32>(sizes.group_blocks * VOCABULARY_BLOCK),
+        h_tiles: workspace.take::<i8>(sizes.h_turned),
+        h_units: workspace.take::<f32>(p.hidden),
+    };
+    let right = head_of(cpu, head, p, units, multipliers);
+    let pass = Backward { logits: Logits::new(h.0, &right, p), labels, lse, weight };
+    for (dh, _) in dh.chunks_exact_mut(p.hidden).zip(labels).filter(|(_, label)| **label == IGNORED) {
+        dh.fill(0.0);
+    }
+    // Chunks of tokens matter to the gradient of the head alone.
+    let whole = [0, p.tokens()];
+    let row_starts = if dhead.is_some() { p.row_starts } else { &whole[..] };
+    for tokens in packed(row_starts) {
+        if dhead.is_none() && labels[tokens.clone()].iter().all(|label| *label == IGNORED) {
+            continue;
+        }
+        for first_block in (0..sizes.blocks).step_by(sizes.group_blocks) {
+            let group = Group {
+                tokens: tokens.clone(),
+                blocks: first_block..(first_block + sizes.group_blocks).min(sizes.blocks),
+                columns: first_block * VOCABULARY_BLOCK
+                    ..((first_block + sizes.group_blocks) * VOCABULARY_BLOCK).min(p.vocabulary),
+            };
+            pass.slice_group(cpu, &mut room, &group, scratch);
+            let dh = &mut dh[tokens.start * p.hidden..tokens.end * p.hidden];
+            pass.fold_input(cpu, dh, &room, &group, scratch);
+            if let Some(dhead) = &mut dhead {
+                let dhead = &mut dhead[group.columns.start * p.hidden..group.columns.end * p.hidden];
+                for chunk in token_blocks(row_starts, CHUNK).filter(|chunk| tokens.contains(&chunk.start)) {
+                    let h = &h.1[chunk.start * p.hidden..chunk.end * p.hidden];
+                    let rows = chunk.start - tokens.start..chunk.end - tokens.start;
+                    turned.fold_weight(
+                        cpu,
+                        dhead,
+                        h,
+                        &room.dz[rows.start * group.stride()..rows.end * group.stride()],
+                        &group,
+                        p,
+                        scratch,
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Whole chunks of tokens, packed into super-blocks.
+fn packed(row_starts: &[usize]) -> impl Iterator<Item = Range<usize>> + '_ {
+    let mut chunks = token_blocks(row_starts, CHUNK).peekable();
+    std::iter::from_fn(move || {
+        let mut tokens = chunks.next()?;
+        while let Some(next) = chunks.next_if(|next| next.end - tokens.start <= SUPER_BLOCK) {
+            tokens.end = next.end;
+        }
+        Some(tokens)
+    })
+}
+
+/// Some tokens and some vocabulary blocks.
+struct Group {
+    tokens: Range<usize>,
+    blocks: Range<usize>,
+    columns: Range<usize>,
+}
+
+impl Group {
+    /// Floats between rows of `dz`.
+    fn stride(&self) -> usize {
+        self.columns.len() + STRIDE_EXTRA
+    }
+
+    fn layout(&self, p: &HeadLoss) -> LeftLayout {
+        LeftLayout::new(SliceShape { rows: self.tokens.len(), width: self.columns.len(), profile: p.profile })
+    }
+}
+
+/// `dz` of one group: as numbers, and times the head's units, sliced along the vocabulary.
+struct GroupRoom<'a> {
+    dz: &'a mut [f32],
+    tiles: &'a mut [i8],
+    units: &'a mut [f32],
+}
+
+struct Backward<'a> {
+    logits: Logits<'a>,
+    labels: &'a [i32],
+    lse: &'a [f32],
+    weight: &'a [f32],
+}
+
+/// The head contracted along its rows, starting at some chunk.
+struct TurnedFrom<'a> {
+    head: Turned<'a>,
+    chunk: usize,
+}
+
+impl Panels for TurnedFrom<'_> {
+    fn panel<'s>(&'s self, path: Path, own: &'s mut [i8], chunk: usize, first: usize) -> RightView<'s> {
+        self.head.panel(path, own, self.chunk + chunk, first)
+    }
+}
+
+impl Backward<'_> {
+    fn any_target(&self, rows: Range<usize>) -> bool {
+        self.labels[rows].iter().any(|label| *label != IGNORED)
+    }
+
+    /// Recomputes the logits of a group and leaves `dz`, as numbers and sliced.
+    fn slice_group(&self, cpu: &Cpu, room: &mut GroupRoom, group: &Group, scratch: &mut [i8]) {
+        let p = self.logits.p;
+        let (stride, layout) = (group.stride(), group.layout(p));
+        let (dz, tiles) = (SharedMut::new(&mut *room.dz), SharedMut::new(&mut *room.tiles));
+        let (units, scratch) = (SharedMut::new(&mut *room.units), SharedMut::new(scratch));
+        let origin = group.tokens.start * stride + group.columns.start;
+        cpu.pool.run(|worker| {
+            let (my_blocks, my_rows) = split(cpu, group.blocks.len(), group.tokens.clone(), worker);
+            if my_blocks.is_empty() || my_rows.is_empty() {
+                return;
+            }
+            #[cfg(target_arch = "x86_64")]
+            let _session = (cpu.path == Path::Amx).then(super::amx::Session::start);
+            let bytes = panel_bytes(p.profile);
+            // SAFETY: each thread has its own part.
+            let own = unsafe { scratch.slice(worker * bytes..(worker + 1) * bytes) };
+            let mut worker = Worker::new(cpu.path, p.profile, own);
+            for chunk in my_blocks {
+                let columns = block_columns(group.blocks.start + chunk, p);
+                let place = Place { out: &dz, stride, origin };
+                let wanted = |rows: Range<usize>| self.any_target(rows);
+                self.logits.block(&mut worker, &place, my_rows.clone(), &columns, &wanted);
+                for row in my_rows.clone() {
+                    let at = row * stride + columns.start - origin;
+                    // SAFETY: this row and block are this thread's alone.
+                    let z = unsafe { dz.slice(at..at + columns.len()) };
+                    let local = row - group.tokens.start;
+                    let factors = if self.labels[row] == IGNORED {
+                        z.fill(0.0);
+                        None
+                    } else {
+                        let label = (self.labels[row] as usize).wrapping_sub(columns.start);
+                        grad_logits(cpu.path, z, self.lse[row], self.weight[row], label);
+                        Some(&self.logits.right.units()[columns.clone()])
+                    };
+                    let to = LeftRow {
+                        tiles: &tiles,
+                        at: chunk * CHUNK_TILES * layout.column_stride() + local * TILE_DEPTH,
+                        column_stride: layout.column_stride(),
+                        slice_stride: layout.slice_stride(),
+                        bias: left_bias(cpu.path),
+                    };
+                    let unit = match p.profile {
+                        Profile::X2 => slice_chunk::<2>(cpu.path, &to, z, factors),
+                        Profile::X3 => slice_chunk::<3>(cpu.path, &to, z, factors),
+                    };
+                    let at = local * group.blocks.len() + chunk;
+                    // SAFETY: as above.
+                    unsafe { units.slice(at..at + 1)[0] = unit };
+                }
+            }
+        });
+    }
+
+    /// `dh` of the group's tokens, on top of what earlier groups left.
+    fn fold_input(&self, cpu: &Cpu, dh: &mut [f32], room: &GroupRoom, group: &Group, scratch: &mut [i8]) {
+        let p = self.logits.p;
+        let left = Left { tiles: room.tiles, layout: group.layout(p), units: room.units, chunks: group.blocks.len() };
+        let rows = 0..group.tokens.len();
+        let nest = Nest { rows, n: p.hidden, contraction: group.columns.len(), profile: p.profile };
+        let fold = Fold { accumulate: group.blocks.start > 0, chunk_units: None, row_units: None };
+        let head = TurnedFrom { head: Turned(self.logits.right), chunk: group.blocks.start };
+        let start = group.tokens.start;
+        let wanted = |rows: Range<usize>| self.any_target(start + rows.start..start + rows.end);
+        run_where(cpu, dh, left, &nest, fold, scratch, &head, &wanted);
+    }
+}
+
+/// `dz` and `h` of one chunk of tokens, sliced along the tokens.
+struct TurnedRoom<'a> {
+    dz_tiles: &'a mut [i8],
+    dz_units: &'a mut [f32],
+    h_tiles: &'a mut [i8],
+    h_units: &'a mut [f32],
+}
+
+impl TurnedRoom<'_> {
+    /// Adds one chunk of tokens to the group's rows of `dhead`.
+    fn fold_weight(
+        &mut self,
+        cpu: &Cpu,
+        dhead: &mut [f32],
+        h: &[f32],
+        dz: &[f32],
+        group: &Group,
+        p: &HeadLoss,
+        scratch: &mut [i8],
+    ) {
+        let (tokens, width) = (h.len() / p.hidden, group.columns.len());
+        let layout = LeftLayout::new(SliceShape { rows: width, width: tokens, profile: p.profile });
+        columns_to_left(cpu, self.dz_tiles, self.dz_units, layout, dz, group.stride(), width, p.profile);
+        columns_to_right(cpu, self.h_tiles, self.h_units, h, p.hidden, p.profile);
+        let left = Left { tiles: self.dz_tiles, layout, units: self.dz_units, chunks: 1 };
+        let fold = Fold { accumulate: true, chunk_units: Some(self.h_units), row_units: None };
+        let block_bytes = right_block_bytes(tokens, p.profile);
+        let panels = Columns { tiles: self.h_tiles, block_bytes, width: p.hidden };
+        for rows in super_blocks(0..width) {
+            let nest = Nest { rows, n: p.hidden, contraction: tokens, profile: p.profile };
+            run(cpu, dhead, left, &nest, fold, scratch, &panels);
+        }
+    }
 }

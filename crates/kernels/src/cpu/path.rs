@@ -101,7 +101,9 @@ impl FromStr for Path {
 macro_rules! multiversion {
     ($(#[$meta:meta])* $visibility:vis fn $name:ident<$fma:ident $(, const $konst:ident: $konst_type:ty)?>($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
+        #[allow(clippy::extra_unused_type_parameters, reason = "a body without fused multiply-adds names it `_F`")]
         $visibility fn $name$(<const $konst: $konst_type>)?(path: $crate::cpu::Path, $($arg: $type),*) $(-> $ret)? {
+            #[allow(clippy::extra_unused_type_parameters, reason = "a body without fused multiply-adds names it `_F`")]
             #[inline(always)]
             fn body<$fma: isobit_numerics::Fma $(, const $konst: $konst_type)?>($($arg: $type),*) $(-> $ret)? $body
 

@@ -9,7 +9,7 @@ use super::path::{Path, multiversion};
 use super::pool::{SharedMut, share};
 use super::slices::{
     BLOCK, CHUNK_TILES, LeftLayout, LeftMut, SlicedRows, SlicedWeight, TILE_BYTES, TILE_DEPTH, TILE_ROWS, fill_left,
-    right_block_bytes, right_tile, row_scales, turn_tile,
+    right_block_bytes, right_tile, row_scales, slices_of, turn_tile,
 };
 use crate::buffer::Workspace;
 use crate::op::{Product, SliceShape, token_blocks};
@@ -18,7 +18,7 @@ use isobit_numerics::slices::{CHUNK, Profile, Scale, magnitude_bits};
 use std::ops::Range;
 
 /// Rows whose left slices are worked on together.
-const SUPER_BLOCK: usize = 512;
+pub(super) const SUPER_BLOCK: usize = 512;
 
 /// Bytes a product needs beside its operands: bounded by the widths, whatever the number of rows.
 pub(super) fn workspace(cpu: &Cpu, p: &Product) -> usize {
@@ -37,7 +37,7 @@ pub(super) fn workspace(cpu: &Cpu, p: &Product) -> usize {
 }
 
 /// Room for one right panel over one chunk, and the tiles it is turned from.
-fn panel_bytes(profile: Profile) -> usize {
+pub(super) fn panel_bytes(profile: Profile) -> usize {
     2 * CHUNK_TILES * profile.slice_count() * TILE_BYTES + turn_bytes(profile)
 }
 
@@ -48,40 +48,62 @@ fn turn_bytes(profile: Profile) -> usize {
 
 /// Left operand of a loop nest.
 #[derive(Clone, Copy)]
-struct Left<'a> {
-    tiles: &'a [i8],
-    layout: LeftLayout,
+pub(super) struct Left<'a> {
+    pub(super) tiles: &'a [i8],
+    pub(super) layout: LeftLayout,
     /// `[rows, chunks]`
-    units: &'a [f32],
-    chunks: usize,
+    pub(super) units: &'a [f32],
+    pub(super) chunks: usize,
 }
 
 /// How sums become output.
 #[derive(Clone, Copy)]
-struct Fold<'a> {
+pub(super) struct Fold<'a> {
     /// Start from what the output holds instead of zero.
-    accumulate: bool,
+    pub(super) accumulate: bool,
     /// Right units of the one chunk there is (weight gradient).
-    chunk_units: Option<&'a [f32]>,
+    pub(super) chunk_units: Option<&'a [f32]>,
     /// Right units applied after the last chunk (forward).
-    row_units: Option<&'a [f32]>,
+    pub(super) row_units: Option<&'a [f32]>,
 }
 
 /// The shape of a loop nest: `out[first_row.., n] ← left[first_row.., contraction] · right`.
-struct Nest {
-    rows: Range<usize>,
-    n: usize,
-    contraction: usize,
-    profile: Profile,
+pub(super) struct Nest {
+    pub(super) rows: Range<usize>,
+    pub(super) n: usize,
+    pub(super) contraction: usize,
+    pub(super) profile: Profile,
 }
 
 /// Where a nest gets its right operand from.
-trait Panels: Sync {
+pub(super) trait Panels: Sync {
     /// The panel of up to 32 columns from `first` over one chunk, made in the thread's own room if it must be made.
     fn panel<'s>(&'s self, path: Path, own: &'s mut [i8], chunk: usize, first: usize) -> RightView<'s>;
 }
 
-fn run(cpu: &Cpu, out: &mut [f32], left: Left, nest: &Nest, fold: Fold, scratch: &mut [i8], panels_of: &impl Panels) {
+pub(super) fn run(
+    cpu: &Cpu,
+    out: &mut [f32],
+    left: Left,
+    nest: &Nest,
+    fold: Fold,
+    scratch: &mut [i8],
+    panels_of: &impl Panels,
+) {
+    run_where(cpu, out, left, nest, fold, scratch, panels_of, &|_| true);
+}
+
+/// As [`run`], leaving alone the row blocks that are not `wanted`.
+pub(super) fn run_where(
+    cpu: &Cpu,
+    out: &mut [f32],
+    left: Left,
+    nest: &Nest,
+    fold: Fold,
+    scratch: &mut [i8],
+    panels_of: &impl Panels,
+    wanted: &(impl Fn(Range<usize>) -> bool + Sync),
+) {
     let path = cpu.path;
     let panels = nest.n.div_ceil(BLOCK);
     let row_blocks = nest.rows.len().div_ceil(BLOCK);
@@ -101,50 +123,100 @@ fn run(cpu: &Cpu, out: &mut [f32], left: Left, nest: &Nest, fold: Fold, scratch:
         }
         #[cfg(target_arch = "x86_64")]
         let _session = (path == Path::Amx).then(super::amx::Session::start);
-        let mut sums = Sums::new();
-        let mut prepared = Prepared::new(path, nest.profile);
-        let chunks = nest.contraction.div_ceil(CHUNK);
-        for chunk in 0..chunks {
-            let depth = CHUNK.min(nest.contraction - chunk * CHUNK);
-            let columns = depth.div_ceil(TILE_DEPTH);
-            for index in my_panels.clone() {
-                let first_column = index * BLOCK;
-                // SAFETY: each thread has its own part, and the panel of the round before is no longer used.
-                let own = unsafe { scratch.slice(worker * scratch_each..(worker + 1) * scratch_each) };
-                let right = panels_of.panel(path, own, chunk, first_column);
-                prepared.prepare(path, right, columns, nest.profile);
-                for row in my_rows.clone().step_by(BLOCK) {
-                    let rows = BLOCK.min(my_rows.end - row);
-                    let view = LeftView {
-                        bytes: &left.tiles[chunk * CHUNK_TILES * left.layout.column_stride() + row * TILE_DEPTH..],
-                        column_stride: left.layout.column_stride(),
-                        slice_stride: left.layout.slice_stride(),
-                    };
-                    block_sums(path, &mut sums, view, rows, right, &prepared, columns, nest.profile);
-                    let width = BLOCK.min(nest.n - first_column);
-                    let target = Target {
-                        out: &out,
-                        at: row * nest.n + first_column,
-                        stride: nest.n,
-                        rows,
-                        width,
-                        from_zero: chunk == 0 && !fold.accumulate,
-                        left_units: &left.units[row * left.chunks + chunk..],
-                        left_stride: left.chunks,
-                        chunk_units: fold.chunk_units.map(|units| &units[first_column..first_column + width]),
-                        row_units: fold
-                            .row_units
-                            .filter(|_| chunk + 1 == chunks)
-                            .map(|units| &units[first_column..first_column + width]),
-                    };
-                    match nest.profile {
-                        Profile::X2 => fold_block::<2>(path, &sums, &target),
-                        Profile::X3 => fold_block::<3>(path, &sums, &target),
-                    }
+        // SAFETY: each thread has its own part.
+        let own = unsafe { scratch.slice(worker * scratch_each..(worker + 1) * scratch_each) };
+        let place = Place { out: &out, stride: nest.n, origin: 0 };
+        part(
+            &mut Worker::new(path, nest.profile, own),
+            &place,
+            left,
+            nest,
+            fold,
+            panels_of,
+            my_panels,
+            my_rows,
+            wanted,
+        );
+    });
+}
+
+/// Where a nest's output lies: element `(row, column)` at `row·stride + column − origin`.
+pub(super) struct Place<'a> {
+    pub(super) out: &'a SharedMut<'a, f32>,
+    pub(super) stride: usize,
+    pub(super) origin: usize,
+}
+
+/// What a thread works with: a block's sums, what it prepared of the right panel, room to make panels in.
+pub(super) struct Worker<'a> {
+    path: Path,
+    sums: Sums,
+    prepared: Prepared,
+    own: &'a mut [i8],
+}
+
+impl<'a> Worker<'a> {
+    pub(super) fn new(path: Path, profile: Profile, own: &'a mut [i8]) -> Self {
+        Self { path, sums: Sums::new(), prepared: Prepared::new(path, profile), own }
+    }
+}
+
+/// One thread's part of a nest. Row blocks that are not `wanted` are left alone. On AMX the caller holds a session.
+pub(super) fn part(
+    worker: &mut Worker,
+    place: &Place,
+    left: Left,
+    nest: &Nest,
+    fold: Fold,
+    panels_of: &impl Panels,
+    my_panels: Range<usize>,
+    my_rows: Range<usize>,
+    wanted: &impl Fn(Range<usize>) -> bool,
+) {
+    let Worker { path, sums, prepared, own } = worker;
+    let path = *path;
+    let chunks = nest.contraction.div_ceil(CHUNK);
+    for chunk in 0..chunks {
+        let depth = CHUNK.min(nest.contraction - chunk * CHUNK);
+        let columns = depth.div_ceil(TILE_DEPTH);
+        for index in my_panels.clone() {
+            let first_column = index * BLOCK;
+            let right = panels_of.panel(path, own, chunk, first_column);
+            prepared.prepare(path, right, columns, nest.profile);
+            for row in my_rows.clone().step_by(BLOCK) {
+                let rows = BLOCK.min(my_rows.end - row);
+                if !wanted(row..row + rows) {
+                    continue;
+                }
+                let view = LeftView {
+                    bytes: &left.tiles[chunk * CHUNK_TILES * left.layout.column_stride() + row * TILE_DEPTH..],
+                    column_stride: left.layout.column_stride(),
+                    slice_stride: left.layout.slice_stride(),
+                };
+                block_sums(path, sums, view, rows, right, prepared, columns, nest.profile);
+                let width = BLOCK.min(nest.n - first_column);
+                let target = Target {
+                    out: place.out,
+                    at: row * place.stride + first_column - place.origin,
+                    stride: place.stride,
+                    rows,
+                    width,
+                    from_zero: chunk == 0 && !fold.accumulate,
+                    left_units: &left.units[row * left.chunks + chunk..],
+                    left_stride: left.chunks,
+                    chunk_units: fold.chunk_units.map(|units| &units[first_column..first_column + width]),
+                    row_units: fold
+                        .row_units
+                        .filter(|_| chunk + 1 == chunks)
+                        .map(|units| &units[first_column..first_column + width]),
+                };
+                match nest.profile {
+                    Profile::X2 => fold_block::<2>(path, sums, &target),
+                    Profile::X3 => fold_block::<3>(path, sums, &target),
                 }
             }
         }
-    });
+    }
 }
 
 /// One block of output and what folds into it.
@@ -181,33 +253,34 @@ multiversion! {
             row
         };
         let (chunk_units, row_units) = (padded(target.chunk_units), padded(target.row_units));
+        // ORDER: one fused multiply-add per chunk, then the weight's unit. A missing right unit is 1, which changes nothing.
+        let fold_row = |out: &mut [f32; BLOCK], row: usize| {
+            let left = target.left_units[row * target.left_stride];
+            let [first, second, third] = [&sums.0[0][row], &sums.0[1][row], &sums.0[2][row]];
+            for column in 0..BLOCK {
+                let v = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
+                let acc = if target.from_zero { 0.0 } else { out[column] };
+                out[column] = F::fma(v, left * chunk_units[column], acc) * row_units[column];
+            }
+        };
         for row in 0..target.rows {
             let at = target.at + row * target.stride;
             // SAFETY: the block is this thread's own.
             let out = unsafe { target.out.slice(at..at + target.width) };
-            let mut acc = [0.0f32; BLOCK];
-            if !target.from_zero {
-                acc[..out.len()].copy_from_slice(out);
+            if let Ok(out) = out.try_into() {
+                fold_row(out, row);
+            } else {
+                let mut whole = [0.0f32; BLOCK];
+                whole[..out.len()].copy_from_slice(out);
+                fold_row(&mut whole, row);
+                out.copy_from_slice(&whole[..out.len()]);
             }
-            let left = target.left_units[row * target.left_stride];
-            let [first, second, third] = [0, 1, 2].map(|plane| &sums.0[plane][row]);
-            for column in 0..BLOCK {
-                let v = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
-                let unit = if target.chunk_units.is_some() { left * chunk_units[column] } else { left };
-                acc[column] = F::fma(v, unit, acc[column]);
-            }
-            if target.row_units.is_some() {
-                for column in 0..BLOCK {
-                    acc[column] *= row_units[column];
-                }
-            }
-            out.copy_from_slice(&acc[..out.len()]);
         }
     }
 }
 
 /// Splits a segment into super-blocks.
-fn super_blocks(segment: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn super_blocks(segment: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     segment.clone().step_by(SUPER_BLOCK).map(move |start| start..(start + SUPER_BLOCK).min(segment.end))
 }
 
@@ -287,7 +360,16 @@ pub(super) fn grad_weight(
             assert!(block.end <= segment.end, "row starts include the segment borders");
             let shape = SliceShape { rows: p.n, width: block.len(), profile: p.profile };
             let layout = LeftLayout::new(shape);
-            columns_to_left(cpu, left_tiles, left_units, layout, &dy[block.start * p.n..block.end * p.n], p.n, p.profile);
+            columns_to_left(
+                cpu,
+                left_tiles,
+                left_units,
+                layout,
+                &dy[block.start * p.n..block.end * p.n],
+                p.n,
+                p.n,
+                p.profile,
+            );
             columns_to_right(cpu, right_tiles, right_units, &x[block.start * p.k..block.end * p.k], p.k, p.profile);
             let block_bytes = right_block_bytes(block.len(), p.profile);
             let (tiles, units): (&[i8], &[f32]) = (right_tiles, right_units);
@@ -302,10 +384,10 @@ pub(super) fn grad_weight(
 }
 
 /// Activations sliced along tokens: a single chunk, tiles ready.
-struct Columns<'a> {
-    tiles: &'a [i8],
-    block_bytes: usize,
-    width: usize,
+pub(super) struct Columns<'a> {
+    pub(super) tiles: &'a [i8],
+    pub(super) block_bytes: usize,
+    pub(super) width: usize,
 }
 
 impl Panels for Columns<'_> {
@@ -318,7 +400,7 @@ impl Panels for Columns<'_> {
 }
 
 /// The right operand of one segment.
-enum Weight<'a> {
+pub(super) enum Weight<'a> {
     Sliced { tiles: &'a [i8], units: &'a [f32], n: usize, k: usize, profile: Profile },
     F32(Stored<'a, f32>),
     Bf16(Stored<'a, half::bf16>),
@@ -326,7 +408,7 @@ enum Weight<'a> {
 }
 
 /// A stored weight with the scales of its rows.
-struct Stored<'a, T> {
+pub(super) struct Stored<'a, T> {
     w: &'a [T],
     units: &'a [f32],
     multipliers: &'a [f32],
@@ -336,7 +418,14 @@ struct Stored<'a, T> {
 
 impl<'a> Weight<'a> {
     /// Weight `e` of `w`; scales of stored rows are computed into the given room.
-    fn of(cpu: &Cpu, w: Matrix<'a, Cpu>, e: usize, p: &Product, units: &'a mut [f32], multipliers: &'a mut [f32]) -> Self {
+    pub(super) fn of(
+        cpu: &Cpu,
+        w: Matrix<'a, Cpu>,
+        e: usize,
+        p: &Product,
+        units: &'a mut [f32],
+        multipliers: &'a mut [f32],
+    ) -> Self {
         match w {
             Matrix::Sliced(w) => {
                 let SlicedWeight { shape, tiles, units } = w;
@@ -351,7 +440,7 @@ impl<'a> Weight<'a> {
         }
     }
 
-    fn units(&self) -> &'a [f32] {
+    pub(super) fn units(&self) -> &'a [f32] {
         match self {
             Self::Sliced { units, .. } => units,
             Self::F32(w) => w.units,
@@ -359,7 +448,6 @@ impl<'a> Weight<'a> {
             Self::F16(w) => w.units,
         }
     }
-
 }
 
 /// Rows `first..first + 32` over one chunk of their width.
@@ -378,11 +466,10 @@ impl Panels for Weight<'_> {
             Self::F16(w) => w.panel(path, own, chunk, first),
         }
     }
-
 }
 
 /// A weight contracted along its rows.
-struct Turned<'a>(&'a Weight<'a>);
+pub(super) struct Turned<'a>(pub(super) &'a Weight<'a>);
 
 /// Columns `first..first + 32` over one chunk of the rows.
 impl Panels for Turned<'_> {
@@ -393,7 +480,8 @@ impl Panels for Turned<'_> {
                 let row_block = chunk * CHUNK / TILE_ROWS;
                 let at = row_block * block_bytes + first / TILE_DEPTH * profile.slice_count() * TILE_BYTES;
                 let blocks = n.div_ceil(TILE_ROWS) - row_block;
-                let source = Turn { tiles: &tiles[at..], block_stride: block_bytes, row_blocks: blocks, profile: *profile };
+                let source =
+                    Turn { tiles: &tiles[at..], block_stride: block_bytes, row_blocks: blocks, profile: *profile };
                 source.panel(path, own, first, *k)
             }
             Weight::F32(w) => w.turned_panel(path, own, chunk, first),
@@ -490,7 +578,14 @@ impl Turn<'_> {
 }
 
 /// Slices the columns of `x[tokens, width]` along the tokens (one chunk) into a right operand.
-fn columns_to_right(cpu: &Cpu, tiles: &mut [i8], units: &mut [f32], x: &[f32], width: usize, profile: Profile) {
+pub(super) fn columns_to_right(
+    cpu: &Cpu,
+    tiles: &mut [i8],
+    units: &mut [f32],
+    x: &[f32],
+    width: usize,
+    profile: Profile,
+) {
     let tokens = x.len() / width.max(1);
     let block_bytes = right_block_bytes(tokens, profile);
     let units = SharedMut::new(units);
@@ -507,9 +602,18 @@ fn columns_to_right(cpu: &Cpu, tiles: &mut [i8], units: &mut [f32], x: &[f32], w
     });
 }
 
-/// The same as a left operand.
-fn columns_to_left(cpu: &Cpu, tiles: &mut [i8], units: &mut [f32], layout: LeftLayout, x: &[f32], width: usize, profile: Profile) {
-    let tokens = x.len() / width.max(1);
+/// The same as a left operand, from rows that lie `stride` apart.
+pub(super) fn columns_to_left(
+    cpu: &Cpu,
+    tiles: &mut [i8],
+    units: &mut [f32],
+    layout: LeftLayout,
+    x: &[f32],
+    stride: usize,
+    width: usize,
+    profile: Profile,
+) {
+    let tokens = x.len() / stride.max(1);
     let (tiles, units) = (SharedMut::new(tiles), SharedMut::new(units));
     let bias = super::slices::left_bias(cpu.path) as i8;
     cpu.pool.run_ranges(width.div_ceil(TILE_ROWS), 1, |blocks| {
@@ -520,8 +624,8 @@ fn columns_to_left(cpu: &Cpu, tiles: &mut [i8], units: &mut [f32], layout: LeftL
             let units = unsafe { units.slice(columns.clone()) };
             let bytes = right_block_bytes(tokens, profile);
             match profile {
-                Profile::X2 => column_tiles::<2>(cpu.path, &mut right[..bytes], units, x, width, columns.clone()),
-                Profile::X3 => column_tiles::<3>(cpu.path, &mut right[..bytes], units, x, width, columns.clone()),
+                Profile::X2 => column_tiles::<2>(cpu.path, &mut right[..bytes], units, x, stride, columns.clone()),
+                Profile::X3 => column_tiles::<3>(cpu.path, &mut right[..bytes], units, x, stride, columns.clone()),
             }
             for (index, tile) in right[..bytes].as_chunks::<TILE_BYTES>().0.iter().enumerate() {
                 let at = index / layout.slices * layout.column_stride()
@@ -565,7 +669,6 @@ multiversion! {
         for (unit, scale) in units.iter_mut().zip(scales) {
             *unit = scale.unit;
         }
-        // A poisoned column holds non-finite values; its integers are zero.
         let (groups, _) = tiles.as_chunks_mut::<4>();
         let (groups, _) = groups.as_chunks_mut::<TILE_ROWS>();
         for group in 0..tokens.next_multiple_of(TILE_DEPTH) / 4 {
@@ -577,13 +680,12 @@ multiversion! {
                 }
                 let values = row(token);
                 for column in 0..TILE_ROWS {
-                    let q = quantise_finite::<SLICES>(values[column], scales[column].multiplier);
-                    if SLICES == 2 {
-                        let [hi, lo] = isobit_numerics::slices::split2(q);
-                        (bytes[0][column][i], bytes[1][column][i]) = (hi, lo);
-                    } else {
-                        let [hi, mid, lo] = isobit_numerics::slices::split3(q);
-                        (bytes[0][column][i], bytes[1][column][i], bytes[SLICES - 1][column][i]) = (hi, mid, lo);
+                    // A poisoned column holds non-finite values; its multiplier and so its integers are zero.
+                    let multiplier = scales[column].multiplier;
+                    let x = if multiplier == 0.0 { 0.0 } else { values[column] };
+                    let slices = slices_of::<SLICES>(x * multiplier);
+                    for slice in 0..SLICES {
+                        bytes[slice][column][i] = slices[slice];
                     }
                 }
             }
@@ -591,17 +693,5 @@ multiversion! {
                 groups[(group / 16 * SLICES + slice) * 16 + group % 16] = bytes[slice];
             }
         }
-    }
-}
-
-/// `Scale::quantise` for a chunk whose multiplier is zero if it holds anything non-finite.
-#[inline(always)]
-fn quantise_finite<const SLICES: usize>(x: f32, multiplier: f32) -> i32 {
-    let x = if multiplier == 0.0 { 0.0 } else { x };
-    if SLICES == 2 {
-        super::slices::round_small(x * multiplier)
-    } else {
-        // SAFETY: |x·multiplier| is at most the limit and half a unit.
-        unsafe { isobit_numerics::slices::round_half_even(x * multiplier).to_int_unchecked::<i32>() }
     }
 }

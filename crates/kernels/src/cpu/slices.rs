@@ -122,89 +122,121 @@ pub(super) fn fill_left(cpu: &Cpu, out: LeftMut, x: &[f32], factors: Option<&[f3
     let (tiles, units) = (SharedMut::new(tiles), SharedMut::new(units));
     let bias = left_bias(cpu.path);
     cpu.pool.run_ranges(shape.rows, 1, |range| {
-        let mut folded = [0.0f32; CHUNK];
-        let mut bytes = [0i8; 3 * CHUNK];
         for row in range {
             let x = &x[row * shape.width..][..shape.width];
             // SAFETY: this thread alone has this row.
             let units = unsafe { units.slice(row * chunks..(row + 1) * chunks) };
-            for (chunk, mut x) in x.chunks(CHUNK).enumerate() {
-                if let Some(factors) = factors {
-                    multiply(cpu.path, &mut folded, x, &factors[chunk * CHUNK..]);
-                    x = &folded[..x.len()];
-                }
-                let scale = Scale::of(shape.profile, max_magnitude(cpu.path, x));
-                units[chunk] = scale.unit;
-                quantise_bytes(cpu.path, &mut bytes, x, scale, shape.profile, bias);
-                for column in 0..x.len().div_ceil(TILE_DEPTH) {
-                    for slice in 0..layout.slices {
-                        let at = (chunk * CHUNK_TILES + column) * layout.column_stride()
-                            + slice * layout.slice_stride()
-                            + row * TILE_DEPTH;
-                        // SAFETY: bytes of this row, as above.
-                        let tile = unsafe { tiles.slice(at..at + TILE_DEPTH) };
-                        tile.copy_from_slice(&bytes[slice * CHUNK + column * TILE_DEPTH..][..TILE_DEPTH]);
-                    }
-                }
+            for (chunk, x) in x.chunks(CHUNK).enumerate() {
+                let factors = factors.map(|factors| &factors[chunk * CHUNK..][..x.len()]);
+                let to = LeftRow {
+                    tiles: &tiles,
+                    at: chunk * CHUNK_TILES * layout.column_stride() + row * TILE_DEPTH,
+                    column_stride: layout.column_stride(),
+                    slice_stride: layout.slice_stride(),
+                    bias,
+                };
+                units[chunk] = match shape.profile {
+                    Profile::X2 => slice_chunk::<2>(cpu.path, &to, x, factors),
+                    Profile::X3 => slice_chunk::<3>(cpu.path, &to, x, factors),
+                };
             }
         }
     });
 }
 
-multiversion! {
-    fn multiply<_F>(out: &mut [f32], a: &[f32], b: &[f32]) {
-        for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
-            *out = a * b;
-        }
-    }
+/// Where the bytes of one row and chunk go.
+pub(super) struct LeftRow<'a> {
+    pub(super) tiles: &'a SharedMut<'a, i8>,
+    pub(super) at: usize,
+    pub(super) column_stride: usize,
+    pub(super) slice_stride: usize,
+    pub(super) bias: u8,
 }
 
 multiversion! {
-    /// Largest magnitude of a chunk, as bits.
-    pub(super) fn max_magnitude<_F>(x: &[f32]) -> u32 {
-        let mut lanes = [0u32; 32];
-        let blocks = x.chunks_exact(32);
-        let tail = blocks.remainder();
-        for block in blocks {
-            for lane in 0..32 {
-                lanes[lane] = lanes[lane].max(magnitude_bits(block[lane]));
+    /// Slices one chunk of a row (times `factors`) into its left tiles, which the caller owns, and returns its unit.
+    pub(super) fn slice_chunk<_F, const SLICES: usize>(to: &LeftRow, x: &[f32], factors: Option<&[f32]>) -> f32 {
+        let mut folded = [0.0f32; CHUNK];
+        let x = match factors {
+            None => x,
+            Some(factors) => {
+                for ((folded, x), factor) in folded.iter_mut().zip(x).zip(factors) {
+                    *folded = x * factor;
+                }
+                &folded[..x.len()]
+            }
+        };
+        let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
+        let scale = Scale::of(profile, max_bits(x));
+        let (whole, tail) = x.as_chunks::<TILE_DEPTH>();
+        let mut last = [0.0; TILE_DEPTH];
+        last[..tail.len()].copy_from_slice(tail);
+        let last = if tail.is_empty() { None } else { Some(&last) };
+        for (column, x) in whole.iter().chain(last).enumerate() {
+            let bytes = quantise_tile_row::<SLICES>(x, scale.multiplier, to.bias);
+            for (slice, bytes) in bytes.iter().enumerate() {
+                let at = to.at + column * to.column_stride + slice * to.slice_stride;
+                // SAFETY: the row is the caller's own.
+                unsafe { to.tiles.slice(at..at + TILE_DEPTH) }.copy_from_slice(bytes);
             }
         }
-        for (lane, &x) in tail.iter().enumerate() {
-            lanes[lane] = lanes[lane].max(magnitude_bits(x));
-        }
-        lanes.into_iter().max().unwrap_or(0)
+        scale.unit
     }
 }
 
-multiversion! {
-    /// Slices of one chunk into `out[slice][512]`; what lies past the chunk's end up to the next tile border is zeroed.
-    pub(super) fn quantise_bytes<_F>(out: &mut [i8; 3 * CHUNK], x: &[f32], scale: Scale, profile: Profile, bias: u8) {
-        let padded = x.len().next_multiple_of(TILE_DEPTH);
-        if scale.multiplier == 0.0 {
-            out.fill(bias as i8);
-            return;
-        }
-        let [hi, mid, lo] = out.as_chunks_mut::<CHUNK>().0 else { unreachable!("three slices") };
-        let m = scale.multiplier;
-        match profile {
-            Profile::X2 => {
-                for ((x, hi), mid) in x.iter().zip(hi.iter_mut()).zip(mid.iter_mut()) {
-                    [*hi, *mid] = split2(round_small(x * m)).map(|b| b ^ bias as i8);
-                }
-            }
-            Profile::X3 => {
-                for (((x, hi), mid), lo) in x.iter().zip(hi.iter_mut()).zip(mid.iter_mut()).zip(lo.iter_mut()) {
-                    // SAFETY: |x·multiplier| is at most the limit and half a unit: the chunk's maximum is finite.
-                    let q = unsafe { round_half_even(x * m).to_int_unchecked::<i32>() };
-                    [*hi, *mid, *lo] = split3(q).map(|b| b ^ bias as i8);
-                }
-            }
-        }
-        for slice in [hi, mid, lo] {
-            slice[x.len()..padded].fill(bias as i8);
+/// Largest magnitude of a chunk, as bits.
+#[inline(always)]
+pub(super) fn max_bits(x: &[f32]) -> u32 {
+    let mut lanes = [0u32; 64];
+    let (blocks, tail) = x.as_chunks::<64>();
+    for block in blocks {
+        for lane in 0..64 {
+            lanes[lane] = lanes[lane].max(magnitude_bits(block[lane]));
         }
     }
+    for (lane, &x) in tail.iter().enumerate() {
+        lanes[lane] = lanes[lane].max(magnitude_bits(x));
+    }
+    for half in [32, 16, 8, 4, 2, 1] {
+        for lane in 0..half {
+            lanes[lane] = lanes[lane].max(lanes[lane + half]);
+        }
+    }
+    lanes[0]
+}
+
+/// Slices of 64 numbers. A multiplier of zero (nothing but tiny numbers, or something not finite) gives zeros.
+#[inline(always)]
+pub(super) fn quantise_tile_row<const SLICES: usize>(
+    x: &[f32; TILE_DEPTH],
+    multiplier: f32,
+    bias: u8,
+) -> [[i8; TILE_DEPTH]; SLICES] {
+    let mut bytes = [[bias as i8; TILE_DEPTH]; SLICES];
+    if multiplier == 0.0 {
+        return bytes;
+    }
+    for i in 0..TILE_DEPTH {
+        let slices = slices_of::<SLICES>(x[i] * multiplier);
+        for slice in 0..SLICES {
+            bytes[slice][i] = slices[slice] ^ bias as i8;
+        }
+    }
+    bytes
+}
+
+/// Slices of one number that was multiplied by its chunk's multiplier and is within the limit.
+#[inline(always)]
+pub(super) fn slices_of<const SLICES: usize>(scaled: f32) -> [i8; SLICES] {
+    let mut slices = [0; SLICES];
+    if SLICES == 2 {
+        slices.copy_from_slice(&split2(round_small(scaled)));
+    } else {
+        // SAFETY: within the limit of 127·65536, so finite and far inside 32 bits.
+        let q = unsafe { round_half_even(scaled).to_int_unchecked::<i32>() };
+        slices.copy_from_slice(&split3(q));
+    }
+    slices
 }
 
 /// Nearest integer, ties to even, for |x| < 2²²: the bits of `x + 1.5·2²³` end in it.
@@ -239,8 +271,17 @@ fn slice_stored<T: Element>(cpu: &Cpu, w: &[T], count: usize, shape: SliceShape)
             let units = unsafe { shared.slice(here.clone()) };
             row_scales(cpu.path, units, &mut multipliers, &w[here.start * width..here.end * width], width, profile);
             for column in 0..width.div_ceil(TILE_DEPTH) {
-                let tiles = &mut tiles[column * profile.slice_count() * TILE_BYTES..][..profile.slice_count() * TILE_BYTES];
-                right_tile(cpu.path, tiles, &w[here.start * width..here.end * width], width, column, &multipliers, profile);
+                let tiles =
+                    &mut tiles[column * profile.slice_count() * TILE_BYTES..][..profile.slice_count() * TILE_BYTES];
+                right_tile(
+                    cpu.path,
+                    tiles,
+                    &w[here.start * width..here.end * width],
+                    width,
+                    column,
+                    &multipliers,
+                    profile,
+                );
             }
         }
     });
@@ -257,8 +298,8 @@ pub(super) fn row_scales<T: Element>(
     profile: Profile,
 ) {
     multiversion! {
-        fn max_of<_F>(bits: u32, x: &[f32]) -> u32 {
-            x.iter().fold(bits, |bits, &x| bits.max(magnitude_bits(x)))
+        fn max_of<_F>(x: &[f32]) -> u32 {
+            max_bits(x)
         }
     }
     let mut values = [0.0f32; CHUNK];
@@ -266,7 +307,7 @@ pub(super) fn row_scales<T: Element>(
         let mut bits = 0;
         for chunk in row.chunks(CHUNK) {
             widen(path, &mut values, chunk);
-            bits = max_of(path, bits, &values[..chunk.len()]);
+            bits = bits.max(max_of(path, &values[..chunk.len()]));
         }
         let scale = Scale::of(profile, bits);
         (*unit, *multiplier) = (scale.unit, scale.multiplier);
@@ -308,17 +349,21 @@ pub(super) fn right_tile<T: Element>(
     multipliers: &[f32; TILE_ROWS],
     profile: Profile,
 ) {
+    multiversion! {
+        fn quantise<_F, const SLICES: usize>(left: &mut [[i8; TILE_BYTES]; 3], row: usize, x: &[f32; TILE_DEPTH], multiplier: f32) {
+            for (slice, bytes) in quantise_tile_row::<SLICES>(x, multiplier, 0).iter().enumerate() {
+                left[slice][row * TILE_DEPTH..][..TILE_DEPTH].copy_from_slice(bytes);
+            }
+        }
+    }
     let mut left = [[0i8; TILE_BYTES]; 3];
-    let mut values = [0.0f32; TILE_DEPTH];
-    let mut bytes = [0i8; 3 * CHUNK];
     let at: Range<usize> = column * TILE_DEPTH..((column + 1) * TILE_DEPTH).min(width);
     for (row, w) in w.chunks_exact(width).enumerate() {
+        let mut values = [0.0f32; TILE_DEPTH];
         widen(path, &mut values, &w[at.clone()]);
-        // The unit is not needed here.
-        let scale = Scale { multiplier: multipliers[row], unit: 0.0 };
-        quantise_bytes(path, &mut bytes, &values[..at.len()], scale, profile, 0);
-        for slice in 0..profile.slice_count() {
-            left[slice][row * TILE_DEPTH..][..TILE_DEPTH].copy_from_slice(&bytes[slice * CHUNK..][..TILE_DEPTH]);
+        match profile {
+            Profile::X2 => quantise::<2>(path, &mut left, row, &values, multipliers[row]),
+            Profile::X3 => quantise::<3>(path, &mut left, row, &values, multipliers[row]),
         }
     }
     for (slice, tile) in tiles.chunks_exact_mut(TILE_BYTES).enumerate() {

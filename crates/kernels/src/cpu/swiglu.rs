@@ -1,11 +1,74 @@
-//! swiglu: not written yet.
+//! SwiGLU (`op/swiglu.rs`). The elementary functions are straight lines, so loops over lanes become vector code.
 
+use super::elements::{self, GRAIN};
+use super::path::multiversion;
+use super::pool::SharedMut;
 use crate::Cpu;
+use isobit_numerics::Fma;
+use isobit_numerics::elementary::{silu, silu_grad};
+use isobit_numerics::lanes::{LANES, Lanes};
 
-pub(super) fn forward(_cpu: &Cpu, _h: &mut [f32], _gate: &[f32], _up: &[f32]) {
-    todo!()
+pub(super) fn forward(cpu: &Cpu, h: &mut [f32], gate: &[f32], up: &[f32]) {
+    assert_eq!((gate.len(), up.len()), (h.len(), h.len()), "gate and up");
+    elements::split(cpu, h, |range, h| forward_part(cpu.path, h, &gate[range.clone()], &up[range]));
 }
 
-pub(super) fn backward(_cpu: &Cpu, _dgate: &mut [f32], _dup: &mut [f32], _dh: &[f32], _gate: &[f32], _up: &[f32]) {
-    todo!()
+pub(super) fn backward(cpu: &Cpu, dgate: &mut [f32], dup: &mut [f32], dh: &[f32], gate: &[f32], up: &[f32]) {
+    let length = dh.len();
+    assert_eq!([dgate.len(), dup.len(), gate.len(), up.len()], [length; 4], "gate, up and their gradients");
+    let (dgate, dup) = (SharedMut::new(dgate), SharedMut::new(dup));
+    cpu.pool.run_ranges(length, GRAIN, |range| {
+        // SAFETY: ranges of different threads do not overlap.
+        let (dgate, dup) = unsafe { (dgate.slice(range.clone()), dup.slice(range.clone())) };
+        backward_part(cpu.path, dgate, dup, &dh[range.clone()], &gate[range.clone()], &up[range]);
+    });
+}
+
+multiversion! {
+    fn forward_part<F>(h: &mut [f32], gate: &[f32], up: &[f32]) {
+        let whole = h.len() / LANES * LANES;
+        let blocks = h[..whole].as_chunks_mut::<LANES>().0.iter_mut();
+        for ((h, gate), up) in blocks.zip(gate.as_chunks().0).zip(up.as_chunks().0) {
+            *h = forward_lanes::<F>(gate, up);
+        }
+        for index in whole..h.len() {
+            h[index] = silu::<F>(gate[index]) * up[index];
+        }
+    }
+}
+
+multiversion! {
+    fn backward_part<F>(dgate: &mut [f32], dup: &mut [f32], dh: &[f32], gate: &[f32], up: &[f32]) {
+        let whole = dh.len() / LANES * LANES;
+        let outputs = dgate[..whole].as_chunks_mut::<LANES>().0.iter_mut().zip(dup[..whole].as_chunks_mut::<LANES>().0);
+        let inputs = dh.as_chunks::<LANES>().0.iter().zip(gate.as_chunks::<LANES>().0).zip(up.as_chunks::<LANES>().0);
+        for ((dgate, dup), ((dh, gate), up)) in outputs.zip(inputs) {
+            (*dgate, *dup) = backward_lanes::<F>(dh, gate, up);
+        }
+        for index in whole..dh.len() {
+            dup[index] = dh[index] * silu::<F>(gate[index]);
+            dgate[index] = (dh[index] * up[index]) * silu_grad::<F>(gate[index]);
+        }
+    }
+}
+
+// Blocks of lanes in local arrays: nothing they read can be what they write, so the compiler need not ask.
+
+#[inline(always)]
+fn forward_lanes<F: Fma>(gate: &Lanes, up: &Lanes) -> Lanes {
+    let mut h = [0.0; LANES];
+    for lane in 0..LANES {
+        h[lane] = silu::<F>(gate[lane]) * up[lane];
+    }
+    h
+}
+
+#[inline(always)]
+fn backward_lanes<F: Fma>(dh: &Lanes, gate: &Lanes, up: &Lanes) -> (Lanes, Lanes) {
+    let (mut dgate, mut dup) = ([0.0; LANES], [0.0; LANES]);
+    for lane in 0..LANES {
+        dup[lane] = dh[lane] * silu::<F>(gate[lane]);
+        dgate[lane] = (dh[lane] * up[lane]) * silu_grad::<F>(gate[lane]);
+    }
+    (dgate, dup)
 }

@@ -1,16 +1,367 @@
-//! thin: not written yet.
+//! Thin products (`op/thin.rs`) as register tiles: each works on a few tokens or ranks at once, so that one load serves
+//! several multiply-adds. Tile sizes depend on the registers of the path; no sum does.
+//!
+//! `contract` turns a factor that lies the other way, `expand` packs it, both into the workspace.
 
-use crate::op::Thin;
+use super::path::{Vector, multiversion};
+use super::pool::SharedMut;
 use crate::Cpu;
+use crate::buffer::Workspace;
+use crate::op::thin::RANK_MAX;
+use crate::op::{Layout, TOKEN_BLOCK, Thin, token_blocks};
+use isobit_numerics::Fma;
+use isobit_numerics::lanes::{LANES, tree_sum};
+use std::ops::Range;
 
-pub(super) fn contract(_cpu: &Cpu, _u: &mut [f32], _x: &[f32], _factor: &[f32], _p: &Thin) {
-    todo!()
+/// Columns of a tile: four registers of AVX-512 or eight of AVX2.
+const COLUMNS_WIDE: usize = 64;
+/// Columns of a tile of `outer` on AVX2, which keeps four ranks: two registers each.
+const COLUMNS_NARROW: usize = 16;
+/// Tokens that pass a few rows of the factor before the next rows are taken: they fit the second-level cache together.
+const CONTRACT_TOKENS: usize = 24;
+/// Tokens that pass one panel of the factor while it is in the first-level cache.
+const EXPAND_TOKENS: usize = 12;
+
+fn check(u: &[f32], x: &[f32], factor: &[f32], p: &Thin) {
+    assert!((1..=RANK_MAX).contains(&p.rank), "rank {} is outside 1..={RANK_MAX}", p.rank);
+    let want = [p.tokens * p.rank, p.tokens * p.width, p.rank * p.width];
+    assert_eq!([u.len(), x.len(), factor.len()], want, "thin product");
 }
 
-pub(super) fn expand(_cpu: &Cpu, _y: &mut [f32], _u: &[f32], _factor: &[f32], _p: &Thin) {
-    todo!()
+/// Whether tiles may use the thirty-two wide registers.
+fn is_wide(cpu: &Cpu) -> bool {
+    cpu.path.vector() == Vector::Avx512
 }
 
-pub(super) fn outer(_cpu: &Cpu, _dfactor: &mut [f32], _u: &[f32], _x: &[f32], _p: &Thin, _row_starts: &[usize]) {
-    todo!()
+/// Room for the factor, turned or in panels.
+pub(super) fn workspace(p: &Thin) -> usize {
+    Workspace::bytes::<f32>(p.width.div_ceil(COLUMNS_WIDE) * COLUMNS_WIDE * p.rank)
+}
+
+/// The factor as `[rank, width]`.
+fn rank_major<'a>(cpu: &Cpu, factor: &'a [f32], p: &Thin, workspace: &'a mut [u8]) -> &'a [f32] {
+    if p.layout == Layout::RankMajor {
+        return factor;
+    }
+    let turned = Workspace::new(workspace).take::<f32>(factor.len());
+    let shared = SharedMut::new(turned);
+    cpu.pool.run_ranges(p.width, COLUMNS_WIDE, |columns| {
+        for j in 0..p.rank {
+            // SAFETY: columns of different threads do not overlap.
+            let row = unsafe { shared.slice(j * p.width + columns.start..j * p.width + columns.end) };
+            for (value, l) in row.iter_mut().zip(columns.clone()) {
+                *value = factor[l * p.rank + j];
+            }
+        }
+    });
+    turned
+}
+
+pub(super) fn contract(cpu: &Cpu, u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin, workspace: &mut [u8]) {
+    check(u, x, factor, p);
+    let factor = rank_major(cpu, factor, p, workspace);
+    cpu.pool.run_rows(u, p.rank, |tokens, u| {
+        let x = &x[tokens.start * p.width..tokens.end * p.width];
+        if is_wide(cpu) {
+            contract_rows::<true>(cpu.path, u, x, factor, p);
+        } else {
+            contract_rows::<false>(cpu.path, u, x, factor, p);
+        }
+    });
+}
+
+pub(super) fn expand(cpu: &Cpu, y: &mut [f32], u: &[f32], factor: &[f32], p: &Thin, workspace: &mut [u8]) {
+    check(u, y, factor, p);
+    let panels = panels::<COLUMNS_WIDE>(cpu, factor, p, workspace);
+    cpu.pool.run_rows(y, p.width, |tokens, y| {
+        let u = &u[tokens.start * p.rank..tokens.end * p.rank];
+        if is_wide(cpu) {
+            expand_rows::<true>(cpu.path, y, u, panels, p);
+        } else {
+            expand_rows::<false>(cpu.path, y, u, panels, p);
+        }
+    });
+}
+
+/// The factor as `[panel, rank, C]`, the last panel padded with zeros: what a tile reads lies together.
+fn panels<'a, const C: usize>(cpu: &Cpu, factor: &[f32], p: &Thin, workspace: &'a mut [u8]) -> &'a [f32] {
+    let packed = Workspace::new(workspace).take::<f32>(p.width.div_ceil(C) * p.rank * C);
+    cpu.pool.run_rows(packed, p.rank * C, |range, packed| {
+        for (panel, packed) in range.zip(packed.chunks_exact_mut(p.rank * C)) {
+            let columns = panel * C..((panel + 1) * C).min(p.width);
+            packed.fill(0.0);
+            match p.layout {
+                Layout::RankMajor => {
+                    for (j, row) in packed.chunks_exact_mut(C).enumerate() {
+                        row[..columns.len()].copy_from_slice(&factor[j * p.width..][columns.clone()]);
+                    }
+                }
+                Layout::WidthMajor => {
+                    for (c, l) in columns.enumerate() {
+                        for j in 0..p.rank {
+                            packed[j * C + c] = factor[l * p.rank + j];
+                        }
+                    }
+                }
+            }
+        }
+    });
+    packed
+}
+
+pub(super) fn outer(cpu: &Cpu, dfactor: &mut [f32], u: &[f32], x: &[f32], p: &Thin, row_starts: &[usize]) {
+    check(u, x, dfactor, p);
+    assert_eq!(row_starts[row_starts.len() - 1], p.tokens, "rows of all tokens");
+    let dfactor = SharedMut::new(dfactor);
+    cpu.pool.run_ranges(p.width, COLUMNS_WIDE, |columns| {
+        for block in token_blocks(row_starts, TOKEN_BLOCK) {
+            if is_wide(cpu) {
+                outer_block::<true>(cpu.path, &dfactor, u, x, p, block, columns.clone());
+            } else {
+                outer_block::<false>(cpu.path, &dfactor, u, x, p, block, columns.clone());
+            }
+        }
+    });
+}
+
+multiversion! {
+    fn contract_rows<F, const WIDE: bool>(u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin) {
+        if WIDE {
+            contract_tiles::<F, 3, 4, LANES>(u, x, factor, p);
+        } else {
+            contract_tiles::<F, 2, 3, { LANES / 2 }>(u, x, factor, p);
+        }
+    }
+}
+
+/// `T` tokens and `J` ranks at a time; what is left over of the tokens goes one by one.
+#[inline(always)]
+fn contract_tiles<F: Fma, const T: usize, const J: usize, const L: usize>(
+    u: &mut [f32],
+    x: &[f32],
+    factor: &[f32],
+    p: &Thin,
+) {
+    let tokens = u.len() / p.rank;
+    for start in (0..tokens).step_by(CONTRACT_TOKENS) {
+        let end = (start + CONTRACT_TOKENS).min(tokens);
+        for first in (0..p.rank).step_by(J) {
+            // Past the last rank the tile repeats it and drops the result.
+            let rows: [&[f32]; J] =
+                std::array::from_fn(|j| &factor[(first + j).min(p.rank - 1) * p.width..][..p.width]);
+            let row = |token: usize| &x[token * p.width..][..p.width];
+            let mut store = |token: usize, sums: [f32; J]| {
+                let count = J.min(p.rank - first);
+                u[token * p.rank + first..][..count].copy_from_slice(&sums[..count]);
+            };
+            let mut token = start;
+            while token + T <= end {
+                let tile = contract_tile::<F, T, J, L>(std::array::from_fn(|t| row(token + t)), rows);
+                for (t, sums) in tile.into_iter().enumerate() {
+                    store(token + t, sums);
+                }
+                token += T;
+            }
+            for token in token..end {
+                let [sums] = contract_tile::<F, 1, J, L>([row(token)], rows);
+                store(token, sums);
+            }
+        }
+    }
+}
+
+/// Lane sums of every row of `x` with every row of `m`; all have one length. Lanes do not meet before the tree, so where
+/// registers are few they are done `L` at a time.
+#[inline(always)]
+fn contract_tile<F: Fma, const T: usize, const J: usize, const L: usize>(
+    x: [&[f32]; T],
+    m: [&[f32]; J],
+) -> [[f32; J]; T] {
+    let mut lanes = [[[0.0; LANES]; J]; T];
+    let x = x.map(|x| x.as_chunks::<LANES>());
+    let m = m.map(|m| m.as_chunks::<LANES>());
+    let blocks = x[0].0.len();
+    assert!(x.iter().chain(&m).all(|part| part.0.len() == blocks), "rows of one length");
+    for pass in (0..LANES).step_by(L) {
+        let mut acc = [[[0.0; L]; J]; T];
+        for block in 0..blocks {
+            // SAFETY: every row has `blocks` blocks, asserted above.
+            let (x, m) = unsafe { (x.map(|x| x.0.get_unchecked(block)), m.map(|m| m.0.get_unchecked(block))) };
+            // Lanes outside, tile inside: a body this long is vectorised over lanes instead of being unrolled.
+            for lane in 0..L {
+                for t in 0..T {
+                    for j in 0..J {
+                        acc[t][j][lane] = F::fma(x[t][pass + lane], m[j][pass + lane], acc[t][j][lane]);
+                    }
+                }
+            }
+        }
+        for t in 0..T {
+            for j in 0..J {
+                lanes[t][j][pass..pass + L].copy_from_slice(&acc[t][j]);
+            }
+        }
+    }
+    let mut sums = [[0.0; J]; T];
+    for t in 0..T {
+        for j in 0..J {
+            for ((lane, x), m) in lanes[t][j].iter_mut().zip(x[t].1).zip(m[j].1) {
+                *lane = F::fma(*x, *m, *lane);
+            }
+            sums[t][j] = tree_sum(lanes[t][j]);
+        }
+    }
+    sums
+}
+
+multiversion! {
+    fn expand_rows<F, const WIDE: bool>(y: &mut [f32], u: &[f32], panels: &[f32], p: &Thin) {
+        if WIDE {
+            expand_tiles::<F, 6, COLUMNS_WIDE>(y, u, panels, p);
+        } else {
+            expand_tiles::<F, 1, COLUMNS_WIDE>(y, u, panels, p);
+        }
+    }
+}
+
+/// `T` tokens at a time; what is left over of the tokens goes one by one.
+#[inline(always)]
+fn expand_tiles<F: Fma, const T: usize, const C: usize>(y: &mut [f32], u: &[f32], panels: &[f32], p: &Thin) {
+    let (width, rank) = (p.width, p.rank);
+    for (y, u) in y.chunks_mut(EXPAND_TOKENS * width).zip(u.chunks(EXPAND_TOKENS * rank)) {
+        for first in (0..width).step_by(C) {
+            let panel = &panels[first * rank..][..rank * C];
+            let (y, y_rest) = y.split_at_mut(y.len() / (T * width) * (T * width));
+            let (u, u_rest) = u.split_at(y.len() / width * rank);
+            for (y, u) in y.chunks_exact_mut(T * width).zip(u.chunks_exact(T * rank)) {
+                expand_tile::<F, T, C>(y, u, panel, first, p);
+            }
+            for (y, u) in y_rest.chunks_exact_mut(width).zip(u_rest.chunks_exact(rank)) {
+                expand_tile::<F, 1, C>(y, u, panel, first, p);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn expand_tile<F: Fma, const T: usize, const C: usize>(
+    y: &mut [f32],
+    u: &[f32],
+    panel: &[f32],
+    first: usize,
+    p: &Thin,
+) {
+    let mut acc = [[0.0; C]; T];
+    for (j, m) in panel.as_chunks::<C>().0.iter().enumerate() {
+        let u: [f32; T] = std::array::from_fn(|t| u[t * p.rank + j]);
+        for t in 0..T {
+            for c in 0..C {
+                acc[t][c] = F::fma(u[t], m[c], acc[t][c]);
+            }
+        }
+    }
+    let count = C.min(p.width - first);
+    for t in 0..T {
+        let y = &mut y[t * p.width + first..][..count];
+        if let Some(y) = y.as_mut_array::<C>() {
+            for c in 0..C {
+                y[c] = F::fma(p.alpha, acc[t][c], y[c]);
+            }
+        } else {
+            let sums = acc[t];
+            for (y, sum) in y.iter_mut().zip(sums) {
+                *y = F::fma(p.alpha, sum, *y);
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn outer_block<F, const WIDE: bool>(
+        dfactor: &SharedMut<f32>,
+        u: &[f32],
+        x: &[f32],
+        p: &Thin,
+        block: Range<usize>,
+        columns: Range<usize>,
+    ) {
+        if WIDE {
+            outer_tiles::<F, 4, COLUMNS_WIDE>(dfactor, u, x, p, block, columns);
+        } else {
+            outer_tiles::<F, 4, COLUMNS_NARROW>(dfactor, u, x, p, block, columns);
+        }
+    }
+}
+
+/// One block of tokens into the columns of one thread.
+#[inline(always)]
+#[expect(clippy::large_stack_arrays, reason = "two arrays of 32 KiB, well within a thread's stack")]
+fn outer_tiles<F: Fma, const J: usize, const C: usize>(
+    dfactor: &SharedMut<f32>,
+    u: &[f32],
+    x: &[f32],
+    p: &Thin,
+    block: Range<usize>,
+    columns: Range<usize>,
+) {
+    // `alpha·u`, ranks padded to whole tiles; the padding's results are not stored.
+    let mut scaled = [[0.0; RANK_MAX]; TOKEN_BLOCK];
+    for (scaled, u) in scaled.iter_mut().zip(u[block.start * p.rank..block.end * p.rank].chunks_exact(p.rank)) {
+        for (scaled, u) in scaled.iter_mut().zip(u) {
+            *scaled = p.alpha * u;
+        }
+    }
+    let mut panel = [[0.0; C]; TOKEN_BLOCK];
+    for first in columns.clone().step_by(C) {
+        let count = C.min(columns.end - first);
+        for (panel, t) in panel.iter_mut().zip(block.clone()) {
+            let from = &x[t * p.width + first..][..count];
+            if let Some(from) = from.as_array::<C>() {
+                *panel = *from;
+            } else {
+                panel[..count].copy_from_slice(from);
+            }
+        }
+        for rank in (0..p.rank).step_by(J) {
+            let sums = outer_tile::<F, J, C>(&scaled[..block.len()], &panel[..block.len()], rank);
+            for j in 0..J.min(p.rank - rank) {
+                match p.layout {
+                    Layout::RankMajor => {
+                        let at = p.at(rank + j, first);
+                        // SAFETY: columns of different threads do not overlap.
+                        let dfactor = unsafe { dfactor.slice(at..at + count) };
+                        for (dfactor, sum) in dfactor.iter_mut().zip(&sums[j]) {
+                            *dfactor += sum;
+                        }
+                    }
+                    Layout::WidthMajor => {
+                        // SAFETY: as above.
+                        let dfactor = unsafe { dfactor.slice(first * p.rank..(first + count) * p.rank) };
+                        for (row, sum) in dfactor.chunks_exact_mut(p.rank).zip(&sums[j]) {
+                            row[rank + j] += sum;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn outer_tile<F: Fma, const J: usize, const C: usize>(
+    scaled: &[[f32; RANK_MAX]],
+    panel: &[[f32; C]],
+    rank: usize,
+) -> [[f32; C]; J] {
+    let mut acc = [[0.0; C]; J];
+    // ORDER: ascending tokens.
+    for (scaled, x) in scaled.iter().zip(panel) {
+        let scaled: &[f32; J] = scaled[rank..].first_chunk().expect("ranks are padded to whole tiles");
+        for j in 0..J {
+            for c in 0..C {
+                acc[j][c] = F::fma(scaled[j], x[c], acc[j][c]);
+            }
+        }
+    }
+    acc
 }

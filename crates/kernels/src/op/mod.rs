@@ -4,12 +4,21 @@
 //! the data (sequences of a step) are given by `row_starts`, ascending offsets into the tokens with the end as last.
 //! Gradients of parameters accumulate, everything else overwrites unless `accumulate` says otherwise.
 
+pub mod adamw;
 pub mod attention;
+pub mod bias;
+pub mod cast;
+pub mod digest;
 pub mod dropout;
+pub mod elementary;
+pub mod embedding;
 pub mod head_loss;
 pub mod product;
+pub mod residual;
 pub mod rms_norm;
 pub mod rope;
+pub mod sum_squares;
+pub mod swiglu;
 pub mod thin;
 
 pub use attention::{Attention, Span};

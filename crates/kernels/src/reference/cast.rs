@@ -1,18 +1,30 @@
-//! cast: not written yet.
+//! Casts, the definition (`docs/numerics.md`, "Casts").
 
-use crate::StoredMatrix;
-use crate::Reference;
-use half::bf16;
-use half::f16;
+use crate::{Element, Reference, StoredMatrix};
+use half::{bf16, f16};
+use isobit_numerics::cast;
 
-pub(super) fn to_bf16(_y: &mut [bf16], _x: &[f32]) {
-    todo!()
+pub(super) fn to_bf16(y: &mut [bf16], x: &[f32]) {
+    for index in 0..y.len() {
+        y[index] = bf16::from_bits(cast::f32_to_bf16(x[index]));
+    }
 }
 
-pub(super) fn to_f16(_y: &mut [f16], _x: &[f32]) {
-    todo!()
+pub(super) fn to_f16(y: &mut [f16], x: &[f32]) {
+    for index in 0..y.len() {
+        y[index] = f16::from_bits(cast::f32_to_f16(x[index]));
+    }
 }
 
-pub(super) fn to_f32(_y: &mut [f32], _x: StoredMatrix<Reference>) {
-    todo!()
+pub(super) fn to_f32(y: &mut [f32], x: StoredMatrix<Reference>) {
+    fn widen<T: Element>(y: &mut [f32], x: &[T]) {
+        for index in 0..y.len() {
+            y[index] = x[index].to_f32();
+        }
+    }
+    match x {
+        StoredMatrix::F32(x) => widen(y, x),
+        StoredMatrix::Bf16(x) => widen(y, x),
+        StoredMatrix::F16(x) => widen(y, x),
+    }
 }

@@ -1,7 +1,10 @@
-//! elementary: not written yet.
+//! Elementary functions, the definition (`docs/numerics.md`, "Elementary functions").
 
+use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::Function;
 
-pub(super) fn apply(_y: &mut [f32], _x: &[f32], _function: Function) {
-    todo!()
+pub(super) fn apply(y: &mut [f32], x: &[f32], function: Function) {
+    for index in 0..y.len() {
+        y[index] = function.apply::<SoftFma>(x[index]);
+    }
 }

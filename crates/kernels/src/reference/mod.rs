@@ -67,27 +67,74 @@ impl Backend for Reference {
         product::workspace(p)
     }
 
-    fn product_forward(&self, y: &mut Self::Buffer<f32>, x: &Self::Rows, w: Matrix<Self>, p: &Product, workspace: &mut Self::Buffer<u8>) {
+    fn product_forward(
+        &self,
+        y: &mut Self::Buffer<f32>,
+        x: &Self::Rows,
+        w: Matrix<Self>,
+        p: &Product,
+        workspace: &mut Self::Buffer<u8>,
+    ) {
         product::forward(y, x, w, p, workspace);
     }
 
-    fn product_grad_input(&self, dx: &mut Self::Buffer<f32>, dy: &Self::Buffer<f32>, w: Matrix<Self>, p: &Product, workspace: &mut Self::Buffer<u8>) {
+    fn product_grad_input(
+        &self,
+        dx: &mut Self::Buffer<f32>,
+        dy: &Self::Buffer<f32>,
+        w: Matrix<Self>,
+        p: &Product,
+        workspace: &mut Self::Buffer<u8>,
+    ) {
         product::grad_input(dx, dy, w, p, workspace);
     }
 
-    fn product_grad_weight(&self, dw: &mut Self::Buffer<f32>, dy: &Self::Buffer<f32>, x: &Self::Buffer<f32>, p: &Product, row_starts: &[usize], workspace: &mut Self::Buffer<u8>) {
+    fn product_grad_weight(
+        &self,
+        dw: &mut Self::Buffer<f32>,
+        dy: &Self::Buffer<f32>,
+        x: &Self::Buffer<f32>,
+        p: &Product,
+        row_starts: &[usize],
+        workspace: &mut Self::Buffer<u8>,
+    ) {
         product::grad_weight(dw, dy, x, p, row_starts, workspace);
     }
 
-    fn thin_contract(&self, u: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, factor: &Self::Buffer<f32>, p: &Thin) {
-        thin::contract(u, x, factor, p);
+    fn thin_workspace(&self, p: &Thin) -> usize {
+        thin::workspace(p)
     }
 
-    fn thin_expand(&self, y: &mut Self::Buffer<f32>, u: &Self::Buffer<f32>, factor: &Self::Buffer<f32>, p: &Thin) {
-        thin::expand(y, u, factor, p);
+    fn thin_contract(
+        &self,
+        u: &mut Self::Buffer<f32>,
+        x: &Self::Buffer<f32>,
+        factor: &Self::Buffer<f32>,
+        p: &Thin,
+        workspace: &mut Self::Buffer<u8>,
+    ) {
+        thin::contract(u, x, factor, p, workspace);
     }
 
-    fn thin_outer(&self, dfactor: &mut Self::Buffer<f32>, u: &Self::Buffer<f32>, x: &Self::Buffer<f32>, p: &Thin, row_starts: &[usize]) {
+    fn thin_expand(
+        &self,
+        y: &mut Self::Buffer<f32>,
+        u: &Self::Buffer<f32>,
+        factor: &Self::Buffer<f32>,
+        p: &Thin,
+        workspace: &mut Self::Buffer<u8>,
+    ) {
+        thin::expand(y, u, factor, p, workspace);
+    }
+
+    fn thin_outer(
+        &self,
+        dfactor: &mut Self::Buffer<f32>,
+        u: &Self::Buffer<f32>,
+        x: &Self::Buffer<f32>,
+        p: &Thin,
+        row_starts: &[usize],
+    ) {
         thin::outer(dfactor, u, x, p, row_starts);
     }
 
@@ -111,7 +158,14 @@ impl Backend for Reference {
         swiglu::forward(h, gate, up);
     }
 
-    fn swiglu_backward(&self, dgate: &mut Self::Buffer<f32>, dup: &mut Self::Buffer<f32>, dh: &Self::Buffer<f32>, gate: &Self::Buffer<f32>, up: &Self::Buffer<f32>) {
+    fn swiglu_backward(
+        &self,
+        dgate: &mut Self::Buffer<f32>,
+        dup: &mut Self::Buffer<f32>,
+        dh: &Self::Buffer<f32>,
+        gate: &Self::Buffer<f32>,
+        up: &Self::Buffer<f32>,
+    ) {
         swiglu::backward(dgate, dup, dh, gate, up);
     }
 
@@ -123,19 +177,50 @@ impl Backend for Reference {
         elementary::apply(y, x, function);
     }
 
-    fn rms_norm_forward(&self, y: &mut Self::Buffer<f32>, inverse: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, weight: &Self::Buffer<f32>, p: &RmsNorm) {
+    fn rms_norm_forward(
+        &self,
+        y: &mut Self::Buffer<f32>,
+        inverse: &mut Self::Buffer<f32>,
+        x: &Self::Buffer<f32>,
+        weight: &Self::Buffer<f32>,
+        p: &RmsNorm,
+    ) {
         rms_norm::forward(y, inverse, x, weight, p);
     }
 
-    fn rms_norm_backward(&self, dx: &mut Self::Buffer<f32>, dweight: Option<&mut Self::Buffer<f32>>, dy: &Self::Buffer<f32>, x: &Self::Buffer<f32>, inverse: &Self::Buffer<f32>, weight: &Self::Buffer<f32>, p: &RmsNorm, row_starts: &[usize]) {
+    fn rms_norm_backward(
+        &self,
+        dx: &mut Self::Buffer<f32>,
+        dweight: Option<&mut Self::Buffer<f32>>,
+        dy: &Self::Buffer<f32>,
+        x: &Self::Buffer<f32>,
+        inverse: &Self::Buffer<f32>,
+        weight: &Self::Buffer<f32>,
+        p: &RmsNorm,
+        row_starts: &[usize],
+    ) {
         rms_norm::backward(dx, dweight.map(|b| &mut b[..]), dy, x, inverse, weight, p, row_starts);
     }
 
-    fn rope_forward(&self, x: &mut Self::Buffer<f32>, cos: &Self::Buffer<f32>, sin: &Self::Buffer<f32>, positions: &Self::Buffer<u32>, p: &Rope) {
+    fn rope_forward(
+        &self,
+        x: &mut Self::Buffer<f32>,
+        cos: &Self::Buffer<f32>,
+        sin: &Self::Buffer<f32>,
+        positions: &Self::Buffer<u32>,
+        p: &Rope,
+    ) {
         rope::forward(x, cos, sin, positions, p);
     }
 
-    fn rope_backward(&self, dx: &mut Self::Buffer<f32>, cos: &Self::Buffer<f32>, sin: &Self::Buffer<f32>, positions: &Self::Buffer<u32>, p: &Rope) {
+    fn rope_backward(
+        &self,
+        dx: &mut Self::Buffer<f32>,
+        cos: &Self::Buffer<f32>,
+        sin: &Self::Buffer<f32>,
+        positions: &Self::Buffer<u32>,
+        p: &Rope,
+    ) {
         rope::backward(dx, cos, sin, positions, p);
     }
 
@@ -143,15 +228,39 @@ impl Backend for Reference {
         attention::workspace(p)
     }
 
-    fn attention_forward(&self, o: &mut Self::Buffer<f32>, lse: &mut Self::Buffer<f32>, q: &Self::Buffer<f32>, k: &Self::Buffer<f32>, v: &Self::Buffer<f32>, p: &Attention, workspace: &mut Self::Buffer<u8>) {
+    fn attention_forward(
+        &self,
+        o: &mut Self::Buffer<f32>,
+        lse: &mut Self::Buffer<f32>,
+        q: &Self::Buffer<f32>,
+        k: &Self::Buffer<f32>,
+        v: &Self::Buffer<f32>,
+        p: &Attention,
+        workspace: &mut Self::Buffer<u8>,
+    ) {
         attention::forward(o, lse, q, k, v, p, workspace);
     }
 
-    fn attention_backward(&self, grads: (&mut Self::Buffer<f32>, &mut Self::Buffer<f32>, &mut Self::Buffer<f32>), d_o: &Self::Buffer<f32>, qkv: (&Self::Buffer<f32>, &Self::Buffer<f32>, &Self::Buffer<f32>), o: &Self::Buffer<f32>, lse: &Self::Buffer<f32>, p: &Attention, workspace: &mut Self::Buffer<u8>) {
+    fn attention_backward(
+        &self,
+        grads: (&mut Self::Buffer<f32>, &mut Self::Buffer<f32>, &mut Self::Buffer<f32>),
+        d_o: &Self::Buffer<f32>,
+        qkv: (&Self::Buffer<f32>, &Self::Buffer<f32>, &Self::Buffer<f32>),
+        o: &Self::Buffer<f32>,
+        lse: &Self::Buffer<f32>,
+        p: &Attention,
+        workspace: &mut Self::Buffer<u8>,
+    ) {
         attention::backward((grads.0, grads.1, grads.2), d_o, (qkv.0, qkv.1, qkv.2), o, lse, p, workspace);
     }
 
-    fn embedding_forward(&self, y: &mut Self::Buffer<f32>, table: StoredMatrix<Self>, ids: &Self::Buffer<u32>, width: usize) {
+    fn embedding_forward(
+        &self,
+        y: &mut Self::Buffer<f32>,
+        table: StoredMatrix<Self>,
+        ids: &Self::Buffer<u32>,
+        width: usize,
+    ) {
         embedding::forward(y, table, ids, width);
     }
 
@@ -159,7 +268,14 @@ impl Backend for Reference {
         embedding::workspace(tokens)
     }
 
-    fn embedding_backward(&self, dtable: &mut Self::Buffer<f32>, dy: &Self::Buffer<f32>, ids: &Self::Buffer<u32>, width: usize, workspace: &mut Self::Buffer<u8>) {
+    fn embedding_backward(
+        &self,
+        dtable: &mut Self::Buffer<f32>,
+        dy: &Self::Buffer<f32>,
+        ids: &Self::Buffer<u32>,
+        width: usize,
+        workspace: &mut Self::Buffer<u8>,
+    ) {
         embedding::backward(dtable, dy, ids, width, workspace);
     }
 
@@ -167,15 +283,43 @@ impl Backend for Reference {
         head_loss::workspace(p)
     }
 
-    fn head_loss_forward(&self, loss: &mut Self::Buffer<f32>, lse: &mut Self::Buffer<f32>, best: &mut Self::Buffer<u32>, h: &Self::Rows, head: Matrix<Self>, labels: &Self::Buffer<i32>, p: &HeadLoss, workspace: &mut Self::Buffer<u8>) {
+    fn head_loss_forward(
+        &self,
+        loss: &mut Self::Buffer<f32>,
+        lse: &mut Self::Buffer<f32>,
+        best: &mut Self::Buffer<u32>,
+        h: &Self::Rows,
+        head: Matrix<Self>,
+        labels: &Self::Buffer<i32>,
+        p: &HeadLoss,
+        workspace: &mut Self::Buffer<u8>,
+    ) {
         head_loss::forward(loss, lse, best, h, head, labels, p, workspace);
     }
 
-    fn head_loss_backward(&self, dh: &mut Self::Buffer<f32>, dhead: Option<&mut Self::Buffer<f32>>, h: (&Self::Rows, &Self::Buffer<f32>), head: Matrix<Self>, labels: &Self::Buffer<i32>, lse: &Self::Buffer<f32>, weight: &Self::Buffer<f32>, p: &HeadLoss, workspace: &mut Self::Buffer<u8>) {
+    fn head_loss_backward(
+        &self,
+        dh: &mut Self::Buffer<f32>,
+        dhead: Option<&mut Self::Buffer<f32>>,
+        h: (&Self::Rows, &Self::Buffer<f32>),
+        head: Matrix<Self>,
+        labels: &Self::Buffer<i32>,
+        lse: &Self::Buffer<f32>,
+        weight: &Self::Buffer<f32>,
+        p: &HeadLoss,
+        workspace: &mut Self::Buffer<u8>,
+    ) {
         head_loss::backward(dh, dhead.map(|b| &mut b[..]), (h.0, h.1), head, labels, lse, weight, p, workspace);
     }
 
-    fn adamw(&self, parameter: &mut Self::Buffer<f32>, m: &mut Self::Buffer<f32>, v: &mut Self::Buffer<f32>, gradient: &Self::Buffer<f32>, c: &Coefficients) {
+    fn adamw(
+        &self,
+        parameter: &mut Self::Buffer<f32>,
+        m: &mut Self::Buffer<f32>,
+        v: &mut Self::Buffer<f32>,
+        gradient: &Self::Buffer<f32>,
+        c: &Coefficients,
+    ) {
         adamw::update(parameter, m, v, gradient, c);
     }
 

@@ -1,11 +1,13 @@
-//! residual: not written yet.
+//! Residual addition and scaling, the definition (`docs/numerics.md`, "Residual").
 
-
-
-pub(super) fn add(_y: &mut [f32], _a: &[f32], _b: &[f32]) {
-    todo!()
+pub(super) fn add(y: &mut [f32], a: &[f32], b: &[f32]) {
+    for index in 0..y.len() {
+        y[index] = a[index] + b[index];
+    }
 }
 
-pub(super) fn scale(_x: &mut [f32], _factor: f32) {
-    todo!()
+pub(super) fn scale(x: &mut [f32], factor: f32) {
+    for x in x {
+        *x *= factor;
+    }
 }

@@ -1,11 +1,57 @@
-//! rms_norm: not written yet.
+//! RMS norm, the definition (`docs/numerics.md`, "RMS norm").
 
-use crate::op::RmsNorm;
+use crate::op::{RmsNorm, TOKEN_BLOCK, token_blocks};
+use isobit_numerics::fma::fma;
+use isobit_numerics::lanes::{LANES, for_lanes, tree_sum};
 
-pub(super) fn forward(_y: &mut [f32], _inverse: &mut [f32], _x: &[f32], _weight: &[f32], _p: &RmsNorm) {
-    todo!()
+fn factor(weight: f32, p: &RmsNorm) -> f32 {
+    if p.zero_centred { 1.0 + weight } else { weight }
 }
 
-pub(super) fn backward(_dx: &mut [f32], _dweight: Option<&mut [f32]>, _dy: &[f32], _x: &[f32], _inverse: &[f32], _weight: &[f32], _p: &RmsNorm, _row_starts: &[usize]) {
-    todo!()
+pub(super) fn forward(y: &mut [f32], inverse: &mut [f32], x: &[f32], weight: &[f32], p: &RmsNorm) {
+    for t in 0..p.tokens {
+        let x = &x[t * p.width..][..p.width];
+        let mut acc = [0.0; LANES];
+        for_lanes(&mut acc, p.width, |acc, c| fma(x[c], x[c], acc));
+        let mean = tree_sum(acc) / p.width as f32;
+        inverse[t] = 1.0 / (mean + p.eps).sqrt();
+        for c in 0..p.width {
+            y[t * p.width + c] = (x[c] * inverse[t]) * factor(weight[c], p);
+        }
+    }
+}
+
+pub(super) fn backward(
+    dx: &mut [f32],
+    dweight: Option<&mut [f32]>,
+    dy: &[f32],
+    x: &[f32],
+    inverse: &[f32],
+    weight: &[f32],
+    p: &RmsNorm,
+    row_starts: &[usize],
+) {
+    for t in 0..p.tokens {
+        let at = t * p.width;
+        let normal = |c: usize| x[at + c] * inverse[t];
+        let grad = |c: usize| dy[at + c] * factor(weight[c], p);
+        let mut acc = [0.0; LANES];
+        for_lanes(&mut acc, p.width, |acc, c| fma(grad(c), normal(c), acc));
+        let mean = tree_sum(acc) / p.width as f32;
+        for c in 0..p.width {
+            let value = fma(-normal(c), mean, grad(c)) * inverse[t];
+            let dx = &mut dx[at + c];
+            *dx = if p.accumulate { *dx + value } else { value };
+        }
+    }
+    let Some(dweight) = dweight else { return };
+    for block in token_blocks(row_starts, TOKEN_BLOCK) {
+        for c in 0..p.width {
+            let mut acc = 0.0;
+            for t in block.clone() {
+                acc += dy[t * p.width + c] * (x[t * p.width + c] * inverse[t]);
+            }
+            dweight[c] += acc;
+        }
+    }
 }

@@ -1,11 +1,33 @@
-//! rope: not written yet.
+//! Rotary embedding, the definition (`docs/numerics.md`, "Rotary embedding").
 
 use crate::op::Rope;
+use isobit_numerics::fma::fma;
 
-pub(super) fn forward(_x: &mut [f32], _cos: &[f32], _sin: &[f32], _positions: &[u32], _p: &Rope) {
-    todo!()
+pub(super) fn forward(x: &mut [f32], cos: &[f32], sin: &[f32], positions: &[u32], p: &Rope) {
+    each_pair(x, cos, sin, positions, p, |a, b, c, s| (fma(a, c, -(b * s)), fma(b, c, a * s)));
 }
 
-pub(super) fn backward(_dx: &mut [f32], _cos: &[f32], _sin: &[f32], _positions: &[u32], _p: &Rope) {
-    todo!()
+pub(super) fn backward(dx: &mut [f32], cos: &[f32], sin: &[f32], positions: &[u32], p: &Rope) {
+    each_pair(dx, cos, sin, positions, p, |a, b, c, s| (fma(a, c, b * s), fma(b, c, -(a * s))));
+}
+
+fn each_pair(
+    x: &mut [f32],
+    cos: &[f32],
+    sin: &[f32],
+    positions: &[u32],
+    p: &Rope,
+    rotate: impl Fn(f32, f32, f32, f32) -> (f32, f32),
+) {
+    let half = p.rotary_width / 2;
+    for t in 0..p.tokens {
+        let table = positions[t] as usize * half;
+        for head in 0..p.heads {
+            let first = (t * p.heads + head) * p.head_width;
+            for i in 0..half {
+                let (a, b) = (first + i, first + i + half);
+                (x[a], x[b]) = rotate(x[a], x[b], cos[table + i], sin[table + i]);
+            }
+        }
+    }
 }

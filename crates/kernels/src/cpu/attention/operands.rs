@@ -4,9 +4,12 @@
 //! rows and elements are zero bytes with unit zero, wherever the block lies on the right of a product.
 
 use crate::cpu::path::{Path, multiversion};
-use crate::cpu::slices::{TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_to_right, quantise_bytes, round_small, turn_tile};
+use crate::cpu::pool::SharedMut;
+use crate::cpu::slices::{
+    LeftRow, TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_to_right, round_small, slice_chunk, turn_tile,
+};
 use crate::op::attention::HEAD_WIDTH_MAX;
-use isobit_numerics::slices::{CHUNK, Profile, Scale, magnitude_bits, round_half_even};
+use isobit_numerics::slices::{Profile, round_half_even};
 use std::ops::Range;
 
 /// Rows of one block: a turned block is one tile deep.
@@ -120,24 +123,25 @@ impl<'a> Slicer<'a> {
 
     /// Slices the rows of a block; `units` are its 64 units.
     pub(super) fn load(&mut self, shape: Shape, source: Source, units: &mut [f32]) {
-        let slices = shape.slices();
-        let mut bytes = [0i8; 3 * CHUNK];
-        for row in 0..ROWS {
-            if row < source.rows {
-                let x = source.row(row, shape.width);
-                let scale = Scale::of(shape.profile, row_magnitude(self.path, x));
-                units[row] = scale.unit;
-                quantise_bytes(self.path, &mut bytes, x, scale, shape.profile, 0);
-            } else {
-                units[row] = 0.0;
-                bytes.fill(0);
-            }
-            for column in 0..shape.columns() {
-                for slice in 0..slices {
-                    let tile = &mut self.left[(column * slices + slice) * SQUARE + row * TILE_DEPTH..][..TILE_DEPTH];
-                    tile.copy_from_slice(&bytes[slice * CHUNK + column * TILE_DEPTH..][..TILE_DEPTH]);
-                }
-            }
+        let slice_row = match shape.profile {
+            Profile::X2 => slice_chunk::<2>,
+            Profile::X3 => slice_chunk::<3>,
+        };
+        let squares = shape.columns() * shape.slices();
+        let tiles = SharedMut::new(self.left);
+        for (row, unit) in units.iter_mut().enumerate().take(source.rows) {
+            let to = LeftRow {
+                tiles: &tiles,
+                at: row * TILE_DEPTH,
+                column_stride: shape.slices() * SQUARE,
+                slice_stride: SQUARE,
+                bias: 0,
+            };
+            *unit = slice_row(self.path, &to, source.row(row, shape.width), None);
+        }
+        units[source.rows..].fill(0.0);
+        for square in self.left.chunks_exact_mut(SQUARE).take(squares) {
+            square[source.rows * TILE_DEPTH..].fill(0);
         }
     }
 
@@ -284,13 +288,6 @@ multiversion! {
                 }
             }
         }
-    }
-}
-
-multiversion! {
-    /// Largest magnitude of a row, as bits.
-    fn row_magnitude<_F>(x: &[f32]) -> u32 {
-        x.iter().fold(0, |most, &x| most.max(magnitude_bits(x)))
     }
 }
 

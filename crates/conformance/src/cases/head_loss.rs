@@ -1,0 +1,213 @@
+//! Fused LM head and cross-entropy: odd vocabularies and widths, ignored labels, every storage format and kept slices.
+//!
+//! Each case runs forward and backward with the head stored and with the head kept sliced, and demands equal bits.
+
+use crate::data::{Kind, Random};
+use crate::{Case, Output, Visitor, poisoned, workspace};
+use half::{bf16, f16};
+use isobit_kernels::op::{HeadLoss, IGNORED, SliceShape};
+use isobit_kernels::{Backend, Matrix, StoredMatrix};
+use isobit_numerics::slices::Profile;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Format {
+    F32,
+    Bf16,
+    F16,
+}
+
+/// Which tokens are no targets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Ignored {
+    None,
+    /// About a third of them, at random.
+    Some,
+    /// The first three quarters of the tokens: whole blocks of rows.
+    Prompt,
+    All,
+}
+
+#[derive(Clone, Debug)]
+pub struct HeadLossCase {
+    pub row_starts: Vec<usize>,
+    pub hidden: usize,
+    pub vocabulary: usize,
+    pub profile: Profile,
+    pub format: Format,
+    pub kind: Kind,
+    pub ignored: Ignored,
+    pub with_dhead: bool,
+    /// One element of this token's hidden state is NaN.
+    pub poison: Option<usize>,
+}
+
+/// Inputs, as the host holds them.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    pub h: Vec<f32>,
+    pub head: Vec<f32>,
+    pub labels: Vec<i32>,
+    pub weight: Vec<f32>,
+    pub dhead: Vec<f32>,
+}
+
+/// Results, as the host sees them.
+#[derive(Clone, Debug)]
+pub struct Results {
+    pub loss: Vec<f32>,
+    pub lse: Vec<f32>,
+    pub best: Vec<u32>,
+    pub dh: Vec<f32>,
+    pub dhead: Option<Vec<f32>>,
+}
+
+impl HeadLossCase {
+    pub fn tokens(&self) -> usize {
+        self.row_starts[self.row_starts.len() - 1]
+    }
+
+    pub fn inputs(&self) -> Inputs {
+        let (tokens, vocabulary) = (self.tokens(), self.vocabulary);
+        let mut random = Random::new((tokens * 1009 + vocabulary * 31 + self.hidden) as u64);
+        let mut h = random.f32s(self.kind, tokens * self.hidden);
+        let head = random.f32s(self.kind, vocabulary * self.hidden);
+        if self.kind == Kind::Plain {
+            // Logits of a few units: a softmax that is neither flat nor one-hot.
+            for x in &mut h {
+                *x *= 0.1;
+            }
+        }
+        if let Some(token) = self.poison {
+            h[token * self.hidden] = f32::NAN;
+        }
+        let labels = (0..tokens).map(|token| {
+            let label = random.below(vocabulary) as i32;
+            let ignored = match self.ignored {
+                Ignored::None => false,
+                Ignored::Some => random.below(3) == 0,
+                Ignored::Prompt => token < tokens * 3 / 4,
+                Ignored::All => true,
+            };
+            if ignored { IGNORED } else { label }
+        });
+        let labels = labels.collect();
+        let weight = random.f32s(Kind::Plain, tokens);
+        let dhead = random.f32s(Kind::Plain, vocabulary * self.hidden);
+        Inputs { h, head, labels, weight, dhead }
+    }
+
+    /// Forward and backward on `b` with the head as given.
+    pub fn results<B: Backend>(&self, b: &B, inputs: &Inputs, head: Matrix<B>) -> Results {
+        let tokens = self.tokens();
+        let (row_starts, profile) = (&self.row_starts[..], self.profile);
+        let p = HeadLoss { row_starts, hidden: self.hidden, vocabulary: self.vocabulary, profile };
+        let mut room = workspace(b, b.head_loss_workspace(&p));
+        let h = b.upload(&inputs.h);
+        let mut rows = b.rows(SliceShape { rows: tokens, width: self.hidden, profile });
+        b.slice_rows(&mut rows, &h);
+        let labels = b.upload(&inputs.labels);
+        let (mut loss, mut lse) = (poisoned(b, tokens), poisoned(b, tokens));
+        let mut best = b.upload(&vec![u32::MAX; tokens]);
+        b.head_loss_forward(&mut loss, &mut lse, &mut best, &rows, head, &labels, &p, &mut room);
+        let mut dh = poisoned(b, tokens * self.hidden);
+        let mut dhead = self.with_dhead.then(|| b.upload(&inputs.dhead));
+        let mut room = workspace(b, b.head_loss_workspace(&p));
+        let weight = b.upload(&inputs.weight);
+        b.head_loss_backward(&mut dh, dhead.as_mut(), (&rows, &h), head, &labels, &lse, &weight, &p, &mut room);
+        Results {
+            loss: b.download(&loss),
+            lse: b.download(&lse),
+            best: b.download(&best),
+            dh: b.download(&dh),
+            dhead: dhead.map(|dhead| b.download(&dhead)),
+        }
+    }
+}
+
+impl Results {
+    pub fn outputs(&self) -> Vec<Output> {
+        let mut outputs = vec![
+            Output::new("loss", &self.loss),
+            Output::new("lse", &self.lse),
+            Output::new("best", &self.best),
+            Output::new("dh", &self.dh),
+        ];
+        outputs.extend(self.dhead.as_ref().map(|dhead| Output::new("dhead", dhead)));
+        outputs
+    }
+}
+
+impl Case for HeadLossCase {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        let inputs = self.inputs();
+        let shape = SliceShape { rows: self.vocabulary, width: self.hidden, profile: self.profile };
+        let both = |stored: StoredMatrix<B>| {
+            let on_the_fly = self.results(b, &inputs, Matrix::Stored(stored)).outputs();
+            let kept = self.results(b, &inputs, Matrix::Sliced(&b.slice_weight(stored, 1, shape))).outputs();
+            assert_eq!(on_the_fly, kept, "sliced on the fly equals kept slices");
+            kept
+        };
+        match self.format {
+            Format::F32 => both(StoredMatrix::F32(&b.upload(&inputs.head))),
+            Format::Bf16 => {
+                let head: Vec<_> = inputs.head.iter().map(|&x| bf16::from_f32(x)).collect();
+                both(StoredMatrix::Bf16(&b.upload(&head)))
+            }
+            Format::F16 => {
+                let head: Vec<_> = inputs.head.iter().map(|&x| f16::from_f32(x)).collect();
+                both(StoredMatrix::F16(&b.upload(&head)))
+            }
+        }
+    }
+}
+
+pub fn visit(visitor: &mut impl Visitor) {
+    use Format::{Bf16, F16, F32};
+    use Kind::{Edges, Outliers, Plain, Zeros};
+    for profile in Profile::ALL {
+        let plain = HeadLossCase {
+            row_starts: vec![0, 1],
+            hidden: 1,
+            vocabulary: 1,
+            profile,
+            format: Format::F32,
+            kind: Kind::Plain,
+            ignored: Ignored::None,
+            with_dhead: true,
+            poison: None,
+        };
+        let case = |row_starts: &[usize], hidden, vocabulary, format, kind, ignored, with_dhead| HeadLossCase {
+            row_starts: row_starts.to_vec(),
+            hidden,
+            vocabulary,
+            format,
+            kind,
+            ignored,
+            with_dhead,
+            ..plain.clone()
+        };
+        visitor.case(&plain);
+        visitor.case(&case(&[0, 3], 33, 1, F32, Plain, Ignored::None, true));
+        visitor.case(&case(&[0, 2, 7], 33, 17, Bf16, Plain, Ignored::Some, true));
+        visitor.case(&case(&[0, 16, 33], 64, 511, F16, Outliers, Ignored::Some, true));
+        visitor.case(&case(&[0, 5], 33, 512, Bf16, Plain, Ignored::None, false));
+        visitor.case(&case(&[0, 0, 9, 40], 64, 513, Bf16, Plain, Ignored::Prompt, true));
+        visitor.case(&case(&[0, 13], 515, 513, F32, Outliers, Ignored::Some, false));
+        visitor.case(&case(&[0, 7, 19], 515, 1100, Bf16, Plain, Ignored::Some, true));
+        visitor.case(&case(&[0, 40], 1, 1100, F32, Outliers, Ignored::Prompt, true));
+        visitor.case(&case(&[0, 3, 17], 64, 1100, F16, Plain, Ignored::All, true));
+        visitor.case(&case(&[0, 6], 33, 17, F32, Plain, Ignored::All, false));
+        visitor.case(&case(&[0, 4, 11], 33, 513, F32, Zeros, Ignored::Some, true));
+        visitor.case(&case(&[0, 4, 11], 33, 513, F32, Edges, Ignored::Some, true));
+        // More than one super-block of tokens, a row longer than a chunk of tokens, many vocabulary blocks.
+        visitor.case(&case(&[0, 3, 530, 531, 560], 3, 17, F32, Plain, Ignored::Some, true));
+        visitor.case(&case(&[0, 5], 2, 9000, F32, Plain, Ignored::None, true));
+        // A non-finite hidden state: its token's results are NaN, no other token's are.
+        let wounded = case(&[0, 4, 9], 33, 1100, F32, Plain, Ignored::None, true);
+        visitor.case(&HeadLossCase { poison: Some(5), with_dhead: false, ..wounded });
+    }
+}

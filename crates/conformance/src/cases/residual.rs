@@ -1,0 +1,36 @@
+//! Residual addition and scaling, element by element.
+
+use crate::data::{Kind, Random};
+use crate::{Case, Output, Visitor, poisoned};
+use isobit_kernels::Backend;
+
+#[derive(Debug)]
+struct ResidualCase {
+    length: usize,
+    factor: f32,
+    kind: Kind,
+}
+
+impl Case for ResidualCase {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        let mut random = Random::new(self.length as u64);
+        let mut first = b.upload(&random.f32s(self.kind, self.length));
+        let second = b.upload(&random.f32s(self.kind, self.length));
+        let mut y = poisoned(b, self.length);
+        b.add(&mut y, &first, &second);
+        b.scale(&mut first, self.factor);
+        vec![Output::download(b, "sum", &y), Output::download(b, "scaled", &first)]
+    }
+}
+
+pub fn visit(visitor: &mut impl Visitor) {
+    for kind in Kind::ALL {
+        for (length, factor) in [(0, 1.0), (1, 0.3), (31, -0.0), (33, 1.0), (4097, 1e-30), (10007, 0.7)] {
+            visitor.case(&ResidualCase { length, factor, kind });
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Rotary embedding: whole and partial rotation, positions out of order.
+
+use crate::data::{Kind, Random};
+use crate::{Case, Output, Visitor};
+use isobit_kernels::Backend;
+use isobit_kernels::op::Rope;
+
+#[derive(Debug)]
+struct RopeCase {
+    shape: Rope,
+    kind: Kind,
+}
+
+impl Case for RopeCase {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        const POSITIONS: usize = 19;
+        let p = self.shape;
+        let length = p.tokens * p.heads * p.head_width;
+        let mut random = Random::new(length as u64);
+        // The op does not ask that cosine and sine belong to one angle.
+        let [cos, sin] = [(); 2].map(|()| b.upload(&random.f32s(self.kind, POSITIONS * p.rotary_width / 2)));
+        let positions: Vec<u32> = (0..p.tokens).map(|_| random.below(POSITIONS) as u32).collect();
+        let positions = b.upload(&positions);
+        let [mut x, mut dx] = [(); 2].map(|()| b.upload(&random.f32s(self.kind, length)));
+        b.rope_forward(&mut x, &cos, &sin, &positions, &p);
+        b.rope_backward(&mut dx, &cos, &sin, &positions, &p);
+        vec![Output::download(b, "x", &x), Output::download(b, "dx", &dx)]
+    }
+}
+
+pub fn visit(visitor: &mut impl Visitor) {
+    for kind in Kind::ALL {
+        for (tokens, heads, head_width, rotary_width) in
+            [(1, 1, 2, 2), (5, 3, 64, 64), (17, 2, 66, 66), (9, 2, 80, 32), (3, 7, 5, 4), (4, 1, 3, 0), (129, 1, 6, 6)]
+        {
+            visitor.case(&RopeCase { shape: Rope { tokens, heads, head_width, rotary_width }, kind });
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Sum of squares: nothing, less than a lane block, blocks of 4,096 and one past, and a third level.
+
+use crate::data::{Kind, Random};
+use crate::{Case, Output, Visitor};
+use isobit_kernels::Backend;
+
+#[derive(Debug)]
+struct SumSquaresCase {
+    length: usize,
+    kind: Kind,
+}
+
+impl Case for SumSquaresCase {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        // A short pattern repeated: the third level needs more numbers than are worth drawing.
+        let pattern = Random::new(self.length as u64).f32s(self.kind, self.length.min(10007));
+        let x: Vec<f32> = pattern.iter().copied().cycle().take(self.length).collect();
+        vec![Output::new("sum", &[b.sum_squares(&b.upload(&x))])]
+    }
+}
+
+pub fn visit(visitor: &mut impl Visitor) {
+    for kind in Kind::ALL {
+        for length in [0, 1, 31, 32, 33, 4095, 4096, 4097, 12289, 99991] {
+            visitor.case(&SumSquaresCase { length, kind });
+        }
+    }
+}
+
+/// One past 4,096 blocks: the level above has two values. Too large for every thread count of every path.
+pub fn visit_third_level(visitor: &mut impl Visitor) {
+    visitor.case(&SumSquaresCase { length: 4096 * 4096 + 4097, kind: Kind::Outliers });
+}

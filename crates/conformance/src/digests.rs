@@ -1,0 +1,31 @@
+//! Digests of the reference's results, one per case: what the golden file holds and `cargo xtask same-bits` compares.
+
+use crate::{Case, Output, Visitor};
+use isobit_kernels::Reference;
+use isobit_numerics::digest::Digest;
+
+/// Runs every case on the reference and keeps a line `digest name` for each.
+#[derive(Debug, Default)]
+pub struct ReferenceDigests {
+    pub lines: Vec<String>,
+}
+
+impl Visitor for ReferenceDigests {
+    fn case<C: Case>(&mut self, case: &C) {
+        self.lines.push(format!("{} {}", digest(&case.run(&Reference)), case.name()));
+    }
+}
+
+/// Over the names, element types, lengths and bits of all outputs.
+pub fn digest(outputs: &[Output]) -> Digest {
+    let mut bytes = Vec::new();
+    for output in outputs {
+        for text in [output.name, output.element] {
+            bytes.extend((text.len() as u64).to_le_bytes());
+            bytes.extend(text.as_bytes());
+        }
+        bytes.extend((output.bits.len() as u64).to_le_bytes());
+        bytes.extend(output.bits.iter().flat_map(|bits| bits.to_le_bytes()));
+    }
+    Digest::of_bytes(&bytes)
+}

@@ -1,0 +1,31 @@
+//! Bias on every CPU path.
+
+use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::{Output, assert_same, fastest};
+use isobit_kernels::{Backend, Reference};
+
+#[test]
+fn bias() {
+    let mut paths = isobit_conformance::CpuPaths::new();
+    isobit_conformance::cases::bias::visit(&mut paths);
+    paths.finish();
+}
+
+/// Rows of data in one call equal the same rows in two calls: which micro-batch a row sits in does not show.
+#[test]
+fn rows_may_be_split_over_calls() {
+    split(&Reference);
+    split(&fastest());
+}
+
+fn split<B: Backend>(b: &B) {
+    let (width, random) = (37, &mut Random::new(3));
+    let row_starts = [0, 130, 130, 171, 304];
+    let (first, dy) = (random.f32s(Kind::Plain, width), random.f32s(Kind::Outliers, 304 * width));
+    let mut whole = b.upload(&first);
+    b.bias_backward(&mut whole, &b.upload(&dy), &row_starts);
+    let mut parts = b.upload(&first);
+    b.bias_backward(&mut parts, &b.upload(&dy[..130 * width]), &[0, 130]);
+    b.bias_backward(&mut parts, &b.upload(&dy[130 * width..]), &[0, 0, 41, 174]);
+    assert_same(&[Output::download(b, "dbias", &whole), Output::download(b, "dbias", &parts)]);
+}

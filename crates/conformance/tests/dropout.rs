@@ -1,0 +1,66 @@
+//! Dropout on every CPU path.
+
+use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::{Output, assert_same, fastest, poisoned};
+use isobit_kernels::op::Dropout;
+use isobit_kernels::{Backend, Reference};
+use isobit_numerics::philox::{Key, Purpose, dropout_threshold};
+
+#[test]
+fn dropout() {
+    let mut paths = isobit_conformance::CpuPaths::new();
+    isobit_conformance::cases::dropout::visit(&mut paths);
+    paths.finish();
+}
+
+/// A row is dropped alike whichever rows come with it: the key names the row, not its place in the micro-batch.
+#[test]
+fn rows_may_be_split_over_calls() {
+    split(&Reference);
+    split(&fastest());
+}
+
+fn split<B: Backend>(b: &B) {
+    let (width, random) = (13, &mut Random::new(3));
+    let x = random.f32s(Kind::Plain, 30 * width);
+    let base = Dropout {
+        key: Key::new(1, Purpose::Dropout),
+        step: 2,
+        tensor: 3,
+        first_row: 4,
+        row_starts: &[0, 7, 7, 30],
+        width,
+        threshold: dropout_threshold(0.4),
+        keep_scale: 1.6666666,
+    };
+    let mut whole = poisoned(b, 30 * width);
+    b.dropout(&mut whole, &b.upload(&x), &base);
+    let (x0, x1) = x.split_at(7 * width);
+    let (mut y0, mut y1) = (poisoned(b, x0.len()), poisoned(b, x1.len()));
+    b.dropout(&mut y0, &b.upload(x0), &Dropout { row_starts: &[0, 7], ..base });
+    b.dropout(&mut y1, &b.upload(x1), &Dropout { row_starts: &[0, 0, 23], first_row: 5, ..base });
+    let parts: Vec<f32> = b.download(&y0).into_iter().chain(b.download(&y1)).collect();
+    assert_same(&[Output::download(b, "y", &whole), Output::new("y", &parts)]);
+}
+
+/// The share of kept elements is what was asked for, and a kept element is scaled.
+#[test]
+fn keeps_the_share_asked_for() {
+    let count = 100_000;
+    let p = Dropout {
+        key: Key::new(5, Purpose::Dropout),
+        step: 0,
+        tensor: 0,
+        first_row: 0,
+        row_starts: &[0, count],
+        width: 1,
+        threshold: dropout_threshold(0.25),
+        keep_scale: 1.3333334,
+    };
+    let mut y = Reference.zeros(count);
+    Reference.dropout(&mut y, &Reference.upload(&vec![3.0; count]), &p);
+    assert!(y.iter().all(|&y| y == 0.0 || y == 4.0));
+    let kept = y.iter().filter(|&&y| y != 0.0).count();
+    // Five standard deviations of a binomial of 100,000 at 3/4: 685.
+    assert!(kept.abs_diff(75_000) < 685, "{kept} kept");
+}

@@ -1,0 +1,35 @@
+//! Embedding on every CPU path.
+
+use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::{Output, assert_same, fastest, workspace};
+use isobit_kernels::{Backend, Reference};
+
+#[test]
+fn embedding() {
+    let mut paths = isobit_conformance::CpuPaths::new();
+    isobit_conformance::cases::embedding::visit(&mut paths);
+    paths.finish();
+}
+
+/// Tokens in one call equal the same tokens in two calls, cut anywhere.
+#[test]
+fn tokens_may_be_split_over_calls() {
+    split(&Reference);
+    split(&fastest());
+}
+
+fn split<B: Backend>(b: &B) {
+    let (tokens, width, random) = (97, 19, &mut Random::new(3));
+    let (first, dy) = (random.f32s(Kind::Plain, 5 * width), random.f32s(Kind::Outliers, tokens * width));
+    let ids: Vec<u32> = (0..tokens).map(|_| random.below(5) as u32).collect();
+    let run = |cuts: &[usize]| {
+        let mut dtable = b.upload(&first);
+        let mut room = workspace(b, b.embedding_workspace(tokens));
+        for cut in cuts.windows(2) {
+            let dy = b.upload(&dy[cut[0] * width..cut[1] * width]);
+            b.embedding_backward(&mut dtable, &dy, &b.upload(&ids[cut[0]..cut[1]]), width, &mut room);
+        }
+        Output::download(b, "dtable", &dtable)
+    };
+    assert_same(&[run(&[0, tokens]), run(&[0, 41, tokens])]);
+}

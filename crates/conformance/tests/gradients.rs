@@ -1,0 +1,215 @@
+//! Every backward op of the reference against central differences of its forward pass, transcribed to float64 here.
+//!
+//! The loss is `Σ weight·output`, so the incoming gradient is `weight`. This says that the formulas are right; what their
+//! bits are is the business of the other tests.
+#![expect(clippy::float_arithmetic, reason = "float64 is the yardstick here")]
+
+use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::poisoned;
+use isobit_kernels::op::{Layout, RmsNorm, Rope, Thin};
+use isobit_kernels::{Backend, Reference};
+use isobit_numerics::elementary::Function;
+
+/// Half the distance of the two points of a difference.
+const STEP: f64 = 1e-5;
+/// Error of a central difference, absolute: a third derivative of at most 100 contributes 100·STEP²/6 < 2e-9; a loss of
+/// magnitude below 500 that is rounded to 2⁻⁵³ some 1,000 times contributes about √1000·500·2⁻⁵³/STEP < 2e-7.
+const DIFFERENCING: f64 = 3e-7;
+
+/// Compares `gradient` with the differences of `loss` around `at`.
+///
+/// A float32 result of `roundings` operations on terms whose magnitudes sum to at most `magnitude` is off by at most
+/// `roundings·2⁻²⁴·magnitude` to first order; twice that covers the rest.
+fn check(name: &str, gradient: &[f32], at: &[f32], roundings: usize, magnitude: f64, loss: impl Fn(&[f64]) -> f64) {
+    assert_eq!(gradient.len(), at.len(), "{name}");
+    let tolerance = roundings as f64 * f64::from(f32::EPSILON) * magnitude + DIFFERENCING;
+    let mut point: Vec<f64> = at.iter().copied().map(f64::from).collect();
+    let mut largest = 0.0f64;
+    for index in 0..point.len() {
+        let here = point[index];
+        point[index] = here + STEP;
+        let above = loss(&point);
+        point[index] = here - STEP;
+        let below = loss(&point);
+        point[index] = here;
+        let want = (above - below) / (2.0 * STEP);
+        let got = f64::from(gradient[index]);
+        assert!(
+            (got - want).abs() <= tolerance,
+            "{name}[{index}]: {want} by differences, {got} given, {tolerance:e} allowed"
+        );
+        largest = largest.max(want.abs());
+    }
+    // A gradient of zeros against a loss that does not move would prove nothing.
+    assert!(largest > 100.0 * tolerance, "{name}: largest gradient {largest}, tolerance {tolerance:e}");
+}
+
+fn largest(x: &[f32]) -> f64 {
+    x.iter().map(|x| f64::from(x.abs())).fold(0.0, f64::max)
+}
+
+fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().copied().map(f64::from).collect()
+}
+
+fn dot(weight: &[f32], output: impl IntoIterator<Item = f64>) -> f64 {
+    weight.iter().zip(output).map(|(w, y)| f64::from(*w) * y).sum()
+}
+
+#[test]
+fn rms_norm() {
+    for zero_centred in [false, true] {
+        let (tokens, width, eps) = (5, 41, 1e-5f32);
+        let p = RmsNorm { tokens, width, eps, zero_centred, accumulate: false };
+        let mut random = Random::new(1);
+        let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * width));
+        let weight = random.f32s(Kind::Plain, width);
+        let forward = |x: &[f64], weight: &[f64]| {
+            let mut y = Vec::new();
+            for row in x.chunks_exact(width) {
+                let mean = row.iter().map(|x| x * x).sum::<f64>() / width as f64;
+                let inverse = 1.0 / (mean + f64::from(eps)).sqrt();
+                let factor = |weight: f64| if zero_centred { 1.0 + weight } else { weight };
+                y.extend(row.iter().zip(weight).map(|(x, &weight)| x * inverse * factor(weight)));
+            }
+            y
+        };
+        let b = &Reference;
+        let (mut y, mut inverse) = (poisoned(b, x.len()), poisoned(b, tokens));
+        let [x_, dy_, w_] = [&x, &dy, &weight].map(|host| b.upload(host));
+        b.rms_norm_forward(&mut y, &mut inverse, &x_, &w_, &p);
+        let (mut dx, mut dweight) = (poisoned(b, x.len()), b.zeros(width));
+        b.rms_norm_backward(&mut dx, Some(&mut dweight), &dy_, &x_, &inverse, &w_, &p, &[0, 2, tokens]);
+        // dx = (g − n·mean(g·n))·inv, with |g| ≤ |dy|·(1 + |w|): two lane steps and five levels of the tree for each mean,
+        // and a dozen operations around them.
+        let (n, inv) = (largest(&x) * largest(&inverse), largest(&inverse));
+        let g = largest(&dy) * (1.0 + largest(&weight));
+        check("dx", &dx, &x, 30, inv * (g + n * n * g), |x| dot(&dy, forward(x, &wide(&weight))));
+        // A term per token, two roundings each and those of n.
+        let magnitude = tokens as f64 * largest(&dy) * n;
+        check("dweight", &dweight, &weight, 2 * tokens + 15, magnitude, |weight| dot(&dy, forward(&wide(&x), weight)));
+    }
+}
+
+#[test]
+fn swiglu() {
+    let (length, b) = (151, &Reference);
+    let mut random = Random::new(2);
+    let [gate, up, dh] = [(); 3].map(|()| random.f32s(Kind::Plain, length));
+    let forward = |gate: &[f64], up: &[f64]| -> Vec<f64> {
+        gate.iter().zip(up).map(|(&gate, up)| Function::Silu.reference_f64(gate) * up).collect()
+    };
+    let [mut dgate, mut dup] = [(); 2].map(|()| poisoned(b, length));
+    b.swiglu_backward(&mut dgate, &mut dup, &b.upload(&dh), &b.upload(&gate), &b.upload(&up));
+    // An elementary function is good to five units in the last place (ten halves), around it two products; the derivative
+    // of silu stays below 1.1.
+    let magnitude = 1.1 * largest(&dh) * largest(&up);
+    check("dgate", &dgate, &gate, 12, magnitude, |gate| dot(&dh, forward(gate, &wide(&up))));
+    let magnitude = largest(&dh) * largest(&gate);
+    check("dup", &dup, &up, 12, magnitude, |up| dot(&dh, forward(&wide(&gate), up)));
+}
+
+#[test]
+fn rope() {
+    let p = Rope { tokens: 4, heads: 2, head_width: 12, rotary_width: 8 };
+    let (half, b) = (p.rotary_width / 2, &Reference);
+    let mut random = Random::new(3);
+    let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, p.tokens * p.heads * p.head_width));
+    // Any table will do: backward is the transposed map, whether or not it is a rotation.
+    let [cos, sin] = [(); 2].map(|()| random.f32s(Kind::Plain, 6 * half));
+    let positions = [5u32, 0, 3, 3];
+    let forward = |x: &[f64]| {
+        let mut y = x.to_vec();
+        for (index, head) in y.chunks_exact_mut(p.head_width).enumerate() {
+            let position = positions[index / p.heads] as usize;
+            for i in 0..half {
+                let (c, s) = (f64::from(cos[position * half + i]), f64::from(sin[position * half + i]));
+                let (a, b) = (head[i], head[i + half]);
+                (head[i], head[i + half]) = (a * c - b * s, b * c + a * s);
+            }
+        }
+        y
+    };
+    let mut dx = b.upload(&dy);
+    b.rope_backward(&mut dx, &b.upload(&cos), &b.upload(&sin), &b.upload(&positions), &p);
+    // Two terms, two roundings.
+    check("dx", &dx, &x, 2, largest(&dy) * (largest(&cos) + largest(&sin)), |x| dot(&dy, forward(x)));
+}
+
+#[test]
+fn bias() {
+    let (tokens, width, b) = (9, 17, &Reference);
+    let mut random = Random::new(4);
+    let [y, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * width));
+    let bias = random.f32s(Kind::Plain, width);
+    let mut dbias = b.zeros(width);
+    b.bias_backward(&mut dbias, &b.upload(&dy), &[0, 4, 4, tokens]);
+    let forward =
+        |bias: &[f64]| -> Vec<f64> { wide(&y).iter().enumerate().map(|(index, y)| y + bias[index % width]).collect() };
+    // One addition per token and one per block.
+    check("dbias", &dbias, &bias, tokens + 2, tokens as f64 * largest(&dy), |bias| dot(&dy, forward(bias)));
+}
+
+/// `y = alpha·(u Mᵀ)` for `u[t, rank]`, in float64.
+fn expand(u: &[f64], factor: &[f64], p: &Thin) -> Vec<f64> {
+    let mut y = Vec::new();
+    for u in u.chunks_exact(p.rank) {
+        y.extend(
+            (0..p.width).map(|l| f64::from(p.alpha) * (0..p.rank).map(|j| u[j] * factor[p.at(j, l)]).sum::<f64>()),
+        );
+    }
+    y
+}
+
+#[test]
+fn thin() {
+    for layout in [Layout::RankMajor, Layout::WidthMajor] {
+        let (tokens, rank, width, b) = (6, 3, 37, &Reference);
+        let one = Thin { tokens, rank, width, layout, alpha: 1.0 };
+        let mut random = Random::new(5);
+        let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * width));
+        let [u, du] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * rank));
+        let factor = random.f32s(Kind::Plain, rank * width);
+        let (m, d) = (largest(&factor), largest(&dy));
+
+        // `contract` is the gradient of `expand` by `u`: a lane sum over the width.
+        let mut gradient = poisoned(b, u.len());
+        b.thin_contract(&mut gradient, &b.upload(&dy), &b.upload(&factor), &one, &mut b.zeros(0));
+        check("contract", &gradient, &u, width / 32 + 6, width as f64 * d * m, |u| {
+            dot(&dy, expand(u, &wide(&factor), &one))
+        });
+
+        // `expand` is the gradient of `contract` by `x`: a chain over the rank.
+        let mut gradient = b.zeros(x.len());
+        b.thin_expand(&mut gradient, &b.upload(&du), &b.upload(&factor), &one, &mut b.zeros(0));
+        check("expand", &gradient, &x, rank + 1, rank as f64 * largest(&du) * m, |x| {
+            let token =
+                |t: usize, j: usize| (0..width).map(|l| x[t * width + l] * f64::from(factor[one.at(j, l)])).sum();
+            dot(&du, (0..tokens).flat_map(|t| (0..rank).map(move |j| (t, j))).map(|(t, j)| token(t, j)))
+        });
+
+        // `outer` is the gradient of `expand` by the factor: a sum over tokens.
+        let scaled = Thin { alpha: 0.75, ..one };
+        let mut gradient = b.zeros(factor.len());
+        b.thin_outer(&mut gradient, &b.upload(&u), &b.upload(&dy), &scaled, &[0, 4, tokens]);
+        check("outer", &gradient, &factor, tokens + 3, tokens as f64 * largest(&u) * d, |factor| {
+            dot(&dy, expand(&wide(&u), factor, &scaled))
+        });
+    }
+}
+
+#[test]
+fn embedding() {
+    let (width, b) = (5, &Reference);
+    let ids = [3u32, 0, 3, 1, 3, 3, 0];
+    let mut random = Random::new(6);
+    let table = random.f32s(Kind::Plain, 5 * width);
+    let dy = random.f32s(Kind::Plain, ids.len() * width);
+    let mut dtable = b.zeros(table.len());
+    let mut workspace = b.zeros(b.embedding_workspace(ids.len()));
+    b.embedding_backward(&mut dtable, &b.upload(&dy), &b.upload(&ids), width, &mut workspace);
+    // At most one addition per token.
+    check("dtable", &dtable, &table, ids.len(), ids.len() as f64 * largest(&dy), |table| {
+        dot(&dy, ids.iter().flat_map(|&id| table[id as usize * width..][..width].to_vec()))
+    });
+}

@@ -1,0 +1,35 @@
+//! Thin products on every CPU path.
+
+use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::{Output, assert_same, fastest};
+use isobit_kernels::op::{Layout, Thin};
+use isobit_kernels::{Backend, Reference};
+
+#[test]
+fn thin() {
+    let mut paths = isobit_conformance::CpuPaths::new();
+    isobit_conformance::cases::thin::visit(&mut paths);
+    paths.finish();
+}
+
+/// Rows of data in one call equal the same rows in two calls.
+#[test]
+fn rows_may_be_split_over_calls() {
+    split(&Reference);
+    split(&fastest());
+}
+
+fn split<B: Backend>(b: &B) {
+    let (rank, width, random) = (5, 33, &mut Random::new(3));
+    let p = Thin { tokens: 190, rank, width, layout: Layout::WidthMajor, alpha: 0.7 };
+    let first = random.f32s(Kind::Plain, rank * width);
+    let (u, x) = (random.f32s(Kind::Plain, 190 * rank), random.f32s(Kind::Outliers, 190 * width));
+    let mut whole = b.upload(&first);
+    b.thin_outer(&mut whole, &b.upload(&u), &b.upload(&x), &p, &[0, 131, 190]);
+    let mut parts = b.upload(&first);
+    let (u0, u1) = u.split_at(131 * rank);
+    let (x0, x1) = x.split_at(131 * width);
+    b.thin_outer(&mut parts, &b.upload(u0), &b.upload(x0), &Thin { tokens: 131, ..p }, &[0, 131]);
+    b.thin_outer(&mut parts, &b.upload(u1), &b.upload(x1), &Thin { tokens: 59, ..p }, &[0, 59]);
+    assert_same(&[Output::download(b, "dfactor", &whole), Output::download(b, "dfactor", &parts)]);
+}

@@ -1,0 +1,241 @@
+//! `isobit bench kernels`: a table of rates per op, path and shape, or JSON lines; with `--serve`, one run per line of
+//! standard input, so that another program can alternate its own runs with ours.
+
+use super::cases::{self, Prepared, Work};
+use crate::Failure;
+use isobit_kernels::{Cpu, Path};
+use isobit_numerics::slices::Profile;
+use serde::Serialize;
+use std::io::{BufRead, Write};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Print one JSON object per line
+    #[arg(long)]
+    json: bool,
+    /// Threads to use
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: u16,
+    /// Only this path (scalar, avx2, avx512, amx); default: the fastest of the machine. `all` takes every one
+    #[arg(long)]
+    path: Option<String>,
+    /// Only this op
+    #[arg(long)]
+    op: Option<String>,
+    /// Only this profile of the slice product (x2, x3)
+    #[arg(long)]
+    profile: Option<String>,
+    /// Only this shape, as the table prints it: 512x4864x896
+    #[arg(long)]
+    shape: Option<String>,
+    /// Timed runs of each case; the best and the median are reported
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    runs: u32,
+    /// Read `OP SHAPE PROFILE PATH THREADS` lines from standard input, run each once and answer with a JSON line
+    #[arg(long, conflicts_with_all = ["op", "profile", "shape", "path", "json"])]
+    serve: bool,
+}
+
+/// One line of output.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    schema: &'static str,
+    op: &'a str,
+    path: &'a str,
+    profile: &'a str,
+    shape: &'a str,
+    threads: usize,
+    gflops: f64,
+    gb_per_s: f64,
+    ms: f64,
+    ms_median: f64,
+    runs: usize,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.serve {
+        return serve();
+    }
+    let paths = paths(arguments.path.as_deref())?;
+    let profiles = profiles(arguments.profile.as_deref())?;
+    let wanted = |name: &str, given: &Option<String>| given.as_deref().is_none_or(|given| given == name);
+    let mut out = std::io::stdout().lock();
+    let mut found = false;
+    if !arguments.json {
+        writeln!(
+            out,
+            "{:<22} {:<7} {:<7} {:<22} {:>7} {:>9} {:>8} {:>10} {:>10}",
+            "op", "path", "profile", "shape", "threads", "GFLOP/s", "GB/s", "best ms", "median ms"
+        )
+        .map_err(|error| Failure::output(&error))?;
+    }
+    for path in paths {
+        let cpu = backend(usize::from(arguments.threads), path)?;
+        for case in cases::ALL {
+            for &profile in
+                profiles.iter().filter(|_| case.sliced).chain(Profile::ALL[..1].iter().filter(|_| !case.sliced))
+            {
+                for &shape in case.shapes {
+                    if !wanted(case.op, &arguments.op) || !wanted(shape, &arguments.shape) {
+                        continue;
+                    }
+                    found = true;
+                    let mut prepared = cases::prepare(&cpu, case.op, shape, profile).map_err(bad_case)?;
+                    let line = measure(
+                        &cpu,
+                        case.op,
+                        shape,
+                        if case.sliced { profile.name() } else { "-" },
+                        &mut prepared,
+                        arguments.runs as usize,
+                    );
+                    print(&mut out, &line, arguments.json).map_err(|error| Failure::output(&error))?;
+                }
+            }
+        }
+    }
+    if found {
+        Ok(())
+    } else {
+        Err(Failure::usage("no case has that op and shape", "run `isobit bench kernels --runs 1` to list them all"))
+    }
+}
+
+fn paths(given: Option<&str>) -> Result<Vec<Path>, Failure> {
+    match given {
+        None => Ok(vec![Path::best()]),
+        Some("all") => Ok(Path::available()),
+        Some(name) => Ok(vec![
+            name.parse()
+                .map_err(|message: String| Failure::usage(message, "`--path all` takes every path the machine has"))?,
+        ]),
+    }
+}
+
+fn profiles(given: Option<&str>) -> Result<Vec<Profile>, Failure> {
+    match given {
+        None => Ok(Profile::ALL.to_vec()),
+        Some(name) => Profile::ALL
+            .into_iter()
+            .find(|profile| profile.name() == name)
+            .map(|profile| vec![profile])
+            .ok_or_else(|| Failure::usage(format!("unknown profile `{name}`"), "x2 and x3 exist")),
+    }
+}
+
+fn backend(threads: usize, path: Path) -> Result<Cpu, Failure> {
+    let available: Vec<_> = Path::available().iter().map(|path| path.name()).collect();
+    Cpu::new(threads, path)
+        .map_err(|error| Failure::device(error.to_string(), format!("it has: {}", available.join(", "))))
+}
+
+fn bad_case(message: String) -> Failure {
+    Failure::usage(message, "`isobit bench kernels --runs 1` lists ops and shapes")
+}
+
+fn measure<'a>(
+    cpu: &Cpu,
+    op: &'a str,
+    shape: &'a str,
+    profile: &'a str,
+    prepared: &mut Prepared,
+    runs: usize,
+) -> Line<'a> {
+    (prepared.run)();
+    let mut times: Vec<f64> = (0..runs).map(|_| time(&mut prepared.run)).collect();
+    times.sort_by(f64::total_cmp);
+    let (best, median) = (times[0], times[times.len() / 2]);
+    line(cpu, op, shape, profile, prepared.work, best, median, runs)
+}
+
+fn line<'a>(
+    cpu: &Cpu,
+    op: &'a str,
+    shape: &'a str,
+    profile: &'a str,
+    work: Work,
+    best: f64,
+    median: f64,
+    runs: usize,
+) -> Line<'a> {
+    Line {
+        schema: "isobit.bench.kernels/1",
+        op,
+        path: cpu.path().name(),
+        profile,
+        shape,
+        threads: cpu.threads(),
+        gflops: round(work.flops / best / 1e9),
+        gb_per_s: round(work.bytes / best / 1e9),
+        ms: round(best * 1e3),
+        ms_median: round(median * 1e3),
+        runs,
+    }
+}
+
+fn round(x: f64) -> f64 {
+    (x * 1e4).round() / 1e4
+}
+
+/// Seconds of one run.
+#[expect(clippy::disallowed_types, reason = "a benchmark reads the clock")]
+fn time(run: &mut dyn FnMut()) -> f64 {
+    let start = std::time::Instant::now();
+    run();
+    start.elapsed().as_secs_f64()
+}
+
+fn print(out: &mut impl Write, line: &Line, json: bool) -> std::io::Result<()> {
+    if json {
+        writeln!(out, "{}", serde_json::to_string(line)?)?;
+    } else {
+        let rate = |x: f64| if x > 0.0 { format!("{x:.1}") } else { "-".to_string() };
+        writeln!(
+            out,
+            "{:<22} {:<7} {:<7} {:<22} {:>7} {:>9} {:>8} {:>10.3} {:>10.3}",
+            line.op,
+            line.path,
+            line.profile,
+            line.shape,
+            line.threads,
+            rate(line.gflops),
+            rate(line.gb_per_s),
+            line.ms,
+            line.ms_median
+        )?;
+    }
+    out.flush()
+}
+
+/// Answers requests until standard input ends. The last case stays prepared, so repeating a line repeats only the run.
+fn serve() -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    let mut current: Option<(String, Cpu, Prepared)> = None;
+    for request in std::io::stdin().lock().lines() {
+        let request = request.map_err(|error| Failure::output(&error))?;
+        let fields: Vec<_> = request.split_whitespace().collect();
+        let [op, shape, profile, path, threads] = fields[..] else {
+            return Err(Failure::usage(
+                format!("`{request}` is not a request"),
+                "write `OP SHAPE PROFILE PATH THREADS`",
+            ));
+        };
+        if current.as_ref().is_none_or(|(last, ..)| *last != request) {
+            drop(current.take());
+            let count = threads.parse().ok().filter(|count| (1..=1024).contains(count));
+            let threads =
+                count.ok_or_else(|| Failure::usage(format!("`{threads}` is not a thread count"), "1 to 1024"))?;
+            let path = if path == "best" { Path::best() } else { paths(Some(path))?[0] };
+            let profile = profiles(Some(profile))?[0];
+            let cpu = backend(threads, path)?;
+            let mut prepared = cases::prepare(&cpu, op, shape, profile).map_err(bad_case)?;
+            (prepared.run)();
+            current = Some((request.clone(), cpu, prepared));
+        }
+        let Some((_, cpu, prepared)) = &mut current else { unreachable!("prepared above") };
+        let seconds = time(&mut prepared.run);
+        let line = line(cpu, op, shape, profile, prepared.work, seconds, seconds, 1);
+        print(&mut out, &line, true).map_err(|error| Failure::output(&error))?;
+    }
+    Ok(())
+}

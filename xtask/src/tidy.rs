@@ -1,0 +1,238 @@
+//! `cargo xtask tidy`: hygiene of the repository. It is a test too, so `cargo test` finds what it finds.
+
+use crate::arguments::Arguments;
+use crate::repository::{read, root, text_files};
+use std::path::{Path, PathBuf};
+
+/// Longest file without a reason, not counting tests and tables.
+const LINES_MOST: usize = 800;
+
+/// Names that say nothing.
+const EMPTY_NAMES: [&str; 5] = ["utils", "common", "misc", "helpers", "manager"];
+
+/// Where every op has a file of its stem.
+const OP_HOMES: [&str; 3] = ["crates/kernels/src/reference", "crates/kernels/src/cpu", "crates/conformance/src/cases"];
+
+/// Ops whose file elsewhere has another stem: (op, folder, stem there).
+const OP_ELSEWHERE: [(&str, &str, &str); 0] = [];
+
+pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
+    arguments.finish()?;
+    let findings = findings()?;
+    for finding in &findings {
+        println!("{finding}");
+    }
+    if findings.is_empty() { Ok(()) } else { Err(format!("{} untidy places", findings.len())) }
+}
+
+pub(crate) fn findings() -> Result<Vec<String>, String> {
+    let files = text_files()?;
+    let mut findings = Vec::new();
+    for path in &files {
+        let text = read(path)?;
+        let mut found = spacing(&text);
+        found.extend(machine_paths(&text));
+        if path.extension().is_some_and(|ending| ending == "rs") {
+            found.extend(opening(path, &text));
+            found.extend(length(&text));
+            found.extend(left_behind(&text));
+        }
+        if path.extension().is_some_and(|ending| ending == "md") {
+            found.extend(links(path, &text, |target| root().join(target).exists()));
+        }
+        found.extend(name(path));
+        findings.extend(found.into_iter().map(|(line, what)| format!("{}:{line}: {what}", path.display())));
+    }
+    findings.extend(ops(&files));
+    for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
+        if !root().join(licence).is_file() {
+            findings.push(format!("{licence}: is missing"));
+        }
+    }
+    Ok(findings)
+}
+
+/// A line number, from 1, and what is wrong there.
+type Finding = (usize, String);
+
+fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.split('\n').enumerate().map(|(index, line)| (index + 1, line))
+}
+
+fn spacing(text: &str) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (number, line) in numbered(text) {
+        if line.contains('\t') {
+            found.push((number, "a tab".to_string()));
+        }
+        if line.ends_with([' ', '\r']) {
+            found.push((number, "a trailing space".to_string()));
+        }
+    }
+    if !text.is_empty() && !text.ends_with('\n') {
+        found.push((text.lines().count(), "no newline at the end".to_string()));
+    }
+    found
+}
+
+fn opening(path: &Path, text: &str) -> Vec<Finding> {
+    let build_script = path.file_name().is_some_and(|name| name == "build.rs");
+    let opens = text.starts_with("//!") || (build_script && text.starts_with("//"));
+    if opens { vec![] } else { vec![(1, "the file does not open with `//!` and what it is".to_string())] }
+}
+
+fn length(text: &str) -> Vec<Finding> {
+    let counted = code_lines(text);
+    let reason =
+        text.lines().any(|line| line.trim_start().strip_prefix("// tidy: ").is_some_and(|why| !why.is_empty()));
+    if counted <= LINES_MOST || reason {
+        return vec![];
+    }
+    vec![(
+        1,
+        format!("{counted} lines without tests and tables, {LINES_MOST} at most, or say why: `// tidy: <reason>`"),
+    )]
+}
+
+/// Lines outside test modules that are not rows of a table.
+fn code_lines(text: &str) -> usize {
+    let mut count = 0;
+    let mut in_tests = false;
+    for line in text.lines() {
+        in_tests |= line == "#[cfg(test)]";
+        let row = line.trim();
+        let table_row =
+            row.ends_with(',') && row.starts_with(|first: char| first.is_ascii_digit() || "([\"-".contains(first));
+        count += usize::from(!in_tests && !table_row);
+        in_tests &= line != "}";
+    }
+    count
+}
+
+fn left_behind(text: &str) -> Vec<Finding> {
+    // Put together here, so that this file does not find itself.
+    let macros = ["todo", "unimplemented", "dbg"].map(|name| format!("{name}!("));
+    let ignored = ["#[", "ignore"].concat();
+    let mut found = Vec::new();
+    for (number, line) in numbered(text) {
+        found.extend(
+            macros
+                .iter()
+                .chain([&ignored])
+                .filter(|what| line.contains(*what))
+                .map(|what| (number, format!("`{what}`"))),
+        );
+    }
+    found
+}
+
+fn machine_paths(text: &str) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (number, line) in numbered(text) {
+        for folder in ["work", "root", "home"].map(|name| format!("/{name}/")) {
+            let absolute = line.match_indices(&folder).any(|(at, _)| {
+                let before = line[..at].chars().next_back();
+                before.is_none_or(|before| !before.is_alphanumeric() && !"._-*}".contains(before))
+            });
+            if absolute {
+                found.push((number, format!("a path of one machine: {folder}")));
+            }
+        }
+    }
+    found
+}
+
+fn name(path: &Path) -> Vec<Finding> {
+    let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
+    let empty = EMPTY_NAMES.contains(&stem);
+    if empty { vec![(1, format!("`{stem}` names nothing"))] } else { vec![] }
+}
+
+/// Links of a document that point nowhere. `exists` is asked about paths relative to the root.
+fn links(path: &Path, text: &str, exists: impl Fn(&Path) -> bool) -> Vec<Finding> {
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let mut found = Vec::new();
+    for (number, line) in numbered(text) {
+        for (at, _) in line.match_indices("](") {
+            let target = line[at + 2..].split([')', '#', ' ']).next().unwrap_or_default();
+            let elsewhere = target.is_empty() || target.contains("://") || target.starts_with("mailto:");
+            if !elsewhere && !exists(&folder.join(target)) {
+                found.push((number, format!("a link to `{target}`, which does not exist")));
+            }
+        }
+    }
+    found
+}
+
+/// Every op has its file in every home.
+fn ops(files: &[PathBuf]) -> Vec<String> {
+    let stems = files.iter().filter_map(|path| path.strip_prefix("crates/kernels/src/op").ok()?.file_stem()?.to_str());
+    let mut found = Vec::new();
+    for op in stems.filter(|stem| *stem != "mod") {
+        for home in OP_HOMES {
+            let elsewhere = OP_ELSEWHERE.iter().find(|(name, folder, _)| *name == op && *folder == home);
+            let stem = elsewhere.map_or(op, |(_, _, stem)| *stem);
+            let wanted = PathBuf::from(format!("{home}/{stem}.rs"));
+            if !files.contains(&wanted) {
+                found.push(format!("crates/kernels/src/op/{op}.rs:1: has no {}", wanted.display()));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_repository_is_tidy() {
+        let findings = findings().expect("a readable repository");
+        assert!(findings.is_empty(), "{}", findings.join("\n"));
+    }
+
+    #[test]
+    fn spaces_tabs_and_last_lines() {
+        assert_eq!(spacing("//! a\n\nb\n"), []);
+        assert_eq!(spacing(""), []);
+        let lines = |text| spacing(text).into_iter().map(|(line, _)| line).collect::<Vec<_>>();
+        assert_eq!(lines("a \n\tb\nc\r\n"), [1, 2, 3]);
+        assert_eq!(lines("a\nb"), [2]);
+    }
+
+    #[test]
+    fn length_leaves_out_tests_and_tables() {
+        let text = "//! x\nconst T: [u8; 2] = [\n    1,\n    (2),\n];\n#[cfg(test)]\nmod tests {\n    fn a() {}\n}\nfn b() {}\n";
+        assert_eq!(code_lines(text), 4);
+        let long = "x\n".repeat(LINES_MOST + 1);
+        assert_eq!(length(&long).len(), 1);
+        assert_eq!(length(&format!("{long}// tidy: one table of cases\n")), []);
+        assert_eq!(length(&format!("{long}// tidy: \n")).len(), 1);
+    }
+
+    #[test]
+    fn left_behind_and_machine_paths() {
+        assert_eq!(left_behind(&["    to", "do!()\n"].concat()).len(), 1);
+        assert_eq!(left_behind("// a todo in words\n"), []);
+        assert_eq!(machine_paths(&["see /ho", "me/me/x"].concat()).len(), 1);
+        assert_eq!(machine_paths(&["docs/ho", "me/x"].concat()), []);
+    }
+
+    #[test]
+    fn openings_names_and_links() {
+        assert_eq!(opening(Path::new("a/b.rs"), "// x\n").len(), 1);
+        assert_eq!(opening(Path::new("a/build.rs"), "// x\n"), []);
+        assert_eq!(name(Path::new("a/utils.rs")).len(), 1);
+        assert_eq!(name(Path::new("a/commonly.rs")), []);
+        let text = "[a](b.md#c) [d](https://e.f) [g](#h) [i](../j.md)\n";
+        let found = links(Path::new("docs/x.md"), text, |path| path == Path::new("docs/b.md"));
+        assert_eq!(found.len(), 1, "{found:?}");
+    }
+
+    #[test]
+    fn an_op_without_its_files_is_found() {
+        let files = ["op/mod", "op/add", "reference/add", "cpu/add"]
+            .map(|x| PathBuf::from(format!("crates/kernels/src/{x}.rs")));
+        assert_eq!(ops(&files).len(), 1);
+    }
+}
