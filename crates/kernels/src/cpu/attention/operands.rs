@@ -4,12 +4,11 @@
 //! rows and elements are zero bytes with unit zero, wherever the block lies on the right of a product.
 
 use crate::cpu::path::{Path, multiversion};
-use crate::cpu::pool::SharedMut;
 use crate::cpu::slices::{
-    LeftRow, TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_to_right, round_small, slice_chunk, turn_tile,
+    TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_to_right, max_bits, quantise_tile_row, round_small, turn_tile,
 };
 use crate::op::attention::HEAD_WIDTH_MAX;
-use isobit_numerics::slices::{Profile, round_half_even};
+use isobit_numerics::slices::{Profile, Scale, round_half_even};
 use std::ops::Range;
 
 /// Rows of one block: a turned block is one tile deep.
@@ -123,21 +122,13 @@ impl<'a> Slicer<'a> {
 
     /// Slices the rows of a block; `units` are its 64 units.
     pub(super) fn load(&mut self, shape: Shape, source: Source, units: &mut [f32]) {
-        let slice_row = match shape.profile {
-            Profile::X2 => slice_chunk::<2>,
-            Profile::X3 => slice_chunk::<3>,
-        };
         let squares = shape.columns() * shape.slices();
-        let tiles = SharedMut::new(self.left);
         for (row, unit) in units.iter_mut().enumerate().take(source.rows) {
-            let to = LeftRow {
-                tiles: &tiles,
-                at: row * TILE_DEPTH,
-                column_stride: shape.slices() * SQUARE,
-                slice_stride: SQUARE,
-                bias: 0,
+            let (x, left) = (source.row(row, shape.width), &mut self.left[row * TILE_DEPTH..]);
+            *unit = match shape.profile {
+                Profile::X2 => slice_row::<2>(self.path, left, x),
+                Profile::X3 => slice_row::<3>(self.path, left, x),
             };
-            *unit = slice_row(self.path, &to, source.row(row, shape.width), None);
         }
         units[source.rows..].fill(0.0);
         for square in self.left.chunks_exact_mut(SQUARE).take(squares) {
@@ -195,6 +186,25 @@ impl<'a> Slicer<'a> {
                 }
             }
         }
+    }
+}
+
+multiversion! {
+    /// Slices a row into its place in a left block (`left` starts there) and returns its unit.
+    fn slice_row<_F, const SLICES: usize>(left: &mut [i8], x: &[f32]) -> f32 {
+        let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
+        let scale = Scale::of(profile, max_bits(x));
+        let (whole, tail) = x.as_chunks::<TILE_DEPTH>();
+        let mut last = [0.0; TILE_DEPTH];
+        last[..tail.len()].copy_from_slice(tail);
+        let last = if tail.is_empty() { None } else { Some(&last) };
+        for (column, x) in whole.iter().chain(last).enumerate() {
+            let bytes = quantise_tile_row::<SLICES>(x, scale.multiplier, 0);
+            for slice in 0..SLICES {
+                left[(column * SLICES + slice) * SQUARE..][..TILE_DEPTH].copy_from_slice(&bytes[slice]);
+            }
+        }
+        scale.unit
     }
 }
 
@@ -263,16 +273,14 @@ multiversion! {
         let (groups, _) = tiles.as_chunks_mut::<TILE_ROWS>();
         for group in row_columns.start * 16..row_columns.end * 16 {
             let Some(factors) = factors[group * 4..].first_chunk::<4>() else { unreachable!("rows of the tile") };
-            let rows: [&[f32; 32]; 4] = std::array::from_fn(|i| {
-                let row = &values[(group * 4 + i) * 128 + first..];
-                row.first_chunk::<32>().unwrap_or(&[0.0; 32])
-            });
+            let rows = [0, 1, 2, 3].map(|i| &values[(group * 4 + i) * 128 + first..][..32]);
             let mut words = [[0u32; 32]; SLICES];
             // All four rows of a column at once, so that the loop over columns is what becomes vectors.
             for column in 0..32 {
-                let q: [i32; 4] = std::array::from_fn(|i| {
-                    quantise_finite::<SLICES>(rows[i][column] * factors[i], multipliers[column])
-                });
+                let mut q = [0i32; 4];
+                for i in 0..4 {
+                    q[i] = quantise_finite::<SLICES>(rows[i][column] * factors[i], multipliers[column]);
+                }
                 for slice in 0..SLICES {
                     let byte = |i: usize| (slice_of::<SLICES>(q[i], slice) as u32 & 0xff) << (8 * i);
                     words[slice][column] = byte(0) | byte(1) | byte(2) | byte(3);

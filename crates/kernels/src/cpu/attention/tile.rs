@@ -112,10 +112,12 @@ multiversion! {
     /// Probabilities and score gradients of a block from its sums, at `(row, column)` of the tile.
     pub(super) fn grad_block<F, const PLANES: usize>(state: &mut State, row: usize, column: usize) {
         let State { score_sums, value_sums, queries, keys, p, g, p_most, g_most, visible, .. } = state;
-        let panel = |values: &[f32; TILE]| -> [f32; BLOCK] { std::array::from_fn(|lane| values[column + lane]) };
-        let (k_unit, v_unit) = (panel(&keys.k), panel(&keys.v));
-        let mut p_largest: [u32; BLOCK] = std::array::from_fn(|lane| p_most[column + lane]);
-        let mut g_largest: [u32; BLOCK] = std::array::from_fn(|lane| g_most[column + lane]);
+        let (mut k_unit, mut v_unit) = ([0.0f32; BLOCK], [0.0f32; BLOCK]);
+        k_unit.copy_from_slice(&keys.k[column..column + BLOCK]);
+        v_unit.copy_from_slice(&keys.v[column..column + BLOCK]);
+        let (mut p_largest, mut g_largest) = ([0u32; BLOCK], [0u32; BLOCK]);
+        p_largest.copy_from_slice(&p_most[column..column + BLOCK]);
+        g_largest.copy_from_slice(&g_most[column..column + BLOCK]);
         for r in 0..BLOCK {
             let at = row + r;
             let (score_unit, lse, delta) = (queries.score_unit[at], queries.lse[at], queries.delta[at]);
