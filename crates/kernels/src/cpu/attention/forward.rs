@@ -303,7 +303,7 @@ multiversion! {
         let Ok(k_units) = <&[f32; BLOCK]>::try_from(k_units) else { unreachable!("a panel of units") };
         for (row, q_unit) in q_units.iter().enumerate() {
             let q_unit = q_unit * scale;
-            let [first, second, third] = [0, 1, 2].map(|plane| &sums.0[plane][row]);
+            let (first, second, third) = (&sums.0[0][row], &sums.0[1][row], &sums.0[2][row]);
             let z = &mut z[row * TILE..][..BLOCK];
             for column in 0..BLOCK {
                 let value = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
@@ -396,7 +396,7 @@ multiversion! {
     fn value_block<F, const PLANES: usize>(state: &mut State, rows: Range<usize>, first: usize, stride: usize) {
         for row in rows {
             let (unit, alpha) = (state.unit[row], state.alpha[row]);
-            let [one, two, three] = [0, 1, 2].map(|plane| &state.sums.0[plane][row % BLOCK]);
+            let (one, two, three) = (&state.sums.0[0][row % BLOCK], &state.sums.0[1][row % BLOCK], &state.sums.0[2][row % BLOCK]);
             let o = &mut state.o[row * stride + first..][..BLOCK];
             for column in 0..BLOCK {
                 let value = chunk_value::<F, PLANES>([one[column], two[column], three[column]]);

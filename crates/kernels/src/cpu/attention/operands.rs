@@ -253,6 +253,13 @@ pub(super) fn quantise_row<const SLICES: usize, const N: usize>(
     bytes
 }
 
+/// 32 places of a row of weights.
+#[inline(always)]
+fn places(values: &[f32], at: usize) -> &[f32; 32] {
+    let Some(places) = values[at..].first_chunk::<32>() else { unreachable!("32 places of a tile's row") };
+    places
+}
+
 /// Words as the bytes of right tiles.
 pub(super) fn as_tiles(words: &[u32]) -> &[i8] {
     // SAFETY: four bytes each, no padding, every bit pattern is valid, and bytes need no alignment.
@@ -272,18 +279,24 @@ multiversion! {
     ) {
         let (groups, _) = tiles.as_chunks_mut::<TILE_ROWS>();
         for group in row_columns.start * 16..row_columns.end * 16 {
-            let Some(factors) = factors[group * 4..].first_chunk::<4>() else { unreachable!("rows of the tile") };
-            let rows = [0, 1, 2, 3].map(|i| &values[(group * 4 + i) * 128 + first..][..32]);
+            let row = group * 4;
+            let (f0, f1, f2, f3) = (factors[row], factors[row + 1], factors[row + 2], factors[row + 3]);
+            let at = row * 128 + first;
+            let (r0, r1) = (places(values, at), places(values, at + 128));
+            let (r2, r3) = (places(values, at + 256), places(values, at + 384));
             let mut words = [[0u32; 32]; SLICES];
             // All four rows of a column at once, so that the loop over columns is what becomes vectors.
             for column in 0..32 {
-                let mut q = [0i32; 4];
-                for i in 0..4 {
-                    q[i] = quantise_finite::<SLICES>(rows[i][column] * factors[i], multipliers[column]);
-                }
+                let m = multipliers[column];
+                let q0 = quantise_finite::<SLICES>(r0[column] * f0, m);
+                let q1 = quantise_finite::<SLICES>(r1[column] * f1, m);
+                let q2 = quantise_finite::<SLICES>(r2[column] * f2, m);
+                let q3 = quantise_finite::<SLICES>(r3[column] * f3, m);
                 for slice in 0..SLICES {
-                    let byte = |i: usize| (slice_of::<SLICES>(q[i], slice) as u32 & 0xff) << (8 * i);
-                    words[slice][column] = byte(0) | byte(1) | byte(2) | byte(3);
+                    words[slice][column] = (slice_of::<SLICES>(q0, slice) as u32 & 0xff)
+                        | (slice_of::<SLICES>(q1, slice) as u32 & 0xff) << 8
+                        | (slice_of::<SLICES>(q2, slice) as u32 & 0xff) << 16
+                        | (slice_of::<SLICES>(q3, slice) as u32) << 24;
                 }
             }
             for slice in 0..SLICES {

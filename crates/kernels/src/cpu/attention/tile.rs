@@ -2,7 +2,7 @@
 //!
 //! Every function here is compiled per instruction set and works on rows of 32 places. `gradients.rs` says when each runs.
 
-use super::operands::{ROWS, SQUARE, pack_columns, quantise_row, tree_max};
+use super::operands::{ROWS, SQUARE, pack_columns, quantise_row};
 use super::{TILE, Tensor, split};
 use crate::cpu::block::{Prepared, Sums};
 use crate::cpu::path::{Path, multiversion};
@@ -122,8 +122,8 @@ multiversion! {
             let at = row + r;
             let (score_unit, lse, delta) = (queries.score_unit[at], queries.lse[at], queries.delta[at]);
             let (d_o_unit, grad_unit) = (queries.d_o_unit[at], queries.grad_unit[at]);
-            let [s1, s2, s3] = [0, 1, 2].map(|plane| &score_sums.0[plane][r]);
-            let [d1, d2, d3] = [0, 1, 2].map(|plane| &value_sums.0[plane][r]);
+            let (s1, s2, s3) = (&score_sums.0[0][r], &score_sums.0[1][r], &score_sums.0[2][r]);
+            let (d1, d2, d3) = (&value_sums.0[0][r], &value_sums.0[1][r], &value_sums.0[2][r]);
             let mut p_row = [0.0f32; BLOCK];
             let mut g_row = [0.0f32; BLOCK];
             for lane in 0..BLOCK {
@@ -158,34 +158,50 @@ multiversion! {
 }
 
 multiversion! {
-    /// Slices rows of `g·(sk·scale)` over the tile's keys, for the 64-key columns named.
+    /// Slices rows of `g·(sk·scale)` over the tile's keys, for the 64-key columns named. Each stage runs over all
+    /// rows, so that the short chains at the end of a row overlap with other rows; the products are cheap enough to make twice.
     pub(super) fn slice_rows<_F, const SLICES: usize>(state: &mut State, rows: Range<usize>, columns: Range<usize>, bias: i8) {
-        let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
-        for row in rows {
-            let mut folded = [0.0f32; TILE];
-            let mut largest = [0u32; BLOCK];
-            for block in 2 * columns.start..2 * columns.end {
-                let g = &state.g[row * TILE + block * BLOCK..][..BLOCK];
-                let units = &state.keys.k_grad[block * BLOCK..][..BLOCK];
-                for lane in 0..BLOCK {
-                    // A hidden key's unit may be NaN.
-                    let x = if g[lane] == 0.0 { 0.0 } else { g[lane] * units[lane] };
-                    folded[block * BLOCK + lane] = x;
-                    largest[lane] = largest[lane].max(magnitude_bits(x));
+        let State { g, keys, row_units, rows: bytes, .. } = state;
+        let (g, _) = g.as_chunks::<TILE_DEPTH>();
+        let (units, _) = keys.k_grad.as_chunks::<TILE_DEPTH>();
+        let mut largest = [0u32; TILE];
+        for row in rows.clone() {
+            let mut sizes = [0u32; TILE_DEPTH];
+            for column in columns.clone() {
+                let (g, units) = (&g[row * (TILE / TILE_DEPTH) + column], &units[column]);
+                for lane in 0..TILE_DEPTH {
+                    sizes[lane] = sizes[lane].max(magnitude_bits(fold_unit(g[lane], units[lane])));
                 }
             }
-            let scale = Scale::of(profile, tree_max(largest, u32::max));
-            state.row_units[row] = scale.unit;
+            largest[row] = sizes.into_iter().fold(0, u32::max);
+        }
+        let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
+        let mut multipliers = [0.0f32; TILE];
+        for row in rows.clone() {
+            let scale = Scale::of(profile, largest[row]);
+            (row_units[row], multipliers[row]) = (scale.unit, scale.multiplier);
+        }
+        for row in rows {
             for column in columns.clone() {
-                let Some(folded) = folded[column * TILE_DEPTH..].first_chunk::<TILE_DEPTH>() else { unreachable!() };
-                let bytes = quantise_row::<SLICES, TILE_DEPTH>(folded, scale.multiplier, bias);
+                let (g, units) = (&g[row * (TILE / TILE_DEPTH) + column], &units[column]);
+                let mut folded = [0.0f32; TILE_DEPTH];
+                for lane in 0..TILE_DEPTH {
+                    folded[lane] = fold_unit(g[lane], units[lane]);
+                }
+                let sliced = quantise_row::<SLICES, TILE_DEPTH>(&folded, multipliers[row], bias);
                 for slice in 0..SLICES {
                     let at = (column * SLICES + slice) * 2 * SQUARE + row * TILE_DEPTH;
-                    state.rows[at..at + TILE_DEPTH].copy_from_slice(&bytes[slice]);
+                    bytes[at..at + TILE_DEPTH].copy_from_slice(&sliced[slice]);
                 }
             }
         }
     }
+}
+
+/// `weight·unit`, zero where the weight is: a hidden key's unit may be NaN.
+#[inline(always)]
+fn fold_unit(weight: f32, unit: f32) -> f32 {
+    if weight == 0.0 { 0.0 } else { weight * unit }
 }
 
 /// Right tiles of 32 keys from `first` of the tile, contracted along queries; the result are the keys' units.
@@ -221,7 +237,7 @@ multiversion! {
     pub(super) fn fold_rows<F, const PLANES: usize>(out: &mut [f32], sums: &Sums, units: &[f32], stride: usize) {
         for (row, unit) in units.iter().enumerate() {
             let out = &mut out[row * stride..][..BLOCK];
-            let [first, second, third] = [0, 1, 2].map(|plane| &sums.0[plane][row]);
+            let (first, second, third) = (&sums.0[0][row], &sums.0[1][row], &sums.0[2][row]);
             for column in 0..BLOCK {
                 let value = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
                 out[column] = F::fma(value, *unit, out[column]);
@@ -247,7 +263,7 @@ multiversion! {
             if target.from_zero {
                 out.fill(0.0);
             }
-            let [first, second, third] = [0, 1, 2].map(|plane| &sums.0[plane][row]);
+            let (first, second, third) = (&sums.0[0][row], &sums.0[1][row], &sums.0[2][row]);
             for column in 0..BLOCK {
                 let value = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
                 let folded = F::fma(value, units[column], out[column]);
