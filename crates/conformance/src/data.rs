@@ -25,7 +25,7 @@ impl Random {
         Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -33,12 +33,12 @@ impl Random {
     }
 
     pub fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
+        (self.word() % limit as u64) as usize
     }
 
     /// In [0, 1).
     pub fn uniform(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / 16_777_216.0
+        (self.word() >> 40) as f32 / 16_777_216.0
     }
 
     /// Sum of four uniforms, centred: close to normal, standard deviation 1.

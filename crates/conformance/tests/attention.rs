@@ -136,7 +136,7 @@ fn poison_does_not_travel_backwards_or_sideways() {
             let (clean, poisoned_at) = (all(&pack, &inputs), 70 + 40);
             for tensor in 0..4 {
                 let mut bad = inputs.clone();
-                let mut tensors = [&mut bad.q, &mut bad.k, &mut bad.v, &mut bad.d_o];
+                let tensors = [&mut bad.q, &mut bad.k, &mut bad.v, &mut bad.d_o];
                 let x = &mut *tensors[tensor];
                 let width = x.len() / 210;
                 x[poisoned_at * width + 1] = if tensor % 2 == 0 { f32::NAN } else { f32::INFINITY };

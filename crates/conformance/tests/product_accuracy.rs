@@ -13,7 +13,7 @@ const K: usize = 1100;
 
 /// ‖got − want‖ / ‖want‖
 fn relative_error(got: &[f32], want: &[f64]) -> f64 {
-    let difference: f64 = got.iter().zip(want).map(|(&g, w)| (f64::from(g) - w).powi(2)).sum();
+    let difference: f64 = got.iter().zip(want).map(|(&g, w)| f64::from(g) - w).map(|d| d * d).sum();
     let size: f64 = want.iter().map(|w| w * w).sum();
     (difference / size).sqrt()
 }

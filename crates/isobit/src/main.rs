@@ -1,5 +1,5 @@
 //! The program: parses the command line, hands over to one file per command, turns errors into messages and exit codes.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "the program is the only place that prints")]
+#![expect(clippy::print_stderr, reason = "the program is the only place that prints")]
 #![expect(clippy::float_arithmetic, reason = "rates are printed")]
 
 mod bench;

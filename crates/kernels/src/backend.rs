@@ -36,6 +36,13 @@ impl<B: Backend + ?Sized> Clone for Matrix<'_, B> {
 }
 impl<B: Backend + ?Sized> Copy for Matrix<'_, B> {}
 
+/// Buffers by what they hold.
+pub type F32<B> = <B as Backend>::Buffer<f32>;
+pub type U32<B> = <B as Backend>::Buffer<u32>;
+pub type I32<B> = <B as Backend>::Buffer<i32>;
+/// A workspace.
+pub type Bytes<B> = <B as Backend>::Buffer<u8>;
+
 pub trait Backend {
     /// Memory of the device.
     type Buffer<T: Element>;
@@ -51,7 +58,7 @@ pub trait Backend {
 
     // Slices
     fn rows(&self, shape: SliceShape) -> Self::Rows;
-    fn slice_rows(&self, out: &mut Self::Rows, x: &Self::Buffer<f32>);
+    fn slice_rows(&self, out: &mut Self::Rows, x: &F32<Self>);
     /// `count` weights of `shape` each, one after another.
     fn slice_weight(&self, w: StoredMatrix<Self>, count: usize, shape: SliceShape) -> Self::Weight;
 
@@ -59,194 +66,160 @@ pub trait Backend {
     fn product_workspace(&self, p: &Product) -> usize;
     fn product_forward(
         &self,
-        y: &mut Self::Buffer<f32>,
+        y: &mut F32<Self>,
         x: &Self::Rows,
         w: Matrix<Self>,
         p: &Product,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Bytes<Self>,
     );
     fn product_grad_input(
         &self,
-        dx: &mut Self::Buffer<f32>,
-        dy: &Self::Buffer<f32>,
+        dx: &mut F32<Self>,
+        dy: &F32<Self>,
         w: Matrix<Self>,
         p: &Product,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Bytes<Self>,
     );
     /// `row_starts` has its ends at segment borders too: a row of data inside a segment is a chunk's limit.
     fn product_grad_weight(
         &self,
-        dw: &mut Self::Buffer<f32>,
-        dy: &Self::Buffer<f32>,
-        x: &Self::Buffer<f32>,
+        dw: &mut F32<Self>,
+        dy: &F32<Self>,
+        x: &F32<Self>,
         p: &Product,
         row_starts: &[usize],
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Bytes<Self>,
     );
 
     // Thin product
     fn thin_workspace(&self, p: &Thin) -> usize;
     fn thin_contract(
         &self,
-        u: &mut Self::Buffer<f32>,
-        x: &Self::Buffer<f32>,
-        factor: &Self::Buffer<f32>,
+        u: &mut F32<Self>,
+        x: &F32<Self>,
+        factor: &F32<Self>,
         p: &Thin,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Bytes<Self>,
     );
-    fn thin_expand(
-        &self,
-        y: &mut Self::Buffer<f32>,
-        u: &Self::Buffer<f32>,
-        factor: &Self::Buffer<f32>,
-        p: &Thin,
-        workspace: &mut Self::Buffer<u8>,
-    );
-    fn thin_outer(
-        &self,
-        dfactor: &mut Self::Buffer<f32>,
-        u: &Self::Buffer<f32>,
-        x: &Self::Buffer<f32>,
-        p: &Thin,
-        row_starts: &[usize],
-    );
+    fn thin_expand(&self, y: &mut F32<Self>, u: &F32<Self>, factor: &F32<Self>, p: &Thin, workspace: &mut Bytes<Self>);
+    fn thin_outer(&self, dfactor: &mut F32<Self>, u: &F32<Self>, x: &F32<Self>, p: &Thin, row_starts: &[usize]);
 
     // Bias, residual, activation
-    fn bias_forward(&self, y: &mut Self::Buffer<f32>, bias: &Self::Buffer<f32>);
-    fn bias_backward(&self, dbias: &mut Self::Buffer<f32>, dy: &Self::Buffer<f32>, row_starts: &[usize]);
+    fn bias_forward(&self, y: &mut F32<Self>, bias: &F32<Self>);
+    fn bias_backward(&self, dbias: &mut F32<Self>, dy: &F32<Self>, row_starts: &[usize]);
     /// `y = a + b`; the gradient of both is `dy`.
-    fn add(&self, y: &mut Self::Buffer<f32>, a: &Self::Buffer<f32>, b: &Self::Buffer<f32>);
+    fn add(&self, y: &mut F32<Self>, a: &F32<Self>, b: &F32<Self>);
     /// `x = x·factor`.
-    fn scale(&self, x: &mut Self::Buffer<f32>, factor: f32);
-    fn swiglu_forward(&self, h: &mut Self::Buffer<f32>, gate: &Self::Buffer<f32>, up: &Self::Buffer<f32>);
+    fn scale(&self, x: &mut F32<Self>, factor: f32);
+    fn swiglu_forward(&self, h: &mut F32<Self>, gate: &F32<Self>, up: &F32<Self>);
     fn swiglu_backward(
         &self,
-        dgate: &mut Self::Buffer<f32>,
-        dup: &mut Self::Buffer<f32>,
-        dh: &Self::Buffer<f32>,
-        gate: &Self::Buffer<f32>,
-        up: &Self::Buffer<f32>,
+        dgate: &mut F32<Self>,
+        dup: &mut F32<Self>,
+        dh: &F32<Self>,
+        gate: &F32<Self>,
+        up: &F32<Self>,
     );
-    fn dropout(&self, y: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, p: &Dropout);
-    fn elementary(&self, y: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, function: Function);
+    fn dropout(&self, y: &mut F32<Self>, x: &F32<Self>, p: &Dropout);
+    fn elementary(&self, y: &mut F32<Self>, x: &F32<Self>, function: Function);
 
     // Norm, rotation
     fn rms_norm_forward(
         &self,
-        y: &mut Self::Buffer<f32>,
-        inverse: &mut Self::Buffer<f32>,
-        x: &Self::Buffer<f32>,
-        weight: &Self::Buffer<f32>,
+        y: &mut F32<Self>,
+        inverse: &mut F32<Self>,
+        x: &F32<Self>,
+        weight: &F32<Self>,
         p: &RmsNorm,
     );
     fn rms_norm_backward(
         &self,
-        dx: &mut Self::Buffer<f32>,
-        dweight: Option<&mut Self::Buffer<f32>>,
-        dy: &Self::Buffer<f32>,
-        x: &Self::Buffer<f32>,
-        inverse: &Self::Buffer<f32>,
-        weight: &Self::Buffer<f32>,
+        dx: &mut F32<Self>,
+        dweight: Option<&mut F32<Self>>,
+        dy: &F32<Self>,
+        x: &F32<Self>,
+        inverse: &F32<Self>,
+        weight: &F32<Self>,
         p: &RmsNorm,
         row_starts: &[usize],
     );
-    fn rope_forward(
-        &self,
-        x: &mut Self::Buffer<f32>,
-        cos: &Self::Buffer<f32>,
-        sin: &Self::Buffer<f32>,
-        positions: &Self::Buffer<u32>,
-        p: &Rope,
-    );
-    fn rope_backward(
-        &self,
-        dx: &mut Self::Buffer<f32>,
-        cos: &Self::Buffer<f32>,
-        sin: &Self::Buffer<f32>,
-        positions: &Self::Buffer<u32>,
-        p: &Rope,
-    );
+    fn rope_forward(&self, x: &mut F32<Self>, cos: &F32<Self>, sin: &F32<Self>, positions: &U32<Self>, p: &Rope);
+    fn rope_backward(&self, dx: &mut F32<Self>, cos: &F32<Self>, sin: &F32<Self>, positions: &U32<Self>, p: &Rope);
 
     // Attention
     fn attention_workspace(&self, p: &Attention) -> usize;
     fn attention_forward(
         &self,
-        o: &mut Self::Buffer<f32>,
-        lse: &mut Self::Buffer<f32>,
-        q: &Self::Buffer<f32>,
-        k: &Self::Buffer<f32>,
-        v: &Self::Buffer<f32>,
+        o: &mut F32<Self>,
+        lse: &mut F32<Self>,
+        q: &F32<Self>,
+        k: &F32<Self>,
+        v: &F32<Self>,
         p: &Attention,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Bytes<Self>,
     );
     fn attention_backward(
         &self,
-        grads: (&mut Self::Buffer<f32>, &mut Self::Buffer<f32>, &mut Self::Buffer<f32>),
-        d_o: &Self::Buffer<f32>,
-        qkv: (&Self::Buffer<f32>, &Self::Buffer<f32>, &Self::Buffer<f32>),
-        o: &Self::Buffer<f32>,
-        lse: &Self::Buffer<f32>,
+        grads: (&mut F32<Self>, &mut F32<Self>, &mut F32<Self>),
+        d_o: &F32<Self>,
+        qkv: (&F32<Self>, &F32<Self>, &F32<Self>),
+        o: &F32<Self>,
+        lse: &F32<Self>,
         p: &Attention,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Bytes<Self>,
     );
 
     // Embedding, head and loss
-    fn embedding_forward(
-        &self,
-        y: &mut Self::Buffer<f32>,
-        table: StoredMatrix<Self>,
-        ids: &Self::Buffer<u32>,
-        width: usize,
-    );
+    fn embedding_forward(&self, y: &mut F32<Self>, table: StoredMatrix<Self>, ids: &U32<Self>, width: usize);
     fn embedding_workspace(&self, tokens: usize) -> usize;
     fn embedding_backward(
         &self,
-        dtable: &mut Self::Buffer<f32>,
-        dy: &Self::Buffer<f32>,
-        ids: &Self::Buffer<u32>,
+        dtable: &mut F32<Self>,
+        dy: &F32<Self>,
+        ids: &U32<Self>,
         width: usize,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Bytes<Self>,
     );
     fn head_loss_workspace(&self, p: &HeadLoss) -> usize;
     fn head_loss_forward(
         &self,
-        loss: &mut Self::Buffer<f32>,
-        lse: &mut Self::Buffer<f32>,
-        best: &mut Self::Buffer<u32>,
+        loss: &mut F32<Self>,
+        lse: &mut F32<Self>,
+        best: &mut U32<Self>,
         h: &Self::Rows,
         head: Matrix<Self>,
-        labels: &Self::Buffer<i32>,
+        labels: &I32<Self>,
         p: &HeadLoss,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Bytes<Self>,
     );
     fn head_loss_backward(
         &self,
-        dh: &mut Self::Buffer<f32>,
-        dhead: Option<&mut Self::Buffer<f32>>,
-        h: (&Self::Rows, &Self::Buffer<f32>),
+        dh: &mut F32<Self>,
+        dhead: Option<&mut F32<Self>>,
+        h: (&Self::Rows, &F32<Self>),
         head: Matrix<Self>,
-        labels: &Self::Buffer<i32>,
-        lse: &Self::Buffer<f32>,
-        weight: &Self::Buffer<f32>,
+        labels: &I32<Self>,
+        lse: &F32<Self>,
+        weight: &F32<Self>,
         p: &HeadLoss,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Bytes<Self>,
     );
 
     // Optimizer
     fn adamw(
         &self,
-        parameter: &mut Self::Buffer<f32>,
-        m: &mut Self::Buffer<f32>,
-        v: &mut Self::Buffer<f32>,
-        gradient: &Self::Buffer<f32>,
+        parameter: &mut F32<Self>,
+        m: &mut F32<Self>,
+        v: &mut F32<Self>,
+        gradient: &F32<Self>,
         c: &Coefficients,
     );
     /// `Σ x²`, fixed blocks of 4,096 elements summed level by level.
-    fn sum_squares(&self, x: &Self::Buffer<f32>) -> f32;
+    fn sum_squares(&self, x: &F32<Self>) -> f32;
 
     // Casts and digests
-    fn to_bf16(&self, y: &mut Self::Buffer<bf16>, x: &Self::Buffer<f32>);
-    fn to_f16(&self, y: &mut Self::Buffer<f16>, x: &Self::Buffer<f32>);
-    fn to_f32(&self, y: &mut Self::Buffer<f32>, x: StoredMatrix<Self>);
+    fn to_bf16(&self, y: &mut Self::Buffer<bf16>, x: &F32<Self>);
+    fn to_f16(&self, y: &mut Self::Buffer<f16>, x: &F32<Self>);
+    fn to_f32(&self, y: &mut F32<Self>, x: StoredMatrix<Self>);
     fn digest<T: Element>(&self, x: &Self::Buffer<T>) -> Digest;
 }

@@ -17,7 +17,7 @@ impl Case for DigestCase {
 
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
         let mut random = Random::new(self.length as u64);
-        let words: Vec<u32> = (0..self.length).map(|_| random.next() as u32).collect();
+        let words: Vec<u32> = (0..self.length).map(|_| random.word() as u32).collect();
         let floats: Vec<f32> = words.iter().map(|&word| f32::from_bits(word)).collect();
         let narrow: Vec<bf16> = words.iter().map(|&word| bf16::from_bits(word as u16)).collect();
         let bytes: Vec<u8> = words.iter().map(|&word| word as u8).collect();

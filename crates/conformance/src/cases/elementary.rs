@@ -30,7 +30,7 @@ fn patterns(random: &mut Random) -> Vec<f32> {
     for exponent in 0..256u32 {
         for sign in [0, 1u32 << 31] {
             let ends = [0, 1, 0x3f_ffff, 0x40_0000, 0x7f_fffe, 0x7f_ffff];
-            let inside = [(); 4].map(|()| random.next() as u32 & 0x7f_ffff);
+            let inside = [(); 4].map(|()| random.word() as u32 & 0x7f_ffff);
             patterns.extend(ends.into_iter().chain(inside).map(|m| f32::from_bits(sign | (exponent << 23) | m)));
         }
     }

@@ -68,7 +68,7 @@ impl Case for ProductCase {
         match self.format {
             Format::F32 => both(StoredMatrix::F32(&b.upload(&w))),
             Format::Bf16 => {
-                both(StoredMatrix::Bf16(&b.upload(&w.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>())))
+                both(StoredMatrix::Bf16(&b.upload(&w.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>())));
             }
             Format::F16 => both(StoredMatrix::F16(&b.upload(&w.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>()))),
         }

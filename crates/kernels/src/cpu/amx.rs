@@ -68,6 +68,7 @@ impl Drop for Session {
 }
 
 /// One slice product over a chunk: accumulators (tiles 0 to 3, a 32×32 block) += left × right.
+#[derive(Clone, Copy)]
 pub(super) struct Pass {
     pub(super) left: *const i8,
     pub(super) left_stride: usize,

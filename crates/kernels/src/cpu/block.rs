@@ -48,6 +48,7 @@ pub(super) struct RightView<'a> {
 /// What a path prepares once per right panel and chunk and uses for every row block.
 pub(super) struct Prepared {
     /// Right bytes as 16-bit numbers, for paths without 8-bit multiplication: `[block][column][slice][group][row][4]`.
+    /// BOUND: 96 KiB a thread.
     wide: Vec<i16>,
     /// `128·Σ_k right`, `[slice][column of the block]`, which VNNI takes off again.
     bias: [[i32; BLOCK]; 3],
@@ -140,9 +141,9 @@ unsafe fn amx_sums(sums: &mut Sums, left: LeftView, rows: usize, right: RightVie
                 columns,
             };
             if tall {
-                amx::multiply_tall(pass)
+                amx::multiply_tall(pass);
             } else {
-                amx::multiply_flat(pass)
+                amx::multiply_flat(pass);
             }
             if index == last || products(profile)[index + 1].0 != plane {
                 amx::store(sums.0[plane].as_mut_ptr().cast(), BLOCK, tall);
@@ -270,7 +271,7 @@ mod wide {
                             _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_hadd_epi32(acc[row][0], acc[row][1]));
                         // SAFETY: eight columns inside the block's row.
                         unsafe {
-                            _mm256_storeu_si256(sums.0[plane][first + row].as_mut_ptr().add(half * 8).cast(), columns)
+                            _mm256_storeu_si256(sums.0[plane][first + row].as_mut_ptr().add(half * 8).cast(), columns);
                         }
                     }
                 }

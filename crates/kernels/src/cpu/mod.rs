@@ -95,7 +95,7 @@ impl Backend for Cpu {
         slices::rows(self, shape)
     }
 
-    fn slice_rows(&self, out: &mut Self::Rows, x: &Self::Buffer<f32>) {
+    fn slice_rows(&self, out: &mut Self::Rows, x: &Buffer<f32>) {
         slices::slice_rows(self, out, x);
     }
 
@@ -109,34 +109,34 @@ impl Backend for Cpu {
 
     fn product_forward(
         &self,
-        y: &mut Self::Buffer<f32>,
+        y: &mut Buffer<f32>,
         x: &Self::Rows,
         w: Matrix<Self>,
         p: &Product,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Buffer<u8>,
     ) {
         product::forward(self, y, x, w, p, workspace);
     }
 
     fn product_grad_input(
         &self,
-        dx: &mut Self::Buffer<f32>,
-        dy: &Self::Buffer<f32>,
+        dx: &mut Buffer<f32>,
+        dy: &Buffer<f32>,
         w: Matrix<Self>,
         p: &Product,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Buffer<u8>,
     ) {
         product::grad_input(self, dx, dy, w, p, workspace);
     }
 
     fn product_grad_weight(
         &self,
-        dw: &mut Self::Buffer<f32>,
-        dy: &Self::Buffer<f32>,
-        x: &Self::Buffer<f32>,
+        dw: &mut Buffer<f32>,
+        dy: &Buffer<f32>,
+        x: &Buffer<f32>,
         p: &Product,
         row_starts: &[usize],
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Buffer<u8>,
     ) {
         product::grad_weight(self, dw, dy, x, p, row_starts, workspace);
     }
@@ -147,82 +147,75 @@ impl Backend for Cpu {
 
     fn thin_contract(
         &self,
-        u: &mut Self::Buffer<f32>,
-        x: &Self::Buffer<f32>,
-        factor: &Self::Buffer<f32>,
+        u: &mut Buffer<f32>,
+        x: &Buffer<f32>,
+        factor: &Buffer<f32>,
         p: &Thin,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Buffer<u8>,
     ) {
         thin::contract(self, u, x, factor, p, workspace);
     }
 
     fn thin_expand(
         &self,
-        y: &mut Self::Buffer<f32>,
-        u: &Self::Buffer<f32>,
-        factor: &Self::Buffer<f32>,
+        y: &mut Buffer<f32>,
+        u: &Buffer<f32>,
+        factor: &Buffer<f32>,
         p: &Thin,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Buffer<u8>,
     ) {
         thin::expand(self, y, u, factor, p, workspace);
     }
 
-    fn thin_outer(
-        &self,
-        dfactor: &mut Self::Buffer<f32>,
-        u: &Self::Buffer<f32>,
-        x: &Self::Buffer<f32>,
-        p: &Thin,
-        row_starts: &[usize],
-    ) {
+    fn thin_outer(&self, dfactor: &mut Buffer<f32>, u: &Buffer<f32>, x: &Buffer<f32>, p: &Thin, row_starts: &[usize]) {
         thin::outer(self, dfactor, u, x, p, row_starts);
     }
 
-    fn bias_forward(&self, y: &mut Self::Buffer<f32>, bias: &Self::Buffer<f32>) {
+    fn bias_forward(&self, y: &mut Buffer<f32>, bias: &Buffer<f32>) {
         bias::forward(self, y, bias);
     }
 
-    fn bias_backward(&self, dbias: &mut Self::Buffer<f32>, dy: &Self::Buffer<f32>, row_starts: &[usize]) {
+    fn bias_backward(&self, dbias: &mut Buffer<f32>, dy: &Buffer<f32>, row_starts: &[usize]) {
         bias::backward(self, dbias, dy, row_starts);
     }
 
-    fn add(&self, y: &mut Self::Buffer<f32>, a: &Self::Buffer<f32>, b: &Self::Buffer<f32>) {
+    fn add(&self, y: &mut Buffer<f32>, a: &Buffer<f32>, b: &Buffer<f32>) {
         residual::add(self, y, a, b);
     }
 
-    fn scale(&self, x: &mut Self::Buffer<f32>, factor: f32) {
+    fn scale(&self, x: &mut Buffer<f32>, factor: f32) {
         residual::scale(self, x, factor);
     }
 
-    fn swiglu_forward(&self, h: &mut Self::Buffer<f32>, gate: &Self::Buffer<f32>, up: &Self::Buffer<f32>) {
+    fn swiglu_forward(&self, h: &mut Buffer<f32>, gate: &Buffer<f32>, up: &Buffer<f32>) {
         swiglu::forward(self, h, gate, up);
     }
 
     fn swiglu_backward(
         &self,
-        dgate: &mut Self::Buffer<f32>,
-        dup: &mut Self::Buffer<f32>,
-        dh: &Self::Buffer<f32>,
-        gate: &Self::Buffer<f32>,
-        up: &Self::Buffer<f32>,
+        dgate: &mut Buffer<f32>,
+        dup: &mut Buffer<f32>,
+        dh: &Buffer<f32>,
+        gate: &Buffer<f32>,
+        up: &Buffer<f32>,
     ) {
         swiglu::backward(self, dgate, dup, dh, gate, up);
     }
 
-    fn dropout(&self, y: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, p: &Dropout) {
+    fn dropout(&self, y: &mut Buffer<f32>, x: &Buffer<f32>, p: &Dropout) {
         dropout::apply(self, y, x, p);
     }
 
-    fn elementary(&self, y: &mut Self::Buffer<f32>, x: &Self::Buffer<f32>, function: Function) {
+    fn elementary(&self, y: &mut Buffer<f32>, x: &Buffer<f32>, function: Function) {
         elementary::apply(self, y, x, function);
     }
 
     fn rms_norm_forward(
         &self,
-        y: &mut Self::Buffer<f32>,
-        inverse: &mut Self::Buffer<f32>,
-        x: &Self::Buffer<f32>,
-        weight: &Self::Buffer<f32>,
+        y: &mut Buffer<f32>,
+        inverse: &mut Buffer<f32>,
+        x: &Buffer<f32>,
+        weight: &Buffer<f32>,
         p: &RmsNorm,
     ) {
         rms_norm::forward(self, y, inverse, x, weight, p);
@@ -230,12 +223,12 @@ impl Backend for Cpu {
 
     fn rms_norm_backward(
         &self,
-        dx: &mut Self::Buffer<f32>,
-        dweight: Option<&mut Self::Buffer<f32>>,
-        dy: &Self::Buffer<f32>,
-        x: &Self::Buffer<f32>,
-        inverse: &Self::Buffer<f32>,
-        weight: &Self::Buffer<f32>,
+        dx: &mut Buffer<f32>,
+        dweight: Option<&mut Buffer<f32>>,
+        dy: &Buffer<f32>,
+        x: &Buffer<f32>,
+        inverse: &Buffer<f32>,
+        weight: &Buffer<f32>,
         p: &RmsNorm,
         row_starts: &[usize],
     ) {
@@ -244,10 +237,10 @@ impl Backend for Cpu {
 
     fn rope_forward(
         &self,
-        x: &mut Self::Buffer<f32>,
-        cos: &Self::Buffer<f32>,
-        sin: &Self::Buffer<f32>,
-        positions: &Self::Buffer<u32>,
+        x: &mut Buffer<f32>,
+        cos: &Buffer<f32>,
+        sin: &Buffer<f32>,
+        positions: &Buffer<u32>,
         p: &Rope,
     ) {
         rope::forward(self, x, cos, sin, positions, p);
@@ -255,10 +248,10 @@ impl Backend for Cpu {
 
     fn rope_backward(
         &self,
-        dx: &mut Self::Buffer<f32>,
-        cos: &Self::Buffer<f32>,
-        sin: &Self::Buffer<f32>,
-        positions: &Self::Buffer<u32>,
+        dx: &mut Buffer<f32>,
+        cos: &Buffer<f32>,
+        sin: &Buffer<f32>,
+        positions: &Buffer<u32>,
         p: &Rope,
     ) {
         rope::backward(self, dx, cos, sin, positions, p);
@@ -270,37 +263,31 @@ impl Backend for Cpu {
 
     fn attention_forward(
         &self,
-        o: &mut Self::Buffer<f32>,
-        lse: &mut Self::Buffer<f32>,
-        q: &Self::Buffer<f32>,
-        k: &Self::Buffer<f32>,
-        v: &Self::Buffer<f32>,
+        o: &mut Buffer<f32>,
+        lse: &mut Buffer<f32>,
+        q: &Buffer<f32>,
+        k: &Buffer<f32>,
+        v: &Buffer<f32>,
         p: &Attention,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Buffer<u8>,
     ) {
         attention::forward(self, o, lse, q, k, v, p, workspace);
     }
 
     fn attention_backward(
         &self,
-        grads: (&mut Self::Buffer<f32>, &mut Self::Buffer<f32>, &mut Self::Buffer<f32>),
-        d_o: &Self::Buffer<f32>,
-        qkv: (&Self::Buffer<f32>, &Self::Buffer<f32>, &Self::Buffer<f32>),
-        o: &Self::Buffer<f32>,
-        lse: &Self::Buffer<f32>,
+        grads: (&mut Buffer<f32>, &mut Buffer<f32>, &mut Buffer<f32>),
+        d_o: &Buffer<f32>,
+        qkv: (&Buffer<f32>, &Buffer<f32>, &Buffer<f32>),
+        o: &Buffer<f32>,
+        lse: &Buffer<f32>,
         p: &Attention,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Buffer<u8>,
     ) {
         attention::backward(self, (grads.0, grads.1, grads.2), d_o, (qkv.0, qkv.1, qkv.2), o, lse, p, workspace);
     }
 
-    fn embedding_forward(
-        &self,
-        y: &mut Self::Buffer<f32>,
-        table: StoredMatrix<Self>,
-        ids: &Self::Buffer<u32>,
-        width: usize,
-    ) {
+    fn embedding_forward(&self, y: &mut Buffer<f32>, table: StoredMatrix<Self>, ids: &Buffer<u32>, width: usize) {
         embedding::forward(self, y, table, ids, width);
     }
 
@@ -310,11 +297,11 @@ impl Backend for Cpu {
 
     fn embedding_backward(
         &self,
-        dtable: &mut Self::Buffer<f32>,
-        dy: &Self::Buffer<f32>,
-        ids: &Self::Buffer<u32>,
+        dtable: &mut Buffer<f32>,
+        dy: &Buffer<f32>,
+        ids: &Buffer<u32>,
         width: usize,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Buffer<u8>,
     ) {
         embedding::backward(self, dtable, dy, ids, width, workspace);
     }
@@ -325,61 +312,61 @@ impl Backend for Cpu {
 
     fn head_loss_forward(
         &self,
-        loss: &mut Self::Buffer<f32>,
-        lse: &mut Self::Buffer<f32>,
-        best: &mut Self::Buffer<u32>,
+        loss: &mut Buffer<f32>,
+        lse: &mut Buffer<f32>,
+        best: &mut Buffer<u32>,
         h: &Self::Rows,
         head: Matrix<Self>,
-        labels: &Self::Buffer<i32>,
+        labels: &Buffer<i32>,
         p: &HeadLoss,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Buffer<u8>,
     ) {
         head_loss::forward(self, loss, lse, best, h, head, labels, p, workspace);
     }
 
     fn head_loss_backward(
         &self,
-        dh: &mut Self::Buffer<f32>,
-        dhead: Option<&mut Self::Buffer<f32>>,
-        h: (&Self::Rows, &Self::Buffer<f32>),
+        dh: &mut Buffer<f32>,
+        dhead: Option<&mut Buffer<f32>>,
+        h: (&Self::Rows, &Buffer<f32>),
         head: Matrix<Self>,
-        labels: &Self::Buffer<i32>,
-        lse: &Self::Buffer<f32>,
-        weight: &Self::Buffer<f32>,
+        labels: &Buffer<i32>,
+        lse: &Buffer<f32>,
+        weight: &Buffer<f32>,
         p: &HeadLoss,
-        workspace: &mut Self::Buffer<u8>,
+        workspace: &mut Buffer<u8>,
     ) {
         head_loss::backward(self, dh, dhead.map(|b| &mut b[..]), (h.0, h.1), head, labels, lse, weight, p, workspace);
     }
 
     fn adamw(
         &self,
-        parameter: &mut Self::Buffer<f32>,
-        m: &mut Self::Buffer<f32>,
-        v: &mut Self::Buffer<f32>,
-        gradient: &Self::Buffer<f32>,
+        parameter: &mut Buffer<f32>,
+        m: &mut Buffer<f32>,
+        v: &mut Buffer<f32>,
+        gradient: &Buffer<f32>,
         c: &Coefficients,
     ) {
         adamw::update(self, parameter, m, v, gradient, c);
     }
 
-    fn sum_squares(&self, x: &Self::Buffer<f32>) -> f32 {
+    fn sum_squares(&self, x: &Buffer<f32>) -> f32 {
         sum_squares::apply(self, x)
     }
 
-    fn to_bf16(&self, y: &mut Self::Buffer<bf16>, x: &Self::Buffer<f32>) {
+    fn to_bf16(&self, y: &mut Buffer<bf16>, x: &Buffer<f32>) {
         cast::to_bf16(self, y, x);
     }
 
-    fn to_f16(&self, y: &mut Self::Buffer<f16>, x: &Self::Buffer<f32>) {
+    fn to_f16(&self, y: &mut Buffer<f16>, x: &Buffer<f32>) {
         cast::to_f16(self, y, x);
     }
 
-    fn to_f32(&self, y: &mut Self::Buffer<f32>, x: StoredMatrix<Self>) {
+    fn to_f32(&self, y: &mut Buffer<f32>, x: StoredMatrix<Self>) {
         cast::to_f32(self, y, x);
     }
 
-    fn digest<T: Element>(&self, x: &Self::Buffer<T>) -> Digest {
+    fn digest<T: Element>(&self, x: &Buffer<T>) -> Digest {
         digest::apply(self, x)
     }
 }

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-type Job = *const (dyn Fn(usize) + Sync);
+/// Borrowed from the caller of [`Pool::run`], which outlives every use; the lifetime is a convention, not a fact.
+type Job = &'static (dyn Fn(usize) + Sync);
 
 struct Shared {
     state: Mutex<State>,
@@ -20,15 +21,10 @@ struct Shared {
 
 struct State {
     epoch: usize,
-    job: Option<JobPointer>,
+    job: Option<Job>,
     panic: Option<Box<dyn Any + Send>>,
     stop: bool,
 }
-
-#[derive(Clone, Copy)]
-struct JobPointer(Job);
-// SAFETY: the closure is `Sync`, and `Pool::run` keeps it alive until every worker has finished.
-unsafe impl Send for JobPointer {}
 
 /// `threads − 1` parked workers and the caller.
 pub struct Pool {
@@ -74,13 +70,13 @@ impl Pool {
             return job(0);
         }
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let erased: *const (dyn Fn(usize) + Sync + '_) = &raw const job;
+        let job_reference: &(dyn Fn(usize) + Sync) = &job;
         // SAFETY: only the lifetime is erased; this function does not return before every worker is done with it.
-        let erased: Job = unsafe { std::mem::transmute(erased) };
+        let erased: &'static (dyn Fn(usize) + Sync) = unsafe { std::mem::transmute(job_reference) };
         {
             let mut state = self.shared.lock();
             state.epoch += 1;
-            state.job = Some(JobPointer(erased));
+            state.job = Some(erased);
             self.shared.running.store(self.threads - 1, Ordering::Release);
             self.shared.epoch.store(state.epoch, Ordering::Release);
             self.shared.work.notify_all();
@@ -88,9 +84,8 @@ impl Pool {
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
         let panic = self.shared.wait_for_workers();
         drop(turn);
-        match own.err().or(panic) {
-            Some(payload) => resume_unwind(payload),
-            None => (),
+        if let Some(payload) = own.err().or(panic) {
+            resume_unwind(payload);
         }
     }
 
@@ -155,8 +150,8 @@ impl Shared {
         let mut seen = 0;
         loop {
             let Some(job) = self.next_job(&mut seen) else { return };
-            // SAFETY: `Pool::run` keeps the closure alive until `running` reaches zero, below.
-            let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*job.0)(worker) }));
+            // `Pool::run` keeps the closure alive until `running` reaches zero, below.
+            let result = catch_unwind(AssertUnwindSafe(|| job(worker)));
             if let Err(payload) = result {
                 self.lock().panic.get_or_insert(payload);
             }
@@ -167,7 +162,7 @@ impl Shared {
         }
     }
 
-    fn next_job(&self, seen: &mut usize) -> Option<JobPointer> {
+    fn next_job(&self, seen: &mut usize) -> Option<Job> {
         for _ in 0..SPIN {
             if self.epoch.load(Ordering::Acquire) != *seen {
                 break;

@@ -617,6 +617,7 @@ pub(super) fn columns_to_left(
     let (tiles, units) = (SharedMut::new(tiles), SharedMut::new(units));
     let bias = super::slices::left_bias(cpu.path) as i8;
     cpu.pool.run_ranges(width.div_ceil(TILE_ROWS), 1, |blocks| {
+        #[expect(clippy::large_stack_arrays, reason = "24 KiB, far below the stack of a thread")]
         let mut right = [0i8; 3 * CHUNK_TILES * TILE_BYTES];
         for block in blocks {
             let columns = block * TILE_ROWS..((block + 1) * TILE_ROWS).min(width);
@@ -636,7 +637,9 @@ pub(super) fn columns_to_left(
                 // The reordering of a tile is its own inverse.
                 super::slices::left_to_right(cpu.path, left, tile);
                 if bias != 0 {
-                    left.iter_mut().for_each(|byte| *byte ^= bias);
+                    for byte in left.iter_mut() {
+                        *byte ^= bias;
+                    }
                 }
             }
         }
