@@ -4,11 +4,9 @@
 //! rows and elements are zero bytes with unit zero, wherever the block lies on the right of a product.
 
 use crate::cpu::path::{Path, multiversion};
-use crate::cpu::slices::{
-    TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_to_right, max_bits, quantise_tile_row, round_small, turn_tile,
-};
+use crate::cpu::slices::{TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_to_right, quantise_tile_row, round_small, turn_tile};
 use crate::op::attention::HEAD_WIDTH_MAX;
-use isobit_numerics::slices::{Profile, Scale, round_half_even};
+use isobit_numerics::slices::{Profile, Scale, magnitude_bits, round_half_even};
 use std::ops::Range;
 
 /// Rows of one block: a turned block is one tile deep.
@@ -193,7 +191,7 @@ multiversion! {
     /// Slices a row into its place in a left block (`left` starts there) and returns its unit.
     fn slice_row<_F, const SLICES: usize>(left: &mut [i8], x: &[f32]) -> f32 {
         let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
-        let scale = Scale::of(profile, max_bits(x));
+        let scale = Scale::of(profile, x.iter().fold(0, |most, &x| most.max(magnitude_bits(x))));
         let (whole, tail) = x.as_chunks::<TILE_DEPTH>();
         let mut last = [0.0; TILE_DEPTH];
         last[..tail.len()].copy_from_slice(tail);

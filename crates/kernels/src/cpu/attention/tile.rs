@@ -166,14 +166,14 @@ multiversion! {
         let (units, _) = keys.k_grad.as_chunks::<TILE_DEPTH>();
         let mut largest = [0u32; TILE];
         for row in rows.clone() {
-            let mut sizes = [0u32; TILE_DEPTH];
+            let mut most = 0u32;
             for column in columns.clone() {
                 let (g, units) = (&g[row * (TILE / TILE_DEPTH) + column], &units[column]);
                 for lane in 0..TILE_DEPTH {
-                    sizes[lane] = sizes[lane].max(magnitude_bits(fold_unit(g[lane], units[lane])));
+                    most = most.max(magnitude_bits(fold_unit(g[lane], units[lane])));
                 }
             }
-            largest[row] = sizes.into_iter().fold(0, u32::max);
+            largest[row] = most;
         }
         let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
         let mut multipliers = [0.0f32; TILE];
