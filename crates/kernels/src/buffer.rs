@@ -1,4 +1,5 @@
-//! Host memory for tensors: zeroed, aligned to a cache line, never grown.
+//! Host memory for tensors: zeroed, aligned to a cache line, never grown. Large buffers are mappings of their own, in huge
+//! pages where the system has them: a product walks rows that are many pages apart.
 
 use half::{bf16, f16};
 use isobit_numerics::cast;
@@ -42,10 +43,15 @@ element!(i32, "i32", self => u64::from(self as u32));
 const ALIGNMENT: usize = 64;
 const ALIGNMENT_NOT_ZERO: std::num::NonZero<usize> = std::num::NonZero::new(ALIGNMENT).expect("not zero");
 
+/// Bytes from which a buffer is a mapping of its own.
+const LARGE: usize = 4 << 20;
+
 /// A fixed number of elements on a cache-line boundary.
 pub struct Buffer<T: Element> {
     pointer: NonNull<T>,
     length: usize,
+    /// The mapping of a large buffer; a small one is on the heap.
+    mapping: Option<memmap2::MmapMut>,
 }
 
 // SAFETY: the buffer owns its memory and elements are plain data.
@@ -60,12 +66,24 @@ impl<T: Element> Buffer<T> {
         if layout.size() == 0 {
             // Aligned like any other buffer, never dereferenced.
             let pointer = NonNull::without_provenance(ALIGNMENT_NOT_ZERO);
-            return Self { pointer, length };
+            return Self { pointer, length, mapping: None };
+        }
+        if layout.size() >= LARGE {
+            return Self::mapped(length, layout);
         }
         // SAFETY: the size is not zero.
         let raw = unsafe { alloc_zeroed(layout) }.cast::<T>();
         let Some(pointer) = NonNull::new(raw) else { handle_alloc_error(layout) };
-        Self { pointer, length }
+        Self { pointer, length, mapping: None }
+    }
+
+    fn mapped(length: usize, layout: Layout) -> Self {
+        let Ok(mut mapping) = memmap2::MmapMut::map_anon(layout.size()) else { handle_alloc_error(layout) };
+        // Only a wish: without huge pages the buffer is the same, slower.
+        #[cfg(target_os = "linux")]
+        let _ = mapping.advise(memmap2::Advice::HugePage);
+        let Some(pointer) = NonNull::new(mapping.as_mut_ptr().cast::<T>()) else { handle_alloc_error(layout) };
+        Self { pointer, length, mapping: Some(mapping) }
     }
 
     pub fn from_slice(values: &[T]) -> Self {
@@ -84,7 +102,7 @@ impl<T: Element> Buffer<T> {
 impl<T: Element> Drop for Buffer<T> {
     fn drop(&mut self) {
         let layout = Self::layout(self.length);
-        if layout.size() != 0 {
+        if layout.size() != 0 && self.mapping.is_none() {
             // SAFETY: allocated in `zeros` with the same layout.
             unsafe { dealloc(self.pointer.as_ptr().cast(), layout) }
         }
@@ -152,7 +170,7 @@ mod tests {
 
     #[test]
     fn buffers_are_aligned_and_zero() {
-        for length in [0, 1, 17, 1000] {
+        for length in [0, 1, 17, 1000, 3 << 20] {
             let buffer = Buffer::<f32>::zeros(length);
             assert_eq!(buffer.len(), length);
             assert!(buffer.iter().all(|x| x.to_bits() == 0));

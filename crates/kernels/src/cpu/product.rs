@@ -1,8 +1,8 @@
 //! Slice product on the CPU: which blocks are computed by whom and when (`op/product.rs` says what).
 //!
 //! One loop nest serves the three forms. Rows are taken in super-blocks of 512 so that one chunk of the left operand stays in
-//! the second-level cache; inside, chunks ascend (the order of the fold), and for each right panel of 32 columns all row
-//! blocks pass by. Threads own panels, or rows where panels are few; nobody shares an output element.
+//! the second-level cache; for a group of right panels of 32 columns, chunks ascend (the order of the fold), and for each
+//! panel all row blocks pass by. Threads own panels, or rows where panels are few; nobody shares an output element.
 
 use super::block::{LeftView, Prepared, RightView, Sums, block_sums};
 use super::path::{Path, multiversion};
@@ -19,6 +19,8 @@ use std::ops::Range;
 
 /// Rows whose left slices are worked on together.
 pub(super) const SUPER_BLOCK: usize = 512;
+/// Right panels that pass all chunks before the next ones: their outputs stay in the second-level cache meanwhile.
+const PANEL_GROUP: usize = 8;
 
 /// Bytes a product needs beside its operands: bounded by the widths, whatever the number of rows.
 pub(super) fn workspace(cpu: &Cpu, p: &Product) -> usize {
@@ -176,11 +178,12 @@ pub(super) fn part(
     let Worker { path, sums, prepared, own } = worker;
     let path = *path;
     let chunks = nest.contraction.div_ceil(CHUNK);
-    for chunk in 0..chunks {
-        let depth = CHUNK.min(nest.contraction - chunk * CHUNK);
-        let columns = depth.div_ceil(TILE_DEPTH);
-        for index in my_panels.clone() {
+    for group in my_panels.clone().step_by(PANEL_GROUP) {
+        let group = group..(group + PANEL_GROUP).min(my_panels.end);
+        for (chunk, index) in (0..chunks).flat_map(|chunk| group.clone().map(move |index| (chunk, index))) {
+            let columns = CHUNK.min(nest.contraction - chunk * CHUNK).div_ceil(TILE_DEPTH);
             let first_column = index * BLOCK;
+            let width = BLOCK.min(nest.n - first_column);
             let right = panels_of.panel(path, own, chunk, first_column);
             prepared.prepare(path, right, columns, nest.profile);
             for row in my_rows.clone().step_by(BLOCK) {
@@ -188,13 +191,6 @@ pub(super) fn part(
                 if !wanted(row..row + rows) {
                     continue;
                 }
-                let view = LeftView {
-                    bytes: &left.tiles[chunk * CHUNK_TILES * left.layout.column_stride() + row * TILE_DEPTH..],
-                    column_stride: left.layout.column_stride(),
-                    slice_stride: left.layout.slice_stride(),
-                };
-                block_sums(path, sums, view, rows, right, prepared, columns, nest.profile);
-                let width = BLOCK.min(nest.n - first_column);
                 let target = Target {
                     out: place.out,
                     at: row * place.stride + first_column - place.origin,
@@ -210,6 +206,13 @@ pub(super) fn part(
                         .filter(|_| chunk + 1 == chunks)
                         .map(|units| &units[first_column..first_column + width]),
                 };
+                target.prefetch();
+                let view = LeftView {
+                    bytes: &left.tiles[chunk * CHUNK_TILES * left.layout.column_stride() + row * TILE_DEPTH..],
+                    column_stride: left.layout.column_stride(),
+                    slice_stride: left.layout.slice_stride(),
+                };
+                block_sums(path, sums, view, rows, right, prepared, columns, nest.profile);
                 match nest.profile {
                     Profile::X2 => fold_block::<2>(path, sums, &target),
                     Profile::X3 => fold_block::<3>(path, sums, &target),
@@ -231,6 +234,17 @@ struct Target<'a> {
     left_stride: usize,
     chunk_units: Option<&'a [f32]>,
     row_units: Option<&'a [f32]>,
+}
+
+impl Target<'_> {
+    /// Asks for the output's cache lines while the block's sums are being formed.
+    fn prefetch(&self) {
+        for row in 0..self.rows {
+            let at = self.at + row * self.stride;
+            self.out.prefetch(at);
+            self.out.prefetch(at + self.width - 1);
+        }
+    }
 }
 
 /// The chunk's value from its exact sums.
@@ -668,32 +682,35 @@ multiversion! {
                 bits[column] = bits[column].max(magnitude_bits(values[column]));
             }
         }
-        let scales = bits.map(|bits| Scale::of(profile, bits));
-        for (unit, scale) in units.iter_mut().zip(scales) {
-            *unit = scale.unit;
+        let mut multipliers = [0.0f32; TILE_ROWS];
+        for column in 0..TILE_ROWS {
+            let scale = Scale::of(profile, bits[column]);
+            multipliers[column] = scale.multiplier;
+            if column < units.len() {
+                units[column] = scale.unit;
+            }
         }
         let (groups, _) = tiles.as_chunks_mut::<4>();
         let (groups, _) = groups.as_chunks_mut::<TILE_ROWS>();
         for group in 0..tokens.next_multiple_of(TILE_DEPTH) / 4 {
-            let mut bytes = [[[0i8; 4]; TILE_ROWS]; SLICES];
-            for i in 0..4 {
-                let token = group * 4 + i;
-                if token >= tokens {
-                    break;
-                }
-                let values = row(token);
+            // Four tokens of a column make one little-endian word of its tile.
+            let mut words = [[0u32; TILE_ROWS]; SLICES];
+            for i in 0..4.min(tokens.saturating_sub(group * 4)) {
+                let values = row(group * 4 + i);
                 for column in 0..TILE_ROWS {
                     // A poisoned column holds non-finite values; its multiplier and so its integers are zero.
-                    let multiplier = scales[column].multiplier;
-                    let x = if multiplier == 0.0 { 0.0 } else { values[column] };
-                    let slices = slices_of::<SLICES>(x * multiplier);
+                    let x = if multipliers[column] == 0.0 { 0.0 } else { values[column] };
+                    let slices = slices_of::<SLICES>(x * multipliers[column]);
                     for slice in 0..SLICES {
-                        bytes[slice][column][i] = slices[slice];
+                        words[slice][column] |= u32::from(slices[slice] as u8) << (8 * i);
                     }
                 }
             }
             for slice in 0..SLICES {
-                groups[(group / 16 * SLICES + slice) * 16 + group % 16] = bytes[slice];
+                let out = &mut groups[(group / 16 * SLICES + slice) * 16 + group % 16];
+                for column in 0..TILE_ROWS {
+                    out[column] = words[slice][column].to_le_bytes().map(|byte| byte as i8);
+                }
             }
         }
     }

@@ -156,10 +156,11 @@ pub(super) struct LeftRow<'a> {
 multiversion! {
     /// Slices one chunk of a row (times `factors`) into its left tiles, which the caller owns, and returns its unit.
     pub(super) fn slice_chunk<_F, const SLICES: usize>(to: &LeftRow, x: &[f32], factors: Option<&[f32]>) -> f32 {
-        let mut folded = [0.0f32; CHUNK];
+        let mut folded;
         let x = match factors {
             None => x,
             Some(factors) => {
+                folded = [0.0f32; CHUNK];
                 for ((folded, x), factor) in folded.iter_mut().zip(x).zip(factors) {
                     *folded = x * factor;
                 }
