@@ -6,12 +6,11 @@
 //! without a target are passed over. The sizes of super-blocks and groups change memory and time, no bits.
 
 use super::block::RightView;
+use super::columns::{columns_to_left, columns_to_right};
+use super::nest::{Fold, Left, Nest, Place, SUPER_BLOCK, Worker, part, run, run_where, super_blocks};
+use super::panels::{Columns, Panels, Turned, Weight, panel_bytes};
 use super::path::{Path, multiversion};
 use super::pool::{SharedMut, share};
-use super::product::{
-    Columns, Fold, Left, Nest, Panels, Place, SUPER_BLOCK, Turned, Weight, Worker, columns_to_left, columns_to_right,
-    panel_bytes, part, run, run_where, super_blocks,
-};
 use super::slices::{
     BLOCK, CHUNK_TILES, LeftLayout, LeftRow, SlicedRows, TILE_DEPTH, TILE_ROWS, left_bias, right_block_bytes,
     slice_chunk,

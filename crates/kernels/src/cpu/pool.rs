@@ -210,6 +210,11 @@ impl<'a, T> SharedMut<'a, T> {
         Self { pointer: slice.as_mut_ptr(), length: slice.len(), owner: std::marker::PhantomData }
     }
 
+    /// The first element. Its users keep the promise of [`Self::slice`].
+    pub fn pointer(&self) -> *mut T {
+        self.pointer
+    }
+
     /// Asks for the cache line of an element; nothing is read.
     #[inline(always)]
     pub fn prefetch(&self, index: usize) {

@@ -157,18 +157,25 @@ multiversion! {
     /// Slices one chunk of a row (times `factors`) into its left tiles, which the caller owns, and returns its unit.
     pub(super) fn slice_chunk<_F, const SLICES: usize>(to: &LeftRow, x: &[f32], factors: Option<&[f32]>) -> f32 {
         let mut folded;
+        let mut bits = 0;
         let x = match factors {
-            None => x,
+            None => {
+                for &x in x {
+                    bits = bits.max(magnitude_bits(x));
+                }
+                x
+            }
             Some(factors) => {
                 folded = [0.0f32; CHUNK];
                 for ((folded, x), factor) in folded.iter_mut().zip(x).zip(factors) {
                     *folded = x * factor;
+                    bits = bits.max(magnitude_bits(*folded));
                 }
                 &folded[..x.len()]
             }
         };
         let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
-        let scale = Scale::of(profile, max_bits(x));
+        let scale = Scale::of(profile, bits);
         let (whole, tail) = x.as_chunks::<TILE_DEPTH>();
         let mut last = [0.0; TILE_DEPTH];
         last[..tail.len()].copy_from_slice(tail);
@@ -183,27 +190,6 @@ multiversion! {
         }
         scale.unit
     }
-}
-
-/// Largest magnitude of a chunk, as bits.
-#[inline(always)]
-pub(super) fn max_bits(x: &[f32]) -> u32 {
-    let mut lanes = [0u32; 64];
-    let (blocks, tail) = x.as_chunks::<64>();
-    for block in blocks {
-        for lane in 0..64 {
-            lanes[lane] = lanes[lane].max(magnitude_bits(block[lane]));
-        }
-    }
-    for (lane, &x) in tail.iter().enumerate() {
-        lanes[lane] = lanes[lane].max(magnitude_bits(x));
-    }
-    for half in [32, 16, 8, 4, 2, 1] {
-        for lane in 0..half {
-            lanes[lane] = lanes[lane].max(lanes[lane + half]);
-        }
-    }
-    lanes[0]
 }
 
 /// Slices of 64 numbers. A multiplier of zero (nothing but tiny numbers, or something not finite) gives zeros.
@@ -300,7 +286,7 @@ pub(super) fn row_scales<T: Element>(
 ) {
     multiversion! {
         fn max_of<_F>(x: &[f32]) -> u32 {
-            max_bits(x)
+            x.iter().fold(0, |bits, &x| bits.max(magnitude_bits(x)))
         }
     }
     let mut values = [0.0f32; CHUNK];

@@ -5,8 +5,8 @@
 use super::operands::{ROWS, SQUARE, pack_columns, quantise_row};
 use super::{TILE, Tensor, split};
 use crate::cpu::block::{Prepared, Sums};
+use crate::cpu::fold::chunk_value;
 use crate::cpu::path::{Path, multiversion};
-use crate::cpu::product::chunk_value;
 use crate::cpu::slices::{BLOCK, TILE_BYTES, TILE_DEPTH};
 use crate::op::attention::HEAD_WIDTH_MAX;
 use isobit_numerics::elementary::exp2;

@@ -1,0 +1,127 @@
+//! From exact sums to output: the value of a chunk, times the units, added to what the chunks before have left.
+
+use super::block::Sums;
+use super::path::{Path, Vector, multiversion};
+use super::pool::SharedMut;
+use super::slices::BLOCK;
+
+/// One block of output and what folds into it.
+pub(super) struct Target<'a> {
+    pub(super) out: &'a SharedMut<'a, f32>,
+    pub(super) at: usize,
+    pub(super) stride: usize,
+    pub(super) rows: usize,
+    pub(super) width: usize,
+    pub(super) from_zero: bool,
+    pub(super) left_units: &'a [f32],
+    pub(super) left_stride: usize,
+    pub(super) chunk_units: Option<&'a [f32]>,
+    pub(super) row_units: Option<&'a [f32]>,
+}
+
+impl Target<'_> {
+    /// Asks for the output's cache lines while the block's sums are being formed.
+    pub(super) fn prefetch(&self) {
+        for row in 0..self.rows {
+            let at = self.at + row * self.stride;
+            self.out.prefetch(at);
+            self.out.prefetch(at + self.width - 1);
+        }
+    }
+}
+
+/// The chunk's value from its exact sums.
+#[inline(always)]
+pub(super) fn chunk_value<F: isobit_numerics::Fma, const PLANES: usize>(sums: [i32; 3]) -> f32 {
+    if PLANES == 2 {
+        ((sums[0] << 8) + sums[1]) as f32
+    } else {
+        F::fma(sums[0] as f32, 65536.0, F::fma(sums[1] as f32, 256.0, sums[2] as f32))
+    }
+}
+
+/// Folds a block. Whole blocks on AVX-512 have their own code: there the fold is a good part of the time.
+pub(super) fn fold_block<const PLANES: usize>(path: Path, sums: &Sums, target: &Target) {
+    #[cfg(target_arch = "x86_64")]
+    if path.vector() == Vector::Avx512 && target.width == BLOCK && target.rows > 0 {
+        let last = target.at + (target.rows - 1) * target.stride;
+        // SAFETY: the block is this thread's own; the slice checks that its last row is inside.
+        let _ = unsafe { target.out.slice(last..last + BLOCK) };
+        assert!((target.rows - 1) * target.left_stride < target.left_units.len(), "a unit for every row");
+        for units in [target.chunk_units, target.row_units].into_iter().flatten() {
+            assert_eq!(units.len(), BLOCK, "a unit for every column");
+        }
+        // SAFETY: the path has AVX-512; bounds were checked above.
+        return unsafe { fold_whole_avx512::<PLANES>(sums, target) };
+    }
+    fold_any::<PLANES>(path, sums, target);
+}
+
+/// As `fold_any` for a block of 32 columns.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,fma")]
+unsafe fn fold_whole_avx512<const PLANES: usize>(sums: &Sums, target: &Target) {
+    use std::arch::x86_64::*;
+    let one = _mm512_set1_ps(1.0);
+    // SAFETY: the caller checked that outputs, units and sums of the block are in bounds.
+    unsafe {
+        let pair = |units: Option<&[f32]>| {
+            units.map_or([one; 2], |units| [_mm512_loadu_ps(units.as_ptr()), _mm512_loadu_ps(units.as_ptr().add(16))])
+        };
+        let (chunk_units, row_units) = (pair(target.chunk_units), pair(target.row_units));
+        let out = target.out.pointer().add(target.at);
+        for row in 0..target.rows {
+            let left = _mm512_set1_ps(*target.left_units.as_ptr().add(row * target.left_stride));
+            for half in 0..2 {
+                let load = |plane: usize| _mm512_loadu_si512(sums.0[plane][row].as_ptr().add(half * 16).cast());
+                let v = if PLANES == 2 {
+                    _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(load(0)), load(1)))
+                } else {
+                    let [first, second, third] = [load(0), load(1), load(2)].map(|sum| _mm512_cvtepi32_ps(sum));
+                    let lower = _mm512_fmadd_ps(second, _mm512_set1_ps(256.0), third);
+                    _mm512_fmadd_ps(first, _mm512_set1_ps(65536.0), lower)
+                };
+                let out = out.add(row * target.stride + half * 16);
+                let acc = if target.from_zero { _mm512_setzero_ps() } else { _mm512_loadu_ps(out) };
+                let folded = _mm512_fmadd_ps(v, _mm512_mul_ps(left, chunk_units[half]), acc);
+                _mm512_storeu_ps(out, _mm512_mul_ps(folded, row_units[half]));
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn fold_any<F, const PLANES: usize>(sums: &Sums, target: &Target) {
+        let padded = |units: Option<&[f32]>| {
+            let mut row = [1.0f32; BLOCK];
+            if let Some(units) = units {
+                row[..units.len()].copy_from_slice(units);
+            }
+            row
+        };
+        let (chunk_units, row_units) = (padded(target.chunk_units), padded(target.row_units));
+        // ORDER: one fused multiply-add per chunk, then the weight's unit. A missing right unit is 1, which changes nothing.
+        let fold_row = |out: &mut [f32; BLOCK], row: usize| {
+            let left = target.left_units[row * target.left_stride];
+            let [first, second, third] = [&sums.0[0][row], &sums.0[1][row], &sums.0[2][row]];
+            for column in 0..BLOCK {
+                let v = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
+                let acc = if target.from_zero { 0.0 } else { out[column] };
+                out[column] = F::fma(v, left * chunk_units[column], acc) * row_units[column];
+            }
+        };
+        for row in 0..target.rows {
+            let at = target.at + row * target.stride;
+            // SAFETY: the block is this thread's own.
+            let out = unsafe { target.out.slice(at..at + target.width) };
+            if let Ok(out) = out.try_into() {
+                fold_row(out, row);
+            } else {
+                let mut whole = [0.0f32; BLOCK];
+                whole[..out.len()].copy_from_slice(out);
+                fold_row(&mut whole, row);
+                out.copy_from_slice(&whole[..out.len()]);
+            }
+        }
+    }
+}

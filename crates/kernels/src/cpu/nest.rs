@@ -1,0 +1,195 @@
+//! The loop nest of every slice product: which block is computed by whom and when.
+//!
+//! Rows come in super-blocks of 512, so that one chunk of the left operand stays in the second-level cache. For a group of right
+//! panels of 32 columns, chunks ascend (the order of the fold), and for each panel all row blocks pass by. Threads own panels,
+//! or rows where panels are few; nobody shares an output element.
+
+use super::block::{LeftView, Prepared, Sums, block_sums};
+use super::fold::{Target, fold_block};
+use super::panels::Panels;
+use super::path::Path;
+use super::pool::{SharedMut, share};
+use super::slices::{BLOCK, CHUNK_TILES, LeftLayout, TILE_DEPTH};
+use crate::Cpu;
+use isobit_numerics::slices::{CHUNK, Profile};
+use std::ops::Range;
+
+/// Rows whose left slices are worked on together.
+pub(super) const SUPER_BLOCK: usize = 512;
+/// Right panels that pass all chunks before the next ones: their outputs stay in the second-level cache meanwhile.
+const PANEL_GROUP: usize = 8;
+
+/// Splits a segment into super-blocks.
+pub(super) fn super_blocks(segment: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    segment.clone().step_by(SUPER_BLOCK).map(move |start| start..(start + SUPER_BLOCK).min(segment.end))
+}
+
+/// Left operand of a loop nest.
+#[derive(Clone, Copy)]
+pub(super) struct Left<'a> {
+    pub(super) tiles: &'a [i8],
+    pub(super) layout: LeftLayout,
+    /// `[rows, chunks]`
+    pub(super) units: &'a [f32],
+    pub(super) chunks: usize,
+}
+
+/// How sums become output.
+#[derive(Clone, Copy)]
+pub(super) struct Fold<'a> {
+    /// Start from what the output holds instead of zero.
+    pub(super) accumulate: bool,
+    /// Right units of the one chunk there is (weight gradient).
+    pub(super) chunk_units: Option<&'a [f32]>,
+    /// Right units applied after the last chunk (forward).
+    pub(super) row_units: Option<&'a [f32]>,
+}
+
+/// The shape of a loop nest: `out[first_row.., n] ← left[first_row.., contraction] · right`.
+pub(super) struct Nest {
+    pub(super) rows: Range<usize>,
+    pub(super) n: usize,
+    pub(super) contraction: usize,
+    pub(super) profile: Profile,
+}
+
+pub(super) fn run(
+    cpu: &Cpu,
+    out: &mut [f32],
+    left: Left,
+    nest: &Nest,
+    fold: Fold,
+    scratch: &mut [i8],
+    panels_of: &impl Panels,
+) {
+    run_where(cpu, out, left, nest, fold, scratch, panels_of, &|_| true);
+}
+
+/// As [`run`], leaving alone the row blocks that are not `wanted`.
+pub(super) fn run_where(
+    cpu: &Cpu,
+    out: &mut [f32],
+    left: Left,
+    nest: &Nest,
+    fold: Fold,
+    scratch: &mut [i8],
+    panels_of: &impl Panels,
+    wanted: &(impl Fn(Range<usize>) -> bool + Sync),
+) {
+    let path = cpu.path;
+    let panels = nest.n.div_ceil(BLOCK);
+    let row_blocks = nest.rows.len().div_ceil(BLOCK);
+    // Few panels (narrow outputs): threads share the rows instead.
+    let by_rows = panels < 2 * cpu.threads() && row_blocks > panels;
+    let scratch_each = scratch.len() / cpu.threads();
+    let (out, scratch) = (SharedMut::new(out), SharedMut::new(scratch));
+    cpu.pool.run(|worker| {
+        let (my_panels, my_rows) = if by_rows {
+            let blocks = share(nest.rows.len(), BLOCK, cpu.threads(), worker);
+            (0..panels, nest.rows.start + blocks.start..nest.rows.start + blocks.end)
+        } else {
+            (share(panels, 1, cpu.threads(), worker), nest.rows.clone())
+        };
+        if my_panels.is_empty() || my_rows.is_empty() {
+            return;
+        }
+        #[cfg(target_arch = "x86_64")]
+        let _session = (path == Path::Amx).then(super::amx::Session::start);
+        // SAFETY: each thread has its own part.
+        let own = unsafe { scratch.slice(worker * scratch_each..(worker + 1) * scratch_each) };
+        let place = Place { out: &out, stride: nest.n, origin: 0 };
+        part(
+            &mut Worker::new(path, nest.profile, own),
+            &place,
+            left,
+            nest,
+            fold,
+            panels_of,
+            my_panels,
+            my_rows,
+            wanted,
+        );
+    });
+}
+
+/// Where a nest's output lies: element `(row, column)` at `row·stride + column − origin`.
+pub(super) struct Place<'a> {
+    pub(super) out: &'a SharedMut<'a, f32>,
+    pub(super) stride: usize,
+    pub(super) origin: usize,
+}
+
+/// What a thread works with: a block's sums, what it prepared of the right panel, room to make panels in.
+pub(super) struct Worker<'a> {
+    path: Path,
+    sums: Sums,
+    prepared: Prepared,
+    own: &'a mut [i8],
+}
+
+impl<'a> Worker<'a> {
+    pub(super) fn new(path: Path, profile: Profile, own: &'a mut [i8]) -> Self {
+        Self { path, sums: Sums::new(), prepared: Prepared::new(path, profile), own }
+    }
+}
+
+/// One thread's part of a nest. Row blocks that are not `wanted` are left alone. On AMX the caller holds a session.
+pub(super) fn part(
+    worker: &mut Worker,
+    place: &Place,
+    left: Left,
+    nest: &Nest,
+    fold: Fold,
+    panels_of: &impl Panels,
+    my_panels: Range<usize>,
+    my_rows: Range<usize>,
+    wanted: &impl Fn(Range<usize>) -> bool,
+) {
+    let Worker { path, sums, prepared, own } = worker;
+    let path = *path;
+    let chunks = nest.contraction.div_ceil(CHUNK);
+    for group in my_panels.clone().step_by(PANEL_GROUP) {
+        let group = group..(group + PANEL_GROUP).min(my_panels.end);
+        for (chunk, index) in (0..chunks).flat_map(|chunk| group.clone().map(move |index| (chunk, index))) {
+            let columns = CHUNK.min(nest.contraction - chunk * CHUNK).div_ceil(TILE_DEPTH);
+            let first_column = index * BLOCK;
+            let width = BLOCK.min(nest.n - first_column);
+            let right = panels_of.panel(path, own, chunk, first_column);
+            prepared.prepare(path, right, columns, nest.profile);
+            for row in my_rows.clone().step_by(BLOCK) {
+                let rows = BLOCK.min(my_rows.end - row);
+                if !wanted(row..row + rows) {
+                    continue;
+                }
+                let target = Target {
+                    out: place.out,
+                    at: row * place.stride + first_column - place.origin,
+                    stride: place.stride,
+                    rows,
+                    width,
+                    from_zero: chunk == 0 && !fold.accumulate,
+                    left_units: &left.units[row * left.chunks + chunk..],
+                    left_stride: left.chunks,
+                    chunk_units: fold.chunk_units.map(|units| &units[first_column..first_column + width]),
+                    row_units: fold
+                        .row_units
+                        .filter(|_| chunk + 1 == chunks)
+                        .map(|units| &units[first_column..first_column + width]),
+                };
+                if chunk == 0 {
+                    target.prefetch();
+                }
+                let view = LeftView {
+                    bytes: &left.tiles[chunk * CHUNK_TILES * left.layout.column_stride() + row * TILE_DEPTH..],
+                    column_stride: left.layout.column_stride(),
+                    slice_stride: left.layout.slice_stride(),
+                };
+                block_sums(path, sums, view, rows, right, prepared, columns, nest.profile);
+                match nest.profile {
+                    Profile::X2 => fold_block::<2>(path, sums, &target),
+                    Profile::X3 => fold_block::<3>(path, sums, &target),
+                }
+            }
+        }
+    }
+}
