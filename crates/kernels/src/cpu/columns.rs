@@ -1,7 +1,7 @@
 //! Slices along tokens: columns of an activation matrix over one chunk of tokens become rows of an operand, for weight
 //! gradients. Values are gathered once into a buffer that the cache holds; rows of the source are pages apart.
 
-use super::path::{Path, multiversion};
+use super::path::{Path, multiversion, prefetch};
 use super::pool::SharedMut;
 use super::slices::{
     CHUNK_TILES, LeftLayout, TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_bias, left_to_right, right_block_bytes, slices_of,
@@ -94,6 +94,7 @@ fn column_tiles(
         gathered.fill([0.0; TILE_ROWS]);
     }
     for (row, x) in gathered.iter_mut().zip(x.chunks_exact(stride)) {
+        prefetch(x.as_ptr().wrapping_add(columns.end));
         let x = &x[columns.clone()];
         if let Ok(whole) = x.try_into() {
             *row = whole;

@@ -18,6 +18,8 @@ use std::ops::Range;
 pub(super) const SUPER_BLOCK: usize = 512;
 /// Right panels that pass all chunks before the next ones: their outputs stay in the second-level cache meanwhile.
 const PANEL_GROUP: usize = 8;
+/// Bytes of left slices that stay in the second-level cache over all chunks; then one panel at a time is best.
+const LEFT_RESIDENT: usize = 1 << 20;
 
 /// Splits a segment into super-blocks.
 pub(super) fn super_blocks(segment: Range<usize>) -> impl Iterator<Item = Range<usize>> {
@@ -148,8 +150,10 @@ pub(super) fn part(
     let Worker { path, sums, prepared, own } = worker;
     let path = *path;
     let chunks = nest.contraction.div_ceil(CHUNK);
-    for group in my_panels.clone().step_by(PANEL_GROUP) {
-        let group = group..(group + PANEL_GROUP).min(my_panels.end);
+    let left_bytes = my_rows.len() * nest.contraction * left.layout.slices;
+    let group_size = if left_bytes <= LEFT_RESIDENT { 1 } else { PANEL_GROUP };
+    for group in my_panels.clone().step_by(group_size) {
+        let group = group..(group + group_size).min(my_panels.end);
         for (chunk, index) in (0..chunks).flat_map(|chunk| group.clone().map(move |index| (chunk, index))) {
             let columns = CHUNK.min(nest.contraction - chunk * CHUNK).div_ceil(TILE_DEPTH);
             let first_column = index * BLOCK;

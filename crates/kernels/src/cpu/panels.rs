@@ -2,7 +2,7 @@
 //! sliced on the fly, and both turned for the input gradient, which contracts along a weight's rows.
 
 use super::block::RightView;
-use super::path::Path;
+use super::path::{Path, prefetch};
 use super::pool::SharedMut;
 use super::slices::{
     CHUNK_TILES, SlicedWeight, TILE_BYTES, TILE_DEPTH, TILE_ROWS, right_block_bytes, right_tile, row_scales, turn_tile,
@@ -197,14 +197,11 @@ struct Turn<'a> {
 impl Turn<'_> {
     /// Asks for a quarter of the tiles of some row blocks: they lie too far apart for the hardware to guess.
     fn prefetch(&self, row_blocks: std::ops::Range<usize>, quarter: usize) {
-        #[cfg(target_arch = "x86_64")]
         for (row_block, slice) in row_blocks.flat_map(|b| (0..self.profile.slice_count()).map(move |slice| (b, slice)))
         {
             let at = row_block * self.block_stride + slice * TILE_BYTES + quarter * TILE_BYTES / 4;
             for line in (0..TILE_BYTES / 4).step_by(64) {
-                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                // SAFETY: a hint, which may name any address.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(self.tiles.as_ptr().wrapping_add(at + line)) };
+                prefetch(self.tiles.as_ptr().wrapping_add(at + line));
             }
         }
     }

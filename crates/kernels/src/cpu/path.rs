@@ -96,6 +96,18 @@ impl FromStr for Path {
     }
 }
 
+/// Asks for the cache line of an address; nothing is read.
+#[inline(always)]
+pub(super) fn prefetch<T>(address: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which may name any address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    let _ = address;
+}
+
 /// Writes a function once and compiles it per instruction set. The body is generic over `F: Fma`; the compiler neither
 /// contracts nor reorders float arithmetic, so the copies agree on bits. First argument of the result: the path.
 macro_rules! multiversion {

@@ -218,13 +218,7 @@ impl<'a, T> SharedMut<'a, T> {
     /// Asks for the cache line of an element; nothing is read.
     #[inline(always)]
     pub fn prefetch(&self, index: usize) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a hint, which may name any address.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(self.pointer.wrapping_add(index).cast());
-        }
-        let _ = index;
+        super::path::prefetch(self.pointer.wrapping_add(index));
     }
 
     /// The elements of `range`.
