@@ -34,7 +34,7 @@ const PRODUCTS: &[&str] = &["512x4864x896", "512x896x4864", "1024x8960x1536", "2
 const BIG: &[&str] = PRODUCTS.split_at(4).0;
 
 pub(super) const ALL: &[Case] = &[
-    Case { op: "roof", sliced: true, shapes: &["20000"] },
+    Case { op: "roof", sliced: true, shapes: &["400000"] },
     Case { op: "slice_rows", sliced: true, shapes: &["512x896", "512x4864"] },
     Case { op: "product_forward", sliced: true, shapes: PRODUCTS },
     Case { op: "product_forward_bf16", sliced: true, shapes: BIG },
@@ -67,13 +67,19 @@ const FLAT: &[&str] = &["512x896", "512x4864"];
 
 /// Makes inputs of a shape and the closure that runs the op once.
 pub(super) fn prepare(cpu: &Cpu, op: &str, shape: &str, profile: Profile) -> Result<Prepared, String> {
-    // BOUND: a shape is at most this many elements along an axis.
+    // BOUND: elements along an axis, and of any matrix of two axes (2 GiB of float32).
     const AXIS_MAX: usize = 1 << 20;
+    const MATRIX_MAX: usize = 1 << 29;
     let axes: Vec<usize> = shape
         .split('x')
         .map(|axis| axis.parse().ok().filter(|axis| (1..=AXIS_MAX).contains(axis)))
         .collect::<Option<_>>()
         .ok_or_else(|| format!("`{shape}` is not a shape"))?;
+    let heads: usize = if op == "attention" || op == "rope" { axes.iter().skip(1).product() } else { 1 };
+    let pairs = || axes.iter().enumerate().flat_map(|(i, a)| axes[i + 1..].iter().map(move |b| a * b));
+    if pairs().any(|elements| elements > MATRIX_MAX) || axes[0].saturating_mul(heads) > MATRIX_MAX {
+        return Err(format!("`{shape}` is too large for a benchmark"));
+    }
     let cpu = Cpu::new(cpu.threads(), cpu.path()).map_err(|error| error.to_string())?;
     match (op, &axes[..]) {
         ("roof", &[rounds]) => Ok(roof(cpu, rounds, profile)),
