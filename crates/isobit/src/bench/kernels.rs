@@ -28,9 +28,9 @@ pub(crate) struct Arguments {
     /// Only this shape, as the table prints it: 512x4864x896
     #[arg(long)]
     shape: Option<String>,
-    /// Timed runs of each case; the best and the median are reported
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    runs: u32,
+    /// Timed runs of each case; the best and the median are reported. Default: 20, or as many as fit half a second
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    runs: Option<u32>,
     /// Read `OP SHAPE PROFILE PATH THREADS` lines from standard input, run each once and answer with a JSON line
     #[arg(long, conflicts_with_all = ["op", "profile", "shape", "path", "json"])]
     serve: bool,
@@ -87,7 +87,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
                         shape,
                         if case.sliced { profile.name() } else { "-" },
                         &mut prepared,
-                        arguments.runs as usize,
+                        arguments.runs,
                     );
                     print(&mut out, &line, arguments.json).map_err(|error| Failure::output(&error))?;
                 }
@@ -139,13 +139,26 @@ fn measure<'a>(
     shape: &'a str,
     profile: &'a str,
     prepared: &mut Prepared,
-    runs: usize,
+    runs: Option<u32>,
 ) -> Line<'a> {
+    const RUNS_LEAST: usize = 3;
+    const RUNS_MOST: usize = 20;
+    const SECONDS_MOST: f64 = 0.5;
     (prepared.run)();
-    let mut times: Vec<f64> = (0..runs).map(|_| time(&mut prepared.run)).collect();
+    let mut times = Vec::new();
+    let mut total = 0.0;
+    let wanted = |done: usize, total: f64| match runs {
+        Some(runs) => done < runs as usize,
+        None => done < RUNS_LEAST || done < RUNS_MOST && total < SECONDS_MOST,
+    };
+    while wanted(times.len(), total) {
+        let seconds = time(&mut prepared.run);
+        total += seconds;
+        times.push(seconds);
+    }
     times.sort_by(f64::total_cmp);
     let (best, median) = (times[0], times[times.len() / 2]);
-    line(cpu, op, shape, profile, prepared.work, best, median, runs)
+    line(cpu, op, shape, profile, prepared.work, best, median, times.len())
 }
 
 fn line<'a>(

@@ -2,7 +2,7 @@
 //!
 //! Three forms, all over the same sliced weight `W[n, k]` (one unit per row `n`):
 //! - forward `y[m, n] = Σ_k x[m, k]·W[n, k]`: `x` sliced per (row, 512 of k). Per chunk `acc = fma(v, unit_x, acc)`, at the
-//!   end `y = acc · unit_w[n]`, or `fma(acc, unit_w[n], y)` when accumulating.
+//!   end `y = acc · unit_w[n]`. It always overwrites.
 //! - input gradient `dx[m, k] = Σ_n dy[m, n]·W[n, k]`: `dy[m, n]·unit_w[n]` (rounded once) is sliced per (row, 512 of n);
 //!   per chunk `acc = fma(v, unit_dy, acc)`, starting from zero or from `dx` when accumulating.
 //! - weight gradient `dW[n, k] += Σ_t dy[t, n]·x[t, k]`: both sliced along tokens, chunks of 512 that restart at row starts;
@@ -31,7 +31,7 @@ pub struct Product<'a> {
     /// Columns of one weight (inputs of the layer).
     pub k: usize,
     pub profile: Profile,
-    /// Add to what the output holds.
+    /// Input gradient: add to what the output holds. The forward product always overwrites, the weight gradient always adds.
     pub accumulate: bool,
 }
 

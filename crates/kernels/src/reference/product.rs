@@ -48,6 +48,7 @@ pub(super) fn sliced(w: Matrix<Reference>, count: usize, shape: SliceShape) -> S
 }
 
 pub(super) fn forward(y: &mut [f32], x: &SlicedRows, w: Matrix<Reference>, p: &Product, _workspace: &mut [u8]) {
+    assert!(!p.accumulate, "the forward product overwrites");
     let w = sliced(w, p.weights(), SliceShape { rows: p.n, width: p.k, profile: p.profile });
     let chunks = p.k.div_ceil(CHUNK);
     for e in 0..p.weights() {
@@ -61,7 +62,7 @@ pub(super) fn forward(y: &mut [f32], x: &SlicedRows, w: Matrix<Reference>, p: &P
                     acc = fma(v, x.units[m * chunks + c], acc);
                 }
                 let (unit, y) = (w.units[e * p.n + n], &mut y[m * p.n + n]);
-                *y = if p.accumulate { fma(acc, unit, *y) } else { acc * unit };
+                *y = acc * unit;
             }
         }
     }
