@@ -1,14 +1,14 @@
 //! The loop nest of every slice product: which block is computed by whom and when.
 //!
 //! Rows come in super-blocks of 512, so that one chunk of the left operand stays in the second-level cache. For a group of right
-//! panels of 32 columns, chunks ascend (the order of the fold), and for each panel all row blocks pass by. Threads own panels,
-//! or rows where panels are few; nobody shares an output element.
+//! panels of 32 columns, chunks ascend (the order of the fold), and for each panel all row blocks pass by. Threads share
+//! the panels, or the rows where panels are few; nobody shares an output element.
 
 use super::block::{LeftView, Prepared, Sums, block_sums};
 use super::fold::{Target, fold_block};
 use super::panels::Panels;
 use super::path::Path;
-use super::pool::{SharedMut, share};
+use super::pool::{SharedMut, Tasks, share};
 use super::slices::{BLOCK, CHUNK_TILES, LeftLayout, TILE_DEPTH};
 use crate::Cpu;
 use isobit_numerics::slices::{CHUNK, Profile};
@@ -18,6 +18,8 @@ use std::ops::Range;
 pub(super) const SUPER_BLOCK: usize = 512;
 /// Right panels that pass all chunks before the next ones: their outputs stay in the second-level cache meanwhile.
 const PANEL_GROUP: usize = 8;
+/// Panels a thread asks for at a time.
+const PANELS_ON_REQUEST: usize = 4;
 /// Bytes of left slices that stay in the second-level cache over all chunks; then one panel at a time is best.
 const LEFT_RESIDENT: usize = 1 << 20;
 
@@ -85,32 +87,31 @@ pub(super) fn run_where(
     let by_rows = panels < 2 * cpu.threads() && row_blocks > panels;
     let scratch_each = scratch.len() / cpu.threads();
     let (out, scratch) = (SharedMut::new(out), SharedMut::new(scratch));
+    // Most panels are dealt out beforehand, the rest on request: a core that a neighbour slows down should not hold up the others.
+    let dealt_each = 3 * panels / (4 * cpu.threads());
+    let dealt = dealt_each * cpu.threads();
+    let rest = Tasks::new((panels - dealt).div_ceil(PANELS_ON_REQUEST));
     cpu.pool.run(|worker| {
-        let (my_panels, my_rows) = if by_rows {
-            let blocks = share(nest.rows.len(), BLOCK, cpu.threads(), worker);
-            (0..panels, nest.rows.start + blocks.start..nest.rows.start + blocks.end)
-        } else {
-            (share(panels, 1, cpu.threads(), worker), nest.rows.clone())
-        };
-        if my_panels.is_empty() || my_rows.is_empty() {
-            return;
-        }
         #[cfg(target_arch = "x86_64")]
         let _session = (path == Path::Amx).then(super::amx::Session::start);
         // SAFETY: each thread has its own part.
         let own = unsafe { scratch.slice(worker * scratch_each..(worker + 1) * scratch_each) };
         let place = Place { out: &out, stride: nest.n, origin: 0 };
-        part(
-            &mut Worker::new(path, nest.profile, own),
-            &place,
-            left,
-            nest,
-            fold,
-            panels_of,
-            my_panels,
-            my_rows,
-            wanted,
-        );
+        let worker_state = &mut Worker::new(path, nest.profile, own);
+        if by_rows {
+            let rows = share(nest.rows.len(), BLOCK, cpu.threads(), worker);
+            let rows = nest.rows.start + rows.start..nest.rows.start + rows.end;
+            part(worker_state, &place, left, nest, fold, panels_of, 0..panels, rows, wanted);
+            return;
+        }
+        let mut take = |these: Range<usize>| {
+            part(worker_state, &place, left, nest, fold, panels_of, these, nest.rows.clone(), wanted);
+        };
+        take(worker * dealt_each..(worker + 1) * dealt_each);
+        while let Some(index) = rest.next() {
+            let first = dealt + index * PANELS_ON_REQUEST;
+            take(first..(first + PANELS_ON_REQUEST).min(panels));
+        }
     });
 }
 

@@ -1,4 +1,5 @@
-//! A thread pool with static partition: worker `w` of `n` always gets the same share, and no result depends on `n`.
+//! A thread pool: every thread runs a job once and takes its share of the work, by number (`share`) or by asking ([`Tasks`]). No
+//! result depends on how many there are or who does what.
 
 use std::any::Any;
 use std::ops::Range;
@@ -190,6 +191,27 @@ impl Shared {
         }
         state.job = None;
         state.panic.take()
+    }
+}
+
+/// Work handed out in order of asking, for tasks of unequal length or threads of unequal speed. Results never depend on who asks.
+pub struct Tasks {
+    next: AtomicUsize,
+    count: usize,
+}
+
+impl Tasks {
+    pub fn new(count: usize) -> Self {
+        Self { next: AtomicUsize::new(0), count }
+    }
+
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    pub fn next(&self) -> Option<usize> {
+        let task = self.next.fetch_add(1, Ordering::Relaxed);
+        (task < self.count).then_some(task)
     }
 }
 

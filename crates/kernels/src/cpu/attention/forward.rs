@@ -4,13 +4,13 @@
 //! the values. A row is touched only where it sees something, so what lies behind a mask may be anything.
 
 use super::operands::{Blocks, ROWS, SQUARE, Shape, Slicer, quantise_row, tree_max};
-use super::{Slicing, TILE, Tasks, Tensor, part, slice_all, split, tensor_bytes};
+use super::{Slicing, TILE, Tensor, part, slice_all, split, tensor_bytes};
 use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::cpu::block::{LeftView, Prepared, Sums, block_sums};
 use crate::cpu::fold::chunk_value;
 use crate::cpu::path::{Path, multiversion};
-use crate::cpu::pool::SharedMut;
+use crate::cpu::pool::{SharedMut, Tasks};
 use crate::cpu::slices::{BLOCK, TILE_DEPTH, left_bias};
 use crate::op::Attention;
 use crate::op::attention::HEAD_WIDTH_MAX;
@@ -105,7 +105,7 @@ pub(in crate::cpu) fn forward(
         let mut state = State::new(cpu.path, p.profile, room);
         while let Some(task) = tasks.next() {
             // Late queries see most keys: the longest tasks come first.
-            let task = tasks.count - 1 - task;
+            let task = tasks.count() - 1 - task;
             pass.query_block(&mut state, task / p.heads, task % p.heads, &o, &lse);
         }
     });

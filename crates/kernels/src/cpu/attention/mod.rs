@@ -10,13 +10,12 @@ mod operands;
 mod tile;
 
 use super::block::RightView;
-use super::pool::SharedMut;
+use super::pool::{SharedMut, Tasks};
 use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::op::Attention;
 use operands::{Blocks, ROWS, Shape, Slicer, Source};
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub(super) use backward::backward;
 pub(super) use forward::forward;
@@ -28,23 +27,6 @@ const _: () = assert!(TILE == crate::op::attention::QUERY_TILE && TILE == 2 * RO
 pub(super) fn workspace(cpu: &Cpu, p: &Attention) -> usize {
     let trains = p.spans.iter().all(|span| span.queries.len() == span.keys.len());
     forward::workspace(cpu, p).max(if trains { backward::workspace(cpu, p) } else { 0 })
-}
-
-/// Work handed out in order of asking. Results never depend on who asks.
-struct Tasks {
-    next: AtomicUsize,
-    count: usize,
-}
-
-impl Tasks {
-    fn new(count: usize) -> Self {
-        Self { next: AtomicUsize::new(0), count }
-    }
-
-    fn next(&self) -> Option<usize> {
-        let task = self.next.fetch_add(1, Ordering::Relaxed);
-        (task < self.count).then_some(task)
-    }
 }
 
 /// One `[t, heads, width]` tensor and the blocks its spans are cut into.
