@@ -35,7 +35,7 @@ impl Fma for SoftFma {
 ///
 /// The product of two float32 is exact in float64. Their sum with `c` is rounded to odd in float64 (53 bits, more
 /// than 24 + 2), after which the rounding to float32 is the only one that shows.
-#[inline]
+#[inline(always)]
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
         return HardFma::fma(a, b, c);
@@ -46,16 +46,14 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     // Two-sum: `error` is exactly what the addition lost.
     let virtual_addend = sum - product;
     let error = (product - (sum - virtual_addend)) + (addend - virtual_addend);
+    // Round to odd: an inexact sum with an even last bit moves one step towards the lost part. Without branches, so that loops
+    // over lanes vectorise; infinities and NaN give a NaN error, which compares false.
     let bits = sum.to_bits();
-    // Round to odd: an inexact sum with an even last bit moves one step towards the lost part. Infinities and NaN give
-    // a NaN error, which compares false.
     let inexact = error.abs() > 0.0;
-    if inexact && sum.is_finite() && bits & 1 == 0 {
-        let away_from_zero = (error > 0.0) == (sum > 0.0);
-        let odd = if away_from_zero { bits + 1 } else { bits - 1 };
-        return f64::from_bits(odd) as f32;
-    }
-    sum as f32
+    let away_from_zero = (error > 0.0) == (sum > 0.0);
+    let step = if away_from_zero { 1 } else { u64::MAX };
+    let moves = inexact && bits & 1 == 0;
+    f64::from_bits(bits.wrapping_add(if moves { step } else { 0 })) as f32
 }
 
 #[cfg(test)]

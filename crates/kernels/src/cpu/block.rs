@@ -103,7 +103,7 @@ pub(super) fn block_sums(
     let right_end = (right.blocks - 1) * right.block_stride + columns * slices * TILE_BYTES;
     assert!(right_end <= right.tiles.len(), "right block in bounds");
     match path {
-        Path::Scalar => wide::sums::<wide::Plain>(sums, left, rows, right, &prepared.wide, columns, profile),
+        Path::Scalar => wide::sums(sums, left, rows, right, &prepared.wide, columns, profile),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the path has AVX2; bounds were checked above.
         Path::Avx2 => unsafe { wide::sums_avx2(sums, left, rows, right, &prepared.wide, columns, profile) },
@@ -156,25 +156,9 @@ unsafe fn amx_sums(sums: &mut Sums, left: LeftView, rows: usize, right: RightVie
 mod wide {
     use super::*;
 
-    /// Accumulates `Σ_4 a·b` of one group of four for 16 columns.
-    pub(super) trait Multiply {
-        fn group(acc: &mut [[i32; 2]; TILE_ROWS], a: [i16; 4], b: &[[i16; 4]; TILE_ROWS]);
-    }
-
-    pub(super) struct Plain;
-    impl Multiply for Plain {
-        #[inline(always)]
-        fn group(acc: &mut [[i32; 2]; TILE_ROWS], a: [i16; 4], b: &[[i16; 4]; TILE_ROWS]) {
-            let a = a.map(i32::from);
-            for (acc, b) in acc.iter_mut().zip(b) {
-                acc[0] += a[0] * i32::from(b[0]) + a[1] * i32::from(b[1]);
-                acc[1] += a[2] * i32::from(b[2]) + a[3] * i32::from(b[3]);
-            }
-        }
-    }
-
-    #[inline(always)]
-    pub(super) fn sums<M: Multiply>(
+    /// One row and 16 columns at a time. Neighbouring products of 16-bit numbers are added in pairs, which baseline x86-64 has
+    /// an instruction for.
+    pub(super) fn sums(
         sums: &mut Sums,
         left: LeftView,
         rows: usize,
@@ -184,26 +168,30 @@ mod wide {
         profile: Profile,
     ) {
         let slices = profile.slice_count();
-        let (groups, _) = wide.as_chunks::<4>();
-        let (groups, _) = groups.as_chunks::<TILE_ROWS>();
-        for plane in 0..slices {
-            for row in 0..rows {
-                for block in 0..right.blocks {
-                    let mut acc = [[0i32; 2]; TILE_ROWS];
-                    for &(_, a, b) in products(profile).iter().filter(|product| product.0 == plane) {
-                        for column in 0..columns {
-                            let at = column * left.column_stride + a * left.slice_stride + row * TILE_DEPTH;
-                            let bytes = &left.bytes[at..at + TILE_DEPTH];
-                            let tile = &groups[(block * CHUNK_TILES * slices + column * slices + b) * 16..][..16];
-                            for (group, b) in tile.iter().enumerate() {
-                                let a = std::array::from_fn(|i| i16::from(bytes[group * 4 + i]));
-                                M::group(&mut acc, a, b);
+        let (groups, _) = wide.as_chunks::<{ 4 * TILE_ROWS }>();
+        for (plane, row) in (0..slices).flat_map(|plane| (0..rows).map(move |row| (plane, row))) {
+            for block in 0..right.blocks {
+                // Two sums for each column: of the first and of the second pair of a group of four.
+                let mut acc = [[0i32; 4]; TILE_ROWS / 2];
+                for &(_, a, b) in products(profile).iter().filter(|product| product.0 == plane) {
+                    for column in 0..columns {
+                        let at = column * left.column_stride + a * left.slice_stride + row * TILE_DEPTH;
+                        let (bytes, _) = left.bytes[at..at + TILE_DEPTH].as_chunks::<4>();
+                        let tile = &groups[(block * CHUNK_TILES * slices + column * slices + b) * 16..][..16];
+                        for (a, b) in bytes.iter().zip(tile) {
+                            let a: [i16; 8] = std::array::from_fn(|i| i16::from(a[i % 4]));
+                            for (acc, b) in acc.iter_mut().zip(b.as_chunks::<8>().0) {
+                                for i in 0..4 {
+                                    acc[i] += i32::from(a[2 * i]) * i32::from(b[2 * i])
+                                        + i32::from(a[2 * i + 1]) * i32::from(b[2 * i + 1]);
+                                }
                             }
                         }
                     }
-                    for (out, acc) in sums.0[plane][row][block * TILE_ROWS..].iter_mut().zip(acc) {
-                        *out = acc[0] + acc[1];
-                    }
+                }
+                let out = &mut sums.0[plane][row][block * TILE_ROWS..];
+                for (out, pair) in out.iter_mut().zip(acc.as_flattened().as_chunks::<2>().0) {
+                    *out = pair[0] + pair[1];
                 }
             }
         }
