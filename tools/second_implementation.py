@@ -1,0 +1,738 @@
+#!/usr/bin/env python3
+"""A second implementation of docs/numerics.md, and whether it gives the same bits.
+
+Needs Python 3 and numpy. From the repository root:
+
+    tools/second_implementation.py                   every case, a few seconds
+    tools/second_implementation.py --only attention  one op
+    tools/second_implementation.py --verbose         also the name of every case that differs
+
+The arithmetic below is written from docs/numerics.md alone; it shares no code with the crates. Every case of
+crates/conformance/golden/reference.txt is computed again from the parameters in its name, on inputs drawn as
+crates/conformance/src/data.rs draws them, and its digest compared with the file's. The answers that the document itself
+gives are compared too. Prints a line per op; the exit code is 1 if anything differs or nothing was compared.
+"""
+import argparse, ast, math, pathlib, re, struct, sys, time
+import numpy as np
+
+F, D, U, W = np.float32, np.float64, np.uint32, np.uint64
+NAN = U(0x7FC00000)
+np.seterr(all="ignore")
+
+
+# ------------------------------------------------------------------ ground rules
+def bits(x): return np.asarray(x, F).view(U)
+def flt(u): return np.asarray(u, U).view(F)
+def words(text): return [flt(int(word, 16)) for word in text.split()]
+
+def fma(a, b, c):
+    """Rounded once: the product is exact in float64; the sum is rounded to odd there, then to nearest in float32."""
+    product, c = np.multiply(a, b, dtype=D), np.asarray(c, D)
+    total = product + c
+    part = total - product
+    lost = (product - (total - part)) + (c - part)
+    u = np.asarray(total).view(np.int64)
+    adjust = (lost != 0) & np.isfinite(total) & (u & 1 == 0)
+    step = np.where((lost > 0) == (total > 0), 1, -1)
+    return np.where(adjust, u + step, u).view(D).astype(F)
+
+def blocks(n, size): return [(first, min(first + size, n)) for first in range(0, n, size)]
+def rows_of(row_starts): return list(zip(row_starts, row_starts[1:]))
+
+
+# ------------------------------------------------------------------ sums
+def lane_sum(p, q=None):
+    """Over the last axis; with q, of fma(p, q, .)."""
+    shape = np.broadcast_shapes(np.shape(p), np.shape(q) if q is not None else ())
+    p = np.broadcast_to(np.asarray(p, F), shape)
+    q = None if q is None else np.broadcast_to(q, shape)
+    lanes = np.zeros(shape[:-1] + (32,), F)
+    for first, last in blocks(shape[-1], 32):
+        part = lanes[..., : last - first]
+        part[...] = part + p[..., first:last] if q is None else fma(p[..., first:last], q[..., first:last], part)
+    for half in (16, 8, 4, 2, 1):
+        lanes = lanes[..., :half] + lanes[..., half:]
+    return lanes[..., 0]
+
+def sum_over_tokens(g, row_starts, step):
+    """`step(t, s)` is the block's sum s after token t."""
+    for start, end in rows_of(row_starts):
+        for first, last in blocks(end - start, 128):
+            s = np.zeros_like(g)
+            for t in range(start + first, start + last):
+                s = step(t, s)
+            g = g + s
+    return g
+
+
+# ------------------------------------------------------------------ slices and the slice product
+LIMIT = {"X2": F(32512), "X3": F(8323072)}
+DIVISOR = {"X2": F(2032), "X3": F(32512)}
+
+def cut(x, profile):
+    """Slices of the last axis as one group: arrays of whole numbers from high to low, and the unit."""
+    largest = np.abs(x).max(axis=-1, initial=F(0))
+    zero, finite = largest < F(2.0**-100), np.isfinite(largest)
+    multiplier = np.where(zero | ~finite, F(0), LIMIT[profile] / largest)[..., None]
+    unit = np.where(finite, np.where(zero, F(0), largest / DIVISOR[profile]), F(np.nan))
+    q = np.where(multiplier == 0, F(0), np.rint(x * multiplier)).astype(np.int64)
+    parts = []
+    for _ in range(1 if profile == "X2" else 2):
+        high = (q + 128) >> 8
+        parts.append(q - 256 * high)
+        q = high
+    return [part.astype(D) for part in [q] + parts[::-1]], unit
+
+def value(a, b):
+    """Chunk values of rows of `a` with rows of `b`. The sums are whole numbers below 2**53: exact in float64."""
+    dot = lambda i, j: a[i] @ b[j].T
+    if len(a) == 2:
+        return (256 * dot(0, 0) + (dot(0, 1) + dot(1, 0))).astype(F)
+    s1, s2, s3 = dot(0, 0), dot(0, 1) + dot(1, 0), dot(0, 2) + dot(1, 1) + dot(2, 0)
+    return fma(s1.astype(F), F(65536), fma(s2.astype(F), F(256), s3.astype(F)))
+
+def transposed(parts, first, last): return [part[first:last].T for part in parts]
+
+def product_forward(x, weight, profile):
+    w, unit = weight
+    acc = np.zeros((len(x), len(unit)), F)
+    for first, last in blocks(x.shape[1], 512):
+        a, ux = cut(x[:, first:last], profile)
+        acc = fma(value(a, [part[:, first:last] for part in w]), ux[:, None], acc)
+    return acc * unit
+
+def product_grad_input(dy, weight, profile, acc):
+    w, unit = weight
+    d = dy * unit
+    for first, last in blocks(d.shape[1], 512):
+        a, ud = cut(d[:, first:last], profile)
+        acc = fma(value(a, transposed(w, first, last)), ud[:, None], acc)
+    return acc
+
+def product_grad_weight(dy, x, row_starts, profile, dw):
+    for start, end in rows_of(row_starts):
+        for first, last in blocks(end - start, 512):
+            tokens = slice(start + first, start + last)
+            (a, ud), (b, ux) = cut(dy[tokens].T, profile), cut(x[tokens].T, profile)
+            dw = fma(value(a, b), ud[:, None] * ux[None, :], dw)
+    return dw
+
+
+# ------------------------------------------------------------------ elementary functions
+SHIFT, LOG2E = F(12583166), flt(0x3FB8AA3B)
+LN2_HIGH, LN2_LOW = words("3f317200 35bfbe8e")
+ONE, TWO, HALF, ZERO = F(1), F(2), F(0.5), F(0)
+
+def horner(v, lowest_first):
+    p = lowest_first[-1]
+    for next_one in lowest_first[-2::-1]:
+        p = fma(p, v, next_one)
+    return p
+
+def clamp(x, limit):
+    r = np.where(x > -F(limit), x, -F(limit))
+    return np.where(r < F(limit), r, F(limit))
+
+def canonical(bad, y): return flt(np.where(bad, NAN, bits(y)))
+
+def scaled(p, t):
+    half = bits(t) >> U(1)
+    rest = bits(t) - half
+    return p * flt(half << U(23)), flt(rest << U(23))
+
+def exp_scaled(x):
+    x = clamp(x, 150)
+    t = fma(x, LOG2E, SHIFT)
+    n = t - SHIFT
+    r = fma(n, -LN2_LOW, fma(n, -LN2_HIGH, x))
+    return scaled(horner(r, [ONE, ONE] + words("3efffffe 3e2aaa49 3d2aac58 3c091cc7 3ab526b0")), t)
+
+def exp_value(x):
+    near, far = exp_scaled(x)
+    return near * far
+
+def exp(x): return canonical(np.isnan(x), exp_value(x))
+
+def exp2(x):
+    c = clamp(x, 200)
+    t = c + SHIFT
+    f = c - (t - SHIFT)
+    near, far = scaled(horner(f, [ONE] + words("3f317218 3e75fdee 3d6357be 3c1d96f0 3aaf8417 3920b5a9")), t)
+    return canonical(np.isnan(x), near * far)
+
+def ln_normal(x, exponent, tail):
+    o = bits(x) - U(0x3F2AAAAB)
+    k = ((o.view(np.int32) >> 23) + exponent).astype(F)
+    f = flt((o & U(0x7FFFFF)) + U(0x3F2AAAAB)) - ONE
+    p = horner(f, words("3eaaaaab be7fff8c 3e4ccbf7 be2acbc6 3e1275b7 bdf9d816 3ddc8f7d be03615d 3df4e8c5"))
+    curve = (f * f) * fma(p, f, -HALF)
+    base = k * LN2_HIGH
+    total = base + f
+    lost = f - (total - base)
+    return total + (fma(k, LN2_LOW, curve) + (lost + tail))
+
+def ln(x):
+    x = np.asarray(x, F)
+    y = np.where(x < F(2.0**-126), ln_normal(x * F(2**23), -23, ZERO), ln_normal(x, 0, ZERO))
+    y = np.where(x == F(np.inf), F(np.inf), np.where(x == 0, -F(np.inf), y))
+    return canonical((x < 0) | np.isnan(x), y)
+
+def sine_or_cosine(x, cosine_wanted):
+    table = np.array([0, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB], U)
+    a = bits(x) & U(0x7FFFFFFF)
+    e = a >> U(23)
+    position = np.where(e > 120, e - U(120), U(0))
+    w, s = position >> U(5), position & U(31)
+    w0, w1, w2 = (((table[w + i] << s) | ((table[w + i + 1] >> U(1)) >> (U(31) - s))).astype(W) for i in range(3))
+    m = ((a & U(0x7FFFFF)) | U(0x800000)).astype(W)
+    p = ((m * w0) << W(32)) + m * w1 + ((m * w2) >> W(32))
+    quadrant = (p + W(2**61)) >> W(62)
+    r64 = (p - (quadrant << W(62))).view(np.int64)
+    upper = (r64 >> 40).astype(F) * F(2.0**-22)
+    middle = ((r64 >> 18) & 0x3FFFFF).astype(F) * F(2.0**-44)
+    lower = (r64 & 0x3FFFF).astype(F) * F(2.0**-62)
+    pi_high, pi_low = words("3fc90fdb b33bbd2e")
+    turn = upper + middle
+    lost = (middle - (turn - upper)) + lower
+    product = turn * pi_high
+    tail = fma(lost, pi_high, fma(turn, pi_low, fma(turn, pi_high, -product)))
+    r = product + tail
+    low = tail - (r - product)
+    small = a <= U(0x3F490FDA)
+    r, low = np.where(small, flt(a), r), np.where(small, ZERO, low)
+    q = np.where(small, W(0), quadrant) + W(cosine_wanted)
+    z = r * r
+    sine = r + fma(r * z, horner(z, words("be2aaaab 3c0888ba b9502cac 363e17a6")), low)
+    c = horner(z, words("3d2aaaa5 bab60615 37ccf482"))
+    error, half = fma(r, r, -z), HALF * z
+    top = ONE - half
+    lost = (ONE - top) - half
+    slope = fma(r, low, HALF * error)
+    cosine = top + (fma(z * z, c, lost) - slope)
+    v = bits(np.where(q & W(1) == 0, sine, cosine)) ^ ((q & W(2)).astype(U) << U(30))
+    if not cosine_wanted:
+        v = v ^ (bits(x) & U(0x80000000))
+    return canonical(a >= U(0x7F800000), flt(v))
+
+def with_sign_of(x, y): return flt(bits(y) | (bits(x) & U(0x80000000)))
+
+def tanh(x):
+    a = np.abs(x)
+    z = a * a
+    small = fma(a * z, horner(z, words("beaaaaaa 3e08883d bd5cf8c4 3cb1d2a8 bc062f68 3b0d140b")), a)
+    large = ONE - TWO / (exp_value(a + a) + ONE)
+    return canonical(np.isnan(x), with_sign_of(x, np.where(a < F(0.625), small, large)))
+
+def over(high, low, e):
+    d = ONE + e
+    dropped = e - (d - ONE)
+    q = high / d
+    rem = fma(-q, dropped, fma(-q, d, high) + low)
+    return fma(rem, fma(d, -HALF, flt(0x3FBA827A)), q)
+
+def near_far(b, x):
+    near, far = exp_scaled(-np.abs(b))
+    return np.where(x < 0, near, ONE), np.where(x < 0, far, ONE), near * far
+
+def sigmoid(x):
+    near, far, e = near_far(x, x)
+    return canonical(np.isnan(x), over(near, ZERO, e) * far)
+
+def silu(x):
+    b = clamp(x, 128)
+    near, far, e = near_far(b, x)
+    high = b * near
+    low = fma(b, near, -high)
+    y = over(high, low, e) * far
+    return canonical(np.isnan(x), with_sign_of(x, np.where(x > 128, x, y)))
+
+def silu_grad(x):
+    b = clamp(x, 128)
+    near, far, e = near_far(b, x)
+    s = over(near, ZERO, e)
+    t = over(np.where(x < 0, ONE, e), ZERO, e)
+    return canonical(np.isnan(x), (s * fma(b, t, ONE)) * far)
+
+def softplus(x):
+    e = exp_value(-np.abs(x))
+    d = ONE + e
+    lost = e - (d - ONE)
+    return canonical(np.isnan(x), np.where(x > 0, x, ZERO) + ln_normal(d, 0, lost / d))
+
+def rsqrt(x):
+    y = ONE / np.sqrt(x)
+    return canonical(np.isnan(y), y)
+
+ELEMENTARY = dict(exp=exp, exp2=exp2, ln=ln, sin=lambda x: sine_or_cosine(x, 0), cos=lambda x: sine_or_cosine(x, 1),
+                  tanh=tanh, sigmoid=sigmoid, silu=silu, silu_grad=silu_grad, softplus=softplus, rsqrt=rsqrt)
+
+
+# ------------------------------------------------------------------ random numbers, casts, digests
+def mix64(z):
+    z = np.asarray(z, W)
+    z = (z ^ (z >> W(30))) * W(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> W(27))) * W(0x94D049BB133111EB)
+    return z ^ (z >> W(31))
+
+def philox(c0, c1, c2, c3, key):
+    """Arrays of counters to an array [..., 4] of words; 32-bit numbers are held in 64 bits."""
+    low = W(0xFFFFFFFF)
+    c = [np.asarray(x, W) for x in np.broadcast_arrays(c0, c1, c2, c3)]
+    k0, k1 = W(key[0]), W(key[1])
+    for _ in range(10):
+        first, third = W(0xD2511F53) * c[0], W(0xCD9E8D57) * c[2]
+        c = [(third >> W(32)) ^ c[1] ^ k0, third & low, (first >> W(32)) ^ c[3] ^ k1, first & low]
+        k0, k1 = (k0 + W(0x9E3779B9)) & low, (k1 + W(0xBB67AE85)) & low
+    return np.stack(c, axis=-1)
+
+def philox_key(seed, purpose):
+    key = int(mix64(mix64(seed) + W(purpose)))
+    return key & 0xFFFFFFFF, key >> 32
+
+def dropout_threshold(p): return min(int(np.rint(D(p) * 2.0**32)), 2**32 - 1)
+
+DIGEST_KEY = philox(np.arange(257), 0, 0, 0, (0x49534F42, 0x44475354)).reshape(-1).astype(U)
+
+def digest(data):
+    block = np.frombuffer(data + bytes(-len(data) % 4096), "<u4").reshape(-1, 1024)
+    even, odd, k = block[:, 0::2], block[:, 1::2], DIGEST_KEY
+    pairs = lambda o: (even + k[o : 1024 + o : 2]).astype(W) * (odd + k[1 + o : 1025 + o : 2]).astype(W)
+    h0, h1 = (pairs(o).sum(axis=1, dtype=W) for o in (0, 4))
+    a = mix64(h0 + mix64(np.arange(1, len(block) + 1, dtype=W)))
+    c1 = mix64(h1 + a)
+    c0 = mix64(a + c1)
+    d0 = mix64(c0.sum(dtype=W) ^ mix64(W(len(data) + 1)))
+    d1 = mix64(c1.sum(dtype=W) + d0)
+    return int(d0), int(d1)
+
+def text_of(d): return "%016x%016x" % d
+
+def to_bf16(x):
+    u = bits(x)
+    rounded = (u + U(0x7FFF) + ((u >> U(16)) & U(1))) >> U(16)
+    return np.where(np.isnan(x), U(0x7FC0), rounded).astype(np.uint16)
+
+def to_f16(x):
+    return np.where(np.isnan(x), np.uint16(0x7E00), np.asarray(x, F).astype(np.float16).view(np.uint16))
+
+def from_bf16(u):
+    y = flt(u.astype(U) << U(16))
+    return canonical(np.isnan(y), y)
+
+def from_f16(u):
+    y = u.view(np.float16).astype(F)
+    return canonical(np.isnan(y), y)
+
+def stored(x, form):
+    return {"F32": lambda: x, "Bf16": lambda: from_bf16(to_bf16(x)), "F16": lambda: from_f16(to_f16(x))}[form]()
+
+
+# ------------------------------------------------------------------ optimizer and norm
+def adamw_coefficients(step, lr, beta1, beta2, eps, weight_decay):
+    c1, c2 = 1 - math.pow(beta1, step), 1 - math.pow(beta2, step)
+    return [F(x) for x in (1 - lr * weight_decay, 1 - beta1, beta2, 1 - beta2, lr / c1, 1 / math.sqrt(c2), eps)]
+
+def adamw(p, m, v, g, coefficients):
+    decay, one_minus_beta1, beta2, one_minus_beta2, step_size, inv_sqrt_c2, eps = coefficients
+    p = p * decay
+    m = fma(one_minus_beta1, g - m, m)
+    v = fma(one_minus_beta2, g * g, beta2 * v)
+    d = fma(np.sqrt(v), inv_sqrt_c2, eps)
+    return fma(-step_size, m / d, p), m, v
+
+def sum_squares(x):
+    if len(x) == 0:
+        return F(0)
+    level = np.array([lane_sum(x[a:b], x[a:b]) for a, b in blocks(len(x), 4096)])
+    while len(level) > 1:
+        level = np.array([lane_sum(level[a:b]) for a, b in blocks(len(level), 4096)])
+    return level[0]
+
+
+# ------------------------------------------------------------------ attention
+class Head:
+    """One query head over one span: slices, visibility and scores."""
+
+    def __init__(self, q, k, v, window, scale, profile):
+        self.profile, self.scale = profile, scale
+        (self.q, self.sq), (self.k, self.sk), (self.v, self.sv) = (cut(x, profile) for x in (q, k, v))
+        i, j = np.arange(len(k) - len(q), len(k))[:, None], np.arange(len(k))[None, :]
+        self.visible = (j <= i) & (True if window is None else j + window > i)
+        scale2 = F(D(scale) * 1.4426950408889634)
+        self.z = value(self.q, self.k) * ((self.sq * scale2)[:, None] * self.sk)
+
+    def forward(self):
+        n, width = len(self.sq), self.v[0].shape[1]
+        m, l, o = np.full(n, -np.inf, F), np.zeros(n, F), np.zeros((n, width), F)
+        for first, last in blocks(len(self.sk), 128):
+            seen = self.visible[:, first:last]
+            any_seen = seen.any(axis=1)
+            z = np.where(seen, self.z[:, first:last], -F(np.inf))
+            top = np.maximum(m, z.max(axis=1))
+            a = exp2(m - top)
+            p = np.where(seen, exp2(z - top[:, None]), ZERO)
+            w, u = cut(p * self.sv[first:last], self.profile)
+            new_o = fma(value(w, transposed(self.v, first, last)), u[:, None], o * a[:, None])
+            l = np.where(any_seen, fma(l, a, lane_sum(p)), l)
+            o = np.where(any_seen[:, None], new_o, o)
+            m = np.where(any_seen, top, m)
+        return o * (ONE / l)[:, None], m + (ln(l) * LOG2E)
+
+    def backward(self, d_o, o, lse):
+        do, sdo = cut(d_o, self.profile)
+        p = np.where(self.visible, exp2(self.z - lse[:, None]), ZERO)
+        g = p * fma(value(do, self.v), sdo[:, None] * self.sv, -lane_sum(d_o, o)[:, None])
+        g = np.where(self.visible, g, ZERO)
+        return (self.gather(g * (self.sk * self.scale), self.visible, self.k),
+                self.gather((g * (self.sq * self.scale)[:, None]).T, self.visible.T, self.q),
+                self.gather((p * sdo[:, None]).T, self.visible.T, do))
+
+    def gather(self, weights, visible, parts):
+        acc = np.zeros((len(weights), parts[0].shape[1]), F)
+        for first, last in blocks(weights.shape[1], 128):
+            seen = visible[:, first:last]
+            w, u = cut(np.where(seen, weights[:, first:last], ZERO), self.profile)
+            new = fma(value(w, transposed(parts, first, last)), u[:, None], acc)
+            acc = np.where(seen.any(axis=1)[:, None], new, acc)
+        return acc
+
+
+# ------------------------------------------------------------------ inputs, as crates/conformance/src/data.rs draws them
+EDGES = np.array([0.0, -0.0, 1e-45, -1e-45, 1.1754942e-38, -1.1754944e-38, 1e-20, -1e-20, 1e15, -1e15, 1, -1, 0.5, 1.5], F)
+
+class Random:
+    def __init__(self, seed):
+        self.state = (seed * 0x9E3779B97F4A7C15 % 2**64) ^ 0xD1B54A32D192ED03
+
+    def words(self, n):
+        z = W(self.state) + np.arange(1, n + 1, dtype=W) * W(0x9E3779B97F4A7C15)
+        self.state = (self.state + n * 0x9E3779B97F4A7C15) % 2**64
+        return mix64(z)
+
+    def below(self, limit):
+        return int(self.words(1)[0] % W(limit))
+
+    def f32s(self, kind, n):
+        if kind == "Zeros":
+            return np.zeros(n, F)
+        if kind == "Edges":
+            first, second = self.words(2 * n).reshape(n, 2).T
+            ties = ((second % W(65025)).astype(F) - F(32512)) / F(65024)
+            return np.where(first % W(3) == 0, EDGES[second % W(14)], ties)
+        per = 4 if kind == "Plain" else 5
+        draws = self.words(per * n).reshape(n, per)
+        u = (draws[:, -4:] >> W(40)).astype(F) / F(2**24)
+        normal = ((((u[:, 0] + u[:, 1]) + u[:, 2]) + u[:, 3]) - F(2)) * F(1.7320508)
+        if kind == "Plain":
+            return normal
+        size = F(1e-3) * (F(4) ** (draws[:, 0] % W(8)).astype(F))
+        return normal * size * np.where(np.arange(n) % 37 == 5, F(1000), F(1))
+
+
+# ------------------------------------------------------------------ cases: outputs as (name, array) from parameters
+def product_case(segments, row_starts, n, k, profile, format, kind):
+    m, count = segments[-1], len(segments) - 1
+    weights = stored(Random(1).f32s(kind, count * n * k), format).reshape(count, n, k)
+    random = Random(m + 2)
+    x, dy = random.f32s(kind, m * k).reshape(m, k), random.f32s(kind, m * n).reshape(m, n)
+    dx = [np.zeros((m, k), F), random.f32s("Plain", m * k).reshape(m, k)]
+    dw = random.f32s("Plain", count * n * k).reshape(count, n, k)
+    y = np.zeros((m, n), F)
+    for e, (start, end) in enumerate(rows_of(segments)):
+        if start == end:
+            continue
+        rows, weight = slice(start, end), cut(weights[e], profile)
+        y[rows] = product_forward(x[rows], weight, profile)
+        for old in dx:
+            old[rows] = product_grad_input(dy[rows], weight, profile, old[rows])
+        starts = [t for t in row_starts if start <= t <= end]
+        dw[e] = product_grad_weight(dy, x, starts, profile, dw[e])
+    return 2 * [("y", y), ("dx", dx[0]), ("dx accumulated", dx[1]), ("dw", dw)]
+
+def thin_case(row_starts, rank, width, layout, alpha, kind):
+    tokens, random = row_starts[-1], Random(row_starts[-1])
+    x, u = random.f32s(kind, tokens * width).reshape(-1, width), random.f32s(kind, tokens * rank).reshape(-1, rank)
+    lies = lambda v: v.reshape(rank, width) if layout == "RankMajor" else v.reshape(width, rank).T
+    factor = lies(random.f32s(kind, rank * width))
+    y = random.f32s("Plain", tokens * width).reshape(-1, width)
+    dfactor = lies(random.f32s("Plain", rank * width))
+    s = np.zeros_like(y)
+    for j in range(rank):
+        s = fma(u[:, j : j + 1], factor[j], s)
+    scaled_u = F(alpha) * u
+    dfactor = sum_over_tokens(dfactor, row_starts, lambda t, s: fma(scaled_u[t][:, None], x[t], s))
+    return [("u", lane_sum(x[:, None, :], factor)), ("y", fma(F(alpha), s, y)),
+            ("dfactor", dfactor if layout == "RankMajor" else dfactor.T)]
+
+def bias_case(row_starts, width, kind):
+    tokens, random = row_starts[-1], Random(row_starts[-1])
+    y = random.f32s(kind, tokens * width).reshape(-1, width) + random.f32s(kind, width)
+    dbias, dy = random.f32s("Plain", width), random.f32s(kind, tokens * width).reshape(-1, width)
+    return [("y", y), ("dbias", sum_over_tokens(dbias, row_starts, lambda t, s: s + dy[t]))]
+
+def residual_case(length, factor, kind):
+    random = Random(length)
+    a, b = random.f32s(kind, length), random.f32s(kind, length)
+    return [("sum", a + b), ("scaled", a * F(factor))]
+
+def swiglu_case(length, kind):
+    random = Random(length)
+    gate, up, dh = (random.f32s(kind, length) for _ in range(3))
+    return [("h", silu(gate) * up), ("dgate", (dh * up) * silu_grad(gate)), ("dup", dh * silu(gate))]
+
+def rms_norm_case(row_starts, width, zero_centred, kind):
+    tokens, random = row_starts[-1], Random(row_starts[-1])
+    x, dy = random.f32s(kind, tokens * width).reshape(-1, width), random.f32s(kind, tokens * width).reshape(-1, width)
+    weight = random.f32s(kind, width)
+    w = ONE + weight if zero_centred else weight
+    inv = ONE / np.sqrt(lane_sum(x, x) / F(width) + F(1e-6))
+    n, g = x * inv[:, None], dy * w
+    m = lane_sum(g, n) / F(width)
+    d = fma(-n, m[:, None], g) * inv[:, None]
+    old, dweight = random.f32s("Plain", tokens * width).reshape(-1, width), random.f32s("Plain", width)
+    dweight = sum_over_tokens(dweight, row_starts, lambda t, s: s + dy[t] * n[t])
+    return [("y", n * w), ("inverse", inv), ("dx", d), ("dx accumulated", old + d), ("dweight", dweight)]
+
+def rope_case(shape, kind):
+    tokens, heads, width, half = shape["tokens"], shape["heads"], shape["head_width"], shape["rotary_width"] // 2
+    length = tokens * heads * width
+    random = Random(length)
+    cos, sin = (random.f32s(kind, 19 * half).reshape(19, half) for _ in range(2))
+    positions = [random.below(19) for _ in range(tokens)]
+    x, dx = (random.f32s(kind, length).reshape(tokens, heads, width) for _ in range(2))
+    c, s = cos[positions][:, None], sin[positions][:, None]
+    for y, forward in ((x, True), (dx, False)):
+        a, b = y[..., :half].copy(), y[..., half : 2 * half].copy()
+        y[..., :half] = fma(a, c, -(b * s) if forward else b * s)
+        y[..., half : 2 * half] = fma(b, c, a * s if forward else -(a * s))
+    return [("x", x), ("dx", dx)]
+
+def attention_case(spans, heads, kv_heads, key_width, value_width, window, profile, kind):
+    queries, keys = max(s["queries"][1] for s in spans), max(s["keys"][1] for s in spans)
+    random = Random(key_width * 1000 + queries)
+    q = random.f32s(kind, queries * heads * key_width).reshape(queries, heads, key_width)
+    k = random.f32s(kind, keys * kv_heads * key_width).reshape(keys, kv_heads, key_width)
+    v = random.f32s(kind, keys * kv_heads * value_width).reshape(keys, kv_heads, value_width)
+    d_o = random.f32s("Plain" if kind == "Edges" else kind, queries * heads * value_width).reshape(queries, heads, -1)
+    trains = all(s["queries"][1] - s["queries"][0] == s["keys"][1] - s["keys"][0] for s in spans)
+    o, lse = np.zeros_like(d_o), np.zeros((queries, heads), F)
+    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    scale, group = ONE / np.sqrt(F(key_width)), heads // kv_heads
+    for span in spans:
+        qs, ks = slice(*span["queries"]), slice(*span["keys"])
+        for h in range(heads):
+            g = h // group
+            head = Head(q[qs, h], k[ks, g], v[ks, g], window, scale, profile)
+            o[qs, h], lse[qs, h] = head.forward()
+            if trains:
+                dq[qs, h], dk_h, dv_h = head.backward(d_o[qs, h], o[qs, h], lse[qs, h])
+                first = h % group == 0
+                dk[ks, g] = dk_h if first else dk[ks, g] + dk_h
+                dv[ks, g] = dv_h if first else dv[ks, g] + dv_h
+    return [("o", o), ("lse", lse)] + ([("dq", dq), ("dk", dk), ("dv", dv)] if trains else [])
+
+def embedding_case(tokens, vocabulary, width, distinct, kind):
+    random = Random(tokens)
+    table = random.f32s(kind, vocabulary * width).reshape(vocabulary, width)
+    step = (vocabulary - 1) // (max(distinct, 2) - 1)
+    ids = [random.below(distinct) * step for _ in range(tokens)]
+    dtable = random.f32s("Plain", vocabulary * width).reshape(vocabulary, width)
+    dy = random.f32s(kind, tokens * width).reshape(tokens, width)
+    for t, row in enumerate(ids):
+        dtable[row] = dtable[row] + dy[t]
+    return [(f"y {form.lower()}", stored(table, form)[ids]) for form in ("F32", "Bf16", "F16")] + [("dtable", dtable)]
+
+def head_loss_case(row_starts, hidden, vocabulary, profile, format, kind, ignored, with_dhead, poison):
+    tokens = row_starts[-1]
+    random = Random(tokens * 1009 + vocabulary * 31 + hidden)
+    h = random.f32s(kind, tokens * hidden).reshape(tokens, hidden)
+    head = stored(random.f32s(kind, vocabulary * hidden), format).reshape(vocabulary, hidden)
+    if kind == "Plain":
+        h = h * F(0.1)
+    if poison is not None:
+        h[poison, 0] = np.nan
+    labels = []
+    for token in range(tokens):
+        label = random.below(vocabulary)
+        skip = {"None": lambda: False, "Some": lambda: random.below(3) == 0,
+                "Prompt": lambda: token < tokens * 3 // 4, "All": lambda: True}[str(ignored)]()
+        labels.append(-100 if skip else label)
+    labels = np.array(labels)
+    weight, dhead = random.f32s("Plain", tokens), random.f32s("Plain", vocabulary * hidden).reshape(head.shape)
+
+    w = cut(head, profile)
+    z = product_forward(h, w, profile)
+    tops, sums = [], []
+    for first, last in blocks(vocabulary, 512):
+        tops.append(np.fmax.reduce(z[:, first:last], axis=1, initial=-F(np.inf)))
+        sums.append(lane_sum(exp(z[:, first:last] - tops[-1][:, None])))
+    tops, sums = np.stack(tops, 1), np.stack(sums, 1)
+    m = tops.max(axis=1)
+    lse = m + ln(lane_sum(sums * exp(tops - m[:, None])))
+    taken = labels == -100
+    loss = np.where(taken, ZERO, lse - z[np.arange(tokens), np.where(taken, 0, labels)])
+    best = (z == m[:, None]).argmax(axis=1).astype(U)
+
+    one_hot = (np.arange(vocabulary) == labels[:, None]).astype(F)
+    dz = np.where(taken[:, None], ZERO, (exp(z - lse[:, None]) - one_hot) * weight[:, None])
+    dh = np.where(taken[:, None], ZERO, product_grad_input(dz, w, profile, np.zeros_like(h)))
+    outputs = [("loss", loss), ("lse", lse), ("best", best), ("dh", dh)]
+    # The document leaves the NaN of a gradient open; the suite's is the canonical one.
+    outputs = [(name, canonical(np.isnan(x), x) if x.dtype == F else x) for name, x in outputs]
+    return outputs + ([("dhead", product_grad_weight(dz, h, row_starts, profile, dhead))] if with_dhead else [])
+
+def dropout_case(row_starts, width, probability, kind):
+    length = row_starts[-1] * width
+    x = Random(length).f32s(kind, length)
+    word = np.zeros(length, W)
+    key = philox_key(11, 1)
+    for row, (start, end) in enumerate(rows_of(row_starts)):
+        element = np.arange((end - start) * width, dtype=W)
+        four = philox(element // W(4), 7 + row, 5, 3, key)
+        word[start * width : end * width] = four[element.astype(int), (element % W(4)).astype(int)]
+    return [("y", np.where(word >= W(dropout_threshold(probability)), x * F(1 / (1 - probability)), ZERO))]
+
+def adamw_case(length, step, settings, kind):
+    random = Random(length)
+    p, m, v, g = (random.f32s(kind, length) for _ in range(4))
+    return list(zip(("parameter", "m", "v"), adamw(p, m, np.abs(v), g, adamw_coefficients(step, **settings))))
+
+def sum_squares_case(length, kind):
+    pattern = Random(length).f32s(kind, min(length, 10007))
+    return [("sum", np.array([sum_squares(np.resize(pattern, length))]))]
+
+def digest_case(length):
+    w = Random(length).words(length).astype(U)
+    pair = lambda data: np.array(digest(data.tobytes()), W)
+    return [("u32", pair(w)), ("f32", pair(w)), ("bf16", pair(w.astype(np.uint16))), ("u8", pair(w.astype(np.uint8)))]
+
+def narrow_case(x):
+    return [("bf16", to_bf16(x)), ("f16", to_f16(x)), ("f32", x)]  # float32 to float32 is a copy
+
+def cast_case(length, name):
+    if name == "16-bit patterns":
+        every = np.arange(2**16, dtype=np.uint16)
+        return [("from bf16", from_bf16(every)), ("from f16", from_f16(every))]
+    if name == "boundaries":
+        some = np.arange(0, 2**16, 7).astype(np.uint16)
+        wide = bits(some.view(np.float16).astype(F))
+        wide = np.where(np.isnan(flt(wide)), wide | U(0x400000), wide)  # the suite's input has quiet NaN
+        edges = np.stack([some.astype(U) << U(16) | U(0x8000), wide | U(0x1000)], 1)
+        return narrow_case(flt((edges[:, :, None] + np.array([-1, 0, 1]).astype(U)).reshape(-1)))
+    if name == "patterns":
+        return narrow_case(flt(np.arange(0, 2**32, 99991).astype(U)))
+    return narrow_case(Random(2).f32s({1: "Plain", 33: "Outliers", 4097: "Edges", 0: "Zeros"}[length], length))
+
+def elementary_arguments():
+    """The arguments of the elementary cases come from one generator, function after function."""
+    random = Random(1)
+    sets = {}
+    for name in ELEMENTARY:
+        inside = (random.words(256 * 2 * 4) & W(0x7FFFFF)).astype(U).reshape(256, 2, 4)
+        ends = np.broadcast_to(np.array([0, 1, 0x3FFFFF, 0x400000, 0x7FFFFE, 0x7FFFFF], U), (256, 2, 6))
+        high = (np.arange(256, dtype=U) << U(23))[:, None] | np.array([0, 2**31], U)
+        sets[name, 5120] = flt((high[:, :, None] | np.concatenate([ends, inside], 2)).reshape(-1))
+        sets[name, 2003] = random.f32s("Plain", 2003) * F(8)
+    return sets
+
+
+# ------------------------------------------------------------------ the suite
+CASES = dict(ProductCase=product_case, ThinCase=thin_case, BiasCase=bias_case, ResidualCase=residual_case,
+             SwigluCase=swiglu_case, RmsNormCase=rms_norm_case, RopeCase=rope_case, AttentionCase=attention_case,
+             EmbeddingCase=embedding_case, HeadLossCase=head_loss_case, DropoutCase=dropout_case, AdamWCase=adamw_case,
+             SumSquaresCase=sum_squares_case, DigestCase=digest_case)
+
+def parameters(text):
+    """`A { b: 1, c: D { e: 0..2 }, f: Some(3) }` as a dict."""
+    text = re.sub(r"(\d+)\.\.(\d+)", r"(\1, \2)", text)
+    text = re.sub(r"Some\((\d+)\)", r"\1", text)
+    text = re.sub(r"\w+ \{", "{", text)
+    constants = {"true": "True", "false": "False", "None": "None"}
+    return ast.literal_eval(re.sub(r"\b[A-Za-z_]\w*", lambda found: constants.get(found[0], f'"{found[0]}"'), text))
+
+ARGUMENTS = elementary_arguments()
+
+def outputs_of(name):
+    """The op of a case and what computes its outputs; nothing does if this program has no such case."""
+    if found := re.fullmatch(r"(\w+) of (\d+) arguments", name):
+        function, count = found[1], int(found[2])
+        return "elementary", lambda: [("y", ELEMENTARY[function](ARGUMENTS[function, count]))]
+    if found := re.fullmatch(r"casts of (all|\d+) (.*)", name):
+        return "cast", lambda: cast_case(None if found[1] == "all" else int(found[1]), found[2])
+    struct_name = name.split(" ")[0]
+    op = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", struct_name.removesuffix("Case")).lower().replace("adam_w", "adamw")
+    if struct_name not in CASES:
+        return op, None
+    return op, lambda: CASES[struct_name](**parameters(name))
+
+ELEMENTS = {"float32": "f32", "uint32": "u32", "uint64": "u64"}
+
+def case_digest(outputs):
+    data = b""
+    for name, x in outputs:
+        element = name if x.dtype == np.uint16 else ELEMENTS[x.dtype.name]
+        for text in (name, element):
+            data += struct.pack("<Q", len(text)) + text.encode()
+        raw = bits(x) if x.dtype == F else x
+        data += struct.pack("<Q", raw.size) + raw.reshape(-1).astype("<u8").tobytes()
+    return text_of(digest(data))
+
+def known_answers(document):
+    """(what, got, wanted) for every answer that the document states."""
+    every = flt((np.arange(65536, dtype=np.int64) * 65537).astype(U))
+    for name, wanted in re.findall(r"^\| `(\w+)` \| `(\w{32})` \|$", document, re.M):
+        yield name, text_of(digest(ELEMENTARY[name](every).tobytes())), wanted
+    coefficients = adamw_coefficients(1, 1e-3, 0.9, 0.999, 1e-8, 0.1)
+    got = adamw(*(np.array([x], F) for x in (0.5, 0, 0, -0.25)), coefficients)
+    yield "adamw", " ".join("%08x" % bits(x)[0] for x in got), "3f003e42 bccccccd 3883126f"
+    for seed, wanted in ((0, "3a2b148a dbd23897"), (1, "2974aeeb ef30b01c"), (2**64 - 1, "d7f09386 806eb2d2")):
+        yield f"key of {seed}", "%08x %08x" % philox_key(seed, 2), wanted
+    wanted = "302e82ba b58f6c58 81645f08 b03f9df1 f0a5da50"
+    yield "digest key", " ".join("%08x" % DIGEST_KEY[j] for j in (0, 1, 2, 3, 1027)), wanted
+    some = mix64(np.arange(1, 5001, dtype=W)).astype(np.uint8).tobytes()
+    for data, wanted in ((b"", "7ab40e090f363a7d71cac37448049ce4"), (some[:1], "bb34472167558857e03f99127ad2bfb5"),
+                         (some, "1b210a3aa5a8ec093caf3e42a58d731e"),
+                         (struct.pack("<ffI", 1, -2.5, 0x7FC00000), "6b4f27f9539186896a47e0f226b6d1f9")):
+        yield f"digest of {len(data)} bytes", text_of(digest(data)), wanted
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="only ops whose name contains this")
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    root = pathlib.Path(__file__).resolve().parent.parent
+    tally = {}
+
+    def count(op, what, seconds=0.0):
+        row = tally.setdefault(op, dict(equal=0, different=0, skipped=0, seconds=0.0))
+        row[what] += 1
+        row["seconds"] += seconds
+
+    if not options.only or options.only in "stated":
+        for what, got, wanted in known_answers((root / "docs/numerics.md").read_text()):
+            count("stated", "equal" if got == wanted else "different")
+            if got != wanted and options.verbose:
+                print(f"stated {what}: {got}, wanted {wanted}")
+    for line in (root / "crates/conformance/golden/reference.txt").read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        wanted, name = line.split(" ", 1)
+        op, outputs = outputs_of(name)
+        if options.only and options.only not in op:
+            continue
+        start = time.monotonic()
+        same = outputs and case_digest(outputs()) == wanted
+        count(op, "skipped" if not outputs else "equal" if same else "different", time.monotonic() - start)
+        if not same and options.verbose:
+            print("different" if outputs else "skipped", name)
+
+    print(f"{'op':<12} {'compared':>8} {'equal':>6} {'different':>9} {'skipped':>7} {'seconds':>7}")
+    tally["all"] = {key: sum(row[key] for row in tally.values()) for key in ("equal", "different", "skipped", "seconds")}
+    for op, row in tally.items():
+        compared = row["equal"] + row["different"]
+        print(f"{op:<12} {compared:>8} {row['equal']:>6} {row['different']:>9} {row['skipped']:>7} {row['seconds']:>7.1f}")
+    total = tally["all"]
+    return 1 if total["different"] or not total["equal"] else 0
+
+if __name__ == "__main__":
+    sys.exit(main())
