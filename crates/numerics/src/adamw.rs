@@ -104,6 +104,17 @@ mod tests {
         assert_eq!(update::<SoftFma>(0.3, 0.0, 0.0, 0.0, &c), (0.3, 0.0, 0.0));
     }
 
+    /// The bias corrections stay float64 until the coefficient is formed; rounding them first gives the bits named last.
+    #[test]
+    fn bias_corrections_are_not_rounded() {
+        let settings = AdamW { lr: 2e-4, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
+        for (step, want, rounded_first) in [(1, 0x3b03_126f, 0x3b03_126e), (4, 0x3a18_7420, 0x3a18_7421)] {
+            let got = settings.coefficients(step).step_size.to_bits();
+            assert_eq!(got, want, "step {step}: {got:08x}, not {rounded_first:08x}");
+        }
+        assert_eq!(settings.coefficients(5).inv_sqrt_c2.to_bits(), 0x4162_8025, "not 41628024");
+    }
+
     #[test]
     fn first_step_has_known_bits() {
         let settings = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 };

@@ -96,6 +96,12 @@ mod tests {
         assert_eq!(dot::<SoftFma>(&x, &[1.0; 64]), 0.25);
     }
 
+    /// Products that underflow to −0 stay −0: a tail padded with zeros would turn them into +0.
+    #[test]
+    fn tails_are_not_padded() {
+        assert_eq!(dot::<SoftFma>(&[1e-30; 33], &[-1e-30; 33]).to_bits(), (-0.0f32).to_bits());
+    }
+
     #[test]
     fn empty_is_zero() {
         assert_eq!(sum(&[]).to_bits(), 0.0f32.to_bits());
