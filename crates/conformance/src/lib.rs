@@ -101,6 +101,13 @@ impl CpuPaths {
     }
 }
 
+/// Visits the cases of an op with every path of this machine; fails on any difference.
+pub fn on_every_path(visit: impl Fn(&mut CpuPaths)) {
+    let mut paths = CpuPaths::new();
+    visit(&mut paths);
+    paths.finish();
+}
+
 impl Default for CpuPaths {
     fn default() -> Self {
         Self::new()

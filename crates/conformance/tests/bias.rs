@@ -6,9 +6,7 @@ use isobit_kernels::{Backend, Reference};
 
 #[test]
 fn bias() {
-    let mut paths = isobit_conformance::CpuPaths::new();
-    isobit_conformance::cases::bias::visit(&mut paths);
-    paths.finish();
+    isobit_conformance::on_every_path(isobit_conformance::cases::bias::visit);
 }
 
 /// Rows of data in one call equal the same rows in two calls: which micro-batch a row sits in does not show.

@@ -2,7 +2,5 @@
 
 #[test]
 fn cast() {
-    let mut paths = isobit_conformance::CpuPaths::new();
-    isobit_conformance::cases::cast::visit(&mut paths);
-    paths.finish();
+    isobit_conformance::on_every_path(isobit_conformance::cases::cast::visit);
 }

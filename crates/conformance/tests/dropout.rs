@@ -8,9 +8,7 @@ use isobit_numerics::philox::{Key, Purpose, dropout_threshold};
 
 #[test]
 fn dropout() {
-    let mut paths = isobit_conformance::CpuPaths::new();
-    isobit_conformance::cases::dropout::visit(&mut paths);
-    paths.finish();
+    isobit_conformance::on_every_path(isobit_conformance::cases::dropout::visit);
 }
 
 /// A row is dropped alike whichever rows come with it: the key names the row, not its place in the micro-batch.

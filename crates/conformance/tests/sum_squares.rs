@@ -5,9 +5,7 @@ use isobit_kernels::Reference;
 
 #[test]
 fn sum_squares() {
-    let mut paths = isobit_conformance::CpuPaths::new();
-    isobit_conformance::cases::sum_squares::visit(&mut paths);
-    paths.finish();
+    isobit_conformance::on_every_path(isobit_conformance::cases::sum_squares::visit);
 }
 
 /// Three levels, on two threads of the fastest path: the reference alone takes a second.
