@@ -6,7 +6,7 @@ Example: tools/bench_peer.py --isobit target/release/isobit --runs 20 --threads 
 Prints a Markdown table: best against best, medians beside. With --quiet-cores it first tries every core and keeps to the
 fastest ones: on a shared machine a neighbour on the same core slows int8 tiles by a factor of four.
 """
-import argparse, json, os, statistics, subprocess, time
+import argparse, json, os, resource, statistics, subprocess, time
 
 # Idle OpenMP threads would otherwise spin on the cores while it is the other program's turn.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -73,7 +73,7 @@ def attention(tokens, heads, kv_heads, width):
 
 
 def head_loss(tokens, hidden, vocabulary):
-    h, w = torch.randn(tokens, hidden, requires_grad=True), torch.randn(vocabulary, hidden) * 0.02
+    h, w = torch.randn(tokens, hidden, requires_grad=True), torch.randn(vocabulary, hidden).mul_(0.02)
     labels = torch.randint(0, vocabulary, (tokens,))
 
     def run():
@@ -110,7 +110,9 @@ for path in a.path or ["best"]:
             run = peer(*axes) if peer else None
             own, other, line = [], [], None
             if run:
+                before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
                 run()
+                grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
             for _ in range(a.runs):
                 line = ours(child, op, shape, profile, path)
                 own.append((line["ms"], line["gflops"]))
@@ -124,6 +126,9 @@ for path in a.path or ["best"]:
                 roofs[path, profile] = min(own)[1]
                 print(f"| {op} | | {profile} | {line['path']} | {best:.2f} ({median:.2f}) | {min(own)[1]:.0f} | | | | |", flush=True)
                 continue
+            if op == "head_loss":
+                memory = f"workspace {line['workspace_bytes'] / 1e6:.1f} MB; PyTorch's peak grew by {grown / 1e3:.0f} MB"
+                print(f"<!-- {op}: {memory} -->", flush=True)
             roof = roofs.get((path, profile), 0)
             share = f"{flops / best / roof:.0%}" if roof and op.startswith("product") else ""
             print(f"| {op} | {shape} | {profile} | {line['path']} | {best:.2f} ({median:.2f}) | {flops / best:.0f} | {min(other):.2f} ({statistics.median(other):.2f})"

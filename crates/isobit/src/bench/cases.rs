@@ -21,6 +21,8 @@ pub(super) struct Case {
 pub(super) struct Work {
     pub(super) flops: f64,
     pub(super) bytes: f64,
+    /// Memory the op asks for beside its operands.
+    pub(super) workspace: usize,
 }
 
 /// A case ready to run.
@@ -108,7 +110,7 @@ fn roof(cpu: Cpu, rounds: usize, profile: Profile) -> Prepared {
         Profile::X3 => 6.0,
     };
     let flops = 2.0 * cpu.int8_roof(rounds).unwrap_or(0.0) / products;
-    Prepared { work: Work { flops, bytes: 0.0 }, run: Box::new(move || _ = cpu.int8_roof(rounds)) }
+    Prepared { work: Work { flops, bytes: 0.0, workspace: 0 }, run: Box::new(move || _ = cpu.int8_roof(rounds)) }
 }
 
 /// Numbers that look like activations.
@@ -127,7 +129,7 @@ fn slice_rows(cpu: Cpu, m: usize, k: usize, profile: Profile) -> Prepared {
     let x = cpu.upload(&noise(m * k, 1));
     let mut rows = cpu.rows(SliceShape { rows: m, width: k, profile });
     let bytes = (m * k * (4 + profile.slice_count())) as f64;
-    Prepared { work: Work { flops: 0.0, bytes }, run: Box::new(move || cpu.slice_rows(&mut rows, &x)) }
+    Prepared { work: Work { flops: 0.0, bytes, workspace: 0 }, run: Box::new(move || cpu.slice_rows(&mut rows, &x)) }
 }
 
 fn product(cpu: Cpu, op: &str, m: usize, n: usize, k: usize, profile: Profile) -> Prepared {
@@ -136,9 +138,10 @@ fn product(cpu: Cpu, op: &str, m: usize, n: usize, k: usize, profile: Profile) -
     let stored = cpu.upload(&stored);
     let w = cpu.slice_weight(StoredMatrix::Bf16(&stored), 1, SliceShape { rows: n, width: k, profile });
     let p = Product { segments: forever([0, m]), n, k, profile, accumulate: false };
-    let mut workspace = cpu.zeros::<u8>(cpu.product_workspace(&p));
+    let workspace_bytes = cpu.product_workspace(&p);
+    let mut workspace = cpu.zeros::<u8>(workspace_bytes);
     let mut rows = cpu.rows(SliceShape { rows: m, width: k, profile });
-    let work = Work { flops: 2.0 * m as f64 * n as f64 * k as f64, bytes: 0.0 };
+    let work = Work { flops: 2.0 * m as f64 * n as f64 * k as f64, bytes: 0.0, workspace: workspace_bytes };
     let op = op.to_string();
     let mut y = cpu.zeros(m * n);
     let mut dx = cpu.zeros(m * k);
@@ -173,14 +176,15 @@ fn attention(cpu: Cpu, tokens: usize, heads: usize, kv_heads: usize, width: usiz
     let (q, k, v, d_o) = (tensor(large, 1), tensor(small, 2), tensor(small, 3), tensor(large, 4));
     let (mut o, mut lse) = (cpu.zeros(large), cpu.zeros(tokens * heads));
     let (mut dq, mut dk, mut dv) = (cpu.zeros(large), cpu.zeros(small), cpu.zeros(small));
-    let mut workspace = cpu.zeros(cpu.attention_workspace(&p));
+    let workspace_bytes = cpu.attention_workspace(&p);
+    let mut workspace = cpu.zeros(workspace_bytes);
     // Two products forward, five backward, over the half of the square that is visible.
     let flops = 7.0 * (tokens * (tokens + 1) * heads * width) as f64;
     let run = move || {
         cpu.attention_forward(&mut o, &mut lse, &q, &k, &v, &p, &mut workspace);
         cpu.attention_backward((&mut dq, &mut dk, &mut dv), &d_o, (&q, &k, &v), &o, &lse, &p, &mut workspace);
     };
-    Prepared { work: Work { flops, bytes: 0.0 }, run: Box::new(run) }
+    Prepared { work: Work { flops, bytes: 0.0, workspace: workspace_bytes }, run: Box::new(run) }
 }
 
 /// Loss, and the gradient of the hidden states; the head is frozen and kept sliced.
@@ -197,7 +201,8 @@ fn head_loss(cpu: Cpu, tokens: usize, hidden: usize, vocabulary: usize, profile:
     let weight = cpu.upload(&vec![1.0 / tokens as f32; tokens]);
     let (mut loss, mut lse, mut best) = (cpu.zeros(tokens), cpu.zeros(tokens), cpu.zeros(tokens));
     let mut dh = cpu.zeros(tokens * hidden);
-    let mut workspace = cpu.zeros(cpu.head_loss_workspace(&p));
+    let workspace_bytes = cpu.head_loss_workspace(&p);
+    let mut workspace = cpu.zeros(workspace_bytes);
     // The mathematics has two products; the third, which recomputes the logits, is our own choice.
     let flops = 4.0 * tokens as f64 * hidden as f64 * vocabulary as f64;
     let run = move || {
@@ -215,7 +220,7 @@ fn head_loss(cpu: Cpu, tokens: usize, hidden: usize, vocabulary: usize, profile:
         let head = Matrix::Sliced(&head);
         cpu.head_loss_backward(&mut dh, None, (&rows, &h), head, &labels, &lse, &weight, &p, &mut workspace);
     };
-    Prepared { work: Work { flops, bytes: 0.0 }, run: Box::new(run) }
+    Prepared { work: Work { flops, bytes: 0.0, workspace: workspace_bytes }, run: Box::new(run) }
 }
 
 /// Factors as LoRA has them: A `[rank, width]` contracts, B `[width, rank]` expands.
@@ -224,8 +229,9 @@ fn thin(cpu: Cpu, op: &str, tokens: usize, width: usize, rank: usize) -> Prepare
     let p = Thin { tokens, rank, width, layout, alpha: 2.0 };
     let (mut x, mut u) = (cpu.upload(&noise(tokens * width, 1)), cpu.upload(&noise(tokens * rank, 2)));
     let mut factor = cpu.upload(&noise(width * rank, 3));
-    let mut workspace = cpu.zeros(cpu.thin_workspace(&p));
-    let work = Work { flops: 2.0 * (tokens * width * rank) as f64, bytes: 0.0 };
+    let workspace_bytes = cpu.thin_workspace(&p);
+    let mut workspace = cpu.zeros(workspace_bytes);
+    let work = Work { flops: 2.0 * (tokens * width * rank) as f64, bytes: 0.0, workspace: workspace_bytes };
     let op = op.to_string();
     let run = move || match &op[..] {
         "thin_contract" => cpu.thin_contract(&mut u, &x, &factor, &p, &mut workspace),
@@ -242,7 +248,7 @@ fn rope(cpu: Cpu, tokens: usize, heads: usize, width: usize) -> Prepared {
     let positions = cpu.upload(&(0..tokens as u32).collect::<Vec<_>>());
     let bytes = 8.0 * (tokens * heads * width) as f64;
     Prepared {
-        work: Work { flops: 0.0, bytes },
+        work: Work { flops: 0.0, bytes, workspace: 0 },
         run: Box::new(move || cpu.rope_forward(&mut x, &cos, &sin, &positions, &p)),
     }
 }
@@ -295,5 +301,5 @@ fn flat(cpu: Cpu, op: &str, tokens: usize, width: usize) -> Option<Prepared> {
         "digest" => (4.0 * elements, Box::new(move || _ = std::hint::black_box(cpu.digest(&a)))),
         _ => return None,
     };
-    Some(Prepared { work: Work { flops: 0.0, bytes }, run })
+    Some(Prepared { work: Work { flops: 0.0, bytes, workspace: 0 }, run })
 }

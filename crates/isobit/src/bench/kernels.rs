@@ -50,6 +50,7 @@ struct Line<'a> {
     ms: f64,
     ms_median: f64,
     runs: usize,
+    workspace_bytes: usize,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -183,6 +184,7 @@ fn line<'a>(
         ms: round(best * 1e3),
         ms_median: round(median * 1e3),
         runs,
+        workspace_bytes: work.workspace,
     }
 }
 
