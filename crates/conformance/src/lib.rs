@@ -1,14 +1,16 @@
 //! Every op on every backend against the reference, on bits.
 //!
 //! A [`Case`] is one op with one set of inputs, written once for any backend. `cases/` holds a file per op that visits its
-//! cases; a visitor decides what to run them on. The tests visit with [`CpuPaths`]: every path this machine has, 1, 2 and 7
-//! threads, each twice, outputs filled with NaN beforehand.
+//! cases; a visitor decides what to run them on. The tests visit with [`EveryBackend`]: every CPU path this machine has with 1,
+//! 2 and 7 threads, and every OpenCL and CUDA device, each twice, outputs filled with NaN beforehand.
 #![expect(clippy::float_arithmetic, reason = "test data is made of numbers")]
 
 pub mod cases;
 pub mod data;
 pub mod digests;
+pub mod table;
 
+use isobit_kernels::gpu::{self, Api, Gpu, Selector};
 use isobit_kernels::{Backend, Cpu, Element, Path, Reference};
 
 /// A named result, as bits.
@@ -25,7 +27,7 @@ impl Output {
     }
 
     pub fn download<B: Backend, T: Element>(backend: &B, name: &'static str, buffer: &B::Buffer<T>) -> Self {
-        Self::new(name, &backend.download(buffer))
+        Self::new(name, &downloaded(backend, buffer))
     }
 }
 
@@ -39,6 +41,8 @@ pub trait Case {
 /// What is done with each case.
 pub trait Visitor {
     fn case<C: Case>(&mut self, case: &C);
+    /// The cases that follow are those of `name`.
+    fn op(&mut self, _name: &'static str) {}
 }
 
 /// The first difference between two results, or none.
@@ -71,64 +75,110 @@ pub fn first_difference(want: &[Output], got: &[Output]) -> Option<String> {
 /// Thread counts that every path is tried with.
 pub const THREADS: [usize; 3] = [1, 2, 7];
 
-/// Compares every CPU path with the reference.
-pub struct CpuPaths {
-    backends: Vec<Cpu>,
+/// Compares every CPU path and every device of this machine with the reference.
+pub struct EveryBackend {
+    paths: Vec<Cpu>,
+    devices: Vec<Gpu>,
     pub compared: usize,
     pub differences: Vec<String>,
 }
 
-impl CpuPaths {
+impl EveryBackend {
     pub fn new() -> Self {
-        let backends = Path::available()
+        let paths = Path::available()
             .into_iter()
             .flat_map(|path| THREADS.map(|threads| Cpu::new(threads, path).expect("an available path")))
             .collect();
-        Self { backends, compared: 0, differences: Vec::new() }
+        Self::of(paths, devices().into_iter().filter_map(|(_, device)| device.ok()).collect())
     }
 
-    /// Paths this machine lacks: each is a skip that is reported, never a pass.
-    pub fn skipped() -> Vec<Path> {
-        Path::ALL.into_iter().filter(|path| !path.is_available()).collect()
+    pub fn of(paths: Vec<Cpu>, devices: Vec<Gpu>) -> Self {
+        Self { paths, devices, compared: 0, differences: Vec::new() }
     }
 
     /// Fails on any difference, and on having compared nothing.
     pub fn finish(self) {
-        let skipped: Vec<_> =
-            Self::skipped().iter().map(|path| format!("skipped: no {path} on this machine")).collect();
         assert!(self.compared > 0, "no case was compared");
-        assert!(self.differences.is_empty(), "{}\n{}", self.differences.join("\n"), skipped.join("\n"));
+        assert!(self.differences.is_empty(), "{}\n{}", self.differences.join("\n"), skipped().join("\n"));
     }
 }
 
-/// Visits the cases of an op with every path of this machine; fails on any difference.
-pub fn on_every_path(visit: impl Fn(&mut CpuPaths)) {
-    let mut paths = CpuPaths::new();
-    visit(&mut paths);
-    paths.finish();
+/// Why a device is not compared.
+#[derive(Clone, Debug)]
+pub enum Absent {
+    /// There is no driver, no device, or its driver itself says that it cannot do the arithmetic: a skip.
+    Missing(String),
+    /// It is there and fails: an error.
+    Broken(String),
 }
 
-impl Default for CpuPaths {
+/// Every device that a driver offers, opened, or why it is not; `opencl` or `cuda` alone where there is no driver.
+pub fn devices() -> Vec<(String, Result<Gpu, Absent>)> {
+    let mut found = Vec::new();
+    for api in Api::ALL {
+        let listings = gpu::list(api).and_then(|listings| match listings.len() {
+            0 => Err("no device".to_string()),
+            _ => Ok(listings),
+        });
+        match listings {
+            Err(why) => found.push((api.name().to_string(), Err(Absent::Missing(why)))),
+            Ok(listings) => found.extend(listings.into_iter().enumerate().map(|(index, listing)| {
+                let selector = Selector { api, index };
+                let device = match listing.objection {
+                    Some(objection) => Err(Absent::Missing(objection)),
+                    None => Gpu::open(selector).map_err(|failure| Absent::Broken(failure.what)),
+                };
+                (selector.to_string(), device)
+            })),
+        }
+    }
+    found
+}
+
+/// What this machine cannot compare: each is a skip that is reported, never a pass.
+pub fn skipped() -> Vec<String> {
+    let paths = Path::ALL.into_iter().filter(|path| !path.is_available());
+    let paths = paths.map(|path| format!("skipped: no {path} on this machine"));
+    let devices = devices().into_iter().filter_map(|(name, device)| match device {
+        Ok(_) => None,
+        Err(Absent::Missing(why)) => Some(format!("skipped: {name}: {why}")),
+        Err(Absent::Broken(why)) => Some(format!("BROKEN: {name}: {why}")),
+    });
+    paths.chain(devices).collect()
+}
+
+/// Visits the cases of an op with every path and device of this machine; fails on any difference.
+pub fn on_every_backend(visit: impl Fn(&mut EveryBackend)) {
+    let mut backends = EveryBackend::new();
+    visit(&mut backends);
+    backends.finish();
+}
+
+impl Default for EveryBackend {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Visitor for CpuPaths {
+impl Visitor for EveryBackend {
     fn case<C: Case>(&mut self, case: &C) {
-        let want = case.run(&Reference);
-        for backend in &self.backends {
+        fn compare<B: Backend>(all: &mut EveryBackend, want: &[Output], case: &impl Case, backend: &B) {
             for attempt in ["first", "second"] {
-                let got = case.run(backend);
-                self.compared += 1;
-                if let Some(difference) = first_difference(&want, &got) {
-                    self.differences.push(format!(
-                        "{} on {}, {attempt} run: {difference}",
-                        case.name(),
-                        backend.name()
-                    ));
+                all.compared += 1;
+                if let Some(difference) = first_difference(want, &case.run(backend)) {
+                    let message = format!("{} on {}, {attempt} run: {difference}", case.name(), backend.name());
+                    all.differences.push(message);
                 }
             }
+        }
+        let want = case.run(&Reference);
+        for backend in std::mem::take(&mut self.paths) {
+            compare(self, &want, case, &backend);
+            self.paths.push(backend);
+        }
+        for backend in std::mem::take(&mut self.devices) {
+            compare(self, &want, case, &backend);
+            self.devices.push(backend);
         }
     }
 }
@@ -146,6 +196,11 @@ pub fn assert_same(ways: &[Output; 2]) {
 /// A buffer whose every element is NaN: an op that overwrites must leave none.
 pub fn poisoned<B: Backend>(backend: &B, length: usize) -> B::Buffer<f32> {
     backend.upload(&vec![f32::NAN; length])
+}
+
+/// What the device holds; a device that fails ends the test.
+pub fn downloaded<B: Backend, T: Element>(backend: &B, buffer: &B::Buffer<T>) -> Vec<T> {
+    backend.download(buffer).unwrap_or_else(|failure| panic!("{failure}"))
 }
 
 /// A workspace full of ones: an op may not count on zeros.

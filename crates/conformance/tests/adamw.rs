@@ -1,6 +1,6 @@
-//! AdamW on every CPU path.
+//! AdamW on every CPU path and every device.
 
 #[test]
 fn adamw() {
-    isobit_conformance::on_every_path(isobit_conformance::cases::adamw::visit);
+    isobit_conformance::on_every_backend(isobit_conformance::cases::adamw::visit);
 }

@@ -2,14 +2,14 @@
 
 use isobit_conformance::cases::attention::{AttentionCase, Inputs, packed, visit};
 use isobit_conformance::data::Kind;
-use isobit_conformance::{CpuPaths, Output, first_difference};
+use isobit_conformance::{EveryBackend, Output, first_difference};
 use isobit_kernels::op::Span;
 use isobit_kernels::{Backend, Cpu, Path, Reference};
 use isobit_numerics::slices::Profile;
 
 #[test]
 fn attention() {
-    let mut paths = CpuPaths::new();
+    let mut paths = EveryBackend::new();
     visit(&mut paths);
     paths.finish();
 }

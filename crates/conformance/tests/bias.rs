@@ -1,4 +1,4 @@
-//! Bias on every CPU path.
+//! Bias on every CPU path and every device.
 
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::{Output, assert_same, fastest};
@@ -6,7 +6,7 @@ use isobit_kernels::{Backend, Reference};
 
 #[test]
 fn bias() {
-    isobit_conformance::on_every_path(isobit_conformance::cases::bias::visit);
+    isobit_conformance::on_every_backend(isobit_conformance::cases::bias::visit);
 }
 
 /// Rows of data in one call equal the same rows in two calls: which micro-batch a row sits in does not show.

@@ -1,6 +1,6 @@
-//! Casts on every CPU path.
+//! Casts on every CPU path and every device.
 
 #[test]
 fn cast() {
-    isobit_conformance::on_every_path(isobit_conformance::cases::cast::visit);
+    isobit_conformance::on_every_backend(isobit_conformance::cases::cast::visit);
 }

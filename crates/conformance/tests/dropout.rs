@@ -1,14 +1,14 @@
-//! Dropout on every CPU path.
+//! Dropout on every CPU path and every device.
 
 use isobit_conformance::data::{Kind, Random};
-use isobit_conformance::{Output, assert_same, fastest, poisoned};
+use isobit_conformance::{Output, assert_same, downloaded, fastest, poisoned};
 use isobit_kernels::op::Dropout;
 use isobit_kernels::{Backend, Reference};
 use isobit_numerics::philox::{Key, Purpose, dropout_threshold};
 
 #[test]
 fn dropout() {
-    isobit_conformance::on_every_path(isobit_conformance::cases::dropout::visit);
+    isobit_conformance::on_every_backend(isobit_conformance::cases::dropout::visit);
 }
 
 /// A row is dropped alike whichever rows come with it: the key names the row, not its place in the micro-batch.
@@ -37,7 +37,7 @@ fn split<B: Backend>(b: &B) {
     let (mut y0, mut y1) = (poisoned(b, x0.len()), poisoned(b, x1.len()));
     b.dropout(&mut y0, &b.upload(x0), &Dropout { row_starts: &[0, 7], ..base });
     b.dropout(&mut y1, &b.upload(x1), &Dropout { row_starts: &[0, 0, 23], first_row: 5, ..base });
-    let parts: Vec<f32> = b.download(&y0).into_iter().chain(b.download(&y1)).collect();
+    let parts: Vec<f32> = downloaded(b, &y0).into_iter().chain(downloaded(b, &y1)).collect();
     assert_same(&[Output::download(b, "y", &whole), Output::new("y", &parts)]);
 }
 

@@ -1,4 +1,4 @@
-//! Embedding on every CPU path.
+//! Embedding on every CPU path and every device.
 
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::{Output, assert_same, fastest, workspace};
@@ -6,7 +6,7 @@ use isobit_kernels::{Backend, Reference};
 
 #[test]
 fn embedding() {
-    isobit_conformance::on_every_path(isobit_conformance::cases::embedding::visit);
+    isobit_conformance::on_every_backend(isobit_conformance::cases::embedding::visit);
 }
 
 /// Tokens in one call equal the same tokens in two calls, cut anywhere.

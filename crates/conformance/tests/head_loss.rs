@@ -7,7 +7,7 @@ use isobit_numerics::slices::Profile;
 
 #[test]
 fn head_loss() {
-    let mut paths = isobit_conformance::CpuPaths::new();
+    let mut paths = isobit_conformance::EveryBackend::new();
     visit(&mut paths);
     paths.finish();
 }

@@ -9,7 +9,7 @@ use isobit_conformance::cases::rms_norm::RmsNormCase;
 use isobit_conformance::data::Kind;
 use isobit_conformance::{Case, Output, Visitor, first_difference};
 use isobit_kernels::op::*;
-use isobit_kernels::{Backend, Buffer, Element, Matrix, Reference, StoredMatrix};
+use isobit_kernels::{Backend, Buffer, DeviceFailure, Element, Matrix, Reference, StoredMatrix};
 use isobit_numerics::fma::fma;
 
 /// The reference, except for the order of the sum in the forward norm.
@@ -43,7 +43,7 @@ impl Backend for Reordered {
         Reference.upload(host)
     }
 
-    fn download<T: Element>(&self, device: &Buffer<T>) -> Vec<T> {
+    fn download<T: Element>(&self, device: &Buffer<T>) -> Result<Vec<T>, DeviceFailure> {
         Reference.download(device)
     }
 
@@ -73,7 +73,7 @@ impl Backend for Reordered {
         Reference.rms_norm_backward(dx, dweight, dy, x, inverse, weight, p, row_starts);
     }
 
-    fn digest<T: Element>(&self, x: &Buffer<T>) -> isobit_numerics::digest::Digest {
+    fn digest<T: Element>(&self, x: &Buffer<T>) -> Result<isobit_numerics::digest::Digest, DeviceFailure> {
         Reference.digest(x)
     }
 
@@ -109,7 +109,7 @@ impl Backend for Reordered {
         head_loss_forward(&mut F32, &mut F32, &mut Buffer<u32>, &Self::Rows, Matrix<Self>, &Buffer<i32>, &HeadLoss, &mut Buffer<u8>);
         head_loss_backward(&mut F32, Option<&mut F32>, (&Self::Rows, &F32), Matrix<Self>, &Buffer<i32>, &F32, &F32, &HeadLoss, &mut Buffer<u8>);
         adamw(&mut F32, &mut F32, &mut F32, &F32, &isobit_numerics::adamw::Coefficients);
-        sum_squares(&F32) -> f32;
+        sum_squares(&F32) -> Result<f32, DeviceFailure>;
         to_bf16(&mut Buffer<half::bf16>, &F32);
         to_f16(&mut Buffer<half::f16>, &F32);
         to_f32(&mut F32, StoredMatrix<Self>);

@@ -1,6 +1,6 @@
-//! Residual on every CPU path.
+//! Residual on every CPU path and every device.
 
 #[test]
 fn residual() {
-    isobit_conformance::on_every_path(isobit_conformance::cases::residual::visit);
+    isobit_conformance::on_every_backend(isobit_conformance::cases::residual::visit);
 }

@@ -1,13 +1,13 @@
-//! RMS norm on every CPU path.
+//! RMS norm on every CPU path and every device.
 
 use isobit_conformance::data::{Kind, Random};
-use isobit_conformance::{Output, assert_same, fastest, poisoned};
+use isobit_conformance::{Output, assert_same, downloaded, fastest, poisoned};
 use isobit_kernels::op::RmsNorm;
 use isobit_kernels::{Backend, Reference};
 
 #[test]
 fn rms_norm() {
-    isobit_conformance::on_every_path(isobit_conformance::cases::rms_norm::visit);
+    isobit_conformance::on_every_backend(isobit_conformance::cases::rms_norm::visit);
 }
 
 /// Rows of data in one call equal the same rows in two calls, and a token's norm does not depend on its neighbours.
@@ -37,10 +37,10 @@ fn split<B: Backend>(b: &B) {
             // The rows of data: 0..140 and 140..150, whichever call they are in.
             let ends: Vec<usize> = [0, 140, 150].iter().map(|&end| end.clamp(cut[0], cut[1]) - cut[0]).collect();
             b.rms_norm_backward(&mut dx, Some(&mut dweight), &dy, &x, &inverse, &w, &p, &ends);
-            ys.extend(b.download(&y));
-            dxs.extend(b.download(&dx));
+            ys.extend(downloaded(b, &y));
+            dxs.extend(downloaded(b, &dx));
         }
-        Output::new("y, dx and dweight", &[ys, dxs, b.download(&dweight)].concat())
+        Output::new("y, dx and dweight", &[ys, dxs, downloaded(b, &dweight)].concat())
     };
     assert_same(&[run(&[0, 150]), run(&[0, 140, 150])]);
 }

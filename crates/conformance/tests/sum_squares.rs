@@ -1,11 +1,11 @@
-//! Sum of squares on every CPU path.
+//! Sum of squares on every CPU path and every device.
 
 use isobit_conformance::{Case, Visitor, fastest, first_difference};
 use isobit_kernels::Reference;
 
 #[test]
 fn sum_squares() {
-    isobit_conformance::on_every_path(isobit_conformance::cases::sum_squares::visit);
+    isobit_conformance::on_every_backend(isobit_conformance::cases::sum_squares::visit);
 }
 
 /// Three levels, on two threads of the fastest path: the reference alone takes a second.

@@ -1,4 +1,4 @@
-//! Thin products on every CPU path.
+//! Thin products on every CPU path and every device.
 
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::{Output, assert_same, fastest};
@@ -7,7 +7,7 @@ use isobit_kernels::{Backend, Reference};
 
 #[test]
 fn thin() {
-    isobit_conformance::on_every_path(isobit_conformance::cases::thin::visit);
+    isobit_conformance::on_every_backend(isobit_conformance::cases::thin::visit);
 }
 
 /// Rows of data in one call equal the same rows in two calls.

@@ -1,6 +1,7 @@
 //! The whole contract of a backend on one page. What each op's bits are stands in `op/` and `docs/numerics.md`.
 //!
-//! Ops are enqueued in order and cannot fail for a reason of arithmetic; a device's own failure surfaces at `download`.
+//! Ops are enqueued in order and cannot fail for a reason of arithmetic; a device's own failure surfaces where a result comes
+//! back to the host: `download`, `sum_squares`, `digest`. After it the device does nothing more.
 //! Outputs come first, then inputs, parameters, workspace. Nothing allocates except the functions that return buffers.
 
 use crate::buffer::Element;
@@ -9,6 +10,14 @@ use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
 use isobit_numerics::elementary::Function;
+
+/// A device failed: it is lost, out of memory, or refused a program. Arithmetic never fails.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{device}: {what}")]
+pub struct DeviceFailure {
+    pub device: String,
+    pub what: String,
+}
 
 /// A weight matrix as one of the stored number formats.
 pub enum StoredMatrix<'a, B: Backend + ?Sized> {
@@ -54,7 +63,7 @@ pub trait Backend {
     fn name(&self) -> String;
     fn zeros<T: Element>(&self, length: usize) -> Self::Buffer<T>;
     fn upload<T: Element>(&self, host: &[T]) -> Self::Buffer<T>;
-    fn download<T: Element>(&self, device: &Self::Buffer<T>) -> Vec<T>;
+    fn download<T: Element>(&self, device: &Self::Buffer<T>) -> Result<Vec<T>, DeviceFailure>;
 
     // Slices
     fn rows(&self, shape: SliceShape) -> Self::Rows;
@@ -215,11 +224,11 @@ pub trait Backend {
         c: &Coefficients,
     );
     /// `Σ x²`, fixed blocks of 4,096 elements summed level by level.
-    fn sum_squares(&self, x: &F32<Self>) -> f32;
+    fn sum_squares(&self, x: &F32<Self>) -> Result<f32, DeviceFailure>;
 
     // Casts and digests
     fn to_bf16(&self, y: &mut Self::Buffer<bf16>, x: &F32<Self>);
     fn to_f16(&self, y: &mut Self::Buffer<f16>, x: &F32<Self>);
     fn to_f32(&self, y: &mut F32<Self>, x: StoredMatrix<Self>);
-    fn digest<T: Element>(&self, x: &Self::Buffer<T>) -> Digest;
+    fn digest<T: Element>(&self, x: &Self::Buffer<T>) -> Result<Digest, DeviceFailure>;
 }

@@ -1,7 +1,7 @@
 //! Attention, forward and backward: widths even and odd, grouped heads, packed documents, windows, cached decoding.
 
 use crate::data::{Kind, Random};
-use crate::{Case, Output, Visitor, poisoned, workspace};
+use crate::{Case, Output, Visitor, downloaded, poisoned, workspace};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{Attention, Span};
 use isobit_numerics::slices::Profile;
@@ -83,7 +83,7 @@ impl AttentionCase {
         let mut lse = poisoned(b, self.query_rows() * self.heads);
         let (q, k, v) = (b.upload(&inputs.q), b.upload(&inputs.k), b.upload(&inputs.v));
         b.attention_forward(&mut o, &mut lse, &q, &k, &v, &p, &mut room);
-        [b.download(&o), b.download(&lse)]
+        [downloaded(b, &o), downloaded(b, &lse)]
     }
 
     /// `dq`, `dk`, `dv`.
@@ -97,7 +97,7 @@ impl AttentionCase {
         let d_o = b.upload(&inputs.d_o);
         let (o, lse) = (b.upload(o), b.upload(lse));
         b.attention_backward((&mut dq, &mut dk, &mut dv), &d_o, (&q, &k, &v), &o, &lse, &p, &mut room);
-        [b.download(&dq), b.download(&dk), b.download(&dv)]
+        [downloaded(b, &dq), downloaded(b, &dk), downloaded(b, &dv)]
     }
 
     fn trains(&self) -> bool {

@@ -19,7 +19,8 @@ impl Case for SumSquaresCase {
         // A short pattern repeated: the third level needs more numbers than are worth drawing.
         let pattern = Random::new(self.length as u64).f32s(self.kind, self.length.min(10007));
         let x: Vec<f32> = pattern.iter().copied().cycle().take(self.length).collect();
-        vec![Output::new("sum", &[b.sum_squares(&b.upload(&x))])]
+        let sum = b.sum_squares(&b.upload(&x)).unwrap_or_else(|failure| panic!("{failure}"));
+        vec![Output::new("sum", &[sum])]
     }
 }
 

@@ -32,7 +32,7 @@ mod thin;
 
 pub use path::Path;
 
-use crate::backend::{Backend, Matrix, StoredMatrix};
+use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::{Buffer, Element};
 use crate::op::{Attention, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
 use half::{bf16, f16};
@@ -91,8 +91,8 @@ impl Backend for Cpu {
         Buffer::from_slice(host)
     }
 
-    fn download<T: Element>(&self, device: &Buffer<T>) -> Vec<T> {
-        device.to_vec()
+    fn download<T: Element>(&self, device: &Buffer<T>) -> Result<Vec<T>, DeviceFailure> {
+        Ok(device.to_vec())
     }
 
     fn rows(&self, shape: SliceShape) -> Self::Rows {
@@ -354,8 +354,8 @@ impl Backend for Cpu {
         adamw::update(self, parameter, m, v, gradient, c);
     }
 
-    fn sum_squares(&self, x: &Buffer<f32>) -> f32 {
-        sum_squares::apply(self, x)
+    fn sum_squares(&self, x: &Buffer<f32>) -> Result<f32, DeviceFailure> {
+        Ok(sum_squares::apply(self, x))
     }
 
     fn to_bf16(&self, y: &mut Buffer<bf16>, x: &Buffer<f32>) {
@@ -370,7 +370,7 @@ impl Backend for Cpu {
         cast::to_f32(self, y, x);
     }
 
-    fn digest<T: Element>(&self, x: &Buffer<T>) -> Digest {
-        digest::apply(self, x)
+    fn digest<T: Element>(&self, x: &Buffer<T>) -> Result<Digest, DeviceFailure> {
+        Ok(digest::apply(self, x))
     }
 }

@@ -18,7 +18,7 @@ mod sum_squares;
 mod swiglu;
 mod thin;
 
-use crate::backend::{Backend, Matrix, StoredMatrix};
+use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::{Buffer, Element};
 use crate::op::{Attention, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
 use half::{bf16, f16};
@@ -47,8 +47,8 @@ impl Backend for Reference {
         Buffer::from_slice(host)
     }
 
-    fn download<T: Element>(&self, device: &Buffer<T>) -> Vec<T> {
-        device.to_vec()
+    fn download<T: Element>(&self, device: &Buffer<T>) -> Result<Vec<T>, DeviceFailure> {
+        Ok(device.to_vec())
     }
 
     fn rows(&self, shape: SliceShape) -> Self::Rows {
@@ -310,8 +310,8 @@ impl Backend for Reference {
         adamw::update(parameter, m, v, gradient, c);
     }
 
-    fn sum_squares(&self, x: &Buffer<f32>) -> f32 {
-        sum_squares::apply(x)
+    fn sum_squares(&self, x: &Buffer<f32>) -> Result<f32, DeviceFailure> {
+        Ok(sum_squares::apply(x))
     }
 
     fn to_bf16(&self, y: &mut Buffer<bf16>, x: &Buffer<f32>) {
@@ -326,7 +326,7 @@ impl Backend for Reference {
         cast::to_f32(y, x);
     }
 
-    fn digest<T: Element>(&self, x: &Buffer<T>) -> Digest {
-        digest::apply(x)
+    fn digest<T: Element>(&self, x: &Buffer<T>) -> Result<Digest, DeviceFailure> {
+        Ok(digest::apply(x))
     }
 }

@@ -1,0 +1,54 @@
+// Dialect of CUDA C++ (NVRTC) and HIP (hipRTC): the words of opencl.h. Contraction is switched off on the command line.
+
+typedef unsigned char uchar;
+typedef unsigned short ushort;
+typedef unsigned int uint;
+
+#if defined(__HIP__)
+// Not a typedef: hipRTC has one of this name, of another type. Attributes instead of `__device__` and its like: hipRTC
+// defines those, a bare compiler does not.
+#define ulong unsigned long long
+#define KERNEL(group) extern "C" __attribute__((global, amdgpu_flat_work_group_size(group, group))) void
+#define FUNCTION static __attribute__((device, always_inline)) inline
+#define LOCAL __attribute__((shared))
+#define TABLE static __attribute__((device)) const
+#else
+typedef unsigned long long ulong;
+#define KERNEL(group) extern "C" __global__ __launch_bounds__(group) void
+#define FUNCTION static __device__ __forceinline__
+#define LOCAL __shared__
+#define TABLE static __device__ const
+#endif
+#define GLOBAL
+#define LOCAL_POINTER
+
+#if defined(__HIP__)
+#define local_index() ((uint)__builtin_amdgcn_workitem_id_x())
+#define group_index() ((uint)__builtin_amdgcn_workgroup_id_x())
+#define barrier_local() \
+    do { \
+        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup"); \
+        __builtin_amdgcn_s_barrier(); \
+        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup"); \
+    } while (0)
+#define fma_rn(a, b, c) __builtin_fmaf(a, b, c)
+#define hardware_sqrt(x) __builtin_sqrtf(x)
+#define as_f32(bits) __builtin_bit_cast(float, (uint)(bits))
+#define as_u32(value) __builtin_bit_cast(uint, (float)(value))
+#if defined(__gfx1100__) || defined(__gfx1101__) || defined(__gfx1102__) || defined(__gfx1200__) || defined(__gfx1201__)
+#define dot4(a, b, acc) __builtin_amdgcn_sudot4(true, a, true, b, acc, false)
+#else
+#define dot4(a, b, acc) __builtin_amdgcn_sdot4(a, b, acc, false)
+#endif
+#else
+#define local_index() ((uint)threadIdx.x)
+#define group_index() ((uint)blockIdx.x)
+#define barrier_local() __syncthreads()
+#define fma_rn(a, b, c) __fmaf_rn(a, b, c)
+#define hardware_sqrt(x) __fsqrt_rn(x)
+#define as_f32(bits) __uint_as_float(bits)
+#define as_u32(value) __float_as_uint(value)
+#define dot4(a, b, acc) __dp4a((int)(a), (int)(b), (int)(acc))
+#endif
+
+#define mul_high(a, b) ((uint)(((ulong)(a) * (ulong)(b)) >> 32))

@@ -1,0 +1,168 @@
+// LM head and cross-entropy (docs/numerics.md, "Head and loss") over logits z[token][column] of a stripe of the vocabulary.
+// 32 work items, one per lane, take a (token, block) or a token; a group has eight such teams.
+
+#define TEAMS (GROUP / LANES)
+#define PER_LANE (CHUNK / LANES)
+#define IGNORED (-100)
+#define NOWHERE 0xffffffffu
+#define NEGATIVE_INFINITY as_f32(0xff800000u)
+
+// The largest of a team's numbers; a NaN is passed by. Every work item of the group calls it.
+FUNCTION float team_max(LOCAL_POINTER float *scratch, float value) {
+    uint l = local_index();
+    uint lane = l % LANES;
+    scratch[l] = value;
+    barrier_local();
+    for (uint h = LANES / 2; h > 0u; h /= 2u) {
+        if (lane < h) {
+            float other = scratch[l + h];
+            scratch[l] = other > scratch[l] ? other : scratch[l];
+        }
+        barrier_local();
+    }
+    float result = scratch[l - lane];
+    barrier_local();
+    return result;
+}
+
+FUNCTION uint team_min(LOCAL_POINTER uint *scratch, uint value) {
+    uint l = local_index();
+    uint lane = l % LANES;
+    scratch[l] = value;
+    barrier_local();
+    for (uint h = LANES / 2; h > 0u; h /= 2u) {
+        if (lane < h) {
+            uint other = scratch[l + h];
+            scratch[l] = other < scratch[l] ? other : scratch[l];
+        }
+        barrier_local();
+    }
+    uint result = scratch[l - lane];
+    barrier_local();
+    return result;
+}
+
+// The tree of a lane sum.
+FUNCTION float team_sum(LOCAL_POINTER float *scratch, float value) {
+    uint l = local_index();
+    uint lane = l % LANES;
+    scratch[l] = value;
+    barrier_local();
+    for (uint h = LANES / 2; h > 0u; h /= 2u) {
+        if (lane < h) {
+            scratch[l] = scratch[l] + scratch[l + h];
+        }
+        barrier_local();
+    }
+    float result = scratch[l - lane];
+    barrier_local();
+    return result;
+}
+
+// Maximum, sum and first maximum of every block of a stripe, and the labels' logits. A team per (token, block); results are
+// [token][block of the whole vocabulary].
+KERNEL(GROUP) head_blocks(
+    GLOBAL float *maxima, GLOBAL float *sums, GLOBAL uint *firsts, GLOBAL float *label_logits, GLOBAL const float *z,
+    GLOBAL const int *labels, uint base, uint tokens, uint first_column, uint columns, uint blocks
+) {
+    LOCAL float scratch[GROUP];
+    LOCAL uint indices[GROUP];
+    uint lane = local_index() % LANES;
+    uint stripe_blocks = (columns + (CHUNK - 1u)) / CHUNK;
+    ulong pair = (ulong)group_index() * TEAMS + local_index() / LANES;
+    uint token = (uint)(pair / stripe_blocks);
+    uint block = (uint)(pair % stripe_blocks);
+    int exists = token < tokens;
+    uint start = block * CHUNK;
+    uint length = !exists ? 0u : columns - start < CHUNK ? columns - start : CHUNK;
+    GLOBAL const float *row = z + (ulong)(exists ? token : 0u) * columns + start;
+    float values[PER_LANE];
+    float m = NEGATIVE_INFINITY;
+    for (uint i = 0u; i < PER_LANE; i++) {
+        uint v = i * LANES + lane;
+        values[i] = v < length ? row[v] : NEGATIVE_INFINITY;
+        m = values[i] > m ? values[i] : m;
+    }
+    m = team_max(scratch, m);
+    float sum = 0.0f;
+    uint first = NOWHERE;
+    for (uint i = 0u; i < PER_LANE; i++) {
+        uint v = i * LANES + lane;
+        if (v < length) {
+            sum = sum + isobit_exp(values[i] - m);
+            first = first == NOWHERE && values[i] == m ? first_column + start + v : first;
+        }
+    }
+    sum = team_sum(scratch, sum);
+    first = team_min(indices, first);
+    if (exists && lane == 0u) {
+        ulong at = (ulong)token * blocks + first_column / CHUNK + block;
+        maxima[at] = m;
+        sums[at] = sum;
+        firsts[at] = first;
+        int label = labels[base + token];
+        uint inside = (uint)label - first_column - start;
+        if (label >= 0 && inside < length) {
+            label_logits[token] = row[inside];
+        }
+    }
+}
+
+// A team per token.
+KERNEL(GROUP) head_combine(
+    GLOBAL float *loss, GLOBAL float *lse, GLOBAL uint *best, GLOBAL const float *maxima, GLOBAL const float *sums,
+    GLOBAL const uint *firsts, GLOBAL const float *label_logits, GLOBAL const int *labels, uint base, uint tokens, uint blocks
+) {
+    LOCAL float scratch[GROUP];
+    LOCAL uint indices[GROUP];
+    uint lane = local_index() % LANES;
+    uint token = group_index() * TEAMS + local_index() / LANES;
+    int exists = token < tokens;
+    uint count = exists ? blocks : 0u;
+    ulong at = (ulong)token * blocks;
+    float m = NEGATIVE_INFINITY;
+    for (uint b = lane; b < count; b += LANES) {
+        m = maxima[at + b] > m ? maxima[at + b] : m;
+    }
+    m = team_max(scratch, m);
+    float sum = 0.0f;
+    uint first = NOWHERE;
+    for (uint b = lane; b < count; b += LANES) {
+        sum = sum + sums[at + b] * isobit_exp(maxima[at + b] - m);
+        if (maxima[at + b] == m) {
+            first = firsts[at + b] < first ? firsts[at + b] : first;
+        }
+    }
+    sum = team_sum(scratch, sum);
+    first = team_min(indices, first);
+    if (exists && lane == 0u) {
+        float result = canonical(m + isobit_ln(sum));
+        lse[base + token] = result;
+        best[base + token] = first == NOWHERE ? 0u : first;
+        loss[base + token] = labels[base + token] == IGNORED ? 0.0f : canonical(result - label_logits[token]);
+    }
+}
+
+// Logits of a stripe become their gradients. `groups` groups per token.
+KERNEL(GROUP) head_gradient(
+    GLOBAL float *z, GLOBAL const int *labels, GLOBAL const float *lse, GLOBAL const float *weight, uint base,
+    uint first_column, uint columns, uint groups
+) {
+    uint token = group_index() / groups;
+    uint column = group_index() % groups * GROUP + local_index();
+    if (column < columns) {
+        ulong at = (ulong)token * columns + column;
+        int label = labels[base + token];
+        float target = label >= 0 && (uint)label == first_column + column ? 1.0f : 0.0f;
+        float dz = (isobit_exp(z[at] - lse[base + token]) - target) * weight[base + token];
+        z[at] = label == IGNORED ? 0.0f : dz;
+    }
+}
+
+// dh of an ignored token is zero, whatever the head holds.
+KERNEL(GROUP) head_ignored(GLOBAL float *dh, GLOBAL const int *labels, ulong length, uint hidden) {
+    ulong i = (ulong)group_index() * GROUP + local_index();
+    if (i < length && labels[i / hidden] == IGNORED) {
+        dh[i] = 0.0f;
+    }
+}

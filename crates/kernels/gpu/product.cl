@@ -1,0 +1,286 @@
+// Slice products (docs/numerics.md, "Slice product"). A group of 256 computes PRODUCT_TILE x PRODUCT_TILE outputs, 4 x 4 to a work item, from
+// tiles of packed bytes in local memory: [slice][word of the contraction][row or column].
+
+// Words of the contraction that are in local memory at a time.
+#define DEPTH 16u
+#define DEPTH_ELEMENTS (DEPTH * 4u)
+// One more than PRODUCT_TILE: rows of the tile start in different banks.
+#define PITCH (PRODUCT_TILE + 1)
+#define TILE_WORDS (SLICES * DEPTH * PITCH)
+// Work items along either side of the tile; a work item has the rows and columns a multiple of this apart.
+#define SIDE 16u
+#define EACH 4
+
+// A tile of an operand whose rows run along the contraction: `rows` rows, the first of them and the depth at `at`.
+FUNCTION void load_along(
+    LOCAL_POINTER int *tile, GLOBAL const int *planes, ulong plane, ulong at, uint words, uint rows
+) {
+    uint word = local_index() % DEPTH;
+    #pragma unroll
+    for (uint s = 0u; s < SLICES; s++) {
+        #pragma unroll
+        for (uint i = 0u; i < EACH; i++) {
+            uint row = local_index() / DEPTH + i * SIDE;
+            int packed = row < rows ? planes[s * plane + at + (ulong)row * words + word] : 0;
+            tile[(s * DEPTH + word) * PITCH + row] = packed;
+        }
+    }
+}
+
+// A tile of an operand whose columns run along the contraction: PRODUCT_TILE columns from `at` on, of which row padding may be part,
+// and the next `rows` rows. Each work item turns four rows of four bytes.
+FUNCTION void load_turned(
+    LOCAL_POINTER int *tile, GLOBAL const int *planes, ulong plane, ulong at, uint words, uint rows
+) {
+    uint column = local_index() % SIDE;
+    uint word = local_index() / SIDE;
+    #pragma unroll
+    for (uint s = 0u; s < SLICES; s++) {
+        uint r[4];
+        #pragma unroll
+        for (uint i = 0u; i < 4u; i++) {
+            uint row = word * 4u + i;
+            r[i] = row < rows ? (uint)planes[s * plane + at + (ulong)row * words + column] : 0u;
+        }
+        // Pairs of bytes first, then pairs of pairs.
+        uint even_low = (r[0] & 0x00ff00ffu) | ((r[1] & 0x00ff00ffu) << 8);
+        uint odd_low = ((r[0] >> 8) & 0x00ff00ffu) | (r[1] & 0xff00ff00u);
+        uint even_high = (r[2] & 0x00ff00ffu) | ((r[3] & 0x00ff00ffu) << 8);
+        uint odd_high = ((r[2] >> 8) & 0x00ff00ffu) | (r[3] & 0xff00ff00u);
+        LOCAL_POINTER int *to = tile + (s * DEPTH + word) * PITCH + column * 4u;
+        to[0] = (int)((even_low & 0xffffu) | (even_high << 16));
+        to[1] = (int)((odd_low & 0xffffu) | (odd_high << 16));
+        to[2] = (int)((even_low >> 16) | (even_high & 0xffff0000u));
+        to[3] = (int)((odd_low >> 16) | (odd_high & 0xffff0000u));
+    }
+}
+
+FUNCTION void clear(Sums *sums) {
+    #pragma unroll
+    for (int i = 0; i < EACH * EACH; i++) {
+        sums[i] = no_sums();
+    }
+}
+
+// Adds the products of both tiles to a work item's sums; the contraction has `rest` elements left.
+FUNCTION void multiply(Sums *sums, LOCAL_POINTER const int *left, LOCAL_POINTER const int *right, uint rest) {
+    uint words = rest < DEPTH_ELEMENTS ? (rest + 3u) / 4u : DEPTH;
+    uint row = local_index() / SIDE;
+    uint column = local_index() % SIDE;
+    for (uint word = 0u; word < words; word++) {
+        int a[EACH][SLICES];
+        int b[EACH][SLICES];
+        #pragma unroll
+        for (uint i = 0u; i < EACH; i++) {
+            #pragma unroll
+            for (uint s = 0u; s < SLICES; s++) {
+                a[i][s] = left[(s * DEPTH + word) * PITCH + row + i * SIDE];
+                b[i][s] = right[(s * DEPTH + word) * PITCH + column + i * SIDE];
+            }
+        }
+        #pragma unroll
+        for (uint i = 0u; i < EACH; i++) {
+            #pragma unroll
+            for (uint j = 0u; j < EACH; j++) {
+                sums[i * EACH + j] = add_products(sums[i * EACH + j], a[i], b[j]);
+            }
+        }
+    }
+}
+
+// acc = fma(value, unit of the row, acc) for every output of a work item.
+FUNCTION void fold_rows(
+    float *acc, const Sums *sums, GLOBAL const float *units, ulong first, uint chunks, uint chunk, uint rows
+) {
+    #pragma unroll
+    for (uint i = 0u; i < EACH; i++) {
+        uint row = local_index() / SIDE + i * SIDE;
+        float unit = row < rows ? units[(first + row) * chunks + chunk] : 0.0f;
+        #pragma unroll
+        for (uint j = 0u; j < EACH; j++) {
+            acc[i * EACH + j] = fma_rn(chunk_value(sums[i * EACH + j]), unit, acc[i * EACH + j]);
+        }
+    }
+}
+
+// y[m, n] = sum over k of x[m, k] W[n, k]. Row m of x is row m - left_base of its planes and row m - y_base of y; the
+// `columns` weight rows from `weight_first` on become the columns of y from `y_column` on.
+KERNEL(GROUP) product_forward(
+    GLOBAL float *y, ulong y_stride, uint y_base, uint y_column, GLOBAL const int *left, GLOBAL const float *left_units,
+    uint left_rows, uint left_base, GLOBAL const int *right, GLOBAL const float *right_units, uint right_rows,
+    uint first_weight, uint weight_rows, uint weight_first, uint columns, uint width, GLOBAL const uint *table, uint tabled,
+    uint first_tile, uint tiles, uint first_row, uint end_row
+) {
+    LOCAL int left_tile[TILE_WORDS];
+    LOCAL int right_tile[TILE_WORDS];
+    // Neighbouring groups share weights: these are the larger operand.
+    RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + group_index() % tiles);
+    uint column_tile = group_index() / tiles * PRODUCT_TILE;
+    uint rows = tile.end - tile.first;
+    uint words = row_words(width);
+    uint chunks = (width + (CHUNK - 1u)) / CHUNK;
+    ulong left_first = tile.first - left_base;
+    ulong right_first = (ulong)(tile.weight - first_weight) * weight_rows + weight_first + column_tile;
+    float acc[EACH * EACH];
+    #pragma unroll
+    for (int i = 0; i < EACH * EACH; i++) {
+        acc[i] = 0.0f;
+    }
+    for (uint chunk = 0u; chunk < chunks; chunk++) {
+        uint end = width - chunk * CHUNK < CHUNK ? width : (chunk + 1u) * CHUNK;
+        Sums sums[EACH * EACH];
+        clear(sums);
+        for (uint at = chunk * CHUNK; at < end; at += DEPTH_ELEMENTS) {
+            barrier_local();
+            load_along(left_tile, left, (ulong)left_rows * words, left_first * words + at / 4u, words, rows);
+            load_along(
+                right_tile, right, (ulong)right_rows * words, right_first * words + at / 4u, words, columns - column_tile
+            );
+            barrier_local();
+            multiply(sums, left_tile, right_tile, end - at);
+        }
+        fold_rows(acc, sums, left_units, left_first, chunks, chunk, rows);
+    }
+    #pragma unroll
+    for (uint i = 0u; i < EACH; i++) {
+        uint row = local_index() / SIDE + i * SIDE;
+        #pragma unroll
+        for (uint j = 0u; j < EACH; j++) {
+            uint column = local_index() % SIDE + j * SIDE;
+            if (row < rows && column_tile + column < columns) {
+                y[(ulong)(tile.first + row - y_base) * y_stride + y_column + column_tile + column] =
+                    acc[i * EACH + j] * right_units[right_first + column];
+            }
+        }
+    }
+}
+
+// dx[m, k] = sum over n of d[m, n] W[n, k], d being dy with the units of W folded in. Row m of d is row m - left_base of its
+// planes; its `width` columns meet the weight rows from `weight_first` on. A `fresh` sum starts from zero, others from dx.
+KERNEL(GROUP) product_input(
+    GLOBAL float *dx, GLOBAL const int *left, GLOBAL const float *left_units, uint left_rows, uint left_base,
+    GLOBAL const int *right, uint right_rows, uint first_weight, uint weight_rows, uint weight_first, uint columns,
+    uint width, uint fresh, GLOBAL const uint *table, uint tabled, uint first_tile, uint tiles, uint first_row, uint end_row
+) {
+    LOCAL int left_tile[TILE_WORDS];
+    LOCAL int right_tile[TILE_WORDS];
+    RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + group_index() % tiles);
+    uint column_tile = group_index() / tiles * PRODUCT_TILE;
+    uint rows = tile.end - tile.first;
+    uint left_words = row_words(width);
+    uint right_words = row_words(columns);
+    uint chunks = (width + (CHUNK - 1u)) / CHUNK;
+    ulong left_first = tile.first - left_base;
+    ulong right_first = (ulong)(tile.weight - first_weight) * weight_rows + weight_first;
+    float acc[EACH * EACH];
+    #pragma unroll
+    for (uint i = 0u; i < EACH; i++) {
+        uint row = local_index() / SIDE + i * SIDE;
+        #pragma unroll
+        for (uint j = 0u; j < EACH; j++) {
+            uint column = column_tile + local_index() % SIDE + j * SIDE;
+            int old = !fresh && row < rows && column < columns;
+            acc[i * EACH + j] = old ? dx[(ulong)(tile.first + row) * columns + column] : 0.0f;
+        }
+    }
+    for (uint chunk = 0u; chunk < chunks; chunk++) {
+        uint end = width - chunk * CHUNK < CHUNK ? width : (chunk + 1u) * CHUNK;
+        Sums sums[EACH * EACH];
+        clear(sums);
+        for (uint at = chunk * CHUNK; at < end; at += DEPTH_ELEMENTS) {
+            barrier_local();
+            load_along(left_tile, left, (ulong)left_rows * left_words, left_first * left_words + at / 4u, left_words, rows);
+            load_turned(
+                right_tile, right, (ulong)right_rows * right_words, (right_first + at) * right_words + column_tile / 4u,
+                right_words, end - at
+            );
+            barrier_local();
+            multiply(sums, left_tile, right_tile, end - at);
+        }
+        fold_rows(acc, sums, left_units, left_first, chunks, chunk, rows);
+    }
+    #pragma unroll
+    for (uint i = 0u; i < EACH; i++) {
+        uint row = local_index() / SIDE + i * SIDE;
+        #pragma unroll
+        for (uint j = 0u; j < EACH; j++) {
+            uint column = column_tile + local_index() % SIDE + j * SIDE;
+            if (row < rows && column < columns) {
+                dx[(ulong)(tile.first + row) * columns + column] = acc[i * EACH + j];
+            }
+        }
+    }
+}
+
+// dW[n, k] += sum over tokens of dy[t, n] x[t, k], from dW's row `first_row` on, for chunks first_chunk..end_chunk of the
+// table (start, length). Token `base` is the first row of both planes, chunk `base_chunk` has the first units.
+KERNEL(GROUP) product_weight(
+    GLOBAL float *dw, ulong first_row, uint rows, uint columns, GLOBAL const int *left, GLOBAL const float *left_units,
+    GLOBAL const int *right, GLOBAL const float *right_units, uint tokens, GLOBAL const uint *table, uint first_chunk,
+    uint end_chunk, uint base_chunk, uint base
+) {
+    LOCAL int left_tile[TILE_WORDS];
+    LOCAL int right_tile[TILE_WORDS];
+    uint column_tiles = (columns + (PRODUCT_TILE - 1u)) / PRODUCT_TILE;
+    uint row_first = group_index() / column_tiles * PRODUCT_TILE;
+    uint column_first = group_index() % column_tiles * PRODUCT_TILE;
+    uint left_words = row_words(rows);
+    uint right_words = row_words(columns);
+    float acc[EACH * EACH];
+    #pragma unroll
+    for (uint i = 0u; i < EACH; i++) {
+        uint row = row_first + local_index() / SIDE + i * SIDE;
+        #pragma unroll
+        for (uint j = 0u; j < EACH; j++) {
+            uint column = column_first + local_index() % SIDE + j * SIDE;
+            acc[i * EACH + j] = row < rows && column < columns ? dw[(first_row + row) * columns + column] : 0.0f;
+        }
+    }
+    for (uint chunk = first_chunk; chunk < end_chunk; chunk++) {
+        uint start = table[(ulong)chunk * 2u] - base;
+        uint length = table[(ulong)chunk * 2u + 1u];
+        Sums sums[EACH * EACH];
+        clear(sums);
+        for (uint t = 0u; t < length; t += DEPTH_ELEMENTS) {
+            ulong from = start + t;
+            barrier_local();
+            load_turned(
+                left_tile, left, (ulong)tokens * left_words, from * left_words + row_first / 4u, left_words, length - t
+            );
+            load_turned(
+                right_tile, right, (ulong)tokens * right_words, from * right_words + column_first / 4u, right_words,
+                length - t
+            );
+            barrier_local();
+            multiply(sums, left_tile, right_tile, length - t);
+        }
+        float row_units[EACH];
+        float column_units[EACH];
+        #pragma unroll
+        for (uint i = 0u; i < EACH; i++) {
+            uint row = row_first + local_index() / SIDE + i * SIDE;
+            uint column = column_first + local_index() % SIDE + i * SIDE;
+            row_units[i] = row < rows ? left_units[(ulong)(chunk - base_chunk) * rows + row] : 0.0f;
+            column_units[i] = column < columns ? right_units[(ulong)(chunk - base_chunk) * columns + column] : 0.0f;
+        }
+        #pragma unroll
+        for (uint i = 0u; i < EACH; i++) {
+            #pragma unroll
+            for (uint j = 0u; j < EACH; j++) {
+                float unit = row_units[i] * column_units[j];
+                acc[i * EACH + j] = fma_rn(chunk_value(sums[i * EACH + j]), unit, acc[i * EACH + j]);
+            }
+        }
+    }
+    #pragma unroll
+    for (uint i = 0u; i < EACH; i++) {
+        uint row = row_first + local_index() / SIDE + i * SIDE;
+        #pragma unroll
+        for (uint j = 0u; j < EACH; j++) {
+            uint column = column_first + local_index() % SIDE + j * SIDE;
+            if (row < rows && column < columns) {
+                dw[(first_row + row) * columns + column] = acc[i * EACH + j];
+            }
+        }
+    }
+}

@@ -1,0 +1,511 @@
+// Slice product, profile x2, on the tensor cores of Hopper (sm_90a): y[m, n] = sum over k of x[m, k] * W[n, k] from planes of
+// slices, with the bits of docs/numerics.md, "Slice product".
+//
+// Per chunk of 512 along k: HH = sum Ah*Bh and X = sum (Ah*Bl + Al*Bh), exact in int32, then
+//     acc = fma(float(256*HH + X), ux[m, chunk], acc)        chunks ascending
+// and at the end y = acc * uw[n]. CUDA C++ without headers, as NVRTC takes it.
+//
+// Shape of the kernel
+//   - persistent pairs of blocks (clusters); each block makes 128x128 tiles of y, a pair's tiles lie one below the other;
+//   - warpgroup 0: one thread feeds a ring of STAGES slots in shared memory by bulk copies. A tile of B serves both blocks of
+//     the pair: each copies half of it and sends it to both, or reading L2 would bind;
+//   - warpgroups 1 and 2: 64 rows of the tile each, wgmma from shared memory, sums and fold in registers. While one folds,
+//     the other keeps the tensor cores busy.
+//
+// One slot holds [Ah 128 rows][Al 128][Bl 128][Bh 128], each row 128 bytes, swizzled. Bl and Bh lie next to each other so that
+// they are one matrix of 256 columns: m64n256 with A = Ah gives Ah*Bl in sums[0..63] and HH in sums[64..127] while Ah is read
+// once, and m64n128 with A = Al, B = Bh adds Al*Bh to sums[0..63]. Reading shared memory is what binds next after the tensor
+// cores, so every operand read saved counts. Bl comes first because ptxas keeps the products asynchronous only if the narrow
+// one's registers begin where the wide one's do; with the halves swapped it serialises them (C7511).
+
+namespace slice_product {
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+
+// CUtensorMap, which the driver fills in and nobody here looks into.
+struct alignas(64) TensorMap {
+    u64 opaque[16];
+};
+
+constexpr int TILE = 128;                       // rows and columns of a block's tile of y
+constexpr int CHUNK = 512;                      // elements of k that share a unit: part of the arithmetic
+constexpr int KBLOCK = 128;                     // bytes of k per slot, and the width of the swizzle
+constexpr int STAGES = 3;
+constexpr int BLOCKS_PER_CHUNK = CHUNK / KBLOCK;
+constexpr int CLUSTER = 2;                      // blocks of a pair, along m
+constexpr int GROUP = 16;                       // tiles along m that are walked together, for reuse in L2
+
+constexpr u32 PLANE_BYTES = TILE * KBLOCK;      // one operand plane in a slot
+constexpr u32 SLOT_BYTES = 4 * PLANE_BYTES;
+constexpr u32 A_LO = PLANE_BYTES, B_LO = 2 * PLANE_BYTES, B_HI = 3 * PLANE_BYTES;
+constexpr u32 BARRIERS = STAGES * SLOT_BYTES;   // offset of full[STAGES], empty[STAGES]
+// The swizzle pattern is a function of address bits, so slots start at multiples of 1024; the slack is for rounding up.
+constexpr u32 SHARED_BYTES = BARRIERS + 2 * STAGES * 8 + 1024;
+
+constexpr int THREADS = 384;                    // producer warpgroup, two consumer warpgroups
+constexpr int CONSUMER_WARPS = 8;
+constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;   // (40 + 2*232) * 128 <= 65536
+
+static_assert(GROUP % CLUSTER == 0, "a group is whole pairs");
+static_assert(TILE / CLUSTER % 8 == 0, "multicast parts are whole swizzle groups of 8 rows");
+static_assert(SHARED_BYTES <= 232448, "one block's shared memory on Hopper");
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Clusters
+
+__device__ inline u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// Every thread of every block of the cluster; memory before it is visible after it.
+__device__ inline void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;\n"
+                 "barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// mbarriers. Who arrives where, per use of a slot:
+//
+//   full[s]   count 1. The block's own producer arrives once, with expect_tx(SLOT_BYTES); the four planes' bytes, whether
+//             sent by this block or by its peer, complete the transaction. Bytes of the peer may come before the own
+//             producer's arrive: the count of 1 keeps the phase open meanwhile.
+//   empty[s]  count 16: one arrival of each of the 8 consumer warps of both blocks, which both get bytes from this block's
+//             producer. So a consumer warp arrives at both blocks.
+//
+// Fill number i of a slot (from 0) completes phase i of full[s]; consumers wait for parity i & 1. Releasing it completes
+// phase i of empty[s]; the producer waits before fill i for phase i - 1, parity (i & 1) ^ 1, which for i = 0 is the phase
+// "before the first" and passes at once.
+//
+// Nothing can arrive a phase early: a warp's arrival i+1 on P.empty[s] follows fill i+1 of its own slot, part of which P
+// itself sends, after having seen phase i of P.empty[s] complete. Bytes of fill i+1 for X.full[s] follow the release of
+// fill i by X's consumers, who had seen phase i of X.full[s] complete.
+
+struct Ring {
+    u32 base;      // shared address of slot 0
+    u32 stage;     // next slot
+    u32 parity;    // of the number of the fill it is about to get (producer) or to give (consumer)
+
+    __device__ inline u32 slot() const { return base + stage * SLOT_BYTES; }
+    __device__ inline u32 full() const { return base + BARRIERS + stage * 8; }
+    __device__ inline u32 empty() const { return base + BARRIERS + (STAGES + stage) * 8; }
+    __device__ inline void advance() {
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+__device__ inline void barrier_init(u32 barrier, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+__device__ inline bool barrier_try_wait(u32 barrier, u32 parity) {
+    u32 done;
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.u32 %0, 1, 0, p;\n"
+                 "}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
+__device__ inline void barrier_wait(u32 barrier, u32 parity) {
+    while (!barrier_try_wait(barrier, parity)) {
+    }
+}
+
+__device__ inline void barrier_arrive_expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Arrives on the same barrier of another block of the cluster (or of this one).
+// No explicit .release.cluster: what must be ordered are reads of the tensor cores, which wgmma.wait_group has seen to.
+__device__ inline void barrier_arrive_at(u32 barrier, u32 rank) {
+    asm volatile("{\n"
+                 ".reg .b32 remote;\n"
+                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+                 "}" ::"r"(barrier), "r"(rank)
+                 : "memory");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// TMA
+
+__device__ inline void prefetch_map(const TensorMap &map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Copies a box of KBLOCK bytes by the map's number of rows to `target` and completes that many bytes on `barrier`. Rows beyond
+// the tensor arrive as zeros and count as bytes.
+__device__ inline void load_box(const TensorMap &map, u32 target, u32 barrier, int k, int row) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4}], [%2];" ::"r"(target), "l"(&map), "r"(barrier), "r"(k), "r"(row)
+                 : "memory");
+}
+
+// The same for all blocks of the cluster, at the same offsets in each.
+__device__ inline void load_box_for_all(const TensorMap &map, u32 target, u32 barrier, int k, int row) {
+    const u16 all = (1u << CLUSTER) - 1;
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(target), "l"(&map), "r"(barrier), "r"(k), "r"(row), "h"(all)
+                 : "memory");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// wgmma
+
+// Matrix descriptor, K-major, rows of KBLOCK bytes swizzled over KBLOCK: start address, (unused) leading offset 1, stride
+// of 8 rows, layout 1 = 128-byte swizzle. All addresses in units of 16 bytes.
+__device__ inline u64 matrix(u32 address) {
+    constexpr u64 fixed = (1ull << 16) | ((u64)(8 * KBLOCK >> 4) << 32) | (1ull << 62);
+    return fixed | ((address & 0x3ffff) >> 4);
+}
+constexpr u64 NEXT_K = 32 >> 4;   // added to a descriptor: 32 elements further along k
+
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING>
+__device__ inline void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Operand lists: TEN("4") is "%40, ..., %49".
+#define TEN(t) "%" t "0,%" t "1,%" t "2,%" t "3,%" t "4,%" t "5,%" t "6,%" t "7,%" t "8,%" t "9,"
+#define OPERANDS_60 TEN("") TEN("1") TEN("2") TEN("3") TEN("4") TEN("5")
+#define OPERANDS_64 OPERANDS_60 "%60,%61,%62,%63"
+#define OPERANDS_128 OPERANDS_60 TEN("6") TEN("7") TEN("8") TEN("9") TEN("10") TEN("11") \
+    "%120,%121,%122,%123,%124,%125,%126,%127"
+#define BIND_4(c, a, i) c(a[i]), c(a[i + 1]), c(a[i + 2]), c(a[i + 3])
+#define BIND_16(c, a, i) BIND_4(c, a, i), BIND_4(c, a, i + 4), BIND_4(c, a, i + 8), BIND_4(c, a, i + 12)
+#define BIND_64(c, a, i) BIND_16(c, a, i), BIND_16(c, a, i + 16), BIND_16(c, a, i + 32), BIND_16(c, a, i + 48)
+
+// sums[0..127] = a (64 x 32) times b (256 x 32, transposed), or += that. The first form is one of its own, with outputs only,
+// so that the compiler knows the sums to be dead during fold and epilogue.
+__device__ inline void start_256(int (&sums)[128], u64 a, u64 b) {
+    asm volatile("{\n"
+                 ".reg .pred add;\n"
+                 "setp.ne.u32 add, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {" OPERANDS_128 "}, %128, %129, add;\n"
+                 "}"
+                 : BIND_64("=r", sums, 0), BIND_64("=r", sums, 64)
+                 : "l"(a), "l"(b));
+}
+__device__ inline void multiply_256(int (&sums)[128], u64 a, u64 b) {
+    asm volatile("{\n"
+                 ".reg .pred add;\n"
+                 "setp.eq.u32 add, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n256k32.s32.s8.s8 {" OPERANDS_128 "}, %128, %129, add;\n"
+                 "}"
+                 : BIND_64("+r", sums, 0), BIND_64("+r", sums, 64)
+                 : "l"(a), "l"(b));
+}
+
+// sums[0..63] += a (64 x 32) times b (128 x 32, transposed).
+__device__ inline void multiply_128(int (&sums)[128], u64 a, u64 b) {
+    asm volatile("{\n"
+                 ".reg .pred add;\n"
+                 "setp.eq.u32 add, 0, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" OPERANDS_64 "}, %64, %65, add;\n"
+                 "}"
+                 : BIND_64("+r", sums, 0)
+                 : "l"(a), "l"(b));
+}
+
+// No instructions: keep the compiler from moving uses of these registers across (wgmma writes them behind its back).
+__device__ inline void pin(int (&sums)[128]) {
+    asm volatile("" : BIND_64("+r", sums, 0), BIND_64("+r", sums, 64)::"memory");
+}
+__device__ inline void pin(float (&acc)[64]) { asm volatile("" : BIND_64("+f", acc, 0)::"memory"); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The walk over tiles: the pair's p-th piece of work. GROUP tiles of m by all of n, m fastest.
+
+struct Walk {
+    int rows, columns;   // of y, in pairs and in tiles
+
+    __device__ inline Walk(int m, int n) : rows((m + TILE * CLUSTER - 1) / (TILE * CLUSTER)), columns((n + TILE - 1) / TILE) {}
+    __device__ inline int count() const { return rows * columns; }
+
+    // First row and column of this block's tile; may lie beyond the end of y (the block then works for its peer).
+    __device__ inline void tile(int p, u32 rank, int &row, int &column) const {
+        constexpr int height = GROUP / CLUSTER;
+        int group = p / (height * columns), rest = p % (height * columns);
+        int first = group * height;
+        int here = rows - first < height ? rows - first : height;
+        row = ((first + rest % here) * CLUSTER + (int)rank) * TILE;
+        column = rest / here * TILE;
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Producer: one thread.
+
+__device__ inline void produce(Ring ring, const Walk &walk, u32 rank, int kblocks, const TensorMap &a_hi, const TensorMap &a_lo,
+                               const TensorMap &b_hi, const TensorMap &b_lo) {
+    constexpr int part = TILE / CLUSTER;   // rows of a tile of B that this block sends to both
+    const u32 b_row = rank * part;
+
+    for (int p = blockIdx.x / CLUSTER; p < walk.count(); p += gridDim.x / CLUSTER) {
+        int row, column;
+        walk.tile(p, rank, row, column);
+        column += b_row;
+        for (int block = 0; block < kblocks; block++) {
+            const u32 a = ring.slot(), b = ring.slot() + b_row * KBLOCK, full = ring.full();
+            const int k = block * KBLOCK;
+            barrier_wait(ring.empty(), ring.parity ^ 1);
+            barrier_arrive_expect(full, SLOT_BYTES);
+            load_box(a_hi, a, full, k, row);
+            load_box_for_all(b_hi, b + B_HI, full, k, column);
+            load_box_for_all(b_lo, b + B_LO, full, k, column);
+            load_box(a_lo, a + A_LO, full, k, row);
+            ring.advance();
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Consumers
+
+// One arrival per warp at both blocks that send data to this slot.
+__device__ inline void release(u32 empty, u32 lane) {
+    if (lane < CLUSTER) barrier_arrive_at(empty, lane);
+}
+
+// Issues the products of one slot for this warpgroup's 64 rows, as GROUPS_PER_SLOT groups; FIRST of a chunk: sums from zero.
+//
+// PTX gives an order between wgmmas on the same accumulators only if they have the same shape, and asks for a fence otherwise.
+// ptxas ends a group at a fence, so the group is ended openly, for wgmma_wait to count right.
+template <bool FIRST>
+__device__ inline void multiply_slot(int (&sums)[128], u32 slot, u32 warpgroup) {
+    const u32 rows = warpgroup * 64 * KBLOCK;
+    const u64 a_hi = matrix(slot + rows), a_lo = matrix(slot + A_LO + rows);
+    const u64 b_both = matrix(slot + B_LO), b_hi = matrix(slot + B_HI);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < KBLOCK / 32; i++) {
+        if (FIRST && i == 0) start_256(sums, a_hi, b_both);
+        else multiply_256(sums, a_hi + i * NEXT_K, b_both + i * NEXT_K);
+    }
+    wgmma_commit();
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < KBLOCK / 32; i++) multiply_128(sums, a_lo + i * NEXT_K, b_hi + i * NEXT_K);
+    wgmma_commit();
+}
+constexpr int GROUPS_PER_SLOT = 2;
+
+// Registers 4j .. 4j+3 of a thread are columns 8j + 2*(lane % 4) + {0, 1} of row lane / 4, then of row lane / 4 + 8.
+
+// y: m by n, `stride` elements from row to row. Wide accesses where every row allows them.
+struct Output {
+    float *y;
+    u64 stride;
+    int m, n;
+
+    __device__ inline bool aligned(int elements) const {
+        return n % elements == 0 && stride % elements == 0 && (u64)y % (4 * elements) == 0;
+    }
+};
+
+__device__ inline void load_tile(float (&acc)[64], const Output &out, int row, int column) {
+    const bool even = out.aligned(2);
+    const int m = out.m, n = out.n;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int r = row + 8 * half;
+        const float *line = out.y + r * out.stride;
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            const int c = column + 8 * j;
+            float2 v = make_float2(0.f, 0.f);
+            if (r < m && c < n) {
+                if (even) {
+                    v = *(const float2 *)(line + c);
+                } else {
+                    v.x = line[c];
+                    if (c + 1 < n) v.y = line[c + 1];
+                }
+            }
+            acc[4 * j + 2 * half] = v.x;
+            acc[4 * j + 2 * half + 1] = v.y;
+        }
+    }
+}
+
+__device__ inline void scale(float (&acc)[64], const float *uw, int n, int column) {
+    const bool even = n % 2 == 0 && (u64)uw % 8 == 0;
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        const int c = column + 8 * j;
+        float2 u = make_float2(0.f, 0.f);
+        if (c < n) {
+            if (even) {
+                u = __ldg((const float2 *)(uw + c));
+            } else {
+                u.x = __ldg(uw + c);
+                if (c + 1 < n) u.y = __ldg(uw + c + 1);
+            }
+        }
+        acc[4 * j] = __fmul_rn(acc[4 * j], u.x);
+        acc[4 * j + 1] = __fmul_rn(acc[4 * j + 1], u.y);
+        acc[4 * j + 2] = __fmul_rn(acc[4 * j + 2], u.x);
+        acc[4 * j + 3] = __fmul_rn(acc[4 * j + 3], u.y);
+    }
+}
+
+__device__ inline void store_tile(const float (&acc)[64], const Output &out, int row, int column, u32 lane) {
+    const int m = out.m, n = out.n;
+    if (out.aligned(4)) {
+        // Neighbouring lanes trade pairs so that each holds four consecutive columns: of columns 8j.. the even lane, of
+        // columns 8(j+1).. the odd one. A store then covers 8 rows of 64 bytes instead of 32.
+        const bool odd = lane & 1;
+        const int c = odd ? column + 8 - 2 : column;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int r = row + 8 * half;
+            float *line = out.y + r * out.stride + c;
+#pragma unroll
+            for (int j = 0; j < 16; j += 2) {
+                const int i = 4 * j + 2 * half;
+                const float own_x = odd ? acc[i + 4] : acc[i], own_y = odd ? acc[i + 5] : acc[i + 1];
+                const float give_x = odd ? acc[i] : acc[i + 4], give_y = odd ? acc[i + 1] : acc[i + 5];
+                const float got_x = __shfl_xor_sync(0xffffffff, give_x, 1), got_y = __shfl_xor_sync(0xffffffff, give_y, 1);
+                const float4 v = odd ? make_float4(got_x, got_y, own_x, own_y) : make_float4(own_x, own_y, got_x, got_y);
+                // .cs: y is not read again here and should not push the operands out of L2.
+                if (r < m && c + 8 * j < n) __stcs((float4 *)(line + 8 * j), v);
+            }
+        }
+    } else {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int r = row + 8 * half;
+            float *line = out.y + r * out.stride;
+#pragma unroll
+            for (int j = 0; j < 16; j++) {
+                const int c = column + 8 * j;
+                if (r < m && c < n) __stcs(line + c, acc[4 * j + 2 * half]);
+                if (r < m && c + 1 < n) __stcs(line + c + 1, acc[4 * j + 2 * half + 1]);
+            }
+        }
+    }
+}
+
+__device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblocks, u32 warpgroup, const float *ux,
+                               const float *uw, const Output &out, bool accumulate) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const int m = out.m;
+    const int chunks = (kblocks + BLOCKS_PER_CHUNK - 1) / BLOCKS_PER_CHUNK;
+
+    for (int p = blockIdx.x / CLUSTER; p < walk.count(); p += gridDim.x / CLUSTER) {
+        int row, column;
+        walk.tile(p, rank, row, column);
+        row += warpgroup * 64 + warp * 16 + lane / 4;
+        column += lane % 4 * 2;
+
+        // Rows beyond the end borrow the last one's units; they are not stored.
+        const float *units_0 = ux + (u64)(row < m ? row : m - 1) * chunks;
+        const float *units_8 = ux + (u64)(row + 8 < m ? row + 8 : m - 1) * chunks;
+
+        float acc[64];
+        if (accumulate) {
+            load_tile(acc, out, row, column);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 64; i++) acc[i] = 0.f;
+        }
+
+        for (int chunk = 0; chunk < chunks; chunk++) {
+            // Units first: they arrive while the products run.
+            const float unit_0 = __ldg(units_0 + chunk), unit_8 = __ldg(units_8 + chunk);
+
+            const int left = kblocks - chunk * BLOCKS_PER_CHUNK;
+            const int blocks = left < BLOCKS_PER_CHUNK ? left : BLOCKS_PER_CHUNK;
+            int sums[128];   // X, then HH
+            barrier_wait(ring.full(), ring.parity);
+            multiply_slot<true>(sums, ring.slot(), warpgroup);
+            u32 previous = ring.empty();
+            ring.advance();
+#pragma unroll 1
+            for (int block = 1; block < blocks; block++) {
+                barrier_wait(ring.full(), ring.parity);
+                multiply_slot<false>(sums, ring.slot(), warpgroup);
+                wgmma_wait<GROUPS_PER_SLOT>();   // the slot before has been read; this one is in flight
+                release(previous, lane);
+                previous = ring.empty();
+                ring.advance();
+            }
+            wgmma_wait<0>();
+            pin(sums);
+            release(previous, lane);
+
+#pragma unroll
+            for (int i = 0; i < 64; i++) {
+                const float v = __int2float_rn(sums[64 + i] * 256 + sums[i]);
+                acc[i] = __fmaf_rn(v, i % 4 < 2 ? unit_0 : unit_8, acc[i]);
+            }
+            pin(acc);   // fold before the next products overwrite the sums
+        }
+
+        if (uw) scale(acc, uw, out.n, column);
+        store_tile(acc, out, row, column, lane);
+    }
+}
+
+}   // namespace slice_product
+
+// a_hi, a_lo: tensor maps of int8 [m, kp], boxes of 128 rows; b_hi, b_lo: of int8 [n, kp], boxes of 64 rows; all 128 bytes wide
+// in the 128-byte swizzle, zeros outside; kp = k rounded up to 128, padded with zeros. ux: [m, ceil(k / 512)]. uw: [n], or null
+// for y = acc. y: [m, n], `stride` elements from row to row; acc starts from it if `accumulate`. k > 0. Grid: an even number of blocks, one per
+// multiprocessor.
+extern "C" __global__ void __launch_bounds__(slice_product::THREADS, 1) __cluster_dims__(2, 1, 1)
+    slice_product_x2(const __grid_constant__ slice_product::TensorMap a_hi, const __grid_constant__ slice_product::TensorMap a_lo,
+                     const __grid_constant__ slice_product::TensorMap b_hi, const __grid_constant__ slice_product::TensorMap b_lo,
+                     const float *__restrict__ ux, const float *__restrict__ uw, float *y, unsigned long long stride, int m, int n, int k,
+                     int accumulate) {
+    using namespace slice_product;
+    extern __shared__ unsigned char shared[];
+
+    Ring ring;
+    ring.base = ((u32)__cvta_generic_to_shared(shared) + 1023) & ~1023u;
+    ring.stage = 0;
+    ring.parity = 0;
+    const Walk walk(m, n);
+    const u32 rank = cluster_rank();
+    const int kblocks = (k + KBLOCK - 1) / KBLOCK;
+
+    if (threadIdx.x == 0) {
+        prefetch_map(a_hi);
+        prefetch_map(a_lo);
+        prefetch_map(b_hi);
+        prefetch_map(b_lo);
+        for (Ring r = ring; r.parity == 0; r.advance()) {
+            barrier_init(r.full(), 1);
+            barrier_init(r.empty(), CONSUMER_WARPS * CLUSTER);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    cluster_sync();   // barriers are ready, in the peer too
+
+    // Uniform over the warp, and the compiler is told so.
+    const u32 warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+    if (warpgroup == 0) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+        if (threadIdx.x == 0) produce(ring, walk, rank, kblocks, a_hi, a_lo, b_hi, b_lo);
+        __syncwarp();
+        cluster_sync();   // no block leaves while its peer may still arrive on its barriers
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+        const Output out = {y, stride, m, n};
+        consume(ring, walk, rank, kblocks, warpgroup - 1, ux, uw, out, accumulate != 0);
+        cluster_sync();
+    }
+}

@@ -1,0 +1,240 @@
+// Cutting numbers into slices (docs/numerics.md, "Slices"): planes of bytes [slice][row][padded width], four to a word.
+
+// Work items for one chunk, four elements each.
+#define CHUNK_GROUP (CHUNK / 4)
+// Columns that a group slices along the tokens, four to a work item.
+#define COLUMNS 64
+#define COLUMN_WORDS (COLUMNS / 4)
+#define TOKENS_TOGETHER (GROUP / COLUMN_WORDS)
+// Side of the square of bytes that a group turns.
+#define TURN 64
+
+FUNCTION uint larger(uint a, uint b) {
+    return a > b ? a : b;
+}
+
+// The largest value of the group, which has `size` work items and as many words of scratch.
+FUNCTION uint group_max(LOCAL_POINTER uint *scratch, uint size, uint value) {
+    uint l = local_index();
+    scratch[l] = value;
+    barrier_local();
+    if (l < 16u) {
+        for (uint i = l + 16u; i < size; i += 16u) {
+            value = larger(value, scratch[i]);
+        }
+        scratch[l] = value;
+    }
+    barrier_local();
+    uint result = 0u;
+    for (uint i = 0u; i < 16u; i++) {
+        result = larger(result, scratch[i]);
+    }
+    return result;
+}
+
+// One word of every plane from four numbers.
+FUNCTION void store_slices(GLOBAL int *planes, ulong plane, ulong at, const float *x, const float *multiplier) {
+    int q[4];
+    for (int i = 0; i < 4; i++) {
+        q[i] = quantise(x[i], multiplier[i]);
+    }
+    for (int s = 0; s < SLICES; s++) {
+        planes[(ulong)s * plane + at] =
+            pack4(slice_of(q[0], s), slice_of(q[1], s), slice_of(q[2], s), slice_of(q[3], s));
+    }
+}
+
+// Slices chunk `chunk` of a row, four elements x to a work item; nothing is stored where the row does not exist.
+FUNCTION void slice_chunk(
+    GLOBAL int *planes, GLOBAL float *units, LOCAL_POINTER uint *scratch, const float *x, ulong plane, ulong row, uint width,
+    uint chunk, int exists
+) {
+    uint l = local_index();
+    uint max_bits = 0u;
+    for (int i = 0; i < 4; i++) {
+        max_bits = larger(max_bits, magnitude_bits(x[i]));
+    }
+    max_bits = group_max(scratch, CHUNK_GROUP, max_bits);
+    float multiplier = scale_multiplier(max_bits);
+    float multipliers[4];
+    for (int i = 0; i < 4; i++) {
+        multipliers[i] = multiplier;
+    }
+    uint words = row_words(width);
+    uint word = chunk * CHUNK_GROUP + l;
+    if (exists && word < words) {
+        store_slices(planes, plane, row * words + word, x, multipliers);
+    }
+    if (exists && l == 0u) {
+        units[row * ((width + (CHUNK - 1u)) / CHUNK) + chunk] = scale_unit(max_bits);
+    }
+}
+
+// One group per (row, chunk).
+KERNEL(CHUNK_GROUP) slice_rows(GLOBAL int *planes, GLOBAL float *units, GLOBAL const float *x, uint rows, uint width) {
+    LOCAL uint scratch[CHUNK_GROUP];
+    uint chunks = (width + (CHUNK - 1u)) / CHUNK;
+    uint row = group_index() / chunks;
+    uint chunk = group_index() % chunks;
+    uint column = chunk * CHUNK + local_index() * 4u;
+    int exists = row < rows;
+    float values[4];
+    for (uint i = 0u; i < 4u; i++) {
+        values[i] = exists && column + i < width ? x[(ulong)row * width + column + i] : 0.0f;
+    }
+    slice_chunk(planes, units, scratch, values, (ulong)rows * row_words(width), row, width, chunk, exists);
+}
+
+// The left operand of an input gradient: `width` columns of dy from `first_column` on, each times its weight row's unit.
+// One group per (tile, row of the tile, chunk); row numbers start at `base` in dy and in the planes.
+KERNEL(CHUNK_GROUP) slice_folded(
+    GLOBAL int *planes, GLOBAL float *units, GLOBAL const float *dy, GLOBAL const float *weight_units,
+    GLOBAL const uint *table, uint tabled, uint first_tile, uint first_row, uint end_row, uint base, uint rows, uint width,
+    ulong dy_stride, uint first_column, uint first_weight, uint weight_rows, uint weight_first
+) {
+    LOCAL uint scratch[CHUNK_GROUP];
+    uint chunks = (width + (CHUNK - 1u)) / CHUNK;
+    uint chunk = group_index() % chunks;
+    uint place = group_index() / chunks;
+    RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + place / PRODUCT_TILE);
+    uint row = tile.first + place % PRODUCT_TILE;
+    int exists = row < tile.end;
+    GLOBAL const float *unit = weight_units + (ulong)(tile.weight - first_weight) * weight_rows + weight_first;
+    uint column = chunk * CHUNK + local_index() * 4u;
+    float values[4];
+    for (uint i = 0u; i < 4u; i++) {
+        uint c = column + i;
+        values[i] = exists && c < width ? dy[(ulong)(row - base) * dy_stride + first_column + c] * unit[c] : 0.0f;
+    }
+    slice_chunk(planes, units, scratch, values, (ulong)rows * row_words(width), row - base, width, chunk, exists);
+}
+
+// Element i of a stored weight: float32 (0), bfloat16 (1) or float16 (2).
+FUNCTION float load_stored(GLOBAL const uchar *w, uint format, ulong i) {
+    if (format == 0u) {
+        return ((GLOBAL const float *)w)[i];
+    }
+    ushort bits = ((GLOBAL const ushort *)w)[i];
+    return as_f32(format == 1u ? widen_bf16(bits) : widen_f16(bits));
+}
+
+// One group per row: one scale over its whole width. Rows from `first` on become the rows of the planes.
+KERNEL(GROUP) slice_weight(
+    GLOBAL int *planes, GLOBAL float *units, GLOBAL const uchar *w, uint format, ulong first, uint rows, uint width
+) {
+    LOCAL uint scratch[GROUP];
+    uint l = local_index();
+    uint row = group_index();
+    ulong from = (first + row) * width;
+    uint max_bits = 0u;
+    for (uint i = l; i < width; i += GROUP) {
+        max_bits = larger(max_bits, magnitude_bits(load_stored(w, format, from + i)));
+    }
+    max_bits = group_max(scratch, GROUP, max_bits);
+    float multipliers[4];
+    for (int i = 0; i < 4; i++) {
+        multipliers[i] = scale_multiplier(max_bits);
+    }
+    uint words = row_words(width);
+    for (uint word = l; word < words; word += GROUP) {
+        float values[4];
+        for (uint i = 0u; i < 4u; i++) {
+            uint column = word * 4u + i;
+            values[i] = column < width ? load_stored(w, format, from + column) : 0.0f;
+        }
+        store_slices(planes, (ulong)rows * words, (ulong)row * words + word, values, multipliers);
+    }
+    if (l == 0u) {
+        units[row] = scale_unit(max_bits);
+    }
+}
+
+// Activations contracted over tokens: one scale per (token chunk, column). One group per (chunk, COLUMNS columns); the
+// table holds start and length of every chunk. Chunk `first_chunk` has the first units, token `base` the first row of the
+// planes [slice][token][padded width]; in x that row has the number `x_base`.
+KERNEL(GROUP) slice_columns(
+    GLOBAL int *planes, GLOBAL float *units, GLOBAL const float *x, GLOBAL const uint *table, uint first_chunk, uint base,
+    uint x_base, uint tokens, uint width
+) {
+    LOCAL uint maxima[TOKENS_TOGETHER * COLUMNS];
+    uint words = row_words(width);
+    uint blocks = words / COLUMN_WORDS;
+    uint chunk = group_index() / blocks;
+    uint start = table[(ulong)(first_chunk + chunk) * 2u];
+    uint length = table[(ulong)(first_chunk + chunk) * 2u + 1u];
+    uint word = local_index() % COLUMN_WORDS;
+    uint phase = local_index() / COLUMN_WORDS;
+    uint column = (group_index() % blocks) * COLUMNS + word * 4u;
+    GLOBAL const float *from = x + (ulong)(start - x_base) * width;
+    uint max_bits[4];
+    for (uint i = 0u; i < 4u; i++) {
+        max_bits[i] = 0u;
+    }
+    for (uint t = phase; t < length; t += TOKENS_TOGETHER) {
+        for (uint i = 0u; i < 4u; i++) {
+            float value = column + i < width ? from[(ulong)t * width + column + i] : 0.0f;
+            max_bits[i] = larger(max_bits[i], magnitude_bits(value));
+        }
+    }
+    for (uint i = 0u; i < 4u; i++) {
+        maxima[phase * COLUMNS + word * 4u + i] = max_bits[i];
+    }
+    barrier_local();
+    float multipliers[4];
+    for (uint i = 0u; i < 4u; i++) {
+        for (uint other = 0u; other < TOKENS_TOGETHER; other++) {
+            max_bits[i] = larger(max_bits[i], maxima[other * COLUMNS + word * 4u + i]);
+        }
+        multipliers[i] = scale_multiplier(max_bits[i]);
+        if (phase == 0u && column + i < width) {
+            units[(ulong)chunk * width + column + i] = scale_unit(max_bits[i]);
+        }
+    }
+    for (uint t = phase; t < length; t += TOKENS_TOGETHER) {
+        float values[4];
+        for (uint i = 0u; i < 4u; i++) {
+            values[i] = column + i < width ? from[(ulong)t * width + column + i] : 0.0f;
+        }
+        ulong at = (ulong)(start - base + t) * words + column / 4u;
+        store_slices(planes, (ulong)tokens * words, at, values, multipliers);
+    }
+}
+
+// Exchanges rows and columns of every plane: `rows` rows from `first` on, of planes with `plane_rows` rows of `width` bytes,
+// become `width` rows of as many bytes. One group per square of TURN by TURN bytes, a work item turns 4 by 4 of them; what lies
+// beyond is padded with zeros.
+KERNEL(GROUP) turn_planes(
+    GLOBAL int *turned, GLOBAL const int *planes, uint plane_rows, ulong first, uint rows, uint width
+) {
+    LOCAL int square[TURN * (TURN / 4 + 1)];
+    uint row_length = row_words(rows);
+    ulong column_length = row_words(width);
+    uint across = row_length / (TURN / 4);
+    uint row_first = group_index() % across * TURN;
+    uint column_first = group_index() / across * TURN;
+    uint fast = local_index() % (TURN / 4);
+    uint slow = local_index() / (TURN / 4);
+    for (uint s = 0u; s < SLICES; s++) {
+        uint r[4];
+        for (uint i = 0u; i < 4u; i++) {
+            uint row = row_first + slow * 4u + i;
+            int inside = row < rows && column_first + fast * 4u < column_length * 4u;
+            ulong at = (first + row + (ulong)s * plane_rows) * column_length + column_first / 4u + fast;
+            r[i] = inside ? (uint)planes[at] : 0u;
+        }
+        barrier_local();
+        for (uint i = 0u; i < 4u; i++) {
+            uint shift = 8u * i;
+            square[(fast * 4u + i) * (TURN / 4 + 1) + slow] =
+                pack4((int)(r[0] >> shift), (int)(r[1] >> shift), (int)(r[2] >> shift), (int)(r[3] >> shift));
+        }
+        barrier_local();
+        for (uint i = 0u; i < 4u; i++) {
+            uint column = slow * 4u + i;
+            if (column_first + column < width) {
+                turned[((ulong)s * width + column_first + column) * row_length + row_first / 4u + fast] =
+                    square[column * (TURN / 4 + 1) + fast];
+            }
+        }
+    }
+}

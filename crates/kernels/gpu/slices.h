@@ -1,0 +1,126 @@
+// Scales and slices (docs/numerics.md, "Slices"). SLICES is 2 (profile x2) or 3 (profile x3): a parameter of the program,
+// so one source gives two programs.
+
+#define CHUNK 512
+// Rows of a plane are padded with zeros to a multiple of this many bytes.
+#define PADDING 128
+// Rows and columns of the outputs that one group computes.
+#define PRODUCT_TILE 64
+
+// Packed words of a row of a plane.
+FUNCTION uint row_words(uint width) {
+    return (width + (PADDING - 1u)) / PADDING * (PADDING / 4u);
+}
+
+// At most PRODUCT_TILE rows of the left operand that meet one weight.
+typedef struct {
+    uint first;
+    uint end;
+    uint weight;
+} RowTile;
+
+// Tile number `tile`: from the table (first, end, weight), or of the rows first..end alone where there is one weight.
+FUNCTION RowTile row_tile(GLOBAL const uint *table, uint tabled, uint first, uint end, uint tile) {
+    RowTile rows;
+    if (tabled) {
+        rows.first = table[(ulong)tile * 3u];
+        rows.end = table[(ulong)tile * 3u + 1u];
+        rows.weight = table[(ulong)tile * 3u + 2u];
+    } else {
+        rows.first = first + tile * PRODUCT_TILE;
+        rows.end = end - rows.first < PRODUCT_TILE ? end : rows.first + PRODUCT_TILE;
+        rows.weight = 0u;
+    }
+    return rows;
+}
+
+#if SLICES == 2
+#define SLICE_LIMIT 32512.0f
+#define UNIT_DIVISOR 2032.0f
+#else
+#define SLICE_LIMIT 8323072.0f
+#define UNIT_DIVISOR 32512.0f
+#endif
+
+FUNCTION uint magnitude_bits(float x) {
+    return as_u32(x) & ~SIGN_BIT;
+}
+
+// Both from the largest magnitude_bits of the group: what its numbers are multiplied by, and what one integer is worth.
+FUNCTION float scale_multiplier(uint max_bits) {
+    int none = max_bits < ((127u - 100u) << 23) || max_bits >= F32_INFINITY;
+    return none ? 0.0f : div_rn(SLICE_LIMIT, as_f32(max_bits));
+}
+
+FUNCTION float scale_unit(uint max_bits) {
+    if (max_bits < ((127u - 100u) << 23)) {
+        return 0.0f;
+    }
+    return max_bits >= F32_INFINITY ? as_f32(CANONICAL_NAN) : div_rn(as_f32(max_bits), UNIT_DIVISOR);
+}
+
+// round_half_even(x * multiplier), within the limit; zero where the multiplier is.
+FUNCTION int quantise(float x, float multiplier) {
+    float scaled = x * multiplier;
+    float size = magnitude(scaled);
+    float rounded_size = (size + 8388608.0f) - 8388608.0f;
+    rounded_size = rounded_size > SLICE_LIMIT ? SLICE_LIMIT : rounded_size;
+    // An infinite or NaN x has the multiplier zero: 0 * x may be NaN, and the integer is zero.
+    int q = multiplier == 0.0f ? 0 : (int)rounded_size;
+    return scaled < 0.0f ? -q : q;
+}
+
+// Slice number `slice` of an integer, 0 being the highest.
+FUNCTION int slice_of(int q, int slice) {
+    int upper = (q + 128) >> 8;
+#if SLICES == 2
+    return slice == 0 ? upper : q - upper * 256;
+#else
+    int high = (upper + 128) >> 8;
+    return slice == 0 ? high : slice == 1 ? upper - high * 256 : q - upper * 256;
+#endif
+}
+
+// Four slices as the bytes of an int.
+FUNCTION int pack4(int a, int b, int c, int d) {
+    return (a & 255) | ((b & 255) << 8) | ((c & 255) << 16) | (int)((uint)d << 24);
+}
+
+// Exact sums of a chunk: HH and X for two slices, S1, S2 and S3 for three.
+typedef struct {
+    int s[SLICES];
+} Sums;
+
+FUNCTION Sums no_sums(void) {
+    Sums sums;
+    for (int i = 0; i < SLICES; i++) {
+        sums.s[i] = 0;
+    }
+    return sums;
+}
+
+// Adds the kept products of four elements: a[i], b[i] hold slice i of each, packed.
+FUNCTION Sums add_products(Sums sums, const int *a, const int *b) {
+#if SLICES == 2
+    sums.s[0] = dot4(a[0], b[0], sums.s[0]);
+    sums.s[1] = dot4(a[0], b[1], sums.s[1]);
+    sums.s[1] = dot4(a[1], b[0], sums.s[1]);
+#else
+    sums.s[0] = dot4(a[0], b[0], sums.s[0]);
+    sums.s[1] = dot4(a[0], b[1], sums.s[1]);
+    sums.s[1] = dot4(a[1], b[0], sums.s[1]);
+    sums.s[2] = dot4(a[0], b[2], sums.s[2]);
+    sums.s[2] = dot4(a[1], b[1], sums.s[2]);
+    sums.s[2] = dot4(a[2], b[0], sums.s[2]);
+#endif
+    return sums;
+}
+
+// The value of a chunk.
+FUNCTION float chunk_value(Sums sums) {
+#if SLICES == 2
+    return (float)(sums.s[0] * 256 + sums.s[1]);
+#else
+    return fma_rn((float)sums.s[0], 65536.0f, fma_rn((float)sums.s[1], 256.0f, (float)sums.s[2]));
+#endif
+}

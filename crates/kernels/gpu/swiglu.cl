@@ -1,0 +1,21 @@
+// SwiGLU (docs/numerics.md, "SwiGLU").
+
+KERNEL(GROUP) swiglu_forward(GLOBAL float *h, GLOBAL const float *gate, GLOBAL const float *up, ulong length) {
+    ulong i = (ulong)group_index() * GROUP + local_index();
+    if (i < length) {
+        h[i] = isobit_silu(gate[i]) * up[i];
+    }
+}
+
+KERNEL(GROUP) swiglu_backward(
+    GLOBAL float *dgate, GLOBAL float *dup, GLOBAL const float *dh, GLOBAL const float *gate, GLOBAL const float *up,
+    ulong length) {
+    ulong i = (ulong)group_index() * GROUP + local_index();
+    if (i < length) {
+        float d = dh[i];
+        float g = gate[i];
+        float u = up[i];
+        dup[i] = d * isobit_silu(g);
+        dgate[i] = (d * u) * isobit_silu_grad(g);
+    }
+}

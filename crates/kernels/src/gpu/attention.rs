@@ -1,0 +1,333 @@
+//! Attention on a GPU (`op/attention.rs`): rows are sliced into the workspace, then a group owns a few queries (or, for
+//! the gradients of keys and values, a few keys) and passes over the tiles of what they see.
+//!
+//! Planes lie over *places*: the positions of all spans one after another, each span padded to whole blocks. So tiles
+//! start at the span's first key whatever the rows of the tensors are, and rows of no span are never read.
+
+use super::device::{Gpu, Groups, arguments};
+use super::memory::{GpuBuffer, Parts, Place};
+use super::program::{Program, program};
+use crate::op::{Attention, Span};
+use std::ops::Range;
+
+static ATTENTION: Program = program!("attention");
+
+/// `PLACE_BLOCK`, `FORWARD_ROWS` and `BACKWARD_ROWS` in `gpu/attention.cl`. Blocks of places hold whole blocks of rows.
+const PLACE_BLOCK: usize = 32;
+const FORWARD_ROWS: usize = 16;
+const BACKWARD_ROWS: usize = 8;
+
+/// A tensor of rows over places: whose positions, how many heads, how wide.
+#[derive(Clone, Copy)]
+struct Operand {
+    rows: fn(&Span) -> &Range<usize>,
+    heads: usize,
+    width: usize,
+}
+
+fn queries(span: &Span) -> &Range<usize> {
+    &span.queries
+}
+
+fn keys(span: &Span) -> &Range<usize> {
+    &span.keys
+}
+
+/// The four tensors of an op.
+struct Operands {
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    d_o: Operand,
+}
+
+impl Operands {
+    fn new(p: &Attention) -> Self {
+        Self {
+            q: Operand { rows: queries, heads: p.heads, width: p.key_width },
+            k: Operand { rows: keys, heads: p.kv_heads, width: p.key_width },
+            v: Operand { rows: keys, heads: p.kv_heads, width: p.value_width },
+            d_o: Operand { rows: queries, heads: p.heads, width: p.value_width },
+        }
+    }
+}
+
+/// Along what four neighbours make a word.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Packing {
+    Width,
+    Place,
+    Both,
+}
+
+/// An operand in the workspace. A packing that was not asked for is not to be read.
+struct Planes {
+    by_width: Place,
+    by_place: Place,
+    units: Place,
+}
+
+impl Operand {
+    fn places(&self, p: &Attention) -> usize {
+        p.spans.iter().map(|span| (self.rows)(span).len().next_multiple_of(PLACE_BLOCK)).sum()
+    }
+
+    /// Words of the planes by width and by place.
+    fn words(&self, p: &Attention) -> (usize, usize) {
+        let per_element = self.places(p) * self.heads * p.profile.slice_count();
+        (per_element * self.width.div_ceil(4), per_element / 4 * self.width)
+    }
+
+    fn units(&self, p: &Attention) -> usize {
+        self.places(p) * self.heads
+    }
+
+    fn bytes(&self, gpu: &Gpu, p: &Attention, packing: Packing) -> usize {
+        let (by_width, by_place) = self.words(p);
+        let mut bytes = gpu.part::<f32>(self.units(p));
+        if packing != Packing::Place {
+            bytes += gpu.part::<i32>(by_width);
+        }
+        if packing != Packing::Width {
+            bytes += gpu.part::<i32>(by_place);
+        }
+        bytes
+    }
+
+    fn slice(&self, gpu: &Gpu, x: &GpuBuffer<f32>, p: &Attention, packing: Packing, parts: &mut Parts) -> Planes {
+        self.check(x, p);
+        let (by_width, by_place) = self.words(p);
+        let units = parts.take::<f32>(self.units(p));
+        let [wide, deep] = [packing != Packing::Place, packing != Packing::Width];
+        let by_width = if wide { parts.take::<i32>(by_width) } else { units };
+        let by_place = if deep { parts.take::<i32>(by_place) } else { units };
+        let blocks = self.blocks(gpu, p);
+        let shape = [self.heads, self.width, self.places(p)].map(narrow);
+        gpu.launch_sliced(
+            &ATTENTION,
+            "attention_slice",
+            p.profile,
+            Groups::each(self.places(p) / PLACE_BLOCK * self.heads),
+            arguments![
+                units,
+                by_width,
+                by_place,
+                x,
+                &blocks,
+                shape[0],
+                shape[1],
+                shape[2],
+                u32::from(wide),
+                u32::from(deep)
+            ],
+        );
+        Planes { by_width, by_place, units }
+    }
+
+    /// First row and number of rows of every block of places.
+    fn blocks(&self, gpu: &Gpu, p: &Attention) -> GpuBuffer<u32> {
+        let blocks = p.spans.iter().flat_map(|span| {
+            let rows = (self.rows)(span).clone();
+            rows.clone().step_by(PLACE_BLOCK).flat_map(move |row| [row, (rows.end - row).min(PLACE_BLOCK)])
+        });
+        gpu.offsets(&blocks.collect::<Vec<_>>())
+    }
+
+    /// A group's rows, `per_group` or fewer, for every group of a head: what `rows_of` in `gpu/attention.cl` reads, and
+    /// how many there are. `columns` is the operand that these rows meet.
+    fn table(&self, gpu: &Gpu, columns: &Self, p: &Attention, per_group: usize) -> (GpuBuffer<u32>, usize) {
+        let mut table = Vec::new();
+        let (mut place, mut column) = (0, 0);
+        for span in p.spans {
+            let (rows, length) = ((self.rows)(span), span.keys.len());
+            for first in (0..rows.len()).step_by(per_group) {
+                let count = (rows.len() - first).min(per_group);
+                let position = length - rows.len() + first;
+                table.extend([place + first, count, rows.start + first, column, position, length]);
+            }
+            place += rows.len().next_multiple_of(PLACE_BLOCK);
+            column += (columns.rows)(span).len().next_multiple_of(PLACE_BLOCK);
+        }
+        (gpu.offsets(&table), table.len() / 6)
+    }
+
+    fn check(&self, x: &GpuBuffer<f32>, p: &Attention) {
+        self.check_rows(x, self.heads * self.width, p);
+    }
+
+    /// Every row of every span lies inside a buffer of rows of `width` elements.
+    fn check_rows(&self, x: &GpuBuffer<f32>, width: usize, p: &Attention) {
+        let rows = p.spans.iter().map(|span| (self.rows)(span).end).max().unwrap_or(0);
+        assert!(
+            x.len().is_multiple_of(width) && rows * width <= x.len(),
+            "{} elements do not hold {rows} rows of {width}",
+            x.len()
+        );
+    }
+}
+
+fn narrow(x: usize) -> u32 {
+    u32::try_from(x).expect("fewer than 2³² positions in a call")
+}
+
+/// No window is one that holds everything.
+fn window(p: &Attention) -> u32 {
+    p.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX))
+}
+
+fn trains(p: &Attention) -> bool {
+    p.spans.iter().all(|span| span.queries.len() == span.keys.len())
+}
+
+pub(super) fn workspace(gpu: &Gpu, p: &Attention) -> usize {
+    let all = Operands::new(p);
+    let forward =
+        all.q.bytes(gpu, p, Packing::Width) + all.k.bytes(gpu, p, Packing::Width) + all.v.bytes(gpu, p, Packing::Place);
+    let backward = all.q.bytes(gpu, p, Packing::Both)
+        + all.k.bytes(gpu, p, Packing::Both)
+        + all.v.bytes(gpu, p, Packing::Width)
+        + all.d_o.bytes(gpu, p, Packing::Both)
+        + 2 * gpu.part::<f32>(all.q.units(p));
+    if trains(p) { forward.max(backward) } else { forward }
+}
+
+pub(super) fn forward(
+    gpu: &Gpu,
+    o: &mut GpuBuffer<f32>,
+    lse: &mut GpuBuffer<f32>,
+    q: &GpuBuffer<f32>,
+    k: &GpuBuffer<f32>,
+    v: &GpuBuffer<f32>,
+    p: &Attention,
+    workspace: &mut GpuBuffer<u8>,
+) {
+    p.check();
+    let all = Operands::new(p);
+    all.d_o.check(o, p);
+    all.q.check_rows(lse, p.heads, p);
+    let mut parts = Parts::new(gpu, workspace);
+    let q = all.q.slice(gpu, q, p, Packing::Width, &mut parts);
+    let k = all.k.slice(gpu, k, p, Packing::Width, &mut parts);
+    let v = all.v.slice(gpu, v, p, Packing::Place, &mut parts);
+    let (table, blocks) = all.q.table(gpu, &all.k, p, FORWARD_ROWS);
+    let [heads, group, key_width, value_width] = [p.heads, p.group(), p.key_width, p.value_width].map(narrow);
+    let arguments = arguments![
+        o,
+        lse,
+        q.by_width,
+        q.units,
+        k.by_width,
+        k.units,
+        v.by_place,
+        v.units,
+        &table,
+        heads,
+        group,
+        key_width,
+        value_width,
+        narrow(all.q.places(p)),
+        narrow(all.k.places(p)),
+        window(p),
+        p.scale_base2()
+    ];
+    gpu.launch_sliced(&ATTENTION, "attention_forward", p.profile, Groups::each(blocks * p.heads), arguments);
+}
+
+pub(super) fn backward(
+    gpu: &Gpu,
+    grads: (&mut GpuBuffer<f32>, &mut GpuBuffer<f32>, &mut GpuBuffer<f32>),
+    d_o: &GpuBuffer<f32>,
+    qkv: (&GpuBuffer<f32>, &GpuBuffer<f32>, &GpuBuffer<f32>),
+    o: &GpuBuffer<f32>,
+    lse: &GpuBuffer<f32>,
+    p: &Attention,
+    workspace: &mut GpuBuffer<u8>,
+) {
+    p.check();
+    p.check_backward();
+    let all = Operands::new(p);
+    let ((dq, dk, dv), (q, k, v)) = (grads, qkv);
+    all.q.check(dq, p);
+    all.k.check(dk, p);
+    all.v.check(dv, p);
+    all.d_o.check(o, p);
+    all.q.check_rows(lse, p.heads, p);
+    let mut parts = Parts::new(gpu, workspace);
+    let sliced_d_o = all.d_o.slice(gpu, d_o, p, Packing::Both, &mut parts);
+    let q = all.q.slice(gpu, q, p, Packing::Both, &mut parts);
+    let k = all.k.slice(gpu, k, p, Packing::Both, &mut parts);
+    let v = all.v.slice(gpu, v, p, Packing::Width, &mut parts);
+    let [delta, lse_by_place] = [(); 2].map(|()| parts.take::<f32>(all.q.units(p)));
+
+    let [heads, key_heads, group] = [p.heads, p.kv_heads, p.group()].map(narrow);
+    let [key_width, value_width] = [p.key_width, p.value_width].map(narrow);
+    // All positions are queries, so queries and keys have the same places.
+    let places = narrow(all.q.places(p));
+    let launch = |kernel, groups, arguments: &[_]| {
+        gpu.launch_sliced(&ATTENTION, kernel, p.profile, Groups::each(groups), arguments);
+    };
+    let blocks = all.q.blocks(gpu, p);
+    launch(
+        "attention_delta",
+        all.q.places(p) / PLACE_BLOCK * p.heads,
+        arguments![delta, lse_by_place, d_o, o, lse, &blocks, heads, value_width, places],
+    );
+    let (table, blocks) = all.q.table(gpu, &all.k, p, BACKWARD_ROWS);
+    launch(
+        "attention_grad_query",
+        blocks * p.heads,
+        arguments![
+            dq,
+            q.by_width,
+            q.units,
+            k.by_width,
+            k.by_place,
+            k.units,
+            v.by_width,
+            v.units,
+            sliced_d_o.by_width,
+            sliced_d_o.units,
+            delta,
+            lse_by_place,
+            &table,
+            heads,
+            group,
+            key_width,
+            value_width,
+            places,
+            window(p),
+            p.scale,
+            p.scale_base2()
+        ],
+    );
+    let (table, blocks) = all.k.table(gpu, &all.q, p, BACKWARD_ROWS);
+    launch(
+        "attention_grad_key",
+        blocks * p.kv_heads,
+        arguments![
+            dk,
+            dv,
+            q.by_width,
+            q.by_place,
+            q.units,
+            k.by_width,
+            k.units,
+            v.by_width,
+            v.units,
+            sliced_d_o.by_width,
+            sliced_d_o.by_place,
+            sliced_d_o.units,
+            delta,
+            lse_by_place,
+            &table,
+            key_heads,
+            group,
+            key_width,
+            value_width,
+            places,
+            window(p),
+            p.scale,
+            p.scale_base2()
+        ],
+    );
+}

@@ -1,0 +1,437 @@
+//! CUDA: the driver for memory and launches, NVRTC for compiling. Both are opened at run time.
+
+use super::devices::Listing;
+use super::library::{functions, open};
+use super::runtime::{Answer, Argument, ByteMatrix, Compiled, Handle, Kernel, Language, Runtime};
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ptr::{null, null_mut};
+
+type Status = c_int;
+type Object = *mut c_void;
+
+functions!(Driver {
+    init = c"cuInit" (u32) -> Status;
+    version = c"cuDriverGetVersion" (*mut c_int) -> Status;
+    count = c"cuDeviceGetCount" (*mut c_int) -> Status;
+    device = c"cuDeviceGet" (*mut c_int, c_int) -> Status;
+    device_name = c"cuDeviceGetName" (*mut c_char, c_int, c_int) -> Status;
+    attribute = c"cuDeviceGetAttribute" (*mut c_int, c_int, c_int) -> Status;
+    memory = c"cuDeviceTotalMem_v2" (*mut usize, c_int) -> Status;
+    retain = c"cuDevicePrimaryCtxRetain" (*mut Object, c_int) -> Status;
+    release = c"cuDevicePrimaryCtxRelease_v2" (c_int) -> Status;
+    set_context = c"cuCtxSetCurrent" (Object) -> Status;
+    synchronize = c"cuCtxSynchronize" () -> Status;
+    allocate = c"cuMemAllocAsync" (*mut u64, usize, Object) -> Status;
+    free = c"cuMemFreeAsync" (u64, Object) -> Status;
+    fill = c"cuMemsetD8Async" (u64, u8, usize, Object) -> Status;
+    to_device = c"cuMemcpyHtoD_v2" (u64, *const c_void, usize) -> Status;
+    to_host = c"cuMemcpyDtoH_v2" (*mut c_void, u64, usize) -> Status;
+    load_module = c"cuModuleLoadData" (*mut Object, *const c_void) -> Status;
+    unload_module = c"cuModuleUnload" (Object) -> Status;
+    function = c"cuModuleGetFunction" (*mut Object, Object, *const c_char) -> Status;
+    function_attribute = c"cuFuncSetAttribute" (Object, c_int, c_int) -> Status;
+    launch = c"cuLaunchKernel" (Object, u32, u32, u32, u32, u32, u32, u32, Object, *mut *mut c_void, *mut *mut c_void) -> Status;
+    error_text = c"cuGetErrorString" (Status, *mut *const c_char) -> Status;
+    tensor_map = c"cuTensorMapEncodeTiled" (*mut c_void, c_int, u32, u64, *const u64, *const u64, *const u32, *const u32, c_int, c_int, c_int, c_int) -> Status;
+});
+
+functions!(Compiler {
+    version = c"nvrtcVersion" (*mut c_int, *mut c_int) -> Status;
+    create = c"nvrtcCreateProgram" (*mut Object, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> Status;
+    destroy = c"nvrtcDestroyProgram" (*mut Object) -> Status;
+    compile = c"nvrtcCompileProgram" (Object, c_int, *const *const c_char) -> Status;
+    code_size = c"nvrtcGetCUBINSize" (Object, *mut usize) -> Status;
+    code = c"nvrtcGetCUBIN" (Object, *mut c_char) -> Status;
+    log_size = c"nvrtcGetProgramLogSize" (Object, *mut usize) -> Status;
+    log = c"nvrtcGetProgramLog" (Object, *mut c_char) -> Status;
+    error_text = c"nvrtcGetErrorString" (Status) -> *const c_char;
+});
+
+/// The default stream: commands run in order.
+const STREAM: Object = null_mut();
+
+mod attribute {
+    pub(super) const MULTIPROCESSORS: i32 = 16;
+    pub(super) const MAJOR: i32 = 75;
+    pub(super) const MINOR: i32 = 76;
+    pub(super) const MEMORY_POOLS: i32 = 115;
+    /// Of a function: bytes of dynamic shared memory it may ask for.
+    pub(super) const DYNAMIC_MEMORY: i32 = 8;
+}
+
+impl Driver {
+    fn open() -> Result<Self, String> {
+        let library = open(&["libcuda.so.1", "libcuda.so", "nvcuda.dll"]).ok_or("no CUDA driver found")?;
+        let driver = Self::load(library)?;
+        // SAFETY: no flags exist.
+        driver.check("cuInit", unsafe { (driver.init)(0) })?;
+        Ok(driver)
+    }
+
+    fn check(&self, what: &str, status: Status) -> Answer<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        let mut text = null();
+        // SAFETY: the driver points `text` at a constant, or leaves it null.
+        unsafe { (self.error_text)(status, &raw mut text) };
+        let text = if text.is_null() {
+            "unknown error".into()
+        } else {
+            // SAFETY: not null, so a string of the driver's.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy()
+        };
+        Err(format!("{what} failed: {text} ({status})"))
+    }
+
+    fn devices(&self) -> Answer<Vec<c_int>> {
+        let mut count = 0;
+        // SAFETY: room for the number.
+        self.check("cuDeviceGetCount", unsafe { (self.count)(&raw mut count) })?;
+        (0..count)
+            .map(|index| {
+                let mut device = 0;
+                // SAFETY: as above.
+                self.check("cuDeviceGet", unsafe { (self.device)(&raw mut device, index) }).map(|()| device)
+            })
+            .collect()
+    }
+
+    fn attribute(&self, device: c_int, which: i32) -> Answer<usize> {
+        let mut value = 0;
+        // SAFETY: room for the number.
+        self.check("cuDeviceGetAttribute", unsafe { (self.attribute)(&raw mut value, which, device) })?;
+        Ok(usize::try_from(value).unwrap_or(0))
+    }
+
+    fn name(&self, device: c_int) -> String {
+        let mut bytes = [0u8; 128];
+        // SAFETY: the size is that of the array; the driver ends the name with a zero.
+        let status = unsafe { (self.device_name)(bytes.as_mut_ptr().cast(), 127, device) };
+        let text = if status == 0 { CStr::from_bytes_until_nul(&bytes).ok() } else { None };
+        text.map_or("unknown".to_string(), |text| text.to_string_lossy().into_owned())
+    }
+
+    fn architecture(&self, device: c_int) -> Answer<(u32, u32)> {
+        let [major, minor] = [attribute::MAJOR, attribute::MINOR].map(|which| self.attribute(device, which));
+        Ok((major? as u32, minor? as u32))
+    }
+}
+
+impl Compiler {
+    fn open() -> Result<Self, String> {
+        const NAMES: [&str; 6] = [
+            "libnvrtc.so",
+            "libnvrtc.so.13",
+            "libnvrtc.so.12",
+            "libnvrtc.so.11.2",
+            "nvrtc64_130_0.dll",
+            "nvrtc64_120_0.dll",
+        ];
+        const FOLDER: &str = "/usr/local/cuda/lib64/libnvrtc.so";
+        let library = open(&NAMES).or_else(|| open(&[FOLDER])).ok_or("no NVRTC library found")?;
+        Self::load(library)
+    }
+
+    fn check(&self, what: &str, status: Status) -> Answer<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: the compiler's own constant string, for every status.
+        let text = unsafe { CStr::from_ptr((self.error_text)(status)) }.to_string_lossy();
+        Err(format!("{what} failed: {text}"))
+    }
+
+    fn log(&self, program: Object) -> String {
+        let mut size = 0;
+        // SAFETY: room for the number.
+        let status = unsafe { (self.log_size)(program, &raw mut size) };
+        if status != 0 || size > 1 << 20 {
+            return String::new();
+        }
+        let mut log = vec![0u8; size];
+        // SAFETY: room for the stated size.
+        unsafe { (self.log)(program, log.as_mut_ptr().cast()) };
+        String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_string()
+    }
+
+    /// Machine code of `source` for one architecture.
+    fn machine_code(&self, source: &str, options: &[String]) -> Answer<Vec<u8>> {
+        let source = CString::new(source).map_err(|error| error.to_string())?;
+        let mut program = null_mut();
+        // SAFETY: one source, no headers.
+        self.check("nvrtcCreateProgram", unsafe {
+            (self.create)(&raw mut program, source.as_ptr(), c"isobit.cu".as_ptr(), 0, null(), null())
+        })?;
+        let code = self.code_of(program, options);
+        // SAFETY: made above, not used after.
+        unsafe { (self.destroy)(&raw mut program) };
+        code
+    }
+
+    fn code_of(&self, program: Object, options: &[String]) -> Answer<Vec<u8>> {
+        let options: Result<Vec<_>, _> = options.iter().map(|option| CString::new(option.as_str())).collect();
+        let options = options.map_err(|error| error.to_string())?;
+        let pointers: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
+        // SAFETY: as many options as stated.
+        let status = unsafe { (self.compile)(program, pointers.len() as c_int, pointers.as_ptr()) };
+        self.check("nvrtcCompileProgram", status).map_err(|error| format!("{error}\n{}", self.log(program)))?;
+        let mut size = 0;
+        // SAFETY: room for the number.
+        self.check("nvrtcGetCUBINSize", unsafe { (self.code_size)(program, &raw mut size) })?;
+        let mut code = vec![0u8; size];
+        // SAFETY: room for the stated size.
+        self.check("nvrtcGetCUBIN", unsafe { (self.code)(program, code.as_mut_ptr().cast()) })?;
+        Ok(code)
+    }
+}
+
+pub(super) fn list() -> Result<Vec<Listing>, String> {
+    let driver = Driver::open()?;
+    let mut version = 0;
+    // SAFETY: room for the number.
+    unsafe { (driver.version)(&raw mut version) };
+    let compiler = Compiler::open().map(|compiler| {
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: room for both numbers.
+        unsafe { (compiler.version)(&raw mut major, &raw mut minor) };
+        format!("NVRTC {major}.{minor}")
+    });
+    let mut listings = Vec::new();
+    for (index, device) in driver.devices()?.into_iter().enumerate() {
+        let (major, minor) = driver.architecture(device)?;
+        let mut memory = 0;
+        // SAFETY: room for the number.
+        unsafe { (driver.memory)(&raw mut memory, device) };
+        listings.push(Listing {
+            selector: format!("cuda:{index}"),
+            name: driver.name(device),
+            runtime: format!(
+                "CUDA {}.{}, sm_{major}{minor}, {}",
+                version / 1000,
+                version % 1000 / 10,
+                compiler.as_deref().unwrap_or("no NVRTC")
+            ),
+            memory: memory as u64,
+            units: driver.attribute(device, attribute::MULTIPROCESSORS)? as u32,
+            objection: compiler.as_ref().err().cloned(),
+        });
+    }
+    Ok(listings)
+}
+
+pub(super) struct Cuda {
+    driver: Driver,
+    compiler: Compiler,
+    device: c_int,
+    name: String,
+    architecture: (u32, u32),
+    multiprocessors: usize,
+    modules: RefCell<Vec<Object>>,
+}
+
+impl Cuda {
+    pub(super) fn open(index: usize) -> Result<Self, String> {
+        let driver = Driver::open()?;
+        let devices = driver.devices()?;
+        let Some(&device) = devices.get(index) else {
+            return Err(format!("CUDA has {} devices, counted from 0", devices.len()));
+        };
+        let compiler = Compiler::open()?;
+        if driver.attribute(device, attribute::MEMORY_POOLS)? == 0 {
+            return Err(format!("{} has no memory pools: its driver is too old", driver.name(device)));
+        }
+        let mut context = null_mut();
+        // SAFETY: the primary context of an existing device, made current for this thread.
+        driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.retain)(&raw mut context, device) })?;
+        // SAFETY: as above.
+        driver.check("cuCtxSetCurrent", unsafe { (driver.set_context)(context) })?;
+        Ok(Self {
+            name: format!("cuda:{index} ({})", driver.name(device)),
+            architecture: driver.architecture(device)?,
+            multiprocessors: driver.attribute(device, attribute::MULTIPROCESSORS)?,
+            modules: RefCell::default(),
+            driver,
+            compiler,
+            device,
+        })
+    }
+}
+
+impl Runtime for Cuda {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn alignment(&self) -> usize {
+        256
+    }
+
+    fn exact_division(&self) -> bool {
+        true
+    }
+
+    fn architecture(&self) -> Option<(u32, u32)> {
+        Some(self.architecture)
+    }
+
+    fn multiprocessors(&self) -> usize {
+        self.multiprocessors
+    }
+
+    fn allocate(&self, bytes: usize) -> Answer<Handle> {
+        let mut pointer = 0;
+        // SAFETY: room for the pointer; ordered with all other commands.
+        let status = unsafe { (self.driver.allocate)(&raw mut pointer, bytes, STREAM) };
+        self.driver.check(&format!("cuMemAllocAsync of {bytes} bytes"), status)?;
+        Ok(Handle(pointer))
+    }
+
+    fn release(&self, memory: Handle) {
+        // SAFETY: allocated above and released once, after the commands that use it.
+        unsafe { (self.driver.free)(memory.0, STREAM) };
+    }
+
+    fn zero(&self, memory: Handle, bytes: usize) -> Answer<()> {
+        // SAFETY: the range is inside the memory.
+        self.driver.check("cuMemsetD8Async", unsafe { (self.driver.fill)(memory.0, 0, bytes, STREAM) })
+    }
+
+    fn write(&self, memory: Handle, bytes: &[u8]) -> Answer<()> {
+        // SAFETY: the range is inside the memory; the host bytes are copied before the call returns.
+        let status = unsafe { (self.driver.to_device)(memory.0, bytes.as_ptr().cast(), bytes.len()) };
+        self.driver.check("cuMemcpyHtoD", status)
+    }
+
+    fn read(&self, bytes: &mut [u8], memory: Handle) -> Answer<()> {
+        // SAFETY: the range is inside the memory; the call waits until the bytes are there.
+        let status = unsafe { (self.driver.to_host)(bytes.as_mut_ptr().cast(), memory.0, bytes.len()) };
+        self.driver.check("cuMemcpyDtoH", status)
+    }
+
+    fn finish(&self) -> Answer<()> {
+        // SAFETY: waits for our own commands.
+        self.driver.check("cuCtxSynchronize", unsafe { (self.driver.synchronize)() })
+    }
+
+    fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled> {
+        let (major, minor) = self.architecture;
+        let own = if language == Language::Native { "a" } else { "" };
+        let mut line: Vec<String> = [
+            format!("--gpu-architecture=sm_{major}{minor}{own}"),
+            "--std=c++17".to_string(),
+            // What the bits rest on: nothing contracted, subnormals kept, division and root correctly rounded.
+            "--fmad=false".to_string(),
+            "--ftz=false".to_string(),
+            "--prec-div=true".to_string(),
+            "--prec-sqrt=true".to_string(),
+        ]
+        .to_vec();
+        line.extend_from_slice(options);
+        let code = self.compiler.machine_code(source, &line)?;
+        let mut module = null_mut();
+        // SAFETY: the compiler's machine code, whole.
+        let status = unsafe { (self.driver.load_module)(&raw mut module, code.as_ptr().cast()) };
+        self.driver.check("cuModuleLoadData", status)?;
+        self.modules.borrow_mut().push(module);
+        Ok(Compiled(module as usize as u64))
+    }
+
+    fn kernel(&self, program: Compiled, name: &str) -> Answer<Kernel> {
+        let text = CString::new(name).map_err(|error| error.to_string())?;
+        let mut function = null_mut();
+        // SAFETY: the module is loaded.
+        let status = unsafe { (self.driver.function)(&raw mut function, program.0 as usize as Object, text.as_ptr()) };
+        self.driver.check(&format!("cuModuleGetFunction of {name}"), status)?;
+        Ok(Kernel(function as usize as u64))
+    }
+
+    fn launch(&self, kernel: Kernel, groups: usize, size: usize, dynamic: usize, arguments: &[Argument]) -> Answer<()> {
+        /// Every argument in a place of its own, aligned for the largest.
+        #[repr(C, align(64))]
+        struct Place([u64; 16]);
+        let function = kernel.0 as usize as Object;
+        let groups = i32::try_from(groups).map_err(|_| "too many groups")? as u32;
+        if dynamic > 0 {
+            // SAFETY: our own function; the driver refuses what the device does not have.
+            let status =
+                unsafe { (self.driver.function_attribute)(function, attribute::DYNAMIC_MEMORY, dynamic as c_int) };
+            self.driver.check("cuFuncSetAttribute", status)?;
+        }
+        let mut places: Vec<Place> = arguments
+            .iter()
+            .map(|argument| {
+                let mut place = Place([0; 16]);
+                match argument {
+                    Argument::Memory(memory, offset) => place.0[0] = memory.0 + *offset as u64,
+                    Argument::U32(x) => place.0[0] = u64::from_le_bytes(padded(x.to_le_bytes())),
+                    Argument::U64(x) => place.0[0] = *x,
+                    Argument::F32(x) => place.0[0] = u64::from_le_bytes(padded(x.to_le_bytes())),
+                    Argument::Descriptor(words) => place.0 = *words,
+                }
+                place
+            })
+            .collect();
+        let mut pointers: Vec<*mut c_void> = places.iter_mut().map(|place| (&raw mut *place).cast()).collect();
+        // SAFETY: one pointer per argument, each to at least as many bytes as the kernel reads.
+        let status = unsafe {
+            let (size, dynamic) = (size as u32, dynamic as u32);
+            (self.driver.launch)(function, groups, 1, 1, size, 1, 1, dynamic, STREAM, pointers.as_mut_ptr(), null_mut())
+        };
+        self.driver.check("cuLaunchKernel", status)
+    }
+
+    fn matrix_descriptor(&self, memory: Handle, offset: usize, matrix: &ByteMatrix) -> Answer<[u64; 16]> {
+        const BYTES: c_int = 0;
+        const NO_INTERLEAVE: c_int = 0;
+        const SWIZZLE_128: c_int = 3;
+        const L2_PROMOTION_256: c_int = 3;
+        const ZERO_FILL: c_int = 0;
+        #[repr(C, align(64))]
+        struct Map([u64; 16]);
+        let mut map = Map([0; 16]);
+        let sizes = [matrix.width as u64, matrix.rows as u64];
+        let strides = [matrix.stride as u64];
+        let boxes = [matrix.box_width as u32, matrix.box_rows as u32];
+        let steps = [1u32, 1];
+        // SAFETY: two dimensions, arrays of that length; the driver checks the rest.
+        let status = unsafe {
+            (self.driver.tensor_map)(
+                (&raw mut map).cast(),
+                BYTES,
+                2,
+                memory.0 + offset as u64,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                boxes.as_ptr(),
+                steps.as_ptr(),
+                NO_INTERLEAVE,
+                SWIZZLE_128,
+                L2_PROMOTION_256,
+                ZERO_FILL,
+            )
+        };
+        self.driver.check("cuTensorMapEncodeTiled", status)?;
+        Ok(map.0)
+    }
+}
+
+fn padded(bytes: [u8; 4]) -> [u8; 8] {
+    let mut whole = [0; 8];
+    whole[..4].copy_from_slice(&bytes);
+    whole
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        // SAFETY: everything was made here and is given back once, after the device has finished.
+        unsafe {
+            (self.driver.synchronize)();
+            for module in self.modules.take() {
+                (self.driver.unload_module)(module);
+            }
+            (self.driver.release)(self.device);
+        }
+    }
+}

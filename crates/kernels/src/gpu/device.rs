@@ -1,0 +1,228 @@
+//! An open device: its compiled programs, the launch of kernels, and the first failure, which is kept.
+
+use super::devices::{Api, Selector};
+use super::memory::{GpuBuffer, part_bytes};
+use super::program::{self, Program};
+use super::runtime::{Answer, Argument, Compiled, Kernel, Runtime, failure};
+use super::{cuda, opencl, probe};
+use crate::backend::{Backend, DeviceFailure};
+use crate::buffer::Element;
+use crate::op::{TOKEN_BLOCK, token_blocks};
+use isobit_numerics::slices::Profile;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// Work items of a group, unless a kernel says otherwise: `GROUP` in `gpu/exact.h`.
+pub(super) const GROUP: usize = 256;
+
+/// How many groups of how many work items.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Groups {
+    pub(super) count: usize,
+    pub(super) size: usize,
+}
+
+impl Groups {
+    /// One work item per element.
+    pub(super) fn over(length: usize) -> Self {
+        Self { count: length.div_ceil(GROUP), size: GROUP }
+    }
+
+    /// One group of the usual size per item.
+    pub(super) fn each(count: usize) -> Self {
+        Self { count, size: GROUP }
+    }
+
+    pub(super) fn of(count: usize, size: usize) -> Self {
+        Self { count, size }
+    }
+}
+
+/// A dimension as kernels take it.
+pub(super) fn dimension(size: usize) -> u32 {
+    u32::try_from(size).expect("dimensions are below 2³²")
+}
+
+/// The arguments of a launch, in the kernel's order.
+macro_rules! arguments {
+    ($($argument:expr),* $(,)?) => {
+        &[$(crate::gpu::runtime::Argument::from($argument)),*]
+    };
+}
+pub(super) use arguments;
+
+/// An open device with its compiled programs.
+pub(super) struct Device {
+    pub(super) runtime: Box<dyn Runtime>,
+    selector: Selector,
+    programs: RefCell<BTreeMap<(&'static str, usize), Compiled>>,
+    kernels: RefCell<BTreeMap<(&'static str, usize), Kernel>>,
+    failure: RefCell<Option<DeviceFailure>>,
+}
+
+impl Device {
+    /// Asks the runtime, unless the device has failed before. A failure is kept.
+    pub(super) fn attempt<T>(&self, ask: impl FnOnce(&dyn Runtime) -> Answer<T>) -> Option<T> {
+        if self.failure.borrow().is_some() {
+            return None;
+        }
+        match ask(&*self.runtime) {
+            Ok(answer) => Some(answer),
+            Err(what) => {
+                *self.failure.borrow_mut() = Some(failure(self.runtime.name(), what));
+                None
+            }
+        }
+    }
+
+    /// The result of everything so far.
+    pub(super) fn check(&self) -> Result<(), DeviceFailure> {
+        self.failure.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    fn kernel(&self, program: &Program, name: &'static str, profile: Profile) -> Answer<Kernel> {
+        let slices = profile.slice_count();
+        if let Some(kernel) = self.kernels.borrow().get(&(name, slices)) {
+            return Ok(*kernel);
+        }
+        let known = self.programs.borrow().get(&(program.name, slices)).copied();
+        let compiled = if let Some(compiled) = known {
+            compiled
+        } else {
+            let compiled = self.compile(program, profile)?;
+            self.programs.borrow_mut().insert((program.name, slices), compiled);
+            compiled
+        };
+        let kernel = self.runtime.kernel(compiled, name)?;
+        self.kernels.borrow_mut().insert((name, slices), kernel);
+        Ok(kernel)
+    }
+
+    fn compile(&self, program: &Program, profile: Profile) -> Answer<Compiled> {
+        let mut options = vec![program::slices_option(profile)];
+        if !self.runtime.exact_division() {
+            options.push("-DSOFT_DIVISION".to_string());
+        }
+        let source = program.source(self.selector.api == Api::Cuda);
+        self.runtime
+            .compile(&source, program.language, &options)
+            .map_err(|error| format!("{} does not compile: {error}", program.name))
+    }
+}
+
+/// A GPU, or whatever else its driver offers. Clones share the device.
+#[derive(Clone)]
+pub struct Gpu {
+    pub(super) device: Rc<Device>,
+}
+
+impl Gpu {
+    /// Opens a device and makes sure that its arithmetic is the one this program needs.
+    pub fn open(selector: Selector) -> Result<Self, DeviceFailure> {
+        Self::opened(selector, false)
+    }
+
+    /// As [`Gpu::open`], dividing in software as on devices without a correctly rounded division. For tests.
+    pub fn open_with_soft_division(selector: Selector) -> Result<Self, DeviceFailure> {
+        Self::opened(selector, true)
+    }
+
+    fn opened(selector: Selector, soft_division: bool) -> Result<Self, DeviceFailure> {
+        let runtime: Result<Box<dyn Runtime>, String> = match selector.api {
+            Api::OpenCl => opencl::OpenCl::open(selector.index, soft_division).map(|runtime| Box::new(runtime) as _),
+            Api::Cuda => cuda::Cuda::open(selector.index).map(|runtime| Box::new(runtime) as _),
+        };
+        let runtime = runtime.map_err(|what| failure(&selector.to_string(), what))?;
+        let device = Device {
+            runtime,
+            selector,
+            programs: RefCell::default(),
+            kernels: RefCell::default(),
+            failure: RefCell::default(),
+        };
+        let gpu = Self { device: Rc::new(device) };
+        probe::check(&gpu)?;
+        Ok(gpu)
+    }
+
+    pub fn selector(&self) -> Selector {
+        self.device.selector
+    }
+
+    /// Waits until everything is done.
+    pub fn finish(&self) -> Result<(), DeviceFailure> {
+        self.device.attempt(|runtime| runtime.finish());
+        self.device.check()
+    }
+
+    /// Enqueues a kernel of a program that knows no profile.
+    pub(super) fn launch(&self, program: &Program, kernel: &'static str, groups: Groups, arguments: &[Argument]) {
+        self.launch_sliced(program, kernel, Profile::X2, groups, arguments);
+    }
+
+    /// Enqueues a kernel of a program compiled for a profile.
+    pub(super) fn launch_sliced(
+        &self,
+        program: &Program,
+        kernel: &'static str,
+        profile: Profile,
+        groups: Groups,
+        arguments: &[Argument],
+    ) {
+        self.launch_with(program, kernel, profile, groups, 0, arguments);
+    }
+
+    /// As [`Gpu::launch_sliced`], with `shared` bytes on top of what the kernel declares. Nothing to do is nothing enqueued.
+    pub(super) fn launch_with(
+        &self,
+        program: &Program,
+        kernel: &'static str,
+        profile: Profile,
+        groups: Groups,
+        shared: usize,
+        arguments: &[Argument],
+    ) {
+        if groups.count == 0 {
+            return;
+        }
+        let device = &self.device;
+        device.attempt(|runtime| {
+            let found = device.kernel(program, kernel, profile)?;
+            runtime
+                .launch(found, groups.count, groups.size, shared, arguments)
+                .map_err(|error| format!("{kernel}: {error}"))
+        });
+    }
+
+    pub(super) fn alignment(&self) -> usize {
+        self.device.runtime.alignment().max(256)
+    }
+
+    /// Bytes of a workspace part of `length` elements.
+    pub(super) fn part<T>(&self, length: usize) -> usize {
+        part_bytes::<T>(length, self.alignment())
+    }
+
+    /// Offsets of rows or segments as kernels read them.
+    pub(super) fn offsets(&self, offsets: &[usize]) -> GpuBuffer<u32> {
+        let narrow = |&offset: &usize| u32::try_from(offset).expect("fewer than 2³² tokens in a call");
+        self.upload(&offsets.iter().map(narrow).collect::<Vec<_>>())
+    }
+
+    /// First token and end of every block of a sum over tokens.
+    pub(super) fn token_blocks(&self, row_starts: &[usize]) -> GpuBuffer<u32> {
+        let ends = token_blocks(row_starts, TOKEN_BLOCK).flat_map(|block| [block.start, block.end]);
+        self.offsets(&ends.collect::<Vec<_>>())
+    }
+
+    pub(super) fn read<T: Element>(&self, buffer: &GpuBuffer<T>) -> Result<Vec<T>, DeviceFailure> {
+        let mut host = vec![T::default(); buffer.len()];
+        if let Some(handle) = buffer.handle().filter(|_| !buffer.is_empty()) {
+            // SAFETY: elements are plain bytes for which all bit patterns are valid; the length is that of the vector.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(host.as_mut_ptr().cast::<u8>(), buffer.bytes()) };
+            self.device.attempt(|runtime| runtime.read(bytes, handle));
+        }
+        self.device.check().map(|()| host)
+    }
+}

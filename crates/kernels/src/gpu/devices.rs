@@ -1,0 +1,89 @@
+//! Which devices there are, and how one is named: `opencl:0`, `cuda:1`.
+
+use super::{cuda, opencl};
+use std::fmt;
+use std::str::FromStr;
+
+/// A device other than the CPU, as a configuration names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Selector {
+    pub api: Api,
+    /// Counted from zero, in the order of `isobit devices`.
+    pub index: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Api {
+    OpenCl,
+    Cuda,
+}
+
+impl Api {
+    pub const ALL: [Self; 2] = [Self::OpenCl, Self::Cuda];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OpenCl => "opencl",
+            Self::Cuda => "cuda",
+        }
+    }
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.api.name(), self.index)
+    }
+}
+
+impl FromStr for Selector {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, index) = text.split_once(':').unwrap_or((text, ""));
+        let api = Api::ALL.into_iter().find(|api| api.name() == name);
+        let api = api.ok_or_else(|| format!("unknown device `{text}`: cpu, opencl:N and cuda:N exist"))?;
+        let index = index.parse().map_err(|_| format!("`{text}` lacks a device number: write `{name}:0`"))?;
+        Ok(Self { api, index })
+    }
+}
+
+/// One device, as its driver describes it.
+#[derive(Clone, Debug)]
+pub struct Listing {
+    /// As a configuration names it.
+    pub selector: String,
+    pub name: String,
+    /// Interface and driver versions.
+    pub runtime: String,
+    /// Bytes.
+    pub memory: u64,
+    /// Compute units or multiprocessors.
+    pub units: u32,
+    /// Why it cannot be used, if its driver says so.
+    pub objection: Option<String>,
+}
+
+/// Devices of one interface, or why there is none.
+pub fn list(api: Api) -> Result<Vec<Listing>, String> {
+    match api {
+        Api::OpenCl => opencl::list(),
+        Api::Cuda => cuda::list(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selectors_round_trip_and_refuse_nonsense() {
+        for text in ["opencl:0", "cuda:12"] {
+            assert_eq!(text.parse::<Selector>().map(|selector| selector.to_string()), Ok(text.to_string()));
+        }
+        for text in
+            ["", "opencl", "cuda:", "cuda:-1", "cuda:x", "vulkan:0", "opencl:0:1", "opencl:99999999999999999999"]
+        {
+            assert!(text.parse::<Selector>().is_err(), "{text}");
+        }
+    }
+}

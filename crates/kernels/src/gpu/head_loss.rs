@@ -1,0 +1,220 @@
+//! LM head and cross-entropy on a GPU (`op/head_loss.rs` says what): logits exist for a batch of tokens and a stripe of the
+//! vocabulary, in the workspace.
+//!
+//! Batches are whole token chunks and stripes whole vocabulary blocks, both in ascending order, so the sums of `dh` and
+//! `dhead` continue from what these hold. The sizes of both change memory and time, no bits.
+
+use super::device::{GROUP, Gpu, Groups, arguments, dimension};
+use super::memory::{GpuBuffer, Parts, Place};
+use super::product::{
+    Arriving, BatchLimits, ColumnSlices, Left, Output, Part, ROOM, Right, RowTiles, TokenChunks, TurnedRoom,
+    WeightRoom, Weights, fold_forward, fold_input, fold_weight, slice_folded, stored_rows,
+};
+use super::program::{Program, program};
+use super::slices::{SlicedRows, plane_bytes};
+use crate::Matrix;
+use crate::op::head_loss::VOCABULARY_BLOCK;
+use crate::op::{HeadLoss, SliceShape, token_blocks};
+use isobit_numerics::lanes::LANES;
+use isobit_numerics::slices::CHUNK;
+use std::ops::Range;
+
+static HEAD_LOSS: Program = program!("head_loss");
+
+const _: () = assert!(VOCABULARY_BLOCK == CHUNK, "a vocabulary block is one chunk of the input gradient");
+
+/// Tokens of a batch, if their chunks allow it.
+const BATCH_TOKENS: usize = 4096;
+/// Tokens or blocks that a group reduces: `TEAMS` in `gpu/head_loss.cl`.
+const TEAMS: usize = GROUP / LANES;
+
+/// What is in flight.
+#[derive(Clone, Copy)]
+struct Sizes {
+    limits: BatchLimits,
+    /// Vocabulary rows of a stripe.
+    stripe: usize,
+    /// Vocabulary blocks.
+    blocks: usize,
+}
+
+impl Sizes {
+    fn new(p: &HeadLoss) -> Self {
+        let limits = BatchLimits::new(BATCH_TOKENS, p.tokens());
+        let logits = ROOM / size_of::<f32>() / limits.tokens.max(1) / VOCABULARY_BLOCK;
+        let stripe = (logits.max(1) * VOCABULARY_BLOCK).min(stored_rows(p.hidden, p.profile)).min(p.vocabulary);
+        Self { limits, stripe, blocks: p.vocabulary.div_ceil(VOCABULARY_BLOCK) }
+    }
+
+    fn gradient(&self, p: &HeadLoss) -> SliceShape {
+        SliceShape { rows: self.limits.tokens, width: self.stripe, profile: p.profile }
+    }
+}
+
+pub(super) fn workspace(gpu: &Gpu, p: &HeadLoss) -> usize {
+    let sizes = Sizes::new(p);
+    let Sizes { limits, stripe, blocks } = sizes;
+    let both = WeightRoom::bytes(gpu, p.vocabulary, p.hidden, p.profile) + gpu.part::<f32>(limits.tokens * stripe);
+    let forward = 3 * gpu.part::<f32>(limits.tokens * blocks) + gpu.part::<f32>(limits.tokens);
+    let folded = sizes.gradient(p);
+    let backward = gpu.part::<i8>(plane_bytes(folded))
+        + gpu.part::<f32>(folded.rows * folded.width.div_ceil(CHUNK))
+        + ColumnSlices::bytes(gpu, limits, stripe, p.profile)
+        + ColumnSlices::bytes(gpu, limits, p.hidden, p.profile)
+        + TurnedRoom::bytes(gpu, stripe, p.hidden, p.profile);
+    both + forward.max(backward)
+}
+
+/// The operands of the logits and the room for a stripe of them.
+struct Logits<'a> {
+    hidden: Left,
+    head: Weights<'a>,
+    place: Place,
+    stripe: usize,
+}
+
+impl<'a> Logits<'a> {
+    fn new(h: &SlicedRows, head: Matrix<'a, Gpu>, p: &HeadLoss, sizes: &Sizes, parts: &mut Parts) -> Self {
+        assert!(p.vocabulary > 0, "a vocabulary");
+        assert_eq!(h.shape, SliceShape { rows: p.tokens(), width: p.hidden, profile: p.profile }, "hidden states");
+        let room = WeightRoom::take(parts, p.vocabulary, p.hidden, p.profile);
+        let shape = SliceShape { rows: p.vocabulary, width: p.hidden, profile: p.profile };
+        let head = Weights::new(head, 1, shape, room);
+        let place = parts.take::<f32>(sizes.limits.tokens * sizes.stripe);
+        Self { hidden: Left::from(h), head, place, stripe: sizes.stripe }
+    }
+
+    /// Vocabulary rows of each stripe.
+    fn stripes(&self) -> impl Iterator<Item = Range<usize>> {
+        let (vocabulary, stripe) = (self.head.rows(), self.stripe);
+        (0..vocabulary).step_by(stripe).map(move |first| first..(first + stripe).min(vocabulary))
+    }
+
+    /// Computes the logits of some tokens and one stripe: `[token, vocabulary row of the stripe]`.
+    fn compute(&self, gpu: &Gpu, tiles: &RowTiles, tokens: &Range<usize>, stripe: &Range<usize>) -> Right {
+        let right = self.head.part(gpu, &Part { weights: 0..1, rows: stripe.clone() });
+        let z = Output { place: self.place, stride: stripe.len(), base: tokens.start, column: 0 };
+        fold_forward(gpu, z, self.hidden, right, tiles, &(0..1));
+        right
+    }
+}
+
+pub(super) fn forward(
+    gpu: &Gpu,
+    loss: &mut GpuBuffer<f32>,
+    lse: &mut GpuBuffer<f32>,
+    best: &mut GpuBuffer<u32>,
+    h: &SlicedRows,
+    head: Matrix<Gpu>,
+    labels: &GpuBuffer<i32>,
+    p: &HeadLoss,
+    workspace: &mut GpuBuffer<u8>,
+) {
+    let tokens = p.tokens();
+    assert_eq!([loss.len(), lse.len(), best.len(), labels.len()], [tokens; 4], "one result and label per token");
+    let mut parts = Parts::new(gpu, workspace);
+    let sizes = Sizes::new(p);
+    let logits = Logits::new(h, head, p, &sizes, &mut parts);
+    let most = sizes.limits.tokens;
+    let [maxima, sums] = [(); 2].map(|()| parts.take::<f32>(most * sizes.blocks));
+    let firsts = parts.take::<u32>(most * sizes.blocks);
+    let label_logits = parts.take::<f32>(most);
+    for first in (0..tokens).step_by(most.max(1)) {
+        let batch = first..(first + most).min(tokens);
+        let (base, count) = (dimension(batch.start), dimension(batch.len()));
+        let tiles = RowTiles::of_rows(batch.clone());
+        for stripe in logits.stripes() {
+            logits.compute(gpu, &tiles, &batch, &stripe);
+            let pairs = batch.len() * stripe.len().div_ceil(VOCABULARY_BLOCK);
+            let arguments = arguments![
+                maxima,
+                sums,
+                firsts,
+                label_logits,
+                logits.place,
+                labels,
+                base,
+                count,
+                dimension(stripe.start),
+                dimension(stripe.len()),
+                dimension(sizes.blocks),
+            ];
+            gpu.launch(&HEAD_LOSS, "head_blocks", Groups::each(pairs.div_ceil(TEAMS)), arguments);
+        }
+        let blocks = dimension(sizes.blocks);
+        let arguments = arguments![
+            &mut *loss,
+            &mut *lse,
+            &mut *best,
+            maxima,
+            sums,
+            firsts,
+            label_logits,
+            labels,
+            base,
+            count,
+            blocks
+        ];
+        gpu.launch(&HEAD_LOSS, "head_combine", Groups::each(batch.len().div_ceil(TEAMS)), arguments);
+    }
+}
+
+pub(super) fn backward(
+    gpu: &Gpu,
+    dh: &mut GpuBuffer<f32>,
+    dhead: Option<&mut GpuBuffer<f32>>,
+    h: (&SlicedRows, &GpuBuffer<f32>),
+    head: Matrix<Gpu>,
+    labels: &GpuBuffer<i32>,
+    lse: &GpuBuffer<f32>,
+    weight: &GpuBuffer<f32>,
+    p: &HeadLoss,
+    workspace: &mut GpuBuffer<u8>,
+) {
+    let (tokens, profile) = (p.tokens(), p.profile);
+    assert_eq!([labels.len(), lse.len(), weight.len()], [tokens; 3], "one number per token");
+    assert_eq!([dh.len(), h.1.len()], [tokens * p.hidden; 2], "hidden states and their gradient");
+    assert_eq!(p.row_starts[0], 0, "rows of data from the first token on");
+    let dhead = dhead.map(|dhead| {
+        assert_eq!(dhead.len(), p.vocabulary * p.hidden, "gradient of the head");
+        Place::from(&*dhead)
+    });
+    let mut parts = Parts::new(gpu, workspace);
+    let sizes = Sizes::new(p);
+    let logits = Logits::new(h.0, head, p, &sizes, &mut parts);
+    let room = sizes.gradient(p);
+    let planes = parts.take::<i8>(plane_bytes(room));
+    let units = parts.take::<f32>(room.rows * room.width.div_ceil(CHUNK));
+    let dz_columns = ColumnSlices::take(&mut parts, sizes.limits, sizes.stripe, profile);
+    let h_columns = ColumnSlices::take(&mut parts, sizes.limits, p.hidden, profile);
+    let turned = TurnedRoom::take(gpu, &mut parts, sizes.stripe, p.hidden, profile);
+    let chunks = TokenChunks::new(gpu, token_blocks(p.row_starts, CHUNK).collect());
+    for batch in chunks.batches(sizes.limits) {
+        let rows = chunks.tokens(&batch);
+        let tiles = RowTiles::of_rows(rows.clone());
+        if dhead.is_some() {
+            h_columns.slice(gpu, Place::from(h.1), 0, &chunks, &batch, profile);
+        }
+        for stripe in logits.stripes() {
+            let right = logits.compute(gpu, &tiles, &rows, &stripe);
+            let (first, columns) = (dimension(stripe.start), dimension(stripe.len()));
+            let groups = stripe.len().div_ceil(GROUP);
+            let arguments =
+                arguments![logits.place, labels, lse, weight, dimension(rows.start), first, columns, dimension(groups)];
+            gpu.launch(&HEAD_LOSS, "head_gradient", Groups::each(rows.len() * groups), arguments);
+            let shape = SliceShape { rows: rows.len(), width: stripe.len(), profile };
+            let left = Left { planes, units, shape, base: rows.start };
+            let dz = Arriving { place: logits.place, stride: stripe.len(), column: 0 };
+            slice_folded(gpu, left, dz, right, &tiles, &(0..1));
+            fold_input(gpu, Place::from(&*dh), left, right, turned, stripe.start == 0, &tiles, &(0..1));
+            if let Some(dhead) = dhead {
+                let dz_columns = dz_columns.narrowed(stripe.len());
+                dz_columns.slice(gpu, logits.place, rows.start, &chunks, &batch, profile);
+                let operands = (dz_columns, h_columns);
+                fold_weight(gpu, dhead, stripe.start, operands, &chunks, &batch, &batch, profile);
+            }
+        }
+    }
+    let length = dh.len();
+    gpu.launch(&HEAD_LOSS, "head_ignored", Groups::over(length), arguments![dh, labels, length, dimension(p.hidden)]);
+}

@@ -1,0 +1,96 @@
+//! The slice product on the tensor cores of NVIDIA's Hopper (`gpu/product_hopper.cu`), profile x2. Other devices take the
+//! portable kernel; the bits are the same.
+
+use super::device::{Gpu, Groups};
+use super::memory::Place;
+use super::program::Program;
+use super::runtime::{Argument, ByteMatrix, Language};
+use super::slices::padded;
+use isobit_numerics::slices::Profile;
+
+static PRODUCT_HOPPER: Program =
+    Program { name: "product_hopper", text: include_str!("../../gpu/product_hopper.cu"), language: Language::Native };
+
+/// Work items of a block: a warpgroup that copies, two that multiply.
+const THREADS: usize = 384;
+/// Rows and columns of the tile that a block makes, and bytes of the contraction that one copy brings.
+const TILE: usize = 128;
+/// Blocks of a cluster; they share the right operand, each brings half of it.
+const CLUSTER: usize = 2;
+/// `SHARED_BYTES` of the kernel: three slots of four planes, six barriers, room to align.
+const SHARED_BYTES: usize = 3 * 4 * TILE * TILE + 6 * 8 + 1024;
+
+/// Sliced rows of one operand, both planes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operand {
+    pub(super) planes: Place,
+    /// Bytes from the high plane to the low one.
+    pub(super) plane: usize,
+    pub(super) first_row: usize,
+    pub(super) rows: usize,
+}
+
+/// `y = left · rightᵀ` over `width`, chunks folded with the left operand's units.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HopperProduct {
+    pub(super) y: Place,
+    /// Element of `y` that the first row and column go to, and elements from row to row.
+    pub(super) y_start: usize,
+    pub(super) y_stride: usize,
+    pub(super) left: Operand,
+    /// `[row, chunk]`, from the left operand's first row on.
+    pub(super) left_units: Place,
+    pub(super) left_units_start: usize,
+    pub(super) right: Operand,
+    /// What each column is multiplied by at the end, from the right operand's first row on; nothing if absent.
+    pub(super) right_units: Option<(Place, usize)>,
+    pub(super) width: usize,
+    pub(super) accumulate: bool,
+}
+
+/// Whether the device has these tensor cores and they serve a contraction of this length.
+pub(super) fn serves(gpu: &Gpu, profile: Profile, width: usize) -> bool {
+    profile == Profile::X2 && width > 0 && gpu.device.runtime.architecture() == Some((9, 0))
+}
+
+pub(super) fn product(gpu: &Gpu, p: &HopperProduct) {
+    let (m, n) = (p.left.rows, p.right.rows);
+    assert!(p.width > 0, "the copy engine knows no empty axes");
+    if m == 0 || n == 0 {
+        return;
+    }
+    let [m32, n32, k32] = [m, n, p.width].map(|size| u32::try_from(size).expect("fewer than 2³² rows"));
+    assert!([m32, n32, k32].iter().all(|&size| size < 1 << 30), "sizes are 32-bit signed in the kernel");
+    let Some([left_high, left_low]) = maps(gpu, &p.left, p.width, TILE) else { return };
+    let Some([right_high, right_low]) = maps(gpu, &p.right, p.width, TILE / CLUSTER) else { return };
+    let arguments = [
+        left_high,
+        left_low,
+        right_high,
+        right_low,
+        p.left_units.at::<f32>(p.left_units_start),
+        p.right_units.map_or(Argument::U64(0), |(units, start)| units.at::<f32>(start)),
+        p.y.at::<f32>(p.y_start),
+        p.y_stride.into(),
+        m32.into(),
+        n32.into(),
+        k32.into(),
+        u32::from(p.accumulate).into(),
+    ];
+    let tiles = m.div_ceil(TILE * CLUSTER) * n.div_ceil(TILE);
+    let clusters = (gpu.device.runtime.multiprocessors() / CLUSTER).min(tiles).max(1);
+    let groups = Groups::of(clusters * CLUSTER, THREADS);
+    gpu.launch_with(&PRODUCT_HOPPER, "slice_product_x2", Profile::X2, groups, SHARED_BYTES, &arguments);
+}
+
+/// Descriptors of an operand's planes for the copy engine. None after a failure of the device.
+fn maps(gpu: &Gpu, operand: &Operand, width: usize, box_rows: usize) -> Option<[Argument; 2]> {
+    let stride = padded(width);
+    let matrix = ByteMatrix { rows: operand.rows, width: stride, stride, box_rows, box_width: TILE };
+    let map = |plane: usize| {
+        let offset = operand.planes.offset() + plane * operand.plane + operand.first_row * stride;
+        let handle = operand.planes.handle()?;
+        gpu.device.attempt(|runtime| runtime.matrix_descriptor(handle, offset, &matrix)).map(Argument::Descriptor)
+    };
+    Some([map(0)?, map(1)?])
+}

@@ -1,0 +1,34 @@
+//! Vendor libraries, opened at run time and never linked: a machine without them runs everything else.
+
+use libloading::Library;
+
+/// Opens the first of `names` that the system finds.
+pub(super) fn open(names: &[&str]) -> Option<Library> {
+    // SAFETY: loading runs the library's initialisers; these are the vendors' own drivers, opened by plain file name.
+    names.iter().find_map(|name| unsafe { Library::new(*name) }.ok())
+}
+
+/// A struct of function pointers, filled from a library. A missing function is an error that names it.
+macro_rules! functions {
+    ($name:ident { $($field:ident = $symbol:literal ($($argument:ty),* $(,)?) -> $result:ty;)* }) => {
+        pub(super) struct $name {
+            $(pub(super) $field: unsafe extern "system" fn($($argument),*) -> $result,)*
+            /// Keeps the functions valid.
+            _library: libloading::Library,
+        }
+
+        impl $name {
+            fn load(library: libloading::Library) -> Result<Self, String> {
+                Ok(Self {
+                    $($field: {
+                        // SAFETY: the signature is the one of the vendor's header.
+                        let symbol = unsafe { library.get::<unsafe extern "system" fn($($argument),*) -> $result>($symbol) };
+                        *symbol.map_err(|_| format!("the library has no {}", $symbol.to_string_lossy()))?
+                    },)*
+                    _library: library,
+                })
+            }
+        }
+    };
+}
+pub(super) use functions;

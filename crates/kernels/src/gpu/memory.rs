@@ -1,0 +1,150 @@
+//! Device memory as buffers of elements, and a workspace handed out in parts.
+
+use super::device::{Device, Gpu};
+use super::runtime::{Argument, Handle};
+use crate::buffer::Element;
+use std::marker::PhantomData;
+use std::rc::Rc;
+
+/// A fixed number of elements on the device. After a failure of the device it may have no memory; nothing touches it then.
+pub struct GpuBuffer<T: Element> {
+    device: Rc<Device>,
+    handle: Option<Handle>,
+    length: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> GpuBuffer<T> {
+    /// Uninitialised.
+    pub(super) fn new(gpu: &Gpu, length: usize) -> Self {
+        let bytes = length.checked_mul(size_of::<T>());
+        let handle = match bytes {
+            Some(bytes) => gpu.device.attempt(|runtime| runtime.allocate(bytes.max(1))),
+            None => gpu.device.attempt(|_| Err(format!("{length} elements are more than any memory"))),
+        };
+        Self { device: Rc::clone(&gpu.device), handle, length, element: PhantomData }
+    }
+
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.length * size_of::<T>()
+    }
+
+    pub(super) fn handle(&self) -> Option<Handle> {
+        self.handle
+    }
+}
+
+impl<T: Element> Drop for GpuBuffer<T> {
+    fn drop(&mut self) {
+        if let Some(handle) = self.handle {
+            self.device.runtime.release(handle);
+        }
+    }
+}
+
+impl<T: Element> std::fmt::Debug for GpuBuffer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GpuBuffer<{}>[{}]", T::NAME, self.length)
+    }
+}
+
+/// A place in device memory: a whole buffer or a part of a workspace.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// None after a failure of the device: nothing is launched any more.
+    handle: Option<Handle>,
+    offset: usize,
+}
+
+impl From<Place> for Argument {
+    fn from(place: Place) -> Self {
+        Self::Memory(place.handle.unwrap_or(Handle(0)), place.offset)
+    }
+}
+
+impl Place {
+    /// From element `start` on. For devices that take any address; OpenCL's parts are aligned.
+    pub(super) fn at<T: Element>(&self, start: usize) -> Argument {
+        Self { offset: self.offset + start * size_of::<T>(), ..*self }.into()
+    }
+
+    pub(super) fn handle(&self) -> Option<Handle> {
+        self.handle
+    }
+
+    pub(super) fn offset(&self) -> usize {
+        self.offset
+    }
+}
+
+impl<T: Element> From<&GpuBuffer<T>> for Place {
+    fn from(buffer: &GpuBuffer<T>) -> Self {
+        Self { handle: buffer.handle, offset: 0 }
+    }
+}
+
+impl<T: Element> From<&GpuBuffer<T>> for Argument {
+    fn from(buffer: &GpuBuffer<T>) -> Self {
+        Place::from(buffer).into()
+    }
+}
+
+impl<T: Element> From<&mut GpuBuffer<T>> for Argument {
+    fn from(buffer: &mut GpuBuffer<T>) -> Self {
+        Place::from(&*buffer).into()
+    }
+}
+
+impl From<u32> for Argument {
+    fn from(x: u32) -> Self {
+        Self::U32(x)
+    }
+}
+
+/// Lengths and offsets are 64-bit in kernels.
+impl From<usize> for Argument {
+    fn from(x: usize) -> Self {
+        Self::U64(x as u64)
+    }
+}
+
+impl From<f32> for Argument {
+    fn from(x: f32) -> Self {
+        Self::F32(x)
+    }
+}
+
+/// A workspace handed out front to back, each part aligned as the device asks.
+pub(super) struct Parts {
+    handle: Option<Handle>,
+    alignment: usize,
+    next: usize,
+    end: usize,
+}
+
+impl Parts {
+    pub(super) fn new(gpu: &Gpu, workspace: &mut GpuBuffer<u8>) -> Self {
+        Self { handle: workspace.handle, alignment: gpu.alignment(), next: 0, end: workspace.length }
+    }
+
+    /// The next `length` elements. Their content is whatever was there.
+    pub(super) fn take<T: Element>(&mut self, length: usize) -> Place {
+        let place = Place { handle: self.handle, offset: self.next };
+        self.next += part_bytes::<T>(length, self.alignment);
+        assert!(self.next <= self.end, "workspace too small: {} bytes wanted, {} there", self.next, self.end);
+        place
+    }
+}
+
+/// Bytes that `take::<T>(length)` uses up.
+pub(super) fn part_bytes<T>(length: usize, alignment: usize) -> usize {
+    (length * size_of::<T>()).max(1).div_ceil(alignment) * alignment
+}

@@ -1,0 +1,363 @@
+//! GPUs: device code from `crates/kernels/gpu`, compiled at run time through OpenCL or CUDA. One host file per op.
+//!
+//! Commands run in the order they were given. The first failure of the device is kept, nothing is launched after it, and it
+//! comes out at the next `download`, `digest` or `sum_squares`.
+
+mod adamw;
+mod attention;
+mod bias;
+mod cast;
+mod cuda;
+mod device;
+mod devices;
+mod digest;
+mod dropout;
+mod elementary;
+mod embedding;
+mod head_loss;
+mod hopper;
+mod library;
+mod memory;
+mod opencl;
+mod probe;
+mod product;
+mod program;
+mod residual;
+mod rms_norm;
+mod rope;
+mod runtime;
+mod slices;
+mod sum_squares;
+mod swiglu;
+mod thin;
+
+pub use device::Gpu;
+pub use devices::{Api, Listing, Selector, list};
+pub use memory::GpuBuffer;
+pub use slices::{SlicedRows, SlicedWeight};
+
+use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
+use crate::buffer::Element;
+use crate::op::{Attention, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
+use half::{bf16, f16};
+use isobit_numerics::adamw::Coefficients;
+use isobit_numerics::digest::Digest;
+use isobit_numerics::elementary::Function;
+
+impl Backend for Gpu {
+    type Buffer<T: Element> = GpuBuffer<T>;
+    type Rows = SlicedRows;
+    type Weight = SlicedWeight;
+
+    fn name(&self) -> String {
+        self.device.runtime.name().to_string()
+    }
+
+    fn zeros<T: Element>(&self, length: usize) -> GpuBuffer<T> {
+        let buffer = GpuBuffer::new(self, length);
+        if let Some(handle) = buffer.handle().filter(|_| length > 0) {
+            self.device.attempt(|runtime| runtime.zero(handle, buffer.bytes()));
+        }
+        buffer
+    }
+
+    fn upload<T: Element>(&self, host: &[T]) -> GpuBuffer<T> {
+        let buffer = GpuBuffer::new(self, host.len());
+        if let Some(handle) = buffer.handle().filter(|_| !host.is_empty()) {
+            // SAFETY: elements are plain bytes without padding.
+            let bytes = unsafe { std::slice::from_raw_parts(host.as_ptr().cast::<u8>(), size_of_val(host)) };
+            self.device.attempt(|runtime| runtime.write(handle, bytes));
+        }
+        buffer
+    }
+
+    fn download<T: Element>(&self, device: &GpuBuffer<T>) -> Result<Vec<T>, DeviceFailure> {
+        self.read(device)
+    }
+
+    fn rows(&self, shape: SliceShape) -> Self::Rows {
+        slices::rows(self, shape)
+    }
+
+    fn slice_rows(&self, out: &mut Self::Rows, x: &GpuBuffer<f32>) {
+        slices::slice_rows(self, out, x);
+    }
+
+    fn slice_weight(&self, w: StoredMatrix<Self>, count: usize, shape: SliceShape) -> Self::Weight {
+        slices::slice_weight(self, w, count, shape)
+    }
+
+    fn product_workspace(&self, p: &Product) -> usize {
+        product::workspace(self, p)
+    }
+
+    fn product_forward(
+        &self,
+        y: &mut GpuBuffer<f32>,
+        x: &Self::Rows,
+        w: Matrix<Self>,
+        p: &Product,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        product::forward(self, y, x, w, p, workspace);
+    }
+
+    fn product_grad_input(
+        &self,
+        dx: &mut GpuBuffer<f32>,
+        dy: &GpuBuffer<f32>,
+        w: Matrix<Self>,
+        p: &Product,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        product::grad_input(self, dx, dy, w, p, workspace);
+    }
+
+    fn product_grad_weight(
+        &self,
+        dw: &mut GpuBuffer<f32>,
+        dy: &GpuBuffer<f32>,
+        x: &GpuBuffer<f32>,
+        p: &Product,
+        row_starts: &[usize],
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        product::grad_weight(self, dw, dy, x, p, row_starts, workspace);
+    }
+
+    fn thin_workspace(&self, p: &Thin) -> usize {
+        thin::workspace(self, p)
+    }
+
+    fn thin_contract(
+        &self,
+        u: &mut GpuBuffer<f32>,
+        x: &GpuBuffer<f32>,
+        factor: &GpuBuffer<f32>,
+        p: &Thin,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        thin::contract(self, u, x, factor, p, workspace);
+    }
+
+    fn thin_expand(
+        &self,
+        y: &mut GpuBuffer<f32>,
+        u: &GpuBuffer<f32>,
+        factor: &GpuBuffer<f32>,
+        p: &Thin,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        thin::expand(self, y, u, factor, p, workspace);
+    }
+
+    fn thin_outer(
+        &self,
+        dfactor: &mut GpuBuffer<f32>,
+        u: &GpuBuffer<f32>,
+        x: &GpuBuffer<f32>,
+        p: &Thin,
+        row_starts: &[usize],
+    ) {
+        thin::outer(self, dfactor, u, x, p, row_starts);
+    }
+
+    fn bias_forward(&self, y: &mut GpuBuffer<f32>, bias: &GpuBuffer<f32>) {
+        bias::forward(self, y, bias);
+    }
+
+    fn bias_backward(&self, dbias: &mut GpuBuffer<f32>, dy: &GpuBuffer<f32>, row_starts: &[usize]) {
+        bias::backward(self, dbias, dy, row_starts);
+    }
+
+    fn add(&self, y: &mut GpuBuffer<f32>, a: &GpuBuffer<f32>, b: &GpuBuffer<f32>) {
+        residual::add(self, y, a, b);
+    }
+
+    fn scale(&self, x: &mut GpuBuffer<f32>, factor: f32) {
+        residual::scale(self, x, factor);
+    }
+
+    fn swiglu_forward(&self, h: &mut GpuBuffer<f32>, gate: &GpuBuffer<f32>, up: &GpuBuffer<f32>) {
+        swiglu::forward(self, h, gate, up);
+    }
+
+    fn swiglu_backward(
+        &self,
+        dgate: &mut GpuBuffer<f32>,
+        dup: &mut GpuBuffer<f32>,
+        dh: &GpuBuffer<f32>,
+        gate: &GpuBuffer<f32>,
+        up: &GpuBuffer<f32>,
+    ) {
+        swiglu::backward(self, dgate, dup, dh, gate, up);
+    }
+
+    fn dropout(&self, y: &mut GpuBuffer<f32>, x: &GpuBuffer<f32>, p: &Dropout) {
+        dropout::apply(self, y, x, p);
+    }
+
+    fn elementary(&self, y: &mut GpuBuffer<f32>, x: &GpuBuffer<f32>, function: Function) {
+        elementary::apply(self, y, x, function);
+    }
+
+    fn rms_norm_forward(
+        &self,
+        y: &mut GpuBuffer<f32>,
+        inverse: &mut GpuBuffer<f32>,
+        x: &GpuBuffer<f32>,
+        weight: &GpuBuffer<f32>,
+        p: &RmsNorm,
+    ) {
+        rms_norm::forward(self, y, inverse, x, weight, p);
+    }
+
+    fn rms_norm_backward(
+        &self,
+        dx: &mut GpuBuffer<f32>,
+        dweight: Option<&mut GpuBuffer<f32>>,
+        dy: &GpuBuffer<f32>,
+        x: &GpuBuffer<f32>,
+        inverse: &GpuBuffer<f32>,
+        weight: &GpuBuffer<f32>,
+        p: &RmsNorm,
+        row_starts: &[usize],
+    ) {
+        rms_norm::backward(self, dx, dweight, dy, x, inverse, weight, p, row_starts);
+    }
+
+    fn rope_forward(
+        &self,
+        x: &mut GpuBuffer<f32>,
+        cos: &GpuBuffer<f32>,
+        sin: &GpuBuffer<f32>,
+        positions: &GpuBuffer<u32>,
+        p: &Rope,
+    ) {
+        rope::forward(self, x, cos, sin, positions, p);
+    }
+
+    fn rope_backward(
+        &self,
+        dx: &mut GpuBuffer<f32>,
+        cos: &GpuBuffer<f32>,
+        sin: &GpuBuffer<f32>,
+        positions: &GpuBuffer<u32>,
+        p: &Rope,
+    ) {
+        rope::backward(self, dx, cos, sin, positions, p);
+    }
+
+    fn attention_workspace(&self, p: &Attention) -> usize {
+        attention::workspace(self, p)
+    }
+
+    fn attention_forward(
+        &self,
+        o: &mut GpuBuffer<f32>,
+        lse: &mut GpuBuffer<f32>,
+        q: &GpuBuffer<f32>,
+        k: &GpuBuffer<f32>,
+        v: &GpuBuffer<f32>,
+        p: &Attention,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        attention::forward(self, o, lse, q, k, v, p, workspace);
+    }
+
+    fn attention_backward(
+        &self,
+        grads: (&mut GpuBuffer<f32>, &mut GpuBuffer<f32>, &mut GpuBuffer<f32>),
+        d_o: &GpuBuffer<f32>,
+        qkv: (&GpuBuffer<f32>, &GpuBuffer<f32>, &GpuBuffer<f32>),
+        o: &GpuBuffer<f32>,
+        lse: &GpuBuffer<f32>,
+        p: &Attention,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        attention::backward(self, grads, d_o, qkv, o, lse, p, workspace);
+    }
+
+    fn embedding_forward(&self, y: &mut GpuBuffer<f32>, table: StoredMatrix<Self>, ids: &GpuBuffer<u32>, width: usize) {
+        embedding::forward(self, y, table, ids, width);
+    }
+
+    fn embedding_workspace(&self, tokens: usize) -> usize {
+        embedding::workspace(self, tokens)
+    }
+
+    fn embedding_backward(
+        &self,
+        dtable: &mut GpuBuffer<f32>,
+        dy: &GpuBuffer<f32>,
+        ids: &GpuBuffer<u32>,
+        width: usize,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        embedding::backward(self, dtable, dy, ids, width, workspace);
+    }
+
+    fn head_loss_workspace(&self, p: &HeadLoss) -> usize {
+        head_loss::workspace(self, p)
+    }
+
+    fn head_loss_forward(
+        &self,
+        loss: &mut GpuBuffer<f32>,
+        lse: &mut GpuBuffer<f32>,
+        best: &mut GpuBuffer<u32>,
+        h: &Self::Rows,
+        head: Matrix<Self>,
+        labels: &GpuBuffer<i32>,
+        p: &HeadLoss,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        head_loss::forward(self, loss, lse, best, h, head, labels, p, workspace);
+    }
+
+    fn head_loss_backward(
+        &self,
+        dh: &mut GpuBuffer<f32>,
+        dhead: Option<&mut GpuBuffer<f32>>,
+        h: (&Self::Rows, &GpuBuffer<f32>),
+        head: Matrix<Self>,
+        labels: &GpuBuffer<i32>,
+        lse: &GpuBuffer<f32>,
+        weight: &GpuBuffer<f32>,
+        p: &HeadLoss,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        head_loss::backward(self, dh, dhead, h, head, labels, lse, weight, p, workspace);
+    }
+
+    fn adamw(
+        &self,
+        parameter: &mut GpuBuffer<f32>,
+        m: &mut GpuBuffer<f32>,
+        v: &mut GpuBuffer<f32>,
+        gradient: &GpuBuffer<f32>,
+        c: &Coefficients,
+    ) {
+        adamw::update(self, parameter, m, v, gradient, c);
+    }
+
+    fn sum_squares(&self, x: &GpuBuffer<f32>) -> Result<f32, DeviceFailure> {
+        sum_squares::apply(self, x)
+    }
+
+    fn to_bf16(&self, y: &mut GpuBuffer<bf16>, x: &GpuBuffer<f32>) {
+        cast::to_bf16(self, y, x);
+    }
+
+    fn to_f16(&self, y: &mut GpuBuffer<f16>, x: &GpuBuffer<f32>) {
+        cast::to_f16(self, y, x);
+    }
+
+    fn to_f32(&self, y: &mut GpuBuffer<f32>, x: StoredMatrix<Self>) {
+        cast::to_f32(self, y, x);
+    }
+
+    fn digest<T: Element>(&self, x: &GpuBuffer<T>) -> Result<Digest, DeviceFailure> {
+        digest::apply(self, x)
+    }
+}

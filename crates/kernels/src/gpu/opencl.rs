@@ -1,0 +1,402 @@
+//! OpenCL 1.2 and later, of any vendor, through the system's loader.
+
+use super::devices::Listing;
+use super::library::{functions, open};
+use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_void};
+use std::ptr::{null, null_mut};
+use std::rc::Rc;
+
+type Object = *mut c_void;
+type Status = i32;
+
+functions!(Functions {
+    platforms = c"clGetPlatformIDs" (u32, *mut Object, *mut u32) -> Status;
+    devices = c"clGetDeviceIDs" (Object, u64, u32, *mut Object, *mut u32) -> Status;
+    device_info = c"clGetDeviceInfo" (Object, u32, usize, *mut c_void, *mut usize) -> Status;
+    create_context = c"clCreateContext" (*const isize, u32, *const Object, *const c_void, *mut c_void, *mut Status) -> Object;
+    create_queue = c"clCreateCommandQueue" (Object, Object, u64, *mut Status) -> Object;
+    create_buffer = c"clCreateBuffer" (Object, u64, usize, *mut c_void, *mut Status) -> Object;
+    create_part = c"clCreateSubBuffer" (Object, u64, u32, *const c_void, *mut Status) -> Object;
+    memory_info = c"clGetMemObjectInfo" (Object, u32, usize, *mut c_void, *mut usize) -> Status;
+    release_buffer = c"clReleaseMemObject" (Object) -> Status;
+    fill = c"clEnqueueFillBuffer" (Object, Object, *const c_void, usize, usize, usize, u32, *const Object, *mut Object) -> Status;
+    write = c"clEnqueueWriteBuffer" (Object, Object, u32, usize, usize, *const c_void, u32, *const Object, *mut Object) -> Status;
+    read = c"clEnqueueReadBuffer" (Object, Object, u32, usize, usize, *mut c_void, u32, *const Object, *mut Object) -> Status;
+    finish = c"clFinish" (Object) -> Status;
+    create_program = c"clCreateProgramWithSource" (Object, u32, *const *const c_char, *const usize, *mut Status) -> Object;
+    build = c"clBuildProgram" (Object, u32, *const Object, *const c_char, *const c_void, *mut c_void) -> Status;
+    build_info = c"clGetProgramBuildInfo" (Object, Object, u32, usize, *mut c_void, *mut usize) -> Status;
+    release_program = c"clReleaseProgram" (Object) -> Status;
+    create_kernel = c"clCreateKernel" (Object, *const c_char, *mut Status) -> Object;
+    release_kernel = c"clReleaseKernel" (Object) -> Status;
+    set_argument = c"clSetKernelArg" (Object, u32, usize, *const c_void) -> Status;
+    launch = c"clEnqueueNDRangeKernel" (Object, Object, u32, *const usize, *const usize, *const usize, u32, *const Object, *mut Object) -> Status;
+    release_queue = c"clReleaseCommandQueue" (Object) -> Status;
+    release_context = c"clReleaseContext" (Object) -> Status;
+});
+
+const ANY_DEVICE: u64 = 0xffff_ffff;
+const READ_WRITE: u64 = 1;
+const REGION: u32 = 0x1220;
+const BUFFER_SIZE: u32 = 0x1102;
+const BUILD_LOG: u32 = 0x1183;
+const WAIT: u32 = 1;
+/// What the largest kernel (attention) shares in a group.
+const LOCAL_MEMORY_LEAST: u64 = 32 << 10;
+/// Devices that are listed; a loader that claims more is not believed.
+const DEVICES_MOST: u32 = 64;
+
+/// Questions to a device.
+mod ask {
+    pub(super) const COMPUTE_UNITS: u32 = 0x1002;
+    pub(super) const BASE_ALIGNMENT_BITS: u32 = 0x1019;
+    pub(super) const SINGLE_PRECISION: u32 = 0x101b;
+    pub(super) const MEMORY: u32 = 0x101f;
+    pub(super) const LOCAL_MEMORY: u32 = 0x1023;
+    pub(super) const LITTLE_ENDIAN: u32 = 0x1026;
+    pub(super) const NAME: u32 = 0x102b;
+    pub(super) const DRIVER: u32 = 0x102d;
+    pub(super) const VERSION: u32 = 0x102f;
+}
+
+/// What a device says about float32.
+mod precision {
+    pub(super) const SUBNORMALS: u64 = 1;
+    pub(super) const INFINITIES: u64 = 2;
+    pub(super) const NEAREST: u64 = 4;
+    pub(super) const FMA: u64 = 0x20;
+    pub(super) const EXACT_DIVISION: u64 = 0x80;
+}
+
+fn check(what: &str, status: Status) -> Answer<()> {
+    let known = match status {
+        0 => return Ok(()),
+        -2 => " (device not available)",
+        -4 => " (out of device memory)",
+        -5 => " (out of resources)",
+        -6 => " (out of host memory)",
+        -11 => " (the program does not compile)",
+        -54 => " (work group too large)",
+        -61 => " (buffer too large)",
+        -1001 => " (no driver is installed)",
+        _ => "",
+    };
+    Err(format!("{what} failed with status {status}{known}"))
+}
+
+impl Functions {
+    fn open() -> Result<Rc<Self>, String> {
+        const NAMES: [&str; 4] =
+            ["libOpenCL.so.1", "libOpenCL.so", "OpenCL.dll", "/System/Library/Frameworks/OpenCL.framework/OpenCL"];
+        Self::load(open(&NAMES).ok_or("no OpenCL library found")?).map(Rc::new)
+    }
+
+    /// Every device of every platform, in the loader's order.
+    fn all(&self) -> Result<Vec<Object>, String> {
+        let mut platforms = [null_mut(); DEVICES_MOST as usize];
+        let mut count = 0;
+        // SAFETY: room for DEVICES_MOST objects, as stated.
+        check("clGetPlatformIDs", unsafe { (self.platforms)(DEVICES_MOST, platforms.as_mut_ptr(), &raw mut count) })?;
+        let mut all = Vec::new();
+        for platform in &platforms[..count.min(DEVICES_MOST) as usize] {
+            let mut devices = [null_mut(); DEVICES_MOST as usize];
+            let mut count = 0;
+            // SAFETY: as above. A platform without devices answers with an error, which is no reason to give up.
+            let status =
+                unsafe { (self.devices)(*platform, ANY_DEVICE, DEVICES_MOST, devices.as_mut_ptr(), &raw mut count) };
+            if status == 0 {
+                all.extend_from_slice(&devices[..count.min(DEVICES_MOST) as usize]);
+            }
+        }
+        Ok(all)
+    }
+
+    fn text(&self, device: Object, what: u32) -> String {
+        let mut bytes = [0u8; 256];
+        let mut length = 0;
+        // SAFETY: the size is that of the array.
+        let status =
+            unsafe { (self.device_info)(device, what, bytes.len(), bytes.as_mut_ptr().cast(), &raw mut length) };
+        let text = if status == 0 { &bytes[..length.min(bytes.len())] } else { b"unknown" };
+        String::from_utf8_lossy(text).trim_end_matches('\0').trim().to_string()
+    }
+
+    /// A number of up to eight bytes.
+    fn number(&self, device: Object, what: u32) -> Answer<u64> {
+        let mut bytes = [0u8; 8];
+        let mut length = 0;
+        // SAFETY: the size is that of the array.
+        let status =
+            unsafe { (self.device_info)(device, what, bytes.len(), bytes.as_mut_ptr().cast(), &raw mut length) };
+        check("clGetDeviceInfo", status)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Why a device cannot give the bits, if it says so itself.
+    fn objection(&self, device: Object) -> Answer<Option<&'static str>> {
+        let can = self.number(device, ask::SINGLE_PRECISION)?;
+        let lacks = |bit: u64| can & bit == 0;
+        Ok(if lacks(precision::SUBNORMALS) {
+            Some("it does not keep subnormal numbers")
+        } else if lacks(precision::INFINITIES) || lacks(precision::NEAREST) {
+            Some("its float32 is not IEEE-754")
+        } else if lacks(precision::FMA) {
+            Some("it has no fused multiply-add")
+        } else if self.number(device, ask::LITTLE_ENDIAN)? as u8 == 0 {
+            Some("it is big-endian")
+        } else if self.number(device, ask::LOCAL_MEMORY)? < LOCAL_MEMORY_LEAST {
+            Some("it has less than 32 KiB of local memory")
+        } else {
+            None
+        })
+    }
+}
+
+pub(super) fn list() -> Result<Vec<Listing>, String> {
+    let cl = Functions::open()?;
+    let describe = |(index, device): (usize, Object)| Listing {
+        selector: format!("opencl:{index}"),
+        name: cl.text(device, ask::NAME),
+        runtime: format!("{}, driver {}", cl.text(device, ask::VERSION), cl.text(device, ask::DRIVER)),
+        memory: cl.number(device, ask::MEMORY).unwrap_or(0),
+        units: cl.number(device, ask::COMPUTE_UNITS).unwrap_or(0) as u32,
+        objection: cl.objection(device).unwrap_or(Some("it does not answer")).map(str::to_string),
+    };
+    Ok(cl.all()?.into_iter().enumerate().map(describe).collect())
+}
+
+pub(super) struct OpenCl {
+    cl: Rc<Functions>,
+    device: Object,
+    context: Object,
+    queue: Object,
+    name: String,
+    alignment: usize,
+    units: usize,
+    exact_division: bool,
+    /// Released at the end.
+    programs: RefCell<Vec<Object>>,
+    kernels: RefCell<Vec<Object>>,
+}
+
+impl OpenCl {
+    /// `soft_division` forces the software division, for tests of it.
+    pub(super) fn open(index: usize, soft_division: bool) -> Result<Self, String> {
+        let cl = Functions::open()?;
+        let devices = cl.all()?;
+        let Some(&device) = devices.get(index) else {
+            return Err(format!("OpenCL has {} devices, counted from 0", devices.len()));
+        };
+        if let Some(objection) = cl.objection(device)? {
+            return Err(format!("{} cannot give the bits: {objection}", cl.text(device, ask::NAME)));
+        }
+        let mut status = 0;
+        // SAFETY: one device, no properties, no callback.
+        let context = unsafe { (cl.create_context)(null(), 1, &raw const device, null(), null_mut(), &raw mut status) };
+        check("clCreateContext", status)?;
+        // SAFETY: the context was made for this device; the queue is in order.
+        let queue = unsafe { (cl.create_queue)(context, device, 0, &raw mut status) };
+        check("clCreateCommandQueue", status)?;
+        let exact = cl.number(device, ask::SINGLE_PRECISION)? & precision::EXACT_DIVISION != 0;
+        Ok(Self {
+            name: format!("opencl:{index} ({})", cl.text(device, ask::NAME)),
+            alignment: (cl.number(device, ask::BASE_ALIGNMENT_BITS)? as u32 as usize / 8).max(64),
+            units: cl.number(device, ask::COMPUTE_UNITS)? as u32 as usize,
+            exact_division: exact && !soft_division,
+            programs: RefCell::default(),
+            kernels: RefCell::default(),
+            cl,
+            device,
+            context,
+            queue,
+        })
+    }
+
+    fn build_log(&self, program: Object) -> String {
+        const LOG_MOST: usize = 1 << 16;
+        let mut log = vec![0u8; LOG_MOST];
+        let mut length = 0;
+        // SAFETY: the size is that of the vector.
+        unsafe {
+            (self.cl.build_info)(program, self.device, BUILD_LOG, log.len(), log.as_mut_ptr().cast(), &raw mut length)
+        };
+        String::from_utf8_lossy(&log[..length.min(LOG_MOST)]).trim_end_matches('\0').trim().to_string()
+    }
+
+    fn set_argument(&self, kernel: Object, index: u32, bytes: &[u8]) -> Answer<()> {
+        // SAFETY: the size is that of the bytes.
+        let status = unsafe { (self.cl.set_argument)(kernel, index, bytes.len(), bytes.as_ptr().cast()) };
+        check("clSetKernelArg", status)
+    }
+
+    /// A memory argument as an object, and the object to release after the launch, if it is one of its own.
+    fn part(&self, memory: Handle, offset: usize) -> Answer<(Object, Option<Object>)> {
+        let whole = object(memory.0);
+        if offset == 0 {
+            return Ok((whole, None));
+        }
+        let mut size = 0usize;
+        // SAFETY: a size is asked for and there is room for one.
+        check("clGetMemObjectInfo", unsafe {
+            (self.cl.memory_info)(whole, BUFFER_SIZE, size_of::<usize>(), (&raw mut size).cast(), null_mut())
+        })?;
+        let region = [offset, size.checked_sub(offset).ok_or("a part outside its buffer")?];
+        let mut status = 0;
+        // SAFETY: origin and size as clCreateSubBuffer reads them, inside the buffer.
+        let part = unsafe { (self.cl.create_part)(whole, READ_WRITE, REGION, region.as_ptr().cast(), &raw mut status) };
+        check("clCreateSubBuffer", status)?;
+        Ok((part, Some(part)))
+    }
+}
+
+fn object(handle: u64) -> Object {
+    handle as usize as Object
+}
+
+impl Runtime for OpenCl {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn alignment(&self) -> usize {
+        self.alignment
+    }
+
+    fn exact_division(&self) -> bool {
+        self.exact_division
+    }
+
+    fn multiprocessors(&self) -> usize {
+        self.units
+    }
+
+    fn allocate(&self, bytes: usize) -> Answer<Handle> {
+        let mut status = 0;
+        // SAFETY: no host memory is given.
+        let buffer = unsafe { (self.cl.create_buffer)(self.context, READ_WRITE, bytes, null_mut(), &raw mut status) };
+        check(&format!("clCreateBuffer of {bytes} bytes"), status)?;
+        Ok(Handle(buffer as usize as u64))
+    }
+
+    fn release(&self, memory: Handle) {
+        // SAFETY: allocated above and released once; commands that use it keep it until they are done.
+        unsafe { (self.cl.release_buffer)(object(memory.0)) };
+    }
+
+    fn zero(&self, memory: Handle, bytes: usize) -> Answer<()> {
+        let pattern = [0u8; 1];
+        // SAFETY: the range is inside the buffer.
+        check("clEnqueueFillBuffer", unsafe {
+            let pattern = pattern.as_ptr().cast();
+            (self.cl.fill)(self.queue, object(memory.0), pattern, 1, 0, bytes, 0, null(), null_mut())
+        })
+    }
+
+    fn write(&self, memory: Handle, bytes: &[u8]) -> Answer<()> {
+        // SAFETY: the range is inside the buffer; the call waits until the bytes are copied.
+        check("clEnqueueWriteBuffer", unsafe {
+            let from = bytes.as_ptr().cast();
+            (self.cl.write)(self.queue, object(memory.0), WAIT, 0, bytes.len(), from, 0, null(), null_mut())
+        })
+    }
+
+    fn read(&self, bytes: &mut [u8], memory: Handle) -> Answer<()> {
+        // SAFETY: the range is inside the buffer; the call waits until the bytes are there.
+        check("clEnqueueReadBuffer", unsafe {
+            let to = bytes.as_mut_ptr().cast();
+            (self.cl.read)(self.queue, object(memory.0), WAIT, 0, bytes.len(), to, 0, null(), null_mut())
+        })
+    }
+
+    fn finish(&self) -> Answer<()> {
+        // SAFETY: the queue is ours.
+        check("clFinish", unsafe { (self.cl.finish)(self.queue) })
+    }
+
+    fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled> {
+        if language == Language::Native {
+            return Err("OpenCL compiles only the portable kernels".to_string());
+        }
+        let mut line = "-cl-std=CL1.2".to_string();
+        if self.exact_division {
+            line.push_str(" -cl-fp32-correctly-rounded-divide-sqrt");
+        }
+        for option in options {
+            line.push(' ');
+            line.push_str(option);
+        }
+        let line = CString::new(line).map_err(|error| error.to_string())?;
+        let mut status = 0;
+        let (text, length) = (source.as_ptr().cast::<c_char>(), source.len());
+        // SAFETY: one string with its length.
+        let program =
+            unsafe { (self.cl.create_program)(self.context, 1, &raw const text, &raw const length, &raw mut status) };
+        check("clCreateProgramWithSource", status)?;
+        self.programs.borrow_mut().push(program);
+        // SAFETY: our device, our options, no callback.
+        let status = unsafe { (self.cl.build)(program, 1, &raw const self.device, line.as_ptr(), null(), null_mut()) };
+        check("clBuildProgram", status).map_err(|error| format!("{error}\n{}", self.build_log(program)))?;
+        Ok(Compiled(program as usize as u64))
+    }
+
+    fn kernel(&self, program: Compiled, name: &str) -> Answer<Kernel> {
+        let text = CString::new(name).map_err(|error| error.to_string())?;
+        let mut status = 0;
+        // SAFETY: the program is built.
+        let kernel = unsafe { (self.cl.create_kernel)(object(program.0), text.as_ptr(), &raw mut status) };
+        check(&format!("clCreateKernel of {name}"), status)?;
+        self.kernels.borrow_mut().push(kernel);
+        Ok(Kernel(kernel as usize as u64))
+    }
+
+    fn launch(&self, kernel: Kernel, groups: usize, size: usize, dynamic: usize, arguments: &[Argument]) -> Answer<()> {
+        if dynamic > 0 {
+            return Err("OpenCL kernels declare their local memory".to_string());
+        }
+        let kernel = object(kernel.0);
+        let mut parts = Vec::new();
+        for (index, argument) in (0u32..).zip(arguments) {
+            match argument {
+                Argument::Memory(memory, offset) => {
+                    let (memory, own) = self.part(*memory, *offset)?;
+                    parts.extend(own);
+                    self.set_argument(kernel, index, &(memory as usize).to_ne_bytes())?;
+                }
+                Argument::U32(x) => self.set_argument(kernel, index, &x.to_ne_bytes())?,
+                Argument::U64(x) => self.set_argument(kernel, index, &x.to_ne_bytes())?,
+                Argument::F32(x) => self.set_argument(kernel, index, &x.to_ne_bytes())?,
+                Argument::Descriptor(_) => return Err("OpenCL has no bulk copies".to_string()),
+            }
+        }
+        let global = groups.checked_mul(size).ok_or("too many work items")?;
+        // SAFETY: every argument was set; sizes are one-dimensional.
+        let launched = check("clEnqueueNDRangeKernel", unsafe {
+            let (global, local) = (&raw const global, &raw const size);
+            (self.cl.launch)(self.queue, kernel, 1, null(), global, local, 0, null(), null_mut())
+        });
+        for part in parts {
+            // SAFETY: made above; the launch keeps it until it is done.
+            unsafe { (self.cl.release_buffer)(part) };
+        }
+        launched
+    }
+}
+
+impl Drop for OpenCl {
+    fn drop(&mut self) {
+        // SAFETY: every object was made here and is released once, after the queue ran dry.
+        unsafe {
+            (self.cl.finish)(self.queue);
+            for kernel in self.kernels.take() {
+                (self.cl.release_kernel)(kernel);
+            }
+            for program in self.programs.take() {
+                (self.cl.release_program)(program);
+            }
+            (self.cl.release_queue)(self.queue);
+            (self.cl.release_context)(self.context);
+        }
+    }
+}

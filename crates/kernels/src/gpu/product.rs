@@ -1,0 +1,704 @@
+//! Slice products on a GPU (`op/product.rs` says what): tiles of 64 × 64 outputs from packed bytes.
+//!
+//! Stored weights, folded gradients and columns of tokens are sliced into the workspace. It is bounded: large operands are
+//! taken in stripes, whose sums continue from what the output holds. [`fold_forward`], [`fold_input`] and [`fold_weight`] are
+//! the three products of sliced operands, which is where a device's own matrix units can take over.
+
+use super::device::{Gpu, Groups, arguments, dimension};
+use super::hopper::{self, HopperProduct, Operand};
+use super::memory::{GpuBuffer, Parts, Place};
+use super::program::{Program, program};
+use super::slices::{CHUNK_GROUP, SLICES, SlicedRows, padded, plane_bytes, slice_stored, stored_length};
+use crate::Matrix;
+use crate::op::{Product, SliceShape, token_blocks};
+use isobit_numerics::slices::{CHUNK, Profile};
+use std::ops::Range;
+
+static PRODUCT: Program = program!("product");
+
+/// Rows and columns of the outputs of a group: `PRODUCT_TILE` in `gpu/slices.h`.
+const TILE: usize = 64;
+/// Columns that a group slices along tokens: `COLUMNS` in `gpu/slices.cl`.
+const COLUMNS: usize = 64;
+/// Side of the square of bytes that a group turns: `TURN` in `gpu/slices.cl`.
+const TURN: usize = 64;
+/// Bytes of workspace that one sliced operand should not exceed. One chunk of it may.
+pub(super) const ROOM: usize = 64 << 20;
+/// Tokens for which there is room for one unit per column: rows of data that are shorter on average make smaller batches.
+const TOKENS_PER_UNIT: usize = 64;
+
+/// The rows of the left operand, cut into tiles that meet one weight each.
+pub(super) struct RowTiles {
+    /// First row, end, weight of each tile. A single weight needs no table.
+    table: Option<GpuBuffer<u32>>,
+    rows: Range<usize>,
+    /// Tiles before each weight's first one, and all of them.
+    starts: Vec<usize>,
+    /// Rows before each weight's first one, and all of them.
+    segments: Vec<usize>,
+}
+
+impl RowTiles {
+    pub(super) fn of_rows(rows: Range<usize>) -> Self {
+        let starts = vec![0, rows.len().div_ceil(TILE)];
+        Self { table: None, starts, segments: vec![rows.start, rows.end], rows }
+    }
+
+    fn of_segments(gpu: &Gpu, segments: &[usize]) -> Self {
+        if let [first, end] = *segments {
+            assert!(first <= end, "segments ascend");
+            return Self::of_rows(first..end);
+        }
+        let (mut table, mut starts) = (Vec::new(), vec![0]);
+        for (weight, segment) in segments.windows(2).enumerate() {
+            assert!(segment[0] <= segment[1], "segments ascend");
+            for first in (segment[0]..segment[1]).step_by(TILE) {
+                table.extend([first, (first + TILE).min(segment[1]), weight]);
+            }
+            starts.push(table.len() / 3);
+        }
+        let rows = segments[0]..segments[segments.len() - 1];
+        Self { table: Some(gpu.offsets(&table)), rows, starts, segments: segments.to_vec() }
+    }
+
+    /// The tiles of some weights.
+    fn of_weights(&self, weights: &Range<usize>) -> Range<usize> {
+        self.starts[weights.start]..self.starts[weights.end]
+    }
+
+    /// The rows of one weight.
+    fn of_weight(&self, weight: usize) -> Range<usize> {
+        self.segments[weight]..self.segments[weight + 1]
+    }
+
+    /// The table, or any other memory where there is none.
+    fn table(&self, instead: Place) -> Place {
+        self.table.as_ref().map_or(instead, Place::from)
+    }
+}
+
+/// The left operand, sliced along the contraction with units `[row, chunk]`.
+#[derive(Clone, Copy)]
+pub(super) struct Left {
+    pub(super) planes: Place,
+    pub(super) units: Place,
+    /// Shape of the planes.
+    pub(super) shape: SliceShape,
+    /// Number of the row that is the planes' first.
+    pub(super) base: usize,
+}
+
+impl From<&SlicedRows> for Left {
+    fn from(rows: &SlicedRows) -> Self {
+        let (planes, units) = (Place::from(&rows.planes), Place::from(&rows.units));
+        Self { planes, units, shape: rows.shape, base: 0 }
+    }
+}
+
+impl Left {
+    /// Some rows for tensor cores, and where their units start.
+    fn rows(&self, rows: &Range<usize>) -> (Operand, usize) {
+        let (first_row, width) = (rows.start - self.base, self.shape.width);
+        let plane = self.shape.rows * padded(width);
+        (Operand { planes: self.planes, plane, first_row, rows: rows.len() }, first_row * width.div_ceil(CHUNK))
+    }
+}
+
+/// Some rows of some weights.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    pub(super) weights: Range<usize>,
+    pub(super) rows: Range<usize>,
+}
+
+/// A part of the right operand, sliced with one unit per row.
+#[derive(Clone, Copy)]
+pub(super) struct Right {
+    planes: Place,
+    units: Place,
+    /// Rows of the planes, and from one weight to the next.
+    plane_rows: usize,
+    weight_rows: usize,
+    /// Number of the weight that is the planes' first.
+    first_weight: usize,
+    /// The rows of each weight that take part, as the planes count them.
+    first: usize,
+    rows: usize,
+    width: usize,
+    profile: Profile,
+}
+
+impl Right {
+    /// The rows of one weight that take part, as the planes count them.
+    fn first_row(&self, weight: usize) -> usize {
+        (weight - self.first_weight) * self.weight_rows + self.first
+    }
+
+    /// Bytes of one plane.
+    fn plane(&self) -> usize {
+        self.plane_rows * padded(self.width)
+    }
+}
+
+/// Where the results of a forward product go.
+#[derive(Clone, Copy)]
+pub(super) struct Output {
+    pub(super) place: Place,
+    /// Elements from row to row.
+    pub(super) stride: usize,
+    /// Number of the row that is the output's first.
+    pub(super) base: usize,
+    /// The column that the part's first row gives.
+    pub(super) column: usize,
+}
+
+/// Room for the slices of a stored weight.
+#[derive(Clone, Copy)]
+pub(super) struct WeightRoom {
+    planes: Place,
+    units: Place,
+}
+
+/// Rows of a stored weight that are sliced at a time: whole chunks.
+pub(super) fn stored_rows(width: usize, profile: Profile) -> usize {
+    rows_within(ROOM, profile.slice_count() * padded(width))
+}
+
+/// How many rows of so many bytes fit: whole chunks, and one at least.
+fn rows_within(bytes: usize, row: usize) -> usize {
+    (bytes / row.max(1) / CHUNK).max(1) * CHUNK
+}
+
+impl WeightRoom {
+    /// `rows` is how many rows the weights have in all.
+    pub(super) fn bytes(gpu: &Gpu, rows: usize, width: usize, profile: Profile) -> usize {
+        let rows = rows.min(stored_rows(width, profile));
+        gpu.part::<i8>(plane_bytes(SliceShape { rows, width, profile })) + gpu.part::<f32>(rows)
+    }
+
+    pub(super) fn take(parts: &mut Parts, rows: usize, width: usize, profile: Profile) -> Self {
+        let rows = rows.min(stored_rows(width, profile));
+        let planes = parts.take::<i8>(plane_bytes(SliceShape { rows, width, profile }));
+        Self { planes, units: parts.take::<f32>(rows) }
+    }
+}
+
+/// A weight `[count, n, k]` as the products take it, in parts.
+pub(super) struct Weights<'a> {
+    matrix: Matrix<'a, Gpu>,
+    count: usize,
+    shape: SliceShape,
+    room: WeightRoom,
+}
+
+impl<'a> Weights<'a> {
+    pub(super) fn new(matrix: Matrix<'a, Gpu>, count: usize, shape: SliceShape, room: WeightRoom) -> Self {
+        match matrix {
+            Matrix::Sliced(w) => assert_eq!((w.shape, w.count), (shape, count), "sliced weight"),
+            Matrix::Stored(w) => assert_eq!(stored_length(w), count * shape.rows * shape.width, "stored weight"),
+        }
+        Self { matrix, count, shape, room }
+    }
+
+    /// Rows of one weight.
+    pub(super) fn rows(&self) -> usize {
+        self.shape.rows
+    }
+
+    /// Parts of at most `most` rows of each weight (whole chunks), in the order of the rows. One part where there is nothing.
+    fn parts(&self, most: usize) -> Vec<Part> {
+        let n = self.shape.rows;
+        let (stripe, together) = match self.matrix {
+            Matrix::Sliced(_) => (most, self.count),
+            Matrix::Stored(_) => {
+                let sliced = stored_rows(self.shape.width, self.shape.profile);
+                let stripe = most.min(sliced);
+                (stripe, if stripe < n { 1 } else { (sliced / n.max(1)).max(1) })
+            }
+        };
+        let stripes: Vec<_> = (0..n.max(1)).step_by(stripe).map(|first| first..(first + stripe).min(n)).collect();
+        let groups = (0..self.count).step_by(together.max(1)).map(|first| first..(first + together).min(self.count));
+        groups
+            .flat_map(|weights| stripes.iter().map(move |rows| Part { weights: weights.clone(), rows: rows.clone() }))
+            .collect()
+    }
+
+    /// A part as slices: those that are kept, or made now.
+    pub(super) fn part(&self, gpu: &Gpu, part: &Part) -> Right {
+        let SliceShape { rows: n, width, profile } = self.shape;
+        match self.matrix {
+            Matrix::Sliced(w) => Right {
+                planes: Place::from(&w.planes),
+                units: Place::from(&w.units),
+                plane_rows: self.count * n,
+                weight_rows: n,
+                first_weight: 0,
+                first: part.rows.start,
+                rows: part.rows.len(),
+                width,
+                profile,
+            },
+            Matrix::Stored(w) => {
+                assert!(part.weights.len() == 1 || part.rows.len() == n, "consecutive rows");
+                let rows = part.weights.len() * part.rows.len();
+                assert!(rows <= stored_rows(width, profile).min(self.count * n), "room for the slices");
+                let WeightRoom { planes, units } = self.room;
+                let shape = SliceShape { rows, width, profile };
+                slice_stored(gpu, planes, units, w, part.weights.start * n + part.rows.start, shape);
+                Right {
+                    planes,
+                    units,
+                    plane_rows: rows,
+                    weight_rows: part.rows.len(),
+                    first_weight: part.weights.start,
+                    first: 0,
+                    rows: part.rows.len(),
+                    width,
+                    profile,
+                }
+            }
+        }
+    }
+}
+
+/// Tokens `t` with their chunks, sliced along the tokens: the operand of a weight gradient.
+#[derive(Clone, Copy)]
+pub(super) struct ColumnSlices {
+    planes: Place,
+    units: Place,
+    width: usize,
+}
+
+/// The token chunks of a weight gradient, on the host and as a table of starts and lengths on the device.
+pub(super) struct TokenChunks {
+    chunks: Vec<Range<usize>>,
+    table: GpuBuffer<u32>,
+}
+
+/// How many tokens and chunks a batch may have.
+#[derive(Clone, Copy)]
+pub(super) struct BatchLimits {
+    pub(super) tokens: usize,
+    pub(super) chunks: usize,
+}
+
+impl BatchLimits {
+    /// For batches of at most `most` of all `tokens`; one chunk is always within.
+    pub(super) fn new(most: usize, tokens: usize) -> Self {
+        let most = most.max(CHUNK).min(tokens);
+        Self { tokens: most, chunks: most.div_ceil(TOKENS_PER_UNIT) }
+    }
+}
+
+impl TokenChunks {
+    pub(super) fn new(gpu: &Gpu, chunks: Vec<Range<usize>>) -> Self {
+        let table: Vec<_> = chunks.iter().flat_map(|chunk| [chunk.start, chunk.len()]).collect();
+        Self { table: gpu.offsets(&table), chunks }
+    }
+
+    /// Consecutive chunks whose tokens, gaps included, are within the limits.
+    pub(super) fn batches(&self, limits: BatchLimits) -> Vec<Range<usize>> {
+        let mut batches: Vec<Range<usize>> = Vec::new();
+        for (index, chunk) in self.chunks.iter().enumerate() {
+            match batches.last_mut() {
+                Some(batch)
+                    if batch.len() < limits.chunks && chunk.end - self.chunks[batch.start].start <= limits.tokens =>
+                {
+                    batch.end = index + 1;
+                }
+                _ => batches.push(index..index + 1),
+            }
+        }
+        batches
+    }
+
+    pub(super) fn tokens(&self, batch: &Range<usize>) -> Range<usize> {
+        self.chunks[batch.start].start..self.chunks[batch.end - 1].end
+    }
+}
+
+impl ColumnSlices {
+    pub(super) fn bytes(gpu: &Gpu, limits: BatchLimits, width: usize, profile: Profile) -> usize {
+        let shape = SliceShape { rows: limits.tokens, width, profile };
+        gpu.part::<i8>(plane_bytes(shape)) + gpu.part::<f32>(limits.chunks * width)
+    }
+
+    pub(super) fn take(parts: &mut Parts, limits: BatchLimits, width: usize, profile: Profile) -> Self {
+        let shape = SliceShape { rows: limits.tokens, width, profile };
+        let planes = parts.take::<i8>(plane_bytes(shape));
+        Self { planes, units: parts.take::<f32>(limits.chunks * width), width }
+    }
+
+    /// The same room for fewer columns.
+    pub(super) fn narrowed(self, width: usize) -> Self {
+        assert!(width <= self.width, "room for the columns");
+        Self { width, ..self }
+    }
+
+    /// Slices the columns of `x` over a batch of chunks; `x_base` is the token that is the first row of `x`.
+    pub(super) fn slice(
+        &self,
+        gpu: &Gpu,
+        x: Place,
+        x_base: usize,
+        chunks: &TokenChunks,
+        batch: &Range<usize>,
+        profile: Profile,
+    ) {
+        let tokens = chunks.tokens(batch);
+        let groups = Groups::each(batch.len() * (padded(self.width) / COLUMNS));
+        let arguments = arguments![
+            self.planes,
+            self.units,
+            x,
+            &chunks.table,
+            dimension(batch.start),
+            dimension(tokens.start),
+            dimension(x_base),
+            dimension(tokens.len()),
+            dimension(self.width),
+        ];
+        gpu.launch_sliced(&SLICES, "slice_columns", profile, groups, arguments);
+    }
+}
+
+/// `y = acc · unit` of the right rows: the forward product of sliced operands.
+pub(super) fn fold_forward(gpu: &Gpu, y: Output, left: Left, right: Right, tiles: &RowTiles, weights: &Range<usize>) {
+    assert_eq!((left.shape.width, left.shape.profile), (right.width, right.profile), "operands of a product");
+    if hopper::serves(gpu, right.profile, right.width) {
+        for weight in weights.clone() {
+            let rows = tiles.of_weight(weight);
+            let first_row = right.first_row(weight);
+            let (operand, left_units_start) = left.rows(&rows);
+            let product = HopperProduct {
+                y: y.place,
+                y_start: (rows.start - y.base) * y.stride + y.column,
+                y_stride: y.stride,
+                left: operand,
+                left_units: left.units,
+                left_units_start,
+                right: Operand { planes: right.planes, plane: right.plane(), first_row, rows: right.rows },
+                right_units: Some((right.units, first_row)),
+                width: right.width,
+                accumulate: false,
+            };
+            hopper::product(gpu, &product);
+        }
+        return;
+    }
+    let chosen = tiles.of_weights(weights);
+    let arguments = arguments![
+        y.place,
+        y.stride,
+        dimension(y.base),
+        dimension(y.column),
+        left.planes,
+        left.units,
+        dimension(left.shape.rows),
+        dimension(left.base),
+        right.planes,
+        right.units,
+        dimension(right.plane_rows),
+        dimension(right.first_weight),
+        dimension(right.weight_rows),
+        dimension(right.first),
+        dimension(right.rows),
+        dimension(right.width),
+        tiles.table(left.units),
+        u32::from(tiles.table.is_some()),
+        dimension(chosen.start),
+        dimension(chosen.len()),
+        dimension(tiles.rows.start),
+        dimension(tiles.rows.end),
+    ];
+    let groups = Groups::each(chosen.len() * right.rows.div_ceil(TILE));
+    gpu.launch_sliced(&PRODUCT, "product_forward", right.profile, groups, arguments);
+}
+
+/// A gradient that arrives at a product's output: `stride` columns, of which those from `column` on are taken.
+#[derive(Clone, Copy)]
+pub(super) struct Arriving {
+    pub(super) place: Place,
+    pub(super) stride: usize,
+    pub(super) column: usize,
+}
+
+/// Folds the weights' units into the gradient and slices it into `left`, whose width is the number of rows of the part.
+pub(super) fn slice_folded(
+    gpu: &Gpu,
+    left: Left,
+    dy: Arriving,
+    right: Right,
+    tiles: &RowTiles,
+    weights: &Range<usize>,
+) {
+    assert_eq!((left.shape.width, left.shape.profile), (right.rows, right.profile), "operands of a product");
+    let chosen = tiles.of_weights(weights);
+    let arguments = arguments![
+        left.planes,
+        left.units,
+        dy.place,
+        right.units,
+        tiles.table(right.units),
+        u32::from(tiles.table.is_some()),
+        dimension(chosen.start),
+        dimension(tiles.rows.start),
+        dimension(tiles.rows.end),
+        dimension(left.base),
+        dimension(left.shape.rows),
+        dimension(left.shape.width),
+        dy.stride,
+        dimension(dy.column),
+        dimension(right.first_weight),
+        dimension(right.weight_rows),
+        dimension(right.first),
+    ];
+    let groups = Groups::of(chosen.len() * TILE * left.shape.width.div_ceil(CHUNK), CHUNK_GROUP);
+    gpu.launch_sliced(&SLICES, "slice_folded", right.profile, groups, arguments);
+}
+
+/// Room for a part of one weight with rows and columns exchanged, on devices whose matrix units want it so.
+#[derive(Clone, Copy)]
+pub(super) struct TurnedRoom(Option<Place>);
+
+impl TurnedRoom {
+    fn length(gpu: &Gpu, rows: usize, width: usize, profile: Profile) -> Option<usize> {
+        hopper::serves(gpu, profile, rows).then(|| profile.slice_count() * width * padded(rows))
+    }
+
+    /// For parts of at most `rows` rows.
+    pub(super) fn bytes(gpu: &Gpu, rows: usize, width: usize, profile: Profile) -> usize {
+        Self::length(gpu, rows, width, profile).map_or(0, |length| gpu.part::<i8>(length))
+    }
+
+    pub(super) fn take(gpu: &Gpu, parts: &mut Parts, rows: usize, width: usize, profile: Profile) -> Self {
+        Self(Self::length(gpu, rows, width, profile).map(|length| parts.take::<i8>(length)))
+    }
+}
+
+/// `dx = acc`, from zero when `fresh` and from `dx` otherwise: the input gradient of sliced operands.
+pub(super) fn fold_input(
+    gpu: &Gpu,
+    dx: Place,
+    left: Left,
+    right: Right,
+    turned: TurnedRoom,
+    fresh: bool,
+    tiles: &RowTiles,
+    weights: &Range<usize>,
+) {
+    assert_eq!((left.shape.width, left.shape.profile), (right.rows, right.profile), "operands of a product");
+    if let (Some(planes), true) = (turned.0, hopper::serves(gpu, right.profile, right.rows)) {
+        for weight in weights.clone() {
+            let rows = tiles.of_weight(weight);
+            if rows.is_empty() {
+                continue;
+            }
+            turn(gpu, planes, right, weight);
+            let (operand, left_units_start) = left.rows(&rows);
+            let product = HopperProduct {
+                y: dx,
+                y_start: rows.start * right.width,
+                y_stride: right.width,
+                left: operand,
+                left_units: left.units,
+                left_units_start,
+                right: Operand { planes, plane: right.width * padded(right.rows), first_row: 0, rows: right.width },
+                right_units: None,
+                width: right.rows,
+                accumulate: !fresh,
+            };
+            hopper::product(gpu, &product);
+        }
+        return;
+    }
+    let chosen = tiles.of_weights(weights);
+    let arguments = arguments![
+        dx,
+        left.planes,
+        left.units,
+        dimension(left.shape.rows),
+        dimension(left.base),
+        right.planes,
+        dimension(right.plane_rows),
+        dimension(right.first_weight),
+        dimension(right.weight_rows),
+        dimension(right.first),
+        dimension(right.width),
+        dimension(right.rows),
+        u32::from(fresh),
+        tiles.table(right.units),
+        u32::from(tiles.table.is_some()),
+        dimension(chosen.start),
+        dimension(chosen.len()),
+        dimension(tiles.rows.start),
+        dimension(tiles.rows.end),
+    ];
+    let groups = Groups::each(chosen.len() * right.width.div_ceil(TILE));
+    gpu.launch_sliced(&PRODUCT, "product_input", right.profile, groups, arguments);
+}
+
+/// Exchanges rows and columns of a part of one weight.
+fn turn(gpu: &Gpu, planes: Place, right: Right, weight: usize) {
+    let arguments = arguments![
+        planes,
+        right.planes,
+        dimension(right.plane_rows),
+        right.first_row(weight),
+        dimension(right.rows),
+        dimension(right.width),
+    ];
+    let tiles = padded(right.rows) / TURN * right.width.div_ceil(TURN);
+    gpu.launch_sliced(&SLICES, "turn_planes", right.profile, Groups::each(tiles), arguments);
+}
+
+/// Folds `folded` chunks of a batch into `dw` from its row `first_row` on: the weight gradient of sliced operands.
+pub(super) fn fold_weight(
+    gpu: &Gpu,
+    dw: Place,
+    first_row: usize,
+    operands: (ColumnSlices, ColumnSlices),
+    chunks: &TokenChunks,
+    batch: &Range<usize>,
+    folded: &Range<usize>,
+    profile: Profile,
+) {
+    let (left, right) = operands;
+    let tokens = chunks.tokens(batch);
+    let arguments = arguments![
+        dw,
+        first_row,
+        dimension(left.width),
+        dimension(right.width),
+        left.planes,
+        left.units,
+        right.planes,
+        right.units,
+        dimension(tokens.len()),
+        &chunks.table,
+        dimension(folded.start),
+        dimension(folded.end),
+        dimension(batch.start),
+        dimension(tokens.start),
+    ];
+    let groups = Groups::each(left.width.div_ceil(TILE) * right.width.div_ceil(TILE));
+    gpu.launch_sliced(&PRODUCT, "product_weight", profile, groups, arguments);
+}
+
+/// Columns of a gradient that are folded and sliced at a time.
+fn folded_columns(p: &Product) -> usize {
+    rows_within(ROOM, p.profile.slice_count() * p.rows())
+}
+
+fn folded_shape(p: &Product) -> SliceShape {
+    SliceShape { rows: p.rows(), width: folded_columns(p).min(p.n), profile: p.profile }
+}
+
+fn batch_limits(p: &Product) -> BatchLimits {
+    BatchLimits::new(rows_within(ROOM, p.profile.slice_count() * (padded(p.n) + padded(p.k))), p.rows())
+}
+
+pub(super) fn workspace(gpu: &Gpu, p: &Product) -> usize {
+    let weight = WeightRoom::bytes(gpu, p.weights() * p.n, p.k, p.profile);
+    let folded = folded_shape(p);
+    let input = weight
+        + gpu.part::<i8>(plane_bytes(folded))
+        + gpu.part::<f32>(folded.rows * folded.width.div_ceil(CHUNK))
+        + TurnedRoom::bytes(gpu, folded.width, p.k, p.profile);
+    let limits = batch_limits(p);
+    let columns = [p.n, p.k].map(|width| ColumnSlices::bytes(gpu, limits, width, p.profile));
+    input.max(columns[0] + columns[1])
+}
+
+fn weights<'a>(w: Matrix<'a, Gpu>, p: &Product, parts: &mut Parts) -> Weights<'a> {
+    let room = WeightRoom::take(parts, p.weights() * p.n, p.k, p.profile);
+    let shape = SliceShape { rows: p.n, width: p.k, profile: p.profile };
+    Weights::new(w, p.weights(), shape, room)
+}
+
+pub(super) fn forward(
+    gpu: &Gpu,
+    y: &mut GpuBuffer<f32>,
+    x: &SlicedRows,
+    w: Matrix<Gpu>,
+    p: &Product,
+    workspace: &mut GpuBuffer<u8>,
+) {
+    assert!(!p.accumulate, "the forward product overwrites");
+    assert_eq!(x.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "left operand");
+    assert_eq!(y.len(), p.rows() * p.n, "outputs of the product");
+    let weights = weights(w, p, &mut Parts::new(gpu, workspace));
+    let tiles = RowTiles::of_segments(gpu, p.segments);
+    for part in weights.parts(p.n.next_multiple_of(CHUNK).max(CHUNK)) {
+        let right = weights.part(gpu, &part);
+        let y = Output { place: Place::from(&*y), stride: p.n, base: 0, column: part.rows.start };
+        fold_forward(gpu, y, Left::from(x), right, &tiles, &part.weights);
+    }
+}
+
+pub(super) fn grad_input(
+    gpu: &Gpu,
+    dx: &mut GpuBuffer<f32>,
+    dy: &GpuBuffer<f32>,
+    w: Matrix<Gpu>,
+    p: &Product,
+    workspace: &mut GpuBuffer<u8>,
+) {
+    assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients of the product");
+    let mut parts = Parts::new(gpu, workspace);
+    let weights = weights(w, p, &mut parts);
+    let room = folded_shape(p);
+    let planes = parts.take::<i8>(plane_bytes(room));
+    let units = parts.take::<f32>(room.rows * room.width.div_ceil(CHUNK));
+    let turned = TurnedRoom::take(gpu, &mut parts, room.width, p.k, p.profile);
+    let tiles = RowTiles::of_segments(gpu, p.segments);
+    for part in weights.parts(folded_columns(p)) {
+        let right = weights.part(gpu, &part);
+        let left = Left { planes, units, shape: SliceShape { width: part.rows.len(), ..room }, base: 0 };
+        let dy = Arriving { place: Place::from(dy), stride: p.n, column: part.rows.start };
+        slice_folded(gpu, left, dy, right, &tiles, &part.weights);
+        let fresh = part.rows.start == 0 && !p.accumulate;
+        fold_input(gpu, Place::from(&*dx), left, right, turned, fresh, &tiles, &part.weights);
+    }
+}
+
+pub(super) fn grad_weight(
+    gpu: &Gpu,
+    dw: &mut GpuBuffer<f32>,
+    dy: &GpuBuffer<f32>,
+    x: &GpuBuffer<f32>,
+    p: &Product,
+    row_starts: &[usize],
+    workspace: &mut GpuBuffer<u8>,
+) {
+    assert_eq!((dy.len(), x.len()), (p.rows() * p.n, p.rows() * p.k), "operands of the weight gradient");
+    assert_eq!(dw.len(), p.weights() * p.n * p.k, "weight gradient");
+    assert!(row_starts.last().is_none_or(|&end| end <= p.rows()), "rows of data within the operands");
+    let mut parts = Parts::new(gpu, workspace);
+    let limits = batch_limits(p);
+    let left = ColumnSlices::take(&mut parts, limits, p.n, p.profile);
+    let right = ColumnSlices::take(&mut parts, limits, p.k, p.profile);
+    let (mut chunks, mut weights) = (Vec::new(), Vec::new());
+    for chunk in token_blocks(row_starts, CHUNK) {
+        let before = p.segments.partition_point(|&start| start <= chunk.start);
+        // Tokens outside all segments meet no weight.
+        if (1..p.segments.len()).contains(&before) {
+            assert!(chunk.end <= p.segments[before], "row starts include the segment borders");
+            chunks.push(chunk);
+            weights.push(before - 1);
+        }
+    }
+    let chunks = TokenChunks::new(gpu, chunks);
+    for batch in chunks.batches(limits) {
+        let base = 0;
+        left.slice(gpu, Place::from(dy), base, &chunks, &batch, p.profile);
+        right.slice(gpu, Place::from(x), base, &chunks, &batch, p.profile);
+        let mut first = batch.start;
+        for same in weights[batch.clone()].chunk_by(|a, b| a == b) {
+            let folded = first..first + same.len();
+            let row = same[0] * p.n;
+            fold_weight(gpu, Place::from(&*dw), row, (left, right), &chunks, &batch, &folded, p.profile);
+            first = folded.end;
+        }
+    }
+}

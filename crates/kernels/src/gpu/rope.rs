@@ -1,0 +1,61 @@
+//! Rotary embedding on a GPU, in place.
+
+use super::device::{GROUP, Gpu, Groups, arguments, dimension};
+use super::memory::GpuBuffer;
+use super::program::{Program, program};
+use crate::op::Rope;
+
+static ROPE: Program = program!("rope");
+
+pub(super) fn forward(
+    gpu: &Gpu,
+    x: &mut GpuBuffer<f32>,
+    cos: &GpuBuffer<f32>,
+    sin: &GpuBuffer<f32>,
+    positions: &GpuBuffer<u32>,
+    p: &Rope,
+) {
+    rotate(gpu, "rope_forward", x, cos, sin, positions, p);
+}
+
+pub(super) fn backward(
+    gpu: &Gpu,
+    dx: &mut GpuBuffer<f32>,
+    cos: &GpuBuffer<f32>,
+    sin: &GpuBuffer<f32>,
+    positions: &GpuBuffer<u32>,
+    p: &Rope,
+) {
+    rotate(gpu, "rope_backward", dx, cos, sin, positions, p);
+}
+
+fn rotate(
+    gpu: &Gpu,
+    kernel: &'static str,
+    x: &mut GpuBuffer<f32>,
+    cos: &GpuBuffer<f32>,
+    sin: &GpuBuffer<f32>,
+    positions: &GpuBuffer<u32>,
+    p: &Rope,
+) {
+    assert!(p.rotary_width.is_multiple_of(2) && p.rotary_width <= p.head_width, "rotated channels come in pairs");
+    assert_eq!((x.len(), positions.len()), (p.tokens * p.heads * p.head_width, p.tokens), "heads of all tokens");
+    let pairs = p.rotary_width / 2;
+    if pairs == 0 {
+        return;
+    }
+    assert!(cos.len() == sin.len() && cos.len().is_multiple_of(pairs), "tables of whole positions");
+    let tiles = (p.heads * pairs).div_ceil(GROUP);
+    let arguments = arguments![
+        x,
+        cos,
+        sin,
+        positions,
+        dimension(cos.len() / pairs),
+        dimension(p.heads),
+        dimension(p.head_width),
+        dimension(pairs),
+        dimension(tiles),
+    ];
+    gpu.launch(&ROPE, kernel, Groups::each(p.tokens * tiles), arguments);
+}

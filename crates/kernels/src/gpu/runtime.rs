@@ -1,0 +1,85 @@
+//! What a vendor's runtime must do for us: memory, copies, programs, launches, in the order they were asked for.
+
+use crate::backend::DeviceFailure;
+
+/// A result of the runtime's own calls; the text names the call.
+pub(super) type Answer<T> = Result<T, String>;
+
+/// A block of device memory as its runtime knows it: an address or an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Handle(pub(super) u64);
+
+/// A compiled program.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Compiled(pub(super) u64);
+
+/// A kernel of a compiled program.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kernel(pub(super) u64);
+
+/// What a kernel is called with.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Argument {
+    /// Memory from a byte offset on.
+    Memory(Handle, usize),
+    U32(u32),
+    U64(u64),
+    F32(f32),
+    /// A descriptor that the kernel takes by value, 64-byte aligned.
+    Descriptor([u64; 16]),
+}
+
+/// How a program is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Language {
+    /// The dialect of `gpu/opencl.h`.
+    Portable,
+    /// CUDA C++ for one architecture, with its own instructions.
+    Native,
+}
+
+/// Commands are executed in the order of the calls. Sizes were checked by the caller.
+pub(super) trait Runtime {
+    /// For messages: `opencl:0 (name)`.
+    fn name(&self) -> &str;
+    /// Bytes to which the offset of [`Argument::Memory`] must be aligned.
+    fn alignment(&self) -> usize;
+    /// Whether `/` and `sqrt` round correctly; otherwise programs are compiled with `SOFT_DIVISION`.
+    fn exact_division(&self) -> bool;
+    /// Uninitialised; at least one byte.
+    fn allocate(&self, bytes: usize) -> Answer<Handle>;
+    fn release(&self, memory: Handle);
+    fn zero(&self, memory: Handle, bytes: usize) -> Answer<()>;
+    fn write(&self, memory: Handle, bytes: &[u8]) -> Answer<()>;
+    /// Waits for everything before it.
+    fn read(&self, bytes: &mut [u8], memory: Handle) -> Answer<()>;
+    fn finish(&self) -> Answer<()>;
+    fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled>;
+    fn kernel(&self, program: Compiled, name: &str) -> Answer<Kernel>;
+    /// Launches `groups` groups of `size` work items; `dynamic` bytes of shared memory on top of what the kernel declares.
+    fn launch(&self, kernel: Kernel, groups: usize, size: usize, dynamic: usize, arguments: &[Argument]) -> Answer<()>;
+    /// Tensor-core generation, for kernels in a device's own language: (9, 0) on Hopper. None where there is no such thing.
+    fn architecture(&self) -> Option<(u32, u32)> {
+        None
+    }
+    fn multiprocessors(&self) -> usize;
+    /// A descriptor of a row-major matrix of bytes for the bulk copy engine.
+    fn matrix_descriptor(&self, _memory: Handle, _offset: usize, _matrix: &ByteMatrix) -> Answer<[u64; 16]> {
+        Err("this runtime has no bulk copies".to_string())
+    }
+}
+
+/// A matrix of bytes and the box that one bulk copy brings, in the 128-byte swizzle.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ByteMatrix {
+    pub(super) rows: usize,
+    pub(super) width: usize,
+    /// Bytes from row to row.
+    pub(super) stride: usize,
+    pub(super) box_rows: usize,
+    pub(super) box_width: usize,
+}
+
+pub(super) fn failure(device: &str, what: impl Into<String>) -> DeviceFailure {
+    DeviceFailure { device: device.to_string(), what: what.into() }
+}

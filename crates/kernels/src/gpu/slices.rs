@@ -1,0 +1,98 @@
+//! Slices on a GPU: planes of bytes, one per slice, the highest first, rows padded with zeros.
+
+use super::device::{GROUP, Gpu, Groups, arguments, dimension};
+use super::memory::{GpuBuffer, Place};
+use super::program::{Program, program};
+use crate::StoredMatrix;
+use crate::op::SliceShape;
+use isobit_numerics::slices::CHUNK;
+
+pub(super) static SLICES: Program = program!("slices");
+
+/// Rows are padded to a multiple of this many bytes, which bulk copies and packed loads count on.
+pub(super) const PADDING: usize = 128;
+/// Work items that slice one chunk: `CHUNK_GROUP` in `gpu/slices.cl`.
+pub(super) const CHUNK_GROUP: usize = CHUNK / 4;
+
+/// Bytes of a row of a plane.
+pub(super) fn padded(width: usize) -> usize {
+    width.next_multiple_of(PADDING)
+}
+
+/// Bytes of all planes of `rows` rows.
+pub(super) fn plane_bytes(shape: SliceShape) -> usize {
+    shape.profile.slice_count() * shape.rows * padded(shape.width)
+}
+
+/// Rows cut into chunks along their width, each with its own unit.
+pub struct SlicedRows {
+    pub(super) shape: SliceShape,
+    /// `[slice, row, padded width]`
+    pub(super) planes: GpuBuffer<i8>,
+    /// `[row, chunk]`
+    pub(super) units: GpuBuffer<f32>,
+}
+
+/// Weights: one unit for a whole row.
+pub struct SlicedWeight {
+    pub(super) shape: SliceShape,
+    pub(super) count: usize,
+    /// `[slice, weight, row, padded width]`
+    pub(super) planes: GpuBuffer<i8>,
+    /// `[weight, row]`
+    pub(super) units: GpuBuffer<f32>,
+}
+
+pub(super) fn rows(gpu: &Gpu, shape: SliceShape) -> SlicedRows {
+    let chunks = shape.width.div_ceil(CHUNK);
+    SlicedRows {
+        shape,
+        planes: GpuBuffer::new(gpu, plane_bytes(shape)),
+        units: GpuBuffer::new(gpu, shape.rows * chunks),
+    }
+}
+
+pub(super) fn slice_rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>) {
+    let SliceShape { rows, width, profile } = out.shape;
+    assert_eq!(x.len(), rows * width, "rows to slice");
+    let groups = Groups::of(rows * width.div_ceil(CHUNK), CHUNK_GROUP);
+    let arguments = arguments![&mut out.planes, &mut out.units, x, dimension(rows), dimension(width)];
+    gpu.launch_sliced(&SLICES, "slice_rows", profile, groups, arguments);
+}
+
+pub(super) fn slice_weight(gpu: &Gpu, w: StoredMatrix<Gpu>, count: usize, shape: SliceShape) -> SlicedWeight {
+    let all = SliceShape { rows: count * shape.rows, ..shape };
+    let planes = GpuBuffer::new(gpu, plane_bytes(all));
+    let units = GpuBuffer::new(gpu, all.rows);
+    assert_eq!(stored_length(w), all.rows * shape.width, "weights to slice");
+    slice_stored(gpu, Place::from(&planes), Place::from(&units), w, 0, all);
+    SlicedWeight { shape, count, planes, units }
+}
+
+pub(super) fn stored_length(w: StoredMatrix<Gpu>) -> usize {
+    match w {
+        StoredMatrix::F32(w) => w.len(),
+        StoredMatrix::Bf16(w) => w.len(),
+        StoredMatrix::F16(w) => w.len(),
+    }
+}
+
+/// Slices the rows of a stored weight from `first` on; how many and how wide they are is in `shape`.
+pub(super) fn slice_stored(
+    gpu: &Gpu,
+    planes: Place,
+    units: Place,
+    w: StoredMatrix<Gpu>,
+    first: usize,
+    shape: SliceShape,
+) {
+    assert!((first + shape.rows) * shape.width <= stored_length(w), "rows of the weight");
+    let (format, w) = match w {
+        StoredMatrix::F32(w) => (0u32, Place::from(w)),
+        StoredMatrix::Bf16(w) => (1, Place::from(w)),
+        StoredMatrix::F16(w) => (2, Place::from(w)),
+    };
+    let groups = Groups::of(shape.rows, GROUP);
+    let arguments = arguments![planes, units, w, format, first, dimension(shape.rows), dimension(shape.width)];
+    gpu.launch_sliced(&SLICES, "slice_weight", shape.profile, groups, arguments);
+}

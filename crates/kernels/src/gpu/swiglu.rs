@@ -1,0 +1,26 @@
+//! SwiGLU on a GPU.
+
+use super::device::{Gpu, Groups, arguments};
+use super::memory::GpuBuffer;
+use super::program::{Program, program};
+
+static SWIGLU: Program = program!("swiglu");
+
+pub(super) fn forward(gpu: &Gpu, h: &mut GpuBuffer<f32>, gate: &GpuBuffer<f32>, up: &GpuBuffer<f32>) {
+    let length = h.len();
+    assert_eq!((gate.len(), up.len()), (length, length), "gate and up");
+    gpu.launch(&SWIGLU, "swiglu_forward", Groups::over(length), arguments![h, gate, up, length]);
+}
+
+pub(super) fn backward(
+    gpu: &Gpu,
+    dgate: &mut GpuBuffer<f32>,
+    dup: &mut GpuBuffer<f32>,
+    dh: &GpuBuffer<f32>,
+    gate: &GpuBuffer<f32>,
+    up: &GpuBuffer<f32>,
+) {
+    let length = dh.len();
+    assert_eq!([dgate.len(), dup.len(), gate.len(), up.len()], [length; 4], "gradients, gate and up");
+    gpu.launch(&SWIGLU, "swiglu_backward", Groups::over(length), arguments![dgate, dup, dh, gate, up, length]);
+}
