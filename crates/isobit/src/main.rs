@@ -3,6 +3,7 @@
 #![expect(clippy::float_arithmetic, reason = "rates are printed")]
 
 mod bench;
+mod devices;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -17,6 +18,8 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// List what this machine can compute on
+    Devices(devices::Arguments),
     /// Measure throughput
     Bench(bench::Arguments),
 }
@@ -46,6 +49,7 @@ impl Failure {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = match arguments.command {
+        Command::Devices(arguments) => devices::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
     };
     match result {

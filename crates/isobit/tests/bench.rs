@@ -38,6 +38,9 @@ fn usage_errors_are_2_with_a_hint() {
         (&["bench", "kernels", "--path", "sse9"], "unknown path"),
         (&["bench", "kernels", "--profile", "x9"], "unknown profile"),
         (&["bench", "kernels", "--threads", "0"], "0"),
+        (&["bench", "kernels", "--device", "vulkan:0"], "unknown device"),
+        (&["bench", "kernels", "--device", "opencl"], "lacks a device number"),
+        (&["bench", "kernels", "--device", "cuda:0", "--path", "avx2"], "cannot be used with"),
         (&["bench", "kernels", "--runs", "0"], "0"),
         (&["bench", "kernel"], "kernel"),
         (&[], "Usage"),
@@ -104,5 +107,14 @@ fn hostile_requests_are_refused() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{request}: {stderr}");
         assert!(stderr.starts_with("error: ") && !stderr.contains("panicked"), "{request}: {stderr}");
+    }
+}
+
+#[test]
+fn a_device_the_machine_lacks_is_6() {
+    for device in ["opencl:63", "cuda:63"] {
+        let (code, stderr) = refused(&["bench", "kernels", "--device", device]);
+        assert_eq!(code, 6, "{stderr}");
+        assert!(stderr.contains(device) && stderr.contains("hint: `isobit devices`"), "{stderr}");
     }
 }

@@ -1,12 +1,14 @@
 //! `isobit bench kernels`: a table of rates per op, path and shape, or JSON lines; with `--serve`, one run per line of
 //! standard input, so that another program can alternate its own runs with ours.
 
-use super::cases::{self, Prepared, Work};
+use super::cases::{self, Prepared, Target, Work};
 use crate::Failure;
-use isobit_kernels::{Cpu, Path};
+use isobit_kernels::gpu::Selector;
+use isobit_kernels::{Cpu, DeviceFailure, Gpu, Path};
 use isobit_numerics::slices::Profile;
 use serde::Serialize;
 use std::io::{BufRead, Write};
+use std::rc::Rc;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -19,6 +21,9 @@ pub(crate) struct Arguments {
     /// Only this path (scalar, avx2, avx512, amx); default: the fastest of the machine. `all` takes every one
     #[arg(long)]
     path: Option<String>,
+    /// A device instead of the CPU: opencl:0, cuda:0, as `isobit devices` lists them
+    #[arg(long, conflicts_with = "path")]
+    device: Option<String>,
     /// Only this op
     #[arg(long)]
     op: Option<String>,
@@ -32,7 +37,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     runs: Option<u32>,
     /// Read `OP SHAPE PROFILE PATH THREADS` lines from standard input, run each once and answer with a JSON line
-    #[arg(long, conflicts_with_all = ["op", "profile", "shape", "path", "json"])]
+    #[arg(long, conflicts_with_all = ["op", "profile", "shape", "path", "device", "json"])]
     serve: bool,
 }
 
@@ -41,7 +46,7 @@ pub(crate) struct Arguments {
 struct Line<'a> {
     schema: &'static str,
     op: &'a str,
-    path: &'a str,
+    path: String,
     profile: &'a str,
     shape: &'a str,
     threads: usize,
@@ -57,7 +62,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.serve {
         return serve();
     }
-    let paths = paths(arguments.path.as_deref())?;
+    let threads = usize::from(arguments.threads);
+    let targets = match arguments.device.as_deref() {
+        None | Some("cpu") => {
+            let paths = paths(arguments.path.as_deref())?;
+            paths.into_iter().map(|path| cpu(threads, path)).collect::<Result<_, _>>()?
+        }
+        Some(name) => vec![device(name)?],
+    };
     let profiles = profiles(arguments.profile.as_deref())?;
     let wanted = |name: &str, given: &Option<String>| given.as_deref().is_none_or(|given| given == name);
     let mut out = std::io::stdout().lock();
@@ -70,26 +82,25 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         )
         .map_err(|error| Failure::output(&error))?;
     }
-    for path in paths {
-        let cpu = backend(usize::from(arguments.threads), path)?;
+    for target in targets {
         for case in cases::ALL {
             for &profile in
                 profiles.iter().filter(|_| case.sliced).chain(Profile::ALL[..1].iter().filter(|_| !case.sliced))
             {
-                for &shape in case.shapes {
+                for &shape in target.shapes(case) {
                     if !wanted(case.op, &arguments.op) || !wanted(shape, &arguments.shape) {
                         continue;
                     }
                     found = true;
-                    let mut prepared = cases::prepare(&cpu, case.op, shape, profile).map_err(bad_case)?;
+                    let mut prepared = cases::prepare(&target, case.op, shape, profile).map_err(bad_case)?;
                     let line = measure(
-                        &cpu,
+                        &target,
                         case.op,
                         shape,
                         if case.sliced { profile.name() } else { "-" },
                         &mut prepared,
                         arguments.runs,
-                    );
+                    )?;
                     print(&mut out, &line, arguments.json).map_err(|error| Failure::output(&error))?;
                 }
             }
@@ -124,10 +135,21 @@ fn profiles(given: Option<&str>) -> Result<Vec<Profile>, Failure> {
     }
 }
 
-fn backend(threads: usize, path: Path) -> Result<Cpu, Failure> {
+fn cpu(threads: usize, path: Path) -> Result<Target, Failure> {
     let available: Vec<_> = Path::available().iter().map(|path| path.name()).collect();
     Cpu::new(threads, path)
+        .map(|cpu| Target::Cpu(Rc::new(cpu)))
         .map_err(|error| Failure::device(error.to_string(), format!("it has: {}", available.join(", "))))
+}
+
+fn device(name: &str) -> Result<Target, Failure> {
+    let selector: Selector =
+        name.parse().map_err(|message: String| Failure::usage(message, "`isobit devices` lists them"))?;
+    Gpu::open(selector).map(Target::Gpu).map_err(|failure| device_failed(&failure))
+}
+
+fn device_failed(failure: &DeviceFailure) -> Failure {
+    Failure::device(failure.to_string(), "`isobit devices` lists what this machine has")
 }
 
 fn bad_case(message: String) -> Failure {
@@ -135,17 +157,17 @@ fn bad_case(message: String) -> Failure {
 }
 
 fn measure<'a>(
-    cpu: &Cpu,
+    target: &Target,
     op: &'a str,
     shape: &'a str,
     profile: &'a str,
     prepared: &mut Prepared,
     runs: Option<u32>,
-) -> Line<'a> {
+) -> Result<Line<'a>, Failure> {
     const RUNS_LEAST: usize = 3;
     const RUNS_MOST: usize = 20;
     const SECONDS_MOST: f64 = 0.5;
-    (prepared.run)();
+    time(target, 1, prepared)?;
     let mut times = Vec::new();
     let mut total = 0.0;
     let wanted = |done: usize, total: f64| match runs {
@@ -153,17 +175,17 @@ fn measure<'a>(
         None => done < RUNS_LEAST || done < RUNS_MOST && total < SECONDS_MOST,
     };
     while wanted(times.len(), total) {
-        let seconds = time(&mut prepared.run);
-        total += seconds;
+        let seconds = time(target, target.batch(), prepared)?;
+        total += seconds * target.batch() as f64;
         times.push(seconds);
     }
     times.sort_by(f64::total_cmp);
     let (best, median) = (times[0], times[times.len() / 2]);
-    line(cpu, op, shape, profile, prepared.work, best, median, times.len())
+    Ok(line(target, op, shape, profile, prepared.work, best, median, times.len()))
 }
 
 fn line<'a>(
-    cpu: &Cpu,
+    target: &Target,
     op: &'a str,
     shape: &'a str,
     profile: &'a str,
@@ -175,10 +197,10 @@ fn line<'a>(
     Line {
         schema: "isobit.bench.kernels/1",
         op,
-        path: cpu.path().name(),
+        path: target.name(),
         profile,
         shape,
-        threads: cpu.threads(),
+        threads: target.threads(),
         gflops: round(work.flops / best / 1e9),
         gb_per_s: round(work.bytes / best / 1e9),
         ms: round(best * 1e3),
@@ -192,12 +214,15 @@ fn round(x: f64) -> f64 {
     (x * 1e4).round() / 1e4
 }
 
-/// Seconds of one run.
+/// Seconds of one run, the mean of `runs`.
 #[expect(clippy::disallowed_types, reason = "a benchmark reads the clock")]
-fn time(run: &mut dyn FnMut()) -> f64 {
+fn time(target: &Target, runs: usize, prepared: &mut Prepared) -> Result<f64, Failure> {
     let start = std::time::Instant::now();
-    run();
-    start.elapsed().as_secs_f64()
+    for _ in 0..runs {
+        (prepared.run)();
+    }
+    target.finish().map_err(|failure| device_failed(&failure))?;
+    Ok(start.elapsed().as_secs_f64() / runs as f64)
 }
 
 fn print(out: &mut impl Write, line: &Line, json: bool) -> std::io::Result<()> {
@@ -225,7 +250,7 @@ fn print(out: &mut impl Write, line: &Line, json: bool) -> std::io::Result<()> {
 /// Answers requests until standard input ends. The last case stays prepared, so repeating a line repeats only the run.
 fn serve() -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    let mut current: Option<(String, Cpu, Prepared)> = None;
+    let mut current: Option<(String, Target, Prepared)> = None;
     for request in std::io::stdin().lock().lines() {
         let request = request.map_err(|error| Failure::output(&error))?;
         let fields: Vec<_> = request.split_whitespace().collect();
@@ -240,16 +265,19 @@ fn serve() -> Result<(), Failure> {
             let count = threads.parse().ok().filter(|count| (1..=1024).contains(count));
             let threads =
                 count.ok_or_else(|| Failure::usage(format!("`{threads}` is not a thread count"), "1 to 1024"))?;
-            let path = if path == "best" { Path::best() } else { paths(Some(path))?[0] };
+            let target = match path {
+                "best" => cpu(threads, Path::best())?,
+                name if name.contains(':') => device(name)?,
+                name => cpu(threads, paths(Some(name))?[0])?,
+            };
             let profile = profiles(Some(profile))?[0];
-            let cpu = backend(threads, path)?;
-            let mut prepared = cases::prepare(&cpu, op, shape, profile).map_err(bad_case)?;
-            (prepared.run)();
-            current = Some((request.clone(), cpu, prepared));
+            let mut prepared = cases::prepare(&target, op, shape, profile).map_err(bad_case)?;
+            time(&target, 1, &mut prepared)?;
+            current = Some((request.clone(), target, prepared));
         }
-        let Some((_, cpu, prepared)) = &mut current else { unreachable!("prepared above") };
-        let seconds = time(&mut prepared.run);
-        let line = line(cpu, op, shape, profile, prepared.work, seconds, seconds, 1);
+        let Some((_, target, prepared)) = &mut current else { unreachable!("prepared above") };
+        let seconds = time(target, target.batch(), prepared)?;
+        let line = line(target, op, shape, profile, prepared.work, seconds, seconds, 1);
         print(&mut out, &line, true).map_err(|error| Failure::output(&error))?;
     }
     Ok(())
