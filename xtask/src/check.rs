@@ -1,5 +1,6 @@
 //! `cargo xtask check`: what the build server runs, cheapest first. Stops at the first failure with its exit code.
 
+use crate::amd_audit;
 use crate::arguments::Arguments;
 use crate::repository::{command, now, root};
 use crate::tidy;
@@ -15,11 +16,12 @@ enum End {
 
 type Step = (&'static str, fn() -> End);
 
-const STEPS: [Step; 5] = [
+const STEPS: [Step; 6] = [
     ("format", || cargo(&["fmt", "--all", "--check"])),
     ("tidy", tidy_step),
     ("lint", || cargo(&["clippy", "--workspace", "--all-targets", "--release", "--", "-D", "warnings"])),
     ("licences", deny_step),
+    ("amd-audit", amd_audit_step),
     ("test", || cargo(&["test", "--release", "--workspace"])),
 ];
 
@@ -71,7 +73,18 @@ fn cargo(arguments: &[&str]) -> End {
 }
 
 fn tidy_step() -> End {
-    match tidy::run(&mut Arguments::new(std::iter::empty())) {
+    ended(tidy::run(&mut Arguments::new(std::iter::empty())))
+}
+
+fn amd_audit_step() -> End {
+    match amd_audit::compiler() {
+        Some(compiler) => ended(amd_audit::audit(compiler, 2, false)),
+        None => End::Skipped(amd_audit::NO_COMPILER),
+    }
+}
+
+fn ended(result: Result<(), String>) -> End {
+    match result {
         Ok(()) => End::Passed,
         Err(error) => {
             eprintln!("error: {error}");

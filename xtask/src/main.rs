@@ -2,6 +2,8 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command-line chore prints")]
 #![expect(clippy::float_arithmetic, reason = "the study measures arithmetic")]
 
+mod amd_assembly;
+mod amd_audit;
 mod arguments;
 mod check;
 mod digests;
@@ -10,6 +12,7 @@ mod study;
 mod study_data;
 mod study_product;
 mod sweep;
+mod sweep_device;
 mod tidy;
 
 use arguments::Arguments;
@@ -17,7 +20,7 @@ use std::process::ExitCode;
 
 const HELP: &str = "\
 cargo xtask check [--fast]
-    what the build server runs: format, tidy, lint, licences, test; --fast leaves out the tests
+    what the build server runs: format, tidy, lint, licences, amd-audit, test; --fast leaves out the tests
 cargo xtask tidy
     hygiene of the repository
 cargo xtask same-bits REVISION
@@ -27,6 +30,11 @@ cargo xtask bless --reason \"WHY THE BITS ARE NEW\"
 cargo xtask sweep [--function NAME] [--path NAME] [--threads N] [--scalar-stride N] [--error-stride N]
     elementary functions over all 2^32 arguments: equal bits on every path, error within the bound;
     --scalar-stride 8 --error-stride 4 leave most of the slow work out
+cargo xtask sweep --device opencl:0,cuda:0 [--function NAME] [--threads N]
+    the same arguments on devices, against the fastest path of the CPU
+cargo xtask amd-audit [--require] [--kernels] [--threads N]
+    every GPU program compiled for AMD's devices, its assembly read for what would cost the bits; --require fails where
+    there is no compiler for it, --kernels prints the registers and memory of each
 cargo xtask study [--every-shape] [--threads N]
     accuracy of the slice product against float64, as Markdown tables
 ";
@@ -46,6 +54,7 @@ fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
         "tidy" => tidy::run(arguments)?,
         "same-bits" => digests::same_bits(arguments)?,
         "bless" => digests::bless(arguments)?,
+        "amd-audit" => amd_audit::run(arguments)?,
         "sweep" => sweep::run(arguments)?,
         "study" => study::run(arguments)?,
         "help" => print!("{HELP}"),

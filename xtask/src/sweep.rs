@@ -7,7 +7,9 @@
 
 use crate::arguments::Arguments;
 use crate::repository::now;
+use crate::sweep_device;
 use isobit_kernels::Path;
+use isobit_kernels::gpu::Selector;
 use isobit_numerics::elementary::{Function, error_ulp};
 use isobit_numerics::lanes::{LANES, Lanes};
 use isobit_numerics::philox::mix64;
@@ -15,7 +17,7 @@ use isobit_numerics::{Fma, HardFma, SoftFma};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Arguments that a path computes in one go.
-const BLOCK: usize = 4096;
+pub(crate) const BLOCK: usize = 4096;
 /// Blocks that a thread takes at a time.
 const STRETCH: u64 = 256;
 const BLOCKS: u64 = (1 << 32) / BLOCK as u64;
@@ -57,6 +59,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
     let scalar_stride = arguments.number("--scalar-stride", 1)?.max(1);
     let name = arguments.option("--function")?;
     let only: Option<Path> = arguments.parsed("--path")?;
+    let devices = arguments.option("--device")?;
     arguments.finish()?;
     let functions: Vec<Function> = Function::ALL
         .into_iter()
@@ -65,6 +68,10 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
     if functions.is_empty() {
         let names = Function::ALL.map(Function::name).join(", ");
         return Err(format!("unknown function `{}`: {names}", name.unwrap_or_default()));
+    }
+    if let Some(devices) = devices {
+        let selectors: Vec<Selector> = devices.split(',').map(str::parse).collect::<Result<_, _>>()?;
+        return sweep_device::run(&selectors, &functions, threads);
     }
     let paths = paths(only)?;
     let names: Vec<&str> = paths.iter().map(|path| path.name()).collect();
@@ -158,7 +165,7 @@ fn check(finding: &mut Finding, function: Function, paths: &[Path], block: u64, 
 }
 
 /// The bits of the function at `first`, `first + 1`, … on one path.
-fn evaluate(path: Path, function: Function, first: u32, out: &mut [u32; BLOCK]) {
+pub(crate) fn evaluate(path: Path, function: Function, first: u32, out: &mut [u32; BLOCK]) {
     #[inline(always)]
     fn body<F: Fma>(function: Function, first: u32, out: &mut [u32; BLOCK]) {
         for (block, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {

@@ -10,11 +10,14 @@ const LINES_MOST: usize = 800;
 /// Names that say nothing.
 const EMPTY_NAMES: [&str; 5] = ["utils", "common", "misc", "helpers", "manager"];
 
-/// Where every op has a file of its stem.
-const OP_HOMES: [&str; 3] = ["crates/kernels/src/reference", "crates/kernels/src/cpu", "crates/conformance/src/cases"];
-
-/// Ops whose file elsewhere has another stem: (op, folder, stem there).
-const OP_ELSEWHERE: [(&str, &str, &str); 0] = [];
+/// Where every op has a file of its stem, and the ending it has there.
+const OP_HOMES: [(&str, &str); 5] = [
+    ("crates/kernels/src/reference", "rs"),
+    ("crates/kernels/src/cpu", "rs"),
+    ("crates/kernels/src/gpu", "rs"),
+    ("crates/kernels/gpu", "cl"),
+    ("crates/conformance/src/cases", "rs"),
+];
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
     arguments.finish()?;
@@ -169,12 +172,10 @@ fn ops(files: &[PathBuf]) -> Vec<String> {
     let stems = files.iter().filter_map(|path| path.strip_prefix("crates/kernels/src/op").ok()?.file_stem()?.to_str());
     let mut found = Vec::new();
     for op in stems.filter(|stem| *stem != "mod") {
-        for home in OP_HOMES {
-            let elsewhere = OP_ELSEWHERE.iter().find(|(name, folder, _)| *name == op && *folder == home);
-            let stem = elsewhere.map_or(op, |(_, _, stem)| *stem);
-            let wanted = PathBuf::from(format!("{home}/{stem}.rs"));
+        for (home, ending) in OP_HOMES {
+            let wanted = PathBuf::from(format!("{home}/{op}.{ending}"));
             // A long one is a folder.
-            let folder = PathBuf::from(format!("{home}/{stem}/mod.rs"));
+            let folder = PathBuf::from(format!("{home}/{op}/mod.rs"));
             if !files.contains(&wanted) && !files.contains(&folder) {
                 found.push(format!("crates/kernels/src/op/{op}.rs:1: has no {}", wanted.display()));
             }

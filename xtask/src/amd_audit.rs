@@ -1,0 +1,353 @@
+//! `cargo xtask amd-audit`: every GPU program compiled for AMD's devices, and the compiler's assembly read for what
+//! would cost the bits. It needs a clang, not a device.
+
+use crate::amd_assembly::{Kernel, kernels};
+use crate::arguments::Arguments;
+use crate::repository::{command, now, root};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const COMPILERS: [&str; 2] = ["clang-19", "clang"];
+const DEVICES: [&str; 4] = ["gfx906", "gfx908", "gfx90a", "gfx942"];
+/// Slices of the profiles x2 and x3.
+const SLICES: [u32; 2] = [2, 3];
+/// The header that depends on them.
+const SLICES_HEADER: &str = "slices.h";
+const FOLDER: &str = "crates/kernels/gpu";
+/// Where the order of the headers is written down.
+const ORDER: &str = "crates/kernels/src/gpu/program.rs";
+
+pub(crate) const NO_COMPILER: &str = "no clang that compiles for amdgcn";
+
+pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
+    let require = arguments.flag("--require");
+    let every_kernel = arguments.flag("--kernels");
+    let threads = arguments.number("--threads", 2)?;
+    arguments.finish()?;
+    match (compiler(), require) {
+        (Some(compiler), _) => audit(compiler, threads, every_kernel),
+        (None, true) => Err(format!("{NO_COMPILER}; tried {}", COMPILERS.join(", "))),
+        (None, false) => {
+            println!("0 audited, 1 skipped: {NO_COMPILER}; tried {}", COMPILERS.join(", "));
+            Ok(())
+        }
+    }
+}
+
+/// A compiler that knows AMD's devices.
+pub(crate) fn compiler() -> Option<&'static str> {
+    COMPILERS.into_iter().find(|name| {
+        let output = command(&root(), name, &["--print-targets"]).output();
+        output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("amdgcn"))
+    })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Dialect {
+    OpenCl,
+    Hip,
+}
+
+impl Dialect {
+    const ALL: [Self; 2] = [Self::OpenCl, Self::Hip];
+
+    fn header(self) -> &'static str {
+        match self {
+            Self::OpenCl => "opencl.h",
+            Self::Hip => "cuda.h",
+        }
+    }
+
+    /// The options that the runtimes compile with.
+    fn options(self, device: &str) -> Vec<String> {
+        let own: &[&str] = match self {
+            Self::OpenCl => &[
+                "-x",
+                "cl",
+                "-cl-std=CL1.2",
+                "-Xclang",
+                "-finclude-default-header",
+                "-target",
+                "amdgcn-amd-amdhsa",
+                "-cl-fp32-correctly-rounded-divide-sqrt",
+            ],
+            Self::Hip => &["-x", "hip", "--cuda-device-only", "-nogpuinc", "-fno-gpu-rdc"],
+        };
+        let device = match self {
+            Self::OpenCl => format!("-mcpu={device}"),
+            Self::Hip => format!("--offload-arch={device}"),
+        };
+        let common = ["-nogpulib", "-ffp-contract=off", "-O3", "-S"];
+        own.iter().chain(&common).map(|option| (*option).to_string()).chain([device]).collect()
+    }
+}
+
+impl fmt::Display for Dialect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::OpenCl => "OpenCL",
+            Self::Hip => "HIP",
+        })
+    }
+}
+
+/// One program for one device.
+struct Job<'a> {
+    program: &'a str,
+    source: &'a Path,
+    device: &'static str,
+    dialect: Dialect,
+    slices: u32,
+}
+
+impl fmt::Display for Job<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}.cl, {} slices", self.device, self.dialect, self.program, self.slices)
+    }
+}
+
+/// A folder that is gone when the audit is over.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new() -> Result<Self, String> {
+        let path = std::env::temp_dir().join(format!("isobit-amd-audit-{}", std::process::id()));
+        std::fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // What is left behind is in the folder for temporary files.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Compiles and reads every program, prints the tables, and fails on any finding.
+pub(crate) fn audit(compiler: &str, threads: usize, every_kernel: bool) -> Result<(), String> {
+    let start = now();
+    let folder = Temporary::new()?;
+    let programs = programs()?;
+    let mut sources = Vec::new();
+    for program in &programs {
+        let profiles = if uses_slices(compiler, &folder.0, program)? { &SLICES[..] } else { &SLICES[..1] };
+        for dialect in Dialect::ALL {
+            let path = folder.0.join(format!("{program}.{dialect}"));
+            write(&path, &source(program, dialect, &[])?)?;
+            sources.push((program.as_str(), dialect, profiles, path));
+        }
+    }
+    let mut jobs = Vec::new();
+    for (program, dialect, profiles, source) in &sources {
+        for device in DEVICES {
+            let job = |slices: &u32| Job { program, source, device, dialect: *dialect, slices: *slices };
+            jobs.extend(profiles.iter().map(job));
+        }
+    }
+    let results = in_parallel(&jobs, threads, |job| read(compiler, job));
+
+    let mut problems = Vec::new();
+    for (job, result) in jobs.iter().zip(&results) {
+        match result {
+            Err(error) => problems.push(format!("{job}: {error}")),
+            Ok(kernels) => problems.extend(kernels.iter().flat_map(|kernel| {
+                kernel.findings.iter().map(move |finding| format!("{job}: {}: {finding}", kernel.name))
+            })),
+        }
+    }
+    if every_kernel {
+        print_kernels(&jobs, &results);
+    }
+    print_devices(&jobs, &results);
+    print_scratch(&jobs, &results);
+    println!(
+        "{} programs, {} compilations with {compiler}, {:.1} s",
+        programs.len(),
+        2 * jobs.len(),
+        start.elapsed().as_secs_f64()
+    );
+    for problem in &problems {
+        println!("{problem}");
+    }
+    if problems.is_empty() { Ok(()) } else { Err(format!("{} places that may cost the bits", problems.len())) }
+}
+
+/// Names of all programs.
+fn programs() -> Result<Vec<String>, String> {
+    let entries = std::fs::read_dir(root().join(FOLDER)).map_err(|error| format!("{FOLDER}: {error}"))?;
+    let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+    let programs = paths.filter(|path| path.extension().is_some_and(|ending| ending == "cl"));
+    let mut names: Vec<String> = programs.filter_map(|path| path.file_stem()?.to_str().map(str::to_string)).collect();
+    names.sort();
+    if names.is_empty() { Err(format!("{FOLDER}: no programs")) } else { Ok(names) }
+}
+
+/// The program as the runtimes put it together: the dialect, the headers in their order, the file itself.
+fn source(program: &str, dialect: Dialect, without: &[&str]) -> Result<String, String> {
+    let read = |path: String| std::fs::read_to_string(root().join(&path)).map_err(|error| format!("{path}: {error}"));
+    let order = read(ORDER.to_string())?;
+    let mut text = read(format!("{FOLDER}/{}", dialect.header()))?;
+    for header in headers(&order).into_iter().filter(|header| !without.contains(header)) {
+        text.push_str(&read(format!("{FOLDER}/{header}"))?);
+    }
+    text.push_str(&read(format!("{FOLDER}/{program}.cl"))?);
+    Ok(text)
+}
+
+/// Whether the profile matters: a program that compiles without the header of the slices is the same for all.
+fn uses_slices(compiler: &str, folder: &Path, program: &str) -> Result<bool, String> {
+    let path = folder.join(format!("{program}.without"));
+    write(&path, &source(program, Dialect::OpenCl, &[SLICES_HEADER])?)?;
+    let path = path.display().to_string();
+    let mut line = Dialect::OpenCl.options(DEVICES[0]);
+    line.extend(["-fsyntax-only".to_string(), path]);
+    let line: Vec<&str> = line.iter().map(String::as_str).collect();
+    let output = command(&root(), compiler, &line).output().map_err(|error| format!("{compiler}: {error}"))?;
+    Ok(!output.status.success())
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Headers that every program sees, in the order in which the host includes them; the dialects are not among them.
+fn headers(order: &str) -> Vec<&str> {
+    let included = order.split("include_str!(\"../../gpu/").skip(1).filter_map(|rest| rest.split('"').next());
+    let dialects = Dialect::ALL.map(Dialect::header);
+    included.filter(|name| is_header(name) && !dialects.contains(name)).collect()
+}
+
+fn is_header(name: &str) -> bool {
+    Path::new(name).extension().is_some_and(|ending| ending == "h")
+}
+
+fn read(compiler: &str, job: &Job) -> Result<Vec<Kernel>, String> {
+    let compiled = |marks: Option<&str>| {
+        let mut line = job.dialect.options(job.device);
+        line.push(format!("-DSLICES={}", job.slices));
+        line.extend(marks.map(str::to_string));
+        line.extend(["-o".to_string(), "-".to_string(), job.source.display().to_string()]);
+        let line: Vec<&str> = line.iter().map(String::as_str).collect();
+        let output = command(&root(), compiler, &line).output().map_err(|error| format!("{compiler}: {error}"))?;
+        if !output.status.success() {
+            return Err(format!("it does not compile\n{}", String::from_utf8_lossy(&output.stderr)));
+        }
+        String::from_utf8(output.stdout).map_err(|error| error.to_string())
+    };
+    kernels(&compiled(None)?, &compiled(Some("-DAUDIT"))?)
+}
+
+/// The answers in the order of the jobs.
+fn in_parallel<J: Sync, R: Send>(jobs: &[J], threads: usize, work: impl Fn(&J) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(|| {
+                while let Some((index, job)) =
+                    Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, jobs.get(at)?)))
+                {
+                    let answer = work(job);
+                    done.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((index, answer));
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    done.sort_by_key(|(index, _)| *index);
+    done.into_iter().map(|(_, answer)| answer).collect()
+}
+
+type Results = [Result<Vec<Kernel>, String>];
+
+fn print_devices(jobs: &[Job], results: &Results) {
+    println!("device  dialect  kernels  dot4  divisions  roots  VGPRs  SGPRs  local bytes  scratch bytes  verdict");
+    for device in DEVICES {
+        for dialect in Dialect::ALL {
+            let here = || jobs.iter().zip(results).filter(|(job, _)| job.device == device && job.dialect == dialect);
+            let kernels: Vec<&Kernel> = here().filter_map(|(_, result)| result.as_ref().ok()).flatten().collect();
+            let failed = here().filter(|(_, result)| result.is_err()).count();
+            let findings: usize = kernels.iter().map(|kernel| kernel.findings.len()).sum::<usize>() + failed;
+            let sum = |of: fn(&Kernel) -> usize| kernels.iter().map(|kernel| of(kernel)).sum::<usize>();
+            let most = |of: fn(&Kernel) -> u32| kernels.iter().map(|kernel| of(kernel)).max().unwrap_or(0);
+            println!(
+                "{device:<7} {dialect:<7} {:>8} {:>5} {:>10} {:>6} {:>6} {:>6} {:>12} {:>14}  {}",
+                kernels.len(),
+                sum(|kernel| kernel.dot4),
+                sum(|kernel| kernel.divisions),
+                sum(|kernel| kernel.roots),
+                most(|kernel| kernel.vgprs),
+                most(|kernel| kernel.sgprs),
+                most(|kernel| kernel.local),
+                most(|kernel| kernel.scratch),
+                if findings == 0 { "clean".to_string() } else { format!("{findings} FINDINGS") }
+            );
+        }
+    }
+}
+
+fn print_kernels(jobs: &[Job], results: &Results) {
+    println!(
+        "device  dialect  slices  kernel                           VGPRs  SGPRs  local bytes  scratch bytes  dot4  divisions  roots"
+    );
+    for (job, result) in jobs.iter().zip(results) {
+        for kernel in result.as_deref().unwrap_or_default() {
+            println!(
+                "{:<7} {:<7} {:>7}  {:<32} {:>5} {:>6} {:>12} {:>14} {:>5} {:>10} {:>6}",
+                job.device,
+                job.dialect,
+                job.slices,
+                kernel.name,
+                kernel.vgprs,
+                kernel.sgprs,
+                kernel.local,
+                kernel.scratch,
+                kernel.dot4,
+                kernel.divisions,
+                kernel.roots
+            );
+        }
+    }
+    println!();
+}
+
+/// Registers that went to memory cost time, not bits: told, not complained about.
+fn print_scratch(jobs: &[Job], results: &Results) {
+    for (job, result) in jobs.iter().zip(results) {
+        for kernel in result.as_deref().unwrap_or_default().iter().filter(|kernel| kernel.scratch > 0) {
+            println!("{job}: {} has {} bytes of scratch", kernel.name, kernel.scratch);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_come_in_the_order_of_the_host() {
+        let order = "const A: &str = include_str!(\"../../gpu/opencl.h\");\n include_str!(\"../../gpu/exact.h\"),\n\
+                     include_str!(\"../../gpu/cuda.h\") include_str!(\"../../gpu/slices.h\")";
+        assert_eq!(headers(order), ["exact.h", "slices.h"]);
+    }
+
+    #[test]
+    fn every_header_of_the_folder_is_used() {
+        let order = std::fs::read_to_string(root().join(ORDER)).expect("the host's list");
+        let used = headers(&order);
+        for entry in std::fs::read_dir(root().join(FOLDER)).expect("the programs") {
+            let name = entry.expect("an entry").file_name().into_string().expect("a plain name");
+            let dialect = Dialect::ALL.iter().any(|dialect| dialect.header() == name);
+            assert!(!is_header(&name) || dialect || used.contains(&name.as_str()), "{name}");
+        }
+    }
+
+    #[test]
+    fn answers_keep_the_order_of_the_jobs() {
+        let jobs: Vec<usize> = (0..100).collect();
+        assert_eq!(in_parallel(&jobs, 3, |job| job * 2), jobs.iter().map(|job| job * 2).collect::<Vec<_>>());
+    }
+}
