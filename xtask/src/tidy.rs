@@ -234,8 +234,11 @@ mod tests {
 
     #[test]
     fn an_op_without_its_files_is_found() {
-        let files = ["op/mod", "op/add", "reference/add", "cpu/add"]
+        let files = ["op/mod", "op/add", "reference/add", "cpu/add", "gpu/add"]
             .map(|x| PathBuf::from(format!("crates/kernels/src/{x}.rs")));
-        assert_eq!(ops(&files).len(), 1);
+        let found = ops(&files);
+        assert!(found[0].ends_with("has no crates/kernels/gpu/add.cl"), "{found:?}");
+        assert!(found[1].ends_with("has no crates/conformance/src/cases/add.rs"), "{found:?}");
+        assert_eq!(found.len(), 2);
     }
 }
