@@ -1,0 +1,128 @@
+//! Buffers that come back: a step asks for the same sizes again and again, and fresh memory costs a page fault each time.
+//!
+//! Contents of a buffer that is handed out are whatever was there; every op overwrites what it is given.
+
+use isobit_kernels::Backend;
+use isobit_kernels::backend::{Bytes, F32};
+use isobit_kernels::op::SliceShape;
+use std::cell::{Cell, RefCell, RefMut};
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::rc::Rc;
+
+/// Free buffers by length, free slices by shape, and the one workspace.
+pub(crate) struct Arena<B: Backend> {
+    free: RefCell<BTreeMap<usize, Vec<F32<B>>>>,
+    rows: RefCell<Vec<(SliceShape, B::Rows)>>,
+    workspace: RefCell<Bytes<B>>,
+    workspace_bytes: Cell<usize>,
+    live_bytes: Cell<usize>,
+    peak_bytes: Cell<usize>,
+}
+
+/// A buffer on loan; dropping it gives it back.
+pub(crate) struct Lease<B: Backend> {
+    buffer: Option<F32<B>>,
+    length: usize,
+    arena: Rc<Arena<B>>,
+}
+
+/// Slices on loan.
+pub(crate) struct RowsLease<B: Backend> {
+    rows: Option<B::Rows>,
+    shape: SliceShape,
+    arena: Rc<Arena<B>>,
+}
+
+impl<B: Backend> Arena<B> {
+    pub(crate) fn new(backend: &B) -> Rc<Self> {
+        Rc::new(Self {
+            free: RefCell::default(),
+            rows: RefCell::default(),
+            workspace: RefCell::new(backend.zeros(0)),
+            workspace_bytes: Cell::new(0),
+            live_bytes: Cell::new(0),
+            peak_bytes: Cell::new(0),
+        })
+    }
+
+    pub(crate) fn take(self: &Rc<Self>, backend: &B, length: usize) -> Lease<B> {
+        let old = self.free.borrow_mut().get_mut(&length).and_then(Vec::pop);
+        let live = self.live_bytes.get() + length * size_of::<f32>();
+        self.live_bytes.set(live);
+        self.peak_bytes.set(self.peak_bytes.get().max(live));
+        let buffer = old.unwrap_or_else(|| backend.zeros(length));
+        Lease { buffer: Some(buffer), length, arena: Rc::clone(self) }
+    }
+
+    pub(crate) fn rows(self: &Rc<Self>, backend: &B, shape: SliceShape) -> RowsLease<B> {
+        let mut free = self.rows.borrow_mut();
+        let old = free.iter().position(|(known, _)| *known == shape).map(|at| free.swap_remove(at).1);
+        RowsLease { rows: Some(old.unwrap_or_else(|| backend.rows(shape))), shape, arena: Rc::clone(self) }
+    }
+
+    /// At least `bytes` of workspace.
+    pub(crate) fn workspace(&self, backend: &B, bytes: usize) -> RefMut<'_, Bytes<B>> {
+        if bytes > self.workspace_bytes.get() {
+            // Gone before the larger one comes: the peak is the larger one alone.
+            *self.workspace.borrow_mut() = backend.zeros(0);
+            *self.workspace.borrow_mut() = backend.zeros(bytes);
+            self.workspace_bytes.set(bytes);
+        }
+        self.workspace.borrow_mut()
+    }
+
+    /// The most bytes of float32 buffers that were out at once, and the workspace.
+    pub(crate) fn peak_bytes(&self) -> usize {
+        self.peak_bytes.get() + self.workspace_bytes.get()
+    }
+}
+
+impl<B: Backend> Lease<B> {
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+}
+
+impl<B: Backend> Deref for Lease<B> {
+    type Target = F32<B>;
+    fn deref(&self) -> &F32<B> {
+        self.buffer.as_ref().expect("on loan until dropped")
+    }
+}
+
+impl<B: Backend> DerefMut for Lease<B> {
+    fn deref_mut(&mut self) -> &mut F32<B> {
+        self.buffer.as_mut().expect("on loan until dropped")
+    }
+}
+
+impl<B: Backend> Drop for Lease<B> {
+    fn drop(&mut self) {
+        self.arena.live_bytes.set(self.arena.live_bytes.get() - self.length * size_of::<f32>());
+        if let Some(buffer) = self.buffer.take() {
+            self.arena.free.borrow_mut().entry(self.length).or_default().push(buffer);
+        }
+    }
+}
+
+impl<B: Backend> Deref for RowsLease<B> {
+    type Target = B::Rows;
+    fn deref(&self) -> &B::Rows {
+        self.rows.as_ref().expect("on loan until dropped")
+    }
+}
+
+impl<B: Backend> DerefMut for RowsLease<B> {
+    fn deref_mut(&mut self) -> &mut B::Rows {
+        self.rows.as_mut().expect("on loan until dropped")
+    }
+}
+
+impl<B: Backend> Drop for RowsLease<B> {
+    fn drop(&mut self) {
+        if let Some(rows) = self.rows.take() {
+            self.arena.rows.borrow_mut().push((self.shape, rows));
+        }
+    }
+}

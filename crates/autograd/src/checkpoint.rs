@@ -1,0 +1,162 @@
+//! Activation checkpointing: a block's activations are dropped after its forward pass and computed again in the backward one.
+//!
+//! The recomputation is a pure function of the block's input, so it has the same bits; that is checked, not assumed. It must save the
+//! same tensors, by number and size, and its output must meet the digest of the forward pass, or the step stops.
+
+use crate::TapeError;
+use crate::arena::Lease;
+use crate::op::Node;
+use crate::parameters::Gradients;
+use crate::tape::{Gradient, Tape, Variable};
+use isobit_kernels::Backend;
+use isobit_numerics::digest::Digest;
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// Which activations live from the forward to the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// All of them.
+    None,
+    /// The input of every block and the outputs of its attention; the rest is computed again.
+    Selective,
+    /// The input of every block.
+    #[default]
+    Full,
+}
+
+impl Policy {
+    pub const ALL: [Self; 3] = [Self::None, Self::Selective, Self::Full];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Selective => "selective",
+            Self::Full => "full",
+        }
+    }
+}
+
+/// What the ops of a block saved: a line per op, with the lengths.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Trace(Vec<(&'static str, Vec<usize>)>);
+
+impl Trace {
+    pub(crate) fn note(&mut self, op: &'static str, saved: &[usize]) {
+        self.0.push((op, saved.to_vec()));
+    }
+
+    /// The first op that saved something else, and both as text.
+    fn first_difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
+        let describe = |entry: Option<&(&'static str, Vec<usize>)>| {
+            entry.map_or("nothing".to_string(), |(op, lengths)| {
+                format!("{} tensors of {lengths:?} elements ({op})", lengths.len())
+            })
+        };
+        let at = (0..self.0.len().max(other.0.len())).find(|&at| self.0.get(at) != other.0.get(at))?;
+        let op = self.0.get(at).or(other.0.get(at)).map_or("nothing", |(op, _)| *op);
+        Some((op, describe(self.0.get(at)), describe(other.0.get(at))))
+    }
+}
+
+/// Results that the selective policy keeps, first in, first out.
+pub(crate) struct Kept<B: Backend> {
+    pub(crate) mode: KeptMode,
+    pub(crate) queue: VecDeque<[Rc<Lease<B>>; 2]>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeptMode {
+    Off,
+    /// Forward pass: results are put in.
+    Store,
+    /// Recomputation: results are taken out instead of computed.
+    Use,
+}
+
+impl<B: Backend> Default for Kept<B> {
+    fn default() -> Self {
+        Self { mode: KeptMode::Off, queue: VecDeque::new() }
+    }
+}
+
+/// A block as a function of its input.
+pub(crate) type Block<'a, B> = Rc<dyn Fn(&mut Tape<'a, B>, Variable<B>) -> Variable<B> + 'a>;
+
+/// A block whose activations were dropped.
+pub(crate) struct Checkpoint<'a, B: Backend> {
+    layer: usize,
+    block: Block<'a, B>,
+    input: Variable<B>,
+    output: usize,
+    digest: Digest,
+    trace: Trace,
+    kept: VecDeque<[Rc<Lease<B>>; 2]>,
+}
+
+impl<'a, B: Backend> Tape<'a, B> {
+    /// Runs one block of the model under the tape's policy.
+    pub fn block(
+        &mut self,
+        layer: usize,
+        x: Variable<B>,
+        block: impl Fn(&mut Self, Variable<B>) -> Variable<B> + 'a,
+    ) -> Result<Variable<B>, TapeError> {
+        if self.policy == Policy::None || !self.recording {
+            return Ok(block(self, x));
+        }
+        self.recording = false;
+        self.trace = Trace::default();
+        if self.policy == Policy::Selective {
+            self.kept = Kept { mode: KeptMode::Store, queue: VecDeque::new() };
+        }
+        let input = x.clone();
+        let output = block(self, x);
+        self.recording = true;
+        let digest = self.backend.digest(&output.data)?;
+        let (trace, kept) = (std::mem::take(&mut self.trace), std::mem::take(&mut self.kept));
+        if output.needs_gradient {
+            let (block, output) = (Rc::new(block) as Block<'a, B>, output.id);
+            let checkpoint = Checkpoint { layer, block, input, output, digest, trace, kept: kept.queue };
+            self.nodes.push(Node::Checkpoint(checkpoint));
+        }
+        Ok(output)
+    }
+}
+
+impl<'a, B: Backend> Checkpoint<'a, B> {
+    /// Computes the block again, compares, and plays that tape back.
+    pub(crate) fn backward(
+        self,
+        tape: &mut Tape<'a, B>,
+        values: &mut [Gradient<B>],
+        gradients: &mut Gradients<B>,
+    ) -> Result<(), TapeError> {
+        let Some(gradient) = values[self.output].take() else { return Ok(()) };
+        let mut inner = Tape::new(tape.backend, tape.parameters, tape.layout, tape.profile, Policy::None);
+        inner.arena = Rc::clone(&tape.arena);
+        inner.training = tape.training;
+        if tape.policy == Policy::Selective {
+            inner.kept = Kept { mode: KeptMode::Use, queue: self.kept };
+        }
+        let start = Variable { id: 0, ..self.input.clone() };
+        inner.next = 1;
+        let output = (self.block)(&mut inner, start);
+        if let Some((op, forward, recomputed)) = self.trace.first_difference(&inner.trace) {
+            return Err(TapeError::Recompute { layer: self.layer, op, forward, recomputed });
+        }
+        let digest = tape.backend.digest(&output.data)?;
+        if digest != self.digest {
+            let (forward, recomputed) = (self.digest.to_string(), digest.to_string());
+            return Err(TapeError::Digest { layer: self.layer, forward, recomputed });
+        }
+        let mut inner_values: Vec<Gradient<B>> = (0..inner.next).map(|_| None).collect();
+        inner_values[output.id] = Some(gradient);
+        drop(output);
+        inner.play(&mut inner_values, gradients)?;
+        if let Some(gradient) = inner_values[0].take() {
+            tape.contribute(values, self.input.id, gradient);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+//! Causal attention inside documents. The selective policy keeps its results.
+
+use crate::arena::Lease;
+use crate::checkpoint::KeptMode;
+use crate::op::Node;
+use crate::tape::{Gradient, Tape, Variable};
+use isobit_kernels::Backend;
+use isobit_kernels::backend::F32;
+use isobit_kernels::op::{Attention, Span};
+use isobit_numerics::slices::Profile;
+use std::rc::Rc;
+
+/// Heads and widths of a layer's attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionShape {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub key_width: usize,
+    pub value_width: usize,
+    pub scale: f32,
+    pub window: Option<usize>,
+}
+
+impl AttentionShape {
+    pub fn over(self, spans: &[Span], profile: Profile) -> Attention<'_> {
+        let Self { heads, kv_heads, key_width, value_width, scale, window } = self;
+        Attention { spans, heads, kv_heads, key_width, value_width, scale, window, profile }
+    }
+}
+
+pub(crate) struct Saved<B: Backend> {
+    q: Variable<B>,
+    k: Variable<B>,
+    v: Variable<B>,
+    o: Rc<Lease<B>>,
+    lse: Rc<Lease<B>>,
+    shape: AttentionShape,
+    output: usize,
+}
+
+impl<B: Backend> Tape<'_, B> {
+    pub fn attention(&mut self, q: Variable<B>, k: Variable<B>, v: Variable<B>, shape: AttentionShape) -> Variable<B> {
+        let width = shape.heads * shape.value_width;
+        let [o, lse] = self.attention_results(&q, &k, &v, shape);
+        let needs_gradient = q.needs_gradient || k.needs_gradient || v.needs_gradient;
+        let y = self.variable(Rc::clone(&o), width, needs_gradient);
+        if needs_gradient {
+            let lengths = [&q.data, &k.data, &v.data, &o, &lse].map(|data| data.length());
+            let output = y.id;
+            self.record("attention", &lengths, || Node::Attention(Saved { q, k, v, o, lse, shape, output }));
+        }
+        y
+    }
+
+    /// Attention of the tape's tokens, the last of one document, over keys and values of all of it. Nothing is recorded.
+    pub fn attention_over(&mut self, q: &Variable<B>, k: &F32<B>, v: &F32<B>, shape: AttentionShape) -> Variable<B> {
+        let tokens = self.layout.tokens;
+        let width = shape.heads * shape.value_width;
+        let p = shape.over(&self.layout.spans, self.profile);
+        let (mut o, mut lse) = (self.take(tokens * width), self.take(tokens * shape.heads));
+        {
+            let mut workspace = self.arena.workspace(self.backend, self.backend.attention_workspace(&p));
+            self.backend.attention_forward(&mut o, &mut lse, &q.data, k, v, &p, &mut workspace);
+        }
+        self.variable(Rc::new(o), width, false)
+    }
+
+    /// Output and logarithms of the denominators: computed, or taken from what was kept.
+    fn attention_results(
+        &mut self,
+        q: &Variable<B>,
+        k: &Variable<B>,
+        v: &Variable<B>,
+        shape: AttentionShape,
+    ) -> [Rc<Lease<B>>; 2] {
+        if self.kept.mode == KeptMode::Use
+            && let Some(results) = self.kept.queue.pop_front()
+        {
+            return results;
+        }
+        let tokens = self.layout.tokens;
+        let p = shape.over(&self.layout.spans, self.profile);
+        let (mut o, mut lse) = (self.take(tokens * shape.heads * shape.value_width), self.take(tokens * shape.heads));
+        {
+            let mut workspace = self.arena.workspace(self.backend, self.backend.attention_workspace(&p));
+            self.backend.attention_forward(&mut o, &mut lse, &q.data, &k.data, &v.data, &p, &mut workspace);
+        }
+        let results = [Rc::new(o), Rc::new(lse)];
+        if self.kept.mode == KeptMode::Store {
+            self.kept.queue.push_back(results.clone());
+        }
+        results
+    }
+}
+
+impl<B: Backend> Saved<B> {
+    pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>]) {
+        let Some(gradient) = values[self.output].take() else { return };
+        let inputs = [&self.q, &self.k, &self.v];
+        let [mut dq, mut dk, mut dv] = inputs.map(|x| tape.take(x.data.length()));
+        let p = self.shape.over(&tape.layout.spans, tape.profile);
+        {
+            let mut workspace = tape.arena.workspace(tape.backend, tape.backend.attention_workspace(&p));
+            tape.backend.attention_backward(
+                (&mut dq, &mut dk, &mut dv),
+                &gradient,
+                (&self.q.data, &self.k.data, &self.v.data),
+                &self.o,
+                &self.lse,
+                &p,
+                &mut workspace,
+            );
+        }
+        for (variable, gradient) in inputs.into_iter().zip([dq, dk, dv]) {
+            if variable.needs_gradient {
+                tape.contribute(values, variable.id, Rc::new(gradient));
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Rotation, gated activation and residual addition.
+
+use crate::arena::Lease;
+use crate::op::Node;
+use crate::tape::{Gradient, Tape, Variable};
+use isobit_kernels::Backend;
+use isobit_kernels::backend::F32;
+use isobit_kernels::op::Rope;
+use std::rc::Rc;
+
+/// Cosines and sines by position.
+pub struct Rotation<'a, B: Backend> {
+    pub cos: &'a F32<B>,
+    pub sin: &'a F32<B>,
+    /// Channels of a head that turn.
+    pub width: usize,
+}
+
+impl<B: Backend> Clone for Rotation<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<B: Backend> Copy for Rotation<'_, B> {}
+
+pub(crate) struct SavedRope<'a, B: Backend> {
+    rotation: Rotation<'a, B>,
+    shape: Rope,
+    input: usize,
+    output: usize,
+}
+
+pub(crate) struct SavedSwiglu<B: Backend> {
+    gate: Variable<B>,
+    up: Variable<B>,
+    output: usize,
+}
+
+pub(crate) struct SavedAdd {
+    a: Option<usize>,
+    b: Option<usize>,
+    output: usize,
+}
+
+impl<'a, B: Backend> Tape<'a, B> {
+    /// Turns the heads of a value by its tokens' positions. The value is used up.
+    pub fn rope(&mut self, x: Variable<B>, head_width: usize, rotation: Rotation<'a, B>) -> Variable<B> {
+        let shape =
+            Rope { tokens: self.layout.tokens, heads: x.width / head_width, head_width, rotary_width: rotation.width };
+        let (input, width, needs_gradient) = (x.id, x.width, x.needs_gradient);
+        let mut data = self.owned(x.data);
+        self.backend.rope_forward(&mut data, rotation.cos, rotation.sin, &self.layout.positions, &shape);
+        let y = self.variable(Rc::new(data), width, needs_gradient);
+        if needs_gradient {
+            let output = y.id;
+            self.record("rope", &[], || Node::Rope(SavedRope { rotation, shape, input, output }));
+        }
+        y
+    }
+
+    /// `silu(gate)·up`.
+    pub fn swiglu(&mut self, gate: Variable<B>, up: Variable<B>) -> Variable<B> {
+        let mut data = self.take(gate.data.length());
+        self.backend.swiglu_forward(&mut data, &gate.data, &up.data);
+        let y = self.variable(Rc::new(data), gate.width, gate.needs_gradient || up.needs_gradient);
+        if y.needs_gradient {
+            let (output, lengths) = (y.id, [gate.data.length(), up.data.length()]);
+            self.record("swiglu", &lengths, || Node::Swiglu(SavedSwiglu { gate, up, output }));
+        }
+        y
+    }
+
+    /// `a + b`.
+    pub fn add(&mut self, a: &Variable<B>, b: &Variable<B>) -> Variable<B> {
+        let mut data = self.take(a.data.length());
+        self.backend.add(&mut data, &a.data, &b.data);
+        let y = self.variable(Rc::new(data), a.width, a.needs_gradient || b.needs_gradient);
+        if y.needs_gradient {
+            let of = |x: &Variable<B>| x.needs_gradient.then_some(x.id);
+            let saved = SavedAdd { a: of(a), b: of(b), output: y.id };
+            self.record("add", &[], || Node::Add(saved));
+        }
+        y
+    }
+}
+
+impl<B: Backend> SavedRope<'_, B> {
+    pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>]) {
+        let Some(gradient) = values[self.output].take() else { return };
+        let mut gradient = tape.owned(gradient);
+        let (cos, sin) = (self.rotation.cos, self.rotation.sin);
+        tape.backend.rope_backward(&mut gradient, cos, sin, &tape.layout.positions, &self.shape);
+        tape.contribute(values, self.input, Rc::new(gradient));
+    }
+}
+
+impl<B: Backend> SavedSwiglu<B> {
+    pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>]) {
+        let Some(gradient) = values[self.output].take() else { return };
+        let [mut gate, mut up]: [Lease<B>; 2] = [(); 2].map(|()| tape.take(gradient.length()));
+        tape.backend.swiglu_backward(&mut gate, &mut up, &gradient, &self.gate.data, &self.up.data);
+        drop(gradient);
+        for (variable, gradient) in [(&self.gate, gate), (&self.up, up)] {
+            if variable.needs_gradient {
+                tape.contribute(values, variable.id, Rc::new(gradient));
+            }
+        }
+    }
+}
+
+impl SavedAdd {
+    pub(crate) fn backward<B: Backend>(self, tape: &Tape<B>, values: &mut [Gradient<B>]) {
+        let Some(gradient) = values[self.output].take() else { return };
+        for id in [self.b, self.a].into_iter().flatten() {
+            tape.contribute(values, id, Rc::clone(&gradient));
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! LM head and cross-entropy: the last op of a tape. Its gradient starts from the weights of the tokens.
+
+use crate::arena::{Lease, RowsLease};
+use crate::op::Node;
+use crate::parameters::{Gradients, Matrix, ParameterId};
+use crate::tape::{Gradient, Tape, Variable};
+use isobit_kernels::backend::{F32, I32, U32};
+use isobit_kernels::op::{HeadLoss, Product, SliceShape};
+use isobit_kernels::{Backend, Matrix as Operand};
+use std::rc::Rc;
+
+/// What the tokens should have predicted.
+pub struct Targets<B: Backend> {
+    /// The next token, or `IGNORED`.
+    pub labels: I32<B>,
+    /// What each token's loss counts in the step.
+    pub weight: F32<B>,
+}
+
+/// Results per token.
+pub struct HeadOutput<B: Backend> {
+    pub loss: F32<B>,
+    /// The most likely token.
+    pub best: U32<B>,
+}
+
+pub(crate) struct Saved<'a, B: Backend> {
+    h: Variable<B>,
+    rows: RowsLease<B>,
+    lse: Lease<B>,
+    head: &'a Matrix<B>,
+    vocabulary: usize,
+    targets: &'a Targets<B>,
+}
+
+impl<'a, B: Backend> Tape<'a, B> {
+    pub fn head_loss(
+        &mut self,
+        h: Variable<B>,
+        head: &'a Matrix<B>,
+        vocabulary: usize,
+        targets: &'a Targets<B>,
+    ) -> HeadOutput<B> {
+        let tokens = self.layout.tokens;
+        let rows = self.slice(&h.data, h.width);
+        let mut lse = self.take(tokens);
+        let (mut loss, mut best) = (self.backend.zeros(tokens), self.backend.zeros(tokens));
+        let p = self.head_shape(h.width, vocabulary);
+        self.with_head(head, h.width, vocabulary, |operand| {
+            let mut workspace = self.arena.workspace(self.backend, self.backend.head_loss_workspace(&p));
+            let labels = &targets.labels;
+            self.backend.head_loss_forward(&mut loss, &mut lse, &mut best, &rows, operand, labels, &p, &mut workspace);
+        });
+        if h.needs_gradient || matches!(head, Matrix::Trained(_)) {
+            let lengths = [h.data.length(), tokens];
+            self.record("head_loss", &lengths, || Node::Head(Saved { h, rows, lse, head, vocabulary, targets }));
+        }
+        HeadOutput { loss, best }
+    }
+
+    /// Logits of all tokens: `[tokens, vocabulary]`. Nothing is recorded.
+    pub fn project(&mut self, h: &Variable<B>, head: &Matrix<B>, vocabulary: usize) -> Variable<B> {
+        let rows = self.slice(&h.data, h.width);
+        let segments = [0, self.layout.tokens];
+        let p = Product { segments: &segments, n: vocabulary, k: h.width, profile: self.profile, accumulate: false };
+        let mut z = self.take(self.layout.tokens * vocabulary);
+        self.with_head(head, h.width, vocabulary, |operand| {
+            let mut workspace = self.arena.workspace(self.backend, self.backend.product_workspace(&p));
+            self.backend.product_forward(&mut z, &rows, operand, &p, &mut workspace);
+        });
+        self.variable(Rc::new(z), vocabulary, false)
+    }
+
+    fn head_shape(&self, hidden: usize, vocabulary: usize) -> HeadLoss<'a> {
+        HeadLoss { row_starts: &self.layout.row_starts, hidden, vocabulary, profile: self.profile }
+    }
+
+    fn with_head<R>(
+        &self,
+        head: &Matrix<B>,
+        hidden: usize,
+        vocabulary: usize,
+        use_it: impl FnOnce(Operand<B>) -> R,
+    ) -> R {
+        match head {
+            Matrix::Frozen(weight) => use_it(Operand::Sliced(weight)),
+            Matrix::Trained(id) => {
+                let shape = SliceShape { rows: vocabulary, width: hidden, profile: self.profile };
+                let sliced = self.parameters.sliced(self.backend, *id, shape);
+                use_it(Operand::Sliced(&*sliced))
+            }
+        }
+    }
+}
+
+impl<B: Backend> Saved<'_, B> {
+    pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
+        let mut dh = tape.take(self.h.data.length());
+        let p = tape.head_shape(self.h.width, self.vocabulary);
+        let trained: Option<ParameterId> = match self.head {
+            Matrix::Frozen(_) => None,
+            Matrix::Trained(id) => Some(*id),
+        };
+        let dhead = trained.map(|id| gradients.reach(id));
+        tape.with_head(self.head, self.h.width, self.vocabulary, |operand| {
+            let mut workspace = tape.arena.workspace(tape.backend, tape.backend.head_loss_workspace(&p));
+            tape.backend.head_loss_backward(
+                &mut dh,
+                dhead,
+                (&self.rows, &self.h.data),
+                operand,
+                &self.targets.labels,
+                &self.lse,
+                &self.targets.weight,
+                &p,
+                &mut workspace,
+            );
+        });
+        if self.h.needs_gradient {
+            tape.contribute(values, self.h.id, Rc::new(dh));
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Linear layers that share an input: slice product, bias, low-rank adapter. The input is sliced once for all of them.
+
+use crate::arena::Lease;
+use crate::op::Node;
+use crate::parameters::{Gradients, Matrix, ParameterId, Vector};
+use crate::tape::{Gradient, Tape, Variable};
+use isobit_kernels::op::{self, Product, SliceShape, Thin};
+use isobit_kernels::{Backend, Matrix as Operand};
+use isobit_numerics::philox::dropout_threshold;
+use std::rc::Rc;
+
+/// `y = W x + b + scale·B A dropout(x)`.
+pub struct Linear<B: Backend> {
+    pub outputs: usize,
+    pub inputs: usize,
+    pub weight: Matrix<B>,
+    pub bias: Option<Vector<B>>,
+    pub adapter: Option<Adapter>,
+}
+
+/// A low-rank adapter: A `[rank, inputs]`, B `[outputs, rank]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Adapter {
+    pub a: ParameterId,
+    pub b: ParameterId,
+    pub rank: usize,
+    pub scale: f32,
+    /// Probability that an element of the input is dropped.
+    pub dropout: f64,
+    /// Number of the module, which keys its random numbers.
+    pub tensor: u32,
+}
+
+impl Adapter {
+    fn factor_a(&self, tokens: usize, inputs: usize) -> Thin {
+        Thin { tokens, rank: self.rank, width: inputs, layout: op::Layout::RankMajor, alpha: self.scale }
+    }
+
+    fn factor_b(&self, tokens: usize, outputs: usize) -> Thin {
+        Thin { tokens, rank: self.rank, width: outputs, layout: op::Layout::WidthMajor, alpha: self.scale }
+    }
+}
+
+/// What an adapter needs of the forward pass.
+struct SavedAdapter<B: Backend> {
+    /// The dropped input, if anything drops.
+    dropped: Option<Rc<Lease<B>>>,
+    /// `A x`.
+    low: Rc<Lease<B>>,
+}
+
+/// A layer, its output, and what its adapter saved.
+struct SavedLayer<'a, B: Backend> {
+    layer: &'a Linear<B>,
+    output: usize,
+    adapter: Option<SavedAdapter<B>>,
+}
+
+pub(crate) struct Saved<'a, B: Backend> {
+    x: Variable<B>,
+    layers: Vec<SavedLayer<'a, B>>,
+}
+
+impl<'a, B: Backend> Tape<'a, B> {
+    pub fn linear(&mut self, x: &Variable<B>, layer: &'a Linear<B>) -> Variable<B> {
+        let mut outputs = self.linears(x, &[layer]);
+        outputs.pop().expect("one output for one layer")
+    }
+
+    /// Several layers of one input, by number.
+    pub fn linears_of<const N: usize>(&mut self, x: &Variable<B>, layers: [&'a Linear<B>; N]) -> [Variable<B>; N] {
+        self.linears(x, &layers).try_into().unwrap_or_else(|_| unreachable!("an output for every layer"))
+    }
+
+    /// Several layers of one input.
+    pub fn linears(&mut self, x: &Variable<B>, layers: &[&'a Linear<B>]) -> Vec<Variable<B>> {
+        let rows = self.slice(&x.data, x.width);
+        let (mut outputs, mut saved, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
+        for &layer in layers {
+            assert_eq!(layer.inputs, x.width, "inputs of a linear layer");
+            let segments = [0, self.layout.tokens];
+            let p = self.product(&segments, layer);
+            let mut y = self.take(self.layout.tokens * layer.outputs);
+            self.with_weight(layer, |operand| {
+                let mut workspace = self.arena.workspace(self.backend, self.backend.product_workspace(&p));
+                self.backend.product_forward(&mut y, &rows, operand, &p, &mut workspace);
+            });
+            if let Some(bias) = &layer.bias {
+                self.backend.bias_forward(&mut y, bias.value(self.parameters));
+            }
+            let adapter = layer.adapter.as_ref().map(|adapter| self.adapt(&mut y, x, layer, adapter));
+            let trained = layer.adapter.is_some()
+                || matches!(layer.weight, Matrix::Trained(_))
+                || layer.bias.as_ref().is_some_and(|bias| bias.id().is_some());
+            let y = self.variable(Rc::new(y), layer.outputs, x.needs_gradient || trained);
+            if y.needs_gradient {
+                lengths.extend(adapter.iter().map(|adapter| adapter.low.length()));
+                lengths.extend(adapter.iter().filter_map(|adapter| Some(adapter.dropped.as_ref()?.length())));
+                saved.push(SavedLayer { layer, output: y.id, adapter });
+            }
+            outputs.push(y);
+        }
+        if !saved.is_empty() {
+            lengths.push(x.data.length());
+            let x = x.clone();
+            self.record("linear", &lengths, || Node::Linears(Saved { x, layers: saved }));
+        }
+        outputs
+    }
+
+    fn product<'s>(&self, segments: &'s [usize], layer: &Linear<B>) -> Product<'s> {
+        Product { segments, n: layer.outputs, k: layer.inputs, profile: self.profile, accumulate: false }
+    }
+
+    fn with_weight<R>(&self, layer: &Linear<B>, use_it: impl FnOnce(Operand<B>) -> R) -> R {
+        match &layer.weight {
+            Matrix::Frozen(weight) => use_it(Operand::Sliced(weight)),
+            Matrix::Trained(id) => {
+                let shape = SliceShape { rows: layer.outputs, width: layer.inputs, profile: self.profile };
+                let sliced = self.parameters.sliced(self.backend, *id, shape);
+                use_it(Operand::Sliced(&*sliced))
+            }
+        }
+    }
+
+    fn adapt(&self, y: &mut Lease<B>, x: &Variable<B>, layer: &Linear<B>, adapter: &Adapter) -> SavedAdapter<B> {
+        let tokens = self.layout.tokens;
+        let dropped = (self.training && adapter.dropout > 0.0).then(|| {
+            let mut dropped = self.take(x.data.length());
+            self.drop_out(&mut dropped, &x.data, layer.inputs, adapter);
+            Rc::new(dropped)
+        });
+        let input = dropped.as_ref().unwrap_or(&x.data);
+        let mut low = self.take(tokens * adapter.rank);
+        let (contract, expand) = (adapter.factor_a(tokens, layer.inputs), adapter.factor_b(tokens, layer.outputs));
+        let [a, b] = [adapter.a, adapter.b].map(|id| &self.parameters.get(id).value);
+        let bytes = self.backend.thin_workspace(&contract).max(self.backend.thin_workspace(&expand));
+        let mut workspace = self.arena.workspace(self.backend, bytes);
+        self.backend.thin_contract(&mut low, input, a, &contract, &mut workspace);
+        self.backend.thin_expand(y, &low, b, &expand, &mut workspace);
+        SavedAdapter { dropped, low: Rc::new(low) }
+    }
+
+    fn drop_out(&self, y: &mut Lease<B>, x: &Lease<B>, width: usize, adapter: &Adapter) {
+        let p = op::Dropout {
+            key: self.layout.key,
+            step: self.layout.step,
+            tensor: adapter.tensor,
+            first_row: self.layout.first_row,
+            row_starts: &self.layout.row_starts,
+            width,
+            threshold: dropout_threshold(adapter.dropout),
+            keep_scale: keep_scale(adapter.dropout),
+        };
+        self.backend.dropout(y, x, &p);
+    }
+}
+
+/// `1 / (1 − p)` in float64, rounded once.
+#[expect(clippy::float_arithmetic, reason = "a parameter of the op, host arithmetic")]
+fn keep_scale(probability: f64) -> f32 {
+    (1.0 / (1.0 - probability)) as f32
+}
+
+impl<B: Backend> Saved<'_, B> {
+    /// Layers in the order of the forward pass; the input's gradient starts from what it already has.
+    pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
+        let x = &self.x;
+        let mut dx = values[x.id].take().map(|before| tape.owned(before));
+        for SavedLayer { layer, output, adapter } in &self.layers {
+            let Some(dy) = values[*output].take() else { continue };
+            layer_gradients(tape, gradients, x, layer, &dy);
+            let low = layer.adapter.as_ref().zip(adapter.as_ref()).map(|(adapter, saved)| {
+                let input = saved.dropped.as_ref().unwrap_or(&x.data);
+                (adapter, adapter_gradients(tape, gradients, layer, adapter, &dy, input, saved))
+            });
+            if x.needs_gradient {
+                let started = dx.is_some();
+                let mut sum = dx.take().unwrap_or_else(|| tape.take(x.data.length()));
+                input_gradient(tape, &mut sum, layer, &dy, started);
+                if let Some((adapter, low)) = low {
+                    sum = adapter_input_gradient(tape, sum, layer, adapter, &low);
+                }
+                dx = Some(sum);
+            }
+        }
+        values[x.id] = dx.map(Rc::new);
+    }
+}
+
+/// Of the weight and the bias, where they are trained.
+fn layer_gradients<B: Backend>(
+    tape: &Tape<B>,
+    gradients: &mut Gradients<B>,
+    x: &Variable<B>,
+    layer: &Linear<B>,
+    dy: &Lease<B>,
+) {
+    let row_starts = &tape.layout.row_starts;
+    if let Some(id) = layer.bias.as_ref().and_then(Vector::id) {
+        tape.backend.bias_backward(gradients.reach(id), dy, row_starts);
+    }
+    if let Matrix::Trained(id) = layer.weight {
+        let segments = [0, tape.layout.tokens];
+        let p = tape.product(&segments, layer);
+        let mut workspace = tape.arena.workspace(tape.backend, tape.backend.product_workspace(&p));
+        tape.backend.product_grad_weight(gradients.reach(id), dy, &x.data, &p, row_starts, &mut workspace);
+    }
+}
+
+/// Of the adapter's factors; gives `dy·B`, the gradient of the low-rank value before its scale.
+fn adapter_gradients<B: Backend>(
+    tape: &Tape<B>,
+    gradients: &mut Gradients<B>,
+    layer: &Linear<B>,
+    adapter: &Adapter,
+    dy: &Lease<B>,
+    input: &Lease<B>,
+    saved: &SavedAdapter<B>,
+) -> Lease<B> {
+    let (tokens, row_starts) = (tape.layout.tokens, &tape.layout.row_starts);
+    let (a, b) = (adapter.factor_a(tokens, layer.inputs), adapter.factor_b(tokens, layer.outputs));
+    let mut low = tape.take(tokens * adapter.rank);
+    {
+        let mut workspace = tape.arena.workspace(tape.backend, tape.backend.thin_workspace(&b));
+        tape.backend.thin_contract(&mut low, dy, &tape.parameters.get(adapter.b).value, &b, &mut workspace);
+    }
+    tape.backend.thin_outer(gradients.reach(adapter.b), &saved.low, dy, &b, row_starts);
+    tape.backend.thin_outer(gradients.reach(adapter.a), &low, input, &a, row_starts);
+    low
+}
+
+fn input_gradient<B: Backend>(tape: &Tape<B>, dx: &mut Lease<B>, layer: &Linear<B>, dy: &Lease<B>, started: bool) {
+    let segments = [0, tape.layout.tokens];
+    let p = Product { accumulate: started, ..tape.product(&segments, layer) };
+    tape.with_weight(layer, |operand| {
+        let mut workspace = tape.arena.workspace(tape.backend, tape.backend.product_workspace(&p));
+        tape.backend.product_grad_input(dx, dy, operand, &p, &mut workspace);
+    });
+}
+
+/// Adds `scale·low·A`, through the mask where the input was dropped.
+fn adapter_input_gradient<B: Backend>(
+    tape: &Tape<B>,
+    mut dx: Lease<B>,
+    layer: &Linear<B>,
+    adapter: &Adapter,
+    low: &Lease<B>,
+) -> Lease<B> {
+    let p = adapter.factor_a(tape.layout.tokens, layer.inputs);
+    let a = &tape.parameters.get(adapter.a).value;
+    let bytes = tape.backend.thin_workspace(&p);
+    if !(tape.training && adapter.dropout > 0.0) {
+        let mut workspace = tape.arena.workspace(tape.backend, bytes);
+        tape.backend.thin_expand(&mut dx, low, a, &p, &mut workspace);
+        return dx;
+    }
+    let mut part = tape.take(dx.length());
+    let zeros = tape.backend.zeros(dx.length());
+    tape.backend.to_f32(&mut part, isobit_kernels::StoredMatrix::F32(&zeros));
+    {
+        let mut workspace = tape.arena.workspace(tape.backend, bytes);
+        tape.backend.thin_expand(&mut part, low, a, &p, &mut workspace);
+    }
+    let (mut masked, mut sum) = (tape.take(dx.length()), tape.take(dx.length()));
+    tape.drop_out(&mut masked, &part, layer.inputs, adapter);
+    tape.backend.add(&mut sum, &dx, &masked);
+    sum
+}

@@ -1,0 +1,77 @@
+//! Fused ops on the tape: each file has the forward call, what it saves, and how its gradient flows back.
+//!
+//! A value that is used several times gets its gradients in the reverse order of its uses: the first is stored, later ones are
+//! added (`docs/numerics.md`, "Composition").
+
+pub(crate) mod attention;
+pub(crate) mod elementwise;
+pub(crate) mod embedding;
+pub(crate) mod head;
+pub(crate) mod linear;
+pub(crate) mod norm;
+
+use crate::TapeError;
+use crate::arena::Lease;
+use crate::checkpoint::Checkpoint;
+use crate::parameters::Gradients;
+use crate::tape::{Gradient, Tape};
+use isobit_kernels::{Backend, StoredMatrix};
+use std::rc::Rc;
+
+/// One recorded op.
+pub(crate) enum Node<'a, B: Backend> {
+    Embedding(embedding::Saved<'a, B>),
+    RmsNorm(norm::Saved<'a, B>),
+    Linears(linear::Saved<'a, B>),
+    Rope(elementwise::SavedRope<'a, B>),
+    Attention(attention::Saved<B>),
+    Swiglu(elementwise::SavedSwiglu<B>),
+    Add(elementwise::SavedAdd),
+    Head(head::Saved<'a, B>),
+    Checkpoint(Checkpoint<'a, B>),
+}
+
+impl<'a, B: Backend> Node<'a, B> {
+    pub(crate) fn backward(
+        self,
+        tape: &mut Tape<'a, B>,
+        values: &mut [Gradient<B>],
+        gradients: &mut Gradients<B>,
+    ) -> Result<(), TapeError> {
+        match self {
+            Self::Embedding(saved) => saved.backward(tape, values, gradients),
+            Self::RmsNorm(saved) => saved.backward(tape, values, gradients),
+            Self::Linears(saved) => saved.backward(tape, values, gradients),
+            Self::Rope(saved) => saved.backward(tape, values),
+            Self::Attention(saved) => saved.backward(tape, values),
+            Self::Swiglu(saved) => saved.backward(tape, values),
+            Self::Add(saved) => saved.backward(tape, values),
+            Self::Head(saved) => saved.backward(tape, values, gradients),
+            Self::Checkpoint(saved) => return saved.backward(tape, values, gradients),
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> Tape<'_, B> {
+    /// Adds a gradient to a value's: stored if it is the first.
+    pub(crate) fn contribute(&self, values: &mut [Gradient<B>], id: usize, gradient: Rc<Lease<B>>) {
+        values[id] = Some(match values[id].take() {
+            None => gradient,
+            Some(before) => {
+                let mut sum = self.take(before.length());
+                self.backend.add(&mut sum, &before, &gradient);
+                Rc::new(sum)
+            }
+        });
+    }
+
+    /// The gradient as one's own, copied if others still hold it.
+    pub(crate) fn owned(&self, gradient: Rc<Lease<B>>) -> Lease<B> {
+        Rc::try_unwrap(gradient).unwrap_or_else(|shared| {
+            let mut copy = self.take(shared.length());
+            self.backend.to_f32(&mut copy, StoredMatrix::F32(&**shared));
+            copy
+        })
+    }
+}

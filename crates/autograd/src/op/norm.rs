@@ -1,0 +1,56 @@
+//! RMS norm over the whole width or over each head of it.
+
+use crate::arena::Lease;
+use crate::op::Node;
+use crate::parameters::{Gradients, Vector};
+use crate::tape::{Gradient, Tape, Variable};
+use isobit_kernels::Backend;
+use isobit_kernels::op::RmsNorm;
+use std::rc::Rc;
+
+pub(crate) struct Saved<'a, B: Backend> {
+    x: Variable<B>,
+    inverse: Rc<Lease<B>>,
+    weight: &'a Vector<B>,
+    shape: RmsNorm,
+    output: usize,
+}
+
+impl<'a, B: Backend> Tape<'a, B> {
+    /// Normalises every `width` channels with one weight per channel: the whole value, or a head at a time.
+    pub fn rms_norm(&mut self, x: &Variable<B>, weight: &'a Vector<B>, width: usize, eps: f32) -> Variable<B> {
+        let tokens = self.layout.tokens * (x.width / width);
+        let shape = RmsNorm { tokens, width, eps, zero_centred: false, accumulate: false };
+        let (mut y, mut inverse) = (self.take(x.data.length()), self.take(tokens));
+        let value = weight.value(self.parameters);
+        self.backend.rms_norm_forward(&mut y, &mut inverse, &x.data, value, &shape);
+        let needs_gradient = x.needs_gradient || weight.id().is_some();
+        let y = self.variable(Rc::new(y), x.width, needs_gradient);
+        if needs_gradient {
+            let (x, inverse, output) = (x.clone(), Rc::new(inverse), y.id);
+            let lengths = [x.data.length(), tokens];
+            self.record("rms_norm", &lengths, || Node::RmsNorm(Saved { x, inverse, weight, shape, output }));
+        }
+        y
+    }
+}
+
+impl<B: Backend> Saved<'_, B> {
+    pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
+        let Some(gradient) = values[self.output].take() else { return };
+        // A gradient that is already there is continued, not added to.
+        let before = values[self.x.id].take();
+        let accumulate = before.is_some();
+        let mut dx = before.map_or_else(|| tape.take(self.x.data.length()), |before| tape.owned(before));
+        let groups = self.x.width / self.shape.width;
+        let row_starts: Vec<usize> = tape.layout.row_starts.iter().map(|start| start * groups).collect();
+        let weight = self.weight.value(tape.parameters);
+        let dweight = self.weight.id().map(|id| gradients.reach(id));
+        let shape = RmsNorm { accumulate, ..self.shape };
+        let x = &self.x.data;
+        tape.backend.rms_norm_backward(&mut dx, dweight, &gradient, x, &self.inverse, weight, &shape, &row_starts);
+        if self.x.needs_gradient {
+            values[self.x.id] = Some(Rc::new(dx));
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Weights: those that are trained, with names and gradients, and those that are frozen, in the form their op wants.
+
+use crate::TapeError;
+use half::{bf16, f16};
+use isobit_kernels::backend::F32;
+use isobit_kernels::op::SliceShape;
+use isobit_kernels::{Backend, StoredMatrix};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// A trained tensor of a model, by its place in [`Parameters`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ParameterId(usize);
+
+/// A trained tensor.
+pub struct Parameter<B: Backend> {
+    /// As its file names it.
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub value: F32<B>,
+    /// Whether weight decay applies.
+    pub decays: bool,
+    /// Slices of the present value, made when first asked for.
+    sliced: RefCell<Option<Rc<B::Weight>>>,
+}
+
+impl<B: Backend> Parameter<B> {
+    pub fn length(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// All trained tensors, in the order of the model.
+pub struct Parameters<B: Backend> {
+    all: Vec<Parameter<B>>,
+}
+
+impl<B: Backend> Default for Parameters<B> {
+    fn default() -> Self {
+        Self { all: Vec::new() }
+    }
+}
+
+impl<B: Backend> Parameters<B> {
+    pub fn add(&mut self, name: impl Into<String>, shape: Vec<usize>, value: F32<B>, decays: bool) -> ParameterId {
+        self.all.push(Parameter { name: name.into(), shape, value, decays, sliced: RefCell::new(None) });
+        ParameterId(self.all.len() - 1)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (ParameterId, &Parameter<B>)> {
+        self.all.iter().enumerate().map(|(index, parameter)| (ParameterId(index), parameter))
+    }
+
+    pub fn get(&self, id: ParameterId) -> &Parameter<B> {
+        &self.all[id.0]
+    }
+
+    /// To change the value: its slices are forgotten.
+    pub fn get_mut(&mut self, id: ParameterId) -> &mut Parameter<B> {
+        let parameter = &mut self.all[id.0];
+        parameter.sliced.replace(None);
+        parameter
+    }
+
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// The matrix `id` as slices.
+    pub(crate) fn sliced(&self, backend: &B, id: ParameterId, shape: SliceShape) -> Rc<B::Weight> {
+        let parameter = &self.all[id.0];
+        let make = || Rc::new(backend.slice_weight(StoredMatrix::F32(&parameter.value), 1, shape));
+        Rc::clone(parameter.sliced.borrow_mut().get_or_insert_with(make))
+    }
+}
+
+/// Gradients of the trained tensors, float32, added up over a step.
+pub struct Gradients<B: Backend> {
+    all: Vec<F32<B>>,
+    reached: Vec<bool>,
+    /// The embedding's part of a tied table, apart from the head's: each sum folds over the rows of the step on its own, or
+    /// their order would depend on the micro-batches.
+    tied: Option<(ParameterId, F32<B>)>,
+}
+
+impl<B: Backend> Gradients<B> {
+    pub fn zeros(backend: &B, parameters: &Parameters<B>) -> Self {
+        let all = parameters.all.iter().map(|parameter| backend.zeros(parameter.length())).collect();
+        Self { all, reached: vec![false; parameters.len()], tied: None }
+    }
+
+    pub fn get(&self, id: ParameterId) -> &F32<B> {
+        &self.all[id.0]
+    }
+
+    /// For clipping.
+    pub fn get_mut(&mut self, id: ParameterId) -> &mut F32<B> {
+        &mut self.all[id.0]
+    }
+
+    /// For an op's contribution.
+    pub(crate) fn reach(&mut self, id: ParameterId) -> &mut F32<B> {
+        self.reached[id.0] = true;
+        &mut self.all[id.0]
+    }
+
+    /// For the embedding's contribution to a table that is also the head.
+    pub(crate) fn reach_tied(&mut self, backend: &B, id: ParameterId, length: usize) -> &mut F32<B> {
+        self.reached[id.0] = true;
+        &mut self.tied.get_or_insert_with(|| (id, backend.zeros(length))).1
+    }
+
+    /// Adds up the parts of a tied table: the head's, then the embedding's. Once, after the last micro-batch.
+    pub fn combine(&mut self, backend: &B, parameters: &Parameters<B>) {
+        if let Some((id, embedding)) = self.tied.take() {
+            let mut sum = backend.zeros(parameters.get(id).length());
+            backend.add(&mut sum, &self.all[id.0], &embedding);
+            self.all[id.0] = sum;
+        }
+    }
+
+    /// A trained tensor without a gradient is an error, not a silence.
+    pub fn check_reached(&self, parameters: &Parameters<B>) -> Result<(), TapeError> {
+        match self.reached.iter().position(|reached| !reached) {
+            None => Ok(()),
+            Some(index) => Err(TapeError::NoGradient { name: parameters.all[index].name.clone() }),
+        }
+    }
+}
+
+/// A weight matrix of a linear layer.
+pub enum Matrix<B: Backend> {
+    /// Kept as slices only.
+    Frozen(B::Weight),
+    Trained(ParameterId),
+}
+
+/// A vector: a norm's weight or a bias.
+pub enum Vector<B: Backend> {
+    Frozen(F32<B>),
+    Trained(ParameterId),
+}
+
+impl<B: Backend> Vector<B> {
+    pub(crate) fn value<'a>(&'a self, parameters: &'a Parameters<B>) -> &'a F32<B> {
+        match self {
+            Self::Frozen(value) => value,
+            Self::Trained(id) => &parameters.get(*id).value,
+        }
+    }
+
+    pub(crate) fn id(&self) -> Option<ParameterId> {
+        match self {
+            Self::Frozen(_) => None,
+            Self::Trained(id) => Some(*id),
+        }
+    }
+}
+
+/// Frozen numbers in the format of their file.
+pub enum Frozen<B: Backend> {
+    F32(F32<B>),
+    Bf16(B::Buffer<bf16>),
+    F16(B::Buffer<f16>),
+}
+
+impl<B: Backend> Frozen<B> {
+    pub fn stored(&self) -> StoredMatrix<'_, B> {
+        match self {
+            Self::F32(buffer) => StoredMatrix::F32(buffer),
+            Self::Bf16(buffer) => StoredMatrix::Bf16(buffer),
+            Self::F16(buffer) => StoredMatrix::F16(buffer),
+        }
+    }
+}
+
+/// An embedding table.
+pub enum Table<B: Backend> {
+    Frozen(Frozen<B>),
+    Trained(ParameterId),
+    /// Trained, and the LM head too.
+    Tied(ParameterId),
+}

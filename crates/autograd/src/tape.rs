@@ -1,0 +1,176 @@
+//! The tape itself: what was computed, in order, and how the gradient flows back through it.
+
+use crate::TapeError;
+use crate::arena::{Arena, Lease, RowsLease};
+use crate::checkpoint::{Kept, Policy, Trace};
+use crate::op::Node;
+use crate::parameters::{Gradients, Parameters};
+use isobit_kernels::Backend;
+use isobit_kernels::backend::U32;
+use isobit_kernels::op::{SliceShape, Span};
+use isobit_numerics::philox::Key;
+use isobit_numerics::slices::Profile;
+use std::rc::Rc;
+
+/// Where the tokens of a micro-batch belong: rows of the step, documents inside them, positions.
+pub struct Layout<B: Backend> {
+    pub tokens: usize,
+    /// Offsets of the rows, the end last.
+    pub row_starts: Vec<usize>,
+    /// One per document.
+    pub spans: Vec<Span>,
+    /// Position of every token in its document.
+    pub positions: U32<B>,
+    /// Key of dropout, the step, and the number of the first row inside the step.
+    pub key: Key,
+    pub step: u32,
+    pub first_row: u32,
+}
+
+/// A value on the tape: `[tokens, width]`.
+pub struct Variable<B: Backend> {
+    pub(crate) id: usize,
+    pub(crate) data: Rc<Lease<B>>,
+    pub(crate) width: usize,
+    /// Whether something trained lies upstream.
+    pub(crate) needs_gradient: bool,
+}
+
+impl<B: Backend> Variable<B> {
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    pub fn buffer(&self) -> &isobit_kernels::backend::F32<B> {
+        &self.data
+    }
+}
+
+impl<B: Backend> Clone for Variable<B> {
+    fn clone(&self) -> Self {
+        Self { data: Rc::clone(&self.data), ..*self }
+    }
+}
+
+/// The gradient of a value, shared while several values have the same one.
+pub(crate) type Gradient<B> = Option<Rc<Lease<B>>>;
+
+/// Records a forward pass over one micro-batch and plays it back.
+pub struct Tape<'a, B: Backend> {
+    pub(crate) backend: &'a B,
+    pub(crate) arena: Rc<Arena<B>>,
+    pub(crate) parameters: &'a Parameters<B>,
+    pub(crate) layout: &'a Layout<B>,
+    pub(crate) profile: Profile,
+    pub(crate) policy: Policy,
+    /// Whether dropout drops.
+    pub(crate) training: bool,
+    pub(crate) nodes: Vec<Node<'a, B>>,
+    pub(crate) next: usize,
+    /// Off inside a checkpointed block's forward pass, and for evaluation.
+    pub(crate) recording: bool,
+    /// What a block saves or would save.
+    pub(crate) trace: Trace,
+    /// What the selective policy keeps of a block.
+    pub(crate) kept: Kept<B>,
+}
+
+impl<'a, B: Backend> Tape<'a, B> {
+    pub fn new(
+        backend: &'a B,
+        parameters: &'a Parameters<B>,
+        layout: &'a Layout<B>,
+        profile: Profile,
+        policy: Policy,
+    ) -> Self {
+        Self {
+            arena: Arena::new(backend),
+            backend,
+            parameters,
+            layout,
+            profile,
+            policy,
+            training: true,
+            nodes: Vec::new(),
+            next: 0,
+            recording: true,
+            trace: Trace::default(),
+            kept: Kept::default(),
+        }
+    }
+
+    /// A tape that records nothing and drops nothing: evaluation and generation.
+    pub fn inference(backend: &'a B, parameters: &'a Parameters<B>, layout: &'a Layout<B>, profile: Profile) -> Self {
+        let tape = Self::new(backend, parameters, layout, profile, Policy::None);
+        Self { recording: false, training: false, ..tape }
+    }
+
+    /// Uses the buffers of an earlier tape again.
+    #[must_use]
+    pub fn with_buffers_of(self, memory: &Memory<B>) -> Self {
+        Self { arena: Rc::clone(&memory.0), ..self }
+    }
+
+    pub fn layout(&self) -> &'a Layout<B> {
+        self.layout
+    }
+
+    pub fn backend(&self) -> &'a B {
+        self.backend
+    }
+
+    pub(crate) fn take(&self, length: usize) -> Lease<B> {
+        self.arena.take(self.backend, length)
+    }
+
+    pub(crate) fn variable(&mut self, data: Rc<Lease<B>>, width: usize, needs_gradient: bool) -> Variable<B> {
+        self.next += 1;
+        Variable { id: self.next - 1, data, width, needs_gradient }
+    }
+
+    /// The value as slices along its width.
+    pub(crate) fn slice(&self, x: &Lease<B>, width: usize) -> RowsLease<B> {
+        let shape = SliceShape { rows: self.layout.tokens, width, profile: self.profile };
+        let mut rows = self.arena.rows(self.backend, shape);
+        self.backend.slice_rows(&mut rows, x);
+        rows
+    }
+
+    /// Notes what an op saves, and keeps it if the tape records.
+    pub(crate) fn record(&mut self, op: &'static str, saved: &[usize], node: impl FnOnce() -> Node<'a, B>) {
+        self.trace.note(op, saved);
+        if self.recording {
+            let node = node();
+            self.nodes.push(node);
+        }
+    }
+
+    /// Plays the tape back from what its last op left: adds to `gradients` what every op contributes.
+    pub fn backward(mut self, gradients: &mut Gradients<B>) -> Result<(), TapeError> {
+        let mut values: Vec<Gradient<B>> = (0..self.next).map(|_| None).collect();
+        self.play(&mut values, gradients)?;
+        gradients.check_reached(self.parameters)
+    }
+
+    /// From the last node to the first; a node is dropped, and what it saved with it, as soon as it is done.
+    pub(crate) fn play(&mut self, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) -> Result<(), TapeError> {
+        while let Some(node) = self.nodes.pop() {
+            node.backward(self, values, gradients)?;
+        }
+        Ok(())
+    }
+}
+
+/// The buffers of one device, kept from tape to tape.
+pub struct Memory<B: Backend>(pub(crate) Rc<Arena<B>>);
+
+impl<B: Backend> Memory<B> {
+    pub fn new(backend: &B) -> Self {
+        Self(Arena::new(backend))
+    }
+
+    /// The most bytes that were in use at once.
+    pub fn peak_bytes(&self) -> usize {
+        self.0.peak_bytes()
+    }
+}

@@ -1,0 +1,155 @@
+//! What is trained, and which modules get an adapter: PEFT's rules on module paths.
+
+use crate::ModelError;
+use regex::Regex;
+use std::collections::BTreeMap;
+
+/// What a run trains.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Trained {
+    /// Evaluation and generation.
+    Nothing,
+    Lora(LoraConfig),
+    Full,
+    /// The last so many blocks, the final norm and an untied head.
+    LastBlocks(usize),
+}
+
+/// Which modules.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Targets {
+    /// Every linear layer but the head.
+    AllLinear,
+    /// Paths that equal an entry or end with a dot and the entry.
+    Names(Vec<String>),
+    /// Paths that the expression matches from end to end.
+    Pattern(String),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraConfig {
+    pub rank: usize,
+    pub alpha: f64,
+    pub dropout: f64,
+    /// Scale by `alpha / √rank` instead of `alpha / rank`.
+    pub rslora: bool,
+    pub targets: Targets,
+    pub exclude: Option<Targets>,
+    pub layers: Option<Vec<usize>>,
+    pub rank_pattern: BTreeMap<String, usize>,
+    pub alpha_pattern: BTreeMap<String, f64>,
+}
+
+impl LoraConfig {
+    pub fn new(rank: usize, alpha: f64, targets: &[&str]) -> Self {
+        Self {
+            rank,
+            alpha,
+            dropout: 0.0,
+            rslora: false,
+            targets: Targets::Names(targets.iter().map(ToString::to_string).collect()),
+            exclude: None,
+            layers: None,
+            rank_pattern: BTreeMap::new(),
+            alpha_pattern: BTreeMap::new(),
+        }
+    }
+
+    /// Rank and scale of a module's adapter, if it gets one.
+    pub fn of(&self, path: &str) -> Result<Option<(usize, f32)>, ModelError> {
+        let excluded = self.exclude.as_ref().map_or(Ok(false), |exclude| exclude.matches(path))?;
+        if excluded || !self.targets.matches(path)? || !self.layers.as_ref().is_none_or(|of| in_layers(of, path)) {
+            return Ok(None);
+        }
+        let rank = pattern_value(&self.rank_pattern, path)?.unwrap_or(self.rank);
+        let alpha = pattern_value(&self.alpha_pattern, path)?.unwrap_or(self.alpha);
+        Ok(Some((rank, scale(alpha, rank, self.rslora))))
+    }
+}
+
+/// In float64, rounded once.
+#[expect(clippy::float_arithmetic, reason = "a parameter of the op, host arithmetic")]
+fn scale(alpha: f64, rank: usize, rslora: bool) -> f32 {
+    let rank = rank as f64;
+    (alpha / if rslora { rank.sqrt() } else { rank }) as f32
+}
+
+impl Targets {
+    fn matches(&self, path: &str) -> Result<bool, ModelError> {
+        Ok(match self {
+            Self::AllLinear => true,
+            Self::Names(names) => names.iter().any(|name| {
+                path.strip_suffix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+            }),
+            Self::Pattern(pattern) => expression(&format!("^(?:{pattern})$"))?.is_match(path),
+        })
+    }
+}
+
+/// The value of the first key that matches the end of the path, at a dot.
+fn pattern_value<T: Copy>(patterns: &BTreeMap<String, T>, path: &str) -> Result<Option<T>, ModelError> {
+    for (pattern, value) in patterns {
+        if expression(&format!(r"^(?:.*\.)?(?:{pattern})$"))?.is_match(path) {
+            return Ok(Some(*value));
+        }
+    }
+    Ok(None)
+}
+
+fn expression(pattern: &str) -> Result<Regex, ModelError> {
+    Regex::new(pattern).map_err(|error| ModelError::Adapter(format!("`{pattern}` is not an expression: {error}")))
+}
+
+/// Whether the first number in the path is one of the layers.
+fn in_layers(layers: &[usize], path: &str) -> bool {
+    let layer = path.split('.').skip(1).find_map(|part| part.parse::<usize>().ok());
+    layer.is_some_and(|layer| layers.contains(&layer))
+}
+
+/// Whether weight decay applies to a trained tensor of this name.
+pub fn decays(name: &str) -> bool {
+    let lower = name.to_lowercase();
+    let excluded = ["bias", "layernorm", "rmsnorm"].iter().any(|part| lower.contains(part));
+    !(excluded || lower.split('.').any(|part| part == "norm" || part.ends_with("_norm")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATH: &str = "model.layers.1.self_attn.q_proj";
+
+    #[test]
+    fn targets_follow_peft() {
+        let names = |names: &[&str]| Targets::Names(names.iter().map(ToString::to_string).collect());
+        assert!(names(&["q_proj"]).matches(PATH).expect("names"));
+        assert!(names(&["self_attn.q_proj"]).matches(PATH).expect("names"));
+        assert!(!names(&["proj"]).matches(PATH).expect("names"));
+        assert!(Targets::Pattern(r".*\.q_proj".to_string()).matches(PATH).expect("pattern"));
+        assert!(!Targets::Pattern("q_proj".to_string()).matches(PATH).expect("pattern"));
+        assert!(Targets::Pattern("(".to_string()).matches(PATH).is_err());
+    }
+
+    #[test]
+    fn ranks_scales_and_layers() {
+        let mut config = LoraConfig::new(8, 16.0, &["q_proj", "v_proj"]);
+        assert_eq!(config.of(PATH).expect("a target"), Some((8, 2.0)));
+        assert_eq!(config.of("model.layers.1.self_attn.k_proj").expect("no target"), None);
+        config.rslora = true;
+        config.rank_pattern.insert("layers.1.self_attn.q_proj".to_string(), 4);
+        config.alpha_pattern.insert("q_proj".to_string(), 6.0);
+        assert_eq!(config.of(PATH).expect("a target"), Some((4, 3.0)));
+        config.layers = Some(vec![0]);
+        assert_eq!(config.of(PATH).expect("another layer"), None);
+    }
+
+    #[test]
+    fn decay_spares_norms_and_biases() {
+        for name in ["model.norm.weight", "a.input_layernorm.weight", "a.q_norm.weight", "a.q_proj.bias"] {
+            assert!(!decays(name), "{name}");
+        }
+        for name in ["lm_head.weight", "model.embed_tokens.weight", "a.q_proj.lora_A.weight"] {
+            assert!(decays(name), "{name}");
+        }
+    }
+}

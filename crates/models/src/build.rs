@@ -1,0 +1,270 @@
+//! Puts a model together: every tensor found by name, checked for its shape, sliced or kept as what it is for.
+//!
+//! Frozen matrices are kept as slices only, so a model takes two bytes a weight (x2); a tensor's file pages may go as soon as it
+//! is sliced.
+
+use crate::ModelError;
+use crate::adapter::{Trained, decays};
+use crate::config::Config;
+use crate::dense::{Block, Model};
+use crate::source::{Format, Source, StoredTensor};
+use half::{bf16, f16};
+use isobit_autograd::{Adapter, AttentionShape, Frozen, Linear, Matrix, ParameterId, Parameters, Table, Vector};
+use isobit_kernels::Backend;
+use isobit_kernels::op::SliceShape;
+use isobit_kernels::op::thin::RANK_MAX;
+use isobit_numerics::philox::{Key, Purpose, uniform, word};
+use isobit_numerics::rope::{cos_sin_row, inverse_frequencies};
+use isobit_numerics::slices::Profile;
+
+/// A model and what of it is trained.
+pub struct Built<B: Backend> {
+    pub model: Model<B>,
+    pub parameters: Parameters<B>,
+}
+
+/// What a model is built for.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub trained: Trained,
+    pub profile: Profile,
+    /// Longest sequence.
+    pub positions: usize,
+    /// Of the adapter's initial values.
+    pub seed: u64,
+}
+
+/// Loads every tensor of the model from `source`.
+pub fn build<B: Backend>(
+    backend: &B,
+    config: &Config,
+    source: &dyn Source,
+    settings: &Settings,
+) -> Result<Built<B>, ModelError> {
+    let mut builder =
+        Builder { backend, config, source, settings, parameters: Parameters::default(), modules: 0, adapters: 0 };
+    let model = builder.model()?;
+    if let Trained::Lora(_) = settings.trained
+        && builder.adapters == 0
+    {
+        return Err(ModelError::Adapter("no module of the model is a target".to_string()));
+    }
+    Ok(Built { model, parameters: builder.parameters })
+}
+
+struct Builder<'a, B: Backend> {
+    backend: &'a B,
+    config: &'a Config,
+    source: &'a dyn Source,
+    settings: &'a Settings,
+    parameters: Parameters<B>,
+    /// Linear modules seen so far: the number of the next one, which keys its random numbers.
+    modules: u32,
+    adapters: usize,
+}
+
+impl<B: Backend> Builder<'_, B> {
+    fn model(&mut self) -> Result<Model<B>, ModelError> {
+        let config = self.config;
+        let (vocabulary, hidden) = (config.vocabulary, config.hidden);
+        let table = "model.embed_tokens.weight";
+        let full = self.settings.trained == Trained::Full;
+        let (embedding, tied_head) = if full {
+            let id = self.trained(table, &[vocabulary, hidden])?;
+            let table = if config.tied { Table::Tied(id) } else { Table::Trained(id) };
+            (table, config.tied.then_some(Matrix::Trained(id)))
+        } else {
+            let stored = self.source.tensor(table, &[vocabulary, hidden])?;
+            stored_finite(table, &stored)?;
+            let frozen = self.frozen(&stored);
+            let head = config.tied.then(|| self.sliced(&frozen, vocabulary, hidden));
+            (Table::Frozen(frozen), head)
+        };
+        self.source.release(table);
+        let blocks = (0..config.layers).map(|layer| self.block(layer)).collect::<Result<_, _>>()?;
+        let ends = self.ends_trained();
+        let norm = self.vector("model.norm.weight", hidden, ends)?;
+        let head = match tied_head {
+            Some(head) => head,
+            None => self.matrix("lm_head.weight", vocabulary, hidden, ends)?,
+        };
+        let (cos, sin) = self.rotation();
+        Ok(Model {
+            config: config.clone(),
+            embedding,
+            blocks,
+            norm,
+            head,
+            cos,
+            sin,
+            positions: self.settings.positions,
+        })
+    }
+
+    /// Whether the final norm and the head are trained.
+    fn ends_trained(&self) -> bool {
+        matches!(self.settings.trained, Trained::Full | Trained::LastBlocks(_))
+    }
+
+    fn block(&mut self, layer: usize) -> Result<Block<B>, ModelError> {
+        let c = self.config;
+        let trained = match self.settings.trained {
+            Trained::Full => true,
+            Trained::LastBlocks(count) => layer + count >= c.layers,
+            Trained::Nothing | Trained::Lora(_) => false,
+        };
+        let path = format!("model.layers.{layer}");
+        let attention = |name: &str| format!("{path}.self_attn.{name}");
+        let mlp = |name: &str| format!("{path}.mlp.{name}");
+        let (wide, narrow) = (c.heads * c.head_width, c.kv_heads * c.head_width);
+        let head_norm = |builder: &mut Self, name: &str| {
+            let name = attention(name);
+            c.has_head_norms().then(|| builder.vector(&format!("{name}.weight"), c.head_width, trained)).transpose()
+        };
+        Ok(Block {
+            input_norm: self.vector(&format!("{path}.input_layernorm.weight"), c.hidden, trained)?,
+            q: self.linear(&attention("q_proj"), wide, c.hidden, c.qkv_bias, trained)?,
+            k: self.linear(&attention("k_proj"), narrow, c.hidden, c.qkv_bias, trained)?,
+            v: self.linear(&attention("v_proj"), narrow, c.hidden, c.qkv_bias, trained)?,
+            o: self.linear(&attention("o_proj"), c.hidden, wide, c.output_bias, trained)?,
+            q_norm: head_norm(self, "q_norm")?,
+            k_norm: head_norm(self, "k_norm")?,
+            post_norm: self.vector(&format!("{path}.post_attention_layernorm.weight"), c.hidden, trained)?,
+            gate: self.linear(&mlp("gate_proj"), c.intermediate, c.hidden, c.mlp_bias, trained)?,
+            up: self.linear(&mlp("up_proj"), c.intermediate, c.hidden, c.mlp_bias, trained)?,
+            down: self.linear(&mlp("down_proj"), c.hidden, c.intermediate, c.mlp_bias, trained)?,
+            shape: AttentionShape {
+                heads: c.heads,
+                kv_heads: c.kv_heads,
+                key_width: c.head_width,
+                value_width: c.head_width,
+                scale: attention_scale(c.head_width),
+                window: c.windows[layer],
+            },
+        })
+    }
+
+    fn linear(
+        &mut self,
+        path: &str,
+        outputs: usize,
+        inputs: usize,
+        with_bias: bool,
+        trained: bool,
+    ) -> Result<Linear<B>, ModelError> {
+        let weight = self.matrix(&format!("{path}.weight"), outputs, inputs, trained)?;
+        let bias = with_bias.then(|| self.vector(&format!("{path}.bias"), outputs, trained)).transpose()?;
+        let adapter = self.adapter(path, outputs, inputs)?;
+        self.modules += 1;
+        Ok(Linear { outputs, inputs, weight, bias, adapter })
+    }
+
+    fn adapter(&mut self, path: &str, outputs: usize, inputs: usize) -> Result<Option<Adapter>, ModelError> {
+        let Trained::Lora(lora) = &self.settings.trained else { return Ok(None) };
+        let Some((rank, scale)) = lora.of(path)? else { return Ok(None) };
+        if rank == 0 || rank > RANK_MAX {
+            return Err(ModelError::Adapter(format!("rank {rank} of {path} is not 1 to {RANK_MAX}")));
+        }
+        let name = |factor: &str| format!("base_model.model.{path}.{factor}.weight");
+        let tensor = self.modules;
+        let a = self.backend.upload(&initial_a(self.settings.seed, tensor, rank, inputs));
+        let b = self.backend.zeros(outputs * rank);
+        let a = self.parameters.add(name("lora_A"), vec![rank, inputs], a, true);
+        let b = self.parameters.add(name("lora_B"), vec![outputs, rank], b, true);
+        self.adapters += 1;
+        Ok(Some(Adapter { a, b, rank, scale, dropout: lora.dropout, tensor }))
+    }
+
+    fn vector(&mut self, name: &str, length: usize, trained: bool) -> Result<Vector<B>, ModelError> {
+        if trained {
+            return Ok(Vector::Trained(self.trained(name, &[length])?));
+        }
+        let value = self.backend.upload(&finite(name, self.source.tensor(name, &[length])?.to_f32())?);
+        Ok(Vector::Frozen(value))
+    }
+
+    fn matrix(&mut self, name: &str, rows: usize, width: usize, trained: bool) -> Result<Matrix<B>, ModelError> {
+        if trained {
+            return Ok(Matrix::Trained(self.trained(name, &[rows, width])?));
+        }
+        let stored = self.source.tensor(name, &[rows, width])?;
+        stored_finite(name, &stored)?;
+        let frozen = self.frozen(&stored);
+        let matrix = self.sliced(&frozen, rows, width);
+        self.source.release(name);
+        Ok(matrix)
+    }
+
+    fn trained(&mut self, name: &str, shape: &[usize]) -> Result<ParameterId, ModelError> {
+        let values = finite(name, self.source.tensor(name, shape)?.to_f32())?;
+        self.source.release(name);
+        let value = self.backend.upload(&values);
+        Ok(self.parameters.add(name, shape.to_vec(), value, decays(name)))
+    }
+
+    fn frozen(&self, stored: &StoredTensor) -> Frozen<B> {
+        match stored.format {
+            Format::F32 => Frozen::F32(self.backend.upload(&stored.to_f32())),
+            Format::Bf16 => Frozen::Bf16(self.backend.upload(&stored.bits().map(bf16::from_bits).collect::<Vec<_>>())),
+            Format::F16 => Frozen::F16(self.backend.upload(&stored.bits().map(f16::from_bits).collect::<Vec<_>>())),
+        }
+    }
+
+    fn sliced(&self, frozen: &Frozen<B>, rows: usize, width: usize) -> Matrix<B> {
+        let shape = SliceShape { rows, width, profile: self.settings.profile };
+        Matrix::Frozen(self.backend.slice_weight(frozen.stored(), 1, shape))
+    }
+
+    fn rotation(&self) -> (B::Buffer<f32>, B::Buffer<f32>) {
+        let (c, positions) = (self.config, self.settings.positions);
+        let frequencies = inverse_frequencies(c.head_width, c.rope_theta, &c.rope_scaling, positions);
+        let factor = c.rope_scaling.attention_factor();
+        let (mut cos, mut sin) = (Vec::new(), Vec::new());
+        for position in 0..positions as u32 {
+            let (row_cos, row_sin) = cos_sin_row(&frequencies, factor, position);
+            cos.extend(row_cos);
+            sin.extend(row_sin);
+        }
+        (self.backend.upload(&cos), self.backend.upload(&sin))
+    }
+}
+
+/// NaN or infinity in the weights is a malformed file, found before the first step.
+fn finite(name: &str, values: Vec<f32>) -> Result<Vec<f32>, ModelError> {
+    match values.iter().position(|value| !value.is_finite()) {
+        None => Ok(values),
+        Some(at) => Err(ModelError::Tensor { name: name.to_string(), what: format!("element {at} is {}", values[at]) }),
+    }
+}
+
+/// The same without making float32 numbers: an exponent of all ones is no number.
+fn stored_finite(name: &str, stored: &StoredTensor) -> Result<(), ModelError> {
+    let exponent = |mask: u16| stored.bits().position(|bits| bits & mask == mask);
+    let at = match stored.format {
+        Format::F32 => return finite(name, stored.to_f32()).map(|_| ()),
+        Format::Bf16 => exponent(0x7f80),
+        Format::F16 => exponent(0x7c00),
+    };
+    match at {
+        None => Ok(()),
+        Some(at) => {
+            let value = stored.to_f32()[at];
+            Err(ModelError::Tensor { name: name.to_string(), what: format!("element {at} is {value}") })
+        }
+    }
+}
+
+/// `1/√width` in float64, rounded once.
+#[expect(clippy::float_arithmetic, reason = "a parameter of the op, host arithmetic")]
+fn attention_scale(width: usize) -> f32 {
+    (1.0 / (width as f64).sqrt()) as f32
+}
+
+/// A of a new adapter, uniform within `±1/√inputs` (`docs/numerics.md`, "Initial adapters").
+#[expect(clippy::float_arithmetic, reason = "initial values, as numerics.md defines them")]
+fn initial_a(seed: u64, tensor: u32, rank: usize, inputs: usize) -> Vec<f32> {
+    let key = Key::new(seed, Purpose::AdapterInit);
+    let bound = (1.0 / (inputs as f64).sqrt()) as f32;
+    let element = |index: usize| (2.0 * uniform(word(key, 0, 0, tensor, index as u64)) - 1.0) * bound;
+    (0..rank * inputs).map(element).collect()
+}

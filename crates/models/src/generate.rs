@@ -1,0 +1,149 @@
+//! Generation with a cache of keys and values. A token's results depend on it and on what came before alone, so the logits are
+//! those of the full forward pass, bit for bit.
+
+use crate::dense::Model;
+use isobit_autograd::{Layout, Memory, Parameters, Tape, TapeError, Variable};
+use isobit_kernels::backend::F32;
+use isobit_kernels::op::Span;
+use isobit_kernels::{Backend, DeviceFailure};
+use isobit_numerics::philox::{Key, Purpose, word};
+use isobit_numerics::slices::Profile;
+use std::cell::RefCell;
+
+/// Keys and values of one layer, on the host.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LayerCache {
+    keys: Vec<f32>,
+    values: Vec<f32>,
+}
+
+impl LayerCache {
+    /// Adds those of new tokens and gives all of them.
+    pub(crate) fn extend<B: Backend>(
+        &mut self,
+        backend: &B,
+        k: &Variable<B>,
+        v: &Variable<B>,
+    ) -> Result<(F32<B>, F32<B>), DeviceFailure> {
+        self.keys.extend(backend.download(k.buffer())?);
+        self.values.extend(backend.download(v.buffer())?);
+        Ok((backend.upload(&self.keys), backend.upload(&self.values)))
+    }
+}
+
+/// A text being continued.
+pub struct Session<'a, B: Backend> {
+    backend: &'a B,
+    model: &'a Model<B>,
+    parameters: &'a Parameters<B>,
+    profile: Profile,
+    memory: Memory<B>,
+    cache: Vec<RefCell<LayerCache>>,
+    length: usize,
+}
+
+impl<'a, B: Backend> Session<'a, B> {
+    pub fn new(backend: &'a B, model: &'a Model<B>, parameters: &'a Parameters<B>, profile: Profile) -> Self {
+        let cache = vec![RefCell::default(); model.config.layers];
+        Self { backend, model, parameters, profile, memory: Memory::new(backend), cache, length: 0 }
+    }
+
+    /// Tokens so far.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Takes more tokens in and gives the logits of what follows the last of them.
+    ///
+    /// # Panics
+    /// If there are no tokens, or more than the model was built for.
+    pub fn extend(&mut self, tokens: &[u32]) -> Result<Vec<f32>, TapeError> {
+        assert!(!tokens.is_empty(), "something to continue");
+        let (start, end) = (self.length, self.length + tokens.len());
+        assert!(end <= self.model.positions, "{end} tokens, the model was built for {}", self.model.positions);
+        let positions: Vec<u32> = (start as u32..end as u32).collect();
+        let layout = Layout {
+            tokens: tokens.len(),
+            row_starts: vec![0, tokens.len()],
+            spans: vec![Span { queries: 0..tokens.len(), keys: 0..end }],
+            positions: self.backend.upload(&positions),
+            key: Key::new(0, Purpose::Dropout),
+            step: 0,
+            first_row: 0,
+        };
+        let ids = self.backend.upload(tokens);
+        let mut tape =
+            Tape::inference(self.backend, self.parameters, &layout, self.profile).with_buffers_of(&self.memory);
+        let logits = self.model.next_logits(&mut tape, &ids, &self.cache)?;
+        self.length = end;
+        Ok(logits)
+    }
+}
+
+/// How the next token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Zero takes the most likely token.
+    pub temperature: f64,
+    /// Only the most likely tokens whose probabilities reach this together.
+    pub top_p: f64,
+    pub seed: u64,
+}
+
+impl Sampling {
+    pub const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, seed: 0 };
+
+    /// The token at `position` of text number `row`: a pure function of all of these. Host arithmetic in float64.
+    #[expect(clippy::float_arithmetic, reason = "sampling is defined here, on the host")]
+    pub fn choose(&self, logits: &[f32], row: u32, position: u64) -> u32 {
+        let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+        // Larger logit first, then the smaller token: a total order.
+        order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b)));
+        if self.temperature <= 0.0 {
+            return order[0];
+        }
+        let largest = f64::from(logits[order[0] as usize]);
+        let weight = |token: &u32| libm::exp((f64::from(logits[*token as usize]) - largest) / self.temperature);
+        let weights: Vec<f64> = order.iter().map(weight).collect();
+        let all: f64 = weights.iter().sum();
+        let (mut kept, mut mass) = (0, 0.0);
+        while kept < weights.len() && (kept == 0 || mass < self.top_p * all) {
+            mass += weights[kept];
+            kept += 1;
+        }
+        let bits = word(Key::new(self.seed, Purpose::Sampling), 0, row, 0, position);
+        let mut left = f64::from(bits) / 4294967296.0 * mass;
+        for (token, weight) in order.iter().zip(&weights).take(kept) {
+            if left < *weight {
+                return *token;
+            }
+            left -= weight;
+        }
+        order[kept - 1]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn greedy_takes_the_first_of_equals() {
+        assert_eq!(Sampling::GREEDY.choose(&[0.5, 2.0, 2.0, -1.0], 0, 0), 1);
+    }
+
+    #[test]
+    fn samples_follow_the_probabilities_and_the_seed() {
+        let sampling = Sampling { temperature: 1.0, top_p: 0.9, seed: 3 };
+        let logits = [0.0, 1.0, 2.0, -30.0];
+        let mut counts = [0; 4];
+        for position in 0..3000 {
+            let token = sampling.choose(&logits, 0, position);
+            assert_eq!(token, sampling.choose(&logits, 0, position), "a pure function");
+            counts[token as usize] += 1;
+        }
+        // 0.665 and 0.245 reach 0.9 together; the others are never taken.
+        assert_eq!((counts[0], counts[3]), (0, 0), "{counts:?}");
+        assert!((1900..2500).contains(&counts[2]), "{counts:?}");
+    }
+}

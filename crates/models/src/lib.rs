@@ -1,0 +1,32 @@
+//! Model families: what a config says, which tensors there are, and the forward pass.
+//!
+//! `config.rs` reads `config.json` in its old and new spellings, `source.rs` is where weights come from, `adapter.rs` says which
+//! modules get an adapter (PEFT's rules), `dense.rs` is the forward pass of Qwen2, Qwen3 and Llama, `build.rs` puts a model together.
+
+pub mod adapter;
+pub mod build;
+pub mod config;
+pub mod dense;
+pub mod generate;
+pub mod peft;
+pub mod source;
+
+pub use adapter::{LoraConfig, Targets, Trained};
+pub use build::{Built, build};
+pub use config::{Config, Family};
+pub use dense::Model;
+pub use generate::{Sampling, Session};
+pub use source::{Format, RandomSource, Source, StoredTensor};
+
+/// Why a model cannot be put together.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    #[error("{file}: {what}")]
+    Config { file: String, what: String },
+    #[error("tensor {name}: {what}")]
+    Tensor { name: String, what: String },
+    #[error(transparent)]
+    File(#[from] isobit_proof::FileError),
+    #[error("adapter: {0}")]
+    Adapter(String),
+}

@@ -1,0 +1,113 @@
+//! What differs between two files or folders: tensors by name, element by element, and the JSON beside them.
+//!
+//! `source` finds out what a path holds, `tensor` matches and cuts up the work, `number` looks at elements, `document` at JSON.
+//! A path may come from any tool that writes safetensors.
+
+mod document;
+mod number;
+mod source;
+mod tensor;
+
+pub use document::{DocumentDifference, Documents, KeyDifference};
+pub use number::{Tally, decimal};
+pub use tensor::{Kind, Shown, TensorDifference, Values, compare as compare_tensors};
+
+use crate::error::FileError;
+use source::Source;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// What differs between two paths.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Difference {
+    /// Tensors present on either side.
+    pub tensor_count: u64,
+    /// Differing tensors by set (`adapter_model`, `model`), each sorted by name.
+    pub sets: BTreeMap<String, Vec<TensorDifference>>,
+    /// Differing JSON files.
+    pub documents: Documents,
+    /// Files on one side only: tensors or JSON.
+    pub only_in_first: Vec<String>,
+    pub only_in_second: Vec<String>,
+}
+
+impl Difference {
+    /// Whether both sides hold the same numbers and say the same.
+    pub fn is_none(&self) -> bool {
+        self.documents.is_empty()
+            && self.only_in_first.is_empty()
+            && self.only_in_second.is_empty()
+            && self.tensors().all(|tensor| !tensor.kind.is_difference())
+    }
+
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorDifference> {
+        self.sets.values().flatten()
+    }
+
+    /// All tallies together; the position of the first element means nothing here.
+    pub fn total(&self) -> Tally {
+        let tallies = self.tensors().filter_map(|tensor| match &tensor.kind {
+            Kind::Values(values) => Some(values.tally),
+            _ => None,
+        });
+        Tally { first: None, ..tallies.fold(Tally::default(), Tally::join) }
+    }
+}
+
+/// Compares two paths: files, adapters, checkpoints, models, runs. The result does not depend on `threads`.
+pub fn compare(a: &Path, b: &Path, threads: usize) -> Result<Difference, FileError> {
+    let (mut a, mut b) = (Source::open(a)?, Source::open(b)?);
+    a.narrow_to(&b);
+    b.narrow_to(&a);
+    let mut difference = Difference::default();
+    compare_sets(&mut difference, &a, &b, threads)?;
+    compare_documents(&mut difference, a, b);
+    difference.only_in_first.sort();
+    difference.only_in_second.sort();
+    Ok(difference)
+}
+
+fn compare_sets(difference: &mut Difference, a: &Source, b: &Source, threads: usize) -> Result<(), FileError> {
+    // A single set on each side is meant, whatever it is called.
+    if let (1, 1, Some((name, first)), Some(second)) =
+        (a.sets.len(), b.sets.len(), a.sets.first_key_value(), b.sets.values().next())
+    {
+        return add_set(difference, name, [first, second], threads);
+    }
+    let names: BTreeSet<&String> = a.sets.keys().chain(b.sets.keys()).collect();
+    for name in names {
+        match (a.sets.get(name), b.sets.get(name)) {
+            (Some(first), Some(second)) => add_set(difference, name, [first, second], threads)?,
+            (Some(_), None) => difference.only_in_first.push(format!("{name}.safetensors")),
+            (None, _) => difference.only_in_second.push(format!("{name}.safetensors")),
+        }
+    }
+    Ok(())
+}
+
+fn add_set(
+    difference: &mut Difference,
+    name: &str,
+    [a, b]: [&crate::safetensors::Checkpoint; 2],
+    threads: usize,
+) -> Result<(), FileError> {
+    let tensors = compare_tensors(a, b, threads)?;
+    let extra = tensors.iter().filter(|tensor| tensor.kind == Kind::OnlyInSecond).count();
+    difference.tensor_count += (a.names().len() + extra) as u64;
+    difference.sets.insert(name.to_string(), tensors);
+    Ok(())
+}
+
+fn compare_documents(difference: &mut Difference, a: Source, mut b: Source) {
+    for (name, first) in a.documents {
+        let Some(second) = b.documents.remove(&name) else {
+            difference.only_in_first.push(name);
+            continue;
+        };
+        let found = document::compare(&name, first, second);
+        if found.count > 0 {
+            difference.documents.insert(name, found);
+        }
+    }
+    difference.only_in_second.extend(b.documents.into_keys());
+}

@@ -1,0 +1,128 @@
+//! What a path means to `diff`: a file, an adapter, a checkpoint, a sharded model, or the `final` folder of a run.
+//!
+//! Tensors come in sets, one for each stem: `adapter_model` and `optimizer` of a checkpoint, `model` of a model however many
+//! shards it has. JSON files come along, but for indexes and manifests, which follow from the rest.
+
+use crate::error::FileError;
+use crate::hash::Manifest;
+use crate::json::{self, UniqueMap};
+use crate::safetensors::Checkpoint;
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+const TENSORS: &str = ".safetensors";
+const INDEX: &str = ".safetensors.index.json";
+/// Where a run keeps its result.
+const FINAL: &str = "final";
+
+/// Everything of one side.
+#[derive(Debug, Default)]
+pub(crate) struct Source {
+    /// A file was named, not a folder.
+    pub(crate) is_file: bool,
+    /// By stem.
+    pub(crate) sets: BTreeMap<String, Checkpoint>,
+    /// By file name.
+    pub(crate) documents: BTreeMap<String, Value>,
+}
+
+impl Source {
+    pub(crate) fn open(path: &Path) -> Result<Self, FileError> {
+        let metadata = std::fs::metadata(path).map_err(|error| FileError::from_io("read", path, error))?;
+        if metadata.is_dir() {
+            return Self::open_folder(path);
+        }
+        let mut source = Self { is_file: true, ..Self::default() };
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if let Some(stem) = name.strip_suffix(INDEX) {
+            source.sets.insert(stem.to_string(), Checkpoint::open_index(path)?);
+        } else if is_json(path) {
+            source.documents.insert(name, json::read(path)?);
+        } else {
+            let stem = name.strip_suffix(TENSORS).unwrap_or(&name);
+            source.sets.insert(stem.to_string(), Checkpoint::open_file(path)?);
+        }
+        Ok(source)
+    }
+
+    /// Against a single file, a folder counts for no more than the set of that name, or all of them if it has none.
+    pub(crate) fn narrow_to(&mut self, other: &Self) {
+        if !other.is_file || self.is_file {
+            return;
+        }
+        self.documents.retain(|name, _| other.documents.contains_key(name));
+        if self.sets.keys().any(|stem| other.sets.contains_key(stem)) || other.sets.is_empty() {
+            self.sets.retain(|stem, _| other.sets.contains_key(stem));
+        }
+    }
+
+    fn open_folder(folder: &Path) -> Result<Self, FileError> {
+        let names = list(folder)?;
+        let tensors =
+            |names: &BTreeSet<String>| names.iter().any(|name| name.ends_with(TENSORS) || name.ends_with(INDEX));
+        if tensors(&names) {
+            return Self::open_listed(folder, &names);
+        }
+        let inner = folder.join(FINAL);
+        if inner.is_dir() {
+            let names = list(&inner)?;
+            if tensors(&names) {
+                return Self::open_listed(&inner, &names);
+            }
+        }
+        Err(FileError::NoTensors { folder: folder.to_path_buf() })
+    }
+
+    fn open_listed(folder: &Path, names: &BTreeSet<String>) -> Result<Self, FileError> {
+        let mut stems = BTreeSet::new();
+        let mut shards = BTreeSet::new();
+        for name in names {
+            if let Some(stem) = name.strip_suffix(INDEX) {
+                stems.insert(stem);
+                let index: Index = json::read(&folder.join(name))?;
+                shards.extend(index.weight_map.0.into_values());
+            }
+        }
+        for name in names.iter().filter(|name| !shards.contains(*name)) {
+            stems.extend(name.strip_suffix(TENSORS));
+        }
+        let mut source = Self::default();
+        for stem in stems {
+            source.sets.insert(stem.to_string(), Checkpoint::open_stem(folder, stem)?);
+        }
+        for name in names {
+            if is_json(Path::new(name)) && !name.ends_with(INDEX) && name != Manifest::NAME {
+                source.documents.insert(name.clone(), json::read(&folder.join(name))?);
+            }
+        }
+        Ok(source)
+    }
+}
+
+fn is_json(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "json")
+}
+
+/// What tells shards from files of their own.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: UniqueMap<String>,
+}
+
+/// Names of the files in a folder; a name that is not UTF-8 is none we could look for.
+fn list(folder: &Path) -> Result<BTreeSet<String>, FileError> {
+    let failed = |error| FileError::from_io("read", folder, error);
+    let mut names = BTreeSet::new();
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        // Through links: model caches are made of them.
+        if let Ok(name) = entry.file_name().into_string()
+            && entry.path().is_file()
+        {
+            names.insert(name);
+        }
+    }
+    Ok(names)
+}

@@ -1,0 +1,84 @@
+//! The one error of this crate. A variant says which kind of trouble it is, because the program's exit code follows the kind:
+//! a file that is not there (2), a disk that refuses (7), a file that does not hold what it says (8).
+
+use crate::name::quoted;
+use std::io;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    #[error("{} does not exist", path.display())]
+    Missing { path: PathBuf },
+    #[error("cannot write {}: the disk is full ({source})", path.display())]
+    DiskFull { path: PathBuf, source: io::Error },
+    #[error("cannot {action} {}: not allowed ({source})", path.display())]
+    NotAllowed { action: &'static str, path: PathBuf, source: io::Error },
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+    /// The folder is locked by another run.
+    #[error("{} is in use by {}", folder.display(), process.map_or("another process".to_string(), |id| format!("process {id}")))]
+    InUse { folder: PathBuf, process: Option<u32> },
+    /// The file breaks the rules of its format.
+    #[error("{} is malformed: {what}", path.display())]
+    Malformed { path: PathBuf, what: String },
+    /// The file is well formed and is not the one that was promised.
+    #[error("{} does not match its record: {what}", path.display())]
+    Altered { path: PathBuf, what: String },
+    #[error("{} holds no safetensors file", folder.display())]
+    NoTensors { folder: PathBuf },
+    #[error("{} has no tensor {}", path.display(), quoted(name))]
+    NoTensor { path: PathBuf, name: String },
+    /// A tensor was asked for in a form it does not have.
+    #[error("tensor {} holds {found}, not {wanted}", quoted(name))]
+    WrongType { name: String, found: &'static str, wanted: &'static str },
+    /// What we were asked to write breaks the rules of the format: a caller's mistake, found before a byte is written.
+    #[error("cannot write {}: {what}", path.display())]
+    Unwritable { path: PathBuf, what: String },
+}
+
+impl FileError {
+    /// Sorts an error of the operating system into its kind.
+    pub fn from_io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        let path = path.to_path_buf();
+        match source.kind() {
+            io::ErrorKind::NotFound if action != "write" => Self::Missing { path },
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull { path, source },
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                Self::NotAllowed { action, path, source }
+            }
+            _ => Self::Io { action, path, source },
+        }
+    }
+
+    pub(crate) fn malformed(path: &Path, what: impl Into<String>) -> Self {
+        Self::Malformed { path: path.to_path_buf(), what: what.into() }
+    }
+
+    pub(crate) fn unwritable(path: &Path, what: impl Into<String>) -> Self {
+        Self::Unwritable { path: path.to_path_buf(), what: what.into() }
+    }
+
+    /// The program's exit code for this kind.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Missing { .. } | Self::InUse { .. } | Self::NoTensors { .. } => 2,
+            Self::DiskFull { .. } | Self::NotAllowed { .. } | Self::Io { .. } | Self::Unwritable { .. } => 7,
+            Self::Malformed { .. } | Self::Altered { .. } | Self::NoTensor { .. } | Self::WrongType { .. } => 8,
+        }
+    }
+
+    /// One thing to try, where there is one.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Missing { .. } => "check the path; paths are relative to the current folder",
+            Self::DiskFull { .. } => "free some space, then run the same command again",
+            Self::NotAllowed { .. } => "check owner and permissions, or choose another folder",
+            Self::InUse { .. } => "wait for that run, or choose another folder",
+            Self::Malformed { .. } => "copy or download the file again",
+            Self::Altered { .. } => "restore the file, or go back to an earlier checkpoint",
+            Self::NoTensors { .. } => "name a safetensors file, or a folder with an adapter, a model or a finished run",
+            Self::NoTensor { .. } | Self::WrongType { .. } => "check that the file belongs to this model",
+            Self::Io { .. } | Self::Unwritable { .. } => return None,
+        })
+    }
+}

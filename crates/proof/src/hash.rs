@@ -1,0 +1,288 @@
+//! BLAKE3 of bytes and files, and the manifest that says which files a folder holds and what is in them.
+//!
+//! The manifest is written after everything it lists: a folder with a manifest is complete, and a folder that was being
+//! written when the power went has none.
+
+use crate::atomic::{is_partial, write_atomically};
+use crate::error::FileError;
+use crate::json::{self, UniqueMap};
+use crate::name::{is_plain, quoted};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// Bytes read at a time.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// A BLAKE3 hash; shown, stored and read as 64 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Hash(pub [u8; 32]);
+
+impl Hash {
+    pub fn of_bytes(bytes: &[u8]) -> Self {
+        Self(*blake3::hash(bytes).as_bytes())
+    }
+
+    /// Of a file of any size, in constant memory.
+    pub fn of_file(path: &Path) -> Result<Self, FileError> {
+        FileRecord::of(path).map(|record| record.blake3)
+    }
+
+    /// From 64 lower-case hexadecimal digits.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+        if pairs.len() != 32 || !rest.is_empty() {
+            return None;
+        }
+        let mut bytes = [0; 32];
+        for (byte, &[high, low]) in bytes.iter_mut().zip(pairs) {
+            *byte = digit(high)? << 4 | digit(low)?;
+        }
+        Some(Self(bytes))
+    }
+}
+
+fn digit(character: u8) -> Option<u8> {
+    match character {
+        b'0'..=b'9' => Some(character - b'0'),
+        b'a'..=b'f' => Some(character - b'a' + 10),
+        _ => None,
+    }
+}
+
+impl fmt::Display for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl Serialize for Hash {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Hash {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::parse(&text).ok_or_else(|| D::Error::custom(format!("{} is not a BLAKE3 hash", quoted(&text))))
+    }
+}
+
+/// What a manifest knows of one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileRecord {
+    pub size: u64,
+    pub blake3: Hash,
+}
+
+impl FileRecord {
+    /// Size and hash of the same pass over the file.
+    pub fn of(path: &Path) -> Result<Self, FileError> {
+        let failed = |error| FileError::from_io("read", path, error);
+        // Before opening: a pipe would wait for a writer that never comes.
+        if !std::fs::metadata(path).map_err(failed)?.is_file() {
+            return Err(FileError::malformed(path, "this is not a regular file"));
+        }
+        let mut file = File::open(path).map_err(failed)?;
+        let mut hasher = blake3::Hasher::new();
+        let mut buffer = vec![0; BUFFER_BYTES];
+        let mut size = 0;
+        loop {
+            match file.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(count) => {
+                    hasher.update(&buffer[..count]);
+                    size += count as u64;
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Ok(Self { size, blake3: Hash(*hasher.finalize().as_bytes()) })
+    }
+}
+
+/// The files of a folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    pub files: BTreeMap<String, FileRecord>,
+}
+
+/// The form in the file.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stored<Files> {
+    schema: String,
+    files: Files,
+}
+
+impl Manifest {
+    /// Its name in the folder.
+    pub const NAME: &str = "MANIFEST.json";
+    const SCHEMA: &str = "isobit.manifest/1";
+
+    /// Reads these files of a folder and records them.
+    pub fn of<'a>(folder: &Path, names: impl IntoIterator<Item = &'a str>) -> Result<Self, FileError> {
+        let mut files = BTreeMap::new();
+        for name in names {
+            if !is_plain(name) || name == Self::NAME {
+                let what = format!("{} cannot be listed in a manifest", quoted(name));
+                return Err(FileError::unwritable(&folder.join(Self::NAME), what));
+            }
+            files.insert(name.to_string(), FileRecord::of(&folder.join(name))?);
+        }
+        Ok(Self { files })
+    }
+
+    /// Writes the manifest into the folder: the last thing to be written there.
+    pub fn write(&self, folder: &Path) -> Result<(), FileError> {
+        let stored = Stored { schema: Self::SCHEMA.to_string(), files: &self.files };
+        let mut json = serde_json::to_string_pretty(&stored).expect("strings and numbers have a JSON form");
+        json.push('\n');
+        write_atomically(&folder.join(Self::NAME), json.as_bytes())
+    }
+
+    /// Reads the manifest of a folder, without looking at the files it lists.
+    pub fn read(folder: &Path) -> Result<Self, FileError> {
+        let path = folder.join(Self::NAME);
+        let Stored { schema, files } = json::read::<Stored<UniqueMap<FileRecord>>>(&path)?;
+        if schema != Self::SCHEMA {
+            let what = format!("its schema is {}, this version reads `{}`", quoted(&schema), Self::SCHEMA);
+            return Err(FileError::malformed(&path, what));
+        }
+        match files.0.keys().find(|name| !is_plain(name)) {
+            Some(name) => Err(FileError::malformed(&path, format!("{} is not a file of this folder", quoted(name)))),
+            None => Ok(Self { files: files.0 }),
+        }
+    }
+
+    /// Compares a folder with this manifest. The error names the first file, by name, that is missing, extra or of another
+    /// size; if there is none, the first whose content differs.
+    pub fn verify(&self, folder: &Path) -> Result<(), FileError> {
+        let present = Self::present(folder)?;
+        let altered = |name: &str, what: String| Err(FileError::Altered { path: folder.join(name), what });
+        let names: BTreeSet<&str> = self.files.keys().chain(&present).map(String::as_str).collect();
+        for name in names {
+            let Some(record) = self.files.get(name) else {
+                return altered(name, "it is not in the manifest".to_string());
+            };
+            if !present.contains(name) {
+                return altered(name, "it is missing".to_string());
+            }
+            let path = folder.join(name);
+            let found = std::fs::metadata(&path).map_err(|error| FileError::from_io("read", &path, error))?;
+            if found.len() != record.size || !found.is_file() {
+                return altered(name, format!("{} bytes are recorded, {} found", record.size, found.len()));
+            }
+        }
+        for (name, record) in &self.files {
+            let found = Hash::of_file(&folder.join(name))?;
+            if found != record.blake3 {
+                return altered(name, format!("hash {} is recorded, {found} found", record.blake3));
+            }
+        }
+        Ok(())
+    }
+
+    /// What lies in a folder, but for the manifest and what a crash left behind.
+    fn present(folder: &Path) -> Result<BTreeSet<String>, FileError> {
+        let failed = |error| FileError::from_io("read", folder, error);
+        let mut present = BTreeSet::new();
+        for entry in std::fs::read_dir(folder).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
+            if name != Self::NAME && !is_partial(&name) {
+                present.insert(name);
+            }
+        }
+        Ok(present)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_those_of_the_definition() {
+        // From the test vectors of BLAKE3: the empty input.
+        let empty = "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262";
+        assert_eq!(Hash::of_bytes(b"").to_string(), empty);
+        assert_eq!(Hash::parse(empty), Some(Hash::of_bytes(b"")));
+        for bad in ["", &empty[1..], &empty.to_uppercase(), &format!("{empty}00"), &empty.replace('a', "ü")] {
+            assert_eq!(Hash::parse(bad), None);
+        }
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("a");
+        let bytes: Vec<u8> = (0..BUFFER_BYTES * 2 + 17).map(|i| (i % 253) as u8).collect();
+        std::fs::write(&path, &bytes).expect("written");
+        assert_eq!(Hash::of_file(&path).expect("read"), Hash::of_bytes(&bytes));
+        assert!(Hash::of_file(folder.path()).is_err());
+    }
+
+    #[test]
+    fn a_manifest_names_the_first_file_that_is_wrong() {
+        let folder = tempfile::tempdir().expect("folder");
+        let folder = folder.path();
+        let put = |name: &str, text: &str| std::fs::write(folder.join(name), text).expect("written");
+        put("a", "1");
+        put("b", "2");
+        put(".isobit-1-2.partial", "crashed");
+        let manifest = Manifest::of(folder, ["b", "a"]).expect("made");
+        manifest.write(folder).expect("written");
+        assert_eq!(Manifest::read(folder).expect("read"), manifest);
+        manifest.verify(folder).expect("as recorded");
+
+        let refusal = || {
+            let error = manifest.verify(folder).expect_err("altered");
+            assert_eq!(error.exit_code(), 8);
+            let FileError::Altered { path, what } = error else { panic!("{error}") };
+            (path.file_name().expect("name").to_string_lossy().into_owned(), what)
+        };
+        put("b", "3");
+        let (name, what) = refusal();
+        assert!(name == "b" && what.starts_with("hash "), "{what}");
+        put("b", "22");
+        assert_eq!(refusal(), ("b".to_string(), "1 bytes are recorded, 2 found".to_string()));
+        put("aa", "");
+        assert_eq!(refusal(), ("aa".to_string(), "it is not in the manifest".to_string()));
+        std::fs::remove_file(folder.join("a")).expect("removed");
+        assert_eq!(refusal(), ("a".to_string(), "it is missing".to_string()));
+    }
+
+    #[test]
+    fn a_manifest_lists_plain_names_once() {
+        let folder = tempfile::tempdir().expect("folder");
+        let folder = folder.path();
+        for name in ["../a", "/a", "", Manifest::NAME] {
+            assert!(matches!(Manifest::of(folder, [name]), Err(FileError::Unwritable { .. })), "{name}");
+        }
+        assert!(matches!(Manifest::of(folder, ["a"]), Err(FileError::Missing { .. })));
+        assert!(matches!(Manifest::read(folder), Err(FileError::Missing { .. })));
+        let record = format!(r#"{{"size":1,"blake3":"{}"}}"#, "0".repeat(64));
+        let cases = [
+            (format!(r#"{{"schema":"isobit.manifest/1","files":{{"../a":{record}}}}}"#), "`../a` is not a file"),
+            (format!(r#"{{"schema":"isobit.manifest/1","files":{{"a":{record},"a":{record}}}}}"#), "appears twice"),
+            (r#"{"schema":"isobit.manifest/9","files":{}}"#.to_string(), "its schema is `isobit.manifest/9`"),
+            (r#"{"schema":"isobit.manifest/1","files":{"a":{"size":1,"blake3":"x"}}}"#.to_string(), "not a BLAKE3"),
+            (r#"{"schema":"isobit.manifest/1","files":{},"more":1}"#.to_string(), "unknown field"),
+        ];
+        for (json, expected) in cases {
+            std::fs::write(folder.join(Manifest::NAME), &json).expect("written");
+            let error = Manifest::read(folder).expect_err(&json);
+            assert!(error.to_string().contains(expected), "{error}");
+            assert_eq!(error.exit_code(), 8);
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! One run per folder: the file `LOCK`, held by an advisory lock of the operating system for as long as the run lives.
+//!
+//! The lock goes with the process, however it ends, so a killed run leaves nothing to clean up: the file stays, the lock does not.
+//! The process id inside is for the message only.
+
+use crate::error::FileError;
+use std::fs::{File, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::path::Path;
+
+/// A folder that is ours until this is dropped.
+#[derive(Debug)]
+pub struct Lock {
+    file: File,
+}
+
+impl Lock {
+    /// Its name in the folder.
+    pub const NAME: &str = "LOCK";
+
+    /// Takes the folder, or says who has it.
+    pub fn acquire(folder: &Path) -> Result<Self, FileError> {
+        let path = folder.join(Self::NAME);
+        let failed = |error| FileError::from_io("write", &path, error);
+        // Not truncated: the file may belong to a run that is still alive.
+        let mut file =
+            File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(FileError::InUse { folder: folder.to_path_buf(), process: holder(&mut file) });
+            }
+            Err(TryLockError::Error(error)) => return Err(FileError::from_io("lock", &path, error)),
+        }
+        file.set_len(0).map_err(failed)?;
+        file.rewind().map_err(failed)?;
+        writeln!(file, "{}", std::process::id()).map_err(failed)?;
+        Ok(Self { file })
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // The file itself stays: removing it would take the lock away from one who has just opened it.
+        let _ = self.file.set_len(0);
+        let _ = self.file.unlock();
+    }
+}
+
+/// The process that wrote its id into the file; None while it has not yet done so.
+fn holder(file: &mut File) -> Option<u32> {
+    let mut text = String::new();
+    file.take(32).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_held_once_and_free_after() {
+        let folder = tempfile::tempdir().expect("folder");
+        let lock = Lock::acquire(folder.path()).expect("free");
+        let error = Lock::acquire(folder.path()).expect_err("held");
+        let expected = format!("is in use by process {}", std::process::id());
+        assert!(error.to_string().ends_with(&expected), "{error}");
+        assert_eq!(error.exit_code(), 2);
+        drop(lock);
+        drop(Lock::acquire(folder.path()).expect("free again"));
+    }
+
+    #[test]
+    fn the_file_of_a_dead_process_is_taken_over() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join(Lock::NAME);
+        std::fs::write(&path, "4294967295 and more than a number would need\n").expect("written");
+        let _lock = Lock::acquire(folder.path()).expect("nobody holds it");
+        assert_eq!(std::fs::read_to_string(&path).expect("read"), format!("{}\n", std::process::id()));
+        assert!(Lock::acquire(&folder.path().join("none")).is_err());
+    }
+}

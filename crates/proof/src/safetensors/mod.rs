@@ -1,0 +1,27 @@
+//! The safetensors container: eight bytes of length, a JSON header, and the numbers.
+//!
+//! `header` turns the JSON into entries and checks every rule of the format; `file` maps a file and hands out its tensors;
+//! `checkpoint` is a folder of one or many such files; `write` makes them. All reading borrows from the map: nothing is copied
+//! before somebody asks, and `Tensor::release` gives pages back, so a model may be larger than memory.
+
+mod checkpoint;
+mod dtype;
+mod file;
+mod header;
+mod write;
+
+pub use checkpoint::Checkpoint;
+pub use dtype::Dtype;
+pub use file::{SafeTensors, Tensor};
+pub use write::{Declared, Entry, Sink, write, write_streamed};
+
+/// BOUND: bytes of a header, the limit of the format.
+pub const HEADER_BYTES_MOST: usize = 100_000_000;
+/// BOUND: tensors in a file.
+pub const TENSORS_MOST: usize = 1_000_000;
+/// BOUND: dimensions of a tensor.
+pub const DIMENSIONS_MOST: usize = 8;
+/// BOUND: bytes of a tensor's name.
+pub const NAME_BYTES_MOST: usize = 4096;
+/// The key of a header that is not a tensor.
+const METADATA: &str = "__metadata__";

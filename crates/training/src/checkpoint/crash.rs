@@ -1,0 +1,142 @@
+//! The crash test: a save, a mark, a pruning, stopped before every single step that changes the disk. Whatever is left
+//! must be a run folder that goes on from a whole checkpoint, the old or the new.
+
+use super::folder::{mark_best_watched, prune_watched};
+use super::write::save_watched;
+use super::*;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+pub(super) fn identity() -> Identity {
+    let digest = |letter: &str| letter.repeat(64);
+    Identity {
+        run: digest("a"),
+        data: digest("b"),
+        base: digest("c"),
+        profile: "x2".to_string(),
+        numerics: isobit_numerics::VERSION.to_string(),
+    }
+}
+
+pub(super) fn snapshot(step: u64) -> Snapshot {
+    let tensor = |name: &str, seed: u32| NamedTensor {
+        name: format!("base_model.model.{name}.weight"),
+        shape: vec![2, 3],
+        values: (0..6).map(|i| f32::from_bits(0x3f80_0000 ^ (seed + i + step as u32 * 977))).collect(),
+    };
+    let of = |seed| vec![tensor("q_proj.lora_A", seed), tensor("q_proj.lora_B", seed + 100)];
+    let mut progress = Progress::start(identity());
+    progress.step = step;
+    Snapshot { step, weights: of(1), moments1: of(2), moments2: of(3), progress }
+}
+
+pub(super) fn config() -> serde_json::Value {
+    serde_json::json!({ "peft_type": "LORA", "r": 8 })
+}
+
+/// Everything the loop does to the disk after step 30, when 10 (the best) and 20 are there.
+fn work(output_dir: &Path, watch: Watch<'_>) -> Result<(), Error> {
+    save_watched(output_dir, &snapshot(30), Some(&config()), watch)?;
+    mark_best_watched(output_dir, 30, 1.5, watch)?;
+    prune_watched(output_dir, 1, watch)
+}
+
+fn before(output_dir: &Path) {
+    for step in [10, 20] {
+        save(output_dir, &snapshot(step), Some(&config())).expect("saved");
+    }
+    mark_best(output_dir, 10, 2.0).expect("marked");
+}
+
+/// The half of a file that a stopped writer leaves under its temporary name.
+fn leave_partial(path: &Path) {
+    if let Some(parent) = path.parent().filter(|parent| parent.is_dir()) {
+        fs::write(parent.join(".isobit-1-2.partial"), b"half").expect("written");
+    }
+}
+
+fn stopped_at(output_dir: &Path, stop: usize) -> bool {
+    let mut count = 0;
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        work(output_dir, &mut |path| {
+            if count == stop {
+                leave_partial(path);
+                // Unlike a panic this prints nothing.
+                resume_unwind(Box::new("the power goes"));
+            }
+            count += 1;
+            Ok(())
+        })
+    }));
+    match outcome {
+        Ok(result) => {
+            result.expect("nothing failed");
+            false
+        }
+        Err(_) => true,
+    }
+}
+
+/// Everything under a real name is whole.
+fn check_whole(output_dir: &Path) -> u64 {
+    for entry in fs::read_dir(output_dir).expect("folder") {
+        let entry = entry.expect("entry");
+        let name = entry.file_name().into_string().expect("UTF-8");
+        if let Some(step) = step_of(&name) {
+            assert_eq!(load(&entry.path(), &identity()).expect("whole"), snapshot(step), "{name}");
+        }
+    }
+    let latest = latest(output_dir).expect("readable").expect("there was one before");
+    let best = best(output_dir).expect("readable").expect("there was one before");
+    assert!(load(&folder_of(output_dir, best.step), &identity()).is_ok());
+    load(&latest, &identity()).expect("whole").step
+}
+
+#[test]
+fn stopped_before_any_change_of_the_disk_the_run_goes_on() {
+    let mut reached = Vec::new();
+    for stop in 0.. {
+        let folder = tempfile::tempdir().expect("folder");
+        let output_dir = folder.path();
+        before(output_dir);
+        if !stopped_at(output_dir, stop) {
+            break;
+        }
+        reached.push(check_whole(output_dir));
+        clean(output_dir).expect("cleaned");
+        let hidden = fs::read_dir(output_dir)
+            .expect("folder")
+            .filter(|entry| entry.as_ref().expect("entry").file_name().to_string_lossy().starts_with('.'));
+        assert_eq!(hidden.count(), 0, "stop {stop}");
+        assert_eq!(check_whole(output_dir), *reached.last().expect("pushed"));
+        // Going on reaches the same folder, whatever was there.
+        work(output_dir, &mut unwatched).expect("works");
+        assert_eq!(check_whole(output_dir), 30);
+        let mut names: Vec<_> =
+            fs::read_dir(output_dir).expect("folder").map(|entry| entry.expect("entry").file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["best.json", "checkpoint-30", "latest.json"], "stop {stop}");
+    }
+    let first_new = reached.iter().position(|&step| step == 30).expect("the new one appears");
+    assert!(reached[..first_new].iter().all(|&step| step == 20) && reached[first_new..].iter().all(|&step| step == 30));
+    // Folder, five files, rename, two pointers, and two removals of two changes each.
+    assert_eq!(reached.len(), 13);
+}
+
+#[test]
+fn a_save_that_fails_keeps_the_old_and_gives_its_space_back() {
+    for stop in 0..7 {
+        let folder = tempfile::tempdir().expect("folder");
+        let output_dir = folder.path();
+        before(output_dir);
+        let mut count = 0;
+        let result = work(output_dir, &mut |path| {
+            count += 1;
+            let source = std::io::Error::from(std::io::ErrorKind::StorageFull);
+            if count > stop { Err(FileError::from_io("write", path, source)) } else { Ok(()) }
+        });
+        assert_eq!(result.expect_err("the disk is full").exit_code(), 7);
+        assert_eq!(check_whole(output_dir), 20);
+        assert!(!output_dir.join(".checkpoint-30.partial").exists(), "stop {stop}");
+    }
+}

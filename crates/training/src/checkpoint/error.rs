@@ -1,0 +1,64 @@
+//! What can be wrong with a checkpoint: the file system or a file (`File`), its contents, or that it is another run's.
+
+use isobit_proof::FileError;
+use std::fmt;
+use std::path::PathBuf;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    File(#[from] FileError),
+
+    /// Every file is as recorded, and together they make no sense.
+    #[error("{} cannot be continued: {what}", path.display())]
+    Inconsistent { path: PathBuf, what: String },
+
+    /// A good checkpoint that belongs to something else.
+    #[error("{} is of another run: {}", folder.display(), listed(differences))]
+    Different { folder: PathBuf, differences: Vec<Difference> },
+
+    /// The same step was saved before, and its bits were others.
+    #[error("{} exists already and its {file} holds other bytes", folder.display())]
+    Exists { folder: PathBuf, file: String },
+}
+
+/// One thing that a checkpoint and a run do not share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    pub what: &'static str,
+    pub saved: String,
+    pub wanted: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "its {} is {}, this run's is {}", self.what, self.saved, self.wanted)
+    }
+}
+
+fn listed(differences: &[Difference]) -> String {
+    differences.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+impl Error {
+    /// The program's exit code for this kind.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::File(error) => error.exit_code(),
+            Self::Inconsistent { .. } | Self::Exists { .. } => 8,
+            Self::Different { .. } => 2,
+        }
+    }
+
+    /// One thing to try, where there is one.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::File(error) => error.hint(),
+            Self::Inconsistent { .. } => Some("go back to an earlier checkpoint"),
+            Self::Different { .. } => {
+                Some("resume with the config, data and model it was made with, or choose another output_dir")
+            }
+            Self::Exists { .. } => Some("choose another output_dir; `isobit replay` finds which of the two is right"),
+        }
+    }
+}

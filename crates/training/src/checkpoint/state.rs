@@ -1,0 +1,153 @@
+//! What a checkpoint holds: trainable tensors under the names of their file, the optimizer's moments, and how far the run
+//! has come. Whatever can change during a run is here; numbers that must come back exactly are stored as their bits.
+
+use serde::{Deserialize, Serialize};
+
+/// A tensor on its way to or from a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedTensor {
+    pub name: String,
+    pub shape: Vec<usize>,
+    /// Row-major; as many as the shape says.
+    pub values: Vec<f32>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Snapshot {
+    /// Completed updates.
+    pub step: u64,
+    /// Trainable tensors under the names other tools know: PEFT's keys, or the model's own. Loaded, they are sorted by name.
+    pub weights: Vec<NamedTensor>,
+    /// First moments under the names of their weights. Moments of weights that were never updated may be missing.
+    pub moments1: Vec<NamedTensor>,
+    pub moments2: Vec<NamedTensor>,
+    pub progress: Progress,
+}
+
+/// How far a run has come.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Progress {
+    schema: Schema,
+    /// Completed updates.
+    pub step: u64,
+    /// Completed epochs.
+    pub epoch: u64,
+    pub rows_seen: u64,
+    pub tokens_seen: u64,
+    pub best: Option<Best>,
+    pub evals_without_improvement: u32,
+    /// Losses since the last line of the metrics, and of how many updates: the next line is their mean.
+    #[serde(rename = "loss_sum_bits", with = "bits")]
+    pub loss_sum: f64,
+    pub loss_count: u64,
+    pub identity: Identity,
+}
+
+/// The best evaluation so far.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Best {
+    pub step: u64,
+    #[serde(rename = "metric_bits", with = "bits")]
+    pub metric: f64,
+}
+
+/// What a run is: a checkpoint goes on only under the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    /// `Run::digest`.
+    pub run: String,
+    /// Of the training and evaluation rows.
+    pub data: String,
+    /// Of the base model's files.
+    pub base: String,
+    pub profile: String,
+    /// Version of the bit contract.
+    pub numerics: String,
+}
+
+/// The schema's name in the file; nothing else is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+enum Schema {
+    #[default]
+    #[serde(rename = "isobit.state/1")]
+    One,
+}
+
+impl Progress {
+    /// Before the first update.
+    pub fn start(identity: Identity) -> Self {
+        Self {
+            schema: Schema::One,
+            step: 0,
+            epoch: 0,
+            rows_seen: 0,
+            tokens_seen: 0,
+            best: None,
+            evals_without_improvement: 0,
+            loss_sum: 0.0,
+            loss_count: 0,
+            identity,
+        }
+    }
+
+    /// Takes in an evaluation after the current step; lower is better. Says whether it is the best so far: the first of
+    /// equals stays, and a number that is none never is.
+    pub fn take_eval(&mut self, metric: f64) -> bool {
+        let better = !metric.is_nan() && self.best.is_none_or(|best| metric < best.metric);
+        if better {
+            self.best = Some(Best { step: self.step, metric });
+            self.evals_without_improvement = 0;
+        } else {
+            self.evals_without_improvement = self.evals_without_improvement.saturating_add(1);
+        }
+        better
+    }
+}
+
+/// A float64 as the sixteen hexadecimal digits of its bits: decimal readers differ in the last place.
+pub(crate) mod bits {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature serde asks for")]
+    pub(crate) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&format!("{:016x}", value.to_bits()))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let digits = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let value = if digits { u64::from_str_radix(&text, 16).ok() } else { None };
+        value.map(f64::from_bits).ok_or_else(|| D::Error::custom("not the sixteen hexadecimal digits of a float64"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn evaluations_find_the_best_and_count_the_others() {
+        let name = String::new;
+        let identity = Identity { run: name(), data: name(), base: name(), profile: name(), numerics: name() };
+        let mut progress = Progress::start(identity);
+        let mut take = |step, metric| {
+            progress.step = step;
+            (progress.take_eval(metric), progress.best.map(|best| best.step), progress.evals_without_improvement)
+        };
+        assert_eq!(take(1, f64::NAN), (false, None, 1));
+        assert_eq!(take(2, 3.0), (true, Some(2), 0));
+        assert_eq!(take(3, 3.0), (false, Some(2), 1));
+        assert_eq!(take(4, f64::INFINITY), (false, Some(2), 2));
+        assert_eq!(take(5, 2.5), (true, Some(5), 0));
+        let text = serde_json::to_string(&progress).expect("has a JSON form");
+        assert!(text.contains(r#""metric_bits":"4004000000000000""#), "{text}");
+        assert_eq!(serde_json::from_str::<Progress>(&text).expect("reads back"), progress);
+        for bad in ["", "4004", "+004000000000000", "400400000000000g"] {
+            let text = text.replace("4004000000000000", bad);
+            assert!(serde_json::from_str::<Progress>(&text).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Saving: into a temporary folder, then under its name, then `latest.json`. Nothing under a real name is ever half done.
+
+use super::error::Error;
+use super::folder::{Pointer, partial_name, remove_folder};
+use super::state::{NamedTensor, Snapshot};
+use super::{ADAPTER, ADAPTER_CONFIG, FINAL, MODEL, OPTIMIZER, STATE, Watch, folder_name, folder_of, unwatched};
+use isobit_proof::atomic::{sync_folder, write_atomically};
+use isobit_proof::safetensors::{Declared, Dtype, write_streamed};
+use isobit_proof::{FileError, Manifest};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Values turned into bytes at a time.
+const VALUES_AT_ONCE: usize = 1 << 16;
+
+/// Writes `checkpoint-N` into the run folder and points `latest.json` at it; gives back its folder. With the config of an
+/// adapter the weights are an adapter, without one they are a model. A checkpoint of that step that is there already must
+/// hold the same bytes: it then stays as it is.
+pub fn save(
+    output_dir: &Path,
+    snapshot: &Snapshot,
+    adapter_config: Option<&serde_json::Value>,
+) -> Result<PathBuf, Error> {
+    save_watched(output_dir, snapshot, adapter_config, &mut unwatched)
+}
+
+pub(super) fn save_watched(
+    output_dir: &Path,
+    snapshot: &Snapshot,
+    adapter_config: Option<&serde_json::Value>,
+    watch: Watch<'_>,
+) -> Result<PathBuf, Error> {
+    let folder = folder_of(output_dir, snapshot.step);
+    if snapshot.step != snapshot.progress.step {
+        let what = format!("the snapshot is of step {}, its progress of {}", snapshot.step, snapshot.progress.step);
+        return Err(Error::Inconsistent { path: folder, what });
+    }
+    let partial = output_dir.join(partial_name(&folder_name(snapshot.step)));
+    let result = fill(&partial, snapshot, adapter_config, watch).and_then(|manifest| {
+        if keeps_earlier(&folder, &manifest)? {
+            remove_folder(&partial, watch)
+        } else {
+            publish(output_dir, &partial, &folder, watch)
+        }
+    });
+    if let Err(error) = result {
+        // A failed save gives its disk space back; the error that brought us here is the one worth telling.
+        let _ = std::fs::remove_dir_all(&partial);
+        return Err(error);
+    }
+    Pointer { step: snapshot.step, metric: None }.write(output_dir, Pointer::LATEST, watch)?;
+    Ok(folder)
+}
+
+/// Writes the folder `final`: weights and adapter config alone, as other tools load them. What was there is replaced.
+pub fn save_final(
+    output_dir: &Path,
+    weights: &[NamedTensor],
+    adapter_config: Option<&serde_json::Value>,
+) -> Result<PathBuf, Error> {
+    let watch: Watch<'_> = &mut unwatched;
+    let (folder, partial) = (output_dir.join(FINAL), output_dir.join(partial_name(FINAL)));
+    create_folder(&partial, watch)?;
+    let written = put_weights(&partial, weights, adapter_config, watch)
+        .and_then(|names| Ok(Manifest::of(&partial, names)?.write(&partial)?));
+    if let Err(error) = written {
+        let _ = std::fs::remove_dir_all(&partial);
+        return Err(error);
+    }
+    if folder.exists() {
+        remove_folder(&folder, watch)?;
+    }
+    publish(output_dir, &partial, &folder, watch)?;
+    Ok(folder)
+}
+
+/// All files of a checkpoint, the manifest last.
+fn fill(
+    partial: &Path,
+    snapshot: &Snapshot,
+    adapter_config: Option<&serde_json::Value>,
+    watch: Watch<'_>,
+) -> Result<Manifest, Error> {
+    create_folder(partial, watch)?;
+    let mut names = put_weights(partial, &snapshot.weights, adapter_config, watch)?;
+    let moments1 = snapshot.moments1.iter().map(|tensor| (format!("moment1.{}", tensor.name), tensor));
+    let moments2 = snapshot.moments2.iter().map(|tensor| (format!("moment2.{}", tensor.name), tensor));
+    let moments: Vec<(String, &NamedTensor)> = moments1.chain(moments2).collect();
+    put_tensors(&partial.join(OPTIMIZER), &moments, watch)?;
+    put_json(&partial.join(STATE), &snapshot.progress, watch)?;
+    names.extend([OPTIMIZER, STATE]);
+    let manifest = Manifest::of(partial, names)?;
+    watch(&partial.join(Manifest::NAME))?;
+    manifest.write(partial)?;
+    Ok(manifest)
+}
+
+fn put_weights(
+    partial: &Path,
+    weights: &[NamedTensor],
+    adapter_config: Option<&serde_json::Value>,
+    watch: Watch<'_>,
+) -> Result<Vec<&'static str>, Error> {
+    let named: Vec<(String, &NamedTensor)> = weights.iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+    let Some(config) = adapter_config else {
+        put_tensors(&partial.join(MODEL), &named, watch)?;
+        return Ok(vec![MODEL]);
+    };
+    put_tensors(&partial.join(ADAPTER), &named, watch)?;
+    put_json(&partial.join(ADAPTER_CONFIG), &sorted(config), watch)?;
+    Ok(vec![ADAPTER, ADAPTER_CONFIG])
+}
+
+fn put_tensors(path: &Path, tensors: &[(String, &NamedTensor)], watch: Watch<'_>) -> Result<(), Error> {
+    watch(path)?;
+    let declared: Vec<Declared<'_>> =
+        tensors.iter().map(|(name, tensor)| Declared { name, dtype: Dtype::F32, shape: &tensor.shape }).collect();
+    write_streamed(path, &BTreeMap::new(), &declared, |index, sink| {
+        tensors[index].1.values.chunks(VALUES_AT_ONCE).try_for_each(|values| {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            sink.write(&bytes)
+        })
+    })?;
+    Ok(())
+}
+
+/// With keys in order at every depth: how a map was built must not show in the bytes.
+fn sorted(value: &serde_json::Value) -> serde_json::Value {
+    use serde_json::Value::{Array, Object};
+    match value {
+        Object(map) => {
+            let entries: BTreeMap<&String, serde_json::Value> =
+                map.iter().map(|(key, value)| (key, sorted(value))).collect();
+            Object(entries.into_iter().map(|(key, value)| (key.clone(), value)).collect())
+        }
+        Array(items) => Array(items.iter().map(sorted).collect()),
+        other => other.clone(),
+    }
+}
+
+fn put_json(path: &Path, value: &impl serde::Serialize, watch: Watch<'_>) -> Result<(), Error> {
+    watch(path)?;
+    let mut json = serde_json::to_string_pretty(value).expect("strings, numbers and maps have a JSON form");
+    json.push('\n');
+    Ok(write_atomically(path, json.as_bytes())?)
+}
+
+/// An empty folder under a temporary name; what a crash left under it goes.
+fn create_folder(partial: &Path, watch: Watch<'_>) -> Result<(), Error> {
+    let failed = |error| FileError::from_io("write", partial, error);
+    if partial.symlink_metadata().is_ok() {
+        watch(partial)?;
+        std::fs::remove_dir_all(partial).map_err(failed)?;
+    }
+    watch(partial)?;
+    Ok(std::fs::create_dir(partial).map_err(failed)?)
+}
+
+/// Whether a good checkpoint of this name is there already. A damaged one is moved out of the way by `publish`; a good one
+/// with other bytes is a finding, not a thing to write over.
+fn keeps_earlier(folder: &Path, manifest: &Manifest) -> Result<bool, Error> {
+    let Ok(earlier) = Manifest::read(folder) else { return Ok(false) };
+    if earlier.verify(folder).is_err() {
+        return Ok(false);
+    }
+    let names = manifest.files.keys().chain(earlier.files.keys());
+    match names.into_iter().find(|name| manifest.files.get(*name) != earlier.files.get(*name)) {
+        Some(file) => Err(Error::Exists { folder: folder.to_path_buf(), file: file.clone() }),
+        None => Ok(true),
+    }
+}
+
+/// Gives a finished folder its name, for good.
+fn publish(output_dir: &Path, partial: &Path, folder: &Path, watch: Watch<'_>) -> Result<(), Error> {
+    let failed = |error| FileError::from_io("write", folder, error);
+    if folder.symlink_metadata().is_ok() {
+        remove_folder(folder, watch)?;
+    }
+    watch(folder)?;
+    std::fs::rename(partial, folder).map_err(failed)?;
+    Ok(sync_folder(output_dir)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_written_in_order_whatever_order_they_came_in() {
+        let one: serde_json::Value = serde_json::from_str(r#"{"b":[{"d":1,"c":2}],"a":null}"#).expect("JSON");
+        assert_eq!(sorted(&one).to_string(), r#"{"a":null,"b":[{"c":2,"d":1}]}"#);
+    }
+}

@@ -1,0 +1,60 @@
+//! What can be wrong with a config. The message names the place and says why; `hint` is one thing to try.
+
+use super::value::Place;
+use std::path::PathBuf;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot read the config {}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+
+    #[error("{place}: the config is larger than {limit} bytes")]
+    TooLarge { place: Place, limit: usize },
+
+    #[error("{place}: the config is not UTF-8 text")]
+    NotText { place: Place },
+
+    #[error("{place}: not valid TOML: {message}")]
+    Syntax { place: Place, message: String },
+
+    #[error("{place}: unknown key `{key}`{section}")]
+    UnknownKey { place: Place, key: String, section: String, hint: String },
+
+    #[error("{place}: `{key}` must be {expected}, found {found}")]
+    WrongType { place: Place, key: String, expected: &'static str, found: String, hint: String },
+
+    #[error("{place}: `{key}` says again what `{earlier_key}` said at {earlier}")]
+    Twice { place: Place, key: String, earlier: Place, earlier_key: String },
+
+    #[error("{place}: `{key}` = {value}: {why}")]
+    Invalid { place: Place, key: String, value: String, why: String, hint: String },
+
+    #[error("{place}: `{key}` is missing")]
+    Missing { place: Place, key: &'static str, hint: &'static str },
+
+    #[error("--set {argument}: {why}")]
+    Override { argument: String, why: String },
+}
+
+impl Error {
+    /// The program's exit code: 7 if the disk refused, else 2.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Read { source, .. } if source.kind() != std::io::ErrorKind::NotFound => 7,
+            _ => 2,
+        }
+    }
+
+    /// One thing to try.
+    pub fn hint(&self) -> &str {
+        match self {
+            Self::Read { .. } => "check the path; `isobit init` writes a new config",
+            Self::TooLarge { .. } | Self::NotText { .. } => "a config is a short TOML file; was a data file given?",
+            Self::Syntax { .. } => "strings stand in quotes, and a section begins with [name]",
+            Self::Twice { .. } => "keep one of them",
+            Self::Missing { hint, .. } => hint,
+            Self::Override { .. } => "write --set key=value, for example --set training.learning_rate=1e-4",
+            Self::UnknownKey { hint, .. } | Self::WrongType { hint, .. } | Self::Invalid { hint, .. } => hint,
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Every key a config may hold, one row each: section, canonical name, other names people know it by, kind, whether it
+//! can influence the result, and what it is for. Parsing, printing, the digest and `init` all read this table.
+
+use super::suggest::nearest;
+use super::value::Value;
+use std::collections::BTreeMap;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Section {
+    Top,
+    Adapter,
+    Datasets,
+    Eval,
+    Training,
+}
+
+impl Section {
+    pub const NAMED: [Self; 4] = [Self::Adapter, Self::Datasets, Self::Eval, Self::Training];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Top => "",
+            Self::Adapter => "adapter",
+            Self::Datasets => "datasets",
+            Self::Eval => "eval",
+            Self::Training => "training",
+        }
+    }
+
+    /// As it stands in a file; nothing for the top.
+    pub const fn heading(self) -> &'static str {
+        match self {
+            Self::Top => "",
+            Self::Adapter => "[adapter]",
+            Self::Datasets => "[[datasets]]",
+            Self::Eval => "[eval]",
+            Self::Training => "[training]",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Switch,
+    SwitchOrText,
+    Whole,
+    /// Whole numbers are welcome and become floats.
+    Number,
+    /// Kept as typed: a whole number is a count, a fraction a share.
+    CountOrShare,
+    Text,
+    Texts,
+    TextOrTexts,
+    Wholes,
+    TableOfWholes,
+    TableOfNumbers,
+}
+
+pub struct Key {
+    pub section: Section,
+    pub name: &'static str,
+    pub aliases: &'static [&'static str],
+    pub kind: Kind,
+    /// Whether it can influence weights, metrics or the choice of the best checkpoint, and so belongs to the digest.
+    pub influences: bool,
+    pub help: &'static str,
+}
+
+const YES: bool = true;
+const NO: bool = false;
+
+#[rustfmt::skip]
+const fn key(section: Section, name: &'static str, aliases: &'static [&'static str], kind: Kind, influences: bool, help: &'static str) -> Key {
+    Key { section, name, aliases, kind, influences, help }
+}
+
+use Kind::{
+    CountOrShare, Number, Switch, SwitchOrText, TableOfNumbers, TableOfWholes, Text, TextOrTexts, Texts, Whole, Wholes,
+};
+use Section::{Adapter, Datasets, Eval, Top, Training};
+
+/// Paths do not influence: what the files hold does, and that has digests of its own.
+#[rustfmt::skip]
+pub const KEYS: &[Key] = &[
+    key(Top, "base_model", &["model_name_or_path", "model"], Text, NO, "folder of the model in Hugging Face layout"),
+    key(Top, "data_workers", &["dataloader_num_workers", "workers"], Whole, NO, "threads that prepare data"),
+    key(Top, "date", &[], Text, YES, "the day a chat template sees as today, YYYY-MM-DD"),
+    key(Top, "device", &["devices"], TextOrTexts, NO, "cpu, opencl:0, cuda:0, hip:0 or auto; a list splits the layers"),
+    key(Top, "output_dir", &[], Text, NO, "folder of the run"),
+    key(Top, "profile", &[], Text, YES, "x2, or x3 for the accuracy of float32"),
+    key(Top, "report_to_tensorboard", &["tensorboard"], Switch, NO, "also write TensorBoard event files"),
+    key(Top, "seed", &[], Whole, YES, "of data order, dropout and new adapter weights"),
+    key(Top, "threads", &["num_threads"], Whole, NO, "threads that compute; 0: every core"),
+
+    key(Datasets, "path", &["file"], Text, NO, "JSON lines"),
+
+    key(Eval, "eval_strategy", &["evaluation_strategy", "strategy"], Text, YES, "no, steps or epoch"),
+    key(Eval, "eval_steps", &["steps"], Whole, YES, "evaluate after every so many updates"),
+    key(Eval, "micro_batch_size", &["per_device_eval_batch_size", "eval_batch_size"], Whole, NO, "rows evaluated at once"),
+    key(Eval, "path", &["file"], Text, NO, "JSON lines to evaluate on"),
+    key(Eval, "val_set_size", &[], CountOrShare, YES, "rows, or the share of rows, held out of the training data"),
+
+    key(Training, "adam_beta1", &[], Number, YES, "decay of the first moment"),
+    key(Training, "adam_beta2", &[], Number, YES, "decay of the second moment"),
+    key(Training, "adam_epsilon", &["adam_eps"], Number, YES, "added to the root of the second moment"),
+    key(Training, "allow_untrainable_rows", &[], Switch, YES, "drop rows without a token to learn instead of stopping"),
+    key(Training, "assistant_only_loss", &[], Switch, YES, "in conversations, learn what the assistant says only"),
+    key(Training, "completion_field", &["field_output"], Text, YES, "field that holds what to learn, with prompt_field"),
+    key(Training, "completion_only_loss", &["train_on_completions_only"], Switch, YES, "in rows of prompt and completion, learn the completion only"),
+    key(Training, "early_stopping_patience", &[], Whole, YES, "stop after so many evaluations without improvement; 0: never"),
+    key(Training, "gradient_accumulation_steps", &["grad_accumulation_steps"], Whole, NO, "micro-batches per update"),
+    key(Training, "gradient_checkpointing", &["activation_checkpointing"], SwitchOrText, NO, "none, selective or full: trades memory for time, never bits"),
+    key(Training, "gradient_groups", &[], Whole, YES, "groups whose gradients are summed apart and then combined"),
+    key(Training, "learning_rate", &["lr"], Number, YES, "at its peak"),
+    key(Training, "load_best_model_at_end", &[], Switch, YES, "the final folder holds the best checkpoint, not the last"),
+    key(Training, "logging_steps", &[], Whole, NO, "a line of metrics every so many updates"),
+    key(Training, "lr_scheduler_type", &["lr_scheduler"], Text, YES, "constant, constant_with_warmup, linear, cosine or cosine_with_min_lr"),
+    key(Training, "max_grad_norm", &["gradient_clipping"], Number, YES, "gradients are clipped to this norm; 0: never"),
+    key(Training, "max_seq_length", &["max_length", "sequence_len", "cutoff_len"], Whole, YES, "longer rows are cut"),
+    key(Training, "max_steps", &[], Whole, YES, "updates of the run, instead of num_epochs; 0 or -1: by epochs"),
+    key(Training, "metric_for_best", &["metric_for_best_model"], Text, YES, "loss"),
+    key(Training, "micro_batch_size", &["per_device_train_batch_size", "batch_size"], Whole, NO, "rows computed at once"),
+    key(Training, "min_lr", &[], Number, YES, "where cosine_with_min_lr ends"),
+    key(Training, "min_lr_rate", &["min_lr_ratio"], Number, YES, "the same as a share of learning_rate"),
+    key(Training, "num_epochs", &["num_train_epochs", "epochs"], Number, YES, "passes over the data"),
+    key(Training, "prompt_field", &["field_instruction"], Text, YES, "field that holds what is given, for data with names of its own"),
+    key(Training, "sample_packing", &["packing"], Switch, YES, "put several rows into one sequence"),
+    key(Training, "save_steps", &[], Whole, NO, "a checkpoint every so many updates"),
+    key(Training, "save_strategy", &[], Text, NO, "no, steps or epoch"),
+    key(Training, "save_total_limit", &[], Whole, NO, "newest checkpoints kept; the best stays too; 0: all"),
+    key(Training, "warmup_ratio", &[], Number, YES, "share of the updates over which the learning rate rises"),
+    key(Training, "warmup_steps", &[], CountOrShare, YES, "updates over which it rises; below 1 a share"),
+    key(Training, "weight_decay", &[], Number, YES, "decoupled, on weights that are not biases or norms"),
+
+    key(Adapter, "alpha_pattern", &[], TableOfNumbers, YES, "lora_alpha of modules whose name ends so"),
+    key(Adapter, "exclude_modules", &["lora_exclude_modules"], Texts, YES, "modules that get no adapter"),
+    key(Adapter, "last_blocks", &["num_blocks"], Whole, YES, "blocks to train, counted from the last"),
+    key(Adapter, "layers_to_transform", &["lora_layers_to_transform"], Wholes, YES, "layers that get an adapter; empty: all"),
+    key(Adapter, "lora_alpha", &["alpha"], Number, YES, "the adapter is scaled by lora_alpha / lora_r"),
+    key(Adapter, "lora_dropout", &["dropout"], Number, YES, "share of the adapter's inputs set to zero"),
+    key(Adapter, "lora_r", &["r", "rank", "lora_rank"], Whole, YES, "rank"),
+    key(Adapter, "lora_target_modules", &["target_modules"], TextOrTexts, YES, "modules that get an adapter, or \"all-linear\""),
+    key(Adapter, "rank_pattern", &[], TableOfWholes, YES, "lora_r of modules whose name ends so"),
+    key(Adapter, "type", &["adapter_type"], Text, YES, "lora, full or last_blocks"),
+    key(Adapter, "use_rslora", &["rslora"], Switch, YES, "scale by lora_alpha / sqrt(lora_r)"),
+];
+
+impl Key {
+    pub(super) fn find(section: Section, typed: &str) -> Option<&'static Self> {
+        in_section(section).find(|key| key.name == typed || key.aliases.contains(&typed))
+    }
+
+    /// The keys of that name in any section.
+    pub(super) fn anywhere(typed: &str) -> Vec<&'static Self> {
+        KEYS.iter().filter(|key| key.name == typed || key.aliases.contains(&typed)).collect()
+    }
+
+    /// As `--set` takes it: `training.learning_rate`.
+    pub fn dotted(&self) -> String {
+        match self.section {
+            Section::Top => self.name.to_string(),
+            section => format!("{}.{}", section.name(), self.name),
+        }
+    }
+}
+
+fn in_section(section: Section) -> impl Iterator<Item = &'static Key> {
+    KEYS.iter().filter(move |key| key.section == section)
+}
+
+/// What to try instead of an unknown key: the same name elsewhere, a near name here, a near name elsewhere.
+pub(super) fn hint_for_unknown(section: Section, typed: &str) -> String {
+    if let Some(key) = Key::anywhere(typed).first() {
+        return match key.section {
+            Section::Top => format!("`{}` belongs at the top of the file, before the first [section]", key.name),
+            home => format!("`{}` belongs under {}", key.name, home.heading()),
+        };
+    }
+    let here = in_section(section).flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
+    let sections = Section::NAMED.iter().map(|named| named.name());
+    let candidates = here.chain(sections.filter(|_| section == Section::Top));
+    if let Some(name) = nearest(typed, candidates) {
+        return format!("did you mean `{name}`?");
+    }
+    let elsewhere = KEYS.iter().flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
+    match nearest(typed, elsewhere).and_then(|name| Key::anywhere(name).first().copied()) {
+        Some(key) if key.section == Section::Top => format!("did you mean `{}` at the top of the file?", key.name),
+        Some(key) => format!("did you mean `{}` under {}?", key.name, key.section.heading()),
+        None => {
+            let names: Vec<&str> = in_section(section).map(|key| key.name).collect();
+            format!("known here: {}", names.join(", "))
+        }
+    }
+}
+
+impl Kind {
+    pub const fn expected(self) -> &'static str {
+        match self {
+            Self::Switch => "true or false",
+            Self::SwitchOrText => "true, false or a string",
+            Self::Whole => "a whole number",
+            Self::Number | Self::CountOrShare => "a number",
+            Self::Text => "a string",
+            Self::Texts => "a list of strings",
+            Self::TextOrTexts => "a string or a list of strings",
+            Self::Wholes => "a list of whole numbers",
+            Self::TableOfWholes => "a table of names and whole numbers",
+            Self::TableOfNumbers => "a table of names and numbers",
+        }
+    }
+
+    /// The value in the form this kind has, or nothing when it is of another type.
+    pub(super) fn take(self, value: Value) -> Option<Value> {
+        match (self, value) {
+            (Self::Switch | Self::SwitchOrText, value @ Value::Switch(_))
+            | (Self::Text | Self::TextOrTexts | Self::SwitchOrText, value @ Value::Text(_))
+            | (Self::Whole | Self::CountOrShare, value @ Value::Whole(_))
+            | (Self::Number | Self::CountOrShare, value @ Value::Number(_)) => Some(value),
+            (Self::Number, Value::Whole(whole)) => as_number(whole),
+            (Self::Texts | Self::TextOrTexts, Value::List(items)) => each(items, Self::Text),
+            (Self::Wholes, Value::List(items)) => each(items, Self::Whole),
+            (Self::Wholes, value @ Value::Whole(_)) => Some(Value::List(vec![value])),
+            (Self::TableOfWholes, Value::Table(entries)) => every(entries, Self::Whole),
+            (Self::TableOfNumbers, Value::Table(entries)) => every(entries, Self::Number),
+            _ => None,
+        }
+    }
+}
+
+/// Whole numbers that a float holds exactly.
+fn as_number(whole: i64) -> Option<Value> {
+    (whole.unsigned_abs() <= 1 << 53).then_some(Value::Number(whole as f64))
+}
+
+fn each(items: Vec<Value>, kind: Kind) -> Option<Value> {
+    items.into_iter().map(|item| kind.take(item)).collect::<Option<_>>().map(Value::List)
+}
+
+fn every(entries: BTreeMap<String, Value>, kind: Kind) -> Option<Value> {
+    entries.into_iter().map(|(name, item)| Some((name, kind.take(item)?))).collect::<Option<_>>().map(Value::Table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_stands_for_two_keys_of_a_section() {
+        for section in [Section::Top].into_iter().chain(Section::NAMED) {
+            let mut names: Vec<&str> = in_section(section)
+                .flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()))
+                .collect();
+            names.sort_unstable();
+            let all = names.len();
+            names.dedup();
+            assert_eq!(names.len(), all, "{section:?}");
+        }
+    }
+
+    #[test]
+    fn hints_name_the_right_place() {
+        assert_eq!(hint_for_unknown(Section::Training, "lerning_rate"), "did you mean `learning_rate`?");
+        assert_eq!(hint_for_unknown(Section::Top, "learning_rate"), "`learning_rate` belongs under [training]");
+        assert_eq!(hint_for_unknown(Section::Top, "trainin"), "did you mean `training`?");
+        assert_eq!(hint_for_unknown(Section::Training, "lora_rr"), "did you mean `lora_r` under [adapter]?");
+        assert!(hint_for_unknown(Section::Adapter, "flash_attention").starts_with("known here: alpha_pattern, "));
+    }
+}

@@ -1,0 +1,46 @@
+//! Config: TOML as typed (`low.rs`, by the table of `key.rs`) becomes a complete `Run` (`resolve.rs`), once.
+//!
+//! Below `Run` there are no defaults left to choose. `Run::to_toml` prints it under canonical names and parses back to
+//! the same `Run`; `Run::digest` covers exactly what can influence the weights. A value keeps the file and line it came
+//! from until it is resolved, so that every complaint can name its place.
+
+mod error;
+mod key;
+mod low;
+mod print;
+mod resolve;
+mod resolve_adapter;
+mod resolve_training;
+mod run;
+mod suggest;
+mod table;
+mod value;
+
+pub use error::Error;
+pub use key::{KEYS, Key, Kind, Section};
+pub use low::{BYTES_MOST, Low};
+pub use run::{
+    Adapter, Checkpointing, DEFAULT_DATE, Device, Eval, EvalRows, Every, Fields, Length, Lora, Metric, Run, Scheduler,
+    Steps, Targets, Training, Warmup,
+};
+pub use value::{Place, Value};
+
+use std::path::Path;
+
+/// Reads a config file, applies `--set` overrides in order and resolves the whole.
+pub fn read(path: &Path, overrides: &[String]) -> Result<Run, Error> {
+    let mut low = Low::read(path)?;
+    for argument in overrides {
+        low.set(argument)?;
+    }
+    resolve::resolve(&low)
+}
+
+/// The same for text that is already in memory; `name` stands for the file in messages.
+pub fn parse(name: &str, text: &str, overrides: &[String]) -> Result<Run, Error> {
+    let mut low = Low::parse(name, text)?;
+    for argument in overrides {
+        low.set(argument)?;
+    }
+    resolve::resolve(&low)
+}

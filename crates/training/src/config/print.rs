@@ -1,0 +1,237 @@
+//! A run as TOML under canonical names, sorted, every key written out; and the digest of those that can influence the
+//! result. Both walk the same list, so the digest covers what is printed.
+
+use super::key::{Key, Section};
+use super::run::{
+    Adapter, Checkpointing, EvalRows, Every, Fields, Length, Lora, Metric, Run, Scheduler, Targets, Warmup,
+};
+use super::value::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::Path;
+
+type Lines = BTreeMap<&'static str, Value>;
+
+impl Run {
+    /// The resolved config; parsing it gives this run again.
+    pub fn to_toml(&self) -> String {
+        let mut out = String::new();
+        put_section(&mut out, Section::Top, &top(self));
+        put_section(&mut out, Section::Adapter, &adapter(&self.adapter));
+        for dataset in &self.datasets {
+            put_section(&mut out, Section::Datasets, &Lines::from([("path", path(dataset))]));
+        }
+        put_section(&mut out, Section::Eval, &eval(self));
+        put_section(&mut out, Section::Training, &training(self));
+        out
+    }
+
+    /// BLAKE3, in hex, of everything here that can influence weights, metrics or the best checkpoint. Left out: folders
+    /// and files (their contents have digests of their own), devices, threads, workers, how an update is split into
+    /// micro-batches, checkpointing, saving and logging.
+    pub fn digest(&self) -> String {
+        let mut text = String::from("isobit.run/1\n");
+        for (key, value) in self.influences() {
+            writeln!(text, "{key} = {value}").expect("writing to a string succeeds");
+        }
+        blake3::hash(text.as_bytes()).to_hex().to_string()
+    }
+
+    /// Where two runs differ in what can influence their results: key, this run's value, the other's.
+    pub fn differences(&self, other: &Self) -> Vec<(String, String, String)> {
+        let (ours, theirs) = (self.influences(), other.influences());
+        let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
+        let shown = |values: &BTreeMap<String, String>, key| values.get(key).map_or("-".to_string(), String::clone);
+        let pairs = keys.into_iter().map(|key| (key.clone(), shown(&ours, key), shown(&theirs, key)));
+        pairs.filter(|(_, ours, theirs)| ours != theirs).collect()
+    }
+
+    /// Dotted keys and values that the digest covers.
+    fn influences(&self) -> BTreeMap<String, String> {
+        let mut all = BTreeMap::from([("training.rows_per_update".to_string(), self.rows_per_update().to_string())]);
+        let mut put = |section: Section, prefix: &str, lines: Lines| {
+            let counts = |name: &str| Key::find(section, name).is_some_and(|key| key.influences);
+            let counted = lines.into_iter().filter(|(name, _)| counts(name));
+            all.extend(counted.map(|(name, value)| (format!("{prefix}{name}"), value.to_string())));
+        };
+        put(Section::Top, "", top(self));
+        put(Section::Adapter, "adapter.", adapter(&self.adapter));
+        put(Section::Eval, "eval.", eval(self));
+        put(Section::Training, "training.", training(self));
+        all
+    }
+}
+
+fn put_section(out: &mut String, section: Section, lines: &Lines) {
+    let put = |out: &mut String| -> std::fmt::Result {
+        if section != Section::Top {
+            writeln!(out, "\n{}", section.heading())?;
+        }
+        for (name, value) in lines {
+            writeln!(out, "{name} = {value}")?;
+        }
+        Ok(())
+    };
+    put(out).expect("writing to a string succeeds");
+}
+
+fn text(text: impl Into<String>) -> Value {
+    Value::Text(text.into())
+}
+
+fn whole(number: impl Into<u64>) -> Value {
+    // BOUND: every whole number of a run came from an i64.
+    Value::Whole(i64::try_from(number.into()).expect("whole numbers of a config fit in 63 bits"))
+}
+
+/// Paths came from TOML strings, so nothing is lost.
+fn path(path: &Path) -> Value {
+    text(path.to_string_lossy())
+}
+
+fn top(run: &Run) -> Lines {
+    let devices: Vec<String> = run.devices.iter().map(ToString::to_string).collect();
+    Lines::from([
+        ("base_model", path(&run.base_model)),
+        ("data_workers", whole(run.data_workers)),
+        ("date", text(&run.date)),
+        ("device", if let [device] = &devices[..] { text(device) } else { Value::texts(&devices) }),
+        ("output_dir", path(&run.output_dir)),
+        ("profile", text(run.profile.name())),
+        ("report_to_tensorboard", Value::Switch(run.report_to_tensorboard)),
+        ("seed", whole(run.seed)),
+        ("threads", whole(run.threads)),
+    ])
+}
+
+fn eval(run: &Run) -> Lines {
+    let mut lines = match &run.eval.rows {
+        EvalRows::None => Lines::from([("val_set_size", whole(0u64))]),
+        EvalRows::File(file) => Lines::from([("path", path(file))]),
+        EvalRows::Count(rows) => Lines::from([("val_set_size", whole(*rows))]),
+        EvalRows::Share(share) => Lines::from([("val_set_size", Value::Number(*share))]),
+    };
+    put_every(&mut lines, run.eval.every, "eval_strategy", "eval_steps");
+    lines.insert("micro_batch_size", whole(run.eval.micro_batch_size));
+    lines
+}
+
+fn put_every(lines: &mut Lines, every: Every, strategy: &'static str, steps: &'static str) {
+    let name = match every {
+        Every::Never => "no",
+        Every::Epoch => "epoch",
+        Every::Steps(_) => "steps",
+    };
+    lines.insert(strategy, text(name));
+    if let Every::Steps(count) = every {
+        lines.insert(steps, whole(count));
+    }
+}
+
+fn training(run: &Run) -> Lines {
+    let training = &run.training;
+    let mut lines = Lines::from([
+        ("adam_beta1", Value::Number(training.adam_beta1)),
+        ("adam_beta2", Value::Number(training.adam_beta2)),
+        ("adam_epsilon", Value::Number(training.adam_epsilon)),
+        ("allow_untrainable_rows", Value::Switch(training.allow_untrainable_rows)),
+        ("assistant_only_loss", Value::Switch(training.assistant_only_loss)),
+        ("completion_only_loss", Value::Switch(training.completion_only_loss)),
+        ("early_stopping_patience", whole(training.early_stopping_patience)),
+        ("gradient_accumulation_steps", whole(training.gradient_accumulation_steps)),
+        ("gradient_checkpointing", text(training.checkpointing.name())),
+        ("gradient_groups", whole(training.gradient_groups)),
+        ("learning_rate", Value::Number(training.learning_rate)),
+        ("load_best_model_at_end", Value::Switch(training.load_best_model_at_end)),
+        ("logging_steps", whole(training.logging_steps)),
+        ("lr_scheduler_type", text(training.scheduler.name())),
+        ("max_grad_norm", Value::Number(training.max_grad_norm)),
+        ("max_seq_length", whole(training.max_seq_length)),
+        ("metric_for_best", text(training.metric_for_best.name())),
+        ("micro_batch_size", whole(training.micro_batch_size)),
+        ("sample_packing", Value::Switch(training.sample_packing)),
+        ("save_total_limit", whole(training.save_total_limit)),
+        ("weight_decay", Value::Number(training.weight_decay)),
+    ]);
+    put_every(&mut lines, training.save, "save_strategy", "save_steps");
+    if let Fields::Named { prompt, completion } = &training.fields {
+        lines.extend([("prompt_field", text(prompt)), ("completion_field", text(completion))]);
+    }
+    match training.length {
+        Length::Epochs(epochs) => lines.insert("num_epochs", Value::Number(epochs)),
+        Length::Steps(steps) => lines.insert("max_steps", whole(steps)),
+    };
+    match training.warmup {
+        Warmup::Steps(steps) => lines.insert("warmup_steps", whole(steps)),
+        Warmup::Share(share) => lines.insert("warmup_ratio", Value::Number(share)),
+    };
+    if let Scheduler::CosineWithMinLr { rate } = training.scheduler {
+        lines.insert("min_lr_rate", Value::Number(rate));
+    }
+    lines
+}
+
+fn adapter(adapter: &Adapter) -> Lines {
+    match adapter {
+        Adapter::Full => Lines::from([("type", text("full"))]),
+        Adapter::LastBlocks(count) => Lines::from([("type", text("last_blocks")), ("last_blocks", whole(*count))]),
+        Adapter::Lora(lora) => lora_lines(lora),
+    }
+}
+
+fn lora_lines(lora: &Lora) -> Lines {
+    let ranks = lora.rank_pattern.iter().map(|(name, rank)| (name.clone(), whole(*rank)));
+    let alphas = lora.alpha_pattern.iter().map(|(name, alpha)| (name.clone(), Value::Number(*alpha)));
+    Lines::from([
+        ("alpha_pattern", Value::Table(alphas.collect())),
+        ("exclude_modules", Value::texts(&lora.exclude_modules)),
+        ("layers_to_transform", Value::List(lora.layers_to_transform.iter().map(|&layer| whole(layer)).collect())),
+        ("lora_alpha", Value::Number(lora.alpha)),
+        ("lora_dropout", Value::Number(lora.dropout)),
+        ("lora_r", whole(lora.r)),
+        (
+            "lora_target_modules",
+            match &lora.targets {
+                Targets::AllLinear => text("all-linear"),
+                Targets::Named(names) => Value::texts(names),
+            },
+        ),
+        ("rank_pattern", Value::Table(ranks.collect())),
+        ("type", text("lora")),
+        ("use_rslora", Value::Switch(lora.use_rslora)),
+    ])
+}
+
+impl Scheduler {
+    pub const NAMES: [&'static str; 5] = ["constant", "constant_with_warmup", "linear", "cosine", "cosine_with_min_lr"];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Constant => "constant",
+            Self::ConstantWithWarmup => "constant_with_warmup",
+            Self::Linear => "linear",
+            Self::Cosine => "cosine",
+            Self::CosineWithMinLr { .. } => "cosine_with_min_lr",
+        }
+    }
+}
+
+impl Checkpointing {
+    pub const ALL: [Self; 3] = [Self::None, Self::Selective, Self::Full];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Selective => "selective",
+            Self::Full => "full",
+        }
+    }
+}
+
+impl Metric {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Loss => "loss",
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! From what was typed to what it means: defaults, ranges and the checks that look at several sections at once.
+
+use super::error::Error;
+use super::key::Section;
+use super::low::{Entries, Low};
+use super::resolve_adapter::adapter;
+use super::resolve_training::training;
+use super::run::{DEFAULT_DATE, Device, Eval, EvalRows, Every, Run};
+use super::table::{CountOrShare, Table, count_or_share, every};
+use super::value::{Place, Value};
+use isobit_numerics::slices::Profile;
+use std::path::PathBuf;
+
+/// BOUND: devices that layers are split over.
+const DEVICES_MOST: usize = 64;
+
+pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
+    let empty = Entries::new();
+    let section = |section| Table { entries: low.sections.get(&section).unwrap_or(&empty) };
+    let top = section(Section::Top);
+    let missing = |key, hint| Error::Missing { place: Place::whole(&low.source), key, hint };
+    let path = |table: &Table<'_>, key, hint| Ok(PathBuf::from(table.text(key)?.ok_or_else(|| missing(key, hint))?));
+
+    if low.datasets.is_empty() {
+        return Err(missing("datasets", "add [[datasets]] and below it path = \"data/train.jsonl\""));
+    }
+    let datasets = low.datasets.iter().map(|entries| {
+        let table = Table { entries };
+        path(&table, "path", "every [[datasets]] names a file: path = \"data/train.jsonl\"")
+    });
+    let datasets = datasets.collect::<Result<Vec<_>, Error>>()?;
+    let adapter = adapter(&section(Section::Adapter))?;
+    let training = training(&section(Section::Training), &adapter)?;
+    let run = Run {
+        base_model: path(&top, "base_model", "name the folder of a model: base_model = \"models/…\"")?,
+        output_dir: path(&top, "output_dir", "name the folder of the run: output_dir = \"out/run-a\"")?,
+        seed: top.whole("seed", 42, 0..=i64::MAX as u64)?,
+        devices: devices(&top)?,
+        profile: profile(&top)?,
+        threads: top.whole("threads", 0, 0..=4096)? as u32,
+        data_workers: top.whole("data_workers", 1, 1..=1024)? as u32,
+        date: date(&top)?,
+        report_to_tensorboard: top.switch("report_to_tensorboard", false),
+        eval: eval(&section(Section::Eval), training.micro_batch_size)?,
+        datasets,
+        training,
+        adapter,
+    };
+    needs_eval(low, &run)?;
+    Ok(run)
+}
+
+fn devices(top: &Table<'_>) -> Result<Vec<Device>, Error> {
+    let Some(entry) = top.get("device") else { return Ok(vec![Device::Cpu]) };
+    let names = entry.texts();
+    let devices: Option<Vec<Device>> = names.iter().map(|name| device(name)).collect();
+    let devices = devices.ok_or_else(|| {
+        entry.invalid("not a device", "cpu, opencl:0, cuda:0, hip:0 or auto; `isobit devices` lists what is here")
+    })?;
+    if devices.is_empty() || devices.len() > DEVICES_MOST {
+        return Err(entry.invalid("the list has no device or too many", "name 1 to 64 devices"));
+    }
+    if devices.len() > 1 && devices.contains(&Device::Auto) {
+        return Err(entry.invalid("auto stands alone", "name every device of the list"));
+    }
+    Ok(devices)
+}
+
+/// `opencl:1`, or `opencl` for its first.
+fn device(name: &str) -> Option<Device> {
+    let (make, index) = name.split_once(':').unwrap_or((name, "0"));
+    let plain = !index.is_empty() && index.len() <= 4 && index.bytes().all(|byte| byte.is_ascii_digit());
+    let index = if plain { index.parse().ok()? } else { return None };
+    match make {
+        "auto" if name == "auto" => Some(Device::Auto),
+        "cpu" if name == "cpu" => Some(Device::Cpu),
+        "opencl" => Some(Device::OpenCl(index)),
+        "cuda" => Some(Device::Cuda(index)),
+        "hip" => Some(Device::Hip(index)),
+        _ => None,
+    }
+}
+
+fn profile(top: &Table<'_>) -> Result<Profile, Error> {
+    top.one_of("profile", Profile::X2, &Profile::ALL.map(|profile| (profile.name(), profile)))
+}
+
+fn date(top: &Table<'_>) -> Result<String, Error> {
+    let Some(entry) = top.get("date") else { return Ok(DEFAULT_DATE.to_string()) };
+    match &entry.value {
+        Value::Text(text) if is_date(text) => Ok(text.clone()),
+        _ => Err(entry.invalid("not a day of the calendar", "write it as YYYY-MM-DD, for example \"2025-01-01\"")),
+    }
+}
+
+fn is_date(text: &str) -> bool {
+    let parts: Vec<&str> = text.split('-').collect();
+    let digits = |part: &str, count| part.len() == count && part.bytes().all(|byte| byte.is_ascii_digit());
+    let [year, month, day] = parts[..] else { return false };
+    if !digits(year, 4) || !digits(month, 2) || !digits(day, 2) {
+        return false;
+    }
+    let number = |part: &str| part.parse::<u32>().unwrap_or(0);
+    let (year, month, day) = (number(year), number(month), number(day));
+    let leap = (year.is_multiple_of(4) && !year.is_multiple_of(100)) || year.is_multiple_of(400);
+    let last = match month {
+        4 | 6 | 9 | 11 => 30,
+        2 => 28 + u32::from(leap),
+        _ => 31,
+    };
+    year > 0 && (1..=12).contains(&month) && (1..=last).contains(&day)
+}
+
+fn eval(table: &Table<'_>, micro_batch_size: u32) -> Result<Eval, Error> {
+    let rows = eval_rows(table)?;
+    let default = if rows == EvalRows::None { Every::Never } else { Every::Epoch };
+    let every = every(table, "eval_strategy", "eval_steps", default, None)?;
+    let micro_batch_size = table.whole("micro_batch_size", u64::from(micro_batch_size), 1..=65536)? as u32;
+    if let (EvalRows::None, true, Some(entry)) =
+        (&rows, every != Every::Never, table.get("eval_steps").or(table.get("eval_strategy")))
+    {
+        return Err(entry.invalid("there is nothing to evaluate on", "give [eval] a path, or val_set_size = 0.05"));
+    }
+    Ok(Eval { rows, every, micro_batch_size })
+}
+
+fn eval_rows(table: &Table<'_>) -> Result<EvalRows, Error> {
+    let held_out = match table.get("val_set_size") {
+        None => EvalRows::None,
+        Some(entry) => match count_or_share(entry, "rows") {
+            Ok(CountOrShare::Count(0)) => EvalRows::None,
+            Ok(CountOrShare::Count(rows)) => EvalRows::Count(rows),
+            Ok(CountOrShare::Share(share)) => EvalRows::Share(share),
+            Err(error) => return Err(error),
+        },
+    };
+    match (table.text("path")?, held_out) {
+        (None, held_out) => Ok(held_out),
+        (Some(path), EvalRows::None) => Ok(EvalRows::File(PathBuf::from(path))),
+        (Some(_), _) => {
+            let entry = table.get("val_set_size").expect("rows are held out because the key is there");
+            Err(entry.invalid("[eval] has a path too", "keep one of them; val_set_size = 0 holds nothing out"))
+        }
+    }
+}
+
+/// Choosing a best checkpoint and stopping early both need evaluations.
+fn needs_eval(low: &Low, run: &Run) -> Result<(), Error> {
+    let asks = [
+        ("load_best_model_at_end", run.training.load_best_model_at_end),
+        ("early_stopping_patience", run.training.early_stopping_patience > 0),
+    ];
+    for (key, asked) in asks {
+        let entry = low.sections.get(&Section::Training).and_then(|entries| entries.get(key));
+        if let (true, true, Some(entry)) = (asked, run.eval.every == Every::Never, entry) {
+            let why = if run.has_eval() { "eval_strategy is \"no\"" } else { "there is nothing to evaluate on" };
+            return Err(entry.invalid(why, "give [eval] a path (or val_set_size = 0.05) and eval_steps = 50"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! What [adapter] means.
+
+use super::error::Error;
+use super::run::{Adapter, Lora, Targets};
+use super::table::Table;
+use super::value::Value;
+use std::collections::BTreeMap;
+
+pub(super) fn adapter(table: &Table<'_>) -> Result<Adapter, Error> {
+    #[derive(Clone, Copy)]
+    enum Type {
+        Lora,
+        Full,
+        LastBlocks,
+    }
+    let names = [("lora", Type::Lora), ("full", Type::Full), ("last_blocks", Type::LastBlocks)];
+    let chosen = table.one_of("type", Type::Lora, &names)?;
+    let stray = table.entries.iter().find(|(key, _)| match chosen {
+        Type::Lora => **key == "last_blocks",
+        Type::Full => **key != "type",
+        Type::LastBlocks => !["type", "last_blocks"].contains(key),
+    });
+    if let Some((_, entry)) = stray {
+        let kind = table.get("type").map_or("lora".to_string(), |entry| entry.texts().concat());
+        return Err(
+            entry.invalid(&format!("it has no meaning with type = \"{kind}\""), "remove this line, or change type")
+        );
+    }
+    match chosen {
+        Type::Lora => Ok(Adapter::Lora(lora(table)?)),
+        Type::Full => Ok(Adapter::Full),
+        Type::LastBlocks => Ok(Adapter::LastBlocks(table.whole("last_blocks", 1, 1..=4096)? as u32)),
+    }
+}
+
+fn lora(table: &Table<'_>) -> Result<Lora, Error> {
+    let positive = |number: f64| number > 0.0 && number <= 1e6;
+    Ok(Lora {
+        r: table.whole("lora_r", 8, 1..=65536)? as u32,
+        alpha: table.number("lora_alpha", 16.0, positive, "above 0, at most a million")?,
+        dropout: table.number("lora_dropout", 0.0, |share| (0.0..1.0).contains(&share), "from 0, below 1")?,
+        targets: targets(table)?,
+        use_rslora: table.switch("use_rslora", false),
+        layers_to_transform: layers(table)?,
+        rank_pattern: pattern(table, "rank_pattern", |value| match value {
+            Value::Whole(rank) if (1..=65536).contains(rank) => Some(*rank as u32),
+            _ => None,
+        })?,
+        alpha_pattern: pattern(table, "alpha_pattern", |value| match value {
+            Value::Number(alpha) if positive(*alpha) => Some(*alpha),
+            _ => None,
+        })?,
+        exclude_modules: names(table, "exclude_modules")?,
+    })
+}
+
+fn targets(table: &Table<'_>) -> Result<Targets, Error> {
+    let Some(entry) = table.get("lora_target_modules") else { return Ok(Targets::AllLinear) };
+    match &entry.value {
+        Value::Text(text) if text == "all-linear" => Ok(Targets::AllLinear),
+        Value::Text(_) => {
+            Err(entry.invalid("a string that is not a list", "\"all-linear\", or a list: [\"q_proj\", \"v_proj\"]"))
+        }
+        _ => match names(table, "lora_target_modules")? {
+            names if names.is_empty() => {
+                Err(entry.invalid("no module is named", "\"all-linear\" takes every linear module"))
+            }
+            names => Ok(Targets::Named(names)),
+        },
+    }
+}
+
+/// Names as typed, without repeats: they are a set.
+fn names(table: &Table<'_>, key: &str) -> Result<Vec<String>, Error> {
+    let Some(entry) = table.get(key) else { return Ok(vec![]) };
+    let mut names: Vec<String> = Vec::new();
+    for name in entry.texts() {
+        if name.is_empty() || names.contains(&name) {
+            return Err(entry.invalid("a name is empty or stands twice", "name every module once"));
+        }
+        names.push(name);
+    }
+    Ok(names)
+}
+
+fn layers(table: &Table<'_>) -> Result<Vec<u32>, Error> {
+    let Some(entry) = table.get("layers_to_transform") else { return Ok(vec![]) };
+    let Value::List(items) = &entry.value else { return Ok(vec![]) };
+    let layer = |item: &Value| if let Value::Whole(layer) = item { u32::try_from(*layer).ok() } else { None };
+    let layers: Option<Vec<u32>> = items.iter().map(|item| layer(item).filter(|&layer| layer < 65536)).collect();
+    let mut layers = layers.ok_or_else(|| entry.invalid("out of range", "layers are counted from 0"))?;
+    layers.sort_unstable();
+    layers.dedup();
+    Ok(layers)
+}
+
+fn pattern<T>(table: &Table<'_>, key: &str, of: impl Fn(&Value) -> Option<T>) -> Result<BTreeMap<String, T>, Error> {
+    let Some(entry) = table.get(key) else { return Ok(BTreeMap::new()) };
+    let Value::Table(entries) = &entry.value else { return Ok(BTreeMap::new()) };
+    let pairs = entries.iter().map(|(name, value)| Some((name.clone(), of(value)?)));
+    let pairs: Option<BTreeMap<String, T>> = pairs.collect();
+    pairs
+        .filter(|pairs| pairs.keys().all(|name| !name.is_empty()))
+        .ok_or_else(|| entry.invalid("a name is empty or a value out of range", "write { \"q_proj\" = 16 }"))
+}

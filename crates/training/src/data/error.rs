@@ -1,0 +1,175 @@
+//! What can be wrong with data, tokenizer or chat template. A variant holds the facts: file, line, what was found. A way out
+//! comes from [`DataError::hint`], the exit code of the program from [`DataError::kind`].
+
+use super::format::Format;
+use std::path::PathBuf;
+
+/// Which of the program's exit codes an error belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Usage or config: exit code 2.
+    Config,
+    /// The data: exit code 3.
+    Data,
+    /// Disk or I/O: exit code 7.
+    Io,
+    /// A malformed file of the model: exit code 8.
+    Malformed,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    #[error("data setting `{setting}`: {why}")]
+    Setting { setting: &'static str, why: String },
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{} has {bytes} bytes, {limit} at most", path.display())]
+    FileTooLarge { path: PathBuf, bytes: u64, limit: u64 },
+    #[error("{}: {why}", path.display())]
+    ModelFile { path: PathBuf, why: String },
+    #[error("chat template {name}: {why}")]
+    Template { name: String, why: String },
+    #[error("{}:{line}: {format} data needs a chat template, and the model has none", file.display())]
+    NoTemplate { file: PathBuf, line: usize, format: Format },
+    #[error("{}:{line}: chat template {template} marks no assistant text: {why}", file.display())]
+    NoAssistantMask { file: PathBuf, line: usize, template: String, why: String },
+    #[error("{}:{line}: plain text ends with an end-of-text token, and the tokenizer names none", file.display())]
+    NoEndOfText { file: PathBuf, line: usize },
+    #[error("{} holds no row", file.display())]
+    Empty { file: PathBuf },
+    #[error("no row is left to train on: {dropped} dropped of {rows}")]
+    NothingLeft { rows: usize, dropped: usize },
+    #[error("{}:{line}: the keys {} are no known format", file.display(), list(keys))]
+    UnknownFormat { file: PathBuf, line: usize, keys: Vec<String> },
+    #[error(
+        "{}:{line}: {found} in a file of {first} (since line {first_line}): one file holds one format",
+        file.display()
+    )]
+    Mixed { file: PathBuf, line: usize, found: String, first: Format, first_line: usize },
+    #[error("{}:{line}: {why}", file.display())]
+    Row { file: PathBuf, line: usize, why: RowError },
+    #[error(
+        "{}:{line}: no token to train on: {why}{}",
+        file.display(),
+        match count { 0 | 1 => String::new(), more => format!(" ({more} such rows)") }
+    )]
+    Untrainable { file: PathBuf, line: usize, why: Untrainable, count: usize },
+    #[error("the rows hold {tokens} tokens, {limit} at most")]
+    TooManyTokens { tokens: u64, limit: u64 },
+}
+
+/// What is wrong with one row.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RowError {
+    #[error("not UTF-8: byte {byte:#04x} at column {column}")]
+    NotUtf8 { byte: u8, column: usize },
+    #[error("a NUL byte at column {column}")]
+    Nul { column: usize },
+    #[error("not JSON: {why}")]
+    Json { why: String },
+    #[error("{bytes} bytes in one row, {limit} at most")]
+    TooLong { bytes: usize, limit: usize },
+    #[error("a row is a JSON object, and this is {found}")]
+    NotObject { found: &'static str },
+    #[error("`{field}` must be {want}, and is {found}")]
+    Field { field: String, want: &'static str, found: String },
+    #[error("`{field}` has {count} items, {limit} at most")]
+    TooMany { field: String, count: usize, limit: usize },
+    #[error("the number {number} in a conversation cannot be kept exactly")]
+    Number { number: String },
+    #[error("role `{role}` is unknown")]
+    Role { role: String },
+    #[error("chat template {template}: {why}")]
+    Render { template: String, why: String },
+    #[error("chat template {template} refuses the conversation: {message}")]
+    Refused { template: String, message: String },
+    #[error("the text contains U+{code:04X}, which marks the spans of assistant text")]
+    Reserved { code: u32 },
+    #[error("the text contains `{token}`, so that the end of an assistant turn is ambiguous")]
+    Ambiguous { token: String },
+    #[error("the tokenizer fails: {why}")]
+    Tokenizer { why: String },
+}
+
+/// Why a row has no token to train on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, thiserror::Error)]
+#[serde(rename_all = "snake_case")]
+pub enum Untrainable {
+    #[error("the row is empty")]
+    Empty,
+    #[error("the conversation has no assistant text")]
+    NoAssistant,
+    #[error("the completion is empty")]
+    NoCompletion,
+    #[error("truncation to max_seq_length cuts all of it off")]
+    Truncated,
+}
+
+impl DataError {
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Setting { .. }
+            | Self::NoTemplate { .. }
+            | Self::NoAssistantMask { .. }
+            | Self::NoEndOfText { .. } => Kind::Config,
+            Self::Read { .. } => Kind::Io,
+            Self::ModelFile { .. } | Self::Template { .. } => Kind::Malformed,
+            _ => Kind::Data,
+        }
+    }
+
+    /// One thing to try.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Setting { .. } => "correct the setting".into(),
+            Self::Read { .. } => "check the path and its permissions".into(),
+            Self::FileTooLarge { .. } => "split the file; several files can be named".into(),
+            Self::ModelFile { .. } => "fetch the model's files again".into(),
+            Self::Template { name, .. } => format!("compare {name} with the one the model was published with"),
+            Self::NoTemplate { .. } => "put chat_template.jinja into the model folder, or use prompt/completion".into(),
+            Self::NoAssistantMask { .. } => {
+                "put {% generation %} … {% endgeneration %} around the assistant's text, or set assistant_only_loss = false"
+                    .into()
+            }
+            Self::NoEndOfText { .. } => "set eos_token in tokenizer_config.json".into(),
+            Self::Empty { .. } => "remove the file from the list, or check what wrote it".into(),
+            Self::NothingLeft { .. } => "raise max_seq_length, or check the rows with `isobit data check`".into(),
+            Self::UnknownFormat { .. } => "rows have messages, conversations, prompt and completion, instruction and \
+                 output, or text; other names: prompt_field and completion_field"
+                .into(),
+            Self::Mixed { .. } => "put the rows of each format into a file of their own".into(),
+            Self::Row { why, .. } => why.hint().into(),
+            Self::Untrainable { why: Untrainable::Truncated, .. } => {
+                "raise max_seq_length, or set allow_untrainable_rows = true to drop such rows".into()
+            }
+            Self::Untrainable { .. } => "mend the row, or set allow_untrainable_rows = true to drop such rows".into(),
+            Self::TooManyTokens { .. } => "train on fewer files at a time".into(),
+        }
+    }
+}
+
+impl RowError {
+    fn hint(&self) -> &'static str {
+        match self {
+            Self::NotUtf8 { .. } => "convert the file to UTF-8",
+            Self::Nul { .. } => "the file was probably cut off while it was written: write it again",
+            Self::Json { .. } | Self::NotObject { .. } => "one JSON object a line, or one array of objects",
+            Self::TooLong { .. } | Self::TooMany { .. } => "split the row, or remove it",
+            Self::Number { .. } => "write the number as a string",
+            Self::Role { .. } => "use system, user, assistant or tool",
+            Self::Render { .. } | Self::Refused { .. } => "reorder the messages as the template wants them",
+            Self::Reserved { .. } => "remove the character; Unicode reserves it",
+            Self::Ambiguous { .. } => "remove the token from the text, or mark assistant text with {% generation %}",
+            Self::Field { .. } | Self::Tokenizer { .. } => "correct the row, or remove it",
+        }
+    }
+}
+
+fn list(keys: &[String]) -> String {
+    if keys.is_empty() {
+        return "(none)".into();
+    }
+    let quoted: Vec<_> = keys.iter().take(12).map(|key| format!("`{}`", key.escape_debug())).collect();
+    let more = if keys.len() > 12 { ", …" } else { "" };
+    format!("{}{more}", quoted.join(", "))
+}

@@ -1,0 +1,110 @@
+//! Which characters the assistant wrote, where a template does not mark them: known families of templates wrap every turn
+//! in tokens of their own, and the text between an assistant's header and the end of its turn is what it wrote. Anything
+//! that does not fit exactly is an error, never a guess.
+
+use super::conversation::Conversation;
+use super::error::RowError;
+use super::template::Template;
+
+/// How a family wraps a turn of the assistant.
+struct Family {
+    /// The token a turn begins with.
+    open: &'static str,
+    header: &'static str,
+    /// Tokens that end a turn; they are trained on.
+    ends: &'static [&'static str],
+    /// A line break after the end belongs to the turn, too.
+    line_break: bool,
+}
+
+const FAMILIES: [Family; 2] = [
+    Family { open: "<|im_start|>", header: "<|im_start|>assistant\n", ends: &["<|im_end|>"], line_break: true },
+    Family {
+        open: "<|start_header_id|>",
+        header: "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ends: &["<|eot_id|>", "<|eom_id|>"],
+        line_break: false,
+    },
+];
+
+/// Why there are no spans.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NoSpans {
+    Row(RowError),
+    Template(String),
+}
+
+/// Byte spans of assistant text in the rendered conversation.
+pub(super) fn derive(
+    template: &Template,
+    conversation: &Conversation,
+    text: &str,
+) -> Result<Vec<(usize, usize)>, NoSpans> {
+    let source = template.source();
+    let fits = |family: &&Family| source.contains(family.open) && family.ends.iter().any(|end| source.contains(end));
+    let Some(family) = FAMILIES.iter().find(fits) else {
+        return Err(NoSpans::Template("it has no {% generation %} blocks, and is of no family known here".into()));
+    };
+    let mut intruder = None;
+    conversation.visit_text(&mut |text| {
+        let mut tokens = family.ends.iter().chain([&family.open]);
+        intruder = intruder.or_else(|| tokens.find(|token| text.contains(**token)));
+    });
+    if let Some(token) = intruder {
+        return Err(NoSpans::Row(RowError::Ambiguous { token: (*token).to_owned() }));
+    }
+    let spans: Vec<_> = turns(family, text).collect();
+    let (found, wanted) = (spans.len(), conversation.assistant_count());
+    if found != wanted {
+        let why = format!("its text has {found} assistant turns for {wanted} assistant messages");
+        return Err(NoSpans::Template(why));
+    }
+    Ok(spans)
+}
+
+fn turns<'a>(family: &'a Family, text: &'a str) -> impl Iterator<Item = (usize, usize)> + 'a {
+    text.match_indices(family.header).filter_map(|(at, header)| {
+        let start = at + header.len();
+        let rest = &text[start..];
+        let ends = family.ends.iter().filter_map(|end| rest.find(end).map(|at| at + end.len()));
+        let mut length = ends.min()?;
+        if family.line_break && rest[length..].starts_with('\n') {
+            length += 1;
+        }
+        Some((start, start + length))
+    })
+}
+
+/// Marks the tokens that overlap a span. Both lists are in order.
+pub(super) fn flags(offsets: &[(usize, usize)], spans: &[(usize, usize)]) -> Vec<bool> {
+    let mut reached = 0;
+    let mut next = 0;
+    let mut flags = Vec::with_capacity(offsets.len());
+    for &(start, end) in offsets {
+        // Some tokenizers trim white space from offsets: a token of white space alone is then empty, and what it covers is
+        // what lies between the token before and its end.
+        let (start, end) = if start < end { (start, end) } else { (reached.min(end), end) };
+        while next < spans.len() && spans[next].1 <= start {
+            next += 1;
+        }
+        flags.push(next < spans.len() && spans[next].0 < end && start < spans[next].1);
+        reached = reached.max(end);
+    }
+    flags
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_overlap_spans() {
+        let offsets = [(0, 2), (2, 5), (5, 6), (6, 9), (9, 9), (9, 12)];
+        assert_eq!(flags(&offsets, &[(5, 9)]), [false, false, true, true, false, false]);
+        assert_eq!(flags(&offsets, &[(4, 7), (11, 12)]), [false, true, true, true, false, true]);
+        assert_eq!(flags(&offsets, &[]), [false; 6]);
+        // Several tokens of one character share its range; trimmed white space has none of its own.
+        assert_eq!(flags(&[(0, 1), (1, 4), (1, 4), (4, 6)], &[(1, 4)]), [false, true, true, false]);
+        assert_eq!(flags(&[(0, 3), (4, 4), (4, 6)], &[(3, 4)]), [false, true, false]);
+    }
+}

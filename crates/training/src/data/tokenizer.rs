@@ -1,0 +1,167 @@
+//! The model's tokenizer: `tokenizer.json` read by the `tokenizers` crate, special tokens from the files beside it. What
+//! would make tokens depend on chance or on the file's own truncation and padding is refused or switched off here.
+
+use super::error::{DataError, RowError};
+use super::files;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+/// Tokens of a text, each with its range of bytes in the text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Encoding {
+    pub tokens: Vec<u32>,
+    pub offsets: Vec<(usize, usize)>,
+}
+
+/// A loaded tokenizer. Encoding takes `&self` and gives the same tokens from any thread.
+#[derive(Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    special_tokens: BTreeMap<String, String>,
+    end_of_text: Vec<u32>,
+    digest: blake3::Hash,
+}
+
+/// The part of `tokenizer.json` that could bring chance in.
+#[derive(Deserialize)]
+struct Probe {
+    model: ModelProbe,
+}
+
+#[derive(Deserialize)]
+struct ModelProbe {
+    dropout: Option<f64>,
+}
+
+const SPECIAL_NAMES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` of a model folder and what the files beside it say about special tokens.
+    pub fn load(folder: &Path) -> Result<Self, DataError> {
+        let path = folder.join("tokenizer.json");
+        let bytes = files::read(&path, files::TOKENIZER_BYTES_MAX)?;
+        let malformed = |why: String| DataError::ModelFile { path: path.clone(), why };
+        let probe: Probe = serde_json::from_slice(&bytes).map_err(|error| malformed(error.to_string()))?;
+        if probe.model.dropout.is_some_and(|dropout| dropout != 0.0) {
+            return Err(malformed("model.dropout makes tokens a matter of chance: set it to null".into()));
+        }
+        // The crate reports what it expects to be wrong, and panics on some of what it does not.
+        let parsed = catch_unwind(|| tokenizers::Tokenizer::from_bytes(&bytes));
+        let mut inner = parsed
+            .map_err(|_| malformed("the tokenizer cannot be built".into()))?
+            .map_err(|error| malformed(error.to_string()))?;
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|error| malformed(error.to_string()))?;
+        let special_tokens = special_tokens(folder)?;
+        let mut tokenizer = Self { inner, special_tokens, end_of_text: Vec::new(), digest: blake3::hash(&bytes) };
+        tokenizer.end_of_text = tokenizer.find_end_of_text(folder)?;
+        Ok(tokenizer)
+    }
+
+    fn find_end_of_text(&self, folder: &Path) -> Result<Vec<u32>, DataError> {
+        let mut found = Vec::new();
+        if let Some(text) = self.special_tokens.get("eos_token") {
+            let id = self.token_id(text).ok_or_else(|| DataError::ModelFile {
+                path: folder.join("tokenizer_config.json"),
+                why: format!("eos_token `{}` is not in tokenizer.json", text.escape_debug()),
+            })?;
+            found.push(id);
+        }
+        for name in ["generation_config.json", "config.json"] {
+            let path = folder.join(name);
+            let Some(config) = files::json_if_there(&path)? else { continue };
+            let value = config.get("eos_token_id").or_else(|| config.get("text_config")?.get("eos_token_id"));
+            found.extend(token_ids(value, &path)?);
+        }
+        let mut unique = Vec::new();
+        for id in found {
+            if !unique.contains(&id) {
+                unique.push(id);
+            }
+        }
+        Ok(unique)
+    }
+
+    /// Tokens of a text. `special` adds what the tokenizer puts around a plain text, a first token say; the text of a
+    /// chat template has it already. Special tokens written out in the text are recognised either way.
+    pub fn encode(&self, text: &str, special: bool) -> Result<Encoding, RowError> {
+        let encoded = catch_unwind(AssertUnwindSafe(|| self.inner.encode(text, special)));
+        let encoded = encoded
+            .map_err(|_| RowError::Tokenizer { why: "it panics on this text".into() })?
+            .map_err(|error| RowError::Tokenizer { why: error.to_string() })?;
+        Ok(Encoding { tokens: encoded.get_ids().to_vec(), offsets: encoded.get_offsets().to_vec() })
+    }
+
+    /// The text of tokens, special ones included. Bytes that are no character become U+FFFD.
+    pub fn decode(&self, tokens: &[u32]) -> String {
+        let decoded = catch_unwind(AssertUnwindSafe(|| self.inner.decode(tokens, false)));
+        decoded.ok().and_then(Result::ok).unwrap_or_default()
+    }
+
+    /// The id of a token given as the vocabulary writes it.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// The token that ends a plain text: `eos_token`, or the first `eos_token_id` of the model's config files.
+    pub fn end_of_text(&self) -> Option<u32> {
+        self.end_of_text.first().copied()
+    }
+
+    /// Every token at which generation stops, [`Self::end_of_text`] first.
+    pub fn end_of_text_all(&self) -> &[u32] {
+        &self.end_of_text
+    }
+
+    /// `bos_token`, `eos_token` and the others that are set.
+    pub fn special_tokens(&self) -> &BTreeMap<String, String> {
+        &self.special_tokens
+    }
+
+    /// Number of tokens; the embedding may have more rows.
+    pub fn vocabulary_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// BLAKE3 of `tokenizer.json`.
+    pub fn digest(&self) -> blake3::Hash {
+        self.digest
+    }
+}
+
+/// From `tokenizer_config.json`, and `special_tokens_map.json` for what the first leaves open.
+fn special_tokens(folder: &Path) -> Result<BTreeMap<String, String>, DataError> {
+    let mut tokens = BTreeMap::new();
+    for file in ["tokenizer_config.json", "special_tokens_map.json"] {
+        let path = folder.join(file);
+        let Some(config) = files::json_if_there(&path)? else { continue };
+        for name in SPECIAL_NAMES {
+            let Some(value) = config.get(name).filter(|value| !value.is_null()) else { continue };
+            let text = value.as_str().or_else(|| value.get("content")?.as_str());
+            let text = text.ok_or_else(|| DataError::ModelFile {
+                path: path.clone(),
+                why: format!("`{name}` is neither a string nor an object with `content`"),
+            })?;
+            tokens.entry(name.to_owned()).or_insert_with(|| text.to_owned());
+        }
+    }
+    Ok(tokens)
+}
+
+/// `eos_token_id`: missing, null, a number or a list of numbers.
+fn token_ids(value: Option<&serde_json::Value>, path: &Path) -> Result<Vec<u32>, DataError> {
+    use serde_json::Value;
+    let one = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+    let ids = match value {
+        None | Some(Value::Null) => Some(vec![]),
+        Some(Value::Array(items)) => items.iter().map(one).collect(),
+        Some(value) => one(value).map(|id| vec![id]),
+    };
+    ids.ok_or_else(|| DataError::ModelFile {
+        path: PathBuf::from(path),
+        why: "`eos_token_id` is neither a token id nor a list of them".into(),
+    })
+}

@@ -1,0 +1,15 @@
+//! Training: config, data, schedule, optimizer, checkpoints, and the run that ties them together.
+//!
+//! `run.rs` is the table of contents, in the order things happen.
+
+pub mod batch;
+pub mod checkpoint;
+pub mod config;
+pub mod data;
+pub mod metrics;
+pub mod prepare;
+pub mod run;
+pub mod schedule;
+pub mod signal;
+pub mod step;
+pub mod tensorboard;

@@ -1,0 +1,248 @@
+//! Everything a run needs before the first step: config of the model, weights on disk, tokenised rows, and what identifies them.
+
+use crate::batch::TokenRow;
+use crate::checkpoint::{self, Identity};
+use crate::config::{self, Adapter, Checkpointing, EvalRows, Fields, Run, Steps};
+use crate::data::{self, DataConfig, DataError, Report, Row};
+use crate::step::{StepError, StepSettings};
+use isobit_autograd::Policy;
+use isobit_kernels::DeviceFailure;
+use isobit_models::{Config, LoraConfig, ModelError, Targets, Trained};
+use isobit_numerics::slices::Profile;
+use isobit_proof::FileError;
+use isobit_proof::hash::Hash;
+use isobit_proof::safetensors::Checkpoint;
+use std::path::{Path, PathBuf};
+
+/// Why a run does not start or does not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Config(#[from] config::Error),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    #[error(transparent)]
+    Step(#[from] StepError),
+    #[error(transparent)]
+    Device(#[from] DeviceFailure),
+    #[error("{what}")]
+    Refused { what: String, hint: &'static str },
+}
+
+impl RunError {
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Config(error) => error.exit_code(),
+            Self::Refused { .. } | Self::Model(ModelError::Adapter(_)) => 2,
+            Self::Data(error) => match error.kind() {
+                data::Kind::Config => 2,
+                data::Kind::Data => 3,
+                data::Kind::Io => 7,
+                data::Kind::Malformed => 8,
+            },
+            Self::Model(ModelError::File(error)) | Self::File(error) => error.exit_code(),
+            Self::Model(_) => 8,
+            Self::Checkpoint(error) => error.exit_code(),
+            Self::Step(StepError::Device(_) | StepError::Tape(_)) | Self::Device(_) => 6,
+            Self::Step(_) => 5,
+        }
+    }
+
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Config(error) => Some(error.hint().to_string()),
+            Self::Data(error) => Some(error.hint()),
+            Self::Model(ModelError::File(error)) | Self::File(error) => error.hint().map(str::to_string),
+            Self::Checkpoint(error) => error.hint().map(str::to_string),
+            Self::Refused { hint, .. } => Some((*hint).to_string()),
+            Self::Step(StepError::Loss { .. } | StepError::Gradient { .. } | StepError::Parameter { .. }) => {
+                Some("try a smaller learning rate, or look at the row with `isobit data show`".to_string())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A run with its inputs read and checked.
+pub struct Prepared {
+    pub run: Run,
+    pub steps: Steps,
+    pub model: Config,
+    pub weights: Checkpoint,
+    pub train: Vec<TokenRow>,
+    pub eval: Vec<TokenRow>,
+    pub report: Report,
+    pub identity: Identity,
+}
+
+pub fn prepare(run: Run) -> Result<Prepared, RunError> {
+    let model = model_config(&run.base_model)?;
+    let max_seq_length = run.training.max_seq_length as usize;
+    if max_seq_length > model.max_positions {
+        let what = format!("max_seq_length {max_seq_length} is beyond the model's {} positions", model.max_positions);
+        return Err(RunError::Refused { what, hint: "lower `max_seq_length`" });
+    }
+    if run.training.gradient_groups != 1 {
+        let what = format!("gradient_groups {} is not supported yet", run.training.gradient_groups);
+        return Err(RunError::Refused { what, hint: "set `gradient_groups = 1`" });
+    }
+    let weights = Checkpoint::open(&run.base_model)?;
+    let (tokenizer, template) = data::open(&run.base_model, &run.date)?;
+    let (train, report) = data::load(&data_config(&run, &run.datasets), &tokenizer, template.as_ref())?;
+    let mut train = token_rows(train.rows, model.vocabulary)?;
+    let eval = match &run.eval.rows {
+        EvalRows::None => Vec::new(),
+        EvalRows::File(file) => {
+            let (rows, _) = data::load(&data_config(&run, std::slice::from_ref(file)), &tokenizer, template.as_ref())?;
+            token_rows(rows.rows, model.vocabulary)?
+        }
+        EvalRows::Count(count) => hold_out(&mut train, *count as usize, run.seed)?,
+        EvalRows::Share(share) => {
+            #[expect(clippy::float_arithmetic, reason = "a share of the rows, rounded up")]
+            let count = libm::ceil(*share * train.len() as f64) as usize;
+            hold_out(&mut train, count, run.seed)?
+        }
+    };
+    let steps = run.steps(train.len() as u64);
+    let identity = Identity {
+        run: run.digest(),
+        data: Hash::of_bytes(format!("{}{}", digest(&train), digest(&eval)).as_bytes()).to_string(),
+        base: base_digest(&run.base_model, &weights)?,
+        profile: profile(&run).name().to_string(),
+        numerics: isobit_numerics::VERSION.to_string(),
+    };
+    Ok(Prepared { run, steps, model, weights, train, eval, report, identity })
+}
+
+/// `config.json` of a model folder.
+pub fn model_config(folder: &Path) -> Result<Config, RunError> {
+    const BYTES_MOST: u64 = 1 << 24;
+    let path = folder.join("config.json");
+    let failed = |error| FileError::from_io("read", &path, error);
+    if std::fs::metadata(&path).map_err(failed)?.len() > BYTES_MOST {
+        let what = "it is larger than any config".to_string();
+        return Err(FileError::Malformed { path, what }.into());
+    }
+    let bytes = std::fs::read(&path).map_err(|error| FileError::from_io("read", &path, error))?;
+    let malformed = |_| FileError::Malformed { path: path.clone(), what: "it is not UTF-8".to_string() };
+    Ok(Config::parse(&String::from_utf8(bytes).map_err(malformed)?)?)
+}
+
+fn data_config(run: &Run, files: &[PathBuf]) -> DataConfig {
+    let (prompt_field, completion_field) = match &run.training.fields {
+        Fields::Detected => (None, None),
+        Fields::Named { prompt, completion } => (Some(prompt.clone()), Some(completion.clone())),
+    };
+    DataConfig {
+        files: files.to_vec(),
+        prompt_field,
+        completion_field,
+        max_seq_length: run.training.max_seq_length as usize,
+        sample_packing: run.training.sample_packing,
+        assistant_only_loss: run.training.assistant_only_loss,
+        completion_only_loss: Some(run.training.completion_only_loss),
+        allow_untrainable_rows: run.training.allow_untrainable_rows,
+        date: run.date.clone(),
+        workers: run.data_workers.max(1) as usize,
+    }
+}
+
+/// Rows of data for the step. A token that the model has no row for is a mismatch of tokenizer and model.
+pub fn token_rows(rows: Vec<Row>, vocabulary: usize) -> Result<Vec<TokenRow>, RunError> {
+    let largest = rows.iter().flat_map(|row| &row.tokens).max().copied().unwrap_or(0);
+    if largest as usize >= vocabulary {
+        let what = format!("the tokenizer gives token {largest}, the model has {vocabulary}");
+        return Err(RunError::Refused { what, hint: "use the tokenizer that belongs to the model" });
+    }
+    let convert =
+        |row: Row| TokenRow { tokens: row.tokens, targets: row.targets, document_starts: row.document_starts };
+    Ok(rows.into_iter().map(convert).collect())
+}
+
+/// Takes rows out of the training data: the first of a fixed shuffle.
+fn hold_out(train: &mut Vec<TokenRow>, count: usize, seed: u64) -> Result<Vec<TokenRow>, RunError> {
+    if count >= train.len() {
+        let what = format!("{count} rows are held out of {}: nothing is left to train on", train.len());
+        return Err(RunError::Refused { what, hint: "lower `val_set_size`, or give an evaluation file" });
+    }
+    let mut held = data::order(seed, u64::MAX, train.len())[..count].to_vec();
+    held.sort_unstable();
+    let (mut eval, mut rest) = (Vec::new(), Vec::new());
+    for (index, row) in std::mem::take(train).into_iter().enumerate() {
+        if held.binary_search(&index).is_ok() { eval.push(row) } else { rest.push(row) }
+    }
+    *train = rest;
+    Ok(eval)
+}
+
+fn digest(rows: &[TokenRow]) -> Hash {
+    let mut bytes = Vec::new();
+    for row in rows {
+        bytes.extend((row.tokens.len() as u64).to_le_bytes());
+        bytes.extend(row.tokens.iter().flat_map(|token| token.to_le_bytes()));
+        bytes.extend(row.targets.iter().map(|target| u8::from(*target)));
+        bytes.extend(row.document_starts.iter().flat_map(|start| (*start as u64).to_le_bytes()));
+    }
+    Hash::of_bytes(&bytes)
+}
+
+/// Of `config.json` and every file of weights.
+fn base_digest(folder: &Path, weights: &Checkpoint) -> Result<String, RunError> {
+    let mut text = Hash::of_file(&folder.join("config.json"))?.to_string();
+    for file in weights.files() {
+        text.push_str(&Hash::of_file(file.path())?.to_string());
+    }
+    Ok(Hash::of_bytes(text.as_bytes()).to_string())
+}
+
+pub fn profile(run: &Run) -> Profile {
+    run.profile
+}
+
+/// What the config says is trained.
+pub fn trained(run: &Run) -> Trained {
+    match &run.adapter {
+        Adapter::Full => Trained::Full,
+        Adapter::LastBlocks(count) => Trained::LastBlocks(*count as usize),
+        Adapter::Lora(lora) => Trained::Lora(LoraConfig {
+            rank: lora.r as usize,
+            alpha: lora.alpha,
+            dropout: lora.dropout,
+            rslora: lora.use_rslora,
+            targets: match &lora.targets {
+                config::Targets::AllLinear => Targets::AllLinear,
+                config::Targets::Named(names) => Targets::Names(names.clone()),
+            },
+            exclude: (!lora.exclude_modules.is_empty()).then(|| Targets::Names(lora.exclude_modules.clone())),
+            layers: (!lora.layers_to_transform.is_empty())
+                .then(|| lora.layers_to_transform.iter().map(|layer| *layer as usize).collect()),
+            rank_pattern: lora.rank_pattern.iter().map(|(name, rank)| (name.clone(), *rank as usize)).collect(),
+            alpha_pattern: lora.alpha_pattern.clone(),
+        }),
+    }
+}
+
+pub fn step_settings(run: &Run) -> StepSettings {
+    let training = &run.training;
+    StepSettings {
+        profile: profile(run),
+        policy: match training.checkpointing {
+            Checkpointing::None => Policy::None,
+            Checkpointing::Selective => Policy::Selective,
+            Checkpointing::Full => Policy::Full,
+        },
+        micro_batch_size: training.micro_batch_size as usize,
+        seed: run.seed,
+        max_grad_norm: (training.max_grad_norm > 0.0).then_some(training.max_grad_norm as f32),
+        beta1: training.adam_beta1,
+        beta2: training.adam_beta2,
+        eps: training.adam_epsilon,
+        weight_decay: training.weight_decay,
+    }
+}

@@ -1,0 +1,252 @@
+//! One update: forward and backward over the micro-batches of a step, clipping, AdamW.
+//!
+//! The loss is weighted by tokens over the whole step, and every gradient folds over rows in their order, so how rows are
+//! grouped into micro-batches changes memory and time, never a bit.
+#![expect(clippy::float_arithmetic, reason = "norms and schedules, as numerics.md defines them")]
+
+use crate::batch::{Batch, Place, TokenRow};
+use isobit_autograd::{Gradients, Memory, Parameters, Policy, Tape, TapeError};
+use isobit_kernels::backend::F32;
+use isobit_kernels::op::IGNORED;
+use isobit_kernels::{Backend, DeviceFailure};
+use isobit_models::{Built, Model};
+use isobit_numerics::adamw::AdamW;
+use isobit_numerics::lanes::sum;
+use isobit_numerics::slices::Profile;
+
+/// Why a step stops before the update.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    #[error(transparent)]
+    Tape(#[from] TapeError),
+    #[error(transparent)]
+    Device(#[from] DeviceFailure),
+    #[error("step {step}: the loss of row {row} is {value}")]
+    Loss { step: u64, row: usize, value: f32 },
+    #[error("the loss of evaluation row {row} is {value}")]
+    EvaluationLoss { row: usize, value: f32 },
+    #[error("step {step}: the gradient of {tensor} is not finite")]
+    Gradient { step: u64, tensor: String },
+    #[error("step {step}: {tensor} is not finite after the update")]
+    Parameter { step: u64, tensor: String },
+    #[error("step {step} has no target")]
+    NoTarget { step: u64 },
+}
+
+/// How a step is computed and applied.
+#[derive(Clone, Debug)]
+pub struct StepSettings {
+    pub profile: Profile,
+    pub policy: Policy,
+    /// Rows that are computed together.
+    pub micro_batch_size: usize,
+    pub seed: u64,
+    /// Largest norm of the gradient; none where clipping is off.
+    pub max_grad_norm: Option<f32>,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+}
+
+/// What a step reports.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// Mean loss of the targets, summed in float64 in the order of rows and tokens.
+    pub loss: f64,
+    /// Before clipping.
+    pub grad_norm: f32,
+    pub tokens: usize,
+    pub targets: usize,
+}
+
+/// Loss and accuracy over rows that are not trained on.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Evaluation {
+    pub loss_sum: f64,
+    pub correct: usize,
+    pub targets: usize,
+}
+
+impl Evaluation {
+    /// Mean loss of the targets.
+    pub fn loss(&self) -> f64 {
+        self.loss_sum / self.targets as f64
+    }
+
+    pub fn perplexity(&self) -> f64 {
+        libm::exp(self.loss())
+    }
+
+    /// Share of the targets that were the most likely token.
+    pub fn accuracy(&self) -> f64 {
+        self.correct as f64 / self.targets as f64
+    }
+}
+
+/// A model in training: weights, moments, and the memory that steps share.
+pub struct Trainer<B: Backend> {
+    pub backend: B,
+    pub model: Model<B>,
+    pub parameters: Parameters<B>,
+    /// First and second moments, in the order of the parameters.
+    pub moments: Vec<[F32<B>; 2]>,
+    memory: Memory<B>,
+}
+
+impl<B: Backend> Trainer<B> {
+    pub fn new(backend: B, built: Built<B>) -> Self {
+        let Built { model, parameters } = built;
+        let zeros = |length: usize| [(); 2].map(|()| backend.zeros(length));
+        let moments = parameters.iter().map(|(_, parameter)| zeros(parameter.length())).collect();
+        Self { memory: Memory::new(&backend), backend, model, parameters, moments }
+    }
+
+    /// Bytes of activations and workspace that were in use at once, at most.
+    pub fn peak_bytes(&self) -> usize {
+        self.memory.peak_bytes()
+    }
+
+    /// Update number `step`, counted from one, over `rows`.
+    pub fn step(
+        &mut self,
+        rows: &[&TokenRow],
+        step: u64,
+        learning_rate: f64,
+        settings: &StepSettings,
+    ) -> Result<StepReport, StepError> {
+        let mut gradients = Gradients::zeros(&self.backend, &self.parameters);
+        let (loss, targets) = self.gradients(&mut gradients, rows, step, settings)?;
+        let grad_norm = self.clip(&mut gradients, step, settings.max_grad_norm)?;
+        self.update(&gradients, step, learning_rate, settings)?;
+        let tokens = rows.iter().map(|row| row.tokens.len()).sum();
+        Ok(StepReport { loss: loss / targets as f64, grad_norm, tokens, targets })
+    }
+
+    /// Adds up the gradients of all micro-batches; gives the sum of the losses and the number of targets.
+    pub fn gradients(
+        &self,
+        gradients: &mut Gradients<B>,
+        rows: &[&TokenRow],
+        step: u64,
+        settings: &StepSettings,
+    ) -> Result<(f64, usize), StepError> {
+        let targets: usize = rows.iter().map(|row| row.target_count()).sum();
+        if targets == 0 {
+            return Err(StepError::NoTarget { step });
+        }
+        let weight = (1.0 / targets as f64) as f32;
+        let mut loss = 0.0;
+        for (index, micro) in rows.chunks(settings.micro_batch_size).enumerate() {
+            let first_row = index * settings.micro_batch_size;
+            let place = Place { seed: settings.seed, step: step as u32, first_row: first_row as u32, weight };
+            let batch = Batch::new(&self.backend, micro, place);
+            let mut tape = Tape::new(&self.backend, &self.parameters, &batch.layout, settings.profile, settings.policy)
+                .with_buffers_of(&self.memory);
+            let output = self.model.loss(&mut tape, &batch.ids, &batch.targets)?;
+            let losses = self.backend.download(&output.loss)?;
+            loss = add_losses(loss, &losses, &batch, step, first_row)?;
+            tape.backward(gradients)?;
+        }
+        gradients.combine(&self.backend, &self.parameters);
+        Ok((loss, targets))
+    }
+
+    /// Scales the gradients to the largest norm allowed; gives the norm before that.
+    fn clip(&self, gradients: &mut Gradients<B>, step: u64, max_norm: Option<f32>) -> Result<f32, StepError> {
+        let mut squares = Vec::new();
+        for (id, parameter) in self.parameters.iter() {
+            let square = self.backend.sum_squares(gradients.get(id))?;
+            if !square.is_finite() {
+                return Err(StepError::Gradient { step, tensor: parameter.name.clone() });
+            }
+            squares.push(square);
+        }
+        let total = sum(&squares).sqrt();
+        if !total.is_finite() {
+            return Err(StepError::Gradient { step, tensor: "all tensors together".to_string() });
+        }
+        if let Some(max_norm) = max_norm {
+            let ratio = max_norm / (total + 1e-6);
+            let coefficient = if ratio < 1.0 { ratio } else { 1.0 };
+            for (id, _) in self.parameters.iter() {
+                self.backend.scale(gradients.get_mut(id), coefficient);
+            }
+        }
+        Ok(total)
+    }
+
+    fn update(
+        &mut self,
+        gradients: &Gradients<B>,
+        step: u64,
+        learning_rate: f64,
+        settings: &StepSettings,
+    ) -> Result<(), StepError> {
+        let ids: Vec<_> = self.parameters.iter().map(|(id, _)| id).collect();
+        for (id, [first, second]) in ids.into_iter().zip(&mut self.moments) {
+            let parameter = self.parameters.get_mut(id);
+            let rule = AdamW {
+                lr: learning_rate,
+                beta1: settings.beta1,
+                beta2: settings.beta2,
+                eps: settings.eps,
+                weight_decay: if parameter.decays { settings.weight_decay } else { 0.0 },
+            };
+            let coefficients = rule.coefficients(step);
+            self.backend.adamw(&mut parameter.value, first, second, gradients.get(id), &coefficients);
+            if !self.backend.sum_squares(&parameter.value)?.is_finite() {
+                return Err(StepError::Parameter { step, tensor: parameter.name.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Loss and accuracy of rows, `micro_batch_size` at a time; the size changes nothing.
+    pub fn evaluate(
+        &self,
+        rows: &[&TokenRow],
+        profile: Profile,
+        micro_batch_size: usize,
+    ) -> Result<Evaluation, StepError> {
+        let mut result = Evaluation::default();
+        for (index, micro) in rows.chunks(micro_batch_size).enumerate() {
+            let first_row = index * micro_batch_size;
+            let place = Place { seed: 0, step: 0, first_row: first_row as u32, weight: 0.0 };
+            let batch = Batch::new(&self.backend, micro, place);
+            let mut tape =
+                Tape::inference(&self.backend, &self.parameters, &batch.layout, profile).with_buffers_of(&self.memory);
+            let output = self.model.loss(&mut tape, &batch.ids, &batch.targets)?;
+            let losses = self.backend.download(&output.loss)?;
+            let sum = add_losses(result.loss_sum, &losses, &batch, 0, first_row);
+            result.loss_sum = sum.map_err(|error| match error {
+                StepError::Loss { row, value, .. } => StepError::EvaluationLoss { row, value },
+                other => other,
+            })?;
+            let best = self.backend.download(&output.best)?;
+            for (best, label) in best.into_iter().zip(&batch.labels).filter(|(_, label)| **label != IGNORED) {
+                result.targets += 1;
+                result.correct += usize::from(best as i32 == *label);
+            }
+        }
+        Ok(result)
+    }
+}
+
+/// In float64, token after token; a loss that is not finite is named.
+fn add_losses<B: Backend>(
+    mut sum: f64,
+    losses: &[f32],
+    batch: &Batch<B>,
+    step: u64,
+    first_row: usize,
+) -> Result<f64, StepError> {
+    for (token, loss) in losses.iter().enumerate() {
+        if !loss.is_finite() {
+            let row = first_row + batch.layout.row_starts.partition_point(|start| *start <= token) - 1;
+            return Err(StepError::Loss { step, row, value: *loss });
+        }
+        sum += f64::from(*loss);
+    }
+    Ok(sum)
+}

@@ -1,0 +1,497 @@
+//! Loading data from the outside: every format, every kind of loss, packing, any number of workers; and every kind of bad
+//! input, with the error that names file and line.
+
+use isobit_training::data::{
+    self, DataConfig, DataError, Dataset, Format, Kind, LossTokens, Report, Row, RowError, Tokenizer, Untrainable,
+};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const MESSAGES: &str =
+    r#"{"messages":[{"role":"user","content":"How many?"},{"role":"assistant","content":"Seven."}]}"#;
+
+/// A model folder with a template, or without one, and room for data.
+struct Model {
+    folder: TempDir,
+}
+
+impl Model {
+    fn new(template: Option<&str>) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        std::fs::copy(fixtures.join("tokenizer.json"), folder.path().join("tokenizer.json")).expect("a copy");
+        let config = r#"{"eos_token": "<|endoftext|>", "bos_token": {"content": "<|begin_of_text|>"}}"#;
+        std::fs::write(folder.path().join("tokenizer_config.json"), config).expect("a file");
+        if let Some(name) = template {
+            let from = fixtures.join(format!("templates/{name}.jinja"));
+            std::fs::copy(from, folder.path().join("chat_template.jinja")).expect("a copy");
+        }
+        Self { folder }
+    }
+
+    fn with_source(source: &str) -> Self {
+        let model = Self::new(None);
+        model.write("chat_template.jinja", source);
+        model
+    }
+
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.folder.path().join(name);
+        std::fs::write(&path, content).expect("a file");
+        path
+    }
+
+    fn tokenizer(&self) -> Tokenizer {
+        Tokenizer::load(self.folder.path()).expect("a tokenizer")
+    }
+
+    fn load(
+        &self,
+        content: impl AsRef<[u8]>,
+        change: impl FnOnce(&mut DataConfig),
+    ) -> Result<(Dataset, Report), DataError> {
+        let mut config = DataConfig { files: vec![self.write("data.jsonl", content)], ..DataConfig::default() };
+        change(&mut config);
+        let (tokenizer, template) = data::open(self.folder.path(), &config.date)?;
+        data::load(&config, &tokenizer, template.as_ref())
+    }
+
+    fn row(&self, content: &str) -> Row {
+        self.load(content, |_| {}).expect("data").0.rows.remove(0)
+    }
+
+    fn error(&self, content: impl AsRef<[u8]>) -> DataError {
+        self.load(content, |_| {}).expect_err("an error")
+    }
+}
+
+/// The text of a row with the trained spans in brackets.
+fn masked(row: &Row, tokenizer: &Tokenizer) -> String {
+    let mut text = String::new();
+    let mut start = 0;
+    while start < row.tokens.len() {
+        let run = row.targets[start..].iter().take_while(|target| **target == row.targets[start]).count();
+        let part = tokenizer.decode(&row.tokens[start..start + run]);
+        let part = if row.targets[start] { format!("[{part}]") } else { part };
+        text.push_str(&part);
+        start += run;
+    }
+    text
+}
+
+#[test]
+fn assistant_text_is_found_in_families_without_marks() {
+    let cases = [
+        (
+            "chatml",
+            "<|im_start|>system\nYou are a careful assistant.<|im_end|>\n<|im_start|>user\nHow many?<|im_end|>\n\
+             <|im_start|>assistant\n[Seven.<|im_end|>\n]",
+        ),
+        (
+            "thinking",
+            "<|im_start|>user\nHow many?<|im_end|>\n\
+             <|im_start|>assistant\n[<think>\n\n</think>\n\nSeven.<|im_end|>\n]",
+        ),
+        (
+            "headers",
+            "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nToday is 01 Jan 2025\n\n<|eot_id|>\
+             <|start_header_id|>user<|end_header_id|>\n\nHow many?<|eot_id|>\
+             <|start_header_id|>assistant<|end_header_id|>\n\n[Seven.<|eot_id|>]",
+        ),
+        ("marked", "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n[Seven.<|im_end|>\n]"),
+    ];
+    for (template, want) in cases {
+        let model = Model::new(Some(template));
+        assert_eq!(masked(&model.row(MESSAGES), &model.tokenizer()), want, "{template}");
+    }
+}
+
+#[test]
+fn without_assistant_only_loss_all_but_the_first_token_count() {
+    let model = Model::new(Some("chatml"));
+    let (dataset, report) = model.load(MESSAGES, |config| config.assistant_only_loss = false).expect("data");
+    let row = &dataset.rows[0];
+    assert!(!row.targets[0] && row.targets[1..].iter().all(|target| *target));
+    assert_eq!(report.files[0].loss, LossTokens::All);
+    assert_eq!(report.trainable_tokens, row.tokens.len() as u64 - 1);
+}
+
+#[test]
+fn every_format_is_read() {
+    let model = Model::new(Some("marked"));
+    let chat = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n[A<|im_end|>\n]";
+    let cases = [
+        (r#"{"conversations":[{"from":"human","value":"Q"},{"from":"gpt","value":"A"}]}"#, Format::ShareGpt, chat),
+        (r#"{"instruction":"Q","input":"","output":"A"}"#, Format::Instruction, chat),
+        (
+            r#"{"prompt":[{"role":"user","content":"Q"}],"completion":[{"role":"assistant","content":"A"}]}"#,
+            Format::PromptCompletionMessages,
+            chat,
+        ),
+        (r#"{"prompt":"Q: x","completion":"A"}"#, Format::PromptCompletion, "Q: x[A<|endoftext|>]"),
+        (r#"{"text":"plain text"}"#, Format::Text, "p[lain text<|endoftext|>]"),
+        (r#"{"text":"it ends<|endoftext|>"}"#, Format::Text, "i[t ends<|endoftext|>]"),
+    ];
+    for (content, format, want) in cases {
+        let (dataset, report) = model.load(content, |_| {}).expect(content);
+        assert_eq!(report.files[0].format, format);
+        assert_eq!(masked(&dataset.rows[0], &model.tokenizer()), want);
+    }
+    let named = |config: &mut DataConfig| {
+        config.prompt_field = Some("question".into());
+        config.completion_field = Some("answer".into());
+    };
+    let (dataset, report) = model.load(r#"{"question":"2+2? ","answer":"4","id":1}"#, named).expect("data");
+    assert_eq!(report.files[0].format, Format::Fields);
+    assert_eq!(masked(&dataset.rows[0], &model.tokenizer()), "2+2? [4<|endoftext|>]");
+    let array = format!("[\n{MESSAGES},\n{MESSAGES}\n]");
+    let (dataset, _) = model.load(array, |_| {}).expect("data");
+    assert_eq!(dataset.rows.iter().map(|row| row.sources[0].line).collect::<Vec<_>>(), [2, 3]);
+}
+
+#[test]
+fn without_a_template_instructions_are_plain_text_and_chats_an_error() {
+    let model = Model::new(None);
+    let row = model.row(r#"{"instruction":"Q","output":"A"}"#);
+    assert_eq!(masked(&row, &model.tokenizer()), "### Instruction:\nQ\n\n### Response:\n[A<|endoftext|>]");
+    let error = model.error(MESSAGES);
+    assert!(matches!(error, DataError::NoTemplate { line: 1, .. }) && error.kind() == Kind::Config, "{error}");
+}
+
+#[test]
+fn a_completion_begins_where_its_tokens_part_from_the_prompt() {
+    let model = Model::new(None);
+    let tokenizer = model.tokenizer();
+    // " the" is one token: the space at the end of the prompt becomes part of it.
+    assert_eq!(tokenizer.encode(" the", false).expect("tokens").tokens.len(), 1);
+    let (dataset, report) = model.load(r#"{"prompt":"of ","completion":"the"}"#, |_| {}).expect("data");
+    assert_eq!(masked(&dataset.rows[0], &tokenizer), "of[ the<|endoftext|>]");
+    assert_eq!(report.boundary_merged, 1);
+    let all = |config: &mut DataConfig| config.completion_only_loss = Some(false);
+    let (dataset, report) = model.load(r#"{"prompt":"a","completion":"b"}"#, all).expect("data");
+    assert_eq!((masked(&dataset.rows[0], &tokenizer).as_str(), report.boundary_merged), ("a[b<|endoftext|>]", 0));
+}
+
+#[test]
+fn in_a_completion_of_several_speakers_only_the_assistant_counts() {
+    let model = Model::new(Some("marked"));
+    let row = model.row(
+        r#"{"prompt":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"}],
+        "completion":[{"role":"assistant","content":"d"},{"role":"user","content":"e"},{"role":"assistant","content":"f"}]}"#
+            .replace('\n', "")
+            .as_str(),
+    );
+    let want = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n\
+                <|im_start|>assistant\n[d<|im_end|>\n]<|im_start|>user\ne<|im_end|>\n<|im_start|>assistant\n[f<|im_end|>\n]";
+    assert_eq!(masked(&row, &model.tokenizer()), want);
+}
+
+#[test]
+fn a_plain_text_gets_the_first_token_of_the_tokenizer() {
+    let model = Model::new(None);
+    let path = model.folder.path().join("tokenizer.json");
+    let text = std::fs::read_to_string(&path).expect("the tokenizer");
+    let mut value: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let piece = serde_json::json!({"Sequence": {"id": "A", "type_id": 0}});
+    let first = serde_json::json!({"SpecialToken": {"id": "<|begin_of_text|>", "type_id": 0}});
+    value["post_processor"] = serde_json::json!({
+        "type": "TemplateProcessing", "single": [first, piece], "pair": [piece],
+        "special_tokens": {"<|begin_of_text|>": {"id": "<|begin_of_text|>", "ids": [323], "tokens": ["<|begin_of_text|>"]}},
+    });
+    std::fs::write(&path, value.to_string()).expect("a file");
+    let tokenizer = model.tokenizer();
+    assert_eq!(masked(&model.row(r#"{"text":"ab"}"#), &tokenizer), "<|begin_of_text|>[ab<|endoftext|>]");
+    assert_eq!(
+        masked(&model.row(r#"{"prompt":"a","completion":"b"}"#), &tokenizer),
+        "<|begin_of_text|>a[b<|endoftext|>]"
+    );
+}
+
+#[test]
+fn truncation_is_listed_and_untrainable_rows_are_refused_or_listed() {
+    let model = Model::new(Some("marked"));
+    let long = MESSAGES.replace("Seven.", &"Seven. ".repeat(50));
+    let asked = r#"{"messages":[{"role":"user","content":"Anyone?"}]}"#;
+    let content = format!("{MESSAGES}\n{long}\n{asked}\n{}\n", MESSAGES.replace("How", &"How ".repeat(60)));
+    let error = model.load(&content, |config| config.max_seq_length = 64).expect_err("untrainable rows");
+    let DataError::Untrainable { line: 3, why: Untrainable::NoAssistant, count: 2, .. } = error else {
+        panic!("{error}")
+    };
+    let (dataset, report) = model
+        .load(&content, |config| {
+            config.max_seq_length = 64;
+            config.allow_untrainable_rows = true;
+        })
+        .expect("data");
+    assert_eq!((report.examples, report.rows, dataset.rows.len()), (4, 2, 2));
+    assert_eq!(report.truncated.iter().map(|cut| cut.source.line).collect::<Vec<_>>(), [2]);
+    assert!(report.truncated[0].tokens > 64 && dataset.rows[1].tokens.len() == 64);
+    let dropped: Vec<_> = report.dropped.iter().map(|row| (row.source.line, row.reason)).collect();
+    assert_eq!(dropped, [(3, Untrainable::NoAssistant), (4, Untrainable::Truncated)]);
+    assert_eq!(report.tokens, dataset.rows.iter().map(|row| row.tokens.len() as u64).sum::<u64>());
+    let nothing = model.load(asked, |config| config.allow_untrainable_rows = true).expect_err("nothing left");
+    assert!(matches!(nothing, DataError::NothingLeft { rows: 1, dropped: 1 }), "{nothing}");
+}
+
+fn many_rows() -> String {
+    let row =
+        |index: usize| format!("{{\"text\": \"{} number {index} of the user\"}}", "word ".repeat(index * 37 % 23));
+    (0..1000).map(row).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_number_of_workers_changes_nothing() {
+    let model = Model::new(None);
+    for packing in [false, true] {
+        let load = |workers: usize| {
+            let change = |config: &mut DataConfig| (config.workers, config.sample_packing) = (workers, packing);
+            model.load(many_rows(), change).expect("data")
+        };
+        let one = load(1);
+        assert_eq!(one.1.digest, one.0.digest().to_hex().to_string());
+        for workers in [2, 7] {
+            assert!(load(workers) == one, "{workers} workers");
+        }
+    }
+    // Nor which error is reported, when several rows are wrong.
+    let mut rows: Vec<String> = many_rows().lines().map(ToOwned::to_owned).collect();
+    for line in [900, 300, 555] {
+        rows[line - 1] = "{".into();
+    }
+    for workers in [1, 2, 7] {
+        let error = model.load(rows.join("\n"), |config| config.workers = workers).expect_err("a bad row");
+        assert!(matches!(error, DataError::Row { line: 300, .. }), "{error}");
+    }
+}
+
+#[test]
+fn packed_rows_keep_documents_apart() {
+    let model = Model::new(None);
+    let plain = model.load(many_rows(), |_| {}).expect("data").0;
+    let packing = |config: &mut DataConfig| (config.sample_packing, config.max_seq_length) = (true, 256);
+    let (packed, report) = model.load(many_rows(), packing).expect("data");
+    assert!(packed.rows.len() < plain.rows.len() && report.rows == packed.rows.len());
+    let mut documents = 0;
+    for row in &packed.rows {
+        assert!(row.tokens.len() <= 256 && row.targets.len() == row.tokens.len());
+        assert_eq!((row.document_starts[0], row.document_starts.last()), (0, Some(&row.tokens.len())));
+        assert_eq!(row.document_starts.len(), row.sources.len() + 1);
+        for (bounds, source) in row.document_starts.windows(2).zip(&row.sources) {
+            let alone = &plain.rows[source.line - 1];
+            assert_eq!(row.tokens[bounds[0]..bounds[1]], alone.tokens);
+            assert_eq!(row.targets[bounds[0]..bounds[1]], alone.targets);
+            assert!(!row.targets[bounds[0]], "the first token of a document is no target");
+            documents += 1;
+        }
+    }
+    assert_eq!(documents, 1000);
+}
+
+#[test]
+fn the_digest_covers_tokens_targets_and_documents() {
+    let row =
+        Row { tokens: vec![1, 2, 3], targets: vec![false, true, true], document_starts: vec![0, 3], sources: vec![] };
+    let digest = |row: Row| Dataset { rows: vec![row] }.digest();
+    let base = digest(row.clone());
+    assert_ne!(base, digest(Row { tokens: vec![1, 2, 4], ..row.clone() }));
+    assert_ne!(base, digest(Row { targets: vec![false, false, true], ..row.clone() }));
+    assert_ne!(base, digest(Row { document_starts: vec![0, 2, 3], ..row.clone() }));
+    assert_ne!(base, Dataset { rows: vec![row.clone(), row] }.digest());
+}
+
+#[test]
+fn rows_that_are_no_rows_name_their_line() {
+    let model = Model::new(Some("chatml"));
+    let line = |bad: &[u8]| [MESSAGES.as_bytes(), b"\n\n", bad, b"\n"].concat();
+    let cases: [(&[u8], &str); 12] = [
+        (b"{\"messages\": [{\"role\": \"us", "not JSON: EOF while parsing a string"),
+        (b"{\"text\": \"\xff\xfe\"}", "not UTF-8: byte 0xff at column 11"),
+        (b"{\"text\": \"a\0b\"}", "a NUL byte at column 12"),
+        (b"\0\0\0\0", "a NUL byte at column 1"),
+        (b"{\"text\": \"\\ud800\"}", "not JSON"),
+        (b"[1]", "a row is a JSON object, and this is an array"),
+        (b"\"text\"", "a row is a JSON object, and this is a string"),
+        (b"{\"messages\": \"hello\"}", "`messages` must be a list of messages, and is a string"),
+        (b"{\"messages\": [{\"role\": 5, \"content\": \"\"}]}", "`messages[0].role` must be a string, and is a number"),
+        (b"{\"text\": 1, \"text\": 2}", "key `text` appears twice"),
+        (b"{\"messages\": [], \"messages\": []} x", "not JSON"),
+        (b"{} {}", "not JSON: trailing characters"),
+    ];
+    for (bad, want) in cases {
+        let error = model.error(line(bad));
+        assert!(matches!(error, DataError::Row { line: 3, .. }), "{error}");
+        assert!(error.to_string().contains("data.jsonl:3: ") && error.to_string().contains(want), "{error}");
+        assert!(error.kind() == Kind::Data && !error.hint().is_empty());
+    }
+    let error = model.error(b"\xff\xfe{\0\"\0");
+    assert!(matches!(error, DataError::Row { line: 1, .. }), "{error}");
+    let long = format!("{{\"text\": \"{}\"}}", "a".repeat(16 << 20));
+    let error = model.error(long);
+    assert!(matches!(error, DataError::Row { line: 1, why: RowError::TooLong { .. }, .. }), "{error}");
+}
+
+#[test]
+fn escaped_nul_characters_are_text() {
+    let model = Model::new(None);
+    let row = model.row(r#"{"text":"a\u0000b"}"#);
+    assert_eq!(masked(&row, &model.tokenizer()), "a[\0b<|endoftext|>]");
+}
+
+#[test]
+fn empty_files_and_empty_rows_are_errors() {
+    let model = Model::new(None);
+    for content in ["", "\n \n", "[]", "\u{feff}"] {
+        let error = model.error(content);
+        assert!(matches!(error, DataError::Empty { .. }), "{content:?}: {error}");
+    }
+    let error = model.error(r#"{"text":""}"#);
+    assert!(matches!(error, DataError::Untrainable { line: 1, why: Untrainable::Empty, .. }), "{error}");
+}
+
+#[test]
+fn formats_do_not_mix_and_unknown_ones_are_named() {
+    let model = Model::new(Some("chatml"));
+    let error = model.error(format!("{MESSAGES}\n{{\"text\": \"x\"}}"));
+    let DataError::Mixed { line: 2, first: Format::Messages, first_line: 1, .. } = &error else { panic!("{error}") };
+    assert!(
+        error
+            .to_string()
+            .ends_with("data.jsonl:2: text in a file of messages (since line 1): one file holds one format")
+    );
+    let error = model.error("{\"text\": \"x\"}\n{\"id\": 1, \"note\": 2}");
+    assert!(error.to_string().contains(":2: a row with the keys id, note in a file of text"), "{error}");
+    let error = model.error(r#"{"question": "q", "answer": "a"}"#);
+    assert!(error.to_string().contains("the keys `question`, `answer` are no known format"), "{error}");
+    assert!(error.hint().contains("prompt_field"));
+    let error = model
+        .load(r#"{"question": "q", "answer": "a"}"#, |config| config.prompt_field = Some("query".into()))
+        .expect_err("the field is missing");
+    assert!(matches!(error, DataError::UnknownFormat { line: 1, .. }), "{error}");
+    // Two files may differ.
+    let second = model.write("second.jsonl", r#"{"text": "x y"}"#);
+    let (dataset, report) = model.load(MESSAGES, |config| config.files.push(second)).expect("data");
+    assert_eq!(report.files.iter().map(|file| file.format).collect::<Vec<_>>(), [Format::Messages, Format::Text]);
+    assert_eq!((dataset.rows[1].sources[0].file, dataset.rows[1].sources[0].line), (1, 1));
+}
+
+#[test]
+fn what_the_template_refuses_is_reported_with_its_words() {
+    let model = Model::new(Some("headers"));
+    let row = r#"{"messages":[{"role":"user","content":"a"},{"role":"user","content":"b"}]}"#;
+    let error = model.error(format!("{MESSAGES}\n{row}"));
+    let text = error.to_string();
+    assert!(text.contains("data.jsonl:2: chat template ") && text.contains("two user messages in a row"), "{text}");
+}
+
+#[test]
+fn a_template_that_marks_nothing_is_named() {
+    let silent =
+        Model::with_source("{% for m in messages %}{{ m.content }}{% generation %}{% endgeneration %}{% endfor %}");
+    let error = silent.error(MESSAGES);
+    assert!(matches!(error, DataError::NoAssistantMask { line: 1, .. }), "{error}");
+    assert!(error.to_string().contains("chat_template.jinja marks no assistant text"), "{error}");
+    let unknown = Model::with_source("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}");
+    let error = unknown.error(MESSAGES);
+    assert!(matches!(error, DataError::NoAssistantMask { .. }) && error.kind() == Kind::Config, "{error}");
+    assert!(unknown.load(MESSAGES, |config| config.assistant_only_loss = false).is_ok());
+    // ChatML that leaves assistant turns out is not guessed at.
+    let source = "{% for m in messages if m.role != 'assistant' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}";
+    let error = Model::with_source(source).error(MESSAGES);
+    assert!(error.to_string().contains("0 assistant turns for 1 assistant messages"), "{error}");
+}
+
+#[test]
+fn text_that_imitates_turns_is_refused() {
+    let model = Model::new(Some("chatml"));
+    let error = model.error(MESSAGES.replace("How many?", "x<|im_end|>\\n<|im_start|>assistant\\nforged"));
+    assert!(matches!(error, DataError::Row { why: RowError::Ambiguous { .. }, .. }), "{error}");
+    let model = Model::new(Some("marked"));
+    let error = model.error(MESSAGES.replace("How many?", "x\\ufdd0y"));
+    assert!(matches!(error, DataError::Row { why: RowError::Reserved { code: 0xfdd0 }, .. }), "{error}");
+}
+
+#[test]
+fn hostile_templates_end() {
+    let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+    let error = Model::with_source(endless).error(MESSAGES);
+    assert!(error.to_string().contains("does not end within"), "{error}");
+    let recursive = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}";
+    let error = Model::with_source(recursive).error(MESSAGES);
+    assert!(matches!(error, DataError::Row { why: RowError::Render { .. }, .. }), "{error}");
+    let large = "{% for a in range(9999) %}{{ 'x' * 99999 }}{% endfor %}";
+    let error = Model::with_source(large).error(MESSAGES);
+    assert!(matches!(error, DataError::Row { why: RowError::Render { .. }, .. }), "{error}");
+    // As deep as the fuel goes: printing it is refused, and taking it apart does not run out of stack.
+    let deep = "{% set n = namespace(x=[]) %}{% for a in range(90) %}{% for b in range(9999) %}{% set n.x = [n.x] %}\
+                {% endfor %}{% endfor %}{{ n.x }}";
+    let error = Model::with_source(deep).error(MESSAGES);
+    assert!(error.to_string().contains("nested too deeply"), "{error}");
+    let deeper = deep.replace("range(90)", "range(99999)");
+    let error = Model::with_source(&deeper).error(MESSAGES);
+    assert!(error.to_string().contains("does not end within"), "{error}");
+    for source in ["{% if %}", "{{ x", "{% generation %}", "{% for x in y %}"] {
+        let error = Model::with_source(source).error(MESSAGES);
+        assert!(matches!(error, DataError::Template { .. }) && error.kind() == Kind::Malformed, "{error}");
+    }
+}
+
+#[test]
+fn models_with_broken_files_are_errors() {
+    let model = Model::new(None);
+    for (name, content, want) in [
+        ("tokenizer.json", "{}", "model"),
+        ("tokenizer.json", "{\"model\": {\"dropout\": 0.1}}", "a matter of chance"),
+        ("tokenizer.json", "not json", "expected"),
+        ("tokenizer_config.json", "{", "not JSON"),
+        ("tokenizer_config.json", "{\"eos_token\": \"<missing>\"}", "is not in tokenizer.json"),
+        ("tokenizer_config.json", "{\"chat_template\": 3}", "neither a string nor a list"),
+        ("generation_config.json", "{\"eos_token_id\": \"x\"}", "eos_token_id"),
+    ] {
+        let model = Model::new(None);
+        model.write(name, content);
+        let error = model.error("{\"text\": \"x\"}");
+        assert!(error.to_string().contains(want) && error.kind() == Kind::Malformed, "{name}: {error}");
+    }
+    model.write("tokenizer_config.json", "{}");
+    let error = model.error("{\"text\": \"x\"}");
+    assert!(matches!(error, DataError::NoEndOfText { line: 1, .. }), "{error}");
+    model.write("generation_config.json", "{\"eos_token_id\": [322, 320]}");
+    assert_eq!(masked(&model.row("{\"text\": \"x\"}"), &model.tokenizer()), "x[<|im_end|>]");
+    assert_eq!(model.tokenizer().end_of_text_all(), [322, 320]);
+    std::fs::remove_file(model.folder.path().join("tokenizer.json")).expect("removed");
+    assert_eq!(model.error("{\"text\": \"x\"}").kind(), Kind::Io);
+}
+
+#[test]
+fn settings_are_checked() {
+    let model = Model::new(None);
+    let changes: [fn(&mut DataConfig); 5] = [
+        |config| config.max_seq_length = 1,
+        |config| config.workers = 0,
+        |config| config.workers = 1 << 20,
+        |config| config.files.clear(),
+        |config| config.date = "yesterday".into(),
+    ];
+    for change in changes {
+        let error = model.load("{\"text\": \"x\"}", change).expect_err("a bad setting");
+        assert_eq!(error.kind(), Kind::Config, "{error}");
+    }
+    let missing = |config: &mut DataConfig| config.files = vec!["nowhere.jsonl".into()];
+    let error = model.load("", missing).expect_err("no file");
+    assert!(error.kind() == Kind::Io && error.to_string().contains("nowhere.jsonl"), "{error}");
+}
+
+#[test]
+fn the_template_is_found_in_its_other_places() {
+    let list = r#"{"eos_token":"<|im_end|>","chat_template":[{"name":"tool_use","template":"no"},
+        {"name":"default","template":"{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"}]}"#;
+    let model = Model::new(None);
+    model.write("tokenizer_config.json", list);
+    assert_eq!(masked(&model.row(MESSAGES), &model.tokenizer()), "How[ many?Seven.]");
+    let model = Model::new(None);
+    model.write(
+        "chat_template.json",
+        r#"{"chat_template": "{% generation %}{{ messages[0].content }}{% endgeneration %}"}"#,
+    );
+    assert_eq!(masked(&model.row(MESSAGES), &model.tokenizer()), "How[ many?]");
+}

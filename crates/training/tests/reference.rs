@@ -1,0 +1,224 @@
+//! Loss, gradients and five AdamW steps against transformers and peft in float32 (`crates/models/tests/fixtures`, made by
+//! `tools/reference`).
+//!
+//! Bounds. The fixtures say how far the judge itself moves when every product is perturbed by a relative 1e-4, 1e-6 or 1e-7
+//! (`product_noise_error`, float64, worst of three seeds) and how far its float32 is from its float64 (`float32_error`). Products of
+//! profile x2 have errors near 1e-4, those of x3 are like float32's; a quantity may lie within ten times what noise of that size
+//! does to it, plus a floor for what three seeds did not show. Weights after five steps are compared by their update: the norm of
+//! the deviation over the norm of the update.
+#![expect(clippy::float_arithmetic, reason = "comparison with another framework")]
+
+use isobit_autograd::{Gradients, Policy};
+use isobit_kernels::{Backend, Cpu, Path as CpuPath};
+use isobit_models::build::Settings;
+use isobit_models::{Config, LoraConfig, Trained, build};
+use isobit_numerics::slices::Profile;
+use isobit_proof::safetensors::{Checkpoint, SafeTensors};
+use isobit_training::batch::TokenRow;
+use isobit_training::step::{StepSettings, Trainer};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures")
+}
+
+fn json(path: &Path) -> Value {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// One case: a base model, rows, and what the judge found.
+struct Case {
+    name: &'static str,
+    folder: PathBuf,
+    base: PathBuf,
+    found: Value,
+}
+
+impl Case {
+    fn new(name: &'static str) -> Self {
+        let folder = fixtures().join(name);
+        let found = json(&folder.join("case.json"));
+        let base = fixtures().join(found["model"].as_str().expect("a model"));
+        Self { name, folder, base, found }
+    }
+
+    fn rows(&self) -> Vec<TokenRow> {
+        let numbers = |value: &Value| -> Vec<i64> {
+            value.as_array().expect("numbers").iter().map(|x| x.as_i64().expect("a number")).collect()
+        };
+        let rows = self.found["rows"].as_array().expect("rows");
+        rows.iter()
+            .map(|row| {
+                let tokens: Vec<u32> = numbers(&row["input_ids"]).into_iter().map(|id| id as u32).collect();
+                let targets = numbers(&row["labels"]).into_iter().map(|label| label != -100).collect();
+                let mut document_starts: Vec<usize> =
+                    numbers(&row["document_starts"]).into_iter().map(|start| start as usize).collect();
+                document_starts.push(tokens.len());
+                TokenRow { tokens, targets, document_starts }
+            })
+            .collect()
+    }
+
+    fn trained(&self) -> Trained {
+        if self.found["mode"] == "full" {
+            return Trained::Full;
+        }
+        let adapter = json(&self.folder.join("adapter/adapter_config.json"));
+        let targets: Vec<&str> =
+            adapter["target_modules"].as_array().expect("targets").iter().filter_map(Value::as_str).collect();
+        let number = |key: &str| adapter[key].as_f64().expect(key);
+        let mut lora = LoraConfig::new(number("r") as usize, number("lora_alpha"), &targets);
+        lora.rslora = adapter["use_rslora"] == true;
+        let pattern = |key: &str| -> BTreeMap<String, f64> {
+            let entries = adapter[key].as_object().into_iter().flatten();
+            entries.map(|(name, value)| (name.clone(), value.as_f64().expect("a number"))).collect()
+        };
+        lora.rank_pattern = pattern("rank_pattern").into_iter().map(|(name, rank)| (name, rank as usize)).collect();
+        lora.alpha_pattern = pattern("alpha_pattern");
+        lora.layers = adapter["layers_to_transform"]
+            .as_array()
+            .map(|layers| layers.iter().map(|layer| layer.as_u64().expect("a layer") as usize).collect());
+        Trained::Lora(lora)
+    }
+
+    fn trainer(&self, profile: Profile) -> Trainer<Cpu> {
+        let backend = Cpu::new(2, CpuPath::best()).expect("the best path");
+        let config = std::fs::read_to_string(self.base.join("config.json")).expect("a config");
+        let config = Config::parse(&config).expect("a readable config");
+        let source = Checkpoint::open(&self.base).expect("weights");
+        let settings = Settings { trained: self.trained(), profile, positions: 128, seed: 1 };
+        let built = build(&backend, &config, &source, &settings).expect("a model");
+        let mut trainer = Trainer::new(backend, built);
+        if self.found["mode"] == "lora" {
+            let start = SafeTensors::open(&self.folder.join("adapter/adapter_model.safetensors")).expect("an adapter");
+            let ids: Vec<_> = trainer.parameters.iter().map(|(id, _)| id).collect();
+            assert_eq!(ids.len(), start.tensors().len(), "{}: adapters", self.name);
+            for id in ids {
+                let parameter = trainer.parameters.get_mut(id);
+                let values = start.get(&parameter.name).expect("PEFT's name").to_f32().expect("float32");
+                parameter.value = Cpu::new(1, CpuPath::best()).expect("a path").upload(&values);
+            }
+        }
+        trainer
+    }
+
+    /// The largest error allowed for a quantity of the judge.
+    fn bound(&self, profile: Profile, quantity: &str, tensor: Option<&str>) -> f64 {
+        let largest = |value: &Value| {
+            let value = &value[quantity];
+            let value = tensor.map_or(value, |tensor| &value[tensor]);
+            let all = value.as_array().into_iter().flatten().filter_map(Value::as_f64);
+            all.chain(value.as_f64()).fold(0.0, f64::max)
+        };
+        let noise = |size: &str| largest(&self.found["product_noise_error"][size]);
+        match profile {
+            Profile::X3 => 10.0 * largest(&self.found["float32_error"]).max(noise("1e-07")) + 1e-5,
+            Profile::X2 => 10.0 * noise("1e-04") + 1e-3,
+        }
+    }
+}
+
+/// Largest difference relative to the largest wanted value.
+fn relative(want: &[f32], got: &[f32]) -> f64 {
+    assert_eq!(want.len(), got.len(), "elements");
+    let largest = want.iter().fold(0.0f64, |most, x| most.max(f64::from(x.abs())));
+    let differences = want.iter().zip(got).map(|(want, got)| f64::from((want - got).abs()));
+    differences.fold(0.0, f64::max) / largest.max(1e-30)
+}
+
+/// Norm of the deviation over the norm of the update.
+fn deviation(start: &[f32], want: &[f32], got: &[f32]) -> f64 {
+    let norm =
+        |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(a - b) * f64::from(a - b)).sum::<f64>().sqrt();
+    norm(want, got) / norm(want, start).max(1e-30)
+}
+
+fn settings(profile: Profile, policy: Policy, micro_batch_size: usize) -> StepSettings {
+    StepSettings {
+        profile,
+        policy,
+        micro_batch_size,
+        seed: 1,
+        max_grad_norm: Some(1.0),
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+        weight_decay: 0.1,
+    }
+}
+
+fn check(name: &'static str) {
+    let case = Case::new(name);
+    let rows = case.rows();
+    let rows: Vec<&TokenRow> = rows.iter().collect();
+    for profile in [Profile::X3, Profile::X2] {
+        let mut trainer = case.trainer(profile);
+        let settings = settings(profile, Policy::Full, 1);
+        let mut gradients = Gradients::zeros(&trainer.backend, &trainer.parameters);
+        let (loss, targets) = trainer.gradients(&mut gradients, &rows, 1, &settings).expect("gradients");
+        let want = case.found["loss"]["float64"].as_f64().expect("a loss");
+        let error = (loss / targets as f64 - want).abs();
+        assert!(error < case.bound(profile, "losses", None), "{name} {profile:?}: loss {error:e}");
+        let wanted = SafeTensors::open(&case.folder.join("gradients.safetensors")).expect("gradients");
+        for (id, parameter) in trainer.parameters.iter() {
+            let want = wanted.get(&parameter.name).expect("the judge's name").to_f32().expect("float32");
+            let got = trainer.backend.download(gradients.get(id)).expect("a download");
+            let (error, bound) = (relative(&want, &got), case.bound(profile, "gradients", Some(&parameter.name)));
+            assert!(error < bound, "{name} {profile:?}: gradient of {} {error:e} > {bound:e}", parameter.name);
+        }
+        if !case.folder.join("after.safetensors").exists() {
+            continue;
+        }
+        let wanted = SafeTensors::open(&case.folder.join("after.safetensors")).expect("weights");
+        let values = |trainer: &Trainer<Cpu>| -> Vec<Vec<f32>> {
+            trainer.parameters.iter().map(|(_, parameter)| parameter.value.to_vec()).collect()
+        };
+        let start = values(&trainer);
+        for step in 1..=5 {
+            let report = trainer.step(&rows, step, 1e-2, &settings).expect("a step");
+            let want = case.found["steps"][step as usize - 1]["loss"]["float64"].as_f64().expect("a loss");
+            let error = (report.loss - want).abs() / want;
+            assert!(
+                error < case.bound(profile, "loss", None) * 50.0,
+                "{name} {profile:?}: loss of step {step} {error:e}"
+            );
+        }
+        for (((_, parameter), start), got) in trainer.parameters.iter().zip(&start).zip(values(&trainer)) {
+            let want = wanted.get(&parameter.name).expect("the judge's name").to_f32().expect("float32");
+            let (error, bound) = (deviation(start, &want, &got), case.bound(profile, "updates", Some(&parameter.name)));
+            assert!(error < bound, "{name} {profile:?}: {} after five steps {error:e} > {bound:e}", parameter.name);
+        }
+    }
+}
+
+macro_rules! cases {
+    ($($test:ident = $name:literal;)*) => {
+        $(#[test]
+        fn $test() {
+            check($name);
+        })*
+    };
+}
+
+cases! {
+    qwen2 = "qwen2-base";
+    qwen2_lora = "qwen2-base-lora";
+    qwen2_lora_of_one_layer = "qwen2-base-layers";
+    qwen2_lora_patterns = "qwen2-base-pattern";
+    qwen2_rslora = "qwen2-base-rslora";
+    qwen2_tied = "qwen2-tied";
+    qwen2_window = "qwen2-window";
+    qwen2_window_packed = "qwen2-window-packed";
+    qwen2_packed = "qwen2-packed";
+    qwen2_unpacked = "qwen2-unpacked";
+    qwen2_yarn = "qwen2-yarn";
+    qwen2_bf16 = "qwen2-bf16";
+    qwen3 = "qwen3-base";
+    qwen3_lora = "qwen3-base-lora";
+    qwen3_bias = "qwen3-bias";
+    llama3_rope = "llama3-rope";
+    llama_bias = "llama-bias";
+}

@@ -1,0 +1,45 @@
+//! Signals, in a process of their own: one asks, two end. Children are forked, since handlers are of the whole process.
+#![cfg(unix)]
+
+use isobit_training::signal::{Signal, install, requested};
+
+/// What a child that gets these signals and then leaves with `last` ends with.
+fn ends_with(signals: &[libc::c_int], last: libc::c_int) -> libc::c_int {
+    // SAFETY: between fork and _exit the child only calls functions that a forked child may.
+    match unsafe { libc::fork() } {
+        0 => {
+            for &signal in signals {
+                // SAFETY: sends a signal to this process.
+                unsafe { libc::raise(signal) };
+            }
+            let code = requested().map_or(last, |signal| last + libc::c_int::from(signal.exit_code()));
+            // SAFETY: leaves without running anything of the test harness.
+            unsafe { libc::_exit(code) }
+        }
+        child => {
+            assert!(child > 0, "fork");
+            let mut status = 0;
+            // SAFETY: waits for our own child; the status is ours.
+            let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+            assert_eq!(waited, child);
+            assert!(libc::WIFEXITED(status), "the child left by itself");
+            libc::WEXITSTATUS(status)
+        }
+    }
+}
+
+#[test]
+fn one_signal_asks_and_two_end() {
+    install().expect("installed");
+    assert_eq!(requested(), None);
+    assert_eq!(ends_with(&[], 1), 1);
+    assert_eq!(ends_with(&[libc::SIGINT], 1), 131);
+    assert_eq!(ends_with(&[libc::SIGTERM], 1), 144);
+    assert_eq!(ends_with(&[libc::SIGINT, libc::SIGINT], 1), 130);
+    assert_eq!(ends_with(&[libc::SIGTERM, libc::SIGTERM], 1), 143);
+    assert_eq!(ends_with(&[libc::SIGINT, libc::SIGTERM], 1), 143);
+    assert_eq!(requested(), None, "children are others");
+    // SAFETY: sends a signal to this process, whose handler is installed.
+    unsafe { libc::raise(libc::SIGTERM) };
+    assert_eq!(requested(), Some(Signal::Terminate));
+}
