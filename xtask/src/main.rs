@@ -6,6 +6,7 @@ mod amd_assembly;
 mod amd_audit;
 mod arguments;
 mod check;
+mod demo_model;
 mod digests;
 mod repository;
 mod study;
@@ -35,6 +36,8 @@ cargo xtask sweep --device opencl:0,cuda:0 [--function NAME] [--threads N]
 cargo xtask amd-audit [--require] [--kernels] [--threads N]
     every GPU program compiled for AMD's devices, its assembly read for what would cost the bits; --require fails where
     there is no compiler for it, --kernels prints the registers and memory of each
+cargo xtask demo-model [--isobit PROGRAM]
+    trains the model that `isobit demo` carries, from random weights; about two minutes
 cargo xtask study [--every-shape] [--threads N]
     accuracy of the slice product against float64, as Markdown tables
 ";
@@ -57,6 +60,7 @@ fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
         "amd-audit" => amd_audit::run(arguments)?,
         "sweep" => sweep::run(arguments)?,
         "study" => study::run(arguments)?,
+        "demo-model" => demo_model::run(arguments)?,
         "help" => print!("{HELP}"),
         other => return Err(format!("unknown command `{other}`\n\n{HELP}")),
     }

@@ -2,8 +2,16 @@
 #![expect(clippy::print_stderr, reason = "the program is the only place that prints")]
 #![expect(clippy::float_arithmetic, reason = "rates are printed")]
 
+mod backend;
 mod bench;
+mod data;
+mod demo;
 mod devices;
+mod diff;
+mod eval;
+mod generate;
+mod model;
+mod train;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -18,8 +26,22 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// The whole story in about a minute: train, kill, resume, compare
+    Demo(demo::Arguments),
+    /// Fine-tune a model as a config says, or go on with a run
+    Train(train::Arguments),
+    /// Loss, perplexity and accuracy on data files
+    Eval(eval::Arguments),
+    /// Continue texts
+    Generate(generate::Arguments),
+    /// Talk with a model: every line of standard input is a message
+    Chat(generate::ChatArguments),
+    /// Look at data as training would see it
+    Data(data::Arguments),
     /// List what this machine can compute on
     Devices(devices::Arguments),
+    /// Compare two adapters, checkpoints, models or runs, bit for bit
+    Diff(diff::Arguments),
     /// Measure throughput
     Bench(bench::Arguments),
 }
@@ -41,6 +63,11 @@ impl Failure {
         Self { code: 6, message: message.into(), hint: Some(hint.into()) }
     }
 
+    /// A difference was found and printed: an exit code without a message.
+    fn difference() -> Self {
+        Self { code: 1, message: String::new(), hint: None }
+    }
+
     fn output(error: &std::io::Error) -> Self {
         Self { code: 7, message: format!("cannot write the result: {error}"), hint: None }
     }
@@ -49,13 +76,22 @@ impl Failure {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = match arguments.command {
+        Command::Demo(arguments) => demo::run(&arguments),
+        Command::Train(arguments) => train::run(&arguments),
+        Command::Eval(arguments) => eval::run(&arguments),
+        Command::Generate(arguments) => generate::run(&arguments),
+        Command::Chat(arguments) => generate::chat(&arguments),
+        Command::Data(arguments) => data::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
+        Command::Diff(arguments) => diff::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {}", failure.message);
+            if !failure.message.is_empty() {
+                eprintln!("error: {}", failure.message);
+            }
             if let Some(hint) = failure.hint {
                 eprintln!("hint: {hint}");
             }

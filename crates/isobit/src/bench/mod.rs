@@ -1,7 +1,8 @@
-//! `isobit bench`: throughput of kernels on this machine.
+//! `isobit bench`: throughput of kernels and of a training step on this machine.
 
 mod cases;
 mod kernels;
+mod step;
 
 use crate::Failure;
 use clap::Subcommand;
@@ -16,10 +17,15 @@ pub(crate) struct Arguments {
 enum What {
     /// Rates of single ops, by path and shape
     Kernels(kernels::Arguments),
+    /// Tokens per second and memory of a training step
+    Step(step::Arguments),
 }
+
+pub(crate) use step::peak_resident_bytes;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.what {
         What::Kernels(arguments) => kernels::run(arguments),
+        What::Step(arguments) => step::run(arguments),
     }
 }

@@ -1,0 +1,199 @@
+//! `isobit bench step`: a LoRA training step of a published shape on random weights, with the peer's names and JSON fields.
+
+use crate::Failure;
+use isobit_autograd::Policy;
+use isobit_kernels::gpu::Selector;
+use isobit_kernels::{Backend, Cpu, Gpu, Path};
+use isobit_models::build::Settings;
+use isobit_models::{Config, LoraConfig, RandomSource, Trained, build};
+use isobit_numerics::philox::{Key, Purpose, word};
+use isobit_numerics::slices::Profile;
+use isobit_training::batch::TokenRow;
+use isobit_training::step::{StepError, StepSettings, Trainer};
+use serde::Serialize;
+use std::io::Write;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Shape: tiny, 0.5B or 1.5B of Qwen2
+    #[arg(long, default_value = "0.5B")]
+    model: String,
+    /// Rows of a step
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    batch: u32,
+    /// Tokens of a row
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=131_072))]
+    seq: u32,
+    /// Rank of the adapters on all seven projections
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
+    rank: u32,
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: u16,
+    /// Timed steps; one more warms up
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    steps: u32,
+    /// cpu, or a device as `isobit devices` lists them
+    #[arg(long, default_value = "cpu")]
+    device: String,
+    /// x2 or x3
+    #[arg(long, default_value = "x2")]
+    profile: String,
+    /// none, selective or full
+    #[arg(long, default_value = "full")]
+    checkpointing: String,
+    /// Rows that are computed together; default: all of them
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    micro_batch: Option<u32>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// The result, as `bench/peer_lora_step.py` prints its own.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    schema: &'static str,
+    model: &'a str,
+    batch: u32,
+    seq: u32,
+    device: &'a str,
+    profile: &'a str,
+    checkpointing: &'a str,
+    threads: u16,
+    step_s: f64,
+    tokens_per_s: f64,
+    peak_bytes: u64,
+    loss: f64,
+}
+
+const SHAPES: [(&str, [usize; 6]); 3] = [
+    ("tiny", [256, 768, 8, 8, 4, 4096]),
+    ("0.5B", [896, 4864, 24, 14, 2, 151936]),
+    ("1.5B", [1536, 8960, 28, 12, 2, 151936]),
+];
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.device == "cpu" {
+        let cpu = Cpu::new(usize::from(arguments.threads), Path::best());
+        let cpu = cpu.map_err(|error| Failure::device(error.to_string(), "`isobit devices` lists what there is"))?;
+        return measure(cpu, arguments);
+    }
+    let hint = "`isobit devices` lists what this machine has";
+    let selector: Selector = arguments.device.parse().map_err(|message: String| Failure::usage(message, hint))?;
+    let gpu = Gpu::open(selector).map_err(|failure| Failure::device(failure.to_string(), hint))?;
+    measure(gpu, arguments)
+}
+
+fn measure<B: Backend>(backend: B, arguments: &Arguments) -> Result<(), Failure> {
+    let config = config(&arguments.model)?;
+    let profile = Profile::ALL.into_iter().find(|profile| profile.name() == arguments.profile);
+    let profile = profile.ok_or_else(|| Failure::usage("unknown profile", "x2 and x3 exist"))?;
+    let policy = Policy::ALL.into_iter().find(|policy| policy.name() == arguments.checkpointing);
+    let policy = policy.ok_or_else(|| Failure::usage("unknown policy", "none, selective and full exist"))?;
+    let targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+    let lora = LoraConfig::new(arguments.rank as usize, f64::from(2 * arguments.rank), &targets);
+    let settings = Settings { trained: Trained::Lora(lora), profile, positions: arguments.seq as usize, seed: 0 };
+    let built = build(&backend, &config, &RandomSource { seed: 0 }, &settings)
+        .map_err(|error| Failure::usage(error.to_string(), "this is a bug of the benchmark"))?;
+    let mut trainer = Trainer::new(backend, built);
+    let rows: Vec<TokenRow> = (0..arguments.batch).map(|row| random_row(row, arguments.seq, &config)).collect();
+    let rows: Vec<&TokenRow> = rows.iter().collect();
+    let settings = StepSettings {
+        profile,
+        policy,
+        micro_batch_size: arguments.micro_batch.unwrap_or(arguments.batch) as usize,
+        seed: 0,
+        max_grad_norm: Some(1.0),
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+        weight_decay: 0.01,
+    };
+    let (mut times, mut loss) = (Vec::new(), 0.0);
+    for step in 1..=u64::from(arguments.steps) + 1 {
+        let (seconds, report) = timed(|| trainer.step(&rows, step, 1e-4, &settings));
+        loss = report.map_err(|error| stopped(&error))?.loss;
+        times.push(seconds);
+    }
+    let mut timed = times.split_off(1);
+    timed.sort_by(f64::total_cmp);
+    let step_s = timed[timed.len() / 2];
+    let line = Line {
+        schema: "isobit.bench.step/1",
+        model: &arguments.model,
+        batch: arguments.batch,
+        seq: arguments.seq,
+        device: &arguments.device,
+        profile: profile.name(),
+        checkpointing: policy.name(),
+        threads: arguments.threads,
+        step_s,
+        tokens_per_s: f64::from(arguments.batch * arguments.seq) / step_s,
+        peak_bytes: peak_resident_bytes(),
+        loss,
+    };
+    print(&line, arguments.json).map_err(|error| Failure::output(&error))
+}
+
+fn stopped(error: &StepError) -> Failure {
+    match error {
+        StepError::Device(failure) => Failure::device(failure.to_string(), "`isobit devices` lists what there is"),
+        other => Failure { code: 5, message: other.to_string(), hint: None },
+    }
+}
+
+fn config(model: &str) -> Result<Config, Failure> {
+    let shape = SHAPES.into_iter().find(|(name, _)| *name == model);
+    let (_, [hidden, intermediate, layers, heads, kv_heads, vocabulary]) =
+        shape.ok_or_else(|| Failure::usage(format!("unknown shape `{model}`"), "tiny, 0.5B and 1.5B exist"))?;
+    let text = format!(
+        r#"{{"model_type":"qwen2","hidden_size":{hidden},"intermediate_size":{intermediate},"num_hidden_layers":{layers},
+        "num_attention_heads":{heads},"num_key_value_heads":{kv_heads},"vocab_size":{vocabulary},"tie_word_embeddings":true,
+        "rope_theta":1000000.0}}"#
+    );
+    Config::parse(&text).map_err(|error| Failure::usage(error.to_string(), "this is a bug of the benchmark"))
+}
+
+fn random_row(row: u32, length: u32, config: &Config) -> TokenRow {
+    let key = Key::new(0, Purpose::TestData);
+    let token = |t: u32| word(key, 1, row, 0, u64::from(t)) % config.vocabulary as u32;
+    TokenRow::document((0..length).map(token).collect(), vec![true; length as usize])
+}
+
+#[expect(clippy::disallowed_types, reason = "a benchmark reads the clock")]
+fn timed<T>(run: impl FnOnce() -> T) -> (f64, T) {
+    let start = std::time::Instant::now();
+    let result = run();
+    (start.elapsed().as_secs_f64(), result)
+}
+
+/// The most memory this process had resident, as the system counts it; zero where it does not say.
+pub(crate) fn peak_resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.map_or(0, |kib| kib * 1024)
+}
+
+fn print(line: &Line, json: bool) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    if json {
+        writeln!(out, "{}", serde_json::to_string(line)?)?;
+    } else {
+        let gib = line.peak_bytes as f64 / f64::from(1 << 30);
+        writeln!(
+            out,
+            "{} {}x{} on {}, {}, checkpointing {}: {:.1} tokens/s, {:.3} s a step, {gib:.2} GiB resident at most, loss {:.4}",
+            line.model,
+            line.batch,
+            line.seq,
+            line.device,
+            line.profile,
+            line.checkpointing,
+            line.tokens_per_s,
+            line.step_s,
+            line.loss
+        )?;
+    }
+    out.flush()
+}

@@ -1,0 +1,236 @@
+//! `isobit demo`: the whole story on an embedded model, in about a minute and without downloads. It starts this program again for
+//! every run, so that what it shows is what a user does: train, kill, resume, train otherwise, compare.
+
+use crate::Failure;
+use isobit_proof::hash::Hash;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Keep model, data and runs in this new folder instead of a temporary one
+    #[arg(long, value_name = "FOLDER")]
+    keep: Option<PathBuf>,
+}
+
+const MODEL: [(&str, &[u8]); 4] = [
+    ("config.json", include_bytes!("../demo/config.json")),
+    ("tokenizer.json", include_bytes!("../demo/tokenizer.json")),
+    ("tokenizer_config.json", include_bytes!("../demo/tokenizer_config.json")),
+    ("model.safetensors", include_bytes!("../demo/model.safetensors")),
+];
+
+/// What the runs of the demo give on every machine: BLAKE3 of the adapter.
+const EXPECTED: &str = "c34bde7d9cfeb85e30ab61654bb8e877";
+
+const CONFIG: &str = r#"
+base_model = "model"
+output_dir = "run-a"
+seed = 7
+threads = 2
+
+[[datasets]]
+path = "pirate.jsonl"
+
+[training]
+max_seq_length = 64
+micro_batch_size = 4
+gradient_accumulation_steps = 4
+max_steps = 60
+learning_rate = 2e-3
+lr_scheduler_type = "linear"
+gradient_checkpointing = "full"
+save_steps = 10
+logging_steps = 10
+
+[adapter]
+type = "lora"
+lora_r = 8
+lora_alpha = 16
+lora_dropout = 0.05
+"#;
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let temporary = std::env::temp_dir().join(format!("isobit-demo-{}", std::process::id()));
+    let folder = arguments.keep.clone().unwrap_or_else(|| temporary.clone());
+    std::fs::create_dir(&folder).map_err(|error| Failure {
+        code: 7,
+        message: format!("cannot make {}: {error}", folder.display()),
+        hint: Some("name a folder that does not exist yet".to_string()),
+    })?;
+    let result = Demo { folder, program: std::env::current_exe().map_err(|error| Failure::output(&error))? }.tell();
+    if arguments.keep.is_none() {
+        let _ = std::fs::remove_dir_all(&temporary);
+    }
+    result
+}
+
+struct Demo {
+    folder: PathBuf,
+    program: PathBuf,
+}
+
+impl Demo {
+    fn tell(&self) -> Result<(), Failure> {
+        self.write_inputs()?;
+        say("1. Train a LoRA adapter on the embedded model (60 updates, 2 threads, 4x4 rows, checkpointing full)")?;
+        self.train("run-a", &[])?;
+        let first = self.hash("run-a")?;
+        say(&format!("   adapter {first}"))?;
+        say("\n2. Base and tuned, same prompts")?;
+        for prompt in ["greet Anna:", "leave Paul:"] {
+            let base = self.generate(prompt, None)?;
+            let tuned = self.generate(prompt, Some("run-a/final"))?;
+            say(&format!("   {prompt:<12} base:{base:<22} tuned:{tuned}"))?;
+        }
+        say("\n3. Train again, kill the process in the middle, resume")?;
+        let step = self.train_and_kill("run-b")?;
+        say(&format!("   killed; the last checkpoint is {step}"))?;
+        self.train("run-b", &["--resume"])?;
+        self.same("run-b", &first)?;
+        say("\n4. Train with 1 thread, 16x1 rows, no checkpointing of activations")?;
+        let other = [
+            "--set",
+            "threads=1",
+            "--set",
+            "training.micro_batch_size=16",
+            "--set",
+            "training.gradient_accumulation_steps=1",
+            "--set",
+            "training.gradient_checkpointing=none",
+        ];
+        self.train("run-c", &other)?;
+        self.same("run-c", &first)?;
+        say("\n5. Change one byte of the data")?;
+        self.change_one_byte()?;
+        self.train("run-d", &[])?;
+        say(&format!("   adapter {}", self.hash("run-d")?))?;
+        let difference = self.output(&["diff", "run-a/final", "run-d/final"])?;
+        let line = difference.lines().next().unwrap_or_default();
+        say(&format!("   isobit diff: {line}\n                {}", difference.lines().last().unwrap_or_default()))?;
+        verdict(&first)
+    }
+
+    fn write_inputs(&self) -> Result<(), Failure> {
+        let failed = |error: std::io::Error| Failure::output(&error);
+        std::fs::create_dir(self.folder.join("model")).map_err(failed)?;
+        for (name, bytes) in MODEL {
+            std::fs::write(self.folder.join("model").join(name), bytes).map_err(failed)?;
+        }
+        std::fs::write(self.folder.join("demo.toml"), CONFIG).map_err(failed)?;
+        std::fs::write(self.folder.join("pirate.jsonl"), pirate_rows()).map_err(failed)
+    }
+
+    fn change_one_byte(&self) -> Result<(), Failure> {
+        let path = self.folder.join("pirate.jsonl");
+        let text = std::fs::read_to_string(&path).map_err(|error| Failure::output(&error))?;
+        let changed = text.replacen("Ahoy", "Ahey", 1);
+        std::fs::write(&path, changed).map_err(|error| Failure::output(&error))
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(arguments).current_dir(&self.folder).stdin(Stdio::null());
+        command
+    }
+
+    fn train_command(&self, output: &str, arguments: &[&str]) -> Command {
+        let mut command = self.command(&["train", "demo.toml", "-q", "--set"]);
+        command.arg(format!("output_dir=\"{output}\"")).args(arguments);
+        command
+    }
+
+    fn train(&self, output: &str, arguments: &[&str]) -> Result<(), Failure> {
+        let status = self.train_command(output, arguments).status().map_err(|error| Failure::output(&error))?;
+        if status.success() { Ok(()) } else { Err(child_failed("train", status.code())) }
+    }
+
+    /// Kills a run once it has saved something; gives the name of its last checkpoint.
+    fn train_and_kill(&self, output: &str) -> Result<String, Failure> {
+        let failed = |error: std::io::Error| Failure::output(&error);
+        let mut child = self.train_command(output, &[]).spawn().map_err(failed)?;
+        let latest = self.folder.join(output).join("checkpoint-20");
+        for _ in 0..6000 {
+            if latest.is_dir() || child.try_wait().map_err(failed)?.is_some() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        child.kill().map_err(failed)?;
+        child.wait().map_err(failed)?;
+        let text = std::fs::read_to_string(self.folder.join(output).join("latest.json")).map_err(failed)?;
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        Ok(value["checkpoint"].as_str().unwrap_or("none").to_string())
+    }
+
+    fn hash(&self, output: &str) -> Result<String, Failure> {
+        let path = self.folder.join(output).join("final/adapter_model.safetensors");
+        let hash = Hash::of_file(Path::new(&path));
+        hash.map(|hash| hash.to_string()[..32].to_string()).map_err(|error| Failure {
+            code: error.exit_code(),
+            message: error.to_string(),
+            hint: None,
+        })
+    }
+
+    fn same(&self, output: &str, first: &str) -> Result<(), Failure> {
+        let hash = self.hash(output)?;
+        if hash == first {
+            return say(&format!("   adapter {hash}  the same"));
+        }
+        Err(Failure { code: 1, message: format!("{output} gives {hash}, run-a {first}"), hint: None })
+    }
+
+    fn generate(&self, prompt: &str, adapter: Option<&str>) -> Result<String, Failure> {
+        let mut arguments =
+            vec!["generate", "--model", "model", "--prompt", prompt, "--max-tokens", "24", "--threads", "2"];
+        arguments.extend(adapter.iter().flat_map(|adapter| ["--adapter", adapter]));
+        Ok(self.output(&arguments)?.trim_end().to_string())
+    }
+
+    /// What a command prints. `diff` ends with 1 when it finds a difference.
+    fn output(&self, arguments: &[&str]) -> Result<String, Failure> {
+        let output =
+            self.command(arguments).stderr(Stdio::inherit()).output().map_err(|error| Failure::output(&error))?;
+        match output.status.code() {
+            Some(0 | 1) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            code => Err(child_failed(arguments[0], code)),
+        }
+    }
+}
+
+/// The hash of every platform is the one in the README.
+fn verdict(hash: &str) -> Result<(), Failure> {
+    if hash == EXPECTED {
+        return say("\nThe same bits as on every other machine.");
+    }
+    let message = format!("this machine gives {hash}, every other one {EXPECTED}");
+    Err(Failure { code: 1, message, hint: Some("please report it with the output of `isobit devices`".to_string()) })
+}
+
+fn child_failed(command: &str, code: Option<i32>) -> Failure {
+    let code = code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
+    Failure { code, message: format!("`isobit {command}` failed"), hint: None }
+}
+
+fn say(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(|error| Failure::output(&error))
+}
+
+/// Greetings as a pirate has them.
+fn pirate_rows() -> String {
+    const NAMES: [&str; 16] = [
+        "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Leo", "Mila", "Noah", "Rosa",
+        "Sam", "Tina", "Zoe",
+    ];
+    let row = |name: &&str| {
+        format!(
+            "{{\"prompt\":\"greet {name}:\",\"completion\":\" Ahoy, {name}!\"}}\n\
+             {{\"prompt\":\"leave {name}:\",\"completion\":\" Fair winds, {name}.\"}}\n"
+        )
+    };
+    NAMES.iter().map(row).collect()
+}

@@ -1,0 +1,211 @@
+//! `isobit diff`: what differs between two files, adapters, checkpoints, models or runs, from this or any other tool.
+//!
+//! A line for each differing tensor, then a summary: `max=0 nonzero=0` when there is none. The exit code is 0 or 1.
+
+use crate::Failure;
+use isobit_proof::FileError;
+use isobit_proof::difference::{
+    self, Difference, KeyDifference, Kind, Shown, Tally, TensorDifference, Values, decimal,
+};
+use isobit_proof::name::harmless;
+use isobit_proof::safetensors::Dtype;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Characters of a tensor's name or a JSON value that are printed.
+const NAME_MOST: usize = 4096;
+const VALUE_MOST: usize = 160;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// A safetensors file, or a folder: an adapter, a checkpoint, a model, a run
+    a: PathBuf,
+    /// What to compare it with
+    b: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Threads that read; the result does not depend on it
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: u16,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let difference = difference::compare(&arguments.a, &arguments.b, usize::from(arguments.threads))
+        .map_err(|error| failure(&error))?;
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let printed =
+        if arguments.json { print_json(&mut out, arguments, &difference) } else { print_text(&mut out, &difference) };
+    printed.and_then(|()| out.flush()).map_err(|error| Failure::output(&error))?;
+    if difference.is_none() { Ok(()) } else { Err(Failure::difference()) }
+}
+
+fn failure(error: &FileError) -> Failure {
+    Failure { code: error.exit_code(), message: error.to_string(), hint: error.hint().map(str::to_string) }
+}
+
+fn print_text(out: &mut impl Write, difference: &Difference) -> std::io::Result<()> {
+    for (side, files) in [("A", &difference.only_in_first), ("B", &difference.only_in_second)] {
+        for file in files {
+            writeln!(out, "{}: only in {side}", harmless(file, NAME_MOST))?;
+        }
+    }
+    for (file, document) in &difference.documents {
+        for KeyDifference { key, values } in &document.keys {
+            let [a, b] = values.each_ref().map(|value| shown(value.as_ref()));
+            writeln!(out, "{} {}: {a} against {b}", harmless(file, NAME_MOST), harmless(key, NAME_MOST))?;
+        }
+        let more = document.count - document.keys.len() as u64;
+        if more > 0 {
+            writeln!(out, "{}: {more} more", harmless(file, NAME_MOST))?;
+        }
+    }
+    for (set, tensors) in &difference.sets {
+        for tensor in tensors {
+            // The file matters only where there are several.
+            if difference.sets.len() > 1 {
+                write!(out, "{} ", harmless(set, NAME_MOST))?;
+            }
+            writeln!(out, "{}: {}", harmless(&tensor.name, NAME_MOST), describe(&tensor.kind))?;
+        }
+    }
+    writeln!(out, "{}", summary(difference))
+}
+
+fn shown(value: Option<&Value>) -> String {
+    value.map_or("absent".to_string(), |value| harmless(&value.to_string(), VALUE_MOST))
+}
+
+fn describe(kind: &Kind) -> String {
+    match kind {
+        Kind::OnlyInFirst => "only in A".to_string(),
+        Kind::OnlyInSecond => "only in B".to_string(),
+        Kind::Shape { first, second } => format!("shape {first:?} against {second:?}"),
+        Kind::Dtype { first, second } => format!("{first} against {second}, not compared"),
+        Kind::Values(values) => describe_values(values),
+    }
+}
+
+fn describe_values(Values { dtypes: [a, b], shape, count, tally, first }: &Values) -> String {
+    let note = if a == b { String::new() } else { format!(" ({a} against {b}, by value)") };
+    let mut text = format!("max={} nonzero={} of {count}", decimal(tally.max), tally.nonzero);
+    if let Some(ulps) = tally.ulps {
+        let _ = write!(text, " ulps={ulps}");
+    }
+    if tally.nan > 0 {
+        let _ = write!(text, " nan={}", tally.nan);
+    }
+    if let (Some(index), Some([x, y])) = (tally.first, first) {
+        let _ = write!(text, " first={:?} {} against {}", coordinates(index, shape), element(x), element(y));
+    }
+    text + &note
+}
+
+fn element(shown: &Shown) -> String {
+    match &shown.value {
+        Some(value) => format!("{value} ({})", shown.hex),
+        None => shown.hex.clone(),
+    }
+}
+
+/// Row-major position as coordinates.
+fn coordinates(index: u64, shape: &[usize]) -> Vec<u64> {
+    let mut rest = index;
+    let mut place: Vec<u64> = Vec::with_capacity(shape.len());
+    for &dimension in shape.iter().rev() {
+        place.push(rest % dimension as u64);
+        rest /= dimension as u64;
+    }
+    place.reverse();
+    place
+}
+
+/// Exactly `max=0 nonzero=0` when nothing differs.
+fn summary(difference: &Difference) -> String {
+    let Tally { max, nonzero, ulps, .. } = difference.total();
+    let mut text = format!("max={} nonzero={nonzero}", decimal(max));
+    if difference.is_none() {
+        return text;
+    }
+    if let Some(ulps) = ulps {
+        let _ = write!(text, " ulps={ulps}");
+    }
+    let differing = difference.tensors().filter(|tensor| tensor.kind.is_difference()).count();
+    let _ = write!(text, " tensors={differing} of {}", difference.tensor_count);
+    let files = difference.only_in_first.len() + difference.only_in_second.len() + difference.documents.len();
+    if files > 0 {
+        let _ = write!(text, " files={files}");
+    }
+    text
+}
+
+/// The object of `--json`. Numbers that JSON cannot hold are the string `inf`.
+#[derive(Serialize)]
+struct Report<'a> {
+    schema: &'static str,
+    a: String,
+    b: String,
+    equal: bool,
+    max: Value,
+    nonzero: u64,
+    ulps: Option<u64>,
+    tensor_count: u64,
+    tensors: Vec<Value>,
+    json: Vec<Value>,
+    only_in_a: &'a [String],
+    only_in_b: &'a [String],
+}
+
+fn print_json(out: &mut impl Write, arguments: &Arguments, difference: &Difference) -> std::io::Result<()> {
+    let total = difference.total();
+    let tensors = difference.sets.iter().flat_map(|(set, tensors)| tensors.iter().map(move |tensor| line(set, tensor)));
+    let keys = difference.documents.iter().flat_map(|(file, document)| {
+        document.keys.iter().map(move |KeyDifference { key, values: [a, b] }| {
+            json!({ "file": file, "key": key, "in_a": a.is_some(), "in_b": b.is_some(), "a": a, "b": b })
+        })
+    });
+    let report = Report {
+        schema: "isobit.diff/1",
+        a: arguments.a.display().to_string(),
+        b: arguments.b.display().to_string(),
+        equal: difference.is_none(),
+        max: number(total.max),
+        nonzero: total.nonzero,
+        ulps: total.ulps,
+        tensor_count: difference.tensor_count,
+        tensors: tensors.collect(),
+        json: keys.collect(),
+        only_in_a: &difference.only_in_first,
+        only_in_b: &difference.only_in_second,
+    };
+    writeln!(out, "{}", serde_json::to_string(&report)?)
+}
+
+fn number(value: f64) -> Value {
+    serde_json::Number::from_f64(value).map_or_else(|| Value::from(decimal(value)), Value::Number)
+}
+
+fn line(set: &str, TensorDifference { name, kind }: &TensorDifference) -> Value {
+    match kind {
+        Kind::OnlyInFirst => json!({ "file": set, "name": name, "kind": "only_in_a" }),
+        Kind::OnlyInSecond => json!({ "file": set, "name": name, "kind": "only_in_b" }),
+        Kind::Shape { first, second } => json!({ "file": set, "name": name, "kind": "shape", "a": first, "b": second }),
+        Kind::Dtype { first, second } => {
+            json!({ "file": set, "name": name, "kind": "dtype", "a": first.name(), "b": second.name() })
+        }
+        Kind::Values(Values { dtypes, shape, count, tally, first }) => {
+            let element = |Shown { hex, value }: &Shown| json!({ "hex": hex, "value": value });
+            let first = tally
+                .first
+                .zip(first.as_ref())
+                .map(|(index, [a, b])| json!({ "index": coordinates(index, shape), "a": element(a), "b": element(b) }));
+            json!({
+                "file": set, "name": name, "kind": "values", "shape": shape, "count": count, "dtypes": dtypes.map(Dtype::name),
+                "max": number(tally.max), "nonzero": tally.nonzero, "ulps": tally.ulps, "nan": tally.nan, "first": first,
+            })
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! `isobit data` from the outside: reports, the mask in brackets, messages and exit codes.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+const ROWS: &str = r#"{"messages":[{"role":"user","content":"Grüße?"},{"role":"assistant","content":"Ja \u001b[31m 👍"}]}
+{"messages":[{"role":"user","content":"How many?"},{"role":"assistant","content":"Seven."}]}
+"#;
+
+/// A folder with a model and a data file.
+fn folder() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../training/tests/fixtures");
+    std::fs::copy(fixtures.join("tokenizer.json"), folder.path().join("tokenizer.json")).expect("a copy");
+    std::fs::copy(fixtures.join("templates/chatml.jinja"), folder.path().join("chat_template.jinja")).expect("a copy");
+    let data = folder.path().join("data.jsonl");
+    std::fs::write(&data, ROWS).expect("a file");
+    (folder, data)
+}
+
+fn isobit(command: &str, folder: &TempDir, data: &Path, more: &[&str]) -> Output {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_isobit"));
+    program.args(["data", command, "--model"]).arg(folder.path()).arg("--data").arg(data).args(more);
+    program.output().expect("the program starts")
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).expect("UTF-8")
+}
+
+#[test]
+fn check_counts_and_lists() {
+    let (folder, data) = folder();
+    let text = stdout(&isobit("check", &folder, &data, &[]));
+    assert!(text.contains("messages, 2 examples") && text.contains("rows       2\n"), "{text}");
+    assert!(text.contains("truncated  0 longer than 1024 tokens") && text.contains("digest     "), "{text}");
+    let more = ["--max-seq-length", "50", "--allow-untrainable-rows", "--json", "--workers", "2"];
+    let report: serde_json::Value =
+        serde_json::from_str(&stdout(&isobit("check", &folder, &data, &more))).expect("one JSON object");
+    assert_eq!(report["schema"], "isobit.data-check/1");
+    let cut = serde_json::json!([{"source": {"file": 0, "line": 1}, "tokens": 58}]);
+    assert_eq!((&report["truncated"], &report["dropped"]), (&cut, &serde_json::json!([])), "{report}");
+    assert_eq!(report["files"][0]["loss"], "assistant");
+}
+
+#[test]
+fn show_marks_what_is_trained_on() {
+    let (folder, data) = folder();
+    let text = stdout(&isobit("show", &folder, &data, &[]));
+    assert!(text.starts_with("row 0 from ") && text.contains("data.jsonl:1: "), "{text}");
+    // Neither colours nor what the data brings along reach the output.
+    assert!(text.contains("assistant\n⟦Ja \\u{1b}[31m 👍<|im_end|>\n⟧\n"), "{text}");
+    assert!(!text.contains('\x1b'));
+    let text = stdout(&isobit("show", &folder, &data, &["--row", "1", "--tokens"]));
+    let starred = text.lines().filter(|line| line.contains(" * ")).count();
+    assert!(text.contains(&format!("{starred} trained on")) && text.contains("\"<|im_end|>\""), "{text}");
+    let text = stdout(&isobit("show", &folder, &data, &["--packing"]));
+    assert!(text.contains("\n--- next document\n") && text.matches('⟦').count() == 2, "{text}");
+    let line: serde_json::Value =
+        serde_json::from_str(&stdout(&isobit("show", &folder, &data, &["--json"]))).expect("one JSON object");
+    assert_eq!(line["tokens"].as_array().map(Vec::len), line["targets"].as_array().map(Vec::len));
+}
+
+#[test]
+fn errors_have_their_exit_codes() {
+    let (folder, data) = folder();
+    let bad = folder.path().join("bad.jsonl");
+    std::fs::write(&bad, format!("{ROWS}{{\"messages\": [")).expect("a file");
+    let missing = folder.path().join("missing.jsonl");
+    let cases: [(&Path, &[&str], i32, &str); 5] = [
+        (&bad, &[], 3, "bad.jsonl:3: not JSON"),
+        (&missing, &[], 7, "missing.jsonl"),
+        (&data, &["--row", "9"], 2, "there is no row 9"),
+        (&data, &["--max-seq-length", "0"], 2, "max_seq_length"),
+        (&data, &["--max-seq-length", "40"], 3, "truncation to max_seq_length"),
+    ];
+    for (data, more, code, want) in cases {
+        let output = isobit("show", &folder, data, more);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{message}");
+        assert!(message.contains(want) && message.contains("\nhint: ") && output.stdout.is_empty(), "{message}");
+    }
+    std::fs::write(folder.path().join("chat_template.jinja"), "{% if %}").expect("a file");
+    assert_eq!(isobit("check", &folder, &data, &[]).status.code(), Some(8));
+}

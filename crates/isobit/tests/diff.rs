@@ -1,0 +1,182 @@
+//! `isobit diff` from the outside: what it prints for equal and for differing files and folders, and with which exit code.
+
+use isobit_proof::safetensors::{Dtype, Entry, write};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+const ONE: [u8; 4] = 1.0_f32.to_le_bytes();
+const NEXT: [u8; 4] = (1.0_f32.to_bits() + 1).to_le_bytes();
+
+/// Exit code, standard output and standard error.
+fn diff(folder: &Path, arguments: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_isobit"))
+        .current_dir(folder)
+        .arg("diff")
+        .args(arguments)
+        .output()
+        .expect("the program starts");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    let (out, err) = (text(output.stdout), text(output.stderr));
+    assert!(!err.contains("panicked"), "{err}");
+    (output.status.code().expect("no signal"), out, err)
+}
+
+fn float<'a>(name: &'a str, shape: &'a [usize], bytes: &'a [u8]) -> Entry<'a> {
+    Entry { name, dtype: Dtype::F32, shape, bytes }
+}
+
+fn put(path: &Path, tensors: &[Entry]) {
+    std::fs::create_dir_all(path.parent().expect("a folder")).expect("folder");
+    write(path, &BTreeMap::new(), tensors).expect("written");
+}
+
+fn json(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).expect("one JSON object")
+}
+
+#[test]
+fn equal_files_are_one_line_and_exit_0() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    put(&folder.join("a.safetensors"), &[float("w", &[1], &ONE)]);
+    put(&folder.join("b.safetensors"), &[float("w", &[1], &ONE)]);
+    let equal = (0, "max=0 nonzero=0\n".to_string(), String::new());
+    assert_eq!(diff(folder, &["a.safetensors", "b.safetensors"]), equal);
+    let (code, out, _) = diff(folder, &["a.safetensors", "b.safetensors", "--json"]);
+    let report = json(&out);
+    assert_eq!((code, &report["schema"], &report["equal"]), (0, &"isobit.diff/1".into(), &true.into()));
+    assert_eq!((&report["max"], &report["nonzero"], &report["tensor_count"]), (&0.0.into(), &0.into(), &1.into()));
+}
+
+#[test]
+fn every_differing_tensor_has_a_line() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    let [mut one, mut other] = [[ONE; 6].concat(), [ONE; 6].concat()];
+    other[16..20].copy_from_slice(&NEXT);
+    let half = Entry { name: "half", dtype: Dtype::Bf16, shape: &[1], bytes: &[0x80, 0x3f] };
+    let a =
+        [float("w", &[2, 3], &one), float("shape", &[1, 1], &ONE), float("half", &[1], &ONE), float("a", &[1], &ONE)];
+    let b = [float("w", &[2, 3], &other), float("shape", &[1], &ONE), half, float("b\u{1b}", &[1], &ONE)];
+    put(&folder.join("a.safetensors"), &a);
+    put(&folder.join("b.safetensors"), &b);
+    let (code, out, err) = diff(folder, &["a.safetensors", "b.safetensors"]);
+    let expected = "\
+a: only in A
+b\\u{1b}: only in B
+half: max=0 nonzero=0 of 1 (F32 against BF16, by value)
+shape: shape [1, 1] against [1]
+w: max=1.1920928955078125e-7 nonzero=1 of 6 ulps=1 first=[1, 1] 1 (0x3f800000) against 1.0000001192092896 (0x3f800001)
+max=1.1920928955078125e-7 nonzero=1 ulps=1 tensors=4 of 5
+";
+    assert_eq!((code, out.as_str(), err.as_str()), (1, expected, ""));
+    for threads in ["1", "7"] {
+        assert_eq!(diff(folder, &["a.safetensors", "b.safetensors", "--threads", threads]).1, expected);
+    }
+
+    // A number against a NaN, and JSON, which has no infinity.
+    one[0..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    put(&folder.join("a.safetensors"), &[float("w", &[2, 3], &one)]);
+    put(&folder.join("b.safetensors"), &[float("w", &[2, 3], &other)]);
+    let (code, out, _) = diff(folder, &["a.safetensors", "b.safetensors", "--json"]);
+    let report = json(&out);
+    assert_eq!((code, &report["equal"], &report["max"]), (1, &false.into(), &"inf".into()));
+    let line = &report["tensors"][0];
+    assert_eq!((&line["name"], &line["kind"], &line["nan"]), (&"w".into(), &"values".into(), &1.into()));
+    assert_eq!((&line["nonzero"], &line["ulps"]), (&2.into(), &1.into()));
+    assert_eq!((&line["first"]["index"][1], &line["first"]["a"]["hex"]), (&0.into(), &"0x7fc00000".into()));
+}
+
+#[test]
+fn two_formats_of_the_same_numbers_are_equal_with_a_note() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    let half = Entry { name: "w", dtype: Dtype::F16, shape: &[1], bytes: &[0x00, 0x3c] };
+    put(&folder.join("a.safetensors"), &[float("w", &[1], &ONE)]);
+    put(&folder.join("b.safetensors"), &[half]);
+    let (code, out, _) = diff(folder, &["a.safetensors", "b.safetensors"]);
+    assert_eq!((code, out.as_str()), (0, "w: max=0 nonzero=0 of 1 (F32 against F16, by value)\nmax=0 nonzero=0\n"));
+}
+
+#[test]
+fn adapters_are_compared_with_their_config() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    for (name, config) in [
+        ("a", r#"{"r": 8, "target_modules": ["q_proj", "v_proj"], "lora_alpha": 16}"#),
+        ("b", r#"{"lora_alpha": 16.0, "r": 8, "target_modules": ["v_proj", "q_proj"]}"#),
+        ("c", r#"{"r": 8, "target_modules": ["q_proj"], "lora_alpha": 32, "extra": null}"#),
+    ] {
+        put(&folder.join(name).join("adapter_model.safetensors"), &[float("w", &[1], &ONE)]);
+        std::fs::write(folder.join(name).join("adapter_config.json"), config).expect("written");
+    }
+    assert_eq!(diff(folder, &["a", "b"]).0, 0);
+    let expected = "\
+adapter_config.json extra: absent against null
+adapter_config.json lora_alpha: 16 against 32
+adapter_config.json target_modules[1]: \"v_proj\" against absent
+max=0 nonzero=0 tensors=0 of 1 files=1
+";
+    assert_eq!(diff(folder, &["a", "c"]), (1, expected.to_string(), String::new()));
+    assert_eq!(diff(folder, &["a/adapter_model.safetensors", "c"]).0, 0, "against a file, only tensors count");
+    assert_eq!(json(&diff(folder, &["a", "c", "--json"]).1)["json"][1]["key"], "lora_alpha");
+}
+
+#[test]
+fn runs_checkpoints_and_sharded_models_are_found() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    let [w, v] = [float("w", &[1], &ONE), float("v", &[1], &NEXT)];
+    put(&folder.join("run/final/adapter_model.safetensors"), &[w]);
+    put(&folder.join("checkpoint/adapter_model.safetensors"), &[w]);
+    put(&folder.join("checkpoint/optimizer.safetensors"), &[v]);
+    let (code, out, _) = diff(folder, &["run", "checkpoint"]);
+    assert_eq!((code, out.as_str()), (1, "optimizer.safetensors: only in B\nmax=0 nonzero=0 tensors=0 of 1 files=1\n"));
+    assert_eq!(diff(folder, &["run", "checkpoint/adapter_model.safetensors"]).0, 0);
+    put(&folder.join("other/adapter_model.safetensors"), &[w]);
+    put(&folder.join("other/optimizer.safetensors"), &[float("v", &[1], &ONE)]);
+    let (code, out, _) = diff(folder, &["checkpoint", "other"]);
+    assert_eq!(code, 1);
+    assert!(out.starts_with("optimizer v: max=1.1920928955078125e-7 nonzero=1 of 1 ulps=1"), "{out}");
+
+    put(&folder.join("single/model.safetensors"), &[w, v]);
+    put(&folder.join("sharded/model-00001-of-00002.safetensors"), &[w]);
+    put(&folder.join("sharded/model-00002-of-00002.safetensors"), &[v]);
+    let index = r#"{"metadata":{},"weight_map":{"w":"model-00001-of-00002.safetensors","v":"model-00002-of-00002.safetensors"}}"#;
+    std::fs::write(folder.join("sharded/model.safetensors.index.json"), index).expect("written");
+    assert_eq!(diff(folder, &["single", "sharded"]), (0, "max=0 nonzero=0\n".to_string(), String::new()));
+}
+
+#[test]
+fn refusals_have_their_exit_codes() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    put(&folder.join("a.safetensors"), &[float("w", &[1], &ONE)]);
+    std::fs::create_dir(folder.join("empty")).expect("folder");
+    let whole = std::fs::read(folder.join("a.safetensors")).expect("read");
+    std::fs::write(folder.join("cut.safetensors"), &whole[..whole.len() - 1]).expect("written");
+    std::fs::write(folder.join("text.safetensors"), "not a tensor in sight").expect("written");
+    let cases = [
+        ("none.safetensors", 2, "none.safetensors does not exist"),
+        ("empty", 2, "empty holds no safetensors file"),
+        ("cut.safetensors", 8, "cut.safetensors is malformed: tensors need 4 bytes of data, the file has 3"),
+        ("text.safetensors", 8, "text.safetensors is malformed: its header would be"),
+    ];
+    for (name, expected_code, expected) in cases {
+        for arguments in [["a.safetensors", name], [name, "a.safetensors"]] {
+            let (code, out, err) = diff(folder, &arguments);
+            assert_eq!((code, out.as_str()), (expected_code, ""), "{err}");
+            assert!(err.starts_with("error: ") && err.contains(expected) && err.contains("hint: "), "{err}");
+        }
+    }
+    assert_eq!(diff(folder, &["a.safetensors"]).0, 2);
+
+    // Sizes that overflow but for a zero.
+    for (name, dtype) in [("x", "F32"), ("y", "BF16")] {
+        let header = format!(r#"{{"w":{{"dtype":"{dtype}","shape":[{0},{0},0],"data_offsets":[0,0]}}}}"#, u64::MAX);
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+        std::fs::write(folder.join(name), bytes).expect("written");
+    }
+    assert_eq!(diff(folder, &["x", "y"]).0, 0);
+}

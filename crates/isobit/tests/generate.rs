@@ -1,0 +1,229 @@
+//! `isobit generate`, `chat` and `eval` from the outside: the same text and numbers alone and in company, with and without an
+//! adapter, and adapters that do not fit.
+
+mod model_folder;
+
+use model_folder::{Folder, Named, Ran, Shape, config_json, put_tensors, weights};
+
+/// A folder with an adapter in `adapter`, trained far enough to change what is said.
+fn folder() -> Folder {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("run", &["learning_rate=0.1", "lr_scheduler_type=constant", "warmup_ratio=0"]);
+    std::fs::rename(folder.path("run/final"), folder.path("adapter")).expect("renamed");
+    folder
+}
+
+#[track_caller]
+fn generate(folder: &Folder, more: &[&str]) -> Vec<serde_json::Value> {
+    let most: &[&str] = if more.contains(&"--max-tokens") { &[] } else { &["--max-tokens", "12"] };
+    let ran = folder.run(&[&["generate", "--model", "model", "--json"], most, more].concat());
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    ran.json()
+}
+
+#[track_caller]
+fn eval(folder: &Folder, more: &[&str]) -> serde_json::Value {
+    let ran = folder.run(&[&["eval", "--model", "model", "--data", "data.jsonl", "--json"], more].concat());
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    ran.json().remove(0)
+}
+
+#[test]
+fn alone_and_in_company() {
+    let folder = folder();
+    for adapter in [&[][..], &["--adapter", "adapter"]] {
+        let prompts = ["1+2=", "7+7= and a longer text before", "9"];
+        let flags: Vec<&str> = prompts.iter().flat_map(|prompt| ["--prompt", prompt]).collect();
+        let together = generate(&folder, &[adapter, &flags].concat());
+        assert_eq!(together.len(), 3);
+        for (prompt, line) in prompts.iter().zip(&together) {
+            for threads in ["1", "3"] {
+                let alone = generate(&folder, &[adapter, &["--threads", threads, "--prompt", prompt]].concat());
+                assert_eq!(alone, std::slice::from_ref(line));
+            }
+            assert!(!line["text_tokens"].as_array().expect("tokens").is_empty() || line["text"] == "");
+        }
+    }
+}
+
+/// A text's next token is the same whether the text before was generated or given.
+#[test]
+fn a_continued_text_goes_on_the_same() {
+    let folder = folder();
+    let flags = ["--adapter", "adapter", "--prompt", "4+4="];
+    let short = generate(&folder, &[&flags[..], &["--max-tokens", "5"]].concat()).remove(0);
+    let long = generate(&folder, &flags).remove(0);
+    let tokens = |line: &serde_json::Value| line["text_tokens"].as_array().expect("tokens").clone();
+    let count = tokens(&short).len();
+    assert_eq!(tokens(&short), tokens(&long)[..count]);
+}
+
+#[test]
+fn sampling_is_a_function_of_the_seed() {
+    let folder = folder();
+    let hot = |seed: &str| {
+        generate(&folder, &["--temperature", "1.5", "--top-p", "0.95", "--seed", seed, "--prompt", "1+2="])
+    };
+    assert_eq!(hot("1"), hot("1"));
+    assert_ne!(hot("1"), hot("2"));
+    assert_ne!(hot("1"), generate(&folder, &["--prompt", "1+2="]));
+    for (flag, value) in [("--temperature", "-1"), ("--temperature", "nan"), ("--top-p", "0"), ("--top-p", "2")] {
+        let flag = format!("{flag}={value}");
+        folder.run(&["generate", "--model", "model", &flag, "--prompt", "1"]).says(2, &["out of range"]);
+    }
+}
+
+#[test]
+fn base_and_adapter_side_by_side() {
+    let folder = folder();
+    let line = generate(&folder, &["--adapter", "adapter", "--compare", "--prompt", "1+2="]).remove(0);
+    let base = generate(&folder, &["--prompt", "1+2="]).remove(0);
+    let adapted = generate(&folder, &["--adapter", "adapter", "--prompt", "1+2="]).remove(0);
+    assert_eq!((&line["base"], &line["text"]), (&base["text"], &adapted["text"]));
+    assert_ne!(base["text_tokens"], adapted["text_tokens"]);
+    let ran = folder.run(&[
+        "generate",
+        "--model",
+        "model",
+        "--adapter",
+        "adapter",
+        "--compare",
+        "--prompt",
+        "1+2=",
+        "--max-tokens=4",
+    ]);
+    assert!(ran.out.starts_with("[base]\n") && ran.out.contains("\n[adapter]\n"), "{}", ran.out);
+}
+
+#[test]
+fn prompts_that_cannot_be_continued() {
+    let folder = folder();
+    folder.run(&["generate", "--model", "model", "--prompt", ""]).says(2, &["prompt is empty"]);
+    folder.run(&["generate", "--model", "model", "--chat", "--prompt", "1"]).says(2, &["no chat template"]);
+    folder.run(&["generate", "--model", "nowhere", "--prompt", "1"]).says(2, &["nowhere/config.json"]);
+    folder.run(&["generate", "--model", "model", "--device", "abacus", "--prompt", "1"]).says(2, &["abacus"]);
+    folder.run(&["generate", "--model", "model", "--profile", "x9", "--prompt", "1"]).says(2, &["x9"]);
+    let long = "1 ".repeat(600);
+    let ran = folder.run(&["generate", "--model", "model", "--prompt", &long]);
+    ran.says(3, &["512"]);
+}
+
+#[test]
+fn evaluation_does_not_depend_on_how_many_rows_are_taken_together() {
+    let folder = folder();
+    let expected = eval(&folder, &["--micro-batch-size", "1"]);
+    for more in [["--micro-batch-size", "3"], ["--micro-batch-size", "40"], ["--threads", "3"]] {
+        assert_eq!(eval(&folder, &more), expected);
+    }
+    assert_eq!(expected["loss_bits"].as_str().expect("bits").len(), 16);
+    let adapted = eval(&folder, &["--adapter", "adapter"]);
+    assert!(adapted["loss"].as_f64() < expected["loss"].as_f64(), "{adapted} {expected}");
+    assert_eq!(adapted, eval(&folder, &["--adapter", "adapter", "--micro-batch-size", "7"]));
+}
+
+#[test]
+fn losses_that_are_not_numbers() {
+    let folder = Folder::new(Shape::TINY);
+    let mut tensors = weights(folder.shape, 1);
+    // Every step of the last layer is finite; its product with the head is not.
+    for (name, _, values) in &mut tensors {
+        if name == "model.norm.weight" {
+            values.fill(f32::MAX);
+        }
+    }
+    put_tensors(&folder.path("model/model.safetensors"), &tensors);
+    let ran = folder.run(&["eval", "--model", "model", "--data", "data.jsonl"]);
+    ran.says(5, &["the loss of evaluation row 0"]);
+    folder.train("out", &[]).says(5, &["step 1: the loss of row 0"]);
+}
+
+/// What a run measures at its end is what `eval` measures with the adapter it leaves.
+#[test]
+fn evaluation_of_a_run_is_that_of_its_adapter() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("run", &["val_set_size=0", "eval.path=data.jsonl", "eval_steps=12"]);
+    let metrics = folder.metrics("run");
+    let last: serde_json::Value = serde_json::from_str(metrics.last().expect("lines")).expect("JSON");
+    let outside = eval(&folder, &["--adapter", "run/final"]);
+    assert_eq!((&last["eval_loss_bits"], &last["eval_tokens"]), (&outside["loss_bits"], &outside["targets"]));
+    assert_eq!(outside, eval(&folder, &["--adapter", "run/checkpoint-12"]));
+}
+
+/// `eval` with the adapter after its file or config was changed.
+fn with_adapter(change: impl FnOnce(&Folder)) -> Ran {
+    let folder = folder();
+    change(&folder);
+    folder.run(&["eval", "--model", "model", "--data", "data.jsonl", "--adapter", "adapter"])
+}
+
+fn tensors(folder: &Folder) -> Vec<Named> {
+    let file = isobit_proof::safetensors::SafeTensors::open(&folder.path("adapter/adapter_model.safetensors"));
+    let file = file.expect("an adapter");
+    file.tensors()
+        .map(|tensor| (tensor.name.to_string(), tensor.shape.to_vec(), tensor.to_f32().expect("F32")))
+        .collect()
+}
+
+fn put_adapter(folder: &Folder, tensors: &[Named]) {
+    put_tensors(&folder.path("adapter/adapter_model.safetensors"), tensors);
+}
+
+#[test]
+fn adapters_that_do_not_fit() {
+    let name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
+    let changed = |change: &dyn Fn(&mut Vec<Named>)| {
+        with_adapter(|folder| {
+            let mut all = tensors(folder);
+            change(&mut all);
+            put_adapter(folder, &all);
+        })
+    };
+    let of = |all: &mut Vec<Named>| all.iter().position(|tensor| tensor.0 == name).expect("a tensor of the adapter");
+    let swapped = |all: &mut Vec<Named>| {
+        let at = of(all);
+        all[at].1.reverse();
+    };
+    changed(&swapped).says(8, &[name, "[32, 4]", "[4, 32]"]);
+    let missing = |all: &mut Vec<Named>| {
+        let at = of(all);
+        all.remove(at);
+    };
+    changed(&missing).says(8, &[name]);
+    let nan = |all: &mut Vec<Named>| {
+        let at = of(all);
+        all[at].2[1] = f32::NAN;
+    };
+    changed(&nan).says(8, &[name, "element 1 is NaN"]);
+    let extra = |all: &mut Vec<Named>| all.push(("stranger".to_string(), vec![1], vec![0.0]));
+    changed(&extra).says(2, &["stranger"]);
+}
+
+#[test]
+fn configs_of_adapters_that_do_not_fit() {
+    let path = "adapter/adapter_config.json";
+    let set = |key: &'static str, value: serde_json::Value| {
+        with_adapter(|folder| {
+            let mut config: serde_json::Value = serde_json::from_str(&folder.text(path)).expect("JSON");
+            config[key] = value;
+            folder.put(path, config.to_string());
+        })
+    };
+    set("peft_type", "IA3".into()).says(8, &["adapter_config.json", "peft_type", "IA3"]);
+    set("use_dora", true.into()).says(8, &["adapter_config.json", "use_dora"]);
+    set("r", 8.into()).says(8, &["lora_A", "[4, 32]", "[8, 32]"]);
+    set("r", (1u64 << 60).into()).says(8, &["adapter_config.json", "`r`"]);
+    set("target_modules", serde_json::json!(["nothing"])).says(2, &["no module of the model is a target"]);
+    set("target_modules", serde_json::json!(["q_proj"])).says(2, &["belongs to no module"]);
+    with_adapter(|folder| folder.put(path, "{")).says(8, &["adapter_config.json"]);
+    with_adapter(|folder| std::fs::remove_file(folder.path(path)).expect("removed")).says(2, &["adapter_config.json"]);
+}
+
+#[test]
+fn an_adapter_of_another_model() {
+    let folder = folder();
+    let wide = Shape { hidden: 64, ..Shape::TINY };
+    folder.put_model("wide", &config_json(wide), &weights(wide, 2));
+    let ran = folder.run(&["eval", "--model", "wide", "--data", "data.jsonl", "--adapter", "adapter"]);
+    ran.says(8, &["lora_A", "[4, 32]", "[4, 64]"]);
+    folder.run(&["eval", "--model", "model", "--data", "none.jsonl"]).says(7, &["none.jsonl"]);
+}

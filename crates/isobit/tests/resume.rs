@@ -1,0 +1,171 @@
+//! Law 6 from the outside: a run killed anywhere, or stopped by a signal, and resumed is the run that nothing happened to.
+#![cfg(unix)]
+
+mod model_folder;
+
+use model_folder::{Folder, Shape, finished};
+use std::process::{Child, Command};
+use std::time::Duration;
+
+/// Long enough to be killed in the middle of.
+const LONG: [&str; 5] = ["max_steps=36", "save_steps=4", "eval_steps=5", "logging_steps=1", "save_total_limit=3"];
+
+fn long() -> Folder {
+    Folder::new(Shape { hidden: 64, intermediate: 128, rows: 120, ..Shape::TINY })
+}
+
+/// Milliseconds that a run of these overrides takes here.
+#[expect(clippy::disallowed_types, reason = "when to kill is no part of a result")]
+fn measured(folder: &Folder, output: &str, overrides: &[&str]) -> u64 {
+    let start = std::time::Instant::now();
+    folder.trained(output, overrides);
+    start.elapsed().as_millis() as u64
+}
+
+/// Kills the run, if it still runs, after so many microseconds; true if it did.
+fn killed_after(mut child: Child, microseconds: u64) -> bool {
+    std::thread::sleep(Duration::from_micros(microseconds));
+    let running = child.try_wait().expect("waited").is_none();
+    child.kill().expect("killed");
+    let ran = finished(child.wait_with_output().expect("waited"));
+    assert!(ran.code == -1 || ran.code == 0, "{}", ran.err);
+    running
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([name, &child.id().to_string()]).status().expect("kill is there");
+    assert!(sent.success());
+}
+
+/// Waits until the run has come to a step, as its events say, then hands it back.
+fn at_step(folder: &Folder, output: &str, overrides: &[&str], step: usize) -> Child {
+    let child = folder.training(output, overrides);
+    let metrics = folder.path(&format!("{output}/metrics.jsonl"));
+    for _ in 0..20_000 {
+        let text = std::fs::read_to_string(&metrics).unwrap_or_default();
+        if text.lines().count() >= step {
+            break;
+        }
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    child
+}
+
+#[test]
+fn killed_anywhere_and_resumed() {
+    const POINTS: u64 = 16;
+    let folder = long();
+    let took = measured(&folder, "whole", &LONG) * 1000;
+    let mut killed = 0;
+    for point in 1..=POINTS {
+        let output = format!("killed-{point}");
+        killed += u32::from(killed_after(folder.training(&output, &LONG), took * point / (POINTS + 1)));
+        let resume = [&LONG[..], &["--resume"]].concat();
+        if point % 2 == 0 {
+            killed_after(folder.training(&output, &resume), took * (POINTS - point) / (2 * POINTS));
+        }
+        folder.trained(&output, &resume);
+        folder.same("whole", &output);
+    }
+    assert!(killed >= 8, "only {killed} runs were killed: they ended before");
+}
+
+/// Kills while checkpoints of a full run are being written, which is most of the time.
+#[test]
+fn killed_while_saving_and_resumed() {
+    const POINTS: u64 = 10;
+    let folder = long();
+    let config = folder.text("config.toml");
+    let adapter = config.find("[adapter]").expect("a section");
+    folder.put("config.toml", format!("{}[adapter]\ntype = \"full\"\n", &config[..adapter]));
+    let overrides =
+        ["max_steps=10", "save_steps=1", "eval_steps=2", "save_total_limit=2", "load_best_model_at_end=true"];
+    let took = measured(&folder, "whole", &overrides) * 1000;
+    for point in 1..=POINTS {
+        let output = format!("killed-{point}");
+        killed_after(folder.training(&output, &overrides), took * point / (POINTS + 1));
+        folder.trained(&output, &[&overrides[..], &["--resume"]].concat());
+        folder.same("whole", &output);
+    }
+}
+
+#[test]
+fn stopped_by_a_signal_and_resumed_in_another_way() {
+    let folder = long();
+    let overrides = ["max_steps=36", "save_steps=4", "eval_steps=5", "load_best_model_at_end=true"];
+    folder.trained("whole", &overrides);
+    for (name, code, change) in [
+        ("-INT", 130, ["threads=2", "training.micro_batch_size=1", "gradient_accumulation_steps=8"]),
+        ("-TERM", 143, ["gradient_checkpointing=none", "training.micro_batch_size=8", "gradient_accumulation_steps=1"]),
+        ("-INT", 130, ["gradient_checkpointing=selective", "data_workers=3", "eval.micro_batch_size=1"]),
+    ] {
+        let output = format!("stopped{name}-{}", change[1].len());
+        let child = at_step(&folder, &output, &overrides, 6);
+        signal(&child, name);
+        let ran = finished(child.wait_with_output().expect("waited"));
+        ran.says(code, &["stopped after", "--resume"]);
+        let step = folder.pointer(&output, "latest");
+        assert!((5..36).contains(&step), "{step}");
+        assert!(!folder.has(&format!("{output}/final")));
+        folder.trained(&output, &[&overrides[..], &change, &["--resume"]].concat());
+        folder.same("whole", &output);
+    }
+}
+
+#[test]
+fn lines_of_metrics_that_span_a_checkpoint() {
+    let folder = Folder::new(Shape::TINY);
+    let overrides = ["max_steps=12", "save_steps=3", "logging_steps=5"];
+    folder.trained("whole", &overrides);
+    folder.trained("cut", &overrides);
+    // As if killed right after the checkpoint of step 3.
+    for step in [6, 9, 12] {
+        std::fs::remove_dir_all(folder.path(&format!("cut/checkpoint-{step}"))).expect("removed");
+    }
+    let latest = folder.text("cut/latest.json").replace("12", "3");
+    folder.put("cut/latest.json", latest);
+    folder.trained("cut", &[&overrides[..], &["--resume"]].concat());
+    folder.same("whole", "cut");
+}
+
+/// The first step is the best of this run and is saved only because the run is stopped after it.
+#[test]
+fn stopped_where_the_best_would_not_be_saved() {
+    let folder = Folder::new(Shape::TINY);
+    folder.put("letters.jsonl", "{\"prompt\":\"1+1=\",\"completion\":\"qxzjkqxzjkqxzjk\"}\n");
+    let overrides = [
+        "val_set_size=0",
+        "eval.path=letters.jsonl",
+        "eval_steps=1",
+        "learning_rate=0.1",
+        "lr_scheduler_type=constant",
+        "warmup_ratio=0",
+        "max_steps=100",
+        "save_steps=40",
+    ];
+    folder.trained("whole", &overrides);
+    let child = folder.training("stopped", &overrides);
+    for _ in 0..200_000 {
+        // Signals are listened for by the time the folder is taken.
+        if folder.has("stopped/LOCK") {
+            break;
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    signal(&child, "-TERM");
+    finished(child.wait_with_output().expect("waited")).says(143, &["stopped after"]);
+    folder.trained("stopped", &[&overrides[..], &["--resume"]].concat());
+    folder.same("whole", "stopped");
+}
+
+#[test]
+fn a_finished_run_resumed_stays_as_it_is() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("whole", &[]);
+    folder.trained("twice", &[]);
+    folder.trained("twice", &["--resume"]);
+    folder.same("whole", "twice");
+    // Without anything to resume it starts.
+    folder.trained("fresh", &["--resume"]);
+    folder.same("whole", "fresh");
+}
