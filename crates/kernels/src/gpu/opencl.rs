@@ -176,6 +176,9 @@ pub(super) struct OpenCl {
     alignment: usize,
     units: usize,
     exact_division: bool,
+    /// Memory that commands may still use: released when the queue is known to be empty. Drivers should count that themselves, but one
+    /// of them crashes when a buffer goes while a kernel waits with a part of it.
+    garbage: RefCell<Vec<Object>>,
     /// Released at the end.
     programs: RefCell<Vec<Object>>,
     kernels: RefCell<Vec<Object>>,
@@ -205,6 +208,7 @@ impl OpenCl {
             alignment: (cl.number(device, ask::BASE_ALIGNMENT_BITS)? as u32 as usize / 8).max(64),
             units: cl.number(device, ask::COMPUTE_UNITS)? as u32 as usize,
             exact_division: exact && !soft_division,
+            garbage: RefCell::default(),
             programs: RefCell::default(),
             kernels: RefCell::default(),
             cl,
@@ -223,6 +227,14 @@ impl OpenCl {
             (self.cl.build_info)(program, self.device, BUILD_LOG, log.len(), log.as_mut_ptr().cast(), &raw mut length)
         };
         String::from_utf8_lossy(&log[..length.min(LOG_MOST)]).trim_end_matches('\0').trim().to_string()
+    }
+
+    /// Releases what no command uses any more: the queue is empty.
+    fn sweep(&self) {
+        for memory in self.garbage.take() {
+            // SAFETY: made here, given up once, and every command that used it is done.
+            unsafe { (self.cl.release_buffer)(memory) };
+        }
     }
 
     fn set_argument(&self, kernel: Object, index: u32, bytes: &[u8]) -> Answer<()> {
@@ -281,8 +293,12 @@ impl Runtime for OpenCl {
     }
 
     fn release(&self, memory: Handle) {
-        // SAFETY: allocated above and released once; commands that use it keep it until they are done.
-        unsafe { (self.cl.release_buffer)(object(memory.0)) };
+        const GARBAGE_MOST: usize = 4096;
+        self.garbage.borrow_mut().push(object(memory.0));
+        if self.garbage.borrow().len() > GARBAGE_MOST {
+            // A failure of the device comes out at the next command.
+            let _ = self.finish();
+        }
     }
 
     fn zero(&self, memory: Handle, bytes: usize) -> Answer<()> {
@@ -307,12 +323,16 @@ impl Runtime for OpenCl {
         check("clEnqueueReadBuffer", unsafe {
             let to = bytes.as_mut_ptr().cast();
             (self.cl.read)(self.queue, object(memory.0), WAIT, 0, bytes.len(), to, 0, null(), null_mut())
-        })
+        })?;
+        self.sweep();
+        Ok(())
     }
 
     fn finish(&self) -> Answer<()> {
         // SAFETY: the queue is ours.
-        check("clFinish", unsafe { (self.cl.finish)(self.queue) })
+        check("clFinish", unsafe { (self.cl.finish)(self.queue) })?;
+        self.sweep();
+        Ok(())
     }
 
     fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled> {
@@ -376,10 +396,7 @@ impl Runtime for OpenCl {
             let (global, local) = (&raw const global, &raw const size);
             (self.cl.launch)(self.queue, kernel, 1, null(), global, local, 0, null(), null_mut())
         });
-        for part in parts {
-            // SAFETY: made above; the launch keeps it until it is done.
-            unsafe { (self.cl.release_buffer)(part) };
-        }
+        self.garbage.borrow_mut().extend(parts);
         launched
     }
 }
@@ -389,6 +406,9 @@ impl Drop for OpenCl {
         // SAFETY: every object was made here and is released once, after the queue ran dry.
         unsafe {
             (self.cl.finish)(self.queue);
+            for memory in self.garbage.take() {
+                (self.cl.release_buffer)(memory);
+            }
             for kernel in self.kernels.take() {
                 (self.cl.release_kernel)(kernel);
             }
