@@ -164,11 +164,11 @@ impl Shared {
     }
 
     fn next_job(&self, seen: &mut usize) -> Option<Job> {
-        for _ in 0..SPIN {
+        for turn in 0..SPIN {
             if self.epoch.load(Ordering::Acquire) != *seen {
                 break;
             }
-            std::hint::spin_loop();
+            pause(turn);
         }
         let mut state = self.lock();
         while state.epoch == *seen {
@@ -179,11 +179,11 @@ impl Shared {
     }
 
     fn wait_for_workers(&self) -> Option<Box<dyn Any + Send>> {
-        for _ in 0..SPIN {
+        for turn in 0..SPIN {
             if self.running.load(Ordering::Acquire) == 0 {
                 break;
             }
-            std::hint::spin_loop();
+            pause(turn);
         }
         let mut state = self.lock();
         while self.running.load(Ordering::Acquire) != 0 {
@@ -192,6 +192,13 @@ impl Shared {
         state.job = None;
         state.panic.take()
     }
+}
+
+/// One turn of a waiting loop. Now and then the core is offered to whoever wants it: with more threads than free cores, the one that
+/// is waited for may be waiting for this core.
+fn pause(turn: usize) {
+    const OFFER: usize = 64;
+    if turn % OFFER == OFFER - 1 { std::thread::yield_now() } else { std::hint::spin_loop() }
 }
 
 /// Work handed out in order of asking, for tasks of unequal length or threads of unequal speed. Results never depend on who asks.
