@@ -149,6 +149,11 @@ impl Watch for Console<'_> {
         self.start.seconds()
     }
 
+    fn wall_seconds(&mut self) -> f64 {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.map_or(0.0, |since| since.as_secs_f64())
+    }
+
     fn step(&mut self, step: u64, report: &StepReport, learning_rate: f64) {
         self.tokens += report.tokens;
         let rate = self.tokens as f64 / self.start.seconds().max(1e-9);

@@ -52,6 +52,17 @@ fn again_with_other_threads_and_workers() {
     }
 }
 
+/// TensorBoard's files are extra: the run stays the same. What they hold is tested where they are written.
+#[test]
+fn tensorboard_on_request() {
+    let folder = folder("lora", &[]);
+    folder.trained("shown", &["report_to_tensorboard=true"]);
+    assert!(!folder.has("first/tensorboard"));
+    let events = std::fs::read_dir(folder.path("shown/tensorboard")).expect("a folder of events");
+    let sizes: Vec<_> = events.map(|file| file.expect("a file").metadata().expect("its size").len()).collect();
+    assert!(sizes.len() == 1 && sizes[0] > 500, "{sizes:?}");
+}
+
 #[test]
 fn any_split_of_the_batch() {
     for (kind, overrides) in KINDS {

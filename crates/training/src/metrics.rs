@@ -85,6 +85,18 @@ enum EventLine {
 }
 
 impl Record {
+    /// What TensorBoard shows of it.
+    pub fn scalars(&self) -> Vec<(&'static str, f32)> {
+        match self.event {
+            Event::Train { loss, learning_rate, grad_norm } => vec![
+                ("train/loss", loss as f32),
+                ("train/learning_rate", learning_rate as f32),
+                ("train/grad_norm", grad_norm as f32),
+            ],
+            Event::Eval { loss, accuracy, .. } => vec![("eval/loss", loss as f32), ("eval/accuracy", accuracy as f32)],
+        }
+    }
+
     /// The line of `metrics.jsonl`, without its newline.
     pub fn to_line(&self) -> String {
         let event = match self.event {

@@ -11,6 +11,7 @@ use crate::prepare::{Prepared, RunError, profile, step_settings, trained};
 use crate::schedule::Schedule;
 use crate::signal::Signal;
 use crate::step::{Evaluation, StepReport, Trainer};
+use crate::tensorboard::EventFile;
 use isobit_kernels::Backend;
 use isobit_kernels::backend::F32;
 use isobit_models::build::Settings;
@@ -27,6 +28,8 @@ pub trait Watch {
     fn started(&mut self, _prepared: &Prepared, _trained: usize, _from_step: u64) {}
     /// Seconds since some moment, for the timing fields.
     fn seconds(&mut self) -> f64;
+    /// Seconds since 1970, for TensorBoard.
+    fn wall_seconds(&mut self) -> f64;
     fn step(&mut self, _step: u64, _report: &StepReport, _learning_rate: f64) {}
     fn evaluated(&mut self, _step: u64, _evaluation: &Evaluation, _best: bool) {}
     fn saved(&mut self, _folder: &Path) {}
@@ -79,7 +82,7 @@ pub fn train<B: Backend>(
     let built = build(&backend, &prepared.model, &prepared.weights, &settings)?;
     let mut state =
         State { trainer: Trainer::new(backend, built), progress: Progress::start(prepared.identity.clone()) };
-    let mut metrics = match latest {
+    let metrics = match latest {
         Some(folder) => {
             let loaded = checkpoint::load(&folder, &prepared.identity);
             state.restore(loaded.map_err(|error| with_changed_keys(error, run))?)?;
@@ -92,13 +95,18 @@ pub fn train<B: Backend>(
     };
     // Not before: a run that is refused leaves the folder as it was.
     write_atomically(&output.join(RESOLVED), run.to_toml().as_bytes())?;
+    let mut log = Log { metrics, events: None };
+    if run.report_to_tensorboard {
+        let folder = output.join("tensorboard");
+        log.events = Some(EventFile::create(&folder, state.progress.step, watch.wall_seconds())?);
+    }
     let trained_count = state.trainer.parameters.iter().map(|(_, parameter)| parameter.length()).sum();
     watch.started(prepared, trained_count, state.progress.step);
     let adapter_config = match &settings.trained {
         Trained::Lora(lora) => Some(peft::config_json(lora, &base_name(&run.base_model))),
         _ => None,
     };
-    let outcome = steps(&mut state, prepared, &mut metrics, adapter_config.as_ref(), watch)?;
+    let outcome = steps(&mut state, prepared, &mut log, adapter_config.as_ref(), watch)?;
     if let Outcome::Finished { .. } = outcome {
         finish(&state, prepared, adapter_config.as_ref())?;
     }
@@ -132,7 +140,7 @@ fn with_changed_keys(error: checkpoint::Error, run: &Run) -> RunError {
 fn steps<B: Backend>(
     state: &mut State<B>,
     prepared: &Prepared,
-    metrics: &mut Metrics,
+    log: &mut Log,
     adapter_config: Option<&serde_json::Value>,
     watch: &mut dyn Watch,
 ) -> Result<Outcome, RunError> {
@@ -160,19 +168,19 @@ fn steps<B: Backend>(
         since_log.add(&report, watch.seconds() - begun);
         watch.step(step, &report, learning_rate);
         if step.is_multiple_of(run.training.logging_steps.max(1)) || step == total {
-            metrics.append(&since_log.record(prepared, &state.progress, &report, learning_rate))?;
+            log.append(&since_log.record(prepared, &state.progress, &report, learning_rate), watch)?;
             since_log = SinceLog::default();
             (state.progress.loss_sum, state.progress.loss_count) = (0.0, 0);
         }
         let mut better = false;
         if run.has_eval() && run.eval.every.is_due(step, prepared.steps) {
-            better = evaluate(state, prepared, metrics, watch)?;
+            better = evaluate(state, prepared, log, watch)?;
         }
         let early = stops_early(&state.progress);
         let signal = watch.stop();
         let kept = is_kept(prepared, step, better);
         if kept || early || signal.is_some() {
-            metrics.sync()?;
+            log.metrics.sync()?;
             let folder = checkpoint::save(&run.output_dir, &state.snapshot()?, adapter_config)?;
             if let Some(best) = state.progress.best.filter(|best| kept && best.step == step) {
                 checkpoint::mark_best(&run.output_dir, step, best.metric)?;
@@ -208,7 +216,7 @@ fn rows_of(prepared: &Prepared, completed: u64) -> Vec<&TokenRow> {
 fn evaluate<B: Backend>(
     state: &mut State<B>,
     prepared: &Prepared,
-    metrics: &mut Metrics,
+    log: &mut Log,
     watch: &mut dyn Watch,
 ) -> Result<bool, RunError> {
     let begun = watch.seconds();
@@ -220,7 +228,7 @@ fn evaluate<B: Backend>(
     let event =
         Event::Eval { loss: evaluation.loss(), accuracy: evaluation.accuracy(), tokens: evaluation.targets as u64 };
     let timing = timing(watch.seconds() - begun, tokens);
-    metrics.append(&record(prepared, &state.progress, event, timing))?;
+    log.append(&record(prepared, &state.progress, event, timing), watch)?;
     watch.evaluated(state.progress.step, &evaluation, better);
     Ok(better)
 }
@@ -291,6 +299,23 @@ impl<B: Backend> State<B> {
             }
         }
         self.progress = progress;
+        Ok(())
+    }
+}
+
+/// Where lines go: `metrics.jsonl`, and TensorBoard's file where it is asked for.
+struct Log {
+    metrics: Metrics,
+    events: Option<EventFile>,
+}
+
+impl Log {
+    fn append(&mut self, record: &Record, watch: &mut dyn Watch) -> Result<(), RunError> {
+        self.metrics.append(record)?;
+        if let Some(events) = &mut self.events {
+            events.scalars(record.step, watch.wall_seconds(), &record.scalars())?;
+            events.flush()?;
+        }
         Ok(())
     }
 }
