@@ -123,7 +123,6 @@ fn continued<B: Backend>(
     profile: Profile,
     prompt: &[u32],
     rule: (Sampling, u32),
-    row: u32,
 ) -> Result<Vec<u32>, Failure> {
     let (sampling, most) = rule;
     let mut session = Session::new(backend, &built.model, &built.parameters, profile);
@@ -132,7 +131,7 @@ fn continued<B: Backend>(
     let room = built.model.positions.min(texts.max_positions);
     while added.len() < most as usize && session.length() + next.len() <= room {
         let logits = session.extend(&next).map_err(|error| failed(&RunError::Step(error.into())))?;
-        let token = sampling.choose(&logits, row, session.length() as u64);
+        let token = sampling.choose(&logits, session.length() as u64);
         if texts.tokenizer.end_of_text_all().contains(&token) {
             break;
         }
@@ -178,10 +177,10 @@ impl Job for Generating<'_> {
             .collect::<Result<Vec<_>, Failure>>()?;
         let rule = (arguments.sampling.rule()?, arguments.sampling.max_tokens);
         let profile = arguments.model.profile()?;
-        for (row, (prompt, tokens)) in (0..).zip(prompts.iter().zip(&tokens)) {
+        for (prompt, tokens) in prompts.iter().zip(&tokens) {
             let mut results = Vec::new();
             for (name, built) in &models {
-                let added = continued(&backend, built, texts, profile, tokens, rule, row)?;
+                let added = continued(&backend, built, texts, profile, tokens, rule)?;
                 results.push((*name, texts.tokenizer.decode(&added), added));
             }
             print(arguments.json, prompt, &results).map_err(|error| Failure::output(&error))?;
@@ -258,7 +257,7 @@ impl Job for Chatting<'_> {
                 );
                 return Err(Failure { code: 3, message, hint: Some("start a new conversation".to_string()) });
             }
-            let added = continued(&backend, &built, texts, profile, &tokens, rule, messages.len() as u32)?;
+            let added = continued(&backend, &built, texts, profile, &tokens, rule)?;
             let answer = texts.tokenizer.decode(&added);
             let mut out = std::io::stdout().lock();
             writeln!(out, "{answer}").and_then(|()| out.flush()).map_err(|error| Failure::output(&error))?;

@@ -93,9 +93,10 @@ pub struct Sampling {
 impl Sampling {
     pub const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, seed: 0 };
 
-    /// The token at `position` of text number `row`: a pure function of all of these. Host arithmetic in float64.
+    /// The token at `position` of a text: a pure function of seed, logits and position, so a text does not depend on its company. Host
+    /// arithmetic in float64.
     #[expect(clippy::float_arithmetic, reason = "sampling is defined here, on the host")]
-    pub fn choose(&self, logits: &[f32], row: u32, position: u64) -> u32 {
+    pub fn choose(&self, logits: &[f32], position: u64) -> u32 {
         let mut order: Vec<u32> = (0..logits.len() as u32).collect();
         // Larger logit first, then the smaller token: a total order.
         order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b)));
@@ -111,7 +112,7 @@ impl Sampling {
             mass += weights[kept];
             kept += 1;
         }
-        let bits = word(Key::new(self.seed, Purpose::Sampling), 0, row, 0, position);
+        let bits = word(Key::new(self.seed, Purpose::Sampling), 0, 0, 0, position);
         let mut left = f64::from(bits) / 4294967296.0 * mass;
         for (token, weight) in order.iter().zip(&weights).take(kept) {
             if left < *weight {
@@ -129,7 +130,7 @@ mod tests {
 
     #[test]
     fn greedy_takes_the_first_of_equals() {
-        assert_eq!(Sampling::GREEDY.choose(&[0.5, 2.0, 2.0, -1.0], 0, 0), 1);
+        assert_eq!(Sampling::GREEDY.choose(&[0.5, 2.0, 2.0, -1.0], 0), 1);
     }
 
     #[test]
@@ -138,8 +139,8 @@ mod tests {
         let logits = [0.0, 1.0, 2.0, -30.0];
         let mut counts = [0; 4];
         for position in 0..3000 {
-            let token = sampling.choose(&logits, 0, position);
-            assert_eq!(token, sampling.choose(&logits, 0, position), "a pure function");
+            let token = sampling.choose(&logits, position);
+            assert_eq!(token, sampling.choose(&logits, position), "a pure function");
             counts[token as usize] += 1;
         }
         // 0.665 and 0.245 reach 0.9 together; the others are never taken.
