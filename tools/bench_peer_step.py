@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""A LoRA training step of Isobit beside the peer (PyTorch + transformers + peft), alternating in one run.
+
+Needs: pip install torch transformers peft (in a virtual environment of its own), and `cargo build --release`.
+Example: tools/bench_peer_step.py --isobit target/release/isobit --rounds 3
+Prints a Markdown table: tokens per second of every round (median over the steps of a round) and resident memory. With --quiet-cores it
+first tries every core and keeps to the fastest ones.
+"""
+import argparse, json, os, subprocess, sys
+
+p = argparse.ArgumentParser()
+p.add_argument("--isobit", default="target/release/isobit")
+p.add_argument("--rounds", type=int, default=3)
+p.add_argument("--threads", type=int, default=2)
+p.add_argument("--quiet-cores", action="store_true")
+a = p.parse_args()
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+PEER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peer_lora_step.py")
+
+
+def last_line(command, cores=None):
+    pin = (lambda: os.sched_setaffinity(0, cores)) if cores else None
+    out = subprocess.run(command, capture_output=True, text=True, check=True, preexec_fn=pin)
+    return json.loads(out.stdout.strip().splitlines()[-1])
+
+
+if a.quiet_cores:
+    probe = [a.isobit, "bench", "kernels", "--op", "product_forward", "--shape", "512x4864x896", "--profile", "x2", "--threads", "1",
+             "--runs", "5", "--json"]
+    times = {core: last_line(probe, {core})["ms_median"] for core in sorted(os.sched_getaffinity(0))}
+    os.sched_setaffinity(0, set(sorted(times, key=times.get)[:a.threads]))
+print("| shape | isobit tokens/s | peer tokens/s | ratio | isobit resident | peer resident |\n|---|---|---|---|---|---|")
+for model, batch, seq in [("tiny", 8, 256), ("0.5B", 1, 512)]:
+    shape = ["--model", model, "--batch", str(batch), "--seq", str(seq), "--rank", "8", "--threads", str(a.threads)]
+    ours, theirs = [], []
+    for _ in range(a.rounds):
+        ours.append(last_line([a.isobit, "bench", "step", *shape, "--json"]))
+        theirs.append(last_line([sys.executable, PEER, *shape]))
+    rates = [", ".join(f"{line['tokens_per_s']:.0f}" for line in lines) for lines in (ours, theirs)]
+    ratios = ", ".join(f"{own['tokens_per_s'] / other['tokens_per_s']:.1f}" for own, other in zip(ours, theirs))
+    memory = [max(line["peak_bytes"] for line in lines) / 1e9 for lines in (ours, theirs)]
+    print(f"| {model}, {batch}x{seq} | {rates[0]} | {rates[1]} | {ratios} | {memory[0]:.2f} GB | {memory[1]:.2f} GB |", flush=True)
