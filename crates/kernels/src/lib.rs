@@ -8,6 +8,7 @@ pub mod backend;
 pub mod buffer;
 pub mod cpu;
 pub mod gpu;
+pub mod observe;
 pub mod op;
 pub mod reference;
 

@@ -1,5 +1,6 @@
 //! `isobit bench`: throughput of kernels and of a training step on this machine.
 
+mod breakdown;
 mod cases;
 mod kernels;
 mod step;

@@ -1,8 +1,10 @@
 //! `isobit bench step`: a LoRA training step of a published shape on random weights, with the peer's names and JSON fields.
 
+use super::breakdown::{Share, Stopwatch, Times};
 use crate::Failure;
 use isobit_autograd::Policy;
 use isobit_kernels::gpu::Selector;
+use isobit_kernels::observe::Observed;
 use isobit_kernels::{Backend, Cpu, Gpu, Path};
 use isobit_models::build::Settings;
 use isobit_models::{Config, LoraConfig, RandomSource, Trained, build};
@@ -44,6 +46,9 @@ pub(crate) struct Arguments {
     /// Rows that are computed together; default: all of them
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     micro_batch: Option<u32>,
+    /// Also time every op; on a device this waits for each of them and slows the step
+    #[arg(long)]
+    breakdown: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -64,6 +69,8 @@ struct Line<'a> {
     tokens_per_s: f64,
     peak_bytes: u64,
     loss: f64,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    breakdown: Vec<Share>,
 }
 
 const SHAPES: [(&str, [usize; 6]); 3] = [
@@ -76,15 +83,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.device == "cpu" {
         let cpu = Cpu::new(usize::from(arguments.threads), Path::best());
         let cpu = cpu.map_err(|error| Failure::device(error.to_string(), "`isobit devices` lists what there is"))?;
-        return measure(cpu, arguments);
+        return choose(cpu, arguments);
     }
     let hint = "`isobit devices` lists what this machine has";
     let selector: Selector = arguments.device.parse().map_err(|message: String| Failure::usage(message, hint))?;
     let gpu = Gpu::open(selector).map_err(|failure| Failure::device(failure.to_string(), hint))?;
-    measure(gpu, arguments)
+    choose(gpu, arguments)
 }
 
-fn measure<B: Backend>(backend: B, arguments: &Arguments) -> Result<(), Failure> {
+fn choose<B: Backend>(backend: B, arguments: &Arguments) -> Result<(), Failure> {
+    if !arguments.breakdown {
+        return measure(backend, arguments, &Times::default());
+    }
+    let times = Times::default();
+    let observer = Stopwatch::new(times.clone());
+    measure(Observed { inner: backend, observer }, arguments, &times)
+}
+
+fn measure<B: Backend>(backend: B, arguments: &Arguments, ops: &Times) -> Result<(), Failure> {
     let config = config(&arguments.model)?;
     let profile = Profile::ALL.into_iter().find(|profile| profile.name() == arguments.profile);
     let profile = profile.ok_or_else(|| Failure::usage("unknown profile", "x2 and x3 exist"))?;
@@ -111,6 +127,9 @@ fn measure<B: Backend>(backend: B, arguments: &Arguments) -> Result<(), Failure>
     };
     let (mut times, mut loss) = (Vec::new(), 0.0);
     for step in 1..=u64::from(arguments.steps) + 1 {
+        if step == 2 {
+            ops.forget();
+        }
         let (seconds, report) = timed(|| trainer.step(&rows, step, 1e-4, &settings));
         loss = report.map_err(|error| stopped(&error))?.loss;
         times.push(seconds);
@@ -131,6 +150,7 @@ fn measure<B: Backend>(backend: B, arguments: &Arguments) -> Result<(), Failure>
         tokens_per_s: f64::from(arguments.batch * arguments.seq) / step_s,
         peak_bytes: peak_resident_bytes(),
         loss,
+        breakdown: ops.shares(arguments.steps),
     };
     print(&line, arguments.json).map_err(|error| Failure::output(&error))
 }
@@ -194,6 +214,9 @@ fn print(line: &Line, json: bool) -> std::io::Result<()> {
             line.step_s,
             line.loss
         )?;
+        for share in &line.breakdown {
+            writeln!(out, "{share}")?;
+        }
     }
     out.flush()
 }

@@ -1,0 +1,424 @@
+//! A backend around another one: every op goes through unchanged, and an observer sees it begin and end.
+//!
+//! Benchmarks time the ops of a step this way; tests change a result, as drifting hardware would, to see who notices.
+
+use crate::backend::{Bytes, F32, I32, U32};
+use crate::buffer::Element;
+use crate::op::{Attention, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
+use crate::{Backend, DeviceFailure, Matrix, StoredMatrix};
+use half::{bf16, f16};
+use isobit_numerics::adamw::Coefficients;
+use isobit_numerics::digest::Digest;
+use isobit_numerics::elementary::Function;
+
+/// One call of an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Call {
+    pub op: &'static str,
+    /// Of a product: rows, outputs, inputs. Zero elsewhere.
+    pub size: [usize; 3],
+}
+
+impl Call {
+    fn new(op: &'static str) -> Self {
+        Self { op, size: [0; 3] }
+    }
+
+    fn product(op: &'static str, p: &Product) -> Self {
+        Self { op, size: [p.rows(), p.n, p.k] }
+    }
+}
+
+pub trait Observer<B: Backend> {
+    fn before(&self, backend: &B, call: Call);
+    /// `result` is what the op wrote, the first of several; none where it is not a buffer of float32.
+    fn after(&self, backend: &B, call: Call, result: Option<&mut F32<B>>);
+}
+
+/// `inner`, watched by `observer`.
+pub struct Observed<B, O> {
+    pub inner: B,
+    pub observer: O,
+}
+
+impl<B: Backend, O: Observer<B>> Observed<B, O> {
+    fn watch<R>(&self, call: Call, run: impl FnOnce() -> R) -> R {
+        self.observer.before(&self.inner, call);
+        let result = run();
+        self.observer.after(&self.inner, call, None);
+        result
+    }
+}
+
+fn stored<B: Backend, O: Observer<B>>(matrix: StoredMatrix<'_, Observed<B, O>>) -> StoredMatrix<'_, B> {
+    match matrix {
+        StoredMatrix::F32(buffer) => StoredMatrix::F32(buffer),
+        StoredMatrix::Bf16(buffer) => StoredMatrix::Bf16(buffer),
+        StoredMatrix::F16(buffer) => StoredMatrix::F16(buffer),
+    }
+}
+
+fn matrix<B: Backend, O: Observer<B>>(operand: Matrix<'_, Observed<B, O>>) -> Matrix<'_, B> {
+    match operand {
+        Matrix::Stored(matrix) => Matrix::Stored(stored(matrix)),
+        Matrix::Sliced(weight) => Matrix::Sliced(weight),
+    }
+}
+
+impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
+    type Buffer<T: Element> = B::Buffer<T>;
+    type Rows = B::Rows;
+    type Weight = B::Weight;
+
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+
+    fn zeros<T: Element>(&self, length: usize) -> Self::Buffer<T> {
+        self.inner.zeros(length)
+    }
+
+    fn upload<T: Element>(&self, host: &[T]) -> Self::Buffer<T> {
+        self.inner.upload(host)
+    }
+
+    fn download<T: Element>(&self, device: &Self::Buffer<T>) -> Result<Vec<T>, DeviceFailure> {
+        self.inner.download(device)
+    }
+
+    fn rows(&self, shape: SliceShape) -> Self::Rows {
+        self.inner.rows(shape)
+    }
+
+    fn slice_rows(&self, out: &mut Self::Rows, x: &F32<Self>) {
+        self.watch(Call::new("slice_rows"), || self.inner.slice_rows(out, x))
+    }
+
+    fn slice_weight(&self, w: StoredMatrix<Self>, count: usize, shape: SliceShape) -> Self::Weight {
+        self.watch(Call::new("slice_weight"), || self.inner.slice_weight(stored(w), count, shape))
+    }
+
+    fn product_workspace(&self, p: &Product) -> usize {
+        self.inner.product_workspace(p)
+    }
+
+    fn product_forward(
+        &self,
+        y: &mut F32<Self>,
+        x: &Self::Rows,
+        w: Matrix<Self>,
+        p: &Product,
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::product("product_forward", p);
+        self.observer.before(&self.inner, call);
+        self.inner.product_forward(y, x, matrix(w), p, workspace);
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn product_grad_input(
+        &self,
+        dx: &mut F32<Self>,
+        dy: &F32<Self>,
+        w: Matrix<Self>,
+        p: &Product,
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::product("product_grad_input", p);
+        self.observer.before(&self.inner, call);
+        self.inner.product_grad_input(dx, dy, matrix(w), p, workspace);
+        self.observer.after(&self.inner, call, Some(dx));
+    }
+
+    fn product_grad_weight(
+        &self,
+        dw: &mut F32<Self>,
+        dy: &F32<Self>,
+        x: &F32<Self>,
+        p: &Product,
+        row_starts: &[usize],
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::product("product_grad_weight", p);
+        self.observer.before(&self.inner, call);
+        self.inner.product_grad_weight(dw, dy, x, p, row_starts, workspace);
+        self.observer.after(&self.inner, call, Some(dw));
+    }
+
+    fn thin_workspace(&self, p: &Thin) -> usize {
+        self.inner.thin_workspace(p)
+    }
+
+    fn thin_contract(
+        &self,
+        u: &mut F32<Self>,
+        x: &F32<Self>,
+        factor: &F32<Self>,
+        p: &Thin,
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::new("thin_contract");
+        self.observer.before(&self.inner, call);
+        self.inner.thin_contract(u, x, factor, p, workspace);
+        self.observer.after(&self.inner, call, Some(u));
+    }
+
+    fn thin_expand(&self, y: &mut F32<Self>, u: &F32<Self>, factor: &F32<Self>, p: &Thin, workspace: &mut Bytes<Self>) {
+        let call = Call::new("thin_expand");
+        self.observer.before(&self.inner, call);
+        self.inner.thin_expand(y, u, factor, p, workspace);
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn thin_outer(&self, dfactor: &mut F32<Self>, u: &F32<Self>, x: &F32<Self>, p: &Thin, row_starts: &[usize]) {
+        let call = Call::new("thin_outer");
+        self.observer.before(&self.inner, call);
+        self.inner.thin_outer(dfactor, u, x, p, row_starts);
+        self.observer.after(&self.inner, call, Some(dfactor));
+    }
+
+    fn bias_forward(&self, y: &mut F32<Self>, bias: &F32<Self>) {
+        let call = Call::new("bias_forward");
+        self.observer.before(&self.inner, call);
+        self.inner.bias_forward(y, bias);
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn bias_backward(&self, dbias: &mut F32<Self>, dy: &F32<Self>, row_starts: &[usize]) {
+        let call = Call::new("bias_backward");
+        self.observer.before(&self.inner, call);
+        self.inner.bias_backward(dbias, dy, row_starts);
+        self.observer.after(&self.inner, call, Some(dbias));
+    }
+
+    fn add(&self, y: &mut F32<Self>, a: &F32<Self>, b: &F32<Self>) {
+        let call = Call::new("add");
+        self.observer.before(&self.inner, call);
+        self.inner.add(y, a, b);
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn scale(&self, x: &mut F32<Self>, factor: f32) {
+        let call = Call::new("scale");
+        self.observer.before(&self.inner, call);
+        self.inner.scale(x, factor);
+        self.observer.after(&self.inner, call, Some(x));
+    }
+
+    fn swiglu_forward(&self, h: &mut F32<Self>, gate: &F32<Self>, up: &F32<Self>) {
+        let call = Call::new("swiglu_forward");
+        self.observer.before(&self.inner, call);
+        self.inner.swiglu_forward(h, gate, up);
+        self.observer.after(&self.inner, call, Some(h));
+    }
+
+    fn swiglu_backward(
+        &self,
+        dgate: &mut F32<Self>,
+        dup: &mut F32<Self>,
+        dh: &F32<Self>,
+        gate: &F32<Self>,
+        up: &F32<Self>,
+    ) {
+        let call = Call::new("swiglu_backward");
+        self.observer.before(&self.inner, call);
+        self.inner.swiglu_backward(dgate, dup, dh, gate, up);
+        self.observer.after(&self.inner, call, Some(dgate));
+    }
+
+    fn dropout(&self, y: &mut F32<Self>, x: &F32<Self>, p: &Dropout) {
+        let call = Call::new("dropout");
+        self.observer.before(&self.inner, call);
+        self.inner.dropout(y, x, p);
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn elementary(&self, y: &mut F32<Self>, x: &F32<Self>, function: Function) {
+        let call = Call::new("elementary");
+        self.observer.before(&self.inner, call);
+        self.inner.elementary(y, x, function);
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn rms_norm_forward(
+        &self,
+        y: &mut F32<Self>,
+        inverse: &mut F32<Self>,
+        x: &F32<Self>,
+        weight: &F32<Self>,
+        p: &RmsNorm,
+    ) {
+        let call = Call::new("rms_norm_forward");
+        self.observer.before(&self.inner, call);
+        self.inner.rms_norm_forward(y, inverse, x, weight, p);
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn rms_norm_backward(
+        &self,
+        dx: &mut F32<Self>,
+        dweight: Option<&mut F32<Self>>,
+        dy: &F32<Self>,
+        x: &F32<Self>,
+        inverse: &F32<Self>,
+        weight: &F32<Self>,
+        p: &RmsNorm,
+        row_starts: &[usize],
+    ) {
+        let call = Call::new("rms_norm_backward");
+        self.observer.before(&self.inner, call);
+        self.inner.rms_norm_backward(dx, dweight, dy, x, inverse, weight, p, row_starts);
+        self.observer.after(&self.inner, call, Some(dx));
+    }
+
+    fn rope_forward(&self, x: &mut F32<Self>, cos: &F32<Self>, sin: &F32<Self>, positions: &U32<Self>, p: &Rope) {
+        let call = Call::new("rope_forward");
+        self.observer.before(&self.inner, call);
+        self.inner.rope_forward(x, cos, sin, positions, p);
+        self.observer.after(&self.inner, call, Some(x));
+    }
+
+    fn rope_backward(&self, dx: &mut F32<Self>, cos: &F32<Self>, sin: &F32<Self>, positions: &U32<Self>, p: &Rope) {
+        let call = Call::new("rope_backward");
+        self.observer.before(&self.inner, call);
+        self.inner.rope_backward(dx, cos, sin, positions, p);
+        self.observer.after(&self.inner, call, Some(dx));
+    }
+
+    fn attention_workspace(&self, p: &Attention) -> usize {
+        self.inner.attention_workspace(p)
+    }
+
+    fn attention_forward(
+        &self,
+        o: &mut F32<Self>,
+        lse: &mut F32<Self>,
+        q: &F32<Self>,
+        k: &F32<Self>,
+        v: &F32<Self>,
+        p: &Attention,
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::new("attention_forward");
+        self.observer.before(&self.inner, call);
+        self.inner.attention_forward(o, lse, q, k, v, p, workspace);
+        self.observer.after(&self.inner, call, Some(o));
+    }
+
+    fn attention_backward(
+        &self,
+        grads: (&mut F32<Self>, &mut F32<Self>, &mut F32<Self>),
+        d_o: &F32<Self>,
+        qkv: (&F32<Self>, &F32<Self>, &F32<Self>),
+        o: &F32<Self>,
+        lse: &F32<Self>,
+        p: &Attention,
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::new("attention_backward");
+        self.observer.before(&self.inner, call);
+        self.inner.attention_backward((&mut *grads.0, grads.1, grads.2), d_o, qkv, o, lse, p, workspace);
+        self.observer.after(&self.inner, call, Some(grads.0));
+    }
+
+    fn embedding_forward(&self, y: &mut F32<Self>, table: StoredMatrix<Self>, ids: &U32<Self>, width: usize) {
+        let call = Call::new("embedding_forward");
+        self.observer.before(&self.inner, call);
+        self.inner.embedding_forward(y, stored(table), ids, width);
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn embedding_workspace(&self, tokens: usize) -> usize {
+        self.inner.embedding_workspace(tokens)
+    }
+
+    fn embedding_backward(
+        &self,
+        dtable: &mut F32<Self>,
+        dy: &F32<Self>,
+        ids: &U32<Self>,
+        width: usize,
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::new("embedding_backward");
+        self.observer.before(&self.inner, call);
+        self.inner.embedding_backward(dtable, dy, ids, width, workspace);
+        self.observer.after(&self.inner, call, Some(dtable));
+    }
+
+    fn head_loss_workspace(&self, p: &HeadLoss) -> usize {
+        self.inner.head_loss_workspace(p)
+    }
+
+    fn head_loss_forward(
+        &self,
+        loss: &mut F32<Self>,
+        lse: &mut F32<Self>,
+        best: &mut U32<Self>,
+        h: &Self::Rows,
+        head: Matrix<Self>,
+        labels: &I32<Self>,
+        p: &HeadLoss,
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::new("head_loss_forward");
+        self.observer.before(&self.inner, call);
+        self.inner.head_loss_forward(loss, lse, best, h, matrix(head), labels, p, workspace);
+        self.observer.after(&self.inner, call, Some(loss));
+    }
+
+    fn head_loss_backward(
+        &self,
+        dh: &mut F32<Self>,
+        dhead: Option<&mut F32<Self>>,
+        h: (&Self::Rows, &F32<Self>),
+        head: Matrix<Self>,
+        labels: &I32<Self>,
+        lse: &F32<Self>,
+        weight: &F32<Self>,
+        p: &HeadLoss,
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::new("head_loss_backward");
+        self.observer.before(&self.inner, call);
+        self.inner.head_loss_backward(dh, dhead, h, matrix(head), labels, lse, weight, p, workspace);
+        self.observer.after(&self.inner, call, Some(dh));
+    }
+
+    fn adamw(
+        &self,
+        parameter: &mut F32<Self>,
+        m: &mut F32<Self>,
+        v: &mut F32<Self>,
+        gradient: &F32<Self>,
+        c: &Coefficients,
+    ) {
+        let call = Call::new("adamw");
+        self.observer.before(&self.inner, call);
+        self.inner.adamw(parameter, m, v, gradient, c);
+        self.observer.after(&self.inner, call, Some(parameter));
+    }
+
+    fn sum_squares(&self, x: &F32<Self>) -> Result<f32, DeviceFailure> {
+        self.watch(Call::new("sum_squares"), || self.inner.sum_squares(x))
+    }
+
+    fn to_bf16(&self, y: &mut Self::Buffer<bf16>, x: &F32<Self>) {
+        self.watch(Call::new("to_bf16"), || self.inner.to_bf16(y, x))
+    }
+
+    fn to_f16(&self, y: &mut Self::Buffer<f16>, x: &F32<Self>) {
+        self.watch(Call::new("to_f16"), || self.inner.to_f16(y, x))
+    }
+
+    fn to_f32(&self, y: &mut F32<Self>, x: StoredMatrix<Self>) {
+        let call = Call::new("to_f32");
+        self.observer.before(&self.inner, call);
+        self.inner.to_f32(y, stored(x));
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn digest<T: Element>(&self, x: &Self::Buffer<T>) -> Result<Digest, DeviceFailure> {
+        self.watch(Call::new("digest"), || self.inner.digest(x))
+    }
+}
