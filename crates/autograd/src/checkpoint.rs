@@ -1,7 +1,9 @@
 //! Activation checkpointing: a block's activations are dropped after its forward pass and computed again in the backward one.
 //!
 //! The recomputation is a pure function of the block's input, so it has the same bits; that is checked, not assumed. It must save the
-//! same tensors, by number and size, and its output must meet the digest of the forward pass, or the step stops.
+//! same tensors, by number and size, and its ends must meet the digest of the forward pass, or the step stops. The *ends* are
+//! the inputs of the block's last products ([`Tape::finish`]): everything the gradients use lies before them, so what comes after
+//! is not computed again.
 
 use crate::TapeError;
 use crate::arena::Lease;
@@ -89,21 +91,25 @@ pub(crate) struct Checkpoint<'a, B: Backend> {
     block: Block<'a, B>,
     input: Variable<B>,
     output: usize,
-    digest: Digest,
+    digests: Vec<Digest>,
     trace: Trace,
     kept: VecDeque<[Rc<Lease<B>>; 2]>,
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// Runs one block of the model under the tape's policy.
+    /// Runs one block of the model under the tape's policy. The backward pass begins with the last block, whose activations would
+    /// be dropped only to be computed again at once: it keeps them under every policy.
     pub fn block(
         &mut self,
         layer: usize,
+        is_last: bool,
         x: Variable<B>,
         block: impl Fn(&mut Self, Variable<B>) -> Variable<B> + 'a,
     ) -> Result<Variable<B>, TapeError> {
-        if self.policy == Policy::None || !self.recording {
-            return Ok(block(self, x));
+        if self.policy == Policy::None || !self.recording || is_last {
+            let output = block(self, x);
+            self.ends.clear();
+            return Ok(output);
         }
         self.recording = false;
         self.trace = Trace::default();
@@ -113,14 +119,23 @@ impl<'a, B: Backend> Tape<'a, B> {
         let input = x.clone();
         let output = block(self, x);
         self.recording = true;
-        let digest = self.backend.digest(&output.data)?;
+        let digests = self.end_digests(&output)?;
         let (trace, kept) = (std::mem::take(&mut self.trace), std::mem::take(&mut self.kept));
         if output.needs_gradient {
             let (block, output) = (Rc::new(block) as Block<'a, B>, output.id);
-            let checkpoint = Checkpoint { layer, block, input, output, digest, trace, kept: kept.queue };
+            let checkpoint = Checkpoint { layer, block, input, output, digests, trace, kept: kept.queue };
             self.nodes.push(Node::Checkpoint(checkpoint));
         }
         Ok(output)
+    }
+
+    /// Digests of the block's ends, or of its output if it names none.
+    fn end_digests(&mut self, output: &Variable<B>) -> Result<Vec<Digest>, TapeError> {
+        let mut ends = std::mem::take(&mut self.ends);
+        if ends.is_empty() {
+            ends.push(Rc::clone(&output.data));
+        }
+        ends.iter().map(|end| Ok(self.backend.digest(&**end)?)).collect()
     }
 }
 
@@ -136,6 +151,7 @@ impl<'a, B: Backend> Checkpoint<'a, B> {
         let mut inner = Tape::new(tape.backend, tape.parameters, tape.layout, tape.profile, Policy::None);
         inner.arena = Rc::clone(&tape.arena);
         inner.training = tape.training;
+        inner.recomputing = true;
         if tape.policy == Policy::Selective {
             inner.kept = Kept { mode: KeptMode::Use, queue: self.kept };
         }
@@ -145,9 +161,9 @@ impl<'a, B: Backend> Checkpoint<'a, B> {
         if let Some((op, forward, recomputed)) = self.trace.first_difference(&inner.trace) {
             return Err(TapeError::Recompute { layer: self.layer, op, forward, recomputed });
         }
-        let digest = tape.backend.digest(&output.data)?;
-        if digest != self.digest {
-            let (forward, recomputed) = (self.digest.to_string(), digest.to_string());
+        let digests = inner.end_digests(&output)?;
+        if digests != self.digests {
+            let [forward, recomputed] = [&self.digests, &digests].map(|digests| text(digests));
             return Err(TapeError::Digest { layer: self.layer, forward, recomputed });
         }
         let mut inner_values: Vec<Gradient<B>> = (0..inner.next).map(|_| None).collect();
@@ -159,4 +175,8 @@ impl<'a, B: Backend> Checkpoint<'a, B> {
         }
         Ok(())
     }
+}
+
+fn text(digests: &[Digest]) -> String {
+    digests.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }

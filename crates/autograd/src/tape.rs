@@ -73,6 +73,10 @@ pub struct Tape<'a, B: Backend> {
     pub(crate) trace: Trace,
     /// What the selective policy keeps of a block.
     pub(crate) kept: Kept<B>,
+    /// On while a block is computed again: what only its output needs is left out.
+    pub(crate) recomputing: bool,
+    /// Values at the ends of the running block, which its digest is taken of.
+    pub(crate) ends: Vec<Rc<Lease<B>>>,
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
@@ -96,6 +100,8 @@ impl<'a, B: Backend> Tape<'a, B> {
             recording: true,
             trace: Trace::default(),
             kept: Kept::default(),
+            recomputing: false,
+            ends: Vec::new(),
         }
     }
 

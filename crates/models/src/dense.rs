@@ -48,7 +48,8 @@ impl<B: Backend> Model<B> {
         let mut x = tape.embedding(&self.embedding, ids, config.hidden);
         for (layer, block) in self.blocks.iter().enumerate() {
             let rotation = Rotation { cos: &self.cos, sin: &self.sin, width: config.head_width };
-            x = tape.block(layer, x, move |tape, x| {
+            let is_last = layer + 1 == self.blocks.len();
+            x = tape.block(layer, is_last, x, move |tape, x| {
                 block.forward(tape, &x, config.eps, rotation, |tape, q, k, v| tape.attention(q, k, v, block.shape))
             })?;
         }
@@ -135,7 +136,6 @@ impl<B: Backend> Block<B> {
         let [gate, up] = tape.linears_of(&normal, [&self.gate, &self.up]);
         drop(normal);
         let active = tape.swiglu(gate, up);
-        let fed = tape.linear(&active, &self.down);
-        tape.add(&x, &fed)
+        tape.finish(&x, &active, &self.down)
     }
 }

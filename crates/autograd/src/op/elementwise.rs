@@ -72,8 +72,15 @@ impl<'a, B: Backend> Tape<'a, B> {
 
     /// `a + b`.
     pub fn add(&mut self, a: &Variable<B>, b: &Variable<B>) -> Variable<B> {
+        self.add_where(a, b, true)
+    }
+
+    /// The sum is computed only where it is wanted; its gradient flows in any case.
+    pub(crate) fn add_where(&mut self, a: &Variable<B>, b: &Variable<B>, wanted: bool) -> Variable<B> {
         let mut data = self.take(a.data.length());
-        self.backend.add(&mut data, &a.data, &b.data);
+        if wanted {
+            self.backend.add(&mut data, &a.data, &b.data);
+        }
         let y = self.variable(Rc::new(data), a.width, a.needs_gradient || b.needs_gradient);
         if y.needs_gradient {
             let of = |x: &Variable<B>| x.needs_gradient.then_some(x.id);

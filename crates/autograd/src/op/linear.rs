@@ -1,6 +1,7 @@
 //! Linear layers that share an input: slice product, bias, low-rank adapter. The input is sliced once for all of them.
 
-use crate::arena::Lease;
+use crate::arena::{Lease, RowsLease};
+use crate::checkpoint::Policy;
 use crate::op::Node;
 use crate::parameters::{Gradients, Matrix, ParameterId, Vector};
 use crate::tape::{Gradient, Tape, Variable};
@@ -16,6 +17,13 @@ pub struct Linear<B: Backend> {
     pub weight: Matrix<B>,
     pub bias: Option<Vector<B>>,
     pub adapter: Option<Adapter>,
+}
+
+impl<B: Backend> Linear<B> {
+    /// Whether the gradient of something trained needs the layer's input.
+    fn needs_input(&self) -> bool {
+        self.adapter.is_some() || matches!(self.weight, Matrix::Trained(_))
+    }
 }
 
 /// A low-rank adapter: A `[rank, inputs]`, B `[outputs, rank]`.
@@ -57,7 +65,11 @@ struct SavedLayer<'a, B: Backend> {
 }
 
 pub(crate) struct Saved<'a, B: Backend> {
-    x: Variable<B>,
+    input: usize,
+    length: usize,
+    needs_gradient: bool,
+    /// Only where a trained tensor's gradient needs it.
+    x: Option<Rc<Lease<B>>>,
     layers: Vec<SavedLayer<'a, B>>,
 }
 
@@ -72,26 +84,42 @@ impl<'a, B: Backend> Tape<'a, B> {
         self.linears(x, &layers).try_into().unwrap_or_else(|_| unreachable!("an output for every layer"))
     }
 
+    /// `residual + layer(x)`, the end of a block: no op of the block saves anything after this, so where the block is computed
+    /// again the sum is left out.
+    pub fn finish(&mut self, residual: &Variable<B>, x: &Variable<B>, layer: &'a Linear<B>) -> Variable<B> {
+        if self.recomputing || self.policy != Policy::None {
+            self.ends.push(Rc::clone(&x.data));
+        }
+        let y = if self.recomputing {
+            self.linears_with(x, &[layer], None).pop().expect("one output for one layer")
+        } else {
+            self.linear(x, layer)
+        };
+        self.add_where(residual, &y, !self.recomputing)
+    }
+
     /// Several layers of one input.
     pub fn linears(&mut self, x: &Variable<B>, layers: &[&'a Linear<B>]) -> Vec<Variable<B>> {
         let rows = self.slice(&x.data, x.width);
+        self.linears_with(x, layers, Some(&rows))
+    }
+
+    /// Without `rows` the outputs are not computed, only what the backward pass needs.
+    fn linears_with(
+        &mut self,
+        x: &Variable<B>,
+        layers: &[&'a Linear<B>],
+        rows: Option<&RowsLease<B>>,
+    ) -> Vec<Variable<B>> {
         let (mut outputs, mut saved, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
         for &layer in layers {
             assert_eq!(layer.inputs, x.width, "inputs of a linear layer");
-            let segments = [0, self.layout.tokens];
-            let p = self.product(&segments, layer);
             let mut y = self.take(self.layout.tokens * layer.outputs);
-            self.with_weight(layer, |operand| {
-                let mut workspace = self.arena.workspace(self.backend, self.backend.product_workspace(&p));
-                self.backend.product_forward(&mut y, &rows, operand, &p, &mut workspace);
-            });
-            if let Some(bias) = &layer.bias {
-                self.backend.bias_forward(&mut y, bias.value(self.parameters));
+            if let Some(rows) = rows {
+                self.base(&mut y, rows, layer);
             }
-            let adapter = layer.adapter.as_ref().map(|adapter| self.adapt(&mut y, x, layer, adapter));
-            let trained = layer.adapter.is_some()
-                || matches!(layer.weight, Matrix::Trained(_))
-                || layer.bias.as_ref().is_some_and(|bias| bias.id().is_some());
+            let adapter = layer.adapter.as_ref().map(|adapter| self.adapt(&mut y, x, layer, adapter, rows.is_some()));
+            let trained = layer.needs_input() || layer.bias.as_ref().is_some_and(|bias| bias.id().is_some());
             let y = self.variable(Rc::new(y), layer.outputs, x.needs_gradient || trained);
             if y.needs_gradient {
                 lengths.extend(adapter.iter().map(|adapter| adapter.low.length()));
@@ -101,11 +129,26 @@ impl<'a, B: Backend> Tape<'a, B> {
             outputs.push(y);
         }
         if !saved.is_empty() {
-            lengths.push(x.data.length());
-            let x = x.clone();
-            self.record("linear", &lengths, || Node::Linears(Saved { x, layers: saved }));
+            let (input, length, needs_gradient) = (x.id, x.data.length(), x.needs_gradient);
+            let x = layers.iter().any(|layer| layer.needs_input()).then(|| Rc::clone(&x.data));
+            lengths.extend(x.iter().map(|x| x.length()));
+            let saved = Saved { input, length, needs_gradient, x, layers: saved };
+            self.record("linear", &lengths, || Node::Linears(saved));
         }
         outputs
+    }
+
+    /// The layer without its adapter.
+    fn base(&self, y: &mut Lease<B>, rows: &RowsLease<B>, layer: &Linear<B>) {
+        let segments = [0, self.layout.tokens];
+        let p = self.product(&segments, layer);
+        self.with_weight(layer, |operand| {
+            let mut workspace = self.arena.workspace(self.backend, self.backend.product_workspace(&p));
+            self.backend.product_forward(y, rows, operand, &p, &mut workspace);
+        });
+        if let Some(bias) = &layer.bias {
+            self.backend.bias_forward(y, bias.value(self.parameters));
+        }
     }
 
     fn product<'s>(&self, segments: &'s [usize], layer: &Linear<B>) -> Product<'s> {
@@ -123,7 +166,15 @@ impl<'a, B: Backend> Tape<'a, B> {
         }
     }
 
-    fn adapt(&self, y: &mut Lease<B>, x: &Variable<B>, layer: &Linear<B>, adapter: &Adapter) -> SavedAdapter<B> {
+    /// Adds the adapter's part to `y` where that is wanted.
+    fn adapt(
+        &self,
+        y: &mut Lease<B>,
+        x: &Variable<B>,
+        layer: &Linear<B>,
+        adapter: &Adapter,
+        wanted: bool,
+    ) -> SavedAdapter<B> {
         let tokens = self.layout.tokens;
         let dropped = (self.training && adapter.dropout > 0.0).then(|| {
             let mut dropped = self.take(x.data.length());
@@ -137,7 +188,9 @@ impl<'a, B: Backend> Tape<'a, B> {
         let bytes = self.backend.thin_workspace(&contract).max(self.backend.thin_workspace(&expand));
         let mut workspace = self.arena.workspace(self.backend, bytes);
         self.backend.thin_contract(&mut low, input, a, &contract, &mut workspace);
-        self.backend.thin_expand(y, &low, b, &expand, &mut workspace);
+        if wanted {
+            self.backend.thin_expand(y, &low, b, &expand, &mut workspace);
+        }
         SavedAdapter { dropped, low: Rc::new(low) }
     }
 
@@ -165,18 +218,17 @@ fn keep_scale(probability: f64) -> f32 {
 impl<B: Backend> Saved<'_, B> {
     /// Layers in the order of the forward pass; the input's gradient starts from what it already has.
     pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
-        let x = &self.x;
-        let mut dx = values[x.id].take().map(|before| tape.owned(before));
+        let mut dx = values[self.input].take().map(|before| tape.owned(before));
         for SavedLayer { layer, output, adapter } in &self.layers {
             let Some(dy) = values[*output].take() else { continue };
-            layer_gradients(tape, gradients, x, layer, &dy);
+            layer_gradients(tape, gradients, self.x.as_deref(), layer, &dy);
             let low = layer.adapter.as_ref().zip(adapter.as_ref()).map(|(adapter, saved)| {
-                let input = saved.dropped.as_ref().unwrap_or(&x.data);
+                let input = saved.dropped.as_ref().or(self.x.as_ref()).expect("an adapter's input is saved");
                 (adapter, adapter_gradients(tape, gradients, layer, adapter, &dy, input, saved))
             });
-            if x.needs_gradient {
+            if self.needs_gradient {
                 let started = dx.is_some();
-                let mut sum = dx.take().unwrap_or_else(|| tape.take(x.data.length()));
+                let mut sum = dx.take().unwrap_or_else(|| tape.take(self.length));
                 input_gradient(tape, &mut sum, layer, &dy, started);
                 if let Some((adapter, low)) = low {
                     sum = adapter_input_gradient(tape, sum, layer, adapter, &low);
@@ -184,7 +236,7 @@ impl<B: Backend> Saved<'_, B> {
                 dx = Some(sum);
             }
         }
-        values[x.id] = dx.map(Rc::new);
+        values[self.input] = dx.map(Rc::new);
     }
 }
 
@@ -192,7 +244,7 @@ impl<B: Backend> Saved<'_, B> {
 fn layer_gradients<B: Backend>(
     tape: &Tape<B>,
     gradients: &mut Gradients<B>,
-    x: &Variable<B>,
+    x: Option<&Lease<B>>,
     layer: &Linear<B>,
     dy: &Lease<B>,
 ) {
@@ -204,7 +256,8 @@ fn layer_gradients<B: Backend>(
         let segments = [0, tape.layout.tokens];
         let p = tape.product(&segments, layer);
         let mut workspace = tape.arena.workspace(tape.backend, tape.backend.product_workspace(&p));
-        tape.backend.product_grad_weight(gradients.reach(id), dy, &x.data, &p, row_starts, &mut workspace);
+        let x = x.expect("a trained layer's input is saved");
+        tape.backend.product_grad_weight(gradients.reach(id), dy, x, &p, row_starts, &mut workspace);
     }
 }
 

@@ -90,15 +90,27 @@ impl Pool {
         }
     }
 
-    /// Splits `0..count` into one contiguous range per thread, each a multiple of `grain` but the last.
+    /// Splits `0..count` into contiguous ranges, each a multiple of `grain` but the last: one per thread, and a quarter of the whole
+    /// in smaller ones for whoever is done first, so that a slowed core does not hold up the others.
     pub fn run_ranges(&self, count: usize, grain: usize, job: impl Fn(Range<usize>) + Sync) {
+        const PIECES: usize = 4;
         if count == 0 {
             return;
         }
+        if self.threads == 1 {
+            return job(0..count);
+        }
+        let grains = count.div_ceil(grain);
+        let dealt = if grains >= 4 * PIECES * self.threads { grains / 4 * 3 * grain } else { count };
+        let pieces = Tasks::new(if dealt < count { PIECES * self.threads } else { 0 });
         self.run(|worker| {
-            let range = share(count, grain, self.threads, worker);
+            let range = share(dealt, grain, self.threads, worker);
             if !range.is_empty() {
                 job(range);
+            }
+            while let Some(piece) = pieces.next() {
+                let range = share(count - dealt, grain, pieces.count(), piece);
+                job(dealt + range.start..dealt + range.end);
             }
         });
     }

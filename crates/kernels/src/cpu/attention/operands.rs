@@ -121,14 +121,11 @@ impl<'a> Slicer<'a> {
     /// Slices the rows of a block; `units` are its 64 units.
     pub(super) fn load(&mut self, shape: Shape, source: Source, units: &mut [f32]) {
         let squares = shape.columns() * shape.slices();
-        for (row, unit) in units.iter_mut().enumerate().take(source.rows) {
-            let (x, left) = (source.row(row, shape.width), &mut self.left[row * TILE_DEPTH..]);
-            *unit = match shape.profile {
-                Profile::X2 => slice_row::<2>(self.path, left, x),
-                Profile::X3 => slice_row::<3>(self.path, left, x),
-            };
+        let units = units.as_mut_array().expect("a block has 64 units");
+        match shape.profile {
+            Profile::X2 => slice_rows::<2>(self.path, self.left, units, source, shape.width),
+            Profile::X3 => slice_rows::<3>(self.path, self.left, units, source, shape.width),
         }
-        units[source.rows..].fill(0.0);
         for square in self.left.chunks_exact_mut(SQUARE).take(squares) {
             square[source.rows * TILE_DEPTH..].fill(0);
         }
@@ -188,21 +185,35 @@ impl<'a> Slicer<'a> {
 }
 
 multiversion! {
-    /// Slices a row into its place in a left block (`left` starts there) and returns its unit.
-    fn slice_row<_F, const SLICES: usize>(left: &mut [i8], x: &[f32]) -> f32 {
+    /// Slices the rows of a left block; rows that are not there get unit zero. Maxima first, then all scales at once: one row's
+    /// two divisions would be waited for.
+    fn slice_rows<_F, const SLICES: usize>(left: &mut [i8], units: &mut [f32; ROWS], source: Source, width: usize) {
         let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
-        let scale = Scale::of(profile, x.iter().fold(0, |most, &x| most.max(magnitude_bits(x))));
-        let (whole, tail) = x.as_chunks::<TILE_DEPTH>();
-        let mut last = [0.0; TILE_DEPTH];
-        last[..tail.len()].copy_from_slice(tail);
-        let last = if tail.is_empty() { None } else { Some(&last) };
-        for (column, x) in whole.iter().chain(last).enumerate() {
-            let bytes = quantise_tile_row::<SLICES>(x, scale.multiplier, 0);
-            for slice in 0..SLICES {
-                left[(column * SLICES + slice) * SQUARE..][..TILE_DEPTH].copy_from_slice(&bytes[slice]);
+        let mut most = [0; ROWS];
+        for (row, most) in most.iter_mut().enumerate().take(source.rows) {
+            *most = source.row(row, width).iter().fold(0, |most, &x| most.max(magnitude_bits(x)));
+        }
+        let scales = most.map(|most| Scale::of(profile, most));
+        for (unit, scale) in units.iter_mut().zip(&scales) {
+            *unit = scale.unit;
+        }
+        for (row, scale) in scales.iter().enumerate().take(source.rows) {
+            let (whole, tail) = source.row(row, width).as_chunks::<TILE_DEPTH>();
+            let mut last = [0.0; TILE_DEPTH];
+            if let Some(half) = tail.as_array::<{ TILE_DEPTH / 2 }>() {
+                last[..TILE_DEPTH / 2].copy_from_slice(half);
+            } else {
+                last[..tail.len()].copy_from_slice(tail);
+            }
+            let last = if tail.is_empty() { None } else { Some(&last) };
+            for (column, x) in whole.iter().chain(last).enumerate() {
+                let bytes = quantise_tile_row::<SLICES>(x, scale.multiplier, 0);
+                for slice in 0..SLICES {
+                    let at = (column * SLICES + slice) * SQUARE + row * TILE_DEPTH;
+                    left[at..at + TILE_DEPTH].copy_from_slice(&bytes[slice]);
+                }
             }
         }
-        scale.unit
     }
 }
 
