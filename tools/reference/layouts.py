@@ -1,6 +1,7 @@
 """The same model in other files: stacked experts, transposed ones, inside a multimodal model, with a layer that predicts ahead.
 
-Each of these is a folder inside that of the model, with a config.json and a model.safetensors of its own; the judge's results hold for it too.
+Each of these is a folder inside that of the model, with a config.json and a model.safetensors of its own; the judge's results hold
+for it too.
 """
 import json
 import shutil
@@ -24,9 +25,13 @@ def fused(model, folder):
 
 
 def transposed(model, folder):
-    """The same keys with [experts, hidden, 2 x intermediate] and [experts, intermediate, hidden]. No class reads it for this model."""
+    """The same keys with [experts, hidden, 2 x intermediate] and [experts, intermediate, hidden]. No class reads it for this model.
+
+    The config has `num_experts`, as published; transformers writes `num_local_experts`.
+    """
     (folder / "transposed").mkdir()
-    shutil.copy(folder / "config.json", folder / "transposed" / "config.json")
+    config = json.loads((folder / "config.json").read_text())
+    write_config(folder / "transposed", config | {"num_experts": config.pop("num_local_experts")})
     write_tensors(folder / "transposed" / "model.safetensors",
                   {name: tensor.transpose(1, 2) if ".mlp.experts." in name else tensor for name, tensor in stacked(model).items()})
 

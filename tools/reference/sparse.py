@@ -1,11 +1,13 @@
 """Mixture-of-experts and hybrid cases: Qwen3-MoE, Qwen3.5-MoE, Qwen3.5, Qwen3-Next and DeepSeek-V3.
 
-The seed of a case is the first from 0 on whose routing is beyond doubt (`routing.py`) and whose gradients are steady. It stands in case.json and is tried first
-when the case is made again. Parameters of experts are stacked, as transformers has them in memory; files keep them one by one.
+The seed of a case is the first from 0 on whose routing is beyond doubt (`routing.py`) and whose gradients are steady. It stands in
+case.json and is tried first when the case is made again. Parameters of experts are stacked, as transformers has them in memory;
+files keep them one by one.
 """
 import itertools
 import json
 import re
+import sys
 
 import judge
 import layouts
@@ -103,10 +105,11 @@ MODELS = {
     "qwen3moe-aux": (lambda: qwen3_moe(**AUXILIARY), one_row, True),
     "qwen3_5moe-linear": (lambda: qwen3_5_moe(LINEAR), lambda: [row(tokens(5, 11), [0, 1])], False),
     "qwen3_5moe-full": (lambda: qwen3_5_moe(FULL), two_rows, False),
-    "qwen3_5moe-hybrid": (lambda: qwen3_5_moe(*HYBRID, **STEADY), few_rows, True),
+    "qwen3_5moe-hybrid": (lambda: qwen3_5_moe(*HYBRID, **STEADY), few_rows, False),
+    "qwen3_5moe-two": (lambda: qwen3_5_moe(LINEAR, FULL, **STEADY), short_rows, True),
     "qwen3_5moe-aux": (lambda: qwen3_5_moe(LINEAR, FULL, **AUXILIARY, **STEADY), one_row, False),
     "qwen3_5-hybrid": (lambda: qwen3_5(*HYBRID, **STEADY), two_rows, True),
-    "qwen3next-hybrid": (lambda: qwen3_next(*HYBRID, **STEADY, mlp_only_layers=[1]), few_rows, True),
+    "qwen3next-hybrid": (lambda: qwen3_next(*HYBRID, **STEADY, mlp_only_layers=[1]), few_rows, False),
     "deepseek-base": (lambda: deepseek(), two_rows, True),
     "deepseek-plain": (lambda: deepseek(**yarn(), q_lora_rank=None, rope_interleave=False, norm_topk_prob=False, n_group=2,
                                         topk_group=1, num_hidden_layers=2), two_rows, False),
@@ -139,9 +142,11 @@ ADAPTERS = {
         "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj", *ATTENTION, *SHARED]}),
     "qwen3next-hybrid-lora": ("qwen3next-hybrid", {"r": 2, "lora_alpha": 4, "target_modules": [
         "in_proj_qkvz", "in_proj_ba", "out_proj", *ATTENTION]}),
-    "deepseek-base-lora": ("deepseek-base", {"r": 2, "lora_alpha": 4, "target_modules": [
-        "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj",
-        *(name.replace("shared_expert", "shared_experts") for name in SHARED)]}),
+    # peft takes names that end in gate_proj, up_proj or down_proj for those of experts one by one and targets the stacked ones instead
+    # (for model types it lists: not Qwen3.5). As a parameter the weight of the shared experts is left alone; its keys are the usual ones.
+    "deepseek-base-lora": ("deepseek-base", {
+        "r": 2, "lora_alpha": 4, "target_modules": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+        "target_parameters": [f"{name.replace('expert', 'experts')}.weight" for name in SHARED]}),
 }
 
 
@@ -176,6 +181,7 @@ def search(name, make, train):
             return seed, model, rows, measured
         except routing.Unsteady as tie:
             tried.append(tie)
+            print(f"{name}: seed {seed}: {tie}", file=sys.stderr, flush=True)
             assert len(tried) < 2000, name
 
 

@@ -175,6 +175,7 @@ def save_adapter(model, folder):
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text())
     config["target_modules"].sort()
+    config["target_parameters"] = sorted(config["target_parameters"] or []) or None
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
