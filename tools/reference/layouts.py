@@ -1,10 +1,9 @@
 """The same model in other files: stacked experts, transposed ones, inside a multimodal model, with a layer that predicts ahead.
 
-Each of these is a folder inside that of the model, with a config.json and a model.safetensors of its own; the judge's results hold
-for it too.
+Each but the last is a folder inside that of the model, with a config.json and a model.safetensors of its own; the judge's results
+hold for it too.
 """
 import json
-import shutil
 
 import torch
 import transformers
@@ -77,14 +76,13 @@ def wrapped(model, folder):
 
 
 def with_prediction_layer(model, folder):
-    """As published: one layer more than `num_hidden_layers`, to be skipped; `config.json` in the old spelling."""
+    """As published: one layer more than `num_hidden_layers` in the model's own file, to be skipped."""
     generator = torch.Generator().manual_seed(7)
     hidden, layer = model.config.hidden_size, model.config.num_hidden_layers
     skipped = {f"model.layers.{layer}.{name}": noise(generator, *shape) for name, shape in {
         "enorm.weight": (hidden,), "hnorm.weight": (hidden,), "eh_proj.weight": (hidden, 2 * hidden),
         "embed_tokens.weight": (model.config.vocab_size, hidden), "shared_head.norm.weight": (hidden,),
         "self_attn.o_proj.weight": (hidden, 40), "mlp.gate.weight": (8, hidden), "mlp.gate.e_score_correction_bias": (8,)}.items()}
-    (folder / "predicting").mkdir()
-    shutil.copy(folder / "config-old.json", folder / "predicting" / "config.json")
-    write_tensors(folder / "predicting" / "model.safetensors", load_file(folder / "model.safetensors") | skipped)
-    assert_loads(folder / "predicting", model)
+    path = folder / "model.safetensors"
+    write_tensors(path, load_file(path) | skipped)
+    assert_loads(folder, model)

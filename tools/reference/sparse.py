@@ -108,7 +108,7 @@ MODELS = {
     "qwen3_5moe-hybrid": (lambda: qwen3_5_moe(*HYBRID, **STEADY), few_rows, False),
     "qwen3_5moe-two": (lambda: qwen3_5_moe(LINEAR, FULL, **STEADY), short_rows, True),
     "qwen3_5moe-aux": (lambda: qwen3_5_moe(LINEAR, FULL, **AUXILIARY, **STEADY), one_row, False),
-    "qwen3_5-hybrid": (lambda: qwen3_5(*HYBRID, **STEADY), two_rows, True),
+    "qwen3_5-hybrid": (lambda: qwen3_5(*HYBRID, **STEADY), two_rows, False),
     "qwen3next-hybrid": (lambda: qwen3_next(*HYBRID, **STEADY, mlp_only_layers=[1]), few_rows, False),
     "deepseek-base": (lambda: deepseek(), two_rows, True),
     "deepseek-plain": (lambda: deepseek(**yarn(), q_lora_rank=None, rope_interleave=False, norm_topk_prob=False, n_group=2,
@@ -121,7 +121,7 @@ IDLE = {"qwen3moe-raw": "model.layers.0.mlp.gate.weight"}
 OLD_CONFIG = {"deepseek-base": "type"}
 # The same model in other files of its folder.
 LAYOUTS = {"qwen3moe-base": (layouts.fused, layouts.transposed), "qwen3_5moe-hybrid": (layouts.wrapped,),
-           "deepseek-base": (layouts.with_prediction_layer,)}
+           "deepseek-mscale": (layouts.with_prediction_layer,)}
 
 # Folder: the model it runs, and its rows.
 ROWS = {
