@@ -1,11 +1,13 @@
 """Loss, gradients and training steps of one case, as transformers and peft compute them.
 
 Every row is its own forward pass (batch 1, no padding); the losses of the rows, each already divided by the number of
-targets of the whole step, are added before the one backward pass. `make_fixtures.py` decides what is run; this file how.
+targets of the whole step, are added before the one backward pass. The files with cases decide what is run; this file how.
 """
 import contextlib
 import copy
+import types
 
+import routing
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,6 +32,7 @@ class ProductNoise(TorchDispatchMode):
 
     That is `size` times the usual value of such a product, and the shape of the error when rows are rounded to a grid of their own.
     Zeros are on every grid: where each term of a sum is exactly zero there is no error. (The last token of a row has such gradients.)
+    A triangular solve (in the delta rule) is a chain of such products: its noise is relative to the usual value of a column.
     """
 
     PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}
@@ -41,7 +44,11 @@ class ProductNoise(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        operands = self.PRODUCTS.get(function.__name__.split(".")[0])
+        name = function.__name__.split(".")[0]
+        if name == "linalg_solve_triangular":
+            scale = result.detach().pow(2).mean(-2, keepdim=True).sqrt() * (result.detach() != 0)
+            return result + self.size * scale * torch.randn(result.shape, generator=self.generator, dtype=result.dtype)
+        operands = self.PRODUCTS.get(name)
         if operands is None:
             return result
         left, right = args[operands[0]].detach(), args[operands[1]].detach()
@@ -71,7 +78,24 @@ def count_targets(rows):
     return sum(label != -100 for row in rows for label in row["labels"][1:])
 
 
+def forgets_boundaries(model):
+    """Layers with a recurrent state: transformers' torch code carries it across documents of a row."""
+    return "linear_attention" in (getattr(model.config, "layer_types", None) or [])
+
+
+def documents(row):
+    """The documents of a row as rows of their own."""
+    ends = row["document_starts"][1:] + [len(row["input_ids"])]
+    lists = ("input_ids", "labels", "position_ids")
+    return [{key: row[key][start:end] for key in lists if key in row} | {"document_starts": [0]}
+            for start, end in zip(row["document_starts"], ends)]
+
+
 def forward(model, row, targets=None):
+    if len(row["document_starts"]) > 1 and forgets_boundaries(model):
+        parts = [forward(model, part, targets) for part in documents(row)]
+        loss = None if targets is None else sum(part.loss for part in parts)
+        return types.SimpleNamespace(logits=torch.cat([part.logits for part in parts], dim=1), loss=loss)
     inputs = {"input_ids": torch.tensor([row["input_ids"]])}
     if len(row["document_starts"]) > 1:
         inputs["position_ids"] = torch.tensor([row["position_ids"]])
@@ -80,13 +104,20 @@ def forward(model, row, targets=None):
     return model(**inputs, use_cache=False)
 
 
-def step_loss(model, rows):
-    targets = count_targets(rows)
-    return sum(forward(model, row, targets).loss for row in rows)
+def step_loss(model, rows, recorder=None):
+    """The loss of a step; with a recorder, also what the routers did in each row."""
+    targets, losses, routed = count_targets(rows), [], []
+    for row in rows:
+        losses.append(forward(model, row, targets).loss)
+        routed.append(recorder.take() if recorder else {})
+    return (sum(losses), routed) if recorder else sum(losses)
 
 
-def run(model, rows, train):
-    """Logits of the first row, loss and gradients of the step; if `train`, also five updates on the same rows."""
+def run(model, rows, train, strict=False):
+    """Logits of the first row, loss and gradients of the step; if `train`, also five updates on the same rows.
+
+    If `strict`, the run ends in `routing.Unsteady` where a router comes near to choosing otherwise.
+    """
     parameters = trainable(model)
     before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     result = {"logits": forward(model, rows[0]).logits[0].detach().clone()}
@@ -95,12 +126,20 @@ def run(model, rows, train):
     optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=OPTIMIZER["learning_rate"],
                                   betas=(OPTIMIZER["beta1"], OPTIMIZER["beta2"]), eps=OPTIMIZER["epsilon"],
                                   foreach=False, fused=False)
-    losses, norms = [], []
+    recorder = routing.Recorder(model)
+    losses, norms, routed = [], [], []
+
+    def loss_and_choices():
+        loss, choices = step_loss(model, rows, recorder)
+        if strict:
+            routing.check_margin(choices)
+        losses.append(loss.detach())
+        routed.append(choices)
+        return loss
+
     for step in range(OPTIMIZER["steps"] if train else 1):
         optimizer.zero_grad()
-        loss = step_loss(model, rows)
-        loss.backward()
-        losses.append(loss.detach())
+        loss_and_choices().backward()
         if step == 0:
             result["gradients"] = {name: parameter.grad.detach().clone() for name, parameter in parameters.items()}
         norms.append(torch.nn.utils.clip_grad_norm_(parameters.values(), OPTIMIZER["max_gradient_norm"], foreach=False).detach())
@@ -110,18 +149,19 @@ def run(model, rows, train):
         result["after"] = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         result["updates"] = {name: tensor - before[name] for name, tensor in result["after"].items()}
         with torch.no_grad():
-            losses.append(step_loss(model, rows))
-    return result | {"losses": losses, "norms": norms}
+            loss_and_choices()
+    recorder.close()
+    return result | {"losses": losses, "norms": norms, "routing": routed}
 
 
-def run_float64(model, rows, train, noise=None):
+def run_float64(model, rows, train, noise=None, strict=False):
     """The same run with every intermediate in float64, RoPE frequencies included, perhaps with noise (size, seed) on products."""
     model = copy.deepcopy(model).double()
     inner = model.base_model.model.model if hasattr(model, "peft_config") else model.model
     with Float64():
         inner.rotary_emb = type(inner.rotary_emb)(inner.config)
         with ProductNoise(*noise) if noise else contextlib.nullcontext():
-            return run(model, rows, train)
+            return run(model, rows, train, strict)
 
 
 def deviation(run, exact):
