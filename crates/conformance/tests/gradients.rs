@@ -165,7 +165,7 @@ fn expand(u: &[f64], factor: &[f64], p: &Thin) -> Vec<f64> {
 fn thin() {
     for layout in [Layout::RankMajor, Layout::WidthMajor] {
         let (tokens, rank, width, b) = (6, 3, 37, &Reference);
-        let one = Thin { tokens, rank, width, layout, alpha: 1.0 };
+        let one = Thin { segments: &[0, tokens], rank, width, layout, alpha: 1.0 };
         let mut random = Random::new(5);
         let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * width));
         let [u, du] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * rank));

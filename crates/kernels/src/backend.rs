@@ -111,6 +111,7 @@ pub trait Backend {
         workspace: &mut Bytes<Self>,
     );
     fn thin_expand(&self, y: &mut F32<Self>, u: &F32<Self>, factor: &F32<Self>, p: &Thin, workspace: &mut Bytes<Self>);
+    /// `row_starts` as in `product_grad_weight`.
     fn thin_outer(&self, dfactor: &mut F32<Self>, u: &F32<Self>, x: &F32<Self>, p: &Thin, row_starts: &[usize]);
 
     // Bias, residual, activation

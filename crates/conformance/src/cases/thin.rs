@@ -23,7 +23,7 @@ impl Case for ThinCase {
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
         let (rank, width) = (self.rank, self.width);
         let tokens = self.row_starts[self.row_starts.len() - 1];
-        let p = Thin { tokens, rank, width, layout: self.layout, alpha: self.alpha };
+        let p = Thin { segments: &[0, tokens], rank, width, layout: self.layout, alpha: self.alpha };
         let mut random = Random::new(tokens as u64);
         let x = b.upload(&random.f32s(self.kind, tokens * width));
         let u = b.upload(&random.f32s(self.kind, tokens * rank));

@@ -146,7 +146,7 @@ impl Backend for Cpu {
     }
 
     fn thin_workspace(&self, p: &Thin) -> usize {
-        thin::workspace(p)
+        thin::workspace(self, p)
     }
 
     fn thin_contract(
