@@ -165,23 +165,31 @@ fn unscaled<F: Fma>(q: &mut [f32], z: &[f32], choices: &[u32], p: &Router) {
     let sum = match (p.scoring, p.renormalise) {
         (Scoring::Softmax, true) => {
             let most = q.iter().fold(f32::NEG_INFINITY, |most, &z| lanes::max(z, most));
-            q.iter_mut().for_each(|q| *q = exp::<F>(*q - most));
+            for q in q.iter_mut() {
+                *q = exp::<F>(*q - most);
+            }
             chain(q)
         }
         (Scoring::Softmax, false) => {
             let (most, sum) = softmax_scale::<F>(z);
-            q.iter_mut().for_each(|q| *q = exp::<F>(*q - most));
+            for q in q.iter_mut() {
+                *q = exp::<F>(*q - most);
+            }
             sum
         }
         (Scoring::Sigmoid, renormalise) => {
-            q.iter_mut().for_each(|q| *q = sigmoid::<F>(*q));
+            for q in q.iter_mut() {
+                *q = sigmoid::<F>(*q);
+            }
             if !renormalise {
                 return;
             }
             chain(q) + SUM_FLOOR
         }
     };
-    q.iter_mut().for_each(|q| *q /= sum);
+    for q in q.iter_mut() {
+        *q /= sum;
+    }
 }
 
 multiversion! {
@@ -189,7 +197,9 @@ multiversion! {
         let rows = weights.chunks_exact_mut(p.chosen).zip(logits.chunks_exact(p.experts));
         for ((weights, z), choices) in rows.zip(choices.chunks_exact(p.chosen)) {
             unscaled::<F>(weights, z, choices, p);
-            weights.iter_mut().for_each(|weight| *weight *= p.scale);
+            for weight in weights {
+                *weight *= p.scale;
+            }
         }
     }
 }
