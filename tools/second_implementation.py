@@ -397,6 +397,57 @@ class Head:
         return acc
 
 
+# ------------------------------------------------------------------ router
+def in_order(scores, candidates):
+    """Larger first, NaN last, smaller index first among equals."""
+    return sorted(candidates, key=lambda e: (bool(np.isnan(scores[e])), 0.0 if np.isnan(scores[e]) else -D(scores[e]), e))
+
+def router_choose(z, bias, chosen, scoring, groups, kept_groups):
+    scores = z if scoring == "Softmax" else sigmoid(z)
+    scores = scores if bias is None else scores + bias
+    size, of_groups = len(z) // groups, []
+    for first in range(0, len(z), size):
+        best = in_order(scores, range(first, first + size))
+        of_groups.append(scores[best[0]] + scores[best[1]] if size > 1 else scores[first])
+    kept = in_order(of_groups, range(groups))[:kept_groups]
+    return in_order(scores, [e for e in range(len(z)) if e // size in kept])[:chosen]
+
+def probabilities(z):
+    """Of all experts: the last axis."""
+    powers = exp(z - z.max(axis=-1, keepdims=True))
+    return powers / lane_sum(powers)[..., None]
+
+def chain(x):
+    total = F(0)
+    for value in x:
+        total = total + value
+    return total
+
+def router_weights(z, choices, scoring, renormalise, _scale):
+    """Before the scale."""
+    chosen = z[choices]
+    if scoring == "Sigmoid":
+        scores = sigmoid(chosen)
+        return scores / (chain(scores) + F(1e-20)) if renormalise else scores
+    if not renormalise:
+        return probabilities(z)[choices]
+    powers = exp(chosen - chosen.max())
+    return powers / chain(powers)
+
+def router_backward(dweights, z, choices, scoring, renormalise, scale):
+    q, g, mean = router_weights(z, choices, scoring, renormalise, scale), dweights * scale, F(0)
+    for j in range(len(q)):
+        mean = fma(g[j], q[j], mean)
+    dz = np.zeros_like(z)
+    if scoring == "Softmax":
+        if not renormalise:
+            dz = probabilities(z) * (F(0) - mean)
+        dz[choices] = q * (g - mean)
+    else:
+        dz[choices] = (q * sigmoid(-z[choices])) * (g - mean if renormalise else g)
+    return dz
+
+
 # ------------------------------------------------------------------ inputs, as crates/conformance/src/data.rs draws them
 EDGES = np.array([0.0, -0.0, 1e-45, -1e-45, 1.1754942e-38, -1.1754944e-38, 1e-20, -1e-20, 1e15, -1e15, 1, -1, 0.5, 1.5], F)
 
@@ -449,20 +500,29 @@ def product_case(segments, row_starts, n, k, profile, format, kind):
         dw[e] = product_grad_weight(dy, x, starts, profile, dw[e])
     return 2 * [("y", y), ("dx", dx[0]), ("dx accumulated", dx[1]), ("dw", dw)]
 
-def thin_case(row_starts, rank, width, layout, alpha, kind):
-    tokens, random = row_starts[-1], Random(row_starts[-1])
+def grouped_thin_case(segments, row_starts, rank, width, layout, alpha, kind):
+    tokens, count, random = segments[-1], len(segments) - 1, Random(segments[-1])
     x, u = random.f32s(kind, tokens * width).reshape(-1, width), random.f32s(kind, tokens * rank).reshape(-1, rank)
-    lies = lambda v: v.reshape(rank, width) if layout == "RankMajor" else v.reshape(width, rank).T
-    factor = lies(random.f32s(kind, rank * width))
+    major = layout == "RankMajor"
+    lies = lambda v: v.reshape(count, rank, width) if major else v.reshape(count, width, rank).transpose(0, 2, 1)
+    factors = lies(random.f32s(kind, count * rank * width))
     y = random.f32s("Plain", tokens * width).reshape(-1, width)
-    dfactor = lies(random.f32s("Plain", rank * width))
-    s = np.zeros_like(y)
-    for j in range(rank):
-        s = fma(u[:, j : j + 1], factor[j], s)
-    scaled_u = F(alpha) * u
-    dfactor = sum_over_tokens(dfactor, row_starts, lambda t, s: fma(scaled_u[t][:, None], x[t], s))
-    return [("u", lane_sum(x[:, None, :], factor)), ("y", fma(F(alpha), s, y)),
-            ("dfactor", dfactor if layout == "RankMajor" else dfactor.T)]
+    dfactors = lies(random.f32s("Plain", count * rank * width)).copy()
+    contracted, scaled_u = np.zeros_like(u), F(alpha) * u
+    for e, (start, end) in enumerate(rows_of(segments)):
+        if start == end:
+            continue
+        rows, factor = slice(start, end), factors[e]
+        s = np.zeros_like(y[rows])
+        for j in range(rank):
+            s = fma(u[rows, j : j + 1], factor[j], s)
+        contracted[rows], y[rows] = lane_sum(x[rows, None, :], factor), fma(F(alpha), s, y[rows])
+        starts = [t for t in row_starts if start <= t <= end]
+        dfactors[e] = sum_over_tokens(dfactors[e], starts, lambda t, s: fma(scaled_u[t][:, None], x[t], s))
+    return [("u", contracted), ("y", y), ("dfactor", dfactors if major else dfactors.transpose(0, 2, 1))]
+
+def thin_case(row_starts, rank, width, layout, alpha, kind):
+    return grouped_thin_case([0, row_starts[-1]], row_starts, rank, width, layout, alpha, kind)
 
 def bias_case(row_starts, width, kind):
     tokens, random = row_starts[-1], Random(row_starts[-1])
@@ -581,6 +641,59 @@ def head_loss_case(row_starts, hidden, vocabulary, profile, format, kind, ignore
     outputs = [(name, canonical(np.isnan(x), x) if x.dtype == F else x) for name, x in outputs]
     return outputs + ([("dhead", product_grad_weight(dz, h, row_starts, profile, dhead))] if with_dhead else [])
 
+def router_case(tokens, experts, chosen, scoring, renormalise, scale, groups, kept_groups, biased, poison, kind):
+    random = Random(tokens + experts)
+    logits = random.f32s(kind, tokens * experts)
+    if poison:
+        for i, what in enumerate(random.words(logits.size) % W(8)):
+            logits[i] = [np.nan, np.nan, np.inf, -np.inf][what] if what < 4 else logits[i]
+    logits = logits.reshape(tokens, experts)
+    bias = random.f32s("Plain", experts) if biased else None
+    p = (scoring, renormalise, F(scale))
+    choices = np.array([router_choose(z, bias, chosen, scoring, groups, kept_groups) for z in logits], U)
+    if poison:
+        return [("choices", choices)]
+    dweights, outputs = random.f32s(kind, tokens * chosen).reshape(tokens, chosen), [("choices", choices)]
+    for slots in (choices, (choices + U(1)) % U(experts)):
+        weights = np.array([router_weights(z, c, *p) * F(scale) for z, c in zip(logits, slots)], F)
+        dlogits = np.array([router_backward(d, z, c, *p) for d, z, c in zip(dweights, logits, slots)], F)
+        outputs += [("weights", weights), ("dlogits", dlogits)]
+    return outputs
+
+def balance_case(row_starts, experts, kind):
+    tokens, rows = row_starts[-1], len(row_starts) - 1
+    random = Random(tokens + experts)
+    logits = random.f32s(kind, tokens * experts).reshape(tokens, experts)
+    share = random.f32s(kind, rows * experts).reshape(rows, experts)
+    dlogits = random.f32s("Plain", tokens * experts).reshape(tokens, experts)
+    probability, sums = probabilities(logits) if tokens else logits, np.zeros((rows, experts), F)
+    for r, (start, end) in enumerate(rows_of(row_starts)):
+        sums[r] = sum_over_tokens(sums[r], [start, end], lambda t, s: s + probability[t])
+        mean = lane_sum(probability[start:end], share[r])[:, None]
+        dlogits[start:end] = fma(probability[start:end], share[r] - mean, dlogits[start:end])
+    return [("sums", sums), ("dlogits", dlogits)]
+
+def combine_case(tokens, slots, width, experts, kind):
+    random, rows = Random(tokens + width), tokens * slots
+    choices = (random.words(rows) % W(experts)).astype(np.int64)
+    order = np.argsort(choices, kind="stable")  # ascending (expert, token, slot)
+    places = np.argsort(order).reshape(tokens, slots)
+    x = random.f32s(kind, tokens * width).reshape(tokens, width)
+    matrix, weights = random.f32s(kind, rows * width).reshape(rows, width), random.f32s(kind, rows).reshape(tokens, slots)
+    old = random.f32s("Plain", tokens * width).reshape(tokens, width)
+    outputs = [("gathered", x[order // slots])]
+    for name, weighted in (("y", True), ("y without weights", False)):
+        for acc in (np.zeros_like(old), old):
+            for j in range(slots):
+                row = matrix[places[:, j]]
+                acc = fma(weights[:, j : j + 1], row, acc) if weighted else acc + row
+            outputs.append((name, acc))
+    drows, dweights = np.zeros_like(matrix), np.zeros_like(weights)
+    for j in range(slots):
+        drows[places[:, j]] = weights[:, j : j + 1] * x
+        dweights[:, j] = lane_sum(x, matrix[places[:, j]])
+    return outputs + [("drows", drows), ("dweights", dweights)]
+
 def dropout_case(row_starts, width, probability, kind):
     length = row_starts[-1] * width
     x = Random(length).f32s(kind, length)
@@ -637,7 +750,8 @@ def elementary_arguments():
 
 
 # ------------------------------------------------------------------ the suite
-CASES = dict(ProductCase=product_case, ThinCase=thin_case, BiasCase=bias_case, ResidualCase=residual_case,
+CASES = dict(ProductCase=product_case, ThinCase=thin_case, GroupedThinCase=grouped_thin_case, BiasCase=bias_case,
+             RouterCase=router_case, BalanceCase=balance_case, CombineCase=combine_case, ResidualCase=residual_case,
              SwigluCase=swiglu_case, RmsNormCase=rms_norm_case, RopeCase=rope_case, AttentionCase=attention_case,
              EmbeddingCase=embedding_case, HeadLossCase=head_loss_case, DropoutCase=dropout_case, AdamWCase=adamw_case,
              SumSquaresCase=sum_squares_case, DigestCase=digest_case)

@@ -6,7 +6,7 @@
 
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::poisoned;
-use isobit_kernels::op::{Layout, RmsNorm, Rope, Thin};
+use isobit_kernels::op::{Combine, Layout, RmsNorm, Rope, Router, Scoring, Thin, router};
 use isobit_kernels::{Backend, Reference};
 use isobit_numerics::elementary::Function;
 
@@ -165,7 +165,7 @@ fn expand(u: &[f64], factor: &[f64], p: &Thin) -> Vec<f64> {
 fn thin() {
     for layout in [Layout::RankMajor, Layout::WidthMajor] {
         let (tokens, rank, width, b) = (6, 3, 37, &Reference);
-        let one = Thin { tokens, rank, width, layout, alpha: 1.0 };
+        let one = Thin { segments: &[0, tokens], rank, width, layout, alpha: 1.0 };
         let mut random = Random::new(5);
         let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * width));
         let [u, du] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * rank));
@@ -211,5 +211,115 @@ fn embedding() {
     // At most one addition per token.
     check("dtable", &dtable, &table, ids.len(), ids.len() as f64 * largest(&dy), |table| {
         dot(&dy, ids.iter().flat_map(|&id| table[id as usize * width..][..width].to_vec()))
+    });
+}
+
+/// Probabilities of one token.
+fn softmax(z: &[f64]) -> Vec<f64> {
+    let powers: Vec<f64> = z.iter().map(|&z| libm::exp(z)).collect();
+    let sum: f64 = powers.iter().sum();
+    powers.iter().map(|power| power / sum).collect()
+}
+
+/// Weights of one token's choices.
+fn weights(z: &[f64], choices: &[u32], p: &Router) -> Vec<f64> {
+    let scores = match p.scoring {
+        Scoring::Softmax => softmax(z),
+        Scoring::Sigmoid => z.iter().map(|&z| Function::Sigmoid.reference_f64(z)).collect(),
+    };
+    let chosen: Vec<f64> = choices.iter().map(|&e| scores[e as usize]).collect();
+    let sum = if p.renormalise { chosen.iter().sum() } else { 1.0 };
+    chosen.iter().map(|score| score / sum * f64::from(p.scale)).collect()
+}
+
+#[test]
+fn router() {
+    for (scoring, renormalise) in [Scoring::Softmax, Scoring::Sigmoid].into_iter().flat_map(|s| [(s, true), (s, false)])
+    {
+        let (tokens, experts, chosen, b) = (7, 24, 5, &Reference);
+        let p = Router { tokens, experts, chosen, scoring, renormalise, scale: 2.5, groups: 4, kept_groups: 2 };
+        let mut random = Random::new(7);
+        let logits = random.f32s(Kind::Plain, tokens * experts);
+        let dweights = random.f32s(Kind::Plain, tokens * chosen);
+        let logits_ = b.upload(&logits);
+        let mut choices = b.zeros(tokens * chosen);
+        b.router_choose(&mut choices, &logits_, None, &p);
+        let forward = |z: &[f64]| -> Vec<f64> {
+            z.chunks_exact(experts).zip(choices.chunks_exact(chosen)).flat_map(|(z, c)| weights(z, c, &p)).collect()
+        };
+        let mut given = poisoned(b, tokens * chosen);
+        b.router_weights(&mut given, &logits_, &choices, &p);
+        for (given, want) in given.iter().zip(forward(&wide(&logits))) {
+            // Two elementary functions, a sum over the slots or the lanes, a quotient and a product.
+            let allowed = 40.0 * f64::from(f32::EPSILON) * want;
+            assert!((f64::from(*given) - want).abs() <= allowed, "{given} given, {want} wanted");
+        }
+        let mut dlogits = poisoned(b, logits.len());
+        b.router_backward(&mut dlogits, &b.upload(&dweights), &logits_, &choices, &p);
+        // q·(g − M): q is at most 1 and good to forty roundings, M a chain over the slots of terms whose weights add up to `chosen`.
+        let magnitude = (1.0 + chosen as f64) * 2.5 * largest(&dweights);
+        check("dlogits", &dlogits, &logits, 60, magnitude, |z| dot(&dweights, forward(z)));
+    }
+}
+
+#[test]
+fn balance() {
+    let (row_starts, experts, b) = ([0, 4, 4, 11], 37, &Reference);
+    let mut random = Random::new(8);
+    let logits = random.f32s(Kind::Plain, 11 * experts);
+    let share = random.f32s(Kind::Plain, 3 * experts);
+    let forward = |z: &[f64]| {
+        let mut sums = vec![0.0; 3 * experts];
+        for (t, z) in z.chunks_exact(experts).enumerate() {
+            let row = if t < 4 { 0 } else { 2 };
+            sums[row * experts..].iter_mut().zip(softmax(z)).for_each(|(sum, p)| *sum += p);
+        }
+        sums
+    };
+    let mut sums = poisoned(b, share.len());
+    b.balance_forward(&mut sums, &b.upload(&logits), &row_starts, experts, &mut b.zeros(0));
+    for (given, want) in sums.iter().zip(forward(&wide(&logits))) {
+        // At most 1 for each of seven tokens, each good to thirty roundings.
+        assert!(
+            (f64::from(*given) - want).abs() <= 7.0 * 40.0 * f64::from(f32::EPSILON),
+            "{given} given, {want} wanted"
+        );
+    }
+    let mut dlogits = b.zeros(logits.len());
+    b.balance_backward(&mut dlogits, &b.upload(&share), &b.upload(&logits), &row_starts, experts);
+    // P·(share − A): P is at most 1 and good to thirty roundings, A a mean of shares.
+    check("dlogits", &dlogits, &logits, 50, 2.0 * largest(&share), |z| dot(&share, forward(z)));
+}
+
+#[test]
+fn combine() {
+    let (tokens, slots, width, experts, b) = (9, 3, 35, 4, &Reference);
+    let p = Combine { tokens, slots, width, accumulate: false };
+    let mut random = Random::new(9);
+    let choices: Vec<u32> = (0..p.rows()).map(|_| random.below(experts) as u32).collect();
+    let router::Grouped { tokens: of_rows, places, .. } = router::grouped(&choices, slots, experts);
+    let (rows, weights) = (random.f32s(Kind::Plain, p.rows() * width), random.f32s(Kind::Plain, p.rows()));
+    let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * width));
+    let forward = |rows: &[f64], weights: &[f64]| {
+        let mut y = vec![0.0; tokens * width];
+        for (pair, &place) in places.iter().enumerate() {
+            for c in 0..width {
+                y[pair / slots * width + c] += weights[pair] * rows[place as usize * width + c];
+            }
+        }
+        y
+    };
+    let (mut drows, mut dweights) = (poisoned(b, rows.len()), poisoned(b, weights.len()));
+    let [dy_, rows_, weights_] = [&dy, &rows, &weights].map(|host| b.upload(host));
+    b.combine_backward(&mut drows, &mut dweights, &dy_, &rows_, &weights_, &b.upload(&places), &p);
+    // One product; a lane sum over the width.
+    check("drows", &drows, &rows, 1, largest(&weights) * largest(&dy), |rows| dot(&dy, forward(rows, &wide(&weights))));
+    let magnitude = width as f64 * largest(&dy) * largest(&rows);
+    check("dweights", &dweights, &weights, width / 32 + 6, magnitude, |w| dot(&dy, forward(&wide(&rows), w)));
+    // Without weights it is the gradient of gathering tokens into rows: one addition for each slot.
+    let mut dx = poisoned(b, x.len());
+    b.combine_forward(&mut dx, &rows_, None, &b.upload(&places), &p);
+    check("dx", &dx, &x, slots, slots as f64 * largest(&rows), |x| {
+        dot(&rows, of_rows.iter().flat_map(|&t| x[t as usize * width..][..width].to_vec()))
     });
 }

@@ -108,6 +108,14 @@ impl Backend for Reordered {
         head_loss_workspace(&HeadLoss) -> usize;
         head_loss_forward(&mut F32, &mut F32, &mut Buffer<u32>, &Self::Rows, Matrix<Self>, &Buffer<i32>, &HeadLoss, &mut Buffer<u8>);
         head_loss_backward(&mut F32, Option<&mut F32>, (&Self::Rows, &F32), Matrix<Self>, &Buffer<i32>, &F32, &F32, &HeadLoss, &mut Buffer<u8>);
+        router_choose(&mut Buffer<u32>, &F32, Option<&F32>, &Router);
+        router_weights(&mut F32, &F32, &Buffer<u32>, &Router);
+        router_backward(&mut F32, &F32, &F32, &Buffer<u32>, &Router);
+        balance_workspace(&[usize], usize) -> usize;
+        balance_forward(&mut F32, &F32, &[usize], usize, &mut Buffer<u8>);
+        balance_backward(&mut F32, &F32, &F32, &[usize], usize);
+        combine_forward(&mut F32, &F32, Option<&F32>, &Buffer<u32>, &Combine);
+        combine_backward(&mut F32, &mut F32, &F32, &F32, &F32, &Buffer<u32>, &Combine);
         adamw(&mut F32, &mut F32, &mut F32, &F32, &isobit_numerics::adamw::Coefficients);
         sum_squares(&F32) -> Result<f32, DeviceFailure>;
         to_bf16(&mut Buffer<half::bf16>, &F32);

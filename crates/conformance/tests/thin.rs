@@ -19,7 +19,7 @@ fn rows_may_be_split_over_calls() {
 
 fn split<B: Backend>(b: &B) {
     let (rank, width, random) = (5, 33, &mut Random::new(3));
-    let p = Thin { tokens: 190, rank, width, layout: Layout::WidthMajor, alpha: 0.7 };
+    let p = Thin { segments: &[0, 190], rank, width, layout: Layout::WidthMajor, alpha: 0.7 };
     let first = random.f32s(Kind::Plain, rank * width);
     let (u, x) = (random.f32s(Kind::Plain, 190 * rank), random.f32s(Kind::Outliers, 190 * width));
     let mut whole = b.upload(&first);
@@ -27,7 +27,7 @@ fn split<B: Backend>(b: &B) {
     let mut parts = b.upload(&first);
     let (u0, u1) = u.split_at(131 * rank);
     let (x0, x1) = x.split_at(131 * width);
-    b.thin_outer(&mut parts, &b.upload(u0), &b.upload(x0), &Thin { tokens: 131, ..p }, &[0, 131]);
-    b.thin_outer(&mut parts, &b.upload(u1), &b.upload(x1), &Thin { tokens: 59, ..p }, &[0, 59]);
+    b.thin_outer(&mut parts, &b.upload(u0), &b.upload(x0), &Thin { segments: &[0, 131], ..p }, &[0, 131]);
+    b.thin_outer(&mut parts, &b.upload(u1), &b.upload(x1), &Thin { segments: &[0, 59], ..p }, &[0, 59]);
     assert_same(&[Output::download(b, "dfactor", &whole), Output::download(b, "dfactor", &parts)]);
 }

@@ -28,3 +28,34 @@ FUNCTION void tree_sums(LOCAL_POINTER float *lanes, uint count) {
         barrier_local();
     }
 }
+
+// Maximum and lane sum of exponentials (docs/numerics.md, "Router") of `count` numbers from z[0], for GROUP / LANES lists at
+// once: the 32 work items of each list bring their own z and count. Every work item of the group calls it; `lanes` has
+// GROUP elements and is free again on return.
+FUNCTION void softmax_scales(LOCAL_POINTER float *lanes, GLOBAL const float *z, uint count, float *most, float *sum) {
+    uint i = local_index();
+    uint lane = i % LANES;
+    float value = as_f32(SIGN_BIT | F32_INFINITY);
+    for (uint c = lane; c < count; c += LANES) {
+        value = z[c] > value ? z[c] : value;
+    }
+    lanes[i] = value;
+    barrier_local();
+    for (uint h = LANES / 2; h > 0u; h /= 2u) {
+        if (lane < h) {
+            lanes[i] = lanes[i + h] > lanes[i] ? lanes[i + h] : lanes[i];
+        }
+        barrier_local();
+    }
+    float largest = lanes[i - lane];
+    barrier_local();
+    float total = 0.0f;
+    for (uint c = lane; c < count; c += LANES) {
+        total = total + isobit_exp(z[c] - largest);
+    }
+    lanes[i] = total;
+    tree_sums(lanes, GROUP / LANES);
+    *most = largest;
+    *sum = lanes[i - lane];
+    barrier_local();
+}

@@ -1,4 +1,6 @@
-// Thin products (docs/numerics.md, "Thin products"). Factor element (j, l) lies at j * rank_step + l * width_step.
+// Thin products (docs/numerics.md, "Thin products"). Factor element (j, l) lies at j * rank_step + l * width_step; factors
+// lie one after another. Where there is more than one, `tiles` holds first token, end and factor of every tile of tokens;
+// where there is one, tiles follow each other and the table is not read.
 
 #define RANK_MOST 64
 // Ranks that a work item keeps at once.
@@ -6,11 +8,27 @@
 // Tokens of a group that contracts or expands; blocks of tokens of a group of the outer product.
 #define TOKENS (GROUP / LANES)
 
+typedef struct {
+    ulong first;
+    ulong end;
+    ulong factor;
+} TokenTile;
+
+FUNCTION TokenTile token_tile(GLOBAL const uint *tiles, uint grouped, uint index, ulong tokens) {
+    TokenTile tile;
+    tile.first = grouped != 0u ? tiles[3u * index] : (ulong)index * TOKENS;
+    tile.end = grouped != 0u ? tiles[3u * index + 1u] : tokens;
+    tile.factor = grouped != 0u ? tiles[3u * index + 2u] : 0u;
+    return tile;
+}
+
 // A work item per (token, lane): each element of x serves RANKS ranks.
 KERNEL(GROUP) thin_contract(
     GLOBAL float *u,
     GLOBAL const float *x,
     GLOBAL const float *factor,
+    GLOBAL const uint *tiles,
+    uint grouped,
     ulong tokens,
     uint rank,
     uint width,
@@ -20,18 +38,19 @@ KERNEL(GROUP) thin_contract(
     LOCAL float lanes[TOKENS * RANKS * LANES];
     uint rank_tiles = (rank + RANKS - 1u) / RANKS;
     uint first_rank = group_index() % rank_tiles * RANKS;
-    ulong first_token = (ulong)(group_index() / rank_tiles) * TOKENS;
+    TokenTile tile = token_tile(tiles, grouped, group_index() / rank_tiles, tokens);
+    ulong origin = tile.factor * rank * width;
     uint lane = local_index() % LANES;
     uint row = local_index() / LANES;
-    ulong token = first_token + row;
+    ulong token = tile.first + row;
     float sums[RANKS];
     for (uint n = 0u; n < RANKS; n++) {
         sums[n] = 0.0f;
     }
-    if (token < tokens) {
+    if (token < tile.end) {
         for (uint l = lane; l < width; l += LANES) {
             float value = x[token * width + l];
-            ulong at = (ulong)first_rank * rank_step + (ulong)l * width_step;
+            ulong at = origin + (ulong)first_rank * rank_step + (ulong)l * width_step;
             for (uint n = 0u; n < RANKS; n++) {
                 if (first_rank + n < rank) {
                     sums[n] = fma_rn(value, factor[at + (ulong)n * rank_step], sums[n]);
@@ -44,9 +63,9 @@ KERNEL(GROUP) thin_contract(
     }
     tree_sums(lanes, TOKENS * RANKS);
     uint i = local_index();
-    ulong t = first_token + i / RANKS;
+    ulong t = tile.first + i / RANKS;
     uint j = first_rank + i % RANKS;
-    if (i < TOKENS * RANKS && t < tokens && j < rank) {
+    if (i < TOKENS * RANKS && t < tile.end && j < rank) {
         u[t * rank + j] = lanes[i * LANES];
     }
 }
@@ -56,6 +75,8 @@ KERNEL(GROUP) thin_expand(
     GLOBAL float *y,
     GLOBAL const float *u,
     GLOBAL const float *factor,
+    GLOBAL const uint *tiles,
+    uint grouped,
     ulong tokens,
     uint rank,
     uint width,
@@ -66,8 +87,10 @@ KERNEL(GROUP) thin_expand(
     LOCAL float rows[TOKENS * RANK_MOST];
     uint width_tiles = (width + GROUP - 1u) / GROUP;
     uint column = group_index() % width_tiles * GROUP + local_index();
-    ulong first = (ulong)(group_index() / width_tiles) * TOKENS;
-    uint here = tokens - first < TOKENS ? (uint)(tokens - first) : TOKENS;
+    TokenTile tile = token_tile(tiles, grouped, group_index() / width_tiles, tokens);
+    ulong first = tile.first;
+    ulong origin = tile.factor * rank * width;
+    uint here = tile.end - first < TOKENS ? (uint)(tile.end - first) : TOKENS;
     for (uint i = local_index(); i < here * rank; i += GROUP) {
         rows[i] = u[first * rank + i];
     }
@@ -78,7 +101,7 @@ KERNEL(GROUP) thin_expand(
     }
     if (column < width) {
         for (uint j = 0u; j < rank; j++) {
-            float value = factor[(ulong)j * rank_step + (ulong)column * width_step];
+            float value = factor[origin + (ulong)j * rank_step + (ulong)column * width_step];
             for (uint n = 0u; n < TOKENS; n++) {
                 if (n < here) {
                     sums[n] = fma_rn(rows[n * rank + j], value, sums[n]);
@@ -94,14 +117,15 @@ KERNEL(GROUP) thin_expand(
     }
 }
 
-// 32 columns and RANKS ranks per group; TOKENS blocks are summed side by side and then added in order, a work item per
-// (rank, column). `blocks` holds first token and end of each.
+// 32 columns and RANKS ranks of one factor per group; TOKENS blocks are summed side by side and then added in order, a
+// work item per (rank, column). `blocks` holds how many blocks there are before each factor's first and in all, then first
+// token and end of each block.
 KERNEL(GROUP) thin_outer(
     GLOBAL float *dfactor,
     GLOBAL const float *u,
     GLOBAL const float *x,
     GLOBAL const uint *blocks,
-    uint block_count,
+    uint factors,
     uint rank,
     uint width,
     uint rank_step,
@@ -113,20 +137,24 @@ KERNEL(GROUP) thin_outer(
     uint first_rank = group_index() % rank_tiles * RANKS;
     uint lane = local_index() % LANES;
     uint slot = local_index() / LANES;
-    uint column = group_index() / rank_tiles * LANES + lane;
+    uint width_tiles = (width + LANES - 1u) / LANES;
+    uint column = group_index() / rank_tiles % width_tiles * LANES + lane;
+    uint index = group_index() / rank_tiles / width_tiles;
+    uint block_end = blocks[index + 1u];
+    GLOBAL const uint *tokens_of = blocks + factors + 1u;
     // RANKS equals TOKENS: the slot of a block while summing is the place of a rank while adding.
     int adds = column < width && first_rank + slot < rank;
-    ulong into = (ulong)(first_rank + slot) * rank_step + (ulong)column * width_step;
+    ulong into = (ulong)index * rank * width + (ulong)(first_rank + slot) * rank_step + (ulong)column * width_step;
     float total = adds ? dfactor[into] : 0.0f;
-    for (uint first = 0u; first < block_count; first += TOKENS) {
+    for (uint first = blocks[index]; first < block_end; first += TOKENS) {
         uint block = first + slot;
         float sums[RANKS];
         for (uint n = 0u; n < RANKS; n++) {
             sums[n] = 0.0f;
         }
-        if (block < block_count && column < width) {
-            uint end = blocks[2u * block + 1u];
-            for (uint t = blocks[2u * block]; t < end; t++) {
+        if (block < block_end && column < width) {
+            uint end = tokens_of[2u * block + 1u];
+            for (uint t = tokens_of[2u * block]; t < end; t++) {
                 float value = x[(ulong)t * width + column];
                 ulong at = (ulong)t * rank + first_rank;
                 for (uint n = 0u; n < RANKS; n++) {
@@ -141,7 +169,7 @@ KERNEL(GROUP) thin_outer(
         }
         barrier_local();
         if (adds) {
-            for (uint n = 0u; n < TOKENS && first + n < block_count; n++) {
+            for (uint n = 0u; n < TOKENS && first + n < block_end; n++) {
                 total = total + block_sums[(n * RANKS + slot) * LANES + lane];
             }
         }

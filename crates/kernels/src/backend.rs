@@ -5,7 +5,7 @@
 //! Outputs come first, then inputs, parameters, workspace. Nothing allocates except the functions that return buffers.
 
 use crate::buffer::Element;
-use crate::op::{Attention, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
+use crate::op::{Attention, Combine, Dropout, HeadLoss, Product, RmsNorm, Rope, Router, SliceShape, Thin};
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
@@ -111,6 +111,7 @@ pub trait Backend {
         workspace: &mut Bytes<Self>,
     );
     fn thin_expand(&self, y: &mut F32<Self>, u: &F32<Self>, factor: &F32<Self>, p: &Thin, workspace: &mut Bytes<Self>);
+    /// `row_starts` as in `product_grad_weight`.
     fn thin_outer(&self, dfactor: &mut F32<Self>, u: &F32<Self>, x: &F32<Self>, p: &Thin, row_starts: &[usize]);
 
     // Bias, residual, activation
@@ -212,6 +213,58 @@ pub trait Backend {
         weight: &F32<Self>,
         p: &HeadLoss,
         workspace: &mut Bytes<Self>,
+    );
+
+    // Mixture of experts
+    fn router_choose(&self, choices: &mut U32<Self>, logits: &F32<Self>, bias: Option<&F32<Self>>, p: &Router);
+    fn router_weights(&self, weights: &mut F32<Self>, logits: &F32<Self>, choices: &U32<Self>, p: &Router);
+    fn router_backward(
+        &self,
+        dlogits: &mut F32<Self>,
+        dweights: &F32<Self>,
+        logits: &F32<Self>,
+        choices: &U32<Self>,
+        p: &Router,
+    );
+    fn balance_workspace(&self, row_starts: &[usize], experts: usize) -> usize;
+    fn balance_forward(
+        &self,
+        sums: &mut F32<Self>,
+        logits: &F32<Self>,
+        row_starts: &[usize],
+        experts: usize,
+        workspace: &mut Bytes<Self>,
+    );
+    /// Adds to `dlogits`.
+    fn balance_backward(
+        &self,
+        dlogits: &mut F32<Self>,
+        share: &F32<Self>,
+        logits: &F32<Self>,
+        row_starts: &[usize],
+        experts: usize,
+    );
+    /// `y[i] = x[index[i]]`, whole rows: an embedding's forward pass over any matrix. Backward is `combine_forward` without weights.
+    fn gather_rows(&self, y: &mut F32<Self>, x: &F32<Self>, index: &U32<Self>, width: usize) {
+        self.embedding_forward(y, StoredMatrix::F32(x), index, width);
+    }
+    fn combine_forward(
+        &self,
+        y: &mut F32<Self>,
+        rows: &F32<Self>,
+        weights: Option<&F32<Self>>,
+        places: &U32<Self>,
+        p: &Combine,
+    );
+    fn combine_backward(
+        &self,
+        drows: &mut F32<Self>,
+        dweights: &mut F32<Self>,
+        dy: &F32<Self>,
+        rows: &F32<Self>,
+        weights: &F32<Self>,
+        places: &U32<Self>,
+        p: &Combine,
     );
 
     // Optimizer

@@ -40,12 +40,12 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    fn factor_a(&self, tokens: usize, inputs: usize) -> Thin {
-        Thin { tokens, rank: self.rank, width: inputs, layout: op::Layout::RankMajor, alpha: self.scale }
+    fn factor_a<'s>(&self, segments: &'s [usize], inputs: usize) -> Thin<'s> {
+        Thin { segments, rank: self.rank, width: inputs, layout: op::Layout::RankMajor, alpha: self.scale }
     }
 
-    fn factor_b(&self, tokens: usize, outputs: usize) -> Thin {
-        Thin { tokens, rank: self.rank, width: outputs, layout: op::Layout::WidthMajor, alpha: self.scale }
+    fn factor_b<'s>(&self, segments: &'s [usize], outputs: usize) -> Thin<'s> {
+        Thin { segments, rank: self.rank, width: outputs, layout: op::Layout::WidthMajor, alpha: self.scale }
     }
 }
 
@@ -183,7 +183,9 @@ impl<'a, B: Backend> Tape<'a, B> {
         });
         let input = dropped.as_ref().unwrap_or(&x.data);
         let mut low = self.take(tokens * adapter.rank);
-        let (contract, expand) = (adapter.factor_a(tokens, layer.inputs), adapter.factor_b(tokens, layer.outputs));
+        let segments = [0, tokens];
+        let (contract, expand) =
+            (adapter.factor_a(&segments, layer.inputs), adapter.factor_b(&segments, layer.outputs));
         let [a, b] = [adapter.a, adapter.b].map(|id| &self.parameters.get(id).value);
         let bytes = self.backend.thin_workspace(&contract).max(self.backend.thin_workspace(&expand));
         let mut workspace = self.arena.workspace(self.backend, bytes);
@@ -272,7 +274,8 @@ fn adapter_gradients<B: Backend>(
     saved: &SavedAdapter<B>,
 ) -> Lease<B> {
     let (tokens, row_starts) = (tape.layout.tokens, &tape.layout.row_starts);
-    let (a, b) = (adapter.factor_a(tokens, layer.inputs), adapter.factor_b(tokens, layer.outputs));
+    let segments = [0, tokens];
+    let (a, b) = (adapter.factor_a(&segments, layer.inputs), adapter.factor_b(&segments, layer.outputs));
     let mut low = tape.take(tokens * adapter.rank);
     {
         let mut workspace = tape.arena.workspace(tape.backend, tape.backend.thin_workspace(&b));
@@ -300,7 +303,8 @@ fn adapter_input_gradient<B: Backend>(
     adapter: &Adapter,
     low: &Lease<B>,
 ) -> Lease<B> {
-    let p = adapter.factor_a(tape.layout.tokens, layer.inputs);
+    let segments = [0, tape.layout.tokens];
+    let p = adapter.factor_a(&segments, layer.inputs);
     let a = &tape.parameters.get(adapter.a).value;
     let bytes = tape.backend.thin_workspace(&p);
     if !(tape.training && adapter.dropout > 0.0) {

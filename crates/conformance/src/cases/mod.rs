@@ -2,8 +2,10 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod balance;
 pub mod bias;
 pub mod cast;
+pub mod combine;
 pub mod digest;
 pub mod dropout;
 pub mod elementary;
@@ -13,6 +15,7 @@ pub mod product;
 pub mod residual;
 pub mod rms_norm;
 pub mod rope;
+pub mod router;
 pub mod sum_squares;
 pub mod swiglu;
 pub mod thin;
@@ -41,6 +44,12 @@ pub fn visit_all(visitor: &mut impl Visitor) {
     embedding::visit(visitor);
     visitor.op("head_loss");
     head_loss::visit(visitor);
+    visitor.op("router");
+    router::visit(visitor);
+    visitor.op("balance");
+    balance::visit(visitor);
+    visitor.op("combine");
+    combine::visit(visitor);
     visitor.op("dropout");
     dropout::visit(visitor);
     visitor.op("elementary");

@@ -109,5 +109,19 @@ pub fn visit(visitor: &mut impl Visitor) {
             format: Format::Bf16,
             kind: Kind::Outliers,
         });
+        // Many experts: most of them empty or of a few rows, one larger than a block, rows of data inside segments.
+        let (mut segments, mut row_starts) = (vec![0], vec![0]);
+        for e in 0..256 {
+            let (start, rows) = (segments[e], if e == 200 { 70 } else { [0, 1, 0, 3, 0, 0, 2][e % 7] });
+            segments.push(start + rows);
+            row_starts.extend((rows > 1).then_some(start + rows / 2));
+            row_starts.extend((rows > 0).then_some(start + rows));
+        }
+        for experts in [32, 256] {
+            let segments = segments[..=experts].to_vec();
+            let row_starts = row_starts.iter().copied().filter(|start| *start <= segments[experts]).collect();
+            let (format, kind) = (Format::Bf16, Kind::Plain);
+            visitor.case(&ProductCase { segments, row_starts, n: 19, k: 37, profile, format, kind });
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! Thin products: contract, expand and outer, both layouts, ranks around the tile sizes, rows of data with empty ones.
+//! Thin products: contract, expand and outer, both layouts, ranks around the tile sizes, rows of data with empty ones; one factor
+//! and many.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned, workspace};
@@ -23,24 +24,49 @@ impl Case for ThinCase {
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
         let (rank, width) = (self.rank, self.width);
         let tokens = self.row_starts[self.row_starts.len() - 1];
-        let p = Thin { tokens, rank, width, layout: self.layout, alpha: self.alpha };
-        let mut random = Random::new(tokens as u64);
-        let x = b.upload(&random.f32s(self.kind, tokens * width));
-        let u = b.upload(&random.f32s(self.kind, tokens * rank));
-        let factor = b.upload(&random.f32s(self.kind, rank * width));
-        let mut contracted = poisoned(b, tokens * rank);
-        let mut room = workspace(b, b.thin_workspace(&p));
-        b.thin_contract(&mut contracted, &x, &factor, &p, &mut room);
-        let mut y = b.upload(&random.f32s(Kind::Plain, tokens * width));
-        b.thin_expand(&mut y, &u, &factor, &p, &mut room);
-        let mut dfactor = b.upload(&random.f32s(Kind::Plain, rank * width));
-        b.thin_outer(&mut dfactor, &u, &x, &p, &self.row_starts);
-        vec![
-            Output::download(b, "u", &contracted),
-            Output::download(b, "y", &y),
-            Output::download(b, "dfactor", &dfactor),
-        ]
+        let p = Thin { segments: &[0, tokens], rank, width, layout: self.layout, alpha: self.alpha };
+        forms(b, &p, &self.row_starts, self.kind)
     }
+}
+
+/// Experts: a segment and a factor each.
+#[derive(Debug)]
+struct GroupedThinCase {
+    segments: Vec<usize>,
+    row_starts: Vec<usize>,
+    rank: usize,
+    width: usize,
+    layout: Layout,
+    alpha: f32,
+    kind: Kind,
+}
+
+impl Case for GroupedThinCase {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        let Self { rank, width, layout, alpha, .. } = *self;
+        let p = Thin { segments: &self.segments, rank, width, layout, alpha };
+        forms(b, &p, &self.row_starts, self.kind)
+    }
+}
+
+fn forms<B: Backend>(b: &B, p: &Thin, row_starts: &[usize], kind: Kind) -> Vec<Output> {
+    let (tokens, factors) = (p.tokens(), p.factors() * p.factor_length());
+    let mut random = Random::new(tokens as u64);
+    let x = b.upload(&random.f32s(kind, tokens * p.width));
+    let u = b.upload(&random.f32s(kind, tokens * p.rank));
+    let factor = b.upload(&random.f32s(kind, factors));
+    let mut contracted = poisoned(b, tokens * p.rank);
+    let mut room = workspace(b, b.thin_workspace(p));
+    b.thin_contract(&mut contracted, &x, &factor, p, &mut room);
+    let mut y = b.upload(&random.f32s(Kind::Plain, tokens * p.width));
+    b.thin_expand(&mut y, &u, &factor, p, &mut room);
+    let mut dfactor = b.upload(&random.f32s(Kind::Plain, factors));
+    b.thin_outer(&mut dfactor, &u, &x, p, row_starts);
+    vec![Output::download(b, "u", &contracted), Output::download(b, "y", &y), Output::download(b, "dfactor", &dfactor)]
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
@@ -62,6 +88,23 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor.case(&case(&[0, 129, 387], 5, 37, Kind::Outliers));
         for kind in Kind::ALL {
             visitor.case(&case(&[0, 4, 11], 9, 71, kind));
+        }
+        let grouped = |segments: &[usize], row_starts: &[usize], rank, width, kind| GroupedThinCase {
+            segments: segments.to_vec(),
+            row_starts: row_starts.to_vec(),
+            rank,
+            width,
+            layout,
+            alpha: 0.37,
+            kind,
+        };
+        visitor.case(&grouped(&[0, 0, 0], &[0], 4, 9, Kind::Plain));
+        visitor.case(&grouped(&[0, 5, 5, 22, 39, 39], &[0, 2, 5, 11, 22, 39], 8, 65, Kind::Outliers));
+        visitor.case(&grouped(&[0, 0, 1, 150, 151, 151, 290], &[0, 1, 150, 151, 160, 290], 17, 131, Kind::Plain));
+        // Many factors, some without a token.
+        let many: Vec<usize> = (0..=64).map(|e| e * e / 50).collect();
+        for kind in Kind::ALL {
+            visitor.case(&grouped(&many, &many, 5, 40, kind));
         }
     }
 }

@@ -305,7 +305,7 @@ fn head_loss<B: Backend + 'static>(
 /// Factors as LoRA has them: A `[rank, width]` contracts, B `[width, rank]` expands.
 fn thin<B: Backend + 'static>(b: Rc<B>, op: &str, tokens: usize, width: usize, rank: usize) -> Prepared {
     let layout = if op == "thin_contract" { Layout::RankMajor } else { Layout::WidthMajor };
-    let p = Thin { tokens, rank, width, layout, alpha: 2.0 };
+    let p = Thin { segments: forever([0, tokens]), rank, width, layout, alpha: 2.0 };
     let (mut x, mut u) = (b.upload(&noise(tokens * width, 1)), b.upload(&noise(tokens * rank, 2)));
     let mut factor = b.upload(&noise(width * rank, 3));
     let workspace_bytes = b.thin_workspace(&p);

@@ -5,10 +5,12 @@
 mod adamw;
 mod amx;
 mod attention;
+mod balance;
 mod bias;
 mod block;
 mod cast;
 mod columns;
+mod combine;
 mod digest;
 mod dropout;
 mod elementary;
@@ -25,6 +27,7 @@ mod residual;
 mod rms_norm;
 mod roof;
 mod rope;
+mod router;
 mod slices;
 mod sum_squares;
 mod swiglu;
@@ -34,7 +37,7 @@ pub use path::Path;
 
 use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::{Buffer, Element};
-use crate::op::{Attention, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
+use crate::op::{Attention, Combine, Dropout, HeadLoss, Product, RmsNorm, Rope, Router, SliceShape, Thin};
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
@@ -146,7 +149,7 @@ impl Backend for Cpu {
     }
 
     fn thin_workspace(&self, p: &Thin) -> usize {
-        thin::workspace(p)
+        thin::workspace(self, p)
     }
 
     fn thin_contract(
@@ -341,6 +344,75 @@ impl Backend for Cpu {
         workspace: &mut Buffer<u8>,
     ) {
         head_loss::backward(self, dh, dhead.map(|b| &mut b[..]), (h.0, h.1), head, labels, lse, weight, p, workspace);
+    }
+
+    fn router_choose(&self, choices: &mut Buffer<u32>, logits: &Buffer<f32>, bias: Option<&Buffer<f32>>, p: &Router) {
+        router::choose(self, choices, logits, bias.map(|b| &b[..]), p);
+    }
+
+    fn router_weights(&self, weights: &mut Buffer<f32>, logits: &Buffer<f32>, choices: &Buffer<u32>, p: &Router) {
+        router::weights(self, weights, logits, choices, p);
+    }
+
+    fn router_backward(
+        &self,
+        dlogits: &mut Buffer<f32>,
+        dweights: &Buffer<f32>,
+        logits: &Buffer<f32>,
+        choices: &Buffer<u32>,
+        p: &Router,
+    ) {
+        router::backward(self, dlogits, dweights, logits, choices, p);
+    }
+
+    fn balance_workspace(&self, row_starts: &[usize], experts: usize) -> usize {
+        balance::workspace(row_starts, experts)
+    }
+
+    fn balance_forward(
+        &self,
+        sums: &mut Buffer<f32>,
+        logits: &Buffer<f32>,
+        row_starts: &[usize],
+        experts: usize,
+        workspace: &mut Buffer<u8>,
+    ) {
+        balance::forward(self, sums, logits, row_starts, experts, workspace);
+    }
+
+    fn balance_backward(
+        &self,
+        dlogits: &mut Buffer<f32>,
+        share: &Buffer<f32>,
+        logits: &Buffer<f32>,
+        row_starts: &[usize],
+        experts: usize,
+    ) {
+        balance::backward(self, dlogits, share, logits, row_starts, experts);
+    }
+
+    fn combine_forward(
+        &self,
+        y: &mut Buffer<f32>,
+        rows: &Buffer<f32>,
+        weights: Option<&Buffer<f32>>,
+        places: &Buffer<u32>,
+        p: &Combine,
+    ) {
+        combine::forward(self, y, rows, weights.map(|b| &b[..]), places, p);
+    }
+
+    fn combine_backward(
+        &self,
+        drows: &mut Buffer<f32>,
+        dweights: &mut Buffer<f32>,
+        dy: &Buffer<f32>,
+        rows: &Buffer<f32>,
+        weights: &Buffer<f32>,
+        places: &Buffer<u32>,
+        p: &Combine,
+    ) {
+        combine::backward(self, drows, dweights, dy, rows, weights, places, p);
     }
 
     fn adamw(

@@ -4,11 +4,11 @@
 //! `contract` turns a factor that lies the other way, `expand` packs it, both into the workspace.
 
 use super::path::{Vector, multiversion};
-use super::pool::SharedMut;
+use super::pool::{SharedMut, share};
 use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::op::thin::RANK_MAX;
-use crate::op::{Layout, TOKEN_BLOCK, Thin, token_blocks};
+use crate::op::{Layout, TOKEN_BLOCK, Thin};
 use isobit_numerics::Fma;
 use isobit_numerics::lanes::{LANES, tree_sum};
 use std::ops::Range;
@@ -23,8 +23,8 @@ const CONTRACT_TOKENS: usize = 24;
 const EXPAND_TOKENS: usize = 12;
 
 fn check(u: &[f32], x: &[f32], factor: &[f32], p: &Thin) {
-    assert!((1..=RANK_MAX).contains(&p.rank), "rank {} is outside 1..={RANK_MAX}", p.rank);
-    let want = [p.tokens * p.rank, p.tokens * p.width, p.rank * p.width];
+    p.check();
+    let want = [p.tokens() * p.rank, p.tokens() * p.width, p.factors() * p.factor_length()];
     assert_eq!([u.len(), x.len(), factor.len()], want, "thin product");
 }
 
@@ -33,92 +33,146 @@ fn is_wide(cpu: &Cpu) -> bool {
     cpu.path.vector() == Vector::Avx512
 }
 
-/// Room for the factor, turned or in panels.
-pub(super) fn workspace(p: &Thin) -> usize {
-    Workspace::bytes::<f32>(p.width.div_ceil(COLUMNS_WIDE) * COLUMNS_WIDE * p.rank)
+/// Elements of a factor, turned or in panels.
+fn room(p: &Thin) -> usize {
+    p.width.div_ceil(COLUMNS_WIDE) * COLUMNS_WIDE * p.rank
 }
 
-/// The factor as `[rank, width]`.
-fn rank_major<'a>(cpu: &Cpu, factor: &'a [f32], p: &Thin, workspace: &'a mut [u8]) -> &'a [f32] {
-    if p.layout == Layout::RankMajor {
-        return factor;
-    }
-    let turned = Workspace::new(workspace).take::<f32>(factor.len());
-    let shared = SharedMut::new(turned);
-    cpu.pool.run_ranges(p.width, COLUMNS_WIDE, |columns| {
-        for j in 0..p.rank {
-            // SAFETY: columns of different threads do not overlap.
-            let row = unsafe { shared.slice(j * p.width + columns.start..j * p.width + columns.end) };
-            for (value, l) in row.iter_mut().zip(columns.clone()) {
-                *value = factor[l * p.rank + j];
+/// Room for one factor, or for one in every thread where there are many.
+pub(super) fn workspace(cpu: &Cpu, p: &Thin) -> usize {
+    let rooms = if p.factors() == 1 { 1 } else { cpu.threads() };
+    rooms * Workspace::bytes::<f32>(room(p))
+}
+
+/// Shares out the tokens. Of each segment that a thread has tokens of, `job` gets the thread's room, the factor, which tokens these
+/// are, and their part of `out`.
+fn by_segments(
+    cpu: &Cpu,
+    out: &mut [f32],
+    width: usize,
+    factor: &[f32],
+    p: &Thin,
+    workspace: &mut [u8],
+    job: impl Fn(&mut [f32], &[f32], Range<usize>, &mut [f32]) + Sync,
+) {
+    let each = room(p);
+    let rooms = SharedMut::new(Workspace::new(workspace).take::<f32>(cpu.threads() * each));
+    let out = SharedMut::new(out);
+    cpu.pool.run(|worker| {
+        let tokens = share(p.tokens(), 1, cpu.threads(), worker);
+        // SAFETY: each thread has its own part.
+        let room = unsafe { rooms.slice(worker * each..(worker + 1) * each) };
+        for (segment, factor) in p.segments.windows(2).zip(factor.chunks_exact(p.factor_length())) {
+            let here = segment[0].max(tokens.start)..segment[1].min(tokens.end);
+            if !here.is_empty() {
+                // SAFETY: tokens of different threads do not overlap.
+                let out = unsafe { out.slice(here.start * width..here.end * width) };
+                job(room, factor, here, out);
             }
         }
     });
-    turned
+}
+
+/// Some columns of the factor `[width, rank]` as those of `[rank, width]`; `turned` is the whole of it.
+fn turn(turned: &SharedMut<f32>, factor: &[f32], columns: &Range<usize>, p: &Thin) {
+    for j in 0..p.rank {
+        // SAFETY: the caller has these columns for itself.
+        let row = unsafe { turned.slice(j * p.width + columns.start..j * p.width + columns.end) };
+        for (value, l) in row.iter_mut().zip(columns.clone()) {
+            *value = factor[l * p.rank + j];
+        }
+    }
 }
 
 pub(super) fn contract(cpu: &Cpu, u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin, workspace: &mut [u8]) {
     check(u, x, factor, p);
-    let factor = rank_major(cpu, factor, p, workspace);
-    cpu.pool.run_rows(u, p.rank, |tokens, u| {
+    let rows = |u: &mut [f32], tokens: Range<usize>, factor: &[f32]| {
         let x = &x[tokens.start * p.width..tokens.end * p.width];
         if is_wide(cpu) {
             contract_rows::<true>(cpu.path, u, x, factor, p);
         } else {
             contract_rows::<false>(cpu.path, u, x, factor, p);
         }
-    });
+    };
+    if p.factors() > 1 {
+        by_segments(cpu, u, p.rank, factor, p, workspace, |room, factor, tokens, u| {
+            if p.layout == Layout::RankMajor {
+                return rows(u, tokens, factor);
+            }
+            turn(&SharedMut::new(room), factor, &(0..p.width), p);
+            rows(u, tokens, &room[..factor.len()]);
+        });
+        return;
+    }
+    let mut workspace = Workspace::new(workspace);
+    let factor = match p.layout {
+        Layout::RankMajor => factor,
+        Layout::WidthMajor => {
+            let turned = workspace.take::<f32>(factor.len());
+            let shared = SharedMut::new(turned);
+            cpu.pool.run_ranges(p.width, COLUMNS_WIDE, |columns| turn(&shared, factor, &columns, p));
+            turned
+        }
+    };
+    cpu.pool.run_rows(u, p.rank, |tokens, u| rows(u, tokens, factor));
 }
 
 pub(super) fn expand(cpu: &Cpu, y: &mut [f32], u: &[f32], factor: &[f32], p: &Thin, workspace: &mut [u8]) {
     check(u, y, factor, p);
-    let panels = panels::<COLUMNS_WIDE>(cpu, factor, p, workspace);
-    cpu.pool.run_rows(y, p.width, |tokens, y| {
+    let rows = |y: &mut [f32], tokens: Range<usize>, panels: &[f32]| {
         let u = &u[tokens.start * p.rank..tokens.end * p.rank];
         if is_wide(cpu) {
             expand_rows::<true>(cpu.path, y, u, panels, p);
         } else {
             expand_rows::<false>(cpu.path, y, u, panels, p);
         }
-    });
+    };
+    if p.factors() > 1 {
+        by_segments(cpu, y, p.width, factor, p, workspace, |room, factor, tokens, y| {
+            let count = p.width.div_ceil(COLUMNS_WIDE);
+            let packed = &mut room[..count * p.rank * COLUMNS_WIDE];
+            pack::<COLUMNS_WIDE>(packed, 0..count, factor, p);
+            rows(y, tokens, packed);
+        });
+        return;
+    }
+    let panels = Workspace::new(workspace).take::<f32>(room(p));
+    cpu.pool.run_rows(panels, p.rank * COLUMNS_WIDE, |range, panels| pack::<COLUMNS_WIDE>(panels, range, factor, p));
+    cpu.pool.run_rows(y, p.width, |tokens, y| rows(y, tokens, panels));
 }
 
-/// The factor as `[panel, rank, C]`, the last panel padded with zeros: what a tile reads lies together.
-fn panels<'a, const C: usize>(cpu: &Cpu, factor: &[f32], p: &Thin, workspace: &'a mut [u8]) -> &'a [f32] {
-    let packed = Workspace::new(workspace).take::<f32>(p.width.div_ceil(C) * p.rank * C);
-    cpu.pool.run_rows(packed, p.rank * C, |range, packed| {
-        for (panel, packed) in range.zip(packed.chunks_exact_mut(p.rank * C)) {
-            let columns = panel * C..((panel + 1) * C).min(p.width);
-            packed.fill(0.0);
-            match p.layout {
-                Layout::RankMajor => {
-                    for (j, row) in packed.chunks_exact_mut(C).enumerate() {
-                        row[..columns.len()].copy_from_slice(&factor[j * p.width..][columns.clone()]);
-                    }
+/// Some panels of the factor as `[panel, rank, C]`, the last panel padded with zeros: what a tile reads lies together.
+fn pack<const C: usize>(packed: &mut [f32], panels: Range<usize>, factor: &[f32], p: &Thin) {
+    for (panel, packed) in panels.zip(packed.chunks_exact_mut(p.rank * C)) {
+        let columns = panel * C..((panel + 1) * C).min(p.width);
+        packed.fill(0.0);
+        match p.layout {
+            Layout::RankMajor => {
+                for (j, row) in packed.chunks_exact_mut(C).enumerate() {
+                    row[..columns.len()].copy_from_slice(&factor[j * p.width..][columns.clone()]);
                 }
-                Layout::WidthMajor => {
-                    for (c, l) in columns.enumerate() {
-                        for j in 0..p.rank {
-                            packed[j * C + c] = factor[l * p.rank + j];
-                        }
+            }
+            Layout::WidthMajor => {
+                for (c, l) in columns.enumerate() {
+                    for j in 0..p.rank {
+                        packed[j * C + c] = factor[l * p.rank + j];
                     }
                 }
             }
         }
-    });
-    packed
+    }
 }
 
 pub(super) fn outer(cpu: &Cpu, dfactor: &mut [f32], u: &[f32], x: &[f32], p: &Thin, row_starts: &[usize]) {
     check(u, x, dfactor, p);
-    assert_eq!(row_starts[row_starts.len() - 1], p.tokens, "rows of all tokens");
     let dfactor = SharedMut::new(dfactor);
     cpu.pool.run_ranges(p.width, COLUMNS_WIDE, |columns| {
-        for block in token_blocks(row_starts, TOKEN_BLOCK) {
+        for (index, block) in p.blocks(row_starts) {
+            let into = (&dfactor, index * p.factor_length());
             if is_wide(cpu) {
-                outer_block::<true>(cpu.path, &dfactor, u, x, p, block, columns.clone());
+                outer_block::<true>(cpu.path, into, u, x, p, block, columns.clone());
             } else {
-                outer_block::<false>(cpu.path, &dfactor, u, x, p, block, columns.clone());
+                outer_block::<false>(cpu.path, into, u, x, p, block, columns.clone());
             }
         }
     });
@@ -278,7 +332,7 @@ fn expand_tile<F: Fma, const T: usize, const C: usize>(
 
 multiversion! {
     fn outer_block<F, const WIDE: bool>(
-        dfactor: &SharedMut<f32>,
+        dfactor: (&SharedMut<f32>, usize),
         u: &[f32],
         x: &[f32],
         p: &Thin,
@@ -293,11 +347,11 @@ multiversion! {
     }
 }
 
-/// One block of tokens into the columns of one thread.
+/// One block of tokens into the columns of one thread; the gradient of its factor starts at `origin`.
 #[inline(always)]
 #[expect(clippy::large_stack_arrays, reason = "two arrays of 32 KiB, well within a thread's stack")]
 fn outer_tiles<F: Fma, const J: usize, const C: usize>(
-    dfactor: &SharedMut<f32>,
+    (dfactor, origin): (&SharedMut<f32>, usize),
     u: &[f32],
     x: &[f32],
     p: &Thin,
@@ -327,7 +381,7 @@ fn outer_tiles<F: Fma, const J: usize, const C: usize>(
             for j in 0..J.min(p.rank - rank) {
                 match p.layout {
                     Layout::RankMajor => {
-                        let at = p.at(rank + j, first);
+                        let at = origin + p.at(rank + j, first);
                         // SAFETY: columns of different threads do not overlap.
                         let dfactor = unsafe { dfactor.slice(at..at + count) };
                         for (dfactor, sum) in dfactor.iter_mut().zip(&sums[j]) {
@@ -335,8 +389,9 @@ fn outer_tiles<F: Fma, const J: usize, const C: usize>(
                         }
                     }
                     Layout::WidthMajor => {
+                        let here = origin + first * p.rank..origin + (first + count) * p.rank;
                         // SAFETY: as above.
-                        let dfactor = unsafe { dfactor.slice(first * p.rank..(first + count) * p.rank) };
+                        let dfactor = unsafe { dfactor.slice(here) };
                         for (row, sum) in dfactor.chunks_exact_mut(p.rank).zip(&sums[j]) {
                             row[rank + j] += sum;
                         }

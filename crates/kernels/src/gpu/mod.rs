@@ -5,8 +5,10 @@
 
 mod adamw;
 mod attention;
+mod balance;
 mod bias;
 mod cast;
+mod combine;
 mod cuda;
 mod device;
 mod devices;
@@ -25,6 +27,7 @@ mod program;
 mod residual;
 mod rms_norm;
 mod rope;
+mod router;
 mod runtime;
 mod slices;
 mod sum_squares;
@@ -38,7 +41,7 @@ pub use slices::{SlicedRows, SlicedWeight};
 
 use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::Element;
-use crate::op::{Attention, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
+use crate::op::{Attention, Combine, Dropout, HeadLoss, Product, RmsNorm, Rope, Router, SliceShape, Thin};
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
@@ -328,6 +331,87 @@ impl Backend for Gpu {
         workspace: &mut GpuBuffer<u8>,
     ) {
         head_loss::backward(self, dh, dhead, h, head, labels, lse, weight, p, workspace);
+    }
+
+    fn router_choose(
+        &self,
+        choices: &mut GpuBuffer<u32>,
+        logits: &GpuBuffer<f32>,
+        bias: Option<&GpuBuffer<f32>>,
+        p: &Router,
+    ) {
+        router::choose(self, choices, logits, bias, p);
+    }
+
+    fn router_weights(
+        &self,
+        weights: &mut GpuBuffer<f32>,
+        logits: &GpuBuffer<f32>,
+        choices: &GpuBuffer<u32>,
+        p: &Router,
+    ) {
+        router::weights(self, weights, logits, choices, p);
+    }
+
+    fn router_backward(
+        &self,
+        dlogits: &mut GpuBuffer<f32>,
+        dweights: &GpuBuffer<f32>,
+        logits: &GpuBuffer<f32>,
+        choices: &GpuBuffer<u32>,
+        p: &Router,
+    ) {
+        router::backward(self, dlogits, dweights, logits, choices, p);
+    }
+
+    fn balance_workspace(&self, row_starts: &[usize], experts: usize) -> usize {
+        balance::workspace(self, row_starts, experts)
+    }
+
+    fn balance_forward(
+        &self,
+        sums: &mut GpuBuffer<f32>,
+        logits: &GpuBuffer<f32>,
+        row_starts: &[usize],
+        experts: usize,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        balance::forward(self, sums, logits, row_starts, experts, workspace);
+    }
+
+    fn balance_backward(
+        &self,
+        dlogits: &mut GpuBuffer<f32>,
+        share: &GpuBuffer<f32>,
+        logits: &GpuBuffer<f32>,
+        row_starts: &[usize],
+        experts: usize,
+    ) {
+        balance::backward(self, dlogits, share, logits, row_starts, experts);
+    }
+
+    fn combine_forward(
+        &self,
+        y: &mut GpuBuffer<f32>,
+        rows: &GpuBuffer<f32>,
+        weights: Option<&GpuBuffer<f32>>,
+        places: &GpuBuffer<u32>,
+        p: &Combine,
+    ) {
+        combine::forward(self, y, rows, weights, places, p);
+    }
+
+    fn combine_backward(
+        &self,
+        drows: &mut GpuBuffer<f32>,
+        dweights: &mut GpuBuffer<f32>,
+        dy: &GpuBuffer<f32>,
+        rows: &GpuBuffer<f32>,
+        weights: &GpuBuffer<f32>,
+        places: &GpuBuffer<u32>,
+        p: &Combine,
+    ) {
+        combine::backward(self, drows, dweights, dy, rows, weights, places, p);
     }
 
     fn adamw(

@@ -1,9 +1,8 @@
 //! Thin products on a GPU (`op/thin.rs`). The factor is read as it lies, so no workspace is needed.
 
-use super::device::{GROUP, Gpu, Groups, arguments};
-use super::memory::GpuBuffer;
+use super::device::{GROUP, Gpu, Groups, arguments, dimension};
+use super::memory::{GpuBuffer, Place};
 use super::program::{Program, program};
-use crate::op::thin::RANK_MAX;
 use crate::op::{Layout, Thin};
 use isobit_numerics::lanes::LANES;
 
@@ -24,9 +23,28 @@ fn shape(p: &Thin) -> [u32; 4] {
 }
 
 fn check(u: &GpuBuffer<f32>, x: &GpuBuffer<f32>, factor: &GpuBuffer<f32>, p: &Thin) {
-    assert!((1..=RANK_MAX).contains(&p.rank), "rank {} is outside 1..={RANK_MAX}", p.rank);
-    let want = [p.tokens * p.rank, p.tokens * p.width, p.rank * p.width];
+    p.check();
+    let want = [p.tokens() * p.rank, p.tokens() * p.width, p.factors() * p.factor_length()];
     assert_eq!([u.len(), x.len(), factor.len()], want, "thin product");
+}
+
+/// The tokens in tiles that meet one factor each: how many, and where several factors ask for one, a table of them.
+fn tiles(gpu: &Gpu, p: &Thin) -> (usize, Option<GpuBuffer<u32>>) {
+    if p.factors() == 1 {
+        return (p.tokens().div_ceil(TOKENS), None);
+    }
+    let mut table = Vec::new();
+    for (factor, segment) in p.segments.windows(2).enumerate() {
+        for first in (segment[0]..segment[1]).step_by(TOKENS) {
+            table.extend([first, (first + TOKENS).min(segment[1]), factor]);
+        }
+    }
+    (table.len() / 3, Some(gpu.offsets(&table)))
+}
+
+/// The table, or any other memory where there is none, and whether there is one.
+fn table<'a>(tiles: Option<&'a GpuBuffer<u32>>, instead: &'a GpuBuffer<f32>) -> (Place, u32) {
+    (tiles.map_or(Place::from(instead), Place::from), u32::from(tiles.is_some()))
 }
 
 pub(super) fn workspace(_gpu: &Gpu, _p: &Thin) -> usize {
@@ -43,8 +61,10 @@ pub(super) fn contract(
 ) {
     check(u, x, factor, p);
     let [rank, width, rank_step, width_step] = shape(p);
-    let groups = Groups::each(p.tokens.div_ceil(TOKENS) * p.rank.div_ceil(RANKS));
-    let arguments = arguments![u, x, factor, p.tokens, rank, width, rank_step, width_step];
+    let (count, tiles) = tiles(gpu, p);
+    let (tiles, grouped) = table(tiles.as_ref(), x);
+    let groups = Groups::each(count * p.rank.div_ceil(RANKS));
+    let arguments = arguments![u, x, factor, tiles, grouped, p.tokens(), rank, width, rank_step, width_step];
     gpu.launch(&THIN, "thin_contract", groups, arguments);
 }
 
@@ -58,8 +78,10 @@ pub(super) fn expand(
 ) {
     check(u, y, factor, p);
     let [rank, width, rank_step, width_step] = shape(p);
-    let groups = Groups::each(p.tokens.div_ceil(TOKENS) * p.width.div_ceil(GROUP));
-    let arguments = arguments![y, u, factor, p.tokens, rank, width, rank_step, width_step, p.alpha];
+    let (count, tiles) = tiles(gpu, p);
+    let (tiles, grouped) = table(tiles.as_ref(), u);
+    let groups = Groups::each(count * p.width.div_ceil(GROUP));
+    let arguments = arguments![y, u, factor, tiles, grouped, p.tokens(), rank, width, rank_step, width_step, p.alpha];
     gpu.launch(&THIN, "thin_expand", groups, arguments);
 }
 
@@ -72,11 +94,19 @@ pub(super) fn outer(
     row_starts: &[usize],
 ) {
     check(u, x, dfactor, p);
-    assert_eq!(row_starts[row_starts.len() - 1], p.tokens, "rows of data end with the tokens");
     let [rank, width, rank_step, width_step] = shape(p);
-    let blocks = gpu.token_blocks(row_starts);
-    let count = u32::try_from(blocks.len() / 2).expect("blocks are fewer than tokens");
-    let groups = Groups::each(p.width.div_ceil(LANES) * p.rank.div_ceil(RANKS));
-    let arguments = arguments![dfactor, u, x, &blocks, count, rank, width, rank_step, width_step, p.alpha];
+    let (mut before, mut ends) = (vec![0; p.factors() + 1], Vec::new());
+    for (factor, block) in p.blocks(row_starts) {
+        before[factor + 1] += 1;
+        ends.extend([block.start, block.end]);
+    }
+    for factor in 0..p.factors() {
+        before[factor + 1] += before[factor];
+    }
+    before.extend(ends);
+    let blocks = gpu.offsets(&before);
+    let groups = Groups::each(p.factors() * p.width.div_ceil(LANES) * p.rank.div_ceil(RANKS));
+    let arguments =
+        arguments![dfactor, u, x, &blocks, dimension(p.factors()), rank, width, rank_step, width_step, p.alpha];
     gpu.launch(&THIN, "thin_outer", groups, arguments);
 }

@@ -6,8 +6,10 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod balance;
 pub mod bias;
 pub mod cast;
+pub mod combine;
 pub mod digest;
 pub mod dropout;
 pub mod elementary;
@@ -17,16 +19,19 @@ pub mod product;
 pub mod residual;
 pub mod rms_norm;
 pub mod rope;
+pub mod router;
 pub mod sum_squares;
 pub mod swiglu;
 pub mod thin;
 
 pub use attention::{Attention, Span};
+pub use combine::Combine;
 pub use dropout::Dropout;
 pub use head_loss::{HeadLoss, IGNORED};
 pub use product::{Product, SliceShape};
 pub use rms_norm::RmsNorm;
 pub use rope::Rope;
+pub use router::{Grouped, Router, Scoring};
 pub use thin::{Layout, Thin};
 
 /// Tokens that a sum over tokens adds up before it is folded into the running total ("Sums over tokens").

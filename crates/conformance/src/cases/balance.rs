@@ -1,0 +1,45 @@
+//! Load balance: rows of data with empty ones, rows longer than a block, few and many experts.
+
+use crate::data::{Kind, Random};
+use crate::{Case, Output, Visitor, poisoned, workspace};
+use isobit_kernels::Backend;
+
+#[derive(Debug)]
+struct BalanceCase {
+    row_starts: Vec<usize>,
+    experts: usize,
+    kind: Kind,
+}
+
+impl Case for BalanceCase {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        let (rows, experts) = (self.row_starts.len() - 1, self.experts);
+        let tokens = self.row_starts[rows];
+        let mut random = Random::new((tokens + experts) as u64);
+        let logits = b.upload(&random.f32s(self.kind, tokens * experts));
+        let share = b.upload(&random.f32s(self.kind, rows * experts));
+        let mut sums = poisoned(b, rows * experts);
+        let mut room = workspace(b, b.balance_workspace(&self.row_starts, experts));
+        b.balance_forward(&mut sums, &logits, &self.row_starts, experts, &mut room);
+        let mut dlogits = b.upload(&random.f32s(Kind::Plain, tokens * experts));
+        b.balance_backward(&mut dlogits, &share, &logits, &self.row_starts, experts);
+        vec![Output::download(b, "sums", &sums), Output::download(b, "dlogits", &dlogits)]
+    }
+}
+
+pub fn visit(visitor: &mut impl Visitor) {
+    let case = |row_starts: &[usize], experts, kind| BalanceCase { row_starts: row_starts.to_vec(), experts, kind };
+    visitor.case(&case(&[0, 1], 1, Kind::Plain));
+    visitor.case(&case(&[0, 0], 5, Kind::Plain));
+    visitor.case(&case(&[0, 300], 33, Kind::Plain));
+    visitor.case(&case(&[0, 9, 9, 138, 138], 128, Kind::Plain));
+    visitor.case(&case(&[0, 5], 1024, Kind::Outliers));
+    visitor.case(&case(&[0, 3, 4, 7, 11, 12, 20, 21], 300, Kind::Outliers));
+    for kind in Kind::ALL {
+        visitor.case(&case(&[0, 128, 257], 37, kind));
+    }
+}

@@ -1,0 +1,61 @@
+//! Combine and gather: routed tokens there and back, with and without weights, from zero and from what is there.
+
+use crate::data::{Kind, Random};
+use crate::{Case, Output, Visitor, poisoned};
+use isobit_kernels::Backend;
+use isobit_kernels::op::{Combine, router};
+
+#[derive(Debug)]
+struct CombineCase {
+    tokens: usize,
+    slots: usize,
+    width: usize,
+    /// Each pair goes to one of so many.
+    experts: usize,
+    kind: Kind,
+}
+
+impl Case for CombineCase {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        let Self { tokens, slots, width, experts, kind } = *self;
+        let p = Combine { tokens, slots, width, accumulate: false };
+        let mut random = Random::new((tokens + width) as u64);
+        let choices: Vec<u32> = (0..p.rows()).map(|_| random.below(experts) as u32).collect();
+        let grouped = router::grouped(&choices, slots, experts);
+        let places = b.upload(&grouped.places);
+        let x = b.upload(&random.f32s(kind, tokens * width));
+        let mut gathered = poisoned(b, p.rows() * width);
+        b.gather_rows(&mut gathered, &x, &b.upload(&grouped.tokens), width);
+        let mut outputs = vec![Output::download(b, "gathered", &gathered)];
+        let rows = b.upload(&random.f32s(kind, p.rows() * width));
+        let weights = b.upload(&random.f32s(kind, p.rows()));
+        let old = random.f32s(Kind::Plain, tokens * width);
+        for (name, weights) in [("y", Some(&weights)), ("y without weights", None)] {
+            for accumulate in [false, true] {
+                let mut y = if accumulate { b.upload(&old) } else { poisoned(b, tokens * width) };
+                b.combine_forward(&mut y, &rows, weights, &places, &Combine { accumulate, ..p });
+                outputs.push(Output::download(b, name, &y));
+            }
+        }
+        let (mut drows, mut dweights) = (poisoned(b, p.rows() * width), poisoned(b, p.rows()));
+        b.combine_backward(&mut drows, &mut dweights, &x, &rows, &weights, &places, &p);
+        outputs.extend([Output::download(b, "drows", &drows), Output::download(b, "dweights", &dweights)]);
+        outputs
+    }
+}
+
+pub fn visit(visitor: &mut impl Visitor) {
+    let case = |tokens, slots, width, experts, kind| CombineCase { tokens, slots, width, experts, kind };
+    visitor.case(&case(0, 2, 3, 4, Kind::Plain));
+    visitor.case(&case(1, 1, 1, 1, Kind::Plain));
+    visitor.case(&case(37, 8, 129, 16, Kind::Outliers));
+    visitor.case(&case(5, 3, 1030, 2, Kind::Plain));
+    visitor.case(&case(130, 2, 31, 60, Kind::Outliers));
+    for kind in Kind::ALL {
+        visitor.case(&case(23, 4, 65, 7, kind));
+    }
+}

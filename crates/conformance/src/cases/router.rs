@@ -1,0 +1,99 @@
+//! Router: both scorings, with and without renormalisation, bias, groups and scale; ties, signed zeros, numbers that are not finite;
+//! weights of the choices made and of others.
+
+use crate::data::{Kind, Random};
+use crate::{Case, Output, Visitor, downloaded, poisoned};
+use isobit_kernels::Backend;
+use isobit_kernels::op::{Router, Scoring};
+
+#[derive(Debug)]
+struct RouterCase {
+    tokens: usize,
+    experts: usize,
+    chosen: usize,
+    scoring: Scoring,
+    renormalise: bool,
+    scale: f32,
+    groups: usize,
+    kept_groups: usize,
+    biased: bool,
+    /// Some logits are NaN or infinite; only the choices are defined then.
+    poison: bool,
+    kind: Kind,
+}
+
+impl Case for RouterCase {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        let Self { tokens, experts, chosen, scoring, renormalise, scale, groups, kept_groups, .. } = *self;
+        let p = Router { tokens, experts, chosen, scoring, renormalise, scale, groups, kept_groups };
+        let mut random = Random::new((tokens + experts) as u64);
+        let mut logits = random.f32s(self.kind, tokens * experts);
+        if self.poison {
+            for logit in &mut logits {
+                *logit = match random.below(8) {
+                    0 | 1 => f32::NAN,
+                    2 => f32::INFINITY,
+                    3 => f32::NEG_INFINITY,
+                    _ => *logit,
+                };
+            }
+        }
+        let logits = b.upload(&logits);
+        let bias = self.biased.then(|| b.upload(&random.f32s(Kind::Plain, experts)));
+        let mut choices = b.upload(&vec![u32::MAX; tokens * chosen]);
+        b.router_choose(&mut choices, &logits, bias.as_ref(), &p);
+        let mut outputs = vec![Output::download(b, "choices", &choices)];
+        if self.poison {
+            return outputs;
+        }
+        let others: Vec<u32> = downloaded(b, &choices).iter().map(|e| (e + 1) % experts as u32).collect();
+        let dweights = b.upload(&random.f32s(self.kind, tokens * chosen));
+        for choices in [choices, b.upload(&others)] {
+            let mut weights = poisoned(b, tokens * chosen);
+            b.router_weights(&mut weights, &logits, &choices, &p);
+            outputs.push(Output::download(b, "weights", &weights));
+            let mut dlogits = poisoned(b, tokens * experts);
+            b.router_backward(&mut dlogits, &dweights, &logits, &choices, &p);
+            outputs.push(Output::download(b, "dlogits", &dlogits));
+        }
+        outputs
+    }
+}
+
+pub fn visit(visitor: &mut impl Visitor) {
+    let modes =
+        [Scoring::Softmax, Scoring::Sigmoid].map(|scoring| [true, false].map(|renormalise| (scoring, renormalise)));
+    for (scoring, renormalise) in modes.into_iter().flatten() {
+        let case = |tokens, experts, chosen, groups, kept_groups, kind| RouterCase {
+            tokens,
+            experts,
+            chosen,
+            scoring,
+            renormalise,
+            scale: if groups > 1 { 2.5 } else { 1.0 },
+            groups,
+            kept_groups,
+            biased: scoring == Scoring::Sigmoid && groups != 3,
+            poison: false,
+            kind,
+        };
+        visitor.case(&case(1, 1, 1, 1, 1, Kind::Plain));
+        visitor.case(&case(9, 33, 5, 1, 1, Kind::Outliers));
+        visitor.case(&case(70, 128, 8, 1, 1, Kind::Plain));
+        visitor.case(&case(3, 512, 10, 1, 1, Kind::Plain));
+        visitor.case(&case(2, 1024, 64, 1, 1, Kind::Edges));
+        visitor.case(&case(17, 256, 8, 8, 4, Kind::Plain));
+        visitor.case(&case(11, 96, 7, 32, 3, Kind::Outliers));
+        // All experts, and groups of one.
+        visitor.case(&case(5, 7, 7, 7, 7, Kind::Edges));
+        for kind in Kind::ALL {
+            visitor.case(&case(13, 45, 6, 3, 2, kind));
+            visitor.case(&RouterCase { poison: true, ..case(19, 40, 4, 5, 2, kind) });
+        }
+        visitor.case(&RouterCase { poison: true, ..case(19, 37, 20, 1, 1, Kind::Plain) });
+    }
+}

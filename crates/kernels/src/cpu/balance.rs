@@ -1,0 +1,98 @@
+//! Load balancing of a router (`op/balance.rs`). Blocks of tokens are summed by whoever has them, then added in order.
+
+use super::path::multiversion;
+use super::router::softmax_scale;
+use crate::Cpu;
+use crate::buffer::Workspace;
+use crate::op::balance::check;
+use crate::op::router::EXPERTS_MAX;
+use crate::op::{TOKEN_BLOCK, token_blocks};
+use isobit_numerics::elementary::exp;
+use isobit_numerics::lanes;
+
+/// Sums of all blocks of tokens.
+pub(super) fn workspace(row_starts: &[usize], experts: usize) -> usize {
+    Workspace::bytes::<f32>(token_blocks(row_starts, TOKEN_BLOCK).count() * experts)
+}
+
+pub(super) fn forward(
+    cpu: &Cpu,
+    sums: &mut [f32],
+    logits: &[f32],
+    row_starts: &[usize],
+    experts: usize,
+    workspace: &mut [u8],
+) {
+    check([logits.len(), sums.len()], row_starts, experts);
+    let count = token_blocks(row_starts, TOKEN_BLOCK).count();
+    let block_sums = Workspace::new(workspace).take::<f32>(count * experts);
+    cpu.pool.run_rows(block_sums, experts, |range, block_sums| {
+        let blocks = token_blocks(row_starts, TOKEN_BLOCK).skip(range.start);
+        for (sums, block) in block_sums.chunks_exact_mut(experts).zip(blocks) {
+            sum_block(cpu.path, sums, &logits[block.start * experts..block.end * experts]);
+        }
+    });
+    sums.fill(0.0);
+    let mut blocks = block_sums.chunks_exact(experts);
+    for (sums, row) in sums.chunks_exact_mut(experts).zip(row_starts.windows(2)) {
+        // ORDER: ascending blocks.
+        for block in blocks.by_ref().take(token_blocks(row, TOKEN_BLOCK).count()) {
+            for (sum, block) in sums.iter_mut().zip(block) {
+                *sum += block;
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn sum_block<F>(sums: &mut [f32], logits: &[f32]) {
+        sums.fill(0.0);
+        // ORDER: ascending tokens.
+        for z in logits.chunks_exact(sums.len()) {
+            let (most, total) = softmax_scale::<F>(z);
+            for (sum, z) in sums.iter_mut().zip(z) {
+                *sum += exp::<F>(z - most) / total;
+            }
+        }
+    }
+}
+
+pub(super) fn backward(
+    cpu: &Cpu,
+    dlogits: &mut [f32],
+    share: &[f32],
+    logits: &[f32],
+    row_starts: &[usize],
+    experts: usize,
+) {
+    check([logits.len(), share.len()], row_starts, experts);
+    assert_eq!(dlogits.len(), logits.len(), "load balance");
+    cpu.pool.run_rows(dlogits, experts, |tokens, dlogits| {
+        for (row, starts) in row_starts.windows(2).enumerate() {
+            let here = starts[0].max(tokens.start)..starts[1].min(tokens.end);
+            if !here.is_empty() {
+                let share = &share[row * experts..][..experts];
+                let dz = &mut dlogits[(here.start - tokens.start) * experts..(here.end - tokens.start) * experts];
+                backward_rows(cpu.path, dz, share, &logits[here.start * experts..here.end * experts]);
+            }
+        }
+    });
+}
+
+multiversion! {
+    fn backward_rows<F>(dlogits: &mut [f32], share: &[f32], logits: &[f32]) {
+        let experts = share.len();
+        let mut room = [0.0; EXPERTS_MAX];
+        let probabilities = &mut room[..experts];
+        for (dz, z) in dlogits.chunks_exact_mut(experts).zip(logits.chunks_exact(experts)) {
+            let (most, sum) = softmax_scale::<F>(z);
+            for (probability, z) in probabilities.iter_mut().zip(z) {
+                *probability = exp::<F>(z - most) / sum;
+            }
+            let mean = lanes::dot::<F>(probabilities, share);
+            for ((dz, probability), share) in dz.iter_mut().zip(&*probabilities).zip(share) {
+                *dz = F::fma(*probability, share - mean, *dz);
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Combine (`op/combine.rs`). Forward goes by tokens. Backward goes by rows of the grouped matrix, so that every row has one owner
+//! whatever `places` holds: each thread looks through all pairs for those in its range.
+
+use super::path::multiversion;
+use super::pool::SharedMut;
+use crate::Cpu;
+use crate::op::Combine;
+use isobit_numerics::lanes;
+
+/// Elements of a row that pass all slots while they are in registers.
+const PIECE: usize = 128;
+
+pub(super) fn forward(cpu: &Cpu, y: &mut [f32], rows: &[f32], weights: Option<&[f32]>, places: &[u32], p: &Combine) {
+    assert_eq!([y.len(), rows.len()], [p.tokens * p.width, p.rows() * p.width], "combine");
+    assert_eq!([places.len(), weights.map_or(p.rows(), <[f32]>::len)], [p.rows(); 2], "combine");
+    cpu.pool.run_rows(y, p.width, |tokens, y| {
+        let pairs = tokens.start * p.slots..tokens.end * p.slots;
+        forward_rows(cpu.path, y, rows, weights.map(|weights| &weights[pairs.clone()]), &places[pairs], p);
+    });
+}
+
+pub(super) fn backward(
+    cpu: &Cpu,
+    drows: &mut [f32],
+    dweights: &mut [f32],
+    dy: &[f32],
+    rows: &[f32],
+    weights: &[f32],
+    places: &[u32],
+    p: &Combine,
+) {
+    assert_eq!([drows.len(), rows.len(), dy.len()], [p.rows() * p.width, p.rows() * p.width, p.tokens * p.width]);
+    assert_eq!([dweights.len(), weights.len(), places.len()], [p.rows(); 3], "combine");
+    let dweights = SharedMut::new(dweights);
+    cpu.pool.run_rows(drows, p.width, |owned, drows| {
+        for (pair, &place) in places.iter().enumerate() {
+            let place = place as usize;
+            if owned.contains(&place) {
+                let dy = &dy[pair / p.slots * p.width..][..p.width];
+                // SAFETY: a pair has one place, and that place one owner: this thread.
+                let dweight = unsafe { dweights.slice(pair..pair + 1) };
+                let drow = &mut drows[(place - owned.start) * p.width..][..p.width];
+                dweight[0] = backward_row(cpu.path, drow, dy, &rows[place * p.width..][..p.width], weights[pair]);
+            }
+        }
+    });
+}
+
+multiversion! {
+    fn forward_rows<F>(y: &mut [f32], rows: &[f32], weights: Option<&[f32]>, places: &[u32], p: &Combine) {
+        for (token, y) in y.chunks_exact_mut(p.width).enumerate() {
+            let pairs = token * p.slots..(token + 1) * p.slots;
+            for (piece, y) in y.chunks_mut(PIECE).enumerate() {
+                let mut acc = [0.0; PIECE];
+                let acc = &mut acc[..y.len()];
+                if p.accumulate {
+                    acc.copy_from_slice(y);
+                }
+                // ORDER: ascending slots.
+                for pair in pairs.clone() {
+                    let row = &rows[places[pair] as usize * p.width + piece * PIECE..][..acc.len()];
+                    if let Some(weights) = weights {
+                        let weight = weights[pair];
+                        acc.iter_mut().zip(row).for_each(|(acc, x)| *acc = F::fma(weight, *x, *acc));
+                    } else {
+                        acc.iter_mut().zip(row).for_each(|(acc, x)| *acc += x);
+                    }
+                }
+                y.copy_from_slice(acc);
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn backward_row<F>(drow: &mut [f32], dy: &[f32], row: &[f32], weight: f32) -> f32 {
+        for (drow, dy) in drow.iter_mut().zip(dy) {
+            *drow = weight * dy;
+        }
+        lanes::dot::<F>(dy, row)
+    }
+}

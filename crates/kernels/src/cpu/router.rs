@@ -1,0 +1,249 @@
+//! Router of a mixture of experts (`op/router.rs`), token by token. The order of choices becomes the order of integers: a score's
+//! bits, turned so that they ascend with it, above the index, turned so that it descends.
+
+use super::path::multiversion;
+use crate::Cpu;
+use crate::op::router::{CHOSEN_MAX, EXPERTS_MAX, GROUPS_MAX, SUM_FLOOR};
+use crate::op::{Router, Scoring};
+use isobit_numerics::Fma;
+use isobit_numerics::elementary::{exp, sigmoid};
+use isobit_numerics::lanes::{self, LANES, tree_sum};
+
+fn check(logits: &[f32], of_slots: usize, p: &Router) {
+    p.check();
+    assert_eq!([logits.len(), of_slots], [p.tokens * p.experts, p.tokens * p.chosen], "router");
+}
+
+pub(super) fn choose(cpu: &Cpu, choices: &mut [u32], logits: &[f32], bias: Option<&[f32]>, p: &Router) {
+    check(logits, choices.len(), p);
+    assert!(bias.is_none() || p.scoring == Scoring::Sigmoid, "only sigmoid scores have a bias");
+    assert!(bias.is_none_or(|bias| bias.len() == p.experts), "a bias for every expert");
+    cpu.pool.run_rows(choices, p.chosen, |tokens, choices| {
+        let logits = &logits[tokens.start * p.experts..tokens.end * p.experts];
+        choose_rows(cpu.path, choices, logits, bias, p);
+    });
+}
+
+pub(super) fn weights(cpu: &Cpu, weights: &mut [f32], logits: &[f32], choices: &[u32], p: &Router) {
+    check(logits, weights.len(), p);
+    assert_eq!(choices.len(), weights.len(), "router");
+    cpu.pool.run_rows(weights, p.chosen, |tokens, weights| {
+        let logits = &logits[tokens.start * p.experts..tokens.end * p.experts];
+        weights_rows(cpu.path, weights, logits, &choices[tokens.start * p.chosen..tokens.end * p.chosen], p);
+    });
+}
+
+pub(super) fn backward(cpu: &Cpu, dlogits: &mut [f32], dweights: &[f32], logits: &[f32], choices: &[u32], p: &Router) {
+    check(logits, dweights.len(), p);
+    assert_eq!((choices.len(), dlogits.len()), (dweights.len(), logits.len()), "router");
+    cpu.pool.run_rows(dlogits, p.experts, |tokens, dlogits| {
+        let logits = &logits[tokens.start * p.experts..tokens.end * p.experts];
+        let slots = tokens.start * p.chosen..tokens.end * p.chosen;
+        backward_rows(cpu.path, dlogits, &dweights[slots.clone()], logits, &choices[slots], p);
+    });
+}
+
+/// Ascends with the score; the zeros are equal, every NaN is below everything.
+#[inline(always)]
+fn ordinal(score: f32) -> u32 {
+    let bits = (score + 0.0).to_bits();
+    let turned = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    if score.is_nan() { 0 } else { turned }
+}
+
+/// Ascends in the reverse of the order of choices; no two are equal.
+#[inline(always)]
+fn key(score: f32, index: usize) -> u64 {
+    u64::from(ordinal(score)) << 32 | u64::from(u32::MAX - index as u32)
+}
+
+#[inline(always)]
+fn index_of(key: u64) -> usize {
+    (u32::MAX - key as u32) as usize
+}
+
+/// Keeps the largest keys seen, descending: `best` is filled from the front.
+#[inline(always)]
+fn keep(best: &mut [u64], filled: &mut usize, key: u64) {
+    if *filled < best.len() {
+        *filled += 1;
+    } else if key < best[*filled - 1] {
+        return;
+    }
+    let mut at = *filled - 1;
+    while at > 0 && best[at - 1] < key {
+        best[at] = best[at - 1];
+        at -= 1;
+    }
+    best[at] = key;
+}
+
+/// Bits of the groups that a token keeps.
+#[inline(always)]
+fn kept_groups(scores: &[f32], p: &Router) -> u32 {
+    if p.groups == 1 {
+        return 1;
+    }
+    let (mut best, mut filled) = ([0; GROUPS_MAX], 0);
+    for (group, scores) in scores.chunks_exact(p.group_size()).enumerate() {
+        let (mut two, mut found) = ([0; 2], 0);
+        for (index, score) in scores.iter().enumerate() {
+            keep(&mut two, &mut found, key(*score, index));
+        }
+        let [first, second] = two.map(|key| scores.get(index_of(key)).copied());
+        let score = match (first, second) {
+            (Some(first), Some(second)) if found == 2 => first + second,
+            _ => scores[0],
+        };
+        keep(&mut best[..p.kept_groups], &mut filled, key(score, group));
+    }
+    best[..filled].iter().fold(0, |kept, key| kept | 1 << index_of(*key))
+}
+
+multiversion! {
+    fn choose_rows<F>(choices: &mut [u32], logits: &[f32], bias: Option<&[f32]>, p: &Router) {
+        let mut room = [0.0; EXPERTS_MAX];
+        for (choices, z) in choices.chunks_exact_mut(p.chosen).zip(logits.chunks_exact(p.experts)) {
+            let scores = &mut room[..p.experts];
+            match (p.scoring, bias) {
+                (Scoring::Softmax, _) => scores.copy_from_slice(z),
+                (Scoring::Sigmoid, None) => {
+                    scores.iter_mut().zip(z).for_each(|(score, z)| *score = sigmoid::<F>(*z));
+                }
+                (Scoring::Sigmoid, Some(bias)) => {
+                    let each = scores.iter_mut().zip(z).zip(bias);
+                    each.for_each(|((score, z), bias)| *score = sigmoid::<F>(*z) + bias);
+                }
+            }
+            let kept = kept_groups(scores, p);
+            let (mut best, mut filled) = ([0; CHOSEN_MAX], 0);
+            for (group, scores) in scores.chunks_exact(p.group_size()).enumerate() {
+                if kept >> group & 1 == 1 {
+                    for (index, score) in scores.iter().enumerate() {
+                        keep(&mut best[..p.chosen], &mut filled, key(*score, group * p.group_size() + index));
+                    }
+                }
+            }
+            for (choice, key) in choices.iter_mut().zip(&best) {
+                *choice = index_of(*key) as u32;
+            }
+        }
+    }
+}
+
+/// Maximum of the logits, and the lane sum of their exponentials below it.
+#[inline(always)]
+pub(super) fn softmax_scale<F: Fma>(z: &[f32]) -> (f32, f32) {
+    let (blocks, tail) = z.as_chunks::<LANES>();
+    let mut most = [f32::NEG_INFINITY; LANES];
+    for block in blocks {
+        for lane in 0..LANES {
+            most[lane] = lanes::max(block[lane], most[lane]);
+        }
+    }
+    let most = most.iter().chain(tail).fold(f32::NEG_INFINITY, |most, &z| lanes::max(z, most));
+    let mut sums = [0.0; LANES];
+    for block in blocks {
+        for lane in 0..LANES {
+            sums[lane] += exp::<F>(block[lane] - most);
+        }
+    }
+    for (sum, z) in sums.iter_mut().zip(tail) {
+        *sum += exp::<F>(z - most);
+    }
+    (most, tree_sum(sums))
+}
+
+/// Weights of a token's slots before the scale.
+#[inline(always)]
+fn unscaled<F: Fma>(q: &mut [f32], z: &[f32], choices: &[u32], p: &Router) {
+    for (q, &choice) in q.iter_mut().zip(choices) {
+        *q = z[choice as usize];
+    }
+    // ORDER: a chain over slots.
+    let chain = |x: &[f32]| x.iter().fold(0.0f32, |sum, x| sum + x);
+    let sum = match (p.scoring, p.renormalise) {
+        (Scoring::Softmax, true) => {
+            let most = q.iter().fold(f32::NEG_INFINITY, |most, &z| lanes::max(z, most));
+            for q in q.iter_mut() {
+                *q = exp::<F>(*q - most);
+            }
+            chain(q)
+        }
+        (Scoring::Softmax, false) => {
+            let (most, sum) = softmax_scale::<F>(z);
+            for q in q.iter_mut() {
+                *q = exp::<F>(*q - most);
+            }
+            sum
+        }
+        (Scoring::Sigmoid, renormalise) => {
+            for q in q.iter_mut() {
+                *q = sigmoid::<F>(*q);
+            }
+            if !renormalise {
+                return;
+            }
+            chain(q) + SUM_FLOOR
+        }
+    };
+    for q in q.iter_mut() {
+        *q /= sum;
+    }
+}
+
+multiversion! {
+    fn weights_rows<F>(weights: &mut [f32], logits: &[f32], choices: &[u32], p: &Router) {
+        let rows = weights.chunks_exact_mut(p.chosen).zip(logits.chunks_exact(p.experts));
+        for ((weights, z), choices) in rows.zip(choices.chunks_exact(p.chosen)) {
+            unscaled::<F>(weights, z, choices, p);
+            for weight in weights {
+                *weight *= p.scale;
+            }
+        }
+    }
+}
+
+multiversion! {
+    fn backward_rows<F>(dlogits: &mut [f32], dweights: &[f32], logits: &[f32], choices: &[u32], p: &Router) {
+        let mut room = [0.0; CHOSEN_MAX];
+        let rows = dlogits.chunks_exact_mut(p.experts).zip(logits.chunks_exact(p.experts));
+        let slots = dweights.chunks_exact(p.chosen).zip(choices.chunks_exact(p.chosen));
+        for ((dz, z), (dweights, choices)) in rows.zip(slots) {
+            let q = &mut room[..p.chosen];
+            unscaled::<F>(q, z, choices, p);
+            // ORDER: a chain over slots.
+            let mean = dweights.iter().zip(&*q).fold(0.0, |sum, (d, q)| F::fma(d * p.scale, *q, sum));
+            if (p.scoring, p.renormalise) == (Scoring::Softmax, false) {
+                let (most, sum) = softmax_scale::<F>(z);
+                for (dz, z) in dz.iter_mut().zip(z) {
+                    *dz = (exp::<F>(z - most) / sum) * (0.0 - mean);
+                }
+            } else {
+                dz.fill(0.0);
+            }
+            for ((q, d), &choice) in q.iter().zip(dweights).zip(choices) {
+                let (g, z) = (d * p.scale, z[choice as usize]);
+                dz[choice as usize] = match (p.scoring, p.renormalise) {
+                    (Scoring::Softmax, _) => q * (g - mean),
+                    (Scoring::Sigmoid, true) => (q * sigmoid::<F>(-z)) * (g - mean),
+                    (Scoring::Sigmoid, false) => (q * sigmoid::<F>(-z)) * g,
+                };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_descend_in_the_order_of_choices() {
+        let scores =
+            [f32::INFINITY, 3.0, 3.0, 1e-45, 0.0, -0.0, 0.0, -1e-45, -2.0, f32::NEG_INFINITY, f32::NAN, -f32::NAN];
+        let keys: Vec<u64> = scores.iter().enumerate().map(|(index, score)| key(*score, index)).collect();
+        assert!(keys.is_sorted_by(|a, b| a > b), "{keys:x?}");
+        assert_eq!(keys.iter().map(|key| index_of(*key)).collect::<Vec<_>>(), (0..scores.len()).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,186 @@
+//! Router of a mixture of experts (`docs/numerics.md`, "Router"): which experts a token goes to, and with what weight.
+//!
+//! Choosing and weighing are two ops, because a recomputation weighs the choices that the forward pass kept. Everything a token
+//! gets depends on its own logits alone. `grouped` is the host's part: the pairs (token, slot) in the order of the experts.
+//!
+//! - choose: the score is the logit, or `sigmoid(logit) + bias`; larger scores first, smaller index first among equals, NaN last. Groups
+//!   of experts compete beforehand by the sum of their two best scores.
+//! - weights: a softmax over the chosen logits, or over all; or sigmoids, divided by their sum + 1e-20 or not. Sums over slots are
+//!   chains, the sum over all experts is a lane sum. The result is multiplied by `scale`.
+//! - backward: with `g = dw·scale` and `M` the chain of `fma(g, q, ·)`, `dz = q·(g − M)`, times `sigmoid(−z)` for sigmoids.
+
+/// Largest number of experts, of chosen ones, and of groups.
+pub const EXPERTS_MAX: usize = 1024;
+pub const CHOSEN_MAX: usize = 64;
+pub const GROUPS_MAX: usize = 32;
+
+/// Added to the sum of the chosen scores before a sigmoid router divides by it.
+pub const SUM_FLOOR: f32 = 1e-20;
+
+/// How logits become scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scoring {
+    /// Probabilities over all experts. They are in the order of the logits, which are what is compared.
+    Softmax,
+    /// Each expert for itself; what is compared has a bias added, what weighs has not.
+    Sigmoid,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Router {
+    pub tokens: usize,
+    pub experts: usize,
+    /// Experts of each token.
+    pub chosen: usize,
+    pub scoring: Scoring,
+    /// Divide the chosen scores by their sum.
+    pub renormalise: bool,
+    /// Factor of all weights.
+    pub scale: f32,
+    /// Groups of consecutive experts, of which each token keeps some before it chooses; 1 where there are none.
+    pub groups: usize,
+    pub kept_groups: usize,
+}
+
+impl Router {
+    /// Experts of one group.
+    pub fn group_size(&self) -> usize {
+        self.experts / self.groups
+    }
+
+    /// Ends the program unless the numbers fit together.
+    pub fn check(&self) {
+        let Self { experts, chosen, groups, kept_groups, .. } = *self;
+        assert!((1..=EXPERTS_MAX).contains(&experts), "{experts} experts are outside 1..={EXPERTS_MAX}");
+        assert!((1..=GROUPS_MAX).contains(&groups), "{groups} groups are outside 1..={GROUPS_MAX}");
+        assert!(experts.is_multiple_of(groups), "{groups} groups do not divide {experts} experts");
+        assert!((1..=groups).contains(&kept_groups), "{kept_groups} of {groups} groups kept");
+        let most = CHOSEN_MAX.min(kept_groups * self.group_size());
+        assert!((1..=most).contains(&chosen), "{chosen} chosen experts are outside 1..={most}");
+    }
+}
+
+/// The pairs (token, slot) of some choices, in ascending (expert, token, slot): the rows of the experts' matrices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grouped {
+    /// First row of each expert, and the number of rows.
+    pub segments: Vec<usize>,
+    /// The token of each row: what `gather_rows` reads.
+    pub tokens: Vec<u32>,
+    /// The row of each pair, `[tokens, slots]`: what `combine` reads.
+    pub places: Vec<u32>,
+}
+
+/// Groups the pairs of `choices[tokens, slots]` by expert: a counting sort, which keeps the order of (token, slot).
+pub fn grouped(choices: &[u32], slots: usize, experts: usize) -> Grouped {
+    assert!(choices.len().is_multiple_of(slots), "choices of whole tokens");
+    assert!(u32::try_from(choices.len()).is_ok(), "rows are counted in 32 bits");
+    let mut segments = vec![0; experts + 1];
+    for &expert in choices {
+        segments[expert as usize + 1] += 1;
+    }
+    for expert in 0..experts {
+        segments[expert + 1] += segments[expert];
+    }
+    let mut next = segments.clone();
+    let (mut tokens, mut places) = (vec![0; choices.len()], vec![0; choices.len()]);
+    for (pair, &expert) in choices.iter().enumerate() {
+        let row = next[expert as usize];
+        next[expert as usize] += 1;
+        tokens[row] = (pair / slots) as u32;
+        places[pair] = row as u32;
+    }
+    Grouped { segments, tokens, places }
+}
+
+impl Grouped {
+    /// Rows of each expert.
+    pub fn counts(&self) -> Vec<usize> {
+        self.segments.windows(2).map(|segment| segment[1] - segment[0]).collect()
+    }
+
+    /// Where rows of data start among the grouped rows, given where they start among the tokens: inside each expert's segment the
+    /// rows whose token is of another row of data than the one before, and the borders of segments. What sums over tokens take.
+    pub fn row_starts(&self, row_starts: &[usize]) -> Vec<usize> {
+        let mut starts = vec![0];
+        for segment in self.segments.windows(2) {
+            let mut data_row = 0;
+            for row in segment[0]..segment[1] {
+                let token = self.tokens[row] as usize;
+                let before = data_row;
+                while row_starts[data_row + 1] <= token {
+                    data_row += 1;
+                }
+                if row > segment[0] && data_row != before {
+                    starts.push(row);
+                }
+            }
+            if segment[1] > segment[0] {
+                starts.push(segment[1]);
+            }
+        }
+        starts
+    }
+}
+
+/// How many pairs of each row of data each expert has, `[rows, experts]`: integers, so any split of the rows gives the same.
+pub fn expert_counts(choices: &[u32], slots: usize, experts: usize, row_starts: &[usize]) -> Vec<u32> {
+    let mut counts = vec![0; (row_starts.len() - 1) * experts];
+    for (row, range) in row_starts.windows(2).enumerate() {
+        for &expert in &choices[range[0] * slots..range[1] * slots] {
+            counts[row * experts + expert as usize] += 1;
+        }
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two rows of data (tokens 0..3 and 3..5), two slots, four experts of which one is never chosen.
+    const CHOICES: [u32; 10] = [3, 0, 0, 1, 3, 1, 1, 0, 0, 3];
+
+    #[test]
+    fn pairs_are_in_the_order_of_experts() {
+        let grouped = grouped(&CHOICES, 2, 4);
+        assert_eq!(grouped.segments, [0, 4, 7, 7, 10]);
+        assert_eq!(grouped.counts(), [4, 3, 0, 3]);
+        assert_eq!(grouped.tokens, [0, 1, 3, 4, 1, 2, 3, 0, 2, 4]);
+        assert_eq!(grouped.places, [7, 0, 1, 4, 8, 5, 6, 2, 3, 9]);
+    }
+
+    #[test]
+    fn rows_of_data_start_inside_segments() {
+        let grouped = grouped(&CHOICES, 2, 4);
+        assert_eq!(grouped.row_starts(&[0, 3, 5]), [0, 2, 4, 6, 7, 9, 10]);
+        // Empty rows of data, also at the ends, change nothing.
+        assert_eq!(grouped.row_starts(&[0, 0, 3, 3, 5, 5]), grouped.row_starts(&[0, 3, 5]));
+        // One row: the borders of segments alone.
+        assert_eq!(grouped.row_starts(&[0, 5]), [0, 4, 7, 10]);
+        let none = super::grouped(&[], 2, 4);
+        assert_eq!((none.segments.clone(), none.row_starts(&[0, 0])), (vec![0; 5], vec![0]));
+    }
+
+    /// A stable sort by expert is the definition.
+    #[test]
+    fn counting_sort_equals_a_stable_sort() {
+        let (tokens, slots, experts) = (257, 3, 19);
+        let choices: Vec<u32> =
+            (0..tokens * slots).map(|pair| (pair as u32).wrapping_mul(0x9e37_79b9) >> 7).map(|x| x % experts).collect();
+        let grouped = grouped(&choices, slots, experts as usize);
+        let mut order: Vec<usize> = (0..choices.len()).collect();
+        order.sort_by_key(|&pair| choices[pair]);
+        for (row, pair) in order.into_iter().enumerate() {
+            assert_eq!((grouped.places[pair] as usize, grouped.tokens[row] as usize), (row, pair / slots));
+            let segment = &grouped.segments[choices[pair] as usize..][..2];
+            assert!((segment[0]..segment[1]).contains(&row));
+        }
+    }
+
+    #[test]
+    fn counts_of_rows_add_up() {
+        let counts = expert_counts(&CHOICES, 2, 4, &[0, 3, 3, 5]);
+        assert_eq!(counts, [2, 2, 0, 2, 0, 0, 0, 0, 2, 1, 0, 1]);
+    }
+}
