@@ -81,7 +81,7 @@ fn sentences() -> String {
 }
 
 /// Weights as models are initialised, from the benchmark's random source.
-fn initial_weights(folder: &Path, config: &Config) -> Result<(), String> {
+pub(crate) fn initial_weights(folder: &Path, config: &Config) -> Result<(), String> {
     let (hidden, wide) = (config.hidden, config.heads * config.head_width);
     let narrow = config.kv_heads * config.head_width;
     let mut shapes: BTreeMap<String, Vec<usize>> = BTreeMap::new();

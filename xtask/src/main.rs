@@ -9,6 +9,7 @@ mod check;
 mod demo_model;
 mod digests;
 mod repository;
+mod scratch_model;
 mod study;
 mod study_data;
 mod study_product;
@@ -38,6 +39,8 @@ cargo xtask amd-audit [--require] [--kernels] [--threads N]
     there is no compiler for it, --kernels prints the registers and memory of each
 cargo xtask demo-model [--isobit PROGRAM]
     trains the model that `isobit demo` carries, from random weights; about two minutes
+cargo xtask scratch-model FOLDER
+    random weights of 20 million parameters, this repository's text and a config to train them with
 cargo xtask study [--every-shape] [--threads N]
     accuracy of the slice product against float64, as Markdown tables
 ";
@@ -58,6 +61,7 @@ fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
         "same-bits" => digests::same_bits(arguments)?,
         "bless" => digests::bless(arguments)?,
         "amd-audit" => amd_audit::run(arguments)?,
+        "scratch-model" => scratch_model::run(arguments)?,
         "sweep" => sweep::run(arguments)?,
         "study" => study::run(arguments)?,
         "demo-model" => demo_model::run(arguments)?,

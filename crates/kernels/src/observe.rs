@@ -4,7 +4,7 @@
 
 use crate::backend::{Bytes, F32, I32, U32};
 use crate::buffer::Element;
-use crate::op::{Attention, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
+use crate::op::{Attention, Combine, Dropout, HeadLoss, Product, RmsNorm, Rope, Router, SliceShape, Thin};
 use crate::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
@@ -91,7 +91,7 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
     }
 
     fn slice_rows(&self, out: &mut Self::Rows, x: &F32<Self>) {
-        self.watch(Call::new("slice_rows"), || self.inner.slice_rows(out, x))
+        self.watch(Call::new("slice_rows"), || self.inner.slice_rows(out, x));
     }
 
     fn slice_weight(&self, w: StoredMatrix<Self>, count: usize, shape: SliceShape) -> Self::Weight {
@@ -385,6 +385,93 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
         self.observer.after(&self.inner, call, Some(dh));
     }
 
+    fn router_choose(&self, choices: &mut U32<Self>, logits: &F32<Self>, bias: Option<&F32<Self>>, p: &Router) {
+        self.watch(Call::new("router_choose"), || self.inner.router_choose(choices, logits, bias, p));
+    }
+
+    fn router_weights(&self, weights: &mut F32<Self>, logits: &F32<Self>, choices: &U32<Self>, p: &Router) {
+        let call = Call::new("router_weights");
+        self.observer.before(&self.inner, call);
+        self.inner.router_weights(weights, logits, choices, p);
+        self.observer.after(&self.inner, call, Some(weights));
+    }
+
+    fn router_backward(
+        &self,
+        dlogits: &mut F32<Self>,
+        dweights: &F32<Self>,
+        logits: &F32<Self>,
+        choices: &U32<Self>,
+        p: &Router,
+    ) {
+        let call = Call::new("router_backward");
+        self.observer.before(&self.inner, call);
+        self.inner.router_backward(dlogits, dweights, logits, choices, p);
+        self.observer.after(&self.inner, call, Some(dlogits));
+    }
+
+    fn balance_workspace(&self, row_starts: &[usize], experts: usize) -> usize {
+        self.inner.balance_workspace(row_starts, experts)
+    }
+
+    fn balance_forward(
+        &self,
+        sums: &mut F32<Self>,
+        logits: &F32<Self>,
+        row_starts: &[usize],
+        experts: usize,
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::new("balance_forward");
+        self.observer.before(&self.inner, call);
+        self.inner.balance_forward(sums, logits, row_starts, experts, workspace);
+        self.observer.after(&self.inner, call, Some(sums));
+    }
+
+    fn balance_backward(
+        &self,
+        dlogits: &mut F32<Self>,
+        share: &F32<Self>,
+        logits: &F32<Self>,
+        row_starts: &[usize],
+        experts: usize,
+    ) {
+        let call = Call::new("balance_backward");
+        self.observer.before(&self.inner, call);
+        self.inner.balance_backward(dlogits, share, logits, row_starts, experts);
+        self.observer.after(&self.inner, call, Some(dlogits));
+    }
+
+    fn combine_forward(
+        &self,
+        y: &mut F32<Self>,
+        rows: &F32<Self>,
+        weights: Option<&F32<Self>>,
+        places: &U32<Self>,
+        p: &Combine,
+    ) {
+        let call = Call::new("combine_forward");
+        self.observer.before(&self.inner, call);
+        self.inner.combine_forward(y, rows, weights, places, p);
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn combine_backward(
+        &self,
+        drows: &mut F32<Self>,
+        dweights: &mut F32<Self>,
+        dy: &F32<Self>,
+        rows: &F32<Self>,
+        weights: &F32<Self>,
+        places: &U32<Self>,
+        p: &Combine,
+    ) {
+        let call = Call::new("combine_backward");
+        self.observer.before(&self.inner, call);
+        self.inner.combine_backward(drows, dweights, dy, rows, weights, places, p);
+        self.observer.after(&self.inner, call, Some(drows));
+    }
+
     fn adamw(
         &self,
         parameter: &mut F32<Self>,
@@ -404,11 +491,11 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
     }
 
     fn to_bf16(&self, y: &mut Self::Buffer<bf16>, x: &F32<Self>) {
-        self.watch(Call::new("to_bf16"), || self.inner.to_bf16(y, x))
+        self.watch(Call::new("to_bf16"), || self.inner.to_bf16(y, x));
     }
 
     fn to_f16(&self, y: &mut Self::Buffer<f16>, x: &F32<Self>) {
-        self.watch(Call::new("to_f16"), || self.inner.to_f16(y, x))
+        self.watch(Call::new("to_f16"), || self.inner.to_f16(y, x));
     }
 
     fn to_f32(&self, y: &mut F32<Self>, x: StoredMatrix<Self>) {

@@ -32,7 +32,7 @@ impl Times {
                 size: (call.size != [0; 3]).then_some(call.size),
                 calls: f64::from(calls) / f64::from(steps),
                 step_s: seconds / f64::from(steps),
-                share: seconds / all,
+                part: seconds / all,
             })
             .collect();
         shares.sort_by(|a, b| b.step_s.total_cmp(&a.step_s));
@@ -50,7 +50,7 @@ pub(super) struct Share {
     calls: f64,
     step_s: f64,
     /// Of the time spent in ops.
-    share: f64,
+    part: f64,
 }
 
 impl fmt::Display for Share {
@@ -59,7 +59,7 @@ impl fmt::Display for Share {
             let rate = 2e-9 * (m * n * k) as f64 * self.calls / self.step_s;
             format!("  {m}x{n}x{k}, {rate:.0} GFLOP/s")
         });
-        let (share, milliseconds) = (100.0 * self.share, 1e3 * self.step_s);
+        let (share, milliseconds) = (100.0 * self.part, 1e3 * self.step_s);
         write!(f, "{share:5.1} %  {milliseconds:9.2} ms  {:6.1} calls  {}{size}", self.calls, self.op)
     }
 }
