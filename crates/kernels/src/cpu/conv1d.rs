@@ -6,13 +6,18 @@ use super::pool::SharedMut;
 use crate::Cpu;
 use crate::op::conv1d::KERNEL_MAX;
 use crate::op::{Conv1d, TOKEN_BLOCK, token_blocks};
+use isobit_numerics::Fma;
 use isobit_numerics::elementary::{silu, silu_grad};
+use isobit_numerics::lanes::{LANES, Lanes};
 use std::ops::Range;
 
-/// Channels of a tile: whole cache lines of a token, and windows of them stay in the first-level cache.
-const TILE: usize = 128;
+/// Blocks of lanes of a tile: what it keeps per tap stays in the first-level cache.
+const BLOCKS: usize = 8;
+/// Channels of a tile.
+const TILE: usize = BLOCKS * LANES;
 
-type Lane = [f32; TILE];
+/// Numbers of a tile by tap, then by block of lanes.
+type Taps = [[Lanes; BLOCKS]; KERNEL_MAX];
 
 pub(super) fn forward(cpu: &Cpu, y: &mut [f32], x: &[f32], weight: &[f32], history: Option<&[f32]>, p: &Conv1d) {
     check([y.len(), x.len(), weight.len()], p);
@@ -67,25 +72,70 @@ pub(super) fn backward(
     });
 }
 
-/// The weights of a tile, tap by tap. Channels past the last are zero.
+/// The weights of a tile. Channels past the last are zero.
 #[inline(always)]
-fn taps(weight: &[f32], p: &Conv1d, first: usize) -> [Lane; KERNEL_MAX] {
-    let mut taps = [[0.0; TILE]; KERNEL_MAX];
-    for (lane, weight) in weight.chunks_exact(p.kernel).skip(first).take(TILE).enumerate() {
+fn taps(weight: &[f32], p: &Conv1d, first: usize) -> Taps {
+    let mut taps = [[[0.0; LANES]; BLOCKS]; KERNEL_MAX];
+    for (index, weight) in weight.chunks_exact(p.kernel).skip(first).take(TILE).enumerate() {
         for (tap, weight) in taps.iter_mut().zip(weight) {
-            tap[lane] = *weight;
+            tap[index / LANES][index % LANES] = *weight;
         }
     }
     taps
 }
 
-/// A token's channels of a tile, filled up with zeros.
+/// First channel of every block of the tile at `first`, with the block's number.
 #[inline(always)]
-fn loaded(x: &[f32], row: usize, p: &Conv1d, first: usize) -> Lane {
-    let x = &x[row * p.channels..][first..(first + TILE).min(p.channels)];
-    let mut lane = [0.0; TILE];
-    lane[..x.len()].copy_from_slice(x);
-    lane
+fn blocks(first: usize, p: &Conv1d) -> impl Iterator<Item = (usize, usize)> {
+    (first..p.channels).step_by(LANES).take(BLOCKS).enumerate()
+}
+
+/// A token's channels from `channel` on: a block of lanes, or what is left.
+#[inline(always)]
+fn channels<'a>(x: &'a [f32], row: usize, p: &Conv1d, channel: usize) -> &'a [f32] {
+    &x[row * p.channels..(row + 1) * p.channels][channel..(channel + LANES).min(p.channels)]
+}
+
+/// `sums = fma(factors, row, sums)`; a short row has only its own lanes.
+#[inline(always)]
+fn step<F: Fma>(sums: &mut Lanes, factors: &Lanes, row: &[f32]) {
+    if let Some(row) = row.as_array::<LANES>() {
+        for lane in 0..LANES {
+            sums[lane] = F::fma(factors[lane], row[lane], sums[lane]);
+        }
+    } else {
+        for ((sum, factor), x) in sums.iter_mut().zip(factors).zip(row) {
+            *sum = F::fma(*factor, *x, *sum);
+        }
+    }
+}
+
+/// `dy·silu_grad(c)`.
+#[inline(always)]
+fn gradients<F: Fma>(c: &Lanes, dy: &[f32]) -> Lanes {
+    let mut dc = [0.0; LANES];
+    for lane in 0..LANES {
+        dc[lane] = silu_grad::<F>(c[lane]);
+    }
+    if let Some(dy) = dy.as_array::<LANES>() {
+        for lane in 0..LANES {
+            dc[lane] *= dy[lane];
+        }
+    } else {
+        for (dc, dy) in dc.iter_mut().zip(dy) {
+            *dc *= dy;
+        }
+    }
+    dc
+}
+
+#[inline(always)]
+fn store(y: &mut [f32], lanes: &Lanes) {
+    if let Some(whole) = y.first_chunk_mut() {
+        *whole = *lanes;
+    } else {
+        y.copy_from_slice(&lanes[..y.len()]);
+    }
 }
 
 multiversion! {
@@ -100,27 +150,25 @@ multiversion! {
         here: Range<usize>,
         first: usize,
     ) {
-        let taps = taps(weight, p, first);
-        let width = TILE.min(p.channels - first);
+        let (taps, last) = (taps(weight, p, first), p.kernel - 1);
         for (y, t) in y.chunks_exact_mut(p.channels).zip(here) {
-            let mut sums = [0.0; TILE];
-            for (j, tap) in taps[..p.kernel].iter().enumerate() {
-                let row = if t + j + 1 >= start + p.kernel {
-                    loaded(x, t + j + 1 - p.kernel, p, first)
-                } else if history.is_empty() {
-                    continue;
-                } else {
-                    loaded(history, t + j - start, p, first)
-                };
-                for lane in 0..TILE {
-                    sums[lane] = F::fma(tap[lane], row[lane], sums[lane]);
+            for (block, channel) in blocks(first, p) {
+                let mut sums = [0.0; LANES];
+                let absent = last.saturating_sub(t - start);
+                if !history.is_empty() {
+                    for j in 0..absent {
+                        step::<F>(&mut sums, &taps[j][block], channels(history, t + j - start, p, channel));
+                    }
                 }
+                for j in absent..p.kernel {
+                    step::<F>(&mut sums, &taps[j][block], channels(x, t + j - last, p, channel));
+                }
+                let mut out = [0.0; LANES];
+                for lane in 0..LANES {
+                    out[lane] = silu::<F>(sums[lane]);
+                }
+                store(&mut y[channel..], &out);
             }
-            let mut out = [0.0; TILE];
-            for lane in 0..TILE {
-                out[lane] = silu::<F>(sums[lane]);
-            }
-            y[first..first + width].copy_from_slice(&out[..width]);
         }
     }
 }
@@ -137,50 +185,39 @@ multiversion! {
         first: usize,
     ) {
         let (taps, last) = (taps(weight, p, first), p.kernel - 1);
-        let width = TILE.min(p.channels - first);
-        let store = |t: usize, lane: &Lane| {
-            let at = t * p.channels + first;
-            // SAFETY: channels of different threads do not overlap.
-            unsafe { dx.slice(at..at + width) }.copy_from_slice(&lane[..width]);
-        };
+        let end = (first + TILE).min(p.channels);
+        // The growing gradients of the last tokens: that of token `t` lies at `t % kernel`.
+        let mut growing: Taps = [[[0.0; LANES]; BLOCKS]; KERNEL_MAX];
         let mut sums = WeightSums::new(dweight, p.kernel, row_starts);
         for ends in p.starts.windows(2) {
-            // Tap `j` is the input, and `later[j]` the growing gradient, of token `t − last + j`.
-            let (mut window, mut later) = ([[0.0; TILE]; KERNEL_MAX], [[0.0; TILE]; KERNEL_MAX]);
             for t in ends[0]..ends[1] {
-                window.copy_within(1..p.kernel, 0);
-                window[last] = loaded(x, t, p, first);
                 let there = last.saturating_sub(t - ends[0])..p.kernel;
-                let mut c = [0.0; TILE];
-                for j in there.clone() {
-                    for lane in 0..TILE {
-                        c[lane] = F::fma(taps[j][lane], window[j][lane], c[lane]);
-                    }
-                }
-                let mut dc = loaded(dy, t, p, first);
-                for lane in 0..TILE {
-                    dc[lane] *= silu_grad::<F>(c[lane]);
-                }
-                for j in there.clone() {
-                    for lane in 0..TILE {
-                        later[j][lane] = F::fma(taps[j][lane], dc[lane], later[j][lane]);
-                    }
-                }
-                if sums.reaches(t) {
+                let summed = sums.reaches(t);
+                growing[t % p.kernel] = [[0.0; LANES]; BLOCKS];
+                for (block, channel) in blocks(first, p) {
+                    let mut c = [0.0; LANES];
                     for j in there.clone() {
-                        for lane in 0..TILE {
-                            sums.block[j][lane] = F::fma(dc[lane], window[j][lane], sums.block[j][lane]);
+                        step::<F>(&mut c, &taps[j][block], channels(x, t + j - last, p, channel));
+                    }
+                    let dc = gradients::<F>(&c, channels(dy, t, p, channel));
+                    for j in there.clone() {
+                        step::<F>(&mut growing[(t + j - last) % p.kernel][block], &taps[j][block], &dc);
+                    }
+                    if summed {
+                        for j in there.clone() {
+                            step::<F>(&mut sums.block[j][block], &dc, channels(x, t + j - last, p, channel));
                         }
                     }
                 }
-                if there.start == 0 {
-                    store(t - last, &later[0]);
+                // At the document's end all that are left are done.
+                let done = if t + 1 == ends[1] { p.kernel } else { 1 };
+                for done in (there.start..done).map(|j| t + j - last) {
+                    // SAFETY: channels of different threads do not overlap.
+                    let dx = unsafe { dx.slice(done * p.channels + first..done * p.channels + end) };
+                    for (dx, lanes) in dx.chunks_mut(LANES).zip(&growing[done % p.kernel]) {
+                        store(dx, lanes);
+                    }
                 }
-                later.copy_within(1..p.kernel, 0);
-                later[last] = [0.0; TILE];
-            }
-            for j in last.saturating_sub(ends[1] - ends[0])..last {
-                store(ends[1] + j - last, &later[j]);
             }
         }
         sums.fold();
@@ -193,7 +230,7 @@ struct WeightSums<'a, I> {
     kernel: usize,
     blocks: I,
     end: usize,
-    block: [Lane; KERNEL_MAX],
+    block: Taps,
 }
 
 impl<'a> WeightSums<'a, ()> {
@@ -204,7 +241,7 @@ impl<'a> WeightSums<'a, ()> {
     ) -> WeightSums<'a, impl Iterator<Item = Range<usize>> + 'a> {
         let mut blocks = token_blocks(row_starts, TOKEN_BLOCK);
         let end = blocks.next().map_or(0, |block| block.end);
-        WeightSums { dweight, kernel, blocks, end, block: [[0.0; TILE]; KERNEL_MAX] }
+        WeightSums { dweight, kernel, blocks, end, block: [[[0.0; LANES]; BLOCKS]; KERNEL_MAX] }
     }
 }
 
@@ -224,11 +261,11 @@ impl<I: Iterator<Item = Range<usize>>> WeightSums<'_, I> {
 
     fn fold(&mut self) {
         let Some(dweight) = self.dweight.as_mut().filter(|_| self.end > 0) else { return };
-        for (lane, dweight) in dweight.chunks_exact_mut(self.kernel).enumerate() {
+        for (channel, dweight) in dweight.chunks_exact_mut(self.kernel).enumerate() {
             for (dweight, block) in dweight.iter_mut().zip(&self.block) {
-                *dweight += block[lane];
+                *dweight += block[channel / LANES][channel % LANES];
             }
         }
-        self.block = [[0.0; TILE]; KERNEL_MAX];
+        self.block = [[[0.0; LANES]; BLOCKS]; KERNEL_MAX];
     }
 }

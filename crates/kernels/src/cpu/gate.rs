@@ -50,7 +50,9 @@ multiversion! {
     fn forward_tokens<F>(y: &mut [f32], x: &[f32], g: &[f32], width: usize) {
         for ((y, x), g) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)).zip(g) {
             let s = sigmoid::<F>(*g);
-            map(y, [x], |[x]| x * s);
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = x * s;
+            }
         }
     }
 }
@@ -72,7 +74,9 @@ multiversion! {
             let s = sigmoid::<F>(*g);
             let dy = &dy[token.clone()];
             *dg = lanes::dot::<F>(dy, &x[token.clone()]) * (s * (1.0 - s));
-            map(&mut dx[token], [dy], |[dy]| dy * s);
+            for (dx, dy) in dx[token].iter_mut().zip(dy) {
+                *dx = dy * s;
+            }
         }
     }
 }
