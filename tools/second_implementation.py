@@ -555,17 +555,100 @@ def rms_norm_case(row_starts, width, zero_centred, kind):
 
 def rope_case(shape, kind):
     tokens, heads, width, half = shape["tokens"], shape["heads"], shape["head_width"], shape["rotary_width"] // 2
-    length = tokens * heads * width
+    length, first = tokens * heads * width, shape.get("offset", 0)
+    step, apart = (2, 1) if shape.get("interleaved") else (1, half)
     random = Random(length)
     cos, sin = (random.f32s(kind, 19 * half).reshape(19, half) for _ in range(2))
     positions = [random.below(19) for _ in range(tokens)]
     x, dx = (random.f32s(kind, length).reshape(tokens, heads, width) for _ in range(2))
     c, s = cos[positions][:, None], sin[positions][:, None]
+    at = first + step * np.arange(half)
     for y, forward in ((x, True), (dx, False)):
-        a, b = y[..., :half].copy(), y[..., half : 2 * half].copy()
-        y[..., :half] = fma(a, c, -(b * s) if forward else b * s)
-        y[..., half : 2 * half] = fma(b, c, a * s if forward else -(a * s))
+        a, b = y[..., at].copy(), y[..., at + apart].copy()
+        y[..., at] = fma(a, c, -(b * s) if forward else b * s)
+        y[..., at + apart] = fma(b, c, a * s if forward else -(a * s))
     return [("x", x), ("dx", dx)]
+
+def column_copy_case(shape, kind):
+    tokens, groups, width, source, target = (shape[key] for key in ("tokens", "groups", "width", "from", "to"))
+    random = Random(tokens * source["row"])
+    x = random.f32s(kind, tokens * source["row"]).reshape(tokens, source["row"])
+    y = random.f32s(kind, tokens * target["row"]).reshape(tokens, target["row"])
+    for g in range(groups):
+        part = lambda m, place: m[:, place["offset"] + g * place["stride"] :][:, :width]
+        adds = shape["mode"] == "Add" or (g > 0 and target["stride"] == 0)
+        part(y, target)[:] = part(y, target) + part(x, source) if adds else part(x, source)
+    return [("y", y)]
+
+def gate_case(shape, kind):
+    tokens, width, per_token = shape["tokens"], shape["width"], shape["per_token"]
+    random = Random(tokens * width)
+    x, dy = (random.f32s(kind, tokens * width).reshape(tokens, width) for _ in range(2))
+    columns = 1 if per_token else width
+    s = sigmoid(random.f32s(kind, tokens * columns).reshape(tokens, columns))
+    d = lane_sum(dy, x)[:, None] if per_token else dy * x
+    return [("y", x * s), ("dx", dy * s), ("dg", d * (s * (ONE - s)))]
+
+def conv1d_case(row_starts, starts, channels, kernel, kind):
+    tokens, documents = starts[-1], len(starts) - 1
+    random = Random(tokens * channels + kernel)
+    x, dy = (random.f32s(kind, tokens * channels).reshape(tokens, channels) for _ in range(2))
+    weight = random.f32s(kind, channels * kernel).reshape(channels, kernel)
+    history = random.f32s(kind, documents * (kernel - 1) * channels).reshape(documents, kernel - 1, channels)
+    dweight = random.f32s("Plain", channels * kernel).reshape(channels, kernel)
+    c, continued, dx = np.zeros_like(x), np.zeros_like(x), np.zeros_like(x)
+    before = np.zeros(tokens, int)
+    for document, (start, end) in enumerate(rows_of(starts)):
+        before[start:end] = np.arange(end - start)
+        longer = np.concatenate([history[document], x[start:end]])
+        for t in range(start, end):
+            for j in range(kernel):
+                if t - (kernel - 1) + j >= start:
+                    c[t] = fma(weight[:, j], x[t - (kernel - 1) + j], c[t])
+                continued[t] = fma(weight[:, j], longer[t - start + j], continued[t])
+    dc = dy * silu_grad(c)
+    for start, end in rows_of(starts):
+        for t in range(start, end):
+            for u in range(t, min(t + kernel, end)):
+                dx[t] = fma(weight[:, kernel - 1 - (u - t)], dc[u], dx[t])
+    for j in range(kernel):
+        back = kernel - 1 - j
+        step = lambda t, s: fma(dc[t], x[t - back], s) if before[t] >= back else s
+        dweight[:, j] = sum_over_tokens(dweight[:, j], row_starts, step)
+    return [("y", silu(c)), ("y continued", silu(continued)), ("dx", dx), ("dx alone", dx), ("dweight", dweight)]
+
+def l2_norm_case(tokens, width, scaled, kind):
+    random = Random(tokens * width)
+    x, dy = (random.f32s(kind, tokens * width).reshape(tokens, width) for _ in range(2))
+    factor = ONE / np.sqrt(F(width)) if scaled else ONE
+    inv = rsqrt(lane_sum(x, x) + F(1e-6))
+    n, g = x * inv[:, None], dy * factor
+    return [("y", n * factor), ("inverse", inv), ("dx", fma(-n, lane_sum(g, n)[:, None], g) * inv[:, None])]
+
+def decay_case(row_starts, heads, kind):
+    tokens, random = row_starts[-1], Random(row_starts[-1] * heads)
+    a, b, dg, dbeta = (random.f32s(kind, tokens * heads).reshape(tokens, heads) for _ in range(4))
+    a_log, dt_bias = random.f32s("Plain", heads), random.f32s(kind, heads)
+    da_log, ddt_bias = random.f32s("Plain", heads), random.f32s("Plain", heads)
+    u, rate, beta = a + dt_bias, exp(a_log), sigmoid(b)
+    g = -(rate * softplus(u))
+    da, db = -((dg * rate) * sigmoid(u)), dbeta * (beta * (ONE - beta))
+    da_log = sum_over_tokens(da_log, row_starts, lambda t, s: fma(dg[t], g[t], s))
+    ddt_bias = sum_over_tokens(ddt_bias, row_starts, lambda t, s: s + da[t])
+    return [("g", g), ("beta", beta), ("da", da), ("db", db), ("da again", da), ("db again", db), ("da_log", da_log),
+            ("ddt_bias", ddt_bias)]
+
+def gated_norm_case(row_starts, width, kind):
+    tokens, random = row_starts[-1], Random(row_starts[-1] * width)
+    h, z, dy = (random.f32s(kind, tokens * width).reshape(tokens, width) for _ in range(3))
+    weight, dweight = random.f32s("Plain", width), random.f32s("Plain", width)
+    inv = ONE / np.sqrt(lane_sum(h, h) / F(width) + F(1e-6))
+    n, d = h * inv[:, None], dy * silu(z)
+    g = d * weight
+    m = lane_sum(g, n) / F(width)
+    dh, dz = fma(-n, m[:, None], g) * inv[:, None], (dy * (weight * n)) * silu_grad(z)
+    dweight = sum_over_tokens(dweight, row_starts, lambda t, s: s + d[t] * n[t])
+    return [("y", (weight * n) * silu(z)), ("inverse", inv)] + 2 * [("dh", dh), ("dz", dz)] + [("dweight", dweight)]
 
 def attention_case(spans, heads, kv_heads, key_width, value_width, window, profile, kind):
     queries, keys = max(s["queries"][1] for s in spans), max(s["keys"][1] for s in spans)
@@ -754,7 +837,8 @@ CASES = dict(ProductCase=product_case, ThinCase=thin_case, GroupedThinCase=group
              RouterCase=router_case, BalanceCase=balance_case, CombineCase=combine_case, ResidualCase=residual_case,
              SwigluCase=swiglu_case, RmsNormCase=rms_norm_case, RopeCase=rope_case, AttentionCase=attention_case,
              EmbeddingCase=embedding_case, HeadLossCase=head_loss_case, DropoutCase=dropout_case, AdamWCase=adamw_case,
-             SumSquaresCase=sum_squares_case, DigestCase=digest_case)
+             SumSquaresCase=sum_squares_case, DigestCase=digest_case, ColumnCopyCase=column_copy_case, GateCase=gate_case,
+             Conv1dCase=conv1d_case, L2NormCase=l2_norm_case, DecayCase=decay_case, GatedNormCase=gated_norm_case)
 
 def parameters(text):
     """`A { b: 1, c: D { e: 0..2 }, f: Some(3) }` as a dict."""

@@ -111,7 +111,7 @@ fn swiglu() {
 
 #[test]
 fn rope() {
-    let p = Rope { tokens: 4, heads: 2, head_width: 12, rotary_width: 8 };
+    let p = Rope { tokens: 4, heads: 2, head_width: 12, rotary_width: 8, offset: 0, interleaved: false };
     let (half, b) = (p.rotary_width / 2, &Reference);
     let mut random = Random::new(3);
     let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, p.tokens * p.heads * p.head_width));

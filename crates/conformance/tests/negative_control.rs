@@ -99,6 +99,17 @@ impl Backend for Reordered {
         elementary(&mut F32, &F32, isobit_numerics::elementary::Function);
         rope_forward(&mut F32, &F32, &F32, &Buffer<u32>, &Rope);
         rope_backward(&mut F32, &F32, &F32, &Buffer<u32>, &Rope);
+        columns(&mut F32, &F32, &Columns);
+        gate_forward(&mut F32, &F32, &F32, &Gate);
+        gate_backward(&mut F32, &mut F32, &F32, &F32, &F32, &Gate);
+        conv1d_forward(&mut F32, &F32, &F32, Option<&F32>, &Conv1d);
+        conv1d_backward(&mut F32, Option<&mut F32>, &F32, &F32, &F32, &Conv1d, &[usize]);
+        l2_norm_forward(&mut F32, &mut F32, &F32, &L2Norm);
+        l2_norm_backward(&mut F32, &F32, &F32, &F32, &L2Norm);
+        decay_forward(&mut F32, &mut F32, (&F32, &F32), &F32, &F32, &Decay);
+        decay_backward((&mut F32, &mut F32), Option<(&mut F32, &mut F32)>, (&F32, &F32), (&F32, &F32), &F32, &F32, &Decay, &[usize]);
+        gated_norm_forward(&mut F32, &mut F32, &F32, &F32, &F32, &GatedNorm);
+        gated_norm_backward(&mut F32, &mut F32, Option<&mut F32>, &F32, (&F32, &F32), &F32, &F32, &GatedNorm, &[usize]);
         attention_workspace(&Attention) -> usize;
         attention_forward(&mut F32, &mut F32, &F32, &F32, &F32, &Attention, &mut Buffer<u8>);
         attention_backward((&mut F32, &mut F32, &mut F32), &F32, (&F32, &F32, &F32), &F32, &F32, &Attention, &mut Buffer<u8>);

@@ -1,10 +1,12 @@
 // Rotary embedding, in place (docs/numerics.md, "Rotary embedding"): a work item turns one pair.
 
-// `tiles` groups for each token, whose heads have `pairs` pairs each. A position outside the tables turns nothing.
+// `tiles` groups for each token, whose heads have `pairs` pairs each: `stride` channels from one to the next, its two channels
+// `apart`. A position outside the tables turns nothing.
 #define ROPE(name, sign_of_first, sign_of_second) \
     KERNEL(GROUP) rope_##name( \
         GLOBAL float *x, GLOBAL const float *cosines, GLOBAL const float *sines, GLOBAL const uint *positions, \
-        uint table_rows, uint heads, uint head_width, uint pairs, uint tiles) { \
+        uint table_rows, uint heads, uint head_width, uint pairs, uint offset, uint stride, uint apart, \
+        uint tiles) { \
         uint token = group_index() / tiles; \
         uint pair = group_index() % tiles * GROUP + local_index(); \
         uint position = positions[token]; \
@@ -13,15 +15,15 @@
         } \
         uint i = pair % pairs; \
         ulong table = (ulong)position * pairs + i; \
-        ulong first = ((ulong)token * heads + pair / pairs) * head_width + i; \
+        ulong first = ((ulong)token * heads + pair / pairs) * head_width + offset + i * stride; \
         float a = x[first]; \
-        float b = x[first + pairs]; \
+        float b = x[first + apart]; \
         float c = cosines[table]; \
         float s = sines[table]; \
         float from_b = b * s; \
         float from_a = a * s; \
         x[first] = fma_rn(a, c, sign_of_first from_b); \
-        x[first + pairs] = fma_rn(b, c, sign_of_second from_a); \
+        x[first + apart] = fma_rn(b, c, sign_of_second from_a); \
     }
 
 ROPE(forward, -, +)

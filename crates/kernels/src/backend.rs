@@ -5,7 +5,10 @@
 //! Outputs come first, then inputs, parameters, workspace. Nothing allocates except the functions that return buffers.
 
 use crate::buffer::Element;
-use crate::op::{Attention, Combine, Dropout, HeadLoss, Product, RmsNorm, Rope, Router, SliceShape, Thin};
+use crate::op::{
+    Attention, Columns, Combine, Conv1d, Decay, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product, RmsNorm, Rope,
+    Router, SliceShape, Thin,
+};
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
@@ -155,6 +158,84 @@ pub trait Backend {
     );
     fn rope_forward(&self, x: &mut F32<Self>, cos: &F32<Self>, sin: &F32<Self>, positions: &U32<Self>, p: &Rope);
     fn rope_backward(&self, dx: &mut F32<Self>, cos: &F32<Self>, sin: &F32<Self>, positions: &U32<Self>, p: &Rope);
+
+    // Around attention and the gated delta rule
+    /// Copies or adds columns; elements of `y` outside of them stay.
+    fn columns(&self, y: &mut F32<Self>, x: &F32<Self>, p: &Columns);
+    fn gate_forward(&self, y: &mut F32<Self>, x: &F32<Self>, g: &F32<Self>, p: &Gate);
+    fn gate_backward(
+        &self,
+        dx: &mut F32<Self>,
+        dg: &mut F32<Self>,
+        dy: &F32<Self>,
+        x: &F32<Self>,
+        g: &F32<Self>,
+        p: &Gate,
+    );
+    /// `history` holds `kernel − 1` inputs before each document, for decoding.
+    fn conv1d_forward(
+        &self,
+        y: &mut F32<Self>,
+        x: &F32<Self>,
+        weight: &F32<Self>,
+        history: Option<&F32<Self>>,
+        p: &Conv1d,
+    );
+    fn conv1d_backward(
+        &self,
+        dx: &mut F32<Self>,
+        dweight: Option<&mut F32<Self>>,
+        dy: &F32<Self>,
+        x: &F32<Self>,
+        weight: &F32<Self>,
+        p: &Conv1d,
+        row_starts: &[usize],
+    );
+    fn l2_norm_forward(&self, y: &mut F32<Self>, inverse: &mut F32<Self>, x: &F32<Self>, p: &L2Norm);
+    fn l2_norm_backward(&self, dx: &mut F32<Self>, dy: &F32<Self>, x: &F32<Self>, inverse: &F32<Self>, p: &L2Norm);
+    fn decay_forward(
+        &self,
+        g: &mut F32<Self>,
+        beta: &mut F32<Self>,
+        ab: (&F32<Self>, &F32<Self>),
+        a_log: &F32<Self>,
+        dt_bias: &F32<Self>,
+        p: &Decay,
+    );
+    /// `grads` are `da` and `db`, `parameters` the accumulating gradients of `a_log` and `dt_bias`, `d` is `dg` and `dbeta`.
+    fn decay_backward(
+        &self,
+        grads: (&mut F32<Self>, &mut F32<Self>),
+        parameters: Option<(&mut F32<Self>, &mut F32<Self>)>,
+        d: (&F32<Self>, &F32<Self>),
+        ab: (&F32<Self>, &F32<Self>),
+        a_log: &F32<Self>,
+        dt_bias: &F32<Self>,
+        p: &Decay,
+        row_starts: &[usize],
+    );
+    fn gated_norm_forward(
+        &self,
+        y: &mut F32<Self>,
+        inverse: &mut F32<Self>,
+        h: &F32<Self>,
+        z: &F32<Self>,
+        weight: &F32<Self>,
+        p: &GatedNorm,
+    );
+    /// `row_starts` count heads, as `p.tokens` does.
+    fn gated_norm_backward(
+        &self,
+        dh: &mut F32<Self>,
+        dz: &mut F32<Self>,
+        dweight: Option<&mut F32<Self>>,
+        dy: &F32<Self>,
+        hz: (&F32<Self>, &F32<Self>),
+        inverse: &F32<Self>,
+        weight: &F32<Self>,
+        p: &GatedNorm,
+        row_starts: &[usize],
+    );
 
     // Attention
     fn attention_workspace(&self, p: &Attention) -> usize;

@@ -4,7 +4,10 @@
 
 use crate::backend::{Bytes, F32, I32, U32};
 use crate::buffer::Element;
-use crate::op::{Attention, Combine, Dropout, HeadLoss, Product, RmsNorm, Rope, Router, SliceShape, Thin};
+use crate::op::{
+    Attention, Columns, Combine, Conv1d, Decay, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product, RmsNorm, Rope,
+    Router, SliceShape, Thin,
+};
 use crate::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
@@ -283,6 +286,144 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
         self.observer.before(&self.inner, call);
         self.inner.rope_backward(dx, cos, sin, positions, p);
         self.observer.after(&self.inner, call, Some(dx));
+    }
+
+    fn columns(&self, y: &mut F32<Self>, x: &F32<Self>, p: &Columns) {
+        let call = Call::new("columns");
+        self.observer.before(&self.inner, call);
+        self.inner.columns(y, x, p);
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn gate_forward(&self, y: &mut F32<Self>, x: &F32<Self>, g: &F32<Self>, p: &Gate) {
+        let call = Call::new("gate_forward");
+        self.observer.before(&self.inner, call);
+        self.inner.gate_forward(y, x, g, p);
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn gate_backward(
+        &self,
+        dx: &mut F32<Self>,
+        dg: &mut F32<Self>,
+        dy: &F32<Self>,
+        x: &F32<Self>,
+        g: &F32<Self>,
+        p: &Gate,
+    ) {
+        let call = Call::new("gate_backward");
+        self.observer.before(&self.inner, call);
+        self.inner.gate_backward(dx, dg, dy, x, g, p);
+        self.observer.after(&self.inner, call, Some(dx));
+    }
+
+    fn conv1d_forward(
+        &self,
+        y: &mut F32<Self>,
+        x: &F32<Self>,
+        weight: &F32<Self>,
+        history: Option<&F32<Self>>,
+        p: &Conv1d,
+    ) {
+        let call = Call::new("conv1d_forward");
+        self.observer.before(&self.inner, call);
+        self.inner.conv1d_forward(y, x, weight, history, p);
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn conv1d_backward(
+        &self,
+        dx: &mut F32<Self>,
+        dweight: Option<&mut F32<Self>>,
+        dy: &F32<Self>,
+        x: &F32<Self>,
+        weight: &F32<Self>,
+        p: &Conv1d,
+        row_starts: &[usize],
+    ) {
+        let call = Call::new("conv1d_backward");
+        self.observer.before(&self.inner, call);
+        self.inner.conv1d_backward(dx, dweight, dy, x, weight, p, row_starts);
+        self.observer.after(&self.inner, call, Some(dx));
+    }
+
+    fn l2_norm_forward(&self, y: &mut F32<Self>, inverse: &mut F32<Self>, x: &F32<Self>, p: &L2Norm) {
+        let call = Call::new("l2_norm_forward");
+        self.observer.before(&self.inner, call);
+        self.inner.l2_norm_forward(y, inverse, x, p);
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn l2_norm_backward(&self, dx: &mut F32<Self>, dy: &F32<Self>, x: &F32<Self>, inverse: &F32<Self>, p: &L2Norm) {
+        let call = Call::new("l2_norm_backward");
+        self.observer.before(&self.inner, call);
+        self.inner.l2_norm_backward(dx, dy, x, inverse, p);
+        self.observer.after(&self.inner, call, Some(dx));
+    }
+
+    fn decay_forward(
+        &self,
+        g: &mut F32<Self>,
+        beta: &mut F32<Self>,
+        ab: (&F32<Self>, &F32<Self>),
+        a_log: &F32<Self>,
+        dt_bias: &F32<Self>,
+        p: &Decay,
+    ) {
+        let call = Call::new("decay_forward");
+        self.observer.before(&self.inner, call);
+        self.inner.decay_forward(g, beta, ab, a_log, dt_bias, p);
+        self.observer.after(&self.inner, call, Some(g));
+    }
+
+    fn decay_backward(
+        &self,
+        grads: (&mut F32<Self>, &mut F32<Self>),
+        parameters: Option<(&mut F32<Self>, &mut F32<Self>)>,
+        d: (&F32<Self>, &F32<Self>),
+        ab: (&F32<Self>, &F32<Self>),
+        a_log: &F32<Self>,
+        dt_bias: &F32<Self>,
+        p: &Decay,
+        row_starts: &[usize],
+    ) {
+        let call = Call::new("decay_backward");
+        self.observer.before(&self.inner, call);
+        self.inner.decay_backward((&mut *grads.0, grads.1), parameters, d, ab, a_log, dt_bias, p, row_starts);
+        self.observer.after(&self.inner, call, Some(grads.0));
+    }
+
+    fn gated_norm_forward(
+        &self,
+        y: &mut F32<Self>,
+        inverse: &mut F32<Self>,
+        h: &F32<Self>,
+        z: &F32<Self>,
+        weight: &F32<Self>,
+        p: &GatedNorm,
+    ) {
+        let call = Call::new("gated_norm_forward");
+        self.observer.before(&self.inner, call);
+        self.inner.gated_norm_forward(y, inverse, h, z, weight, p);
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn gated_norm_backward(
+        &self,
+        dh: &mut F32<Self>,
+        dz: &mut F32<Self>,
+        dweight: Option<&mut F32<Self>>,
+        dy: &F32<Self>,
+        hz: (&F32<Self>, &F32<Self>),
+        inverse: &F32<Self>,
+        weight: &F32<Self>,
+        p: &GatedNorm,
+        row_starts: &[usize],
+    ) {
+        let call = Call::new("gated_norm_backward");
+        self.observer.before(&self.inner, call);
+        self.inner.gated_norm_backward(dh, dz, dweight, dy, hz, inverse, weight, p, row_starts);
+        self.observer.after(&self.inner, call, Some(dh));
     }
 
     fn attention_workspace(&self, p: &Attention) -> usize {

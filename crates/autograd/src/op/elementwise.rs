@@ -45,8 +45,14 @@ pub(crate) struct SavedAdd {
 impl<'a, B: Backend> Tape<'a, B> {
     /// Turns the heads of a value by its tokens' positions. The value is used up.
     pub fn rope(&mut self, x: Variable<B>, head_width: usize, rotation: Rotation<'a, B>) -> Variable<B> {
-        let shape =
-            Rope { tokens: self.layout.tokens, heads: x.width / head_width, head_width, rotary_width: rotation.width };
+        let shape = Rope {
+            tokens: self.layout.tokens,
+            heads: x.width / head_width,
+            head_width,
+            rotary_width: rotation.width,
+            offset: 0,
+            interleaved: false,
+        };
         let (input, width, needs_gradient) = (x.id, x.width, x.needs_gradient);
         let mut data = self.owned(x.data);
         self.backend.rope_forward(&mut data, rotation.cos, rotation.sin, &self.layout.positions, &shape);

@@ -1,4 +1,4 @@
-//! Rotary embedding: whole and partial rotation, positions out of order.
+//! Rotary embedding: whole and partial rotation, halves and neighbours, positions out of order.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor};
@@ -13,7 +13,13 @@ struct RopeCase {
 
 impl Case for RopeCase {
     fn name(&self) -> String {
-        format!("{self:?}")
+        let Rope { tokens, heads, head_width, rotary_width, offset, interleaved } = self.shape;
+        if offset > 0 || interleaved {
+            return format!("{self:?}");
+        }
+        // The names of these in the golden file are older than the two parameters.
+        let widths = format!("head_width: {head_width}, rotary_width: {rotary_width}");
+        format!("RopeCase {{ shape: Rope {{ tokens: {tokens}, heads: {heads}, {widths} }}, kind: {:?} }}", self.kind)
     }
 
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
@@ -37,7 +43,21 @@ pub fn visit(visitor: &mut impl Visitor) {
         for (tokens, heads, head_width, rotary_width) in
             [(1, 1, 2, 2), (5, 3, 64, 64), (17, 2, 66, 66), (9, 2, 80, 32), (3, 7, 5, 4), (4, 1, 3, 0), (129, 1, 6, 6)]
         {
-            visitor.case(&RopeCase { shape: Rope { tokens, heads, head_width, rotary_width }, kind });
+            let shape = Rope { tokens, heads, head_width, rotary_width, offset: 0, interleaved: false };
+            visitor.case(&RopeCase { shape, kind });
+        }
+        for (tokens, heads, head_width, rotary_width, offset, interleaved) in [
+            (1, 1, 2, 2, 0, true),
+            (5, 3, 24, 8, 16, true),
+            (4, 2, 192, 64, 128, true),
+            (3, 7, 11, 6, 5, true),
+            (17, 1, 70, 66, 3, true),
+            (5, 3, 24, 8, 16, false),
+            (129, 2, 9, 6, 2, false),
+            (4, 1, 3, 0, 3, false),
+        ] {
+            let shape = Rope { tokens, heads, head_width, rotary_width, offset, interleaved };
+            visitor.case(&RopeCase { shape, kind });
         }
     }
 }

@@ -321,7 +321,7 @@ fn thin<B: Backend + 'static>(b: Rc<B>, op: &str, tokens: usize, width: usize, r
 }
 
 fn rope<B: Backend + 'static>(b: Rc<B>, tokens: usize, heads: usize, width: usize) -> Prepared {
-    let p = Rope { tokens, heads, head_width: width, rotary_width: width };
+    let p = Rope { tokens, heads, head_width: width, rotary_width: width, offset: 0, interleaved: false };
     let mut x = b.upload(&noise(tokens * heads * width, 1));
     let (cos, sin) = (b.upload(&noise(tokens * width / 2, 2)), b.upload(&noise(tokens * width / 2, 3)));
     let positions = b.upload(&(0..tokens as u32).collect::<Vec<_>>());

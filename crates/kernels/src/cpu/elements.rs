@@ -2,6 +2,7 @@
 
 use super::pool::SharedMut;
 use crate::Cpu;
+use isobit_numerics::lanes::LANES;
 use std::ops::Range;
 
 /// Elements below which a second thread is not worth waking.
@@ -16,4 +17,23 @@ pub(super) fn split<T: Send>(cpu: &Cpu, y: &mut [T], job: impl Fn(Range<usize>, 
         let part = unsafe { y.slice(range.clone()) };
         job(range, part);
     });
+}
+
+/// `y[i] = f(inputs at i)`. Blocks of lanes go through local arrays: nothing they read can be what they write, so the compiler
+/// need not ask before it makes vector code.
+#[inline(always)]
+pub(super) fn map<const N: usize>(y: &mut [f32], inputs: [&[f32]; N], f: impl Fn([f32; N]) -> f32) {
+    let inputs = inputs.map(|input| &input[..y.len()]);
+    let whole = y.len() / LANES * LANES;
+    for (index, y) in y[..whole].as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+        let blocks = inputs.map(|input| input.as_chunks::<LANES>().0[index]);
+        let mut out = [0.0; LANES];
+        for lane in 0..LANES {
+            out[lane] = f(std::array::from_fn(|input| blocks[input][lane]));
+        }
+        *y = out;
+    }
+    for index in whole..y.len() {
+        y[index] = f(std::array::from_fn(|input| inputs[input][index]));
+    }
 }

@@ -9,15 +9,21 @@ mod balance;
 mod bias;
 mod block;
 mod cast;
+mod column_copy;
 mod columns;
 mod combine;
+mod conv1d;
+mod decay;
 mod digest;
 mod dropout;
 mod elementary;
 mod elements;
 mod embedding;
 mod fold;
+mod gate;
+mod gated_norm;
 mod head_loss;
+mod l2_norm;
 mod nest;
 mod panels;
 mod path;
@@ -37,7 +43,10 @@ pub use path::Path;
 
 use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::{Buffer, Element};
-use crate::op::{Attention, Combine, Dropout, HeadLoss, Product, RmsNorm, Rope, Router, SliceShape, Thin};
+use crate::op::{
+    Attention, Columns, Combine, Conv1d, Decay, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product, RmsNorm, Rope,
+    Router, SliceShape, Thin,
+};
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
@@ -262,6 +271,139 @@ impl Backend for Cpu {
         p: &Rope,
     ) {
         rope::backward(self, dx, cos, sin, positions, p);
+    }
+
+    fn columns(&self, y: &mut Buffer<f32>, x: &Buffer<f32>, p: &Columns) {
+        column_copy::apply(self, y, x, p);
+    }
+
+    fn gate_forward(&self, y: &mut Buffer<f32>, x: &Buffer<f32>, g: &Buffer<f32>, p: &Gate) {
+        gate::forward(self, y, x, g, p);
+    }
+
+    fn gate_backward(
+        &self,
+        dx: &mut Buffer<f32>,
+        dg: &mut Buffer<f32>,
+        dy: &Buffer<f32>,
+        x: &Buffer<f32>,
+        g: &Buffer<f32>,
+        p: &Gate,
+    ) {
+        gate::backward(self, dx, dg, dy, x, g, p);
+    }
+
+    fn conv1d_forward(
+        &self,
+        y: &mut Buffer<f32>,
+        x: &Buffer<f32>,
+        weight: &Buffer<f32>,
+        history: Option<&Buffer<f32>>,
+        p: &Conv1d,
+    ) {
+        conv1d::forward(self, y, x, weight, history.map(|b| &b[..]), p);
+    }
+
+    fn conv1d_backward(
+        &self,
+        dx: &mut Buffer<f32>,
+        dweight: Option<&mut Buffer<f32>>,
+        dy: &Buffer<f32>,
+        x: &Buffer<f32>,
+        weight: &Buffer<f32>,
+        p: &Conv1d,
+        row_starts: &[usize],
+    ) {
+        conv1d::backward(self, dx, dweight.map(|b| &mut b[..]), dy, x, weight, p, row_starts);
+    }
+
+    fn l2_norm_forward(&self, y: &mut Buffer<f32>, inverse: &mut Buffer<f32>, x: &Buffer<f32>, p: &L2Norm) {
+        l2_norm::forward(self, y, inverse, x, p);
+    }
+
+    fn l2_norm_backward(
+        &self,
+        dx: &mut Buffer<f32>,
+        dy: &Buffer<f32>,
+        x: &Buffer<f32>,
+        inverse: &Buffer<f32>,
+        p: &L2Norm,
+    ) {
+        l2_norm::backward(self, dx, dy, x, inverse, p);
+    }
+
+    fn decay_forward(
+        &self,
+        g: &mut Buffer<f32>,
+        beta: &mut Buffer<f32>,
+        ab: (&Buffer<f32>, &Buffer<f32>),
+        a_log: &Buffer<f32>,
+        dt_bias: &Buffer<f32>,
+        p: &Decay,
+    ) {
+        decay::forward(self, g, beta, (ab.0, ab.1), a_log, dt_bias, p);
+    }
+
+    fn decay_backward(
+        &self,
+        grads: (&mut Buffer<f32>, &mut Buffer<f32>),
+        parameters: Option<(&mut Buffer<f32>, &mut Buffer<f32>)>,
+        d: (&Buffer<f32>, &Buffer<f32>),
+        ab: (&Buffer<f32>, &Buffer<f32>),
+        a_log: &Buffer<f32>,
+        dt_bias: &Buffer<f32>,
+        p: &Decay,
+        row_starts: &[usize],
+    ) {
+        decay::backward(
+            self,
+            (grads.0, grads.1),
+            parameters.map(|(a, b)| (&mut a[..], &mut b[..])),
+            (d.0, d.1),
+            (ab.0, ab.1),
+            a_log,
+            dt_bias,
+            p,
+            row_starts,
+        );
+    }
+
+    fn gated_norm_forward(
+        &self,
+        y: &mut Buffer<f32>,
+        inverse: &mut Buffer<f32>,
+        h: &Buffer<f32>,
+        z: &Buffer<f32>,
+        weight: &Buffer<f32>,
+        p: &GatedNorm,
+    ) {
+        gated_norm::forward(self, y, inverse, h, z, weight, p);
+    }
+
+    fn gated_norm_backward(
+        &self,
+        dh: &mut Buffer<f32>,
+        dz: &mut Buffer<f32>,
+        dweight: Option<&mut Buffer<f32>>,
+        dy: &Buffer<f32>,
+        hz: (&Buffer<f32>, &Buffer<f32>),
+        inverse: &Buffer<f32>,
+        weight: &Buffer<f32>,
+        p: &GatedNorm,
+        row_starts: &[usize],
+    ) {
+        gated_norm::backward(
+            self,
+            dh,
+            dz,
+            dweight.map(|b| &mut b[..]),
+            dy,
+            (hz.0, hz.1),
+            inverse,
+            weight,
+            p,
+            row_starts,
+        );
     }
 
     fn attention_workspace(&self, p: &Attention) -> usize {

@@ -8,16 +8,22 @@ mod attention;
 mod balance;
 mod bias;
 mod cast;
+mod column_copy;
 mod combine;
+mod conv1d;
 mod cuda;
+mod decay;
 mod device;
 mod devices;
 mod digest;
 mod dropout;
 mod elementary;
 mod embedding;
+mod gate;
+mod gated_norm;
 mod head_loss;
 mod hopper;
+mod l2_norm;
 mod library;
 mod memory;
 mod opencl;
@@ -41,7 +47,10 @@ pub use slices::{SlicedRows, SlicedWeight};
 
 use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::Element;
-use crate::op::{Attention, Combine, Dropout, HeadLoss, Product, RmsNorm, Rope, Router, SliceShape, Thin};
+use crate::op::{
+    Attention, Columns, Combine, Conv1d, Decay, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product, RmsNorm, Rope,
+    Router, SliceShape, Thin,
+};
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
@@ -249,6 +258,118 @@ impl Backend for Gpu {
         p: &Rope,
     ) {
         rope::backward(self, dx, cos, sin, positions, p);
+    }
+
+    fn columns(&self, y: &mut GpuBuffer<f32>, x: &GpuBuffer<f32>, p: &Columns) {
+        column_copy::apply(self, y, x, p);
+    }
+
+    fn gate_forward(&self, y: &mut GpuBuffer<f32>, x: &GpuBuffer<f32>, g: &GpuBuffer<f32>, p: &Gate) {
+        gate::forward(self, y, x, g, p);
+    }
+
+    fn gate_backward(
+        &self,
+        dx: &mut GpuBuffer<f32>,
+        dg: &mut GpuBuffer<f32>,
+        dy: &GpuBuffer<f32>,
+        x: &GpuBuffer<f32>,
+        g: &GpuBuffer<f32>,
+        p: &Gate,
+    ) {
+        gate::backward(self, dx, dg, dy, x, g, p);
+    }
+
+    fn conv1d_forward(
+        &self,
+        y: &mut GpuBuffer<f32>,
+        x: &GpuBuffer<f32>,
+        weight: &GpuBuffer<f32>,
+        history: Option<&GpuBuffer<f32>>,
+        p: &Conv1d,
+    ) {
+        conv1d::forward(self, y, x, weight, history, p);
+    }
+
+    fn conv1d_backward(
+        &self,
+        dx: &mut GpuBuffer<f32>,
+        dweight: Option<&mut GpuBuffer<f32>>,
+        dy: &GpuBuffer<f32>,
+        x: &GpuBuffer<f32>,
+        weight: &GpuBuffer<f32>,
+        p: &Conv1d,
+        row_starts: &[usize],
+    ) {
+        conv1d::backward(self, dx, dweight, dy, x, weight, p, row_starts);
+    }
+
+    fn l2_norm_forward(&self, y: &mut GpuBuffer<f32>, inverse: &mut GpuBuffer<f32>, x: &GpuBuffer<f32>, p: &L2Norm) {
+        l2_norm::forward(self, y, inverse, x, p);
+    }
+
+    fn l2_norm_backward(
+        &self,
+        dx: &mut GpuBuffer<f32>,
+        dy: &GpuBuffer<f32>,
+        x: &GpuBuffer<f32>,
+        inverse: &GpuBuffer<f32>,
+        p: &L2Norm,
+    ) {
+        l2_norm::backward(self, dx, dy, x, inverse, p);
+    }
+
+    fn decay_forward(
+        &self,
+        g: &mut GpuBuffer<f32>,
+        beta: &mut GpuBuffer<f32>,
+        ab: (&GpuBuffer<f32>, &GpuBuffer<f32>),
+        a_log: &GpuBuffer<f32>,
+        dt_bias: &GpuBuffer<f32>,
+        p: &Decay,
+    ) {
+        decay::forward(self, g, beta, ab, a_log, dt_bias, p);
+    }
+
+    fn decay_backward(
+        &self,
+        grads: (&mut GpuBuffer<f32>, &mut GpuBuffer<f32>),
+        parameters: Option<(&mut GpuBuffer<f32>, &mut GpuBuffer<f32>)>,
+        d: (&GpuBuffer<f32>, &GpuBuffer<f32>),
+        ab: (&GpuBuffer<f32>, &GpuBuffer<f32>),
+        a_log: &GpuBuffer<f32>,
+        dt_bias: &GpuBuffer<f32>,
+        p: &Decay,
+        row_starts: &[usize],
+    ) {
+        decay::backward(self, grads, parameters, d, ab, a_log, dt_bias, p, row_starts);
+    }
+
+    fn gated_norm_forward(
+        &self,
+        y: &mut GpuBuffer<f32>,
+        inverse: &mut GpuBuffer<f32>,
+        h: &GpuBuffer<f32>,
+        z: &GpuBuffer<f32>,
+        weight: &GpuBuffer<f32>,
+        p: &GatedNorm,
+    ) {
+        gated_norm::forward(self, y, inverse, h, z, weight, p);
+    }
+
+    fn gated_norm_backward(
+        &self,
+        dh: &mut GpuBuffer<f32>,
+        dz: &mut GpuBuffer<f32>,
+        dweight: Option<&mut GpuBuffer<f32>>,
+        dy: &GpuBuffer<f32>,
+        hz: (&GpuBuffer<f32>, &GpuBuffer<f32>),
+        inverse: &GpuBuffer<f32>,
+        weight: &GpuBuffer<f32>,
+        p: &GatedNorm,
+        row_starts: &[usize],
+    ) {
+        gated_norm::backward(self, dh, dz, dweight, dy, hz, inverse, weight, p, row_starts);
     }
 
     fn attention_workspace(&self, p: &Attention) -> usize {

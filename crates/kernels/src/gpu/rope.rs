@@ -38,13 +38,14 @@ fn rotate(
     positions: &GpuBuffer<u32>,
     p: &Rope,
 ) {
-    assert!(p.rotary_width.is_multiple_of(2) && p.rotary_width <= p.head_width, "rotated channels come in pairs");
+    p.check();
     assert_eq!((x.len(), positions.len()), (p.tokens * p.heads * p.head_width, p.tokens), "heads of all tokens");
     let pairs = p.rotary_width / 2;
     if pairs == 0 {
         return;
     }
     assert!(cos.len() == sin.len() && cos.len().is_multiple_of(pairs), "tables of whole positions");
+    let [step, distance] = p.steps();
     let tiles = (p.heads * pairs).div_ceil(GROUP);
     let arguments = arguments![
         x,
@@ -55,6 +56,9 @@ fn rotate(
         dimension(p.heads),
         dimension(p.head_width),
         dimension(pairs),
+        dimension(p.offset),
+        dimension(step),
+        dimension(distance),
         dimension(tiles),
     ];
     gpu.launch(&ROPE, kernel, Groups::each(p.tokens * tiles), arguments);

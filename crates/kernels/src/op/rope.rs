@@ -1,8 +1,9 @@
-//! Rotary embedding, half-rotation, in place (`docs/numerics.md`, "Rotary embedding").
+//! Rotary embedding, in place (`docs/numerics.md`, "Rotary embedding").
 //!
-//! With `h = rotary_width / 2` and pairs `(a, b) = (x[i], x[i+h])` of each head, `c`, `s` from the tables at the token's
-//! position: `a' = fma(a, c, −(b·s))`, `b' = fma(b, c, a·s)`. Channels from `rotary_width` on pass through. Backward is the
-//! inverse rotation: `a' = fma(a, c, b·s)`, `b' = fma(b, c, −(a·s))`.
+//! With `h = rotary_width / 2` and pairs `(a, b)` of each head, `c`, `s` from the tables at the token's position:
+//! `a' = fma(a, c, −(b·s))`, `b' = fma(b, c, a·s)`. Backward is the inverse rotation: `a' = fma(a, c, b·s)`, `b' = fma(b, c, −(a·s))`.
+//! Pair `i` is `(x[offset + i], x[offset + i + h])`, or `(x[offset + 2i], x[offset + 2i + 1])` when interleaved; results stay where their
+//! arguments were. Channels outside `offset .. offset + rotary_width` pass through.
 //!
 //! Tables are `[position, h]`, made on the host in float64 (`isobit_numerics::rope`).
 
@@ -12,4 +13,27 @@ pub struct Rope {
     pub heads: usize,
     pub head_width: usize,
     pub rotary_width: usize,
+    /// The first channel of a head that turns.
+    pub offset: usize,
+    /// Neighbours are pairs, instead of channels half the rotary width apart.
+    pub interleaved: bool,
+}
+
+impl Rope {
+    /// Panics on parameters that no implementation takes.
+    pub fn check(&self) {
+        assert!(self.rotary_width.is_multiple_of(2), "rotated channels come in pairs");
+        assert!(self.offset + self.rotary_width <= self.head_width, "rotated channels lie inside the head");
+    }
+
+    /// Channels of pair `i` inside a head.
+    pub fn pair(&self, i: usize) -> (usize, usize) {
+        let [step, distance] = self.steps();
+        (self.offset + i * step, self.offset + i * step + distance)
+    }
+
+    /// Channels from pair to pair, and from the first to the second of a pair.
+    pub fn steps(&self) -> [usize; 2] {
+        if self.interleaved { [2, 1] } else { [1, self.rotary_width / 2] }
+    }
 }

@@ -19,13 +19,15 @@ fn each_pair(
     p: &Rope,
     rotate: impl Fn(f32, f32, f32, f32) -> (f32, f32),
 ) {
+    p.check();
     let half = p.rotary_width / 2;
     for t in 0..p.tokens {
         let table = positions[t] as usize * half;
         for head in 0..p.heads {
             let first = (t * p.heads + head) * p.head_width;
             for i in 0..half {
-                let (a, b) = (first + i, first + i + half);
+                let (a, b) = p.pair(i);
+                let (a, b) = (first + a, first + b);
                 (x[a], x[b]) = rotate(x[a], x[b], cos[table + i], sin[table + i]);
             }
         }

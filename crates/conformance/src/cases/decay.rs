@@ -1,0 +1,59 @@
+//! Decay and write strength: heads around the 32 lanes, rows longer than a token block, empty rows.
+
+use crate::data::{Kind, Random};
+use crate::{Case, Output, Visitor, poisoned};
+use isobit_kernels::Backend;
+use isobit_kernels::op::Decay;
+
+#[derive(Debug)]
+struct DecayCase {
+    row_starts: Vec<usize>,
+    heads: usize,
+    kind: Kind,
+}
+
+impl Case for DecayCase {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        let (tokens, heads) = (self.row_starts[self.row_starts.len() - 1], self.heads);
+        let (p, length) = (Decay { tokens, heads }, tokens * heads);
+        let mut random = Random::new(length as u64);
+        let [a, strength, dg, dbeta] = [(); 4].map(|()| b.upload(&random.f32s(self.kind, length)));
+        // Its exponential has to stay finite: infinity times zero is a NaN, whose bits are nobody's business.
+        let a_log = b.upload(&random.f32s(Kind::Plain, heads));
+        let dt_bias = b.upload(&random.f32s(self.kind, heads));
+        let [mut da_log, mut ddt_bias] = [(); 2].map(|()| b.upload(&random.f32s(Kind::Plain, heads)));
+        let [mut g, mut beta, mut da, mut db] = [(); 4].map(|()| poisoned(b, length));
+        let ab = (&a, &strength);
+        b.decay_forward(&mut g, &mut beta, ab, &a_log, &dt_bias, &p);
+        let mut outputs = vec![Output::download(b, "g", &g), Output::download(b, "beta", &beta)];
+        let d = (&dg, &dbeta);
+        b.decay_backward((&mut da, &mut db), None, d, ab, &a_log, &dt_bias, &p, &self.row_starts);
+        outputs.extend([Output::download(b, "da", &da), Output::download(b, "db", &db)]);
+        let [mut da, mut db] = [(); 2].map(|()| poisoned(b, length));
+        let parameters = Some((&mut da_log, &mut ddt_bias));
+        b.decay_backward((&mut da, &mut db), parameters, d, ab, &a_log, &dt_bias, &p, &self.row_starts);
+        outputs.extend([Output::download(b, "da again", &da), Output::download(b, "db again", &db)]);
+        outputs.extend([Output::download(b, "da_log", &da_log), Output::download(b, "ddt_bias", &ddt_bias)]);
+        outputs
+    }
+}
+
+pub fn visit(visitor: &mut impl Visitor) {
+    for kind in Kind::ALL {
+        for (row_starts, heads) in [
+            (&[0, 1][..], 1),
+            (&[0, 0, 5, 5, 11], 32),
+            (&[0, 129, 130], 33),
+            (&[0, 128, 257], 4),
+            (&[0, 1500], 3),
+            (&[0, 3], 701),
+            (&[0, 0], 4),
+        ] {
+            visitor.case(&DecayCase { row_starts: row_starts.to_vec(), heads, kind });
+        }
+    }
+}

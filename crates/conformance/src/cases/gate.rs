@@ -1,0 +1,40 @@
+//! Sigmoid gates, one per element and one per token, both directions.
+
+use crate::data::{Kind, Random};
+use crate::{Case, Output, Visitor, poisoned};
+use isobit_kernels::Backend;
+use isobit_kernels::op::Gate;
+
+#[derive(Debug)]
+struct GateCase {
+    shape: Gate,
+    kind: Kind,
+}
+
+impl Case for GateCase {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        let p = self.shape;
+        let length = p.tokens * p.width;
+        let mut random = Random::new(length as u64);
+        let [x, dy] = [(); 2].map(|()| b.upload(&random.f32s(self.kind, length)));
+        let g = b.upload(&random.f32s(self.kind, p.gates()));
+        let ([mut y, mut dx], mut dg) = ([(); 2].map(|()| poisoned(b, length)), poisoned(b, p.gates()));
+        b.gate_forward(&mut y, &x, &g, &p);
+        b.gate_backward(&mut dx, &mut dg, &dy, &x, &g, &p);
+        vec![Output::download(b, "y", &y), Output::download(b, "dx", &dx), Output::download(b, "dg", &dg)]
+    }
+}
+
+pub fn visit(visitor: &mut impl Visitor) {
+    for kind in Kind::ALL {
+        for per_token in [false, true] {
+            for (tokens, width) in [(0, 5), (1, 1), (3, 31), (17, 64), (9, 121), (2, 1031), (300, 3)] {
+                visitor.case(&GateCase { shape: Gate { tokens, width, per_token }, kind });
+            }
+        }
+    }
+}

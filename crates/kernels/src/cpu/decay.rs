@@ -1,0 +1,140 @@
+//! Decay (`op/decay.rs`). Threads share the tokens, and the heads for the gradients of parameters: there is little of either.
+
+use super::bias::{COLUMN_GRAIN, COLUMNS};
+use super::elements::map;
+use super::path::multiversion;
+use super::pool::SharedMut;
+use crate::Cpu;
+use crate::op::{Decay, TOKEN_BLOCK, token_blocks};
+use isobit_numerics::Fma;
+use isobit_numerics::elementary::{exp, sigmoid, softplus};
+use std::ops::Range;
+
+pub(super) fn forward(
+    cpu: &Cpu,
+    g: &mut [f32],
+    beta: &mut [f32],
+    (a, b): (&[f32], &[f32]),
+    a_log: &[f32],
+    dt_bias: &[f32],
+    p: &Decay,
+) {
+    check(&[g, beta, a, b], a_log, dt_bias, p);
+    let (g, beta) = (SharedMut::new(g), SharedMut::new(beta));
+    cpu.pool.run_ranges(p.tokens, 1, |tokens| {
+        let here = tokens.start * p.heads..tokens.end * p.heads;
+        // SAFETY: tokens of different threads do not overlap.
+        let (g, beta) = unsafe { (g.slice(here.clone()), beta.slice(here.clone())) };
+        forward_tokens(cpu.path, g, beta, &a[here.clone()], &b[here], a_log, dt_bias);
+    });
+}
+
+fn check(all: &[&[f32]], a_log: &[f32], dt_bias: &[f32], p: &Decay) {
+    assert!(all.iter().all(|x| x.len() == p.tokens * p.heads), "heads of all tokens");
+    assert_eq!([a_log.len(), dt_bias.len()], [p.heads; 2], "parameters of all heads");
+}
+
+pub(super) fn backward(
+    cpu: &Cpu,
+    (da, db): (&mut [f32], &mut [f32]),
+    parameters: Option<(&mut [f32], &mut [f32])>,
+    (dg, dbeta): (&[f32], &[f32]),
+    (a, b): (&[f32], &[f32]),
+    a_log: &[f32],
+    dt_bias: &[f32],
+    p: &Decay,
+    row_starts: &[usize],
+) {
+    check(&[da, db, dg, dbeta, a, b], a_log, dt_bias, p);
+    let (da_, db_) = (SharedMut::new(da), SharedMut::new(db));
+    cpu.pool.run_ranges(p.tokens, 1, |tokens| {
+        let here = tokens.start * p.heads..tokens.end * p.heads;
+        // SAFETY: tokens of different threads do not overlap.
+        let (da, db) = unsafe { (da_.slice(here.clone()), db_.slice(here.clone())) };
+        let (d, ab) = ((&dg[here.clone()], &dbeta[here.clone()]), (&a[here.clone()], &b[here]));
+        backward_tokens(cpu.path, da, db, d, ab, a_log, dt_bias);
+    });
+    let Some((da_log, ddt_bias)) = parameters else { return };
+    assert_eq!([da_log.len(), ddt_bias.len()], [p.heads; 2], "gradients of all heads");
+    assert_eq!(row_starts[row_starts.len() - 1], p.tokens, "rows of data end with the tokens");
+    let (da_log, ddt_bias) = (SharedMut::new(da_log), SharedMut::new(ddt_bias));
+    let da = &*da;
+    cpu.pool.run_ranges(p.heads, COLUMN_GRAIN, |heads| {
+        for first in heads.clone().step_by(COLUMNS) {
+            let here = first..(first + COLUMNS).min(heads.end);
+            // SAFETY: heads of different threads do not overlap.
+            let (da_log, ddt_bias) = unsafe { (da_log.slice(here.clone()), ddt_bias.slice(here.clone())) };
+            let own = (&a_log[here.clone()], &dt_bias[here]);
+            for block in token_blocks(row_starts, TOKEN_BLOCK) {
+                parameter_block(cpu.path, da_log, ddt_bias, (dg, da, a), own, p.heads, block, first);
+            }
+        }
+    });
+}
+
+#[inline(always)]
+fn log_decay<F: Fma>(a: f32, a_log: f32, dt_bias: f32) -> f32 {
+    -(exp::<F>(a_log) * softplus::<F>(a + dt_bias))
+}
+
+multiversion! {
+    fn forward_tokens<F>(g: &mut [f32], beta: &mut [f32], a: &[f32], b: &[f32], a_log: &[f32], dt_bias: &[f32]) {
+        for (g, a) in g.chunks_exact_mut(a_log.len()).zip(a.chunks_exact(a_log.len())) {
+            map(g, [a, a_log, dt_bias], |[a, a_log, dt_bias]| log_decay::<F>(a, a_log, dt_bias));
+        }
+        map(beta, [b], |[b]| sigmoid::<F>(b));
+    }
+}
+
+multiversion! {
+    fn backward_tokens<F>(
+        da: &mut [f32],
+        db: &mut [f32],
+        d: (&[f32], &[f32]),
+        ab: (&[f32], &[f32]),
+        a_log: &[f32],
+        dt_bias: &[f32],
+    ) {
+        let heads = a_log.len();
+        let tokens = da.chunks_exact_mut(heads).zip(d.0.chunks_exact(heads)).zip(ab.0.chunks_exact(heads));
+        for ((da, dg), a) in tokens {
+            map(da, [dg, a, a_log, dt_bias], |[dg, a, a_log, dt_bias]| {
+                -((dg * exp::<F>(a_log)) * sigmoid::<F>(a + dt_bias))
+            });
+        }
+        map(db, [d.1, ab.1], |[dbeta, b]| {
+            let beta = sigmoid::<F>(b);
+            dbeta * (beta * (1.0 - beta))
+        });
+    }
+}
+
+multiversion! {
+    /// The heads from `first` on over one block; `inputs` are `dg`, `da` and `a`, `own` these heads' `a_log` and `dt_bias`.
+    fn parameter_block<F>(
+        da_log: &mut [f32],
+        ddt_bias: &mut [f32],
+        inputs: (&[f32], &[f32], &[f32]),
+        own: (&[f32], &[f32]),
+        heads: usize,
+        block: Range<usize>,
+        first: usize,
+    ) {
+        let ([mut rates, mut biases, mut decays], count) = ([[0.0f32; COLUMNS]; 3], own.0.len());
+        let (rates, biases, decays) = (&mut rates[..count], &mut biases[..count], &mut decays[..count]);
+        for t in block {
+            let here = t * heads + first..t * heads + first + count;
+            let (dg, da, a) = (&inputs.0[here.clone()], &inputs.1[here.clone()], &inputs.2[here]);
+            map(decays, [a, own.0, own.1], |[a, a_log, dt_bias]| log_decay::<F>(a, a_log, dt_bias));
+            for ((rate, dg), decay) in rates.iter_mut().zip(dg).zip(&*decays) {
+                *rate = F::fma(*dg, *decay, *rate);
+            }
+            for (bias, da) in biases.iter_mut().zip(da) {
+                *bias += da;
+            }
+        }
+        for (total, sum) in da_log.iter_mut().chain(ddt_bias).zip(rates.iter().chain(&*biases)) {
+            *total += sum;
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Gated norm (`op/gated_norm.rs`). Heads of all tokens are shared out for activations, columns for `dweight`.
+
+use super::bias::{COLUMN_GRAIN, COLUMNS};
+use super::elements::map;
+use super::path::multiversion;
+use super::pool::SharedMut;
+use crate::Cpu;
+use crate::op::{GatedNorm, TOKEN_BLOCK, token_blocks};
+use isobit_numerics::Fma;
+use isobit_numerics::elementary::{silu, silu_grad};
+use isobit_numerics::lanes::{self, LANES, tree_sum};
+use std::ops::Range;
+
+pub(super) fn forward(
+    cpu: &Cpu,
+    y: &mut [f32],
+    inverse: &mut [f32],
+    h: &[f32],
+    z: &[f32],
+    weight: &[f32],
+    p: &GatedNorm,
+) {
+    let length = p.tokens * p.width;
+    assert_eq!([y.len(), h.len(), z.len()], [length; 3], "gated norm");
+    assert_eq!([inverse.len(), weight.len()], [p.tokens, p.width], "gated norm");
+    let inverse = SharedMut::new(inverse);
+    cpu.pool.run_rows(y, p.width, |tokens, y| {
+        let here = tokens.start * p.width..tokens.end * p.width;
+        // SAFETY: tokens of different threads do not overlap.
+        let inverse = unsafe { inverse.slice(tokens) };
+        forward_rows(cpu.path, y, inverse, &h[here.clone()], &z[here], weight, p);
+    });
+}
+
+pub(super) fn backward(
+    cpu: &Cpu,
+    dh: &mut [f32],
+    dz: &mut [f32],
+    dweight: Option<&mut [f32]>,
+    dy: &[f32],
+    (h, z): (&[f32], &[f32]),
+    inverse: &[f32],
+    weight: &[f32],
+    p: &GatedNorm,
+    row_starts: &[usize],
+) {
+    let length = p.tokens * p.width;
+    assert_eq!([dh.len(), dz.len(), dy.len(), h.len(), z.len()], [length; 5], "gated norm");
+    assert_eq!([inverse.len(), weight.len()], [p.tokens, p.width], "gated norm");
+    let dz = SharedMut::new(dz);
+    cpu.pool.run_rows(dh, p.width, |tokens, dh| {
+        let here = tokens.start * p.width..tokens.end * p.width;
+        // SAFETY: tokens of different threads do not overlap.
+        let dz = unsafe { dz.slice(here.clone()) };
+        let (dy, h, z) = (&dy[here.clone()], &h[here.clone()], &z[here]);
+        backward_rows(cpu.path, dh, dz, dy, (h, z), &inverse[tokens], weight);
+    });
+    let Some(dweight) = dweight else { return };
+    assert_eq!((dweight.len(), row_starts[row_starts.len() - 1]), (p.width, p.tokens), "gated norm");
+    let dweight = SharedMut::new(dweight);
+    cpu.pool.run_ranges(p.width, COLUMN_GRAIN, |columns| {
+        for first in columns.clone().step_by(COLUMNS) {
+            let here = first..(first + COLUMNS).min(columns.end);
+            // SAFETY: columns of different threads do not overlap.
+            let dweight = unsafe { dweight.slice(here) };
+            for block in token_blocks(row_starts, TOKEN_BLOCK) {
+                weight_block(cpu.path, dweight, dy, (h, z), inverse, p.width, block, first);
+            }
+        }
+    });
+}
+
+multiversion! {
+    fn forward_rows<F>(y: &mut [f32], inverse: &mut [f32], h: &[f32], z: &[f32], weight: &[f32], p: &GatedNorm) {
+        let rows = y.chunks_exact_mut(p.width).zip(h.chunks_exact(p.width)).zip(z.chunks_exact(p.width));
+        for (((y, h), z), inverse) in rows.zip(inverse) {
+            let mean = lanes::dot::<F>(h, h) / p.width as f32;
+            let inv = 1.0 / (mean + p.eps).sqrt();
+            *inverse = inv;
+            map(y, [h, z, weight], |[h, z, weight]| (weight * (h * inv)) * silu::<F>(z));
+        }
+    }
+}
+
+multiversion! {
+    fn backward_rows<F>(
+        dh: &mut [f32],
+        dz: &mut [f32],
+        dy: &[f32],
+        hz: (&[f32], &[f32]),
+        inverse: &[f32],
+        weight: &[f32],
+    ) {
+        let width = weight.len();
+        for (index, inverse) in inverse.iter().enumerate() {
+            let (row, inv) = (index * width..(index + 1) * width, *inverse);
+            let (dh, dz) = (&mut dh[row.clone()], &mut dz[row.clone()]);
+            let (dy, h, z) = (&dy[row.clone()], &hz.0[row.clone()], &hz.1[row]);
+            map(dz, [dy, h, z, weight], |[dy, h, z, weight]| (dy * (weight * (h * inv))) * silu_grad::<F>(z));
+            // The gradient of the norm's output waits in `dh` for its mean.
+            map(dh, [dy, z, weight], |[dy, z, weight]| (dy * silu::<F>(z)) * weight);
+            let mean = normal_dot::<F>(dh, h, inv) / width as f32;
+            for (dh, h) in dh.iter_mut().zip(h) {
+                *dh = F::fma(-(h * inv), mean, *dh) * inv;
+            }
+        }
+    }
+}
+
+/// Lane sum of `fma(g, h·inv, ·)`.
+#[inline(always)]
+fn normal_dot<F: Fma>(g: &[f32], h: &[f32], inv: f32) -> f32 {
+    let mut acc = [0.0; LANES];
+    let (g_blocks, g_tail) = g.as_chunks::<LANES>();
+    let (h_blocks, h_tail) = h.as_chunks::<LANES>();
+    for (g, h) in g_blocks.iter().zip(h_blocks) {
+        for lane in 0..LANES {
+            acc[lane] = F::fma(g[lane], h[lane] * inv, acc[lane]);
+        }
+    }
+    for ((acc, g), h) in acc.iter_mut().zip(g_tail).zip(h_tail) {
+        *acc = F::fma(*g, h * inv, *acc);
+    }
+    tree_sum(acc)
+}
+
+multiversion! {
+    fn weight_block<F>(
+        dweight: &mut [f32],
+        dy: &[f32],
+        hz: (&[f32], &[f32]),
+        inverse: &[f32],
+        width: usize,
+        block: Range<usize>,
+        first: usize,
+    ) {
+        let (mut sums, mut terms) = ([0.0f32; COLUMNS], [0.0f32; COLUMNS]);
+        let (sums, terms) = (&mut sums[..dweight.len()], &mut terms[..dweight.len()]);
+        for t in block {
+            let (here, inv) = (t * width + first..t * width + first + dweight.len(), inverse[t]);
+            let inputs = [&dy[here.clone()], &hz.0[here.clone()], &hz.1[here]];
+            map(terms, inputs, |[dy, h, z]| (dy * silu::<F>(z)) * (h * inv));
+            for (sum, term) in sums.iter_mut().zip(&*terms) {
+                *sum += term;
+            }
+        }
+        for (dweight, sum) in dweight.iter_mut().zip(sums) {
+            *dweight += *sum;
+        }
+    }
+}

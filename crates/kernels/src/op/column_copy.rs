@@ -1,0 +1,62 @@
+//! Column copies (`docs/numerics.md`, "Column copies"): what splits and joins activation matrices.
+//!
+//! For every token `t`, group `g`, column `j < width`, the element `x[t·from.row + from.offset + g·from.stride + j]` goes to
+//! `y[t·to.row + to.offset + g·to.stride + j]`, instead of what is there or added to it. `from.stride = 0` gives one block of columns to all groups.
+//! `to.stride = 0` gathers: the groups are added up in ascending order, from the first one's value or, adding, from what `y` holds; it is
+//! the gradient of the former. All other elements of `y` stay as they are.
+
+/// Where the columns lie inside a token of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Elements of a token.
+    pub row: usize,
+    /// The first group's first element.
+    pub offset: usize,
+    /// From group to group; 0: the same columns for all groups.
+    pub stride: usize,
+}
+
+impl Place {
+    /// Columns `offset ..` of a matrix, the groups one after another.
+    pub fn dense(row: usize, offset: usize, width: usize) -> Self {
+        Self { row, offset, stride: width }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ColumnMode {
+    Overwrite,
+    Add,
+}
+
+/// Which columns go where. Rows of a buffer may also be moved as the groups of a single token whose `row` is the whole buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Columns {
+    pub tokens: usize,
+    pub groups: usize,
+    pub width: usize,
+    pub from: Place,
+    pub to: Place,
+    pub mode: ColumnMode,
+}
+
+impl Columns {
+    /// Whether several groups meet in the same columns.
+    pub fn gathers(&self) -> bool {
+        self.to.stride == 0 && self.groups > 1
+    }
+
+    /// Panics on parameters that no implementation takes.
+    pub fn check(&self, y: usize, x: usize) {
+        assert_eq!([y, x], [self.tokens * self.to.row, self.tokens * self.from.row], "elements of all tokens");
+        if self.groups == 0 || self.width == 0 {
+            return;
+        }
+        for place in [self.from, self.to] {
+            let end = place.offset + (self.groups - 1) * place.stride + self.width;
+            assert!(end <= place.row, "columns up to {end} of a token of {}", place.row);
+        }
+        let apart = self.groups == 1 || self.to.stride == 0 || self.to.stride >= self.width;
+        assert!(apart, "groups of {} columns, {} apart, overlap", self.width, self.to.stride);
+    }
+}

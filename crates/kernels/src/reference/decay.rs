@@ -1,0 +1,56 @@
+//! Decay, the definition (`docs/numerics.md`, "Decay").
+
+use crate::op::{Decay, TOKEN_BLOCK, token_blocks};
+use isobit_numerics::SoftFma;
+use isobit_numerics::elementary::{exp, sigmoid, softplus};
+use isobit_numerics::fma::fma;
+
+pub(super) fn forward(
+    g: &mut [f32],
+    beta: &mut [f32],
+    (a, b): (&[f32], &[f32]),
+    a_log: &[f32],
+    dt_bias: &[f32],
+    p: &Decay,
+) {
+    for index in 0..p.tokens * p.heads {
+        let head = index % p.heads;
+        g[index] = log_decay(a[index], a_log[head], dt_bias[head]);
+        beta[index] = sigmoid::<SoftFma>(b[index]);
+    }
+}
+
+fn log_decay(a: f32, a_log: f32, dt_bias: f32) -> f32 {
+    -(exp::<SoftFma>(a_log) * softplus::<SoftFma>(a + dt_bias))
+}
+
+pub(super) fn backward(
+    (da, db): (&mut [f32], &mut [f32]),
+    parameters: Option<(&mut [f32], &mut [f32])>,
+    (dg, dbeta): (&[f32], &[f32]),
+    (a, b): (&[f32], &[f32]),
+    a_log: &[f32],
+    dt_bias: &[f32],
+    p: &Decay,
+    row_starts: &[usize],
+) {
+    for index in 0..p.tokens * p.heads {
+        let head = index % p.heads;
+        let s = sigmoid::<SoftFma>(a[index] + dt_bias[head]);
+        da[index] = -((dg[index] * exp::<SoftFma>(a_log[head])) * s);
+        let beta = sigmoid::<SoftFma>(b[index]);
+        db[index] = dbeta[index] * (beta * (1.0 - beta));
+    }
+    let Some((da_log, ddt_bias)) = parameters else { return };
+    for block in token_blocks(row_starts, TOKEN_BLOCK) {
+        for head in 0..p.heads {
+            let (mut rates, mut biases) = (0.0, 0.0);
+            for index in block.clone().map(|t| t * p.heads + head) {
+                rates = fma(dg[index], log_decay(a[index], a_log[head], dt_bias[head]), rates);
+                biases += da[index];
+            }
+            da_log[head] += rates;
+            ddt_bias[head] += biases;
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Gated norm, the definition (`docs/numerics.md`, "Gated norm").
+
+use crate::op::{GatedNorm, TOKEN_BLOCK, token_blocks};
+use isobit_numerics::SoftFma;
+use isobit_numerics::elementary::{silu, silu_grad};
+use isobit_numerics::fma::fma;
+use isobit_numerics::lanes::{LANES, dot, for_lanes, tree_sum};
+
+pub(super) fn forward(y: &mut [f32], inverse: &mut [f32], h: &[f32], z: &[f32], weight: &[f32], p: &GatedNorm) {
+    for t in 0..p.tokens {
+        let at = t * p.width;
+        let row = &h[at..][..p.width];
+        let mean = dot::<SoftFma>(row, row) / p.width as f32;
+        inverse[t] = 1.0 / (mean + p.eps).sqrt();
+        for c in 0..p.width {
+            y[at + c] = (weight[c] * (row[c] * inverse[t])) * silu::<SoftFma>(z[at + c]);
+        }
+    }
+}
+
+pub(super) fn backward(
+    dh: &mut [f32],
+    dz: &mut [f32],
+    dweight: Option<&mut [f32]>,
+    dy: &[f32],
+    (h, z): (&[f32], &[f32]),
+    inverse: &[f32],
+    weight: &[f32],
+    p: &GatedNorm,
+    row_starts: &[usize],
+) {
+    let normal = |t: usize, c: usize| h[t * p.width + c] * inverse[t];
+    let gated = |t: usize, c: usize| dy[t * p.width + c] * silu::<SoftFma>(z[t * p.width + c]);
+    for t in 0..p.tokens {
+        let grad = |c: usize| gated(t, c) * weight[c];
+        let mut acc = [0.0; LANES];
+        for_lanes(&mut acc, p.width, |acc, c| fma(grad(c), normal(t, c), acc));
+        let mean = tree_sum(acc) / p.width as f32;
+        for c in 0..p.width {
+            let at = t * p.width + c;
+            dh[at] = fma(-normal(t, c), mean, grad(c)) * inverse[t];
+            dz[at] = (dy[at] * (weight[c] * normal(t, c))) * silu_grad::<SoftFma>(z[at]);
+        }
+    }
+    let Some(dweight) = dweight else { return };
+    for block in token_blocks(row_starts, TOKEN_BLOCK) {
+        for c in 0..p.width {
+            let mut acc = 0.0;
+            for t in block.clone() {
+                acc += gated(t, c) * normal(t, c);
+            }
+            dweight[c] += acc;
+        }
+    }
+}

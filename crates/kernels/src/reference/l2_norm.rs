@@ -1,0 +1,31 @@
+//! L2 norm, the definition (`docs/numerics.md`, "L2 norm").
+
+use crate::op::L2Norm;
+use isobit_numerics::SoftFma;
+use isobit_numerics::elementary::rsqrt;
+use isobit_numerics::fma::fma;
+use isobit_numerics::lanes::{LANES, dot, for_lanes, tree_sum};
+
+pub(super) fn forward(y: &mut [f32], inverse: &mut [f32], x: &[f32], p: &L2Norm) {
+    for t in 0..p.tokens {
+        let x = &x[t * p.width..][..p.width];
+        inverse[t] = rsqrt(dot::<SoftFma>(x, x) + p.eps);
+        for c in 0..p.width {
+            y[t * p.width + c] = (x[c] * inverse[t]) * p.factor;
+        }
+    }
+}
+
+pub(super) fn backward(dx: &mut [f32], dy: &[f32], x: &[f32], inverse: &[f32], p: &L2Norm) {
+    for t in 0..p.tokens {
+        let at = t * p.width;
+        let normal = |c: usize| x[at + c] * inverse[t];
+        let grad = |c: usize| dy[at + c] * p.factor;
+        let mut acc = [0.0; LANES];
+        for_lanes(&mut acc, p.width, |acc, c| fma(grad(c), normal(c), acc));
+        let sum = tree_sum(acc);
+        for c in 0..p.width {
+            dx[at + c] = fma(-normal(c), sum, grad(c)) * inverse[t];
+        }
+    }
+}
