@@ -7,6 +7,7 @@
 //! of it is read; numbers are borrowed from the file wherever they lie as they are wanted.
 
 use crate::ModelError;
+use crate::config::ExpertsConfig;
 use crate::gptq::{self, GptqWeight};
 use crate::source::{Format, Source, StoredTensor, Weight};
 use isobit_proof::name::harmless;
@@ -18,6 +19,12 @@ pub struct ExpertsShape {
     /// Width inside an expert.
     pub width: usize,
     pub hidden: usize,
+}
+
+impl ExpertsShape {
+    pub fn of(config: &ExpertsConfig, hidden: usize) -> Self {
+        Self { experts: config.experts, width: config.width, hidden }
+    }
 }
 
 /// The three matrices of an expert.

@@ -214,6 +214,7 @@ fn published_latent_attention() {
     assert_eq!((latent(&plain).query_rank, plain.max_positions), (None, 4096));
     assert_eq!(latent(&plain).scale, (1.0 / 192f64.sqrt()) as f32);
     assert_eq!(experts(&plain, 3).shared, Some(Shared { width: 4096, gated: false }));
+    assert_eq!(experts(&parse(&json!({"model_type": "deepseek_v3", "n_shared_experts": null})), 3).shared, None);
 }
 
 #[test]

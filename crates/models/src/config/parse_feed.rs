@@ -118,7 +118,9 @@ fn deepseek(fields: Fields, config: &mut ExpertsConfig) -> Result<(), ModelError
     }
     config.groups = fields.size("n_group", GROUPS_MAX, Some(8))?;
     config.kept_groups = fields.size("topk_group", GROUPS_MAX, Some(4))?;
-    let shared = fields.whole("n_shared_experts", 0, SHARED_MAX)?.unwrap_or(1);
+    // Null is how files say that there are none.
+    let default = if fields.is_null("n_shared_experts") { 0 } else { 1 };
+    let shared = fields.whole("n_shared_experts", 0, SHARED_MAX)?.unwrap_or(default);
     let width = shared * config.width;
     if width > AXIS_MAX as usize {
         return Err(fields.wrong(format!("`n_shared_experts` {shared} are {width} wide, over {AXIS_MAX}")));
