@@ -119,7 +119,7 @@ fn deepseek(fields: Fields, config: &mut ExpertsConfig) -> Result<(), ModelError
     config.groups = fields.size("n_group", GROUPS_MAX, Some(8))?;
     config.kept_groups = fields.size("topk_group", GROUPS_MAX, Some(4))?;
     // Null is how files say that there are none.
-    let default = if fields.is_null("n_shared_experts") { 0 } else { 1 };
+    let default = usize::from(!fields.is_null("n_shared_experts"));
     let shared = fields.whole("n_shared_experts", 0, SHARED_MAX)?.unwrap_or(default);
     let width = shared * config.width;
     if width > AXIS_MAX as usize {
