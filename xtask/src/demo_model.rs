@@ -3,6 +3,7 @@
 
 use crate::arguments::Arguments;
 use crate::repository::{command, root};
+use isobit_models::config::{Feed, Mixer};
 use isobit_models::{Config, RandomSource, Source};
 use isobit_numerics::philox::{Key, Purpose, word};
 use isobit_proof::hash::Hash;
@@ -82,12 +83,15 @@ fn sentences() -> String {
 
 /// Weights as models are initialised, from the benchmark's random source.
 pub(crate) fn initial_weights(folder: &Path, config: &Config) -> Result<(), String> {
-    let (hidden, wide) = (config.hidden, config.heads * config.head_width);
-    let narrow = config.kv_heads * config.head_width;
+    let hidden = config.hidden;
     let mut shapes: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     shapes.insert("model.embed_tokens.weight".to_string(), vec![config.vocabulary, hidden]);
     shapes.insert("model.norm.weight".to_string(), vec![hidden]);
-    for layer in 0..config.layers {
+    for (layer, described) in config.layers.iter().enumerate() {
+        let (Mixer::Attention(attention), Feed::Dense { width, .. }) = (&described.mixer, &described.feed) else {
+            return Err(format!("layer {layer} of the demo's config is no dense layer"));
+        };
+        let (wide, narrow) = (attention.output_width(), attention.kv_rows());
         let path = format!("model.layers.{layer}");
         let mut add = |name: &str, shape: &[usize]| shapes.insert(format!("{path}.{name}"), shape.to_vec());
         for (module, outputs) in [("q_proj", wide), ("k_proj", narrow), ("v_proj", narrow)] {
@@ -96,9 +100,9 @@ pub(crate) fn initial_weights(folder: &Path, config: &Config) -> Result<(), Stri
         }
         add("self_attn.o_proj.weight", &[hidden, wide]);
         for module in ["gate_proj", "up_proj"] {
-            add(&format!("mlp.{module}.weight"), &[config.intermediate, hidden]);
+            add(&format!("mlp.{module}.weight"), &[*width, hidden]);
         }
-        add("mlp.down_proj.weight", &[hidden, config.intermediate]);
+        add("mlp.down_proj.weight", &[hidden, *width]);
         add("input_layernorm.weight", &[hidden]);
         add("post_attention_layernorm.weight", &[hidden]);
     }

@@ -5,7 +5,7 @@
 
 use crate::ModelError;
 use crate::adapter::{Trained, decays};
-use crate::config::Config;
+use crate::config::{Config, Family, Feed, Mixer};
 use crate::dense::{Block, Model};
 use crate::source::{Format, Source, StoredTensor};
 use half::{bf16, f16};
@@ -41,6 +41,10 @@ pub fn build<B: Backend>(
     source: &dyn Source,
     settings: &Settings,
 ) -> Result<Built<B>, ModelError> {
+    if !matches!(config.family, Family::Qwen2 | Family::Qwen3 | Family::Llama) {
+        let what = format!("models of the family {:?} cannot be built yet", config.family);
+        return Err(ModelError::Config { file: "config.json".to_string(), what });
+    }
     let mut builder =
         Builder { backend, config, source, settings, parameters: Parameters::default(), modules: 0, adapters: 0 };
     let model = builder.model()?;
@@ -81,7 +85,7 @@ impl<B: Backend> Builder<'_, B> {
             (Table::Frozen(frozen), head)
         };
         self.source.release(table);
-        let blocks = (0..config.layers).map(|layer| self.block(layer)).collect::<Result<_, _>>()?;
+        let blocks = (0..config.layers.len()).map(|layer| self.block(layer)).collect::<Result<_, _>>()?;
         let ends = self.ends_trained();
         let norm = self.vector("model.norm.weight", hidden, ends)?;
         let head = match tied_head {
@@ -110,36 +114,41 @@ impl<B: Backend> Builder<'_, B> {
         let c = self.config;
         let trained = match self.settings.trained {
             Trained::Full => true,
-            Trained::LastBlocks(count) => layer + count >= c.layers,
+            Trained::LastBlocks(count) => layer + count >= c.layers.len(),
             Trained::Nothing | Trained::Lora(_) => false,
         };
         let path = format!("model.layers.{layer}");
         let attention = |name: &str| format!("{path}.self_attn.{name}");
         let mlp = |name: &str| format!("{path}.mlp.{name}");
-        let (wide, narrow) = (c.heads * c.head_width, c.kv_heads * c.head_width);
+        let (Mixer::Attention(a), &Feed::Dense { width: fed, bias: mlp_bias }) =
+            (&c.layers[layer].mixer, &c.layers[layer].feed)
+        else {
+            unreachable!("checked by `build`")
+        };
+        let (wide, narrow) = (a.heads * a.head_width, a.kv_heads * a.head_width);
         let head_norm = |builder: &mut Self, name: &str| {
             let name = attention(name);
-            c.has_head_norms().then(|| builder.vector(&format!("{name}.weight"), c.head_width, trained)).transpose()
+            a.head_norms.then(|| builder.vector(&format!("{name}.weight"), a.head_width, trained)).transpose()
         };
         Ok(Block {
             input_norm: self.vector(&format!("{path}.input_layernorm.weight"), c.hidden, trained)?,
-            q: self.linear(&attention("q_proj"), wide, c.hidden, c.qkv_bias, trained)?,
-            k: self.linear(&attention("k_proj"), narrow, c.hidden, c.qkv_bias, trained)?,
-            v: self.linear(&attention("v_proj"), narrow, c.hidden, c.qkv_bias, trained)?,
-            o: self.linear(&attention("o_proj"), c.hidden, wide, c.output_bias, trained)?,
+            q: self.linear(&attention("q_proj"), wide, c.hidden, a.qkv_bias, trained)?,
+            k: self.linear(&attention("k_proj"), narrow, c.hidden, a.qkv_bias, trained)?,
+            v: self.linear(&attention("v_proj"), narrow, c.hidden, a.qkv_bias, trained)?,
+            o: self.linear(&attention("o_proj"), c.hidden, wide, a.output_bias, trained)?,
             q_norm: head_norm(self, "q_norm")?,
             k_norm: head_norm(self, "k_norm")?,
             post_norm: self.vector(&format!("{path}.post_attention_layernorm.weight"), c.hidden, trained)?,
-            gate: self.linear(&mlp("gate_proj"), c.intermediate, c.hidden, c.mlp_bias, trained)?,
-            up: self.linear(&mlp("up_proj"), c.intermediate, c.hidden, c.mlp_bias, trained)?,
-            down: self.linear(&mlp("down_proj"), c.hidden, c.intermediate, c.mlp_bias, trained)?,
+            gate: self.linear(&mlp("gate_proj"), fed, c.hidden, mlp_bias, trained)?,
+            up: self.linear(&mlp("up_proj"), fed, c.hidden, mlp_bias, trained)?,
+            down: self.linear(&mlp("down_proj"), c.hidden, fed, mlp_bias, trained)?,
             shape: AttentionShape {
-                heads: c.heads,
-                kv_heads: c.kv_heads,
-                key_width: c.head_width,
-                value_width: c.head_width,
-                scale: attention_scale(c.head_width),
-                window: c.windows[layer],
+                heads: a.heads,
+                kv_heads: a.kv_heads,
+                key_width: a.head_width,
+                value_width: a.head_width,
+                scale: a.scale,
+                window: a.window,
             },
         })
     }
@@ -217,7 +226,7 @@ impl<B: Backend> Builder<'_, B> {
 
     fn rotation(&self) -> (B::Buffer<f32>, B::Buffer<f32>) {
         let (c, positions) = (self.config, self.settings.positions);
-        let frequencies = inverse_frequencies(c.head_width, c.rope_theta, &c.rope_scaling, positions);
+        let frequencies = inverse_frequencies(c.rotary_width, c.rope_theta, &c.rope_scaling, positions);
         let factor = c.rope_scaling.attention_factor();
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for position in 0..positions as u32 {
@@ -252,12 +261,6 @@ fn stored_finite(name: &str, stored: &StoredTensor) -> Result<(), ModelError> {
             Err(ModelError::Tensor { name: name.to_string(), what: format!("element {at} is {value}") })
         }
     }
-}
-
-/// `1/√width` in float64, rounded once.
-#[expect(clippy::float_arithmetic, reason = "a parameter of the op, host arithmetic")]
-fn attention_scale(width: usize) -> f32 {
-    (1.0 / (width as f64).sqrt()) as f32
 }
 
 /// A of a new adapter, uniform within `±1/√inputs` (`docs/numerics.md`, "Initial adapters").

@@ -47,7 +47,7 @@ impl<B: Backend> Model<B> {
         let config = &self.config;
         let mut x = tape.embedding(&self.embedding, ids, config.hidden);
         for (layer, block) in self.blocks.iter().enumerate() {
-            let rotation = Rotation { cos: &self.cos, sin: &self.sin, width: config.head_width };
+            let rotation = Rotation { cos: &self.cos, sin: &self.sin, width: config.rotary_width };
             let is_last = layer + 1 == self.blocks.len();
             x = tape.block(layer, is_last, x, move |tape, x| {
                 block.forward(tape, &x, config.eps, rotation, |tape, q, k, v| tape.attention(q, k, v, block.shape))
@@ -66,7 +66,7 @@ impl<B: Backend> Model<B> {
         let config = &self.config;
         let mut x = tape.embedding(&self.embedding, ids, config.hidden);
         for (block, cache) in self.blocks.iter().zip(cache) {
-            let rotation = Rotation { cos: &self.cos, sin: &self.sin, width: config.head_width };
+            let rotation = Rotation { cos: &self.cos, sin: &self.sin, width: config.rotary_width };
             let failure = Cell::new(None);
             x = block.forward(tape, &x, config.eps, rotation, |tape, q, k, v| {
                 let known = cache.borrow_mut().extend(tape.backend(), &k, &v);

@@ -44,7 +44,7 @@ pub struct Session<'a, B: Backend> {
 
 impl<'a, B: Backend> Session<'a, B> {
     pub fn new(backend: &'a B, model: &'a Model<B>, parameters: &'a Parameters<B>, profile: Profile) -> Self {
-        let cache = vec![RefCell::default(); model.config.layers];
+        let cache = vec![RefCell::default(); model.config.layers.len()];
         Self { backend, model, parameters, profile, memory: Memory::new(backend), cache, length: 0 }
     }
 

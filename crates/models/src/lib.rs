@@ -1,22 +1,31 @@
 //! Model families: what a config says, which tensors there are, and the forward pass.
 //!
-//! `config.rs` reads `config.json` in its old and new spellings, `source.rs` is where weights come from, `adapter.rs` says which
+//! `config/` reads `config.json` in its old and new spellings, `source.rs` is where weights come from: `weights.rs` a model folder with its names
+//! (`names.rs`) and quantised matrices (`fp8.rs`, `gptq.rs`), `experts.rs` the experts of a layer in any layout. `adapter.rs` says which
 //! modules get an adapter (PEFT's rules), `dense.rs` is the forward pass of Qwen2, Qwen3 and Llama, `build.rs` puts a model together.
 
 pub mod adapter;
 pub mod build;
 pub mod config;
 pub mod dense;
+pub mod experts;
+pub mod fp8;
 pub mod generate;
+pub mod gptq;
+pub mod names;
 pub mod peft;
 pub mod source;
+pub mod weights;
 
 pub use adapter::{LoraConfig, Targets, Trained};
 pub use build::{Built, build};
 pub use config::{Config, Family};
 pub use dense::Model;
+pub use experts::{Experts, ExpertsShape, Projection};
 pub use generate::{Sampling, Session};
-pub use source::{Format, RandomSource, Source, StoredTensor};
+pub use gptq::GptqWeight;
+pub use source::{Format, RandomSource, Source, StoredTensor, Weight};
+pub use weights::Weights;
 
 /// Why a model cannot be put together.
 #[derive(Debug, thiserror::Error)]

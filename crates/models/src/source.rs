@@ -1,9 +1,14 @@
 //! Where weights come from: a checkpoint on disk, or numbers made up for a benchmark.
+//!
+//! A `Source` gives tensors by the names of the text model (`model.layers.0.…`). `weights.rs` is the one for model folders: it knows other
+//! prefixes and quantised matrices. A plain `Checkpoint` is one too, for files that have neither. `experts.rs` asks a source for
+//! the experts of a layer.
 
 use crate::ModelError;
+use crate::gptq::GptqWeight;
 use half::bf16;
 use isobit_numerics::philox::{Key, Purpose, block};
-use isobit_proof::safetensors::{Checkpoint, Dtype};
+use isobit_proof::safetensors::{Checkpoint, Dtype, Tensor};
 use std::borrow::Cow;
 
 /// How a tensor's numbers are stored.
@@ -51,13 +56,66 @@ impl StoredTensor<'_> {
     }
 }
 
-/// Weights by their names in the file.
+/// The matrix of a linear layer.
+#[derive(Clone, Debug)]
+pub enum Weight<'a> {
+    /// `[outputs, inputs]`; float8 comes as the float32 numbers that it stands for.
+    Stored(StoredTensor<'a>),
+    Gptq(GptqWeight),
+}
+
+/// Weights by their names in the text model.
 pub trait Source {
     fn contains(&self, name: &str) -> bool;
+
     /// The tensor, whose shape must be the one given.
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>, ModelError>;
+
+    /// The format in which `tensor` gives it.
+    fn format(&self, name: &str) -> Result<Format, ModelError>;
+
     /// The tensor will not be asked for again: its memory may go.
     fn release(&self, _name: &str) {}
+
+    /// Its shape in the file; none where there is no such tensor, or where every shape can be had.
+    fn shape(&self, _name: &str) -> Option<Vec<usize>> {
+        None
+    }
+
+    /// Names that start like this, in sorted order; none where every name can be had.
+    fn names_under(&self, _start: &str) -> Option<Vec<String>> {
+        None
+    }
+
+    /// The matrix of the linear layer at `path`.
+    fn weight(&self, path: &str, outputs: usize, inputs: usize) -> Result<Weight<'_>, ModelError> {
+        Ok(Weight::Stored(self.tensor(&format!("{path}.weight"), &[outputs, inputs])?))
+    }
+
+    /// That matrix will not be asked for again.
+    fn release_weight(&self, path: &str) {
+        self.release(&format!("{path}.weight"));
+    }
+
+    /// The bias of the linear layer at `path`. Where the config has none the file may still hold one, as quantisers write them: then it must
+    /// be zero.
+    fn bias(&self, path: &str, outputs: usize, wanted: bool) -> Result<Option<StoredTensor<'_>>, ModelError> {
+        let name = format!("{path}.bias");
+        if !wanted && self.shape(&name).is_none() {
+            return Ok(None);
+        }
+        let bias = self.tensor(&name, &[outputs])?;
+        if wanted {
+            return Ok(Some(bias));
+        }
+        match bias.to_f32().iter().position(|value| *value != 0.0) {
+            None => Ok(None),
+            Some(at) => {
+                let what = format!("element {at} is not zero, and the config says that there is no bias");
+                Err(ModelError::Tensor { name, what })
+            }
+        }
+    }
 }
 
 impl Source for Checkpoint {
@@ -66,18 +124,11 @@ impl Source for Checkpoint {
     }
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>, ModelError> {
-        let tensor = self.get(name)?;
-        let wrong = |what: String| ModelError::Tensor { name: name.to_string(), what };
-        let format = match tensor.dtype {
-            Dtype::F32 => Format::F32,
-            Dtype::Bf16 => Format::Bf16,
-            Dtype::F16 => Format::F16,
-            other => return Err(wrong(format!("it holds {}, not F32, BF16 or F16", other.name()))),
-        };
-        if tensor.shape != shape {
-            return Err(wrong(format!("its shape is {:?}, the config says {shape:?}", tensor.shape)));
-        }
-        Ok(StoredTensor { format, shape: shape.to_vec(), bytes: Cow::Borrowed(tensor.bytes) })
+        stored(self.get(name)?, shape)
+    }
+
+    fn format(&self, name: &str) -> Result<Format, ModelError> {
+        format_of(&self.get(name)?)
     }
 
     fn release(&self, name: &str) {
@@ -85,6 +136,41 @@ impl Source for Checkpoint {
             tensor.release();
         }
     }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        Some(self.get(name).ok()?.shape.to_vec())
+    }
+
+    fn names_under(&self, start: &str) -> Option<Vec<String>> {
+        Some(self.names().filter(|name| name.starts_with(start)).map(str::to_string).collect())
+    }
+}
+
+/// A tensor of a file, as it is.
+pub(crate) fn stored<'a>(tensor: Tensor<'a>, shape: &[usize]) -> Result<StoredTensor<'a>, ModelError> {
+    let format = format_of(&tensor)?;
+    check_shape(&tensor, shape)?;
+    Ok(StoredTensor { format, shape: shape.to_vec(), bytes: Cow::Borrowed(tensor.bytes) })
+}
+
+pub(crate) fn format_of(tensor: &Tensor) -> Result<Format, ModelError> {
+    Ok(match tensor.dtype {
+        Dtype::F32 => Format::F32,
+        Dtype::Bf16 => Format::Bf16,
+        Dtype::F16 => Format::F16,
+        other => {
+            let what = format!("it holds {}, not F32, BF16 or F16", other.name());
+            return Err(ModelError::Tensor { name: tensor.name.to_string(), what });
+        }
+    })
+}
+
+pub(crate) fn check_shape(tensor: &Tensor, shape: &[usize]) -> Result<(), ModelError> {
+    if tensor.shape == shape {
+        return Ok(());
+    }
+    let what = format!("its shape is {:?}, the config says {shape:?}", tensor.shape);
+    Err(ModelError::Tensor { name: tensor.name.to_string(), what })
 }
 
 /// Normal-like weights made on the fly: for benchmarks at sizes for which there is no file.
@@ -96,6 +182,10 @@ pub struct RandomSource {
 impl Source for RandomSource {
     fn contains(&self, _name: &str) -> bool {
         true
+    }
+
+    fn format(&self, _name: &str) -> Result<Format, ModelError> {
+        Ok(Format::Bf16)
     }
 
     #[expect(clippy::float_arithmetic, reason = "numbers that look like weights")]

@@ -1,0 +1,151 @@
+//! The weights of a model folder: a checkpoint, how it names its tensors, and how its matrices are quantised.
+//!
+//! What the file holds decides: a module with a `qweight` is quantised, one with a `weight` is not, a float8 `weight` needs its scales. The
+//! config says how to read them, and must not contradict.
+
+use crate::ModelError;
+use crate::config::{Config, Fp8Config, GptqConfig, Quantization, quantization};
+use crate::names::Names;
+use crate::source::{Format, Source, StoredTensor, Weight, check_shape, format_of, stored};
+use crate::{fp8, gptq};
+use isobit_proof::safetensors::{Checkpoint, Dtype, Tensor};
+use regex::Regex;
+use std::borrow::Cow;
+
+#[derive(Debug)]
+pub struct Weights {
+    checkpoint: Checkpoint,
+    names: Names,
+    quantization: Quantization,
+    /// Modules that the config leaves as they are.
+    excluded: Vec<Regex>,
+}
+
+impl Weights {
+    /// Looks through the names of the checkpoint; no tensor is read.
+    pub fn new(checkpoint: Checkpoint, config: &Config) -> Result<Self, ModelError> {
+        let names = Names::of(checkpoint.names(), config.layers.len(), config.prediction_layers)?;
+        let excluded = match &config.quantization {
+            Quantization::Gptq(gptq) => gptq.excluded.iter().map(|pattern| quantization::expression(pattern)).collect(),
+            _ => Ok(Vec::new()),
+        };
+        let excluded = excluded.map_err(|what| ModelError::Config { file: "config.json".to_string(), what })?;
+        Ok(Self { checkpoint, names, quantization: config.quantization.clone(), excluded })
+    }
+
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// How the file names its tensors, and which of them are not read.
+    pub fn names(&self) -> &Names {
+        &self.names
+    }
+
+    fn get(&self, name: &str) -> Result<Tensor<'_>, ModelError> {
+        Ok(self.checkpoint.get(&self.names.in_file(name))?)
+    }
+
+    /// The scales of a float8 matrix. Only such a matrix may have them.
+    fn scales(&self, tensor: &Tensor) -> Result<Option<Tensor<'_>>, ModelError> {
+        let name = format!("{}_scale_inv", tensor.name);
+        let there = tensor.name.ends_with(".weight") && self.checkpoint.contains(&name);
+        match (tensor.dtype == Dtype::F8E4M3, there) {
+            (false, false) => Ok(None),
+            (true, true) => Ok(Some(self.checkpoint.get(&name)?)),
+            (true, false) => Err(wrong(tensor.name, format!("it holds F8_E4M3, and there is no {name}"))),
+            (false, true) => Err(wrong(tensor.name, format!("it holds {}, and yet there is {name}", tensor.dtype))),
+        }
+    }
+
+    fn fp8(&self, name: &str) -> Result<Fp8Config, ModelError> {
+        match self.quantization {
+            Quantization::Fp8(config) => Ok(config),
+            _ => Err(wrong(
+                name,
+                "it holds F8_E4M3, and the config has no `quantization_config` of method fp8".to_string(),
+            )),
+        }
+    }
+
+    /// The settings of the quantised module at `path`, which is `file_path` in the file.
+    fn gptq(&self, path: &str, file_path: &str) -> Result<&GptqConfig, ModelError> {
+        let wrong = |what: &str| Err(wrong(&format!("{file_path}.qweight"), what.to_string()));
+        let Quantization::Gptq(config) = &self.quantization else {
+            return wrong("it is quantised, and the config has no `quantization_config` of method gptq");
+        };
+        if self.excluded.iter().any(|pattern| pattern.is_match(path) || pattern.is_match(file_path)) {
+            return wrong("it is quantised, and the config's `dynamic` says that it is not");
+        }
+        if path == "lm_head" && !config.lm_head {
+            return wrong("it is quantised, and the config's `lm_head` says that it is not");
+        }
+        Ok(config)
+    }
+}
+
+fn wrong(name: &str, what: String) -> ModelError {
+    ModelError::Tensor { name: name.to_string(), what }
+}
+
+impl Source for Weights {
+    fn contains(&self, name: &str) -> bool {
+        self.checkpoint.contains(&self.names.in_file(name))
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>, ModelError> {
+        let tensor = self.get(name)?;
+        let Some(scales) = self.scales(&tensor)? else { return stored(tensor, shape) };
+        check_shape(&tensor, shape)?;
+        let block = self.fp8(tensor.name)?.block;
+        let &[rows, columns] = shape else {
+            return Err(wrong(tensor.name, format!("a float8 tensor of {} dimensions is no matrix", shape.len())));
+        };
+        check_shape(&scales, &fp8::scale_shape(rows, columns, block))?;
+        let values = fp8::dequantise(tensor.name, tensor.bytes, columns, &scales.to_f32()?, block)?;
+        let mut bytes = vec![0; 4 * values.len()];
+        for (bytes, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+            *bytes = value.to_le_bytes();
+        }
+        Ok(StoredTensor { format: Format::F32, shape: shape.to_vec(), bytes: Cow::Owned(bytes) })
+    }
+
+    fn format(&self, name: &str) -> Result<Format, ModelError> {
+        let tensor = self.get(name)?;
+        if self.scales(&tensor)?.is_some() { Ok(Format::F32) } else { format_of(&tensor) }
+    }
+
+    fn release(&self, name: &str) {
+        self.checkpoint.release(&self.names.in_file(name));
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        self.checkpoint.shape(&self.names.in_file(name))
+    }
+
+    fn names_under(&self, start: &str) -> Option<Vec<String>> {
+        let in_file = self.names.in_file(start);
+        let names = self.checkpoint.names().filter_map(|name| name.strip_prefix(in_file.as_ref()));
+        Some(names.map(|rest| format!("{start}{rest}")).collect())
+    }
+
+    fn weight(&self, path: &str, outputs: usize, inputs: usize) -> Result<Weight<'_>, ModelError> {
+        let file_path = self.names.in_file(path);
+        let there = |part: &str| self.checkpoint.contains(&format!("{file_path}.{part}"));
+        match (there("qweight"), there("weight")) {
+            (true, true) => Err(wrong(&format!("{file_path}.qweight"), "there is a `weight` beside it".to_string())),
+            (true, false) => {
+                let config = self.gptq(path, &file_path)?;
+                Ok(Weight::Gptq(gptq::read(&self.checkpoint, config, &file_path, outputs, inputs)?))
+            }
+            (false, _) => Ok(Weight::Stored(self.tensor(&format!("{path}.weight"), &[outputs, inputs])?)),
+        }
+    }
+
+    fn release_weight(&self, path: &str) {
+        let file_path = self.names.in_file(path);
+        for part in gptq::PARTS.into_iter().chain(["weight", "weight_scale_inv"]) {
+            self.checkpoint.release(&format!("{file_path}.{part}"));
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! Configs of published models, what the classes leave out, and files that say nonsense: named errors, never a panic.
+
+use isobit_models::Config;
+use isobit_models::config::{
+    AttentionConfig, DeltaProjections, ExpertsConfig, Feed, Fp8Config, GptqFormat, LatentConfig, Mixer, NormStyle,
+    Quantization, Scoring, Shared,
+};
+use isobit_numerics::rope::RopeScaling;
+use serde_json::{Value, json};
+
+fn parse(value: &Value) -> Config {
+    Config::parse(&value.to_string()).expect("a config")
+}
+
+fn refused(value: &Value) -> String {
+    Config::parse(&value.to_string()).expect_err("nonsense").to_string()
+}
+
+fn qwen3_moe() -> Value {
+    json!({"model_type": "qwen3_moe", "attention_bias": false, "hidden_size": 2048, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": true, "decoder_sparse_step": 1,
+        "mlp_only_layers": [], "router_aux_loss_coef": 0.001, "output_router_logits": false,
+        "max_position_embeddings": 40960, "max_window_layers": 48, "rope_theta": 1e6, "rope_scaling": null,
+        "sliding_window": null, "use_sliding_window": false, "tie_word_embeddings": false, "vocab_size": 151_936,
+        "rms_norm_eps": 1e-6})
+}
+
+fn qwen35_moe() -> Value {
+    let types: Vec<&str> = (1..=40).map(|n| if n % 4 == 0 { "full_attention" } else { "linear_attention" }).collect();
+    json!({"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
+        "image_token_id": 248_056, "tie_word_embeddings": false, "vision_config": {"depth": 27, "hidden_size": 1152},
+        "text_config": {"model_type": "qwen3_5_moe_text", "vocab_size": 248_320, "hidden_size": 2048,
+            "num_hidden_layers": 40, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256,
+            "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+            "linear_num_key_heads": 16, "linear_num_value_heads": 32, "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512, "num_experts_per_tok": 8, "num_experts": 256,
+            "max_position_embeddings": 262_144, "layer_types": types, "attn_output_gate": true,
+            "full_attention_interval": 4, "mtp_num_hidden_layers": 1, "mamba_ssm_dtype": "float32",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+                "mrope_interleaved": true, "mrope_section": [11, 11, 10]}}})
+}
+
+fn deepseek() -> Value {
+    json!({"model_type": "deepseek_v3", "max_position_embeddings": 163_840, "rope_theta": 10000,
+        "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32,
+            "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+        "scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1, "ep_size": 1,
+        "num_nextn_predict_layers": 1, "n_group": 8, "topk_group": 4, "q_lora_rank": 1536,
+        "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128]}})
+}
+
+/// Numbers of all tensors that the config asks for.
+fn parameters(config: &Config) -> usize {
+    let h = config.hidden;
+    let mixer = |mixer: &Mixer| match mixer {
+        Mixer::Attention(a) => {
+            let norms = if a.head_norms { 2 * a.head_width } else { 0 };
+            let bias = if a.qkv_bias { a.query_rows() + 2 * a.kv_rows() } else { 0 };
+            h * (a.query_rows() + 2 * a.kv_rows() + a.output_width()) + norms + bias
+        }
+        Mixer::Latent(l) => {
+            let query = l.query_rank.map_or(h * l.query_rows(), |rank| rank * (h + 1 + l.query_rows()));
+            query + h * l.kv_a_rows() + l.kv_rank * (1 + l.kv_b_rows()) + h * l.output_width()
+        }
+        Mixer::Delta(d) => {
+            let projections = h * (d.channels() + d.values() + 2 * d.value_heads) + d.values() * h;
+            projections + d.channels() * d.kernel + 2 * d.value_heads + d.value_width
+        }
+    };
+    let feed = |feed: &Feed| match feed {
+        Feed::Dense { width, .. } => 3 * h * width,
+        Feed::Experts(e) => {
+            let shared = e.shared.map_or(0, |shared| 3 * h * shared.width + if shared.gated { h } else { 0 });
+            e.experts * (h + 3 * h * e.width) + shared + if e.correction_bias { e.experts } else { 0 }
+        }
+    };
+    let ends = config.vocabulary * h * if config.tied { 1 } else { 2 } + h;
+    ends + config.layers.iter().map(|layer| mixer(&layer.mixer) + feed(&layer.feed) + 2 * h).sum::<usize>()
+}
+
+fn attention(config: &Config, layer: usize) -> &AttentionConfig {
+    match &config.layers[layer].mixer {
+        Mixer::Attention(attention) => attention,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn experts(config: &Config, layer: usize) -> &ExpertsConfig {
+    match &config.layers[layer].feed {
+        Feed::Experts(experts) => experts,
+        other @ Feed::Dense { .. } => panic!("{other:?}"),
+    }
+}
+
+fn latent(config: &Config) -> &LatentConfig {
+    match &config.layers[0].mixer {
+        Mixer::Latent(latent) => latent,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn published_mixture_of_experts() {
+    let config = parse(&qwen3_moe());
+    assert_eq!(parameters(&config), 30_532_122_624);
+    assert_eq!((config.norm, config.layers.len(), config.rotary_width), (NormStyle::Plain, 48, 128));
+    let a = attention(&config, 47);
+    assert!(a.head_norms && !a.gated && !a.qkv_bias && !a.output_bias && a.window.is_none());
+    let e = experts(&config, 0);
+    assert_eq!((e.experts, e.chosen, e.width, e.renormalise, e.scoring), (128, 8, 768, true, Scoring::Softmax));
+    assert_eq!((e.shared, e.groups, e.kept_groups, e.scale, e.correction_bias), (None, 1, 1, 1.0, false));
+    assert_eq!((config.balance, config.wrapped), (None, false));
+    assert_eq!(config.module_path("model.layers.0.mlp"), "model.layers.0.mlp");
+}
+
+#[test]
+fn the_class_fills_in_what_a_mixture_leaves_out() {
+    let config = parse(&json!({"model_type": "qwen3_moe", "output_router_logits": true}));
+    assert_eq!((config.vocabulary, config.hidden, config.layers.len()), (151_936, 2048, 24));
+    assert_eq!((config.balance, config.eps, config.max_positions, config.rope_theta), (Some(0.001), 1e-6, 32768, 1e4));
+    assert!(!experts(&config, 0).renormalise, "the class divides by the sum only when told");
+    assert_eq!(attention(&config, 0).head_width, 64, "hidden over heads: the class has no default");
+    let sparse = |extra: &[(&str, Value)]| {
+        let mut value = json!({"model_type": "qwen3_moe", "num_hidden_layers": 6});
+        for (key, entry) in extra {
+            value[*key] = entry.clone();
+        }
+        let config = parse(&value);
+        config.layers.iter().map(|layer| matches!(layer.feed, Feed::Experts(_))).collect::<Vec<_>>()
+    };
+    assert_eq!(sparse(&[("decoder_sparse_step", json!(2))]), [false, true, false, true, false, true]);
+    assert_eq!(sparse(&[("mlp_only_layers", json!([0, 5]))]), [false, true, true, true, true, false]);
+    assert_eq!(sparse(&[("num_experts", json!(0))]), [false; 6]);
+    let config = parse(&json!({"model_type": "qwen3_moe", "num_experts": 0}));
+    assert_eq!(config.layers[0].feed, Feed::Dense { width: 6144, bias: false });
+    let windowed =
+        json!({"model_type": "qwen3_moe", "use_sliding_window": true, "sliding_window": 7, "max_window_layers": 9});
+    assert!((0..24).all(|layer| attention(&parse(&windowed), layer).window == Some(7)), "no split by layers");
+    assert_eq!(experts(&parse(&json!({"model_type": "qwen3_moe", "num_local_experts": 16})), 0).experts, 16);
+}
+
+#[test]
+fn published_hybrid() {
+    let config = parse(&qwen35_moe());
+    assert_eq!(parameters(&config), 34_660_610_688);
+    assert_eq!((config.norm, config.wrapped, config.rotary_width), (NormStyle::ZeroCentred, true, 64));
+    assert_eq!((config.rope_theta, config.rope_scaling), (1e7, RopeScaling::Default));
+    assert_eq!(config.module_path("model.layers.3.self_attn"), "model.language_model.layers.3.self_attn");
+    assert_eq!(config.module_path("lm_head"), "lm_head");
+    let full = |config: &Config| -> Vec<usize> {
+        let of = |(n, layer): (usize, &isobit_models::config::LayerConfig)| {
+            matches!(layer.mixer, Mixer::Attention(_)).then_some(n)
+        };
+        config.layers.iter().enumerate().filter_map(of).collect()
+    };
+    assert_eq!(full(&config), (0..10).map(|n| 4 * n + 3).collect::<Vec<_>>());
+    let a = attention(&config, 3);
+    assert_eq!((a.query_rows(), a.kv_rows(), a.output_width(), a.scale), (8192, 512, 4096, 0.0625));
+    assert!(a.gated && a.head_norms);
+    let Mixer::Delta(delta) = &config.layers[0].mixer else { panic!("linear attention") };
+    assert_eq!((delta.channels(), delta.values(), delta.projections), (8192, 4096, DeltaProjections::Separate));
+    let e = experts(&config, 0);
+    assert_eq!((e.experts, e.chosen, e.renormalise), (256, 8, true));
+    let shared = e.shared.expect("a shared expert");
+    assert_eq!((shared, shared.module()), (Shared { width: 512, gated: true }, "shared_expert"));
+
+    // The same from the class's defaults, and without the wrapper.
+    let bare = parse(&json!({"model_type": "qwen3_5_moe_text"}));
+    assert_eq!((bare.layers == config.layers, bare.wrapped, bare.rope_theta), (true, false, 1e4));
+    assert_eq!(parameters(&bare), 34_660_610_688);
+    assert!(!parse(&json!({"model_type": "qwen3_5_moe"})).wrapped);
+    let mut other = qwen35_moe();
+    other["text_config"]["layer_types"] = Value::Null;
+    other["text_config"]["full_attention_interval"] = json!(5);
+    assert_eq!(full(&parse(&other)), (0..8).map(|n| 5 * n + 4).collect::<Vec<_>>());
+    assert_eq!(parse(&json!({"model_type": "qwen3_5_text"})).layers[0].feed, Feed::Dense { width: 12288, bias: false });
+    let tied = json!({"model_type": "qwen3_5", "tie_word_embeddings": true, "text_config": {"hidden_size": 1024}});
+    assert_eq!((parse(&tied).tied, parse(&tied).hidden), (true, 1024));
+}
+
+#[test]
+fn the_ancestor_of_the_hybrids() {
+    let config = parse(&json!({"model_type": "qwen3_next", "mlp_only_layers": [1]}));
+    assert_eq!((config.vocabulary, config.layers.len(), config.norm), (151_936, 48, NormStyle::ZeroCentred));
+    let e = experts(&config, 0);
+    assert_eq!((e.experts, e.chosen, e.width, e.renormalise), (512, 10, 512, true));
+    assert_eq!(config.layers[1].feed, Feed::Dense { width: 5632, bias: false });
+    let Mixer::Delta(delta) = &config.layers[0].mixer else { panic!("linear attention") };
+    assert_eq!(delta.projections, DeltaProjections::Joined);
+    assert_eq!((attention(&config, 3).rotary_width, attention(&config, 3).gated), (64, true));
+}
+
+#[test]
+fn published_latent_attention() {
+    let config = parse(&deepseek());
+    assert_eq!((config.layers.len(), config.vocabulary, config.hidden, config.rotary_width), (61, 129_280, 7168, 64));
+    let l = latent(&config);
+    assert_eq!((l.query_rank, l.kv_rank, l.key_width(), l.value_width), (Some(1536), 512, 192, 128));
+    assert_eq!((l.query_rows(), l.kv_a_rows(), l.kv_b_rows(), l.output_width()), (24576, 576, 32768, 16384));
+    assert!(l.interleaved && !l.bias);
+    assert!((f64::from(l.scale) - 0.135_233_78).abs() < 1.5e-8, "{}", l.scale);
+    assert_eq!(config.layers[2].feed, Feed::Dense { width: 18432, bias: false });
+    let e = experts(&config, 3);
+    assert_eq!((e.experts, e.chosen, e.width, e.groups, e.kept_groups), (256, 8, 2048, 8, 4));
+    assert_eq!((e.scoring, e.scale, e.renormalise, e.correction_bias), (Scoring::Sigmoid, 2.5, true, true));
+    let shared = e.shared.expect("a shared expert");
+    assert_eq!((shared, shared.module()), (Shared { width: 2048, gated: false }, "shared_experts"));
+    assert_eq!(config.quantization, Quantization::Fp8(Fp8Config { block: [128, 128] }));
+    assert_eq!((config.prediction_layers, config.balance), (1, None));
+
+    let plain = parse(&json!({"model_type": "deepseek_v3", "q_lora_rank": null, "n_shared_experts": 2}));
+    assert_eq!((latent(&plain).query_rank, plain.max_positions), (None, 4096));
+    assert_eq!(latent(&plain).scale, (1.0 / 192f64.sqrt()) as f32);
+    assert_eq!(experts(&plain, 3).shared, Some(Shared { width: 4096, gated: false }));
+    assert_eq!(experts(&parse(&json!({"model_type": "deepseek_v3", "n_shared_experts": null})), 3).shared, None);
+}
+
+#[test]
+fn quantisation_is_read_from_both_places() {
+    let text = json!({"model_type": "qwen3_moe"}).to_string();
+    let beside = json!({"bits": 4, "group_size": 128, "desc_act": true, "sym": false, "checkpoint_format": "gptq_v2",
+        "dynamic": {"-:.*mlp\\.gate$": {}, "+:.*": {}}, "lm_head": true})
+    .to_string();
+    let config = Config::parse_with(&text, Some(&beside)).expect("a config");
+    let Quantization::Gptq(gptq) = config.quantization else { panic!("gptq") };
+    assert_eq!((gptq.group_size, gptq.desc_act, gptq.symmetric), (Some(128), true, Some(false)));
+    assert_eq!(
+        (gptq.format, gptq.lm_head, &gptq.excluded[..]),
+        (GptqFormat::V2, true, &[".*mlp\\.gate$".to_string()][..])
+    );
+
+    let inside = |quantization: Value| json!({"model_type": "qwen2_5_text", "quantization_config": quantization});
+    let moe = |quantization: Value| {
+        let mut value = inside(quantization);
+        value["model_type"] = json!("qwen3_moe");
+        value
+    };
+    let config = parse(&moe(json!({"quant_method": "gptq", "bits": 4, "group_size": -1})));
+    let Quantization::Gptq(gptq) = config.quantization else { panic!("gptq") };
+    assert_eq!((gptq.group_size, gptq.format, gptq.symmetric), (None, GptqFormat::V1, None));
+    let gptq = |key: &str, value: Value| {
+        let mut settings = json!({"quant_method": "gptq", "bits": 4, "group_size": 64});
+        settings[key] = value;
+        refused(&moe(settings))
+    };
+    for (key, value, wanted) in [
+        ("bits", json!(8), "`bits` is 8"),
+        ("bits", Value::Null, "`bits` is missing"),
+        ("group_size", json!(12), "multiple of 8"),
+        ("group_size", json!(0), "`group_size` is 0"),
+        ("group_size", Value::Null, "`group_size` is missing"),
+        ("checkpoint_format", json!("marlin"), "`checkpoint_format` is \"marlin\""),
+        ("pack_dtype", json!("int64"), "`pack_dtype`"),
+        ("desc_act", json!("yes"), "`desc_act` is \"yes\""),
+        ("dynamic", json!({"+:.*down.*": {"bits": 8}}), "changes how a module is quantised"),
+        ("dynamic", json!({"-:(": {}}), "`dynamic` `-:(`"),
+        ("dynamic", json!(7), "`dynamic` is 7"),
+        ("quant_method", json!("awq"), "`quant_method` `awq`"),
+        ("quant_method", json!(null), "`quant_method` is missing"),
+    ] {
+        let error = gptq(key, value);
+        assert!(error.contains(wanted), "{error}");
+    }
+    let both = Config::parse_with(
+        &moe(json!({"quant_method": "gptq", "bits": 4, "group_size": 64})).to_string(),
+        Some(&beside),
+    );
+    let error = both.expect_err("two group sizes").to_string();
+    assert!(error.contains("quantize_config.json: `group_size` is 128 here and 64 elsewhere"), "{error}");
+    let fp8 = |extra: Value| refused(&moe(json!({"quant_method": "fp8", "weight_block_size": extra})));
+    assert!(fp8(Value::Null).contains("weight_block_size"));
+    assert!(fp8(json!([128])).contains("weight_block_size"));
+    assert!(fp8(json!([0, 128])).contains("weight_block_size"));
+    assert!(Config::parse_with(&text, Some("{")).expect_err("cut").to_string().contains("quantize_config.json"));
+}
+
+#[test]
+fn inconsistent_values_are_refused_by_key() {
+    let cases = [
+        (qwen3_moe(), "/num_experts_per_tok", json!(65), "`num_experts_per_tok` is 65"),
+        (qwen3_moe(), "/num_experts", json!(4), "`num_experts_per_tok` is 8, there are 4"),
+        (qwen3_moe(), "/num_local_experts", json!(4), "`num_experts` is 128, `num_local_experts` is 4"),
+        (qwen3_moe(), "/mlp_only_layers", json!([48]), "`mlp_only_layers` names layer 48 of 48"),
+        (qwen3_moe(), "/mlp_only_layers", json!([-1]), "`mlp_only_layers` holds -1"),
+        (qwen3_moe(), "/mlp_only_layers", json!("x"), "`mlp_only_layers` is \"x\", not a list"),
+        (qwen3_moe(), "/decoder_sparse_step", json!(0), "`decoder_sparse_step` is 0"),
+        (qwen3_moe(), "/moe_intermediate_size", json!(0), "`moe_intermediate_size` is 0"),
+        (qwen3_moe(), "/router_aux_loss_coef", json!(-1), "`router_aux_loss_coef` is -1"),
+        (qwen3_moe(), "/layer_types", json!(["full_attention"]), "`layer_types` does not have one entry per layer"),
+        (qwen3_moe(), "/partial_rotary_factor", json!(0.5), "`partial_rotary_factor`"),
+        (qwen3_moe(), "/hidden_act", json!("gelu"), "hidden_act `gelu`"),
+        (qwen3_moe(), "/text_config", json!({}), "has a `text_config`"),
+        (qwen35_moe(), "/text_config/layer_types/7", json!("sliding_attention"), "layer type \"sliding_attention\""),
+        (qwen35_moe(), "/text_config/layer_types", json!([]), "`layer_types` does not have one entry"),
+        (qwen35_moe(), "/text_config/rope_parameters/mrope_section", json!([11, 11, 11]), "`mrope_section`"),
+        (qwen35_moe(), "/text_config/rope_parameters/mrope_section", json!([16, 16]), "`mrope_section`"),
+        (qwen35_moe(), "/text_config/rope_parameters/partial_rotary_factor", json!(0.012), "turns 3 of 256"),
+        (qwen35_moe(), "/text_config/rope_parameters/partial_rotary_factor", json!(1.5), "turns 384 of 256"),
+        (qwen35_moe(), "/text_config/linear_num_value_heads", json!(24), "`linear_num_value_heads` 24"),
+        (qwen35_moe(), "/text_config/linear_conv_kernel_dim", json!(9), "`linear_conv_kernel_dim` is 9"),
+        (qwen35_moe(), "/text_config/linear_key_head_dim", json!(512), "`linear_key_head_dim` is 512"),
+        (qwen35_moe(), "/text_config/shared_expert_intermediate_size", json!(0), "`shared_expert_intermediate_size`"),
+        (qwen35_moe(), "/text_config/num_experts", json!(0), "has none"),
+        (qwen35_moe(), "/text_config/attn_output_gate", json!(false), "`attn_output_gate`"),
+        (qwen35_moe(), "/text_config/tie_word_embeddings", json!(true), "`tie_word_embeddings` is true in"),
+        (qwen35_moe(), "/text_config/model_type", json!("qwen3_moe"), "holds a text model of type"),
+        (qwen35_moe(), "/text_config", json!(3), "`text_config` is 3"),
+        (deepseek(), "/n_group", json!(7), "`n_group` 7 does not divide"),
+        (deepseek(), "/n_group", json!(33), "`n_group` is 33"),
+        (deepseek(), "/topk_group", json!(9), "`topk_group` is 9"),
+        (deepseek(), "/n_routed_experts", json!(8), "leaves one expert a group"),
+        (deepseek(), "/num_key_value_heads", json!(8), "`num_key_value_heads` is 8"),
+        (deepseek(), "/qk_rope_head_dim", json!(63), "`qk_rope_head_dim` 63 is odd"),
+        (deepseek(), "/qk_nope_head_dim", json!(200), "make 264"),
+        (deepseek(), "/scoring_func", json!("softmax"), "`scoring_func`"),
+        (deepseek(), "/topk_method", json!("greedy"), "`topk_method`"),
+        (deepseek(), "/moe_layer_freq", json!(2), "`moe_layer_freq`"),
+        (deepseek(), "/routed_scaling_factor", json!(0), "`routed_scaling_factor`"),
+        (deepseek(), "/rms_norm_eps", json!(2), "rms_norm_eps"),
+    ];
+    for (mut value, place, entry, wanted) in cases {
+        let (parent, key) = place.rsplit_once('/').expect("a path");
+        match value.pointer_mut(parent).expect("a place") {
+            Value::Array(list) => list[key.parse::<usize>().expect("an index")] = entry,
+            object => object[key] = entry,
+        }
+        let error = refused(&value);
+        assert!(error.contains(wanted), "{error}: wanted {wanted}");
+    }
+}
+
+/// Every value of a config, by its path.
+fn paths(value: &Value, path: String, found: &mut Vec<String>) {
+    match value {
+        Value::Object(map) => map.iter().for_each(|(key, value)| paths(value, format!("{path}/{key}"), found)),
+        Value::Array(list) => {
+            list.iter().enumerate().take(4).for_each(|(index, value)| paths(value, format!("{path}/{index}"), found));
+        }
+        _ => {}
+    }
+    found.push(path);
+}
+
+#[test]
+fn strange_values_anywhere_are_errors_or_configs() {
+    let strange = [
+        json!(null),
+        json!(-1),
+        json!(0),
+        json!(1),
+        json!(3),
+        json!(64),
+        json!(257),
+        json!(1e99),
+        json!(-1e300),
+        json!(0.3),
+        json!(u64::MAX),
+        json!(1 << 24),
+        json!(1 << 30),
+        json!("\u{1b}[31m"),
+        json!(""),
+        json!([]),
+        json!([0]),
+        json!([16_777_216, 16_777_216]),
+        json!({}),
+        json!({"a": {}}),
+        json!(true),
+        json!(false),
+    ];
+    let gptq = json!({"model_type": "qwen3_moe", "quantization_config": {"quant_method": "gptq", "bits": 4,
+        "group_size": 64, "desc_act": false, "sym": true, "dynamic": {"-:x": {}}, "checkpoint_format": "gptq"}});
+    let (mut read, mut refused) = (0, 0);
+    for base in [qwen3_moe(), qwen35_moe(), deepseek(), gptq] {
+        let mut found = Vec::new();
+        paths(&base, String::new(), &mut found);
+        for path in &found {
+            for value in &strange {
+                let mut config = base.clone();
+                *config.pointer_mut(path).expect("a place") = value.clone();
+                match Config::parse(&config.to_string()) {
+                    Ok(config) => {
+                        assert!(!config.layers.is_empty() && config.rotary_width.is_multiple_of(2));
+                        read += 1;
+                    }
+                    Err(error) => {
+                        assert!(!error.to_string().contains(char::is_control), "{error:?}");
+                        refused += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(read > 300 && refused > 1000, "{read} read, {refused} refused");
+}
+
+#[test]
+fn damaged_text_is_an_error_or_a_config() {
+    let mut state = 7_u64;
+    let mut next = |below: usize| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as usize % below
+    };
+    for base in [qwen3_moe(), qwen35_moe(), deepseek()] {
+        let text = base.to_string().into_bytes();
+        for _ in 0..4000 {
+            let mut damaged = text.clone();
+            for _ in 0..=next(3) {
+                let position = next(damaged.len());
+                damaged[position] = b"{}[]\",:0159eE-+ntf "[next(19)];
+            }
+            let Ok(damaged) = String::from_utf8(damaged) else { continue };
+            let _ = Config::parse(&damaged);
+        }
+    }
+}
