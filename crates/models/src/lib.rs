@@ -16,7 +16,7 @@ pub use build::{Built, build};
 pub use config::{Config, Family};
 pub use dense::Model;
 pub use generate::{Sampling, Session};
-pub use source::{Format, RandomSource, Source, StoredTensor};
+pub use source::{Format, RandomSource, Shapes, Source, StoredTensor};
 
 /// Why a model cannot be put together.
 #[derive(Debug, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! Where weights come from: a checkpoint on disk, or numbers made up for a benchmark.
+//! Where weights come from: a checkpoint on disk, numbers made up for a benchmark, or shapes alone for a plan.
 
 use crate::ModelError;
 use half::bf16;
@@ -116,5 +116,29 @@ impl Source for RandomSource {
         }
         bytes.truncate(2 * length);
         Ok(StoredTensor { format: Format::Bf16, shape: shape.to_vec(), bytes: Cow::Owned(bytes) })
+    }
+}
+
+/// Weights without numbers, for a backend that counts: shapes and formats of another source, or one format for all.
+#[derive(Clone, Copy)]
+pub enum Shapes<'a> {
+    All(Format),
+    Of(&'a dyn Source),
+}
+
+impl Source for Shapes<'_> {
+    fn contains(&self, name: &str) -> bool {
+        match self {
+            Self::All(_) => true,
+            Self::Of(source) => source.contains(name),
+        }
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>, ModelError> {
+        let format = match self {
+            Self::All(format) => *format,
+            Self::Of(source) => source.tensor(name, shape)?.format,
+        };
+        Ok(StoredTensor { format, shape: shape.to_vec(), bytes: Cow::Borrowed(&[]) })
     }
 }
