@@ -5,6 +5,7 @@
 
 use crate::TapeError;
 use crate::arena::Lease;
+use crate::deferred::Deferral;
 use crate::op::Node;
 use crate::parameters::Gradients;
 use crate::tape::{Gradient, Tape, Variable};
@@ -103,6 +104,9 @@ impl<'a, B: Backend> Tape<'a, B> {
         block: impl Fn(&mut Self, Variable<B>) -> Variable<B> + 'a,
     ) -> Result<Variable<B>, TapeError> {
         if self.policy == Policy::None || !self.recording {
+            if self.recording && self.deferral == Deferral::Block {
+                self.nodes.push(Node::BlockStart);
+            }
             return Ok(block(self, x));
         }
         self.recording = false;
@@ -136,6 +140,7 @@ impl<'a, B: Backend> Checkpoint<'a, B> {
         let mut inner = Tape::new(tape.backend, tape.parameters, tape.layout, tape.profile, Policy::None);
         inner.arena = Rc::clone(&tape.arena);
         inner.training = tape.training;
+        inner.deferral = tape.deferral;
         if tape.policy == Policy::Selective {
             inner.kept = Kept { mode: KeptMode::Use, queue: self.kept };
         }
@@ -156,6 +161,10 @@ impl<'a, B: Backend> Checkpoint<'a, B> {
         inner.play(&mut inner_values, gradients)?;
         if let Some(gradient) = inner_values[0].take() {
             tape.contribute(values, self.input.id, gradient);
+        }
+        tape.deferred.append(&mut inner.deferred);
+        if tape.deferral == Deferral::Block {
+            tape.catch_up(gradients);
         }
         Ok(())
     }

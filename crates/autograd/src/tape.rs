@@ -3,6 +3,7 @@
 use crate::TapeError;
 use crate::arena::{Arena, Lease, RowsLease};
 use crate::checkpoint::{Kept, Policy, Trace};
+use crate::deferred::{Deferral, Queue};
 use crate::op::Node;
 use crate::parameters::{Gradients, Parameters};
 use isobit_kernels::Backend;
@@ -73,6 +74,9 @@ pub struct Tape<'a, B: Backend> {
     pub(crate) trace: Trace,
     /// What the selective policy keeps of a block.
     pub(crate) kept: Kept<B>,
+    pub(crate) deferral: Deferral,
+    /// Weight gradients that wait.
+    pub(crate) deferred: Queue<'a, B>,
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
@@ -96,6 +100,8 @@ impl<'a, B: Backend> Tape<'a, B> {
             recording: true,
             trace: Trace::default(),
             kept: Kept::default(),
+            deferral: Deferral::None,
+            deferred: Vec::new(),
         }
     }
 
@@ -108,6 +114,7 @@ impl<'a, B: Backend> Tape<'a, B> {
     /// Uses the buffers of an earlier tape again.
     #[must_use]
     pub fn with_buffers_of(self, memory: &Memory<B>) -> Self {
+        memory.0.begin_tape();
         Self { arena: Rc::clone(&memory.0), ..self }
     }
 
@@ -149,6 +156,7 @@ impl<'a, B: Backend> Tape<'a, B> {
     pub fn backward(mut self, gradients: &mut Gradients<B>) -> Result<(), TapeError> {
         let mut values: Vec<Gradient<B>> = (0..self.next).map(|_| None).collect();
         self.play(&mut values, gradients)?;
+        self.catch_up(gradients);
         gradients.check_reached(self.parameters)
     }
 
