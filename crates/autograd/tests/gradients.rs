@@ -16,6 +16,7 @@ const TOKENS: usize = 5;
 const PROFILE: Profile = Profile::X2;
 
 /// Numbers between −1 and 1.
+#[expect(clippy::float_arithmetic, reason = "made-up weights")]
 fn numbers(tensor: u32, length: usize) -> Vec<f32> {
     let key = Key::new(1, Purpose::TestData);
     (0..length).map(|at| (word(key, 0, 0, tensor, at as u64) as i32) as f32 / 2_147_483_648.0).collect()
