@@ -56,5 +56,5 @@ fn what_does_not_fit_exits_with_four() {
     let kept = [&one[..], &["--set", "training.gradient_checkpointing=none"]].concat();
     folder.run(&kept).says(4, &["hint: `--set training.gradient_checkpointing=full`"]);
     assert_eq!(folder.run(&["plan", "config.toml", "--memory", "64"]).code, 0);
-    folder.run(&["plan", "config.toml", "--memory", "-1"]).says(2, &["--memory"]);
+    folder.run(&["plan", "config.toml", "--memory", "much"]).says(2, &["--memory", "not a number"]);
 }
