@@ -1,6 +1,7 @@
 //! Buffers that come back: a step asks for the same sizes again and again, and fresh memory costs a page fault each time.
 //!
-//! Contents of a buffer that is handed out are whatever was there; every op overwrites what it is given.
+//! Contents of a buffer that is handed out are whatever was there; every op overwrites what it is given. Buffers that the present
+//! tape has no use for make room before new ones come, so that the memory is that of the largest micro-batch, not of all shapes seen.
 
 use isobit_kernels::Backend;
 use isobit_kernels::backend::{Bytes, F32};
@@ -12,12 +13,27 @@ use std::rc::Rc;
 
 /// Free buffers by length, free slices by shape, and the one workspace.
 pub(crate) struct Arena<B: Backend> {
-    free: RefCell<BTreeMap<usize, Vec<F32<B>>>>,
-    rows: RefCell<Vec<(SliceShape, B::Rows)>>,
+    free: RefCell<BTreeMap<usize, Free<B>>>,
+    rows: RefCell<Vec<FreeRows<B>>>,
+    /// Number of the present tape.
+    tape: Cell<u64>,
     workspace: RefCell<Bytes<B>>,
     workspace_bytes: Cell<usize>,
     live_bytes: Cell<usize>,
     peak_bytes: Cell<usize>,
+}
+
+/// Free buffers of one length, and the last tape that used this length.
+struct Free<B: Backend> {
+    buffers: Vec<F32<B>>,
+    tape: u64,
+}
+
+/// Free slices, and the last tape that used them.
+struct FreeRows<B: Backend> {
+    shape: SliceShape,
+    rows: B::Rows,
+    tape: u64,
 }
 
 /// A buffer on loan; dropping it gives it back.
@@ -39,6 +55,7 @@ impl<B: Backend> Arena<B> {
         Rc::new(Self {
             free: RefCell::default(),
             rows: RefCell::default(),
+            tape: Cell::new(0),
             workspace: RefCell::new(backend.zeros(0)),
             workspace_bytes: Cell::new(0),
             live_bytes: Cell::new(0),
@@ -47,7 +64,7 @@ impl<B: Backend> Arena<B> {
     }
 
     pub(crate) fn take(self: &Rc<Self>, backend: &B, length: usize) -> Lease<B> {
-        let old = self.free.borrow_mut().get_mut(&length).and_then(Vec::pop);
+        let old = self.reuse(length);
         let live = self.live_bytes.get() + length * size_of::<f32>();
         self.live_bytes.set(live);
         self.peak_bytes.set(self.peak_bytes.get().max(live));
@@ -55,9 +72,36 @@ impl<B: Backend> Arena<B> {
         Lease { buffer: Some(buffer), length, arena: Rc::clone(self) }
     }
 
+    /// A free buffer of this length. If there is none, as many numbers are given back of buffers that this tape has not used.
+    fn reuse(&self, length: usize) -> Option<F32<B>> {
+        let mut free = self.free.borrow_mut();
+        let tape = self.tape.get();
+        if let Some(known) = free.get_mut(&length) {
+            known.tape = tape;
+            if let Some(buffer) = known.buffers.pop() {
+                return Some(buffer);
+            }
+        }
+        let mut wanted = length;
+        for (&length, stale) in free.iter_mut().filter(|(_, free)| free.tape < tape) {
+            while wanted > 0 && stale.buffers.pop().is_some() {
+                wanted = wanted.saturating_sub(length);
+            }
+        }
+        None
+    }
+
+    /// A new tape begins: what it does not use may go.
+    pub(crate) fn begin_tape(&self) {
+        self.tape.set(self.tape.get() + 1);
+    }
+
     pub(crate) fn rows(self: &Rc<Self>, backend: &B, shape: SliceShape) -> RowsLease<B> {
         let mut free = self.rows.borrow_mut();
-        let old = free.iter().position(|(known, _)| *known == shape).map(|at| free.swap_remove(at).1);
+        let old = free.iter().position(|free| free.shape == shape).map(|at| free.swap_remove(at).rows);
+        if old.is_none() {
+            free.retain(|free| free.tape == self.tape.get());
+        }
         RowsLease { rows: Some(old.unwrap_or_else(|| backend.rows(shape))), shape, arena: Rc::clone(self) }
     }
 
@@ -101,7 +145,10 @@ impl<B: Backend> Drop for Lease<B> {
     fn drop(&mut self) {
         self.arena.live_bytes.set(self.arena.live_bytes.get() - self.length * size_of::<f32>());
         if let Some(buffer) = self.buffer.take() {
-            self.arena.free.borrow_mut().entry(self.length).or_default().push(buffer);
+            let (mut free, tape) = (self.arena.free.borrow_mut(), self.arena.tape.get());
+            let known = free.entry(self.length).or_insert(Free { buffers: Vec::new(), tape });
+            known.tape = tape;
+            known.buffers.push(buffer);
         }
     }
 }
@@ -122,7 +169,8 @@ impl<B: Backend> DerefMut for RowsLease<B> {
 impl<B: Backend> Drop for RowsLease<B> {
     fn drop(&mut self) {
         if let Some(rows) = self.rows.take() {
-            self.arena.rows.borrow_mut().push((self.shape, rows));
+            let tape = self.arena.tape.get();
+            self.arena.rows.borrow_mut().push(FreeRows { shape: self.shape, rows, tape });
         }
     }
 }

@@ -7,6 +7,7 @@
 
 use crate::TapeError;
 use crate::arena::Lease;
+use crate::deferred::Deferral;
 use crate::op::Node;
 use crate::parameters::Gradients;
 use crate::tape::{Gradient, Tape, Variable};
@@ -107,6 +108,9 @@ impl<'a, B: Backend> Tape<'a, B> {
         block: impl Fn(&mut Self, Variable<B>) -> Variable<B> + 'a,
     ) -> Result<Variable<B>, TapeError> {
         if self.policy == Policy::None || !self.recording || is_last {
+            if self.recording && self.deferral == Deferral::Block {
+                self.nodes.push(Node::BlockStart);
+            }
             let output = block(self, x);
             self.ends.clear();
             return Ok(output);
@@ -152,6 +156,7 @@ impl<'a, B: Backend> Checkpoint<'a, B> {
         inner.arena = Rc::clone(&tape.arena);
         inner.training = tape.training;
         inner.recomputing = true;
+        inner.deferral = tape.deferral;
         if tape.policy == Policy::Selective {
             inner.kept = Kept { mode: KeptMode::Use, queue: self.kept };
         }
@@ -172,6 +177,10 @@ impl<'a, B: Backend> Checkpoint<'a, B> {
         inner.play(&mut inner_values, gradients)?;
         if let Some(gradient) = inner_values[0].take() {
             tape.contribute(values, self.input.id, gradient);
+        }
+        tape.deferred.append(&mut inner.deferred);
+        if tape.deferral == Deferral::Block {
+            tape.catch_up(gradients);
         }
         Ok(())
     }

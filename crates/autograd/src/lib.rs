@@ -5,11 +5,13 @@
 
 mod arena;
 mod checkpoint;
+mod deferred;
 mod op;
 mod parameters;
 mod tape;
 
 pub use checkpoint::Policy;
+pub use deferred::Deferral;
 pub use op::attention::AttentionShape;
 pub use op::elementwise::Rotation;
 pub use op::head::{HeadOutput, Targets};

@@ -82,6 +82,8 @@ impl<B: Backend> Parameters<B> {
 pub struct Gradients<B: Backend> {
     all: Vec<F32<B>>,
     reached: Vec<bool>,
+    /// Whether deferred parts are still to come.
+    awaited: Vec<bool>,
     /// The embedding's part of a tied table, apart from the head's: each sum folds over the rows of the step on its own, or
     /// their order would depend on the micro-batches.
     tied: Option<(ParameterId, F32<B>)>,
@@ -90,7 +92,8 @@ pub struct Gradients<B: Backend> {
 impl<B: Backend> Gradients<B> {
     pub fn zeros(backend: &B, parameters: &Parameters<B>) -> Self {
         let all = parameters.all.iter().map(|parameter| backend.zeros(parameter.length())).collect();
-        Self { all, reached: vec![false; parameters.len()], tied: None }
+        let [reached, awaited] = [(); 2].map(|()| vec![false; parameters.len()]);
+        Self { all, reached, awaited, tied: None }
     }
 
     pub fn get(&self, id: ParameterId) -> &F32<B> {
@@ -104,8 +107,19 @@ impl<B: Backend> Gradients<B> {
 
     /// For an op's contribution.
     pub(crate) fn reach(&mut self, id: ParameterId) -> &mut F32<B> {
+        assert!(!self.awaited[id.0], "an op that does not wait overtakes deferred parts of the same gradient");
         self.reached[id.0] = true;
         &mut self.all[id.0]
+    }
+
+    /// A part of this gradient comes later; until then no other op may add to it, or the order of its parts would change.
+    pub(crate) fn await_deferred(&mut self, id: ParameterId) {
+        self.awaited[id.0] = true;
+    }
+
+    /// The parts that come later come now.
+    pub(crate) fn end_deferral(&mut self) {
+        self.awaited.fill(false);
     }
 
     /// For the embedding's contribution to a table that is also the head.

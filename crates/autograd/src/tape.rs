@@ -3,6 +3,7 @@
 use crate::TapeError;
 use crate::arena::{Arena, Lease, RowsLease};
 use crate::checkpoint::{Kept, Policy, Trace};
+use crate::deferred::{Deferral, Queue};
 use crate::op::Node;
 use crate::parameters::{Gradients, Parameters};
 use isobit_kernels::Backend;
@@ -77,6 +78,9 @@ pub struct Tape<'a, B: Backend> {
     pub(crate) recomputing: bool,
     /// Values at the ends of the running block, which its digest is taken of.
     pub(crate) ends: Vec<Rc<Lease<B>>>,
+    pub(crate) deferral: Deferral,
+    /// Weight gradients that wait.
+    pub(crate) deferred: Queue<'a, B>,
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
@@ -102,6 +106,8 @@ impl<'a, B: Backend> Tape<'a, B> {
             kept: Kept::default(),
             recomputing: false,
             ends: Vec::new(),
+            deferral: Deferral::None,
+            deferred: Vec::new(),
         }
     }
 
@@ -114,6 +120,7 @@ impl<'a, B: Backend> Tape<'a, B> {
     /// Uses the buffers of an earlier tape again.
     #[must_use]
     pub fn with_buffers_of(self, memory: &Memory<B>) -> Self {
+        memory.0.begin_tape();
         Self { arena: Rc::clone(&memory.0), ..self }
     }
 
@@ -155,6 +162,7 @@ impl<'a, B: Backend> Tape<'a, B> {
     pub fn backward(mut self, gradients: &mut Gradients<B>) -> Result<(), TapeError> {
         let mut values: Vec<Gradient<B>> = (0..self.next).map(|_| None).collect();
         self.play(&mut values, gradients)?;
+        self.catch_up(gradients);
         gradients.check_reached(self.parameters)
     }
 

@@ -11,6 +11,7 @@ mod diff;
 mod eval;
 mod generate;
 mod model;
+mod plan;
 mod train;
 
 use clap::{Parser, Subcommand};
@@ -30,6 +31,8 @@ enum Command {
     Demo(demo::Arguments),
     /// Fine-tune a model as a config says, or go on with a run
     Train(train::Arguments),
+    /// Memory that a config needs, by item, before anything is loaded
+    Plan(plan::Arguments),
     /// Loss, perplexity and accuracy on data files
     Eval(eval::Arguments),
     /// Continue texts
@@ -78,6 +81,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Train(arguments) => train::run(&arguments),
+        Command::Plan(arguments) => plan::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Chat(arguments) => generate::chat(&arguments),

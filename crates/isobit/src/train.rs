@@ -190,7 +190,7 @@ fn tell(text: &str) {
 
 /// The device that a config names.
 impl Chosen {
-    fn of(run: &Run) -> Result<Self, Failure> {
+    pub(crate) fn of(run: &Run) -> Result<Self, Failure> {
         let [device] = run.devices[..] else {
             return Err(Failure::usage("layers cannot be split over devices yet", "name one device"));
         };

@@ -66,6 +66,16 @@ pub trait Backend {
     fn name(&self) -> String;
     fn zeros<T: Element>(&self, length: usize) -> Self::Buffer<T>;
     fn upload<T: Element>(&self, host: &[T]) -> Self::Buffer<T>;
+    /// `upload` of the `length` numbers that `host` makes. A backend that holds no numbers does not ask for them.
+    fn upload_made<T: Element, H: AsRef<[T]>, E>(
+        &self,
+        length: usize,
+        host: impl FnOnce() -> Result<H, E>,
+    ) -> Result<Self::Buffer<T>, E> {
+        let host = host()?;
+        assert_eq!(host.as_ref().len(), length, "as many numbers as were announced");
+        Ok(self.upload(host.as_ref()))
+    }
     fn download<T: Element>(&self, device: &Self::Buffer<T>) -> Result<Vec<T>, DeviceFailure>;
 
     // Slices

@@ -6,6 +6,7 @@ use isobit_numerics::cast;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What a tensor element may be. Every type is plain bytes for which all bit patterns are valid.
 pub trait Element: Copy + Default + Send + Sync + PartialEq + std::fmt::Debug + 'static {
@@ -46,6 +47,25 @@ const ALIGNMENT_NOT_ZERO: std::num::NonZero<usize> = std::num::NonZero::new(ALIG
 /// Bytes from which a buffer is a mapping of its own.
 const LARGE: usize = 4 << 20;
 
+/// Bytes of all buffers of the process, now and at most. Nothing is decided by them: tests hold plans against them.
+static HELD: AtomicUsize = AtomicUsize::new(0);
+static HELD_MOST: AtomicUsize = AtomicUsize::new(0);
+
+/// Bytes that buffers of this process hold.
+pub fn held_bytes() -> usize {
+    HELD.load(Ordering::Relaxed)
+}
+
+/// The most they held at once since [`forget_held_bytes_peak`].
+pub fn held_bytes_peak() -> usize {
+    HELD_MOST.load(Ordering::Relaxed)
+}
+
+/// The peak starts again from what is held.
+pub fn forget_held_bytes_peak() {
+    HELD_MOST.store(held_bytes(), Ordering::Relaxed);
+}
+
 /// A fixed number of elements on a cache-line boundary.
 pub struct Buffer<T: Element> {
     pointer: NonNull<T>,
@@ -63,6 +83,8 @@ impl<T: Element> Buffer<T> {
     /// All bits zero.
     pub fn zeros(length: usize) -> Self {
         let layout = Self::layout(length);
+        let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        HELD_MOST.fetch_max(held, Ordering::Relaxed);
         if layout.size() == 0 {
             // Aligned like any other buffer, never dereferenced.
             let pointer = NonNull::without_provenance(ALIGNMENT_NOT_ZERO);
@@ -102,6 +124,7 @@ impl<T: Element> Buffer<T> {
 impl<T: Element> Drop for Buffer<T> {
     fn drop(&mut self) {
         let layout = Self::layout(self.length);
+        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
         if layout.size() != 0 && self.mapping.is_none() {
             // SAFETY: allocated in `zeros` with the same layout.
             unsafe { dealloc(self.pointer.as_ptr().cast(), layout) }

@@ -11,11 +11,14 @@ use crate::source::{Format, Source, StoredTensor};
 use half::{bf16, f16};
 use isobit_autograd::{Adapter, AttentionShape, Frozen, Linear, Matrix, ParameterId, Parameters, Table, Vector};
 use isobit_kernels::Backend;
+use isobit_kernels::backend::F32;
 use isobit_kernels::op::SliceShape;
 use isobit_kernels::op::thin::RANK_MAX;
 use isobit_numerics::philox::{Key, Purpose, uniform, word};
 use isobit_numerics::rope::{cos_sin_row, inverse_frequencies};
 use isobit_numerics::slices::Profile;
+use std::cell::LazyCell;
+use std::convert::Infallible;
 
 /// A model and what of it is trained.
 pub struct Built<B: Backend> {
@@ -176,7 +179,8 @@ impl<B: Backend> Builder<'_, B> {
         }
         let name = |factor: &str| format!("base_model.model.{path}.{factor}.weight");
         let tensor = self.modules;
-        let a = self.backend.upload(&initial_a(self.settings.seed, tensor, rank, inputs));
+        let initial = || Ok::<_, ModelError>(initial_a(self.settings.seed, tensor, rank, inputs));
+        let a = self.backend.upload_made(rank * inputs, initial)?;
         let b = self.backend.zeros(outputs * rank);
         let a = self.parameters.add(name("lora_A"), vec![rank, inputs], a, true);
         let b = self.parameters.add(name("lora_B"), vec![outputs, rank], b, true);
@@ -188,8 +192,7 @@ impl<B: Backend> Builder<'_, B> {
         if trained {
             return Ok(Vector::Trained(self.trained(name, &[length])?));
         }
-        let value = self.backend.upload(&finite(name, self.source.tensor(name, &[length])?.to_f32())?);
-        Ok(Vector::Frozen(value))
+        Ok(Vector::Frozen(self.float32(name, &[length])?))
     }
 
     fn matrix(&mut self, name: &str, rows: usize, width: usize, trained: bool) -> Result<Matrix<B>, ModelError> {
@@ -205,18 +208,31 @@ impl<B: Backend> Builder<'_, B> {
     }
 
     fn trained(&mut self, name: &str, shape: &[usize]) -> Result<ParameterId, ModelError> {
-        let values = finite(name, self.source.tensor(name, shape)?.to_f32())?;
+        let value = self.float32(name, shape)?;
         self.source.release(name);
-        let value = self.backend.upload(&values);
         Ok(self.parameters.add(name, shape.to_vec(), value, decays(name)))
     }
 
+    /// A tensor as float32 on the device.
+    fn float32(&self, name: &str, shape: &[usize]) -> Result<F32<B>, ModelError> {
+        let stored = self.source.tensor(name, shape)?;
+        self.backend.upload_made(stored.length(), || finite(name, stored.to_f32()))
+    }
+
     fn frozen(&self, stored: &StoredTensor) -> Frozen<B> {
-        match stored.format {
-            Format::F32 => Frozen::F32(self.backend.upload(&stored.to_f32())),
-            Format::Bf16 => Frozen::Bf16(self.backend.upload(&stored.bits().map(bf16::from_bits).collect::<Vec<_>>())),
-            Format::F16 => Frozen::F16(self.backend.upload(&stored.bits().map(f16::from_bits).collect::<Vec<_>>())),
-        }
+        let length = stored.length();
+        let made = match stored.format {
+            Format::F32 => self.backend.upload_made(length, || Ok(stored.to_f32())).map(Frozen::F32),
+            Format::Bf16 => {
+                let numbers = || Ok(stored.bits().map(bf16::from_bits).collect::<Vec<_>>());
+                self.backend.upload_made(length, numbers).map(Frozen::Bf16)
+            }
+            Format::F16 => {
+                let numbers = || Ok(stored.bits().map(f16::from_bits).collect::<Vec<_>>());
+                self.backend.upload_made(length, numbers).map(Frozen::F16)
+            }
+        };
+        made.unwrap_or_else(|never: Infallible| match never {})
     }
 
     fn sliced(&self, frozen: &Frozen<B>, rows: usize, width: usize) -> Matrix<B> {
@@ -228,13 +244,20 @@ impl<B: Backend> Builder<'_, B> {
         let (c, positions) = (self.config, self.settings.positions);
         let frequencies = inverse_frequencies(c.rotary_width, c.rope_theta, &c.rope_scaling, positions);
         let factor = c.rope_scaling.attention_factor();
-        let (mut cos, mut sin) = (Vec::new(), Vec::new());
-        for position in 0..positions as u32 {
-            let (row_cos, row_sin) = cos_sin_row(&frequencies, factor, position);
-            cos.extend(row_cos);
-            sin.extend(row_sin);
-        }
-        (self.backend.upload(&cos), self.backend.upload(&sin))
+        let tables = LazyCell::new(|| {
+            let (mut cos, mut sin) = (Vec::new(), Vec::new());
+            for position in 0..positions as u32 {
+                let (row_cos, row_sin) = cos_sin_row(&frequencies, factor, position);
+                cos.extend(row_cos);
+                sin.extend(row_sin);
+            }
+            [cos, sin]
+        });
+        let [cos, sin] = [0, 1].map(|table| {
+            let made = self.backend.upload_made(positions * frequencies.len(), || Ok(&tables[table]));
+            made.unwrap_or_else(|never: Infallible| match never {})
+        });
+        (cos, sin)
     }
 }
 

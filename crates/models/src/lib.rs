@@ -24,7 +24,7 @@ pub use dense::Model;
 pub use experts::{Experts, ExpertsShape, Projection};
 pub use generate::{Sampling, Session};
 pub use gptq::GptqWeight;
-pub use source::{Format, RandomSource, Source, StoredTensor, Weight};
+pub use source::{Format, RandomSource, Shapes, Source, StoredTensor, Weight};
 pub use weights::Weights;
 
 /// Why a model cannot be put together.

@@ -1,4 +1,4 @@
-//! Where weights come from: a checkpoint on disk, or numbers made up for a benchmark.
+//! Where weights come from: a checkpoint on disk, numbers made up for a benchmark, or shapes alone for a plan.
 //!
 //! A `Source` gives tensors by the names of the text model (`model.layers.0.…`). `weights.rs` is the one for model folders: it knows other
 //! prefixes and quantised matrices. A plain `Checkpoint` is one too, for files that have neither. `experts.rs` asks a source for
@@ -206,5 +206,50 @@ impl Source for RandomSource {
         }
         bytes.truncate(2 * length);
         Ok(StoredTensor { format: Format::Bf16, shape: shape.to_vec(), bytes: Cow::Owned(bytes) })
+    }
+}
+
+/// Weights without numbers, for a backend that counts: shapes and formats of another source, or one format for all.
+#[derive(Clone, Copy)]
+pub enum Shapes<'a> {
+    All(Format),
+    Of(&'a dyn Source),
+}
+
+impl Source for Shapes<'_> {
+    fn contains(&self, name: &str) -> bool {
+        match self {
+            Self::All(_) => true,
+            Self::Of(source) => source.contains(name),
+        }
+    }
+
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>, ModelError> {
+        let format = match self {
+            Self::All(format) => *format,
+            Self::Of(source) => source.tensor(name, shape)?.format,
+        };
+        Ok(StoredTensor { format, shape: shape.to_vec(), bytes: Cow::Borrowed(&[]) })
+    }
+
+    fn format(&self, name: &str) -> Result<Format, ModelError> {
+        match self {
+            Self::All(format) => Ok(*format),
+            Self::Of(source) => source.format(name),
+        }
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        match self {
+            Self::All(_) => None,
+            Self::Of(source) => source.shape(name),
+        }
+    }
+
+    fn names_under(&self, start: &str) -> Option<Vec<String>> {
+        match self {
+            Self::All(_) => None,
+            Self::Of(source) => source.names_under(start),
+        }
     }
 }

@@ -7,6 +7,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod data;
 pub mod metrics;
+pub mod plan;
 pub mod prepare;
 pub mod run;
 pub mod schedule;

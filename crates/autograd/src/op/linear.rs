@@ -217,23 +217,39 @@ fn keep_scale(probability: f64) -> f32 {
     (1.0 / (1.0 - probability)) as f32
 }
 
-impl<B: Backend> Saved<'_, B> {
+/// What the parameters of one layer get their gradients from.
+pub(crate) struct LayerGradients<'a, B: Backend> {
+    layer: &'a Linear<B>,
+    x: Option<Rc<Lease<B>>>,
+    dy: Rc<Lease<B>>,
+    adapter: Option<AdapterGradients<B>>,
+}
+
+struct AdapterGradients<B: Backend> {
+    adapter: Adapter,
+    saved: SavedAdapter<B>,
+    /// `dy·B`, the gradient of the low-rank value before its scale.
+    grad_low: Rc<Lease<B>>,
+}
+
+impl<'a, B: Backend> Saved<'a, B> {
     /// Layers in the order of the forward pass; the input's gradient starts from what it already has.
-    pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
+    pub(crate) fn backward(self, tape: &mut Tape<'a, B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
         let mut dx = values[self.input].take().map(|before| tape.owned(before));
-        for SavedLayer { layer, output, adapter } in &self.layers {
-            let Some(dy) = values[*output].take() else { continue };
-            layer_gradients(tape, gradients, self.x.as_deref(), layer, &dy);
-            let low = layer.adapter.as_ref().zip(adapter.as_ref()).map(|(adapter, saved)| {
-                let input = saved.dropped.as_ref().or(self.x.as_ref()).expect("an adapter's input is saved");
-                (adapter, adapter_gradients(tape, gradients, layer, adapter, &dy, input, saved))
+        for SavedLayer { layer, output, adapter } in self.layers {
+            let Some(dy) = values[output].take() else { continue };
+            let adapter = layer.adapter.zip(adapter).map(|(adapter, saved)| {
+                let grad_low = Rc::new(low_gradient(tape, layer, &adapter, &dy));
+                AdapterGradients { adapter, saved, grad_low }
             });
+            let low = adapter.as_ref().map(|adapter| (adapter.adapter, Rc::clone(&adapter.grad_low)));
+            tape.take_on(LayerGradients { layer, x: self.x.clone(), dy: Rc::clone(&dy), adapter }, gradients);
             if self.needs_gradient {
                 let started = dx.is_some();
                 let mut sum = dx.take().unwrap_or_else(|| tape.take(self.length));
                 input_gradient(tape, &mut sum, layer, &dy, started);
                 if let Some((adapter, low)) = low {
-                    sum = adapter_input_gradient(tape, sum, layer, adapter, &low);
+                    sum = adapter_input_gradient(tape, sum, layer, &adapter, &low);
                 }
                 dx = Some(sum);
             }
@@ -242,47 +258,50 @@ impl<B: Backend> Saved<'_, B> {
     }
 }
 
-/// Of the weight and the bias, where they are trained.
-fn layer_gradients<B: Backend>(
-    tape: &Tape<B>,
-    gradients: &mut Gradients<B>,
-    x: Option<&Lease<B>>,
-    layer: &Linear<B>,
-    dy: &Lease<B>,
-) {
-    let row_starts = &tape.layout.row_starts;
-    if let Some(id) = layer.bias.as_ref().and_then(Vector::id) {
-        tape.backend.bias_backward(gradients.reach(id), dy, row_starts);
+impl<B: Backend> LayerGradients<'_, B> {
+    /// The trained tensors of the layer.
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = ParameterId> {
+        let bias = self.layer.bias.as_ref().and_then(Vector::id);
+        let weight = match self.layer.weight {
+            Matrix::Frozen(_) => None,
+            Matrix::Trained(id) => Some(id),
+        };
+        let adapter = self.adapter.as_ref().map(|adapter| [adapter.adapter.b, adapter.adapter.a]);
+        bias.into_iter().chain(weight).chain(adapter.into_iter().flatten())
     }
-    if let Matrix::Trained(id) = layer.weight {
-        let segments = [0, tape.layout.tokens];
-        let p = tape.product(&segments, layer);
-        let mut workspace = tape.arena.workspace(tape.backend, tape.backend.product_workspace(&p));
-        let x = x.expect("a trained layer's input is saved");
-        tape.backend.product_grad_weight(gradients.reach(id), dy, x, &p, row_starts, &mut workspace);
+
+    /// Adds to the gradients of the bias, the weight and the adapter, where they are trained.
+    pub(crate) fn compute(self, tape: &Tape<B>, gradients: &mut Gradients<B>) {
+        let Self { layer, x, dy, adapter } = self;
+        let (tokens, row_starts) = (tape.layout.tokens, &tape.layout.row_starts);
+        if let Some(id) = layer.bias.as_ref().and_then(Vector::id) {
+            tape.backend.bias_backward(gradients.reach(id), &dy, row_starts);
+        }
+        if let Matrix::Trained(id) = layer.weight {
+            let segments = [0, tokens];
+            let p = tape.product(&segments, layer);
+            let mut workspace = tape.arena.workspace(tape.backend, tape.backend.product_workspace(&p));
+            let x = x.as_ref().expect("a trained layer's input is saved");
+            tape.backend.product_grad_weight(gradients.reach(id), &dy, x, &p, row_starts, &mut workspace);
+        }
+        if let Some(AdapterGradients { adapter, saved, grad_low }) = adapter {
+            let segments = [0, tokens];
+            let (a, b) = (adapter.factor_a(&segments, layer.inputs), adapter.factor_b(&segments, layer.outputs));
+            let input = saved.dropped.as_ref().or(x.as_ref()).expect("an adapter's input is saved");
+            tape.backend.thin_outer(gradients.reach(adapter.b), &saved.low, &dy, &b, row_starts);
+            tape.backend.thin_outer(gradients.reach(adapter.a), &grad_low, input, &a, row_starts);
+        }
     }
 }
 
-/// Of the adapter's factors; gives `dy·B`, the gradient of the low-rank value before its scale.
-fn adapter_gradients<B: Backend>(
-    tape: &Tape<B>,
-    gradients: &mut Gradients<B>,
-    layer: &Linear<B>,
-    adapter: &Adapter,
-    dy: &Lease<B>,
-    input: &Lease<B>,
-    saved: &SavedAdapter<B>,
-) -> Lease<B> {
-    let (tokens, row_starts) = (tape.layout.tokens, &tape.layout.row_starts);
-    let segments = [0, tokens];
-    let (a, b) = (adapter.factor_a(&segments, layer.inputs), adapter.factor_b(&segments, layer.outputs));
-    let mut low = tape.take(tokens * adapter.rank);
-    {
-        let mut workspace = tape.arena.workspace(tape.backend, tape.backend.thin_workspace(&b));
-        tape.backend.thin_contract(&mut low, dy, &tape.parameters.get(adapter.b).value, &b, &mut workspace);
-    }
-    tape.backend.thin_outer(gradients.reach(adapter.b), &saved.low, dy, &b, row_starts);
-    tape.backend.thin_outer(gradients.reach(adapter.a), &low, input, &a, row_starts);
+/// `dy·B`, the gradient of the low-rank value before its scale.
+fn low_gradient<B: Backend>(tape: &Tape<B>, layer: &Linear<B>, adapter: &Adapter, dy: &Lease<B>) -> Lease<B> {
+    let segments = [0, tape.layout.tokens];
+    let b = adapter.factor_b(&segments, layer.outputs);
+    let mut low = tape.take(tape.layout.tokens * adapter.rank);
+    let mut workspace = tape.arena.workspace(tape.backend, tape.backend.thin_workspace(&b));
+    tape.backend.thin_contract(&mut low, dy, &tape.parameters.get(adapter.b).value, &b, &mut workspace);
+    drop(workspace);
     low
 }
 

@@ -29,6 +29,8 @@ pub(crate) enum Node<'a, B: Backend> {
     Add(elementwise::SavedAdd),
     Head(head::Saved<'a, B>),
     Checkpoint(Checkpoint<'a, B>),
+    /// Where the nodes of a block begin: the backward pass is done with it.
+    BlockStart,
 }
 
 impl<'a, B: Backend> Node<'a, B> {
@@ -48,6 +50,7 @@ impl<'a, B: Backend> Node<'a, B> {
             Self::Add(saved) => saved.backward(tape, values),
             Self::Head(saved) => saved.backward(tape, values, gradients),
             Self::Checkpoint(saved) => return saved.backward(tape, values, gradients),
+            Self::BlockStart => tape.catch_up(gradients),
         }
         Ok(())
     }

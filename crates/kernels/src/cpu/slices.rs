@@ -9,6 +9,7 @@ use super::path::{Path, multiversion};
 use super::pool::SharedMut;
 use crate::buffer::Buffer;
 use crate::op::SliceShape;
+use crate::plan::Layout;
 use crate::{Cpu, Element, StoredMatrix};
 use isobit_numerics::slices::{CHUNK, Profile, Scale, magnitude_bits, round_half_even, split2, split3};
 use std::ops::Range;
@@ -91,14 +92,32 @@ pub(super) fn right_block_bytes(width: usize, profile: Profile) -> usize {
     width.div_ceil(TILE_DEPTH) * profile.slice_count() * TILE_BYTES
 }
 
-pub(super) fn rows(_cpu: &Cpu, shape: SliceShape) -> SlicedRows {
-    let layout = LeftLayout::new(shape);
-    SlicedRows {
-        shape,
-        layout,
-        tiles: Buffer::zeros(layout.bytes()),
-        units: Buffer::zeros(shape.rows * shape.width.div_ceil(CHUNK)),
+/// Lengths of the tiles and the units of sliced rows.
+fn rows_lengths(shape: SliceShape) -> (usize, usize) {
+    (LeftLayout::new(shape).bytes(), shape.rows * shape.width.div_ceil(CHUNK))
+}
+
+/// Lengths of the tiles and the units of sliced weights.
+fn weight_lengths(count: usize, shape: SliceShape) -> (usize, usize) {
+    let blocks = shape.rows.div_ceil(TILE_ROWS);
+    (count * blocks * right_block_bytes(shape.width, shape.profile), count * shape.rows)
+}
+
+impl Layout for Cpu {
+    fn rows_bytes(&self, shape: SliceShape) -> usize {
+        let (tiles, units) = rows_lengths(shape);
+        tiles + size_of::<f32>() * units
     }
+
+    fn weight_bytes(&self, count: usize, shape: SliceShape) -> usize {
+        let (tiles, units) = weight_lengths(count, shape);
+        tiles + size_of::<f32>() * units
+    }
+}
+
+pub(super) fn rows(_cpu: &Cpu, shape: SliceShape) -> SlicedRows {
+    let (tiles, units) = rows_lengths(shape);
+    SlicedRows { shape, layout: LeftLayout::new(shape), tiles: Buffer::zeros(tiles), units: Buffer::zeros(units) }
 }
 
 pub(super) fn slice_rows(cpu: &Cpu, out: &mut SlicedRows, x: &[f32]) {
@@ -246,8 +265,9 @@ fn slice_stored<T: Element>(cpu: &Cpu, w: &[T], count: usize, shape: SliceShape)
     assert_eq!(w.len(), count * rows * width, "weights to slice");
     let blocks = rows.div_ceil(TILE_ROWS);
     let block_bytes = right_block_bytes(width, profile);
-    let mut tiles = Buffer::zeros(count * blocks * block_bytes);
-    let mut units = Buffer::zeros(count * rows);
+    let (tile_bytes, unit_count) = weight_lengths(count, shape);
+    let mut tiles = Buffer::zeros(tile_bytes);
+    let mut units = Buffer::zeros(unit_count);
     let shared = SharedMut::new(&mut units);
     cpu.pool.run_rows(&mut tiles, block_bytes.max(1), |range, tiles| {
         let mut multipliers = [0.0; TILE_ROWS];

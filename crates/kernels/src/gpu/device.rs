@@ -1,5 +1,6 @@
 //! An open device: its compiled programs, the launch of kernels, and the first failure, which is kept.
 
+use super::absent::Absent;
 use super::devices::{Api, Selector};
 use super::memory::{GpuBuffer, part_bytes};
 use super::program::{self, Program};
@@ -134,6 +135,18 @@ impl Gpu {
             Api::Cuda => cuda::Cuda::open(selector.index).map(|runtime| Box::new(runtime) as _),
         };
         let runtime = runtime.map_err(|what| failure(&selector.to_string(), what))?;
+        let gpu = Self::with_runtime(runtime, selector);
+        probe::check(&gpu)?;
+        Ok(gpu)
+    }
+
+    /// A device that is not there: it says what buffers and workspaces would take and computes nothing. `architecture` is the
+    /// compute capability of an NVIDIA device, if a plan should count the room for its tensor cores.
+    pub fn absent(selector: Selector, architecture: Option<(u32, u32)>) -> Self {
+        Self::with_runtime(Box::new(Absent::new(selector, architecture)), selector)
+    }
+
+    fn with_runtime(runtime: Box<dyn Runtime>, selector: Selector) -> Self {
         let device = Device {
             runtime,
             selector,
@@ -141,9 +154,7 @@ impl Gpu {
             kernels: RefCell::default(),
             failure: RefCell::default(),
         };
-        let gpu = Self { device: Rc::new(device) };
-        probe::check(&gpu)?;
-        Ok(gpu)
+        Self { device: Rc::new(device) }
     }
 
     pub fn selector(&self) -> Selector {

@@ -19,7 +19,7 @@ impl<T: Element> GpuBuffer<T> {
     pub(super) fn new(gpu: &Gpu, length: usize) -> Self {
         let bytes = length.checked_mul(size_of::<T>());
         let handle = match bytes {
-            Some(bytes) => gpu.device.attempt(|runtime| runtime.allocate(bytes.max(1))),
+            Some(bytes) => gpu.device.attempt(|runtime| runtime.allocate(allocated_bytes(bytes))),
             None => gpu.device.attempt(|_| Err(format!("{length} elements are more than any memory"))),
         };
         Self { device: Rc::clone(&gpu.device), handle, length, element: PhantomData }
@@ -54,6 +54,11 @@ impl<T: Element> std::fmt::Debug for GpuBuffer<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "GpuBuffer<{}>[{}]", T::NAME, self.length)
     }
+}
+
+/// Bytes that a buffer of `bytes` asks its runtime for: drivers know no empty memory.
+pub(super) fn allocated_bytes(bytes: usize) -> usize {
+    bytes.max(1)
 }
 
 /// A place in device memory: a whole buffer or a part of a workspace.

@@ -3,6 +3,7 @@
 //! Commands run in the order they were given. The first failure of the device is kept, nothing is launched after it, and it
 //! comes out at the next `download`, `digest` or `sum_squares`.
 
+mod absent;
 mod adamw;
 mod attention;
 mod balance;

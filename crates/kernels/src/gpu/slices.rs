@@ -1,10 +1,11 @@
 //! Slices on a GPU: planes of bytes, one per slice, the highest first, rows padded with zeros.
 
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
-use super::memory::{GpuBuffer, Place};
+use super::memory::{GpuBuffer, Place, allocated_bytes};
 use super::program::{Program, program};
 use crate::StoredMatrix;
 use crate::op::SliceShape;
+use crate::plan::Layout;
 use isobit_numerics::slices::CHUNK;
 
 pub(super) static SLICES: Program = program!("slices");
@@ -43,13 +44,36 @@ pub struct SlicedWeight {
     pub(super) units: GpuBuffer<f32>,
 }
 
-pub(super) fn rows(gpu: &Gpu, shape: SliceShape) -> SlicedRows {
-    let chunks = shape.width.div_ceil(CHUNK);
-    SlicedRows {
-        shape,
-        planes: GpuBuffer::new(gpu, plane_bytes(shape)),
-        units: GpuBuffer::new(gpu, shape.rows * chunks),
+/// Lengths of the planes and the units of sliced rows.
+fn rows_lengths(shape: SliceShape) -> (usize, usize) {
+    (plane_bytes(shape), shape.rows * shape.width.div_ceil(CHUNK))
+}
+
+/// Lengths of the planes and the units of sliced weights.
+fn weight_lengths(count: usize, shape: SliceShape) -> (usize, usize) {
+    let rows = count * shape.rows;
+    (plane_bytes(SliceShape { rows, ..shape }), rows)
+}
+
+impl Layout for Gpu {
+    fn buffer_bytes(&self, bytes: usize) -> usize {
+        allocated_bytes(bytes)
     }
+
+    fn rows_bytes(&self, shape: SliceShape) -> usize {
+        let (planes, units) = rows_lengths(shape);
+        allocated_bytes(planes) + allocated_bytes(size_of::<f32>() * units)
+    }
+
+    fn weight_bytes(&self, count: usize, shape: SliceShape) -> usize {
+        let (planes, units) = weight_lengths(count, shape);
+        allocated_bytes(planes) + allocated_bytes(size_of::<f32>() * units)
+    }
+}
+
+pub(super) fn rows(gpu: &Gpu, shape: SliceShape) -> SlicedRows {
+    let (planes, units) = rows_lengths(shape);
+    SlicedRows { shape, planes: GpuBuffer::new(gpu, planes), units: GpuBuffer::new(gpu, units) }
 }
 
 pub(super) fn slice_rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>) {
@@ -62,8 +86,8 @@ pub(super) fn slice_rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>) {
 
 pub(super) fn slice_weight(gpu: &Gpu, w: StoredMatrix<Gpu>, count: usize, shape: SliceShape) -> SlicedWeight {
     let all = SliceShape { rows: count * shape.rows, ..shape };
-    let planes = GpuBuffer::new(gpu, plane_bytes(all));
-    let units = GpuBuffer::new(gpu, all.rows);
+    let (planes, units) = weight_lengths(count, shape);
+    let (planes, units) = (GpuBuffer::new(gpu, planes), GpuBuffer::new(gpu, units));
     assert_eq!(stored_length(w), all.rows * shape.width, "weights to slice");
     slice_stored(gpu, Place::from(&planes), Place::from(&units), w, 0, all);
     SlicedWeight { shape, count, planes, units }

@@ -1,0 +1,154 @@
+//! Gradients of trained tensors: none may be missing in silence, and those that wait keep their order.
+
+use isobit_autograd::{
+    Deferral, Frozen, Gradients, Layout, Linear, Matrix, ParameterId, Parameters, Policy, Table, Tape, TapeError,
+    Targets, Variable, Vector,
+};
+use isobit_kernels::backend::U32;
+use isobit_kernels::op::{SliceShape, Span};
+use isobit_kernels::{Backend, Reference, StoredMatrix};
+use isobit_numerics::philox::{Key, Purpose, word};
+use isobit_numerics::slices::Profile;
+
+const WIDTH: usize = 8;
+const VOCABULARY: usize = 11;
+const TOKENS: usize = 5;
+const PROFILE: Profile = Profile::X2;
+
+/// Numbers between −1 and 1.
+#[expect(clippy::float_arithmetic, reason = "made-up weights")]
+fn numbers(tensor: u32, length: usize) -> Vec<f32> {
+    let key = Key::new(1, Purpose::TestData);
+    (0..length).map(|at| (word(key, 0, 0, tensor, at as u64) as i32) as f32 / 2_147_483_648.0).collect()
+}
+
+struct Net {
+    parameters: Parameters<Reference>,
+    table: Table<Reference>,
+    layer: Linear<Reference>,
+    head: Matrix<Reference>,
+}
+
+impl Net {
+    /// A trained layer between a frozen table and a frozen head.
+    fn new() -> Self {
+        let backend = &Reference;
+        let mut parameters = Parameters::default();
+        let weight = parameters.add("weight", vec![WIDTH, WIDTH], backend.upload(&numbers(0, WIDTH * WIDTH)), true);
+        let bias = parameters.add("bias", vec![WIDTH], backend.upload(&numbers(1, WIDTH)), false);
+        let head = backend.upload(&numbers(2, VOCABULARY * WIDTH));
+        let shape = SliceShape { rows: VOCABULARY, width: WIDTH, profile: PROFILE };
+        let head = Matrix::Frozen(backend.slice_weight(StoredMatrix::F32(&head), 1, shape));
+        let table = Table::Frozen(Frozen::F32(backend.upload(&numbers(3, VOCABULARY * WIDTH))));
+        let layer = Linear {
+            outputs: WIDTH,
+            inputs: WIDTH,
+            weight: Matrix::Trained(weight),
+            bias: Some(Vector::Trained(bias)),
+            adapter: None,
+        };
+        Self { parameters, table, layer, head }
+    }
+
+    fn add(&mut self, name: &str) -> ParameterId {
+        self.parameters.add(name, vec![WIDTH], Reference.upload(&numbers(9, WIDTH)), true)
+    }
+
+    /// Gradients of the loss after `forward`.
+    fn gradients<'a>(
+        &'a self,
+        inputs: &'a Inputs,
+        deferral: Deferral,
+        forward: impl Fn(&mut Tape<'a, Reference>, Variable<Reference>) -> Variable<Reference>,
+    ) -> Result<Gradients<Reference>, TapeError> {
+        let mut gradients = Gradients::zeros(&Reference, &self.parameters);
+        let mut tape = Tape::new(&Reference, &self.parameters, &inputs.layout, PROFILE, Policy::None)
+            .defer_weight_gradients(deferral);
+        let x = tape.embedding(&self.table, &inputs.ids, WIDTH);
+        let h = forward(&mut tape, x);
+        tape.head_loss(h, &self.head, VOCABULARY, &inputs.targets);
+        tape.backward(&mut gradients).map(|()| gradients)
+    }
+}
+
+/// Two rows, the tokens and what they should predict.
+struct Inputs {
+    layout: Layout<Reference>,
+    ids: U32<Reference>,
+    targets: Targets<Reference>,
+}
+
+fn inputs() -> Inputs {
+    let layout = Layout {
+        tokens: TOKENS,
+        row_starts: vec![0, 2, TOKENS],
+        spans: vec![Span { queries: 0..TOKENS, keys: 0..TOKENS }],
+        positions: Reference.upload(&[0, 1, 2, 3, 4]),
+        key: Key::new(0, Purpose::Dropout),
+        step: 1,
+        first_row: 0,
+    };
+    let targets = Targets { labels: Reference.upload(&[1, 4, 1, 5, 9]), weight: Reference.upload(&[0.2; TOKENS]) };
+    Inputs { layout, ids: Reference.upload(&[3, 1, 4, 1, 5]), targets }
+}
+
+fn missing(result: Result<Gradients<Reference>, TapeError>) -> Option<String> {
+    match result {
+        Ok(_) => None,
+        Err(TapeError::NoGradient { name }) => Some(name),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_trained_tensor_without_a_gradient_is_an_error() {
+    let inputs = inputs();
+    for deferral in Deferral::ALL {
+        let mut net = Net::new();
+        assert_eq!(missing(net.gradients(&inputs, deferral, |tape, x| tape.linear(&x, &net.layer))), None);
+        // Computed, but the loss does not depend on it.
+        let result = net.gradients(&inputs, deferral, |tape, x| {
+            tape.linear(&x, &net.layer);
+            x
+        });
+        assert_eq!(missing(result).as_deref(), Some("weight"));
+        // Not even computed.
+        net.add("forgotten");
+        let result = net.gradients(&inputs, deferral, |tape, x| tape.linear(&x, &net.layer));
+        assert_eq!(missing(result).as_deref(), Some("forgotten"));
+    }
+}
+
+/// A layer that is used several times gets its parts in the order of the backward pass, whether they wait or not.
+#[test]
+fn a_shared_layer_keeps_the_order_of_its_parts() {
+    let (inputs, net) = (inputs(), Net::new());
+    let twice = |deferral| {
+        let result = net.gradients(&inputs, deferral, |tape, x| {
+            let y = tape.linear(&x, &net.layer);
+            let z = tape.linear(&y, &net.layer);
+            let z = tape.add(&z, &y);
+            tape.linear(&z, &net.layer)
+        });
+        let gradients = result.unwrap_or_else(|error| panic!("{error}"));
+        let bits = |id| Reference.download(gradients.get(id)).expect("numbers").into_iter().map(f32::to_bits);
+        net.parameters.iter().flat_map(|(id, _)| bits(id)).collect::<Vec<_>>()
+    };
+    let want = twice(Deferral::None);
+    assert!(want.iter().any(|bits| *bits != 0));
+    assert_eq!(twice(Deferral::Tape), want);
+    assert_eq!(twice(Deferral::Block), want);
+}
+
+/// A norm that shares its weight with a layer's bias would overtake parts that wait: that is a bug of the model, not another sum.
+#[test]
+#[should_panic(expected = "overtakes deferred parts")]
+fn nothing_overtakes_what_waits() {
+    let (inputs, net) = (inputs(), Net::new());
+    let Some(Vector::Trained(bias)) = net.layer.bias else { panic!("a trained bias") };
+    let norm = Vector::Trained(bias);
+    let _ = net.gradients(&inputs, Deferral::Tape, |tape, x| {
+        let x = tape.rms_norm(&x, &norm, WIDTH, 1e-6);
+        tape.linear(&x, &net.layer)
+    });
+}

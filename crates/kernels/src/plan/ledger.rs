@@ -1,0 +1,162 @@
+//! The books of the counting backend: who holds how many bytes, now and when it was most, and what was computed.
+//!
+//! A holder is the line of code that asked for the memory, so that a plan can name every buffer without anything being labelled.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::panic::Location;
+use std::rc::Rc;
+
+/// What kind of memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Elements of this type.
+    Buffer(&'static str),
+    /// Sliced activations.
+    Rows,
+    /// Sliced weights.
+    Weight,
+}
+
+/// Memory of one kind that one line of code asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Holder {
+    /// Source file and line.
+    pub file: &'static str,
+    pub line: u32,
+    pub kind: Kind,
+}
+
+/// Bytes by holder.
+pub type Holdings = BTreeMap<Holder, usize>;
+
+/// What an op was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    pub calls: u64,
+    /// Products of two numbers that are added up, as the mathematics counts them: a slice product of either profile is one.
+    pub multiply_adds: u64,
+    /// Numbers written.
+    pub outputs: u64,
+}
+
+#[derive(Default)]
+struct Books {
+    held: Holdings,
+    bytes: usize,
+    /// Written down when the peak is left, not whenever it rises.
+    at_peak: Holdings,
+    bytes_peak: usize,
+    work: BTreeMap<&'static str, Work>,
+}
+
+impl Books {
+    fn is_at_peak(&self) -> bool {
+        self.bytes == self.bytes_peak
+    }
+}
+
+/// Shared by a backend and everything it handed out.
+#[derive(Clone, Default)]
+pub(super) struct Ledger(Rc<RefCell<Books>>);
+
+/// Bytes that are held until it is dropped.
+pub(super) struct Claim {
+    ledger: Ledger,
+    holder: Holder,
+    bytes: usize,
+}
+
+impl Ledger {
+    pub(super) fn claim(&self, kind: Kind, bytes: usize, at: &'static Location<'static>) -> Claim {
+        let holder = Holder { file: at.file(), line: at.line(), kind };
+        if bytes > 0 {
+            let mut books = self.0.borrow_mut();
+            *books.held.entry(holder).or_default() += bytes;
+            books.bytes += bytes;
+            books.bytes_peak = books.bytes_peak.max(books.bytes);
+        }
+        Claim { ledger: self.clone(), holder, bytes }
+    }
+
+    pub(super) fn did(&self, op: &'static str, multiply_adds: usize, outputs: usize) {
+        let mut books = self.0.borrow_mut();
+        let work = books.work.entry(op).or_default();
+        work.calls += 1;
+        work.multiply_adds += multiply_adds as u64;
+        work.outputs += outputs as u64;
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.0.borrow().bytes
+    }
+
+    pub(super) fn bytes_peak(&self) -> usize {
+        self.0.borrow().bytes_peak
+    }
+
+    pub(super) fn held(&self) -> Holdings {
+        self.0.borrow().held.clone()
+    }
+
+    pub(super) fn held_at_peak(&self) -> Holdings {
+        let books = self.0.borrow();
+        if books.is_at_peak() { books.held.clone() } else { books.at_peak.clone() }
+    }
+
+    pub(super) fn work(&self) -> BTreeMap<&'static str, Work> {
+        self.0.borrow().work.clone()
+    }
+
+    pub(super) fn forget(&self) {
+        let mut books = self.0.borrow_mut();
+        books.bytes_peak = books.bytes;
+        books.work.clear();
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
+        let mut books = self.ledger.0.borrow_mut();
+        if books.is_at_peak() {
+            books.at_peak = books.held.clone();
+        }
+        books.bytes -= self.bytes;
+        let left = books.held.get_mut(&self.holder).expect("what is dropped was claimed");
+        *left -= self.bytes;
+        if *left == 0 {
+            books.held.remove(&self.holder);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_remembers_who_held_what() {
+        let ledger = Ledger::default();
+        let at = Location::caller();
+        let claim = |kind, bytes| ledger.claim(kind, bytes, at);
+        let first = claim(Kind::Rows, 10);
+        let second = claim(Kind::Weight, 5);
+        drop(first);
+        let third = claim(Kind::Rows, 7);
+        let of =
+            |holdings: Holdings, kind| holdings.iter().find(|(of, _)| of.kind == kind).map_or(0, |(_, bytes)| *bytes);
+        assert_eq!((ledger.bytes(), ledger.bytes_peak()), (12, 15));
+        assert_eq!((of(ledger.held_at_peak(), Kind::Rows), of(ledger.held(), Kind::Rows)), (10, 7));
+        let fourth = claim(Kind::Rows, 8);
+        assert_eq!((ledger.bytes_peak(), of(ledger.held_at_peak(), Kind::Rows)), (20, 15));
+        drop((second, third));
+        assert_eq!((ledger.bytes(), of(ledger.held_at_peak(), Kind::Rows)), (8, 15));
+        ledger.forget();
+        assert_eq!((ledger.bytes_peak(), of(ledger.held_at_peak(), Kind::Rows)), (8, 8));
+        drop(fourth);
+        assert!(ledger.held().is_empty());
+    }
+}

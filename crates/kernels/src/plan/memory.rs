@@ -1,0 +1,59 @@
+//! What the counting backend hands out: lengths and shapes, each with its claim in the books.
+
+use super::ledger::Claim;
+use crate::backend::{Backend, StoredMatrix};
+use crate::buffer::Element;
+use crate::op::SliceShape;
+use std::marker::PhantomData;
+
+/// How a backend lays out what it keeps: all that must be known to count its memory without it. Sizes of workspaces are asked of the
+/// backend's own functions.
+pub trait Layout: Backend {
+    /// Bytes that a buffer with so many bytes of elements takes.
+    fn buffer_bytes(&self, bytes: usize) -> usize {
+        bytes
+    }
+    /// Bytes of activations, sliced.
+    fn rows_bytes(&self, shape: SliceShape) -> usize;
+    /// Bytes of `count` weights, sliced.
+    fn weight_bytes(&self, count: usize, shape: SliceShape) -> usize;
+}
+
+/// A number of elements.
+pub struct CountedBuffer<T: Element> {
+    pub(super) length: usize,
+    pub(super) _claim: Claim,
+    pub(super) element: PhantomData<T>,
+}
+
+impl<T: Element> CountedBuffer<T> {
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+}
+
+/// The shape of sliced activations.
+pub struct CountedRows {
+    pub(super) shape: SliceShape,
+    pub(super) _claim: Claim,
+}
+
+/// The shape of sliced weights.
+pub struct CountedWeight {
+    pub(super) shape: SliceShape,
+    pub(super) count: usize,
+    pub(super) _claim: Claim,
+}
+
+/// Elements of a stored matrix.
+pub(super) fn stored_length<L: Layout>(w: StoredMatrix<super::Counting<L>>) -> usize {
+    match w {
+        StoredMatrix::F32(w) => w.len(),
+        StoredMatrix::Bf16(w) => w.len(),
+        StoredMatrix::F16(w) => w.len(),
+    }
+}
