@@ -84,7 +84,7 @@ impl<B: Backend> Default for Kept<B> {
 }
 
 /// A block as a function of its input.
-pub(crate) type Block<'a, B> = Rc<dyn Fn(&mut Tape<'a, B>, Variable<B>) -> Variable<B> + 'a>;
+pub(crate) type Block<'a, B> = Rc<dyn Fn(&mut Tape<'a, B>, Variable<B>) -> Result<Variable<B>, TapeError> + 'a>;
 
 /// A block whose activations were dropped.
 pub(crate) struct Checkpoint<'a, B: Backend> {
@@ -105,13 +105,13 @@ impl<'a, B: Backend> Tape<'a, B> {
         layer: usize,
         is_last: bool,
         x: Variable<B>,
-        block: impl Fn(&mut Self, Variable<B>) -> Variable<B> + 'a,
+        block: impl Fn(&mut Self, Variable<B>) -> Result<Variable<B>, TapeError> + 'a,
     ) -> Result<Variable<B>, TapeError> {
         if self.policy == Policy::None || !self.recording || is_last {
             if self.recording && self.deferral == Deferral::Block {
                 self.nodes.push(Node::BlockStart);
             }
-            let output = block(self, x);
+            let output = block(self, x)?;
             self.ends.clear();
             return Ok(output);
         }
@@ -121,7 +121,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             self.kept = Kept { mode: KeptMode::Store, queue: VecDeque::new() };
         }
         let input = x.clone();
-        let output = block(self, x);
+        let output = block(self, x)?;
         self.recording = true;
         let digests = self.end_digests(&output)?;
         let (trace, kept) = (std::mem::take(&mut self.trace), std::mem::take(&mut self.kept));
@@ -162,7 +162,7 @@ impl<'a, B: Backend> Checkpoint<'a, B> {
         }
         let start = Variable { id: 0, ..self.input.clone() };
         inner.next = 1;
-        let output = (self.block)(&mut inner, start);
+        let output = (self.block)(&mut inner, start)?;
         if let Some((op, forward, recomputed)) = self.trace.first_difference(&inner.trace) {
             return Err(TapeError::Recompute { layer: self.layer, op, forward, recomputed });
         }

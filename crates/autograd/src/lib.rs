@@ -16,6 +16,7 @@ pub use op::attention::AttentionShape;
 pub use op::elementwise::Rotation;
 pub use op::head::{HeadOutput, Targets};
 pub use op::linear::{Adapter, Linear};
+pub use op::norm::Norm;
 pub use parameters::{Frozen, Gradients, Matrix, Parameter, ParameterId, Parameters, Table, Vector};
 pub use tape::{Layout, Memory, Tape, Variable};
 

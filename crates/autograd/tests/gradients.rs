@@ -1,7 +1,7 @@
 //! Gradients of trained tensors: none may be missing in silence, and those that wait keep their order.
 
 use isobit_autograd::{
-    Deferral, Frozen, Gradients, Layout, Linear, Matrix, ParameterId, Parameters, Policy, Table, Tape, TapeError,
+    Deferral, Frozen, Gradients, Layout, Linear, Matrix, Norm, ParameterId, Parameters, Policy, Table, Tape, TapeError,
     Targets, Variable, Vector,
 };
 use isobit_kernels::backend::U32;
@@ -146,9 +146,9 @@ fn a_shared_layer_keeps_the_order_of_its_parts() {
 fn nothing_overtakes_what_waits() {
     let (inputs, net) = (inputs(), Net::new());
     let Some(Vector::Trained(bias)) = net.layer.bias else { panic!("a trained bias") };
-    let norm = Vector::Trained(bias);
+    let norm = Norm { weight: Vector::Trained(bias), width: WIDTH, eps: 1e-6, zero_centred: false };
     let _ = net.gradients(&inputs, Deferral::Tape, |tape, x| {
-        let x = tape.rms_norm(&x, &norm, WIDTH, 1e-6);
+        let x = tape.rms_norm(&x, &norm);
         tape.linear(&x, &net.layer)
     });
 }

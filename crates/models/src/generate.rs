@@ -1,7 +1,7 @@
 //! Generation with a cache of keys and values. A token's results depend on it and on what came before alone, so the logits are
 //! those of the full forward pass, bit for bit.
 
-use crate::dense::Model;
+use crate::model::Model;
 use isobit_autograd::{Layout, Memory, Parameters, Tape, TapeError, Variable};
 use isobit_kernels::backend::F32;
 use isobit_kernels::op::Span;

@@ -7,11 +7,12 @@
 pub mod adapter;
 pub mod build;
 pub mod config;
-pub mod dense;
 pub mod experts;
 pub mod fp8;
 pub mod generate;
 pub mod gptq;
+mod layer;
+mod model;
 pub mod names;
 pub mod peft;
 pub mod source;
@@ -20,10 +21,10 @@ pub mod weights;
 pub use adapter::{LoraConfig, Targets, Trained};
 pub use build::{Built, build};
 pub use config::{Config, Family};
-pub use dense::Model;
 pub use experts::{Experts, ExpertsShape, Projection};
 pub use generate::{Sampling, Session};
 pub use gptq::GptqWeight;
+pub use model::Model;
 pub use source::{Format, RandomSource, Shapes, Source, StoredTensor, Weight};
 pub use weights::Weights;
 

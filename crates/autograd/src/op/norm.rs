@@ -8,6 +8,15 @@ use isobit_kernels::Backend;
 use isobit_kernels::op::RmsNorm;
 use std::rc::Rc;
 
+/// A norm with its weight.
+pub struct Norm<B: Backend> {
+    pub weight: Vector<B>,
+    pub width: usize,
+    pub eps: f32,
+    /// Whether `1 + weight` is what multiplies.
+    pub zero_centred: bool,
+}
+
 pub(crate) struct Saved<'a, B: Backend> {
     x: Variable<B>,
     inverse: Rc<Lease<B>>,
@@ -17,10 +26,11 @@ pub(crate) struct Saved<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// Normalises every `width` channels with one weight per channel: the whole value, or a head at a time.
-    pub fn rms_norm(&mut self, x: &Variable<B>, weight: &'a Vector<B>, width: usize, eps: f32) -> Variable<B> {
+    /// Normalises every `norm.width` channels with one weight per channel: the whole value, or a head at a time.
+    pub fn rms_norm(&mut self, x: &Variable<B>, norm: &'a Norm<B>) -> Variable<B> {
+        let &Norm { ref weight, width, eps, zero_centred } = norm;
         let tokens = self.layout.tokens * (x.width / width);
-        let shape = RmsNorm { tokens, width, eps, zero_centred: false, accumulate: false };
+        let shape = RmsNorm { tokens, width, eps, zero_centred, accumulate: false };
         let (mut y, mut inverse) = (self.take(x.data.length()), self.take(tokens));
         let value = weight.value(self.parameters);
         self.backend.rms_norm_forward(&mut y, &mut inverse, &x.data, value, &shape);

@@ -3,13 +3,15 @@
 //! Frozen matrices are kept as slices only, so a model takes two bytes a weight (x2); a tensor's file pages may go as soon as it
 //! is sliced.
 
+mod layer;
+
 use crate::ModelError;
 use crate::adapter::{Trained, decays};
-use crate::config::{Config, Family, Feed, Mixer};
-use crate::dense::{Block, Model};
+use crate::config::{Config, Family, NormStyle};
+use crate::model::Model;
 use crate::source::{Format, Source, StoredTensor};
 use half::{bf16, f16};
-use isobit_autograd::{Adapter, AttentionShape, Frozen, Linear, Matrix, ParameterId, Parameters, Table, Vector};
+use isobit_autograd::{Adapter, Frozen, Linear, Matrix, Norm, ParameterId, Parameters, Table, Vector};
 use isobit_kernels::Backend;
 use isobit_kernels::backend::F32;
 use isobit_kernels::op::SliceShape;
@@ -90,7 +92,7 @@ impl<B: Backend> Builder<'_, B> {
         self.source.release(table);
         let blocks = (0..config.layers.len()).map(|layer| self.block(layer)).collect::<Result<_, _>>()?;
         let ends = self.ends_trained();
-        let norm = self.vector("model.norm.weight", hidden, ends)?;
+        let norm = self.norm("model.norm", hidden, ends)?;
         let head = match tied_head {
             Some(head) => head,
             None => self.matrix("lm_head.weight", vocabulary, hidden, ends)?,
@@ -113,47 +115,19 @@ impl<B: Backend> Builder<'_, B> {
         matches!(self.settings.trained, Trained::Full | Trained::LastBlocks(_))
     }
 
-    fn block(&mut self, layer: usize) -> Result<Block<B>, ModelError> {
-        let c = self.config;
-        let trained = match self.settings.trained {
+    /// Whether a layer's own weights are trained.
+    fn is_trained(&self, layer: usize) -> bool {
+        match self.settings.trained {
             Trained::Full => true,
-            Trained::LastBlocks(count) => layer + count >= c.layers.len(),
+            Trained::LastBlocks(count) => layer + count >= self.config.layers.len(),
             Trained::Nothing | Trained::Lora(_) => false,
-        };
-        let path = format!("model.layers.{layer}");
-        let attention = |name: &str| format!("{path}.self_attn.{name}");
-        let mlp = |name: &str| format!("{path}.mlp.{name}");
-        let (Mixer::Attention(a), &Feed::Dense { width: fed, bias: mlp_bias }) =
-            (&c.layers[layer].mixer, &c.layers[layer].feed)
-        else {
-            unreachable!("checked by `build`")
-        };
-        let (wide, narrow) = (a.heads * a.head_width, a.kv_heads * a.head_width);
-        let head_norm = |builder: &mut Self, name: &str| {
-            let name = attention(name);
-            a.head_norms.then(|| builder.vector(&format!("{name}.weight"), a.head_width, trained)).transpose()
-        };
-        Ok(Block {
-            input_norm: self.vector(&format!("{path}.input_layernorm.weight"), c.hidden, trained)?,
-            q: self.linear(&attention("q_proj"), wide, c.hidden, a.qkv_bias, trained)?,
-            k: self.linear(&attention("k_proj"), narrow, c.hidden, a.qkv_bias, trained)?,
-            v: self.linear(&attention("v_proj"), narrow, c.hidden, a.qkv_bias, trained)?,
-            o: self.linear(&attention("o_proj"), c.hidden, wide, a.output_bias, trained)?,
-            q_norm: head_norm(self, "q_norm")?,
-            k_norm: head_norm(self, "k_norm")?,
-            post_norm: self.vector(&format!("{path}.post_attention_layernorm.weight"), c.hidden, trained)?,
-            gate: self.linear(&mlp("gate_proj"), fed, c.hidden, mlp_bias, trained)?,
-            up: self.linear(&mlp("up_proj"), fed, c.hidden, mlp_bias, trained)?,
-            down: self.linear(&mlp("down_proj"), c.hidden, fed, mlp_bias, trained)?,
-            shape: AttentionShape {
-                heads: a.heads,
-                kv_heads: a.kv_heads,
-                key_width: a.head_width,
-                value_width: a.head_width,
-                scale: a.scale,
-                window: a.window,
-            },
-        })
+        }
+    }
+
+    /// A norm in the style of the family.
+    fn norm(&mut self, path: &str, width: usize, trained: bool) -> Result<Norm<B>, ModelError> {
+        let weight = self.vector(&format!("{path}.weight"), width, trained)?;
+        Ok(Norm { weight, width, eps: self.config.eps, zero_centred: self.config.norm == NormStyle::ZeroCentred })
     }
 
     fn linear(
