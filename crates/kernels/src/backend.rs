@@ -113,6 +113,45 @@ pub trait Backend {
         workspace: &mut Bytes<Self>,
     );
 
+    // Linear layer: a product and what follows it at once. Defined by the ops it is made of; a backend may do it in one pass.
+    fn linear_workspace(&self, p: &Product, low: Option<&Thin>) -> usize {
+        self.product_workspace(p).max(low.map_or(0, |low| self.thin_workspace(low)))
+    }
+    /// `product_forward`, then `bias_forward`, then `thin_expand` of `low`: its short side, its factor, its shape.
+    fn linear_forward(
+        &self,
+        y: &mut F32<Self>,
+        x: &Self::Rows,
+        w: Matrix<Self>,
+        p: &Product,
+        bias: Option<&F32<Self>>,
+        low: Option<(&F32<Self>, &F32<Self>, &Thin)>,
+        workspace: &mut Bytes<Self>,
+    ) {
+        self.product_forward(y, x, w, p, workspace);
+        if let Some(bias) = bias {
+            self.bias_forward(y, bias);
+        }
+        if let Some((u, factor, thin)) = low {
+            self.thin_expand(y, u, factor, thin, workspace);
+        }
+    }
+    /// `product_grad_input`, then `thin_expand` of `low`.
+    fn linear_grad_input(
+        &self,
+        dx: &mut F32<Self>,
+        dy: &F32<Self>,
+        w: Matrix<Self>,
+        p: &Product,
+        low: Option<(&F32<Self>, &F32<Self>, &Thin)>,
+        workspace: &mut Bytes<Self>,
+    ) {
+        self.product_grad_input(dx, dy, w, p, workspace);
+        if let Some((u, factor, thin)) = low {
+            self.thin_expand(dx, u, factor, thin, workspace);
+        }
+    }
+
     // Thin product
     fn thin_workspace(&self, p: &Thin) -> usize;
     fn thin_contract(

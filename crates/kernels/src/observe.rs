@@ -148,6 +148,41 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
         self.observer.after(&self.inner, call, Some(dw));
     }
 
+    fn linear_workspace(&self, p: &Product, low: Option<&Thin>) -> usize {
+        self.inner.linear_workspace(p, low)
+    }
+
+    fn linear_forward(
+        &self,
+        y: &mut F32<Self>,
+        x: &Self::Rows,
+        w: Matrix<Self>,
+        p: &Product,
+        bias: Option<&F32<Self>>,
+        low: Option<(&F32<Self>, &F32<Self>, &Thin)>,
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::product("linear_forward", p);
+        self.observer.before(&self.inner, call);
+        self.inner.linear_forward(y, x, matrix(w), p, bias, low, workspace);
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn linear_grad_input(
+        &self,
+        dx: &mut F32<Self>,
+        dy: &F32<Self>,
+        w: Matrix<Self>,
+        p: &Product,
+        low: Option<(&F32<Self>, &F32<Self>, &Thin)>,
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::product("linear_grad_input", p);
+        self.observer.before(&self.inner, call);
+        self.inner.linear_grad_input(dx, dy, matrix(w), p, low, workspace);
+        self.observer.after(&self.inner, call, Some(dx));
+    }
+
     fn thin_workspace(&self, p: &Thin) -> usize {
         self.inner.thin_workspace(p)
     }

@@ -115,10 +115,10 @@ impl<'a, B: Backend> Tape<'a, B> {
         for &layer in layers {
             assert_eq!(layer.inputs, x.width, "inputs of a linear layer");
             let mut y = self.take(self.layout.tokens * layer.outputs);
+            let adapter = layer.adapter.as_ref().map(|adapter| self.contract(x, layer, adapter));
             if let Some(rows) = rows {
-                self.base(&mut y, rows, layer);
+                self.output(&mut y, rows, layer, adapter.as_ref());
             }
-            let adapter = layer.adapter.as_ref().map(|adapter| self.adapt(&mut y, x, layer, adapter, rows.is_some()));
             let trained = layer.needs_input() || layer.bias.as_ref().is_some_and(|bias| bias.id().is_some());
             let y = self.variable(Rc::new(y), layer.outputs, x.needs_gradient || trained);
             if y.needs_gradient {
@@ -138,17 +138,19 @@ impl<'a, B: Backend> Tape<'a, B> {
         outputs
     }
 
-    /// The layer without its adapter.
-    fn base(&self, y: &mut Lease<B>, rows: &RowsLease<B>, layer: &Linear<B>) {
+    /// Product, bias and the adapter's part.
+    fn output(&self, y: &mut Lease<B>, rows: &RowsLease<B>, layer: &Linear<B>, adapter: Option<&SavedAdapter<B>>) {
         let segments = [0, self.layout.tokens];
         let p = self.product(&segments, layer);
+        let expand = layer.adapter.as_ref().map(|adapter| adapter.factor_b(&segments, layer.outputs));
+        let b = layer.adapter.as_ref().map(|adapter| &self.parameters.get(adapter.b).value);
+        let low = adapter.zip(b).zip(expand.as_ref()).map(|((saved, b), expand)| (&**saved.low, b, expand));
+        let bias = layer.bias.as_ref().map(|bias| bias.value(self.parameters));
         self.with_weight(layer, |operand| {
-            let mut workspace = self.arena.workspace(self.backend, self.backend.product_workspace(&p));
-            self.backend.product_forward(y, rows, operand, &p, &mut workspace);
+            let bytes = self.backend.linear_workspace(&p, expand.as_ref());
+            let mut workspace = self.arena.workspace(self.backend, bytes);
+            self.backend.linear_forward(y, rows, operand, &p, bias, low, &mut workspace);
         });
-        if let Some(bias) = &layer.bias {
-            self.backend.bias_forward(y, bias.value(self.parameters));
-        }
     }
 
     fn product<'s>(&self, segments: &'s [usize], layer: &Linear<B>) -> Product<'s> {
@@ -166,15 +168,8 @@ impl<'a, B: Backend> Tape<'a, B> {
         }
     }
 
-    /// Adds the adapter's part to `y` where that is wanted.
-    fn adapt(
-        &self,
-        y: &mut Lease<B>,
-        x: &Variable<B>,
-        layer: &Linear<B>,
-        adapter: &Adapter,
-        wanted: bool,
-    ) -> SavedAdapter<B> {
+    /// The short side of the adapter.
+    fn contract(&self, x: &Variable<B>, layer: &Linear<B>, adapter: &Adapter) -> SavedAdapter<B> {
         let tokens = self.layout.tokens;
         let dropped = (self.training && adapter.dropout > 0.0).then(|| {
             let mut dropped = self.take(x.data.length());
@@ -184,15 +179,10 @@ impl<'a, B: Backend> Tape<'a, B> {
         let input = dropped.as_ref().unwrap_or(&x.data);
         let mut low = self.take(tokens * adapter.rank);
         let segments = [0, tokens];
-        let (contract, expand) =
-            (adapter.factor_a(&segments, layer.inputs), adapter.factor_b(&segments, layer.outputs));
-        let [a, b] = [adapter.a, adapter.b].map(|id| &self.parameters.get(id).value);
-        let bytes = self.backend.thin_workspace(&contract).max(self.backend.thin_workspace(&expand));
-        let mut workspace = self.arena.workspace(self.backend, bytes);
-        self.backend.thin_contract(&mut low, input, a, &contract, &mut workspace);
-        if wanted {
-            self.backend.thin_expand(y, &low, b, &expand, &mut workspace);
-        }
+        let p = adapter.factor_a(&segments, layer.inputs);
+        let mut workspace = self.arena.workspace(self.backend, self.backend.thin_workspace(&p));
+        self.backend.thin_contract(&mut low, input, &self.parameters.get(adapter.a).value, &p, &mut workspace);
+        drop(workspace);
         SavedAdapter { dropped, low: Rc::new(low) }
     }
 
@@ -247,9 +237,14 @@ impl<'a, B: Backend> Saved<'a, B> {
             if self.needs_gradient {
                 let started = dx.is_some();
                 let mut sum = dx.take().unwrap_or_else(|| tape.take(self.length));
-                input_gradient(tape, &mut sum, layer, &dy, started);
-                if let Some((adapter, low)) = low {
-                    sum = adapter_input_gradient(tape, sum, layer, &adapter, &low);
+                let low = low.as_ref().map(|(adapter, low)| (adapter, &**low));
+                let (drops, plain) = match low {
+                    Some((adapter, _)) if tape.training && adapter.dropout > 0.0 => (low, None),
+                    low => (None, low),
+                };
+                input_gradient(tape, &mut sum, layer, &dy, started, plain);
+                if let Some((adapter, low)) = drops {
+                    sum = dropped_input_gradient(tape, &sum, layer, adapter, low);
                 }
                 dx = Some(sum);
             }
@@ -305,19 +300,33 @@ fn low_gradient<B: Backend>(tape: &Tape<B>, layer: &Linear<B>, adapter: &Adapter
     low
 }
 
-fn input_gradient<B: Backend>(tape: &Tape<B>, dx: &mut Lease<B>, layer: &Linear<B>, dy: &Lease<B>, started: bool) {
+/// Through the weight, and through an adapter that drops nothing.
+fn input_gradient<B: Backend>(
+    tape: &Tape<B>,
+    dx: &mut Lease<B>,
+    layer: &Linear<B>,
+    dy: &Lease<B>,
+    started: bool,
+    low: Option<(&Adapter, &Lease<B>)>,
+) {
     let segments = [0, tape.layout.tokens];
     let p = Product { accumulate: started, ..tape.product(&segments, layer) };
+    let expand = low.map(|(adapter, _)| adapter.factor_a(&segments, layer.inputs));
+    let low = low.zip(expand.as_ref()).map(|((adapter, low), expand)| {
+        let a = &tape.parameters.get(adapter.a).value;
+        (&**low, a, expand)
+    });
     tape.with_weight(layer, |operand| {
-        let mut workspace = tape.arena.workspace(tape.backend, tape.backend.product_workspace(&p));
-        tape.backend.product_grad_input(dx, dy, operand, &p, &mut workspace);
+        let bytes = tape.backend.linear_workspace(&p, expand.as_ref());
+        let mut workspace = tape.arena.workspace(tape.backend, bytes);
+        tape.backend.linear_grad_input(dx, dy, operand, &p, low, &mut workspace);
     });
 }
 
-/// Adds `scale·low·A`, through the mask where the input was dropped.
-fn adapter_input_gradient<B: Backend>(
+/// Adds `scale·low·A` through the mask of an input that was dropped.
+fn dropped_input_gradient<B: Backend>(
     tape: &Tape<B>,
-    mut dx: Lease<B>,
+    dx: &Lease<B>,
     layer: &Linear<B>,
     adapter: &Adapter,
     low: &Lease<B>,
@@ -326,11 +335,6 @@ fn adapter_input_gradient<B: Backend>(
     let p = adapter.factor_a(&segments, layer.inputs);
     let a = &tape.parameters.get(adapter.a).value;
     let bytes = tape.backend.thin_workspace(&p);
-    if !(tape.training && adapter.dropout > 0.0) {
-        let mut workspace = tape.arena.workspace(tape.backend, bytes);
-        tape.backend.thin_expand(&mut dx, low, a, &p, &mut workspace);
-        return dx;
-    }
     let mut part = tape.take(dx.length());
     let zeros = tape.backend.zeros(dx.length());
     tape.backend.to_f32(&mut part, isobit_kernels::StoredMatrix::F32(&zeros));
@@ -340,6 +344,6 @@ fn adapter_input_gradient<B: Backend>(
     }
     let (mut masked, mut sum) = (tape.take(dx.length()), tape.take(dx.length()));
     tape.drop_out(&mut masked, &part, layer.inputs, adapter);
-    tape.backend.add(&mut sum, &dx, &masked);
+    tape.backend.add(&mut sum, dx, &masked);
     sum
 }

@@ -3,7 +3,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned, workspace};
 use half::{bf16, f16};
-use isobit_kernels::op::{Product, SliceShape};
+use isobit_kernels::op::{Layout, Product, SliceShape, Thin};
 use isobit_kernels::{Backend, Matrix, StoredMatrix};
 use isobit_numerics::slices::Profile;
 
@@ -78,7 +78,69 @@ impl Case for ProductCase {
     }
 }
 
+/// A linear layer in one call: product, bias and adapter, forward and backward.
+#[derive(Debug)]
+struct LinearCase {
+    rows: usize,
+    n: usize,
+    k: usize,
+    rank: usize,
+    bias: bool,
+    profile: Profile,
+    kind: Kind,
+}
+
+impl Case for LinearCase {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        let &Self { rows: m, n, k, rank, bias, profile, kind } = self;
+        let mut random = Random::new(3);
+        let mut made = |kind, length| b.upload(&random.f32s(kind, length));
+        let (w, x, dy) = (made(kind, n * k), made(kind, m * k), made(kind, m * n));
+        let (bias, old) = (bias.then(|| made(kind, n)), made(Kind::Plain, m * k));
+        let (u, up, down) = (made(kind, m * rank), made(kind, n * rank), made(kind, rank * k));
+        let segments = [0, m];
+        let p = Product { segments: &segments, n, k, profile, accumulate: false };
+        let expand = Thin { segments: &segments, rank, width: n, layout: Layout::WidthMajor, alpha: 0.75 };
+        let back = Thin { width: k, layout: Layout::RankMajor, ..expand };
+        let (low, back_low) = match rank {
+            0 => (None, None),
+            _ => (Some((&u, &up, &expand)), Some((&u, &down, &back))),
+        };
+        let bytes = [&expand, &back].map(|low| b.linear_workspace(&p, Some(low).filter(|_| rank > 0)));
+        let mut room = workspace(b, bytes[0].max(bytes[1]));
+        let w = Matrix::Stored(StoredMatrix::F32(&w));
+        let mut sliced = b.rows(SliceShape { rows: m, width: k, profile });
+        b.slice_rows(&mut sliced, &x);
+        let mut y = poisoned(b, m * n);
+        b.linear_forward(&mut y, &sliced, w, &p, bias.as_ref(), low, &mut room);
+        let mut dx = poisoned(b, m * k);
+        b.linear_grad_input(&mut dx, &dy, w, &p, back_low, &mut room);
+        let mut sum = old;
+        b.linear_grad_input(&mut sum, &dy, w, &Product { accumulate: true, ..p }, back_low, &mut room);
+        vec![Output::download(b, "y", &y), Output::download(b, "dx", &dx), Output::download(b, "dx accumulated", &sum)]
+    }
+}
+
 pub fn visit(visitor: &mut impl Visitor) {
+    for profile in Profile::ALL {
+        for (rows, n, k, rank, bias) in [
+            (1, 1, 1, 1, true),
+            (37, 67, 513, 8, true),
+            (70, 33, 1031, 3, false),
+            (525, 96, 64, 0, true),
+            (33, 1027, 160, 64, true),
+            (16, 32, 512, 16, false),
+        ] {
+            visitor.case(&LinearCase { rows, n, k, rank, bias, profile, kind: Kind::Outliers });
+        }
+        for kind in Kind::ALL {
+            visitor.case(&LinearCase { rows: 13, n: 64, k: 71, rank: 4, bias: true, profile, kind });
+        }
+    }
     let dense = |m: usize, n: usize, k: usize, profile, format, kind| ProductCase {
         segments: vec![0, m],
         row_starts: vec![0, m / 3, m],

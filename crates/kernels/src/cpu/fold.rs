@@ -17,6 +17,21 @@ pub(super) struct Target<'a> {
     pub(super) left_stride: usize,
     pub(super) chunk_units: Option<&'a [f32]>,
     pub(super) row_units: Option<&'a [f32]>,
+    /// What comes after the last chunk.
+    pub(super) after: Option<After<'a>>,
+}
+
+/// What a linear layer adds to its product, for one block: `y + bias`, then `fma(alpha, Σ_j u[row, j]·factor[j, column], ·)`.
+#[derive(Clone, Copy)]
+pub(super) struct After<'a> {
+    /// One for every column of the block, or none.
+    pub(super) bias: Option<&'a [f32]>,
+    /// `[rows, rank]`
+    pub(super) u: &'a [f32],
+    pub(super) rank: usize,
+    /// `[rank, BLOCK]`
+    pub(super) factor: &'a [f32],
+    pub(super) alpha: f32,
 }
 
 impl Target<'_> {
@@ -51,6 +66,10 @@ pub(super) fn fold_block<const PLANES: usize>(path: Path, sums: &Sums, target: &
         for units in [target.chunk_units, target.row_units].into_iter().flatten() {
             assert_eq!(units.len(), BLOCK, "a unit for every column");
         }
+        if let Some(after) = &target.after {
+            assert!(after.bias.is_none_or(|bias| bias.len() == BLOCK), "a bias for every column");
+            assert!(target.rows * after.rank <= after.u.len() && after.rank * BLOCK <= after.factor.len(), "factors");
+        }
         // SAFETY: the path has AVX-512; bounds were checked above.
         return unsafe { fold_whole_avx512::<PLANES>(sums, target) };
     }
@@ -84,7 +103,22 @@ unsafe fn fold_whole_avx512<const PLANES: usize>(sums: &Sums, target: &Target) {
                 let out = out.add(row * target.stride + half * 16);
                 let acc = if target.from_zero { _mm512_setzero_ps() } else { _mm512_loadu_ps(out) };
                 let folded = _mm512_fmadd_ps(v, _mm512_mul_ps(left, chunk_units[half]), acc);
-                _mm512_storeu_ps(out, _mm512_mul_ps(folded, row_units[half]));
+                let mut y = _mm512_mul_ps(folded, row_units[half]);
+                if let Some(after) = &target.after {
+                    if let Some(bias) = after.bias {
+                        y = _mm512_add_ps(y, _mm512_loadu_ps(bias.as_ptr().add(half * 16)));
+                    }
+                    if after.rank > 0 {
+                        let mut sum = _mm512_setzero_ps();
+                        for j in 0..after.rank {
+                            let u = _mm512_set1_ps(*after.u.as_ptr().add(row * after.rank + j));
+                            let factor = _mm512_loadu_ps(after.factor.as_ptr().add(j * BLOCK + half * 16));
+                            sum = _mm512_fmadd_ps(u, factor, sum);
+                        }
+                        y = _mm512_fmadd_ps(_mm512_set1_ps(after.alpha), sum, y);
+                    }
+                }
+                _mm512_storeu_ps(out, y);
             }
         }
     }
@@ -100,6 +134,15 @@ multiversion! {
             row
         };
         let (chunk_units, row_units) = (padded(target.chunk_units), padded(target.row_units));
+        let follow = |y: f32, row: usize, column: usize, after: &After| {
+            let y = after.bias.and_then(|bias| bias.get(column)).map_or(y, |bias| y + bias);
+            if after.rank == 0 {
+                return y;
+            }
+            let u = &after.u[row * after.rank..][..after.rank];
+            let sum = u.iter().enumerate().fold(0.0, |sum, (j, &u)| F::fma(u, after.factor[j * BLOCK + column], sum));
+            F::fma(after.alpha, sum, y)
+        };
         // ORDER: one fused multiply-add per chunk, then the weight's unit. A missing right unit is 1, which changes nothing.
         let fold_row = |out: &mut [f32; BLOCK], row: usize| {
             let left = target.left_units[row * target.left_stride];
@@ -108,6 +151,11 @@ multiversion! {
                 let v = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
                 let acc = if target.from_zero { 0.0 } else { out[column] };
                 out[column] = F::fma(v, left * chunk_units[column], acc) * row_units[column];
+            }
+            if let Some(after) = &target.after {
+                for column in 0..BLOCK {
+                    out[column] = follow(out[column], row, column, after);
+                }
             }
         };
         for row in 0..target.rows {

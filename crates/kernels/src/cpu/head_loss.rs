@@ -131,7 +131,7 @@ impl<'a> Logits<'a> {
     ) {
         let p = self.p;
         let nest = Nest { rows: rows.clone(), n: p.vocabulary, contraction: p.hidden, profile: p.profile };
-        let fold = Fold { accumulate: false, chunk_units: None, row_units: Some(self.right.units()) };
+        let fold = Fold { accumulate: false, chunk_units: None, row_units: Some(self.right.units()), after: None };
         let panels = columns.start / BLOCK..columns.end.div_ceil(BLOCK);
         for first in panels.clone().step_by(PANELS_TOGETHER) {
             let panels = first..(first + PANELS_TOGETHER).min(panels.end);
@@ -530,7 +530,7 @@ impl Backward<'_> {
         let left = Left { tiles: room.tiles, layout: group.layout(p), units: room.units, chunks: group.blocks.len() };
         let rows = 0..group.tokens.len();
         let nest = Nest { rows, n: p.hidden, contraction: group.columns.len(), profile: p.profile };
-        let fold = Fold { accumulate: group.blocks.start > 0, chunk_units: None, row_units: None };
+        let fold = Fold { accumulate: group.blocks.start > 0, chunk_units: None, row_units: None, after: None };
         let head = TurnedFrom { head: Turned(self.logits.right), chunk: group.blocks.start };
         let start = group.tokens.start;
         let wanted = |rows: Range<usize>| self.any_target(start + rows.start..start + rows.end);
@@ -563,7 +563,7 @@ impl TurnedRoom<'_> {
         columns_to_left(cpu, self.dz_tiles, self.dz_units, layout, dz, group.stride(), width, p.profile);
         columns_to_right(cpu, self.h_tiles, self.h_units, h, p.hidden, p.profile);
         let left = Left { tiles: self.dz_tiles, layout, units: self.dz_units, chunks: 1 };
-        let fold = Fold { accumulate: true, chunk_units: Some(self.h_units), row_units: None };
+        let fold = Fold { accumulate: true, chunk_units: Some(self.h_units), row_units: None, after: None };
         let block_bytes = right_block_bytes(tokens, p.profile);
         let panels = Columns { tiles: self.h_tiles, block_bytes, width: p.hidden };
         for rows in super_blocks(0..width) {

@@ -157,6 +157,37 @@ impl Backend for Cpu {
         product::grad_weight(self, dw, dy, x, p, row_starts, workspace);
     }
 
+    fn linear_workspace(&self, p: &Product, low: Option<&Thin>) -> usize {
+        product::linear_workspace(self, p, low)
+    }
+
+    fn linear_forward(
+        &self,
+        y: &mut Buffer<f32>,
+        x: &Self::Rows,
+        w: Matrix<Self>,
+        p: &Product,
+        bias: Option<&Buffer<f32>>,
+        low: Option<(&Buffer<f32>, &Buffer<f32>, &Thin)>,
+        workspace: &mut Buffer<u8>,
+    ) {
+        let low = low.map(|(u, factor, thin)| product::Low { u, factor, thin });
+        product::linear_forward(self, y, x, w, p, bias.map(|bias| &**bias), low, workspace);
+    }
+
+    fn linear_grad_input(
+        &self,
+        dx: &mut Buffer<f32>,
+        dy: &Buffer<f32>,
+        w: Matrix<Self>,
+        p: &Product,
+        low: Option<(&Buffer<f32>, &Buffer<f32>, &Thin)>,
+        workspace: &mut Buffer<u8>,
+    ) {
+        let low = low.map(|(u, factor, thin)| product::Low { u, factor, thin });
+        product::linear_grad_input(self, dx, dy, w, p, low, workspace);
+    }
+
     fn thin_workspace(&self, p: &Thin) -> usize {
         thin::workspace(self, p)
     }

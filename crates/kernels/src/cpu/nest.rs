@@ -5,7 +5,7 @@
 //! the panels, or the rows where panels are few; nobody shares an output element.
 
 use super::block::{LeftView, Prepared, Sums, block_sums};
-use super::fold::{Target, fold_block};
+use super::fold::{After, Target, fold_block};
 use super::panels::Panels;
 use super::path::Path;
 use super::pool::{SharedMut, Tasks, share};
@@ -18,7 +18,7 @@ use std::ops::Range;
 pub(super) const SUPER_BLOCK: usize = 512;
 /// Right panels that pass all chunks before the next ones: their outputs stay in the second-level cache meanwhile.
 const PANEL_GROUP: usize = 8;
-/// Panels a thread asks for at a time.
+/// Panels a thread asks for at a time, at most.
 const PANELS_ON_REQUEST: usize = 4;
 /// Bytes of left slices that stay in the second-level cache over all chunks; then one panel at a time is best.
 const LEFT_RESIDENT: usize = 1 << 20;
@@ -47,6 +47,19 @@ pub(super) struct Fold<'a> {
     pub(super) chunk_units: Option<&'a [f32]>,
     /// Right units applied after the last chunk (forward).
     pub(super) row_units: Option<&'a [f32]>,
+    pub(super) after: Option<Follow<'a>>,
+}
+
+/// What follows the product in a linear layer.
+#[derive(Clone, Copy)]
+pub(super) struct Follow<'a> {
+    pub(super) bias: Option<&'a [f32]>,
+    /// `[rows, rank]`, rows as the nest counts them.
+    pub(super) u: &'a [f32],
+    pub(super) rank: usize,
+    /// `[panel, rank, BLOCK]`
+    pub(super) panels: &'a [f32],
+    pub(super) alpha: f32,
 }
 
 /// The shape of a loop nest: `out[first_row.., n] ← left[first_row.., contraction] · right`.
@@ -90,7 +103,9 @@ pub(super) fn run_where(
     // Most panels are dealt out beforehand, the rest on request: a core that a neighbour slows down should not hold up the others.
     let dealt_each = 3 * panels / (4 * cpu.threads());
     let dealt = dealt_each * cpu.threads();
-    let rest = Tasks::new((panels - dealt).div_ceil(PANELS_ON_REQUEST));
+    // Narrow outputs have few panels: asking for several at once would leave the others idle.
+    let on_request = ((panels - dealt) / (2 * cpu.threads())).clamp(1, PANELS_ON_REQUEST);
+    let rest = Tasks::new((panels - dealt).div_ceil(on_request));
     cpu.pool.run(|worker| {
         #[cfg(target_arch = "x86_64")]
         let _session = (path == Path::Amx).then(super::amx::Session::start);
@@ -109,8 +124,8 @@ pub(super) fn run_where(
         };
         take(worker * dealt_each..(worker + 1) * dealt_each);
         while let Some(index) = rest.next() {
-            let first = dealt + index * PANELS_ON_REQUEST;
-            take(first..(first + PANELS_ON_REQUEST).min(panels));
+            let first = dealt + index * on_request;
+            take(first..(first + on_request).min(panels));
         }
     });
 }
@@ -180,6 +195,13 @@ pub(super) fn part(
                         .row_units
                         .filter(|_| chunk + 1 == chunks)
                         .map(|units| &units[first_column..first_column + width]),
+                    after: fold.after.filter(|_| chunk + 1 == chunks).map(|follow| After {
+                        bias: follow.bias.map(|bias| &bias[first_column..first_column + width]),
+                        u: &follow.u[row * follow.rank..],
+                        rank: follow.rank,
+                        factor: &follow.panels[first_column * follow.rank..],
+                        alpha: follow.alpha,
+                    }),
                 };
                 if chunk == 0 {
                     target.prefetch();

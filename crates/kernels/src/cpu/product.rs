@@ -1,11 +1,11 @@
 //! Slice product on the CPU (`op/product.rs`): its three forms as loop nests over sliced operands.
 
 use super::columns::{columns_to_left, columns_to_right};
-use super::nest::{Fold, Left, Nest, SUPER_BLOCK, run, super_blocks};
+use super::nest::{Fold, Follow, Left, Nest, SUPER_BLOCK, run, super_blocks};
 use super::panels::{Columns, Turned, Weight, panel_bytes};
-use super::slices::{LeftLayout, LeftMut, SlicedRows, TILE_ROWS, fill_left, right_block_bytes};
+use super::slices::{BLOCK, LeftLayout, LeftMut, SlicedRows, TILE_ROWS, fill_left, right_block_bytes};
 use crate::buffer::Workspace;
-use crate::op::{Product, SliceShape, token_blocks};
+use crate::op::{Product, SliceShape, Thin, token_blocks};
 use crate::{Cpu, Matrix};
 use isobit_numerics::slices::CHUNK;
 
@@ -25,12 +25,81 @@ pub(super) fn workspace(cpu: &Cpu, p: &Product) -> usize {
     scales + cpu.threads() * panel_bytes(p.profile) + grad_input.max(grad_weight)
 }
 
+/// The adapter's part of a linear layer.
+#[derive(Clone, Copy)]
+pub(super) struct Low<'a> {
+    pub(super) u: &'a [f32],
+    pub(super) factor: &'a [f32],
+    pub(super) thin: &'a Thin<'a>,
+}
+
+/// The adapter's factor in panels besides what the product needs.
+pub(super) fn linear_workspace(cpu: &Cpu, p: &Product, low: Option<&Thin>) -> usize {
+    let panels = low.map_or(0, |low| Workspace::bytes::<f32>(low.width.div_ceil(BLOCK) * BLOCK * low.rank));
+    panels + workspace(cpu, p)
+}
+
+/// What follows a plain product, its factor in panels of 32 columns.
+fn follow<'a>(
+    cpu: &Cpu,
+    rows: usize,
+    bias: Option<&'a [f32]>,
+    low: Option<Low<'a>>,
+    workspace: &mut Workspace<'a>,
+) -> Follow<'a> {
+    let Some(Low { u, factor, thin }) = low else { return Follow { bias, u: &[], rank: 0, panels: &[], alpha: 0.0 } };
+    assert_eq!(thin.segments, [0, rows], "one factor for all rows");
+    assert_eq!((u.len(), factor.len()), (rows * thin.rank, thin.rank * thin.width), "adapter");
+    let panels = workspace.take::<f32>(thin.width.div_ceil(BLOCK) * BLOCK * thin.rank);
+    cpu.pool.run_rows(panels, thin.rank * BLOCK, |range, panels| {
+        for (panel, panels) in range.zip(panels.chunks_exact_mut(thin.rank * BLOCK)) {
+            let first = panel * BLOCK;
+            for (j, row) in panels.chunks_exact_mut(BLOCK).enumerate() {
+                for (column, value) in row.iter_mut().enumerate() {
+                    *value = if first + column < thin.width { factor[thin.at(j, first + column)] } else { 0.0 };
+                }
+            }
+        }
+    });
+    Follow { bias, u, rank: thin.rank, panels, alpha: thin.alpha }
+}
+
 pub(super) fn forward(cpu: &Cpu, y: &mut [f32], x: &SlicedRows, w: Matrix<Cpu>, p: &Product, workspace: &mut [u8]) {
+    forward_with(cpu, y, x, w, p, None, Workspace::new(workspace));
+}
+
+/// In one pass: bias and adapter are added where a block's last chunk is folded.
+pub(super) fn linear_forward(
+    cpu: &Cpu,
+    y: &mut [f32],
+    x: &SlicedRows,
+    w: Matrix<Cpu>,
+    p: &Product,
+    bias: Option<&[f32]>,
+    low: Option<Low>,
+    workspace: &mut [u8],
+) {
+    assert_eq!(p.weights(), 1, "a linear layer has one weight");
+    assert!(p.k > 0 && bias.is_none_or(|bias| bias.len() == p.n), "inputs and bias");
+    assert!(low.is_none_or(|low| low.thin.width == p.n), "adapter");
+    let mut workspace = Workspace::new(workspace);
+    let after = follow(cpu, p.rows(), bias, low, &mut workspace);
+    forward_with(cpu, y, x, w, p, Some(after), workspace);
+}
+
+fn forward_with(
+    cpu: &Cpu,
+    y: &mut [f32],
+    x: &SlicedRows,
+    w: Matrix<Cpu>,
+    p: &Product,
+    after: Option<Follow>,
+    mut workspace: Workspace,
+) {
     assert_eq!(x.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "left operand");
     assert_eq!(y.len(), p.rows() * p.n, "output");
     assert!(!p.accumulate, "the forward product overwrites");
     let left = Left { tiles: &x.tiles, layout: x.layout, units: &x.units, chunks: p.k.div_ceil(CHUNK) };
-    let mut workspace = Workspace::new(workspace);
     let scratch = workspace.take::<i8>(cpu.threads() * panel_bytes(p.profile));
     let (units, multipliers) = (workspace.take::<f32>(p.n), workspace.take::<f32>(p.n));
     for e in 0..p.weights() {
@@ -39,7 +108,7 @@ pub(super) fn forward(cpu: &Cpu, y: &mut [f32], x: &SlicedRows, w: Matrix<Cpu>, 
             continue;
         }
         let right = Weight::of(cpu, w, e, p, units, multipliers);
-        let fold = Fold { accumulate: false, chunk_units: None, row_units: Some(right.units()) };
+        let fold = Fold { accumulate: false, chunk_units: None, row_units: Some(right.units()), after };
         for rows in super_blocks(segment) {
             let nest = Nest { rows, n: p.n, contraction: p.k, profile: p.profile };
             run(cpu, y, left, &nest, fold, scratch, &right);
@@ -48,8 +117,36 @@ pub(super) fn forward(cpu: &Cpu, y: &mut [f32], x: &SlicedRows, w: Matrix<Cpu>, 
 }
 
 pub(super) fn grad_input(cpu: &Cpu, dx: &mut [f32], dy: &[f32], w: Matrix<Cpu>, p: &Product, workspace: &mut [u8]) {
-    assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients");
+    grad_input_with(cpu, dx, dy, w, p, None, Workspace::new(workspace));
+}
+
+/// In one pass, as [`linear_forward`].
+pub(super) fn linear_grad_input(
+    cpu: &Cpu,
+    dx: &mut [f32],
+    dy: &[f32],
+    w: Matrix<Cpu>,
+    p: &Product,
+    low: Option<Low>,
+    workspace: &mut [u8],
+) {
+    assert_eq!(p.weights(), 1, "a linear layer has one weight");
+    assert!(p.n > 0 && low.is_none_or(|low| low.thin.width == p.k), "outputs and adapter");
     let mut workspace = Workspace::new(workspace);
+    let after = follow(cpu, p.rows(), None, low, &mut workspace);
+    grad_input_with(cpu, dx, dy, w, p, Some(after), workspace);
+}
+
+fn grad_input_with(
+    cpu: &Cpu,
+    dx: &mut [f32],
+    dy: &[f32],
+    w: Matrix<Cpu>,
+    p: &Product,
+    after: Option<Follow>,
+    mut workspace: Workspace,
+) {
+    assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients");
     let scratch = workspace.take::<i8>(cpu.threads() * panel_bytes(p.profile));
     let (units, multipliers) = (workspace.take::<f32>(p.n), workspace.take::<f32>(p.n));
     let rows_most = (0..p.weights()).map(|e| p.segments[e + 1] - p.segments[e]).max().unwrap_or(0).min(SUPER_BLOCK);
@@ -68,7 +165,9 @@ pub(super) fn grad_input(cpu: &Cpu, dx: &mut [f32], dy: &[f32], w: Matrix<Cpu>, 
             let left = LeftMut { shape, layout, tiles: &mut *left_tiles, units: &mut *left_units };
             fill_left(cpu, left, &dy[rows.start * p.n..rows.end * p.n], Some(right.units()));
             let left = Left { tiles: left_tiles, layout, units: left_units, chunks: p.n.div_ceil(CHUNK) };
-            let fold = Fold { accumulate: p.accumulate, chunk_units: None, row_units: None };
+            // The nest counts rows from the super-block's first.
+            let after = after.map(|after| Follow { u: &after.u[rows.start * after.rank..], ..after });
+            let fold = Fold { accumulate: p.accumulate, chunk_units: None, row_units: None, after };
             let nest = Nest { rows: 0..rows.len(), n: p.k, contraction: p.n, profile: p.profile };
             let dx = &mut dx[rows.start * p.k..rows.end * p.k];
             run(cpu, dx, left, &nest, fold, scratch, &Turned(&right));
@@ -115,7 +214,7 @@ pub(super) fn grad_weight(
             let block_bytes = right_block_bytes(block.len(), p.profile);
             let (tiles, units): (&[i8], &[f32]) = (right_tiles, right_units);
             let left = Left { tiles: left_tiles, layout, units: left_units, chunks: 1 };
-            let fold = Fold { accumulate: true, chunk_units: Some(units), row_units: None };
+            let fold = Fold { accumulate: true, chunk_units: Some(units), row_units: None, after: None };
             for rows in super_blocks(0..p.n) {
                 let nest = Nest { rows, n: p.k, contraction: block.len(), profile: p.profile };
                 run(cpu, dw, left, &nest, fold, scratch, &Columns { tiles, block_bytes, width: p.k });

@@ -171,6 +171,10 @@ impl<L: Layout> Backend for Counting<L> {
         self.like.product_workspace(p)
     }
 
+    fn linear_workspace(&self, p: &Product, low: Option<&Thin>) -> usize {
+        self.like.linear_workspace(p, low)
+    }
+
     fn product_forward(&self, y: &mut F32, x: &CountedRows, w: Matrix<Self>, p: &Product, _: &mut Bytes) {
         assert_eq!(x.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "left operand");
         assert_eq!(y.len(), p.rows() * p.n, "output");
