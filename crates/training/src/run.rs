@@ -181,6 +181,7 @@ fn steps<B: Backend>(
         let kept = is_kept(prepared, step, better);
         if kept || early || signal.is_some() {
             log.metrics.sync()?;
+            checkpoint::announce(&run.output_dir, step, !(kept || early))?;
             let folder = checkpoint::save(&run.output_dir, &state.snapshot()?, adapter_config)?;
             if let Some(best) = state.progress.best.filter(|best| kept && best.step == step) {
                 checkpoint::mark_best(&run.output_dir, step, best.metric)?;
