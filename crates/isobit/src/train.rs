@@ -35,7 +35,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settled = config::read(&arguments.config, &arguments.overrides);
     let Settled { run, notes } = settled.map_err(|error| failed(&RunError::Config(error)))?;
     if !arguments.quiet {
-        notes.iter().for_each(|note| tell(&format!("note: {note}")));
+        for note in &notes {
+            tell(&format!("note: {note}"));
+        }
     }
     signal::install().map_err(|error| Failure::output(&error))?;
     let chosen = Chosen::of(&run)?;
@@ -187,7 +189,7 @@ impl Watch for Console<'_> {
 }
 
 /// Talk, not results.
-fn tell(text: &str) {
+pub(crate) fn tell(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 

@@ -3,7 +3,7 @@
 //! all arguments are known, so that their order decides nothing but that.
 
 use super::key::Section::{self, Adapter, Eval, Training};
-use super::low::{Entries, Entry, Low};
+use super::low::{Entry, Low};
 use super::value::Value;
 
 /// A key with the condition under which it counts.
@@ -82,7 +82,7 @@ fn displace(low: &mut Low, one: Side, other: Side, both_ways: bool, notes: &mut 
         std::cmp::Ordering::Less if both_ways => (one, first, second),
         _ => return,
     };
-    low.sections.entry(loser.0).or_insert_with(Entries::new).remove(loser.1);
+    low.sections.entry(loser.0).or_default().remove(loser.1);
     notes.push(note(&gone, &winner));
 }
 
