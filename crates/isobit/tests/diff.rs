@@ -150,6 +150,7 @@ fn runs_checkpoints_and_sharded_models_are_found() {
 
 /// A run folder as `isobit train` leaves it: metrics, perhaps final weights, checkpoints.
 fn put_run(folder: &Path, losses: &[f64], checkpoints: &[u64], finished: bool) {
+    std::fs::create_dir_all(folder).expect("folder");
     for step in checkpoints {
         put(&folder.join(format!("checkpoint-{step}/adapter_model.safetensors")), &[float("w", &[1], &ONE)]);
     }

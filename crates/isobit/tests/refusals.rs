@@ -188,7 +188,7 @@ fn indexes_that_promise_too_much() {
             folder.put("model/model.safetensors.index.json", serde_json::json!({ "weight_map": map }).to_string());
         }
     };
-    refused(index(serde_json::json!({ "w": "gone.safetensors" })), &[], 2, &["gone.safetensors does not exist"]);
+    refused(index(serde_json::json!({ "w": "gone.safetensors" })), &[], 8, &["gone.safetensors is not there"]);
     refused(index(serde_json::json!({ "stranger": "part.safetensors" })), &[], 8, &["stranger"]);
     refused(index(serde_json::json!([])), &[], 8, &["model.safetensors.index.json"]);
     refused(index(serde_json::json!({ "w": 7 })), &[], 8, &["model.safetensors.index.json"]);

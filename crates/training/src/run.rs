@@ -89,6 +89,8 @@ pub fn train<B: Backend>(
             if state.progress.best.is_none_or(|best| is_kept(prepared, best.step, true)) {
                 checkpoint::restore_best(output, &state.progress)?;
             }
+            // Killed between saving and pruning, it might have nothing left to save.
+            checkpoint::prune(output, run.training.save_total_limit)?;
             Metrics::resume(output, state.progress.step)?
         }
         None => Metrics::create(output)?,
