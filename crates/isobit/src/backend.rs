@@ -25,6 +25,11 @@ impl Chosen {
         if name == "cpu" || name == "auto" {
             return Ok(Self::Cpu { threads: if threads == 0 { cores() } else { threads } });
         }
+        if name == "hip" || name.starts_with("hip:") {
+            let message =
+                format!("{name}: there is no HIP runtime in this build yet; AMD cards are reached through OpenCL");
+            return Err(Failure::device(message, "name it `opencl:N`; `isobit devices` lists what this machine has"));
+        }
         name.parse().map(Self::Gpu).map_err(|message: String| Failure::usage(message, HINT))
     }
 }

@@ -111,13 +111,20 @@ impl Input {
 
 impl From<DataError> for Failure {
     fn from(error: DataError) -> Self {
-        let code = match error.kind() {
-            Kind::Config => 2,
-            Kind::Data => 3,
-            Kind::Io => 7,
-            Kind::Malformed => 8,
-        };
-        Self { code, message: printable(&error.to_string()), hint: Some(printable(&error.hint())) }
+        Self {
+            code: code_of(error.kind()),
+            message: printable(&error.to_string()),
+            hint: Some(printable(&error.hint())),
+        }
+    }
+}
+
+pub(crate) fn code_of(kind: Kind) -> u8 {
+    match kind {
+        Kind::Config => 2,
+        Kind::Data => 3,
+        Kind::Io => 7,
+        Kind::Malformed => 8,
     }
 }
 
@@ -165,6 +172,7 @@ fn print_report(out: &mut impl Write, check: &Check, report: &Report) -> std::io
         let loss = match file.loss {
             data::LossTokens::Assistant => "the assistant's",
             data::LossTokens::Completion => "the completion's",
+            data::LossTokens::Labels => "as labelled",
             data::LossTokens::All => "all",
         };
         writeln!(

@@ -43,7 +43,7 @@ learning_rate = 2e-3
 lr_scheduler_type = "linear"
 gradient_checkpointing = "full"
 save_steps = 10
-logging_steps = 10
+logging_steps = 1
 
 [adapter]
 type = "lora"
@@ -107,9 +107,11 @@ impl Demo {
         self.change_one_byte()?;
         self.train("run-d", &[])?;
         say(&format!("   adapter {}", self.hash("run-d")?))?;
-        let difference = self.output(&["diff", "run-a/final", "run-d/final"])?;
-        let line = difference.lines().next().unwrap_or_default();
-        say(&format!("   isobit diff: {line}\n                {}", difference.lines().last().unwrap_or_default()))?;
+        let difference = self.output(&["diff", "run-a", "run-d"])?;
+        let lines: Vec<&str> = difference.lines().collect();
+        // The step, the first tensor, and the sum of it all.
+        let shown = lines.iter().take(2).chain(lines.last()).map(|line| format!("     {line}"));
+        say(&format!("   isobit diff run-a run-d\n{}", shown.collect::<Vec<_>>().join("\n")))?;
         verdict(&first)
     }
 

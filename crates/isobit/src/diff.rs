@@ -1,11 +1,13 @@
 //! `isobit diff`: what differs between two files, adapters, checkpoints, models or runs, from this or any other tool.
 //!
-//! A line for each differing tensor, then a summary: `max=0 nonzero=0` when there is none. The exit code is 0 or 1.
+//! For two runs first the step at which they part, then a line for each differing tensor, then a summary: `max=0 nonzero=0`
+//! when nothing differs. The exit code is 0 or 1.
 
 use crate::Failure;
 use isobit_proof::FileError;
 use isobit_proof::difference::{
-    self, Difference, KeyDifference, Kind, Shown, Tally, TensorDifference, Values, decimal,
+    self, Difference, KeyDifference, Kind, MetricDifference, RunDifference, Shown, Tally, TensorDifference, Values,
+    decimal,
 };
 use isobit_proof::name::harmless;
 use isobit_proof::safetensors::Dtype;
@@ -48,6 +50,9 @@ fn failure(error: &FileError) -> Failure {
 }
 
 fn print_text(out: &mut impl Write, difference: &Difference) -> std::io::Result<()> {
+    if let Some(run) = &difference.run {
+        print_run(out, run)?;
+    }
     for (side, files) in [("A", &difference.only_in_first), ("B", &difference.only_in_second)] {
         for file in files {
             writeln!(out, "{}: only in {side}", harmless(file, NAME_MOST))?;
@@ -73,6 +78,23 @@ fn print_text(out: &mut impl Write, difference: &Difference) -> std::io::Result<
         }
     }
     writeln!(out, "{}", summary(difference))
+}
+
+fn print_run(out: &mut impl Write, run: &RunDifference) -> std::io::Result<()> {
+    if let Some(MetricDifference { step, field, values }) = &run.first {
+        let [a, b] = values.each_ref().map(|value| shown(value.as_ref()));
+        writeln!(out, "first differing step {step}: {} {a} against {b}", harmless(field, NAME_MOST))?;
+    }
+    let [a, b] = run.steps;
+    if a != b {
+        let same = if run.first.is_none() && run.compared > 0 { ", the same as far as both go" } else { "" };
+        writeln!(out, "steps: {a} against {b}{same}")?;
+    }
+    match run.tensors.as_deref() {
+        Some("final") => Ok(()),
+        Some(folder) => writeln!(out, "tensors of {}: one of the runs has no final ones", harmless(folder, NAME_MOST)),
+        None => writeln!(out, "no tensors compared: the runs share no checkpoint"),
+    }
 }
 
 fn shown(value: Option<&Value>) -> String {
@@ -135,6 +157,9 @@ fn summary(difference: &Difference) -> String {
     }
     let differing = difference.tensors().filter(|tensor| tensor.kind.is_difference()).count();
     let _ = write!(text, " tensors={differing} of {}", difference.tensor_count);
+    if let Some(first) = difference.run.as_ref().and_then(|run| run.first.as_ref()) {
+        let _ = write!(text, " first_step={}", first.step);
+    }
     let files = difference.only_in_first.len() + difference.only_in_second.len() + difference.documents.len();
     if files > 0 {
         let _ = write!(text, " files={files}");
@@ -157,6 +182,8 @@ struct Report<'a> {
     json: Vec<Value>,
     only_in_a: &'a [String],
     only_in_b: &'a [String],
+    /// For two runs.
+    run: Option<Value>,
 }
 
 fn print_json(out: &mut impl Write, arguments: &Arguments, difference: &Difference) -> std::io::Result<()> {
@@ -180,8 +207,17 @@ fn print_json(out: &mut impl Write, arguments: &Arguments, difference: &Differen
         json: keys.collect(),
         only_in_a: &difference.only_in_first,
         only_in_b: &difference.only_in_second,
+        run: difference.run.as_ref().map(run_object),
     };
     writeln!(out, "{}", serde_json::to_string(&report)?)
+}
+
+fn run_object(run: &RunDifference) -> Value {
+    let first = run.first.as_ref().map(
+        |MetricDifference { step, field, values: [a, b] }| json!({ "step": step, "field": field, "a": a, "b": b }),
+    );
+    let [a, b] = run.steps;
+    json!({ "steps_a": a, "steps_b": b, "lines_compared": run.compared, "first_difference": first, "tensors": run.tensors })
 }
 
 fn number(value: f64) -> Value {

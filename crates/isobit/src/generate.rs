@@ -23,6 +23,9 @@ pub(crate) struct Arguments {
     /// Put the prompt through the chat template as a user's message
     #[arg(long)]
     chat: bool,
+    /// With an adapter: print the base model's text too
+    #[arg(long, requires = "adapter")]
+    compare: bool,
     /// Print one JSON object per text
     #[arg(long)]
     json: bool,
@@ -52,9 +55,6 @@ struct SamplingArguments {
     /// Most tokens to add
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=131_072))]
     max_tokens: u32,
-    /// With an adapter: print the base model's text too
-    #[arg(long)]
-    compare: bool,
 }
 
 impl SamplingArguments {
@@ -93,9 +93,9 @@ impl Texts {
         let row = serde_json::json!({"messages": list}).to_string();
         let rendered = template.render_row(&row, true);
         rendered.map(|rendered| rendered.text).map_err(|error| Failure {
-            code: 3,
-            message: format!("the chat template refuses: {error}"),
-            hint: None,
+            code: crate::data::code_of(error.kind()),
+            message: error.to_string(),
+            hint: Some(error.hint().to_string()),
         })
     }
 
@@ -168,7 +168,7 @@ impl Job for Generating<'_> {
         let longest = tokens.iter().map(Vec::len).max().unwrap_or(0) + arguments.sampling.max_tokens as usize;
         let positions = longest.min(texts.max_positions);
         let mut kinds = vec![("text", true)];
-        if arguments.sampling.compare && arguments.model.adapter.is_some() {
+        if arguments.compare {
             kinds.insert(0, ("base", false));
         }
         let models = kinds

@@ -10,11 +10,13 @@ mod devices;
 mod diff;
 mod eval;
 mod generate;
+mod init;
 mod model;
 mod plan;
+mod shell;
 mod train;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// Fine-tune language models to the same weights, bit for bit, on every machine.
@@ -29,6 +31,8 @@ struct Arguments {
 enum Command {
     /// The whole story in about a minute: train, kill, resume, compare
     Demo(demo::Arguments),
+    /// Write a commented config for a model folder and a data file
+    Init(init::Arguments),
     /// Fine-tune a model as a config says, or go on with a run
     Train(train::Arguments),
     /// Memory that a config needs, by item, before anything is loaded
@@ -47,7 +51,15 @@ enum Command {
     Diff(diff::Arguments),
     /// Measure throughput
     Bench(bench::Arguments),
+    /// Print completions for a shell
+    Completions(shell::CompletionArguments),
+    /// Print the manual page, or write one for every command
+    Man(shell::ManArguments),
 }
+
+/// Chat templates come with models and run here: what they may take has a limit.
+#[global_allocator]
+static ALLOCATOR: isobit_training::memory::Limited = isobit_training::memory::Limited;
 
 /// What went wrong, with the exit code of its kind.
 #[derive(Debug)]
@@ -80,6 +92,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let result = match arguments.command {
         Command::Demo(arguments) => demo::run(&arguments),
+        Command::Init(arguments) => init::run(&arguments),
         Command::Train(arguments) => train::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),
@@ -89,6 +102,8 @@ fn main() -> ExitCode {
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Diff(arguments) => diff::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Completions(arguments) => shell::completions(&arguments, Arguments::command()),
+        Command::Man(arguments) => shell::man(&arguments, Arguments::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

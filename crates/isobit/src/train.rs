@@ -5,7 +5,7 @@ use crate::backend::{Chosen, Job, on_device};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use isobit_kernels::Backend;
 use isobit_training::batch::TokenRow;
-use isobit_training::config::{self, Run};
+use isobit_training::config::{self, Run, Settled};
 use isobit_training::prepare::{Prepared, RunError, prepare};
 use isobit_training::run::{Outcome, Watch, train};
 use isobit_training::signal::{self, Signal};
@@ -32,8 +32,13 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let run =
-        config::read(&arguments.config, &arguments.overrides).map_err(|error| failed(&RunError::Config(error)))?;
+    let settled = config::read(&arguments.config, &arguments.overrides);
+    let Settled { run, notes } = settled.map_err(|error| failed(&RunError::Config(error)))?;
+    if !arguments.quiet {
+        for note in &notes {
+            tell(&format!("note: {note}"));
+        }
+    }
     signal::install().map_err(|error| Failure::output(&error))?;
     let chosen = Chosen::of(&run)?;
     let prepared = prepare(run).map_err(|error| failed(&error))?;
@@ -184,7 +189,7 @@ impl Watch for Console<'_> {
 }
 
 /// Talk, not results.
-fn tell(text: &str) {
+pub(crate) fn tell(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 

@@ -71,7 +71,7 @@ fn errors_have_their_exit_codes() {
     let missing = folder.path().join("missing.jsonl");
     let cases: [(&Path, &[&str], i32, &str); 5] = [
         (&bad, &[], 3, "bad.jsonl:3: not JSON"),
-        (&missing, &[], 7, "missing.jsonl"),
+        (&missing, &[], 2, "missing.jsonl does not exist"),
         (&data, &["--row", "9"], 2, "there is no row 9"),
         (&data, &["--max-seq-length", "0"], 2, "max_seq_length"),
         (&data, &["--max-seq-length", "40"], 3, "truncation to max_seq_length"),

@@ -7,8 +7,13 @@ fn the_demo_gives_the_hash_of_every_machine() {
     let output = Command::new(env!("CARGO_BIN_EXE_isobit")).arg("demo").output().expect("the program starts");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-    for part in ["tuned: Ahoy, Anna!", "tuned: Fair winds, Paul.", "killed; the last checkpoint is checkpoint-", "max="]
-    {
+    for part in [
+        "tuned: Ahoy, Anna!",
+        "tuned: Fair winds, Paul.",
+        "killed; the last checkpoint is checkpoint-",
+        "first differing step ",
+        "max=",
+    ] {
         assert!(text.contains(part), "{part} in {text}");
     }
     assert_eq!(text.matches("the same").count(), 2, "{text}");

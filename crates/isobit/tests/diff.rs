@@ -148,6 +148,63 @@ fn runs_checkpoints_and_sharded_models_are_found() {
     assert_eq!(diff(folder, &["single", "sharded"]), (0, "max=0 nonzero=0\n".to_string(), String::new()));
 }
 
+/// A run folder as `isobit train` leaves it: metrics, perhaps final weights, checkpoints.
+fn put_run(folder: &Path, losses: &[f64], checkpoints: &[u64], finished: bool) {
+    std::fs::create_dir_all(folder).expect("folder");
+    for step in checkpoints {
+        put(&folder.join(format!("checkpoint-{step}/adapter_model.safetensors")), &[float("w", &[1], &ONE)]);
+    }
+    if finished {
+        let last = if losses.ends_with(&[1.0]) { ONE } else { NEXT };
+        put(&folder.join("final/adapter_model.safetensors"), &[float("w", &[1], &last)]);
+    }
+    let line = |(index, loss): (usize, &f64)| {
+        let (step, bits) = (index + 1, loss.to_bits());
+        format!(
+            "{{\"schema\":\"isobit.metrics/1\",\"step\":{step},\"loss\":{loss:?},\"loss_bits\":\"{bits:016x}\",\"timing\":{{\"seconds\":{:?}}}}}\n",
+            folder.as_os_str().len()
+        )
+    };
+    let text: String = losses.iter().enumerate().map(line).collect();
+    std::fs::write(folder.join("metrics.jsonl"), text).expect("written");
+}
+
+#[test]
+fn two_runs_part_at_a_step() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    put_run(&folder.join("a"), &[3.0, 2.0, 1.0], &[2], true);
+    put_run(&folder.join("the-same"), &[3.0, 2.0, 1.0], &[2], true);
+    put_run(&folder.join("other"), &[3.0, 2.5, 1.5], &[2], true);
+    put_run(&folder.join("short"), &[3.0, 2.0], &[2], false);
+    put_run(&folder.join("shorter"), &[3.0], &[], false);
+    assert_eq!(diff(folder, &["a", "the-same"]), (0, "max=0 nonzero=0\n".to_string(), String::new()));
+    let expected = "\
+first differing step 2: loss 2.0 against 2.5
+w: max=1.1920928955078125e-7 nonzero=1 of 1 ulps=1 first=[0] 1 (0x3f800000) against 1.0000001192092896 (0x3f800001)
+max=1.1920928955078125e-7 nonzero=1 ulps=1 tensors=1 of 1 first_step=2
+";
+    assert_eq!(diff(folder, &["a", "other"]), (1, expected.to_string(), String::new()));
+    let report = json(&diff(folder, &["a", "other", "--json"]).1);
+    let first = serde_json::json!({ "step": 2, "field": "loss", "a": 2.0, "b": 2.5 });
+    assert_eq!((&report["run"]["first_difference"], &report["run"]["steps_b"]), (&first, &3.into()));
+    let expected = "\
+steps: 3 against 2, the same as far as both go
+tensors of checkpoint-2: one of the runs has no final ones
+max=0 nonzero=0 tensors=0 of 1
+";
+    assert_eq!(diff(folder, &["a", "short"]), (1, expected.to_string(), String::new()));
+    let (code, out, _) = diff(folder, &["a", "shorter"]);
+    assert_eq!(code, 1);
+    assert!(out.contains("steps: 3 against 1, ") && out.contains("share no checkpoint"), "{out}");
+    assert_eq!(json(&diff(folder, &["a", "shorter", "--json"]).1)["run"]["steps_b"], 1);
+    // Against a folder of weights, the run stands for its final ones.
+    assert_eq!(diff(folder, &["a", "the-same/final"]).0, 0);
+    std::fs::write(folder.join("other/metrics.jsonl"), "{}\n").expect("written");
+    let (code, _, err) = diff(folder, &["a", "other"]);
+    assert!(code == 8 && err.contains("other/metrics.jsonl is malformed: line 1"), "{err}");
+}
+
 #[test]
 fn refusals_have_their_exit_codes() {
     let folder = tempfile::tempdir().expect("folder");

@@ -100,7 +100,7 @@ fn prompts_that_cannot_be_continued() {
     let folder = folder();
     folder.run(&["generate", "--model", "model", "--prompt", ""]).says(2, &["prompt is empty"]);
     folder.run(&["generate", "--model", "model", "--chat", "--prompt", "1"]).says(2, &["no chat template"]);
-    folder.run(&["generate", "--model", "nowhere", "--prompt", "1"]).says(2, &["nowhere/config.json"]);
+    folder.run(&["generate", "--model", "nowhere", "--prompt", "1"]).says(2, &["nowhere does not exist"]);
     folder.run(&["generate", "--model", "model", "--device", "abacus", "--prompt", "1"]).says(2, &["abacus"]);
     folder.run(&["generate", "--model", "model", "--profile", "x9", "--prompt", "1"]).says(2, &["x9"]);
     let long = "1 ".repeat(600);
@@ -225,5 +225,5 @@ fn an_adapter_of_another_model() {
     folder.put_model("wide", &config_json(wide), &weights(wide, 2));
     let ran = folder.run(&["eval", "--model", "wide", "--data", "data.jsonl", "--adapter", "adapter"]);
     ran.says(8, &["lora_A", "[4, 32]", "[4, 64]"]);
-    folder.run(&["eval", "--model", "model", "--data", "none.jsonl"]).says(7, &["none.jsonl"]);
+    folder.run(&["eval", "--model", "model", "--data", "none.jsonl"]).says(2, &["none.jsonl does not exist"]);
 }

@@ -1,4 +1,5 @@
 //! Bad input to `isobit train`: each with its exit code and a message that names the file, the key or the tensor.
+#![expect(clippy::print_stderr, reason = "a test that cannot run says so")]
 
 mod model_folder;
 
@@ -72,13 +73,23 @@ fn overrides() {
         ("val_set_size=40", ["40 rows are held out of 40", "val_set_size"]),
         ("lora_target_modules=[\"nothing\"]", ["no module", "target"]),
         ("lora_r=65", ["rank 65", "1 to 64"]),
-        ("base_model=nowhere", ["nowhere/config.json", "does not exist"]),
+        ("base_model=nowhere", ["nowhere does not exist", "check the path"]),
+        ("base_model=data.jsonl", ["data.jsonl is not a folder", "config.json"]),
+        ("datasets.0.path=nowhere.jsonl", ["nowhere.jsonl does not exist", "check the path"]),
+        ("datasets.0.path=model", ["model is a folder", "name a file"]),
+        ("datasets.0.path=data.jsonl/x", ["data.jsonl/x does not exist", "check the path"]),
+        ("eval.path=nowhere.jsonl", ["nowhere.jsonl does not exist", "check the path"]),
     ] {
         let folder = tiny();
         let ran = folder.run(&["train", "config.toml", "--set", argument]);
         ran.says(2, &parts);
     }
     refused(|_| (), &["device=opencl:999"], 6, &["opencl:999", "isobit devices"]);
+    for device in ["hip", "hip:0", "hip:3"] {
+        let override_ = format!("device={device}");
+        refused(|_| (), &[&override_], 6, &["no HIP runtime", "opencl:N", "isobit devices"]);
+        tiny().run(&["eval", "--model", "model", "--data", "data.jsonl", "--device", device]).says(6, &["no HIP"]);
+    }
 }
 
 #[test]
@@ -108,7 +119,8 @@ fn files_of_the_model() {
     refused(|folder| folder.put("model/tokenizer.json", "{}"), &[], 8, &["tokenizer.json"]);
     let gone = |name: &'static str| move |folder: &Folder| std::fs::remove_file(folder.path(name)).expect("removed");
     refused(gone("model/model.safetensors"), &[], 2, &["model", "safetensors"]);
-    refused(gone("model/tokenizer.json"), &[], 7, &["tokenizer.json"]);
+    refused(gone("model/tokenizer.json"), &[], 2, &["model/tokenizer.json does not exist", "hint: a model folder"]);
+    refused(gone("model/config.json"), &[], 2, &["model/config.json does not exist", "hint: a model folder"]);
 }
 
 #[test]
@@ -158,6 +170,28 @@ fn safetensors_that_lie() {
     let large = r#"{"a":{"dtype":"F32","shape":[4294967296,4294967296,4294967296],"data_offsets":[0,8]}}"#;
     refused(header(large, 8), &[], 8, &["model.safetensors is malformed"]);
     refused(|folder| folder.put(path, [0xff; 64]), &[], 8, &["model.safetensors is malformed"]);
+    let twice = r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}"#;
+    refused(header(twice, 8), &[], 8, &["model.safetensors is malformed"]);
+    let unknown = r#"{"a":{"dtype":"Q9","shape":[1],"data_offsets":[0,4]}}"#;
+    refused(header(unknown, 4), &[], 8, &["model.safetensors is malformed"]);
+    let unused = r#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;
+    refused(header(unused, 8), &[], 8, &["model.safetensors is malformed"]);
+}
+
+/// Shards that the index promises and that are not there, or do not hold what it says.
+#[test]
+fn indexes_that_promise_too_much() {
+    let index = |map: serde_json::Value| {
+        move |folder: &Folder| {
+            std::fs::rename(folder.path("model/model.safetensors"), folder.path("model/part.safetensors"))
+                .expect("moved");
+            folder.put("model/model.safetensors.index.json", serde_json::json!({ "weight_map": map }).to_string());
+        }
+    };
+    refused(index(serde_json::json!({ "w": "gone.safetensors" })), &[], 8, &["gone.safetensors is not there"]);
+    refused(index(serde_json::json!({ "stranger": "part.safetensors" })), &[], 8, &["stranger"]);
+    refused(index(serde_json::json!([])), &[], 8, &["model.safetensors.index.json"]);
+    refused(index(serde_json::json!({ "w": 7 })), &[], 8, &["model.safetensors.index.json"]);
 }
 
 #[test]
@@ -185,7 +219,45 @@ fn data() {
     refused(with(b"[1]\n"), &[], 3, &["data.jsonl:2"]);
     refused(put(b"{\"question\":\"1\"}\n"), &[], 3, &["data.jsonl:1", "question"]);
     let missing = |folder: &Folder| std::fs::remove_file(folder.path("data.jsonl")).expect("removed");
-    refused(missing, &[], 7, &["data.jsonl"]);
+    refused(missing, &[], 2, &["data.jsonl does not exist", "hint: check the path"]);
+}
+
+/// Rows that are tokens already: every id is one of the vocabulary.
+#[test]
+fn rows_of_tokens() {
+    let put = |row: &'static str| move |folder: &Folder| folder.put("data.jsonl", row.repeat(40));
+    refused(put("{\"input_ids\":[1,2,99999]}\n"), &[], 3, &["data.jsonl:1", "`input_ids[2]` is 99999", "below"]);
+    refused(put("{\"input_ids\":[1,-2]}\n"), &[], 3, &["data.jsonl:1", "`input_ids[1]` is -2"]);
+    refused(put("{\"input_ids\":[1,2],\"labels\":[2,-100]}\n"), &[], 3, &["data.jsonl:1", "labels[0] is 2"]);
+    refused(put("{\"input_ids\":[1,2],\"labels\":[1,-100]}\n"), &[], 3, &["data.jsonl:1", "no token is labelled"]);
+    refused(put("{\"input_ids\":[[1]]}\n"), &[], 3, &["data.jsonl:1", "`input_ids[0]`"]);
+    let folder = tiny();
+    folder.put("data.jsonl", "{\"input_ids\":[17,18,19,20],\"labels\":[-100,-100,19,20]}\n".repeat(40));
+    let ran = folder.trained("out", &["max_steps=2"]);
+    assert!(ran.err.contains("160 tokens, 80 of them targets") || ran.err.contains("136 tokens, 68"), "{}", ran.err);
+}
+
+/// Rows whose every target lies beyond the context.
+#[test]
+fn rows_that_are_cut_to_nothing() {
+    let long = |folder: &Folder| {
+        let row = format!("{{\"prompt\":\"{}\",\"completion\":\"2\"}}\n", "12 ".repeat(200));
+        folder.put("data.jsonl", rows(4) + &row);
+    };
+    refused(long, &[], 3, &["data.jsonl:5", "truncation to max_seq_length", "allow_untrainable_rows"]);
+}
+
+/// Files that are there and cannot be read. A link to itself is such a file for every user, root included.
+#[cfg(unix)]
+#[test]
+fn files_that_cannot_be_read() {
+    for name in ["data.jsonl", "model/tokenizer.json", "model/config.json", "model/model.safetensors", "config.toml"] {
+        let loop_to_itself = |folder: &Folder| {
+            std::fs::remove_file(folder.path(name)).expect("removed");
+            std::os::unix::fs::symlink(folder.path(name), folder.path(name)).expect("linked");
+        };
+        refused(loop_to_itself, &[], 7, &[name.rsplit('/').next().expect("a name")]);
+    }
 }
 
 #[test]
@@ -226,6 +298,82 @@ fn output_folders() {
     folder.put("data.jsonl", rows(41));
     folder.train("held", &["--resume"]).says(2, &["its data is"]);
     assert_eq!(folder.text("held/config.resolved.toml"), before);
+}
+
+/// The disk refuses in the middle of a save: files of a process have a limit here, as a full disk has. What was saved before stays,
+/// and the run goes on from it once there is room.
+#[cfg(unix)]
+#[test]
+fn a_disk_that_is_full() {
+    use std::process::{Command, Stdio};
+    let folder = tiny();
+    let adapter = folder.text("config.toml").find("[adapter]").expect("a section");
+    let config = folder.text("config.toml")[..adapter].to_string() + "[adapter]\ntype = \"full\"\n";
+    folder.put("config.toml", config);
+    folder.trained("whole", &[]);
+    let largest = folder.path("whole/checkpoint-3/optimizer.safetensors").metadata().expect("there").len();
+    // Blocks of 512 bytes: the metrics fit, and the optimizer's state does not.
+    let train = |blocks: u64| {
+        let script =
+            format!("trap '' XFSZ; ulimit -f {blocks} && exec \"$0\" train config.toml --set output_dir=out --resume");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_isobit")]).current_dir(folder.path("")).stdin(Stdio::null());
+        model_folder::finished(command.output().expect("a shell starts"))
+    };
+    train(largest / 512 - 8).says(7, &["cannot write", "optimizer.safetensors"]);
+    assert_eq!(folder.checkpoints("out"), Vec::<String>::new());
+    assert!(!names(&folder.path("out")).iter().any(|name| name.starts_with('.')), "{:?}", names(&folder.path("out")));
+    folder.trained("out", &["--resume"]);
+    folder.same("whole", "out");
+}
+
+/// Results that cannot be written.
+#[cfg(target_os = "linux")]
+#[test]
+fn results_onto_a_full_disk() {
+    let folder = tiny();
+    for arguments in [
+        &["data", "check", "--model", "model", "--data", "data.jsonl"][..],
+        &["eval", "--model", "model", "--data", "data.jsonl", "--json"],
+        &["generate", "--model", "model", "--prompt", "1+1=", "--max-tokens", "2"],
+        &["diff", "model", "model"],
+        &["completions", "bash"],
+        &["man"],
+    ] {
+        let full = File::options().write(true).open("/dev/full").expect("Linux has one");
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_isobit"));
+        command.args(arguments).current_dir(folder.path("")).stdout(full);
+        let ran = model_folder::finished(command.output().expect("the program starts"));
+        ran.says(7, &["cannot write the result", "No space left"]);
+    }
+}
+
+/// Permissions do not bind root, so the program is started as nobody where this is run by root.
+#[cfg(unix)]
+#[test]
+fn a_folder_that_may_not_be_written() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::process::CommandExt;
+    const NOBODY: u32 = 65534;
+    let folder = tiny();
+    let allow =
+        |name: &str, mode| std::fs::set_permissions(folder.path(name), PermissionsExt::from_mode(mode)).expect("set");
+    allow("", 0o755);
+    std::fs::create_dir(folder.path("locked")).expect("made");
+    allow("locked", 0o555);
+    let root = folder.path("locked").metadata().expect("there").uid() == 0;
+    for (output, part) in [("output_dir=locked", "LOCK"), ("output_dir=locked/run", "locked/run")] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_isobit"));
+        command.args(["train", "config.toml", "--set", output]).current_dir(folder.path(""));
+        if root {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let Ok(output) = command.output() else {
+            eprintln!("skipped: the program cannot be started as another user here");
+            return;
+        };
+        model_folder::finished(output).says(7, &["not allowed", part, "hint: check owner and permissions"]);
+    }
 }
 
 #[test]

@@ -92,7 +92,8 @@ fn killed_while_saving_and_resumed() {
 #[test]
 fn stopped_by_a_signal_and_resumed_in_another_way() {
     let folder = long();
-    let overrides = ["max_steps=36", "save_steps=4", "eval_steps=5", "load_best_model_at_end=true"];
+    let overrides =
+        ["max_steps=36", "save_steps=4", "eval_steps=5", "load_best_model_at_end=true", "save_total_limit=2"];
     folder.trained("whole", &overrides);
     for (name, code, change) in [
         ("-INT", 130, ["threads=2", "training.micro_batch_size=1", "gradient_accumulation_steps=8"]),
@@ -110,6 +111,39 @@ fn stopped_by_a_signal_and_resumed_in_another_way() {
         folder.trained(&output, &[&overrides[..], &change, &["--resume"]].concat());
         folder.same("whole", &output);
     }
+}
+
+/// Stopped after every single step, with a limit that a checkpoint too many would push a regular one out of: the folder has what
+/// the config asks for and the checkpoint to go on from, and ends as that of a run that was never stopped.
+#[test]
+fn stopped_again_and_again() {
+    let folder = Folder::new(Shape { hidden: 64, intermediate: 128, ..Shape::TINY });
+    let overrides = ["max_steps=12", "save_steps=5", "eval_strategy=no", "logging_steps=1", "save_total_limit=1"];
+    folder.trained("whole", &overrides);
+    assert_eq!(folder.checkpoints("whole"), ["checkpoint-12"]);
+    let resume = [&overrides[..], &["--resume"]].concat();
+    let (mut stops, mut temporary) = (0, 0);
+    loop {
+        let lines = std::fs::read_to_string(folder.path("stopped/metrics.jsonl")).unwrap_or_default().lines().count();
+        let child = at_step(&folder, "stopped", &resume, lines + 1);
+        signal(&child, "-INT");
+        let ran = finished(child.wait_with_output().expect("waited"));
+        if ran.code == 0 {
+            break;
+        }
+        ran.says(130, &["stopped after"]);
+        let step = folder.pointer("stopped", "latest");
+        let due = step / 5 * 5;
+        let mut expected: Vec<u64> = if due > 0 { vec![due] } else { vec![] };
+        expected.extend((step != due).then_some(step));
+        assert_eq!(
+            folder.checkpoints("stopped"),
+            expected.iter().map(|step| format!("checkpoint-{step}")).collect::<Vec<_>>()
+        );
+        (stops, temporary) = (stops + 1, temporary + u32::from(step != due));
+    }
+    assert!(stops >= 2 && temporary >= 1, "{stops} {temporary}");
+    folder.same("whole", "stopped");
 }
 
 #[test]

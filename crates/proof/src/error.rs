@@ -41,7 +41,8 @@ impl FileError {
     pub fn from_io(action: &'static str, path: &Path, source: io::Error) -> Self {
         let path = path.to_path_buf();
         match source.kind() {
-            io::ErrorKind::NotFound if action != "write" => Self::Missing { path },
+            // A file in the place of a folder hides what would be below it.
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory if action != "write" => Self::Missing { path },
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull { path, source },
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 Self::NotAllowed { action, path, source }

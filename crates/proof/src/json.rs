@@ -9,13 +9,18 @@ use std::io::Read;
 use std::marker::PhantomData;
 use std::path::Path;
 
-/// BOUND: bytes of any JSON file.
+/// BOUND: bytes of any JSON file, metrics included.
 pub(crate) const BYTES_MOST: u64 = 100_000_000;
 
 /// Reads a JSON file of at most `BYTES_MOST`.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
     let bytes = read_bytes(path)?;
     serde_json::from_slice(&bytes).map_err(|error| FileError::malformed(path, told(&error)))
+}
+
+/// Reads a text file of at most as many.
+pub(crate) fn read_text(path: &Path) -> Result<String, FileError> {
+    String::from_utf8(read_bytes(path)?).map_err(|_| FileError::malformed(path, "it is not UTF-8"))
 }
 
 fn read_bytes(path: &Path) -> Result<Vec<u8>, FileError> {

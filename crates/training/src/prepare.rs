@@ -123,13 +123,23 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
 /// `config.json` of a model folder.
 pub fn model_config(folder: &Path) -> Result<Config, RunError> {
     const BYTES_MOST: u64 = 1 << 24;
+    const HINT: &str = "a model folder holds config.json, tokenizer.json and *.safetensors";
+    // The folder itself first: that its config is not there would only be half of it.
+    if !std::fs::metadata(folder).map_err(|error| FileError::from_io("read", folder, error))?.is_dir() {
+        return Err(RunError::Refused { what: format!("{} is not a folder", folder.display()), hint: HINT });
+    }
     let path = folder.join("config.json");
-    let failed = |error| FileError::from_io("read", &path, error);
+    let failed = |error| match FileError::from_io("read", &path, error) {
+        FileError::Missing { path } => {
+            RunError::Refused { what: format!("{} does not exist", path.display()), hint: HINT }
+        }
+        other => other.into(),
+    };
     if std::fs::metadata(&path).map_err(failed)?.len() > BYTES_MOST {
         let what = "it is larger than any config".to_string();
         return Err(FileError::Malformed { path, what }.into());
     }
-    let bytes = std::fs::read(&path).map_err(|error| FileError::from_io("read", &path, error))?;
+    let bytes = std::fs::read(&path).map_err(failed)?;
     let malformed = |_| FileError::Malformed { path: path.clone(), what: "it is not UTF-8".to_string() };
     Ok(Config::parse(&String::from_utf8(bytes).map_err(malformed)?)?)
 }

@@ -89,6 +89,8 @@ pub fn train<B: Backend>(
             if state.progress.best.is_none_or(|best| is_kept(prepared, best.step, true)) {
                 checkpoint::restore_best(output, &state.progress)?;
             }
+            // Killed between saving and pruning, it might have nothing left to save.
+            checkpoint::prune(output, run.training.save_total_limit)?;
             Metrics::resume(output, state.progress.step)?
         }
         None => Metrics::create(output)?,
@@ -181,6 +183,7 @@ fn steps<B: Backend>(
         let kept = is_kept(prepared, step, better);
         if kept || early || signal.is_some() {
             log.metrics.sync()?;
+            checkpoint::announce(&run.output_dir, step, !(kept || early))?;
             let folder = checkpoint::save(&run.output_dir, &state.snapshot()?, adapter_config)?;
             if let Some(best) = state.progress.best.filter(|best| kept && best.step == step) {
                 checkpoint::mark_best(&run.output_dir, step, best.metric)?;

@@ -46,7 +46,14 @@ const LEAST: &str = "base_model = \"m\"\noutput_dir = \"o\"\n[[datasets]]\npath 
 
 fn with(text: &str, sets: &[&str]) -> Result<Run, String> {
     let sets: Vec<String> = sets.iter().map(ToString::to_string).collect();
-    parse("run.toml", text, &sets).map_err(|error| format!("{error}\nhint: {}", error.hint()))
+    let settled = parse("run.toml", text, &sets);
+    settled.map(|settled| settled.run).map_err(|error| format!("{error}\nhint: {}", error.hint()))
+}
+
+/// What arguments took out of the file.
+fn notes(text: &str, sets: &[&str]) -> Vec<String> {
+    let sets: Vec<String> = sets.iter().map(ToString::to_string).collect();
+    parse("run.toml", text, &sets).expect("valid").notes
 }
 
 /// The least config with lines added at its end.
@@ -143,6 +150,76 @@ fn arguments_go_over_the_file() {
         [("layers.0.v_proj", 2), ("q_proj", 16)]
     );
     assert_eq!(run.datasets.iter().map(|path| path.to_str()).collect::<Vec<_>>(), [Some("a.jsonl"), Some("b.jsonl")]);
+}
+
+/// Each argument gives the run of a file in which the lines it contradicts are not there, and says which those are.
+#[test]
+fn arguments_take_out_what_contradicts_them() {
+    let eval = "[eval]\nval_set_size = 0.1\n";
+    let cases: &[(&str, &[&str], &str, usize)] = &[
+        ("EVALeval_steps = 50", &["eval_strategy=no"], "EVALeval_strategy = \"no\"", 1),
+        ("EVALeval_steps = 50", &["eval.eval_strategy=epoch"], "EVALeval_strategy = \"epoch\"", 1),
+        ("EVALeval_steps = 50", &["eval_strategy=steps"], "EVALeval_steps = 50", 0),
+        ("EVALeval_strategy = \"no\"", &["eval_steps=5"], "EVALeval_steps = 5", 1),
+        ("EVALeval_steps = 50", &["eval_steps=5", "eval_strategy=no"], "EVALeval_strategy = \"no\"", 1),
+        ("EVALeval_steps = 50", &["eval_strategy=no", "eval_steps=5"], "EVALeval_steps = 5", 1),
+        (
+            "EVALeval_steps = 50\n[training]\nload_best_model_at_end = true\nearly_stopping_patience = 3",
+            &["eval_strategy=no"],
+            "EVALeval_strategy = \"no\"",
+            3,
+        ),
+        (
+            "EVALeval_steps = 50\n[training]\nload_best_model_at_end = true",
+            &["val_set_size=0"],
+            "[eval]\nval_set_size = 0",
+            2,
+        ),
+        ("EVALeval_steps = 50", &["val_set_size=0", "eval.path=v"], "[eval]\npath = \"v\"\neval_steps = 50", 0),
+        ("EVALeval_steps = 50", &["eval.path=v"], "[eval]\npath = \"v\"\neval_steps = 50", 1),
+        ("[eval]\npath = \"v\"", &["val_set_size=7"], "[eval]\nval_set_size = 7", 1),
+        ("[training]\nsave_steps = 9", &["save_strategy=epoch"], "[training]\nsave_strategy = \"epoch\"", 1),
+        ("[training]\nsave_strategy = \"no\"", &["save_steps=9"], "[training]\nsave_steps = 9", 1),
+        ("[training]\nmax_steps = 9", &["epochs=2"], "[training]\nnum_epochs = 2", 1),
+        ("[training]\nnum_epochs = 2", &["max_steps=9"], "[training]\nmax_steps = 9", 1),
+        ("[training]\nnum_epochs = 2", &["max_steps=-1"], "[training]\nnum_epochs = 2", 0),
+        ("[training]\nwarmup_ratio = 0.1", &["warmup_steps=5"], "[training]\nwarmup_steps = 5", 1),
+        ("[training]\nwarmup_ratio = 0.1", &["warmup_steps=0"], "", 1),
+        (
+            "[training]\nwarmup_ratio = 0.1",
+            &["lr_scheduler=constant"],
+            "[training]\nlr_scheduler_type = \"constant\"",
+            1,
+        ),
+        (
+            "[training]\nlr_scheduler_type = \"cosine_with_min_lr\"\nmin_lr_rate = 0.1",
+            &["lr_scheduler_type=cosine"],
+            "[training]\nlr_scheduler_type = \"cosine\"",
+            1,
+        ),
+        (
+            "[training]\nlr_scheduler_type = \"cosine_with_min_lr\"\nmin_lr_rate = 0.1",
+            &["min_lr=1e-5"],
+            "[training]\nlr_scheduler_type = \"cosine_with_min_lr\"\nmin_lr = 1e-5",
+            1,
+        ),
+        ("[adapter]\nr = 4\nalpha = 8", &["adapter.type=full"], "[adapter]\ntype = \"full\"", 2),
+        ("[adapter]\ntype = \"last_blocks\"\nlast_blocks = 2", &["adapter.type=lora", "r=4"], "[adapter]\nr = 4", 1),
+    ];
+    for (added, sets, expected, gone) in cases {
+        let [added, expected] = [added, expected].map(|text| format!("{LEAST}{}", text.replace("EVAL", eval)));
+        assert_eq!(with(&added, sets), with(&expected, &[]), "{added} {sets:?}");
+        assert_eq!(notes(&added, sets).len(), *gone, "{added} {sets:?}");
+    }
+    let text = format!("{LEAST}{eval}eval_steps = 50\n");
+    assert_eq!(
+        notes(&text, &["eval_strategy=no"]),
+        ["--set eval_strategy=no overrides `eval_steps = 50` (run.toml:7)"]
+    );
+    // Within a file, and where an argument asks for what the rest does not have, it stays an error.
+    assert!(with(&format!("{text}eval_strategy = \"no\""), &[]).is_err());
+    assert!(with(&format!("{LEAST}{eval}eval_strategy = \"no\""), &["load_best_model_at_end=true"]).is_err());
+    assert!(with(LEAST, &["min_lr_rate=0.1"]).is_err());
 }
 
 #[test]

@@ -131,6 +131,8 @@ impl Folder {
         let diff = self.run(&["diff", expected, other]);
         assert_eq!((diff.code, diff.out.as_str()), (0, "max=0 nonzero=0\n"), "{expected}, {other}: {}", diff.err);
         assert_eq!(self.metrics(expected), self.metrics(other), "{expected}, {other}");
+        assert_eq!(self.checkpoints(expected), self.checkpoints(other), "{expected}, {other}");
+        assert!(!self.has(&format!("{other}/stopped.json")), "{other}");
         for pointer in ["best.json", "latest.json"] {
             assert_eq!(self.has(&format!("{expected}/{pointer}")), self.has(&format!("{other}/{pointer}")), "{other}");
             if self.has(&format!("{expected}/{pointer}")) {

@@ -1,15 +1,18 @@
 //! What differs between two files or folders: tensors by name, element by element, and the JSON beside them.
 //!
-//! `source` finds out what a path holds, `tensor` matches and cuts up the work, `number` looks at elements, `document` at JSON.
+//! `source` finds out what a path holds, `tensor` matches and cuts up the work, `number` looks at elements, `document` at JSON,
+//! `run` at the metrics of two runs.
 //! A path may come from any tool that writes safetensors.
 
 mod document;
 mod number;
+mod run;
 mod source;
 mod tensor;
 
 pub use document::{DocumentDifference, Documents, KeyDifference};
 pub use number::{Tally, decimal};
+pub use run::{MetricDifference, RunDifference};
 pub use tensor::{Kind, Shown, TensorDifference, Values, compare as compare_tensors};
 
 use crate::error::FileError;
@@ -29,12 +32,15 @@ pub struct Difference {
     /// Files on one side only: tensors or JSON.
     pub only_in_first: Vec<String>,
     pub only_in_second: Vec<String>,
+    /// Where both are runs: what their metrics say.
+    pub run: Option<RunDifference>,
 }
 
 impl Difference {
     /// Whether both sides hold the same numbers and say the same.
     pub fn is_none(&self) -> bool {
         self.documents.is_empty()
+            && self.run.as_ref().is_none_or(RunDifference::is_none)
             && self.only_in_first.is_empty()
             && self.only_in_second.is_empty()
             && self.tensors().all(|tensor| !tensor.kind.is_difference())
@@ -56,6 +62,19 @@ impl Difference {
 
 /// Compares two paths: files, adapters, checkpoints, models, runs. The result does not depend on `threads`.
 pub fn compare(a: &Path, b: &Path, threads: usize) -> Result<Difference, FileError> {
+    if run::is_run(a) && run::is_run(b) {
+        let (run, folders) = run::compare(a, b)?;
+        let difference = match folders {
+            Some([a, b]) => compare_held(&a, &b, threads)?,
+            None => Difference::default(),
+        };
+        return Ok(Difference { run: Some(run), ..difference });
+    }
+    compare_held(a, b, threads)
+}
+
+/// What files and folders hold.
+fn compare_held(a: &Path, b: &Path, threads: usize) -> Result<Difference, FileError> {
     let (mut a, mut b) = (Source::open(a)?, Source::open(b)?);
     a.narrow_to(&b);
     b.narrow_to(&a);

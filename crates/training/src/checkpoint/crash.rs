@@ -2,6 +2,7 @@
 //! must be a run folder that goes on from a whole checkpoint, the old or the new.
 
 use super::folder::{mark_best_watched, prune_watched};
+use super::stopped::announce_watched;
 use super::write::save_watched;
 use super::*;
 use std::fs;
@@ -34,6 +35,8 @@ pub(super) fn config() -> serde_json::Value {
     serde_json::json!({ "peft_type": "LORA", "r": 8 })
 }
 
+type Work = fn(&Path, Watch<'_>) -> Result<(), Error>;
+
 /// Everything the loop does to the disk after step 30, when 10 (the best) and 20 are there.
 fn work(output_dir: &Path, watch: Watch<'_>) -> Result<(), Error> {
     save_watched(output_dir, &snapshot(30), Some(&config()), watch)?;
@@ -55,7 +58,7 @@ fn leave_partial(path: &Path) {
     }
 }
 
-fn stopped_at(output_dir: &Path, stop: usize) -> bool {
+fn stopped_at(work: Work, output_dir: &Path, stop: usize) -> bool {
     let mut count = 0;
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         work(output_dir, &mut |path| {
@@ -99,7 +102,7 @@ fn stopped_before_any_change_of_the_disk_the_run_goes_on() {
         let folder = tempfile::tempdir().expect("folder");
         let output_dir = folder.path();
         before(output_dir);
-        if !stopped_at(output_dir, stop) {
+        if !stopped_at(work, output_dir, stop) {
             break;
         }
         reached.push(check_whole(output_dir));
@@ -121,6 +124,62 @@ fn stopped_before_any_change_of_the_disk_the_run_goes_on() {
     assert!(reached[..first_new].iter().all(|&step| step == 20) && reached[first_new..].iter().all(|&step| step == 30));
     // Folder, five files, rename, two pointers, and two removals of two changes each.
     assert_eq!(reached.len(), 13);
+}
+
+/// The loop after step 25, when a signal has come, and after step 30, when the run has been resumed.
+fn signal(output_dir: &Path, watch: Watch<'_>) -> Result<(), Error> {
+    announce_watched(output_dir, 25, true, watch)?;
+    save_watched(output_dir, &snapshot(25), Some(&config()), watch)?;
+    prune_watched(output_dir, 2, watch)
+}
+
+fn resumed(output_dir: &Path, watch: Watch<'_>) -> Result<(), Error> {
+    announce_watched(output_dir, 30, false, watch)?;
+    save_watched(output_dir, &snapshot(30), Some(&config()), watch)?;
+    prune_watched(output_dir, 2, watch)
+}
+
+/// Stopped by a signal after step 22 and again after 25, each save and each clearing up cut short anywhere.
+#[test]
+fn what_a_signal_saved_goes_however_often_the_run_dies() {
+    let whole = tempfile::tempdir().expect("folder");
+    before(whole.path());
+    resumed(whole.path(), &mut unwatched).expect("works");
+    let expected = shown(whole.path());
+    assert_eq!(expected, ["best.json", "checkpoint-10", "checkpoint-20", "checkpoint-30", "latest.json"]);
+    let mut stops = 0;
+    for stop in 0.. {
+        let folder = tempfile::tempdir().expect("folder");
+        let output_dir = folder.path();
+        before(output_dir);
+        announce(output_dir, 22, true).expect("announced");
+        save(output_dir, &snapshot(22), Some(&config())).expect("saved");
+        prune(output_dir, 2).expect("pruned");
+        assert_eq!(load(&latest(output_dir).expect("read").expect("there"), &identity()).expect("whole").step, 22);
+        let [first, second] = [signal as Work, resumed].map(|work| {
+            let stopped = stopped_at(work, output_dir, stop);
+            check_whole(output_dir);
+            clean(output_dir).expect("cleaned");
+            check_whole(output_dir);
+            stopped
+        });
+        stops += u32::from(first) + u32::from(second);
+        resumed(output_dir, &mut unwatched).expect("works");
+        assert_eq!(shown(output_dir), expected, "stop {stop}");
+        if !first && !second {
+            break;
+        }
+    }
+    assert!(stops > 20, "{stops}");
+}
+
+/// Names in a folder, sorted.
+fn shown(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("folder");
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.expect("entry").file_name().into_string().expect("UTF-8");
+    let mut names: Vec<String> = entries.map(name).collect();
+    names.sort();
+    names
 }
 
 #[test]

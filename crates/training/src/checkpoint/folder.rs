@@ -4,6 +4,7 @@
 use super::error::Error;
 use super::read::read_json;
 use super::state::{Progress, bits};
+use super::stopped;
 use super::{FINAL, Watch, folder_name, folder_of, step_of, unwatched};
 use isobit_proof::FileError;
 use isobit_proof::atomic::{remove_partials, sync_folder, write_atomically};
@@ -55,7 +56,7 @@ impl Pointer {
     }
 
     /// None where the pointer is not there.
-    fn read(output_dir: &Path, name: &str) -> Result<Option<Self>, Error> {
+    pub(super) fn read(output_dir: &Path, name: &str) -> Result<Option<Self>, Error> {
         let path = output_dir.join(name);
         let stored: Stored = match read_json(&path) {
             Err(Error::File(FileError::Missing { .. })) => return Ok(None),
@@ -113,12 +114,14 @@ pub fn restore_best(output_dir: &Path, progress: &Progress) -> Result<bool, Erro
     }
 }
 
-/// Keeps the newest `limit` checkpoints, the latest and the best, and removes the others; 0 keeps all.
+/// Keeps the newest `limit` checkpoints, the latest and the best, and removes the others; 0 keeps all. One that only a signal
+/// asked for does not count, and goes when it is no longer the latest.
 pub fn prune(output_dir: &Path, limit: u32) -> Result<(), Error> {
     prune_watched(output_dir, limit, &mut unwatched)
 }
 
 pub(super) fn prune_watched(output_dir: &Path, limit: u32, watch: Watch<'_>) -> Result<(), Error> {
+    stopped::dismiss(output_dir, watch)?;
     if limit == 0 {
         return Ok(());
     }
@@ -128,6 +131,8 @@ pub(super) fn prune_watched(output_dir: &Path, limit: u32, watch: Watch<'_>) -> 
         kept_steps.extend(pointer?.map(|pointer| pointer.step));
     }
     let mut steps: Vec<u64> = names(output_dir)?.iter().filter_map(|name| step_of(name)).collect();
+    let uncounted = stopped::steps(output_dir)?;
+    steps.retain(|step| !uncounted.contains(step));
     steps.sort_unstable();
     let older = steps.len().saturating_sub(limit as usize);
     for step in steps[..older].iter().filter(|step| !kept_steps.contains(step)) {
@@ -136,13 +141,15 @@ pub(super) fn prune_watched(output_dir: &Path, limit: u32, watch: Watch<'_>) -> 
     Ok(())
 }
 
-/// Removes what a crash left behind: temporary folders and files, never a checkpoint.
+/// Removes what a crash left behind: temporary folders and files, and a checkpoint only where another has taken the place of one
+/// that a signal asked for.
 pub fn clean(output_dir: &Path) -> Result<(), Error> {
     for name in names(output_dir)?.iter().filter(|name| is_partial(name)) {
         let path = output_dir.join(name);
         std::fs::remove_dir_all(&path).map_err(|error| FileError::from_io("clean", &path, error))?;
     }
-    Ok(remove_partials(output_dir)?)
+    remove_partials(output_dir)?;
+    stopped::dismiss(output_dir, &mut unwatched)
 }
 
 /// The name of a folder on its way in or out: hidden, and never mistaken for a checkpoint.

@@ -2,12 +2,14 @@
 //!
 //! A checkpoint is written into a temporary folder, file by file, each synced, the manifest last; then the folder gets its
 //! name, and then `latest.json` points at it. Stopped anywhere, the run finds the checkpoint before or the new one.
-//! `state.rs` is what is saved, `write.rs` how, `read.rs` the way back, `folder.rs` the run folder around it.
+//! `state.rs` is what is saved, `write.rs` how, `read.rs` the way back, `folder.rs` the run folder around it, `stopped.rs` the
+//! checkpoints that only a signal asked for.
 
 mod error;
 mod folder;
 mod read;
 mod state;
+mod stopped;
 mod write;
 
 #[cfg(test)]
@@ -17,6 +19,7 @@ pub use error::{Difference, Error};
 pub use folder::{Pointer, best, clean, latest, mark_best, prune, restore_best};
 pub use read::{inspect, load};
 pub use state::{Best, Identity, NamedTensor, Progress, Snapshot};
+pub use stopped::announce;
 pub use write::{save, save_final};
 
 use isobit_proof::FileError;

@@ -22,6 +22,8 @@ pub(super) struct Entry {
     pub(super) typed: String,
     pub(super) value: Value,
     pub(super) place: Place,
+    /// 0 in the file, then the number of the argument: of two that contradict each other the later one counts.
+    pub(super) rank: u32,
 }
 
 /// The keys of one table, by canonical name.
@@ -30,6 +32,7 @@ pub(super) type Entries = BTreeMap<&'static str, Entry>;
 #[derive(Clone, Debug)]
 pub struct Low {
     pub(super) source: String,
+    arguments: u32,
     pub(super) sections: BTreeMap<Section, Entries>,
     pub(super) datasets: Vec<Entries>,
 }
@@ -39,6 +42,7 @@ struct Source<'a> {
     name: &'a str,
     /// None for an argument: it has no lines.
     text: Option<&'a str>,
+    rank: u32,
 }
 
 impl Source<'_> {
@@ -66,12 +70,12 @@ impl Low {
         if text.len() > BYTES_MOST {
             return Err(Error::TooLarge { place: Place::whole(name), limit: BYTES_MOST });
         }
-        let source = Source { name, text: Some(text) };
+        let source = Source { name, text: Some(text), rank: 0 };
         let table = DeTable::parse(text).map_err(|error| Error::Syntax {
             place: source.place(error.span().map_or(0, |span| span.start)),
             message: error.message().lines().collect::<Vec<_>>().join(", "),
         })?;
-        let mut low = Self { source: name.to_string(), sections: BTreeMap::new(), datasets: Vec::new() };
+        let mut low = Self { source: name.to_string(), arguments: 0, sections: BTreeMap::new(), datasets: Vec::new() };
         low.take_top(&source, table.get_ref(), false)?;
         Ok(low)
     }
@@ -89,7 +93,8 @@ impl Low {
         let text = format!("{key} = {}", toml_text(kind, value));
         let table = DeTable::parse(&text).map_err(|_| refuse("the part before `=` is not a key"))?;
         let name = format!("--set {argument}");
-        self.take_top(&Source { name: &name, text: None }, table.get_ref(), true)
+        self.arguments += 1;
+        self.take_top(&Source { name: &name, text: None, rank: self.arguments }, table.get_ref(), true)
     }
 
     fn take_top(&mut self, source: &Source<'_>, table: &DeTable<'_>, over: bool) -> Result<(), Error> {
@@ -241,7 +246,7 @@ fn take_key(
         }
         earlier => {
             let value = over_table(earlier, value);
-            entries.insert(key.name, Entry { typed, value, place });
+            entries.insert(key.name, Entry { typed, value, place, rank: source.rank });
             Ok(())
         }
     }

@@ -12,6 +12,7 @@ mod resolve;
 mod resolve_adapter;
 mod resolve_training;
 mod run;
+mod settle;
 mod suggest;
 mod table;
 mod value;
@@ -27,20 +28,28 @@ pub use value::{Place, Value};
 
 use std::path::Path;
 
+/// A run, and the lines of the file that arguments took out of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settled {
+    pub run: Run,
+    /// For whoever typed the arguments.
+    pub notes: Vec<String>,
+}
+
 /// Reads a config file, applies `--set` overrides in order and resolves the whole.
-pub fn read(path: &Path, overrides: &[String]) -> Result<Run, Error> {
-    let mut low = Low::read(path)?;
-    for argument in overrides {
-        low.set(argument)?;
-    }
-    resolve::resolve(&low)
+pub fn read(path: &Path, overrides: &[String]) -> Result<Settled, Error> {
+    settled(Low::read(path)?, overrides)
 }
 
 /// The same for text that is already in memory; `name` stands for the file in messages.
-pub fn parse(name: &str, text: &str, overrides: &[String]) -> Result<Run, Error> {
-    let mut low = Low::parse(name, text)?;
+pub fn parse(name: &str, text: &str, overrides: &[String]) -> Result<Settled, Error> {
+    settled(Low::parse(name, text)?, overrides)
+}
+
+fn settled(mut low: Low, overrides: &[String]) -> Result<Settled, Error> {
     for argument in overrides {
         low.set(argument)?;
     }
-    resolve::resolve(&low)
+    let notes = settle::settle(&mut low);
+    Ok(Settled { run: resolve::resolve(&low)?, notes })
 }

@@ -21,6 +21,10 @@ pub enum Kind {
 pub enum DataError {
     #[error("data setting `{setting}`: {why}")]
     Setting { setting: &'static str, why: String },
+    #[error("{} does not exist", path.display())]
+    Missing { path: PathBuf },
+    #[error("{} is a folder, not a file", path.display())]
+    Folder { path: PathBuf },
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{} has {bytes} bytes, {limit} at most", path.display())]
@@ -77,10 +81,20 @@ pub enum RowError {
     TooMany { field: String, count: usize, limit: usize },
     #[error("the number {number} in a conversation cannot be kept exactly")]
     Number { number: String },
+    #[error(
+        "`{field}` is {id}, and token ids are {}",
+        match limit { Some(limit) => format!("below {limit} here"), None => "not negative and below 2³²".into() }
+    )]
+    Id { field: String, id: i64, limit: Option<u32> },
+    #[error("labels[{index}] is {label}, and the token there is {id}: a token can only be learnt as itself")]
+    Label { index: usize, label: i64, id: u32 },
     #[error("role `{role}` is unknown")]
     Role { role: String },
     #[error("chat template {template}: {why}")]
     Render { template: String, why: String },
+    /// The template asks for more than any conversation needs: its fault, not the row's.
+    #[error("chat template {template}: {why}")]
+    Limit { template: String, why: String },
     #[error("chat template {template} refuses the conversation: {message}")]
     Refused { template: String, message: String },
     #[error("the text contains U+{code:04X}, which marks the spans of assistant text")]
@@ -101,6 +115,8 @@ pub enum Untrainable {
     NoAssistant,
     #[error("the completion is empty")]
     NoCompletion,
+    #[error("no token is labelled")]
+    NoLabel,
     #[error("truncation to max_seq_length cuts all of it off")]
     Truncated,
 }
@@ -109,11 +125,14 @@ impl DataError {
     pub fn kind(&self) -> Kind {
         match self {
             Self::Setting { .. }
+            | Self::Missing { .. }
+            | Self::Folder { .. }
             | Self::NoTemplate { .. }
             | Self::NoAssistantMask { .. }
             | Self::NoEndOfText { .. } => Kind::Config,
             Self::Read { .. } => Kind::Io,
             Self::ModelFile { .. } | Self::Template { .. } => Kind::Malformed,
+            Self::Row { why, .. } => why.kind(),
             _ => Kind::Data,
         }
     }
@@ -122,7 +141,12 @@ impl DataError {
     pub fn hint(&self) -> String {
         match self {
             Self::Setting { .. } => "correct the setting".into(),
-            Self::Read { .. } => "check the path and its permissions".into(),
+            Self::Missing { path } if path.ends_with("tokenizer.json") => {
+                "a model folder holds config.json, tokenizer.json and *.safetensors: fetch what is missing".into()
+            }
+            Self::Missing { .. } => "check the path; paths are relative to the current folder".into(),
+            Self::Folder { .. } => "name a file of it; several can be named".into(),
+            Self::Read { .. } => "check the disk and the permissions of the file".into(),
             Self::FileTooLarge { .. } => "split the file; several files can be named".into(),
             Self::ModelFile { .. } => "fetch the model's files again".into(),
             Self::Template { name, .. } => format!("compare {name} with the one the model was published with"),
@@ -135,7 +159,7 @@ impl DataError {
             Self::Empty { .. } => "remove the file from the list, or check what wrote it".into(),
             Self::NothingLeft { .. } => "raise max_seq_length, or check the rows with `isobit data check`".into(),
             Self::UnknownFormat { .. } => "rows have messages, conversations, prompt and completion, instruction and \
-                 output, or text; other names: prompt_field and completion_field"
+                 output, text, or input_ids; other names: prompt_field and completion_field"
                 .into(),
             Self::Mixed { .. } => "put the rows of each format into a file of their own".into(),
             Self::Row { why, .. } => why.hint().into(),
@@ -149,8 +173,15 @@ impl DataError {
 }
 
 impl RowError {
-    fn hint(&self) -> &'static str {
+    pub fn kind(&self) -> Kind {
+        if matches!(self, Self::Limit { .. }) { Kind::Malformed } else { Kind::Data }
+    }
+
+    pub fn hint(&self) -> &'static str {
         match self {
+            Self::Limit { .. } => "compare the template with the one the model was published with",
+            Self::Id { .. } => "tokenise the data with the tokenizer of this model",
+            Self::Label { .. } => "labels stand under their own tokens, not one further; -100 leaves a token out",
             Self::NotUtf8 { .. } => "convert the file to UTF-8",
             Self::Nul { .. } => "the file was probably cut off while it was written: write it again",
             Self::Json { .. } | Self::NotObject { .. } => "one JSON object a line, or one array of objects",

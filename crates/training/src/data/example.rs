@@ -67,6 +67,7 @@ pub(super) fn tokenise(
             let targets = vec![true; tokens.len()];
             (Tokenised { tokens, targets, ..Tokenised::default() }, Untrainable::Empty)
         }
+        Example::Tokens(row) => (row.tokenised(tokenizer.id_limit(), loss)?, Untrainable::NoLabel),
     };
     // Nothing comes before the first token, so nothing predicts it.
     if let Some(first) = tokenised.targets.first_mut() {

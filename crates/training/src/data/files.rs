@@ -15,11 +15,16 @@ pub(super) const CONFIG_BYTES_MAX: u64 = 64 << 20;
 pub(super) const TEMPLATE_BYTES_MAX: u64 = 1 << 20;
 
 pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
-    let failed = |source| DataError::Read { path: path.to_owned(), source };
+    let failed = |source: std::io::Error| match source.kind() {
+        // A file in the place of a folder hides what would be below it.
+        ErrorKind::NotFound | ErrorKind::NotADirectory => DataError::Missing { path: path.to_owned() },
+        ErrorKind::IsADirectory => DataError::Folder { path: path.to_owned() },
+        _ => DataError::Read { path: path.to_owned(), source },
+    };
     let file = File::open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     if metadata.is_dir() {
-        return Err(failed(std::io::Error::from(ErrorKind::IsADirectory)));
+        return Err(failed(ErrorKind::IsADirectory.into()));
     }
     let too_large = |bytes| DataError::FileTooLarge { path: path.to_owned(), bytes, limit };
     if metadata.len() > limit {
@@ -37,7 +42,7 @@ pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
 /// As [`read`], with `None` for a file that does not exist.
 pub(super) fn read_if_there(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, DataError> {
     match read(path, limit) {
-        Err(DataError::Read { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
+        Err(DataError::Missing { .. }) => Ok(None),
         result => result.map(Some),
     }
 }

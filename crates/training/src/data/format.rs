@@ -3,6 +3,7 @@
 use super::conversation::{self, Conversation, field, missing};
 use super::error::RowError;
 use super::json::Json;
+use super::tokens::Tokens;
 use std::fmt;
 
 /// How the rows of a file are written.
@@ -21,6 +22,8 @@ pub enum Format {
     Instruction,
     /// `text`.
     Text,
+    /// `input_ids`: tokenised already.
+    Tokens,
     /// Two fields named in the config.
     Fields,
 }
@@ -34,6 +37,7 @@ impl fmt::Display for Format {
             Self::PromptCompletionMessages => "prompt+completion as messages",
             Self::Instruction => "instruction/input/output",
             Self::Text => "text",
+            Self::Tokens => "input_ids",
             Self::Fields => "named fields",
         })
     }
@@ -62,6 +66,7 @@ pub(super) enum Example {
         completion: String,
     },
     Text(String),
+    Tokens(Tokens),
 }
 
 /// The format a row shows by its keys. `None` when it shows none. More telling keys come first: rows of instructions often
@@ -71,7 +76,10 @@ pub(super) fn detect(row: &Json, names: Option<&FieldNames>) -> Option<Format> {
     if let Some(names) = names {
         return (row.get(&names.prompt).is_some() && row.get(&names.completion).is_some()).then_some(Format::Fields);
     }
-    if has("messages") {
+    if has("input_ids") {
+        // What a row was tokenised from often still stands beside the tokens.
+        Some(Format::Tokens)
+    } else if has("messages") {
         Some(Format::Messages)
     } else if has("conversations") {
         Some(Format::ShareGpt)
@@ -113,6 +121,7 @@ pub(super) fn parse(
         }
         Format::Instruction => instruction(row, has_template),
         Format::Text => Ok(Example::Text(text(row, "text")?.into())),
+        Format::Tokens => Ok(Example::Tokens(Tokens::parse(row)?)),
         Format::Fields => {
             let names = names.expect("the format is found only where fields are named");
             Ok(Example::Pair {
@@ -253,6 +262,7 @@ mod tests {
             (r#"{"prompt":[],"completion":[]}"#, Some(Format::PromptCompletionMessages)),
             (r#"{"instruction":"i","output":"o","text":"t"}"#, Some(Format::Instruction)),
             (r#"{"text":"t","messages":null}"#, Some(Format::Text)),
+            (r#"{"text":"t","input_ids":[1,2]}"#, Some(Format::Tokens)),
             (r#"{"question":"q","answer":"a"}"#, None),
             (r#"{"prompt":"p","chosen":"a"}"#, None),
         ];

@@ -18,6 +18,7 @@ mod report;
 mod spans;
 mod template;
 mod tokenizer;
+mod tokens;
 
 pub use error::{DataError, Kind, RowError, Untrainable};
 pub use format::Format;
@@ -127,6 +128,10 @@ impl Dataset {
 
 /// Tokenizer and chat template of a model folder.
 pub fn open(model: &Path, date: &str) -> Result<(Tokenizer, Option<Template>), DataError> {
+    // The folder itself first: that its tokenizer is not there would only be half of it.
+    if !model.exists() {
+        return Err(DataError::Missing { path: model.to_owned() });
+    }
     let tokenizer = Tokenizer::load(model)?;
     let template = Template::load(model, date, tokenizer.special_tokens())?;
     Ok((tokenizer, template))
@@ -272,6 +277,7 @@ impl Loader<'_> {
         let examples = self.tokenise_all(&records, &shape)?;
         let chat = matches!(shape.format, Format::Messages | Format::ShareGpt);
         let loss = match shape.loss {
+            _ if shape.format == Format::Tokens => LossTokens::Labels,
             Loss { assistant_only: true, .. } if chat => LossTokens::Assistant,
             Loss { completion_only: true, .. } if !chat && shape.format != Format::Text => LossTokens::Completion,
             Loss { assistant_only: true, .. } if shape.format == Format::PromptCompletionMessages => {

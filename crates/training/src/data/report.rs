@@ -21,6 +21,8 @@ pub struct Source {
 pub enum LossTokens {
     Assistant,
     Completion,
+    /// As labels and masks of the rows say.
+    Labels,
     All,
 }
 

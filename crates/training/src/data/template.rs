@@ -7,6 +7,7 @@ use super::error::{DataError, RowError};
 use super::format::{self, Example, Format};
 use super::json::Json;
 use super::{files, generation, python};
+use crate::memory;
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
 use std::collections::BTreeMap;
@@ -16,6 +17,8 @@ use std::path::Path;
 const FUEL: u64 = 8_000_000;
 /// BOUND: text of one conversation.
 const RENDERED_BYTES_MAX: usize = 64 << 20;
+/// BOUND: memory of a template at work, beside the conversation.
+const MEMORY_BYTES_MAX: usize = 512 << 20;
 const MAIN: &str = "chat";
 
 /// A chat template, parsed.
@@ -140,7 +143,16 @@ impl Template {
 
         let template = self.environment.get_template(MAIN).expect("the template was added when it was parsed");
         let mut output = Bounded(Vec::new());
-        template.render_captured_to(context, &mut output).map_err(|error| self.row_error(&error))?;
+        let last_words = format!(
+            "error: chat template {}: it takes more than {} MiB of memory\nhint: {}\n",
+            self.name.escape_debug(),
+            MEMORY_BYTES_MAX >> 20,
+            RowError::Limit { template: String::new(), why: String::new() }.hint(),
+        );
+        let rendered = memory::within(MEMORY_BYTES_MAX, &last_words, || {
+            template.render_captured_to(context, &mut output).map(drop)
+        });
+        rendered.map_err(|error| self.row_error(&error))?;
         let text = String::from_utf8(output.0).expect("templates print strings");
         let (text, spans) = if self.marked { generation::unmark(&text) } else { (text, Vec::new()) };
         Ok(Rendered { text, spans })
@@ -154,6 +166,10 @@ impl Template {
                 return RowError::Refused { template, message: message.clone() };
             }
             cause = current.source();
+        }
+        let too_large = error.detail().is_some_and(|detail| detail.ends_with("is too large"));
+        if too_large || matches!(error.kind(), ErrorKind::OutOfFuel | ErrorKind::WriteFailure) {
+            return RowError::Limit { template, why: explain(error) };
         }
         RowError::Render { template, why: explain(error) }
     }
@@ -176,6 +192,9 @@ fn default_template(value: &serde_json::Value) -> Option<&str> {
 fn explain(error: &Error) -> String {
     if error.kind() == ErrorKind::OutOfFuel {
         return format!("it does not end within {FUEL} instructions");
+    }
+    if error.kind() == ErrorKind::WriteFailure {
+        return format!("it writes more than {RENDERED_BYTES_MAX} bytes");
     }
     let why = error.detail().map_or_else(|| error.kind().to_string(), ToOwned::to_owned);
     let line = error.line().map_or_else(String::new, |line| format!("line {line}: "));

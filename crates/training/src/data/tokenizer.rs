@@ -21,6 +21,7 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     special_tokens: BTreeMap<String, String>,
     end_of_text: Vec<u32>,
+    id_limit: u32,
     digest: blake3::Hash,
 }
 
@@ -56,7 +57,9 @@ impl Tokenizer {
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| malformed(error.to_string()))?;
         let special_tokens = special_tokens(folder)?;
-        let mut tokenizer = Self { inner, special_tokens, end_of_text: Vec::new(), digest: blake3::hash(&bytes) };
+        let id_limit = inner.get_vocab(true).into_values().max().map_or(0, |largest| largest.saturating_add(1));
+        let digest = blake3::hash(&bytes);
+        let mut tokenizer = Self { inner, special_tokens, end_of_text: Vec::new(), id_limit, digest };
         tokenizer.end_of_text = tokenizer.find_end_of_text(folder)?;
         Ok(tokenizer)
     }
@@ -124,6 +127,11 @@ impl Tokenizer {
     /// Number of tokens; the embedding may have more rows.
     pub fn vocabulary_size(&self) -> usize {
         self.inner.get_vocab_size(true)
+    }
+
+    /// Every id is below this.
+    pub fn id_limit(&self) -> u32 {
+        self.id_limit
     }
 
     /// BLAKE3 of `tokenizer.json`.

@@ -1,0 +1,172 @@
+//! `isobit init`: a commented config for a model folder and a data file. Both are looked at first, as training would, so what
+//! is wrong with them comes out here; the comments are those of the table of keys.
+
+use crate::Failure;
+use crate::train::{failed, tell};
+use isobit_models::Config;
+use isobit_proof::atomic::write_atomically;
+use isobit_training::config::{KEYS, Section, Value};
+use isobit_training::data::{self, DataConfig, Report};
+use isobit_training::prepare::{RunError, model_config};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+/// Rows of one update, and passes over the data.
+const ROWS_PER_UPDATE: usize = 8;
+const EPOCHS: usize = 3;
+/// Fewer rows than this are all trained on.
+const ROWS_TO_HOLD_OUT_FROM: usize = 40;
+/// Longer rows are cut unless the reader raises it: memory grows with it.
+const LENGTH_MOST: usize = 2048;
+const LENGTH_LEAST: usize = 64;
+/// Where the comments begin.
+const COLUMN: usize = 48;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Model folder in Hugging Face layout
+    model: PathBuf,
+    /// Data file: JSONL or a JSON array
+    data: PathBuf,
+    /// Config to write
+    #[arg(short, long, value_name = "FILE", default_value = "run.toml")]
+    output: PathBuf,
+    /// Write over a config that is there
+    #[arg(long)]
+    force: bool,
+    /// Field that holds the prompt, for data with names of its own
+    #[arg(long, value_name = "NAME", requires = "completion_field")]
+    prompt_field: Option<String>,
+    /// Field that holds the completion
+    #[arg(long, value_name = "NAME", requires = "prompt_field")]
+    completion_field: Option<String>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let output = &arguments.output;
+    if !arguments.force && output.symlink_metadata().is_ok() {
+        let message = format!("{} is there already", output.display());
+        return Err(Failure::usage(message, "add `--force` to write over it, or choose another name with `-o`"));
+    }
+    let (config, report) = looked_at(arguments).map_err(|error| failed(&error))?;
+    let text = written(arguments, &config, &report);
+    write_atomically(output, text.as_bytes()).map_err(|error| failed(&error.into()))?;
+    let name = output.display();
+    tell(&format!("{}\nwrote {name}: `isobit train {name}` runs it", found(&report)));
+    Ok(())
+}
+
+/// The model's config and what training would see of the data.
+fn looked_at(arguments: &Arguments) -> Result<(Config, Report), RunError> {
+    let config = model_config(&arguments.model)?;
+    let wanted = DataConfig {
+        files: vec![arguments.data.clone()],
+        prompt_field: arguments.prompt_field.clone(),
+        completion_field: arguments.completion_field.clone(),
+        max_seq_length: config.max_positions,
+        ..DataConfig::default()
+    };
+    let (tokenizer, template) = data::open(&arguments.model, &wanted.date)?;
+    let (_, report) = data::load(&wanted, &tokenizer, template.as_ref())?;
+    Ok((config, report))
+}
+
+fn found(report: &Report) -> String {
+    let format = report.files.first().map_or(String::new(), |file| file.format.to_string());
+    let lengths = &report.lengths;
+    format!("{format}: {} examples of {} to {} tokens", report.examples, lengths.shortest, lengths.longest)
+}
+
+/// Every row fits, up to a length that most machines have the memory for.
+fn max_seq_length(config: &Config, report: &Report) -> usize {
+    report.lengths.longest.next_power_of_two().clamp(LENGTH_LEAST, LENGTH_MOST).min(config.max_positions)
+}
+
+fn written(arguments: &Arguments, config: &Config, report: &Report) -> String {
+    let rows = report.rows;
+    let evaluates = rows >= ROWS_TO_HOLD_OUT_FROM;
+    let updates = rows.div_ceil(ROWS_PER_UPDATE) * EPOCHS;
+    let often = (updates / 10).max(1);
+    let stem = arguments.data.file_stem().map_or("run".to_string(), |stem| stem.to_string_lossy().into_owned());
+
+    let mut file = File(String::new());
+    file.comment("Paths are relative to the folder you start isobit in. Unknown keys are errors; `--set key=value` goes over a key.");
+    file.comment(&format!("{} positions in the model; {}", config.max_positions, found(report)));
+    file.put(Section::Top, "base_model", &path(&arguments.model));
+    file.put(Section::Top, "output_dir", &path(&Path::new("out").join(stem)));
+    file.put(Section::Top, "seed", &whole(42));
+    file.put(Section::Top, "device", &text("cpu"));
+
+    file.section(Section::Datasets);
+    file.put(Section::Datasets, "path", &path(&arguments.data));
+
+    if evaluates {
+        file.section(Section::Eval);
+        file.put(Section::Eval, "val_set_size", &Value::Number(0.05));
+        file.put(Section::Eval, "eval_steps", &whole(often));
+    }
+
+    file.section(Section::Training);
+    for (key, name) in [("prompt_field", &arguments.prompt_field), ("completion_field", &arguments.completion_field)] {
+        if let Some(name) = name {
+            file.put(Section::Training, key, &text(name));
+        }
+    }
+    file.put(Section::Training, "max_seq_length", &whole(max_seq_length(config, report)));
+    file.put(Section::Training, "sample_packing", &Value::Switch(false));
+    file.put(Section::Training, "micro_batch_size", &whole(1));
+    file.put(Section::Training, "gradient_accumulation_steps", &whole(ROWS_PER_UPDATE));
+    file.put(Section::Training, "num_epochs", &whole(EPOCHS));
+    file.put(Section::Training, "learning_rate", &Value::Number(2e-4));
+    file.put(Section::Training, "lr_scheduler_type", &text("cosine"));
+    file.put(Section::Training, "warmup_ratio", &Value::Number(0.03));
+    file.put(Section::Training, "max_grad_norm", &Value::Number(1.0));
+    file.put(Section::Training, "gradient_checkpointing", &text("full"));
+    file.put(Section::Training, "save_steps", &whole(often));
+    file.put(Section::Training, "save_total_limit", &whole(3));
+    if evaluates {
+        file.put(Section::Training, "load_best_model_at_end", &Value::Switch(true));
+    }
+
+    file.section(Section::Adapter);
+    file.put(Section::Adapter, "type", &text("lora"));
+    file.put(Section::Adapter, "lora_r", &whole(8));
+    file.put(Section::Adapter, "lora_alpha", &whole(16));
+    file.put(Section::Adapter, "lora_dropout", &Value::Number(0.0));
+    file.put(Section::Adapter, "lora_target_modules", &text("all-linear"));
+    file.0
+}
+
+/// A config in the making.
+struct File(String);
+
+impl File {
+    fn comment(&mut self, text: &str) {
+        self.line(&format!("# {text}"));
+    }
+
+    fn section(&mut self, section: Section) {
+        self.line(&format!("\n{}", section.heading()));
+    }
+
+    fn put(&mut self, section: Section, name: &str, value: &Value) {
+        let help = KEYS.iter().find(|key| key.section == section && key.name == name).map_or("", |key| key.help);
+        self.line(&format!("{:<COLUMN$} # {help}", format!("{name} = {value}")));
+    }
+
+    fn line(&mut self, line: &str) {
+        writeln!(self.0, "{line}").expect("writing to a string succeeds");
+    }
+}
+
+fn text(text: &str) -> Value {
+    Value::Text(text.to_string())
+}
+
+fn path(path: &Path) -> Value {
+    Value::Text(path.to_string_lossy().into_owned())
+}
+
+fn whole(count: usize) -> Value {
+    Value::Whole(count as i64)
+}

@@ -1,0 +1,169 @@
+//! Rows that are tokens already: `input_ids`, and perhaps `labels`, `attention_mask`, `completion_mask` and `assistant_masks` as
+//! other tools write them. Nothing is added to them; padding at their ends is taken away.
+
+use super::conversation::{field, missing};
+use super::error::RowError;
+use super::example::{Loss, Tokenised};
+use super::json::Json;
+
+/// The label of a token that the loss does not count.
+const NO_LABEL: i64 = -100;
+
+/// A row of tokens; the lists are as long as `ids`.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Tokens {
+    ids: Vec<u32>,
+    /// Whether the label is the token itself.
+    labelled: Vec<bool>,
+    completion: Option<Vec<bool>>,
+    assistant: Option<Vec<bool>>,
+}
+
+impl Tokens {
+    pub(super) fn parse(row: &Json) -> Result<Self, RowError> {
+        let ids = numbers(row, "input_ids")?.ok_or_else(|| missing("input_ids", "a list of token ids"))?;
+        let ids = ids.into_iter().enumerate().map(|(index, id)| {
+            u32::try_from(id).map_err(|_| RowError::Id { field: format!("input_ids[{index}]"), id, limit: None })
+        });
+        let ids = ids.collect::<Result<Vec<u32>, RowError>>()?;
+        let labels =
+            same_length(row, "labels", ids.len())?.unwrap_or_else(|| ids.iter().map(|id| i64::from(*id)).collect());
+        for (index, (label, id)) in labels.iter().zip(&ids).enumerate() {
+            if *label != NO_LABEL && *label != i64::from(*id) {
+                return Err(RowError::Label { index, label: *label, id: *id });
+            }
+        }
+        let mut tokens = Self {
+            labelled: labels.into_iter().map(|label| label != NO_LABEL).collect(),
+            completion: mask(row, "completion_mask", ids.len())?,
+            assistant: mask(row, "assistant_masks", ids.len())?,
+            ids,
+        };
+        if let Some(attention) = mask(row, "attention_mask", tokens.ids.len())? {
+            tokens.keep(text_of(&attention)?);
+        }
+        Ok(tokens)
+    }
+
+    fn keep(&mut self, range: std::ops::Range<usize>) {
+        let cut = |list: &mut Vec<bool>| *list = list[range.clone()].to_vec();
+        cut(&mut self.labelled);
+        self.completion.iter_mut().for_each(cut);
+        self.assistant.iter_mut().for_each(cut);
+        self.ids = self.ids[range.clone()].to_vec();
+    }
+
+    /// With targets: labelled, and inside the masks that the config asks for. Ids must be below `limit`.
+    pub(super) fn tokenised(&self, limit: u32, loss: Loss) -> Result<Tokenised, RowError> {
+        if let Some((index, id)) = self.ids.iter().enumerate().find(|(_, id)| **id >= limit) {
+            let field = format!("input_ids[{index}]");
+            return Err(RowError::Id { field, id: i64::from(*id), limit: Some(limit) });
+        }
+        let inside = |mask: &Option<Vec<bool>>, asked: bool, index: usize| {
+            mask.as_ref().is_none_or(|mask| !asked || mask[index])
+        };
+        let target = |index: usize| {
+            self.labelled[index]
+                && inside(&self.completion, loss.completion_only, index)
+                && inside(&self.assistant, loss.assistant_only, index)
+        };
+        let targets = (0..self.ids.len()).map(target).collect();
+        Ok(Tokenised { tokens: self.ids.clone(), targets, ..Tokenised::default() })
+    }
+}
+
+/// The text between padding at the start and at the end.
+fn text_of(attention: &[bool]) -> Result<std::ops::Range<usize>, RowError> {
+    let start = attention.iter().position(|seen| *seen).unwrap_or(attention.len());
+    let end = attention.iter().rposition(|seen| *seen).map_or(start, |last| last + 1);
+    match attention[start..end].iter().position(|seen| !*seen) {
+        None => Ok(start..end),
+        Some(gap) => {
+            let (field, found) = (format!("attention_mask[{}]", start + gap), "0 between tokens that are seen".into());
+            Err(RowError::Field { field, want: "0 only at the ends, for padding", found })
+        }
+    }
+}
+
+/// A list of whole numbers; none where it is absent or null.
+fn numbers(row: &Json, name: &str) -> Result<Option<Vec<i64>>, RowError> {
+    let items = match row.get(name) {
+        None | Some(Json::Null) => return Ok(None),
+        Some(Json::Array(items)) => items,
+        Some(other) => return Err(field(name, "a list of whole numbers", other)),
+    };
+    let whole = |(index, item): (usize, &Json)| match item {
+        Json::Signed(number) => Ok(*number),
+        Json::Unsigned(number) => Ok(i64::try_from(*number).unwrap_or(i64::MAX)),
+        other => Err(field(format!("{name}[{index}]"), "a whole number", other)),
+    };
+    items.iter().enumerate().map(whole).collect::<Result<_, _>>().map(Some)
+}
+
+fn same_length(row: &Json, name: &str, length: usize) -> Result<Option<Vec<i64>>, RowError> {
+    let list = numbers(row, name)?;
+    match list.as_ref().map(Vec::len).filter(|other| *other != length) {
+        None => Ok(list),
+        Some(other) => {
+            let found = format!("a list of {other} beside {length} ids");
+            Err(RowError::Field { field: name.into(), want: "as long as input_ids", found })
+        }
+    }
+}
+
+fn mask(row: &Json, name: &str, length: usize) -> Result<Option<Vec<bool>>, RowError> {
+    let Some(list) = same_length(row, name, length)? else { return Ok(None) };
+    let flag = |(index, value): (usize, i64)| match value {
+        0 | 1 => Ok(value == 1),
+        other => {
+            let field = format!("{name}[{index}]");
+            Err(RowError::Field { field, want: "0 or 1", found: other.to_string() })
+        }
+    };
+    list.into_iter().enumerate().map(flag).collect::<Result<_, _>>().map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Loss = Loss { assistant_only: true, completion_only: true };
+
+    fn targets(row: &str) -> Result<(Vec<u32>, Vec<bool>), String> {
+        let row = Json::parse(row).expect("JSON");
+        let tokenised = Tokens::parse(&row).and_then(|tokens| tokens.tokenised(100, ALL));
+        tokenised.map(|tokenised| (tokenised.tokens, tokenised.targets)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn labels_and_masks_say_what_is_learnt() {
+        let cases: [(&str, &[u32], &[u8]); 5] = [
+            (r#"{"input_ids":[5,6,7]}"#, &[5, 6, 7], &[1, 1, 1]),
+            (r#"{"input_ids":[5,6,7],"labels":[-100,6,-100]}"#, &[5, 6, 7], &[0, 1, 0]),
+            (r#"{"input_ids":[0,5,6,0],"attention_mask":[0,1,1,0],"labels":[-100,5,6,-100]}"#, &[5, 6], &[1, 1]),
+            (r#"{"input_ids":[5,6,7],"completion_mask":[0,1,1],"assistant_masks":[1,1,0]}"#, &[5, 6, 7], &[0, 1, 0]),
+            (r#"{"input_ids":[5],"labels":null,"attention_mask":[0]}"#, &[], &[]),
+        ];
+        for (row, ids, flags) in cases {
+            assert_eq!(targets(row), Ok((ids.to_vec(), flags.iter().map(|flag| *flag == 1).collect())), "{row}");
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for (row, want) in [
+            (r#"{"input_ids":[5,100]}"#, "`input_ids[1]` is 100, and token ids are below 100"),
+            (r#"{"input_ids":[5,-1]}"#, "`input_ids[1]` is -1"),
+            (r#"{"input_ids":[18446744073709551615]}"#, "`input_ids[0]` is"),
+            (r#"{"input_ids":[5.0]}"#, "`input_ids[0]` must be a whole number"),
+            (r#"{"input_ids":"5"}"#, "`input_ids` must be a list of whole numbers"),
+            (r#"{"input_ids":[5,6],"labels":[5]}"#, "`labels` must be as long as input_ids"),
+            (r#"{"input_ids":[5,6],"labels":[6,-100]}"#, "labels[0] is 6, and the token there is 5"),
+            (r#"{"input_ids":[5,6,7],"attention_mask":[1,0,1]}"#, "`attention_mask[1]`"),
+            (r#"{"input_ids":[5],"attention_mask":[2]}"#, "`attention_mask[0]` must be 0 or 1"),
+        ] {
+            let error = targets(row).expect_err(row);
+            assert!(error.contains(want), "{row}: {error}");
+        }
+    }
+}

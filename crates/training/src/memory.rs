@@ -1,0 +1,130 @@
+//! A limit on the memory that a stranger's program may take: a chat template is one, and it doubles a string as easily as it
+//! prints it. Its instructions and its output are bounded elsewhere; nothing but the allocator sees what lies between.
+//!
+//! The program makes `Limited` its allocator. It is the system's, and counts for threads under a limit. An allocator can
+//! neither return an error nor unwind, so the one that would go beyond the limit ends the process, with the message prepared
+//! for it. Templates run before anything is written, so there is nothing to lose.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+/// The exit code of a malformed file.
+#[cfg(unix)]
+const EXIT_CODE: i32 = 8;
+const NO_LIMIT: isize = isize::MAX;
+
+thread_local! {
+    /// Bytes that this thread may still take.
+    static LEFT: Cell<isize> = const { Cell::new(NO_LIMIT) };
+    /// What is said when they are not enough.
+    static LAST_WORDS: Cell<*const str> = const { Cell::new(std::ptr::from_ref("")) };
+}
+
+/// Does `work` with at most `bytes` more than this thread holds now. Where that is not enough the process says `last_words` on
+/// standard error and ends with the exit code 8, if [`Limited`] is its allocator.
+pub fn within<T>(bytes: usize, last_words: &str, work: impl FnOnce() -> T) -> T {
+    struct Restore(isize, *const str);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            LEFT.set(self.0);
+            LAST_WORDS.set(self.1);
+        }
+    }
+    let _restore = Restore(LEFT.get(), LAST_WORDS.replace(std::ptr::from_ref(last_words)));
+    LEFT.set(isize::try_from(bytes).map_or(NO_LIMIT - 1, |bytes| bytes.min(NO_LIMIT - 1)));
+    work()
+}
+
+/// The system's allocator, counting for threads under a limit.
+#[derive(Debug)]
+pub struct Limited;
+
+// SAFETY: every call goes to the system's allocator with the layout it came with; counting touches two plain cells of the
+// thread and allocates nothing.
+unsafe impl GlobalAlloc for Limited {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        take(layout.size());
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        take(layout.size());
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // Both may exist at once.
+        take(size);
+        // SAFETY: the caller's promises are passed on.
+        let moved = unsafe { System.realloc(pointer, layout, size) };
+        give(layout.size());
+        moved
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        give(layout.size());
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+fn take(bytes: usize) {
+    let left = LEFT.get();
+    if left != NO_LIMIT {
+        // BOUND: a layout is at most `isize::MAX` bytes, so this does not wrap.
+        let rest = left - bytes as isize;
+        if rest < 0 {
+            end();
+        }
+        LEFT.set(rest);
+    }
+}
+
+fn give(bytes: usize) {
+    let left = LEFT.get();
+    if left != NO_LIMIT {
+        LEFT.set(left.saturating_add(bytes as isize).min(NO_LIMIT - 1));
+    }
+}
+
+#[cfg(unix)]
+fn end() {
+    // SAFETY: the text is borrowed by the `within` that set the pointer, and this runs inside its `work`.
+    let text = unsafe { &*LAST_WORDS.get() };
+    // SAFETY: pointer and length are those of the text; leaving at once runs nothing that could allocate.
+    unsafe {
+        libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len());
+        libc::_exit(EXIT_CODE)
+    }
+}
+
+/// Elsewhere there is no way to leave from here that is known to be sound.
+#[cfg(not(unix))]
+fn end() {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[global_allocator]
+    static ALLOCATOR: Limited = Limited;
+
+    #[test]
+    fn what_is_given_back_can_be_taken_again() {
+        assert_eq!(LEFT.get(), NO_LIMIT);
+        let length = within(1 << 20, "never said", || {
+            let before = LEFT.get();
+            let length: usize = (0..100).map(|_| std::hint::black_box(vec![0_u8; 900_000]).len()).sum();
+            let mut grown = Vec::new();
+            (0..100_000_u32).for_each(|value| grown.push(value as u8));
+            drop(std::hint::black_box(grown));
+            assert_eq!(LEFT.get(), before);
+            let inner = within(usize::MAX, "", || LEFT.get());
+            assert!(inner > 1 << 40 && LEFT.get() == before);
+            length
+        });
+        assert_eq!((length, LEFT.get()), (90_000_000, NO_LIMIT));
+    }
+}
