@@ -58,8 +58,8 @@ impl Meeting {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let run =
-        config::read(&arguments.config, &arguments.overrides).map_err(|error| failed(&RunError::Config(error)))?;
+    let settled = config::read(&arguments.config, &arguments.overrides);
+    let run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
     let mut meeting = meet(&run)?;
     meeting.available = arguments.memory.or(meeting.available);
     print(&meeting, arguments).map_err(|error| Failure::output(&error))?;
