@@ -12,6 +12,7 @@ p = argparse.ArgumentParser()
 p.add_argument("--isobit", default="target/release/isobit")
 p.add_argument("--rounds", type=int, default=3)
 p.add_argument("--threads", type=int, default=2)
+p.add_argument("--model", choices=["tiny", "0.5B"], help="only this shape")
 p.add_argument("--quiet-cores", action="store_true")
 a = p.parse_args()
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -29,14 +30,16 @@ if a.quiet_cores:
              "--runs", "5", "--json"]
     times = {core: last_line(probe, {core})["ms_median"] for core in sorted(os.sched_getaffinity(0))}
     os.sched_setaffinity(0, set(sorted(times, key=times.get)[:a.threads]))
-print("| shape | isobit tokens/s | peer tokens/s | ratio | isobit resident | peer resident |\n|---|---|---|---|---|---|")
-for model, batch, seq in [("tiny", 8, 256), ("0.5B", 1, 512)]:
+print("| shape, checkpointing | isobit tokens/s | peer tokens/s | ratio | isobit resident | peer resident |\n|---|---|---|---|---|---|")
+for model, batch, seq, keeps in [("tiny", 8, 256, False), ("tiny", 8, 256, True), ("0.5B", 1, 512, False)]:
+    if a.model not in (None, model):
+        continue
     shape = ["--model", model, "--batch", str(batch), "--seq", str(seq), "--rank", "8", "--threads", str(a.threads)]
     ours, theirs = [], []
     for _ in range(a.rounds):
-        ours.append(last_line([a.isobit, "bench", "step", *shape, "--json"]))
-        theirs.append(last_line([sys.executable, PEER, *shape]))
+        ours.append(last_line([a.isobit, "bench", "step", *shape, "--checkpointing", "none" if keeps else "full", "--json"]))
+        theirs.append(last_line([sys.executable, PEER, *shape, *(["--no-checkpointing"] if keeps else [])]))
     rates = [", ".join(f"{line['tokens_per_s']:.0f}" for line in lines) for lines in (ours, theirs)]
     ratios = ", ".join(f"{own['tokens_per_s'] / other['tokens_per_s']:.1f}" for own, other in zip(ours, theirs))
     memory = [max(line["peak_bytes"] for line in lines) / 1e9 for lines in (ours, theirs)]
-    print(f"| {model}, {batch}x{seq} | {rates[0]} | {rates[1]} | {ratios} | {memory[0]:.2f} GB | {memory[1]:.2f} GB |", flush=True)
+    print(f"| {model}, {batch}x{seq}, {'none' if keeps else 'full'} | {rates[0]} | {rates[1]} | {ratios} | {memory[0]:.2f} GB | {memory[1]:.2f} GB |", flush=True)
