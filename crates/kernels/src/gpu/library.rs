@@ -2,10 +2,11 @@
 
 use libloading::Library;
 
-/// Opens the first of `names` that the system finds.
-pub(super) fn open(names: &[&str]) -> Option<Library> {
+/// Opens the first of `names` that the system finds, for good: drivers that were unloaded do not always come back.
+pub(super) fn open(names: &[&str]) -> Option<&'static Library> {
     // SAFETY: loading runs the library's initialisers; these are the vendors' own drivers, opened by plain file name.
-    names.iter().find_map(|name| unsafe { Library::new(*name) }.ok())
+    let library = names.iter().find_map(|name| unsafe { Library::new(*name) }.ok())?;
+    Some(Box::leak(Box::new(library)))
 }
 
 /// A struct of function pointers, filled from a library. A missing function is an error that names it.
@@ -13,19 +14,16 @@ macro_rules! functions {
     ($name:ident { $($field:ident = $symbol:literal ($($argument:ty),* $(,)?) -> $result:ty;)* }) => {
         pub(super) struct $name {
             $(pub(super) $field: unsafe extern "system" fn($($argument),*) -> $result,)*
-            /// Keeps the functions valid.
-            _library: libloading::Library,
         }
 
         impl $name {
-            fn load(library: libloading::Library) -> Result<Self, String> {
+            fn load(library: &'static libloading::Library) -> Result<Self, String> {
                 Ok(Self {
                     $($field: {
                         // SAFETY: the signature is the one of the vendor's header.
                         let symbol = unsafe { library.get::<unsafe extern "system" fn($($argument),*) -> $result>($symbol) };
                         *symbol.map_err(|_| format!("the library has no {}", $symbol.to_string_lossy()))?
                     },)*
-                    _library: library,
                 })
             }
         }
