@@ -5,7 +5,7 @@
 //! Outputs come first, then inputs, parameters, workspace. Nothing allocates except the functions that return buffers.
 
 use crate::buffer::Element;
-use crate::op::{Attention, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
+use crate::op::{Attention, DeltaRule, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
@@ -175,6 +175,32 @@ pub trait Backend {
         o: &F32<Self>,
         lse: &F32<Self>,
         p: &Attention,
+        workspace: &mut Bytes<Self>,
+    );
+
+    // Gated delta rule
+    fn delta_rule_workspace(&self, p: &DeltaRule) -> usize;
+    /// States are `[documents, value_heads, key_width, value_width]`; without an initial one every document starts from zero.
+    fn delta_rule_forward(
+        &self,
+        o: &mut F32<Self>,
+        final_state: Option<&mut F32<Self>>,
+        q: &F32<Self>,
+        k: &F32<Self>,
+        v: &F32<Self>,
+        g: &F32<Self>,
+        beta: &F32<Self>,
+        initial_state: Option<&F32<Self>>,
+        p: &DeltaRule,
+        workspace: &mut Bytes<Self>,
+    );
+    /// Inputs are `q, k, v, g, beta` and every document starts from zero; computes the states again.
+    fn delta_rule_backward(
+        &self,
+        grads: (&mut F32<Self>, &mut F32<Self>, &mut F32<Self>, &mut F32<Self>, &mut F32<Self>),
+        d_o: &F32<Self>,
+        inputs: (&F32<Self>, &F32<Self>, &F32<Self>, &F32<Self>, &F32<Self>),
+        p: &DeltaRule,
         workspace: &mut Bytes<Self>,
     );
 

@@ -4,6 +4,7 @@ pub mod adamw;
 pub mod attention;
 pub mod bias;
 pub mod cast;
+pub mod delta_rule;
 pub mod digest;
 pub mod dropout;
 pub mod elementary;
@@ -37,6 +38,8 @@ pub fn visit_all(visitor: &mut impl Visitor) {
     rope::visit(visitor);
     visitor.op("attention");
     attention::visit(visitor);
+    visitor.op("delta_rule");
+    delta_rule::visit(visitor);
     visitor.op("embedding");
     embedding::visit(visitor);
     visitor.op("head_loss");

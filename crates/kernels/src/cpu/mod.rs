@@ -9,6 +9,7 @@ mod bias;
 mod block;
 mod cast;
 mod columns;
+mod delta_rule;
 mod digest;
 mod dropout;
 mod elementary;
@@ -34,7 +35,7 @@ pub use path::Path;
 
 use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::{Buffer, Element};
-use crate::op::{Attention, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
+use crate::op::{Attention, DeltaRule, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
@@ -289,6 +290,42 @@ impl Backend for Cpu {
         workspace: &mut Buffer<u8>,
     ) {
         attention::backward(self, (grads.0, grads.1, grads.2), d_o, (qkv.0, qkv.1, qkv.2), o, lse, p, workspace);
+    }
+
+    fn delta_rule_workspace(&self, p: &DeltaRule) -> usize {
+        delta_rule::workspace(self, p)
+    }
+
+    fn delta_rule_forward(
+        &self,
+        o: &mut Buffer<f32>,
+        final_state: Option<&mut Buffer<f32>>,
+        q: &Buffer<f32>,
+        k: &Buffer<f32>,
+        v: &Buffer<f32>,
+        g: &Buffer<f32>,
+        beta: &Buffer<f32>,
+        initial_state: Option<&Buffer<f32>>,
+        p: &DeltaRule,
+        workspace: &mut Buffer<u8>,
+    ) {
+        let final_state = final_state.map(|state| &mut state[..]);
+        let initial_state = initial_state.map(|state| &state[..]);
+        delta_rule::forward(self, o, final_state, (q, k, v, g, beta), initial_state, p, workspace);
+    }
+
+    fn delta_rule_backward(
+        &self,
+        grads: (&mut Buffer<f32>, &mut Buffer<f32>, &mut Buffer<f32>, &mut Buffer<f32>, &mut Buffer<f32>),
+        d_o: &Buffer<f32>,
+        inputs: (&Buffer<f32>, &Buffer<f32>, &Buffer<f32>, &Buffer<f32>, &Buffer<f32>),
+        p: &DeltaRule,
+        workspace: &mut Buffer<u8>,
+    ) {
+        let (dq, dk, dv, dg, dbeta) = grads;
+        let grads = (&mut dq[..], &mut dk[..], &mut dv[..], &mut dg[..], &mut dbeta[..]);
+        let inputs = (&inputs.0[..], &inputs.1[..], &inputs.2[..], &inputs.3[..], &inputs.4[..]);
+        delta_rule::backward(self, grads, d_o, inputs, p, workspace);
     }
 
     fn embedding_forward(&self, y: &mut Buffer<f32>, table: StoredMatrix<Self>, ids: &Buffer<u32>, width: usize) {

@@ -10,6 +10,7 @@ mod cast;
 mod cuda;
 mod device;
 mod devices;
+mod delta_rule;
 mod digest;
 mod dropout;
 mod elementary;
@@ -38,7 +39,7 @@ pub use slices::{SlicedRows, SlicedWeight};
 
 use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::Element;
-use crate::op::{Attention, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
+use crate::op::{Attention, DeltaRule, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
@@ -276,6 +277,37 @@ impl Backend for Gpu {
         workspace: &mut GpuBuffer<u8>,
     ) {
         attention::backward(self, grads, d_o, qkv, o, lse, p, workspace);
+    }
+
+    fn delta_rule_workspace(&self, p: &DeltaRule) -> usize {
+        delta_rule::workspace(self, p)
+    }
+
+    fn delta_rule_forward(
+        &self,
+        o: &mut GpuBuffer<f32>,
+        final_state: Option<&mut GpuBuffer<f32>>,
+        q: &GpuBuffer<f32>,
+        k: &GpuBuffer<f32>,
+        v: &GpuBuffer<f32>,
+        g: &GpuBuffer<f32>,
+        beta: &GpuBuffer<f32>,
+        initial_state: Option<&GpuBuffer<f32>>,
+        p: &DeltaRule,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        delta_rule::forward(self, o, final_state, (q, k, v, g, beta), initial_state, p, workspace);
+    }
+
+    fn delta_rule_backward(
+        &self,
+        grads: (&mut GpuBuffer<f32>, &mut GpuBuffer<f32>, &mut GpuBuffer<f32>, &mut GpuBuffer<f32>, &mut GpuBuffer<f32>),
+        d_o: &GpuBuffer<f32>,
+        inputs: (&GpuBuffer<f32>, &GpuBuffer<f32>, &GpuBuffer<f32>, &GpuBuffer<f32>, &GpuBuffer<f32>),
+        p: &DeltaRule,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        delta_rule::backward(self, grads, d_o, inputs, p, workspace);
     }
 
     fn embedding_forward(&self, y: &mut GpuBuffer<f32>, table: StoredMatrix<Self>, ids: &GpuBuffer<u32>, width: usize) {

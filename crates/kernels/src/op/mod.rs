@@ -8,6 +8,7 @@ pub mod adamw;
 pub mod attention;
 pub mod bias;
 pub mod cast;
+pub mod delta_rule;
 pub mod digest;
 pub mod dropout;
 pub mod elementary;
@@ -22,6 +23,7 @@ pub mod swiglu;
 pub mod thin;
 
 pub use attention::{Attention, Span};
+pub use delta_rule::DeltaRule;
 pub use dropout::Dropout;
 pub use head_loss::{HeadLoss, IGNORED};
 pub use product::{Product, SliceShape};

@@ -4,6 +4,7 @@ mod adamw;
 mod attention;
 mod bias;
 mod cast;
+mod delta_rule;
 mod digest;
 mod dropout;
 mod elementary;
@@ -20,7 +21,7 @@ mod thin;
 
 use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::{Buffer, Element};
-use crate::op::{Attention, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
+use crate::op::{Attention, DeltaRule, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
@@ -245,6 +246,43 @@ impl Backend for Reference {
         workspace: &mut Buffer<u8>,
     ) {
         attention::backward((grads.0, grads.1, grads.2), d_o, (qkv.0, qkv.1, qkv.2), o, lse, p, workspace);
+    }
+
+    fn delta_rule_workspace(&self, _p: &DeltaRule) -> usize {
+        0
+    }
+
+    fn delta_rule_forward(
+        &self,
+        o: &mut Buffer<f32>,
+        final_state: Option<&mut Buffer<f32>>,
+        q: &Buffer<f32>,
+        k: &Buffer<f32>,
+        v: &Buffer<f32>,
+        g: &Buffer<f32>,
+        beta: &Buffer<f32>,
+        initial_state: Option<&Buffer<f32>>,
+        p: &DeltaRule,
+        workspace: &mut Buffer<u8>,
+    ) {
+        let _ = workspace;
+        let final_state = final_state.map(|state| &mut state[..]);
+        delta_rule::forward(o, final_state, (q, k, v, g, beta), initial_state.map(|state| &state[..]), p);
+    }
+
+    fn delta_rule_backward(
+        &self,
+        grads: (&mut Buffer<f32>, &mut Buffer<f32>, &mut Buffer<f32>, &mut Buffer<f32>, &mut Buffer<f32>),
+        d_o: &Buffer<f32>,
+        inputs: (&Buffer<f32>, &Buffer<f32>, &Buffer<f32>, &Buffer<f32>, &Buffer<f32>),
+        p: &DeltaRule,
+        workspace: &mut Buffer<u8>,
+    ) {
+        let _ = workspace;
+        let (dq, dk, dv, dg, dbeta) = grads;
+        let grads = (&mut dq[..], &mut dk[..], &mut dv[..], &mut dg[..], &mut dbeta[..]);
+        let inputs = (&inputs.0[..], &inputs.1[..], &inputs.2[..], &inputs.3[..], &inputs.4[..]);
+        delta_rule::backward(grads, d_o, inputs, p);
     }
 
     fn embedding_forward(&self, y: &mut Buffer<f32>, table: StoredMatrix<Self>, ids: &Buffer<u32>, width: usize) {
