@@ -97,8 +97,7 @@ fn a_token_depends_on_the_past_alone() {
                 let p = whole.op();
                 let mut room = isobit_conformance::workspace(b, b.delta_rule_workspace(&p));
                 let mut got = isobit_conformance::poisoned(b, o.len());
-                let [q, k, v, g, beta] =
-                    [&bad.q, &bad.k, &bad.v, &bad.g, &bad.beta].map(|x| b.upload(x.as_slice()));
+                let [q, k, v, g, beta] = [&bad.q, &bad.k, &bad.v, &bad.g, &bad.beta].map(|x| b.upload(x.as_slice()));
                 b.delta_rule_forward(&mut got, None, &q, &k, &v, &g, &beta, None, &p, &mut room);
                 let got = isobit_conformance::downloaded(b, &got);
                 equal("before the poison", &o[..end * width], &got[..end * width]);

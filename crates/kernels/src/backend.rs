@@ -194,12 +194,12 @@ pub trait Backend {
         p: &DeltaRule,
         workspace: &mut Bytes<Self>,
     );
-    /// Inputs are `q, k, v, g, beta` and every document starts from zero; computes the states again.
+    /// Inputs and gradients are those of `q, k, v, g, beta`. Every document starts from zero; the states are computed again.
     fn delta_rule_backward(
         &self,
-        grads: (&mut F32<Self>, &mut F32<Self>, &mut F32<Self>, &mut F32<Self>, &mut F32<Self>),
+        grads: [&mut F32<Self>; 5],
         d_o: &F32<Self>,
-        inputs: (&F32<Self>, &F32<Self>, &F32<Self>, &F32<Self>, &F32<Self>),
+        inputs: [&F32<Self>; 5],
         p: &DeltaRule,
         workspace: &mut Bytes<Self>,
     );

@@ -51,7 +51,9 @@ impl DeltaRuleCase {
             let mut x = random.f32s(self.kind, length);
             for row in x.chunks_mut(self.key_width) {
                 let norm = row.iter().map(|x| x * x).sum::<f32>().sqrt() + 1e-6;
-                row.iter_mut().for_each(|x| *x *= scale / norm);
+                for x in row {
+                    *x *= scale / norm;
+                }
             }
             x
         };
@@ -103,8 +105,8 @@ impl DeltaRuleCase {
             [&inputs.q, &inputs.k, &inputs.v, &inputs.g, &inputs.beta, &inputs.d_o].map(|x| b.upload(x.as_slice()));
         let [mut dq, mut dk, mut dv, mut dg, mut dbeta] =
             [keys, keys, values, scalars, scalars].map(|length| poisoned(b, length));
-        let grads = (&mut dq, &mut dk, &mut dv, &mut dg, &mut dbeta);
-        b.delta_rule_backward(grads, &d_o, (&q, &k, &v, &g, &beta), &p, &mut room);
+        let grads = [&mut dq, &mut dk, &mut dv, &mut dg, &mut dbeta];
+        b.delta_rule_backward(grads, &d_o, [&q, &k, &v, &g, &beta], &p, &mut room);
         [&dq, &dk, &dv, &dg, &dbeta].map(|x| downloaded(b, x))
     }
 }

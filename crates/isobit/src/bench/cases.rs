@@ -3,7 +3,9 @@
 use isobit_kernels::op::attention::HEAD_WIDTH_MAX;
 use isobit_kernels::op::delta_rule::CHUNK;
 use isobit_kernels::op::thin::RANK_MAX;
-use isobit_kernels::op::{Attention, DeltaRule, Dropout, HeadLoss, Layout, Product, RmsNorm, Rope, SliceShape, Span, Thin};
+use isobit_kernels::op::{
+    Attention, DeltaRule, Dropout, HeadLoss, Layout, Product, RmsNorm, Rope, SliceShape, Span, Thin,
+};
 use isobit_kernels::{Backend, Cpu, DeviceFailure, Gpu, Matrix, StoredMatrix};
 use isobit_numerics::adamw::AdamW;
 use isobit_numerics::philox::{Key, Purpose};
@@ -142,7 +144,11 @@ pub(super) fn prepare(target: &Target, op: &str, shape: &str, profile: Profile) 
         .map(|axis| axis.parse().ok().filter(|axis| (1..=AXIS_MAX).contains(axis)))
         .collect::<Option<_>>()
         .ok_or_else(|| format!("`{shape}` is not a shape"))?;
-    let heads: usize = if op == "attention" || op.starts_with("delta_rule") || op == "rope" { axes.iter().skip(1).product() } else { 1 };
+    let heads: usize = if op == "attention" || op.starts_with("delta_rule") || op == "rope" {
+        axes.iter().skip(1).product()
+    } else {
+        1
+    };
     let pairs = || axes.iter().enumerate().flat_map(|(i, a)| axes[i + 1..].iter().map(move |b| a * b));
     if pairs().any(|elements| elements > MATRIX_MAX) || axes[0].saturating_mul(heads) > MATRIX_MAX {
         return Err(format!("`{shape}` is too large for a benchmark"));
@@ -308,8 +314,8 @@ fn delta_rule<B: Backend + 'static>(
     let run = move || {
         b.delta_rule_forward(&mut o, None, &q, &k, &v, &g, &beta, None, &p, &mut workspace);
         if backward {
-            let grads = (&mut dq, &mut dk, &mut dv, &mut dg, &mut dbeta);
-            b.delta_rule_backward(grads, &d_o, (&q, &k, &v, &g, &beta), &p, &mut workspace);
+            let grads = [&mut dq, &mut dk, &mut dv, &mut dg, &mut dbeta];
+            b.delta_rule_backward(grads, &d_o, [&q, &k, &v, &g, &beta], &p, &mut workspace);
         }
     };
     Prepared { work: Work { flops, bytes: 0.0, workspace: workspace_bytes }, run: Box::new(run) }

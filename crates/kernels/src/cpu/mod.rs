@@ -311,20 +311,18 @@ impl Backend for Cpu {
     ) {
         let final_state = final_state.map(|state| &mut state[..]);
         let initial_state = initial_state.map(|state| &state[..]);
-        delta_rule::forward(self, o, final_state, (q, k, v, g, beta), initial_state, p, workspace);
+        delta_rule::forward(self, o, final_state, [q, k, v, g, beta], initial_state, p, workspace);
     }
 
     fn delta_rule_backward(
         &self,
-        grads: (&mut Buffer<f32>, &mut Buffer<f32>, &mut Buffer<f32>, &mut Buffer<f32>, &mut Buffer<f32>),
+        grads: [&mut Buffer<f32>; 5],
         d_o: &Buffer<f32>,
-        inputs: (&Buffer<f32>, &Buffer<f32>, &Buffer<f32>, &Buffer<f32>, &Buffer<f32>),
+        inputs: [&Buffer<f32>; 5],
         p: &DeltaRule,
         workspace: &mut Buffer<u8>,
     ) {
-        let (dq, dk, dv, dg, dbeta) = grads;
-        let grads = (&mut dq[..], &mut dk[..], &mut dv[..], &mut dg[..], &mut dbeta[..]);
-        let inputs = (&inputs.0[..], &inputs.1[..], &inputs.2[..], &inputs.3[..], &inputs.4[..]);
+        let (grads, inputs) = (grads.map(|x| &mut x[..]), inputs.map(|x| &x[..]));
         delta_rule::backward(self, grads, d_o, inputs, p, workspace);
     }
 

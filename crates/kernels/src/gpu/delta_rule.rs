@@ -17,15 +17,8 @@ const WANT_STATES: u32 = 2;
 const WANT_LAST: u32 = 4;
 const HAS_FIRST: u32 = 8;
 
-type Inputs<'a> =
-    (&'a GpuBuffer<f32>, &'a GpuBuffer<f32>, &'a GpuBuffer<f32>, &'a GpuBuffer<f32>, &'a GpuBuffer<f32>);
-type Outputs<'a> = (
-    &'a mut GpuBuffer<f32>,
-    &'a mut GpuBuffer<f32>,
-    &'a mut GpuBuffer<f32>,
-    &'a mut GpuBuffer<f32>,
-    &'a mut GpuBuffer<f32>,
-);
+type Inputs<'a> = [&'a GpuBuffer<f32>; 5];
+type Outputs<'a> = [&'a mut GpuBuffer<f32>; 5];
 
 /// Elements of the workspace's parts: scores, decays and weighed matrices; then, backward only, one tensor of states, one like `v`, one like `g`.
 fn lengths(p: &DeltaRule) -> ([usize; 3], [usize; 3]) {
@@ -64,8 +57,7 @@ impl<'a> Pass<'a> {
     fn new(gpu: &'a Gpu, p: &'a DeltaRule<'a>, inputs: Inputs<'a>, parts: &mut Parts) -> Self {
         p.check();
         let [keys, values, scalars, _] = p.lengths();
-        let given = [inputs.0.len(), inputs.1.len(), inputs.2.len(), inputs.3.len(), inputs.4.len()];
-        assert_eq!(given, [keys, keys, values, scalars, scalars], "inputs of the delta rule");
+        assert_eq!(inputs.map(GpuBuffer::len), [keys, keys, values, scalars, scalars], "inputs of the delta rule");
         let (mut table, mut documents) = (Vec::new(), Vec::new());
         for document in 0..p.documents() {
             documents.extend([table.len() / 2, p.document(document).len().div_ceil(CHUNK)]);
@@ -85,7 +77,7 @@ impl<'a> Pass<'a> {
 
     fn prepare(&self) {
         let [key_heads, value_heads, key_width, _] = self.shape();
-        let (q, k, _, g, _) = self.inputs;
+        let [q, k, _, g, _] = self.inputs;
         let groups = Groups::each(self.chunk_count * self.p.key_heads);
         let arguments = arguments![self.scores, q, k, &self.chunks, key_heads, key_width];
         self.gpu.launch(&DELTA_RULE, "delta_rule_scores", groups, arguments);
@@ -102,7 +94,7 @@ impl<'a> Pass<'a> {
     /// Passes over the chunks. Places that are not wanted are not touched.
     fn states(&self, o: Place, states: Place, y: Place, last: Place, first: Place, wanted: u32) {
         let [key_heads, value_heads, key_width, value_width] = self.shape();
-        let (q, k, v, _, beta) = self.inputs;
+        let [q, k, v, _, beta] = self.inputs;
         let arguments = arguments![
             o,
             states,
@@ -156,7 +148,7 @@ pub(super) fn forward(
 
 pub(super) fn backward(
     gpu: &Gpu,
-    (dq, dk, dv, dg, dbeta): Outputs,
+    [dq, dk, dv, dg, dbeta]: Outputs,
     d_o: &GpuBuffer<f32>,
     inputs: Inputs,
     p: &DeltaRule,
@@ -171,7 +163,7 @@ pub(super) fn backward(
     let [grads, d_delta, ends] = lengths(p).1.map(|length| parts.take::<f32>(length));
     pass.states(y, states, y, y, y, WANT_STATES);
     let [key_heads, value_heads, key_width, value_width] = pass.shape();
-    let (q, k, _, _, beta) = inputs;
+    let [q, k, _, _, beta] = inputs;
     let (decays, mixed, table) = (pass.decays, pass.mixed, &pass.chunks);
     let shape = arguments![key_heads, value_heads, key_width, value_width];
     let dv = Place::from(&*dv);
@@ -183,8 +175,7 @@ pub(super) fn backward(
     let by_value_head = Groups::each(pass.chunk_count * p.value_heads);
     let arguments = arguments![mixed, d_o, dv, y, beta, decays, table, value_heads, value_width];
     gpu.launch(&DELTA_RULE, "delta_rule_weights", by_value_head, arguments);
-    let arguments =
-        arguments![&*dq, &*dk, reads, ends, d_o, dv, y, beta, q, k, states, grads, decays, mixed, table];
+    let arguments = arguments![&*dq, &*dk, reads, ends, d_o, dv, y, beta, q, k, states, grads, decays, mixed, table];
     launch("delta_rule_sums", Groups::each(pass.chunk_count * p.key_heads), arguments);
     let arguments =
         arguments![&*dg, &*dbeta, reads, ends, y, d_delta, states, grads, pass.scores, decays, mixed, table];

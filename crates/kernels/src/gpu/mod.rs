@@ -8,9 +8,9 @@ mod attention;
 mod bias;
 mod cast;
 mod cuda;
+mod delta_rule;
 mod device;
 mod devices;
-mod delta_rule;
 mod digest;
 mod dropout;
 mod elementary;
@@ -296,14 +296,14 @@ impl Backend for Gpu {
         p: &DeltaRule,
         workspace: &mut GpuBuffer<u8>,
     ) {
-        delta_rule::forward(self, o, final_state, (q, k, v, g, beta), initial_state, p, workspace);
+        delta_rule::forward(self, o, final_state, [q, k, v, g, beta], initial_state, p, workspace);
     }
 
     fn delta_rule_backward(
         &self,
-        grads: (&mut GpuBuffer<f32>, &mut GpuBuffer<f32>, &mut GpuBuffer<f32>, &mut GpuBuffer<f32>, &mut GpuBuffer<f32>),
+        grads: [&mut GpuBuffer<f32>; 5],
         d_o: &GpuBuffer<f32>,
-        inputs: (&GpuBuffer<f32>, &GpuBuffer<f32>, &GpuBuffer<f32>, &GpuBuffer<f32>, &GpuBuffer<f32>),
+        inputs: [&GpuBuffer<f32>; 5],
         p: &DeltaRule,
         workspace: &mut GpuBuffer<u8>,
     ) {

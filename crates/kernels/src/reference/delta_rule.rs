@@ -9,7 +9,7 @@ use isobit_numerics::lanes::{dot, sum};
 use std::ops::Range;
 
 /// `q`, `k`, `v`, `g`, `beta`.
-pub(super) type Inputs<'a> = (&'a [f32], &'a [f32], &'a [f32], &'a [f32], &'a [f32]);
+pub(super) type Inputs<'a> = [&'a [f32]; 5];
 
 /// The tokens of one chunk as one value head sees them; rows count from the chunk's first token.
 struct Chunk {
@@ -36,7 +36,7 @@ fn product(a: &[f32], b: &[f32]) -> f32 {
 }
 
 impl Chunk {
-    fn new((q, k, v, g, beta): Inputs, tokens: Range<usize>, head: usize, p: &DeltaRule) -> Self {
+    fn new([q, k, v, g, beta]: Inputs, tokens: Range<usize>, head: usize, p: &DeltaRule) -> Self {
         let n = tokens.len();
         let rows = |x: &[f32], heads: usize, head: usize, width: usize| -> Vec<Vec<f32>> {
             tokens.clone().map(|t| x[(t * heads + head) * width..][..width].to_vec()).collect()
@@ -154,13 +154,8 @@ fn backward_chunk(chunk: &Chunk, ds: &mut [Vec<f32>], s: &[Vec<f32>], d_o: &[Vec
     let n = chunk.n;
     let [y, delta] = chunk.corrections(s);
     let width = y[0].len();
-    let mut grads = Gradients {
-        q: chunk.q.clone(),
-        k: chunk.k.clone(),
-        v: y.clone(),
-        g: vec![0.0; n],
-        beta: vec![0.0; n],
-    };
+    let mut grads =
+        Gradients { q: chunk.q.clone(), k: chunk.k.clone(), v: y.clone(), g: vec![0.0; n], beta: vec![0.0; n] };
     for j in (0..n).rev() {
         let mut d_delta = vec![0.0; width];
         for c in 0..width {
@@ -214,9 +209,9 @@ fn backward_chunk(chunk: &Chunk, ds: &mut [Vec<f32>], s: &[Vec<f32>], d_o: &[Vec
 }
 
 /// `dq`, `dk`, `dv`, `dg`, `dbeta`.
-pub(super) type Outputs<'a> = (&'a mut [f32], &'a mut [f32], &'a mut [f32], &'a mut [f32], &'a mut [f32]);
+pub(super) type Outputs<'a> = [&'a mut [f32]; 5];
 
-pub(super) fn backward((dq, dk, dv, dg, dbeta): Outputs, d_o: &[f32], inputs: Inputs, p: &DeltaRule) {
+pub(super) fn backward([dq, dk, dv, dg, dbeta]: Outputs, d_o: &[f32], inputs: Inputs, p: &DeltaRule) {
     p.check();
     let (kw, vw) = (p.key_width, p.value_width);
     for document in 0..p.documents() {

@@ -267,21 +267,19 @@ impl Backend for Reference {
     ) {
         let _ = workspace;
         let final_state = final_state.map(|state| &mut state[..]);
-        delta_rule::forward(o, final_state, (q, k, v, g, beta), initial_state.map(|state| &state[..]), p);
+        delta_rule::forward(o, final_state, [q, k, v, g, beta], initial_state.map(|state| &state[..]), p);
     }
 
     fn delta_rule_backward(
         &self,
-        grads: (&mut Buffer<f32>, &mut Buffer<f32>, &mut Buffer<f32>, &mut Buffer<f32>, &mut Buffer<f32>),
+        grads: [&mut Buffer<f32>; 5],
         d_o: &Buffer<f32>,
-        inputs: (&Buffer<f32>, &Buffer<f32>, &Buffer<f32>, &Buffer<f32>, &Buffer<f32>),
+        inputs: [&Buffer<f32>; 5],
         p: &DeltaRule,
         workspace: &mut Buffer<u8>,
     ) {
         let _ = workspace;
-        let (dq, dk, dv, dg, dbeta) = grads;
-        let grads = (&mut dq[..], &mut dk[..], &mut dv[..], &mut dg[..], &mut dbeta[..]);
-        let inputs = (&inputs.0[..], &inputs.1[..], &inputs.2[..], &inputs.3[..], &inputs.4[..]);
+        let (grads, inputs) = (grads.map(|x| &mut x[..]), inputs.map(|x| &x[..]));
         delta_rule::backward(grads, d_o, inputs, p);
     }
 

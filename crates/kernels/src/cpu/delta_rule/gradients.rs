@@ -2,7 +2,9 @@
 //! states at hand and without looking at other chunks, what adds over the value's width: gradients of `q`, `k`, `g`, `beta`.
 
 use super::room::{GradRoom, Room, Shape};
-use super::tile::{Left, PANEL, ROWS, Right, ZERO, add, chain, chain_down, columns, columns_mut, load_scaled, scale, store, turn};
+use super::tile::{
+    Left, PANEL, ROWS, Right, ZERO, add, chain, chain_down, columns, columns_mut, load_scaled, scale, store, turn,
+};
 use crate::cpu::path::multiversion;
 use crate::op::delta_rule::CHUNK;
 use isobit_numerics::Fma;
@@ -43,14 +45,7 @@ multiversion! {
 }
 
 #[inline(always)]
-fn corrections_back<F: Fma>(
-    grads: &mut GradRoom,
-    room: &Room,
-    shape: Shape,
-    n: usize,
-    panel: usize,
-    after: &[f32],
-) {
+fn corrections_back<F: Fma>(grads: &mut GradRoom, room: &Room, shape: Shape, n: usize, panel: usize, after: &[f32]) {
     let (path, stride, column) = (shape.path, shape.value_padded, panel * PANEL);
     let k = Left { x: room.k, row: shape.key_padded, step: 1 };
     let p = Left { x: room.p, row: 1, step: CHUNK };
@@ -90,15 +85,7 @@ fn corrections_back<F: Fma>(
 }
 
 #[inline(always)]
-fn state_back(
-    before: &mut [f32],
-    grads: &GradRoom,
-    room: &Room,
-    shape: Shape,
-    n: usize,
-    panel: usize,
-    after: &[f32],
-) {
+fn state_back(before: &mut [f32], grads: &GradRoom, room: &Room, shape: Shape, n: usize, panel: usize, after: &[f32]) {
     let q = Left { x: grads.q_decayed, row: 1, step: shape.key_padded };
     let k = Left { x: grads.k_decayed, row: 1, step: shape.key_padded };
     let d_o = Right { x: &room.values[panel * PANEL..], stride: shape.value_padded };

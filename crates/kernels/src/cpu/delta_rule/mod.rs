@@ -20,9 +20,9 @@ use std::ops::Range;
 use tile::PANEL;
 
 /// `q`, `k`, `v`, `g`, `beta`.
-pub(super) type Inputs<'a> = (&'a [f32], &'a [f32], &'a [f32], &'a [f32], &'a [f32]);
+pub(super) type Inputs<'a> = [&'a [f32]; 5];
 /// Their gradients.
-pub(super) type Outputs<'a> = (&'a mut [f32], &'a mut [f32], &'a mut [f32], &'a mut [f32], &'a mut [f32]);
+pub(super) type Outputs<'a> = [&'a mut [f32]; 5];
 
 fn tasks(p: &DeltaRule) -> usize {
     p.documents() * p.key_heads
@@ -72,8 +72,7 @@ impl<'a> Pass<'a> {
     fn new(cpu: &'a Cpu, p: &'a DeltaRule<'a>, inputs: Inputs<'a>) -> Self {
         p.check();
         let [keys, values, scalars, _] = p.lengths();
-        let lengths = [inputs.0.len(), inputs.1.len(), inputs.2.len(), inputs.3.len(), inputs.4.len()];
-        assert_eq!(lengths, [keys, keys, values, scalars, scalars], "inputs of the delta rule");
+        assert_eq!(inputs.map(<[f32]>::len), [keys, keys, values, scalars, scalars], "inputs of the delta rule");
         Self { cpu, p, shape: Shape::new(cpu.path, p), inputs }
     }
 
@@ -89,14 +88,14 @@ impl<'a> Pass<'a> {
 
     /// The part of a key head that its value heads share.
     fn scores(&self, room: &mut Room, tokens: &Range<usize>, key_head: usize) {
-        let q = self.key_rows(self.inputs.0, tokens.start, key_head);
-        let k = self.key_rows(self.inputs.1, tokens.start, key_head);
+        let q = self.key_rows(self.inputs[0], tokens.start, key_head);
+        let k = self.key_rows(self.inputs[1], tokens.start, key_head);
         chunk::scores(self.cpu.path, room, self.shape, tokens.len(), q, k);
     }
 
     fn decays(&self, room: &mut Room, tokens: &Range<usize>, head: usize) {
-        let g = self.value_rows(self.inputs.3, tokens.start, head, 1);
-        let beta = self.value_rows(self.inputs.4, tokens.start, head, 1);
+        let g = self.value_rows(self.inputs[3], tokens.start, head, 1);
+        let beta = self.value_rows(self.inputs[4], tokens.start, head, 1);
         chunk::decays(self.cpu.path, room, self.shape, tokens.len(), g, beta);
     }
 
@@ -219,7 +218,7 @@ pub(super) fn forward(
             for within in part.heads.clone() {
                 let head = part.key_head * p.group() + within;
                 pass.decays(room, &tokens, head);
-                pass.values(room, inputs.2, &tokens, head);
+                pass.values(room, inputs[2], &tokens, head);
                 for panel in part.panels.clone() {
                     // SAFETY: as above; the states of two chunks are different slots.
                     let (state, next) =
@@ -271,7 +270,7 @@ fn recompute(pass: &Pass, room: &mut Room, kept: Kept, part: &Part) {
         for within in part.heads.clone() {
             let head = part.key_head * pass.p.group() + within;
             pass.decays(room, &tokens, head);
-            pass.values(room, pass.inputs.2, &tokens, head);
+            pass.values(room, pass.inputs[2], &tokens, head);
             for panel in part.panels.clone() {
                 // SAFETY: a task's own panels; the states of two chunks and the rows are different parts.
                 let state = unsafe { kept.state(within, panel, chunk) };
@@ -295,7 +294,15 @@ fn recompute(pass: &Pass, room: &mut Room, kept: Kept, part: &Part) {
 }
 
 /// Gradients of `δ`, `v` and the state for one chunk of one value head. The room holds the key head's scores.
-fn columns_backward(pass: &Pass, rooms: &mut Rooms, kept: Kept, part: &Part, at: At, d_o: &[f32], dv: &SharedMut<f32>) {
+fn columns_backward(
+    pass: &Pass,
+    rooms: &mut Rooms,
+    kept: Kept,
+    part: &Part,
+    at: &At,
+    d_o: &[f32],
+    dv: &SharedMut<f32>,
+) {
     let (Rooms { room, grads, .. }, shape, n) = (rooms, pass.shape, at.tokens.len());
     let head = part.key_head * pass.p.group() + at.head;
     pass.decays(room, &at.tokens, head);
@@ -336,7 +343,7 @@ struct Sums<'a> {
 }
 
 /// Gradients of `q`, `k`, `g`, `beta` for one chunk of one value head. The rooms hold what [`columns_backward`] left there for all panels.
-fn sums_backward(pass: &Pass, rooms: &mut Rooms, kept: Kept, part: &Part, at: At, sums: &Sums) {
+fn sums_backward(pass: &Pass, rooms: &mut Rooms, kept: Kept, part: &Part, at: &At, sums: &Sums) {
     let (Rooms { room, grads, .. }, shape, p, n) = (rooms, pass.shape, pass.p, at.tokens.len());
     let head = part.key_head * p.group() + at.head;
     let path = pass.cpu.path;
@@ -354,7 +361,7 @@ fn sums_backward(pass: &Pass, rooms: &mut Rooms, kept: Kept, part: &Part, at: At
         gradients::state_product(path, &mut products[panel * PANEL..][..PANEL], shape, before, after);
     }
     gradients::chunk_backward(path, grads, room, shape, n, sum(&products[..p.value_width]));
-    for (i, t) in at.tokens.enumerate() {
+    for (i, t) in at.tokens.clone().enumerate() {
         let key_row = (t * p.key_heads + part.key_head) * p.key_width;
         for (out, from) in [(&sums.dq, &*grads.from_q), (&sums.dk, &*grads.from_k)] {
             // SAFETY: a task's own tokens and heads.
@@ -378,7 +385,7 @@ fn sums_backward(pass: &Pass, rooms: &mut Rooms, kept: Kept, part: &Part, at: At
 
 pub(super) fn backward(
     cpu: &Cpu,
-    (dq, dk, dv, dg, dbeta): Outputs,
+    [dq, dk, dv, dg, dbeta]: Outputs,
     d_o: &[f32],
     inputs: Inputs,
     p: &DeltaRule,
@@ -404,9 +411,9 @@ pub(super) fn backward(
                 let tokens = pass.chunk(part.document, chunk);
                 pass.scores(&mut rooms.room, &tokens, part.key_head);
                 for head in part.heads.clone() {
-                    let at = || At { chunk, tokens: tokens.clone(), head };
-                    columns_backward(&pass, rooms, kept, &part, at(), d_o, &dv);
-                    sums_backward(&pass, rooms, kept, &part, at(), &sums);
+                    let at = At { chunk, tokens: tokens.clone(), head };
+                    columns_backward(&pass, rooms, kept, &part, &at, d_o, &dv);
+                    sums_backward(&pass, rooms, kept, &part, &at, &sums);
                 }
             }
         });
@@ -420,7 +427,7 @@ pub(super) fn backward(
             let tokens = pass.chunk(part.document, chunk);
             pass.scores(&mut rooms.room, &tokens, part.key_head);
             let at = At { chunk, tokens, head: part.heads.start };
-            columns_backward(&pass, rooms, kept, &part, at, d_o, &dv);
+            columns_backward(&pass, rooms, kept, &part, &at, d_o, &dv);
         }
     });
     let chunks: Vec<usize> = (0..p.documents()).map(|document| pass.chunks(document)).collect();
@@ -446,7 +453,7 @@ pub(super) fn backward(
                 let Rooms { room, grads, .. } = &mut *rooms;
                 gradients::unpack(cpu.path, grads.d_delta, grads.dy, room.beta, shape, tokens.len(), panel, d_delta);
             }
-            sums_backward(&pass, rooms, kept, &part, At { chunk, tokens: tokens.clone(), head }, &sums);
+            sums_backward(&pass, rooms, kept, &part, &At { chunk, tokens: tokens.clone(), head }, &sums);
         }
     });
 }
