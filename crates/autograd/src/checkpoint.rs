@@ -21,7 +21,7 @@ use std::rc::Rc;
 pub enum Policy {
     /// All of them.
     None,
-    /// The input of every block and the outputs of its attention; the rest is computed again.
+    /// The input of every block and the outputs of its attention or delta rule; the rest is computed again.
     Selective,
     /// The input of every block.
     #[default]
@@ -62,10 +62,13 @@ impl Trace {
     }
 }
 
+/// What one op left.
+pub(crate) type Results<B> = Vec<Rc<Lease<B>>>;
+
 /// Results that the selective policy keeps, first in, first out.
 pub(crate) struct Kept<B: Backend> {
     pub(crate) mode: KeptMode,
-    pub(crate) queue: VecDeque<[Rc<Lease<B>>; 2]>,
+    pub(crate) queue: VecDeque<Results<B>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +97,7 @@ pub(crate) struct Checkpoint<'a, B: Backend> {
     output: usize,
     digests: Vec<Digest>,
     trace: Trace,
-    kept: VecDeque<[Rc<Lease<B>>; 2]>,
+    kept: VecDeque<Results<B>>,
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
@@ -131,6 +134,23 @@ impl<'a, B: Backend> Tape<'a, B> {
             self.nodes.push(Node::Checkpoint(checkpoint));
         }
         Ok(output)
+    }
+
+    /// An op's results: computed, or taken from what was kept.
+    pub(crate) fn kept_or<const N: usize>(
+        &mut self,
+        compute: impl FnOnce(&Self) -> [Rc<Lease<B>>; N],
+    ) -> [Rc<Lease<B>>; N] {
+        if self.kept.mode == KeptMode::Use
+            && let Some(results) = self.kept.queue.pop_front()
+        {
+            return results.try_into().unwrap_or_else(|_| unreachable!("ops come in the order of the forward pass"));
+        }
+        let results = compute(self);
+        if self.kept.mode == KeptMode::Store {
+            self.kept.queue.push_back(results.to_vec());
+        }
+        results
     }
 
     /// Digests of the block's ends, or of its output if it names none.

@@ -112,6 +112,15 @@ impl<B: Backend> Gradients<B> {
         &mut self.all[id.0]
     }
 
+    /// For an op that contributes to two at once.
+    pub(crate) fn reach_both(&mut self, a: ParameterId, b: ParameterId) -> (&mut F32<B>, &mut F32<B>) {
+        for id in [a, b] {
+            self.reach(id);
+        }
+        let [a, b] = self.all.get_disjoint_mut([a.0, b.0]).expect("two tensors");
+        (a, b)
+    }
+
     /// A part of this gradient comes later; until then no other op may add to it, or the order of its parts would change.
     pub(crate) fn await_deferred(&mut self, id: ParameterId) {
         self.awaited[id.0] = true;

@@ -6,9 +6,9 @@ use crate::checkpoint::{Kept, Policy, Trace};
 use crate::deferred::{Deferral, Queue};
 use crate::op::Node;
 use crate::parameters::{Gradients, Parameters};
-use isobit_kernels::Backend;
 use isobit_kernels::backend::U32;
 use isobit_kernels::op::{SliceShape, Span};
+use isobit_kernels::{Backend, StoredMatrix};
 use isobit_numerics::philox::Key;
 use isobit_numerics::slices::Profile;
 use std::rc::Rc;
@@ -26,6 +26,19 @@ pub struct Layout<B: Backend> {
     pub key: Key,
     pub step: u32,
     pub first_row: u32,
+}
+
+impl<B: Backend> Layout<B> {
+    /// Offsets of the documents, the end last. They follow one another and leave no token out.
+    pub(crate) fn document_starts(&self) -> Vec<usize> {
+        let mut starts = vec![0];
+        for span in &self.spans {
+            assert_eq!(starts.last(), Some(&span.queries.start), "documents follow one another");
+            starts.push(span.queries.end);
+        }
+        assert_eq!(starts.last(), Some(&self.tokens), "every token belongs to a document");
+        starts
+    }
 }
 
 /// A value on the tape: `[tokens, width]`.
@@ -134,6 +147,13 @@ impl<'a, B: Backend> Tape<'a, B> {
 
     pub(crate) fn take(&self, length: usize) -> Lease<B> {
         self.arena.take(self.backend, length)
+    }
+
+    /// A value from numbers of the host: `[tokens, width]`, without a gradient.
+    pub fn constant(&mut self, numbers: &[f32], width: usize) -> Variable<B> {
+        let mut data = self.take(self.layout.tokens * width);
+        self.backend.to_f32(&mut data, StoredMatrix::F32(&self.backend.upload(numbers)));
+        self.variable(Rc::new(data), width, false)
     }
 
     pub(crate) fn variable(&mut self, data: Rc<Lease<B>>, width: usize, needs_gradient: bool) -> Variable<B> {

@@ -221,4 +221,5 @@ cases! {
     qwen3_bias = "qwen3-bias";
     llama3_rope = "llama3-rope";
     llama_bias = "llama-bias";
+    qwen3_5 = "qwen3_5-hybrid";
 }

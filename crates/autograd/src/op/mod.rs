@@ -4,9 +4,16 @@
 //! added (`docs/numerics.md`, "Composition").
 
 pub(crate) mod attention;
+pub(crate) mod columns;
+pub(crate) mod conv1d;
+pub(crate) mod decay;
+pub(crate) mod delta_rule;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(crate) mod gate;
+pub(crate) mod gated_norm;
 pub(crate) mod head;
+pub(crate) mod l2_norm;
 pub(crate) mod linear;
 pub(crate) mod norm;
 
@@ -27,6 +34,13 @@ pub(crate) enum Node<'a, B: Backend> {
     Attention(attention::Saved<B>),
     Swiglu(elementwise::SavedSwiglu<B>),
     Add(elementwise::SavedAdd),
+    Columns(columns::Saved),
+    Gate(gate::Saved<B>),
+    Conv1d(conv1d::Saved<'a, B>),
+    L2Norm(l2_norm::Saved<B>),
+    Decay(decay::Saved<'a, B>),
+    DeltaRule(delta_rule::Saved<B>),
+    GatedNorm(gated_norm::Saved<'a, B>),
     Head(head::Saved<'a, B>),
     Checkpoint(Checkpoint<'a, B>),
     /// Where the nodes of a block begin: the backward pass is done with it.
@@ -48,6 +62,13 @@ impl<'a, B: Backend> Node<'a, B> {
             Self::Attention(saved) => saved.backward(tape, values),
             Self::Swiglu(saved) => saved.backward(tape, values),
             Self::Add(saved) => saved.backward(tape, values),
+            Self::Columns(saved) => saved.backward(tape, values),
+            Self::Gate(saved) => saved.backward(tape, values),
+            Self::Conv1d(saved) => saved.backward(tape, values, gradients),
+            Self::L2Norm(saved) => saved.backward(tape, values),
+            Self::Decay(saved) => saved.backward(tape, values, gradients),
+            Self::DeltaRule(saved) => saved.backward(tape, values),
+            Self::GatedNorm(saved) => saved.backward(tape, values, gradients),
             Self::Head(saved) => saved.backward(tape, values, gradients),
             Self::Checkpoint(saved) => return saved.backward(tape, values, gradients),
             Self::BlockStart => tape.catch_up(gradients),

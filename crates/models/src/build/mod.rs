@@ -7,7 +7,7 @@ mod layer;
 
 use crate::ModelError;
 use crate::adapter::{Trained, decays};
-use crate::config::{Config, Family, NormStyle};
+use crate::config::{Config, Feed, NormStyle};
 use crate::model::Model;
 use crate::source::{Format, Source, StoredTensor};
 use half::{bf16, f16};
@@ -46,8 +46,8 @@ pub fn build<B: Backend>(
     source: &dyn Source,
     settings: &Settings,
 ) -> Result<Built<B>, ModelError> {
-    if !matches!(config.family, Family::Qwen2 | Family::Qwen3 | Family::Llama) {
-        let what = format!("models of the family {:?} cannot be built yet", config.family);
+    if config.layers.iter().any(|layer| matches!(layer.feed, Feed::Experts(_))) {
+        let what = format!("models with experts, of the family {:?}, cannot be built yet", config.family);
         return Err(ModelError::Config { file: "config.json".to_string(), what });
     }
     let mut builder =
@@ -163,10 +163,15 @@ impl<B: Backend> Builder<'_, B> {
     }
 
     fn vector(&mut self, name: &str, length: usize, trained: bool) -> Result<Vector<B>, ModelError> {
+        self.shaped(name, &[length], trained)
+    }
+
+    /// A vector that its file gives more dimensions.
+    fn shaped(&mut self, name: &str, shape: &[usize], trained: bool) -> Result<Vector<B>, ModelError> {
         if trained {
-            return Ok(Vector::Trained(self.trained(name, &[length])?));
+            return Ok(Vector::Trained(self.trained(name, shape)?));
         }
-        Ok(Vector::Frozen(self.float32(name, &[length])?))
+        Ok(Vector::Frozen(self.float32(name, shape)?))
     }
 
     fn matrix(&mut self, name: &str, rows: usize, width: usize, trained: bool) -> Result<Matrix<B>, ModelError> {

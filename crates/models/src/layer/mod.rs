@@ -3,13 +3,17 @@
 //! One file per kind; `config::layer` says which of them a layer has. Only the forward pass is written.
 
 pub(crate) mod attention;
+pub(crate) mod delta;
 pub(crate) mod dense;
+pub(crate) mod latent;
 
 use crate::generate::LayerCache;
 use attention::Attention;
+use delta::Delta;
 use dense::Dense;
 use isobit_autograd::{Norm, Rotation, Tape, TapeError, Variable};
 use isobit_kernels::Backend;
+use latent::Latent;
 use std::cell::RefCell;
 
 /// One decoder layer.
@@ -22,6 +26,8 @@ pub(crate) struct Block<B: Backend> {
 
 pub(crate) enum Mixer<B: Backend> {
     Attention(Attention<B>),
+    Latent(Latent<B>),
+    Delta(Delta<B>),
 }
 
 pub(crate) enum Feed<B: Backend> {
@@ -52,6 +58,8 @@ impl<B: Backend> Block<B> {
         let normal = tape.rms_norm(x, &self.input_norm);
         let mixed = match &self.mixer {
             Mixer::Attention(attention) => attention.forward(tape, normal, context)?,
+            Mixer::Latent(latent) => latent.forward(tape, normal, context)?,
+            Mixer::Delta(delta) => delta.forward(tape, normal, context)?,
         };
         let x = tape.add(x, &mixed);
         drop(mixed);

@@ -1,0 +1,46 @@
+//! Sigmoid gates: one per element, or one per token.
+
+use crate::op::Node;
+use crate::tape::{Gradient, Tape, Variable};
+use isobit_kernels::Backend;
+use isobit_kernels::op::Gate;
+use std::rc::Rc;
+
+pub(crate) struct Saved<B: Backend> {
+    x: Variable<B>,
+    gate: Variable<B>,
+    shape: Gate,
+    output: usize,
+}
+
+impl<B: Backend> Tape<'_, B> {
+    /// `x·sigmoid(gate)`; a gate of width 1 is that of the whole token.
+    pub fn gate(&mut self, x: Variable<B>, gate: Variable<B>) -> Variable<B> {
+        let per_token = gate.width == 1;
+        assert!(per_token || gate.width == x.width, "a gate per token or per element");
+        let shape = Gate { tokens: self.layout.tokens, width: x.width, per_token };
+        let mut data = self.take(x.data.length());
+        self.backend.gate_forward(&mut data, &x.data, &gate.data, &shape);
+        let y = self.variable(Rc::new(data), x.width, x.needs_gradient || gate.needs_gradient);
+        if y.needs_gradient {
+            let (output, lengths) = (y.id, [x.data.length(), gate.data.length()]);
+            self.record("gate", &lengths, || Node::Gate(Saved { x, gate, shape, output }));
+        }
+        y
+    }
+}
+
+impl<B: Backend> Saved<B> {
+    pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>]) {
+        let Some(gradient) = values[self.output].take() else { return };
+        let [mut dx, mut dgate] = [&self.x, &self.gate].map(|x| tape.take(x.data.length()));
+        let (x, gate) = (&self.x.data, &self.gate.data);
+        tape.backend.gate_backward(&mut dx, &mut dgate, &gradient, x, gate, &self.shape);
+        drop(gradient);
+        for (variable, gradient) in [(&self.x, dx), (&self.gate, dgate)] {
+            if variable.needs_gradient {
+                tape.contribute(values, variable.id, Rc::new(gradient));
+            }
+        }
+    }
+}
