@@ -33,9 +33,9 @@ fn config(model: &str) -> Config {
     Config::parse(&text).expect("a readable config")
 }
 
-fn rows() -> Vec<TokenRow> {
+fn rows(vocabulary: usize) -> Vec<TokenRow> {
     let row = |length: usize, starts: &[usize]| {
-        let tokens = (0..length).map(|t| ((t * 31 + length * 7) % 97) as u32).collect();
+        let tokens = (0..length).map(|t| ((t * 31 + length * 7) % vocabulary) as u32).collect();
         let document_starts = starts.iter().copied().chain([length]).collect();
         TokenRow { tokens, targets: vec![true; length], document_starts }
     };
@@ -70,7 +70,7 @@ fn train<B: Backend>(
 ) -> Trainer<B> {
     let built = build(&backend, &config(model), source, settings).expect("a model");
     let mut trainer = Trainer::new(backend, built);
-    let rows = rows();
+    let rows = rows(trainer.model.config.vocabulary);
     let rows: Vec<&TokenRow> = rows.iter().collect();
     for number in 1..=2 {
         trainer.step(&rows, number, 1e-3, step).expect("a step");
@@ -86,6 +86,7 @@ fn the_plan_is_what_the_cpu_allocates() {
         ("qwen3-base", Trained::Full, Profile::X3),
         ("qwen2-window", Trained::LastBlocks(1), Profile::X2),
         ("llama-bias", lora(0.0), Profile::X2),
+        ("qwen3_5-hybrid", Trained::Full, Profile::X2),
         ("qwen2-bf16", lora(0.0), Profile::X3),
     ];
     for (model, trained, profile) in cases {

@@ -1,4 +1,4 @@
-//! Sigmoid gates: one per element, or one per token.
+//! Sigmoid gates of an attention's output, one per element.
 
 use crate::op::Node;
 use crate::tape::{Gradient, Tape, Variable};
@@ -14,11 +14,10 @@ pub(crate) struct Saved<B: Backend> {
 }
 
 impl<B: Backend> Tape<'_, B> {
-    /// `x·sigmoid(gate)`; a gate of width 1 is that of the whole token.
+    /// `x·sigmoid(gate)`.
     pub fn gate(&mut self, x: Variable<B>, gate: Variable<B>) -> Variable<B> {
-        let per_token = gate.width == 1;
-        assert!(per_token || gate.width == x.width, "a gate per token or per element");
-        let shape = Gate { tokens: self.layout.tokens, width: x.width, per_token };
+        assert_eq!(gate.width, x.width, "a gate per element");
+        let shape = Gate { tokens: self.layout.tokens, width: x.width, per_token: false };
         let mut data = self.take(x.data.length());
         self.backend.gate_forward(&mut data, &x.data, &gate.data, &shape);
         let y = self.variable(Rc::new(data), x.width, x.needs_gradient || gate.needs_gradient);
