@@ -4,11 +4,15 @@
 //! added (`docs/numerics.md`, "Composition").
 
 pub(crate) mod attention;
+pub(crate) mod balance;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(crate) mod experts;
 pub(crate) mod head;
 pub(crate) mod linear;
 pub(crate) mod norm;
+pub(crate) mod router;
+pub(crate) mod shared;
 
 use crate::TapeError;
 use crate::arena::Lease;
@@ -27,6 +31,10 @@ pub(crate) enum Node<'a, B: Backend> {
     Attention(attention::Saved<B>),
     Swiglu(elementwise::SavedSwiglu<B>),
     Add(elementwise::SavedAdd),
+    Router(router::Saved<'a, B>),
+    ExpertsUp(experts::SavedUp<'a, B>),
+    ExpertsDown(experts::SavedDown<'a, B>),
+    TokenGate(shared::SavedGate<B>),
     Head(head::Saved<'a, B>),
     Checkpoint(Checkpoint<'a, B>),
     /// Where the nodes of a block begin: the backward pass is done with it.
@@ -48,11 +56,33 @@ impl<'a, B: Backend> Node<'a, B> {
             Self::Attention(saved) => saved.backward(tape, values),
             Self::Swiglu(saved) => saved.backward(tape, values),
             Self::Add(saved) => saved.backward(tape, values),
+            Self::Router(saved) => saved.backward(tape, values, gradients),
+            Self::ExpertsUp(saved) => saved.backward(tape, values, gradients),
+            Self::ExpertsDown(saved) => saved.backward(tape, values, gradients),
+            Self::TokenGate(saved) => saved.backward(tape, values),
             Self::Head(saved) => saved.backward(tape, values, gradients),
             Self::Checkpoint(saved) => return saved.backward(tape, values, gradients),
             Self::BlockStart => tape.catch_up(gradients),
         }
         Ok(())
+    }
+
+    /// The op, and what it saved of the forward pass: to find where two computations of a block part.
+    pub(crate) fn saved(&self) -> (&'static str, Vec<&Lease<B>>) {
+        match self {
+            Self::RmsNorm(saved) => ("rms_norm", saved.tensors()),
+            Self::Linears(saved) => ("linear", saved.tensors()),
+            Self::Attention(saved) => ("attention", saved.tensors()),
+            Self::Swiglu(saved) => ("swiglu", saved.tensors()),
+            Self::Router(saved) => ("router", saved.tensors()),
+            Self::ExpertsUp(saved) => ("experts_up", saved.tensors()),
+            Self::ExpertsDown(saved) => ("experts_down", saved.tensors()),
+            Self::TokenGate(saved) => ("gate", saved.tensors()),
+            Self::Rope(_) => ("rope", Vec::new()),
+            Self::Add(_) => ("add", Vec::new()),
+            // Not inside a block.
+            Self::Embedding(_) | Self::Head(_) | Self::Checkpoint(_) | Self::BlockStart => ("block", Vec::new()),
+        }
     }
 }
 
