@@ -4,10 +4,12 @@
 
 pub(crate) mod attention;
 pub(crate) mod dense;
+pub(crate) mod experts;
 
 use crate::generate::LayerCache;
 use attention::Attention;
 use dense::Dense;
+use experts::Sparse;
 use isobit_autograd::{Norm, Rotation, Tape, TapeError, Variable};
 use isobit_kernels::Backend;
 use std::cell::RefCell;
@@ -26,6 +28,7 @@ pub(crate) enum Mixer<B: Backend> {
 
 pub(crate) enum Feed<B: Backend> {
     Dense(Dense<B>),
+    Experts(Sparse<B>),
 }
 
 /// What a layer computes with besides its weights.
@@ -58,6 +61,7 @@ impl<B: Backend> Block<B> {
         let normal = tape.rms_norm(&x, &self.post_norm);
         match &self.feed {
             Feed::Dense(dense) => Ok(dense.finish(tape, &x, normal)),
+            Feed::Experts(experts) => experts.finish(tape, &x, normal),
         }
     }
 }
