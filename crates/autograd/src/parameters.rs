@@ -70,10 +70,10 @@ impl<B: Backend> Parameters<B> {
         self.all.is_empty()
     }
 
-    /// The matrix `id` as slices.
-    pub(crate) fn sliced(&self, backend: &B, id: ParameterId, shape: SliceShape) -> Rc<B::Weight> {
+    /// The matrix `id`, or so many of them one after another, as slices.
+    pub(crate) fn sliced(&self, backend: &B, id: ParameterId, count: usize, shape: SliceShape) -> Rc<B::Weight> {
         let parameter = &self.all[id.0];
-        let make = || Rc::new(backend.slice_weight(StoredMatrix::F32(&parameter.value), 1, shape));
+        let make = || Rc::new(backend.slice_weight(StoredMatrix::F32(&parameter.value), count, shape));
         Rc::clone(parameter.sliced.borrow_mut().get_or_insert_with(make))
     }
 }

@@ -5,12 +5,15 @@ use crate::arena::{Arena, Lease, RowsLease};
 use crate::checkpoint::{Kept, Policy, Trace};
 use crate::deferred::{Deferral, Queue};
 use crate::op::Node;
+use crate::op::balance::Collected;
+use crate::op::router::Grouping;
 use crate::parameters::{Gradients, Parameters};
 use isobit_kernels::backend::U32;
 use isobit_kernels::op::{SliceShape, Span};
 use isobit_kernels::{Backend, StoredMatrix};
 use isobit_numerics::philox::Key;
 use isobit_numerics::slices::Profile;
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 /// Where the tokens of a micro-batch belong: rows of the step, documents inside them, positions.
@@ -94,6 +97,15 @@ pub struct Tape<'a, B: Backend> {
     pub(crate) deferral: Deferral,
     /// Weight gradients that wait.
     pub(crate) deferred: Queue<'a, B>,
+    /// Choices of all routers so far.
+    pub(crate) groupings: Vec<Rc<Grouping<B>>>,
+    /// Choices of the forward pass that the routers of a recomputation take.
+    pub(crate) replayed: VecDeque<Rc<Grouping<B>>>,
+    pub(crate) cached_choices: bool,
+    /// For the load-balancing loss, where there is one.
+    pub(crate) collected: Option<Collected<B>>,
+    /// Off only where a test wants to see what the check of digests prevents.
+    pub(crate) checks_digests: bool,
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
@@ -121,6 +133,11 @@ impl<'a, B: Backend> Tape<'a, B> {
             ends: Vec::new(),
             deferral: Deferral::None,
             deferred: Vec::new(),
+            groupings: Vec::new(),
+            replayed: VecDeque::new(),
+            cached_choices: true,
+            collected: None,
+            checks_digests: true,
         }
     }
 

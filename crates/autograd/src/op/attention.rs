@@ -94,4 +94,8 @@ impl<B: Backend> Saved<B> {
             }
         }
     }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        vec![&self.q.data, &self.k.data, &self.v.data, &self.o, &self.lse]
+    }
 }

@@ -1,5 +1,6 @@
 //! Causal convolution inside documents, one kernel per channel, then SiLU.
 
+use crate::arena::Lease;
 use crate::op::Node;
 use crate::parameters::{Gradients, Vector};
 use crate::tape::{Gradient, Tape, Variable};
@@ -45,12 +46,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         self.variable(data, x.width, false)
     }
 
-    fn convolve(
-        &self,
-        x: &Variable<B>,
-        convolution: &Convolution<B>,
-        history: Option<&F32<B>>,
-    ) -> Rc<crate::arena::Lease<B>> {
+    fn convolve(&self, x: &Variable<B>, convolution: &Convolution<B>, history: Option<&F32<B>>) -> Rc<Lease<B>> {
         let starts = self.layout.document_starts();
         let mut y = self.take(x.data.length());
         let weight = convolution.weight.value(self.parameters);
@@ -71,5 +67,9 @@ impl<B: Backend> Saved<'_, B> {
         if self.x.needs_gradient {
             tape.contribute(values, self.x.id, Rc::new(dx));
         }
+    }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        vec![&self.x.data]
     }
 }

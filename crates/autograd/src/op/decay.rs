@@ -1,5 +1,6 @@
 //! Decay and write strength of the gated delta rule, from two projections and two trained vectors.
 
+use crate::arena::Lease;
 use crate::op::Node;
 use crate::parameters::{Gradients, Vector};
 use crate::tape::{Gradient, Tape, Variable};
@@ -73,5 +74,9 @@ impl<B: Backend> Saved<'_, B> {
                 tape.contribute(values, variable.id, Rc::new(gradient));
             }
         }
+    }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        vec![&self.a.data, &self.b.data]
     }
 }

@@ -109,4 +109,8 @@ impl<B: Backend> Saved<B> {
             }
         }
     }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        self.inputs.iter().map(|input| &*input.data).collect()
+    }
 }

@@ -135,6 +135,10 @@ impl<B: Backend> SavedSwiglu<B> {
             }
         }
     }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        vec![&self.gate.data, &self.up.data]
+    }
 }
 
 impl SavedAdd {

@@ -1,5 +1,6 @@
 //! Sigmoid gates of an attention's output, one per element.
 
+use crate::arena::Lease;
 use crate::op::Node;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
@@ -41,5 +42,9 @@ impl<B: Backend> Saved<B> {
                 tape.contribute(values, variable.id, Rc::new(gradient));
             }
         }
+    }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        vec![&self.x.data, &self.gate.data]
     }
 }

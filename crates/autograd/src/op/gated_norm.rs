@@ -64,4 +64,8 @@ impl<B: Backend> Saved<'_, B> {
             }
         }
     }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        vec![&self.h.data, &self.z.data, &self.inverse]
+    }
 }

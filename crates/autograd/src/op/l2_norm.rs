@@ -37,4 +37,8 @@ impl<B: Backend> Saved<B> {
         tape.backend.l2_norm_backward(&mut dx, &gradient, &self.x.data, &self.inverse, &self.shape);
         tape.contribute(values, self.x.id, Rc::new(dx));
     }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        vec![&self.x.data, &self.inverse]
+    }
 }

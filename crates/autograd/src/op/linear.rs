@@ -1,7 +1,6 @@
 //! Linear layers that share an input: slice product, bias, low-rank adapter. The input is sliced once for all of them.
 
 use crate::arena::{Lease, RowsLease};
-use crate::checkpoint::Policy;
 use crate::op::Node;
 use crate::parameters::{Gradients, Matrix, ParameterId, Vector};
 use crate::tape::{Gradient, Tape, Variable};
@@ -87,15 +86,17 @@ impl<'a, B: Backend> Tape<'a, B> {
     /// `residual + layer(x)`, the end of a block: no op of the block saves anything after this, so where the block is computed
     /// again the sum is left out.
     pub fn finish(&mut self, residual: &Variable<B>, x: &Variable<B>, layer: &'a Linear<B>) -> Variable<B> {
-        if self.recomputing || self.policy != Policy::None {
-            self.ends.push(Rc::clone(&x.data));
-        }
-        let y = if self.recomputing {
-            self.linears_with(x, &[layer], None).pop().expect("one output for one layer")
-        } else {
-            self.linear(x, layer)
-        };
+        self.end(&x.data);
+        let y = self.linear_where(x, layer, !self.recomputing);
         self.add_where(residual, &y, !self.recomputing)
+    }
+
+    /// The output is computed only where it is wanted; what the backward pass needs is in any case.
+    pub(crate) fn linear_where(&mut self, x: &Variable<B>, layer: &'a Linear<B>, wanted: bool) -> Variable<B> {
+        if wanted {
+            return self.linear(x, layer);
+        }
+        self.linears_with(x, &[layer], None).pop().expect("one output for one layer")
     }
 
     /// Several layers of one input.
@@ -160,7 +161,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             Matrix::Frozen(weight) => use_it(Operand::Sliced(weight)),
             Matrix::Trained(id) => {
                 let shape = SliceShape { rows: layer.outputs, width: layer.inputs, profile: self.profile };
-                let sliced = self.parameters.sliced(self.backend, *id, shape);
+                let sliced = self.parameters.sliced(self.backend, *id, 1, shape);
                 use_it(Operand::Sliced(&*sliced))
             }
         }
@@ -255,6 +256,12 @@ impl<'a, B: Backend> Saved<'a, B> {
             }
         }
         values[self.input] = dx.map(Rc::new);
+    }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        let adapters = self.layers.iter().filter_map(|layer| layer.adapter.as_ref());
+        let adapters = adapters.flat_map(|adapter| adapter.dropped.iter().chain([&adapter.low]));
+        self.x.iter().chain(adapters).map(|tensor| &**tensor).collect()
     }
 }
 

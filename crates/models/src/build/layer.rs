@@ -32,7 +32,7 @@ impl<B: Backend> Builder<'_, B> {
             &FeedConfig::Dense { width, bias } => {
                 Feed::Dense(self.dense(&format!("{path}.mlp"), width, bias, trained)?)
             }
-            FeedConfig::Experts(_) => unreachable!("checked by `build`"),
+            FeedConfig::Experts(experts) => Feed::Experts(self.sparse(&format!("{path}.mlp"), experts, trained)?),
         };
         Ok(Block { input_norm, mixer, post_norm, feed })
     }

@@ -5,12 +5,14 @@
 pub(crate) mod attention;
 pub(crate) mod delta;
 pub(crate) mod dense;
+pub(crate) mod experts;
 pub(crate) mod latent;
 
 use crate::generate::LayerCache;
 use attention::Attention;
 use delta::Delta;
 use dense::Dense;
+use experts::Sparse;
 use isobit_autograd::{Norm, Rotation, Tape, TapeError, Variable};
 use isobit_kernels::Backend;
 use latent::Latent;
@@ -32,6 +34,7 @@ pub(crate) enum Mixer<B: Backend> {
 
 pub(crate) enum Feed<B: Backend> {
     Dense(Dense<B>),
+    Experts(Sparse<B>),
 }
 
 /// What a layer computes with besides its weights.
@@ -66,6 +69,7 @@ impl<B: Backend> Block<B> {
         let normal = tape.rms_norm(&x, &self.post_norm);
         match &self.feed {
             Feed::Dense(dense) => Ok(dense.finish(tape, &x, normal)),
+            Feed::Experts(experts) => experts.finish(tape, &x, normal),
         }
     }
 }
