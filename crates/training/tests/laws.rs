@@ -5,6 +5,7 @@ use isobit_kernels::gpu::{Api, Selector, list};
 use isobit_kernels::op::Span;
 use isobit_kernels::{Backend, Cpu, Gpu, Path as CpuPath};
 use isobit_models::build::{Built, Settings};
+use isobit_models::weights::Weights;
 use isobit_models::{Config, LoraConfig, Session, Trained, build};
 use isobit_numerics::digest::Digest;
 use isobit_numerics::philox::{Key, Purpose};
@@ -34,8 +35,6 @@ fn rows(vocabulary: usize) -> Vec<TokenRow> {
 #[derive(Clone)]
 struct Run {
     model: &'static str,
-    /// The first so many; all if there are fewer.
-    layers: usize,
     trained: Trained,
     profile: Profile,
     policy: Policy,
@@ -46,7 +45,7 @@ impl Run {
     /// Three steps; losses, norms, weights and moments as one line.
     fn on<B: Backend>(&self, backend: B) -> String {
         let (trained, profile) = (self.trained.clone(), self.profile);
-        let built = model(&backend, self.model, self.layers, trained, profile);
+        let built = model(&backend, self.model, trained, profile);
         let mut trainer = Trainer::new(backend, built);
         let settings = StepSettings {
             profile,
@@ -76,26 +75,18 @@ impl Run {
     }
 }
 
-/// The first layers of a fixture.
-fn model<B: Backend>(backend: &B, name: &str, layers: usize, trained: Trained, profile: Profile) -> Built<B> {
+/// A model of the fixtures.
+fn model<B: Backend>(backend: &B, name: &str, trained: Trained, profile: Profile) -> Built<B> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures").join(name);
     let config = std::fs::read_to_string(folder.join("config.json")).expect("a config");
-    let mut config = Config::parse(&config).expect("a readable config");
-    config.layers.truncate(layers);
-    let source = Checkpoint::open(&folder).expect("weights");
+    let config = Config::parse(&config).expect("a readable config");
+    let source = Weights::new(Checkpoint::open(&folder).expect("weights"), &config).expect("known names");
     build(backend, &config, &source, &Settings { trained, profile, positions: 256, seed: 7 }).expect("a model")
 }
 
 fn runs() -> Vec<Run> {
     let lora = |targets: &[&str]| Trained::Lora(LoraConfig { dropout: 0.25, ..LoraConfig::new(4, 8.0, targets) });
-    let run = |model, trained| Run {
-        model,
-        layers: usize::MAX,
-        trained,
-        profile: Profile::X2,
-        policy: Policy::None,
-        micro_batch_size: 5,
-    };
+    let run = |model, trained| Run { model, trained, profile: Profile::X2, policy: Policy::None, micro_batch_size: 5 };
     vec![
         run("qwen2-base", lora(&SEVEN)),
         run("qwen2-tied", Trained::Full),
@@ -104,8 +95,9 @@ fn runs() -> Vec<Run> {
         run("llama-bias", Trained::Lora(LoraConfig::new(3, 3.0, &["q_proj", "down_proj"]))),
         run("qwen3_5-hybrid", Trained::Full),
         Run { profile: Profile::X3, ..run("qwen3_5-hybrid", lora(&[&SEVEN[..], &RECURRENT[..]].concat())) },
-        Run { layers: 1, ..run("deepseek-base", lora(&LATENT)) },
-        Run { layers: 1, ..run("deepseek-plain", Trained::Full) },
+        run("deepseek-base", lora(&LATENT)),
+        run("deepseek-plain", Trained::Full),
+        run("qwen3next-hybrid", Trained::Full),
     ]
 }
 
@@ -181,22 +173,23 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
-/// Models of every kind of mixer, and how many of their layers.
-const MIXERS: [(&str, usize); 6] = [
-    ("qwen2-window", usize::MAX),
-    ("qwen3-base", usize::MAX),
-    ("llama3-rope", usize::MAX),
-    ("qwen3_5-hybrid", usize::MAX),
-    ("deepseek-base", 1),
-    ("deepseek-plain", 1),
+/// Models of every kind of mixer.
+const MIXERS: [&str; 7] = [
+    "qwen2-window",
+    "qwen3-base",
+    "llama3-rope",
+    "qwen3_5-hybrid",
+    "qwen3next-hybrid",
+    "deepseek-base",
+    "deepseek-plain",
 ];
 
 /// Law 11: generation with a cache has the logits of the full forward pass, whatever the pieces a text comes in.
 #[test]
 fn a_cache_equals_the_full_forward() {
-    for (name, layers) in MIXERS {
+    for name in MIXERS {
         let backend = cpu(2, CpuPath::best());
-        let built = model(&backend, name, layers, Trained::Nothing, Profile::X2);
+        let built = model(&backend, name, Trained::Nothing, Profile::X2);
         let vocabulary = built.model.config.vocabulary;
         let tokens: Vec<u32> = (0..200).map(|t| (t * 13 + 5) % vocabulary as u32).collect();
         let full = logits(&backend, &built, &[&tokens]);
@@ -216,9 +209,9 @@ fn a_cache_equals_the_full_forward() {
 /// A document's logits are its own, whatever it shares a row with.
 #[test]
 fn packed_documents_equal_separate_ones() {
-    for (name, layers) in MIXERS {
+    for name in MIXERS {
         let backend = cpu(2, CpuPath::best());
-        let built = model(&backend, name, layers, Trained::Nothing, Profile::X2);
+        let built = model(&backend, name, Trained::Nothing, Profile::X2);
         let vocabulary = built.model.config.vocabulary as u32;
         let texts = [1, 3, 64, 2, 65, 130]
             .map(|length| -> Vec<u32> { (0..length).map(|t| (t * 13 + 5 * length) % vocabulary).collect() });
