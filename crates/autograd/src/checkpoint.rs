@@ -2,8 +2,9 @@
 //!
 //! The recomputation is a pure function of the block's input, so it has the same bits; that is checked, not assumed. It must save the
 //! same tensors, by number and size, and its ends must meet the digest of the forward pass, or the step stops; then a third computation
-//! tells where it went astray. The *ends* are the inputs of the block's last products ([`Tape::finish`], [`Tape::finish_experts`]): everything
-//! the gradients use lies before them, so what comes after is not computed again. Which experts a token goes to is no result but
+//! tells where it went astray. The *ends* are the inputs of the block's last products ([`Tape::finish`], [`Tape::finish_experts`])
+//! and what else is saved but leads to none of them: everything the gradients use lies before the ends, so what comes after is not
+//! computed again. Which experts a token goes to is no result but
 //! data: every policy keeps it.
 
 use crate::arena::Lease;
