@@ -2,8 +2,9 @@
 //!
 //! The recomputation is a pure function of the block's input, so it has the same bits; that is checked, not assumed. It must save the
 //! same tensors, by number and size, and its ends must meet the digest of the forward pass, or the step stops; then a third computation
-//! tells where it went astray. The *ends* are the inputs of the block's last products ([`Tape::finish`], [`Tape::finish_experts`]): everything
-//! the gradients use lies before them, so what comes after is not computed again. Which experts a token goes to is no result but
+//! tells where it went astray. The *ends* are the inputs of the block's last products ([`Tape::finish`], [`Tape::finish_experts`])
+//! and what else is saved but leads to none of them: everything the gradients use lies before the ends, so what comes after is not
+//! computed again. Which experts a token goes to is no result but
 //! data: every policy keeps it.
 
 use crate::arena::Lease;
@@ -151,10 +152,17 @@ impl<'a, B: Backend> Tape<'a, B> {
     }
 
     /// An op's results: computed, or taken from what was kept.
-    pub(crate) fn kept_or<const N: usize>(
+    pub(crate) fn kept_or<const I: usize, const N: usize>(
         &mut self,
+        inputs: [&Variable<B>; I],
         compute: impl FnOnce(&Self) -> [Rc<Lease<B>>; N],
     ) -> [Rc<Lease<B>>; N] {
+        if self.kept.mode != KeptMode::Off {
+            // What is kept does not tell of what is computed again.
+            for input in inputs {
+                self.end(&input.data);
+            }
+        }
         if self.kept.mode == KeptMode::Use
             && let Some(results) = self.kept.queue.pop_front()
         {

@@ -40,7 +40,7 @@ pub(crate) struct Saved<B: Backend> {
 impl<B: Backend> Tape<'_, B> {
     pub fn attention(&mut self, q: Variable<B>, k: Variable<B>, v: Variable<B>, shape: AttentionShape) -> Variable<B> {
         let width = shape.heads * shape.value_width;
-        let [o, lse] = self.kept_or(|tape| tape.attention_results(&q.data, &k.data, &v.data, shape));
+        let [o, lse] = self.kept_or([&q, &k, &v], |tape| tape.attention_results(&q.data, &k.data, &v.data, shape));
         let needs_gradient = q.needs_gradient || k.needs_gradient || v.needs_gradient;
         let y = self.variable(Rc::clone(&o), width, needs_gradient);
         if needs_gradient {

@@ -45,7 +45,7 @@ impl<B: Backend> Tape<'_, B> {
     /// `inputs` are `q`, `k`, `v`, the logarithm of the decay and the write strength. The state is zero where a document begins.
     pub fn delta_rule(&mut self, inputs: [Variable<B>; 5], shape: DeltaShape) -> Variable<B> {
         let width = shape.value_heads * shape.value_width;
-        let [o] = self.kept_or(|tape| {
+        let [o] = self.kept_or(inputs.each_ref(), |tape| {
             let starts = tape.layout.document_starts();
             let mut o = tape.take(tape.layout.tokens * width);
             tape.delta_rule_into(&mut o, None, inputs.each_ref().map(|x| &**x.data), None, shape, &starts);

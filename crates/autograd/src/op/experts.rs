@@ -141,7 +141,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let y = self.variable(Rc::new(y), matrix.outputs, needs_gradient);
         if needs_gradient {
             let rows = keeps_rows.then_some(rows);
-            rows.iter().for_each(|rows| self.end(rows));
+            rows.iter().chain(&low).for_each(|saved| self.end(saved));
             let input = matrix.needs_input().then(|| Rc::clone(&active.data));
             let (active, output) = (active.clone(), y.id);
             let saved = SavedDown { experts, grouping, weights, active, input, rows, low, output };

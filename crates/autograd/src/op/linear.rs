@@ -91,18 +91,17 @@ impl<'a, B: Backend> Tape<'a, B> {
         self.add_where(residual, &y, !self.recomputing)
     }
 
-    /// The output is computed only where it is wanted; what the backward pass needs is in any case.
+    /// A layer at the end of a block. The output is computed only where it is wanted, what the backward pass needs in any case; what the
+    /// adapter saves lies before no end, so it is one.
     pub(crate) fn linear_where(&mut self, x: &Variable<B>, layer: &'a Linear<B>, wanted: bool) -> Variable<B> {
-        if wanted {
-            return self.linear(x, layer);
-        }
-        self.linears_with(x, &[layer], None).pop().expect("one output for one layer")
+        let rows = wanted.then(|| self.slice(&x.data, x.width));
+        self.linears_with(x, &[layer], rows.as_ref(), true).pop().expect("one output for one layer")
     }
 
     /// Several layers of one input.
     pub fn linears(&mut self, x: &Variable<B>, layers: &[&'a Linear<B>]) -> Vec<Variable<B>> {
         let rows = self.slice(&x.data, x.width);
-        self.linears_with(x, layers, Some(&rows))
+        self.linears_with(x, layers, Some(&rows), false)
     }
 
     /// Without `rows` the outputs are not computed, only what the backward pass needs.
@@ -111,6 +110,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         x: &Variable<B>,
         layers: &[&'a Linear<B>],
         rows: Option<&RowsLease<B>>,
+        is_end: bool,
     ) -> Vec<Variable<B>> {
         let (mut outputs, mut saved, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
         for &layer in layers {
@@ -120,6 +120,10 @@ impl<'a, B: Backend> Tape<'a, B> {
                 self.base(&mut y, rows, layer);
             }
             let adapter = layer.adapter.as_ref().map(|adapter| self.adapt(&mut y, x, layer, adapter, rows.is_some()));
+            if is_end {
+                let saved = adapter.iter().flat_map(|adapter| adapter.dropped.iter().chain([&adapter.low]));
+                saved.for_each(|saved| self.end(saved));
+            }
             let trained = layer.needs_input() || layer.bias.as_ref().is_some_and(|bias| bias.id().is_some());
             let y = self.variable(Rc::new(y), layer.outputs, x.needs_gradient || trained);
             if y.needs_gradient {

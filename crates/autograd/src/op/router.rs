@@ -84,6 +84,8 @@ impl<'a, B: Backend> Tape<'a, B> {
     pub fn route(&mut self, x: &Variable<B>, router: &'a Router<B>) -> Result<Routes<B>, TapeError> {
         let shape = router.shape(self.layout.tokens);
         let logits = Rc::new(self.router_logits(x, router));
+        // The weights tell of the chosen only.
+        self.end(&logits);
         let grouping = self.grouping(&logits, router, &shape)?;
         if !self.recomputing {
             self.note_balance(&logits, &grouping, router);
