@@ -225,3 +225,28 @@ fn a_large_model_is_planned_without_its_weights() {
     // Values, moments, gradients and slices.
     assert!(plan.bytes_peak > 18 * plan.trained_count && plan.bytes_peak < 24 * plan.trained_count, "{plan:?}");
 }
+
+/// Hybrid and latent models at their published sizes: every tensor and every op, without a number.
+#[test]
+fn published_sizes_of_hybrid_and_latent_models() {
+    let rows = longest_rows(2, 256);
+    let rows: Vec<&TokenRow> = rows.iter().collect();
+    let step = step_settings(Profile::X2, Policy::Full, 1);
+    for (text, count) in [
+        (r#"{"model_type":"qwen3_5_moe_text"}"#, Some(34_660_610_688)),
+        (r#"{"model_type":"qwen3_next"}"#, None),
+        (r#"{"model_type":"deepseek_v3"}"#, None),
+    ] {
+        let model = Config::parse(text).expect("a config");
+        let targets = ["q_proj", "in_proj_qkv", "in_proj_qkvz", "kv_b_proj"];
+        for trained in [Trained::Full, Trained::Lora(LoraConfig::new(8, 16.0, &targets))] {
+            let full = trained == Trained::Full;
+            let settings = Settings { trained, profile: Profile::X2, positions: 256, seed: 0 };
+            let plan = memory(cpu(), &model, &Shapes::All(Format::Bf16), &settings, &step, &rows).expect("a plan");
+            assert!(plan.bytes_peak > plan.trained_count, "{text}");
+            if let Some(count) = count.filter(|_| full) {
+                assert_eq!(plan.trained_count, count, "{text}");
+            }
+        }
+    }
+}
