@@ -103,6 +103,12 @@ impl Case {
         if self.found["mode"] == "lora" {
             let start = SafeTensors::open(&self.folder.join("adapter/adapter_model.safetensors")).expect("an adapter");
             peft::load(&backend, &mut built, &start).unwrap_or_else(|error| panic!("{}: {error}", self.name));
+            for (id, parameter) in built.parameters.iter() {
+                let written = built.model.to_file(id, parameter, parameter.value.to_vec());
+                let tensor = start.get(&parameter.name).expect("PEFT's name");
+                assert_eq!(written[0].shape, tensor.shape, "{}", parameter.name);
+                assert_eq!(written[0].values, tensor.to_f32().expect("float32"), "{}", parameter.name);
+            }
         }
         Trainer::new(backend, built)
     }

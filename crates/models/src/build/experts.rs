@@ -55,9 +55,8 @@ impl<B: Backend> Builder<'_, B> {
         let router = self.router(&format!("{path}.gate"), c, trained)?;
         let shape = ExpertsShape::of(c, hidden);
         let loaded = experts::load(self.source, path, shape)?;
-        let targets = [Part::GateUp, Part::Down].map(|part| self.expert_target(path, part));
-        let [gate_up_target, down_target] = targets;
-        let (gate_up_target, down_target) = (gate_up_target?, down_target?);
+        let gate_up_target = self.expert_target(path, Part::GateUp)?;
+        let down_target = self.expert_target(path, Part::Down)?;
         // The later wrapper is the outer one: alone, a tensor has no name inside.
         let inner = if gate_up_target.is_some() && down_target.is_some() { ".base_layer" } else { "" };
         let gate_up = self.expert_matrix(path, Part::GateUp, &loaded, trained, gate_up_target.map(|of| (of, inner)))?;
@@ -129,7 +128,10 @@ impl<B: Backend> Builder<'_, B> {
         let shape = loaded.shape();
         let [outputs, inputs] = part.shape(shape);
         let name = format!("{path}.experts.{}", part.name());
-        let stored = self.stacked(&name, part, loaded)?;
+        if trained && matches!(loaded, Loaded::Gptq(_)) {
+            return Err(ModelError::Tensor { name, what: "it is quantised: only adapters can be trained".to_string() });
+        }
+        let stored = Self::stacked(part, loaded)?;
         let weight = if trained {
             let value = self.backend.upload_made(stored.length(), || finite(&name, stored.to_f32()))?;
             let in_file = self.source.name_in_file(&name);
@@ -175,7 +177,7 @@ impl<B: Backend> Builder<'_, B> {
     }
 
     /// One tensor of all experts, expert after expert.
-    fn stacked<'s>(&self, name: &str, part: Part, loaded: &Loaded<'s>) -> Result<StoredTensor<'s>, ModelError> {
+    fn stacked<'s>(part: Part, loaded: &Loaded<'s>) -> Result<StoredTensor<'s>, ModelError> {
         let shape = loaded.shape();
         let [rows, columns] = part.shape(shape);
         let all = vec![shape.experts, rows, columns];
@@ -184,10 +186,6 @@ impl<B: Backend> Builder<'_, B> {
                 Part::GateUp => stored.stacked_gate_up(),
                 Part::Down => stored.stacked(Projection::Down),
             },
-            Loaded::Gptq(_) if matches!(self.settings.trained, Trained::Full | Trained::LastBlocks(_)) => {
-                let what = "it is quantised: only adapters can be trained on it".to_string();
-                Err(ModelError::Tensor { name: name.to_string(), what })
-            }
             Loaded::Gptq(gptq) => {
                 let mut bytes = Vec::with_capacity(4 * all.iter().product::<usize>());
                 for expert in 0..shape.experts {
