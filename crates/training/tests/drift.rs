@@ -10,7 +10,7 @@ use isobit_autograd::{Finding, Gradients, Policy, Tape, TapeError};
 use isobit_kernels::observe::{Call, Observed, Observer};
 use isobit_kernels::{Backend, Buffer, Cpu, Path as CpuPath};
 use isobit_models::build::Settings;
-use isobit_models::{Built, LoraConfig, Trained, build};
+use isobit_models::{Built, Config, LoraConfig, Trained, build};
 use isobit_numerics::slices::Profile;
 use isobit_training::batch::{Batch, Place, TokenRow};
 use std::cell::{Cell, RefCell};
@@ -66,11 +66,14 @@ const FULL: How = How { policy: Policy::Full, cached: true, checked: true };
 
 impl Setup {
     fn new(trained: Trained, profile: Profile) -> Self {
+        Self::of(&config(r#","norm_topk_prob":true"#), trained, profile)
+    }
+
+    fn of(config: &Config, trained: Trained, profile: Profile) -> Self {
         let inner = Cpu::new(2, CpuPath::best()).expect("a path");
         let backend = Observed { inner, observer: Drift::default() };
-        let more = r#","norm_topk_prob":true"#;
         let settings = Settings { trained, profile, positions: 256, seed: 3 };
-        let mut built = build(&backend, &config(more), &Ties, &settings).expect("a model");
+        let mut built = build(&backend, config, &Ties, &settings).expect("a model");
         // B of a fresh adapter is zero and would hide what leads to it.
         let ids: Vec<_> = built.parameters.iter().map(|(id, _)| id).collect();
         for id in ids {
@@ -190,18 +193,39 @@ fn without_the_digest_check_it_trains_on_with_other_bits() {
 #[test]
 fn every_op_of_a_block() {
     for (name, trained) in [("adapters", lora()), ("everything", Trained::Full)] {
-        let setup = Setup::new(trained, Profile::X3);
-        for policy in [Policy::Full, Policy::Selective] {
-            let how = How { policy, ..FULL };
-            let blocks = setup.recomputations(how);
-            assert_eq!(blocks.len(), 2, "a dense and a sparse block are computed again");
-            for (layer, calls) in [1, 0].into_iter().zip(blocks) {
-                assert!(calls.len() > 12, "{} calls of layer {layer}", calls.len());
-                for (number, call) in calls {
-                    let error = setup.pass(how, Some(number), false).err();
-                    let caught = matches!(error, Some(TapeError::Digest { layer: at, .. }) if at == layer);
-                    assert!(caught, "{name}, {}, layer {layer}, {call:?}: {error:?}", policy.name());
-                }
+        check_every_op(name, &Setup::new(trained, Profile::X3));
+    }
+}
+
+/// The same where tokens are mixed by delta rules, gated or latent attention.
+#[test]
+fn every_op_of_other_mixers() {
+    let hybrid = r#"{"model_type":"qwen3_5_text","hidden_size":16,"intermediate_size":24,"num_hidden_layers":3,"num_attention_heads":4,
+        "num_key_value_heads":2,"head_dim":8,"linear_num_key_heads":2,"linear_num_value_heads":4,"linear_key_head_dim":4,
+        "linear_value_head_dim":8,"layer_types":["linear_attention","full_attention","linear_attention"],"vocab_size":97}"#;
+    let latent = r#"{"model_type":"deepseek_v3","hidden_size":16,"intermediate_size":24,"num_hidden_layers":3,"num_attention_heads":4,
+        "num_key_value_heads":4,"q_lora_rank":12,"kv_lora_rank":8,"qk_nope_head_dim":6,"qk_rope_head_dim":8,"v_head_dim":10,
+        "first_k_dense_replace":3,"vocab_size":97}"#;
+    let targets = ["q_proj", "o_proj", "in_proj_qkv", "in_proj_a", "out_proj", "q_b_proj", "kv_a_proj_with_mqa"];
+    for text in [hybrid, latent] {
+        let config = Config::parse(text).expect("a config");
+        for trained in [Trained::Lora(LoraConfig::new(3, 6.0, &targets)), Trained::Full] {
+            check_every_op(text, &Setup::of(&config, trained, Profile::X3));
+        }
+    }
+}
+
+fn check_every_op(name: &str, setup: &Setup) {
+    for policy in [Policy::Full, Policy::Selective] {
+        let how = How { policy, ..FULL };
+        let blocks = setup.recomputations(how);
+        assert_eq!(blocks.len(), 2, "two blocks are computed again");
+        for (layer, calls) in [1, 0].into_iter().zip(blocks) {
+            assert!(calls.len() > 12, "{} calls of layer {layer}", calls.len());
+            for (number, call) in calls {
+                let error = setup.pass(how, Some(number), false).err();
+                let caught = matches!(error, Some(TapeError::Digest { layer: at, .. }) if at == layer);
+                assert!(caught, "{name}, {}, layer {layer}, {call:?}: {error:?}", policy.name());
             }
         }
     }

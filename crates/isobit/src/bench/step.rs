@@ -17,7 +17,7 @@ use std::io::Write;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Shape: tiny, 0.5B or 1.5B of Qwen2, moe-small of Qwen3-MoE
+    /// Shape: tiny, 0.5B or 1.5B of Qwen2, moe-small of Qwen3-MoE, hybrid-small of Qwen3.5
     #[arg(long, default_value = "0.5B")]
     model: String,
     /// Rows of a step
@@ -106,7 +106,8 @@ fn measure<B: Backend>(backend: B, arguments: &Arguments, ops: &Times) -> Result
     let profile = profile.ok_or_else(|| Failure::usage("unknown profile", "x2 and x3 exist"))?;
     let policy = Policy::ALL.into_iter().find(|policy| policy.name() == arguments.checkpointing);
     let policy = policy.ok_or_else(|| Failure::usage("unknown policy", "none, selective and full exist"))?;
-    let targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+    let targets =
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_proj_qkv", "out_proj"];
     let targets = if arguments.model == SPARSE { &targets[..4] } else { &targets };
     let lora = LoraConfig::new(arguments.rank as usize, f64::from(2 * arguments.rank), targets);
     let settings = Settings { trained: Trained::Lora(lora), profile, positions: arguments.seq as usize, seed: 0 };
@@ -163,20 +164,32 @@ fn stopped(error: &StepError) -> Failure {
     }
 }
 
-/// The shape with experts: 8 layers, 4 of 32 experts, an untied head.
+/// Shapes of other families: with experts, 8 layers, 4 of 32 experts; hybrid, 6 delta layers and 2 of attention. Untied heads.
 const SPARSE: &str = "moe-small";
-const SPARSE_CONFIG: &str = r#"{"model_type":"qwen3_moe","hidden_size":512,"intermediate_size":1024,"moe_intermediate_size":256,
-    "num_hidden_layers":8,"num_attention_heads":8,"num_key_value_heads":2,"head_dim":64,"num_experts":32,"num_experts_per_tok":4,
-    "vocab_size":32768,"norm_topk_prob":true,"tie_word_embeddings":false,"rope_theta":10000.0}"#;
+const OTHERS: [(&str, &str); 2] = [
+    (
+        SPARSE,
+        r#"{"model_type":"qwen3_moe","hidden_size":512,"intermediate_size":1024,"moe_intermediate_size":256,
+        "num_hidden_layers":8,"num_attention_heads":8,"num_key_value_heads":2,"head_dim":64,"num_experts":32,"num_experts_per_tok":4,
+        "vocab_size":32768,"norm_topk_prob":true,"tie_word_embeddings":false,"rope_theta":10000.0}"#,
+    ),
+    (
+        "hybrid-small",
+        r#"{"model_type":"qwen3_5_text","hidden_size":512,"intermediate_size":1536,"num_hidden_layers":8,"num_attention_heads":4,
+        "num_key_value_heads":2,"head_dim":128,"linear_num_key_heads":4,"linear_num_value_heads":8,"linear_key_head_dim":128,
+        "linear_value_head_dim":128,"vocab_size":32768,"tie_word_embeddings":false}"#,
+    ),
+];
 
 fn config(model: &str) -> Result<Config, Failure> {
     let bug = |error: isobit_models::ModelError| Failure::usage(error.to_string(), "this is a bug of the benchmark");
-    if model == SPARSE {
-        return Config::parse(SPARSE_CONFIG).map_err(bug);
+    if let Some((_, text)) = OTHERS.into_iter().find(|(name, _)| *name == model) {
+        return Config::parse(text).map_err(bug);
     }
     let shape = SHAPES.into_iter().find(|(name, _)| *name == model);
-    let (_, [hidden, intermediate, layers, heads, kv_heads, vocabulary]) = shape
-        .ok_or_else(|| Failure::usage(format!("unknown shape `{model}`"), "tiny, 0.5B, 1.5B and moe-small exist"))?;
+    let (_, [hidden, intermediate, layers, heads, kv_heads, vocabulary]) = shape.ok_or_else(|| {
+        Failure::usage(format!("unknown shape `{model}`"), "tiny, 0.5B, 1.5B, moe-small and hybrid-small exist")
+    })?;
     let text = format!(
         r#"{{"model_type":"qwen2","hidden_size":{hidden},"intermediate_size":{intermediate},"num_hidden_layers":{layers},
         "num_attention_heads":{heads},"num_key_value_heads":{kv_heads},"vocab_size":{vocabulary},"tie_word_embeddings":true,
