@@ -174,7 +174,7 @@ fn gradients_are_the_slopes_of_the_loss() {
             let (step, slope) = [4e-3, 1e-3, 2.5e-4].into_iter().find_map(&mut slope).expect("a step short enough");
             at(0.0);
             let want: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
-            let size: f64 = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+            let size: f64 = gradient.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>().sqrt();
             // Of the difference's own error: losses are float32.
             let (error, noise) = ((slope - want).abs(), 1e-6 / f64::from(step));
             assert!(

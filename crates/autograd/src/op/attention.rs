@@ -75,7 +75,9 @@ impl<B: Backend> Tape<'_, B> {
     ) -> [Rc<Lease<B>>; 2] {
         if self.kept.mode != KeptMode::Off {
             // What is kept does not tell of what is computed again.
-            [q, k, v].into_iter().for_each(|x| self.end(&x.data));
+            for x in [q, k, v] {
+                self.end(&x.data);
+            }
         }
         if self.kept.mode == KeptMode::Use
             && let Some(results) = self.kept.queue.pop_front()

@@ -26,6 +26,7 @@ pub(crate) enum Mixer<B: Backend> {
     Attention(Attention<B>),
 }
 
+#[expect(clippy::large_enum_variant, reason = "there is one for each layer")]
 pub(crate) enum Feed<B: Backend> {
     Dense(Dense<B>),
     Experts(Sparse<B>),
