@@ -44,6 +44,21 @@ impl Policy {
     }
 }
 
+/// What a recomputation is held to. Only tests loosen it, to see what it prevents.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Contract {
+    /// Routers take the choices of the forward pass.
+    pub(crate) cached_choices: bool,
+    /// Other digests stop the step.
+    pub(crate) checks_digests: bool,
+}
+
+impl Default for Contract {
+    fn default() -> Self {
+        Self { cached_choices: true, checks_digests: true }
+    }
+}
+
 /// What the ops of a block saved: a line per op, with the lengths.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Trace(Vec<(&'static str, Vec<usize>)>);
@@ -111,7 +126,8 @@ impl<'a, B: Backend> Tape<'a, B> {
     #[doc(hidden)]
     #[must_use]
     pub fn without_digest_check(self) -> Self {
-        Self { checks_digests: false, ..self }
+        let contract = Contract { checks_digests: false, ..self.contract };
+        Self { contract, ..self }
     }
 
     /// Runs one block of the model under the tape's policy. The backward pass begins with the last block, whose activations would
@@ -199,7 +215,7 @@ impl<'a, B: Backend> Checkpoint<'a, B> {
             return Err(TapeError::Recompute { layer: self.layer, op, forward, recomputed });
         }
         let digests = inner.end_digests(&output)?;
-        if digests != self.digests && tape.checks_digests {
+        if digests != self.digests && tape.contract.checks_digests {
             let [forward, recomputed] = [&self.digests, &digests].map(|digests| text(digests));
             let finding = self.finding(tape, &inner, &digests)?;
             return Err(TapeError::Digest { layer: self.layer, forward, recomputed, finding });
@@ -228,7 +244,7 @@ impl<'a, B: Backend> Checkpoint<'a, B> {
         if tape.policy == Policy::Selective {
             inner.kept = Kept { mode: KeptMode::Use, queue: self.kept.clone() };
         }
-        if tape.cached_choices {
+        if tape.contract.cached_choices {
             inner.replayed = self.groupings.iter().cloned().collect();
         }
         inner.collected = tape.collected.as_ref().map(Collected::of_backward);

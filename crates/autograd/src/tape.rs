@@ -2,7 +2,7 @@
 
 use crate::TapeError;
 use crate::arena::{Arena, Lease, RowsLease};
-use crate::checkpoint::{Kept, Policy, Trace};
+use crate::checkpoint::{Contract, Kept, Policy, Trace};
 use crate::deferred::{Deferral, Queue};
 use crate::op::Node;
 use crate::op::balance::Collected;
@@ -101,11 +101,9 @@ pub struct Tape<'a, B: Backend> {
     pub(crate) groupings: Vec<Rc<Grouping<B>>>,
     /// Choices of the forward pass that the routers of a recomputation take.
     pub(crate) replayed: VecDeque<Rc<Grouping<B>>>,
-    pub(crate) cached_choices: bool,
     /// For the load-balancing loss, where there is one.
     pub(crate) collected: Option<Collected<B>>,
-    /// Off only where a test wants to see what the check of digests prevents.
-    pub(crate) checks_digests: bool,
+    pub(crate) contract: Contract,
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
@@ -135,9 +133,8 @@ impl<'a, B: Backend> Tape<'a, B> {
             deferred: Vec::new(),
             groupings: Vec::new(),
             replayed: VecDeque::new(),
-            cached_choices: true,
             collected: None,
-            checks_digests: true,
+            contract: Contract::default(),
         }
     }
 

@@ -154,7 +154,6 @@ fn kinds() -> Vec<Kind> {
 /// Along a random direction of every tensor.
 #[test]
 fn gradients_are_the_slopes_of_the_loss() {
-    const STEP: f32 = 4e-3;
     for kind in kinds() {
         let mut net = Net::new(kind);
         let (_, choices, gradients) = net.pass(Policy::None);
@@ -163,21 +162,23 @@ fn gradients_are_the_slopes_of_the_loss() {
             let name = net.parameters.get(id).name.clone();
             let direction = numbers(1000 + name.len(), gradient.len());
             let start = net.parameters.get(id).value.to_vec();
+            // None where the step sends a token elsewhere: there the loss jumps.
             let mut at = |step: f32| {
                 let moved: Vec<f32> = start.iter().zip(&direction).map(|(x, d)| x + step * d).collect();
                 let value = net.backend.upload(&moved);
                 net.parameters.get_mut(id).value = value;
                 let (loss, chosen, _) = net.pass(Policy::None);
-                assert_eq!(chosen, choices, "{kind:?}, {name}: a step too large for these routers");
-                loss
+                (chosen == choices).then_some(loss)
             };
-            let slope = (at(STEP) - at(-STEP)) / f64::from(2.0 * STEP);
+            let mut slope = |step: f32| Some((step, (at(step)? - at(-step)?) / f64::from(2.0 * step)));
+            let (step, slope) = [4e-3, 1e-3, 2.5e-4].into_iter().find_map(&mut slope).expect("a step short enough");
             at(0.0);
             let want: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
-            let size: f64 = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
-            let error = (slope - want).abs();
+            let size: f64 = gradient.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>().sqrt();
+            // Of the difference's own error: losses are float32.
+            let (error, noise) = ((slope - want).abs(), 1e-6 / f64::from(step));
             assert!(
-                error < 2e-3 * size + 2e-4,
+                error < 2e-3 * size + noise,
                 "{kind:?}, {name}: {slope} along the loss, {want} by the tape ({size})"
             );
             assert!(size > 1e-4, "{kind:?}, {name} hardly matters: {size}");

@@ -62,10 +62,9 @@ fn a_full_run_is_written_like_its_base_and_resumes() {
         checkpoint.names().map(|name| (name.to_string(), checkpoint.shape(name))).collect()
     };
     assert_eq!(of(&written), of(&base));
-    for way in [["gradient_checkpointing=none", "training.micro_batch_size=8", "gradient_accumulation_steps=1"]] {
-        folder.trained("other", &[&full[..], &way].concat());
-        folder.same("first", "other");
-    }
+    let way = ["gradient_checkpointing=none", "training.micro_batch_size=8", "gradient_accumulation_steps=1"];
+    folder.trained("other", &[&full[..], &way].concat());
+    folder.same("first", "other");
     // From the last checkpoint, whose tensors are one by one too.
     std::fs::remove_dir_all(folder.path("other/final")).expect("removed");
     folder.trained("other", &["adapter.type=full", "--resume"]);

@@ -6,6 +6,7 @@
 
 use crate::TapeError;
 use crate::arena::{Lease, RowsLease};
+use crate::checkpoint::Contract;
 use crate::op::Node;
 use crate::parameters::{Gradients, Matrix};
 use crate::tape::{Gradient, Tape, Variable};
@@ -120,7 +121,8 @@ impl<'a, B: Backend> Tape<'a, B> {
     #[doc(hidden)]
     #[must_use]
     pub fn with_cached_choices(self, cached_choices: bool) -> Self {
-        Self { cached_choices, ..self }
+        let contract = Contract { cached_choices, ..self.contract };
+        Self { contract, ..self }
     }
 
     fn router_logits(&self, x: &Variable<B>, router: &Router<B>) -> Lease<B> {

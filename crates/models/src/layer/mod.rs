@@ -32,6 +32,7 @@ pub(crate) enum Mixer<B: Backend> {
     Delta(Delta<B>),
 }
 
+#[expect(clippy::large_enum_variant, reason = "there is one for each layer")]
 pub(crate) enum Feed<B: Backend> {
     Dense(Dense<B>),
     Experts(Sparse<B>),
