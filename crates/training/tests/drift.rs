@@ -69,6 +69,7 @@ impl Setup {
         Self::of(&config(r#","norm_topk_prob":true"#), trained, profile)
     }
 
+    #[expect(clippy::float_arithmetic, reason = "made-up weights")]
     fn of(config: &Config, trained: Trained, profile: Profile) -> Self {
         let inner = Cpu::new(2, CpuPath::best()).expect("a path");
         let backend = Observed { inner, observer: Drift::default() };
@@ -157,7 +158,7 @@ fn choices_made_again_are_stopped_by_layer_op_and_counts() {
     let TapeError::Recompute { layer, op, forward, recomputed } = &error else { panic!("{error}") };
     assert_eq!((*layer, *op), (0, "router"), "{error}");
     assert_ne!(forward, recomputed);
-    assert!(forward.contains("[") && error.to_string().contains("layer 0"), "{error}");
+    assert!(forward.contains('[') && error.to_string().contains("layer 0"), "{error}");
 }
 
 #[test]
