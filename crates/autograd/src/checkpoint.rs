@@ -1,16 +1,20 @@
 //! Activation checkpointing: a block's activations are dropped after its forward pass and computed again in the backward one.
 //!
 //! The recomputation is a pure function of the block's input, so it has the same bits; that is checked, not assumed. It must save the
-//! same tensors, by number and size, and its ends must meet the digest of the forward pass, or the step stops. The *ends* are
-//! the inputs of the block's last products ([`Tape::finish`]): everything the gradients use lies before them, so what comes after
-//! is not computed again.
+//! same tensors, by number and size, and its ends must meet the digest of the forward pass, or the step stops; then a third computation
+//! tells where it went astray. The *ends* are the inputs of the block's last products ([`Tape::finish`], [`Tape::finish_experts`])
+//! and what else is saved but leads to none of them: everything the gradients use lies before the ends, so what comes after is not
+//! computed again. Which experts a token goes to is no result but
+//! data: every policy keeps it.
 
-use crate::TapeError;
 use crate::arena::Lease;
 use crate::deferred::Deferral;
 use crate::op::Node;
+use crate::op::balance::Collected;
+use crate::op::router::Grouping;
 use crate::parameters::Gradients;
 use crate::tape::{Gradient, Tape, Variable};
+use crate::{Finding, TapeError};
 use isobit_kernels::Backend;
 use isobit_numerics::digest::Digest;
 use std::collections::VecDeque;
@@ -21,9 +25,9 @@ use std::rc::Rc;
 pub enum Policy {
     /// All of them.
     None,
-    /// The input of every block and the outputs of its attention; the rest is computed again.
+    /// The input of every block, the outputs of its attention or delta rule and the choices of its router; the rest is computed again.
     Selective,
-    /// The input of every block.
+    /// The input of every block and the choices of its router.
     #[default]
     Full,
 }
@@ -37,6 +41,21 @@ impl Policy {
             Self::Selective => "selective",
             Self::Full => "full",
         }
+    }
+}
+
+/// What a recomputation is held to. Only tests loosen it, to see what it prevents.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Contract {
+    /// Routers take the choices of the forward pass.
+    pub(crate) cached_choices: bool,
+    /// Other digests stop the step.
+    pub(crate) checks_digests: bool,
+}
+
+impl Default for Contract {
+    fn default() -> Self {
+        Self { cached_choices: true, checks_digests: true }
     }
 }
 
@@ -62,10 +81,13 @@ impl Trace {
     }
 }
 
+/// What one op left.
+pub(crate) type Results<B> = Vec<Rc<Lease<B>>>;
+
 /// Results that the selective policy keeps, first in, first out.
 pub(crate) struct Kept<B: Backend> {
     pub(crate) mode: KeptMode,
-    pub(crate) queue: VecDeque<[Rc<Lease<B>>; 2]>,
+    pub(crate) queue: VecDeque<Results<B>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,10 +116,20 @@ pub(crate) struct Checkpoint<'a, B: Backend> {
     output: usize,
     digests: Vec<Digest>,
     trace: Trace,
-    kept: VecDeque<[Rc<Lease<B>>; 2]>,
+    kept: VecDeque<Results<B>>,
+    /// Choices of its routers.
+    groupings: Vec<Rc<Grouping<B>>>,
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
+    /// Goes on where the digests of a recomputation differ: for tests that show what then happens.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn without_digest_check(self) -> Self {
+        let contract = Contract { checks_digests: false, ..self.contract };
+        Self { contract, ..self }
+    }
+
     /// Runs one block of the model under the tape's policy. The backward pass begins with the last block, whose activations would
     /// be dropped only to be computed again at once: it keeps them under every policy.
     pub fn block(
@@ -121,16 +153,42 @@ impl<'a, B: Backend> Tape<'a, B> {
             self.kept = Kept { mode: KeptMode::Store, queue: VecDeque::new() };
         }
         let input = x.clone();
+        let routers = self.groupings.len();
         let output = block(self, x)?;
         self.recording = true;
         let digests = self.end_digests(&output)?;
         let (trace, kept) = (std::mem::take(&mut self.trace), std::mem::take(&mut self.kept));
         if output.needs_gradient {
             let (block, output) = (Rc::new(block) as Block<'a, B>, output.id);
-            let checkpoint = Checkpoint { layer, block, input, output, digests, trace, kept: kept.queue };
+            let groupings = self.groupings[routers..].to_vec();
+            let checkpoint = Checkpoint { layer, block, input, output, digests, trace, kept: kept.queue, groupings };
             self.nodes.push(Node::Checkpoint(checkpoint));
         }
         Ok(output)
+    }
+
+    /// An op's results: computed, or taken from what was kept.
+    pub(crate) fn kept_or<const I: usize, const N: usize>(
+        &mut self,
+        inputs: [&Variable<B>; I],
+        compute: impl FnOnce(&Self) -> [Rc<Lease<B>>; N],
+    ) -> [Rc<Lease<B>>; N] {
+        if self.kept.mode != KeptMode::Off {
+            // What is kept does not tell of what is computed again.
+            for input in inputs {
+                self.end(&input.data);
+            }
+        }
+        if self.kept.mode == KeptMode::Use
+            && let Some(results) = self.kept.queue.pop_front()
+        {
+            return results.try_into().unwrap_or_else(|_| unreachable!("ops come in the order of the forward pass"));
+        }
+        let results = compute(self);
+        if self.kept.mode == KeptMode::Store {
+            self.kept.queue.push_back(results.to_vec());
+        }
+        results
     }
 
     /// Digests of the block's ends, or of its output if it names none.
@@ -152,24 +210,15 @@ impl<'a, B: Backend> Checkpoint<'a, B> {
         gradients: &mut Gradients<B>,
     ) -> Result<(), TapeError> {
         let Some(gradient) = values[self.output].take() else { return Ok(()) };
-        let mut inner = Tape::new(tape.backend, tape.parameters, tape.layout, tape.profile, Policy::None);
-        inner.arena = Rc::clone(&tape.arena);
-        inner.training = tape.training;
-        inner.recomputing = true;
-        inner.deferral = tape.deferral;
-        if tape.policy == Policy::Selective {
-            inner.kept = Kept { mode: KeptMode::Use, queue: self.kept };
-        }
-        let start = Variable { id: 0, ..self.input.clone() };
-        inner.next = 1;
-        let output = (self.block)(&mut inner, start)?;
+        let (mut inner, output) = self.compute(tape)?;
         if let Some((op, forward, recomputed)) = self.trace.first_difference(&inner.trace) {
             return Err(TapeError::Recompute { layer: self.layer, op, forward, recomputed });
         }
         let digests = inner.end_digests(&output)?;
-        if digests != self.digests {
+        if digests != self.digests && tape.contract.checks_digests {
             let [forward, recomputed] = [&self.digests, &digests].map(|digests| text(digests));
-            return Err(TapeError::Digest { layer: self.layer, forward, recomputed });
+            let finding = self.finding(tape, &inner, &digests)?;
+            return Err(TapeError::Digest { layer: self.layer, forward, recomputed, finding });
         }
         let mut inner_values: Vec<Gradient<B>> = (0..inner.next).map(|_| None).collect();
         inner_values[output.id] = Some(gradient);
@@ -183,6 +232,41 @@ impl<'a, B: Backend> Checkpoint<'a, B> {
             tape.catch_up(gradients);
         }
         Ok(())
+    }
+
+    /// The block once more, recorded on a tape of its own.
+    fn compute(&self, tape: &Tape<'a, B>) -> Result<(Tape<'a, B>, Variable<B>), TapeError> {
+        let mut inner = Tape::new(tape.backend, tape.parameters, tape.layout, tape.profile, Policy::None);
+        inner.arena = Rc::clone(&tape.arena);
+        inner.training = tape.training;
+        inner.recomputing = true;
+        inner.deferral = tape.deferral;
+        if tape.policy == Policy::Selective {
+            inner.kept = Kept { mode: KeptMode::Use, queue: self.kept.clone() };
+        }
+        if tape.contract.cached_choices {
+            inner.replayed = self.groupings.iter().cloned().collect();
+        }
+        inner.collected = tape.collected.as_ref().map(Collected::of_backward);
+        let start = Variable { id: 0, ..self.input.clone() };
+        inner.next = 1;
+        let output = (self.block)(&mut inner, start)?;
+        Ok((inner, output))
+    }
+
+    /// Computes the block a third time and looks for the first op whose saved tensors are not those of the second.
+    fn finding(&self, tape: &Tape<'a, B>, second: &Tape<'a, B>, digests: &[Digest]) -> Result<Finding, TapeError> {
+        let (mut third, output) = self.compute(tape)?;
+        for (second, third) in second.nodes.iter().zip(&third.nodes) {
+            let ((op, second), (_, third)) = (second.saved(), third.saved());
+            for (tensor, (second, third)) in second.into_iter().zip(third).enumerate() {
+                if tape.backend.digest(&**second)? != tape.backend.digest(&**third)? {
+                    return Ok(Finding::Op { op, tensor });
+                }
+            }
+        }
+        let agrees = third.end_digests(&output)? == digests;
+        Ok(if agrees { Finding::Agrees } else { Finding::Ends })
     }
 }
 

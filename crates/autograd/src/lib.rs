@@ -13,14 +13,48 @@ mod tape;
 pub use checkpoint::Policy;
 pub use deferred::Deferral;
 pub use op::attention::AttentionShape;
-pub use op::elementwise::Rotation;
+pub use op::balance::Balance;
+pub use op::columns::{Blocks, Move};
+pub use op::conv1d::Convolution;
+pub use op::decay::DecayRates;
+pub use op::delta_rule::DeltaShape;
+pub use op::elementwise::{RotatedHead, Rotation};
+pub use op::experts::{ExpertAdapter, ExpertMatrix, Experts};
 pub use op::head::{HeadOutput, Targets};
 pub use op::linear::{Adapter, Linear};
 pub use op::norm::Norm;
+pub use op::router::{ROUTER_PROFILE, Router, Routes};
+pub use op::shared::SharedBranch;
 pub use parameters::{Frozen, Gradients, Matrix, Parameter, ParameterId, Parameters, Table, Vector};
 pub use tape::{Layout, Memory, Tape, Variable};
 
 use isobit_kernels::DeviceFailure;
+
+/// What a third computation of a block says of the first two, which differ.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Finding {
+    /// It differs from the second too, first in what this op saved.
+    Op { op: &'static str, tensor: usize },
+    /// It differs from the second at the ends of the block only.
+    Ends,
+    /// It is the second once more.
+    Agrees,
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Op { op, tensor } => {
+                write!(f, "computed once more it differs again, first in tensor {tensor} that {op} saved")
+            }
+            Self::Ends => write!(f, "computed once more it differs again, after everything that an op saved"),
+            Self::Agrees => write!(
+                f,
+                "computed once more it is the same as when recomputed: the forward pass went astray, or the recomputation does each time"
+            ),
+        }
+    }
+}
 
 /// Why a step stops.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -32,8 +66,10 @@ pub enum TapeError {
          recomputed"
     )]
     Recompute { layer: usize, op: &'static str, forward: String, recomputed: String },
-    #[error("the recomputation of layer {layer} gave other bits: digest {recomputed}, {forward} in the forward pass")]
-    Digest { layer: usize, forward: String, recomputed: String },
+    #[error(
+        "the recomputation of layer {layer} gave other bits: digest {recomputed}, {forward} in the forward pass; {finding}"
+    )]
+    Digest { layer: usize, forward: String, recomputed: String, finding: Finding },
     #[error("the trained tensor {name} got no gradient")]
     NoGradient { name: String },
 }

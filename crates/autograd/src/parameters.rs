@@ -70,10 +70,10 @@ impl<B: Backend> Parameters<B> {
         self.all.is_empty()
     }
 
-    /// The matrix `id` as slices.
-    pub(crate) fn sliced(&self, backend: &B, id: ParameterId, shape: SliceShape) -> Rc<B::Weight> {
+    /// The matrix `id`, or so many of them one after another, as slices.
+    pub(crate) fn sliced(&self, backend: &B, id: ParameterId, count: usize, shape: SliceShape) -> Rc<B::Weight> {
         let parameter = &self.all[id.0];
-        let make = || Rc::new(backend.slice_weight(StoredMatrix::F32(&parameter.value), 1, shape));
+        let make = || Rc::new(backend.slice_weight(StoredMatrix::F32(&parameter.value), count, shape));
         Rc::clone(parameter.sliced.borrow_mut().get_or_insert_with(make))
     }
 }
@@ -110,6 +110,15 @@ impl<B: Backend> Gradients<B> {
         assert!(!self.awaited[id.0], "an op that does not wait overtakes deferred parts of the same gradient");
         self.reached[id.0] = true;
         &mut self.all[id.0]
+    }
+
+    /// For an op that contributes to two at once.
+    pub(crate) fn reach_both(&mut self, a: ParameterId, b: ParameterId) -> (&mut F32<B>, &mut F32<B>) {
+        for id in [a, b] {
+            self.reach(id);
+        }
+        let [a, b] = self.all.get_disjoint_mut([a.0, b.0]).expect("two tensors");
+        (a, b)
     }
 
     /// A part of this gradient comes later; until then no other op may add to it, or the order of its parts would change.

@@ -2,15 +2,18 @@
 
 use crate::TapeError;
 use crate::arena::{Arena, Lease, RowsLease};
-use crate::checkpoint::{Kept, Policy, Trace};
+use crate::checkpoint::{Contract, Kept, Policy, Trace};
 use crate::deferred::{Deferral, Queue};
 use crate::op::Node;
+use crate::op::balance::Collected;
+use crate::op::router::Grouping;
 use crate::parameters::{Gradients, Parameters};
-use isobit_kernels::Backend;
 use isobit_kernels::backend::U32;
 use isobit_kernels::op::{SliceShape, Span};
+use isobit_kernels::{Backend, StoredMatrix};
 use isobit_numerics::philox::Key;
 use isobit_numerics::slices::Profile;
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 /// Where the tokens of a micro-batch belong: rows of the step, documents inside them, positions.
@@ -26,6 +29,19 @@ pub struct Layout<B: Backend> {
     pub key: Key,
     pub step: u32,
     pub first_row: u32,
+}
+
+impl<B: Backend> Layout<B> {
+    /// Offsets of the documents, the end last. They follow one another and leave no token out.
+    pub(crate) fn document_starts(&self) -> Vec<usize> {
+        let mut starts = vec![0];
+        for span in &self.spans {
+            assert_eq!(starts.last(), Some(&span.queries.start), "documents follow one another");
+            starts.push(span.queries.end);
+        }
+        assert_eq!(starts.last(), Some(&self.tokens), "every token belongs to a document");
+        starts
+    }
 }
 
 /// A value on the tape: `[tokens, width]`.
@@ -81,6 +97,13 @@ pub struct Tape<'a, B: Backend> {
     pub(crate) deferral: Deferral,
     /// Weight gradients that wait.
     pub(crate) deferred: Queue<'a, B>,
+    /// Choices of all routers so far.
+    pub(crate) groupings: Vec<Rc<Grouping<B>>>,
+    /// Choices of the forward pass that the routers of a recomputation take.
+    pub(crate) replayed: VecDeque<Rc<Grouping<B>>>,
+    /// For the load-balancing loss, where there is one.
+    pub(crate) collected: Option<Collected<B>>,
+    pub(crate) contract: Contract,
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
@@ -108,6 +131,10 @@ impl<'a, B: Backend> Tape<'a, B> {
             ends: Vec::new(),
             deferral: Deferral::None,
             deferred: Vec::new(),
+            groupings: Vec::new(),
+            replayed: VecDeque::new(),
+            collected: None,
+            contract: Contract::default(),
         }
     }
 
@@ -134,6 +161,13 @@ impl<'a, B: Backend> Tape<'a, B> {
 
     pub(crate) fn take(&self, length: usize) -> Lease<B> {
         self.arena.take(self.backend, length)
+    }
+
+    /// A value from numbers of the host: `[tokens, width]`, without a gradient.
+    pub fn constant(&mut self, numbers: &[f32], width: usize) -> Variable<B> {
+        let mut data = self.take(self.layout.tokens * width);
+        self.backend.to_f32(&mut data, StoredMatrix::F32(&self.backend.upload(numbers)));
+        self.variable(Rc::new(data), width, false)
     }
 
     pub(crate) fn variable(&mut self, data: Rc<Lease<B>>, width: usize, needs_gradient: bool) -> Variable<B> {

@@ -1,8 +1,8 @@
 //! Gradients of trained tensors: none may be missing in silence, and those that wait keep their order.
 
 use isobit_autograd::{
-    Deferral, Frozen, Gradients, Layout, Linear, Matrix, Norm, ParameterId, Parameters, Policy, Table, Tape, TapeError,
-    Targets, Variable, Vector,
+    Blocks, Deferral, Frozen, Gradients, Layout, Linear, Matrix, Move, Norm, ParameterId, Parameters, Policy, Table,
+    Tape, TapeError, Targets, Variable, Vector,
 };
 use isobit_kernels::backend::U32;
 use isobit_kernels::op::{SliceShape, Span};
@@ -151,4 +151,62 @@ fn nothing_overtakes_what_waits() {
         let x = tape.rms_norm(&x, &norm);
         tape.linear(&x, &net.layer)
     });
+}
+
+/// Column `c` of a value, in groups.
+fn per_group(groups: usize, width: usize, from: (usize, usize), to: (usize, usize, usize)) -> Move {
+    let from = Blocks { of: 0, offset: from.0, stride: from.1 };
+    Move { groups, width, from, to: Blocks { of: to.0, offset: to.1, stride: to.2 } }
+}
+
+fn weight_gradient(gradients: &Gradients<Reference>, net: &Net) -> Vec<f32> {
+    let (id, _) = net.parameters.iter().next().expect("a weight");
+    Reference.download(gradients.get(id)).expect("numbers")
+}
+
+#[test]
+fn what_is_parted_and_joined_again_has_the_same_gradient() {
+    let (inputs, net) = (inputs(), Net::new());
+    let whole = net.gradients(&inputs, Deferral::None, |tape, x| tape.linear(&x, &net.layer)).expect("gradients");
+    let parted = net.gradients(&inputs, Deferral::None, |tape, x| {
+        let y = tape.linear(&x, &net.layer);
+        // Two groups of [1 | 3] columns.
+        let parts = [per_group(2, 1, (0, 4), (0, 0, 1)), per_group(2, 3, (1, 4), (1, 0, 3))];
+        let [a, b] = tape.rearrange(&[&y], [2, 6], &parts);
+        let back = parts.map(|Move { groups, width, from, to }| Move {
+            groups,
+            width,
+            from: Blocks { offset: 0, ..to },
+            to: Blocks { of: 0, ..from },
+        });
+        let [y] = tape.rearrange(&[&a, &b], [WIDTH], &back);
+        y
+    });
+    assert_eq!(weight_gradient(&parted.expect("gradients"), &net), weight_gradient(&whole, &net));
+}
+
+/// Against a product with a matrix of zeros and ones, to the precision of its profile.
+#[test]
+fn one_block_for_all_groups_gets_the_sum_of_their_gradients() {
+    let (inputs, net) = (inputs(), Net::new());
+    let copied = net.gradients(&inputs, Deferral::None, |tape, x| {
+        let y = tape.linear(&x, &net.layer);
+        let moves = [per_group(4, 2, (0, 0), (0, 0, 2)), Move::cut(2, 6, 1)];
+        let [shared, _unused] = tape.rearrange(&[&y], [WIDTH, 6], &moves);
+        shared
+    });
+    let ones = (0..WIDTH * WIDTH).map(|at| if at % WIDTH == at / WIDTH % 2 { 1.0 } else { 0.0 });
+    let ones = Reference.upload(&ones.collect::<Vec<f32>>());
+    let shape = SliceShape { rows: WIDTH, width: WIDTH, profile: PROFILE };
+    let weight = Matrix::Frozen(Reference.slice_weight(StoredMatrix::F32(&ones), 1, shape));
+    let copy = Linear { outputs: WIDTH, inputs: WIDTH, weight, bias: None, adapter: None };
+    let multiplied = net.gradients(&inputs, Deferral::None, |tape, x| {
+        let y = tape.linear(&x, &net.layer);
+        tape.linear(&y, &copy)
+    });
+    let [got, want] = [copied, multiplied].map(|gradients| weight_gradient(&gradients.expect("gradients"), &net));
+    let largest = want.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    let difference = |(got, want): (&f32, &f32)| (f64::from(*got) - f64::from(*want)).abs();
+    assert!(got.iter().zip(&want).map(difference).all(|difference| difference < 1e-3 * f64::from(largest)));
+    assert!(got[2 * WIDTH..].iter().all(|x| x.to_bits() << 1 == 0) && got[..2 * WIDTH].iter().all(|x| *x != 0.0));
 }

@@ -113,6 +113,9 @@ impl Backend for Reordered {
         attention_workspace(&Attention) -> usize;
         attention_forward(&mut F32, &mut F32, &F32, &F32, &F32, &Attention, &mut Buffer<u8>);
         attention_backward((&mut F32, &mut F32, &mut F32), &F32, (&F32, &F32, &F32), &F32, &F32, &Attention, &mut Buffer<u8>);
+        delta_rule_workspace(&DeltaRule) -> usize;
+        delta_rule_forward(&mut F32, Option<&mut F32>, &F32, &F32, &F32, &F32, &F32, Option<&F32>, &DeltaRule, &mut Buffer<u8>);
+        delta_rule_backward([&mut F32; 5], &F32, [&F32; 5], &DeltaRule, &mut Buffer<u8>);
         embedding_forward(&mut F32, StoredMatrix<Self>, &Buffer<u32>, usize);
         embedding_workspace(usize) -> usize;
         embedding_backward(&mut F32, &F32, &Buffer<u32>, usize, &mut Buffer<u8>);

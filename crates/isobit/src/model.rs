@@ -4,7 +4,7 @@ use crate::Failure;
 use crate::train::failed;
 use isobit_kernels::Backend;
 use isobit_models::build::Settings;
-use isobit_models::{Built, Trained, build, peft};
+use isobit_models::{Built, Trained, Weights, build, peft};
 use isobit_numerics::slices::Profile;
 use isobit_proof::FileError;
 use isobit_proof::safetensors::{Checkpoint, SafeTensors};
@@ -55,10 +55,10 @@ impl Arguments {
         };
         let profile = Profile::ALL.into_iter().find(|profile| profile.name() == self.profile).unwrap_or(Profile::X2);
         let settings = Settings { trained, profile, positions, seed: 0 };
-        let mut built = build(backend, &config, &Checkpoint::open(&self.model)?, &settings)?;
+        let mut built = build(backend, &config, &Weights::new(Checkpoint::open(&self.model)?, &config)?, &settings)?;
         if let Some(folder) = adapter {
             let file = SafeTensors::open(&folder.join("adapter_model.safetensors"))?;
-            peft::load(backend, &mut built.parameters, &file)?;
+            peft::load(backend, &mut built, &file)?;
         }
         Ok(built)
     }

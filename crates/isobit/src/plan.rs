@@ -7,8 +7,8 @@ use crate::train::failed;
 use isobit_kernels::gpu::{self, Api};
 use isobit_kernels::plan::Layout;
 use isobit_kernels::{Cpu, Gpu, Path};
-use isobit_models::Shapes;
 use isobit_models::build::Settings;
+use isobit_models::{Shapes, Weights};
 use isobit_proof::safetensors::Checkpoint;
 use isobit_training::batch::TokenRow;
 use isobit_training::config::{self, Run};
@@ -113,7 +113,7 @@ fn unusable(error: &impl std::fmt::Display) -> Failure {
 /// The worst case of a config: every row as long as it may be.
 fn plan<L: Layout>(run: &Run, like: L) -> Result<MemoryPlan, RunError> {
     let model = model_config(&run.base_model)?;
-    let weights = Checkpoint::open(&run.base_model)?;
+    let weights = Weights::new(Checkpoint::open(&run.base_model)?, &model)?;
     let positions = run.training.max_seq_length as usize;
     let settings = Settings { trained: trained(run), profile: profile(run), positions, seed: run.seed };
     let step = step_settings(run);

@@ -4,9 +4,10 @@ use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use isobit_kernels::Backend;
+use isobit_models::config::{Feed, Mixer};
 use isobit_training::batch::TokenRow;
 use isobit_training::config::{self, Run, Settled};
-use isobit_training::prepare::{Prepared, RunError, prepare};
+use isobit_training::prepare::{Prepared, RunError, prepare, profile, step_settings};
 use isobit_training::run::{Outcome, Watch, train};
 use isobit_training::signal::{self, Signal};
 use isobit_training::step::{Evaluation, StepReport};
@@ -50,6 +51,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             prepared.train.iter().map(TokenRow::target_count).sum::<usize>(),
             prepared.steps.total
         ));
+        if let Some(line) = kinds(&prepared) {
+            tell(&line);
+        }
         let (truncated, most) = (prepared.report.truncated.len(), prepared.report.max_seq_length);
         if truncated > 0 {
             tell(&format!("warning: {truncated} rows are cut at {most} tokens: `isobit data check` lists them"));
@@ -93,6 +97,21 @@ impl Job for Training<'_> {
             }),
         }
     }
+}
+
+/// What of the layers needs saying before a run: routers, whose choices are kept, and convolutions.
+fn kinds(prepared: &Prepared) -> Option<String> {
+    let layers = &prepared.model.layers;
+    let sparse = layers.iter().filter(|layer| matches!(layer.feed, Feed::Experts(_))).count();
+    let convolved = layers.iter().filter(|layer| matches!(layer.mixer, Mixer::Delta(_))).count();
+    (sparse + convolved > 0).then(|| {
+        format!(
+            "{} layers, {sparse} with kept choices of experts, {convolved} with conv1d; checkpointing {}, profile {}",
+            layers.len(),
+            step_settings(&prepared.run).policy.name(),
+            profile(&prepared.run).name()
+        )
+    })
 }
 
 pub(crate) fn failed(error: &RunError) -> Failure {

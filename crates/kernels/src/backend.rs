@@ -6,8 +6,8 @@
 
 use crate::buffer::Element;
 use crate::op::{
-    Attention, Columns, Combine, Conv1d, Decay, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product, RmsNorm, Rope,
-    Router, SliceShape, Thin,
+    Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product,
+    RmsNorm, Rope, Router, SliceShape, Thin,
 };
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
@@ -306,6 +306,32 @@ pub trait Backend {
         o: &F32<Self>,
         lse: &F32<Self>,
         p: &Attention,
+        workspace: &mut Bytes<Self>,
+    );
+
+    // Gated delta rule
+    fn delta_rule_workspace(&self, p: &DeltaRule) -> usize;
+    /// States are `[documents, value_heads, key_width, value_width]`; without an initial one every document starts from zero.
+    fn delta_rule_forward(
+        &self,
+        o: &mut F32<Self>,
+        final_state: Option<&mut F32<Self>>,
+        q: &F32<Self>,
+        k: &F32<Self>,
+        v: &F32<Self>,
+        g: &F32<Self>,
+        beta: &F32<Self>,
+        initial_state: Option<&F32<Self>>,
+        p: &DeltaRule,
+        workspace: &mut Bytes<Self>,
+    );
+    /// Inputs and gradients are those of `q, k, v, g, beta`. Every document starts from zero; the states are computed again.
+    fn delta_rule_backward(
+        &self,
+        grads: [&mut F32<Self>; 5],
+        d_o: &F32<Self>,
+        inputs: [&F32<Self>; 5],
+        p: &DeltaRule,
         workspace: &mut Bytes<Self>,
     );
 

@@ -5,8 +5,8 @@
 use crate::backend::{Bytes, F32, I32, U32};
 use crate::buffer::Element;
 use crate::op::{
-    Attention, Columns, Combine, Conv1d, Decay, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product, RmsNorm, Rope,
-    Router, SliceShape, Thin,
+    Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product,
+    RmsNorm, Rope, Router, SliceShape, Thin,
 };
 use crate::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use half::{bf16, f16};
@@ -495,6 +495,44 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
         self.observer.before(&self.inner, call);
         self.inner.attention_backward((&mut *grads.0, grads.1, grads.2), d_o, qkv, o, lse, p, workspace);
         self.observer.after(&self.inner, call, Some(grads.0));
+    }
+
+    fn delta_rule_workspace(&self, p: &DeltaRule) -> usize {
+        self.inner.delta_rule_workspace(p)
+    }
+
+    fn delta_rule_forward(
+        &self,
+        o: &mut F32<Self>,
+        final_state: Option<&mut F32<Self>>,
+        q: &F32<Self>,
+        k: &F32<Self>,
+        v: &F32<Self>,
+        g: &F32<Self>,
+        beta: &F32<Self>,
+        initial_state: Option<&F32<Self>>,
+        p: &DeltaRule,
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::new("delta_rule_forward");
+        self.observer.before(&self.inner, call);
+        self.inner.delta_rule_forward(o, final_state, q, k, v, g, beta, initial_state, p, workspace);
+        self.observer.after(&self.inner, call, Some(o));
+    }
+
+    fn delta_rule_backward(
+        &self,
+        grads: [&mut F32<Self>; 5],
+        d_o: &F32<Self>,
+        inputs: [&F32<Self>; 5],
+        p: &DeltaRule,
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::new("delta_rule_backward");
+        let [dq, dk, dv, dg, dbeta] = grads;
+        self.observer.before(&self.inner, call);
+        self.inner.delta_rule_backward([&mut *dq, dk, dv, dg, dbeta], d_o, inputs, p, workspace);
+        self.observer.after(&self.inner, call, Some(dq));
     }
 
     fn embedding_forward(&self, y: &mut F32<Self>, table: StoredMatrix<Self>, ids: &U32<Self>, width: usize) {

@@ -34,6 +34,8 @@ pub struct LoraConfig {
     /// Scale by `alpha / √rank` instead of `alpha / rank`.
     pub rslora: bool,
     pub targets: Targets,
+    /// Tensors that get an adapter where they are no linear module's, above all fused experts: full names or their ends, at a dot.
+    pub parameters: Vec<String>,
     pub exclude: Option<Targets>,
     pub layers: Option<Vec<usize>>,
     pub rank_pattern: BTreeMap<String, usize>,
@@ -48,6 +50,7 @@ impl LoraConfig {
             dropout: 0.0,
             rslora: false,
             targets: Targets::Names(targets.iter().map(ToString::to_string).collect()),
+            parameters: Vec::new(),
             exclude: None,
             layers: None,
             rank_pattern: BTreeMap::new(),
@@ -61,9 +64,21 @@ impl LoraConfig {
         if excluded || !self.targets.matches(path)? || !self.layers.as_ref().is_none_or(|of| in_layers(of, path)) {
             return Ok(None);
         }
+        Ok(Some(self.rank_and_scale(path)?))
+    }
+
+    /// The same for a tensor. Neither `exclude` nor `layers` applies to tensors.
+    pub fn of_parameter(&self, name: &str) -> Result<Option<(usize, f32)>, ModelError> {
+        if !self.parameters.iter().any(|target| ends_with(name, target)) {
+            return Ok(None);
+        }
+        Ok(Some(self.rank_and_scale(name)?))
+    }
+
+    fn rank_and_scale(&self, path: &str) -> Result<(usize, f32), ModelError> {
         let rank = pattern_value(&self.rank_pattern, path)?.unwrap_or(self.rank);
         let alpha = pattern_value(&self.alpha_pattern, path)?.unwrap_or(self.alpha);
-        Ok(Some((rank, scale(alpha, rank, self.rslora))))
+        Ok((rank, scale(alpha, rank, self.rslora)))
     }
 }
 
@@ -78,12 +93,15 @@ impl Targets {
     fn matches(&self, path: &str) -> Result<bool, ModelError> {
         Ok(match self {
             Self::AllLinear => true,
-            Self::Names(names) => names.iter().any(|name| {
-                path.strip_suffix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-            }),
+            Self::Names(names) => names.iter().any(|name| ends_with(path, name)),
             Self::Pattern(pattern) => expression(&format!("^(?:{pattern})$"))?.is_match(path),
         })
     }
+}
+
+/// Whether a path is `end`, or ends with a dot and `end`.
+fn ends_with(path: &str, end: &str) -> bool {
+    path.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// The value of the first key that matches the end of the path, at a dot.

@@ -63,6 +63,15 @@ pub enum Experts<'a> {
     Gptq(GptqExperts<'a>),
 }
 
+impl Experts<'_> {
+    pub fn shape(&self) -> ExpertsShape {
+        match self {
+            Self::Stored(stored) => stored.shape(),
+            Self::Gptq(gptq) => gptq.shape(),
+        }
+    }
+}
+
 /// Finds and checks the experts of the feed-forward module at `path` (`model.layers.3.mlp`). No number is read yet.
 pub fn load<'a>(source: &'a dyn Source, path: &str, shape: ExpertsShape) -> Result<Experts<'a>, ModelError> {
     let start = format!("{path}.experts.");
@@ -252,7 +261,7 @@ fn check(place: &Place, name: &str, projection: Projection, format: Format) -> R
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Layout {
+pub(crate) enum Layout {
     Single,
     Fused,
     Transposed,
@@ -276,6 +285,10 @@ impl<'a> StoredExperts<'a> {
         self.place.shape
     }
 
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
     /// One matrix of one expert: `[width, hidden]` for gate and up, `[hidden, width]` for down.
     pub fn expert(&self, projection: Projection, expert: usize) -> Result<StoredTensor<'a>, ModelError> {
         let ExpertsShape { experts, width, hidden } = self.place.shape;
@@ -286,6 +299,10 @@ impl<'a> StoredExperts<'a> {
         }
         let whole = self.whole(projection)?;
         let tall = if projection == Projection::Down { hidden } else { 2 * width };
+        if whole.bytes.is_empty() {
+            // Shapes without numbers.
+            return Ok(StoredTensor { shape: vec![rows, columns], ..whole });
+        }
         let bytes = self.format.bytes();
         let start = expert * tall * columns * bytes;
         if self.layout == Layout::Fused {
@@ -311,6 +328,23 @@ impl<'a> StoredExperts<'a> {
             self.release_expert(projection, expert);
         }
         Ok(StoredTensor { format: self.format, shape: vec![count, rows, columns], bytes: Cow::Owned(bytes) })
+    }
+
+    /// Gate and up of all experts: `[experts, 2·width, hidden]`, of each expert gate rows, then up rows.
+    pub fn stacked_gate_up(&self) -> Result<StoredTensor<'a>, ModelError> {
+        let ExpertsShape { experts, width, hidden } = self.place.shape;
+        if self.layout == Layout::Fused {
+            return self.whole(Projection::Gate);
+        }
+        let mut bytes = Vec::with_capacity(2 * experts * width * hidden * self.format.bytes());
+        for expert in 0..experts {
+            for projection in [Projection::Gate, Projection::Up] {
+                bytes.extend_from_slice(&self.expert(projection, expert)?.bytes);
+                self.release_expert(projection, expert);
+            }
+        }
+        let shape = vec![experts, 2 * width, hidden];
+        Ok(StoredTensor { format: self.format, shape, bytes: Cow::Owned(bytes) })
     }
 
     /// The fused tensor that holds a projection.

@@ -1,6 +1,7 @@
-//! Generation with a cache of keys and values. A token's results depend on it and on what came before alone, so the logits are
+//! Generation with a cache of what earlier tokens left behind: keys and values, or inputs and state of a recurrence. A token's results depend on it and on what came before alone, so the logits are
 //! those of the full forward pass, bit for bit.
 
+use crate::config::{LayerConfig, Mixer};
 use crate::model::Model;
 use isobit_autograd::{Layout, Memory, Parameters, Tape, TapeError, Variable};
 use isobit_kernels::backend::F32;
@@ -10,14 +11,53 @@ use isobit_numerics::philox::{Key, Purpose, word};
 use isobit_numerics::slices::Profile;
 use std::cell::RefCell;
 
-/// Keys and values of one layer, on the host.
+/// What a layer keeps of earlier tokens, on the host.
+#[derive(Clone, Debug)]
+pub(crate) enum LayerCache {
+    Attention(KeysAndValues),
+    Delta(DeltaCache),
+}
+
+impl LayerCache {
+    fn of(layer: &LayerConfig) -> Self {
+        match layer.mixer {
+            Mixer::Attention(_) | Mixer::Latent(_) => Self::Attention(KeysAndValues::default()),
+            Mixer::Delta(_) => Self::Delta(DeltaCache::default()),
+        }
+    }
+
+    pub(crate) fn keys_and_values(&mut self) -> &mut KeysAndValues {
+        match self {
+            Self::Attention(cache) => cache,
+            Self::Delta(_) => unreachable!("the cache of a layer is that of its mixer"),
+        }
+    }
+
+    pub(crate) fn delta(&mut self) -> &mut DeltaCache {
+        match self {
+            Self::Delta(cache) => cache,
+            Self::Attention(_) => unreachable!("the cache of a layer is that of its mixer"),
+        }
+    }
+}
+
+/// Of a delta rule: what its convolution reaches back to, the state at the last border of a chunk, and the rule's inputs since.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LayerCache {
+pub(crate) struct DeltaCache {
+    pub(crate) history: Vec<f32>,
+    /// Empty before the first border.
+    pub(crate) state: Vec<f32>,
+    /// Queries, keys, values, decays and write strengths.
+    pub(crate) pending: [Vec<f32>; 5],
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KeysAndValues {
     keys: Vec<f32>,
     values: Vec<f32>,
 }
 
-impl LayerCache {
+impl KeysAndValues {
     /// Adds those of new tokens and gives all of them.
     pub(crate) fn extend<B: Backend>(
         &mut self,
@@ -44,7 +84,7 @@ pub struct Session<'a, B: Backend> {
 
 impl<'a, B: Backend> Session<'a, B> {
     pub fn new(backend: &'a B, model: &'a Model<B>, parameters: &'a Parameters<B>, profile: Profile) -> Self {
-        let cache = vec![RefCell::default(); model.config.layers.len()];
+        let cache = model.config.layers.iter().map(|layer| RefCell::new(LayerCache::of(layer))).collect();
         Self { backend, model, parameters, profile, memory: Memory::new(backend), cache, length: 0 }
     }
 

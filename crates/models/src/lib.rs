@@ -2,12 +2,14 @@
 //!
 //! `config/` reads `config.json` in its old and new spellings, `source.rs` is where weights come from: `weights.rs` a model folder with its names
 //! (`names.rs`) and quantised matrices (`fp8.rs`, `gptq.rs`), `experts.rs` the experts of a layer in any layout. `adapter.rs` says which
-//! modules get an adapter (PEFT's rules), `dense.rs` is the forward pass of Qwen2, Qwen3 and Llama, `build.rs` puts a model together.
+//! modules get an adapter (PEFT's rules), `files.rs` how trained tensors are written, `layer/` is the forward pass of each kind of layer, `build/` puts a
+//! model together.
 
 pub mod adapter;
 pub mod build;
 pub mod config;
 pub mod experts;
+mod files;
 pub mod fp8;
 pub mod generate;
 pub mod gptq;
@@ -22,6 +24,7 @@ pub use adapter::{LoraConfig, Targets, Trained};
 pub use build::{Built, build};
 pub use config::{Config, Family};
 pub use experts::{Experts, ExpertsShape, Projection};
+pub use files::FileTensor;
 pub use generate::{Sampling, Session};
 pub use gptq::GptqWeight;
 pub use model::Model;

@@ -1,12 +1,16 @@
 //! A decoder of any family: embedding, layers, final norm, head. What a layer is, `layer/` says.
 
 use crate::config::Config;
+use crate::files::{FileTensor, Form};
 use crate::generate::LayerCache;
 use crate::layer::{Block, Context};
-use isobit_autograd::{HeadOutput, Matrix, Norm, Rotation, Table, Tape, TapeError, Targets, Variable};
+use isobit_autograd::{
+    HeadOutput, Matrix, Norm, Parameter, ParameterId, Rotation, Table, Tape, TapeError, Targets, Variable,
+};
 use isobit_kernels::Backend;
 use isobit_kernels::backend::{F32, U32};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 /// A model with its weights.
 pub struct Model<B: Backend> {
@@ -20,6 +24,8 @@ pub struct Model<B: Backend> {
     pub(crate) sin: F32<B>,
     /// Positions that the tables hold.
     pub positions: usize,
+    /// Of parameters that a file has otherwise than the memory.
+    pub(crate) forms: BTreeMap<ParameterId, Form>,
 }
 
 impl<B: Backend> Model<B> {
@@ -32,6 +38,27 @@ impl<B: Backend> Model<B> {
             x = tape.block(layer, is_last, x, move |tape, x| block.forward(tape, &x, context))?;
         }
         Ok(tape.rms_norm(&x, &self.norm))
+    }
+
+    /// A parameter's values as the tensors of a file.
+    pub fn to_file(&self, id: ParameterId, parameter: &Parameter<B>, values: Vec<f32>) -> Vec<FileTensor> {
+        match self.forms.get(&id) {
+            Some(form) => form.write(&parameter.name, &values),
+            None => vec![FileTensor { name: parameter.name.clone(), shape: parameter.shape.clone(), values }],
+        }
+    }
+
+    /// A parameter's values from the tensors of a file, which `find` gives by name and shape.
+    pub fn from_file<E>(
+        &self,
+        id: ParameterId,
+        parameter: &Parameter<B>,
+        mut find: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, E>,
+    ) -> Result<Vec<f32>, E> {
+        match self.forms.get(&id) {
+            Some(form) => form.read(&parameter.name, find),
+            None => find(&parameter.name, &parameter.shape),
+        }
     }
 
     fn rotation(&self) -> Rotation<'_, B> {

@@ -2,7 +2,7 @@
 
 use crate::ModelError;
 use crate::adapter::{LoraConfig, Targets};
-use isobit_autograd::Parameters;
+use crate::build::Built;
 use isobit_kernels::Backend;
 use isobit_proof::safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ pub fn config_json(lora: &LoraConfig, base: &str) -> Value {
         "rank_pattern": lora.rank_pattern,
         "revision": null,
         "target_modules": targets(&lora.targets),
-        "target_parameters": null,
+        "target_parameters": (!lora.parameters.is_empty()).then_some(&lora.parameters),
         "task_type": "CAUSAL_LM",
         "use_dora": false,
         "use_rslora": lora.rslora,
@@ -59,10 +59,8 @@ pub fn parse_config(text: &str) -> Result<LoraConfig, ModelError> {
             return Err(wrong(format!("`{key}` is not supported")));
         }
     }
-    for key in ["modules_to_save", "target_parameters"] {
-        if value[key].as_array().is_some_and(|list| !list.is_empty()) {
-            return Err(wrong(format!("`{key}` is not supported")));
-        }
+    if value["modules_to_save"].as_array().is_some_and(|list| !list.is_empty()) {
+        return Err(wrong("`modules_to_save` is not supported".to_string()));
     }
     let number =
         |key: &str| value[key].as_f64().ok_or_else(|| wrong(format!("`{key}` is {}, not a number", value[key])));
@@ -96,6 +94,12 @@ pub fn parse_config(text: &str) -> Result<LoraConfig, ModelError> {
         rslora: value["use_rslora"] == true,
         targets: targets(&value["target_modules"])
             .ok_or_else(|| wrong(format!("`target_modules` is {}", value["target_modules"])))?,
+        parameters: match &value["target_parameters"] {
+            Value::Null => Vec::new(),
+            list => {
+                strings(list).ok_or_else(|| wrong(format!("`target_parameters` is {list}, not a list of names")))?
+            }
+        },
         exclude: targets(&value["exclude_modules"]).filter(|_| !value["exclude_modules"].is_null()),
         layers,
         rank_pattern: pattern("rank_pattern")?.into_iter().map(|(name, rank)| (name, rank as usize)).collect(),
@@ -104,23 +108,23 @@ pub fn parse_config(text: &str) -> Result<LoraConfig, ModelError> {
 }
 
 /// Puts the tensors of an adapter's file in place. Every trained tensor must be there, with its shape, and nothing else.
-pub fn load<B: Backend>(backend: &B, parameters: &mut Parameters<B>, file: &SafeTensors) -> Result<(), ModelError> {
+pub fn load<B: Backend>(backend: &B, built: &mut Built<B>, file: &SafeTensors) -> Result<(), ModelError> {
+    let Built { model, parameters } = built;
     let ids: Vec<_> = parameters.iter().map(|(id, _)| id).collect();
     for &id in &ids {
-        let parameter = parameters.get_mut(id);
-        let tensor = file.get(&parameter.name)?;
-        let wrong = |what: String| ModelError::Tensor { name: parameter.name.clone(), what };
-        if tensor.shape != parameter.shape {
-            return Err(wrong(format!(
-                "its shape is {:?}, the adapter's config says {:?}",
-                tensor.shape, parameter.shape
-            )));
-        }
-        let values = tensor.to_f32()?;
-        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            return Err(wrong(format!("element {at} is {}", values[at])));
-        }
-        parameter.value = backend.upload(&values);
+        let values = model.from_file(id, parameters.get(id), |name, shape| {
+            let tensor = file.get(name)?;
+            let wrong = |what: String| ModelError::Tensor { name: name.to_string(), what };
+            if tensor.shape != shape {
+                return Err(wrong(format!("its shape is {:?}, the adapter's config says {shape:?}", tensor.shape)));
+            }
+            let values = tensor.to_f32()?;
+            match values.iter().position(|value| !value.is_finite()) {
+                None => Ok(values),
+                Some(at) => Err(wrong(format!("element {at} is {}", values[at]))),
+            }
+        })?;
+        parameters.get_mut(id).value = backend.upload(&values);
     }
     let known = |name: &&str| !parameters.iter().any(|(_, parameter)| parameter.name == **name);
     match file.names().find(known) {
@@ -139,6 +143,7 @@ mod tests {
         lora.rslora = true;
         lora.dropout = 0.05;
         lora.layers = Some(vec![1]);
+        lora.parameters = vec!["mlp.experts.down_proj".to_string()];
         lora.rank_pattern.insert("q_proj".to_string(), 2);
         lora.alpha_pattern.insert("q_proj".to_string(), 3.5);
         let text = config_json(&lora, "base").to_string();
@@ -156,6 +161,7 @@ mod tests {
             ("r", json!("four")),
             ("lora_alpha", json!(null)),
             ("target_modules", json!(7)),
+            ("target_parameters", json!("mlp.experts.down_proj")),
             ("rank_pattern", json!({"q_proj": "x"})),
         ] {
             let mut bad = good.clone();

@@ -74,6 +74,11 @@ pub trait Source {
     /// The format in which `tensor` gives it.
     fn format(&self, name: &str) -> Result<Format, ModelError>;
 
+    /// What the file calls the tensor that is `name` here.
+    fn name_in_file<'n>(&self, name: &'n str) -> Cow<'n, str> {
+        Cow::Borrowed(name)
+    }
+
     /// The tensor will not be asked for again: its memory may go.
     fn release(&self, _name: &str) {}
 
@@ -250,6 +255,20 @@ impl Source for Shapes<'_> {
         match self {
             Self::All(_) => None,
             Self::Of(source) => source.names_under(start),
+        }
+    }
+
+    fn weight(&self, path: &str, outputs: usize, inputs: usize) -> Result<Weight<'_>, ModelError> {
+        match self {
+            Self::Of(source) if !source.contains(&format!("{path}.weight")) => source.weight(path, outputs, inputs),
+            _ => Ok(Weight::Stored(self.tensor(&format!("{path}.weight"), &[outputs, inputs])?)),
+        }
+    }
+
+    fn name_in_file<'n>(&self, name: &'n str) -> Cow<'n, str> {
+        match self {
+            Self::All(_) => Cow::Borrowed(name),
+            Self::Of(source) => source.name_in_file(name),
         }
     }
 }

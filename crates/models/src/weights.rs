@@ -115,6 +115,10 @@ impl Source for Weights {
         if self.scales(&tensor)?.is_some() { Ok(Format::F32) } else { format_of(&tensor) }
     }
 
+    fn name_in_file<'n>(&self, name: &'n str) -> Cow<'n, str> {
+        self.names.in_file(name)
+    }
+
     fn release(&self, name: &str) {
         self.checkpoint.release(&self.names.in_file(name));
     }

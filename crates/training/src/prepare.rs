@@ -7,7 +7,7 @@ use crate::data::{self, DataConfig, DataError, Report, Row};
 use crate::step::{StepError, StepSettings};
 use isobit_autograd::Policy;
 use isobit_kernels::DeviceFailure;
-use isobit_models::{Config, LoraConfig, ModelError, Targets, Trained};
+use isobit_models::{Config, LoraConfig, ModelError, Targets, Trained, Weights};
 use isobit_numerics::slices::Profile;
 use isobit_proof::FileError;
 use isobit_proof::hash::Hash;
@@ -74,7 +74,7 @@ pub struct Prepared {
     pub run: Run,
     pub steps: Steps,
     pub model: Config,
-    pub weights: Checkpoint,
+    pub weights: Weights,
     pub train: Vec<TokenRow>,
     pub eval: Vec<TokenRow>,
     pub report: Report,
@@ -92,7 +92,7 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
         let what = format!("gradient_groups {} is not supported yet", run.training.gradient_groups);
         return Err(RunError::Refused { what, hint: "set `gradient_groups = 1`" });
     }
-    let weights = Checkpoint::open(&run.base_model)?;
+    let weights = Weights::new(Checkpoint::open(&run.base_model)?, &model)?;
     let (tokenizer, template) = data::open(&run.base_model, &run.date)?;
     let (train, report) = data::load(&data_config(&run, &run.datasets), &tokenizer, template.as_ref())?;
     let mut train = token_rows(train.rows, model.vocabulary)?;
@@ -120,28 +120,36 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
     Ok(Prepared { run, steps, model, weights, train, eval, report, identity })
 }
 
-/// `config.json` of a model folder.
+/// What some quantisers write beside `config.json`.
+const QUANTIZE_CONFIG: &str = "quantize_config.json";
+
+/// `config.json` of a model folder, and `quantize_config.json` where there is one.
 pub fn model_config(folder: &Path) -> Result<Config, RunError> {
-    const BYTES_MOST: u64 = 1 << 24;
     const HINT: &str = "a model folder holds config.json, tokenizer.json and *.safetensors";
     // The folder itself first: that its config is not there would only be half of it.
     if !std::fs::metadata(folder).map_err(|error| FileError::from_io("read", folder, error))?.is_dir() {
         return Err(RunError::Refused { what: format!("{} is not a folder", folder.display()), hint: HINT });
     }
-    let path = folder.join("config.json");
-    let failed = |error| match FileError::from_io("read", &path, error) {
+    let beside = folder.join(QUANTIZE_CONFIG);
+    let beside = if beside.exists() { Some(config_text(beside)?) } else { None };
+    let text = config_text(folder.join("config.json")).map_err(|error| match error {
         FileError::Missing { path } => {
             RunError::Refused { what: format!("{} does not exist", path.display()), hint: HINT }
         }
         other => other.into(),
-    };
+    })?;
+    Ok(Config::parse_with(&text, beside.as_deref())?)
+}
+
+fn config_text(path: PathBuf) -> Result<String, FileError> {
+    const BYTES_MOST: u64 = 1 << 24;
+    let failed = |error| FileError::from_io("read", &path, error);
     if std::fs::metadata(&path).map_err(failed)?.len() > BYTES_MOST {
         let what = "it is larger than any config".to_string();
-        return Err(FileError::Malformed { path, what }.into());
+        return Err(FileError::Malformed { path, what });
     }
     let bytes = std::fs::read(&path).map_err(failed)?;
-    let malformed = |_| FileError::Malformed { path: path.clone(), what: "it is not UTF-8".to_string() };
-    Ok(Config::parse(&String::from_utf8(bytes).map_err(malformed)?)?)
+    String::from_utf8(bytes).map_err(|_| FileError::Malformed { path, what: "it is not UTF-8".to_string() })
 }
 
 fn data_config(run: &Run, files: &[PathBuf]) -> DataConfig {
@@ -202,10 +210,14 @@ fn digest(rows: &[TokenRow]) -> Hash {
     Hash::of_bytes(&bytes)
 }
 
-/// Of `config.json` and every file of weights.
-fn base_digest(folder: &Path, weights: &Checkpoint) -> Result<String, RunError> {
+/// Of `config.json`, what lies beside it, and every file of weights.
+fn base_digest(folder: &Path, weights: &Weights) -> Result<String, RunError> {
     let mut text = Hash::of_file(&folder.join("config.json"))?.to_string();
-    for file in weights.files() {
+    let beside = folder.join(QUANTIZE_CONFIG);
+    if beside.exists() {
+        text.push_str(&Hash::of_file(&beside)?.to_string());
+    }
+    for file in weights.checkpoint().files() {
         text.push_str(&Hash::of_file(file.path())?.to_string());
     }
     Ok(Hash::of_bytes(text.as_bytes()).to_string())
@@ -229,6 +241,7 @@ pub fn trained(run: &Run) -> Trained {
                 config::Targets::AllLinear => Targets::AllLinear,
                 config::Targets::Named(names) => Targets::Names(names.clone()),
             },
+            parameters: lora.target_parameters.clone(),
             exclude: (!lora.exclude_modules.is_empty()).then(|| Targets::Names(lora.exclude_modules.clone())),
             layers: (!lora.layers_to_transform.is_empty())
                 .then(|| lora.layers_to_transform.iter().map(|layer| *layer as usize).collect()),

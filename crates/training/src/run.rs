@@ -15,7 +15,7 @@ use crate::tensorboard::EventFile;
 use isobit_kernels::Backend;
 use isobit_kernels::backend::F32;
 use isobit_models::build::Settings;
-use isobit_models::{Trained, build, peft};
+use isobit_models::{FileTensor, Trained, build, peft};
 use isobit_proof::atomic::write_atomically;
 use isobit_proof::lock::Lock;
 use std::path::Path;
@@ -270,14 +270,16 @@ impl<B: Backend> State<B> {
     fn snapshot(&self) -> Result<Snapshot, RunError> {
         let backend = &self.trainer.backend;
         let (mut weights, mut moments1, mut moments2) = (Vec::new(), Vec::new(), Vec::new());
-        for ((_, parameter), [first, second]) in self.trainer.parameters.iter().zip(&self.trainer.moments) {
-            let tensor = |buffer: &F32<B>| -> Result<NamedTensor, RunError> {
-                let values = backend.download(buffer)?;
-                Ok(NamedTensor { name: parameter.name.clone(), shape: parameter.shape.clone(), values })
+        for ((id, parameter), [first, second]) in self.trainer.parameters.iter().zip(&self.trainer.moments) {
+            let put = |all: &mut Vec<NamedTensor>, buffer: &F32<B>| -> Result<(), RunError> {
+                let tensors = self.trainer.model.to_file(id, parameter, backend.download(buffer)?);
+                let named = |FileTensor { name, shape, values }| NamedTensor { name, shape, values };
+                all.extend(tensors.into_iter().map(named));
+                Ok(())
             };
-            weights.push(tensor(&parameter.value)?);
-            moments1.push(tensor(first)?);
-            moments2.push(tensor(second)?);
+            put(&mut weights, &parameter.value)?;
+            put(&mut moments1, first)?;
+            put(&mut moments2, second)?;
         }
         Ok(Snapshot { step: self.progress.step, weights, moments1, moments2, progress: self.progress.clone() })
     }
@@ -293,13 +295,15 @@ impl<B: Backend> State<B> {
             tensor.map(|tensor| tensor.values.clone()).ok_or_else(missing)
         };
         let ids: Vec<_> = self.trainer.parameters.iter().map(|(id, _)| id).collect();
-        for (id, moments) in ids.into_iter().zip(&mut self.trainer.moments) {
-            let parameter = self.trainer.parameters.get_mut(id);
-            let backend = &self.trainer.backend;
-            parameter.value = backend.upload(&find(&weights, &parameter.name, &parameter.shape)?);
+        let Trainer { backend, model, parameters, moments, .. } = &mut self.trainer;
+        for (id, moments) in ids.into_iter().zip(moments) {
+            let values =
+                |all: &[NamedTensor]| model.from_file(id, parameters.get(id), |name, shape| find(all, name, shape));
             for (moment, all) in moments.iter_mut().zip([&moments1, &moments2]) {
-                *moment = backend.upload(&find(all, &parameter.name, &parameter.shape)?);
+                *moment = backend.upload(&values(all)?);
             }
+            let value = backend.upload(&values(&weights)?);
+            parameters.get_mut(id).value = value;
         }
         self.progress = progress;
         Ok(())

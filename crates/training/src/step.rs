@@ -5,7 +5,7 @@
 #![expect(clippy::float_arithmetic, reason = "norms and schedules, as numerics.md defines them")]
 
 use crate::batch::{Batch, Place, TokenRow};
-use isobit_autograd::{Gradients, Memory, Parameters, Policy, Tape, TapeError};
+use isobit_autograd::{Balance, Gradients, Memory, Parameters, Policy, Tape, TapeError};
 use isobit_kernels::backend::F32;
 use isobit_kernels::op::IGNORED;
 use isobit_kernels::{Backend, DeviceFailure};
@@ -52,7 +52,7 @@ pub struct StepSettings {
 /// What a step reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
-    /// Mean loss of the targets, summed in float64 in the order of rows and tokens.
+    /// Mean loss of the targets, summed in float64 in the order of rows and tokens, and the load-balancing loss where the model asks for it.
     pub loss: f64,
     /// Before clipping.
     pub grad_norm: f32,
@@ -123,7 +123,7 @@ impl<B: Backend> Trainer<B> {
         Ok(StepReport { loss: loss / targets as f64, grad_norm, tokens, targets })
     }
 
-    /// Adds up the gradients of all micro-batches; gives the sum of the losses and the number of targets.
+    /// Adds up the gradients of all micro-batches; gives the sum of the losses, that of load balance in it, and the number of targets.
     pub fn gradients(
         &self,
         gradients: &mut Gradients<B>,
@@ -136,20 +136,26 @@ impl<B: Backend> Trainer<B> {
             return Err(StepError::NoTarget { step });
         }
         let weight = (1.0 / targets as f64) as f32;
-        let mut loss = 0.0;
+        let (mut loss, mut balance) = (0.0, 0.0);
         for (index, micro) in rows.chunks(settings.micro_batch_size).enumerate() {
             let first_row = index * settings.micro_batch_size;
             let place = Place { seed: settings.seed, step: step as u32, first_row: first_row as u32, weight };
             let batch = Batch::new(&self.backend, micro, place);
             let mut tape = Tape::new(&self.backend, &self.parameters, &batch.layout, settings.profile, settings.policy)
                 .with_buffers_of(&self.memory);
+            if let Some(coefficient) = self.model.config.balance {
+                let of_rows = micro.iter().map(|row| row.target_count()).collect();
+                tape = tape.with_balance(Balance { coefficient, targets: of_rows, step_targets: targets });
+            }
             let output = self.model.loss(&mut tape, &batch.ids, &batch.targets)?;
             let losses = self.backend.download(&output.loss)?;
             loss = add_losses(loss, &losses, &batch, step, first_row)?;
+            // ORDER: row after row, apart from the tokens' losses, so that micro-batches do not show.
+            tape.balance_loss(|of_row| balance += of_row)?;
             tape.backward(gradients)?;
         }
         gradients.combine(&self.backend, &self.parameters);
-        Ok((loss, targets))
+        Ok((loss + balance, targets))
     }
 
     /// Scales the gradients to the largest norm allowed; gives the norm before that.

@@ -10,9 +10,9 @@ use isobit_proof::safetensors::Checkpoint;
 use isobit_training::batch::{Batch, Place, TokenRow};
 use std::path::Path;
 
-fn rows() -> Vec<TokenRow> {
+fn rows(vocabulary: usize) -> Vec<TokenRow> {
     let row = |length: usize, starts: &[usize]| {
-        let tokens = (0..length).map(|t| ((t * 31 + length * 7) % 97) as u32).collect();
+        let tokens = (0..length).map(|t| ((t * 31 + length * 7) % vocabulary) as u32).collect();
         let targets = (0..length).map(|t| t % 5 != 3).collect();
         TokenRow { tokens, targets, document_starts: starts.iter().copied().chain([length]).collect() }
     };
@@ -28,7 +28,7 @@ fn gradients(
     micro_batch_size: usize,
     deferral: Deferral,
 ) -> Vec<(String, Vec<u32>)> {
-    let rows = rows();
+    let rows = rows(built.model.config.vocabulary);
     let rows: Vec<&TokenRow> = rows.iter().collect();
     let mut gradients = Gradients::zeros(cpu, &built.parameters);
     for (index, micro) in rows.chunks(micro_batch_size).enumerate() {
@@ -54,6 +54,12 @@ fn deferred_gradients_have_the_same_bits() {
         ("qwen2-tied", Trained::Full, Profile::X2),
         ("qwen3-base", Trained::Full, Profile::X3),
         ("qwen2-window", Trained::LastBlocks(1), Profile::X2),
+        ("qwen3_5-hybrid", Trained::Full, Profile::X2),
+        (
+            "qwen3_5-hybrid",
+            Trained::Lora(LoraConfig::new(3, 3.0, &["q_proj", "in_proj_qkv", "in_proj_b"])),
+            Profile::X2,
+        ),
         ("llama-bias", Trained::Full, Profile::X2),
         ("llama-bias", Trained::Lora(LoraConfig::new(3, 3.0, &["q_proj", "down_proj"])), Profile::X2),
     ];

@@ -1,11 +1,14 @@
 //! Laws of the training step, on bits: threads, SIMD paths, micro-batch splits, checkpoint policies and devices change nothing.
 
-use isobit_autograd::Policy;
+use isobit_autograd::{Layout, Policy, Tape};
 use isobit_kernels::gpu::{Api, Selector, list};
+use isobit_kernels::op::Span;
 use isobit_kernels::{Backend, Cpu, Gpu, Path as CpuPath};
-use isobit_models::build::Settings;
-use isobit_models::{Config, LoraConfig, Trained, build};
+use isobit_models::build::{Built, Settings};
+use isobit_models::weights::Weights;
+use isobit_models::{Config, LoraConfig, Session, Trained, build};
 use isobit_numerics::digest::Digest;
+use isobit_numerics::philox::{Key, Purpose};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::Checkpoint;
 use isobit_training::batch::TokenRow;
@@ -15,10 +18,14 @@ use std::path::Path;
 
 const SEVEN: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
+/// Linear layers of delta rules and latent attention.
+const RECURRENT: [&str; 5] = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"];
+const LATENT: [&str; 5] = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"];
+
 /// Rows of unequal length, one of them packed.
-fn rows() -> Vec<TokenRow> {
+fn rows(vocabulary: usize) -> Vec<TokenRow> {
     let row = |length: usize, starts: &[usize]| {
-        let tokens = (0..length).map(|t| ((t * 31 + length * 7) % 97) as u32).collect();
+        let tokens = (0..length).map(|t| ((t * 31 + length * 7) % vocabulary) as u32).collect();
         let targets = (0..length).map(|t| t % 5 != 3).collect();
         TokenRow { tokens, targets, document_starts: starts.iter().copied().chain([length]).collect() }
     };
@@ -37,13 +44,8 @@ struct Run {
 impl Run {
     /// Three steps; losses, norms, weights and moments as one line.
     fn on<B: Backend>(&self, backend: B) -> String {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures").join(self.model);
-        let config = std::fs::read_to_string(folder.join("config.json")).expect("a config");
-        let config = Config::parse(&config).expect("a readable config");
-        let source = Checkpoint::open(&folder).expect("weights");
         let (trained, profile) = (self.trained.clone(), self.profile);
-        let settings = Settings { trained, profile, positions: 256, seed: 7 };
-        let built = build(&backend, &config, &source, &settings).expect("a model");
+        let built = model(&backend, self.model, trained, profile);
         let mut trainer = Trainer::new(backend, built);
         let settings = StepSettings {
             profile,
@@ -56,7 +58,7 @@ impl Run {
             eps: 1e-8,
             weight_decay: 0.01,
         };
-        let rows = rows();
+        let rows = rows(trainer.model.config.vocabulary);
         let rows: Vec<&TokenRow> = rows.iter().collect();
         let mut text = String::new();
         for step in 1..=3 {
@@ -73,16 +75,29 @@ impl Run {
     }
 }
 
+/// A model of the fixtures.
+fn model<B: Backend>(backend: &B, name: &str, trained: Trained, profile: Profile) -> Built<B> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures").join(name);
+    let config = std::fs::read_to_string(folder.join("config.json")).expect("a config");
+    let config = Config::parse(&config).expect("a readable config");
+    let source = Weights::new(Checkpoint::open(&folder).expect("weights"), &config).expect("known names");
+    build(backend, &config, &source, &Settings { trained, profile, positions: 256, seed: 7 }).expect("a model")
+}
+
 fn runs() -> Vec<Run> {
-    let mut lora = LoraConfig::new(4, 8.0, &SEVEN);
-    lora.dropout = 0.25;
+    let lora = |targets: &[&str]| Trained::Lora(LoraConfig { dropout: 0.25, ..LoraConfig::new(4, 8.0, targets) });
     let run = |model, trained| Run { model, trained, profile: Profile::X2, policy: Policy::None, micro_batch_size: 5 };
     vec![
-        run("qwen2-base", Trained::Lora(lora)),
+        run("qwen2-base", lora(&SEVEN)),
         run("qwen2-tied", Trained::Full),
         Run { profile: Profile::X3, ..run("qwen3-base", Trained::Full) },
         run("qwen2-window", Trained::LastBlocks(1)),
         run("llama-bias", Trained::Lora(LoraConfig::new(3, 3.0, &["q_proj", "down_proj"]))),
+        run("qwen3_5-hybrid", Trained::Full),
+        Run { profile: Profile::X3, ..run("qwen3_5-hybrid", lora(&[&SEVEN[..], &RECURRENT[..]].concat())) },
+        run("deepseek-base", lora(&LATENT)),
+        run("deepseek-plain", Trained::Full),
+        run("qwen3next-hybrid", Trained::Full),
     ]
 }
 
@@ -130,40 +145,78 @@ fn devices_equal_the_cpu() {
     }
 }
 
+/// Logits of documents in one row.
+fn logits(backend: &Cpu, built: &Built<Cpu>, documents: &[&[u32]]) -> Vec<f32> {
+    let tokens = documents.concat();
+    let (mut spans, mut positions) = (Vec::new(), Vec::new());
+    for document in documents {
+        let span = positions.len()..positions.len() + document.len();
+        spans.push(Span { queries: span.clone(), keys: span });
+        positions.extend(0..document.len() as u32);
+    }
+    let layout = Layout {
+        tokens: tokens.len(),
+        row_starts: vec![0, tokens.len()],
+        spans,
+        positions: backend.upload(&positions),
+        key: Key::new(0, Purpose::Dropout),
+        step: 0,
+        first_row: 0,
+    };
+    let ids = backend.upload(&tokens);
+    let mut tape = Tape::inference(backend, &built.parameters, &layout, Profile::X2);
+    let logits = built.model.logits(&mut tape, &ids).expect("logits");
+    backend.download(logits.buffer()).expect("a download")
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+/// Models of every kind of mixer.
+const MIXERS: [&str; 7] = [
+    "qwen2-window",
+    "qwen3-base",
+    "llama3-rope",
+    "qwen3_5-hybrid",
+    "qwen3next-hybrid",
+    "deepseek-base",
+    "deepseek-plain",
+];
+
 /// Law 11: generation with a cache has the logits of the full forward pass, whatever the pieces a text comes in.
 #[test]
 fn a_cache_equals_the_full_forward() {
-    use isobit_autograd::{Layout, Tape};
-    use isobit_kernels::op::Span;
-    use isobit_models::Session;
-    use isobit_numerics::philox::{Key, Purpose};
-    for model in ["qwen2-window", "qwen3-base", "llama3-rope"] {
+    for name in MIXERS {
         let backend = cpu(2, CpuPath::best());
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures").join(model);
-        let config = std::fs::read_to_string(folder.join("config.json")).expect("a config");
-        let config = Config::parse(&config).expect("a readable config");
-        let source = Checkpoint::open(&folder).expect("weights");
-        let settings = Settings { trained: Trained::Nothing, profile: Profile::X2, positions: 256, seed: 0 };
-        let built = build(&backend, &config, &source, &settings).expect("a model");
-        let tokens: Vec<u32> = (0..200).map(|t| (t * 13 + 5) % 97).collect();
-        let layout = Layout {
-            tokens: 200,
-            row_starts: vec![0, 200],
-            spans: vec![Span { queries: 0..200, keys: 0..200 }],
-            positions: backend.upload(&(0..200).collect::<Vec<u32>>()),
-            key: Key::new(0, Purpose::Dropout),
-            step: 0,
-            first_row: 0,
-        };
-        let ids = backend.upload(&tokens);
-        let mut tape = Tape::inference(&backend, &built.parameters, &layout, Profile::X2);
-        let full = built.model.logits(&mut tape, &ids).expect("logits");
-        let full = backend.download(full.buffer()).expect("a download");
-        let mut session = Session::new(&backend, &built.model, &built.parameters, Profile::X2);
-        for end in [1, 2, 7, 128, 129, 130, 200] {
-            let logits = session.extend(&tokens[session.length()..end]).expect("logits");
-            let want = &full[(end - 1) * 97..end * 97];
-            assert!(logits.iter().zip(want).all(|(a, b)| a.to_bits() == b.to_bits()), "{model} at {end}");
+        let built = model(&backend, name, Trained::Nothing, Profile::X2);
+        let vocabulary = built.model.config.vocabulary;
+        let tokens: Vec<u32> = (0..200).map(|t| (t * 13 + 5) % vocabulary as u32).collect();
+        let full = logits(&backend, &built, &[&tokens]);
+        let mut ends = vec![vec![1, 2, 7, 128, 129, 130, 200], vec![63, 64, 65, 67, 192, 193, 200], vec![200]];
+        ends.push((1..=70).collect());
+        for ends in ends {
+            let mut session = Session::new(&backend, &built.model, &built.parameters, Profile::X2);
+            for end in ends {
+                let logits = session.extend(&tokens[session.length()..end]).expect("logits");
+                let want = &full[(end - 1) * vocabulary..end * vocabulary];
+                assert!(same_bits(&logits, want), "{name} at {end}");
+            }
         }
+    }
+}
+
+/// A document's logits are its own, whatever it shares a row with.
+#[test]
+fn packed_documents_equal_separate_ones() {
+    for name in MIXERS {
+        let backend = cpu(2, CpuPath::best());
+        let built = model(&backend, name, Trained::Nothing, Profile::X2);
+        let vocabulary = built.model.config.vocabulary as u32;
+        let texts = [1, 3, 64, 2, 65, 130]
+            .map(|length| -> Vec<u32> { (0..length).map(|t| (t * 13 + 5 * length) % vocabulary).collect() });
+        let documents = texts.each_ref().map(Vec::as_slice);
+        let apart: Vec<f32> = documents.iter().flat_map(|document| logits(&backend, &built, &[document])).collect();
+        assert!(same_bits(&logits(&backend, &built, &documents), &apart), "{name}");
     }
 }

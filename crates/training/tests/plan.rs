@@ -33,9 +33,9 @@ fn config(model: &str) -> Config {
     Config::parse(&text).expect("a readable config")
 }
 
-fn rows() -> Vec<TokenRow> {
+fn rows(vocabulary: usize) -> Vec<TokenRow> {
     let row = |length: usize, starts: &[usize]| {
-        let tokens = (0..length).map(|t| ((t * 31 + length * 7) % 97) as u32).collect();
+        let tokens = (0..length).map(|t| ((t * 31 + length * 7) % vocabulary) as u32).collect();
         let document_starts = starts.iter().copied().chain([length]).collect();
         TokenRow { tokens, targets: vec![true; length], document_starts }
     };
@@ -70,7 +70,7 @@ fn train<B: Backend>(
 ) -> Trainer<B> {
     let built = build(&backend, &config(model), source, settings).expect("a model");
     let mut trainer = Trainer::new(backend, built);
-    let rows = rows();
+    let rows = rows(trainer.model.config.vocabulary);
     let rows: Vec<&TokenRow> = rows.iter().collect();
     for number in 1..=2 {
         trainer.step(&rows, number, 1e-3, step).expect("a step");
@@ -86,6 +86,7 @@ fn the_plan_is_what_the_cpu_allocates() {
         ("qwen3-base", Trained::Full, Profile::X3),
         ("qwen2-window", Trained::LastBlocks(1), Profile::X2),
         ("llama-bias", lora(0.0), Profile::X2),
+        ("qwen3_5-hybrid", Trained::Full, Profile::X2),
         ("qwen2-bf16", lora(0.0), Profile::X3),
     ];
     for (model, trained, profile) in cases {
@@ -223,4 +224,29 @@ fn a_large_model_is_planned_without_its_weights() {
     assert_eq!(plan.trained_count, 1_543_714_304);
     // Values, moments, gradients and slices.
     assert!(plan.bytes_peak > 18 * plan.trained_count && plan.bytes_peak < 24 * plan.trained_count, "{plan:?}");
+}
+
+/// Hybrid and latent models at their published sizes: every tensor and every op, without a number.
+#[test]
+fn published_sizes_of_hybrid_and_latent_models() {
+    let rows = longest_rows(2, 256);
+    let rows: Vec<&TokenRow> = rows.iter().collect();
+    let step = step_settings(Profile::X2, Policy::Full, 1);
+    for (text, count) in [
+        (r#"{"model_type":"qwen3_5_moe_text"}"#, Some(34_660_610_688)),
+        (r#"{"model_type":"qwen3_next"}"#, None),
+        (r#"{"model_type":"deepseek_v3"}"#, None),
+    ] {
+        let model = Config::parse(text).expect("a config");
+        let targets = ["q_proj", "in_proj_qkv", "in_proj_qkvz", "kv_b_proj"];
+        for trained in [Trained::Full, Trained::Lora(LoraConfig::new(8, 16.0, &targets))] {
+            let full = trained == Trained::Full;
+            let settings = Settings { trained, profile: Profile::X2, positions: 256, seed: 0 };
+            let plan = memory(cpu(), &model, &Shapes::All(Format::Bf16), &settings, &step, &rows).expect("a plan");
+            assert!(plan.bytes_peak > plan.trained_count, "{text}");
+            if let Some(count) = count.filter(|_| full) {
+                assert_eq!(plan.trained_count, count, "{text}");
+            }
+        }
+    }
 }

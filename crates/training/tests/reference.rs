@@ -8,13 +8,13 @@
 //! the deviation over the norm of the update.
 #![expect(clippy::float_arithmetic, reason = "comparison with another framework")]
 
-use isobit_autograd::{Gradients, Policy};
+use isobit_autograd::{Gradients, Parameter, ParameterId, Policy, Tape};
 use isobit_kernels::{Backend, Cpu, Path as CpuPath};
 use isobit_models::build::Settings;
-use isobit_models::{Config, LoraConfig, Trained, build};
+use isobit_models::{Config, LoraConfig, Trained, Weights, build, peft};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::{Checkpoint, SafeTensors};
-use isobit_training::batch::TokenRow;
+use isobit_training::batch::{Batch, Place, TokenRow};
 use isobit_training::step::{StepSettings, Trainer};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -81,28 +81,64 @@ impl Case {
         lora.layers = adapter["layers_to_transform"]
             .as_array()
             .map(|layers| layers.iter().map(|layer| layer.as_u64().expect("a layer") as usize).collect());
+        lora.parameters = adapter["target_parameters"]
+            .as_array()
+            .map(|names| names.iter().filter_map(Value::as_str).map(str::to_string).collect())
+            .unwrap_or_default();
         Trained::Lora(lora)
     }
 
     fn trainer(&self, profile: Profile) -> Trainer<Cpu> {
+        self.trainer_of(&self.base, profile)
+    }
+
+    /// With the weights of another folder.
+    fn trainer_of(&self, weights: &Path, profile: Profile) -> Trainer<Cpu> {
         let backend = Cpu::new(2, CpuPath::best()).expect("the best path");
         let config = std::fs::read_to_string(self.base.join("config.json")).expect("a config");
         let config = Config::parse(&config).expect("a readable config");
-        let source = Checkpoint::open(&self.base).expect("weights");
+        let source = Weights::new(Checkpoint::open(weights).expect("weights"), &config).expect("known names");
         let settings = Settings { trained: self.trained(), profile, positions: 128, seed: 1 };
-        let built = build(&backend, &config, &source, &settings).expect("a model");
-        let mut trainer = Trainer::new(backend, built);
+        let mut built = build(&backend, &config, &source, &settings).expect("a model");
         if self.found["mode"] == "lora" {
             let start = SafeTensors::open(&self.folder.join("adapter/adapter_model.safetensors")).expect("an adapter");
-            let ids: Vec<_> = trainer.parameters.iter().map(|(id, _)| id).collect();
-            assert_eq!(ids.len(), start.tensors().len(), "{}: adapters", self.name);
-            for id in ids {
-                let parameter = trainer.parameters.get_mut(id);
-                let values = start.get(&parameter.name).expect("PEFT's name").to_f32().expect("float32");
-                parameter.value = Cpu::new(1, CpuPath::best()).expect("a path").upload(&values);
+            peft::load(&backend, &mut built, &start).unwrap_or_else(|error| panic!("{}: {error}", self.name));
+            for (id, parameter) in built.parameters.iter() {
+                let written = built.model.to_file(id, parameter, parameter.value.to_vec());
+                let tensor = start.get(&parameter.name).expect("PEFT's name");
+                assert_eq!(written[0].shape, tensor.shape, "{}", parameter.name);
+                assert_eq!(written[0].values, tensor.to_f32().expect("float32"), "{}", parameter.name);
             }
         }
-        trainer
+        Trainer::new(backend, built)
+    }
+
+    /// After so many updates every router chooses what the judge's does. The judge's are sorted by weight, ours by what decided; a correction bias
+    /// makes these differ, so the order inside a token is left out.
+    fn check_choices(&self, trainer: &Trainer<Cpu>, profile: Profile, updates: usize) {
+        let path = self.folder.join("routing.json");
+        if !path.exists() {
+            return;
+        }
+        let routing = json(&path);
+        for (index, row) in self.rows().iter().enumerate() {
+            let place = Place { seed: 0, step: 1, first_row: 0, weight: 1.0 };
+            let batch = Batch::new(&trainer.backend, &[row], place);
+            let mut tape = Tape::inference(&trainer.backend, &trainer.parameters, &batch.layout, profile);
+            trainer.model.hidden(&mut tape, &batch.ids).expect("hidden states");
+            let layers = routing["rows"][index].as_object().expect("layers");
+            let got: Vec<&[u32]> = tape.choices().collect();
+            assert_eq!(got.len(), layers.len(), "{}: layers with experts", self.name);
+            for (got, (layer, want)) in got.iter().zip(layers) {
+                let mut got = got.to_vec();
+                let mut want: Vec<u32> = serde_json::from_value(want["experts"][updates].clone()).expect("choices");
+                let chosen = routing["experts_per_token"].as_u64().expect("experts of a token") as usize;
+                for all in [&mut got, &mut want] {
+                    all.chunks_mut(chosen).for_each(<[u32]>::sort_unstable);
+                }
+                assert_eq!(got, want, "{} {profile:?}: row {index}, layer {layer}, {updates} updates", self.name);
+            }
+        }
     }
 
     /// The largest error allowed for a quantity of the judge.
@@ -164,7 +200,7 @@ fn check(name: &'static str) {
         assert!(error < case.bound(profile, "losses", None), "{name} {profile:?}: loss {error:e}");
         let wanted = SafeTensors::open(&case.folder.join("gradients.safetensors")).expect("gradients");
         for (id, parameter) in trainer.parameters.iter() {
-            let want = wanted.get(&parameter.name).expect("the judge's name").to_f32().expect("float32");
+            let want = judged(&trainer, id, parameter, &wanted);
             let got = trainer.backend.download(gradients.get(id)).expect("a download");
             let (error, bound) = (relative(&want, &got), case.bound(profile, "gradients", Some(&parameter.name)));
             assert!(error < bound, "{name} {profile:?}: gradient of {} {error:e} > {bound:e}", parameter.name);
@@ -178,6 +214,7 @@ fn check(name: &'static str) {
         };
         let start = values(&trainer);
         for step in 1..=5 {
+            case.check_choices(&trainer, profile, step as usize - 1);
             let report = trainer.step(&rows, step, 1e-2, &settings).expect("a step");
             let want = case.found["steps"][step as usize - 1]["loss"]["float64"].as_f64().expect("a loss");
             let error = (report.loss - want).abs() / want;
@@ -186,12 +223,22 @@ fn check(name: &'static str) {
                 "{name} {profile:?}: loss of step {step} {error:e}"
             );
         }
-        for (((_, parameter), start), got) in trainer.parameters.iter().zip(&start).zip(values(&trainer)) {
-            let want = wanted.get(&parameter.name).expect("the judge's name").to_f32().expect("float32");
+        case.check_choices(&trainer, profile, 5);
+        for (((id, parameter), start), got) in trainer.parameters.iter().zip(&start).zip(values(&trainer)) {
+            let want = judged(&trainer, id, parameter, &wanted);
             let (error, bound) = (deviation(start, &want, &got), case.bound(profile, "updates", Some(&parameter.name)));
             assert!(error < bound, "{name} {profile:?}: {} after five steps {error:e} > {bound:e}", parameter.name);
         }
     }
+}
+
+/// The judge's tensor, as it lies in memory here. Experts are stacked there as here, adapters as in PEFT's files.
+fn judged(trainer: &Trainer<Cpu>, id: ParameterId, parameter: &Parameter<Cpu>, file: &SafeTensors) -> Vec<f32> {
+    let get = |name: &str| Some(file.get(name).ok()?.to_f32().expect("float32"));
+    if parameter.name.contains("lora_") {
+        return trainer.model.from_file(id, parameter, |name, _| get(name).ok_or(())).expect("the judge's name");
+    }
+    get(&parameter.name).unwrap_or_else(|| panic!("the judge has no {}", parameter.name))
 }
 
 macro_rules! cases {
@@ -221,4 +268,31 @@ cases! {
     qwen3_bias = "qwen3-bias";
     llama3_rope = "llama3-rope";
     llama_bias = "llama-bias";
+    qwen3_5 = "qwen3_5-hybrid";
+    qwen3moe = "qwen3moe-base";
+    qwen3moe_raw = "qwen3moe-raw";
+    qwen3moe_mixed = "qwen3moe-mixed";
+    qwen3moe_lora = "qwen3moe-base-lora";
+    qwen3moe_experts = "qwen3moe-base-experts";
+    qwen3moe_balance = "qwen3moe-aux";
+    gptq_moe = "gptq-moe";
+    gptq_moe_order = "gptq-moe-order";
+    gptq_v1 = "gptq-v1";
+    qwen3_5moe = "qwen3_5moe-hybrid";
+    qwen3_5moe_lora = "qwen3_5moe-hybrid-lora";
+    qwen3_5moe_packed = "qwen3_5moe-hybrid-packed";
+    qwen3_5moe_full = "qwen3_5moe-full";
+    qwen3_5moe_linear = "qwen3_5moe-linear";
+    qwen3_5moe_linear_64 = "qwen3_5moe-linear-64";
+    qwen3_5moe_linear_65 = "qwen3_5moe-linear-65";
+    qwen3_5moe_linear_130 = "qwen3_5moe-linear-130";
+    qwen3_5moe_two = "qwen3_5moe-two";
+    qwen3_5moe_balance = "qwen3_5moe-aux";
+    qwen3next = "qwen3next-hybrid";
+    qwen3next_lora = "qwen3next-hybrid-lora";
+    deepseek = "deepseek-base";
+    deepseek_lora = "deepseek-base-lora";
+    deepseek_mscale = "deepseek-mscale";
+    deepseek_plain = "deepseek-plain";
+    deepseek_fp8 = "deepseek-fp8";
 }

@@ -1,7 +1,6 @@
 //! Causal attention inside documents. The selective policy keeps its results.
 
 use crate::arena::Lease;
-use crate::checkpoint::KeptMode;
 use crate::op::Node;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
@@ -41,7 +40,7 @@ pub(crate) struct Saved<B: Backend> {
 impl<B: Backend> Tape<'_, B> {
     pub fn attention(&mut self, q: Variable<B>, k: Variable<B>, v: Variable<B>, shape: AttentionShape) -> Variable<B> {
         let width = shape.heads * shape.value_width;
-        let [o, lse] = self.attention_results(&q, &k, &v, shape);
+        let [o, lse] = self.kept_or([&q, &k, &v], |tape| tape.attention_results(&q.data, &k.data, &v.data, shape));
         let needs_gradient = q.needs_gradient || k.needs_gradient || v.needs_gradient;
         let y = self.variable(Rc::clone(&o), width, needs_gradient);
         if needs_gradient {
@@ -54,42 +53,20 @@ impl<B: Backend> Tape<'_, B> {
 
     /// Attention of the tape's tokens, the last of one document, over keys and values of all of it. Nothing is recorded.
     pub fn attention_over(&mut self, q: &Variable<B>, k: &F32<B>, v: &F32<B>, shape: AttentionShape) -> Variable<B> {
-        let tokens = self.layout.tokens;
-        let width = shape.heads * shape.value_width;
-        let p = shape.over(&self.layout.spans, self.profile);
-        let (mut o, mut lse) = (self.take(tokens * width), self.take(tokens * shape.heads));
-        {
-            let mut workspace = self.arena.workspace(self.backend, self.backend.attention_workspace(&p));
-            self.backend.attention_forward(&mut o, &mut lse, &q.data, k, v, &p, &mut workspace);
-        }
-        self.variable(Rc::new(o), width, false)
+        let [o, _] = self.attention_results(&q.data, k, v, shape);
+        self.variable(o, shape.heads * shape.value_width, false)
     }
 
-    /// Output and logarithms of the denominators: computed, or taken from what was kept.
-    fn attention_results(
-        &mut self,
-        q: &Variable<B>,
-        k: &Variable<B>,
-        v: &Variable<B>,
-        shape: AttentionShape,
-    ) -> [Rc<Lease<B>>; 2] {
-        if self.kept.mode == KeptMode::Use
-            && let Some(results) = self.kept.queue.pop_front()
-        {
-            return results;
-        }
+    /// Output and logarithms of the denominators.
+    fn attention_results(&self, q: &F32<B>, k: &F32<B>, v: &F32<B>, shape: AttentionShape) -> [Rc<Lease<B>>; 2] {
         let tokens = self.layout.tokens;
         let p = shape.over(&self.layout.spans, self.profile);
-        let (mut o, mut lse) = (self.take(tokens * shape.heads * shape.value_width), self.take(tokens * shape.heads));
+        let [mut o, mut lse] = [shape.heads * shape.value_width, shape.heads].map(|width| self.take(tokens * width));
         {
             let mut workspace = self.arena.workspace(self.backend, self.backend.attention_workspace(&p));
-            self.backend.attention_forward(&mut o, &mut lse, &q.data, &k.data, &v.data, &p, &mut workspace);
+            self.backend.attention_forward(&mut o, &mut lse, q, k, v, &p, &mut workspace);
         }
-        let results = [Rc::new(o), Rc::new(lse)];
-        if self.kept.mode == KeptMode::Store {
-            self.kept.queue.push_back(results.clone());
-        }
-        results
+        [Rc::new(o), Rc::new(lse)]
     }
 }
 
@@ -116,5 +93,9 @@ impl<B: Backend> Saved<B> {
                 tape.contribute(values, variable.id, Rc::new(gradient));
             }
         }
+    }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        vec![&self.q.data, &self.k.data, &self.v.data, &self.o, &self.lse]
     }
 }

@@ -23,6 +23,22 @@ impl<B: Backend> Clone for Rotation<'_, B> {
 }
 impl<B: Backend> Copy for Rotation<'_, B> {}
 
+/// Which channels of a head turn: `rotation.width` of them from `offset` on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RotatedHead {
+    pub width: usize,
+    pub offset: usize,
+    /// Neighbours are pairs.
+    pub interleaved: bool,
+}
+
+impl RotatedHead {
+    /// The first channels, pairs half of them apart.
+    pub fn first(width: usize) -> Self {
+        Self { width, offset: 0, interleaved: false }
+    }
+}
+
 pub(crate) struct SavedRope<'a, B: Backend> {
     rotation: Rotation<'a, B>,
     shape: Rope,
@@ -44,14 +60,14 @@ pub(crate) struct SavedAdd {
 
 impl<'a, B: Backend> Tape<'a, B> {
     /// Turns the heads of a value by its tokens' positions. The value is used up.
-    pub fn rope(&mut self, x: Variable<B>, head_width: usize, rotation: Rotation<'a, B>) -> Variable<B> {
+    pub fn rope(&mut self, x: Variable<B>, head: RotatedHead, rotation: Rotation<'a, B>) -> Variable<B> {
         let shape = Rope {
             tokens: self.layout.tokens,
-            heads: x.width / head_width,
-            head_width,
+            heads: x.width / head.width,
+            head_width: head.width,
             rotary_width: rotation.width,
-            offset: 0,
-            interleaved: false,
+            offset: head.offset,
+            interleaved: head.interleaved,
         };
         let (input, width, needs_gradient) = (x.id, x.width, x.needs_gradient);
         let mut data = self.owned(x.data);
@@ -118,6 +134,10 @@ impl<B: Backend> SavedSwiglu<B> {
                 tape.contribute(values, variable.id, Rc::new(gradient));
             }
         }
+    }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        vec![&self.gate.data, &self.up.data]
     }
 }
 

@@ -86,7 +86,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             Matrix::Frozen(weight) => use_it(Operand::Sliced(weight)),
             Matrix::Trained(id) => {
                 let shape = SliceShape { rows: vocabulary, width: hidden, profile: self.profile };
-                let sliced = self.parameters.sliced(self.backend, *id, shape);
+                let sliced = self.parameters.sliced(self.backend, *id, 1, shape);
                 use_it(Operand::Sliced(&*sliced))
             }
         }

@@ -1,7 +1,6 @@
 //! Linear layers that share an input: slice product, bias, low-rank adapter. The input is sliced once for all of them.
 
 use crate::arena::{Lease, RowsLease};
-use crate::checkpoint::Policy;
 use crate::op::Node;
 use crate::parameters::{Gradients, Matrix, ParameterId, Vector};
 use crate::tape::{Gradient, Tape, Variable};
@@ -87,21 +86,22 @@ impl<'a, B: Backend> Tape<'a, B> {
     /// `residual + layer(x)`, the end of a block: no op of the block saves anything after this, so where the block is computed
     /// again the sum is left out.
     pub fn finish(&mut self, residual: &Variable<B>, x: &Variable<B>, layer: &'a Linear<B>) -> Variable<B> {
-        if self.recomputing || self.policy != Policy::None {
-            self.ends.push(Rc::clone(&x.data));
-        }
-        let y = if self.recomputing {
-            self.linears_with(x, &[layer], None).pop().expect("one output for one layer")
-        } else {
-            self.linear(x, layer)
-        };
+        self.end(&x.data);
+        let y = self.linear_where(x, layer, !self.recomputing);
         self.add_where(residual, &y, !self.recomputing)
+    }
+
+    /// A layer at the end of a block. The output is computed only where it is wanted, what the backward pass needs in any case; what the
+    /// adapter saves lies before no end, so it is one.
+    pub(crate) fn linear_where(&mut self, x: &Variable<B>, layer: &'a Linear<B>, wanted: bool) -> Variable<B> {
+        let rows = wanted.then(|| self.slice(&x.data, x.width));
+        self.linears_with(x, &[layer], rows.as_ref(), true).pop().expect("one output for one layer")
     }
 
     /// Several layers of one input.
     pub fn linears(&mut self, x: &Variable<B>, layers: &[&'a Linear<B>]) -> Vec<Variable<B>> {
         let rows = self.slice(&x.data, x.width);
-        self.linears_with(x, layers, Some(&rows))
+        self.linears_with(x, layers, Some(&rows), false)
     }
 
     /// Without `rows` the outputs are not computed, only what the backward pass needs.
@@ -110,6 +110,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         x: &Variable<B>,
         layers: &[&'a Linear<B>],
         rows: Option<&RowsLease<B>>,
+        is_end: bool,
     ) -> Vec<Variable<B>> {
         let (mut outputs, mut saved, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
         for &layer in layers {
@@ -118,6 +119,10 @@ impl<'a, B: Backend> Tape<'a, B> {
             let adapter = layer.adapter.as_ref().map(|adapter| self.contract(x, layer, adapter));
             if let Some(rows) = rows {
                 self.output(&mut y, rows, layer, adapter.as_ref());
+            }
+            if is_end {
+                let saved = adapter.iter().flat_map(|adapter| adapter.dropped.iter().chain([&adapter.low]));
+                saved.for_each(|saved| self.end(saved));
             }
             let trained = layer.needs_input() || layer.bias.as_ref().is_some_and(|bias| bias.id().is_some());
             let y = self.variable(Rc::new(y), layer.outputs, x.needs_gradient || trained);
@@ -162,7 +167,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             Matrix::Frozen(weight) => use_it(Operand::Sliced(weight)),
             Matrix::Trained(id) => {
                 let shape = SliceShape { rows: layer.outputs, width: layer.inputs, profile: self.profile };
-                let sliced = self.parameters.sliced(self.backend, *id, shape);
+                let sliced = self.parameters.sliced(self.backend, *id, 1, shape);
                 use_it(Operand::Sliced(&*sliced))
             }
         }
@@ -250,6 +255,12 @@ impl<'a, B: Backend> Saved<'a, B> {
             }
         }
         values[self.input] = dx.map(Rc::new);
+    }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        let adapters = self.layers.iter().filter_map(|layer| layer.adapter.as_ref());
+        let adapters = adapters.flat_map(|adapter| adapter.dropped.iter().chain([&adapter.low]));
+        self.x.iter().chain(adapters).map(|tensor| &**tensor).collect()
     }
 }
 

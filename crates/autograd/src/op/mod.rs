@@ -4,11 +4,22 @@
 //! added (`docs/numerics.md`, "Composition").
 
 pub(crate) mod attention;
+pub(crate) mod balance;
+pub(crate) mod columns;
+pub(crate) mod conv1d;
+pub(crate) mod decay;
+pub(crate) mod delta_rule;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
+pub(crate) mod experts;
+pub(crate) mod gate;
+pub(crate) mod gated_norm;
 pub(crate) mod head;
+pub(crate) mod l2_norm;
 pub(crate) mod linear;
 pub(crate) mod norm;
+pub(crate) mod router;
+pub(crate) mod shared;
 
 use crate::TapeError;
 use crate::arena::Lease;
@@ -27,6 +38,17 @@ pub(crate) enum Node<'a, B: Backend> {
     Attention(attention::Saved<B>),
     Swiglu(elementwise::SavedSwiglu<B>),
     Add(elementwise::SavedAdd),
+    Columns(columns::Saved),
+    Gate(gate::Saved<B>),
+    Conv1d(conv1d::Saved<'a, B>),
+    L2Norm(l2_norm::Saved<B>),
+    Decay(decay::Saved<'a, B>),
+    DeltaRule(delta_rule::Saved<B>),
+    GatedNorm(gated_norm::Saved<'a, B>),
+    Router(router::Saved<'a, B>),
+    ExpertsUp(experts::SavedUp<'a, B>),
+    ExpertsDown(experts::SavedDown<'a, B>),
+    TokenGate(shared::SavedGate<B>),
     Head(head::Saved<'a, B>),
     Checkpoint(Checkpoint<'a, B>),
     /// Where the nodes of a block begin: the backward pass is done with it.
@@ -48,11 +70,47 @@ impl<'a, B: Backend> Node<'a, B> {
             Self::Attention(saved) => saved.backward(tape, values),
             Self::Swiglu(saved) => saved.backward(tape, values),
             Self::Add(saved) => saved.backward(tape, values),
+            Self::Columns(saved) => saved.backward(tape, values),
+            Self::Gate(saved) => saved.backward(tape, values),
+            Self::Conv1d(saved) => saved.backward(tape, values, gradients),
+            Self::L2Norm(saved) => saved.backward(tape, values),
+            Self::Decay(saved) => saved.backward(tape, values, gradients),
+            Self::DeltaRule(saved) => saved.backward(tape, values),
+            Self::GatedNorm(saved) => saved.backward(tape, values, gradients),
+            Self::Router(saved) => saved.backward(tape, values, gradients),
+            Self::ExpertsUp(saved) => saved.backward(tape, values, gradients),
+            Self::ExpertsDown(saved) => saved.backward(tape, values, gradients),
+            Self::TokenGate(saved) => saved.backward(tape, values),
             Self::Head(saved) => saved.backward(tape, values, gradients),
             Self::Checkpoint(saved) => return saved.backward(tape, values, gradients),
             Self::BlockStart => tape.catch_up(gradients),
         }
         Ok(())
+    }
+
+    /// The op, and what it saved of the forward pass: to find where two computations of a block part.
+    pub(crate) fn saved(&self) -> (&'static str, Vec<&Lease<B>>) {
+        match self {
+            Self::RmsNorm(saved) => ("rms_norm", saved.tensors()),
+            Self::Linears(saved) => ("linear", saved.tensors()),
+            Self::Attention(saved) => ("attention", saved.tensors()),
+            Self::Swiglu(saved) => ("swiglu", saved.tensors()),
+            Self::Gate(saved) => ("gate", saved.tensors()),
+            Self::Conv1d(saved) => ("conv1d", saved.tensors()),
+            Self::L2Norm(saved) => ("l2_norm", saved.tensors()),
+            Self::Decay(saved) => ("decay", saved.tensors()),
+            Self::DeltaRule(saved) => ("delta_rule", saved.tensors()),
+            Self::GatedNorm(saved) => ("gated_norm", saved.tensors()),
+            Self::Columns(_) => ("columns", Vec::new()),
+            Self::Router(saved) => ("router", saved.tensors()),
+            Self::ExpertsUp(saved) => ("experts_up", saved.tensors()),
+            Self::ExpertsDown(saved) => ("experts_down", saved.tensors()),
+            Self::TokenGate(saved) => ("gate", saved.tensors()),
+            Self::Rope(_) => ("rope", Vec::new()),
+            Self::Add(_) => ("add", Vec::new()),
+            // Not inside a block.
+            Self::Embedding(_) | Self::Head(_) | Self::Checkpoint(_) | Self::BlockStart => ("block", Vec::new()),
+        }
     }
 }
 

@@ -63,4 +63,8 @@ impl<B: Backend> Saved<'_, B> {
             values[self.x.id] = Some(Rc::new(dx));
         }
     }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        vec![&self.x.data, &self.inverse]
+    }
 }

@@ -9,6 +9,7 @@ pub mod column_copy;
 pub mod combine;
 pub mod conv1d;
 pub mod decay;
+pub mod delta_rule;
 pub mod digest;
 pub mod dropout;
 pub mod elementary;
@@ -58,6 +59,8 @@ pub fn visit_all(visitor: &mut impl Visitor) {
     gated_norm::visit(visitor);
     visitor.op("attention");
     attention::visit(visitor);
+    visitor.op("delta_rule");
+    delta_rule::visit(visitor);
     visitor.op("embedding");
     embedding::visit(visitor);
     visitor.op("head_loss");

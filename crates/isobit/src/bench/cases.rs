@@ -1,8 +1,11 @@
 //! What `bench kernels` measures: ops with the shapes that training meets, and how much work each is.
 
 use isobit_kernels::op::attention::HEAD_WIDTH_MAX;
+use isobit_kernels::op::delta_rule::CHUNK;
 use isobit_kernels::op::thin::RANK_MAX;
-use isobit_kernels::op::{Attention, Dropout, HeadLoss, Layout, Product, RmsNorm, Rope, SliceShape, Span, Thin};
+use isobit_kernels::op::{
+    Attention, DeltaRule, Dropout, HeadLoss, Layout, Product, RmsNorm, Rope, SliceShape, Span, Thin,
+};
 use isobit_kernels::{Backend, Cpu, DeviceFailure, Gpu, Matrix, StoredMatrix};
 use isobit_numerics::adamw::AdamW;
 use isobit_numerics::philox::{Key, Purpose};
@@ -89,6 +92,7 @@ const LARGE: &[&str] = &["8192x8960x1536", "8192x1536x8960", "4096x4096x4096", "
 const THIN: &[&str] = &["512x4864x8", "512x4864x16"];
 const THIN_LARGE: &[&str] = &["8192x8960x8", "8192x8960x16"];
 /// `tokens x width`
+const DELTA_RULE: &[&str] = &["1024x16x32x128"];
 const FLAT: &[&str] = &["512x896", "512x4864"];
 const FLAT_LARGE: &[&str] = &["8192x8960"];
 
@@ -101,6 +105,8 @@ pub(super) const ALL: &[Case] = &[
     sliced("product_grad_input", PRODUCTS, LARGE),
     sliced("product_grad_weight", BIG, LARGE),
     sliced("attention", &["1024x14x2x64", "1024x16x8x128"], &["1024x14x2x64", "1024x16x8x128"]),
+    plain("delta_rule_forward", DELTA_RULE, DELTA_RULE),
+    plain("delta_rule", DELTA_RULE, DELTA_RULE),
     sliced("head_loss", &["512x896x151936"], &["512x896x151936"]),
     plain("thin_contract", THIN, THIN_LARGE),
     plain("thin_expand", THIN, THIN_LARGE),
@@ -138,7 +144,11 @@ pub(super) fn prepare(target: &Target, op: &str, shape: &str, profile: Profile) 
         .map(|axis| axis.parse().ok().filter(|axis| (1..=AXIS_MAX).contains(axis)))
         .collect::<Option<_>>()
         .ok_or_else(|| format!("`{shape}` is not a shape"))?;
-    let heads: usize = if op == "attention" || op == "rope" { axes.iter().skip(1).product() } else { 1 };
+    let heads: usize = if op == "attention" || op.starts_with("delta_rule") || op == "rope" {
+        axes.iter().skip(1).product()
+    } else {
+        1
+    };
     let pairs = || axes.iter().enumerate().flat_map(|(i, a)| axes[i + 1..].iter().map(move |b| a * b));
     if pairs().any(|elements| elements > MATRIX_MAX) || axes[0].saturating_mul(heads) > MATRIX_MAX {
         return Err(format!("`{shape}` is too large for a benchmark"));
@@ -164,6 +174,11 @@ fn on<B: Backend + 'static>(b: Rc<B>, op: &str, axes: &[usize], profile: Profile
         ) => Some(product(b, op, m, n, k, profile)),
         ("attention", &[tokens, heads, kv_heads, width]) if heads % kv_heads == 0 && width <= HEAD_WIDTH_MAX => {
             Some(attention(b, tokens, heads, kv_heads, width, profile))
+        }
+        ("delta_rule" | "delta_rule_forward", &[tokens, key_heads, value_heads, width])
+            if value_heads % key_heads == 0 && width <= HEAD_WIDTH_MAX =>
+        {
+            Some(delta_rule(b, op == "delta_rule", tokens, key_heads, value_heads, width))
         }
         ("head_loss", &[tokens, hidden, vocabulary]) => Some(head_loss(b, tokens, hidden, vocabulary, profile)),
         ("thin_contract" | "thin_expand" | "thin_outer", &[tokens, width, rank]) if rank <= RANK_MAX => {
@@ -265,6 +280,43 @@ fn attention<B: Backend + 'static>(
     let run = move || {
         b.attention_forward(&mut o, &mut lse, &q, &k, &v, &p, &mut workspace);
         b.attention_backward((&mut dq, &mut dk, &mut dv), &d_o, (&q, &k, &v), &o, &lse, &p, &mut workspace);
+    };
+    Prepared { work: Work { flops, bytes: 0.0, workspace: workspace_bytes }, run: Box::new(run) }
+}
+
+/// Forward, and backward if asked for. The work counted is that of the chunked form without what is computed twice.
+fn delta_rule<B: Backend + 'static>(
+    b: Rc<B>,
+    backward: bool,
+    tokens: usize,
+    key_heads: usize,
+    value_heads: usize,
+    width: usize,
+) -> Prepared {
+    let row_starts = forever([0, tokens]);
+    let p = DeltaRule { row_starts, key_heads, value_heads, key_width: width, value_width: width };
+    let [keys, values, scalars, _] = p.lengths();
+    // Rows of norm one, as the layer gives them, and decays between exp(-1) and 1.
+    let unit = 2.0 / (width as f32).sqrt();
+    let unit_rows = |seed: u32| b.upload(&noise(keys, seed).iter().map(|x| x * unit).collect::<Vec<_>>());
+    let (q, k, v, d_o) = (unit_rows(1), unit_rows(2), b.upload(&noise(values, 3)), b.upload(&noise(values, 4)));
+    let fraction = |seed: u32| noise(scalars, seed).iter().map(|x| (x.abs() / 1.5).min(1.0)).collect::<Vec<_>>();
+    let (g, beta) = (b.upload(&fraction(5).iter().map(|x| -x).collect::<Vec<_>>()), b.upload(&fraction(6)));
+    let mut o = b.zeros(values);
+    let [mut dq, mut dk, mut dv, mut dg, mut dbeta] =
+        [keys, keys, values, scalars, scalars].map(|length| b.zeros(length));
+    let workspace_bytes = b.delta_rule_workspace(&p);
+    let mut workspace = b.zeros(workspace_bytes);
+    // Per token and head: products with the state (3 forward, 7 backward), triangles of a chunk (4 and 10).
+    let (states, triangles) = if backward { (10.0, 14.0) } else { (3.0, 4.0) };
+    let per_token = states * (width * width) as f64 + triangles * (width * CHUNK / 2) as f64;
+    let flops = 2.0 * (tokens * value_heads) as f64 * per_token;
+    let run = move || {
+        b.delta_rule_forward(&mut o, None, &q, &k, &v, &g, &beta, None, &p, &mut workspace);
+        if backward {
+            let grads = [&mut dq, &mut dk, &mut dv, &mut dg, &mut dbeta];
+            b.delta_rule_backward(grads, &d_o, [&q, &k, &v, &g, &beta], &p, &mut workspace);
+        }
     };
     Prepared { work: Work { flops, bytes: 0.0, workspace: workspace_bytes }, run: Box::new(run) }
 }

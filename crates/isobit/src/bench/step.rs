@@ -17,7 +17,7 @@ use std::io::Write;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Shape: tiny, 0.5B or 1.5B of Qwen2
+    /// Shape: tiny, 0.5B or 1.5B of Qwen2, moe-small of Qwen3-MoE, hybrid-small of Qwen3.5
     #[arg(long, default_value = "0.5B")]
     model: String,
     /// Rows of a step
@@ -26,7 +26,7 @@ pub(crate) struct Arguments {
     /// Tokens of a row
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=131_072))]
     seq: u32,
-    /// Rank of the adapters on all seven projections
+    /// Rank of the adapters on all seven projections, or on the four of attention where there are experts
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
     rank: u32,
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -106,8 +106,10 @@ fn measure<B: Backend>(backend: B, arguments: &Arguments, ops: &Times) -> Result
     let profile = profile.ok_or_else(|| Failure::usage("unknown profile", "x2 and x3 exist"))?;
     let policy = Policy::ALL.into_iter().find(|policy| policy.name() == arguments.checkpointing);
     let policy = policy.ok_or_else(|| Failure::usage("unknown policy", "none, selective and full exist"))?;
-    let targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
-    let lora = LoraConfig::new(arguments.rank as usize, f64::from(2 * arguments.rank), &targets);
+    let targets =
+        ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_proj_qkv", "out_proj"];
+    let targets = if arguments.model == SPARSE { &targets[..4] } else { &targets };
+    let lora = LoraConfig::new(arguments.rank as usize, f64::from(2 * arguments.rank), targets);
     let settings = Settings { trained: Trained::Lora(lora), profile, positions: arguments.seq as usize, seed: 0 };
     let built = build(&backend, &config, &RandomSource { seed: 0 }, &settings)
         .map_err(|error| Failure::usage(error.to_string(), "this is a bug of the benchmark"))?;
@@ -162,16 +164,38 @@ fn stopped(error: &StepError) -> Failure {
     }
 }
 
+/// Shapes of other families: with experts, 8 layers, 4 of 32 experts; hybrid, 6 delta layers and 2 of attention. Untied heads.
+const SPARSE: &str = "moe-small";
+const OTHERS: [(&str, &str); 2] = [
+    (
+        SPARSE,
+        r#"{"model_type":"qwen3_moe","hidden_size":512,"intermediate_size":1024,"moe_intermediate_size":256,
+        "num_hidden_layers":8,"num_attention_heads":8,"num_key_value_heads":2,"head_dim":64,"num_experts":32,"num_experts_per_tok":4,
+        "vocab_size":32768,"norm_topk_prob":true,"tie_word_embeddings":false,"rope_theta":10000.0}"#,
+    ),
+    (
+        "hybrid-small",
+        r#"{"model_type":"qwen3_5_text","hidden_size":512,"intermediate_size":1536,"num_hidden_layers":8,"num_attention_heads":4,
+        "num_key_value_heads":2,"head_dim":128,"linear_num_key_heads":4,"linear_num_value_heads":8,"linear_key_head_dim":128,
+        "linear_value_head_dim":128,"vocab_size":32768,"tie_word_embeddings":false}"#,
+    ),
+];
+
 fn config(model: &str) -> Result<Config, Failure> {
+    let bug = |error: isobit_models::ModelError| Failure::usage(error.to_string(), "this is a bug of the benchmark");
+    if let Some((_, text)) = OTHERS.into_iter().find(|(name, _)| *name == model) {
+        return Config::parse(text).map_err(bug);
+    }
     let shape = SHAPES.into_iter().find(|(name, _)| *name == model);
-    let (_, [hidden, intermediate, layers, heads, kv_heads, vocabulary]) =
-        shape.ok_or_else(|| Failure::usage(format!("unknown shape `{model}`"), "tiny, 0.5B and 1.5B exist"))?;
+    let (_, [hidden, intermediate, layers, heads, kv_heads, vocabulary]) = shape.ok_or_else(|| {
+        Failure::usage(format!("unknown shape `{model}`"), "tiny, 0.5B, 1.5B, moe-small and hybrid-small exist")
+    })?;
     let text = format!(
         r#"{{"model_type":"qwen2","hidden_size":{hidden},"intermediate_size":{intermediate},"num_hidden_layers":{layers},
         "num_attention_heads":{heads},"num_key_value_heads":{kv_heads},"vocab_size":{vocabulary},"tie_word_embeddings":true,
         "rope_theta":1000000.0}}"#
     );
-    Config::parse(&text).map_err(|error| Failure::usage(error.to_string(), "this is a bug of the benchmark"))
+    Config::parse(&text).map_err(bug)
 }
 
 fn random_row(row: u32, length: u32, config: &Config) -> TokenRow {

@@ -14,6 +14,7 @@ mod combine;
 mod conv1d;
 mod cuda;
 mod decay;
+mod delta_rule;
 mod device;
 mod devices;
 mod digest;
@@ -49,8 +50,8 @@ pub use slices::{SlicedRows, SlicedWeight};
 use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::Element;
 use crate::op::{
-    Attention, Columns, Combine, Conv1d, Decay, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product, RmsNorm, Rope,
-    Router, SliceShape, Thin,
+    Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product,
+    RmsNorm, Rope, Router, SliceShape, Thin,
 };
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
@@ -401,6 +402,37 @@ impl Backend for Gpu {
         workspace: &mut GpuBuffer<u8>,
     ) {
         attention::backward(self, grads, d_o, qkv, o, lse, p, workspace);
+    }
+
+    fn delta_rule_workspace(&self, p: &DeltaRule) -> usize {
+        delta_rule::workspace(self, p)
+    }
+
+    fn delta_rule_forward(
+        &self,
+        o: &mut GpuBuffer<f32>,
+        final_state: Option<&mut GpuBuffer<f32>>,
+        q: &GpuBuffer<f32>,
+        k: &GpuBuffer<f32>,
+        v: &GpuBuffer<f32>,
+        g: &GpuBuffer<f32>,
+        beta: &GpuBuffer<f32>,
+        initial_state: Option<&GpuBuffer<f32>>,
+        p: &DeltaRule,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        delta_rule::forward(self, o, final_state, [q, k, v, g, beta], initial_state, p, workspace);
+    }
+
+    fn delta_rule_backward(
+        &self,
+        grads: [&mut GpuBuffer<f32>; 5],
+        d_o: &GpuBuffer<f32>,
+        inputs: [&GpuBuffer<f32>; 5],
+        p: &DeltaRule,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        delta_rule::backward(self, grads, d_o, inputs, p, workspace);
     }
 
     fn embedding_forward(&self, y: &mut GpuBuffer<f32>, table: StoredMatrix<Self>, ids: &GpuBuffer<u32>, width: usize) {

@@ -13,8 +13,8 @@ pub use memory::{CountedBuffer, CountedRows, CountedWeight, Layout};
 use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::Element;
 use crate::op::{
-    Attention, Columns, Combine, Conv1d, Decay, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product, RmsNorm, Rope,
-    Router, SliceShape, Thin,
+    Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product,
+    RmsNorm, Rope, Router, SliceShape, Thin,
 };
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
@@ -476,6 +476,30 @@ impl<L: Layout> Backend for Counting<L> {
         _: &Combine,
     ) {
         self.elements("combine_backward", drows.len());
+    }
+
+    fn delta_rule_workspace(&self, p: &DeltaRule) -> usize {
+        self.like.delta_rule_workspace(p)
+    }
+
+    fn delta_rule_forward(
+        &self,
+        o: &mut F32,
+        _final_state: Option<&mut F32>,
+        _q: &F32,
+        _k: &F32,
+        _v: &F32,
+        _g: &F32,
+        _beta: &F32,
+        _initial_state: Option<&F32>,
+        _: &DeltaRule,
+        _: &mut Bytes,
+    ) {
+        self.elements("delta_rule_forward", o.len());
+    }
+
+    fn delta_rule_backward(&self, grads: [&mut F32; 5], _d_o: &F32, _inputs: [&F32; 5], _: &DeltaRule, _: &mut Bytes) {
+        self.elements("delta_rule_backward", grads[0].len());
     }
 
     fn adamw(&self, parameter: &mut F32, m: &mut F32, v: &mut F32, gradient: &F32, _: &Coefficients) {

@@ -9,6 +9,7 @@ mod column_copy;
 mod combine;
 mod conv1d;
 mod decay;
+mod delta_rule;
 mod digest;
 mod dropout;
 mod elementary;
@@ -30,8 +31,8 @@ mod thin;
 use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::{Buffer, Element};
 use crate::op::{
-    Attention, Columns, Combine, Conv1d, Decay, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product, RmsNorm, Rope,
-    Router, SliceShape, Thin,
+    Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product,
+    RmsNorm, Rope, Router, SliceShape, Thin,
 };
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
@@ -378,6 +379,41 @@ impl Backend for Reference {
         workspace: &mut Buffer<u8>,
     ) {
         attention::backward((grads.0, grads.1, grads.2), d_o, (qkv.0, qkv.1, qkv.2), o, lse, p, workspace);
+    }
+
+    fn delta_rule_workspace(&self, _p: &DeltaRule) -> usize {
+        0
+    }
+
+    fn delta_rule_forward(
+        &self,
+        o: &mut Buffer<f32>,
+        final_state: Option<&mut Buffer<f32>>,
+        q: &Buffer<f32>,
+        k: &Buffer<f32>,
+        v: &Buffer<f32>,
+        g: &Buffer<f32>,
+        beta: &Buffer<f32>,
+        initial_state: Option<&Buffer<f32>>,
+        p: &DeltaRule,
+        workspace: &mut Buffer<u8>,
+    ) {
+        let _ = workspace;
+        let final_state = final_state.map(|state| &mut state[..]);
+        delta_rule::forward(o, final_state, [q, k, v, g, beta], initial_state.map(|state| &state[..]), p);
+    }
+
+    fn delta_rule_backward(
+        &self,
+        grads: [&mut Buffer<f32>; 5],
+        d_o: &Buffer<f32>,
+        inputs: [&Buffer<f32>; 5],
+        p: &DeltaRule,
+        workspace: &mut Buffer<u8>,
+    ) {
+        let _ = workspace;
+        let (grads, inputs) = (grads.map(|x| &mut x[..]), inputs.map(|x| &x[..]));
+        delta_rule::backward(grads, d_o, inputs, p);
     }
 
     fn embedding_forward(&self, y: &mut Buffer<f32>, table: StoredMatrix<Self>, ids: &Buffer<u32>, width: usize) {

@@ -2,11 +2,15 @@
 
 use crate::ModelError;
 use crate::build::Builder;
-use crate::config::{AttentionConfig, Feed as FeedConfig, Mixer as MixerConfig};
+use crate::config::{
+    AttentionConfig, DeltaConfig, DeltaProjections, Feed as FeedConfig, LatentConfig, Mixer as MixerConfig,
+};
 use crate::layer::attention::Attention;
+use crate::layer::delta::{Delta, Projections};
 use crate::layer::dense::Dense;
+use crate::layer::latent::{Latent, Query};
 use crate::layer::{Block, Feed, Mixer};
-use isobit_autograd::{AttentionShape, Norm};
+use isobit_autograd::{AttentionShape, Convolution, DecayRates, Norm};
 use isobit_kernels::Backend;
 
 impl<B: Backend> Builder<'_, B> {
@@ -20,14 +24,15 @@ impl<B: Backend> Builder<'_, B> {
             MixerConfig::Attention(attention) => {
                 Mixer::Attention(self.attention(&format!("{path}.self_attn"), attention, trained)?)
             }
-            MixerConfig::Latent(_) | MixerConfig::Delta(_) => unreachable!("checked by `build`"),
+            MixerConfig::Latent(latent) => Mixer::Latent(self.latent(&format!("{path}.self_attn"), latent, trained)?),
+            MixerConfig::Delta(delta) => Mixer::Delta(self.delta(&format!("{path}.linear_attn"), delta, trained)?),
         };
         let post_norm = self.norm(&format!("{path}.post_attention_layernorm"), hidden, trained)?;
         let feed = match &config.feed {
             &FeedConfig::Dense { width, bias } => {
                 Feed::Dense(self.dense(&format!("{path}.mlp"), width, bias, trained)?)
             }
-            FeedConfig::Experts(_) => unreachable!("checked by `build`"),
+            FeedConfig::Experts(experts) => Feed::Experts(self.sparse(&format!("{path}.mlp"), experts, trained)?),
         };
         Ok(Block { input_norm, mixer, post_norm, feed })
     }
@@ -53,6 +58,64 @@ impl<B: Backend> Builder<'_, B> {
             q_norm: head_norm(self, "q_norm")?,
             k_norm: head_norm(self, "k_norm")?,
             shape,
+            gated: a.gated,
+        })
+    }
+
+    fn latent(&mut self, path: &str, c: &LatentConfig, trained: bool) -> Result<Latent<B>, ModelError> {
+        let hidden = self.config.hidden;
+        let norm = |builder: &mut Self, name: &str, width: usize| -> Result<Norm<B>, ModelError> {
+            Ok(Norm { eps: c.norm_eps, ..builder.norm(&format!("{path}.{name}"), width, trained)? })
+        };
+        let query = match c.query_rank {
+            None => Query::Plain(self.linear(&format!("{path}.q_proj"), c.query_rows(), hidden, false, trained)?),
+            Some(rank) => Query::Narrow {
+                a: self.linear(&format!("{path}.q_a_proj"), rank, hidden, c.bias, trained)?,
+                norm: norm(self, "q_a_layernorm", rank)?,
+                b: self.linear(&format!("{path}.q_b_proj"), c.query_rows(), rank, false, trained)?,
+            },
+        };
+        Ok(Latent {
+            query,
+            kv_a: self.linear(&format!("{path}.kv_a_proj_with_mqa"), c.kv_a_rows(), hidden, c.bias, trained)?,
+            kv_norm: norm(self, "kv_a_layernorm", c.kv_rank)?,
+            kv_b: self.linear(&format!("{path}.kv_b_proj"), c.kv_b_rows(), c.kv_rank, false, trained)?,
+            o: self.linear(&format!("{path}.o_proj"), hidden, c.output_width(), c.bias, trained)?,
+            config: c.clone(),
+        })
+    }
+
+    fn delta(&mut self, path: &str, c: &DeltaConfig, trained: bool) -> Result<Delta<B>, ModelError> {
+        let hidden = self.config.hidden;
+        let input = |builder: &mut Self, name: &str, outputs: usize| {
+            builder.linear(&format!("{path}.{name}"), outputs, hidden, false, trained)
+        };
+        let projections = match c.projections {
+            DeltaProjections::Separate => Projections::Separate {
+                qkv: input(self, "in_proj_qkv", c.channels())?,
+                z: input(self, "in_proj_z", c.values())?,
+                b: input(self, "in_proj_b", c.value_heads)?,
+                a: input(self, "in_proj_a", c.value_heads)?,
+            },
+            DeltaProjections::Joined => Projections::Joined {
+                qkvz: input(self, "in_proj_qkvz", c.channels() + c.values())?,
+                ba: input(self, "in_proj_ba", 2 * c.value_heads)?,
+            },
+        };
+        let (channels, kernel, heads) = (c.channels(), c.kernel, c.value_heads);
+        let weight = self.shaped(&format!("{path}.conv1d.weight"), &[channels, 1, kernel], trained)?;
+        let rates = DecayRates {
+            a_log: self.vector(&format!("{path}.A_log"), heads, trained)?,
+            dt_bias: self.vector(&format!("{path}.dt_bias"), heads, trained)?,
+            heads,
+        };
+        Ok(Delta {
+            projections,
+            convolution: Convolution { weight, channels, kernel },
+            rates,
+            norm: Norm { zero_centred: false, ..self.norm(&format!("{path}.norm"), c.value_width, trained)? },
+            output: self.linear(&format!("{path}.out_proj"), hidden, c.values(), false, trained)?,
+            config: c.clone(),
         })
     }
 

@@ -3,13 +3,17 @@
 //! Frozen matrices are kept as slices only, so a model takes two bytes a weight (x2); a tensor's file pages may go as soon as it
 //! is sliced.
 
+mod experts;
 mod layer;
 
+pub(crate) use experts::Part;
+
 use crate::ModelError;
-use crate::adapter::{Trained, decays};
+use crate::adapter::{LoraConfig, Targets, Trained, decays};
 use crate::config::{Config, Family, NormStyle};
+use crate::files::Form;
 use crate::model::Model;
-use crate::source::{Format, Source, StoredTensor};
+use crate::source::{Format, Source, StoredTensor, Weight};
 use half::{bf16, f16};
 use isobit_autograd::{Adapter, Frozen, Linear, Matrix, Norm, ParameterId, Parameters, Table, Vector};
 use isobit_kernels::Backend;
@@ -19,7 +23,9 @@ use isobit_kernels::op::thin::RANK_MAX;
 use isobit_numerics::philox::{Key, Purpose, uniform, word};
 use isobit_numerics::rope::{cos_sin_row, inverse_frequencies};
 use isobit_numerics::slices::Profile;
+use std::borrow::Cow;
 use std::cell::LazyCell;
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 
 /// A model and what of it is trained.
@@ -46,13 +52,13 @@ pub fn build<B: Backend>(
     source: &dyn Source,
     settings: &Settings,
 ) -> Result<Built<B>, ModelError> {
-    if !matches!(config.family, Family::Qwen2 | Family::Qwen3 | Family::Llama) {
-        let what = format!("models of the family {:?} cannot be built yet", config.family);
-        return Err(ModelError::Config { file: "config.json".to_string(), what });
+    if let Trained::Lora(lora) = &settings.trained {
+        check_targets(config, lora)?;
     }
-    let mut builder =
-        Builder { backend, config, source, settings, parameters: Parameters::default(), modules: 0, adapters: 0 };
-    let model = builder.model()?;
+    let (parameters, forms) = (Parameters::default(), BTreeMap::new());
+    let mut builder = Builder { backend, config, source, settings, parameters, forms, modules: 0, adapters: 0 };
+    let mut model = builder.model()?;
+    model.forms = std::mem::take(&mut builder.forms);
     if let Trained::Lora(_) = settings.trained
         && builder.adapters == 0
     {
@@ -61,12 +67,34 @@ pub fn build<B: Backend>(
     Ok(Built { model, parameters: builder.parameters })
 }
 
+/// What PEFT would understand otherwise than it reads.
+fn check_targets(config: &Config, lora: &LoraConfig) -> Result<(), ModelError> {
+    if !lora.parameters.is_empty() && lora.dropout > 0.0 {
+        return Err(ModelError::Adapter("target_parameters have no dropout: set it to 0".to_string()));
+    }
+    let fuses = matches!(config.family, Family::Qwen3Moe | Family::Qwen3Next | Family::DeepseekV3);
+    let Targets::Names(names) = &lora.targets else { return Ok(()) };
+    let of_experts = |name: &&String| {
+        let last = name.rsplit('.').next().unwrap_or("");
+        ["gate_proj", "up_proj", "down_proj"].contains(&last)
+    };
+    match names.iter().find(of_experts).filter(|_| fuses) {
+        None => Ok(()),
+        Some(name) => Err(ModelError::Adapter(format!(
+            "the target module {name} means the fused experts to PEFT in this family: name tensors in target_parameters \
+             (`mlp.experts.gate_up_proj`, `mlp.experts.down_proj`, `shared_expert.up_proj.weight`, ...)"
+        ))),
+    }
+}
+
 struct Builder<'a, B: Backend> {
     backend: &'a B,
     config: &'a Config,
     source: &'a dyn Source,
     settings: &'a Settings,
     parameters: Parameters<B>,
+    /// Parameters that a file has in another form.
+    forms: BTreeMap<ParameterId, Form>,
     /// Linear modules seen so far: the number of the next one, which keys its random numbers.
     modules: u32,
     adapters: usize,
@@ -95,7 +123,7 @@ impl<B: Backend> Builder<'_, B> {
         let norm = self.norm("model.norm", hidden, ends)?;
         let head = match tied_head {
             Some(head) => head,
-            None => self.matrix("lm_head.weight", vocabulary, hidden, ends)?,
+            None => self.matrix("lm_head", vocabulary, hidden, ends)?,
         };
         let (cos, sin) = self.rotation();
         Ok(Model {
@@ -107,6 +135,7 @@ impl<B: Backend> Builder<'_, B> {
             cos,
             sin,
             positions: self.settings.positions,
+            forms: BTreeMap::new(),
         })
     }
 
@@ -138,7 +167,7 @@ impl<B: Backend> Builder<'_, B> {
         with_bias: bool,
         trained: bool,
     ) -> Result<Linear<B>, ModelError> {
-        let weight = self.matrix(&format!("{path}.weight"), outputs, inputs, trained)?;
+        let weight = self.matrix(path, outputs, inputs, trained)?;
         let bias = with_bias.then(|| self.vector(&format!("{path}.bias"), outputs, trained)).transpose()?;
         let adapter = self.adapter(path, outputs, inputs)?;
         self.modules += 1;
@@ -147,7 +176,12 @@ impl<B: Backend> Builder<'_, B> {
 
     fn adapter(&mut self, path: &str, outputs: usize, inputs: usize) -> Result<Option<Adapter>, ModelError> {
         let Trained::Lora(lora) = &self.settings.trained else { return Ok(None) };
-        let Some((rank, scale)) = lora.of(path)? else { return Ok(None) };
+        let path = &*self.config.module_path(path);
+        let target = match lora.of(path)? {
+            None => lora.of_parameter(&format!("{path}.weight"))?,
+            target => target,
+        };
+        let Some((rank, scale)) = target else { return Ok(None) };
         if rank == 0 || rank > RANK_MAX {
             return Err(ModelError::Adapter(format!("rank {rank} of {path} is not 1 to {RANK_MAX}")));
         }
@@ -163,28 +197,44 @@ impl<B: Backend> Builder<'_, B> {
     }
 
     fn vector(&mut self, name: &str, length: usize, trained: bool) -> Result<Vector<B>, ModelError> {
-        if trained {
-            return Ok(Vector::Trained(self.trained(name, &[length])?));
-        }
-        Ok(Vector::Frozen(self.float32(name, &[length])?))
+        self.shaped(name, &[length], trained)
     }
 
-    fn matrix(&mut self, name: &str, rows: usize, width: usize, trained: bool) -> Result<Matrix<B>, ModelError> {
+    /// A vector that its file gives more dimensions.
+    fn shaped(&mut self, name: &str, shape: &[usize], trained: bool) -> Result<Vector<B>, ModelError> {
         if trained {
-            return Ok(Matrix::Trained(self.trained(name, &[rows, width])?));
+            return Ok(Vector::Trained(self.trained(name, shape)?));
         }
-        let stored = self.source.tensor(name, &[rows, width])?;
-        stored_finite(name, &stored)?;
+        Ok(Vector::Frozen(self.float32(name, shape)?))
+    }
+
+    /// The matrix of the linear layer at `path`.
+    fn matrix(&mut self, path: &str, rows: usize, width: usize, trained: bool) -> Result<Matrix<B>, ModelError> {
+        if trained {
+            return Ok(Matrix::Trained(self.trained(&format!("{path}.weight"), &[rows, width])?));
+        }
+        self.frozen_matrix(path, rows, width, self.settings.profile)
+    }
+
+    fn frozen_matrix(&self, path: &str, rows: usize, width: usize, profile: Profile) -> Result<Matrix<B>, ModelError> {
+        let stored = match self.source.weight(path, rows, width)? {
+            Weight::Stored(stored) => stored,
+            Weight::Gptq(weight) => {
+                let bytes = weight.dequantise().into_iter().flat_map(f32::to_le_bytes).collect();
+                StoredTensor { format: Format::F32, shape: vec![rows, width], bytes: Cow::Owned(bytes) }
+            }
+        };
+        stored_finite(&format!("{path}.weight"), &stored)?;
         let frozen = self.frozen(&stored);
-        let matrix = self.sliced(&frozen, rows, width);
-        self.source.release(name);
+        let matrix = self.sliced_in(profile, &frozen, rows, width);
+        self.source.release_weight(path);
         Ok(matrix)
     }
 
     fn trained(&mut self, name: &str, shape: &[usize]) -> Result<ParameterId, ModelError> {
         let value = self.float32(name, shape)?;
         self.source.release(name);
-        Ok(self.parameters.add(name, shape.to_vec(), value, decays(name)))
+        Ok(self.parameters.add(self.source.name_in_file(name), shape.to_vec(), value, decays(name)))
     }
 
     /// A tensor as float32 on the device.
@@ -210,7 +260,11 @@ impl<B: Backend> Builder<'_, B> {
     }
 
     fn sliced(&self, frozen: &Frozen<B>, rows: usize, width: usize) -> Matrix<B> {
-        let shape = SliceShape { rows, width, profile: self.settings.profile };
+        self.sliced_in(self.settings.profile, frozen, rows, width)
+    }
+
+    fn sliced_in(&self, profile: Profile, frozen: &Frozen<B>, rows: usize, width: usize) -> Matrix<B> {
+        let shape = SliceShape { rows, width, profile };
         Matrix::Frozen(self.backend.slice_weight(frozen.stored(), 1, shape))
     }
 

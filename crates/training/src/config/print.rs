@@ -196,6 +196,7 @@ fn lora_lines(lora: &Lora) -> Lines {
                 Targets::Named(names) => Value::texts(names),
             },
         ),
+        ("lora_target_parameters", Value::texts(&lora.target_parameters)),
         ("rank_pattern", Value::Table(ranks.collect())),
         ("type", text("lora")),
         ("use_rslora", Value::Switch(lora.use_rslora)),

@@ -40,6 +40,7 @@ fn lora(table: &Table<'_>) -> Result<Lora, Error> {
         alpha: table.number("lora_alpha", 16.0, positive, "above 0, at most a million")?,
         dropout: table.number("lora_dropout", 0.0, |share| (0.0..1.0).contains(&share), "from 0, below 1")?,
         targets: targets(table)?,
+        target_parameters: names(table, "lora_target_parameters")?,
         use_rslora: table.switch("use_rslora", false),
         layers_to_transform: layers(table)?,
         rank_pattern: pattern(table, "rank_pattern", |value| match value {
@@ -55,14 +56,18 @@ fn lora(table: &Table<'_>) -> Result<Lora, Error> {
 }
 
 fn targets(table: &Table<'_>) -> Result<Targets, Error> {
-    let Some(entry) = table.get("lora_target_modules") else { return Ok(Targets::AllLinear) };
+    // Whoever names tensors means these; modules are named beside them.
+    let by_parameters = !names(table, "lora_target_parameters")?.is_empty();
+    let Some(entry) = table.get("lora_target_modules") else {
+        return Ok(if by_parameters { Targets::Named(vec![]) } else { Targets::AllLinear });
+    };
     match &entry.value {
         Value::Text(text) if text == "all-linear" => Ok(Targets::AllLinear),
         Value::Text(_) => {
             Err(entry.invalid("a string that is not a list", "\"all-linear\", or a list: [\"q_proj\", \"v_proj\"]"))
         }
         _ => match names(table, "lora_target_modules")? {
-            names if names.is_empty() => {
+            names if names.is_empty() && !by_parameters => {
                 Err(entry.invalid("no module is named", "\"all-linear\" takes every linear module"))
             }
             names => Ok(Targets::Named(names)),

@@ -183,6 +183,8 @@ pub struct Lora {
     pub alpha: f64,
     pub dropout: f64,
     pub targets: Targets,
+    /// Tensors that are no linear module's.
+    pub target_parameters: Vec<String>,
     pub use_rslora: bool,
     /// Empty: all.
     pub layers_to_transform: Vec<u32>,

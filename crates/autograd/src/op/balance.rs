@@ -1,0 +1,108 @@
+//! The load-balancing loss of a model's routers (`docs/numerics.md`, "Load balance"): one value per row of data, pooled over layers.
+//!
+//! The forward pass collects how often and how probably every expert was chosen; before the backward pass the loss, and its
+//! gradient with respect to the probabilities, are computed on the host. Each router adds that to the gradient of its logits.
+#![expect(clippy::float_arithmetic, reason = "a loss of a few numbers, on the host as numerics.md defines it")]
+
+use crate::TapeError;
+use crate::arena::Lease;
+use crate::op::router::{Grouping, Router};
+use crate::tape::Tape;
+use isobit_kernels::Backend;
+use isobit_kernels::backend::F32;
+use isobit_kernels::op::router::expert_counts;
+use std::rc::Rc;
+
+/// How much the balance of each row counts in the step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Balance {
+    pub coefficient: f64,
+    /// Targets of each row of the micro-batch.
+    pub targets: Vec<usize>,
+    /// Targets of the whole step.
+    pub step_targets: usize,
+}
+
+/// What the layers left so far.
+pub(crate) struct Collected<B: Backend> {
+    pub(crate) balance: Balance,
+    experts: usize,
+    /// `[rows, experts]`, over all layers.
+    counts: Vec<u64>,
+    /// `[rows, experts]` of each layer.
+    sums: Vec<F32<B>>,
+    /// The gradient of the sums, the same for every layer.
+    pub(crate) share: Option<Rc<F32<B>>>,
+}
+
+impl<B: Backend> Collected<B> {
+    pub(crate) fn new(balance: Balance) -> Self {
+        Self { balance, experts: 0, counts: Vec::new(), sums: Vec::new(), share: None }
+    }
+
+    /// For the tape of a recomputation, which plays back only.
+    pub(crate) fn of_backward(&self) -> Self {
+        Self { share: self.share.clone(), ..Self::new(self.balance.clone()) }
+    }
+}
+
+impl<B: Backend> Tape<'_, B> {
+    /// Asks for the load-balancing loss: [`Tape::balance_loss`] must follow the forward pass.
+    #[must_use]
+    pub fn with_balance(mut self, balance: Balance) -> Self {
+        assert_eq!(balance.targets.len() + 1, self.layout.row_starts.len(), "targets of every row");
+        self.collected = Some(Collected::new(balance));
+        self
+    }
+
+    pub(crate) fn note_balance(&mut self, logits: &Lease<B>, grouping: &Grouping<B>, router: &Router<B>) {
+        let Some(collected) = &mut self.collected else { return };
+        let (row_starts, experts) = (&self.layout.row_starts, router.experts);
+        let counts = expert_counts(&grouping.choices, router.chosen, experts, row_starts);
+        collected.experts = experts;
+        collected.counts.resize(counts.len(), 0);
+        for (sum, count) in collected.counts.iter_mut().zip(counts) {
+            *sum += u64::from(count);
+        }
+        let mut sums = self.backend.zeros((row_starts.len() - 1) * experts);
+        let bytes = self.backend.balance_workspace(row_starts, experts);
+        let mut workspace = self.arena.workspace(self.backend, bytes);
+        self.backend.balance_forward(&mut sums, logits, row_starts, experts, &mut workspace);
+        drop(workspace);
+        collected.sums.push(sums);
+    }
+
+    /// The loss of every row times its targets, added up over the rows: what a token's loss is to the loss of the step. Each row's term is
+    /// given to `add` in turn. From here on the backward pass knows the gradient.
+    pub fn balance_loss(&mut self, mut add: impl FnMut(f64)) -> Result<(), TapeError> {
+        let Some(collected) = &mut self.collected else { return Ok(()) };
+        let (experts, layers) = (collected.experts, collected.sums.len());
+        let mut pooled = vec![0.0f64; collected.counts.len()];
+        // ORDER: layer after layer.
+        for sums in &collected.sums {
+            for (pooled, sum) in pooled.iter_mut().zip(self.backend.download(sums)?) {
+                *pooled += f64::from(sum);
+            }
+        }
+        let mut share = Vec::with_capacity(pooled.len());
+        let balance = &collected.balance;
+        for (row, range) in self.layout.row_starts.windows(2).enumerate() {
+            let tokens = (layers * (range[1] - range[0])) as f64;
+            let weight = balance.coefficient * balance.targets[row] as f64;
+            let mut sum = 0.0;
+            for at in row * experts..(row + 1) * experts {
+                let frequency = collected.counts[at] as f64 / tokens;
+                sum += frequency * (pooled[at] / tokens);
+                share.push((weight / balance.step_targets as f64 * experts as f64 * frequency / tokens) as f32);
+            }
+            add(weight * (experts as f64 * sum));
+        }
+        collected.share = Some(Rc::new(self.backend.upload(&share)));
+        Ok(())
+    }
+
+    pub(crate) fn balance_share(&self) -> Option<&F32<B>> {
+        let collected = self.collected.as_ref()?;
+        Some(collected.share.as_ref().expect("`balance_loss` is called before the backward pass"))
+    }
+}

@@ -1,0 +1,75 @@
+//! Causal convolution inside documents, one kernel per channel, then SiLU.
+
+use crate::arena::Lease;
+use crate::op::Node;
+use crate::parameters::{Gradients, Vector};
+use crate::tape::{Gradient, Tape, Variable};
+use isobit_kernels::Backend;
+use isobit_kernels::backend::F32;
+use isobit_kernels::op::Conv1d;
+use std::rc::Rc;
+
+/// A convolution with its weight, `[channels, kernel]`.
+pub struct Convolution<B: Backend> {
+    pub weight: Vector<B>,
+    pub channels: usize,
+    pub kernel: usize,
+}
+
+impl<B: Backend> Convolution<B> {
+    fn over<'s>(&self, starts: &'s [usize]) -> Conv1d<'s> {
+        Conv1d { channels: self.channels, kernel: self.kernel, starts }
+    }
+}
+
+pub(crate) struct Saved<'a, B: Backend> {
+    x: Variable<B>,
+    convolution: &'a Convolution<B>,
+    output: usize,
+}
+
+impl<'a, B: Backend> Tape<'a, B> {
+    pub fn conv1d(&mut self, x: Variable<B>, convolution: &'a Convolution<B>) -> Variable<B> {
+        let data = self.convolve(&x, convolution, None);
+        let needs_gradient = x.needs_gradient || convolution.weight.id().is_some();
+        let y = self.variable(data, x.width, needs_gradient);
+        if needs_gradient {
+            let (output, lengths) = (y.id, [x.data.length()]);
+            self.record("conv1d", &lengths, || Node::Conv1d(Saved { x, convolution, output }));
+        }
+        y
+    }
+
+    /// The same of the last tokens of one document, `kernel − 1` inputs before them given. Nothing is recorded.
+    pub fn conv1d_after(&mut self, x: &Variable<B>, convolution: &Convolution<B>, history: &F32<B>) -> Variable<B> {
+        let data = self.convolve(x, convolution, Some(history));
+        self.variable(data, x.width, false)
+    }
+
+    fn convolve(&self, x: &Variable<B>, convolution: &Convolution<B>, history: Option<&F32<B>>) -> Rc<Lease<B>> {
+        let starts = self.layout.document_starts();
+        let mut y = self.take(x.data.length());
+        let weight = convolution.weight.value(self.parameters);
+        self.backend.conv1d_forward(&mut y, &x.data, weight, history, &convolution.over(&starts));
+        Rc::new(y)
+    }
+}
+
+impl<B: Backend> Saved<'_, B> {
+    pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
+        let Some(gradient) = values[self.output].take() else { return };
+        let starts = tape.layout.document_starts();
+        let mut dx = tape.take(self.x.data.length());
+        let weight = self.convolution.weight.value(tape.parameters);
+        let dweight = self.convolution.weight.id().map(|id| gradients.reach(id));
+        let (x, p) = (&self.x.data, self.convolution.over(&starts));
+        tape.backend.conv1d_backward(&mut dx, dweight, &gradient, x, weight, &p, &tape.layout.row_starts);
+        if self.x.needs_gradient {
+            tape.contribute(values, self.x.id, Rc::new(dx));
+        }
+    }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        vec![&self.x.data]
+    }
+}

@@ -1,0 +1,352 @@
+//! Experts of a layer: grouped products over the rows of each expert, and the sum of a token's experts.
+//!
+//! A token's row is copied to each of its experts ("Grouped rows"), goes through gate and up, which are one matrix (gate rows, then up rows),
+//! SwiGLU and down, and comes back weighted, in the order of slots ("Combine"). Adapters are one pair of factors per expert.
+
+use crate::arena::Lease;
+use crate::op::Node;
+use crate::op::router::{Grouping, Routes};
+use crate::parameters::{Gradients, Matrix, ParameterId};
+use crate::tape::{Gradient, Tape, Variable};
+use isobit_kernels::op::{self, ColumnMode, Columns, Combine, Place, Product, SliceShape, Thin};
+use isobit_kernels::{Backend, Matrix as Operand};
+use std::rc::Rc;
+
+/// One matrix `[outputs, inputs]` per expert, and an adapter on it.
+pub struct ExpertMatrix<B: Backend> {
+    pub experts: usize,
+    pub outputs: usize,
+    pub inputs: usize,
+    /// All experts one after another.
+    pub weight: Matrix<B>,
+    pub adapter: Option<ExpertAdapter>,
+}
+
+/// Low-rank adapters of all experts: A `[experts, rank, inputs]`, B `[experts, outputs, rank]`.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertAdapter {
+    pub a: ParameterId,
+    pub b: ParameterId,
+    pub rank: usize,
+    pub scale: f32,
+}
+
+/// The experts of a layer.
+pub struct Experts<B: Backend> {
+    /// `[2·width, hidden]` each: gate rows, then up rows.
+    pub gate_up: ExpertMatrix<B>,
+    /// `[hidden, width]` each.
+    pub down: ExpertMatrix<B>,
+}
+
+impl<B: Backend> ExpertMatrix<B> {
+    /// Whether the gradient of something trained needs the input.
+    fn needs_input(&self) -> bool {
+        self.adapter.is_some() || matches!(self.weight, Matrix::Trained(_))
+    }
+
+    fn factors<'s>(&self, adapter: &ExpertAdapter, segments: &'s [usize]) -> [Thin<'s>; 2] {
+        let (rank, alpha) = (adapter.rank, adapter.scale);
+        let a = Thin { segments, rank, width: self.inputs, layout: op::Layout::RankMajor, alpha };
+        [a, Thin { width: self.outputs, layout: op::Layout::WidthMajor, ..a }]
+    }
+}
+
+/// What the gate and up products need in the backward pass.
+pub(crate) struct SavedUp<'a, B: Backend> {
+    experts: &'a Experts<B>,
+    grouping: Rc<Grouping<B>>,
+    slots: usize,
+    input: usize,
+    length: usize,
+    needs_gradient: bool,
+    /// Tokens, not grouped rows: those are copied again. Only where a trained tensor's gradient needs them.
+    x: Option<Rc<Lease<B>>>,
+    gate: Rc<Lease<B>>,
+    up: Rc<Lease<B>>,
+    /// `A x` of the adapter.
+    low: Option<Rc<Lease<B>>>,
+    output: usize,
+}
+
+/// What the down products and the sum over slots need.
+pub(crate) struct SavedDown<'a, B: Backend> {
+    experts: &'a Experts<B>,
+    grouping: Rc<Grouping<B>>,
+    weights: Variable<B>,
+    active: Variable<B>,
+    /// Only where a trained tensor's gradient needs it.
+    input: Option<Rc<Lease<B>>>,
+    /// What the experts made, which the gradient of the weights takes.
+    rows: Option<Rc<Lease<B>>>,
+    low: Option<Rc<Lease<B>>>,
+    output: usize,
+}
+
+impl<'a, B: Backend> Tape<'a, B> {
+    /// `silu(gate)·up` of every pair of a token and one of its experts: a value of `tokens · slots` rows.
+    pub fn experts_up(&mut self, x: &Variable<B>, routes: &Routes<B>, experts: &'a Experts<B>) -> Variable<B> {
+        let matrix = &experts.gate_up;
+        assert_eq!(matrix.inputs, x.width, "inputs of experts");
+        let (grouping, width) = (Rc::clone(&routes.grouping), matrix.outputs / 2);
+        let rows = self.gathered(&x.data, &grouping, x.width);
+        let (both, low) = self.grouped_product(&rows, matrix, &grouping, true);
+        drop(rows);
+        let [gate, up] = [0, width].map(|offset| self.half(&both, offset, width, grouping.grouped.tokens.len()));
+        drop(both);
+        let mut data = self.take(gate.length());
+        self.backend.swiglu_forward(&mut data, &gate, &up);
+        let y = self.variable(Rc::new(data), width, x.needs_gradient || matrix.needs_input());
+        if y.needs_gradient {
+            let [gate, up] = [gate, up].map(Rc::new);
+            let saved = SavedUp {
+                experts,
+                grouping,
+                slots: routes.slots(),
+                input: x.id,
+                length: x.data.length(),
+                needs_gradient: x.needs_gradient,
+                x: matrix.needs_input().then(|| Rc::clone(&x.data)),
+                gate,
+                up,
+                low,
+                output: y.id,
+            };
+            let lengths: Vec<usize> = saved.tensors().iter().map(|tensor| tensor.length()).collect();
+            self.record("experts_up", &lengths, || Node::ExpertsUp(saved));
+        }
+        y
+    }
+
+    /// The sum of every token's experts. Where the sum is not wanted only what the backward pass needs is computed. The rows that it
+    /// needs are among the ends of the block.
+    pub(crate) fn experts_down(
+        &mut self,
+        active: &Variable<B>,
+        routes: &Routes<B>,
+        experts: &'a Experts<B>,
+        wanted: bool,
+    ) -> Variable<B> {
+        let matrix = &experts.down;
+        let (grouping, weights) = (Rc::clone(&routes.grouping), routes.weights.clone());
+        let keeps_rows = weights.needs_gradient;
+        let (rows, low) = self.grouped_product(&active.data, matrix, &grouping, wanted || keeps_rows);
+        let rows = Rc::new(rows);
+        let mut y = self.take(self.layout.tokens * matrix.outputs);
+        if wanted {
+            let p = self.combine(routes.slots(), matrix.outputs);
+            self.backend.combine_forward(&mut y, &rows, Some(&weights.data), &grouping.places, &p);
+        }
+        let needs_gradient = active.needs_gradient || keeps_rows || matrix.needs_input();
+        let y = self.variable(Rc::new(y), matrix.outputs, needs_gradient);
+        if needs_gradient {
+            let rows = keeps_rows.then_some(rows);
+            rows.iter().chain(&low).for_each(|saved| self.end(saved));
+            let input = matrix.needs_input().then(|| Rc::clone(&active.data));
+            let (active, output) = (active.clone(), y.id);
+            let saved = SavedDown { experts, grouping, weights, active, input, rows, low, output };
+            let lengths: Vec<usize> = saved.tensors().iter().map(|tensor| tensor.length()).collect();
+            self.record("experts_down", &lengths, || Node::ExpertsDown(saved));
+        }
+        y
+    }
+
+    fn combine(&self, slots: usize, width: usize) -> Combine {
+        Combine { tokens: self.layout.tokens, slots, width, accumulate: false }
+    }
+
+    /// A copy of a token's row for each of its experts.
+    fn gathered(&self, x: &Lease<B>, grouping: &Grouping<B>, width: usize) -> Lease<B> {
+        let mut rows = self.take(grouping.grouped.tokens.len() * width);
+        self.backend.gather_rows(&mut rows, x, &grouping.tokens, width);
+        rows
+    }
+
+    /// Some columns of a matrix twice as wide.
+    fn half(&self, both: &Lease<B>, offset: usize, width: usize, rows: usize) -> Lease<B> {
+        let mut half = self.take(rows * width);
+        self.backend.columns(&mut half, both, &columns(rows, width, offset, false));
+        half
+    }
+
+    /// Each expert's rows times its matrix, and `A x` of the adapter. Without `wanted` only that.
+    fn grouped_product(
+        &self,
+        x: &Lease<B>,
+        matrix: &ExpertMatrix<B>,
+        grouping: &Grouping<B>,
+        wanted: bool,
+    ) -> (Lease<B>, Option<Rc<Lease<B>>>) {
+        let (segments, count) = (&grouping.grouped.segments, grouping.grouped.tokens.len());
+        let mut y = self.take(count * matrix.outputs);
+        if wanted {
+            let sliced = self.slice_in(self.profile, count, x, matrix.inputs);
+            let p = self.expert_product(segments, matrix);
+            self.with_experts(matrix, |operand| {
+                let mut workspace = self.arena.workspace(self.backend, self.backend.product_workspace(&p));
+                self.backend.product_forward(&mut y, &sliced, operand, &p, &mut workspace);
+            });
+        }
+        let low = matrix.adapter.as_ref().map(|adapter| {
+            let [a, b] = matrix.factors(adapter, segments);
+            let mut low = self.take(count * adapter.rank);
+            let bytes = self.backend.thin_workspace(&a).max(self.backend.thin_workspace(&b));
+            let mut workspace = self.arena.workspace(self.backend, bytes);
+            let [factor_a, factor_b] = [adapter.a, adapter.b].map(|id| &self.parameters.get(id).value);
+            self.backend.thin_contract(&mut low, x, factor_a, &a, &mut workspace);
+            if wanted {
+                self.backend.thin_expand(&mut y, &low, factor_b, &b, &mut workspace);
+            }
+            Rc::new(low)
+        });
+        (y, low)
+    }
+
+    fn expert_product<'s>(&self, segments: &'s [usize], matrix: &ExpertMatrix<B>) -> Product<'s> {
+        Product { segments, n: matrix.outputs, k: matrix.inputs, profile: self.profile, accumulate: false }
+    }
+
+    fn with_experts<R>(&self, matrix: &ExpertMatrix<B>, use_it: impl FnOnce(Operand<B>) -> R) -> R {
+        match &matrix.weight {
+            Matrix::Frozen(weight) => use_it(Operand::Sliced(weight)),
+            Matrix::Trained(id) => {
+                let shape = SliceShape { rows: matrix.outputs, width: matrix.inputs, profile: self.profile };
+                let sliced = self.parameters.sliced(self.backend, *id, matrix.experts, shape);
+                use_it(Operand::Sliced(&*sliced))
+            }
+        }
+    }
+}
+
+/// Columns `offset ..` of a matrix of twice the width, from or to one that has only them.
+fn columns(rows: usize, width: usize, offset: usize, join: bool) -> Columns {
+    let (both, one) = (Place::dense(2 * width, offset, width), Place::dense(width, 0, width));
+    let (from, to) = if join { (one, both) } else { (both, one) };
+    Columns { tokens: rows, groups: 1, width, from, to, mode: ColumnMode::Overwrite }
+}
+
+/// Adds to the gradients of a matrix and its adapter; gives the gradient of its input where that is wanted.
+struct MatrixGradient<'s, B: Backend> {
+    matrix: &'s ExpertMatrix<B>,
+    grouping: &'s Grouping<B>,
+    dy: &'s Lease<B>,
+    low: Option<&'s Rc<Lease<B>>>,
+}
+
+impl<B: Backend> MatrixGradient<'_, B> {
+    fn compute(
+        &self,
+        tape: &Tape<B>,
+        input: Option<&Lease<B>>,
+        gradients: &mut Gradients<B>,
+        wanted: bool,
+    ) -> Option<Lease<B>> {
+        let Self { matrix, grouping, dy, .. } = *self;
+        let segments = &grouping.grouped.segments;
+        let p = tape.expert_product(segments, matrix);
+        let bytes = tape.backend.product_workspace(&p);
+        if let Matrix::Trained(id) = matrix.weight {
+            let mut workspace = tape.arena.workspace(tape.backend, bytes);
+            let x = input.expect("the input of trained experts is saved");
+            tape.backend.product_grad_weight(gradients.reach(id), dy, x, &p, &grouping.row_starts, &mut workspace);
+        }
+        let grad_low = matrix.adapter.as_ref().map(|adapter| self.adapter(tape, adapter, input, gradients));
+        if !wanted {
+            return None;
+        }
+        let mut dx = tape.take(p.rows() * matrix.inputs);
+        tape.with_experts(matrix, |operand| {
+            let mut workspace = tape.arena.workspace(tape.backend, bytes);
+            tape.backend.product_grad_input(&mut dx, dy, operand, &p, &mut workspace);
+        });
+        if let Some((adapter, grad_low)) = matrix.adapter.as_ref().zip(grad_low) {
+            let [a, _] = matrix.factors(adapter, segments);
+            let mut workspace = tape.arena.workspace(tape.backend, tape.backend.thin_workspace(&a));
+            let factor = &tape.parameters.get(adapter.a).value;
+            tape.backend.thin_expand(&mut dx, &grad_low, factor, &a, &mut workspace);
+        }
+        Some(dx)
+    }
+
+    /// The gradients of B and A; gives `dy·B`.
+    fn adapter(
+        &self,
+        tape: &Tape<B>,
+        adapter: &ExpertAdapter,
+        input: Option<&Lease<B>>,
+        gradients: &mut Gradients<B>,
+    ) -> Lease<B> {
+        let (segments, row_starts) = (&self.grouping.grouped.segments, &self.grouping.row_starts);
+        let [a, b] = self.matrix.factors(adapter, segments);
+        let mut grad_low = tape.take(b.tokens() * adapter.rank);
+        {
+            let mut workspace = tape.arena.workspace(tape.backend, tape.backend.thin_workspace(&b));
+            let factor = &tape.parameters.get(adapter.b).value;
+            tape.backend.thin_contract(&mut grad_low, self.dy, factor, &b, &mut workspace);
+        }
+        let low = self.low.expect("an adapter saves its low-rank value");
+        let x = input.expect("an adapter's input is saved");
+        tape.backend.thin_outer(gradients.reach(adapter.b), low, self.dy, &b, row_starts);
+        tape.backend.thin_outer(gradients.reach(adapter.a), &grad_low, x, &a, row_starts);
+        grad_low
+    }
+}
+
+impl<B: Backend> SavedUp<'_, B> {
+    pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
+        let Some(gradient) = values[self.output].take() else { return };
+        let matrix = &self.experts.gate_up;
+        let (count, width) = (self.grouping.grouped.tokens.len(), matrix.outputs / 2);
+        let [mut dgate, mut dup]: [Lease<B>; 2] = [(); 2].map(|()| tape.take(gradient.length()));
+        tape.backend.swiglu_backward(&mut dgate, &mut dup, &gradient, &self.gate, &self.up);
+        drop(gradient);
+        let mut dy = tape.take(count * matrix.outputs);
+        for (part, offset) in [(dgate, 0), (dup, width)] {
+            tape.backend.columns(&mut dy, &part, &columns(count, width, offset, true));
+        }
+        let rows = self.x.as_ref().map(|x| tape.gathered(x, &self.grouping, matrix.inputs));
+        let part = MatrixGradient { matrix, grouping: &self.grouping, dy: &dy, low: self.low.as_ref() };
+        let Some(drows) = part.compute(tape, rows.as_ref(), gradients, self.needs_gradient) else { return };
+        drop(rows);
+        // A gradient that is already there is continued.
+        let before = values[self.input].take().map(|before| tape.owned(before));
+        let p = Combine { accumulate: before.is_some(), ..tape.combine(self.slots, matrix.inputs) };
+        let mut dx = before.unwrap_or_else(|| tape.take(self.length));
+        tape.backend.combine_forward(&mut dx, &drows, None, &self.grouping.places, &p);
+        values[self.input] = Some(Rc::new(dx));
+    }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        let always = [&*self.gate, &*self.up].into_iter();
+        always.chain(self.x.iter().chain(&self.low).map(|tensor| &**tensor)).collect()
+    }
+}
+
+impl<B: Backend> SavedDown<'_, B> {
+    pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
+        let Some(dy) = values[self.output].take() else { return };
+        let matrix = &self.experts.down;
+        let p = tape.combine(self.weights.width, matrix.outputs);
+        let mut drows = tape.take(p.rows() * matrix.outputs);
+        let mut dweights = tape.take(p.rows());
+        // Nobody asks for the gradient of the weights where the rows were not kept: any rows do.
+        let rows = self.rows.unwrap_or_else(|| Rc::new(tape.take(p.rows() * matrix.outputs)));
+        let places = &self.grouping.places;
+        tape.backend.combine_backward(&mut drows, &mut dweights, &dy, &rows, &self.weights.data, places, &p);
+        drop(rows);
+        drop(dy);
+        let part = MatrixGradient { matrix, grouping: &self.grouping, dy: &drows, low: self.low.as_ref() };
+        let dactive = part.compute(tape, self.input.as_deref(), gradients, self.active.needs_gradient);
+        if let Some(dactive) = dactive {
+            tape.contribute(values, self.active.id, Rc::new(dactive));
+        }
+        if self.weights.needs_gradient {
+            tape.contribute(values, self.weights.id, Rc::new(dweights));
+        }
+    }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        let saved = self.input.iter().chain(&self.rows).chain(&self.low);
+        saved.chain([&self.weights.data]).map(|tensor| &**tensor).collect()
+    }
+}

@@ -1,0 +1,71 @@
+//! RMS norm of every head with a gate: `weight·norm(h)·silu(z)`.
+
+use crate::arena::Lease;
+use crate::op::Node;
+use crate::op::norm::Norm;
+use crate::parameters::{Gradients, Vector};
+use crate::tape::{Gradient, Tape, Variable};
+use isobit_kernels::Backend;
+use isobit_kernels::op::GatedNorm;
+use std::rc::Rc;
+
+pub(crate) struct Saved<'a, B: Backend> {
+    h: Variable<B>,
+    z: Variable<B>,
+    inverse: Rc<Lease<B>>,
+    weight: &'a Vector<B>,
+    shape: GatedNorm,
+    output: usize,
+}
+
+impl<'a, B: Backend> Tape<'a, B> {
+    /// The norm's weight is that of one head; zero-centred ones do not exist here.
+    pub fn gated_norm(&mut self, h: Variable<B>, z: Variable<B>, norm: &'a Norm<B>) -> Variable<B> {
+        let &Norm { ref weight, width, eps, zero_centred } = norm;
+        assert!(!zero_centred, "the weight of a gated norm is plain");
+        let shape = GatedNorm { tokens: self.layout.tokens * (h.width / width), width, eps };
+        let (mut y, mut inverse) = (self.take(h.data.length()), self.take(shape.tokens));
+        let value = weight.value(self.parameters);
+        self.backend.gated_norm_forward(&mut y, &mut inverse, &h.data, &z.data, value, &shape);
+        let needs_gradient = h.needs_gradient || z.needs_gradient || weight.id().is_some();
+        let y = self.variable(Rc::new(y), h.width, needs_gradient);
+        if needs_gradient {
+            let lengths = [h.data.length(), z.data.length(), shape.tokens];
+            let (inverse, output) = (Rc::new(inverse), y.id);
+            self.record("gated_norm", &lengths, || Node::GatedNorm(Saved { h, z, inverse, weight, shape, output }));
+        }
+        y
+    }
+}
+
+impl<B: Backend> Saved<'_, B> {
+    pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
+        let Some(gradient) = values[self.output].take() else { return };
+        let [mut dh, mut dz] = [(); 2].map(|()| tape.take(gradient.length()));
+        let heads = self.h.width / self.shape.width;
+        let row_starts: Vec<usize> = tape.layout.row_starts.iter().map(|start| start * heads).collect();
+        let weight = self.weight.value(tape.parameters);
+        let dweight = self.weight.id().map(|id| gradients.reach(id));
+        tape.backend.gated_norm_backward(
+            &mut dh,
+            &mut dz,
+            dweight,
+            &gradient,
+            (&self.h.data, &self.z.data),
+            &self.inverse,
+            weight,
+            &self.shape,
+            &row_starts,
+        );
+        drop(gradient);
+        for (variable, gradient) in [(&self.h, dh), (&self.z, dz)] {
+            if variable.needs_gradient {
+                tape.contribute(values, variable.id, Rc::new(gradient));
+            }
+        }
+    }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        vec![&self.h.data, &self.z.data, &self.inverse]
+    }
+}

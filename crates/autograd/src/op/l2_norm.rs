@@ -1,0 +1,44 @@
+//! L2 norm of every head, times a constant.
+
+use crate::arena::Lease;
+use crate::op::Node;
+use crate::tape::{Gradient, Tape, Variable};
+use isobit_kernels::Backend;
+use isobit_kernels::op::L2Norm;
+use std::rc::Rc;
+
+pub(crate) struct Saved<B: Backend> {
+    x: Variable<B>,
+    inverse: Rc<Lease<B>>,
+    shape: L2Norm,
+    output: usize,
+}
+
+impl<B: Backend> Tape<'_, B> {
+    /// Every `width` channels get the length `factor`.
+    pub fn l2_norm(&mut self, x: Variable<B>, width: usize, eps: f32, factor: f32) -> Variable<B> {
+        let tokens = self.layout.tokens * (x.width / width);
+        let shape = L2Norm { tokens, width, eps, factor };
+        let (mut y, mut inverse) = (self.take(x.data.length()), self.take(tokens));
+        self.backend.l2_norm_forward(&mut y, &mut inverse, &x.data, &shape);
+        let y = self.variable(Rc::new(y), x.width, x.needs_gradient);
+        if y.needs_gradient {
+            let (inverse, output, lengths) = (Rc::new(inverse), y.id, [x.data.length(), tokens]);
+            self.record("l2_norm", &lengths, || Node::L2Norm(Saved { x, inverse, shape, output }));
+        }
+        y
+    }
+}
+
+impl<B: Backend> Saved<B> {
+    pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>]) {
+        let Some(gradient) = values[self.output].take() else { return };
+        let mut dx = tape.take(self.x.data.length());
+        tape.backend.l2_norm_backward(&mut dx, &gradient, &self.x.data, &self.inverse, &self.shape);
+        tape.contribute(values, self.x.id, Rc::new(dx));
+    }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        vec![&self.x.data, &self.inverse]
+    }
+}

@@ -1,0 +1,215 @@
+//! Router of a mixture of experts: logits, choices, and the weights of the chosen (`docs/numerics.md`, "Router").
+//!
+//! Choices are data of the tape, made in the forward pass and kept by every policy: a recomputation weighs the same experts again,
+//! whatever its logits are. The product runs in both passes, always in profile x3: a near tie deserves the accuracy, and a
+//! router is small.
+
+use crate::TapeError;
+use crate::arena::{Lease, RowsLease};
+use crate::checkpoint::Contract;
+use crate::op::Node;
+use crate::parameters::{Gradients, Matrix};
+use crate::tape::{Gradient, Tape, Variable};
+use isobit_kernels::backend::{F32, U32};
+use isobit_kernels::op::router::grouped;
+use isobit_kernels::op::{Grouped, Product, Router as Shape, Scoring, SliceShape};
+use isobit_kernels::{Backend, Matrix as Operand};
+use isobit_numerics::slices::Profile;
+use std::rc::Rc;
+
+/// The profile of every router, whatever the model's.
+pub const ROUTER_PROFILE: Profile = Profile::X3;
+
+/// A router: its weight `[experts, hidden]`, and how logits become choices and weights.
+pub struct Router<B: Backend> {
+    /// Sliced in [`ROUTER_PROFILE`].
+    pub weight: Matrix<B>,
+    /// Added to sigmoid scores for choosing only.
+    pub bias: Option<F32<B>>,
+    pub hidden: usize,
+    pub experts: usize,
+    /// Experts of each token.
+    pub chosen: usize,
+    pub scoring: Scoring,
+    pub renormalise: bool,
+    pub scale: f32,
+    pub groups: usize,
+    pub kept_groups: usize,
+}
+
+impl<B: Backend> Router<B> {
+    fn shape(&self, tokens: usize) -> Shape {
+        let &Self { experts, chosen, scoring, renormalise, scale, groups, kept_groups, .. } = self;
+        Shape { tokens, experts, chosen, scoring, renormalise, scale, groups, kept_groups }
+    }
+}
+
+/// Which experts the tokens of a layer go to, on the host and on the device.
+pub(crate) struct Grouping<B: Backend> {
+    pub(crate) choices: Vec<u32>,
+    pub(crate) grouped: Grouped,
+    /// Where rows of data start among the grouped rows.
+    pub(crate) row_starts: Vec<usize>,
+    pub(crate) device_choices: U32<B>,
+    pub(crate) tokens: U32<B>,
+    pub(crate) places: U32<B>,
+}
+
+/// A layer's choices, and the weights of the chosen as a value of the tape.
+pub struct Routes<B: Backend> {
+    pub(crate) grouping: Rc<Grouping<B>>,
+    pub(crate) weights: Variable<B>,
+}
+
+impl<B: Backend> Routes<B> {
+    /// Experts of each token.
+    pub(crate) fn slots(&self) -> usize {
+        self.weights.width
+    }
+}
+
+pub(crate) struct Saved<'a, B: Backend> {
+    router: &'a Router<B>,
+    input: usize,
+    length: usize,
+    needs_gradient: bool,
+    /// Only for a trained router.
+    x: Option<Rc<Lease<B>>>,
+    logits: Rc<Lease<B>>,
+    grouping: Rc<Grouping<B>>,
+    output: usize,
+}
+
+impl<'a, B: Backend> Tape<'a, B> {
+    /// Chooses the experts of every token, or takes the choices of the forward pass, and weighs them.
+    pub fn route(&mut self, x: &Variable<B>, router: &'a Router<B>) -> Result<Routes<B>, TapeError> {
+        let shape = router.shape(self.layout.tokens);
+        let logits = Rc::new(self.router_logits(x, router));
+        // The weights tell of the chosen only.
+        self.end(&logits);
+        let grouping = self.grouping(&logits, router, &shape)?;
+        if !self.recomputing {
+            self.note_balance(&logits, &grouping, router);
+        }
+        let mut weights = self.take(shape.tokens * shape.chosen);
+        self.backend.router_weights(&mut weights, &logits, &grouping.device_choices, &shape);
+        let trained = matches!(router.weight, Matrix::Trained(_));
+        let weights = self.variable(Rc::new(weights), shape.chosen, x.needs_gradient || trained);
+        if weights.needs_gradient {
+            let saved = Saved {
+                router,
+                input: x.id,
+                length: x.data.length(),
+                needs_gradient: x.needs_gradient,
+                x: trained.then(|| Rc::clone(&x.data)),
+                logits,
+                grouping: Rc::clone(&grouping),
+                output: weights.id,
+            };
+            // Rows of every expert: what the experts' tensors are made of.
+            self.record("router", &grouping.grouped.counts(), || Node::Router(saved));
+        }
+        Ok(Routes { grouping, weights })
+    }
+
+    /// The experts of every token so far, strongest first, layer after layer.
+    pub fn choices(&self) -> impl Iterator<Item = &[u32]> {
+        self.groupings.iter().map(|grouping| grouping.choices.as_slice())
+    }
+
+    /// Whether a recomputation uses the choices of the forward pass; if not it makes its own, as tests want to see.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_cached_choices(self, cached_choices: bool) -> Self {
+        let contract = Contract { cached_choices, ..self.contract };
+        Self { contract, ..self }
+    }
+
+    fn router_logits(&self, x: &Variable<B>, router: &Router<B>) -> Lease<B> {
+        assert_eq!(router.hidden, x.width, "inputs of a router");
+        let rows = self.slice_in(ROUTER_PROFILE, self.layout.tokens, &x.data, x.width);
+        let mut logits = self.take(self.layout.tokens * router.experts);
+        let segments = [0, self.layout.tokens];
+        let p = router_product(router, &segments);
+        self.with_router(router, |operand| {
+            let mut workspace = self.arena.workspace(self.backend, self.backend.product_workspace(&p));
+            self.backend.product_forward(&mut logits, &rows, operand, &p, &mut workspace);
+        });
+        logits
+    }
+
+    fn grouping(&mut self, logits: &F32<B>, router: &Router<B>, shape: &Shape) -> Result<Rc<Grouping<B>>, TapeError> {
+        if let Some(kept) = self.replayed.pop_front() {
+            return Ok(kept);
+        }
+        let mut device_choices = self.backend.zeros(shape.tokens * shape.chosen);
+        self.backend.router_choose(&mut device_choices, logits, router.bias.as_ref(), shape);
+        let choices = self.backend.download(&device_choices)?;
+        let grouped = grouped(&choices, shape.chosen, shape.experts);
+        let row_starts = grouped.row_starts(&self.layout.row_starts);
+        let [tokens, places] = [&grouped.tokens, &grouped.places].map(|host| self.backend.upload(host));
+        let grouping = Rc::new(Grouping { choices, grouped, row_starts, device_choices, tokens, places });
+        self.groupings.push(Rc::clone(&grouping));
+        Ok(grouping)
+    }
+
+    fn with_router<R>(&self, router: &Router<B>, use_it: impl FnOnce(Operand<B>) -> R) -> R {
+        match &router.weight {
+            Matrix::Frozen(weight) => use_it(Operand::Sliced(weight)),
+            Matrix::Trained(id) => {
+                let shape = SliceShape { rows: router.experts, width: router.hidden, profile: ROUTER_PROFILE };
+                let sliced = self.parameters.sliced(self.backend, *id, 1, shape);
+                use_it(Operand::Sliced(&*sliced))
+            }
+        }
+    }
+
+    /// Rows of a matrix as slices of a profile.
+    pub(crate) fn slice_in(&self, profile: Profile, count: usize, x: &Lease<B>, width: usize) -> RowsLease<B> {
+        let mut rows = self.arena.rows(self.backend, SliceShape { rows: count, width, profile });
+        self.backend.slice_rows(&mut rows, x);
+        rows
+    }
+}
+
+fn router_product<'s, B: Backend>(router: &Router<B>, segments: &'s [usize]) -> Product<'s> {
+    Product { segments, n: router.experts, k: router.hidden, profile: ROUTER_PROFILE, accumulate: false }
+}
+
+impl<B: Backend> Saved<'_, B> {
+    /// Through the weights of the chosen and the load balance into the logits, then as any product.
+    pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
+        let Some(dweights) = values[self.output].take() else { return };
+        let Self { router, logits, .. } = &self;
+        let mut dlogits = tape.take(logits.length());
+        let shape = router.shape(tape.layout.tokens);
+        tape.backend.router_backward(&mut dlogits, &dweights, logits, &self.grouping.device_choices, &shape);
+        if let Some(share) = tape.balance_share() {
+            let row_starts = &tape.layout.row_starts;
+            tape.backend.balance_backward(&mut dlogits, share, logits, row_starts, router.experts);
+        }
+        let segments = [0, tape.layout.tokens];
+        let p = router_product(router, &segments);
+        let workspace_bytes = tape.backend.product_workspace(&p);
+        if let Matrix::Trained(id) = router.weight {
+            let mut workspace = tape.arena.workspace(tape.backend, workspace_bytes);
+            let x = self.x.as_ref().expect("a trained router's input is saved");
+            let row_starts = &tape.layout.row_starts;
+            tape.backend.product_grad_weight(gradients.reach(id), &dlogits, x, &p, row_starts, &mut workspace);
+        }
+        if self.needs_gradient {
+            let before = values[self.input].take().map(|before| tape.owned(before));
+            let p = Product { accumulate: before.is_some(), ..p };
+            let mut dx = before.unwrap_or_else(|| tape.take(self.length));
+            tape.with_router(router, |operand| {
+                let mut workspace = tape.arena.workspace(tape.backend, workspace_bytes);
+                tape.backend.product_grad_input(&mut dx, &dlogits, operand, &p, &mut workspace);
+            });
+            values[self.input] = Some(Rc::new(dx));
+        }
+    }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        self.x.iter().map(|x| &**x).chain([&*self.logits]).collect()
+    }
+}

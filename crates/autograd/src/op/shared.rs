@@ -1,0 +1,99 @@
+//! The end of a layer of experts: routed and shared branch, and the residual stream.
+//!
+//! A shared expert is what every token goes through besides its chosen experts; some models multiply it by the sigmoid of one number
+//! per token ("Gates").
+
+use crate::arena::Lease;
+use crate::checkpoint::Policy;
+use crate::op::Node;
+use crate::op::experts::Experts;
+use crate::op::linear::Linear;
+use crate::op::router::Routes;
+use crate::tape::{Gradient, Tape, Variable};
+use isobit_kernels::Backend;
+use isobit_kernels::op::Gate;
+use std::rc::Rc;
+
+/// A shared expert before its last product.
+pub struct SharedBranch<'a, B: Backend> {
+    pub active: Variable<B>,
+    pub down: &'a Linear<B>,
+    /// One number per token, before the sigmoid.
+    pub gate: Option<Variable<B>>,
+}
+
+pub(crate) struct SavedGate<B: Backend> {
+    x: Variable<B>,
+    gate: Variable<B>,
+    shape: Gate,
+    output: usize,
+}
+
+impl<'a, B: Backend> Tape<'a, B> {
+    /// `residual + (experts + shared)`, the end of a block. Where the block is computed again, the sums and what only they need are left
+    /// out. The ends are what the last products start from and what their gradients use: activations and weights of the experts, the rows that
+    /// these made, and of a shared expert its activations, its gate and what the gate multiplies.
+    pub fn finish_experts(
+        &mut self,
+        residual: &Variable<B>,
+        active: &Variable<B>,
+        routes: &Routes<B>,
+        experts: &'a Experts<B>,
+        shared: Option<SharedBranch<'a, B>>,
+    ) -> Variable<B> {
+        let wanted = !self.recomputing;
+        self.end(&active.data);
+        self.end(&routes.weights.data);
+        let mut y = self.experts_down(active, routes, experts, wanted);
+        if let Some(SharedBranch { active, down, gate }) = shared {
+            self.end(&active.data);
+            let mut part = self.linear_where(&active, down, wanted || gate.is_some());
+            if let Some(gate) = gate {
+                self.end(&part.data);
+                self.end(&gate.data);
+                part = self.token_gate(part, gate, wanted);
+            }
+            y = self.add_where(&y, &part, wanted);
+        }
+        self.add_where(residual, &y, wanted)
+    }
+
+    /// Makes a value an end of the running block, if the block will be or is computed again.
+    pub(crate) fn end(&mut self, data: &Rc<Lease<B>>) {
+        if self.recomputing || self.policy != Policy::None {
+            self.ends.push(Rc::clone(data));
+        }
+    }
+
+    /// `x·sigmoid(gate)`, one gate per token.
+    fn token_gate(&mut self, x: Variable<B>, gate: Variable<B>, wanted: bool) -> Variable<B> {
+        let shape = Gate { tokens: self.layout.tokens, width: x.width, per_token: true };
+        let mut data = self.take(x.data.length());
+        if wanted {
+            self.backend.gate_forward(&mut data, &x.data, &gate.data, &shape);
+        }
+        let y = self.variable(Rc::new(data), x.width, x.needs_gradient || gate.needs_gradient);
+        if y.needs_gradient {
+            let (output, lengths) = (y.id, [x.data.length(), gate.data.length()]);
+            self.record("gate", &lengths, || Node::TokenGate(SavedGate { x, gate, shape, output }));
+        }
+        y
+    }
+}
+
+impl<B: Backend> SavedGate<B> {
+    pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>]) {
+        let Some(gradient) = values[self.output].take() else { return };
+        let [mut dx, mut dgate] = [&self.x, &self.gate].map(|variable| tape.take(variable.data.length()));
+        tape.backend.gate_backward(&mut dx, &mut dgate, &gradient, &self.x.data, &self.gate.data, &self.shape);
+        for (variable, gradient) in [(&self.x, dx), (&self.gate, dgate)] {
+            if variable.needs_gradient {
+                tape.contribute(values, variable.id, Rc::new(gradient));
+            }
+        }
+    }
+
+    pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
+        vec![&self.x.data, &self.gate.data]
+    }
+}

@@ -1,0 +1,174 @@
+//! One chunk forward: scores of the key head, decays of the value head, then panel by panel `Y`, `δ`, `o` and the next state.
+
+use super::room::{Room, Shape};
+use super::tile::{Left, PANEL, ROWS, Right, ZERO, add, chain, columns, columns_mut, load_scaled, store, turn};
+use crate::cpu::path::multiversion;
+use crate::op::delta_rule::CHUNK;
+use isobit_numerics::elementary::exp;
+
+/// Rows of a tensor `[token, heads, width]` for one head.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) first: usize,
+    pub(super) step: usize,
+    pub(super) width: usize,
+}
+
+impl Rows<'_> {
+    #[inline(always)]
+    fn row(&self, i: usize) -> &[f32] {
+        &self.x[self.first + i * self.step..][..self.width]
+    }
+
+    /// The first `n` rows; zeros beside and below.
+    #[inline(always)]
+    pub(super) fn pack(&self, out: &mut [f32], n: usize) {
+        let stride = out.len() / CHUNK;
+        for (i, out) in out.chunks_exact_mut(stride).enumerate() {
+            if i < n {
+                out[..self.width].copy_from_slice(self.row(i));
+                out[self.width..].fill(0.0);
+            } else {
+                out.fill(0.0);
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// Packs the key head's rows and forms `kk` and `qk` up to the diagonal.
+    pub(super) fn scores<_F>(room: &mut Room, shape: Shape, n: usize, q: Rows, k: Rows) {
+        let padded = shape.key_padded;
+        q.pack(room.q, n);
+        k.pack(room.k, n);
+        turn(room.k_turned, CHUNK, room.k, padded, CHUNK, padded);
+        let right = Right { x: room.k_turned, stride: CHUNK };
+        for (left, out) in [(&*room.k, &mut *room.kk), (&*room.q, &mut *room.qk)] {
+            let left = Left { x: left, row: padded, step: 1 };
+            for row in (0..n).step_by(ROWS) {
+                for column in (0..row + ROWS).step_by(PANEL) {
+                    let mut tile = ZERO;
+                    chain(shape.path, &mut tile, left.from(row), right.from(column), 0..shape.key);
+                    store(&tile, out, row * CHUNK + column, CHUNK);
+                }
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// Decays of a value head and the matrices that they weigh. Places above the diagonal hold anything.
+    pub(super) fn decays<F>(room: &mut Room, shape: Shape, n: usize, g: Rows, beta: Rows) {
+        let mut row = [0.0f32; CHUNK];
+        let mut from_start = 1.0;
+        for i in 0..CHUNK {
+            let a = if i < n { exp::<F>(g.row(i)[0]) } else { 0.0 };
+            from_start = if i == 0 { a } else { from_start * a };
+            room.decay[i] = from_start;
+            room.beta[i] = if i < n { beta.row(i)[0] } else { 0.0 };
+            for j in 0..CHUNK {
+                row[j] *= a;
+            }
+            row[i] = 1.0;
+            if i + 1 == n {
+                room.rest.copy_from_slice(&row);
+                room.rest[n..].fill(0.0);
+            }
+            let at = i * CHUNK;
+            *columns_mut(room.between, at) = row;
+            let (kk, qk) = (columns::<CHUNK>(room.kk, at), columns::<CHUNK>(room.qk, at));
+            let minus_m = columns_mut::<CHUNK>(room.minus_m, at);
+            for j in 0..CHUNK {
+                minus_m[j] = -(kk[j] * row[j]);
+            }
+            let p = columns_mut::<CHUNK>(room.p, at);
+            for j in 0..CHUNK {
+                p[j] = qk[j] * row[j];
+            }
+        }
+        for i in 0..CHUNK {
+            let (rest, at) = (room.rest[i], i * shape.key_padded);
+            let k = &room.k[at..at + shape.key_padded];
+            for (out, k) in room.k_rest[at..at + shape.key_padded].iter_mut().zip(k) {
+                *out = rest * k;
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// `Y` and `δ` of one panel into the room, and `o` in place of `v` if wanted.
+    pub(super) fn corrections<F>(
+        room: &mut Room,
+        shape: Shape,
+        n: usize,
+        panel: usize,
+        state: &[f32],
+        outputs: bool,
+    ) {
+        let (path, stride, column) = (shape.path, shape.value_padded, panel * PANEL);
+        let k = Left { x: room.k, row: shape.key_padded, step: 1 };
+        let q = Left { x: room.q, row: shape.key_padded, step: 1 };
+        let minus_m = Left { x: room.minus_m, row: CHUNK, step: 1 };
+        let p = Left { x: room.p, row: CHUNK, step: 1 };
+        let state = Right { x: state, stride: PANEL };
+        for row in (0..n).step_by(ROWS) {
+            let mut y = ZERO;
+            chain(path, &mut y, k.from(row), state, 0..shape.key);
+            for r in 0..ROWS {
+                let v = columns::<PANEL>(room.values, (row + r) * stride + column);
+                for c in 0..PANEL {
+                    y[r][c] = F::fma(-room.decay[row + r], y[r][c], v[c]);
+                }
+            }
+            chain(path, &mut y, minus_m.from(row), Right { x: &room.delta[column..], stride }, 0..row);
+            let mut delta = ZERO;
+            for r in 0..ROWS {
+                let mut acc = y[r];
+                for before in 0..r {
+                    add::<F>(&mut acc, room.minus_m[(row + r) * CHUNK + row + before], &delta[before]);
+                }
+                for c in 0..PANEL {
+                    delta[r][c] = room.beta[row + r] * acc[c];
+                }
+                y[r] = acc;
+            }
+            store(&y, room.y, row * stride + column, stride);
+            store(&delta, room.delta, row * stride + column, stride);
+            if !outputs {
+                continue;
+            }
+            let mut o = ZERO;
+            chain(path, &mut o, q.from(row), state, 0..shape.key);
+            for r in 0..ROWS {
+                for c in 0..PANEL {
+                    o[r][c] *= room.decay[row + r];
+                }
+            }
+            chain(path, &mut o, p.from(row), Right { x: &room.delta[column..], stride }, 0..row);
+            for r in 0..ROWS {
+                let mut acc = o[r];
+                for at in 0..=r {
+                    add::<F>(&mut acc, room.p[(row + r) * CHUNK + row + at], &delta[at]);
+                }
+                o[r] = acc;
+            }
+            store(&o, room.values, row * stride + column, stride);
+        }
+    }
+}
+
+multiversion! {
+    /// The next state of one panel.
+    pub(super) fn advance<_F>(next: &mut [f32], room: &Room, shape: Shape, n: usize, panel: usize, state: &[f32]) {
+        let k = Left { x: room.k_rest, row: 1, step: shape.key_padded };
+        let delta = Right { x: &room.delta[panel * PANEL..], stride: shape.value_padded };
+        let mut tile = ZERO;
+        for row in (0..shape.key_padded).step_by(ROWS) {
+            load_scaled(&mut tile, state, row * PANEL, PANEL, room.decay[n - 1]);
+            chain(shape.path, &mut tile, k.from(row), delta, 0..n);
+            store(&tile, next, row * PANEL, PANEL);
+        }
+    }
+}

@@ -1,0 +1,459 @@
+//! The gated delta rule (`op/delta_rule.rs`): who computes what. A task is a key head of a document with all its value heads, chunk after chunk;
+//! where such tasks are fewer than threads, the columns of the state, which never meet, become tasks of their own.
+//!
+//! `tile.rs` holds the chains, `chunk.rs` and `gradients.rs` a chunk forward and back, `room.rs` the memory.
+
+mod chunk;
+mod gradients;
+mod room;
+mod tile;
+
+use super::pool::{SharedMut, Tasks};
+use crate::Cpu;
+use crate::buffer::Workspace;
+use crate::op::DeltaRule;
+use crate::op::delta_rule::CHUNK;
+use chunk::Rows;
+use isobit_numerics::lanes::sum;
+use room::{GradRoom, Kept, Room, Shape, Sizes};
+use std::ops::Range;
+use tile::PANEL;
+
+/// `q`, `k`, `v`, `g`, `beta`.
+pub(super) type Inputs<'a> = [&'a [f32]; 5];
+/// Their gradients.
+pub(super) type Outputs<'a> = [&'a mut [f32]; 5];
+
+fn tasks(p: &DeltaRule) -> usize {
+    p.documents() * p.key_heads
+}
+
+/// Whether one task does all columns of all value heads of its key head.
+fn whole(cpu: &Cpu, p: &DeltaRule) -> bool {
+    tasks(p) >= cpu.threads()
+}
+
+/// What a key head keeps, forward: two states that take turns.
+fn forward_sizes(p: &DeltaRule) -> Sizes {
+    Sizes { heads: p.group(), states: 2, grads: 0, rows: 0 }
+}
+
+/// Backward: all states of a document, and their gradients unless they can take turns.
+fn backward_sizes(cpu: &Cpu, p: &DeltaRule) -> Sizes {
+    let chunks = p.longest().div_ceil(CHUNK);
+    let grads = if whole(cpu, p) { 2 } else { chunks.max(2) };
+    Sizes { heads: p.group(), states: chunks.max(1), grads, rows: chunks * CHUNK }
+}
+
+pub(super) fn workspace(cpu: &Cpu, p: &DeltaRule) -> usize {
+    p.check();
+    let (shape, kept) = (Shape::new(cpu.path, p), cpu.threads().min(tasks(p)));
+    let room = Workspace::bytes::<f32>(Room::length(shape) + GradRoom::length(shape));
+    let sizes = [forward_sizes(p), backward_sizes(cpu, p)].map(|sizes| sizes.bytes(shape));
+    cpu.threads() * room + kept * sizes[0].max(sizes[1])
+}
+
+/// A thread's own memory.
+struct Rooms<'a> {
+    worker: usize,
+    room: Room<'a>,
+    grads: GradRoom<'a>,
+}
+
+/// Everything that a task reads.
+struct Pass<'a> {
+    cpu: &'a Cpu,
+    p: &'a DeltaRule<'a>,
+    shape: Shape,
+    inputs: Inputs<'a>,
+}
+
+impl<'a> Pass<'a> {
+    fn new(cpu: &'a Cpu, p: &'a DeltaRule<'a>, inputs: Inputs<'a>) -> Self {
+        p.check();
+        let [keys, values, scalars, _] = p.lengths();
+        assert_eq!(inputs.map(<[f32]>::len), [keys, keys, values, scalars, scalars], "inputs of the delta rule");
+        Self { cpu, p, shape: Shape::new(cpu.path, p), inputs }
+    }
+
+    fn key_rows<'x>(&self, x: &'x [f32], token: usize, key_head: usize) -> Rows<'x> {
+        let (heads, width) = (self.p.key_heads, self.p.key_width);
+        Rows { x, first: (token * heads + key_head) * width, step: heads * width, width }
+    }
+
+    fn value_rows<'x>(&self, x: &'x [f32], token: usize, head: usize, width: usize) -> Rows<'x> {
+        let heads = self.p.value_heads;
+        Rows { x, first: (token * heads + head) * width, step: heads * width, width }
+    }
+
+    /// The part of a key head that its value heads share.
+    fn scores(&self, room: &mut Room, tokens: &Range<usize>, key_head: usize) {
+        let q = self.key_rows(self.inputs[0], tokens.start, key_head);
+        let k = self.key_rows(self.inputs[1], tokens.start, key_head);
+        chunk::scores(self.cpu.path, room, self.shape, tokens.len(), q, k);
+    }
+
+    fn decays(&self, room: &mut Room, tokens: &Range<usize>, head: usize) {
+        let g = self.value_rows(self.inputs[3], tokens.start, head, 1);
+        let beta = self.value_rows(self.inputs[4], tokens.start, head, 1);
+        chunk::decays(self.cpu.path, room, self.shape, tokens.len(), g, beta);
+    }
+
+    fn values(&self, room: &mut Room, x: &[f32], tokens: &Range<usize>, head: usize) {
+        self.value_rows(x, tokens.start, head, self.p.value_width).pack(room.values, tokens.len());
+    }
+
+    /// Columns of the panels that exist.
+    fn columns(&self, panels: &Range<usize>) -> Range<usize> {
+        panels.start * PANEL..(panels.end * PANEL).min(self.p.value_width)
+    }
+
+    /// Writes the columns of some panels into rows of a tensor like `v`.
+    fn store(&self, out: &SharedMut<f32>, from: &[f32], tokens: &Range<usize>, head: usize, panels: &Range<usize>) {
+        let columns = self.columns(panels);
+        for (i, t) in tokens.clone().enumerate() {
+            let at = (t * self.p.value_heads + head) * self.p.value_width;
+            // SAFETY: a task's own tokens, head and columns.
+            let out = unsafe { out.slice(at + columns.start..at + columns.end) };
+            out.copy_from_slice(&from[i * self.shape.value_padded..][columns.clone()]);
+        }
+    }
+
+    /// Runs `task(rooms, index)` for every index on all threads; rooms are the threads' own.
+    fn run(&self, rooms: &mut [f32], count: usize, task: impl Fn(&mut Rooms, usize) + Sync) {
+        let (tasks, rooms) = (Tasks::new(count), SharedMut::new(rooms));
+        let [length, grad_length] = [Room::length(self.shape), GradRoom::length(self.shape)];
+        self.cpu.pool.run(|worker| {
+            let at = worker * (length + grad_length);
+            // SAFETY: each thread has its own part.
+            let room = unsafe { rooms.slice(at..at + length + grad_length) };
+            let (room, grads) = room.split_at_mut(length);
+            let (room, grads) = (Room::new(room, self.shape), GradRoom::new(grads, self.shape));
+            let mut rooms = Rooms { worker, room, grads };
+            while let Some(index) = tasks.next() {
+                task(&mut rooms, index);
+            }
+        });
+    }
+
+    /// A document's chunk by number.
+    fn chunk(&self, document: usize, chunk: usize) -> Range<usize> {
+        let tokens = self.p.document(document);
+        tokens.start + chunk * CHUNK..(tokens.start + (chunk + 1) * CHUNK).min(tokens.end)
+    }
+
+    fn chunks(&self, document: usize) -> usize {
+        self.p.document(document).len().div_ceil(CHUNK)
+    }
+}
+
+/// The work of one task: some panels of some value heads of a key head of a document.
+struct Part {
+    /// Number of the pair of document and key head.
+    pair: usize,
+    document: usize,
+    key_head: usize,
+    /// Value heads, counted within the key head's group.
+    heads: Range<usize>,
+    panels: Range<usize>,
+}
+
+impl Part {
+    fn count(pass: &Pass) -> usize {
+        let parts = if whole(pass.cpu, pass.p) { 1 } else { pass.p.group() * pass.shape.panels() };
+        tasks(pass.p) * parts
+    }
+
+    fn new(pass: &Pass, index: usize) -> Self {
+        let (group, panels) = (pass.p.group(), pass.shape.panels());
+        let (pair, heads, panels) = if whole(pass.cpu, pass.p) {
+            (index, 0..group, 0..panels)
+        } else {
+            let (head, panel) = (index / panels % group, index % panels);
+            (index / panels / group, head..head + 1, panel..panel + 1)
+        };
+        Self { pair, document: pair / pass.p.key_heads, key_head: pair % pass.p.key_heads, heads, panels }
+    }
+
+    /// Which of the kept rooms is that of the pair: the thread's if the pair is one task.
+    fn place(&self, pass: &Pass, worker: usize) -> usize {
+        if whole(pass.cpu, pass.p) { worker } else { self.pair }
+    }
+}
+
+pub(super) fn forward(
+    cpu: &Cpu,
+    o: &mut [f32],
+    final_state: Option<&mut [f32]>,
+    inputs: Inputs,
+    initial_state: Option<&[f32]>,
+    p: &DeltaRule,
+    workspace: &mut [u8],
+) {
+    let pass = Pass::new(cpu, p, inputs);
+    let [_, values, _, states] = p.lengths();
+    assert_eq!(o.len(), values, "output of the delta rule");
+    let given = final_state.as_deref().into_iter().chain(initial_state);
+    assert!(given.into_iter().all(|state| state.len() == states), "states of the delta rule");
+    let (shape, sizes) = (pass.shape, forward_sizes(p));
+    let mut workspace = Workspace::new(workspace);
+    let rooms = workspace.take::<f32>(cpu.threads() * (Room::length(shape) + GradRoom::length(shape)));
+    let kept = SharedMut::new(workspace.take::<f32>(cpu.threads().min(tasks(p)) * sizes.length(shape)));
+    let (o, last) = (SharedMut::new(o), final_state.map(SharedMut::new));
+    pass.run(rooms, Part::count(&pass), |Rooms { worker, room, .. }, index| {
+        let part = Part::new(&pass, index);
+        let kept = Kept::new(&kept, part.place(&pass, *worker), shape, sizes);
+        let chunks = pass.chunks(part.document);
+        let state_at = |head: usize| (part.document * p.value_heads + part.key_head * p.group() + head) * p.key_width;
+        for head in part.heads.clone() {
+            for panel in part.panels.clone() {
+                // SAFETY: a task's own panels; so for all below.
+                let state = unsafe { kept.state(head, panel, 0) };
+                read_state(state, initial_state, state_at(head), panel, p);
+            }
+        }
+        for chunk in 0..chunks {
+            let tokens = pass.chunk(part.document, chunk);
+            pass.scores(room, &tokens, part.key_head);
+            for within in part.heads.clone() {
+                let head = part.key_head * p.group() + within;
+                pass.decays(room, &tokens, head);
+                pass.values(room, inputs[2], &tokens, head);
+                for panel in part.panels.clone() {
+                    // SAFETY: as above; the states of two chunks are different slots.
+                    let (state, next) =
+                        unsafe { (&*kept.state(within, panel, chunk), kept.state(within, panel, chunk + 1)) };
+                    chunk::corrections(cpu.path, room, shape, tokens.len(), panel, state, true);
+                    if chunk + 1 < chunks || last.is_some() {
+                        chunk::advance(pass.cpu.path, next, room, shape, tokens.len(), panel, state);
+                    }
+                }
+                pass.store(&o, room.values, &tokens, head, &part.panels);
+            }
+        }
+        if let Some(last) = &last {
+            for head in part.heads.clone() {
+                for panel in part.panels.clone() {
+                    // SAFETY: as above.
+                    write_state(last, unsafe { kept.state(head, panel, chunks) }, state_at(head), panel, p);
+                }
+            }
+        }
+    });
+}
+
+/// Fills a panel from a state `[key_width, value_width]` whose rows start at `row`, or with zeros.
+fn read_state(panel_state: &mut [f32], states: Option<&[f32]>, row: usize, panel: usize, p: &DeltaRule) {
+    panel_state.fill(0.0);
+    let Some(states) = states else { return };
+    let columns = panel * PANEL..((panel + 1) * PANEL).min(p.value_width);
+    for (d, out) in panel_state.chunks_exact_mut(PANEL).take(p.key_width).enumerate() {
+        out[..columns.len()].copy_from_slice(&states[(row + d) * p.value_width..][columns.clone()]);
+    }
+}
+
+fn write_state(states: &SharedMut<f32>, panel_state: &[f32], row: usize, panel: usize, p: &DeltaRule) {
+    let columns = panel * PANEL..((panel + 1) * PANEL).min(p.value_width);
+    for (d, from) in panel_state.chunks_exact(PANEL).take(p.key_width).enumerate() {
+        let at = (row + d) * p.value_width;
+        // SAFETY: a task's own state and columns.
+        unsafe { states.slice(at + columns.start..at + columns.end) }.copy_from_slice(&from[..columns.len()]);
+    }
+}
+
+/// The state before every chunk, and `Y`.
+fn recompute(pass: &Pass, room: &mut Room, kept: Kept, part: &Part) {
+    let (shape, chunks) = (pass.shape, pass.chunks(part.document));
+    for chunk in 0..chunks {
+        let tokens = pass.chunk(part.document, chunk);
+        pass.scores(room, &tokens, part.key_head);
+        for within in part.heads.clone() {
+            let head = part.key_head * pass.p.group() + within;
+            pass.decays(room, &tokens, head);
+            pass.values(room, pass.inputs[2], &tokens, head);
+            for panel in part.panels.clone() {
+                // SAFETY: a task's own panels; the states of two chunks and the rows are different parts.
+                let state = unsafe { kept.state(within, panel, chunk) };
+                if chunk == 0 {
+                    state.fill(0.0);
+                }
+                chunk::corrections(pass.cpu.path, room, shape, tokens.len(), panel, state, false);
+                if chunk + 1 < chunks {
+                    // SAFETY: as above.
+                    let next = unsafe { kept.state(within, panel, chunk + 1) };
+                    chunk::advance(pass.cpu.path, next, room, shape, tokens.len(), panel, state);
+                }
+                // SAFETY: as above.
+                let y = unsafe { kept.rows(0, within, panel, chunk * CHUNK..(chunk + 1) * CHUNK) };
+                for (y, from) in y.chunks_exact_mut(PANEL).zip(room.y.chunks_exact(shape.value_padded)) {
+                    y.copy_from_slice(&from[panel * PANEL..][..PANEL]);
+                }
+            }
+        }
+    }
+}
+
+/// Gradients of `δ`, `v` and the state for one chunk of one value head. The room holds the key head's scores.
+fn columns_backward(
+    pass: &Pass,
+    rooms: &mut Rooms,
+    kept: Kept,
+    part: &Part,
+    at: &At,
+    d_o: &[f32],
+    dv: &SharedMut<f32>,
+) {
+    let (Rooms { room, grads, .. }, shape, n) = (rooms, pass.shape, at.tokens.len());
+    let head = part.key_head * pass.p.group() + at.head;
+    pass.decays(room, &at.tokens, head);
+    pass.values(room, d_o, &at.tokens, head);
+    gradients::decayed(pass.cpu.path, grads, room, shape);
+    for panel in part.panels.clone() {
+        // SAFETY: a task's own panels; the gradients of two chunks are different parts.
+        let after = unsafe { kept.grad(at.head, panel, at.chunk) };
+        if at.chunk + 1 == pass.chunks(part.document) {
+            after.fill(0.0);
+        }
+        // SAFETY: as above.
+        let before = (at.chunk > 0).then(|| unsafe { kept.grad(at.head, panel, at.chunk - 1) });
+        gradients::panel_backward(pass.cpu.path, grads, room, shape, n, panel, after, before);
+        // SAFETY: as above.
+        let d_delta = unsafe { kept.rows(1, at.head, panel, at.chunk * CHUNK..(at.chunk + 1) * CHUNK) };
+        for (out, from) in d_delta.chunks_exact_mut(PANEL).zip(grads.d_delta.chunks_exact(shape.value_padded)) {
+            out.copy_from_slice(&from[panel * PANEL..][..PANEL]);
+        }
+    }
+    pass.store(dv, grads.dy, &at.tokens, head, &part.panels);
+}
+
+/// A chunk of a document for one value head.
+struct At {
+    chunk: usize,
+    tokens: Range<usize>,
+    /// Counted within the key head's group.
+    head: usize,
+}
+
+/// Where the gradients other than that of `v` go.
+struct Sums<'a> {
+    dq: SharedMut<'a, f32>,
+    dk: SharedMut<'a, f32>,
+    dg: SharedMut<'a, f32>,
+    dbeta: SharedMut<'a, f32>,
+}
+
+/// Gradients of `q`, `k`, `g`, `beta` for one chunk of one value head. The rooms hold what [`columns_backward`] left there for all panels.
+fn sums_backward(pass: &Pass, rooms: &mut Rooms, kept: Kept, part: &Part, at: &At, sums: &Sums) {
+    let (Rooms { room, grads, .. }, shape, p, n) = (rooms, pass.shape, pass.p, at.tokens.len());
+    let head = part.key_head * p.group() + at.head;
+    let path = pass.cpu.path;
+    let mut products = [0.0; crate::op::delta_rule::HEAD_WIDTH_MAX];
+    for panel in 0..shape.panels() {
+        let rows = at.chunk * CHUNK..(at.chunk + 1) * CHUNK;
+        // SAFETY: nobody writes what is kept of this chunk any more.
+        let y = unsafe { &*kept.rows(0, at.head, panel, rows) };
+        gradients::unpack(path, room.y, room.delta, room.beta, shape, n, panel, y);
+        // SAFETY: as above.
+        let (before, after) =
+            unsafe { (&*kept.state(at.head, panel, at.chunk), &*kept.grad(at.head, panel, at.chunk)) };
+        gradients::turn_state(path, grads.state_turned, shape, panel, before);
+        gradients::turn_state(path, grads.grad_turned, shape, panel, after);
+        gradients::state_product(path, &mut products[panel * PANEL..][..PANEL], shape, before, after);
+    }
+    gradients::chunk_backward(path, grads, room, shape, n, sum(&products[..p.value_width]));
+    for (i, t) in at.tokens.clone().enumerate() {
+        let key_row = (t * p.key_heads + part.key_head) * p.key_width;
+        for (out, from) in [(&sums.dq, &*grads.from_q), (&sums.dk, &*grads.from_k)] {
+            // SAFETY: a task's own tokens and heads.
+            let out = unsafe { out.slice(key_row..key_row + p.key_width) };
+            let from = &from[i * shape.key_padded..][..p.key_width];
+            // ORDER: value heads ascend; the first one's value is the start of the sum.
+            if at.head == 0 {
+                out.copy_from_slice(from);
+            } else {
+                out.iter_mut().zip(from).for_each(|(out, from)| *out += from);
+            }
+        }
+        let scalar = t * p.value_heads + head;
+        // SAFETY: as above.
+        unsafe {
+            sums.dg.slice(scalar..scalar + 1)[0] = grads.reads[i];
+            sums.dbeta.slice(scalar..scalar + 1)[0] = grads.ends[i];
+        }
+    }
+}
+
+pub(super) fn backward(
+    cpu: &Cpu,
+    [dq, dk, dv, dg, dbeta]: Outputs,
+    d_o: &[f32],
+    inputs: Inputs,
+    p: &DeltaRule,
+    workspace: &mut [u8],
+) {
+    let pass = Pass::new(cpu, p, inputs);
+    let [keys, values, scalars, _] = p.lengths();
+    let lengths = [dq.len(), dk.len(), dv.len(), dg.len(), dbeta.len(), d_o.len()];
+    assert_eq!(lengths, [keys, keys, values, scalars, scalars, values], "gradients of the delta rule");
+    let (shape, sizes) = (pass.shape, backward_sizes(cpu, p));
+    let mut workspace = Workspace::new(workspace);
+    let rooms = workspace.take::<f32>(cpu.threads() * (Room::length(shape) + GradRoom::length(shape)));
+    let kept = SharedMut::new(workspace.take::<f32>(cpu.threads().min(tasks(p)) * sizes.length(shape)));
+    let dv = SharedMut::new(dv);
+    let [dq, dk, dg, dbeta] = [dq, dk, dg, dbeta].map(SharedMut::new);
+    let sums = Sums { dq, dk, dg, dbeta };
+    if whole(cpu, p) {
+        pass.run(rooms, Part::count(&pass), |rooms, index| {
+            let part = Part::new(&pass, index);
+            let kept = Kept::new(&kept, part.place(&pass, rooms.worker), shape, sizes);
+            recompute(&pass, &mut rooms.room, kept, &part);
+            for chunk in (0..pass.chunks(part.document)).rev() {
+                let tokens = pass.chunk(part.document, chunk);
+                pass.scores(&mut rooms.room, &tokens, part.key_head);
+                for head in part.heads.clone() {
+                    let at = At { chunk, tokens: tokens.clone(), head };
+                    columns_backward(&pass, rooms, kept, &part, &at, d_o, &dv);
+                    sums_backward(&pass, rooms, kept, &part, &at, &sums);
+                }
+            }
+        });
+        return;
+    }
+    pass.run(rooms, Part::count(&pass), |rooms, index| {
+        let part = Part::new(&pass, index);
+        let kept = Kept::new(&kept, part.pair, shape, sizes);
+        recompute(&pass, &mut rooms.room, kept, &part);
+        for chunk in (0..pass.chunks(part.document)).rev() {
+            let tokens = pass.chunk(part.document, chunk);
+            pass.scores(&mut rooms.room, &tokens, part.key_head);
+            let at = At { chunk, tokens, head: part.heads.start };
+            columns_backward(&pass, rooms, kept, &part, &at, d_o, &dv);
+        }
+    });
+    let chunks: Vec<usize> = (0..p.documents()).map(|document| pass.chunks(document)).collect();
+    pass.run(rooms, chunks.iter().sum::<usize>() * p.key_heads, |rooms, index| {
+        let (mut document, mut chunk) = (0, index / p.key_heads);
+        while chunk >= chunks[document] {
+            chunk -= chunks[document];
+            document += 1;
+        }
+        let key_head = index % p.key_heads;
+        let pair = document * p.key_heads + key_head;
+        let part = Part { pair, document, key_head, heads: 0..p.group(), panels: 0..shape.panels() };
+        let tokens = pass.chunk(document, chunk);
+        pass.scores(&mut rooms.room, &tokens, key_head);
+        for head in part.heads.clone() {
+            let kept = Kept::new(&kept, pair, shape, sizes);
+            let value_head = key_head * p.group() + head;
+            pass.decays(&mut rooms.room, &tokens, value_head);
+            pass.values(&mut rooms.room, d_o, &tokens, value_head);
+            for panel in part.panels.clone() {
+                // SAFETY: nobody writes what is kept any more.
+                let d_delta = unsafe { &*kept.rows(1, head, panel, chunk * CHUNK..(chunk + 1) * CHUNK) };
+                let Rooms { room, grads, .. } = &mut *rooms;
+                gradients::unpack(cpu.path, grads.d_delta, grads.dy, room.beta, shape, tokens.len(), panel, d_delta);
+            }
+            sums_backward(&pass, rooms, kept, &part, &At { chunk, tokens: tokens.clone(), head }, &sums);
+        }
+    });
+}

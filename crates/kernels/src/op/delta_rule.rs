@@ -1,0 +1,109 @@
+//! Gated delta rule (`docs/numerics.md`, "Gated delta rule"): the recurrent layer of hybrid models, in chunks of [`CHUNK`] tokens.
+//!
+//! Layouts: `q[t, key_heads, key_width]` and `k` (normalised and scaled by the caller), `v[t, value_heads, value_width]`, `g[t, value_heads]`
+//! (logarithm of the decay, at most 0), `beta[t, value_heads]`, `o` like `v`; gradients like what they are gradients of. Value head `h` uses key head
+//! `h / (value_heads / key_heads)`. A document is a row of `row_starts`; its state, `[key_width, value_width]` per value head, starts from zero
+//! or from `initial_state[documents, value_heads, key_width, value_width]`; `final_state` has the same layout.
+//!
+//! # What is computed
+//!
+//! Per value head, with the state `S`: `S' = exp(g_t)·S`, `δ_t = beta_t·(v_t − S'ᵀ k_t)`, `S = S' + k_t δ_tᵀ`, `o_t = Sᵀ q_t`.
+//!
+//! # What the bits are
+//!
+//! Float32; a *chain* is one `fma` after another in the order of its index. Chunks count from the document's first token; `i`, `j` are places
+//! in a chunk of `n` tokens, `S` the state before it.
+//!
+//! ```text
+//! a_i  = exp(g_i)
+//! A_i  = A_{i-1}·a_i                          A_0 = a_0: the decay from the chunk's start
+//! Γ_ij = Γ_{i-1,j}·a_i                        Γ_jj = 1:  the decay from j to i
+//! kk_ij = chain over d of k_id·k_jd           qk_ij = chain over d of q_id·k_jd, both from +0
+//! M_ij = kk_ij·Γ_ij   (j < i)                 P_ij = qk_ij·Γ_ij   (j ≤ i)
+//! Y_ic = fma(-A_i, chain over d of k_id·S_dc, v_ic), then chain over j < i of -M_ij·δ_jc
+//! δ_ic = beta_i·Y_ic
+//! o_ic = A_i·(chain over d of q_id·S_dc), then chain over j ≤ i of P_ij·δ_jc
+//! S_dc = A_{n-1}·S_dc, then chain over i of (Γ_{n-1,i}·k_id)·δ_ic
+//! ```
+//!
+//! Nothing of a token depends on later ones. The state after a whole chunk is all that later chunks see, so a document may be cut at chunk borders:
+//! the `final_state` of one call is the `initial_state` of the next, with the bits of one call. A decoder keeps the state of the last
+//! border and the inputs of the tokens since, and computes these again.
+//!
+//! The backward pass is in `docs/numerics.md`; no gradient goes through initial or final states.
+
+use std::ops::Range;
+
+/// Tokens of a chunk.
+pub const CHUNK: usize = 64;
+/// Widest head, for keys and for values.
+pub const HEAD_WIDTH_MAX: usize = 256;
+
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaRule<'a> {
+    /// Documents: ascending offsets into the tokens, from 0, with the end as last.
+    pub row_starts: &'a [usize],
+    pub key_heads: usize,
+    pub value_heads: usize,
+    pub key_width: usize,
+    pub value_width: usize,
+}
+
+impl DeltaRule<'_> {
+    pub fn tokens(&self) -> usize {
+        self.row_starts[self.row_starts.len() - 1]
+    }
+
+    pub fn documents(&self) -> usize {
+        self.row_starts.len() - 1
+    }
+
+    pub fn document(&self, index: usize) -> Range<usize> {
+        self.row_starts[index]..self.row_starts[index + 1]
+    }
+
+    /// Tokens of the longest document.
+    pub fn longest(&self) -> usize {
+        self.row_starts.windows(2).map(|row| row[1] - row[0]).max().unwrap_or(0)
+    }
+
+    /// Value heads that share one key head.
+    pub fn group(&self) -> usize {
+        self.value_heads / self.key_heads
+    }
+
+    /// Elements of `q` and `k`, of `v` and `o`, of `g` and `beta`, of all states.
+    pub fn lengths(&self) -> [usize; 4] {
+        [
+            self.tokens() * self.key_heads * self.key_width,
+            self.tokens() * self.value_heads * self.value_width,
+            self.tokens() * self.value_heads,
+            self.documents() * self.value_heads * self.key_width * self.value_width,
+        ]
+    }
+
+    /// Panics on parameters that no implementation takes.
+    pub fn check(&self) {
+        let widths = 1..=HEAD_WIDTH_MAX;
+        assert!(
+            widths.contains(&self.key_width) && widths.contains(&self.value_width),
+            "head widths are 1 to {HEAD_WIDTH_MAX}, not {} and {}",
+            self.key_width,
+            self.value_width
+        );
+        assert!(
+            self.key_heads > 0 && self.value_heads > 0 && self.value_heads.is_multiple_of(self.key_heads),
+            "{} value heads share {} key heads evenly",
+            self.value_heads,
+            self.key_heads
+        );
+        assert_eq!(self.row_starts.first(), Some(&0), "documents start with the tokens");
+        assert!(self.row_starts.is_sorted(), "row starts ascend");
+    }
+}
+
+/// The tokens of each chunk of a document, in order.
+pub fn chunks(document: Range<usize>) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator {
+    let end = document.end;
+    document.step_by(CHUNK).map(move |start| start..(start + CHUNK).min(end))
+}

@@ -1,0 +1,202 @@
+//! The feed of a mixture of experts from its tensors: router, experts of any layout as one grouped matrix, shared expert.
+//!
+//! Gate and up of an expert become one matrix (gate rows, then up rows), as transformers has them in memory; trained experts are two tensors per layer
+//! of that form, and `files.rs` gives them back the layout of the file.
+
+use crate::ModelError;
+use crate::adapter::Trained;
+use crate::build::{Builder, finite, initial_a, stored_finite};
+use crate::config::{ExpertsConfig, Scoring as ScoringConfig};
+use crate::experts::{self, Experts as Loaded, ExpertsShape, Projection};
+use crate::files::Form;
+use crate::layer::experts::{SharedExpert, Sparse};
+use crate::source::{Format, StoredTensor};
+use isobit_autograd::{ExpertAdapter, ExpertMatrix, Experts, Matrix, ROUTER_PROFILE, Router};
+use isobit_kernels::Backend;
+use isobit_kernels::op::thin::RANK_MAX;
+use isobit_kernels::op::{Scoring, SliceShape};
+use std::borrow::Cow;
+
+/// The two tensors of a layer's experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    GateUp,
+    Down,
+}
+
+impl Part {
+    /// Its name beside the experts.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::GateUp => "gate_up_proj",
+            Self::Down => "down_proj",
+        }
+    }
+
+    pub(crate) fn projections(self) -> &'static [Projection] {
+        match self {
+            Self::GateUp => &[Projection::Gate, Projection::Up],
+            Self::Down => &[Projection::Down],
+        }
+    }
+
+    /// Rows and columns of one expert's matrix.
+    pub(crate) fn shape(self, shape: ExpertsShape) -> [usize; 2] {
+        match self {
+            Self::GateUp => [2 * shape.width, shape.hidden],
+            Self::Down => [shape.hidden, shape.width],
+        }
+    }
+}
+
+impl<B: Backend> Builder<'_, B> {
+    pub(super) fn sparse(&mut self, path: &str, c: &ExpertsConfig, trained: bool) -> Result<Sparse<B>, ModelError> {
+        let hidden = self.config.hidden;
+        let router = self.router(&format!("{path}.gate"), c, trained)?;
+        let shape = ExpertsShape::of(c, hidden);
+        let loaded = experts::load(self.source, path, shape)?;
+        let gate_up_target = self.expert_target(path, Part::GateUp)?;
+        let down_target = self.expert_target(path, Part::Down)?;
+        // The later wrapper is the outer one: alone, a tensor has no name inside.
+        let inner = if gate_up_target.is_some() && down_target.is_some() { ".base_layer" } else { "" };
+        let gate_up = self.expert_matrix(path, Part::GateUp, &loaded, trained, gate_up_target.map(|of| (of, inner)))?;
+        let down = self.expert_matrix(path, Part::Down, &loaded, trained, down_target.map(|of| (of, "")))?;
+        if let Loaded::Stored(stored) = &loaded {
+            stored.release();
+        }
+        let shared = match c.shared {
+            None => None,
+            Some(shared) => {
+                let (module, width) = (format!("{path}.{}", shared.module()), shared.width);
+                let gate = self.linear(&format!("{module}.gate_proj"), width, hidden, false, trained)?;
+                let up = self.linear(&format!("{module}.up_proj"), width, hidden, false, trained)?;
+                let down = self.linear(&format!("{module}.down_proj"), hidden, width, false, trained)?;
+                let switch = format!("{path}.shared_expert_gate");
+                let switch = shared.gated.then(|| self.linear(&switch, 1, hidden, false, trained)).transpose()?;
+                Some(SharedExpert { gate, up, down, switch })
+            }
+        };
+        Ok(Sparse { router, experts: Experts { gate_up, down }, shared })
+    }
+
+    fn router(&mut self, path: &str, c: &ExpertsConfig, trained: bool) -> Result<Router<B>, ModelError> {
+        let hidden = self.config.hidden;
+        let name = format!("{path}.weight");
+        let weight = if trained {
+            Matrix::Trained(self.trained(&name, &[c.experts, hidden])?)
+        } else {
+            self.frozen_matrix(path, c.experts, hidden, ROUTER_PROFILE)?
+        };
+        let bias = format!("{path}.e_score_correction_bias");
+        let bias = c.correction_bias.then(|| self.float32(&bias, &[c.experts])).transpose()?;
+        Ok(Router {
+            weight,
+            bias,
+            hidden,
+            experts: c.experts,
+            chosen: c.chosen,
+            scoring: match c.scoring {
+                ScoringConfig::Softmax => Scoring::Softmax,
+                ScoringConfig::Sigmoid => Scoring::Sigmoid,
+            },
+            renormalise: c.renormalise,
+            scale: c.scale,
+            groups: c.groups,
+            kept_groups: c.kept_groups,
+        })
+    }
+
+    /// Rank and scale of the adapter of a layer's experts, where their tensor is a target.
+    fn expert_target(&self, path: &str, part: Part) -> Result<Option<(usize, f32)>, ModelError> {
+        let Trained::Lora(lora) = &self.settings.trained else { return Ok(None) };
+        let name = format!("{path}.experts.{}", part.name());
+        let target = lora.of_parameter(&self.config.module_path(&name))?;
+        if let Some((rank, _)) = target.filter(|(rank, _)| !(1..=RANK_MAX).contains(rank)) {
+            return Err(ModelError::Adapter(format!("rank {rank} of {name} is not 1 to {RANK_MAX}")));
+        }
+        Ok(target)
+    }
+
+    fn expert_matrix(
+        &mut self,
+        path: &str,
+        part: Part,
+        loaded: &Loaded,
+        trained: bool,
+        target: Option<((usize, f32), &str)>,
+    ) -> Result<ExpertMatrix<B>, ModelError> {
+        let shape = loaded.shape();
+        let [outputs, inputs] = part.shape(shape);
+        let name = format!("{path}.experts.{}", part.name());
+        if trained && matches!(loaded, Loaded::Gptq(_)) {
+            return Err(ModelError::Tensor { name, what: "it is quantised: only adapters can be trained".to_string() });
+        }
+        let stored = Self::stacked(part, loaded)?;
+        let weight = if trained {
+            let value = self.backend.upload_made(stored.length(), || finite(&name, stored.to_f32()))?;
+            let in_file = self.source.name_in_file(&name);
+            let id = self.parameters.add(in_file, vec![shape.experts, outputs, inputs], value, true);
+            if let Some(form) = Form::of_experts(self.source, path, part, loaded) {
+                self.forms.insert(id, form);
+            }
+            Matrix::Trained(id)
+        } else {
+            stored_finite(&name, &stored)?;
+            let frozen = self.frozen(&stored);
+            let shape_of_one = SliceShape { rows: outputs, width: inputs, profile: self.settings.profile };
+            Matrix::Frozen(self.backend.slice_weight(frozen.stored(), shape.experts, shape_of_one))
+        };
+        let adapter = target
+            .map(|((rank, scale), inner)| {
+                let path = format!("{path}.experts{inner}");
+                self.expert_adapter(&path, [shape.experts, outputs, inputs], rank, scale)
+            })
+            .transpose()?;
+        self.modules += 1;
+        Ok(ExpertMatrix { experts: shape.experts, outputs, inputs, weight, adapter })
+    }
+
+    fn expert_adapter(
+        &mut self,
+        path: &str,
+        [experts, outputs, inputs]: [usize; 3],
+        rank: usize,
+        scale: f32,
+    ) -> Result<ExpertAdapter, ModelError> {
+        let path = self.config.module_path(path).into_owned();
+        let (tensor, rows) = (self.modules, experts * rank);
+        let initial = || Ok::<_, ModelError>(initial_a(self.settings.seed, tensor, rows, inputs));
+        let a = self.backend.upload_made(rows * inputs, initial)?;
+        let b = self.backend.zeros(rows * outputs);
+        let name = |factor: &str| format!("base_model.model.{path}.{factor}.weight");
+        let a = self.parameters.add(name("lora_A"), vec![rows, inputs], a, true);
+        let b = self.parameters.add(name("lora_B"), vec![experts, outputs, rank], b, true);
+        self.forms.insert(b, Form::RankMajor { experts, outputs, rank });
+        self.adapters += 1;
+        Ok(ExpertAdapter { a, b, rank, scale })
+    }
+
+    /// One tensor of all experts, expert after expert.
+    fn stacked<'s>(part: Part, loaded: &Loaded<'s>) -> Result<StoredTensor<'s>, ModelError> {
+        let shape = loaded.shape();
+        let [rows, columns] = part.shape(shape);
+        let all = vec![shape.experts, rows, columns];
+        match loaded {
+            Loaded::Stored(stored) => match part {
+                Part::GateUp => stored.stacked_gate_up(),
+                Part::Down => stored.stacked(Projection::Down),
+            },
+            Loaded::Gptq(gptq) => {
+                let mut bytes = Vec::with_capacity(4 * all.iter().product::<usize>());
+                for expert in 0..shape.experts {
+                    for &projection in part.projections() {
+                        let values = gptq.expert(projection, expert)?.dequantise();
+                        bytes.extend(values.into_iter().flat_map(f32::to_le_bytes));
+                        gptq.release_expert(projection, expert);
+                    }
+                }
+                Ok(StoredTensor { format: Format::F32, shape: all, bytes: Cow::Owned(bytes) })
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Trained tensors as files have them, where that is not how they lie in memory.
+//!
+//! Experts are two tensors per layer in memory; a file may have them one by one or transposed, and whoever reads the trained model expects the
+//! layout of the base. PEFT puts the columns of all experts' B side by side, rank first.
+
+use crate::build::Part;
+use crate::experts::{Experts, ExpertsShape, Layout};
+use crate::source::Source;
+
+/// A tensor of a file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FileTensor {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub values: Vec<f32>,
+}
+
+/// How a parameter is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// B of experts' adapters: `[experts, outputs, rank]` here, `[outputs, rank·experts]` in the file.
+    RankMajor { experts: usize, outputs: usize, rank: usize },
+    /// A tensor for each matrix of each expert; `start` is what their names begin with.
+    Single { start: String, part: Part, shape: ExpertsShape },
+    /// The matrices of all experts transposed.
+    Transposed { part: Part, shape: ExpertsShape },
+}
+
+impl Form {
+    /// How trained experts are written so that the file is like the base's; none where it is like the memory.
+    pub(crate) fn of_experts(source: &dyn Source, path: &str, part: Part, loaded: &Experts) -> Option<Self> {
+        let Experts::Stored(stored) = loaded else { return None };
+        let shape = stored.shape();
+        match stored.layout() {
+            Layout::Fused => None,
+            Layout::Transposed => Some(Self::Transposed { part, shape }),
+            Layout::Single => {
+                let start = source.name_in_file(&format!("{path}.experts.")).to_string();
+                Some(Self::Single { start, part, shape })
+            }
+        }
+    }
+
+    /// Names and shapes of the tensors in the file.
+    pub(crate) fn tensors(&self, name: &str) -> Vec<(String, Vec<usize>)> {
+        match self {
+            Self::RankMajor { experts, outputs, rank } => vec![(name.to_string(), vec![*outputs, rank * experts])],
+            Self::Transposed { part, shape } => {
+                let [rows, columns] = part.shape(*shape);
+                vec![(name.to_string(), vec![shape.experts, columns, rows])]
+            }
+            Self::Single { start, part, shape } => {
+                let of = |expert: usize| {
+                    part.projections().iter().map(move |projection| {
+                        let name = format!("{start}{expert}.{}.weight", projection.module());
+                        (name, projection.shape(*shape).to_vec())
+                    })
+                };
+                (0..shape.experts).flat_map(of).collect()
+            }
+        }
+    }
+
+    /// The place in memory of every element, in the order of the file's tensors.
+    fn places(&self) -> Box<dyn Iterator<Item = usize>> {
+        match *self {
+            Self::RankMajor { experts, outputs, rank } => Box::new((0..outputs).flat_map(move |output| {
+                (0..rank * experts).map(move |column| {
+                    let (j, expert) = (column / experts, column % experts);
+                    (expert * outputs + output) * rank + j
+                })
+            })),
+            Self::Transposed { part, shape } => {
+                let [rows, columns] = part.shape(shape);
+                Box::new((0..shape.experts * columns).flat_map(move |line| {
+                    let (expert, column) = (line / columns, line % columns);
+                    (0..rows).map(move |row| (expert * rows + row) * columns + column)
+                }))
+            }
+            // Gate, then up, expert after expert: the order in memory.
+            Self::Single { part, shape, .. } => {
+                let [rows, columns] = part.shape(shape);
+                Box::new(0..shape.experts * rows * columns)
+            }
+        }
+    }
+
+    /// From memory to file.
+    pub(crate) fn write(&self, name: &str, values: &[f32]) -> Vec<FileTensor> {
+        let mut places = self.places();
+        let tensors = self.tensors(name).into_iter();
+        tensors
+            .map(|(name, shape)| {
+                let length = shape.iter().product();
+                let values = places.by_ref().take(length).map(|place| values[place]).collect();
+                FileTensor { name, shape, values }
+            })
+            .collect()
+    }
+
+    /// From file to memory; `find` gives each of `tensors`.
+    pub(crate) fn read<E>(
+        &self,
+        name: &str,
+        mut find: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, E>,
+    ) -> Result<Vec<f32>, E> {
+        let mut in_file = Vec::new();
+        for (name, shape) in self.tensors(name) {
+            in_file.extend(find(&name, &shape)?);
+        }
+        let mut values = vec![0.0; in_file.len()];
+        for (place, value) in self.places().zip(in_file) {
+            values[place] = value;
+        }
+        Ok(values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Element `(o, j·E + e)` of the file is B of expert `e` at `(o, j)`.
+    #[test]
+    fn rank_comes_before_expert_in_a_file() {
+        let form = Form::RankMajor { experts: 3, outputs: 2, rank: 2 };
+        let at = |e: usize, o: usize, j: usize| (100 * e + 10 * o + j) as f32;
+        let mut memory = Vec::new();
+        for e in 0..3 {
+            for o in 0..2 {
+                memory.extend((0..2).map(|j| at(e, o, j)));
+            }
+        }
+        let written = form.write("b", &memory);
+        assert_eq!((written.len(), written[0].shape.as_slice()), (1, [2, 6].as_slice()));
+        for o in 0..2 {
+            for (j, e) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)] {
+                assert_eq!(written[0].values[o * 6 + j * 3 + e].to_bits(), at(e, o, j).to_bits());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let shape = ExpertsShape { experts: 3, width: 2, hidden: 5 };
+        let start = "mlp.experts.".to_string();
+        for form in [
+            Form::RankMajor { experts: 2, outputs: 5, rank: 6 },
+            Form::Single { start: start.clone(), part: Part::GateUp, shape },
+            Form::Single { start, part: Part::Down, shape },
+            Form::Transposed { part: Part::GateUp, shape },
+            Form::Transposed { part: Part::Down, shape },
+        ] {
+            let length: usize = form.tensors("x").iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+            let memory: Vec<f32> = (0..length).map(|at| at as f32).collect();
+            let written = form.write("x", &memory);
+            let read = form.read("x", |name, shape| {
+                let tensor = written.iter().find(|tensor| tensor.name == name && tensor.shape == shape);
+                tensor.map(|tensor| tensor.values.clone()).ok_or(())
+            });
+            assert_eq!(read, Ok(memory), "{form:?}");
+        }
+    }
+
+    #[test]
+    fn experts_are_written_one_by_one() {
+        let shape = ExpertsShape { experts: 2, width: 1, hidden: 2 };
+        let form = Form::Single { start: "e.".to_string(), part: Part::GateUp, shape };
+        let written = form.write("e.gate_up_proj", &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+        let names: Vec<&str> = written.iter().map(|tensor| tensor.name.as_str()).collect();
+        assert_eq!(names, ["e.0.gate_proj.weight", "e.0.up_proj.weight", "e.1.gate_proj.weight", "e.1.up_proj.weight"]);
+        assert_eq!((written[2].shape.clone(), written[2].values.clone()), (vec![1, 2], vec![5.0, 6.0]));
+    }
+}
