@@ -18,10 +18,10 @@ const RANK: usize = 2;
 const VOCABULARY: usize = 11;
 const TOKENS: usize = 9;
 
-/// Numbers between −1 and 1.
+/// Numbers between −1/2 and 1/2.
 fn numbers(tensor: usize, length: usize) -> Vec<f32> {
     let key = Key::new(2, Purpose::TestData);
-    (0..length).map(|at| (word(key, 0, 0, tensor as u32, at as u64) as i32) as f32 / 2_147_483_648.0).collect()
+    (0..length).map(|at| (word(key, 0, 0, tensor as u32, at as u64) as i32) as f32 / 4_294_967_296.0).collect()
 }
 
 /// What varies.
@@ -170,17 +170,14 @@ fn gradients_are_the_slopes_of_the_loss() {
                 let (loss, chosen, _) = net.pass(Policy::None);
                 (chosen == choices).then_some(loss)
             };
-            let mut slope = |step: f32| Some((step, (at(step)? - at(-step)?) / f64::from(2.0 * step)));
-            let (step, slope) = [4e-3, 1e-3, 2.5e-4].into_iter().find_map(&mut slope).expect("a step short enough");
+            let mut slope = |step: f32| Some((at(step)? - at(-step)?) / f64::from(2.0 * step));
+            // Long steps see the curve, short ones the rounding of float32: one of them sees the slope.
+            let slopes: Vec<f64> = [1.6e-2, 4e-3, 1e-3, 2.5e-4].into_iter().filter_map(&mut slope).collect();
             at(0.0);
             let want: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
             let size: f64 = gradient.iter().map(|g| f64::from(*g) * f64::from(*g)).sum::<f64>().sqrt();
-            // Of the difference's own error: losses are float32.
-            let (error, noise) = ((slope - want).abs(), 1e-6 / f64::from(step));
-            assert!(
-                error < 2e-3 * size + noise,
-                "{kind:?}, {name}: {slope} along the loss, {want} by the tape ({size})"
-            );
+            let near = slopes.iter().any(|slope| (slope - want).abs() < 1e-3 * size + 5e-6);
+            assert!(near, "{kind:?}, {name}: {slopes:?} along the loss, {want} by the tape ({size})");
             assert!(size > 1e-4, "{kind:?}, {name} hardly matters: {size}");
         }
     }
