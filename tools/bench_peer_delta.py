@@ -4,9 +4,9 @@
 Needs: pip install torch transformers   (in a virtual environment of its own), and `cargo build --release`.
 Example: tools/bench_peer_delta.py --isobit target/release/isobit --runs 10 --threads 2
 Prints a Markdown table: best against best, medians beside. On a shared machine wall time depends on the neighbours, so
-processor time (user and system, all threads) of both stands there too.
+the processor time of all threads of both, best run, stands there too.
 """
-import argparse, json, os, resource, statistics, subprocess, time
+import argparse, glob, json, os, statistics, subprocess, time
 
 # Idle OpenMP threads would otherwise spin on the cores while it is the other program's turn.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -42,13 +42,9 @@ def peer(backward):
         torch.autograd.grad(o, (q, k, v, g, beta), d_o)
 
 
-def processor_ms(who):
-    """Milliseconds that this process, or the other one, has used."""
-    if who is None:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        return (used.ru_utime + used.ru_stime) * 1e3
-    fields = open(f"/proc/{who}/stat").read().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) * 1e3 / os.sysconf("SC_CLK_TCK")
+def processor_ms(process):
+    """Milliseconds that all threads of a process have used."""
+    return sum(int(open(path).read().split()[0]) for path in glob.glob(f"/proc/{process}/task/*/schedstat")) / 1e6
 
 
 child = subprocess.Popen([a.isobit, "bench", "kernels", "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -68,18 +64,18 @@ print("| op | shape | path | isobit best (median) ms | GFLOP/s | peer best (medi
 print("|---|---|---|---|---|---|---|---|---|---|")
 for op, backward in (("delta_rule_forward", False), ("delta_rule", True)):
     ours(op), peer(backward)
-    own, other, spent, lines = [], [], [0.0, 0.0], []
+    own, other, spent, lines = [], [], ([], []), []
     for _ in range(a.runs):
         before = processor_ms(child.pid)
         lines.append(ours(op))
         own.append(lines[-1]["ms"])
-        spent[0] += processor_ms(child.pid) - before
-        before, start = processor_ms(None), time.perf_counter()
+        spent[0].append(processor_ms(child.pid) - before)
+        before, start = processor_ms("self"), time.perf_counter()
         peer(backward)
         other.append((time.perf_counter() - start) * 1e3)
-        spent[1] += processor_ms(None) - before
+        spent[1].append(processor_ms("self") - before)
     line = min(lines, key=lambda line: line["ms"])
     medians = statistics.median(own), statistics.median(other)
     print(f"| {op} | {a.shape} | {line['path']} | {min(own):.1f} ({medians[0]:.1f}) | {line['gflops']:.0f} | {min(other):.1f} ({medians[1]:.1f})"
-          f" | {min(other) / min(own):.1f} ({medians[1] / medians[0]:.1f}) | {spent[0] / a.runs:.0f} | {spent[1] / a.runs:.0f} | {spent[1] / spent[0]:.1f} |", flush=True)
+          f" | {min(other) / min(own):.1f} ({medians[1] / medians[0]:.1f}) | {min(spent[0]):.0f} | {min(spent[1]):.0f} | {min(spent[1]) / min(spent[0]):.1f} |", flush=True)
 child.stdin.close()
