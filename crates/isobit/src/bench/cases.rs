@@ -91,8 +91,9 @@ const LARGE: &[&str] = &["8192x8960x1536", "8192x1536x8960", "4096x4096x4096", "
 /// `tokens x width x rank`
 const THIN: &[&str] = &["512x4864x8", "512x4864x16"];
 const THIN_LARGE: &[&str] = &["8192x8960x8", "8192x8960x16"];
-/// `tokens x width`
+/// `tokens x key heads x value heads x width`
 const DELTA_RULE: &[&str] = &["1024x16x32x128"];
+/// `tokens x width`
 const FLAT: &[&str] = &["512x896", "512x4864"];
 const FLAT_LARGE: &[&str] = &["8192x8960"];
 

@@ -1,7 +1,9 @@
 //! One chunk forward: scores of the key head, decays of the value head, then panel by panel `Y`, `δ`, `o` and the next state.
 
 use super::room::{Room, Shape};
-use super::tile::{Left, PANEL, ROWS, Right, ZERO, add, chain, columns, columns_mut, load_scaled, store, turn};
+use super::tile::{
+    Left, PANEL, ROWS, Right, ZERO, add, chain, columns, columns_mut, product, scale, start, store, turn,
+};
 use crate::cpu::path::multiversion;
 use crate::op::delta_rule::CHUNK;
 use isobit_numerics::elementary::exp;
@@ -37,19 +39,22 @@ impl Rows<'_> {
 }
 
 multiversion! {
-    /// Packs the key head's rows and forms `kk` and `qk` up to the diagonal.
-    pub(super) fn scores<_F>(room: &mut Room, shape: Shape, n: usize, q: Rows, k: Rows) {
+    /// Packs the key head's rows and forms `kk`, and `qk` if there are queries, up to the diagonal.
+    pub(super) fn scores<_F>(room: &mut Room, shape: Shape, n: usize, q: Option<Rows>, k: Rows) {
         let padded = shape.key_padded;
-        q.pack(room.q, n);
+        if let Some(q) = q {
+            q.pack(room.q, n);
+        }
         k.pack(room.k, n);
         turn(room.k_turned, CHUNK, room.k, padded, CHUNK, padded);
         let right = Right { x: room.k_turned, stride: CHUNK };
-        for (left, out) in [(&*room.k, &mut *room.kk), (&*room.q, &mut *room.qk)] {
+        let mut tile = ZERO;
+        let both = [(&*room.k, &mut *room.kk), (&*room.q, &mut *room.qk)];
+        for (left, out) in both.into_iter().take(1 + usize::from(q.is_some())) {
             let left = Left { x: left, row: padded, step: 1 };
             for row in (0..n).step_by(ROWS) {
                 for column in (0..row + ROWS).step_by(PANEL) {
-                    let mut tile = ZERO;
-                    chain(shape.path, &mut tile, left.from(row), right.from(column), 0..shape.key);
+                    product(shape.path, &mut tile, left.from(row), right.from(column), shape.key);
                     store(&tile, out, row * CHUNK + column, CHUNK);
                 }
             }
@@ -98,13 +103,13 @@ multiversion! {
 }
 
 multiversion! {
-    /// `Y` and `δ` of one panel into the room, and `o` in place of `v` if wanted.
+    /// `Y` and `δ` of one panel into the room, and `o` in place of `v` if wanted. No state is a state of zeros.
     pub(super) fn corrections<F>(
         room: &mut Room,
         shape: Shape,
         n: usize,
         panel: usize,
-        state: &[f32],
+        state: Option<&[f32]>,
         outputs: bool,
     ) {
         let (path, stride, column) = (shape.path, shape.value_padded, panel * PANEL);
@@ -112,10 +117,12 @@ multiversion! {
         let q = Left { x: room.q, row: shape.key_padded, step: 1 };
         let minus_m = Left { x: room.minus_m, row: CHUNK, step: 1 };
         let p = Left { x: room.p, row: CHUNK, step: 1 };
-        let state = Right { x: state, stride: PANEL };
+        let state = state.map(|x| Right { x, stride: PANEL });
         for row in (0..n).step_by(ROWS) {
             let mut y = ZERO;
-            chain(path, &mut y, k.from(row), state, 0..shape.key);
+            if let Some(state) = state {
+                product(path, &mut y, k.from(row), state, shape.key);
+            }
             for r in 0..ROWS {
                 let v = columns::<PANEL>(room.values, (row + r) * stride + column);
                 for c in 0..PANEL {
@@ -124,15 +131,12 @@ multiversion! {
             }
             chain(path, &mut y, minus_m.from(row), Right { x: &room.delta[column..], stride }, 0..row);
             let mut delta = ZERO;
+            // ORDER: every row takes the rows before it in ascending order; rows after one are independent of each other.
             for r in 0..ROWS {
-                let mut acc = y[r];
-                for before in 0..r {
-                    add::<F>(&mut acc, room.minus_m[(row + r) * CHUNK + row + before], &delta[before]);
+                scale(&mut delta[r], &y[r], room.beta[row + r]);
+                for later in r + 1..ROWS {
+                    add::<F>(&mut y[later], room.minus_m[(row + later) * CHUNK + row + r], &delta[r]);
                 }
-                for c in 0..PANEL {
-                    delta[r][c] = room.beta[row + r] * acc[c];
-                }
-                y[r] = acc;
             }
             store(&y, room.y, row * stride + column, stride);
             store(&delta, room.delta, row * stride + column, stride);
@@ -140,19 +144,19 @@ multiversion! {
                 continue;
             }
             let mut o = ZERO;
-            chain(path, &mut o, q.from(row), state, 0..shape.key);
-            for r in 0..ROWS {
-                for c in 0..PANEL {
-                    o[r][c] *= room.decay[row + r];
+            if let Some(state) = state {
+                product(path, &mut o, q.from(row), state, shape.key);
+                for r in 0..ROWS {
+                    for c in 0..PANEL {
+                        o[r][c] *= room.decay[row + r];
+                    }
                 }
             }
             chain(path, &mut o, p.from(row), Right { x: &room.delta[column..], stride }, 0..row);
-            for r in 0..ROWS {
-                let mut acc = o[r];
-                for at in 0..=r {
-                    add::<F>(&mut acc, room.p[(row + r) * CHUNK + row + at], &delta[at]);
+            for at in 0..ROWS {
+                for r in at..ROWS {
+                    add::<F>(&mut o[r], room.p[(row + r) * CHUNK + row + at], &delta[at]);
                 }
-                o[r] = acc;
             }
             store(&o, room.values, row * stride + column, stride);
         }
@@ -161,12 +165,12 @@ multiversion! {
 
 multiversion! {
     /// The next state of one panel.
-    pub(super) fn advance<_F>(next: &mut [f32], room: &Room, shape: Shape, n: usize, panel: usize, state: &[f32]) {
+    pub(super) fn advance<_F>(next: &mut [f32], room: &Room, shape: Shape, n: usize, panel: usize, state: Option<&[f32]>) {
         let k = Left { x: room.k_rest, row: 1, step: shape.key_padded };
         let delta = Right { x: &room.delta[panel * PANEL..], stride: shape.value_padded };
         let mut tile = ZERO;
         for row in (0..shape.key_padded).step_by(ROWS) {
-            load_scaled(&mut tile, state, row * PANEL, PANEL, room.decay[n - 1]);
+            start(&mut tile, state, row, room.decay[n - 1]);
             chain(shape.path, &mut tile, k.from(row), delta, 0..n);
             store(&tile, next, row * PANEL, PANEL);
         }

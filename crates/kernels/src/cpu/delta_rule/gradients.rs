@@ -3,7 +3,7 @@
 
 use super::room::{GradRoom, Room, Shape};
 use super::tile::{
-    Left, PANEL, ROWS, Right, ZERO, add, chain, chain_down, columns, columns_mut, load_scaled, scale, store, turn,
+    Left, PANEL, ROWS, Right, ZERO, add, chain, chain_down, columns, columns_mut, product, scale, start, store, turn,
 };
 use crate::cpu::path::multiversion;
 use crate::op::delta_rule::CHUNK;
@@ -27,14 +27,14 @@ multiversion! {
 
 multiversion! {
     /// Gradients of `δ` and of `Y` (which is that of `v`) for one panel, from the rows of `dO` in `room.values` and the gradient of the
-    /// state after the chunk; then that of the state before it, unless nobody asks.
+    /// state after the chunk (none is one of zeros); then that of the state before it, unless nobody asks.
     pub(super) fn panel_backward<F>(
         grads: &mut GradRoom,
         room: &Room,
         shape: Shape,
         n: usize,
         panel: usize,
-        after: &[f32],
+        after: Option<&[f32]>,
         before: Option<&mut [f32]>,
     ) {
         corrections_back::<F>(grads, room, shape, n, panel, after);
@@ -45,39 +45,46 @@ multiversion! {
 }
 
 #[inline(always)]
-fn corrections_back<F: Fma>(grads: &mut GradRoom, room: &Room, shape: Shape, n: usize, panel: usize, after: &[f32]) {
+fn corrections_back<F: Fma>(
+    grads: &mut GradRoom,
+    room: &Room,
+    shape: Shape,
+    n: usize,
+    panel: usize,
+    after: Option<&[f32]>,
+) {
     let (path, stride, column) = (shape.path, shape.value_padded, panel * PANEL);
     let k = Left { x: room.k, row: shape.key_padded, step: 1 };
     let p = Left { x: room.p, row: 1, step: CHUNK };
     let minus_m = Left { x: room.minus_m, row: 1, step: CHUNK };
-    let after = Right { x: after, stride: PANEL };
+    let after = after.map(|x| Right { x, stride: PANEL });
     let d_o = Right { x: &room.values[column..], stride };
     for row in (0..n).step_by(ROWS).rev() {
         let end = (row + ROWS).min(n);
         let mut tile = ZERO;
-        chain(path, &mut tile, k.from(row), after, 0..shape.key);
+        if let Some(after) = after {
+            product(path, &mut tile, k.from(row), after, shape.key);
+        }
         for r in 0..ROWS {
-            let mut acc = tile[r];
             for c in 0..PANEL {
-                acc[c] *= room.rest[row + r];
+                tile[r][c] *= room.rest[row + r];
             }
-            // ORDER: ascending, so the tile's own rows come before the later ones.
-            for i in row + r..end {
-                add::<F>(&mut acc, room.p[i * CHUNK + row + r], columns(room.values, i * stride + column));
+        }
+        // ORDER: ascending, so the tile's own rows come before the later ones.
+        for i in row..end {
+            for j in row..=i {
+                add::<F>(&mut tile[j - row], room.p[i * CHUNK + j], columns(room.values, i * stride + column));
             }
-            tile[r] = acc;
         }
         chain(path, &mut tile, p.from(row), d_o, end..n);
         // ORDER: descending, so the tile's own rows come after the later ones.
         chain_down(path, &mut tile, minus_m.from(row), Right { x: &grads.dy[column..], stride }, end..n);
         let mut dy = ZERO;
         for r in (0..end - row).rev() {
-            let mut acc = tile[r];
-            for i in (r + 1..end - row).rev() {
-                add::<F>(&mut acc, room.minus_m[(row + i) * CHUNK + row + r], &dy[i]);
+            scale(&mut dy[r], &tile[r], room.beta[row + r]);
+            for earlier in 0..r {
+                add::<F>(&mut tile[earlier], room.minus_m[(row + r) * CHUNK + row + earlier], &dy[r]);
             }
-            scale(&mut dy[r], &acc, room.beta[row + r]);
-            tile[r] = acc;
         }
         store(&tile, grads.d_delta, row * stride + column, stride);
         store(&dy, grads.dy, row * stride + column, stride);
@@ -85,14 +92,22 @@ fn corrections_back<F: Fma>(grads: &mut GradRoom, room: &Room, shape: Shape, n: 
 }
 
 #[inline(always)]
-fn state_back(before: &mut [f32], grads: &GradRoom, room: &Room, shape: Shape, n: usize, panel: usize, after: &[f32]) {
+fn state_back(
+    before: &mut [f32],
+    grads: &GradRoom,
+    room: &Room,
+    shape: Shape,
+    n: usize,
+    panel: usize,
+    after: Option<&[f32]>,
+) {
     let q = Left { x: grads.q_decayed, row: 1, step: shape.key_padded };
     let k = Left { x: grads.k_decayed, row: 1, step: shape.key_padded };
     let d_o = Right { x: &room.values[panel * PANEL..], stride: shape.value_padded };
     let dy = Right { x: &grads.dy[panel * PANEL..], stride: shape.value_padded };
     let mut tile = ZERO;
     for row in (0..shape.key_padded).step_by(ROWS) {
-        load_scaled(&mut tile, after, row * PANEL, PANEL, room.decay[n - 1]);
+        start(&mut tile, after, row, room.decay[n - 1]);
         chain(shape.path, &mut tile, q.from(row), d_o, 0..n);
         chain(shape.path, &mut tile, k.from(row), dy, 0..n);
         store(&tile, before, row * PANEL, PANEL);
@@ -145,10 +160,17 @@ multiversion! {
 
 multiversion! {
     /// What adds over the value's width. Leaves `dq` in `from_q`, `dk` in `from_k`, `dg` in `reads` and `dbeta` in `ends`. `states` is the
-    /// sum over both states' products, undecayed.
-    pub(super) fn chunk_backward<F>(grads: &mut GradRoom, room: &Room, shape: Shape, n: usize, states: f32) {
+    /// sum over both states' products, undecayed; `has` says which of them is there, the state before and the gradient after.
+    pub(super) fn chunk_backward<F>(
+        grads: &mut GradRoom,
+        room: &Room,
+        shape: Shape,
+        n: usize,
+        states: f32,
+        has: [bool; 2],
+    ) {
         weights(grads, room, shape, n);
-        through_states(grads, room, shape, n);
+        through_states(grads, room, shape, n, has);
         inner_products::<F>(grads, room, shape, n);
         through_weights::<F>(grads, room, shape, n);
         decay_gradients::<F>(grads, room, shape, n, states);
@@ -161,12 +183,12 @@ fn weights(grads: &mut GradRoom, room: &Room, shape: Shape, n: usize) {
     let stride = shape.value_padded;
     turn(grads.delta_turned, CHUNK, room.delta, stride, CHUNK, stride);
     let right = Right { x: grads.delta_turned, stride: CHUNK };
+    let mut tile = ZERO;
     for (left, out) in [(&*room.values, &mut *grads.wq), (&*grads.dy, &mut *grads.wk)] {
         let left = Left { x: left, row: stride, step: 1 };
         for row in (0..n).step_by(ROWS) {
             for column in (0..row + ROWS).step_by(PANEL) {
-                let mut tile = ZERO;
-                chain(shape.path, &mut tile, left.from(row), right.from(column), 0..shape.value);
+                product(shape.path, &mut tile, left.from(row), right.from(column), shape.value);
                 for r in 0..ROWS {
                     let between = columns::<PANEL>(room.between, (row + r) * CHUNK + column);
                     for c in 0..PANEL {
@@ -189,14 +211,14 @@ fn weights(grads: &mut GradRoom, room: &Room, shape: Shape, n: usize) {
 
 /// What reaches `q` and `k` through the states before and after the chunk.
 #[inline(always)]
-fn through_states(grads: &mut GradRoom, room: &Room, shape: Shape, n: usize) {
+fn through_states(grads: &mut GradRoom, room: &Room, shape: Shape, n: usize, has: [bool; 2]) {
     let (stride, keys) = (shape.value_padded, shape.key_padded);
     let d_o = Left { x: room.values, row: stride, step: 1 };
     let dy = Left { x: grads.dy, row: stride, step: 1 };
     let delta = Left { x: room.delta, row: stride, step: 1 };
     for column in (0..keys).step_by(PANEL) {
-        let before = Right { x: &grads.state_turned[column * stride..], stride: PANEL };
-        let after = Right { x: &grads.grad_turned[column * stride..], stride: PANEL };
+        let before = has[0].then(|| Right { x: &grads.state_turned[column * stride..], stride: PANEL });
+        let after = has[1].then(|| Right { x: &grads.grad_turned[column * stride..], stride: PANEL });
         for row in (0..n).step_by(ROWS) {
             let at = row * keys + column;
             through(grads.from_q, d_o.from(row), before, &room.decay[row..], 1.0, at, shape);
@@ -208,9 +230,11 @@ fn through_states(grads: &mut GradRoom, room: &Room, shape: Shape, n: usize) {
 
 /// A tile of a product over the value's width, each row times `sign` times its factor, into rows at `at`.
 #[inline(always)]
-fn through(out: &mut [f32], left: Left, right: Right, factors: &[f32], sign: f32, at: usize, shape: Shape) {
+fn through(out: &mut [f32], left: Left, right: Option<Right>, factors: &[f32], sign: f32, at: usize, shape: Shape) {
     let mut tile = ZERO;
-    chain(shape.path, &mut tile, left, right, 0..shape.value);
+    if let Some(right) = right {
+        product(shape.path, &mut tile, left, right, shape.value);
+    }
     for r in 0..ROWS {
         // Both signs of one are exact factors.
         scale(columns_mut(out, at + r * shape.key_padded), &tile[r], sign * factors[r]);
@@ -234,26 +258,24 @@ fn through_weights<F: Fma>(grads: &mut GradRoom, room: &Room, shape: Shape, n: u
                 dq[r] = *columns(grads.from_q, at + r * keys);
             }
             chain(path, &mut dq, wq.from(row), k, 0..row);
-            for r in 0..end - row {
-                let mut acc = dq[r];
-                for j in row..=row + r {
-                    add::<F>(&mut acc, grads.wq[(row + r) * CHUNK + j], columns(room.k, j * keys + column));
+            for j in row..end {
+                for i in j..end {
+                    add::<F>(&mut dq[i - row], grads.wq[i * CHUNK + j], columns(room.k, j * keys + column));
                 }
-                dq[r] = acc;
             }
             store(&dq, grads.from_q, at, keys);
             let mut dk = ZERO;
             for r in 0..ROWS {
                 let from_k = columns::<PANEL>(grads.from_k, at + r * keys);
                 let from_end = columns::<PANEL>(grads.from_end, at + r * keys);
-                let mut acc = [0.0; PANEL];
                 for c in 0..PANEL {
-                    acc[c] = from_k[c] + from_end[c];
+                    dk[r][c] = from_k[c] + from_end[c];
                 }
-                for l in row + r..end {
-                    add::<F>(&mut acc, grads.wq[l * CHUNK + row + r], columns(room.q, l * keys + column));
+            }
+            for l in row..end {
+                for i in row..=l {
+                    add::<F>(&mut dk[i - row], grads.wq[l * CHUNK + i], columns(room.q, l * keys + column));
                 }
-                dk[r] = acc;
             }
             chain(path, &mut dk, wq_turned.from(row), q, end..n);
             chain(path, &mut dk, wk.from(row), k, 0..n);

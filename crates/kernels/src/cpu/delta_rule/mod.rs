@@ -87,10 +87,10 @@ impl<'a> Pass<'a> {
     }
 
     /// The part of a key head that its value heads share.
-    fn scores(&self, room: &mut Room, tokens: &Range<usize>, key_head: usize) {
+    fn scores(&self, room: &mut Room, tokens: &Range<usize>, key_head: usize, queries: bool) {
         let q = self.key_rows(self.inputs[0], tokens.start, key_head);
         let k = self.key_rows(self.inputs[1], tokens.start, key_head);
-        chunk::scores(self.cpu.path, room, self.shape, tokens.len(), q, k);
+        chunk::scores(self.cpu.path, room, self.shape, tokens.len(), queries.then_some(q), k);
     }
 
     fn decays(&self, room: &mut Room, tokens: &Range<usize>, head: usize) {
@@ -214,7 +214,7 @@ pub(super) fn forward(
         }
         for chunk in 0..chunks {
             let tokens = pass.chunk(part.document, chunk);
-            pass.scores(room, &tokens, part.key_head);
+            pass.scores(room, &tokens, part.key_head, true);
             for within in part.heads.clone() {
                 let head = part.key_head * p.group() + within;
                 pass.decays(room, &tokens, head);
@@ -223,6 +223,7 @@ pub(super) fn forward(
                     // SAFETY: as above; the states of two chunks are different slots.
                     let (state, next) =
                         unsafe { (&*kept.state(within, panel, chunk), kept.state(within, panel, chunk + 1)) };
+                    let state = (chunk > 0 || initial_state.is_some()).then_some(state);
                     chunk::corrections(cpu.path, room, shape, tokens.len(), panel, state, true);
                     if chunk + 1 < chunks || last.is_some() {
                         chunk::advance(pass.cpu.path, next, room, shape, tokens.len(), panel, state);
@@ -266,17 +267,14 @@ fn recompute(pass: &Pass, room: &mut Room, kept: Kept, part: &Part) {
     let (shape, chunks) = (pass.shape, pass.chunks(part.document));
     for chunk in 0..chunks {
         let tokens = pass.chunk(part.document, chunk);
-        pass.scores(room, &tokens, part.key_head);
+        pass.scores(room, &tokens, part.key_head, false);
         for within in part.heads.clone() {
             let head = part.key_head * pass.p.group() + within;
             pass.decays(room, &tokens, head);
             pass.values(room, pass.inputs[2], &tokens, head);
             for panel in part.panels.clone() {
                 // SAFETY: a task's own panels; the states of two chunks and the rows are different parts.
-                let state = unsafe { kept.state(within, panel, chunk) };
-                if chunk == 0 {
-                    state.fill(0.0);
-                }
+                let state = (chunk > 0).then(|| unsafe { &*kept.state(within, panel, chunk) });
                 chunk::corrections(pass.cpu.path, room, shape, tokens.len(), panel, state, false);
                 if chunk + 1 < chunks {
                     // SAFETY: as above.
@@ -310,10 +308,8 @@ fn columns_backward(
     gradients::decayed(pass.cpu.path, grads, room, shape);
     for panel in part.panels.clone() {
         // SAFETY: a task's own panels; the gradients of two chunks are different parts.
-        let after = unsafe { kept.grad(at.head, panel, at.chunk) };
-        if at.chunk + 1 == pass.chunks(part.document) {
-            after.fill(0.0);
-        }
+        let after =
+            (at.chunk + 1 < pass.chunks(part.document)).then(|| unsafe { &*kept.grad(at.head, panel, at.chunk) });
         // SAFETY: as above.
         let before = (at.chunk > 0).then(|| unsafe { kept.grad(at.head, panel, at.chunk - 1) });
         gradients::panel_backward(pass.cpu.path, grads, room, shape, n, panel, after, before);
@@ -347,6 +343,8 @@ fn sums_backward(pass: &Pass, rooms: &mut Rooms, kept: Kept, part: &Part, at: &A
     let (Rooms { room, grads, .. }, shape, p, n) = (rooms, pass.shape, pass.p, at.tokens.len());
     let head = part.key_head * p.group() + at.head;
     let path = pass.cpu.path;
+    // A first chunk has no state before it, a last one no gradient after it.
+    let has = [at.chunk > 0, at.chunk + 1 < pass.chunks(part.document)];
     let mut products = [0.0; crate::op::delta_rule::HEAD_WIDTH_MAX];
     for panel in 0..shape.panels() {
         let rows = at.chunk * CHUNK..(at.chunk + 1) * CHUNK;
@@ -356,11 +354,17 @@ fn sums_backward(pass: &Pass, rooms: &mut Rooms, kept: Kept, part: &Part, at: &A
         // SAFETY: as above.
         let (before, after) =
             unsafe { (&*kept.state(at.head, panel, at.chunk), &*kept.grad(at.head, panel, at.chunk)) };
-        gradients::turn_state(path, grads.state_turned, shape, panel, before);
-        gradients::turn_state(path, grads.grad_turned, shape, panel, after);
-        gradients::state_product(path, &mut products[panel * PANEL..][..PANEL], shape, before, after);
+        if has[0] {
+            gradients::turn_state(path, grads.state_turned, shape, panel, before);
+        }
+        if has[1] {
+            gradients::turn_state(path, grads.grad_turned, shape, panel, after);
+        }
+        if has == [true, true] {
+            gradients::state_product(path, &mut products[panel * PANEL..][..PANEL], shape, before, after);
+        }
     }
-    gradients::chunk_backward(path, grads, room, shape, n, sum(&products[..p.value_width]));
+    gradients::chunk_backward(path, grads, room, shape, n, sum(&products[..p.value_width]), has);
     for (i, t) in at.tokens.clone().enumerate() {
         let key_row = (t * p.key_heads + part.key_head) * p.key_width;
         for (out, from) in [(&sums.dq, &*grads.from_q), (&sums.dk, &*grads.from_k)] {
@@ -409,7 +413,7 @@ pub(super) fn backward(
             recompute(&pass, &mut rooms.room, kept, &part);
             for chunk in (0..pass.chunks(part.document)).rev() {
                 let tokens = pass.chunk(part.document, chunk);
-                pass.scores(&mut rooms.room, &tokens, part.key_head);
+                pass.scores(&mut rooms.room, &tokens, part.key_head, true);
                 for head in part.heads.clone() {
                     let at = At { chunk, tokens: tokens.clone(), head };
                     columns_backward(&pass, rooms, kept, &part, &at, d_o, &dv);
@@ -425,7 +429,7 @@ pub(super) fn backward(
         recompute(&pass, &mut rooms.room, kept, &part);
         for chunk in (0..pass.chunks(part.document)).rev() {
             let tokens = pass.chunk(part.document, chunk);
-            pass.scores(&mut rooms.room, &tokens, part.key_head);
+            pass.scores(&mut rooms.room, &tokens, part.key_head, true);
             let at = At { chunk, tokens, head: part.heads.start };
             columns_backward(&pass, rooms, kept, &part, &at, d_o, &dv);
         }
@@ -441,7 +445,7 @@ pub(super) fn backward(
         let pair = document * p.key_heads + key_head;
         let part = Part { pair, document, key_head, heads: 0..p.group(), panels: 0..shape.panels() };
         let tokens = pass.chunk(document, chunk);
-        pass.scores(&mut rooms.room, &tokens, key_head);
+        pass.scores(&mut rooms.room, &tokens, key_head, true);
         for head in part.heads.clone() {
             let kept = Kept::new(&kept, pair, shape, sizes);
             let value_head = key_head * p.group() + head;

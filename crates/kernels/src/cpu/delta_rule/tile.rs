@@ -45,35 +45,50 @@ impl Right<'_> {
     }
 }
 
+/// Where the chains of a tile start and in which direction they run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    FromZero,
+    Up,
+    Down,
+}
+
 /// Goes on with the chains of a tile over ascending depth.
 pub(super) fn chain(path: Path, tile: &mut Tile, left: Left, right: Right, depth: Range<usize>) {
-    if path.vector() == Vector::Avx512 {
-        run::<true>(path, tile, left, right, depth, false);
-    } else {
-        run::<false>(path, tile, left, right, depth, false);
-    }
+    dispatch(path, tile, left, right, depth, Way::Up);
 }
 
 /// The same over descending depth.
 pub(super) fn chain_down(path: Path, tile: &mut Tile, left: Left, right: Right, depth: Range<usize>) {
+    dispatch(path, tile, left, right, depth, Way::Down);
+}
+
+/// Chains over `0..depth` that start from +0, whatever the tile holds.
+pub(super) fn product(path: Path, tile: &mut Tile, left: Left, right: Right, depth: usize) {
+    dispatch(path, tile, left, right, 0..depth, Way::FromZero);
+}
+
+fn dispatch(path: Path, tile: &mut Tile, left: Left, right: Right, depth: Range<usize>, way: Way) {
     if path.vector() == Vector::Avx512 {
-        run::<true>(path, tile, left, right, depth, true);
+        run::<true>(path, tile, left, right, depth, way);
     } else {
-        run::<false>(path, tile, left, right, depth, true);
+        run::<false>(path, tile, left, right, depth, way);
     }
 }
 
 multiversion! {
-    fn run<F, const WIDE: bool>(tile: &mut Tile, left: Left, right: Right, depth: Range<usize>, down: bool) {
+    fn run<F, const WIDE: bool>(tile: &mut Tile, left: Left, right: Right, depth: Range<usize>, way: Way) {
         if depth.is_empty() {
             return;
         }
         let last = depth.end - 1;
         assert!((ROWS - 1) * left.row + last * left.step < left.x.len(), "coefficients of all rows");
         assert!(last * right.stride + PANEL <= right.x.len(), "columns of all depths");
+        let down = way == Way::Down;
         let first = if down { last } else { depth.start };
         let sign = if down { -1 } else { 1 };
-        let way = Way {
+        let operands = Operands {
+            fresh: way == Way::FromZero,
             left: left.x[first * left.step..].as_ptr(),
             row: left.row,
             step: sign * left.step as isize,
@@ -83,12 +98,12 @@ multiversion! {
         };
         if WIDE {
             // SAFETY: both ends of the depth are in bounds for all rows and columns, asserted above; so below.
-            unsafe { part::<F, ROWS, PANEL>(tile, 0, 0, way) };
+            unsafe { part::<F, ROWS, PANEL>(tile, 0, 0, operands) };
         } else {
             for row in (0..ROWS).step_by(ROWS / 2) {
                 for column in (0..PANEL).step_by(PANEL / 2) {
                     // SAFETY: as above.
-                    unsafe { part::<F, { ROWS / 2 }, { PANEL / 2 }>(tile, row, column, way) };
+                    unsafe { part::<F, { ROWS / 2 }, { PANEL / 2 }>(tile, row, column, operands) };
                 }
             }
         }
@@ -97,7 +112,8 @@ multiversion! {
 
 /// The operands of [`run`] from the first depth on, in either direction.
 #[derive(Clone, Copy)]
-struct Way {
+struct Operands {
+    fresh: bool,
     left: *const f32,
     row: usize,
     step: isize,
@@ -107,19 +123,21 @@ struct Way {
 }
 
 /// # Safety
-/// The coefficients of all rows and the columns of the tile may be read at every depth of the way.
+/// The coefficients of all rows and the columns of the tile may be read at every depth of the x.
 #[inline(always)]
-unsafe fn part<F: Fma, const R: usize, const W: usize>(tile: &mut Tile, row: usize, column: usize, way: Way) {
+unsafe fn part<F: Fma, const R: usize, const W: usize>(tile: &mut Tile, row: usize, column: usize, x: Operands) {
     let mut acc = [[0.0; W]; R];
-    for r in 0..R {
-        acc[r].copy_from_slice(&tile[row + r][column..column + W]);
+    if !x.fresh {
+        for r in 0..R {
+            acc[r].copy_from_slice(&tile[row + r][column..column + W]);
+        }
     }
-    for k in 0..way.count.cast_signed() {
+    for k in 0..x.count.cast_signed() {
         // SAFETY: by the caller's promise; arrays of floats have the alignment of a float.
         let (columns, coefficients): (&[f32; W], [f32; R]) = unsafe {
-            let left = way.left.offset(k * way.step);
-            let columns = way.right.offset(k * way.stride).add(column);
-            (&*columns.cast(), std::array::from_fn(|r| *left.add((row + r) * way.row)))
+            let left = x.left.offset(k * x.step);
+            let columns = x.right.offset(k * x.stride).add(column);
+            (&*columns.cast(), std::array::from_fn(|r| *left.add((row + r) * x.row)))
         };
         // Columns outside, rows inside: a body this long is vectorised over columns instead of being unrolled.
         for c in 0..W {
@@ -152,11 +170,15 @@ pub(super) fn columns_mut<const W: usize>(x: &mut [f32], at: usize) -> &mut [f32
     x[at..].first_chunk_mut().expect("a row of whole panels")
 }
 
-/// Rows `stride` apart, times `factor`.
+/// Rows of a panel of a state, decayed. No state is a state of zeros.
 #[inline(always)]
-pub(super) fn load_scaled(tile: &mut Tile, x: &[f32], at: usize, stride: usize, factor: f32) {
+pub(super) fn start(tile: &mut Tile, state: Option<&[f32]>, row: usize, decay: f32) {
+    let Some(state) = state else {
+        *tile = ZERO;
+        return;
+    };
     for r in 0..ROWS {
-        scale(&mut tile[r], columns(x, at + r * stride), factor);
+        scale(&mut tile[r], columns(state, (row + r) * PANEL), decay);
     }
 }
 
