@@ -420,7 +420,8 @@ fn hostile_templates_end() {
     assert!(matches!(error, DataError::Row { why: RowError::Render { .. }, .. }), "{error}");
     let large = "{% for a in range(9999) %}{{ 'x' * 99999 }}{% endfor %}";
     let error = Model::with_source(large).error(MESSAGES);
-    assert!(matches!(error, DataError::Row { why: RowError::Render { .. }, .. }), "{error}");
+    assert!(matches!(error, DataError::Row { why: RowError::Limit { .. }, .. }), "{error}");
+    assert_eq!(error.kind(), Kind::Malformed);
     // As deep as the fuel goes: printing it is refused, and taking it apart does not run out of stack.
     let deep = "{% set n = namespace(x=[]) %}{% for a in range(90) %}{% for b in range(9999) %}{% set n.x = [n.x] %}\
                 {% endfor %}{% endfor %}{{ n.x }}";

@@ -155,7 +155,7 @@ mod tests {
     fn line(step: u64, loss: f64, more: &str) -> String {
         let bits = loss.to_bits();
         format!(
-            "{{\"step\":{step},\"loss\":{loss:?},\"loss_bits\":\"{bits:016x}\"{more},\"timing\":{{\"seconds\":{loss}}}}}\n"
+            "{{\"step\":{step},\"loss\":{loss:?},\"loss_bits\":\"{bits:016x}\"{more},\"timing\":{{\"seconds\":{loss:?}}}}}\n"
         )
     }
 
