@@ -3,8 +3,6 @@
 //! Routers choose among near ties. If a recomputation chose anew, a drift would send tokens elsewhere and tensors would not fit; with the choices of
 //! the forward pass they fit, and the digest at the block's ends stops the step and says where it began. Every op of a block is tried.
 
-#![expect(clippy::float_arithmetic, reason = "made-up weights")]
-
 mod common;
 
 use common::{EXPERTS, HIDDEN, Ties, config, rows};
@@ -186,7 +184,7 @@ fn without_the_digest_check_it_trains_on_with_other_bits() {
     setup.pass(how, Some(router_call(&setup, how)), false).expect("shapes agree");
     // Of queries, where more of it survives than of a router's near ties.
     let of_layer_0 = setup.recomputations(how).pop().expect("layer 0 is computed again");
-    let query = of_layer_0.iter().find(|(_, call)| call.op == "product_forward").expect("a product").0;
+    let query = of_layer_0.iter().find(|(_, call)| call.op == "linear_forward").expect("a linear layer").0;
     let got = setup.pass(how, Some(query), false).expect("shapes agree");
     let want = setup.pass(FULL, None, false).expect("no drift");
     assert!(got != want, "the drift reached the gradients");
