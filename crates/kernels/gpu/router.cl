@@ -1,5 +1,6 @@
 // Router of a mixture of experts (docs/numerics.md, "Router"). Eight tokens per group, a work item per lane. Sums over slots
-// are short: every work item of a token computes them for itself.
+// are short: every work item of a token computes them for itself. No barrier stands inside an `if`, even one that the
+// whole group enters: PoCL 5 and 6 may abort on variables that such an `if` sets.
 
 #define TOKENS (GROUP / LANES)
 
@@ -86,18 +87,17 @@ KERNEL(GROUP) router_choose(
     int inside = token < tokens;
     GLOBAL const float *z = logits + (inside ? token : (ulong)0) * experts;
     uint size = experts / groups;
-    uint kept = ~0u;
-    if (groups > 1u) {
-        ulong own = 0;
-        if (inside && lane < groups) {
-            own = choice_key(group_score(z, bias, lane * size, size, sigmoid, biased), lane);
-        }
-        kept = 0u;
-        for (uint n = 0u; n < kept_groups; n++) {
-            ulong best = largest_key(keys, own);
-            kept |= 1u << (choice_index(best) % LANES);
-            own = own == best ? (ulong)0 : own;
-        }
+    // Without groups there are no rounds.
+    uint rounds = groups > 1u ? kept_groups : 0u;
+    uint kept = groups > 1u ? 0u : ~0u;
+    ulong own_group = 0;
+    if (groups > 1u && inside && lane < groups) {
+        own_group = choice_key(group_score(z, bias, lane * size, size, sigmoid, biased), lane);
+    }
+    for (uint n = 0u; n < rounds; n++) {
+        ulong best = largest_key(keys, own_group);
+        kept |= 1u << (choice_index(best) % LANES);
+        own_group = own_group == best ? (ulong)0 : own_group;
     }
     ulong bound = ~(ulong)0;
     for (uint j = 0u; j < chosen; j++) {
@@ -159,11 +159,10 @@ KERNEL(GROUP) router_weights(
     int inside = token < tokens;
     GLOBAL const float *z = logits + (inside ? token : (ulong)0) * experts;
     GLOBAL const uint *own = choices + (inside ? token : (ulong)0) * chosen;
-    float most = 0.0f;
-    float sum = 1.0f;
-    if (mode == SOFTMAX_ALL) {
-        softmax_scales(lanes, z, inside ? experts : 0u, &most, &sum);
-    } else {
+    float most;
+    float sum;
+    softmax_scales(lanes, z, inside && mode == SOFTMAX_ALL ? experts : 0u, &most, &sum);
+    if (mode != SOFTMAX_ALL) {
         slot_scales(z, own, experts, chosen, mode, &most, &sum);
     }
     for (uint j = lane; inside && j < chosen; j += LANES) {
@@ -188,11 +187,10 @@ KERNEL(GROUP) router_backward(
     int inside = token < tokens;
     ulong slots = (inside ? token : (ulong)0) * chosen;
     GLOBAL const float *z = logits + (inside ? token : (ulong)0) * experts;
-    float most = 0.0f;
-    float sum = 1.0f;
-    if (mode == SOFTMAX_ALL) {
-        softmax_scales(lanes, z, inside ? experts : 0u, &most, &sum);
-    } else {
+    float most;
+    float sum;
+    softmax_scales(lanes, z, inside && mode == SOFTMAX_ALL ? experts : 0u, &most, &sum);
+    if (mode != SOFTMAX_ALL) {
         slot_scales(z, choices + slots, experts, chosen, mode, &most, &sum);
     }
     float mean = 0.0f;
