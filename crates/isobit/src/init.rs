@@ -3,7 +3,8 @@
 
 use crate::Failure;
 use crate::train::{failed, tell};
-use isobit_models::Config;
+use isobit_models::build::mixer_modules;
+use isobit_models::{Config, Family};
 use isobit_proof::atomic::write_atomically;
 use isobit_training::config::{KEYS, Section, Value};
 use isobit_training::data::{self, DataConfig, Report};
@@ -133,7 +134,13 @@ fn written(arguments: &Arguments, config: &Config, report: &Report) -> String {
     file.put(Section::Adapter, "lora_r", &whole(8));
     file.put(Section::Adapter, "lora_alpha", &whole(16));
     file.put(Section::Adapter, "lora_dropout", &Value::Number(0.0));
-    file.put(Section::Adapter, "lora_target_modules", &text("all-linear"));
+    let fuses = matches!(config.family, Family::Qwen3Moe | Family::Qwen3Next | Family::DeepseekV3);
+    let targets = if fuses {
+        Value::List(mixer_modules(config.family).iter().map(|name| text(name)).collect())
+    } else {
+        text("all-linear")
+    };
+    file.put(Section::Adapter, "lora_target_modules", &targets);
     file.0
 }
 

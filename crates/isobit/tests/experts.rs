@@ -108,6 +108,11 @@ fn modules_that_peft_takes_for_fused_experts_are_refused() {
     let folder = folder();
     let ran = folder.train("first", &["lora_target_modules=q_proj,down_proj"]);
     ran.says(2, &["down_proj", "target_parameters", "mlp.experts.gate_up_proj"]);
+    let ran = folder.train("first", &["lora_target_modules=\"all-linear\""]);
+    ran.says(2, &["all-linear", "o_proj"]);
+    let init = folder.run(&["init", "model", "data.jsonl", "-o", "made.toml"]);
+    assert_eq!(init.code, 0, "{}", init.err);
+    assert!(folder.text("made.toml").contains("[\"q_proj\", \"k_proj\", \"v_proj\", \"o_proj\"]"));
     let ran = folder.train("first", &["lora_target_parameters=mlp.experts.down_proj", "lora_dropout=0.1"]);
     ran.says(2, &["dropout"]);
 }

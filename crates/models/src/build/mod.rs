@@ -73,6 +73,12 @@ fn check_targets(config: &Config, lora: &LoraConfig) -> Result<(), ModelError> {
         return Err(ModelError::Adapter("target_parameters have no dropout: set it to 0".to_string()));
     }
     let fuses = matches!(config.family, Family::Qwen3Moe | Family::Qwen3Next | Family::DeepseekV3);
+    if fuses && lora.targets == Targets::AllLinear {
+        return Err(ModelError::Adapter(format!(
+            "\"all-linear\" means the router and the fused experts too to PEFT in this family: name modules, {:?} say",
+            mixer_modules(config.family)
+        )));
+    }
     let Targets::Names(names) = &lora.targets else { return Ok(()) };
     let of_experts = |name: &&String| {
         let last = name.rsplit('.').next().unwrap_or("");
@@ -84,6 +90,15 @@ fn check_targets(config: &Config, lora: &LoraConfig) -> Result<(), ModelError> {
             "the target module {name} means the fused experts to PEFT in this family: name tensors in target_parameters \
              (`mlp.experts.gate_up_proj`, `mlp.experts.down_proj`, `shared_expert.up_proj.weight`, ...)"
         ))),
+    }
+}
+
+/// Linear modules of the mixers of a family whose other linear modules PEFT takes for experts.
+pub fn mixer_modules(family: Family) -> &'static [&'static str] {
+    match family {
+        Family::Qwen3Next => &["q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"],
+        Family::DeepseekV3 => &["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
+        _ => &["q_proj", "k_proj", "v_proj", "o_proj"],
     }
 }
 
