@@ -12,7 +12,7 @@ p = argparse.ArgumentParser()
 p.add_argument("--isobit", default="target/release/isobit")
 p.add_argument("--rounds", type=int, default=3)
 p.add_argument("--threads", type=int, default=2)
-p.add_argument("--model", choices=["tiny", "0.5B"], help="only this shape")
+p.add_argument("--model", choices=["tiny", "0.5B", "moe-small"], help="only this shape")
 p.add_argument("--quiet-cores", action="store_true")
 a = p.parse_args()
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -31,7 +31,8 @@ if a.quiet_cores:
     times = {core: last_line(probe, {core})["ms_median"] for core in sorted(os.sched_getaffinity(0))}
     os.sched_setaffinity(0, set(sorted(times, key=times.get)[:a.threads]))
 print("| shape, checkpointing | isobit tokens/s | peer tokens/s | ratio | isobit resident | peer resident |\n|---|---|---|---|---|---|")
-for model, batch, seq, keeps in [("tiny", 8, 256, False), ("tiny", 8, 256, True), ("0.5B", 1, 512, False)]:
+for model, batch, seq, keeps in [("tiny", 8, 256, False), ("tiny", 8, 256, True), ("0.5B", 1, 512, False),
+                                  ("moe-small", 4, 256, False)]:
     if a.model not in (None, model):
         continue
     shape = ["--model", model, "--batch", str(batch), "--seq", str(seq), "--rank", "8", "--threads", str(a.threads)]
