@@ -26,6 +26,7 @@ mod gated_norm;
 mod head_loss;
 mod l2_norm;
 mod nest;
+mod overlap;
 mod panels;
 mod path;
 pub mod pool;
