@@ -370,6 +370,24 @@ pub trait Backend {
         p: &HeadLoss,
         workspace: &mut Bytes<Self>,
     );
+    fn head_loss_step_workspace(&self, p: &HeadLoss) -> usize {
+        self.head_loss_workspace(p)
+    }
+    /// `head_loss_forward`, then `head_loss_backward` without a gradient of the head. A backend may do them in one pass.
+    fn head_loss_step(
+        &self,
+        (loss, lse, best): (&mut F32<Self>, &mut F32<Self>, &mut U32<Self>),
+        dh: &mut F32<Self>,
+        h: (&Self::Rows, &F32<Self>),
+        head: Matrix<Self>,
+        labels: &I32<Self>,
+        weight: &F32<Self>,
+        p: &HeadLoss,
+        workspace: &mut Bytes<Self>,
+    ) {
+        self.head_loss_forward(loss, lse, best, h.0, head, labels, p, workspace);
+        self.head_loss_backward(dh, None, h, head, labels, lse, weight, p, workspace);
+    }
 
     // Mixture of experts
     fn router_choose(&self, choices: &mut U32<Self>, logits: &F32<Self>, bias: Option<&F32<Self>>, p: &Router);

@@ -564,6 +564,27 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
         self.inner.head_loss_workspace(p)
     }
 
+    fn head_loss_step_workspace(&self, p: &HeadLoss) -> usize {
+        self.inner.head_loss_step_workspace(p)
+    }
+
+    fn head_loss_step(
+        &self,
+        results: (&mut F32<Self>, &mut F32<Self>, &mut U32<Self>),
+        dh: &mut F32<Self>,
+        h: (&Self::Rows, &F32<Self>),
+        head: Matrix<Self>,
+        labels: &I32<Self>,
+        weight: &F32<Self>,
+        p: &HeadLoss,
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::new("head_loss_step");
+        self.observer.before(&self.inner, call);
+        self.inner.head_loss_step(results, dh, h, matrix(head), labels, weight, p, workspace);
+        self.observer.after(&self.inner, call, Some(dh));
+    }
+
     fn head_loss_forward(
         &self,
         loss: &mut F32<Self>,

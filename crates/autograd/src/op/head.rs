@@ -24,13 +24,19 @@ pub struct HeadOutput<B: Backend> {
     pub best: U32<B>,
 }
 
-pub(crate) struct Saved<'a, B: Backend> {
-    h: Variable<B>,
-    rows: RowsLease<B>,
-    lse: Lease<B>,
-    head: &'a Matrix<B>,
-    vocabulary: usize,
-    targets: &'a Targets<B>,
+pub(crate) enum Saved<'a, B: Backend> {
+    /// A trained head: its gradient comes when it is asked for.
+    Trained {
+        h: Variable<B>,
+        rows: RowsLease<B>,
+        lse: Lease<B>,
+        head: &'a Matrix<B>,
+        id: ParameterId,
+        vocabulary: usize,
+        targets: &'a Targets<B>,
+    },
+    /// A frozen head: the weights of the tokens are known, so the gradient of the hidden states is there already.
+    Frozen { h: Variable<B>, dh: Lease<B> },
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
@@ -46,14 +52,27 @@ impl<'a, B: Backend> Tape<'a, B> {
         let mut lse = self.take(tokens);
         let (mut loss, mut best) = (self.backend.zeros(tokens), self.backend.zeros(tokens));
         let p = self.head_shape(h.width, vocabulary);
+        let Targets { labels, weight } = targets;
+        let lengths = [h.data.length(), tokens];
+        if let (Matrix::Frozen(frozen), true) = (head, self.recording && h.needs_gradient) {
+            let mut dh = self.take(h.data.length());
+            let mut workspace = self.arena.workspace(self.backend, self.backend.head_loss_step_workspace(&p));
+            let results = (&mut loss, &mut *lse, &mut best);
+            let operand = Operand::Sliced(frozen);
+            let hidden = (&*rows, &**h.data);
+            self.backend.head_loss_step(results, &mut dh, hidden, operand, labels, weight, &p, &mut workspace);
+            drop(workspace);
+            self.record("head_loss", &lengths, || Node::Head(Saved::Frozen { h, dh }));
+            return HeadOutput { loss, best };
+        }
         self.with_head(head, h.width, vocabulary, |operand| {
             let mut workspace = self.arena.workspace(self.backend, self.backend.head_loss_workspace(&p));
-            let labels = &targets.labels;
             self.backend.head_loss_forward(&mut loss, &mut lse, &mut best, &rows, operand, labels, &p, &mut workspace);
         });
-        if h.needs_gradient || matches!(head, Matrix::Trained(_)) {
-            let lengths = [h.data.length(), tokens];
-            self.record("head_loss", &lengths, || Node::Head(Saved { h, rows, lse, head, vocabulary, targets }));
+        if let Matrix::Trained(id) = head {
+            let id = *id;
+            let saved = || Node::Head(Saved::Trained { h, rows, lse, head, id, vocabulary, targets });
+            self.record("head_loss", &lengths, saved);
         }
         HeadOutput { loss, best }
     }
@@ -95,29 +114,33 @@ impl<'a, B: Backend> Tape<'a, B> {
 
 impl<B: Backend> Saved<'_, B> {
     pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
-        let mut dh = tape.take(self.h.data.length());
-        let p = tape.head_shape(self.h.width, self.vocabulary);
-        let trained: Option<ParameterId> = match self.head {
-            Matrix::Frozen(_) => None,
-            Matrix::Trained(id) => Some(*id),
+        let (h, dh) = match self {
+            Self::Frozen { h, dh } => (h, dh),
+            Self::Trained { h, rows, lse, head, id, vocabulary, targets } => {
+                let mut dh = tape.take(h.data.length());
+                let p = tape.head_shape(h.width, vocabulary);
+                let dhead = Some(gradients.reach(id));
+                tape.with_head(head, h.width, vocabulary, |operand| {
+                    let mut workspace = tape.arena.workspace(tape.backend, tape.backend.head_loss_workspace(&p));
+                    let (labels, weight) = (&targets.labels, &targets.weight);
+                    let hidden = (&*rows, &**h.data);
+                    tape.backend.head_loss_backward(
+                        &mut dh,
+                        dhead,
+                        hidden,
+                        operand,
+                        labels,
+                        &lse,
+                        weight,
+                        &p,
+                        &mut workspace,
+                    );
+                });
+                (h, dh)
+            }
         };
-        let dhead = trained.map(|id| gradients.reach(id));
-        tape.with_head(self.head, self.h.width, self.vocabulary, |operand| {
-            let mut workspace = tape.arena.workspace(tape.backend, tape.backend.head_loss_workspace(&p));
-            tape.backend.head_loss_backward(
-                &mut dh,
-                dhead,
-                (&self.rows, &self.h.data),
-                operand,
-                &self.targets.labels,
-                &self.lse,
-                &self.targets.weight,
-                &p,
-                &mut workspace,
-            );
-        });
-        if self.h.needs_gradient {
-            tape.contribute(values, self.h.id, Rc::new(dh));
+        if h.needs_gradient {
+            tape.contribute(values, h.id, Rc::new(dh));
         }
     }
 }

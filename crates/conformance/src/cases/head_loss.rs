@@ -1,6 +1,7 @@
 //! Fused LM head and cross-entropy: odd vocabularies and widths, ignored labels, every storage format and kept slices.
 //!
-//! Each case runs forward and backward with the head stored and with the head kept sliced, and demands equal bits.
+//! Each case runs forward and backward, one after the other and at once, with the head stored and with the head kept sliced, and
+//! demands equal bits.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned, workspace};
@@ -114,13 +115,27 @@ impl HeadLossCase {
         let mut room = workspace(b, b.head_loss_workspace(&p));
         let weight = b.upload(&inputs.weight);
         b.head_loss_backward(&mut dh, dhead.as_mut(), (&rows, &h), head, &labels, &lse, &weight, &p, &mut room);
-        Results {
+        let results = Results {
             loss: downloaded(b, &loss),
             lse: downloaded(b, &lse),
             best: downloaded(b, &best),
             dh: downloaded(b, &dh),
             dhead: dhead.map(|dhead| downloaded(b, &dhead)),
-        }
+        };
+        let (mut loss, mut lse, mut dh) = (poisoned(b, tokens), poisoned(b, tokens), poisoned(b, tokens * self.hidden));
+        let mut best = b.upload(&vec![u32::MAX; tokens]);
+        let mut room = workspace(b, b.head_loss_step_workspace(&p));
+        let step = (&mut loss, &mut lse, &mut best);
+        b.head_loss_step(step, &mut dh, (&rows, &h), head, &labels, &weight, &p, &mut room);
+        let at_once = Results {
+            loss: downloaded(b, &loss),
+            lse: downloaded(b, &lse),
+            best: downloaded(b, &best),
+            dh: downloaded(b, &dh),
+            dhead: results.dhead.clone(),
+        };
+        assert_eq!(at_once.outputs(), results.outputs(), "both passes at once equal one after the other");
+        results
     }
 }
 

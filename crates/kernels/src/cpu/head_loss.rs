@@ -3,7 +3,8 @@
 //! Tokens are taken in super-blocks of at most 512. Forward, threads share the vocabulary blocks and leave a maximum, a sum
 //! and a best index per (token, block), which are combined at the end. Backward, a group of blocks is recomputed, turned
 //! into `dz` and sliced by the threads that computed it; then all threads fold the group into `dh` and `dhead`. Row blocks
-//! without a target are passed over. The sizes of super-blocks and groups change memory and time, no bits.
+//! without a target are passed over. Where both passes run at once and a super-block's logits are few, they are kept instead of
+//! recomputed. The sizes of super-blocks and groups change memory and time, no bits.
 
 use super::block::RightView;
 use super::columns::{columns_to_left, columns_to_right};
@@ -32,6 +33,8 @@ const GROUP_LEAST: usize = 4;
 const GROUP_MOST: usize = 16;
 /// Panels of 32 columns that take all chunks of the hidden width before the next ones come: their logits stay in cache.
 const PANELS_TOGETHER: usize = 4;
+/// Bytes of a super-block's logits that are kept from one pass to the other, at most.
+const KEPT_MOST: usize = 96 << 20;
 /// Floats between rows of logits beyond their width: keeps rows out of each other's cache sets.
 const STRIDE_EXTRA: usize = 16;
 
@@ -47,6 +50,8 @@ struct Sizes {
     block_logits: usize,
     /// Logits of one group, shared.
     group_logits: usize,
+    /// Logits of a super-block, if they are few enough to be kept.
+    kept_logits: Option<usize>,
     dz: LeftLayout,
     dz_turned: LeftLayout,
     h_turned: usize,
@@ -60,6 +65,7 @@ impl Sizes {
         let round = cpu.threads() * GROUP_LEAST.div_ceil(cpu.threads());
         let group_blocks = round.min(GROUP_MOST).min(blocks);
         let group = (group_blocks * VOCABULARY_BLOCK).min(p.vocabulary);
+        let kept_logits = tokens * (p.vocabulary + STRIDE_EXTRA);
         Self {
             tokens,
             blocks,
@@ -67,26 +73,44 @@ impl Sizes {
             panels: cpu.threads() * panel_bytes(p.profile),
             block_logits: tokens * (VOCABULARY_BLOCK + STRIDE_EXTRA),
             group_logits: tokens * (group + STRIDE_EXTRA),
+            kept_logits: (kept_logits <= KEPT_MOST / size_of::<f32>()).then_some(kept_logits),
             dz: LeftLayout::new(SliceShape { rows: tokens, width: group, profile: p.profile }),
             dz_turned: LeftLayout::new(SliceShape { rows: group, width: tokens, profile: p.profile }),
             h_turned: p.hidden.div_ceil(TILE_ROWS) * right_block_bytes(tokens, p.profile),
         }
+    }
+
+    /// Bytes of what the forward pass leaves per token and block.
+    fn statistics(&self) -> usize {
+        3 * Workspace::bytes::<f32>(self.tokens * self.blocks) + Workspace::bytes::<f32>(self.tokens)
+    }
+
+    /// Bytes of a group's sliced gradients.
+    fn sliced_group(&self) -> usize {
+        Workspace::bytes::<i8>(self.dz.bytes()) + Workspace::bytes::<f32>(self.tokens * self.group_blocks)
     }
 }
 
 pub(super) fn workspace(cpu: &Cpu, p: &HeadLoss) -> usize {
     let sizes = Sizes::new(cpu, p);
     let floats = Workspace::bytes::<f32>;
-    let forward =
-        cpu.threads() * floats(sizes.block_logits) + 3 * floats(sizes.tokens * sizes.blocks) + floats(sizes.tokens);
+    let forward = cpu.threads() * floats(sizes.block_logits) + sizes.statistics();
     let backward = floats(sizes.group_logits)
-        + Workspace::bytes::<i8>(sizes.dz.bytes())
-        + floats(sizes.tokens * sizes.group_blocks)
+        + sizes.sliced_group()
         + Workspace::bytes::<i8>(sizes.dz_turned.bytes())
         + floats(sizes.group_blocks * VOCABULARY_BLOCK)
         + Workspace::bytes::<i8>(sizes.h_turned)
         + floats(p.hidden);
     2 * floats(p.vocabulary) + Workspace::bytes::<i8>(sizes.panels) + forward.max(backward)
+}
+
+/// Of both passes at once.
+pub(super) fn step_workspace(cpu: &Cpu, p: &HeadLoss) -> usize {
+    let sizes = Sizes::new(cpu, p);
+    let Some(kept) = sizes.kept_logits else { return workspace(cpu, p) };
+    let floats = Workspace::bytes::<f32>;
+    let panels = Workspace::bytes::<i8>(sizes.panels);
+    2 * floats(p.vocabulary) + panels + floats(kept) + sizes.statistics() + sizes.sliced_group()
 }
 
 /// Which blocks and which rows a worker takes: blocks first, rows too where there are fewer blocks than threads.
@@ -138,6 +162,54 @@ impl<'a> Logits<'a> {
             part(worker, place, self.left, &nest, fold, self.right, panels, rows.clone(), wanted);
         }
     }
+
+    /// Logits of some tokens, block by block, and what the loss needs of them.
+    fn statistics(
+        &self,
+        cpu: &Cpu,
+        tokens: &Range<usize>,
+        labels: &[i32],
+        partial: &Partials,
+        scratch: &mut [i8],
+        room: &Room,
+    ) {
+        let p = self.p;
+        let scratch = SharedMut::new(scratch);
+        cpu.pool.run(|worker| {
+            let (my_blocks, my_rows) = split(cpu, partial.blocks, tokens.clone(), worker);
+            if my_blocks.is_empty() || my_rows.is_empty() {
+                return;
+            }
+            #[cfg(target_arch = "x86_64")]
+            let _session = (cpu.path == Path::Amx).then(super::amx::Session::start);
+            let bytes = panel_bytes(p.profile);
+            // SAFETY: each thread has its own part.
+            let own = unsafe { scratch.slice(worker * bytes..(worker + 1) * bytes) };
+            let mut state = Worker::new(cpu.path, p.profile, own);
+            for block in my_blocks {
+                let columns = block_columns(block, p);
+                let (out, stride, origin) = match room {
+                    Room::Own { z, each } => {
+                        let stride = VOCABULARY_BLOCK + STRIDE_EXTRA;
+                        // SAFETY: as above.
+                        let z = unsafe { z.slice(worker * each..(worker + 1) * each) };
+                        (&SharedMut::new(z), stride, my_rows.start * stride + columns.start)
+                    }
+                    Room::Kept { z } => (*z, p.vocabulary + STRIDE_EXTRA, tokens.start * (p.vocabulary + STRIDE_EXTRA)),
+                };
+                let place = Place { out, stride, origin };
+                self.block(&mut state, &place, my_rows.clone(), &columns, &|_| true);
+                for row in my_rows.clone() {
+                    let at = row * stride + columns.start - origin;
+                    // SAFETY: this row and block are this thread's alone, the logits and the cell.
+                    unsafe {
+                        let z = out.slice(at..at + columns.len());
+                        partial.set(cpu.path, row - tokens.start, block, z, &columns, labels[row]);
+                    }
+                }
+            }
+        });
+    }
 }
 
 fn head_of<'a>(
@@ -172,48 +244,106 @@ pub(super) fn forward(
     let scratch = workspace.take::<i8>(sizes.panels);
     let z_each = Workspace::bytes::<f32>(sizes.block_logits) / size_of::<f32>();
     let z = workspace.take::<f32>(cpu.threads() * z_each);
-    let cells = sizes.tokens * sizes.blocks;
-    let (maxima, sums) = (workspace.take::<f32>(cells), workspace.take::<f32>(cells));
-    let (bests, label_logits) = (workspace.take::<u32>(cells), workspace.take::<f32>(sizes.tokens));
+    let mut statistics = Statistics::new(&mut workspace, &sizes);
     let right = head_of(cpu, head, p, units, multipliers);
     let logits = Logits::new(h, &right, p);
     for tokens in super_blocks(0..p.tokens()) {
-        let partial = Partials {
-            maxima: SharedMut::new(maxima),
-            sums: SharedMut::new(sums),
-            bests: SharedMut::new(bests),
-            label_logits: SharedMut::new(label_logits),
-            blocks: sizes.blocks,
-        };
-        let (z, scratch) = (SharedMut::new(z), SharedMut::new(scratch));
-        cpu.pool.run(|worker| {
-            let (my_blocks, my_rows) = split(cpu, sizes.blocks, tokens.clone(), worker);
-            if my_blocks.is_empty() || my_rows.is_empty() {
-                return;
-            }
-            #[cfg(target_arch = "x86_64")]
-            let _session = (cpu.path == Path::Amx).then(super::amx::Session::start);
-            // SAFETY: each thread has its own part of both.
-            let (z, own) = unsafe {
-                let bytes = panel_bytes(p.profile);
-                (z.slice(worker * z_each..(worker + 1) * z_each), scratch.slice(worker * bytes..(worker + 1) * bytes))
-            };
-            let mut worker = Worker::new(cpu.path, p.profile, own);
-            let stride = VOCABULARY_BLOCK + STRIDE_EXTRA;
-            for block in my_blocks {
-                let columns = block_columns(block, p);
-                let out = SharedMut::new(&mut *z);
-                let place = Place { out: &out, stride, origin: my_rows.start * stride + columns.start };
-                logits.block(&mut worker, &place, my_rows.clone(), &columns, &|_| true);
-                for row in my_rows.clone() {
-                    let z = &z[(row - my_rows.start) * stride..][..columns.len()];
-                    // SAFETY: the cell of this row and block is this thread's alone.
-                    unsafe { partial.set(cpu.path, row - tokens.start, block, z, &columns, labels[row]) };
-                }
-            }
-        });
+        let partial = statistics.partials();
+        let z = SharedMut::new(z);
+        logits.statistics(cpu, &tokens, labels, &partial, scratch, &Room::Own { z: &z, each: z_each });
         let outputs = [&mut loss[tokens.clone()], &mut lse[tokens.clone()]];
         combine(cpu, outputs, &mut best[tokens.clone()], &partial, &labels[tokens]);
+    }
+}
+
+/// Both passes at once: `forward`, then `backward` without a gradient of the head.
+pub(super) fn step(
+    cpu: &Cpu,
+    (loss, lse, best): (&mut [f32], &mut [f32], &mut [u32]),
+    dh: &mut [f32],
+    h: (&SlicedRows, &[f32]),
+    head: Matrix<Cpu>,
+    labels: &[i32],
+    weight: &[f32],
+    p: &HeadLoss,
+    workspace: &mut [u8],
+) {
+    let sizes = Sizes::new(cpu, p);
+    let Some(kept) = sizes.kept_logits else {
+        forward(cpu, loss, lse, best, h.0, head, labels, p, workspace);
+        backward(cpu, dh, None, h, head, labels, lse, weight, p, workspace);
+        return;
+    };
+    p.check_labels(labels);
+    assert!(p.vocabulary > 0 && p.hidden > 0, "a head");
+    let tokens = p.tokens();
+    assert_eq!([loss.len(), lse.len(), best.len(), weight.len()], [tokens; 4], "one number per token");
+    assert_eq!(dh.len(), tokens * p.hidden, "gradient of the hidden states");
+    let mut workspace = Workspace::new(workspace);
+    let (units, multipliers) = (workspace.take::<f32>(p.vocabulary), workspace.take::<f32>(p.vocabulary));
+    let scratch = workspace.take::<i8>(sizes.panels);
+    let z = workspace.take::<f32>(kept);
+    let mut statistics = Statistics::new(&mut workspace, &sizes);
+    let (tiles, group_units) =
+        (workspace.take::<i8>(sizes.dz.bytes()), workspace.take::<f32>(sizes.tokens * sizes.group_blocks));
+    let right = head_of(cpu, head, p, units, multipliers);
+    for tokens in super_blocks(0..p.tokens()) {
+        {
+            let (partial, z) = (statistics.partials(), SharedMut::new(&mut *z));
+            Logits::new(h.0, &right, p).statistics(cpu, &tokens, labels, &partial, scratch, &Room::Kept { z: &z });
+            let outputs = [&mut loss[tokens.clone()], &mut lse[tokens.clone()]];
+            combine(cpu, outputs, &mut best[tokens.clone()], &partial, &labels[tokens.clone()]);
+        }
+        let pass = Backward { logits: Logits::new(h.0, &right, p), labels, lse, weight };
+        let dh = &mut dh[tokens.start * p.hidden..tokens.end * p.hidden];
+        for (dh, _) in dh.chunks_exact_mut(p.hidden).zip(&labels[tokens.clone()]).filter(|(_, l)| **l == IGNORED) {
+            dh.fill(0.0);
+        }
+        let mut room = GroupRoom { dz: z, tiles, units: group_units, kept: true };
+        for group in Group::all(&tokens, &sizes, p) {
+            pass.slice_group(cpu, &mut room, &group, scratch);
+            pass.fold_input(cpu, dh, &room, &group, scratch);
+        }
+    }
+}
+
+/// Where logits of the forward pass go.
+enum Room<'a> {
+    /// One block per thread, `each` floats apart.
+    Own { z: &'a SharedMut<'a, f32>, each: usize },
+    /// All blocks of the super-block, `[tokens, vocabulary]`.
+    Kept { z: &'a SharedMut<'a, f32> },
+}
+
+/// Room for what the forward pass leaves.
+struct Statistics<'a> {
+    maxima: &'a mut [f32],
+    sums: &'a mut [f32],
+    bests: &'a mut [u32],
+    label_logits: &'a mut [f32],
+    blocks: usize,
+}
+
+impl<'a> Statistics<'a> {
+    fn new(workspace: &mut Workspace<'a>, sizes: &Sizes) -> Self {
+        let cells = sizes.tokens * sizes.blocks;
+        Self {
+            maxima: workspace.take(cells),
+            sums: workspace.take(cells),
+            bests: workspace.take(cells),
+            label_logits: workspace.take(sizes.tokens),
+            blocks: sizes.blocks,
+        }
+    }
+
+    fn partials(&mut self) -> Partials<'_> {
+        Partials {
+            maxima: SharedMut::new(self.maxima),
+            sums: SharedMut::new(self.sums),
+            bests: SharedMut::new(self.bests),
+            label_logits: SharedMut::new(self.label_logits),
+            blocks: self.blocks,
+        }
     }
 }
 
@@ -359,6 +489,7 @@ pub(super) fn backward(
         dz: workspace.take::<f32>(sizes.group_logits),
         tiles: workspace.take::<i8>(sizes.dz.bytes()),
         units: workspace.take::<f32>(sizes.tokens * sizes.group_blocks),
+        kept: false,
     };
     let mut turned = TurnedRoom {
         dz_tiles: workspace.take::<i8>(sizes.dz_turned.bytes()),
@@ -378,13 +509,7 @@ pub(super) fn backward(
         if dhead.is_none() && labels[tokens.clone()].iter().all(|label| *label == IGNORED) {
             continue;
         }
-        for first_block in (0..sizes.blocks).step_by(sizes.group_blocks) {
-            let group = Group {
-                tokens: tokens.clone(),
-                blocks: first_block..(first_block + sizes.group_blocks).min(sizes.blocks),
-                columns: first_block * VOCABULARY_BLOCK
-                    ..((first_block + sizes.group_blocks) * VOCABULARY_BLOCK).min(p.vocabulary),
-            };
+        for group in Group::all(&tokens, &sizes, p) {
             pass.slice_group(cpu, &mut room, &group, scratch);
             let dh = &mut dh[tokens.start * p.hidden..tokens.end * p.hidden];
             pass.fold_input(cpu, dh, &room, &group, scratch);
@@ -428,6 +553,16 @@ struct Group {
 }
 
 impl Group {
+    /// All vocabulary blocks of some tokens, in order.
+    fn all(tokens: &Range<usize>, sizes: &Sizes, p: &HeadLoss) -> impl Iterator<Item = Self> {
+        let (each, blocks, vocabulary) = (sizes.group_blocks, sizes.blocks, p.vocabulary);
+        (0..blocks).step_by(each).map(move |first| Self {
+            tokens: tokens.clone(),
+            blocks: first..(first + each).min(blocks),
+            columns: first * VOCABULARY_BLOCK..((first + each) * VOCABULARY_BLOCK).min(vocabulary),
+        })
+    }
+
     /// Floats between rows of `dz`.
     fn stride(&self) -> usize {
         self.columns.len() + STRIDE_EXTRA
@@ -443,6 +578,8 @@ struct GroupRoom<'a> {
     dz: &'a mut [f32],
     tiles: &'a mut [i8],
     units: &'a mut [f32],
+    /// `dz` holds all logits of the group's tokens, where the forward pass left them.
+    kept: bool,
 }
 
 struct Backward<'a> {
@@ -469,13 +606,16 @@ impl Backward<'_> {
         self.labels[rows].iter().any(|label| *label != IGNORED)
     }
 
-    /// Recomputes the logits of a group and leaves `dz`, as numbers and sliced.
+    /// Recomputes the logits of a group, unless they were kept, and leaves `dz`, as numbers and sliced.
     fn slice_group(&self, cpu: &Cpu, room: &mut GroupRoom, group: &Group, scratch: &mut [i8]) {
         let p = self.logits.p;
-        let (stride, layout) = (group.stride(), group.layout(p));
+        let layout = group.layout(p);
+        let (stride, first_column) =
+            if room.kept { (p.vocabulary + STRIDE_EXTRA, 0) } else { (group.stride(), group.columns.start) };
+        let kept = room.kept;
         let (dz, tiles) = (SharedMut::new(&mut *room.dz), SharedMut::new(&mut *room.tiles));
         let (units, scratch) = (SharedMut::new(&mut *room.units), SharedMut::new(scratch));
-        let origin = group.tokens.start * stride + group.columns.start;
+        let origin = group.tokens.start * stride + first_column;
         cpu.pool.run(|worker| {
             let (my_blocks, my_rows) = split(cpu, group.blocks.len(), group.tokens.clone(), worker);
             if my_blocks.is_empty() || my_rows.is_empty() {
@@ -490,8 +630,10 @@ impl Backward<'_> {
             for chunk in my_blocks {
                 let columns = block_columns(group.blocks.start + chunk, p);
                 let place = Place { out: &dz, stride, origin };
-                let wanted = |rows: Range<usize>| self.any_target(rows);
-                self.logits.block(&mut worker, &place, my_rows.clone(), &columns, &wanted);
+                if !kept {
+                    let wanted = |rows: Range<usize>| self.any_target(rows);
+                    self.logits.block(&mut worker, &place, my_rows.clone(), &columns, &wanted);
+                }
                 for row in my_rows.clone() {
                     let at = row * stride + columns.start - origin;
                     // SAFETY: this row and block are this thread's alone.

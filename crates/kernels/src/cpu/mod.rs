@@ -526,6 +526,24 @@ impl Backend for Cpu {
         head_loss::workspace(self, p)
     }
 
+    fn head_loss_step_workspace(&self, p: &HeadLoss) -> usize {
+        head_loss::step_workspace(self, p)
+    }
+
+    fn head_loss_step(
+        &self,
+        (loss, lse, best): (&mut Buffer<f32>, &mut Buffer<f32>, &mut Buffer<u32>),
+        dh: &mut Buffer<f32>,
+        (rows, h): (&Self::Rows, &Buffer<f32>),
+        head: Matrix<Self>,
+        labels: &Buffer<i32>,
+        weight: &Buffer<f32>,
+        p: &HeadLoss,
+        workspace: &mut Buffer<u8>,
+    ) {
+        head_loss::step(self, (loss, lse, best), dh, (rows, h), head, labels, weight, p, workspace);
+    }
+
     fn head_loss_forward(
         &self,
         loss: &mut Buffer<f32>,

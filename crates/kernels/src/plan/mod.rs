@@ -331,6 +331,10 @@ impl<L: Layout> Backend for Counting<L> {
         self.like.head_loss_workspace(p)
     }
 
+    fn head_loss_step_workspace(&self, p: &HeadLoss) -> usize {
+        self.like.head_loss_step_workspace(p)
+    }
+
     fn head_loss_forward(
         &self,
         loss: &mut F32,
