@@ -30,6 +30,7 @@ impl Backend for Reordered {
     type Buffer<T: Element> = Buffer<T>;
     type Rows = <Reference as Backend>::Rows;
     type Weight = <Reference as Backend>::Weight;
+    type QuantizedWeight = <Reference as Backend>::QuantizedWeight;
 
     fn name(&self) -> String {
         "reordered".to_string()
@@ -85,6 +86,11 @@ impl Backend for Reordered {
         product_forward(&mut F32, &Self::Rows, Matrix<Self>, &Product, &mut Buffer<u8>);
         product_grad_input(&mut F32, &F32, Matrix<Self>, &Product, &mut Buffer<u8>);
         product_grad_weight(&mut F32, &F32, &F32, &Product, &[usize], &mut Buffer<u8>);
+        quantized_weight(&[Quantized]) -> Self::QuantizedWeight;
+        product4_rows(&mut Self::Rows, &F32, &Self::QuantizedWeight, &Product);
+        product4_workspace(&Self::QuantizedWeight, &Product) -> usize;
+        product4_forward(&mut F32, &Self::Rows, &Self::QuantizedWeight, &Product, &mut Buffer<u8>);
+        product4_grad_input(&mut F32, &F32, &Self::QuantizedWeight, &Product, &mut Buffer<u8>);
         thin_workspace(&Thin) -> usize;
         thin_contract(&mut F32, &F32, &F32, &Thin, &mut Buffer<u8>);
         thin_expand(&mut F32, &F32, &F32, &Thin, &mut Buffer<u8>);

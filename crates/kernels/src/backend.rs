@@ -5,7 +5,7 @@
 //! Outputs come first, then inputs, parameters, workspace. Nothing allocates except the functions that return buffers.
 
 use crate::buffer::Element;
-use crate::op::{Attention, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
+use crate::op::{Attention, Dropout, HeadLoss, Product, Quantized, RmsNorm, Rope, SliceShape, Thin};
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
@@ -59,6 +59,8 @@ pub trait Backend {
     type Rows;
     /// Weights, sliced: the right operand of a product.
     type Weight;
+    /// Frozen weights of four bits: the right operand of a product.
+    type QuantizedWeight;
 
     fn name(&self) -> String;
     fn zeros<T: Element>(&self, length: usize) -> Self::Buffer<T>;
@@ -97,6 +99,29 @@ pub trait Backend {
         x: &F32<Self>,
         p: &Product,
         row_starts: &[usize],
+        workspace: &mut Bytes<Self>,
+    );
+
+    // Product with 4-bit weights
+    /// Weights of one shape, one after another; each has passed its `check`.
+    fn quantized_weight(&self, weights: &[Quantized]) -> Self::QuantizedWeight;
+    /// Slices the rows of `x`, each with its channels in the order of the weight that it meets.
+    fn product4_rows(&self, out: &mut Self::Rows, x: &F32<Self>, w: &Self::QuantizedWeight, p: &Product);
+    fn product4_workspace(&self, w: &Self::QuantizedWeight, p: &Product) -> usize;
+    fn product4_forward(
+        &self,
+        y: &mut F32<Self>,
+        x: &Self::Rows,
+        w: &Self::QuantizedWeight,
+        p: &Product,
+        workspace: &mut Bytes<Self>,
+    );
+    fn product4_grad_input(
+        &self,
+        dx: &mut F32<Self>,
+        dy: &F32<Self>,
+        w: &Self::QuantizedWeight,
+        p: &Product,
         workspace: &mut Bytes<Self>,
     );
 

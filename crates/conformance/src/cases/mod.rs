@@ -10,6 +10,7 @@ pub mod elementary;
 pub mod embedding;
 pub mod head_loss;
 pub mod product;
+pub mod product4;
 pub mod residual;
 pub mod rms_norm;
 pub mod rope;
@@ -23,6 +24,8 @@ use crate::Visitor;
 pub fn visit_all(visitor: &mut impl Visitor) {
     visitor.op("product");
     product::visit(visitor);
+    visitor.op("product4");
+    product4::visit(visitor);
     visitor.op("thin");
     thin::visit(visitor);
     visitor.op("bias");

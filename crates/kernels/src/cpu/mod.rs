@@ -17,14 +17,17 @@ mod embedding;
 mod fold;
 mod head_loss;
 mod nest;
+mod nibbles;
 mod panels;
 mod path;
 pub mod pool;
 mod product;
+mod product4;
 mod residual;
 mod rms_norm;
 mod roof;
 mod rope;
+mod single;
 mod slices;
 mod sum_squares;
 mod swiglu;
@@ -34,7 +37,7 @@ pub use path::Path;
 
 use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::{Buffer, Element};
-use crate::op::{Attention, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
+use crate::op::{Attention, Dropout, HeadLoss, Product, Quantized, RmsNorm, Rope, SliceShape, Thin};
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
@@ -78,6 +81,7 @@ impl Backend for Cpu {
     type Buffer<T: Element> = Buffer<T>;
     type Rows = slices::SlicedRows;
     type Weight = slices::SlicedWeight;
+    type QuantizedWeight = nibbles::QuantizedWeight;
 
     fn name(&self) -> String {
         format!("cpu/{} x{}", self.path, self.pool.threads())
@@ -143,6 +147,40 @@ impl Backend for Cpu {
         workspace: &mut Buffer<u8>,
     ) {
         product::grad_weight(self, dw, dy, x, p, row_starts, workspace);
+    }
+
+    fn quantized_weight(&self, weights: &[Quantized]) -> Self::QuantizedWeight {
+        product4::quantized_weight(self, weights)
+    }
+
+    fn product4_rows(&self, out: &mut Self::Rows, x: &Buffer<f32>, w: &Self::QuantizedWeight, p: &Product) {
+        product4::rows(self, out, x, w, p);
+    }
+
+    fn product4_workspace(&self, w: &Self::QuantizedWeight, p: &Product) -> usize {
+        product4::workspace(self, w, p)
+    }
+
+    fn product4_forward(
+        &self,
+        y: &mut Buffer<f32>,
+        x: &Self::Rows,
+        w: &Self::QuantizedWeight,
+        p: &Product,
+        workspace: &mut Buffer<u8>,
+    ) {
+        product4::forward(self, y, x, w, p, workspace);
+    }
+
+    fn product4_grad_input(
+        &self,
+        dx: &mut Buffer<f32>,
+        dy: &Buffer<f32>,
+        w: &Self::QuantizedWeight,
+        p: &Product,
+        workspace: &mut Buffer<u8>,
+    ) {
+        product4::grad_input(self, dx, dy, w, p, workspace);
     }
 
     fn thin_workspace(&self, p: &Thin) -> usize {

@@ -10,6 +10,7 @@ mod elementary;
 mod embedding;
 mod head_loss;
 mod product;
+mod product4;
 mod residual;
 mod rms_norm;
 mod rope;
@@ -20,7 +21,7 @@ mod thin;
 
 use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::{Buffer, Element};
-use crate::op::{Attention, Dropout, HeadLoss, Product, RmsNorm, Rope, SliceShape, Thin};
+use crate::op::{Attention, Dropout, HeadLoss, Product, Quantized, RmsNorm, Rope, SliceShape, Thin};
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
@@ -34,6 +35,7 @@ impl Backend for Reference {
     type Buffer<T: Element> = Buffer<T>;
     type Rows = slices::SlicedRows;
     type Weight = slices::SlicedWeight;
+    type QuantizedWeight = product4::QuantizedWeight;
 
     fn name(&self) -> String {
         "reference".to_string()
@@ -99,6 +101,40 @@ impl Backend for Reference {
         workspace: &mut Buffer<u8>,
     ) {
         product::grad_weight(dw, dy, x, p, row_starts, workspace);
+    }
+
+    fn quantized_weight(&self, weights: &[Quantized]) -> Self::QuantizedWeight {
+        product4::quantized_weight(weights)
+    }
+
+    fn product4_rows(&self, out: &mut Self::Rows, x: &Buffer<f32>, w: &Self::QuantizedWeight, p: &Product) {
+        product4::rows(out, x, w, p);
+    }
+
+    fn product4_workspace(&self, w: &Self::QuantizedWeight, p: &Product) -> usize {
+        product4::workspace(w, p)
+    }
+
+    fn product4_forward(
+        &self,
+        y: &mut Buffer<f32>,
+        x: &Self::Rows,
+        w: &Self::QuantizedWeight,
+        p: &Product,
+        workspace: &mut Buffer<u8>,
+    ) {
+        product4::forward(y, x, w, p, workspace);
+    }
+
+    fn product4_grad_input(
+        &self,
+        dx: &mut Buffer<f32>,
+        dy: &Buffer<f32>,
+        w: &Self::QuantizedWeight,
+        p: &Product,
+        workspace: &mut Buffer<u8>,
+    ) {
+        product4::grad_input(dx, dy, w, p, workspace);
     }
 
     fn thin_workspace(&self, p: &Thin) -> usize {
