@@ -10,6 +10,7 @@ mod demo_model;
 mod digests;
 mod repository;
 mod study;
+mod study4;
 mod study_data;
 mod study_product;
 mod sweep;
@@ -40,6 +41,8 @@ cargo xtask demo-model [--isobit PROGRAM]
     trains the model that `isobit demo` carries, from random weights; about two minutes
 cargo xtask study [--every-shape] [--threads N]
     accuracy of the slice product against float64, as Markdown tables
+cargo xtask study --four-bit [--threads N]
+    the same for products with 4-bit weights
 ";
 
 fn main() -> ExitCode {

@@ -66,7 +66,6 @@ fn errors_are_those_of_the_left_operand() {
     for (group_size, shuffled) in [(128, false), (128, true), (32, false), (0, false)] {
         for (profile, bound) in [(Profile::X2, 4e-5), (Profile::X3, 6e-7)] {
             let [packed, expanded] = errors(profile, group_size, shuffled, Kind::Plain);
-            println!("{profile:?} group {group_size} shuffled {shuffled}: {packed:.2?} expanded {expanded:.2?}");
             for (error, other) in packed.into_iter().zip(expanded) {
                 assert!(error < bound, "{profile:?}, groups of {group_size}: {error:e}, bound {bound:e}");
                 assert!(error <= other, "{profile:?}, groups of {group_size}: {error:e}, {other:e} when expanded");
@@ -79,7 +78,6 @@ fn errors_are_those_of_the_left_operand() {
 fn outliers_cost_no_more_than_with_expanded_weights() {
     for profile in Profile::ALL {
         let [packed, expanded] = errors(profile, 128, false, Kind::Outliers);
-        println!("{profile:?} outliers: {packed:.2?} expanded {expanded:.2?}");
         for (error, other) in packed.into_iter().zip(expanded) {
             assert!(error <= other, "{profile:?}: {error:e}, {other:e} when expanded");
         }

@@ -4,12 +4,12 @@
 //! slices `dy·σ` once per group; where a weight meets few rows, several groups are sliced together and share one loop nest.
 
 use super::block::{LeftView, RightView, Sums};
-use super::fold::{Target, fold_block};
+use super::fold::Target;
 use super::nest::{Left, Next, SUPER_BLOCK, deal, panels_together, super_blocks};
 use super::nibbles::{Plan, QuantizedWeight, TURNED_BYTES};
 use super::path::Path;
 use super::pool::SharedMut;
-use super::single::{column_sums, single_sums};
+use super::single::{column_sums, single_fold};
 use super::slices::{
     self, BLOCK, CHUNK_TILES, LeftLayout, LeftRow, SlicedRows, TILE_BYTES, TILE_DEPTH, left_bias, slice_chunk,
 };
@@ -239,16 +239,8 @@ impl Forward<'_> {
                 slice_stride: left.layout.slice_stride(),
             };
             let bias = &prepared.bias[index];
-            single_sums(cpu.path, sums, view, rows.len(), right, bias, groups, left.layout.slices);
-            fold(cpu.path, sums, &target, p.profile);
+            single_fold(cpu.path, sums, view, right, bias, groups, p.profile, &target);
         }
-    }
-}
-
-fn fold(path: Path, sums: &Sums, target: &Target, profile: Profile) {
-    match profile {
-        Profile::X2 => fold_block::<2>(path, sums, target),
-        Profile::X3 => fold_block::<3>(path, sums, target),
     }
 }
 
@@ -430,8 +422,7 @@ impl Batch<'_> {
                 column_stride: left.layout.column_stride(),
                 slice_stride: left.layout.slice_stride(),
             };
-            single_sums(cpu.path, sums, view, count, right, &bias, groups.clone(), left.layout.slices);
-            fold(cpu.path, sums, &target, p.profile);
+            single_fold(cpu.path, sums, view, right, &bias, groups.clone(), p.profile, &target);
         }
     }
 }

@@ -4,8 +4,10 @@
 //! A piece may start and end inside a tile. Right bytes outside of it are zero, and paths that can skip them do.
 
 use super::block::{LeftView, RightView, Sums};
+use super::fold::{Target, fold_block};
 use super::path::Path;
 use super::slices::{BLOCK, CHUNK_TILES, TILE_BYTES, TILE_DEPTH, TILE_ROWS};
+use isobit_numerics::slices::Profile;
 use std::ops::Range;
 
 /// Groups of four elements in a tile.
@@ -29,8 +31,43 @@ fn check_right(right: RightView, groups: &Range<usize>) {
     assert!(end <= right.tiles.len(), "right block in bounds");
 }
 
-/// Sums of `rows` (up to 32) rows against a right panel over groups of four elements, counted from the first tile of both.
-pub(super) fn single_sums(
+/// Sums of a block of the target's rows against a right panel over groups of four elements, counted from the first tile of both,
+/// folded into the target. `sums` is room.
+pub(super) fn single_fold(
+    path: Path,
+    sums: &mut Sums,
+    left: LeftView,
+    right: RightView,
+    bias: &[i32; BLOCK],
+    groups: Range<usize>,
+    profile: Profile,
+    target: &Target,
+) {
+    check(path, left, target.rows, right, &groups, profile.slice_count());
+    #[cfg(target_arch = "x86_64")]
+    if path == Path::Avx512 && target.width == BLOCK && target.rows > 0 {
+        // Pieces are short: here sums go from registers straight to the output.
+        target.check_whole();
+        // SAFETY: the path has AVX-512 VNNI; bounds were checked above.
+        return unsafe { vnni::sums(sums, left, target.rows, right, bias, &groups, profile, Some(target)) };
+    }
+    single_sums(path, sums, left, target.rows, right, bias, groups, profile);
+    match profile {
+        Profile::X2 => fold_block::<2>(path, sums, target),
+        Profile::X3 => fold_block::<3>(path, sums, target),
+    }
+}
+
+fn check(path: Path, left: LeftView, rows: usize, right: RightView, groups: &Range<usize>, slices: usize) {
+    check_right(right, groups);
+    let last_tile = (groups.end - 1) / TILE_GROUPS;
+    let left_end = last_tile * left.column_stride + (slices - 1) * left.slice_stride;
+    let rows_read = if path == Path::Amx { rows.next_multiple_of(TILE_ROWS) } else { rows };
+    assert!(rows <= BLOCK && left_end + rows_read * TILE_DEPTH <= left.bytes.len(), "left block in bounds");
+}
+
+/// As above without the fold. The caller has checked the bounds.
+fn single_sums(
     path: Path,
     sums: &mut Sums,
     left: LeftView,
@@ -38,24 +75,20 @@ pub(super) fn single_sums(
     right: RightView,
     bias: &[i32; BLOCK],
     groups: Range<usize>,
-    slices: usize,
+    profile: Profile,
 ) {
-    check_right(right, &groups);
-    let last_tile = (groups.end - 1) / TILE_GROUPS;
-    let left_end = last_tile * left.column_stride + (slices - 1) * left.slice_stride;
-    let rows_read = if path == Path::Amx { rows.next_multiple_of(TILE_ROWS) } else { rows };
-    assert!(rows <= BLOCK && left_end + rows_read * TILE_DEPTH <= left.bytes.len(), "left block in bounds");
+    let slices = profile.slice_count();
     let _ = bias;
     match path {
         Path::Scalar => wide::sums(sums, left, rows, right, groups, slices),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the path has AVX2; bounds were checked above.
+        // SAFETY: the path has AVX2; bounds were checked by the caller.
         Path::Avx2 => unsafe { wide::sums_avx2(sums, left, rows, right, groups, slices) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the path has AVX-512 VNNI; bounds were checked above.
-        Path::Avx512 => unsafe { vnni::sums(sums, left, rows, right, bias, &groups, slices) },
+        // SAFETY: the path has AVX-512 VNNI; bounds were checked by the caller.
+        Path::Avx512 => unsafe { vnni::sums(sums, left, rows, right, bias, &groups, profile, None) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the caller holds an AMX session; bounds were checked above.
+        // SAFETY: the caller holds an AMX session; bounds were checked by the caller.
         Path::Amx => unsafe { amx_sums(sums, left, rows, right, &groups, slices) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("only the scalar path exists on this architecture"),
@@ -167,8 +200,8 @@ mod wide {
     ) {
         use std::arch::x86_64::*;
         const ROWS: usize = 4;
-        // Left bytes of four rows as 16-bit numbers: [group][row][4].
-        let mut rows_wide = [[0i16; 4 * ROWS]; CHUNK_TILES * TILE_GROUPS];
+        // Left bytes of four rows as 16-bit numbers, four to a word: [group][row].
+        let mut rows_wide = [[0i64; ROWS]; CHUNK_TILES * TILE_GROUPS];
         for (slice, first) in (0..slices).flat_map(|slice| (0..rows).step_by(ROWS).map(move |row| (slice, row))) {
             let count = ROWS.min(rows - first);
             for (tile, within) in by_tile(&groups) {
@@ -176,8 +209,9 @@ mod wide {
                     let at = tile * left.column_stride + slice * left.slice_stride + (first + row) * TILE_DEPTH;
                     let (bytes, _) = left.bytes[at..at + TILE_DEPTH].as_chunks::<4>();
                     for group in within.clone() {
-                        let wide = &mut rows_wide[tile * TILE_GROUPS + group][row * 4..][..4];
-                        wide.copy_from_slice(&bytes[group].map(i16::from));
+                        let wide = bytes[group].map(|byte| u64::from(i16::from(byte) as u16));
+                        let word = wide[0] | wide[1] << 16 | wide[2] << 32 | wide[3] << 48;
+                        rows_wide[tile * TILE_GROUPS + group][row] = word as i64;
                     }
                 }
             }
@@ -185,14 +219,13 @@ mod wide {
                 let bytes = &right.tiles[half / 2 * right.block_stride..][..groups.end * 64];
                 let mut acc = [[_mm256_setzero_si256(); 2]; ROWS];
                 for group in groups.clone() {
-                    // SAFETY: 32 bytes of a group of 64, which the slice above holds, and four rows of its left numbers.
+                    // SAFETY: 32 bytes of a group of 64, which the slice above holds.
                     unsafe {
                         let b = bytes.as_ptr().add(group * 64 + half % 2 * 32);
                         let b0 = _mm256_cvtepi8_epi16(_mm_loadu_si128(b.cast()));
                         let b1 = _mm256_cvtepi8_epi16(_mm_loadu_si128(b.add(16).cast()));
-                        let a = rows_wide[group].as_ptr().cast::<i64>();
                         for row in 0..ROWS {
-                            let a = _mm256_set1_epi64x(a.add(row).read_unaligned());
+                            let a = _mm256_set1_epi64x(rows_wide[group][row]);
                             acc[row][0] = _mm256_add_epi32(acc[row][0], _mm256_madd_epi16(a, b0));
                             acc[row][1] = _mm256_add_epi32(acc[row][1], _mm256_madd_epi16(a, b1));
                         }
@@ -236,7 +269,8 @@ mod vnni {
         }
     }
 
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+    /// The sums, stored, or folded into a target of 32 columns where there is one.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,fma")]
     pub(super) unsafe fn sums(
         sums: &mut Sums,
         left: LeftView,
@@ -244,28 +278,28 @@ mod vnni {
         right: RightView,
         bias: &[i32; BLOCK],
         groups: &Range<usize>,
-        slices: usize,
+        profile: Profile,
+        target: Option<&Target>,
     ) {
         let mut row = 0;
         while row < rows {
-            let rest = rows - row;
             // SAFETY: bounds are the caller's; rows left are at least the number named.
             row += unsafe {
-                match (slices, rest) {
-                    (2, 6..) => multiply::<6, 2>(sums, left, row, right, bias, groups),
-                    (2, 4..) => multiply::<4, 2>(sums, left, row, right, bias, groups),
-                    (2, 2..) => multiply::<2, 2>(sums, left, row, right, bias, groups),
-                    (2, _) => multiply::<1, 2>(sums, left, row, right, bias, groups),
-                    (_, 4..) => multiply::<4, 3>(sums, left, row, right, bias, groups),
-                    (_, 2..) => multiply::<2, 3>(sums, left, row, right, bias, groups),
-                    (_, _) => multiply::<1, 3>(sums, left, row, right, bias, groups),
+                match (profile, rows - row) {
+                    (Profile::X2, 6..) => multiply::<6, 2>(sums, left, row, right, bias, groups, target),
+                    (Profile::X2, 4..) => multiply::<4, 2>(sums, left, row, right, bias, groups, target),
+                    (Profile::X2, 2..) => multiply::<2, 2>(sums, left, row, right, bias, groups, target),
+                    (Profile::X2, _) => multiply::<1, 2>(sums, left, row, right, bias, groups, target),
+                    (Profile::X3, 4..) => multiply::<4, 3>(sums, left, row, right, bias, groups, target),
+                    (Profile::X3, 2..) => multiply::<2, 3>(sums, left, row, right, bias, groups, target),
+                    (Profile::X3, _) => multiply::<1, 3>(sums, left, row, right, bias, groups, target),
                 }
             };
         }
     }
 
     /// `ROWS` rows by 32 columns.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,fma")]
     unsafe fn multiply<const ROWS: usize, const SLICES: usize>(
         sums: &mut Sums,
         left: LeftView,
@@ -273,10 +307,11 @@ mod vnni {
         right: RightView,
         bias: &[i32; BLOCK],
         groups: &Range<usize>,
+        target: Option<&Target>,
     ) -> usize {
         let mut acc = [[[_mm512_setzero_si512(); 2]; SLICES]; ROWS];
         let second = if right.blocks == 2 { right.block_stride } else { 0 };
-        // SAFETY: the caller checked the bounds of all tiles and rows.
+        // SAFETY: the caller checked the bounds of all tiles, rows and of the target.
         unsafe {
             for (tile, within) in by_tile(groups) {
                 let a = left.bytes.as_ptr().add(tile * left.column_stride + row * TILE_DEPTH);
@@ -298,12 +333,56 @@ mod vnni {
                 let bias = _mm512_loadu_si512(bias.as_ptr().add(block * 16).cast());
                 for r in 0..ROWS {
                     for slice in 0..SLICES {
-                        let to = sums.0[slice][row + r].as_mut_ptr().add(block * 16);
-                        _mm512_storeu_si512(to.cast(), _mm512_sub_epi32(acc[r][slice][block], bias));
+                        acc[r][slice][block] = _mm512_sub_epi32(acc[r][slice][block], bias);
                     }
                 }
             }
+            match target {
+                None => {
+                    for (r, slice, block) in every::<ROWS, SLICES>() {
+                        let to = sums.0[slice][row + r].as_mut_ptr().add(block * 16);
+                        _mm512_storeu_si512(to.cast(), acc[r][slice][block]);
+                    }
+                }
+                Some(target) => fold(&acc, row, target),
+            }
         }
         ROWS
+    }
+
+    fn every<const ROWS: usize, const SLICES: usize>() -> impl Iterator<Item = (usize, usize, usize)> {
+        (0..ROWS).flat_map(|r| (0..SLICES).flat_map(move |slice| (0..2).map(move |block| (r, slice, block))))
+    }
+
+    /// As `fold_block`, from registers; nothing that has these sums has units of rows.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,fma")]
+    unsafe fn fold<const ROWS: usize, const SLICES: usize>(
+        acc: &[[[__m512i; 2]; SLICES]; ROWS],
+        row: usize,
+        target: &Target,
+    ) {
+        // SAFETY: the caller checked that outputs and units of the block are in bounds.
+        unsafe {
+            for block in 0..2 {
+                let right = target
+                    .chunk_units
+                    .map_or(_mm512_set1_ps(1.0), |units| _mm512_loadu_ps(units.as_ptr().add(block * 16)));
+                for r in 0..ROWS {
+                    let sums: [__m512i; SLICES] = std::array::from_fn(|slice| acc[r][slice][block]);
+                    let v = if SLICES == 2 {
+                        _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(sums[0]), sums[1]))
+                    } else {
+                        let third = _mm512_cvtepi32_ps(sums[SLICES - 1]);
+                        let lower = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[1]), _mm512_set1_ps(256.0), third);
+                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[0]), _mm512_set1_ps(65536.0), lower)
+                    };
+                    let left = _mm512_set1_ps(*target.left_units.as_ptr().add((row + r) * target.left_stride));
+                    let out = target.out.pointer().add(target.at + (row + r) * target.stride + block * 16);
+                    let old = if target.from_zero { _mm512_setzero_ps() } else { _mm512_loadu_ps(out) };
+                    _mm512_storeu_ps(out, _mm512_fmadd_ps(v, _mm512_mul_ps(left, right), old));
+                }
+            }
+        }
     }
 }
