@@ -331,58 +331,47 @@ mod vnni {
             }
             for block in 0..2 {
                 let bias = _mm512_loadu_si512(bias.as_ptr().add(block * 16).cast());
+                // No closures here: one that is not inlined costs all registers.
+                let right = match target {
+                    Some(Target { chunk_units: Some(units), .. }) => _mm512_loadu_ps(units.as_ptr().add(block * 16)),
+                    _ => _mm512_set1_ps(1.0),
+                };
                 for r in 0..ROWS {
+                    let mut exact = [_mm512_setzero_si512(); SLICES];
                     for slice in 0..SLICES {
-                        acc[r][slice][block] = _mm512_sub_epi32(acc[r][slice][block], bias);
+                        exact[slice] = _mm512_sub_epi32(acc[r][slice][block], bias);
+                    }
+                    if let Some(target) = target {
+                        let left = *target.left_units.as_ptr().add((row + r) * target.left_stride);
+                        let out = target.out.pointer().add(target.at + (row + r) * target.stride + block * 16);
+                        fold::<SLICES>(out, exact, _mm512_mul_ps(_mm512_set1_ps(left), right), target.from_zero);
+                    } else {
+                        for slice in 0..SLICES {
+                            let to = sums.0[slice][row + r].as_mut_ptr().add(block * 16);
+                            _mm512_storeu_si512(to.cast(), exact[slice]);
+                        }
                     }
                 }
-            }
-            match target {
-                None => {
-                    for (r, slice, block) in every::<ROWS, SLICES>() {
-                        let to = sums.0[slice][row + r].as_mut_ptr().add(block * 16);
-                        _mm512_storeu_si512(to.cast(), acc[r][slice][block]);
-                    }
-                }
-                Some(target) => fold(&acc, row, target),
             }
         }
         ROWS
     }
 
-    fn every<const ROWS: usize, const SLICES: usize>() -> impl Iterator<Item = (usize, usize, usize)> {
-        (0..ROWS).flat_map(|r| (0..SLICES).flat_map(move |slice| (0..2).map(move |block| (r, slice, block))))
-    }
-
-    /// As `fold_block`, from registers; nothing that has these sums has units of rows.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vnni,fma")]
-    unsafe fn fold<const ROWS: usize, const SLICES: usize>(
-        acc: &[[[__m512i; 2]; SLICES]; ROWS],
-        row: usize,
-        target: &Target,
-    ) {
-        // SAFETY: the caller checked that outputs and units of the block are in bounds.
+    /// As `fold_block`, from registers; nothing that has these sums has units of rows. By value: a reference would keep the
+    /// accumulators in memory.
+    #[inline(always)]
+    unsafe fn fold<const SLICES: usize>(out: *mut f32, sums: [__m512i; SLICES], unit: __m512, from_zero: bool) {
+        // SAFETY: the caller checked that 16 outputs are in bounds, and has AVX-512.
         unsafe {
-            for block in 0..2 {
-                let right = target
-                    .chunk_units
-                    .map_or(_mm512_set1_ps(1.0), |units| _mm512_loadu_ps(units.as_ptr().add(block * 16)));
-                for r in 0..ROWS {
-                    let sums: [__m512i; SLICES] = std::array::from_fn(|slice| acc[r][slice][block]);
-                    let v = if SLICES == 2 {
-                        _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(sums[0]), sums[1]))
-                    } else {
-                        let third = _mm512_cvtepi32_ps(sums[SLICES - 1]);
-                        let lower = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[1]), _mm512_set1_ps(256.0), third);
-                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[0]), _mm512_set1_ps(65536.0), lower)
-                    };
-                    let left = _mm512_set1_ps(*target.left_units.as_ptr().add((row + r) * target.left_stride));
-                    let out = target.out.pointer().add(target.at + (row + r) * target.stride + block * 16);
-                    let old = if target.from_zero { _mm512_setzero_ps() } else { _mm512_loadu_ps(out) };
-                    _mm512_storeu_ps(out, _mm512_fmadd_ps(v, _mm512_mul_ps(left, right), old));
-                }
-            }
+            let v = if SLICES == 2 {
+                _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(sums[0]), sums[1]))
+            } else {
+                let third = _mm512_cvtepi32_ps(sums[SLICES - 1]);
+                let lower = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[1]), _mm512_set1_ps(256.0), third);
+                _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[0]), _mm512_set1_ps(65536.0), lower)
+            };
+            let old = if from_zero { _mm512_setzero_ps() } else { _mm512_loadu_ps(out) };
+            _mm512_storeu_ps(out, _mm512_fmadd_ps(v, unit, old));
         }
     }
 }
