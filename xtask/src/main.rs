@@ -11,6 +11,7 @@ mod digests;
 mod repository;
 mod scratch_model;
 mod study;
+mod study4;
 mod study_data;
 mod study_product;
 mod sweep;
@@ -43,6 +44,8 @@ cargo xtask scratch-model FOLDER
     random weights of 20 million parameters, this repository's text and a config to train them with
 cargo xtask study [--every-shape] [--threads N]
     accuracy of the slice product against float64, as Markdown tables
+cargo xtask study --four-bit [--threads N]
+    the same for products with 4-bit weights
 ";
 
 fn main() -> ExitCode {

@@ -35,6 +35,22 @@ pub(super) struct After<'a> {
 }
 
 impl Target<'_> {
+    /// Makes sure that a block of 32 columns and at least one row lies inside the output and has its units.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn check_whole(&self) {
+        let last = self.at + (self.rows - 1) * self.stride;
+        // SAFETY: the block is this thread's own; the slice checks that its last row is inside.
+        let _ = unsafe { self.out.slice(last..last + BLOCK) };
+        assert!((self.rows - 1) * self.left_stride < self.left_units.len(), "a unit for every row");
+        for units in [self.chunk_units, self.row_units].into_iter().flatten() {
+            assert_eq!(units.len(), BLOCK, "a unit for every column");
+        }
+        if let Some(after) = &self.after {
+            assert!(after.bias.is_none_or(|bias| bias.len() == BLOCK), "a bias for every column");
+            assert!(self.rows * after.rank <= after.u.len() && after.rank * BLOCK <= after.factor.len(), "factors");
+        }
+    }
+
     /// Asks for the output's cache lines while the block's sums are being formed.
     pub(super) fn prefetch(&self) {
         for row in 0..self.rows {
@@ -59,17 +75,7 @@ pub(super) fn chunk_value<F: isobit_numerics::Fma, const PLANES: usize>(sums: [i
 pub(super) fn fold_block<const PLANES: usize>(path: Path, sums: &Sums, target: &Target) {
     #[cfg(target_arch = "x86_64")]
     if path.vector() == Vector::Avx512 && target.width == BLOCK && target.rows > 0 {
-        let last = target.at + (target.rows - 1) * target.stride;
-        // SAFETY: the block is this thread's own; the slice checks that its last row is inside.
-        let _ = unsafe { target.out.slice(last..last + BLOCK) };
-        assert!((target.rows - 1) * target.left_stride < target.left_units.len(), "a unit for every row");
-        for units in [target.chunk_units, target.row_units].into_iter().flatten() {
-            assert_eq!(units.len(), BLOCK, "a unit for every column");
-        }
-        if let Some(after) = &target.after {
-            assert!(after.bias.is_none_or(|bias| bias.len() == BLOCK), "a bias for every column");
-            assert!(target.rows * after.rank <= after.u.len() && after.rank * BLOCK <= after.factor.len(), "factors");
-        }
+        target.check_whole();
         // SAFETY: the path has AVX-512; bounds were checked above.
         return unsafe { fold_whole_avx512::<PLANES>(sums, target) };
     }
