@@ -5,7 +5,7 @@
 //! the experts of a layer.
 
 use crate::ModelError;
-use crate::gptq::GptqWeight;
+use crate::gptq::{GptqForm, GptqWeight};
 use half::bf16;
 use isobit_numerics::philox::{Key, Purpose, block};
 use isobit_proof::safetensors::{Checkpoint, Dtype, Tensor};
@@ -95,6 +95,11 @@ pub trait Source {
     /// The matrix of the linear layer at `path`.
     fn weight(&self, path: &str, outputs: usize, inputs: usize) -> Result<Weight<'_>, ModelError> {
         Ok(Weight::Stored(self.tensor(&format!("{path}.weight"), &[outputs, inputs])?))
+    }
+
+    /// How that matrix is quantised, where it is: none of its integers is read.
+    fn quantised(&self, _path: &str, _outputs: usize, _inputs: usize) -> Result<Option<GptqForm>, ModelError> {
+        Ok(None)
     }
 
     /// That matrix will not be asked for again.
@@ -262,6 +267,13 @@ impl Source for Shapes<'_> {
         match self {
             Self::Of(source) if !source.contains(&format!("{path}.weight")) => source.weight(path, outputs, inputs),
             _ => Ok(Weight::Stored(self.tensor(&format!("{path}.weight"), &[outputs, inputs])?)),
+        }
+    }
+
+    fn quantised(&self, path: &str, outputs: usize, inputs: usize) -> Result<Option<GptqForm>, ModelError> {
+        match self {
+            Self::All(_) => Ok(None),
+            Self::Of(source) => source.quantised(path, outputs, inputs),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::arena::{Lease, RowsLease};
 use crate::op::Node;
-use crate::parameters::{Gradients, Matrix, ParameterId};
+use crate::parameters::{Gradients, Matrix};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::backend::{F32, I32, U32};
 use isobit_kernels::op::{HeadLoss, Product, SliceShape};
@@ -82,14 +82,8 @@ impl<'a, B: Backend> Tape<'a, B> {
         vocabulary: usize,
         use_it: impl FnOnce(Operand<B>) -> R,
     ) -> R {
-        match head {
-            Matrix::Frozen(weight) => use_it(Operand::Sliced(weight)),
-            Matrix::Trained(id) => {
-                let shape = SliceShape { rows: vocabulary, width: hidden, profile: self.profile };
-                let sliced = self.parameters.sliced(self.backend, *id, 1, shape);
-                use_it(Operand::Sliced(&*sliced))
-            }
-        }
+        let shape = SliceShape { rows: vocabulary, width: hidden, profile: self.profile };
+        head.with_slices(self.backend, self.parameters, 1, shape, use_it)
     }
 }
 
@@ -97,11 +91,7 @@ impl<B: Backend> Saved<'_, B> {
     pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
         let mut dh = tape.take(self.h.data.length());
         let p = tape.head_shape(self.h.width, self.vocabulary);
-        let trained: Option<ParameterId> = match self.head {
-            Matrix::Frozen(_) => None,
-            Matrix::Trained(id) => Some(*id),
-        };
-        let dhead = trained.map(|id| gradients.reach(id));
+        let dhead = self.head.id().map(|id| gradients.reach(id));
         tape.with_head(self.head, self.h.width, self.vocabulary, |operand| {
             let mut workspace = tape.arena.workspace(tape.backend, tape.backend.head_loss_workspace(&p));
             tape.backend.head_loss_backward(

@@ -1,7 +1,7 @@
 //! Puts a model together: every tensor found by name, checked for its shape, sliced or kept as what it is for.
 //!
-//! Frozen matrices are kept as slices only, so a model takes two bytes a weight (x2); a tensor's file pages may go as soon as it
-//! is sliced.
+//! Frozen matrices are kept as slices only, so a model takes two bytes a weight (x2), or as the four bits they are stored in; a tensor's
+//! file pages may go as soon as it is read.
 
 mod experts;
 mod layer;
@@ -15,7 +15,7 @@ use crate::files::Form;
 use crate::model::Model;
 use crate::source::{Format, Source, StoredTensor, Weight};
 use half::{bf16, f16};
-use isobit_autograd::{Adapter, Frozen, Linear, Matrix, Norm, ParameterId, Parameters, Table, Vector};
+use isobit_autograd::{Adapter, Frozen, Linear, Matrix, Norm, ParameterId, Parameters, Quantized, Table, Vector};
 use isobit_kernels::Backend;
 use isobit_kernels::backend::F32;
 use isobit_kernels::op::SliceShape;
@@ -138,7 +138,8 @@ impl<B: Backend> Builder<'_, B> {
         let norm = self.norm("model.norm", hidden, ends)?;
         let head = match tied_head {
             Some(head) => head,
-            None => self.matrix("lm_head", vocabulary, hidden, ends)?,
+            None if ends => Matrix::Trained(self.trained("lm_head.weight", &[vocabulary, hidden])?),
+            None => self.sliced_matrix("lm_head", vocabulary, hidden, self.settings.profile)?,
         };
         let (cos, sin) = self.rotation();
         Ok(Model {
@@ -228,10 +229,20 @@ impl<B: Backend> Builder<'_, B> {
         if trained {
             return Ok(Matrix::Trained(self.trained(&format!("{path}.weight"), &[rows, width])?));
         }
-        self.frozen_matrix(path, rows, width, self.settings.profile)
+        let Some(form) = self.source.quantised(path, rows, width)? else {
+            return self.sliced_matrix(path, rows, width, self.settings.profile);
+        };
+        let shape = form.shape(rows, width);
+        let weight = self.backend.quantized_weight(shape, |_| match self.source.weight(path, rows, width)? {
+            Weight::Gptq(weight) => Ok::<_, ModelError>(weight),
+            Weight::Stored(_) => unreachable!("a source that says that it is quantised gives it so"),
+        })?;
+        self.source.release_weight(path);
+        Ok(Matrix::Quantized(vec![Quantized { weight, shape }]))
     }
 
-    fn frozen_matrix(&self, path: &str, rows: usize, width: usize, profile: Profile) -> Result<Matrix<B>, ModelError> {
+    /// A frozen matrix whose op takes slices, even where it is stored as four bits.
+    fn sliced_matrix(&self, path: &str, rows: usize, width: usize, profile: Profile) -> Result<Matrix<B>, ModelError> {
         let stored = match self.source.weight(path, rows, width)? {
             Weight::Stored(stored) => stored,
             Weight::Gptq(weight) => {
