@@ -533,12 +533,13 @@ def product_case(segments, row_starts, n, k, profile, format, kind):
         dw[e] = product_grad_weight(dy, x, starts, profile, dw[e])
     return 2 * [("y", y), ("dx", dx[0]), ("dx accumulated", dx[1]), ("dw", dw)]
 
-def product4_weight(random, n, k, group_size, shuffled, profile, scale_kind):
+def product4_weight(random, n, k, group_size, shuffled, profile, scale_kind, zero):
     group_size = group_size or k
     groups = -(-k // group_size)
     words = random.words(k // 8 * n).reshape(k // 8, 1, n)
     q = (words >> (4 * np.arange(8, dtype=W))[None, :, None] & W(15)).reshape(k, n).astype(D)
     zeros = (random.words(groups * n) % W(17)).reshape(groups, n).astype(D)
+    zeros = zeros if zero is None else np.full_like(zeros, zero)
     if scale_kind == "Plain":
         uniform = (random.words(groups * n) >> W(40)).astype(F) / F(2**24)
         scales = from_f16(to_f16(F(0.01) + F(0.03) * uniform))
@@ -554,9 +555,9 @@ def product4_weight(random, n, k, group_size, shuffled, profile, scale_kind):
     sigma = scales.reshape(groups, n) * F(2.0 ** (-4 if profile == "X2" else -8))
     return order, starts, (q - zeros[group_of])[order].T, sigma
 
-def product4_case(segments, n, k, group_size, shuffled, profile, kind, scale_kind):
+def product4_case(segments, n, k, group_size, shuffled, profile, kind, scale_kind, zero=None):
     m, random = segments[-1], Random(segments[-1] + 4)
-    weights = [product4_weight(random, n, k, group_size, shuffled, profile, scale_kind) for _ in segments[1:]]
+    weights = [product4_weight(random, n, k, group_size, shuffled, profile, scale_kind, zero) for _ in segments[1:]]
     x, dy = random.f32s(kind, m * k).reshape(m, k), random.f32s(kind, m * n).reshape(m, n)
     dx = [np.zeros((m, k), F), random.f32s("Plain", m * k).reshape(m, k)]
     y = np.zeros((m, n), F)
@@ -568,6 +569,9 @@ def product4_case(segments, n, k, group_size, shuffled, profile, kind, scale_kin
         for old in dx:
             old[rows] = product4_grad_input(dy[rows], weight, profile, old[rows])
     return [("y", y), ("dx", dx[0]), ("dx accumulated", dx[1])]
+
+def symmetric4_case(of, zero):
+    return product4_case(**of, zero=zero)
 
 def grouped_thin_case(segments, row_starts, rank, width, layout, alpha, kind):
     tokens, count, random = segments[-1], len(segments) - 1, Random(segments[-1])
@@ -902,7 +906,8 @@ def elementary_arguments():
 
 
 # ------------------------------------------------------------------ the suite
-CASES = dict(ProductCase=product_case, Product4Case=product4_case, ThinCase=thin_case, GroupedThinCase=grouped_thin_case, BiasCase=bias_case,
+CASES = dict(ProductCase=product_case, Product4Case=product4_case, Symmetric4Case=symmetric4_case,
+             ThinCase=thin_case, GroupedThinCase=grouped_thin_case, BiasCase=bias_case,
              RouterCase=router_case, BalanceCase=balance_case, CombineCase=combine_case, ResidualCase=residual_case,
              SwigluCase=swiglu_case, RmsNormCase=rms_norm_case, RopeCase=rope_case, AttentionCase=attention_case,
              EmbeddingCase=embedding_case, HeadLossCase=head_loss_case, DropoutCase=dropout_case, AdamWCase=adamw_case,

@@ -72,13 +72,16 @@ pub struct GptqForm {
     pub half_scales: bool,
     /// Whether the inputs are not in the order of their groups.
     pub ordered: bool,
+    /// The one zero of a symmetric file.
+    pub zero: Option<u8>,
 }
 
 impl GptqForm {
     /// The shape of one such matrix.
-    pub(crate) fn shape(self, outputs: usize, inputs: usize) -> QuantizedShape {
-        let Self { group_size, half_scales, ordered } = self;
-        QuantizedShape { count: 1, n: outputs, k: inputs, group_size, half_scales, ordered: usize::from(ordered) }
+    pub fn shape(self, outputs: usize, inputs: usize) -> QuantizedShape {
+        let Self { group_size, half_scales, ordered, zero } = self;
+        let ordered = usize::from(ordered);
+        QuantizedShape { count: 1, n: outputs, k: inputs, group_size, half_scales, ordered, zero }
     }
 }
 
@@ -154,7 +157,8 @@ impl Place<'_> {
         let scales = self.checkpoint.get(&self.name("scales"))?;
         shaped(&self.name("scales"), &scales, &[groups, outputs])?;
         let ordered = !self.group_of_input()?.is_sorted();
-        Ok(GptqForm { group_size: self.group_size(), half_scales: scales.dtype == Dtype::F16, ordered })
+        let zero = (self.config.symmetric == Some(true)).then_some(MIDDLE);
+        Ok(GptqForm { group_size: self.group_size(), half_scales: scales.dtype == Dtype::F16, ordered, zero })
     }
 
     pub(crate) fn read(&self) -> Result<GptqWeight, ModelError> {

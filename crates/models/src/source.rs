@@ -8,7 +8,7 @@ use crate::ModelError;
 use crate::gptq::{GptqForm, GptqWeight};
 use half::bf16;
 use isobit_numerics::philox::{Key, Purpose, block};
-use isobit_proof::safetensors::{Checkpoint, Dtype, Tensor};
+use isobit_proof::safetensors::{Checkpoint, Dtype, SafeTensors, Tensor};
 use std::borrow::Cow;
 
 /// How a tensor's numbers are stored.
@@ -82,6 +82,9 @@ pub trait Source {
     /// The tensor will not be asked for again: its memory may go.
     fn release(&self, _name: &str) {}
 
+    /// Nothing that was asked for is used any more: memory that came with it may go too.
+    fn release_all(&self) {}
+
     /// Its shape in the file; none where there is no such tensor, or where every shape can be had.
     fn shape(&self, _name: &str) -> Option<Vec<usize>> {
         None
@@ -145,6 +148,10 @@ impl Source for Checkpoint {
         if let Ok(tensor) = self.get(name) {
             tensor.release();
         }
+    }
+
+    fn release_all(&self) {
+        self.files().iter().for_each(SafeTensors::release);
     }
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {

@@ -139,6 +139,10 @@ impl Source for Weights {
         self.checkpoint.release(&self.names.in_file(name));
     }
 
+    fn release_all(&self) {
+        self.checkpoint.release_all();
+    }
+
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
         self.checkpoint.shape(&self.names.in_file(name))
     }

@@ -76,11 +76,37 @@ impl Case for Product4Case {
     }
 
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        self.run_with(b, None)
+    }
+}
+
+/// The same with one zero point for all: a symmetric file.
+#[derive(Debug)]
+struct Symmetric4Case {
+    of: Product4Case,
+    zero: u8,
+}
+
+impl Case for Symmetric4Case {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        self.of.run_with(b, Some(self.zero))
+    }
+}
+
+impl Product4Case {
+    fn run_with<B: Backend>(&self, b: &B, zero: Option<u8>) -> Vec<Output> {
         let (count, m) = (self.segments.len() - 1, self.segments[self.segments.len() - 1]);
         let mut random = Random::new(m as u64 + 4);
-        let host: Vec<_> = (0..count)
+        let mut host: Vec<_> = (0..count)
             .map(|_| HostWeight::new(&mut random, self.n, self.k, self.group_size, self.shuffled, self.scale_kind))
             .collect();
+        for weight in &mut host {
+            weight.zeros.iter_mut().for_each(|own| *own = zero.unwrap_or(*own));
+        }
         let weights: Vec<_> = host.iter().map(HostWeight::view).collect();
         let x = b.upload(&random.f32s(self.kind, m * self.k));
         let dy = b.upload(&random.f32s(self.kind, m * self.n));
@@ -139,5 +165,9 @@ pub fn visit(visitor: &mut impl Visitor) {
         });
         visitor
             .case(&Product4Case { segments: vec![0, 2, 2, 40], ..dense(0, 65, 144, 128, false, profile, Kind::Plain) });
+        let experts =
+            Product4Case { segments: vec![0, 3, 3, 41], ..dense(0, 37, 160, 64, true, profile, Kind::Outliers) };
+        visitor.case(&Symmetric4Case { of: experts, zero: 8 });
+        visitor.case(&Symmetric4Case { of: dense(35, 530, 136, 32, false, profile, Kind::Plain), zero: 16 });
     }
 }

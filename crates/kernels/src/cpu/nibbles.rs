@@ -26,7 +26,7 @@ pub struct QuantizedWeight {
     pub(super) shape: QuantizedShape,
     /// `[weight][16 outputs][line][64]`
     lines: Buffer<u8>,
-    /// `[weight][group][outputs, padded to 16]`; nothing is taken off what is padding.
+    /// `[weight][group][outputs, padded to 16]`; nothing is taken off what is padding. Empty where all are one.
     zeros: Buffer<u8>,
     /// `[weight][group][output]`
     scales: KeptScales,
@@ -77,7 +77,8 @@ fn lengths(shape: QuantizedShape) -> [usize; 4] {
     let QuantizedShape { count, n, k, ordered, .. } = shape;
     let (blocks, groups) = (n.div_ceil(TILE_ROWS), shape.groups());
     let lines = count * blocks * (k / CHANNELS_PER_WORD) * LINE_BYTES;
-    [lines, count * groups * blocks * TILE_ROWS, count * groups * n, ordered * k]
+    let zeros = if shape.zero.is_some() { 0 } else { count * groups * blocks * TILE_ROWS };
+    [lines, zeros, count * groups * n, ordered * k]
 }
 
 /// Bytes that such weights take.
@@ -134,6 +135,9 @@ impl QuantizedWeight {
 
     /// Zero points of 16 outputs, each as often as a line has bytes for it.
     fn spread_zeros(&self, e: usize, group: usize, block: usize) -> [u8; LINE_BYTES] {
+        if let Some(zero) = self.shape.zero {
+            return std::array::from_fn(|i| if block * TILE_ROWS + i / 4 < self.shape.n { zero } else { 0 });
+        }
         let first = ((e * self.shape.groups() + group) * self.row_blocks() + block) * TILE_ROWS;
         let zeros = &self.zeros[first..][..TILE_ROWS];
         std::array::from_fn(|i| zeros[i / 4])
@@ -249,6 +253,7 @@ pub(super) fn quantized_weight<Q: AsQuantized, E>(
             at
         }));
         pack(cpu, &mut lines[e * line_bytes..][..line_bytes], &weight, order.as_deref());
+        // Nothing to keep where the shape says what they are.
         keep_zeros(&mut zeros[e * zero_bytes..][..zero_bytes], &weight);
         scales.keep(e, &weight);
     }

@@ -42,6 +42,8 @@ pub struct QuantizedShape {
     pub half_scales: bool,
     /// How many of the weights have channels that do not lie in the order of their groups.
     pub ordered: usize,
+    /// The zero point of all groups and outputs, where it is one: a symmetric file.
+    pub zero: Option<u8>,
 }
 
 impl QuantizedShape {
@@ -50,7 +52,9 @@ impl QuantizedShape {
         let (n, k, group_size) = weights.first().map_or((0, 0, CHANNELS_PER_WORD), |w| (w.n, w.k, w.group_size));
         let half_scales = weights.iter().all(|weight| matches!(weight.scales, Scales::F16(_)));
         let ordered = weights.iter().filter(|weight| !weight.group_of.is_sorted()).count();
-        Self { count: weights.len(), n, k, group_size, half_scales, ordered }
+        let mut zeros = weights.iter().flat_map(|weight| weight.zeros).copied();
+        let zero = zeros.next().filter(|first| zeros.all(|zero| zero == *first));
+        Self { count: weights.len(), n, k, group_size, half_scales, ordered, zero }
     }
 
     pub fn groups(&self) -> usize {
@@ -66,6 +70,7 @@ impl QuantizedShape {
     pub(crate) fn expect(&self, weight: &Quantized) {
         weight.check().unwrap_or_else(|what| panic!("a weight that was not checked: {what}"));
         assert_eq!((weight.n, weight.k, weight.group_size), (self.n, self.k, self.group_size), "weights of one shape");
+        assert!(self.zero.is_none_or(|zero| weight.zeros.iter().all(|one| *one == zero)), "the announced zero point");
         assert!(!self.half_scales || matches!(weight.scales, Scales::F16(_)), "the announced format of scales");
     }
 

@@ -5,7 +5,7 @@
 
 use crate::ModelError;
 use crate::adapter::Trained;
-use crate::build::{Builder, finite, initial_a, stored_finite};
+use crate::build::{Builder, finite, initial_a, only_adapters, stored_finite};
 use crate::config::{ExpertsConfig, Scoring as ScoringConfig};
 use crate::experts::{self, Experts as Loaded, ExpertsShape, GptqExperts, Projection, StoredExperts};
 use crate::files::Form;
@@ -128,7 +128,7 @@ impl<B: Backend> Builder<'_, B> {
         let [outputs, inputs] = part.shape(shape);
         let name = format!("{path}.experts.{}", part.name());
         if trained && matches!(loaded, Loaded::Gptq(_)) {
-            return Err(ModelError::Tensor { name, what: "it is quantised: only adapters can be trained".to_string() });
+            return Err(only_adapters(name));
         }
         let weight = match loaded {
             Loaded::Gptq(gptq) => {

@@ -58,6 +58,7 @@ pub fn build<B: Backend>(
     let (parameters, forms) = (Parameters::default(), BTreeMap::new());
     let mut builder = Builder { backend, config, source, settings, parameters, forms, modules: 0, adapters: 0 };
     let mut model = builder.model()?;
+    source.release_all();
     model.forms = std::mem::take(&mut builder.forms);
     if let Trained::Lora(_) = settings.trained
         && builder.adapters == 0
@@ -226,12 +227,15 @@ impl<B: Backend> Builder<'_, B> {
 
     /// The matrix of the linear layer at `path`.
     fn matrix(&mut self, path: &str, rows: usize, width: usize, trained: bool) -> Result<Matrix<B>, ModelError> {
-        if trained {
-            return Ok(Matrix::Trained(self.trained(&format!("{path}.weight"), &[rows, width])?));
-        }
         let Some(form) = self.source.quantised(path, rows, width)? else {
+            if trained {
+                return Ok(Matrix::Trained(self.trained(&format!("{path}.weight"), &[rows, width])?));
+            }
             return self.sliced_matrix(path, rows, width, self.settings.profile);
         };
+        if trained {
+            return Err(only_adapters(format!("{}.qweight", self.source.name_in_file(path))));
+        }
         let shape = form.shape(rows, width);
         let weight = self.backend.quantized_weight(shape, |_| match self.source.weight(path, rows, width)? {
             Weight::Gptq(weight) => Ok::<_, ModelError>(weight),
@@ -313,6 +317,11 @@ impl<B: Backend> Builder<'_, B> {
         });
         (cos, sin)
     }
+}
+
+/// Four bits cannot take a step.
+fn only_adapters(name: String) -> ModelError {
+    ModelError::Tensor { name, what: "it is quantised: only adapters can be trained".to_string() }
 }
 
 /// NaN or infinity in the weights is a malformed file, found before the first step.

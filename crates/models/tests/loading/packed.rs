@@ -1,7 +1,7 @@
 //! GPTQ: packed by the rules of its writers here, unpacked by the loader.
 
 use crate::{File, MLP, Made, Numbers, Q, bf16, config, f32s, i32s, weights_of};
-use isobit_kernels::op::{AsQuantized, Product, QuantizedShape, SliceShape};
+use isobit_kernels::op::{AsQuantized, Product, SliceShape};
 use isobit_kernels::{Backend, Reference};
 use isobit_models::config::{Config, GptqConfig, Quantization};
 use isobit_models::experts::{self, Experts, ExpertsShape, Projection};
@@ -101,14 +101,7 @@ pub(crate) fn quantised(weight: Result<Weight, ModelError>) -> GptqWeight {
 /// product with the scale and the sum are rounded, by 2⁻²⁴ each (2.4e-7 is four of these); the next weight is farther by a sixteenth.
 fn multiplies_by(weight: &GptqWeight, form: GptqForm, wanted: &[f32]) {
     let (n, k) = (weight.outputs, weight.inputs);
-    let shape = QuantizedShape {
-        count: 1,
-        n,
-        k,
-        group_size: form.group_size,
-        half_scales: form.half_scales,
-        ordered: usize::from(form.ordered),
-    };
+    let shape = form.shape(n, k);
     let packed = Reference.quantized_weight(shape, |_| Ok::<_, ModelError>(weight.clone())).expect("a weight");
     let unit: Vec<f32> = (0..k * k).map(|at| if at / k == at % k { 1.0 } else { 0.0 }).collect();
     let p = Product { segments: &[0, k], n, k, profile: Profile::X2, accumulate: false };
@@ -151,7 +144,7 @@ fn packed_integers_are_their_numbers() {
             }
             let form = weights.quantised(Q, outputs, inputs).expect("a form").expect("it is quantised");
             let ordered = !plain.group_of_input.is_sorted();
-            assert_eq!(form, GptqForm { group_size: size, half_scales: true, ordered });
+            assert_eq!(form, GptqForm { group_size: size, half_scales: true, ordered, zero: None });
             assert_eq!(weight.quantized().check(), Ok(()));
             multiplies_by(&weight, form, &plain.matrix());
             weights.release_weight(Q);
@@ -244,7 +237,7 @@ fn quantised_experts() {
     let Quantization::Gptq(GptqConfig { symmetric: Some(true), .. }) = config.quantization else { panic!("symmetric") };
     let Experts::Gptq(loaded) = experts::load(&weights, MLP, shape).expect("experts") else { panic!("quantised") };
     let all = loaded.quantized_shape(Projection::Up).expect("a shape");
-    assert_eq!((all.count, all.n, all.k, all.groups(), all.ordered), (2, 16, 8, 1, 0));
+    assert_eq!((all.count, all.n, all.k, all.groups(), all.ordered, all.zero), (2, 16, 8, 1, 0, Some(8)));
     let down = loaded.expert(Projection::Down, 1).expect("a matrix");
     assert_eq!((down.outputs, down.inputs, down.group_size), (8, 16, 8));
     assert_eq!(down.dequantise(), Plain::random(8, 16, 8, false, Some(8)).matrix());
