@@ -140,9 +140,9 @@ fn tensors() -> Vec<Made> {
             numbers(&mut all, &format!("{path}.{norm}.weight"), &[HIDDEN]);
         }
         if layer == 3 {
-            attention(&mut all, &format!("{path}.self_attn"))
+            attention(&mut all, &format!("{path}.self_attn"));
         } else {
-            delta(&mut all, &format!("{path}.linear_attn"))
+            delta(&mut all, &format!("{path}.linear_attn"));
         }
         experts(&mut all, &format!("{path}.mlp"));
     }

@@ -68,15 +68,23 @@ impl<B: Backend> Tape<'_, B> {
         segments: &[usize],
     ) {
         let p = self.quantized_product(part, segments);
-        let own = rows.filter(|_| takes_plain_rows(part)).is_none().then(|| {
-            let shape = SliceShape { rows: p.rows(), width: p.k, profile: p.profile };
-            let mut own = self.arena.rows(self.backend, shape);
-            self.backend.product4_rows(&mut own, x, &part.weight, &p);
-            own
-        });
-        let rows = own.as_ref().or(rows).expect("rows that were given or made");
+        let own;
+        let rows = if let Some(rows) = rows.filter(|_| takes_plain_rows(part)) {
+            rows
+        } else {
+            own = self.ordered_rows(x, part, &p);
+            &own
+        };
         let mut workspace = self.arena.workspace(self.backend, self.backend.product4_workspace(part.shape, &p));
         self.backend.product4_forward(y, rows, &part.weight, &p, &mut workspace);
+    }
+
+    /// Slices of rows whose channels are in the order of the weight that they meet.
+    fn ordered_rows(&self, x: &Lease<B>, part: &Quantized<B>, p: &Product) -> RowsLease<B> {
+        let shape = SliceShape { rows: p.rows(), width: p.k, profile: p.profile };
+        let mut rows = self.arena.rows(self.backend, shape);
+        self.backend.product4_rows(&mut rows, x, &part.weight, p);
+        rows
     }
 
     /// `dx = Wᵀ dy`, or added to what `dx` holds.

@@ -235,10 +235,8 @@ pub(super) fn quantized_weight<Q: AsQuantized, E>(
 ) -> Result<QuantizedWeight, E> {
     let [lines, zeros, scales, orders] = lengths(shape);
     let (mut lines, mut zeros, mut orders) = (Buffer::zeros(lines), Buffer::zeros(zeros), Buffer::<u32>::zeros(orders));
-    let mut scales = match shape.half_scales {
-        true => KeptScales::F16(Buffer::zeros(scales)),
-        false => KeptScales::F32(Buffer::zeros(scales)),
-    };
+    let mut scales =
+        if shape.half_scales { KeptScales::F16(Buffer::zeros(scales)) } else { KeptScales::F32(Buffer::zeros(scales)) };
     let mut order_of = Vec::with_capacity(shape.count);
     let mut orders_left = orders.chunks_exact_mut(shape.k.max(1)).enumerate();
     let (line_bytes, zero_bytes) = (lines.len() / shape.count.max(1), zeros.len() / shape.count.max(1));

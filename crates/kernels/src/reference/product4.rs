@@ -50,7 +50,7 @@ impl One {
         let numbers =
             (0..n).flat_map(|n| (0..k).map(move |place| (place, n))).map(|(place, n)| number(place, n)).collect();
         let scales = (0..w.scales.len()).map(|at| w.scales.get(at)).collect();
-        Self { numbers, scales, order }
+        Self { order, numbers, scales }
     }
 }
 
