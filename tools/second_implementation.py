@@ -109,6 +109,39 @@ def product_grad_input(dy, weight, profile, acc):
         acc = fma(value(a, transposed(w, first, last)), ud[:, None], acc)
     return acc
 
+def product4_value(a, d):
+    """Values of the slices of rows with rows of whole numbers."""
+    sums = [part @ d.T for part in a]
+    if len(a) == 2:
+        return (256 * sums[0] + sums[1]).astype(F)
+    s1, s2, s3 = (s.astype(F) for s in sums)
+    return fma(s1, F(65536), fma(s2, F(256), s3))
+
+def product4_forward(x, weight, profile):
+    """`weight`: order of the channels, starts of the groups, whole numbers [n, place], sigma [group, n]."""
+    order, starts, d, sigma = weight
+    acc = np.zeros((len(x), len(d)), F)
+    x = x[:, order]
+    for first, last in blocks(x.shape[1], 512):
+        a, ux = cut(x[:, first:last], profile)
+        for g, (start, end) in enumerate(rows_of(starts)):
+            start, end = max(start, first), min(end, last)
+            if start < end:
+                v = product4_value([part[:, start - first:end - first] for part in a], d[:, start:end])
+                acc = fma(v, ux[:, None] * sigma[g], acc)
+    return acc
+
+def product4_grad_input(dy, weight, profile, acc):
+    order, starts, d, sigma = weight
+    acc = acc.copy()
+    for g, (start, end) in enumerate(rows_of(starts)):
+        channels = order[start:end]
+        for first, last in blocks(dy.shape[1], 512):
+            a, uf = cut((dy * sigma[g])[:, first:last], profile)
+            v = product4_value(a, d[first:last, start:end].T)
+            acc[:, channels] = fma(v, uf[:, None], acc[:, channels])
+    return acc
+
 def product_grad_weight(dy, x, row_starts, profile, dw):
     for start, end in rows_of(row_starts):
         for first, last in blocks(end - start, 512):
@@ -600,6 +633,46 @@ def linear_case(rows, n, k, rank, bias, profile, kind):
 
     return [("y", expanded(y, up.T)), ("dx", expanded(dx[0], down)), ("dx accumulated", expanded(dx[1], down))]
 
+def product4_weight(random, n, k, group_size, shuffled, profile, scale_kind, zero):
+    group_size = group_size or k
+    groups = -(-k // group_size)
+    words = random.words(k // 8 * n).reshape(k // 8, 1, n)
+    q = (words >> (4 * np.arange(8, dtype=W))[None, :, None] & W(15)).reshape(k, n).astype(D)
+    zeros = (random.words(groups * n) % W(17)).reshape(groups, n).astype(D)
+    zeros = zeros if zero is None else np.full_like(zeros, zero)
+    if scale_kind == "Plain":
+        uniform = (random.words(groups * n) >> W(40)).astype(F) / F(2**24)
+        scales = from_f16(to_f16(F(0.01) + F(0.03) * uniform))
+    else:
+        scales = random.f32s(scale_kind, groups * n)
+    group_of = np.arange(k) // group_size
+    if shuffled:
+        for last in range(k - 1, 0, -1):
+            other = random.below(last + 1)
+            group_of[[last, other]] = group_of[[other, last]]
+    order = np.argsort(group_of, kind="stable")
+    starts = [int((group_of < g).sum()) for g in range(groups + 1)]
+    sigma = scales.reshape(groups, n) * F(2.0 ** (-4 if profile == "X2" else -8))
+    return order, starts, (q - zeros[group_of])[order].T, sigma
+
+def product4_case(segments, n, k, group_size, shuffled, profile, kind, scale_kind, zero=None):
+    m, random = segments[-1], Random(segments[-1] + 4)
+    weights = [product4_weight(random, n, k, group_size, shuffled, profile, scale_kind, zero) for _ in segments[1:]]
+    x, dy = random.f32s(kind, m * k).reshape(m, k), random.f32s(kind, m * n).reshape(m, n)
+    dx = [np.zeros((m, k), F), random.f32s("Plain", m * k).reshape(m, k)]
+    y = np.zeros((m, n), F)
+    for (start, end), weight in zip(rows_of(segments), weights):
+        if start == end:
+            continue
+        rows = slice(start, end)
+        y[rows] = product4_forward(x[rows], weight, profile)
+        for old in dx:
+            old[rows] = product4_grad_input(dy[rows], weight, profile, old[rows])
+    return [("y", y), ("dx", dx[0]), ("dx accumulated", dx[1])]
+
+def symmetric4_case(of, zero):
+    return product4_case(**of, zero=zero)
+
 def grouped_thin_case(segments, row_starts, rank, width, layout, alpha, kind):
     tokens, count, random = segments[-1], len(segments) - 1, Random(segments[-1])
     x, u = random.f32s(kind, tokens * width).reshape(-1, width), random.f32s(kind, tokens * rank).reshape(-1, rank)
@@ -985,7 +1058,8 @@ def elementary_arguments():
 
 
 # ------------------------------------------------------------------ the suite
-CASES = dict(ProductCase=product_case, ThinCase=thin_case, GroupedThinCase=grouped_thin_case, BiasCase=bias_case,
+CASES = dict(ProductCase=product_case, Product4Case=product4_case, Symmetric4Case=symmetric4_case,
+             ThinCase=thin_case, GroupedThinCase=grouped_thin_case, BiasCase=bias_case,
              RouterCase=router_case, BalanceCase=balance_case, CombineCase=combine_case, ResidualCase=residual_case,
              SwigluCase=swiglu_case, RmsNormCase=rms_norm_case, RopeCase=rope_case, AttentionCase=attention_case,
              EmbeddingCase=embedding_case, HeadLossCase=head_loss_case, DropoutCase=dropout_case, AdamWCase=adamw_case,

@@ -8,9 +8,11 @@ mod arguments;
 mod check;
 mod demo_model;
 mod digests;
+mod gptq_model;
 mod repository;
 mod scratch_model;
 mod study;
+mod study4;
 mod study_data;
 mod study_product;
 mod sweep;
@@ -41,8 +43,12 @@ cargo xtask demo-model [--isobit PROGRAM]
     trains the model that `isobit demo` carries, from random weights; about two minutes
 cargo xtask scratch-model FOLDER
     random weights of 20 million parameters, this repository's text and a config to train them with
+cargo xtask gptq-model FOLDER
+    a base of four bits with the widths of Qwen3.5-35B-A3B, 4 of its layers (2 GB), and a config to train it with
 cargo xtask study [--every-shape] [--threads N]
     accuracy of the slice product against float64, as Markdown tables
+cargo xtask study --four-bit [--threads N]
+    the same for products with 4-bit weights
 ";
 
 fn main() -> ExitCode {
@@ -62,6 +68,7 @@ fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
         "bless" => digests::bless(arguments)?,
         "amd-audit" => amd_audit::run(arguments)?,
         "scratch-model" => scratch_model::run(arguments)?,
+        "gptq-model" => gptq_model::run(arguments)?,
         "sweep" => sweep::run(arguments)?,
         "study" => study::run(arguments)?,
         "demo-model" => demo_model::run(arguments)?,

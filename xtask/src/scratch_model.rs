@@ -75,7 +75,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
 }
 
 /// Sources and documents, in the order of their names, cut into rows at line ends.
-fn text() -> Result<String, String> {
+pub(crate) fn text() -> Result<String, String> {
     let listed = command(&root(), "git", &["ls-files", "crates/*.rs", "crates/*.cl", "docs/*.md"]);
     let listed = { listed }.output().map_err(|error| error.to_string())?;
     let mut rows = String::new();

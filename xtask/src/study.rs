@@ -10,7 +10,7 @@ use isobit_numerics::slices::Scale;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Inputs and outputs of a linear layer, and where it is found.
-const SHAPES: [(usize, usize, &str); 7] = [
+pub(crate) const SHAPES: [(usize, usize, &str); 7] = [
     (896, 4864, "Qwen2.5-0.5B up"),
     (4864, 896, "Qwen2.5-0.5B down"),
     (1536, 8960, "Qwen2.5-1.5B up"),
@@ -100,7 +100,11 @@ impl Line {
 pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
     let threads = arguments.number("--threads", 2)?;
     let every_shape = arguments.flag("--every-shape");
+    let four_bit = arguments.flag("--four-bit");
     arguments.finish()?;
+    if four_bit {
+        return crate::study4::run(threads);
+    }
     let jobs: Vec<(usize, Weights)> =
         (0..SHAPES.len()).flat_map(|shape| Weights::ALL.map(|weights| (shape, weights))).collect();
     let next = AtomicUsize::new(0);

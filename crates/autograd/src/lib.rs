@@ -25,7 +25,7 @@ pub use op::linear::{Adapter, Linear};
 pub use op::norm::Norm;
 pub use op::router::{ROUTER_PROFILE, Router, Routes};
 pub use op::shared::SharedBranch;
-pub use parameters::{Frozen, Gradients, Matrix, Parameter, ParameterId, Parameters, Table, Vector};
+pub use parameters::{Frozen, Gradients, Matrix, Parameter, ParameterId, Parameters, Quantized, Table, Vector};
 pub use tape::{Layout, Memory, Tape, Variable};
 
 use isobit_kernels::DeviceFailure;

@@ -3,8 +3,8 @@
 use crate::TapeError;
 use half::{bf16, f16};
 use isobit_kernels::backend::F32;
-use isobit_kernels::op::SliceShape;
-use isobit_kernels::{Backend, StoredMatrix};
+use isobit_kernels::op::{QuantizedShape, SliceShape};
+use isobit_kernels::{Backend, Matrix as Operand, StoredMatrix};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -155,11 +155,44 @@ impl<B: Backend> Gradients<B> {
     }
 }
 
+/// Frozen weights of four bits.
+pub struct Quantized<B: Backend> {
+    pub weight: B::QuantizedWeight,
+    pub shape: QuantizedShape,
+}
+
 /// A weight matrix of a linear layer.
 pub enum Matrix<B: Backend> {
     /// Kept as slices only.
     Frozen(B::Weight),
+    /// Kept as four bits only: parts one below the other. For linear layers and experts; head and router take slices.
+    Quantized(Vec<Quantized<B>>),
     Trained(ParameterId),
+}
+
+impl<B: Backend> Matrix<B> {
+    pub(crate) fn id(&self) -> Option<ParameterId> {
+        match self {
+            Self::Frozen(_) | Self::Quantized(_) => None,
+            Self::Trained(id) => Some(*id),
+        }
+    }
+
+    /// Gives `use_it` the slices of the matrix, or of so many of them one after another.
+    pub(crate) fn with_slices<R>(
+        &self,
+        backend: &B,
+        parameters: &Parameters<B>,
+        count: usize,
+        shape: SliceShape,
+        use_it: impl FnOnce(Operand<B>) -> R,
+    ) -> R {
+        match self {
+            Self::Frozen(weight) => use_it(Operand::Sliced(weight)),
+            Self::Quantized(_) => unreachable!("four bits have products of their own, and head and router have slices"),
+            Self::Trained(id) => use_it(Operand::Sliced(&*parameters.sliced(backend, *id, count, shape))),
+        }
+    }
 }
 
 /// A vector: a norm's weight or a bias.

@@ -30,6 +30,7 @@ impl Backend for Reordered {
     type Buffer<T: Element> = Buffer<T>;
     type Rows = <Reference as Backend>::Rows;
     type Weight = <Reference as Backend>::Weight;
+    type QuantizedWeight = <Reference as Backend>::QuantizedWeight;
 
     fn name(&self) -> String {
         "reordered".to_string()
@@ -73,6 +74,14 @@ impl Backend for Reordered {
         Reference.rms_norm_backward(dx, dweight, dy, x, inverse, weight, p, row_starts);
     }
 
+    fn quantized_weight<Q: AsQuantized, E>(
+        &self,
+        _: QuantizedShape,
+        _: impl FnMut(usize) -> Result<Q, E>,
+    ) -> Result<Self::QuantizedWeight, E> {
+        unreachable!("a norm needs no other op")
+    }
+
     fn digest<T: Element>(&self, x: &Buffer<T>) -> Result<isobit_numerics::digest::Digest, DeviceFailure> {
         Reference.digest(x)
     }
@@ -85,6 +94,10 @@ impl Backend for Reordered {
         product_forward(&mut F32, &Self::Rows, Matrix<Self>, &Product, &mut Buffer<u8>);
         product_grad_input(&mut F32, &F32, Matrix<Self>, &Product, &mut Buffer<u8>);
         product_grad_weight(&mut F32, &F32, &F32, &Product, &[usize], &mut Buffer<u8>);
+        product4_rows(&mut Self::Rows, &F32, &Self::QuantizedWeight, &Product);
+        product4_workspace(QuantizedShape, &Product) -> usize;
+        product4_forward(&mut F32, &Self::Rows, &Self::QuantizedWeight, &Product, &mut Buffer<u8>);
+        product4_grad_input(&mut F32, &F32, &Self::QuantizedWeight, &Product, &mut Buffer<u8>);
         thin_workspace(&Thin) -> usize;
         thin_contract(&mut F32, &F32, &F32, &Thin, &mut Buffer<u8>);
         thin_expand(&mut F32, &F32, &F32, &Thin, &mut Buffer<u8>);

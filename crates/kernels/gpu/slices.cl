@@ -85,6 +85,27 @@ KERNEL(CHUNK_GROUP) slice_rows(GLOBAL int *planes, GLOBAL float *units, GLOBAL c
     slice_chunk(planes, units, scratch, values, (ulong)rows * row_words(width), row, width, chunk, exists);
 }
 
+// As slice_rows, the channels of a row in the order of the weight that it meets. One group per (tile, row of the tile, chunk).
+KERNEL(CHUNK_GROUP) slice_ordered(
+    GLOBAL int *planes, GLOBAL float *units, GLOBAL const float *x, GLOBAL const uint *order, GLOBAL const uint *table,
+    uint tabled, uint first_tile, uint first_row, uint end_row, uint rows, uint width
+) {
+    LOCAL uint scratch[CHUNK_GROUP];
+    uint chunks = (width + (CHUNK - 1u)) / CHUNK;
+    uint chunk = group_index() % chunks;
+    uint place = group_index() / chunks;
+    RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + place / PRODUCT_TILE);
+    uint row = tile.first + place % PRODUCT_TILE;
+    int exists = row < tile.end;
+    GLOBAL const uint *channels = order + (ulong)tile.weight * width;
+    uint column = chunk * CHUNK + local_index() * 4u;
+    float values[4];
+    for (uint i = 0u; i < 4u; i++) {
+        values[i] = exists && column + i < width ? x[(ulong)row * width + channels[column + i]] : 0.0f;
+    }
+    slice_chunk(planes, units, scratch, values, (ulong)rows * row_words(width), row, width, chunk, exists);
+}
+
 // The left operand of an input gradient: `width` columns of dy from `first_column` on, each times its weight row's unit.
 // One group per (tile, row of the tile, chunk); row numbers start at `base` in dy and in the planes.
 KERNEL(CHUNK_GROUP) slice_folded(
@@ -109,13 +130,30 @@ KERNEL(CHUNK_GROUP) slice_folded(
     slice_chunk(planes, units, scratch, values, (ulong)rows * row_words(width), row - base, width, chunk, exists);
 }
 
-// Element i of a stored weight: float32 (0), bfloat16 (1) or float16 (2).
-FUNCTION float load_stored(GLOBAL const uchar *w, uint format, ulong i) {
-    if (format == 0u) {
-        return ((GLOBAL const float *)w)[i];
+// The left operand of an input gradient with 4-bit weights: `width` columns of dy from `first_column` on, each times the sigma of
+// its output in one group; the scales of weight e and this group start at e * weight_scales + first_scale.
+KERNEL(CHUNK_GROUP) slice_scaled(
+    GLOBAL int *planes, GLOBAL float *units, GLOBAL const float *dy, GLOBAL const uchar *scales, uint format,
+    GLOBAL const uint *table, uint tabled, uint first_tile, uint first_row, uint end_row, uint rows, uint width,
+    ulong dy_stride, uint first_column, ulong weight_scales, ulong first_scale
+) {
+    LOCAL uint scratch[CHUNK_GROUP];
+    uint chunks = (width + (CHUNK - 1u)) / CHUNK;
+    uint chunk = group_index() % chunks;
+    uint place = group_index() / chunks;
+    RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + place / PRODUCT_TILE);
+    uint row = tile.first + place % PRODUCT_TILE;
+    int exists = row < tile.end;
+    ulong scale = tile.weight * weight_scales + first_scale + first_column;
+    uint column = chunk * CHUNK + local_index() * 4u;
+    float values[4];
+    for (uint i = 0u; i < 4u; i++) {
+        uint c = column + i;
+        int inside = exists && c < width;
+        float sigma = inside ? load_stored(scales, format, scale + c) * SIGMA_FACTOR : 0.0f;
+        values[i] = inside ? dy[(ulong)row * dy_stride + first_column + c] * sigma : 0.0f;
     }
-    ushort bits = ((GLOBAL const ushort *)w)[i];
-    return as_f32(format == 1u ? widen_bf16(bits) : widen_f16(bits));
+    slice_chunk(planes, units, scratch, values, (ulong)rows * row_words(width), row, width, chunk, exists);
 }
 
 // One group per row: one scale over its whole width. Rows from `first` on become the rows of the planes.

@@ -34,13 +34,25 @@ FUNCTION RowTile row_tile(GLOBAL const uint *table, uint tabled, uint first, uin
     return rows;
 }
 
+// SIGMA_FACTOR times the scale of a 4-bit weight is its sigma.
 #if SLICES == 2
 #define SLICE_LIMIT 32512.0f
 #define UNIT_DIVISOR 2032.0f
+#define SIGMA_FACTOR 0.0625f
 #else
 #define SLICE_LIMIT 8323072.0f
 #define UNIT_DIVISOR 32512.0f
+#define SIGMA_FACTOR 0.00390625f
 #endif
+
+// Element i of a stored weight: float32 (0), bfloat16 (1) or float16 (2).
+FUNCTION float load_stored(GLOBAL const uchar *w, uint format, ulong i) {
+    if (format == 0u) {
+        return ((GLOBAL const float *)w)[i];
+    }
+    ushort bits = ((GLOBAL const ushort *)w)[i];
+    return as_f32(format == 1u ? widen_bf16(bits) : widen_f16(bits));
+}
 
 FUNCTION uint magnitude_bits(float x) {
     return as_u32(x) & ~SIGN_BIT;

@@ -6,8 +6,8 @@
 
 use crate::buffer::Element;
 use crate::op::{
-    Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product,
-    RmsNorm, Rope, Router, SliceShape, Thin,
+    AsQuantized, Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm,
+    Product, QuantizedShape, RmsNorm, Rope, Router, SliceShape, Thin,
 };
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
@@ -62,6 +62,8 @@ pub trait Backend {
     type Rows;
     /// Weights, sliced: the right operand of a product.
     type Weight;
+    /// Frozen weights of four bits: the right operand of a product.
+    type QuantizedWeight;
 
     fn name(&self) -> String;
     fn zeros<T: Element>(&self, length: usize) -> Self::Buffer<T>;
@@ -151,6 +153,34 @@ pub trait Backend {
             self.thin_expand(dx, u, factor, thin, workspace);
         }
     }
+
+    // Product with 4-bit weights
+    /// Weights of one shape, one after another; each has passed its `check`. `make` is asked for one at a time, in order; a backend that
+    /// holds no numbers does not ask.
+    fn quantized_weight<Q: AsQuantized, E>(
+        &self,
+        shape: QuantizedShape,
+        make: impl FnMut(usize) -> Result<Q, E>,
+    ) -> Result<Self::QuantizedWeight, E>;
+    /// Slices the rows of `x`, each with its channels in the order of the weight that it meets.
+    fn product4_rows(&self, out: &mut Self::Rows, x: &F32<Self>, w: &Self::QuantizedWeight, p: &Product);
+    fn product4_workspace(&self, w: QuantizedShape, p: &Product) -> usize;
+    fn product4_forward(
+        &self,
+        y: &mut F32<Self>,
+        x: &Self::Rows,
+        w: &Self::QuantizedWeight,
+        p: &Product,
+        workspace: &mut Bytes<Self>,
+    );
+    fn product4_grad_input(
+        &self,
+        dx: &mut F32<Self>,
+        dy: &F32<Self>,
+        w: &Self::QuantizedWeight,
+        p: &Product,
+        workspace: &mut Bytes<Self>,
+    );
 
     // Thin product
     fn thin_workspace(&self, p: &Thin) -> usize;

@@ -5,8 +5,8 @@
 use crate::backend::{Bytes, F32, I32, U32};
 use crate::buffer::Element;
 use crate::op::{
-    Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product,
-    RmsNorm, Rope, Router, SliceShape, Thin,
+    AsQuantized, Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm,
+    Product, QuantizedShape, RmsNorm, Rope, Router, SliceShape, Thin,
 };
 use crate::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use half::{bf16, f16};
@@ -72,6 +72,7 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
     type Buffer<T: Element> = B::Buffer<T>;
     type Rows = B::Rows;
     type Weight = B::Weight;
+    type QuantizedWeight = B::QuantizedWeight;
 
     fn name(&self) -> String {
         self.inner.name()
@@ -180,6 +181,50 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
         let call = Call::product("linear_grad_input", p);
         self.observer.before(&self.inner, call);
         self.inner.linear_grad_input(dx, dy, matrix(w), p, low, workspace);
+        self.observer.after(&self.inner, call, Some(dx));
+    }
+
+    fn quantized_weight<Q: AsQuantized, E>(
+        &self,
+        shape: QuantizedShape,
+        make: impl FnMut(usize) -> Result<Q, E>,
+    ) -> Result<Self::QuantizedWeight, E> {
+        self.watch(Call::new("quantized_weight"), || self.inner.quantized_weight(shape, make))
+    }
+
+    fn product4_rows(&self, out: &mut Self::Rows, x: &F32<Self>, w: &Self::QuantizedWeight, p: &Product) {
+        self.watch(Call::product("product4_rows", p), || self.inner.product4_rows(out, x, w, p));
+    }
+
+    fn product4_workspace(&self, w: QuantizedShape, p: &Product) -> usize {
+        self.inner.product4_workspace(w, p)
+    }
+
+    fn product4_forward(
+        &self,
+        y: &mut F32<Self>,
+        x: &Self::Rows,
+        w: &Self::QuantizedWeight,
+        p: &Product,
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::product("product4_forward", p);
+        self.observer.before(&self.inner, call);
+        self.inner.product4_forward(y, x, w, p, workspace);
+        self.observer.after(&self.inner, call, Some(y));
+    }
+
+    fn product4_grad_input(
+        &self,
+        dx: &mut F32<Self>,
+        dy: &F32<Self>,
+        w: &Self::QuantizedWeight,
+        p: &Product,
+        workspace: &mut Bytes<Self>,
+    ) {
+        let call = Call::product("product4_grad_input", p);
+        self.observer.before(&self.inner, call);
+        self.inner.product4_grad_input(dx, dy, w, p, workspace);
         self.observer.after(&self.inner, call, Some(dx));
     }
 

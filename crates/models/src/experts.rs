@@ -10,6 +10,7 @@ use crate::ModelError;
 use crate::config::ExpertsConfig;
 use crate::gptq::{self, GptqWeight};
 use crate::source::{Format, Source, StoredTensor, Weight};
+use isobit_kernels::op::QuantizedShape;
 use isobit_proof::name::harmless;
 use std::borrow::Cow;
 
@@ -99,6 +100,10 @@ pub fn load<'a>(source: &'a dyn Source, path: &str, shape: ExpertsShape) -> Resu
 /// Names here may be a stranger's.
 fn wrong(name: &str, what: String) -> ModelError {
     ModelError::Tensor { name: harmless(name, 200), what }
+}
+
+fn unread(path: &str) -> ModelError {
+    wrong(&format!("{path}.qweight"), "this source does not read quantised matrices".to_string())
 }
 
 /// Where a layer's experts are.
@@ -412,6 +417,24 @@ impl GptqExperts<'_> {
         self.place.shape
     }
 
+    /// What all experts' matrices are like; none of their integers is read.
+    pub fn quantized_shape(&self, projection: Projection) -> Result<QuantizedShape, ModelError> {
+        let [rows, columns] = projection.shape(self.place.shape);
+        let mut all: Option<QuantizedShape> = None;
+        for expert in 0..self.place.shape.experts {
+            let path = self.place.path(projection, expert);
+            let form = self.place.source.quantised(&path, rows, columns)?;
+            let one = form.ok_or_else(|| unread(&path))?.shape(rows, columns);
+            all = Some(all.map_or(one, |all| QuantizedShape {
+                count: all.count + one.count,
+                half_scales: all.half_scales && one.half_scales,
+                ordered: all.ordered + one.ordered,
+                ..one
+            }));
+        }
+        all.ok_or_else(|| wrong(&self.place.start, "there are no experts".to_string()))
+    }
+
     /// One matrix of one expert.
     pub fn expert(&self, projection: Projection, expert: usize) -> Result<GptqWeight, ModelError> {
         assert!(expert < self.place.shape.experts, "expert {expert} of {}", self.place.shape.experts);
@@ -419,9 +442,7 @@ impl GptqExperts<'_> {
         let path = self.place.path(projection, expert);
         match self.place.source.weight(&path, rows, columns)? {
             Weight::Gptq(weight) => Ok(weight),
-            Weight::Stored(_) => {
-                Err(wrong(&format!("{path}.qweight"), "this source does not read quantised matrices".to_string()))
-            }
+            Weight::Stored(_) => Err(unread(&path)),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Matrices of 4-bit integers as GPTQ's writers store them, unpacked as far as the ops want them and checked.
+//! Matrices of 4-bit integers as GPTQ's writers store them, checked and handed to the ops as they are: never expanded.
 //!
 //! `W[output, input] = scale[group, output] · (q[input, output] − zero[group, output])` with `group = g_idx[input]`. Eight integers share a
 //! 32-bit word, the lowest bits first: `qweight` is packed along inputs, `qzeros` along outputs.
@@ -8,6 +8,8 @@
 
 use crate::ModelError;
 use crate::config::{GptqConfig, GptqFormat};
+use half::f16;
+use isobit_kernels::op::{AsQuantized, Quantized, QuantizedShape, Scales};
 use isobit_proof::safetensors::{Checkpoint, Dtype, Tensor};
 
 /// Integers in a word.
@@ -18,40 +20,88 @@ const ONES: u32 = 0x1111_1111;
 /// The zero of a symmetric file.
 const MIDDLE: u8 = 8;
 
+/// Largest scale: times sixteen steps it is still a number.
+const SCALE_MOST: f32 = 1e37;
+
 /// One quantised linear layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GptqWeight {
     pub outputs: usize,
     pub inputs: usize,
-    pub groups: usize,
+    /// Inputs of a group.
+    pub group_size: usize,
     /// `[inputs / 8, outputs]`: bits `4j..4j+4` of word `[r, o]` are the integer of input `8r + j`.
     pub qweight: Vec<i32>,
     /// `[groups, outputs]`, 0 to 15.
     pub zeros: Vec<u8>,
     /// `[groups, outputs]`
-    pub scales: Vec<f32>,
+    pub scales: GptqScales,
     /// The group of each input.
     pub group_of_input: Vec<u32>,
-    /// The inputs in the order of their groups, each group's in ascending order; none where they are in that order already.
-    pub order: Option<Vec<u32>>,
+}
+
+/// Scales in the format of their file; bfloat16 ones are made float32.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GptqScales {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+}
+
+impl AsQuantized for GptqWeight {
+    fn quantized(&self) -> Quantized<'_> {
+        Quantized {
+            n: self.outputs,
+            k: self.inputs,
+            group_size: self.group_size,
+            words: &self.qweight,
+            zeros: &self.zeros,
+            scales: match &self.scales {
+                GptqScales::F32(scales) => Scales::F32(scales),
+                GptqScales::F16(scales) => Scales::F16(scales),
+            },
+            group_of: &self.group_of_input,
+        }
+    }
+}
+
+/// What is known of a quantised linear before its integers are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GptqForm {
+    pub group_size: usize,
+    /// Whether scales are float16.
+    pub half_scales: bool,
+    /// Whether the inputs are not in the order of their groups.
+    pub ordered: bool,
+    /// The one zero of a symmetric file.
+    pub zero: Option<u8>,
+}
+
+impl GptqForm {
+    /// The shape of one such matrix.
+    pub fn shape(self, outputs: usize, inputs: usize) -> QuantizedShape {
+        let Self { group_size, half_scales, ordered, zero } = self;
+        let ordered = usize::from(ordered);
+        QuantizedShape { count: 1, n: outputs, k: inputs, group_size, half_scales, ordered, zero }
+    }
 }
 
 impl GptqWeight {
     /// The integer of an input and an output.
     pub fn integer(&self, input: usize, output: usize) -> u8 {
-        let word = self.qweight[input / PACKED * self.outputs + output] as u32;
-        (word >> (4 * (input % PACKED)) & NIBBLE) as u8
+        self.quantized().nibble(input, output)
     }
 
-    /// The matrix `[outputs, inputs]`: a difference of integers times the scale, rounded once.
+    /// The matrix `[outputs, inputs]`: a difference of integers times the scale, rounded once. For a head or a router, whose ops take
+    /// float32 numbers.
     #[expect(clippy::float_arithmetic, reason = "the one product that defines the weight")]
     pub fn dequantise(&self) -> Vec<f32> {
+        let scales = self.quantized().scales;
         let mut values = Vec::with_capacity(self.outputs * self.inputs);
         for output in 0..self.outputs {
             for input in 0..self.inputs {
                 let place = self.group_of_input[input] as usize * self.outputs + output;
                 let steps = i32::from(self.integer(input, output)) - i32::from(self.zeros[place]);
-                values.push(steps as f32 * self.scales[place]);
+                values.push(steps as f32 * scales.get(place));
             }
         }
         values
@@ -61,39 +111,115 @@ impl GptqWeight {
 /// What is stored for a quantised linear.
 pub(crate) const PARTS: [&str; 4] = ["qweight", "qzeros", "scales", "g_idx"];
 
-/// Reads the linear at `path`, the path in the file.
-pub(crate) fn read(
-    checkpoint: &Checkpoint,
-    config: &GptqConfig,
-    path: &str,
-    outputs: usize,
-    inputs: usize,
-) -> Result<GptqWeight, ModelError> {
-    let part = |part: &str| format!("{path}.{part}");
-    let name = part("qweight");
-    for (count, what) in [(inputs, "inputs"), (outputs, "outputs")] {
-        if !count.is_multiple_of(PACKED) {
-            return Err(wrong(&name, format!("{count} {what} do not fill words of {PACKED}")));
+/// A quantised linear in a file: its path there, and what the config says of it.
+pub(crate) struct Place<'a> {
+    pub(crate) checkpoint: &'a Checkpoint,
+    pub(crate) config: &'a GptqConfig,
+    pub(crate) path: &'a str,
+    pub(crate) outputs: usize,
+    pub(crate) inputs: usize,
+}
+
+impl Place<'_> {
+    fn name(&self, part: &str) -> String {
+        format!("{}.{part}", self.path)
+    }
+
+    fn group_size(&self) -> usize {
+        self.config.group_size.unwrap_or(self.inputs)
+    }
+
+    fn groups(&self) -> usize {
+        self.inputs / self.group_size()
+    }
+
+    /// Sizes that fit together.
+    fn check(&self) -> Result<(), ModelError> {
+        let (name, inputs, size) = (self.name("qweight"), self.inputs, self.group_size());
+        for (count, what) in [(inputs, "inputs"), (self.outputs, "outputs")] {
+            if !count.is_multiple_of(PACKED) {
+                return Err(wrong(&name, format!("{count} {what} do not fill words of {PACKED}")));
+            }
         }
+        if !inputs.is_multiple_of(size) {
+            return Err(wrong(&name, format!("groups of {size} do not divide {inputs} inputs")));
+        }
+        Ok(())
     }
-    let size = config.group_size.unwrap_or(inputs);
-    if !inputs.is_multiple_of(size) {
-        return Err(wrong(&name, format!("groups of {size} do not divide {inputs} inputs")));
+
+    /// What is known before the integers are read: names, shapes, types and groups are checked.
+    pub(crate) fn form(&self) -> Result<GptqForm, ModelError> {
+        self.check()?;
+        let (groups, outputs) = (self.groups(), self.outputs);
+        for (part, shape) in [("qweight", [self.inputs / PACKED, outputs]), ("qzeros", [groups, outputs / PACKED])] {
+            packed(&self.name(part), &self.checkpoint.get(&self.name(part))?, &shape)?;
+        }
+        let scales = self.checkpoint.get(&self.name("scales"))?;
+        shaped(&self.name("scales"), &scales, &[groups, outputs])?;
+        let ordered = !self.group_of_input()?.is_sorted();
+        let zero = (self.config.symmetric == Some(true)).then_some(MIDDLE);
+        Ok(GptqForm { group_size: self.group_size(), half_scales: scales.dtype == Dtype::F16, ordered, zero })
     }
-    let groups = inputs / size;
-    let qweight = integers(&name, checkpoint.get(&name)?, &[inputs / PACKED, outputs])?;
-    let zeros = zeros(checkpoint, config, &part("qzeros"), groups, outputs)?;
-    let scales = scales(checkpoint, &part("scales"), groups, outputs)?;
-    let name = part("g_idx");
-    let group_of_input = if checkpoint.contains(&name) {
-        group_of_input(&name, &integers(&name, checkpoint.get(&name)?, &[inputs])?, groups, size)?
-    } else if config.desc_act {
-        return Err(wrong(&name, "it is missing, and `desc_act` says that groups are not in order".to_string()));
-    } else {
-        (0..inputs).map(|input| (input / size) as u32).collect()
-    };
-    let order = order(&group_of_input, groups, size);
-    Ok(GptqWeight { outputs, inputs, groups, qweight, zeros, scales, group_of_input, order })
+
+    pub(crate) fn read(&self) -> Result<GptqWeight, ModelError> {
+        self.check()?;
+        let &Self { outputs, inputs, .. } = self;
+        let name = self.name("qweight");
+        let qweight = integers(&name, self.checkpoint.get(&name)?, &[inputs / PACKED, outputs])?;
+        let (zeros, scales) = (self.zeros()?, self.scales()?);
+        let group_of_input = self.group_of_input()?;
+        Ok(GptqWeight { outputs, inputs, group_size: self.group_size(), qweight, zeros, scales, group_of_input })
+    }
+
+    fn zeros(&self) -> Result<Vec<u8>, ModelError> {
+        let name = self.name("qzeros");
+        let words = integers(&name, self.checkpoint.get(&name)?, &[self.groups(), self.outputs / PACKED])?;
+        let add = match self.config.format {
+            GptqFormat::V1 => ONES,
+            GptqFormat::V2 => 0,
+        };
+        let nibbles = |word: i32| {
+            let word = (word as u32).wrapping_add(add);
+            (0..PACKED).map(move |place| (word >> (4 * place) & NIBBLE) as u8)
+        };
+        let zeros: Vec<u8> = words.into_iter().flat_map(nibbles).collect();
+        if self.config.symmetric == Some(true)
+            && let Some(at) = zeros.iter().position(|zero| *zero != MIDDLE)
+        {
+            // Some readers take the zeros of a symmetric file for granted: two readings of one file are none.
+            let what = format!("zero {at} is {}, `sym` says {MIDDLE}: is `checkpoint_format` right?", zeros[at]);
+            return Err(wrong(&name, what));
+        }
+        Ok(zeros)
+    }
+
+    fn scales(&self) -> Result<GptqScales, ModelError> {
+        let name = self.name("scales");
+        let tensor = self.checkpoint.get(&name)?;
+        shaped(&name, &tensor, &[self.groups(), self.outputs])?;
+        let scales = tensor.to_f32()?;
+        if let Some(at) = scales.iter().position(|scale| !scale.is_finite() || scale.abs() > SCALE_MOST) {
+            return Err(wrong(&name, format!("element {at} is {}", scales[at])));
+        }
+        if tensor.dtype != Dtype::F16 {
+            return Ok(GptqScales::F32(scales));
+        }
+        let bits = tensor.bytes.as_chunks().0.iter().map(|bytes| f16::from_bits(u16::from_le_bytes(*bytes)));
+        Ok(GptqScales::F16(bits.collect()))
+    }
+
+    /// The group of each input: `g_idx`, or the inputs in order.
+    fn group_of_input(&self) -> Result<Vec<u32>, ModelError> {
+        let (name, size) = (self.name("g_idx"), self.group_size());
+        if self.checkpoint.contains(&name) {
+            let indexes = integers(&name, self.checkpoint.get(&name)?, &[self.inputs])?;
+            return group_of_input(&name, &indexes, self.groups(), size);
+        }
+        if self.config.desc_act {
+            return Err(wrong(&name, "it is missing, and `desc_act` says that groups are not in order".to_string()));
+        }
+        Ok((0..self.inputs).map(|input| (input / size) as u32).collect())
+    }
 }
 
 fn wrong(name: &str, what: String) -> ModelError {
@@ -107,49 +233,17 @@ fn shaped(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), ModelError
     Err(wrong(name, format!("its shape is {:?}, the config says {shape:?}", tensor.shape)))
 }
 
-fn integers(name: &str, tensor: Tensor, shape: &[usize]) -> Result<Vec<i32>, ModelError> {
+/// A tensor of 32-bit words of this shape.
+fn packed(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), ModelError> {
     if tensor.dtype != Dtype::I32 {
         return Err(wrong(name, format!("it holds {}, not I32", tensor.dtype)));
     }
-    shaped(name, &tensor, shape)?;
+    shaped(name, tensor, shape)
+}
+
+fn integers(name: &str, tensor: Tensor, shape: &[usize]) -> Result<Vec<i32>, ModelError> {
+    packed(name, &tensor, shape)?;
     Ok(tensor.to_i32()?)
-}
-
-fn zeros(
-    checkpoint: &Checkpoint,
-    config: &GptqConfig,
-    name: &str,
-    groups: usize,
-    outputs: usize,
-) -> Result<Vec<u8>, ModelError> {
-    let words = integers(name, checkpoint.get(name)?, &[groups, outputs / PACKED])?;
-    let add = match config.format {
-        GptqFormat::V1 => ONES,
-        GptqFormat::V2 => 0,
-    };
-    let nibbles = |word: i32| {
-        let word = (word as u32).wrapping_add(add);
-        (0..PACKED).map(move |place| (word >> (4 * place) & NIBBLE) as u8)
-    };
-    let zeros: Vec<u8> = words.into_iter().flat_map(nibbles).collect();
-    if config.symmetric == Some(true)
-        && let Some(at) = zeros.iter().position(|zero| *zero != MIDDLE)
-    {
-        // Some readers take the zeros of a symmetric file for granted: two readings of one file are none.
-        let what = format!("zero {at} is {}, `sym` says {MIDDLE}: is `checkpoint_format` right?", zeros[at]);
-        return Err(wrong(name, what));
-    }
-    Ok(zeros)
-}
-
-fn scales(checkpoint: &Checkpoint, name: &str, groups: usize, outputs: usize) -> Result<Vec<f32>, ModelError> {
-    let tensor = checkpoint.get(name)?;
-    shaped(name, &tensor, &[groups, outputs])?;
-    let scales = tensor.to_f32()?;
-    match scales.iter().position(|scale| !scale.is_finite()) {
-        None => Ok(scales),
-        Some(at) => Err(wrong(name, format!("element {at} is {}", scales[at]))),
-    }
 }
 
 /// Groups as numbers below `groups`, each of `size` inputs.
@@ -166,19 +260,4 @@ fn group_of_input(name: &str, indexes: &[i32], groups: usize, size: usize) -> Re
         None => Ok(of_input),
         Some(group) => Err(wrong(name, format!("group {group} has {} inputs, not {size}", counts[group]))),
     }
-}
-
-/// A stable sort of the inputs by group; none where there is nothing to sort.
-fn order(group_of_input: &[u32], groups: usize, size: usize) -> Option<Vec<u32>> {
-    if group_of_input.is_sorted() {
-        return None;
-    }
-    let mut next: Vec<usize> = (0..groups).map(|group| group * size).collect();
-    let mut order = vec![0; group_of_input.len()];
-    for (input, &group) in group_of_input.iter().enumerate() {
-        let place = &mut next[group as usize];
-        order[*place] = input as u32;
-        *place += 1;
-    }
-    Some(order)
 }

@@ -26,7 +26,7 @@ pub use config::{Config, Family};
 pub use experts::{Experts, ExpertsShape, Projection};
 pub use files::FileTensor;
 pub use generate::{Sampling, Session};
-pub use gptq::GptqWeight;
+pub use gptq::{GptqForm, GptqScales, GptqWeight};
 pub use model::Model;
 pub use source::{Format, RandomSource, Shapes, Source, StoredTensor, Weight};
 pub use weights::Weights;

@@ -5,10 +5,10 @@
 //! the experts of a layer.
 
 use crate::ModelError;
-use crate::gptq::GptqWeight;
+use crate::gptq::{GptqForm, GptqWeight};
 use half::bf16;
 use isobit_numerics::philox::{Key, Purpose, block};
-use isobit_proof::safetensors::{Checkpoint, Dtype, Tensor};
+use isobit_proof::safetensors::{Checkpoint, Dtype, SafeTensors, Tensor};
 use std::borrow::Cow;
 
 /// How a tensor's numbers are stored.
@@ -82,6 +82,9 @@ pub trait Source {
     /// The tensor will not be asked for again: its memory may go.
     fn release(&self, _name: &str) {}
 
+    /// Nothing that was asked for is used any more: memory that came with it may go too.
+    fn release_all(&self) {}
+
     /// Its shape in the file; none where there is no such tensor, or where every shape can be had.
     fn shape(&self, _name: &str) -> Option<Vec<usize>> {
         None
@@ -95,6 +98,11 @@ pub trait Source {
     /// The matrix of the linear layer at `path`.
     fn weight(&self, path: &str, outputs: usize, inputs: usize) -> Result<Weight<'_>, ModelError> {
         Ok(Weight::Stored(self.tensor(&format!("{path}.weight"), &[outputs, inputs])?))
+    }
+
+    /// How that matrix is quantised, where it is: none of its integers is read.
+    fn quantised(&self, _path: &str, _outputs: usize, _inputs: usize) -> Result<Option<GptqForm>, ModelError> {
+        Ok(None)
     }
 
     /// That matrix will not be asked for again.
@@ -140,6 +148,10 @@ impl Source for Checkpoint {
         if let Ok(tensor) = self.get(name) {
             tensor.release();
         }
+    }
+
+    fn release_all(&self) {
+        self.files().iter().for_each(SafeTensors::release);
     }
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
@@ -262,6 +274,13 @@ impl Source for Shapes<'_> {
         match self {
             Self::Of(source) if !source.contains(&format!("{path}.weight")) => source.weight(path, outputs, inputs),
             _ => Ok(Weight::Stored(self.tensor(&format!("{path}.weight"), &[outputs, inputs])?)),
+        }
+    }
+
+    fn quantised(&self, path: &str, outputs: usize, inputs: usize) -> Result<Option<GptqForm>, ModelError> {
+        match self {
+            Self::All(_) => Ok(None),
+            Self::Of(source) => source.quantised(path, outputs, inputs),
         }
     }
 

@@ -5,6 +5,7 @@
 
 use crate::ModelError;
 use crate::config::{Config, Fp8Config, GptqConfig, Quantization, quantization};
+use crate::gptq::GptqForm;
 use crate::names::Names;
 use crate::source::{Format, Source, StoredTensor, Weight, check_shape, format_of, stored};
 use crate::{fp8, gptq};
@@ -68,7 +69,22 @@ impl Weights {
         }
     }
 
-    /// The settings of the quantised module at `path`, which is `file_path` in the file.
+    /// The quantised module at `path`, which is `file_path` in the file.
+    fn gptq_place<'a>(
+        &'a self,
+        path: &str,
+        file_path: &'a str,
+        outputs: usize,
+        inputs: usize,
+    ) -> Result<gptq::Place<'a>, ModelError> {
+        if self.checkpoint.contains(&format!("{file_path}.weight")) {
+            return Err(wrong(&format!("{file_path}.qweight"), "there is a `weight` beside it".to_string()));
+        }
+        let config = self.gptq(path, file_path)?;
+        Ok(gptq::Place { checkpoint: &self.checkpoint, config, path: file_path, outputs, inputs })
+    }
+
+    /// The settings of the quantised module at `path`.
     fn gptq(&self, path: &str, file_path: &str) -> Result<&GptqConfig, ModelError> {
         let wrong = |what: &str| Err(wrong(&format!("{file_path}.qweight"), what.to_string()));
         let Quantization::Gptq(config) = &self.quantization else {
@@ -123,6 +139,10 @@ impl Source for Weights {
         self.checkpoint.release(&self.names.in_file(name));
     }
 
+    fn release_all(&self) {
+        self.checkpoint.release_all();
+    }
+
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
         self.checkpoint.shape(&self.names.in_file(name))
     }
@@ -136,14 +156,20 @@ impl Source for Weights {
     fn weight(&self, path: &str, outputs: usize, inputs: usize) -> Result<Weight<'_>, ModelError> {
         let file_path = self.names.in_file(path);
         let there = |part: &str| self.checkpoint.contains(&format!("{file_path}.{part}"));
-        match (there("qweight"), there("weight")) {
-            (true, true) => Err(wrong(&format!("{file_path}.qweight"), "there is a `weight` beside it".to_string())),
-            (true, false) => {
-                let config = self.gptq(path, &file_path)?;
-                Ok(Weight::Gptq(gptq::read(&self.checkpoint, config, &file_path, outputs, inputs)?))
-            }
-            (false, _) => Ok(Weight::Stored(self.tensor(&format!("{path}.weight"), &[outputs, inputs])?)),
+        if !there("qweight") {
+            return Ok(Weight::Stored(self.tensor(&format!("{path}.weight"), &[outputs, inputs])?));
         }
+        Ok(Weight::Gptq(self.gptq_place(path, &file_path, outputs, inputs)?.read()?))
+    }
+
+    fn quantised(&self, path: &str, outputs: usize, inputs: usize) -> Result<Option<GptqForm>, ModelError> {
+        let file_path = self.names.in_file(path);
+        if !self.checkpoint.contains(&format!("{file_path}.qweight")) {
+            return Ok(None);
+        }
+        let form = self.gptq_place(path, &file_path, outputs, inputs)?.form()?;
+        self.checkpoint.release(&format!("{file_path}.g_idx"));
+        Ok(Some(form))
     }
 
     fn release_weight(&self, path: &str) {

@@ -86,6 +86,7 @@ fn model<B: Backend>(backend: &B, name: &str, trained: Trained, profile: Profile
 
 fn runs() -> Vec<Run> {
     let lora = |targets: &[&str]| Trained::Lora(LoraConfig { dropout: 0.25, ..LoraConfig::new(4, 8.0, targets) });
+    let parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"].map(str::to_string).to_vec();
     let run = |model, trained| Run { model, trained, profile: Profile::X2, policy: Policy::None, micro_batch_size: 5 };
     vec![
         run("qwen2-base", lora(&SEVEN)),
@@ -98,6 +99,10 @@ fn runs() -> Vec<Run> {
         run("deepseek-base", lora(&LATENT)),
         run("deepseek-plain", Trained::Full),
         run("qwen3next-hybrid", Trained::Full),
+        run("gptq-v2-order", lora(&SEVEN)),
+        Run { profile: Profile::X3, ..run("gptq-v1-asymmetric", lora(&SEVEN)) },
+        run("gptq-moe", lora(&SEVEN[..4])),
+        run("gptq-moe-order", Trained::Lora(LoraConfig { parameters, ..LoraConfig::new(4, 8.0, &SEVEN[..4]) })),
     ]
 }
 

@@ -8,7 +8,7 @@ use isobit_kernels::plan::{Counting, Layout};
 use isobit_kernels::{Backend, Cpu, Gpu, Path as CpuPath, buffer};
 use isobit_models::build::Settings;
 use isobit_models::config::{Feed, Mixer};
-use isobit_models::{Config, Format, LoraConfig, Shapes, Source, Trained, build};
+use isobit_models::{Config, Format, LoraConfig, Shapes, Source, Trained, Weights, build};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::Checkpoint;
 use isobit_training::batch::TokenRow;
@@ -88,9 +88,12 @@ fn the_plan_is_what_the_cpu_allocates() {
         ("llama-bias", lora(0.0), Profile::X2),
         ("qwen3_5-hybrid", Trained::Full, Profile::X2),
         ("qwen2-bf16", lora(0.0), Profile::X3),
+        ("gptq-v1", lora(0.0), Profile::X2),
+        ("gptq-v2-order", lora(0.25), Profile::X3),
     ];
     for (model, trained, profile) in cases {
-        let source = Checkpoint::open(&folder(model)).expect("weights");
+        let checkpoint = Checkpoint::open(&folder(model)).expect("weights");
+        let source = Weights::new(checkpoint, &config(model)).expect("known names");
         for policy in Policy::ALL {
             for (threads, micro_batch_size) in [(1, 5), (2, 2), (2, 1)] {
                 let settings = settings(trained.clone(), profile);

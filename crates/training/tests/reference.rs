@@ -278,6 +278,9 @@ cases! {
     gptq_moe = "gptq-moe";
     gptq_moe_order = "gptq-moe-order";
     gptq_v1 = "gptq-v1";
+    gptq_v1_asymmetric = "gptq-v1-asymmetric";
+    gptq_v2_order = "gptq-v2-order";
+    gptq_v2_whole = "gptq-v2-whole";
     qwen3_5moe = "qwen3_5moe-hybrid";
     qwen3_5moe_lora = "qwen3_5moe-hybrid-lora";
     qwen3_5moe_packed = "qwen3_5moe-hybrid-packed";

@@ -5,6 +5,7 @@
 
 use crate::arena::Lease;
 use crate::op::Node;
+use crate::op::quantized::takes_plain_rows;
 use crate::op::router::{Grouping, Routes};
 use crate::parameters::{Gradients, Matrix, ParameterId};
 use crate::tape::{Gradient, Tape, Variable};
@@ -17,7 +18,7 @@ pub struct ExpertMatrix<B: Backend> {
     pub experts: usize,
     pub outputs: usize,
     pub inputs: usize,
-    /// All experts one after another.
+    /// All experts one after another; of four bits each part, gate and up, has all experts one after another.
     pub weight: Matrix<B>,
     pub adapter: Option<ExpertAdapter>,
 }
@@ -179,7 +180,11 @@ impl<'a, B: Backend> Tape<'a, B> {
     ) -> (Lease<B>, Option<Rc<Lease<B>>>) {
         let (segments, count) = (&grouping.grouped.segments, grouping.grouped.tokens.len());
         let mut y = self.take(count * matrix.outputs);
-        if wanted {
+        if let (true, Matrix::Quantized(parts)) = (wanted, &matrix.weight) {
+            let plain = parts.iter().filter(|part| takes_plain_rows(part)).count() > 1;
+            let rows = plain.then(|| self.slice_in(self.profile, count, x, matrix.inputs));
+            self.quantized_forward(&mut y, x, rows.as_ref(), parts, segments);
+        } else if wanted {
             let sliced = self.slice_in(self.profile, count, x, matrix.inputs);
             let p = self.expert_product(segments, matrix);
             self.with_experts(matrix, |operand| {
@@ -207,14 +212,8 @@ impl<'a, B: Backend> Tape<'a, B> {
     }
 
     fn with_experts<R>(&self, matrix: &ExpertMatrix<B>, use_it: impl FnOnce(Operand<B>) -> R) -> R {
-        match &matrix.weight {
-            Matrix::Frozen(weight) => use_it(Operand::Sliced(weight)),
-            Matrix::Trained(id) => {
-                let shape = SliceShape { rows: matrix.outputs, width: matrix.inputs, profile: self.profile };
-                let sliced = self.parameters.sliced(self.backend, *id, matrix.experts, shape);
-                use_it(Operand::Sliced(&*sliced))
-            }
-        }
+        let shape = SliceShape { rows: matrix.outputs, width: matrix.inputs, profile: self.profile };
+        matrix.weight.with_slices(self.backend, self.parameters, matrix.experts, shape, use_it)
     }
 }
 
@@ -244,9 +243,8 @@ impl<B: Backend> MatrixGradient<'_, B> {
         let Self { matrix, grouping, dy, .. } = *self;
         let segments = &grouping.grouped.segments;
         let p = tape.expert_product(segments, matrix);
-        let bytes = tape.backend.product_workspace(&p);
         if let Matrix::Trained(id) = matrix.weight {
-            let mut workspace = tape.arena.workspace(tape.backend, bytes);
+            let mut workspace = tape.arena.workspace(tape.backend, tape.backend.product_workspace(&p));
             let x = input.expect("the input of trained experts is saved");
             tape.backend.product_grad_weight(gradients.reach(id), dy, x, &p, &grouping.row_starts, &mut workspace);
         }
@@ -255,10 +253,14 @@ impl<B: Backend> MatrixGradient<'_, B> {
             return None;
         }
         let mut dx = tape.take(p.rows() * matrix.inputs);
-        tape.with_experts(matrix, |operand| {
-            let mut workspace = tape.arena.workspace(tape.backend, bytes);
-            tape.backend.product_grad_input(&mut dx, dy, operand, &p, &mut workspace);
-        });
+        if let Matrix::Quantized(parts) = &matrix.weight {
+            tape.quantized_grad_input(&mut dx, dy, parts, segments, false);
+        } else {
+            tape.with_experts(matrix, |operand| {
+                let mut workspace = tape.arena.workspace(tape.backend, tape.backend.product_workspace(&p));
+                tape.backend.product_grad_input(&mut dx, dy, operand, &p, &mut workspace);
+            });
+        }
         if let Some((adapter, grad_low)) = matrix.adapter.as_ref().zip(grad_low) {
             let [a, _] = matrix.factors(adapter, segments);
             let mut workspace = tape.arena.workspace(tape.backend, tape.backend.thin_workspace(&a));

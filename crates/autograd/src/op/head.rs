@@ -101,14 +101,8 @@ impl<'a, B: Backend> Tape<'a, B> {
         vocabulary: usize,
         use_it: impl FnOnce(Operand<B>) -> R,
     ) -> R {
-        match head {
-            Matrix::Frozen(weight) => use_it(Operand::Sliced(weight)),
-            Matrix::Trained(id) => {
-                let shape = SliceShape { rows: vocabulary, width: hidden, profile: self.profile };
-                let sliced = self.parameters.sliced(self.backend, *id, 1, shape);
-                use_it(Operand::Sliced(&*sliced))
-            }
-        }
+        let shape = SliceShape { rows: vocabulary, width: hidden, profile: self.profile };
+        head.with_slices(self.backend, self.parameters, 1, shape, use_it)
     }
 }
 

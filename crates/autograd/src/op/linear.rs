@@ -2,8 +2,10 @@
 
 use crate::arena::{Lease, RowsLease};
 use crate::op::Node;
+use crate::op::quantized::takes_plain_rows;
 use crate::parameters::{Gradients, Matrix, ParameterId, Vector};
 use crate::tape::{Gradient, Tape, Variable};
+use isobit_kernels::backend::F32;
 use isobit_kernels::op::{self, Product, SliceShape, Thin};
 use isobit_kernels::{Backend, Matrix as Operand};
 use isobit_numerics::philox::dropout_threshold;
@@ -22,6 +24,14 @@ impl<B: Backend> Linear<B> {
     /// Whether the gradient of something trained needs the layer's input.
     fn needs_input(&self) -> bool {
         self.adapter.is_some() || matches!(self.weight, Matrix::Trained(_))
+    }
+
+    /// Whether the input's slices are used, which layers share. Four bits in another order have slices of their own.
+    fn takes_plain_rows(&self) -> bool {
+        match &self.weight {
+            Matrix::Frozen(_) | Matrix::Trained(_) => true,
+            Matrix::Quantized(parts) => parts.iter().any(takes_plain_rows),
+        }
     }
 }
 
@@ -94,31 +104,31 @@ impl<'a, B: Backend> Tape<'a, B> {
     /// A layer at the end of a block. The output is computed only where it is wanted, what the backward pass needs in any case; what the
     /// adapter saves lies before no end, so it is one.
     pub(crate) fn linear_where(&mut self, x: &Variable<B>, layer: &'a Linear<B>, wanted: bool) -> Variable<B> {
-        let rows = wanted.then(|| self.slice(&x.data, x.width));
-        self.linears_with(x, &[layer], rows.as_ref(), true).pop().expect("one output for one layer")
+        self.linears_with(x, &[layer], wanted, true).pop().expect("one output for one layer")
     }
 
     /// Several layers of one input.
     pub fn linears(&mut self, x: &Variable<B>, layers: &[&'a Linear<B>]) -> Vec<Variable<B>> {
-        let rows = self.slice(&x.data, x.width);
-        self.linears_with(x, layers, Some(&rows), false)
+        self.linears_with(x, layers, true, false)
     }
 
-    /// Without `rows` the outputs are not computed, only what the backward pass needs.
+    /// Where they are not `wanted` the outputs are not computed, only what the backward pass needs.
     fn linears_with(
         &mut self,
         x: &Variable<B>,
         layers: &[&'a Linear<B>],
-        rows: Option<&RowsLease<B>>,
+        wanted: bool,
         is_end: bool,
     ) -> Vec<Variable<B>> {
+        let shared = wanted && layers.iter().any(|layer| layer.takes_plain_rows());
+        let rows = shared.then(|| self.slice(&x.data, x.width));
         let (mut outputs, mut saved, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
         for &layer in layers {
             assert_eq!(layer.inputs, x.width, "inputs of a linear layer");
             let mut y = self.take(self.layout.tokens * layer.outputs);
             let adapter = layer.adapter.as_ref().map(|adapter| self.contract(x, layer, adapter));
-            if let Some(rows) = rows {
-                self.output(&mut y, rows, layer, adapter.as_ref());
+            if wanted {
+                self.output(&mut y, &x.data, rows.as_ref(), layer, adapter.as_ref());
             }
             if is_end {
                 let saved = adapter.iter().flat_map(|adapter| adapter.dropped.iter().chain([&adapter.low]));
@@ -144,13 +154,28 @@ impl<'a, B: Backend> Tape<'a, B> {
     }
 
     /// Product, bias and the adapter's part.
-    fn output(&self, y: &mut Lease<B>, rows: &RowsLease<B>, layer: &Linear<B>, adapter: Option<&SavedAdapter<B>>) {
+    fn output(
+        &self,
+        y: &mut Lease<B>,
+        x: &Lease<B>,
+        rows: Option<&RowsLease<B>>,
+        layer: &Linear<B>,
+        adapter: Option<&SavedAdapter<B>>,
+    ) {
         let segments = [0, self.layout.tokens];
         let p = self.product(&segments, layer);
         let expand = layer.adapter.as_ref().map(|adapter| adapter.factor_b(&segments, layer.outputs));
         let b = layer.adapter.as_ref().map(|adapter| &self.parameters.get(adapter.b).value);
         let low = adapter.zip(b).zip(expand.as_ref()).map(|((saved, b), expand)| (&**saved.low, b, expand));
         let bias = layer.bias.as_ref().map(|bias| bias.value(self.parameters));
+        if let Matrix::Quantized(parts) = &layer.weight {
+            self.quantized_forward(y, x, rows, parts, &segments);
+            if let Some(bias) = bias {
+                self.backend.bias_forward(y, bias);
+            }
+            return self.expand(y, low);
+        }
+        let rows = rows.expect("rows are sliced where a layer takes them");
         self.with_weight(layer, |operand| {
             let bytes = self.backend.linear_workspace(&p, expand.as_ref());
             let mut workspace = self.arena.workspace(self.backend, bytes);
@@ -158,19 +183,21 @@ impl<'a, B: Backend> Tape<'a, B> {
         });
     }
 
+    /// Adds the adapter's part, if there is one: its short side, its factor, its shape.
+    fn expand(&self, y: &mut Lease<B>, low: Option<(&F32<B>, &F32<B>, &Thin)>) {
+        if let Some((u, factor, thin)) = low {
+            let mut workspace = self.arena.workspace(self.backend, self.backend.thin_workspace(thin));
+            self.backend.thin_expand(y, u, factor, thin, &mut workspace);
+        }
+    }
+
     fn product<'s>(&self, segments: &'s [usize], layer: &Linear<B>) -> Product<'s> {
         Product { segments, n: layer.outputs, k: layer.inputs, profile: self.profile, accumulate: false }
     }
 
     fn with_weight<R>(&self, layer: &Linear<B>, use_it: impl FnOnce(Operand<B>) -> R) -> R {
-        match &layer.weight {
-            Matrix::Frozen(weight) => use_it(Operand::Sliced(weight)),
-            Matrix::Trained(id) => {
-                let shape = SliceShape { rows: layer.outputs, width: layer.inputs, profile: self.profile };
-                let sliced = self.parameters.sliced(self.backend, *id, 1, shape);
-                use_it(Operand::Sliced(&*sliced))
-            }
-        }
+        let shape = SliceShape { rows: layer.outputs, width: layer.inputs, profile: self.profile };
+        layer.weight.with_slices(self.backend, self.parameters, 1, shape, use_it)
     }
 
     /// The short side of the adapter.
@@ -268,10 +295,7 @@ impl<B: Backend> LayerGradients<'_, B> {
     /// The trained tensors of the layer.
     pub(crate) fn parameters(&self) -> impl Iterator<Item = ParameterId> {
         let bias = self.layer.bias.as_ref().and_then(Vector::id);
-        let weight = match self.layer.weight {
-            Matrix::Frozen(_) => None,
-            Matrix::Trained(id) => Some(id),
-        };
+        let weight = self.layer.weight.id();
         let adapter = self.adapter.as_ref().map(|adapter| [adapter.adapter.b, adapter.adapter.a]);
         bias.into_iter().chain(weight).chain(adapter.into_iter().flatten())
     }
@@ -327,6 +351,10 @@ fn input_gradient<B: Backend>(
         let a = &tape.parameters.get(adapter.a).value;
         (&**low, a, expand)
     });
+    if let Matrix::Quantized(parts) = &layer.weight {
+        tape.quantized_grad_input(dx, dy, parts, &segments, started);
+        return tape.expand(dx, low);
+    }
     tape.with_weight(layer, |operand| {
         let bytes = tape.backend.linear_workspace(&p, expand.as_ref());
         let mut workspace = tape.arena.workspace(tape.backend, bytes);

@@ -18,6 +18,7 @@ pub(crate) mod head;
 pub(crate) mod l2_norm;
 pub(crate) mod linear;
 pub(crate) mod norm;
+pub(crate) mod quantized;
 pub(crate) mod router;
 pub(crate) mod shared;
 

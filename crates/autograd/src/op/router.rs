@@ -154,14 +154,8 @@ impl<'a, B: Backend> Tape<'a, B> {
     }
 
     fn with_router<R>(&self, router: &Router<B>, use_it: impl FnOnce(Operand<B>) -> R) -> R {
-        match &router.weight {
-            Matrix::Frozen(weight) => use_it(Operand::Sliced(weight)),
-            Matrix::Trained(id) => {
-                let shape = SliceShape { rows: router.experts, width: router.hidden, profile: ROUTER_PROFILE };
-                let sliced = self.parameters.sliced(self.backend, *id, 1, shape);
-                use_it(Operand::Sliced(&*sliced))
-            }
-        }
+        let shape = SliceShape { rows: router.experts, width: router.hidden, profile: ROUTER_PROFILE };
+        router.weight.with_slices(self.backend, self.parameters, 1, shape, use_it)
     }
 
     /// Rows of a matrix as slices of a profile.

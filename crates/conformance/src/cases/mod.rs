@@ -19,6 +19,7 @@ pub mod gated_norm;
 pub mod head_loss;
 pub mod l2_norm;
 pub mod product;
+pub mod product4;
 pub mod residual;
 pub mod rms_norm;
 pub mod rope;
@@ -33,6 +34,8 @@ use crate::Visitor;
 pub fn visit_all(visitor: &mut impl Visitor) {
     visitor.op("product");
     product::visit(visitor);
+    visitor.op("product4");
+    product4::visit(visitor);
     visitor.op("thin");
     thin::visit(visitor);
     visitor.op("bias");

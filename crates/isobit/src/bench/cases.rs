@@ -2,14 +2,17 @@
 
 use isobit_kernels::op::attention::HEAD_WIDTH_MAX;
 use isobit_kernels::op::delta_rule::CHUNK;
+use isobit_kernels::op::product4::CHANNELS_PER_WORD;
 use isobit_kernels::op::thin::RANK_MAX;
 use isobit_kernels::op::{
-    Attention, DeltaRule, Dropout, HeadLoss, Layout, Product, RmsNorm, Rope, SliceShape, Span, Thin,
+    Attention, DeltaRule, Dropout, HeadLoss, Layout, Product, Quantized, QuantizedShape, RmsNorm, Rope, Scales,
+    SliceShape, Span, Thin,
 };
 use isobit_kernels::{Backend, Cpu, DeviceFailure, Gpu, Matrix, StoredMatrix};
 use isobit_numerics::adamw::AdamW;
 use isobit_numerics::philox::{Key, Purpose};
 use isobit_numerics::slices::Profile;
+use std::convert::Infallible;
 use std::rc::Rc;
 
 /// An op and its shapes.
@@ -88,6 +91,17 @@ pub(super) struct Prepared {
 const PRODUCTS: &[&str] = &["512x4864x896", "512x896x4864", "1024x8960x1536", "2048x2048x2048", "1x4864x896"];
 const BIG: &[&str] = PRODUCTS.split_at(4).0;
 const LARGE: &[&str] = &["8192x8960x1536", "8192x1536x8960", "4096x4096x4096", "8192x8192x8192"];
+/// `rows x outputs x inputs x group`, channels in their own order
+const PRODUCTS4: &[&str] = &[
+    "512x4864x896x128",
+    "512x896x4864x128",
+    "1024x8960x1536x128",
+    "2048x2048x2048x128",
+    "2048x2048x2048x32",
+    "16x768x2048x128",
+    "1x4864x896x128",
+];
+const LARGE4: &[&str] = &["8192x8960x1536x128", "8192x1536x8960x128", "4096x4096x4096x128"];
 /// `tokens x width x rank`
 const THIN: &[&str] = &["512x4864x8", "512x4864x16"];
 const THIN_LARGE: &[&str] = &["8192x8960x8", "8192x8960x16"];
@@ -105,6 +119,8 @@ pub(super) const ALL: &[Case] = &[
     sliced("product_forward_bf16", BIG, LARGE),
     sliced("product_grad_input", PRODUCTS, LARGE),
     sliced("product_grad_weight", BIG, LARGE),
+    sliced("product4_forward", PRODUCTS4, LARGE4),
+    sliced("product4_grad_input", PRODUCTS4, LARGE4),
     sliced("attention", &["1024x14x2x64", "1024x16x8x128"], &["1024x14x2x64", "1024x16x8x128"]),
     plain("delta_rule_forward", DELTA_RULE, DELTA_RULE),
     plain("delta_rule", DELTA_RULE, DELTA_RULE),
@@ -173,6 +189,11 @@ fn on<B: Backend + 'static>(b: Rc<B>, op: &str, axes: &[usize], profile: Profile
             | "product_grad_weight",
             &[m, n, k],
         ) => Some(product(b, op, m, n, k, profile)),
+        ("product4_forward" | "product4_grad_input", &[m, n, k, group])
+            if k % CHANNELS_PER_WORD == 0 && group % CHANNELS_PER_WORD == 0 =>
+        {
+            Some(product4(b, op, m, n, k, group, profile))
+        }
         ("attention", &[tokens, heads, kv_heads, width]) if heads % kv_heads == 0 && width <= HEAD_WIDTH_MAX => {
             Some(attention(b, tokens, heads, kv_heads, width, profile))
         }
@@ -248,6 +269,45 @@ fn product<B: Backend + 'static>(b: Rc<B>, op: &str, m: usize, n: usize, k: usiz
         }
         "product_grad_input" => b.product_grad_input(&mut dx, &dy, Matrix::Sliced(&w), &p, &mut workspace),
         _ => b.product_grad_weight(&mut dw, &dy, &x, &p, p.segments, &mut workspace),
+    };
+    Prepared { work, run: Box::new(run) }
+}
+
+/// Slicing and product, as the layer of a model runs them.
+fn product4<B: Backend + 'static>(
+    b: Rc<B>,
+    op: &str,
+    m: usize,
+    n: usize,
+    k: usize,
+    group: usize,
+    profile: Profile,
+) -> Prepared {
+    let (x, dy) = (b.upload(&noise(m * k, 1)), b.upload(&noise(m * n, 2)));
+    let groups = k.div_ceil(group);
+    let words: Vec<i32> =
+        noise(k / CHANNELS_PER_WORD * n, 3).iter().map(|x| x.to_bits().wrapping_mul(2654435769) as i32).collect();
+    let scales: Vec<_> = noise(groups * n, 4).iter().map(|x| half::f16::from_f32(0.01 + 0.002 * x)).collect();
+    let group_of: Vec<u32> = (0..k).map(|channel| (channel / group) as u32).collect();
+    let zeros = vec![8; groups * n];
+    let (words, zeros, scales, group_of) = (&words[..], &zeros[..], Scales::F16(&scales), &group_of[..]);
+    let weight = Quantized { n, k, group_size: group, words, zeros, scales, group_of };
+    let shape = QuantizedShape::of(&[weight]);
+    let w = b.quantized_weight(shape, |_| Ok::<_, Infallible>(weight)).unwrap_or_else(|never| match never {});
+    let p = Product { segments: forever([0, m]), n, k, profile, accumulate: false };
+    let workspace_bytes = b.product4_workspace(shape, &p);
+    let mut workspace = b.zeros::<u8>(workspace_bytes);
+    let work = Work { flops: 2.0 * m as f64 * n as f64 * k as f64, bytes: 0.0, workspace: workspace_bytes };
+    let mut rows = b.rows(SliceShape { rows: m, width: k, profile });
+    let (mut y, mut dx) = (b.zeros(m * n), b.zeros(m * k));
+    let is_forward = op == "product4_forward";
+    let run = move || {
+        if is_forward {
+            b.product4_rows(&mut rows, &x, &w, &p);
+            b.product4_forward(&mut y, &rows, &w, &p, &mut workspace);
+        } else {
+            b.product4_grad_input(&mut dx, &dy, &w, &p, &mut workspace);
+        }
     };
     Prepared { work, run: Box::new(run) }
 }

@@ -23,6 +23,10 @@ impl Shape {
     pub(crate) const TINY: Self = Self { hidden: 32, intermediate: 48, vocabulary: 352, rows: 40 };
 }
 
+/// Of the model with experts: how many, and their width.
+pub(crate) const EXPERTS: usize = 6;
+pub(crate) const WIDTH: usize = 8;
+
 /// A tensor of the model: name, shape, values.
 pub(crate) type Named = (String, Vec<usize>, Vec<f32>);
 
@@ -63,6 +67,49 @@ impl Folder {
         folder.put_model("model", &config_json(shape), &weights(shape, 1));
         folder.put("data.jsonl", rows(shape.rows));
         folder.put("config.toml", CONFIG);
+        folder
+    }
+
+    /// The tiny model with experts one by one in its second layer.
+    pub(crate) fn of_experts() -> Self {
+        let folder = Self::new(Shape::TINY);
+        let Shape { hidden, intermediate, vocabulary, .. } = folder.shape;
+        let config = serde_json::json!({
+            "model_type": "qwen3_moe", "hidden_size": hidden, "intermediate_size": intermediate, "moe_intermediate_size": WIDTH,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": vocabulary,
+            "num_experts": EXPERTS, "num_experts_per_tok": 2, "norm_topk_prob": true, "mlp_only_layers": [0],
+            "max_position_embeddings": 512, "tie_word_embeddings": true, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        });
+        let dense = weights(folder.shape, 1);
+        let cut = |name: &str, shape: &[usize]| -> Named {
+            let length: usize = shape.iter().product();
+            let from = name.len() * 131 % 500;
+            (name.to_string(), shape.to_vec(), dense[0].2[from..from + length].to_vec())
+        };
+        let mut all: Vec<Named> = dense
+            .iter()
+            .filter(|(name, ..)| !name.ends_with("bias") && !name.contains("layers.1.mlp"))
+            .cloned()
+            .collect();
+        for layer in 0..2 {
+            for norm in ["q_norm", "k_norm"] {
+                all.push((format!("model.layers.{layer}.self_attn.{norm}.weight"), vec![8], vec![1.0; 8]));
+            }
+        }
+        all.push(cut("model.layers.1.mlp.gate.weight", &[EXPERTS, hidden]));
+        for expert in 0..EXPERTS {
+            for (module, shape) in
+                [("gate_proj", [WIDTH, hidden]), ("up_proj", [WIDTH, hidden]), ("down_proj", [hidden, WIDTH])]
+            {
+                let mut tensor = cut(&format!("model.layers.1.mlp.experts.{expert}.{module}.weight"), &shape);
+                tensor.2.rotate_left(expert);
+                all.push(tensor);
+            }
+        }
+        folder.put_model("model", &config, &all);
+        let config = folder.text("config.toml");
+        let adapter = config.find("[adapter]").expect("a section");
+        folder.put("config.toml", &config[..adapter]);
         folder
     }
 

@@ -37,6 +37,23 @@ pub(super) struct After<'a> {
 }
 
 impl Target<'_> {
+    /// Makes sure that a block of 32 columns and at least one row lies inside the output and has its units.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn check_whole(&self) {
+        assert!(self.width == BLOCK && (1..=BLOCK).contains(&self.rows), "a whole block");
+        let last = self.at + (self.rows - 1) * self.stride;
+        // SAFETY: the block is this thread's own; the slice checks that its last row is inside.
+        let _ = unsafe { self.out.slice(last..last + BLOCK) };
+        assert!((self.rows - 1) * self.left_stride < self.left_units.len(), "a unit for every row");
+        for units in [self.chunk_units, self.row_units].into_iter().flatten() {
+            assert_eq!(units.len(), BLOCK, "a unit for every column");
+        }
+        if let Some(after) = &self.after {
+            assert!(after.bias.is_none_or(|bias| bias.len() == BLOCK), "a bias for every column");
+            assert!(self.rows * after.rank <= after.u.len() && after.rank * BLOCK <= after.factor.len(), "factors");
+        }
+    }
+
     /// Asks for the output's cache lines while the block's sums are being formed.
     pub(super) fn prefetch(&self) {
         for row in 0..self.rows {
@@ -61,7 +78,7 @@ pub(super) fn chunk_value<F: isobit_numerics::Fma, const PLANES: usize>(sums: [i
 pub(super) fn fold_block<const PLANES: usize>(path: Path, sums: &Sums, target: &Target) {
     #[cfg(target_arch = "x86_64")]
     if path.vector() == Vector::Avx512 && target.width == BLOCK && target.rows > 0 {
-        Whole::<PLANES>::check(target);
+        target.check_whole();
         // SAFETY: the path has AVX-512; bounds were checked above.
         return unsafe { Whole::<PLANES>::new(sums, target).all() };
     }
@@ -93,24 +110,8 @@ pub(super) const ANY_RANK: usize = usize::MAX;
 
 #[cfg(target_arch = "x86_64")]
 impl<const PLANES: usize> Whole<PLANES> {
-    /// Panics unless a target names 32 columns, and units, biases and factors for all of it.
-    pub(super) fn check(target: &Target) {
-        let last = target.at + (target.rows - 1) * target.stride;
-        // SAFETY: the block is this thread's own; the slice checks that its last row is inside.
-        let _ = unsafe { target.out.slice(last..last + BLOCK) };
-        assert!(target.width == BLOCK && target.rows <= BLOCK, "a whole block");
-        assert!((target.rows - 1) * target.left_stride < target.left_units.len(), "a unit for every row");
-        for units in [target.chunk_units, target.row_units].into_iter().flatten() {
-            assert_eq!(units.len(), BLOCK, "a unit for every column");
-        }
-        if let Some(after) = &target.after {
-            assert!(after.bias.is_none_or(|bias| bias.len() == BLOCK), "a bias for every column");
-            assert!(target.rows * after.rank <= after.u.len() && after.rank * BLOCK <= after.factor.len(), "factors");
-        }
-    }
-
     /// # Safety
-    /// The path has AVX-512, and the target passed [`Self::check`]. Until the last row is folded, sums and target stay.
+    /// The path has AVX-512, and the target passed [`Target::check_whole`]. Until the last row is folded, sums and target stay.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn new(sums: &Sums, target: &Target) -> Self {
         // SAFETY: whole blocks have 32 units and biases.

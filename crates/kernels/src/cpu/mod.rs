@@ -26,16 +26,19 @@ mod gated_norm;
 mod head_loss;
 mod l2_norm;
 mod nest;
+mod nibbles;
 mod overlap;
 mod panels;
 mod path;
 pub mod pool;
 mod product;
+mod product4;
 mod residual;
 mod rms_norm;
 mod roof;
 mod rope;
 mod router;
+mod single;
 mod slices;
 mod sum_squares;
 mod swiglu;
@@ -46,8 +49,8 @@ pub use path::Path;
 use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::{Buffer, Element};
 use crate::op::{
-    Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product,
-    RmsNorm, Rope, Router, SliceShape, Thin,
+    AsQuantized, Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm,
+    Product, QuantizedShape, RmsNorm, Rope, Router, SliceShape, Thin,
 };
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
@@ -92,6 +95,7 @@ impl Backend for Cpu {
     type Buffer<T: Element> = Buffer<T>;
     type Rows = slices::SlicedRows;
     type Weight = slices::SlicedWeight;
+    type QuantizedWeight = nibbles::QuantizedWeight;
 
     fn name(&self) -> String {
         format!("cpu/{} x{}", self.path, self.pool.threads())
@@ -188,6 +192,44 @@ impl Backend for Cpu {
     ) {
         let low = low.map(|(u, factor, thin)| product::Low { u, factor, thin });
         product::linear_grad_input(self, dx, dy, w, p, low, workspace);
+    }
+
+    fn quantized_weight<Q: AsQuantized, E>(
+        &self,
+        shape: QuantizedShape,
+        make: impl FnMut(usize) -> Result<Q, E>,
+    ) -> Result<Self::QuantizedWeight, E> {
+        product4::quantized_weight(self, shape, make)
+    }
+
+    fn product4_rows(&self, out: &mut Self::Rows, x: &Buffer<f32>, w: &Self::QuantizedWeight, p: &Product) {
+        product4::rows(self, out, x, w, p);
+    }
+
+    fn product4_workspace(&self, w: QuantizedShape, p: &Product) -> usize {
+        product4::workspace(self, w, p)
+    }
+
+    fn product4_forward(
+        &self,
+        y: &mut Buffer<f32>,
+        x: &Self::Rows,
+        w: &Self::QuantizedWeight,
+        p: &Product,
+        workspace: &mut Buffer<u8>,
+    ) {
+        product4::forward(self, y, x, w, p, workspace);
+    }
+
+    fn product4_grad_input(
+        &self,
+        dx: &mut Buffer<f32>,
+        dy: &Buffer<f32>,
+        w: &Self::QuantizedWeight,
+        p: &Product,
+        workspace: &mut Buffer<u8>,
+    ) {
+        product4::grad_input(self, dx, dy, w, p, workspace);
     }
 
     fn thin_workspace(&self, p: &Thin) -> usize {

@@ -24,6 +24,11 @@ const PANELS_ON_REQUEST: usize = 4;
 /// Bytes of left slices that stay in the second-level cache over all chunks; then one panel at a time is best.
 const LEFT_RESIDENT: usize = 1 << 20;
 
+/// Panels that pass all chunks together, for a thread with so many bytes of left slices.
+pub(super) fn panels_together(left_bytes: usize) -> usize {
+    if left_bytes <= LEFT_RESIDENT { 1 } else { PANEL_GROUP }
+}
+
 /// Splits a segment into super-blocks.
 pub(super) fn super_blocks(segment: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     segment.clone().step_by(SUPER_BLOCK).map(move |start| start..(start + SUPER_BLOCK).min(segment.end))
@@ -95,12 +100,33 @@ pub(super) fn run_where(
     wanted: &(impl Fn(Range<usize>) -> bool + Sync),
 ) {
     let path = cpu.path;
-    let panels = nest.n.div_ceil(BLOCK);
-    let row_blocks = nest.rows.len().div_ceil(BLOCK);
+    let out = SharedMut::new(out);
+    deal(cpu, nest.n.div_ceil(BLOCK), nest.rows.clone(), scratch, &|own, next| {
+        let place = Place { out: &out, stride: nest.n, origin: 0 };
+        let worker = &mut Worker::new(path, nest.profile, own);
+        while let Some((panels, rows)) = next() {
+            part(worker, &place, left, nest, fold, panels_of, panels, rows, wanted);
+        }
+    });
+}
+
+/// Panels and rows that are a thread's next ones.
+pub(super) type Next<'a> = &'a mut dyn FnMut() -> Option<(Range<usize>, Range<usize>)>;
+
+/// Runs a job on every thread: with its own part of the scratch and, on AMX, within a session. It asks for panels and rows until
+/// there are none left.
+pub(super) fn deal(
+    cpu: &Cpu,
+    panels: usize,
+    rows: Range<usize>,
+    scratch: &mut [i8],
+    job: &(impl Fn(&mut [i8], Next) + Sync),
+) {
+    let row_blocks = rows.len().div_ceil(BLOCK);
     // Few panels (narrow outputs): threads share the rows instead.
     let by_rows = panels < 2 * cpu.threads() && row_blocks > panels;
     let scratch_each = scratch.len() / cpu.threads();
-    let (out, scratch) = (SharedMut::new(out), SharedMut::new(scratch));
+    let scratch = SharedMut::new(scratch);
     // Most panels are dealt out beforehand, the rest on request: a core that a neighbour slows down should not hold up the others.
     let dealt_each = 3 * panels / (4 * cpu.threads());
     let dealt = dealt_each * cpu.threads();
@@ -109,25 +135,22 @@ pub(super) fn run_where(
     let rest = Tasks::new((panels - dealt).div_ceil(on_request));
     cpu.pool.run(|worker| {
         #[cfg(target_arch = "x86_64")]
-        let _session = (path == Path::Amx).then(super::amx::Session::start);
+        let _session = (cpu.path == Path::Amx).then(super::amx::Session::start);
         // SAFETY: each thread has its own part.
         let own = unsafe { scratch.slice(worker * scratch_each..(worker + 1) * scratch_each) };
-        let place = Place { out: &out, stride: nest.n, origin: 0 };
-        let worker_state = &mut Worker::new(path, nest.profile, own);
-        if by_rows {
-            let rows = share(nest.rows.len(), BLOCK, cpu.threads(), worker);
-            let rows = nest.rows.start + rows.start..nest.rows.start + rows.end;
-            part(worker_state, &place, left, nest, fold, panels_of, 0..panels, rows, wanted);
-            return;
-        }
-        let mut take = |these: Range<usize>| {
-            part(worker_state, &place, left, nest, fold, panels_of, these, nest.rows.clone(), wanted);
-        };
-        take(worker * dealt_each..(worker + 1) * dealt_each);
-        while let Some(index) = rest.next() {
-            let first = dealt + index * on_request;
-            take(first..(first + on_request).min(panels));
-        }
+        let mut first = true;
+        job(own, &mut || {
+            let mine = std::mem::take(&mut first);
+            if by_rows {
+                let own_rows = share(rows.len(), BLOCK, cpu.threads(), worker);
+                return mine.then_some((0..panels, rows.start + own_rows.start..rows.start + own_rows.end));
+            }
+            if mine {
+                return Some((worker * dealt_each..(worker + 1) * dealt_each, rows.clone()));
+            }
+            let from = dealt + rest.next()? * on_request;
+            Some((from..(from + on_request).min(panels), rows.clone()))
+        });
     });
 }
 
@@ -169,8 +192,7 @@ pub(super) fn part(
     let path = *path;
     let mut overlap = Overlap::new(sums);
     let chunks = nest.contraction.div_ceil(CHUNK);
-    let left_bytes = my_rows.len() * nest.contraction * left.layout.slices;
-    let group_size = if left_bytes <= LEFT_RESIDENT { 1 } else { PANEL_GROUP };
+    let group_size = panels_together(my_rows.len() * nest.contraction * left.layout.slices);
     for group in my_panels.clone().step_by(group_size) {
         let group = group..(group + group_size).min(my_panels.end);
         for (chunk, index) in (0..chunks).flat_map(|chunk| group.clone().map(move |index| (chunk, index))) {

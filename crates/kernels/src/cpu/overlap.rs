@@ -33,7 +33,7 @@ impl<'a> Overlap<'a> {
         assert!(left_end <= left.bytes.len(), "left block in bounds");
         let right_end = right.block_stride + columns * 2 * TILE_BYTES;
         assert!(right.blocks == 2 && right_end <= right.tiles.len(), "right block in bounds");
-        Whole::<2>::check(&target);
+        target.check_whole();
         let [even, odd] = &mut *self.sums;
         let (now, before) = if self.turn == 0 { (even, odd) } else { (odd, even) };
         // SAFETY: bounds of tiles and targets were checked; the path has AVX-512 and a session.

@@ -8,7 +8,7 @@
 use super::path::{Path, multiversion};
 use super::pool::SharedMut;
 use crate::buffer::Buffer;
-use crate::op::SliceShape;
+use crate::op::{QuantizedShape, SliceShape};
 use crate::plan::Layout;
 use crate::{Cpu, Element, StoredMatrix};
 use isobit_numerics::slices::{CHUNK, Profile, Scale, magnitude_bits, round_half_even, split2, split3};
@@ -112,6 +112,10 @@ impl Layout for Cpu {
     fn weight_bytes(&self, count: usize, shape: SliceShape) -> usize {
         let (tiles, units) = weight_lengths(count, shape);
         tiles + size_of::<f32>() * units
+    }
+
+    fn quantized_bytes(&self, shape: QuantizedShape) -> usize {
+        super::product4::quantized_bytes(shape)
     }
 }
 

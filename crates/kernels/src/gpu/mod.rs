@@ -31,6 +31,7 @@ mod memory;
 mod opencl;
 mod probe;
 mod product;
+mod product4;
 mod program;
 mod residual;
 mod rms_norm;
@@ -45,13 +46,14 @@ mod thin;
 pub use device::Gpu;
 pub use devices::{Api, Listing, Selector, list};
 pub use memory::GpuBuffer;
+pub use product4::QuantizedWeight;
 pub use slices::{SlicedRows, SlicedWeight};
 
 use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::Element;
 use crate::op::{
-    Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product,
-    RmsNorm, Rope, Router, SliceShape, Thin,
+    AsQuantized, Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm,
+    Product, QuantizedShape, RmsNorm, Rope, Router, SliceShape, Thin,
 };
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
@@ -62,6 +64,7 @@ impl Backend for Gpu {
     type Buffer<T: Element> = GpuBuffer<T>;
     type Rows = SlicedRows;
     type Weight = SlicedWeight;
+    type QuantizedWeight = QuantizedWeight;
 
     fn name(&self) -> String {
         self.device.runtime.name().to_string()
@@ -137,6 +140,44 @@ impl Backend for Gpu {
         workspace: &mut GpuBuffer<u8>,
     ) {
         product::grad_weight(self, dw, dy, x, p, row_starts, workspace);
+    }
+
+    fn quantized_weight<Q: AsQuantized, E>(
+        &self,
+        shape: QuantizedShape,
+        make: impl FnMut(usize) -> Result<Q, E>,
+    ) -> Result<Self::QuantizedWeight, E> {
+        product4::quantized_weight(self, shape, make)
+    }
+
+    fn product4_rows(&self, out: &mut Self::Rows, x: &GpuBuffer<f32>, w: &Self::QuantizedWeight, p: &Product) {
+        product4::rows(self, out, x, w, p);
+    }
+
+    fn product4_workspace(&self, w: QuantizedShape, p: &Product) -> usize {
+        product4::workspace(self, w, p)
+    }
+
+    fn product4_forward(
+        &self,
+        y: &mut GpuBuffer<f32>,
+        x: &Self::Rows,
+        w: &Self::QuantizedWeight,
+        p: &Product,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        product4::forward(self, y, x, w, p, workspace);
+    }
+
+    fn product4_grad_input(
+        &self,
+        dx: &mut GpuBuffer<f32>,
+        dy: &GpuBuffer<f32>,
+        w: &Self::QuantizedWeight,
+        p: &Product,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        product4::grad_input(self, dx, dy, w, p, workspace);
     }
 
     fn thin_workspace(&self, p: &Thin) -> usize {

@@ -17,7 +17,7 @@ use std::ops::Range;
 static PRODUCT: Program = program!("product");
 
 /// Rows and columns of the outputs of a group: `PRODUCT_TILE` in `gpu/slices.h`.
-const TILE: usize = 64;
+pub(super) const TILE: usize = 64;
 /// Columns that a group slices along tokens: `COLUMNS` in `gpu/slices.cl`.
 const COLUMNS: usize = 64;
 /// Side of the square of bytes that a group turns: `TURN` in `gpu/slices.cl`.
@@ -30,8 +30,8 @@ const TOKENS_PER_UNIT: usize = 64;
 /// The rows of the left operand, cut into tiles that meet one weight each.
 pub(super) struct RowTiles {
     /// First row, end, weight of each tile. A single weight needs no table.
-    table: Option<GpuBuffer<u32>>,
-    rows: Range<usize>,
+    pub(super) table: Option<GpuBuffer<u32>>,
+    pub(super) rows: Range<usize>,
     /// Tiles before each weight's first one, and all of them.
     starts: Vec<usize>,
     /// Rows before each weight's first one, and all of them.
@@ -44,7 +44,7 @@ impl RowTiles {
         Self { table: None, starts, segments: vec![rows.start, rows.end], rows }
     }
 
-    fn of_segments(gpu: &Gpu, segments: &[usize]) -> Self {
+    pub(super) fn of_segments(gpu: &Gpu, segments: &[usize]) -> Self {
         if let [first, end] = *segments {
             assert!(first <= end, "segments ascend");
             return Self::of_rows(first..end);
@@ -62,7 +62,7 @@ impl RowTiles {
     }
 
     /// The tiles of some weights.
-    fn of_weights(&self, weights: &Range<usize>) -> Range<usize> {
+    pub(super) fn of_weights(&self, weights: &Range<usize>) -> Range<usize> {
         self.starts[weights.start]..self.starts[weights.end]
     }
 
@@ -72,7 +72,7 @@ impl RowTiles {
     }
 
     /// The table, or any other memory where there is none.
-    fn table(&self, instead: Place) -> Place {
+    pub(super) fn table(&self, instead: Place) -> Place {
         self.table.as_ref().map_or(instead, Place::from)
     }
 }
@@ -586,11 +586,11 @@ pub(super) fn fold_weight(
 }
 
 /// Columns of a gradient that are folded and sliced at a time.
-fn folded_columns(p: &Product) -> usize {
+pub(super) fn folded_columns(p: &Product) -> usize {
     rows_within(ROOM, p.profile.slice_count() * p.rows())
 }
 
-fn folded_shape(p: &Product) -> SliceShape {
+pub(super) fn folded_shape(p: &Product) -> SliceShape {
     SliceShape { rows: p.rows(), width: folded_columns(p).min(p.n), profile: p.profile }
 }
 

@@ -4,7 +4,7 @@ use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::{GpuBuffer, Place, allocated_bytes};
 use super::program::{Program, program};
 use crate::StoredMatrix;
-use crate::op::SliceShape;
+use crate::op::{QuantizedShape, SliceShape};
 use crate::plan::Layout;
 use isobit_numerics::slices::CHUNK;
 
@@ -68,6 +68,10 @@ impl Layout for Gpu {
     fn weight_bytes(&self, count: usize, shape: SliceShape) -> usize {
         let (planes, units) = weight_lengths(count, shape);
         allocated_bytes(planes) + allocated_bytes(size_of::<f32>() * units)
+    }
+
+    fn quantized_bytes(&self, shape: QuantizedShape) -> usize {
+        super::product4::quantized_bytes(shape)
     }
 }
 

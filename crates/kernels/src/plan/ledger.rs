@@ -14,7 +14,7 @@ pub enum Kind {
     Buffer(&'static str),
     /// Sliced activations.
     Rows,
-    /// Sliced weights.
+    /// Sliced weights, or weights of four bits.
     Weight,
 }
 

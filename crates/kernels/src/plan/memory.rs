@@ -3,7 +3,7 @@
 use super::ledger::Claim;
 use crate::backend::{Backend, StoredMatrix};
 use crate::buffer::Element;
-use crate::op::SliceShape;
+use crate::op::{QuantizedShape, SliceShape};
 use std::marker::PhantomData;
 
 /// How a backend lays out what it keeps: all that must be known to count its memory without it. Sizes of workspaces are asked of the
@@ -17,6 +17,8 @@ pub trait Layout: Backend {
     fn rows_bytes(&self, shape: SliceShape) -> usize;
     /// Bytes of `count` weights, sliced.
     fn weight_bytes(&self, count: usize, shape: SliceShape) -> usize;
+    /// Bytes of weights of four bits.
+    fn quantized_bytes(&self, shape: QuantizedShape) -> usize;
 }
 
 /// A number of elements.
@@ -46,6 +48,12 @@ pub struct CountedRows {
 pub struct CountedWeight {
     pub(super) shape: SliceShape,
     pub(super) count: usize,
+    pub(super) _claim: Claim,
+}
+
+/// The shape of weights of four bits.
+pub struct CountedQuantizedWeight {
+    pub(super) shape: QuantizedShape,
     pub(super) _claim: Claim,
 }
 

@@ -8,13 +8,13 @@ mod ledger;
 mod memory;
 
 pub use ledger::{Holder, Holdings, Kind, Work};
-pub use memory::{CountedBuffer, CountedRows, CountedWeight, Layout};
+pub use memory::{CountedBuffer, CountedQuantizedWeight, CountedRows, CountedWeight, Layout};
 
 use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::Element;
 use crate::op::{
-    Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product,
-    RmsNorm, Rope, Router, SliceShape, Thin,
+    AsQuantized, Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm,
+    Product, QuantizedShape, RmsNorm, Rope, Router, SliceShape, Thin,
 };
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
@@ -120,6 +120,7 @@ impl<L: Layout> Backend for Counting<L> {
     type Buffer<T: Element> = CountedBuffer<T>;
     type Rows = CountedRows;
     type Weight = CountedWeight;
+    type QuantizedWeight = CountedQuantizedWeight;
 
     fn name(&self) -> String {
         format!("plan for {}", self.like.name())
@@ -192,6 +193,41 @@ impl<L: Layout> Backend for Counting<L> {
         assert_eq!(dw.len(), p.weights() * p.n * p.k, "weight gradient");
         assert_eq!((dy.len(), x.len()), (p.rows() * p.n, p.rows() * p.k), "activations and their gradient");
         self.product("product_grad_weight", p, dw.len());
+    }
+
+    #[track_caller]
+    fn quantized_weight<Q: AsQuantized, E>(
+        &self,
+        shape: QuantizedShape,
+        _make: impl FnMut(usize) -> Result<Q, E>,
+    ) -> Result<CountedQuantizedWeight, E> {
+        self.elements("quantized_weight", shape.count * shape.n * shape.k);
+        let claim = self.claim(Kind::Weight, self.like.quantized_bytes(shape), Location::caller());
+        Ok(CountedQuantizedWeight { shape, _claim: claim })
+    }
+
+    fn product4_rows(&self, out: &mut CountedRows, x: &F32, w: &CountedQuantizedWeight, p: &Product) {
+        w.shape.check(p);
+        assert_eq!(out.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "rows of the product");
+        assert_eq!(x.len(), p.rows() * p.k, "rows to slice");
+        self.elements("product4_rows", x.len());
+    }
+
+    fn product4_workspace(&self, w: QuantizedShape, p: &Product) -> usize {
+        self.like.product4_workspace(w, p)
+    }
+
+    fn product4_forward(&self, y: &mut F32, x: &CountedRows, w: &CountedQuantizedWeight, p: &Product, _: &mut Bytes) {
+        w.shape.check(p);
+        assert_eq!(x.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "left operand");
+        assert_eq!(y.len(), p.rows() * p.n, "output");
+        self.product("product4_forward", p, y.len());
+    }
+
+    fn product4_grad_input(&self, dx: &mut F32, dy: &F32, w: &CountedQuantizedWeight, p: &Product, _: &mut Bytes) {
+        w.shape.check(p);
+        assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients");
+        self.product("product4_grad_input", p, dx.len());
     }
 
     fn thin_workspace(&self, p: &Thin) -> usize {

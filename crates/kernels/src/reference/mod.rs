@@ -19,6 +19,7 @@ mod gated_norm;
 mod head_loss;
 mod l2_norm;
 mod product;
+mod product4;
 mod residual;
 mod rms_norm;
 mod rope;
@@ -31,8 +32,8 @@ mod thin;
 use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::{Buffer, Element};
 use crate::op::{
-    Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm, Product,
-    RmsNorm, Rope, Router, SliceShape, Thin,
+    AsQuantized, Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm,
+    Product, QuantizedShape, RmsNorm, Rope, Router, SliceShape, Thin,
 };
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
@@ -47,6 +48,7 @@ impl Backend for Reference {
     type Buffer<T: Element> = Buffer<T>;
     type Rows = slices::SlicedRows;
     type Weight = slices::SlicedWeight;
+    type QuantizedWeight = product4::QuantizedWeight;
 
     fn name(&self) -> String {
         "reference".to_string()
@@ -112,6 +114,44 @@ impl Backend for Reference {
         workspace: &mut Buffer<u8>,
     ) {
         product::grad_weight(dw, dy, x, p, row_starts, workspace);
+    }
+
+    fn quantized_weight<Q: AsQuantized, E>(
+        &self,
+        shape: QuantizedShape,
+        make: impl FnMut(usize) -> Result<Q, E>,
+    ) -> Result<Self::QuantizedWeight, E> {
+        product4::quantized_weight(shape, make)
+    }
+
+    fn product4_rows(&self, out: &mut Self::Rows, x: &Buffer<f32>, w: &Self::QuantizedWeight, p: &Product) {
+        product4::rows(out, x, w, p);
+    }
+
+    fn product4_workspace(&self, w: QuantizedShape, p: &Product) -> usize {
+        product4::workspace(w, p)
+    }
+
+    fn product4_forward(
+        &self,
+        y: &mut Buffer<f32>,
+        x: &Self::Rows,
+        w: &Self::QuantizedWeight,
+        p: &Product,
+        workspace: &mut Buffer<u8>,
+    ) {
+        product4::forward(y, x, w, p, workspace);
+    }
+
+    fn product4_grad_input(
+        &self,
+        dx: &mut Buffer<f32>,
+        dy: &Buffer<f32>,
+        w: &Self::QuantizedWeight,
+        p: &Product,
+        workspace: &mut Buffer<u8>,
+    ) {
+        product4::grad_input(dx, dy, w, p, workspace);
     }
 
     fn thin_workspace(&self, p: &Thin) -> usize {

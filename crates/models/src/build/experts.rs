@@ -1,21 +1,20 @@
 //! The feed of a mixture of experts from its tensors: router, experts of any layout as one grouped matrix, shared expert.
 //!
 //! Gate and up of an expert become one matrix (gate rows, then up rows), as transformers has them in memory; trained experts are two tensors per layer
-//! of that form, and `files.rs` gives them back the layout of the file.
+//! of that form, and `files.rs` gives them back the layout of the file. Of four bits, gate and up stay two: each has its own order of channels.
 
 use crate::ModelError;
 use crate::adapter::Trained;
-use crate::build::{Builder, finite, initial_a, stored_finite};
+use crate::build::{Builder, finite, initial_a, only_adapters, stored_finite};
 use crate::config::{ExpertsConfig, Scoring as ScoringConfig};
-use crate::experts::{self, Experts as Loaded, ExpertsShape, Projection};
+use crate::experts::{self, Experts as Loaded, ExpertsShape, GptqExperts, Projection, StoredExperts};
 use crate::files::Form;
 use crate::layer::experts::{SharedExpert, Sparse};
-use crate::source::{Format, StoredTensor};
-use isobit_autograd::{ExpertAdapter, ExpertMatrix, Experts, Matrix, ROUTER_PROFILE, Router};
+use crate::source::StoredTensor;
+use isobit_autograd::{ExpertAdapter, ExpertMatrix, Experts, Matrix, Quantized, ROUTER_PROFILE, Router};
 use isobit_kernels::Backend;
 use isobit_kernels::op::thin::RANK_MAX;
 use isobit_kernels::op::{Scoring, SliceShape};
-use std::borrow::Cow;
 
 /// The two tensors of a layer's experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +84,7 @@ impl<B: Backend> Builder<'_, B> {
         let weight = if trained {
             Matrix::Trained(self.trained(&name, &[c.experts, hidden])?)
         } else {
-            self.frozen_matrix(path, c.experts, hidden, ROUTER_PROFILE)?
+            self.sliced_matrix(path, c.experts, hidden, ROUTER_PROFILE)?
         };
         let bias = format!("{path}.e_score_correction_bias");
         let bias = c.correction_bias.then(|| self.float32(&bias, &[c.experts])).transpose()?;
@@ -129,22 +128,30 @@ impl<B: Backend> Builder<'_, B> {
         let [outputs, inputs] = part.shape(shape);
         let name = format!("{path}.experts.{}", part.name());
         if trained && matches!(loaded, Loaded::Gptq(_)) {
-            return Err(ModelError::Tensor { name, what: "it is quantised: only adapters can be trained".to_string() });
+            return Err(only_adapters(name));
         }
-        let stored = Self::stacked(part, loaded)?;
-        let weight = if trained {
-            let value = self.backend.upload_made(stored.length(), || finite(&name, stored.to_f32()))?;
-            let in_file = self.source.name_in_file(&name);
-            let id = self.parameters.add(in_file, vec![shape.experts, outputs, inputs], value, true);
-            if let Some(form) = Form::of_experts(self.source, path, part, loaded) {
-                self.forms.insert(id, form);
+        let weight = match loaded {
+            Loaded::Gptq(gptq) => {
+                let parts = part.projections().iter().map(|&projection| self.quantised_experts(gptq, projection));
+                Matrix::Quantized(parts.collect::<Result<_, _>>()?)
             }
-            Matrix::Trained(id)
-        } else {
-            stored_finite(&name, &stored)?;
-            let frozen = self.frozen(&stored);
-            let shape_of_one = SliceShape { rows: outputs, width: inputs, profile: self.settings.profile };
-            Matrix::Frozen(self.backend.slice_weight(frozen.stored(), shape.experts, shape_of_one))
+            Loaded::Stored(stored) if trained => {
+                let stacked = Self::stacked(part, stored)?;
+                let value = self.backend.upload_made(stacked.length(), || finite(&name, stacked.to_f32()))?;
+                let in_file = self.source.name_in_file(&name);
+                let id = self.parameters.add(in_file, vec![shape.experts, outputs, inputs], value, true);
+                if let Some(form) = Form::of_experts(self.source, path, part, loaded) {
+                    self.forms.insert(id, form);
+                }
+                Matrix::Trained(id)
+            }
+            Loaded::Stored(stored) => {
+                let stacked = Self::stacked(part, stored)?;
+                stored_finite(&name, &stacked)?;
+                let frozen = self.frozen(&stacked);
+                let shape_of_one = SliceShape { rows: outputs, width: inputs, profile: self.settings.profile };
+                Matrix::Frozen(self.backend.slice_weight(frozen.stored(), shape.experts, shape_of_one))
+            }
         };
         let adapter = target
             .map(|((rank, scale), inner)| {
@@ -177,26 +184,21 @@ impl<B: Backend> Builder<'_, B> {
     }
 
     /// One tensor of all experts, expert after expert.
-    fn stacked<'s>(part: Part, loaded: &Loaded<'s>) -> Result<StoredTensor<'s>, ModelError> {
-        let shape = loaded.shape();
-        let [rows, columns] = part.shape(shape);
-        let all = vec![shape.experts, rows, columns];
-        match loaded {
-            Loaded::Stored(stored) => match part {
-                Part::GateUp => stored.stacked_gate_up(),
-                Part::Down => stored.stacked(Projection::Down),
-            },
-            Loaded::Gptq(gptq) => {
-                let mut bytes = Vec::with_capacity(4 * all.iter().product::<usize>());
-                for expert in 0..shape.experts {
-                    for &projection in part.projections() {
-                        let values = gptq.expert(projection, expert)?.dequantise();
-                        bytes.extend(values.into_iter().flat_map(f32::to_le_bytes));
-                        gptq.release_expert(projection, expert);
-                    }
-                }
-                Ok(StoredTensor { format: Format::F32, shape: all, bytes: Cow::Owned(bytes) })
-            }
+    fn stacked<'s>(part: Part, stored: &StoredExperts<'s>) -> Result<StoredTensor<'s>, ModelError> {
+        match part {
+            Part::GateUp => stored.stacked_gate_up(),
+            Part::Down => stored.stacked(Projection::Down),
         }
+    }
+
+    /// A projection of all experts as four bits. One expert at a time is read, and its pages go.
+    fn quantised_experts(&self, experts: &GptqExperts, projection: Projection) -> Result<Quantized<B>, ModelError> {
+        let shape = experts.quantized_shape(projection)?;
+        let weight = self.backend.quantized_weight(shape, |expert| {
+            let weight = experts.expert(projection, expert)?;
+            experts.release_expert(projection, expert);
+            Ok::<_, ModelError>(weight)
+        })?;
+        Ok(Quantized { weight, shape })
     }
 }

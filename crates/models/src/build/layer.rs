@@ -34,6 +34,7 @@ impl<B: Backend> Builder<'_, B> {
             }
             FeedConfig::Experts(experts) => Feed::Experts(self.sparse(&format!("{path}.mlp"), experts, trained)?),
         };
+        self.source.release_all();
         Ok(Block { input_norm, mixer, post_norm, feed })
     }
 

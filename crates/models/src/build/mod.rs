@@ -1,7 +1,7 @@
 //! Puts a model together: every tensor found by name, checked for its shape, sliced or kept as what it is for.
 //!
-//! Frozen matrices are kept as slices only, so a model takes two bytes a weight (x2); a tensor's file pages may go as soon as it
-//! is sliced.
+//! Frozen matrices are kept as slices only, so a model takes two bytes a weight (x2), or as the four bits they are stored in; a tensor's
+//! file pages may go as soon as it is read.
 
 mod experts;
 mod layer;
@@ -15,7 +15,7 @@ use crate::files::Form;
 use crate::model::Model;
 use crate::source::{Format, Source, StoredTensor, Weight};
 use half::{bf16, f16};
-use isobit_autograd::{Adapter, Frozen, Linear, Matrix, Norm, ParameterId, Parameters, Table, Vector};
+use isobit_autograd::{Adapter, Frozen, Linear, Matrix, Norm, ParameterId, Parameters, Quantized, Table, Vector};
 use isobit_kernels::Backend;
 use isobit_kernels::backend::F32;
 use isobit_kernels::op::SliceShape;
@@ -58,6 +58,7 @@ pub fn build<B: Backend>(
     let (parameters, forms) = (Parameters::default(), BTreeMap::new());
     let mut builder = Builder { backend, config, source, settings, parameters, forms, modules: 0, adapters: 0 };
     let mut model = builder.model()?;
+    source.release_all();
     model.forms = std::mem::take(&mut builder.forms);
     if let Trained::Lora(_) = settings.trained
         && builder.adapters == 0
@@ -138,7 +139,8 @@ impl<B: Backend> Builder<'_, B> {
         let norm = self.norm("model.norm", hidden, ends)?;
         let head = match tied_head {
             Some(head) => head,
-            None => self.matrix("lm_head", vocabulary, hidden, ends)?,
+            None if ends => Matrix::Trained(self.trained("lm_head.weight", &[vocabulary, hidden])?),
+            None => self.sliced_matrix("lm_head", vocabulary, hidden, self.settings.profile)?,
         };
         let (cos, sin) = self.rotation();
         Ok(Model {
@@ -225,13 +227,26 @@ impl<B: Backend> Builder<'_, B> {
 
     /// The matrix of the linear layer at `path`.
     fn matrix(&mut self, path: &str, rows: usize, width: usize, trained: bool) -> Result<Matrix<B>, ModelError> {
+        let Some(form) = self.source.quantised(path, rows, width)? else {
+            if trained {
+                return Ok(Matrix::Trained(self.trained(&format!("{path}.weight"), &[rows, width])?));
+            }
+            return self.sliced_matrix(path, rows, width, self.settings.profile);
+        };
         if trained {
-            return Ok(Matrix::Trained(self.trained(&format!("{path}.weight"), &[rows, width])?));
+            return Err(only_adapters(format!("{}.qweight", self.source.name_in_file(path))));
         }
-        self.frozen_matrix(path, rows, width, self.settings.profile)
+        let shape = form.shape(rows, width);
+        let weight = self.backend.quantized_weight(shape, |_| match self.source.weight(path, rows, width)? {
+            Weight::Gptq(weight) => Ok::<_, ModelError>(weight),
+            Weight::Stored(_) => unreachable!("a source that says that it is quantised gives it so"),
+        })?;
+        self.source.release_weight(path);
+        Ok(Matrix::Quantized(vec![Quantized { weight, shape }]))
     }
 
-    fn frozen_matrix(&self, path: &str, rows: usize, width: usize, profile: Profile) -> Result<Matrix<B>, ModelError> {
+    /// A frozen matrix whose op takes slices, even where it is stored as four bits.
+    fn sliced_matrix(&self, path: &str, rows: usize, width: usize, profile: Profile) -> Result<Matrix<B>, ModelError> {
         let stored = match self.source.weight(path, rows, width)? {
             Weight::Stored(stored) => stored,
             Weight::Gptq(weight) => {
@@ -302,6 +317,11 @@ impl<B: Backend> Builder<'_, B> {
         });
         (cos, sin)
     }
+}
+
+/// Four bits cannot take a step.
+fn only_adapters(name: String) -> ModelError {
+    ModelError::Tensor { name, what: "it is quantised: only adapters can be trained".to_string() }
 }
 
 /// NaN or infinity in the weights is a malformed file, found before the first step.

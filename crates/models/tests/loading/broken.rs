@@ -3,6 +3,7 @@
 use crate::experts_of_a_layer::{Layout, expert_file};
 use crate::packed::{Plain, gptq_config};
 use crate::{File, MLP, Made, Numbers, Q, bf16, config, f32s, weights_of};
+use isobit_kernels::op::AsQuantized;
 use isobit_models::config::Quantization;
 use isobit_models::experts::{self, Experts, ExpertsShape, Projection};
 use isobit_models::{ModelError, Source, StoredTensor, Weight, Weights};
@@ -17,7 +18,11 @@ fn read_all(weights: &Weights, shape: ExpertsShape) -> Result<(), ModelError> {
         for expert in 0..shape.experts {
             match &loaded {
                 Experts::Stored(stored) => look(stored.expert(projection, expert)?),
-                Experts::Gptq(gptq) => drop(gptq.expert(projection, expert)?.dequantise()),
+                Experts::Gptq(gptq) => {
+                    let weight = gptq.expert(projection, expert)?;
+                    assert_eq!(weight.quantized().check(), Ok(()), "what the loader lets through the ops take");
+                    drop((weight.dequantise(), gptq.quantized_shape(projection)?));
+                }
             }
         }
         if let Experts::Stored(stored) = &loaded {
@@ -25,8 +30,10 @@ fn read_all(weights: &Weights, shape: ExpertsShape) -> Result<(), ModelError> {
         }
     }
     if let Weight::Gptq(weight) = weights.weight(Q, 8, 16)? {
+        assert_eq!(weight.quantized().check(), Ok(()), "what the loader lets through the ops take");
         drop(weight.dequantise());
     }
+    weights.quantised(Q, 8, 16)?;
     weights.bias(Q, 8, false)?;
     look(weights.tensor("model.norm.weight", &[16])?);
     Ok(())

@@ -1,10 +1,13 @@
 //! GPTQ: packed by the rules of its writers here, unpacked by the loader.
 
 use crate::{File, MLP, Made, Numbers, Q, bf16, config, f32s, i32s, weights_of};
+use isobit_kernels::op::{AsQuantized, Product, SliceShape};
+use isobit_kernels::{Backend, Reference};
 use isobit_models::config::{Config, GptqConfig, Quantization};
 use isobit_models::experts::{self, Experts, ExpertsShape, Projection};
-use isobit_models::{GptqWeight, ModelError, Source, Weight};
+use isobit_models::{GptqForm, GptqScales, GptqWeight, ModelError, Source, Weight};
 use isobit_numerics::cast::f32_to_f16;
+use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::Dtype;
 use serde_json::{Value, json};
 
@@ -94,9 +97,27 @@ pub(crate) fn quantised(weight: Result<Weight, ModelError>) -> GptqWeight {
     }
 }
 
+/// Whether the op's product multiplies by these numbers: the rows of the unit matrix come out as columns of weights. The unit of a row, its
+/// product with the scale and the sum are rounded, by 2⁻²⁴ each (2.4e-7 is four of these); the next weight is farther by a sixteenth.
+fn multiplies_by(weight: &GptqWeight, form: GptqForm, wanted: &[f32]) {
+    let (n, k) = (weight.outputs, weight.inputs);
+    let shape = form.shape(n, k);
+    let packed = Reference.quantized_weight(shape, |_| Ok::<_, ModelError>(weight.clone())).expect("a weight");
+    let unit: Vec<f32> = (0..k * k).map(|at| if at / k == at % k { 1.0 } else { 0.0 }).collect();
+    let p = Product { segments: &[0, k], n, k, profile: Profile::X2, accumulate: false };
+    let mut rows = Reference.rows(SliceShape { rows: k, width: k, profile: Profile::X2 });
+    Reference.product4_rows(&mut rows, &Reference.upload(&unit), &packed, &p);
+    let (mut y, mut workspace) = (Reference.zeros(k * n), Reference.zeros(Reference.product4_workspace(shape, &p)));
+    Reference.product4_forward(&mut y, &rows, &packed, &p, &mut workspace);
+    for (at, wanted) in wanted.iter().enumerate() {
+        let found = y[at % k * n + at / k];
+        assert!((found - wanted).abs() <= wanted.abs() * 2.4e-7, "{at}: {found}, not {wanted}");
+    }
+}
+
 #[test]
 fn packed_integers_are_their_numbers() {
-    for (outputs, inputs, size) in [(16, 64, 32), (8, 24, 8), (24, 128, 64), (8, 8, 8)] {
+    for (outputs, inputs, size) in [(16, 64, 32), (8, 24, 8), (24, 128, 64), (8, 8, 8), (16, 384, 128)] {
         for (first, shuffled, whole) in
             [(true, false, false), (false, true, false), (true, true, false), (true, false, true)]
         {
@@ -114,19 +135,18 @@ fn packed_integers_are_their_numbers() {
                 plain.zeros.iter().map(|zero| *zero as u8).collect::<Vec<_>>(),
                 "0 to 15, borrows undone"
             );
-            assert_eq!((&weight.scales, &weight.group_of_input), (&plain.scales, &plain.group_of_input));
+            let GptqScales::F16(scales) = &weight.scales else { panic!("scales keep their format") };
+            assert_eq!(scales.iter().map(|scale| scale.to_f32()).collect::<Vec<_>>(), plain.scales);
+            assert_eq!(weight.group_of_input, plain.group_of_input);
             assert_eq!(weight.dequantise(), plain.matrix());
             for (at, integer) in plain.integers.iter().enumerate() {
                 assert_eq!(u32::from(weight.integer(at / outputs, at % outputs)), *integer);
             }
-            match &weight.order {
-                None => assert!(plain.group_of_input.is_sorted()),
-                Some(order) => {
-                    let mut wanted: Vec<u32> = (0..inputs as u32).collect();
-                    wanted.sort_by_key(|input| plain.group_of_input[*input as usize]);
-                    assert_eq!(*order, wanted, "stable");
-                }
-            }
+            let form = weights.quantised(Q, outputs, inputs).expect("a form").expect("it is quantised");
+            let ordered = !plain.group_of_input.is_sorted();
+            assert_eq!(form, GptqForm { group_size: size, half_scales: true, ordered, zero: None });
+            assert_eq!(weight.quantized().check(), Ok(()));
+            multiplies_by(&weight, form, &plain.matrix());
             weights.release_weight(Q);
         }
     }
@@ -144,6 +164,10 @@ fn quantised_matrices_that_do_not_fit_together_are_named() {
         let (_folder, weights) = weights_of(&file, config).expect("weights");
         let error = weights.weight(Q, 16, 64).expect_err("nonsense").to_string();
         assert!(wanted.iter().all(|part| error.contains(part)), "{error}: wanted {wanted:?}");
+        // Whatever is seen without the numbers is refused in the same words.
+        if let Err(early) = weights.quantised(Q, 16, 64) {
+            assert_eq!(early.to_string(), error);
+        }
     };
     let put =
         |part: &'static str, made: Made| move |file: &mut File| drop(file.insert(format!("{Q}.{part}"), made.clone()));
@@ -212,8 +236,10 @@ fn quantised_experts() {
     let (_folder, weights) = weights_of(&file, &config).expect("weights");
     let Quantization::Gptq(GptqConfig { symmetric: Some(true), .. }) = config.quantization else { panic!("symmetric") };
     let Experts::Gptq(loaded) = experts::load(&weights, MLP, shape).expect("experts") else { panic!("quantised") };
+    let all = loaded.quantized_shape(Projection::Up).expect("a shape");
+    assert_eq!((all.count, all.n, all.k, all.groups(), all.ordered, all.zero), (2, 16, 8, 1, 0, Some(8)));
     let down = loaded.expert(Projection::Down, 1).expect("a matrix");
-    assert_eq!((down.outputs, down.inputs, down.groups), (8, 16, 2));
+    assert_eq!((down.outputs, down.inputs, down.group_size), (8, 16, 8));
     assert_eq!(down.dequantise(), Plain::random(8, 16, 8, false, Some(8)).matrix());
     loaded.release_expert(Projection::Down, 1);
     assert!(matches!(weights.weight(Q, 8, 8), Ok(Weight::Stored(_))));

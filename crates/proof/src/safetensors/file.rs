@@ -114,6 +114,13 @@ impl SafeTensors {
         }
     }
 
+    /// Gives all pages back to the system: around those of the tensors that were read it brought in others.
+    pub fn release(&self) {
+        if let Content::Mapped(map) = &self.content {
+            release(map, map);
+        }
+    }
+
     fn tensor<'a>(&'a self, entry: &'a HeaderEntry) -> Tensor<'a> {
         // The header's ranges tile the data buffer, so this cannot be out of range.
         let bytes = &self.content.bytes()[self.data_begin + entry.begin..self.data_begin + entry.end];

@@ -1,0 +1,119 @@
+//! Products with frozen weights of four bits, of one layer or of a layer's experts (`docs/numerics.md`, "Product with 4-bit weights").
+//!
+//! A matrix may be made of several parts that a file has as modules of their own, one below the other: gate and up of experts. Outputs
+//! of the parts lie side by side; the input gradient adds the parts up in their order, the later ones accumulating.
+
+use crate::arena::{Lease, RowsLease};
+use crate::parameters::Quantized;
+use crate::tape::Tape;
+use isobit_kernels::Backend;
+use isobit_kernels::op::{ColumnMode, Columns, Place, Product, SliceShape};
+
+/// Whether a plain slicing of the input is what the weight takes, so that layers can share it.
+pub(crate) fn takes_plain_rows<B: Backend>(part: &Quantized<B>) -> bool {
+    part.shape.ordered == 0
+}
+
+/// Columns of one part of a wider matrix.
+#[derive(Clone, Copy)]
+struct Part {
+    rows: usize,
+    offset: usize,
+    width: usize,
+    whole: usize,
+}
+
+impl Part {
+    /// A copy from the whole, or to it.
+    fn columns(self, join: bool) -> Columns {
+        let Self { rows, offset, width, whole } = self;
+        let (wide, one) = (Place::dense(whole, offset, width), Place::dense(width, 0, width));
+        let (from, to) = if join { (one, wide) } else { (wide, one) };
+        Columns { tokens: rows, groups: 1, width, from, to, mode: ColumnMode::Overwrite }
+    }
+}
+
+impl<B: Backend> Tape<'_, B> {
+    /// `y = W x` of the rows of each segment; `rows` are the slices of `x` if they are there already.
+    pub(crate) fn quantized_forward(
+        &self,
+        y: &mut Lease<B>,
+        x: &Lease<B>,
+        rows: Option<&RowsLease<B>>,
+        parts: &[Quantized<B>],
+        segments: &[usize],
+    ) {
+        let whole = parts.iter().map(|part| part.shape.n).sum();
+        let count = segments.last().copied().unwrap_or(0);
+        let [part] = parts else {
+            let mut offset = 0;
+            for part in parts {
+                let width = part.shape.n;
+                let mut one = self.take(count * width);
+                self.one_quantized_forward(&mut one, x, rows, part, segments);
+                self.backend.columns(y, &one, &Part { rows: count, offset, width, whole }.columns(true));
+                offset += width;
+            }
+            return;
+        };
+        self.one_quantized_forward(y, x, rows, part, segments);
+    }
+
+    fn one_quantized_forward(
+        &self,
+        y: &mut Lease<B>,
+        x: &Lease<B>,
+        rows: Option<&RowsLease<B>>,
+        part: &Quantized<B>,
+        segments: &[usize],
+    ) {
+        let p = self.quantized_product(part, segments);
+        let own;
+        let rows = if let Some(rows) = rows.filter(|_| takes_plain_rows(part)) {
+            rows
+        } else {
+            own = self.ordered_rows(x, part, &p);
+            &own
+        };
+        let mut workspace = self.arena.workspace(self.backend, self.backend.product4_workspace(part.shape, &p));
+        self.backend.product4_forward(y, rows, &part.weight, &p, &mut workspace);
+    }
+
+    /// Slices of rows whose channels are in the order of the weight that they meet.
+    fn ordered_rows(&self, x: &Lease<B>, part: &Quantized<B>, p: &Product) -> RowsLease<B> {
+        let shape = SliceShape { rows: p.rows(), width: p.k, profile: p.profile };
+        let mut rows = self.arena.rows(self.backend, shape);
+        self.backend.product4_rows(&mut rows, x, &part.weight, p);
+        rows
+    }
+
+    /// `dx = Wᵀ dy`, or added to what `dx` holds.
+    pub(crate) fn quantized_grad_input(
+        &self,
+        dx: &mut Lease<B>,
+        dy: &Lease<B>,
+        parts: &[Quantized<B>],
+        segments: &[usize],
+        accumulate: bool,
+    ) {
+        let whole: usize = parts.iter().map(|part| part.shape.n).sum();
+        let mut offset = 0;
+        for (index, part) in parts.iter().enumerate() {
+            // ORDER: parts in their order; the first starts from zero or from what is there.
+            let p = Product { accumulate: accumulate || index > 0, ..self.quantized_product(part, segments) };
+            let width = part.shape.n;
+            let one = (width < whole).then(|| {
+                let mut one = self.take(p.rows() * width);
+                self.backend.columns(&mut one, dy, &Part { rows: p.rows(), offset, width, whole }.columns(false));
+                one
+            });
+            let mut workspace = self.arena.workspace(self.backend, self.backend.product4_workspace(part.shape, &p));
+            self.backend.product4_grad_input(dx, one.as_ref().unwrap_or(dy), &part.weight, &p, &mut workspace);
+            offset += width;
+        }
+    }
+
+    fn quantized_product<'s>(&self, part: &Quantized<B>, segments: &'s [usize]) -> Product<'s> {
+        Product { segments, n: part.shape.n, k: part.shape.k, profile: self.profile, accumulate: false }
+    }
+}

@@ -1,0 +1,173 @@
+//! Product with 4-bit weights: both forms and profiles, group sizes, orders of channels, formats of scales, experts.
+
+use crate::data::{Kind, Random};
+use crate::{Case, Output, Visitor, poisoned, workspace};
+use half::f16;
+use isobit_kernels::Backend;
+use isobit_kernels::op::{Product, Quantized, QuantizedShape, Scales, SliceShape};
+use isobit_numerics::slices::Profile;
+use std::convert::Infallible;
+
+/// A quantised weight in host memory, as a loader would have read it.
+pub struct HostWeight {
+    pub n: usize,
+    pub k: usize,
+    pub group_size: usize,
+    pub words: Vec<i32>,
+    pub zeros: Vec<u8>,
+    pub scales: Vec<f32>,
+    /// The same numbers, where float16 holds them.
+    pub narrow: Option<Vec<f16>>,
+    pub group_of: Vec<u32>,
+}
+
+impl HostWeight {
+    /// Random nibbles and zero points; scales of about 0.01 to 0.04, or what `kind` says. A group size of 0 is one group.
+    pub fn new(random: &mut Random, n: usize, k: usize, group_size: usize, shuffled: bool, kind: Kind) -> Self {
+        let group_size = if group_size == 0 { k.max(1) } else { group_size };
+        let groups = k.div_ceil(group_size);
+        let words = (0..k / 8 * n).map(|_| random.word() as i32).collect();
+        let zeros = (0..groups * n).map(|_| random.below(17) as u8).collect();
+        let plain = |random: &mut Random| f16::from_f32(0.01 + 0.03 * random.uniform()).to_f32();
+        let scales: Vec<f32> = match kind {
+            Kind::Plain => (0..groups * n).map(|_| plain(random)).collect(),
+            _ => random.f32s(kind, groups * n),
+        };
+        let narrow = (kind == Kind::Plain).then(|| scales.iter().map(|&scale| f16::from_f32(scale)).collect());
+        let mut group_of: Vec<u32> = (0..k).map(|channel| (channel / group_size) as u32).collect();
+        if shuffled {
+            for last in (1..k).rev() {
+                group_of.swap(last, random.below(last + 1));
+            }
+        }
+        Self { n, k, group_size, words, zeros, scales, narrow, group_of }
+    }
+
+    pub fn view(&self) -> Quantized<'_> {
+        let scales = self.narrow.as_ref().map_or(Scales::F32(&self.scales), |narrow| Scales::F16(narrow));
+        let (words, zeros, group_of) = (&self.words[..], &self.zeros[..], &self.group_of[..]);
+        Quantized { n: self.n, k: self.k, group_size: self.group_size, words, zeros, scales, group_of }
+    }
+}
+
+/// The weights as a backend keeps them.
+pub fn packed<B: Backend>(b: &B, weights: &[Quantized]) -> B::QuantizedWeight {
+    let made = b.quantized_weight(QuantizedShape::of(weights), |e| Ok::<_, Infallible>(weights[e]));
+    made.unwrap_or_else(|never| match never {})
+}
+
+#[derive(Debug)]
+struct Product4Case {
+    segments: Vec<usize>,
+    n: usize,
+    k: usize,
+    /// 0: one group.
+    group_size: usize,
+    /// Channels are not in the order of their groups.
+    shuffled: bool,
+    profile: Profile,
+    kind: Kind,
+    scale_kind: Kind,
+}
+
+impl Case for Product4Case {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        self.run_with(b, None)
+    }
+}
+
+/// The same with one zero point for all: a symmetric file.
+#[derive(Debug)]
+struct Symmetric4Case {
+    of: Product4Case,
+    zero: u8,
+}
+
+impl Case for Symmetric4Case {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        self.of.run_with(b, Some(self.zero))
+    }
+}
+
+impl Product4Case {
+    fn run_with<B: Backend>(&self, b: &B, zero: Option<u8>) -> Vec<Output> {
+        let (count, m) = (self.segments.len() - 1, self.segments[self.segments.len() - 1]);
+        let mut random = Random::new(m as u64 + 4);
+        let mut host: Vec<_> = (0..count)
+            .map(|_| HostWeight::new(&mut random, self.n, self.k, self.group_size, self.shuffled, self.scale_kind))
+            .collect();
+        for weight in &mut host {
+            weight.zeros.iter_mut().for_each(|own| *own = zero.unwrap_or(*own));
+        }
+        let weights: Vec<_> = host.iter().map(HostWeight::view).collect();
+        let x = b.upload(&random.f32s(self.kind, m * self.k));
+        let dy = b.upload(&random.f32s(self.kind, m * self.n));
+        let old = random.f32s(Kind::Plain, m * self.k);
+        let shape = QuantizedShape::of(&weights);
+        let w = packed(b, &weights);
+        let p = Product { segments: &self.segments, n: self.n, k: self.k, profile: self.profile, accumulate: false };
+        let mut room = workspace(b, b.product4_workspace(shape, &p));
+        let mut rows = b.rows(SliceShape { rows: m, width: self.k, profile: self.profile });
+        b.product4_rows(&mut rows, &x, &w, &p);
+        let (mut y, mut dx) = (poisoned(b, m * self.n), poisoned(b, m * self.k));
+        b.product4_forward(&mut y, &rows, &w, &p, &mut room);
+        b.product4_grad_input(&mut dx, &dy, &w, &p, &mut room);
+        let mut added = b.upload(&old);
+        b.product4_grad_input(&mut added, &dy, &w, &Product { accumulate: true, ..p }, &mut room);
+        vec![
+            Output::download(b, "y", &y),
+            Output::download(b, "dx", &dx),
+            Output::download(b, "dx accumulated", &added),
+        ]
+    }
+}
+
+pub fn visit(visitor: &mut impl Visitor) {
+    let dense = |m: usize, n: usize, k: usize, group_size, shuffled, profile, kind| Product4Case {
+        segments: vec![0, m],
+        n,
+        k,
+        group_size,
+        shuffled,
+        profile,
+        kind,
+        scale_kind: Kind::Plain,
+    };
+    for profile in Profile::ALL {
+        visitor.case(&dense(1, 1, 8, 0, false, profile, Kind::Plain));
+        visitor.case(&dense(3, 17, 64, 32, false, profile, Kind::Plain));
+        visitor.case(&dense(33, 31, 640, 128, false, profile, Kind::Outliers));
+        visitor.case(&dense(37, 67, 1032, 0, false, profile, Kind::Outliers));
+        visitor.case(&dense(7, 515, 256, 64, true, profile, Kind::Plain));
+        visitor.case(&dense(525, 19, 128, 32, true, profile, Kind::Outliers));
+        // Groups that straddle chunks and tiles, and a shorter last one.
+        visitor.case(&dense(9, 33, 1104, 200, false, profile, Kind::Plain));
+        visitor.case(&dense(9, 1030, 584, 24, true, profile, Kind::Outliers));
+        visitor.case(&dense(70, 80, 72, 8, true, profile, Kind::Plain));
+        for kind in [Kind::Edges, Kind::Zeros] {
+            visitor.case(&dense(13, 29, 72, 24, false, profile, kind));
+        }
+        for scale_kind in [Kind::Outliers, Kind::Edges, Kind::Zeros] {
+            visitor.case(&Product4Case { scale_kind, ..dense(13, 40, 136, 64, true, profile, Kind::Plain) });
+        }
+        // Experts: several segments, some empty, each weight with its own order.
+        visitor.case(&Product4Case {
+            segments: vec![0, 5, 5, 22, 101, 101],
+            ..dense(0, 33, 192, 64, true, profile, Kind::Outliers)
+        });
+        visitor
+            .case(&Product4Case { segments: vec![0, 2, 2, 40], ..dense(0, 65, 144, 128, false, profile, Kind::Plain) });
+        let experts =
+            Product4Case { segments: vec![0, 3, 3, 41], ..dense(0, 37, 160, 64, true, profile, Kind::Outliers) };
+        visitor.case(&Symmetric4Case { of: experts, zero: 8 });
+        visitor.case(&Symmetric4Case { of: dense(35, 530, 136, 32, false, profile, Kind::Plain), zero: 16 });
+    }
+}

@@ -1,0 +1,305 @@
+//! Weights of four bits, packed in the order of right tiles, and the panels that a product multiplies.
+//!
+//! A *line* is eight ordered channels of 16 outputs in 64 bytes: byte `(output, c)` holds channel `c` in its low and channel
+//! `c + 4` in its high bits, so that one mask and one shift give two groups of a right tile. Lines lie as `[16 outputs][line]`.
+
+use super::block::RightView;
+use super::path::{Path, multiversion, prefetch};
+use super::slices::{BLOCK, CHUNK_TILES, TILE_BYTES, TILE_DEPTH, TILE_ROWS, turn_tile, widen};
+use crate::Cpu;
+use crate::buffer::Buffer;
+use crate::op::product4::{
+    AsQuantized, CHANNELS_PER_WORD, Piece, Quantized, QuantizedShape, Scales, pieces, sigma_factor,
+};
+use half::f16;
+use isobit_numerics::slices::{CHUNK, Profile};
+use std::ops::Range;
+
+const LINE_BYTES: usize = 64;
+/// Lines of a tile's 64 channels.
+const TILE_LINES: usize = TILE_DEPTH / CHANNELS_PER_WORD;
+/// Bytes that a line is unpacked to.
+const UNPACKED: usize = 2 * LINE_BYTES;
+
+/// Frozen weights of four bits with their scales and zero points.
+pub struct QuantizedWeight {
+    pub(super) shape: QuantizedShape,
+    /// `[weight][16 outputs][line][64]`
+    lines: Buffer<u8>,
+    /// `[weight][group][outputs, padded to 16]`; nothing is taken off what is padding. Empty where all are one.
+    zeros: Buffer<u8>,
+    /// `[weight][group][output]`
+    scales: KeptScales,
+    /// `[ordered weight][place]`: channels.
+    orders: Buffer<u32>,
+    /// Which of the orders is each weight's; none where its places are its channels.
+    order_of: Vec<Option<usize>>,
+    pub(super) plan: Plan,
+}
+
+enum KeptScales {
+    F32(Buffer<f32>),
+    F16(Buffer<f16>),
+}
+
+/// How the ordered channels are cut, the same for all weights.
+pub(super) struct Plan {
+    /// Places of each group.
+    pub(super) starts: Vec<usize>,
+    /// Pieces of each chunk.
+    pub(super) pieces: Vec<Vec<Piece>>,
+    /// Panels of up to 32 places that lie in one group, for the input gradient.
+    pub(super) panels: Vec<Piece>,
+    /// The first panel of each group, and the end.
+    pub(super) panel_starts: Vec<usize>,
+}
+
+impl Plan {
+    fn of(shape: QuantizedShape) -> Self {
+        let starts = shape.starts();
+        let mut by_chunk = vec![Vec::new(); shape.k.div_ceil(CHUNK)];
+        for piece in pieces(&starts) {
+            by_chunk[piece.chunk()].push(piece);
+        }
+        let (mut panels, mut panel_starts) = (Vec::new(), vec![0]);
+        for (group, ends) in starts.windows(2).enumerate() {
+            for first in (ends[0]..ends[1]).step_by(BLOCK) {
+                panels.push(Piece { group, channels: first..(first + BLOCK).min(ends[1]) });
+            }
+            panel_starts.push(panels.len());
+        }
+        Self { starts, pieces: by_chunk, panels, panel_starts }
+    }
+}
+
+/// Lengths of lines, zero points, scales and orders.
+fn lengths(shape: QuantizedShape) -> [usize; 4] {
+    let QuantizedShape { count, n, k, ordered, .. } = shape;
+    let (blocks, groups) = (n.div_ceil(TILE_ROWS), shape.groups());
+    let lines = count * blocks * (k / CHANNELS_PER_WORD) * LINE_BYTES;
+    let zeros = if shape.zero.is_some() { 0 } else { count * groups * blocks * TILE_ROWS };
+    [lines, zeros, count * groups * n, ordered * k]
+}
+
+/// Bytes that such weights take.
+pub(super) fn quantized_bytes(shape: QuantizedShape) -> usize {
+    let [lines, zeros, scales, orders] = lengths(shape);
+    let scale_bytes = if shape.half_scales { size_of::<f16>() } else { size_of::<f32>() };
+    lines + zeros + scales * scale_bytes + orders * size_of::<u32>()
+}
+
+/// Bytes of the tiles of one chunk's pieces, for a panel of 32 outputs; the largest of any chunk.
+pub(super) fn piece_bytes(shape: QuantizedShape) -> usize {
+    let pieces = pieces(&shape.starts());
+    let tiles = |chunk: &[Piece]| -> usize { chunk.iter().map(piece_tiles).sum() };
+    let most = pieces.chunk_by(|a, b| a.chunk() == b.chunk()).map(tiles).max().unwrap_or(0);
+    2 * most * TILE_BYTES
+}
+
+impl QuantizedWeight {
+    /// The channel at each place; nothing where the places are the channels.
+    pub(super) fn order(&self, e: usize) -> Option<&[u32]> {
+        self.order_of[e].map(|at| &self.orders[at * self.shape.k..][..self.shape.k])
+    }
+
+    /// σ of some outputs of a group as float32.
+    pub(super) fn sigma(
+        &self,
+        path: Path,
+        out: &mut [f32],
+        e: usize,
+        group: usize,
+        outputs: Range<usize>,
+        profile: Profile,
+    ) {
+        let first = (e * self.shape.groups() + group) * self.shape.n;
+        let at = first + outputs.start..first + outputs.end;
+        match &self.scales {
+            KeptScales::F32(scales) => widen(path, out, &scales[at]),
+            KeptScales::F16(scales) => widen(path, out, &scales[at]),
+        }
+        for sigma in out {
+            *sigma *= sigma_factor(profile);
+        }
+    }
+
+    fn row_blocks(&self) -> usize {
+        self.shape.n.div_ceil(TILE_ROWS)
+    }
+
+    /// The lines of 16 outputs.
+    fn block_lines(&self, e: usize, block: usize) -> &[u8] {
+        let bytes = self.shape.k / CHANNELS_PER_WORD * LINE_BYTES;
+        &self.lines[(e * self.row_blocks() + block) * bytes..][..bytes]
+    }
+
+    /// Zero points of 16 outputs, each as often as a line has bytes for it.
+    fn spread_zeros(&self, e: usize, group: usize, block: usize) -> [u8; LINE_BYTES] {
+        if let Some(zero) = self.shape.zero {
+            return std::array::from_fn(|i| if block * TILE_ROWS + i / 4 < self.shape.n { zero } else { 0 });
+        }
+        let first = ((e * self.shape.groups() + group) * self.row_blocks() + block) * TILE_ROWS;
+        let zeros = &self.zeros[first..][..TILE_ROWS];
+        std::array::from_fn(|i| zeros[i / 4])
+    }
+
+    /// Unpacks a piece for the outputs `first..first + 32`: right tiles from the tile that the piece starts in. What lies in
+    /// these tiles but not in the piece is zero.
+    pub(super) fn panel<'s>(
+        &self,
+        path: Path,
+        own: &'s mut [i8],
+        e: usize,
+        piece: &Piece,
+        first: usize,
+    ) -> RightView<'s> {
+        let tiles = piece_tiles(piece);
+        let block_stride = tiles * TILE_BYTES;
+        let blocks = (self.row_blocks() - first / TILE_ROWS).min(2);
+        let lines = piece.channels.start / CHANNELS_PER_WORD..piece.channels.end / CHANNELS_PER_WORD;
+        let skipped = lines.start % TILE_LINES;
+        for (block, out) in own[..blocks * block_stride].chunks_exact_mut(block_stride).enumerate() {
+            if lines.len() < tiles * TILE_LINES {
+                out.fill(0);
+            }
+            let zeros = self.spread_zeros(e, piece.group, first / TILE_ROWS + block);
+            let packed =
+                &self.block_lines(e, first / TILE_ROWS + block)[lines.start * LINE_BYTES..lines.end * LINE_BYTES];
+            unpack(path, &mut out[skipped * UNPACKED..], packed, &zeros);
+        }
+        RightView { tiles: own, block_stride, blocks }
+    }
+
+    /// The panel of up to 32 places, contracted along one chunk of the outputs.
+    pub(super) fn turned_panel<'s>(
+        &self,
+        path: Path,
+        own: &'s mut [i8],
+        e: usize,
+        panel: &Piece,
+        chunk: usize,
+    ) -> RightView<'s> {
+        let block_stride = CHUNK_TILES * TILE_BYTES;
+        let blocks = panel.channels.len().div_ceil(TILE_ROWS);
+        let row_blocks = chunk * CHUNK / TILE_ROWS..((chunk + 1) * CHUNK / TILE_ROWS).min(self.row_blocks());
+        let lines = panel.channels.start / CHANNELS_PER_WORD..panel.channels.end / CHANNELS_PER_WORD;
+        let places = lines.start * LINE_BYTES..lines.end * LINE_BYTES;
+        for (column, four) in row_blocks.clone().step_by(4).enumerate() {
+            // 64 outputs by 32 places, as [16 outputs][group of 4 places][output][4].
+            let mut unpacked = [[0i8; 4 * UNPACKED]; 4];
+            for (unpacked, block) in unpacked.iter_mut().zip(four..(four + 4).min(row_blocks.end)) {
+                if block + 4 < row_blocks.end {
+                    let ahead = &self.block_lines(e, block + 4)[places.clone()];
+                    for line in ahead.chunks(LINE_BYTES) {
+                        prefetch(line.as_ptr());
+                    }
+                }
+                let zeros = self.spread_zeros(e, panel.group, block);
+                unpack(path, unpacked, &self.block_lines(e, block)[places.clone()], &zeros);
+            }
+            for block in 0..blocks {
+                let out = &mut own[block * block_stride + column * TILE_BYTES..][..TILE_BYTES];
+                turn_tile(path, out, [0, 1, 2, 3].map(|i| &unpacked[i][..]), block);
+            }
+        }
+        RightView { tiles: own, block_stride, blocks }
+    }
+}
+
+/// Room for a turned panel.
+pub(super) const TURNED_BYTES: usize = 2 * CHUNK_TILES * TILE_BYTES;
+
+/// Tiles that a piece lies in.
+fn piece_tiles(piece: &Piece) -> usize {
+    piece.channels.end.div_ceil(TILE_DEPTH) - piece.channels.start / TILE_DEPTH
+}
+
+multiversion! {
+    /// `q − z` of whole lines: each becomes two groups of a right tile.
+    fn unpack<_F>(out: &mut [i8], packed: &[u8], zeros: &[u8; LINE_BYTES]) {
+        let (out, _) = out.as_chunks_mut::<UNPACKED>();
+        for (out, line) in out.iter_mut().zip(packed.as_chunks::<LINE_BYTES>().0) {
+            let (low, high) = out.split_at_mut(LINE_BYTES);
+            for i in 0..LINE_BYTES {
+                low[i] = (line[i] & 15).wrapping_sub(zeros[i]) as i8;
+                high[i] = (line[i] >> 4).wrapping_sub(zeros[i]) as i8;
+            }
+        }
+    }
+}
+
+pub(super) fn quantized_weight<Q: AsQuantized, E>(
+    cpu: &Cpu,
+    shape: QuantizedShape,
+    mut make: impl FnMut(usize) -> Result<Q, E>,
+) -> Result<QuantizedWeight, E> {
+    let [lines, zeros, scales, orders] = lengths(shape);
+    let (mut lines, mut zeros, mut orders) = (Buffer::zeros(lines), Buffer::zeros(zeros), Buffer::<u32>::zeros(orders));
+    let mut scales =
+        if shape.half_scales { KeptScales::F16(Buffer::zeros(scales)) } else { KeptScales::F32(Buffer::zeros(scales)) };
+    let mut order_of = Vec::with_capacity(shape.count);
+    let mut orders_left = orders.chunks_exact_mut(shape.k.max(1)).enumerate();
+    let (line_bytes, zero_bytes) = (lines.len() / shape.count.max(1), zeros.len() / shape.count.max(1));
+    for e in 0..shape.count {
+        let made = make(e)?;
+        let weight = made.quantized();
+        shape.expect(&weight);
+        let order = weight.order();
+        order_of.push(order.as_ref().map(|order| {
+            let (at, kept) = orders_left.next().expect("as many orders as were announced");
+            kept.copy_from_slice(order);
+            at
+        }));
+        pack(cpu, &mut lines[e * line_bytes..][..line_bytes], &weight, order.as_deref());
+        // Nothing to keep where the shape says what they are.
+        keep_zeros(&mut zeros[e * zero_bytes..][..zero_bytes], &weight);
+        scales.keep(e, &weight);
+    }
+    assert!(orders_left.next().is_none(), "as many orders as were announced");
+    Ok(QuantizedWeight { shape, lines, zeros, scales, orders, order_of, plan: Plan::of(shape) })
+}
+
+impl KeptScales {
+    /// Those of weight `e`.
+    fn keep(&mut self, e: usize, weight: &Quantized) {
+        let given = weight.scales;
+        let at = e * given.len()..(e + 1) * given.len();
+        match (self, given) {
+            (Self::F16(kept), Scales::F16(given)) => kept[at].copy_from_slice(given),
+            (Self::F32(kept), Scales::F32(given)) => kept[at].copy_from_slice(given),
+            (Self::F32(kept), Scales::F16(_)) => {
+                for (index, kept) in kept[at].iter_mut().enumerate() {
+                    *kept = given.get(index);
+                }
+            }
+            (Self::F16(_), Scales::F32(_)) => unreachable!("the announced format was checked"),
+        }
+    }
+}
+
+fn keep_zeros(zeros: &mut [u8], weight: &Quantized) {
+    let n = weight.n.max(1);
+    for (kept, given) in zeros.chunks_exact_mut(n.next_multiple_of(TILE_ROWS)).zip(weight.zeros.chunks_exact(n)) {
+        kept[..n].copy_from_slice(given);
+    }
+}
+
+/// All lines of a weight.
+fn pack(cpu: &Cpu, lines: &mut [u8], weight: &Quantized, order: Option<&[u32]>) {
+    let block_bytes = weight.k / CHANNELS_PER_WORD * LINE_BYTES;
+    cpu.pool.run_rows(lines, block_bytes, |range, lines| {
+        for (block, lines) in range.zip(lines.chunks_exact_mut(block_bytes)) {
+            let first = block * TILE_ROWS;
+            pack_block(lines, weight, order, first..(first + TILE_ROWS).min(weight.n));
+        }
+    });
+}
+
+/// The lines of up to 16 outputs.
+fn pack_block(lines: &mut [u8], weight: &Quantized, order: Option<&[u32]>, outputs: Range<usize>) {
+    for (line, bytes) in lines.as_chunks_mut::<LINE_BYTES>().0.iter_mut().enumerate() {
+        for (bytes, n) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(outputs.clone()) {
+            *bytes = weight.line(order, line, n).to_le_bytes();
+        }
+    }
+}

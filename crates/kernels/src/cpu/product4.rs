@@ -1,0 +1,425 @@
+//! Product with 4-bit weights on the CPU (`op/product4.rs`). Nibbles are unpacked once per panel and chunk and meet all rows.
+//!
+//! Forward, the pieces of a chunk follow each other while a block of the output stays in the first-level cache. The input gradient
+//! slices `dy·σ` once per group; where a weight meets few rows, several groups are sliced together and share one loop nest.
+
+use super::block::{LeftView, RightView, Sums};
+use super::fold::Target;
+use super::nest::{Left, Next, SUPER_BLOCK, deal, panels_together, super_blocks};
+use super::nibbles::{Plan, QuantizedWeight, TURNED_BYTES, piece_bytes};
+use super::path::Path;
+use super::pool::SharedMut;
+use super::single::{column_sums, single_fold};
+use super::slices::{
+    self, BLOCK, CHUNK_TILES, LeftLayout, LeftRow, SlicedRows, TILE_BYTES, TILE_DEPTH, left_bias, slice_chunk,
+};
+use crate::Cpu;
+use crate::buffer::Workspace;
+use crate::op::product4::{CHANNELS_PER_WORD, Piece, QuantizedShape};
+use crate::op::{Product, SliceShape};
+use isobit_numerics::slices::{CHUNK, Profile};
+use std::ops::Range;
+
+pub(super) use super::nibbles::{quantized_bytes, quantized_weight};
+
+/// Pieces that a chunk can have.
+const PIECES_MOST: usize = CHUNK / CHANNELS_PER_WORD;
+
+/// Slices rows with their channels in the order of the weight they meet.
+pub(super) fn rows(cpu: &Cpu, out: &mut SlicedRows, x: &[f32], w: &QuantizedWeight, p: &Product) {
+    w.shape.check(p);
+    assert_eq!(out.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "rows of the product");
+    assert_eq!(x.len(), p.rows() * p.k, "rows to slice");
+    if w.shape.ordered == 0 {
+        return slices::slice_rows(cpu, out, x);
+    }
+    let (layout, chunks) = (out.layout, p.k.div_ceil(CHUNK));
+    let (tiles, units) = (SharedMut::new(&mut out.tiles), SharedMut::new(&mut out.units));
+    cpu.pool.run_ranges(p.rows(), 1, |range| {
+        let mut gathered = [0.0; CHUNK];
+        for row in range {
+            let after = p.segments.partition_point(|&start| start <= row);
+            let order = after.checked_sub(1).and_then(|e| w.order(e));
+            let x = &x[row * p.k..][..p.k];
+            // SAFETY: this thread alone has this row.
+            let units = unsafe { units.slice(row * chunks..(row + 1) * chunks) };
+            for (chunk, unit) in units.iter_mut().enumerate() {
+                let places = chunk * CHUNK..((chunk + 1) * CHUNK).min(p.k);
+                let gathered = &mut gathered[..places.len()];
+                match order {
+                    None => gathered.copy_from_slice(&x[places]),
+                    Some(order) => {
+                        for (value, &channel) in gathered.iter_mut().zip(&order[places]) {
+                            *value = x[channel as usize];
+                        }
+                    }
+                }
+                *unit = slice_row(cpu.path, &tiles, layout, row, chunk, gathered, None, p.profile);
+            }
+        }
+    });
+}
+
+/// Slices one chunk of a row (times `factors`), which is the caller's own, and returns its unit.
+fn slice_row(
+    path: Path,
+    tiles: &SharedMut<i8>,
+    layout: LeftLayout,
+    row: usize,
+    chunk: usize,
+    x: &[f32],
+    factors: Option<&[f32]>,
+    profile: Profile,
+) -> f32 {
+    let (column_stride, slice_stride) = (layout.column_stride(), layout.slice_stride());
+    let at = chunk * CHUNK_TILES * column_stride + row * TILE_DEPTH;
+    let to = LeftRow { tiles, at, column_stride, slice_stride, bias: left_bias(path) };
+    match profile {
+        Profile::X2 => slice_chunk::<2>(path, &to, x, factors),
+        Profile::X3 => slice_chunk::<3>(path, &to, x, factors),
+    }
+}
+
+/// Rows that a weight's slices of `dy` are made for at a time, and how many rows of slices that is with all groups made together.
+fn gradient_rows(w: QuantizedShape, p: &Product) -> (usize, usize) {
+    let rows = (0..p.weights()).map(|e| p.segments[e + 1] - p.segments[e]).max().unwrap_or(0).min(SUPER_BLOCK);
+    (rows, (rows * w.groups()).min(SUPER_BLOCK))
+}
+
+/// Groups whose slices are made together for so many rows.
+fn groups_together(w: QuantizedShape, rows: usize) -> usize {
+    (SUPER_BLOCK / rows.max(1)).clamp(1, w.groups().max(1))
+}
+
+/// Elements of the ordered gradient that are kept until they go to their channels; none where they are there already.
+fn ordered_elements(w: QuantizedShape, rows_sliced: usize) -> usize {
+    if w.ordered == 0 { 0 } else { rows_sliced * w.group_size.min(w.k) }
+}
+
+fn scratch_bytes(cpu: &Cpu, w: QuantizedShape) -> usize {
+    cpu.threads() * piece_bytes(w).max(TURNED_BYTES)
+}
+
+pub(super) fn workspace(cpu: &Cpu, w: QuantizedShape, p: &Product) -> usize {
+    w.check(p);
+    let (_, sliced) = gradient_rows(w, p);
+    let layout = LeftLayout::new(SliceShape { rows: sliced, width: p.n, profile: p.profile });
+    Workspace::bytes::<i8>(scratch_bytes(cpu, w))
+        + Workspace::bytes::<f32>(w.groups().min(SUPER_BLOCK) * p.n)
+        + Workspace::bytes::<i8>(layout.bytes())
+        + Workspace::bytes::<f32>(sliced * p.n.div_ceil(CHUNK))
+        + Workspace::bytes::<f32>(ordered_elements(w, sliced))
+}
+
+pub(super) fn forward(
+    cpu: &Cpu,
+    y: &mut [f32],
+    x: &SlicedRows,
+    w: &QuantizedWeight,
+    p: &Product,
+    workspace: &mut [u8],
+) {
+    w.shape.check(p);
+    assert_eq!(x.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "left operand");
+    assert_eq!(y.len(), p.rows() * p.n, "output");
+    assert!(!p.accumulate, "the forward product overwrites");
+    if p.k == 0 {
+        return y.fill(0.0);
+    }
+    let left = Left { tiles: &x.tiles, layout: x.layout, units: &x.units, chunks: p.k.div_ceil(CHUNK) };
+    let scratch = Workspace::new(workspace).take::<i8>(scratch_bytes(cpu, w.shape));
+    let out = SharedMut::new(y);
+    for e in 0..p.weights() {
+        for rows in super_blocks(p.segments[e]..p.segments[e + 1]) {
+            let part = Forward { cpu, out: &out, left, w, e, p };
+            deal(cpu, p.n.div_ceil(BLOCK), rows, scratch, &|own, next| part.run(own, next));
+        }
+    }
+}
+
+struct Forward<'a> {
+    cpu: &'a Cpu,
+    out: &'a SharedMut<'a, f32>,
+    left: Left<'a>,
+    w: &'a QuantizedWeight,
+    e: usize,
+    p: &'a Product<'a>,
+}
+
+/// What the pieces of a chunk bring beside their tiles.
+struct Prepared {
+    bias: [[i32; BLOCK]; PIECES_MOST],
+    sigma: [[f32; BLOCK]; PIECES_MOST],
+}
+
+/// The first tile of a piece, and its groups of four counted from there.
+fn tile_and_groups(piece: &Piece) -> (usize, Range<usize>) {
+    let first = piece.channels.start % TILE_DEPTH / 4;
+    (piece.channels.start / TILE_DEPTH, first..first + piece.channels.len() / 4)
+}
+
+impl Forward<'_> {
+    /// A thread's part.
+    fn run(&self, own: &mut [i8], next: Next) {
+        let mut sums = Sums::new();
+        let mut prepared = Prepared { bias: [[0; BLOCK]; PIECES_MOST], sigma: [[0.0; BLOCK]; PIECES_MOST] };
+        let pieces = &self.w.plan.pieces;
+        while let Some((panels, rows)) = next() {
+            let together = panels_together(rows.len() * self.p.k * self.left.layout.slices);
+            for group in panels.clone().step_by(together) {
+                let group = group..(group + together).min(panels.end);
+                for (chunk, panel) in (0..pieces.len()).flat_map(|chunk| group.clone().map(move |panel| (chunk, panel)))
+                {
+                    self.prepare(own, &mut prepared, &pieces[chunk], panel * BLOCK);
+                    for row in rows.clone().step_by(BLOCK) {
+                        let count = BLOCK.min(rows.end - row);
+                        self.block(&mut sums, own, &prepared, &pieces[chunk], row..row + count, panel * BLOCK);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Unpacks the pieces of a chunk for 32 outputs, one after another.
+    fn prepare(&self, own: &mut [i8], prepared: &mut Prepared, pieces: &[Piece], first: usize) {
+        let (path, width) = (self.cpu.path, BLOCK.min(self.p.n - first));
+        let mut rest = own;
+        for (index, piece) in pieces.iter().enumerate() {
+            let right = self.w.panel(path, rest, self.e, piece, first);
+            column_sums(path, &mut prepared.bias[index], right, tile_and_groups(piece).1);
+            let used = right.blocks * right.block_stride;
+            rest = &mut rest[used..];
+            let sigma = &mut prepared.sigma[index][..width];
+            self.w.sigma(path, sigma, self.e, piece.group, first..first + width, self.p.profile);
+        }
+    }
+
+    /// Folds the pieces of a chunk into a block of the output.
+    fn block(
+        &self,
+        sums: &mut Sums,
+        own: &[i8],
+        prepared: &Prepared,
+        pieces: &[Piece],
+        rows: Range<usize>,
+        first: usize,
+    ) {
+        let Self { cpu, left, p, .. } = *self;
+        let width = BLOCK.min(p.n - first);
+        let mut tiles = own;
+        for (index, piece) in pieces.iter().enumerate() {
+            let (tile, groups) = tile_and_groups(piece);
+            let block_stride = groups.end.div_ceil(TILE_DEPTH / 4) * TILE_BYTES;
+            let right = RightView { tiles, block_stride, blocks: width.div_ceil(slices::TILE_ROWS) };
+            tiles = &tiles[right.blocks * block_stride..];
+            let chunk = piece.chunk();
+            let target = Target {
+                out: self.out,
+                at: rows.start * p.n + first,
+                stride: p.n,
+                rows: rows.len(),
+                width,
+                from_zero: piece.channels.start == 0,
+                left_units: &left.units[rows.start * left.chunks + chunk..],
+                left_stride: left.chunks,
+                chunk_units: Some(&prepared.sigma[index][..width]),
+                row_units: None,
+                after: None,
+            };
+            if piece.channels.start == 0 {
+                target.prefetch();
+            }
+            let view = LeftView {
+                bytes: &left.tiles[tile * left.layout.column_stride() + rows.start * TILE_DEPTH..],
+                column_stride: left.layout.column_stride(),
+                slice_stride: left.layout.slice_stride(),
+            };
+            let bias = &prepared.bias[index];
+            single_fold(cpu.path, sums, view, right, bias, groups, p.profile, &target);
+        }
+    }
+}
+
+pub(super) fn grad_input(
+    cpu: &Cpu,
+    dx: &mut [f32],
+    dy: &[f32],
+    w: &QuantizedWeight,
+    p: &Product,
+    workspace: &mut [u8],
+) {
+    w.shape.check(p);
+    assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients");
+    if p.n == 0 {
+        if !p.accumulate {
+            dx.fill(0.0);
+        }
+        return;
+    }
+    let (_, sliced) = gradient_rows(w.shape, p);
+    let mut workspace = Workspace::new(workspace);
+    let scratch = workspace.take::<i8>(scratch_bytes(cpu, w.shape));
+    let sigma = workspace.take::<f32>(w.shape.groups().min(SUPER_BLOCK) * p.n);
+    let layout = LeftLayout::new(SliceShape { rows: sliced, width: p.n, profile: p.profile });
+    let tiles = workspace.take::<i8>(layout.bytes());
+    let units = workspace.take::<f32>(sliced * p.n.div_ceil(CHUNK));
+    let ordered = workspace.take::<f32>(ordered_elements(w.shape, sliced));
+    for e in 0..p.weights() {
+        for rows in super_blocks(p.segments[e]..p.segments[e + 1]) {
+            let (dx, dy) = (&mut dx[rows.start * p.k..rows.end * p.k], &dy[rows.start * p.n..rows.end * p.n]);
+            let together = groups_together(w.shape, rows.len());
+            for first in (0..w.shape.groups()).step_by(together) {
+                let groups = first..(first + together).min(w.shape.groups());
+                let shape = SliceShape { rows: groups.len() * rows.len(), width: p.n, profile: p.profile };
+                let layout = LeftLayout::new(shape);
+                slice_gradient(cpu, tiles, units, layout, dy, sigma, (w, e), &groups, p);
+                let left = Left { tiles, layout, units, chunks: p.n.div_ceil(CHUNK) };
+                let batch = Batch { cpu, left, w, e, p, rows: rows.len(), groups };
+                batch.run(dx, ordered, scratch);
+            }
+        }
+    }
+}
+
+/// Slices `dy·σ` for every group of a batch: row `r` of group `g` is row `g·rows + r` of the left operand.
+fn slice_gradient(
+    cpu: &Cpu,
+    tiles: &mut [i8],
+    units: &mut [f32],
+    layout: LeftLayout,
+    dy: &[f32],
+    sigma: &mut [f32],
+    (w, e): (&QuantizedWeight, usize),
+    groups: &Range<usize>,
+    p: &Product,
+) {
+    for (sigma, group) in sigma.chunks_exact_mut(p.n).zip(groups.clone()) {
+        w.sigma(cpu.path, sigma, e, group, 0..p.n, p.profile);
+    }
+    let (sigma, rows, chunks) = (&*sigma, dy.len() / p.n, p.n.div_ceil(CHUNK));
+    let (tiles, units) = (SharedMut::new(tiles), SharedMut::new(units));
+    cpu.pool.run_ranges(groups.len() * rows, 1, |range| {
+        for row in range {
+            let (dy, sigma) = (&dy[row % rows * p.n..][..p.n], &sigma[row / rows * p.n..][..p.n]);
+            // SAFETY: this thread alone has this row.
+            let units = unsafe { units.slice(row * chunks..(row + 1) * chunks) };
+            for (chunk, ((unit, dy), sigma)) in
+                units.iter_mut().zip(dy.chunks(CHUNK)).zip(sigma.chunks(CHUNK)).enumerate()
+            {
+                *unit = slice_row(cpu.path, &tiles, layout, row, chunk, dy, Some(sigma), p.profile);
+            }
+        }
+    });
+}
+
+/// Some groups of one weight with their slices of `dy·σ`.
+struct Batch<'a> {
+    cpu: &'a Cpu,
+    left: Left<'a>,
+    w: &'a QuantizedWeight,
+    e: usize,
+    p: &'a Product<'a>,
+    rows: usize,
+    groups: Range<usize>,
+}
+
+impl Batch<'_> {
+    fn plan(&self) -> &Plan {
+        &self.w.plan
+    }
+
+    /// The places of all groups.
+    fn places(&self) -> Range<usize> {
+        self.plan().starts[self.groups.start]..self.plan().starts[self.groups.end]
+    }
+
+    fn run(&self, dx: &mut [f32], ordered: &mut [f32], scratch: &mut [i8]) {
+        let (k, places, accumulate) = (self.p.k, self.places(), self.p.accumulate);
+        let Some(order) = self.w.order(self.e) else {
+            return self.products(&SharedMut::new(dx), k, 0, scratch);
+        };
+        let (order, width) = (&order[places.clone()], places.len());
+        let ordered = &mut ordered[..self.rows * width];
+        if accumulate {
+            self.cpu.pool.run_rows(ordered, width, |rows, ordered| {
+                for (row, ordered) in rows.zip(ordered.chunks_exact_mut(width)) {
+                    for (value, &channel) in ordered.iter_mut().zip(order) {
+                        *value = dx[row * k + channel as usize];
+                    }
+                }
+            });
+        }
+        self.products(&SharedMut::new(ordered), width, places.start, scratch);
+        self.cpu.pool.run_rows(dx, k, |rows, dx| {
+            for (row, dx) in rows.zip(dx.chunks_exact_mut(k)) {
+                for (value, &channel) in ordered[row * width..].iter().zip(order) {
+                    dx[channel as usize] = *value;
+                }
+            }
+        });
+    }
+
+    /// All places; place `origin` is the first column of `out`.
+    fn products(&self, out: &SharedMut<f32>, stride: usize, origin: usize, scratch: &mut [i8]) {
+        let starts = &self.plan().panel_starts;
+        let (first, end) = (starts[self.groups.start], starts[self.groups.end]);
+        deal(self.cpu, end - first, 0..self.rows, scratch, &|own, next| {
+            let mut sums = Sums::new();
+            while let Some((panels, rows)) = next() {
+                let panels = &self.plan().panels[first + panels.start..first + panels.end];
+                let together = panels_together(rows.len() * self.p.n * self.left.layout.slices);
+                for panels in panels.chunk_by(|a, b| a.group == b.group).flat_map(|same| same.chunks(together)) {
+                    for (chunk, panel) in (0..self.left.chunks).flat_map(|c| panels.iter().map(move |panel| (c, panel)))
+                    {
+                        let at = panel.channels.start - origin;
+                        self.panel(&mut sums, own, (out, stride, at), panel, chunk, rows.clone());
+                    }
+                }
+            }
+        });
+    }
+
+    /// Folds one chunk of the outputs into a panel of places; `place` is where their columns lie.
+    fn panel(
+        &self,
+        sums: &mut Sums,
+        own: &mut [i8],
+        place: (&SharedMut<f32>, usize, usize),
+        panel: &Piece,
+        chunk: usize,
+        rows: Range<usize>,
+    ) {
+        let Self { cpu, left, p, .. } = *self;
+        let (out, stride, column) = place;
+        let right = self.w.turned_panel(cpu.path, own, self.e, panel, chunk);
+        let groups = 0..(p.n - chunk * CHUNK).min(CHUNK).div_ceil(4);
+        let mut bias = [0; BLOCK];
+        column_sums(cpu.path, &mut bias, right, groups.clone());
+        for row in rows.clone().step_by(BLOCK) {
+            let count = BLOCK.min(rows.end - row);
+            let left_row = (panel.group - self.groups.start) * self.rows + row;
+            let target = Target {
+                out,
+                at: row * stride + column,
+                stride,
+                rows: count,
+                width: panel.channels.len(),
+                from_zero: chunk == 0 && !p.accumulate,
+                left_units: &left.units[left_row * left.chunks + chunk..],
+                left_stride: left.chunks,
+                chunk_units: None,
+                row_units: None,
+                after: None,
+            };
+            if chunk == 0 {
+                target.prefetch();
+            }
+            let view = LeftView {
+                bytes: &left.tiles[chunk * CHUNK_TILES * left.layout.column_stride() + left_row * TILE_DEPTH..],
+                column_stride: left.layout.column_stride(),
+                slice_stride: left.layout.slice_stride(),
+            };
+            single_fold(cpu.path, sums, view, right, &bias, groups.clone(), p.profile, &target);
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! Products with 4-bit weights on a GPU (`op/product4.rs` says what): nibbles stay packed in memory and become bytes on their way
+//! into a group's local memory. The input gradient slices `dy·σ` into the workspace, one group of channels after another.
+
+use super::device::{Gpu, Groups, arguments, dimension};
+use super::memory::{GpuBuffer, Parts, Place, allocated_bytes};
+use super::product::{RowTiles, TILE, folded_columns, folded_shape};
+use super::program::{Program, program};
+use super::slices::{self, CHUNK_GROUP, SLICES, SlicedRows, plane_bytes};
+use crate::Backend;
+use crate::op::product4::{AsQuantized, CHANNELS_PER_WORD, QuantizedShape, Scales};
+use crate::op::{Product, SliceShape};
+use half::f16;
+use isobit_numerics::slices::CHUNK;
+use std::ops::Range;
+
+static PRODUCT4: Program = program!("product4");
+
+/// Frozen weights of four bits with their scales and zero points.
+pub struct QuantizedWeight {
+    shape: QuantizedShape,
+    /// `[weight][line of eight places][output]`
+    lines: GpuBuffer<u32>,
+    /// `[weight][group][output]`
+    zeros: GpuBuffer<u8>,
+    scales: KeptScales,
+    /// `[weight][group + 1]`
+    starts: GpuBuffer<u32>,
+    /// `[weight][place]`: channels; nothing where the places of all weights are their channels.
+    order: Option<GpuBuffer<u32>>,
+}
+
+/// `[weight][group][output]`
+enum KeptScales {
+    F32(GpuBuffer<f32>),
+    F16(GpuBuffer<f16>),
+}
+
+impl QuantizedWeight {
+    /// The scales and their format as `load_stored` knows it.
+    fn scales(&self) -> (Place, u32) {
+        match &self.scales {
+            KeptScales::F32(scales) => (Place::from(scales), 0),
+            KeptScales::F16(scales) => (Place::from(scales), 2),
+        }
+    }
+}
+
+/// Bytes that such weights take.
+pub(super) fn quantized_bytes(shape: QuantizedShape) -> usize {
+    let QuantizedShape { count, n, k, half_scales, ordered, .. } = shape;
+    let (groups, word) = (shape.groups(), size_of::<u32>());
+    let scale_bytes = if half_scales { size_of::<f16>() } else { size_of::<f32>() };
+    let order = if ordered == 0 { 0 } else { allocated_bytes(count * k * word) };
+    allocated_bytes(count * (k / CHANNELS_PER_WORD) * n * word)
+        + allocated_bytes(count * groups * n)
+        + allocated_bytes(count * groups * n * scale_bytes)
+        + allocated_bytes(count * (groups + 1) * word)
+        + order
+}
+
+pub(super) fn quantized_weight<Q: AsQuantized, E>(
+    gpu: &Gpu,
+    shape: QuantizedShape,
+    mut make: impl FnMut(usize) -> Result<Q, E>,
+) -> Result<QuantizedWeight, E> {
+    let QuantizedShape { count, n, k, half_scales, ordered, .. } = shape;
+    let (mut lines, mut zeros, mut starts, mut order) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let (mut narrow, mut wide) = (Vec::new(), Vec::new());
+    for e in 0..count {
+        let made = make(e)?;
+        let weight = made.quantized();
+        shape.expect(&weight);
+        let own = weight.order();
+        let all = (0..k / CHANNELS_PER_WORD).flat_map(|line| (0..n).map(move |n| (line, n)));
+        lines.extend(all.map(|(line, n)| weight.line(own.as_deref(), line, n)));
+        zeros.extend_from_slice(weight.zeros);
+        starts.extend(shape.starts());
+        if ordered > 0 {
+            order.extend(own.unwrap_or_else(|| (0u32..).take(k).collect()));
+        }
+        match weight.scales {
+            Scales::F16(scales) if half_scales => narrow.extend_from_slice(scales),
+            scales => wide.extend((0..scales.len()).map(|at| scales.get(at))),
+        }
+    }
+    Ok(QuantizedWeight {
+        shape,
+        lines: gpu.upload(&lines),
+        zeros: gpu.upload(&zeros),
+        scales: if half_scales { KeptScales::F16(gpu.upload(&narrow)) } else { KeptScales::F32(gpu.upload(&wide)) },
+        starts: gpu.offsets(&starts),
+        order: (ordered > 0).then(|| gpu.upload(&order)),
+    })
+}
+
+/// Slices rows with their channels in the order of the weight they meet.
+pub(super) fn rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>, w: &QuantizedWeight, p: &Product) {
+    w.shape.check(p);
+    assert_eq!(out.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "rows of the product");
+    let Some(order) = &w.order else { return slices::slice_rows(gpu, out, x) };
+    assert_eq!(x.len(), p.rows() * p.k, "rows to slice");
+    let tiles = RowTiles::of_segments(gpu, p.segments);
+    let chosen = tiles.of_weights(&(0..p.weights()));
+    let arguments = arguments![
+        &mut out.planes,
+        &mut out.units,
+        x,
+        order,
+        tiles.table(Place::from(order)),
+        u32::from(tiles.table.is_some()),
+        dimension(chosen.start),
+        dimension(tiles.rows.start),
+        dimension(tiles.rows.end),
+        dimension(p.rows()),
+        dimension(p.k),
+    ];
+    let groups = Groups::of(chosen.len() * TILE * p.k.div_ceil(CHUNK), CHUNK_GROUP);
+    gpu.launch_sliced(&SLICES, "slice_ordered", p.profile, groups, arguments);
+}
+
+/// The input gradient's slices of one group.
+pub(super) fn workspace(gpu: &Gpu, w: QuantizedShape, p: &Product) -> usize {
+    w.check(p);
+    let folded = folded_shape(p);
+    gpu.part::<i8>(plane_bytes(folded)) + gpu.part::<f32>(folded.rows * folded.width.div_ceil(CHUNK))
+}
+
+pub(super) fn forward(
+    gpu: &Gpu,
+    y: &mut GpuBuffer<f32>,
+    x: &SlicedRows,
+    w: &QuantizedWeight,
+    p: &Product,
+    _workspace: &mut GpuBuffer<u8>,
+) {
+    w.shape.check(p);
+    assert!(!p.accumulate, "the forward product overwrites");
+    assert_eq!(x.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "left operand");
+    assert_eq!(y.len(), p.rows() * p.n, "outputs of the product");
+    let tiles = RowTiles::of_segments(gpu, p.segments);
+    let chosen = tiles.of_weights(&(0..p.weights()));
+    let (scales, format) = w.scales();
+    let arguments = arguments![
+        y,
+        &x.planes,
+        &x.units,
+        dimension(p.rows()),
+        &w.lines,
+        &w.zeros,
+        scales,
+        format,
+        &w.starts,
+        dimension(w.shape.groups()),
+        dimension(p.n),
+        dimension(p.k),
+        tiles.table(Place::from(&w.starts)),
+        u32::from(tiles.table.is_some()),
+        dimension(chosen.start),
+        dimension(chosen.len()),
+        dimension(tiles.rows.start),
+        dimension(tiles.rows.end),
+    ];
+    let groups = Groups::each(chosen.len() * p.n.div_ceil(TILE));
+    gpu.launch_sliced(&PRODUCT4, "product4_forward", p.profile, groups, arguments);
+}
+
+/// `dy·σ` of some outputs, sliced for one group of channels.
+#[derive(Clone, Copy)]
+struct Folded {
+    planes: Place,
+    units: Place,
+}
+
+pub(super) fn grad_input(
+    gpu: &Gpu,
+    dx: &mut GpuBuffer<f32>,
+    dy: &GpuBuffer<f32>,
+    w: &QuantizedWeight,
+    p: &Product,
+    workspace: &mut GpuBuffer<u8>,
+) {
+    w.shape.check(p);
+    assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients of the product");
+    let mut parts = Parts::new(gpu, workspace);
+    let room = folded_shape(p);
+    let folded = Folded {
+        planes: parts.take::<i8>(plane_bytes(room)),
+        units: parts.take::<f32>(room.rows * room.width.div_ceil(CHUNK)),
+    };
+    let tiles = RowTiles::of_segments(gpu, p.segments);
+    // ORDER: stripes of the outputs ascend for every element; groups are independent.
+    for first in (0..p.n.max(1)).step_by(folded_columns(p)) {
+        let outputs = first..(first + folded_columns(p)).min(p.n);
+        for group in 0..w.shape.groups() {
+            slice_scaled(gpu, folded, dy, w, group, &outputs, &tiles, p);
+            fold_group(gpu, dx, folded, w, group, &outputs, &tiles, p);
+        }
+    }
+}
+
+fn slice_scaled(
+    gpu: &Gpu,
+    folded: Folded,
+    dy: &GpuBuffer<f32>,
+    w: &QuantizedWeight,
+    group: usize,
+    outputs: &Range<usize>,
+    tiles: &RowTiles,
+    p: &Product,
+) {
+    let (scales, format) = w.scales();
+    let chosen = tiles.of_weights(&(0..p.weights()));
+    let arguments = arguments![
+        folded.planes,
+        folded.units,
+        dy,
+        scales,
+        format,
+        tiles.table(Place::from(&w.starts)),
+        u32::from(tiles.table.is_some()),
+        dimension(chosen.start),
+        dimension(tiles.rows.start),
+        dimension(tiles.rows.end),
+        dimension(p.rows()),
+        dimension(outputs.len()),
+        p.n,
+        dimension(outputs.start),
+        w.shape.groups() * p.n,
+        group * p.n,
+    ];
+    let groups = Groups::of(chosen.len() * TILE * outputs.len().div_ceil(CHUNK), CHUNK_GROUP);
+    gpu.launch_sliced(&SLICES, "slice_scaled", p.profile, groups, arguments);
+}
+
+fn fold_group(
+    gpu: &Gpu,
+    dx: &GpuBuffer<f32>,
+    folded: Folded,
+    w: &QuantizedWeight,
+    group: usize,
+    outputs: &Range<usize>,
+    tiles: &RowTiles,
+    p: &Product,
+) {
+    let chosen = tiles.of_weights(&(0..p.weights()));
+    let arguments = arguments![
+        dx,
+        folded.planes,
+        folded.units,
+        dimension(p.rows()),
+        &w.lines,
+        &w.zeros,
+        &w.starts,
+        w.order.as_ref().map_or(Place::from(&w.starts), Place::from),
+        u32::from(w.order.is_some()),
+        dimension(w.shape.groups()),
+        dimension(group),
+        dimension(p.n),
+        dimension(p.k),
+        dimension(outputs.start),
+        dimension(outputs.len()),
+        u32::from(outputs.start == 0 && !p.accumulate),
+        tiles.table(Place::from(&w.starts)),
+        u32::from(tiles.table.is_some()),
+        dimension(chosen.start),
+        dimension(chosen.len()),
+        dimension(tiles.rows.start),
+        dimension(tiles.rows.end),
+    ];
+    let groups = Groups::each(chosen.len() * w.shape.group_size.min(p.k).div_ceil(TILE));
+    gpu.launch_sliced(&PRODUCT4, "product4_input", p.profile, groups, arguments);
+}

@@ -1,0 +1,138 @@
+//! Product with 4-bit weights, the definition (`docs/numerics.md`, "Product with 4-bit weights").
+
+use super::slices::{self, SlicedRows};
+use crate::op::product4::{AsQuantized, Piece, Quantized, QuantizedShape, pieces, sigma_factor};
+use crate::op::{Product, SliceShape};
+use isobit_numerics::fma::fma;
+use isobit_numerics::slices::{CHUNK, Profile, split2, split3};
+
+/// Weights as whole numbers and scales.
+#[derive(Clone, Debug)]
+pub struct QuantizedWeight {
+    shape: QuantizedShape,
+    starts: Vec<usize>,
+    pieces: Vec<Piece>,
+    weights: Vec<One>,
+}
+
+#[derive(Clone, Debug)]
+struct One {
+    /// The channel at each place of the order.
+    order: Vec<u32>,
+    /// `d[n, place]`
+    numbers: Vec<i32>,
+    /// `[groups, n]`
+    scales: Vec<f32>,
+}
+
+pub(super) fn quantized_weight<Q: AsQuantized, E>(
+    shape: QuantizedShape,
+    mut make: impl FnMut(usize) -> Result<Q, E>,
+) -> Result<QuantizedWeight, E> {
+    let mut one = |e: usize| {
+        let made = make(e)?;
+        shape.expect(&made.quantized());
+        Ok(One::of(&made.quantized()))
+    };
+    let weights = (0..shape.count).map(&mut one).collect::<Result<_, _>>()?;
+    let starts = shape.starts();
+    Ok(QuantizedWeight { shape, pieces: pieces(&starts), starts, weights })
+}
+
+impl One {
+    fn of(w: &Quantized) -> Self {
+        let (n, k) = (w.n, w.k);
+        let order = w.order().unwrap_or_else(|| (0u32..).take(k).collect());
+        let number = |place: usize, n: usize| {
+            let channel = order[place] as usize;
+            i32::from(w.nibble(channel, n)) - i32::from(w.zeros[w.group_of[channel] as usize * w.n + n])
+        };
+        let numbers =
+            (0..n).flat_map(|n| (0..k).map(move |place| (place, n))).map(|(place, n)| number(place, n)).collect();
+        let scales = (0..w.scales.len()).map(|at| w.scales.get(at)).collect();
+        Self { order, numbers, scales }
+    }
+}
+
+/// The value of exact sums of the left operand's slices with whole numbers.
+fn value(profile: Profile, pairs: impl Iterator<Item = (i32, i32)>) -> f32 {
+    let mut sums = [0i64; 3];
+    for (a, d) in pairs {
+        let slices = match profile {
+            Profile::X2 => {
+                let [high, low] = split2(a);
+                [high, low, 0]
+            }
+            Profile::X3 => split3(a),
+        };
+        for (sum, slice) in sums.iter_mut().zip(slices) {
+            *sum += i64::from(slice) * i64::from(d);
+        }
+    }
+    match profile {
+        Profile::X2 => (256 * sums[0] + sums[1]) as f32,
+        Profile::X3 => fma(sums[0] as f32, 65536.0, fma(sums[1] as f32, 256.0, sums[2] as f32)),
+    }
+}
+
+pub(super) fn rows(out: &mut SlicedRows, x: &[f32], w: &QuantizedWeight, p: &Product) {
+    w.shape.check(p);
+    assert_eq!(out.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "rows of the product");
+    let mut ordered = x.to_vec();
+    for (e, weight) in w.weights.iter().enumerate() {
+        for m in p.segments[e]..p.segments[e + 1] {
+            for (place, &channel) in weight.order.iter().enumerate() {
+                ordered[m * p.k + place] = x[m * p.k + channel as usize];
+            }
+        }
+    }
+    slices::slice_rows(out, &ordered);
+}
+
+pub(super) fn workspace(_w: QuantizedShape, _p: &Product) -> usize {
+    0
+}
+
+pub(super) fn forward(y: &mut [f32], x: &SlicedRows, w: &QuantizedWeight, p: &Product, _workspace: &mut [u8]) {
+    assert!(!p.accumulate, "the forward product overwrites");
+    w.shape.check(p);
+    let chunks = p.k.div_ceil(CHUNK);
+    for (e, weight) in w.weights.iter().enumerate() {
+        for m in p.segments[e]..p.segments[e + 1] {
+            for n in 0..p.n {
+                let (xm, d) = (&x.integers[m * p.k..], &weight.numbers[n * p.k..]);
+                let mut acc = 0.0;
+                for piece in &w.pieces {
+                    let v = value(p.profile, piece.channels.clone().map(|place| (xm[place], d[place])));
+                    let sigma = weight.scales[piece.group * p.n + n] * sigma_factor(p.profile);
+                    acc = fma(v, x.units[m * chunks + piece.chunk()] * sigma, acc);
+                }
+                y[m * p.n + n] = acc;
+            }
+        }
+    }
+}
+
+pub(super) fn grad_input(dx: &mut [f32], dy: &[f32], w: &QuantizedWeight, p: &Product, _workspace: &mut [u8]) {
+    w.shape.check(p);
+    for (e, weight) in w.weights.iter().enumerate() {
+        for m in p.segments[e]..p.segments[e + 1] {
+            for (group, ends) in w.starts.windows(2).enumerate() {
+                let sigma = |n: usize| weight.scales[group * p.n + n] * sigma_factor(p.profile);
+                let folded: Vec<f32> = (0..p.n).map(|n| dy[m * p.n + n] * sigma(n)).collect();
+                let mut row = slices::rows(SliceShape { rows: 1, width: p.n, profile: p.profile });
+                slices::slice_rows(&mut row, &folded);
+                for place in ends[0]..ends[1] {
+                    let dx = &mut dx[m * p.k + weight.order[place] as usize];
+                    let mut acc = if p.accumulate { *dx } else { 0.0 };
+                    for (c, unit) in row.units.iter().enumerate() {
+                        let at = c * CHUNK..((c + 1) * CHUNK).min(p.n);
+                        let v = value(p.profile, at.map(|n| (row.integers[n], weight.numbers[n * p.k + place])));
+                        acc = fma(v, *unit, acc);
+                    }
+                    *dx = acc;
+                }
+            }
+        }
+    }
+}
