@@ -92,6 +92,14 @@ impl EveryBackend {
         Self::of(paths, devices().into_iter().filter_map(|(_, device)| device.ok()).collect())
     }
 
+    /// Those whose name holds `name`.
+    pub fn on(name: &str) -> Self {
+        let Self { mut paths, mut devices, .. } = Self::new();
+        paths.retain(|cpu| cpu.name().contains(name));
+        devices.retain(|gpu| gpu.name().contains(name));
+        Self::of(paths, devices)
+    }
+
     pub fn of(paths: Vec<Cpu>, devices: Vec<Gpu>) -> Self {
         Self { paths, devices, compared: 0, differences: Vec::new() }
     }

@@ -1,29 +1,60 @@
 //! The suite without a toolchain: every CPU path and every device of this machine against the reference, on every case.
 //!
-//! `conform` compares on bits, each case twice, CPU paths with 1, 2 and 7 threads. `conform --table` prints a digest per op and
-//! backend, side by side.
-#![expect(clippy::print_stdout, reason = "a report")]
+//! `conform [OP ...] [--on NAME]` compares on bits, each case twice, CPU paths with 1, 2 and 7 threads: of some ops only, or on backends
+//! whose name holds `NAME` only. `conform --table` prints a digest per op and backend, side by side.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a report, and how far it is")]
 
 use isobit_conformance::table::Table;
-use isobit_conformance::{EveryBackend, cases, skipped};
+use isobit_conformance::{Case, EveryBackend, Visitor, cases, skipped};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let (mut ops, mut on, mut as_table) = (Vec::new(), String::new(), false);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--table" => as_table = true,
+            "--on" => on = arguments.next().unwrap_or_default(),
+            _ => ops.push(argument),
+        }
+    }
     for skip in skipped() {
         println!("{skip}");
     }
-    let same = if std::env::args().any(|argument| argument == "--table") { table() } else { compare() };
+    let same = if as_table { table() } else { compare(ops, &on) };
     if same { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn compare() -> bool {
-    let mut backends = EveryBackend::new();
-    cases::visit_all(&mut backends);
-    for difference in &backends.differences {
+/// The cases of some ops, or of all; says which one it is at.
+struct Some {
+    backends: EveryBackend,
+    ops: Vec<String>,
+    wanted: bool,
+}
+
+impl Visitor for Some {
+    fn op(&mut self, name: &'static str) {
+        self.wanted = self.ops.is_empty() || self.ops.iter().any(|op| op == name);
+        if self.wanted {
+            eprintln!("{name}");
+        }
+    }
+
+    fn case<C: Case>(&mut self, case: &C) {
+        if self.wanted {
+            self.backends.case(case);
+        }
+    }
+}
+
+fn compare(ops: Vec<String>, on: &str) -> bool {
+    let mut some = Some { backends: EveryBackend::on(on), ops, wanted: false };
+    cases::visit_all(&mut some);
+    for difference in &some.backends.differences {
         println!("{difference}");
     }
-    println!("{} comparisons, {} differences", backends.compared, backends.differences.len());
-    backends.differences.is_empty()
+    println!("{} comparisons, {} differences", some.backends.compared, some.backends.differences.len());
+    some.backends.compared > 0 && some.backends.differences.is_empty()
 }
 
 fn table() -> bool {

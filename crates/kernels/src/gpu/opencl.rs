@@ -179,6 +179,8 @@ pub(super) struct OpenCl {
     /// Memory that commands may still use: released when the queue is known to be empty. Drivers should count that themselves, but one
     /// of them crashes when a buffer goes while a kernel waits with a part of it.
     garbage: RefCell<Vec<Object>>,
+    /// How much of it may wait.
+    garbage_most: usize,
     /// Released at the end.
     programs: RefCell<Vec<Object>>,
     kernels: RefCell<Vec<Object>>,
@@ -209,6 +211,8 @@ impl OpenCl {
             units: cl.number(device, ask::COMPUTE_UNITS)? as u32 as usize,
             exact_division: exact && !soft_division,
             garbage: RefCell::default(),
+            // NVIDIA's driver (580) crashes when kernels with some hundred parts of buffers wait at once.
+            garbage_most: if cl.text(device, ask::NAME).contains("NVIDIA") { 32 } else { 4096 },
             programs: RefCell::default(),
             kernels: RefCell::default(),
             cl,
@@ -234,6 +238,15 @@ impl OpenCl {
         for memory in self.garbage.take() {
             // SAFETY: made here, given up once, and every command that used it is done.
             unsafe { (self.cl.release_buffer)(memory) };
+        }
+    }
+
+    /// Leaves memory to be released once no command uses it.
+    fn give_up(&self, memory: impl IntoIterator<Item = Object>) {
+        self.garbage.borrow_mut().extend(memory);
+        if self.garbage.borrow().len() > self.garbage_most {
+            // A failure of the device comes out at the next command.
+            let _ = self.finish();
         }
     }
 
@@ -293,12 +306,7 @@ impl Runtime for OpenCl {
     }
 
     fn release(&self, memory: Handle) {
-        const GARBAGE_MOST: usize = 4096;
-        self.garbage.borrow_mut().push(object(memory.0));
-        if self.garbage.borrow().len() > GARBAGE_MOST {
-            // A failure of the device comes out at the next command.
-            let _ = self.finish();
-        }
+        self.give_up([object(memory.0)]);
     }
 
     fn zero(&self, memory: Handle, bytes: usize) -> Answer<()> {
@@ -396,7 +404,7 @@ impl Runtime for OpenCl {
             let (global, local) = (&raw const global, &raw const size);
             (self.cl.launch)(self.queue, kernel, 1, null(), global, local, 0, null(), null_mut())
         });
-        self.garbage.borrow_mut().extend(parts);
+        self.give_up(parts);
         launched
     }
 }
