@@ -39,6 +39,8 @@ mod slices;
 mod sum_squares;
 mod swiglu;
 mod thin;
+#[cfg(target_arch = "x86_64")]
+mod thin_tiles;
 
 pub use path::Path;
 
