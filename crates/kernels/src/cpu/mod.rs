@@ -35,6 +35,8 @@ mod rms_norm;
 mod roof;
 mod rope;
 mod router;
+#[cfg(target_arch = "x86_64")]
+mod slice_tiles;
 mod slices;
 mod sum_squares;
 mod swiglu;
