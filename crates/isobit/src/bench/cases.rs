@@ -103,17 +103,17 @@ const PRODUCTS4: &[&str] = &[
 ];
 const LARGE4: &[&str] = &["8192x8960x1536x128", "8192x1536x8960x128", "4096x4096x4096x128"];
 /// `tokens x width x rank`
-const THIN: &[&str] = &["512x4864x8", "512x4864x16"];
+const THIN: &[&str] = &["2048x256x8", "2048x768x8", "512x4864x8", "512x4864x16"];
 const THIN_LARGE: &[&str] = &["8192x8960x8", "8192x8960x16"];
 /// `tokens x key heads x value heads x width`
 const DELTA_RULE: &[&str] = &["1024x16x32x128"];
 /// `tokens x width`
-const FLAT: &[&str] = &["512x896", "512x4864"];
+const FLAT: &[&str] = &["2048x256", "2048x768", "512x896", "512x4864"];
 const FLAT_LARGE: &[&str] = &["8192x8960"];
 
 pub(super) const ALL: &[Case] = &[
     sliced("roof", &["400000"], &[]),
-    sliced("slice_rows", &["512x896", "512x4864"], &["8192x1536", "8192x8960"]),
+    sliced("slice_rows", &["2048x256", "2048x768", "512x896", "512x4864"], &["8192x1536", "8192x8960"]),
     sliced("product_forward", PRODUCTS, LARGE),
     sliced("product_forward_sliced", BIG, LARGE),
     sliced("product_forward_bf16", BIG, LARGE),

@@ -38,11 +38,15 @@ mod rms_norm;
 mod roof;
 mod rope;
 mod router;
+#[cfg(target_arch = "x86_64")]
 mod single;
+mod slice_tiles;
 mod slices;
 mod sum_squares;
 mod swiglu;
 mod thin;
+#[cfg(target_arch = "x86_64")]
+mod thin_tiles;
 
 pub use path::Path;
 

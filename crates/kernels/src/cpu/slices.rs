@@ -5,8 +5,12 @@
 //! as `[16 groups of 4][row][4]` bytes, the order that AMX and VNNI multiply; tiles lie as `[16 rows][column][slice]`.
 //! Padding bytes of right tiles are zero, so whatever the left padding holds adds nothing.
 
+#[cfg(target_arch = "x86_64")]
+use super::path::Vector;
 use super::path::{Path, multiversion};
 use super::pool::SharedMut;
+#[cfg(target_arch = "x86_64")]
+use super::slice_tiles;
 use crate::buffer::Buffer;
 use crate::op::{QuantizedShape, SliceShape};
 use crate::plan::Layout;
@@ -145,6 +149,12 @@ pub(super) fn fill_left(cpu: &Cpu, out: LeftMut, x: &[f32], factors: Option<&[f3
     let (tiles, units) = (SharedMut::new(tiles), SharedMut::new(units));
     let bias = left_bias(cpu.path);
     cpu.pool.run_ranges(shape.rows, 1, |range| {
+        #[cfg(target_arch = "x86_64")]
+        if cpu.path.vector() == Vector::Avx512 {
+            // SAFETY: this thread alone has these rows.
+            let units = unsafe { units.slice(range.start * chunks..range.end * chunks) };
+            return slice_tiles::slice_rows(cpu.path, (&tiles, units), &layout, shape, range, x, factors);
+        }
         for row in range {
             let x = &x[row * shape.width..][..shape.width];
             // SAFETY: this thread alone has this row.
@@ -176,9 +186,17 @@ pub(super) struct LeftRow<'a> {
     pub(super) bias: u8,
 }
 
+/// Slices one chunk of a row (times `factors`) into its left tiles, which the caller owns, and returns its unit.
+pub(super) fn slice_chunk<const SLICES: usize>(path: Path, to: &LeftRow, x: &[f32], factors: Option<&[f32]>) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    if path.vector() == Vector::Avx512 {
+        return slice_tiles::slice_chunk::<SLICES>(path, to, x, factors);
+    }
+    slice_chunk_any::<SLICES>(path, to, x, factors)
+}
+
 multiversion! {
-    /// Slices one chunk of a row (times `factors`) into its left tiles, which the caller owns, and returns its unit.
-    pub(super) fn slice_chunk<_F, const SLICES: usize>(to: &LeftRow, x: &[f32], factors: Option<&[f32]>) -> f32 {
+    pub(super) fn slice_chunk_any<_F, const SLICES: usize>(to: &LeftRow, x: &[f32], factors: Option<&[f32]>) -> f32 {
         let mut folded;
         let mut bits = 0;
         let x = match factors {

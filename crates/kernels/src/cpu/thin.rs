@@ -1,10 +1,13 @@
 //! Thin products (`op/thin.rs`) as register tiles: each works on a few tokens or ranks at once, so that one load serves
-//! several multiply-adds. Tile sizes depend on the registers of the path; no sum does.
+//! several multiply-adds. Tile sizes depend on the registers of the path; no sum does. AVX-512 has its own tiles
+//! (`thin_tiles.rs`) of `contract` and `outer`.
 //!
 //! `contract` turns a factor that lies the other way, `expand` packs it, both into the workspace.
 
 use super::path::{Vector, multiversion};
 use super::pool::{SharedMut, share};
+#[cfg(target_arch = "x86_64")]
+use super::thin_tiles;
 use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::op::thin::RANK_MAX;
@@ -17,6 +20,8 @@ use std::ops::Range;
 const COLUMNS_WIDE: usize = 64;
 /// Columns of a tile of `outer` on AVX2, which keeps four ranks: two registers each.
 const COLUMNS_NARROW: usize = 16;
+/// Columns that a thread of `outer` takes at least: a tile of AVX-512, two of AVX2.
+const OUTER_GRAIN: usize = 32;
 /// Tokens that pass a few rows of the factor before the next rows are taken: they fit the second-level cache together.
 const CONTRACT_TOKENS: usize = 24;
 /// Tokens that pass one panel of the factor while it is in the first-level cache.
@@ -88,11 +93,11 @@ pub(super) fn contract(cpu: &Cpu, u: &mut [f32], x: &[f32], factor: &[f32], p: &
     check(u, x, factor, p);
     let rows = |u: &mut [f32], tokens: Range<usize>, factor: &[f32]| {
         let x = &x[tokens.start * p.width..tokens.end * p.width];
+        #[cfg(target_arch = "x86_64")]
         if is_wide(cpu) {
-            contract_rows::<true>(cpu.path, u, x, factor, p);
-        } else {
-            contract_rows::<false>(cpu.path, u, x, factor, p);
+            return thin_tiles::contract_rows(cpu.path, u, x, factor, p);
         }
+        contract_rows(cpu.path, u, x, factor, p);
     };
     if p.factors() > 1 {
         by_segments(cpu, u, p.rank, factor, p, workspace, |room, factor, tokens, u| {
@@ -166,25 +171,22 @@ fn pack<const C: usize>(packed: &mut [f32], panels: Range<usize>, factor: &[f32]
 pub(super) fn outer(cpu: &Cpu, dfactor: &mut [f32], u: &[f32], x: &[f32], p: &Thin, row_starts: &[usize]) {
     check(u, x, dfactor, p);
     let dfactor = SharedMut::new(dfactor);
-    cpu.pool.run_ranges(p.width, COLUMNS_WIDE, |columns| {
+    cpu.pool.run_ranges(p.width, OUTER_GRAIN, |columns| {
         for (index, block) in p.blocks(row_starts) {
             let into = (&dfactor, index * p.factor_length());
+            #[cfg(target_arch = "x86_64")]
             if is_wide(cpu) {
-                outer_block::<true>(cpu.path, into, u, x, p, block, columns.clone());
-            } else {
-                outer_block::<false>(cpu.path, into, u, x, p, block, columns.clone());
+                thin_tiles::outer_block(cpu.path, into, u, x, p, block, columns.clone());
+                continue;
             }
+            outer_block(cpu.path, into, u, x, p, block, columns.clone());
         }
     });
 }
 
 multiversion! {
-    fn contract_rows<F, const WIDE: bool>(u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin) {
-        if WIDE {
-            contract_tiles::<F, 3, 4, LANES>(u, x, factor, p);
-        } else {
-            contract_tiles::<F, 2, 3, { LANES / 2 }>(u, x, factor, p);
-        }
+    fn contract_rows<F>(u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin) {
+        contract_tiles::<F, 2, 3, { LANES / 2 }>(u, x, factor, p);
     }
 }
 
@@ -331,7 +333,7 @@ fn expand_tile<F: Fma, const T: usize, const C: usize>(
 }
 
 multiversion! {
-    fn outer_block<F, const WIDE: bool>(
+    fn outer_block<F>(
         dfactor: (&SharedMut<f32>, usize),
         u: &[f32],
         x: &[f32],
@@ -339,11 +341,7 @@ multiversion! {
         block: Range<usize>,
         columns: Range<usize>,
     ) {
-        if WIDE {
-            outer_tiles::<F, 4, COLUMNS_WIDE>(dfactor, u, x, p, block, columns);
-        } else {
-            outer_tiles::<F, 4, COLUMNS_NARROW>(dfactor, u, x, p, block, columns);
-        }
+        outer_tiles::<F, 4, COLUMNS_NARROW>(dfactor, u, x, p, block, columns);
     }
 }
 

@@ -1,0 +1,314 @@
+//! Slices of a row chunk (`slices.rs`) for AVX-512, by hand: the compiler packs bytes one slice and sixteen numbers at a time.
+//!
+//! The integer of a number is kept so far above zero that its slices are whole bytes of it: with 128 added for every slice below
+//! the first, no slice borrows from the next, and each of those bytes is its slice with the top bit turned over.
+
+use super::path::{Path, Vector};
+use super::pool::SharedMut;
+use super::slices::{CHUNK_TILES, LeftLayout, LeftRow, TILE_DEPTH, left_bias};
+use crate::op::SliceShape;
+use isobit_numerics::slices::{CHUNK, Profile, Scale};
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// Numbers of a register.
+const WIDE: usize = 16;
+/// Registers that make up a row of a tile.
+const PARTS: usize = TILE_DEPTH / WIDE;
+
+/// Slices one chunk of a row (times `factors`) into its left tiles, which the caller owns, and returns its unit.
+pub(super) fn slice_chunk<const SLICES: usize>(path: Path, to: &LeftRow, x: &[f32], factors: Option<&[f32]>) -> f32 {
+    assert_eq!(path.vector(), Vector::Avx512, "tiles of AVX-512");
+    assert!(x.len() <= CHUNK && factors.is_none_or(|factors| factors.len() == x.len()), "a chunk and its factors");
+    if x.is_empty() {
+        return 0.0;
+    }
+    let last = to.at + (x.len() - 1) / TILE_DEPTH * to.column_stride + (SLICES - 1) * to.slice_stride;
+    // SAFETY: the row is the caller's own; the slice checks that its last tile is inside.
+    let _ = unsafe { to.tiles.slice(last..last + TILE_DEPTH) };
+    // SAFETY: a `Cpu` holds a path only after checking its features; bounds were checked above.
+    unsafe {
+        match factors {
+            None => slice_chunk_avx512::<SLICES, false>(to, x, x),
+            Some(factors) => slice_chunk_avx512::<SLICES, true>(to, x, factors),
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn slice_chunk_avx512<const SLICES: usize, const FACTORS: bool>(
+    to: &LeftRow,
+    x: &[f32],
+    factors: &[f32],
+) -> f32 {
+    let (tiles, strides) = (to.tiles.pointer().wrapping_add(to.at), [to.column_stride, to.slice_stride]);
+    // SAFETY: the caller's row and tiles, and as many factors as numbers.
+    unsafe {
+        let scale = scale_of::<SLICES, FACTORS>(x, factors);
+        store::<SLICES, FACTORS>(tiles, strides, x, factors, scale.multiplier, to.bias);
+        scale.unit
+    }
+}
+
+/// Slices some rows of `x` (times `factors`), each in chunks, into their left tiles and `units`, which the caller owns.
+pub(super) fn slice_rows(
+    path: Path,
+    (tiles, units): (&SharedMut<i8>, &mut [f32]),
+    layout: &LeftLayout,
+    shape: SliceShape,
+    rows: Range<usize>,
+    x: &[f32],
+    factors: Option<&[f32]>,
+) {
+    assert_eq!(path.vector(), Vector::Avx512, "tiles of AVX-512");
+    assert_eq!(units.len(), rows.len() * shape.width.div_ceil(CHUNK), "a unit for every chunk");
+    assert!(rows.end <= shape.rows && shape.rows * shape.width <= x.len(), "rows to slice");
+    assert!(factors.is_none_or(|factors| shape.width <= factors.len()), "a factor for every column");
+    assert!(
+        shape.rows <= layout.rows_padded && layout.columns == shape.width.div_ceil(TILE_DEPTH),
+        "layout of the shape"
+    );
+    if units.is_empty() {
+        return;
+    }
+    // SAFETY: nothing is taken; the slice checks that the whole operand is inside.
+    let _ = unsafe { tiles.slice(layout.bytes()..layout.bytes()) };
+    let into = Rows { tiles: tiles.pointer(), layout, width: shape.width, bias: left_bias(path) };
+    // SAFETY: a `Cpu` holds a path only after checking its features; bounds were checked above.
+    unsafe {
+        match (shape.profile, factors) {
+            (Profile::X2, None) => slice_rows_avx512::<2, false>(&into, units, rows, x, x),
+            (Profile::X2, Some(factors)) => slice_rows_avx512::<2, true>(&into, units, rows, x, factors),
+            (Profile::X3, None) => slice_rows_avx512::<3, false>(&into, units, rows, x, x),
+            (Profile::X3, Some(factors)) => slice_rows_avx512::<3, true>(&into, units, rows, x, factors),
+        }
+    }
+}
+
+/// Where the bytes of rows go.
+struct Rows<'a> {
+    tiles: *mut i8,
+    layout: &'a LeftLayout,
+    width: usize,
+    bias: u8,
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn slice_rows_avx512<const SLICES: usize, const FACTORS: bool>(
+    into: &Rows,
+    units: &mut [f32],
+    rows: Range<usize>,
+    x: &[f32],
+    factors: &[f32],
+) {
+    let chunks = into.width.div_ceil(CHUNK);
+    let piece = |row: usize, chunk: usize| {
+        let columns = chunk * CHUNK..((chunk + 1) * CHUNK).min(into.width);
+        (&x[row * into.width..][columns.clone()], if FACTORS { &factors[columns] } else { x })
+    };
+    // SAFETY: as many factors as numbers, here and below.
+    let scale_at = |(x, factors): (&[f32], &[f32])| unsafe { scale_of::<SLICES, FACTORS>(x, factors) };
+    let mut scale = scale_at(piece(rows.start, 0));
+    let (mut row, mut chunk) = (rows.start, 0);
+    for unit in units {
+        // The next scale is on its way, with its long chain of maxima and divisions, while these numbers are rounded.
+        let next = if chunk + 1 < chunks { (row, chunk + 1) } else { (row + 1, 0) };
+        let next_scale = if next.0 < rows.end { scale_at(piece(next.0, next.1)) } else { scale };
+        let (x, factors) = piece(row, chunk);
+        let at = chunk * CHUNK_TILES * into.layout.column_stride() + row * TILE_DEPTH;
+        let strides = [into.layout.column_stride(), into.layout.slice_stride()];
+        // SAFETY: row and columns are those of the layout, which is inside.
+        unsafe { store::<SLICES, FACTORS>(into.tiles.add(at), strides, x, factors, scale.multiplier, into.bias) };
+        *unit = scale.unit;
+        (row, chunk) = next;
+        scale = next_scale;
+    }
+}
+
+/// The scale of the numbers, times their factors.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn scale_of<const SLICES: usize, const FACTORS: bool>(x: &[f32], factors: &[f32]) -> Scale {
+    let mut largest = [_mm512_setzero_si512(); PARTS];
+    for first in (0..x.len()).step_by(TILE_DEPTH) {
+        // SAFETY: `first` is inside, and the caller has as many factors.
+        let parts = unsafe { load::<FACTORS>(x, factors, first) };
+        for part in 0..PARTS {
+            let magnitude = _mm512_and_si512(_mm512_castps_si512(parts[part]), _mm512_set1_epi32(i32::MAX));
+            largest[part] = _mm512_max_epu32(largest[part], magnitude);
+        }
+    }
+    let [a, b, c, d] = largest;
+    let bits = _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_max_epu32(a, b), _mm512_max_epu32(c, d)));
+    Scale::of(if SLICES == 2 { Profile::X2 } else { Profile::X3 }, bits)
+}
+
+/// Writes the slices of the numbers, times their factors, to tiles from `to` on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn store<const SLICES: usize, const FACTORS: bool>(
+    mut to: *mut i8,
+    [column_stride, slice_stride]: [usize; 2],
+    x: &[f32],
+    factors: &[f32],
+    multiplier: f32,
+    bias: u8,
+) {
+    for first in (0..x.len()).step_by(TILE_DEPTH) {
+        let bytes = if multiplier == 0.0 {
+            // Nothing but tiny numbers, or something not finite.
+            [_mm512_set1_epi8(bias as i8); SLICES]
+        } else {
+            // SAFETY: `first` is inside, and the caller has as many factors.
+            slices_of::<SLICES>(unsafe { load::<FACTORS>(x, factors, first) }, multiplier, bias)
+        };
+        for slice in 0..SLICES {
+            // SAFETY: the caller owns the row of these tiles.
+            unsafe { _mm512_storeu_si512(to.wrapping_add(slice * slice_stride).cast(), bytes[slice]) };
+        }
+        to = to.wrapping_add(column_stride);
+    }
+}
+
+/// A tile's worth of numbers, times their factors; zeros past the end.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load<const FACTORS: bool>(x: &[f32], factors: &[f32], first: usize) -> [__m512; PARTS] {
+    if x.len() - first >= TILE_DEPTH {
+        // SAFETY: all of the tile is inside.
+        unsafe { load_masked::<FACTORS>(x, factors, first, u64::MAX) }
+    } else {
+        // SAFETY: the mask leaves out what is past the end.
+        unsafe { load_masked::<FACTORS>(x, factors, first, (1 << (x.len() - first)) - 1) }
+    }
+}
+
+/// As many numbers of a tile as there are bits in the mask.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load_masked<const FACTORS: bool>(x: &[f32], factors: &[f32], first: usize, mask: u64) -> [__m512; PARTS] {
+    let mut parts = [_mm512_setzero_ps(); PARTS];
+    for part in 0..PARTS {
+        let (at, mask) = (first + part * WIDE, (mask >> (part * WIDE)) as __mmask16);
+        // SAFETY: the caller says that the numbers of the mask are inside.
+        unsafe {
+            parts[part] = _mm512_maskz_loadu_ps(mask, x.as_ptr().wrapping_add(at));
+            if FACTORS {
+                let factors = _mm512_maskz_loadu_ps(mask, factors.as_ptr().wrapping_add(at));
+                parts[part] = _mm512_mul_ps(parts[part], factors);
+            }
+        }
+    }
+    parts
+}
+
+/// Slices of 64 numbers, the highest first.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn slices_of<const SLICES: usize>(x: [__m512; PARTS], multiplier: f32, bias: u8) -> [__m512i; SLICES] {
+    // Bytes of four integers side by side, the lowest of each first.
+    let gather = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    let mut parts = [_mm512_setzero_si512(); PARTS];
+    for part in 0..PARTS {
+        let scaled = _mm512_mul_ps(x[part], _mm512_set1_ps(multiplier));
+        let raised = if SLICES == 2 {
+            // Below 2²² the sum with 1.5·2²³ ends in the nearest integer, ties to even; the 128 may as well be in it.
+            _mm512_castps_si512(_mm512_add_ps(scaled, _mm512_set1_ps(12582912.0 + 128.0)))
+        } else {
+            const NEAREST_EVEN: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+            _mm512_add_epi32(_mm512_cvt_roundps_epi32::<NEAREST_EVEN>(scaled), _mm512_set1_epi32(0x8080))
+        };
+        parts[part] = _mm512_shuffle_epi8(raised, gather);
+    }
+    let [a, b, c, d] = parts;
+    // Now 32-bit lane `i` of every quarter has four bytes of place `i`: quarters of the parts of one place come together, and then
+    // into the order of the numbers.
+    let (ab_low, cd_low) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+    let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+    let places = [
+        _mm512_unpacklo_epi64(ab_low, cd_low),
+        _mm512_unpackhi_epi64(ab_low, cd_low),
+        _mm512_unpacklo_epi64(ab_high, cd_high),
+    ];
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    let mut slices = [_mm512_setzero_si512(); SLICES];
+    for slice in 0..SLICES {
+        let turned = if slice == 0 { bias } else { bias ^ 0x80 };
+        let bytes = _mm512_permutexvar_epi32(order, places[SLICES - 1 - slice]);
+        slices[slice] = _mm512_xor_si512(bytes, _mm512_set1_epi8(turned as i8));
+    }
+    slices
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::slices::slice_chunk_any;
+
+    type ChunkSlicer<'a> = dyn Fn(&LeftRow, &[f32], Option<&[f32]>) -> f32 + 'a;
+
+    fn number(i: usize) -> f32 {
+        let x = f32::from_bits((i as u32).wrapping_mul(2654435769) >> 8 | 0x3e00_0000);
+        if i.is_multiple_of(3) { -x } else { x }
+    }
+
+    /// Tiles and units of all rows: by rows, by chunks, and by plain code for a machine without any vectors.
+    fn check<const SLICES: usize>(path: Path, shape: SliceShape, x: &[f32], factors: Option<&[f32]>) {
+        let layout = LeftLayout::new(shape);
+        let chunks = shape.width.div_ceil(CHUNK);
+        let by_chunks = |slice: &ChunkSlicer| {
+            let mut tiles = vec![77; layout.bytes()];
+            let shared = SharedMut::new(&mut tiles);
+            let mut units = Vec::new();
+            for (row, x) in x.chunks_exact(shape.width).enumerate() {
+                for (chunk, x) in x.chunks(CHUNK).enumerate() {
+                    let to = LeftRow {
+                        tiles: &shared,
+                        at: chunk * CHUNK_TILES * layout.column_stride() + row * TILE_DEPTH,
+                        column_stride: layout.column_stride(),
+                        slice_stride: layout.slice_stride(),
+                        bias: left_bias(path),
+                    };
+                    let factors = factors.map(|factors| &factors[chunk * CHUNK..][..x.len()]);
+                    units.push(slice(&to, x, factors).to_bits());
+                }
+            }
+            (tiles, units)
+        };
+        let want = by_chunks(&|to, x, factors| slice_chunk_any::<SLICES>(Path::Scalar, to, x, factors));
+        assert_eq!(by_chunks(&|to, x, factors| slice_chunk::<SLICES>(path, to, x, factors)), want, "{path} {shape:?}");
+        let (mut tiles, mut units) = (vec![77; layout.bytes()], vec![1.0f32; shape.rows * chunks]);
+        let shared = SharedMut::new(&mut tiles);
+        let (first, second) = units.split_at_mut(chunks);
+        slice_rows(path, (&shared, first), &layout, shape, 0..1, x, factors);
+        slice_rows(path, (&shared, second), &layout, shape, 1..shape.rows, x, factors);
+        let units: Vec<_> = units.iter().map(|unit| unit.to_bits()).collect();
+        assert_eq!((tiles, units), want, "{path} {shape:?}");
+    }
+
+    /// Both paths, which differ in the bias: whether there is an int8 unit to go with it does not matter here.
+    #[test]
+    fn agrees_with_plain_code() {
+        if !Path::Avx512.is_available() {
+            return;
+        }
+        for width in [1, 15, 17, 63, 64, 65, 256, 511, 512, 513, 700, 1088] {
+            let rows = 7;
+            let mut x: Vec<f32> = (0..rows * width).map(number).collect();
+            let factors: Vec<f32> = (0..width).map(|i| number(i + 1000)).collect();
+            for (row, last) in [0.0, 1e-38, f32::INFINITY, f32::NAN].into_iter().enumerate() {
+                x[(row + 1) * width - 1] = last;
+            }
+            // Halves of a step, which are rounded to even.
+            for (i, x) in x[4 * width..5 * width].iter_mut().enumerate() {
+                *x = if i == 0 { 32512.0 } else { i as f32 - 99.5 };
+            }
+            for path in [Path::Avx512, Path::Amx] {
+                for factors in [None, Some(&factors[..])] {
+                    check::<2>(path, SliceShape { rows, width, profile: Profile::X2 }, &x, factors);
+                    check::<3>(path, SliceShape { rows, width, profile: Profile::X3 }, &x, factors);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Tiles of thin products (`thin.rs`) for AVX-512, by hand: the multiply-adds are so few that the compiler's code for what comes
+//! after them (a tree per sum, a scattered gradient) takes as long as they do.
+//!
+//! `contract` adds sixteen trees at once, lanes of different sums side by side; `outer` reads its rows where they lie and turns
+//! its sums in registers. Every addition is the one that `docs/numerics.md` names, with the same operands.
+
+use super::path::{Path, Vector, prefetch};
+use super::pool::SharedMut;
+use crate::op::{Layout, TOKEN_BLOCK, Thin};
+use isobit_numerics::lanes::LANES;
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+/// Tokens and ranks of a tile of `contract`: sixteen sums, so that a register holds one of each.
+const SIDE: usize = 4;
+/// Tokens that pass a few rows of the factor before the next rows are taken: they fit the second-level cache together.
+const CONTRACT_TOKENS: usize = 24;
+/// Elements of a register.
+const WIDE: usize = 16;
+/// Ranks of a tile of `outer`.
+const OUTER_RANKS: usize = 8;
+/// Registers of each of them.
+const OUTER_VECTORS: usize = 2;
+/// Columns of a tile of `outer`.
+const OUTER_COLUMNS: usize = OUTER_VECTORS * WIDE;
+/// Rows that `outer` asks for ahead of time: they lie a whole width apart, which a machine's own prefetching may not follow.
+const OUTER_AHEAD: usize = 8;
+
+type ContractTile = [[__m512; SIDE]; SIDE];
+type OuterTile = [[__m512; OUTER_VECTORS]; OUTER_RANKS];
+
+/// As many lanes of a register as there are elements left.
+fn mask_of(elements: usize) -> __mmask16 {
+    ((1u32 << elements.min(WIDE)) - 1) as u16
+}
+
+/// Lane sums of every row of `x` with every row of the factor `[rank, width]`.
+pub(super) fn contract_rows(path: Path, u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin) {
+    assert_eq!(path.vector(), Vector::Avx512, "tiles of AVX-512");
+    let tokens = u.len() / p.rank;
+    assert_eq!([u.len(), x.len(), factor.len()], [tokens * p.rank, tokens * p.width, p.rank * p.width], "rows");
+    // SAFETY: a `Cpu` holds a path only after checking its features; the lengths were checked above.
+    unsafe { contract_rows_avx512(u, x, factor, p) }
+}
+
+/// Adds one block of tokens to some columns of the gradient of a factor, which starts at `origin` and is the caller's own there.
+pub(super) fn outer_block(
+    path: Path,
+    (dfactor, origin): (&SharedMut<f32>, usize),
+    u: &[f32],
+    x: &[f32],
+    p: &Thin,
+    block: Range<usize>,
+    columns: Range<usize>,
+) {
+    assert_eq!(path.vector(), Vector::Avx512, "tiles of AVX-512");
+    assert!(block.len() <= TOKEN_BLOCK && columns.end <= p.width, "a block of tokens, columns of the factor");
+    let u = &u[block.start * p.rank..block.end * p.rank];
+    let x = &x[block.start * p.width..block.end * p.width];
+    // SAFETY: columns of different threads do not overlap; nothing of this slice is used but them, and it checks the length.
+    let dfactor = unsafe { dfactor.slice(origin..origin + p.factor_length()) }.as_mut_ptr();
+    // SAFETY: a `Cpu` holds a path only after checking its features; the lengths were checked above.
+    unsafe { outer_block_avx512(dfactor, u, x, p, columns) }
+}
+
+#[target_feature(enable = "avx512f,avx512dq,avx512vl,fma")]
+unsafe fn contract_rows_avx512(u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin) {
+    let tokens = u.len() / p.rank;
+    for start in (0..tokens).step_by(CONTRACT_TOKENS) {
+        let end = (start + CONTRACT_TOKENS).min(tokens);
+        for rank in (0..p.rank).step_by(SIDE) {
+            // Past the last token or rank a tile repeats it and drops the result.
+            let factor_rows = std::array::from_fn(|j| factor[(rank + j).min(p.rank - 1) * p.width..].as_ptr());
+            for token in (start..end).step_by(SIDE) {
+                let x_rows = std::array::from_fn(|t| x[(token + t).min(end - 1) * p.width..].as_ptr());
+                let mut sums = [0.0; SIDE * SIDE];
+                // SAFETY: every row has `width` elements, as the caller checked.
+                unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), contract_tile(x_rows, factor_rows, p.width)) };
+                let count = SIDE.min(p.rank - rank);
+                for (token, sums) in (token..end).zip(sums.as_chunks::<SIDE>().0) {
+                    let u = &mut u[token * p.rank + rank..][..count];
+                    if let Some(u) = u.as_mut_array::<SIDE>() {
+                        *u = *sums;
+                    } else {
+                        u.copy_from_slice(&sums[..count]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Sums of four rows with four rows, those of the first row of `x` first. Lanes do not meet before the tree, so one half of them
+/// comes after the other: then sixteen sums have a register each.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl,fma")]
+unsafe fn contract_tile(x: [*const f32; SIDE], m: [*const f32; SIDE], width: usize) -> __m512 {
+    // SAFETY: the caller's rows.
+    let (low, high) = unsafe { (contract_half(x, m, width, 0), contract_half(x, m, width, WIDE)) };
+    let mut quads = [_mm512_setzero_ps(); SIDE];
+    for j in 0..SIDE {
+        let mut rows = [_mm512_setzero_ps(); SIDE];
+        for t in 0..SIDE {
+            rows[t] = _mm512_add_ps(low[t][j], high[t][j]);
+        }
+        let [a, b, c, d] = rows;
+        quads[j] = add_fours(add_eights(a, b), add_eights(c, d));
+    }
+    let [a, b, c, d] = quads;
+    add_ones(add_twos(a, b), add_twos(c, d))
+}
+
+/// Sixteen lanes of every sum, the first of which is `first`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl,fma")]
+unsafe fn contract_half(x: [*const f32; SIDE], m: [*const f32; SIDE], width: usize, first: usize) -> ContractTile {
+    let mut acc = [[_mm512_setzero_ps(); SIDE]; SIDE];
+    let whole = width / LANES * LANES;
+    let mut at = first;
+    while at < whole {
+        // SAFETY: a whole block of lanes of rows that have `width` elements.
+        unsafe { contract_step(&mut acc, x, m, at, u16::MAX) };
+        at += LANES;
+    }
+    // A tail touches only its own lanes: a product with zero would not leave the others as they are.
+    if at < width {
+        // SAFETY: the mask leaves out what is past the row.
+        unsafe { contract_step(&mut acc, x, m, at, mask_of(width - at)) };
+    }
+    acc
+}
+
+/// One fused multiply-add of every lane in the mask.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl,fma")]
+unsafe fn contract_step(
+    acc: &mut ContractTile,
+    x: [*const f32; SIDE],
+    m: [*const f32; SIDE],
+    at: usize,
+    mask: __mmask16,
+) {
+    let mut x_lanes = [_mm512_setzero_ps(); SIDE];
+    for t in 0..SIDE {
+        // SAFETY: the caller says that the lanes of the mask are within the rows.
+        x_lanes[t] = unsafe { _mm512_maskz_loadu_ps(mask, x[t].add(at)) };
+    }
+    for j in 0..SIDE {
+        // SAFETY: as above.
+        let m_lanes = unsafe { _mm512_maskz_loadu_ps(mask, m[j].add(at)) };
+        for t in 0..SIDE {
+            acc[t][j] = _mm512_mask3_fmadd_ps(x_lanes[t], m_lanes, acc[t][j], mask);
+        }
+    }
+}
+
+// Steps of the tree, each for two registers at once: lanes `l` and `l + 8`, then 4, 2 and 1 apart. Four sums that were added as
+// `(a, b), (c, d)` have a quarter of a register each after the second step, and sixteen of them a lane each after the last.
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add_eights(a: __m512, b: __m512) -> __m512 {
+    _mm512_add_ps(_mm512_shuffle_f32x4::<0b0100_0100>(a, b), _mm512_shuffle_f32x4::<0b1110_1110>(a, b))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add_fours(a: __m512, b: __m512) -> __m512 {
+    _mm512_add_ps(_mm512_shuffle_f32x4::<0b1000_1000>(a, b), _mm512_shuffle_f32x4::<0b1101_1101>(a, b))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add_twos(a: __m512, b: __m512) -> __m512 {
+    _mm512_add_ps(_mm512_shuffle_ps::<0b0100_0100>(a, b), _mm512_shuffle_ps::<0b1110_1110>(a, b))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add_ones(a: __m512, b: __m512) -> __m512 {
+    _mm512_add_ps(_mm512_shuffle_ps::<0b1000_1000>(a, b), _mm512_shuffle_ps::<0b1101_1101>(a, b))
+}
+
+#[target_feature(enable = "avx512f,avx512dq,avx512vl,fma")]
+unsafe fn outer_block_avx512(dfactor: *mut f32, u: &[f32], x: &[f32], p: &Thin, columns: Range<usize>) {
+    for rank in (0..p.rank).step_by(OUTER_RANKS) {
+        let ranks = OUTER_RANKS.min(p.rank - rank);
+        let mask = (u8::MAX) >> (OUTER_RANKS - ranks);
+        // `alpha·u`; what pads the ranks is not stored in the end.
+        let mut scaled = [[0.0; OUTER_RANKS]; TOKEN_BLOCK];
+        for (scaled, u) in scaled.iter_mut().zip(u.chunks_exact(p.rank)) {
+            let u = &u[rank..][..ranks];
+            // SAFETY: the mask has a bit for every element of `u`; there are eight of `scaled`.
+            unsafe {
+                let product = _mm256_mul_ps(_mm256_set1_ps(p.alpha), _mm256_maskz_loadu_ps(mask, u.as_ptr()));
+                _mm256_storeu_ps(scaled.as_mut_ptr(), product);
+            }
+        }
+        let scaled = &scaled[..u.len() / p.rank];
+        for first in columns.clone().step_by(OUTER_COLUMNS) {
+            let count = OUTER_COLUMNS.min(columns.end - first);
+            // SAFETY: rows of `x` have `width` elements, and so far do the columns go.
+            let sums = unsafe {
+                let x = x.as_ptr().add(first);
+                if count == OUTER_COLUMNS {
+                    outer_tile::<true>(scaled, x, p.width, count)
+                } else {
+                    outer_tile::<false>(scaled, x, p.width, count)
+                }
+            };
+            // SAFETY: these columns of the factor are the caller's own.
+            unsafe {
+                match p.layout {
+                    Layout::RankMajor => add_rows(dfactor.add(rank * p.width + first), &sums, p.width, ranks, count),
+                    Layout::WidthMajor => add_turned(dfactor.add(first * p.rank + rank), &sums, p.rank, mask, count),
+                }
+            }
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl,fma")]
+unsafe fn outer_tile<const WHOLE: bool>(
+    scaled: &[[f32; OUTER_RANKS]],
+    x: *const f32,
+    width: usize,
+    count: usize,
+) -> OuterTile {
+    let mut acc = [[_mm512_setzero_ps(); OUTER_VECTORS]; OUTER_RANKS];
+    // ORDER: ascending tokens.
+    for (t, scaled) in scaled.iter().enumerate() {
+        let mut columns = [_mm512_setzero_ps(); OUTER_VECTORS];
+        for vector in 0..OUTER_VECTORS {
+            let at = t * width + vector * WIDE;
+            prefetch(x.wrapping_add(at + OUTER_AHEAD * width));
+            let mask = if WHOLE { u16::MAX } else { mask_of(count.saturating_sub(vector * WIDE)) };
+            // SAFETY: the caller says that rows have `count` elements from here; the mask leaves out others.
+            columns[vector] = unsafe { _mm512_maskz_loadu_ps(mask, x.wrapping_add(at)) };
+        }
+        for j in 0..OUTER_RANKS {
+            for vector in 0..OUTER_VECTORS {
+                acc[j][vector] = _mm512_fmadd_ps(_mm512_set1_ps(scaled[j]), columns[vector], acc[j][vector]);
+            }
+        }
+    }
+    acc
+}
+
+/// Adds a tile to rows that lie `width` apart.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn add_rows(dfactor: *mut f32, sums: &OuterTile, width: usize, ranks: usize, count: usize) {
+    for (j, sums) in sums.iter().enumerate().take(ranks) {
+        for (vector, sum) in sums.iter().enumerate() {
+            let (at, mask) =
+                (dfactor.wrapping_add(j * width + vector * WIDE), mask_of(count.saturating_sub(vector * WIDE)));
+            // SAFETY: the caller has `count` columns of this row; the mask leaves out others.
+            unsafe { _mm512_mask_storeu_ps(at, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, at), *sum)) };
+        }
+    }
+}
+
+/// Adds a tile to a factor whose ranks lie side by side.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl")]
+unsafe fn add_turned(dfactor: *mut f32, sums: &OuterTile, rank: usize, mask: __mmask8, count: usize) {
+    let [first, second] = [_mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15)];
+    for vector in 0..OUTER_VECTORS {
+        let mut rows = [_mm512_setzero_ps(); OUTER_RANKS];
+        for j in 0..OUTER_RANKS {
+            rows[j] = sums[j][vector];
+        }
+        let [a, b, c, d, e, f, g, h] = rows;
+        let (low, high) = (turn_fours(a, b, c, d), turn_fours(e, f, g, h));
+        for i in 0..4 {
+            // Quarter `q` of both belongs to column `4·q + i`.
+            let (low, high) = (_mm512_castps_pd(low[i]), _mm512_castps_pd(high[i]));
+            for (pair, order) in [first, second].into_iter().enumerate() {
+                let both = _mm512_permutex2var_pd(low, order, high);
+                let columns = [_mm512_castpd512_pd256(both), _mm512_extractf64x4_pd::<1>(both)];
+                for (odd, sum) in columns.into_iter().enumerate() {
+                    let column = vector * WIDE + 4 * (2 * pair + odd) + i;
+                    if column < count {
+                        let at = dfactor.wrapping_add(column * rank);
+                        // SAFETY: the caller has these columns; the mask has no more ranks than there are.
+                        unsafe {
+                            let total = _mm256_add_ps(_mm256_maskz_loadu_ps(mask, at), _mm256_castpd_ps(sum));
+                            _mm256_mask_storeu_ps(at, mask, total);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Turns the four by four numbers of every quarter: quarter `q` of result `i` is element `4·q + i` of each.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn turn_fours(a: __m512, b: __m512, c: __m512, d: __m512) -> [__m512; 4] {
+    let (ab_low, ab_high) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    let (cd_low, cd_high) = (_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    [
+        _mm512_shuffle_ps::<0b0100_0100>(ab_low, cd_low),
+        _mm512_shuffle_ps::<0b1110_1110>(ab_low, cd_low),
+        _mm512_shuffle_ps::<0b0100_0100>(ab_high, cd_high),
+        _mm512_shuffle_ps::<0b1110_1110>(ab_high, cd_high),
+    ]
+}
