@@ -3,7 +3,7 @@
 //! Scores of a tile are made in panels of 32 keys, become probabilities row by row, and leave as bytes for the product with
 //! the values. A row is touched only where it sees something, so what lies behind a mask may be anything.
 
-use super::operands::{Blocks, ROWS, SQUARE, Shape, Slicer, quantise_row, tree_max};
+use super::operands::{Blocks, ROWS, SQUARE, Shape, Slicer, quantise_row, store_turned_right, tree_max};
 use super::{Slicing, TILE, Tensor, part, slice_all, split, tensor_bytes};
 use crate::Cpu;
 use crate::buffer::Workspace;
@@ -61,24 +61,13 @@ pub(in crate::cpu) fn forward(
     let (k_right, k_units) = (workspace.take::<i8>(k.bytes()), workspace.take(k.units()));
     let (v_turned, v_units) = (workspace.take::<i8>(v.turned_bytes()), workspace.take(v.units()));
     {
-        let (left, right, turned) = (SharedMut::new(q_left), SharedMut::new(k_right), SharedMut::new(v_turned));
-        let store_q = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
-            // SAFETY: every task has a block of its own; so for all that follow.
-            let left = unsafe { part(&left, q.index(head, queries.of(span).start + index), key.block_bytes()) };
-            slicer.store_left(key, left);
-        };
-        let store_k = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
-            // SAFETY: a block of its own.
-            let right = unsafe { part(&right, k.index(head, keys.of(span).start + index), key.block_bytes()) };
-            slicer.make_right(key);
-            slicer.store_right(key, right);
-        };
-        let store_v = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
-            slicer.make_right(value);
+        let turned = SharedMut::new(v_turned);
+        let turn_v = |right: &[i8], head: usize, span: usize, index: usize| {
             for group in 0..value.groups() {
                 let at = v.turned_at(head, span, index, group);
-                // SAFETY: a block of its own.
-                slicer.store_turned_right(value, group, unsafe { turned.slice(at..at + v.turned_tile()) });
+                // SAFETY: every task has blocks of its own.
+                let out = unsafe { turned.slice(at..at + v.turned_tile()) };
+                store_turned_right(cpu.path, value, group, out, right);
             }
         };
         let query_rows = |span: usize| p.spans[span].queries.clone();
@@ -87,9 +76,30 @@ pub(in crate::cpu) fn forward(
             cpu,
             byte_room,
             &[
-                Slicing { tensor: q, units: SharedMut::new(q_units), rows: &query_rows, store: &store_q },
-                Slicing { tensor: k, units: SharedMut::new(k_units), rows: &key_rows, store: &store_k },
-                Slicing { tensor: v, units: SharedMut::new(v_units), rows: &key_rows, store: &store_v },
+                Slicing {
+                    tensor: q,
+                    rows: &query_rows,
+                    units: SharedMut::new(q_units),
+                    left: Some(SharedMut::new(q_left)),
+                    right: None,
+                    turned: None,
+                },
+                Slicing {
+                    tensor: k,
+                    rows: &key_rows,
+                    units: SharedMut::new(k_units),
+                    left: None,
+                    right: Some(SharedMut::new(k_right)),
+                    turned: None,
+                },
+                Slicing {
+                    tensor: v,
+                    rows: &key_rows,
+                    units: SharedMut::new(v_units),
+                    left: None,
+                    right: None,
+                    turned: Some(&turn_v),
+                },
             ],
         );
     }
