@@ -6,6 +6,7 @@
 mod backward;
 mod forward;
 mod gradients;
+mod lanes;
 mod operands;
 mod tile;
 

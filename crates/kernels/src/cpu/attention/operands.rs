@@ -364,16 +364,3 @@ multiversion! {
         }
     }
 }
-
-/// Largest of the lanes by halves: exact in any order, this one is short.
-#[inline(always)]
-pub(super) fn tree_max<T: Copy>(mut lanes: [T; 32], larger: impl Fn(T, T) -> T) -> T {
-    let mut half = 16;
-    while half > 0 {
-        for lane in 0..half {
-            lanes[lane] = larger(lanes[lane], lanes[lane + half]);
-        }
-        half /= 2;
-    }
-    lanes[0]
-}
