@@ -6,7 +6,7 @@
 
 use super::forward::shapes;
 use super::gradients::{Gradients, Tile};
-use super::operands::{Blocks, ROWS, Slicer};
+use super::operands::{Blocks, ROWS, Slicer, Source, store_turned_left, store_turned_right};
 use super::tile::State;
 use super::{Slicing, TILE, Tensor, part, slice_all, tensor_bytes};
 use crate::Cpu;
@@ -67,63 +67,74 @@ pub(in crate::cpu) fn backward(
     let (d_o_left, d_o_turned) = (workspace.take::<i8>(d_o.bytes()), workspace.take::<i8>(d_o.turned_bytes()));
     let (delta, lse_blocks) = (workspace.take::<f32>(d_o.units()), workspace.take::<f32>(d_o.units()));
     {
-        // A left operand, straight and turned.
-        let both = |tensor: Tensor, left: &SharedMut<i8>, turned: &SharedMut<i8>, slicer: &mut Slicer, index: usize| {
-            let shape = tensor.shape;
-            // SAFETY: every task has a block of its own; so for all that follow.
-            let (left, turned) =
-                unsafe { (part(left, index, shape.block_bytes()), part(turned, index, shape.turned_bytes())) };
-            slicer.store_left(shape, left);
-            slicer.make_right(shape);
-            slicer.store_turned_left(shape, turned);
+        let turn_left = |tensor: Tensor, out: &SharedMut<i8>, right: &[i8], index: usize| {
+            // SAFETY: every task has blocks of its own; so for all that follow.
+            let out = unsafe { part(out, index, tensor.shape.turned_bytes()) };
+            store_turned_left(cpu.path, tensor.shape, out, right);
         };
-        let (left, turned) = (SharedMut::new(q_left), SharedMut::new(q_turned));
-        let store_q = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
-            both(q, &left, &turned, slicer, q.index(head, blocks.of(span).start + index));
+        let q_turned = SharedMut::new(q_turned);
+        let turn_q = |right: &[i8], head: usize, span: usize, index: usize| {
+            turn_left(q, &q_turned, right, q.index(head, blocks.of(span).start + index));
         };
-        let (k_right, k_turned) = (SharedMut::new(k_right), SharedMut::new(k_turned));
-        let store_k = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
-            // SAFETY: a block of its own.
-            let right = unsafe { part(&k_right, k.index(head, blocks.of(span).start + index), key.block_bytes()) };
-            slicer.make_right(key);
-            slicer.store_right(key, right);
+        let k_turned = SharedMut::new(k_turned);
+        let turn_k = |right: &[i8], head: usize, span: usize, index: usize| {
             for group in 0..key.groups() {
                 let at = k.turned_at(head, span, index, group);
                 // SAFETY: a block of its own.
-                slicer.store_turned_right(key, group, unsafe { k_turned.slice(at..at + k.turned_tile()) });
+                let out = unsafe { k_turned.slice(at..at + k.turned_tile()) };
+                store_turned_right(cpu.path, key, group, out, right);
             }
         };
-        let v_right = SharedMut::new(v_right);
-        let store_v = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
-            // SAFETY: a block of its own.
-            let right = unsafe { part(&v_right, v.index(head, blocks.of(span).start + index), value.block_bytes()) };
-            slicer.make_right(value);
-            slicer.store_right(value, right);
-        };
-        let (d_o_left, d_o_turned) = (SharedMut::new(d_o_left), SharedMut::new(d_o_turned));
+        let d_o_turned = SharedMut::new(d_o_turned);
         let (delta, lse_blocks) = (SharedMut::new(delta), SharedMut::new(lse_blocks));
-        let store_d_o = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
+        let turn_d_o = |right: &[i8], head: usize, span: usize, index: usize| {
             let block = d_o.index(head, blocks.of(span).start + index);
-            both(d_o, &d_o_left, &d_o_turned, slicer, block);
+            turn_left(d_o, &d_o_turned, right, block);
             // SAFETY: a block of its own.
             let (delta, lse_blocks) = unsafe { (part(&delta, block, ROWS), part(&lse_blocks, block, ROWS)) };
-            delta.fill(0.0);
-            lse_blocks.fill(0.0);
             let source = d_o.source(&queries(span), index, head);
-            for row in 0..source.rows {
-                let at = (source.first_row + row) * p.heads + head;
-                delta[row] = inner(cpu.path, source.row(row, value.width), &o[at * value.width..][..value.width]);
-                lse_blocks[row] = lse[at];
+            inner_rows(cpu.path, delta, source, Source { x: o, ..source }, value.width);
+            lse_blocks[source.rows..].fill(0.0);
+            for (row, lse_block) in lse_blocks[..source.rows].iter_mut().enumerate() {
+                *lse_block = lse[(source.first_row + row) * p.heads + head];
             }
         };
         slice_all(
             cpu,
             byte_room,
             &[
-                Slicing { tensor: q, units: SharedMut::new(q_units), rows: &queries, store: &store_q },
-                Slicing { tensor: k, units: SharedMut::new(k_units), rows: &keys, store: &store_k },
-                Slicing { tensor: v, units: SharedMut::new(v_units), rows: &keys, store: &store_v },
-                Slicing { tensor: d_o, units: SharedMut::new(d_o_units), rows: &queries, store: &store_d_o },
+                Slicing {
+                    tensor: q,
+                    rows: &queries,
+                    units: SharedMut::new(q_units),
+                    left: Some(SharedMut::new(q_left)),
+                    right: None,
+                    turned: Some(&turn_q),
+                },
+                Slicing {
+                    tensor: k,
+                    rows: &keys,
+                    units: SharedMut::new(k_units),
+                    left: None,
+                    right: Some(SharedMut::new(k_right)),
+                    turned: Some(&turn_k),
+                },
+                Slicing {
+                    tensor: v,
+                    rows: &keys,
+                    units: SharedMut::new(v_units),
+                    left: None,
+                    right: Some(SharedMut::new(v_right)),
+                    turned: None,
+                },
+                Slicing {
+                    tensor: d_o,
+                    rows: &queries,
+                    units: SharedMut::new(d_o_units),
+                    left: Some(SharedMut::new(d_o_left)),
+                    right: None,
+                    turned: Some(&turn_d_o),
+                },
             ],
         );
     }
@@ -162,8 +173,12 @@ pub(in crate::cpu) fn backward(
 }
 
 multiversion! {
-    fn inner<F>(a: &[f32], b: &[f32]) -> f32 {
-        dot::<F>(a, b)
+    /// Inner products of the rows of two blocks; rows that are not there get zero.
+    fn inner_rows<F>(out: &mut [f32], a: Source, b: Source, width: usize) {
+        out[a.rows..].fill(0.0);
+        for (row, out) in out[..a.rows].iter_mut().enumerate() {
+            *out = dot::<F>(a.row(row, width), b.row(row, width));
+        }
     }
 }
 

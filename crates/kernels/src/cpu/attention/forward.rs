@@ -3,8 +3,8 @@
 //! Scores of a tile are made in panels of 32 keys, become probabilities row by row, and leave as bytes for the product with
 //! the values. A row is touched only where it sees something, so what lies behind a mask may be anything.
 
-use super::operands::{Blocks, ROWS, SQUARE, Shape, Slicer, quantise_row, tree_max};
-use super::{Slicing, TILE, Tensor, part, slice_all, split, tensor_bytes};
+use super::operands::{Blocks, ROWS, SQUARE, Shape, Slicer, quantise_row, store_turned_right};
+use super::{Slicing, TILE, Tensor, lanes, part, slice_all, split, tensor_bytes};
 use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::cpu::block::{LeftView, Prepared, Sums, block_sums};
@@ -15,7 +15,7 @@ use crate::cpu::slices::{BLOCK, TILE_DEPTH, left_bias};
 use crate::op::Attention;
 use crate::op::attention::HEAD_WIDTH_MAX;
 use isobit_numerics::elementary::{exp2, ln};
-use isobit_numerics::lanes::{LANES, max, tree_sum};
+use isobit_numerics::lanes::{LANES, max};
 use isobit_numerics::slices::{Profile, Scale, magnitude_bits};
 use std::ops::Range;
 
@@ -61,24 +61,13 @@ pub(in crate::cpu) fn forward(
     let (k_right, k_units) = (workspace.take::<i8>(k.bytes()), workspace.take(k.units()));
     let (v_turned, v_units) = (workspace.take::<i8>(v.turned_bytes()), workspace.take(v.units()));
     {
-        let (left, right, turned) = (SharedMut::new(q_left), SharedMut::new(k_right), SharedMut::new(v_turned));
-        let store_q = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
-            // SAFETY: every task has a block of its own; so for all that follow.
-            let left = unsafe { part(&left, q.index(head, queries.of(span).start + index), key.block_bytes()) };
-            slicer.store_left(key, left);
-        };
-        let store_k = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
-            // SAFETY: a block of its own.
-            let right = unsafe { part(&right, k.index(head, keys.of(span).start + index), key.block_bytes()) };
-            slicer.make_right(key);
-            slicer.store_right(key, right);
-        };
-        let store_v = |slicer: &mut Slicer, head: usize, span: usize, index: usize| {
-            slicer.make_right(value);
+        let turned = SharedMut::new(v_turned);
+        let turn_v = |right: &[i8], head: usize, span: usize, index: usize| {
             for group in 0..value.groups() {
                 let at = v.turned_at(head, span, index, group);
-                // SAFETY: a block of its own.
-                slicer.store_turned_right(value, group, unsafe { turned.slice(at..at + v.turned_tile()) });
+                // SAFETY: every task has blocks of its own.
+                let out = unsafe { turned.slice(at..at + v.turned_tile()) };
+                store_turned_right(cpu.path, value, group, out, right);
             }
         };
         let query_rows = |span: usize| p.spans[span].queries.clone();
@@ -87,9 +76,30 @@ pub(in crate::cpu) fn forward(
             cpu,
             byte_room,
             &[
-                Slicing { tensor: q, units: SharedMut::new(q_units), rows: &query_rows, store: &store_q },
-                Slicing { tensor: k, units: SharedMut::new(k_units), rows: &key_rows, store: &store_k },
-                Slicing { tensor: v, units: SharedMut::new(v_units), rows: &key_rows, store: &store_v },
+                Slicing {
+                    tensor: q,
+                    rows: &query_rows,
+                    units: SharedMut::new(q_units),
+                    left: Some(SharedMut::new(q_left)),
+                    right: None,
+                    turned: None,
+                },
+                Slicing {
+                    tensor: k,
+                    rows: &key_rows,
+                    units: SharedMut::new(k_units),
+                    left: None,
+                    right: Some(SharedMut::new(k_right)),
+                    turned: None,
+                },
+                Slicing {
+                    tensor: v,
+                    rows: &key_rows,
+                    units: SharedMut::new(v_units),
+                    left: None,
+                    right: None,
+                    turned: Some(&turn_v),
+                },
             ],
         );
     }
@@ -136,6 +146,9 @@ struct State<'a> {
     unit: [f32; ROWS],
     /// Visible places of the current tile, per row.
     visible: [(usize, usize); ROWS],
+    /// Of 32 rows, what is to be folded over lanes.
+    lanes: lanes::Rows<f32>,
+    magnitudes: lanes::Rows<u32>,
     z: &'a mut [f32; ROWS * TILE],
     /// `[64 of the tile's keys][slice][row][64]`
     weights: &'a mut [i8; 2 * 3 * SQUARE],
@@ -156,6 +169,8 @@ impl<'a> State<'a> {
             alpha: [0.0; ROWS],
             unit: [0.0; ROWS],
             visible: [(0, 0); ROWS],
+            lanes: [[0.0; LANES]; BLOCK],
+            magnitudes: [[0; LANES]; BLOCK],
             z,
             weights: split(bytes).0,
             o: split(floats).0,
@@ -205,12 +220,14 @@ impl Forward<'_> {
             self.softmax(state, &step);
             self.values(state, &step);
         }
+        let mut ends = [0.0; ROWS];
+        finish(self.path, state, &mut ends);
         for row in 0..rows {
             let at = (queries.start + index * ROWS + row) * p.heads + head;
             // SAFETY: this row of this head is this task's alone.
             let (o, lse) = unsafe { (part(o, at, p.value_width), part(lse, at, 1)) };
-            let sum = &state.o[row * stride..][..p.value_width];
-            lse[0] = finish(self.path, o, sum, state.m[row], state.l[row]);
+            divide(self.path, o, &state.o[row * stride..][..p.value_width], state.l[row]);
+            lse[0] = ends[row];
         }
     }
 
@@ -267,9 +284,14 @@ impl Forward<'_> {
         units[..count].copy_from_slice(&v_units[step.first_key..step.first_key + count]);
         let bias = left_bias(self.path) as i8;
         for rows in Self::halves(step) {
+            score_maxima(self.path, state, rows.clone());
+            let most = lanes::maxima(self.path, &state.lanes);
+            weigh(self.path, state, rows.clone(), &most, &units);
+            let totals = lanes::sums(self.path, &state.lanes);
+            let largest = lanes::integer_maxima(self.path, &state.magnitudes);
             match self.p.profile {
-                Profile::X2 => softmax_rows::<2>(self.path, state, rows, &step.places, &units, bias),
-                Profile::X3 => softmax_rows::<3>(self.path, state, rows, &step.places, &units, bias),
+                Profile::X2 => slice_weights::<2>(self.path, state, rows, &step.places, (&totals, &largest), bias),
+                Profile::X3 => slice_weights::<3>(self.path, state, rows, &step.places, (&totals, &largest), bias),
             }
         }
     }
@@ -313,63 +335,100 @@ multiversion! {
     }
 }
 
+// From the scores of a tile to sliced weights in three steps, each of which runs over all rows: the trees between them fold
+// 32 rows at once. `rows` are among 32 from a multiple of 32. What there is once per row is computed for all 32, so that
+// these loops have a length the compiler knows; rows without a place in the tile keep what they had.
+
 multiversion! {
-    /// Scores of a tile to sliced weights; maximum, denominator and factors on the way. Each stage runs over all rows before the
-    /// next begins, so that the short chains at the end of a row overlap with other rows.
-    fn softmax_rows<F, const SLICES: usize>(state: &mut State, rows: Range<usize>, places: &Range<usize>, v_units: &[f32; TILE], bias: i8) {
-        let State { m, l, alpha, unit, visible, z, weights, .. } = state;
-        let (z, _) = z.as_chunks_mut::<BLOCK>();
-        let blocks = |row: usize| visible[row].0 / BLOCK..visible[row].1.div_ceil(BLOCK);
-        let mut m_new = [0.0f32; ROWS];
-        for row in rows.clone() {
+    /// Largest visible scores, lane by lane.
+    fn score_maxima<_F>(state: &mut State, rows: Range<usize>) {
+        let State { visible, z, lanes, .. } = state;
+        let (z, _) = z.as_chunks::<BLOCK>();
+        for row in rows {
             let mut most = [f32::NEG_INFINITY; LANES];
-            for block in blocks(row) {
-                let z = &mut z[row * (TILE / BLOCK) + block];
-                hide(z, block, visible[row], f32::NEG_INFINITY);
+            for block in visible[row].0 / BLOCK..visible[row].1.div_ceil(BLOCK) {
+                let z = &z[row * (TILE / BLOCK) + block];
+                let seen = Seen::of(block, visible[row]);
+                // Without a choice between whole and partly seen blocks: the compiler keeps this one in vectors.
                 for lane in 0..LANES {
-                    most[lane] = max(most[lane], z[lane]);
+                    most[lane] = max(most[lane], if seen.has(lane) { z[lane] } else { f32::NEG_INFINITY });
                 }
             }
-            m_new[row] = max(m[row], tree_max(most, max));
+            lanes[row % BLOCK] = most;
         }
-        for row in rows.clone() {
-            alpha[row] = exp2::<F>(m[row] - m_new[row]);
-            m[row] = m_new[row];
+    }
+}
+
+multiversion! {
+    /// Maxima and factors from the largest scores of the tile, then the weights, with sums and magnitudes lane by lane.
+    fn weigh<F>(state: &mut State, rows: Range<usize>, most: &[f32; BLOCK], v_units: &[f32; TILE]) {
+        let State { m, alpha, visible, z, lanes, magnitudes, .. } = state;
+        let (z, _) = z.as_chunks_mut::<BLOCK>();
+        let start = rows.start / BLOCK * BLOCK;
+        let (m, alpha) = (half_mut(m, start), half_mut(alpha, start));
+        for row in 0..BLOCK {
+            let new = if rows.contains(&(start + row)) { max(m[row], most[row]) } else { m[row] };
+            alpha[row] = exp2::<F>(m[row] - new);
+            m[row] = new;
         }
-        let mut largest = [0u32; ROWS];
-        for row in rows.clone() {
-            let m = m_new[row];
+        for row in rows {
+            let m = m[row - start];
             let mut total = [0.0f32; LANES];
             let mut magnitude = [0u32; LANES];
-            for block in blocks(row) {
+            for block in visible[row].0 / BLOCK..visible[row].1.div_ceil(BLOCK) {
                 let z = &mut z[row * (TILE / BLOCK) + block];
                 let Some(units) = v_units[block * BLOCK..].first_chunk::<BLOCK>() else { unreachable!("units of a tile") };
-                for lane in 0..LANES {
-                    let p = exp2::<F>(z[lane] - m);
-                    total[lane] += p;
-                    z[lane] = p * units[lane];
-                }
-                // A hidden key's unit may be NaN.
-                hide(z, block, visible[row], 0.0);
-                for lane in 0..LANES {
-                    magnitude[lane] = magnitude[lane].max(magnitude_bits(z[lane]));
+                let seen = Seen::of(block, visible[row]);
+                if seen.count == BLOCK as u32 {
+                    for lane in 0..LANES {
+                        let p = exp2::<F>(z[lane] - m);
+                        let w = p * units[lane];
+                        total[lane] += p;
+                        magnitude[lane] = magnitude[lane].max(magnitude_bits(w));
+                        z[lane] = w;
+                    }
+                } else {
+                    for lane in 0..LANES {
+                        let p = exp2::<F>(z[lane] - m);
+                        // A hidden key's unit may be NaN.
+                        let (p, w) = if seen.has(lane) { (p, p * units[lane]) } else { (0.0, 0.0) };
+                        total[lane] += p;
+                        magnitude[lane] = magnitude[lane].max(magnitude_bits(w));
+                        z[lane] = w;
+                    }
                 }
             }
-            l[row] = F::fma(l[row], alpha[row], tree_sum(total));
-            largest[row] = tree_max(magnitude, u32::max);
+            (lanes[row % BLOCK], magnitudes[row % BLOCK]) = (total, magnitude);
         }
+    }
+}
+
+multiversion! {
+    /// Denominators and units from the sums and magnitudes, then the bytes of the weights.
+    fn slice_weights<F, const SLICES: usize>(
+        state: &mut State,
+        rows: Range<usize>,
+        places: &Range<usize>,
+        folded: (&[f32; BLOCK], &[u32; BLOCK]),
+        bias: i8,
+    ) {
+        let State { l, alpha, unit, visible, z, weights, .. } = state;
+        let (z, _) = z.as_chunks::<BLOCK>();
+        let start = rows.start / BLOCK * BLOCK;
+        let (l, alpha, unit) = (half_mut(l, start), half_mut(alpha, start), half_mut(unit, start));
         let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
-        let mut multipliers = [0.0f32; ROWS];
-        for row in rows.clone() {
-            let scale = Scale::of(profile, largest[row]);
+        let mut multipliers = [0.0f32; BLOCK];
+        for row in 0..BLOCK {
+            l[row] = if rows.contains(&(start + row)) { F::fma(l[row], alpha[row], folded.0[row]) } else { l[row] };
+            let scale = Scale::of(profile, folded.1[row]);
             (unit[row], multipliers[row]) = (scale.unit, scale.multiplier);
         }
         for row in rows {
-            let visible = blocks(row);
+            let seen = visible[row].0 / BLOCK..visible[row].1.div_ceil(BLOCK);
             for block in places.start / TILE_DEPTH * 2..places.end.div_ceil(TILE_DEPTH) * 2 {
                 let mut bytes = [[bias; BLOCK]; SLICES];
-                if visible.contains(&block) {
-                    bytes = quantise_row::<SLICES, BLOCK>(&z[row * (TILE / BLOCK) + block], multipliers[row], bias);
+                if seen.contains(&block) {
+                    bytes = quantise_row::<SLICES, BLOCK>(&z[row * (TILE / BLOCK) + block], multipliers[row - start], bias);
                 }
                 for slice in 0..SLICES {
                     let at = (block / 2 * SLICES + slice) * SQUARE + row * TILE_DEPTH + block % 2 * BLOCK;
@@ -380,14 +439,30 @@ multiversion! {
     }
 }
 
-/// Puts `filler` where a block of a row's places holds what the row does not see: only in its first and its last block.
+/// Numbers of 32 of 64 rows.
 #[inline(always)]
-fn hide(z: &mut [f32; BLOCK], block: usize, (from, to): (usize, usize), filler: f32) {
-    if block * BLOCK < from || (block + 1) * BLOCK > to {
-        for lane in 0..BLOCK {
-            let place = block * BLOCK + lane;
-            z[lane] = if place >= from && place < to { z[lane] } else { filler };
-        }
+fn half_mut<T>(of: &mut [T; ROWS], start: usize) -> &mut [T; BLOCK] {
+    let Some(half) = of[start..].first_chunk_mut() else { unreachable!("half of the rows") };
+    half
+}
+
+/// Which of a block's 32 places a row sees: all but in its first and its last block.
+struct Seen {
+    from: u32,
+    count: u32,
+}
+
+impl Seen {
+    #[inline(always)]
+    fn of(block: usize, (from, to): (usize, usize)) -> Self {
+        let first = block * BLOCK;
+        let from = from.max(first) - first;
+        Self { from: from as u32, count: ((to - first).min(BLOCK) - from) as u32 }
+    }
+
+    #[inline(always)]
+    fn has(&self, lane: usize) -> bool {
+        (lane as u32).wrapping_sub(self.from) < self.count
     }
 }
 
@@ -407,12 +482,20 @@ multiversion! {
 }
 
 multiversion! {
-    /// Divides by the denominator; the result is the logarithm of the whole.
-    fn finish<F>(o: &mut [f32], sum: &[f32], m: f32, l: f32) -> f32 {
-        let inverse = 1.0 / l;
+    /// Logarithms of the wholes; what is left in `l` is the inverse of the denominator.
+    fn finish<F>(state: &mut State, lse: &mut [f32; ROWS]) {
+        let State { m, l, .. } = state;
+        for row in 0..ROWS {
+            lse[row] = m[row] + ln::<F>(l[row]) * std::f32::consts::LOG2_E;
+            l[row] = 1.0 / l[row];
+        }
+    }
+}
+
+multiversion! {
+    fn divide<_F>(o: &mut [f32], sum: &[f32], inverse: f32) {
         for (o, sum) in o.iter_mut().zip(sum) {
             *o = sum * inverse;
         }
-        m + ln::<F>(l) * std::f32::consts::LOG2_E
     }
 }

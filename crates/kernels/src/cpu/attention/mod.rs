@@ -6,15 +6,17 @@
 mod backward;
 mod forward;
 mod gradients;
+mod lanes;
 mod operands;
 mod tile;
 
 use super::block::RightView;
+use super::path::Path;
 use super::pool::{SharedMut, Tasks};
 use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::op::Attention;
-use operands::{Blocks, ROWS, Shape, Slicer, Source};
+use operands::{Blocks, Forms, ROWS, Shape, Slicer, Source, row_maxima};
 use std::ops::Range;
 
 pub(super) use backward::backward;
@@ -93,38 +95,75 @@ impl<'a> Tensor<'a> {
     }
 }
 
-/// A tensor to be sliced: where its units go, the rows of a span, and what puts a loaded block where it belongs, called with
-/// `(slicer, head, span, index of the block in the span)`.
+/// Makes another form of a block from its right tiles, called with `(right tiles, head, span, index of the block in the span)`.
+type Turn<'a> = &'a (dyn Fn(&[i8], usize, usize, usize) + Sync);
+
+/// A tensor to be sliced, the rows of a span, and which forms of a block are wanted where.
 struct Slicing<'a> {
     tensor: Tensor<'a>,
-    units: SharedMut<'a, f32>,
     rows: &'a (dyn Fn(usize) -> Range<usize> + Sync),
-    store: &'a (dyn Fn(&mut Slicer, usize, usize, usize) + Sync),
+    units: SharedMut<'a, f32>,
+    left: Option<SharedMut<'a, i8>>,
+    right: Option<SharedMut<'a, i8>>,
+    turned: Option<Turn<'a>>,
+}
+
+impl Slicing<'_> {
+    /// Floats of a token that one task reads: heads of a token are neighbours in memory, and long runs are read faster.
+    const RUN: usize = 512;
+    const HEADS_MAX: usize = 16;
+
+    /// Heads of one task.
+    fn heads(&self) -> usize {
+        (Self::RUN / self.tensor.shape.width).min(Self::HEADS_MAX).min(self.tensor.heads)
+    }
+
+    fn tasks(&self) -> usize {
+        self.tensor.heads.div_ceil(self.heads()) * self.tensor.blocks.total()
+    }
+
+    /// Slices one block of a few heads.
+    fn run(&self, slicer: &mut Slicer, path: Path, most: &mut [[u32; ROWS]], task: usize) {
+        let Self { tensor, rows, units, left, right, turned } = self;
+        let (group, block) = (task / tensor.blocks.total(), task % tensor.blocks.total());
+        let first = group * self.heads();
+        let most = &mut most[..self.heads().min(tensor.heads - first)];
+        let (span, index) = tensor.blocks.locate(block);
+        let rows = rows(span);
+        row_maxima(path, most, tensor.source(&rows, index, first), tensor.shape.width);
+        for (head, most) in (first..).zip(&*most) {
+            let (block, bytes) = (tensor.index(head, block), tensor.shape.block_bytes());
+            // SAFETY: all forms of this block are this task's alone.
+            let forms = unsafe {
+                Forms {
+                    units: part(units, block, ROWS),
+                    left: left.as_ref().map(|left| part(left, block, bytes)),
+                    right: right.as_ref().map(|right| part(right, block, bytes)),
+                }
+            };
+            let tiles = slicer.load(tensor.shape, tensor.source(&rows, index, head), most, forms, turned.is_some());
+            if let Some(turned) = turned {
+                turned(tiles, head, span, index);
+            }
+        }
+    }
 }
 
 /// Slices every block of every tensor; `room` is [`Slicer::ROOM`] per thread.
 fn slice_all(cpu: &Cpu, room: &mut [i8], slicings: &[Slicing]) {
     let room = SharedMut::new(room);
-    let count = |slicing: &Slicing| slicing.tensor.heads * slicing.tensor.blocks.total();
-    let tasks = Tasks::new(slicings.iter().map(count).sum());
+    let tasks = Tasks::new(slicings.iter().map(Slicing::tasks).sum());
     cpu.pool.run(|worker| {
         // SAFETY: each thread has its own part.
         let mut slicer = Slicer::new(cpu.path, unsafe { part(&room, worker, Slicer::ROOM) });
+        let mut most = [[0; ROWS]; Slicing::HEADS_MAX];
         while let Some(mut task) = tasks.next() {
             for slicing in slicings {
-                if task >= count(slicing) {
-                    task -= count(slicing);
-                    continue;
+                if task < slicing.tasks() {
+                    slicing.run(&mut slicer, cpu.path, &mut most, task);
+                    break;
                 }
-                let Slicing { tensor, units, rows, store } = slicing;
-                // Heads of a token are neighbours in memory.
-                let (head, block) = (task % tensor.heads, task / tensor.heads);
-                let (span, index) = tensor.blocks.locate(block);
-                // SAFETY: units of this block are this task's alone.
-                let units = unsafe { part(units, tensor.index(head, block), ROWS) };
-                slicer.load(tensor.shape, tensor.source(&rows(span), index, head), units);
-                store(&mut slicer, head, span, index);
-                break;
+                task -= slicing.tasks();
             }
         }
     });

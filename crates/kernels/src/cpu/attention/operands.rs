@@ -4,7 +4,7 @@
 //! rows and elements are zero bytes with unit zero, wherever the block lies on the right of a product.
 
 use crate::cpu::path::{Path, multiversion};
-use crate::cpu::slices::{TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_to_right, quantise_tile_row, round_small, turn_tile};
+use crate::cpu::slices::{TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_bias, left_to_right, round_small, turn_tile};
 use crate::op::attention::HEAD_WIDTH_MAX;
 use isobit_numerics::slices::{Profile, Scale, magnitude_bits, round_half_even};
 use std::ops::Range;
@@ -97,14 +97,25 @@ pub(super) struct Source<'a> {
 
 impl<'a> Source<'a> {
     pub(super) fn row(&self, row: usize, width: usize) -> &'a [f32] {
-        &self.x[((self.first_row + row) * self.heads + self.head) * width..][..width]
+        self.run(row, width, 1)
+    }
+
+    /// Rows of neighbouring heads, which lie one after another.
+    fn run(&self, row: usize, width: usize, heads: usize) -> &'a [f32] {
+        &self.x[((self.first_row + row) * self.heads + self.head) * width..][..heads * width]
     }
 }
 
-/// Room for one block on its way into its place.
+/// Where one block goes: `left` and `right` are its straight forms, where they are wanted.
+pub(super) struct Forms<'a> {
+    pub(super) units: &'a mut [f32],
+    pub(super) left: Option<&'a mut [i8]>,
+    pub(super) right: Option<&'a mut [i8]>,
+}
+
+/// Slices blocks; holds the forms that a block passes through and nobody keeps.
 pub(super) struct Slicer<'a> {
     path: Path,
-    bias: i8,
     left: &'a mut [i8],
     right: &'a mut [i8],
 }
@@ -115,102 +126,135 @@ impl<'a> Slicer<'a> {
 
     pub(super) fn new(path: Path, room: &'a mut [i8]) -> Self {
         let (left, right) = room.split_at_mut(Self::ROOM / 2);
-        Self { path, bias: crate::cpu::slices::left_bias(path) as i8, left, right }
+        Self { path, left, right }
     }
 
-    /// Slices the rows of a block; `units` are its 64 units.
-    pub(super) fn load(&mut self, shape: Shape, source: Source, units: &mut [f32]) {
-        let squares = shape.columns() * shape.slices();
-        let units = units.as_mut_array().expect("a block has 64 units");
+    /// Slices the rows of a block whose largest magnitudes are `most`. The result are its right tiles, if wanted or if it is to
+    /// be turned. A left form that is kept has the bias of left operands, and so have tiles made from it.
+    pub(super) fn load<'s>(
+        &'s mut self,
+        shape: Shape,
+        source: Source,
+        most: &[u32; ROWS],
+        forms: Forms<'s>,
+        turns: bool,
+    ) -> &'s [i8] {
+        let bias = if forms.left.is_some() { left_bias(self.path) as i8 } else { 0 };
+        let left = forms.left.unwrap_or(self.left);
+        let units = forms.units.as_mut_array().expect("a block has 64 units");
         match shape.profile {
-            Profile::X2 => slice_rows::<2>(self.path, self.left, units, source, shape.width),
-            Profile::X3 => slice_rows::<3>(self.path, self.left, units, source, shape.width),
+            Profile::X2 => slice_rows::<2>(self.path, left, units, source, shape.width, most, bias),
+            Profile::X3 => slice_rows::<3>(self.path, left, units, source, shape.width, most, bias),
         }
-        for square in self.left.chunks_exact_mut(SQUARE).take(squares) {
-            square[source.rows * TILE_DEPTH..].fill(0);
+        for square in left.chunks_exact_mut(SQUARE).take(shape.columns() * shape.slices()) {
+            square[source.rows * TILE_DEPTH..].fill(bias);
+        }
+        if forms.right.is_none() && !turns {
+            return &[];
+        }
+        let right = forms.right.unwrap_or(self.right);
+        make_right(self.path, shape, right, left);
+        right
+    }
+}
+
+/// Right tiles of a left block.
+fn make_right(path: Path, shape: Shape, right: &mut [i8], left: &[i8]) {
+    let tiles = shape.columns() * shape.slices();
+    let (left, _) = left.as_chunks::<TILE_BYTES>();
+    for (index, left) in left[..tiles * 4].iter().enumerate() {
+        let (tile, group) = (index / 4, index % 4);
+        left_to_right(path, &mut right[(group * tiles + tile) * TILE_BYTES..][..TILE_BYTES], left);
+    }
+}
+
+/// 16 elements of the width as the rows of a right tile that is contracted along the block's rows.
+fn turn(path: Path, shape: Shape, out: &mut [i8], right: &[i8], group: usize, slice: usize) {
+    let (columns, slices) = (shape.columns(), shape.slices());
+    let source =
+        [0, 1, 2, 3].map(|rows| &right[((rows * columns + group / 4) * slices + slice) * TILE_BYTES..][..TILE_BYTES]);
+    turn_tile(path, out, source, group % 4);
+}
+
+/// A block's right tiles as right tiles contracted along rows: 16 elements of the width.
+pub(super) fn store_turned_right(path: Path, shape: Shape, group: usize, out: &mut [i8], right: &[i8]) {
+    for slice in 0..shape.slices() {
+        turn(path, shape, &mut out[slice * TILE_BYTES..][..TILE_BYTES], right, group, slice);
+    }
+}
+
+/// A block's right tiles as a left operand whose rows are the width.
+pub(super) fn store_turned_left(path: Path, shape: Shape, out: &mut [i8], right: &[i8]) {
+    let mut tile = [0i8; TILE_BYTES];
+    for slice in 0..shape.slices() {
+        for group in 0..shape.groups() {
+            turn(path, shape, &mut tile, right, group, slice);
+            let out = &mut out[(slice * shape.groups() + group) * TILE_BYTES..][..TILE_BYTES];
+            // The reordering of a tile is its own inverse.
+            left_to_right(path, out, &tile);
         }
     }
+}
 
-    /// Makes the right tiles of the loaded block, which all forms but the left one start from.
-    pub(super) fn make_right(&mut self, shape: Shape) {
-        let slices = shape.slices();
-        let (left, _) = self.left.as_chunks::<TILE_BYTES>();
-        for (index, left) in left[..shape.columns() * slices * 4].iter().enumerate() {
-            let (tile, group) = (index / 4, index % 4);
-            let at = (group * shape.columns() * slices + tile) * TILE_BYTES;
-            left_to_right(self.path, &mut self.right[at..at + TILE_BYTES], left);
-        }
+/// Largest magnitudes of the rows of neighbouring heads, in the order of memory: what follows finds them in the cache.
+pub(super) fn row_maxima(path: Path, most: &mut [[u32; ROWS]], source: Source, width: usize) {
+    match width {
+        32 => maxima::<32>(path, most, source, width),
+        64 => maxima::<64>(path, most, source, width),
+        128 => maxima::<128>(path, most, source, width),
+        _ => maxima::<0>(path, most, source, width),
     }
+}
 
-    pub(super) fn store_left(&self, shape: Shape, out: &mut [i8]) {
-        for (out, byte) in out.iter_mut().zip(&self.left[..shape.block_bytes()]) {
-            *out = byte ^ self.bias;
-        }
-    }
-
-    pub(super) fn store_right(&self, shape: Shape, out: &mut [i8]) {
-        out.copy_from_slice(&self.right[..shape.block_bytes()]);
-    }
-
-    /// 16 elements of the width as the rows of a right tile that is contracted along the block's rows.
-    fn turn(&self, shape: Shape, out: &mut [i8], group: usize, slice: usize) {
-        let (columns, slices) = (shape.columns(), shape.slices());
-        let source = [0, 1, 2, 3]
-            .map(|rows| &self.right[((rows * columns + group / 4) * slices + slice) * TILE_BYTES..][..TILE_BYTES]);
-        turn_tile(self.path, out, source, group % 4);
-    }
-
-    /// As right tiles contracted along rows; groups of 16 lie `stride` bytes apart in `out`.
-    pub(super) fn store_turned_right(&self, shape: Shape, group: usize, out: &mut [i8]) {
-        for slice in 0..shape.slices() {
-            self.turn(shape, &mut out[slice * TILE_BYTES..][..TILE_BYTES], group, slice);
-        }
-    }
-
-    /// As a left operand whose rows are the width.
-    pub(super) fn store_turned_left(&self, shape: Shape, out: &mut [i8]) {
-        let mut tile = [0i8; TILE_BYTES];
-        for slice in 0..shape.slices() {
-            for group in 0..shape.groups() {
-                self.turn(shape, &mut tile, group, slice);
-                let out = &mut out[(slice * shape.groups() + group) * TILE_BYTES..][..TILE_BYTES];
-                // The reordering of a tile is its own inverse.
-                left_to_right(self.path, out, &tile);
-                for byte in out {
-                    *byte ^= self.bias;
-                }
+multiversion! {
+    /// `WIDTH` is the width or zero: where it is known, a row is a few vectors.
+    fn maxima<_F, const WIDTH: usize>(most: &mut [[u32; ROWS]], source: Source, width: usize) {
+        let width = if WIDTH == 0 { width } else { WIDTH };
+        for row in 0..source.rows {
+            let mut rest = source.run(row, width, most.len());
+            for most in &mut *most {
+                let (x, after) = rest.split_at(width);
+                most[row] = x.iter().fold(0, |most, &x| most.max(magnitude_bits(x)));
+                rest = after;
             }
+        }
+        for most in most {
+            most[source.rows..].fill(0);
         }
     }
 }
 
 multiversion! {
-    /// Slices the rows of a left block; rows that are not there get unit zero. Maxima first, then all scales at once: one row's
-    /// two divisions would be waited for.
-    fn slice_rows<_F, const SLICES: usize>(left: &mut [i8], units: &mut [f32; ROWS], source: Source, width: usize) {
+    /// Slices the rows of a left block; rows that are not there get unit zero.
+    fn slice_rows<_F, const SLICES: usize>(left: &mut [i8], units: &mut [f32; ROWS], source: Source, width: usize, most: &[u32; ROWS], bias: i8) {
         let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
-        let mut most = [0; ROWS];
-        for (row, most) in most.iter_mut().enumerate().take(source.rows) {
-            *most = source.row(row, width).iter().fold(0, |most, &x| most.max(magnitude_bits(x)));
+        let mut multipliers = [0.0; ROWS];
+        // All scales at once: one row's two divisions would be waited for.
+        for row in 0..ROWS {
+            let scale = Scale::of(profile, most[row]);
+            (units[row], multipliers[row]) = (scale.unit, scale.multiplier);
         }
-        let scales = most.map(|most| Scale::of(profile, most));
-        for (unit, scale) in units.iter_mut().zip(&scales) {
-            *unit = scale.unit;
-        }
-        for (row, scale) in scales.iter().enumerate().take(source.rows) {
-            let (whole, tail) = source.row(row, width).as_chunks::<TILE_DEPTH>();
-            let mut last = [0.0; TILE_DEPTH];
-            if let Some(half) = tail.as_array::<{ TILE_DEPTH / 2 }>() {
-                last[..TILE_DEPTH / 2].copy_from_slice(half);
-            } else {
-                last[..tail.len()].copy_from_slice(tail);
-            }
-            let last = if tail.is_empty() { None } else { Some(&last) };
-            for (column, x) in whole.iter().chain(last).enumerate() {
-                let bytes = quantise_tile_row::<SLICES>(x, scale.multiplier, 0);
+        let (lines, _) = left.as_chunks_mut::<TILE_DEPTH>();
+        for (column, lines) in (0..width).step_by(TILE_DEPTH).zip(lines.chunks_exact_mut(SLICES * ROWS)) {
+            for (row, &multiplier) in multipliers.iter().enumerate().take(source.rows) {
+                let x = &source.row(row, width)[column..];
+                let mut bytes = [[bias; TILE_DEPTH]; SLICES];
+                // A multiplier of zero (nothing but tiny numbers, or something not finite) gives zeros.
+                if multiplier == 0.0 {
+                } else if let Some(x) = x.first_chunk::<TILE_DEPTH>() {
+                    bytes = quantise_row::<SLICES, TILE_DEPTH>(x, multiplier, bias);
+                } else if let Some(x) = x.as_array::<{ TILE_DEPTH / 2 }>() {
+                    let half = quantise_row::<SLICES, { TILE_DEPTH / 2 }>(x, multiplier, bias);
+                    for slice in 0..SLICES {
+                        bytes[slice][..TILE_DEPTH / 2].copy_from_slice(&half[slice]);
+                    }
+                } else {
+                    let mut last = [0.0; TILE_DEPTH];
+                    last[..x.len()].copy_from_slice(x);
+                    bytes = quantise_row::<SLICES, TILE_DEPTH>(&last, multiplier, bias);
+                }
                 for slice in 0..SLICES {
-                    let at = (column * SLICES + slice) * SQUARE + row * TILE_DEPTH;
-                    left[at..at + TILE_DEPTH].copy_from_slice(&bytes[slice]);
+                    lines[slice * ROWS + row] = bytes[slice];
                 }
             }
         }
@@ -319,17 +363,4 @@ multiversion! {
             }
         }
     }
-}
-
-/// Largest of the lanes by halves: exact in any order, this one is short.
-#[inline(always)]
-pub(super) fn tree_max<T: Copy>(mut lanes: [T; 32], larger: impl Fn(T, T) -> T) -> T {
-    let mut half = 16;
-    while half > 0 {
-        for lane in 0..half {
-            lanes[lane] = larger(lanes[lane], lanes[lane + half]);
-        }
-        half /= 2;
-    }
-    lanes[0]
 }
