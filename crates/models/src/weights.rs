@@ -47,6 +47,13 @@ impl Weights {
         Ok(self.checkpoint.get(&self.names.in_file(name))?)
     }
 
+    /// Whatever tensors there are of the matrix at `path`.
+    fn parts(&self, path: &str) -> impl Iterator<Item = Tensor<'_>> {
+        let file_path = self.names.in_file(path).into_owned();
+        let names = gptq::PARTS.into_iter().chain(["weight", "weight_scale_inv"]);
+        names.filter_map(move |part| self.checkpoint.get(&format!("{file_path}.{part}")).ok())
+    }
+
     /// The scales of a float8 matrix. Only such a matrix may have them.
     fn scales(&self, tensor: &Tensor) -> Result<Option<Tensor<'_>>, ModelError> {
         let name = format!("{}_scale_inv", tensor.name);
@@ -159,7 +166,9 @@ impl Source for Weights {
         if !there("qweight") {
             return Ok(Weight::Stored(self.tensor(&format!("{path}.weight"), &[outputs, inputs])?));
         }
-        Ok(Weight::Gptq(self.gptq_place(path, &file_path, outputs, inputs)?.read()?))
+        let place = self.gptq_place(path, &file_path, outputs, inputs)?;
+        self.parts(path).for_each(|tensor| tensor.prefetch_range(0..tensor.bytes.len()));
+        Ok(Weight::Gptq(place.read()?))
     }
 
     fn quantised(&self, path: &str, outputs: usize, inputs: usize) -> Result<Option<GptqForm>, ModelError> {
@@ -173,9 +182,6 @@ impl Source for Weights {
     }
 
     fn release_weight(&self, path: &str) {
-        let file_path = self.names.in_file(path);
-        for part in gptq::PARTS.into_iter().chain(["weight", "weight_scale_inv"]) {
-            self.checkpoint.release(&format!("{file_path}.{part}"));
-        }
+        self.parts(path).for_each(|tensor| tensor.release());
     }
 }
