@@ -38,8 +38,8 @@ mod rms_norm;
 mod roof;
 mod rope;
 mod router;
-#[cfg(target_arch = "x86_64")]
 mod single;
+#[cfg(target_arch = "x86_64")]
 mod slice_tiles;
 mod slices;
 mod sum_squares;
