@@ -3,7 +3,7 @@
 
 Needs Python 3 and numpy. From the repository root:
 
-    tools/second_implementation.py                   every case, a few seconds
+    tools/second_implementation.py                   every case, half a minute
     tools/second_implementation.py --only attention  one op
     tools/second_implementation.py --verbose         also the name of every case that differs
 
@@ -481,6 +481,81 @@ def router_backward(dweights, z, choices, scoring, renormalise, scale):
     return dz
 
 
+# ------------------------------------------------------------------ gated delta rule
+def series(start, terms):
+    """The document's chain: s = fma(a, b, s) over the terms, in their order."""
+    for a, b in terms:
+        start = fma(a, b, start)
+    return start
+
+class DeltaChunk:
+    """A chunk of one value head: q, k [n, key width], v [n, value width], g, beta [n]; S is the state before it."""
+
+    def __init__(self, q, k, v, g, beta, S):
+        self.q, self.k, self.beta, self.S = q, k, beta, S
+        n, width = k.shape
+        a, nothing = exp(g), np.zeros((n, n), F)
+        self.A, self.G = np.zeros(n, F), np.zeros((n, n), F)
+        for i in range(n):
+            self.A[i] = self.A[i - 1] * a[i] if i else a[0]
+            self.G[i, :i], self.G[i, i] = self.G[i - 1, :i] * a[i], ONE
+        self.E = self.G[n - 1]
+        self.kk = series(nothing, ((k[:, None, d], k[None, :, d]) for d in range(width)))
+        self.qk = series(nothing, ((q[:, None, d], k[None, :, d]) for d in range(width)))
+        self.M, self.P = self.kk * self.G, self.qk * self.G
+        zeros = np.zeros_like(v)
+        self.Y = fma(-self.A[:, None], self.over_state(k, S, zeros), v)
+        self.delta = np.zeros_like(v)
+        for i in range(n):
+            self.Y[i] = series(self.Y[i], ((-self.M[i, j], self.delta[j]) for j in range(i)))
+            self.delta[i] = beta[i] * self.Y[i]
+        self.o = self.A[:, None] * self.over_state(q, S, zeros)
+        for i in range(n):
+            self.o[i] = series(self.o[i], ((self.P[i, j], self.delta[j]) for j in range(i + 1)))
+        outer = ((self.E[i] * k[i][:, None], self.delta[i]) for i in range(n))
+        self.after = series(self.A[n - 1] * S, outer)
+
+    @staticmethod
+    def over_state(rows, state, zeros):
+        return series(zeros, ((rows[:, d : d + 1], state[d]) for d in range(len(state))))
+
+    def backward(self, d_o, T):
+        """dq, dk, dv, dg, dbeta and the gradient of the state before; T is that of the state after."""
+        q, k, S, A, E, delta = self.q, self.k, self.S, self.A, self.E, self.delta
+        n, width, columns = len(k), k.shape[1], range(d_o.shape[1])
+        d_delta, dY = E[:, None] * self.over_state(k, T, np.zeros_like(d_o)), np.zeros_like(d_o)
+        for j in reversed(range(n)):
+            d_delta[j] = series(d_delta[j], ((self.P[i, j], d_o[i]) for i in range(j, n)))
+            d_delta[j] = series(d_delta[j], ((-self.M[i, j], dY[i]) for i in range(n - 1, j, -1)))
+            dY[j] = self.beta[j] * d_delta[j]
+        nothing, narrow = np.zeros((n, n), F), np.zeros((n, width), F)
+        Wq = series(nothing, ((d_o[:, None, c], delta[None, :, c]) for c in columns)) * self.G
+        Wk = np.tril(series(nothing, ((dY[:, None, c], delta[None, :, c]) for c in columns)) * self.G, -1)
+        both = np.where(np.tri(n, dtype=bool), Wk, Wk.T)
+        fq = A[:, None] * series(narrow, ((d_o[:, c : c + 1], S[:, c]) for c in columns))
+        fk = -(A[:, None] * series(narrow, ((dY[:, c : c + 1], S[:, c]) for c in columns)))
+        fe = E[:, None] * series(narrow, ((delta[:, c : c + 1], T[:, c]) for c in columns))
+        dq, dk = fq.copy(), fk + fe
+        for i in range(n):
+            dq[i] = series(dq[i], ((Wq[i, j], k[j]) for j in range(i + 1)))
+            dk[i] = series(dk[i], ((Wq[l, i], q[l]) for l in range(i, n)))
+            dk[i] = series(dk[i], ((-both[i, j], k[j]) for j in range(n)))
+        z = lane_sum(series(np.zeros(len(columns), F), zip(T, S)))
+        x = fma(Wq, self.qk, -(Wk * self.kk))
+        w, h, dg = np.zeros(n, F), A[n - 1] * z, np.zeros(n, F)
+        reads, ends = lane_sum(q, fq) + lane_sum(k, fk), lane_sum(k, fe)
+        e = np.zeros(n, F)
+        for m in range(1, n):
+            e[m] = e[m - 1] + ends[m - 1]
+        for m in reversed(range(n)):
+            w[:m] = w[:m] + x[m, :m]
+            h = h + reads[m]
+            dg[m] = (lane_sum(w[:m]) + h) + e[m]
+        T = series(A[n - 1] * T, ((A[i] * q[i][:, None], d_o[i]) for i in range(n)))
+        T = series(T, ((-(A[i] * k[i][:, None]), dY[i]) for i in range(n)))
+        return dq, dk, dY, dg, lane_sum(d_delta, self.Y), T
+
+
 # ------------------------------------------------------------------ inputs, as crates/conformance/src/data.rs draws them
 EDGES = np.array([0.0, -0.0, 1e-45, -1e-45, 1.1754942e-38, -1.1754944e-38, 1e-20, -1e-20, 1e15, -1e15, 1, -1, 0.5, 1.5], F)
 
@@ -495,6 +570,9 @@ class Random:
 
     def below(self, limit):
         return int(self.words(1)[0] % W(limit))
+
+    def uniform(self):
+        return F(self.words(1)[0] >> W(40)) / F(2**24)
 
     def f32s(self, kind, n):
         if kind == "Zeros":
@@ -572,6 +650,28 @@ def product4_case(segments, n, k, group_size, shuffled, profile, kind, scale_kin
 
 def symmetric4_case(of, zero):
     return product4_case(**of, zero=zero)
+
+def linear_case(rows, n, k, rank, bias, profile, kind):
+    """Bias after the product, then the adapter, whose short values `u` are given."""
+    random, m, alpha = Random(3), rows, F(0.75)
+    w, x = random.f32s(kind, n * k).reshape(n, k), random.f32s(kind, m * k).reshape(m, k)
+    dy = random.f32s(kind, m * n).reshape(m, n)
+    added = random.f32s(kind, n) if bias else None
+    old = random.f32s("Plain", m * k).reshape(m, k)
+    u, up = random.f32s(kind, m * rank).reshape(m, rank), random.f32s(kind, n * rank).reshape(n, rank)
+    down = random.f32s(kind, rank * k).reshape(rank, k)
+    weight = cut(w, profile)
+    y = product_forward(x, weight, profile)
+    y = y + added if bias else y
+    dx = [product_grad_input(dy, weight, profile, acc) for acc in (np.zeros_like(old), old)]
+
+    def expanded(acc, factor):
+        s = np.zeros_like(acc)
+        for j in range(rank):
+            s = fma(u[:, j : j + 1], factor[j], s)
+        return fma(alpha, s, acc) if rank else acc
+
+    return [("y", expanded(y, up.T)), ("dx", expanded(dx[0], down)), ("dx accumulated", expanded(dx[1], down))]
 
 def grouped_thin_case(segments, row_starts, rank, width, layout, alpha, kind):
     tokens, count, random = segments[-1], len(segments) - 1, Random(segments[-1])
@@ -747,6 +847,58 @@ def attention_case(spans, heads, kv_heads, key_width, value_width, window, profi
                 dv[ks, g] = dv_h if first else dv[ks, g] + dv_h
     return [("o", o), ("lse", lse)] + ([("dq", dq), ("dk", dk), ("dv", dv)] if trains else [])
 
+def delta_rule_inputs(random, tokens, key_heads, value_heads, key_width, value_width, kind):
+    def unit_rows(scale):
+        x = random.f32s(kind, tokens * key_heads * key_width).reshape(-1, key_width)
+        squares = np.zeros(len(x), F)
+        for d in range(key_width):
+            squares = squares + x[:, d] * x[:, d]
+        return (x * (scale / (np.sqrt(squares) + F(1e-6)))[:, None]).reshape(tokens, key_heads, key_width)
+
+    def decay():
+        if kind == "Zeros":
+            return ZERO
+        if kind == "Edges" and random.below(2) == 0:
+            return F([0.0, -0.0, -1e-45, -1e-20, -1e-3, -20, -90, -200][random.below(8)])
+        return (F(-0.1) if random.below(8) > 0 else F(-3)) * random.uniform()
+
+    def strength():
+        if kind == "Edges" and random.below(4) == 0:
+            return F([0, 1, 1e-30, 0.5][random.below(4)])
+        return ZERO if kind == "Zeros" else random.uniform()
+
+    scalars = tokens * value_heads
+    q, k = unit_rows(ONE / np.sqrt(F(key_width))), unit_rows(ONE)
+    v = random.f32s(kind, scalars * value_width).reshape(tokens, value_heads, value_width)
+    g, beta = (np.array([draw() for _ in range(scalars)], F).reshape(tokens, value_heads) for draw in (decay, strength))
+    d_o = random.f32s("Plain" if kind == "Edges" else kind, v.size).reshape(v.shape)
+    return q, k, v, g, beta, d_o
+
+def delta_rule_case(row_starts, key_heads, value_heads, key_width, value_width, initial, kind):
+    tokens, documents = row_starts[-1], len(row_starts) - 1
+    random = Random(key_width * 1000 + tokens)
+    q, k, v, g, beta, d_o = delta_rule_inputs(random, tokens, key_heads, value_heads, key_width, value_width, kind)
+    states = np.zeros((documents, value_heads, key_width, value_width), F)
+    if initial:
+        states = random.f32s("Plain" if kind == "Edges" else kind, states.size).reshape(states.shape)
+    last, o, dv = states.copy(), np.zeros_like(v), np.zeros_like(v)
+    dq, dk, dg, dbeta = np.zeros_like(q), np.zeros_like(k), np.zeros_like(g), np.zeros_like(g)
+    for (document, (start, end)), head in ((d, h) for d in enumerate(rows_of(row_starts)) for h in range(value_heads)):
+        key_head, S, chunks = head // (value_heads // key_heads), states[document, head], []
+        for first, final in blocks(end - start, 64):
+            at = slice(start + first, start + final)
+            chunk = DeltaChunk(q[at, key_head], k[at, key_head], v[at, head], g[at, head], beta[at, head], S)
+            chunks.append((at, chunk))
+            o[at, head], S = chunk.o, chunk.after
+        last[document, head], T = S, np.zeros_like(S)
+        for at, chunk in [] if initial else reversed(chunks):
+            own_q, own_k, dv[at, head], dg[at, head], dbeta[at, head], T = chunk.backward(d_o[at, head], T)
+            begins = head % (value_heads // key_heads) == 0
+            dq[at, key_head] = own_q if begins else dq[at, key_head] + own_q
+            dk[at, key_head] = own_k if begins else dk[at, key_head] + own_k
+    grads = [("dq", dq), ("dk", dk), ("dv", dv), ("dg", dg), ("dbeta", dbeta)]
+    return [("o", o), ("final_state", last)] + ([] if initial else grads)
+
 def embedding_case(tokens, vocabulary, width, distinct, kind):
     random = Random(tokens)
     table = random.f32s(kind, vocabulary * width).reshape(vocabulary, width)
@@ -912,7 +1064,8 @@ CASES = dict(ProductCase=product_case, Product4Case=product4_case, Symmetric4Cas
              SwigluCase=swiglu_case, RmsNormCase=rms_norm_case, RopeCase=rope_case, AttentionCase=attention_case,
              EmbeddingCase=embedding_case, HeadLossCase=head_loss_case, DropoutCase=dropout_case, AdamWCase=adamw_case,
              SumSquaresCase=sum_squares_case, DigestCase=digest_case, ColumnCopyCase=column_copy_case, GateCase=gate_case,
-             Conv1dCase=conv1d_case, L2NormCase=l2_norm_case, DecayCase=decay_case, GatedNormCase=gated_norm_case)
+             Conv1dCase=conv1d_case, L2NormCase=l2_norm_case, DecayCase=decay_case, GatedNormCase=gated_norm_case,
+             DeltaRuleCase=delta_rule_case, LinearCase=linear_case)
 
 def parameters(text):
     """`A { b: 1, c: D { e: 0..2 }, f: Some(3) }` as a dict."""

@@ -43,13 +43,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     signal::install().map_err(|error| Failure::output(&error))?;
     let chosen = Chosen::of(&run)?;
     let prepared = prepare(run).map_err(|error| failed(&error))?;
-    let has_delta_rule = prepared.model.layers.iter().any(|layer| matches!(layer.mixer, Mixer::Delta(_)));
-    if has_delta_rule && matches!(chosen, Chosen::Gpu(_)) {
-        return Err(Failure::device(
-            "the gradient of the gated delta rule is not proven on devices: one OpenCL compiler gives other bits",
-            "`device = \"cpu\"` trains this model; `eval` and `generate` run on devices",
-        ));
-    }
     if !arguments.quiet {
         tell(&format!(
             "{} rows, {} tokens, {} of them targets; {} updates",

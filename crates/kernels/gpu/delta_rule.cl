@@ -15,6 +15,8 @@
 // Depth that is brought into shared memory at a time.
 #define SLICE 32
 
+// For PoCL 5, loops end in their barrier and no branch of some work items leads straight to one (docs/add-an-op.md).
+
 // Rows of one key head, depths `first` to `first + SLICE`, of the n tokens from `token` on; zeros outside.
 FUNCTION void load_slice(
     LOCAL_POINTER float *slice, GLOBAL const float *x, ulong token, uint n, uint first, uint heads, uint head, uint width
@@ -45,7 +47,6 @@ KERNEL(GROUP) delta_rule_scores(
         qk[at] = 0.0f;
     }
     for (uint first = 0u; first < key_width; first += SLICE) {
-        barrier_local();
         load_slice(q_slice, q, token, n, first, key_heads, head, key_width);
         load_slice(k_slice, k, token, n, first, key_heads, head, key_width);
         barrier_local();
@@ -63,6 +64,7 @@ KERNEL(GROUP) delta_rule_scores(
                 }
             }
         }
+        barrier_local();
     }
     ulong at = (ulong)group_index() * 2u * SQUARE;
     for (uint r = 0u; r < 4u; r++) {
@@ -162,6 +164,7 @@ KERNEL(GROUP) delta_rule_forward(
         }
         state[d * COLUMNS + x] = value;
     }
+    barrier_local();
     uint first_chunk = documents[2u * document];
     uint count = documents[2u * document + 1u];
     for (uint chunk = first_chunk; chunk < first_chunk + count; chunk++) {
@@ -179,7 +182,6 @@ KERNEL(GROUP) delta_rule_forward(
             rows_o[r] = 0.0f;
         }
         for (uint first = 0u; first < key_width; first += SLICE) {
-            barrier_local();
             load_slice(q_slice, q, token, n, first, key_heads, key_head, key_width);
             load_slice(k_slice, k, token, n, first, key_heads, key_head, key_width);
             barrier_local();
@@ -192,6 +194,7 @@ KERNEL(GROUP) delta_rule_forward(
                     rows_o[r] = fma_rn(q_slice[at], s, rows_o[r]);
                 }
             }
+            barrier_local();
         }
         for (uint r = 0u; r < ROWS; r++) {
             uint i = band * ROWS + r;
@@ -250,9 +253,9 @@ KERNEL(GROUP) delta_rule_forward(
                 states[(pair * key_width + d) * value_width + column] = state[d * COLUMNS + x];
             }
         }
+        barrier_local();
         float whole = decay[n - 1u];
         for (uint first = 0u; first < key_width; first += SLICE) {
-            barrier_local();
             load_slice(k_slice, k, token, n, first, key_heads, key_head, key_width);
             barrier_local();
             for (uint d = band; d < SLICE && first + d < key_width; d += BANDS) {
@@ -262,8 +265,8 @@ KERNEL(GROUP) delta_rule_forward(
                 }
                 state[(first + d) * COLUMNS + x] = s;
             }
+            barrier_local();
         }
-        barrier_local();
     }
     if ((wanted & WANT_LAST) != 0u && here) {
         for (uint d = band; d < key_width; d += BANDS) {
@@ -306,6 +309,7 @@ KERNEL(GROUP) delta_rule_backward(
     for (uint d = band; d < key_width; d += BANDS) {
         grad[d * COLUMNS + x] = 0.0f;
     }
+    barrier_local();
     uint first_chunk = documents[2u * document];
     uint count = documents[2u * document + 1u];
     for (uint left = count; left > 0u; left--) {
@@ -317,7 +321,6 @@ KERNEL(GROUP) delta_rule_backward(
         GLOBAL const float *rest = decay + PLACES;
         GLOBAL const float *m = mixed + pair * 2u * SQUARE;
         GLOBAL const float *p = m + SQUARE;
-        barrier_local();
         float rows[ROWS];
         for (uint r = 0u; r < ROWS; r++) {
             uint i = band * ROWS + r;
@@ -330,8 +333,8 @@ KERNEL(GROUP) delta_rule_backward(
                 grads[(pair * key_width + d) * value_width + column] = grad[d * COLUMNS + x];
             }
         }
+        barrier_local();
         for (uint first = 0u; first < key_width; first += SLICE) {
-            barrier_local();
             load_slice(k_slice, k, token, n, first, key_heads, key_head, key_width);
             barrier_local();
             uint end = key_width - first < SLICE ? key_width - first : SLICE;
@@ -341,6 +344,7 @@ KERNEL(GROUP) delta_rule_backward(
                     rows[r] = fma_rn(k_slice[(band * ROWS + r) * SLICE + d], s, rows[r]);
                 }
             }
+            barrier_local();
         }
         for (uint r = 0u; r < ROWS; r++) {
             uint j = band * ROWS + r;
@@ -354,6 +358,17 @@ KERNEL(GROUP) delta_rule_backward(
         // ORDER: bands descend, so every row takes the rows after it in descending order.
         for (uint bands = (n + ROWS - 1u) / ROWS; bands > 0u; bands--) {
             uint b = bands - 1u;
+            if (band <= b) {
+                for (uint back = 0u; back < ROWS; back++) {
+                    uint i = bands * ROWS + ROWS - 1u - back;
+                    if (i < n) {
+                        float value = dy[i * COLUMNS + x];
+                        for (uint r = 0u; r < ROWS; r++) {
+                            rows[r] = fma_rn(-m[i * PLACES + band * ROWS + r], value, rows[r]);
+                        }
+                    }
+                }
+            }
             if (band == b) {
                 float own[ROWS];
                 for (uint back = 0u; back < ROWS; back++) {
@@ -377,21 +392,9 @@ KERNEL(GROUP) delta_rule_backward(
                 }
             }
             barrier_local();
-            if (band < b) {
-                for (uint back = 0u; back < ROWS; back++) {
-                    uint i = b * ROWS + ROWS - 1u - back;
-                    if (i < n) {
-                        float value = dy[i * COLUMNS + x];
-                        for (uint r = 0u; r < ROWS; r++) {
-                            rows[r] = fma_rn(-m[i * PLACES + band * ROWS + r], value, rows[r]);
-                        }
-                    }
-                }
-            }
         }
         float whole = decay[n - 1u];
         for (uint first = 0u; first < key_width; first += SLICE) {
-            barrier_local();
             load_slice(q_slice, q, token, n, first, key_heads, key_head, key_width);
             load_slice(k_slice, k, token, n, first, key_heads, key_head, key_width);
             barrier_local();
@@ -405,6 +408,7 @@ KERNEL(GROUP) delta_rule_backward(
                 }
                 grad[(first + d) * COLUMNS + x] = s;
             }
+            barrier_local();
         }
     }
 }
@@ -462,7 +466,6 @@ KERNEL(GROUP) delta_rule_weights(
         wk[at] = 0.0f;
     }
     for (uint first = 0u; first < value_width; first += COLUMNS) {
-        barrier_local();
         load_columns(outputs, d_o, beta, 0u, token, n, first, value_heads, head, value_width);
         load_columns(dy, dv, beta, 0u, token, n, first, value_heads, head, value_width);
         load_columns(delta, y, beta, 1u, token, n, first, value_heads, head, value_width);
@@ -479,6 +482,7 @@ KERNEL(GROUP) delta_rule_weights(
                 }
             }
         }
+        barrier_local();
     }
     GLOBAL const float *steps = decays + (ulong)group_index() * 3u * PLACES;
     ulong at = (ulong)group_index() * 2u * SQUARE;
@@ -556,7 +560,6 @@ KERNEL(GROUP) delta_rule_sums(
                 from_end[r] = 0.0f;
             }
             for (uint start = 0u; start < value_width; start += COLUMNS) {
-                barrier_local();
                 load_columns(outputs, d_o, beta, 0u, token, n, start, value_heads, head, value_width);
                 load_columns(dy, dv, beta, 0u, token, n, start, value_heads, head, value_width);
                 load_columns(delta, y, beta, 1u, token, n, start, value_heads, head, value_width);
@@ -576,6 +579,7 @@ KERNEL(GROUP) delta_rule_sums(
                         from_end[r] = fma_rn(delta[row], ds, from_end[r]);
                     }
                 }
+                barrier_local();
             }
             for (uint r = 0u; r < ROWS; r++) {
                 uint i = band * ROWS + r;
@@ -607,22 +611,24 @@ KERNEL(GROUP) delta_rule_sums(
                 dq[row] = within == 0u ? part_q : dq[row] + part_q;
                 dk[row] = within == 0u ? part_k : dk[row] + part_k;
             }
+            barrier_local();
         }
         float totals[3];
         for (uint s = 0u; s < 3u; s++) {
-            barrier_local();
             for (uint r = 0u; r < ROWS; r++) {
                 lanes[(band * ROWS + r) * LANES + x] = sums[s][0][r];
                 lanes[(band * ROWS + r) * LANES + x + COLUMNS] = sums[s][1][r];
             }
             tree_sums(lanes, PLACES);
             totals[s] = local_index() < PLACES ? lanes[local_index() * LANES] : 0.0f;
+            barrier_local();
         }
         if (local_index() < n) {
             ulong at = (token + local_index()) * value_heads + head;
             reads[at] = totals[0] + totals[1];
             ends[at] = totals[2];
         }
+        barrier_local();
     }
 }
 

@@ -94,6 +94,8 @@ KERNEL(GROUP) router_choose(
     if (groups > 1u && inside && lane < groups) {
         own_group = choice_key(group_score(z, bias, lane * size, size, sigmoid, biased), lane);
     }
+    // For PoCL 5: no branch of some work items leads straight to a loop with barriers (docs/add-an-op.md).
+    barrier_local();
     for (uint n = 0u; n < rounds; n++) {
         ulong best = largest_key(keys, own_group);
         kept |= 1u << (choice_index(best) % LANES);

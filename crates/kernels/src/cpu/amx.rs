@@ -177,6 +177,68 @@ pub(super) unsafe fn store(plane: *mut i32, width: usize, tall: bool) {
     }
 }
 
+/// One tile column of a 16×32 block, both slices.
+#[derive(Clone, Copy)]
+pub(super) struct Strip {
+    pub(super) high: *const i8,
+    pub(super) low: *const i8,
+    /// Blocks of 16 columns: a tile of high bytes, then one of low bytes.
+    pub(super) right: [*const i8; 2],
+}
+
+/// Tiles 0 and 1 += `high·high`, tiles 2 and 3 += `high·low + low·high`. An accumulator rests for two products before it is used
+/// again, and three times there is a `pause` for other instructions. Left tiles are used once and need no place in the first-level
+/// cache (`t1`).
+///
+/// # Safety
+/// The strip's tiles are readable.
+#[inline(always)]
+pub(super) unsafe fn multiply_strip(strip: Strip, pause: &mut impl FnMut()) {
+    let Strip { high, low, right: [first, second] } = strip;
+    // SAFETY: reads only; the caller vouches for the addresses.
+    unsafe {
+        asm!(
+            "tileloaddt1 tmm4, [{a} + {row}*1]",
+            "tileloadd tmm6, [{b} + {row}*1 + 1024]",
+            "tdpbssd tmm2, tmm4, tmm6",
+            "tileloadd tmm7, [{c} + {row}*1 + 1024]",
+            "tdpbssd tmm3, tmm4, tmm7",
+            a = in(reg) high, b = in(reg) first, c = in(reg) second, row = in(reg) 64usize, options(nostack, readonly),
+        );
+        pause();
+        asm!(
+            "tileloadd tmm6, [{b} + {row}*1]",
+            "tdpbssd tmm0, tmm4, tmm6",
+            "tileloaddt1 tmm5, [{a} + {row}*1]",
+            "tdpbssd tmm2, tmm5, tmm6",
+            a = in(reg) low, b = in(reg) first, row = in(reg) 64usize, options(nostack, readonly),
+        );
+        pause();
+        asm!(
+            "tileloadd tmm7, [{c} + {row}*1]",
+            "tdpbssd tmm3, tmm5, tmm7",
+            "tdpbssd tmm1, tmm4, tmm7",
+            c = in(reg) second, row = in(reg) 64usize, options(nostack, readonly),
+        );
+        pause();
+    }
+}
+
+/// Writes a strip's sums to rows of two planes with `width` columns.
+///
+/// # Safety
+/// 16 rows of `width ≥ 32` sums are writable in each.
+pub(super) unsafe fn store_strip(first: *mut i32, second: *mut i32, width: usize) {
+    // SAFETY: the caller vouches for the addresses.
+    unsafe {
+        asm!(
+            "tilestored [{p} + {row}*1], tmm0", "tilestored [{p} + {row}*1 + 64], tmm1",
+            "tilestored [{q} + {row}*1], tmm2", "tilestored [{q} + {row}*1 + 64], tmm3",
+            p = in(reg) first, q = in(reg) second, row = in(reg) width * 4, options(nostack),
+        );
+    }
+}
+
 /// int8 multiply-adds of one round of [`spin`].
 pub(super) const SPIN_MULTIPLY_ADDS: usize = 8 * 16 * 16 * 64;
 

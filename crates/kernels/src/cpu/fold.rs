@@ -4,6 +4,8 @@ use super::block::Sums;
 use super::path::{Path, Vector, multiversion};
 use super::pool::SharedMut;
 use super::slices::BLOCK;
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
 
 /// One block of output and what folds into it.
 pub(super) struct Target<'a> {
@@ -35,9 +37,10 @@ pub(super) struct After<'a> {
 }
 
 impl Target<'_> {
-    /// Makes sure that a block of 32 columns and at least one row lies inside the output and has its units.
+    /// Panics unless this is a block of 32 columns and at least one row inside the output, with units, biases and factors for all of it.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn check_whole(&self) {
+        assert!(self.width == BLOCK && self.rows <= BLOCK, "a whole block");
         let last = self.at + (self.rows - 1) * self.stride;
         // SAFETY: the block is this thread's own; the slice checks that its last row is inside.
         let _ = unsafe { self.out.slice(last..last + BLOCK) };
@@ -77,55 +80,139 @@ pub(super) fn fold_block<const PLANES: usize>(path: Path, sums: &Sums, target: &
     if path.vector() == Vector::Avx512 && target.width == BLOCK && target.rows > 0 {
         target.check_whole();
         // SAFETY: the path has AVX-512; bounds were checked above.
-        return unsafe { fold_whole_avx512::<PLANES>(sums, target) };
+        return unsafe { Whole::<PLANES>::new(sums, target).all() };
     }
     fold_any::<PLANES>(path, sums, target);
 }
 
-/// As `fold_any` for a block of 32 columns.
+/// As `fold_any` for a block of 32 columns, row by row: a few rows now, the others later.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,fma")]
-unsafe fn fold_whole_avx512<const PLANES: usize>(sums: &Sums, target: &Target) {
-    use std::arch::x86_64::*;
-    let one = _mm512_set1_ps(1.0);
-    // SAFETY: the caller checked that outputs, units and sums of the block are in bounds.
-    unsafe {
-        let pair = |units: Option<&[f32]>| {
-            units.map_or([one; 2], |units| [_mm512_loadu_ps(units.as_ptr()), _mm512_loadu_ps(units.as_ptr().add(16))])
-        };
-        let (chunk_units, row_units) = (pair(target.chunk_units), pair(target.row_units));
-        let out = target.out.pointer().add(target.at);
-        for row in 0..target.rows {
-            let left = _mm512_set1_ps(*target.left_units.as_ptr().add(row * target.left_stride));
-            for half in 0..2 {
-                let load = |plane: usize| _mm512_loadu_si512(sums.0[plane][row].as_ptr().add(half * 16).cast());
-                let v = if PLANES == 2 {
-                    _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(load(0)), load(1)))
-                } else {
-                    let [first, second, third] = [load(0), load(1), load(2)].map(|sum| _mm512_cvtepi32_ps(sum));
-                    let lower = _mm512_fmadd_ps(second, _mm512_set1_ps(256.0), third);
-                    _mm512_fmadd_ps(first, _mm512_set1_ps(65536.0), lower)
-                };
-                let out = out.add(row * target.stride + half * 16);
-                let acc = if target.from_zero { _mm512_setzero_ps() } else { _mm512_loadu_ps(out) };
-                let folded = _mm512_fmadd_ps(v, _mm512_mul_ps(left, chunk_units[half]), acc);
-                let mut y = _mm512_mul_ps(folded, row_units[half]);
-                if let Some(after) = &target.after {
-                    if let Some(bias) = after.bias {
-                        y = _mm512_add_ps(y, _mm512_loadu_ps(bias.as_ptr().add(half * 16)));
-                    }
-                    if after.rank > 0 {
-                        let mut sum = _mm512_setzero_ps();
-                        for j in 0..after.rank {
-                            let u = _mm512_set1_ps(*after.u.as_ptr().add(row * after.rank + j));
-                            let factor = _mm512_loadu_ps(after.factor.as_ptr().add(j * BLOCK + half * 16));
-                            sum = _mm512_fmadd_ps(u, factor, sum);
-                        }
-                        y = _mm512_fmadd_ps(_mm512_set1_ps(after.alpha), sum, y);
-                    }
-                }
-                _mm512_storeu_ps(out, y);
+pub(super) struct Whole<const PLANES: usize> {
+    /// The next row's sums, output, unit and adapter.
+    sums: [*const i32; PLANES],
+    out: *mut f32,
+    left_unit: *const f32,
+    u: *const f32,
+    rows: usize,
+    stride: usize,
+    left_stride: usize,
+    chunk_units: [__m512; 2],
+    row_units: [__m512; 2],
+    bias: Option<[__m512; 2]>,
+    factor: *const f32,
+    rank: usize,
+    alpha: f32,
+    from_zero: bool,
+}
+
+/// A rank that is not known before.
+pub(super) const ANY_RANK: usize = usize::MAX;
+
+#[cfg(target_arch = "x86_64")]
+impl<const PLANES: usize> Whole<PLANES> {
+    /// # Safety
+    /// The path has AVX-512, and the target passed [`Target::check_whole`]. Until the last row is folded, sums and target stay.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn new(sums: &Sums, target: &Target) -> Self {
+        // SAFETY: whole blocks have 32 units and biases.
+        unsafe {
+            let load = |row: &[f32]| [_mm512_loadu_ps(row.as_ptr()), _mm512_loadu_ps(row.as_ptr().add(16))];
+            let ones = [_mm512_set1_ps(1.0); 2];
+            let after = target.after.as_ref();
+            Self {
+                sums: std::array::from_fn(|plane| sums.0[plane].as_ptr().cast()),
+                out: target.out.pointer().add(target.at),
+                left_unit: target.left_units.as_ptr(),
+                u: after.map_or(std::ptr::null(), |after| after.u.as_ptr()),
+                rows: target.rows,
+                stride: target.stride,
+                left_stride: target.left_stride,
+                chunk_units: target.chunk_units.map_or(ones, load),
+                row_units: target.row_units.map_or(ones, load),
+                bias: after.and_then(|after| after.bias).map(load),
+                factor: after.map_or(std::ptr::null(), |after| after.factor.as_ptr()),
+                rank: after.map_or(0, |after| after.rank),
+                alpha: after.map_or(0.0, |after| after.alpha),
+                from_zero: target.from_zero,
             }
+        }
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Folds all rows that are left.
+    ///
+    /// # Safety
+    /// As for [`Self::new`].
+    #[target_feature(enable = "avx512f,fma")]
+    pub(super) unsafe fn all(&mut self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.rank {
+                0 => self.some::<0>(BLOCK),
+                8 => self.some::<8>(BLOCK),
+                16 => self.some::<16>(BLOCK),
+                _ => self.some::<ANY_RANK>(BLOCK),
+            }
+        }
+    }
+
+    /// Folds `count` rows, or those that are left. `RANK` is the adapter's, or [`ANY_RANK`].
+    ///
+    /// # Safety
+    /// As for [`Self::new`], called where AVX-512 is enabled.
+    #[inline(always)]
+    pub(super) unsafe fn some<const RANK: usize>(&mut self, count: usize) {
+        for _ in 0..count.min(self.rows) {
+            // SAFETY: one of the target's rows, which were checked.
+            unsafe {
+                let left = _mm512_set1_ps(*self.left_unit);
+                for half in 0..2 {
+                    let y = self.half::<RANK>(left, half);
+                    _mm512_storeu_ps(self.out.add(half * 16), y);
+                }
+                self.sums = self.sums.map(|sums| sums.add(BLOCK));
+                self.out = self.out.wrapping_add(self.stride);
+                self.left_unit = self.left_unit.wrapping_add(self.left_stride);
+                self.u = self.u.wrapping_add(self.rank);
+                self.rows -= 1;
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn half<const RANK: usize>(&self, left: __m512, half: usize) -> __m512 {
+        // SAFETY: the next row is one of the target's, which were checked.
+        unsafe {
+            let load = |plane: usize| _mm512_loadu_si512(self.sums[plane].add(half * 16).cast());
+            let v = if PLANES == 2 {
+                _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(load(0)), load(1)))
+            } else {
+                let [first, second, third] = [0, 1, 2].map(|plane| _mm512_cvtepi32_ps(load(plane)));
+                let lower = _mm512_fmadd_ps(second, _mm512_set1_ps(256.0), third);
+                _mm512_fmadd_ps(first, _mm512_set1_ps(65536.0), lower)
+            };
+            let acc = if self.from_zero { _mm512_setzero_ps() } else { _mm512_loadu_ps(self.out.add(half * 16)) };
+            let folded = _mm512_fmadd_ps(v, _mm512_mul_ps(left, self.chunk_units[half]), acc);
+            let mut y = _mm512_mul_ps(folded, self.row_units[half]);
+            if let Some(bias) = &self.bias {
+                y = _mm512_add_ps(y, bias[half]);
+            }
+            if RANK == 0 || self.rank == 0 {
+                return y;
+            }
+            let mut sum = _mm512_setzero_ps();
+            for j in 0..if RANK == ANY_RANK { self.rank } else { RANK } {
+                let factor = _mm512_loadu_ps(self.factor.add(j * BLOCK + half * 16));
+                sum = _mm512_fmadd_ps(_mm512_set1_ps(*self.u.add(j)), factor, sum);
+            }
+            _mm512_fmadd_ps(_mm512_set1_ps(self.alpha), sum, y)
         }
     }
 }

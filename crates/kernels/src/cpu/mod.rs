@@ -27,6 +27,7 @@ mod head_loss;
 mod l2_norm;
 mod nest;
 mod nibbles;
+mod overlap;
 mod panels;
 mod path;
 pub mod pool;

@@ -6,6 +6,7 @@
 
 use super::block::{LeftView, Prepared, Sums, block_sums};
 use super::fold::{After, Target, fold_block};
+use super::overlap::Overlap;
 use super::panels::Panels;
 use super::path::Path;
 use super::pool::{SharedMut, Tasks, share};
@@ -163,14 +164,15 @@ pub(super) struct Place<'a> {
 /// What a thread works with: a block's sums, what it prepared of the right panel, room to make panels in.
 pub(super) struct Worker<'a> {
     path: Path,
-    sums: Sums,
+    sums: [Sums; 2],
     prepared: Prepared,
     own: &'a mut [i8],
 }
 
 impl<'a> Worker<'a> {
+    #[expect(clippy::large_stack_arrays, reason = "two blocks of 12 KiB, well within a thread's stack")]
     pub(super) fn new(path: Path, profile: Profile, own: &'a mut [i8]) -> Self {
-        Self { path, sums: Sums::new(), prepared: Prepared::new(path, profile), own }
+        Self { path, sums: [Sums::new(), Sums::new()], prepared: Prepared::new(path, profile), own }
     }
 }
 
@@ -188,6 +190,7 @@ pub(super) fn part(
 ) {
     let Worker { path, sums, prepared, own } = worker;
     let path = *path;
+    let mut overlap = Overlap::new(sums);
     let chunks = nest.contraction.div_ceil(CHUNK);
     let group_size = panels_together(my_rows.len() * nest.contraction * left.layout.slices);
     for group in my_panels.clone().step_by(group_size) {
@@ -233,6 +236,11 @@ pub(super) fn part(
                     column_stride: left.layout.column_stride(),
                     slice_stride: left.layout.slice_stride(),
                 };
+                if path == Path::Amx && nest.profile == Profile::X2 && width == BLOCK {
+                    overlap.block(view, right, columns, target);
+                    continue;
+                }
+                let sums = overlap.finish();
                 block_sums(path, sums, view, rows, right, prepared, columns, nest.profile);
                 match nest.profile {
                     Profile::X2 => fold_block::<2>(path, sums, &target),
@@ -241,4 +249,5 @@ pub(super) fn part(
             }
         }
     }
+    overlap.finish();
 }

@@ -1,0 +1,108 @@
+//! AMX, profile x2: a block is folded while the next one is multiplied.
+//!
+//! Tile instructions are few and slow. Between any two of them a core has time for the vector instructions of a fold, so each
+//! step of a product is followed by a few steps of the fold of the block before. Folds keep their order: blocks are folded one
+//! after another, each before the next.
+
+use super::block::{LeftView, RightView, Sums};
+use super::fold::Target;
+#[cfg(target_arch = "x86_64")]
+use super::{
+    amx,
+    fold::{ANY_RANK, Whole},
+    slices::{BLOCK, TILE_BYTES, TILE_DEPTH, TILE_ROWS},
+};
+
+/// A thread's blocks in flight: one being multiplied, one waiting to be folded.
+pub(super) struct Overlap<'a> {
+    sums: &'a mut [Sums; 2],
+    turn: usize,
+    waiting: Option<Target<'a>>,
+}
+
+impl<'a> Overlap<'a> {
+    pub(super) fn new(sums: &'a mut [Sums; 2]) -> Self {
+        Self { sums, turn: 0, waiting: None }
+    }
+
+    /// Multiplies a block of up to 32 rows and 32 columns; it is folded later. The caller holds an AMX session.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn block(&mut self, left: LeftView, right: RightView, columns: usize, target: Target<'a>) {
+        let tiles = target.rows.div_ceil(TILE_ROWS);
+        let left_end = (columns - 1) * left.column_stride + left.slice_stride + tiles * TILE_ROWS * TILE_DEPTH;
+        assert!(left_end <= left.bytes.len(), "left block in bounds");
+        let right_end = right.block_stride + columns * 2 * TILE_BYTES;
+        assert!(right.blocks == 2 && right_end <= right.tiles.len(), "right block in bounds");
+        target.check_whole();
+        let [even, odd] = &mut *self.sums;
+        let (now, before) = if self.turn == 0 { (even, odd) } else { (odd, even) };
+        // SAFETY: bounds of tiles and targets were checked; the path has AVX-512 and a session.
+        unsafe {
+            let mut folding = self.waiting.as_ref().map(|target| Whole::<2>::new(before, target));
+            let multiply = match folding.as_ref().map_or(0, Whole::rank) {
+                0 => multiply::<0>,
+                8 => multiply::<8>,
+                16 => multiply::<16>,
+                _ => multiply::<ANY_RANK>,
+            };
+            multiply(now, left, tiles, right, columns, folding.as_mut());
+        }
+        self.waiting = Some(target);
+        self.turn = 1 - self.turn;
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    pub(super) fn block(&mut self, _left: LeftView, _right: RightView, _columns: usize, _target: Target<'a>) {
+        unreachable!("AMX exists on x86-64 alone");
+    }
+
+    /// Folds what is left. The sums are free then.
+    pub(super) fn finish(&mut self) -> &mut Sums {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(target) = self.waiting.take() {
+            // SAFETY: bounds of the target were checked when it came in; the path has AVX-512.
+            unsafe { Whole::<2>::new(&self.sums[1 - self.turn], &target).all() };
+        }
+        &mut self.sums[0]
+    }
+}
+
+/// `tiles` blocks of 16 rows by 32 columns, with rows of a fold in between.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+unsafe fn multiply<const RANK: usize>(
+    sums: &mut Sums,
+    left: LeftView,
+    tiles: usize,
+    right: RightView,
+    columns: usize,
+    mut folding: Option<&mut Whole<2>>,
+) {
+    /// Pauses in a strip.
+    const PAUSES: usize = 3;
+    let each = folding.as_ref().map_or(0, |folding| folding.rows()).div_ceil(tiles * columns * PAUSES);
+    let mut pause = || {
+        if let Some(folding) = &mut folding {
+            // SAFETY: the caller checked what is folded.
+            unsafe { folding.some::<RANK>(each) };
+        }
+    };
+    // SAFETY: the caller checked the bounds of every tile.
+    unsafe {
+        for tile in 0..tiles {
+            amx::zero();
+            for column in 0..columns {
+                let high = left.bytes.as_ptr().add(column * left.column_stride + tile * TILE_ROWS * TILE_DEPTH);
+                let first = right.tiles.as_ptr().add(column * 2 * TILE_BYTES);
+                let strip = amx::Strip {
+                    high,
+                    low: high.add(left.slice_stride),
+                    right: [first, first.add(right.block_stride)],
+                };
+                amx::multiply_strip(strip, &mut pause);
+            }
+            let row = |plane: usize| sums.0[plane][tile * TILE_ROWS].as_ptr().cast_mut();
+            amx::store_strip(row(0), row(1), BLOCK);
+        }
+    }
+}
