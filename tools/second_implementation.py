@@ -611,28 +611,6 @@ def product_case(segments, row_starts, n, k, profile, format, kind):
         dw[e] = product_grad_weight(dy, x, starts, profile, dw[e])
     return 2 * [("y", y), ("dx", dx[0]), ("dx accumulated", dx[1]), ("dw", dw)]
 
-def linear_case(rows, n, k, rank, bias, profile, kind):
-    """Bias after the product, then the adapter, whose short values `u` are given."""
-    random, m, alpha = Random(3), rows, F(0.75)
-    w, x = random.f32s(kind, n * k).reshape(n, k), random.f32s(kind, m * k).reshape(m, k)
-    dy = random.f32s(kind, m * n).reshape(m, n)
-    added = random.f32s(kind, n) if bias else None
-    old = random.f32s("Plain", m * k).reshape(m, k)
-    u, up = random.f32s(kind, m * rank).reshape(m, rank), random.f32s(kind, n * rank).reshape(n, rank)
-    down = random.f32s(kind, rank * k).reshape(rank, k)
-    weight = cut(w, profile)
-    y = product_forward(x, weight, profile)
-    y = y + added if bias else y
-    dx = [product_grad_input(dy, weight, profile, acc) for acc in (np.zeros_like(old), old)]
-
-    def expanded(acc, factor):
-        s = np.zeros_like(acc)
-        for j in range(rank):
-            s = fma(u[:, j : j + 1], factor[j], s)
-        return fma(alpha, s, acc) if rank else acc
-
-    return [("y", expanded(y, up.T)), ("dx", expanded(dx[0], down)), ("dx accumulated", expanded(dx[1], down))]
-
 def product4_weight(random, n, k, group_size, shuffled, profile, scale_kind, zero):
     group_size = group_size or k
     groups = -(-k // group_size)
@@ -672,6 +650,28 @@ def product4_case(segments, n, k, group_size, shuffled, profile, kind, scale_kin
 
 def symmetric4_case(of, zero):
     return product4_case(**of, zero=zero)
+
+def linear_case(rows, n, k, rank, bias, profile, kind):
+    """Bias after the product, then the adapter, whose short values `u` are given."""
+    random, m, alpha = Random(3), rows, F(0.75)
+    w, x = random.f32s(kind, n * k).reshape(n, k), random.f32s(kind, m * k).reshape(m, k)
+    dy = random.f32s(kind, m * n).reshape(m, n)
+    added = random.f32s(kind, n) if bias else None
+    old = random.f32s("Plain", m * k).reshape(m, k)
+    u, up = random.f32s(kind, m * rank).reshape(m, rank), random.f32s(kind, n * rank).reshape(n, rank)
+    down = random.f32s(kind, rank * k).reshape(rank, k)
+    weight = cut(w, profile)
+    y = product_forward(x, weight, profile)
+    y = y + added if bias else y
+    dx = [product_grad_input(dy, weight, profile, acc) for acc in (np.zeros_like(old), old)]
+
+    def expanded(acc, factor):
+        s = np.zeros_like(acc)
+        for j in range(rank):
+            s = fma(u[:, j : j + 1], factor[j], s)
+        return fma(alpha, s, acc) if rank else acc
+
+    return [("y", expanded(y, up.T)), ("dx", expanded(dx[0], down)), ("dx accumulated", expanded(dx[1], down))]
 
 def grouped_thin_case(segments, row_starts, rank, width, layout, alpha, kind):
     tokens, count, random = segments[-1], len(segments) - 1, Random(segments[-1])

@@ -37,7 +37,7 @@ pub(super) struct After<'a> {
 }
 
 impl Target<'_> {
-    /// Makes sure that a block of 32 columns and at least one row lies inside the output and has its units.
+    /// Panics unless this is a block of 32 columns and at least one row inside the output, with units, biases and factors for all of it.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn check_whole(&self) {
         assert!(self.width == BLOCK && (1..=BLOCK).contains(&self.rows), "a whole block");
