@@ -1,7 +1,7 @@
 //! Activation functions, built on `exp` and `ln`. They hold their relative error into the subnormal tails, which is why
 //! the exponential is used before its two factors are multiplied out.
 
-use super::exponential::exp_scaled;
+use super::exponential::{exp_scaled, exp_within_limit};
 use super::logarithm::ln_normal;
 use super::{SIGN_BIT, canonical, canonical_if_nan, clamp, magnitude};
 use crate::Fma;
@@ -19,7 +19,7 @@ const H: [f32; 6] = [
     f32::from_bits(0x3b0d_140b),
 ];
 
-/// Beyond ±128 `silu` and its derivative are zero, the identity or one.
+/// Beyond ±128 `silu` and its derivative are zero, the identity or one; within it `exp` needs no limit of its own.
 const SILU_LIMIT: f32 = 128.0;
 
 /// 3/4 + 1/√2: the line `RECIPROCAL_START − d/2` is the best one for `1/d` on 1..=2.
@@ -69,7 +69,7 @@ pub fn sigmoid<F: Fma>(x: f32) -> f32 {
 pub fn silu<F: Fma>(x: f32) -> f32 {
     // Infinity times zero would be NaN.
     let bounded = clamp(x, SILU_LIMIT);
-    let e = exp_scaled::<F>(-magnitude(bounded));
+    let e = exp_within_limit::<F>(-magnitude(bounded));
     let negative = x < 0.0;
     let near = if negative { e.near } else { 1.0 };
     let far = if negative { e.far } else { 1.0 };
@@ -86,7 +86,7 @@ pub fn silu<F: Fma>(x: f32) -> f32 {
 #[inline(always)]
 pub fn silu_grad<F: Fma>(x: f32) -> f32 {
     let bounded = clamp(x, SILU_LIMIT);
-    let e = exp_scaled::<F>(-magnitude(bounded));
+    let e = exp_within_limit::<F>(-magnitude(bounded));
     let value = e.value();
     let negative = x < 0.0;
     let near = if negative { e.near } else { 1.0 };

@@ -63,7 +63,12 @@ impl Scaled {
 /// eˣ, not yet collapsed. NaN gives the value at the lower limit: the caller selects.
 #[inline(always)]
 pub(super) fn exp_scaled<F: Fma>(x: f32) -> Scaled {
-    let x = clamp(x, EXP_LIMIT);
+    exp_within_limit::<F>(clamp(x, EXP_LIMIT))
+}
+
+/// As [`exp_scaled`] of a number that is already within ±[`EXP_LIMIT`].
+#[inline(always)]
+pub(super) fn exp_within_limit<F: Fma>(x: f32) -> Scaled {
     let shifted = F::fma(x, LOG2_E, SHIFT);
     let n = shifted - SHIFT;
     let r = F::fma(n, -LN2_LOW, F::fma(n, -LN2_HIGH, x));
