@@ -120,6 +120,10 @@ unsafe fn contract_half(x: [*const f32; SIDE], m: [*const f32; SIDE], width: usi
     while at < whole {
         // SAFETY: a whole block of lanes of rows that have `width` elements.
         unsafe { contract_step(&mut acc, x, m, at, u16::MAX) };
+        // The rows of the next tile: a machine's own prefetching sees four short streams and half of their lines at a time.
+        for row in x {
+            prefetch(row.wrapping_add(at + SIDE * width));
+        }
         at += LANES;
     }
     // A tail touches only its own lanes: a product with zero would not leave the others as they are.
