@@ -18,7 +18,7 @@ use isobit_numerics::lanes::dot;
 use std::ops::Range;
 
 pub(super) fn workspace(cpu: &Cpu, p: &Attention) -> usize {
-    let (key, value) = shapes(p);
+    let (key, value) = shapes(cpu, p);
     let blocks = Blocks::count(p.spans.iter().map(|span| span.keys.len()));
     let partial = |width: usize| Workspace::bytes::<f32>(p.heads * blocks * ROWS * width);
     Workspace::bytes::<u32>(p.spans.len() + 1)
@@ -45,7 +45,7 @@ pub(in crate::cpu) fn backward(
 ) {
     p.check();
     p.check_backward();
-    let (key, value) = shapes(p);
+    let (key, value) = shapes(cpu, p);
     let mut workspace = Workspace::new(workspace);
     let blocks = Blocks::new(workspace.take(p.spans.len() + 1), p.spans.iter().map(|span| span.keys.len()));
     let byte_room = workspace.take::<i8>(cpu.threads() * Slicer::ROOM.max(State::BYTES));
