@@ -18,7 +18,7 @@ use isobit_numerics::lanes::dot;
 use std::ops::Range;
 
 pub(super) fn workspace(cpu: &Cpu, p: &Attention) -> usize {
-    let (key, value) = shapes(p);
+    let (key, value) = shapes(cpu, p);
     let blocks = Blocks::count(p.spans.iter().map(|span| span.keys.len()));
     let partial = |width: usize| Workspace::bytes::<f32>(p.heads * blocks * ROWS * width);
     Workspace::bytes::<u32>(p.spans.len() + 1)
@@ -45,7 +45,7 @@ pub(in crate::cpu) fn backward(
 ) {
     p.check();
     p.check_backward();
-    let (key, value) = shapes(p);
+    let (key, value) = shapes(cpu, p);
     let mut workspace = Workspace::new(workspace);
     let blocks = Blocks::new(workspace.take(p.spans.len() + 1), p.spans.iter().map(|span| span.keys.len()));
     let byte_room = workspace.take::<i8>(cpu.threads() * Slicer::ROOM.max(State::BYTES));
@@ -93,10 +93,13 @@ pub(in crate::cpu) fn backward(
             // SAFETY: a block of its own.
             let (delta, lse_blocks) = unsafe { (part(&delta, block, ROWS), part(&lse_blocks, block, ROWS)) };
             let source = d_o.source(&queries(span), index, head);
-            inner_rows(cpu.path, delta, source, Source { x: o, ..source }, value.width);
+            let outputs = Source { x: o, ..source };
+            delta[source.rows..].fill(0.0);
             lse_blocks[source.rows..].fill(0.0);
-            for (row, lse_block) in lse_blocks[..source.rows].iter_mut().enumerate() {
-                *lse_block = lse[(source.first_row + row) * p.heads + head];
+            for row in 0..source.rows {
+                // One row a call: with a loop around it the compiler makes vectors of the wrong axis.
+                delta[row] = inner(cpu.path, source.row(row, value.width), outputs.row(row, value.width));
+                lse_blocks[row] = lse[(source.first_row + row) * p.heads + head];
             }
         };
         slice_all(
@@ -173,12 +176,8 @@ pub(in crate::cpu) fn backward(
 }
 
 multiversion! {
-    /// Inner products of the rows of two blocks; rows that are not there get zero.
-    fn inner_rows<F>(out: &mut [f32], a: Source, b: Source, width: usize) {
-        out[a.rows..].fill(0.0);
-        for (row, out) in out[..a.rows].iter_mut().enumerate() {
-            *out = dot::<F>(a.row(row, width), b.row(row, width));
-        }
+    fn inner<F>(a: &[f32], b: &[f32]) -> f32 {
+        dot::<F>(a, b)
     }
 }
 

@@ -3,11 +3,12 @@
 //! Scores of a tile are made in panels of 32 keys, become probabilities row by row, and leave as bytes for the product with
 //! the values. A row is touched only where it sees something, so what lies behind a mask may be anything.
 
+use super::along::Panel;
 use super::operands::{Blocks, ROWS, SQUARE, Shape, Slicer, quantise_row, store_turned_right};
 use super::{Slicing, TILE, Tensor, lanes, part, slice_all, split, tensor_bytes};
 use crate::Cpu;
 use crate::buffer::Workspace;
-use crate::cpu::block::{LeftView, Prepared, Sums, block_sums};
+use crate::cpu::block::{LeftView, Sums, block_sums};
 use crate::cpu::fold::chunk_value;
 use crate::cpu::path::{Path, multiversion};
 use crate::cpu::pool::{SharedMut, Tasks};
@@ -20,7 +21,7 @@ use isobit_numerics::slices::{Profile, Scale, magnitude_bits};
 use std::ops::Range;
 
 pub(super) fn workspace(cpu: &Cpu, p: &Attention) -> usize {
-    let (key, value) = shapes(p);
+    let (key, value) = shapes(cpu, p);
     let queries = Blocks::count(p.spans.iter().map(|span| span.queries.len()));
     let keys = Blocks::count(p.spans.iter().map(|span| span.keys.len()));
     2 * Workspace::bytes::<u32>(p.spans.len() + 1)
@@ -32,8 +33,8 @@ pub(super) fn workspace(cpu: &Cpu, p: &Attention) -> usize {
 }
 
 /// Shapes of key-like and of value-like tensors.
-pub(super) fn shapes(p: &Attention) -> (Shape, Shape) {
-    (Shape { width: p.key_width, profile: p.profile }, Shape { width: p.value_width, profile: p.profile })
+pub(super) fn shapes(cpu: &Cpu, p: &Attention) -> (Shape, Shape) {
+    (Shape::new(cpu.path, p.key_width, p.profile), Shape::new(cpu.path, p.value_width, p.profile))
 }
 
 pub(in crate::cpu) fn forward(
@@ -47,7 +48,7 @@ pub(in crate::cpu) fn forward(
     workspace: &mut [u8],
 ) {
     p.check();
-    let (key, value) = shapes(p);
+    let (key, value) = shapes(cpu, p);
     let mut workspace = Workspace::new(workspace);
     let queries = Blocks::new(workspace.take(p.spans.len() + 1), p.spans.iter().map(|span| span.queries.len()));
     let keys = Blocks::new(workspace.take(p.spans.len() + 1), p.spans.iter().map(|span| span.keys.len()));
@@ -137,7 +138,7 @@ struct Forward<'a> {
 
 /// What a thread holds for one block of queries.
 struct State<'a> {
-    prepared: Prepared,
+    panel: Panel,
     sums: Sums,
     /// Running maximum, denominator, and of the current tile the factor of what was before and the unit of the weights.
     m: [f32; ROWS],
@@ -162,7 +163,7 @@ impl<'a> State<'a> {
     fn new(path: Path, profile: Profile, (bytes, floats): (&'a mut [i8], &'a mut [f32])) -> Self {
         let (z, floats) = split(floats);
         Self {
-            prepared: Prepared::new(path, profile),
+            panel: Panel::new(path, profile),
             sums: Sums::new(),
             m: [0.0; ROWS],
             l: [0.0; ROWS],
@@ -253,7 +254,7 @@ impl Forward<'_> {
         for panel in step.places.start / BLOCK..step.places.end.div_ceil(BLOCK) {
             let (first, place) = (step.first_key + panel * BLOCK, panel * BLOCK);
             let right = self.k.right_panel(self.k_right, step.kv, step.span, first);
-            state.prepared.prepare(self.path, right, shape.columns(), p.profile);
+            state.panel.prepare(self.path, shape, right);
             for rows in Self::halves(step) {
                 if state.visible[rows.end - 1].1 <= place || state.visible[rows.start].0 >= place + BLOCK {
                     continue;
@@ -265,7 +266,7 @@ impl Forward<'_> {
                     slice_stride: SQUARE,
                 };
                 let count = rows.end - start;
-                block_sums(self.path, &mut state.sums, left, count, right, &state.prepared, shape.columns(), p.profile);
+                state.panel.sums(self.path, shape, &mut state.sums, left, count, right);
                 let z = &mut state.z[start * TILE + place..];
                 let (q_units, k_units) = (&q_units[start..start + count], &k_units[first..first + BLOCK]);
                 match p.profile {
@@ -303,13 +304,14 @@ impl Forward<'_> {
         for panel in 0..shape.groups().div_ceil(2) {
             let index = step.first_key / ROWS + columns.start;
             let right = self.v.turned_panel(self.v_turned, step.kv, step.span, index, panel);
-            state.prepared.prepare(self.path, right, columns.len(), p.profile);
+            state.panel.prepared.prepare(self.path, right, columns.len(), p.profile);
             for rows in Self::halves(step) {
                 let start = rows.start / BLOCK * BLOCK;
                 let bytes = &state.weights[columns.start * column_stride + start * TILE_DEPTH..];
                 let left = LeftView { bytes, column_stride, slice_stride: SQUARE };
                 let count = rows.end - start;
-                block_sums(self.path, &mut state.sums, left, count, right, &state.prepared, columns.len(), p.profile);
+                let prepared = &state.panel.prepared;
+                block_sums(self.path, &mut state.sums, left, count, right, prepared, columns.len(), p.profile);
                 match p.profile {
                     Profile::X2 => value_block::<2>(self.path, state, rows, panel * BLOCK, stride),
                     Profile::X3 => value_block::<3>(self.path, state, rows, panel * BLOCK, stride),

@@ -138,8 +138,8 @@ impl Gradients<'_> {
                 self.k.right_panel(self.k_right, kv, tile.span, first_key),
                 self.v.right_panel(self.v_right, kv, tile.span, first_key),
             ];
-            state.prepared[0].prepare(self.path, right[0], self.k.shape.columns(), p.profile);
-            state.prepared[1].prepare(self.path, right[1], self.v.shape.columns(), p.profile);
+            state.panels[0].prepare(self.path, self.k.shape, right[0]);
+            state.panels[1].prepare(self.path, self.v.shape, right[1]);
             for row in (0..rows_end).step_by(BLOCK) {
                 let first = tile.first_query + row;
                 let queries = first..query_end.min(first + BLOCK).max(first);
@@ -165,19 +165,9 @@ impl Gradients<'_> {
         let (row, column) = (queries.start - tile.first_query, keys.start - tile.first_key);
         let q = left(self.q, self.q_left, tile.head, tile.span, queries.start);
         let d_o = left(self.d_o, self.d_o_left, tile.head, tile.span, queries.start);
-        let (key_columns, value_columns) = (self.k.shape.columns(), self.v.shape.columns());
         let count = queries.len();
-        block_sums(self.path, &mut state.score_sums, q, count, right[0], &state.prepared[0], key_columns, p.profile);
-        block_sums(
-            self.path,
-            &mut state.value_sums,
-            d_o,
-            count,
-            right[1],
-            &state.prepared[1],
-            value_columns,
-            p.profile,
-        );
+        state.panels[0].sums(self.path, self.k.shape, &mut state.score_sums, q, count, right[0]);
+        state.panels[1].sums(self.path, self.v.shape, &mut state.value_sums, d_o, count, right[1]);
         for (row, visible) in state.visible.iter_mut().enumerate() {
             let seen = p.visible(queries.start + row);
             let place = |key: usize| key.clamp(keys.start, keys.start + BLOCK) - keys.start;
@@ -211,13 +201,22 @@ impl Gradients<'_> {
             for panel in 0..shape.groups().div_ceil(2) {
                 let index = tile.first_key / ROWS + columns.start;
                 let right = self.k.turned_panel(self.k_turned, kv, tile.span, index, panel);
-                state.prepared[0].prepare(self.path, right, columns.len(), p.profile);
+                state.panels[0].prepared.prepare(self.path, right, columns.len(), p.profile);
                 for row in rows.clone().step_by(BLOCK) {
                     let bytes = &state.rows[columns.start * column_stride + row * TILE_DEPTH..];
                     let left = LeftView { bytes, column_stride, slice_stride: 2 * SQUARE };
                     let count = BLOCK.min(rows.end - row);
                     let sums = &mut state.score_sums;
-                    block_sums(self.path, sums, left, count, right, &state.prepared[0], columns.len(), p.profile);
+                    block_sums(
+                        self.path,
+                        sums,
+                        left,
+                        count,
+                        right,
+                        &state.panels[0].prepared,
+                        columns.len(),
+                        p.profile,
+                    );
                     let units = &state.row_units[row..row + count];
                     let out = &mut state.dq[row * self.row_stride() + panel * BLOCK..];
                     match p.profile {
@@ -259,7 +258,7 @@ impl Gradients<'_> {
                 let block_stride = 2 * shape.slices() * TILE_BYTES;
                 let tiles = &as_tiles(&state.columns)[columns.start * shape.slices() * TILE_BYTES..];
                 let right = RightView { tiles, block_stride, blocks: 2 };
-                state.prepared[0].prepare(self.path, right, columns.len(), p.profile);
+                state.panels[0].prepared.prepare(self.path, right, columns.len(), p.profile);
                 let block = self.q.blocks.of(tile.span).start + tile.first_query / ROWS + columns.start;
                 let key_block = tensor.index(tile.head, tensor.blocks.of(tile.span).start + first / ROWS);
                 for row in (0..shape.width).step_by(BLOCK) {
@@ -271,7 +270,16 @@ impl Gradients<'_> {
                     };
                     let count = BLOCK.min(shape.width - row);
                     let sums = &mut state.score_sums;
-                    block_sums(self.path, sums, left, count, right, &state.prepared[0], columns.len(), p.profile);
+                    block_sums(
+                        self.path,
+                        sums,
+                        left,
+                        count,
+                        right,
+                        &state.panels[0].prepared,
+                        columns.len(),
+                        p.profile,
+                    );
                     let at = (key_block * shape.width + row) * ROWS;
                     // SAFETY: partial sums of this block of keys are this task's alone.
                     let out = unsafe { partials.slice(at..at + count * ROWS) };

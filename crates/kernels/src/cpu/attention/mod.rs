@@ -3,6 +3,7 @@
 //! Rows are sliced once per call into the workspace (`operands.rs`), then threads take blocks of queries (`forward.rs`) or
 //! whole heads (`backward.rs`) as they come: who computes what decides no bit. Memory is linear in the length of a span.
 
+mod along;
 mod backward;
 mod forward;
 mod gradients;

@@ -3,6 +3,7 @@
 //! Everything is cut into blocks of 64 rows that start at a span's first row, so a product never sees two documents. Missing
 //! rows and elements are zero bytes with unit zero, wherever the block lies on the right of a product.
 
+use super::along::{PACKED, packs};
 use crate::cpu::path::{Path, multiversion};
 use crate::cpu::slices::{TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_bias, left_to_right, round_small, turn_tile};
 use crate::op::attention::HEAD_WIDTH_MAX;
@@ -19,9 +20,15 @@ pub(super) const SQUARE: usize = ROWS * TILE_DEPTH;
 pub(super) struct Shape {
     pub(super) width: usize,
     pub(super) profile: Profile,
+    /// Whether straight blocks lie packed (`along.rs`).
+    pub(super) packed: bool,
 }
 
 impl Shape {
+    pub(super) fn new(path: Path, width: usize, profile: Profile) -> Self {
+        Self { width, profile, packed: packs(path, width, profile) }
+    }
+
     /// Tiles along the width.
     pub(super) fn columns(self) -> usize {
         self.width.div_ceil(TILE_DEPTH)
@@ -36,7 +43,13 @@ impl Shape {
         self.profile.slice_count()
     }
 
+    /// Squares of a left block that are in use.
+    fn left_squares(self) -> usize {
+        if self.packed { 1 } else { self.columns() * self.slices() }
+    }
+
     /// Bytes of a block as left (`[column][slice][64 rows][64]`) or as right tiles (`[4 × 16 rows][column][slice]`).
+    /// A packed left block is `[64 rows][64]`, with the second half of its bytes unused.
     pub(super) fn block_bytes(self) -> usize {
         self.columns() * self.slices() * SQUARE
     }
@@ -143,10 +156,11 @@ impl<'a> Slicer<'a> {
         let left = forms.left.unwrap_or(self.left);
         let units = forms.units.as_mut_array().expect("a block has 64 units");
         match shape.profile {
+            _ if shape.packed => pack_rows(self.path, left, units, source, shape.width, most, bias),
             Profile::X2 => slice_rows::<2>(self.path, left, units, source, shape.width, most, bias),
             Profile::X3 => slice_rows::<3>(self.path, left, units, source, shape.width, most, bias),
         }
-        for square in left.chunks_exact_mut(SQUARE).take(shape.columns() * shape.slices()) {
+        for square in left.chunks_exact_mut(SQUARE).take(shape.left_squares()) {
             square[source.rows * TILE_DEPTH..].fill(bias);
         }
         if forms.right.is_none() && !turns {
@@ -162,6 +176,17 @@ impl<'a> Slicer<'a> {
 fn make_right(path: Path, shape: Shape, right: &mut [i8], left: &[i8]) {
     let tiles = shape.columns() * shape.slices();
     let (left, _) = left.as_chunks::<TILE_BYTES>();
+    if shape.packed {
+        let mut tile = [0; TILE_BYTES];
+        for (left, right) in left[..4].iter().zip(right.chunks_exact_mut(2 * TILE_BYTES)) {
+            left_to_right(path, &mut tile, left);
+            let (high, low) = tile.split_at(TILE_BYTES / 2);
+            for (right, half) in right.chunks_exact_mut(TILE_BYTES / 2).zip([high, &[0; TILE_BYTES / 2], low, high]) {
+                right.copy_from_slice(half);
+            }
+        }
+        return;
+    }
     for (index, left) in left[..tiles * 4].iter().enumerate() {
         let (tile, group) = (index / 4, index % 4);
         left_to_right(path, &mut right[(group * tiles + tile) * TILE_BYTES..][..TILE_BYTES], left);
@@ -171,6 +196,8 @@ fn make_right(path: Path, shape: Shape, right: &mut [i8], left: &[i8]) {
 /// 16 elements of the width as the rows of a right tile that is contracted along the block's rows.
 fn turn(path: Path, shape: Shape, out: &mut [i8], right: &[i8], group: usize, slice: usize) {
     let (columns, slices) = (shape.columns(), shape.slices());
+    // Packed, the second tile is `[low | high]`.
+    let (slice, group) = if shape.packed { (1, (1 - slice) * 2 + group) } else { (slice, group) };
     let source =
         [0, 1, 2, 3].map(|rows| &right[((rows * columns + group / 4) * slices + slice) * TILE_BYTES..][..TILE_BYTES]);
     turn_tile(path, out, source, group % 4);
@@ -257,6 +284,31 @@ multiversion! {
                     lines[slice * ROWS + row] = bytes[slice];
                 }
             }
+        }
+    }
+}
+
+multiversion! {
+    /// As `slice_rows` for packed heads: both slices of a row in one line.
+    fn pack_rows<_F>(left: &mut [i8], units: &mut [f32; ROWS], source: Source, width: usize, most: &[u32; ROWS], bias: i8) {
+        let mut multipliers = [0.0; ROWS];
+        for row in 0..ROWS {
+            let scale = Scale::of(Profile::X2, most[row]);
+            (units[row], multipliers[row]) = (scale.unit, scale.multiplier);
+        }
+        let (halves, _) = left.as_chunks_mut::<PACKED>();
+        let (lines, _) = halves.as_chunks_mut::<2>();
+        for (row, &multiplier) in multipliers.iter().enumerate().take(source.rows) {
+            let x = source.row(row, width);
+            lines[row] = if multiplier == 0.0 {
+                [[bias; PACKED]; 2]
+            } else if let Some(x) = x.as_array::<PACKED>() {
+                quantise_row::<2, PACKED>(x, multiplier, bias)
+            } else {
+                let mut padded = [0.0; PACKED];
+                padded[..width].copy_from_slice(x);
+                quantise_row::<2, PACKED>(&padded, multiplier, bias)
+            };
         }
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! Every function here is compiled per instruction set and works on rows of 32 places. `gradients.rs` says when each runs.
 
+use super::along::Panel;
 use super::operands::{ROWS, SQUARE, pack_columns, quantise_row};
 use super::{TILE, Tensor, split};
-use crate::cpu::block::{Prepared, Sums};
+use crate::cpu::block::Sums;
 use crate::cpu::fold::chunk_value;
 use crate::cpu::path::{Path, multiversion};
 use crate::cpu::slices::{BLOCK, TILE_BYTES, TILE_DEPTH};
@@ -33,7 +34,7 @@ pub(super) struct Keys {
 
 /// What a thread holds.
 pub(super) struct State<'a> {
-    pub(super) prepared: [Prepared; 2],
+    pub(super) panels: [Panel; 2],
     pub(super) score_sums: Sums,
     pub(super) value_sums: Sums,
     pub(super) queries: Queries,
@@ -63,7 +64,7 @@ impl<'a> State<'a> {
         let (p, floats) = split(floats);
         let (g, floats) = split(floats);
         Self {
-            prepared: [Prepared::new(path, profile), Prepared::new(path, profile)],
+            panels: [Panel::new(path, profile), Panel::new(path, profile)],
             score_sums: Sums::new(),
             value_sums: Sums::new(),
             queries: Queries { score_unit: ZERO, grad_unit: ZERO, d_o_unit: ZERO, lse: ZERO, delta: ZERO },
