@@ -107,6 +107,8 @@ const THIN: &[&str] = &["2048x256x8", "2048x768x8", "512x4864x8", "512x4864x16"]
 const THIN_LARGE: &[&str] = &["8192x8960x8", "8192x8960x16"];
 /// `tokens x key heads x value heads x width`
 const DELTA_RULE: &[&str] = &["1024x16x32x128"];
+/// `tokens x query heads x key heads x width`, and documents of that many tokens
+const ATTENTION: &[&str] = &["1024x14x2x64", "1024x16x8x128", "256x8x4x32x8", "256x8x2x64x4"];
 /// `tokens x width`
 const FLAT: &[&str] = &["2048x256", "2048x768", "512x896", "512x4864"];
 const FLAT_LARGE: &[&str] = &["8192x8960"];
@@ -121,7 +123,9 @@ pub(super) const ALL: &[Case] = &[
     sliced("product_grad_weight", BIG, LARGE),
     sliced("product4_forward", PRODUCTS4, LARGE4),
     sliced("product4_grad_input", PRODUCTS4, LARGE4),
-    sliced("attention", &["1024x14x2x64", "1024x16x8x128"], &["1024x14x2x64", "1024x16x8x128"]),
+    sliced("attention", ATTENTION, ATTENTION),
+    sliced("attention_forward", ATTENTION, ATTENTION),
+    sliced("attention_backward", ATTENTION, ATTENTION),
     plain("delta_rule_forward", DELTA_RULE, DELTA_RULE),
     plain("delta_rule", DELTA_RULE, DELTA_RULE),
     sliced("head_loss", &["512x896x151936"], &["512x896x151936"]),
@@ -161,7 +165,7 @@ pub(super) fn prepare(target: &Target, op: &str, shape: &str, profile: Profile) 
         .map(|axis| axis.parse().ok().filter(|axis| (1..=AXIS_MAX).contains(axis)))
         .collect::<Option<_>>()
         .ok_or_else(|| format!("`{shape}` is not a shape"))?;
-    let heads: usize = if op == "attention" || op.starts_with("delta_rule") || op == "rope" {
+    let heads: usize = if op.starts_with("attention") || op.starts_with("delta_rule") || op == "rope" {
         axes.iter().skip(1).product()
     } else {
         1
@@ -194,8 +198,13 @@ fn on<B: Backend + 'static>(b: Rc<B>, op: &str, axes: &[usize], profile: Profile
         {
             Some(product4(b, op, m, n, k, group, profile))
         }
-        ("attention", &[tokens, heads, kv_heads, width]) if heads % kv_heads == 0 && width <= HEAD_WIDTH_MAX => {
-            Some(attention(b, tokens, heads, kv_heads, width, profile))
+        (
+            "attention" | "attention_forward" | "attention_backward",
+            &[tokens, heads, kv_heads, width, ref documents @ ..],
+        ) if heads % kv_heads == 0 && width <= HEAD_WIDTH_MAX && documents.len() <= 1 => {
+            let spans = (0..documents.first().copied().unwrap_or(1)).map(|i| i * tokens..(i + 1) * tokens);
+            let spans = spans.map(|rows| Span { queries: rows.clone(), keys: rows }).collect();
+            Some(attention(b, op, spans, heads, kv_heads, width, profile))
         }
         ("delta_rule" | "delta_rule_forward", &[tokens, key_heads, value_heads, width])
             if value_heads % key_heads == 0 && width <= HEAD_WIDTH_MAX =>
@@ -317,17 +326,20 @@ fn forever<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }
 
-/// Forward and backward of one causal document.
+/// Forward and backward of causal documents of one length, or one of both.
 fn attention<B: Backend + 'static>(
     b: Rc<B>,
-    tokens: usize,
+    op: &str,
+    spans: Vec<Span>,
     heads: usize,
     kv_heads: usize,
     width: usize,
     profile: Profile,
 ) -> Prepared {
-    let spans = forever([Span { queries: 0..tokens, keys: 0..tokens }]);
+    let (documents, length) = (spans.len(), spans[0].keys.len());
+    let tokens = documents * length;
     let scale = 1.0 / (width as f32).sqrt();
+    let spans = &forever(spans)[..];
     let p = Attention { spans, heads, kv_heads, key_width: width, value_width: width, scale, window: None, profile };
     let (large, small) = (tokens * heads * width, tokens * kv_heads * width);
     let tensor = |length: usize, seed: u32| b.upload(&noise(length, seed));
@@ -336,11 +348,20 @@ fn attention<B: Backend + 'static>(
     let (mut dq, mut dk, mut dv) = (b.zeros(large), b.zeros(small), b.zeros(small));
     let workspace_bytes = b.attention_workspace(&p);
     let mut workspace = b.zeros(workspace_bytes);
-    // Two products forward, five backward, over the half of the square that is visible.
-    let flops = 7.0 * (tokens * (tokens + 1) * heads * width) as f64;
-    let run = move || {
+    let (forward, backward) = (op != "attention_backward", op != "attention_forward");
+    if !forward {
         b.attention_forward(&mut o, &mut lse, &q, &k, &v, &p, &mut workspace);
-        b.attention_backward((&mut dq, &mut dk, &mut dv), &d_o, (&q, &k, &v), &o, &lse, &p, &mut workspace);
+    }
+    // Two products forward, five backward, over the half of the square that is visible.
+    let products = 2.0 * f64::from(u8::from(forward)) + 5.0 * f64::from(u8::from(backward));
+    let flops = products * (documents * length * (length + 1) * heads * width) as f64;
+    let run = move || {
+        if forward {
+            b.attention_forward(&mut o, &mut lse, &q, &k, &v, &p, &mut workspace);
+        }
+        if backward {
+            b.attention_backward((&mut dq, &mut dk, &mut dv), &d_o, (&q, &k, &v), &o, &lse, &p, &mut workspace);
+        }
     };
     Prepared { work: Work { flops, bytes: 0.0, workspace: workspace_bytes }, run: Box::new(run) }
 }

@@ -3,21 +3,17 @@
 //! Scores of a tile are made in panels of 32 keys, become probabilities row by row, and leave as bytes for the product with
 //! the values. A row is touched only where it sees something, so what lies behind a mask may be anything.
 
-use super::along::Panel;
-use super::operands::{Blocks, ROWS, SQUARE, Shape, Slicer, quantise_row, store_turned_right};
-use super::{Slicing, TILE, Tensor, lanes, part, slice_all, split, tensor_bytes};
+use super::operands::{Blocks, ROWS, SQUARE, Shape, Slicer, store_turned_right};
+use super::softmax::{State, divide, finish, score_block, score_maxima, slice_weights, value_block, weigh};
+use super::{Slicing, TILE, Tensor, lanes, part, slice_all, tensor_bytes};
 use crate::Cpu;
 use crate::buffer::Workspace;
-use crate::cpu::block::{LeftView, Sums, block_sums};
-use crate::cpu::fold::chunk_value;
-use crate::cpu::path::{Path, multiversion};
+use crate::cpu::block::{LeftView, block_sums};
+use crate::cpu::path::Path;
 use crate::cpu::pool::{SharedMut, Tasks};
 use crate::cpu::slices::{BLOCK, TILE_DEPTH, left_bias};
 use crate::op::Attention;
-use crate::op::attention::HEAD_WIDTH_MAX;
-use isobit_numerics::elementary::{exp2, ln};
-use isobit_numerics::lanes::{LANES, max};
-use isobit_numerics::slices::{Profile, Scale, magnitude_bits};
+use isobit_numerics::slices::Profile;
 use std::ops::Range;
 
 pub(super) fn workspace(cpu: &Cpu, p: &Attention) -> usize {
@@ -134,49 +130,6 @@ struct Forward<'a> {
     k_units: &'a [f32],
     v_turned: &'a [i8],
     v_units: &'a [f32],
-}
-
-/// What a thread holds for one block of queries.
-struct State<'a> {
-    panel: Panel,
-    sums: Sums,
-    /// Running maximum, denominator, and of the current tile the factor of what was before and the unit of the weights.
-    m: [f32; ROWS],
-    l: [f32; ROWS],
-    alpha: [f32; ROWS],
-    unit: [f32; ROWS],
-    /// Visible places of the current tile, per row.
-    visible: [(usize, usize); ROWS],
-    /// Of 32 rows, what is to be folded over lanes.
-    lanes: lanes::Rows<f32>,
-    magnitudes: lanes::Rows<u32>,
-    z: &'a mut [f32; ROWS * TILE],
-    /// `[64 of the tile's keys][slice][row][64]`
-    weights: &'a mut [i8; 2 * 3 * SQUARE],
-    o: &'a mut [f32; ROWS * HEAD_WIDTH_MAX],
-}
-
-impl<'a> State<'a> {
-    const BYTES: usize = 2 * 3 * SQUARE;
-    const FLOATS: usize = ROWS * TILE + ROWS * HEAD_WIDTH_MAX;
-
-    fn new(path: Path, profile: Profile, (bytes, floats): (&'a mut [i8], &'a mut [f32])) -> Self {
-        let (z, floats) = split(floats);
-        Self {
-            panel: Panel::new(path, profile),
-            sums: Sums::new(),
-            m: [0.0; ROWS],
-            l: [0.0; ROWS],
-            alpha: [0.0; ROWS],
-            unit: [0.0; ROWS],
-            visible: [(0, 0); ROWS],
-            lanes: [[0.0; LANES]; BLOCK],
-            magnitudes: [[0; LANES]; BLOCK],
-            z,
-            weights: split(bytes).0,
-            o: split(floats).0,
-        }
-    }
 }
 
 /// One tile of keys for one block of queries.
@@ -317,187 +270,6 @@ impl Forward<'_> {
                     Profile::X3 => value_block::<3>(self.path, state, rows, panel * BLOCK, stride),
                 }
             }
-        }
-    }
-}
-
-multiversion! {
-    /// Scores of a block from its sums; rows of `z` are a tile apart.
-    fn score_block<F, const PLANES: usize>(z: &mut [f32], sums: &Sums, q_units: &[f32], k_units: &[f32], scale: f32) {
-        let Ok(k_units) = <&[f32; BLOCK]>::try_from(k_units) else { unreachable!("a panel of units") };
-        for (row, q_unit) in q_units.iter().enumerate() {
-            let q_unit = q_unit * scale;
-            let (first, second, third) = (&sums.0[0][row], &sums.0[1][row], &sums.0[2][row]);
-            let z = &mut z[row * TILE..][..BLOCK];
-            for column in 0..BLOCK {
-                let value = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
-                z[column] = value * (q_unit * k_units[column]);
-            }
-        }
-    }
-}
-
-// From the scores of a tile to sliced weights in three steps, each of which runs over all rows: the trees between them fold
-// 32 rows at once. `rows` are among 32 from a multiple of 32. What there is once per row is computed for all 32, so that
-// these loops have a length the compiler knows; rows without a place in the tile keep what they had.
-
-multiversion! {
-    /// Largest visible scores, lane by lane.
-    fn score_maxima<_F>(state: &mut State, rows: Range<usize>) {
-        let State { visible, z, lanes, .. } = state;
-        let (z, _) = z.as_chunks::<BLOCK>();
-        for row in rows {
-            let mut most = [f32::NEG_INFINITY; LANES];
-            for block in visible[row].0 / BLOCK..visible[row].1.div_ceil(BLOCK) {
-                let z = &z[row * (TILE / BLOCK) + block];
-                let seen = Seen::of(block, visible[row]);
-                // Without a choice between whole and partly seen blocks: the compiler keeps this one in vectors.
-                for lane in 0..LANES {
-                    most[lane] = max(most[lane], if seen.has(lane) { z[lane] } else { f32::NEG_INFINITY });
-                }
-            }
-            lanes[row % BLOCK] = most;
-        }
-    }
-}
-
-multiversion! {
-    /// Maxima and factors from the largest scores of the tile, then the weights, with sums and magnitudes lane by lane.
-    fn weigh<F>(state: &mut State, rows: Range<usize>, most: &[f32; BLOCK], v_units: &[f32; TILE]) {
-        let State { m, alpha, visible, z, lanes, magnitudes, .. } = state;
-        let (z, _) = z.as_chunks_mut::<BLOCK>();
-        let start = rows.start / BLOCK * BLOCK;
-        let (m, alpha) = (half_mut(m, start), half_mut(alpha, start));
-        for row in 0..BLOCK {
-            let new = if rows.contains(&(start + row)) { max(m[row], most[row]) } else { m[row] };
-            alpha[row] = exp2::<F>(m[row] - new);
-            m[row] = new;
-        }
-        for row in rows {
-            let m = m[row - start];
-            let mut total = [0.0f32; LANES];
-            let mut magnitude = [0u32; LANES];
-            for block in visible[row].0 / BLOCK..visible[row].1.div_ceil(BLOCK) {
-                let z = &mut z[row * (TILE / BLOCK) + block];
-                let Some(units) = v_units[block * BLOCK..].first_chunk::<BLOCK>() else { unreachable!("units of a tile") };
-                let seen = Seen::of(block, visible[row]);
-                if seen.count == BLOCK as u32 {
-                    for lane in 0..LANES {
-                        let p = exp2::<F>(z[lane] - m);
-                        let w = p * units[lane];
-                        total[lane] += p;
-                        magnitude[lane] = magnitude[lane].max(magnitude_bits(w));
-                        z[lane] = w;
-                    }
-                } else {
-                    for lane in 0..LANES {
-                        let p = exp2::<F>(z[lane] - m);
-                        // A hidden key's unit may be NaN.
-                        let (p, w) = if seen.has(lane) { (p, p * units[lane]) } else { (0.0, 0.0) };
-                        total[lane] += p;
-                        magnitude[lane] = magnitude[lane].max(magnitude_bits(w));
-                        z[lane] = w;
-                    }
-                }
-            }
-            (lanes[row % BLOCK], magnitudes[row % BLOCK]) = (total, magnitude);
-        }
-    }
-}
-
-multiversion! {
-    /// Denominators and units from the sums and magnitudes, then the bytes of the weights.
-    fn slice_weights<F, const SLICES: usize>(
-        state: &mut State,
-        rows: Range<usize>,
-        places: &Range<usize>,
-        folded: (&[f32; BLOCK], &[u32; BLOCK]),
-        bias: i8,
-    ) {
-        let State { l, alpha, unit, visible, z, weights, .. } = state;
-        let (z, _) = z.as_chunks::<BLOCK>();
-        let start = rows.start / BLOCK * BLOCK;
-        let (l, alpha, unit) = (half_mut(l, start), half_mut(alpha, start), half_mut(unit, start));
-        let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
-        let mut multipliers = [0.0f32; BLOCK];
-        for row in 0..BLOCK {
-            l[row] = if rows.contains(&(start + row)) { F::fma(l[row], alpha[row], folded.0[row]) } else { l[row] };
-            let scale = Scale::of(profile, folded.1[row]);
-            (unit[row], multipliers[row]) = (scale.unit, scale.multiplier);
-        }
-        for row in rows {
-            let seen = visible[row].0 / BLOCK..visible[row].1.div_ceil(BLOCK);
-            for block in places.start / TILE_DEPTH * 2..places.end.div_ceil(TILE_DEPTH) * 2 {
-                let mut bytes = [[bias; BLOCK]; SLICES];
-                if seen.contains(&block) {
-                    bytes = quantise_row::<SLICES, BLOCK>(&z[row * (TILE / BLOCK) + block], multipliers[row - start], bias);
-                }
-                for slice in 0..SLICES {
-                    let at = (block / 2 * SLICES + slice) * SQUARE + row * TILE_DEPTH + block % 2 * BLOCK;
-                    weights[at..at + BLOCK].copy_from_slice(&bytes[slice]);
-                }
-            }
-        }
-    }
-}
-
-/// Numbers of 32 of 64 rows.
-#[inline(always)]
-fn half_mut<T>(of: &mut [T; ROWS], start: usize) -> &mut [T; BLOCK] {
-    let Some(half) = of[start..].first_chunk_mut() else { unreachable!("half of the rows") };
-    half
-}
-
-/// Which of a block's 32 places a row sees: all but in its first and its last block.
-struct Seen {
-    from: u32,
-    count: u32,
-}
-
-impl Seen {
-    #[inline(always)]
-    fn of(block: usize, (from, to): (usize, usize)) -> Self {
-        let first = block * BLOCK;
-        let from = from.max(first) - first;
-        Self { from: from as u32, count: ((to - first).min(BLOCK) - from) as u32 }
-    }
-
-    #[inline(always)]
-    fn has(&self, lane: usize) -> bool {
-        (lane as u32).wrapping_sub(self.from) < self.count
-    }
-}
-
-multiversion! {
-    /// Folds a block of the product with the values into the running sum.
-    fn value_block<F, const PLANES: usize>(state: &mut State, rows: Range<usize>, first: usize, stride: usize) {
-        for row in rows {
-            let (unit, alpha) = (state.unit[row], state.alpha[row]);
-            let (one, two, three) = (&state.sums.0[0][row % BLOCK], &state.sums.0[1][row % BLOCK], &state.sums.0[2][row % BLOCK]);
-            let o = &mut state.o[row * stride + first..][..BLOCK];
-            for column in 0..BLOCK {
-                let value = chunk_value::<F, PLANES>([one[column], two[column], three[column]]);
-                o[column] = F::fma(value, unit, o[column] * alpha);
-            }
-        }
-    }
-}
-
-multiversion! {
-    /// Logarithms of the wholes; what is left in `l` is the inverse of the denominator.
-    fn finish<F>(state: &mut State, lse: &mut [f32; ROWS]) {
-        let State { m, l, .. } = state;
-        for row in 0..ROWS {
-            lse[row] = m[row] + ln::<F>(l[row]) * std::f32::consts::LOG2_E;
-            l[row] = 1.0 / l[row];
-        }
-    }
-}
-
-multiversion! {
-    fn divide<_F>(o: &mut [f32], sum: &[f32], inverse: f32) {
-        for (o, sum) in o.iter_mut().zip(sum) {
-            *o = sum * inverse;
         }
     }
 }

@@ -9,6 +9,7 @@ mod forward;
 mod gradients;
 mod lanes;
 mod operands;
+mod softmax;
 mod tile;
 
 use super::block::RightView;
