@@ -11,7 +11,7 @@ use super::columns::{columns_to_left, columns_to_right};
 use super::nest::{Fold, Left, Nest, Place, SUPER_BLOCK, Worker, part, run, run_where, super_blocks};
 use super::panels::{Columns, Panels, Turned, Weight, panel_bytes};
 use super::path::{Path, multiversion};
-use super::pool::{SharedMut, share};
+use super::pool::{SharedMut, Tasks, share};
 use super::slices::{
     BLOCK, CHUNK_TILES, LeftLayout, LeftRow, SlicedRows, TILE_DEPTH, TILE_ROWS, left_bias, right_block_bytes,
     slice_chunk,
@@ -113,15 +113,24 @@ pub(super) fn step_workspace(cpu: &Cpu, p: &HeadLoss) -> usize {
     2 * floats(p.vocabulary) + panels + floats(kept) + sizes.statistics() + sizes.sliced_group()
 }
 
-/// Which blocks and which rows a worker takes: blocks first, rows too where there are fewer blocks than threads.
-fn split(cpu: &Cpu, blocks: usize, rows: Range<usize>, worker: usize) -> (Range<usize>, Range<usize>) {
-    let row_parts = cpu.threads().div_ceil(blocks).min(rows.len().div_ceil(BLOCK)).max(1);
-    let block_parts = cpu.threads() / row_parts;
-    if worker >= block_parts * row_parts {
-        return (0..0, 0..0);
+/// Blocks and rows, cut into tasks for whoever asks: a block each, with a part of the rows where there are fewer blocks than threads.
+struct Cut {
+    tasks: Tasks,
+    row_parts: usize,
+    rows: Range<usize>,
+}
+
+impl Cut {
+    fn new(cpu: &Cpu, blocks: usize, rows: &Range<usize>) -> Self {
+        let row_parts = cpu.threads().div_ceil(blocks.max(1)).min(rows.len().div_ceil(BLOCK)).max(1);
+        Self { tasks: Tasks::new(blocks * row_parts), row_parts, rows: rows.clone() }
     }
-    let mine = share(rows.len(), BLOCK, row_parts, worker % row_parts);
-    (share(blocks, 1, block_parts, worker / row_parts), rows.start + mine.start..rows.start + mine.end)
+
+    fn next(&self) -> Option<(usize, Range<usize>)> {
+        let task = self.tasks.next()?;
+        let mine = share(self.rows.len(), BLOCK, self.row_parts, task % self.row_parts);
+        Some((task / self.row_parts, self.rows.start + mine.start..self.rows.start + mine.end))
+    }
 }
 
 /// The vocabulary rows of one block.
@@ -175,18 +184,15 @@ impl<'a> Logits<'a> {
     ) {
         let p = self.p;
         let scratch = SharedMut::new(scratch);
+        let cut = Cut::new(cpu, partial.blocks, tokens);
         cpu.pool.run(|worker| {
-            let (my_blocks, my_rows) = split(cpu, partial.blocks, tokens.clone(), worker);
-            if my_blocks.is_empty() || my_rows.is_empty() {
-                return;
-            }
             #[cfg(target_arch = "x86_64")]
             let _session = (cpu.path == Path::Amx).then(super::amx::Session::start);
             let bytes = panel_bytes(p.profile);
             // SAFETY: each thread has its own part.
             let own = unsafe { scratch.slice(worker * bytes..(worker + 1) * bytes) };
             let mut state = Worker::new(cpu.path, p.profile, own);
-            for block in my_blocks {
+            while let Some((block, my_rows)) = cut.next() {
                 let columns = block_columns(block, p);
                 let (out, stride, origin) = match room {
                     Room::Own { z, each } => {
@@ -616,18 +622,15 @@ impl Backward<'_> {
         let (dz, tiles) = (SharedMut::new(&mut *room.dz), SharedMut::new(&mut *room.tiles));
         let (units, scratch) = (SharedMut::new(&mut *room.units), SharedMut::new(scratch));
         let origin = group.tokens.start * stride + first_column;
+        let cut = Cut::new(cpu, group.blocks.len(), &group.tokens);
         cpu.pool.run(|worker| {
-            let (my_blocks, my_rows) = split(cpu, group.blocks.len(), group.tokens.clone(), worker);
-            if my_blocks.is_empty() || my_rows.is_empty() {
-                return;
-            }
             #[cfg(target_arch = "x86_64")]
             let _session = (cpu.path == Path::Amx).then(super::amx::Session::start);
             let bytes = panel_bytes(p.profile);
             // SAFETY: each thread has its own part.
             let own = unsafe { scratch.slice(worker * bytes..(worker + 1) * bytes) };
             let mut worker = Worker::new(cpu.path, p.profile, own);
-            for chunk in my_blocks {
+            while let Some((chunk, my_rows)) = cut.next() {
                 let columns = block_columns(group.blocks.start + chunk, p);
                 let place = Place { out: &dz, stride, origin };
                 if !kept {

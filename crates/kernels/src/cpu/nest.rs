@@ -9,7 +9,7 @@ use super::fold::{After, Target, fold_block};
 use super::overlap::Overlap;
 use super::panels::Panels;
 use super::path::Path;
-use super::pool::{SharedMut, Tasks, share};
+use super::pool::{Pieces, SharedMut};
 use super::slices::{BLOCK, CHUNK_TILES, LeftLayout, TILE_DEPTH};
 use crate::Cpu;
 use isobit_numerics::slices::{CHUNK, Profile};
@@ -17,10 +17,9 @@ use std::ops::Range;
 
 /// Rows whose left slices are worked on together.
 pub(super) const SUPER_BLOCK: usize = 512;
-/// Right panels that pass all chunks before the next ones: their outputs stay in the second-level cache meanwhile.
+/// Right panels that pass all chunks before the next ones, and that a thread takes at a time, at most: their outputs stay in the
+/// second-level cache meanwhile.
 const PANEL_GROUP: usize = 8;
-/// Panels a thread asks for at a time, at most.
-const PANELS_ON_REQUEST: usize = 4;
 /// Bytes of left slices that stay in the second-level cache over all chunks; then one panel at a time is best.
 const LEFT_RESIDENT: usize = 1 << 20;
 
@@ -99,57 +98,79 @@ pub(super) fn run_where(
     panels_of: &impl Panels,
     wanted: &(impl Fn(Range<usize>) -> bool + Sync),
 ) {
-    let path = cpu.path;
+    let rows = std::slice::from_ref(&nest.rows);
+    run_areas(cpu, out, left, nest, rows, scratch, &|_| (panels_of, fold), wanted);
+}
+
+/// As [`run_where`] for several areas of rows, each with a right operand and a fold of its own: threads go from one to the next without
+/// waiting for each other.
+pub(super) fn run_areas<'a, P: Panels + 'a>(
+    cpu: &Cpu,
+    out: &mut [f32],
+    left: Left,
+    nest: &Nest,
+    areas: &[Range<usize>],
+    scratch: &mut [i8],
+    of_area: &(impl Fn(usize) -> (&'a P, Fold<'a>) + Sync),
+    wanted: &(impl Fn(Range<usize>) -> bool + Sync),
+) {
     let out = SharedMut::new(out);
-    deal(cpu, nest.n.div_ceil(BLOCK), nest.rows.clone(), scratch, &|own, next| {
+    deal(cpu, nest.n.div_ceil(BLOCK), areas, scratch, &|own, next| {
         let place = Place { out: &out, stride: nest.n, origin: 0 };
-        let worker = &mut Worker::new(path, nest.profile, own);
-        while let Some((panels, rows)) = next() {
+        let worker = &mut Worker::new(cpu.path, nest.profile, own);
+        while let Some(Piece { area, panels, rows }) = next() {
+            let (panels_of, fold) = of_area(area);
             part(worker, &place, left, nest, fold, panels_of, panels, rows, wanted);
         }
     });
 }
 
-/// Panels and rows that are a thread's next ones.
-pub(super) type Next<'a> = &'a mut dyn FnMut() -> Option<(Range<usize>, Range<usize>)>;
+/// Some panels and rows of an area.
+pub(super) struct Piece {
+    pub(super) area: usize,
+    pub(super) panels: Range<usize>,
+    pub(super) rows: Range<usize>,
+}
 
-/// Runs a job on every thread: with its own part of the scratch and, on AMX, within a session. It asks for panels and rows until
-/// there are none left.
+/// What is a thread's next piece.
+pub(super) type Next<'a> = &'a mut dyn FnMut() -> Option<Piece>;
+
+/// Runs a job on every thread: with its own part of the scratch and, on AMX, within a session. It asks for pieces of the areas (of rows,
+/// each with all panels) until there are none left: a core that a neighbour slows down should not hold up the others.
 pub(super) fn deal(
     cpu: &Cpu,
     panels: usize,
-    rows: Range<usize>,
+    areas: &[Range<usize>],
     scratch: &mut [i8],
     job: &(impl Fn(&mut [i8], Next) + Sync),
 ) {
-    let row_blocks = rows.len().div_ceil(BLOCK);
+    let row_blocks = |rows: &Range<usize>| rows.len().div_ceil(BLOCK);
     // Few panels (narrow outputs): threads share the rows instead.
-    let by_rows = panels < 2 * cpu.threads() && row_blocks > panels;
+    let by_rows = panels * areas.len() < 2 * cpu.threads() && areas.iter().map(row_blocks).sum::<usize>() > panels;
+    // Units of work before each area, and in all.
+    let mut before = vec![0];
+    before.extend(areas.iter().scan(0, |sum, rows| {
+        *sum += if by_rows { row_blocks(rows) } else { panels };
+        Some(*sum)
+    }));
+    let pieces = Pieces::new(before[areas.len()], cpu.threads(), if by_rows { usize::MAX } else { PANEL_GROUP });
+    let area_of = |unit: usize| before.partition_point(|before| *before <= unit) - 1;
     let scratch_each = scratch.len() / cpu.threads();
     let scratch = SharedMut::new(scratch);
-    // Most panels are dealt out beforehand, the rest on request: a core that a neighbour slows down should not hold up the others.
-    let dealt_each = 3 * panels / (4 * cpu.threads());
-    let dealt = dealt_each * cpu.threads();
-    // Narrow outputs have few panels: asking for several at once would leave the others idle.
-    let on_request = ((panels - dealt) / (2 * cpu.threads())).clamp(1, PANELS_ON_REQUEST);
-    let rest = Tasks::new((panels - dealt).div_ceil(on_request));
     cpu.pool.run(|worker| {
         #[cfg(target_arch = "x86_64")]
         let _session = (cpu.path == Path::Amx).then(super::amx::Session::start);
         // SAFETY: each thread has its own part.
         let own = unsafe { scratch.slice(worker * scratch_each..(worker + 1) * scratch_each) };
-        let mut first = true;
         job(own, &mut || {
-            let mine = std::mem::take(&mut first);
+            let units = pieces.next(|unit| before[area_of(unit) + 1])?;
+            let area = area_of(units.start);
+            let (units, rows) = (units.start - before[area]..units.end - before[area], areas[area].clone());
             if by_rows {
-                let own_rows = share(rows.len(), BLOCK, cpu.threads(), worker);
-                return mine.then_some((0..panels, rows.start + own_rows.start..rows.start + own_rows.end));
+                let rows = rows.start + units.start * BLOCK..(rows.start + units.end * BLOCK).min(rows.end);
+                return Some(Piece { area, panels: 0..panels, rows });
             }
-            if mine {
-                return Some((worker * dealt_each..(worker + 1) * dealt_each, rows.clone()));
-            }
-            let from = dealt + rest.next()? * on_request;
-            Some((from..(from + on_request).min(panels), rows.clone()))
+            Some(Piece { area, panels: units, rows })
         });
     });
 }

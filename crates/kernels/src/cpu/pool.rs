@@ -90,8 +90,8 @@ impl Pool {
         }
     }
 
-    /// Splits `0..count` into contiguous ranges, each a multiple of `grain` but the last: one per thread, and a quarter of the whole
-    /// in smaller ones for whoever is done first, so that a slowed core does not hold up the others.
+    /// Splits `0..count` into contiguous ranges, each a multiple of `grain` but the last: one per thread, and half of the whole in
+    /// smaller ones for whoever is done first, so that a slowed core does not hold up the others.
     pub fn run_ranges(&self, count: usize, grain: usize, job: impl Fn(Range<usize>) + Sync) {
         const PIECES: usize = 4;
         if count == 0 {
@@ -101,7 +101,7 @@ impl Pool {
             return job(0..count);
         }
         let grains = count.div_ceil(grain);
-        let dealt = if grains >= 4 * PIECES * self.threads { grains / 4 * 3 * grain } else { count };
+        let dealt = if grains >= 4 * PIECES * self.threads { grains / 2 * grain } else { count };
         let pieces = Tasks::new(if dealt < count { PIECES * self.threads } else { 0 });
         self.run(|worker| {
             let range = share(dealt, grain, self.threads, worker);
@@ -234,6 +234,36 @@ impl Tasks {
     }
 }
 
+/// A range handed out in order of asking, in large pieces first and ever smaller ones towards the end: threads of unequal speed end
+/// together.
+pub struct Pieces {
+    next: AtomicUsize,
+    count: usize,
+    threads: usize,
+    most: usize,
+}
+
+impl Pieces {
+    /// Of `0..count`, at most `most` at a time.
+    pub fn new(count: usize, threads: usize, most: usize) -> Self {
+        Self { next: AtomicUsize::new(0), count, threads, most }
+    }
+
+    /// The next piece. It ends at `border(start)` at the latest.
+    pub fn next(&self, border: impl Fn(usize) -> usize) -> Option<Range<usize>> {
+        let mut start = self.next.load(Ordering::Relaxed);
+        loop {
+            let left = self.count.checked_sub(start).filter(|left| *left > 0)?;
+            let size = if self.threads == 1 { left } else { (left / (2 * self.threads)).clamp(1, self.most) };
+            let end = (start + size).min(border(start));
+            match self.next.compare_exchange_weak(start, end, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(start..end),
+                Err(now) => start = now,
+            }
+        }
+    }
+}
+
 /// A mutable slice that several threads write disjoint parts of.
 pub struct SharedMut<'a, T> {
     pointer: *mut T,
@@ -277,6 +307,21 @@ impl<'a, T> SharedMut<'a, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_are_a_partition_and_keep_to_borders() {
+        for (count, threads, most, area) in
+            [(0, 2, 4, 5), (1, 7, 4, 1), (103, 2, 8, 10), (64, 1, 8, 16), (97, 3, 100, 97)]
+        {
+            let pieces = Pieces::new(count, threads, most);
+            let mut end = 0;
+            while let Some(piece) = pieces.next(|start| (start / area + 1) * area) {
+                assert!(piece.start == end && !piece.is_empty() && piece.start / area == (piece.end - 1) / area);
+                end = piece.end;
+            }
+            assert_eq!(end, count);
+        }
+    }
 
     #[test]
     fn every_worker_runs_once_per_job() {

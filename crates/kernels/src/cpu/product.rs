@@ -1,13 +1,14 @@
 //! Slice product on the CPU (`op/product.rs`): its three forms as loop nests over sliced operands.
 
 use super::columns::{columns_to_left, columns_to_right};
-use super::nest::{Fold, Follow, Left, Nest, SUPER_BLOCK, run, super_blocks};
+use super::nest::{Fold, Follow, Left, Nest, SUPER_BLOCK, run, run_areas, super_blocks};
 use super::panels::{Columns, Turned, Weight, panel_bytes};
 use super::slices::{BLOCK, LeftLayout, LeftMut, SlicedRows, TILE_ROWS, fill_left, right_block_bytes};
 use crate::buffer::Workspace;
 use crate::op::{Product, SliceShape, Thin, token_blocks};
 use crate::{Cpu, Matrix};
 use isobit_numerics::slices::CHUNK;
+use std::ops::Range;
 
 /// Bytes a product needs beside its operands: bounded by the widths, whatever the number of rows.
 pub(super) fn workspace(cpu: &Cpu, p: &Product) -> usize {
@@ -102,17 +103,26 @@ fn forward_with(
     let left = Left { tiles: &x.tiles, layout: x.layout, units: &x.units, chunks: p.k.div_ceil(CHUNK) };
     let scratch = workspace.take::<i8>(cpu.threads() * panel_bytes(p.profile));
     let (units, multipliers) = (workspace.take::<f32>(p.n), workspace.take::<f32>(p.n));
+    let nest = Nest { rows: 0..p.rows(), n: p.n, contraction: p.k, profile: p.profile };
+    let mut products = |weights: &[Weight], areas: &[(usize, Range<usize>)]| {
+        let rows: Vec<_> = areas.iter().map(|(_, rows)| rows.clone()).collect();
+        let of_area = |area: usize| {
+            let right = &weights[areas[area].0];
+            (right, Fold { accumulate: false, chunk_units: None, row_units: Some(right.units()), after })
+        };
+        run_areas(cpu, y, left, &nest, &rows, scratch, &of_area, &|_| true);
+    };
+    let areas_of = |e: usize| super_blocks(p.segments[e]..p.segments[e + 1]);
+    if let Matrix::Sliced(_) = w {
+        // Nothing to be made per weight: all of them at once.
+        let weights: Vec<_> = (0..p.weights()).map(|e| Weight::of(cpu, w, e, p, &mut [], &mut [])).collect();
+        let areas: Vec<_> = (0..p.weights()).flat_map(|e| areas_of(e).map(move |rows| (e, rows))).collect();
+        return products(&weights, &areas);
+    }
     for e in 0..p.weights() {
-        let segment = p.segments[e]..p.segments[e + 1];
-        if segment.is_empty() || p.n == 0 {
-            continue;
-        }
         let right = Weight::of(cpu, w, e, p, units, multipliers);
-        let fold = Fold { accumulate: false, chunk_units: None, row_units: Some(right.units()), after };
-        for rows in super_blocks(segment) {
-            let nest = Nest { rows, n: p.n, contraction: p.k, profile: p.profile };
-            run(cpu, y, left, &nest, fold, scratch, &right);
-        }
+        let areas: Vec<_> = areas_of(e).map(|rows| (0, rows)).collect();
+        products(&[right], &areas);
     }
 }
 

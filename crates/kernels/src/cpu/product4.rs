@@ -5,7 +5,7 @@
 
 use super::block::{LeftView, RightView, Sums};
 use super::fold::Target;
-use super::nest::{Left, Next, SUPER_BLOCK, deal, panels_together, super_blocks};
+use super::nest::{self, Left, Next, SUPER_BLOCK, deal, panels_together, super_blocks};
 use super::nibbles::{Plan, QuantizedWeight, TURNED_BYTES, piece_bytes};
 use super::path::Path;
 use super::pool::SharedMut;
@@ -132,7 +132,7 @@ pub(super) fn forward(
     for e in 0..p.weights() {
         for rows in super_blocks(p.segments[e]..p.segments[e + 1]) {
             let part = Forward { cpu, out: &out, left, w, e, p };
-            deal(cpu, p.n.div_ceil(BLOCK), rows, scratch, &|own, next| part.run(own, next));
+            deal(cpu, p.n.div_ceil(BLOCK), &[rows], scratch, &|own, next| part.run(own, next));
         }
     }
 }
@@ -164,7 +164,7 @@ impl Forward<'_> {
         let mut sums = Sums::new();
         let mut prepared = Prepared { bias: [[0; BLOCK]; PIECES_MOST], sigma: [[0.0; BLOCK]; PIECES_MOST] };
         let pieces = &self.w.plan.pieces;
-        while let Some((panels, rows)) = next() {
+        while let Some(nest::Piece { panels, rows, .. }) = next() {
             let together = panels_together(rows.len() * self.p.k * self.left.layout.slices);
             for group in panels.clone().step_by(together) {
                 let group = group..(group + together).min(panels.end);
@@ -363,9 +363,9 @@ impl Batch<'_> {
     fn products(&self, out: &SharedMut<f32>, stride: usize, origin: usize, scratch: &mut [i8]) {
         let starts = &self.plan().panel_starts;
         let (first, end) = (starts[self.groups.start], starts[self.groups.end]);
-        deal(self.cpu, end - first, 0..self.rows, scratch, &|own, next| {
+        deal(self.cpu, end - first, &[0..self.rows], scratch, &|own, next| {
             let mut sums = Sums::new();
-            while let Some((panels, rows)) = next() {
+            while let Some(nest::Piece { panels, rows, .. }) = next() {
                 let panels = &self.plan().panels[first + panels.start..first + panels.end];
                 let together = panels_together(rows.len() * self.p.n * self.left.layout.slices);
                 for panels in panels.chunk_by(|a, b| a.group == b.group).flat_map(|same| same.chunks(together)) {
