@@ -107,6 +107,8 @@ impl Backend for Reordered {
         add(&mut F32, &F32, &F32);
         scale(&mut F32, f32);
         swiglu_forward(&mut F32, &F32, &F32);
+        swiglu_pairs_forward(&mut F32, &F32, usize);
+        swiglu_pairs_backward(&mut F32, &F32, &F32, usize);
         swiglu_backward(&mut F32, &mut F32, &F32, &F32, &F32);
         dropout(&mut F32, &F32, &Dropout);
         elementary(&mut F32, &F32, isobit_numerics::elementary::Function);

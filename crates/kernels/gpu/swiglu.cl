@@ -19,3 +19,26 @@ KERNEL(GROUP) swiglu_backward(
         dgate[i] = (d * u) * isobit_silu_grad(g);
     }
 }
+
+// Pairs side by side: `both` is `[rows, 2·width]`, gate before up.
+
+KERNEL(GROUP) swiglu_pairs_forward(GLOBAL float *h, GLOBAL const float *both, ulong length, ulong width) {
+    ulong i = (ulong)group_index() * GROUP + local_index();
+    if (i < length) {
+        ulong at = i + i / width * width;
+        h[i] = isobit_silu(both[at]) * both[at + width];
+    }
+}
+
+KERNEL(GROUP) swiglu_pairs_backward(
+    GLOBAL float *dboth, GLOBAL const float *dh, GLOBAL const float *both, ulong length, ulong width) {
+    ulong i = (ulong)group_index() * GROUP + local_index();
+    if (i < length) {
+        ulong at = i + i / width * width;
+        float d = dh[i];
+        float g = both[at];
+        float u = both[at + width];
+        dboth[at + width] = d * isobit_silu(g);
+        dboth[at] = (d * u) * isobit_silu_grad(g);
+    }
+}

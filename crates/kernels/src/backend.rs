@@ -212,6 +212,9 @@ pub trait Backend {
         gate: &F32<Self>,
         up: &F32<Self>,
     );
+    /// `swiglu_forward` of pairs that lie side by side: `both` is `[rows, 2·width]`, gate before up.
+    fn swiglu_pairs_forward(&self, h: &mut F32<Self>, both: &F32<Self>, width: usize);
+    fn swiglu_pairs_backward(&self, dboth: &mut F32<Self>, dh: &F32<Self>, both: &F32<Self>, width: usize);
     fn dropout(&self, y: &mut F32<Self>, x: &F32<Self>, p: &Dropout);
     fn elementary(&self, y: &mut F32<Self>, x: &F32<Self>, function: Function);
 

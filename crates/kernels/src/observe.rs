@@ -295,6 +295,20 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
         self.observer.after(&self.inner, call, Some(h));
     }
 
+    fn swiglu_pairs_forward(&self, h: &mut F32<Self>, both: &F32<Self>, width: usize) {
+        let call = Call::new("swiglu_pairs_forward");
+        self.observer.before(&self.inner, call);
+        self.inner.swiglu_pairs_forward(h, both, width);
+        self.observer.after(&self.inner, call, Some(h));
+    }
+
+    fn swiglu_pairs_backward(&self, dboth: &mut F32<Self>, dh: &F32<Self>, both: &F32<Self>, width: usize) {
+        let call = Call::new("swiglu_pairs_backward");
+        self.observer.before(&self.inner, call);
+        self.inner.swiglu_pairs_backward(dboth, dh, both, width);
+        self.observer.after(&self.inner, call, Some(dboth));
+    }
+
     fn swiglu_backward(
         &self,
         dgate: &mut F32<Self>,

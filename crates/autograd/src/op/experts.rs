@@ -9,7 +9,7 @@ use crate::op::quantized::takes_plain_rows;
 use crate::op::router::{Grouping, Routes};
 use crate::parameters::{Gradients, Matrix, ParameterId};
 use crate::tape::{Gradient, Tape, Variable};
-use isobit_kernels::op::{self, ColumnMode, Columns, Combine, Place, Product, SliceShape, Thin};
+use isobit_kernels::op::{self, Combine, Product, SliceShape, Thin};
 use isobit_kernels::{Backend, Matrix as Operand};
 use std::rc::Rc;
 
@@ -63,8 +63,8 @@ pub(crate) struct SavedUp<'a, B: Backend> {
     needs_gradient: bool,
     /// Tokens, not grouped rows: those are copied again. Only where a trained tensor's gradient needs them.
     x: Option<Rc<Lease<B>>>,
-    gate: Rc<Lease<B>>,
-    up: Rc<Lease<B>>,
+    /// Gate and up, side by side.
+    both: Rc<Lease<B>>,
     /// `A x` of the adapter.
     low: Option<Rc<Lease<B>>>,
     output: usize,
@@ -93,13 +93,10 @@ impl<'a, B: Backend> Tape<'a, B> {
         let rows = self.gathered(&x.data, &grouping, x.width);
         let (both, low) = self.grouped_product(&rows, matrix, &grouping, true);
         drop(rows);
-        let [gate, up] = [0, width].map(|offset| self.half(&both, offset, width, grouping.grouped.tokens.len()));
-        drop(both);
-        let mut data = self.take(gate.length());
-        self.backend.swiglu_forward(&mut data, &gate, &up);
+        let mut data = self.take(both.length() / 2);
+        self.backend.swiglu_pairs_forward(&mut data, &both, width);
         let y = self.variable(Rc::new(data), width, x.needs_gradient || matrix.needs_input());
         if y.needs_gradient {
-            let [gate, up] = [gate, up].map(Rc::new);
             let saved = SavedUp {
                 experts,
                 grouping,
@@ -108,8 +105,7 @@ impl<'a, B: Backend> Tape<'a, B> {
                 length: x.data.length(),
                 needs_gradient: x.needs_gradient,
                 x: matrix.needs_input().then(|| Rc::clone(&x.data)),
-                gate,
-                up,
+                both: Rc::new(both),
                 low,
                 output: y.id,
             };
@@ -163,13 +159,6 @@ impl<'a, B: Backend> Tape<'a, B> {
         rows
     }
 
-    /// Some columns of a matrix twice as wide.
-    fn half(&self, both: &Lease<B>, offset: usize, width: usize, rows: usize) -> Lease<B> {
-        let mut half = self.take(rows * width);
-        self.backend.columns(&mut half, both, &columns(rows, width, offset, false));
-        half
-    }
-
     /// Each expert's rows times its matrix, and `A x` of the adapter. Without `wanted` only that.
     fn grouped_product(
         &self,
@@ -215,13 +204,6 @@ impl<'a, B: Backend> Tape<'a, B> {
         let shape = SliceShape { rows: matrix.outputs, width: matrix.inputs, profile: self.profile };
         matrix.weight.with_slices(self.backend, self.parameters, matrix.experts, shape, use_it)
     }
-}
-
-/// Columns `offset ..` of a matrix of twice the width, from or to one that has only them.
-fn columns(rows: usize, width: usize, offset: usize, join: bool) -> Columns {
-    let (both, one) = (Place::dense(2 * width, offset, width), Place::dense(width, 0, width));
-    let (from, to) = if join { (one, both) } else { (both, one) };
-    Columns { tokens: rows, groups: 1, width, from, to, mode: ColumnMode::Overwrite }
 }
 
 /// Adds to the gradients of a matrix and its adapter; gives the gradient of its input where that is wanted.
@@ -298,14 +280,9 @@ impl<B: Backend> SavedUp<'_, B> {
     pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
         let Some(gradient) = values[self.output].take() else { return };
         let matrix = &self.experts.gate_up;
-        let (count, width) = (self.grouping.grouped.tokens.len(), matrix.outputs / 2);
-        let [mut dgate, mut dup]: [Lease<B>; 2] = [(); 2].map(|()| tape.take(gradient.length()));
-        tape.backend.swiglu_backward(&mut dgate, &mut dup, &gradient, &self.gate, &self.up);
+        let mut dy = tape.take(self.both.length());
+        tape.backend.swiglu_pairs_backward(&mut dy, &gradient, &self.both, matrix.outputs / 2);
         drop(gradient);
-        let mut dy = tape.take(count * matrix.outputs);
-        for (part, offset) in [(dgate, 0), (dup, width)] {
-            tape.backend.columns(&mut dy, &part, &columns(count, width, offset, true));
-        }
         let rows = self.x.as_ref().map(|x| tape.gathered(x, &self.grouping, matrix.inputs));
         let part = MatrixGradient { matrix, grouping: &self.grouping, dy: &dy, low: self.low.as_ref() };
         let Some(drows) = part.compute(tape, rows.as_ref(), gradients, self.needs_gradient) else { return };
@@ -319,8 +296,7 @@ impl<B: Backend> SavedUp<'_, B> {
     }
 
     pub(crate) fn tensors(&self) -> Vec<&Lease<B>> {
-        let always = [&*self.gate, &*self.up].into_iter();
-        always.chain(self.x.iter().chain(&self.low).map(|tensor| &**tensor)).collect()
+        std::iter::once(&*self.both).chain(self.x.iter().chain(&self.low).map(|tensor| &**tensor)).collect()
     }
 }
 

@@ -1,7 +1,7 @@
 //! SwiGLU, both directions, element by element.
 
 use crate::data::{Kind, Random};
-use crate::{Case, Output, Visitor, poisoned};
+use crate::{Case, Output, Visitor, downloaded, poisoned};
 use isobit_kernels::Backend;
 
 #[derive(Debug)]
@@ -17,11 +17,34 @@ impl Case for SwigluCase {
 
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
         let mut random = Random::new(self.length as u64);
-        let [gate, up, dh] = [(); 3].map(|()| b.upload(&random.f32s(self.kind, self.length)));
+        let host = [(); 3].map(|()| random.f32s(self.kind, self.length));
+        let [gate, up, dh] = host.each_ref().map(|x| b.upload(x));
         let [mut h, mut dgate, mut dup] = [(); 3].map(|()| poisoned(b, self.length));
         b.swiglu_forward(&mut h, &gate, &up);
         b.swiglu_backward(&mut dgate, &mut dup, &dh, &gate, &up);
-        vec![Output::download(b, "h", &h), Output::download(b, "dgate", &dgate), Output::download(b, "dup", &dup)]
+        let outputs =
+            vec![Output::download(b, "h", &h), Output::download(b, "dgate", &dgate), Output::download(b, "dup", &dup)];
+        assert_eq!(self.pairs(b, &host), outputs, "pairs side by side equal gate and up apart");
+        outputs
+    }
+}
+
+impl SwigluCase {
+    /// The same with gate and up side by side in a few rows.
+    fn pairs<B: Backend>(&self, b: &B, [gate, up, dh]: &[Vec<f32>; 3]) -> Vec<Output> {
+        let rows = [5, 3, 1].into_iter().find(|rows| self.length % rows == 0).expect("one row always does");
+        let width = self.length / rows;
+        let joined: Vec<f32> =
+            (0..rows).flat_map(|row| [gate, up].map(|x| &x[row * width..][..width])).flatten().copied().collect();
+        let (both, dh) = (b.upload(&joined), b.upload(dh));
+        let (mut h, mut dboth) = (poisoned(b, self.length), poisoned(b, 2 * self.length));
+        b.swiglu_pairs_forward(&mut h, &both, width);
+        b.swiglu_pairs_backward(&mut dboth, &dh, &both, width);
+        let dboth = downloaded(b, &dboth);
+        let half = |offset: usize| -> Vec<f32> {
+            (0..rows).flat_map(|row| &dboth[(2 * row + offset) * width..][..width]).copied().collect()
+        };
+        vec![Output::download(b, "h", &h), Output::new("dgate", &half(0)), Output::new("dup", &half(1))]
     }
 }
 

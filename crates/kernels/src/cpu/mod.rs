@@ -286,6 +286,14 @@ impl Backend for Cpu {
         swiglu::forward(self, h, gate, up);
     }
 
+    fn swiglu_pairs_forward(&self, h: &mut Buffer<f32>, both: &Buffer<f32>, width: usize) {
+        swiglu::pairs_forward(self, h, both, width);
+    }
+
+    fn swiglu_pairs_backward(&self, dboth: &mut Buffer<f32>, dh: &Buffer<f32>, both: &Buffer<f32>, width: usize) {
+        swiglu::pairs_backward(self, dboth, dh, both, width);
+    }
+
     fn swiglu_backward(
         &self,
         dgate: &mut Buffer<f32>,

@@ -24,6 +24,27 @@ pub(super) fn backward(cpu: &Cpu, dgate: &mut [f32], dup: &mut [f32], dh: &[f32]
     });
 }
 
+pub(super) fn pairs_forward(cpu: &Cpu, h: &mut [f32], both: &[f32], width: usize) {
+    assert_eq!(both.len(), 2 * h.len(), "pairs");
+    cpu.pool.run_rows(h, width, |rows, h| {
+        for (row, h) in rows.zip(h.chunks_exact_mut(width)) {
+            let (gate, up) = both[2 * row * width..][..2 * width].split_at(width);
+            forward_part(cpu.path, h, gate, up);
+        }
+    });
+}
+
+pub(super) fn pairs_backward(cpu: &Cpu, dboth: &mut [f32], dh: &[f32], both: &[f32], width: usize) {
+    assert_eq!([dboth.len(), both.len()], [2 * dh.len(); 2], "pairs and their gradients");
+    cpu.pool.run_rows(dboth, 2 * width, |rows, dboth| {
+        for (row, dboth) in rows.zip(dboth.chunks_exact_mut(2 * width)) {
+            let (dgate, dup) = dboth.split_at_mut(width);
+            let (gate, up) = both[2 * row * width..][..2 * width].split_at(width);
+            backward_part(cpu.path, dgate, dup, &dh[row * width..][..width], gate, up);
+        }
+    });
+}
+
 multiversion! {
     fn forward_part<F>(h: &mut [f32], gate: &[f32], up: &[f32]) {
         let whole = h.len() / LANES * LANES;

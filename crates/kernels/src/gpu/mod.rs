@@ -237,6 +237,20 @@ impl Backend for Gpu {
         swiglu::forward(self, h, gate, up);
     }
 
+    fn swiglu_pairs_forward(&self, h: &mut GpuBuffer<f32>, both: &GpuBuffer<f32>, width: usize) {
+        swiglu::pairs_forward(self, h, both, width);
+    }
+
+    fn swiglu_pairs_backward(
+        &self,
+        dboth: &mut GpuBuffer<f32>,
+        dh: &GpuBuffer<f32>,
+        both: &GpuBuffer<f32>,
+        width: usize,
+    ) {
+        swiglu::pairs_backward(self, dboth, dh, both, width);
+    }
+
     fn swiglu_backward(
         &self,
         dgate: &mut GpuBuffer<f32>,

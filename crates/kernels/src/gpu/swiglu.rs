@@ -24,3 +24,21 @@ pub(super) fn backward(
     assert_eq!([dgate.len(), dup.len(), gate.len(), up.len()], [length; 4], "gradients, gate and up");
     gpu.launch(&SWIGLU, "swiglu_backward", Groups::over(length), arguments![dgate, dup, dh, gate, up, length]);
 }
+
+pub(super) fn pairs_forward(gpu: &Gpu, h: &mut GpuBuffer<f32>, both: &GpuBuffer<f32>, width: usize) {
+    let length = h.len();
+    assert_eq!(both.len(), 2 * length, "pairs");
+    gpu.launch(&SWIGLU, "swiglu_pairs_forward", Groups::over(length), arguments![h, both, length, width]);
+}
+
+pub(super) fn pairs_backward(
+    gpu: &Gpu,
+    dboth: &mut GpuBuffer<f32>,
+    dh: &GpuBuffer<f32>,
+    both: &GpuBuffer<f32>,
+    width: usize,
+) {
+    let length = dh.len();
+    assert_eq!([dboth.len(), both.len()], [2 * length; 2], "pairs and their gradients");
+    gpu.launch(&SWIGLU, "swiglu_pairs_backward", Groups::over(length), arguments![dboth, dh, both, length, width]);
+}

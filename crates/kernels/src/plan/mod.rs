@@ -271,6 +271,15 @@ impl<L: Layout> Backend for Counting<L> {
         self.elements("swiglu_forward", h.len());
     }
 
+    fn swiglu_pairs_forward(&self, h: &mut F32, both: &F32, _width: usize) {
+        assert_eq!(2 * h.len(), both.len(), "pairs");
+        self.elements("swiglu_pairs_forward", h.len());
+    }
+
+    fn swiglu_pairs_backward(&self, dboth: &mut F32, _dh: &F32, _both: &F32, _width: usize) {
+        self.elements("swiglu_pairs_backward", dboth.len());
+    }
+
     fn swiglu_backward(&self, dgate: &mut F32, dup: &mut F32, _dh: &F32, _gate: &F32, _up: &F32) {
         self.elements("swiglu_backward", dgate.len() + dup.len());
     }

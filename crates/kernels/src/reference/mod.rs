@@ -204,6 +204,14 @@ impl Backend for Reference {
         swiglu::forward(h, gate, up);
     }
 
+    fn swiglu_pairs_forward(&self, h: &mut Buffer<f32>, both: &Buffer<f32>, width: usize) {
+        swiglu::pairs_forward(h, both, width);
+    }
+
+    fn swiglu_pairs_backward(&self, dboth: &mut Buffer<f32>, dh: &Buffer<f32>, both: &Buffer<f32>, width: usize) {
+        swiglu::pairs_backward(dboth, dh, both, width);
+    }
+
     fn swiglu_backward(
         &self,
         dgate: &mut Buffer<f32>,

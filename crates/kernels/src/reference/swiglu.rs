@@ -15,3 +15,21 @@ pub(super) fn backward(dgate: &mut [f32], dup: &mut [f32], dh: &[f32], gate: &[f
         dgate[index] = (dh[index] * up[index]) * silu_grad::<SoftFma>(gate[index]);
     }
 }
+
+/// Gate and up side by side, row by row.
+pub(super) fn pairs_forward(h: &mut [f32], both: &[f32], width: usize) {
+    assert_eq!(both.len(), 2 * h.len(), "pairs");
+    for (row, h) in h.chunks_exact_mut(width.max(1)).enumerate() {
+        let (gate, up) = both[2 * row * width..][..2 * width].split_at(width);
+        forward(h, gate, up);
+    }
+}
+
+pub(super) fn pairs_backward(dboth: &mut [f32], dh: &[f32], both: &[f32], width: usize) {
+    assert_eq!([dboth.len(), both.len()], [2 * dh.len(); 2], "pairs and their gradients");
+    for (row, dboth) in dboth.chunks_exact_mut(2 * width.max(1)).enumerate() {
+        let (dgate, dup) = dboth.split_at_mut(width);
+        let (gate, up) = both[2 * row * width..][..2 * width].split_at(width);
+        backward(dgate, dup, &dh[row * width..][..width], gate, up);
+    }
+}
