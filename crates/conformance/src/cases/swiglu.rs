@@ -32,7 +32,7 @@ impl Case for SwigluCase {
 impl SwigluCase {
     /// The same with gate and up side by side in a few rows.
     fn pairs<B: Backend>(&self, b: &B, [gate, up, dh]: &[Vec<f32>; 3]) -> Vec<Output> {
-        let rows = [5, 3, 1].into_iter().find(|rows| self.length % rows == 0).expect("one row always does");
+        let rows = [5, 3, 1].into_iter().find(|rows| self.length.is_multiple_of(*rows)).expect("one row always does");
         let width = self.length / rows;
         let joined: Vec<f32> =
             (0..rows).flat_map(|row| [gate, up].map(|x| &x[row * width..][..width])).flatten().copied().collect();

@@ -363,7 +363,8 @@ impl Batch<'_> {
     fn products(&self, out: &SharedMut<f32>, stride: usize, origin: usize, scratch: &mut [i8]) {
         let starts = &self.plan().panel_starts;
         let (first, end) = (starts[self.groups.start], starts[self.groups.end]);
-        deal(self.cpu, end - first, &[0..self.rows], scratch, &|own, next| {
+        let rows = 0..self.rows;
+        deal(self.cpu, end - first, std::slice::from_ref(&rows), scratch, &|own, next| {
             let mut sums = Sums::new();
             while let Some(nest::Piece { panels, rows, .. }) = next() {
                 let panels = &self.plan().panels[first + panels.start..first + panels.end];
