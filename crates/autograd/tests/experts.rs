@@ -72,7 +72,7 @@ impl Net {
             let weight = Matrix::Trained(add(name, &[EXPERTS, outputs, inputs]));
             let a = add(&format!("{name} A"), &[EXPERTS, RANK, inputs]);
             let b = add(&format!("{name} B"), &[EXPERTS, outputs, RANK]);
-            let adapter = Some(ExpertAdapter { a, b, rank: RANK, scale: 0.5 });
+            let adapter = Some(ExpertAdapter { a, b, rank: RANK, scale: 0.5, halves: false });
             ExpertMatrix { experts: EXPERTS, outputs, inputs, weight, adapter }
         };
         let gate_up = matrix("gate_up", 2 * WIDTH, HIDDEN);

@@ -20,10 +20,36 @@ pub struct FileTensor {
 pub(crate) enum Form {
     /// B of experts' adapters: `[experts, outputs, rank]` here, `[outputs, rank·experts]` in the file.
     RankMajor { experts: usize, outputs: usize, rank: usize },
+    /// Factors of experts' adapters, a pair for each matrix of each expert, `start` before their names. Gate and up are blocks on the
+    /// diagonal of one B: `[experts, 2·width, 2·rank]` here.
+    Factors { start: String, part: Part, factor: Factor, shape: ExpertsShape, rank: usize },
     /// A tensor for each matrix of each expert; `start` is what their names begin with.
     Single { start: String, part: Part, shape: ExpertsShape },
     /// The matrices of all experts transposed.
     Transposed { part: Part, shape: ExpertsShape },
+}
+
+/// One of the two of an adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Factor {
+    A,
+    B,
+}
+
+impl Factor {
+    fn name(self) -> &'static str {
+        match self {
+            Self::A => "lora_A",
+            Self::B => "lora_B",
+        }
+    }
+
+    fn shape(self, [outputs, inputs]: [usize; 2], rank: usize) -> [usize; 2] {
+        match self {
+            Self::A => [rank, inputs],
+            Self::B => [outputs, rank],
+        }
+    }
 }
 
 impl Form {
@@ -49,6 +75,15 @@ impl Form {
                 let [rows, columns] = part.shape(*shape);
                 vec![(name.to_string(), vec![shape.experts, columns, rows])]
             }
+            Self::Factors { start, part, factor, shape, rank } => {
+                let of = |expert: usize| {
+                    part.projections().iter().map(move |projection| {
+                        let name = format!("{start}{expert}.{}.{}.weight", projection.module(), factor.name());
+                        (name, factor.shape(projection.shape(*shape), *rank).to_vec())
+                    })
+                };
+                (0..shape.experts).flat_map(of).collect()
+            }
             Self::Single { start, part, shape } => {
                 let of = |expert: usize| {
                     part.projections().iter().map(move |projection| {
@@ -58,6 +93,14 @@ impl Form {
                 };
                 (0..shape.experts).flat_map(of).collect()
             }
+        }
+    }
+
+    /// Elements in memory for each in the file: the others are zero.
+    fn room(&self) -> usize {
+        match self {
+            Self::Factors { part, factor: Factor::B, .. } => part.projections().len(),
+            _ => 1,
         }
     }
 
@@ -75,6 +118,16 @@ impl Form {
                 Box::new((0..shape.experts * columns).flat_map(move |line| {
                     let (expert, column) = (line / columns, line % columns);
                     (0..rows).map(move |row| (expert * rows + row) * columns + column)
+                }))
+            }
+            Self::Factors { part, factor, shape, rank, .. } => {
+                let parts = part.projections().len();
+                let [rows, columns] = factor.shape(part.projections()[0].shape(shape), rank);
+                // Blocks of B lie side by side in memory as well, those of A only below each other.
+                let across = if factor == Factor::B { parts } else { 1 };
+                Box::new((0..shape.experts * parts * rows).flat_map(move |row| {
+                    let block = row / rows % parts % across;
+                    (0..columns).map(move |column| (row * across + block) * columns + column)
                 }))
             }
             // Gate, then up, expert after expert: the order in memory.
@@ -108,7 +161,7 @@ impl Form {
         for (name, shape) in self.tensors(name) {
             in_file.extend(find(&name, &shape)?);
         }
-        let mut values = vec![0.0; in_file.len()];
+        let mut values = vec![0.0; in_file.len() * self.room()];
         for (place, value) in self.places().zip(in_file) {
             values[place] = value;
         }
@@ -159,6 +212,35 @@ mod tests {
                 tensor.map(|tensor| tensor.values.clone()).ok_or(())
             });
             assert_eq!(read, Ok(memory), "{form:?}");
+        }
+    }
+
+    #[test]
+    fn adapters_of_gate_and_up_are_blocks_on_a_diagonal() {
+        let shape = ExpertsShape { experts: 2, width: 3, hidden: 5 };
+        let factors = |part, factor| Form::Factors { start: "e.".to_string(), part, factor, shape, rank: 2 };
+        let both = factors(Part::GateUp, Factor::B);
+        let names = both.tensors("b").into_iter().map(|(name, shape)| format!("{name} {shape:?}"));
+        let wanted = ["e.0.gate_proj", "e.0.up_proj", "e.1.gate_proj", "e.1.up_proj"];
+        assert_eq!(names.collect::<Vec<_>>(), wanted.map(|name| format!("{name}.lora_B.weight [3, 2]")));
+        // Rows of gate in the first two columns, rows of up in the last two.
+        let read = both.read::<()>("b", |_, shape| Ok(vec![1.0; shape.iter().product()])).expect("made here");
+        let row = |up: bool| if up { [0.0, 0.0, 1.0, 1.0] } else { [1.0, 1.0, 0.0, 0.0] };
+        let expected: Vec<f32> = (0..12).flat_map(|at| row(at / 3 % 2 == 1)).collect();
+        assert_eq!(read, expected);
+        for form in
+            [both, factors(Part::GateUp, Factor::A), factors(Part::Down, Factor::A), factors(Part::Down, Factor::B)]
+        {
+            let length: usize = form.tensors("x").iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+            let mut next = 0;
+            let memory = form.read::<()>("x", |_, shape| {
+                let from = next;
+                next += shape.iter().product::<usize>();
+                Ok((from..next).map(|at| at as f32 + 1.0).collect())
+            });
+            let written = form.write("x", &memory.expect("made here"));
+            let values: Vec<f32> = written.into_iter().flat_map(|tensor| tensor.values).collect();
+            assert_eq!(values, (0..length).map(|at| at as f32 + 1.0).collect::<Vec<_>>(), "{form:?}");
         }
     }
 

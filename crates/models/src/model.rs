@@ -48,6 +48,14 @@ impl<B: Backend> Model<B> {
         }
     }
 
+    /// Names of a parameter's tensors in a file.
+    pub fn names_in_file(&self, id: ParameterId, parameter: &Parameter<B>) -> Vec<String> {
+        match self.forms.get(&id) {
+            Some(form) => form.tensors(&parameter.name).into_iter().map(|(name, _)| name).collect(),
+            None => vec![parameter.name.clone()],
+        }
+    }
+
     /// A parameter's values from the tensors of a file, which `find` gives by name and shape.
     pub fn from_file<E>(
         &self,

@@ -6,7 +6,7 @@ use crate::build::Built;
 use isobit_kernels::Backend;
 use isobit_proof::safetensors::SafeTensors;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What `adapter_config.json` says of an adapter on the base named `base`.
 pub fn config_json(lora: &LoraConfig, base: &str) -> Value {
@@ -126,8 +126,8 @@ pub fn load<B: Backend>(backend: &B, built: &mut Built<B>, file: &SafeTensors) -
         })?;
         parameters.get_mut(id).value = backend.upload(&values);
     }
-    let known = |name: &&str| !parameters.iter().any(|(_, parameter)| parameter.name == **name);
-    match file.names().find(known) {
+    let known: BTreeSet<_> = parameters.iter().flat_map(|(id, parameter)| model.names_in_file(id, parameter)).collect();
+    match file.names().find(|name| !known.contains(*name)) {
         Some(extra) => Err(ModelError::Adapter(format!("{extra} belongs to no module that the config targets"))),
         None => Ok(()),
     }

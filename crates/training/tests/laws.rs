@@ -102,6 +102,9 @@ fn runs() -> Vec<Run> {
         run("gptq-v2-order", lora(&SEVEN)),
         Run { profile: Profile::X3, ..run("gptq-v1-asymmetric", lora(&SEVEN)) },
         run("gptq-moe", lora(&SEVEN[..4])),
+        // Adapters of every expert's modules.
+        run("gptq-moe", Trained::Lora(LoraConfig::new(3, 6.0, &SEVEN))),
+        run("qwen3moe-base", Trained::Lora(LoraConfig::new(3, 6.0, &SEVEN))),
         run("gptq-moe-order", Trained::Lora(LoraConfig { parameters, ..LoraConfig::new(4, 8.0, &SEVEN[..4]) })),
     ]
 }

@@ -9,7 +9,8 @@ use crate::op::quantized::takes_plain_rows;
 use crate::op::router::{Grouping, Routes};
 use crate::parameters::{Gradients, Matrix, ParameterId};
 use crate::tape::{Gradient, Tape, Variable};
-use isobit_kernels::op::{self, Combine, Product, SliceShape, Thin};
+use isobit_kernels::backend::F32;
+use isobit_kernels::op::{self, ColumnMode, Columns, Combine, Place, Product, SliceShape, Thin};
 use isobit_kernels::{Backend, Matrix as Operand};
 use std::rc::Rc;
 
@@ -30,6 +31,8 @@ pub struct ExpertAdapter {
     pub b: ParameterId,
     pub rank: usize,
     pub scale: f32,
+    /// Gate and up have adapters of their own: half of the ranks each. The other halves of B's rows stay zero.
+    pub halves: bool,
 }
 
 /// The experts of a layer.
@@ -271,8 +274,25 @@ impl<B: Backend> MatrixGradient<'_, B> {
         let low = self.low.expect("an adapter saves its low-rank value");
         let x = input.expect("an adapter's input is saved");
         tape.backend.thin_outer(gradients.reach(adapter.b), low, self.dy, &b, row_starts);
+        if adapter.halves {
+            self.clear_other_halves(tape, adapter.rank, gradients.reach(adapter.b));
+        }
         tape.backend.thin_outer(gradients.reach(adapter.a), &grad_low, x, &a, row_starts);
         grad_low
+    }
+}
+
+impl<B: Backend> MatrixGradient<'_, B> {
+    /// In the gradient of B: the later ranks of gate rows and the earlier ranks of up rows.
+    fn clear_other_halves(&self, tape: &Tape<B>, rank: usize, db: &mut F32<B>) {
+        let (experts, rows, half) = (self.matrix.experts, self.matrix.outputs / 2, rank / 2);
+        let zeros: F32<B> = tape.backend.zeros(experts * half);
+        let from = Place { row: half, offset: 0, stride: 0 };
+        for offset in [half, rows * rank] {
+            let to = Place { row: 2 * rows * rank, offset, stride: rank };
+            let p = Columns { tokens: experts, groups: rows, width: half, from, to, mode: ColumnMode::Overwrite };
+            tape.backend.columns(db, &zeros, &p);
+        }
     }
 }
 

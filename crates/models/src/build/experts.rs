@@ -5,10 +5,10 @@
 
 use crate::ModelError;
 use crate::adapter::Trained;
-use crate::build::{Builder, finite, initial_a, only_adapters, stored_finite};
+use crate::build::{Builder, finite, initial_a, only_adapters, per_expert, stored_finite};
 use crate::config::{ExpertsConfig, Scoring as ScoringConfig};
 use crate::experts::{self, Experts as Loaded, ExpertsShape, GptqExperts, Projection, StoredExperts};
-use crate::files::Form;
+use crate::files::{Factor, Form};
 use crate::layer::experts::{SharedExpert, Sparse};
 use crate::source::StoredTensor;
 use isobit_autograd::{ExpertAdapter, ExpertMatrix, Experts, Matrix, Quantized, ROUTER_PROFILE, Router};
@@ -46,6 +46,15 @@ impl Part {
             Self::Down => [shape.hidden, shape.width],
         }
     }
+}
+
+/// The adapter that a tensor of experts gets.
+#[derive(Clone, Copy, Debug)]
+struct ExpertTarget {
+    rank: usize,
+    scale: f32,
+    /// Written as adapters of the linear modules of every expert.
+    single: bool,
 }
 
 impl<B: Backend> Builder<'_, B> {
@@ -105,13 +114,24 @@ impl<B: Backend> Builder<'_, B> {
         })
     }
 
-    /// Rank and scale of the adapter of a layer's experts, where their tensor is a target.
-    fn expert_target(&self, path: &str, part: Part) -> Result<Option<(usize, f32)>, ModelError> {
+    /// The adapter of a layer's experts, where their tensor is a target, or the linear modules that they would be one by one.
+    fn expert_target(&self, path: &str, part: Part) -> Result<Option<ExpertTarget>, ModelError> {
         let Trained::Lora(lora) = &self.settings.trained else { return Ok(None) };
         let name = format!("{path}.experts.{}", part.name());
-        let target = lora.of_parameter(&self.config.module_path(&name))?;
-        if let Some((rank, _)) = target.filter(|(rank, _)| !(1..=RANK_MAX).contains(rank)) {
-            return Err(ModelError::Adapter(format!("rank {rank} of {name} is not 1 to {RANK_MAX}")));
+        let fused = lora.of_parameter(&self.config.module_path(&name))?;
+        let single = format!("{path}.experts.0.{}", part.projections()[0].module());
+        let single = if per_expert(self.config, lora) { lora.of(&self.config.module_path(&single))? } else { None };
+        let most = if single.is_some() { RANK_MAX / part.projections().len() } else { RANK_MAX };
+        let target = match (fused, single) {
+            (Some(_), Some(_)) => {
+                return Err(ModelError::Adapter(format!("{name} is a target, and so are the modules of its experts")));
+            }
+            (fused, single) => {
+                fused.or(single).map(|(rank, scale)| ExpertTarget { rank, scale, single: fused.is_none() })
+            }
+        };
+        if let Some(ExpertTarget { rank, .. }) = target.filter(|target| !(1..=most).contains(&target.rank)) {
+            return Err(ModelError::Adapter(format!("rank {rank} of {name} is not 1 to {most}")));
         }
         Ok(target)
     }
@@ -122,7 +142,7 @@ impl<B: Backend> Builder<'_, B> {
         part: Part,
         loaded: &Loaded,
         trained: bool,
-        target: Option<((usize, f32), &str)>,
+        target: Option<(ExpertTarget, &str)>,
     ) -> Result<ExpertMatrix<B>, ModelError> {
         let shape = loaded.shape();
         let [outputs, inputs] = part.shape(shape);
@@ -154,9 +174,9 @@ impl<B: Backend> Builder<'_, B> {
             }
         };
         let adapter = target
-            .map(|((rank, scale), inner)| {
-                let path = format!("{path}.experts{inner}");
-                self.expert_adapter(&path, [shape.experts, outputs, inputs], rank, scale)
+            .map(|(target, inner)| {
+                let inner = if target.single { "" } else { inner };
+                self.expert_adapter(&format!("{path}.experts{inner}"), part, shape, target)
             })
             .transpose()?;
         self.modules += 1;
@@ -166,21 +186,33 @@ impl<B: Backend> Builder<'_, B> {
     fn expert_adapter(
         &mut self,
         path: &str,
-        [experts, outputs, inputs]: [usize; 3],
-        rank: usize,
-        scale: f32,
+        part: Part,
+        shape: ExpertsShape,
+        target: ExpertTarget,
     ) -> Result<ExpertAdapter, ModelError> {
-        let path = self.config.module_path(path).into_owned();
+        let path = format!("base_model.model.{}", self.config.module_path(path));
+        let (experts, [outputs, inputs]) = (shape.experts, part.shape(shape));
+        // Gate and up one by one: blocks on the diagonal of one pair of factors of twice the rank.
+        let halves = target.single && part == Part::GateUp;
+        let rank = if halves { 2 * target.rank } else { target.rank };
         let (tensor, rows) = (self.modules, experts * rank);
         let initial = || Ok::<_, ModelError>(initial_a(self.settings.seed, tensor, rows, inputs));
         let a = self.backend.upload_made(rows * inputs, initial)?;
         let b = self.backend.zeros(rows * outputs);
-        let name = |factor: &str| format!("base_model.model.{path}.{factor}.weight");
+        let inside = if target.single { format!(".{}", part.name()) } else { String::new() };
+        let name = |factor: &str| format!("{path}{inside}.{factor}.weight");
         let a = self.parameters.add(name("lora_A"), vec![rows, inputs], a, true);
         let b = self.parameters.add(name("lora_B"), vec![experts, outputs, rank], b, true);
-        self.forms.insert(b, Form::RankMajor { experts, outputs, rank });
+        if target.single {
+            for (id, factor) in [(a, Factor::A), (b, Factor::B)] {
+                let start = format!("{path}.");
+                self.forms.insert(id, Form::Factors { start, part, factor, shape, rank: target.rank });
+            }
+        } else {
+            self.forms.insert(b, Form::RankMajor { experts, outputs, rank });
+        }
         self.adapters += 1;
-        Ok(ExpertAdapter { a, b, rank, scale })
+        Ok(ExpertAdapter { a, b, rank, scale: target.scale, halves })
     }
 
     /// One tensor of all experts, expert after expert.

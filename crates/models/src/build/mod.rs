@@ -10,7 +10,7 @@ pub(crate) use experts::Part;
 
 use crate::ModelError;
 use crate::adapter::{LoraConfig, Targets, Trained, decays};
-use crate::config::{Config, Family, NormStyle};
+use crate::config::{Config, Family, Feed, LayerConfig, NormStyle};
 use crate::files::Form;
 use crate::model::Model;
 use crate::source::{Format, Source, StoredTensor, Weight};
@@ -81,17 +81,49 @@ fn check_targets(config: &Config, lora: &LoraConfig) -> Result<(), ModelError> {
         )));
     }
     let Targets::Names(names) = &lora.targets else { return Ok(()) };
-    let of_experts = |name: &&String| {
-        let last = name.rsplit('.').next().unwrap_or("");
-        ["gate_proj", "up_proj", "down_proj"].contains(&last)
-    };
-    match names.iter().find(of_experts).filter(|_| fuses) {
+    if per_expert(config, lora) {
+        return check_per_expert(lora, names);
+    }
+    match names.iter().find(|name| of_experts(name)).filter(|_| fuses) {
         None => Ok(()),
         Some(name) => Err(ModelError::Adapter(format!(
             "the target module {name} means the fused experts to PEFT in this family: name tensors in target_parameters \
              (`mlp.experts.gate_up_proj`, `mlp.experts.down_proj`, `shared_expert.up_proj.weight`, ...)"
         ))),
     }
+}
+
+fn of_experts(name: &str) -> bool {
+    ["gate_proj", "up_proj", "down_proj"].contains(&name.rsplit('.').next().unwrap_or(""))
+}
+
+/// Whether target modules mean the linear modules of every expert, as files of transformers 4 have them. PEFT takes such adapters over into the
+/// fused tensors, where no other module has these names.
+fn per_expert(config: &Config, lora: &LoraConfig) -> bool {
+    let alone = |layer: &LayerConfig| matches!(&layer.feed, Feed::Experts(experts) if experts.shared.is_none());
+    let named = matches!(&lora.targets, Targets::Names(names) if names.iter().any(|name| of_experts(name)));
+    named && config.family == Family::Qwen3Moe && config.layers.iter().all(alone)
+}
+
+/// What PEFT can take over: both of gate and up, one rank for all.
+fn check_per_expert(lora: &LoraConfig, names: &[String]) -> Result<(), ModelError> {
+    let has = |module: &str| names.iter().any(|name| name == module);
+    let wrong = |what: &str| Err(ModelError::Adapter(format!("adapters on the modules of experts {what}")));
+    if has("gate_proj") != has("up_proj") {
+        return wrong("need both gate_proj and up_proj, or neither: PEFT cannot take over one of them");
+    }
+    if names.iter().any(|name| of_experts(name) && name.contains('.')) {
+        return wrong("are named gate_proj, up_proj and down_proj, without a path");
+    }
+    if lora.dropout > 0.0 || lora.rslora || lora.layers.is_some() || lora.exclude.is_some() {
+        return wrong(
+            "have no dropout, no rsLoRA, no choice of layers and no exclusions: PEFT would not take them over",
+        );
+    }
+    if lora.rank_pattern.keys().chain(lora.alpha_pattern.keys()).any(|pattern| of_experts(pattern)) {
+        return wrong("have one rank and one alpha: PEFT would not take over a pattern");
+    }
+    Ok(())
 }
 
 /// Linear modules of the mixers of a family whose other linear modules PEFT takes for experts.
