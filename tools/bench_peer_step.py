@@ -3,7 +3,8 @@
 
 Needs: pip install torch transformers peft (in a virtual environment of its own), and `cargo build --release`.
 Example: tools/bench_peer_step.py --isobit target/release/isobit --rounds 3
-Prints a Markdown table: tokens per second of every round (median over the steps of a round) and resident memory. With --quiet-cores it
+Prints a Markdown table: tokens per second of every round (median over the steps of a round), best against best, and resident memory; each round as it
+ends on standard error. With --quiet-cores it
 first tries every core and keeps to the fastest ones.
 """
 import argparse, json, os, subprocess, sys
@@ -40,7 +41,9 @@ for model, batch, seq, keeps in [("tiny", 8, 256, False), ("tiny", 8, 256, True)
     for _ in range(a.rounds):
         ours.append(last_line([a.isobit, "bench", "step", *shape, "--checkpointing", "none" if keeps else "full", "--json"]))
         theirs.append(last_line([sys.executable, PEER, *shape, *(["--no-checkpointing"] if keeps else [])]))
+        print(f"{model}: {ours[-1]['tokens_per_s']:.0f} against {theirs[-1]['tokens_per_s']:.0f}", file=sys.stderr, flush=True)
     rates = [", ".join(f"{line['tokens_per_s']:.0f}" for line in lines) for lines in (ours, theirs)]
-    ratios = ", ".join(f"{own['tokens_per_s'] / other['tokens_per_s']:.1f}" for own, other in zip(ours, theirs))
+    best = max(line["tokens_per_s"] for line in ours) / max(line["tokens_per_s"] for line in theirs)
+    ratios = f"best {best:.1f}; " + ", ".join(f"{own['tokens_per_s'] / other['tokens_per_s']:.1f}" for own, other in zip(ours, theirs))
     memory = [max(line["peak_bytes"] for line in lines) / 1e9 for lines in (ours, theirs)]
     print(f"| {model}, {batch}x{seq}, {'none' if keeps else 'full'} | {rates[0]} | {rates[1]} | {ratios} | {memory[0]:.2f} GB | {memory[1]:.2f} GB |", flush=True)
