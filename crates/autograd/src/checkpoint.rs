@@ -145,6 +145,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             }
             let output = block(self, x)?;
             self.ends.clear();
+            self.aside.clear();
             return Ok(output);
         }
         self.recording = false;
@@ -191,12 +192,13 @@ impl<'a, B: Backend> Tape<'a, B> {
         results
     }
 
-    /// Digests of the block's ends, or of its output if it names none.
+    /// Digests of the block's ends, or of its output if it names none, and of what it keeps aside.
     fn end_digests(&mut self, output: &Variable<B>) -> Result<Vec<Digest>, TapeError> {
         let mut ends = std::mem::take(&mut self.ends);
         if ends.is_empty() {
             ends.push(Rc::clone(&output.data));
         }
+        ends.append(&mut self.aside);
         ends.iter().map(|end| Ok(self.backend.digest(&**end)?)).collect()
     }
 }

@@ -94,6 +94,8 @@ pub struct Tape<'a, B: Backend> {
     pub(crate) recomputing: bool,
     /// Values at the ends of the running block, which its digest is taken of.
     pub(crate) ends: Vec<Rc<Lease<B>>>,
+    /// Values that the running block keeps aside for its gradients: nothing later is made of them, so they have digests of their own.
+    pub(crate) aside: Vec<Rc<Lease<B>>>,
     pub(crate) deferral: Deferral,
     /// Weight gradients that wait.
     pub(crate) deferred: Queue<'a, B>,
@@ -129,6 +131,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             kept: Kept::default(),
             recomputing: false,
             ends: Vec::new(),
+            aside: Vec::new(),
             deferral: Deferral::None,
             deferred: Vec::new(),
             groupings: Vec::new(),

@@ -38,6 +38,8 @@ pub trait Observer<B: Backend> {
     fn before(&self, backend: &B, call: Call);
     /// `result` is what the op wrote, the first of several; none where it is not a buffer of float32.
     fn after(&self, backend: &B, call: Call, result: Option<&mut F32<B>>);
+    /// After that: what the op wrote for its gradient alone.
+    fn aside(&self, _backend: &B, _call: Call, _result: &mut F32<B>) {}
 }
 
 /// `inner`, watched by `observer`.
@@ -351,6 +353,7 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
         self.observer.before(&self.inner, call);
         self.inner.rms_norm_forward(y, inverse, x, weight, p);
         self.observer.after(&self.inner, call, Some(y));
+        self.observer.aside(&self.inner, call, inverse);
     }
 
     fn rms_norm_backward(
@@ -448,6 +451,7 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
         self.observer.before(&self.inner, call);
         self.inner.l2_norm_forward(y, inverse, x, p);
         self.observer.after(&self.inner, call, Some(y));
+        self.observer.aside(&self.inner, call, inverse);
     }
 
     fn l2_norm_backward(&self, dx: &mut F32<Self>, dy: &F32<Self>, x: &F32<Self>, inverse: &F32<Self>, p: &L2Norm) {
@@ -502,6 +506,7 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
         self.observer.before(&self.inner, call);
         self.inner.gated_norm_forward(y, inverse, h, z, weight, p);
         self.observer.after(&self.inner, call, Some(y));
+        self.observer.aside(&self.inner, call, inverse);
     }
 
     fn gated_norm_backward(
@@ -540,6 +545,7 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
         self.observer.before(&self.inner, call);
         self.inner.attention_forward(o, lse, q, k, v, p, workspace);
         self.observer.after(&self.inner, call, Some(o));
+        self.observer.aside(&self.inner, call, lse);
     }
 
     fn attention_backward(

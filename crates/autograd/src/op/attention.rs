@@ -46,6 +46,7 @@ impl<B: Backend> Tape<'_, B> {
         if needs_gradient {
             let lengths = [&q.data, &k.data, &v.data, &o, &lse].map(|data| data.length());
             let output = y.id;
+            self.keep_aside(&lse);
             self.record("attention", &lengths, || Node::Attention(Saved { q, k, v, o, lse, shape, output }));
         }
         y

@@ -32,6 +32,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         if needs_gradient {
             let lengths = [h.data.length(), z.data.length(), shape.tokens];
             let (inverse, output) = (Rc::new(inverse), y.id);
+            self.keep_aside(&inverse);
             self.record("gated_norm", &lengths, || Node::GatedNorm(Saved { h, z, inverse, weight, shape, output }));
         }
         y

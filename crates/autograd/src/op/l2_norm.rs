@@ -24,6 +24,7 @@ impl<B: Backend> Tape<'_, B> {
         let y = self.variable(Rc::new(y), x.width, x.needs_gradient);
         if y.needs_gradient {
             let (inverse, output, lengths) = (Rc::new(inverse), y.id, [x.data.length(), tokens]);
+            self.keep_aside(&inverse);
             self.record("l2_norm", &lengths, || Node::L2Norm(Saved { x, inverse, shape, output }));
         }
         y

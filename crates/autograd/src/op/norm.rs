@@ -39,6 +39,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         if needs_gradient {
             let (x, inverse, output) = (x.clone(), Rc::new(inverse), y.id);
             let lengths = [x.data.length(), tokens];
+            self.keep_aside(&inverse);
             self.record("rms_norm", &lengths, || Node::RmsNorm(Saved { x, inverse, weight, shape, output }));
         }
         y

@@ -65,6 +65,13 @@ impl<'a, B: Backend> Tape<'a, B> {
         }
     }
 
+    /// Makes a value that is kept for the gradients alone part of the running block's digests, if the block will be or is computed again.
+    pub(crate) fn keep_aside(&mut self, data: &Rc<Lease<B>>) {
+        if self.recomputing || self.policy != Policy::None {
+            self.aside.push(Rc::clone(data));
+        }
+    }
+
     /// `x·sigmoid(gate)`, one gate per token.
     fn token_gate(&mut self, x: Variable<B>, gate: Variable<B>, wanted: bool) -> Variable<B> {
         let shape = Gate { tokens: self.layout.tokens, width: x.width, per_token: true };
