@@ -60,6 +60,43 @@ fn adapters_on_experts_are_peft_s() {
     assert!(evaluated(&["--adapter", "first/final"]) < evaluated(&[]), "the adapter was trained and is read back");
 }
 
+/// Where every layer has experts, names of modules mean those of each of them.
+#[test]
+fn adapters_on_the_modules_of_every_expert() {
+    let folder = Folder::with_experts(&[]);
+    let lora = ["lora_r=2", "lora_target_modules=q_proj,gate_proj,up_proj,down_proj"];
+    folder.trained("first", &lora);
+    folder.trained("other", &[&lora[..], &["training.micro_batch_size=1", "gradient_accumulation_steps=8"]].concat());
+    folder.same("first", "other");
+    // From the last checkpoint, which has them one by one too.
+    std::fs::remove_dir_all(folder.path("other/final")).expect("removed");
+    folder.trained("other", &[&lora[..], &["--resume"]].concat());
+    folder.same("first", "other");
+    let file = SafeTensors::open(&folder.path("first/final/adapter_model.safetensors")).expect("an adapter");
+    let hidden = folder.shape.hidden;
+    for (module, inputs, outputs) in
+        [("gate_proj", hidden, WIDTH), ("up_proj", hidden, WIDTH), ("down_proj", WIDTH, hidden)]
+    {
+        for expert in 0..EXPERTS {
+            let start = format!("base_model.model.model.layers.0.mlp.experts.{expert}.{module}");
+            assert_eq!(file.get(&format!("{start}.lora_A.weight")).expect("A").shape, [2, inputs], "{start}");
+            assert_eq!(file.get(&format!("{start}.lora_B.weight")).expect("B").shape, [outputs, 2], "{start}");
+        }
+    }
+    let evaluate = |more: &[&str]| {
+        folder.run(&[&["eval", "--model", "model", "--data", "data.jsonl", "--json"][..], more].concat())
+    };
+    let loss = |more: &[&str]| evaluate(more).json()[0]["loss"].as_f64().expect("a loss");
+    assert!(loss(&["--adapter", "first/final"]) < loss(&[]), "the adapter was trained and is read back");
+    for (key, part) in [
+        ("lora_target_modules=q_proj,gate_proj", "gate_proj and up_proj"),
+        ("lora_dropout=0.1", "no dropout"),
+        ("lora_target_parameters=mlp.experts.down_proj", "mlp.experts.down_proj"),
+    ] {
+        folder.train("wrong", &[&lora[..], &[key]].concat()).says(2, &[part]);
+    }
+}
+
 #[test]
 fn modules_that_peft_takes_for_fused_experts_are_refused() {
     let folder = Folder::of_experts();

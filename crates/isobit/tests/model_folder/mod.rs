@@ -72,12 +72,17 @@ impl Folder {
 
     /// The tiny model with experts one by one in its second layer.
     pub(crate) fn of_experts() -> Self {
+        Self::with_experts(&[0])
+    }
+
+    /// A mixture of experts whose layers are dense where `dense_layers` says so.
+    pub(crate) fn with_experts(dense_layers: &[usize]) -> Self {
         let folder = Self::new(Shape::TINY);
         let Shape { hidden, intermediate, vocabulary, .. } = folder.shape;
         let config = serde_json::json!({
             "model_type": "qwen3_moe", "hidden_size": hidden, "intermediate_size": intermediate, "moe_intermediate_size": WIDTH,
             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": vocabulary,
-            "num_experts": EXPERTS, "num_experts_per_tok": 2, "norm_topk_prob": true, "mlp_only_layers": [0],
+            "num_experts": EXPERTS, "num_experts_per_tok": 2, "norm_topk_prob": true, "mlp_only_layers": dense_layers,
             "max_position_embeddings": 512, "tie_word_embeddings": true, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
         });
         let dense = weights(folder.shape, 1);
@@ -88,7 +93,11 @@ impl Folder {
         };
         let mut all: Vec<Named> = dense
             .iter()
-            .filter(|(name, ..)| !name.ends_with("bias") && !name.contains("layers.1.mlp"))
+            .filter(|(name, ..)| !name.ends_with("bias"))
+            .filter(|(name, ..)| {
+                !name.contains(".mlp.")
+                    || dense_layers.iter().any(|layer| name.contains(&format!("layers.{layer}.mlp")))
+            })
             .cloned()
             .collect();
         for layer in 0..2 {
@@ -96,14 +105,17 @@ impl Folder {
                 all.push((format!("model.layers.{layer}.self_attn.{norm}.weight"), vec![8], vec![1.0; 8]));
             }
         }
-        all.push(cut("model.layers.1.mlp.gate.weight", &[EXPERTS, hidden]));
-        for expert in 0..EXPERTS {
-            for (module, shape) in
-                [("gate_proj", [WIDTH, hidden]), ("up_proj", [WIDTH, hidden]), ("down_proj", [hidden, WIDTH])]
-            {
-                let mut tensor = cut(&format!("model.layers.1.mlp.experts.{expert}.{module}.weight"), &shape);
-                tensor.2.rotate_left(expert);
-                all.push(tensor);
+        for layer in (0..2).filter(|layer| !dense_layers.contains(layer)) {
+            all.push(cut(&format!("model.layers.{layer}.mlp.gate.weight"), &[EXPERTS, hidden]));
+            for expert in 0..EXPERTS {
+                for (module, shape) in
+                    [("gate_proj", [WIDTH, hidden]), ("up_proj", [WIDTH, hidden]), ("down_proj", [hidden, WIDTH])]
+                {
+                    let name = format!("model.layers.{layer}.mlp.experts.{expert}.{module}.weight");
+                    let mut tensor = cut(&name, &shape);
+                    tensor.2.rotate_left(expert + EXPERTS * (1 - layer));
+                    all.push(tensor);
+                }
             }
         }
         folder.put_model("model", &config, &all);
