@@ -99,15 +99,15 @@ pub(super) unsafe fn multiply_tall(pass: Pass) {
             "2:",
             "tileloadd tmm4, [{a0} + {row}*1]",
             "tileloadd tmm6, [{b0} + {row}*1]",
-            "tdpbssd tmm0, tmm4, tmm6",
             "tileloadd tmm7, [{b1} + {row}*1]",
-            "tdpbssd tmm1, tmm4, tmm7",
             "tileloadd tmm5, [{a1} + {row}*1]",
             "add {a0}, {left_stride}",
             "add {b0}, {right_stride}",
-            "tdpbssd tmm2, tmm5, tmm6",
+            "tdpbssd tmm0, tmm4, tmm6",
+            "tdpbssd tmm1, tmm4, tmm7",
             "add {a1}, {left_stride}",
             "add {b1}, {right_stride}",
+            "tdpbssd tmm2, tmm5, tmm6",
             "tdpbssd tmm3, tmm5, tmm7",
             "dec {n}",
             "jnz 2b",
@@ -135,8 +135,8 @@ pub(super) unsafe fn multiply_flat(pass: Pass) {
             "2:",
             "tileloadd tmm4, [{a0} + {row}*1]",
             "tileloadd tmm6, [{b0} + {row}*1]",
-            "tdpbssd tmm0, tmm4, tmm6",
             "tileloadd tmm7, [{b1} + {row}*1]",
+            "tdpbssd tmm0, tmm4, tmm6",
             "tdpbssd tmm1, tmm4, tmm7",
             "add {a0}, {left_stride}",
             "add {b0}, {right_stride}",
@@ -186,41 +186,45 @@ pub(super) struct Strip {
     pub(super) right: [*const i8; 2],
 }
 
-/// Tiles 0 and 1 += `high·high`, tiles 2 and 3 += `high·low + low·high`. An accumulator rests for two products before it is used
-/// again, and three times there is a `pause` for other instructions. Left tiles are used once and need no place in the first-level
-/// cache (`t1`).
+/// What is done while tiles are busy.
+pub(super) trait Pause {
+    fn pause(&mut self);
+}
+
+/// Pauses in a strip.
+pub(super) const PAUSES: usize = 2;
+
+/// Tiles 0 and 1 += `high·high`, tiles 2 and 3 += `high·low + low·high`, with [`PAUSES`] for other instructions. Loads come together and products come together:
+/// on a core whose neighbour is busy, changing from one to the other takes time. Left tiles are used once and need no place in the first-level cache
+/// (`t1`).
 ///
 /// # Safety
 /// The strip's tiles are readable.
 #[inline(always)]
-pub(super) unsafe fn multiply_strip(strip: Strip, pause: &mut impl FnMut()) {
+pub(super) unsafe fn multiply_strip(strip: Strip, between: &mut impl Pause) {
     let Strip { high, low, right: [first, second] } = strip;
     // SAFETY: reads only; the caller vouches for the addresses.
     unsafe {
         asm!(
-            "tileloaddt1 tmm4, [{a} + {row}*1]",
-            "tileloadd tmm6, [{b} + {row}*1 + 1024]",
-            "tdpbssd tmm2, tmm4, tmm6",
-            "tileloadd tmm7, [{c} + {row}*1 + 1024]",
-            "tdpbssd tmm3, tmm4, tmm7",
-            a = in(reg) high, b = in(reg) first, c = in(reg) second, row = in(reg) 64usize, options(nostack, readonly),
-        );
-        pause();
-        asm!(
-            "tileloadd tmm6, [{b} + {row}*1]",
+            "tileloaddt1 tmm4, [{high} + {row}*1]",
+            "tileloadd tmm6, [{right} + {row}*1]",
+            "tileloadd tmm7, [{right} + {row}*1 + 1024]",
+            "tileloaddt1 tmm5, [{low} + {row}*1]",
             "tdpbssd tmm0, tmm4, tmm6",
-            "tileloaddt1 tmm5, [{a} + {row}*1]",
+            "tdpbssd tmm2, tmm4, tmm7",
             "tdpbssd tmm2, tmm5, tmm6",
-            a = in(reg) low, b = in(reg) first, row = in(reg) 64usize, options(nostack, readonly),
+            high = in(reg) high, low = in(reg) low, right = in(reg) first, row = in(reg) 64usize, options(nostack, readonly),
         );
-        pause();
+        between.pause();
         asm!(
-            "tileloadd tmm7, [{c} + {row}*1]",
-            "tdpbssd tmm3, tmm5, tmm7",
-            "tdpbssd tmm1, tmm4, tmm7",
-            c = in(reg) second, row = in(reg) 64usize, options(nostack, readonly),
+            "tileloadd tmm6, [{right} + {row}*1]",
+            "tileloadd tmm7, [{right} + {row}*1 + 1024]",
+            "tdpbssd tmm1, tmm4, tmm6",
+            "tdpbssd tmm3, tmm4, tmm7",
+            "tdpbssd tmm3, tmm5, tmm6",
+            right = in(reg) second, row = in(reg) 64usize, options(nostack, readonly),
         );
-        pause();
+        between.pause();
     }
 }
 

@@ -54,6 +54,12 @@ impl Target<'_> {
         }
     }
 
+    /// Of the adapter that follows, or zero.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn rank(&self) -> usize {
+        self.after.as_ref().map_or(0, |after| after.rank)
+    }
+
     /// Asks for the output's cache lines while the block's sums are being formed.
     pub(super) fn prefetch(&self) {
         for row in 0..self.rows {
@@ -80,14 +86,16 @@ pub(super) fn fold_block<const PLANES: usize>(path: Path, sums: &Sums, target: &
     if path.vector() == Vector::Avx512 && target.width == BLOCK && target.rows > 0 {
         target.check_whole();
         // SAFETY: the path has AVX-512; bounds were checked above.
-        return unsafe { Whole::<PLANES>::new(sums, target).all() };
+        return unsafe { for_rank!(target.rank(), fold_whole::<PLANES>(sums, target)) };
     }
     fold_any::<PLANES>(path, sums, target);
 }
 
-/// As `fold_any` for a block of 32 columns, row by row: a few rows now, the others later.
+/// As `fold_any` for a block of 32 columns, row by row: a few rows now, the others later. `RANK` is the adapter's, or [`ANY_RANK`]; of so
+/// many of its factors as are `HELD` the block's columns stay in registers, where loading them for every row would keep the load
+/// ports from tiles.
 #[cfg(target_arch = "x86_64")]
-pub(super) struct Whole<const PLANES: usize> {
+pub(super) struct Whole<const PLANES: usize, const RANK: usize, const HELD: usize> {
     /// The next row's sums, output, unit and adapter.
     sums: [*const i32; PLANES],
     out: *mut f32,
@@ -99,26 +107,50 @@ pub(super) struct Whole<const PLANES: usize> {
     chunk_units: [__m512; 2],
     row_units: [__m512; 2],
     bias: Option<[__m512; 2]>,
+    held: [[__m512; 2]; HELD],
     factor: *const f32,
     rank: usize,
-    alpha: f32,
-    from_zero: bool,
+    alpha: __m512,
+    /// Lanes that go on from what the output holds: all or none.
+    before: __mmask16,
 }
 
 /// A rank that is not known before.
 pub(super) const ANY_RANK: usize = usize::MAX;
 
+/// Calls a function with const parameters `RANK` and `HELD` for a target's rank.
 #[cfg(target_arch = "x86_64")]
-impl<const PLANES: usize> Whole<PLANES> {
+macro_rules! for_rank {
+    ($rank:expr, $function:ident $(::<$plane:tt>)? ($($argument:expr),*)) => {
+        match $rank {
+            0 => $function::<$($plane,)? 0, 0>($($argument),*),
+            8 => $function::<$($plane,)? 8, 8>($($argument),*),
+            16 => $function::<$($plane,)? 16, 8>($($argument),*),
+            _ => $function::<$($plane,)? { ANY_RANK }, 0>($($argument),*),
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use for_rank;
+
+#[cfg(target_arch = "x86_64")]
+impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RANK, HELD> {
     /// # Safety
-    /// The path has AVX-512, and the target passed [`Target::check_whole`]. Until the last row is folded, sums and target stay.
-    #[target_feature(enable = "avx512f")]
+    /// AVX-512 is enabled where this is called, and the target, of rank `RANK`, passed [`Target::check_whole`]. Until the last row is folded, sums and
+    /// target stay.
+    #[inline(always)]
     pub(super) unsafe fn new(sums: &Sums, target: &Target) -> Self {
-        // SAFETY: whole blocks have 32 units and biases.
+        // SAFETY: whole blocks have 32 units and biases, and as many factors as their rank.
         unsafe {
-            let load = |row: &[f32]| [_mm512_loadu_ps(row.as_ptr()), _mm512_loadu_ps(row.as_ptr().add(16))];
+            let load = |row: *const f32| [_mm512_loadu_ps(row), _mm512_loadu_ps(row.add(16))];
             let ones = [_mm512_set1_ps(1.0); 2];
+            let units = |units: Option<&[f32]>| units.map_or(ones, |units| load(units.as_ptr()));
             let after = target.after.as_ref();
+            let factor = after.map_or(std::ptr::null(), |after| after.factor.as_ptr());
+            let mut held = [ones; HELD];
+            for (j, held) in held.iter_mut().enumerate() {
+                *held = load(factor.add(j * BLOCK));
+            }
             Self {
                 sums: std::array::from_fn(|plane| sums.0[plane].as_ptr().cast()),
                 out: target.out.pointer().add(target.at),
@@ -127,13 +159,14 @@ impl<const PLANES: usize> Whole<PLANES> {
                 rows: target.rows,
                 stride: target.stride,
                 left_stride: target.left_stride,
-                chunk_units: target.chunk_units.map_or(ones, load),
-                row_units: target.row_units.map_or(ones, load),
-                bias: after.and_then(|after| after.bias).map(load),
-                factor: after.map_or(std::ptr::null(), |after| after.factor.as_ptr()),
-                rank: after.map_or(0, |after| after.rank),
-                alpha: after.map_or(0.0, |after| after.alpha),
-                from_zero: target.from_zero,
+                chunk_units: units(target.chunk_units),
+                row_units: units(target.row_units),
+                bias: after.and_then(|after| after.bias).map(|bias| load(bias.as_ptr())),
+                held,
+                factor,
+                rank: if RANK == ANY_RANK { target.rank() } else { RANK },
+                alpha: _mm512_set1_ps(after.map_or(0.0, |after| after.alpha)),
+                before: if target.from_zero { 0 } else { u16::MAX },
             }
         }
     }
@@ -142,52 +175,50 @@ impl<const PLANES: usize> Whole<PLANES> {
         self.rows
     }
 
-    pub(super) fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// Folds all rows that are left.
+    /// Folds `count` rows, or those that are left.
     ///
     /// # Safety
     /// As for [`Self::new`].
-    #[target_feature(enable = "avx512f,fma")]
-    pub(super) unsafe fn all(&mut self) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            match self.rank {
-                0 => self.some::<0>(BLOCK),
-                8 => self.some::<8>(BLOCK),
-                16 => self.some::<16>(BLOCK),
-                _ => self.some::<ANY_RANK>(BLOCK),
-            }
-        }
-    }
-
-    /// Folds `count` rows, or those that are left. `RANK` is the adapter's, or [`ANY_RANK`].
-    ///
-    /// # Safety
-    /// As for [`Self::new`], called where AVX-512 is enabled.
     #[inline(always)]
-    pub(super) unsafe fn some<const RANK: usize>(&mut self, count: usize) {
+    pub(super) unsafe fn some(&mut self, count: usize) {
         for _ in 0..count.min(self.rows) {
             // SAFETY: one of the target's rows, which were checked.
-            unsafe {
-                let left = _mm512_set1_ps(*self.left_unit);
-                for half in 0..2 {
-                    let y = self.half::<RANK>(left, half);
-                    _mm512_storeu_ps(self.out.add(half * 16), y);
-                }
-                self.sums = self.sums.map(|sums| sums.add(BLOCK));
-                self.out = self.out.wrapping_add(self.stride);
-                self.left_unit = self.left_unit.wrapping_add(self.left_stride);
-                self.u = self.u.wrapping_add(self.rank);
-                self.rows -= 1;
-            }
+            unsafe { self.row() }
         }
     }
 
     #[inline(always)]
-    unsafe fn half<const RANK: usize>(&self, left: __m512, half: usize) -> __m512 {
+    unsafe fn row(&mut self) {
+        // SAFETY: the next row is one of the target's, which were checked.
+        unsafe {
+            let left = _mm512_set1_ps(*self.left_unit);
+            let mut y = [self.product(left, 0), self.product(left, 1)];
+            if let Some(bias) = &self.bias {
+                y = [_mm512_add_ps(y[0], bias[0]), _mm512_add_ps(y[1], bias[1])];
+            }
+            if self.rank > 0 {
+                let mut sums = [_mm512_setzero_ps(); 2];
+                for j in 0..self.rank {
+                    let load = |half: usize| _mm512_loadu_ps(self.factor.add(j * BLOCK + half * 16));
+                    let factor = if j < HELD { self.held[j] } else { [load(0), load(1)] };
+                    let u = _mm512_set1_ps(*self.u.add(j));
+                    sums = [_mm512_fmadd_ps(u, factor[0], sums[0]), _mm512_fmadd_ps(u, factor[1], sums[1])];
+                }
+                y = [_mm512_fmadd_ps(self.alpha, sums[0], y[0]), _mm512_fmadd_ps(self.alpha, sums[1], y[1])];
+            }
+            _mm512_storeu_ps(self.out, y[0]);
+            _mm512_storeu_ps(self.out.add(16), y[1]);
+            self.sums = self.sums.map(|sums| sums.add(BLOCK));
+            self.out = self.out.wrapping_add(self.stride);
+            self.left_unit = self.left_unit.wrapping_add(self.left_stride);
+            self.u = self.u.wrapping_add(self.rank);
+            self.rows -= 1;
+        }
+    }
+
+    /// The next row's 16 columns before bias and adapter.
+    #[inline(always)]
+    unsafe fn product(&self, left: __m512, half: usize) -> __m512 {
         // SAFETY: the next row is one of the target's, which were checked.
         unsafe {
             let load = |plane: usize| _mm512_loadu_si512(self.sums[plane].add(half * 16).cast());
@@ -198,23 +229,25 @@ impl<const PLANES: usize> Whole<PLANES> {
                 let lower = _mm512_fmadd_ps(second, _mm512_set1_ps(256.0), third);
                 _mm512_fmadd_ps(first, _mm512_set1_ps(65536.0), lower)
             };
-            let acc = if self.from_zero { _mm512_setzero_ps() } else { _mm512_loadu_ps(self.out.add(half * 16)) };
-            let folded = _mm512_fmadd_ps(v, _mm512_mul_ps(left, self.chunk_units[half]), acc);
-            let mut y = _mm512_mul_ps(folded, self.row_units[half]);
-            if let Some(bias) = &self.bias {
-                y = _mm512_add_ps(y, bias[half]);
-            }
-            if RANK == 0 || self.rank == 0 {
-                return y;
-            }
-            let mut sum = _mm512_setzero_ps();
-            for j in 0..if RANK == ANY_RANK { self.rank } else { RANK } {
-                let factor = _mm512_loadu_ps(self.factor.add(j * BLOCK + half * 16));
-                sum = _mm512_fmadd_ps(_mm512_set1_ps(*self.u.add(j)), factor, sum);
-            }
-            _mm512_fmadd_ps(_mm512_set1_ps(self.alpha), sum, y)
+            let before = _mm512_maskz_loadu_ps(self.before, self.out.add(half * 16));
+            let folded = _mm512_fmadd_ps(v, _mm512_mul_ps(left, self.chunk_units[half]), before);
+            _mm512_mul_ps(folded, self.row_units[half])
         }
     }
+}
+
+/// Folds a whole block at once.
+///
+/// # Safety
+/// As for [`Whole::new`]; the path has AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,fma")]
+pub(super) unsafe fn fold_whole<const PLANES: usize, const RANK: usize, const HELD: usize>(
+    sums: &Sums,
+    target: &Target,
+) {
+    // SAFETY: the caller's promise.
+    unsafe { Whole::<PLANES, RANK, HELD>::new(sums, target).some(BLOCK) }
 }
 
 multiversion! {

@@ -249,9 +249,6 @@ pub(super) fn part(
                         alpha: follow.alpha,
                     }),
                 };
-                if chunk == 0 {
-                    target.prefetch();
-                }
                 let view = LeftView {
                     bytes: &left.tiles[chunk * CHUNK_TILES * left.layout.column_stride() + row * TILE_DEPTH..],
                     column_stride: left.layout.column_stride(),
@@ -260,6 +257,9 @@ pub(super) fn part(
                 if path == Path::Amx && nest.profile == Profile::X2 && width == BLOCK {
                     overlap.block(view, right, columns, target);
                     continue;
+                }
+                if chunk == 0 {
+                    target.prefetch();
                 }
                 let sums = overlap.finish();
                 block_sums(path, sums, view, rows, right, prepared, columns, nest.profile);

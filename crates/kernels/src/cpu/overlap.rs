@@ -9,7 +9,7 @@ use super::fold::Target;
 #[cfg(target_arch = "x86_64")]
 use super::{
     amx,
-    fold::{ANY_RANK, Whole},
+    fold::{ANY_RANK, Whole, fold_whole, for_rank},
     slices::{BLOCK, TILE_BYTES, TILE_DEPTH, TILE_ROWS},
 };
 
@@ -38,14 +38,9 @@ impl<'a> Overlap<'a> {
         let (now, before) = if self.turn == 0 { (even, odd) } else { (odd, even) };
         // SAFETY: bounds of tiles and targets were checked; the path has AVX-512 and a session.
         unsafe {
-            let mut folding = self.waiting.as_ref().map(|target| Whole::<2>::new(before, target));
-            let multiply = match folding.as_ref().map_or(0, Whole::rank) {
-                0 => multiply::<0>,
-                8 => multiply::<8>,
-                16 => multiply::<16>,
-                _ => multiply::<ANY_RANK>,
-            };
-            multiply(now, left, tiles, right, columns, folding.as_mut());
+            let waiting = self.waiting.as_ref().map(|target| (&*before, target));
+            let rank = self.waiting.as_ref().map_or(0, Target::rank);
+            for_rank!(rank, multiply(now, left, tiles, right, columns, waiting));
         }
         self.waiting = Some(target);
         self.turn = 1 - self.turn;
@@ -61,34 +56,46 @@ impl<'a> Overlap<'a> {
         #[cfg(target_arch = "x86_64")]
         if let Some(target) = self.waiting.take() {
             // SAFETY: bounds of the target were checked when it came in; the path has AVX-512.
-            unsafe { Whole::<2>::new(&self.sums[1 - self.turn], &target).all() };
+            unsafe { for_rank!(target.rank(), fold_whole::<2>(&self.sums[1 - self.turn], &target)) };
         }
         &mut self.sums[0]
+    }
+}
+
+/// The rows of the block before, a few in each pause of a product.
+#[cfg(target_arch = "x86_64")]
+struct Folding<const RANK: usize, const HELD: usize> {
+    whole: Option<Whole<2, RANK, HELD>>,
+    each: usize,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<const RANK: usize, const HELD: usize> amx::Pause for Folding<RANK, HELD> {
+    #[inline(always)]
+    fn pause(&mut self) {
+        if let Some(whole) = &mut self.whole {
+            // SAFETY: whoever made it checked what is folded.
+            unsafe { whole.some(self.each) };
+        }
     }
 }
 
 /// `tiles` blocks of 16 rows by 32 columns, with rows of a fold in between.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-unsafe fn multiply<const RANK: usize>(
+unsafe fn multiply<const RANK: usize, const HELD: usize>(
     sums: &mut Sums,
     left: LeftView,
     tiles: usize,
     right: RightView,
     columns: usize,
-    mut folding: Option<&mut Whole<2>>,
+    waiting: Option<(&Sums, &Target)>,
 ) {
-    /// Pauses in a strip.
-    const PAUSES: usize = 3;
-    let each = folding.as_ref().map_or(0, |folding| folding.rows()).div_ceil(tiles * columns * PAUSES);
-    let mut pause = || {
-        if let Some(folding) = &mut folding {
-            // SAFETY: the caller checked what is folded.
-            unsafe { folding.some::<RANK>(each) };
-        }
-    };
-    // SAFETY: the caller checked the bounds of every tile.
+    // SAFETY: the caller checked the bounds of every tile and of what is folded.
     unsafe {
+        let whole = waiting.map(|(sums, target)| Whole::new(sums, target));
+        let rows = whole.as_ref().map_or(0, Whole::rows);
+        let mut folding = Folding::<RANK, HELD> { whole, each: rows.div_ceil(tiles * columns * amx::PAUSES) };
         for tile in 0..tiles {
             amx::zero();
             for column in 0..columns {
@@ -99,7 +106,7 @@ unsafe fn multiply<const RANK: usize>(
                     low: high.add(left.slice_stride),
                     right: [first, first.add(right.block_stride)],
                 };
-                amx::multiply_strip(strip, &mut pause);
+                amx::multiply_strip(strip, &mut folding);
             }
             let row = |plane: usize| sums.0[plane][tile * TILE_ROWS].as_ptr().cast_mut();
             amx::store_strip(row(0), row(1), BLOCK);

@@ -10,9 +10,19 @@ use crate::{Cpu, Matrix};
 use isobit_numerics::slices::CHUNK;
 use std::ops::Range;
 
+/// Bytes of output gradients that are sliced together, if not a super-block of them: narrow ones go by with fewer stops.
+const GRADIENT_BYTES: usize = 1 << 20;
+
+/// Rows whose output gradients are sliced together.
+fn gradient_rows(p: &Product) -> usize {
+    let rows = GRADIENT_BYTES / (p.n * p.profile.slice_count()).max(1);
+    let longest = (0..p.weights()).map(|e| p.segments[e + 1] - p.segments[e]).max().unwrap_or(0);
+    (rows / SUPER_BLOCK).max(1).saturating_mul(SUPER_BLOCK).min(longest)
+}
+
 /// Bytes a product needs beside its operands: bounded by the widths, whatever the number of rows.
 pub(super) fn workspace(cpu: &Cpu, p: &Product) -> usize {
-    let rows = (0..p.weights()).map(|e| p.segments[e + 1] - p.segments[e]).max().unwrap_or(0).min(SUPER_BLOCK);
+    let rows = gradient_rows(p);
     let left = SliceShape { rows, width: p.n, profile: p.profile };
     let scales = 2 * Workspace::bytes::<f32>(p.n);
     let grad_input = Workspace::bytes::<i8>(LeftLayout::new(left).bytes())
@@ -159,7 +169,7 @@ fn grad_input_with(
     assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients");
     let scratch = workspace.take::<i8>(cpu.threads() * panel_bytes(p.profile));
     let (units, multipliers) = (workspace.take::<f32>(p.n), workspace.take::<f32>(p.n));
-    let rows_most = (0..p.weights()).map(|e| p.segments[e + 1] - p.segments[e]).max().unwrap_or(0).min(SUPER_BLOCK);
+    let rows_most = gradient_rows(p);
     let layout_most = LeftLayout::new(SliceShape { rows: rows_most, width: p.n, profile: p.profile });
     let left_tiles = workspace.take::<i8>(layout_most.bytes());
     let left_units = workspace.take::<f32>(rows_most * p.n.div_ceil(CHUNK));
@@ -169,18 +179,21 @@ fn grad_input_with(
             continue;
         }
         let right = Weight::of(cpu, w, e, p, units, multipliers);
-        for rows in super_blocks(segment) {
+        for start in segment.clone().step_by(rows_most) {
+            let rows = start..(start + rows_most).min(segment.end);
             let shape = SliceShape { rows: rows.len(), width: p.n, profile: p.profile };
             let layout = LeftLayout::new(shape);
             let left = LeftMut { shape, layout, tiles: &mut *left_tiles, units: &mut *left_units };
             fill_left(cpu, left, &dy[rows.start * p.n..rows.end * p.n], Some(right.units()));
             let left = Left { tiles: left_tiles, layout, units: left_units, chunks: p.n.div_ceil(CHUNK) };
-            // The nest counts rows from the super-block's first.
+            // The nest counts rows from the first of these.
             let after = after.map(|after| Follow { u: &after.u[rows.start * after.rank..], ..after });
             let fold = Fold { accumulate: p.accumulate, chunk_units: None, row_units: None, after };
             let nest = Nest { rows: 0..rows.len(), n: p.k, contraction: p.n, profile: p.profile };
             let dx = &mut dx[rows.start * p.k..rows.end * p.k];
-            run(cpu, dx, left, &nest, fold, scratch, &Turned(&right));
+            let areas: Vec<_> = super_blocks(0..rows.len()).collect();
+            let turned = Turned(&right);
+            run_areas(cpu, dx, left, &nest, &areas, scratch, &|_| (&turned, fold), &|_| true);
         }
     }
 }
