@@ -52,6 +52,9 @@ pub(crate) struct Arguments {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Print one JSON object for every line of standard input, of one step each
+    #[arg(long, conflicts_with_all = ["steps", "breakdown"])]
+    serve: bool,
 }
 
 /// The result, as `bench/peer_lora_step.py` prints its own.
@@ -127,19 +130,7 @@ fn measure<B: Backend>(backend: B, arguments: &Arguments, ops: &Times) -> Result
         eps: 1e-8,
         weight_decay: 0.01,
     };
-    let (mut times, mut loss) = (Vec::new(), 0.0);
-    for step in 1..=u64::from(arguments.steps) + 1 {
-        if step == 2 {
-            ops.forget();
-        }
-        let (seconds, report) = timed(|| trainer.step(&rows, step, 1e-4, &settings));
-        loss = report.map_err(|error| stopped(&error))?.loss;
-        times.push(seconds);
-    }
-    let mut timed = times.split_off(1);
-    timed.sort_by(f64::total_cmp);
-    let step_s = timed[timed.len() / 2];
-    let line = Line {
+    let line = |step_s: f64, loss: f64, breakdown: Vec<Share>| Line {
         schema: "isobit.bench.step/1",
         model: &arguments.model,
         batch: arguments.batch,
@@ -152,8 +143,32 @@ fn measure<B: Backend>(backend: B, arguments: &Arguments, ops: &Times) -> Result
         tokens_per_s: f64::from(arguments.batch * arguments.seq) / step_s,
         peak_bytes: peak_resident_bytes(),
         loss,
-        breakdown: ops.shares(arguments.steps),
+        breakdown,
     };
+    let mut step = |number: u64| {
+        let (seconds, report) = timed(|| trainer.step(&rows, number, 1e-4, &settings));
+        report.map(|report| (seconds, report.loss)).map_err(|error| stopped(&error))
+    };
+    if arguments.serve {
+        for (number, asked) in (1..).zip(std::io::stdin().lines()) {
+            asked.map_err(|error| Failure::output(&error))?;
+            let (seconds, loss) = step(number)?;
+            print(&line(seconds, loss, Vec::new()), true).map_err(|error| Failure::output(&error))?;
+        }
+        return Ok(());
+    }
+    let (mut times, mut last_loss) = (Vec::new(), 0.0);
+    for number in 1..=u64::from(arguments.steps) + 1 {
+        if number == 2 {
+            ops.forget();
+        }
+        let (seconds, loss) = step(number)?;
+        times.push(seconds);
+        last_loss = loss;
+    }
+    let mut timed = times.split_off(1);
+    timed.sort_by(f64::total_cmp);
+    let line = line(timed[timed.len() / 2], last_loss, ops.shares(arguments.steps));
     print(&line, arguments.json).map_err(|error| Failure::output(&error))
 }
 

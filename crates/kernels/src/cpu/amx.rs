@@ -177,6 +177,44 @@ pub(super) unsafe fn store(plane: *mut i32, width: usize, tall: bool) {
     }
 }
 
+/// Two planes of sums with `width` columns, from one left tile column and two right ones: 16 rows, or 32 where they are `tall`, by 32 columns. Left tiles are
+/// loaded once for both.
+///
+/// # Safety
+/// Two left tiles (one if not tall) and two tiles at each of `right` are readable, the rows of both planes writable.
+pub(super) unsafe fn multiply_packed(
+    planes: [*mut i32; 2],
+    width: usize,
+    left: *const i8,
+    right: [*const i8; 2],
+    tall: bool,
+) {
+    // SAFETY: the caller vouches for the addresses.
+    unsafe {
+        asm!(
+            "tileloadd tmm4, [{left} + {row}*1]",
+            "tileloadd tmm5, [{lower} + {row}*1]",
+            left = in(reg) left, lower = in(reg) left.add(if tall { 1024 } else { 0 }), row = in(reg) 64usize,
+            options(nostack, readonly),
+        );
+        for (plane, offset) in planes.into_iter().zip([0, 1024]) {
+            zero();
+            asm!(
+                "tileloadd tmm6, [{first} + {row}*1]",
+                "tileloadd tmm7, [{second} + {row}*1]",
+                "tdpbssd tmm0, tmm4, tmm6",
+                "tdpbssd tmm1, tmm4, tmm7",
+                first = in(reg) right[0].add(offset), second = in(reg) right[1].add(offset), row = in(reg) 64usize,
+                options(nostack, readonly),
+            );
+            if tall {
+                asm!("tdpbssd tmm2, tmm5, tmm6", "tdpbssd tmm3, tmm5, tmm7", options(nostack, nomem));
+            }
+            store(plane, width, tall);
+        }
+    }
+}
+
 /// One tile column of a 16×32 block, both slices.
 #[derive(Clone, Copy)]
 pub(super) struct Strip {

@@ -4,6 +4,7 @@ use super::devices::Listing;
 use super::library::{functions, open};
 use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_void};
 use std::ptr::{null, null_mut};
 use std::rc::Rc;
@@ -167,6 +168,9 @@ pub(super) fn list() -> Result<Vec<Listing>, String> {
     Ok(cl.all()?.into_iter().enumerate().map(describe).collect())
 }
 
+/// Buffers and parts that may wait for the queue to be empty.
+const GARBAGE_MOST: usize = 4096;
+
 pub(super) struct OpenCl {
     cl: Rc<Functions>,
     device: Object,
@@ -179,8 +183,8 @@ pub(super) struct OpenCl {
     /// Memory that commands may still use: released when the queue is known to be empty. Drivers should count that themselves, but one
     /// of them crashes when a buffer goes while a kernel waits with a part of it.
     garbage: RefCell<Vec<Object>>,
-    /// How much of it may wait.
-    garbage_most: usize,
+    /// Parts of buffers that kernels were given, by buffer and offset.
+    parts: RefCell<BTreeMap<(u64, usize), Object>>,
     /// Released at the end.
     programs: RefCell<Vec<Object>>,
     kernels: RefCell<Vec<Object>>,
@@ -211,8 +215,7 @@ impl OpenCl {
             units: cl.number(device, ask::COMPUTE_UNITS)? as u32 as usize,
             exact_division: exact && !soft_division,
             garbage: RefCell::default(),
-            // NVIDIA's driver (580) crashes when kernels with some hundred parts of buffers wait at once.
-            garbage_most: if cl.text(device, ask::NAME).contains("NVIDIA") { 32 } else { 4096 },
+            parts: RefCell::default(),
             programs: RefCell::default(),
             kernels: RefCell::default(),
             cl,
@@ -244,7 +247,7 @@ impl OpenCl {
     /// Leaves memory to be released once no command uses it.
     fn give_up(&self, memory: impl IntoIterator<Item = Object>) {
         self.garbage.borrow_mut().extend(memory);
-        if self.garbage.borrow().len() > self.garbage_most {
+        if self.garbage.borrow().len() > GARBAGE_MOST {
             // A failure of the device comes out at the next command.
             let _ = self.finish();
         }
@@ -256,11 +259,14 @@ impl OpenCl {
         check("clSetKernelArg", status)
     }
 
-    /// A memory argument as an object, and the object to release after the launch, if it is one of its own.
-    fn part(&self, memory: Handle, offset: usize) -> Answer<(Object, Option<Object>)> {
+    /// A memory argument as an object. Parts of a buffer are kept as long as the buffer.
+    fn part(&self, memory: Handle, offset: usize) -> Answer<Object> {
         let whole = object(memory.0);
         if offset == 0 {
-            return Ok((whole, None));
+            return Ok(whole);
+        }
+        if let Some(part) = self.parts.borrow().get(&(memory.0, offset)) {
+            return Ok(*part);
         }
         let mut size = 0usize;
         // SAFETY: a size is asked for and there is room for one.
@@ -272,7 +278,8 @@ impl OpenCl {
         // SAFETY: origin and size as clCreateSubBuffer reads them, inside the buffer.
         let part = unsafe { (self.cl.create_part)(whole, READ_WRITE, REGION, region.as_ptr().cast(), &raw mut status) };
         check("clCreateSubBuffer", status)?;
-        Ok((part, Some(part)))
+        self.parts.borrow_mut().insert((memory.0, offset), part);
+        Ok(part)
     }
 }
 
@@ -306,7 +313,9 @@ impl Runtime for OpenCl {
     }
 
     fn release(&self, memory: Handle) {
-        self.give_up([object(memory.0)]);
+        let of_it = (memory.0, 0)..=(memory.0, usize::MAX);
+        let parts: Vec<_> = self.parts.borrow_mut().extract_if(of_it, |_, _| true).map(|(_, part)| part).collect();
+        self.give_up(parts.into_iter().chain([object(memory.0)]));
     }
 
     fn zero(&self, memory: Handle, bytes: usize) -> Answer<()> {
@@ -384,12 +393,10 @@ impl Runtime for OpenCl {
             return Err("OpenCL kernels declare their local memory".to_string());
         }
         let kernel = object(kernel.0);
-        let mut parts = Vec::new();
         for (index, argument) in (0u32..).zip(arguments) {
             match argument {
                 Argument::Memory(memory, offset) => {
-                    let (memory, own) = self.part(*memory, *offset)?;
-                    parts.extend(own);
+                    let memory = self.part(*memory, *offset)?;
                     self.set_argument(kernel, index, &(memory as usize).to_ne_bytes())?;
                 }
                 Argument::U32(x) => self.set_argument(kernel, index, &x.to_ne_bytes())?,
@@ -404,7 +411,11 @@ impl Runtime for OpenCl {
             let (global, local) = (&raw const global, &raw const size);
             (self.cl.launch)(self.queue, kernel, 1, null(), global, local, 0, null(), null_mut())
         });
-        self.give_up(parts);
+        // The command has what it needs. A kernel that went on naming memory would name it after it is gone, and a driver may look at that when it is
+        // given the next arguments.
+        for (index, _) in (0u32..).zip(arguments).filter(|(_, argument)| matches!(argument, Argument::Memory(..))) {
+            self.set_argument(kernel, index, &0usize.to_ne_bytes())?;
+        }
         launched
     }
 }
@@ -414,7 +425,7 @@ impl Drop for OpenCl {
         // SAFETY: every object was made here and is released once, after the queue ran dry.
         unsafe {
             (self.cl.finish)(self.queue);
-            for memory in self.garbage.take() {
+            for memory in self.parts.take().into_values().chain(self.garbage.take()) {
                 (self.cl.release_buffer)(memory);
             }
             for kernel in self.kernels.take() {

@@ -76,27 +76,11 @@ fn check_right(right: RightView) {
 #[cfg(target_arch = "x86_64")]
 unsafe fn amx_sums(sums: &mut Sums, left: &[i8], rows: usize, right: RightView) {
     use crate::cpu::amx;
-    let tall = rows > TILE_ROWS;
-    for plane in 0..2 {
-        // SAFETY: the caller checked the bounds of every tile; the session is the caller's.
-        unsafe {
-            let pass = amx::Pass {
-                left: left.as_ptr(),
-                left_stride: 0,
-                right: right.tiles.as_ptr().add(plane * TILE_BYTES),
-                right_stride: 0,
-                right_second: right.block_stride,
-                columns: 1,
-            };
-            amx::zero();
-            if tall {
-                amx::multiply_tall(pass);
-            } else {
-                amx::multiply_flat(pass);
-            }
-            amx::store(sums.0[plane].as_mut_ptr().cast(), BLOCK, tall);
-        }
-    }
+    let right = [right.tiles.as_ptr(), right.tiles[right.block_stride..].as_ptr()];
+    let [first, second, _] = &mut sums.0;
+    let planes = [first, second].map(|plane| plane.as_mut_ptr().cast());
+    // SAFETY: the caller checked the bounds of every tile; the session is the caller's.
+    unsafe { amx::multiply_packed(planes, BLOCK, left.as_ptr(), right, rows > TILE_ROWS) }
 }
 
 /// AVX-512 VNNI: unsigned by signed bytes. The left bytes are kept 128 too large (`left_bias`).

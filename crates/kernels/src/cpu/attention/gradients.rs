@@ -168,10 +168,16 @@ impl Gradients<'_> {
         let count = queries.len();
         state.panels[0].sums(self.path, self.k.shape, &mut state.score_sums, q, count, right[0]);
         state.panels[1].sums(self.path, self.v.shape, &mut state.value_sums, d_o, count, right[1]);
-        for (row, visible) in state.visible.iter_mut().enumerate() {
-            let seen = p.visible(queries.start + row);
-            let place = |key: usize| key.clamp(keys.start, keys.start + BLOCK) - keys.start;
-            *visible = if row < count { (place(seen.start), place(seen.end)) } else { (0, 0) };
+        let block = keys.start..keys.start + BLOCK;
+        let (first, last) = (p.visible(queries.start), p.visible(queries.end - 1));
+        if count == BLOCK && first.end >= block.end && last.start <= block.start {
+            state.visible.fill((0, BLOCK));
+        } else {
+            for (row, visible) in state.visible.iter_mut().enumerate() {
+                let seen = p.visible(queries.start + row);
+                let place = |key: usize| key.clamp(block.start, block.end) - block.start;
+                *visible = if row < count { (place(seen.start), place(seen.end)) } else { (0, 0) };
+            }
         }
         match p.profile {
             Profile::X2 => grad_block::<2>(self.path, state, row, column),
