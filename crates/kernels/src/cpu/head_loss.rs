@@ -602,6 +602,10 @@ struct TurnedFrom<'a> {
 }
 
 impl Panels for TurnedFrom<'_> {
+    fn made(&self) -> bool {
+        true
+    }
+
     fn panel<'s>(&'s self, path: Path, own: &'s mut [i8], chunk: usize, first: usize) -> RightView<'s> {
         self.head.panel(path, own, self.chunk + chunk, first)
     }

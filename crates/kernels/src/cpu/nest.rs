@@ -23,6 +23,11 @@ const PANEL_GROUP: usize = 8;
 /// Bytes of left slices that stay in the second-level cache over all chunks; then one panel at a time is best.
 const LEFT_RESIDENT: usize = 1 << 20;
 
+/// Bytes of right slices that stay in the second-level cache while all rows pass by.
+const RIGHT_RESIDENT: usize = 1 << 20;
+/// Row blocks that a thread takes at least of those: a panel is worth loading for a few.
+const LEAST_BLOCKS: usize = 4;
+
 /// Panels that pass all chunks together, for a thread with so many bytes of left slices.
 pub(super) fn panels_together(left_bytes: usize) -> usize {
     if left_bytes <= LEFT_RESIDENT { 1 } else { PANEL_GROUP }
@@ -115,7 +120,9 @@ pub(super) fn run_areas<'a, P: Panels + 'a>(
     wanted: &(impl Fn(Range<usize>) -> bool + Sync),
 ) {
     let out = SharedMut::new(out);
-    deal(cpu, nest.n.div_ceil(BLOCK), areas, scratch, &|own, next| {
+    let right_bytes = nest.n * nest.contraction * nest.profile.slice_count();
+    let right_resident = right_bytes <= RIGHT_RESIDENT && (0..areas.len()).all(|area| !of_area(area).0.made());
+    deal(cpu, nest.n.div_ceil(BLOCK), areas, right_resident, scratch, &|own, next| {
         let place = Place { out: &out, stride: nest.n, origin: 0 };
         let worker = &mut Worker::new(cpu.path, nest.profile, own);
         while let Some(Piece { area, panels, rows }) = next() {
@@ -136,24 +143,33 @@ pub(super) struct Piece {
 pub(super) type Next<'a> = &'a mut dyn FnMut() -> Option<Piece>;
 
 /// Runs a job on every thread: with its own part of the scratch and, on AMX, within a session. It asks for pieces of the areas (of rows,
-/// each with all panels) until there are none left: a core that a neighbour slows down should not hold up the others.
+/// each with all panels) until there are none left: a core that a neighbour slows down should not hold up the others. Where the right operand stays in a
+/// core's cache, threads share the rows as other ops do, and find what they themselves wrote.
 pub(super) fn deal(
     cpu: &Cpu,
     panels: usize,
     areas: &[Range<usize>],
+    right_resident: bool,
     scratch: &mut [i8],
     job: &(impl Fn(&mut [i8], Next) + Sync),
 ) {
     let row_blocks = |rows: &Range<usize>| rows.len().div_ceil(BLOCK);
-    // Few panels (narrow outputs): threads share the rows instead.
-    let by_rows = panels * areas.len() < 2 * cpu.threads() && areas.iter().map(row_blocks).sum::<usize>() > panels;
+    let all_blocks = areas.iter().map(row_blocks).sum::<usize>();
+    // Few panels (narrow outputs), or small weights and many rows: threads share the rows instead.
+    let few_panels = panels * areas.len() < 2 * cpu.threads() && all_blocks > panels;
+    let by_rows = few_panels || (right_resident && all_blocks >= 2 * LEAST_BLOCKS * cpu.threads());
     // Units of work before each area, and in all.
     let mut before = vec![0];
     before.extend(areas.iter().scan(0, |sum, rows| {
         *sum += if by_rows { row_blocks(rows) } else { panels };
         Some(*sum)
     }));
-    let pieces = Pieces::new(before[areas.len()], cpu.threads(), if by_rows { usize::MAX } else { PANEL_GROUP });
+    let sizes = match (few_panels, by_rows) {
+        (true, _) => 1..=usize::MAX,
+        (_, true) => LEAST_BLOCKS..=usize::MAX,
+        _ => 1..=PANEL_GROUP,
+    };
+    let pieces = Pieces::new(before[areas.len()], cpu.threads(), sizes);
     let area_of = |unit: usize| before.partition_point(|before| *before <= unit) - 1;
     let scratch_each = scratch.len() / cpu.threads();
     let scratch = SharedMut::new(scratch);
@@ -163,7 +179,7 @@ pub(super) fn deal(
         // SAFETY: each thread has its own part.
         let own = unsafe { scratch.slice(worker * scratch_each..(worker + 1) * scratch_each) };
         job(own, &mut || {
-            let units = pieces.next(|unit| before[area_of(unit) + 1])?;
+            let units = pieces.next_within(worker, |unit| before[area_of(unit)]..before[area_of(unit) + 1])?;
             let area = area_of(units.start);
             let (units, rows) = (units.start - before[area]..units.end - before[area], areas[area].clone());
             if by_rows {

@@ -13,6 +13,9 @@ use isobit_numerics::slices::{CHUNK, Profile};
 
 /// Where a nest gets its right operand from.
 pub(super) trait Panels: Sync {
+    /// Whether panels are made each time they are asked for.
+    fn made(&self) -> bool;
+
     /// The panel of up to 32 columns from `first` over one chunk, made in the thread's own room if it must be made.
     fn panel<'s>(&'s self, path: Path, own: &'s mut [i8], chunk: usize, first: usize) -> RightView<'s>;
 }
@@ -35,6 +38,10 @@ pub(super) struct Columns<'a> {
 }
 
 impl Panels for Columns<'_> {
+    fn made(&self) -> bool {
+        false
+    }
+
     fn panel<'s>(&'s self, _path: Path, _own: &'s mut [i8], _chunk: usize, first: usize) -> RightView<'s> {
         let first = first / TILE_ROWS;
         let blocks = (self.width.div_ceil(TILE_ROWS) - first).min(2);
@@ -96,6 +103,10 @@ impl<'a> Weight<'a> {
 
 /// Rows `first..first + 32` over one chunk of their width.
 impl Panels for Weight<'_> {
+    fn made(&self) -> bool {
+        !matches!(self, Self::Sliced { .. })
+    }
+
     fn panel<'s>(&'s self, path: Path, own: &'s mut [i8], chunk: usize, first: usize) -> RightView<'s> {
         match self {
             Self::Sliced { tiles, n, k, profile, .. } => {
@@ -117,6 +128,10 @@ pub(super) struct Turned<'a>(pub(super) &'a Weight<'a>);
 
 /// Columns `first..first + 32` over one chunk of the rows.
 impl Panels for Turned<'_> {
+    fn made(&self) -> bool {
+        true
+    }
+
     fn panel<'s>(&'s self, path: Path, own: &'s mut [i8], chunk: usize, first: usize) -> RightView<'s> {
         match self.0 {
             Weight::Sliced { tiles, n, k, profile, .. } => {

@@ -2,7 +2,7 @@
 //! result depends on how many there are or who does what.
 
 use std::any::Any;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -90,10 +90,11 @@ impl Pool {
         }
     }
 
-    /// Splits `0..count` into contiguous ranges, each a multiple of `grain` but the last: one per thread, and half of the whole in
-    /// smaller ones for whoever is done first, so that a slowed core does not hold up the others.
+    /// Splits `0..count` into contiguous ranges, each a multiple of `grain` but the last. A thread has its own share of the whole, the same one in every op
+    /// on as many rows, and finds in its caches what it wrote before; who is done first helps the others, so that a slowed core does not hold them up.
     pub fn run_ranges(&self, count: usize, grain: usize, job: impl Fn(Range<usize>) + Sync) {
-        const PIECES: usize = 4;
+        /// Pieces of a thread's share that are not worth dividing any more.
+        const LEAST: usize = 8;
         if count == 0 {
             return;
         }
@@ -101,16 +102,10 @@ impl Pool {
             return job(0..count);
         }
         let grains = count.div_ceil(grain);
-        let dealt = if grains >= 4 * PIECES * self.threads { grains / 2 * grain } else { count };
-        let pieces = Tasks::new(if dealt < count { PIECES * self.threads } else { 0 });
+        let pieces = Pieces::new(grains, self.threads, grains.div_ceil(LEAST * self.threads)..=usize::MAX);
         self.run(|worker| {
-            let range = share(dealt, grain, self.threads, worker);
-            if !range.is_empty() {
-                job(range);
-            }
-            while let Some(piece) = pieces.next() {
-                let range = share(count - dealt, grain, pieces.count(), piece);
-                job(dealt + range.start..dealt + range.end);
+            while let Some(piece) = pieces.next(worker) {
+                job(piece.start * grain..(piece.end * grain).min(count));
             }
         });
     }
@@ -234,33 +229,55 @@ impl Tasks {
     }
 }
 
-/// A range handed out in order of asking, in large pieces first and ever smaller ones towards the end: threads of unequal speed end
-/// together.
+/// A range of which every thread has a share. It takes pieces of it from the front, large ones first and ever smaller ones; when its own share is done it takes
+/// from the end of the longest one left. So threads of unequal speed end together, and those of equal speed keep to their own.
 pub struct Pieces {
-    next: AtomicUsize,
-    count: usize,
-    threads: usize,
-    most: usize,
+    shares: Vec<Mutex<Range<usize>>>,
+    sizes: RangeInclusive<usize>,
 }
 
 impl Pieces {
-    /// Of `0..count`, at most `most` at a time.
-    pub fn new(count: usize, threads: usize, most: usize) -> Self {
-        Self { next: AtomicUsize::new(0), count, threads, most }
+    /// Of `0..count`, in pieces of such sizes.
+    pub fn new(count: usize, threads: usize, sizes: RangeInclusive<usize>) -> Self {
+        let shares = (0..threads).map(|worker| Mutex::new(share(count, 1, threads, worker))).collect();
+        Self { shares, sizes }
     }
 
-    /// The next piece. It ends at `border(start)` at the latest.
-    pub fn next(&self, border: impl Fn(usize) -> usize) -> Option<Range<usize>> {
-        let mut start = self.next.load(Ordering::Relaxed);
-        loop {
-            let left = self.count.checked_sub(start).filter(|left| *left > 0)?;
-            let size = if self.threads == 1 { left } else { (left / (2 * self.threads)).clamp(1, self.most) };
-            let end = (start + size).min(border(start));
-            match self.next.compare_exchange_weak(start, end, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return Some(start..end),
-                Err(now) => start = now,
+    /// The next piece for a thread.
+    pub fn next(&self, worker: usize) -> Option<Range<usize>> {
+        self.next_within(worker, |_| 0..usize::MAX)
+    }
+
+    /// As [`Self::next`]; a piece keeps within `area(unit)` of its units.
+    pub fn next_within(&self, worker: usize, area: impl Fn(usize) -> Range<usize>) -> Option<Range<usize>> {
+        let most = if self.shares.len() == 1 { usize::MAX } else { *self.sizes.end() };
+        let size = |left: usize| left.div_ceil(2).clamp(*self.sizes.start(), most.max(*self.sizes.start())).min(left);
+        {
+            let mut own = self.lock(worker);
+            if !own.is_empty() {
+                let size = if self.shares.len() == 1 { own.len() } else { size(own.len()) };
+                let piece = own.start..(own.start + size).min(area(own.start).end);
+                own.start = piece.end;
+                return Some(piece);
             }
         }
+        loop {
+            let (left, longest) = (0..self.shares.len()).map(|other| (self.lock(other).len(), other)).max()?;
+            if left == 0 {
+                return None;
+            }
+            let mut other = self.lock(longest);
+            // Its owner may have been faster.
+            if !other.is_empty() {
+                let piece = (other.end - size(other.len())).max(area(other.end - 1).start)..other.end;
+                other.end = piece.start;
+                return Some(piece);
+            }
+        }
+    }
+
+    fn lock(&self, worker: usize) -> std::sync::MutexGuard<'_, Range<usize>> {
+        self.shares[worker].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -309,17 +326,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_a_partition_and_keep_to_borders() {
-        for (count, threads, most, area) in
-            [(0, 2, 4, 5), (1, 7, 4, 1), (103, 2, 8, 10), (64, 1, 8, 16), (97, 3, 100, 97)]
-        {
-            let pieces = Pieces::new(count, threads, most);
-            let mut end = 0;
-            while let Some(piece) = pieces.next(|start| (start / area + 1) * area) {
-                assert!(piece.start == end && !piece.is_empty() && piece.start / area == (piece.end - 1) / area);
-                end = piece.end;
+    fn pieces_are_a_partition_and_keep_to_their_areas() {
+        for (count, threads, sizes, area) in [
+            (0, 2, 1..=4, 5),
+            (1, 7, 1..=4, 1),
+            (103, 2, 1..=8, 10),
+            (64, 1, 4..=8, 16),
+            (97, 3, 4..=100, 97),
+            (97, 3, 4..=9, 7),
+        ] {
+            let area_of = |unit: usize| unit / area * area..(unit / area + 1) * area;
+            // One thread that does everything, and threads that take turns.
+            for workers in [1, threads] {
+                let pieces = Pieces::new(count, threads, sizes.clone());
+                let mut seen = vec![0; count];
+                for turn in 0.. {
+                    let Some(piece) = pieces.next_within(turn % workers, area_of) else { break };
+                    assert!(!piece.is_empty() && piece.start / area == (piece.end - 1) / area, "{piece:?} of {count}");
+                    piece.for_each(|unit| seen[unit] += 1);
+                }
+                assert!(seen.iter().all(|times| *times == 1), "{count} by {threads}: {seen:?}");
             }
-            assert_eq!(end, count);
+        }
+    }
+
+    #[test]
+    fn threads_of_equal_speed_keep_to_their_shares() {
+        let pieces = Pieces::new(64, 2, 1..=usize::MAX);
+        for worker in [0, 1].repeat(6) {
+            let piece = pieces.next(worker).expect("six pieces each");
+            assert!(share(64, 1, 2, worker).contains(&piece.start), "{piece:?} for {worker}");
         }
     }
 

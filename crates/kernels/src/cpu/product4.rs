@@ -132,7 +132,7 @@ pub(super) fn forward(
     for e in 0..p.weights() {
         for rows in super_blocks(p.segments[e]..p.segments[e + 1]) {
             let part = Forward { cpu, out: &out, left, w, e, p };
-            deal(cpu, p.n.div_ceil(BLOCK), &[rows], scratch, &|own, next| part.run(own, next));
+            deal(cpu, p.n.div_ceil(BLOCK), &[rows], false, scratch, &|own, next| part.run(own, next));
         }
     }
 }
@@ -364,7 +364,7 @@ impl Batch<'_> {
         let starts = &self.plan().panel_starts;
         let (first, end) = (starts[self.groups.start], starts[self.groups.end]);
         let rows = 0..self.rows;
-        deal(self.cpu, end - first, std::slice::from_ref(&rows), scratch, &|own, next| {
+        deal(self.cpu, end - first, std::slice::from_ref(&rows), false, scratch, &|own, next| {
             let mut sums = Sums::new();
             while let Some(nest::Piece { panels, rows, .. }) = next() {
                 let panels = &self.plan().panels[first + panels.start..first + panels.end];

@@ -12,7 +12,7 @@ use super::{Slicing, TILE, Tensor, part, slice_all, tensor_bytes};
 use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::cpu::path::{Path, multiversion};
-use crate::cpu::pool::{SharedMut, Tasks};
+use crate::cpu::pool::{Pieces, SharedMut};
 use crate::op::Attention;
 use isobit_numerics::lanes::dot;
 use std::ops::Range;
@@ -186,15 +186,15 @@ fn run(cpu: &Cpu, pass: &Gradients, byte_room: &mut [i8], float_room: &mut [f32]
     let p = pass.p;
     let (byte_room, float_room) = (SharedMut::new(byte_room), SharedMut::new(float_room));
     let work = |task: &(dyn Fn(&mut State, usize) + Sync), count: usize| {
-        let tasks = Tasks::new(count);
+        let tasks = Pieces::new(count, cpu.threads(), 1..=1);
         cpu.pool.run(|worker| {
             #[cfg(target_arch = "x86_64")]
             let _session = (cpu.path == Path::Amx).then(crate::cpu::amx::Session::start);
             // SAFETY: each thread has its own part.
             let room = unsafe { (part(&byte_room, worker, State::BYTES), part(&float_room, worker, State::FLOATS)) };
             let mut state = State::new(cpu.path, p.profile, room);
-            while let Some(index) = tasks.next() {
-                task(&mut state, index);
+            while let Some(tasks) = tasks.next(worker) {
+                tasks.for_each(|index| task(&mut state, index));
             }
         });
     };
@@ -263,13 +263,13 @@ fn whole_heads(p: &Attention, threads: usize) -> bool {
 fn add_heads(cpu: &Cpu, out: &mut [f32], partials: &[f32], tensor: Tensor, p: &Attention, room: &mut [f32]) {
     let width = tensor.shape.width;
     let size = ROWS * width;
-    let tasks = Tasks::new(p.kv_heads * tensor.blocks.total());
+    let tasks = Pieces::new(p.kv_heads * tensor.blocks.total(), cpu.threads(), 1..=p.kv_heads);
     let (out, room) = (SharedMut::new(out), SharedMut::new(room));
     cpu.pool.run(|worker| {
         // SAFETY: each thread has its own part.
         let sum = unsafe { part(&room, worker, State::FLOATS) };
-        while let Some(task) = tasks.next() {
-            let (kv, block) = (task / tensor.blocks.total(), task % tensor.blocks.total());
+        for task in std::iter::from_fn(|| tasks.next(worker)).flatten() {
+            let (block, kv) = (task / p.kv_heads, task % p.kv_heads);
             let (span, index) = tensor.blocks.locate(block);
             let partial = |head: usize| &partials[(head * tensor.blocks.total() + block) * size..][..size];
             // ORDER: heads ascend, from the first one's value.

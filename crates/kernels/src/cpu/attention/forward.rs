@@ -10,7 +10,7 @@ use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::cpu::block::{LeftView, block_sums};
 use crate::cpu::path::Path;
-use crate::cpu::pool::{SharedMut, Tasks};
+use crate::cpu::pool::{Pieces, SharedMut};
 use crate::cpu::slices::{BLOCK, TILE_DEPTH, left_bias};
 use crate::op::Attention;
 use isobit_numerics::slices::Profile;
@@ -102,7 +102,8 @@ pub(in crate::cpu) fn forward(
     }
     let pass = Forward { path: cpu.path, p, q, k, v, q_left, q_units, k_right, k_units, v_turned, v_units };
     let (o, lse) = (SharedMut::new(o), SharedMut::new(lse));
-    let tasks = Tasks::new(p.heads * queries.total());
+    let count = p.heads * queries.total();
+    let tasks = Pieces::new(count, cpu.threads(), 1..=1);
     let (byte_room, float_room) = (SharedMut::new(byte_room), SharedMut::new(float_room));
     cpu.pool.run(|worker| {
         #[cfg(target_arch = "x86_64")]
@@ -110,10 +111,11 @@ pub(in crate::cpu) fn forward(
         // SAFETY: each thread has its own part.
         let room = unsafe { (part(&byte_room, worker, State::BYTES), part(&float_room, worker, State::FLOATS)) };
         let mut state = State::new(cpu.path, p.profile, room);
-        while let Some(task) = tasks.next() {
-            // Late queries see most keys: the longest tasks come first.
-            let task = tasks.count() - 1 - task;
-            pass.query_block(&mut state, task / p.heads, task % p.heads, &o, &lse);
+        while let Some(tasks) = tasks.next(worker) {
+            for task in tasks {
+                // Late queries see most keys: who helps takes those first.
+                pass.query_block(&mut state, task / p.heads, task % p.heads, &o, &lse);
+            }
         }
     });
 }

@@ -14,7 +14,7 @@ mod tile;
 
 use super::block::RightView;
 use super::path::Path;
-use super::pool::{SharedMut, Tasks};
+use super::pool::{Pieces, SharedMut};
 use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::op::Attention;
@@ -154,18 +154,14 @@ impl Slicing<'_> {
 /// Slices every block of every tensor; `room` is [`Slicer::ROOM`] per thread.
 fn slice_all(cpu: &Cpu, room: &mut [i8], slicings: &[Slicing]) {
     let room = SharedMut::new(room);
-    let tasks = Tasks::new(slicings.iter().map(Slicing::tasks).sum());
+    let tasks: Vec<_> = slicings.iter().map(|slicing| Pieces::new(slicing.tasks(), cpu.threads(), 1..=4)).collect();
     cpu.pool.run(|worker| {
         // SAFETY: each thread has its own part.
         let mut slicer = Slicer::new(cpu.path, unsafe { part(&room, worker, Slicer::ROOM) });
         let mut most = [[0; ROWS]; Slicing::HEADS_MAX];
-        while let Some(mut task) = tasks.next() {
-            for slicing in slicings {
-                if task < slicing.tasks() {
-                    slicing.run(&mut slicer, cpu.path, &mut most, task);
-                    break;
-                }
-                task -= slicing.tasks();
+        for (slicing, tasks) in slicings.iter().zip(&tasks) {
+            while let Some(tasks) = tasks.next(worker) {
+                tasks.for_each(|task| slicing.run(&mut slicer, cpu.path, &mut most, task));
             }
         }
     });
