@@ -250,13 +250,15 @@ impl Pieces {
 
     /// As [`Self::next`]; a piece keeps within `area(unit)` of its units.
     pub fn next_within(&self, worker: usize, area: impl Fn(usize) -> Range<usize>) -> Option<Range<usize>> {
-        let most = if self.shares.len() == 1 { usize::MAX } else { *self.sizes.end() };
-        let size = |left: usize| left.div_ceil(2).clamp(*self.sizes.start(), most.max(*self.sizes.start())).min(left);
+        let alone = self.shares.len() == 1;
+        let size = |left: usize| {
+            let wanted = left.div_ceil(2).clamp(*self.sizes.start(), *self.sizes.end());
+            if alone { left } else { wanted.min(left) }
+        };
         {
             let mut own = self.lock(worker);
             if !own.is_empty() {
-                let size = if self.shares.len() == 1 { own.len() } else { size(own.len()) };
-                let piece = own.start..(own.start + size).min(area(own.start).end);
+                let piece = own.start..(own.start + size(own.len())).min(area(own.start).end);
                 own.start = piece.end;
                 return Some(piece);
             }
