@@ -1,23 +1,15 @@
 //! Weight gradients that wait are the gradients that did not wait, bit for bit: for adapters, for everything, for tied heads, under
 //! every checkpoint policy and split of the batch.
 
+mod common;
+
+use common::laws::fixture;
+use common::rows_of;
 use isobit_autograd::{Deferral, Gradients, Policy, Tape};
 use isobit_kernels::{Backend, Cpu, Path as CpuPath};
-use isobit_models::build::Settings;
-use isobit_models::{Built, Config, LoraConfig, Trained, build};
+use isobit_models::{Built, LoraConfig, Trained};
 use isobit_numerics::slices::Profile;
-use isobit_proof::safetensors::Checkpoint;
 use isobit_training::batch::{Batch, Place, TokenRow};
-use std::path::Path;
-
-fn rows(vocabulary: usize) -> Vec<TokenRow> {
-    let row = |length: usize, starts: &[usize]| {
-        let tokens = (0..length).map(|t| ((t * 31 + length * 7) % vocabulary) as u32).collect();
-        let targets = (0..length).map(|t| t % 5 != 3).collect();
-        TokenRow { tokens, targets, document_starts: starts.iter().copied().chain([length]).collect() }
-    };
-    vec![row(17, &[0]), row(40, &[0, 9, 10, 30]), row(3, &[0]), row(131, &[0]), row(2, &[0])]
-}
 
 /// Bits of all gradients of a step, with the names of their tensors.
 fn gradients(
@@ -28,7 +20,7 @@ fn gradients(
     micro_batch_size: usize,
     deferral: Deferral,
 ) -> Vec<(String, Vec<u32>)> {
-    let rows = rows(built.model.config.vocabulary);
+    let rows = rows_of(built.model.config.vocabulary);
     let rows: Vec<&TokenRow> = rows.iter().collect();
     let mut gradients = Gradients::zeros(cpu, &built.parameters);
     for (index, micro) in rows.chunks(micro_batch_size).enumerate() {
@@ -65,12 +57,7 @@ fn deferred_gradients_have_the_same_bits() {
     ];
     let cpu = Cpu::new(2, CpuPath::best()).expect("a path");
     for (model, trained, profile) in cases {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures").join(model);
-        let config = std::fs::read_to_string(folder.join("config.json")).expect("a config");
-        let config = Config::parse(&config).expect("a readable config");
-        let source = Checkpoint::open(&folder).expect("weights");
-        let settings = Settings { trained, profile, positions: 256, seed: 7 };
-        let built = build(&cpu, &config, &source, &settings).expect("a model");
+        let built = fixture(&cpu, model, trained, profile);
         let want = gradients(&cpu, &built, profile, Policy::None, 5, Deferral::None);
         for policy in Policy::ALL {
             for micro_batch_size in [1, 2, 5] {

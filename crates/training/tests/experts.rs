@@ -3,85 +3,23 @@
 
 mod common;
 
-use common::{Ties, VOCABULARY, config, rows};
+use common::laws::{self, Run, cpu, step_settings};
+use common::{Ties, VOCABULARY, config};
 use isobit_autograd::{Gradients, Layout, Policy, Tape};
-use isobit_kernels::gpu::{Api, Selector, list};
 use isobit_kernels::op::Span;
-use isobit_kernels::{Backend, Cpu, Gpu, Path as CpuPath};
+use isobit_kernels::{Backend, Path as CpuPath};
 use isobit_models::build::Settings;
 use isobit_models::{Config, LoraConfig, Session, Source, Trained, Weights, build};
-use isobit_numerics::digest::Digest;
 use isobit_numerics::philox::{Key, Purpose};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::Checkpoint;
 use isobit_training::batch::TokenRow;
-use isobit_training::step::{StepSettings, Trainer};
-use std::fmt::Write;
+use isobit_training::step::Trainer;
 use std::path::Path;
-
-fn cpu(threads: usize, path: CpuPath) -> Cpu {
-    Cpu::new(threads, path).expect("an available path")
-}
-
-fn step_settings(profile: Profile, policy: Policy, micro_batch_size: usize) -> StepSettings {
-    StepSettings {
-        profile,
-        policy,
-        micro_batch_size,
-        seed: 7,
-        max_grad_norm: Some(1.0),
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-        weight_decay: 0.01,
-    }
-}
-
-#[derive(Clone)]
-struct Run {
-    name: &'static str,
-    config: Config,
-    trained: Trained,
-    profile: Profile,
-    policy: Policy,
-    micro_batch_size: usize,
-}
-
-impl Run {
-    /// Two steps; losses, norms, weights and moments as one line.
-    fn on<B: Backend>(&self, backend: B) -> String {
-        let (trained, profile) = (self.trained.clone(), self.profile);
-        let settings = Settings { trained, profile, positions: 256, seed: 7 };
-        let built = build(&backend, &self.config, &Ties, &settings).expect("a model");
-        let mut trainer = Trainer::new(backend, built);
-        let rows = rows();
-        let rows: Vec<&TokenRow> = rows.iter().collect();
-        let mut text = String::new();
-        for step in 1..=2 {
-            let settings = step_settings(profile, self.policy, self.micro_batch_size);
-            let report = trainer.step(&rows, step, 1e-2, &settings).expect("a step");
-            let _ = write!(text, "{:016x} {:08x} ", report.loss.to_bits(), report.grad_norm.to_bits());
-        }
-        let mut digests = Vec::new();
-        for ((_, parameter), moments) in trainer.parameters.iter().zip(&trainer.moments) {
-            for buffer in [&parameter.value, &moments[0], &moments[1]] {
-                digests.extend(trainer.backend.digest(buffer).expect("a digest").to_string().into_bytes());
-            }
-        }
-        text + &Digest::of_bytes(&digests).to_string()
-    }
-}
 
 /// Everything trained with load balance; adapters on attention; adapters on experts.
 fn runs() -> Vec<Run> {
-    let run = |name, config, trained| Run {
-        name,
-        config,
-        trained,
-        profile: Profile::X2,
-        policy: Policy::None,
-        micro_batch_size: 5,
-    };
+    let run = |name, config, trained| Run { hard_to_route: Some(config), ..Run::new(name, trained) };
     let balanced = r#","norm_topk_prob":true,"output_router_logits":true,"router_aux_loss_coef":0.1"#;
     let mut experts = LoraConfig::new(3, 6.0, &["q_proj"]);
     experts.parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"].map(str::to_string).to_vec();
@@ -93,42 +31,18 @@ fn runs() -> Vec<Run> {
 }
 
 #[test]
-fn threads_and_paths() {
-    for run in runs() {
-        let want = run.on(cpu(1, CpuPath::Scalar));
-        for path in CpuPath::available() {
-            for threads in [1, 2, 7] {
-                assert_eq!(run.on(cpu(threads, path)), want, "{} on {path} with {threads} threads", run.name);
-            }
-        }
-    }
+fn again_threads_and_paths() {
+    laws::again_threads_and_paths(runs());
 }
 
 #[test]
 fn any_split_and_any_checkpoint_policy() {
-    for run in runs() {
-        let want = run.on(cpu(2, CpuPath::best()));
-        for policy in Policy::ALL {
-            for micro_batch_size in [1, 2, 3, 5] {
-                let other = Run { policy, micro_batch_size, ..run.clone() };
-                let got = other.on(cpu(2, CpuPath::best()));
-                assert_eq!(got, want, "{} with {} and micro-batches of {micro_batch_size}", run.name, policy.name());
-            }
-        }
-    }
+    laws::any_split_and_any_checkpoint_policy(runs());
 }
 
 #[test]
 fn devices_equal_the_cpu() {
-    for api in Api::ALL {
-        for index in 0..list(api).map_or(0, |devices| devices.len()) {
-            let Ok(gpu) = Gpu::open(Selector { api, index }) else { continue };
-            for run in runs() {
-                let run = Run { policy: Policy::Full, micro_batch_size: 2, ..run };
-                assert_eq!(run.on(gpu.clone()), run.on(cpu(2, CpuPath::best())), "{} on {}", run.name, gpu.name());
-            }
-        }
-    }
+    laws::devices_equal_the_cpu(&runs());
 }
 
 #[test]

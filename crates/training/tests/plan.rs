@@ -2,6 +2,9 @@
 //!
 //! The counter of buffers is one for the process, so everything that computes stands in one test.
 
+mod common;
+
+use common::laws::step_settings;
 use isobit_autograd::Policy;
 use isobit_kernels::gpu::{Api, Selector};
 use isobit_kernels::plan::{Counting, Layout};
@@ -44,20 +47,6 @@ fn rows(vocabulary: usize) -> Vec<TokenRow> {
 
 fn settings(trained: Trained, profile: Profile) -> Settings {
     Settings { trained, profile, positions: 256, seed: 7 }
-}
-
-fn step_settings(profile: Profile, policy: Policy, micro_batch_size: usize) -> StepSettings {
-    StepSettings {
-        profile,
-        policy,
-        micro_batch_size,
-        seed: 7,
-        max_grad_norm: Some(1.0),
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-        weight_decay: 0.01,
-    }
 }
 
 /// Builds and trains two steps; gives the trainer, whose memory is to be looked at.

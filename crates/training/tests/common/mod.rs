@@ -1,6 +1,8 @@
 //! A small Qwen3-MoE on purpose hard to route: 32 experts in pairs with the same router row, and logits near zero.
 #![allow(dead_code, clippy::float_arithmetic, reason = "each test file uses its part; weights are made up")]
 
+pub(crate) mod laws;
+
 use isobit_models::{Config, Format, ModelError, RandomSource, Source, StoredTensor};
 use isobit_training::batch::TokenRow;
 use std::borrow::Cow;
@@ -49,10 +51,14 @@ impl Source for Ties {
     }
 }
 
-/// Rows of unequal length, one of them packed.
 pub(crate) fn rows() -> Vec<TokenRow> {
+    rows_of(VOCABULARY)
+}
+
+/// Rows of unequal length, one of them packed.
+pub(crate) fn rows_of(vocabulary: usize) -> Vec<TokenRow> {
     let row = |length: usize, starts: &[usize]| {
-        let tokens = (0..length).map(|t| ((t * 31 + length * 7) % VOCABULARY) as u32).collect();
+        let tokens = (0..length).map(|t| ((t * 31 + length * 7) % vocabulary) as u32).collect();
         let targets = (0..length).map(|t| t % 5 != 3).collect();
         TokenRow { tokens, targets, document_starts: starts.iter().copied().chain([length]).collect() }
     };
