@@ -104,6 +104,11 @@ fn modules_that_peft_takes_for_fused_experts_are_refused() {
     ran.says(2, &["down_proj", "target_parameters", "mlp.experts.gate_up_proj"]);
     let ran = folder.train("first", &["lora_target_modules=\"all-linear\""]);
     ran.says(2, &["all-linear", "o_proj"]);
+    // An expression is as good as its matches.
+    let ran = folder.train("first", &[r#"lora_target_modules=".*[.](q|down)_proj""#]);
+    ran.says(2, &["model.layers.0.mlp.down_proj", "target_parameters"]);
+    let ran = folder.train("matched", &[r#"lora_target_modules=".*[.][qv]_proj""#]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
     let init = folder.run(&["init", "model", "data.jsonl", "-o", "made.toml"]);
     assert_eq!(init.code, 0, "{}", init.err);
     assert!(folder.text("made.toml").contains("[\"q_proj\", \"k_proj\", \"v_proj\", \"o_proj\"]"));

@@ -240,6 +240,7 @@ pub fn trained(run: &Run) -> Trained {
             targets: match &lora.targets {
                 config::Targets::AllLinear => Targets::AllLinear,
                 config::Targets::Named(names) => Targets::Names(names.clone()),
+                config::Targets::Matching(expression) => Targets::Pattern(expression.clone()),
             },
             parameters: lora.target_parameters.clone(),
             exclude: (!lora.exclude_modules.is_empty()).then(|| Targets::Names(lora.exclude_modules.clone())),

@@ -112,6 +112,22 @@ fn names_people_know_mean_the_same() {
     );
     let linear = least("[adapter]\ntarget_modules = \"all-linear\"").expect("valid");
     assert_eq!(linear, least("").expect("valid"));
+    assert_eq!(linear, least("[adapter]\ntarget_modules = \"All-Linear\"").expect("valid"));
+}
+
+#[test]
+fn a_string_of_targets_is_an_expression() {
+    let run = least(
+        r"[adapter]
+        lora_target_modules = '.*\.[qv]_proj'",
+    )
+    .expect("valid");
+    let Adapter::Lora(lora) = &run.adapter else { panic!("an adapter") };
+    assert_eq!(lora.targets, Targets::Matching(r".*\.[qv]_proj".to_string()));
+    let layers = r"[adapter]
+        lora_target_modules = '.*\.[qv]_proj'
+        layers_to_transform = [0]";
+    assert!(least(layers).is_err());
 }
 
 #[test]

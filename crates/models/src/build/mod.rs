@@ -80,7 +80,11 @@ fn check_targets(config: &Config, lora: &LoraConfig) -> Result<(), ModelError> {
             mixer_modules(config.family)
         )));
     }
-    let Targets::Names(names) = &lora.targets else { return Ok(()) };
+    let names = match &lora.targets {
+        Targets::Names(names) => names,
+        Targets::Pattern(_) if fuses => return check_expression(config, lora),
+        Targets::Pattern(_) | Targets::AllLinear => return Ok(()),
+    };
     if per_expert(config, lora) {
         return check_per_expert(lora, names);
     }
@@ -91,6 +95,27 @@ fn check_targets(config: &Config, lora: &LoraConfig) -> Result<(), ModelError> {
              (`mlp.experts.gate_up_proj`, `mlp.experts.down_proj`, `shared_expert.up_proj.weight`, ...)"
         ))),
     }
+}
+
+/// PEFT reduces an expression to the last parts of what it matches. Those that routers and experts had in transformers 4 become fused tensors, and dense or
+/// shared layers of the same names would lose their adapters.
+fn check_expression(config: &Config, lora: &LoraConfig) -> Result<(), ModelError> {
+    const PARTS: [&str; 5] = ["mlp.", "mlp.experts.", "mlp.experts.0.", "mlp.shared_expert.", "mlp.shared_experts."];
+    const NAMES: [&str; 4] = ["gate", "gate_proj", "up_proj", "down_proj"];
+    for (layer, part, name) in (0..config.layers.len()).flat_map(|layer| {
+        PARTS.into_iter().flat_map(move |part| NAMES.into_iter().map(move |name| (layer, part, name)))
+    }) {
+        let path = format!("model.layers.{layer}.{part}{name}");
+        let path = config.module_path(&path);
+        if lora.of(&path)?.is_some() {
+            return Err(ModelError::Adapter(format!(
+                "the expression matches {path}, and {name} means the router or the fused experts to PEFT in this family: name modules, {:?} say, \
+                 or tensors in target_parameters",
+                mixer_modules(config.family)
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn of_experts(name: &str) -> bool {

@@ -139,7 +139,7 @@ pub const KEYS: &[Key] = &[
     key(Adapter, "lora_alpha", &["alpha"], Number, YES, "the adapter is scaled by lora_alpha / lora_r"),
     key(Adapter, "lora_dropout", &["dropout"], Number, YES, "share of the adapter's inputs set to zero"),
     key(Adapter, "lora_r", &["r", "rank", "lora_rank"], Whole, YES, "rank"),
-    key(Adapter, "lora_target_modules", &["target_modules"], TextOrTexts, YES, "modules that get an adapter, or \"all-linear\""),
+    key(Adapter, "lora_target_modules", &["target_modules"], TextOrTexts, YES, "modules that get an adapter, \"all-linear\", or a regular expression for whole paths"),
     key(Adapter, "lora_target_parameters", &["target_parameters"], Texts, YES, "tensors that get an adapter: fused experts, by the end of their names"),
     key(Adapter, "rank_pattern", &[], TableOfWholes, YES, "lora_r of modules whose name ends so"),
     key(Adapter, "type", &["adapter_type"], Text, YES, "lora, full or last_blocks"),

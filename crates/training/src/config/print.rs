@@ -194,6 +194,7 @@ fn lora_lines(lora: &Lora) -> Lines {
             match &lora.targets {
                 Targets::AllLinear => text("all-linear"),
                 Targets::Named(names) => Value::texts(names),
+                Targets::Matching(expression) => text(expression),
             },
         ),
         ("lora_target_parameters", Value::texts(&lora.target_parameters)),

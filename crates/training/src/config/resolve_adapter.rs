@@ -62,10 +62,17 @@ fn targets(table: &Table<'_>) -> Result<Targets, Error> {
         return Ok(if by_parameters { Targets::Named(vec![]) } else { Targets::AllLinear });
     };
     match &entry.value {
-        Value::Text(text) if text == "all-linear" => Ok(Targets::AllLinear),
-        Value::Text(_) => {
-            Err(entry.invalid("a string that is not a list", "\"all-linear\", or a list: [\"q_proj\", \"v_proj\"]"))
+        Value::Text(text) if text.eq_ignore_ascii_case("all-linear") => Ok(Targets::AllLinear),
+        // As an expression a single name matches no path.
+        Value::Text(text) if text.chars().all(|letter| letter.is_alphanumeric() || letter == '_') => Err(entry
+            .invalid(
+                "a string is an expression for whole paths, and this is a name",
+                "\"all-linear\", a list: [\"q_proj\", \"v_proj\"], or an expression: '.*\\.[qv]_proj'",
+            )),
+        Value::Text(_) if table.get("layers_to_transform").is_some() => {
+            Err(entry.invalid("layers_to_transform goes with names", "let the expression choose the layers"))
         }
+        Value::Text(text) => Ok(Targets::Matching(text.clone())),
         _ => match names(table, "lora_target_modules")? {
             names if names.is_empty() && !by_parameters => {
                 Err(entry.invalid("no module is named", "\"all-linear\" takes every linear module"))

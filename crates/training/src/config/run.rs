@@ -198,6 +198,8 @@ pub enum Targets {
     /// Every linear module of the blocks; not the head.
     AllLinear,
     Named(Vec<String>),
+    /// Modules whose path the regular expression matches from end to end.
+    Matching(String),
 }
 
 /// How long a run is, in updates.
