@@ -66,15 +66,20 @@ fn a_path_the_machine_lacks_is_6() {
 }
 
 fn serve(requests: &str) -> Output {
+    fed(&["bench", "kernels", "--serve"], requests)
+}
+
+/// The program with something on its standard input.
+fn fed(arguments: &[&str], input: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_isobit"))
-        .args(["bench", "kernels", "--serve"])
+        .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .expect("the program starts");
     let mut stdin = child.stdin.take().expect("piped");
-    stdin.write_all(requests.as_bytes()).expect("the program reads");
+    stdin.write_all(input.as_bytes()).expect("the program reads");
     drop(stdin);
     child.wait_with_output().expect("the program ends")
 }
@@ -84,6 +89,20 @@ fn served_requests_are_answered_line_by_line() {
     let output = serve("add 33x65 x2 best 2\nadd 33x65 x2 best 2\nproduct_forward 3x40x70 x3 scalar 1\n");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 3);
+}
+
+#[test]
+fn steps_are_served_line_by_line() {
+    let step = ["bench", "step", "--model", "tiny", "--batch", "2", "--seq", "16"];
+    let output = fed(&[&step[..], &["--serve"]].concat(), "\n\n\n");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let losses: Vec<f64> = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("JSON")["loss"].as_f64().expect("a loss"))
+        .collect();
+    assert!(losses.len() == 3 && losses[2] < losses[0], "one model trains on: {losses:?}");
+    assert_eq!(fed(&[&step[..], &["--serve"]].concat(), "").stdout, b"", "nothing is asked for");
+    assert_eq!(refused(&[&step[..], &["--serve", "--steps", "2"]].concat()).0, 2);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What is trained, and which modules get an adapter: PEFT's rules on module paths.
 
 use crate::ModelError;
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 use std::collections::BTreeMap;
 
 /// What a run trains.
@@ -115,7 +115,12 @@ fn pattern_value<T: Copy>(patterns: &BTreeMap<String, T>, path: &str) -> Result<
 }
 
 fn expression(pattern: &str) -> Result<Regex, ModelError> {
-    Regex::new(pattern).map_err(|error| ModelError::Adapter(format!("`{pattern}` is not an expression: {error}")))
+    /// Bytes of a compiled expression: names of modules need little, and a file of others may ask for much.
+    const SIZE_MOST: usize = 1 << 20;
+    RegexBuilder::new(pattern)
+        .size_limit(SIZE_MOST)
+        .build()
+        .map_err(|error| ModelError::Adapter(format!("`{pattern}` is not an expression: {error}")))
 }
 
 /// Whether the first number in the path is one of the layers.
@@ -146,6 +151,7 @@ mod tests {
         assert!(Targets::Pattern(r".*\.q_proj".to_string()).matches(PATH).expect("pattern"));
         assert!(!Targets::Pattern("q_proj".to_string()).matches(PATH).expect("pattern"));
         assert!(Targets::Pattern("(".to_string()).matches(PATH).is_err());
+        assert!(Targets::Pattern("(.{100}){1000}".to_string()).matches(PATH).is_err());
     }
 
     #[test]

@@ -98,9 +98,12 @@ impl Case for LinearCase {
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
         let &Self { rows: m, n, k, rank, bias, profile, kind } = self;
         let mut random = Random::new(3);
-        let mut made = |kind, length| b.upload(&random.f32s(kind, length));
-        let (w, x, dy) = (made(kind, n * k), made(kind, m * k), made(kind, m * n));
-        let (bias, old) = (bias.then(|| made(kind, n)), made(Kind::Plain, m * k));
+        let mut numbers = |kind, length| random.f32s(kind, length);
+        let (w, x, dy) = (numbers(kind, n * k), numbers(kind, m * k), numbers(kind, m * n));
+        let (w, x, dy) = (b.upload(&w), b.upload(&x), b.upload(&dy));
+        let bias = bias.then(|| b.upload(&numbers(kind, n)));
+        let old = numbers(Kind::Plain, m * k);
+        let mut made = |kind, length| b.upload(&numbers(kind, length));
         let (u, up, down) = (made(kind, m * rank), made(kind, n * rank), made(kind, rank * k));
         let segments = [0, m];
         let p = Product { segments: &segments, n, k, profile, accumulate: false };
@@ -112,16 +115,22 @@ impl Case for LinearCase {
         };
         let bytes = [&expand, &back].map(|low| b.linear_workspace(&p, Some(low).filter(|_| rank > 0)));
         let mut room = workspace(b, bytes[0].max(bytes[1]));
-        let w = Matrix::Stored(StoredMatrix::F32(&w));
         let mut sliced = b.rows(SliceShape { rows: m, width: k, profile });
         b.slice_rows(&mut sliced, &x);
-        let mut y = poisoned(b, m * n);
-        b.linear_forward(&mut y, &sliced, w, &p, bias.as_ref(), low, &mut room);
-        let mut dx = poisoned(b, m * k);
-        b.linear_grad_input(&mut dx, &dy, w, &p, back_low, &mut room);
-        let mut sum = old;
-        b.linear_grad_input(&mut sum, &dy, w, &Product { accumulate: true, ..p }, back_low, &mut room);
-        vec![Output::download(b, "y", &y), Output::download(b, "dx", &dx), Output::download(b, "dx accumulated", &sum)]
+        let mut form = |w: Matrix<B>| {
+            let mut y = poisoned(b, m * n);
+            b.linear_forward(&mut y, &sliced, w, &p, bias.as_ref(), low, &mut room);
+            let mut dx = poisoned(b, m * k);
+            b.linear_grad_input(&mut dx, &dy, w, &p, back_low, &mut room);
+            let mut sum = b.upload(&old);
+            b.linear_grad_input(&mut sum, &dy, w, &Product { accumulate: true, ..p }, back_low, &mut room);
+            [("y", y), ("dx", dx), ("dx accumulated", sum)].map(|(name, of)| Output::download(b, name, &of)).to_vec()
+        };
+        let stored = StoredMatrix::F32(&w);
+        let outputs = form(Matrix::Stored(stored));
+        let kept = b.slice_weight(stored, 1, SliceShape { rows: n, width: k, profile });
+        assert_eq!(form(Matrix::Sliced(&kept)), outputs, "kept slices give what slices on the fly give");
+        outputs
     }
 }
 
@@ -134,6 +143,8 @@ pub fn visit(visitor: &mut impl Visitor) {
             (525, 96, 64, 0, true),
             (33, 1027, 160, 64, true),
             (16, 32, 512, 16, false),
+            // Enough rows for every thread to have some of its own.
+            (1800, 64, 72, 8, true),
         ] {
             visitor.case(&LinearCase { rows, n, k, rank, bias, profile, kind: Kind::Outliers });
         }

@@ -4,10 +4,11 @@
 //! sliced, are the left operand of dQ. Their columns, sliced, are the *right* operand of dK and dV: groups of four
 //! rows interleave into right tiles without a transpose, and the sums come out as `[width][key]`.
 
+use super::along::Panel;
 use super::operands::{ROWS, SQUARE, as_tiles};
 use super::tile::{Columns, State, clear, column_tiles, fold_columns, fold_rows, gather, grad_block, slice_rows};
 use super::{TILE, Tensor, part};
-use crate::cpu::block::{LeftView, RightView, block_sums};
+use crate::cpu::block::{LeftView, RightView, Sums, block_sums};
 use crate::cpu::path::Path;
 use crate::cpu::pool::SharedMut;
 use crate::cpu::slices::{BLOCK, TILE_BYTES, TILE_DEPTH, left_bias};
@@ -185,6 +186,11 @@ impl Gradients<'_> {
         }
     }
 
+    /// Sums of up to 32 rows against a panel that is contracted along keys or queries.
+    fn sums(&self, sums: &mut Sums, panel: &Panel, left: LeftView, rows: usize, right: RightView, columns: usize) {
+        block_sums(self.path, sums, left, rows, right, &panel.prepared, columns, self.p.profile);
+    }
+
     fn query_gradients(&self, state: &mut State, tile: &Tile) {
         let (p, length, kv) = (self.p, self.length(tile), tile.head / self.p.group());
         let rows_end = length.min(tile.first_query + TILE) - tile.first_query;
@@ -213,16 +219,7 @@ impl Gradients<'_> {
                     let left = LeftView { bytes, column_stride, slice_stride: 2 * SQUARE };
                     let count = BLOCK.min(rows.end - row);
                     let sums = &mut state.score_sums;
-                    block_sums(
-                        self.path,
-                        sums,
-                        left,
-                        count,
-                        right,
-                        &state.panels[0].prepared,
-                        columns.len(),
-                        p.profile,
-                    );
+                    self.sums(sums, &state.panels[0], left, count, right, columns.len());
                     let units = &state.row_units[row..row + count];
                     let out = &mut state.dq[row * self.row_stride() + panel * BLOCK..];
                     match p.profile {
@@ -276,16 +273,7 @@ impl Gradients<'_> {
                     };
                     let count = BLOCK.min(shape.width - row);
                     let sums = &mut state.score_sums;
-                    block_sums(
-                        self.path,
-                        sums,
-                        left,
-                        count,
-                        right,
-                        &state.panels[0].prepared,
-                        columns.len(),
-                        p.profile,
-                    );
+                    self.sums(sums, &state.panels[0], left, count, right, columns.len());
                     let at = (key_block * shape.width + row) * ROWS;
                     // SAFETY: partial sums of this block of keys are this task's alone.
                     let out = unsafe { partials.slice(at..at + count * ROWS) };
