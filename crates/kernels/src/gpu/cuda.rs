@@ -25,7 +25,9 @@ functions!(Driver {
     allocate = c"cuMemAllocAsync" (*mut u64, usize, Object) -> Status;
     free = c"cuMemFreeAsync" (u64, Object) -> Status;
     fill = c"cuMemsetD8Async" (u64, u8, usize, Object) -> Status;
-    to_device = c"cuMemcpyHtoD_v2" (u64, *const c_void, usize) -> Status;
+    default_pool = c"cuDeviceGetDefaultMemPool" (*mut Object, c_int) -> Status;
+    pool_attribute = c"cuMemPoolSetAttribute" (Object, c_int, *mut c_void) -> Status;
+    to_device = c"cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, Object) -> Status;
     to_host = c"cuMemcpyDtoH_v2" (*mut c_void, u64, usize) -> Status;
     load_module = c"cuModuleLoadData" (*mut Object, *const c_void) -> Status;
     unload_module = c"cuModuleUnload" (Object) -> Status;
@@ -111,6 +113,18 @@ impl Driver {
         let status = unsafe { (self.device_name)(bytes.as_mut_ptr().cast(), 127, device) };
         let text = if status == 0 { CStr::from_bytes_until_nul(&bytes).ok() } else { None };
         text.map_or("unknown".to_string(), |text| text.to_string_lossy().into_owned())
+    }
+
+    /// Released memory stays with the process: by default every synchronisation would return it, to be mapped anew.
+    fn keep_released_memory(&self, device: c_int) -> Answer<()> {
+        const RELEASE_THRESHOLD: c_int = 4;
+        let mut pool = null_mut();
+        // SAFETY: room for the handle of an existing device's pool.
+        self.check("cuDeviceGetDefaultMemPool", unsafe { (self.default_pool)(&raw mut pool, device) })?;
+        let mut bytes = u64::MAX;
+        // SAFETY: the attribute is a 64-bit number, which the call reads.
+        let status = unsafe { (self.pool_attribute)(pool, RELEASE_THRESHOLD, (&raw mut bytes).cast()) };
+        self.check("cuMemPoolSetAttribute", status)
     }
 
     fn architecture(&self, device: c_int) -> Answer<(u32, u32)> {
@@ -247,6 +261,7 @@ impl Cuda {
         driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.retain)(&raw mut context, device) })?;
         // SAFETY: as above.
         driver.check("cuCtxSetCurrent", unsafe { (driver.set_context)(context) })?;
+        driver.keep_released_memory(device)?;
         Ok(Self {
             name: format!("cuda:{index} ({})", driver.name(device)),
             architecture: driver.architecture(device)?,
@@ -299,9 +314,10 @@ impl Runtime for Cuda {
     }
 
     fn write(&self, memory: Handle, bytes: &[u8]) -> Answer<()> {
-        // SAFETY: the range is inside the memory; the host bytes are copied before the call returns.
-        let status = unsafe { (self.driver.to_device)(memory.0, bytes.as_ptr().cast(), bytes.len()) };
-        self.driver.check("cuMemcpyHtoD", status)
+        // SAFETY: the range is inside the memory. The host bytes are pageable: the driver has copied them when the call returns, and
+        // the device writes them in the order of the stream.
+        let status = unsafe { (self.driver.to_device)(memory.0, bytes.as_ptr().cast(), bytes.len(), STREAM) };
+        self.driver.check("cuMemcpyHtoDAsync", status)
     }
 
     fn read(&self, bytes: &mut [u8], memory: Handle) -> Answer<()> {
