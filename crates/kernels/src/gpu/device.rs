@@ -2,7 +2,7 @@
 
 use super::absent::Absent;
 use super::devices::{Api, Selector};
-use super::memory::{GpuBuffer, part_bytes};
+use super::memory::{GpuBuffer, Tables, part_bytes};
 use super::program::{self, Program};
 use super::runtime::{Answer, Argument, Compiled, Kernel, Runtime, failure};
 use super::{cuda, opencl, probe};
@@ -55,11 +55,12 @@ pub(super) use arguments;
 
 /// An open device with its compiled programs.
 pub(super) struct Device {
-    pub(super) runtime: Box<dyn Runtime>,
+    pub(super) runtime: Rc<dyn Runtime>,
     selector: Selector,
     programs: RefCell<BTreeMap<(&'static str, usize), Compiled>>,
     kernels: RefCell<BTreeMap<(&'static str, usize), Kernel>>,
     failure: RefCell<Option<DeviceFailure>>,
+    tables: RefCell<Tables>,
 }
 
 impl Device {
@@ -130,9 +131,9 @@ impl Gpu {
     }
 
     fn opened(selector: Selector, soft_division: bool) -> Result<Self, DeviceFailure> {
-        let runtime: Result<Box<dyn Runtime>, String> = match selector.api {
-            Api::OpenCl => opencl::OpenCl::open(selector.index, soft_division).map(|runtime| Box::new(runtime) as _),
-            Api::Cuda => cuda::Cuda::open(selector.index).map(|runtime| Box::new(runtime) as _),
+        let runtime: Result<Rc<dyn Runtime>, String> = match selector.api {
+            Api::OpenCl => opencl::OpenCl::open(selector.index, soft_division).map(|runtime| Rc::new(runtime) as _),
+            Api::Cuda => cuda::Cuda::open(selector.index).map(|runtime| Rc::new(runtime) as _),
         };
         let runtime = runtime.map_err(|what| failure(&selector.to_string(), what))?;
         let gpu = Self::with_runtime(runtime, selector);
@@ -143,16 +144,17 @@ impl Gpu {
     /// A device that is not there: it says what buffers and workspaces would take and computes nothing. `architecture` is the
     /// compute capability of an NVIDIA device, if a plan should count the room for its tensor cores.
     pub fn absent(selector: Selector, architecture: Option<(u32, u32)>) -> Self {
-        Self::with_runtime(Box::new(Absent::new(selector, architecture)), selector)
+        Self::with_runtime(Rc::new(Absent::new(selector, architecture)), selector)
     }
 
-    fn with_runtime(runtime: Box<dyn Runtime>, selector: Selector) -> Self {
+    fn with_runtime(runtime: Rc<dyn Runtime>, selector: Selector) -> Self {
         let device = Device {
             runtime,
             selector,
             programs: RefCell::default(),
             kernels: RefCell::default(),
             failure: RefCell::default(),
+            tables: RefCell::default(),
         };
         Self { device: Rc::new(device) }
     }
@@ -215,10 +217,16 @@ impl Gpu {
         part_bytes::<T>(length, self.alignment())
     }
 
-    /// Offsets of rows or segments as kernels read them.
+    /// Offsets of rows or segments as kernels read them. Nothing may write to them: others may have the same table.
     pub(super) fn offsets(&self, offsets: &[usize]) -> GpuBuffer<u32> {
         let narrow = |&offset: &usize| u32::try_from(offset).expect("fewer than 2³² tokens in a call");
-        self.upload(&offsets.iter().map(narrow).collect::<Vec<_>>())
+        let content: Vec<u32> = offsets.iter().map(narrow).collect();
+        let known = self.device.tables.borrow().find(&content);
+        known.unwrap_or_else(|| {
+            let table = self.upload(&content);
+            self.device.tables.borrow_mut().keep(content, &table);
+            table
+        })
     }
 
     /// First token and end of every block of a sum over tokens.

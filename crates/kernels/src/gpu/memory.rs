@@ -1,17 +1,31 @@
 //! Device memory as buffers of elements, and a workspace handed out in parts.
 
-use super::device::{Device, Gpu};
-use super::runtime::{Argument, Handle};
+use super::device::Gpu;
+use super::runtime::{Argument, Handle, Runtime};
 use crate::buffer::Element;
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::rc::Rc;
 
 /// A fixed number of elements on the device. After a failure of the device it may have no memory; nothing touches it then.
 pub struct GpuBuffer<T: Element> {
-    device: Rc<Device>,
-    handle: Option<Handle>,
+    memory: Rc<Memory>,
     length: usize,
     element: PhantomData<T>,
+}
+
+/// Memory of the device that is given back when nobody has it any more.
+struct Memory {
+    runtime: Rc<dyn Runtime>,
+    handle: Option<Handle>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Some(handle) = self.handle {
+            self.runtime.release(handle);
+        }
+    }
 }
 
 impl<T: Element> GpuBuffer<T> {
@@ -22,7 +36,13 @@ impl<T: Element> GpuBuffer<T> {
             Some(bytes) => gpu.device.attempt(|runtime| runtime.allocate(allocated_bytes(bytes))),
             None => gpu.device.attempt(|_| Err(format!("{length} elements are more than any memory"))),
         };
-        Self { device: Rc::clone(&gpu.device), handle, length, element: PhantomData }
+        let memory = Memory { runtime: Rc::clone(&gpu.device.runtime), handle };
+        Self { memory: Rc::new(memory), length, element: PhantomData }
+    }
+
+    /// The same memory once more, to be read only.
+    fn shared(&self) -> Self {
+        Self { memory: Rc::clone(&self.memory), length: self.length, element: PhantomData }
     }
 
     pub fn len(&self) -> usize {
@@ -38,15 +58,32 @@ impl<T: Element> GpuBuffer<T> {
     }
 
     pub(super) fn handle(&self) -> Option<Handle> {
-        self.handle
+        self.memory.handle
     }
 }
 
-impl<T: Element> Drop for GpuBuffer<T> {
-    fn drop(&mut self) {
-        if let Some(handle) = self.handle {
-            self.device.runtime.release(handle);
+/// Small tables that ops read, by their content: every layer of a step asks for the same ones, and an upload waits for the
+/// device.
+#[derive(Default)]
+pub(super) struct Tables {
+    known: BTreeMap<Vec<u32>, GpuBuffer<u32>>,
+    bytes: usize,
+}
+
+impl Tables {
+    /// When more would be kept, all are forgotten; those in use live on with their users.
+    const BYTES_MAX: usize = 16 << 20;
+
+    pub(super) fn find(&self, content: &[u32]) -> Option<GpuBuffer<u32>> {
+        self.known.get(content).map(GpuBuffer::shared)
+    }
+
+    pub(super) fn keep(&mut self, content: Vec<u32>, table: &GpuBuffer<u32>) {
+        if self.bytes + table.bytes() > Self::BYTES_MAX {
+            *self = Self::default();
         }
+        self.bytes += table.bytes();
+        self.known.insert(content, table.shared());
     }
 }
 
@@ -92,7 +129,7 @@ impl Place {
 
 impl<T: Element> From<&GpuBuffer<T>> for Place {
     fn from(buffer: &GpuBuffer<T>) -> Self {
-        Self { handle: buffer.handle, offset: 0 }
+        Self { handle: buffer.memory.handle, offset: 0 }
     }
 }
 
@@ -137,7 +174,7 @@ pub(super) struct Parts {
 
 impl Parts {
     pub(super) fn new(gpu: &Gpu, workspace: &mut GpuBuffer<u8>) -> Self {
-        Self { handle: workspace.handle, alignment: gpu.alignment(), next: 0, end: workspace.length }
+        Self { handle: workspace.memory.handle, alignment: gpu.alignment(), next: 0, end: workspace.length }
     }
 
     /// The next `length` elements. Their content is whatever was there.
