@@ -191,7 +191,7 @@ fn thin() {
         // `outer` is the gradient of `expand` by the factor: a sum over tokens.
         let scaled = Thin { alpha: 0.75, ..one };
         let mut gradient = b.zeros(factor.len());
-        b.thin_outer(&mut gradient, &b.upload(&u), &b.upload(&dy), &scaled, &[0, 4, tokens]);
+        b.thin_outer(&mut gradient, &b.upload(&u), &b.upload(&dy), &scaled, &[0, 4, tokens], &mut b.zeros(0));
         check("outer", &gradient, &factor, tokens + 3, tokens as f64 * largest(&u) * d, |factor| {
             dot(&dy, expand(&wide(&u), factor, &scaled))
         });

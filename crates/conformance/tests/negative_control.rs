@@ -101,7 +101,7 @@ impl Backend for Reordered {
         thin_workspace(&Thin) -> usize;
         thin_contract(&mut F32, &F32, &F32, &Thin, &mut Buffer<u8>);
         thin_expand(&mut F32, &F32, &F32, &Thin, &mut Buffer<u8>);
-        thin_outer(&mut F32, &F32, &F32, &Thin, &[usize]);
+        thin_outer(&mut F32, &F32, &F32, &Thin, &[usize], &mut Buffer<u8>);
         bias_forward(&mut F32, &F32);
         bias_backward(&mut F32, &F32, &[usize]);
         add(&mut F32, &F32, &F32);

@@ -69,5 +69,6 @@ fn experts<B: Backend>(
     b.product_grad_weight(dw, &drows, &rows, &product, &starts, &mut room);
     let layout = isobit_kernels::op::Layout::RankMajor;
     let thin = Thin { segments: &grouped.segments, rank: N, width: K, layout, alpha: 0.5 };
-    b.thin_outer(dfactor, &drows, &rows, &thin, &starts);
+    let mut room = b.zeros(b.thin_workspace(&thin));
+    b.thin_outer(dfactor, &drows, &rows, &thin, &starts, &mut room);
 }

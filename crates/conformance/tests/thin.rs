@@ -22,12 +22,15 @@ fn split<B: Backend>(b: &B) {
     let p = Thin { segments: &[0, 190], rank, width, layout: Layout::WidthMajor, alpha: 0.7 };
     let first = random.f32s(Kind::Plain, rank * width);
     let (u, x) = (random.f32s(Kind::Plain, 190 * rank), random.f32s(Kind::Outliers, 190 * width));
+    let mut room = b.zeros(b.thin_workspace(&p));
     let mut whole = b.upload(&first);
-    b.thin_outer(&mut whole, &b.upload(&u), &b.upload(&x), &p, &[0, 131, 190]);
+    b.thin_outer(&mut whole, &b.upload(&u), &b.upload(&x), &p, &[0, 131, 190], &mut room);
     let mut parts = b.upload(&first);
     let (u0, u1) = u.split_at(131 * rank);
     let (x0, x1) = x.split_at(131 * width);
-    b.thin_outer(&mut parts, &b.upload(u0), &b.upload(x0), &Thin { segments: &[0, 131], ..p }, &[0, 131]);
-    b.thin_outer(&mut parts, &b.upload(u1), &b.upload(x1), &Thin { segments: &[0, 59], ..p }, &[0, 59]);
+    let part = Thin { segments: &[0, 131], ..p };
+    b.thin_outer(&mut parts, &b.upload(u0), &b.upload(x0), &part, &[0, 131], &mut room);
+    let part = Thin { segments: &[0, 59], ..p };
+    b.thin_outer(&mut parts, &b.upload(u1), &b.upload(x1), &part, &[0, 59], &mut room);
     assert_same(&[Output::download(b, "dfactor", &whole), Output::download(b, "dfactor", &parts)]);
 }

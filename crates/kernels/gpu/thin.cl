@@ -5,7 +5,7 @@
 #define RANK_MOST 64
 // Ranks that a work item keeps at once.
 #define RANKS 8
-// Tokens of a group that contracts or expands; blocks of tokens of a group of the outer product.
+// Tokens that a group expands, and that it contracts at once.
 #define TOKENS (GROUP / LANES)
 
 typedef struct {
@@ -14,61 +14,114 @@ typedef struct {
     ulong factor;
 } TokenTile;
 
-FUNCTION TokenTile token_tile(GLOBAL const uint *tiles, uint grouped, uint index, ulong tokens) {
+// `size` is the number of tokens of a whole tile.
+FUNCTION TokenTile token_tile(GLOBAL const uint *tiles, uint grouped, uint index, ulong tokens, uint size) {
     TokenTile tile;
-    tile.first = grouped != 0u ? tiles[3u * index] : (ulong)index * TOKENS;
+    tile.first = grouped != 0u ? tiles[3u * index] : (ulong)index * size;
     tile.end = grouped != 0u ? tiles[3u * index + 1u] : tokens;
     tile.factor = grouped != 0u ? tiles[3u * index + 2u] : 0u;
     return tile;
 }
 
-// A work item per (token, lane): each element of x serves RANKS ranks.
-KERNEL(GROUP) thin_contract(
-    GLOBAL float *u,
-    GLOBAL const float *x,
+// Columns of a factor that a group keeps at once, and the elements from one rank to the next there: one more, so that
+// neither way of filling it meets one bank.
+#define STAGED (STEPS * LANES)
+#define STAGED_STEP (STAGED + 1)
+// Steps of a lane through them: a work item asks for so many elements of a token before it uses the first.
+#define STEPS 8
+
+// Brings STAGED columns of RANKS ranks from `column` on.
+FUNCTION void stage_factor(
+    LOCAL_POINTER float *staged,
     GLOBAL const float *factor,
-    GLOBAL const uint *tiles,
-    uint grouped,
-    ulong tokens,
+    uint first_rank,
     uint rank,
+    uint column,
     uint width,
     uint rank_step,
     uint width_step
 ) {
-    LOCAL float lanes[TOKENS * RANKS * LANES];
-    uint rank_tiles = (rank + RANKS - 1u) / RANKS;
-    uint first_rank = group_index() % rank_tiles * RANKS;
-    TokenTile tile = token_tile(tiles, grouped, group_index() / rank_tiles, tokens);
-    ulong origin = tile.factor * rank * width;
-    uint lane = local_index() % LANES;
-    uint row = local_index() / LANES;
-    ulong token = tile.first + row;
-    float sums[RANKS];
-    for (uint n = 0u; n < RANKS; n++) {
-        sums[n] = 0.0f;
-    }
-    if (token < tile.end) {
-        for (uint l = lane; l < width; l += LANES) {
-            float value = x[token * width + l];
-            ulong at = origin + (ulong)first_rank * rank_step + (ulong)l * width_step;
-            for (uint n = 0u; n < RANKS; n++) {
-                if (first_rank + n < rank) {
-                    sums[n] = fma_rn(value, factor[at + (ulong)n * rank_step], sums[n]);
-                }
-            }
-        }
-    }
-    for (uint n = 0u; n < RANKS; n++) {
-        lanes[(row * RANKS + n) * LANES + lane] = sums[n];
-    }
-    tree_sums(lanes, TOKENS * RANKS);
-    uint i = local_index();
-    ulong t = tile.first + i / RANKS;
-    uint j = first_rank + i % RANKS;
-    if (i < TOKENS * RANKS && t < tile.end && j < rank) {
-        u[t * rank + j] = lanes[i * LANES];
+    for (uint i = local_index(); i < RANKS * STAGED; i += GROUP) {
+        // Neighbours in memory go to neighbouring work items.
+        uint n = width_step == 1u ? i / STAGED : i % RANKS;
+        uint l = width_step == 1u ? i % STAGED : i / RANKS;
+        int there = first_rank + n < rank && column + l < width;
+        staged[n * STAGED_STEP + l] =
+            there ? factor[(ulong)(first_rank + n) * rank_step + (ulong)(column + l) * width_step] : 0.0f;
     }
 }
+
+// A work item per lane of PER_ITEM tokens: each element of x serves RANKS ranks, each of the factor PER_ITEM tokens.
+#define CONTRACT(name, PER_ITEM) \
+    KERNEL(GROUP) name( \
+        GLOBAL float *u, \
+        GLOBAL const float *x, \
+        GLOBAL const float *factor, \
+        GLOBAL const uint *tiles, \
+        uint grouped, \
+        ulong tokens, \
+        uint rank, \
+        uint width, \
+        uint rank_step, \
+        uint width_step \
+    ) { \
+        LOCAL float shared[RANKS * STAGED_STEP]; \
+        uint rank_tiles = (rank + RANKS - 1u) / RANKS; \
+        uint first_rank = group_index() % rank_tiles * RANKS; \
+        TokenTile tile = token_tile(tiles, grouped, group_index() / rank_tiles, tokens, TOKENS * PER_ITEM); \
+        GLOBAL const float *own = factor + tile.factor * rank * width; \
+        uint lane = local_index() % LANES; \
+        uint row = local_index() / LANES; \
+        float sums[PER_ITEM][RANKS]; \
+        ulong start[PER_ITEM]; \
+        for (uint i = 0u; i < PER_ITEM; i++) { \
+            ulong token = tile.first + row + i * TOKENS; \
+            /* A token that is not there stands for the first one; its sums are not kept. */ \
+            start[i] = (token < tile.end ? token : tile.first) * width; \
+            for (uint n = 0u; n < RANKS; n++) { \
+                sums[i][n] = 0.0f; \
+            } \
+        } \
+        for (uint column = 0u; column < width; column += STAGED) { \
+            float values[STEPS][PER_ITEM]; \
+            for (uint s = 0u; s < STEPS; s++) { \
+                uint l = column + s * LANES + lane; \
+                for (uint i = 0u; i < PER_ITEM; i++) { \
+                    values[s][i] = l < width ? x[start[i] + l] : 0.0f; \
+                } \
+            } \
+            barrier_local(); \
+            stage_factor(shared, own, first_rank, rank, column, width, rank_step, width_step); \
+            barrier_local(); \
+            for (uint s = 0u; s < STEPS; s++) { \
+                if (column + s * LANES + lane < width) { \
+                    for (uint n = 0u; n < RANKS; n++) { \
+                        float element = shared[n * STAGED_STEP + s * LANES + lane]; \
+                        for (uint i = 0u; i < PER_ITEM; i++) { \
+                            sums[i][n] = fma_rn(values[s][i], element, sums[i][n]); \
+                        } \
+                    } \
+                } \
+            } \
+        } \
+        for (uint i = 0u; i < PER_ITEM; i++) { \
+            barrier_local(); \
+            for (uint n = 0u; n < RANKS; n++) { \
+                shared[(row * RANKS + n) * LANES + lane] = sums[i][n]; \
+            } \
+            tree_sums(shared, TOKENS * RANKS); \
+            uint at = local_index(); \
+            ulong t = tile.first + at / RANKS + i * TOKENS; \
+            uint j = first_rank + at % RANKS; \
+            if (at < TOKENS * RANKS && t < tile.end && j < rank) { \
+                u[t * rank + j] = shared[at * LANES]; \
+            } \
+        } \
+    }
+
+// For few tokens, and for many.
+CONTRACT(thin_contract_1, 1)
+CONTRACT(thin_contract_4, 4)
 
 // A work item per column: each element of the factor serves TOKENS tokens.
 KERNEL(GROUP) thin_expand(
@@ -87,7 +140,7 @@ KERNEL(GROUP) thin_expand(
     LOCAL float rows[TOKENS * RANK_MOST];
     uint width_tiles = (width + GROUP - 1u) / GROUP;
     uint column = group_index() % width_tiles * GROUP + local_index();
-    TokenTile tile = token_tile(tiles, grouped, group_index() / width_tiles, tokens);
+    TokenTile tile = token_tile(tiles, grouped, group_index() / width_tiles, tokens, TOKENS);
     ulong first = tile.first;
     ulong origin = tile.factor * rank * width;
     uint here = tile.end - first < TOKENS ? (uint)(tile.end - first) : TOKENS;
@@ -117,65 +170,106 @@ KERNEL(GROUP) thin_expand(
     }
 }
 
-// 32 columns and RANKS ranks of one factor per group; TOKENS blocks are summed side by side and then added in order, a
-// work item per (rank, column). `blocks` holds how many blocks there are before each factor's first and in all, then first
-// token and end of each block.
-KERNEL(GROUP) thin_outer(
-    GLOBAL float *dfactor,
+// Tokens of a block of a sum over tokens, at most.
+#define TOKEN_BLOCK 128
+// Elements of x that a work item asks for before it uses the first.
+#define AHEAD 8
+
+// Sums of single blocks: GROUP columns and RANKS ranks of one block per group, into partial[block, rank, width]. `blocks`
+// holds first token and end of each; `first_block` is the first of this launch.
+KERNEL(GROUP) thin_outer_blocks(
+    GLOBAL float *partial,
     GLOBAL const float *u,
     GLOBAL const float *x,
     GLOBAL const uint *blocks,
-    uint factors,
+    uint first_block,
+    uint rank,
+    uint width,
+    float alpha
+) {
+    LOCAL float scaled[TOKEN_BLOCK * RANKS];
+    uint rank_tiles = (rank + RANKS - 1u) / RANKS;
+    uint first_rank = group_index() % rank_tiles * RANKS;
+    uint width_tiles = (width + GROUP - 1u) / GROUP;
+    uint column = group_index() / rank_tiles % width_tiles * GROUP + local_index();
+    uint block = group_index() / rank_tiles / width_tiles;
+    uint first = blocks[2u * (first_block + block)];
+    uint count = blocks[2u * (first_block + block) + 1u] - first;
+    for (uint i = local_index(); i < count * RANKS; i += GROUP) {
+        uint j = first_rank + i % RANKS;
+        scaled[i] = j < rank ? alpha * u[(ulong)(first + i / RANKS) * rank + j] : 0.0f;
+    }
+    barrier_local();
+    if (column >= width) {
+        return;
+    }
+    float sums[RANKS];
+    for (uint n = 0u; n < RANKS; n++) {
+        sums[n] = 0.0f;
+    }
+    GLOBAL const float *from = x + (ulong)first * width + column;
+    uint t = 0u;
+    for (; t + AHEAD <= count; t += AHEAD) {
+        float values[AHEAD];
+        for (uint i = 0u; i < AHEAD; i++) {
+            values[i] = from[(ulong)(t + i) * width];
+        }
+        for (uint i = 0u; i < AHEAD; i++) {
+            for (uint n = 0u; n < RANKS; n++) {
+                sums[n] = fma_rn(scaled[(t + i) * RANKS + n], values[i], sums[n]);
+            }
+        }
+    }
+    for (; t < count; t++) {
+        float value = from[(ulong)t * width];
+        for (uint n = 0u; n < RANKS; n++) {
+            sums[n] = fma_rn(scaled[t * RANKS + n], value, sums[n]);
+        }
+    }
+    for (uint n = 0u; n < RANKS; n++) {
+        if (first_rank + n < rank) {
+            partial[((ulong)block * rank + first_rank + n) * width + column] = sums[n];
+        }
+    }
+}
+
+// Adds the sums of the blocks `first_block .. end_block` to their factors in order, a work item per element. `starts` holds how
+// many blocks there are before each factor's first, and in all.
+KERNEL(GROUP) thin_outer_add(
+    GLOBAL float *dfactor,
+    GLOBAL const float *partial,
+    GLOBAL const uint *starts,
+    uint first_block,
+    uint end_block,
     uint rank,
     uint width,
     uint rank_step,
-    uint width_step,
-    float alpha
+    uint width_step
 ) {
-    LOCAL float block_sums[TOKENS * RANKS * LANES];
-    uint rank_tiles = (rank + RANKS - 1u) / RANKS;
-    uint first_rank = group_index() % rank_tiles * RANKS;
-    uint lane = local_index() % LANES;
-    uint slot = local_index() / LANES;
-    uint width_tiles = (width + LANES - 1u) / LANES;
-    uint column = group_index() / rank_tiles % width_tiles * LANES + lane;
-    uint index = group_index() / rank_tiles / width_tiles;
-    uint block_end = blocks[index + 1u];
-    GLOBAL const uint *tokens_of = blocks + factors + 1u;
-    // RANKS equals TOKENS: the slot of a block while summing is the place of a rank while adding.
-    int adds = column < width && first_rank + slot < rank;
-    ulong into = (ulong)index * rank * width + (ulong)(first_rank + slot) * rank_step + (ulong)column * width_step;
-    float total = adds ? dfactor[into] : 0.0f;
-    for (uint first = blocks[index]; first < block_end; first += TOKENS) {
-        uint block = first + slot;
-        float sums[RANKS];
-        for (uint n = 0u; n < RANKS; n++) {
-            sums[n] = 0.0f;
-        }
-        if (block < block_end && column < width) {
-            uint end = tokens_of[2u * block + 1u];
-            for (uint t = tokens_of[2u * block]; t < end; t++) {
-                float value = x[(ulong)t * width + column];
-                ulong at = (ulong)t * rank + first_rank;
-                for (uint n = 0u; n < RANKS; n++) {
-                    if (first_rank + n < rank) {
-                        sums[n] = fma_rn(alpha * u[at + n], value, sums[n]);
-                    }
-                }
-            }
-        }
-        for (uint n = 0u; n < RANKS; n++) {
-            block_sums[(slot * RANKS + n) * LANES + lane] = sums[n];
-        }
-        barrier_local();
-        if (adds) {
-            for (uint n = 0u; n < TOKENS && first + n < block_end; n++) {
-                total = total + block_sums[(n * RANKS + slot) * LANES + lane];
-            }
-        }
-        barrier_local();
+    uint width_tiles = (width + GROUP - 1u) / GROUP;
+    uint column = group_index() % width_tiles * GROUP + local_index();
+    uint j = group_index() / width_tiles % rank;
+    uint index = group_index() / width_tiles / rank;
+    uint block = starts[index] > first_block ? starts[index] : first_block;
+    uint end = starts[index + 1u] < end_block ? starts[index + 1u] : end_block;
+    if (column >= width || block >= end) {
+        return;
     }
-    if (adds) {
-        dfactor[into] = total;
+    ulong step = (ulong)rank * width;
+    ulong into = index * step + (ulong)j * rank_step + (ulong)column * width_step;
+    GLOBAL const float *from = partial + (ulong)j * width + column;
+    float total = dfactor[into];
+    for (; block + AHEAD <= end; block += AHEAD) {
+        float values[AHEAD];
+        for (uint i = 0u; i < AHEAD; i++) {
+            values[i] = from[(block - first_block + i) * step];
+        }
+        for (uint i = 0u; i < AHEAD; i++) {
+            total = total + values[i];
+        }
     }
+    for (; block < end; block++) {
+        total = total + from[(block - first_block) * step];
+    }
+    dfactor[into] = total;
 }

@@ -194,7 +194,15 @@ pub trait Backend {
     );
     fn thin_expand(&self, y: &mut F32<Self>, u: &F32<Self>, factor: &F32<Self>, p: &Thin, workspace: &mut Bytes<Self>);
     /// `row_starts` as in `product_grad_weight`.
-    fn thin_outer(&self, dfactor: &mut F32<Self>, u: &F32<Self>, x: &F32<Self>, p: &Thin, row_starts: &[usize]);
+    fn thin_outer(
+        &self,
+        dfactor: &mut F32<Self>,
+        u: &F32<Self>,
+        x: &F32<Self>,
+        p: &Thin,
+        row_starts: &[usize],
+        workspace: &mut Bytes<Self>,
+    );
 
     // Bias, residual, activation
     fn bias_forward(&self, y: &mut F32<Self>, bias: &F32<Self>);

@@ -273,11 +273,11 @@ impl<B: Backend> MatrixGradient<'_, B> {
         }
         let low = self.low.expect("an adapter saves its low-rank value");
         let x = input.expect("an adapter's input is saved");
-        tape.backend.thin_outer(gradients.reach(adapter.b), low, self.dy, &b, row_starts);
+        tape.outer(gradients.reach(adapter.b), low, self.dy, &b, row_starts);
         if adapter.halves {
             self.clear_other_halves(tape, adapter.rank, gradients.reach(adapter.b));
         }
-        tape.backend.thin_outer(gradients.reach(adapter.a), &grad_low, x, &a, row_starts);
+        tape.outer(gradients.reach(adapter.a), &grad_low, x, &a, row_starts);
         grad_low
     }
 }

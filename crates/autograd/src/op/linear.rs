@@ -191,6 +191,12 @@ impl<'a, B: Backend> Tape<'a, B> {
         }
     }
 
+    /// Adds an outer product to the gradient of a factor.
+    pub(crate) fn outer(&self, dfactor: &mut F32<B>, u: &F32<B>, x: &F32<B>, p: &Thin, row_starts: &[usize]) {
+        let mut workspace = self.arena.workspace(self.backend, self.backend.thin_workspace(p));
+        self.backend.thin_outer(dfactor, u, x, p, row_starts, &mut workspace);
+    }
+
     fn product<'s>(&self, segments: &'s [usize], layer: &Linear<B>) -> Product<'s> {
         Product { segments, n: layer.outputs, k: layer.inputs, profile: self.profile, accumulate: false }
     }
@@ -318,8 +324,8 @@ impl<B: Backend> LayerGradients<'_, B> {
             let segments = [0, tokens];
             let (a, b) = (adapter.factor_a(&segments, layer.inputs), adapter.factor_b(&segments, layer.outputs));
             let input = saved.dropped.as_ref().or(x.as_ref()).expect("an adapter's input is saved");
-            tape.backend.thin_outer(gradients.reach(adapter.b), &saved.low, &dy, &b, row_starts);
-            tape.backend.thin_outer(gradients.reach(adapter.a), &grad_low, input, &a, row_starts);
+            tape.outer(gradients.reach(adapter.b), &saved.low, &dy, &b, row_starts);
+            tape.outer(gradients.reach(adapter.a), &grad_low, input, &a, row_starts);
         }
     }
 }

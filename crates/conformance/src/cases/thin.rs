@@ -65,7 +65,7 @@ fn forms<B: Backend>(b: &B, p: &Thin, row_starts: &[usize], kind: Kind) -> Vec<O
     let mut y = b.upload(&random.f32s(Kind::Plain, tokens * p.width));
     b.thin_expand(&mut y, &u, &factor, p, &mut room);
     let mut dfactor = b.upload(&random.f32s(Kind::Plain, factors));
-    b.thin_outer(&mut dfactor, &u, &x, p, row_starts);
+    b.thin_outer(&mut dfactor, &u, &x, p, row_starts, &mut room);
     vec![Output::download(b, "u", &contracted), Output::download(b, "y", &y), Output::download(b, "dfactor", &dfactor)]
 }
 
@@ -86,6 +86,11 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor.case(&case(&[0, 5, 5], 17, 131, Kind::Outliers));
         visitor.case(&case(&[0, 3], 64, 193, Kind::Plain));
         visitor.case(&case(&[0, 129, 387], 5, 37, Kind::Outliers));
+        // Several tokens a work item, more columns than are staged at once, more blocks than are kept at once.
+        visitor.case(&case(&[0, 4099], 8, 35, Kind::Plain));
+        visitor.case(&case(&[0, 3, 21], 12, 619, Kind::Outliers));
+        let short_rows: Vec<usize> = (0..=150).map(|row| row * 3 / 2).collect();
+        visitor.case(&case(&short_rows, 8, 33, Kind::Plain));
         for kind in Kind::ALL {
             visitor.case(&case(&[0, 4, 11], 9, 71, kind));
         }

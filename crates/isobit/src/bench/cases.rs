@@ -449,7 +449,7 @@ fn thin<B: Backend + 'static>(b: Rc<B>, op: &str, tokens: usize, width: usize, r
     let run = move || match &op[..] {
         "thin_contract" => b.thin_contract(&mut u, &x, &factor, &p, &mut workspace),
         "thin_expand" => b.thin_expand(&mut x, &u, &factor, &p, &mut workspace),
-        _ => b.thin_outer(&mut factor, &u, &x, &p, &[0, tokens]),
+        _ => b.thin_outer(&mut factor, &u, &x, &p, &[0, tokens], &mut workspace),
     };
     Prepared { work, run: Box::new(run) }
 }

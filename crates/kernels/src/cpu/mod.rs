@@ -262,7 +262,15 @@ impl Backend for Cpu {
         thin::expand(self, y, u, factor, p, workspace);
     }
 
-    fn thin_outer(&self, dfactor: &mut Buffer<f32>, u: &Buffer<f32>, x: &Buffer<f32>, p: &Thin, row_starts: &[usize]) {
+    fn thin_outer(
+        &self,
+        dfactor: &mut Buffer<f32>,
+        u: &Buffer<f32>,
+        x: &Buffer<f32>,
+        p: &Thin,
+        row_starts: &[usize],
+        _workspace: &mut Buffer<u8>,
+    ) {
         thin::outer(self, dfactor, u, x, p, row_starts);
     }
 

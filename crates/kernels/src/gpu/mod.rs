@@ -213,8 +213,9 @@ impl Backend for Gpu {
         x: &GpuBuffer<f32>,
         p: &Thin,
         row_starts: &[usize],
+        workspace: &mut GpuBuffer<u8>,
     ) {
-        thin::outer(self, dfactor, u, x, p, row_starts);
+        thin::outer(self, dfactor, u, x, p, row_starts, workspace);
     }
 
     fn bias_forward(&self, y: &mut GpuBuffer<f32>, bias: &GpuBuffer<f32>) {

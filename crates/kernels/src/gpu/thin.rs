@@ -1,7 +1,8 @@
-//! Thin products on a GPU (`op/thin.rs`). The factor is read as it lies, so no workspace is needed.
+//! Thin products on a GPU (`op/thin.rs`). The factor is read as it lies; only the outer product has a workspace, for the sums
+//! of single blocks of tokens.
 
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
-use super::memory::{GpuBuffer, Place};
+use super::memory::{GpuBuffer, Parts, Place};
 use super::program::{Program, program};
 use crate::op::{Layout, Thin};
 use isobit_numerics::lanes::LANES;
@@ -12,6 +13,10 @@ static THIN: Program = program!("thin");
 const TOKENS: usize = GROUP / LANES;
 /// Ranks of a group, `RANKS` in `gpu/thin.cl`.
 const RANKS: usize = 8;
+/// From so many tokens on, a work item of `contract` has four of them.
+const TOKENS_FOR_FOUR: usize = 4096;
+/// Blocks of tokens whose sums the outer product keeps at once.
+const BLOCKS_AT_ONCE: usize = 64;
 
 /// Rank, width, and the steps from one rank and one column to the next, as the kernels read them.
 fn shape(p: &Thin) -> [u32; 4] {
@@ -28,15 +33,15 @@ fn check(u: &GpuBuffer<f32>, x: &GpuBuffer<f32>, factor: &GpuBuffer<f32>, p: &Th
     assert_eq!([u.len(), x.len(), factor.len()], want, "thin product");
 }
 
-/// The tokens in tiles that meet one factor each: how many, and where several factors ask for one, a table of them.
-fn tiles(gpu: &Gpu, p: &Thin) -> (usize, Option<GpuBuffer<u32>>) {
+/// The tokens in tiles of `size` that meet one factor each: how many, and where several factors ask for one, a table of them.
+fn tiles(gpu: &Gpu, p: &Thin, size: usize) -> (usize, Option<GpuBuffer<u32>>) {
     if p.factors() == 1 {
-        return (p.tokens().div_ceil(TOKENS), None);
+        return (p.tokens().div_ceil(size), None);
     }
     let mut table = Vec::new();
     for (factor, segment) in p.segments.windows(2).enumerate() {
-        for first in (segment[0]..segment[1]).step_by(TOKENS) {
-            table.extend([first, (first + TOKENS).min(segment[1]), factor]);
+        for first in (segment[0]..segment[1]).step_by(size) {
+            table.extend([first, (first + size).min(segment[1]), factor]);
         }
     }
     (table.len() / 3, Some(gpu.offsets(&table)))
@@ -47,8 +52,13 @@ fn table<'a>(tiles: Option<&'a GpuBuffer<u32>>, instead: &'a GpuBuffer<f32>) -> 
     (tiles.map_or(Place::from(instead), Place::from), u32::from(tiles.is_some()))
 }
 
-pub(super) fn workspace(_gpu: &Gpu, _p: &Thin) -> usize {
-    0
+/// The sums of as many blocks as the outer product keeps at once.
+fn partial_length(p: &Thin) -> usize {
+    p.tokens().min(BLOCKS_AT_ONCE) * p.factor_length()
+}
+
+pub(super) fn workspace(gpu: &Gpu, p: &Thin) -> usize {
+    gpu.part::<f32>(partial_length(p))
 }
 
 pub(super) fn contract(
@@ -61,11 +71,13 @@ pub(super) fn contract(
 ) {
     check(u, x, factor, p);
     let [rank, width, rank_step, width_step] = shape(p);
-    let (count, tiles) = tiles(gpu, p);
+    let (kernel, per_item) =
+        if p.tokens() >= TOKENS_FOR_FOUR { ("thin_contract_4", 4) } else { ("thin_contract_1", 1) };
+    let (count, tiles) = tiles(gpu, p, TOKENS * per_item);
     let (tiles, grouped) = table(tiles.as_ref(), x);
     let groups = Groups::each(count * p.rank.div_ceil(RANKS));
     let arguments = arguments![u, x, factor, tiles, grouped, p.tokens(), rank, width, rank_step, width_step];
-    gpu.launch(&THIN, "thin_contract", groups, arguments);
+    gpu.launch(&THIN, kernel, groups, arguments);
 }
 
 pub(super) fn expand(
@@ -78,7 +90,7 @@ pub(super) fn expand(
 ) {
     check(u, y, factor, p);
     let [rank, width, rank_step, width_step] = shape(p);
-    let (count, tiles) = tiles(gpu, p);
+    let (count, tiles) = tiles(gpu, p, TOKENS);
     let (tiles, grouped) = table(tiles.as_ref(), u);
     let groups = Groups::each(count * p.width.div_ceil(GROUP));
     let arguments = arguments![y, u, factor, tiles, grouped, p.tokens(), rank, width, rank_step, width_step, p.alpha];
@@ -92,21 +104,30 @@ pub(super) fn outer(
     x: &GpuBuffer<f32>,
     p: &Thin,
     row_starts: &[usize],
+    workspace: &mut GpuBuffer<u8>,
 ) {
     check(u, x, dfactor, p);
     let [rank, width, rank_step, width_step] = shape(p);
-    let (mut before, mut ends) = (vec![0; p.factors() + 1], Vec::new());
+    let (mut starts, mut ends) = (vec![0; p.factors() + 1], Vec::new());
     for (factor, block) in p.blocks(row_starts) {
-        before[factor + 1] += 1;
+        starts[factor + 1] += 1;
         ends.extend([block.start, block.end]);
     }
     for factor in 0..p.factors() {
-        before[factor + 1] += before[factor];
+        starts[factor + 1] += starts[factor];
     }
-    before.extend(ends);
-    let blocks = gpu.offsets(&before);
-    let groups = Groups::each(p.factors() * p.width.div_ceil(LANES) * p.rank.div_ceil(RANKS));
-    let arguments =
-        arguments![dfactor, u, x, &blocks, dimension(p.factors()), rank, width, rank_step, width_step, p.alpha];
-    gpu.launch(&THIN, "thin_outer", groups, arguments);
+    let count = starts[p.factors()];
+    let (starts, blocks) = (gpu.offsets(&starts), gpu.offsets(&ends));
+    let partial = Parts::new(gpu, workspace).take::<f32>(partial_length(p));
+    for first in (0..count).step_by(BLOCKS_AT_ONCE) {
+        let end = (first + BLOCKS_AT_ONCE).min(count);
+        let columns = p.width.div_ceil(GROUP);
+        let [first32, end32] = [first, end].map(dimension);
+        let groups = Groups::each((end - first) * columns * p.rank.div_ceil(RANKS));
+        let arguments = arguments![partial, u, x, &blocks, first32, rank, width, p.alpha];
+        gpu.launch(&THIN, "thin_outer_blocks", groups, arguments);
+        let groups = Groups::each(p.factors() * p.rank * columns);
+        let arguments = arguments![&*dfactor, partial, &starts, first32, end32, rank, width, rank_step, width_step];
+        gpu.launch(&THIN, "thin_outer_add", groups, arguments);
+    }
 }

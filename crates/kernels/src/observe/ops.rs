@@ -198,10 +198,18 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
         self.observer.after(&self.inner, call, Some(y));
     }
 
-    fn thin_outer(&self, dfactor: &mut F32<Self>, u: &F32<Self>, x: &F32<Self>, p: &Thin, row_starts: &[usize]) {
+    fn thin_outer(
+        &self,
+        dfactor: &mut F32<Self>,
+        u: &F32<Self>,
+        x: &F32<Self>,
+        p: &Thin,
+        row_starts: &[usize],
+        workspace: &mut Bytes<Self>,
+    ) {
         let call = Call::new("thin_outer");
         self.observer.before(&self.inner, call);
-        self.inner.thin_outer(dfactor, u, x, p, row_starts);
+        self.inner.thin_outer(dfactor, u, x, p, row_starts, workspace);
         self.observer.after(&self.inner, call, Some(dfactor));
     }
 

@@ -244,7 +244,7 @@ impl<L: Layout> Backend for Counting<L> {
         self.thin("thin_expand", p, y.len());
     }
 
-    fn thin_outer(&self, dfactor: &mut F32, u: &F32, x: &F32, p: &Thin, _: &[usize]) {
+    fn thin_outer(&self, dfactor: &mut F32, u: &F32, x: &F32, p: &Thin, _: &[usize], _: &mut Bytes) {
         check_thin(u, x, dfactor, p);
         self.thin("thin_outer", p, dfactor.len());
     }
