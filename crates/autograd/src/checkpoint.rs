@@ -16,6 +16,7 @@ use crate::parameters::Gradients;
 use crate::tape::{Gradient, Tape, Variable};
 use crate::{Finding, TapeError};
 use isobit_kernels::Backend;
+use isobit_kernels::backend::BegunDigest;
 use isobit_numerics::digest::Digest;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -114,7 +115,7 @@ pub(crate) struct Checkpoint<'a, B: Backend> {
     block: Block<'a, B>,
     input: Variable<B>,
     output: usize,
-    digests: Vec<Digest>,
+    digests: Vec<BegunDigest<B>>,
     trace: Trace,
     kept: VecDeque<Results<B>>,
     /// Choices of its routers.
@@ -157,7 +158,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let routers = self.groupings.len();
         let output = block(self, x)?;
         self.recording = true;
-        let digests = self.end_digests(&output)?;
+        let digests = self.begin_end_digests(&output)?;
         let (trace, kept) = (std::mem::take(&mut self.trace), std::mem::take(&mut self.kept));
         if output.needs_gradient {
             let (block, output) = (Rc::new(block) as Block<'a, B>, output.id);
@@ -193,14 +194,24 @@ impl<'a, B: Backend> Tape<'a, B> {
     }
 
     /// Digests of the block's ends, or of its output if it names none, and of what it keeps aside.
-    fn end_digests(&mut self, output: &Variable<B>) -> Result<Vec<Digest>, TapeError> {
+    fn begin_end_digests(&mut self, output: &Variable<B>) -> Result<Vec<BegunDigest<B>>, TapeError> {
         let mut ends = std::mem::take(&mut self.ends);
         if ends.is_empty() {
             ends.push(Rc::clone(&output.data));
         }
         ends.append(&mut self.aside);
-        ends.iter().map(|end| Ok(self.backend.digest(&**end)?)).collect()
+        ends.iter().map(|end| Ok(self.backend.begin_digest(&**end)?)).collect()
     }
+
+    fn end_digests(&mut self, output: &Variable<B>) -> Result<Vec<Digest>, TapeError> {
+        let begun = self.begin_end_digests(output)?;
+        finished(self.backend, &begun)
+    }
+}
+
+/// Waits for the digests.
+fn finished<B: Backend>(backend: &B, begun: &[BegunDigest<B>]) -> Result<Vec<Digest>, TapeError> {
+    begun.iter().map(|digest| Ok(backend.finish_digest(digest)?)).collect()
 }
 
 impl<'a, B: Backend> Checkpoint<'a, B> {
@@ -217,8 +228,9 @@ impl<'a, B: Backend> Checkpoint<'a, B> {
             return Err(TapeError::Recompute { layer: self.layer, op, forward, recomputed });
         }
         let digests = inner.end_digests(&output)?;
-        if digests != self.digests && tape.contract.checks_digests {
-            let [forward, recomputed] = [&self.digests, &digests].map(|digests| text(digests));
+        let forward = finished(tape.backend, &self.digests)?;
+        if digests != forward && tape.contract.checks_digests {
+            let [forward, recomputed] = [&forward, &digests].map(|digests| text(digests));
             let finding = self.finding(tape, &inner, &digests)?;
             return Err(TapeError::Digest { layer: self.layer, forward, recomputed, finding });
         }

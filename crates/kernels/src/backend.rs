@@ -11,7 +11,7 @@ use crate::op::{
 };
 use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
-use isobit_numerics::digest::Digest;
+use isobit_numerics::digest::{self, Digest};
 use isobit_numerics::elementary::Function;
 
 /// A device failed: it is lost, out of memory, or refused a program. Arithmetic never fails.
@@ -47,6 +47,13 @@ impl<B: Backend + ?Sized> Clone for Matrix<'_, B> {
     }
 }
 impl<B: Backend + ?Sized> Copy for Matrix<'_, B> {}
+
+/// A digest that was asked for; a device may still be at work on it.
+pub enum BegunDigest<B: Backend + ?Sized> {
+    Ready(Digest),
+    /// Pairs of 64-bit sums, low word first, of a tensor of so many bytes.
+    Sums { sums: B::Buffer<u32>, bytes: u64 },
+}
 
 /// Buffers by what they hold.
 pub type F32<B> = <B as Backend>::Buffer<f32>;
@@ -493,10 +500,27 @@ pub trait Backend {
     );
     /// `Σ x²`, fixed blocks of 4,096 elements summed level by level.
     fn sum_squares(&self, x: &F32<Self>) -> Result<f32, DeviceFailure>;
+    /// `sum_squares` of several tensors; a device is waited for once.
+    fn sums_of_squares(&self, tensors: &[&F32<Self>]) -> Result<Vec<f32>, DeviceFailure> {
+        tensors.iter().map(|x| self.sum_squares(x)).collect()
+    }
 
     // Casts and digests
     fn to_bf16(&self, y: &mut Self::Buffer<bf16>, x: &F32<Self>);
     fn to_f16(&self, y: &mut Self::Buffer<f16>, x: &F32<Self>);
     fn to_f32(&self, y: &mut F32<Self>, x: StoredMatrix<Self>);
     fn digest<T: Element>(&self, x: &Self::Buffer<T>) -> Result<Digest, DeviceFailure>;
+    /// The digest of what `x` holds now, without waiting for it where a device computes it.
+    fn begin_digest(&self, x: &F32<Self>) -> Result<BegunDigest<Self>, DeviceFailure> {
+        self.digest(x).map(BegunDigest::Ready)
+    }
+    fn finish_digest(&self, begun: &BegunDigest<Self>) -> Result<Digest, DeviceFailure> {
+        let (sums, bytes) = match begun {
+            BegunDigest::Ready(digest) => return Ok(*digest),
+            BegunDigest::Sums { sums, bytes } => (self.download(sums)?, *bytes),
+        };
+        let number = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let pairs = sums.as_chunks::<4>().0.iter().map(|&[a, b, c, d]| [number(a, b), number(c, d)]);
+        Ok(digest::finish(pairs.fold([0; 2], digest::combine), bytes))
+    }
 }

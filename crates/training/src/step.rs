@@ -160,13 +160,10 @@ impl<B: Backend> Trainer<B> {
 
     /// Scales the gradients to the largest norm allowed; gives the norm before that.
     fn clip(&self, gradients: &mut Gradients<B>, step: u64, max_norm: Option<f32>) -> Result<f32, StepError> {
-        let mut squares = Vec::new();
-        for (id, parameter) in self.parameters.iter() {
-            let square = self.backend.sum_squares(gradients.get(id))?;
-            if !square.is_finite() {
-                return Err(StepError::Gradient { step, tensor: parameter.name.clone() });
-            }
-            squares.push(square);
+        let tensors: Vec<&F32<B>> = self.parameters.iter().map(|(id, _)| gradients.get(id)).collect();
+        let squares = self.backend.sums_of_squares(&tensors)?;
+        if let Some(tensor) = self.first_not_finite(&squares) {
+            return Err(StepError::Gradient { step, tensor });
         }
         let total = sum(&squares).sqrt();
         if !total.is_finite() {
@@ -201,11 +198,16 @@ impl<B: Backend> Trainer<B> {
             };
             let coefficients = rule.coefficients(step);
             self.backend.adamw(&mut parameter.value, first, second, gradients.get(id), &coefficients);
-            if !self.backend.sum_squares(&parameter.value)?.is_finite() {
-                return Err(StepError::Parameter { step, tensor: parameter.name.clone() });
-            }
         }
-        Ok(())
+        let values: Vec<&F32<B>> = self.parameters.iter().map(|(_, parameter)| &parameter.value).collect();
+        let squares = self.backend.sums_of_squares(&values)?;
+        self.first_not_finite(&squares).map_or(Ok(()), |tensor| Err(StepError::Parameter { step, tensor }))
+    }
+
+    /// The name of the first parameter whose number is not finite.
+    fn first_not_finite(&self, numbers: &[f32]) -> Option<String> {
+        let mut named = self.parameters.iter().zip(numbers);
+        named.find(|(_, number)| !number.is_finite()).map(|((_, parameter), _)| parameter.name.clone())
     }
 
     /// Loss and accuracy of rows, `micro_batch_size` at a time; the size changes nothing.

@@ -23,7 +23,7 @@ impl Case for DigestCase {
         let bytes: Vec<u8> = words.iter().map(|&word| word as u8).collect();
         let digests = [
             ("u32", b.digest(&b.upload(&words))),
-            ("f32", b.digest(&b.upload(&floats))),
+            ("f32", b.begin_digest(&b.upload(&floats)).and_then(|begun| b.finish_digest(&begun))),
             ("bf16", b.digest(&b.upload(&narrow))),
             ("u8", b.digest(&b.upload(&bytes))),
         ];

@@ -19,8 +19,12 @@ impl Case for SumSquaresCase {
         // A short pattern repeated: the third level needs more numbers than are worth drawing.
         let pattern = Random::new(self.length as u64).f32s(self.kind, self.length.min(10007));
         let x: Vec<f32> = pattern.iter().copied().cycle().take(self.length).collect();
-        let sum = b.sum_squares(&b.upload(&x)).unwrap_or_else(|failure| panic!("{failure}"));
-        vec![Output::new("sum", &[sum])]
+        let (x, nothing) = (b.upload(&x), b.upload(&[]));
+        let alone = b.sum_squares(&x).unwrap_or_else(|failure| panic!("{failure}"));
+        let several = b.sums_of_squares(&[&x, &nothing, &x]).unwrap_or_else(|failure| panic!("{failure}"));
+        let bits = [several[0], several[1], several[2]].map(f32::to_bits);
+        assert_eq!(bits, [alone.to_bits(), 0, alone.to_bits()], "one tensor and several");
+        vec![Output::new("sum", &[alone])]
     }
 }
 

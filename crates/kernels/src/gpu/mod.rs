@@ -49,7 +49,7 @@ pub use memory::GpuBuffer;
 pub use product4::QuantizedWeight;
 pub use slices::{SlicedRows, SlicedWeight};
 
-use crate::backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
+use crate::backend::{Backend, BegunDigest, DeviceFailure, Matrix, StoredMatrix};
 use crate::buffer::Element;
 use crate::op::{
     AsQuantized, Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm,
@@ -636,7 +636,11 @@ impl Backend for Gpu {
     }
 
     fn sum_squares(&self, x: &GpuBuffer<f32>) -> Result<f32, DeviceFailure> {
-        sum_squares::apply(self, x)
+        Ok(sum_squares::apply(self, &[x])?[0])
+    }
+
+    fn sums_of_squares(&self, tensors: &[&GpuBuffer<f32>]) -> Result<Vec<f32>, DeviceFailure> {
+        sum_squares::apply(self, tensors)
     }
 
     fn to_bf16(&self, y: &mut GpuBuffer<bf16>, x: &GpuBuffer<f32>) {
@@ -652,6 +656,10 @@ impl Backend for Gpu {
     }
 
     fn digest<T: Element>(&self, x: &GpuBuffer<T>) -> Result<Digest, DeviceFailure> {
-        digest::apply(self, x)
+        self.finish_digest(&digest::begin(self, x))
+    }
+
+    fn begin_digest(&self, x: &GpuBuffer<f32>) -> Result<BegunDigest<Self>, DeviceFailure> {
+        Ok(digest::begin(self, x))
     }
 }

@@ -1,7 +1,7 @@
 //! Every op of an observed backend: told to the observer, done by the backend inside.
 
 use super::{Call, Observed, Observer, matrix, stored};
-use crate::backend::{Bytes, F32, I32, U32};
+use crate::backend::{BegunDigest, Bytes, F32, I32, U32};
 use crate::buffer::Element;
 use crate::op::{
     AsQuantized, Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm,
@@ -741,6 +741,10 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
         self.watch(Call::new("sum_squares"), || self.inner.sum_squares(x))
     }
 
+    fn sums_of_squares(&self, tensors: &[&F32<Self>]) -> Result<Vec<f32>, DeviceFailure> {
+        self.watch(Call::new("sum_squares"), || self.inner.sums_of_squares(tensors))
+    }
+
     fn to_bf16(&self, y: &mut Self::Buffer<bf16>, x: &F32<Self>) {
         self.watch(Call::new("to_bf16"), || self.inner.to_bf16(y, x));
     }
@@ -758,5 +762,12 @@ impl<B: Backend, O: Observer<B>> Backend for Observed<B, O> {
 
     fn digest<T: Element>(&self, x: &Self::Buffer<T>) -> Result<Digest, DeviceFailure> {
         self.watch(Call::new("digest"), || self.inner.digest(x))
+    }
+
+    fn begin_digest(&self, x: &F32<Self>) -> Result<BegunDigest<Self>, DeviceFailure> {
+        Ok(match self.watch(Call::new("digest"), || self.inner.begin_digest(x))? {
+            BegunDigest::Ready(digest) => BegunDigest::Ready(digest),
+            BegunDigest::Sums { sums, bytes } => BegunDigest::Sums { sums, bytes },
+        })
     }
 }
