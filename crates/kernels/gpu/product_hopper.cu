@@ -3,7 +3,8 @@
 //
 // Per chunk of 512 along k: HH = sum Ah*Bh and X = sum (Ah*Bl + Al*Bh), exact in int32, then
 //     acc = fma(float(256*HH + X), ux[m, chunk], acc)        chunks ascending
-// and at the end y = acc * uw[n]. CUDA C++ without headers, as NVRTC takes it.
+// and at the end y = acc * uw[n]. A linear layer's bias and low-rank adapter are added before y is stored ("Bias", "Thin
+// products"): y = y + bias[n], y = fma(alpha, sum over j of u[m, j] * M[j, n], y). CUDA C++ without headers, as NVRTC takes it.
 //
 // Shape of the kernel
 //   - persistent pairs of blocks (clusters); each block makes 128x128 tiles of y, a pair's tiles lie one below the other;
@@ -362,6 +363,82 @@ __device__ inline void scale(float (&acc)[64], const float *uw, int n, int colum
     }
 }
 
+// y[m, n] += bias[n].
+__device__ inline void add_bias(float (&acc)[64], const float *bias, int n, int column) {
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int c = column + 8 * j + e;
+            const float b = c < n ? __ldg(bias + c) : 0.f;
+            acc[4 * j + e] = __fadd_rn(acc[4 * j + e], b);
+            acc[4 * j + 2 + e] = __fadd_rn(acc[4 * j + 2 + e], b);
+        }
+    }
+}
+
+// The short side u [m, rank] of an adapter, its factor, whose element (j, n) lies at j * rank_step + n * width_step, and its scale.
+struct LowRank {
+    const float *u, *factor;
+    u64 rank_step, width_step;
+    int rank;
+    float alpha;
+};
+
+// Ranks first .. first + RANKS of the chains of 64 columns: u_0 and u_8 are the rows of u of this thread's two rows of the tile.
+template <int RANKS>
+__device__ inline void add_ranks(float (&chains)[32], const LowRank &low, const float *u_0, const float *u_8, int first, int n,
+                                 int column) {
+    // Four neighbours that may be read as one.
+    const bool wide = RANKS == 4 && low.rank_step == 1 && low.width_step % 4 == 0 && (u64)(low.factor + first) % 16 == 0;
+    float left_0[RANKS], left_8[RANKS];
+#pragma unroll
+    for (int r = 0; r < RANKS; r++) {
+        left_0[r] = __ldg(u_0 + first + r);
+        left_8[r] = __ldg(u_8 + first + r);
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int c = column + 8 * j + e;
+            // Columns beyond the end borrow the last one's; they are not stored.
+            const float *from = low.factor + first * low.rank_step + (c < n ? c : n - 1) * low.width_step;
+            float right[RANKS];
+            if (wide) {
+                *(float4 *)right = __ldg((const float4 *)from);
+            } else {
+#pragma unroll
+                for (int r = 0; r < RANKS; r++) right[r] = __ldg(from + r * low.rank_step);
+            }
+#pragma unroll
+            for (int r = 0; r < RANKS; r++) {
+                chains[4 * j + e] = __fmaf_rn(left_0[r], right[r], chains[4 * j + e]);
+                chains[4 * j + 2 + e] = __fmaf_rn(left_8[r], right[r], chains[4 * j + 2 + e]);
+            }
+        }
+    }
+}
+
+__device__ inline void expand(float (&acc)[64], const LowRank &low, int m, int n, int row, int column) {
+    const float *u_0 = low.u + (u64)(row < m ? row : m - 1) * low.rank;
+    const float *u_8 = low.u + (u64)(row + 8 < m ? row + 8 : m - 1) * low.rank;
+    // Half of the columns at a time: chains of all of them would not fit the registers.
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float chains[32];
+#pragma unroll
+        for (int i = 0; i < 32; i++) chains[i] = 0.f;
+        int first = 0;
+#pragma unroll 1
+        for (; first + 4 <= low.rank; first += 4) add_ranks<4>(chains, low, u_0, u_8, first, n, column + 64 * half);
+#pragma unroll 1
+        for (; first < low.rank; first++) add_ranks<1>(chains, low, u_0, u_8, first, n, column + 64 * half);
+#pragma unroll
+        for (int i = 0; i < 32; i++) acc[32 * half + i] = __fmaf_rn(low.alpha, chains[i], acc[32 * half + i]);
+    }
+}
+
 __device__ inline void store_tile(const float (&acc)[64], const Output &out, int row, int column, u32 lane) {
     const int m = out.m, n = out.n;
     if (out.aligned(4)) {
@@ -400,7 +477,7 @@ __device__ inline void store_tile(const float (&acc)[64], const Output &out, int
 }
 
 __device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblocks, u32 warpgroup, const float *ux,
-                               const float *uw, const Output &out, bool accumulate) {
+                               const float *uw, const float *bias, const LowRank &low, const Output &out, bool accumulate) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const int m = out.m;
     const int chunks = (kblocks + BLOCKS_PER_CHUNK - 1) / BLOCKS_PER_CHUNK;
@@ -456,6 +533,8 @@ __device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblock
         }
 
         if (uw) scale(acc, uw, out.n, column);
+        if (bias) add_bias(acc, bias, out.n, column);
+        if (low.rank > 0) expand(acc, low, m, out.n, row, column);
         store_tile(acc, out, row, column, lane);
     }
 }
@@ -464,13 +543,14 @@ __device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblock
 
 // a_hi, a_lo: tensor maps of int8 [m, kp], boxes of 128 rows; b_hi, b_lo: of int8 [n, kp], boxes of 64 rows; all 128 bytes wide
 // in the 128-byte swizzle, zeros outside; kp = k rounded up to 128, padded with zeros. ux: [m, ceil(k / 512)]. uw: [n], or null
-// for y = acc. y: [m, n], `stride` elements from row to row; acc starts from it if `accumulate`. k > 0. Grid: an even number of blocks, one per
-// multiprocessor.
+// for y = acc. y: [m, n], `stride` elements from row to row; acc starts from it if `accumulate`. bias: [n] or null. u: [m, low_rank] and the
+// factor of an adapter, unless low_rank is 0. k > 0. Grid: an even number of blocks, one per multiprocessor.
 extern "C" __global__ void __launch_bounds__(slice_product::THREADS, 1) __cluster_dims__(2, 1, 1)
     slice_product_x2(const __grid_constant__ slice_product::TensorMap a_hi, const __grid_constant__ slice_product::TensorMap a_lo,
                      const __grid_constant__ slice_product::TensorMap b_hi, const __grid_constant__ slice_product::TensorMap b_lo,
                      const float *__restrict__ ux, const float *__restrict__ uw, float *y, unsigned long long stride, int m, int n, int k,
-                     int accumulate) {
+                     int accumulate, const float *__restrict__ bias, const float *__restrict__ u, const float *__restrict__ factor,
+                     unsigned long long rank_step, unsigned long long width_step, int low_rank, float alpha) {
     using namespace slice_product;
     extern __shared__ unsigned char shared[];
 
@@ -505,7 +585,8 @@ extern "C" __global__ void __launch_bounds__(slice_product::THREADS, 1) __cluste
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         const Output out = {y, stride, m, n};
-        consume(ring, walk, rank, kblocks, warpgroup - 1, ux, uw, out, accumulate != 0);
+        const LowRank low = {u, factor, rank_step, width_step, low_rank, alpha};
+        consume(ring, walk, rank, kblocks, warpgroup - 1, ux, uw, bias, low, out, accumulate != 0);
         cluster_sync();
     }
 }

@@ -1,22 +1,44 @@
 // SwiGLU (docs/numerics.md, "SwiGLU").
 
+// Elements of a work item, GROUP apart: it asks for all of them before it uses the first.
+#define EACH 4
+
 KERNEL(GROUP) swiglu_forward(GLOBAL float *h, GLOBAL const float *gate, GLOBAL const float *up, ulong length) {
-    ulong i = (ulong)group_index() * GROUP + local_index();
-    if (i < length) {
-        h[i] = isobit_silu(gate[i]) * up[i];
+    ulong first = (ulong)group_index() * (GROUP * EACH) + local_index();
+    float g[EACH];
+    float u[EACH];
+    for (uint n = 0u; n < EACH; n++) {
+        ulong i = first + n * GROUP;
+        g[n] = i < length ? gate[i] : 0.0f;
+        u[n] = i < length ? up[i] : 0.0f;
+    }
+    for (uint n = 0u; n < EACH; n++) {
+        ulong i = first + n * GROUP;
+        if (i < length) {
+            h[i] = isobit_silu(g[n]) * u[n];
+        }
     }
 }
 
 KERNEL(GROUP) swiglu_backward(
     GLOBAL float *dgate, GLOBAL float *dup, GLOBAL const float *dh, GLOBAL const float *gate, GLOBAL const float *up,
     ulong length) {
-    ulong i = (ulong)group_index() * GROUP + local_index();
-    if (i < length) {
-        float d = dh[i];
-        float g = gate[i];
-        float u = up[i];
-        dup[i] = d * isobit_silu(g);
-        dgate[i] = (d * u) * isobit_silu_grad(g);
+    ulong first = (ulong)group_index() * (GROUP * EACH) + local_index();
+    float d[EACH];
+    float g[EACH];
+    float u[EACH];
+    for (uint n = 0u; n < EACH; n++) {
+        ulong i = first + n * GROUP;
+        d[n] = i < length ? dh[i] : 0.0f;
+        g[n] = i < length ? gate[i] : 0.0f;
+        u[n] = i < length ? up[i] : 0.0f;
+    }
+    for (uint n = 0u; n < EACH; n++) {
+        ulong i = first + n * GROUP;
+        if (i < length) {
+            dup[i] = d[n] * isobit_silu(g[n]);
+            dgate[i] = (d[n] * u[n]) * isobit_silu_grad(g[n]);
+        }
     }
 }
 

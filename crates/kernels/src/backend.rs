@@ -52,7 +52,10 @@ impl<B: Backend + ?Sized> Copy for Matrix<'_, B> {}
 pub enum BegunDigest<B: Backend + ?Sized> {
     Ready(Digest),
     /// Pairs of 64-bit sums, low word first, of a tensor of so many bytes.
-    Sums { sums: B::Buffer<u32>, bytes: u64 },
+    Sums {
+        sums: B::Buffer<u32>,
+        bytes: u64,
+    },
 }
 
 /// Buffers by what they hold.

@@ -5,6 +5,7 @@
 //! `dhead` continue from what these hold. The sizes of both change memory and time, no bits.
 
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
+use super::hopper::Epilogue;
 use super::memory::{GpuBuffer, Parts, Place};
 use super::product::{
     Arriving, BatchLimits, ColumnSlices, Left, Output, Part, ROOM, Right, RowTiles, TokenChunks, TurnedRoom,
@@ -94,7 +95,7 @@ impl<'a> Logits<'a> {
     fn compute(&self, gpu: &Gpu, tiles: &RowTiles, tokens: &Range<usize>, stripe: &Range<usize>) -> Right {
         let right = self.head.part(gpu, &Part { weights: 0..1, rows: stripe.clone() });
         let z = Output { place: self.place, stride: stripe.len(), base: tokens.start, column: 0 };
-        fold_forward(gpu, z, self.hidden, right, tiles, &(0..1));
+        fold_forward(gpu, z, self.hidden, right, tiles, &(0..1), Epilogue::default());
         right
     }
 }
@@ -206,7 +207,8 @@ pub(super) fn backward(
             let left = Left { planes, units, shape, base: rows.start };
             let dz = Arriving { place: logits.place, stride: stripe.len(), column: 0 };
             slice_folded(gpu, left, dz, right, &tiles, &(0..1));
-            fold_input(gpu, Place::from(&*dh), left, right, turned, stripe.start == 0, &tiles, &(0..1));
+            let (fresh, end) = (stripe.start == 0, Epilogue::default());
+            fold_input(gpu, Place::from(&*dh), left, right, turned, fresh, &tiles, &(0..1), end);
             if let Some(dhead) = dhead {
                 let dz_columns = dz_columns.narrowed(stripe.len());
                 dz_columns.slice(gpu, logits.place, rows.start, &chunks, &batch, profile);

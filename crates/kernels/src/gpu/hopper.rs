@@ -46,6 +46,46 @@ pub(super) struct HopperProduct {
     pub(super) right_units: Option<(Place, usize)>,
     pub(super) width: usize,
     pub(super) accumulate: bool,
+    pub(super) end: Epilogue,
+}
+
+/// What a linear layer adds to its product before it is stored.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Epilogue {
+    /// From this element on, one per column.
+    pub(super) bias: Option<(Place, usize)>,
+    pub(super) low: Option<LowRank>,
+}
+
+/// An adapter: its short side and its factor, from these elements on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LowRank {
+    pub(super) u: (Place, usize),
+    pub(super) factor: (Place, usize),
+    pub(super) rank: u32,
+    /// Elements of the factor from one rank, and from one column, to the next.
+    pub(super) rank_step: usize,
+    pub(super) width_step: usize,
+    pub(super) alpha: f32,
+}
+
+impl Epilogue {
+    /// The same for the columns from `column` on.
+    pub(super) fn from_column(self, column: usize) -> Self {
+        let bias = self.bias.map(|(place, start)| (place, start + column));
+        let low = self.low.map(|low| {
+            let (factor, start) = low.factor;
+            LowRank { factor: (factor, start + column * low.width_step), ..low }
+        });
+        Self { bias, low }
+    }
+}
+
+impl LowRank {
+    /// No adapter: the kernel reads nothing of it.
+    fn absent(instead: Place) -> Self {
+        Self { u: (instead, 0), factor: (instead, 0), rank: 0, rank_step: 0, width_step: 0, alpha: 0.0 }
+    }
 }
 
 /// Whether the device has these tensor cores and they serve a contraction of this length.
@@ -63,6 +103,7 @@ pub(super) fn product(gpu: &Gpu, p: &HopperProduct) {
     assert!([m32, n32, k32].iter().all(|&size| size < 1 << 30), "sizes are 32-bit signed in the kernel");
     let Some([left_high, left_low]) = maps(gpu, &p.left, p.width, TILE) else { return };
     let Some([right_high, right_low]) = maps(gpu, &p.right, p.width, TILE / CLUSTER) else { return };
+    let low = p.end.low.unwrap_or(LowRank::absent(p.y));
     let arguments = [
         left_high,
         left_low,
@@ -76,6 +117,13 @@ pub(super) fn product(gpu: &Gpu, p: &HopperProduct) {
         n32.into(),
         k32.into(),
         u32::from(p.accumulate).into(),
+        p.end.bias.map_or(Argument::U64(0), |(bias, start)| bias.at::<f32>(start)),
+        low.u.0.at::<f32>(low.u.1),
+        low.factor.0.at::<f32>(low.factor.1),
+        low.rank_step.into(),
+        low.width_step.into(),
+        low.rank.into(),
+        low.alpha.into(),
     ];
     let tiles = m.div_ceil(TILE * CLUSTER) * n.div_ceil(TILE);
     let clusters = (gpu.device.runtime.multiprocessors() / CLUSTER).min(tiles).max(1);

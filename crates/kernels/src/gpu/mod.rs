@@ -27,6 +27,7 @@ mod head_loss;
 mod hopper;
 mod l2_norm;
 mod library;
+mod linear;
 mod memory;
 mod opencl;
 mod probe;
@@ -56,6 +57,7 @@ use crate::op::{
     Product, QuantizedShape, RmsNorm, Rope, Router, SliceShape, Thin,
 };
 use half::{bf16, f16};
+use hopper::Epilogue;
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
 use isobit_numerics::elementary::Function;
@@ -116,7 +118,7 @@ impl Backend for Gpu {
         p: &Product,
         workspace: &mut GpuBuffer<u8>,
     ) {
-        product::forward(self, y, x, w, p, workspace);
+        product::forward(self, y, x, w, p, Epilogue::default(), workspace);
     }
 
     fn product_grad_input(
@@ -127,7 +129,32 @@ impl Backend for Gpu {
         p: &Product,
         workspace: &mut GpuBuffer<u8>,
     ) {
-        product::grad_input(self, dx, dy, w, p, workspace);
+        product::grad_input(self, dx, dy, w, p, Epilogue::default(), workspace);
+    }
+
+    fn linear_forward(
+        &self,
+        y: &mut GpuBuffer<f32>,
+        x: &Self::Rows,
+        w: Matrix<Self>,
+        p: &Product,
+        bias: Option<&GpuBuffer<f32>>,
+        low: Option<(&GpuBuffer<f32>, &GpuBuffer<f32>, &Thin)>,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        linear::forward(self, y, x, w, p, bias, low, workspace);
+    }
+
+    fn linear_grad_input(
+        &self,
+        dx: &mut GpuBuffer<f32>,
+        dy: &GpuBuffer<f32>,
+        w: Matrix<Self>,
+        p: &Product,
+        low: Option<(&GpuBuffer<f32>, &GpuBuffer<f32>, &Thin)>,
+        workspace: &mut GpuBuffer<u8>,
+    ) {
+        linear::grad_input(self, dx, dy, w, p, low, workspace);
     }
 
     fn product_grad_weight(

@@ -5,7 +5,7 @@
 //! the three products of sliced operands, which is where a device's own matrix units can take over.
 
 use super::device::{Gpu, Groups, arguments, dimension};
-use super::hopper::{self, HopperProduct, Operand};
+use super::hopper::{self, Epilogue, HopperProduct, Operand};
 use super::memory::{GpuBuffer, Parts, Place};
 use super::program::{Program, program};
 use super::slices::{CHUNK_GROUP, SLICES, SlicedRows, padded, plane_bytes, slice_stored, stored_length};
@@ -362,8 +362,16 @@ impl ColumnSlices {
     }
 }
 
-/// `y = acc · unit` of the right rows: the forward product of sliced operands.
-pub(super) fn fold_forward(gpu: &Gpu, y: Output, left: Left, right: Right, tiles: &RowTiles, weights: &Range<usize>) {
+/// `y = acc · unit` of the right rows: the forward product of sliced operands. Only tensor cores take an epilogue.
+pub(super) fn fold_forward(
+    gpu: &Gpu,
+    y: Output,
+    left: Left,
+    right: Right,
+    tiles: &RowTiles,
+    weights: &Range<usize>,
+    end: Epilogue,
+) {
     assert_eq!((left.shape.width, left.shape.profile), (right.width, right.profile), "operands of a product");
     if hopper::serves(gpu, right.profile, right.width) {
         for weight in weights.clone() {
@@ -381,6 +389,7 @@ pub(super) fn fold_forward(gpu: &Gpu, y: Output, left: Left, right: Right, tiles
                 right_units: Some((right.units, first_row)),
                 width: right.width,
                 accumulate: false,
+                end,
             };
             hopper::product(gpu, &product);
         }
@@ -486,6 +495,7 @@ pub(super) fn fold_input(
     fresh: bool,
     tiles: &RowTiles,
     weights: &Range<usize>,
+    end: Epilogue,
 ) {
     assert_eq!((left.shape.width, left.shape.profile), (right.rows, right.profile), "operands of a product");
     if let (Some(planes), true) = (turned.0, hopper::serves(gpu, right.profile, right.rows)) {
@@ -507,6 +517,7 @@ pub(super) fn fold_input(
                 right_units: None,
                 width: right.rows,
                 accumulate: !fresh,
+                end,
             };
             hopper::product(gpu, &product);
         }
@@ -622,6 +633,7 @@ pub(super) fn forward(
     x: &SlicedRows,
     w: Matrix<Gpu>,
     p: &Product,
+    end: Epilogue,
     workspace: &mut GpuBuffer<u8>,
 ) {
     assert!(!p.accumulate, "the forward product overwrites");
@@ -632,7 +644,8 @@ pub(super) fn forward(
     for part in weights.parts(p.n.next_multiple_of(CHUNK).max(CHUNK)) {
         let right = weights.part(gpu, &part);
         let y = Output { place: Place::from(&*y), stride: p.n, base: 0, column: part.rows.start };
-        fold_forward(gpu, y, Left::from(x), right, &tiles, &part.weights);
+        let end = end.from_column(part.rows.start);
+        fold_forward(gpu, y, Left::from(x), right, &tiles, &part.weights, end);
     }
 }
 
@@ -642,6 +655,7 @@ pub(super) fn grad_input(
     dy: &GpuBuffer<f32>,
     w: Matrix<Gpu>,
     p: &Product,
+    end: Epilogue,
     workspace: &mut GpuBuffer<u8>,
 ) {
     assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients of the product");
@@ -658,7 +672,9 @@ pub(super) fn grad_input(
         let dy = Arriving { place: Place::from(dy), stride: p.n, column: part.rows.start };
         slice_folded(gpu, left, dy, right, &tiles, &part.weights);
         let fresh = part.rows.start == 0 && !p.accumulate;
-        fold_input(gpu, Place::from(&*dx), left, right, turned, fresh, &tiles, &part.weights);
+        // The sums are complete with the last part.
+        let end = if part.rows.end == p.n { end } else { Epilogue::default() };
+        fold_input(gpu, Place::from(&*dx), left, right, turned, fresh, &tiles, &part.weights, end);
     }
 }
 

@@ -6,10 +6,13 @@ use super::program::{Program, program};
 
 static SWIGLU: Program = program!("swiglu");
 
+/// Elements of a work item, `EACH` in `gpu/swiglu.cl`.
+const EACH: usize = 4;
+
 pub(super) fn forward(gpu: &Gpu, h: &mut GpuBuffer<f32>, gate: &GpuBuffer<f32>, up: &GpuBuffer<f32>) {
     let length = h.len();
     assert_eq!((gate.len(), up.len()), (length, length), "gate and up");
-    gpu.launch(&SWIGLU, "swiglu_forward", Groups::over(length), arguments![h, gate, up, length]);
+    gpu.launch(&SWIGLU, "swiglu_forward", Groups::over(length.div_ceil(EACH)), arguments![h, gate, up, length]);
 }
 
 pub(super) fn backward(
@@ -22,7 +25,12 @@ pub(super) fn backward(
 ) {
     let length = dh.len();
     assert_eq!([dgate.len(), dup.len(), gate.len(), up.len()], [length; 4], "gradients, gate and up");
-    gpu.launch(&SWIGLU, "swiglu_backward", Groups::over(length), arguments![dgate, dup, dh, gate, up, length]);
+    gpu.launch(
+        &SWIGLU,
+        "swiglu_backward",
+        Groups::over(length.div_ceil(EACH)),
+        arguments![dgate, dup, dh, gate, up, length],
+    );
 }
 
 pub(super) fn pairs_forward(gpu: &Gpu, h: &mut GpuBuffer<f32>, both: &GpuBuffer<f32>, width: usize) {

@@ -18,16 +18,21 @@ const TOKENS_FOR_FOUR: usize = 4096;
 /// Blocks of tokens whose sums the outer product keeps at once.
 const BLOCKS_AT_ONCE: usize = 64;
 
-/// Rank, width, and the steps from one rank and one column to the next, as the kernels read them.
-fn shape(p: &Thin) -> [u32; 4] {
-    let (rank_step, width_step) = match p.layout {
+/// Elements of a factor from one rank, and from one column, to the next.
+pub(super) fn steps(p: &Thin) -> (usize, usize) {
+    match p.layout {
         Layout::RankMajor => (p.width, 1),
         Layout::WidthMajor => (1, p.rank),
-    };
+    }
+}
+
+/// Rank, width, and the steps, as the kernels read them.
+fn shape(p: &Thin) -> [u32; 4] {
+    let (rank_step, width_step) = steps(p);
     [p.rank, p.width, rank_step, width_step].map(|x| u32::try_from(x).expect("a width below 2³²"))
 }
 
-fn check(u: &GpuBuffer<f32>, x: &GpuBuffer<f32>, factor: &GpuBuffer<f32>, p: &Thin) {
+pub(super) fn check(u: &GpuBuffer<f32>, x: &GpuBuffer<f32>, factor: &GpuBuffer<f32>, p: &Thin) {
     p.check();
     let want = [p.tokens() * p.rank, p.tokens() * p.width, p.factors() * p.factor_length()];
     assert_eq!([u.len(), x.len(), factor.len()], want, "thin product");
