@@ -3,7 +3,7 @@
 
 use half::{bf16, f16};
 use isobit_numerics::cast;
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -66,6 +66,20 @@ pub fn forget_held_bytes_peak() {
     HELD_MOST.store(held_bytes(), Ordering::Relaxed);
 }
 
+/// What is thrown where the system has no memory for a buffer: ops and tapes hand out buffers, not results, and whoever
+/// started the work decides what a lack of memory means. It unwinds without a word; `std::panic::catch_unwind` gets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfMemory {
+    /// Of the buffer that could not be had.
+    pub bytes: usize,
+}
+
+impl OutOfMemory {
+    fn throw(bytes: usize) -> ! {
+        std::panic::resume_unwind(Box::new(Self { bytes }))
+    }
+}
+
 /// A fixed number of elements on a cache-line boundary.
 pub struct Buffer<T: Element> {
     pointer: NonNull<T>,
@@ -80,32 +94,38 @@ unsafe impl<T: Element> Send for Buffer<T> {}
 unsafe impl<T: Element> Sync for Buffer<T> {}
 
 impl<T: Element> Buffer<T> {
-    /// All bits zero.
+    /// All bits zero. Where there is no memory for it, [`OutOfMemory`] is thrown.
     pub fn zeros(length: usize) -> Self {
-        let layout = Self::layout(length);
-        let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        let bytes = length.saturating_mul(size_of::<T>());
+        let Some(buffer) = Self::try_zeros(length) else { OutOfMemory::throw(bytes) };
+        let held = HELD.fetch_add(bytes, Ordering::Relaxed) + bytes;
         HELD_MOST.fetch_max(held, Ordering::Relaxed);
+        buffer
+    }
+
+    /// None where there is no memory for it.
+    fn try_zeros(length: usize) -> Option<Self> {
+        let layout = Self::layout(length)?;
         if layout.size() == 0 {
             // Aligned like any other buffer, never dereferenced.
             let pointer = NonNull::without_provenance(ALIGNMENT_NOT_ZERO);
-            return Self { pointer, length, mapping: None };
+            return Some(Self { pointer, length, mapping: None });
         }
         if layout.size() >= LARGE {
             return Self::mapped(length, layout);
         }
         // SAFETY: the size is not zero.
-        let raw = unsafe { alloc_zeroed(layout) }.cast::<T>();
-        let Some(pointer) = NonNull::new(raw) else { handle_alloc_error(layout) };
-        Self { pointer, length, mapping: None }
+        let pointer = NonNull::new(unsafe { alloc_zeroed(layout) }.cast::<T>())?;
+        Some(Self { pointer, length, mapping: None })
     }
 
-    fn mapped(length: usize, layout: Layout) -> Self {
-        let Ok(mut mapping) = memmap2::MmapMut::map_anon(layout.size()) else { handle_alloc_error(layout) };
+    fn mapped(length: usize, layout: Layout) -> Option<Self> {
+        let mut mapping = memmap2::MmapMut::map_anon(layout.size()).ok()?;
         // Only a wish: without huge pages the buffer is the same, slower.
         #[cfg(target_os = "linux")]
         let _ = mapping.advise(memmap2::Advice::HugePage);
-        let Some(pointer) = NonNull::new(mapping.as_mut_ptr().cast::<T>()) else { handle_alloc_error(layout) };
-        Self { pointer, length, mapping: Some(mapping) }
+        let pointer = NonNull::new(mapping.as_mut_ptr().cast::<T>())?;
+        Some(Self { pointer, length, mapping: Some(mapping) })
     }
 
     pub fn from_slice(values: &[T]) -> Self {
@@ -114,16 +134,15 @@ impl<T: Element> Buffer<T> {
         buffer
     }
 
-    fn layout(length: usize) -> Layout {
-        Layout::array::<T>(length)
-            .and_then(|layout| layout.align_to(ALIGNMENT))
-            .expect("a buffer's byte length fits the address space")
+    /// None where the length is beyond the address space.
+    fn layout(length: usize) -> Option<Layout> {
+        Layout::array::<T>(length).and_then(|layout| layout.align_to(ALIGNMENT)).ok()
     }
 }
 
 impl<T: Element> Drop for Buffer<T> {
     fn drop(&mut self) {
-        let layout = Self::layout(self.length);
+        let Some(layout) = Self::layout(self.length) else { return };
         HELD.fetch_sub(layout.size(), Ordering::Relaxed);
         if layout.size() != 0 && self.mapping.is_none() {
             // SAFETY: allocated in `zeros` with the same layout.
@@ -199,6 +218,18 @@ mod tests {
             assert!(buffer.iter().all(|x| x.to_bits() == 0));
             assert_eq!(buffer.as_ptr().align_offset(64), 0);
         }
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_thrown_with_its_size() {
+        let held = held_bytes();
+        // Beyond every address space in elements, in bytes, and in what a system maps.
+        for length in [usize::MAX, usize::MAX / 4, 1 << 52] {
+            let thrown = std::panic::catch_unwind(|| Buffer::<f32>::zeros(length)).expect_err("no machine has this");
+            let wanted = OutOfMemory { bytes: length.saturating_mul(4) };
+            assert_eq!(thrown.downcast_ref::<OutOfMemory>(), Some(&wanted));
+        }
+        assert!(held_bytes() < held + (1 << 30), "what was refused is not held");
     }
 
     #[test]

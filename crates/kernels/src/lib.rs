@@ -8,6 +8,7 @@
 pub mod backend;
 pub mod buffer;
 pub mod cpu;
+pub mod float_state;
 pub mod gpu;
 pub mod observe;
 pub mod op;
@@ -16,7 +17,7 @@ pub mod reference;
 
 pub use backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
 pub use buffer::{Buffer, Element};
-pub use cpu::{Cpu, Path};
+pub use cpu::{Cpu, CpuError, Path};
 pub use gpu::Gpu;
 pub use plan::Counting;
 pub use reference::Reference;

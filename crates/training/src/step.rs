@@ -8,7 +8,7 @@ use crate::batch::{Batch, Place, TokenRow};
 use isobit_autograd::{Balance, Gradients, Memory, Parameters, Policy, Tape, TapeError};
 use isobit_kernels::backend::F32;
 use isobit_kernels::op::IGNORED;
-use isobit_kernels::{Backend, DeviceFailure};
+use isobit_kernels::{Backend, DeviceFailure, float_state};
 use isobit_models::{Built, Model};
 use isobit_numerics::adamw::AdamW;
 use isobit_numerics::lanes::sum;
@@ -115,6 +115,8 @@ impl<B: Backend> Trainer<B> {
         learning_rate: f64,
         settings: &StepSettings,
     ) -> Result<StepReport, StepError> {
+        // Norms and coefficients are computed here, by the calling thread.
+        float_state::restore();
         let mut gradients = Gradients::zeros(&self.backend, &self.parameters);
         let (loss, targets) = self.gradients(&mut gradients, rows, step, settings)?;
         let grad_norm = self.clip(&mut gradients, step, settings.max_grad_norm)?;

@@ -60,7 +60,7 @@ use half::{bf16, f16};
 use isobit_numerics::adamw::Coefficients;
 use isobit_numerics::digest::Digest;
 use isobit_numerics::elementary::Function;
-use pool::Pool;
+use pool::{Pool, THREADS_MOST, TooFewThreads};
 
 /// Threads and a path, chosen once.
 pub struct Cpu {
@@ -68,17 +68,26 @@ pub struct Cpu {
     path: Path,
 }
 
-/// The path asked for does not exist on this machine.
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("this machine does not have the {0} path")]
-pub struct PathMissing(pub Path);
+/// Why this machine cannot compute as it was asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    #[error("this machine does not have the {0} path")]
+    PathMissing(Path),
+    #[error("{0} threads are asked for: 1 to {THREADS_MOST} are possible")]
+    Threads(usize),
+    #[error(transparent)]
+    TooFewThreads(#[from] TooFewThreads),
+}
 
 impl Cpu {
-    pub fn new(threads: usize, path: Path) -> Result<Self, PathMissing> {
+    pub fn new(threads: usize, path: Path) -> Result<Self, CpuError> {
         if !path.is_available() {
-            return Err(PathMissing(path));
+            return Err(CpuError::PathMissing(path));
         }
-        Ok(Self { pool: Pool::new(threads), path })
+        if !(1..=THREADS_MOST).contains(&threads) {
+            return Err(CpuError::Threads(threads));
+        }
+        Ok(Self { pool: Pool::new(threads)?, path })
     }
 
     pub fn path(&self) -> Path {

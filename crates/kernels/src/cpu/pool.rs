@@ -1,6 +1,7 @@
 //! A thread pool: every thread runs a job once and takes its share of the work, by number (`share`) or by asking ([`Tasks`]). No
 //! result depends on how many there are or who does what.
 
+use crate::float_state;
 use std::any::Any;
 use std::ops::{Range, RangeInclusive};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -36,12 +37,24 @@ pub struct Pool {
     turn: Mutex<()>,
 }
 
+/// BOUND: threads of a pool. No machine has more cores, and each takes megabytes of address space.
+pub const THREADS_MOST: usize = 1024;
+
+/// The system did not start as many threads as were asked for.
+#[derive(Debug, thiserror::Error)]
+#[error("the system started {started} of {threads} threads: {source}")]
+pub struct TooFewThreads {
+    pub started: usize,
+    pub threads: usize,
+    source: std::io::Error,
+}
+
 /// Spins before a thread parks: jobs of one op follow each other within microseconds.
 const SPIN: usize = 4_000;
 
 impl Pool {
-    pub fn new(threads: usize) -> Self {
-        assert!(threads > 0, "a pool has at least the calling thread");
+    pub fn new(threads: usize) -> Result<Self, TooFewThreads> {
+        assert!((1..=THREADS_MOST).contains(&threads), "a pool has 1 to {THREADS_MOST} threads, the caller among them");
         let shared = Arc::new(Shared {
             state: Mutex::new(State { epoch: 0, job: None, panic: None, stop: false }),
             work: Condvar::new(),
@@ -49,16 +62,17 @@ impl Pool {
             epoch: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
         });
-        let workers = (1..threads)
-            .map(|worker| {
-                let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
-                    .name(format!("isobit-{worker}"))
-                    .spawn(move || shared.serve(worker))
-                    .expect("the system starts the worker threads asked for")
-            })
-            .collect();
-        Self { shared, workers, threads, turn: Mutex::new(()) }
+        let mut pool = Self { shared, workers: Vec::with_capacity(threads - 1), threads, turn: Mutex::new(()) };
+        for worker in 1..threads {
+            let shared = Arc::clone(&pool.shared);
+            let builder = std::thread::Builder::new().name(format!("isobit-{worker}"));
+            match builder.spawn(move || shared.serve(worker)) {
+                Ok(handle) => pool.workers.push(handle),
+                // Those that did start end with the pool.
+                Err(source) => return Err(TooFewThreads { started: worker, threads, source }),
+            }
+        }
+        Ok(pool)
     }
 
     pub fn threads(&self) -> usize {
@@ -67,6 +81,7 @@ impl Pool {
 
     /// Calls `job(worker)` once on every thread and returns when all are done. A panic in any of them is passed on.
     pub fn run(&self, job: impl Fn(usize) + Sync) {
+        float_state::restore();
         if self.threads == 1 {
             return job(0);
         }
@@ -99,7 +114,7 @@ impl Pool {
             return;
         }
         if self.threads == 1 {
-            return job(0..count);
+            return self.run(|_| job(0..count));
         }
         let grains = count.div_ceil(grain);
         let pieces = Pieces::new(grains, self.threads, grains.div_ceil(LEAST * self.threads)..=usize::MAX);
@@ -158,6 +173,7 @@ impl Shared {
         let mut seen = 0;
         loop {
             let Some(job) = self.next_job(&mut seen) else { return };
+            float_state::restore();
             // `Pool::run` keeps the closure alive until `running` reaches zero, below.
             let result = catch_unwind(AssertUnwindSafe(|| job(worker)));
             if let Err(payload) = result {
@@ -364,7 +380,7 @@ mod tests {
     #[test]
     fn every_worker_runs_once_per_job() {
         for threads in [1, 2, 7] {
-            let pool = Pool::new(threads);
+            let pool = Pool::new(threads).expect("threads start");
             let calls: Vec<_> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
             for _ in 0..1000 {
                 pool.run(|worker| {
@@ -394,7 +410,7 @@ mod tests {
 
     #[test]
     fn a_panic_is_passed_on_and_the_pool_survives() {
-        let pool = Pool::new(3);
+        let pool = Pool::new(3).expect("threads start");
         let caught = catch_unwind(AssertUnwindSafe(|| pool.run(|worker| assert!(worker != 2, "worker two fails"))));
         assert!(caught.is_err());
         let count = AtomicUsize::new(0);

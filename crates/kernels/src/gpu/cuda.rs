@@ -229,6 +229,7 @@ pub(super) fn list() -> Result<Vec<Listing>, String> {
             ),
             memory: memory as u64,
             units: driver.attribute(device, attribute::MULTIPROCESSORS)? as u32,
+            architecture: Some((major, minor)),
             objection: compiler.as_ref().err().cloned(),
         });
     }

@@ -8,6 +8,7 @@ use super::runtime::{Answer, Argument, Compiled, Kernel, Runtime, failure};
 use super::{cuda, opencl, probe};
 use crate::backend::{Backend, DeviceFailure};
 use crate::buffer::Element;
+use crate::float_state;
 use crate::op::{TOKEN_BLOCK, token_blocks};
 use isobit_numerics::slices::Profile;
 use std::cell::RefCell;
@@ -69,7 +70,10 @@ impl Device {
         if self.failure.borrow().is_some() {
             return None;
         }
-        match ask(&*self.runtime) {
+        let answer = ask(&*self.runtime);
+        // A driver runs in this thread, and the next op on the host may not see what it left behind.
+        float_state::restore();
+        match answer {
             Ok(answer) => Some(answer),
             Err(what) => {
                 *self.failure.borrow_mut() = Some(failure(self.runtime.name(), what));
@@ -135,6 +139,7 @@ impl Gpu {
             Api::OpenCl => opencl::OpenCl::open(selector.index, soft_division).map(|runtime| Rc::new(runtime) as _),
             Api::Cuda => cuda::Cuda::open(selector.index).map(|runtime| Rc::new(runtime) as _),
         };
+        float_state::restore();
         let runtime = runtime.map_err(|what| failure(&selector.to_string(), what))?;
         let gpu = Self::with_runtime(runtime, selector);
         probe::check(&gpu)?;

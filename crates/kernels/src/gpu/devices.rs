@@ -59,16 +59,20 @@ pub struct Listing {
     pub memory: u64,
     /// Compute units or multiprocessors.
     pub units: u32,
+    /// Compute capability, where there is such a thing: (9, 0) on Hopper.
+    pub architecture: Option<(u32, u32)>,
     /// Why it cannot be used, if its driver says so.
     pub objection: Option<String>,
 }
 
 /// Devices of one interface, or why there is none.
 pub fn list(api: Api) -> Result<Vec<Listing>, String> {
-    match api {
+    let listings = match api {
         Api::OpenCl => opencl::list(),
         Api::Cuda => cuda::list(),
-    }
+    };
+    crate::float_state::restore();
+    listings
 }
 
 #[cfg(test)]

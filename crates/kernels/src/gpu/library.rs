@@ -5,7 +5,9 @@ use libloading::Library;
 /// Opens the first of `names` that the system finds, for good: drivers that were unloaded do not always come back.
 pub(super) fn open(names: &[&str]) -> Option<&'static Library> {
     // SAFETY: loading runs the library's initialisers; these are the vendors' own drivers, opened by plain file name.
-    let library = names.iter().find_map(|name| unsafe { Library::new(*name) }.ok())?;
+    let library = names.iter().find_map(|name| unsafe { Library::new(*name) }.ok());
+    crate::float_state::restore();
+    let library = library?;
     Some(Box::leak(Box::new(library)))
 }
 

@@ -166,6 +166,7 @@ pub(super) fn list() -> Result<Vec<Listing>, String> {
         runtime: format!("{}, driver {}", cl.text(device, ask::VERSION), cl.text(device, ask::DRIVER)),
         memory: cl.number(device, ask::MEMORY).unwrap_or(0),
         units: cl.number(device, ask::COMPUTE_UNITS).unwrap_or(0) as u32,
+        architecture: None,
         objection: cl.objection(device).unwrap_or(Some("it does not answer")).map(str::to_string),
     };
     Ok(cl.all()?.into_iter().enumerate().map(describe).collect())
