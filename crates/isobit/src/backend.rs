@@ -1,8 +1,9 @@
 //! From the name of a device to an open one: `cpu`, `auto`, `opencl:0`, `cuda:0`.
 
 use crate::Failure;
+use isobit_kernels::cpu::pool::THREADS_MOST;
 use isobit_kernels::gpu::Selector;
-use isobit_kernels::{Backend, Cpu, Gpu, Path};
+use isobit_kernels::{Backend, Cpu, CpuError, Gpu, Path};
 
 const HINT: &str = "`isobit devices` lists what this machine has";
 
@@ -20,10 +21,20 @@ pub(crate) trait Job {
 }
 
 impl Chosen {
-    /// `auto` is the CPU: it is always there. Zero threads are all cores.
+    /// `auto` is the CPU: it is always there. Zero threads are all cores; more than there are cores would take turns on
+    /// them and wait for each other at every op, so they are not started.
     pub(crate) fn parse(name: &str, threads: usize) -> Result<Self, Failure> {
+        if threads > THREADS_MOST {
+            let message = format!("{threads} threads are asked for, {THREADS_MOST} is the most");
+            return Err(Failure::usage(message, "leave it out, or write 0, for one on every core"));
+        }
         if name == "cpu" || name == "auto" {
-            return Ok(Self::Cpu { threads: if threads == 0 { cores() } else { threads } });
+            let threads = match (threads, cores()) {
+                (0, cores) => cores.unwrap_or(1),
+                (threads, Some(cores)) => threads.min(cores),
+                (threads, None) => threads,
+            };
+            return Ok(Self::Cpu { threads: threads.min(THREADS_MOST) });
         }
         if name == "hip" || name.starts_with("hip:") {
             let message =
@@ -32,19 +43,42 @@ impl Chosen {
         }
         name.parse().map(Self::Gpu).map_err(|message: String| Failure::usage(message, HINT))
     }
+
+    /// Threads that compute; with a GPU the one that waits for it.
+    pub(crate) fn threads(&self) -> usize {
+        match self {
+            Self::Cpu { threads } => *threads,
+            Self::Gpu(_) => 1,
+        }
+    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "the program chooses the thread count where the config leaves it open")]
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+fn cores() -> Option<usize> {
+    std::thread::available_parallelism().ok().map(std::num::NonZero::get)
+}
+
+pub(crate) fn open_cpu(threads: usize, path: Path) -> Result<Cpu, Failure> {
+    Cpu::new(threads, path).map_err(|error| match error {
+        CpuError::PathMissing(_) => {
+            let available: Vec<_> = Path::available().iter().map(|path| path.name()).collect();
+            Failure::device(error.to_string(), format!("it has: {}", available.join(", ")))
+        }
+        CpuError::Threads(_) => Failure::usage(error.to_string(), "name a number of threads within these"),
+        CpuError::TooFewThreads(_) => Failure {
+            code: 4,
+            message: error.to_string(),
+            hint: Some(
+                "ask for fewer threads, or raise the limits on memory and processes (`ulimit -v`, `ulimit -u`)"
+                    .to_string(),
+            ),
+        },
+    })
 }
 
 pub(crate) fn on_device<J: Job>(chosen: &Chosen, job: J) -> Result<J::Result, Failure> {
     match *chosen {
-        Chosen::Cpu { threads } => {
-            let cpu = Cpu::new(threads, Path::best());
-            Ok(job.run(cpu.map_err(|error| Failure::device(error.to_string(), HINT))?))
-        }
+        Chosen::Cpu { threads } => Ok(job.run(open_cpu(threads, Path::best())?)),
         Chosen::Gpu(selector) => {
             let gpu = Gpu::open(selector);
             Ok(job.run(gpu.map_err(|failure| Failure::device(failure.to_string(), HINT))?))

@@ -3,8 +3,9 @@
 
 use super::cases::{self, Prepared, Target, Work};
 use crate::Failure;
+use crate::backend::open_cpu;
 use isobit_kernels::gpu::Selector;
-use isobit_kernels::{Cpu, DeviceFailure, Gpu, Path};
+use isobit_kernels::{DeviceFailure, Gpu, Path};
 use isobit_numerics::slices::Profile;
 use serde::Serialize;
 use std::io::{BufRead, Write};
@@ -136,10 +137,7 @@ fn profiles(given: Option<&str>) -> Result<Vec<Profile>, Failure> {
 }
 
 fn cpu(threads: usize, path: Path) -> Result<Target, Failure> {
-    let available: Vec<_> = Path::available().iter().map(|path| path.name()).collect();
-    Cpu::new(threads, path)
-        .map(|cpu| Target::Cpu(Rc::new(cpu)))
-        .map_err(|error| Failure::device(error.to_string(), format!("it has: {}", available.join(", "))))
+    open_cpu(threads, path).map(|cpu| Target::Cpu(Rc::new(cpu)))
 }
 
 fn device(name: &str) -> Result<Target, Failure> {

@@ -109,8 +109,17 @@ fn tallies(pairs: &[[Tensor; 2]], threads: usize) -> BTreeMap<usize, Tally> {
     let mut tallies: BTreeMap<usize, Tally> =
         pairs.iter().enumerate().filter(|(_, [a, b])| a.dtype != b.dtype).map(|(i, _)| (i, Tally::default())).collect();
     let shares: Vec<BTreeMap<usize, Tally>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|thread| scope.spawn(move || share(pairs, thread, threads))).collect();
-        workers.into_iter().map(|worker| worker.join().expect("comparing does not panic")).collect()
+        let start = |thread| {
+            let builder = std::thread::Builder::new();
+            (thread, builder.spawn_scoped(scope, move || share(pairs, thread, threads)))
+        };
+        let workers: Vec<_> = (0..threads).map(start).collect();
+        let done = workers.into_iter().map(|(thread, worker)| match worker {
+            Ok(worker) => worker.join().expect("comparing does not panic"),
+            // The system gives no more threads: this one does its share.
+            Err(_) => share(pairs, thread, threads),
+        });
+        done.collect()
     });
     for (index, tally) in shares.into_iter().flatten() {
         let joined = tallies.get(&index).copied().unwrap_or_default().join(tally);

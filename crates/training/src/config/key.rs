@@ -90,7 +90,7 @@ pub const KEYS: &[Key] = &[
     key(Top, "profile", &[], Text, YES, "x2, or x3 for the accuracy of float32"),
     key(Top, "report_to_tensorboard", &["tensorboard"], Switch, NO, "also write TensorBoard event files"),
     key(Top, "seed", &[], Whole, YES, "of data order, dropout and new adapter weights"),
-    key(Top, "threads", &["num_threads"], Whole, NO, "threads that compute; 0: every core"),
+    key(Top, "threads", &["num_threads"], Whole, NO, "threads that compute; 0: every core; more than that are not started"),
 
     key(Datasets, "path", &["file"], Text, NO, "JSON lines"),
 

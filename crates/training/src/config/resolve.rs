@@ -8,6 +8,7 @@ use super::resolve_training::training;
 use super::run::{DEFAULT_DATE, Device, Eval, EvalRows, Every, Run};
 use super::table::{CountOrShare, Table, count_or_share, every};
 use super::value::{Place, Value};
+use isobit_kernels::cpu::pool::THREADS_MOST;
 use isobit_numerics::slices::Profile;
 use std::path::PathBuf;
 
@@ -37,7 +38,7 @@ pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
         seed: top.whole("seed", 42, 0..=i64::MAX as u64)?,
         devices: devices(&top)?,
         profile: profile(&top)?,
-        threads: top.whole("threads", 0, 0..=4096)? as u32,
+        threads: top.whole("threads", 0, 0..=THREADS_MOST as u64)? as u32,
         data_workers: top.whole("data_workers", 1, 1..=1024)? as u32,
         date: date(&top)?,
         report_to_tensorboard: top.switch("report_to_tensorboard", false),
