@@ -1,5 +1,8 @@
 //! `isobit bench` from the outside: what it prints, what it refuses, and with which exit code.
 
+mod model_folder;
+
+use model_folder::{Folder, Shape};
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
@@ -103,6 +106,28 @@ fn steps_are_served_line_by_line() {
     assert!(losses.len() == 3 && losses[2] < losses[0], "one model trains on: {losses:?}");
     assert_eq!(fed(&[&step[..], &["--serve"]].concat(), "").stdout, b"", "nothing is asked for");
     assert_eq!(refused(&[&step[..], &["--serve", "--steps", "2"]].concat()).0, 2);
+}
+
+/// The rows, the model and the settings of a config: the loss is that of training.
+#[test]
+fn a_config_is_measured() {
+    let folder = Folder::new(Shape::TINY);
+    let step = ["bench", "step", "--config", "config.toml", "--steps", "1", "--json", "--set"];
+    let ran = folder.run(&[&step[..], &["learning_rate=1e-4"]].concat());
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let line = &ran.json()[0];
+    assert_eq!((&line["model"], &line["batch"], &line["threads"]), (&"model".into(), &8.into(), &1.into()));
+    assert_eq!((&line["checkpointing"], &line["device"]), (&"full".into(), &"cpu".into()));
+    // Rows of the data, not of the longest length.
+    assert!(line["seq"].as_u64().is_some_and(|seq| (2..64).contains(&seq)), "{line}");
+    let other = ["training.micro_batch_size=1", "training.gradient_accumulation_steps=8"];
+    let other = [other[0], "--set", other[1], "--set", "training.gradient_checkpointing=none"];
+    let other = &folder.run(&[&step[..], &other].concat()).json()[0];
+    assert_eq!((&other["loss"], &other["checkpointing"]), (&line["loss"], &"none".into()), "same bits");
+    folder.run(&["bench", "step", "--config", "config.toml", "--model", "tiny"]).says(2, &["cannot be used with"]);
+    folder.run(&["bench", "step", "--set", "seed=1"]).says(2, &["--config"]);
+    folder.run(&["bench", "step", "--config", "nowhere.toml"]).says(2, &["nowhere.toml"]);
+    folder.run(&[&step[..], &["base_model=nowhere"]].concat()).says(2, &["nowhere"]);
 }
 
 #[test]

@@ -1,19 +1,24 @@
-//! `isobit bench step`: a LoRA training step of a published shape on random weights, with the peer's names and JSON fields.
+//! `isobit bench step`: a LoRA training step of a published shape on random weights, with the peer's names and JSON fields; or
+//! the update of a config, with its model, its data and its settings.
 
 use super::breakdown::{Share, Stopwatch, Times};
 use crate::Failure;
+use crate::backend::{Chosen, Job, on_device};
+use crate::train::failed;
 use isobit_autograd::Policy;
-use isobit_kernels::gpu::Selector;
+use isobit_kernels::Backend;
 use isobit_kernels::observe::Observed;
-use isobit_kernels::{Backend, Cpu, Gpu, Path};
 use isobit_models::build::Settings;
-use isobit_models::{Config, LoraConfig, RandomSource, Trained, build};
+use isobit_models::{Config, LoraConfig, RandomSource, Source, Trained, build};
 use isobit_numerics::philox::{Key, Purpose, word};
 use isobit_numerics::slices::Profile;
 use isobit_training::batch::TokenRow;
+use isobit_training::prepare::{RunError, prepare, step_settings, trained};
 use isobit_training::step::{StepError, StepSettings, Trainer};
+use isobit_training::{config, data};
 use serde::Serialize;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -43,6 +48,12 @@ pub(crate) struct Arguments {
     /// none, selective or full
     #[arg(long, default_value = "full")]
     checkpointing: String,
+    /// Measure the first update of this config instead: its model, its rows, its settings
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "batch", "seq", "rank", "threads", "device", "profile", "checkpointing", "micro_batch"])]
+    config: Option<PathBuf>,
+    /// Override a key of the config: `--set training.micro_batch_size=1`
+    #[arg(long = "set", value_name = "KEY=VALUE", requires = "config")]
+    overrides: Vec<String>,
     /// Rows that are computed together; default: all of them
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     micro_batch: Option<u32>,
@@ -62,12 +73,12 @@ pub(crate) struct Arguments {
 struct Line<'a> {
     schema: &'static str,
     model: &'a str,
-    batch: u32,
-    seq: u32,
+    batch: usize,
+    seq: usize,
     device: &'a str,
     profile: &'a str,
     checkpointing: &'a str,
-    threads: u16,
+    threads: usize,
     step_s: f64,
     tokens_per_s: f64,
     peak_bytes: u64,
@@ -82,29 +93,50 @@ const SHAPES: [(&str, [usize; 6]); 3] = [
     ("1.5B", [1536, 8960, 28, 12, 2, 151936]),
 ];
 
+/// What is measured.
+struct Subject {
+    name: String,
+    chosen: Chosen,
+    device: String,
+    model: Config,
+    source: Box<dyn Source>,
+    settings: Settings,
+    step: StepSettings,
+    rows: Vec<TokenRow>,
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    if arguments.device == "cpu" {
-        let cpu = Cpu::new(usize::from(arguments.threads), Path::best());
-        let cpu = cpu.map_err(|error| Failure::device(error.to_string(), "`isobit devices` lists what there is"))?;
-        return choose(cpu, arguments);
-    }
-    let hint = "`isobit devices` lists what this machine has";
-    let selector: Selector = arguments.device.parse().map_err(|message: String| Failure::usage(message, hint))?;
-    let gpu = Gpu::open(selector).map_err(|failure| Failure::device(failure.to_string(), hint))?;
-    choose(gpu, arguments)
+    let subject = match &arguments.config {
+        Some(path) => configured(path, &arguments.overrides)?,
+        None => published(arguments)?,
+    };
+    let chosen = subject.chosen;
+    on_device(&chosen, Measuring { subject, arguments })?
 }
 
-fn choose<B: Backend>(backend: B, arguments: &Arguments) -> Result<(), Failure> {
-    if !arguments.breakdown {
-        return measure(backend, arguments, &Times::default());
-    }
-    let times = Times::default();
-    let observer = Stopwatch::new(times.clone());
-    measure(Observed { inner: backend, observer }, arguments, &times)
+/// The first update of a config.
+fn configured(path: &Path, overrides: &[String]) -> Result<Subject, Failure> {
+    let settled = config::read(path, overrides).map_err(|error| failed(&RunError::Config(error)))?;
+    let chosen = Chosen::of(&settled.run)?;
+    let prepared = prepare(settled.run).map_err(|error| failed(&error))?;
+    let run = &prepared.run;
+    let first = data::order(run.seed, 0, prepared.train.len()).into_iter().take(run.rows_per_update() as usize);
+    let positions = run.training.max_seq_length as usize;
+    Ok(Subject {
+        name: run.base_model.display().to_string(),
+        chosen,
+        device: run.devices.first().map_or(String::new(), ToString::to_string),
+        settings: Settings { trained: trained(run), profile: run.profile, positions, seed: run.seed },
+        step: step_settings(run),
+        rows: first.map(|row| prepared.train[row].clone()).collect(),
+        model: prepared.model,
+        source: Box::new(prepared.weights),
+    })
 }
 
-fn measure<B: Backend>(backend: B, arguments: &Arguments, ops: &Times) -> Result<(), Failure> {
-    let config = config(&arguments.model)?;
+/// A published shape on random weights.
+fn published(arguments: &Arguments) -> Result<Subject, Failure> {
+    let model = shape(&arguments.model)?;
     let profile = Profile::ALL.into_iter().find(|profile| profile.name() == arguments.profile);
     let profile = profile.ok_or_else(|| Failure::usage("unknown profile", "x2 and x3 exist"))?;
     let policy = Policy::ALL.into_iter().find(|policy| policy.name() == arguments.checkpointing);
@@ -113,40 +145,70 @@ fn measure<B: Backend>(backend: B, arguments: &Arguments, ops: &Times) -> Result
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_proj_qkv", "out_proj"];
     let targets = if arguments.model == SPARSE { &targets[..4] } else { &targets };
     let lora = LoraConfig::new(arguments.rank as usize, f64::from(2 * arguments.rank), targets);
-    let settings = Settings { trained: Trained::Lora(lora), profile, positions: arguments.seq as usize, seed: 0 };
-    let built = build(&backend, &config, &RandomSource { seed: 0 }, &settings)
-        .map_err(|error| Failure::usage(error.to_string(), "this is a bug of the benchmark"))?;
+    Ok(Subject {
+        name: arguments.model.clone(),
+        chosen: Chosen::parse(&arguments.device, usize::from(arguments.threads))?,
+        device: arguments.device.clone(),
+        source: Box::new(RandomSource { seed: 0 }),
+        settings: Settings { trained: Trained::Lora(lora), profile, positions: arguments.seq as usize, seed: 0 },
+        step: StepSettings {
+            profile,
+            policy,
+            micro_batch_size: arguments.micro_batch.unwrap_or(arguments.batch) as usize,
+            seed: 0,
+            max_grad_norm: Some(1.0),
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.01,
+        },
+        rows: (0..arguments.batch).map(|row| random_row(row, arguments.seq, &model)).collect(),
+        model,
+    })
+}
+
+struct Measuring<'a> {
+    subject: Subject,
+    arguments: &'a Arguments,
+}
+
+impl Job for Measuring<'_> {
+    type Result = Result<(), Failure>;
+
+    fn run<B: Backend>(self, backend: B) -> Self::Result {
+        let times = Times::default();
+        if !self.arguments.breakdown {
+            return measure(backend, &self.subject, self.arguments, &times);
+        }
+        let observer = Stopwatch::new(times.clone());
+        measure(Observed { inner: backend, observer }, &self.subject, self.arguments, &times)
+    }
+}
+
+fn measure<B: Backend>(backend: B, subject: &Subject, arguments: &Arguments, ops: &Times) -> Result<(), Failure> {
+    let Subject { model, source, settings, .. } = subject;
+    let built = build(&backend, model, &**source, settings).map_err(|error| failed(&error.into()))?;
     let mut trainer = Trainer::new(backend, built);
-    let rows: Vec<TokenRow> = (0..arguments.batch).map(|row| random_row(row, arguments.seq, &config)).collect();
-    let rows: Vec<&TokenRow> = rows.iter().collect();
-    let settings = StepSettings {
-        profile,
-        policy,
-        micro_batch_size: arguments.micro_batch.unwrap_or(arguments.batch) as usize,
-        seed: 0,
-        max_grad_norm: Some(1.0),
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-        weight_decay: 0.01,
-    };
+    let rows: Vec<&TokenRow> = subject.rows.iter().collect();
+    let tokens: usize = rows.iter().map(|row| row.tokens.len()).sum();
+    let settings = &subject.step;
     let line = |step_s: f64, loss: f64, breakdown: Vec<Share>| Line {
         schema: "isobit.bench.step/1",
-        model: &arguments.model,
-        batch: arguments.batch,
-        seq: arguments.seq,
-        device: &arguments.device,
-        profile: profile.name(),
-        checkpointing: policy.name(),
-        threads: arguments.threads,
+        model: &subject.name,
+        batch: rows.len(),
+        seq: rows.iter().map(|row| row.tokens.len()).max().unwrap_or(0),
+        device: &subject.device,
+        profile: settings.profile.name(),
+        checkpointing: settings.policy.name(),
+        threads: subject.chosen.threads(),
         step_s,
-        tokens_per_s: f64::from(arguments.batch * arguments.seq) / step_s,
+        tokens_per_s: tokens as f64 / step_s,
         peak_bytes: peak_resident_bytes(),
         loss,
         breakdown,
     };
     let mut step = |number: u64| {
-        let (seconds, report) = timed(|| trainer.step(&rows, number, 1e-4, &settings));
+        let (seconds, report) = timed(|| trainer.step(&rows, number, 1e-4, settings));
         report.map(|report| (seconds, report.loss)).map_err(|error| stopped(&error))
     };
     if arguments.serve {
@@ -196,7 +258,7 @@ const OTHERS: [(&str, &str); 2] = [
     ),
 ];
 
-fn config(model: &str) -> Result<Config, Failure> {
+fn shape(model: &str) -> Result<Config, Failure> {
     let bug = |error: isobit_models::ModelError| Failure::usage(error.to_string(), "this is a bug of the benchmark");
     if let Some((_, text)) = OTHERS.into_iter().find(|(name, _)| *name == model) {
         return Config::parse(text).map_err(bug);
