@@ -1,5 +1,4 @@
 //! The program: parses the command line, hands over to one file per command, turns errors into messages and exit codes.
-#![expect(clippy::print_stderr, reason = "the program is the only place that prints")]
 #![expect(clippy::float_arithmetic, reason = "rates are printed")]
 
 mod backend;
@@ -9,6 +8,7 @@ mod demo;
 mod devices;
 mod diff;
 mod eval;
+mod fits;
 mod generate;
 mod init;
 mod model;
@@ -17,6 +17,9 @@ mod shell;
 mod train;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use isobit_kernels::buffer::OutOfMemory;
+use isobit_kernels::float_state;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
 
 /// Fine-tune language models to the same weights, bit for bit, on every machine.
@@ -86,11 +89,42 @@ impl Failure {
     fn output(error: &std::io::Error) -> Self {
         Self { code: 7, message: format!("cannot write the result: {error}"), hint: None }
     }
+
+    /// Memory that the system does not have.
+    fn out_of_memory(bytes: usize) -> Self {
+        Self {
+            code: 4,
+            message: format!("out of memory: the system refused {bytes} bytes ({})", fits::gib(bytes as u64)),
+            hint: Some("`isobit plan` says what a config needs and what would need less".to_string()),
+        }
+    }
 }
 
 fn main() -> ExitCode {
+    // A preloaded library may have changed how this process rounds.
+    float_state::restore();
     let arguments = Arguments::parse();
-    let result = match arguments.command {
+    let result = catch_unwind(AssertUnwindSafe(|| run(arguments.command)));
+    let result = result.unwrap_or_else(|thrown| match thrown.downcast_ref::<OutOfMemory>() {
+        Some(OutOfMemory { bytes }) => Err(Failure::out_of_memory(*bytes)),
+        None => resume_unwind(thrown),
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if !failure.message.is_empty() {
+                train::tell(&format!("error: {}", failure.message));
+            }
+            if let Some(hint) = failure.hint {
+                train::tell(&format!("hint: {hint}"));
+            }
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), Failure> {
+    match command {
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Init(arguments) => init::run(&arguments),
         Command::Train(arguments) => train::run(&arguments),
@@ -104,17 +138,5 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Completions(arguments) => shell::completions(&arguments, Arguments::command()),
         Command::Man(arguments) => shell::man(&arguments, Arguments::command()),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            if !failure.message.is_empty() {
-                eprintln!("error: {}", failure.message);
-            }
-            if let Some(hint) = failure.hint {
-                eprintln!("hint: {hint}");
-            }
-            ExitCode::from(failure.code)
-        }
     }
 }

@@ -24,6 +24,9 @@ pub(crate) struct Arguments {
     /// Override a key of the config: `--set training.learning_rate=1e-4`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    /// Start even if the plan says that the run does not fit into memory
+    #[arg(long)]
+    no_plan: bool,
     /// Print one JSON object per event on stdout
     #[arg(long)]
     json: bool,
@@ -42,6 +45,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     signal::install().map_err(|error| Failure::output(&error))?;
     let chosen = Chosen::of(&run)?;
+    if !arguments.no_plan {
+        crate::fits::check(&run)?;
+    }
     let prepared = prepare(run).map_err(|error| failed(&error))?;
     if !arguments.quiet {
         tell(&format!(

@@ -50,6 +50,28 @@ fn threads_that_do_not_start_are_an_error() {
     assert_eq!(limited(&folder, 400_000, &["diff", "run", "run", "--threads", "1024"]).code, 0);
 }
 
+/// Small requests end the process where they are made, large ones are passed on as an error: both say how much was asked for.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_that_is_not_there_is_an_error_with_its_size() {
+    let folder = Folder::new(Shape::TINY);
+    folder.put("data.jsonl", format!("{{\"prompt\":\"1\",\"completion\":\"{}\"}}\n", "+23".repeat(160)).repeat(400));
+    let train = ["train", "config.toml", "-q", "--set", "max_steps=1", "--set", "eval.val_set_size=0", "--set"];
+    let wide = ["max_seq_length=512", "--set", "training.micro_batch_size=400", "--set"];
+    let kept = ["training.gradient_checkpointing=none", "--set"];
+    let run = |kib, output: &str, more: &[&str]| {
+        let output = format!("output_dir={output}");
+        limited(&folder, kib, &[&train[..], &wide, &kept, &[&output], more].concat())
+    };
+    for kib in [500_000, 600_000, 700_000] {
+        let ran = run(kib, "insisted", &["--no-plan"]);
+        ran.says(4, &["error: out of memory: the system refused ", " bytes", "hint: "]);
+        // The plan says so before anything is read.
+        run(kib, "planned", &[]).says(4, &["error: this run needs ", "`ulimit -v`", "--no-plan"]);
+        assert!(!folder.has("planned"));
+    }
+}
+
 /// A library whose start-up routine changes the rounding mode and flushes subnormal numbers, as `-ffast-math` links one.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #[test]

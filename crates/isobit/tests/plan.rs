@@ -58,3 +58,60 @@ fn what_does_not_fit_exits_with_four() {
     assert_eq!(folder.run(&["plan", "config.toml", "--memory", "64"]).code, 0);
     folder.run(&["plan", "config.toml", "--memory", "much"]).says(2, &["--memory", "not a number"]);
 }
+
+#[test]
+fn absurd_sizes_are_not_counted() {
+    let folder = Folder::new(Shape::TINY);
+    let absurd = ["--set", "training.micro_batch_size=65536", "--set", "max_seq_length=1048576"];
+    for memory in [&[][..], &["--memory", "999999999"]] {
+        let ran = folder.run(&[&["plan", "config.toml"], &absurd[..], memory].concat());
+        ran.says(4, &["error: this run needs at least ", "hint: `--set training.micro_batch_size=1`"]);
+        assert!(ran.out.starts_with("does not fit: at least "), "{}", ran.out);
+    }
+    let ran = folder.run(&[&["plan", "config.toml", "--json"], &absurd[..]].concat());
+    let plan: serde_json::Value = serde_json::from_str(&ran.out).expect("one JSON object");
+    assert_eq!((ran.code, &plan["fits"], plan.get("total_bytes")), (4, &false.into(), None));
+    // Two layers of 32 numbers.
+    assert_eq!(number(&plan, "needed_bytes"), 65536 * 1_048_576 * 2 * 32 * 4);
+    folder
+        .train("out", &["training.micro_batch_size=65536", "max_seq_length=1048576"])
+        .says(4, &["at least", "--no-plan"]);
+    assert!(!folder.has("out"));
+}
+
+#[test]
+fn rows_beyond_the_positions_have_one_answer() {
+    let folder = Folder::new(Shape::TINY);
+    let parts = ["max_seq_length 513 is beyond the model's 512 positions", "hint: lower `max_seq_length`"];
+    folder.run(&["plan", "config.toml", "--set", "max_seq_length=513"]).says(2, &parts);
+    folder.train("out", &["max_seq_length=513"]).says(2, &parts);
+    folder.train("out", &["max_seq_length=513", "--no-plan"]).says(2, &parts);
+    assert_eq!(folder.run(&["plan", "config.toml", "--set", "max_seq_length=512"]).code, 0);
+}
+
+#[test]
+fn devices_that_are_not_here_need_their_memory_only() {
+    let folder = Folder::new(Shape::TINY);
+    for device in ["cuda:63", "opencl:63"] {
+        let plan = ["plan", "config.toml", "--device", device];
+        let ran = folder.run(&[&plan[..], &["--memory", "80"]].concat());
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        let line = format!("80.00 GiB there on {device}, which is not in this machine (--memory)");
+        assert!(ran.out.contains("\nfits: ") && ran.out.contains(&line), "{}", ran.out);
+        folder.run(&[&plan[..], &["--memory", "0.0001"]].concat()).says(4, &["this run needs", device]);
+        folder.run(&plan).says(6, &[device, "hint: give `--memory GIB`"]);
+    }
+    folder.run(&["plan", "config.toml", "--device", "abacus"]).says(2, &["abacus", "not a device"]);
+}
+
+#[test]
+fn the_limit_is_named() {
+    let folder = Folder::new(Shape::TINY);
+    let ran = folder.run(&["plan", "config.toml", "--json"]);
+    let plan = &ran.json()[0];
+    let of = plan["available_of"].as_str().expect("a name");
+    let known = ["available memory of the system", "limit of the control group", "`ulimit -v`"];
+    assert!(known.contains(&of), "{plan}");
+    assert!(folder.run(&["plan", "config.toml"]).out.contains(&format!("there on the CPU ({of})\n")));
+    assert!(folder.run(&["plan", "config.toml", "--memory", "3"]).out.contains("3.00 GiB there on the CPU (--memory)"));
+}

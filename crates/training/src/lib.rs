@@ -6,6 +6,7 @@ pub mod batch;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
+pub mod machine;
 pub mod memory;
 pub mod metrics;
 pub mod plan;

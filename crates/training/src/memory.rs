@@ -3,14 +3,18 @@
 //!
 //! The program makes `Limited` its allocator. It is the system's, and counts for threads under a limit. An allocator can
 //! neither return an error nor unwind, so the one that would go beyond the limit ends the process, with the message prepared
-//! for it. Templates run before anything is written, so there is nothing to lose.
+//! for it. Templates run before anything is written, so there is nothing to lose. So does one that the system refuses: the
+//! large ones are buffers, which say so themselves; after a small one nothing could go on, and checkpoints are whole at
+//! every moment.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The exit code of a malformed file.
+/// The exit codes of a malformed file and of what does not fit.
 #[cfg(unix)]
 const EXIT_CODE: i32 = 8;
+#[cfg(unix)]
+const DOES_NOT_FIT: i32 = 4;
 const NO_LIMIT: isize = isize::MAX;
 
 thread_local! {
@@ -45,20 +49,20 @@ unsafe impl GlobalAlloc for Limited {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         take(layout.size());
         // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
+        granted(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         take(layout.size());
         // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc_zeroed(layout) }
+        granted(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // Both may exist at once.
         take(size);
         // SAFETY: the caller's promises are passed on.
-        let moved = unsafe { System.realloc(pointer, layout, size) };
+        let moved = granted(unsafe { System.realloc(pointer, layout, size) }, size);
         give(layout.size());
         moved
     }
@@ -88,6 +92,39 @@ fn give(bytes: usize) {
         LEFT.set(left.saturating_add(bytes as isize).min(NO_LIMIT - 1));
     }
 }
+
+/// What the system gave; where it gave nothing the process says how much was asked for and ends.
+fn granted(memory: *mut u8, bytes: usize) -> *mut u8 {
+    if memory.is_null() {
+        refused(bytes);
+    }
+    memory
+}
+
+#[cfg(unix)]
+fn refused(bytes: usize) {
+    let (mut digits, mut first, mut rest) = ([b'0'; 20], 20, bytes);
+    while first == 20 || rest > 0 {
+        first -= 1;
+        digits[first] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    let parts: [&[u8]; 3] = [
+        b"error: out of memory: the system refused ",
+        &digits[first..],
+        b" bytes\nhint: close other programs, raise the limit on memory, or see what a run needs with `isobit plan`\n",
+    ];
+    for part in parts {
+        // SAFETY: pointer and length are those of the part.
+        unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
+    }
+    // SAFETY: leaving at once runs nothing that could allocate.
+    unsafe { libc::_exit(DOES_NOT_FIT) }
+}
+
+/// Elsewhere the process is aborted by whoever asked.
+#[cfg(not(unix))]
+fn refused(_bytes: usize) {}
 
 #[cfg(unix)]
 fn end() {

@@ -140,6 +140,16 @@ fn since(
     after
 }
 
+/// BOUND: tokens of a micro-batch that are counted. The plan lays a batch out on the host, some bytes a token; a run of more
+/// tokens would need terabytes for any model.
+pub const TOKENS_MOST: u64 = 1 << 27;
+
+/// Less than any step over a micro-batch of `tokens` needs: under every policy the input of each block is kept.
+pub fn least_bytes(model: &Config, tokens: u64) -> u64 {
+    let each = model.hidden.saturating_mul(model.layers.len()).saturating_mul(size_of::<f32>());
+    tokens.saturating_mul(each as u64)
+}
+
 /// Rows of a step as long as they may be, of zeros: the worst case of a config.
 pub fn longest_rows(count: usize, tokens: usize) -> Vec<TokenRow> {
     vec![TokenRow::document(vec![0; tokens], vec![true; tokens]); count]

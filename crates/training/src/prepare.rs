@@ -83,11 +83,7 @@ pub struct Prepared {
 
 pub fn prepare(run: Run) -> Result<Prepared, RunError> {
     let model = model_config(&run.base_model)?;
-    let max_seq_length = run.training.max_seq_length as usize;
-    if max_seq_length > model.max_positions {
-        let what = format!("max_seq_length {max_seq_length} is beyond the model's {} positions", model.max_positions);
-        return Err(RunError::Refused { what, hint: "lower `max_seq_length`" });
-    }
+    check_positions(&run, &model)?;
     if run.training.gradient_groups != 1 {
         let what = format!("gradient_groups {} is not supported yet", run.training.gradient_groups);
         return Err(RunError::Refused { what, hint: "set `gradient_groups = 1`" });
@@ -118,6 +114,16 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
         numerics: isobit_numerics::VERSION.to_string(),
     };
     Ok(Prepared { run, steps, model, weights, train, eval, report, identity })
+}
+
+/// Rows that the config allows have a place in the model.
+pub fn check_positions(run: &Run, model: &Config) -> Result<(), RunError> {
+    let (longest, positions) = (run.training.max_seq_length as usize, model.max_positions);
+    if longest > positions {
+        let what = format!("max_seq_length {longest} is beyond the model's {positions} positions");
+        return Err(RunError::Refused { what, hint: "lower `max_seq_length`" });
+    }
+    Ok(())
 }
 
 /// What some quantisers write beside `config.json`.

@@ -1,0 +1,170 @@
+//! Whether a run fits: what its config needs in the worst case against what the device has. `plan` prints it, `train` refuses
+//! a run that does not fit, `init` looks for the fastest settings that do.
+
+use crate::Failure;
+use crate::backend::{Chosen, open_cpu};
+use crate::train::failed;
+use isobit_kernels::gpu::{self, Api, Selector};
+use isobit_kernels::plan::Layout;
+use isobit_kernels::{Gpu, Path};
+use isobit_models::build::Settings;
+use isobit_models::{Config, Shapes, Weights};
+use isobit_proof::safetensors::Checkpoint;
+use isobit_training::config::{Checkpointing, Run};
+use isobit_training::machine;
+use isobit_training::plan::{MemoryPlan, TOKENS_MOST, least_bytes, longest_rows, memory};
+use isobit_training::prepare::{RunError, check_positions, model_config, profile, step_settings, trained};
+
+/// More than any machine has that does not say how much it has.
+const UNKNOWN_MOST: u64 = 1 << 42;
+/// Compute capability of Hopper, whose tensor cores take more room than other devices do.
+const HOPPER: (u32, u32) = (9, 0);
+
+/// A plan and the memory it meets.
+pub(crate) struct Meeting {
+    /// None where the run is so large that it is not counted: `needed` is the least it would take.
+    pub(crate) plan: Option<MemoryPlan>,
+    pub(crate) device: String,
+    /// Bytes that the device must hold.
+    pub(crate) needed: u64,
+    /// None where the system does not say.
+    pub(crate) available: Option<Available>,
+}
+
+pub(crate) struct Available {
+    pub(crate) bytes: u64,
+    /// Where the figure comes from.
+    pub(crate) of: String,
+}
+
+impl Meeting {
+    pub(crate) fn fits(&self) -> Option<bool> {
+        if self.plan.is_none() {
+            return Some(false);
+        }
+        self.available.as_ref().map(|available| self.needed <= available.bytes)
+    }
+
+    /// The failure of a run that does not fit.
+    pub(crate) fn refusal(&self, run: &Run) -> Option<Failure> {
+        if self.fits() != Some(false) {
+            return None;
+        }
+        let least = if self.plan.is_none() { "at least " } else { "" };
+        let there = self.available.as_ref().map_or("no machine has that".to_string(), |available| {
+            format!("{} is there ({})", gib(available.bytes), available.of)
+        });
+        let message = format!("this run needs {least}{} on {}, {there}", gib(self.needed), self.device);
+        Some(Failure { code: 4, message, hint: Some(hint(run)) })
+    }
+}
+
+/// One thing to try.
+fn hint(run: &Run) -> String {
+    let training = &run.training;
+    if training.micro_batch_size > 1 {
+        "`--set training.micro_batch_size=1` needs less and gives the same weights".to_string()
+    } else if training.checkpointing != Checkpointing::Full {
+        "`--set training.gradient_checkpointing=full` needs less and gives the same weights".to_string()
+    } else {
+        "lower `max_seq_length`, or train an adapter".to_string()
+    }
+}
+
+pub(crate) fn gib(bytes: u64) -> String {
+    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
+}
+
+/// Refuses a run that the plan says does not fit. What the plan cannot be made of is said by whoever needs it next.
+pub(crate) fn check(run: &Run) -> Result<(), Failure> {
+    let Ok(meeting) = meet(run, None) else { return Ok(()) };
+    let Some(refusal) = meeting.refusal(run) else { return Ok(()) };
+    let hint = refusal.hint.map(|hint| format!("{hint}; `--no-plan` starts it all the same"));
+    Err(Failure { hint, ..refusal })
+}
+
+/// Plans a run for its device: one that is here, or any if its `memory` is given.
+pub(crate) fn meet(run: &Run, memory: Option<u64>) -> Result<Meeting, Failure> {
+    let given = memory.map(|bytes| Available { bytes, of: "--memory".to_string() });
+    let device = planned(&Chosen::of(run)?, given)?;
+    let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
+    let tokens = u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length);
+    let least = least_bytes(&model, tokens);
+    if tokens > TOKENS_MOST || least > device.available.as_ref().map_or(UNKNOWN_MOST, |available| available.bytes) {
+        return Ok(Meeting { plan: None, device: device.name, needed: least, available: device.available });
+    }
+    let (needed, plan) = match device.kind {
+        Kind::Cpu { threads } => {
+            let plan = plan(run, &model, open_cpu(threads, Path::best())?).map_err(|error| failed(&error))?;
+            (plan.bytes_on_host(), plan)
+        }
+        Kind::Gpu { selector, architectures } => {
+            let plans = architectures.into_iter().map(|known| plan(run, &model, Gpu::absent(selector, known)));
+            let plans: Vec<MemoryPlan> = plans.collect::<Result<_, _>>().map_err(|error| failed(&error))?;
+            let largest = plans.into_iter().max_by_key(|plan| plan.bytes_peak);
+            let plan = largest.ok_or_else(|| Failure::device("no such device", "`isobit devices` lists them"))?;
+            (plan.bytes_peak, plan)
+        }
+    };
+    Ok(Meeting { plan: Some(plan), device: device.name, needed: needed as u64, available: device.available })
+}
+
+/// What a plan must know of a device. None of them is opened: that takes longer than the plan.
+struct Planned {
+    kind: Kind,
+    name: String,
+    available: Option<Available>,
+}
+
+enum Kind {
+    Cpu {
+        threads: usize,
+    },
+    /// Of all these architectures the one that needs most.
+    Gpu {
+        selector: Selector,
+        architectures: Vec<Option<(u32, u32)>>,
+    },
+}
+
+fn planned(chosen: &Chosen, given: Option<Available>) -> Result<Planned, Failure> {
+    let selector = match *chosen {
+        Chosen::Cpu { threads } => {
+            let room = machine::room().map(|room| Available { bytes: room.bytes, of: room.of.to_string() });
+            let (name, available) = ("the CPU".to_string(), given.or(room));
+            return Ok(Planned { kind: Kind::Cpu { threads }, name, available });
+        }
+        Chosen::Gpu(selector) => selector,
+    };
+    let listed = gpu::list(selector.api).map(|all| all.into_iter().nth(selector.index));
+    let (name, architectures, available) = match (listed, given) {
+        (Ok(Some(listing)), given) => {
+            let memory = (listing.memory > 0).then(|| Available { bytes: listing.memory, of: listing.name });
+            (selector.to_string(), vec![listing.architecture], given.or(memory))
+        }
+        (_, given @ Some(_)) => {
+            let architectures = if selector.api == Api::Cuda { vec![None, Some(HOPPER)] } else { vec![None] };
+            (format!("{selector}, which is not in this machine"), architectures, given)
+        }
+        (listed, None) => {
+            let why = listed.err().unwrap_or_else(|| "there is no such device".to_string());
+            let hint =
+                "give `--memory GIB` to plan for a device that is not here; `isobit devices` lists those that are";
+            return Err(Failure::device(format!("{selector}: {why}"), hint));
+        }
+    };
+    Ok(Planned { kind: Kind::Gpu { selector, architectures }, name, available })
+}
+
+/// The worst case of a config: every row as long as it may be.
+fn plan<L: Layout>(run: &Run, model: &Config, like: L) -> Result<MemoryPlan, RunError> {
+    check_positions(run, model)?;
+    let weights = Weights::new(Checkpoint::open(&run.base_model)?, model)?;
+    let positions = run.training.max_seq_length as usize;
+    let settings = Settings { trained: trained(run), profile: profile(run), positions, seed: run.seed };
+    let step = step_settings(run);
+    // Two micro-batches: further ones find the buffers of these.
+    let count = (run.rows_per_update() as usize).min(2 * step.micro_batch_size);
+    let row = longest_rows(1, positions);
+    memory(like, model, &Shapes::Of(&weights), &settings, &step, &vec![&row[0]; count])
+}
