@@ -86,7 +86,12 @@ impl Failure {
         Self { code: 1, message: String::new(), hint: None }
     }
 
+    /// A reader that has seen enough and closed the pipe is nothing to talk about: other tools end by the signal, whose
+    /// number makes this code. The signal itself stays ignored, or it would end a training run.
     fn output(error: &std::io::Error) -> Self {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            return Self { code: 141, message: String::new(), hint: None };
+        }
         Self { code: 7, message: format!("cannot write the result: {error}"), hint: None }
     }
 

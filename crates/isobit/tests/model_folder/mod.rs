@@ -150,7 +150,7 @@ impl Folder {
     }
 
     /// The program with these arguments, in this folder.
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_isobit"));
         command.current_dir(self.held.path()).args(arguments).stdin(Stdio::null());
         command
