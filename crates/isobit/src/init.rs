@@ -2,11 +2,12 @@
 //! is wrong with them comes out here; the comments are those of the table of keys.
 
 use crate::Failure;
+use crate::fits::{self, gib};
 use crate::train::{failed, tell};
 use isobit_models::build::mixer_modules;
 use isobit_models::{Config, Family};
 use isobit_proof::atomic::write_atomically;
-use isobit_training::config::{KEYS, Section, Value};
+use isobit_training::config::{self, Checkpointing, KEYS, Section, Value};
 use isobit_training::data::{self, DataConfig, Report};
 use isobit_training::prepare::{RunError, model_config};
 use std::fmt::Write as _;
@@ -15,6 +16,10 @@ use std::path::{Path, PathBuf};
 /// Rows of one update, and passes over the data.
 const ROWS_PER_UPDATE: usize = 8;
 const EPOCHS: usize = 3;
+/// How an update may be split, the fastest first: computing activations again costs a forward pass, small micro-batches only
+/// some of the speed of products. Each takes less memory than the one before it or about as much.
+const SPLITS: [usize; 4] = [8, 4, 2, 1];
+const POLICIES: [Checkpointing; 3] = [Checkpointing::None, Checkpointing::Selective, Checkpointing::Full];
 /// Fewer rows than this are all trained on.
 const ROWS_TO_HOLD_OUT_FROM: usize = 40;
 /// Longer rows are cut unless the reader raises it: memory grows with it.
@@ -35,6 +40,9 @@ pub(crate) struct Arguments {
     /// Write over a config that is there
     #[arg(long)]
     force: bool,
+    /// Memory in GiB that the run may take, to write a config for another machine; default: what this one has
+    #[arg(long, value_name = "GIB", value_parser = crate::plan::gibibytes)]
+    memory: Option<u64>,
     /// Field that holds the prompt, for data with names of its own
     #[arg(long, value_name = "NAME", requires = "completion_field")]
     prompt_field: Option<String>,
@@ -50,11 +58,45 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return Err(Failure::usage(message, "add `--force` to write over it, or choose another name with `-o`"));
     }
     let (config, report) = looked_at(arguments).map_err(|error| failed(&error))?;
-    let text = written(arguments, &config, &report);
+    let split = fastest(arguments.memory, |split| written(arguments, &config, &report, split))?;
+    let text = written(arguments, &config, &report, &split);
     write_atomically(output, text.as_bytes()).map_err(|error| failed(&error.into()))?;
     let name = output.display();
-    tell(&format!("{}\nwrote {name}: `isobit train {name}` runs it", found(&report)));
+    tell(&format!("{}\n{}\nwrote {name}: `isobit train {name}` runs it", found(&report), split.why));
     Ok(())
+}
+
+/// How an update is split and what of it is kept for the backward pass. It decides over time and memory, never over a bit.
+struct Split {
+    micro_batch_size: usize,
+    checkpointing: Checkpointing,
+    why: String,
+}
+
+/// The fastest split whose plan leaves a fifth of the memory to everything else; the smallest where none does.
+fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Split, Failure> {
+    let candidates = POLICIES.iter().flat_map(|checkpointing| SPLITS.map(|rows| (rows, *checkpointing)));
+    let mut smallest = None;
+    for (micro_batch_size, checkpointing) in candidates {
+        let mut split = Split { micro_batch_size, checkpointing, why: String::new() };
+        let settled = config::parse("the config", &written(&split), &[]);
+        let run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
+        let meeting = fits::meet(&run, memory)?;
+        let needed = gib(meeting.needed);
+        let rows = format!("{micro_batch_size} rows at a time, checkpointing {}", checkpointing.name());
+        let Some(available) = &meeting.available else {
+            let why = "how much memory this machine has is unknown: the settings that need least".to_string();
+            return Ok(Split { micro_batch_size: 1, checkpointing: Checkpointing::Full, why });
+        };
+        let there = gib(available.bytes);
+        if meeting.plan.is_some() && meeting.needed <= available.bytes / 5 * 4 {
+            split.why = format!("{rows}: the fastest that fits, {needed} of {there}");
+            return Ok(split);
+        }
+        split.why = format!("warning: {rows} needs {needed}, {there} is there: lower `max_seq_length`");
+        smallest = Some(split);
+    }
+    smallest.ok_or_else(|| Failure::usage("there is nothing to choose from", "this is a bug of the program"))
 }
 
 /// The model's config and what training would see of the data.
@@ -83,7 +125,7 @@ fn max_seq_length(config: &Config, report: &Report) -> usize {
     report.lengths.longest.next_power_of_two().clamp(LENGTH_LEAST, LENGTH_MOST).min(config.max_positions)
 }
 
-fn written(arguments: &Arguments, config: &Config, report: &Report) -> String {
+fn written(arguments: &Arguments, config: &Config, report: &Report, split: &Split) -> String {
     let rows = report.rows;
     let evaluates = rows >= ROWS_TO_HOLD_OUT_FROM;
     let updates = rows.div_ceil(ROWS_PER_UPDATE) * EPOCHS;
@@ -115,14 +157,17 @@ fn written(arguments: &Arguments, config: &Config, report: &Report) -> String {
     }
     file.put(Section::Training, "max_seq_length", &whole(max_seq_length(config, report)));
     file.put(Section::Training, "sample_packing", &Value::Switch(false));
-    file.put(Section::Training, "micro_batch_size", &whole(1));
-    file.put(Section::Training, "gradient_accumulation_steps", &whole(ROWS_PER_UPDATE));
+    file.comment(&split.why);
+    file.comment("Every split of these rows and every kind of checkpointing gives the same weights; smaller ones need less memory.");
+    file.put(Section::Training, "micro_batch_size", &whole(split.micro_batch_size));
+    let times = ROWS_PER_UPDATE / split.micro_batch_size;
+    file.put(Section::Training, "gradient_accumulation_steps", &whole(times));
+    file.put(Section::Training, "gradient_checkpointing", &text(split.checkpointing.name()));
     file.put(Section::Training, "num_epochs", &whole(EPOCHS));
     file.put(Section::Training, "learning_rate", &Value::Number(2e-4));
     file.put(Section::Training, "lr_scheduler_type", &text("cosine"));
     file.put(Section::Training, "warmup_ratio", &Value::Number(0.03));
     file.put(Section::Training, "max_grad_norm", &Value::Number(1.0));
-    file.put(Section::Training, "gradient_checkpointing", &text("full"));
     file.put(Section::Training, "save_steps", &whole(often));
     file.put(Section::Training, "save_total_limit", &whole(3));
     if evaluates {

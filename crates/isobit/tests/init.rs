@@ -22,9 +22,55 @@ fn the_config_it_writes_trains() {
         assert!(text.contains(part), "{part} in {text}");
     }
     assert!(text.lines().all(|line| line.is_empty() || line.starts_with(['[', '#']) || line.contains(" # ")), "{text}");
+    // The tiny model fits as it is computed fastest; the slowest way gives the same weights.
+    ran.says(0, &["8 rows at a time, checkpointing none: the fastest that fits"]);
+    for part in ["micro_batch_size = 8 ", "gradient_accumulation_steps = 1 ", "gradient_checkpointing = \"none\" "] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let other = [
+        "training.micro_batch_size=1",
+        "training.gradient_accumulation_steps=8",
+        "training.gradient_checkpointing=full",
+    ];
+    let other: Vec<&str> = other.iter().flat_map(|set| ["--set", set]).collect();
+    let slow =
+        folder.run(&[&["train", "run.toml", "--set", "max_steps=2", "--set", "output_dir=slow"], &other[..]].concat());
+    assert_eq!(slow.code, 0, "{}", slow.err);
     let ran = folder.run(&["train", "run.toml", "--set", "max_steps=2"]);
     ran.says(0, &["note: --set max_steps=2 overrides `num_epochs = 3", "finished after 2 updates"]);
     assert!(folder.has("out/data/final/adapter_model.safetensors"));
+    folder.same("out/data", "slow");
+}
+
+/// The first settings that fit are written, in the order of their speed; where none does, the smallest with a warning.
+#[test]
+fn the_config_fits_into_the_memory_there_is() {
+    let folder = Folder::new(Shape::TINY);
+    folder.put("data.jsonl", format!("{{\"prompt\":\"1\",\"completion\":\"{}\"}}\n", "+23".repeat(160)).repeat(8));
+    let mut chosen = Vec::new();
+    for memory in ["64", "0.03", "0.01", "0.006", "0.0001"] {
+        let ran = folder.run(&["init", "model", "data.jsonl", "--force", "--memory", memory]);
+        assert_eq!(ran.code, 0, "{}", ran.err);
+        let text = folder.text("run.toml");
+        let [rows, times, kept] =
+            ["micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing"].map(|key| {
+                let line = text.lines().find(|line| line.starts_with(key)).expect("a key");
+                line.split_whitespace().nth(2).expect("a value").to_string()
+            });
+        assert_eq!(rows.parse::<usize>().expect("rows") * times.parse::<usize>().expect("times"), 8);
+        let fits = folder.run(&["plan", "run.toml", "--memory", memory]).code == 0;
+        assert_eq!(fits, ran.err.contains("the fastest that fits"), "{}", ran.err);
+        assert_eq!(fits, !ran.err.contains("warning: 1 rows at a time, checkpointing full needs"), "{}", ran.err);
+        chosen.push(format!("{rows} {kept}"));
+    }
+    // How much each needs depends on the cores, the order does not.
+    let order: Vec<String> = ["none", "selective", "full"]
+        .iter()
+        .flat_map(|kept| ["8", "4", "2", "1"].map(|rows| format!("{rows} \"{kept}\"")))
+        .collect();
+    let places: Vec<usize> = chosen.iter().map(|one| order.iter().position(|of| of == one).expect("a split")).collect();
+    assert!(places.is_sorted() && places[0] == 0 && places[1..4].iter().any(|place| *place > 0), "{chosen:?}");
+    assert_eq!(places[4], order.len() - 1, "nothing fits");
 }
 
 #[test]
