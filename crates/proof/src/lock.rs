@@ -1,7 +1,7 @@
 //! One run per folder: the file `LOCK`, held by an advisory lock of the operating system for as long as the run lives.
 //!
 //! The lock goes with the process, however it ends, so a killed run leaves nothing to clean up: the file stays, the lock does not.
-//! The process id inside is for the message only.
+//! The process id inside is for the message only. A link in its place is refused: writing the id would cut short what it leads to.
 
 use crate::error::FileError;
 use std::fs::{File, TryLockError};
@@ -22,9 +22,12 @@ impl Lock {
     pub fn acquire(folder: &Path) -> Result<Self, FileError> {
         let path = folder.join(Self::NAME);
         let failed = |error| FileError::from_io("write", &path, error);
+        check_plain(&path)?;
         // Not truncated: the file may belong to a run that is still alive.
         let mut file =
             File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+        // Again, should a link have come in between: nothing has been written yet.
+        check_plain(&path)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -36,6 +39,23 @@ impl Lock {
         file.rewind().map_err(failed)?;
         writeln!(file, "{}", std::process::id()).map_err(failed)?;
         Ok(Self { file })
+    }
+
+    /// Who has the folder, without taking it or writing anything; none where it is free.
+    pub fn in_use(folder: &Path) -> Option<FileError> {
+        let path = folder.join(Self::NAME);
+        check_plain(&path).ok()?;
+        let mut file = File::open(&path).ok()?;
+        let held = matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock));
+        held.then(|| FileError::InUse { folder: folder.to_path_buf(), process: holder(&mut file) })
+    }
+}
+
+/// An error where something other than a regular file has the lock's name; links are not followed.
+fn check_plain(path: &Path) -> Result<(), FileError> {
+    match path.symlink_metadata() {
+        Ok(found) if !found.is_file() => Err(FileError::malformed(path, "a lock is a regular file, not a link or folder")),
+        _ => Ok(()),
     }
 }
 
@@ -78,5 +98,29 @@ mod tests {
         let _lock = Lock::acquire(folder.path()).expect("nobody holds it");
         assert_eq!(std::fs::read_to_string(&path).expect("read"), format!("{}\n", std::process::id()));
         assert!(Lock::acquire(&folder.path().join("none")).is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_a_link_leads_to_is_left_alone() {
+        let folder = tempfile::tempdir().expect("folder");
+        let target = folder.path().join("thesis.txt");
+        std::fs::write(&target, "years of work").expect("written");
+        std::os::unix::fs::symlink(&target, folder.path().join(Lock::NAME)).expect("linked");
+        let error = Lock::acquire(folder.path()).expect_err("a link");
+        assert_eq!(error.exit_code(), 8, "{error}");
+        assert!(Lock::in_use(folder.path()).is_none());
+        assert_eq!(std::fs::read_to_string(&target).expect("read"), "years of work");
+    }
+
+    #[test]
+    fn who_holds_a_folder_can_be_asked() {
+        let folder = tempfile::tempdir().expect("folder");
+        assert!(Lock::in_use(folder.path()).is_none());
+        let lock = Lock::acquire(folder.path()).expect("free");
+        let error = Lock::in_use(folder.path()).expect("held");
+        assert!(error.to_string().ends_with(&format!("process {}", std::process::id())), "{error}");
+        drop(lock);
+        assert!(Lock::in_use(folder.path()).is_none());
     }
 }
