@@ -114,10 +114,14 @@ impl FileRecord {
     }
 }
 
-/// The files of a folder.
+/// The files of a folder, and who made them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     pub files: BTreeMap<String, FileRecord>,
+    /// Digest of what the run is that made the folder; none in folders of earlier versions.
+    pub run: Option<Hash>,
+    /// Digest of the model it was trained from.
+    pub base: Option<Hash>,
 }
 
 /// The form in the file.
@@ -125,13 +129,22 @@ pub struct Manifest {
 #[serde(deny_unknown_fields)]
 struct Stored<Files> {
     schema: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    run: Option<Hash>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    base: Option<Hash>,
     files: Files,
+    /// Of the same without this field, in JSON without spaces.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    digest: Option<Hash>,
 }
 
 impl Manifest {
     /// Its name in the folder.
     pub const NAME: &str = "MANIFEST.json";
-    const SCHEMA: &str = "isobit.manifest/1";
+    const SCHEMA: &str = "isobit.manifest/2";
+    /// Without `run`, `base` and `digest`.
+    const EARLIER: &str = "isobit.manifest/1";
 
     /// Reads these files of a folder and records them.
     pub fn of<'a>(folder: &Path, names: impl IntoIterator<Item = &'a str>) -> Result<Self, FileError> {
@@ -143,12 +156,13 @@ impl Manifest {
             }
             files.insert(name.to_string(), FileRecord::of(&folder.join(name))?);
         }
-        Ok(Self { files })
+        Ok(Self { files, run: None, base: None })
     }
 
     /// Writes the manifest into the folder: the last thing to be written there.
     pub fn write(&self, folder: &Path) -> Result<(), FileError> {
-        let stored = Stored { schema: Self::SCHEMA.to_string(), files: &self.files };
+        let mut stored = self.stored(Self::SCHEMA);
+        stored.digest = Some(digest(&stored));
         let mut json = serde_json::to_string_pretty(&stored).expect("strings and numbers have a JSON form");
         json.push('\n');
         write_atomically(&folder.join(Self::NAME), json.as_bytes())
@@ -157,36 +171,78 @@ impl Manifest {
     /// Reads the manifest of a folder, without looking at the files it lists.
     pub fn read(folder: &Path) -> Result<Self, FileError> {
         let path = folder.join(Self::NAME);
-        let Stored { schema, files } = json::read::<Stored<UniqueMap<FileRecord>>>(&path)?;
-        if schema != Self::SCHEMA {
+        let Stored { schema, run, base, files, digest: recorded } =
+            json::read::<Stored<UniqueMap<FileRecord>>>(&path)?;
+        if schema != Self::SCHEMA && schema != Self::EARLIER {
             let what = format!("its schema is {}, this version reads `{}`", quoted(&schema), Self::SCHEMA);
             return Err(FileError::malformed(&path, what));
         }
-        match files.0.keys().find(|name| !is_plain(name)) {
-            Some(name) => Err(FileError::malformed(&path, format!("{} is not a file of this folder", quoted(name)))),
-            None => Ok(Self { files: files.0 }),
+        if let Some(name) = files.0.keys().find(|name| !is_plain(name)) {
+            return Err(FileError::malformed(&path, format!("{} is not a file of this folder", quoted(name))));
         }
+        let manifest = Self { files: files.0, run, base };
+        let wanted = (schema == Self::SCHEMA).then(|| digest(&manifest.stored(&schema)));
+        if recorded != wanted || (wanted.is_none() && (run, base) != (None, None)) {
+            let what = "its own digest is not that of what it says".to_string();
+            return Err(FileError::Altered { path, what });
+        }
+        Ok(manifest)
+    }
+
+    /// Checks a folder that may be another tool's: where there is a manifest, the files it lists are as recorded. Others may
+    /// lie beside them.
+    pub fn check(folder: &Path) -> Result<Option<Self>, FileError> {
+        match Self::read(folder) {
+            Err(FileError::Missing { .. }) => Ok(None),
+            manifest => {
+                let manifest = manifest?;
+                manifest.verify_names(folder, manifest.files.keys().map(String::as_str).collect())?;
+                manifest.verify_content(folder)?;
+                Ok(Some(manifest))
+            }
+        }
+    }
+
+    fn stored(&self, schema: &str) -> Stored<&BTreeMap<String, FileRecord>> {
+        Stored { schema: schema.to_string(), run: self.run, base: self.base, files: &self.files, digest: None }
     }
 
     /// Compares a folder with this manifest. The error names the first file, by name, that is missing, extra or of another
     /// size; if there is none, the first whose content differs.
     pub fn verify(&self, folder: &Path) -> Result<(), FileError> {
         let present = Self::present(folder)?;
+        self.verify_names(folder, self.files.keys().chain(&present).map(String::as_str).collect())?;
+        self.verify_content(folder)
+    }
+
+    /// Whether a folder holds something that this manifest does not list.
+    pub fn has_more(&self, folder: &Path) -> Result<bool, FileError> {
+        Ok(Self::present(folder)?.iter().any(|name| !self.files.contains_key(name)))
+    }
+
+    /// Whether these are listed, there, and of the size recorded.
+    fn verify_names(&self, folder: &Path, names: BTreeSet<&str>) -> Result<(), FileError> {
         let altered = |name: &str, what: String| Err(FileError::Altered { path: folder.join(name), what });
-        let names: BTreeSet<&str> = self.files.keys().chain(&present).map(String::as_str).collect();
         for name in names {
             let Some(record) = self.files.get(name) else {
                 return altered(name, "it is not in the manifest".to_string());
             };
-            if !present.contains(name) {
-                return altered(name, "it is missing".to_string());
-            }
             let path = folder.join(name);
-            let found = std::fs::metadata(&path).map_err(|error| FileError::from_io("read", &path, error))?;
+            let found = match std::fs::metadata(&path) {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                    return altered(name, "it is missing".to_string());
+                }
+                found => found.map_err(|error| FileError::from_io("read", &path, error))?,
+            };
             if found.len() != record.size || !found.is_file() {
                 return altered(name, format!("{} bytes are recorded, {} found", record.size, found.len()));
             }
         }
+        Ok(())
+    }
+
+    fn verify_content(&self, folder: &Path) -> Result<(), FileError> {
+        let altered = |name: &str, what: String| Err(FileError::Altered { path: folder.join(name), what });
         for (name, record) in &self.files {
             let found = Hash::of_file(&folder.join(name))?;
             if found != record.blake3 {
@@ -208,6 +264,10 @@ impl Manifest {
         }
         Ok(present)
     }
+}
+
+fn digest(stored: &Stored<&BTreeMap<String, FileRecord>>) -> Hash {
+    Hash::of_bytes(serde_json::to_string(stored).expect("strings and numbers have a JSON form").as_bytes())
 }
 
 #[cfg(test)]
@@ -259,6 +319,33 @@ mod tests {
         assert_eq!(refusal(), ("aa".to_string(), "it is not in the manifest".to_string()));
         std::fs::remove_file(folder.join("a")).expect("removed");
         assert_eq!(refusal(), ("a".to_string(), "it is missing".to_string()));
+    }
+
+    /// One letter of anything it says, digests of run and base included.
+    #[test]
+    fn a_manifest_covers_itself() {
+        let folder = tempfile::tempdir().expect("folder");
+        let folder = folder.path();
+        assert_eq!(Manifest::check(folder).expect("another tool's"), None);
+        std::fs::write(folder.join("a"), "1").expect("written");
+        let made = Manifest::of(folder, ["a"]).expect("made");
+        let manifest = Manifest { run: Some(Hash([7; 32])), base: Some(Hash([8; 32])), ..made.clone() };
+        manifest.write(folder).expect("written");
+        std::fs::write(folder.join("notes"), "the user's").expect("written");
+        assert_eq!(Manifest::check(folder).expect("as recorded"), Some(manifest.clone()));
+        assert!(manifest.has_more(folder).expect("read"));
+        let text = std::fs::read_to_string(folder.join(Manifest::NAME)).expect("read");
+        for (at, _) in text.char_indices().filter(|(_, letter)| letter.is_ascii_alphanumeric()) {
+            let mut bad = text.clone().into_bytes();
+            bad[at] ^= 1;
+            std::fs::write(folder.join(Manifest::NAME), &bad).expect("written");
+            let error = Manifest::read(folder).expect_err("changed");
+            assert_eq!(error.exit_code(), 8, "{at}: {error}");
+        }
+        // As an earlier version wrote it: nothing but the files.
+        let earlier = serde_json::json!({"schema": "isobit.manifest/1", "files": made.files});
+        std::fs::write(folder.join(Manifest::NAME), earlier.to_string()).expect("written");
+        assert_eq!(Manifest::check(folder).expect("read"), Some(made));
     }
 
     #[test]
