@@ -29,7 +29,7 @@ pub use generate::{Sampling, Session};
 pub use gptq::{GptqForm, GptqScales, GptqWeight};
 pub use model::Model;
 pub use source::{Format, RandomSource, Shapes, Source, StoredTensor, Weight};
-pub use weights::Weights;
+pub use weights::{Copied, Weights};
 
 /// Why a model cannot be put together.
 #[derive(Debug, thiserror::Error)]

@@ -50,9 +50,14 @@ impl<B: Backend> Model<B> {
 
     /// Names of a parameter's tensors in a file.
     pub fn names_in_file(&self, id: ParameterId, parameter: &Parameter<B>) -> Vec<String> {
+        self.tensors_in_file(id, parameter).into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// Names and shapes of a parameter's tensors in a file.
+    pub fn tensors_in_file(&self, id: ParameterId, parameter: &Parameter<B>) -> Vec<(String, Vec<usize>)> {
         match self.forms.get(&id) {
-            Some(form) => form.tensors(&parameter.name).into_iter().map(|(name, _)| name).collect(),
-            None => vec![parameter.name.clone()],
+            Some(form) => form.tensors(&parameter.name),
+            None => vec![(parameter.name.clone(), parameter.shape.clone())],
         }
     }
 

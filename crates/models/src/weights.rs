@@ -22,6 +22,13 @@ pub struct Weights {
     excluded: Vec<Regex>,
 }
 
+/// A tensor on its way into a copy of the model.
+#[derive(Debug)]
+pub enum Copied<'a> {
+    Numbers(Tensor<'a>),
+    AsStored(Tensor<'a>),
+}
+
 impl Weights {
     /// Looks through the names of the checkpoint; no tensor is read.
     pub fn new(checkpoint: Checkpoint, config: &Config) -> Result<Self, ModelError> {
@@ -43,8 +50,53 @@ impl Weights {
         &self.names
     }
 
+    /// What a copy of the model has of the tensor that the file calls `name`: its numbers, those of float8 expanded, or the
+    /// parts of a 4-bit module and whatever else is no number as they are. Nothing of the scales that went into the numbers.
+    pub fn copied(&self, name: &str) -> Result<Option<Copied<'_>>, ModelError> {
+        let tensor = self.checkpoint.get(name)?;
+        let module = name.rsplit_once('.').map_or("", |(module, _)| module);
+        let part = |part: &str| self.checkpoint.contains(&format!("{module}.{part}"));
+        if name.strip_suffix("_scale_inv").is_some_and(|of| self.checkpoint.contains(of)) {
+            return Ok(None);
+        }
+        let number = matches!(tensor.dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16 | Dtype::F8E4M3);
+        if !number || part("qweight") {
+            return Ok(Some(Copied::AsStored(tensor)));
+        }
+        if self.scales(&tensor)?.is_some() {
+            self.fp8(tensor.name)?;
+            if tensor.shape.len() != 2 {
+                return Err(wrong(name, format!("a float8 tensor of {} dimensions is no matrix", tensor.shape.len())));
+            }
+        }
+        Ok(Some(Copied::Numbers(tensor)))
+    }
+
+    /// The numbers of a tensor that [`Weights::copied`] says has them.
+    pub fn numbers<'a>(&'a self, tensor: Tensor<'a>) -> Result<StoredTensor<'a>, ModelError> {
+        let shape = tensor.shape;
+        self.stored(tensor, shape)
+    }
+
     fn get(&self, name: &str) -> Result<Tensor<'_>, ModelError> {
         Ok(self.checkpoint.get(&self.names.in_file(name))?)
+    }
+
+    /// A tensor of the file with float8 expanded.
+    fn stored<'a>(&'a self, tensor: Tensor<'a>, shape: &[usize]) -> Result<StoredTensor<'a>, ModelError> {
+        let Some(scales) = self.scales(&tensor)? else { return stored(tensor, shape) };
+        check_shape(&tensor, shape)?;
+        let block = self.fp8(tensor.name)?.block;
+        let &[rows, columns] = shape else {
+            return Err(wrong(tensor.name, format!("a float8 tensor of {} dimensions is no matrix", shape.len())));
+        };
+        check_shape(&scales, &fp8::scale_shape(rows, columns, block))?;
+        let values = fp8::dequantise(tensor.name, tensor.bytes, columns, &scales.to_f32()?, block)?;
+        let mut bytes = vec![0; 4 * values.len()];
+        for (bytes, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+            *bytes = value.to_le_bytes();
+        }
+        Ok(StoredTensor { format: Format::F32, shape: shape.to_vec(), bytes: Cow::Owned(bytes) })
     }
 
     /// Whatever tensors there are of the matrix at `path`.
@@ -117,20 +169,7 @@ impl Source for Weights {
     }
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>, ModelError> {
-        let tensor = self.get(name)?;
-        let Some(scales) = self.scales(&tensor)? else { return stored(tensor, shape) };
-        check_shape(&tensor, shape)?;
-        let block = self.fp8(tensor.name)?.block;
-        let &[rows, columns] = shape else {
-            return Err(wrong(tensor.name, format!("a float8 tensor of {} dimensions is no matrix", shape.len())));
-        };
-        check_shape(&scales, &fp8::scale_shape(rows, columns, block))?;
-        let values = fp8::dequantise(tensor.name, tensor.bytes, columns, &scales.to_f32()?, block)?;
-        let mut bytes = vec![0; 4 * values.len()];
-        for (bytes, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
-            *bytes = value.to_le_bytes();
-        }
-        Ok(StoredTensor { format: Format::F32, shape: shape.to_vec(), bytes: Cow::Owned(bytes) })
+        self.stored(self.get(name)?, shape)
     }
 
     fn format(&self, name: &str) -> Result<Format, ModelError> {

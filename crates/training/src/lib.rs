@@ -16,3 +16,4 @@ pub mod schedule;
 pub mod signal;
 pub mod step;
 pub mod tensorboard;
+pub mod whole;

@@ -452,6 +452,7 @@ fn the_digest_covers_what_can_influence_and_nothing_else() {
         "logging_steps=1",
         "save_steps=3",
         "save_total_limit=2",
+        "save_dtype=bfloat16",
         "report_to_tensorboard=true",
         "eval.micro_batch_size=3",
     ] {

@@ -17,6 +17,25 @@ pub enum Error {
     #[error("{} is of another run: {}", folder.display(), listed(differences))]
     Different { folder: PathBuf, differences: Vec<Difference> },
 
+    /// Something has the name of a file or folder of a run, and this run has not made it.
+    #[error("{} {what}", path.display())]
+    Foreign { path: PathBuf, what: &'static str },
+
+    /// A run that was not asked to go on.
+    #[error("{} already holds a run", folder.display())]
+    Holds { folder: PathBuf },
+
+    /// Checkpoints, and nothing that says which of them to go on from.
+    #[error("{} holds {newest} and no latest.json that says where to go on", folder.display())]
+    NoPointer { folder: PathBuf, newest: String },
+
+    #[error("{} has no {name}", folder.display())]
+    NoSuch { folder: PathBuf, name: String },
+
+    /// A number that the format asked for cannot hold.
+    #[error("{tensor} holds {value:e}, which is beyond {format}")]
+    Beyond { tensor: String, value: f32, format: &'static str },
+
     /// The same step was saved before, and its bits were others.
     #[error("{} exists already and its {file} holds other bytes", folder.display())]
     Exists { folder: PathBuf, file: String },
@@ -45,8 +64,9 @@ impl Error {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::File(error) => error.exit_code(),
-            Self::Inconsistent { .. } | Self::Exists { .. } => 8,
-            Self::Different { .. } => 2,
+            Self::Inconsistent { .. } | Self::Exists { .. } | Self::NoPointer { .. } => 8,
+            Self::Different { .. } | Self::Foreign { .. } | Self::Holds { .. } | Self::NoSuch { .. } => 2,
+            Self::Beyond { .. } => 5,
         }
     }
 
@@ -57,6 +77,13 @@ impl Error {
             Self::Inconsistent { .. } => Some("go back to an earlier checkpoint"),
             Self::Different { .. } => {
                 Some("resume with the config, data and model it was made with, or choose another output_dir")
+            }
+            Self::Foreign { .. } => Some("move it away, or choose another `output_dir`"),
+            Self::Holds { .. } => Some("add `--resume` to go on with it, or choose another `output_dir`"),
+            Self::NoPointer { .. } => Some("`--resume-from checkpoint-N` goes on from the one you name"),
+            Self::NoSuch { .. } => Some("name one of the `checkpoint-N` folders that are there"),
+            Self::Beyond { .. } => {
+                Some("nothing is lost: `--resume` with `--set training.save_dtype=float32` writes `final` again")
             }
             Self::Exists { .. } => Some("choose another output_dir; `isobit replay` finds which of the two is right"),
         }

@@ -125,6 +125,7 @@ pub const KEYS: &[Key] = &[
     key(Training, "num_epochs", &["num_train_epochs", "epochs"], Number, YES, "passes over the data"),
     key(Training, "prompt_field", &["field_instruction"], Text, YES, "field that holds what is given, for data with names of its own"),
     key(Training, "sample_packing", &["packing"], Switch, YES, "put several rows into one sequence"),
+    key(Training, "save_dtype", &[], Text, NO, "float32, bfloat16 or float16: how the final folder stores its numbers"),
     key(Training, "save_steps", &[], Whole, NO, "a checkpoint every so many updates"),
     key(Training, "save_strategy", &[], Text, NO, "no, steps or epoch"),
     key(Training, "save_total_limit", &[], Whole, NO, "newest checkpoints kept; the best stays too; 0: all"),

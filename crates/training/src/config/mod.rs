@@ -21,8 +21,8 @@ pub use error::Error;
 pub use key::{KEYS, Key, Kind, Section};
 pub use low::{BYTES_MOST, Low};
 pub use run::{
-    Adapter, Checkpointing, DEFAULT_DATE, Device, Eval, EvalRows, Every, Fields, Length, Lora, Metric, Run, Scheduler,
-    Steps, Targets, Training, Warmup,
+    Adapter, Checkpointing, DEFAULT_DATE, Device, Eval, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype,
+    Scheduler, Steps, Targets, Training, Warmup,
 };
 pub use value::{Place, Value};
 

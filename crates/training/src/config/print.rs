@@ -3,7 +3,7 @@
 
 use super::key::{Key, Section};
 use super::run::{
-    Adapter, Checkpointing, EvalRows, Every, Fields, Length, Lora, Metric, Run, Scheduler, Targets, Warmup,
+    Adapter, Checkpointing, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler, Targets, Warmup,
 };
 use super::value::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -150,6 +150,7 @@ fn training(run: &Run) -> Lines {
         ("metric_for_best", text(training.metric_for_best.name())),
         ("micro_batch_size", whole(training.micro_batch_size)),
         ("sample_packing", Value::Switch(training.sample_packing)),
+        ("save_dtype", text(training.save_dtype.name())),
         ("save_total_limit", whole(training.save_total_limit)),
         ("weight_decay", Value::Number(training.weight_decay)),
     ]);
@@ -226,6 +227,18 @@ impl Checkpointing {
             Self::None => "none",
             Self::Selective => "selective",
             Self::Full => "full",
+        }
+    }
+}
+
+impl SaveDtype {
+    pub const ALL: [Self; 3] = [Self::Float32, Self::Bfloat16, Self::Float16];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Float32 => "float32",
+            Self::Bfloat16 => "bfloat16",
+            Self::Float16 => "float16",
         }
     }
 }

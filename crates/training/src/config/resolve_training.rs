@@ -3,7 +3,7 @@
 use super::error::Error;
 use super::low::Entry;
 use super::run::Every;
-use super::run::{Adapter, Checkpointing, Fields, Length, Metric, Scheduler, Training, Warmup};
+use super::run::{Adapter, Checkpointing, Fields, Length, Metric, SaveDtype, Scheduler, Training, Warmup};
 use super::table::{COUNT_MOST, CountOrShare, Table, count_or_share, every};
 use super::value::Value;
 
@@ -42,6 +42,11 @@ pub(super) fn training(table: &Table<'_>, adapter: &Adapter) -> Result<Training,
         max_grad_norm: table.number("max_grad_norm", 1.0, not_negative, "above 0, or 0 for no clipping")?,
         checkpointing: checkpointing(table)?,
         save: every(table, "save_strategy", "save_steps", Every::Steps(500), Some(500))?,
+        save_dtype: table.one_of(
+            "save_dtype",
+            SaveDtype::Float32,
+            &SaveDtype::ALL.map(|dtype| (dtype.name(), dtype)),
+        )?,
         save_total_limit: table.whole("save_total_limit", 0, 0..=1 << 20)? as u32,
         logging_steps: table.whole("logging_steps", 10, 1..=COUNT_MOST)?,
         load_best_model_at_end: table.switch("load_best_model_at_end", false),

@@ -123,6 +123,7 @@ pub struct Training {
     pub max_grad_norm: f64,
     pub checkpointing: Checkpointing,
     pub save: Every,
+    pub save_dtype: SaveDtype,
     /// 0: every checkpoint is kept.
     pub save_total_limit: u32,
     pub logging_steps: u64,
@@ -159,6 +160,14 @@ pub enum Checkpointing {
     None,
     Selective,
     Full,
+}
+
+/// How the final folder stores numbers. Checkpoints are always float32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SaveDtype {
+    Float32,
+    Bfloat16,
+    Float16,
 }
 
 /// What decides which checkpoint is best.

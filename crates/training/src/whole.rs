@@ -1,0 +1,370 @@
+//! `final/` of a run that trains the model's own weights: a whole model folder, which `eval --model` and other tools load. Tensors
+//! that were trained come from the run, all others from the base; float8 is expanded, 4-bit modules stay as they are.
+//!
+//! Which tensors there will be is settled before the first step. They are written one at a time: no second copy of the model is
+//! ever in memory. Beside them lie the base's config, changed where it must be, and its tokenizer and template.
+
+use crate::checkpoint::{self, MODEL};
+use crate::config::SaveDtype;
+use crate::prepare::RunError;
+use isobit_models::config::Quantization;
+use isobit_models::{Config, Copied, ModelError, StoredTensor, Weights};
+use isobit_numerics::cast::{f32_to_bf16, f32_to_f16};
+use isobit_proof::FileError;
+use isobit_proof::atomic::{AtomicFile, write_atomically};
+use isobit_proof::safetensors::{Declared, Dtype, Sink, write_streamed};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// Names and shapes of the trained tensors, as files have them.
+pub type Shapes = BTreeMap<String, Vec<usize>>;
+
+/// Gives a trained tensor, by name and shape.
+pub type Trained<'a> = &'a mut dyn FnMut(&str, &[usize]) -> Result<Vec<f32>, RunError>;
+
+/// Bytes of a file from which on the next tensor goes into another, as other tools do it.
+const SHARD_BYTES: usize = 5_000_000_000;
+/// Values turned into bytes at a time.
+const VALUES_AT_ONCE: usize = 1 << 16;
+/// BOUND: bytes of a file that is copied along: far above any tokenizer.
+const COPIED_BYTES_MOST: u64 = 1 << 30;
+
+/// A tensor of the folder to be written.
+#[derive(Debug)]
+struct Piece {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    from: From,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum From {
+    Run,
+    Base,
+    /// Not as numbers.
+    BaseAsStored,
+}
+
+/// What the folder will hold.
+#[derive(Debug)]
+pub struct Whole<'a> {
+    base: &'a Path,
+    weights: &'a Weights,
+    dtype: SaveDtype,
+    /// Whether the config's quantisation no longer holds.
+    expanded: bool,
+    pieces: Vec<Piece>,
+    shard_bytes: usize,
+}
+
+impl<'a> Whole<'a> {
+    /// Settles which tensors there will be. `trained` must all be the base's: a folder that lacks one could not be loaded.
+    pub fn new(
+        base: &'a Path,
+        model: &Config,
+        weights: &'a Weights,
+        trained: &Shapes,
+        dtype: SaveDtype,
+    ) -> Result<Self, ModelError> {
+        let mut pieces = Vec::new();
+        for name in weights.checkpoint().names() {
+            let piece =
+                |dtype, shape: &[usize], from| Piece { name: name.to_string(), dtype, shape: shape.to_vec(), from };
+            // A head of its own would contradict the table it is tied to.
+            if model.tied && name == "lm_head.weight" {
+                continue;
+            }
+            match (trained.get(name), weights.copied(name)?) {
+                (_, None) => {}
+                (Some(shape), _) => pieces.push(piece(stored_as(dtype), shape, From::Run)),
+                (None, Some(Copied::Numbers(tensor))) => pieces.push(piece(stored_as(dtype), tensor.shape, From::Base)),
+                (None, Some(Copied::AsStored(tensor))) => {
+                    pieces.push(piece(tensor.dtype, tensor.shape, From::BaseAsStored));
+                }
+            }
+        }
+        if let Some(name) = trained.keys().find(|name| !pieces.iter().any(|piece| piece.name == **name)) {
+            let what =
+                "it is trained and the base has no tensor of this name: the result could not be saved as a model";
+            return Err(ModelError::Tensor { name: name.clone(), what: what.to_string() });
+        }
+        let expanded = matches!(model.quantization, Quantization::Fp8(_));
+        Ok(Self { base, weights, dtype, expanded, pieces, shard_bytes: SHARD_BYTES })
+    }
+
+    /// The same with smaller files.
+    #[must_use]
+    pub fn with_shards_of(self, shard_bytes: usize) -> Self {
+        Self { shard_bytes, ..self }
+    }
+
+    /// Writes all files and gives their names.
+    pub fn write(&self, folder: &Path, trained: Trained<'_>) -> Result<Vec<String>, RunError> {
+        let mut names = self.copy_others(folder)?;
+        let text = read_text(&self.base.join("config.json"))?;
+        let dtype = self.dtype.name();
+        let config = with_dtype(&text, dtype, self.expanded).ok_or_else(|| FileError::Malformed {
+            path: self.base.join("config.json"),
+            what: "it is not a JSON object".to_string(),
+        })?;
+        write_atomically(&folder.join("config.json"), config.as_bytes())?;
+        names.push("config.json".to_string());
+        let shards = self.shards();
+        let mut places = BTreeMap::new();
+        for (index, shard) in shards.iter().enumerate() {
+            let name = match shards.len() {
+                1 => MODEL.to_string(),
+                count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+            };
+            self.put(&folder.join(&name), shard, trained)?;
+            places.extend(shard.iter().map(|piece| (piece.name.clone(), name.clone())));
+            names.push(name);
+        }
+        if shards.len() > 1 {
+            let index = "model.safetensors.index.json";
+            let total: usize = self.pieces.iter().map(bytes_of).sum();
+            let value = serde_json::json!({"metadata": {"total_size": total}, "weight_map": places});
+            write_atomically(&folder.join(index), format!("{value:#}\n").as_bytes())?;
+            names.push(index.to_string());
+        }
+        Ok(names)
+    }
+
+    /// Pieces in the order of their names, a new file where one is full.
+    fn shards(&self) -> Vec<&[Piece]> {
+        let (mut shards, mut begin, mut bytes) = (Vec::new(), 0, 0);
+        for (index, piece) in self.pieces.iter().enumerate() {
+            if index > begin && bytes + bytes_of(piece) > self.shard_bytes {
+                shards.push(&self.pieces[begin..index]);
+                (begin, bytes) = (index, 0);
+            }
+            bytes += bytes_of(piece);
+        }
+        shards.push(&self.pieces[begin..]);
+        shards
+    }
+
+    fn put(&self, path: &Path, pieces: &[Piece], trained: Trained<'_>) -> Result<(), RunError> {
+        let declared: Vec<Declared<'_>> =
+            pieces.iter().map(|Piece { name, dtype, shape, .. }| Declared { name, dtype: *dtype, shape }).collect();
+        write_streamed(path, &BTreeMap::new(), &declared, |index, sink| -> Result<(), RunError> {
+            let piece = &pieces[index];
+            if piece.from == From::Run {
+                return put_values(sink, self.dtype, &piece.name, &trained(&piece.name, &piece.shape)?);
+            }
+            let tensor = self.weights.checkpoint().get(&piece.name)?;
+            if piece.from == From::BaseAsStored {
+                sink.write(tensor.bytes)?;
+            } else {
+                self.put_numbers(sink, &piece.name, &self.weights.numbers(tensor)?)?;
+            }
+            tensor.release();
+            Ok(())
+        })
+    }
+
+    /// A few at a time: the base may be larger than memory.
+    fn put_numbers(&self, sink: &mut Sink<'_>, name: &str, stored: &StoredTensor<'_>) -> Result<(), RunError> {
+        stored.bytes.chunks(VALUES_AT_ONCE * stored.format.bytes()).try_for_each(|bytes| {
+            let values = bytes.len() / stored.format.bytes();
+            let part = StoredTensor { format: stored.format, shape: vec![values], bytes: bytes.into() };
+            put_values(sink, self.dtype, name, &part.to_f32())
+        })
+    }
+
+    /// Tokenizer, template, generation config, licence and whatever else of text lies beside the weights.
+    fn copy_others(&self, folder: &Path) -> Result<Vec<String>, FileError> {
+        let failed = |error| FileError::from_io("read", self.base, error);
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(self.base).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            // Through links: model caches are made of them.
+            let Ok(found) = std::fs::metadata(entry.path()) else { continue };
+            if found.is_file() && found.len() <= COPIED_BYTES_MOST && comes_along(&name) {
+                copy(&entry.path(), &folder.join(&name))?;
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+}
+
+/// A trained adapter's tensors in one file.
+pub fn put_tensors(path: &Path, shapes: &Shapes, dtype: SaveDtype, trained: Trained<'_>) -> Result<(), RunError> {
+    let all: Vec<(&String, &Vec<usize>)> = shapes.iter().collect();
+    let declared: Vec<Declared<'_>> =
+        all.iter().map(|(name, shape)| Declared { name, dtype: stored_as(dtype), shape }).collect();
+    write_streamed(path, &BTreeMap::new(), &declared, |index, sink| {
+        let (name, shape) = all[index];
+        put_values(sink, dtype, name, &trained(name, shape)?)
+    })
+}
+
+fn stored_as(dtype: SaveDtype) -> Dtype {
+    match dtype {
+        SaveDtype::Float32 => Dtype::F32,
+        SaveDtype::Bfloat16 => Dtype::Bf16,
+        SaveDtype::Float16 => Dtype::F16,
+    }
+}
+
+fn bytes_of(piece: &Piece) -> usize {
+    piece.dtype.bytes_of(&piece.shape).unwrap_or(usize::MAX)
+}
+
+/// Rounded to nearest, ties to even. A number that rounds to infinity would not come back.
+fn put_values(sink: &mut Sink<'_>, dtype: SaveDtype, name: &str, values: &[f32]) -> Result<(), RunError> {
+    let narrow: fn(f32) -> u16 = match dtype {
+        SaveDtype::Float32 => {
+            return Ok(values.chunks(VALUES_AT_ONCE).try_for_each(|values| {
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                sink.write(&bytes)
+            })?);
+        }
+        SaveDtype::Bfloat16 => f32_to_bf16,
+        SaveDtype::Float16 => f32_to_f16,
+    };
+    let infinity = narrow(f32::INFINITY);
+    for values in values.chunks(VALUES_AT_ONCE) {
+        let mut bytes = Vec::with_capacity(2 * values.len());
+        for value in values {
+            let bits = narrow(*value);
+            if value.is_finite() && bits & 0x7fff == infinity {
+                let (tensor, format) = (name.to_string(), dtype.name());
+                return Err(checkpoint::Error::Beyond { tensor, value: *value, format }.into());
+            }
+            bytes.extend(bits.to_le_bytes());
+        }
+        sink.write(&bytes)?;
+    }
+    Ok(())
+}
+
+/// Whether a file of the base belongs into the folder as it is. Weights and what lists them are written anew.
+fn comes_along(name: &str) -> bool {
+    const ENDINGS: [&str; 6] = ["json", "jinja", "txt", "model", "tiktoken", "py"];
+    const NOT: [&str; 4] = ["config.json", "MANIFEST.json", checkpoint::ADAPTER_CONFIG, checkpoint::STATE];
+    let ending = Path::new(name).extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    let licence = ["LICENSE", "LICENCE", "NOTICE"].iter().any(|start| name.starts_with(start));
+    !name.starts_with('.')
+        && !NOT.contains(&name)
+        && !name.ends_with(".index.json")
+        && (licence || ENDINGS.contains(&ending))
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), FileError> {
+    let failed = |error| FileError::from_io("read", from, error);
+    let mut source = File::open(from).map_err(failed)?;
+    let mut target = AtomicFile::create(to)?;
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match source.read(&mut buffer).map_err(failed)? {
+            0 => return target.commit(),
+            count => target.write(&buffer[..count])?,
+        }
+    }
+}
+
+fn read_text(path: &Path) -> Result<String, FileError> {
+    std::fs::read_to_string(path).map_err(|error| FileError::from_io("read", path, error))
+}
+
+/// `config.json` of the folder: the base's letter for letter, but for the type of its numbers, in its inner configs too, and the
+/// quantisation where that has been expanded. None where it is no object.
+fn with_dtype(text: &str, dtype: &str, expanded: bool) -> Option<String> {
+    const KEYS: [&str; 2] = ["torch_dtype", "dtype"];
+    Some(edited(text, dtype, expanded, !fields(text)?.iter().any(|(key, _)| KEYS.contains(&key.as_str())))? + "\n")
+}
+
+fn edited(text: &str, dtype: &str, expanded: bool, add: bool) -> Option<String> {
+    let mut lines = Vec::new();
+    for (key, value) in fields(text)? {
+        let value = match key.as_str() {
+            "torch_dtype" | "dtype" => format!("\"{dtype}\""),
+            "quantization_config" if expanded => continue,
+            other if other.ends_with("_config") && other != "quantization_config" && value.starts_with('{') => {
+                edited(value, dtype, expanded, false)?
+            }
+            _ => value.to_string(),
+        };
+        lines.push(format!("  {}: {value}", serde_json::Value::from(key)));
+    }
+    if add {
+        lines.push(format!("  \"torch_dtype\": \"{dtype}\""));
+    }
+    Some(format!("{{\n{}\n}}", lines.join(",\n")))
+}
+
+/// Keys of a JSON object and the text of their values, untouched: numbers would not all survive being parsed and printed.
+fn fields(text: &str) -> Option<Vec<(String, &str)>> {
+    serde_json::from_str::<BTreeMap<String, serde::de::IgnoredAny>>(text).ok()?;
+    let inner = text.trim().strip_prefix('{')?.strip_suffix('}')?;
+    let mut fields = Vec::new();
+    // BOUND: the text is JSON, so quotes and brackets close.
+    let (mut key, mut begin, mut depth, mut quoted, mut escaped) = (None, 0, 0usize, false, false);
+    for (at, byte) in inner.bytes().chain([b',']).enumerate() {
+        match byte {
+            _ if quoted => {
+                (quoted, escaped) = (byte != b'"' || escaped, byte == b'\\' && !escaped);
+            }
+            b'"' => quoted = true,
+            b'{' | b'[' => depth += 1,
+            b'}' | b']' => depth = depth.checked_sub(1)?,
+            b':' if depth == 0 => {
+                key = serde_json::from_str::<String>(inner[begin..at].trim()).ok();
+                begin = at + 1;
+            }
+            b',' if depth == 0 => {
+                if let Some(key) = key.take() {
+                    fields.push((key, inner[begin..at].trim()));
+                }
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+    Some(fields)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_config_keeps_every_letter_but_its_dtype() {
+        let text = r#"{ "architectures": ["A,{\""], "rope_theta": 1000000.0000000001, "torch_dtype":"bfloat16",
+            "text_config": {"dtype": "bfloat16", "eps": 1e-06}, "quantization_config": {"bits": 4, "dtype": "x"}, "e": {} }"#;
+        let kept = with_dtype(text, "float32", false).expect("an object");
+        assert_eq!(
+            kept,
+            "{\n  \"architectures\": [\"A,{\\\"\"],\n  \"rope_theta\": 1000000.0000000001,\n  \"torch_dtype\": \"float32\",\n  \
+             \"text_config\": {\n  \"dtype\": \"float32\",\n  \"eps\": 1e-06\n},\n  \
+             \"quantization_config\": {\"bits\": 4, \"dtype\": \"x\"},\n  \"e\": {}\n}\n"
+        );
+        let expanded = with_dtype(text, "bfloat16", true).expect("an object");
+        assert!(!expanded.contains("quantization_config") && expanded.contains("\"torch_dtype\": \"bfloat16\""));
+        assert_eq!(with_dtype("{}", "float16", false).expect("an object"), "{\n  \"torch_dtype\": \"float16\"\n}\n");
+        for bad in ["", "[]", "{", "{\"a\":}", "7"] {
+            assert_eq!(with_dtype(bad, "float32", false), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_comes_along() {
+        for name in
+            ["tokenizer.json", "merges.txt", "chat_template.jinja", "tokenizer.model", "LICENSE", "modeling_x.py"]
+        {
+            assert!(comes_along(name), "{name}");
+        }
+        for name in
+            ["config.json", "model.safetensors", "model.safetensors.index.json", "MANIFEST.json", ".git", "a.bin"]
+        {
+            assert!(!comes_along(name), "{name}");
+        }
+    }
+}
