@@ -131,6 +131,11 @@ fn continued<B: Backend>(
     let room = built.model.positions.min(texts.max_positions);
     while added.len() < most as usize && session.length() + next.len() <= room {
         let logits = session.extend(&next).map_err(|error| failed(&RunError::Step(error.into())))?;
+        if let Some(value) = logits.iter().find(|value| !value.is_finite()) {
+            let message = format!("a logit after {} tokens is {value}", session.length());
+            let hint = "the weights are damaged or too large for this model: check where they come from";
+            return Err(Failure { code: 5, message, hint: Some(hint.to_string()) });
+        }
         let token = sampling.choose(&logits, session.length() as u64);
         if texts.tokenizer.end_of_text_all().contains(&token) {
             break;

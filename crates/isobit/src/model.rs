@@ -1,14 +1,14 @@
 //! A model from its folder, with an adapter where one is named: what `eval`, `generate` and `chat` share.
 
 use crate::Failure;
-use crate::train::failed;
+use crate::train::{failed, tell};
 use isobit_kernels::Backend;
 use isobit_models::build::Settings;
 use isobit_models::{Built, Trained, Weights, build, peft};
 use isobit_numerics::slices::Profile;
-use isobit_proof::FileError;
 use isobit_proof::safetensors::{Checkpoint, SafeTensors};
-use isobit_training::prepare::{RunError, model_config};
+use isobit_proof::{FileError, Hash, Manifest};
+use isobit_training::prepare::{RunError, base_digest, model_config};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
@@ -49,18 +49,44 @@ impl Arguments {
     fn built<B: Backend>(&self, backend: &B, positions: usize, with_adapter: bool) -> Result<Built<B>, RunError> {
         let config = model_config(&self.model)?;
         let adapter = self.adapter.as_deref().filter(|_| with_adapter);
+        let made_on = adapter.map(Manifest::check).transpose()?.flatten().and_then(|manifest| manifest.base);
         let trained = match adapter {
             Some(folder) => Trained::Lora(peft::parse_config(&text(&folder.join("adapter_config.json"))?)?),
             None => Trained::Nothing,
         };
         let profile = Profile::ALL.into_iter().find(|profile| profile.name() == self.profile).unwrap_or(Profile::X2);
         let settings = Settings { trained, profile, positions, seed: 0 };
-        let mut built = build(backend, &config, &Weights::new(Checkpoint::open(&self.model)?, &config)?, &settings)?;
+        let weights = Weights::new(Checkpoint::open(&self.model)?, &config)?;
+        // Both read every byte of the model: at the same time, the second finds it in memory.
+        let (checked, built) = std::thread::scope(|scope| {
+            let checking = scope.spawn(|| self.check_model(&weights, made_on));
+            let built = build(backend, &config, &weights, &settings);
+            (checking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), built)
+        });
+        // First: why it cannot be built may be that it is damaged.
+        checked?;
+        let mut built = built?;
         if let Some(folder) = adapter {
             let file = SafeTensors::open(&folder.join("adapter_model.safetensors"))?;
             peft::load(backend, &mut built, &file)?;
         }
         Ok(built)
+    }
+
+    /// The files of the model are those of its manifest, if it has one, and it is the one that the adapter was trained on, as far as
+    /// the adapter says.
+    fn check_model(&self, weights: &Weights, made_on: Option<Hash>) -> Result<(), FileError> {
+        Manifest::check(&self.model)?;
+        let Some(made_on) = made_on else { return Ok(()) };
+        let found = base_digest(&self.model, weights)?;
+        if found != made_on {
+            let [made_on, found] = [made_on, found].map(|digest| digest.to_string()[..16].to_string());
+            tell(&format!(
+                "warning: the adapter was trained on another base: its digest is {made_on}, that of {} is {found} (config and weights)",
+                self.model.display()
+            ));
+        }
+        Ok(())
     }
 }
 

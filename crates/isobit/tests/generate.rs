@@ -135,6 +135,49 @@ fn losses_that_are_not_numbers() {
     let ran = folder.run(&["eval", "--model", "model", "--data", "data.jsonl"]);
     ran.says(5, &["the loss of evaluation row 0"]);
     folder.train("out", &[]).says(5, &["step 1: the loss of row 0"]);
+    folder.run(&["generate", "--model", "model", "--prompt", "1+2="]).says(5, &["a logit after 4 tokens is"]);
+}
+
+/// Every file of `final`, a byte at its start, in its middle and at its end.
+#[test]
+fn a_changed_byte_of_an_adapter_is_found() {
+    let folder = folder();
+    for file in ["adapter_model.safetensors", "adapter_config.json", "MANIFEST.json"] {
+        let path = folder.path(&format!("adapter/{file}"));
+        let good = std::fs::read(&path).expect("read");
+        for at in [1, good.len() / 2, good.len() - 3] {
+            let mut bad = good.clone();
+            bad[at] ^= 0x10;
+            std::fs::write(&path, &bad).expect("written");
+            for command in [&["generate", "--prompt", "1+2="][..], &["eval", "--data", "data.jsonl"]] {
+                let ran = folder.run(&[command, &["--model", "model", "--adapter", "adapter"]].concat());
+                ran.says(8, &[file]);
+                assert_eq!(ran.out, "");
+            }
+        }
+        std::fs::write(&path, &good).expect("written");
+    }
+    // A file of the user beside them is none of ours.
+    folder.put("adapter/README.md", "mine");
+    generate(&folder, &["--adapter", "adapter", "--prompt", "1+2="]);
+}
+
+#[test]
+fn an_adapter_on_a_base_of_other_weights_is_told() {
+    let folder = folder();
+    let flags = ["generate", "--adapter", "adapter", "--prompt", "1+2=", "--max-tokens", "2"];
+    let told = |model: &str| folder.run(&[&flags[..], &["--model", model]].concat());
+    let fits = told("model");
+    assert_eq!((fits.code, fits.err.as_str()), (0, ""));
+    let mut tensors = weights(folder.shape, 1);
+    tensors[0].2[9] = 0.5;
+    folder.put_model("other", &config_json(folder.shape), &tensors);
+    told("other").says(0, &["warning: the adapter was trained on another base"]);
+    let eval = ["eval", "--model", "other", "--adapter", "adapter", "--data", "data.jsonl"];
+    folder.run(&eval).says(0, &["warning: the adapter was trained on another base"]);
+    // Without a word about its base there is nothing to compare.
+    std::fs::remove_file(folder.path("adapter/MANIFEST.json")).expect("removed");
+    assert_eq!(told("other").err, "");
 }
 
 /// What a run measures at its end is what `eval` measures with the adapter it leaves.
@@ -149,9 +192,10 @@ fn evaluation_of_a_run_is_that_of_its_adapter() {
     assert_eq!(outside, eval(&folder, &["--adapter", "run/checkpoint-12"]));
 }
 
-/// `eval` with the adapter after its file or config was changed.
+/// `eval` with the adapter after its file or config was changed, as another tool might have left it: without a manifest.
 fn with_adapter(change: impl FnOnce(&Folder)) -> Ran {
     let folder = folder();
+    std::fs::remove_file(folder.path("adapter/MANIFEST.json")).expect("removed");
     change(&folder);
     folder.run(&["eval", "--model", "model", "--data", "data.jsonl", "--adapter", "adapter"])
 }

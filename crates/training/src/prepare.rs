@@ -10,7 +10,7 @@ use isobit_kernels::DeviceFailure;
 use isobit_models::{Config, LoraConfig, ModelError, Targets, Trained, Weights};
 use isobit_numerics::slices::Profile;
 use isobit_proof::FileError;
-use isobit_proof::hash::Hash;
+use isobit_proof::hash::{Hash, Manifest};
 use isobit_proof::safetensors::Checkpoint;
 use std::path::{Path, PathBuf};
 
@@ -88,6 +88,7 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
         let what = format!("gradient_groups {} is not supported yet", run.training.gradient_groups);
         return Err(RunError::Refused { what, hint: "set `gradient_groups = 1`" });
     }
+    Manifest::check(&run.base_model)?;
     let weights = Weights::new(Checkpoint::open(&run.base_model)?, &model)?;
     let (tokenizer, template) = data::open(&run.base_model, &run.date)?;
     let (train, report) = data::load(&data_config(&run, &run.datasets), &tokenizer, template.as_ref())?;
@@ -109,7 +110,7 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
     let identity = Identity {
         run: run.digest(),
         data: Hash::of_bytes(format!("{}{}", digest(&train), digest(&eval)).as_bytes()).to_string(),
-        base: base_digest(&run.base_model, &weights)?,
+        base: base_digest(&run.base_model, &weights)?.to_string(),
         profile: profile(&run).name().to_string(),
         numerics: isobit_numerics::VERSION.to_string(),
     };
@@ -217,7 +218,7 @@ fn digest(rows: &[TokenRow]) -> Hash {
 }
 
 /// Of `config.json`, what lies beside it, and every file of weights.
-fn base_digest(folder: &Path, weights: &Weights) -> Result<String, RunError> {
+pub fn base_digest(folder: &Path, weights: &Weights) -> Result<Hash, FileError> {
     let mut text = Hash::of_file(&folder.join("config.json"))?.to_string();
     let beside = folder.join(QUANTIZE_CONFIG);
     if beside.exists() {
@@ -226,7 +227,7 @@ fn base_digest(folder: &Path, weights: &Weights) -> Result<String, RunError> {
     for file in weights.checkpoint().files() {
         text.push_str(&Hash::of_file(file.path())?.to_string());
     }
-    Ok(Hash::of_bytes(text.as_bytes()).to_string())
+    Ok(Hash::of_bytes(text.as_bytes()))
 }
 
 pub fn profile(run: &Run) -> Profile {
