@@ -60,6 +60,8 @@ fn print(meeting: &Meeting, arguments: &Arguments) -> std::io::Result<()> {
         writeln!(out, "{:<12} {:>12}  at most at once in a step", "total", gib(plan.bytes_peak as u64))?;
         let save = gib(plan.bytes_save as u64);
         writeln!(out, "{:<12} {save:>12}  on the host while a checkpoint is written", "save")?;
+        let resume = gib(plan.bytes_resume as u64);
+        writeln!(out, "{:<12} {resume:>12}  with the device's, while a checkpoint is read back", "resume")?;
     }
     let least = if meeting.plan.is_none() { "at least " } else { "" };
     let needed = format!("{least}{}", gib(meeting.needed));
@@ -105,6 +107,7 @@ fn json(meeting: &Meeting, explained: bool) -> serde_json::Value {
         }
         value["total_bytes"] = plan.bytes_peak.into();
         value["save_host_bytes"] = plan.bytes_save.into();
+        value["resume_bytes"] = plan.bytes_resume.into();
         value["trained_parameters"] = plan.trained_count.into();
     }
     value["needed_bytes"] = meeting.needed.into();

@@ -6,6 +6,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use isobit_kernels::Backend;
 use isobit_models::config::{Feed, Mixer};
 use isobit_training::batch::TokenRow;
+use isobit_training::checkpoint::{Start, step_of};
 use isobit_training::config::{self, Run, Settled};
 use isobit_training::prepare::{Prepared, RunError, prepare, profile, step_settings};
 use isobit_training::run::{Outcome, Watch, train};
@@ -21,6 +22,9 @@ pub(crate) struct Arguments {
     /// Go on from the latest checkpoint of the output folder
     #[arg(long)]
     resume: bool,
+    /// Go on from this checkpoint of the output folder, `checkpoint-N`, instead of the latest
+    #[arg(long, value_name = "CHECKPOINT", conflicts_with = "resume")]
+    resume_from: Option<PathBuf>,
     /// Override a key of the config: `--set training.learning_rate=1e-4`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -33,6 +37,21 @@ pub(crate) struct Arguments {
     /// No progress bar and no summary
     #[arg(short, long)]
     quiet: bool,
+}
+
+impl Arguments {
+    /// Where the run is to begin. A checkpoint is named alone, or by its path in the output folder.
+    fn start(&self, output_dir: &Path) -> Result<Start, Failure> {
+        let Some(named) = &self.resume_from else {
+            return Ok(if self.resume { Start::Resume } else { Start::New });
+        };
+        let inside = named.parent().is_none_or(|parent| parent.as_os_str().is_empty() || parent == output_dir);
+        let step = named.file_name().and_then(|name| name.to_str()).and_then(step_of);
+        step.filter(|_| inside).map(Start::From).ok_or_else(|| {
+            let message = format!("{} is not a checkpoint of {}", named.display(), output_dir.display());
+            Failure::usage(message, "name one of its folders: `--resume-from checkpoint-N`")
+        })
+    }
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -85,7 +104,8 @@ impl Job for Training<'_> {
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
         let mut watch = Console::new(self.arguments, self.prepared);
-        let outcome = train(backend, self.prepared, self.arguments.resume, &mut watch);
+        let start = self.arguments.start(&self.prepared.run.output_dir)?;
+        let outcome = train(backend, self.prepared, start, &mut watch);
         watch.bar.finish_and_clear();
         let output = self.prepared.run.output_dir.display();
         match outcome.map_err(|error| failed(&error))? {

@@ -48,11 +48,16 @@ fn quantise(file: &mut File, path: &str, shape: &[usize], values: &[f32], shuffl
 
 /// The model of a folder with its linear layers as four bits; tables, norms and routers stay.
 fn quantised(folder: Folder, shuffled: bool) -> Folder {
+    quantised_in(folder, shuffled, "layers.")
+}
+
+/// The same for the linear layers whose names hold `part`.
+fn quantised_in(folder: Folder, shuffled: bool, part: &str) -> Folder {
     let path = folder.path("model/model.safetensors");
     let mut file = File::new();
     for tensor in SafeTensors::open(&path).expect("weights").tensors() {
         let module = tensor.name.strip_suffix(".weight").filter(|module| !module.ends_with("mlp.gate"));
-        match module.filter(|module| module.contains("layers.") && tensor.shape.len() == 2) {
+        match module.filter(|module| module.contains(part) && tensor.shape.len() == 2) {
             Some(module) => {
                 quantise(&mut file, module, tensor.shape, &tensor.to_f32().expect("numbers"), shuffled);
             }
@@ -156,4 +161,27 @@ fn what_is_wrong_is_named() {
     };
     refused(&narrow, &[], &[&format!("{experts}.qweight"), "[8, 4]", "[4, 8]"]);
     refused(&|_| {}, &["adapter.type=full"], &[".qweight", "only adapters can be trained"]);
+}
+
+/// The last block is not quantised and is trained: the others come out as the four bits that they are.
+#[test]
+fn a_trained_block_over_four_bits_is_saved_with_them() {
+    let folder = quantised_in(Folder::new(Shape::TINY), false, "layers.0.");
+    let config = folder.text("config.toml");
+    let adapter = config.find("[adapter]").expect("a section");
+    folder.put("config.toml", format!("{}[adapter]\ntype = \"last_blocks\"\nlast_blocks = 1\n", &config[..adapter]));
+    folder.trained("run", &["val_set_size=0", "eval.path=data.jsonl", "eval_steps=12"]);
+    let metrics = folder.metrics("run");
+    let last: serde_json::Value = serde_json::from_str(metrics.last().expect("lines")).expect("JSON");
+    let ran = folder.run(&["eval", "--model", "run/final", "--data", "data.jsonl", "--json"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert_eq!(ran.json()[0]["loss_bits"], last["eval_loss_bits"]);
+    let [base, left] = ["model", "run/final"]
+        .map(|model| SafeTensors::open(&folder.path(&format!("{model}/model.safetensors"))).expect("weights"));
+    assert!(base.names().eq(left.names()));
+    for name in base.names().filter(|name| name.contains("layers.0.") && name.ends_with("_proj.qweight")) {
+        let [base, left] = [&base, &left].map(|file| file.get(name).expect("a tensor"));
+        assert_eq!((base.dtype, base.bytes), (left.dtype, left.bytes), "{name}");
+    }
+    assert!(folder.text("run/final/config.json").contains("\"quantization_config\": {"));
 }

@@ -3,7 +3,7 @@
 
 mod model_folder;
 
-use model_folder::{Folder, Shape, finished};
+use model_folder::{Folder, Shape, finished, names};
 use std::process::{Child, Command};
 use std::time::Duration;
 
@@ -202,4 +202,117 @@ fn a_finished_run_resumed_stays_as_it_is() {
     // Without anything to resume it starts.
     folder.trained("fresh", &["--resume"]);
     folder.same("whole", "fresh");
+}
+
+/// Everything in a run folder, by name.
+fn contents(folder: &Folder, run: &str) -> std::collections::BTreeMap<String, Vec<u8>> {
+    let mut all = std::collections::BTreeMap::new();
+    for name in names(&folder.path(run)) {
+        let inner = format!("{run}/{name}");
+        if folder.path(&inner).is_dir() {
+            all.insert(inner.clone(), Vec::new());
+            all.extend(contents(folder, &inner));
+        } else {
+            all.insert(inner.clone(), std::fs::read(folder.path(&inner)).expect("read"));
+        }
+    }
+    all
+}
+
+#[test]
+fn a_lost_pointer_is_an_error_with_a_way_out() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("whole", &[]);
+    folder.trained("lost", &[]);
+    std::fs::remove_file(folder.path("lost/latest.json")).expect("removed");
+    let before = contents(&folder, "lost");
+    folder.train("lost", &["--resume"]).says(8, &["lost holds checkpoint-12 and no latest.json", "--resume-from"]);
+    folder.train("lost", &[]).says(2, &["already holds a run", "--resume"]);
+    folder.train("lost", &["--resume-from=checkpoint-7"]).says(2, &["lost has no checkpoint-7"]);
+    for other in ["elsewhere/checkpoint-6", "final", "checkpoint-06", "6"] {
+        folder.train("lost", &[&format!("--resume-from={other}")]).says(2, &["is not a checkpoint of lost"]);
+    }
+    assert_eq!(contents(&folder, "lost"), before);
+    folder.trained("lost", &["--resume-from=checkpoint-12"]);
+    folder.same("whole", "lost");
+}
+
+/// Back to an earlier checkpoint: what lies ahead stays, is not pruned, and comes out the same again; killed on the way, the run goes on
+/// from where it was sent back to.
+#[test]
+fn back_to_an_earlier_checkpoint() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("whole", &[]);
+    folder.trained("back", &[]);
+    folder.trained("back", &["--resume-from=back/checkpoint-3"]);
+    folder.same("whole", "back");
+    // As if killed before the next checkpoint.
+    let latest = folder.text("back/latest.json").replace("12", "3");
+    folder.put("back/latest.json", latest);
+    folder.trained("back", &["--resume", "save_total_limit=6"]);
+    folder.same("whole", "back");
+    // One ahead that holds something else is not written over.
+    folder.put("back/checkpoint-9/notes.txt", "mine");
+    let before = contents(&folder, "back");
+    let ran = folder.train("back", &["--resume-from=checkpoint-6"]);
+    ran.says(2, &["back/checkpoint-9 holds files that this run did not put there", "move it away"]);
+    assert_eq!(contents(&folder, "back"), before);
+}
+
+#[test]
+fn a_changed_line_of_metrics_is_named() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("run", &[]);
+    let path = folder.path("run/metrics.jsonl");
+    let good = std::fs::read(&path).expect("read");
+    let mut seen = std::collections::BTreeSet::new();
+    for at in (7..good.len()).step_by(good.len() / 16) {
+        let mut bad = good.clone();
+        bad[at] ^= 1;
+        std::fs::write(&path, &bad).expect("written");
+        let line = 1 + good[..at].iter().filter(|byte| **byte == b'\n').count();
+        folder.train("run", &["--resume"]).says(8, &["metrics.jsonl", &format!("line {line}: ")]);
+        assert_eq!(std::fs::read(&path).expect("read"), bad);
+        seen.insert(line);
+    }
+    assert!(seen.len() > 8, "{seen:?}");
+    std::fs::write(&path, &good).expect("written");
+    folder.trained("run", &["--resume"]);
+}
+
+/// Checkpoints and results of other programs, in every way they may lie there: refused before anything is written.
+#[test]
+fn what_others_left_in_the_folder_is_not_touched() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("mine", &[]);
+    let make = |run: &str, name: &str| {
+        std::fs::create_dir_all(folder.path(&format!("{run}/{name}"))).expect("folder");
+        folder.put(&format!("{run}/{name}/pytorch_model.bin"), "weeks of work");
+    };
+    for name in ["checkpoint-1", "checkpoint-3", "checkpoint-500", "final"] {
+        let run = format!("other-{name}");
+        make(&run, name);
+        let before = contents(&folder, &run);
+        for more in [&[][..], &["--resume"], &["save_total_limit=1", "save_steps=1"]] {
+            folder.train(&run, more).says(2, &[name, "was not made by Isobit", "choose another `output_dir`"]);
+        }
+        assert_eq!(contents(&folder, &run), before);
+    }
+    // A link to a run of ours, and the result of one, are not this run's either.
+    std::fs::create_dir(folder.path("linked")).expect("folder");
+    std::os::unix::fs::symlink(folder.path("mine/checkpoint-3"), folder.path("linked/checkpoint-3")).expect("linked");
+    std::fs::create_dir(folder.path("other")).expect("folder");
+    std::fs::rename(folder.path("mine/final"), folder.path("other/final")).expect("moved");
+    let before = contents(&folder, "other");
+    folder.train("linked", &[]).says(2, &["linked/checkpoint-3"]);
+    folder.train("other", &[]).says(2, &["already holds a run"]);
+    folder.train("other", &["--resume", "seed=8"]).says(2, &["other/final is of another run"]);
+    assert_eq!(contents(&folder, "other"), before);
+    assert_eq!(names(&folder.path("linked")), ["checkpoint-3"]);
+    // A lock that leads elsewhere.
+    std::fs::create_dir(folder.path("lock")).expect("folder");
+    std::os::unix::fs::symlink(folder.path("data.jsonl"), folder.path("lock/LOCK")).expect("linked");
+    let data = folder.text("data.jsonl");
+    folder.train("lock", &[]).says(2, &["lock/LOCK"]);
+    assert_eq!(folder.text("data.jsonl"), data);
 }

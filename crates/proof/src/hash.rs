@@ -171,8 +171,7 @@ impl Manifest {
     /// Reads the manifest of a folder, without looking at the files it lists.
     pub fn read(folder: &Path) -> Result<Self, FileError> {
         let path = folder.join(Self::NAME);
-        let Stored { schema, run, base, files, digest: recorded } =
-            json::read::<Stored<UniqueMap<FileRecord>>>(&path)?;
+        let Stored { schema, run, base, files, digest: recorded } = json::read::<Stored<UniqueMap<FileRecord>>>(&path)?;
         if schema != Self::SCHEMA && schema != Self::EARLIER {
             let what = format!("its schema is {}, this version reads `{}`", quoted(&schema), Self::SCHEMA);
             return Err(FileError::malformed(&path, what));

@@ -54,7 +54,9 @@ impl Lock {
 /// An error where something other than a regular file has the lock's name; links are not followed.
 fn check_plain(path: &Path) -> Result<(), FileError> {
     match path.symlink_metadata() {
-        Ok(found) if !found.is_file() => Err(FileError::malformed(path, "a lock is a regular file, not a link or folder")),
+        Ok(found) if !found.is_file() => {
+            Err(FileError::malformed(path, "a lock is a regular file, not a link or folder"))
+        }
         _ => Ok(()),
     }
 }

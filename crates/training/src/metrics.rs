@@ -2,10 +2,12 @@
 //! numbers stand beside their bits, so two runs are compared line by line with `timing` cut off.
 //!
 //! After a step: append its lines, `sync`, then save the checkpoint. A resumed run drops what came after its checkpoint,
-//! and the file ends as if nothing had happened.
+//! and the file ends as if nothing had happened. Every line ends with a checksum of itself, and a checkpoint holds the digest of
+//! all lines before it without their timing, so that a changed, missing or moved line is found.
 
-use isobit_proof::FileError;
 use isobit_proof::atomic::AtomicFile;
+use isobit_proof::{FileError, Hash};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,6 +15,14 @@ use std::path::{Path, PathBuf};
 
 pub const NAME: &str = "metrics.jsonl";
 const SCHEMA: &str = "isobit.metrics/1";
+
+/// What every line begins with.
+pub(crate) const LINE_START: &str = "{\"schema\":\"isobit.metrics/";
+/// Before the two fields that are no part of what equal runs share.
+const TIMING: &str = ",\"timing\":";
+const CHECK: &str = ",\"check\":\"";
+/// Hexadecimal digits of a line's checksum.
+const CHECK_DIGITS: usize = 16;
 
 /// BOUND: bytes of a line, far above what we write.
 const LINE_BYTES_MOST: u64 = 1 << 16;
@@ -117,8 +127,26 @@ impl Record {
         };
         let Self { step, epoch, tokens, timing, .. } = *self;
         let line = Line { schema: SCHEMA, step, epoch, tokens, event, timing };
-        serde_json::to_string(&line).expect("strings and numbers have a JSON form")
+        let mut line = serde_json::to_string(&line).expect("strings and numbers have a JSON form");
+        // The brace that closes it.
+        line.pop();
+        let check = checksum(&line);
+        line + CHECK + &check + "\"}"
     }
+}
+
+/// Of all that stands before it in its line.
+fn checksum(before: &str) -> String {
+    let mut digits = Hash::of_bytes(before.as_bytes()).to_string();
+    digits.truncate(CHECK_DIGITS);
+    digits
+}
+
+/// The line up to its checksum, and the checksum; none where it has none, as in files of earlier versions.
+fn checked(line: &str) -> Option<(&str, &str)> {
+    let digits = line.strip_suffix("\"}")?;
+    let (before, check) = digits.split_at_checked(digits.len().checked_sub(CHECK_DIGITS)?)?;
+    Some((before.strip_suffix(CHECK)?, check))
 }
 
 fn hex(value: f64) -> String {
@@ -127,10 +155,21 @@ fn hex(value: f64) -> String {
 
 /// The part of a line that two equal runs share.
 pub fn without_timing(line: &str) -> String {
-    match line.rfind(",\"timing\":") {
-        Some(at) => format!("{}}}", &line[..at]),
-        None => line.to_string(),
-    }
+    format!("{}}}", shared(line))
+}
+
+/// The same without the brace that closes it.
+fn shared(line: &str) -> &str {
+    let at = line.rfind(TIMING).or_else(|| line.rfind(CHECK));
+    at.map_or(line.strip_suffix('}').unwrap_or(line), |at| &line[..at])
+}
+
+/// The digest of no line at all.
+const NO_LINES: Hash = Hash([0; 32]);
+
+/// The digest of the lines before and this one.
+fn chained(before: Hash, line: &str) -> Hash {
+    Hash::of_bytes(&[&before.0, shared(line).as_bytes()].concat())
 }
 
 /// The open file of a run.
@@ -138,6 +177,8 @@ pub fn without_timing(line: &str) -> String {
 pub struct Metrics {
     path: PathBuf,
     file: File,
+    /// Of the lines so far.
+    digest: Hash,
 }
 
 impl Metrics {
@@ -145,27 +186,34 @@ impl Metrics {
     pub fn create(folder: &Path) -> Result<Self, FileError> {
         let path = folder.join(NAME);
         AtomicFile::create(&path)?.commit()?;
-        Self::append_to(path)
+        Self::append_to(path, NO_LINES)
     }
 
     /// The file of a run that goes on after `step`: lines of later steps, and one that a crash cut short, are dropped, all
-    /// at once.
-    pub fn resume(folder: &Path, step: u64) -> Result<Self, FileError> {
+    /// at once. The others must be those that the checkpoint has the digest of; one of an earlier version has none.
+    pub fn resume(folder: &Path, step: u64, recorded: Option<Hash>) -> Result<Self, FileError> {
         let path = folder.join(NAME);
-        keep_up_to(&path, step)?;
-        Self::append_to(path)
+        let digest = keep_up_to(&path, step, recorded)?;
+        Self::append_to(path, digest)
     }
 
-    fn append_to(path: PathBuf) -> Result<Self, FileError> {
+    /// Of the lines so far, without their timing.
+    pub fn digest(&self) -> Hash {
+        self.digest
+    }
+
+    fn append_to(path: PathBuf, digest: Hash) -> Result<Self, FileError> {
         match File::options().append(true).open(&path) {
-            Ok(file) => Ok(Self { path, file }),
+            Ok(file) => Ok(Self { path, file, digest }),
             Err(error) => Err(FileError::from_io("write", &path, error)),
         }
     }
 
     /// In one write, so that a reader sees whole lines.
     pub fn append(&mut self, record: &Record) -> Result<(), FileError> {
-        let line = record.to_line() + "\n";
+        let mut line = record.to_line();
+        self.digest = chained(self.digest, &line);
+        line.push('\n');
         self.file.write_all(line.as_bytes()).map_err(|error| FileError::from_io("write", &self.path, error))
     }
 
@@ -175,41 +223,86 @@ impl Metrics {
     }
 }
 
-/// What matters of a line here.
+/// What matters of a line here. A line without a checksum has no other field either, or a letter of it has changed.
 #[derive(Deserialize)]
 struct Position {
     schema: String,
     step: u64,
 }
 
-fn keep_up_to(path: &Path, step: u64) -> Result<(), FileError> {
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "which fields there are is what counts")]
+struct Unchecked {
+    schema: IgnoredAny,
+    step: IgnoredAny,
+    epoch: IgnoredAny,
+    tokens: IgnoredAny,
+    loss: Option<IgnoredAny>,
+    loss_bits: Option<IgnoredAny>,
+    learning_rate: Option<IgnoredAny>,
+    learning_rate_bits: Option<IgnoredAny>,
+    grad_norm: Option<IgnoredAny>,
+    grad_norm_bits: Option<IgnoredAny>,
+    eval_loss: Option<IgnoredAny>,
+    eval_loss_bits: Option<IgnoredAny>,
+    eval_accuracy: Option<IgnoredAny>,
+    eval_tokens: Option<IgnoredAny>,
+    timing: Option<IgnoredAny>,
+}
+
+/// The step of a line, if it is one and its checksum holds.
+fn step_of(line: &[u8]) -> Result<u64, &'static str> {
+    const STRANGE: &str = "it is not a line of metrics";
+    let line = str::from_utf8(line).map_err(|_| STRANGE)?;
+    let position = serde_json::from_str::<Position>(line).ok().filter(|position| position.schema == SCHEMA);
+    match checked(line) {
+        Some((before, check)) if checksum(before) != check => Err("its checksum is not that of what it says"),
+        None if serde_json::from_str::<Unchecked>(line).is_err() => Err(STRANGE),
+        _ => position.map(|position| position.step).ok_or(STRANGE),
+    }
+}
+
+/// Gives the digest of the lines that stay.
+fn keep_up_to(path: &Path, step: u64, recorded: Option<Hash>) -> Result<Hash, FileError> {
     let failed = |error| FileError::from_io("read", path, error);
     let mut kept = AtomicFile::create(path)?;
-    let file = match File::open(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return kept.commit(),
-        file => file.map_err(failed)?,
+    let mut digest = NO_LINES;
+    let altered = |number: usize| FileError::Altered {
+        path: path.to_path_buf(),
+        what: format!(
+            "line {number}: a line up to here is missing or is not the one that the checkpoint of step {step} knows"
+        ),
     };
-    let mut reader = BufReader::new(file);
-    let mut line = Vec::new();
+    let mut reader: Box<dyn BufRead> = match File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Box::new(std::io::empty()),
+        file => Box::new(BufReader::new(file.map_err(failed)?)),
+    };
+    let mut bytes = Vec::new();
     for number in 1.. {
-        line.clear();
-        reader.by_ref().take(LINE_BYTES_MOST).read_until(b'\n', &mut line).map_err(failed)?;
-        if line.last() != Some(&b'\n') {
-            if line.len() as u64 == LINE_BYTES_MOST {
+        if recorded == Some(digest) {
+            // Whatever follows came after the checkpoint.
+            return kept.commit().map(|()| digest);
+        }
+        bytes.clear();
+        reader.by_ref().take(LINE_BYTES_MOST).read_until(b'\n', &mut bytes).map_err(failed)?;
+        let Some((b'\n', line)) = bytes.split_last() else {
+            if bytes.len() as u64 == LINE_BYTES_MOST {
                 return Err(malformed(path, number, "it is longer than any line of metrics"));
             }
-            break;
-        }
-        match serde_json::from_slice::<Position>(&line) {
-            Ok(position) if position.schema == SCHEMA => {
-                if position.step <= step {
-                    kept.write(&line)?;
-                }
+            if recorded.is_some() {
+                return Err(altered(number));
             }
-            _ => return Err(malformed(path, number, "it is not a line of metrics")),
+            break;
+        };
+        if step_of(line).map_err(|what| malformed(path, number, what))? <= step {
+            kept.write(&bytes)?;
+            digest = chained(digest, &String::from_utf8_lossy(line));
+        } else if recorded.is_some() {
+            return Err(altered(number));
         }
     }
-    kept.commit()
+    kept.commit().map(|()| digest)
 }
 
 fn malformed(path: &Path, number: usize, what: &str) -> FileError {
@@ -235,17 +328,19 @@ mod tests {
     fn lines_are_what_the_schema_says() {
         let line = train(3, 1.0 / 3.0).to_line();
         let same = r#"{"schema":"isobit.metrics/1","step":3,"epoch":0.25,"tokens":1536,"loss":0.3333333333333333,"loss_bits":"3fd5555555555555","learning_rate":0.0002,"learning_rate_bits":"3f2a36e2eb1c432d","grad_norm":0.1,"grad_norm_bits":"3fb999999999999a""#;
-        assert_eq!(line, format!(r#"{same},"timing":{{"seconds":1.5,"tokens_per_s":9.0}}}}"#));
+        let timed = format!(r#"{same},"timing":{{"seconds":1.5,"tokens_per_s":9.0}}"#);
+        assert_eq!(line, format!(r#"{timed},"check":"{}"}}"#, &Hash::of_bytes(timed.as_bytes()).to_string()[..16]));
         assert_eq!(without_timing(&line), format!("{same}}}"));
         assert_eq!(without_timing(&without_timing(&line)), format!("{same}}}"));
         let event = Event::Eval { loss: f64::NAN, accuracy: 0.5, tokens: 7 };
         let line = Record { event, timing: None, ..train(3, 0.0) }.to_line();
         assert!(
             line.contains(
-                r#""eval_loss":null,"eval_loss_bits":"7ff8000000000000","eval_accuracy":0.5,"eval_tokens":7}"#
+                r#""eval_loss":null,"eval_loss_bits":"7ff8000000000000","eval_accuracy":0.5,"eval_tokens":7,"check":"#
             ),
             "{line}"
         );
+        assert!(without_timing(&line).ends_with(r#""eval_tokens":7}"#), "{line}");
     }
 
     #[test]
@@ -257,12 +352,12 @@ mod tests {
 
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join(NAME);
-        let mut metrics = Metrics::resume(folder.path(), 0).expect("nothing is there");
+        let mut metrics = Metrics::resume(folder.path(), 0, None).expect("nothing is there");
         (1..=5).for_each(|step| metrics.append(&train(step, 1.0)).expect("appended"));
         metrics.sync().expect("synced");
         let torn = std::fs::read(&path).expect("read");
         std::fs::write(&path, &torn[..torn.len() - 9]).expect("written");
-        let mut metrics = Metrics::resume(folder.path(), 3).expect("resumed");
+        let mut metrics = Metrics::resume(folder.path(), 3, None).expect("resumed");
         (4..=6).for_each(|step| metrics.append(&train(step, 1.0)).expect("appended"));
         assert_eq!(std::fs::read_to_string(&path).expect("read"), expected);
         Metrics::create(folder.path()).expect("emptied");
@@ -277,10 +372,64 @@ mod tests {
         for bad in ["{}", "", "[1]", "{\"schema\":\"x\",\"step\":1}", &"x".repeat(1 << 17)] {
             let text = format!("{good}\n{bad}\n{good}\n");
             std::fs::write(&path, &text).expect("written");
-            let error = Metrics::resume(folder.path(), 1).expect_err("strange");
+            let error = Metrics::resume(folder.path(), 1, None).expect_err("strange");
             assert_eq!(error.exit_code(), 8);
             assert!(error.to_string().contains("line 2: "), "{error}");
             assert_eq!(std::fs::read_to_string(&path).expect("read"), text);
         }
+    }
+
+    /// Every byte of the lines before the checkpoint, in several ways; what comes after it may be anything.
+    #[test]
+    fn a_changed_byte_before_the_checkpoint_is_found() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join(NAME);
+        let mut metrics = Metrics::create(folder.path()).expect("created");
+        (1..=3).for_each(|step| metrics.append(&train(step, 1.0)).expect("appended"));
+        let recorded = Some(metrics.digest());
+        let before = std::fs::read(&path).expect("read");
+        (4..=5).for_each(|step| metrics.append(&train(step, 1.0)).expect("appended"));
+        let all = std::fs::read(&path).expect("read");
+        let line_of = |at: usize| 1 + before[..at].iter().filter(|byte| **byte == b'\n').count();
+        for at in 0..before.len() {
+            for mask in [1, 2, 0x20, 0xff] {
+                let mut bad = all.clone();
+                bad[at] ^= mask;
+                std::fs::write(&path, &bad).expect("written");
+                let error = Metrics::resume(folder.path(), 3, recorded).expect_err("changed");
+                assert_eq!(error.exit_code(), 8, "{error}");
+                assert!(error.to_string().contains(&format!("line {}: ", line_of(at))), "{at} {mask}: {error}");
+            }
+        }
+        let lines: Vec<&[u8]> = before.split_inclusive(|byte| *byte == b'\n').collect();
+        let wrong = [lines[..2].concat(), [lines[1], lines[0], lines[2]].concat(), lines[1..].concat(), Vec::new()];
+        for lines in wrong {
+            std::fs::write(&path, lines).expect("written");
+            assert_eq!(Metrics::resume(folder.path(), 3, recorded).expect_err("other lines").exit_code(), 8);
+        }
+        for after in [&b""[..], b"{\"sch", b"anything at all\n"] {
+            std::fs::write(&path, [&before, after].concat()).expect("written");
+            assert_eq!(Some(Metrics::resume(folder.path(), 3, recorded).expect("as recorded").digest()), recorded);
+            assert_eq!(std::fs::read(&path).expect("read"), before);
+        }
+    }
+
+    #[test]
+    fn lines_of_an_earlier_version_are_taken_as_they_are() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join(NAME);
+        let old = |step| {
+            let line = train(step, 1.0).to_line();
+            format!("{}}}\n", checked(&line).expect("a checksum").0)
+        };
+        std::fs::write(&path, old(1) + &old(2)).expect("written");
+        let mut metrics = Metrics::resume(folder.path(), 2, None).expect("resumed");
+        metrics.append(&train(3, 1.0)).expect("appended");
+        let recorded = metrics.digest();
+        let again = Metrics::resume(folder.path(), 3, Some(recorded)).expect("old and new lines");
+        let whole = tempfile::tempdir().expect("folder");
+        let mut metrics = Metrics::create(whole.path()).expect("created");
+        (1..=3).for_each(|step| metrics.append(&train(step, 1.0)).expect("appended"));
+        assert_eq!((again.digest(), metrics.digest()), (recorded, recorded));
     }
 }

@@ -1,7 +1,8 @@
 //! Memory of a run before anything is loaded: the real build and the real training step on the backend that counts, so the plan
 //! cannot disagree with the run. Every buffer is known by the line of code that asked for it; items are groups of such lines.
 //!
-//! Beside the device's memory stands what the host holds while a checkpoint is written: all trained tensors and their moments.
+//! Beside the device's memory stands what the host holds while a checkpoint is written, all trained tensors and their moments, and
+//! while one is read back: one tensor.
 
 use crate::batch::TokenRow;
 use crate::prepare::RunError;
@@ -68,6 +69,8 @@ pub struct MemoryPlan {
     pub bytes_between_steps: usize,
     /// On the host while a checkpoint is written.
     pub bytes_save: usize,
+    /// On the device and the host together while a run is put where it was: the model, its moments, and one tensor of the file.
+    pub bytes_resume: usize,
     /// Numbers that are trained.
     pub trained_count: usize,
     /// Every line of code that held memory at the peak.
@@ -77,9 +80,9 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// The most bytes if host and device are the same memory: a step, or a save between steps.
+    /// The most bytes if host and device are the same memory: a step, a save between steps, or going on from a checkpoint.
     pub fn bytes_on_host(&self) -> usize {
-        self.bytes_peak.max(self.bytes_between_steps + self.bytes_save)
+        self.bytes_peak.max(self.bytes_between_steps + self.bytes_save).max(self.bytes_resume)
     }
 }
 
@@ -95,7 +98,9 @@ pub fn memory<L: Layout>(
     let backend = Counting::new(like);
     let built = build(&backend, model, source, settings)?;
     let trained_count: usize = built.parameters.iter().map(|(_, parameter)| parameter.length()).sum();
+    let largest = built.parameters.iter().map(|(_, parameter)| parameter.length()).max().unwrap_or(0);
     let mut trainer = Trainer::new(backend.clone(), built);
+    let bytes_built = backend.bytes();
     trainer.step(rows, 1, 0.0, step)?;
     let before = backend.work();
     // The second step finds the buffers of the first, as all further ones do.
@@ -106,6 +111,7 @@ pub fn memory<L: Layout>(
         bytes_peak: backend.bytes_peak(),
         bytes_between_steps: backend.bytes(),
         bytes_save: 3 * trained_count * size_of::<f32>(),
+        bytes_resume: bytes_built + largest * size_of::<f32>(),
         trained_count,
         holdings,
         work: since(&before, backend.work()),

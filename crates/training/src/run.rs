@@ -3,7 +3,7 @@
 #![expect(clippy::float_arithmetic, reason = "means of losses for the metrics")]
 
 use crate::batch::TokenRow;
-use crate::checkpoint::{self, NamedTensor, Progress, Snapshot};
+use crate::checkpoint::{self, NamedTensor, Opened, Progress, RESOLVED, Snapshot, Start};
 use crate::config::{KEYS, Run};
 use crate::data::order;
 use crate::metrics::{Event, Metrics, Record, Timing};
@@ -12,16 +12,16 @@ use crate::schedule::Schedule;
 use crate::signal::Signal;
 use crate::step::{Evaluation, StepReport, Trainer};
 use crate::tensorboard::EventFile;
+use crate::whole::{self, Shapes, Whole};
+use isobit_autograd::ParameterId;
 use isobit_kernels::Backend;
 use isobit_kernels::backend::F32;
 use isobit_models::build::Settings;
 use isobit_models::{FileTensor, Trained, build, peft};
 use isobit_proof::atomic::write_atomically;
 use isobit_proof::lock::Lock;
+use std::collections::BTreeMap;
 use std::path::Path;
-
-/// The config in full, beside the checkpoints.
-const RESOLVED: &str = "config.resolved.toml";
 
 /// What a run tells whoever watches it. Nothing here changes a result.
 pub trait Watch {
@@ -53,26 +53,21 @@ pub enum Outcome {
     },
 }
 
-/// Trains. With `resume` it goes on from the latest checkpoint of the output folder, or starts if there is none.
+/// Trains, in a folder that holds no run, or on from a checkpoint of this run.
 pub fn train<B: Backend>(
     backend: B,
     prepared: &Prepared,
-    resume: bool,
+    start: Start,
     watch: &mut dyn Watch,
 ) -> Result<Outcome, RunError> {
     let run = &prepared.run;
     let output = &run.output_dir;
+    examine(prepared, start)?;
     std::fs::create_dir_all(output).map_err(|error| isobit_proof::FileError::from_io("write", output, error))?;
     let _lock = Lock::acquire(output)?;
-    checkpoint::clean(output)?;
-    let latest = checkpoint::latest(output)?;
-    if latest.is_some() && !resume {
-        let what = format!("{} already holds a run", output.display());
-        return Err(RunError::Refused {
-            what,
-            hint: "add `--resume` to go on with it, or choose another `output_dir`",
-        });
-    }
+    // Again, now that nobody else can change it.
+    let from = examine(prepared, start)?;
+    checkpoint::clean(output, &prepared.identity)?;
     let settings = Settings {
         trained: trained(run),
         profile: profile(run),
@@ -82,18 +77,17 @@ pub fn train<B: Backend>(
     let built = build(&backend, &prepared.model, &prepared.weights, &settings)?;
     let mut state =
         State { trainer: Trainer::new(backend, built), progress: Progress::start(prepared.identity.clone()) };
-    let metrics = match latest {
-        Some(folder) => {
-            let loaded = checkpoint::load(&folder, &prepared.identity);
-            state.restore(loaded.map_err(|error| with_changed_keys(error, run))?)?;
-            if state.progress.best.is_none_or(|best| is_kept(prepared, best.step, true)) {
-                checkpoint::restore_best(output, &state.progress)?;
-            }
-            // Killed between saving and pruning, it might have nothing left to save.
-            checkpoint::prune(output, run.training.save_total_limit)?;
-            Metrics::resume(output, state.progress.step)?
+    let adapter_config = match &settings.trained {
+        Trained::Lora(lora) => Some(peft::config_json(lora, &base_name(&run.base_model))),
+        _ => None,
+    };
+    let result = Final::new(&state, prepared, adapter_config.as_ref())?;
+    let metrics = match from {
+        Some(step) => resume(&mut state, prepared, step, start)?,
+        None => {
+            checkpoint::begin(output)?;
+            Metrics::create(output)?
         }
-        None => Metrics::create(output)?,
     };
     // Not before: a run that is refused leaves the folder as it was.
     write_atomically(&output.join(RESOLVED), run.to_toml().as_bytes())?;
@@ -104,15 +98,35 @@ pub fn train<B: Backend>(
     }
     let trained_count = state.trainer.parameters.iter().map(|(_, parameter)| parameter.length()).sum();
     watch.started(prepared, trained_count, state.progress.step);
-    let adapter_config = match &settings.trained {
-        Trained::Lora(lora) => Some(peft::config_json(lora, &base_name(&run.base_model))),
-        _ => None,
-    };
     let outcome = steps(&mut state, prepared, &mut log, adapter_config.as_ref(), watch)?;
     if let Outcome::Finished { .. } = outcome {
-        finish(&state, prepared, adapter_config.as_ref())?;
+        finish(&state, prepared, &result)?;
     }
     Ok(outcome)
+}
+
+/// The step to go on from. Who has the folder comes before what is wrong with it: it may be half written.
+fn examine(prepared: &Prepared, start: Start) -> Result<Option<u64>, RunError> {
+    let output = &prepared.run.output_dir;
+    checkpoint::examine(output, &prepared.identity, start)
+        .map_err(|error| Lock::in_use(output).map_or_else(|| error.into(), RunError::from))
+}
+
+/// Puts the run where it was after `step`. Checkpoints of later steps stay: the same steps make them again, byte for byte.
+fn resume<B: Backend>(state: &mut State<B>, prepared: &Prepared, step: u64, start: Start) -> Result<Metrics, RunError> {
+    let (run, output) = (&prepared.run, &prepared.run.output_dir);
+    let opened = checkpoint::open(&checkpoint::folder_of(output, step), &prepared.identity);
+    state.restore(opened.map_err(|error| with_changed_keys(error, run))?)?;
+    if start == Start::From(step) {
+        // Before lines of the metrics go: killed in between, the run would else miss them.
+        checkpoint::go_back_to(output, step)?;
+    }
+    if state.progress.best.is_none_or(|best| is_kept(prepared, best.step, true)) {
+        checkpoint::restore_best(output, &state.progress)?;
+    }
+    // Killed between saving and pruning, it might have nothing left to save.
+    checkpoint::prune(output, run.training.save_total_limit, &prepared.identity)?;
+    Ok(Metrics::resume(output, step, state.progress.metrics)?)
 }
 
 /// Where a checkpoint was made with another config: the lines that matter and are new.
@@ -183,12 +197,13 @@ fn steps<B: Backend>(
         let kept = is_kept(prepared, step, better);
         if kept || early || signal.is_some() {
             log.metrics.sync()?;
+            state.progress.metrics = Some(log.metrics.digest());
             checkpoint::announce(&run.output_dir, step, !(kept || early))?;
             let folder = checkpoint::save(&run.output_dir, &state.snapshot()?, adapter_config)?;
             if let Some(best) = state.progress.best.filter(|best| kept && best.step == step) {
                 checkpoint::mark_best(&run.output_dir, step, best.metric)?;
             }
-            checkpoint::prune(&run.output_dir, run.training.save_total_limit)?;
+            checkpoint::prune(&run.output_dir, run.training.save_total_limit, &prepared.identity)?;
             watch.saved(&folder);
         }
         if early {
@@ -236,23 +251,88 @@ fn evaluate<B: Backend>(
     Ok(better)
 }
 
+/// What the folder `final` will hold, settled before the first step: a run should not end with what cannot be saved.
+enum Final<'a> {
+    Adapter { config: &'a serde_json::Value, shapes: Shapes },
+    Model(Whole<'a>),
+}
+
+impl<'a> Final<'a> {
+    fn new<B: Backend>(
+        state: &State<B>,
+        prepared: &'a Prepared,
+        adapter_config: Option<&'a serde_json::Value>,
+    ) -> Result<Self, RunError> {
+        let Trainer { model, parameters, .. } = &state.trainer;
+        let shapes: Shapes =
+            parameters.iter().flat_map(|(id, parameter)| model.tensors_in_file(id, parameter)).collect();
+        let Prepared { run, model, weights, .. } = prepared;
+        Ok(match adapter_config {
+            Some(config) => Self::Adapter { config, shapes },
+            None => Self::Model(Whole::new(&run.base_model, model, weights, &shapes, run.training.save_dtype)?),
+        })
+    }
+}
+
 /// The folder `final`: the best weights where the config asks for them, else the last.
-fn finish<B: Backend>(
-    state: &State<B>,
-    prepared: &Prepared,
-    adapter_config: Option<&serde_json::Value>,
-) -> Result<(), RunError> {
+fn finish<B: Backend>(state: &State<B>, prepared: &Prepared, result: &Final<'_>) -> Result<(), RunError> {
     let run = &prepared.run;
     let best = checkpoint::best(&run.output_dir)?.filter(|_| run.training.load_best_model_at_end);
-    let weights = match best {
+    let saved = match best {
         Some(best) if best.step != state.progress.step => {
-            let folder = checkpoint::folder_of(&run.output_dir, best.step);
-            checkpoint::load(&folder, &prepared.identity)?.weights
+            Some(checkpoint::open(&checkpoint::folder_of(&run.output_dir, best.step), &prepared.identity)?)
         }
-        _ => state.snapshot()?.weights,
+        _ => None,
     };
-    checkpoint::save_final(&run.output_dir, &weights, adapter_config)?;
+    let mut live = Live::new(state);
+    let mut tensor = |name: &str, shape: &[usize]| match &saved {
+        Some(saved) => Ok(saved.weight(name, shape)?),
+        None => live.tensor(name),
+    };
+    checkpoint::replace_final(&run.output_dir, &prepared.identity, |folder| match result {
+        Final::Adapter { config, shapes } => checkpoint::put_adapter(folder, config, |path| {
+            whole::put_tensors(path, shapes, run.training.save_dtype, &mut tensor)
+        }),
+        Final::Model(whole) => whole.write(folder, &mut tensor),
+    })?;
     Ok(())
+}
+
+/// Trained tensors as files have them, taken from the device when they are asked for.
+struct Live<'a, B: Backend> {
+    state: &'a State<B>,
+    parameters: BTreeMap<String, ParameterId>,
+    /// The tensors of the last few parameters: a file has those of one layer's experts side by side.
+    recent: Vec<(ParameterId, Vec<FileTensor>)>,
+}
+
+impl<'a, B: Backend> Live<'a, B> {
+    const RECENT_MOST: usize = 2;
+
+    fn new(state: &'a State<B>) -> Self {
+        let Trainer { model, parameters, .. } = &state.trainer;
+        let named = parameters
+            .iter()
+            .flat_map(|(id, parameter)| model.names_in_file(id, parameter).into_iter().map(move |name| (name, id)));
+        Self { state, parameters: named.collect(), recent: Vec::new() }
+    }
+
+    fn tensor(&mut self, name: &str) -> Result<Vec<f32>, RunError> {
+        let Trainer { backend, model, parameters, .. } = &self.state.trainer;
+        let id = self.parameters[name];
+        if !self.recent.iter().any(|(other, _)| *other == id) {
+            if self.recent.len() == Self::RECENT_MOST {
+                self.recent.remove(0);
+            }
+            let parameter = parameters.get(id);
+            let tensors = model.to_file(id, parameter, backend.download(&parameter.value)?);
+            self.recent.push((id, tensors));
+        }
+        let held = self.recent.iter_mut().find(|(other, _)| *other == id).map(|(_, tensors)| tensors);
+        let tensor = held.into_iter().flatten().find(|tensor| tensor.name == name);
+        // Each is asked for once.
+        Ok(tensor.map(|tensor| std::mem::take(&mut tensor.values)).unwrap_or_default())
+    }
 }
 
 /// The plain name of a folder: nothing absolute is stored.
@@ -284,28 +364,22 @@ impl<B: Backend> State<B> {
         Ok(Snapshot { step: self.progress.step, weights, moments1, moments2, progress: self.progress.clone() })
     }
 
-    fn restore(&mut self, snapshot: Snapshot) -> Result<(), RunError> {
-        let Snapshot { weights, moments1, moments2, progress, .. } = snapshot;
-        let find = |all: &[NamedTensor], name: &str, shape: &[usize]| -> Result<Vec<f32>, RunError> {
-            let tensor = all.iter().find(|tensor| tensor.name == name && tensor.shape == shape);
-            let missing = || RunError::Refused {
-                what: format!("the checkpoint has no {name} of shape {shape:?}"),
-                hint: "resume with the config the run was started with",
-            };
-            tensor.map(|tensor| tensor.values.clone()).ok_or_else(missing)
-        };
+    /// One tensor after another, each in the place of the one before it: nothing is there twice.
+    fn restore(&mut self, opened: Opened) -> Result<(), RunError> {
         let ids: Vec<_> = self.trainer.parameters.iter().map(|(id, _)| id).collect();
         let Trainer { backend, model, parameters, moments, .. } = &mut self.trainer;
         for (id, moments) in ids.into_iter().zip(moments) {
-            let values =
-                |all: &[NamedTensor]| model.from_file(id, parameters.get(id), |name, shape| find(all, name, shape));
-            for (moment, all) in moments.iter_mut().zip([&moments1, &moments2]) {
-                *moment = backend.upload(&values(all)?);
+            for (order, moment) in moments.iter_mut().enumerate() {
+                *moment = backend.zeros(1);
+                let find = |name: &str, shape: &[usize]| opened.moment(order, name, shape);
+                *moment = backend.upload(&model.from_file(id, parameters.get(id), find)?);
             }
-            let value = backend.upload(&values(&weights)?);
-            parameters.get_mut(id).value = value;
+            parameters.get_mut(id).value = backend.zeros(1);
+            let find = |name: &str, shape: &[usize]| opened.weight(name, shape);
+            let values = model.from_file(id, parameters.get(id), find)?;
+            parameters.get_mut(id).value = backend.upload(&values);
         }
-        self.progress = progress;
+        self.progress = opened.progress;
         Ok(())
     }
 }

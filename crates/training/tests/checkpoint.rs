@@ -1,8 +1,8 @@
 //! Checkpoints of a run folder: what is saved comes back on bits, and nothing damaged or foreign is taken for it.
 
 use isobit_training::checkpoint::{
-    Error, Identity, NamedTensor, Progress, Snapshot, best, clean, folder_of, inspect, latest, load, mark_best, prune,
-    restore_best, save, save_final,
+    Error, Identity, Latest, NamedTensor, Progress, Snapshot, Start, begin, best, clean, examine, folder_of,
+    go_back_to, inspect, latest, load, mark_best, prune, put_adapter, replace_final, restore_best, save,
 };
 use std::fs;
 use std::path::Path;
@@ -61,11 +61,13 @@ fn names(folder: &Path) -> Vec<String> {
 #[test]
 fn what_is_saved_comes_back_on_bits() {
     let folder = tempfile::tempdir().expect("folder");
-    assert_eq!(latest(folder.path()).expect("readable"), None);
+    assert_eq!(latest(folder.path()).expect("readable"), Latest::Missing);
+    begin(folder.path()).expect("begun");
+    assert_eq!(latest(folder.path()).expect("readable"), Latest::Begun);
     let adapter = serde_json::json!({"peft_type": "LORA", "lora_alpha": 16});
     for (step, config) in [(5, None), (7, Some(&adapter))] {
         let saved = save(folder.path(), &snapshot(step), config).expect("saved");
-        assert_eq!(latest(folder.path()).expect("readable"), Some(saved.clone()));
+        assert_eq!(latest(folder.path()).expect("readable"), Latest::At(step));
         check_same(&load(&saved, &identity()).expect("whole"), &snapshot(step));
     }
     assert_eq!(
@@ -80,7 +82,8 @@ fn what_is_saved_comes_back_on_bits() {
     let moved = tempfile::tempdir().expect("folder");
     let target = moved.path().join("run");
     fs::rename(folder.path(), &target).expect("moved");
-    assert_eq!(inspect(&latest(&target).expect("readable").expect("there")).expect("whole").step, 7);
+    assert_eq!(latest(&target).expect("readable"), Latest::At(7));
+    assert_eq!(inspect(&folder_of(&target, 7)).expect("whole").step, 7);
 }
 
 #[test]
@@ -125,7 +128,10 @@ fn damage_is_found_and_named() {
         fs::remove_file(&path).expect("removed");
         assert!(load(&saved, &identity()).is_err(), "{file}");
     }
+    // Without its manifest nobody can say whose it is.
+    assert_eq!(save(folder.path(), &snapshot(5), None).expect_err("in the way").exit_code(), 2);
     // A checkpoint under another step's name.
+    fs::remove_dir_all(folder_of(folder.path(), 5)).expect("removed");
     let saved = save(folder.path(), &snapshot(5), None).expect("saved");
     fs::rename(&saved, folder_of(folder.path(), 6)).expect("renamed");
     let error = load(&folder_of(folder.path(), 6), &identity()).expect_err("not step 6");
@@ -201,13 +207,17 @@ fn pruning_never_takes_the_best_or_the_latest() {
         save(folder.path(), &snapshot(step), None).expect("saved");
     }
     mark_best(folder.path(), 2, 0.5).expect("marked");
-    prune(folder.path(), 0).expect("pruned");
+    prune(folder.path(), 0, &identity()).expect("pruned");
     assert_eq!(names(folder.path()).len(), 7);
-    prune(folder.path(), 2).expect("pruned");
+    prune(folder.path(), 2, &identity()).expect("pruned");
     assert_eq!(names(folder.path()), ["best.json", "checkpoint-10", "checkpoint-2", "checkpoint-30", "latest.json"]);
+    // Those that are ahead of a run that has gone back stay until it has come there again.
     save(folder.path(), &snapshot(1), None).expect("saved");
-    prune(folder.path(), 1).expect("pruned");
-    assert_eq!(names(folder.path()), ["best.json", "checkpoint-1", "checkpoint-2", "checkpoint-30", "latest.json"]);
+    prune(folder.path(), 1, &identity()).expect("pruned");
+    assert_eq!(
+        names(folder.path()),
+        ["best.json", "checkpoint-1", "checkpoint-10", "checkpoint-2", "checkpoint-30", "latest.json"]
+    );
     let pointer = best(folder.path()).expect("readable").expect("there");
     assert_eq!((pointer.step, pointer.metric), (2, Some(0.5)));
 }
@@ -233,14 +243,202 @@ fn the_best_of_a_resumed_run_is_what_it_was() {
     assert!(!restore_best(folder.path(), &progress).expect("nothing there to point at"));
 }
 
+fn put_final(output_dir: &Path, run: &Identity, text: &str) -> Result<std::path::PathBuf, Error> {
+    let config = serde_json::json!({"peft_type": "LORA"});
+    replace_final(output_dir, run, |folder| {
+        put_adapter(folder, &config, |path| {
+            fs::write(path, text).expect("written");
+            Ok(())
+        })
+    })
+}
+
 #[test]
 fn the_final_folder_is_replaced_whole() {
     let folder = tempfile::tempdir().expect("folder");
-    let config = serde_json::json!({"peft_type": "LORA"});
-    save_final(folder.path(), &snapshot(1).weights, Some(&config)).expect("saved");
-    let saved = save_final(folder.path(), &snapshot(2).weights, Some(&config)).expect("saved");
+    put_final(folder.path(), &identity(), "one").expect("saved");
+    let saved = put_final(folder.path(), &identity(), "two").expect("saved");
     assert_eq!(names(&saved), ["MANIFEST.json", "adapter_config.json", "adapter_model.safetensors"]);
+    assert_eq!(fs::read_to_string(saved.join("adapter_model.safetensors")).expect("read"), "two");
     assert_eq!(names(folder.path()), ["final"]);
+    // One of another run, one with the user's notes, one of another tool, a link, a file.
+    let another = Identity { run: "d".repeat(64), ..identity() };
+    assert_eq!(put_final(folder.path(), &another, "three").expect_err("not its own").exit_code(), 2);
+    fs::write(saved.join("notes.txt"), "mine").expect("written");
+    assert_eq!(put_final(folder.path(), &identity(), "three").expect_err("holds more").exit_code(), 2);
+    assert_eq!(fs::read_to_string(saved.join("adapter_model.safetensors")).expect("read"), "two");
+    assert_eq!(names(folder.path()), ["final"]);
+    fs::remove_file(saved.join("notes.txt")).expect("removed");
+    fs::remove_file(saved.join("MANIFEST.json")).expect("removed");
+    assert_eq!(put_final(folder.path(), &identity(), "three").expect_err("another tool's").exit_code(), 2);
+    fs::remove_dir_all(&saved).expect("removed");
+    fs::write(&saved, "a file").expect("written");
+    assert_eq!(put_final(folder.path(), &identity(), "three").expect_err("a file").exit_code(), 2);
+    assert_eq!(fs::read_to_string(&saved).expect("read"), "a file");
+}
+
+/// Everything under a folder: names, and what the files hold.
+fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut all = Vec::new();
+    for name in names(folder) {
+        let path = folder.join(&name);
+        let inner = if path.is_dir() { contents(&path) } else { vec![(String::new(), fs::read(&path).expect("read"))] };
+        all.push((name.clone(), Vec::new()));
+        all.extend(inner.into_iter().map(|(inside, bytes)| (format!("{name}/{inside}"), bytes)));
+    }
+    all
+}
+
+#[test]
+fn pruning_leaves_alone_what_this_run_has_not_made() {
+    let folder = tempfile::tempdir().expect("folder");
+    let output = folder.path();
+    let mut other = snapshot(1);
+    other.progress.identity.run = "d".repeat(64);
+    save(output, &other, None).expect("saved");
+    fs::create_dir(output.join("checkpoint-2")).expect("empty");
+    fs::create_dir(output.join("checkpoint-3")).expect("another tool's");
+    fs::write(output.join("checkpoint-3/trainer_state.json"), "{}").expect("written");
+    fs::write(output.join("checkpoint-4"), "a file").expect("written");
+    for step in [5, 6, 7, 8] {
+        save(output, &snapshot(step), None).expect("saved");
+    }
+    fs::write(output.join("checkpoint-6/notes.txt"), "mine").expect("written");
+    let before = contents(output);
+    prune(output, 1, &identity()).expect("pruned");
+    let gone = |name: &str| name.starts_with("checkpoint-5") || name.starts_with("checkpoint-7");
+    let expected: Vec<_> = before.into_iter().filter(|(name, _)| !gone(name)).collect();
+    assert_eq!(contents(output), expected);
+}
+
+/// What a fresh run and a resumed one find in a folder before they write anything.
+#[test]
+fn what_is_not_of_this_run_is_refused_and_left_as_it_was() {
+    let put: [(&str, fn(&Path)); 12] = [
+        ("checkpoint-5", |at| fs::write(at, "a file").expect("written")),
+        ("checkpoint-5", |at| fs::create_dir(at).expect("an empty folder")),
+        ("checkpoint-5", |at| {
+            fs::create_dir(at).expect("folder");
+            fs::write(at.join("trainer_state.json"), "{}").expect("written");
+        }),
+        ("final", |at| {
+            fs::create_dir(at).expect("folder");
+            fs::write(at.join("adapter_model.safetensors"), "other").expect("written");
+        }),
+        ("final", |at| fs::write(at, "a file").expect("written")),
+        ("metrics.jsonl", |at| fs::write(at, "{\"epoch\":1}\n").expect("written")),
+        ("metrics.jsonl", |at| fs::create_dir(at).expect("folder")),
+        ("config.resolved.toml", |at| fs::write(at, "[mine]\n").expect("written")),
+        ("best.json", |at| fs::write(at, "{\"f1\":0.9}").expect("written")),
+        ("stopped.json", |at| fs::write(at, "{}").expect("written")),
+        ("LOCK", |at| fs::write(at, "of another program").expect("written")),
+        ("LOCK", |at| fs::create_dir(at).expect("folder")),
+    ];
+    for (name, put) in put {
+        let folder = tempfile::tempdir().expect("folder");
+        put(&folder.path().join(name));
+        let before = contents(folder.path());
+        for start in [Start::New, Start::Resume] {
+            let error = examine(folder.path(), &identity(), start).expect_err(name);
+            assert!(matches!(&error, Error::Foreign { path, .. } if path.ends_with(name)), "{name}: {error}");
+            assert_eq!(error.exit_code(), 2);
+        }
+        assert_eq!(contents(folder.path()), before);
+    }
+    let folder = tempfile::tempdir().expect("folder");
+    fs::write(folder.path().join("latest.json"), "{}").expect("written");
+    assert_eq!(examine(folder.path(), &identity(), Start::New).expect_err("strange").exit_code(), 2);
+    for other in ["notes", "checkpoint-x", "checkpoint-", "Final", "tensorboard"] {
+        let folder = tempfile::tempdir().expect("folder");
+        fs::create_dir(folder.path().join(other)).expect("folder");
+        assert_eq!(examine(folder.path(), &identity(), Start::New).expect("no name of ours"), None);
+    }
+    assert_eq!(examine(&folder.path().join("none"), &identity(), Start::Resume).expect("not there"), None);
+}
+
+#[cfg(unix)]
+#[test]
+fn links_are_neither_followed_nor_replaced() {
+    let elsewhere = tempfile::tempdir().expect("folder");
+    let saved = save(elsewhere.path(), &snapshot(5), None).expect("saved");
+    for name in ["checkpoint-5", "final", "metrics.jsonl", "LOCK"] {
+        let folder = tempfile::tempdir().expect("folder");
+        std::os::unix::fs::symlink(&saved, folder.path().join(name)).expect("linked");
+        for start in [Start::New, Start::Resume] {
+            assert_eq!(examine(folder.path(), &identity(), start).expect_err(name).exit_code(), 2, "{name}");
+        }
+    }
+    let folder = tempfile::tempdir().expect("folder");
+    save(folder.path(), &snapshot(1), None).expect("saved");
+    std::os::unix::fs::symlink(&saved, folder.path().join("checkpoint-5")).expect("linked");
+    let mut other = snapshot(5);
+    other.weights[0].values[0] = 7.0;
+    assert!(save(folder.path(), &other, None).is_err(), "not through the link");
+    save(folder.path(), &snapshot(6), None).expect("saved");
+    prune(folder.path(), 1, &identity()).expect("pruned");
+    assert_eq!(names(folder.path()), ["checkpoint-5", "checkpoint-6", "latest.json"]);
+    check_same(&load(&saved, &identity()).expect("whole"), &snapshot(5));
+}
+
+#[test]
+fn where_a_run_goes_on() {
+    let folder = tempfile::tempdir().expect("folder");
+    let output = folder.path();
+    let at = |start| examine(output, &identity(), start);
+    begin(output).expect("begun");
+    assert_eq!((at(Start::New).expect("no run"), at(Start::Resume).expect("no run")), (None, None));
+    for step in [3, 6, 9] {
+        save(output, &snapshot(step), None).expect("saved");
+    }
+    assert!(matches!(at(Start::New), Err(Error::Holds { .. })));
+    assert_eq!(at(Start::Resume).expect("a run"), Some(9));
+    assert_eq!(at(Start::From(6)).expect("a checkpoint"), Some(6));
+    assert!(matches!(at(Start::From(7)), Err(Error::NoSuch { .. })));
+    go_back_to(output, 6).expect("written");
+    assert_eq!((at(Start::Resume).expect("a run"), names(output).len()), (Some(6), 4));
+    // What lies ahead is not pruned.
+    prune(output, 1, &identity()).expect("pruned");
+    assert_eq!(names(output), ["checkpoint-6", "checkpoint-9", "latest.json"]);
+    fs::remove_file(output.join("latest.json")).expect("removed");
+    let error = at(Start::Resume).expect_err("no pointer");
+    assert_eq!((error.exit_code(), error.to_string().contains("checkpoint-9")), (8, true), "{error}");
+    assert_eq!(at(Start::New).expect_err("a run").exit_code(), 2);
+    assert_eq!(at(Start::From(9)).expect("a checkpoint"), Some(9));
+    // Killed between naming the first checkpoint and pointing at it.
+    fs::remove_dir_all(output.join("checkpoint-9")).expect("removed");
+    assert_eq!(at(Start::Resume).expect_err("no pointer").exit_code(), 8);
+    begin(output).expect("begun");
+    assert_eq!(at(Start::Resume).expect("from the beginning"), None);
+    // In the way of the steps to come.
+    save(output, &snapshot(3), None).expect("saved");
+    fs::write(output.join("checkpoint-6/notes.txt"), "mine").expect("written");
+    assert!(matches!(at(Start::Resume), Err(Error::Foreign { .. })));
+    go_back_to(output, 6).expect("written");
+    assert_eq!(at(Start::Resume).expect("behind it"), Some(6));
+}
+
+/// Manifests and states as they were before runs had a digest there.
+#[test]
+fn checkpoints_of_an_earlier_version_are_known() {
+    let folder = tempfile::tempdir().expect("folder");
+    let output = folder.path();
+    for step in [1, 2, 3] {
+        let saved = save(output, &snapshot(step), None).expect("saved");
+        let path = saved.join("MANIFEST.json");
+        let text = fs::read_to_string(&path).expect("read");
+        let mut manifest: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        manifest["schema"] = "isobit.manifest/1".into();
+        let fields = manifest.as_object_mut().expect("an object");
+        fields.retain(|key, _| ["schema", "files"].contains(&key.as_str()));
+        fs::write(&path, manifest.to_string()).expect("written");
+    }
+    assert_eq!(examine(output, &identity(), Start::Resume).expect("a run"), Some(3));
+    check_same(&load(&folder_of(output, 3), &identity()).expect("whole"), &snapshot(3));
+    let another = Identity { run: "d".repeat(64), ..identity() };
+    prune(output, 1, &another).expect("pruned");
+    assert_eq!(names(output).len(), 4);
+    prune(output, 1, &identity()).expect("pruned");
+    assert_eq!(names(output), ["checkpoint-3", "latest.json"]);
 }
 
 #[test]
@@ -251,6 +449,6 @@ fn leftovers_go_and_everything_else_stays() {
     }
     fs::write(folder.path().join(".isobit-7-0.partial"), "half").expect("written");
     fs::write(folder.path().join("metrics.jsonl"), "").expect("written");
-    clean(folder.path()).expect("cleaned");
+    clean(folder.path(), &identity()).expect("cleaned");
     assert_eq!(names(folder.path()), [".git", "checkpoint-x", "metrics.jsonl", "notes"]);
 }

@@ -41,7 +41,7 @@ type Work = fn(&Path, Watch<'_>) -> Result<(), Error>;
 fn work(output_dir: &Path, watch: Watch<'_>) -> Result<(), Error> {
     save_watched(output_dir, &snapshot(30), Some(&config()), watch)?;
     mark_best_watched(output_dir, 30, 1.5, watch)?;
-    prune_watched(output_dir, 1, watch)
+    prune_watched(output_dir, 1, &identity(), watch)
 }
 
 fn before(output_dir: &Path) {
@@ -80,6 +80,12 @@ fn stopped_at(work: Work, output_dir: &Path, stop: usize) -> bool {
     }
 }
 
+/// The checkpoint to go on from.
+fn go_on(output_dir: &Path) -> PathBuf {
+    let Ok(Latest::At(step)) = latest(output_dir) else { panic!("there was one before") };
+    folder_of(output_dir, step)
+}
+
 /// Everything under a real name is whole.
 fn check_whole(output_dir: &Path) -> u64 {
     for entry in fs::read_dir(output_dir).expect("folder") {
@@ -89,7 +95,7 @@ fn check_whole(output_dir: &Path) -> u64 {
             assert_eq!(load(&entry.path(), &identity()).expect("whole"), snapshot(step), "{name}");
         }
     }
-    let latest = latest(output_dir).expect("readable").expect("there was one before");
+    let latest = go_on(output_dir);
     let best = best(output_dir).expect("readable").expect("there was one before");
     assert!(load(&folder_of(output_dir, best.step), &identity()).is_ok());
     load(&latest, &identity()).expect("whole").step
@@ -106,7 +112,7 @@ fn stopped_before_any_change_of_the_disk_the_run_goes_on() {
             break;
         }
         reached.push(check_whole(output_dir));
-        clean(output_dir).expect("cleaned");
+        clean(output_dir, &identity()).expect("cleaned");
         let hidden = fs::read_dir(output_dir)
             .expect("folder")
             .filter(|entry| entry.as_ref().expect("entry").file_name().to_string_lossy().starts_with('.'));
@@ -130,13 +136,13 @@ fn stopped_before_any_change_of_the_disk_the_run_goes_on() {
 fn signal(output_dir: &Path, watch: Watch<'_>) -> Result<(), Error> {
     announce_watched(output_dir, 25, true, watch)?;
     save_watched(output_dir, &snapshot(25), Some(&config()), watch)?;
-    prune_watched(output_dir, 2, watch)
+    prune_watched(output_dir, 2, &identity(), watch)
 }
 
 fn resumed(output_dir: &Path, watch: Watch<'_>) -> Result<(), Error> {
     announce_watched(output_dir, 30, false, watch)?;
     save_watched(output_dir, &snapshot(30), Some(&config()), watch)?;
-    prune_watched(output_dir, 2, watch)
+    prune_watched(output_dir, 2, &identity(), watch)
 }
 
 /// Stopped by a signal after step 22 and again after 25, each save and each clearing up cut short anywhere.
@@ -154,12 +160,12 @@ fn what_a_signal_saved_goes_however_often_the_run_dies() {
         before(output_dir);
         announce(output_dir, 22, true).expect("announced");
         save(output_dir, &snapshot(22), Some(&config())).expect("saved");
-        prune(output_dir, 2).expect("pruned");
-        assert_eq!(load(&latest(output_dir).expect("read").expect("there"), &identity()).expect("whole").step, 22);
+        prune(output_dir, 2, &identity()).expect("pruned");
+        assert_eq!(load(&go_on(output_dir), &identity()).expect("whole").step, 22);
         let [first, second] = [signal as Work, resumed].map(|work| {
             let stopped = stopped_at(work, output_dir, stop);
             check_whole(output_dir);
-            clean(output_dir).expect("cleaned");
+            clean(output_dir, &identity()).expect("cleaned");
             check_whole(output_dir);
             stopped
         });

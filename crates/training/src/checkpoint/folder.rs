@@ -2,14 +2,25 @@
 //! left behind. Only for a folder whose lock is held.
 
 use super::error::Error;
+use super::owner;
 use super::read::read_json;
-use super::state::{Progress, bits};
+use super::state::{Identity, Progress, bits};
 use super::stopped;
 use super::{FINAL, Watch, folder_name, folder_of, step_of, unwatched};
 use isobit_proof::FileError;
 use isobit_proof::atomic::{remove_partials, sync_folder, write_atomically};
 use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+/// What `latest.json` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Latest {
+    /// It is not there.
+    Missing,
+    /// A run has begun and has not saved yet.
+    Begun,
+    At(u64),
+}
 
 /// Which checkpoint is meant, and for the best why.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,7 +34,8 @@ pub struct Pointer {
 #[serde(deny_unknown_fields)]
 struct Stored {
     schema: String,
-    checkpoint: String,
+    /// None before the first.
+    checkpoint: Option<String>,
     step: u64,
     /// For people.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -43,40 +55,64 @@ impl Pointer {
     pub(super) fn write(self, output_dir: &Path, name: &str, watch: Watch<'_>) -> Result<(), Error> {
         let stored = Stored {
             schema: Self::SCHEMA.to_string(),
-            checkpoint: folder_name(self.step),
+            checkpoint: Some(folder_name(self.step)),
             step: self.step,
             metric: self.metric.map(serde_json::Value::from),
             metric_bits: self.metric.map(Bits),
         };
-        let mut json = serde_json::to_string_pretty(&stored).expect("strings and numbers have a JSON form");
-        json.push('\n');
-        let path = output_dir.join(name);
-        watch(&path)?;
-        Ok(write_atomically(&path, json.as_bytes())?)
+        stored.write(&output_dir.join(name), watch)
     }
 
-    /// None where the pointer is not there.
+    /// None where the pointer is not there or names nothing yet.
     pub(super) fn read(output_dir: &Path, name: &str) -> Result<Option<Self>, Error> {
         let path = output_dir.join(name);
         let stored: Stored = match read_json(&path) {
             Err(Error::File(FileError::Missing { .. })) => return Ok(None),
             stored => stored?,
         };
-        if stored.schema != Self::SCHEMA || step_of(&stored.checkpoint) != Some(stored.step) {
+        let Stored { schema, checkpoint, step, metric_bits, .. } = stored;
+        let named = checkpoint.as_deref().map_or(Some(0), step_of);
+        if schema != Self::SCHEMA || named != Some(step) {
             let what = "it does not name a checkpoint of this folder".to_string();
             return Err(FileError::Malformed { path, what }.into());
         }
-        if !folder_of(output_dir, stored.step).is_dir() {
-            let what = format!("{} is not there", stored.checkpoint);
+        let Some(checkpoint) = checkpoint else { return Ok(None) };
+        if !folder_of(output_dir, step).is_dir() {
+            let what = format!("{checkpoint} is not there");
             return Err(FileError::Altered { path, what }.into());
         }
-        Ok(Some(Self { step: stored.step, metric: stored.metric_bits.map(|bits| bits.0) }))
+        Ok(Some(Self { step, metric: metric_bits.map(|bits| bits.0) }))
     }
 }
 
-/// The checkpoint to go on from; none before the first.
-pub fn latest(output_dir: &Path) -> Result<Option<PathBuf>, Error> {
-    Ok(Pointer::read(output_dir, Pointer::LATEST)?.map(|pointer| folder_of(output_dir, pointer.step)))
+impl Stored {
+    fn write(&self, path: &Path, watch: Watch<'_>) -> Result<(), Error> {
+        let mut json = serde_json::to_string_pretty(self).expect("strings and numbers have a JSON form");
+        json.push('\n');
+        watch(path)?;
+        Ok(write_atomically(path, json.as_bytes())?)
+    }
+}
+
+/// To be called when a run begins: from then on a folder with checkpoints and without `latest.json` has lost it.
+pub fn begin(output_dir: &Path) -> Result<(), Error> {
+    let schema = Pointer::SCHEMA.to_string();
+    let stored = Stored { schema, checkpoint: None, step: 0, metric: None, metric_bits: None };
+    stored.write(&output_dir.join(Pointer::LATEST), &mut unwatched)
+}
+
+/// Points `latest.json` back at an earlier checkpoint, to go on from there.
+pub fn go_back_to(output_dir: &Path, step: u64) -> Result<(), Error> {
+    Pointer { step, metric: None }.write(output_dir, Pointer::LATEST, &mut unwatched)
+}
+
+/// Where the run would go on.
+pub fn latest(output_dir: &Path) -> Result<Latest, Error> {
+    Ok(match Pointer::read(output_dir, Pointer::LATEST)? {
+        Some(pointer) => Latest::At(pointer.step),
+        None if output_dir.join(Pointer::LATEST).exists() => Latest::Begun,
+        None => Latest::Missing,
+    })
 }
 
 /// The best checkpoint so far and its metric.
@@ -115,24 +151,25 @@ pub fn restore_best(output_dir: &Path, progress: &Progress) -> Result<bool, Erro
 }
 
 /// Keeps the newest `limit` checkpoints, the latest and the best, and removes the others; 0 keeps all. One that only a signal
-/// asked for does not count, and goes when it is no longer the latest.
-pub fn prune(output_dir: &Path, limit: u32) -> Result<(), Error> {
-    prune_watched(output_dir, limit, &mut unwatched)
+/// asked for does not count, and goes when it is no longer the latest. What this run has not made, and what lies after the
+/// checkpoint that it has gone back to, is neither counted nor touched.
+pub fn prune(output_dir: &Path, limit: u32, run: &Identity) -> Result<(), Error> {
+    prune_watched(output_dir, limit, run, &mut unwatched)
 }
 
-pub(super) fn prune_watched(output_dir: &Path, limit: u32, watch: Watch<'_>) -> Result<(), Error> {
-    stopped::dismiss(output_dir, watch)?;
+pub(super) fn prune_watched(output_dir: &Path, limit: u32, run: &Identity, watch: Watch<'_>) -> Result<(), Error> {
+    stopped::dismiss(output_dir, run, watch)?;
     if limit == 0 {
         return Ok(());
     }
-    let kept = [Pointer::LATEST, Pointer::BEST].map(|name| Pointer::read(output_dir, name));
-    let mut kept_steps = Vec::new();
-    for pointer in kept {
-        kept_steps.extend(pointer?.map(|pointer| pointer.step));
-    }
+    let [latest, best] = [Pointer::LATEST, Pointer::BEST].map(|name| Pointer::read(output_dir, name));
+    let Some(latest) = latest?.map(|pointer| pointer.step) else { return Ok(()) };
+    let mut kept_steps = vec![latest];
+    kept_steps.extend(best?.map(|pointer| pointer.step));
     let mut steps: Vec<u64> = names(output_dir)?.iter().filter_map(|name| step_of(name)).collect();
     let uncounted = stopped::steps(output_dir)?;
-    steps.retain(|step| !uncounted.contains(step));
+    steps.retain(|step| *step <= latest && !uncounted.contains(step));
+    steps.retain(|step| owner::is_ours(&folder_of(output_dir, *step), run));
     steps.sort_unstable();
     let older = steps.len().saturating_sub(limit as usize);
     for step in steps[..older].iter().filter(|step| !kept_steps.contains(step)) {
@@ -143,13 +180,13 @@ pub(super) fn prune_watched(output_dir: &Path, limit: u32, watch: Watch<'_>) -> 
 
 /// Removes what a crash left behind: temporary folders and files, and a checkpoint only where another has taken the place of one
 /// that a signal asked for.
-pub fn clean(output_dir: &Path) -> Result<(), Error> {
+pub fn clean(output_dir: &Path, run: &Identity) -> Result<(), Error> {
     for name in names(output_dir)?.iter().filter(|name| is_partial(name)) {
         let path = output_dir.join(name);
         std::fs::remove_dir_all(&path).map_err(|error| FileError::from_io("clean", &path, error))?;
     }
     remove_partials(output_dir)?;
-    stopped::dismiss(output_dir, &mut unwatched)
+    stopped::dismiss(output_dir, run, &mut unwatched)
 }
 
 /// The name of a folder on its way in or out: hidden, and never mistaken for a checkpoint.

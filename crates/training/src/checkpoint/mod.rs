@@ -2,11 +2,12 @@
 //!
 //! A checkpoint is written into a temporary folder, file by file, each synced, the manifest last; then the folder gets its
 //! name, and then `latest.json` points at it. Stopped anywhere, the run finds the checkpoint before or the new one.
-//! `state.rs` is what is saved, `write.rs` how, `read.rs` the way back, `folder.rs` the run folder around it, `stopped.rs` the
-//! checkpoints that only a signal asked for.
+//! `state.rs` is what is saved, `write.rs` how, `read.rs` the way back, `folder.rs` the run folder around it, `owner.rs` what in
+//! it is this run's, `stopped.rs` the checkpoints that only a signal asked for.
 
 mod error;
 mod folder;
+mod owner;
 mod read;
 mod state;
 mod stopped;
@@ -16,11 +17,12 @@ mod write;
 mod crash;
 
 pub use error::{Difference, Error};
-pub use folder::{Pointer, best, clean, latest, mark_best, prune, restore_best};
-pub use read::{inspect, load};
+pub use folder::{Latest, Pointer, begin, best, clean, go_back_to, latest, mark_best, prune, restore_best};
+pub use owner::{Start, examine};
+pub use read::{Opened, inspect, load, open};
 pub use state::{Best, Identity, NamedTensor, Progress, Snapshot};
 pub use stopped::announce;
-pub use write::{save, save_final};
+pub use write::{put_adapter, replace_final, save};
 
 use isobit_proof::FileError;
 use std::path::{Path, PathBuf};
@@ -31,18 +33,20 @@ pub const MODEL: &str = "model.safetensors";
 pub const OPTIMIZER: &str = "optimizer.safetensors";
 pub const STATE: &str = "state.json";
 pub const FINAL: &str = "final";
+/// The config in full, beside the checkpoints.
+pub const RESOLVED: &str = "config.resolved.toml";
 
 /// The folder of a step inside the run folder.
 pub fn folder_of(output_dir: &Path, step: u64) -> PathBuf {
     output_dir.join(folder_name(step))
 }
 
-fn folder_name(step: u64) -> String {
+pub(crate) fn folder_name(step: u64) -> String {
     format!("checkpoint-{step}")
 }
 
 /// The step of a checkpoint's folder name, if it is one.
-fn step_of(name: &str) -> Option<u64> {
+pub fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix("checkpoint-")?.parse().ok()?;
     (folder_name(step) == name).then_some(step)
 }

@@ -17,15 +17,63 @@ const JSON_BYTES_MOST: u64 = 1 << 20;
 /// Reads a checkpoint of this very run: every byte as recorded, and made under the same config, data, base model, profile
 /// and numerics version.
 pub fn load(folder: &Path, identity: &Identity) -> Result<Snapshot, Error> {
+    let opened = open(folder, identity)?;
+    let mut moments = [Vec::new(), Vec::new()];
+    for tensor in opened.optimizer.tensors() {
+        let second = usize::from(tensor.name.starts_with(MOMENTS[1]));
+        moments[second].push(named(&tensor, &tensor.name[MOMENTS[second].len()..])?);
+    }
+    let weights = opened.weights.tensors().map(|tensor| named(&tensor, tensor.name)).collect::<Result<_, _>>()?;
+    let [moments1, moments2] = moments;
+    Ok(Snapshot { step: opened.progress.step, weights, moments1, moments2, progress: opened.progress })
+}
+
+/// What the names of the two moments of a weight begin with.
+const MOMENTS: [&str; 2] = ["moment1.", "moment2."];
+
+/// A checkpoint whose tensors are read when they are asked for, one at a time.
+#[derive(Debug)]
+pub struct Opened {
+    pub progress: Progress,
+    weights: SafeTensors,
+    optimizer: SafeTensors,
+}
+
+impl Opened {
+    /// A trained tensor.
+    pub fn weight(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
+        values(&self.weights, name, shape)
+    }
+
+    /// Its first (0) or second (1) moment.
+    pub fn moment(&self, order: usize, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
+        values(&self.optimizer, &format!("{}{name}", MOMENTS[order]), shape)
+    }
+}
+
+fn values(file: &SafeTensors, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
+    let tensor = file.get(name)?;
+    if tensor.shape != shape {
+        let what = format!("the shape of {name} is {:?}, the run's is {shape:?}", tensor.shape);
+        return Err(Error::Inconsistent { path: file.path().to_path_buf(), what });
+    }
+    let values = tensor.to_f32()?;
+    tensor.release();
+    Ok(values)
+}
+
+/// Opens a checkpoint of this very run, as `load` does, and reads no tensor.
+pub fn open(folder: &Path, identity: &Identity) -> Result<Opened, Error> {
     let progress = inspect(folder)?;
     let differences = differences(&progress.identity, identity);
     if !differences.is_empty() {
         return Err(Error::Different { folder: folder.to_path_buf(), differences });
     }
     let adapter = folder.join(ADAPTER).exists();
-    let weights = tensors(&folder.join(if adapter { ADAPTER } else { MODEL }))?;
-    let (moments1, moments2) = moments(&folder.join(OPTIMIZER), &weights)?;
-    Ok(Snapshot { step: progress.step, weights, moments1, moments2, progress })
+    let weights = SafeTensors::open(&folder.join(if adapter { ADAPTER } else { MODEL }))?;
+    let optimizer = SafeTensors::open(&folder.join(OPTIMIZER))?;
+    check_moments(&optimizer, &weights)?;
+    Ok(Opened { progress, weights, optimizer })
 }
 
 /// How far the run of a checkpoint had come and what it was, after every byte has been checked.
@@ -65,41 +113,32 @@ fn short(text: &str) -> String {
     text.chars().filter(|letter| !letter.is_control()).take(16).collect()
 }
 
-fn tensors(path: &Path) -> Result<Vec<NamedTensor>, Error> {
-    let file = SafeTensors::open(path)?;
-    let tensors: Result<Vec<NamedTensor>, Error> = file.tensors().map(|tensor| named(&tensor, tensor.name)).collect();
-    tensors
-}
-
 fn named(tensor: &Tensor<'_>, name: &str) -> Result<NamedTensor, Error> {
     let values = tensor.to_f32()?;
     tensor.release();
     Ok(NamedTensor { name: name.to_string(), shape: tensor.shape.to_vec(), values })
 }
 
-/// First and second moments under the names of their weights, each of its weight's shape, both or neither.
-fn moments(path: &Path, weights: &[NamedTensor]) -> Result<(Vec<NamedTensor>, Vec<NamedTensor>), Error> {
-    let inconsistent = |what: String| Error::Inconsistent { path: path.to_path_buf(), what };
-    let shapes: BTreeMap<&str, &[usize]> =
-        weights.iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice())).collect();
-    let file = SafeTensors::open(path)?;
-    let (mut moments1, mut moments2) = (Vec::new(), Vec::new());
-    for tensor in file.tensors() {
-        let (of, moments) = match (tensor.name.strip_prefix("moment1."), tensor.name.strip_prefix("moment2.")) {
-            (Some(of), _) => (of, &mut moments1),
-            (_, Some(of)) => (of, &mut moments2),
-            _ => return Err(inconsistent(format!("{:?} is not a moment", tensor.name))),
+/// Moments stand under the names of their weights, each of its weight's shape, both or neither.
+fn check_moments(optimizer: &SafeTensors, weights: &SafeTensors) -> Result<(), Error> {
+    let inconsistent = |what: String| Error::Inconsistent { path: optimizer.path().to_path_buf(), what };
+    let shapes: BTreeMap<&str, &[usize]> = weights.tensors().map(|tensor| (tensor.name, tensor.shape)).collect();
+    let mut names = [BTreeSet::new(), BTreeSet::new()];
+    for tensor in optimizer.tensors() {
+        let of = MOMENTS.map(|start| tensor.name.strip_prefix(start));
+        let Some(order) = of.iter().position(Option::is_some) else {
+            return Err(inconsistent(format!("{:?} is not a moment", tensor.name)));
         };
+        let of = of[order].unwrap_or_default();
         if shapes.get(of) != Some(&tensor.shape) {
             return Err(inconsistent(format!("{:?} has no weight of its shape", tensor.name)));
         }
-        moments.push(named(&tensor, of)?);
+        names[order].insert(of);
     }
-    let names = |moments: &[NamedTensor]| moments.iter().map(|tensor| tensor.name.clone()).collect::<Vec<_>>();
-    if names(&moments1) != names(&moments2) {
+    if names[0] != names[1] {
         return Err(inconsistent("a first moment stands without its second".to_string()));
     }
-    Ok((moments1, moments2))
+    Ok(())
 }
 
 pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {

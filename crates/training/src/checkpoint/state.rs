@@ -1,6 +1,7 @@
 //! What a checkpoint holds: trainable tensors under the names of their file, the optimizer's moments, and how far the run
 //! has come. Whatever can change during a run is here; numbers that must come back exactly are stored as their bits.
 
+use isobit_proof::Hash;
 use serde::{Deserialize, Serialize};
 
 /// A tensor on its way to or from a file.
@@ -41,6 +42,9 @@ pub struct Progress {
     #[serde(rename = "loss_sum_bits", with = "bits")]
     pub loss_sum: f64,
     pub loss_count: u64,
+    /// Digest of the lines of `metrics.jsonl` up to here, without their timing; none in checkpoints of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<Hash>,
     pub identity: Identity,
 }
 
@@ -68,6 +72,13 @@ pub struct Identity {
     pub numerics: String,
 }
 
+impl Identity {
+    /// What the manifests of its folders say.
+    pub fn digest(&self) -> Hash {
+        Hash::of_bytes(serde_json::to_string(self).expect("strings have a JSON form").as_bytes())
+    }
+}
+
 /// The schema's name in the file; nothing else is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 enum Schema {
@@ -89,6 +100,7 @@ impl Progress {
             evals_without_improvement: 0,
             loss_sum: 0.0,
             loss_count: 0,
+            metrics: None,
             identity,
         }
     }

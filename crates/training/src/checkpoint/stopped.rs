@@ -4,14 +4,16 @@
 
 use super::error::Error;
 use super::folder::{Pointer, remove_folder};
+use super::owner;
 use super::read::read_json;
+use super::state::Identity;
 use super::{Watch, folder_of, unwatched};
 use isobit_proof::FileError;
 use isobit_proof::atomic::{sync_folder, write_atomically};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-const NAME: &str = "stopped.json";
+pub(super) const NAME: &str = "stopped.json";
 const SCHEMA: &str = "isobit.stopped/1";
 
 /// The form in the file.
@@ -35,7 +37,7 @@ pub(super) fn announce_watched(output_dir: &Path, step: u64, only_signal: bool, 
 }
 
 /// Removes those that another checkpoint has taken the place of. One that the run would go on from stays.
-pub(super) fn dismiss(output_dir: &Path, watch: Watch<'_>) -> Result<(), Error> {
+pub(super) fn dismiss(output_dir: &Path, run: &Identity, watch: Watch<'_>) -> Result<(), Error> {
     let all = steps(output_dir)?;
     if all.is_empty() {
         return Ok(());
@@ -44,7 +46,7 @@ pub(super) fn dismiss(output_dir: &Path, watch: Watch<'_>) -> Result<(), Error> 
     let (stay, go): (Vec<u64>, Vec<u64>) = all.iter().partition(|step| Some(**step) == latest);
     for step in go {
         let folder = folder_of(output_dir, step);
-        if folder.is_dir() {
+        if owner::is_ours(&folder, run) {
             remove_folder(&folder, watch)?;
         }
     }

@@ -2,11 +2,12 @@
 
 use super::error::Error;
 use super::folder::{Pointer, partial_name, remove_folder};
-use super::state::{NamedTensor, Snapshot};
+use super::owner;
+use super::state::{Identity, NamedTensor, Snapshot};
 use super::{ADAPTER, ADAPTER_CONFIG, FINAL, MODEL, OPTIMIZER, STATE, Watch, folder_name, folder_of, unwatched};
 use isobit_proof::atomic::{sync_folder, write_atomically};
 use isobit_proof::safetensors::{Declared, Dtype, write_streamed};
-use isobit_proof::{FileError, Manifest};
+use isobit_proof::{FileError, Hash, Manifest};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -40,7 +41,7 @@ pub(super) fn save_watched(
         if keeps_earlier(&folder, &manifest)? {
             remove_folder(&partial, watch)
         } else {
-            publish(output_dir, &partial, &folder, watch)
+            publish(output_dir, &partial, &folder, &snapshot.progress.identity, watch)
         }
     });
     if let Err(error) = result {
@@ -52,26 +53,41 @@ pub(super) fn save_watched(
     Ok(folder)
 }
 
-/// Writes the folder `final`: weights and adapter config alone, as other tools load them. What was there is replaced.
-pub fn save_final(
+/// Writes the folder `final`: what `fill` puts into a folder and gives the names of. What this run left there before is replaced.
+pub fn replace_final<E: From<Error>>(
     output_dir: &Path,
-    weights: &[NamedTensor],
-    adapter_config: Option<&serde_json::Value>,
-) -> Result<PathBuf, Error> {
+    run: &Identity,
+    fill: impl FnOnce(&Path) -> Result<Vec<String>, E>,
+) -> Result<PathBuf, E> {
     let watch: Watch<'_> = &mut unwatched;
     let (folder, partial) = (output_dir.join(FINAL), output_dir.join(partial_name(FINAL)));
     create_folder(&partial, watch)?;
-    let written = put_weights(&partial, weights, adapter_config, watch)
-        .and_then(|names| Ok(Manifest::of(&partial, names)?.write(&partial)?));
+    let written = fill(&partial).and_then(|names| {
+        let manifest = manifest(&partial, names.iter().map(String::as_str), run)?;
+        manifest.write(&partial).map_err(Error::from)?;
+        Ok(publish(output_dir, &partial, &folder, run, watch)?)
+    });
     if let Err(error) = written {
         let _ = std::fs::remove_dir_all(&partial);
         return Err(error);
     }
-    if folder.exists() {
-        remove_folder(&folder, watch)?;
-    }
-    publish(output_dir, &partial, &folder, watch)?;
     Ok(folder)
+}
+
+/// Which files there are, which run made them and from which base.
+fn manifest<'a>(folder: &Path, names: impl IntoIterator<Item = &'a str>, run: &Identity) -> Result<Manifest, Error> {
+    Ok(Manifest { run: Some(run.digest()), base: Hash::parse(&run.base), ..Manifest::of(folder, names)? })
+}
+
+/// An adapter as other tools load it: `tensors` writes the file of that name. Gives the names of its files.
+pub fn put_adapter<E: From<Error>>(
+    folder: &Path,
+    config: &serde_json::Value,
+    tensors: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<Vec<String>, E> {
+    tensors(&folder.join(ADAPTER))?;
+    put_json(&folder.join(ADAPTER_CONFIG), &sorted(config), &mut unwatched)?;
+    Ok([ADAPTER, ADAPTER_CONFIG].map(str::to_string).to_vec())
 }
 
 /// All files of a checkpoint, the manifest last.
@@ -89,7 +105,7 @@ fn fill(
     put_tensors(&partial.join(OPTIMIZER), &moments, watch)?;
     put_json(&partial.join(STATE), &snapshot.progress, watch)?;
     names.extend([OPTIMIZER, STATE]);
-    let manifest = Manifest::of(partial, names)?;
+    let manifest = manifest(partial, names, &snapshot.progress.identity)?;
     watch(&partial.join(Manifest::NAME))?;
     manifest.write(partial)?;
     Ok(manifest)
@@ -170,10 +186,13 @@ fn keeps_earlier(folder: &Path, manifest: &Manifest) -> Result<bool, Error> {
     }
 }
 
-/// Gives a finished folder its name, for good.
-fn publish(output_dir: &Path, partial: &Path, folder: &Path, watch: Watch<'_>) -> Result<(), Error> {
+/// Gives a finished folder its name, for good. One of this run that has the name goes; anything else stays, and is an error.
+fn publish(output_dir: &Path, partial: &Path, folder: &Path, run: &Identity, watch: Watch<'_>) -> Result<(), Error> {
     let failed = |error| FileError::from_io("write", folder, error);
     if folder.symlink_metadata().is_ok() {
+        if !owner::is_ours(folder, run) {
+            return Err(Error::Foreign { path: folder.to_path_buf(), what: "is in the way, and not of this run" });
+        }
         remove_folder(folder, watch)?;
     }
     watch(folder)?;

@@ -1,0 +1,202 @@
+//! What in a run folder is this run's. Only that is ever pruned or replaced: folders whose manifest says that this run made them, and
+//! that hold nothing else. What merely has the name of something of ours is refused before anything is written.
+
+use super::error::Error;
+use super::folder::{Latest, Pointer, latest};
+use super::read::read_json;
+use super::state::{Identity, Progress};
+use super::{ADAPTER, ADAPTER_CONFIG, FINAL, MODEL, RESOLVED, STATE, folder_name, folder_of, step_of, stopped};
+use crate::metrics;
+use isobit_proof::lock::Lock;
+use isobit_proof::{FileError, Manifest};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// How a run is asked to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// From its first step, in a folder that holds no run.
+    New,
+    /// From the latest checkpoint, or from the first step if there is none yet.
+    Resume,
+    /// From the checkpoint of this step.
+    From(u64),
+}
+
+/// Whether this run made the folder and may remove it: not a link, its manifest says so, and the manifest lists all that is in it.
+pub(super) fn is_ours(folder: &Path, run: &Identity) -> bool {
+    let is_folder = folder.symlink_metadata().is_ok_and(|found| found.is_dir());
+    let made = |manifest: &Manifest| is_made_by(folder, manifest, run);
+    is_folder
+        && Manifest::read(folder)
+            .is_ok_and(|manifest| made(&manifest) && manifest.has_more(folder).is_ok_and(|more| !more))
+}
+
+/// Before there was a digest of the run in manifests, the state of a checkpoint said what it is of; `final` had none.
+fn is_made_by(folder: &Path, manifest: &Manifest, run: &Identity) -> bool {
+    match manifest.run {
+        Some(digest) => digest == run.digest(),
+        None if manifest.files.contains_key(STATE) => {
+            read_json::<Progress>(&folder.join(STATE)).is_ok_and(|progress| progress.identity == *run)
+        }
+        None => manifest.files.keys().all(|name| [ADAPTER, ADAPTER_CONFIG, MODEL].contains(&name.as_str())),
+    }
+}
+
+/// Looks at a folder that a run is to begin in, and says from which step it goes on; none is the beginning. Nothing is written.
+/// Whatever has the name of a file or folder of a run and is not of this one is an error.
+pub fn examine(output_dir: &Path, run: &Identity, start: Start) -> Result<Option<u64>, Error> {
+    // What is in the way of the folder itself is found when it is made.
+    if !output_dir.is_dir() {
+        return match start {
+            Start::From(step) => Err(Error::NoSuch { folder: output_dir.to_path_buf(), name: folder_name(step) }),
+            _ => Ok(None),
+        };
+    }
+    check_lock(output_dir)?;
+    let steps = steps(output_dir)?;
+    let from = match start {
+        Start::New => {
+            check_new(output_dir, &steps)?;
+            None
+        }
+        Start::From(step) if steps.contains(&step) => Some(step),
+        Start::From(step) => {
+            return Err(Error::NoSuch { folder: output_dir.to_path_buf(), name: folder_name(step) });
+        }
+        Start::Resume => match latest(output_dir)? {
+            Latest::At(step) => Some(step),
+            other => {
+                check_begun(output_dir, &steps, other, run)?;
+                None
+            }
+        },
+    };
+    // Those before it are left alone; those after it and `final` would be in the way.
+    let ahead = steps.iter().filter(|step| from.is_none_or(|from| **step > from));
+    for folder in ahead.map(|step| folder_of(output_dir, *step)).chain([output_dir.join(FINAL)]) {
+        if folder.symlink_metadata().is_ok() {
+            check_folder(&folder, run)?;
+        }
+    }
+    if from.is_none() {
+        check_files(output_dir)?;
+    }
+    Ok(from)
+}
+
+/// Steps of everything that is called a checkpoint, folder or not.
+fn steps(output_dir: &Path) -> Result<Vec<u64>, Error> {
+    let failed = |error| FileError::from_io("read", output_dir, error);
+    let mut steps = Vec::new();
+    for entry in std::fs::read_dir(output_dir).map_err(failed)? {
+        steps.extend(entry.map_err(failed)?.file_name().to_str().and_then(step_of));
+    }
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+/// A new run begins where no run is.
+fn check_new(output_dir: &Path, steps: &[u64]) -> Result<(), Error> {
+    for folder in steps.iter().map(|step| folder_of(output_dir, *step)).chain([output_dir.join(FINAL)]) {
+        if folder.symlink_metadata().is_ok() && !is_of_a_run(&folder) {
+            return Err(Error::Foreign { path: folder, what: NOT_OURS });
+        }
+    }
+    for name in [Pointer::LATEST, Pointer::BEST] {
+        // One that names a checkpoint which is not there is a run's too.
+        match Pointer::read(output_dir, name) {
+            Ok(None) => {}
+            Ok(Some(_)) | Err(Error::File(FileError::Altered { .. })) => return Err(holds(output_dir)),
+            Err(Error::File(FileError::Malformed { path, .. })) => return Err(Error::Foreign { path, what: NOT_OURS }),
+            Err(error) => return Err(error),
+        }
+    }
+    if steps.is_empty() && output_dir.join(FINAL).symlink_metadata().is_err() { Ok(()) } else { Err(holds(output_dir)) }
+}
+
+/// Nothing to go on from: killed before the first checkpoint, or between naming it and pointing at it. More than one, or one
+/// without a pointer, and the pointer was lost.
+fn check_begun(output_dir: &Path, steps: &[u64], latest: Latest, run: &Identity) -> Result<(), Error> {
+    let Some(newest) = steps.last() else { return Ok(()) };
+    for step in steps {
+        check_folder(&folder_of(output_dir, *step), run)?;
+    }
+    if latest == Latest::Begun && steps.len() == 1 {
+        return Ok(());
+    }
+    Err(Error::NoPointer { folder: output_dir.to_path_buf(), newest: folder_name(*newest) })
+}
+
+const NOT_OURS: &str = "was not made by Isobit, and a run would write over it";
+
+/// Whether some run of ours made it.
+fn is_of_a_run(folder: &Path) -> bool {
+    folder.symlink_metadata().is_ok_and(|found| found.is_dir()) && Manifest::read(folder).is_ok()
+}
+
+fn holds(output_dir: &Path) -> Error {
+    Error::Holds { folder: output_dir.to_path_buf() }
+}
+
+fn check_folder(folder: &Path, run: &Identity) -> Result<(), Error> {
+    if is_ours(folder, run) {
+        return Ok(());
+    }
+    let what = if !is_of_a_run(folder) {
+        NOT_OURS
+    } else if Manifest::read(folder).is_ok_and(|manifest| is_made_by(folder, &manifest, run)) {
+        "holds files that this run did not put there, and is in its way"
+    } else {
+        "is of another run, and in the way of this one"
+    };
+    Err(Error::Foreign { path: folder.to_path_buf(), what })
+}
+
+/// Files that a run from its beginning writes anew.
+fn check_files(output_dir: &Path) -> Result<(), Error> {
+    let begins = |name: &str, start: &str| -> Result<(), Error> {
+        let path = output_dir.join(name);
+        match begins_with(&path, start) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::Foreign { path, what: NOT_OURS }),
+            Err(error) => Err(error.into()),
+        }
+    };
+    begins(metrics::NAME, metrics::LINE_START)?;
+    begins(RESOLVED, "base_model = ")?;
+    match Pointer::read(output_dir, Pointer::BEST).and_then(|_| stopped::steps(output_dir)) {
+        Err(Error::File(FileError::Malformed { path, .. })) => Err(Error::Foreign { path, what: NOT_OURS }),
+        other => other.map(|_| ()),
+    }
+}
+
+/// Whether a file is not there, is empty, or begins like this.
+fn begins_with(path: &Path, start: &str) -> Result<bool, FileError> {
+    let failed = |error| FileError::from_io("read", path, error);
+    match path.symlink_metadata() {
+        Ok(found) if found.is_file() => {}
+        Ok(_) => return Ok(false),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(true),
+        Err(error) => return Err(failed(error)),
+    }
+    let mut begun = Vec::new();
+    File::open(path).map_err(failed)?.take(start.len() as u64).read_to_end(&mut begun).map_err(failed)?;
+    Ok(begun.is_empty() || begun == start.as_bytes())
+}
+
+/// A file of ours is empty or holds a process id.
+fn check_lock(output_dir: &Path) -> Result<(), Error> {
+    const BYTES_MOST: u64 = 32;
+    let path = output_dir.join(Lock::NAME);
+    let foreign = || Error::Foreign { path: path.clone(), what: NOT_OURS };
+    match path.symlink_metadata() {
+        Err(_) => return Ok(()),
+        Ok(found) if !found.is_file() || found.len() > BYTES_MOST => return Err(foreign()),
+        Ok(_) => {}
+    }
+    let text = std::fs::read(&path).map_err(|error| FileError::from_io("read", &path, error))?;
+    let number = text.iter().all(|byte| byte.is_ascii_digit() || byte.is_ascii_whitespace());
+    if number { Ok(()) } else { Err(foreign()) }
+}
