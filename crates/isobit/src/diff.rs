@@ -1,7 +1,7 @@
 //! `isobit diff`: what differs between two files, adapters, checkpoints, models or runs, from this or any other tool.
 //!
-//! For two runs first the step at which they part, then a line for each differing tensor, then a summary: `max=0 nonzero=0`
-//! when nothing differs. The exit code is 0 or 1.
+//! For two runs first the step at which they part, then a line for each of the first differing tensors, then a summary:
+//! `max=0 nonzero=0` when nothing differs. The exit code is 0 or 1.
 
 use crate::Failure;
 use isobit_proof::FileError;
@@ -13,6 +13,7 @@ use isobit_proof::name::harmless;
 use isobit_proof::safetensors::Dtype;
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::cmp::Ordering;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::path::PathBuf;
@@ -20,6 +21,8 @@ use std::path::PathBuf;
 /// Characters of a tensor's name or a JSON value that are printed.
 const NAME_MOST: usize = 4096;
 const VALUE_MOST: usize = 160;
+/// Tensors that have a line unless all are asked for.
+const TENSORS_MOST: usize = 20;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -27,7 +30,10 @@ pub(crate) struct Arguments {
     a: PathBuf,
     /// What to compare it with
     b: PathBuf,
-    /// Print one JSON object
+    /// Print a line for every differing tensor, not only for the first 20
+    #[arg(long)]
+    all: bool,
+    /// Print one JSON object, with every differing tensor
     #[arg(long)]
     json: bool,
     /// Threads that read; the result does not depend on it
@@ -39,8 +45,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let difference = difference::compare(&arguments.a, &arguments.b, usize::from(arguments.threads))
         .map_err(|error| failure(&error))?;
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
-    let printed =
-        if arguments.json { print_json(&mut out, arguments, &difference) } else { print_text(&mut out, &difference) };
+    let printed = if arguments.json {
+        print_json(&mut out, arguments, &difference)
+    } else {
+        print_text(&mut out, &difference, if arguments.all { usize::MAX } else { TENSORS_MOST })
+    };
     printed.and_then(|()| out.flush()).map_err(|error| Failure::output(&error))?;
     if difference.is_none() { Ok(()) } else { Err(Failure::difference()) }
 }
@@ -49,7 +58,7 @@ fn failure(error: &FileError) -> Failure {
     Failure { code: error.exit_code(), message: error.to_string(), hint: error.hint().map(str::to_string) }
 }
 
-fn print_text(out: &mut impl Write, difference: &Difference) -> std::io::Result<()> {
+fn print_text(out: &mut impl Write, difference: &Difference, most: usize) -> std::io::Result<()> {
     if let Some(run) = &difference.run {
         print_run(out, run)?;
     }
@@ -68,16 +77,55 @@ fn print_text(out: &mut impl Write, difference: &Difference) -> std::io::Result<
             writeln!(out, "{}: {more} more", harmless(file, NAME_MOST))?;
         }
     }
-    for (set, tensors) in &difference.sets {
-        for tensor in tensors {
-            // The file matters only where there are several.
-            if difference.sets.len() > 1 {
-                write!(out, "{} ", harmless(set, NAME_MOST))?;
+    print_tensors(out, difference, most)?;
+    writeln!(out, "{}", summary(difference))
+}
+
+/// The first `most` of them, layer 2 before layer 10, and how many more there are.
+fn print_tensors(out: &mut impl Write, difference: &Difference, most: usize) -> std::io::Result<()> {
+    let mut all: Vec<(&String, &TensorDifference)> =
+        difference.sets.iter().flat_map(|(set, tensors)| tensors.iter().map(move |tensor| (set, tensor))).collect();
+    all.sort_by(|(a_set, a), (b_set, b)| a_set.cmp(b_set).then_with(|| natural(&a.name, &b.name)));
+    for (set, tensor) in all.iter().take(most) {
+        // The file matters only where there are several.
+        if difference.sets.len() > 1 {
+            write!(out, "{} ", harmless(set, NAME_MOST))?;
+        }
+        writeln!(out, "{}: {}", harmless(&tensor.name, NAME_MOST), describe(&tensor.kind))?;
+    }
+    match all.len().saturating_sub(most) {
+        0 => Ok(()),
+        more => writeln!(out, "{more} more tensors: `--all` prints them"),
+    }
+}
+
+/// Numbers inside names by their value, all else by its bytes.
+fn natural(a: &str, b: &str) -> Ordering {
+    let (mut x, mut y) = (a.as_bytes(), b.as_bytes());
+    while let (Some(&first), Some(&second)) = (x.first(), y.first()) {
+        if first.is_ascii_digit() && second.is_ascii_digit() {
+            let (number, after) = leading_number(x);
+            let (other, after_other) = leading_number(y);
+            let order = number.len().cmp(&other.len()).then_with(|| number.cmp(other));
+            if order.is_ne() {
+                return order;
             }
-            writeln!(out, "{}: {}", harmless(&tensor.name, NAME_MOST), describe(&tensor.kind))?;
+            (x, y) = (after, after_other);
+        } else if first == second {
+            (x, y) = (&x[1..], &y[1..]);
+        } else {
+            return first.cmp(&second);
         }
     }
-    writeln!(out, "{}", summary(difference))
+    // Names that differ in zeros before a number alone keep an order too.
+    x.len().cmp(&y.len()).then_with(|| a.cmp(b))
+}
+
+/// The digits a name begins with, without zeros before them, and what follows.
+fn leading_number(name: &[u8]) -> (&[u8], &[u8]) {
+    let end = name.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(name.len());
+    let start = name[..end].iter().position(|byte| *byte != b'0').unwrap_or(end);
+    (&name[start..end], &name[end..])
 }
 
 fn print_run(out: &mut impl Write, run: &RunDifference) -> std::io::Result<()> {

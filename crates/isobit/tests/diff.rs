@@ -237,3 +237,29 @@ fn refusals_have_their_exit_codes() {
     }
     assert_eq!(diff(folder, &["x", "y"]).0, 0);
 }
+
+#[test]
+fn many_tensors_in_the_order_of_their_layers() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    let names: Vec<String> = (0..30).map(|layer| format!("layers.{layer}.w")).collect();
+    for (file, value) in [("a.safetensors", &ONE), ("b.safetensors", &NEXT)] {
+        put(&folder.join(file), &names.iter().map(|name| float(name, &[1], value)).collect::<Vec<_>>());
+    }
+    let (code, out, _) = diff(folder, &["a.safetensors", "b.safetensors"]);
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!((code, lines.len()), (1, 22), "{out}");
+    for (line, name) in lines[..20].iter().zip(&names) {
+        assert!(line.starts_with(&format!("{name}: max=")), "{line}");
+    }
+    assert_eq!(lines[20], "10 more tensors: `--all` prints them");
+    assert!(lines[21].ends_with("tensors=30 of 30"), "{out}");
+    let (_, out, _) = diff(folder, &["a.safetensors", "b.safetensors", "--all"]);
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines.len(), 31, "{out}");
+    for (line, name) in lines.iter().zip(&names) {
+        assert!(line.starts_with(&format!("{name}: max=")), "{line}");
+    }
+    let (_, out, _) = diff(folder, &["a.safetensors", "b.safetensors", "--json"]);
+    assert_eq!(json(&out)["tensors"].as_array().map(Vec::len), Some(30));
+}
