@@ -10,7 +10,7 @@ use isobit_kernels::{Gpu, Path};
 use isobit_models::build::Settings;
 use isobit_models::{Config, Shapes, Weights};
 use isobit_proof::safetensors::Checkpoint;
-use isobit_training::config::{Checkpointing, Run};
+use isobit_training::config::{Adapter, Checkpointing, Run};
 use isobit_training::machine;
 use isobit_training::plan::{MemoryPlan, TOKENS_MOST, least_bytes, longest_rows, memory};
 use isobit_training::prepare::{RunError, check_positions, model_config, profile, step_settings, trained};
@@ -66,8 +66,10 @@ fn hint(run: &Run) -> String {
         "`--set training.micro_batch_size=1` needs less and gives the same weights".to_string()
     } else if training.checkpointing != Checkpointing::Full {
         "`--set training.gradient_checkpointing=full` needs less and gives the same weights".to_string()
+    } else if matches!(run.adapter, Adapter::Lora(_)) {
+        "lower `max_seq_length`, or take a smaller base model, or one in 4 bits (GPTQ)".to_string()
     } else {
-        "lower `max_seq_length`, or train an adapter".to_string()
+        "train an adapter: `type = \"lora\"` under [adapter]; or lower `max_seq_length`".to_string()
     }
 }
 

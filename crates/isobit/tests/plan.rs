@@ -52,7 +52,9 @@ fn what_does_not_fit_exits_with_four() {
     ran.says(4, &["error: this run needs", "0.00 GiB is there", "hint: `--set training.micro_batch_size=1`"]);
     assert!(ran.out.contains("does not fit"), "{}", ran.out);
     let one = [&small[..], &["--set", "training.micro_batch_size=1"]].concat();
-    folder.run(&one).says(4, &["hint: lower `max_seq_length`"]);
+    folder
+        .run(&one)
+        .says(4, &["hint: lower `max_seq_length`, or take a smaller base model, or one in 4 bits (GPTQ)\n"]);
     let kept = [&one[..], &["--set", "training.gradient_checkpointing=none"]].concat();
     folder.run(&kept).says(4, &["hint: `--set training.gradient_checkpointing=full`"]);
     assert_eq!(folder.run(&["plan", "config.toml", "--memory", "64"]).code, 0);

@@ -291,10 +291,11 @@ fn output_folders() {
     let before = folder.text("held/config.resolved.toml");
     folder.train("held", &[]).says(2, &["held already holds a run", "--resume"]);
     let ran = folder.train("held", &["--resume", "learning_rate=2e-2", "threads=2"]);
-    ran.says(2, &["held/checkpoint-12", "learning_rate = 0.02"]);
+    ran.says(2, &["held/checkpoint-12", "`training.learning_rate` is 0.02, it was 0.01"]);
     assert!(!ran.err.contains("threads"), "{}", ran.err);
-    folder.train("held", &["--resume", "seed=8"]).says(2, &["`seed = 8`", "its data is"]);
-    folder.train("held", &["--resume", "gradient_accumulation_steps=3"]).says(2, &["its config is"]);
+    folder.train("held", &["--resume", "seed=8"]).says(2, &["`seed` is 8, it was 7", "its data is"]);
+    let parts = ["an update has 12 rows, it had 8", "hint: set `training.gradient_accumulation_steps`"];
+    folder.train("held", &["--resume", "gradient_accumulation_steps=3"]).says(2, &parts);
     folder.put("data.jsonl", rows(41));
     folder.train("held", &["--resume"]).says(2, &["its data is"]);
     assert_eq!(folder.text("held/config.resolved.toml"), before);

@@ -84,10 +84,6 @@ pub struct Prepared {
 pub fn prepare(run: Run) -> Result<Prepared, RunError> {
     let model = model_config(&run.base_model)?;
     check_positions(&run, &model)?;
-    if run.training.gradient_groups != 1 {
-        let what = format!("gradient_groups {} is not supported yet", run.training.gradient_groups);
-        return Err(RunError::Refused { what, hint: "set `gradient_groups = 1`" });
-    }
     Manifest::check(&run.base_model)?;
     let weights = Weights::new(Checkpoint::open(&run.base_model)?, &model)?;
     let (tokenizer, template) = data::open(&run.base_model, &run.date)?;

@@ -4,7 +4,7 @@
 
 use crate::batch::TokenRow;
 use crate::checkpoint::{self, NamedTensor, Opened, Progress, RESOLVED, Snapshot, Start};
-use crate::config::{KEYS, Run};
+use crate::config::{self, Run};
 use crate::data::order;
 use crate::metrics::{Event, Metrics, Record, Timing};
 use crate::prepare::{Prepared, RunError, profile, step_settings, trained};
@@ -129,26 +129,34 @@ fn resume<B: Backend>(state: &mut State<B>, prepared: &Prepared, step: u64, star
     Ok(Metrics::resume(output, step, state.progress.metrics)?)
 }
 
-/// Where a checkpoint was made with another config: the lines that matter and are new.
+/// Where a checkpoint was made with another config: the keys that matter, as they are and as they were.
 fn with_changed_keys(error: checkpoint::Error, run: &Run) -> RunError {
     let is_config = |difference: &checkpoint::Difference| difference.what == "config";
     let checkpoint::Error::Different { folder, differences } = &error else { return error.into() };
     if !differences.iter().any(is_config) {
         return error.into();
     }
-    let saved = std::fs::read_to_string(run.output_dir.join(RESOLVED)).unwrap_or_default();
-    let name = |line: &str| line.split(" = ").next().unwrap_or_default().to_string();
-    let matters = |line: &&str| KEYS.iter().any(|key| key.influences && key.name == name(line));
-    let wanted = run.to_toml();
-    let changed = wanted.lines().filter(|line| !saved.lines().any(|old| old == *line)).filter(matters);
-    let mut changed: Vec<String> = changed.map(|line| format!("`{line}` is new")).collect();
+    // The saved form may be of another version, or changed: then there is nothing to say about its keys.
+    let Ok(saved) = config::read(&run.output_dir.join(RESOLVED), &[]) else { return error.into() };
+    let named = run.differences(&saved.run).into_iter().map(|(key, now, before)| match key.as_str() {
+        "training.rows_per_update" => format!(
+            "an update has {now} rows, it had {before} (training.micro_batch_size × training.gradient_accumulation_steps)"
+        ),
+        _ => format!("`{key}` is {now}, it was {before}"),
+    });
+    let mut changed: Vec<String> = named.collect();
     if changed.is_empty() {
         return error.into();
     }
     changed.extend(differences.iter().filter(|difference| !is_config(difference)).map(ToString::to_string));
+    let (rows, before) = (run.rows_per_update(), saved.run.rows_per_update());
     RunError::Refused {
-        what: format!("{} is of another run: {}", folder.display(), changed.join(", ")),
-        hint: "resume with the config the run was started with, or choose another `output_dir`",
+        what: format!("{} is of another run: {}", folder.display(), changed.join("; ")),
+        hint: if rows == before {
+            "resume with the config the run was started with, or choose another `output_dir`"
+        } else {
+            "set `training.gradient_accumulation_steps` so that the product of the two stays what it was"
+        },
     }
 }
 

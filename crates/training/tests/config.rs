@@ -297,9 +297,9 @@ fn faults_are_named_with_place_and_remedy() {
             "run.toml:6: `warmup_steps` = 5: warmup_ratio is there too\nhint: keep one of them",
         ),
         (
-            "[training]\ngradient_groups = 9",
+            "[training]\ngradient_groups = 2",
             &[],
-            "run.toml:6: `gradient_groups` = 9: an update has 8 rows (micro_batch_size × gradient_accumulation_steps)\nhint: a group needs a row: take fewer groups",
+            "run.toml:6: `gradient_groups` = 2: the gradients of an update are one group in this version\nhint: remove this line",
         ),
         (
             "",
@@ -321,7 +321,7 @@ fn faults_are_named_with_place_and_remedy() {
         (
             "",
             &["device=gpu"],
-            "--set device=gpu: `device` = \"gpu\": not a device\nhint: cpu, opencl:0, cuda:0, hip:0 or auto; `isobit devices` lists what is here",
+            "--set device=gpu: `device` = \"gpu\": not a device\nhint: cpu, opencl:0, cuda:0 or auto; `isobit devices` lists what is here",
         ),
         (
             "",
@@ -469,7 +469,6 @@ fn the_digest_covers_what_can_influence_and_nothing_else() {
         "max_steps=5",
         "num_epochs=2",
         "warmup_ratio=0.04",
-        "gradient_groups=2",
         "adam_beta1=0.8",
         "r=4",
         "lora_dropout=0.1",

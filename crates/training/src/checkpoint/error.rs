@@ -85,7 +85,7 @@ impl Error {
             Self::Beyond { .. } => {
                 Some("nothing is lost: `--resume` with `--set training.save_dtype=float32` writes `final` again")
             }
-            Self::Exists { .. } => Some("choose another output_dir; `isobit replay` finds which of the two is right"),
+            Self::Exists { .. } => Some("choose another output_dir; `isobit diff` shows how the two runs differ"),
         }
     }
 }

@@ -85,7 +85,7 @@ pub const KEYS: &[Key] = &[
     key(Top, "base_model", &["model_name_or_path", "model"], Text, NO, "folder of the model in Hugging Face layout"),
     key(Top, "data_workers", &["dataloader_num_workers", "workers"], Whole, NO, "threads that prepare data"),
     key(Top, "date", &[], Text, YES, "the day a chat template sees as today, YYYY-MM-DD"),
-    key(Top, "device", &["devices"], TextOrTexts, NO, "cpu, opencl:0, cuda:0, hip:0 or auto; a list splits the layers"),
+    key(Top, "device", &["devices"], TextOrTexts, NO, "cpu, opencl:0, cuda:0 or auto"),
     key(Top, "output_dir", &[], Text, NO, "folder of the run"),
     key(Top, "profile", &[], Text, YES, "x2, or x3 for the accuracy of float32"),
     key(Top, "report_to_tensorboard", &["tensorboard"], Switch, NO, "also write TensorBoard event files"),
@@ -170,6 +170,11 @@ fn in_section(section: Section) -> impl Iterator<Item = &'static Key> {
     KEYS.iter().filter(move |key| key.section == section)
 }
 
+/// Keys worth naming to somebody who typed another. Groups of gradients are part of the arithmetic, but only one is possible yet.
+fn worth_naming(key: &&Key) -> bool {
+    key.name != "gradient_groups"
+}
+
 /// What to try instead of an unknown key: the same name elsewhere, a near name here, a near name elsewhere.
 pub(super) fn hint_for_unknown(section: Section, typed: &str) -> String {
     if let Some(key) = Key::anywhere(typed).first() {
@@ -178,18 +183,21 @@ pub(super) fn hint_for_unknown(section: Section, typed: &str) -> String {
             home => format!("`{}` belongs under {}", key.name, home.heading()),
         };
     }
-    let here = in_section(section).flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
+    let here = in_section(section)
+        .filter(worth_naming)
+        .flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
     let sections = Section::NAMED.iter().map(|named| named.name());
     let candidates = here.chain(sections.filter(|_| section == Section::Top));
     if let Some(name) = nearest(typed, candidates) {
         return format!("did you mean `{name}`?");
     }
-    let elsewhere = KEYS.iter().flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
+    let elsewhere =
+        KEYS.iter().filter(worth_naming).flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
     match nearest(typed, elsewhere).and_then(|name| Key::anywhere(name).first().copied()) {
         Some(key) if key.section == Section::Top => format!("did you mean `{}` at the top of the file?", key.name),
         Some(key) => format!("did you mean `{}` under {}?", key.name, key.section.heading()),
         None => {
-            let names: Vec<&str> = in_section(section).map(|key| key.name).collect();
+            let names: Vec<&str> = in_section(section).filter(worth_naming).map(|key| key.name).collect();
             format!("known here: {}", names.join(", "))
         }
     }
@@ -265,6 +273,8 @@ mod tests {
         assert_eq!(hint_for_unknown(Section::Top, "learning_rate"), "`learning_rate` belongs under [training]");
         assert_eq!(hint_for_unknown(Section::Top, "trainin"), "did you mean `training`?");
         assert_eq!(hint_for_unknown(Section::Training, "lora_rr"), "did you mean `lora_r` under [adapter]?");
+        assert!(!hint_for_unknown(Section::Training, "flash_attention").contains("gradient_groups"));
+        assert!(!hint_for_unknown(Section::Training, "gradient_group").contains("gradient_groups"));
         assert!(hint_for_unknown(Section::Adapter, "flash_attention").starts_with("known here: alpha_pattern, "));
     }
 }

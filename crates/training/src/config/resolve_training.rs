@@ -71,10 +71,9 @@ fn agree(table: &Table<'_>, training: &Training) -> Result<(), Error> {
         return Err(entry.invalid(&why, &format!("{ROWS_PER_UPDATE_MOST} at most")));
     }
     if let Some(entry) = table.get("gradient_groups")
-        && u64::from(training.gradient_groups) > rows
+        && training.gradient_groups != 1
     {
-        let why = format!("an update has {rows} rows (micro_batch_size × gradient_accumulation_steps)");
-        return Err(entry.invalid(&why, "a group needs a row: take fewer groups"));
+        return Err(entry.invalid("the gradients of an update are one group in this version", "remove this line"));
     }
     if let Some(entry) = table.get("warmup_steps").or(table.get("warmup_ratio"))
         && training.scheduler == Scheduler::Constant
