@@ -7,12 +7,14 @@ mod data;
 mod demo;
 mod devices;
 mod diff;
+mod ending;
 mod eval;
 mod fits;
 mod generate;
 mod init;
 mod model;
 mod plan;
+mod progress;
 mod shell;
 mod train;
 
@@ -22,9 +24,15 @@ use isobit_kernels::float_state;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
 
+/// The end of `--help` and of the manual page.
+const EXIT_CODES: &str = "\
+Exit codes: 0 ok, 1 a difference found, 2 usage or config, 3 data, 4 does not fit, 5 non-finite numbers, 6 device, 7 disk or I/O, \
+8 damaged or malformed file, 9 stopped at once by a second signal, 130 and 143 stopped by Ctrl-C or SIGTERM after a clean save, \
+141 closed pipe.";
+
 /// Fine-tune language models to the same weights, bit for bit, on every machine.
 #[derive(Debug, Parser)]
-#[command(name = "isobit", version, disable_help_subcommand = true)]
+#[command(name = "isobit", version, disable_help_subcommand = true, after_help = EXIT_CODES)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

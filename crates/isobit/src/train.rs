@@ -2,17 +2,17 @@
 
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use crate::ending;
+use crate::progress::Console;
 use isobit_kernels::Backend;
 use isobit_models::config::{Feed, Mixer};
 use isobit_training::batch::TokenRow;
 use isobit_training::checkpoint::{Start, step_of};
 use isobit_training::config::{self, Run, Settled};
 use isobit_training::prepare::{Prepared, RunError, prepare, profile, step_settings};
-use isobit_training::run::{Outcome, Watch, train};
-use isobit_training::signal::{self, Signal};
-use isobit_training::step::{Evaluation, StepReport};
-use std::io::{IsTerminal, Write};
+use isobit_training::run::{Outcome, train};
+use isobit_training::signal;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
@@ -31,6 +31,9 @@ pub(crate) struct Arguments {
     /// Start even if the plan says that the run does not fit into memory
     #[arg(long)]
     no_plan: bool,
+    /// Compute on this device, whatever the config says: cpu, opencl:N or cuda:N
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
     /// Print one JSON object per event on stdout
     #[arg(long)]
     json: bool,
@@ -55,14 +58,15 @@ impl Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let settled = config::read(&arguments.config, &arguments.overrides);
+    let mut overrides = arguments.overrides.clone();
+    overrides.extend(arguments.device.iter().map(|device| format!("device={device}")));
+    let settled = config::read(&arguments.config, &overrides);
     let Settled { run, notes } = settled.map_err(|error| failed(&RunError::Config(error)))?;
     if !arguments.quiet {
         for note in &notes {
             tell(&format!("note: {note}"));
         }
     }
-    signal::install().map_err(|error| Failure::output(&error))?;
     let chosen = Chosen::of(&run)?;
     if !arguments.no_plan {
         crate::fits::check(&run)?;
@@ -90,6 +94,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             ));
         }
     }
+    // Not before: while rows are read there is nothing to save, and a signal ends the process at once.
+    signal::install().map_err(|error| Failure::output(&error))?;
     on_device(&chosen, Training { arguments, prepared: &prepared })?
 }
 
@@ -103,24 +109,24 @@ impl Job for Training<'_> {
     type Result = Result<(), Failure>;
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
-        let mut watch = Console::new(self.arguments, self.prepared);
-        let start = self.arguments.start(&self.prepared.run.output_dir)?;
-        let outcome = train(backend, self.prepared, start, &mut watch);
-        watch.bar.finish_and_clear();
-        let output = self.prepared.run.output_dir.display();
+        let Self { arguments, prepared } = self;
+        let mut console = Console::new(prepared, arguments.json, arguments.quiet);
+        let outcome = train(backend, prepared, arguments.start(&prepared.run.output_dir)?, &mut console);
+        console.close();
         match outcome.map_err(|error| failed(&error))? {
-            Outcome::Finished { step, early } => {
-                if !self.arguments.quiet {
-                    let why = if early { ", stopped early" } else { "" };
-                    tell(&format!("finished after {step} updates{why}; weights in {output}/final"));
-                }
-                Ok(())
+            Outcome::Finished { step, early } => ending::finished(prepared, &console, step, early, arguments.quiet),
+            Outcome::Stopped { step, signal } => {
+                let output = prepared.run.output_dir.display();
+                console.event(serde_json::json!({"event": "stopped", "step": step, "signal": signal.name(),
+                    "checkpoint": format!("checkpoint-{step}")}));
+                // A clean stop is no error: said even by a quiet run, which was asked just now.
+                tell(&format!(
+                    "stopped after {step} updates by {}, saved in {output}/checkpoint-{step}",
+                    signal.name()
+                ));
+                tell("run the same command with `--resume` to go on");
+                Err(Failure { code: signal.exit_code(), message: String::new(), hint: None })
             }
-            Outcome::Stopped { step, signal } => Err(Failure {
-                code: signal.exit_code(),
-                message: format!("stopped after {step} updates, saved in {output}"),
-                hint: Some("run the same command with `--resume` to go on".to_string()),
-            }),
         }
     }
 }
@@ -142,95 +148,6 @@ fn kinds(prepared: &Prepared) -> Option<String> {
 
 pub(crate) fn failed(error: &RunError) -> Failure {
     Failure { code: error.exit_code(), message: error.to_string(), hint: error.hint() }
-}
-
-/// Progress on stderr, events as JSON on stdout where asked for.
-struct Console<'a> {
-    bar: ProgressBar,
-    json: bool,
-    start: Clock,
-    tokens: usize,
-    prepared: &'a Prepared,
-}
-
-/// A clock whose only use is to be looked at.
-struct Clock(
-    #[expect(clippy::disallowed_types, reason = "progress shows time; results never depend on it")] std::time::Instant,
-);
-
-impl Clock {
-    #[expect(clippy::disallowed_types, reason = "as above")]
-    fn start() -> Self {
-        Self(std::time::Instant::now())
-    }
-
-    fn seconds(&self) -> f64 {
-        self.0.elapsed().as_secs_f64()
-    }
-}
-
-impl<'a> Console<'a> {
-    fn new(arguments: &Arguments, prepared: &'a Prepared) -> Self {
-        let bar = ProgressBar::new(prepared.steps.total);
-        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} eta {eta}");
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-        if arguments.quiet || arguments.json || !std::io::stderr().is_terminal() {
-            bar.set_draw_target(ProgressDrawTarget::hidden());
-        }
-        Self { bar, json: arguments.json, start: Clock::start(), tokens: 0, prepared }
-    }
-
-    fn event(&self, value: &serde_json::Value) {
-        if self.json {
-            // A closed pipe ends the events, not the training.
-            let _ = writeln!(std::io::stdout().lock(), "{value}");
-        }
-    }
-}
-
-impl Watch for Console<'_> {
-    fn started(&mut self, _prepared: &Prepared, trained: usize, from_step: u64) {
-        self.bar.set_position(from_step);
-        self.event(&serde_json::json!({"schema": "isobit.train/1", "event": "started", "trained_parameters": trained,
-            "from_step": from_step, "steps": self.prepared.steps.total}));
-    }
-
-    fn seconds(&mut self) -> f64 {
-        self.start.seconds()
-    }
-
-    fn wall_seconds(&mut self) -> f64 {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        since.map_or(0.0, |since| since.as_secs_f64())
-    }
-
-    fn step(&mut self, step: u64, report: &StepReport, learning_rate: f64) {
-        self.tokens += report.tokens;
-        let rate = self.tokens as f64 / self.start.seconds().max(1e-9);
-        self.bar.set_position(step);
-        let memory = crate::bench::peak_resident_bytes() as f64 / f64::from(1 << 30);
-        self.bar
-            .set_message(format!("loss {:.4} lr {learning_rate:.2e} {rate:.0} tokens/s {memory:.1} GiB", report.loss));
-        self.event(&serde_json::json!({"schema": "isobit.train/1", "event": "step", "step": step, "loss": report.loss,
-            "grad_norm": report.grad_norm, "learning_rate": learning_rate, "tokens": report.tokens}));
-    }
-
-    fn evaluated(&mut self, step: u64, evaluation: &Evaluation, best: bool) {
-        let (loss, perplexity, accuracy) = (evaluation.loss(), evaluation.perplexity(), evaluation.accuracy());
-        let text = format!("step {step}: eval loss {loss:.4}, perplexity {perplexity:.2}, accuracy {accuracy:.4}");
-        self.bar.println(if best { text + " (best)" } else { text });
-        self.event(&serde_json::json!({"schema": "isobit.train/1", "event": "eval", "step": step, "loss": loss,
-            "perplexity": perplexity, "accuracy": accuracy, "best": best}));
-    }
-
-    fn saved(&mut self, folder: &Path) {
-        self.event(&serde_json::json!({"schema": "isobit.train/1", "event": "saved",
-            "checkpoint": folder.file_name().map(|name| name.to_string_lossy())}));
-    }
-
-    fn stop(&mut self) -> Option<Signal> {
-        signal::requested()
-    }
 }
 
 /// Talk, not results.

@@ -6,6 +6,7 @@ use crate::batch::TokenRow;
 use crate::checkpoint::{self, NamedTensor, Opened, Progress, RESOLVED, Snapshot, Start};
 use crate::config::{self, Run};
 use crate::data::order;
+use crate::data_record;
 use crate::metrics::{Event, Metrics, Record, Timing};
 use crate::prepare::{Prepared, RunError, profile, step_settings, trained};
 use crate::schedule::Schedule;
@@ -31,6 +32,8 @@ pub trait Watch {
     /// Seconds since 1970, for TensorBoard.
     fn wall_seconds(&mut self) -> f64;
     fn step(&mut self, _step: u64, _report: &StepReport, _learning_rate: f64) {}
+    /// A line went into the metrics.
+    fn logged(&mut self, _record: &Record) {}
     fn evaluated(&mut self, _step: u64, _evaluation: &Evaluation, _best: bool) {}
     fn saved(&mut self, _folder: &Path) {}
     /// Whether the run should stop after this step.
@@ -91,6 +94,7 @@ pub fn train<B: Backend>(
     };
     // Not before: a run that is refused leaves the folder as it was.
     write_atomically(&output.join(RESOLVED), run.to_toml().as_bytes())?;
+    data_record::write(output, &prepared.report)?;
     let mut log = Log { metrics, events: None };
     if run.report_to_tensorboard {
         let folder = output.join("tensorboard");
@@ -401,6 +405,7 @@ struct Log {
 impl Log {
     fn append(&mut self, record: &Record, watch: &mut dyn Watch) -> Result<(), RunError> {
         self.metrics.append(record)?;
+        watch.logged(record);
         if let Some(events) = &mut self.events {
             events.scalars(record.step, watch.wall_seconds(), &record.scalars())?;
             events.flush()?;

@@ -1,9 +1,13 @@
-//! Ctrl-C and SIGTERM: the first asks the loop to finish its step and save, the second stops the process at once.
+//! Ctrl-C and SIGTERM. While training, the first asks the loop to finish its step and save, the second stops the process at
+//! once. In a conversation Ctrl-C ends the answer, never the program.
 //!
-//! A handler may only touch an atomic or leave: the loop asks `requested` between steps. Checkpoints are whole at every
-//! moment, so leaving at once loses work and nothing else.
+//! A handler may only touch atomics, write to a file descriptor or leave: the loop asks `requested` between steps.
+//! Checkpoints are whole at every moment, so leaving at once loses work and nothing else.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+/// Exit code of a process that a second signal stopped at once.
+pub const STOPPED_AT_ONCE: u8 = 9;
 
 /// What the process was asked with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,17 +17,33 @@ pub enum Signal {
 }
 
 impl Signal {
-    /// The program's exit code after a clean save, which is also that of a process stopped at once.
+    /// The program's exit code after a clean save.
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::Interrupt => 130,
             Self::Terminate => 143,
         }
     }
+
+    /// What people call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Interrupt => "Ctrl-C",
+            Self::Terminate => "SIGTERM",
+        }
+    }
 }
 
 /// Exit code of the first signal; 0 before there is one.
 static REQUESTED: AtomicU8 = AtomicU8::new(0);
+/// Step of the last whole checkpoint; 0 before there is one.
+static SAVED: AtomicU64 = AtomicU64::new(0);
+/// Whether standard error is a terminal.
+static TERMINAL: AtomicBool = AtomicBool::new(false);
+/// Whether Ctrl-C came during a conversation.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// Whether a conversation waits for what the user types.
+static WAITING: AtomicBool = AtomicBool::new(false);
 
 /// The first signal that came, if one has.
 pub fn requested() -> Option<Signal> {
@@ -36,43 +56,136 @@ fn request(signal: Signal) -> bool {
     REQUESTED.compare_exchange(0, signal.exit_code(), Ordering::Relaxed, Ordering::Relaxed).is_err()
 }
 
+/// There is a whole checkpoint of this step: what a second signal says was the last to be saved.
+pub fn saved(step: u64) {
+    SAVED.store(step, Ordering::Relaxed);
+}
+
 /// Listens for both signals from now on. Elsewhere than on Unix nothing is listened for, and they stop the process.
 pub fn install() -> std::io::Result<()> {
     #[cfg(unix)]
-    unix::install()?;
+    {
+        unix::install(libc::SIGINT, unix::stop)?;
+        unix::install(libc::SIGTERM, unix::stop)?;
+    }
     Ok(())
+}
+
+/// From now on Ctrl-C only makes `interrupted` true.
+pub fn install_for_conversation() -> std::io::Result<()> {
+    #[cfg(unix)]
+    unix::install(libc::SIGINT, unix::interrupt)?;
+    Ok(())
+}
+
+/// Whether Ctrl-C came since the last call.
+pub fn interrupted() -> bool {
+    INTERRUPTED.swap(false, Ordering::Relaxed)
+}
+
+/// Whether a conversation waits for its user: Ctrl-C then says how to leave.
+pub fn waiting(waits: bool) {
+    WAITING.store(waits, Ordering::Relaxed);
 }
 
 #[cfg(unix)]
 mod unix {
-    use super::{Signal, request};
-    use std::io;
+    use super::{INTERRUPTED, Ordering, SAVED, STOPPED_AT_ONCE, Signal, TERMINAL, WAITING, request};
+    use std::io::{self, IsTerminal};
 
-    pub(super) fn install() -> io::Result<()> {
-        for number in [libc::SIGINT, libc::SIGTERM] {
-            // SAFETY: all zeros is a valid sigaction; the fields that matter are set below.
-            let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-            let handler: extern "C" fn(libc::c_int) = handle;
-            action.sa_sigaction = handler as *const () as libc::sighandler_t;
-            // Reads and writes that a signal interrupts go on.
-            action.sa_flags = libc::SA_RESTART;
-            // SAFETY: the mask is ours; the handler does only what a handler may; the old action is not asked for.
-            let failed = unsafe {
-                libc::sigemptyset(&raw mut action.sa_mask) != 0
-                    || libc::sigaction(number, &raw const action, std::ptr::null_mut()) != 0
-            };
-            if failed {
-                return Err(io::Error::last_os_error());
-            }
-        }
-        Ok(())
+    type Handler = extern "C" fn(libc::c_int);
+
+    pub(super) fn install(number: libc::c_int, handler: Handler) -> io::Result<()> {
+        TERMINAL.store(io::stderr().is_terminal(), Ordering::Relaxed);
+        // SAFETY: all zeros is a valid sigaction; the fields that matter are set below.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = handler as *const () as libc::sighandler_t;
+        // Reads and writes that a signal interrupts go on.
+        action.sa_flags = libc::SA_RESTART;
+        // SAFETY: the mask is ours; the handlers do only what a handler may; the old action is not asked for.
+        let failed = unsafe {
+            libc::sigemptyset(&raw mut action.sa_mask) != 0
+                || libc::sigaction(number, &raw const action, std::ptr::null_mut()) != 0
+        };
+        if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    extern "C" fn handle(number: libc::c_int) {
+    pub(super) extern "C" fn stop(number: libc::c_int) {
         let signal = if number == libc::SIGTERM { Signal::Terminate } else { Signal::Interrupt };
         if request(signal) {
+            say_lost();
             // SAFETY: one of the few functions a handler may call; nothing is cleaned up, and nothing needs to be.
-            unsafe { libc::_exit(libc::c_int::from(signal.exit_code())) };
+            unsafe { libc::_exit(libc::c_int::from(STOPPED_AT_ONCE)) };
+        }
+        say_on_a_new_line(match signal {
+            Signal::Interrupt => b"finishing this step and saving; Ctrl-C again to stop now\n",
+            Signal::Terminate => b"finishing this step and saving; a second signal stops now\n",
+        });
+    }
+
+    pub(super) extern "C" fn interrupt(_: libc::c_int) {
+        INTERRUPTED.store(true, Ordering::Relaxed);
+        if WAITING.load(Ordering::Relaxed) {
+            say_on_a_new_line(b"/quit or Ctrl-D ends the conversation\n> ");
+        }
+    }
+
+    fn say_lost() {
+        match SAVED.load(Ordering::Relaxed) {
+            0 => say_on_a_new_line(b"stopped now: nothing of this run was saved\n"),
+            step => {
+                let mut digits = [0; 20];
+                say_on_a_new_line(b"stopped now: nothing since checkpoint ");
+                say(decimal(step, &mut digits));
+                say(b" was saved\n");
+            }
+        }
+    }
+
+    /// The digits of a number, without memory from the heap: a handler may not ask for any.
+    pub(super) fn decimal(mut number: u64, digits: &mut [u8; 20]) -> &[u8] {
+        let mut start = digits.len();
+        loop {
+            start -= 1;
+            digits[start] = b'0' + (number % 10) as u8;
+            number /= 10;
+            if number == 0 {
+                return &digits[start..];
+            }
+        }
+    }
+
+    /// A terminal has shown ^C, or a progress bar.
+    fn say_on_a_new_line(text: &[u8]) {
+        if TERMINAL.load(Ordering::Relaxed) {
+            say(b"\n");
+        }
+        say(text);
+    }
+
+    /// Onto standard error, as far as it goes. The code that was interrupted may be about to look at `errno`: it stays.
+    fn say(text: &[u8]) {
+        #[cfg(target_os = "linux")]
+        // SAFETY: the address of this thread's errno is valid for as long as the thread runs.
+        let before = unsafe { *libc::__errno_location() };
+        // SAFETY: a handler may write; the buffer is valid for its length.
+        unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+        #[cfg(target_os = "linux")]
+        // SAFETY: as above.
+        unsafe {
+            *libc::__errno_location() = before;
+        }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::unix::decimal;
+
+    #[test]
+    fn numbers_without_the_heap() {
+        for number in [0, 7, 10, 4_096, u64::MAX] {
+            assert_eq!(decimal(number, &mut [0; 20]), number.to_string().as_bytes());
         }
     }
 }

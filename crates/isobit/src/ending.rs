@@ -1,0 +1,191 @@
+//! The end of `isobit train`: what came out and how it went, in a few lines for people and in one event for programs, and the next
+//! command to type.
+
+use crate::Failure;
+use crate::progress::{Console, gib, time};
+use crate::train::{failed, tell};
+use isobit_proof::hash::Hash;
+use isobit_proof::{FileError, Manifest};
+use isobit_training::checkpoint::{self, ADAPTER, FINAL};
+use isobit_training::config::{Adapter, Run};
+use isobit_training::data_record;
+use isobit_training::prepare::{Prepared, RunError};
+use isobit_training::summary::{Measured, Summary, Verdict, even_loss};
+use serde_json::json;
+use std::path::Path;
+
+/// What a finished run came to.
+struct Ending {
+    step: u64,
+    early: bool,
+    /// The checkpoint whose weights `final` holds, and whether it is the best rather than the last.
+    final_step: u64,
+    is_best: bool,
+    /// Of the weights in `final`, as `demo` shows it.
+    hash: String,
+    seconds: f64,
+    tokens: usize,
+    from_step: u64,
+    peak_bytes: u64,
+    summary: Summary,
+    vocabulary: usize,
+}
+
+/// Says how the run ended.
+pub(crate) fn finished(
+    prepared: &Prepared,
+    console: &Console,
+    step: u64,
+    early: bool,
+    quiet: bool,
+) -> Result<(), Failure> {
+    let run = &prepared.run;
+    let ending = ending(prepared, console, step, early).map_err(|error| failed(&error))?;
+    console.event(event(run, &ending));
+    if !quiet {
+        lines(run, &ending).iter().for_each(|line| tell(line));
+    }
+    Ok(())
+}
+
+fn ending(prepared: &Prepared, console: &Console, step: u64, early: bool) -> Result<Ending, RunError> {
+    let (run, vocabulary) = (&prepared.run, prepared.model.vocabulary);
+    let best = checkpoint::best(&run.output_dir)?.filter(|_| run.training.load_best_model_at_end);
+    Ok(Ending {
+        step,
+        early,
+        final_step: best.map_or(step, |best| best.step),
+        is_best: best.is_some(),
+        hash: hash(&run.output_dir.join(FINAL))?,
+        seconds: console.seconds_of_training(),
+        tokens: console.tokens,
+        from_step: console.from_step,
+        peak_bytes: crate::bench::peak_resident_bytes(),
+        summary: Summary::of(&run.output_dir, vocabulary)?,
+        vocabulary,
+    })
+}
+
+/// The first half of BLAKE3 of the weights, from the manifest: they were read to write it. Weights in several files have the
+/// hash of their hashes.
+fn hash(folder: &Path) -> Result<String, FileError> {
+    let manifest = Manifest::read(folder)?;
+    let hashes: Vec<Hash> = match manifest.files.get(ADAPTER) {
+        Some(adapter) => vec![adapter.blake3],
+        None => {
+            let is_weights = |name: &str| Path::new(name).extension().is_some_and(|kind| kind == "safetensors");
+            manifest.files.iter().filter(|(name, _)| is_weights(name)).map(|(_, file)| file.blake3).collect()
+        }
+    };
+    let hash = match hashes[..] {
+        [hash] => hash,
+        _ => Hash::of_bytes(hashes.iter().map(Hash::to_string).collect::<String>().as_bytes()),
+    };
+    Ok(hash.to_string()[..32].to_string())
+}
+
+impl Ending {
+    /// None where this process did no update.
+    fn tokens_per_second(&self) -> Option<f64> {
+        (self.tokens > 0).then(|| self.tokens as f64 / self.seconds.max(1e-9))
+    }
+}
+
+fn lines(run: &Run, ending: &Ending) -> Vec<String> {
+    let Ending { step, from_step, summary, .. } = ending;
+    let output = run.output_dir.display();
+    let mut lines = Vec::new();
+    if let Some(warning) = warning(ending) {
+        lines.push(warning);
+    }
+    let early = if ending.early { ", stopped early" } else { "" };
+    let resumed = if *from_step > 0 { format!(", {from_step} of them before this start,") } else { String::new() };
+    let speed = ending.tokens_per_second().map_or(String::new(), |speed| format!(", {speed:.0} tokens/s"));
+    lines.push(format!(
+        "finished after {step} updates{early}{resumed} in {}{speed}; peak memory {:.2} GiB",
+        if ending.seconds < 60.0 { format!("{:.1}s", ending.seconds) } else { time(ending.seconds) },
+        gib(ending.peak_bytes)
+    ));
+    if let (Some(first), Some(last)) = (summary.first, summary.last) {
+        let eval = summary
+            .best_eval
+            .map_or(String::new(), |Measured { step, loss }| format!("; best evaluation {loss:.4} at step {step}"));
+        lines.push(format!(
+            "  loss {:.4} at step {}, {:.4} at step {}{eval}",
+            first.loss, first.step, last.loss, last.step
+        ));
+    }
+    let which = if ending.is_best { "the best" } else { "the last" };
+    lines.push(format!("  weights in {output}/{FINAL}: those of checkpoint-{}, {which}", ending.final_step));
+    let what = if matches!(run.adapter, Adapter::Lora(_)) { "adapter" } else { "weights" };
+    lines.push(format!("  {what} {}", ending.hash));
+    lines.push(format!("next: {}", next(run)));
+    lines
+}
+
+/// What is wrong with a run that ended without an error.
+fn warning(Ending { summary, vocabulary, .. }: &Ending) -> Option<String> {
+    let (first, last) = (summary.first?.loss, summary.last?.loss);
+    let what = match summary.verdict {
+        Verdict::Ok => return None,
+        Verdict::Dead => format!("this run is dead: its last gradient is zero, at a loss of {last:.4}"),
+        Verdict::Exploded => format!("this run exploded: its loss went from {first:.4} to {last:.4}"),
+    };
+    let even = even_loss(*vocabulary);
+    Some(format!(
+        "warning: {what}; to guess among all {vocabulary} tokens gives {even:.4}\n\
+         hint: lower `learning_rate`, and keep `max_grad_norm` above 0"
+    ))
+}
+
+/// What somebody who has just trained wants to type.
+fn next(run: &Run) -> String {
+    let result = quoted(&run.output_dir.join(FINAL));
+    let mut command = match run.adapter {
+        Adapter::Lora(_) => format!("--model {} --adapter {result}", quoted(&run.base_model)),
+        Adapter::Full | Adapter::LastBlocks(_) => format!("--model {result}"),
+    };
+    if run.profile != isobit_numerics::slices::Profile::X2 {
+        command += &format!(" --profile {}", run.profile.name());
+    }
+    if data_record::conversations(&run.output_dir).is_some() {
+        format!("isobit chat {command}")
+    } else {
+        let compare = if matches!(run.adapter, Adapter::Lora(_)) { " --compare" } else { "" };
+        format!("isobit generate {command}{compare} --prompt \"...\"")
+    }
+}
+
+/// A path as a shell takes it.
+pub(crate) fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |character: char| character.is_ascii_alphanumeric() || "-_./+:@%,=".contains(character);
+    if !text.is_empty() && text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', r"'\''")) }
+}
+
+fn event(run: &Run, ending: &Ending) -> serde_json::Value {
+    let summary = &ending.summary;
+    json!({
+        "event": "finished", "step": ending.step, "stopped_early": ending.early, "hash": ending.hash,
+        "folder": run.output_dir.join(FINAL).display().to_string(),
+        "checkpoint": format!("checkpoint-{}", ending.final_step), "is_best": ending.is_best,
+        "seconds": ending.seconds, "tokens": ending.tokens, "tokens_per_s": ending.tokens_per_second(),
+        "peak_memory_bytes": ending.peak_bytes,
+        "first_loss": summary.first.map(|measured| measured.loss),
+        "last_loss": summary.last.map(|measured| measured.loss),
+        "best_eval_loss": summary.best_eval.map(|measured| measured.loss),
+        "best_eval_step": summary.best_eval.map(|measured| measured.step),
+        "verdict": summary.verdict.name(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_as_a_shell_takes_them() {
+        let said = ["out/run-a", "my runs/a", "it's", ""].map(|path| quoted(Path::new(path)));
+        assert_eq!(said, ["out/run-a", "'my runs/a'", r"'it'\''s'", "''"]);
+    }
+}

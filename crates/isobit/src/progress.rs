@@ -1,0 +1,265 @@
+//! What `isobit train` shows while it runs: a bar on a terminal, plain lines where there is none, so that a log file lives,
+//! and events as JSON on stdout where they are asked for. Nothing here changes a result.
+
+use crate::train::tell;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use isobit_training::metrics::{Event, Record};
+use isobit_training::prepare::Prepared;
+use isobit_training::run::Watch;
+use isobit_training::signal::{self, Signal};
+use isobit_training::step::{Evaluation, StepReport};
+use serde_json::{Value, json};
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+
+/// Schema of the events.
+pub(crate) const SCHEMA: &str = "isobit.train/1";
+
+/// How progress is told on stderr.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Talk {
+    Bar,
+    Lines,
+    Nothing,
+}
+
+pub(crate) struct Console<'a> {
+    bar: ProgressBar,
+    talk: Talk,
+    json: bool,
+    prepared: &'a Prepared,
+    clock: Clock,
+    pace: Pace,
+    /// Tokens trained on by this process.
+    pub(crate) tokens: usize,
+    /// Updates before this process.
+    pub(crate) from_step: u64,
+    warned: bool,
+}
+
+/// A clock whose only use is to be looked at.
+struct Clock(
+    #[expect(clippy::disallowed_types, reason = "progress shows time; results never depend on it")] std::time::Instant,
+);
+
+impl Clock {
+    #[expect(clippy::disallowed_types, reason = "as above")]
+    fn start() -> Self {
+        Self(std::time::Instant::now())
+    }
+
+    fn seconds(&self) -> f64 {
+        self.0.elapsed().as_secs_f64()
+    }
+}
+
+/// How fast this process goes. Updates before it do not count, and its first one does not as soon as there is another: that one
+/// compiles kernels and asks for memory.
+#[derive(Debug, Default)]
+struct Pace {
+    begun: f64,
+    /// When the first update was done.
+    first_done: f64,
+    done: u64,
+}
+
+impl Pace {
+    fn step(&mut self, now: f64) {
+        self.done += 1;
+        if self.done == 1 {
+            self.first_done = now;
+        }
+    }
+
+    /// Seconds for `left` more updates; none before the first is done.
+    fn seconds_left(&self, left: u64, now: f64) -> Option<f64> {
+        match self.done {
+            0 => None,
+            1 => Some((self.first_done - self.begun) * left as f64),
+            done => Some((now - self.first_done) / (done - 1) as f64 * left as f64),
+        }
+    }
+}
+
+/// A length of time as people say it: `42s`, `3m 05s`, `2h 07m`, `3d 04h`.
+pub(crate) fn time(seconds: f64) -> String {
+    let whole = seconds.round().max(0.0) as u64;
+    match whole {
+        0..60 => format!("{whole}s"),
+        60..3600 => format!("{}m {:02}s", whole / 60, whole % 60),
+        3600..86400 => format!("{}h {:02}m", whole / 3600, whole / 60 % 60),
+        _ => format!("{}d {:02}h", whole / 86400, whole / 3600 % 24),
+    }
+}
+
+/// A number of any size in few characters; nothing but zero looks like zero.
+fn short(value: f64) -> String {
+    match value {
+        0.0 => "0".to_string(),
+        0.01..10_000.0 => format!("{value:.3}"),
+        _ => format!("{value:.2e}"),
+    }
+}
+
+pub(crate) fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
+
+impl<'a> Console<'a> {
+    pub(crate) fn new(prepared: &'a Prepared, json: bool, quiet: bool) -> Self {
+        let talk = match (quiet || json, std::io::stderr().is_terminal()) {
+            (true, _) => Talk::Nothing,
+            (false, true) => Talk::Bar,
+            (false, false) => Talk::Lines,
+        };
+        let bar = ProgressBar::new(prepared.steps.total);
+        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        if talk != Talk::Bar {
+            bar.set_draw_target(ProgressDrawTarget::hidden());
+        }
+        let clock = Clock::start();
+        Self { bar, talk, json, prepared, clock, pace: Pace::default(), tokens: 0, from_step: 0, warned: false }
+    }
+
+    pub(crate) fn event(&self, mut value: Value) {
+        if self.json {
+            value["schema"] = SCHEMA.into();
+            // A closed pipe ends the events, not the training.
+            let _ = writeln!(std::io::stdout().lock(), "{value}");
+        }
+    }
+
+    /// The bar goes; what follows stands below what was said.
+    pub(crate) fn close(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    /// Since the first update of this process began.
+    pub(crate) fn seconds_of_training(&self) -> f64 {
+        self.clock.seconds() - self.pace.begun
+    }
+
+    fn say(&self, text: &str) {
+        match self.talk {
+            Talk::Bar => self.bar.println(text),
+            Talk::Lines => tell(text),
+            Talk::Nothing => (),
+        }
+    }
+
+    fn eta(&self, step: u64) -> String {
+        let left = self.prepared.steps.total.saturating_sub(step);
+        self.pace.seconds_left(left, self.clock.seconds()).map_or("unknown".to_string(), time)
+    }
+}
+
+impl Watch for Console<'_> {
+    fn started(&mut self, prepared: &Prepared, trained: usize, from_step: u64) {
+        self.pace.begun = self.clock.seconds();
+        self.from_step = from_step;
+        signal::saved(from_step);
+        self.bar.set_position(from_step);
+        let total = prepared.steps.total;
+        if from_step > 0 {
+            self.say(&format!("going on after {from_step} of {total} updates"));
+        }
+        self.event(json!({"event": "started", "trained_parameters": trained, "from_step": from_step, "steps": total}));
+    }
+
+    fn seconds(&mut self) -> f64 {
+        self.clock.seconds()
+    }
+
+    fn wall_seconds(&mut self) -> f64 {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.map_or(0.0, |since| since.as_secs_f64())
+    }
+
+    fn step(&mut self, step: u64, report: &StepReport, learning_rate: f64) {
+        self.tokens += report.tokens;
+        self.pace.step(self.clock.seconds());
+        if report.grad_norm == 0.0 && report.loss > 0.0 && !self.warned {
+            self.warned = true;
+            self.say(&format!("warning: step {step}: the gradient is zero: nothing is learned from here on"));
+        }
+        if self.talk == Talk::Bar {
+            let rate = self.tokens as f64 / self.seconds_of_training().max(1e-9);
+            let memory = gib(crate::bench::peak_resident_bytes());
+            let (loss, eta) = (report.loss, self.eta(step));
+            self.bar.set_position(step);
+            self.bar.set_message(format!(
+                "loss {loss:.4} lr {learning_rate:.2e} {rate:.0} tokens/s {memory:.1} GiB eta {eta}"
+            ));
+        }
+        self.event(json!({"event": "step", "step": step, "loss": report.loss, "grad_norm": report.grad_norm,
+            "learning_rate": learning_rate, "tokens": report.tokens}));
+    }
+
+    fn logged(&mut self, record: &Record) {
+        let Event::Train { loss, learning_rate, grad_norm } = record.event else { return };
+        if self.talk == Talk::Lines {
+            let rate = record.timing.map_or(0.0, |timing| timing.tokens_per_s);
+            tell(&format!(
+                "step {}/{}: loss {loss:.4}, lr {}, grad norm {}, {rate:.0} tokens/s, eta {}",
+                record.step,
+                self.prepared.steps.total,
+                short(learning_rate),
+                short(grad_norm),
+                self.eta(record.step)
+            ));
+        }
+    }
+
+    fn evaluated(&mut self, step: u64, evaluation: &Evaluation, best: bool) {
+        let (loss, perplexity, accuracy) = (evaluation.loss(), evaluation.perplexity(), evaluation.accuracy());
+        let (total, note) = (self.prepared.steps.total, if best { " (best)" } else { "" });
+        self.say(&format!(
+            "step {step}/{total}: eval loss {loss:.4}, perplexity {perplexity:.2}, accuracy {accuracy:.4}{note}"
+        ));
+        self.event(json!({"event": "eval", "step": step, "loss": loss, "perplexity": perplexity, "accuracy": accuracy,
+            "best": best}));
+    }
+
+    fn saved(&mut self, folder: &Path) {
+        let name = folder.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+        if let Some(step) = name.rsplit('-').next().and_then(|step| step.parse().ok()) {
+            signal::saved(step);
+        }
+        self.event(json!({"event": "saved", "checkpoint": name}));
+    }
+
+    fn stop(&mut self) -> Option<Signal> {
+        signal::requested()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_left_counts_this_process_alone() {
+        let mut pace = Pace { begun: 100.0, ..Pace::default() };
+        assert_eq!(pace.seconds_left(9, 100.0), None);
+        pace.step(130.0);
+        assert_eq!(pace.seconds_left(9, 130.0), Some(270.0));
+        // The first took 30 seconds, every further one two.
+        pace.step(132.0);
+        assert_eq!(pace.seconds_left(8, 132.0), Some(16.0));
+        pace.step(134.0);
+        assert_eq!(pace.seconds_left(7, 134.0), Some(14.0));
+        assert_eq!(pace.seconds_left(0, 134.0), Some(0.0));
+    }
+
+    #[test]
+    fn numbers_of_any_size() {
+        assert_eq!([0.0, 2e-4, 0.531, 12.0, 31_500.0].map(short), ["0", "2.00e-4", "0.531", "12.000", "3.15e4"]);
+    }
+
+    #[test]
+    fn times_as_people_say_them() {
+        let said = [0.2, 59.4, 59.6, 185.0, 3600.0, 7620.0, 273_600.0].map(time);
+        assert_eq!(said, ["0s", "59s", "1m 00s", "3m 05s", "1h 00m", "2h 07m", "3d 04h"]);
+    }
+}

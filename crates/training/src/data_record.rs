@@ -1,0 +1,39 @@
+//! `data.json` of a run folder: the files that the run trains on, with format, size and digest. `generate` reads from it
+//! whether an adapter was trained on conversations.
+
+use crate::data::Report;
+use isobit_proof::FileError;
+use isobit_proof::atomic::write_atomically;
+use std::path::Path;
+
+const NAME: &str = "data.json";
+const SCHEMA: &str = "isobit.data/1";
+
+/// BOUND: bytes of the file, far above what we write.
+const BYTES_MOST: u64 = 1 << 24;
+
+/// Formats that go through the chat template where the model has one.
+const CONVERSATIONS: [&str; 4] = ["messages", "share_gpt", "prompt_completion_messages", "instruction"];
+
+pub fn write(output_dir: &Path, report: &Report) -> Result<(), FileError> {
+    let value = serde_json::json!({"schema": SCHEMA, "files": report.files});
+    let mut text = serde_json::to_string_pretty(&value).expect("strings and numbers have a JSON form");
+    text.push('\n');
+    write_atomically(&output_dir.join(NAME), text.as_bytes())
+}
+
+/// The format of the conversations that the run in this folder trained on. None where there are none, or where the folder does
+/// not say: this is only ever a hint.
+pub fn conversations(output_dir: &Path) -> Option<String> {
+    let path = output_dir.join(NAME);
+    let found = std::fs::metadata(&path).ok()?;
+    if !found.is_file() || found.len() > BYTES_MOST {
+        return None;
+    }
+    let value: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
+    if value["schema"] != SCHEMA {
+        return None;
+    }
+    let mut formats = value["files"].as_array()?.iter().filter_map(|file| file["format"].as_str());
+    formats.find(|format| CONVERSATIONS.contains(format)).map(str::to_string)
+}
