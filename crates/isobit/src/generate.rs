@@ -1,15 +1,15 @@
-//! `isobit generate` and `isobit chat`: text from a model, an adapter, or both side by side.
+//! `isobit generate`: text from a model, an adapter, or both side by side, shown as it comes; and what `isobit chat` shares with it.
 
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
-use crate::model;
-use crate::train::failed;
+use crate::train::{failed, tell};
+use crate::{adapter, input, model};
 use isobit_kernels::Backend;
 use isobit_models::{Built, Sampling, Session};
 use isobit_numerics::slices::Profile;
 use isobit_training::data::{self, Template, Tokenizer};
 use isobit_training::prepare::{RunError, model_config};
-use std::io::{BufRead, Write};
+use std::io::Write;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -31,19 +31,8 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-#[derive(Debug, clap::Args)]
-pub(crate) struct ChatArguments {
-    #[command(flatten)]
-    model: model::Arguments,
-    #[command(flatten)]
-    sampling: SamplingArguments,
-    /// A system message before the conversation
-    #[arg(long, value_name = "TEXT")]
-    system: Option<String>,
-}
-
 #[derive(Clone, Debug, clap::Args)]
-struct SamplingArguments {
+pub(crate) struct SamplingArguments {
     /// 0 takes the most likely token every time
     #[arg(long, default_value_t = 0.0)]
     temperature: f64,
@@ -54,11 +43,11 @@ struct SamplingArguments {
     seed: u64,
     /// Most tokens to add
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=131_072))]
-    max_tokens: u32,
+    pub(crate) max_tokens: u32,
 }
 
 impl SamplingArguments {
-    fn rule(&self) -> Result<Sampling, Failure> {
+    pub(crate) fn rule(&self) -> Result<Sampling, Failure> {
         let share = self.top_p > 0.0 && self.top_p <= 1.0;
         if !(share && (0.0..=100.0).contains(&self.temperature)) {
             let message = format!("temperature {} or top-p {} is out of range", self.temperature, self.top_p);
@@ -69,25 +58,28 @@ impl SamplingArguments {
 }
 
 /// Tokenizer, template and the limits of a model folder.
-struct Texts {
-    tokenizer: Tokenizer,
+pub(crate) struct Texts {
+    pub(crate) tokenizer: Tokenizer,
     template: Option<Template>,
-    max_positions: usize,
+    pub(crate) max_positions: usize,
     vocabulary: usize,
 }
 
 impl Texts {
-    fn open(arguments: &model::Arguments) -> Result<Self, RunError> {
+    pub(crate) fn open(arguments: &model::Arguments) -> Result<Self, RunError> {
         let config = model_config(&arguments.model)?;
         let (tokenizer, template) = data::open(&arguments.model, &data::DataConfig::default().date)?;
         Ok(Self { tokenizer, template, max_positions: config.max_positions, vocabulary: config.vocabulary })
     }
 
+    /// Says so where the model has no chat template.
+    pub(crate) fn needs_template(&self, hint: &str) -> Result<&Template, Failure> {
+        self.template.as_ref().ok_or_else(|| Failure::usage("the model folder has no chat template", hint))
+    }
+
     /// A conversation as the text that an answer continues.
-    fn rendered(&self, messages: &[(String, String)]) -> Result<String, Failure> {
-        let Some(template) = &self.template else {
-            return Err(Failure::usage("the model folder has no chat template", "leave out `--chat`"));
-        };
+    pub(crate) fn rendered(&self, messages: &[(String, String)]) -> Result<String, Failure> {
+        let template = self.needs_template("leave out `--chat`")?;
         let list: Vec<_> =
             messages.iter().map(|(role, content)| serde_json::json!({"role": role, "content": content})).collect();
         let row = serde_json::json!({"messages": list}).to_string();
@@ -99,7 +91,7 @@ impl Texts {
         })
     }
 
-    fn tokens(&self, text: &str, special: bool) -> Result<Vec<u32>, Failure> {
+    pub(crate) fn tokens(&self, text: &str, special: bool) -> Result<Vec<u32>, Failure> {
         let encoding = self.tokenizer.encode(text, special);
         let refused = |message: String| Failure { code: 3, message, hint: None };
         let tokens = encoding.map_err(|error| refused(error.to_string()))?.tokens;
@@ -115,14 +107,16 @@ impl Texts {
     }
 }
 
-/// Continues `prompt` until the text ends; gives the added tokens.
-fn continued<B: Backend>(
+/// Continues `prompt` until the text ends, or until `each` says no: it gets all added tokens whenever there is another. Gives the
+/// added tokens.
+pub(crate) fn continued<B: Backend>(
     backend: &B,
     built: &Built<B>,
     texts: &Texts,
     profile: Profile,
     prompt: &[u32],
     rule: (Sampling, u32),
+    each: &mut dyn FnMut(&[u32]) -> Result<bool, Failure>,
 ) -> Result<Vec<u32>, Failure> {
     let (sampling, most) = rule;
     let mut session = Session::new(backend, &built.model, &built.parameters, profile);
@@ -141,15 +135,64 @@ fn continued<B: Backend>(
             break;
         }
         added.push(token);
+        if !each(&added)? {
+            break;
+        }
         next = vec![token];
     }
     Ok(added)
+}
+
+/// A text written while its tokens come. A character may take several tokens: only whole ones are written, and in the end all of
+/// what the tokens give together.
+pub(crate) struct Stream<'a, W: Write> {
+    tokenizer: &'a Tokenizer,
+    out: W,
+    /// What was written.
+    written: String,
+}
+
+impl<'a, W: Write> Stream<'a, W> {
+    pub(crate) fn new(tokenizer: &'a Tokenizer, out: W) -> Self {
+        Self { tokenizer, out, written: String::new() }
+    }
+
+    /// A line before the text.
+    fn head(&mut self, name: &str) -> std::io::Result<()> {
+        writeln!(self.out, "[{name}]")
+    }
+
+    /// Writes what all tokens so far have made certain.
+    pub(crate) fn add(&mut self, tokens: &[u32]) -> std::io::Result<()> {
+        let text = self.tokenizer.decode(tokens);
+        // A character whose bytes are not all there yet is shown as this one.
+        self.write(text.trim_end_matches(char::REPLACEMENT_CHARACTER))
+    }
+
+    /// Writes the rest and ends the line; gives the text.
+    pub(crate) fn end(mut self, tokens: &[u32]) -> std::io::Result<String> {
+        let text = self.tokenizer.decode(tokens);
+        self.write(&text)?;
+        writeln!(self.out)?;
+        self.out.flush()?;
+        Ok(text)
+    }
+
+    fn write(&mut self, text: &str) -> std::io::Result<()> {
+        if let Some(new) = text.strip_prefix(self.written.as_str()).filter(|new| !new.is_empty()) {
+            self.out.write_all(new.as_bytes())?;
+            self.out.flush()?;
+            self.written = text.to_string();
+        }
+        Ok(())
+    }
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let chosen = Chosen::parse(&arguments.model.device, arguments.model.threads)?;
     arguments.sampling.rule()?;
     let texts = Texts::open(&arguments.model).map_err(|error| failed(&error))?;
+    note_conversations(arguments, &texts);
     on_device(&chosen, Generating { arguments, texts: &texts })?
 }
 
@@ -163,7 +206,10 @@ impl Job for Generating<'_> {
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
         let Self { arguments, texts } = self;
-        let prompts = if arguments.prompt.is_empty() { lines()? } else { arguments.prompt.clone() };
+        let prompts = match &arguments.prompt[..] {
+            [] => input::lines(&mut std::io::stdin().lock())?,
+            prompts => prompts.to_vec(),
+        };
         let tokens = prompts.iter().map(|prompt| self.prompt_tokens(prompt)).collect::<Result<Vec<_>, _>>()?;
         if let Some(long) = tokens.iter().find(|tokens| tokens.len() > texts.max_positions) {
             let message =
@@ -182,13 +228,29 @@ impl Job for Generating<'_> {
             .collect::<Result<Vec<_>, Failure>>()?;
         let rule = (arguments.sampling.rule()?, arguments.sampling.max_tokens);
         let profile = arguments.model.profile()?;
+        let output = |error| Failure::output(&error);
         for (prompt, tokens) in prompts.iter().zip(&tokens) {
             let mut results = Vec::new();
             for (name, built) in &models {
-                let added = continued(&backend, built, texts, profile, tokens, rule)?;
-                results.push((*name, texts.tokenizer.decode(&added), added));
+                let mut stream = Stream::new(&texts.tokenizer, std::io::stdout().lock());
+                if !arguments.json && models.len() > 1 {
+                    stream.head(if *name == "base" { "base" } else { "adapter" }).map_err(output)?;
+                }
+                let added = continued(&backend, built, texts, profile, tokens, rule, &mut |added| {
+                    if !arguments.json {
+                        stream.add(added).map_err(output)?;
+                    }
+                    Ok(true)
+                })?;
+                if arguments.json {
+                    results.push((*name, texts.tokenizer.decode(&added), added));
+                } else {
+                    stream.end(&added).map_err(output)?;
+                }
             }
-            print(arguments.json, prompt, &results).map_err(|error| Failure::output(&error))?;
+            if arguments.json {
+                print_json(prompt, &results).map_err(output)?;
+            }
         }
         Ok(())
     }
@@ -204,70 +266,73 @@ impl Generating<'_> {
     }
 }
 
-fn lines() -> Result<Vec<String>, Failure> {
-    std::io::stdin().lock().lines().collect::<Result<_, _>>().map_err(|error| Failure::output(&error))
-}
-
-fn print(json: bool, prompt: &str, results: &[(&str, String, Vec<u32>)]) -> std::io::Result<()> {
+fn print_json(prompt: &str, results: &[(&str, String, Vec<u32>)]) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    if json {
-        let mut value = serde_json::json!({"schema": "isobit.generate/1", "prompt": prompt});
-        for (name, text, tokens) in results {
-            value[*name] = serde_json::json!(text);
-            value[format!("{name}_tokens")] = serde_json::json!(tokens);
-        }
-        writeln!(out, "{value}")?;
-    } else if let [(_, text, _)] = results {
-        writeln!(out, "{text}")?;
-    } else {
-        for (name, text, _) in results {
-            writeln!(out, "[{}]\n{text}", if *name == "base" { "base" } else { "adapter" })?;
-        }
+    let mut value = serde_json::json!({"schema": "isobit.generate/1", "prompt": prompt});
+    for (name, text, tokens) in results {
+        value[*name] = serde_json::json!(text);
+        value[format!("{name}_tokens")] = serde_json::json!(tokens);
     }
+    writeln!(out, "{value}")?;
     out.flush()
 }
 
-pub(crate) fn chat(arguments: &ChatArguments) -> Result<(), Failure> {
-    let chosen = Chosen::parse(&arguments.model.device, arguments.model.threads)?;
-    arguments.sampling.rule()?;
-    let texts = Texts::open(&arguments.model).map_err(|error| failed(&error))?;
-    on_device(&chosen, Chatting { arguments, texts: &texts })?
+/// An adapter that learned conversations, and a prompt that is none.
+fn note_conversations(arguments: &Arguments, texts: &Texts) {
+    let (Some(adapter), Some(_), false) = (&arguments.model.adapter, &texts.template, arguments.chat) else { return };
+    if let Some(format) = adapter::conversations(adapter) {
+        tell(&format!(
+            "note: this adapter was trained on conversations (`{format}`): `--chat` puts the prompt through the chat template \
+             as training did"
+        ));
+    }
 }
 
-struct Chatting<'a> {
-    arguments: &'a ChatArguments,
-    texts: &'a Texts,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Job for Chatting<'_> {
-    type Result = Result<(), Failure>;
+    /// Keeps what is written between two flushes apart.
+    #[derive(Default)]
+    struct Pieces(Vec<Vec<u8>>, Vec<u8>);
 
-    /// Every line of standard input is a user's message; the whole conversation is rendered anew for each answer.
-    fn run<B: Backend>(self, backend: B) -> Self::Result {
-        const POSITIONS_MOST: usize = 4096;
-        let Self { arguments, texts } = self;
-        let built = arguments.model.build(&backend, texts.max_positions.min(POSITIONS_MOST), true)?;
-        let rule = (arguments.sampling.rule()?, arguments.sampling.max_tokens);
-        let profile = arguments.model.profile()?;
-        let mut messages: Vec<(String, String)> = Vec::new();
-        messages.extend(arguments.system.iter().map(|text| ("system".to_string(), text.clone())));
-        for line in std::io::stdin().lock().lines() {
-            messages.push(("user".to_string(), line.map_err(|error| Failure::output(&error))?));
-            let tokens = texts.tokens(&texts.rendered(&messages)?, false)?;
-            if tokens.len() >= built.model.positions {
-                let message = format!(
-                    "the conversation has {} tokens, there is room for {}",
-                    tokens.len(),
-                    built.model.positions
-                );
-                return Err(Failure { code: 3, message, hint: Some("start a new conversation".to_string()) });
-            }
-            let added = continued(&backend, &built, texts, profile, &tokens, rule)?;
-            let answer = texts.tokenizer.decode(&added);
-            let mut out = std::io::stdout().lock();
-            writeln!(out, "{answer}").and_then(|()| out.flush()).map_err(|error| Failure::output(&error))?;
-            messages.push(("assistant".to_string(), answer));
+    impl Write for &mut Pieces {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.1.extend_from_slice(bytes);
+            Ok(bytes.len())
         }
-        Ok(())
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            let piece = std::mem::take(&mut self.1);
+            self.0.push(piece);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn pieces_are_whole_characters() {
+        let folder = tempfile::tempdir().expect("folder");
+        let tokenizer = include_bytes!("../../training/tests/fixtures/tokenizer.json");
+        std::fs::write(folder.path().join("tokenizer.json"), tokenizer).expect("written");
+        let tokenizer = Tokenizer::load(folder.path()).expect("a tokenizer");
+        let tokens = |text: &str| tokenizer.encode(text, false).expect("encoded").tokens;
+        // The last one is cut inside its last character.
+        let mut cut = tokens("a🦜");
+        cut.pop();
+        for tokens in [tokens("Grüße, 世界 🦜!"), tokens(""), cut] {
+            let mut pieces = Pieces::default();
+            let mut stream = Stream::new(&tokenizer, &mut pieces);
+            for count in 1..=tokens.len() {
+                stream.add(&tokens[..count]).expect("written");
+            }
+            let text = stream.end(&tokens).expect("written");
+            assert_eq!(text, tokenizer.decode(&tokens));
+            let whole: Vec<&str> =
+                pieces.0.iter().map(|piece| std::str::from_utf8(piece).expect("whole characters")).collect();
+            assert_eq!(whole.concat(), format!("{text}\n"));
+            assert!(whole.len() > text.chars().count() / 4, "as it comes: {whole:?}");
+            let last = whole.len() - usize::from(text.ends_with(char::REPLACEMENT_CHARACTER)) - 1;
+            assert!(whole[..last].iter().all(|piece| !piece.contains(char::REPLACEMENT_CHARACTER)), "{whole:?}");
+        }
     }
 }

@@ -1,8 +1,10 @@
 //! The program: parses the command line, hands over to one file per command, turns errors into messages and exit codes.
 #![expect(clippy::float_arithmetic, reason = "rates are printed")]
 
+mod adapter;
 mod backend;
 mod bench;
+mod chat;
 mod data;
 mod demo;
 mod devices;
@@ -12,6 +14,7 @@ mod eval;
 mod fits;
 mod generate;
 mod init;
+mod input;
 mod model;
 mod plan;
 mod progress;
@@ -52,8 +55,8 @@ enum Command {
     Eval(eval::Arguments),
     /// Continue texts
     Generate(generate::Arguments),
-    /// Talk with a model: every line of standard input is a message
-    Chat(generate::ChatArguments),
+    /// Talk with a model
+    Chat(chat::Arguments),
     /// Look at data as training would see it
     Data(data::Arguments),
     /// List what this machine can compute on
@@ -144,7 +147,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Generate(arguments) => generate::run(&arguments),
-        Command::Chat(arguments) => generate::chat(&arguments),
+        Command::Chat(arguments) => chat::run(&arguments),
         Command::Data(arguments) => data::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Diff(arguments) => diff::run(&arguments),

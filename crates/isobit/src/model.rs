@@ -1,6 +1,7 @@
 //! A model from its folder, with an adapter where one is named: what `eval`, `generate` and `chat` share.
 
 use crate::Failure;
+use crate::adapter;
 use crate::train::{failed, tell};
 use isobit_kernels::Backend;
 use isobit_models::build::Settings;
@@ -16,7 +17,7 @@ pub(crate) struct Arguments {
     /// Model folder in Hugging Face layout
     #[arg(long, value_name = "FOLDER")]
     pub(crate) model: PathBuf,
-    /// Adapter folder (adapter_config.json, adapter_model.safetensors): ours or PEFT's
+    /// Adapter folder (adapter_config.json, adapter_model.safetensors), ours or PEFT's; or a run or checkpoint of ours
     #[arg(long, value_name = "FOLDER")]
     pub(crate) adapter: Option<PathBuf>,
     /// cpu, opencl:N or cuda:N
@@ -31,6 +32,10 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
+    pub(crate) fn profile_name(&self) -> &str {
+        &self.profile
+    }
+
     pub(crate) fn profile(&self) -> Result<Profile, Failure> {
         let profile = Profile::ALL.into_iter().find(|profile| profile.name() == self.profile);
         profile.ok_or_else(|| Failure::usage(format!("unknown profile `{}`", self.profile), "x2 and x3 exist"))
@@ -43,12 +48,12 @@ impl Arguments {
         positions: usize,
         with_adapter: bool,
     ) -> Result<Built<B>, Failure> {
-        self.built(backend, positions, with_adapter).map_err(|error| failed(&error))
+        let adapter = self.adapter.as_deref().filter(|_| with_adapter).map(adapter::located).transpose()?;
+        self.built(backend, positions, adapter.as_deref()).map_err(|error| failed(&error))
     }
 
-    fn built<B: Backend>(&self, backend: &B, positions: usize, with_adapter: bool) -> Result<Built<B>, RunError> {
+    fn built<B: Backend>(&self, backend: &B, positions: usize, adapter: Option<&Path>) -> Result<Built<B>, RunError> {
         let config = model_config(&self.model)?;
-        let adapter = self.adapter.as_deref().filter(|_| with_adapter);
         let made_on = adapter.map(Manifest::check).transpose()?.flatten().and_then(|manifest| manifest.base);
         let trained = match adapter {
             Some(folder) => Trained::Lora(peft::parse_config(&text(&folder.join("adapter_config.json"))?)?),

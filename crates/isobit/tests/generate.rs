@@ -271,3 +271,41 @@ fn an_adapter_of_another_model() {
     ran.says(8, &["lora_A", "[4, 32]", "[4, 64]"]);
     folder.run(&["eval", "--model", "model", "--data", "none.jsonl"]).says(2, &["none.jsonl does not exist"]);
 }
+
+/// A run stands for its final weights, and before it has any for its latest checkpoint.
+#[test]
+fn an_adapter_by_its_run() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("run", &["learning_rate=0.1", "lr_scheduler_type=constant", "max_steps=6"]);
+    let of = |adapter: &str| generate(&folder, &["--adapter", adapter, "--prompt", "1+2="]);
+    assert_eq!(of("run"), of("run/final"));
+    assert_ne!(of("run"), generate(&folder, &["--prompt", "1+2="]));
+    let measured = eval(&folder, &["--adapter", "run"]);
+    assert_eq!(measured, eval(&folder, &["--adapter", "run/final"]));
+    assert_ne!(measured, eval(&folder, &["--adapter", "run/checkpoint-3"]));
+    std::fs::remove_dir_all(folder.path("run/final")).expect("removed");
+    assert_eq!(eval(&folder, &["--adapter", "run"]), measured);
+    let ran = folder.run(&["generate", "--model", "model", "--adapter", "run", "--prompt", "1", "--max-tokens", "2"]);
+    assert_eq!((ran.code, ran.err.as_str()), (0, "note: run is not finished: this is run/checkpoint-6\n"));
+    folder.run(&["generate", "--model", "model", "--adapter", "run/none", "--prompt", "1"]).says(2, &["run/none"]);
+    let ran = folder.run(&["generate", "--model", "model", "--adapter", "model", "--prompt", "1"]);
+    ran.says(2, &["model holds the weights of a model, not an adapter", "hint: name it by `--model model`"]);
+}
+
+/// Shown as it comes, a text is what it is as a whole.
+#[test]
+fn a_text_as_it_comes() {
+    let folder = folder();
+    for more in [&["--temperature", "1.5"][..], &["--adapter", "adapter", "--compare", "--temperature", "2"]] {
+        let flags = [&["--prompt", "1+2=", "--prompt", "9", "--max-tokens", "40"], more].concat();
+        let expected: String = generate(&folder, &flags)
+            .iter()
+            .map(|line| match line["base"].as_str() {
+                Some(base) => format!("[base]\n{base}\n[adapter]\n{}\n", line["text"].as_str().expect("a text")),
+                None => format!("{}\n", line["text"].as_str().expect("a text")),
+            })
+            .collect();
+        let ran = folder.run(&[&["generate", "--model", "model"], &flags[..]].concat());
+        assert_eq!((ran.code, ran.out), (0, expected), "{}", ran.err);
+    }
+}

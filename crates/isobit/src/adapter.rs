@@ -1,0 +1,42 @@
+//! Which folder `--adapter` means: an adapter itself, a checkpoint, or a run, which stands for its final weights or, while it has
+//! none, for its latest checkpoint.
+
+use crate::Failure;
+use crate::train::{failed, tell};
+use isobit_training::checkpoint::{self, ADAPTER_CONFIG, FINAL, MODEL};
+use isobit_training::data_record;
+use std::path::{Path, PathBuf};
+
+/// The folder that holds `adapter_config.json`. A folder that holds nothing we know is given back as it is: opening it says what is
+/// missing.
+pub(crate) fn located(folder: &Path) -> Result<PathBuf, Failure> {
+    if holds_adapter(folder) {
+        return Ok(folder.to_path_buf());
+    }
+    let last = folder.join(FINAL);
+    if holds_adapter(&last) {
+        return Ok(last);
+    }
+    for whole in [folder, &last] {
+        if whole.join(MODEL).is_file() {
+            let message = format!("{} holds the weights of a model, not an adapter", whole.display());
+            return Err(Failure::usage(message, format!("name it by `--model {}`", whole.display())));
+        }
+    }
+    if let Some(latest) = checkpoint::latest(folder).map_err(|error| failed(&error.into()))?
+        && holds_adapter(&latest)
+    {
+        tell(&format!("note: {} is not finished: this is {}", folder.display(), latest.display()));
+        return Ok(latest);
+    }
+    Ok(folder.to_path_buf())
+}
+
+fn holds_adapter(folder: &Path) -> bool {
+    folder.join(ADAPTER_CONFIG).is_file()
+}
+
+/// The format of the conversations that an adapter was trained on: where the folder is a run's, or lies in one.
+pub(crate) fn conversations(folder: &Path) -> Option<String> {
+    data_record::conversations(folder).or_else(|| data_record::conversations(folder.parent()?))
+}

@@ -1,0 +1,220 @@
+//! `isobit chat`: a conversation with a model. On a terminal there is a prompt, answers appear token by token, and Ctrl-C ends the
+//! answer, not the program. On a pipe every line is a message, and stdout holds the answers alone.
+
+use crate::Failure;
+use crate::backend::{Chosen, Job, on_device};
+use crate::generate::{SamplingArguments, Stream, Texts, continued};
+use crate::train::{failed, tell};
+use crate::{input, model};
+use isobit_kernels::Backend;
+use isobit_models::{Built, Sampling};
+use isobit_numerics::slices::Profile;
+use isobit_training::signal;
+use std::io::{BufRead, IsTerminal, Write};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    model: model::Arguments,
+    #[command(flatten)]
+    sampling: SamplingArguments,
+    /// A system message before the conversation
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+}
+
+/// What `/help` says, and the end of `--help`.
+const HELP: &str = "\
+/reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C ends an answer.
+A line that ends in a backslash goes on in the next; \"\"\" begins and ends a message of several lines.";
+
+/// BOUND: positions that caches are made for.
+const POSITIONS_MOST: usize = 4096;
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let chosen = Chosen::parse(&arguments.model.device, arguments.model.threads)?;
+    arguments.sampling.rule()?;
+    let texts = Texts::open(&arguments.model).map_err(|error| failed(&error))?;
+    texts.needs_template("use `isobit generate`, which continues a text as it stands")?;
+    on_device(&chosen, Chatting { arguments, texts: &texts })?
+}
+
+struct Chatting<'a> {
+    arguments: &'a Arguments,
+    texts: &'a Texts,
+}
+
+impl Job for Chatting<'_> {
+    type Result = Result<(), Failure>;
+
+    fn run<B: Backend>(self, backend: B) -> Self::Result {
+        let Self { arguments, texts } = self;
+        let built = arguments.model.build(&backend, texts.max_positions.min(POSITIONS_MOST), true)?;
+        let terminal = std::io::stdin().is_terminal();
+        if terminal {
+            signal::install_for_conversation().map_err(|error| Failure::output(&error))?;
+        }
+        tell(&about(&arguments.model, &built, terminal));
+        let system = arguments.system.iter().map(|text| ("system".to_string(), text.clone())).collect();
+        let rule = (arguments.sampling.rule()?, arguments.sampling.max_tokens);
+        let profile = arguments.model.profile()?;
+        let mut conversation =
+            Conversation { backend: &backend, built: &built, texts, profile, rule, terminal, messages: system };
+        conversation.hold(&mut std::io::stdin().lock())
+    }
+}
+
+/// The line at the start.
+fn about<B: Backend>(model: &model::Arguments, built: &Built<B>, terminal: bool) -> String {
+    let name = model.model.file_name().map_or(model.model.as_os_str(), |name| name).to_string_lossy();
+    let adapter = model.adapter.as_ref().map_or(String::new(), |folder| format!(" with adapter {}", folder.display()));
+    let help = if terminal { "; /help says what can be typed" } else { "" };
+    format!(
+        "{name}{adapter}: {} layers on {}, profile {}, room for {} tokens{help}",
+        built.model.config.layers.len(),
+        model.device,
+        model.profile_name(),
+        built.model.positions
+    )
+}
+
+struct Conversation<'a, B: Backend> {
+    backend: &'a B,
+    built: &'a Built<B>,
+    texts: &'a Texts,
+    profile: Profile,
+    rule: (Sampling, u32),
+    terminal: bool,
+    /// Role and content.
+    messages: Vec<(String, String)>,
+}
+
+impl<B: Backend> Conversation<'_, B> {
+    fn hold(&mut self, reader: &mut impl BufRead) -> Result<(), Failure> {
+        while let Some(message) = next_message(reader, self.terminal)? {
+            match message.trim() {
+                "" => (),
+                "/quit" | "/exit" => break,
+                "/help" => tell(HELP),
+                "/reset" => {
+                    self.messages.retain(|(role, _)| role == "system");
+                    tell("the conversation is forgotten");
+                }
+                word if is_command(word) => tell(&format!("there is no {word}; /help says what can be typed")),
+                _ => self.answer(message)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The whole conversation is rendered anew for each answer: a template may treat its last message in a way of its own.
+    fn answer(&mut self, message: String) -> Result<(), Failure> {
+        self.messages.push(("user".to_string(), message));
+        let tokens = self.texts.tokens(&self.texts.rendered(&self.messages)?, false)?;
+        let room = self.built.model.positions;
+        if tokens.len() >= room {
+            let message = format!("the conversation has {} tokens, there is room for {room}", tokens.len());
+            if !self.terminal {
+                return Err(Failure { code: 3, message, hint: Some("start a new conversation".to_string()) });
+            }
+            self.messages.pop();
+            tell(&format!("{message}: /reset begins a new one"));
+            return Ok(());
+        }
+        // One that came while the user was typing is over.
+        signal::interrupted();
+        let mut stream = Stream::new(&self.texts.tokenizer, std::io::stdout().lock());
+        let mut stopped = false;
+        let added = continued(self.backend, self.built, self.texts, self.profile, &tokens, self.rule, &mut |added| {
+            stream.add(added).map_err(|error| Failure::output(&error))?;
+            stopped = self.terminal && signal::interrupted();
+            Ok(!stopped)
+        })?;
+        let answer = stream.end(&added).map_err(|error| Failure::output(&error))?;
+        if stopped {
+            tell("(stopped)");
+        }
+        self.messages.push(("assistant".to_string(), answer));
+        Ok(())
+    }
+}
+
+/// A slash and one word of letters, and nothing else: a path or a fraction is a message.
+fn is_command(text: &str) -> bool {
+    let word = text.strip_prefix('/');
+    word.is_some_and(|word| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase()))
+}
+
+/// One line, lines that a backslash joins, or what stands between two `"""`. None at the end of the input.
+fn next_message(reader: &mut impl BufRead, terminal: bool) -> Result<Option<String>, Failure> {
+    const QUOTES: &str = "\"\"\"";
+    let Some(first) = prompted(reader, terminal, "> ")? else { return Ok(None) };
+    if let Some(rest) = first.trim_start().strip_prefix(QUOTES) {
+        let mut block = rest.to_string();
+        loop {
+            if let Some(whole) = block.trim_end().strip_suffix(QUOTES) {
+                return Ok(Some(whole.trim_matches('\n').to_string()));
+            }
+            let Some(line) = prompted(reader, terminal, ". ")? else { return Ok(Some(block)) };
+            block.push('\n');
+            block.push_str(&line);
+        }
+    }
+    let mut message = first;
+    while message.ends_with('\\') {
+        message.pop();
+        let Some(line) = prompted(reader, terminal, ". ")? else { break };
+        message.push('\n');
+        message.push_str(&line);
+    }
+    Ok(Some(message))
+}
+
+fn prompted(reader: &mut impl BufRead, terminal: bool, prompt: &str) -> Result<Option<String>, Failure> {
+    if !terminal {
+        return input::line(reader);
+    }
+    let mut err = std::io::stderr().lock();
+    let _ = write!(err, "{prompt}").and_then(|()| err.flush());
+    drop(err);
+    signal::waiting(true);
+    let line = input::line(reader);
+    signal::waiting(false);
+    if let Ok(None) = line {
+        // Ctrl-D leaves the cursor behind the prompt.
+        tell("");
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages(text: &str) -> Vec<String> {
+        let mut reader = text.as_bytes();
+        let mut all = Vec::new();
+        while let Some(message) = next_message(&mut reader, false).expect("text") {
+            all.push(message);
+        }
+        all
+    }
+
+    #[test]
+    fn messages_of_one_line_and_of_several() {
+        assert_eq!(messages("a\nb"), ["a", "b"]);
+        assert_eq!(messages("a\\\n b\\\nc\nd\n"), ["a\n b\nc", "d"]);
+        assert_eq!(messages("a\\"), ["a"], "the input may end anywhere");
+        assert_eq!(messages("\"\"\"\none\n\n  two\n\"\"\"\nthree\n"), ["one\n\n  two", "three"]);
+        assert_eq!(messages("\"\"\"one\ntwo\"\"\"\n"), ["one\ntwo"]);
+        assert_eq!(messages("\"\"\"one\"\"\"\n\"\"\"\ntwo"), ["one", "\ntwo"]);
+    }
+
+    #[test]
+    fn commands_are_single_words() {
+        for (text, command) in [("/reset", true), ("/x", true), ("/", false), ("/etc/passwd", false), ("/a b", false)] {
+            assert_eq!(is_command(text), command, "{text}");
+        }
+    }
+}
