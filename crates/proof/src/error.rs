@@ -1,5 +1,5 @@
 //! The one error of this crate. A variant says which kind of trouble it is, because the program's exit code follows the kind:
-//! a file that is not there (2), a disk that refuses (7), a file that does not hold what it says (8).
+//! a file that is not there (2), more bytes than memory (4), a disk that refuses (7), a file that does not hold what it says (8).
 
 use crate::name::quoted;
 use std::io;
@@ -18,6 +18,10 @@ pub enum FileError {
     /// The folder is locked by another run.
     #[error("{} is in use by {}", folder.display(), process.map_or("another process".to_string(), |id| format!("process {id}")))]
     InUse { folder: PathBuf, process: Option<u32> },
+    #[error("{} is {found}, not a regular file", path.display())]
+    NotRegular { path: PathBuf, found: &'static str },
+    #[error("{} has {bytes} bytes or more, the limit is {limit}", path.display())]
+    TooLarge { path: PathBuf, bytes: u64, limit: u64 },
     /// The file breaks the rules of its format.
     #[error("{} is malformed: {what}", path.display())]
     Malformed { path: PathBuf, what: String },
@@ -63,8 +67,14 @@ impl FileError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Missing { .. } | Self::InUse { .. } | Self::NoTensors { .. } => 2,
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::OutOfMemory => 4,
             Self::DiskFull { .. } | Self::NotAllowed { .. } | Self::Io { .. } | Self::Unwritable { .. } => 7,
-            Self::Malformed { .. } | Self::Altered { .. } | Self::NoTensor { .. } | Self::WrongType { .. } => 8,
+            Self::NotRegular { .. }
+            | Self::TooLarge { .. }
+            | Self::Malformed { .. }
+            | Self::Altered { .. }
+            | Self::NoTensor { .. }
+            | Self::WrongType { .. } => 8,
         }
     }
 
@@ -75,6 +85,8 @@ impl FileError {
             Self::DiskFull { .. } => "free some space, then run the same command again",
             Self::NotAllowed { .. } => "check owner and permissions, or choose another folder",
             Self::InUse { .. } => "wait for that run, or choose another folder",
+            Self::NotRegular { .. } => "put a regular file, or a link to one, in its place",
+            Self::TooLarge { .. } => "check that this is the file you meant",
             Self::Malformed { .. } => "copy or download the file again",
             Self::Altered { .. } => "restore the file, or go back to an earlier checkpoint",
             Self::NoTensors { .. } => "name a safetensors file, or a folder with an adapter, a model or a finished run",

@@ -7,11 +7,11 @@ use crate::atomic::{is_partial, write_atomically};
 use crate::error::FileError;
 use crate::json::{self, UniqueMap};
 use crate::name::{is_plain, quoted};
+use crate::regular;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -91,11 +91,7 @@ impl FileRecord {
     /// Size and hash of the same pass over the file.
     pub fn of(path: &Path) -> Result<Self, FileError> {
         let failed = |error| FileError::from_io("read", path, error);
-        // Before opening: a pipe would wait for a writer that never comes.
-        if !std::fs::metadata(path).map_err(failed)?.is_file() {
-            return Err(FileError::malformed(path, "this is not a regular file"));
-        }
-        let mut file = File::open(path).map_err(failed)?;
+        let (mut file, _) = regular::open(path)?;
         let mut hasher = blake3::Hasher::new();
         let mut buffer = vec![0; BUFFER_BYTES];
         let mut size = 0;

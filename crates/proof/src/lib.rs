@@ -10,6 +10,7 @@ pub mod hash;
 mod json;
 pub mod lock;
 pub mod name;
+pub mod regular;
 pub mod safetensors;
 
 pub use error::FileError;

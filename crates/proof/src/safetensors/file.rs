@@ -8,11 +8,11 @@ use super::HEADER_BYTES_MOST;
 use super::dtype::Dtype;
 use super::header::{Header, HeaderEntry};
 use crate::error::FileError;
+use crate::regular;
 use isobit_numerics::cast::{bf16_to_f32, f16_to_f32};
 use memmap2::Mmap;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -44,12 +44,8 @@ impl Content {
 impl SafeTensors {
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let failed = |error| FileError::from_io("read", path, error);
-        // Before opening: a pipe would wait for a writer that never comes.
-        if !std::fs::metadata(path).map_err(failed)?.is_file() {
-            return Err(FileError::malformed(path, "this is not a regular file"));
-        }
-        let file = File::open(path).map_err(failed)?;
-        if file.metadata().map_err(failed)?.len() < 8 {
+        let (file, size) = regular::open(path)?;
+        if size < 8 {
             return Err(FileError::malformed(path, "shorter than 8 bytes"));
         }
         // SAFETY: the map is read-only; that nobody changes the file meanwhile is the condition stated above.
@@ -328,7 +324,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("a.safetensors");
         assert!(matches!(SafeTensors::open(&path), Err(FileError::Missing { .. })));
-        assert!(matches!(SafeTensors::open(folder.path()), Err(FileError::Malformed { .. })));
+        assert!(matches!(SafeTensors::open(folder.path()), Err(FileError::NotRegular { .. })));
         let cases: [(&[u8], &str); 5] = [
             (b"", "shorter than 8"),
             (b"1234567", "shorter than 8"),
