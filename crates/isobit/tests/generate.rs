@@ -254,6 +254,12 @@ fn configs_of_adapters_that_do_not_fit() {
     };
     set("peft_type", "IA3".into()).says(8, &["adapter_config.json", "peft_type", "IA3"]);
     set("use_dora", true.into()).says(8, &["adapter_config.json", "use_dora"]);
+    set("use_dora", 1.into()).says(8, &["adapter_config.json", "`use_dora` is 1"]);
+    set("init_lora_weights", "pissa".into()).says(8, &["adapter_config.json", "`init_lora_weights` is \"pissa\""]);
+    set("alora_invocation_tokens", serde_json::json!([1])).says(8, &["`alora_invocation_tokens` is [1]"]);
+    set("modules_to_save", "lm_head".into()).says(8, &["`modules_to_save` is \"lm_head\""]);
+    set("rank_pattern", "x".into()).says(8, &["`rank_pattern` is \"x\""]);
+    set("of_tomorrow", 2.into()).says(8, &["`of_tomorrow` is 2", "not known"]);
     set("r", 8.into()).says(8, &["lora_A", "[4, 32]", "[8, 32]"]);
     set("r", (1u64 << 60).into()).says(8, &["adapter_config.json", "`r`"]);
     set("target_modules", serde_json::json!(["nothing"])).says(2, &["no module of the model is a target"]);

@@ -6,6 +6,7 @@
 //! model together.
 
 pub mod adapter;
+mod adapter_config;
 pub mod build;
 pub mod config;
 pub mod experts;
