@@ -18,6 +18,8 @@ mod study_product;
 mod sweep;
 mod sweep_device;
 mod tidy;
+#[cfg(unix)]
+mod torture;
 
 use arguments::Arguments;
 use std::process::ExitCode;
@@ -45,11 +47,18 @@ cargo xtask scratch-model FOLDER
     random weights of 20 million parameters, this repository's text and a config to train them with
 cargo xtask gptq-model FOLDER
     a base of four bits with the widths of Qwen3.5-35B-A3B, 4 of its layers (2 GB), and a config to train it with
+cargo xtask torture [kills|faults|files|fuzz|mistakes] [--count N] [--seed S] [--jobs N] [--case N] [--keep FOLDER]
+    the release binary under kills and signals, failing system calls (wants strace), hostile files, fuzzed inputs and the
+    mistakes of users: about 20 minutes for all; --case repeats one, fuzz wants --target NAME with it
 cargo xtask study [--every-shape] [--threads N]
     accuracy of the slice product against float64, as Markdown tables
 cargo xtask study --four-bit [--threads N]
     the same for products with 4-bit weights
 ";
+
+/// Chat templates run in the fuzzer as they do in the program: what they may take has a limit.
+#[global_allocator]
+static ALLOCATOR: isobit_training::memory::Limited = isobit_training::memory::Limited;
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::new(std::env::args().skip(1));
@@ -71,6 +80,8 @@ fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
         "gptq-model" => gptq_model::run(arguments)?,
         "sweep" => sweep::run(arguments)?,
         "study" => study::run(arguments)?,
+        #[cfg(unix)]
+        "torture" => torture::run(arguments)?,
         "demo-model" => demo_model::run(arguments)?,
         "help" => print!("{HELP}"),
         other => return Err(format!("unknown command `{other}`\n\n{HELP}")),
