@@ -177,4 +177,32 @@ pub fn visit(visitor: &mut impl Visitor) {
     visitor.case(&AttentionCase { window: Some(128), ..case(&[385], (2, 1), (64, 24), Profile::X2, Kind::Plain) });
     visitor.case(&AttentionCase { window: Some(100), ..case(&[300], (1, 1), (24, 64), Profile::X3, Kind::Edges) });
     visitor.case(&AttentionCase { window: Some(5), ..case(&[300], (1, 1), (24, 64), Profile::X2, Kind::Plain) });
+    visit_fragments(visitor);
+}
+
+/// Shapes at the edges of what a warp of tensor cores holds: 16 rows, blocks of 32 and tiles of 128 columns, widths in steps
+/// of 32 and beyond 128, where results are made in parts.
+fn visit_fragments(visitor: &mut impl Visitor) {
+    let case = |lengths: &[usize], (heads, kv_heads), (key_width, value_width), window| AttentionCase {
+        spans: packed(lengths),
+        heads,
+        kv_heads,
+        key_width,
+        value_width,
+        window,
+        profile: Profile::X2,
+        kind: Kind::Outliers,
+    };
+    visitor.case(&case(&[1, 127, 130, 31], (6, 2), (128, 128), None));
+    visitor.case(&case(&[129, 64], (4, 2), (96, 64), None));
+    visitor.case(&case(&[145], (2, 1), (192, 128), None));
+    visitor.case(&case(&[33, 65], (3, 1), (64, 160), None));
+    visitor.case(&case(&[261, 17], (4, 2), (128, 96), Some(70)));
+    visitor.case(&case(&[300], (2, 2), (32, 256), Some(129)));
+    let spans = vec![
+        Span { queries: 80..83, keys: 300..590 },
+        Span { queries: 3..80, keys: 0..300 },
+        Span { queries: 0..3, keys: 590..593 },
+    ];
+    visitor.case(&AttentionCase { spans, ..case(&[], (4, 2), (128, 128), None) });
 }

@@ -4,6 +4,7 @@
 //! Planes lie over *places*: the positions of all spans one after another, each span padded to whole blocks. So tiles
 //! start at the span's first key whatever the rows of the tensors are, and rows of no span are never read.
 
+use super::attention_mma;
 use super::device::{Gpu, Groups, arguments};
 use super::memory::{GpuBuffer, Parts, Place};
 use super::program::{Program, program};
@@ -13,16 +14,16 @@ use std::ops::Range;
 static ATTENTION: Program = program!("attention");
 
 /// `PLACE_BLOCK`, `FORWARD_ROWS` and `BACKWARD_ROWS` in `gpu/attention.cl`. Blocks of places hold whole blocks of rows.
-const PLACE_BLOCK: usize = 32;
+pub(super) const PLACE_BLOCK: usize = 32;
 const FORWARD_ROWS: usize = 16;
 const BACKWARD_ROWS: usize = 8;
 
 /// A tensor of rows over places: whose positions, how many heads, how wide.
 #[derive(Clone, Copy)]
-struct Operand {
-    rows: fn(&Span) -> &Range<usize>,
-    heads: usize,
-    width: usize,
+pub(super) struct Operand {
+    pub(super) rows: fn(&Span) -> &Range<usize>,
+    pub(super) heads: usize,
+    pub(super) width: usize,
 }
 
 fn queries(span: &Span) -> &Range<usize> {
@@ -34,15 +35,15 @@ fn keys(span: &Span) -> &Range<usize> {
 }
 
 /// The four tensors of an op.
-struct Operands {
-    q: Operand,
-    k: Operand,
-    v: Operand,
-    d_o: Operand,
+pub(super) struct Operands {
+    pub(super) q: Operand,
+    pub(super) k: Operand,
+    pub(super) v: Operand,
+    pub(super) d_o: Operand,
 }
 
 impl Operands {
-    fn new(p: &Attention) -> Self {
+    pub(super) fn new(p: &Attention) -> Self {
         Self {
             q: Operand { rows: queries, heads: p.heads, width: p.key_width },
             k: Operand { rows: keys, heads: p.kv_heads, width: p.key_width },
@@ -68,7 +69,7 @@ struct Planes {
 }
 
 impl Operand {
-    fn places(&self, p: &Attention) -> usize {
+    pub(super) fn places(&self, p: &Attention) -> usize {
         p.spans.iter().map(|span| (self.rows)(span).len().next_multiple_of(PLACE_BLOCK)).sum()
     }
 
@@ -78,7 +79,7 @@ impl Operand {
         (per_element * self.width.div_ceil(4), per_element / 4 * self.width)
     }
 
-    fn units(&self, p: &Attention) -> usize {
+    pub(super) fn units(&self, p: &Attention) -> usize {
         self.places(p) * self.heads
     }
 
@@ -101,7 +102,7 @@ impl Operand {
         let [wide, deep] = [packing != Packing::Place, packing != Packing::Width];
         let by_width = if wide { parts.take::<i32>(by_width) } else { units };
         let by_place = if deep { parts.take::<i32>(by_place) } else { units };
-        let blocks = self.blocks(gpu, p);
+        let blocks = gpu.offsets(&self.blocks(p));
         let shape = [self.heads, self.width, self.places(p)].map(narrow);
         gpu.launch_sliced(
             &ATTENTION,
@@ -125,12 +126,12 @@ impl Operand {
     }
 
     /// First row and number of rows of every block of places.
-    fn blocks(&self, gpu: &Gpu, p: &Attention) -> GpuBuffer<u32> {
+    pub(super) fn blocks(&self, p: &Attention) -> Vec<usize> {
         let blocks = p.spans.iter().flat_map(|span| {
             let rows = (self.rows)(span).clone();
             rows.clone().step_by(PLACE_BLOCK).flat_map(move |row| [row, (rows.end - row).min(PLACE_BLOCK)])
         });
-        gpu.offsets(&blocks.collect::<Vec<_>>())
+        blocks.collect()
     }
 
     /// A group's rows, `per_group` or fewer, for every group of a head: what `rows_of` in `gpu/attention.cl` reads, and
@@ -151,12 +152,12 @@ impl Operand {
         (gpu.offsets(&table), table.len() / 6)
     }
 
-    fn check(&self, x: &GpuBuffer<f32>, p: &Attention) {
+    pub(super) fn check(&self, x: &GpuBuffer<f32>, p: &Attention) {
         self.check_rows(x, self.heads * self.width, p);
     }
 
     /// Every row of every span lies inside a buffer of rows of `width` elements.
-    fn check_rows(&self, x: &GpuBuffer<f32>, width: usize, p: &Attention) {
+    pub(super) fn check_rows(&self, x: &GpuBuffer<f32>, width: usize, p: &Attention) {
         let rows = p.spans.iter().map(|span| (self.rows)(span).end).max().unwrap_or(0);
         assert!(
             x.len().is_multiple_of(width) && rows * width <= x.len(),
@@ -166,20 +167,23 @@ impl Operand {
     }
 }
 
-fn narrow(x: usize) -> u32 {
+pub(super) fn narrow(x: usize) -> u32 {
     u32::try_from(x).expect("fewer than 2³² positions in a call")
 }
 
 /// No window is one that holds everything.
-fn window(p: &Attention) -> u32 {
+pub(super) fn window(p: &Attention) -> u32 {
     p.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX))
 }
 
-fn trains(p: &Attention) -> bool {
+pub(super) fn trains(p: &Attention) -> bool {
     p.spans.iter().all(|span| span.queries.len() == span.keys.len())
 }
 
 pub(super) fn workspace(gpu: &Gpu, p: &Attention) -> usize {
+    if attention_mma::serves(gpu, p) {
+        return attention_mma::workspace(gpu, p);
+    }
     let all = Operands::new(p);
     let forward =
         all.q.bytes(gpu, p, Packing::Width) + all.k.bytes(gpu, p, Packing::Width) + all.v.bytes(gpu, p, Packing::Place);
@@ -205,6 +209,9 @@ pub(super) fn forward(
     let all = Operands::new(p);
     all.d_o.check(o, p);
     all.q.check_rows(lse, p.heads, p);
+    if attention_mma::serves(gpu, p) {
+        return attention_mma::forward(gpu, (o, lse), (q, k, v), p, workspace);
+    }
     let mut parts = Parts::new(gpu, workspace);
     let q = all.q.slice(gpu, q, p, Packing::Width, &mut parts);
     let k = all.k.slice(gpu, k, p, Packing::Width, &mut parts);
@@ -252,6 +259,9 @@ pub(super) fn backward(
     all.v.check(dv, p);
     all.d_o.check(o, p);
     all.q.check_rows(lse, p.heads, p);
+    if attention_mma::serves(gpu, p) {
+        return attention_mma::backward(gpu, (dq, dk, dv), d_o, (q, k, v), (o, lse), p, workspace);
+    }
     let mut parts = Parts::new(gpu, workspace);
     let sliced_d_o = all.d_o.slice(gpu, d_o, p, Packing::Both, &mut parts);
     let q = all.q.slice(gpu, q, p, Packing::Both, &mut parts);
@@ -266,7 +276,7 @@ pub(super) fn backward(
     let launch = |kernel, groups, arguments: &[_]| {
         gpu.launch_sliced(&ATTENTION, kernel, p.profile, Groups::each(groups), arguments);
     };
-    let blocks = all.q.blocks(gpu, p);
+    let blocks = gpu.offsets(&all.q.blocks(p));
     launch(
         "attention_delta",
         all.q.places(p) / PLACE_BLOCK * p.heads,

@@ -3,7 +3,7 @@
 use super::absent::Absent;
 use super::devices::{Api, Selector};
 use super::memory::{GpuBuffer, Tables, part_bytes};
-use super::program::{self, Program};
+use super::program::{Build, Program};
 use super::runtime::{Answer, Argument, Compiled, Kernel, Runtime, failure};
 use super::{cuda, opencl, probe};
 use crate::backend::{Backend, DeviceFailure};
@@ -58,8 +58,10 @@ pub(super) use arguments;
 pub(super) struct Device {
     pub(super) runtime: Rc<dyn Runtime>,
     selector: Selector,
-    programs: RefCell<BTreeMap<(&'static str, usize), Compiled>>,
-    kernels: RefCell<BTreeMap<(&'static str, usize), Kernel>>,
+    /// Whether programs in a device's own language are left alone.
+    portable_only: bool,
+    programs: RefCell<BTreeMap<(&'static str, Build), Compiled>>,
+    kernels: RefCell<BTreeMap<(&'static str, Build), Kernel>>,
     failure: RefCell<Option<DeviceFailure>>,
     tables: RefCell<Tables>,
 }
@@ -87,26 +89,25 @@ impl Device {
         self.failure.borrow().clone().map_or(Ok(()), Err)
     }
 
-    fn kernel(&self, program: &Program, name: &'static str, profile: Profile) -> Answer<Kernel> {
-        let slices = profile.slice_count();
-        if let Some(kernel) = self.kernels.borrow().get(&(name, slices)) {
+    fn kernel(&self, program: &Program, name: &'static str, build: Build) -> Answer<Kernel> {
+        if let Some(kernel) = self.kernels.borrow().get(&(name, build)) {
             return Ok(*kernel);
         }
-        let known = self.programs.borrow().get(&(program.name, slices)).copied();
+        let known = self.programs.borrow().get(&(program.name, build)).copied();
         let compiled = if let Some(compiled) = known {
             compiled
         } else {
-            let compiled = self.compile(program, profile)?;
-            self.programs.borrow_mut().insert((program.name, slices), compiled);
+            let compiled = self.compile(program, build)?;
+            self.programs.borrow_mut().insert((program.name, build), compiled);
             compiled
         };
         let kernel = self.runtime.kernel(compiled, name)?;
-        self.kernels.borrow_mut().insert((name, slices), kernel);
+        self.kernels.borrow_mut().insert((name, build), kernel);
         Ok(kernel)
     }
 
-    fn compile(&self, program: &Program, profile: Profile) -> Answer<Compiled> {
-        let mut options = vec![program::slices_option(profile)];
+    fn compile(&self, program: &Program, build: Build) -> Answer<Compiled> {
+        let mut options = build.options();
         if !self.runtime.exact_division() {
             options.push("-DSOFT_DIVISION".to_string());
         }
@@ -126,22 +127,27 @@ pub struct Gpu {
 impl Gpu {
     /// Opens a device and makes sure that its arithmetic is the one this program needs.
     pub fn open(selector: Selector) -> Result<Self, DeviceFailure> {
-        Self::opened(selector, false)
+        Self::opened(selector, false, false)
+    }
+
+    /// As [`Gpu::open`], with the kernels that every device runs alone, whatever matrix units this one has. For comparisons.
+    pub fn open_portable(selector: Selector) -> Result<Self, DeviceFailure> {
+        Self::opened(selector, false, true)
     }
 
     /// As [`Gpu::open`], dividing in software as on devices without a correctly rounded division. For tests.
     pub fn open_with_soft_division(selector: Selector) -> Result<Self, DeviceFailure> {
-        Self::opened(selector, true)
+        Self::opened(selector, true, false)
     }
 
-    fn opened(selector: Selector, soft_division: bool) -> Result<Self, DeviceFailure> {
+    fn opened(selector: Selector, soft_division: bool, portable_only: bool) -> Result<Self, DeviceFailure> {
         let runtime: Result<Rc<dyn Runtime>, String> = match selector.api {
             Api::OpenCl => opencl::OpenCl::open(selector.index, soft_division).map(|runtime| Rc::new(runtime) as _),
             Api::Cuda => cuda::Cuda::open(selector.index).map(|runtime| Rc::new(runtime) as _),
         };
         float_state::restore();
         let runtime = runtime.map_err(|what| failure(&selector.to_string(), what))?;
-        let gpu = Self::with_runtime(runtime, selector);
+        let gpu = Self::with_runtime(runtime, selector, portable_only);
         probe::check(&gpu)?;
         Ok(gpu)
     }
@@ -149,13 +155,14 @@ impl Gpu {
     /// A device that is not there: it says what buffers and workspaces would take and computes nothing. `architecture` is the
     /// compute capability of an NVIDIA device, if a plan should count the room for its tensor cores.
     pub fn absent(selector: Selector, architecture: Option<(u32, u32)>) -> Self {
-        Self::with_runtime(Rc::new(Absent::new(selector, architecture)), selector)
+        Self::with_runtime(Rc::new(Absent::new(selector, architecture)), selector, false)
     }
 
-    fn with_runtime(runtime: Rc<dyn Runtime>, selector: Selector) -> Self {
+    fn with_runtime(runtime: Rc<dyn Runtime>, selector: Selector, portable_only: bool) -> Self {
         let device = Device {
             runtime,
             selector,
+            portable_only,
             programs: RefCell::default(),
             kernels: RefCell::default(),
             failure: RefCell::default(),
@@ -166,6 +173,11 @@ impl Gpu {
 
     pub fn selector(&self) -> Selector {
         self.device.selector
+    }
+
+    /// Compute capability of a device whose matrix units may be used. None where there is no such thing.
+    pub(super) fn architecture(&self) -> Option<(u32, u32)> {
+        self.device.runtime.architecture().filter(|_| !self.device.portable_only)
     }
 
     /// Waits until everything is done.
@@ -196,7 +208,7 @@ impl Gpu {
         &self,
         program: &Program,
         kernel: &'static str,
-        profile: Profile,
+        build: impl Into<Build>,
         groups: Groups,
         shared: usize,
         arguments: &[Argument],
@@ -204,9 +216,9 @@ impl Gpu {
         if groups.count == 0 {
             return;
         }
-        let device = &self.device;
+        let (device, build) = (&self.device, build.into());
         device.attempt(|runtime| {
-            let found = device.kernel(program, kernel, profile)?;
+            let found = device.kernel(program, kernel, build)?;
             runtime
                 .launch(found, groups.count, groups.size, shared, arguments)
                 .map_err(|error| format!("{kernel}: {error}"))

@@ -90,7 +90,7 @@ impl LowRank {
 
 /// Whether the device has these tensor cores and they serve a contraction of this length.
 pub(super) fn serves(gpu: &Gpu, profile: Profile, width: usize) -> bool {
-    profile == Profile::X2 && width > 0 && gpu.device.runtime.architecture() == Some((9, 0))
+    profile == Profile::X2 && width > 0 && gpu.architecture() == Some((9, 0))
 }
 
 pub(super) fn product(gpu: &Gpu, p: &HopperProduct) {

@@ -6,6 +6,7 @@
 mod absent;
 mod adamw;
 mod attention;
+mod attention_mma;
 mod balance;
 mod bias;
 mod cast;

@@ -39,7 +39,7 @@ impl Program {
     pub(super) fn source(&self, cuda: bool) -> String {
         match self.language {
             Language::Native => self.text.to_string(),
-            Language::Portable => {
+            Language::Portable | Language::Cuda => {
                 let mut source = if cuda { CUDA } else { OPENCL }.to_string();
                 for part in HEADERS.into_iter().chain([self.text]) {
                     source.push_str(part);
@@ -50,7 +50,31 @@ impl Program {
     }
 }
 
-/// Every portable program, for audits that compile them all.
-pub(super) fn slices_option(profile: Profile) -> String {
-    format!("-DSLICES={}", profile.slice_count())
+/// The parameters that a program is compiled with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Build {
+    slices: usize,
+    /// Widths of keys and values, for programs whose registers depend on them.
+    widths: Option<(usize, usize)>,
+}
+
+impl From<Profile> for Build {
+    fn from(profile: Profile) -> Self {
+        Self { slices: profile.slice_count(), widths: None }
+    }
+}
+
+impl Build {
+    pub(super) fn with_widths(profile: Profile, key_width: usize, value_width: usize) -> Self {
+        Self { widths: Some((key_width, value_width)), ..Self::from(profile) }
+    }
+
+    /// As the compiler takes them.
+    pub(super) fn options(&self) -> Vec<String> {
+        let mut options = vec![format!("-DSLICES={}", self.slices)];
+        if let Some((key_width, value_width)) = self.widths {
+            options.extend([format!("-DKEY_WIDTH={key_width}"), format!("-DVALUE_WIDTH={value_width}")]);
+        }
+        options
+    }
 }

@@ -34,6 +34,8 @@ pub(super) enum Argument {
 pub(super) enum Language {
     /// The dialect of `gpu/opencl.h`.
     Portable,
+    /// CUDA C++ with the words of `gpu/cuda.h` and the headers that portable programs see.
+    Cuda,
     /// CUDA C++ for one architecture, with its own instructions.
     Native,
 }
