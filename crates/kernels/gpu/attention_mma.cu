@@ -8,6 +8,10 @@
 // Positions lie at *places*: all spans one after another, each padded to blocks of 32. In a block, thread t of a quad
 // has the columns 4 i + t, i < 8: those of its lanes of a lane sum. Numbers per place are stored in that order,
 // 8 t + i, and so are the bytes of planes that are contracted over places: four bytes are i = 0..3 or 4..7 of one t.
+//
+// Planes lie in memory as they will in shared memory, where eight rows of 16 bytes are read at once and should lie in
+// different banks: 16-byte pieces of a row change places with their neighbours, `turn` says how. By width
+// [head, block, slice, place, width]; by place [head, block, width / 32, slice, width % 32, place].
 
 #define TILE 128u
 #define BLOCK 32u
@@ -19,22 +23,58 @@
 #define ROWS (16u * WARPS)
 // Columns of results that a block of threads keeps: wider heads are split.
 #define PART_MOST 128
-// Bytes from row to row in shared memory: an odd number of 16-byte pieces, so that eight rows lie in different banks.
-#define STRIDE(width) ((width) + 16)
-#define DEEP_STRIDE STRIDE(128)
 // Tiles whose numbers per column are kept: as many as the ring may run ahead, rounded up.
 #define AHEAD 4u
 #define LOG2_E as_f32(0x3fb8aa3bu)
 
 #define MEMBER __device__ __forceinline__
+#if __CUDA_ARCH__ >= 900 && !defined(NO_BULK)
+#define BULK 1
+#else
+#define BULK 0
+#endif
 
-extern __shared__ __align__(16) uchar shared[];
+extern __shared__ __align__(1024) uchar shared[];
 
 // ---------------------------------------------------------------------------------------------------------------------
 // Instructions
 
+#if BULK
+
+FUNCTION void barrier_init(uint barrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+}
+
+FUNCTION void barrier_expect(uint barrier, uint bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+FUNCTION void barrier_wait(uint barrier, uint parity) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+FUNCTION void copy_bulk(uint to, const void *from, uint bytes, uint barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+#else
+
 FUNCTION void copy16(uint to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+
+// By all threads.
+FUNCTION void copy_all(uint to, const uchar *from, uint bytes) {
+    for (uint i = 16u * threadIdx.x; i < bytes; i += 16u * THREADS) {
+        copy16(to + i, from + i);
+    }
 }
 
 FUNCTION void copies_end(void) {
@@ -43,6 +83,14 @@ FUNCTION void copies_end(void) {
 
 template <int PENDING> FUNCTION void copies_wait(void) {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+#endif
+
+FUNCTION uint lane_index(void) {
+    uint lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
 }
 
 // Four matrices of 8 rows of 16 bytes; a thread gets four bytes of each.
@@ -180,31 +228,28 @@ FUNCTION bool overlap(Extent a, uint start, uint end) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The stream of columns
 
-// Planes of one head: by width [slice, place, WIDTH], by place [slice, block, deep width, 32].
+// Planes of one head from the span's first block on, and numbers per place.
 struct Source {
-    const uchar *wide, *wide2;
-    ulong wide_step, wide2_step;
-    const uchar *deep;
-    ulong deep_step;
-    uint deep_block;
+    const uchar *wide, *wide2, *deep;
     const float *numbers[4];
 };
 
-// For every tile with a visible column: its blocks of 32 columns, then groups of 32 columns of the result.
-template <int W1, int W2, int NUMBERS, int SLOTS> struct Stream {
-    static constexpr uint PART1 = 2u * BLOCK * STRIDE(W1);
-    static constexpr uint WIDE_BYTES = PART1 + (W2 ? 2u * BLOCK * STRIDE(W2) : 0u);
-    static constexpr uint DEEP_BYTES = 2u * BLOCK * DEEP_STRIDE;
-    static constexpr uint SLOT_BYTES = WIDE_BYTES > DEEP_BYTES ? WIDE_BYTES : DEEP_BYTES;
-    static constexpr uint NUMBER_BYTES = AHEAD * NUMBERS * TILE * 4u;
-    static constexpr uint BYTES = SLOTS * SLOT_BYTES + NUMBER_BYTES;
+// Bytes of a block of places by width, and of the part of it that makes 32 columns of a result.
+#define WIDE_BYTES(width) (2u * BLOCK * (width))
+#define DEEP_BYTES (2u * BLOCK * BLOCK)
+
+// For every tile with a visible column: its blocks of 32 columns, then groups of 32 columns of the result. W2 may be 0.
+template <int W1, int W2, int WIDTH, int NUMBERS, int SLOTS> struct Stream {
+    static constexpr uint STEP_BYTES = WIDE_BYTES(W1) + WIDE_BYTES(W2);
+    static constexpr uint SLOT_BYTES = STEP_BYTES > BLOCKS * DEEP_BYTES ? STEP_BYTES : BLOCKS * DEEP_BYTES;
 
     Source from;
     Extent seen;
     uint groups;
-    // In shared memory: the slots, then the numbers per column.
-    uint base;
-    uint tile, step, into, out;
+    // In shared memory: the slots, then the numbers per column; the barriers of the slots.
+    uint base, barriers;
+    // What is copied next, into which slot; the slot that is read, and the parity of its barrier.
+    uint tile, step, into, out, parity;
 
     MEMBER uint first_block(uint tile) const {
         return seen.start > tile ? (seen.start - tile) / BLOCK : 0u;
@@ -216,45 +261,59 @@ template <int W1, int W2, int NUMBERS, int SLOTS> struct Stream {
     MEMBER uint first_tile(void) const {
         return seen.start / TILE * TILE;
     }
-
-    template <int WIDTH> MEMBER void load_wide(uint to, const uchar *plane, ulong slice_step, uint place) {
-        constexpr uint pieces = BLOCK * WIDTH / 16u;
-#pragma unroll
-        for (uint i = threadIdx.x; i < 2u * pieces; i += THREADS) {
-            uint slice = i / pieces, piece = i % pieces;
-            copy16(to + slice * BLOCK * STRIDE(WIDTH) + 16u * (piece + piece / (WIDTH / 16u)),
-                   plane + slice * slice_step + (ulong)place * WIDTH + 16u * piece);
-        }
+    MEMBER uint numbers_at(uint tile, uint block, uint n) const {
+        return base + SLOTS * SLOT_BYTES + ((tile / TILE % AHEAD * NUMBERS + n) * TILE + block * BLOCK) * 4u;
     }
 
-    // Starts the copies of the next step, if there is one.
+    // Starts the copies of the next step, if there is one: one thread for all, or every thread its part.
     MEMBER void load(void) {
-        if (tile < seen.end) {
+        if (tile < seen.end && (!BULK || threadIdx.x == 0u)) {
             uint to = base + into * SLOT_BYTES;
+            uint block = tile / BLOCK;
+#if BULK
+            uint barrier = barriers + 8u * into;
+#endif
             if (step < BLOCKS) {
-                uint place = tile + step * BLOCK;
-                load_wide<W1>(to, from.wide, from.wide_step, place);
-                if constexpr (W2 > 0) {
-                    load_wide<W2>(to + PART1, from.wide2, from.wide2_step, place);
+                block += step;
+#if BULK
+                barrier_expect(barrier, STEP_BYTES + NUMBERS * BLOCK * 4u);
+                copy_bulk(to, from.wide + (ulong)block * WIDE_BYTES(W1), WIDE_BYTES(W1), barrier);
+                if (W2 > 0) {
+                    copy_bulk(to + WIDE_BYTES(W1), from.wide2 + (ulong)block * WIDE_BYTES(W2), WIDE_BYTES(W2), barrier);
                 }
+#pragma unroll
+                for (uint n = 0u; n < NUMBERS; n++) {
+                    copy_bulk(numbers_at(tile, step, n), from.numbers[n] + block * BLOCK, BLOCK * 4u, barrier);
+                }
+#else
+                copy_all(to, from.wide + (ulong)block * WIDE_BYTES(W1), WIDE_BYTES(W1));
+                copy_all(to + WIDE_BYTES(W1), from.wide2 + (ulong)block * WIDE_BYTES(W2), WIDE_BYTES(W2));
                 if (threadIdx.x < 8u * NUMBERS) {
                     uint n = threadIdx.x / 8u, piece = threadIdx.x % 8u;
                     const float *numbers = n == 0u ? from.numbers[0] : n == 1u ? from.numbers[1]
                                            : n == 2u ? from.numbers[2] : from.numbers[3];
-                    uint at = ((tile / TILE % AHEAD * NUMBERS + n) * TILE + step * BLOCK) * 4u + 16u * piece;
-                    copy16(base + SLOTS * SLOT_BYTES + at, numbers + place + 4u * piece);
+                    copy16(numbers_at(tile, step, n) + 16u * piece, numbers + block * BLOCK + 4u * piece);
                 }
+#endif
             } else {
                 uint first = first_block(tile), end = end_block(tile);
-                const uchar *planes = from.deep + (ulong)(tile / BLOCK) * from.deep_block + (step - BLOCKS) * BLOCK * BLOCK;
+                const uchar *planes = from.deep + (ulong)block * WIDE_BYTES(WIDTH) + (step - BLOCKS) * DEEP_BYTES;
+#if BULK
+                barrier_expect(barrier, (end - first) * DEEP_BYTES);
 #pragma unroll
-                for (uint i = threadIdx.x; i < 2u * BLOCKS * 64u; i += THREADS) {
-                    uint slice = i / (BLOCKS * 64u), block = i / 64u % BLOCKS, piece = i % 64u;
-                    if (first <= block && block < end) {
-                        copy16(to + (slice * BLOCK + piece / 2u) * DEEP_STRIDE + block * BLOCK + 16u * (piece % 2u),
-                               planes + slice * from.deep_step + block * from.deep_block + 16u * piece);
+                for (uint b = 0u; b < BLOCKS; b++) {
+                    if (first <= b && b < end) {
+                        copy_bulk(to + b * DEEP_BYTES, planes + b * WIDE_BYTES(WIDTH), DEEP_BYTES, barrier);
                     }
                 }
+#else
+#pragma unroll
+                for (uint b = 0u; b < BLOCKS; b++) {
+                    if (first <= b && b < end) {
+                        copy_all(to + b * DEEP_BYTES, planes + b * WIDE_BYTES(WIDTH), DEEP_BYTES);
+                    }
+                }
+#endif
             }
             step++;
             if (step == end_block(tile)) {
@@ -266,33 +325,75 @@ template <int W1, int W2, int NUMBERS, int SLOTS> struct Stream {
             }
             into = into + 1u == SLOTS ? 0u : into + 1u;
         }
+#if !BULK
         copies_end();
+#endif
     }
 
-    MEMBER void begin(void) {
+    // Starts the ring, after copies of the rows: `count` rows from `rows` on, blocks of WIDE_BYTES. Waits for the rows.
+    MEMBER void begin(uint to, const uchar *rows, const uchar *rows2, uint count) {
+        uint bytes = count > BLOCK ? 2u * WIDE_BYTES(W1) : WIDE_BYTES(W1);
+        uint bytes2 = count > BLOCK ? 2u * WIDE_BYTES(W2) : WIDE_BYTES(W2);
+        uint to2 = to + ROWS / BLOCK * WIDE_BYTES(W1);
+#if BULK
+        __shared__ ulong all_barriers[SLOTS + 1];
+        barriers = (uint)__cvta_generic_to_shared(all_barriers);
+        uint own = barriers + 8u * SLOTS;
+        if (threadIdx.x == 0u) {
+            for (uint i = 0u; i <= SLOTS; i++) {
+                barrier_init(barriers + 8u * i);
+            }
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            barrier_expect(own, bytes + bytes2);
+            copy_bulk(to, rows, bytes, own);
+            if (W2 > 0) {
+                copy_bulk(to2, rows2, bytes2, own);
+            }
+        }
+#else
+        copy_all(to, rows, bytes);
+        copy_all(to2, rows2, bytes2);
+        copies_end();
+#endif
         tile = first_tile();
         step = first_block(tile);
         into = 0u;
         out = SLOTS - 1u;
+        parity = 1u;
 #pragma unroll
         for (int i = 0; i < SLOTS - 1; i++) {
             load();
         }
+#if BULK
+        __syncthreads();
+        barrier_wait(own, 0u);
+#else
+        copies_wait<SLOTS - 1>();
+        __syncthreads();
+#endif
     }
 
     // The slot of the step that is next, filled. The one before it is free for what comes SLOTS - 1 steps later.
     MEMBER uint next(void) {
+#if !BULK
         copies_wait<SLOTS - 2>();
+#endif
         __syncthreads();
         load();
-        out = out + 1u == SLOTS ? 0u : out + 1u;
+        out++;
+        if (out == SLOTS) {
+            out = 0u;
+            parity ^= 1u;
+        }
+#if BULK
+        barrier_wait(barriers + 8u * out, parity);
+#endif
         return base + out * SLOT_BYTES;
     }
 
     // Numbers of this thread's eight columns of a block.
-    MEMBER void numbers(float (&to)[8], uint n, uint tile, uint block) const {
-        uint at = ((tile / TILE % AHEAD * NUMBERS + n) * TILE + block * BLOCK + threadIdx.x % 4u * 8u) * 4u;
-        uint address = base + SLOTS * SLOT_BYTES + at;
+    MEMBER void numbers(float (&to)[8], uint n, uint tile, uint block, uint lane) const {
+        uint address = numbers_at(tile, block, n) + lane % 4u * 32u;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -303,35 +404,48 @@ template <int W1, int W2, int NUMBERS, int SLOTS> struct Stream {
     }
 };
 
-// The rows of a block of threads, [slice, row, WIDTH], once. Rows beyond the end repeat the last.
-template <int WIDTH> FUNCTION void load_rows(uint to, const uchar *plane, ulong slice_step, uint count) {
-    constexpr uint pieces = ROWS * WIDTH / 16u;
-    for (uint i = threadIdx.x; i < 2u * pieces; i += THREADS) {
-        uint slice = i / pieces, row = i % pieces / (WIDTH / 16u), piece = i % (WIDTH / 16u);
-        uint source = row < count ? row : count - 1u;
-        copy16(to + (slice * ROWS + row) * STRIDE(WIDTH) + 16u * piece,
-               plane + slice * slice_step + (ulong)source * WIDTH + 16u * piece);
-    }
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Products. Number 4 n + 2 r + e of a thread is column 8 n + 2 t + e of row lane / 4 + 8 r.
 
-// Where a lane's row of matrices starts: of the left operand; of 16 columns in the order of the lanes; of 16 columns.
-template <int WIDTH> FUNCTION uint left_lane(uint lane) {
-    return (lane % 16u) * STRIDE(WIDTH) + lane / 16u * 16u;
+// Piece number `piece` of row `row` lies where piece ^ turn<WIDTH>(row) would: pieces of eight rows that differ in nothing
+// but the row are in different banks.
+template <uint WIDTH> FUNCTION uint turn(uint row) {
+    return WIDTH % 128u == 0u ? row % 8u : WIDTH % 64u == 0u ? row / 2u % 4u : row / 4u % 2u;
 }
-template <int WIDTH> FUNCTION uint column_lane(uint lane) {
-    uint row = lane % 8u;
-    return (lane / 16u * 8u + (row % 2u * 4u + row / 2u)) * STRIDE(WIDTH) + lane / 8u % 2u * 16u;
+// The same for widths known at run time.
+FUNCTION uint turn_of(uint width, uint row) {
+    return width % 128u == 0u ? row % 8u : width % 64u == 0u ? row / 2u % 4u : row / 4u % 2u;
+}
+
+// Address of piece 2 k + n of a row, from that of piece n: what the turn does not reach is added.
+template <uint WIDTH> FUNCTION uint step_at(uint address, uint k) {
+    return WIDTH % 128u == 0u ? (address ^ (k % 4u * 32u)) + k / 4u * 128u
+           : WIDTH % 64u == 0u ? (address ^ (k % 2u * 32u)) + k / 2u * 64u
+                               : address + 32u * k;
+}
+
+// Where a lane's row of matrices starts: of the left operand; of 16 columns in the order of the lanes; of 16 columns.
+template <uint WIDTH> FUNCTION uint left_lane(uint lane) {
+    return lane % 16u * WIDTH + (lane / 16u ^ turn<WIDTH>(lane % 16u)) * 16u;
+}
+template <uint WIDTH> FUNCTION uint column_lane(uint lane) {
+    uint row = lane / 16u * 8u + lane % 2u * 4u + lane / 2u % 4u;
+    return row * WIDTH + (lane / 8u % 2u ^ turn<WIDTH>(row)) * 16u;
 }
 FUNCTION uint deep_lane(uint lane) {
-    return (lane / 16u * 8u + lane % 8u) * DEEP_STRIDE + lane / 8u % 2u * 16u;
+    uint row = lane / 16u * 8u + lane % 8u;
+    return row * BLOCK + (lane / 8u % 2u ^ turn<BLOCK>(row)) * 16u;
+}
+
+// Where the rows of a warp start: two warps share a block.
+template <uint WIDTH> FUNCTION uint warp_rows(uint warp) {
+    return warp / 2u * WIDE_BYTES(WIDTH) + warp % 2u * 16u * WIDTH;
 }
 
 template <int WIDTH> FUNCTION void load_left(uint (&high)[4], uint (&low)[4], uint rows, int k) {
-    load_matrices(high, rows + 32u * k);
-    load_matrices(low, rows + ROWS * STRIDE(WIDTH) + 32u * k);
+    uint address = step_at<WIDTH>(rows, k);
+    load_matrices(high, address);
+    load_matrices(low, address + BLOCK * WIDTH);
 }
 
 // One step of 32 of a contraction, for 32 columns whose high and low slices lie at `columns` and `columns + low`.
@@ -371,7 +485,7 @@ template <int WIDTH> FUNCTION void over_width(int (&high)[16], int (&cross)[16],
     for (int k = 0; k < WIDTH / 32; k++) {
         uint left_high[4], left_low[4];
         load_left<WIDTH>(left_high, left_low, rows, k);
-        add_step(high, cross, left_high, left_low, columns + 32u * k, STRIDE(WIDTH), BLOCK * STRIDE(WIDTH));
+        add_step(high, cross, left_high, left_low, step_at<WIDTH>(columns, k), WIDTH, BLOCK * WIDTH);
     }
 }
 
@@ -404,7 +518,7 @@ struct Weights {
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
             if (overlap(met, tile + b * BLOCK, tile + (b + 1) * BLOCK)) {
-                add_step(sums, cross, high[b], low[b], columns + b * BLOCK, DEEP_STRIDE, BLOCK * DEEP_STRIDE);
+                add_step(sums, cross, high[b], low[b], columns + b * DEEP_BYTES, BLOCK, BLOCK * BLOCK);
             }
         }
     }
@@ -413,7 +527,7 @@ struct Weights {
 // Results of the warp's rows: PART columns from `first` of rows [row, head, width].
 template <int PART> FUNCTION void store(
     float *to, const float (&acc)[PART / 2], const float (&factors)[2], Rows rows, uint row, uint head, uint heads,
-    uint width, uint first
+    uint width, uint first, uint lane
 ) {
     bool even = width % 2u == 0u;
 #pragma unroll
@@ -422,7 +536,7 @@ template <int PART> FUNCTION void store(
             float *line = to + ((ulong)(rows.source + row + 8u * r) * heads + head) * width;
 #pragma unroll
             for (int n = 0; n < PART / 8; n++) {
-                uint d = first + 8u * n + threadIdx.x % 4u * 2u;
+                uint d = first + 8u * n + lane % 4u * 2u;
                 float x = acc[4 * n + 2 * r] * factors[r], y = acc[4 * n + 2 * r + 1] * factors[r];
                 if (even && d < width) {
                     *(float2 *)(line + d) = make_float2(x, y);
@@ -459,25 +573,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
     constexpr bool KEPT = KEY_WIDTH <= 128;
     uint part = blockIdx.x % PARTS, head = blockIdx.x / PARTS % heads, key_head = head / heads_per_key;
     Rows rows = rows_of(table, blockIdx.x / (PARTS * heads));
-    uint lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
+    uint lane = lane_index(), warp = threadIdx.x / 32u;
 
     uint row_base = (uint)__cvta_generic_to_shared(shared);
-    load_rows<KEY_WIDTH>(row_base, q + ((ulong)head * 2u * query_places + rows.place) * KEY_WIDTH,
-                         (ulong)query_places * KEY_WIDTH, rows.count);
-    copies_end();
-
-    Stream<KEY_WIDTH, 0, 2, FORWARD_SLOTS> stream;
-    stream.base = row_base + 2u * ROWS * STRIDE(KEY_WIDTH);
+    Stream<KEY_WIDTH, 0, VALUE_WIDTH, 2, FORWARD_SLOTS> stream;
+    stream.base = row_base + ROWS / BLOCK * WIDE_BYTES(KEY_WIDTH);
     stream.seen = any_meets<false>(rows.position, rows.count, rows.length, window);
     stream.groups = (VALUE_WIDTH - part * PART < PART ? VALUE_WIDTH - part * PART : PART) / 32u;
-    stream.from.wide = k + ((ulong)key_head * 2u * key_places + rows.columns) * KEY_WIDTH;
-    stream.from.wide_step = (ulong)key_places * KEY_WIDTH;
-    stream.from.deep = v + ((ulong)key_head * 2u * key_places + rows.columns) * VALUE_WIDTH + part * PART * BLOCK;
-    stream.from.deep_step = (ulong)key_places * VALUE_WIDTH;
-    stream.from.deep_block = VALUE_WIDTH * BLOCK;
-    stream.from.numbers[0] = k_units + (ulong)key_head * key_places + rows.columns;
-    stream.from.numbers[1] = v_units + (ulong)key_head * key_places + rows.columns;
-    stream.begin();
+    // A place takes 2 * WIDTH bytes of planes.
+    ulong columns = (ulong)key_head * key_places + rows.columns;
+    stream.from.wide = k + columns * (2u * KEY_WIDTH);
+    stream.from.wide2 = nullptr;
+    stream.from.deep = v + columns * (2u * VALUE_WIDTH) + part * PART / 32u * DEEP_BYTES;
+    stream.from.numbers[0] = k_units + columns;
+    stream.from.numbers[1] = v_units + columns;
+    stream.begin(row_base, q + ((ulong)head * query_places + rows.place) * (2u * KEY_WIDTH), nullptr, rows.count);
 
     // The warp's rows, and this thread's two.
     uint first = 16u * warp;
@@ -508,11 +618,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
         acc[i] = 0.0f;
     }
 
-    uint left_address = row_base + first * STRIDE(KEY_WIDTH) + left_lane<KEY_WIDTH>(lane);
+    uint left_address = row_base + warp_rows<KEY_WIDTH>(warp) + left_lane<KEY_WIDTH>(lane);
     uint kept_high[KEPT ? KEY_WIDTH / 32 : 1][4], kept_low[KEPT ? KEY_WIDTH / 32 : 1][4];
     if constexpr (KEPT) {
-        copies_wait<FORWARD_SLOTS - 1>();
-        __syncthreads();
 #pragma unroll
         for (int k = 0; k < KEY_WIDTH / 32; k++) {
             load_left<KEY_WIDTH>(kept_high[k], kept_low[k], left_address, k);
@@ -523,6 +631,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
         uint first_block = stream.first_block(tile), end_block = stream.end_block(tile);
         bool sees = overlap(met, tile, tile + TILE);
         float z[64];
+        // Which of the block's numbers are visible, 16 bits per block.
+        uint visible[BLOCKS / 2] = {0u, 0u};
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
             uint column = tile + b * BLOCK;
@@ -535,14 +645,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
                         no_products<KEY_WIDTH>(high, cross);
 #pragma unroll
                         for (int k = 0; k < KEY_WIDTH / 32; k++) {
-                            add_step(high, cross, kept_high[k], kept_low[k], columns + 32u * k, STRIDE(KEY_WIDTH),
-                                     BLOCK * STRIDE(KEY_WIDTH));
+                            add_step(high, cross, kept_high[k], kept_low[k], step_at<KEY_WIDTH>(columns, k), KEY_WIDTH,
+                                     BLOCK * KEY_WIDTH);
                         }
                     } else {
                         over_width<KEY_WIDTH>(high, cross, left_address, columns);
                     }
                     float units[8];
-                    stream.numbers(units, 0u, tile, b);
+                    stream.numbers(units, 0u, tile, b, lane);
 #pragma unroll
                     for (int i = 0; i < 16; i++) {
                         float unit = units[i / 4 * 2 + i % 2];
@@ -550,15 +660,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
                     }
                     // All of the block is visible to all rows, or some of it to some.
                     bool whole = column + BLOCK <= start + 1u && start + 15u - column < window && count == 16u;
+                    uint bits = 0xffffu;
                     if (!whole) {
+                        bits = 0u;
 #pragma unroll
                         for (int i = 0; i < 16; i++) {
                             uint at = column + 4u * (i / 4 * 2 + i % 2) + lane % 4u;
                             Extent extent = mine[i / 2 % 2];
-                            bool visible = extent.start <= at && at < extent.end;
-                            z[16 * b + i] = visible ? z[16 * b + i] : as_f32(0xff800000u);
+                            bool here = extent.start <= at && at < extent.end;
+                            z[16 * b + i] = here ? z[16 * b + i] : as_f32(0xff800000u);
+                            bits |= here ? 1u << i : 0u;
                         }
                     }
+                    visible[b / 2] |= bits << (16 * (b % 2));
                     continue;
                 }
             }
@@ -589,19 +703,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
             }
             float lanes[2][8], largest[2] = {0.0f, 0.0f};
 #pragma unroll
-            for (int b = 0; b < BLOCKS; b++) {
-                float units[8];
-                stream.numbers(units, 1u, tile, b);
-                // Places that no copy has filled hold anything.
-                bool filled = first_block <= b && b < end_block;
+            for (int i = 0; i < 16; i++) {
+                lanes[i / 8][i % 8] = 0.0f;
+            }
 #pragma unroll
-                for (int i = 0; i < 16; i++) {
-                    int r = i / 2 % 2, c = i / 4 * 2 + i % 2;
-                    float p = exp2_of(z[16 * b + i] - base[r]);
-                    lanes[r][c] = b == 0 ? p : lanes[r][c] + p;
-                    float w = filled ? p * units[c] : 0.0f;
-                    largest[r] = larger_or_nan(largest[r], w);
-                    z[16 * b + i] = w;
+            for (int b = 0; b < BLOCKS; b++) {
+                if (overlap(met, tile + b * BLOCK, tile + (b + 1) * BLOCK)) {
+                    float units[8];
+                    stream.numbers(units, 1u, tile, b, lane);
+#pragma unroll
+                    for (int i = 0; i < 16; i++) {
+                        int r = i / 2 % 2, c = i / 4 * 2 + i % 2;
+                        float p = exp2_of(z[16 * b + i] - base[r]);
+                        lanes[r][c] = lanes[r][c] + p;
+                        z[16 * b + i] = p * units[c];
+                    }
+                    uint bits = visible[b / 2] >> (16 * (b % 2)) & 0xffffu;
+                    if (__any_sync(0xffffffffu, bits != 0xffffu)) {
+#pragma unroll
+                        for (int i = 0; i < 16; i++) {
+                            z[16 * b + i] = bits >> i & 1u ? z[16 * b + i] : 0.0f;
+                        }
+                    }
+#pragma unroll
+                    for (int i = 0; i < 16; i++) {
+                        largest[i / 2 % 2] = larger_or_nan(largest[i / 2 % 2], z[16 * b + i]);
+                    }
+                } else {
+#pragma unroll
+                    for (int i = 0; i < 16; i++) {
+                        z[16 * b + i] = 0.0f;
+                    }
                 }
             }
 #pragma unroll
@@ -645,7 +777,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
 
     float inverse[2] = {div_rn(1.0f, l[0]), div_rn(1.0f, l[1])};
     uint row = first + lane / 4u;
-    store<PART>(o, acc, inverse, rows, row, head, heads, value_width, part * PART);
+    store<PART>(o, acc, inverse, rows, row, head, heads, value_width, part * PART, lane);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         if (part == 0u && lane % 4u == 0u && row + 8u * r < rows.count) {
@@ -684,38 +816,22 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
     uint part = blockIdx.x % PARTS, head = blockIdx.x / PARTS % p.heads;
     uint row_head = head / p.row_heads_per, column_head = head / p.column_heads_per;
     Rows rows = rows_of(p.table, blockIdx.x / (PARTS * p.heads));
-    uint lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
-    ulong row_place = (ulong)row_head * 2u * p.places + rows.place;
-    ulong column_place = (ulong)column_head * 2u * p.places + rows.columns;
+    uint lane = lane_index(), warp = threadIdx.x / 32u;
 
-    uint row_base = (uint)__cvta_generic_to_shared(shared), row_base2 = row_base + 2u * ROWS * STRIDE(W1);
-    load_rows<W1>(row_base, p.rows + row_place * W1, (ulong)p.places * W1, rows.count);
-    if constexpr (W2 > 0) {
-        load_rows<W2>(row_base2, p.rows2 + row_place * W2, (ulong)p.places * W2, rows.count);
-    }
-    copies_end();
-
-    Stream<W1, W2, NUMBERS, SLOTS> stream;
-    stream.base = row_base2 + (W2 > 0 ? 2u * ROWS * STRIDE(W2) : 0u);
+    uint row_base = (uint)__cvta_generic_to_shared(shared), row_base2 = row_base + ROWS / BLOCK * WIDE_BYTES(W1);
+    Stream<W1, W2, WIDTH, NUMBERS, SLOTS> stream;
+    stream.base = row_base2 + ROWS / BLOCK * WIDE_BYTES(W2);
     stream.seen = any_meets<TURNED>(rows.position, rows.count, rows.length, p.window);
     stream.groups = (WIDTH - part * PART < PART ? WIDTH - part * PART : PART) / 32u;
-    stream.from.wide = p.columns + column_place * W1;
-    stream.from.wide_step = (ulong)p.places * W1;
-    if constexpr (W2 > 0) {
-        stream.from.wide2 = p.columns2 + column_place * W2;
-        stream.from.wide2_step = (ulong)p.places * W2;
-    }
-    stream.from.deep = p.deep + column_place * WIDTH + part * PART * BLOCK;
-    stream.from.deep_step = (ulong)p.places * WIDTH;
-    stream.from.deep_block = WIDTH * BLOCK;
-    ulong column_numbers = (ulong)column_head * p.places + rows.columns;
-    stream.from.numbers[0] = p.column_units + column_numbers;
-    stream.from.numbers[1] = p.column_units2 + column_numbers;
-    if constexpr (TURNED) {
-        stream.from.numbers[2] = p.lse + column_numbers;
-        stream.from.numbers[3] = p.delta + column_numbers;
-    }
-    stream.begin();
+    ulong columns = (ulong)column_head * p.places + rows.columns, row_place = (ulong)row_head * p.places + rows.place;
+    stream.from.wide = p.columns + columns * (2u * W1);
+    stream.from.wide2 = p.columns2 + columns * (2u * W2);
+    stream.from.deep = p.deep + columns * (2u * WIDTH) + part * PART / 32u * DEEP_BYTES;
+    stream.from.numbers[0] = p.column_units + columns;
+    stream.from.numbers[1] = p.column_units2 + columns;
+    stream.from.numbers[2] = p.lse + columns;
+    stream.from.numbers[3] = p.delta + columns;
+    stream.begin(row_base, p.rows + row_place * (2u * W1), p.rows2 + row_place * (2u * W2), rows.count);
 
     uint first = 16u * warp;
     uint count = rows.count > first ? (rows.count - first < 16u ? rows.count - first : 16u) : 0u;
@@ -750,8 +866,8 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
     for (int i = 0; i < PART / 2; i++) {
         acc[i] = 0.0f;
     }
-    uint left_address = row_base + first * STRIDE(W1) + left_lane<W1>(lane);
-    uint left_address2 = row_base2 + first * STRIDE(W2) + left_lane<W2>(lane);
+    uint left_address = row_base + warp_rows<W1>(warp) + left_lane<W1>(lane);
+    uint left_address2 = row_base2 + warp_rows<W2>(warp) + left_lane<W2>(lane);
 
     for (uint tile = stream.first_tile(); tile < stream.seen.end; tile += TILE) {
         uint first_block = stream.first_block(tile), end_block = stream.end_block(tile);
@@ -766,9 +882,9 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
                     int high[16], cross[16];
                     over_width<W1>(high, cross, left_address, slot + column_lane<W1>(lane));
                     float near[8], far[8];
-                    stream.numbers(near, 0u, tile, b);
+                    stream.numbers(near, 0u, tile, b, lane);
                     if (TURNED) {
-                        stream.numbers(far, 2u, tile, b);
+                        stream.numbers(far, 2u, tile, b, lane);
                     }
                     float prob[16];
 #pragma unroll
@@ -777,17 +893,17 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
                         float scales = TURNED ? (near[c] * p.scale2) * units[r] : units[r] * near[c];
                         prob[i] = exp2_of(chunk_of<W1>(high[i], cross[i]) * scales - (TURNED ? far[c] : lse[r]));
                     }
-                    stream.numbers(far, 1u, tile, b);
+                    stream.numbers(far, 1u, tile, b, lane);
                     if constexpr (KIND == VALUE) {
 #pragma unroll
                         for (int i = 0; i < 16; i++) {
                             w[16 * b + i] = prob[i] * far[i / 4 * 2 + i % 2];
                         }
                     } else {
-                        over_width<W2>(high, cross, left_address2, slot + stream.PART1 + column_lane<W2>(lane));
+                        over_width<W2>(high, cross, left_address2, slot + WIDE_BYTES(W1) + column_lane<W2>(lane));
                         float deltas[8];
                         if (TURNED) {
-                            stream.numbers(deltas, 3u, tile, b);
+                            stream.numbers(deltas, 3u, tile, b, lane);
                         }
 #pragma unroll
                         for (int i = 0; i < 16; i++) {
@@ -854,7 +970,7 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
     }
     // Times 1 changes no bit.
     float one[2] = {1.0f, 1.0f};
-    store<PART>(p.result, acc, one, rows, first + lane / 4u, head, p.heads, p.result_width, part * PART);
+    store<PART>(p.result, acc, one, rows, first + lane / 4u, head, p.heads, p.result_width, part * PART, lane);
 }
 
 // A block per ROWS queries, head and part of the key's width.
@@ -925,8 +1041,8 @@ KERNEL(GROUP) attention_slice_mma(
     uint count = blocks[2u * block + 1u], lane = threadIdx.x % 32u, warp = threadIdx.x / 32u;
     ulong line = (ulong)heads * width;
     const float *from = x + blocks[2u * block] * line + (ulong)head * width;
-    ulong slice_step = (ulong)places * padded / 4u;
-    ulong plane = 2u * head * slice_step;
+    // Words of both slices.
+    ulong plane = ((ulong)head * places + block * BLOCK) * (padded / 2u);
     bool whole = width % 4u == 0u && (ulong)from % 16u == 0u;
 
     for (uint row = warp; row < BLOCK; row += GROUP / 32u) {
@@ -973,9 +1089,9 @@ KERNEL(GROUP) attention_slice_mma(
                 rows[0][row][word] = high;
                 rows[1][row][word] = low;
                 if (by_width) {
-                    ulong at = plane + (ulong)(block * BLOCK + row) * (padded / 4u) + word;
-                    by_width[at] = high;
-                    by_width[at + slice_step] = low;
+                    uint at = row * (padded / 4u) + ((word / 4u ^ turn_of(padded, row)) * 4u | word % 4u);
+                    by_width[plane + at] = high;
+                    by_width[plane + BLOCK * (padded / 4u) + at] = low;
                 }
             }
         }
@@ -992,7 +1108,9 @@ KERNEL(GROUP) attention_slice_mma(
         uint c = rows[slice][row + 8u][column], d = rows[slice][row + 12u][column];
         uint ab = __byte_perm(a, b, 0x5140), ab2 = __byte_perm(a, b, 0x7362);
         uint cd = __byte_perm(c, d, 0x5140), cd2 = __byte_perm(c, d, 0x7362);
-        uint *to = by_place + plane + slice * slice_step + ((ulong)block * padded + 4u * column) * 8u + word;
+        // The same turn for the four columns.
+        uint at = (word / 4u ^ turn_of(BLOCK, 4u * column)) * 4u | word % 4u;
+        uint *to = by_place + plane + ((column / 8u * 2u + slice) * BLOCK + column % 8u * 4u) * 8u + at;
         to[0] = __byte_perm(ab, cd, 0x5410);
         to[8] = __byte_perm(ab, cd, 0x7632);
         to[16] = __byte_perm(ab2, cd2, 0x5410);
