@@ -28,11 +28,11 @@
 #define LOG2_E as_f32(0x3fb8aa3bu)
 
 #define MEMBER __device__ __forceinline__
-#if __CUDA_ARCH__ >= 900 && !defined(NO_BULK)
-#define BULK 1
-#else
-#define BULK 0
+// Whether copies are made by the copy engine, and whether shared memory is large.
+#ifndef BULK
+#define BULK (__CUDA_ARCH__ >= 900)
 #endif
+#define ROOMY (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)
 
 extern __shared__ __align__(1024) uchar shared[];
 
@@ -172,9 +172,9 @@ FUNCTION float most_of_quad(float x) {
     return larger_or_nan(x, from_lane(x, 2));
 }
 
-// Where the number of a place lies in its block.
-FUNCTION uint slot_of(uint place) {
-    return (place & ~31u) | (place & 3u) << 3 | (place >> 2 & 7u);
+// Number n of a place lies here, of `count` per place: [block, count, 32].
+FUNCTION ulong number_at(ulong place, uint n, uint count) {
+    return (place / BLOCK * count + n) * BLOCK + (place % 4u * 8u + place % BLOCK / 4u);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -228,102 +228,107 @@ FUNCTION bool overlap(Extent a, uint start, uint end) {
 // ---------------------------------------------------------------------------------------------------------------------
 // The stream of columns
 
-// Planes of one head from the span's first block on, and numbers per place.
+// Planes of one head from the span's first block on, and its numbers per place, [block, NUMBERS, 32].
 struct Source {
     const uchar *wide, *wide2, *deep;
-    const float *numbers[4];
+    const float *numbers;
 };
 
 // Bytes of a block of places by width, and of the part of it that makes 32 columns of a result.
 #define WIDE_BYTES(width) (2u * BLOCK * (width))
 #define DEEP_BYTES (2u * BLOCK * BLOCK)
 
-// For every tile with a visible column: its blocks of 32 columns, then groups of 32 columns of the result. W2 may be 0.
-template <int W1, int W2, int WIDTH, int NUMBERS, int SLOTS> struct Stream {
-    static constexpr uint STEP_BYTES = WIDE_BYTES(W1) + WIDE_BYTES(W2);
-    static constexpr uint SLOT_BYTES = STEP_BYTES > BLOCKS * DEEP_BYTES ? STEP_BYTES : BLOCKS * DEEP_BYTES;
+// For every tile with a visible column: its columns, EACH blocks of 32 at a time, then the result's columns, 64 at a
+// time. W2 may be 0.
+template <int W1, int W2, int WIDTH, int NUMBERS, int EACH, int SLOTS> struct Stream {
+    static constexpr uint STEPS = BLOCKS / EACH;
+    static constexpr uint STEP_BYTES = EACH * (WIDE_BYTES(W1) + WIDE_BYTES(W2));
+    static constexpr uint PAIR_BYTES = 2u * BLOCKS * DEEP_BYTES;
+    static constexpr uint SLOT_BYTES = STEP_BYTES > PAIR_BYTES ? STEP_BYTES : PAIR_BYTES;
+    static constexpr uint NUMBER_BYTES = NUMBERS * BLOCK * 4u;
 
     Source from;
     Extent seen;
+    // Groups of 32 columns of the result.
     uint groups;
     // In shared memory: the slots, then the numbers per column; the barriers of the slots.
     uint base, barriers;
-    // What is copied next, into which slot; the slot that is read, and the parity of its barrier.
-    uint tile, step, into, out, parity;
+    // What is copied next, into which slot, by which warp; the slot that is read, and the parity of its barrier.
+    uint tile, step, into, by, out, parity;
 
-    MEMBER uint first_block(uint tile) const {
-        return seen.start > tile ? (seen.start - tile) / BLOCK : 0u;
+    MEMBER uint first_step(uint tile) const {
+        return seen.start > tile ? (seen.start - tile) / (EACH * BLOCK) : 0u;
     }
-    MEMBER uint end_block(uint tile) const {
-        uint blocks = (seen.end - tile + BLOCK - 1u) / BLOCK;
-        return blocks < BLOCKS ? blocks : BLOCKS;
+    MEMBER uint end_step(uint tile) const {
+        uint steps = (seen.end - tile + EACH * BLOCK - 1u) / (EACH * BLOCK);
+        return steps < STEPS ? steps : STEPS;
     }
     MEMBER uint first_tile(void) const {
         return seen.start / TILE * TILE;
     }
-    MEMBER uint numbers_at(uint tile, uint block, uint n) const {
-        return base + SLOTS * SLOT_BYTES + ((tile / TILE % AHEAD * NUMBERS + n) * TILE + block * BLOCK) * 4u;
+    MEMBER uint numbers_at(uint tile, uint block) const {
+        return base + SLOTS * SLOT_BYTES + (tile / TILE % AHEAD * BLOCKS + block) * NUMBER_BYTES;
     }
 
-    // Starts the copies of the next step, if there is one: one thread for all, or every thread its part.
+    // Starts the copies of the next step, if there is one: a thread of one warp after the other for all, or every thread
+    // its part. Blocks that lie beyond the span are not copied: what a slot holds there is masked or multiplied by zero.
     MEMBER void load(void) {
-        if (tile < seen.end && (!BULK || threadIdx.x == 0u)) {
+        if (tile < seen.end) {
             uint to = base + into * SLOT_BYTES;
-            uint block = tile / BLOCK;
+            uint block = tile / BLOCK, end = (seen.end + BLOCK - 1u) / BLOCK - block;
 #if BULK
             uint barrier = barriers + 8u * into;
-#endif
-            if (step < BLOCKS) {
-                block += step;
-#if BULK
-                barrier_expect(barrier, STEP_BYTES + NUMBERS * BLOCK * 4u);
-                copy_bulk(to, from.wide + (ulong)block * WIDE_BYTES(W1), WIDE_BYTES(W1), barrier);
-                if (W2 > 0) {
-                    copy_bulk(to + WIDE_BYTES(W1), from.wide2 + (ulong)block * WIDE_BYTES(W2), WIDE_BYTES(W2), barrier);
-                }
-#pragma unroll
-                for (uint n = 0u; n < NUMBERS; n++) {
-                    copy_bulk(numbers_at(tile, step, n), from.numbers[n] + block * BLOCK, BLOCK * 4u, barrier);
-                }
+            if (threadIdx.x == 32u * by) {
 #else
-                copy_all(to, from.wide + (ulong)block * WIDE_BYTES(W1), WIDE_BYTES(W1));
-                copy_all(to + WIDE_BYTES(W1), from.wide2 + (ulong)block * WIDE_BYTES(W2), WIDE_BYTES(W2));
-                if (threadIdx.x < 8u * NUMBERS) {
-                    uint n = threadIdx.x / 8u, piece = threadIdx.x % 8u;
-                    const float *numbers = n == 0u ? from.numbers[0] : n == 1u ? from.numbers[1]
-                                           : n == 2u ? from.numbers[2] : from.numbers[3];
-                    copy16(numbers_at(tile, step, n) + 16u * piece, numbers + block * BLOCK + 4u * piece);
-                }
+            {
 #endif
-            } else {
-                uint first = first_block(tile), end = end_block(tile);
-                const uchar *planes = from.deep + (ulong)block * WIDE_BYTES(WIDTH) + (step - BLOCKS) * DEEP_BYTES;
+                if (step < STEPS) {
+                    uint first = step * EACH, count = end - first < EACH ? end - first : EACH;
+                    uint numbers = numbers_at(tile, first);
+                    block += first;
+                    const uchar *wide = from.wide + (ulong)block * WIDE_BYTES(W1);
+                    const uchar *wide2 = from.wide2 + (ulong)block * WIDE_BYTES(W2);
+                    const uchar *more = (const uchar *)from.numbers + (ulong)block * NUMBER_BYTES;
 #if BULK
-                barrier_expect(barrier, (end - first) * DEEP_BYTES);
-#pragma unroll
-                for (uint b = 0u; b < BLOCKS; b++) {
-                    if (first <= b && b < end) {
-                        copy_bulk(to + b * DEEP_BYTES, planes + b * WIDE_BYTES(WIDTH), DEEP_BYTES, barrier);
+                    barrier_expect(barrier, count * (WIDE_BYTES(W1) + WIDE_BYTES(W2) + NUMBER_BYTES));
+                    copy_bulk(to, wide, count * WIDE_BYTES(W1), barrier);
+                    if (W2 > 0) {
+                        copy_bulk(to + EACH * WIDE_BYTES(W1), wide2, count * WIDE_BYTES(W2), barrier);
+                    }
+                    copy_bulk(numbers, more, count * NUMBER_BYTES, barrier);
+#else
+                    copy_all(to, wide, count * WIDE_BYTES(W1));
+                    copy_all(to + EACH * WIDE_BYTES(W1), wide2, count * WIDE_BYTES(W2));
+                    copy_all(numbers, more, count * NUMBER_BYTES);
+#endif
+                } else {
+                    uint first = (step - STEPS) * 2u, count = groups - first < 2u ? groups - first : 2u;
+                    const uchar *deep = from.deep + (ulong)block * WIDE_BYTES(WIDTH) + first * DEEP_BYTES;
+                    uint start = first_step(tile) * EACH;
+                    end = end < BLOCKS ? end : BLOCKS;
+#if BULK
+                    barrier_expect(barrier, (end - start) * count * DEEP_BYTES);
+#endif
+#pragma unroll 1
+                    for (uint b = start; b < end; b++) {
+#if BULK
+                        copy_bulk(to + b * 2u * DEEP_BYTES, deep + b * WIDE_BYTES(WIDTH), count * DEEP_BYTES, barrier);
+#else
+                        copy_all(to + b * 2u * DEEP_BYTES, deep + b * WIDE_BYTES(WIDTH), count * DEEP_BYTES);
+#endif
                     }
                 }
-#else
-#pragma unroll
-                for (uint b = 0u; b < BLOCKS; b++) {
-                    if (first <= b && b < end) {
-                        copy_all(to + b * DEEP_BYTES, planes + b * WIDE_BYTES(WIDTH), DEEP_BYTES);
-                    }
-                }
-#endif
             }
             step++;
-            if (step == end_block(tile)) {
-                step = BLOCKS;
+            if (step == end_step(tile)) {
+                step = STEPS;
             }
-            if (step == BLOCKS + groups) {
+            if (step == STEPS + (groups + 1u) / 2u) {
                 tile += TILE;
-                step = first_block(tile);
+                step = first_step(tile);
             }
             into = into + 1u == SLOTS ? 0u : into + 1u;
+            by = (by + 1u) % WARPS;
         }
 #if !BULK
         copies_end();
@@ -350,22 +355,23 @@ template <int W1, int W2, int WIDTH, int NUMBERS, int SLOTS> struct Stream {
                 copy_bulk(to2, rows2, bytes2, own);
             }
         }
+        __syncthreads();
 #else
         copy_all(to, rows, bytes);
         copy_all(to2, rows2, bytes2);
         copies_end();
 #endif
         tile = first_tile();
-        step = first_block(tile);
+        step = first_step(tile);
         into = 0u;
+        by = 0u;
         out = SLOTS - 1u;
         parity = 1u;
-#pragma unroll
+#pragma unroll 1
         for (int i = 0; i < SLOTS - 1; i++) {
             load();
         }
 #if BULK
-        __syncthreads();
         barrier_wait(own, 0u);
 #else
         copies_wait<SLOTS - 1>();
@@ -393,7 +399,7 @@ template <int W1, int W2, int WIDTH, int NUMBERS, int SLOTS> struct Stream {
 
     // Numbers of this thread's eight columns of a block.
     MEMBER void numbers(float (&to)[8], uint n, uint tile, uint block, uint lane) const {
-        uint address = numbers_at(tile, block, n) + lane % 4u * 32u;
+        uint address = numbers_at(tile, block) + n * BLOCK * 4u + lane % 4u * 32u;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -512,14 +518,12 @@ struct Weights {
         }
     }
 
-    // Products over the blocks of the tile that the warp meets, with 32 columns at `columns`, the lane's address.
-    MEMBER void over_tile(int (&sums)[16], int (&cross)[16], uint columns, Extent met, uint tile) const {
+    // Products over the tile with 32 columns at `columns`, the lane's address.
+    MEMBER void over_tile(int (&sums)[16], int (&cross)[16], uint columns) const {
         no_products<128>(sums, cross);
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
-            if (overlap(met, tile + b * BLOCK, tile + (b + 1) * BLOCK)) {
-                add_step(sums, cross, high[b], low[b], columns + b * DEEP_BYTES, BLOCK, BLOCK * BLOCK);
-            }
+            add_step(sums, cross, high[b], low[b], columns + b * 2u * DEEP_BYTES, BLOCK, BLOCK * BLOCK);
         }
     }
 };
@@ -560,12 +564,13 @@ __device__ constexpr int part_of(int width) {
     return width <= PART_MOST ? width : (width / 32 + 1) / 2 * 32;
 }
 
+#define FORWARD_EACH (KEY_WIDTH <= 128 ? 2 : 1)
 #define FORWARD_SLOTS (KEY_WIDTH <= 128 ? 4 : 3)
 
 // A block per ROWS queries, head and part of the value's width.
 extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forward_mma(
-    float *o, float *lse, const uchar *q, const float *q_units, const uchar *k, const float *k_units, const uchar *v,
-    const float *v_units, const uint *table, uint heads, uint heads_per_key, uint value_width, uint query_places,
+    float *o, float *lse, const uchar *q, const float *q_units, const uchar *k, const uchar *v, const float *numbers,
+    const uint *table, uint heads, uint heads_per_key, uint value_width, uint query_places,
     uint key_places, uint window, float scale2
 ) {
     constexpr int PART = part_of(VALUE_WIDTH), PARTS = (VALUE_WIDTH + PART - 1) / PART;
@@ -576,7 +581,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
     uint lane = lane_index(), warp = threadIdx.x / 32u;
 
     uint row_base = (uint)__cvta_generic_to_shared(shared);
-    Stream<KEY_WIDTH, 0, VALUE_WIDTH, 2, FORWARD_SLOTS> stream;
+    constexpr int EACH = FORWARD_EACH;
+    Stream<KEY_WIDTH, 0, VALUE_WIDTH, 2, EACH, FORWARD_SLOTS> stream;
     stream.base = row_base + ROWS / BLOCK * WIDE_BYTES(KEY_WIDTH);
     stream.seen = any_meets<false>(rows.position, rows.count, rows.length, window);
     stream.groups = (VALUE_WIDTH - part * PART < PART ? VALUE_WIDTH - part * PART : PART) / 32u;
@@ -585,8 +591,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
     stream.from.wide = k + columns * (2u * KEY_WIDTH);
     stream.from.wide2 = nullptr;
     stream.from.deep = v + columns * (2u * VALUE_WIDTH) + part * PART / 32u * DEEP_BYTES;
-    stream.from.numbers[0] = k_units + columns;
-    stream.from.numbers[1] = v_units + columns;
+    stream.from.numbers = numbers + columns * 2u;
     stream.begin(row_base, q + ((ulong)head * query_places + rows.place) * (2u * KEY_WIDTH), nullptr, rows.count);
 
     // The warp's rows, and this thread's two.
@@ -607,7 +612,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
         scales[r] = 0.0f;
         if (row < count) {
             mine[r] = meets<false>(start + row, rows.length, window);
-            scales[r] = q_units[(ulong)head * query_places + slot_of(rows.place + first + row)] * scale2;
+            scales[r] = q_units[number_at((ulong)head * query_places + rows.place + first + row, 0u, 4u)] * scale2;
         }
         m[r] = as_f32(0xff800000u);
         l[r] = 0.0f;
@@ -628,19 +633,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
     }
 
     for (uint tile = stream.first_tile(); tile < stream.seen.end; tile += TILE) {
-        uint first_block = stream.first_block(tile), end_block = stream.end_block(tile);
+        uint first_step = stream.first_step(tile), end_step = stream.end_step(tile);
         bool sees = overlap(met, tile, tile + TILE);
         float z[64];
         // Which of the block's numbers are visible, 16 bits per block.
         uint visible[BLOCKS / 2] = {0u, 0u};
 #pragma unroll
-        for (int b = 0; b < BLOCKS; b++) {
-            uint column = tile + b * BLOCK;
-            if (first_block <= b && b < end_block) {
+        for (int step = 0; step < BLOCKS / EACH; step++) {
+            if (first_step <= step && step < end_step) {
                 uint slot = stream.next();
-                if (overlap(met, column, column + BLOCK)) {
+#pragma unroll
+                for (int n = 0; n < EACH; n++) {
+                    int b = step * EACH + n;
+                    uint column = tile + b * BLOCK;
                     int high[16], cross[16];
-                    uint columns = slot + column_lane<KEY_WIDTH>(lane);
+                    uint columns = slot + n * WIDE_BYTES(KEY_WIDTH) + column_lane<KEY_WIDTH>(lane);
                     if constexpr (KEPT) {
                         no_products<KEY_WIDTH>(high, cross);
 #pragma unroll
@@ -673,12 +680,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
                         }
                     }
                     visible[b / 2] |= bits << (16 * (b % 2));
-                    continue;
                 }
-            }
+            } else {
 #pragma unroll
-            for (int i = 0; i < 16; i++) {
-                z[16 * b + i] = as_f32(0xff800000u);
+                for (int i = 0; i < 16 * EACH; i++) {
+                    z[16 * EACH * step + i] = as_f32(0xff800000u);
+                }
             }
         }
 
@@ -707,32 +714,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
                 lanes[i / 8][i % 8] = 0.0f;
             }
 #pragma unroll
-            for (int b = 0; b < BLOCKS; b++) {
-                if (overlap(met, tile + b * BLOCK, tile + (b + 1) * BLOCK)) {
-                    float units[8];
-                    stream.numbers(units, 1u, tile, b, lane);
+            for (int step = 0; step < BLOCKS / EACH; step++) {
+                if (first_step <= step && step < end_step) {
 #pragma unroll
-                    for (int i = 0; i < 16; i++) {
-                        int r = i / 2 % 2, c = i / 4 * 2 + i % 2;
-                        float p = exp2_of(z[16 * b + i] - base[r]);
-                        lanes[r][c] = lanes[r][c] + p;
-                        z[16 * b + i] = p * units[c];
-                    }
-                    uint bits = visible[b / 2] >> (16 * (b % 2)) & 0xffffu;
-                    if (__any_sync(0xffffffffu, bits != 0xffffu)) {
+                    for (int b = step * EACH; b < (step + 1) * EACH; b++) {
+                        float units[8];
+                        stream.numbers(units, 1u, tile, b, lane);
 #pragma unroll
                         for (int i = 0; i < 16; i++) {
-                            z[16 * b + i] = bits >> i & 1u ? z[16 * b + i] : 0.0f;
+                            int r = i / 2 % 2, c = i / 4 * 2 + i % 2;
+                            float p = exp2_of(z[16 * b + i] - base[r]);
+                            lanes[r][c] = lanes[r][c] + p;
+                            z[16 * b + i] = p * units[c];
                         }
-                    }
+                        uint bits = visible[b / 2] >> (16 * (b % 2)) & 0xffffu;
+                        if (bits != 0xffffu) {
 #pragma unroll
-                    for (int i = 0; i < 16; i++) {
-                        largest[i / 2 % 2] = larger_or_nan(largest[i / 2 % 2], z[16 * b + i]);
+                            for (int i = 0; i < 16; i++) {
+                                z[16 * b + i] = bits >> i & 1u ? z[16 * b + i] : 0.0f;
+                            }
+                        }
+#pragma unroll
+                        for (int i = 0; i < 16; i++) {
+                            largest[i / 2 % 2] = larger_or_nan(largest[i / 2 % 2], z[16 * b + i]);
+                        }
                     }
                 } else {
 #pragma unroll
-                    for (int i = 0; i < 16; i++) {
-                        z[16 * b + i] = 0.0f;
+                    for (int i = 0; i < 16 * EACH; i++) {
+                        z[16 * EACH * step + i] = 0.0f;
                     }
                 }
             }
@@ -756,18 +766,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
         }
 
 #pragma unroll
-        for (int g = 0; g < PART / 32; g++) {
-            if (g < stream.groups) {
+        for (int pair = 0; pair < PART / 32; pair += 2) {
+            if (pair < stream.groups) {
                 uint slot = stream.next();
                 if (sees) {
-                    int high[16], cross[16];
-                    weights.over_tile(high, cross, slot + deep_lane(lane), met, tile);
 #pragma unroll
-                    for (int i = 0; i < 16; i++) {
-                        int r = i / 2 % 2;
-                        if (active[r]) {
-                            acc[16 * g + i] =
-                                fma_rn(value_of(high[i], cross[i]), weights.units[r], acc[16 * g + i] * decays[r]);
+                    for (int g = pair; g < pair + 2 && g < PART / 32; g++) {
+                        int high[16], cross[16];
+                        weights.over_tile(high, cross, slot + (g - pair) * DEEP_BYTES + deep_lane(lane));
+#pragma unroll
+                        for (int i = 0; i < 16; i++) {
+                            int r = i / 2 % 2;
+                            if (active[r]) {
+                                acc[16 * g + i] = fma_rn(value_of(high[i], cross[i]), weights.units[r], acc[16 * g + i] * decays[r]);
+                            }
                         }
                     }
                 }
@@ -791,15 +803,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
 
 enum Kind { QUERY, KEY, VALUE };
 
-#define QUERY_SLOTS (KEY_WIDTH + VALUE_WIDTH <= 256 ? 3 : 2)
-#define VALUE_SLOTS FORWARD_SLOTS
+#define QUERY_EACH (ROOMY && KEY_WIDTH + VALUE_WIDTH <= 256 ? 2 : 1)
+#define QUERY_SLOTS (!ROOMY && KEY_WIDTH + VALUE_WIDTH <= 256 ? 3 : 2)
 
 // What the three kernels take: rows and columns by width for the scores (1) and for the gradient of the weights (2, not
-// for VALUE), columns by place, and numbers per place. `result_width` is that of the result as stored.
+// for VALUE), columns by place, and numbers per place: units of q and dO, lse and D, or units of k and v. `result_width`
+// is that of the result as stored.
 struct Gradient {
     float *result;
     const uchar *rows, *rows2, *columns, *columns2, *deep;
-    const float *row_units, *row_units2, *column_units, *column_units2, *lse, *delta;
+    const float *row_numbers, *column_numbers;
     const uint *table;
     uint heads, row_heads_per, column_heads_per, result_width, places, window;
     float scale, scale2;
@@ -811,15 +824,16 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
     constexpr int W1 = KEY_WIDTH, W2 = KIND == VALUE ? 0 : VALUE_WIDTH;
     constexpr int WIDTH = KIND == VALUE ? VALUE_WIDTH : KEY_WIDTH;
     constexpr int PART = part_of(WIDTH), PARTS = (WIDTH + PART - 1) / PART;
-    constexpr int NUMBERS = KIND == QUERY ? 2 : KIND == KEY ? 4 : 3;
-    constexpr int SLOTS = KIND == VALUE ? VALUE_SLOTS : QUERY_SLOTS;
+    constexpr int NUMBERS = TURNED ? 4 : 2, ROW_NUMBERS = TURNED ? 2 : 4;
+    constexpr int EACH = KIND == VALUE ? FORWARD_EACH : QUERY_EACH;
+    constexpr int SLOTS = KIND == VALUE ? FORWARD_SLOTS : QUERY_SLOTS;
     uint part = blockIdx.x % PARTS, head = blockIdx.x / PARTS % p.heads;
     uint row_head = head / p.row_heads_per, column_head = head / p.column_heads_per;
     Rows rows = rows_of(p.table, blockIdx.x / (PARTS * p.heads));
     uint lane = lane_index(), warp = threadIdx.x / 32u;
 
     uint row_base = (uint)__cvta_generic_to_shared(shared), row_base2 = row_base + ROWS / BLOCK * WIDE_BYTES(W1);
-    Stream<W1, W2, WIDTH, NUMBERS, SLOTS> stream;
+    Stream<W1, W2, WIDTH, NUMBERS, EACH, SLOTS> stream;
     stream.base = row_base2 + ROWS / BLOCK * WIDE_BYTES(W2);
     stream.seen = any_meets<TURNED>(rows.position, rows.count, rows.length, p.window);
     stream.groups = (WIDTH - part * PART < PART ? WIDTH - part * PART : PART) / 32u;
@@ -827,10 +841,7 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
     stream.from.wide = p.columns + columns * (2u * W1);
     stream.from.wide2 = p.columns2 + columns * (2u * W2);
     stream.from.deep = p.deep + columns * (2u * WIDTH) + part * PART / 32u * DEEP_BYTES;
-    stream.from.numbers[0] = p.column_units + columns;
-    stream.from.numbers[1] = p.column_units2 + columns;
-    stream.from.numbers[2] = p.lse + columns;
-    stream.from.numbers[3] = p.delta + columns;
+    stream.from.numbers = p.column_numbers + columns * NUMBERS;
     stream.begin(row_base, p.rows + row_place * (2u * W1), p.rows2 + row_place * (2u * W2), rows.count);
 
     uint first = 16u * warp;
@@ -850,14 +861,12 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
         units[r] = units2[r] = lse[r] = delta[r] = 0.0f;
         if (row < count) {
             mine[r] = meets<TURNED>(start + row, rows.length, p.window);
-            ulong at = (ulong)row_head * p.places + slot_of(rows.place + first + row);
-            units[r] = TURNED ? p.row_units[at] : p.row_units[at] * p.scale2;
-            if (KIND != VALUE) {
-                units2[r] = p.row_units2[at];
-            }
+            const float *own = p.row_numbers + number_at(row_place + first + row, 0u, ROW_NUMBERS);
+            units[r] = TURNED ? own[0] : own[0] * p.scale2;
+            units2[r] = own[BLOCK];
             if (!TURNED) {
-                lse[r] = p.lse[at];
-                delta[r] = p.delta[at];
+                lse[r] = own[2u * BLOCK];
+                delta[r] = own[3u * BLOCK];
             }
         }
     }
@@ -870,17 +879,19 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
     uint left_address2 = row_base2 + warp_rows<W2>(warp) + left_lane<W2>(lane);
 
     for (uint tile = stream.first_tile(); tile < stream.seen.end; tile += TILE) {
-        uint first_block = stream.first_block(tile), end_block = stream.end_block(tile);
+        uint first_step = stream.first_step(tile), end_step = stream.end_step(tile);
         bool sees = overlap(met, tile, tile + TILE);
         float w[64], largest[2] = {0.0f, 0.0f};
 #pragma unroll
-        for (int b = 0; b < BLOCKS; b++) {
-            uint column = tile + b * BLOCK;
-            if (first_block <= b && b < end_block) {
+        for (int step = 0; step < BLOCKS / EACH; step++) {
+            if (first_step <= step && step < end_step) {
                 uint slot = stream.next();
-                if (overlap(met, column, column + BLOCK)) {
+#pragma unroll
+                for (int n = 0; n < EACH; n++) {
+                    int b = step * EACH + n;
+                    uint column = tile + b * BLOCK;
                     int high[16], cross[16];
-                    over_width<W1>(high, cross, left_address, slot + column_lane<W1>(lane));
+                    over_width<W1>(high, cross, left_address, slot + n * WIDE_BYTES(W1) + column_lane<W1>(lane));
                     float near[8], far[8];
                     stream.numbers(near, 0u, tile, b, lane);
                     if (TURNED) {
@@ -900,7 +911,8 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
                             w[16 * b + i] = prob[i] * far[i / 4 * 2 + i % 2];
                         }
                     } else {
-                        over_width<W2>(high, cross, left_address2, slot + WIDE_BYTES(W1) + column_lane<W2>(lane));
+                        uint second = slot + EACH * WIDE_BYTES(W1) + n * WIDE_BYTES(W2);
+                        over_width<W2>(high, cross, left_address2, second + column_lane<W2>(lane));
                         float deltas[8];
                         if (TURNED) {
                             stream.numbers(deltas, 3u, tile, b, lane);
@@ -932,12 +944,12 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
                         int r = i / 2 % 2;
                         largest[r] = larger_or_nan(largest[r], magnitude(w[16 * b + i]));
                     }
-                    continue;
                 }
-            }
+            } else {
 #pragma unroll
-            for (int i = 0; i < 16; i++) {
-                w[16 * b + i] = 0.0f;
+                for (int i = 0; i < 16 * EACH; i++) {
+                    w[16 * EACH * step + i] = 0.0f;
+                }
             }
         }
 
@@ -951,17 +963,20 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
             active[r] = overlap(mine[r], tile, tile + TILE);
         }
 #pragma unroll
-        for (int g = 0; g < PART / 32; g++) {
-            if (g < stream.groups) {
+        for (int pair = 0; pair < PART / 32; pair += 2) {
+            if (pair < stream.groups) {
                 uint slot = stream.next();
                 if (sees) {
-                    int high[16], cross[16];
-                    weights.over_tile(high, cross, slot + deep_lane(lane), met, tile);
 #pragma unroll
-                    for (int i = 0; i < 16; i++) {
-                        int r = i / 2 % 2;
-                        if (active[r]) {
-                            acc[16 * g + i] = fma_rn(value_of(high[i], cross[i]), weights.units[r], acc[16 * g + i]);
+                    for (int g = pair; g < pair + 2 && g < PART / 32; g++) {
+                        int high[16], cross[16];
+                        weights.over_tile(high, cross, slot + (g - pair) * DEEP_BYTES + deep_lane(lane));
+#pragma unroll
+                        for (int i = 0; i < 16; i++) {
+                            int r = i / 2 % 2;
+                            if (active[r]) {
+                                acc[16 * g + i] = fma_rn(value_of(high[i], cross[i]), weights.units[r], acc[16 * g + i]);
+                            }
                         }
                     }
                 }
@@ -975,32 +990,32 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
 
 // A block per ROWS queries, head and part of the key's width.
 extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_grad_query_mma(
-    float *dq, const uchar *q, const float *q_units, const uchar *k, const uchar *k_by_place, const float *k_units,
-    const uchar *v, const float *v_units, const uchar *d_o, const float *d_o_units, const float *delta, const float *lse,
-    const uint *table, uint heads, uint heads_per_key, uint key_width, uint places, uint window, float scale, float scale2
+    float *dq, const uchar *q, const uchar *d_o, const float *query_numbers, const uchar *k, const uchar *k_by_place,
+    const uchar *v, const float *key_numbers, const uint *table, uint heads, uint heads_per_key, uint key_width,
+    uint places, uint window, float scale, float scale2
 ) {
-    Gradient p = {dq, q, d_o, k, v, k_by_place, q_units, d_o_units, k_units, v_units, lse, delta, table,
+    Gradient p = {dq, q, d_o, k, v, k_by_place, query_numbers, key_numbers, table,
                   heads, 1u, heads_per_key, key_width, places, window, scale, scale2};
     gradient<QUERY>(p);
 }
 
 // A block per ROWS keys, query head and part of the width: the head's share of the gradient of its key head.
 extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_grad_key_mma(
-    float *dk, const uchar *q, const uchar *q_by_place, const float *q_units, const uchar *k, const float *k_units,
-    const uchar *v, const float *v_units, const uchar *d_o, const float *d_o_units, const float *delta, const float *lse,
-    const uint *table, uint heads, uint heads_per_key, uint key_width, uint places, uint window, float scale, float scale2
+    float *dk, const uchar *q, const uchar *q_by_place, const uchar *d_o, const float *query_numbers, const uchar *k,
+    const uchar *v, const float *key_numbers, const uint *table, uint heads, uint heads_per_key, uint key_width,
+    uint places, uint window, float scale, float scale2
 ) {
-    Gradient p = {dk, k, v, q, d_o, q_by_place, k_units, v_units, q_units, d_o_units, lse, delta, table,
+    Gradient p = {dk, k, v, q, d_o, q_by_place, key_numbers, query_numbers, table,
                   heads, heads_per_key, 1u, key_width, places, window, scale, scale2};
     gradient<KEY>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_grad_value_mma(
-    float *dv, const uchar *q, const float *q_units, const uchar *k, const float *k_units, const uchar *d_o_by_place,
-    const float *d_o_units, const float *lse, const uint *table, uint heads, uint heads_per_key, uint value_width,
-    uint places, uint window, float scale, float scale2
+    float *dv, const uchar *q, const uchar *d_o_by_place, const float *query_numbers, const uchar *k,
+    const float *key_numbers, const uint *table, uint heads, uint heads_per_key, uint value_width, uint places,
+    uint window, float scale, float scale2
 ) {
-    Gradient p = {dv, k, nullptr, q, nullptr, d_o_by_place, k_units, nullptr, q_units, d_o_units, lse, lse, table,
+    Gradient p = {dv, k, nullptr, q, nullptr, d_o_by_place, key_numbers, query_numbers, table,
                   heads, heads_per_key, 1u, value_width, places, window, scale, scale2};
     gradient<VALUE>(p);
 }
@@ -1030,10 +1045,10 @@ KERNEL(GROUP) attention_add_heads(
 #define WIDTH_MOST (KEY_WIDTH > VALUE_WIDTH ? KEY_WIDTH : VALUE_WIDTH)
 
 // A group per block of places and head: planes by width and by place (null: not wanted) of rows [row, head, width], and
-// their units. `padded` is the width of the planes.
+// their units, number `n_units` of `count_units` per place. `padded` is the width of the planes.
 KERNEL(GROUP) attention_slice_mma(
-    float *units, uint *by_width, uint *by_place, const float *x, const uint *blocks, uint heads, uint width, uint padded,
-    uint places
+    float *numbers, uint n_units, uint count_units, uint *by_width, uint *by_place, const float *x, const uint *blocks,
+    uint heads, uint width, uint padded, uint places
 ) {
     constexpr uint STEPS = (WIDTH_MOST + 127) / 128, WORDS = WIDTH_MOST / 4 + 1;
     __shared__ uint rows[2][BLOCK][WORDS];
@@ -1075,7 +1090,7 @@ KERNEL(GROUP) attention_slice_mma(
         }
         float multiplier = scale_multiplier(bits);
         if (lane == 0u) {
-            units[(ulong)head * places + slot_of(block * BLOCK + row)] = scale_unit(bits);
+            numbers[number_at((ulong)head * places + block * BLOCK + row, n_units, count_units)] = scale_unit(bits);
         }
 #pragma unroll
         for (uint s = 0u; s < STEPS; s++) {
@@ -1118,9 +1133,9 @@ KERNEL(GROUP) attention_slice_mma(
     }
 }
 
-// A group per block of places and head, a warp per row: D, and lse over places.
+// A group per block of places and head, a warp per row: lse and D over places.
 KERNEL(GROUP) attention_delta_mma(
-    float *delta, float *lse_by_place, const float *d_o, const float *o, const float *lse, const uint *blocks, uint heads,
+    float *numbers, const float *d_o, const float *o, const float *lse, const uint *blocks, uint heads,
     uint width, uint places
 ) {
     uint head = blockIdx.x % heads, block = blockIdx.x / heads;
@@ -1136,9 +1151,9 @@ KERNEL(GROUP) attention_delta_mma(
             sum = sum + __shfl_down_sync(0xffffffffu, sum, h);
         }
         if (lane == 0u) {
-            ulong to = (ulong)head * places + slot_of(block * BLOCK + row);
-            delta[to] = sum;
-            lse_by_place[to] = row < count ? lse[at] : 0.0f;
+            float *to = numbers + number_at((ulong)head * places + block * BLOCK + row, 2u, 4u);
+            to[0] = row < count ? lse[at] : 0.0f;
+            to[BLOCK] = sum;
         }
     }
 }

@@ -25,6 +25,9 @@ const SLICES: usize = 2;
 const PART_MOST: usize = 128;
 /// Numbers per column are kept for so many tiles: `AHEAD`.
 const AHEAD: usize = 4;
+/// Numbers per place: units of q and dO, lse and D; units of k and v.
+const QUERY_NUMBERS: usize = 4;
+const KEY_NUMBERS: usize = 2;
 
 /// Width of the planes of a head: steps of the tensor cores.
 fn padded(width: usize) -> usize {
@@ -38,7 +41,7 @@ fn parts_of(width: usize) -> usize {
     padded.div_ceil(part)
 }
 
-/// Bytes of shared memory of the kernels: rows, a ring of slots with blocks of columns, numbers per column.
+/// Bytes of shared memory of the kernels: rows, a ring of slots with columns, numbers per column.
 struct Shared {
     forward: usize,
     grad_query: usize,
@@ -47,26 +50,38 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(p: &Attention) -> Self {
+    fn new(p: &Attention, architecture: (u32, u32)) -> Self {
         let (key, value) = (padded(p.key_width), padded(p.value_width));
-        let stride = |width: usize| if width > 0 { width + 16 } else { 0 };
-        let bytes = |second: usize, numbers: usize, slots: usize| {
-            let row = SLICES * (stride(key) + stride(second));
-            let slot = (BLOCK * row).max(SLICES * BLOCK * stride(TILE));
-            ROWS * row + slots * slot + AHEAD * numbers * TILE * size_of::<f32>()
+        // `each` blocks of columns per slot, or 64 columns of results.
+        let bytes = |width: usize, numbers: usize, each: usize, slots: usize| {
+            let block = SLICES * BLOCK * width;
+            let slot = (each * block).max(SLICES * TILE * 64);
+            ROWS / BLOCK * block + slots * slot + AHEAD * numbers * TILE * size_of::<f32>()
         };
-        let (one, two) = (if key <= 128 { 4 } else { 3 }, if key + value <= 256 { 3 } else { 2 });
+        // `FORWARD_EACH`, `FORWARD_SLOTS`, `QUERY_EACH` and `QUERY_SLOTS`.
+        let (each, slots) = if key <= 128 { (2, 4) } else { (1, 3) };
+        let (grad_each, grad_slots) = match (key + value <= 256, is_roomy(architecture)) {
+            (true, true) => (2, 2),
+            (true, false) => (1, 3),
+            (false, _) => (1, 2),
+        };
         Self {
-            forward: bytes(0, 2, one),
-            grad_query: bytes(value, 2, two),
-            grad_key: bytes(value, 4, two),
-            grad_value: bytes(0, 3, one),
+            forward: bytes(key, KEY_NUMBERS, each, slots),
+            grad_query: bytes(key + value, KEY_NUMBERS, grad_each, grad_slots),
+            grad_key: bytes(key + value, QUERY_NUMBERS, grad_each, grad_slots),
+            grad_value: bytes(key, QUERY_NUMBERS, each, slots),
         }
     }
 
+    /// With the barriers of the slots and what the driver keeps for itself.
     fn most(&self) -> usize {
-        self.forward.max(self.grad_query).max(self.grad_key).max(self.grad_value)
+        self.forward.max(self.grad_query).max(self.grad_key).max(self.grad_value) + 1024
     }
+}
+
+/// `ROOMY` in the kernels.
+fn is_roomy(architecture: (u32, u32)) -> bool {
+    ((9, 0)..(12, 0)).contains(&architecture)
 }
 
 /// Bytes of shared memory that a block may have on a device of this compute capability.
@@ -74,7 +89,7 @@ fn shared_limit(architecture: (u32, u32)) -> usize {
     const KIB: usize = 1024;
     match architecture {
         (8, 0 | 7) => 163 * KIB,
-        (9..=11, _) => 227 * KIB,
+        _ if is_roomy(architecture) => 227 * KIB,
         _ => 99 * KIB,
     }
 }
@@ -82,7 +97,11 @@ fn shared_limit(architecture: (u32, u32)) -> usize {
 /// Whether the device has these tensor cores and room for heads of these widths.
 pub(super) fn serves(gpu: &Gpu, p: &Attention) -> bool {
     p.profile == Profile::X2
-        && gpu.architecture().is_some_and(|it| it >= (8, 0) && Shared::new(p).most() <= shared_limit(it))
+        && gpu.architecture().is_some_and(|it| it >= (8, 0) && Shared::new(p, it).most() <= shared_limit(it))
+}
+
+fn shared(gpu: &Gpu, p: &Attention) -> Shared {
+    Shared::new(p, gpu.architecture().expect("a device that serves"))
 }
 
 /// Along what the bytes of planes are contracted.
@@ -96,12 +115,19 @@ const WIDTH: Packing = Packing { by_width: true, by_place: false };
 const PLACE: Packing = Packing { by_width: false, by_place: true };
 const BOTH: Packing = Packing { by_width: true, by_place: true };
 
-/// An operand in the workspace. A packing that was not asked for is not to be read.
+/// Planes of an operand in the workspace. One that was not asked for is not to be read.
 #[derive(Clone, Copy)]
 struct Planes {
     by_width: Place,
     by_place: Place,
-    units: Place,
+}
+
+/// Where the numbers per place are that an operand's unit belongs to: which of how many.
+#[derive(Clone, Copy)]
+struct Units {
+    numbers: Place,
+    index: usize,
+    count: usize,
 }
 
 fn plane_bytes(operand: &Operand, p: &Attention) -> usize {
@@ -110,7 +136,7 @@ fn plane_bytes(operand: &Operand, p: &Attention) -> usize {
 
 fn operand_bytes(gpu: &Gpu, operand: &Operand, p: &Attention, packing: Packing) -> usize {
     let planes = usize::from(packing.by_width) + usize::from(packing.by_place);
-    gpu.part::<f32>(operand.units(p)) + planes * gpu.part::<i8>(plane_bytes(operand, p))
+    planes * gpu.part::<i8>(plane_bytes(operand, p))
 }
 
 /// Whether shares of the gradient of values need memory of their own: dQ's is too narrow for them.
@@ -121,13 +147,15 @@ fn wide_shares(p: &Attention) -> bool {
 pub(super) fn workspace(gpu: &Gpu, p: &Attention) -> usize {
     let all = Operands::new(p);
     let bytes = |operand: &Operand, packing| operand_bytes(gpu, operand, p, packing);
-    let forward = bytes(&all.q, WIDTH) + bytes(&all.k, WIDTH) + bytes(&all.v, PLACE);
+    let numbers =
+        gpu.part::<f32>(all.q.units(p) * QUERY_NUMBERS) + gpu.part::<f32>(all.k.units(p) * KEY_NUMBERS);
+    let forward = numbers + bytes(&all.q, WIDTH) + bytes(&all.k, WIDTH) + bytes(&all.v, PLACE);
     let shares = if wide_shares(p) { gpu.part::<f32>(all.d_o.units(p) * p.value_width) } else { 0 };
-    let backward = bytes(&all.q, BOTH)
+    let backward = numbers
+        + bytes(&all.q, BOTH)
         + bytes(&all.k, BOTH)
         + bytes(&all.v, WIDTH)
         + bytes(&all.d_o, BOTH)
-        + 2 * gpu.part::<f32>(all.q.units(p))
         + shares;
     if trains(p) { forward.max(backward) } else { forward }
 }
@@ -203,17 +231,24 @@ impl Call<'_> {
         self.launch(kernel, Groups::of(blocks, THREADS), shared, args);
     }
 
+    /// Room for the numbers per place of queries and of keys.
+    fn numbers(&self, all: &Operands, parts: &mut Parts) -> (Place, Place) {
+        let query_numbers = parts.take::<f32>(all.q.units(self.p) * QUERY_NUMBERS);
+        (query_numbers, parts.take::<f32>(all.k.units(self.p) * KEY_NUMBERS))
+    }
+
     fn slice(
         &self,
         x: &GpuBuffer<f32>,
         operand: &Operand,
         blocks: (usize, usize),
+        units: Units,
         packing: Packing,
         parts: &mut Parts,
     ) -> Planes {
         operand.check(x, self.p);
-        let units = parts.take::<f32>(operand.units(self.p));
-        let mut planes = |wanted: bool| if wanted { Some(parts.take::<i8>(plane_bytes(operand, self.p))) } else { None };
+        let mut planes =
+            |wanted: bool| if wanted { Some(parts.take::<i8>(plane_bytes(operand, self.p))) } else { None };
         let (by_width, by_place) = (planes(packing.by_width), planes(packing.by_place));
         let argument = |planes: Option<Place>| planes.map_or(Argument::U64(0), Argument::from);
         let shape = [operand.heads, operand.width, padded(operand.width), operand.places(self.p)].map(narrow);
@@ -222,7 +257,9 @@ impl Call<'_> {
             Groups::each(blocks.1 / 2 * operand.heads),
             0,
             arguments![
-                units,
+                units.numbers,
+                narrow(units.index),
+                narrow(units.count),
                 argument(by_width),
                 argument(by_place),
                 x,
@@ -233,7 +270,7 @@ impl Call<'_> {
                 shape[3]
             ],
         );
-        Planes { by_width: by_width.unwrap_or(units), by_place: by_place.unwrap_or(units), units }
+        Planes { by_width: by_width.unwrap_or(units.numbers), by_place: by_place.unwrap_or(units.numbers) }
     }
 
     /// Adds the shares of the query heads of every key head.
@@ -269,19 +306,21 @@ pub(super) fn forward(
     let rows = tables.add(&rows_table(&all, p, false, RowsOf::Operand(&all.q)));
     let call = Call { gpu, p, tables: gpu.offsets(&tables.words) };
     let mut parts = Parts::new(gpu, workspace);
-    let q = call.slice(q, &all.q, query_blocks, WIDTH, &mut parts);
-    let k = call.slice(k, &all.k, key_blocks, WIDTH, &mut parts);
-    let v = call.slice(v, &all.v, key_blocks, PLACE, &mut parts);
+    let (query_numbers, key_numbers) = call.numbers(&all, &mut parts);
+    let units = |index| Units { numbers: key_numbers, index, count: KEY_NUMBERS };
+    let query_units = Units { numbers: query_numbers, index: 0, count: QUERY_NUMBERS };
+    let q = call.slice(q, &all.q, query_blocks, query_units, WIDTH, &mut parts);
+    let k = call.slice(k, &all.k, key_blocks, units(0), WIDTH, &mut parts);
+    let v = call.slice(v, &all.v, key_blocks, units(1), PLACE, &mut parts);
     let [heads, group, value_width] = [p.heads, p.group(), p.value_width].map(narrow);
     let arguments = arguments![
         o,
         lse,
         q.by_width,
-        q.units,
+        query_numbers,
         k.by_width,
-        k.units,
         v.by_place,
-        v.units,
+        key_numbers,
         call.table(rows),
         heads,
         group,
@@ -291,7 +330,7 @@ pub(super) fn forward(
         window(p),
         p.scale_base2()
     ];
-    call.over_rows("attention_forward_mma", rows, p.value_width, Shared::new(p).forward, arguments);
+    call.over_rows("attention_forward_mma", rows, p.value_width, shared(gpu, p).forward, arguments);
 }
 
 pub(super) fn backward(
@@ -304,7 +343,7 @@ pub(super) fn backward(
     workspace: &mut GpuBuffer<u8>,
 ) {
     let all = Operands::new(p);
-    let (shared, grouped) = (Shared::new(p), p.group() > 1);
+    let (shared, grouped) = (shared(gpu, p), p.group() > 1);
     let mut tables = Tables::default();
     let query_blocks = tables.add(&all.q.blocks(p));
     let key_blocks = tables.add(&all.k.blocks(p));
@@ -322,11 +361,13 @@ pub(super) fn backward(
     let call = Call { gpu, p, tables: gpu.offsets(&tables.words) };
 
     let mut parts = Parts::new(gpu, workspace);
-    let sliced_d_o = call.slice(d_o, &all.d_o, query_blocks, BOTH, &mut parts);
-    let q = call.slice(q, &all.q, query_blocks, BOTH, &mut parts);
-    let k = call.slice(k, &all.k, key_blocks, BOTH, &mut parts);
-    let v = call.slice(v, &all.v, key_blocks, WIDTH, &mut parts);
-    let [delta, lse_by_place] = [(); 2].map(|()| parts.take::<f32>(all.q.units(p)));
+    let (query_numbers, key_numbers) = call.numbers(&all, &mut parts);
+    let query_units = |index| Units { numbers: query_numbers, index, count: QUERY_NUMBERS };
+    let key_units = |index| Units { numbers: key_numbers, index, count: KEY_NUMBERS };
+    let q = call.slice(q, &all.q, query_blocks, query_units(0), BOTH, &mut parts);
+    let sliced_d_o = call.slice(d_o, &all.d_o, query_blocks, query_units(1), BOTH, &mut parts);
+    let k = call.slice(k, &all.k, key_blocks, key_units(0), BOTH, &mut parts);
+    let v = call.slice(v, &all.v, key_blocks, key_units(1), WIDTH, &mut parts);
     let dq_place = Place::from(&*dq);
     let shares =
         if wide_shares(p) { parts.take::<f32>(all.d_o.units(p) * p.value_width) } else { dq_place };
@@ -340,7 +381,7 @@ pub(super) fn backward(
         "attention_delta_mma",
         Groups::each(query_blocks.1 / 2 * p.heads),
         0,
-        arguments![delta, lse_by_place, d_o, o, lse, call.table(query_blocks), heads, value_width, places],
+        arguments![query_numbers, d_o, o, lse, call.table(query_blocks), heads, value_width, places],
     );
 
     let to = if grouped { shares } else { Place::from(&*dv) };
@@ -352,12 +393,10 @@ pub(super) fn backward(
         arguments![
             to,
             q.by_width,
-            q.units,
-            k.by_width,
-            k.units,
             sliced_d_o.by_place,
-            sliced_d_o.units,
-            lse_by_place,
+            query_numbers,
+            k.by_width,
+            key_numbers,
             call.table(value_rows),
             heads,
             group,
@@ -381,15 +420,11 @@ pub(super) fn backward(
             to,
             q.by_width,
             q.by_place,
-            q.units,
-            k.by_width,
-            k.units,
-            v.by_width,
-            v.units,
             sliced_d_o.by_width,
-            sliced_d_o.units,
-            delta,
-            lse_by_place,
+            query_numbers,
+            k.by_width,
+            v.by_width,
+            key_numbers,
             call.table(key_rows),
             heads,
             group,
@@ -411,16 +446,12 @@ pub(super) fn backward(
         arguments![
             dq_place,
             q.by_width,
-            q.units,
+            sliced_d_o.by_width,
+            query_numbers,
             k.by_width,
             k.by_place,
-            k.units,
             v.by_width,
-            v.units,
-            sliced_d_o.by_width,
-            sliced_d_o.units,
-            delta,
-            lse_by_place,
+            key_numbers,
             call.table(query_rows),
             heads,
             group,
