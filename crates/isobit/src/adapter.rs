@@ -3,7 +3,7 @@
 
 use crate::Failure;
 use crate::train::{failed, tell};
-use isobit_training::checkpoint::{self, ADAPTER_CONFIG, FINAL, MODEL};
+use isobit_training::checkpoint::{self, ADAPTER_CONFIG, FINAL, Latest, MODEL};
 use isobit_training::data_record;
 use std::path::{Path, PathBuf};
 
@@ -23,7 +23,9 @@ pub(crate) fn located(folder: &Path) -> Result<PathBuf, Failure> {
             return Err(Failure::usage(message, format!("name it by `--model {}`", whole.display())));
         }
     }
-    if let Some(latest) = checkpoint::latest(folder).map_err(|error| failed(&error.into()))?
+    let latest = checkpoint::latest(folder).map_err(|error| failed(&error.into()))?;
+    if let Latest::At(step) = latest
+        && let latest = checkpoint::folder_of(folder, step)
         && holds_adapter(&latest)
     {
         tell(&format!("note: {} is not finished: this is {}", folder.display(), latest.display()));
