@@ -78,6 +78,10 @@ pub trait Backend {
     fn name(&self) -> String;
     fn zeros<T: Element>(&self, length: usize) -> Self::Buffer<T>;
     fn upload<T: Element>(&self, host: &[T]) -> Self::Buffer<T>;
+    /// `upload` into a buffer that is there, of the same length: in place where the backend can.
+    fn overwrite<T: Element>(&self, device: &mut Self::Buffer<T>, host: &[T]) {
+        *device = self.upload(host);
+    }
     /// `upload` of the `length` numbers that `host` makes. A backend that holds no numbers does not ask for them.
     fn upload_made<T: Element, H: AsRef<[T]>, E>(
         &self,

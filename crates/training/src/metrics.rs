@@ -390,7 +390,7 @@ mod tests {
         let before = std::fs::read(&path).expect("read");
         (4..=5).for_each(|step| metrics.append(&train(step, 1.0)).expect("appended"));
         let all = std::fs::read(&path).expect("read");
-        let line_of = |at: usize| 1 + before[..at].iter().filter(|byte| **byte == b'\n').count();
+        let line_of = |at: usize| before[..at].split(|byte| *byte == b'\n').count();
         for at in 0..before.len() {
             for mask in [1, 2, 0x20, 0xff] {
                 let mut bad = all.clone();

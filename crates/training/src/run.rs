@@ -85,12 +85,11 @@ pub fn train<B: Backend>(
         _ => None,
     };
     let result = Final::new(&state, prepared, adapter_config.as_ref())?;
-    let metrics = match from {
-        Some(step) => resume(&mut state, prepared, step, start)?,
-        None => {
-            checkpoint::begin(output)?;
-            Metrics::create(output)?
-        }
+    let metrics = if let Some(step) = from {
+        resume(&mut state, prepared, step, start)?
+    } else {
+        checkpoint::begin(output)?;
+        Metrics::create(output)?
     };
     // Not before: a run that is refused leaves the folder as it was.
     write_atomically(&output.join(RESOLVED), run.to_toml().as_bytes())?;
@@ -376,20 +375,18 @@ impl<B: Backend> State<B> {
         Ok(Snapshot { step: self.progress.step, weights, moments1, moments2, progress: self.progress.clone() })
     }
 
-    /// One tensor after another, each in the place of the one before it: nothing is there twice.
+    /// One tensor after another, each in the place of what was there: nothing is held twice.
     fn restore(&mut self, opened: Opened) -> Result<(), RunError> {
         let ids: Vec<_> = self.trainer.parameters.iter().map(|(id, _)| id).collect();
         let Trainer { backend, model, parameters, moments, .. } = &mut self.trainer;
         for (id, moments) in ids.into_iter().zip(moments) {
             for (order, moment) in moments.iter_mut().enumerate() {
-                *moment = backend.zeros(1);
                 let find = |name: &str, shape: &[usize]| opened.moment(order, name, shape);
-                *moment = backend.upload(&model.from_file(id, parameters.get(id), find)?);
+                backend.overwrite(moment, &model.from_file(id, parameters.get(id), find)?);
             }
-            parameters.get_mut(id).value = backend.zeros(1);
             let find = |name: &str, shape: &[usize]| opened.weight(name, shape);
             let values = model.from_file(id, parameters.get(id), find)?;
-            parameters.get_mut(id).value = backend.upload(&values);
+            backend.overwrite(&mut parameters.get_mut(id).value, &values);
         }
         self.progress = opened.progress;
         Ok(())

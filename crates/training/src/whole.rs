@@ -302,7 +302,7 @@ fn edited(text: &str, dtype: &str, expanded: bool, add: bool) -> Option<String> 
 
 /// Keys of a JSON object and the text of their values, untouched: numbers would not all survive being parsed and printed.
 fn fields(text: &str) -> Option<Vec<(String, &str)>> {
-    serde_json::from_str::<BTreeMap<String, serde::de::IgnoredAny>>(text).ok()?;
+    serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text).ok()?;
     let inner = text.trim().strip_prefix('{')?.strip_suffix('}')?;
     let mut fields = Vec::new();
     // BOUND: the text is JSON, so quotes and brackets close.

@@ -122,6 +122,10 @@ impl Backend for Cpu {
         Buffer::from_slice(host)
     }
 
+    fn overwrite<T: Element>(&self, device: &mut Buffer<T>, host: &[T]) {
+        device.copy_from_slice(host);
+    }
+
     fn download<T: Element>(&self, device: &Buffer<T>) -> Result<Vec<T>, DeviceFailure> {
         Ok(device.to_vec())
     }

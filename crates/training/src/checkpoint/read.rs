@@ -58,7 +58,8 @@ fn values(file: &SafeTensors, name: &str, shape: &[usize]) -> Result<Vec<f32>, E
         return Err(Error::Inconsistent { path: file.path().to_path_buf(), what });
     }
     let values = tensor.to_f32()?;
-    tensor.release();
+    // With what the system read around it.
+    file.release();
     Ok(values)
 }
 
