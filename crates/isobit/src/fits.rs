@@ -63,7 +63,12 @@ impl Meeting {
 fn hint(run: &Run) -> String {
     let training = &run.training;
     if training.micro_batch_size > 1 {
-        "`--set training.micro_batch_size=1` needs less and gives the same weights".to_string()
+        // Both keys: the rows of an update stay, and with them the weights.
+        format!(
+            "`--set training.micro_batch_size=1 --set training.gradient_accumulation_steps={}` needs less and gives the \
+             same weights",
+            run.rows_per_update()
+        )
     } else if training.checkpointing != Checkpointing::Full {
         "`--set training.gradient_checkpointing=full` needs less and gives the same weights".to_string()
     } else if matches!(run.adapter, Adapter::Lora(_)) {
@@ -141,7 +146,7 @@ fn planned(chosen: &Chosen, given: Option<Available>) -> Result<Planned, Failure
     let listed = gpu::list(selector.api).map(|all| all.into_iter().nth(selector.index));
     let (name, architectures, available) = match (listed, given) {
         (Ok(Some(listing)), given) => {
-            let memory = (listing.memory > 0).then(|| Available { bytes: listing.memory, of: listing.name });
+            let memory = (listing.memory > 0).then_some(Available { bytes: listing.memory, of: listing.name });
             (selector.to_string(), vec![listing.architecture], given.or(memory))
         }
         (_, given @ Some(_)) => {

@@ -83,7 +83,11 @@ fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Sp
         let run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
         let meeting = fits::meet(&run, memory)?;
         let needed = gib(meeting.needed);
-        let rows = format!("{micro_batch_size} rows at a time, checkpointing {}", checkpointing.name());
+        let rows = format!(
+            "{micro_batch_size} {} at a time, checkpointing {}",
+            if micro_batch_size == 1 { "row" } else { "rows" },
+            checkpointing.name()
+        );
         let Some(available) = &meeting.available else {
             let why = "how much memory this machine has is unknown: the settings that need least".to_string();
             return Ok(Split { micro_batch_size: 1, checkpointing: Checkpointing::Full, why });

@@ -15,6 +15,7 @@ use isobit_training::signal;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Config file

@@ -60,7 +60,7 @@ fn the_config_fits_into_the_memory_there_is() {
         assert_eq!(rows.parse::<usize>().expect("rows") * times.parse::<usize>().expect("times"), 8);
         let fits = folder.run(&["plan", "run.toml", "--memory", memory]).code == 0;
         assert_eq!(fits, ran.err.contains("the fastest that fits"), "{}", ran.err);
-        assert_eq!(fits, !ran.err.contains("warning: 1 rows at a time, checkpointing full needs"), "{}", ran.err);
+        assert_eq!(fits, !ran.err.contains("warning: 1 row at a time, checkpointing full needs"), "{}", ran.err);
         chosen.push(format!("{rows} {kept}"));
     }
     // How much each needs depends on the cores, the order does not.

@@ -49,8 +49,16 @@ fn what_does_not_fit_exits_with_four() {
     let folder = Folder::new(Shape::TINY);
     let small = ["plan", "config.toml", "--memory", "0.0001"];
     let ran = folder.run(&small);
-    ran.says(4, &["error: this run needs", "0.00 GiB is there", "hint: `--set training.micro_batch_size=1`"]);
+    ran.says(
+        4,
+        &[
+            "error: this run needs",
+            "0.00 GiB is there",
+            "hint: `--set training.micro_batch_size=1 --set training.gradient_accumulation_steps=",
+        ],
+    );
     assert!(ran.out.contains("does not fit"), "{}", ran.out);
+    ran.says(4, &["gradient_accumulation_steps=8` needs less and gives the same weights"]);
     let one = [&small[..], &["--set", "training.micro_batch_size=1"]].concat();
     folder
         .run(&one)
@@ -67,7 +75,13 @@ fn absurd_sizes_are_not_counted() {
     let absurd = ["--set", "training.micro_batch_size=65536", "--set", "max_seq_length=1048576"];
     for memory in [&[][..], &["--memory", "999999999"]] {
         let ran = folder.run(&[&["plan", "config.toml"], &absurd[..], memory].concat());
-        ran.says(4, &["error: this run needs at least ", "hint: `--set training.micro_batch_size=1`"]);
+        ran.says(
+            4,
+            &[
+                "error: this run needs at least ",
+                "hint: `--set training.micro_batch_size=1 --set training.gradient_accumulation_steps=",
+            ],
+        );
         assert!(ran.out.starts_with("does not fit: at least "), "{}", ran.out);
     }
     let ran = folder.run(&[&["plan", "config.toml", "--json"], &absurd[..]].concat());

@@ -56,8 +56,8 @@ fn group(mount: &Path, groups: &str) -> Option<u64> {
         let mut parts = line.splitn(3, ':');
         let (_, kinds, path) = (parts.next()?, parts.next()?, parts.next()?);
         match kinds {
-            "" => left(mount.to_path_buf(), path, &SECOND),
-            kinds if kinds.split(',').any(|kind| kind == "memory") => left(mount.join("memory"), path, &FIRST),
+            "" => left(mount, path, &SECOND),
+            kinds if kinds.split(',').any(|kind| kind == "memory") => left(&mount.join("memory"), path, &FIRST),
             _ => None,
         }
     });
@@ -65,8 +65,8 @@ fn group(mount: &Path, groups: &str) -> Option<u64> {
 }
 
 /// Inside a container the path may be that of the outside: what is not there says nothing, and the root always counts.
-fn left(root: PathBuf, path: &str, names: &Names) -> Option<u64> {
-    let mut folders = vec![root.clone()];
+fn left(root: &Path, path: &str, names: &Names) -> Option<u64> {
+    let mut folders = vec![root.to_path_buf()];
     for part in path.split('/').filter(|part| !part.is_empty() && *part != "..") {
         folders.push(folders[folders.len() - 1].join(part));
     }

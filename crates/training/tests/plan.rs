@@ -15,7 +15,7 @@ use isobit_models::{Config, Format, LoraConfig, Shapes, Source, Trained, Weights
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::Checkpoint;
 use isobit_training::batch::TokenRow;
-use isobit_training::plan::{Item, MemoryPlan, longest_rows, memory};
+use isobit_training::plan::{Item, MemoryPlan, least_bytes, longest_rows, memory};
 use isobit_training::step::{StepSettings, Trainer};
 use std::path::{Path, PathBuf};
 
@@ -122,6 +122,9 @@ fn items_add_up_and_policies_are_ordered() {
         let peaks = Policy::ALL.map(|policy| {
             let plan = plan_of(cpu(), model, trained.clone(), policy);
             assert_eq!(plan.items.values().sum::<usize>(), plan.bytes_peak, "{model}: items and their sum");
+            // Two micro-batches of one row of 64 tokens.
+            let least = least_bytes(&config(model), 64) as usize;
+            assert!(0 < least && least < plan.items[&Item::Activations], "{model}: {least} bytes at least");
             let bytes = 4 * plan.trained_count;
             assert_eq!(plan.items[&Item::Optimizer], 2 * bytes, "{model}: two moments");
             assert!(plan.items[&Item::Gradients] >= bytes, "{model}: a gradient for every number");
