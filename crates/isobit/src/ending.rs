@@ -4,6 +4,7 @@
 use crate::Failure;
 use crate::progress::{Console, gib, time};
 use crate::train::{failed, tell};
+use isobit_numerics::slices::Profile;
 use isobit_proof::hash::Hash;
 use isobit_proof::{FileError, Manifest};
 use isobit_training::checkpoint::{self, ADAPTER, FINAL};
@@ -43,7 +44,9 @@ pub(crate) fn finished(
     let ending = ending(prepared, console, step, early).map_err(|error| failed(&error))?;
     console.event(event(run, &ending));
     if !quiet {
-        lines(run, &ending).iter().for_each(|line| tell(line));
+        for line in lines(run, &ending) {
+            tell(&line);
+        }
     }
     Ok(())
 }
@@ -70,12 +73,11 @@ fn ending(prepared: &Prepared, console: &Console, step: u64, early: bool) -> Res
 /// hash of their hashes.
 fn hash(folder: &Path) -> Result<String, FileError> {
     let manifest = Manifest::read(folder)?;
-    let hashes: Vec<Hash> = match manifest.files.get(ADAPTER) {
-        Some(adapter) => vec![adapter.blake3],
-        None => {
-            let is_weights = |name: &str| Path::new(name).extension().is_some_and(|kind| kind == "safetensors");
-            manifest.files.iter().filter(|(name, _)| is_weights(name)).map(|(_, file)| file.blake3).collect()
-        }
+    let is_weights = |name: &str| Path::new(name).extension().is_some_and(|kind| kind == "safetensors");
+    let hashes: Vec<Hash> = if let Some(adapter) = manifest.files.get(ADAPTER) {
+        vec![adapter.blake3]
+    } else {
+        manifest.files.iter().filter(|(name, _)| is_weights(name)).map(|(_, file)| file.blake3).collect()
     };
     let hash = match hashes[..] {
         [hash] => hash,
@@ -141,13 +143,14 @@ fn warning(Ending { summary, vocabulary, .. }: &Ending) -> Option<String> {
 /// What somebody who has just trained wants to type.
 fn next(run: &Run) -> String {
     let result = quoted(&run.output_dir.join(FINAL));
-    let mut command = match run.adapter {
-        Adapter::Lora(_) => format!("--model {} --adapter {result}", quoted(&run.base_model)),
-        Adapter::Full | Adapter::LastBlocks(_) => format!("--model {result}"),
+    let profile = match run.profile {
+        Profile::X2 => String::new(),
+        other @ Profile::X3 => format!(" --profile {}", other.name()),
     };
-    if run.profile != isobit_numerics::slices::Profile::X2 {
-        command += &format!(" --profile {}", run.profile.name());
-    }
+    let command = match run.adapter {
+        Adapter::Lora(_) => format!("--model {} --adapter {result}{profile}", quoted(&run.base_model)),
+        Adapter::Full | Adapter::LastBlocks(_) => format!("--model {result}{profile}"),
+    };
     if data_record::conversations(&run.output_dir).is_some() {
         format!("isobit chat {command}")
     } else {

@@ -171,7 +171,7 @@ fn in_section(section: Section) -> impl Iterator<Item = &'static Key> {
 }
 
 /// Keys worth naming to somebody who typed another. Groups of gradients are part of the arithmetic, but only one is possible yet.
-fn worth_naming(key: &&Key) -> bool {
+fn worth_naming(key: &Key) -> bool {
     key.name != "gradient_groups"
 }
 
@@ -184,20 +184,22 @@ pub(super) fn hint_for_unknown(section: Section, typed: &str) -> String {
         };
     }
     let here = in_section(section)
-        .filter(worth_naming)
+        .filter(|key| worth_naming(key))
         .flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
     let sections = Section::NAMED.iter().map(|named| named.name());
     let candidates = here.chain(sections.filter(|_| section == Section::Top));
     if let Some(name) = nearest(typed, candidates) {
         return format!("did you mean `{name}`?");
     }
-    let elsewhere =
-        KEYS.iter().filter(worth_naming).flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
+    let elsewhere = KEYS
+        .iter()
+        .filter(|key| worth_naming(key))
+        .flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
     match nearest(typed, elsewhere).and_then(|name| Key::anywhere(name).first().copied()) {
         Some(key) if key.section == Section::Top => format!("did you mean `{}` at the top of the file?", key.name),
         Some(key) => format!("did you mean `{}` under {}?", key.name, key.section.heading()),
         None => {
-            let names: Vec<&str> = in_section(section).filter(worth_naming).map(|key| key.name).collect();
+            let names: Vec<&str> = in_section(section).filter(|key| worth_naming(key)).map(|key| key.name).collect();
             format!("known here: {}", names.join(", "))
         }
     }
