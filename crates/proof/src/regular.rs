@@ -1,7 +1,8 @@
-//! Opening files by a path that a stranger may have chosen: regular files only, with a limit on what is read.
+//! Opening files by a path that a stranger may have chosen: regular files only, with a limit on
+//! what is read.
 //!
-//! A pipe waits for a writer that never comes and a device never ends, so both are refused before they are opened.
-//! Links are followed, because model caches are made of them.
+//! A pipe waits for a writer that never comes and a device never ends, so both are refused before
+//! they are opened. Links are followed, because model caches are made of them.
 
 use crate::error::FileError;
 use std::fs::{File, Metadata};
@@ -11,11 +12,12 @@ use std::path::Path;
 /// Opens a regular file for reading; the second value is its size in bytes.
 pub fn open(path: &Path) -> Result<(File, u64), FileError> {
     let failed = |error| FileError::from_io("read", path, error);
-    let regular = |metadata: Metadata| match metadata.is_file() {
-        true => Ok(metadata.len()),
-        false => Err(FileError::NotRegular { path: path.to_path_buf(), found: kind(&metadata) }),
+    let regular = |metadata: Metadata| {
+        let wrong = || FileError::NotRegular { path: path.to_path_buf(), found: kind(&metadata) };
+        metadata.is_file().then_some(metadata.len()).ok_or_else(wrong)
     };
-    // Twice: before opening, because opening a pipe waits; on the open file, because the path may lead elsewhere by now.
+    // Twice: before opening, because opening a pipe waits; on the open file, because the path may
+    // lead elsewhere by now.
     regular(std::fs::metadata(path).map_err(failed)?)?;
     let file = File::open(path).map_err(failed)?;
     let size = regular(file.metadata().map_err(failed)?)?;
@@ -29,7 +31,8 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
     if size > limit {
         return Err(too_large(size));
     }
-    // The size is what the file system says (0 for files of /proc), and a file may grow: the limit holds for what is read.
+    // The size is what the file system says (0 for files of /proc), and a file may grow: the limit
+    // holds for what is read.
     let mut bytes = Vec::new();
     let failed = |error| FileError::from_io("read", path, error);
     let refused = |_| failed(ErrorKind::OutOfMemory.into());
