@@ -1,8 +1,10 @@
 //! What is trained, and which modules get an adapter: PEFT's rules on module paths.
 
 use crate::ModelError;
+use crate::config::Config;
+use crate::inventory::Inventory;
 use regex::{Regex, RegexBuilder};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What a run trains.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,6 +77,18 @@ impl LoraConfig {
         Ok(Some(self.rank_and_scale(name)?))
     }
 
+    /// As its config is written: PEFT takes a choice of layers only beside a list of names.
+    pub fn written(&self, config: &Config) -> Self {
+        let mut lora = self.clone();
+        if lora.targets == Targets::AllLinear && lora.layers.is_some() {
+            let inventory = Inventory::of(config);
+            let names = inventory.adaptable().iter().filter_map(|path| path.rsplit('.').next());
+            let names: BTreeSet<String> = names.map(str::to_string).collect();
+            lora.targets = Targets::Names(names.into_iter().collect());
+        }
+        lora
+    }
+
     fn rank_and_scale(&self, path: &str) -> Result<(usize, f32), ModelError> {
         let rank = pattern_value(&self.rank_pattern, path)?.unwrap_or(self.rank);
         let alpha = pattern_value(&self.alpha_pattern, path)?.unwrap_or(self.alpha);
@@ -90,7 +104,8 @@ fn scale(alpha: f64, rank: usize, rslora: bool) -> f32 {
 }
 
 impl Targets {
-    fn matches(&self, path: &str) -> Result<bool, ModelError> {
+    /// Whether a module is one of these.
+    pub fn matches(&self, path: &str) -> Result<bool, ModelError> {
         Ok(match self {
             Self::AllLinear => true,
             Self::Names(names) => names.iter().any(|name| ends_with(path, name)),
@@ -100,18 +115,23 @@ impl Targets {
 }
 
 /// Whether a path is `end`, or ends with a dot and `end`.
-fn ends_with(path: &str, end: &str) -> bool {
+pub fn ends_with(path: &str, end: &str) -> bool {
     path.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// The value of the first key that matches the end of the path, at a dot.
 fn pattern_value<T: Copy>(patterns: &BTreeMap<String, T>, path: &str) -> Result<Option<T>, ModelError> {
     for (pattern, value) in patterns {
-        if expression(&format!(r"^(?:.*\.)?(?:{pattern})$"))?.is_match(path) {
+        if pattern_matches(pattern, path)? {
             return Ok(Some(*value));
         }
     }
     Ok(None)
+}
+
+/// Whether a key of `rank_pattern` or `alpha_pattern` matches the end of a path, at a dot.
+pub fn pattern_matches(pattern: &str, path: &str) -> Result<bool, ModelError> {
+    Ok(expression(&format!(r"^(?:.*\.)?(?:{pattern})$"))?.is_match(path))
 }
 
 fn expression(pattern: &str) -> Result<Regex, ModelError> {

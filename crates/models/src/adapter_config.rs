@@ -1,13 +1,16 @@
-//! Reads an `adapter_config.json` of any version of PEFT. Every key is one of three: it is supported, it says nothing about
-//! what a saved adapter computes, or it has a meaning that we cannot follow, and then it is an error that names it.
+//! Reads an `adapter_config.json` of any version of PEFT. Every key is one of three: it is
+//! supported, it says nothing about what a saved adapter computes, or it has a meaning that we
+//! cannot follow, and then it is an error that names it.
 //!
-//! The judge is what PEFT does when it loads the same folder: some ways to initialise change the base model again at loading,
-//! so the same factors mean another model there.
+//! The judge is what PEFT does when it loads the same folder: some ways to initialise change the
+//! base model again at loading, so the same factors mean another model there.
 
 use crate::ModelError;
 use crate::adapter::{LoraConfig, Targets};
 use isobit_kernels::op::thin::RANK_MAX;
 use isobit_proof::name::{harmless, quoted};
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
@@ -36,8 +39,9 @@ const READ: [&str; 15] = [
     "use_rslora",
 ];
 
-/// Keys that say nothing about what a saved adapter computes: who made it, from what, and settings of features that have a key
-/// of their own to turn them on. `runtime_config` is dropped by PEFT itself.
+/// Keys that say nothing about what a saved adapter computes: who made it, from what, and settings
+/// of features that have a key of their own to turn them on. `runtime_config` is dropped by PEFT
+/// itself.
 const NEUTRAL: [(&str, Kind); 14] = [
     ("auto_mapping", Kind::Object),
     ("base_model_name_or_path", Kind::Text),
@@ -73,10 +77,11 @@ const UNSUPPORTED: [(&str, Kind); 14] = [
     ("velora_config", Kind::Object),
 ];
 
-/// What `init_lora_weights` may be besides true and false: PEFT then puts the factors of the file beside the base as it is.
+/// What `init_lora_weights` may be besides true and false: PEFT then puts the factors of the file
+/// beside the base as it is.
 const INITS: [&str; 5] = ["gaussian", "eva", "orthogonal", "lora_ga", "mica"];
-/// Beginnings of the others that PEFT knows: it takes the first factors out of the base, or quantises it, once more when
-/// such an adapter is loaded.
+/// Beginnings of the others that PEFT knows: it takes the first factors out of the base, or
+/// quantises it, once more when such an adapter is loaded.
 const INITS_OF_BASE: [&str; 4] = ["pissa", "olora", "corda", "loftq"];
 
 #[derive(Clone, Copy)]
@@ -142,6 +147,9 @@ pub fn parse(text: &str) -> Result<LoraConfig, ModelError> {
     let rank = |value: &Value| value.as_u64().filter(|rank| (1..=RANK_MAX as u64).contains(rank));
     let alpha = |value: &Value| value.as_f64().filter(|alpha| alpha.abs() <= ALPHA_MAX);
     let ranks = format!("a whole number from 1 to {RANK_MAX}");
+    let rank_pattern = keys.pattern("rank_pattern", &ranks, |value| rank(value).map(|rank| rank as usize))?;
+    let alpha_pattern = keys.pattern("alpha_pattern", "a number", alpha)?;
+    check_order(text)?;
     Ok(LoraConfig {
         rank: keys.get("r").and_then(rank).ok_or_else(|| keys.not("r", &ranks))? as usize,
         alpha: keys.get("lora_alpha").and_then(alpha).ok_or_else(|| keys.not("lora_alpha", "a number"))?,
@@ -160,16 +168,62 @@ pub fn parse(text: &str) -> Result<LoraConfig, ModelError> {
         targets,
         parameters,
         exclude,
-        rank_pattern: keys.pattern("rank_pattern", &ranks, |value| rank(value).map(|rank| rank as usize))?,
-        alpha_pattern: keys.pattern("alpha_pattern", "a number", alpha)?,
+        rank_pattern,
+        alpha_pattern,
     })
 }
 
-/// The base that the file names, for messages: nothing that is wrong with the rest of the file matters here.
+/// The base that the file names, for messages: nothing that is wrong with the rest of the file
+/// matters here.
 pub fn base_name(text: &str) -> Option<String> {
     let value: Value = serde_json::from_str(text).ok()?;
     let name = value.get("base_model_name_or_path")?.as_str()?;
     (!name.is_empty()).then(|| harmless(name, 200))
+}
+
+/// Of patterns the first that matches counts, in the order of the file. PEFT writes them sorted,
+/// and here they are kept so.
+fn check_order(text: &str) -> Result<(), ModelError> {
+    let orders: Orders = serde_json::from_str(text).map_err(|error| wrong(harmless(&error.to_string(), 200)))?;
+    for (key, order) in [("rank_pattern", orders.rank_pattern), ("alpha_pattern", orders.alpha_pattern)] {
+        if order.is_some_and(|Order(names)| !names.is_sorted()) {
+            return Err(wrong(format!(
+                "the patterns of `{key}` are not sorted, and the first that matches counts: sort them"
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[derive(Deserialize)]
+struct Orders {
+    rank_pattern: Option<Order>,
+    alpha_pattern: Option<Order>,
+}
+
+/// The keys of an object in the order of the file.
+struct Order(Vec<String>);
+
+impl<'de> Deserialize<'de> for Order {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Names;
+        impl<'de> Visitor<'de> for Names {
+            type Value = Order;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Order, A::Error> {
+                let mut names = Vec::new();
+                while let Some((name, IgnoredAny)) = map.next_entry::<String, IgnoredAny>()? {
+                    names.push(name);
+                }
+                Ok(Order(names))
+            }
+        }
+        deserializer.deserialize_map(Names)
+    }
 }
 
 fn wrong(what: impl Into<String>) -> ModelError {
@@ -222,7 +276,8 @@ impl<'a> Keys<'a> {
                     return Err(self.not(key, kind.name()));
                 }
             } else if let Some(kind) = kind_in(&UNSUPPORTED, key) {
-                // What turns a feature off may have any type that is empty; what is of another type has no meaning at all.
+                // What turns a feature off may have any type that is empty; what is of another type
+                // has no meaning at all.
                 if !is_empty(value) && !kind.is(value) {
                     return Err(self.not(key, kind.name()));
                 }
@@ -321,7 +376,8 @@ mod tests {
     use super::*;
     use crate::peft::config_json;
 
-    /// What PEFT 0.21 writes for a plain adapter, less its defaults' values for what is tested below.
+    /// What PEFT 0.21 writes for a plain adapter, less its defaults' values for what is tested
+    /// below.
     fn of_peft() -> Value {
         json!({
             "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null,
@@ -478,5 +534,19 @@ mod tests {
         config["target_modules"] = json!(".*q_proj");
         config["layers_to_transform"] = json!([1]);
         assert!(parse(&config.to_string()).is_err(), "PEFT refuses this too");
+    }
+
+    /// In a file that was not sorted PEFT would take another rank.
+    #[test]
+    fn the_order_of_patterns_is_that_of_their_letters() {
+        let text = of_peft().to_string();
+        let with =
+            |patterns: &str| parse(&text.replace(r#""rank_pattern":{}"#, &format!(r#""rank_pattern":{patterns}"#)));
+        assert_eq!(
+            with(r#"{".*": 1, "q_proj": 2}"#).expect("sorted").of("a.q_proj").expect("a target"),
+            Some((1, 8.0))
+        );
+        let error = with(r#"{"q_proj": 2, ".*": 1}"#).expect_err("not sorted").to_string();
+        assert!(error.contains("`rank_pattern` are not sorted"), "{error}");
     }
 }

@@ -1,8 +1,8 @@
 //! Model families: what a config says, which tensors there are, and the forward pass.
 //!
 //! `config/` reads `config.json` in its old and new spellings, `source.rs` is where weights come from: `weights.rs` a model folder with its names
-//! (`names.rs`) and quantised matrices (`fp8.rs`, `gptq.rs`), `experts.rs` the experts of a layer in any layout. `adapter.rs` says which
-//! modules get an adapter (PEFT's rules), `files.rs` how trained tensors are written, `layer/` is the forward pass of each kind of layer, `build/` puts a
+//! (`names.rs`), what of it nothing reads (`unused.rs`, against `inventory.rs`) and quantised matrices (`fp8.rs`, `gptq.rs`), `experts.rs` the experts
+//! of a layer in any layout. `adapter.rs` says which modules get an adapter (PEFT's rules), `adapter_config.rs` reads PEFT's config, `files.rs` how trained tensors are written, `layer/` is the forward pass of each kind of layer, `build/` puts a
 //! model together.
 
 pub mod adapter;
@@ -14,11 +14,13 @@ mod files;
 pub mod fp8;
 pub mod generate;
 pub mod gptq;
+pub mod inventory;
 mod layer;
 mod model;
 pub mod names;
 pub mod peft;
 pub mod source;
+mod unused;
 pub mod weights;
 
 pub use adapter::{LoraConfig, Targets, Trained};
@@ -28,6 +30,7 @@ pub use experts::{Experts, ExpertsShape, Projection};
 pub use files::FileTensor;
 pub use generate::{Sampling, Session};
 pub use gptq::{GptqForm, GptqScales, GptqWeight};
+pub use inventory::Inventory;
 pub use model::Model;
 pub use source::{Format, RandomSource, Shapes, Source, StoredTensor, Weight};
 pub use weights::{Copied, Weights};

@@ -1,40 +1,52 @@
-//! Names of tensors in the files of others: which prefix they carry, and which of them are no part of the text model.
+//! Names of tensors in the files of others: which prefix they carry, and which of them only predict
+//! further tokens.
 //!
-//! Here every tensor of the text model is `model.…` or `lm_head.…`. Files of multimodal models say `model.language_model.…`; what belongs
-//! to pictures or to predicting further tokens is left alone, and listed.
+//! Here every tensor of the text model is `model.…` or `lm_head.…`. Files of multimodal models say
+//! `model.language_model.…`. What predicts further tokens is passed over where the config or the
+//! family names it, never because it comes last.
 
 use crate::ModelError;
+use crate::config::Config;
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 const PLAIN: &str = "model.";
 const WRAPPED: &str = "model.language_model.";
+/// Beginnings of what belongs to pictures.
+const VISION: [&str; 2] = ["model.visual.", "visual."];
+/// Modules of a layer that only predicts: what it makes of the hidden state and the embedding of
+/// the next token.
+const PREDICTING: [&str; 3] = ["eh_proj", "enorm", "hnorm"];
 
 /// How a file names its tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
     prefixed: bool,
-    skipped: Vec<String>,
+    /// Layers behind the last that only predict further tokens.
+    predicting: BTreeSet<usize>,
+    /// Whether `mtp.…` predicts further tokens.
+    module: bool,
 }
 
 impl Names {
-    /// Looks through the names of a file. Layers from `layers` on, `prediction_layers` of them, only predict further tokens.
-    pub fn of<'a>(
-        names: impl Iterator<Item = &'a str>,
-        layers: usize,
-        prediction_layers: usize,
-    ) -> Result<Self, ModelError> {
-        let (mut skipped, mut plain, mut prefixed) = (Vec::new(), None, false);
+    /// Looks through the names of a file.
+    pub fn of<'a>(names: impl Iterator<Item = &'a str>, config: &Config) -> Result<Self, ModelError> {
+        let behind = config.layers.len()..config.layers.len().saturating_add(config.prediction_layers);
+        let (mut predicting, mut plain, mut prefixed) = (BTreeSet::new(), None, false);
         for name in names {
-            let known = name.strip_prefix(WRAPPED).or(name.strip_prefix(PLAIN));
-            let extra = known
-                .and_then(layer_of)
-                .is_some_and(|layer| (layers..layers.saturating_add(prediction_layers)).contains(&layer));
-            if extra || ["model.visual.", "visual.", "mtp."].iter().any(|part| name.starts_with(part)) {
-                skipped.push(name.to_string());
-            } else if name.starts_with(WRAPPED) {
-                prefixed = true;
-            } else if name.starts_with(PLAIN) {
+            let (rest, wrapped) = match (name.strip_prefix(WRAPPED), name.strip_prefix(PLAIN)) {
+                (Some(rest), _) => (rest, true),
+                (None, Some(rest)) if !is_vision(name) => (rest, false),
+                _ => continue,
+            };
+            prefixed |= wrapped;
+            if !wrapped {
                 plain = plain.or(Some(name));
+            }
+            if let Some(layer) = layer_of(rest).filter(|layer| behind.contains(layer))
+                && rest.split('.').nth(2).is_some_and(|module| PREDICTING.contains(&module))
+            {
+                predicting.insert(layer);
             }
         }
         match plain {
@@ -42,7 +54,10 @@ impl Names {
                 let what = format!("other tensors are called `{WRAPPED}…`: which of them are the model's?");
                 Err(ModelError::Tensor { name: isobit_proof::name::quoted(name), what })
             }
-            _ => Ok(Self { prefixed, skipped }),
+            _ => {
+                let module = config.family.is_hybrid() || config.prediction_layers > 0;
+                Ok(Self { prefixed, predicting, module })
+            }
         }
     }
 
@@ -51,9 +66,13 @@ impl Names {
         self.prefixed
     }
 
-    /// Tensors that are no part of the text model, in the order of their names.
-    pub fn skipped(&self) -> &[String] {
-        &self.skipped
+    /// Whether a tensor of the file only predicts further tokens.
+    pub fn predicts(&self, name: &str) -> bool {
+        if self.module && name.starts_with("mtp.") {
+            return true;
+        }
+        let rest = name.strip_prefix(WRAPPED).or(name.strip_prefix(PLAIN));
+        rest.and_then(layer_of).is_some_and(|layer| self.predicting.contains(&layer))
     }
 
     /// The name in the file of what is called `name` here.
@@ -63,10 +82,22 @@ impl Names {
             _ => Cow::Borrowed(name),
         }
     }
+
+    /// What a tensor of the file is called here; none where it is of pictures.
+    pub(crate) fn here<'a>(&self, name: &'a str) -> Option<Cow<'a, str>> {
+        match name.strip_prefix(WRAPPED) {
+            Some(rest) if self.prefixed => Some(Cow::Owned(format!("{PLAIN}{rest}"))),
+            _ => (!is_vision(name)).then_some(Cow::Borrowed(name)),
+        }
+    }
+}
+
+fn is_vision(name: &str) -> bool {
+    VISION.iter().any(|start| name.starts_with(start))
 }
 
 /// The number in `layers.N.…`.
-fn layer_of(rest: &str) -> Option<usize> {
+pub(crate) fn layer_of(rest: &str) -> Option<usize> {
     rest.strip_prefix("layers.")?.split('.').next()?.parse().ok()
 }
 
@@ -74,39 +105,53 @@ fn layer_of(rest: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn of(names: &[&str]) -> Result<Names, ModelError> {
-        Names::of(names.iter().copied(), 2, 1)
+    /// Two layers of a family; `more` are further keys.
+    fn of(names: &[&str], family: &str, more: &str) -> Result<Names, ModelError> {
+        let text = format!(
+            r#"{{"model_type":"{family}","vocab_size":8,"hidden_size":8,"intermediate_size":8,"num_hidden_layers":2,
+            "num_attention_heads":2,"num_key_value_heads":2{more}}}"#
+        );
+        Names::of(names.iter().copied(), &Config::parse(&text).expect("a config"))
     }
+
+    const PREDICTION: &str = r#","num_nextn_predict_layers":1"#;
 
     #[test]
     fn the_prefix_of_the_file_is_found() {
-        let plain = of(&["lm_head.weight", "model.layers.0.x", "model.norm.weight"]).expect("plain");
-        assert_eq!((plain.prefixed(), plain.skipped().len()), (false, 0));
+        let plain = of(&["lm_head.weight", "model.layers.0.x", "model.norm.weight"], "llama", "").expect("plain");
+        assert!(!plain.prefixed());
         assert_eq!(plain.in_file("model.norm.weight"), "model.norm.weight");
-        let names = [
-            "lm_head.weight",
-            "model.language_model.layers.0.x",
-            "model.language_model.layers.2.x",
-            "model.visual.blocks.0.x",
-            "mtp.fc.weight",
-        ];
-        let wrapped = of(&names).expect("wrapped");
+        assert_eq!(plain.here("model.norm.weight").as_deref(), Some("model.norm.weight"));
+        let names = ["lm_head.weight", "model.language_model.layers.0.x", "model.visual.blocks.0.x", "mtp.fc.weight"];
+        let wrapped = of(&names, "llama", "").expect("wrapped");
         assert_eq!(wrapped.in_file("model.norm.weight"), "model.language_model.norm.weight");
         assert_eq!(wrapped.in_file("lm_head.weight"), "lm_head.weight");
-        assert_eq!(wrapped.skipped(), [names[2], names[3], names[4]]);
+        assert_eq!(wrapped.here(names[1]).as_deref(), Some("model.layers.0.x"));
+        assert_eq!(wrapped.here(names[2]), None);
+        let error =
+            of(&["model.language_model.norm.weight", "model.norm.weight"], "llama", "").expect_err("both").to_string();
+        assert!(error.contains("`model.norm.weight`") && error.contains("model.language_model"), "{error}");
+    }
+
+    /// Where the config says how many there are, and they hold what only such layers hold.
+    #[test]
+    fn layers_that_predict_are_named_by_the_config() {
+        let names =
+            ["model.layers.2.eh_proj.weight", "model.layers.2.mlp.up_proj.weight", "model.layers.3.enorm.weight"];
+        let found = of(&names, "llama", PREDICTION).expect("plain");
+        assert_eq!(names.map(|name| found.predicts(name)), [true, true, false]);
+        assert!(!of(&names, "llama", "").expect("plain").predicts(names[0]), "no config says so");
+        let last = ["model.layers.2.mlp.up_proj.weight", "model.layers.2.embed_tokens.weight"];
+        assert!(!of(&last, "llama", PREDICTION).expect("plain").predicts(last[0]), "a layer like the others");
+        let odd = ["model.layers.x", "model.layers.99999999999999999999.x", "model."];
+        assert_eq!(odd.map(|name| of(&odd, "llama", PREDICTION).expect("plain").predicts(name)), [false; 3]);
     }
 
     #[test]
-    fn only_the_layers_behind_the_last_are_skipped() {
-        let names = of(&["model.layers.1.x", "model.layers.2.embed_tokens.weight", "model.layers.3.x"]).expect("plain");
-        assert_eq!(names.skipped(), ["model.layers.2.embed_tokens.weight"]);
-        assert!(
-            of(&["model.layers.x", "model.layers.99999999999999999999.x", "model."])
-                .expect("plain")
-                .skipped()
-                .is_empty()
-        );
-        let error = of(&["model.language_model.norm.weight", "model.norm.weight"]).expect_err("both").to_string();
-        assert!(error.contains("`model.norm.weight`") && error.contains("model.language_model"), "{error}");
+    fn a_module_that_predicts_is_named_by_the_family_or_the_config() {
+        let names = ["mtp.fc.weight"];
+        assert!(!of(&names, "llama", "").expect("plain").predicts(names[0]));
+        assert!(of(&names, "llama", PREDICTION).expect("plain").predicts(names[0]));
+        assert!(of(&names, "qwen3_5", "").expect("plain").predicts(names[0]));
     }
 }

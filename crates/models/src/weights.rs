@@ -8,7 +8,7 @@ use crate::config::{Config, Fp8Config, GptqConfig, Quantization, quantization};
 use crate::gptq::GptqForm;
 use crate::names::Names;
 use crate::source::{Format, Source, StoredTensor, Weight, check_shape, format_of, stored};
-use crate::{fp8, gptq};
+use crate::{fp8, gptq, unused};
 use isobit_proof::safetensors::{Checkpoint, Dtype, Tensor};
 use regex::Regex;
 use std::borrow::Cow;
@@ -17,6 +17,8 @@ use std::borrow::Cow;
 pub struct Weights {
     checkpoint: Checkpoint,
     names: Names,
+    /// Tensors of the file that nothing reads.
+    unused: Vec<String>,
     quantization: Quantization,
     /// Modules that the config leaves as they are.
     excluded: Vec<Regex>,
@@ -30,22 +32,34 @@ pub enum Copied<'a> {
 }
 
 impl Weights {
-    /// Looks through the names of the checkpoint; no tensor is read.
+    /// Looks through the names of the checkpoint; no tensor is read. An error where the file holds parts of a model that the
+    /// config does not describe.
     pub fn new(checkpoint: Checkpoint, config: &Config) -> Result<Self, ModelError> {
-        let names = Names::of(checkpoint.names(), config.layers.len(), config.prediction_layers)?;
+        let names = Names::of(checkpoint.names(), config)?;
+        let unused = unused::find(&checkpoint, &names, config)?;
         let excluded = match &config.quantization {
             Quantization::Gptq(gptq) => gptq.excluded.iter().map(|pattern| quantization::expression(pattern)).collect(),
             _ => Ok(Vec::new()),
         };
         let excluded = excluded.map_err(|what| ModelError::Config { file: "config.json".to_string(), what })?;
-        Ok(Self { checkpoint, names, quantization: config.quantization.clone(), excluded })
+        Ok(Self { checkpoint, names, unused, quantization: config.quantization.clone(), excluded })
     }
 
     pub fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint
     }
 
-    /// How the file names its tensors, and which of them are not read.
+    /// Names in the file of tensors that nothing reads, but for layers that predict further tokens.
+    pub fn unused(&self) -> &[String] {
+        &self.unused
+    }
+
+    /// One line about them, where there are any.
+    pub fn unused_note(&self) -> Option<String> {
+        unused::note(&self.unused)
+    }
+
+    /// How the file names its tensors.
     pub fn names(&self) -> &Names {
         &self.names
     }

@@ -95,6 +95,7 @@ impl<B: Backend> Builder<'_, B> {
         } else {
             self.sliced_matrix(path, c.experts, hidden, ROUTER_PROFILE)?
         };
+        self.source.bias(path, c.experts, false)?;
         let bias = format!("{path}.e_score_correction_bias");
         let bias = c.correction_bias.then(|| self.float32(&bias, &[c.experts])).transpose()?;
         Ok(Router {

@@ -190,10 +190,16 @@ impl<B: Backend> Builder<'_, B> {
             let head = config.tied.then(|| self.sliced(&frozen, vocabulary, hidden));
             (Table::Frozen(frozen), head)
         };
+        if config.tied {
+            self.check_tied_head(table)?;
+        }
         self.source.release(table);
         let blocks = (0..config.layers.len()).map(|layer| self.block(layer)).collect::<Result<_, _>>()?;
         let ends = self.ends_trained();
         let norm = self.norm("model.norm", hidden, ends)?;
+        if tied_head.is_none() {
+            self.source.bias("lm_head", vocabulary, false)?;
+        }
         let head = match tied_head {
             Some(head) => head,
             None if ends => Matrix::Trained(self.trained("lm_head.weight", &[vocabulary, hidden])?),
@@ -211,6 +217,27 @@ impl<B: Backend> Builder<'_, B> {
             positions: self.settings.positions,
             forms: BTreeMap::new(),
         })
+    }
+
+    /// A file may hold the head that the config ties to the embedding: then it must be the same, or one of them would be lost.
+    fn check_tied_head(&self, table: &str) -> Result<(), ModelError> {
+        let (name, shape) = ("lm_head.weight", [self.config.vocabulary, self.config.hidden]);
+        if self.source.shape(name).is_none() {
+            return Ok(());
+        }
+        let [head, embedding] = [self.source.tensor(name, &shape)?, self.source.tensor(table, &shape)?];
+        let equal = if head.format == embedding.format {
+            head.bytes == embedding.bytes
+        } else {
+            head.to_f32() == embedding.to_f32()
+        };
+        self.source.release(name);
+        self.source.release(table);
+        if equal {
+            return Ok(());
+        }
+        let what = format!("it is not {table}, and `tie_word_embeddings` of config.json says that they are one");
+        Err(ModelError::Tensor { name: name.to_string(), what })
     }
 
     /// Whether the final norm and the head are trained.
@@ -243,6 +270,9 @@ impl<B: Backend> Builder<'_, B> {
     ) -> Result<Linear<B>, ModelError> {
         let weight = self.matrix(path, outputs, inputs, trained)?;
         let bias = with_bias.then(|| self.vector(&format!("{path}.bias"), outputs, trained)).transpose()?;
+        if !with_bias {
+            self.source.bias(path, outputs, false)?;
+        }
         let adapter = self.adapter(path, outputs, inputs)?;
         self.modules += 1;
         Ok(Linear { outputs, inputs, weight, bias, adapter })

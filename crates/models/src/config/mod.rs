@@ -87,7 +87,7 @@ pub struct Config {
     pub balance: Option<f64>,
     /// Whether this is the text part of a larger model: other tools call its modules `model.language_model.…`.
     pub wrapped: bool,
-    /// Layers behind the last that only predict further tokens: their tensors are not read.
+    /// Layers behind the last that may only predict further tokens: their tensors are not read.
     pub prediction_layers: usize,
     pub quantization: Quantization,
 }
@@ -185,7 +185,12 @@ impl Config {
             layers: mixers.into_iter().zip(feeds).map(|(mixer, feed)| LayerConfig { mixer, feed }).collect(),
             balance,
             wrapped: text_part.is_some(),
-            prediction_layers: fields.alias(["num_nextn_predict_layers", "num_mtp_layers"], LAYERS_MAX, 1)?.max(1),
+            // DeepSeek's files have one whether their config says so or not.
+            prediction_layers: fields.alias(
+                ["num_nextn_predict_layers", "num_mtp_layers"],
+                LAYERS_MAX,
+                usize::from(family == Family::DeepseekV3),
+            )?,
             quantization: quantization::parse(&[outer, fields], quantize_config)?,
         })
     }

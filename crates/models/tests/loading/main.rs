@@ -6,6 +6,7 @@ mod broken;
 mod experts_of_a_layer;
 mod float8;
 mod packed;
+mod unused;
 
 use isobit_models::config::Config;
 use isobit_models::{ModelError, Weights};

@@ -1,0 +1,86 @@
+//! Tensors of a model's files that nothing reads. A config with fewer layers than the file, or a
+//! file with biases and norms that the config does not know, would train another model in silence:
+//! what looks like a part of the text model is refused. What belongs to pictures or to nothing we
+//! know is listed.
+
+use crate::ModelError;
+use crate::config::Config;
+use crate::inventory::Inventory;
+use crate::names::{Names, layer_of};
+use isobit_proof::name::{harmless, quoted};
+use isobit_proof::safetensors::Checkpoint;
+
+/// Ends of tables that old files store and every reader computes.
+const BUFFERS: [&str; 5] = [
+    "rotary_emb.inv_freq",
+    "rotary_emb.original_inv_freq",
+    "rotary_emb.cos_cached",
+    "rotary_emb.sin_cached",
+    "self_attn.masked_bias",
+];
+/// Names that a note repeats.
+const SHOWN_MOST: usize = 10;
+
+/// Names in the file of what is not read, in their order; an error for what a reader of this model
+/// would have to read.
+pub(crate) fn find(checkpoint: &Checkpoint, names: &Names, config: &Config) -> Result<Vec<String>, ModelError> {
+    let inventory = Inventory::of(config);
+    let (mut unused, mut refused) = (Vec::new(), Vec::new());
+    for name in checkpoint.names() {
+        let here = names.here(name);
+        let is_there = |name: &str| checkpoint.contains(&names.in_file(name));
+        if names.predicts(name)
+            || BUFFERS.iter().any(|end| name.ends_with(end))
+            || here.as_ref().is_some_and(|here| inventory.reads(here, is_there))
+        {
+            continue;
+        }
+        match here.and_then(|here| part_of_model(&here, config.layers.len())) {
+            Some(what) => refused.push((name, what)),
+            None => unused.push(name.to_string()),
+        }
+    }
+    let Some((name, what)) = refused.first() else { return Ok(unused) };
+    let more = match refused.len() {
+        1 => String::new(),
+        count => format!(" ({count} tensors in all)"),
+    };
+    Err(ModelError::Tensor { name: harmless(name, 200), what: format!("nothing would read it: {what}{more}") })
+}
+
+/// Why a tensor looks like a part of the text model.
+fn part_of_model(here: &str, layers: usize) -> Option<String> {
+    let inner = here.strip_prefix("model.");
+    if let Some(rest) = inner.filter(|rest| rest.starts_with("layers.")) {
+        return Some(match layer_of(rest) {
+            Some(layer) if layer >= layers => {
+                format!("it is of layer {layer}, counted from 0, and `num_hidden_layers` of config.json is {layers}")
+            }
+            _ => "config.json describes no such tensor of this layer".to_string(),
+        });
+    }
+    if here.starts_with("mtp.") {
+        return Some(
+            "neither the family nor `num_nextn_predict_layers` of config.json says that it predicts tokens".into(),
+        );
+    }
+    // Directly below the model: `model.norm.bias`, `model.embedding_norm.weight`.
+    let extra = inner
+        .and_then(|rest| rest.split_once('.'))
+        .is_some_and(|(module, part)| part == "bias" || part == "weight" && module.ends_with("norm"));
+    (here.starts_with("lm_head.") || extra).then(|| "config.json describes no such tensor of the model".to_string())
+}
+
+/// One line about tensors that are not read; none where all are.
+pub(crate) fn note(unused: &[String]) -> Option<String> {
+    let shown: Vec<String> = unused.iter().take(SHOWN_MOST).map(|name| quoted(name)).collect();
+    let more = match unused.len().saturating_sub(SHOWN_MOST) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    match unused.len() {
+        0 => None,
+        1 => Some(format!("1 tensor of the model's files is not used: {}", shown[0])),
+        count => Some(format!("{count} tensors of the model's files are not used: {}{more}", shown.join(", "))),
+    }
+}
