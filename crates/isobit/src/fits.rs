@@ -13,6 +13,7 @@ use isobit_proof::safetensors::Checkpoint;
 use isobit_training::config::{Adapter, Checkpointing, Run};
 use isobit_training::machine;
 use isobit_training::plan::{MemoryPlan, TOKENS_MOST, least_bytes, longest_rows, memory};
+use isobit_training::targets;
 use isobit_training::prepare::{RunError, check_positions, model_config, profile, step_settings, trained};
 
 /// More than any machine has that does not say how much it has.
@@ -166,6 +167,7 @@ fn planned(chosen: &Chosen, given: Option<Available>) -> Result<Planned, Failure
 /// The worst case of a config: every row as long as it may be.
 fn plan<L: Layout>(run: &Run, model: &Config, like: L) -> Result<MemoryPlan, RunError> {
     check_positions(run, model)?;
+    targets::check(model, &trained(run))?;
     let weights = Weights::new(Checkpoint::open(&run.base_model)?, model)?;
     let positions = run.training.max_seq_length as usize;
     let settings = Settings { trained: trained(run), profile: profile(run), positions, seed: run.seed };

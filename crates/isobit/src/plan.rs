@@ -3,10 +3,12 @@
 
 use crate::Failure;
 use crate::fits::{Meeting, gib, meet};
-use crate::train::failed;
-use isobit_training::config;
+use crate::train::{failed, tell};
+use isobit_models::Weights;
+use isobit_proof::safetensors::Checkpoint;
+use isobit_training::config::{self, Run};
 use isobit_training::plan::{Item, MemoryPlan};
-use isobit_training::prepare::RunError;
+use isobit_training::prepare::{RunError, model_config};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -43,8 +45,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settled = config::read(&arguments.config, &overrides);
     let run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
     let meeting = meet(&run, arguments.memory)?;
+    tell_unused(&run)?;
     print(&meeting, arguments).map_err(|error| Failure::output(&error))?;
     meeting.refusal(&run).map_or(Ok(()), Err)
+}
+
+/// Warns of tensors that the model has and a run would not use.
+fn tell_unused(run: &Run) -> Result<(), Failure> {
+    let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
+    let opened = Checkpoint::open(&run.base_model).map_err(RunError::from);
+    let weights = opened.and_then(|files| Ok(Weights::new(files, &model)?)).map_err(|error| failed(&error))?;
+    if let Some(note) = weights.unused_note() {
+        tell(&format!("warning: {note}"));
+    }
+    Ok(())
 }
 
 fn print(meeting: &Meeting, arguments: &Arguments) -> std::io::Result<()> {

@@ -17,5 +17,6 @@ pub mod schedule;
 pub mod signal;
 pub mod step;
 pub mod summary;
+pub mod targets;
 pub mod tensorboard;
 pub mod whole;

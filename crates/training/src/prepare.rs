@@ -5,12 +5,14 @@ use crate::checkpoint::{self, Identity};
 use crate::config::{self, Adapter, Checkpointing, EvalRows, Fields, Run, Steps};
 use crate::data::{self, DataConfig, DataError, Report, Row};
 use crate::step::{StepError, StepSettings};
+use crate::targets;
 use isobit_autograd::Policy;
 use isobit_kernels::DeviceFailure;
 use isobit_models::{Config, LoraConfig, ModelError, Targets, Trained, Weights};
 use isobit_numerics::slices::Profile;
 use isobit_proof::FileError;
 use isobit_proof::hash::{Hash, Manifest};
+use isobit_proof::regular;
 use isobit_proof::safetensors::Checkpoint;
 use std::path::{Path, PathBuf};
 
@@ -33,13 +35,16 @@ pub enum RunError {
     Device(#[from] DeviceFailure),
     #[error("{what}")]
     Refused { what: String, hint: &'static str },
+    /// A name in [adapter] that means nothing in this model.
+    #[error("{what}")]
+    Target { what: String, hint: String },
 }
 
 impl RunError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Config(error) => error.exit_code(),
-            Self::Refused { .. } | Self::Model(ModelError::Adapter(_)) => 2,
+            Self::Refused { .. } | Self::Target { .. } | Self::Model(ModelError::Adapter(_)) => 2,
             Self::Data(error) => match error.kind() {
                 data::Kind::Config => 2,
                 data::Kind::Data => 3,
@@ -61,6 +66,7 @@ impl RunError {
             Self::Model(ModelError::File(error)) | Self::File(error) => error.hint().map(str::to_string),
             Self::Checkpoint(error) => error.hint().map(str::to_string),
             Self::Refused { hint, .. } => Some((*hint).to_string()),
+            Self::Target { hint, .. } => Some(hint.clone()),
             Self::Step(StepError::Loss { .. } | StepError::Gradient { .. } | StepError::Parameter { .. }) => {
                 Some("try a smaller learning rate, or look at the row with `isobit data show`".to_string())
             }
@@ -84,6 +90,7 @@ pub struct Prepared {
 pub fn prepare(run: Run) -> Result<Prepared, RunError> {
     let model = model_config(&run.base_model)?;
     check_positions(&run, &model)?;
+    targets::check(&model, &trained(&run))?;
     Manifest::check(&run.base_model)?;
     let weights = Weights::new(Checkpoint::open(&run.base_model)?, &model)?;
     let (tokenizer, template) = data::open(&run.base_model, &run.date)?;
@@ -123,6 +130,24 @@ pub fn check_positions(run: &Run, model: &Config) -> Result<(), RunError> {
     Ok(())
 }
 
+/// BOUND: `config.json` and its kin; published ones stay below a megabyte.
+pub const CONFIG_BYTES_MOST: u64 = 1 << 24;
+
+/// One thing to try for a name of the hub in the place of a path.
+pub const HUB_HINT: &str = "this looks like a name on the Hugging Face hub, and isobit never downloads: get the files first \
+     (`hf download NAME --local-dir FOLDER`), then give the folder";
+
+/// Whether a path that leads nowhere is written like a name on the hub: `Qwen/Qwen3-0.6B`.
+pub fn is_hub_name(path: &Path) -> bool {
+    let parts: Vec<&str> = path.to_str().unwrap_or_default().split('/').collect();
+    let plain = |part: &&str| {
+        !part.starts_with('.')
+            && !part.is_empty()
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    parts.len() == 2 && parts.iter().all(plain) && !Path::new(parts[0]).exists()
+}
+
 /// What some quantisers write beside `config.json`.
 const QUANTIZE_CONFIG: &str = "quantize_config.json";
 
@@ -130,29 +155,21 @@ const QUANTIZE_CONFIG: &str = "quantize_config.json";
 pub fn model_config(folder: &Path) -> Result<Config, RunError> {
     const HINT: &str = "a model folder holds config.json, tokenizer.json and *.safetensors";
     // The folder itself first: that its config is not there would only be half of it.
-    if !std::fs::metadata(folder).map_err(|error| FileError::from_io("read", folder, error))?.is_dir() {
+    let found = std::fs::metadata(folder).map_err(|error| FileError::from_io("read", folder, error));
+    if matches!(found, Err(FileError::Missing { .. })) && is_hub_name(folder) {
+        return Err(RunError::Refused { what: format!("{} does not exist", folder.display()), hint: HUB_HINT });
+    }
+    if !found?.is_dir() {
         return Err(RunError::Refused { what: format!("{} is not a folder", folder.display()), hint: HINT });
     }
-    let beside = folder.join(QUANTIZE_CONFIG);
-    let beside = if beside.exists() { Some(config_text(beside)?) } else { None };
-    let text = config_text(folder.join("config.json")).map_err(|error| match error {
+    let beside = regular::if_there(regular::read_text(&folder.join(QUANTIZE_CONFIG), CONFIG_BYTES_MOST))?;
+    let text = regular::read_text(&folder.join("config.json"), CONFIG_BYTES_MOST).map_err(|error| match error {
         FileError::Missing { path } => {
             RunError::Refused { what: format!("{} does not exist", path.display()), hint: HINT }
         }
         other => other.into(),
     })?;
     Ok(Config::parse_with(&text, beside.as_deref())?)
-}
-
-fn config_text(path: PathBuf) -> Result<String, FileError> {
-    const BYTES_MOST: u64 = 1 << 24;
-    let failed = |error| FileError::from_io("read", &path, error);
-    if std::fs::metadata(&path).map_err(failed)?.len() > BYTES_MOST {
-        let what = "it is larger than any config".to_string();
-        return Err(FileError::Malformed { path, what });
-    }
-    let bytes = std::fs::read(&path).map_err(failed)?;
-    String::from_utf8(bytes).map_err(|_| FileError::Malformed { path, what: "it is not UTF-8".to_string() })
 }
 
 fn data_config(run: &Run, files: &[PathBuf]) -> DataConfig {

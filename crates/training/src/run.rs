@@ -81,7 +81,7 @@ pub fn train<B: Backend>(
     let mut state =
         State { trainer: Trainer::new(backend, built), progress: Progress::start(prepared.identity.clone()) };
     let adapter_config = match &settings.trained {
-        Trained::Lora(lora) => Some(peft::config_json(lora, &base_name(&run.base_model))),
+        Trained::Lora(lora) => Some(peft::config_json(&lora.written(&prepared.model), &base_name(&run.base_model))),
         _ => None,
     };
     let result = Final::new(&state, prepared, adapter_config.as_ref())?;

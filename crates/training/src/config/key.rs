@@ -135,7 +135,7 @@ pub const KEYS: &[Key] = &[
 
     key(Adapter, "alpha_pattern", &[], TableOfNumbers, YES, "lora_alpha of modules whose name ends so"),
     key(Adapter, "exclude_modules", &["lora_exclude_modules"], Texts, YES, "modules that get no adapter"),
-    key(Adapter, "last_blocks", &["num_blocks"], Whole, YES, "blocks to train, counted from the last"),
+    key(Adapter, "last_blocks", &["num_blocks"], Whole, YES, "blocks to train, counted from the last; the final norm and an untied head are trained with them"),
     key(Adapter, "layers_to_transform", &["lora_layers_to_transform"], Wholes, YES, "layers that get an adapter; empty: all"),
     key(Adapter, "lora_alpha", &["alpha"], Number, YES, "the adapter is scaled by lora_alpha / lora_r"),
     key(Adapter, "lora_dropout", &["dropout"], Number, YES, "share of the adapter's inputs set to zero"),
@@ -143,7 +143,7 @@ pub const KEYS: &[Key] = &[
     key(Adapter, "lora_target_modules", &["target_modules"], TextOrTexts, YES, "modules that get an adapter, \"all-linear\", or a regular expression for whole paths"),
     key(Adapter, "lora_target_parameters", &["target_parameters"], Texts, YES, "tensors that get an adapter: fused experts, by the end of their names"),
     key(Adapter, "rank_pattern", &[], TableOfWholes, YES, "lora_r of modules whose name ends so"),
-    key(Adapter, "type", &["adapter_type"], Text, YES, "lora, full or last_blocks"),
+    key(Adapter, "type", &["adapter_type"], Text, YES, "lora, full, or last_blocks: the last blocks, the final norm and an untied head"),
     key(Adapter, "use_rslora", &["rslora"], Switch, YES, "scale by lora_alpha / sqrt(lora_r)"),
 ];
 

@@ -24,6 +24,7 @@ pub use run::{
     Adapter, Checkpointing, DEFAULT_DATE, Device, Eval, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype,
     Scheduler, Steps, Targets, Training, Warmup,
 };
+pub(crate) use suggest::nearest;
 pub use value::{Place, Value};
 
 use std::path::Path;

@@ -14,6 +14,10 @@ pub(super) fn adapter(table: &Table<'_>) -> Result<Adapter, Error> {
         LastBlocks,
     }
     let names = [("lora", Type::Lora), ("full", Type::Full), ("last_blocks", Type::LastBlocks)];
+    if let Some(entry) = table.get("type").filter(|entry| entry.texts() == ["qlora"]) {
+        let hint = "write type = \"lora\", and name a base_model that is stored as 4-bit GPTQ: its weights stay packed";
+        return Err(entry.invalid("an adapter is one thing, four bits of the base another", hint));
+    }
     let chosen = table.one_of("type", Type::Lora, &names)?;
     let stray = table.entries.iter().find(|(key, _)| match chosen {
         Type::Lora => **key == "last_blocks",

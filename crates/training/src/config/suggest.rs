@@ -5,7 +5,7 @@ const LENGTH_MOST: usize = 64;
 
 /// The nearest candidate, if it is near enough to be a slip: at most a third of its letters differ. Ties go to the
 /// candidate that comes first.
-pub(super) fn nearest<'a>(typed: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(typed: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let mut best: Option<(usize, &str)> = None;
     for candidate in candidates {
         let distance = edit_distance(&typed.to_lowercase(), candidate);
