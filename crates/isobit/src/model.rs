@@ -5,11 +5,12 @@ use crate::adapter;
 use crate::train::{failed, tell};
 use isobit_kernels::Backend;
 use isobit_models::build::Settings;
-use isobit_models::{Built, Trained, Weights, build, peft};
+use isobit_models::{Built, ModelError, Trained, Weights, build, peft};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::{Checkpoint, SafeTensors};
-use isobit_proof::{FileError, Hash, Manifest};
-use isobit_training::prepare::{RunError, base_digest, model_config};
+use isobit_proof::{FileError, Hash, Manifest, regular};
+use isobit_training::checkpoint::{ADAPTER, ADAPTER_CONFIG};
+use isobit_training::prepare::{CONFIG_BYTES_MOST, HUB_HINT, RunError, base_digest, is_hub_name, model_config};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
@@ -49,19 +50,44 @@ impl Arguments {
         with_adapter: bool,
     ) -> Result<Built<B>, Failure> {
         let adapter = self.adapter.as_deref().filter(|_| with_adapter).map(adapter::located).transpose()?;
-        self.built(backend, positions, adapter.as_deref()).map_err(|error| failed(&error))
+        self.built(backend, positions, adapter.as_deref()).map_err(|error| {
+            let mut failure = failed(&error);
+            if let Some(adapter) = adapter.as_deref().filter(|_| is_misfit(&error)) {
+                failure.hint = self.bases(adapter).or(failure.hint);
+            }
+            failure
+        })
+    }
+
+    /// The base that the adapter names, beside the model: what to look at when they do not fit.
+    fn bases(&self, adapter: &Path) -> Option<String> {
+        let text = regular::read_text(&adapter.join(ADAPTER_CONFIG), CONFIG_BYTES_MOST).ok()?;
+        let base = peft::base_name(&text)?;
+        Some(format!(
+            "the adapter was made for the base `{base}`, and --model is {}: give the model that it belongs to",
+            self.model.display()
+        ))
     }
 
     fn built<B: Backend>(&self, backend: &B, positions: usize, adapter: Option<&Path>) -> Result<Built<B>, RunError> {
         let config = model_config(&self.model)?;
         let made_on = adapter.map(Manifest::check).transpose()?.flatten().and_then(|manifest| manifest.base);
         let trained = match adapter {
-            Some(folder) => Trained::Lora(peft::parse_config(&text(&folder.join("adapter_config.json"))?)?),
+            Some(folder) if !folder.exists() && is_hub_name(folder) => {
+                let what = format!("{} does not exist", folder.display());
+                return Err(RunError::Refused { what, hint: HUB_HINT });
+            }
+            Some(folder) => {
+                Trained::Lora(peft::parse_config(&regular::read_text(&folder.join(ADAPTER_CONFIG), CONFIG_BYTES_MOST)?)?)
+            }
             None => Trained::Nothing,
         };
         let profile = Profile::ALL.into_iter().find(|profile| profile.name() == self.profile).unwrap_or(Profile::X2);
         let settings = Settings { trained, profile, positions, seed: 0 };
         let weights = Weights::new(Checkpoint::open(&self.model)?, &config)?;
+        if let Some(note) = weights.unused_note() {
+            tell(&format!("warning: {note}"));
+        }
         // Both read every byte of the model: at the same time, the second finds it in memory.
         let (checked, built) = std::thread::scope(|scope| {
             let checking = scope.spawn(|| self.check_model(&weights, made_on));
@@ -72,7 +98,7 @@ impl Arguments {
         checked?;
         let mut built = built?;
         if let Some(folder) = adapter {
-            let file = SafeTensors::open(&folder.join("adapter_model.safetensors"))?;
+            let file = SafeTensors::open(&folder.join(ADAPTER))?;
             peft::load(backend, &mut built, &file)?;
         }
         Ok(built)
@@ -95,14 +121,12 @@ impl Arguments {
     }
 }
 
-/// A small text file.
-fn text(path: &Path) -> Result<String, FileError> {
-    const BYTES_MOST: u64 = 1 << 24;
-    let failed = |error| FileError::from_io("read", path, error);
-    let malformed = |what: &str| FileError::Malformed { path: path.to_path_buf(), what: what.to_string() };
-    if std::fs::metadata(path).map_err(failed)?.len() > BYTES_MOST {
-        return Err(malformed("it is larger than any config"));
+/// Whether it is the adapter's tensors or targets that do not fit the model.
+fn is_misfit(error: &RunError) -> bool {
+    match error {
+        RunError::Model(ModelError::Adapter(_)) => true,
+        RunError::Model(ModelError::Tensor { name, .. }) => name.starts_with("base_model."),
+        RunError::Model(ModelError::File(FileError::NoTensor { path, .. })) => path.ends_with(ADAPTER),
+        _ => false,
     }
-    let bytes = std::fs::read(path).map_err(failed)?;
-    String::from_utf8(bytes).map_err(|_| malformed("it is not UTF-8"))
 }

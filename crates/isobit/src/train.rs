@@ -84,6 +84,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         if let Some(line) = kinds(&prepared) {
             tell(&line);
         }
+        if let Some(note) = prepared.weights.unused_note() {
+            tell(&format!("warning: {note}"));
+        }
         let (truncated, most) = (prepared.report.truncated.len(), prepared.report.max_seq_length);
         if truncated > 0 {
             tell(&format!("warning: {truncated} rows are cut at {most} tokens: `isobit data check` lists them"));

@@ -274,7 +274,9 @@ fn an_adapter_of_another_model() {
     let wide = Shape { hidden: 64, ..Shape::TINY };
     folder.put_model("wide", &config_json(wide), &weights(wide, 2));
     let ran = folder.run(&["eval", "--model", "wide", "--data", "data.jsonl", "--adapter", "adapter"]);
-    ran.says(8, &["lora_A", "[4, 32]", "[4, 64]"]);
+    ran.says(8, &["lora_A", "[4, 32]", "[4, 64]", "made for the base `model`, and --model is wide"]);
+    let ran = folder.run(&["eval", "--model", "model", "--data", "data.jsonl", "--adapter", "someone/adapter"]);
+    ran.says(2, &["someone/adapter does not exist", "hub"]);
     folder.run(&["eval", "--model", "model", "--data", "none.jsonl"]).says(2, &["none.jsonl does not exist"]);
 }
 

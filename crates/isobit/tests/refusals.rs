@@ -74,6 +74,9 @@ fn overrides() {
         ("lora_target_modules=[\"nothing\"]", ["no module", "target"]),
         ("lora_r=65", ["rank 65", "1 to 64"]),
         ("base_model=nowhere", ["nowhere does not exist", "check the path"]),
+        ("base_model=Qwen/Qwen3-0.6B", ["Qwen/Qwen3-0.6B does not exist", "Hugging Face hub"]),
+        ("base_model=model/Qwen3-0.6B", ["model/Qwen3-0.6B does not exist", "check the path"]),
+        ("adapter.type=qlora", ["--set adapter.type=qlora", "4-bit GPTQ"]),
         ("base_model=data.jsonl", ["data.jsonl is not a folder", "config.json"]),
         ("datasets.0.path=nowhere.jsonl", ["nowhere.jsonl does not exist", "check the path"]),
         ("datasets.0.path=model", ["model is a folder", "name a file"]),
@@ -132,6 +135,42 @@ fn tensors_of_the_model() {
     refused_weights(|all| find(all, bias).2[0] = f32::INFINITY, 8, &[bias, "element 0 is inf"]);
     let matrix = "model.layers.1.mlp.up_proj.weight";
     refused_weights(|all| find(all, matrix).1.swap(0, 1), 8, &[matrix, "[32, 48]", "[48, 32]"]);
+}
+
+/// Half of a model, or a model that is more than its config says.
+#[test]
+fn tensors_that_nothing_would_read() {
+    let fewer = |folder: &Folder| {
+        let mut config = config_json(folder.shape);
+        config["num_hidden_layers"] = 1.into();
+        folder.put("model/config.json", config.to_string());
+    };
+    refused(fewer, &[], 8, &["model.layers.1.", "it is of layer 1", "`num_hidden_layers` of config.json is 1"]);
+    let add = |name: &'static str, value: f32| {
+        move |all: &mut Vec<Named>| all.push((name.to_string(), vec![32], vec![value; 32]))
+    };
+    for name in ["model.layers.0.self_attn.q_norm.weight", "model.layers.1.mlp.norm.weight", "model.norm.bias"] {
+        refused_weights(add(name, 0.0), 8, &[name, "nothing would read it"]);
+    }
+    let bias = "model.layers.0.self_attn.o_proj.bias";
+    refused_weights(add(bias, 0.5), 8, &[bias, "not zero", "the config says that there is no bias"]);
+}
+
+/// What is no part of the text model is listed, by every command that loads the model.
+#[test]
+fn tensors_that_are_not_used() {
+    let folder = tiny();
+    let mut tensors = weights(folder.shape, 1);
+    for number in 10..22 {
+        tensors.push((format!("visual.blocks.{number}.norm.weight"), vec![1], vec![0.0]));
+    }
+    put_tensors(&folder.path("model/model.safetensors"), &tensors);
+    let eval = ["eval", "--model", "model", "--data", "data.jsonl"];
+    for ran in [folder.train("out", &["max_steps=1"]), folder.run(&["plan", "config.toml"]), folder.run(&eval)] {
+        let start = "warning: 12 tensors of the model's files are not used: `visual.blocks.10.norm.weight`, ";
+        ran.says(0, &[start, "`visual.blocks.19.norm.weight` and 2 more\n"]);
+        assert!(!ran.err.contains("visual.blocks.20"), "{}", ran.err);
+    }
 }
 
 #[test]
