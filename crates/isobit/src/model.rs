@@ -50,7 +50,7 @@ impl Arguments {
         with_adapter: bool,
     ) -> Result<Built<B>, Failure> {
         let adapter = self.adapter.as_deref().filter(|_| with_adapter).map(adapter::located).transpose()?;
-        self.built(backend, positions, adapter.as_deref()).map_err(|error| {
+        self.built(backend, positions, adapter.as_deref(), with_adapter).map_err(|error| {
             let mut failure = failed(&error);
             if let Some(adapter) = adapter.as_deref().filter(|_| is_misfit(&error)) {
                 failure.hint = self.bases(adapter).or(failure.hint);
@@ -69,7 +69,13 @@ impl Arguments {
         ))
     }
 
-    fn built<B: Backend>(&self, backend: &B, positions: usize, adapter: Option<&Path>) -> Result<Built<B>, RunError> {
+    fn built<B: Backend>(
+        &self,
+        backend: &B,
+        positions: usize,
+        adapter: Option<&Path>,
+        warns: bool,
+    ) -> Result<Built<B>, RunError> {
         let config = model_config(&self.model)?;
         let made_on = adapter.map(Manifest::check).transpose()?.flatten().and_then(|manifest| manifest.base);
         let trained = match adapter {
@@ -85,7 +91,7 @@ impl Arguments {
         let profile = Profile::ALL.into_iter().find(|profile| profile.name() == self.profile).unwrap_or(Profile::X2);
         let settings = Settings { trained, profile, positions, seed: 0 };
         let weights = Weights::new(Checkpoint::open(&self.model)?, &config)?;
-        if let Some(note) = weights.unused_note() {
+        if let Some(note) = weights.unused_note().filter(|_| warns) {
             tell(&format!("warning: {note}"));
         }
         // Both read every byte of the model: at the same time, the second finds it in memory.
