@@ -311,10 +311,13 @@ fn pruning_leaves_alone_what_this_run_has_not_made() {
     assert_eq!(contents(output), expected);
 }
 
+/// Puts something under a name.
+type Put = fn(&Path);
+
 /// What a fresh run and a resumed one find in a folder before they write anything.
 #[test]
 fn what_is_not_of_this_run_is_refused_and_left_as_it_was() {
-    let put: [(&str, fn(&Path)); 12] = [
+    let put: [(&str, Put); 12] = [
         ("checkpoint-5", |at| fs::write(at, "a file").expect("written")),
         ("checkpoint-5", |at| fs::create_dir(at).expect("an empty folder")),
         ("checkpoint-5", |at| {

@@ -33,6 +33,11 @@ pub(super) fn is_ours(folder: &Path, run: &Identity) -> bool {
             .is_ok_and(|manifest| made(&manifest) && manifest.has_more(folder).is_ok_and(|more| !more))
 }
 
+/// Whether its manifest says that this run made it.
+fn says_ours(folder: &Path, run: &Identity) -> bool {
+    Manifest::read(folder).is_ok_and(|manifest| is_made_by(folder, &manifest, run))
+}
+
 /// Before there was a digest of the run in manifests, the state of a checkpoint said what it is of; `final` had none.
 fn is_made_by(folder: &Path, manifest: &Manifest, run: &Identity) -> bool {
     match manifest.run {
@@ -73,6 +78,12 @@ pub fn examine(output_dir: &Path, run: &Identity, start: Start) -> Result<Option
             }
         },
     };
+    if let Some(step) = from
+        && !says_ours(&folder_of(output_dir, step), run)
+    {
+        // How the two differ, or what is wrong with it, is told when it is opened, and nothing is written before.
+        return Ok(from);
+    }
     // Those before it are left alone; those after it and `final` would be in the way.
     let ahead = steps.iter().filter(|step| from.is_none_or(|from| **step > from));
     for folder in ahead.map(|step| folder_of(output_dir, *step)).chain([output_dir.join(FINAL)]) {
@@ -146,7 +157,7 @@ fn check_folder(folder: &Path, run: &Identity) -> Result<(), Error> {
     }
     let what = if !is_of_a_run(folder) {
         NOT_OURS
-    } else if Manifest::read(folder).is_ok_and(|manifest| is_made_by(folder, &manifest, run)) {
+    } else if says_ours(folder, run) {
         "holds files that this run did not put there, and is in its way"
     } else {
         "is of another run, and in the way of this one"
