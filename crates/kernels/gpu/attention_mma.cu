@@ -93,6 +93,11 @@ FUNCTION uint lane_index(void) {
     return lane;
 }
 
+// The same for all of a warp, and the compiler is told so.
+FUNCTION uint warp_index(void) {
+    return __shfl_sync(0xffffffffu, threadIdx.x / 32u, 0);
+}
+
 // Four matrices of 8 rows of 16 bytes; a thread gets four bytes of each.
 FUNCTION void load_matrices(uint (&to)[4], uint address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -117,24 +122,40 @@ FUNCTION float larger_or_nan(float a, float b) {
 // ---------------------------------------------------------------------------------------------------------------------
 // Arithmetic
 
-// Sums below 2^22 start from the bits of this float, so that their bits are those of start + sum.
-#define START_BITS 0x4b400000
 #define START 12582912.0f
+#define START_BITS 0x4b400000
 
-// Of sums over up to 128 products: |HH| and |X| are below 2^22. The conversions are exact, the value is rounded once.
-FUNCTION float value_of(int high, int cross) {
-    return fma_rn(as_f32((uint)high) - START, 256.0f, as_f32((uint)cross) - START);
-}
+// Whether converting an integer is as fast as adding two floats: otherwise sums below 2^22 start from the bits of the
+// float START, so that their bits are those of START + sum.
+#ifndef CONVERTS
+#define CONVERTS (__CUDA_ARCH__ >= 900)
+#endif
 
+// What sums over LENGTH products start from. For up to 128 of them |HH| and |X| are below 2^22.
 template <int LENGTH> FUNCTION int start_of(void) {
-    return LENGTH <= 128 ? START_BITS : 0;
+    return !CONVERTS && LENGTH <= 128 ? START_BITS : 0;
 }
 
+// Their value, rounded once.
 template <int LENGTH> FUNCTION float chunk_of(int high, int cross) {
-    return LENGTH <= 128 ? value_of(high, cross) : __int2float_rn(high * 256 + cross);
+    if (!CONVERTS && LENGTH <= 128) {
+        return fma_rn(as_f32((uint)high) - START, 256.0f, as_f32((uint)cross) - START);
+    }
+    return __int2float_rn(high * 256 + cross);
 }
 
 #define EXP2_LEAST -151.0f
+
+// 2^f as in isobit_exp2.
+FUNCTION float exp2_polynomial(float f) {
+    float p = as_f32(0x3920b5a9u);
+    p = fma_rn(p, f, as_f32(0x3aaf8417u));
+    p = fma_rn(p, f, as_f32(0x3c1d96f0u));
+    p = fma_rn(p, f, as_f32(0x3d6357beu));
+    p = fma_rn(p, f, as_f32(0x3e75fdeeu));
+    p = fma_rn(p, f, as_f32(0x3f317218u));
+    return fma_rn(p, f, 1.0f);
+}
 
 // isobit_exp2 of numbers up to 100 (a score less the row's maximum or logarithm is at most about 0): below the limit the
 // result is zero, and one power of two that keeps the number normal takes the place of two halves.
@@ -142,15 +163,17 @@ FUNCTION float exp2_of(float x) {
     const float shift = START + 154.0f;
     float c = larger_or_nan(x, EXP2_LEAST);
     float shifted = c + shift;
-    float f = c - (shifted - shift);
-    float p = as_f32(0x3920b5a9u);
-    p = fma_rn(p, f, as_f32(0x3aaf8417u));
-    p = fma_rn(p, f, as_f32(0x3c1d96f0u));
-    p = fma_rn(p, f, as_f32(0x3d6357beu));
-    p = fma_rn(p, f, as_f32(0x3e75fdeeu));
-    p = fma_rn(p, f, as_f32(0x3f317218u));
-    p = fma_rn(p, f, 1.0f);
+    float p = exp2_polynomial(c - (shifted - shift));
     return (p * as_f32(as_u32(shifted) << 23)) * as_f32((127u - 27u) << 23);
+}
+
+// The same of numbers that are no NaN and not above zero: the power of two is added to the exponent.
+FUNCTION float exp2_down(float x) {
+    const float shift = START + 28.0f;
+    float c = x > EXP2_LEAST ? x : EXP2_LEAST;
+    float shifted = c + shift;
+    float p = exp2_polynomial(c - (shifted - shift));
+    return as_f32(as_u32(p) + (as_u32(shifted) << 23)) * as_f32((127u - 28u) << 23);
 }
 
 // Slices of four weights times a multiplier, as the bytes of two words. START + 128 leaves q + 128 in the low bits:
@@ -272,13 +295,13 @@ template <int W1, int W2, int WIDTH, int NUMBERS, int EACH, int SLOTS> struct St
 
     // Starts the copies of the next step, if there is one: a thread of one warp after the other for all, or every thread
     // its part. Blocks that lie beyond the span are not copied: what a slot holds there is masked or multiplied by zero.
-    MEMBER void load(void) {
+    MEMBER void load(uint warp, uint lane) {
         if (tile < seen.end) {
             uint to = base + into * SLOT_BYTES;
             uint block = tile / BLOCK, end = (seen.end + BLOCK - 1u) / BLOCK - block;
 #if BULK
             uint barrier = barriers + 8u * into;
-            if (threadIdx.x == 32u * by) {
+            if (warp == by && lane == 0u) {
 #else
             {
 #endif
@@ -336,7 +359,7 @@ template <int W1, int W2, int WIDTH, int NUMBERS, int EACH, int SLOTS> struct St
     }
 
     // Starts the ring, after copies of the rows: `count` rows from `rows` on, blocks of WIDE_BYTES. Waits for the rows.
-    MEMBER void begin(uint to, const uchar *rows, const uchar *rows2, uint count) {
+    MEMBER void begin(uint to, const uchar *rows, const uchar *rows2, uint count, uint warp, uint lane) {
         uint bytes = count > BLOCK ? 2u * WIDE_BYTES(W1) : WIDE_BYTES(W1);
         uint bytes2 = count > BLOCK ? 2u * WIDE_BYTES(W2) : WIDE_BYTES(W2);
         uint to2 = to + ROWS / BLOCK * WIDE_BYTES(W1);
@@ -369,7 +392,7 @@ template <int W1, int W2, int WIDTH, int NUMBERS, int EACH, int SLOTS> struct St
         parity = 1u;
 #pragma unroll 1
         for (int i = 0; i < SLOTS - 1; i++) {
-            load();
+            load(warp, lane);
         }
 #if BULK
         barrier_wait(own, 0u);
@@ -380,12 +403,12 @@ template <int W1, int W2, int WIDTH, int NUMBERS, int EACH, int SLOTS> struct St
     }
 
     // The slot of the step that is next, filled. The one before it is free for what comes SLOTS - 1 steps later.
-    MEMBER uint next(void) {
+    MEMBER uint next(uint warp, uint lane) {
 #if !BULK
         copies_wait<SLOTS - 2>();
 #endif
         __syncthreads();
-        load();
+        load(warp, lane);
         out++;
         if (out == SLOTS) {
             out = 0u;
@@ -484,14 +507,21 @@ template <int LENGTH> FUNCTION void no_products(int (&high)[16], int (&cross)[16
     }
 }
 
-// Products over the width of the warp's rows with 32 columns. Both addresses are the lane's.
-template <int WIDTH> FUNCTION void over_width(int (&high)[16], int (&cross)[16], uint rows, uint columns) {
-    no_products<WIDTH>(high, cross);
+// Products over the width of the warp's rows with EACH blocks of 32 columns. Both addresses are the lane's.
+template <int WIDTH, int EACH> FUNCTION void over_width(int (&high)[EACH][16], int (&cross)[EACH][16], uint rows, uint columns) {
+#pragma unroll
+    for (int n = 0; n < EACH; n++) {
+        no_products<WIDTH>(high[n], cross[n]);
+    }
 #pragma unroll
     for (int k = 0; k < WIDTH / 32; k++) {
         uint left_high[4], left_low[4];
         load_left<WIDTH>(left_high, left_low, rows, k);
-        add_step(high, cross, left_high, left_low, step_at<WIDTH>(columns, k), WIDTH, BLOCK * WIDTH);
+#pragma unroll
+        for (int n = 0; n < EACH; n++) {
+            uint right = step_at<WIDTH>(columns, k) + n * WIDE_BYTES(WIDTH);
+            add_step(high[n], cross[n], left_high, left_low, right, WIDTH, BLOCK * WIDTH);
+        }
     }
 }
 
@@ -501,12 +531,19 @@ struct Weights {
     float units[2];
 
     // `most`: the row's largest magnitude among this thread's columns.
-    MEMBER void slice(const float (&w)[64], const float (&most)[2]) {
+    MEMBER void slice(const float (&w)[64], const float (&most)[2], uint lane) {
+        float largest[2] = {most_of_quad(most[0]), most_of_quad(most[1])};
+        // Of the four divisions each thread of a quad does one: thread 2 r + 1 the unit of row r, thread 2 r the multiplier.
+        float mine = lane % 4u < 2u ? largest[0] : largest[1];
+        bool is_unit = lane % 2u != 0u;
+        uint bits = magnitude_bits(mine);
+        float quotient = div_rn(is_unit ? mine : SLICE_LIMIT, is_unit ? UNIT_DIVISOR : mine);
+        bool none = bits < (127u - 100u) << 23, all = bits >= F32_INFINITY;
+        quotient = none ? 0.0f : all ? (is_unit ? as_f32(CANONICAL_NAN) : 0.0f) : quotient;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            uint bits = magnitude_bits(most_of_quad(most[r]));
-            float multiplier = scale_multiplier(bits);
-            units[r] = scale_unit(bits);
+            float multiplier = __shfl_sync(0xffffffffu, quotient, 2 * r, 4);
+            units[r] = __shfl_sync(0xffffffffu, quotient, 2 * r + 1, 4);
 #pragma unroll
             for (int b = 0; b < BLOCKS; b++) {
 #pragma unroll
@@ -578,7 +615,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
     constexpr bool KEPT = KEY_WIDTH <= 128;
     uint part = blockIdx.x % PARTS, head = blockIdx.x / PARTS % heads, key_head = head / heads_per_key;
     Rows rows = rows_of(table, blockIdx.x / (PARTS * heads));
-    uint lane = lane_index(), warp = threadIdx.x / 32u;
+    uint lane = lane_index(), warp = warp_index();
 
     uint row_base = (uint)__cvta_generic_to_shared(shared);
     constexpr int EACH = FORWARD_EACH;
@@ -592,7 +629,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
     stream.from.wide2 = nullptr;
     stream.from.deep = v + columns * (2u * VALUE_WIDTH) + part * PART / 32u * DEEP_BYTES;
     stream.from.numbers = numbers + columns * 2u;
-    stream.begin(row_base, q + ((ulong)head * query_places + rows.place) * (2u * KEY_WIDTH), nullptr, rows.count);
+    stream.begin(row_base, q + ((ulong)head * query_places + rows.place) * (2u * KEY_WIDTH), nullptr, rows.count, warp, lane);
 
     // The warp's rows, and this thread's two.
     uint first = 16u * warp;
@@ -636,12 +673,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
         uint first_step = stream.first_step(tile), end_step = stream.end_step(tile);
         bool sees = overlap(met, tile, tile + TILE);
         float z[64];
-        // Which of the block's numbers are visible, 16 bits per block.
-        uint visible[BLOCKS / 2] = {0u, 0u};
+        // Blocks of which all is visible to all rows; of the others, which numbers are, 16 bits per block.
+        uint whole = 0u, visible[BLOCKS / 2] = {0u, 0u};
 #pragma unroll
         for (int step = 0; step < BLOCKS / EACH; step++) {
             if (first_step <= step && step < end_step) {
-                uint slot = stream.next();
+                uint slot = stream.next(warp, lane);
 #pragma unroll
                 for (int n = 0; n < EACH; n++) {
                     int b = step * EACH + n;
@@ -656,7 +693,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
                                      BLOCK * KEY_WIDTH);
                         }
                     } else {
-                        over_width<KEY_WIDTH>(high, cross, left_address, columns);
+                        int alone_high[1][16], alone_cross[1][16];
+                        over_width<KEY_WIDTH>(alone_high, alone_cross, left_address, columns);
+#pragma unroll
+                        for (int i = 0; i < 16; i++) {
+                            high[i] = alone_high[0][i];
+                            cross[i] = alone_cross[0][i];
+                        }
                     }
                     float units[8];
                     stream.numbers(units, 0u, tile, b, lane);
@@ -665,11 +708,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
                         float unit = units[i / 4 * 2 + i % 2];
                         z[16 * b + i] = chunk_of<KEY_WIDTH>(high[i], cross[i]) * (scales[i / 2 % 2] * unit);
                     }
-                    // All of the block is visible to all rows, or some of it to some.
-                    bool whole = column + BLOCK <= start + 1u && start + 15u - column < window && count == 16u;
-                    uint bits = 0xffffu;
-                    if (!whole) {
-                        bits = 0u;
+                    if (column + BLOCK <= start + 1u && start + 15u - column < window && count == 16u) {
+                        whole |= 1u << b;
+                    } else {
+                        uint bits = 0u;
 #pragma unroll
                         for (int i = 0; i < 16; i++) {
                             uint at = column + 4u * (i / 4 * 2 + i % 2) + lane % 4u;
@@ -678,8 +720,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
                             z[16 * b + i] = here ? z[16 * b + i] : as_f32(0xff800000u);
                             bits |= here ? 1u << i : 0u;
                         }
+                        visible[b / 2] |= bits << (16 * (b % 2));
                     }
-                    visible[b / 2] |= bits << (16 * (b % 2));
                 }
             } else {
 #pragma unroll
@@ -723,12 +765,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
 #pragma unroll
                         for (int i = 0; i < 16; i++) {
                             int r = i / 2 % 2, c = i / 4 * 2 + i % 2;
-                            float p = exp2_of(z[16 * b + i] - base[r]);
+                            float p = exp2_down(z[16 * b + i] - base[r]);
                             lanes[r][c] = lanes[r][c] + p;
                             z[16 * b + i] = p * units[c];
                         }
-                        uint bits = visible[b / 2] >> (16 * (b % 2)) & 0xffffu;
-                        if (bits != 0xffffu) {
+                        if ((whole >> b & 1u) == 0u) {
+                            uint bits = visible[b / 2] >> (16 * (b % 2));
 #pragma unroll
                             for (int i = 0; i < 16; i++) {
                                 z[16 * b + i] = bits >> i & 1u ? z[16 * b + i] : 0.0f;
@@ -762,13 +804,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
                     m[r] = most[r];
                 }
             }
-            weights.slice(z, largest);
+            weights.slice(z, largest, lane);
         }
 
 #pragma unroll
         for (int pair = 0; pair < PART / 32; pair += 2) {
             if (pair < stream.groups) {
-                uint slot = stream.next();
+                uint slot = stream.next(warp, lane);
                 if (sees) {
 #pragma unroll
                     for (int g = pair; g < pair + 2 && g < PART / 32; g++) {
@@ -778,7 +820,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
                         for (int i = 0; i < 16; i++) {
                             int r = i / 2 % 2;
                             if (active[r]) {
-                                acc[16 * g + i] = fma_rn(value_of(high[i], cross[i]), weights.units[r], acc[16 * g + i] * decays[r]);
+                                acc[16 * g + i] = fma_rn(chunk_of<TILE>(high[i], cross[i]), weights.units[r], acc[16 * g + i] * decays[r]);
                             }
                         }
                     }
@@ -830,7 +872,7 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
     uint part = blockIdx.x % PARTS, head = blockIdx.x / PARTS % p.heads;
     uint row_head = head / p.row_heads_per, column_head = head / p.column_heads_per;
     Rows rows = rows_of(p.table, blockIdx.x / (PARTS * p.heads));
-    uint lane = lane_index(), warp = threadIdx.x / 32u;
+    uint lane = lane_index(), warp = warp_index();
 
     uint row_base = (uint)__cvta_generic_to_shared(shared), row_base2 = row_base + ROWS / BLOCK * WIDE_BYTES(W1);
     Stream<W1, W2, WIDTH, NUMBERS, EACH, SLOTS> stream;
@@ -842,7 +884,7 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
     stream.from.wide2 = p.columns2 + columns * (2u * W2);
     stream.from.deep = p.deep + columns * (2u * WIDTH) + part * PART / 32u * DEEP_BYTES;
     stream.from.numbers = p.column_numbers + columns * NUMBERS;
-    stream.begin(row_base, p.rows + row_place * (2u * W1), p.rows2 + row_place * (2u * W2), rows.count);
+    stream.begin(row_base, p.rows + row_place * (2u * W1), p.rows2 + row_place * (2u * W2), rows.count, warp, lane);
 
     uint first = 16u * warp;
     uint count = rows.count > first ? (rows.count - first < 16u ? rows.count - first : 16u) : 0u;
@@ -885,35 +927,41 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
 #pragma unroll
         for (int step = 0; step < BLOCKS / EACH; step++) {
             if (first_step <= step && step < end_step) {
-                uint slot = stream.next();
+                uint slot = stream.next(warp, lane);
+                int high[EACH][16], cross[EACH][16];
+                float prob[EACH][16];
+                over_width<W1>(high, cross, left_address, slot + column_lane<W1>(lane));
 #pragma unroll
                 for (int n = 0; n < EACH; n++) {
-                    int b = step * EACH + n;
-                    uint column = tile + b * BLOCK;
-                    int high[16], cross[16];
-                    over_width<W1>(high, cross, left_address, slot + n * WIDE_BYTES(W1) + column_lane<W1>(lane));
-                    float near[8], far[8];
-                    stream.numbers(near, 0u, tile, b, lane);
+                    float near[8], shifts[8];
+                    stream.numbers(near, 0u, tile, step * EACH + n, lane);
                     if (TURNED) {
-                        stream.numbers(far, 2u, tile, b, lane);
+                        stream.numbers(shifts, 2u, tile, step * EACH + n, lane);
                     }
-                    float prob[16];
 #pragma unroll
                     for (int i = 0; i < 16; i++) {
                         int r = i / 2 % 2, c = i / 4 * 2 + i % 2;
                         float scales = TURNED ? (near[c] * p.scale2) * units[r] : units[r] * near[c];
-                        prob[i] = exp2_of(chunk_of<W1>(high[i], cross[i]) * scales - (TURNED ? far[c] : lse[r]));
+                        float z = chunk_of<W1>(high[n][i], cross[n][i]) * scales;
+                        prob[n][i] = exp2_of(z - (TURNED ? shifts[c] : lse[r]));
                     }
+                }
+                if constexpr (W2 > 0) {
+                    over_width<W2>(high, cross, left_address2, slot + EACH * WIDE_BYTES(W1) + column_lane<W2>(lane));
+                }
+#pragma unroll
+                for (int n = 0; n < EACH; n++) {
+                    int b = step * EACH + n;
+                    uint column = tile + b * BLOCK;
+                    float near[8], far[8], deltas[8];
                     stream.numbers(far, 1u, tile, b, lane);
                     if constexpr (KIND == VALUE) {
 #pragma unroll
                         for (int i = 0; i < 16; i++) {
-                            w[16 * b + i] = prob[i] * far[i / 4 * 2 + i % 2];
+                            w[16 * b + i] = prob[n][i] * far[i / 4 * 2 + i % 2];
                         }
                     } else {
-                        uint second = slot + EACH * WIDE_BYTES(W1) + n * WIDE_BYTES(W2);
-                        over_width<W2>(high, cross, left_address2, second + column_lane<W2>(lane));
-                        float deltas[8];
+                        stream.numbers(near, 0u, tile, b, lane);
                         if (TURNED) {
                             stream.numbers(deltas, 3u, tile, b, lane);
                         }
@@ -921,9 +969,9 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
                         for (int i = 0; i < 16; i++) {
                             int r = i / 2 % 2, c = i / 4 * 2 + i % 2;
                             float grad = fma_rn(
-                                chunk_of<W2>(high[i], cross[i]), units2[r] * far[c], TURNED ? -deltas[c] : -delta[r]
+                                chunk_of<W2>(high[n][i], cross[n][i]), units2[r] * far[c], TURNED ? -deltas[c] : -delta[r]
                             );
-                            w[16 * b + i] = (prob[i] * grad) * (near[c] * p.scale);
+                            w[16 * b + i] = (prob[n][i] * grad) * (near[c] * p.scale);
                         }
                     }
                     // All of the block is met by all rows, or some of it by some.
@@ -956,7 +1004,7 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
         Weights weights;
         bool active[2];
         if (sees) {
-            weights.slice(w, largest);
+            weights.slice(w, largest, lane);
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -965,7 +1013,7 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
 #pragma unroll
         for (int pair = 0; pair < PART / 32; pair += 2) {
             if (pair < stream.groups) {
-                uint slot = stream.next();
+                uint slot = stream.next(warp, lane);
                 if (sees) {
 #pragma unroll
                     for (int g = pair; g < pair + 2 && g < PART / 32; g++) {
@@ -975,7 +1023,7 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
                         for (int i = 0; i < 16; i++) {
                             int r = i / 2 % 2;
                             if (active[r]) {
-                                acc[16 * g + i] = fma_rn(value_of(high[i], cross[i]), weights.units[r], acc[16 * g + i]);
+                                acc[16 * g + i] = fma_rn(chunk_of<TILE>(high[i], cross[i]), weights.units[r], acc[16 * g + i]);
                             }
                         }
                     }
@@ -1028,14 +1076,33 @@ KERNEL(GROUP) attention_add_heads(
     uint key_head = blockIdx.x % key_heads, block = blockIdx.x / key_heads;
     ulong first = blocks[2u * block], share = share_blocks[2u * block];
     uint count = blocks[2u * block + 1u];
+    ulong step = (ulong)key_heads * heads_per_key * width;
+    shares += share * step + (ulong)key_head * heads_per_key * width;
+    to += (first * key_heads + key_head) * width;
+    if (width % 4u == 0u) {
+        uint pieces = width / 4u;
+#pragma unroll 4
+        for (uint i = threadIdx.x; i < count * pieces; i += GROUP) {
+            uint row = i / pieces, d = i % pieces * 4u;
+            const float *from = shares + row * step + d;
+            float4 sum = *(const float4 *)from;
+#pragma unroll 4
+            for (uint n = 1u; n < heads_per_key; n++) {
+                float4 other = *(const float4 *)(from + n * width);
+                sum = make_float4(sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w);
+            }
+            *(float4 *)(to + (ulong)row * key_heads * width + d) = sum;
+        }
+        return;
+    }
     for (uint i = threadIdx.x; i < count * width; i += GROUP) {
         uint row = i / width, d = i % width;
-        const float *from = shares + ((share + row) * key_heads * heads_per_key + key_head * heads_per_key) * width + d;
+        const float *from = shares + row * step + d;
         float sum = from[0];
         for (uint n = 1u; n < heads_per_key; n++) {
-            sum = sum + from[(ulong)n * width];
+            sum = sum + from[n * width];
         }
-        to[((first + row) * key_heads + key_head) * width + d] = sum;
+        to[(ulong)row * key_heads * width + d] = sum;
     }
 }
 
