@@ -12,6 +12,7 @@ pub mod memory;
 pub mod metrics;
 pub mod plan;
 pub mod prepare;
+mod quiet;
 pub mod run;
 pub mod schedule;
 pub mod signal;

@@ -10,6 +10,7 @@ mod files;
 mod format;
 mod generation;
 mod json;
+mod normalizers;
 mod order;
 mod packing;
 mod python;

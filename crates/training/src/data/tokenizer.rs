@@ -3,9 +3,10 @@
 
 use super::error::{DataError, RowError};
 use super::files;
+use super::normalizers;
+use crate::quiet;
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 /// Tokens of a text, each with its range of bytes in the text.
@@ -23,12 +24,20 @@ pub struct Tokenizer {
     end_of_text: Vec<u32>,
     id_limit: u32,
     digest: blake3::Hash,
+    /// How many times as long as its text a normalised text can be.
+    growth: u64,
 }
 
-/// The part of `tokenizer.json` that could bring chance in.
+/// The parts of `tokenizer.json` that are looked at before the crate sees them: what could bring chance in, and what could
+/// make text grow.
 #[derive(Deserialize)]
 struct Probe {
     model: ModelProbe,
+    normalizer: Option<serde_json::Value>,
+    pre_tokenizer: Option<serde_json::Value>,
+    decoder: Option<serde_json::Value>,
+    #[serde(default)]
+    added_tokens: Vec<normalizers::Added>,
 }
 
 #[derive(Deserialize)]
@@ -43,23 +52,25 @@ impl Tokenizer {
     /// Reads `tokenizer.json` of a model folder and what the files beside it say about special tokens.
     pub fn load(folder: &Path) -> Result<Self, DataError> {
         let path = folder.join("tokenizer.json");
-        let bytes = files::read(&path, files::TOKENIZER_BYTES_MAX)?;
+        let bytes = files::read(&path, files::TOKENIZER_BYTES_MAX).map_err(of_model)?;
         let malformed = |why: String| DataError::ModelFile { path: path.clone(), why };
         let probe: Probe = serde_json::from_slice(&bytes).map_err(|error| malformed(error.to_string()))?;
         if probe.model.dropout.is_some_and(|dropout| dropout != 0.0) {
             return Err(malformed("model.dropout makes tokens a matter of chance: set it to null".into()));
         }
+        let chains = [&probe.normalizer, &probe.pre_tokenizer, &probe.decoder];
+        let growth = normalizers::growth(chains, &probe.added_tokens).map_err(malformed)?;
         // The crate reports what it expects to be wrong, and panics on some of what it does not.
-        let parsed = catch_unwind(|| tokenizers::Tokenizer::from_bytes(&bytes));
+        let parsed = quiet::catch(|| tokenizers::Tokenizer::from_bytes(&bytes));
         let mut inner = parsed
-            .map_err(|_| malformed("the tokenizer cannot be built".into()))?
+            .ok_or_else(|| malformed("the tokenizer cannot be built".into()))?
             .map_err(|error| malformed(error.to_string()))?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| malformed(error.to_string()))?;
         let special_tokens = special_tokens(folder)?;
         let id_limit = inner.get_vocab(true).into_values().max().map_or(0, |largest| largest.saturating_add(1));
         let digest = blake3::hash(&bytes);
-        let mut tokenizer = Self { inner, special_tokens, end_of_text: Vec::new(), id_limit, digest };
+        let mut tokenizer = Self { inner, special_tokens, end_of_text: Vec::new(), id_limit, digest, growth };
         tokenizer.end_of_text = tokenizer.find_end_of_text(folder)?;
         Ok(tokenizer)
     }
@@ -75,7 +86,7 @@ impl Tokenizer {
         }
         for name in ["generation_config.json", "config.json"] {
             let path = folder.join(name);
-            let Some(config) = files::json_if_there(&path)? else { continue };
+            let Some(config) = files::json_if_there(&path).map_err(of_model)? else { continue };
             let value = config.get("eos_token_id").or_else(|| config.get("text_config")?.get("eos_token_id"));
             found.extend(token_ids(value, &path)?);
         }
@@ -91,17 +102,23 @@ impl Tokenizer {
     /// Tokens of a text. `special` adds what the tokenizer puts around a plain text, a first token say; the text of a
     /// chat template has it already. Special tokens written out in the text are recognised either way.
     pub fn encode(&self, text: &str, special: bool) -> Result<Encoding, RowError> {
-        let encoded = catch_unwind(AssertUnwindSafe(|| self.inner.encode(text, special)));
+        let grown = self.growth.saturating_mul(text.len() as u64);
+        if grown > normalizers::NORMALISED_BYTES_MAX {
+            let limit = normalizers::NORMALISED_BYTES_MAX;
+            let why = format!("its normalizers can make {grown} bytes of this text, {limit} at most");
+            return Err(RowError::Tokenizer { why });
+        }
+        let encoded = quiet::catch(|| self.inner.encode(text, special));
         let encoded = encoded
-            .map_err(|_| RowError::Tokenizer { why: "it panics on this text".into() })?
+            .ok_or_else(|| RowError::Tokenizer { why: "it panics on this text".into() })?
             .map_err(|error| RowError::Tokenizer { why: error.to_string() })?;
         Ok(Encoding { tokens: encoded.get_ids().to_vec(), offsets: encoded.get_offsets().to_vec() })
     }
 
     /// The text of tokens, special ones included. Bytes that are no character become U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> String {
-        let decoded = catch_unwind(AssertUnwindSafe(|| self.inner.decode(tokens, false)));
-        decoded.ok().and_then(Result::ok).unwrap_or_default()
+        let decoded = quiet::catch(|| self.inner.decode(tokens, false));
+        decoded.and_then(Result::ok).unwrap_or_default()
     }
 
     /// The id of a token given as the vocabulary writes it.
@@ -140,12 +157,22 @@ impl Tokenizer {
     }
 }
 
+/// A file of the model that is too large is malformed: it cannot be split, as data can.
+pub(super) fn of_model(error: DataError) -> DataError {
+    match error {
+        DataError::FileTooLarge { path, bytes, limit } => {
+            DataError::ModelFile { path, why: format!("it has {bytes} bytes, {limit} at most") }
+        }
+        other => other,
+    }
+}
+
 /// From `tokenizer_config.json`, and `special_tokens_map.json` for what the first leaves open.
 fn special_tokens(folder: &Path) -> Result<BTreeMap<String, String>, DataError> {
     let mut tokens = BTreeMap::new();
     for file in ["tokenizer_config.json", "special_tokens_map.json"] {
         let path = folder.join(file);
-        let Some(config) = files::json_if_there(&path)? else { continue };
+        let Some(config) = files::json_if_there(&path).map_err(of_model)? else { continue };
         for name in SPECIAL_NAMES {
             let Some(value) = config.get(name).filter(|value| !value.is_null()) else { continue };
             let text = value.as_str().or_else(|| value.get("content")?.as_str());
