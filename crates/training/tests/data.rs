@@ -417,19 +417,18 @@ fn hostile_templates_end() {
     assert!(error.to_string().contains("does not end within"), "{error}");
     let recursive = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}";
     let error = Model::with_source(recursive).error(MESSAGES);
-    assert!(matches!(error, DataError::Row { why: RowError::Render { .. }, .. }), "{error}");
+    assert!(error.to_string().contains("its calls are nested too deeply"), "{error}");
+    assert_eq!(error.kind(), Kind::Malformed);
     let large = "{% for a in range(9999) %}{{ 'x' * 99999 }}{% endfor %}";
     let error = Model::with_source(large).error(MESSAGES);
     assert!(matches!(error, DataError::Row { why: RowError::Limit { .. }, .. }), "{error}");
     assert_eq!(error.kind(), Kind::Malformed);
-    // As deep as the fuel goes: printing it is refused, and taking it apart does not run out of stack.
-    let deep = "{% set n = namespace(x=[]) %}{% for a in range(90) %}{% for b in range(9999) %}{% set n.x = [n.x] %}\
-                {% endfor %}{% endfor %}{{ n.x }}";
+    // Values are bounded in depth, so that neither printing nor releasing one runs out of stack.
+    let deep = "{% set n = namespace(x=[]) %}{% for a in range(999) %}{% set n.x = [n.x] %}{% endfor %}";
     let error = Model::with_source(deep).error(MESSAGES);
-    assert!(error.to_string().contains("nested too deeply"), "{error}");
-    let deeper = deep.replace("range(90)", "range(99999)");
-    let error = Model::with_source(&deeper).error(MESSAGES);
-    assert!(error.to_string().contains("does not end within"), "{error}");
+    assert!(error.to_string().contains("a value is nested too deeply"), "{error}");
+    let chain = "{% set n = namespace(x=0) %}{% for a in range(99999) %}{% set n.x = namespace(y=n.x) %}{% endfor %}";
+    assert!(Model::with_source(chain).load(MESSAGES, |config| config.assistant_only_loss = false).is_err());
     for source in ["{% if %}", "{{ x", "{% generation %}", "{% for x in y %}"] {
         let error = Model::with_source(source).error(MESSAGES);
         assert!(matches!(error, DataError::Template { .. }) && error.kind() == Kind::Malformed, "{error}");
@@ -439,10 +438,24 @@ fn hostile_templates_end() {
 #[test]
 fn models_with_broken_files_are_errors() {
     let model = Model::new(None);
+    // Six replacements of one character by 1200, in a file of 7.6 kB.
+    let replace = serde_json::json!({"type": "Replace", "pattern": {"String": "a"}, "content": "a".repeat(1200)});
+    let normalizer = serde_json::json!({"type": "Sequence", "normalizers": vec![replace; 6]});
+    let exploding = serde_json::json!({"model": {}, "normalizer": normalizer}).to_string();
+    let oversized = Model::new(None);
+    let file = std::fs::File::create(oversized.folder.path().join("tokenizer.json")).expect("a file");
+    file.set_len((512 << 20) + 1).expect("a long file without contents");
+    let error = oversized.error("{\"text\": \"x\"}");
+    assert!(
+        error.kind() == Kind::Malformed && error.to_string().contains("536870913 bytes, 536870912 at most"),
+        "{error}"
+    );
+    assert!(!error.hint().contains("split"), "{}", error.hint());
     for (name, content, want) in [
         ("tokenizer.json", "{}", "model"),
         ("tokenizer.json", "{\"model\": {\"dropout\": 0.1}}", "a matter of chance"),
         ("tokenizer.json", "not json", "expected"),
+        ("tokenizer.json", &exploding, "the normalizer can make text more than 4096 times as long"),
         ("tokenizer_config.json", "{", "not JSON"),
         ("tokenizer_config.json", "{\"eos_token\": \"<missing>\"}", "is not in tokenizer.json"),
         ("tokenizer_config.json", "{\"chat_template\": 3}", "neither a string nor a list"),

@@ -85,6 +85,54 @@ fn texts_spans_and_tokens_are_those_of_the_reference() {
     assert!(failures.is_empty(), "{} differ:\n{}", failures.len(), failures.join("\n"));
 }
 
+/// Hundreds of small templates: every operator, filter, test and method, numbers and white space.
+#[test]
+fn expressions_are_those_of_the_reference() {
+    let text = std::fs::read_to_string(fixtures().join("expressions.json")).expect("the fixture is there");
+    let reference: Value = serde_json::from_str(&text).expect("the fixture is JSON");
+    let row = reference["row"].as_str().expect("a row");
+    let special = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);
+    let cases = reference["cases"].as_array().expect("cases");
+    assert!(cases.len() > 500);
+    let mut failures = Vec::new();
+    for case in cases {
+        let source = case["source"].as_str().expect("a source");
+        let result = Template::new("case", source, "2025-01-01", &special).map_err(|error| error.to_string());
+        let result = result.and_then(|template| template.render_row(row, false).map_err(|error| error.to_string()));
+        let result = result.map(|rendered| rendered.text).ok();
+        if result.as_deref() != case["text"].as_str() {
+            failures.push(format!("{source}: {result:?}, want {:?}", case["text"].as_str()));
+        }
+    }
+    assert!(failures.is_empty(), "{} of {} differ:\n{}", failures.len(), cases.len(), failures.join("\n"));
+}
+
+#[test]
+fn assignments_inside_a_generation_block_reach_the_namespace() {
+    let source = "{% set ns = namespace(turns=0) %}{% for m in messages %}{% if m.role == 'assistant' %}\
+                  {% generation %}{% set ns.turns = 1 %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}{{ ns.turns }}";
+    let template = Template::new("case", source, "2025-01-01", &BTreeMap::new()).expect("a template");
+    let row = r#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"bc"}]}"#;
+    let rendered = template.render_row(row, false).expect("a text");
+    assert_eq!((rendered.text.as_str(), rendered.spans), ("bc1", vec![(0, 2)]));
+}
+
+/// The template decides what becomes of content in parts, as it does in transformers.
+#[test]
+fn content_in_parts_is_for_the_template() {
+    let row = r#"{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]}"#;
+    let render = |source: &str| {
+        let template = Template::new("case", source, "2025-01-01", &BTreeMap::new()).expect("a template");
+        template.render_row(row, false).map(|rendered| rendered.text)
+    };
+    let joined = "{% for p in messages[0].content %}<{{ p.text }}>{% endfor %}";
+    assert_eq!(render(joined).as_deref(), Ok("<a><b>"));
+    let printed = "[{'type': 'text', 'text': 'a'}, {'type': 'text', 'text': 'b'}]";
+    assert_eq!(render("{{ messages[0].content }}").as_deref(), Ok(printed));
+    let error = render("{{ messages[0].content + 'x' }}").expect_err("a list and a string");
+    assert!(matches!(error, RowError::Render { .. }), "{error}");
+}
+
 #[test]
 fn masks_are_those_of_the_reference() {
     let reference = reference();

@@ -1,5 +1,5 @@
-//! Conversations as templates want them: a list of messages, tools, and further variables of the template. Content in
-//! parts is joined to one text, other names of the assistant's reasoning are filled in, nothing else is touched.
+//! Conversations as templates want them: a list of messages, tools, and further variables of the template. Other names of
+//! the assistant's reasoning are filled in, nothing else is touched: content in parts is for the template to join.
 
 use super::error::RowError;
 use super::json::Json;
@@ -111,11 +111,10 @@ fn content(name: &str, value: &Json, has_calls: bool) -> Result<Json, RowError> 
         Json::Text(_) => Ok(value.clone()),
         Json::Null if has_calls => Ok(Json::Null),
         Json::Array(parts) => {
-            let mut text = String::new();
             for part in parts {
                 match (part, part.get("type"), part.get("text")) {
-                    (Json::Text(part), _, _) => text.push_str(part),
-                    (_, Some(Json::Text(kind)), Some(Json::Text(part))) if kind == "text" => text.push_str(part),
+                    (Json::Text(_), _, _) => {}
+                    (_, Some(Json::Text(kind)), Some(Json::Text(_))) if kind == "text" => {}
                     (_, Some(Json::Text(kind)), _) => {
                         let found = format!("a part of type `{}`", kind.escape_debug());
                         return Err(RowError::Field { field: format!("{name}.content"), want, found });
@@ -123,7 +122,7 @@ fn content(name: &str, value: &Json, has_calls: bool) -> Result<Json, RowError> 
                     _ => return Err(field(format!("{name}.content"), want, part)),
                 }
             }
-            Ok(Json::Text(text))
+            Ok(value.clone())
         }
         other => Err(field(format!("{name}.content"), want, other)),
     }
@@ -153,9 +152,10 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_joined_and_other_parts_refused() {
+    fn parts_of_text_stay_and_other_parts_are_refused() {
         let text = r#"[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]"#;
-        assert_eq!(parsed(text).expect("messages")[0].get("content"), Some(&Json::Text("ab".into())));
+        let Json::Array(given) = Json::parse(text).expect("JSON") else { panic!("a list") };
+        assert_eq!(parsed(text).expect("messages")[0].get("content"), given[0].get("content"));
         let error = parsed(r#"[{"role":"user","content":[{"type":"image","url":"x"}]}]"#).expect_err("an image");
         assert!(error.to_string().contains("messages[0].content") && error.to_string().contains("image"), "{error}");
     }

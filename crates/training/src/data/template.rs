@@ -1,33 +1,28 @@
-//! Chat templates: conversations become text, with the spans the assistant wrote. The engine is set up to answer as Jinja2
-//! does in the library that templates are written for; the date is pinned, and work and output are bounded.
+//! Chat templates: conversations become text, with the spans the assistant wrote. The variables are those that templates find
+//! in the library they are written for; the date is pinned, and work and output are bounded.
 
 use super::conversation::Conversation;
 use super::date::Date;
 use super::error::{DataError, RowError};
 use super::format::{self, Example, Format};
+use super::jinja::{Fault, Machine, Program, Value};
 use super::json::Json;
-use super::{files, generation, python};
+use super::tokenizer::of_model;
+use super::{files, generation};
 use crate::memory;
-use minijinja::value::{Kwargs, Rest, ValueKind};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// BOUND: instructions for one conversation. A conversation of 10000 messages needs about two million.
-const FUEL: u64 = 8_000_000;
-/// BOUND: text of one conversation.
-const RENDERED_BYTES_MAX: usize = 64 << 20;
 /// BOUND: memory of a template at work, beside the conversation.
 const MEMORY_BYTES_MAX: usize = 512 << 20;
-const MAIN: &str = "chat";
 
 /// A chat template, parsed.
 #[derive(Debug)]
 pub struct Template {
     name: String,
     source: String,
-    marked: bool,
-    environment: Environment<'static>,
+    program: Program,
+    date: Date,
     special_tokens: BTreeMap<String, String>,
 }
 
@@ -39,11 +34,6 @@ pub struct Rendered {
     pub spans: Vec<(usize, usize)>,
 }
 
-/// What `raise_exception` was called with.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Raised(String);
-
 impl Template {
     /// The template of a model folder: `chat_template.jinja`, else `tokenizer_config.json`, else `chat_template.json`.
     /// `None` where there is none. `date` is what `strftime_now` says, as `YYYY-MM-DD`.
@@ -53,14 +43,14 @@ impl Template {
         special_tokens: &BTreeMap<String, String>,
     ) -> Result<Option<Self>, DataError> {
         let path = folder.join("chat_template.jinja");
-        if let Some(bytes) = files::read_if_there(&path, files::TEMPLATE_BYTES_MAX)? {
+        if let Some(bytes) = files::read_if_there(&path, files::TEMPLATE_BYTES_MAX).map_err(of_model)? {
             let source = String::from_utf8(bytes)
                 .map_err(|error| DataError::ModelFile { path: path.clone(), why: error.to_string() })?;
             return Self::new(&path.display().to_string(), &source, date, special_tokens).map(Some);
         }
         for file in ["tokenizer_config.json", "chat_template.json"] {
             let path = folder.join(file);
-            let Some(config) = files::json_if_there(&path)? else { continue };
+            let Some(config) = files::json_if_there(&path).map_err(of_model)? else { continue };
             let Some(value) = config.get("chat_template").filter(|value| !value.is_null()) else { continue };
             let source = default_template(value).ok_or_else(|| DataError::ModelFile {
                 path: path.clone(),
@@ -82,14 +72,13 @@ impl Template {
         if source.len() as u64 > files::TEMPLATE_BYTES_MAX {
             return Err(failed(format!("{} bytes, {} at most", source.len(), files::TEMPLATE_BYTES_MAX)));
         }
-        let (rewritten, marked) = generation::rewrite(source);
-        let mut environment = environment(Date::parse(date)?);
-        environment.add_template_owned(MAIN, rewritten).map_err(|error| failed(explain(&error)))?;
+        let date = Date::parse(date)?;
+        let program = Program::parse(source).map_err(|fault| failed(explain(&fault)))?;
         Ok(Self {
             name: name.to_owned(),
             source: source.to_owned(),
-            marked,
-            environment,
+            program,
+            date,
             special_tokens: special_tokens.clone(),
         })
     }
@@ -101,7 +90,7 @@ impl Template {
 
     /// Whether it has `{% generation %}` blocks.
     pub fn marked(&self) -> bool {
-        self.marked
+        self.program.marked()
     }
 
     pub(super) fn source(&self) -> &str {
@@ -124,54 +113,48 @@ impl Template {
 
     /// The text of a conversation; `prompt` adds the header after which the assistant would begin to write.
     pub(super) fn render(&self, conversation: &Conversation, prompt: bool) -> Result<Rendered, RowError> {
-        if self.marked {
+        if self.marked() {
             refuse_marks(conversation)?;
         }
-        let mut variables: Vec<(String, Value)> = Vec::new();
-        let tokens = self.special_tokens.iter();
-        variables.extend(tokens.map(|(name, text)| (name.clone(), Value::from(text.as_str()))));
-        for (name, value) in &conversation.extra {
-            variables.push((name.clone(), value.to_value()?));
-        }
-        let messages = conversation.messages.iter().map(Json::to_value);
-        variables.push(("messages".into(), Value::from(messages.collect::<Result<Vec<_>, _>>()?)));
-        let tools = conversation.tools.as_ref().map_or(Ok(Value::from(())), Json::to_value)?;
-        variables.push(("tools".into(), tools));
-        variables.push(("documents".into(), Value::from(())));
-        variables.push(("add_generation_prompt".into(), Value::from(prompt)));
-        let context: Value = variables.into_iter().collect();
-
-        let template = self.environment.get_template(MAIN).expect("the template was added when it was parsed");
-        let mut output = Bounded(Vec::new());
+        let bytes = conversation.messages.iter().chain(&conversation.tools).map(Json::size).sum::<usize>();
+        let bytes = bytes + conversation.extra.iter().map(|(_, value)| value.size()).sum::<usize>();
         let last_words = format!(
             "error: chat template {}: it takes more than {} MiB of memory\nhint: {}\n",
             self.name.escape_debug(),
             MEMORY_BYTES_MAX >> 20,
             RowError::Limit { template: String::new(), why: String::new() }.hint(),
         );
-        let rendered = memory::within(MEMORY_BYTES_MAX, &last_words, || {
-            template.render_captured_to(context, &mut output).map(drop)
-        });
-        rendered.map_err(|error| self.row_error(&error))?;
-        let text = String::from_utf8(output.0).expect("templates print strings");
-        let (text, spans) = if self.marked { generation::unmark(&text) } else { (text, Vec::new()) };
+        let text = memory::within(MEMORY_BYTES_MAX, &last_words, || {
+            let mut machine = Machine::new(&self.program, self.date, bytes);
+            self.define(&mut machine, conversation, prompt)?;
+            machine.run().map_err(|fault| self.row_error(fault))
+        })?;
+        let (text, spans) = if self.marked() { generation::unmark(&text) } else { (text, Vec::new()) };
         Ok(Rendered { text, spans })
     }
 
-    fn row_error(&self, error: &Error) -> RowError {
+    fn define(&self, machine: &mut Machine, conversation: &Conversation, prompt: bool) -> Result<(), RowError> {
+        for (name, text) in &self.special_tokens {
+            machine.define(name, Value::text(text));
+        }
+        for (name, value) in &conversation.extra {
+            machine.define(name, value.to_value()?);
+        }
+        let messages = conversation.messages.iter().map(Json::to_value).collect::<Result<Vec<_>, _>>()?;
+        machine.define("messages", Value::list_from_row(messages));
+        machine.define("tools", conversation.tools.as_ref().map_or(Ok(Value::None), Json::to_value)?);
+        machine.define("documents", Value::None);
+        machine.define("add_generation_prompt", Value::Bool(prompt));
+        Ok(())
+    }
+
+    fn row_error(&self, fault: Fault) -> RowError {
         let template = self.name.clone();
-        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-        while let Some(current) = cause {
-            if let Some(Raised(message)) = current.downcast_ref() {
-                return RowError::Refused { template, message: message.clone() };
-            }
-            cause = current.source();
+        match fault {
+            Fault::Raised(message) => RowError::Refused { template, message },
+            Fault::Limit(why) => RowError::Limit { template, why },
+            error @ Fault::Error { .. } => RowError::Render { template, why: explain(&error) },
         }
-        let too_large = error.detail().is_some_and(|detail| detail.ends_with("is too large"));
-        if too_large || matches!(error.kind(), ErrorKind::OutOfFuel | ErrorKind::WriteFailure) {
-            return RowError::Limit { template, why: explain(error) };
-        }
-        RowError::Render { template, why: explain(error) }
     }
 }
 
@@ -189,64 +172,9 @@ fn default_template(value: &serde_json::Value) -> Option<&str> {
     })
 }
 
-fn explain(error: &Error) -> String {
-    if error.kind() == ErrorKind::OutOfFuel {
-        return format!("it does not end within {FUEL} instructions");
-    }
-    if error.kind() == ErrorKind::WriteFailure {
-        return format!("it writes more than {RENDERED_BYTES_MAX} bytes");
-    }
-    let why = error.detail().map_or_else(|| error.kind().to_string(), ToOwned::to_owned);
-    let line = error.line().map_or_else(String::new, |line| format!("line {line}: "));
-    format!("{line}{why}")
-}
-
-fn environment(date: Date) -> Environment<'static> {
-    let mut environment = Environment::new();
-    environment.set_trim_blocks(true);
-    environment.set_lstrip_blocks(true);
-    environment.set_auto_escape_callback(|_| AutoEscape::None);
-    environment.set_fuel(Some(FUEL));
-    environment.set_formatter(python::format);
-    environment.set_unknown_method_callback(python::method);
-    environment.add_filter("tojson", |value: &Value, more: Rest<Value>, options: Kwargs| {
-        python::tojson(value, more, &options)
-    });
-    environment.add_filter("string", |value: &Value| python::to_text(value));
-    environment.add_filter("trim", |value: &Value, characters: Option<&str>| -> Result<String, Error> {
-        Ok(python::strip(&python::to_text(value)?, characters, python::Side::Both).to_owned())
-    });
-    // In Jinja2 whatever has a length and can be indexed is a sequence, strings and maps included.
-    environment.add_test("sequence", |value: &Value| {
-        matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
-    });
-    environment.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
-        let message = python::to_text(message)?;
-        Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message)))
-    });
-    environment.add_function("strftime_now", move |format: &str| -> Result<String, Error> {
-        let unknown =
-            || Error::new(ErrorKind::InvalidOperation, format!("strftime_now: unknown directive in `{format}`"));
-        date.strftime(format).ok_or_else(unknown)
-    });
-    environment
-        .add_function(generation::FUNCTION, |state: &State, options: Kwargs| generation::function(state, &options));
-    environment
-}
-
-/// Output that refuses to grow past the limit.
-struct Bounded(Vec<u8>);
-
-impl std::io::Write for Bounded {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if bytes.len() > RENDERED_BYTES_MAX - self.0.len() {
-            return Err(std::io::Error::other(format!("the text has more than {RENDERED_BYTES_MAX} bytes")));
-        }
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
+fn explain(fault: &Fault) -> String {
+    match fault {
+        Fault::Error { line: 0, why } | Fault::Limit(why) | Fault::Raised(why) => why.clone(),
+        Fault::Error { line, why } => format!("line {line}: {why}"),
     }
 }

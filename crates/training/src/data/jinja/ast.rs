@@ -1,0 +1,175 @@
+//! A parsed template. Every expression knows how high its tree is, and the parser refuses those that are too high, so that
+//! walking, evaluating and releasing them take a bounded stack.
+
+use super::value::Value;
+use super::{HEIGHT_MAX, Result, limit};
+use std::sync::Arc;
+
+/// Index into the program's table of names.
+pub(super) type NameId = u32;
+
+#[derive(Debug)]
+pub(super) struct Expression {
+    pub(super) kind: Kind,
+    height: usize,
+}
+
+/// A literal. Values themselves are not shared between threads.
+#[derive(Clone, Debug)]
+pub(super) enum Literal {
+    None,
+    Bool(bool),
+    Int(i128),
+    Big(Arc<str>),
+    Float(f64),
+    Text(Arc<str>),
+}
+
+impl Literal {
+    pub(super) fn value(&self) -> Value {
+        match self {
+            Self::None => Value::None,
+            Self::Bool(flag) => Value::Bool(*flag),
+            Self::Int(number) => Value::Int(*number),
+            Self::Big(digits) => Value::Big(Arc::clone(digits)),
+            Self::Float(float) => Value::Float(*float),
+            Self::Text(text) => Value::Text(Arc::clone(text)),
+        }
+    }
+}
+
+type Child = Box<Expression>;
+
+#[derive(Debug)]
+pub(super) enum Kind {
+    Literal(Literal),
+    Name(NameId),
+    List(Vec<Expression>),
+    Tuple(Vec<Expression>),
+    Dict(Vec<(Expression, Expression)>),
+    Negative(Child),
+    Positive(Child),
+    Not(Child),
+    And(Child, Child),
+    Or(Child, Child),
+    Binary(&'static str, Child, Child),
+    Compare(Child, Vec<(&'static str, Expression)>),
+    Concat(Vec<Expression>),
+    Condition {
+        test: Child,
+        yes: Child,
+        no: Option<Child>,
+    },
+    Attribute(Child, Arc<str>),
+    Item(Child, Child),
+    Slice(Child, [Option<Child>; 3]),
+    Call(Child, CallArguments),
+    /// Without a value it stands over a block.
+    Filter(Option<Child>, Arc<str>, CallArguments),
+    Test(Child, Arc<str>, CallArguments),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct CallArguments {
+    pub(super) positional: Vec<Expression>,
+    pub(super) named: Vec<(Arc<str>, Expression)>,
+    pub(super) more: Option<Child>,
+    pub(super) more_named: Option<Child>,
+}
+
+impl CallArguments {
+    fn height(&self) -> usize {
+        let named = self.named.iter().map(|(_, value)| value.height);
+        let more = self.more.iter().chain(&self.more_named).map(|child| child.height);
+        self.positional.iter().map(|value| value.height).chain(named).chain(more).max().unwrap_or(0)
+    }
+}
+
+impl Expression {
+    pub(super) fn new(kind: Kind) -> Result<Self> {
+        let highest = |items: &[Expression]| items.iter().map(|item| item.height).max().unwrap_or(0);
+        let below = match &kind {
+            Kind::Literal(_) | Kind::Name(_) => 0,
+            Kind::List(items) | Kind::Tuple(items) | Kind::Concat(items) => highest(items),
+            Kind::Dict(entries) => entries.iter().map(|(key, value)| key.height.max(value.height)).max().unwrap_or(0),
+            Kind::Negative(child) | Kind::Positive(child) | Kind::Not(child) | Kind::Attribute(child, _) => {
+                child.height
+            }
+            Kind::And(left, right) | Kind::Or(left, right) | Kind::Binary(_, left, right) | Kind::Item(left, right) => {
+                left.height.max(right.height)
+            }
+            Kind::Compare(left, others) => {
+                others.iter().map(|(_, right)| right.height).max().unwrap_or(0).max(left.height)
+            }
+            Kind::Condition { test, yes, no } => test.height.max(yes.height).max(no.as_ref().map_or(0, |no| no.height)),
+            Kind::Slice(child, bounds) => {
+                bounds.iter().flatten().map(|bound| bound.height).max().unwrap_or(0).max(child.height)
+            }
+            Kind::Call(child, arguments) | Kind::Test(child, _, arguments) => child.height.max(arguments.height()),
+            Kind::Filter(child, _, arguments) => child.as_ref().map_or(0, |child| child.height).max(arguments.height()),
+        };
+        if below >= HEIGHT_MAX {
+            return limit(format!("an expression of more than {HEIGHT_MAX} operators in a chain"));
+        }
+        Ok(Self { kind, height: below + 1 })
+    }
+}
+
+/// What is assigned to.
+#[derive(Debug)]
+pub(super) enum Target {
+    Name(NameId),
+    Attribute(NameId, Arc<str>),
+    Tuple(Vec<Target>),
+}
+
+pub(super) type Body = Vec<Statement>;
+
+#[derive(Debug)]
+pub(super) struct Statement {
+    pub(super) line: usize,
+    pub(super) kind: Command,
+}
+
+#[derive(Debug)]
+pub(super) enum Command {
+    Data(String),
+    Print(Expression),
+    If { branches: Vec<(Expression, Body)>, otherwise: Body },
+    For(Loop),
+    Set(Target, Expression),
+    SetBlock(Target, Option<Expression>, Body),
+    With(Vec<(Target, Expression)>, Body),
+    Macro(NameId, Macro),
+    CallBlock { call: Expression, block: Macro },
+    FilterBlock(Expression, Body),
+    Generation(Body),
+    Break,
+    Continue,
+}
+
+#[derive(Debug)]
+pub(super) struct Loop {
+    pub(super) target: Target,
+    pub(super) items: Expression,
+    pub(super) condition: Option<Expression>,
+    pub(super) recursive: bool,
+    pub(super) body: Body,
+    pub(super) otherwise: Body,
+}
+
+#[derive(Debug)]
+pub(super) struct Macro {
+    pub(super) name: String,
+    pub(super) parameters: Vec<(NameId, Option<Expression>)>,
+    pub(super) body: Body,
+    pub(super) uses: Uses,
+}
+
+/// Which of the names that a macro finds beside its parameters its body uses.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Uses {
+    pub(super) caller: bool,
+    pub(super) varargs: bool,
+    pub(super) kwargs: bool,
+}
