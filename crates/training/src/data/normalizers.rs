@@ -1,13 +1,14 @@
 //! How much longer a tokenizer can make a text. Each `Replace` in a chain multiplies the length, and a file of a few
-//! kilobytes can ask for more memory than there is, so the product is bounded before the file is used.
+//! kilobytes can ask for more memory than there is, so the product is bounded before the file is used. So is the size that
+//! a table of SentencePiece claims to have.
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// BOUND: growth of a text by one of the tokenizer's chains. Published ones stay below 10.
+/// BOUND: growth of a text by one of the tokenizer's chains. Published ones stay below 100.
 const GROWTH_MAX: u64 = 4096;
 /// BOUND: a normalised text, as far as can be told before it is made.
-pub(super) const NORMALISED_BYTES_MAX: u64 = 256 << 20;
+pub(super) const NORMALISED_BYTES_MAX: u64 = 1 << 30;
 
 #[derive(Deserialize)]
 pub(super) struct Added {
@@ -20,7 +21,7 @@ pub(super) struct Added {
 pub(super) fn growth(chains: [&Option<Value>; 3], added_tokens: &[Added]) -> Result<u64, String> {
     let mut growth = 1;
     for (name, part) in ["normalizer", "pre_tokenizer", "decoder"].into_iter().zip(chains) {
-        let factor = part.as_ref().map_or(1, factor);
+        let factor = part.as_ref().map_or(Some(1), factor).ok_or_else(|| format!("the {name} has a table that is cut off"))?;
         if factor > GROWTH_MAX {
             return Err(format!("the {name} can make text more than {GROWTH_MAX} times as long"));
         }
@@ -34,8 +35,8 @@ pub(super) fn growth(chains: [&Option<Value>; 3], added_tokens: &[Added]) -> Res
     Ok(growth)
 }
 
-/// The product over everything inside: chains may be nested.
-fn factor(part: &Value) -> u64 {
+/// The product over everything inside: chains may be nested. `None` for a table that is larger than its file.
+fn factor(part: &Value) -> Option<u64> {
     let own = match part.get("type").and_then(Value::as_str) {
         Some("Replace") => {
             let content = part.get("content").and_then(Value::as_str).map_or(0, str::len) as u64;
@@ -47,6 +48,7 @@ fn factor(part: &Value) -> u64 {
                 None => content.saturating_add(1),
             }
         }
+        Some("Precompiled") => table_factor(part.get("precompiled_charsmap").and_then(Value::as_str).unwrap_or_default())?,
         Some("Prepend") => 1 + part.get("prepend").and_then(Value::as_str).map_or(0, str::len) as u64,
         _ => 1,
     };
@@ -55,7 +57,40 @@ fn factor(part: &Value) -> u64 {
         Value::Object(entries) => entries.values().collect(),
         _ => Vec::new(),
     };
-    inside.into_iter().fold(own, |product, child| product.saturating_mul(factor(child)))
+    inside.into_iter().try_fold(own, |product, child| Some(product.saturating_mul(factor(child)?)))
+}
+
+/// A table of SentencePiece: the length of a trie, the trie, and texts with a zero after each. The longest of them is what a
+/// character can become.
+fn table_factor(table: &str) -> Option<u64> {
+    let bytes = from_base64(table)?;
+    let (length, rest) = bytes.split_at_checked(4)?;
+    let length = length.iter().rev().fold(0, |size, byte| size * 256 + usize::from(*byte));
+    let (_, texts) = rest.split_at_checked(length)?;
+    Some(texts.split(|byte| *byte == 0).map(<[u8]>::len).max().unwrap_or(0).max(1) as u64)
+}
+
+fn from_base64(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
+    let (mut bits, mut count) = (0_u32, 0);
+    for byte in text.trim_end_matches('=').bytes() {
+        let digit = match byte {
+            b'A'..=b'Z' => byte - b'A',
+            b'a'..=b'z' => byte - b'a' + 26,
+            b'0'..=b'9' => byte - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return None,
+        };
+        bits = (bits << 6) | u32::from(digit);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            bytes.push((bits >> count) as u8);
+            bits &= (1 << count) - 1;
+        }
+    }
+    Some(bytes)
 }
 
 #[cfg(test)]
@@ -68,6 +103,16 @@ mod tests {
         let added = parts.get_mut("added_tokens").map_or(Value::Array(Vec::new()), Value::take);
         let added: Vec<Added> = serde_json::from_value(added).expect("tokens");
         super::growth([&chains[0], &chains[1], &chains[2]], &added)
+    }
+
+    #[test]
+    fn tables_are_as_long_as_they_say() {
+        let table = |text: &str| growth(&format!(r#"{{"normalizer":{{"type":"Precompiled","precompiled_charsmap":"{text}"}}}}"#));
+        // Four bytes of trie, then "abc", 0, "de", 0.
+        assert_eq!(table("BAAAAAAAAABhYmMAZGUA"), Ok(3));
+        for text in ["/////w==", "", "AQ==", "BQAAAAAAAAA=", "!"] {
+            assert_eq!(table(text), Err("the normalizer has a table that is cut off".into()), "{text}");
+        }
     }
 
     #[test]
@@ -85,7 +130,7 @@ mod tests {
             assert!(error.starts_with(&format!("the {part} can make text more than 4096 times")), "{error}");
         }
         let added =
-            format!(r#"{{"normalizer":{},"added_tokens":[{{"content":"{}"}}]}}"#, replace(&long), "x".repeat(300_000));
+            format!(r#"{{"normalizer":{},"added_tokens":[{{"content":"{}"}}]}}"#, replace(&long), "x".repeat(1_000_000));
         assert!(growth(&added).is_err());
     }
 }

@@ -235,7 +235,7 @@ impl Machine<'_> {
         for (index, item) in value.items(&self.meter)?.iter().enumerate() {
             let item = key.of(self, item)?;
             let text = print::text(&item, &self.meter)?;
-            self.meter.charge(separator.len() + text.len(), 2 * super::BYTE)?;
+            self.meter.charge(separator.len() + text.len(), super::COPY)?;
             joined.push_str(if index > 0 { &separator } else { "" });
             joined.push_str(&text);
         }

@@ -6,7 +6,7 @@ use super::ast::{Body, CallArguments, Command, Expression, Kind, Macro, NameId, 
 use super::loops::Looping;
 use super::parser::Program;
 use super::value::{Dict, Value};
-use super::{BYTE, CALL_DEPTH_MAX, Fault, ITEM, Meter, RENDERED_BYTES_MAX, Result, STEP, fail, limit};
+use super::{CALL_DEPTH_MAX, COPY, Fault, ITEM, Meter, RENDERED_BYTES_MAX, Result, STEP, fail, limit};
 use super::{number, operators, print};
 use crate::data::date::Date;
 use crate::data::generation::MARKS;
@@ -188,7 +188,7 @@ impl<'p> Machine<'p> {
     }
 
     fn write(&mut self, text: &str) -> Result<()> {
-        self.meter.charge(text.len(), BYTE)?;
+        self.meter.charge(text.len(), COPY)?;
         if text.len() > RENDERED_BYTES_MAX - self.out.len() {
             return limit(format!("it writes more than {RENDERED_BYTES_MAX} bytes"));
         }
@@ -469,7 +469,7 @@ impl<'p> Machine<'p> {
         let mut text = String::new();
         for item in self.all(items)? {
             let piece = print::text(&item, &self.meter)?;
-            self.meter.charge(piece.len(), 2 * BYTE)?;
+            self.meter.charge(piece.len(), COPY)?;
             text.push_str(&piece);
         }
         Ok(Value::text(&text))

@@ -4,7 +4,7 @@ use super::arguments::{self, Arguments};
 use super::machine::Machine;
 use super::strings::{self, Side};
 use super::value::{Value, View};
-use super::{BYTE, CHARACTER, ITEM, LOOKUP, Meter, PIECE, Result, fail, format, print};
+use super::{BYTE, CHARACTER, COPY, ITEM, LOOKUP, Meter, PIECE, Result, fail, format, print};
 use std::rc::Rc;
 
 impl Machine<'_> {
@@ -74,7 +74,7 @@ fn join(separator: &str, items: &Value, meter: &Meter) -> Result<Value> {
         let Some(text) = item.as_text() else {
             return fail(format!("sequence item {index}: expected str instance, {} found", item.type_name()));
         };
-        meter.charge(separator.len() + text.len(), 2 * BYTE)?;
+        meter.charge(separator.len() + text.len(), COPY)?;
         joined.push_str(if index > 0 { separator } else { "" });
         joined.push_str(text);
     }

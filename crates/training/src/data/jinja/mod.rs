@@ -53,7 +53,9 @@ const PIECE: usize = 192;
 const LOOKUP: usize = 60;
 /// Work of one item of a list or dict that is read or copied.
 const ITEM: usize = 32;
-/// Work of one byte that is compared, searched or copied.
+/// Work of one byte that is copied as it is. Text that grows by a piece a message is copied again and again.
+const COPY: usize = 1;
+/// Work of one byte that is compared, searched or filled in.
 const BYTE: usize = 4;
 /// Work of one byte that is decoded, converted or escaped.
 const CHARACTER: usize = 10;

@@ -1,7 +1,7 @@
 //! Operators between values of any type: arithmetic, repetition, membership, slices.
 
 use super::value::{Range, Value};
-use super::{BYTE, CHARACTER, ITEM, Meter, Result, fail, format, number, strings};
+use super::{BYTE, CHARACTER, COPY, ITEM, Meter, Result, fail, format, number, strings};
 use std::cmp::Ordering;
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ pub(super) fn binary(operator: &str, left: &Value, right: &Value, meter: &Meter)
     }
     match (operator, left, right) {
         ("+", Value::Text(left), Value::Text(right)) => {
-            meter.charge(left.len() + right.len(), 2 * BYTE)?;
+            meter.charge(left.len() + right.len(), COPY)?;
             Ok(Value::text(&[left.as_ref(), right.as_ref()].concat()))
         }
         ("+", Value::List(left), Value::List(right)) => {
