@@ -2,8 +2,12 @@
 //! validates and counts, the second prints a row with the tokens the loss counts between ⟦ and ⟧, green on a terminal.
 
 use crate::Failure;
-use isobit_training::data::{self, DataConfig, DataError, Dataset, Kind, Report, Row, Source, Tokenizer};
+use isobit_training::data::{
+    self, Bad, DataConfig, DataError, Dataset, Kind, Report, Row, Source, Template, Tokenizer, Variables,
+};
+use isobit_training::prepare::model_config;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
@@ -40,17 +44,21 @@ struct Show {
     /// Row to print, from 0
     #[arg(long, default_value_t = 0)]
     row: usize,
+    /// Rows to print: `0..20` are the first twenty; either end may be left out
+    #[arg(long, value_name = "FROM..TO", conflicts_with = "row", value_parser = range)]
+    rows: Option<std::ops::Range<usize>>,
     /// Print one line for every token
     #[arg(long)]
     tokens: bool,
-    /// Print one JSON object
+    /// Print one JSON object a row
     #[arg(long)]
     json: bool,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is an argument")]
 #[derive(Debug, clap::Args)]
 struct Input {
-    /// Model folder with tokenizer.json and the chat template
+    /// Model folder with tokenizer.json and the chat template; rows of input_ids need no tokenizer
     #[arg(long, value_name = "FOLDER")]
     model: PathBuf,
     /// Data files: JSONL or JSON arrays
@@ -77,6 +85,12 @@ struct Input {
     /// Drop and list rows without a token to train on instead of refusing them
     #[arg(long)]
     allow_untrainable_rows: bool,
+    /// Drop and list rows whose text contains the text of a special token
+    #[arg(long)]
+    drop_special_token_rows: bool,
+    /// Set a variable of the chat template: `--template-var enable_thinking=false`
+    #[arg(long, value_name = "NAME=VALUE", value_parser = template_variable)]
+    template_var: Vec<String>,
     /// Date that templates see
     #[arg(long, value_name = "YYYY-MM-DD", default_value = data::DATE_DEFAULT)]
     date: String,
@@ -86,8 +100,8 @@ struct Input {
 }
 
 impl Input {
-    fn load(&self) -> Result<(Tokenizer, Dataset, Report), DataError> {
-        let config = DataConfig {
+    fn config(&self) -> DataConfig {
+        DataConfig {
             files: self.data.clone(),
             prompt_field: self.prompt_field.clone(),
             completion_field: self.completion_field.clone(),
@@ -96,12 +110,17 @@ impl Input {
             assistant_only_loss: self.assistant_only_loss,
             completion_only_loss: self.completion_only_loss,
             allow_untrainable_rows: self.allow_untrainable_rows,
+            drop_special_token_rows: self.drop_special_token_rows,
+            variables: variables(&self.template_var),
+            // A model that cannot be trained is for `train` to refuse; its data can still be looked at.
+            vocabulary: model_config(&self.model).ok().map(|config| config.vocabulary),
             date: self.date.clone(),
             workers: self.workers,
-        };
-        let (tokenizer, template) = data::open(&self.model, &self.date)?;
-        let (dataset, report) = data::load(&config, &tokenizer, template.as_ref())?;
-        Ok((tokenizer, dataset, report))
+        }
+    }
+
+    fn open(&self) -> Result<(Option<Tokenizer>, Option<Template>), DataError> {
+        data::open_if_there(&self.model, &self.date)
     }
 
     fn place(&self, source: Source) -> String {
@@ -123,6 +142,7 @@ pub(crate) fn code_of(kind: Kind) -> u8 {
     match kind {
         Kind::Config => 2,
         Kind::Data => 3,
+        Kind::Memory => 4,
         Kind::Io => 7,
         Kind::Malformed => 8,
     }
@@ -132,26 +152,104 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     match &arguments.command {
         Command::Check(check) => {
-            let (_, _, report) = check.input.load()?;
-            print_report(&mut out, check, &report).map_err(|error| Failure::output(&error))
+            let (tokenizer, template) = check.input.open()?;
+            let (_, report) = data::check(&check.input.config(), tokenizer.as_ref(), template.as_ref())?;
+            print_report(&mut out, check, &report).map_err(|error| Failure::output(&error))?;
+            refuse_bad(&report)
         }
         Command::Show(show) => {
-            let (tokenizer, dataset, _) = show.input.load()?;
-            let count = dataset.rows.len();
-            let Some(row) = dataset.rows.get(show.row) else {
-                return Err(Failure::usage(
-                    format!("there is no row {}", show.row),
-                    format!("rows are 0 to {}", count - 1),
-                ));
-            };
-            let colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-            let printed = match (show.json, show.tokens) {
-                (true, _) => print_json(&mut out, show, row, &tokenizer),
-                (false, true) => print_tokens(&mut out, show, row, &tokenizer, colour),
-                (false, false) => print_text(&mut out, show, row, &tokenizer, colour),
-            };
-            printed.map_err(|error| Failure::output(&error))
+            let (tokenizer, template) = show.input.open()?;
+            let (dataset, _) = data::load(&show.input.config(), tokenizer.as_ref(), template.as_ref())?;
+            print_rows(&mut out, show, &dataset, tokenizer.as_ref()).map_err(|error| Failure::output(&error))?
         }
+    }
+}
+
+/// Which rows are printed: those there are of the range asked for.
+fn print_rows(
+    out: &mut (impl Write + IsTerminal),
+    show: &Show,
+    dataset: &Dataset,
+    tokenizer: Option<&Tokenizer>,
+) -> std::io::Result<Result<(), Failure>> {
+    let count = dataset.rows.len();
+    let range = show.rows.clone().unwrap_or(show.row..show.row.saturating_add(1));
+    if range.start >= count {
+        let message = format!("there is no row {}", range.start);
+        return Ok(Err(Failure::usage(message, format!("rows are 0 to {}", count.saturating_sub(1)))));
+    }
+    let colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    for index in range.start..range.end.min(count) {
+        let shown = Shown { index, row: &dataset.rows[index], input: &show.input, tokenizer, colour };
+        match (show.json, show.tokens || tokenizer.is_none()) {
+            (true, _) => print_json(out, &shown)?,
+            (false, true) => print_tokens(out, &shown)?,
+            (false, false) => print_text(out, &shown)?,
+        }
+    }
+    Ok(Ok(()))
+}
+
+/// A row that is printed.
+struct Shown<'a> {
+    index: usize,
+    row: &'a Row,
+    input: &'a Input,
+    /// None where the data are tokens and the model folder has no tokenizer.
+    tokenizer: Option<&'a Tokenizer>,
+    colour: bool,
+}
+
+impl Shown<'_> {
+    /// Where its documents come from, each place once.
+    fn places(&self) -> Vec<String> {
+        let mut places: Vec<String> = self.row.sources.iter().map(|source| self.input.place(*source)).collect();
+        places.dedup();
+        places
+    }
+
+    fn decoded(&self, tokens: &[u32]) -> String {
+        self.tokenizer.map_or_else(String::new, |tokenizer| tokenizer.decode(tokens))
+    }
+}
+
+/// `0..20`, `5..` or `..5`.
+fn range(text: &str) -> Result<std::ops::Range<usize>, String> {
+    let (from, to) = text.split_once("..").ok_or("write it as 0..20")?;
+    let number = |text: &str, default: usize| match text {
+        "" => Ok(default),
+        text => text.parse().map_err(|_| format!("`{text}` is not the number of a row")),
+    };
+    let (from, to) = (number(from, 0)?, number(to, usize::MAX)?);
+    if from < to { Ok(from..to) } else { Err("it holds no row: the second number is the first one left out".into()) }
+}
+
+/// An argument of `--template-var`, checked.
+pub(crate) fn template_variable(argument: &str) -> Result<String, String> {
+    Variables::default().add_argument(argument).map(|()| argument.to_owned())
+}
+
+/// The variables of checked arguments.
+pub(crate) fn variables(arguments: &[String]) -> Variables {
+    let mut variables = Variables::default();
+    for argument in arguments {
+        variables.add_argument(argument).expect("arguments are checked when they are parsed");
+    }
+    variables
+}
+
+/// Bad rows have been printed: the exit code, and how many.
+fn refuse_bad(report: &Report) -> Result<(), Failure> {
+    match report.bad.len() {
+        0 => Ok(()),
+        count => Err(Failure {
+            code: code_of(Kind::Data),
+            message: format!(
+                "{count} of {} rows cannot be trained on",
+                report.files.iter().map(|file| file.examples).sum::<usize>()
+            ),
+            hint: Some("mend or remove them; training stops at the first".into()),
+        }),
     }
 }
 
@@ -198,6 +296,7 @@ fn print_report(out: &mut impl Write, check: &Check, report: &Report) -> std::io
     writeln!(out, "truncated  {} longer than {} tokens", report.truncated.len(), report.max_seq_length)?;
     let cut = report.truncated.iter().map(|cut| format!("{} has {} tokens", check.input.place(cut.source), cut.tokens));
     print_list(out, cut)?;
+    print_bad(out, &report.bad)?;
     writeln!(out, "dropped    {}", report.dropped.len())?;
     let dropped = report.dropped.iter().map(|row| format!("{}: {}", check.input.place(row.source), row.reason));
     print_list(out, dropped)?;
@@ -206,6 +305,19 @@ fn print_report(out: &mut impl Write, check: &Check, report: &Report) -> std::io
     }
     writeln!(out, "digest     {}", report.digest)?;
     out.flush()
+}
+
+/// How many rows there are of each fault, and the first of them all.
+fn print_bad(out: &mut impl Write, bad: &[Bad]) -> std::io::Result<()> {
+    writeln!(out, "bad        {}", bad.len())?;
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for row in bad {
+        *counts.entry(row.reason).or_default() += 1;
+    }
+    for (reason, count) in counts {
+        writeln!(out, "  {count:>8} {reason}")?;
+    }
+    print_list(out, bad.iter().map(|row| printable(&row.message)))
 }
 
 fn print_list(out: &mut impl Write, lines: impl ExactSizeIterator<Item = String>) -> std::io::Result<()> {
@@ -227,9 +339,10 @@ struct Piece {
 }
 
 /// Cuts a row where documents and the mask change, and where a character ends.
-fn pieces(row: &Row, tokenizer: &Tokenizer) -> Vec<Piece> {
+fn pieces(shown: &Shown<'_>) -> Vec<Piece> {
     // BOUND: a character has at most four bytes; what is still no text after that many tokens never will be.
     const TOKENS_MAX: usize = 4;
+    let row = shown.row;
     let mut pieces = Vec::new();
     let mut start = 0;
     while start < row.tokens.len() {
@@ -237,9 +350,9 @@ fn pieces(row: &Row, tokenizer: &Tokenizer) -> Vec<Piece> {
         let joins = |at: &usize| row.targets[*at] == target && !row.document_starts.contains(at);
         let last = (start + 1..row.tokens.len().min(start + TOKENS_MAX)).take_while(joins).last().unwrap_or(start);
         let whole = (start..=last)
-            .map(|end| (end + 1, tokenizer.decode(&row.tokens[start..=end])))
+            .map(|end| (end + 1, shown.decoded(&row.tokens[start..=end])))
             .find(|(_, text)| !text.contains('\u{fffd}'));
-        let (end, text) = whole.unwrap_or_else(|| (start + 1, tokenizer.decode(&row.tokens[start..=start])));
+        let (end, text) = whole.unwrap_or_else(|| (start + 1, shown.decoded(&row.tokens[start..=start])));
         pieces.push(Piece { tokens: start..end, text, target });
         start = end;
     }
@@ -260,23 +373,18 @@ fn printable(text: &str) -> String {
     printed
 }
 
-fn header(out: &mut impl Write, show: &Show, row: &Row) -> std::io::Result<()> {
-    let trainable = row.targets.iter().filter(|target| **target).count();
-    let places: Vec<_> = row.sources.iter().map(|source| show.input.place(*source)).collect();
-    writeln!(out, "row {} from {}: {} tokens, {trainable} trained on", show.row, places.join(", "), row.tokens.len())
+fn header(out: &mut impl Write, shown: &Shown<'_>) -> std::io::Result<()> {
+    let trainable = shown.row.targets.iter().filter(|target| **target).count();
+    let (places, tokens) = (shown.places().join(", "), shown.row.tokens.len());
+    writeln!(out, "row {} from {places}: {tokens} tokens, {trainable} trained on", shown.index)
 }
 
-fn print_text(
-    out: &mut impl Write,
-    show: &Show,
-    row: &Row,
-    tokenizer: &Tokenizer,
-    colour: bool,
-) -> std::io::Result<()> {
-    header(out, show, row)?;
-    let (open, close) = if colour { ("\x1b[32m⟦", "⟧\x1b[0m") } else { ("⟦", "⟧") };
+fn print_text(out: &mut impl Write, shown: &Shown<'_>) -> std::io::Result<()> {
+    header(out, shown)?;
+    let row = shown.row;
+    let (open, close) = if shown.colour { ("\x1b[32m⟦", "⟧\x1b[0m") } else { ("⟦", "⟧") };
     let mut inside = false;
-    for piece in pieces(row, tokenizer) {
+    for piece in pieces(shown) {
         let new_document = piece.tokens.start > 0 && row.document_starts.contains(&piece.tokens.start);
         if inside && (!piece.target || new_document) {
             write!(out, "{close}")?;
@@ -295,23 +403,22 @@ fn print_text(
     out.flush()
 }
 
-fn print_tokens(
-    out: &mut impl Write,
-    show: &Show,
-    row: &Row,
-    tokenizer: &Tokenizer,
-    colour: bool,
-) -> std::io::Result<()> {
-    header(out, show, row)?;
-    for piece in pieces(row, tokenizer) {
+fn print_tokens(out: &mut impl Write, shown: &Shown<'_>) -> std::io::Result<()> {
+    header(out, shown)?;
+    let row = shown.row;
+    for piece in pieces(shown) {
         for index in piece.tokens.clone() {
-            let (mark, on, off) = match (row.targets[index], colour) {
+            let (mark, on, off) = match (row.targets[index], shown.colour) {
                 (true, true) => ('*', "\x1b[32m", "\x1b[0m"),
                 (true, false) => ('*', "", ""),
                 (false, _) => (' ', "", ""),
             };
             // The text stands at the first token of a character, the others continue it.
-            let text = if index == piece.tokens.start { format!("{:?}", piece.text) } else { "…".to_owned() };
+            let text = match shown.tokenizer {
+                None => String::new(),
+                Some(_) if index == piece.tokens.start => format!("{:?}", piece.text),
+                Some(_) => "…".to_owned(),
+            };
             writeln!(out, "{on}{index:>6} {:>7} {mark} {}{off}", row.tokens[index], printable(&text))?;
         }
     }
@@ -326,18 +433,19 @@ struct ShowLine<'a> {
     tokens: &'a [u32],
     targets: &'a [bool],
     document_starts: &'a [usize],
-    text: String,
+    text: Option<String>,
 }
 
-fn print_json(out: &mut impl Write, show: &Show, row: &Row, tokenizer: &Tokenizer) -> std::io::Result<()> {
+fn print_json(out: &mut impl Write, shown: &Shown<'_>) -> std::io::Result<()> {
+    let row = shown.row;
     let line = ShowLine {
         schema: "isobit.data-show/1",
-        row: show.row,
-        sources: row.sources.iter().map(|source| show.input.place(*source)).collect(),
+        row: shown.index,
+        sources: row.sources.iter().map(|source| shown.input.place(*source)).collect(),
         tokens: &row.tokens,
         targets: &row.targets,
         document_starts: &row.document_starts,
-        text: tokenizer.decode(&row.tokens),
+        text: shown.tokenizer.map(|tokenizer| tokenizer.decode(&row.tokens)),
     };
     writeln!(out, "{}", serde_json::to_string(&line)?)?;
     out.flush()

@@ -63,13 +63,16 @@ pub(crate) struct Texts {
     template: Option<Template>,
     pub(crate) max_positions: usize,
     vocabulary: usize,
+    /// Of the chat template.
+    variables: data::Variables,
 }
 
 impl Texts {
     pub(crate) fn open(arguments: &model::Arguments) -> Result<Self, RunError> {
         let config = model_config(&arguments.model)?;
         let (tokenizer, template) = data::open(&arguments.model, &data::DataConfig::default().date)?;
-        Ok(Self { tokenizer, template, max_positions: config.max_positions, vocabulary: config.vocabulary })
+        let variables = crate::data::variables(&arguments.template_var);
+        Ok(Self { tokenizer, template, max_positions: config.max_positions, vocabulary: config.vocabulary, variables })
     }
 
     /// Says so where the model has no chat template.
@@ -82,7 +85,8 @@ impl Texts {
         let template = self.needs_template("leave out `--chat`")?;
         let list: Vec<_> =
             messages.iter().map(|(role, content)| serde_json::json!({"role": role, "content": content})).collect();
-        let row = serde_json::json!({"messages": list}).to_string();
+        let list = serde_json::Value::from(list);
+        let row = format!("{{\"messages\": {list}, \"chat_template_kwargs\": {}}}", self.variables);
         let rendered = template.render_row(&row, true);
         rendered.map(|rendered| rendered.text).map_err(|error| Failure {
             code: crate::data::code_of(error.kind()),

@@ -13,7 +13,7 @@ use isobit_training::checkpoint::{ADAPTER, ADAPTER_CONFIG};
 use isobit_training::prepare::{CONFIG_BYTES_MOST, HUB_HINT, RunError, base_digest, is_hub_name, model_config};
 use std::path::{Path, PathBuf};
 
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// Model folder in Hugging Face layout
     #[arg(long, value_name = "FOLDER")]
@@ -27,9 +27,12 @@ pub(crate) struct Arguments {
     /// Threads; 0 is all cores
     #[arg(long, default_value_t = 0)]
     pub(crate) threads: usize,
-    /// Profile of the slice products: x2 or x3
-    #[arg(long, default_value = "x2")]
-    profile: String,
+    /// Profile of the slice products: x2 or x3 [default: x2]
+    #[arg(long)]
+    pub(crate) profile: Option<String>,
+    /// Set a variable of the chat template: `--template-var enable_thinking=false`
+    #[arg(long, value_name = "NAME=VALUE", value_parser = crate::data::template_variable)]
+    pub(crate) template_var: Vec<String>,
 }
 
 impl Arguments {
@@ -38,8 +41,12 @@ impl Arguments {
     }
 
     pub(crate) fn profile(&self) -> Result<Profile, Failure> {
-        let profile = Profile::ALL.into_iter().find(|profile| profile.name() == self.profile);
-        profile.ok_or_else(|| Failure::usage(format!("unknown profile `{}`", self.profile), "x2 and x3 exist"))
+        let profile = Profile::ALL.into_iter().find(|profile| profile.name() == self.profile_name());
+        profile.ok_or_else(|| Failure::usage(format!("unknown profile `{}`", self.profile_name()), "x2 and x3 exist"))
+    }
+
+    pub(crate) fn profile_name(&self) -> &str {
+        self.profile.as_deref().unwrap_or(Profile::X2.name())
     }
 
     /// Builds the model for sequences of at most `positions` tokens.
@@ -88,7 +95,8 @@ impl Arguments {
             }
             None => Trained::Nothing,
         };
-        let profile = Profile::ALL.into_iter().find(|profile| profile.name() == self.profile).unwrap_or(Profile::X2);
+        let named = |profile: &Profile| profile.name() == self.profile_name();
+        let profile = Profile::ALL.into_iter().find(named).unwrap_or(Profile::X2);
         let settings = Settings { trained, profile, positions, seed: 0 };
         let weights = Weights::new(Checkpoint::open(&self.model)?, &config)?;
         if let Some(note) = weights.unused_note().filter(|_| warns) {

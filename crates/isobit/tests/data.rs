@@ -64,6 +64,96 @@ fn show_marks_what_is_trained_on() {
 }
 
 #[test]
+fn show_prints_a_range_of_rows() {
+    let (folder, data) = folder();
+    std::fs::write(&data, ROWS.repeat(3)).expect("a file");
+    let rows = |range: &str| {
+        let text = stdout(&isobit("show", &folder, &data, &["--rows", range, "--json"]));
+        text.lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).expect("an object a line")["row"].as_u64())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(rows("0..2"), [Some(0), Some(1)]);
+    assert_eq!(rows("4..20"), [Some(4), Some(5)]);
+    assert_eq!((rows("..").len(), rows("5..").len(), rows("..3").len()), (6, 1, 3));
+    let text = stdout(&isobit("show", &folder, &data, &["--rows", "1..3"]));
+    assert!(text.contains("row 1 from ") && text.contains("row 2 from ") && !text.contains("row 3 from "), "{text}");
+    for (range, want) in [("6..9", "there is no row 6"), ("3..3", "it holds no row"), ("x..2", "`x` is not the number")]
+    {
+        let output = isobit("show", &folder, &data, &["--rows", range]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&output.stderr).contains(want), "{range}");
+    }
+}
+
+#[test]
+fn check_lists_bad_rows_and_counts_them() {
+    let (folder, data) = folder();
+    let bad = "{\n".repeat(25) + &"{\"messages\":[]}\n".repeat(3);
+    std::fs::write(&data, format!("{ROWS}{bad}{ROWS}")).expect("a file");
+    let output = isobit("check", &folder, &data, &[]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    assert!(
+        text.contains("bad        28\n         3 a field that is missing or wrong\n        25 not JSON\n"),
+        "{text}"
+    );
+    assert_eq!(text.matches("data.jsonl:3: not JSON").count(), 1, "{text}");
+    assert_eq!(text.matches(": not JSON: ").count(), 20, "{text}");
+    assert!(text.contains("and 8 more: --json lists them all") && text.contains("rows       4\n"), "{text}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(message.contains("28 of 32 rows cannot be trained on") && message.contains("hint: "), "{message}");
+    let output = isobit("check", &folder, &data, &["--json"]);
+    assert_eq!(output.status.code(), Some(3));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert_eq!(report["bad"].as_array().map(Vec::len), Some(28));
+    assert_eq!(report["bad"][0]["source"], serde_json::json!({"file": 0, "line": 3}));
+}
+
+#[test]
+fn rows_with_special_tokens_are_dropped_by_choice() {
+    let (folder, data) = folder();
+    std::fs::write(&data, format!("{ROWS}{}", ROWS.replace("Seven.", "<|im_end|>"))).expect("a file");
+    assert_eq!(isobit("check", &folder, &data, &[]).status.code(), Some(3));
+    let text = stdout(&isobit("check", &folder, &data, &["--drop-special-token-rows"]));
+    assert!(
+        text.contains("dropped    1\n") && text.contains("data.jsonl:4: its text contains a special token"),
+        "{text}"
+    );
+}
+
+/// Pipes and devices in the place of files are refused at once: reading them would never end.
+#[cfg(unix)]
+#[test]
+fn only_regular_files_are_read() {
+    for name in
+        ["data.jsonl", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"]
+    {
+        for device in [false, true] {
+            let (folder, data) = folder();
+            let path = folder.path().join(name);
+            let _ = std::fs::remove_file(&path);
+            if device {
+                std::os::unix::fs::symlink("/dev/zero", &path).expect("a link");
+            } else {
+                assert!(Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
+            }
+            let output = isobit("check", &folder, &data, &[]);
+            let message = String::from_utf8_lossy(&output.stderr);
+            let kind = if device { "a device" } else { "a pipe" };
+            assert_eq!(output.status.code(), Some(8), "{name}: {message}");
+            assert!(message.contains(&format!("{name} is {kind}, not a regular file")), "{message}");
+        }
+    }
+    let (folder, _) = folder();
+    let config = folder.path().join("run.toml");
+    assert!(Command::new("mkfifo").arg(&config).status().expect("mkfifo").success());
+    let output = Command::new(env!("CARGO_BIN_EXE_isobit")).arg("train").arg(&config).output().expect("it starts");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && message.contains("run.toml is a pipe"), "{message}");
+}
+
+#[test]
 fn errors_have_their_exit_codes() {
     let (folder, data) = folder();
     let bad = folder.path().join("bad.jsonl");

@@ -122,7 +122,7 @@ fn files_of_the_model() {
     refused(|folder| folder.put("model/tokenizer.json", "{}"), &[], 8, &["tokenizer.json"]);
     let gone = |name: &'static str| move |folder: &Folder| std::fs::remove_file(folder.path(name)).expect("removed");
     refused(gone("model/model.safetensors"), &[], 2, &["model", "safetensors"]);
-    refused(gone("model/tokenizer.json"), &[], 2, &["model/tokenizer.json does not exist", "hint: a model folder"]);
+    refused(gone("model/tokenizer.json"), &[], 2, &["the model folder has no tokenizer.json", "hint: a model folder"]);
     refused(gone("model/config.json"), &[], 2, &["model/config.json does not exist", "hint: a model folder"]);
 }
 

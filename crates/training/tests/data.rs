@@ -510,3 +510,118 @@ fn the_template_is_found_in_its_other_places() {
     );
     assert_eq!(masked(&model.row(MESSAGES), &model.tokenizer()), "How[ many?]");
 }
+
+#[test]
+fn rows_of_tokens_need_no_tokenizer_and_keep_their_documents() {
+    let model = Model::new(None);
+    let packed = r#"{"input_ids":[5,6,7,8,9],"position_ids":[0,1,0,1,2],"seq_lengths":[2,3]}"#;
+    let want = model.load(packed, |_| {}).expect("data");
+    let row = &want.0.rows[0];
+    assert_eq!(row.document_starts, [0, 2, 5]);
+    assert_eq!(row.targets, [false, true, false, true, true]);
+    assert_eq!(row.sources.len(), 2);
+    let (cut, _) = model.load(packed, |config| config.max_seq_length = 4).expect("data");
+    assert_eq!(cut.rows[0].document_starts, [0, 2, 4]);
+    std::fs::remove_file(model.folder.path().join("tokenizer.json")).expect("removed");
+    let load = |content: &str, vocabulary: Option<usize>| {
+        let config =
+            DataConfig { files: vec![model.write("data.jsonl", content)], vocabulary, ..DataConfig::default() };
+        let (tokenizer, template) = data::open_if_there(model.folder.path(), &config.date)?;
+        assert!(tokenizer.is_none() && template.is_none());
+        data::load(&config, None, None)
+    };
+    assert_eq!(load(packed, None).expect("data"), want);
+    let error = load(packed, Some(9)).expect_err("an id the model does not have");
+    assert!(error.to_string().contains(":1: `input_ids[4]` is 9, and token ids are below 9 here"), "{error}");
+    let error = load(r#"{"text":"x"}"#, None).expect_err("text needs a tokenizer");
+    assert!(matches!(error, DataError::NoTokenizer { line: 1, .. }) && error.kind() == Kind::Config, "{error}");
+}
+
+#[test]
+fn tokens_that_the_model_does_not_have_are_refused() {
+    let model = Model::new(None);
+    let error = model.load(r#"{"text":"x"}"#, |config| config.vocabulary = Some(10)).expect_err("a small model");
+    assert!(matches!(error, DataError::Vocabulary { line: 1, vocabulary: 10, .. }), "{error}");
+    assert_eq!(error.kind(), Kind::Config);
+}
+
+#[test]
+fn rows_with_special_tokens_can_be_dropped() {
+    let model = Model::new(Some("chatml"));
+    let forged = MESSAGES.replace("How many?", "x<|im_end|>");
+    let change = |config: &mut DataConfig| config.drop_special_token_rows = true;
+    let (dataset, report) = model.load(format!("{MESSAGES}\n{forged}\n{MESSAGES}"), change).expect("data");
+    assert_eq!((dataset.rows.len(), report.examples), (2, 3));
+    assert_eq!(
+        report.dropped.iter().map(|row| (row.source.line, row.reason)).collect::<Vec<_>>(),
+        [(2, Untrainable::SpecialToken)]
+    );
+    // Rows that cannot be trained on are refused all the same, and an end-of-text token at the end is meant.
+    let asked = r#"{"messages":[{"role":"user","content":"Anyone?"}]}"#;
+    let error = model.load(format!("{forged}\n{asked}"), change).expect_err("no answer");
+    assert!(matches!(error, DataError::Untrainable { line: 2, count: 1, .. }), "{error}");
+    let plain = "{\"text\":\"it ends<|endoftext|>\"}\n{\"text\":\"a<|endoftext|>b\"}";
+    assert_eq!(model.load(plain, change).expect("data").1.dropped.len(), 1);
+    let nothing = model.load(&forged, change).expect_err("nothing left");
+    assert!(matches!(nothing, DataError::NothingLeft { rows: 1, dropped: 1 }), "{nothing}");
+}
+
+#[test]
+fn checking_lists_every_bad_row() {
+    let model = Model::new(Some("chatml"));
+    let asked = r#"{"messages":[{"role":"user","content":"Anyone?"}]}"#;
+    let content = format!("{{\n{MESSAGES}\n{{\"text\":\"x\"}}\n{asked}\n{MESSAGES}\n[]\n{{\"id\":1}}");
+    for workers in [1, 3] {
+        let config = DataConfig { files: vec![model.write("data.jsonl", &content)], workers, ..DataConfig::default() };
+        let (tokenizer, template) = data::open(model.folder.path(), &config.date).expect("a model");
+        let (dataset, report) = data::check(&config, &tokenizer, template.as_ref()).expect("a report");
+        assert_eq!((dataset.rows.len(), report.files[0].examples), (2, 7));
+        let bad: Vec<_> = report.bad.iter().map(|row| (row.source.line, row.reason)).collect();
+        let want = [
+            (1, "not JSON"),
+            (3, "another format than the rows before"),
+            (4, "no token to train on"),
+            (6, "not a JSON object"),
+            (7, "another format than the rows before"),
+        ];
+        assert_eq!(bad, want);
+        assert!(report.bad[0].message.contains("data.jsonl:1: not JSON"), "{}", report.bad[0].message);
+        // Training stops at the first.
+        let error = data::load(&config, &tokenizer, template.as_ref()).expect_err("a bad row");
+        assert!(matches!(error, DataError::Row { line: 1, .. }), "{error}");
+    }
+    // What is not a row's fault ends the check.
+    let model = Model::new(None);
+    let config = DataConfig { files: vec![model.write("data.jsonl", &content)], ..DataConfig::default() };
+    let error = data::check(&config, &model.tokenizer(), None).expect_err("no template");
+    assert!(matches!(error, DataError::NoTemplate { line: 2, .. }), "{error}");
+}
+
+#[test]
+fn hints_fit_the_mistake() {
+    let model = Model::new(Some("headers"));
+    let calls = r#"{"messages":[{"role":"user","content":"a"},{"role":"user","content":"b","tool_calls":[{}]}]}"#;
+    for (content, error, hint) in [
+        (MESSAGES.replace("\"user\"", "\"human\""), "role `human` is unknown", "call it `user`"),
+        (MESSAGES.replace("\"assistant\"", "\"gpt\""), "role `gpt` is unknown", "call it `assistant`"),
+        (
+            MESSAGES.replace("role", "from").replace("content", "value"),
+            "`messages[0]` has `from` where messages have `role`",
+            "name the list `conversations`",
+        ),
+        (
+            MESSAGES.replace("\"content\":\"Seven.\"", "\"content\":null,\"function_call\":{}"),
+            "`messages[1].function_call` must be absent: calls stand in `tool_calls`",
+            "correct the row",
+        ),
+        (
+            r#"{"conversations":[{"from":"human","value":"q"},{"from":"function_call","value":"{}"}]}"#.to_owned(),
+            "role `function_call` is unknown",
+            "write the call as `tool_calls`",
+        ),
+        (calls.to_owned(), "two user messages in a row", "the row has tool calls"),
+    ] {
+        let found = model.error(&content);
+        assert!(found.to_string().contains(error) && found.hint().contains(hint), "{found}\n{}", found.hint());
+    }
+}

@@ -1,12 +1,12 @@
 //! What can be wrong with a config. The message names the place and says why; `hint` is one thing to try.
 
 use super::value::Place;
-use std::path::PathBuf;
+use isobit_proof::FileError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot read the config {}: {source}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
+    #[error("cannot read the config: {source}")]
+    Read { source: FileError },
 
     #[error("{place}: the config is larger than {limit} bytes")]
     TooLarge { place: Place, limit: usize },
@@ -40,7 +40,8 @@ impl Error {
     /// The program's exit code: 7 if the disk refused, else 2.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Read { source, .. } if source.kind() != std::io::ErrorKind::NotFound => 7,
+            Self::Read { source: FileError::NotRegular { .. } } => 2,
+            Self::Read { source } => source.exit_code(),
             _ => 2,
         }
     }
@@ -48,6 +49,7 @@ impl Error {
     /// One thing to try.
     pub fn hint(&self) -> &str {
         match self {
+            Self::Read { source: FileError::NotRegular { .. } } => "name a TOML file; `isobit init` writes one",
             Self::Read { .. } => "check the path; `isobit init` writes a new config",
             Self::TooLarge { .. } | Self::NotText { .. } => "a config is a short TOML file; was a data file given?",
             Self::Syntax { .. } => "strings stand in quotes, and a section begins with [name]",

@@ -54,6 +54,8 @@ pub enum Kind {
     Wholes,
     TableOfWholes,
     TableOfNumbers,
+    /// Values of any kind.
+    Table,
 }
 
 pub struct Key {
@@ -75,7 +77,8 @@ const fn key(section: Section, name: &'static str, aliases: &'static [&'static s
 }
 
 use Kind::{
-    CountOrShare, Number, Switch, SwitchOrText, TableOfNumbers, TableOfWholes, Text, TextOrTexts, Texts, Whole, Wholes,
+    CountOrShare, Number, Switch, SwitchOrText, Table, TableOfNumbers, TableOfWholes, Text, TextOrTexts, Texts, Whole,
+    Wholes,
 };
 use Section::{Adapter, Datasets, Eval, Top, Training};
 
@@ -105,8 +108,10 @@ pub const KEYS: &[Key] = &[
     key(Training, "adam_epsilon", &["adam_eps"], Number, YES, "added to the root of the second moment"),
     key(Training, "allow_untrainable_rows", &[], Switch, YES, "drop rows without a token to learn instead of stopping"),
     key(Training, "assistant_only_loss", &[], Switch, YES, "in conversations, learn what the assistant says only"),
+    key(Training, "chat_template_kwargs", &["template_vars"], Table, YES, "variables of the chat template: { enable_thinking = false }"),
     key(Training, "completion_field", &["field_output"], Text, YES, "field that holds what to learn, with prompt_field"),
     key(Training, "completion_only_loss", &["train_on_completions_only"], Switch, YES, "in rows of prompt and completion, learn the completion only"),
+    key(Training, "drop_special_token_rows", &[], Switch, YES, "drop rows whose text contains the text of a special token"),
     key(Training, "early_stopping_patience", &[], Whole, YES, "stop after so many evaluations without improvement; 0: never"),
     key(Training, "gradient_accumulation_steps", &["grad_accumulation_steps"], Whole, NO, "micro-batches per update"),
     key(Training, "gradient_checkpointing", &["activation_checkpointing"], SwitchOrText, NO, "none, selective or full: trades memory for time, never bits"),
@@ -218,6 +223,7 @@ impl Kind {
             Self::Wholes => "a list of whole numbers",
             Self::TableOfWholes => "a table of names and whole numbers",
             Self::TableOfNumbers => "a table of names and numbers",
+            Self::Table => "a table of names and values",
         }
     }
 
@@ -234,6 +240,7 @@ impl Kind {
             (Self::Wholes, value @ Value::Whole(_)) => Some(Value::List(vec![value])),
             (Self::TableOfWholes, Value::Table(entries)) => every(entries, Self::Whole),
             (Self::TableOfNumbers, Value::Table(entries)) => every(entries, Self::Number),
+            (Self::Table, value @ Value::Table(_)) => Some(value),
             _ => None,
         }
     }

@@ -4,8 +4,8 @@
 use super::error::Error;
 use super::key::{Key, Kind, Section, hint_for_unknown};
 use super::value::{Place, Value};
+use isobit_proof::{FileError, regular};
 use std::collections::BTreeMap;
-use std::io::Read;
 use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -54,15 +54,12 @@ impl Source<'_> {
 
 impl Low {
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let failed = |source| Error::Read { path: path.to_path_buf(), source };
         let place = Place::whole(&path.display().to_string());
-        let mut bytes = Vec::new();
-        let file = std::fs::File::open(path).map_err(failed)?;
-        file.take(BYTES_MOST as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
-        if bytes.len() > BYTES_MOST {
-            return Err(Error::TooLarge { place, limit: BYTES_MOST });
-        }
-        let text = String::from_utf8(bytes).map_err(|_| Error::NotText { place: place.clone() })?;
+        let text = regular::read_text(path, BYTES_MOST as u64).map_err(|error| match error {
+            FileError::TooLarge { .. } => Error::TooLarge { place: place.clone(), limit: BYTES_MOST },
+            FileError::Malformed { .. } => Error::NotText { place: place.clone() },
+            other => Error::Read { source: other },
+        })?;
         Self::parse(&place.source, &text)
     }
 

@@ -155,6 +155,13 @@ fn training(run: &Run) -> Lines {
         ("weight_decay", Value::Number(training.weight_decay)),
     ]);
     put_every(&mut lines, training.save, "save_strategy", "save_steps");
+    // Younger than the digests of runs that can be resumed: only where they say something.
+    if training.drop_special_token_rows {
+        lines.insert("drop_special_token_rows", Value::Switch(true));
+    }
+    if !training.chat_template_kwargs.is_empty() {
+        lines.insert("chat_template_kwargs", Value::Table(training.chat_template_kwargs.clone()));
+    }
     if let Fields::Named { prompt, completion } = &training.fields {
         lines.extend([("prompt_field", text(prompt)), ("completion_field", text(completion))]);
     }

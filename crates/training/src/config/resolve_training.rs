@@ -6,6 +6,8 @@ use super::run::Every;
 use super::run::{Adapter, Checkpointing, Fields, Length, Metric, SaveDtype, Scheduler, Training, Warmup};
 use super::table::{COUNT_MOST, CountOrShare, Table, count_or_share, every};
 use super::value::Value;
+use crate::data::check_name;
+use std::collections::BTreeMap;
 
 /// BOUND: rows of one update. What a run of any size needs, and far from overflow.
 const ROWS_PER_UPDATE_MOST: u64 = 1 << 24;
@@ -23,6 +25,8 @@ pub(super) fn training(table: &Table<'_>, adapter: &Adapter) -> Result<Training,
         assistant_only_loss: table.switch("assistant_only_loss", true),
         completion_only_loss: table.switch("completion_only_loss", true),
         allow_untrainable_rows: table.switch("allow_untrainable_rows", false),
+        drop_special_token_rows: table.switch("drop_special_token_rows", false),
+        chat_template_kwargs: chat_template_kwargs(table)?,
         micro_batch_size: table.whole("micro_batch_size", 8, 1..=65536)? as u32,
         gradient_accumulation_steps: table.whole("gradient_accumulation_steps", 1, 1..=1 << 20)? as u32,
         gradient_groups: table.whole("gradient_groups", 1, 1..=65536)? as u32,
@@ -95,6 +99,15 @@ fn fields(table: &Table<'_>) -> Result<Fields, Error> {
             Err(entry.invalid("the other field is missing", "name both: prompt_field and completion_field"))
         }
     }
+}
+
+fn chat_template_kwargs(table: &Table<'_>) -> Result<BTreeMap<String, Value>, Error> {
+    let Some(entry) = table.get("chat_template_kwargs") else { return Ok(BTreeMap::new()) };
+    let Value::Table(variables) = &entry.value else { return Ok(BTreeMap::new()) };
+    for name in variables.keys() {
+        check_name(name).map_err(|why| entry.invalid(&why, "write { enable_thinking = false }"))?;
+    }
+    Ok(variables.clone())
 }
 
 fn length(table: &Table<'_>) -> Result<Length, Error> {

@@ -1,6 +1,7 @@
 //! The high form: a complete run. Nothing here stands for "the default", and nothing below reads flags or files.
 #![expect(clippy::float_arithmetic, reason = "the length of a run in epochs is a float, on the host")]
 
+use super::value::Value;
 use isobit_numerics::slices::Profile;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -108,6 +109,9 @@ pub struct Training {
     pub assistant_only_loss: bool,
     pub completion_only_loss: bool,
     pub allow_untrainable_rows: bool,
+    pub drop_special_token_rows: bool,
+    /// Variables of the chat template.
+    pub chat_template_kwargs: BTreeMap<String, Value>,
     pub micro_batch_size: u32,
     pub gradient_accumulation_steps: u32,
     pub gradient_groups: u32,

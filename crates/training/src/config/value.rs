@@ -60,6 +60,18 @@ impl Value {
         Self::List(texts.iter().map(|text| Self::Text(text.as_ref().to_string())).collect())
     }
 
+    /// The same as JSON, for what is handed on to others.
+    pub fn to_json(&self) -> serde_json::Value {
+        match self {
+            Self::Switch(switch) => (*switch).into(),
+            Self::Whole(whole) => (*whole).into(),
+            Self::Number(number) => (*number).into(),
+            Self::Text(text) => text.as_str().into(),
+            Self::List(items) => items.iter().map(Self::to_json).collect(),
+            Self::Table(entries) => entries.iter().map(|(name, item)| (name.clone(), item.to_json())).collect(),
+        }
+    }
+
     /// What the parser read, or why it cannot be a value here.
     pub(super) fn of(value: &DeValue<'_>) -> Result<Self, String> {
         Ok(match value {

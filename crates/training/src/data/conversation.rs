@@ -3,6 +3,7 @@
 
 use super::error::RowError;
 use super::json::Json;
+use super::variables::check_name;
 
 /// BOUND: messages of one conversation.
 const MESSAGES_MAX: usize = 10_000;
@@ -41,7 +42,19 @@ impl Conversation {
             Some(Json::Object(entries)) => entries.clone(),
             Some(other) => return Err(field("chat_template_kwargs", "an object", other)),
         };
+        for (name, value) in &extra {
+            if check_name(name).is_err() {
+                let name = format!("chat_template_kwargs.{}", name.escape_debug());
+                return Err(field(name, "a variable that the template does not get from the row", value));
+            }
+        }
         Ok(Self { messages, tools: tools(row)?, extra })
+    }
+
+    /// Variables that hold for every row, where this one does not set its own.
+    pub(super) fn add_variables(&mut self, variables: &[(String, Json)]) {
+        let own: Vec<String> = self.extra.iter().map(|(name, _)| name.clone()).collect();
+        self.extra.extend(variables.iter().filter(|(name, _)| !own.contains(name)).cloned());
     }
 
     pub(super) fn assistant_count(&self) -> usize {
@@ -85,9 +98,17 @@ pub(super) fn messages(name: &str, list: &Json) -> Result<Vec<Json>, RowError> {
 fn one_message(name: &str, item: &Json) -> Result<Json, RowError> {
     let Json::Object(entries) = item else { return Err(field(name, "a message", item)) };
     match item.get("role") {
+        // Names of another format: no template knows them, and most would print them without a word.
+        Some(Json::Text(role)) if ["human", "gpt"].contains(&role.as_str()) => {
+            return Err(RowError::Role { role: role.clone() });
+        }
         Some(Json::Text(_)) => {}
         Some(other) => return Err(field(format!("{name}.role"), "a string", other)),
+        None if item.get("from").is_some() => return Err(RowError::FromAndValue { field: name.to_owned() }),
         None => return Err(missing(format!("{name}.role"), "a string")),
+    }
+    if let Some(call) = item.get("function_call").filter(|call| **call != Json::Null) {
+        return Err(field(format!("{name}.function_call"), "absent: calls stand in `tool_calls`", call));
     }
     if let Some(weight) = item.get("weight").filter(|weight| !matches!(weight, Json::Null | Json::Unsigned(1))) {
         return Err(field(format!("{name}.weight"), "1 or absent: weights of messages are not supported", weight));

@@ -11,6 +11,8 @@ pub enum Kind {
     Config,
     /// The data: exit code 3.
     Data,
+    /// More than memory holds: exit code 4.
+    Memory,
     /// Disk or I/O: exit code 7.
     Io,
     /// A malformed file of the model: exit code 8.
@@ -25,6 +27,8 @@ pub enum DataError {
     Missing { path: PathBuf },
     #[error("{} is a folder, not a file", path.display())]
     Folder { path: PathBuf },
+    #[error("{} is {found}, not a regular file", path.display())]
+    NotRegular { path: PathBuf, found: &'static str },
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{} has {bytes} bytes, {limit} at most", path.display())]
@@ -33,6 +37,10 @@ pub enum DataError {
     ModelFile { path: PathBuf, why: String },
     #[error("chat template {name}: {why}")]
     Template { name: String, why: String },
+    #[error("{}:{line}: {format} data needs the tokenizer, and the model folder has no tokenizer.json", file.display())]
+    NoTokenizer { file: PathBuf, line: usize, format: Format },
+    #[error("the tokenizer gives token {token}, the model has {vocabulary} ({}:{line})", file.display())]
+    Vocabulary { file: PathBuf, line: usize, token: u32, vocabulary: usize },
     #[error("{}:{line}: {format} data needs a chat template, and the model has none", file.display())]
     NoTemplate { file: PathBuf, line: usize, format: Format },
     #[error("{}:{line}: chat template {template} marks no assistant text: {why}", file.display())]
@@ -51,7 +59,13 @@ pub enum DataError {
     )]
     Mixed { file: PathBuf, line: usize, found: String, first: Format, first_line: usize },
     #[error("{}:{line}: {why}", file.display())]
-    Row { file: PathBuf, line: usize, why: RowError },
+    Row {
+        file: PathBuf,
+        line: usize,
+        why: RowError,
+        /// Whether the row has tool calls.
+        calls: bool,
+    },
     #[error(
         "{}:{line}: no token to train on: {why}{}",
         file.display(),
@@ -90,6 +104,10 @@ pub enum RowError {
     Label { index: usize, label: i64, id: u32 },
     #[error("role `{role}` is unknown")]
     Role { role: String },
+    #[error("`{field}` has `from` where messages have `role`")]
+    FromAndValue { field: String },
+    #[error("messages[{turn}]: which text is the assistant's is ambiguous: {why}")]
+    Turn { turn: usize, why: String },
     #[error("chat template {template}: {why}")]
     Render { template: String, why: String },
     /// The template asks for more than any conversation needs: its fault, not the row's.
@@ -119,6 +137,8 @@ pub enum Untrainable {
     NoLabel,
     #[error("truncation to max_seq_length cuts all of it off")]
     Truncated,
+    #[error("its text contains a special token")]
+    SpecialToken,
 }
 
 impl DataError {
@@ -127,11 +147,14 @@ impl DataError {
             Self::Setting { .. }
             | Self::Missing { .. }
             | Self::Folder { .. }
+            | Self::NoTokenizer { .. }
+            | Self::Vocabulary { .. }
             | Self::NoTemplate { .. }
             | Self::NoAssistantMask { .. }
             | Self::NoEndOfText { .. } => Kind::Config,
+            Self::Read { source, .. } if source.kind() == std::io::ErrorKind::OutOfMemory => Kind::Memory,
             Self::Read { .. } => Kind::Io,
-            Self::ModelFile { .. } | Self::Template { .. } => Kind::Malformed,
+            Self::NotRegular { .. } | Self::ModelFile { .. } | Self::Template { .. } => Kind::Malformed,
             Self::Row { why, .. } => why.kind(),
             _ => Kind::Data,
         }
@@ -145,6 +168,11 @@ impl DataError {
                 "a model folder holds config.json, tokenizer.json and *.safetensors: fetch what is missing".into()
             }
             Self::Missing { .. } => "check the path; paths are relative to the current folder".into(),
+            Self::NotRegular { .. } => "put a regular file, or a link to one, in its place".into(),
+            Self::NoTokenizer { .. } => {
+                "a model folder holds config.json, tokenizer.json and *.safetensors; only rows of input_ids go without a tokenizer".into()
+            }
+            Self::Vocabulary { .. } => "use the tokenizer that belongs to the model".into(),
             Self::Folder { .. } => "name a file of it; several can be named".into(),
             Self::Read { .. } => "check the disk and the permissions of the file".into(),
             Self::FileTooLarge { .. } => "split the file; several files can be named".into(),
@@ -162,6 +190,15 @@ impl DataError {
                  output, text, or input_ids; other names: prompt_field and completion_field"
                 .into(),
             Self::Mixed { .. } => "put the rows of each format into a file of their own".into(),
+            Self::Row {
+                why: RowError::Render { .. } | RowError::Refused { .. } | RowError::Turn { .. },
+                calls: true,
+                ..
+            } => {
+                "the row has tool calls, and not every template takes them: `content` null, `arguments` as an object, \
+                 an answer of role `tool` after each call and `tools` in the row are what most want"
+                    .into()
+            }
             Self::Row { why, .. } => why.hint().into(),
             Self::Untrainable { why: Untrainable::Truncated, .. } => {
                 "raise max_seq_length, or set allow_untrainable_rows = true to drop such rows".into()
@@ -170,11 +207,42 @@ impl DataError {
             Self::TooManyTokens { .. } => "train on fewer files at a time".into(),
         }
     }
+
+    /// What rows with the same fault have in common.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Row { why, .. } => why.reason(),
+            Self::Mixed { .. } => "another format than the rows before",
+            Self::UnknownFormat { .. } => "no known format",
+            Self::Untrainable { .. } => "no token to train on",
+            _ => "cannot be read",
+        }
+    }
 }
 
 impl RowError {
     pub fn kind(&self) -> Kind {
         if matches!(self, Self::Limit { .. }) { Kind::Malformed } else { Kind::Data }
+    }
+
+    /// What rows with the same fault have in common.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::NotUtf8 { .. } => "not UTF-8",
+            Self::Nul { .. } => "a NUL byte",
+            Self::Json { .. } => "not JSON",
+            Self::NotObject { .. } => "not a JSON object",
+            Self::TooLong { .. } | Self::TooMany { .. } => "too long",
+            Self::Field { .. } | Self::FromAndValue { .. } => "a field that is missing or wrong",
+            Self::Id { .. } => "a token id out of range",
+            Self::Label { .. } => "a label that is not its token",
+            Self::Role { .. } => "an unknown role",
+            Self::Render { .. } | Self::Refused { .. } => "refused by the chat template",
+            Self::Reserved { .. } => "a reserved character",
+            Self::Ambiguous { .. } => "a special token in the text",
+            Self::Turn { .. } => "an assistant turn that cannot be found",
+            _ => "cannot be read",
+        }
     }
 
     pub fn hint(&self) -> &'static str {
@@ -187,10 +255,21 @@ impl RowError {
             Self::Json { .. } | Self::NotObject { .. } => "one JSON object a line, or one array of objects",
             Self::TooLong { .. } | Self::TooMany { .. } => "split the row, or remove it",
             Self::Number { .. } => "write the number as a string",
-            Self::Role { .. } => "use system, user, assistant or tool",
+            Self::Role { role } => match role.as_str() {
+                "human" => "call it `user`; `human` goes with `conversations`, `from` and `value`",
+                "gpt" => "call it `assistant`; `gpt` goes with `conversations`, `from` and `value`",
+                "function_call" => "write the call as `tool_calls` of an assistant message, under `messages`",
+                _ => "use system, user, assistant or tool",
+            },
+            Self::FromAndValue { .. } => "name the list `conversations`, or use `role` and `content`",
+            Self::Turn { .. } => {
+                "put {% generation %} … {% endgeneration %} around the assistant's text, or set assistant_only_loss = false"
+            }
             Self::Render { .. } | Self::Refused { .. } => "reorder the messages as the template wants them",
             Self::Reserved { .. } => "remove the character; Unicode reserves it",
-            Self::Ambiguous { .. } => "remove the token from the text, or mark assistant text with {% generation %}",
+            Self::Ambiguous { .. } => {
+                "remove the token from the text, or set drop_special_token_rows = true to drop such rows"
+            }
             Self::Field { .. } | Self::Tokenizer { .. } => "correct the row, or remove it",
         }
     }

@@ -21,6 +21,8 @@ pub(super) struct Loss {
 pub(super) struct Tokenised {
     pub(super) tokens: Vec<u32>,
     pub(super) targets: Vec<bool>,
+    /// Where further documents start, after the first at 0.
+    pub(super) later_starts: Vec<usize>,
     /// Number of tokens before truncation.
     pub(super) length: usize,
     /// The last tokens of the prompt changed when the completion followed, and count as completion.
@@ -32,9 +34,18 @@ pub(super) struct Tokenised {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Problem {
     Row(RowError),
+    NoTokenizer,
     NoTemplate,
     NoEndOfText,
-    NoAssistantMask { template: String, why: String },
+    NoAssistantMask {
+        template: String,
+        why: String,
+    },
+    /// The tokenizer knows more tokens than the model.
+    Vocabulary {
+        token: u32,
+        vocabulary: usize,
+    },
 }
 
 impl From<RowError> for Problem {
@@ -43,14 +54,37 @@ impl From<RowError> for Problem {
     }
 }
 
-pub(super) fn tokenise(
-    example: &Example,
-    tokenizer: &Tokenizer,
-    template: Option<&Template>,
-    loss: Loss,
-    length_max: usize,
-) -> Result<Tokenised, Problem> {
-    let (mut tokenised, nothing) = match example {
+/// What examples are made into tokens with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tools<'a> {
+    /// Rows of tokens need none.
+    pub(super) tokenizer: Option<&'a Tokenizer>,
+    pub(super) template: Option<&'a Template>,
+    /// Tokens that the model knows.
+    pub(super) vocabulary: Option<usize>,
+    pub(super) loss: Loss,
+    pub(super) length_max: usize,
+    pub(super) drop_special: bool,
+}
+
+impl Tools<'_> {
+    /// Every token id of a row is below this.
+    fn id_limit(&self) -> u32 {
+        let model = self.vocabulary.and_then(|vocabulary| u32::try_from(vocabulary).ok()).unwrap_or(u32::MAX);
+        self.tokenizer.map_or(model, |tokenizer| tokenizer.id_limit().min(model))
+    }
+}
+
+pub(super) fn tokenise(example: &Example, tools: Tools<'_>) -> Result<Tokenised, Problem> {
+    let Tools { template, loss, length_max, .. } = tools;
+    if let Example::Tokens(row) = example {
+        return Ok(finished(row.tokenised(tools.id_limit(), loss)?, Untrainable::NoLabel, length_max));
+    }
+    let tokenizer = tools.tokenizer.ok_or(Problem::NoTokenizer)?;
+    if tools.drop_special && has_special(example, tokenizer) {
+        return Ok(Tokenised { untrainable: Some(Untrainable::SpecialToken), ..Tokenised::default() });
+    }
+    let (tokenised, nothing) = match example {
         Example::Chat(conversation) => {
             let template = template.ok_or(Problem::NoTemplate)?;
             (chat(conversation, tokenizer, template, loss.assistant_only)?, Untrainable::NoAssistant)
@@ -67,11 +101,21 @@ pub(super) fn tokenise(
             let targets = vec![true; tokens.len()];
             (Tokenised { tokens, targets, ..Tokenised::default() }, Untrainable::Empty)
         }
-        Example::Tokens(row) => (row.tokenised(tokenizer.id_limit(), loss)?, Untrainable::NoLabel),
+        Example::Tokens(_) => unreachable!("rows of tokens are done above"),
     };
-    // Nothing comes before the first token, so nothing predicts it.
-    if let Some(first) = tokenised.targets.first_mut() {
-        *first = false;
+    match tools.vocabulary.zip(tokenised.tokens.iter().max().copied()) {
+        Some((vocabulary, token)) if token as usize >= vocabulary => Err(Problem::Vocabulary { token, vocabulary }),
+        _ => Ok(finished(tokenised, nothing, length_max)),
+    }
+}
+
+/// Cuts the end off and says why nothing is left to train on, where it is so; `nothing` is why before the cut.
+fn finished(mut tokenised: Tokenised, nothing: Untrainable, length_max: usize) -> Tokenised {
+    // Nothing comes before the first token of a document, so nothing predicts it.
+    for start in [0].iter().chain(&tokenised.later_starts) {
+        if let Some(first) = tokenised.targets.get_mut(*start) {
+            *first = false;
+        }
     }
     tokenised.length = tokenised.tokens.len();
     let trainable = |tokenised: &Tokenised| tokenised.targets.contains(&true);
@@ -80,10 +124,28 @@ pub(super) fn tokenise(
     }
     tokenised.tokens.truncate(length_max);
     tokenised.targets.truncate(length_max);
+    tokenised.later_starts.retain(|start| *start < length_max);
     if tokenised.untrainable.is_none() && !trainable(&tokenised) {
         tokenised.untrainable = Some(Untrainable::Truncated);
     }
-    Ok(tokenised)
+    tokenised
+}
+
+/// Whether text of the row reads as a special token. An end-of-text token at the very end of a plain text is meant.
+fn has_special(example: &Example, tokenizer: &Tokenizer) -> bool {
+    let end = tokenizer.special_tokens().get("eos_token").map_or("", String::as_str);
+    let special = |text: &str| tokenizer.has_special_text(text);
+    let plain = |text: &str| special(text.strip_suffix(end).unwrap_or(text));
+    match example {
+        Example::Chat(conversation) | Example::ChatPair { conversation, .. } => {
+            let mut found = false;
+            conversation.visit_text(&mut |text| found |= special(text));
+            found
+        }
+        Example::Pair { prompt, completion } => special(prompt) || plain(completion),
+        Example::Text(text) => plain(text),
+        Example::Tokens(_) => false,
+    }
 }
 
 fn chat(
@@ -98,10 +160,12 @@ fn chat(
         let spans = if template.marked() {
             rendered.spans
         } else {
-            spans::derive(template, conversation, &rendered.text).map_err(|problem| match problem {
-                NoSpans::Row(error) => Problem::Row(error),
-                NoSpans::Template(why) => Problem::NoAssistantMask { template: template.name().into(), why },
-            })?
+            spans::derive(template, conversation, &rendered.text).map_err(
+                |problem| match problem {
+                    NoSpans::Row(error) => Problem::Row(error),
+                    NoSpans::Template(why) => Problem::NoAssistantMask { template: template.name().into(), why },
+                },
+            )?
         };
         if spans.is_empty() && conversation.assistant_count() > 0 {
             let why = "its {% generation %} blocks print nothing".into();

@@ -1,8 +1,7 @@
-//! Reading whole files with a limit on their size, checked before anything is allocated.
+//! Reading whole files: regular ones only, with a limit on their size that is checked before anything is allocated.
 
 use super::error::DataError;
-use std::fs::File;
-use std::io::{ErrorKind, Read};
+use isobit_proof::{FileError, regular};
 use std::path::Path;
 
 /// BOUND: one data file. Larger data comes as several files.
@@ -14,29 +13,18 @@ pub(super) const CONFIG_BYTES_MAX: u64 = 64 << 20;
 /// BOUND: the source of a chat template; published ones stay below 50 kB.
 pub(super) const TEMPLATE_BYTES_MAX: u64 = 1 << 20;
 
+/// A regular file of at most `limit` bytes.
 pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
-    let failed = |source: std::io::Error| match source.kind() {
-        // A file in the place of a folder hides what would be below it.
-        ErrorKind::NotFound | ErrorKind::NotADirectory => DataError::Missing { path: path.to_owned() },
-        ErrorKind::IsADirectory => DataError::Folder { path: path.to_owned() },
-        _ => DataError::Read { path: path.to_owned(), source },
-    };
-    let file = File::open(path).map_err(failed)?;
-    let metadata = file.metadata().map_err(failed)?;
-    if metadata.is_dir() {
-        return Err(failed(ErrorKind::IsADirectory.into()));
-    }
-    let too_large = |bytes| DataError::FileTooLarge { path: path.to_owned(), bytes, limit };
-    if metadata.len() > limit {
-        return Err(too_large(metadata.len()));
-    }
-    // A pipe has no length, and a file may grow meanwhile: the limit holds for what is read, too.
-    let mut bytes = Vec::new();
-    file.take(limit + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > limit {
-        return Err(too_large(bytes.len() as u64));
-    }
-    Ok(bytes)
+    regular::read(path, limit).map_err(|error| match error {
+        FileError::Missing { path } => DataError::Missing { path },
+        FileError::NotRegular { path, found: "a folder" } => DataError::Folder { path },
+        FileError::NotRegular { path, found } => DataError::NotRegular { path, found },
+        FileError::TooLarge { path, bytes, limit } => DataError::FileTooLarge { path, bytes, limit },
+        FileError::NotAllowed { path, source, .. } | FileError::Io { path, source, .. } => {
+            DataError::Read { path, source }
+        }
+        other => DataError::Read { path: path.to_owned(), source: std::io::Error::other(other) },
+    })
 }
 
 /// As [`read`], with `None` for a file that does not exist.

@@ -20,16 +20,18 @@ mod spans;
 mod template;
 mod tokenizer;
 mod tokens;
+mod variables;
 
 pub use error::{DataError, Kind, RowError, Untrainable};
 pub use format::Format;
 pub use order::order;
-pub use report::{Bucket, Dropped, FileReport, Lengths, LossTokens, Report, Source, Truncated};
+pub use report::{Bad, Bucket, Dropped, FileReport, Lengths, LossTokens, Report, Source, Truncated};
 pub use template::{Rendered, Template};
 pub use tokenizer::{Encoding, Tokenizer};
+pub use variables::{Variables, check_name};
 
-use example::{Loss, Problem, Tokenised};
-use format::FieldNames;
+use example::{Loss, Problem, Tokenised, Tools};
+use format::{Example, FieldNames};
 use json::Json;
 use records::Record;
 use std::path::{Path, PathBuf};
@@ -48,6 +50,7 @@ const TOKENS_MAX: u64 = 1 << 36;
 const STACK_BYTES: usize = 256 << 20;
 
 /// What to load, and how. Everything is decided here: nothing below looks elsewhere.
+#[expect(clippy::struct_excessive_bools, reason = "each is a key of the config that people know as true or false")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataConfig {
     pub files: Vec<PathBuf>,
@@ -64,6 +67,12 @@ pub struct DataConfig {
     pub completion_only_loss: Option<bool>,
     /// Drop rows without a token to train on instead of refusing the data. They are listed.
     pub allow_untrainable_rows: bool,
+    /// Drop rows whose text contains the text of a special token. They are listed.
+    pub drop_special_token_rows: bool,
+    /// Variables of the chat template; rows may set their own.
+    pub variables: Variables,
+    /// Tokens that the model knows, where it is known: rows with others are refused.
+    pub vocabulary: Option<usize>,
     /// What `strftime_now` of templates says, as `YYYY-MM-DD`.
     pub date: String,
     /// Threads that tokenise.
@@ -81,6 +90,9 @@ impl Default for DataConfig {
             assistant_only_loss: true,
             completion_only_loss: None,
             allow_untrainable_rows: false,
+            drop_special_token_rows: false,
+            variables: Variables::default(),
+            vocabulary: None,
             date: DATE_DEFAULT.to_owned(),
             workers: 1,
         }
@@ -138,25 +150,75 @@ pub fn open(model: &Path, date: &str) -> Result<(Tokenizer, Option<Template>), D
     Ok((tokenizer, template))
 }
 
-/// Loads every file, tokenises every row, packs. `template` must have been made with the date of the config.
-pub fn load(
+/// As [`open`], with nothing where the folder has no `tokenizer.json`: rows of tokens need none.
+pub fn open_if_there(model: &Path, date: &str) -> Result<(Option<Tokenizer>, Option<Template>), DataError> {
+    match open(model, date) {
+        Ok((tokenizer, template)) => Ok((Some(tokenizer), template)),
+        Err(DataError::Missing { path }) if path.ends_with("tokenizer.json") => Ok((None, None)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Loads every file, tokenises every row, packs. `template` must have been made with the date of the config. The first row
+/// that cannot be read ends it.
+pub fn load<'t>(
     config: &DataConfig,
-    tokenizer: &Tokenizer,
+    tokenizer: impl Into<Option<&'t Tokenizer>>,
     template: Option<&Template>,
 ) -> Result<(Dataset, Report), DataError> {
-    check(config)?;
+    load_rows(config, tokenizer.into(), template, false)
+}
+
+/// As [`load`], with rows that cannot be read listed in the report.
+pub fn check<'t>(
+    config: &DataConfig,
+    tokenizer: impl Into<Option<&'t Tokenizer>>,
+    template: Option<&Template>,
+) -> Result<(Dataset, Report), DataError> {
+    load_rows(config, tokenizer.into(), template, true)
+}
+
+fn load_rows(
+    config: &DataConfig,
+    tokenizer: Option<&Tokenizer>,
+    template: Option<&Template>,
+    list_bad: bool,
+) -> Result<(Dataset, Report), DataError> {
+    check_settings(config)?;
+    let variables = config.variables.values();
+    let variables =
+        variables.map_err(|why| DataError::Setting { setting: "chat_template_kwargs", why: why.to_string() })?;
+    let tools = Tools {
+        tokenizer,
+        template,
+        vocabulary: config.vocabulary,
+        loss: Loss {
+            assistant_only: config.assistant_only_loss,
+            completion_only: config.completion_only_loss.unwrap_or(true),
+        },
+        length_max: config.max_seq_length,
+        drop_special: config.drop_special_token_rows,
+    };
     let mut examples: Vec<(Source, Tokenised)> = Vec::new();
+    let mut bad = Vec::new();
     let mut reports = Vec::with_capacity(config.files.len());
     for (file, path) in config.files.iter().enumerate() {
-        let loader = Loader { config, tokenizer, template, path };
+        let loader = Loader { config, tools, variables: &variables, path, list_bad };
         let (report, loaded) = loader.load()?;
         reports.push(report);
-        examples.extend(loaded.into_iter().map(|(line, tokenised)| (Source { file, line }, tokenised)));
+        for (line, row) in loaded {
+            let source = Source { file, line };
+            match row {
+                Ok(tokenised) => examples.push((source, tokenised)),
+                Err(error) => bad.push(Bad { source, reason: error.reason(), message: error.to_string() }),
+            }
+        }
         let tokens: u64 = examples.iter().map(|(_, example)| example.tokens.len() as u64).sum();
         if tokens > TOKENS_MAX {
             return Err(DataError::TooManyTokens { tokens, limit: TOKENS_MAX });
         }
     }
+    let counted = examples.iter().filter(|(_, example)| example.untrainable != Some(Untrainable::SpecialToken));
     let mut report = Report {
         files: reports,
         max_seq_length: config.max_seq_length,
@@ -168,17 +230,18 @@ pub fn load(
         boundary_merged: 0,
         truncated: Vec::new(),
         dropped: Vec::new(),
-        lengths: Lengths::new(examples.iter().map(|(_, example)| example.length).collect()),
+        bad,
+        lengths: Lengths::new(counted.map(|(_, example)| example.length).collect()),
         digest: String::new(),
     };
-    let kept = keep(config, examples, &mut report)?;
+    let kept = keep(config, examples, &mut report, list_bad)?;
     let dataset = Dataset { rows: rows(config, kept) };
     report.rows = dataset.rows.len();
     report.digest = dataset.digest().to_hex().to_string();
     Ok((dataset, report))
 }
 
-fn check(config: &DataConfig) -> Result<(), DataError> {
+fn check_settings(config: &DataConfig) -> Result<(), DataError> {
     let wrong = |setting, why: String| Err(DataError::Setting { setting, why });
     date::Date::parse(&config.date)?;
     if config.files.is_empty() || config.files.len() > FILES_MAX {
@@ -198,6 +261,7 @@ fn keep(
     config: &DataConfig,
     examples: Vec<(Source, Tokenised)>,
     report: &mut Report,
+    list_bad: bool,
 ) -> Result<Vec<(Source, Tokenised)>, DataError> {
     let mut kept = Vec::with_capacity(examples.len());
     for (source, example) in examples {
@@ -217,15 +281,28 @@ fn keep(
         report.boundary_merged += usize::from(example.boundary_merged);
         kept.push((source, example));
     }
-    let count = report.dropped.len();
-    match report.dropped.first() {
-        Some(Dropped { source, reason }) if !config.allow_untrainable_rows => {
+    if !config.allow_untrainable_rows {
+        let by_choice = |row: &Dropped| row.reason == Untrainable::SpecialToken;
+        let (dropped, refused): (Vec<_>, Vec<_>) = std::mem::take(&mut report.dropped).into_iter().partition(by_choice);
+        report.dropped = dropped;
+        let error = |Dropped { source, reason }: Dropped, count: usize| {
             let file = config.files[source.file].clone();
-            Err(DataError::Untrainable { file, line: source.line, why: *reason, count })
+            DataError::Untrainable { file, line: source.line, why: reason, count }
+        };
+        match refused.first() {
+            Some(first) if !list_bad => return Err(error(*first, refused.len())),
+            _ => {}
         }
-        _ if kept.is_empty() => Err(DataError::NothingLeft { rows: report.examples, dropped: count }),
-        _ => Ok(kept),
+        report.bad.extend(refused.into_iter().map(|row| {
+            let error = error(row, 1);
+            Bad { source: row.source, reason: error.reason(), message: error.to_string() }
+        }));
+        report.bad.sort_by_key(|row| row.source);
     }
+    if kept.is_empty() && report.bad.is_empty() {
+        return Err(DataError::NothingLeft { rows: report.examples, dropped: report.dropped.len() });
+    }
+    Ok(kept)
 }
 
 fn rows(config: &DataConfig, examples: Vec<(Source, Tokenised)>) -> Vec<Row> {
@@ -242,8 +319,13 @@ fn rows(config: &DataConfig, examples: Vec<(Source, Tokenised)>) -> Vec<Row> {
 fn row(examples: Vec<(Source, Tokenised)>) -> Row {
     let mut row = Row { tokens: Vec::new(), targets: Vec::new(), document_starts: vec![0], sources: Vec::new() };
     for (source, example) in examples {
+        let first = row.tokens.len();
         row.tokens.extend(example.tokens);
         row.targets.extend(example.targets);
+        for start in example.later_starts {
+            row.document_starts.push(first + start);
+            row.sources.push(source);
+        }
         row.document_starts.push(row.tokens.len());
         row.sources.push(source);
     }
@@ -253,31 +335,31 @@ fn row(examples: Vec<(Source, Tokenised)>) -> Row {
 /// Loads one file.
 struct Loader<'a> {
     config: &'a DataConfig,
-    tokenizer: &'a Tokenizer,
-    template: Option<&'a Template>,
+    tools: Tools<'a>,
+    variables: &'a [(String, Json)],
     path: &'a Path,
+    /// Go on after rows that cannot be read.
+    list_bad: bool,
 }
 
-/// Examples of a file with their lines, in order.
-type Examples = Vec<(usize, Tokenised)>;
+/// Rows of a file with their lines, in order: an example, or why there is none.
+type Examples = Vec<(usize, Result<Tokenised, DataError>)>;
 
 /// What the first row of a file settles for the others.
 struct Shape {
     format: Format,
     first_line: usize,
     names: Option<FieldNames>,
-    loss: Loss,
 }
 
 impl Loader<'_> {
     fn load(&self) -> Result<(FileReport, Examples), DataError> {
         let bytes = files::read(self.path, files::DATA_BYTES_MAX)?;
-        let records = records::split(&bytes).map_err(|(line, why)| self.row_error(line, why))?;
-        let Some(first) = records.first() else { return Err(DataError::Empty { file: self.path.to_owned() }) };
-        let shape = self.shape(first)?;
+        let records = records::split(&bytes).map_err(|(line, why)| self.row_error(line, why, false))?;
+        let shape = self.shape(&records)?;
         let examples = self.tokenise_all(&records, &shape)?;
         let chat = matches!(shape.format, Format::Messages | Format::ShareGpt);
-        let loss = match shape.loss {
+        let loss = match self.tools.loss {
             _ if shape.format == Format::Tokens => LossTokens::Labels,
             Loss { assistant_only: true, .. } if chat => LossTokens::Assistant,
             Loss { completion_only: true, .. } if !chat && shape.format != Format::Text => LossTokens::Completion,
@@ -299,23 +381,32 @@ impl Loader<'_> {
         Ok((report, examples))
     }
 
-    fn shape(&self, first: &Record) -> Result<Shape, DataError> {
+    /// The format of the file: that of its first row, or of the first that has one where bad rows are listed.
+    fn shape(&self, records: &[Record]) -> Result<Shape, DataError> {
         let config = self.config;
         let names = (config.prompt_field.is_some() || config.completion_field.is_some()).then(|| FieldNames {
             prompt: config.prompt_field.clone().unwrap_or_else(|| "prompt".into()),
             completion: config.completion_field.clone().unwrap_or_else(|| "completion".into()),
         });
-        let row = self.parse(first)?;
-        let format = format::detect(&row, names.as_ref()).ok_or_else(|| DataError::UnknownFormat {
-            file: self.path.to_owned(),
-            line: first.line,
-            keys: keys(&row),
-        })?;
-        let loss = Loss {
-            assistant_only: config.assistant_only_loss,
-            completion_only: config.completion_only_loss.unwrap_or(true),
-        };
-        Ok(Shape { format, first_line: first.line, names, loss })
+        let mut problem = DataError::Empty { file: self.path.to_owned() };
+        for (index, record) in records.iter().enumerate() {
+            let format = self
+                .parse(record)
+                .and_then(|row| format::detect(&row, names.as_ref()).ok_or_else(|| self.unknown_format(record, &row)));
+            match format {
+                Ok(format) => return Ok(Shape { format, first_line: record.line, names }),
+                Err(error) if index == 0 => problem = error,
+                Err(_) => {}
+            }
+            if !self.list_bad {
+                break;
+            }
+        }
+        Err(problem)
+    }
+
+    fn unknown_format(&self, record: &Record, row: &Json) -> DataError {
+        DataError::UnknownFormat { file: self.path.to_owned(), line: record.line, keys: keys(row) }
     }
 
     /// Workers take chunks of rows as they come; what they make of them is put together in the order of rows.
@@ -332,12 +423,17 @@ impl Loader<'_> {
                 if index >= chunks.len() || index > failed.load(Ordering::Relaxed) {
                     return done;
                 }
-                let result: Result<Examples, DataError> =
-                    chunks[index].iter().map(|record| Ok((record.line, self.tokenise(record, shape)?))).collect();
-                if result.is_err() {
-                    failed.fetch_min(index, Ordering::Relaxed);
+                let mut rows: Examples = Vec::with_capacity(chunks[index].len());
+                for record in chunks[index] {
+                    let row = self.tokenise(record, shape);
+                    let ends = row.as_ref().is_err_and(|error| self.ends(error));
+                    rows.push((record.line, row));
+                    if ends {
+                        failed.fetch_min(index, Ordering::Relaxed);
+                        break;
+                    }
                 }
-                done.push((index, result));
+                done.push((index, rows));
             }
         };
         let mut done = std::thread::scope(|scope| {
@@ -355,16 +451,27 @@ impl Loader<'_> {
         })?;
         done.sort_by_key(|(index, _)| *index);
         let mut examples = Vec::with_capacity(records.len());
-        for (_, result) in done {
-            examples.extend(result?);
+        for (line, row) in done.into_iter().flat_map(|(_, rows)| rows) {
+            match row {
+                Err(error) if self.ends(&error) => return Err(error),
+                row => examples.push((line, row)),
+            }
         }
         Ok(examples)
+    }
+
+    /// Whether an error ends the loading: all do, unless bad rows are listed and it is the row's own fault.
+    fn ends(&self, error: &DataError) -> bool {
+        !self.list_bad || error.kind() != Kind::Data
     }
 
     fn tokenise(&self, record: &Record, shape: &Shape) -> Result<Tokenised, DataError> {
         let (file, line) = (self.path.to_owned(), record.line);
         let row = self.parse(record)?;
         let found = format::detect(&row, shape.names.as_ref());
+        if found.is_none() && record.line < shape.first_line {
+            return Err(self.unknown_format(record, &row));
+        }
         if found != Some(shape.format) {
             let found = found.map_or_else(
                 || format!("a row with the keys {}", keys(&row).join(", ").escape_debug()),
@@ -373,30 +480,39 @@ impl Loader<'_> {
             let (first, first_line) = (shape.format, shape.first_line);
             return Err(DataError::Mixed { file, line, found, first, first_line });
         }
-        let example = format::parse(&row, shape.format, shape.names.as_ref(), self.template.is_some())
-            .map_err(|why| self.row_error(line, why))?;
-        let length_max = self.config.max_seq_length;
-        example::tokenise(&example, self.tokenizer, self.template, shape.loss, length_max).map_err(|problem| {
-            match problem {
-                Problem::Row(why) => self.row_error(line, why),
-                Problem::NoTemplate => DataError::NoTemplate { file, line, format: shape.format },
-                Problem::NoEndOfText => DataError::NoEndOfText { file, line },
-                Problem::NoAssistantMask { template, why } => DataError::NoAssistantMask { file, line, template, why },
-            }
+        let mut example = format::parse(&row, shape.format, shape.names.as_ref(), self.tools.template.is_some())
+            .map_err(|why| self.row_error(line, why, has_calls(&row)))?;
+        if let Example::Chat(conversation) | Example::ChatPair { conversation, .. } = &mut example {
+            conversation.add_variables(self.variables);
+        }
+        example::tokenise(&example, self.tools).map_err(|problem| match problem {
+            Problem::Row(why) => self.row_error(line, why, has_calls(&row)),
+            Problem::NoTokenizer => DataError::NoTokenizer { file, line, format: shape.format },
+            Problem::NoTemplate => DataError::NoTemplate { file, line, format: shape.format },
+            Problem::NoEndOfText => DataError::NoEndOfText { file, line },
+            Problem::NoAssistantMask { template, why } => DataError::NoAssistantMask { file, line, template, why },
+            Problem::Vocabulary { token, vocabulary } => DataError::Vocabulary { file, line, token, vocabulary },
         })
     }
 
     fn parse(&self, record: &Record) -> Result<Json, DataError> {
-        let row = record.text().and_then(Json::parse).map_err(|why| self.row_error(record.line, why))?;
+        let row = record.text().and_then(Json::parse).map_err(|why| self.row_error(record.line, why, false))?;
         match row {
             Json::Object(_) => Ok(row),
-            other => Err(self.row_error(record.line, RowError::NotObject { found: other.what() })),
+            other => Err(self.row_error(record.line, RowError::NotObject { found: other.what() }, false)),
         }
     }
 
-    fn row_error(&self, line: usize, why: RowError) -> DataError {
-        DataError::Row { file: self.path.to_owned(), line, why }
+    fn row_error(&self, line: usize, why: RowError, calls: bool) -> DataError {
+        DataError::Row { file: self.path.to_owned(), line, why, calls }
     }
+}
+
+/// Whether any message of the row calls a tool.
+fn has_calls(row: &Json) -> bool {
+    let calls = |message: &Json| message.get("tool_calls").is_some_and(|calls| *calls != Json::Null);
+    let list = |key: &str| matches!(row.get(key), Some(Json::Array(messages)) if messages.iter().any(calls));
+    ["messages", "prompt", "completion"].into_iter().any(list)
 }
 
 fn keys(row: &Json) -> Vec<String> {

@@ -48,11 +48,20 @@ pub struct Truncated {
     pub tokens: usize,
 }
 
-/// An example left out because it has no token to train on.
+/// An example left out: it has no token to train on, or the config asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Dropped {
     pub source: Source,
     pub reason: Untrainable,
+}
+
+/// A row that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Bad {
+    pub source: Source,
+    /// What rows with the same fault have in common.
+    pub reason: &'static str,
+    pub message: String,
 }
 
 /// Number of examples whose length is in `from..=to`.
@@ -85,6 +94,8 @@ pub struct Report {
     pub boundary_merged: usize,
     pub truncated: Vec<Truncated>,
     pub dropped: Vec<Dropped>,
+    /// Rows that cannot be read, in the order of files and lines: `data check` goes on after them, training does not.
+    pub bad: Vec<Bad>,
     pub lengths: Lengths,
     /// [`super::Dataset::digest`].
     pub digest: String,

@@ -23,6 +23,8 @@ pub struct Tokenizer {
     special_tokens: BTreeMap<String, String>,
     end_of_text: Vec<u32>,
     id_limit: u32,
+    /// Texts that are read as special tokens wherever they stand.
+    special_texts: Vec<String>,
     digest: blake3::Hash,
     /// How many times as long as its text a normalised text can be.
     growth: u64,
@@ -70,7 +72,11 @@ impl Tokenizer {
         let special_tokens = special_tokens(folder)?;
         let id_limit = inner.get_vocab(true).into_values().max().map_or(0, |largest| largest.saturating_add(1));
         let digest = blake3::hash(&bytes);
-        let mut tokenizer = Self { inner, special_tokens, end_of_text: Vec::new(), id_limit, digest, growth };
+        let added = inner.get_added_tokens_decoder().into_values();
+        let special = added.filter(|token| token.special && !token.content.is_empty());
+        let special_texts = special.map(|token| token.content).collect();
+        let end_of_text = Vec::new();
+        let mut tokenizer = Self { inner, special_tokens, end_of_text, id_limit, special_texts, digest, growth };
         tokenizer.end_of_text = tokenizer.find_end_of_text(folder)?;
         Ok(tokenizer)
     }
@@ -139,6 +145,11 @@ impl Tokenizer {
     /// `bos_token`, `eos_token` and the others that are set.
     pub fn special_tokens(&self) -> &BTreeMap<String, String> {
         &self.special_tokens
+    }
+
+    /// Whether a text contains what is read as a special token.
+    pub fn has_special_text(&self, text: &str) -> bool {
+        self.special_texts.iter().any(|special| text.contains(special.as_str()))
     }
 
     /// Number of tokens; the embedding may have more rows.

@@ -1,5 +1,6 @@
-//! Rows that are tokens already: `input_ids`, and perhaps `labels`, `attention_mask`, `completion_mask` and `assistant_masks` as
-//! other tools write them. Nothing is added to them; padding at their ends is taken away.
+//! Rows that are tokens already: `input_ids`, and perhaps `labels`, `attention_mask`, `completion_mask` and
+//! `assistant_masks` as other tools write them. Nothing is added to them; padding at their ends is taken away.
+//! `position_ids` and `seq_lengths` say where packed documents start, and are refused where they say anything else.
 
 use super::conversation::{field, missing};
 use super::error::RowError;
@@ -17,6 +18,8 @@ pub(super) struct Tokens {
     labelled: Vec<bool>,
     completion: Option<Vec<bool>>,
     assistant: Option<Vec<bool>>,
+    /// Where further documents start, after the first at 0.
+    later_starts: Vec<usize>,
 }
 
 impl Tokens {
@@ -37,11 +40,16 @@ impl Tokens {
             labelled: labels.into_iter().map(|label| label != NO_LABEL).collect(),
             completion: mask(row, "completion_mask", ids.len())?,
             assistant: mask(row, "assistant_masks", ids.len())?,
+            later_starts: Vec::new(),
             ids,
         };
-        if let Some(attention) = mask(row, "attention_mask", tokens.ids.len())? {
-            tokens.keep(text_of(&attention)?);
-        }
+        let length = tokens.ids.len();
+        let kept = match mask(row, "attention_mask", length)? {
+            Some(attention) => text_of(&attention)?,
+            None => 0..length,
+        };
+        tokens.keep(kept.clone());
+        tokens.later_starts = later_starts(row, length, kept)?;
         Ok(tokens)
     }
 
@@ -68,7 +76,8 @@ impl Tokens {
                 && inside(&self.assistant, loss.assistant_only, index)
         };
         let targets = (0..self.ids.len()).map(target).collect();
-        Ok(Tokenised { tokens: self.ids.clone(), targets, ..Tokenised::default() })
+        let later_starts = self.later_starts.clone();
+        Ok(Tokenised { tokens: self.ids.clone(), targets, later_starts, ..Tokenised::default() })
     }
 }
 
@@ -83,6 +92,64 @@ fn text_of(attention: &[bool]) -> Result<std::ops::Range<usize>, RowError> {
             Err(RowError::Field { field, want: "0 only at the ends, for padding", found })
         }
     }
+}
+
+/// Where documents after the first start, as `position_ids` and `seq_lengths` say it; both must say the same.
+fn later_starts(row: &Json, length: usize, kept: std::ops::Range<usize>) -> Result<Vec<usize>, RowError> {
+    let by_position = match same_length(row, "position_ids", length)? {
+        Some(positions) => Some(restarts(&positions[kept.clone()], kept.start)?),
+        None => None,
+    };
+    let by_length = match numbers(row, "seq_lengths")? {
+        Some(lengths) => Some(sums(&lengths, kept.len())?),
+        None => None,
+    };
+    match (by_position, by_length) {
+        (Some(positions), Some(lengths)) if positions != lengths => {
+            let (field, found) = ("seq_lengths".into(), "another list".into());
+            Err(RowError::Field { field, want: "the lengths that position_ids shows", found })
+        }
+        (positions, lengths) => Ok(positions.or(lengths).unwrap_or_default()),
+    }
+}
+
+/// Positions count from 0 in every document; nothing else can be trained on.
+fn restarts(positions: &[i64], first: usize) -> Result<Vec<usize>, RowError> {
+    let mut starts = Vec::new();
+    let mut next = 0;
+    for (index, position) in positions.iter().enumerate() {
+        if *position == 0 && index > 0 {
+            starts.push(index);
+        } else if *position != next {
+            let want =
+                if index == 0 { "0 at the first token" } else { "one more than before, or 0 for a new document" };
+            let (field, found) = (format!("position_ids[{}]", first + index), position.to_string());
+            return Err(RowError::Field { field, want, found });
+        }
+        next = position + 1;
+    }
+    Ok(starts)
+}
+
+/// Lengths of documents that together make up the row.
+fn sums(lengths: &[i64], total: usize) -> Result<Vec<usize>, RowError> {
+    let refused = |field: String, want, found| Err(RowError::Field { field, want, found });
+    let mut ends = Vec::with_capacity(lengths.len());
+    let mut sum = 0usize;
+    for (index, length) in lengths.iter().enumerate() {
+        match usize::try_from(*length) {
+            Ok(length) if length > 0 && length <= total - sum => sum += length,
+            Ok(length) if length > 0 => break,
+            _ => return refused(format!("seq_lengths[{index}]"), "above 0", length.to_string()),
+        }
+        ends.push(sum);
+    }
+    if sum != total || ends.len() != lengths.len() {
+        let found = format!("{} lengths that do not sum to {total} tokens", lengths.len());
+        return refused("seq_lengths".into(), "the lengths of the documents in the row", found);
+    }
+    ends.pop();
+    Ok(ends)
 }
 
 /// A list of whole numbers; none where it is absent or null.
@@ -150,8 +217,34 @@ mod tests {
     }
 
     #[test]
+    fn positions_and_lengths_are_documents() {
+        let starts = |row: &str| Tokens::parse(&Json::parse(row).expect("JSON")).expect(row).later_starts;
+        assert_eq!(starts(r#"{"input_ids":[5,6,7],"position_ids":[0,1,2]}"#), [0usize; 0]);
+        assert_eq!(starts(r#"{"input_ids":[5,6,7,8],"position_ids":[0,1,0,0]}"#), [2, 3]);
+        assert_eq!(starts(r#"{"input_ids":[5,6,7,8],"seq_lengths":[3,1]}"#), [3]);
+        assert_eq!(starts(r#"{"input_ids":[5,6,7],"seq_lengths":[3],"position_ids":[0,1,2]}"#), [0usize; 0]);
+        // Padding is gone before documents are counted, whatever its positions are.
+        let padded =
+            r#"{"input_ids":[0,5,6,7,0],"attention_mask":[0,1,1,1,0],"position_ids":[1,0,1,0,0],"seq_lengths":[2,1]}"#;
+        assert_eq!(starts(padded), [2]);
+        assert_eq!(starts(r#"{"input_ids":[],"position_ids":[],"seq_lengths":[]}"#), [0usize; 0]);
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused() {
         for (row, want) in [
+            (r#"{"input_ids":[5,6],"position_ids":[1,2]}"#, "`position_ids[0]` must be 0 at the first token, and is 1"),
+            (r#"{"input_ids":[5,6],"position_ids":[0,2]}"#, "`position_ids[1]` must be one more than before"),
+            (r#"{"input_ids":[5,6],"position_ids":[0,-1]}"#, "`position_ids[1]` must be one more than before"),
+            (r#"{"input_ids":[5,6],"position_ids":[0]}"#, "`position_ids` must be as long as input_ids"),
+            (r#"{"input_ids":[5,6],"seq_lengths":[1]}"#, "`seq_lengths` must be the lengths of the documents"),
+            (r#"{"input_ids":[5,6],"seq_lengths":[1,1,1]}"#, "3 lengths that do not sum to 2 tokens"),
+            (r#"{"input_ids":[5,6],"seq_lengths":[9223372036854775807]}"#, "do not sum to 2 tokens"),
+            (r#"{"input_ids":[5,6],"seq_lengths":[2,0]}"#, "`seq_lengths[1]` must be above 0, and is 0"),
+            (
+                r#"{"input_ids":[5,6],"seq_lengths":[2],"position_ids":[0,0]}"#,
+                "`seq_lengths` must be the lengths that position_ids shows, and is another list",
+            ),
             (r#"{"input_ids":[5,100]}"#, "`input_ids[1]` is 100, and token ids are below 100"),
             (r#"{"input_ids":[5,-1]}"#, "`input_ids[1]` is -1"),
             (r#"{"input_ids":[18446744073709551615]}"#, "`input_ids[0]` is"),
