@@ -397,7 +397,12 @@ fn a_template_that_marks_nothing_is_named() {
     // ChatML that leaves assistant turns out is not guessed at.
     let source = "{% for m in messages if m.role != 'assistant' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}";
     let error = Model::with_source(source).error(MESSAGES);
-    assert!(error.to_string().contains("0 assistant turns for 1 assistant messages"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("messages[1]: which text is the assistant's is ambiguous: the template leaves it out"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -160,7 +160,7 @@ fn chat(
         let spans = if template.marked() {
             rendered.spans
         } else {
-            spans::derive(template, conversation, &rendered.text).map_err(
+            spans::derive(template, conversation, &rendered.text, &encoding.offsets).map_err(
                 |problem| match problem {
                     NoSpans::Row(error) => Problem::Row(error),
                     NoSpans::Template(why) => Problem::NoAssistantMask { template: template.name().into(), why },

@@ -20,6 +20,7 @@ mod spans;
 mod template;
 mod tokenizer;
 mod tokens;
+mod turns;
 mod variables;
 
 pub use error::{DataError, Kind, RowError, Untrainable};

@@ -1,10 +1,11 @@
 //! Which characters the assistant wrote, where a template does not mark them: known families of templates wrap every turn
-//! in tokens of their own, and the text between an assistant's header and the end of its turn is what it wrote. Anything
-//! that does not fit exactly is an error, never a guess.
+//! in tokens of their own, and the text between an assistant's header and the end of its turn is what it wrote. For other
+//! templates `turns` finds it by rendering. Anything that does not fit exactly is an error, never a guess.
 
 use super::conversation::Conversation;
 use super::error::RowError;
 use super::template::Template;
+use super::turns;
 
 /// How a family wraps a turn of the assistant.
 struct Family {
@@ -34,17 +35,28 @@ pub(super) enum NoSpans {
     Template(String),
 }
 
-/// Byte spans of assistant text in the rendered conversation.
+/// Byte spans of assistant text in the rendered conversation, `offsets` are those of its tokens.
 pub(super) fn derive(
     template: &Template,
     conversation: &Conversation,
     text: &str,
+    offsets: &[(usize, usize)],
 ) -> Result<Vec<(usize, usize)>, NoSpans> {
+    match by_family(template, conversation, text)? {
+        Some(spans) => Ok(spans),
+        None => turns::derive(template, conversation, text, offsets),
+    }
+}
+
+/// The spans where the template is of a known family: one for every message of the assistant.
+pub(super) fn by_family(
+    template: &Template,
+    conversation: &Conversation,
+    text: &str,
+) -> Result<Option<Vec<(usize, usize)>>, NoSpans> {
     let source = template.source();
     let fits = |family: &&Family| source.contains(family.open) && family.ends.iter().any(|end| source.contains(end));
-    let Some(family) = FAMILIES.iter().find(fits) else {
-        return Err(NoSpans::Template("it has no {% generation %} blocks, and is of no family known here".into()));
-    };
+    let Some(family) = FAMILIES.iter().find(fits) else { return Ok(None) };
     let mut intruder = None;
     conversation.visit_text(&mut |text| {
         let mut tokens = family.ends.iter().chain([&family.open]);
@@ -54,12 +66,7 @@ pub(super) fn derive(
         return Err(NoSpans::Row(RowError::Ambiguous { token: (*token).to_owned() }));
     }
     let spans: Vec<_> = turns(family, text).collect();
-    let (found, wanted) = (spans.len(), conversation.assistant_count());
-    if found != wanted {
-        let why = format!("its text has {found} assistant turns for {wanted} assistant messages");
-        return Err(NoSpans::Template(why));
-    }
-    Ok(spans)
+    Ok((spans.len() == conversation.assistant_count()).then_some(spans))
 }
 
 fn turns<'a>(family: &'a Family, text: &'a str) -> impl Iterator<Item = (usize, usize)> + 'a {
