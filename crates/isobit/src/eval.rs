@@ -1,4 +1,5 @@
-//! `isobit eval`: loss, perplexity and accuracy of a model on data files, with or without an adapter.
+//! `isobit eval`: loss, perplexity and accuracy of a model on data files, with or without an adapter. A run's config makes
+//! it read data as the run did; arguments go over the config.
 
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
@@ -6,22 +7,47 @@ use crate::model;
 use crate::train::failed;
 use isobit_kernels::Backend;
 use isobit_training::batch::TokenRow;
+use isobit_training::config::{self, EvalRows, Run};
 use isobit_training::data::{self, DataConfig};
-use isobit_training::prepare::{RunError, model_config, token_rows};
+use isobit_training::prepare::{self, RunError, data_config, model_config, token_rows};
 use isobit_training::step::{Evaluation, Trainer};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
     model: model::Arguments,
-    /// Data files: JSONL or JSON arrays
-    #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
+    /// Data files: JSONL or JSON arrays; without any, the rows that the config evaluates on
+    #[arg(long, value_name = "FILE", required_unless_present = "config", num_args = 1..)]
     data: Vec<PathBuf>,
-    /// Longer examples lose their end
-    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(2..))]
-    max_seq_length: u32,
+    /// Config of a run: read data as it does (fields, masks, length, template variables, date), with its profile
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Longer examples lose their end [default: 1024]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    max_seq_length: Option<u32>,
+    /// Field that holds the prompt, for data with names of its own
+    #[arg(long, value_name = "NAME", requires = "completion_field")]
+    prompt_field: Option<String>,
+    /// Field that holds the completion
+    #[arg(long, value_name = "NAME", requires = "prompt_field")]
+    completion_field: Option<String>,
+    /// In conversations, count the assistant's tokens only [default: true]
+    #[arg(long, value_name = "BOOL")]
+    assistant_only_loss: Option<bool>,
+    /// In rows of prompt and completion, count the completion only [default: true]
+    #[arg(long, value_name = "BOOL")]
+    completion_only_loss: Option<bool>,
+    /// Drop rows without a token to count instead of refusing them [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    allow_untrainable_rows: Option<bool>,
+    /// Drop rows whose text contains the text of a special token [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    drop_special_token_rows: Option<bool>,
+    /// Date that templates see [default: 2025-01-01]
+    #[arg(long, value_name = "YYYY-MM-DD")]
+    date: Option<String>,
     /// Rows computed together: changes the time, not the result
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=65536))]
     micro_batch_size: u32,
@@ -30,27 +56,91 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
+impl Arguments {
+    /// Whether anything but the config says how data are read.
+    fn reads_otherwise(&self) -> bool {
+        self.max_seq_length.is_some()
+            || self.prompt_field.is_some()
+            || self.assistant_only_loss.is_some()
+            || self.completion_only_loss.is_some()
+            || self.allow_untrainable_rows.is_some()
+            || self.drop_special_token_rows.is_some()
+            || self.date.is_some()
+            || !self.model.template_var.is_empty()
+    }
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let chosen = Chosen::parse(&arguments.model.device, arguments.model.threads)?;
-    let rows = rows(arguments).map_err(|error| failed(&error))?;
-    let evaluation = on_device(&chosen, Evaluating { arguments, rows: &rows })??;
+    let run = match &arguments.config {
+        Some(path) => Some(config::read(path, &[]).map_err(|error| failed(&error.into()))?.run),
+        None => None,
+    };
+    let mut model = arguments.model.clone();
+    if let (None, Some(run)) = (&model.profile, &run) {
+        model.profile = Some(run.profile.name().to_string());
+    }
+    let rows = rows(arguments, run.as_ref())?;
+    let evaluation = on_device(&chosen, Evaluating { arguments, model: &model, rows: &rows })??;
     print(arguments, &evaluation).map_err(|error| Failure::output(&error))
 }
 
-fn rows(arguments: &Arguments) -> Result<Vec<TokenRow>, RunError> {
-    let config = model_config(&arguments.model.model)?;
-    let wanted = DataConfig {
-        files: arguments.data.clone(),
-        max_seq_length: (arguments.max_seq_length as usize).min(config.max_positions),
-        ..DataConfig::default()
+fn rows(arguments: &Arguments, run: Option<&Run>) -> Result<Vec<TokenRow>, Failure> {
+    match run {
+        Some(run) if arguments.data.is_empty() && !matches!(run.eval.rows, EvalRows::File(_)) => {
+            held_out(arguments, run)
+        }
+        _ => of_files(arguments, run).map_err(|error| failed(&error)),
+    }
+}
+
+/// The rows that a run holds out of its training data.
+fn held_out(arguments: &Arguments, run: &Run) -> Result<Vec<TokenRow>, Failure> {
+    if !run.has_eval() {
+        return Err(Failure::usage("the config has nothing to evaluate on", "name files with `--data`"));
+    }
+    if arguments.reads_otherwise() {
+        let hint = "name files with `--data`, or leave out the arguments that change how data are read";
+        return Err(Failure::usage("which rows a run holds out depends on how it reads its data", hint));
+    }
+    let model = model_config(&arguments.model.model).map_err(|error| failed(&error))?;
+    let run = Run { base_model: arguments.model.model.clone(), ..run.clone() };
+    prepare::rows(&run, &model).map(|rows| rows.eval).map_err(|error| failed(&error))
+}
+
+fn of_files(arguments: &Arguments, run: Option<&Run>) -> Result<Vec<TokenRow>, RunError> {
+    let folder: &Path = &arguments.model.model;
+    let config = model_config(folder)?;
+    let mut wanted = match run {
+        Some(run) => data_config(run, &[])?,
+        None => DataConfig::default(),
     };
-    let (tokenizer, template) = data::open(&arguments.model.model, &wanted.date)?;
-    let (dataset, _) = data::load(&wanted, &tokenizer, template.as_ref())?;
+    wanted.files.clone_from(&arguments.data);
+    if let (true, Some(EvalRows::File(file))) = (wanted.files.is_empty(), run.map(|run| &run.eval.rows)) {
+        wanted.files.push(file.clone());
+    }
+    let length = arguments.max_seq_length.map_or(wanted.max_seq_length, |length| length as usize);
+    wanted.max_seq_length = length.min(config.max_positions);
+    if let Some((prompt, completion)) = arguments.prompt_field.clone().zip(arguments.completion_field.clone()) {
+        (wanted.prompt_field, wanted.completion_field) = (Some(prompt), Some(completion));
+    }
+    wanted.assistant_only_loss = arguments.assistant_only_loss.unwrap_or(wanted.assistant_only_loss);
+    wanted.completion_only_loss = arguments.completion_only_loss.or(wanted.completion_only_loss);
+    wanted.allow_untrainable_rows = arguments.allow_untrainable_rows.unwrap_or(wanted.allow_untrainable_rows);
+    wanted.drop_special_token_rows = arguments.drop_special_token_rows.unwrap_or(wanted.drop_special_token_rows);
+    wanted.variables.merge(crate::data::variables(&arguments.model.template_var));
+    wanted.vocabulary = Some(config.vocabulary);
+    if let Some(date) = &arguments.date {
+        wanted.date.clone_from(date);
+    }
+    let (tokenizer, template) = data::open_if_there(folder, &wanted.date)?;
+    let (dataset, _) = data::load(&wanted, tokenizer.as_ref(), template.as_ref())?;
     token_rows(dataset.rows, config.vocabulary)
 }
 
 struct Evaluating<'a> {
     arguments: &'a Arguments,
+    model: &'a model::Arguments,
     rows: &'a [TokenRow],
 }
 
@@ -58,7 +148,7 @@ impl Job for Evaluating<'_> {
     type Result = Result<Evaluation, Failure>;
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
-        let model = &self.arguments.model;
+        let model = self.model;
         let longest = self.rows.iter().map(|row| row.tokens.len()).max().unwrap_or(1);
         let built = model.build(&backend, longest, true)?;
         let trainer = Trainer::new(backend, built);
