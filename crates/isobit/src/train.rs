@@ -73,6 +73,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         crate::fits::check(&run)?;
     }
     let prepared = prepare(run).map_err(|error| failed(&error))?;
+    // Only from here on is there anything to save: before, a signal ends the program at once.
+    signal::install().map_err(|error| Failure::output(&error))?;
     if !arguments.quiet {
         tell(&format!(
             "{} rows, {} tokens, {} of them targets; {} updates",
