@@ -1,8 +1,10 @@
 //! Configs as people write them: what they mean, what is refused and in which words, and what the digest covers.
 
 use isobit_training::config::{
-    Adapter, Checkpointing, Device, EvalRows, Every, Length, Run, Scheduler, Steps, Targets, Warmup, parse,
+    Adapter, Checkpointing, Device, EvalRows, Every, KEYS, Key, Kind, Length, Run, Scheduler, Section, Steps, Targets,
+    Warmup, parse,
 };
+use std::fmt::Write;
 
 /// The example of the product page, whole.
 const EXAMPLE: &str = r#"
@@ -124,6 +126,7 @@ fn a_string_of_targets_is_an_expression() {
     .expect("valid");
     let Adapter::Lora(lora) = &run.adapter else { panic!("an adapter") };
     assert_eq!(lora.targets, Targets::Matching(r".*\.[qv]_proj".to_string()));
+    assert_eq!(with(&run.to_toml(), &[]), Ok(run));
     let layers = r"[adapter]
         lora_target_modules = '.*\.[qv]_proj'
         layers_to_transform = [0]";
@@ -433,6 +436,7 @@ fn the_resolved_form_parses_back_to_the_same_run() {
         assert_eq!(again.digest(), run.digest());
     }
     let run = with(EXAMPLE, &["device=[cpu, opencl:1]", "data_workers=3", "threads=2"]).expect("valid");
+    assert_eq!(with(&run.to_toml(), &[]), Ok(run));
 }
 
 #[test]
@@ -529,6 +533,94 @@ fn hostile_text_is_an_error_and_not_a_panic() {
     assert!(
         missing.expect_err("there is no file").to_string().starts_with("cannot read the config: no/such/file.toml")
     );
+}
+
+/// A generator of numbers for configs: the same ones every time.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, count: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % count
+    }
+
+    fn of<'a>(&mut self, choices: &[&'a str]) -> &'a str {
+        choices[self.below(choices.len() as u64) as usize]
+    }
+
+    /// Something to write after a key of that kind: mostly what it takes.
+    fn value(&mut self, kind: Kind) -> String {
+        const TEXTS: [&str; 15] = [
+            "\"a\"",
+            "\"q_proj\"",
+            "'.*\\.[qv]_proj'",
+            "\"all-linear\"",
+            "\"ü \\\" \\\\ \\n \\u0007\"",
+            "\"no\"",
+            "\"steps\"",
+            "\"epoch\"",
+            "\"cosine_with_min_lr\"",
+            "\"constant\"",
+            "\"lora\"",
+            "\"full\"",
+            "\"last_blocks\"",
+            "\"loss\"",
+            "\"2024-02-29\"",
+        ];
+        const NUMBERS: [&str; 12] =
+            ["0", "1", "2", "7", "64", "0.5", "0.25", "1e-7", "1e16", "3.0", "0.1", "0.30000000000000004"];
+        let items = self.below(3);
+        let list = |dice: &mut Self, from: &[&str]| {
+            let items: Vec<&str> = (0..items).map(|_| dice.of(from)).collect();
+            format!("[{}]", items.join(", "))
+        };
+        match kind {
+            Kind::Switch => self.of(&["true", "false"]).to_owned(),
+            Kind::SwitchOrText => self.of(&["true", "false", "\"none\"", "\"selective\"", "\"full\""]).to_owned(),
+            Kind::Whole => self.of(&["0", "1", "2", "3", "16", "100", "-1", "9223372036854775807"]).to_owned(),
+            Kind::Number | Kind::CountOrShare => self.of(&NUMBERS).to_owned(),
+            Kind::Text => self.of(&TEXTS).to_owned(),
+            Kind::TextOrTexts if self.below(2) == 0 => self.of(&TEXTS).to_owned(),
+            Kind::Texts | Kind::TextOrTexts => list(self, &TEXTS),
+            Kind::Wholes => list(self, &["0", "1", "5"]),
+            Kind::TableOfWholes => self.of(&["{}", "{ q_proj = 4 }", "{ \"a.b\" = 1, \"ü\" = 2 }"]).to_owned(),
+            Kind::TableOfNumbers => self.of(&["{}", "{ q_proj = 4 }", "{ \"a.b\" = 1e-7, c = 2.5 }"]).to_owned(),
+            Kind::Table => self
+                .of(&["{}", "{ enable_thinking = false }", "{ a = 1, b = \"x\", c = [1.5, \"y\"], d = { e = true } }"])
+                .to_owned(),
+        }
+    }
+}
+
+#[test]
+fn every_config_that_is_valid_parses_back_to_itself() {
+    let mut dice = Dice(0x1234_5678_9abc_def1);
+    let (mut valid, mut seen) = (0, std::collections::BTreeSet::new());
+    for _ in 0..30_000 {
+        let mut text = String::from(LEAST);
+        let mut used = Vec::new();
+        for section in Section::NAMED.into_iter().filter(|section| *section != Section::Datasets) {
+            writeln!(text, "{}", section.heading()).expect("a string");
+            for key in KEYS.iter().filter(|key| key.section == section) {
+                if dice.below(16) == 0 {
+                    writeln!(text, "{} = {}", key.name, dice.value(key.kind)).expect("a string");
+                    used.push(key.dotted());
+                }
+            }
+        }
+        let Ok(run) = with(&text, &[]) else { continue };
+        valid += 1;
+        seen.extend(used);
+        let printed = run.to_toml();
+        let again = with(&printed, &[]).unwrap_or_else(|error| panic!("{error}\n{text}\nprinted:\n{printed}"));
+        assert_eq!(again, run, "{text}\nprinted:\n{printed}");
+        assert_eq!((again.to_toml(), again.digest()), (printed, run.digest()), "{text}");
+    }
+    let known = KEYS.iter().filter(|key| ![Section::Top, Section::Datasets].contains(&key.section));
+    let missing: Vec<String> = known.map(Key::dotted).filter(|key| !seen.contains(key)).collect();
+    assert!(valid > 1000 && missing.is_empty(), "{valid} valid configs, never with {missing:?}");
 }
 
 #[test]

@@ -73,7 +73,8 @@ fn targets(table: &Table<'_>) -> Result<Targets, Error> {
                 "a string is an expression for whole paths, and this is a name",
                 "\"all-linear\", a list: [\"q_proj\", \"v_proj\"], or an expression: '.*\\.[qv]_proj'",
             )),
-        Value::Text(_) if table.get("layers_to_transform").is_some() => {
+        // An empty list is how "all" is written out.
+        Value::Text(_) if !layers(table)?.is_empty() => {
             Err(entry.invalid("layers_to_transform goes with names", "let the expression choose the layers"))
         }
         Value::Text(text) => Ok(Targets::Matching(text.clone())),
