@@ -120,7 +120,7 @@ fn supervised(seed: u64, chunk: &Chunk, place: &Path) -> Result<(usize, Vec<Find
         };
         let at = read_progress(&progress)?;
         let text = String::from_utf8_lossy(&std::fs::read(place.join("stderr")).map_err(failed)?).trim().to_string();
-        let told: String = text.chars().take(200).collect();
+        let told: String = text.replace('\n', " ").chars().take(200).collect();
         let how = match status.map(|status| (status.code(), status.signal())) {
             Some((Some(0), _)) => break,
             Some((Some(1), _)) => return Err(format!("a worker of {}: {told}", chunk.target.name)),

@@ -143,7 +143,7 @@ fn change(random: &mut Random, form: Form, corpus: &Corpus) -> Vec<u8> {
         return noise;
     }
     let base = random.pick(corpus).clone();
-    let large = random.once_in(200);
+    let large = random.once_in(60);
     if random.once_in(10) { changed_bytes(random, &base) } else { mutated(random, form, &base, large) }
 }
 

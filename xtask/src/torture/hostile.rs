@@ -188,7 +188,7 @@ pub(crate) fn toml(random: &mut Random) -> String {
 
 /// A piece of a template; `large` allows chains and nests that a recursive reader falls over.
 pub(crate) fn template(random: &mut Random, large: bool) -> String {
-    let long = if large { 20_000 } else { 400 };
+    let long = if large { 60_000 } else { 400 };
     let expression = |inner: String| format!("{{{{ {inner} }}}}");
     match random.below(if large { 24 } else { 160 }) {
         0 => expression(format!("{}1", "-".repeat(random.below(long)))),

@@ -154,7 +154,7 @@ impl Trial<'_> {
                     if latest.unwrap_or(0) < told.saved {
                         return wrong(format!("checkpoint-{} was saved; latest.json names {latest:?}", told.saved));
                     }
-                    if let Some(what) = saved_badly(&ended, latest) {
+                    if let Some(what) = saved_badly(&ended, blow, latest) {
                         return wrong(what);
                     }
                 }
@@ -275,8 +275,9 @@ fn ended_badly(ended: &Ended, blow: Option<Blow>) -> Option<String> {
 }
 
 /// A clean stop has saved the step it had come to.
-fn saved_badly(ended: &Ended, latest: Option<u64>) -> Option<String> {
-    if !matches!(ended.code, Some(130 | 143)) || !ended.err.contains("stopped after") {
+fn saved_badly(ended: &Ended, blow: Option<Blow>, latest: Option<u64>) -> Option<String> {
+    let once = matches!(blow, Some(Blow::Terminate | Blow::Interrupt));
+    if !once || !matches!(ended.code, Some(130 | 143)) {
         return None;
     }
     let last = ended.events().filter(|event| event["event"] == "step").filter_map(|event| event["step"].as_u64()).max();

@@ -174,7 +174,7 @@ impl Settings {
                 if self.case.is_some() {
                     return Ok(());
                 }
-                if number % 100 == 99 {
+                if number % 500 == 499 {
                     eprintln!("{kind}: case {}", number + 1);
                 }
             }
