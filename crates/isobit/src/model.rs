@@ -36,10 +36,6 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    pub(crate) fn profile_name(&self) -> &str {
-        &self.profile
-    }
-
     pub(crate) fn profile(&self) -> Result<Profile, Failure> {
         let profile = Profile::ALL.into_iter().find(|profile| profile.name() == self.profile_name());
         profile.ok_or_else(|| Failure::usage(format!("unknown profile `{}`", self.profile_name()), "x2 and x3 exist"))
