@@ -100,6 +100,12 @@ impl EveryBackend {
         Self::of(paths, devices)
     }
 
+    /// Devices whose name holds `name`, with the kernels that every device runs alone.
+    pub fn portable(name: &str) -> Self {
+        let devices = Self::on(name).devices.into_iter().filter_map(|gpu| Gpu::open_portable(gpu.selector()).ok());
+        Self::of(Vec::new(), devices.collect())
+    }
+
     pub fn of(paths: Vec<Cpu>, devices: Vec<Gpu>) -> Self {
         Self { paths, devices, compared: 0, differences: Vec::new() }
     }

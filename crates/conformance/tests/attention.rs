@@ -2,7 +2,7 @@
 
 use isobit_conformance::cases::attention::{AttentionCase, Inputs, packed, visit};
 use isobit_conformance::data::Kind;
-use isobit_conformance::{EveryBackend, Output, first_difference};
+use isobit_conformance::{EveryBackend, Output, devices, first_difference};
 use isobit_kernels::op::Span;
 use isobit_kernels::{Backend, Cpu, Path, Reference};
 use isobit_numerics::slices::Profile;
@@ -27,8 +27,8 @@ fn case(lengths: &[usize], window: Option<usize>, profile: Profile) -> Attention
     }
 }
 
-/// Runs a law on the reference and on the fastest path.
-fn on_both(
+/// Runs a law on the reference, on the fastest path and on every device.
+fn everywhere(
     law: impl Fn(&dyn Fn(&AttentionCase, &Inputs) -> [Vec<f32>; 2], &dyn Fn(&AttentionCase, &Inputs) -> [Vec<f32>; 5]),
 ) {
     fn all<B: Backend>(b: &B, case: &AttentionCase, inputs: &Inputs) -> [Vec<f32>; 5] {
@@ -39,6 +39,9 @@ fn on_both(
     law(&|case, inputs| case.forward(&Reference, inputs), &|case, inputs| all(&Reference, case, inputs));
     let cpu = Cpu::new(2, Path::best()).expect("the best path is available");
     law(&|case, inputs| case.forward(&cpu, inputs), &|case, inputs| all(&cpu, case, inputs));
+    for gpu in devices().into_iter().filter_map(|(_, device)| device.ok()) {
+        law(&|case, inputs| case.forward(&gpu, inputs), &|case, inputs| all(&gpu, case, inputs));
+    }
 }
 
 #[track_caller]
@@ -53,7 +56,7 @@ const PROFILES_AND_WINDOWS: [(Profile, Option<usize>); 3] =
 #[test]
 fn the_forward_of_a_prefix_is_the_prefix_of_the_forward() {
     for (profile, window) in PROFILES_AND_WINDOWS {
-        on_both(|forward, _| {
+        everywhere(|forward, _| {
             let whole = case(&[140], window, profile);
             let inputs = whole.inputs();
             let [o, lse] = forward(&whole, &inputs);
@@ -72,7 +75,7 @@ fn the_forward_of_a_prefix_is_the_prefix_of_the_forward() {
 #[test]
 fn cached_decoding_equals_the_full_forward() {
     for (profile, window) in PROFILES_AND_WINDOWS {
-        on_both(|forward, _| {
+        everywhere(|forward, _| {
             let whole = case(&[150], window, profile);
             let inputs = whole.inputs();
             let [o, lse] = forward(&whole, &inputs);
@@ -94,7 +97,7 @@ fn cached_decoding_equals_the_full_forward() {
 fn packed_documents_do_not_see_each_other() {
     let lengths = [5, 130, 1, 64];
     for (profile, window) in PROFILES_AND_WINDOWS {
-        on_both(|_, all| {
+        everywhere(|_, all| {
             let pack = case(&lengths, window, profile);
             let inputs = pack.inputs();
             let together = all(&pack, &inputs);
@@ -130,7 +133,7 @@ fn packed_documents_do_not_see_each_other() {
 #[test]
 fn poison_does_not_travel_backwards_or_sideways() {
     for (profile, window) in PROFILES_AND_WINDOWS {
-        on_both(|forward, all| {
+        everywhere(|forward, all| {
             let pack = case(&[70, 140], window, profile);
             let inputs = pack.inputs();
             let (clean, poisoned_at) = (all(&pack, &inputs), 70 + 40);

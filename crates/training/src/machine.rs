@@ -130,7 +130,7 @@ mod tests {
         // The path of the outside, and no limit at all.
         assert_eq!(group(mount.path(), "0::/../../elsewhere\n"), None);
         put("", &[("memory.max", "50"), ("memory.current", "60")]);
-        assert_eq!(group(mount.path(), "0::/elsewhere\n"), Some(5));
+        assert_eq!(group(mount.path(), "0::/elsewhere\n"), Some(0));
         let first = [
             ("memory.limit_in_bytes", "800"),
             ("memory.usage_in_bytes", "300"),

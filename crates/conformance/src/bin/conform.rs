@@ -1,7 +1,7 @@
 //! The suite without a toolchain: every CPU path and every device of this machine against the reference, on every case.
 //!
-//! `conform [OP ...] [--on NAME]` compares on bits, each case twice, CPU paths with 1, 2 and 7 threads: of some ops only, or on backends
-//! whose name holds `NAME` only. `conform --table` prints a digest per op and backend, side by side.
+//! `conform [OP ...] [--on NAME] [--portable]` compares on bits, each case twice, CPU paths with 1, 2 and 7 threads: of some ops only, or on
+//! backends whose name holds `NAME` only, or devices without their own matrix units. `conform --table` prints a digest per op and backend.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a report, and how far it is")]
 
 use isobit_conformance::table::Table;
@@ -10,10 +10,11 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
-    let (mut ops, mut on, mut as_table) = (Vec::new(), String::new(), false);
+    let (mut ops, mut on, mut as_table, mut portable) = (Vec::new(), String::new(), false, false);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--table" => as_table = true,
+            "--portable" => portable = true,
             "--on" => on = arguments.next().unwrap_or_default(),
             _ => ops.push(argument),
         }
@@ -21,7 +22,7 @@ fn main() -> ExitCode {
     for skip in skipped() {
         println!("{skip}");
     }
-    let same = if as_table { table() } else { compare(ops, &on) };
+    let same = if as_table { table() } else { compare(ops, &on, portable) };
     if same { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
@@ -47,8 +48,9 @@ impl Visitor for Some {
     }
 }
 
-fn compare(ops: Vec<String>, on: &str) -> bool {
-    let mut some = Some { backends: EveryBackend::on(on), ops, wanted: false };
+fn compare(ops: Vec<String>, on: &str, portable: bool) -> bool {
+    let backends = if portable { EveryBackend::portable(on) } else { EveryBackend::on(on) };
+    let mut some = Some { backends, ops, wanted: false };
     cases::visit_all(&mut some);
     for difference in &some.backends.differences {
         println!("{difference}");

@@ -1,4 +1,4 @@
-//! Attention on int8 tensor cores (`gpu/attention_mma.cu`): NVIDIA devices from compute capability 8.0 on, profile x2.
+//! Attention on int8 tensor cores (`gpu/attention_mma.h`): NVIDIA devices from compute capability 8.0 on, profile x2.
 //!
 //! Rows are sliced into the workspace, by width for scores and by place for what is contracted over positions. The three
 //! gradients have a kernel each; those of keys and values are made per query head, then added over the heads of a group
@@ -12,8 +12,20 @@ use super::runtime::{Argument, Language};
 use crate::op::Attention;
 use isobit_numerics::slices::Profile;
 
-static ATTENTION_MMA: Program =
-    Program { name: "attention_mma", text: include_str!("../../gpu/attention_mma.cu"), language: Language::Cuda };
+/// The program in `crates/kernels/gpu/<name>.cu`, behind what all of them share.
+macro_rules! program {
+    ($name:literal) => {
+        Program {
+            name: $name,
+            text: concat!(include_str!("../../gpu/attention_mma.h"), include_str!(concat!("../../gpu/", $name, ".cu"))),
+            language: Language::Cuda,
+        }
+    };
+}
+
+static SLICES_OF_ROWS: Program = program!("attention_slices");
+static FORWARD: Program = program!("attention_forward");
+static BACKWARD: Program = program!("attention_backward");
 
 /// Of a block: `THREADS`, `ROWS`, `TILE` and `BLOCK` in the kernels, and the slices of an integer.
 const THREADS: usize = 128;
@@ -115,19 +127,92 @@ const WIDTH: Packing = Packing { by_width: true, by_place: false };
 const PLACE: Packing = Packing { by_width: false, by_place: true };
 const BOTH: Packing = Packing { by_width: true, by_place: true };
 
-/// Planes of an operand in the workspace. One that was not asked for is not to be read.
-#[derive(Clone, Copy)]
-struct Planes {
-    by_width: Place,
-    by_place: Place,
-}
-
-/// Where the numbers per place are that an operand's unit belongs to: which of how many.
-#[derive(Clone, Copy)]
-struct Units {
+/// A tensor, and where its slices go. Planes that were not asked for are not there.
+struct Sliced<'a> {
+    x: &'a GpuBuffer<f32>,
+    operand: Operand,
+    /// Its blocks of places among the tables.
+    blocks: (usize, usize),
+    by_width: Option<Place>,
+    by_place: Option<Place>,
+    /// Numbers per place; units are number `index` of `count`.
     numbers: Place,
     index: usize,
     count: usize,
+}
+
+impl<'a> Sliced<'a> {
+    fn of_queries(x: &'a GpuBuffer<f32>, operand: Operand, index: usize, room: &mut Room, packing: Packing) -> Self {
+        let (numbers, blocks) = (room.query_numbers, room.query_blocks);
+        Self::new(x, operand, blocks, (numbers, index, QUERY_NUMBERS), room, packing)
+    }
+
+    fn of_keys(x: &'a GpuBuffer<f32>, operand: Operand, index: usize, room: &mut Room, packing: Packing) -> Self {
+        let (numbers, blocks) = (room.key_numbers, room.key_blocks);
+        Self::new(x, operand, blocks, (numbers, index, KEY_NUMBERS), room, packing)
+    }
+
+    fn new(
+        x: &'a GpuBuffer<f32>,
+        operand: Operand,
+        blocks: (usize, usize),
+        (numbers, index, count): (Place, usize, usize),
+        room: &mut Room,
+        packing: Packing,
+    ) -> Self {
+        operand.check(x, room.p);
+        let bytes = plane_bytes(&operand, room.p);
+        let by_width = packing.by_width.then(|| room.parts.take::<i8>(bytes));
+        let by_place = packing.by_place.then(|| room.parts.take::<i8>(bytes));
+        Self { x, operand, blocks, by_width, by_place, numbers, index, count }
+    }
+
+    /// `Operand` in the kernels.
+    fn descriptor(&self, call: &Call, groups: usize) -> [u64; 16] {
+        let address = |place: Option<Place>| place.map_or(0, Place::address);
+        let pair = |low: usize, high: usize| u64::from(narrow(low)) | u64::from(narrow(high)) << 32;
+        let width = self.operand.width;
+        let mut words = [0; 16];
+        words[0] = Place::from(self.x).address();
+        words[1] = call.tables.address() + (self.blocks.0 * size_of::<u32>()) as u64;
+        words[2] = address(self.by_width);
+        words[3] = address(self.by_place);
+        words[4] = self.numbers.address();
+        words[5] = pair(self.index, self.count);
+        words[6] = pair(self.operand.heads, width);
+        words[7] = pair(padded(width), self.operand.places(call.p));
+        words[8] = pair(groups, 0);
+        words
+    }
+
+    fn wide(&self) -> Place {
+        self.by_width.expect("planes by width were asked for")
+    }
+
+    fn deep(&self) -> Place {
+        self.by_place.expect("planes by place were asked for")
+    }
+}
+
+/// The workspace of a call as it is handed out.
+struct Room<'a> {
+    p: &'a Attention<'a>,
+    parts: Parts,
+    query_numbers: Place,
+    key_numbers: Place,
+    query_blocks: (usize, usize),
+    key_blocks: (usize, usize),
+}
+
+impl<'a> Room<'a> {
+    fn new(call: &Call<'a>, plan: &Tables, workspace: &mut GpuBuffer<u8>) -> Self {
+        let (p, all) = (call.p, Operands::new(call.p));
+        let mut parts = Parts::new(call.gpu, workspace);
+        let query_numbers = parts.take::<f32>(all.q.units(p) * QUERY_NUMBERS);
+        let key_numbers = parts.take::<f32>(all.k.units(p) * KEY_NUMBERS);
+        let (query_blocks, key_blocks) = (plan.query_blocks, plan.key_blocks);
+        Self { p, parts, query_numbers, key_numbers, query_blocks, key_blocks }
+    }
 }
 
 fn plane_bytes(operand: &Operand, p: &Attention) -> usize {
@@ -147,16 +232,11 @@ fn wide_shares(p: &Attention) -> bool {
 pub(super) fn workspace(gpu: &Gpu, p: &Attention) -> usize {
     let all = Operands::new(p);
     let bytes = |operand: &Operand, packing| operand_bytes(gpu, operand, p, packing);
-    let numbers =
-        gpu.part::<f32>(all.q.units(p) * QUERY_NUMBERS) + gpu.part::<f32>(all.k.units(p) * KEY_NUMBERS);
+    let numbers = gpu.part::<f32>(all.q.units(p) * QUERY_NUMBERS) + gpu.part::<f32>(all.k.units(p) * KEY_NUMBERS);
     let forward = numbers + bytes(&all.q, WIDTH) + bytes(&all.k, WIDTH) + bytes(&all.v, PLACE);
     let shares = if wide_shares(p) { gpu.part::<f32>(all.d_o.units(p) * p.value_width) } else { 0 };
-    let backward = numbers
-        + bytes(&all.q, BOTH)
-        + bytes(&all.k, BOTH)
-        + bytes(&all.v, WIDTH)
-        + bytes(&all.d_o, BOTH)
-        + shares;
+    let backward =
+        numbers + bytes(&all.q, BOTH) + bytes(&all.k, BOTH) + bytes(&all.v, WIDTH) + bytes(&all.d_o, BOTH) + shares;
     if trains(p) { forward.max(backward) } else { forward }
 }
 
@@ -193,19 +273,52 @@ enum RowsOf<'a> {
     Places,
 }
 
-/// Tables of one call, uploaded together.
-#[derive(Default)]
+/// Tables of a call, which lie one after another: where each starts, and its length. Forward and backward have the same.
 struct Tables {
     words: Vec<usize>,
+    query_blocks: (usize, usize),
+    key_blocks: (usize, usize),
+    query_rows: (usize, usize),
+    /// Rows of keys, and where shares of the gradients of values lie: at the rows of dQ, or over places.
+    key_rows: (usize, usize),
+    value_rows: (usize, usize),
+    value_blocks: (usize, usize),
 }
 
 impl Tables {
-    /// Where the table starts, and its length.
-    fn add(&mut self, table: &[usize]) -> (usize, usize) {
-        let start = self.words.len();
-        self.words.extend_from_slice(table);
-        (start, table.len())
+    fn new(p: &Attention) -> Self {
+        let all = Operands::new(p);
+        let mut words = Vec::new();
+        let mut add = |table: &[usize]| {
+            let start = words.len();
+            words.extend_from_slice(table);
+            (start, table.len())
+        };
+        let query_blocks = add(&all.q.blocks(p));
+        let key_blocks = add(&all.k.blocks(p));
+        let query_rows = add(&rows_table(&all, p, false, RowsOf::Operand(&all.q)));
+        let (mut key_rows, mut value_rows, mut value_blocks) = ((0, 0), (0, 0), query_blocks);
+        if trains(p) {
+            // Shares lie where dQ's rows do, or over places; gradients of key heads of their own where the keys do.
+            let own = RowsOf::Operand(if p.group() > 1 { &all.q } else { &all.k });
+            key_rows = add(&rows_table(&all, p, true, own));
+            value_rows = key_rows;
+            if wide_shares(p) {
+                value_rows = add(&rows_table(&all, p, true, RowsOf::Places));
+                let blocks = (0..query_blocks.1 / 2).flat_map(|block| [block * BLOCK, BLOCK]);
+                value_blocks = add(&blocks.collect::<Vec<_>>());
+            }
+        }
+        Self { words, query_blocks, key_blocks, query_rows, key_rows, value_rows, value_blocks }
     }
+}
+
+/// Rows that a kernel owns: their table, the width of their results, the shared memory of a block.
+#[derive(Clone, Copy)]
+struct Rows {
+    table: (usize, usize),
+    width: usize,
+    shared: usize,
 }
 
 /// One call on one device.
@@ -215,62 +328,41 @@ struct Call<'a> {
     tables: GpuBuffer<u32>,
 }
 
-impl Call<'_> {
+impl<'a> Call<'a> {
+    fn new(gpu: &'a Gpu, p: &'a Attention<'a>, tables: &Tables) -> Self {
+        Self { gpu, p, tables: gpu.offsets(&tables.words) }
+    }
+
     fn table(&self, table: (usize, usize)) -> Argument {
         Place::from(&self.tables).at::<u32>(table.0)
     }
 
-    fn launch(&self, kernel: &'static str, groups: Groups, shared: usize, arguments: &[Argument]) {
-        let build = Build::with_widths(self.p.profile, padded(self.p.key_width), padded(self.p.value_width));
-        self.gpu.launch_with(&ATTENTION_MMA, kernel, build, groups, shared, arguments);
+    /// A kernel over blocks of places and heads, whatever the widths.
+    fn over_places(&self, kernel: &'static str, groups: usize, arguments: &[Argument]) {
+        self.gpu.launch_sliced(&SLICES_OF_ROWS, kernel, self.p.profile, Groups::each(groups), arguments);
     }
 
     /// A kernel over blocks of rows: one block of threads for each, per query head and part of the result.
-    fn over_rows(&self, kernel: &'static str, table: (usize, usize), width: usize, shared: usize, args: &[Argument]) {
-        let blocks = table.1 / 6 * self.p.heads * parts_of(width);
-        self.launch(kernel, Groups::of(blocks, THREADS), shared, args);
+    fn over_rows(&self, (program, kernel): (&Program, &'static str), rows: Rows, arguments: &[Argument]) {
+        let p = self.p;
+        let build = Build::with_widths(p.profile, padded(p.key_width), padded(p.value_width));
+        let groups = Groups::of(rows.table.1 / 6 * p.heads * parts_of(rows.width), THREADS);
+        self.gpu.launch_with(program, kernel, build, groups, rows.shared, arguments);
     }
 
-    /// Room for the numbers per place of queries and of keys.
-    fn numbers(&self, all: &Operands, parts: &mut Parts) -> (Place, Place) {
-        let query_numbers = parts.take::<f32>(all.q.units(self.p) * QUERY_NUMBERS);
-        (query_numbers, parts.take::<f32>(all.k.units(self.p) * KEY_NUMBERS))
-    }
-
-    fn slice(
-        &self,
-        x: &GpuBuffer<f32>,
-        operand: &Operand,
-        blocks: (usize, usize),
-        units: Units,
-        packing: Packing,
-        parts: &mut Parts,
-    ) -> Planes {
-        operand.check(x, self.p);
-        let mut planes =
-            |wanted: bool| if wanted { Some(parts.take::<i8>(plane_bytes(operand, self.p))) } else { None };
-        let (by_width, by_place) = (planes(packing.by_width), planes(packing.by_place));
-        let argument = |planes: Option<Place>| planes.map_or(Argument::U64(0), Argument::from);
-        let shape = [operand.heads, operand.width, padded(operand.width), operand.places(self.p)].map(narrow);
-        self.launch(
-            "attention_slice_mma",
-            Groups::each(blocks.1 / 2 * operand.heads),
-            0,
-            arguments![
-                units.numbers,
-                narrow(units.index),
-                narrow(units.count),
-                argument(by_width),
-                argument(by_place),
-                x,
-                self.table(blocks),
-                shape[0],
-                shape[1],
-                shape[2],
-                shape[3]
-            ],
-        );
-        Planes { by_width: by_width.unwrap_or(units.numbers), by_place: by_place.unwrap_or(units.numbers) }
+    /// Slices up to four operands.
+    fn slice(&self, all: &[&Sliced]) {
+        let mut groups = 0;
+        let mut descriptors: Vec<_> = all
+            .iter()
+            .map(|sliced| {
+                groups += sliced.blocks.1 / 2 * sliced.operand.heads;
+                Argument::Descriptor(sliced.descriptor(self, groups))
+            })
+            .collect();
+        let last = descriptors[descriptors.len() - 1];
+        descriptors.resize(4, last);
+        self.over_places("attention_slice_mma", groups, &descriptors);
     }
 
     /// Adds the shares of the query heads of every key head.
@@ -283,10 +375,9 @@ impl Call<'_> {
         width: usize,
     ) {
         let shape = [self.p.kv_heads, self.p.group(), width].map(narrow);
-        self.launch(
+        self.over_places(
             "attention_add_heads",
-            Groups::each(blocks.1 / 2 * self.p.kv_heads),
-            0,
+            blocks.1 / 2 * self.p.kv_heads,
             arguments![to, shares, self.table(blocks), self.table(share_blocks), shape[0], shape[1], shape[2]],
         );
     }
@@ -299,28 +390,23 @@ pub(super) fn forward(
     p: &Attention,
     workspace: &mut GpuBuffer<u8>,
 ) {
-    let all = Operands::new(p);
-    let mut tables = Tables::default();
-    let query_blocks = tables.add(&all.q.blocks(p));
-    let key_blocks = tables.add(&all.k.blocks(p));
-    let rows = tables.add(&rows_table(&all, p, false, RowsOf::Operand(&all.q)));
-    let call = Call { gpu, p, tables: gpu.offsets(&tables.words) };
-    let mut parts = Parts::new(gpu, workspace);
-    let (query_numbers, key_numbers) = call.numbers(&all, &mut parts);
-    let units = |index| Units { numbers: key_numbers, index, count: KEY_NUMBERS };
-    let query_units = Units { numbers: query_numbers, index: 0, count: QUERY_NUMBERS };
-    let q = call.slice(q, &all.q, query_blocks, query_units, WIDTH, &mut parts);
-    let k = call.slice(k, &all.k, key_blocks, units(0), WIDTH, &mut parts);
-    let v = call.slice(v, &all.v, key_blocks, units(1), PLACE, &mut parts);
+    let (all, tables) = (Operands::new(p), Tables::new(p));
+    let call = Call::new(gpu, p, &tables);
+    let mut room = Room::new(&call, &tables, workspace);
+    let q = Sliced::of_queries(q, all.q, 0, &mut room, WIDTH);
+    let k = Sliced::of_keys(k, all.k, 0, &mut room, WIDTH);
+    let v = Sliced::of_keys(v, all.v, 1, &mut room, PLACE);
+    call.slice(&[&q, &k, &v]);
+    let rows = tables.query_rows;
     let [heads, group, value_width] = [p.heads, p.group(), p.value_width].map(narrow);
     let arguments = arguments![
         o,
         lse,
-        q.by_width,
-        query_numbers,
-        k.by_width,
-        v.by_place,
-        key_numbers,
+        q.wide(),
+        room.query_numbers,
+        k.wide(),
+        v.deep(),
+        room.key_numbers,
         call.table(rows),
         heads,
         group,
@@ -330,7 +416,8 @@ pub(super) fn forward(
         window(p),
         p.scale_base2()
     ];
-    call.over_rows("attention_forward_mma", rows, p.value_width, shared(gpu, p).forward, arguments);
+    let rows = Rows { table: rows, width: p.value_width, shared: shared(gpu, p).forward };
+    call.over_rows((&FORWARD, "attention_forward_mma"), rows, arguments);
 }
 
 pub(super) fn backward(
@@ -342,60 +429,41 @@ pub(super) fn backward(
     p: &Attention,
     workspace: &mut GpuBuffer<u8>,
 ) {
-    let all = Operands::new(p);
+    let (all, tables) = (Operands::new(p), Tables::new(p));
     let (shared, grouped) = (shared(gpu, p), p.group() > 1);
-    let mut tables = Tables::default();
-    let query_blocks = tables.add(&all.q.blocks(p));
-    let key_blocks = tables.add(&all.k.blocks(p));
-    let place_blocks: Vec<_> = (0..query_blocks.1 / 2).flat_map(|block| [block * BLOCK, BLOCK]).collect();
-    let place_blocks = tables.add(&place_blocks);
-    let query_rows = tables.add(&rows_table(&all, p, false, RowsOf::Operand(&all.q)));
-    // Shares lie where dQ's rows do, or over places; gradients of key heads of their own where the keys do.
-    let own = RowsOf::Operand(if grouped { &all.q } else { &all.k });
-    let key_rows = tables.add(&rows_table(&all, p, true, own));
-    let (value_rows, value_blocks) = if wide_shares(p) {
-        (tables.add(&rows_table(&all, p, true, RowsOf::Places)), place_blocks)
-    } else {
-        (key_rows, query_blocks)
-    };
-    let call = Call { gpu, p, tables: gpu.offsets(&tables.words) };
-
-    let mut parts = Parts::new(gpu, workspace);
-    let (query_numbers, key_numbers) = call.numbers(&all, &mut parts);
-    let query_units = |index| Units { numbers: query_numbers, index, count: QUERY_NUMBERS };
-    let key_units = |index| Units { numbers: key_numbers, index, count: KEY_NUMBERS };
-    let q = call.slice(q, &all.q, query_blocks, query_units(0), BOTH, &mut parts);
-    let sliced_d_o = call.slice(d_o, &all.d_o, query_blocks, query_units(1), BOTH, &mut parts);
-    let k = call.slice(k, &all.k, key_blocks, key_units(0), BOTH, &mut parts);
-    let v = call.slice(v, &all.v, key_blocks, key_units(1), WIDTH, &mut parts);
+    let call = Call::new(gpu, p, &tables);
+    let mut room = Room::new(&call, &tables, workspace);
+    let q = Sliced::of_queries(q, all.q, 0, &mut room, BOTH);
+    let sliced_d_o = Sliced::of_queries(d_o, all.d_o, 1, &mut room, BOTH);
+    let k = Sliced::of_keys(k, all.k, 0, &mut room, BOTH);
+    let v = Sliced::of_keys(v, all.v, 1, &mut room, WIDTH);
+    call.slice(&[&q, &sliced_d_o, &k, &v]);
+    let Tables { query_blocks, key_blocks, query_rows, key_rows, value_rows, value_blocks, .. } = tables;
+    let (query_numbers, key_numbers) = (room.query_numbers, room.key_numbers);
     let dq_place = Place::from(&*dq);
-    let shares =
-        if wide_shares(p) { parts.take::<f32>(all.d_o.units(p) * p.value_width) } else { dq_place };
+    let shares = if wide_shares(p) { room.parts.take::<f32>(all.d_o.units(p) * p.value_width) } else { dq_place };
 
     let [heads, group] = [p.heads, p.group()].map(narrow);
     let [key_width, value_width] = [p.key_width, p.value_width].map(narrow);
     // All positions are queries, so queries and keys have the same places.
     let places = narrow(all.q.places(p));
     let (scale, scale2, window) = (p.scale, p.scale_base2(), window(p));
-    call.launch(
+    call.over_places(
         "attention_delta_mma",
-        Groups::each(query_blocks.1 / 2 * p.heads),
-        0,
+        query_blocks.1 / 2 * p.heads,
         arguments![query_numbers, d_o, o, lse, call.table(query_blocks), heads, value_width, places],
     );
 
     let to = if grouped { shares } else { Place::from(&*dv) };
     call.over_rows(
-        "attention_grad_value_mma",
-        value_rows,
-        p.value_width,
-        shared.grad_value,
+        (&BACKWARD, "attention_grad_value_mma"),
+        Rows { table: value_rows, width: p.value_width, shared: shared.grad_value },
         arguments![
             to,
-            q.by_width,
-            sliced_d_o.by_place,
+            q.wide(),
+            sliced_d_o.deep(),
             query_numbers,
-            k.by_width,
+            k.wide(),
             key_numbers,
             call.table(value_rows),
             heads,
@@ -412,18 +480,16 @@ pub(super) fn backward(
     }
     let to = if grouped { dq_place } else { Place::from(&*dk) };
     call.over_rows(
-        "attention_grad_key_mma",
-        key_rows,
-        p.key_width,
-        shared.grad_key,
+        (&BACKWARD, "attention_grad_key_mma"),
+        Rows { table: key_rows, width: p.key_width, shared: shared.grad_key },
         arguments![
             to,
-            q.by_width,
-            q.by_place,
-            sliced_d_o.by_width,
+            q.wide(),
+            q.deep(),
+            sliced_d_o.wide(),
             query_numbers,
-            k.by_width,
-            v.by_width,
+            k.wide(),
+            v.wide(),
             key_numbers,
             call.table(key_rows),
             heads,
@@ -439,18 +505,16 @@ pub(super) fn backward(
         call.add_heads(dk, dq_place, key_blocks, query_blocks, p.key_width);
     }
     call.over_rows(
-        "attention_grad_query_mma",
-        query_rows,
-        p.key_width,
-        shared.grad_query,
+        (&BACKWARD, "attention_grad_query_mma"),
+        Rows { table: query_rows, width: p.key_width, shared: shared.grad_query },
         arguments![
             dq_place,
-            q.by_width,
-            sliced_d_o.by_width,
+            q.wide(),
+            sliced_d_o.wide(),
             query_numbers,
-            k.by_width,
-            k.by_place,
-            v.by_width,
+            k.wide(),
+            k.deep(),
+            v.wide(),
             key_numbers,
             call.table(query_rows),
             heads,
@@ -462,4 +526,65 @@ pub(super) fn backward(
             scale2
         ],
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::{Api, Selector};
+    use crate::op::Span;
+
+    fn absent(architecture: (u32, u32)) -> Gpu {
+        Gpu::absent(Selector { api: Api::Cuda, index: 0 }, Some(architecture))
+    }
+
+    fn op(spans: &[Span], key_width: usize, value_width: usize, profile: Profile) -> Attention<'_> {
+        Attention { spans, heads: 12, kv_heads: 2, key_width, value_width, scale: 1.0, window: None, profile }
+    }
+
+    fn document(length: usize) -> [Span; 1] {
+        [Span { queries: 0..length, keys: 0..length }]
+    }
+
+    #[test]
+    fn what_is_served_depends_on_device_widths_and_profile() {
+        let spans = document(100);
+        let [usual, wide] = [(128, 128), (256, 256)].map(|(key, value)| op(&spans, key, value, Profile::X2));
+        let both = |architecture| [&usual, &wide].map(|p| serves(&absent(architecture), p));
+        assert_eq!(both((7, 5)), [false, false]);
+        assert_eq!(both((8, 0)), [true, true]);
+        assert_eq!(both((8, 6)), [true, false]);
+        assert_eq!(both((9, 0)), [true, true]);
+        assert_eq!(both((12, 0)), [true, false]);
+        assert!(!serves(&absent((9, 0)), &op(&spans, 128, 128, Profile::X3)));
+    }
+
+    #[test]
+    fn memory_is_linear_in_length() {
+        let gpu = absent((9, 0));
+        let bytes = |length: usize, value_width| {
+            let spans = document(length);
+            workspace(&gpu, &op(&spans, 128, value_width, Profile::X2))
+        };
+        for value_width in [128, 160] {
+            assert_eq!(bytes(4096, value_width), 4 * bytes(1024, value_width));
+        }
+        // Twelve and two heads: planes of q and dO twice, of k twice and v once, two slices; numbers per place.
+        assert_eq!(bytes(1024, 128), 1024 * (256 * (2 * 12 + 2 * 12 + 2 * 2 + 2) + 4 * (4 * 12 + 2 * 2)));
+    }
+
+    #[test]
+    fn blocks_with_the_most_work_come_first() {
+        let spans = [document(100)[0].clone(), Span { queries: 100..300, keys: 100..300 }];
+        let p = op(&spans, 64, 64, Profile::X2);
+        let all = Operands::new(&p);
+        let positions = |turned| {
+            let table = rows_table(&all, &p, turned, RowsOf::Places);
+            table.chunks(6).map(|entry| (entry[0], entry[1], entry[4])).collect::<Vec<_>>()
+        };
+        // Place, rows and position: queries see what is before them, keys are seen by what is after.
+        let queries = [(320, 8, 192), (256, 64, 128), (192, 64, 64), (64, 36, 64), (0, 64, 0), (128, 64, 0)];
+        let keys = [(128, 64, 0), (192, 64, 64), (0, 64, 0), (256, 64, 128), (64, 36, 64), (320, 8, 192)];
+        assert_eq!((positions(false), positions(true)), (queries.to_vec(), keys.to_vec()));
+    }
 }

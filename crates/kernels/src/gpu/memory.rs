@@ -122,6 +122,11 @@ impl Place {
         self.handle
     }
 
+    /// The address itself, on devices that have one address space.
+    pub(super) fn address(self) -> u64 {
+        self.handle.map_or(0, |handle| handle.0 + self.offset as u64)
+    }
+
     pub(super) fn offset(&self) -> usize {
         self.offset
     }
