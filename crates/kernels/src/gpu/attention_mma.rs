@@ -174,7 +174,7 @@ impl<'a> Sliced<'a> {
         let width = self.operand.width;
         let mut words = [0; 16];
         words[0] = Place::from(self.x).address();
-        words[1] = call.tables.address() + (self.blocks.0 * size_of::<u32>()) as u64;
+        words[1] = Place::from(&call.tables).address() + (self.blocks.0 * size_of::<u32>()) as u64;
         words[2] = address(self.by_width);
         words[3] = address(self.by_place);
         words[4] = self.numbers.address();
