@@ -69,8 +69,8 @@ fn masks_dates_and_variables_are_those_asked_for() {
 #[test]
 fn rows_of_tokens_need_no_tokenizer() {
     let folder = Folder::new(Shape::TINY);
-    let rows: String = (0..40).map(|row| format!("{{\"input_ids\":[{},7,8,{}]}}\n", row % 9, row % 5)).collect();
-    folder.put("data.jsonl", rows);
+    let row = |row: usize| format!("{{\"input_ids\":[{},7,8,{}]}}", row % 9, row % 5);
+    folder.put("data.jsonl", (0..40).map(row).collect::<Vec<_>>().join("\n"));
     let with = loss(&folder, &["--data", "data.jsonl"]);
     std::fs::remove_file(folder.path("model/tokenizer.json")).expect("removed");
     std::fs::remove_file(folder.path("model/tokenizer_config.json")).expect("removed");

@@ -603,6 +603,16 @@ fn every_config_that_is_valid_parses_back_to_itself() {
         let mut used = Vec::new();
         for section in Section::NAMED.into_iter().filter(|section| *section != Section::Datasets) {
             writeln!(text, "{}", section.heading()).expect("a string");
+            // Pairs that chance brings together too seldom.
+            let floor = dice.of(&["min_lr", "min_lr_rate"]);
+            let (first, second, kind) = match section {
+                Section::Training => ("lr_scheduler_type = \"cosine_with_min_lr\"", floor, Kind::Number),
+                _ => ("type = \"last_blocks\"", "last_blocks", Kind::Whole),
+            };
+            if section != Section::Eval && dice.below(4) == 0 {
+                writeln!(text, "{first}\n{second} = {}", dice.value(kind)).expect("a string");
+                used.push(format!("{}.{second}", section.name()));
+            }
             for key in KEYS.iter().filter(|key| key.section == section) {
                 if dice.below(16) == 0 {
                     writeln!(text, "{} = {}", key.name, dice.value(key.kind)).expect("a string");

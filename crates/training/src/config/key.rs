@@ -233,14 +233,14 @@ impl Kind {
             (Self::Switch | Self::SwitchOrText, value @ Value::Switch(_))
             | (Self::Text | Self::TextOrTexts | Self::SwitchOrText, value @ Value::Text(_))
             | (Self::Whole | Self::CountOrShare, value @ Value::Whole(_))
-            | (Self::Number | Self::CountOrShare, value @ Value::Number(_)) => Some(value),
+            | (Self::Number | Self::CountOrShare, value @ Value::Number(_))
+            | (Self::Table, value @ Value::Table(_)) => Some(value),
             (Self::Number, Value::Whole(whole)) => as_number(whole),
             (Self::Texts | Self::TextOrTexts, Value::List(items)) => each(items, Self::Text),
             (Self::Wholes, Value::List(items)) => each(items, Self::Whole),
             (Self::Wholes, value @ Value::Whole(_)) => Some(Value::List(vec![value])),
             (Self::TableOfWholes, Value::Table(entries)) => every(entries, Self::Whole),
             (Self::TableOfNumbers, Value::Table(entries)) => every(entries, Self::Number),
-            (Self::Table, value @ Value::Table(_)) => Some(value),
             _ => None,
         }
     }

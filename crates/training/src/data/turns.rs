@@ -233,8 +233,7 @@ fn marked(message: &Json, index: usize, level: Level) -> Json {
     let Json::Object(entries) = message else { return message.clone() };
     let mark = |key: &str, value: &Json| match (key, level) {
         (_, Level::Nothing) => value.clone(),
-        ("content", _) => marked_value(value, index),
-        ("reasoning_content" | "thinking" | "reasoning", Level::All) => marked_value(value, index),
+        ("content", _) | ("reasoning_content" | "thinking" | "reasoning", Level::All) => marked_value(value, index),
         ("tool_calls", Level::All) => marked_calls(value, index),
         _ => value.clone(),
     };
