@@ -78,6 +78,7 @@ impl LoraConfig {
     }
 
     /// As its config is written: PEFT takes a choice of layers only beside a list of names.
+    #[must_use]
     pub fn written(&self, config: &Config) -> Self {
         let mut lora = self.clone();
         if lora.targets == Targets::AllLinear && lora.layers.is_some() {
