@@ -13,8 +13,8 @@ use isobit_proof::safetensors::Checkpoint;
 use isobit_training::config::{Adapter, Checkpointing, Run};
 use isobit_training::machine;
 use isobit_training::plan::{MemoryPlan, TOKENS_MOST, least_bytes, longest_rows, memory};
-use isobit_training::targets;
 use isobit_training::prepare::{RunError, check_positions, model_config, profile, step_settings, trained};
+use isobit_training::targets;
 
 /// More than any machine has that does not say how much it has.
 const UNKNOWN_MOST: u64 = 1 << 42;

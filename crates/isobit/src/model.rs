@@ -86,9 +86,10 @@ impl Arguments {
                 let what = format!("{} does not exist", folder.display());
                 return Err(RunError::Refused { what, hint: HUB_HINT });
             }
-            Some(folder) => {
-                Trained::Lora(peft::parse_config(&regular::read_text(&folder.join(ADAPTER_CONFIG), CONFIG_BYTES_MOST)?)?)
-            }
+            Some(folder) => Trained::Lora(peft::parse_config(&regular::read_text(
+                &folder.join(ADAPTER_CONFIG),
+                CONFIG_BYTES_MOST,
+            )?)?),
             None => Trained::Nothing,
         };
         let named = |profile: &Profile| profile.name() == self.profile_name();

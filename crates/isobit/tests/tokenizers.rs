@@ -25,8 +25,18 @@ fn check(part: &str, value: Value) -> Ran {
 fn caught_panics_print_nothing_but_the_error() {
     for (part, value, code, says) in [
         // A table that claims 4 GiB, and one that points outside of itself.
-        ("normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "/////w=="}), 8, "a table that is cut off"),
-        ("normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "BAAAAGFiY2Q="}), 3, "it panics on this text"),
+        (
+            "normalizer",
+            json!({"type": "Precompiled", "precompiled_charsmap": "/////w=="}),
+            8,
+            "a table that is cut off",
+        ),
+        (
+            "normalizer",
+            json!({"type": "Precompiled", "precompiled_charsmap": "BAAAAGFiY2Q="}),
+            3,
+            "it panics on this text",
+        ),
         ("pre_tokenizer", json!({"type": "FixedLength", "length": 0}), 3, "it panics on this text"),
     ] {
         let ran = check(part, value);

@@ -21,7 +21,8 @@ pub(super) struct Added {
 pub(super) fn growth(chains: [&Option<Value>; 3], added_tokens: &[Added]) -> Result<u64, String> {
     let mut growth = 1;
     for (name, part) in ["normalizer", "pre_tokenizer", "decoder"].into_iter().zip(chains) {
-        let factor = part.as_ref().map_or(Some(1), factor).ok_or_else(|| format!("the {name} has a table that is cut off"))?;
+        let factor =
+            part.as_ref().map_or(Some(1), factor).ok_or_else(|| format!("the {name} has a table that is cut off"))?;
         if factor > GROWTH_MAX {
             return Err(format!("the {name} can make text more than {GROWTH_MAX} times as long"));
         }
@@ -48,7 +49,9 @@ fn factor(part: &Value) -> Option<u64> {
                 None => content.saturating_add(1),
             }
         }
-        Some("Precompiled") => table_factor(part.get("precompiled_charsmap").and_then(Value::as_str).unwrap_or_default())?,
+        Some("Precompiled") => {
+            table_factor(part.get("precompiled_charsmap").and_then(Value::as_str).unwrap_or_default())?
+        }
         Some("Prepend") => 1 + part.get("prepend").and_then(Value::as_str).map_or(0, str::len) as u64,
         _ => 1,
     };
@@ -107,7 +110,9 @@ mod tests {
 
     #[test]
     fn tables_are_as_long_as_they_say() {
-        let table = |text: &str| growth(&format!(r#"{{"normalizer":{{"type":"Precompiled","precompiled_charsmap":"{text}"}}}}"#));
+        let table = |text: &str| {
+            growth(&format!(r#"{{"normalizer":{{"type":"Precompiled","precompiled_charsmap":"{text}"}}}}"#))
+        };
         // Four bytes of trie, then "abc", 0, "de", 0.
         assert_eq!(table("BAAAAAAAAABhYmMAZGUA"), Ok(3));
         for text in ["/////w==", "", "AQ==", "BQAAAAAAAAA=", "!"] {
@@ -129,8 +134,11 @@ mod tests {
             let error = growth(&format!(r#"{{"{part}":{{"type":"Sequence","x":[{six}]}}}}"#)).expect_err("too much");
             assert!(error.starts_with(&format!("the {part} can make text more than 4096 times")), "{error}");
         }
-        let added =
-            format!(r#"{{"normalizer":{},"added_tokens":[{{"content":"{}"}}]}}"#, replace(&long), "x".repeat(1_000_000));
+        let added = format!(
+            r#"{{"normalizer":{},"added_tokens":[{{"content":"{}"}}]}}"#,
+            replace(&long),
+            "x".repeat(1_000_000)
+        );
         assert!(growth(&added).is_err());
     }
 }
