@@ -125,7 +125,8 @@ impl Demo {
         std::fs::write(self.folder.join("pirate.jsonl"), pirate_rows()).map_err(failed)
     }
 
-    /// In a copy, which it gives the name of: whoever keeps the folder can train on the data of the first run again.
+    /// In a copy, which it gives the name of: whoever keeps the folder can train on the data of the
+    /// first run again.
     fn change_one_byte(&self) -> Result<&'static str, Failure> {
         const COPY: &str = "pirate-changed.jsonl";
         let changed = pirate_rows().replacen("Ahoy", "Ahey", 1);

@@ -115,8 +115,8 @@ impl Arguments {
         Ok(built)
     }
 
-    /// The files of the model are those of its manifest, if it has one, and it is the one that the adapter was trained on, as far as
-    /// the adapter says.
+    /// The files of the model are those of its manifest, if it has one, and it is the one that the
+    /// adapter was trained on, as far as the adapter says.
     fn check_model(&self, weights: &Weights, made_on: Option<Hash>) -> Result<(), FileError> {
         Manifest::check(&self.model)?;
         let Some(made_on) = made_on else { return Ok(()) };

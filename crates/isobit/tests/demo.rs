@@ -1,4 +1,5 @@
-//! `isobit demo` tells its story to the end, and the hash is the one every machine must give, also for whoever trains what it keeps.
+//! `isobit demo` tells its story to the end, and the hash is the one every machine must give, also
+//! for whoever trains what it keeps.
 
 use std::process::Command;
 

@@ -1,4 +1,5 @@
-//! `final/` of runs that train the model's own weights: a whole model folder, whose evaluation is the run's last on bits.
+//! `final/` of runs that train the model's own weights: a whole model folder, whose evaluation is
+//! the run's last on bits.
 
 mod model_folder;
 
@@ -100,7 +101,8 @@ fn a_whole_model_whose_evaluation_is_the_last_of_the_run() {
         expected["torch_dtype"] = "float32".into();
         expected["architectures"] = serde_json::json!(["Qwen2ForCausalLM"]);
         assert_eq!(config, expected);
-        // Every tensor of the base in float32, no head beside a tied table, and what was frozen as it was.
+        // Every tensor of the base in float32, no head beside a tied table, and what was frozen as
+        // it was.
         let (base, left) =
             (tensors(&folder, "model/model.safetensors"), tensors(&folder, "run/final/model.safetensors"));
         assert!(base.keys().eq(left.keys()));
@@ -193,7 +195,8 @@ fn what_a_format_cannot_hold_is_named_and_nothing_is_lost() {
     evaluated(&folder, "run/final");
 }
 
-/// Float8 with scales is expanded: the folder holds the numbers that were trained on, and no quantisation.
+/// Float8 with scales is expanded: the folder holds the numbers that were trained on, and no
+/// quantisation.
 #[test]
 fn a_base_of_float8_is_expanded() {
     for adapter in [FULL, LAST] {

@@ -192,7 +192,8 @@ fn evaluation_of_a_run_is_that_of_its_adapter() {
     assert_eq!(outside, eval(&folder, &["--adapter", "run/checkpoint-12"]));
 }
 
-/// `eval` with the adapter after its file or config was changed, as another tool might have left it: without a manifest.
+/// `eval` with the adapter after its file or config was changed, as another tool might have left
+/// it: without a manifest.
 fn with_adapter(change: impl FnOnce(&Folder)) -> Ran {
     let folder = folder();
     std::fs::remove_file(folder.path("adapter/MANIFEST.json")).expect("removed");

@@ -163,7 +163,8 @@ fn what_is_wrong_is_named() {
     refused(&|_| {}, &["adapter.type=full"], &[".qweight", "only adapters can be trained"]);
 }
 
-/// The last block is not quantised and is trained: the others come out as the four bits that they are.
+/// The last block is not quantised and is trained: the others come out as the four bits that they
+/// are.
 #[test]
 fn a_trained_block_over_four_bits_is_saved_with_them() {
     let folder = quantised_in(Folder::new(Shape::TINY), false, "layers.0.");

@@ -237,8 +237,8 @@ fn a_lost_pointer_is_an_error_with_a_way_out() {
     folder.same("whole", "lost");
 }
 
-/// Back to an earlier checkpoint: what lies ahead stays, is not pruned, and comes out the same again; killed on the way, the run goes on
-/// from where it was sent back to.
+/// Back to an earlier checkpoint: what lies ahead stays, is not pruned, and comes out the same
+/// again; killed on the way, the run goes on from where it was sent back to.
 #[test]
 fn back_to_an_earlier_checkpoint() {
     let folder = Folder::new(Shape::TINY);
@@ -280,7 +280,8 @@ fn a_changed_line_of_metrics_is_named() {
     folder.trained("run", &["--resume"]);
 }
 
-/// Checkpoints and results of other programs, in every way they may lie there: refused before anything is written.
+/// Checkpoints and results of other programs, in every way they may lie there: refused before
+/// anything is written.
 #[test]
 fn what_others_left_in_the_folder_is_not_touched() {
     let folder = Folder::new(Shape::TINY);

@@ -64,8 +64,9 @@ impl Weights {
         &self.names
     }
 
-    /// What a copy of the model has of the tensor that the file calls `name`: its numbers, those of float8 expanded, or the
-    /// parts of a 4-bit module and whatever else is no number as they are. Nothing of the scales that went into the numbers.
+    /// What a copy of the model has of the tensor that the file calls `name`: its numbers, those of
+    /// float8 expanded, or the parts of a 4-bit module and whatever else is no number as they are.
+    /// Nothing of the scales that went into the numbers.
     pub fn copied(&self, name: &str) -> Result<Option<Copied<'_>>, ModelError> {
         let tensor = self.checkpoint.get(name)?;
         let module = name.rsplit_once('.').map_or("", |(module, _)| module);

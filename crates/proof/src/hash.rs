@@ -184,8 +184,8 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Checks a folder that may be another tool's: where there is a manifest, the files it lists are as recorded. Others may
-    /// lie beside them.
+    /// Checks a folder that may be another tool's: where there is a manifest, the files it lists
+    /// are as recorded. Others may lie beside them.
     pub fn check(folder: &Path) -> Result<Option<Self>, FileError> {
         match Self::read(folder) {
             Err(FileError::Missing { .. }) => Ok(None),

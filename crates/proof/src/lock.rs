@@ -1,7 +1,8 @@
 //! One run per folder: the file `LOCK`, held by an advisory lock of the operating system for as long as the run lives.
 //!
-//! The lock goes with the process, however it ends, so a killed run leaves nothing to clean up: the file stays, the lock does not.
-//! The process id inside is for the message only. A link in its place is refused: writing the id would cut short what it leads to.
+//! The lock goes with the process, however it ends, so a killed run leaves nothing to clean up: the
+//! file stays, the lock does not. The process id inside is for the message only. A link in its
+//! place is refused: writing the id would cut short what it leads to.
 
 use crate::error::FileError;
 use std::fs::{File, TryLockError};

@@ -1,9 +1,10 @@
 //! `metrics.jsonl`: one JSON object a line, only ever appended to. Everything but `timing` is a function of the run, and
 //! numbers stand beside their bits, so two runs are compared line by line with `timing` cut off.
 //!
-//! After a step: append its lines, `sync`, then save the checkpoint. A resumed run drops what came after its checkpoint,
-//! and the file ends as if nothing had happened. Every line ends with a checksum of itself, and a checkpoint holds the digest of
-//! all lines before it without their timing, so that a changed, missing or moved line is found.
+//! After a step: append its lines, `sync`, then save the checkpoint. A resumed run drops what came
+//! after its checkpoint, and the file ends as if nothing had happened. Every line ends with a
+//! checksum of itself, and a checkpoint holds the digest of all lines before it without their
+//! timing, so that a changed, missing or moved line is found.
 
 use isobit_proof::atomic::AtomicFile;
 use isobit_proof::{FileError, Hash};
@@ -142,7 +143,8 @@ fn checksum(before: &str) -> String {
     digits
 }
 
-/// The line up to its checksum, and the checksum; none where it has none, as in files of earlier versions.
+/// The line up to its checksum, and the checksum; none where it has none, as in files of earlier
+/// versions.
 fn checked(line: &str) -> Option<(&str, &str)> {
     let digits = line.strip_suffix("\"}")?;
     let (before, check) = digits.split_at_checked(digits.len().checked_sub(CHECK_DIGITS)?)?;
@@ -189,8 +191,9 @@ impl Metrics {
         Self::append_to(path, NO_LINES)
     }
 
-    /// The file of a run that goes on after `step`: lines of later steps, and one that a crash cut short, are dropped, all
-    /// at once. The others must be those that the checkpoint has the digest of; one of an earlier version has none.
+    /// The file of a run that goes on after `step`: lines of later steps, and one that a crash cut
+    /// short, are dropped, all at once. The others must be those that the checkpoint has the digest
+    /// of; one of an earlier version has none.
     pub fn resume(folder: &Path, step: u64, recorded: Option<Hash>) -> Result<Self, FileError> {
         let path = folder.join(NAME);
         let digest = keep_up_to(&path, step, recorded)?;
@@ -223,7 +226,8 @@ impl Metrics {
     }
 }
 
-/// What matters of a line here. A line without a checksum has no other field either, or a letter of it has changed.
+/// What matters of a line here. A line without a checksum has no other field either, or a letter of
+/// it has changed.
 #[derive(Deserialize)]
 struct Position {
     schema: String,
@@ -379,7 +383,8 @@ mod tests {
         }
     }
 
-    /// Every byte of the lines before the checkpoint, in several ways; what comes after it may be anything.
+    /// Every byte of the lines before the checkpoint, in several ways; what comes after it may be
+    /// anything.
     #[test]
     fn a_changed_byte_before_the_checkpoint_is_found() {
         let folder = tempfile::tempdir().expect("folder");

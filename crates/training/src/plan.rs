@@ -1,8 +1,8 @@
 //! Memory of a run before anything is loaded: the real build and the real training step on the backend that counts, so the plan
 //! cannot disagree with the run. Every buffer is known by the line of code that asked for it; items are groups of such lines.
 //!
-//! Beside the device's memory stands what the host holds while a checkpoint is written, all trained tensors and their moments, and
-//! while one is read back: one tensor.
+//! Beside the device's memory stands what the host holds while a checkpoint is written, all trained
+//! tensors and their moments, and while one is read back: one tensor.
 
 use crate::batch::TokenRow;
 use crate::prepare::RunError;
@@ -69,7 +69,8 @@ pub struct MemoryPlan {
     pub bytes_between_steps: usize,
     /// On the host while a checkpoint is written.
     pub bytes_save: usize,
-    /// On the device and the host together while a run is put where it was: the model, its moments, and one tensor of the file.
+    /// On the device and the host together while a run is put where it was: the model, its moments,
+    /// and one tensor of the file.
     pub bytes_resume: usize,
     /// Numbers that are trained.
     pub trained_count: usize,
@@ -80,7 +81,8 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// The most bytes if host and device are the same memory: a step, a save between steps, or going on from a checkpoint.
+    /// The most bytes if host and device are the same memory: a step, a save between steps, or
+    /// going on from a checkpoint.
     pub fn bytes_on_host(&self) -> usize {
         self.bytes_peak.max(self.bytes_between_steps + self.bytes_save).max(self.bytes_resume)
     }

@@ -108,14 +108,16 @@ pub fn train<B: Backend>(
     Ok(outcome)
 }
 
-/// The step to go on from. Who has the folder comes before what is wrong with it: it may be half written.
+/// The step to go on from. Who has the folder comes before what is wrong with it: it may be half
+/// written.
 fn examine(prepared: &Prepared, start: Start) -> Result<Option<u64>, RunError> {
     let output = &prepared.run.output_dir;
     checkpoint::examine(output, &prepared.identity, start)
         .map_err(|error| Lock::in_use(output).map_or_else(|| error.into(), RunError::from))
 }
 
-/// Puts the run where it was after `step`. Checkpoints of later steps stay: the same steps make them again, byte for byte.
+/// Puts the run where it was after `step`. Checkpoints of later steps stay: the same steps make
+/// them again, byte for byte.
 fn resume<B: Backend>(state: &mut State<B>, prepared: &Prepared, step: u64, start: Start) -> Result<Metrics, RunError> {
     let (run, output) = (&prepared.run, &prepared.run.output_dir);
     let opened = checkpoint::open(&checkpoint::folder_of(output, step), &prepared.identity);
@@ -262,7 +264,8 @@ fn evaluate<B: Backend>(
     Ok(better)
 }
 
-/// What the folder `final` will hold, settled before the first step: a run should not end with what cannot be saved.
+/// What the folder `final` will hold, settled before the first step: a run should not end with what
+/// cannot be saved.
 enum Final<'a> {
     Adapter { config: &'a serde_json::Value, shapes: Shapes },
     Model(Whole<'a>),
@@ -313,7 +316,8 @@ fn finish<B: Backend>(state: &State<B>, prepared: &Prepared, result: &Final<'_>)
 struct Live<'a, B: Backend> {
     state: &'a State<B>,
     parameters: BTreeMap<String, ParameterId>,
-    /// The tensors of the last few parameters: a file has those of one layer's experts side by side.
+    /// The tensors of the last few parameters: a file has those of one layer's experts side by
+    /// side.
     recent: Vec<(ParameterId, Vec<FileTensor>)>,
 }
 

@@ -1,8 +1,10 @@
-//! `final/` of a run that trains the model's own weights: a whole model folder, which `eval --model` and other tools load. Tensors
-//! that were trained come from the run, all others from the base; float8 is expanded, 4-bit modules stay as they are.
+//! `final/` of a run that trains the model's own weights: a whole model folder, which `eval
+//! --model` and other tools load. Tensors that were trained come from the run, all others from the
+//! base; float8 is expanded, 4-bit modules stay as they are.
 //!
-//! Which tensors there will be is settled before the first step. They are written one at a time: no second copy of the model is
-//! ever in memory. Beside them lie the base's config, changed where it must be, and its tokenizer and template.
+//! Which tensors there will be is settled before the first step. They are written one at a time: no
+//! second copy of the model is ever in memory. Beside them lie the base's config, changed where it
+//! must be, and its tokenizer and template.
 
 use crate::checkpoint::{self, MODEL};
 use crate::config::SaveDtype;
@@ -61,7 +63,8 @@ pub struct Whole<'a> {
 }
 
 impl<'a> Whole<'a> {
-    /// Settles which tensors there will be. `trained` must all be the base's: a folder that lacks one could not be loaded.
+    /// Settles which tensors there will be. `trained` must all be the base's: a folder that lacks
+    /// one could not be loaded.
     pub fn new(
         base: &'a Path,
         model: &Config,
@@ -175,7 +178,8 @@ impl<'a> Whole<'a> {
         })
     }
 
-    /// Tokenizer, template, generation config, licence and whatever else of text lies beside the weights.
+    /// Tokenizer, template, generation config, licence and whatever else of text lies beside the
+    /// weights.
     fn copy_others(&self, folder: &Path) -> Result<Vec<String>, FileError> {
         let failed = |error| FileError::from_io("read", self.base, error);
         let mut names = Vec::new();
@@ -245,7 +249,8 @@ fn put_values(sink: &mut Sink<'_>, dtype: SaveDtype, name: &str, values: &[f32])
     Ok(())
 }
 
-/// Whether a file of the base belongs into the folder as it is. Weights and what lists them are written anew.
+/// Whether a file of the base belongs into the folder as it is. Weights and what lists them are
+/// written anew.
 fn comes_along(name: &str) -> bool {
     const ENDINGS: [&str; 6] = ["json", "jinja", "txt", "model", "tiktoken", "py"];
     const NOT: [&str; 4] = ["config.json", "MANIFEST.json", checkpoint::ADAPTER_CONFIG, checkpoint::STATE];
@@ -274,8 +279,9 @@ fn read_text(path: &Path) -> Result<String, FileError> {
     std::fs::read_to_string(path).map_err(|error| FileError::from_io("read", path, error))
 }
 
-/// `config.json` of the folder: the base's letter for letter, but for the type of its numbers, in its inner configs too, and the
-/// quantisation where that has been expanded. None where it is no object.
+/// `config.json` of the folder: the base's letter for letter, but for the type of its numbers, in
+/// its inner configs too, and the quantisation where that has been expanded. None where it is no
+/// object.
 fn with_dtype(text: &str, dtype: &str, expanded: bool) -> Option<String> {
     const KEYS: [&str; 2] = ["torch_dtype", "dtype"];
     Some(edited(text, dtype, expanded, !fields(text)?.iter().any(|(key, _)| KEYS.contains(&key.as_str())))? + "\n")
@@ -300,7 +306,8 @@ fn edited(text: &str, dtype: &str, expanded: bool, add: bool) -> Option<String> 
     Some(format!("{{\n{}\n}}", lines.join(",\n")))
 }
 
-/// Keys of a JSON object and the text of their values, untouched: numbers would not all survive being parsed and printed.
+/// Keys of a JSON object and the text of their values, untouched: numbers would not all survive
+/// being parsed and printed.
 fn fields(text: &str) -> Option<Vec<(String, &str)>> {
     serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text).ok()?;
     let inner = text.trim().strip_prefix('{')?.strip_suffix('}')?;

@@ -1,5 +1,5 @@
-//! Going on from a checkpoint holds no more than the plan says: the model, its moments and one tensor of the file. Every allocation of
-//! this process is counted, so there is one test here.
+//! Going on from a checkpoint holds no more than the plan says: the model, its moments and one
+//! tensor of the file. Every allocation of this process is counted, so there is one test here.
 
 use isobit_kernels::{Cpu, Path as CpuPath};
 use isobit_models::Shapes;
@@ -132,7 +132,8 @@ fn a_resumed_run_holds_what_the_plan_says() {
     );
     assert!(plan.bytes_on_host() >= plan.bytes_resume);
 
-    // Nothing is left to train: what is held is what reading the checkpoint takes, and then one tensor of `final` at a time.
+    // Nothing is left to train: what is held is what reading the checkpoint takes, and then one
+    // tensor of `final` at a time.
     let before = HELD.load(Ordering::Relaxed);
     MOST.store(before, Ordering::Relaxed);
     let outcome = train(cpu(), &prepared, Start::Resume, &mut Silent).expect("resumed");

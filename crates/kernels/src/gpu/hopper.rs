@@ -71,7 +71,7 @@ pub(super) struct LowRank {
 
 impl Epilogue {
     /// The same for the columns from `column` on.
-    pub(super) fn from_column(self, column: usize) -> Self {
+    pub(super) fn at_column(self, column: usize) -> Self {
         let bias = self.bias.map(|(place, start)| (place, start + column));
         let low = self.low.map(|low| {
             let (factor, start) = low.factor;

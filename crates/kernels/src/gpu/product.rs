@@ -644,7 +644,7 @@ pub(super) fn forward(
     for part in weights.parts(p.n.next_multiple_of(CHUNK).max(CHUNK)) {
         let right = weights.part(gpu, &part);
         let y = Output { place: Place::from(&*y), stride: p.n, base: 0, column: part.rows.start };
-        let end = end.from_column(part.rows.start);
+        let end = end.at_column(part.rows.start);
         fold_forward(gpu, y, Left::from(x), right, &tiles, &part.weights, end);
     }
 }

@@ -94,7 +94,8 @@ impl Stored {
     }
 }
 
-/// To be called when a run begins: from then on a folder with checkpoints and without `latest.json` has lost it.
+/// To be called when a run begins: from then on a folder with checkpoints and without `latest.json`
+/// has lost it.
 pub fn begin(output_dir: &Path) -> Result<(), Error> {
     let schema = Pointer::SCHEMA.to_string();
     let stored = Stored { schema, checkpoint: None, step: 0, metric: None, metric_bits: None };
@@ -150,9 +151,10 @@ pub fn restore_best(output_dir: &Path, progress: &Progress) -> Result<bool, Erro
     }
 }
 
-/// Keeps the newest `limit` checkpoints, the latest and the best, and removes the others; 0 keeps all. One that only a signal
-/// asked for does not count, and goes when it is no longer the latest. What this run has not made, and what lies after the
-/// checkpoint that it has gone back to, is neither counted nor touched.
+/// Keeps the newest `limit` checkpoints, the latest and the best, and removes the others; 0 keeps
+/// all. One that only a signal asked for does not count, and goes when it is no longer the latest.
+/// What this run has not made, and what lies after the checkpoint that it has gone back to, is
+/// neither counted nor touched.
 pub fn prune(output_dir: &Path, limit: u32, run: &Identity) -> Result<(), Error> {
     prune_watched(output_dir, limit, run, &mut unwatched)
 }

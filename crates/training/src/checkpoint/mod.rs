@@ -1,9 +1,10 @@
 //! Checkpoints: everything a run needs to go on with the same bits, in a folder that exists whole or not at all.
 //!
-//! A checkpoint is written into a temporary folder, file by file, each synced, the manifest last; then the folder gets its
-//! name, and then `latest.json` points at it. Stopped anywhere, the run finds the checkpoint before or the new one.
-//! `state.rs` is what is saved, `write.rs` how, `read.rs` the way back, `folder.rs` the run folder around it, `owner.rs` what in
-//! it is this run's, `stopped.rs` the checkpoints that only a signal asked for.
+//! A checkpoint is written into a temporary folder, file by file, each synced, the manifest last;
+//! then the folder gets its name, and then `latest.json` points at it. Stopped anywhere, the run
+//! finds the checkpoint before or the new one. `state.rs` is what is saved, `write.rs` how,
+//! `read.rs` the way back, `folder.rs` the run folder around it, `owner.rs` what in it is this
+//! run's, `stopped.rs` the checkpoints that only a signal asked for.
 
 mod error;
 mod folder;

@@ -1,5 +1,6 @@
-//! What in a run folder is this run's. Only that is ever pruned or replaced: folders whose manifest says that this run made them, and
-//! that hold nothing else. What merely has the name of something of ours is refused before anything is written.
+//! What in a run folder is this run's. Only that is ever pruned or replaced: folders whose manifest
+//! says that this run made them, and that hold nothing else. What merely has the name of something
+//! of ours is refused before anything is written.
 
 use super::error::Error;
 use super::folder::{Latest, Pointer, latest};
@@ -24,7 +25,8 @@ pub enum Start {
     From(u64),
 }
 
-/// Whether this run made the folder and may remove it: not a link, its manifest says so, and the manifest lists all that is in it.
+/// Whether this run made the folder and may remove it: not a link, its manifest says so, and the
+/// manifest lists all that is in it.
 pub(super) fn is_ours(folder: &Path, run: &Identity) -> bool {
     let is_folder = folder.symlink_metadata().is_ok_and(|found| found.is_dir());
     let made = |manifest: &Manifest| is_made_by(folder, manifest, run);
@@ -38,7 +40,8 @@ fn says_ours(folder: &Path, run: &Identity) -> bool {
     Manifest::read(folder).is_ok_and(|manifest| is_made_by(folder, &manifest, run))
 }
 
-/// Before there was a digest of the run in manifests, the state of a checkpoint said what it is of; `final` had none.
+/// Before there was a digest of the run in manifests, the state of a checkpoint said what it is of;
+/// `final` had none.
 fn is_made_by(folder: &Path, manifest: &Manifest, run: &Identity) -> bool {
     match manifest.run {
         Some(digest) => digest == run.digest(),
@@ -49,8 +52,9 @@ fn is_made_by(folder: &Path, manifest: &Manifest, run: &Identity) -> bool {
     }
 }
 
-/// Looks at a folder that a run is to begin in, and says from which step it goes on; none is the beginning. Nothing is written.
-/// Whatever has the name of a file or folder of a run and is not of this one is an error.
+/// Looks at a folder that a run is to begin in, and says from which step it goes on; none is the
+/// beginning. Nothing is written. Whatever has the name of a file or folder of a run and is not of
+/// this one is an error.
 pub fn examine(output_dir: &Path, run: &Identity, start: Start) -> Result<Option<u64>, Error> {
     // What is in the way of the folder itself is found when it is made.
     if !output_dir.is_dir() {
@@ -81,7 +85,8 @@ pub fn examine(output_dir: &Path, run: &Identity, start: Start) -> Result<Option
     if let Some(step) = from
         && !says_ours(&folder_of(output_dir, step), run)
     {
-        // How the two differ, or what is wrong with it, is told when it is opened, and nothing is written before.
+        // How the two differ, or what is wrong with it, is told when it is opened, and nothing is
+        // written before.
         return Ok(from);
     }
     // Those before it are left alone; those after it and `final` would be in the way.
@@ -127,8 +132,8 @@ fn check_new(output_dir: &Path, steps: &[u64]) -> Result<(), Error> {
     if steps.is_empty() && output_dir.join(FINAL).symlink_metadata().is_err() { Ok(()) } else { Err(holds(output_dir)) }
 }
 
-/// Nothing to go on from: killed before the first checkpoint, or between naming it and pointing at it. More than one, or one
-/// without a pointer, and the pointer was lost.
+/// Nothing to go on from: killed before the first checkpoint, or between naming it and pointing at
+/// it. More than one, or one without a pointer, and the pointer was lost.
 fn check_begun(output_dir: &Path, steps: &[u64], latest: Latest, run: &Identity) -> Result<(), Error> {
     let Some(newest) = steps.last() else { return Ok(()) };
     for step in steps {

@@ -42,7 +42,8 @@ pub struct Progress {
     #[serde(rename = "loss_sum_bits", with = "bits")]
     pub loss_sum: f64,
     pub loss_count: u64,
-    /// Digest of the lines of `metrics.jsonl` up to here, without their timing; none in checkpoints of earlier versions.
+    /// Digest of the lines of `metrics.jsonl` up to here, without their timing; none in checkpoints
+    /// of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<Hash>,
     pub identity: Identity,

@@ -53,7 +53,8 @@ pub(super) fn save_watched(
     Ok(folder)
 }
 
-/// Writes the folder `final`: what `fill` puts into a folder and gives the names of. What this run left there before is replaced.
+/// Writes the folder `final`: what `fill` puts into a folder and gives the names of. What this run
+/// left there before is replaced.
 pub fn replace_final<E: From<Error>>(
     output_dir: &Path,
     run: &Identity,
@@ -79,7 +80,8 @@ fn manifest<'a>(folder: &Path, names: impl IntoIterator<Item = &'a str>, run: &I
     Ok(Manifest { run: Some(run.digest()), base: Hash::parse(&run.base), ..Manifest::of(folder, names)? })
 }
 
-/// An adapter as other tools load it: `tensors` writes the file of that name. Gives the names of its files.
+/// An adapter as other tools load it: `tensors` writes the file of that name. Gives the names of
+/// its files.
 pub fn put_adapter<E: From<Error>>(
     folder: &Path,
     config: &serde_json::Value,
@@ -186,7 +188,8 @@ fn keeps_earlier(folder: &Path, manifest: &Manifest) -> Result<bool, Error> {
     }
 }
 
-/// Gives a finished folder its name, for good. One of this run that has the name goes; anything else stays, and is an error.
+/// Gives a finished folder its name, for good. One of this run that has the name goes; anything
+/// else stays, and is an error.
 fn publish(output_dir: &Path, partial: &Path, folder: &Path, run: &Identity, watch: Watch<'_>) -> Result<(), Error> {
     let failed = |error| FileError::from_io("write", folder, error);
     if folder.symlink_metadata().is_ok() {
