@@ -43,10 +43,9 @@ fn factor(part: &Value) -> Option<u64> {
             let content = part.get("content").and_then(Value::as_str).map_or(0, str::len) as u64;
             let pattern = part.get("pattern");
             match pattern.and_then(|pattern| pattern.get("String")).and_then(Value::as_str) {
-                Some("") => content.saturating_add(1),
-                Some(text) => content.div_ceil(text.len() as u64).max(1),
+                Some(text) if !text.is_empty() => content.div_ceil(text.len() as u64).max(1),
                 // A regular expression may match a single character, or the place before one.
-                None => content.saturating_add(1),
+                _ => content.saturating_add(1),
             }
         }
         Some("Precompiled") => {

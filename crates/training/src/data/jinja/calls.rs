@@ -45,7 +45,7 @@ impl Machine<'_> {
                 Some(_) => return fail(format!("macro '{name}' got multiple values for argument '{keyword}'")),
                 None if keyword.as_ref() == "caller" && definition.uses.caller => caller = Some(value.clone()),
                 None if definition.uses.kwargs => {
-                    more.insert(&self.meter, Value::Text(Arc::clone(keyword)), value.clone())?
+                    more.insert(&self.meter, Value::Text(Arc::clone(keyword)), value.clone())?;
                 }
                 None => return fail(format!("macro '{name}' takes no keyword argument '{}'", keyword.escape_debug())),
             }
@@ -72,7 +72,7 @@ impl Machine<'_> {
 
     fn call_function(&mut self, name: &str, arguments: &Arguments) -> Result<Value> {
         match name {
-            "range" => self.range(arguments),
+            "range" => range(arguments),
             "dict" => self.build_dict(name, arguments).map(Value::dict),
             "namespace" => {
                 let dict = self.build_dict(name, arguments)?;
@@ -114,27 +114,6 @@ impl Machine<'_> {
                 }
             }
             _ => fail(format!("the function '{name}' is not supported in chat templates")),
-        }
-    }
-
-    fn range(&mut self, arguments: &Arguments) -> Result<Value> {
-        let bounds = arguments.bind("range", ["start", "stop", "step"], 1)?;
-        let number = |at: usize, default: i128| arguments::integer("range", bounds[at].as_ref(), default);
-        let (start, stop) = if bounds[1].is_some() { (number(0, 0)?, number(1, 0)?) } else { (0, number(0, 0)?) };
-        let step = number(2, 1)?;
-        if step == 0 {
-            return fail("range() arg 3 must not be zero");
-        }
-        let length = match (stop.checked_sub(start), step.checked_abs()) {
-            (Some(distance), Some(size)) if (distance > 0) == (step > 0) => {
-                distance.checked_abs().map(|distance| (distance - 1) / size + 1)
-            }
-            (Some(_), Some(_)) => Some(0),
-            _ => None,
-        };
-        match length.and_then(|length| usize::try_from(length.max(0)).ok()) {
-            Some(length) if length as i128 <= RANGE_MAX => Ok(Value::Range(Range { start, step, length })),
-            _ => super::limit(format!("a range of more than {RANGE_MAX} items")),
         }
     }
 
@@ -198,5 +177,26 @@ impl Machine<'_> {
             }
             Counter::Joiner(..) => fail("a joiner has no methods"),
         }
+    }
+}
+
+fn range(arguments: &Arguments) -> Result<Value> {
+    let bounds = arguments.bind("range", ["start", "stop", "step"], 1)?;
+    let number = |at: usize, default: i128| arguments::integer("range", bounds[at].as_ref(), default);
+    let (start, stop) = if bounds[1].is_some() { (number(0, 0)?, number(1, 0)?) } else { (0, number(0, 0)?) };
+    let step = number(2, 1)?;
+    if step == 0 {
+        return fail("range() arg 3 must not be zero");
+    }
+    let length = match (stop.checked_sub(start), step.checked_abs()) {
+        (Some(distance), Some(size)) if (distance > 0) == (step > 0) => {
+            distance.checked_abs().map(|distance| (distance - 1) / size + 1)
+        }
+        (Some(_), Some(_)) => Some(0),
+        _ => None,
+    };
+    match length.and_then(|length| usize::try_from(length.max(0)).ok()) {
+        Some(length) if length as i128 <= RANGE_MAX => Ok(Value::Range(Range { start, step, length })),
+        _ => super::limit(format!("a range of more than {RANGE_MAX} items")),
     }
 }

@@ -250,7 +250,7 @@ impl Machine<'_> {
                 format::percent(&text, &values, &self.meter)
             }
             "indent" => self.indent(value, given),
-            "truncate" => self.truncate(value, given),
+            "truncate" => truncate(value, given),
             "center" => {
                 let [width] = given.bind(name, ["width"], 0)?;
                 let arguments = Arguments::one(width.unwrap_or(Value::Int(80)));
@@ -299,30 +299,6 @@ impl Machine<'_> {
         Ok(Value::text(&indented))
     }
 
-    fn truncate(&mut self, value: &Value, given: &Arguments) -> Result<Value> {
-        let [length, kill, end, leeway] = given.bind("truncate", ["length", "killwords", "end", "leeway"], 0)?;
-        let text = arguments::text("truncate", value)?;
-        let length = arguments::integer("truncate", length.as_ref(), 255)?;
-        let leeway = leeway.filter(|value| !matches!(value, Value::None));
-        let leeway = arguments::integer("truncate", leeway.as_ref(), 5)?;
-        let end = end.unwrap_or_else(|| Value::text("..."));
-        let end = arguments::text("truncate", &end)?;
-        let Some(kept) = length.checked_sub(end.chars().count() as i128).filter(|kept| *kept >= 0 && leeway >= 0)
-        else {
-            return fail("truncate: the length must hold the end, and the leeway must not be negative");
-        };
-        if text.chars().count() as i128 <= length.saturating_add(leeway) {
-            return Ok(value.clone());
-        }
-        let cut: String = text.chars().take(usize::try_from(kept).unwrap_or(usize::MAX)).collect();
-        let cut = if arguments::flag(kill.as_ref()) {
-            &cut
-        } else {
-            cut.rsplit_once(' ').map_or(cut.as_str(), |pair| pair.0)
-        };
-        Ok(Value::text(&format!("{cut}{end}")))
-    }
-
     fn web_filter(&mut self, name: &str, value: &Value, given: &Arguments) -> Result<Value> {
         if name == "xmlattr" {
             let [space] = given.bind(name, ["autospace"], 0)?;
@@ -337,7 +313,7 @@ impl Machine<'_> {
                 }
                 let value = print::text(value, &self.meter)?;
                 let (key, value) = (self.escape(key)?, self.escape(&value)?);
-                text.push_str(&format!(" {key}=\"{value}\""));
+                write!(text, " {key}=\"{value}\"").expect("a string takes any text");
             }
             let space = space.is_none_or(|space| space.truth());
             return Ok(Value::text(if space { &text } else { text.trim_start_matches(' ') }));
@@ -358,7 +334,7 @@ impl Machine<'_> {
             let (key, value) = (print::text(key, &self.meter)?, print::text(value, &self.meter)?);
             let (key, value) = (self.quote(&key, true)?, self.quote(&value, true)?);
             query.push_str(if query.is_empty() { "" } else { "&" });
-            query.push_str(&format!("{key}={value}"));
+            write!(query, "{key}={value}").expect("a string takes any text");
         }
         Ok(Value::text(&query))
     }
@@ -377,4 +353,24 @@ impl Machine<'_> {
         }
         Ok(quoted)
     }
+}
+
+fn truncate(value: &Value, given: &Arguments) -> Result<Value> {
+    let [length, kill, end, leeway] = given.bind("truncate", ["length", "killwords", "end", "leeway"], 0)?;
+    let text = arguments::text("truncate", value)?;
+    let length = arguments::integer("truncate", length.as_ref(), 255)?;
+    let leeway = leeway.filter(|value| !matches!(value, Value::None));
+    let leeway = arguments::integer("truncate", leeway.as_ref(), 5)?;
+    let end = end.unwrap_or_else(|| Value::text("..."));
+    let end = arguments::text("truncate", &end)?;
+    let Some(kept) = length.checked_sub(end.chars().count() as i128).filter(|kept| *kept >= 0 && leeway >= 0) else {
+        return fail("truncate: the length must hold the end, and the leeway must not be negative");
+    };
+    if text.chars().count() as i128 <= length.saturating_add(leeway) {
+        return Ok(value.clone());
+    }
+    let cut: String = text.chars().take(usize::try_from(kept).unwrap_or(usize::MAX)).collect();
+    let cut =
+        if arguments::flag(kill.as_ref()) { &cut } else { cut.rsplit_once(' ').map_or(cut.as_str(), |pair| pair.0) };
+    Ok(Value::text(&format!("{cut}{end}")))
 }

@@ -181,20 +181,19 @@ fn lay_out(out: &mut String, sign: &str, text: &str, spec: &Spec, meter: &Meter)
     let missing = spec.width.saturating_sub(length);
     meter.charge(missing, 4 * BYTE)?;
     meter.charge(text.len(), BYTE)?;
-    if spec.zero && spec.align.is_none() {
-        out.push_str(&format!("{sign}{}{text}", padding('0', missing)));
-        return Ok(());
-    }
-    let fill = padding(spec.fill, missing);
-    match spec.align.unwrap_or('>') {
-        '<' => out.push_str(&format!("{sign}{text}{fill}")),
-        '=' => out.push_str(&format!("{sign}{fill}{text}")),
-        '^' => {
-            let left = padding(spec.fill, missing / 2);
-            out.push_str(&format!("{left}{sign}{text}{}", padding(spec.fill, missing - missing / 2)));
-        }
-        _ => out.push_str(&format!("{fill}{sign}{text}")),
-    }
+    let (left, inside, right) = match spec.align {
+        None if spec.zero => (0, missing, 0),
+        Some('<') => (0, 0, missing),
+        Some('=') => (0, missing, 0),
+        Some('^') => (missing / 2, 0, missing - missing / 2),
+        _ => (missing, 0, 0),
+    };
+    let fill = if spec.zero && spec.align.is_none() { '0' } else { spec.fill };
+    out.extend(std::iter::repeat_n(fill, left));
+    out.push_str(sign);
+    out.extend(std::iter::repeat_n(fill, inside));
+    out.push_str(text);
+    out.extend(std::iter::repeat_n(fill, right));
     Ok(())
 }
 

@@ -28,29 +28,33 @@ pub(in crate::data) fn integer(text: &str) -> Option<Value> {
     Some(Value::Big(Arc::from(format!("{sign}{significant}"))))
 }
 
-/// Compares numbers. The outer `None`: one of them is no number. The inner: not a number in the sense of floats.
-pub(super) fn compare(left: &Value, right: &Value) -> Option<Option<Ordering>> {
+/// The order of two numbers; `None` where one of them is NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Order(pub(super) Option<Ordering>);
+
+/// Compares numbers; `None` where one of the values is no number.
+pub(super) fn compare(left: &Value, right: &Value) -> Option<Order> {
     if let (Some(left), Some(right)) = (left.as_int(), right.as_int()) {
-        return Some(Some(left.cmp(&right)));
+        return Some(Order(Some(left.cmp(&right))));
     }
     match (left, right) {
-        (Value::Float(left), Value::Float(right)) => Some(left.partial_cmp(right)),
+        (Value::Float(left), Value::Float(right)) => Some(Order(left.partial_cmp(right))),
         (Value::Float(left), _) => {
             let right = Integer::of(right)?;
-            Some(compare_float(*left, right))
+            Some(Order(compare_float(*left, &right)))
         }
         (_, Value::Float(right)) => {
             let left = Integer::of(left)?;
-            Some(compare_float(*right, left).map(Ordering::reverse))
+            Some(Order(compare_float(*right, &left).map(Ordering::reverse)))
         }
-        (Value::Big(left), Value::Big(right)) => Some(Some(compare_digits(left, right))),
+        (Value::Big(left), Value::Big(right)) => Some(Order(Some(compare_digits(left, right)))),
         (Value::Big(big), other) => {
             other.as_int()?;
-            Some(Some(if big.starts_with('-') { Ordering::Less } else { Ordering::Greater }))
+            Some(Order(Some(if big.starts_with('-') { Ordering::Less } else { Ordering::Greater })))
         }
         (other, Value::Big(big)) => {
             other.as_int()?;
-            Some(Some(if big.starts_with('-') { Ordering::Greater } else { Ordering::Less }))
+            Some(Order(Some(if big.starts_with('-') { Ordering::Greater } else { Ordering::Less })))
         }
         _ => None,
     }
@@ -70,7 +74,7 @@ impl<'a> Integer<'a> {
     }
 }
 
-fn compare_float(float: f64, integer: Integer) -> Option<Ordering> {
+fn compare_float(float: f64, integer: &Integer) -> Option<Ordering> {
     if float.is_nan() {
         return None;
     }
@@ -80,7 +84,7 @@ fn compare_float(float: f64, integer: Integer) -> Option<Ordering> {
     match integer {
         Integer::Small(integer) if float.abs() < 1e38 => {
             let whole = float.trunc();
-            let order = (whole as i128).cmp(&integer);
+            let order = (whole as i128).cmp(integer);
             Some(order.then(float.partial_cmp(&whole)?))
         }
         // A float from 1e38 on is whole, and so long as Rust prints it: all of its digits.
@@ -362,10 +366,10 @@ mod tests {
             (int(&format!("-{}", "9".repeat(60))), int("5"), Ordering::Less),
         ];
         for (left, right, want) in cases {
-            assert_eq!(compare(&left, &right), Some(Some(want)), "{left:?} {right:?}");
-            assert_eq!(compare(&right, &left), Some(Some(want.reverse())), "{left:?} {right:?}");
+            assert_eq!(compare(&left, &right), Some(Order(Some(want))), "{left:?} {right:?}");
+            assert_eq!(compare(&right, &left), Some(Order(Some(want.reverse()))), "{left:?} {right:?}");
         }
-        assert_eq!(compare(&Value::Float(f64::NAN), &int("1")), Some(None));
+        assert_eq!(compare(&Value::Float(f64::NAN), &int("1")), Some(Order(None)));
         assert!(compare(&Value::None, &int("1")).is_none());
     }
 

@@ -487,7 +487,10 @@ impl Parser {
             self.primary()?
         };
         let mut value = self.postfix(value)?;
-        while filters {
+        if !filters {
+            return Ok(value);
+        }
+        loop {
             value = if self.is("|") {
                 self.filters(Some(value), false)?
             } else if self.is_name("is") {
@@ -495,10 +498,9 @@ impl Parser {
             } else if self.is("(") {
                 self.call(value)?
             } else {
-                break;
+                return Ok(value);
             };
         }
-        Ok(value)
     }
 
     fn primary(&mut self) -> Result<Expression> {

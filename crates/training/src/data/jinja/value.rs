@@ -347,7 +347,7 @@ impl Value {
     /// `==`. What is touched is charged, and the depth of values bounds the recursion.
     pub(super) fn equals(&self, other: &Value, meter: &Meter) -> Result<bool> {
         meter.charge(1, ITEM)?;
-        if let Some(order) = number::compare(self, other) {
+        if let Some(number::Order(order)) = number::compare(self, other) {
             return Ok(order == Some(Ordering::Equal));
         }
         if let (Some(left), Some(right)) = (self.as_text(), other.as_text()) {
@@ -394,7 +394,7 @@ impl Value {
     /// The order of two values, `None` where numbers have none; `symbol` is for the message.
     pub(super) fn order(&self, other: &Value, symbol: &str, meter: &Meter) -> Result<Option<Ordering>> {
         meter.charge(1, ITEM)?;
-        if let Some(order) = number::compare(self, other) {
+        if let Some(number::Order(order)) = number::compare(self, other) {
             return Ok(order);
         }
         if let (Some(left), Some(right)) = (self.as_text(), other.as_text()) {
