@@ -16,8 +16,9 @@ use std::path::{Path, PathBuf};
 /// Rows of one update, and passes over the data.
 const ROWS_PER_UPDATE: usize = 8;
 const EPOCHS: usize = 3;
-/// How an update may be split, the fastest first: computing activations again costs a forward pass, small micro-batches only
-/// some of the speed of products. Each takes less memory than the one before it or about as much.
+/// How an update may be split. Policies are tried first to last and splits within each: computing activations again costs
+/// time at every length of rows (a fifth and more), small micro-batches only where rows are short. Memory does not fall from
+/// one to the next: the first of a policy may need more than the last of the one before.
 const SPLITS: [usize; 4] = [8, 4, 2, 1];
 const POLICIES: [Checkpointing; 3] = [Checkpointing::None, Checkpointing::Selective, Checkpointing::Full];
 /// Fewer rows than this are all trained on.
