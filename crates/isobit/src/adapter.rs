@@ -20,7 +20,7 @@ pub(crate) fn located(folder: &Path) -> Result<PathBuf, Failure> {
     for whole in [folder, &last] {
         if whole.join(MODEL).is_file() {
             let message = format!("{} holds the weights of a model, not an adapter", whole.display());
-            return Err(Failure::usage(message, format!("name it by `--model {}`", whole.display())));
+            return Err(Failure::usage(message, format!("pass it with `--model {}`", whole.display())));
         }
     }
     let latest = checkpoint::latest(folder).map_err(|error| failed(&error.into()))?;
@@ -28,7 +28,7 @@ pub(crate) fn located(folder: &Path) -> Result<PathBuf, Failure> {
         && let latest = checkpoint::folder_of(folder, step)
         && holds_adapter(&latest)
     {
-        tell(&format!("note: {} is not finished: this is {}", folder.display(), latest.display()));
+        tell(&format!("note: {} has not finished; using {}", folder.display(), latest.display()));
         return Ok(latest);
     }
     Ok(folder.to_path_buf())

@@ -25,7 +25,7 @@ impl Chosen {
     /// them and wait for each other at every op, so they are not started.
     pub(crate) fn parse(name: &str, threads: usize) -> Result<Self, Failure> {
         if threads > THREADS_MOST {
-            let message = format!("{threads} threads are asked for, {THREADS_MOST} is the most");
+            let message = format!("{threads} threads are requested, the maximum is {THREADS_MOST}");
             return Err(Failure::usage(message, "leave it out, or write 0, for one on every core"));
         }
         if name == "cpu" || name == "auto" {

@@ -69,7 +69,7 @@ impl Job for Chatting<'_> {
 fn about<B: Backend>(model: &model::Arguments, built: &Built<B>, terminal: bool) -> String {
     let name = model.model.file_name().map_or(model.model.as_os_str(), |name| name).to_string_lossy();
     let adapter = model.adapter.as_ref().map_or(String::new(), |folder| format!(" with adapter {}", folder.display()));
-    let help = if terminal { "; /help says what can be typed" } else { "" };
+    let help = if terminal { "; type /help for commands" } else { "" };
     format!(
         "{name}{adapter}: {} layers on {}, profile {}, room for {} tokens{help}",
         built.model.config.layers.len(),
@@ -99,9 +99,9 @@ impl<B: Backend> Conversation<'_, B> {
                 "/help" => tell(HELP),
                 "/reset" => {
                     self.messages.retain(|(role, _)| role == "system");
-                    tell("the conversation is forgotten");
+                    tell("conversation cleared");
                 }
-                word if is_command(word) => tell(&format!("there is no {word}; /help says what can be typed")),
+                word if is_command(word) => tell(&format!("there is no {word}; type /help for commands")),
                 _ => self.answer(message)?,
             }
         }

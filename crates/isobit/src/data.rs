@@ -221,7 +221,7 @@ fn range(text: &str) -> Result<std::ops::Range<usize>, String> {
         text => text.parse().map_err(|_| format!("`{text}` is not the number of a row")),
     };
     let (from, to) = (number(from, 0)?, number(to, usize::MAX)?);
-    if from < to { Ok(from..to) } else { Err("it holds no row: the second number is the first one left out".into()) }
+    if from < to { Ok(from..to) } else { Err("the range is empty: its end is exclusive".into()) }
 }
 
 /// An argument of `--template-var`, checked.

@@ -43,6 +43,9 @@ pub(crate) fn finished(
     let run = &prepared.run;
     let ending = ending(prepared, console, step, early).map_err(|error| failed(&error))?;
     console.event(event(run, &ending));
+    if let Some(warning) = warning(&ending) {
+        tell(&warning);
+    }
     if !quiet {
         for line in lines(run, &ending) {
             tell(&line);
@@ -97,14 +100,12 @@ fn lines(run: &Run, ending: &Ending) -> Vec<String> {
     let Ending { step, from_step, summary, .. } = ending;
     let output = run.output_dir.display();
     let mut lines = Vec::new();
-    if let Some(warning) = warning(ending) {
-        lines.push(warning);
-    }
     let early = if ending.early { ", stopped early" } else { "" };
-    let resumed = if *from_step > 0 { format!(", {from_step} of them before this start,") } else { String::new() };
+    let resumed = if *from_step > 0 { format!(" ({from_step} before resuming)") } else { String::new() };
     let speed = ending.tokens_per_second().map_or(String::new(), |speed| format!(", {speed:.0} tokens/s"));
     lines.push(format!(
-        "finished after {step} updates{early}{resumed} in {}{speed}; peak memory {:.2} GiB",
+        "finished after {step} {}{early}{resumed} in {}{speed}; peak memory {:.2} GiB",
+        if *step == 1 { "update" } else { "updates" },
         if ending.seconds < 60.0 { format!("{:.1}s", ending.seconds) } else { time(ending.seconds) },
         gib(ending.peak_bytes)
     ));
@@ -135,7 +136,7 @@ fn warning(Ending { summary, vocabulary, .. }: &Ending) -> Option<String> {
     };
     let even = even_loss(*vocabulary);
     Some(format!(
-        "warning: {what}; to guess among all {vocabulary} tokens gives {even:.4}\n\
+        "warning: {what}; uniform guessing over {vocabulary} tokens gives {even:.4}\n\
          hint: lower `learning_rate`, and keep `max_grad_norm` above 0"
     ))
 }

@@ -52,8 +52,8 @@ impl Meeting {
             return None;
         }
         let least = if self.plan.is_none() { "at least " } else { "" };
-        let there = self.available.as_ref().map_or("no machine has that".to_string(), |available| {
-            format!("{} is there ({})", gib(available.bytes), available.of)
+        let there = self.available.as_ref().map_or("more than any machine has".to_string(), |available| {
+            format!("{} is available ({})", gib(available.bytes), available.of)
         });
         let message = format!("this run needs {least}{} on {}, {there}", gib(self.needed), self.device);
         Some(Failure { code: 4, message, hint: Some(hint(run)) })
@@ -83,11 +83,11 @@ pub(crate) fn gib(bytes: u64) -> String {
     format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
 }
 
-/// Refuses a run that the plan says does not fit. What the plan cannot be made of is said by whoever needs it next.
+/// Refuses a run that the plan says does not fit. If no plan can be made, the step after it reports why.
 pub(crate) fn check(run: &Run) -> Result<(), Failure> {
     let Ok(meeting) = meet(run, None) else { return Ok(()) };
     let Some(refusal) = meeting.refusal(run) else { return Ok(()) };
-    let hint = refusal.hint.map(|hint| format!("{hint}; `--no-plan` starts it all the same"));
+    let hint = refusal.hint.map(|hint| format!("{hint}; `--no-plan` starts it anyway"));
     Err(Failure { hint, ..refusal })
 }
 

@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
 impl Arguments {
     pub(crate) fn profile(&self) -> Result<Profile, Failure> {
         let profile = Profile::ALL.into_iter().find(|profile| profile.name() == self.profile_name());
-        profile.ok_or_else(|| Failure::usage(format!("unknown profile `{}`", self.profile_name()), "x2 and x3 exist"))
+        profile.ok_or_else(|| Failure::usage(format!("unknown profile `{}`", self.profile_name()), "use x2 or x3"))
     }
 
     pub(crate) fn profile_name(&self) -> &str {
@@ -52,8 +52,9 @@ impl Arguments {
         positions: usize,
         with_adapter: bool,
     ) -> Result<Built<B>, Failure> {
+        let profile = self.profile()?;
         let adapter = self.adapter.as_deref().filter(|_| with_adapter).map(adapter::located).transpose()?;
-        self.built(backend, positions, adapter.as_deref(), with_adapter).map_err(|error| {
+        self.built(backend, profile, positions, adapter.as_deref(), with_adapter).map_err(|error| {
             let mut failure = failed(&error);
             if let Some(adapter) = adapter.as_deref().filter(|_| is_misfit(&error)) {
                 failure.hint = self.bases(adapter).or(failure.hint);
@@ -75,6 +76,7 @@ impl Arguments {
     fn built<B: Backend>(
         &self,
         backend: &B,
+        profile: Profile,
         positions: usize,
         adapter: Option<&Path>,
         warns: bool,
@@ -92,8 +94,6 @@ impl Arguments {
             )?)?),
             None => Trained::Nothing,
         };
-        let named = |profile: &Profile| profile.name() == self.profile_name();
-        let profile = Profile::ALL.into_iter().find(named).unwrap_or(Profile::X2);
         let settings = Settings { trained, profile, positions, seed: 0 };
         let weights = Weights::new(Checkpoint::open(&self.model)?, &config)?;
         if let Some(note) = weights.unused_note().filter(|_| warns) {

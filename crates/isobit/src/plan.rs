@@ -84,7 +84,7 @@ fn print(meeting: &Meeting, arguments: &Arguments) -> std::io::Result<()> {
         (Some(available), fits) => {
             let answer = if fits == Some(true) { "fits" } else { "does not fit" };
             let (there, of) = (gib(available.bytes), &available.of);
-            writeln!(out, "{answer}: {needed} needed, {there} there on {device} ({of})")?;
+            writeln!(out, "{answer}: {needed} needed, {there} available on {device} ({of})")?;
         }
         (None, Some(false)) => writeln!(out, "does not fit: {needed} needed on {device}")?,
         (None, _) => writeln!(out, "{needed} needed; how much {device} has is unknown")?,

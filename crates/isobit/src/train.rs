@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     /// Print one JSON object per event on stdout
     #[arg(long)]
     json: bool,
-    /// No progress bar and no summary
+    /// No progress and no summary; warnings remain
     #[arg(short, long)]
     quiet: bool,
 }
@@ -86,23 +86,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         if let Some(line) = kinds(&prepared) {
             tell(&line);
         }
-        if let Some(note) = prepared.weights.unused_note() {
-            tell(&format!("warning: {note}"));
-        }
-        let (truncated, most) = (prepared.report.truncated.len(), prepared.report.max_seq_length);
-        if truncated > 0 {
-            tell(&format!("warning: {truncated} rows are cut at {most} tokens: `isobit data check` lists them"));
-        }
-        if !prepared.report.dropped.is_empty() {
-            tell(&format!(
-                "warning: {} rows are dropped: `isobit data check` lists them",
-                prepared.report.dropped.len()
-            ));
-        }
     }
-    // Not before: while rows are read there is nothing to save, and a signal ends the process at once.
-    signal::install().map_err(|error| Failure::output(&error))?;
+    warn(&prepared);
     on_device(&chosen, Training { arguments, prepared: &prepared })?
+}
+
+/// What even a quiet run says.
+fn warn(prepared: &Prepared) {
+    if let Some(note) = prepared.weights.unused_note() {
+        tell(&format!("warning: {note}"));
+    }
+    let (truncated, most) = (prepared.report.truncated.len(), prepared.report.max_seq_length);
+    if truncated > 0 {
+        tell(&format!("warning: {truncated} rows are cut at {most} tokens: `isobit data check` lists them"));
+    }
+    let dropped = prepared.report.dropped.len();
+    if dropped > 0 {
+        tell(&format!("warning: {dropped} rows are dropped: `isobit data check` lists them"));
+    }
 }
 
 /// What the device does once it is open.
@@ -144,7 +145,7 @@ fn kinds(prepared: &Prepared) -> Option<String> {
     let convolved = layers.iter().filter(|layer| matches!(layer.mixer, Mixer::Delta(_))).count();
     (sparse + convolved > 0).then(|| {
         format!(
-            "{} layers, {sparse} with kept choices of experts, {convolved} with conv1d; checkpointing {}, profile {}",
+            "{} layers, {sparse} with recorded expert indices, {convolved} with conv1d; checkpointing {}, profile {}",
             layers.len(),
             step_settings(&prepared.run).policy.name(),
             profile(&prepared.run).name()

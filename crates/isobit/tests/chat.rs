@@ -88,7 +88,7 @@ fn messages_of_several_lines_and_commands() {
     }
     let ran = chat(&folder, b"1+2=\n/reset\n7+1=\n/nothing\n/quit\n5+5=\n", &[]);
     assert_eq!(ran.out, format!("{}\n{}\n", of("1+2="), of("7+1=")));
-    ran.says(0, &["the conversation is forgotten\n", "there is no /nothing"]);
+    ran.says(0, &["conversation cleared\n", "there is no /nothing"]);
     chat(&folder, b"/help\n", &[]).says(0, &["/reset", "/quit", "backslash"]);
 }
 
@@ -137,7 +137,7 @@ fn on_a_terminal() {
     let start = terminal.until("\r\n> ");
     assert_eq!(
         start,
-        "model with adapter run: 2 layers on cpu, profile x2, room for 512 tokens; /help says what can be typed"
+        "model with adapter run: 2 layers on cpu, profile x2, room for 512 tokens; type /help for commands"
     );
     terminal.press("1+2=\n");
     terminal.until("1+2=\r\n");
@@ -147,7 +147,7 @@ fn on_a_terminal() {
     terminal.press("\x03");
     terminal.until("/quit or Ctrl-D ends the conversation\r\n> ");
     terminal.press("/reset\n");
-    terminal.until("forgotten\r\n> ");
+    terminal.until("cleared\r\n> ");
     terminal.press("1+2=\n");
     terminal.until("1+2=\r\n");
     assert_eq!(terminal.until("\r\n> "), expected, "as if nothing had been said");

@@ -78,7 +78,8 @@ fn show_prints_a_range_of_rows() {
     assert_eq!((rows("..").len(), rows("5..").len(), rows("..3").len()), (6, 1, 3));
     let text = stdout(&isobit("show", &folder, &data, &["--rows", "1..3"]));
     assert!(text.contains("row 1 from ") && text.contains("row 2 from ") && !text.contains("row 3 from "), "{text}");
-    for (range, want) in [("6..9", "there is no row 6"), ("3..3", "it holds no row"), ("x..2", "`x` is not the number")]
+    for (range, want) in
+        [("6..9", "there is no row 6"), ("3..3", "the range is empty"), ("x..2", "`x` is not the number")]
     {
         let output = isobit("show", &folder, &data, &["--rows", range]);
         assert_eq!(output.status.code(), Some(2));

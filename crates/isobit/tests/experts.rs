@@ -11,7 +11,7 @@ fn a_full_run_is_written_like_its_base_and_resumes() {
     let folder = Folder::of_experts();
     let full = ["adapter.type=full"];
     let ran = folder.trained("first", &full);
-    let header = "2 layers, 1 with kept choices of experts, 0 with conv1d; checkpointing full, profile x2";
+    let header = "2 layers, 1 with recorded expert indices, 0 with conv1d; checkpointing full, profile x2";
     assert!(ran.err.contains(header), "{}", ran.err);
     let base = Checkpoint::open(&folder.path("model")).expect("weights");
     let written = Checkpoint::open(&folder.path("first/final")).expect("weights");

@@ -295,10 +295,10 @@ fn an_adapter_by_its_run() {
     std::fs::remove_dir_all(folder.path("run/final")).expect("removed");
     assert_eq!(eval(&folder, &["--adapter", "run"]), measured);
     let ran = folder.run(&["generate", "--model", "model", "--adapter", "run", "--prompt", "1", "--max-tokens", "2"]);
-    assert_eq!((ran.code, ran.err.as_str()), (0, "note: run is not finished: this is run/checkpoint-6\n"));
+    assert_eq!((ran.code, ran.err.as_str()), (0, "note: run has not finished; using run/checkpoint-6\n"));
     folder.run(&["generate", "--model", "model", "--adapter", "run/none", "--prompt", "1"]).says(2, &["run/none"]);
     let ran = folder.run(&["generate", "--model", "model", "--adapter", "model", "--prompt", "1"]);
-    ran.says(2, &["model holds the weights of a model, not an adapter", "hint: name it by `--model model`"]);
+    ran.says(2, &["model holds the weights of a model, not an adapter", "hint: pass it with `--model model`"]);
 }
 
 /// Shown as it comes, a text is what it is as a whole.

@@ -9,7 +9,7 @@ fn threads_are_bounded() {
     let folder = Folder::new(Shape::TINY);
     let eval = ["eval", "--model", "model", "--data", "data.jsonl", "--threads"];
     for count in ["18446744073709551615", "99999999999", "1025"] {
-        folder.run(&[&eval[..], &[count]].concat()).says(2, &["threads are asked for", "1024", "hint: "]);
+        folder.run(&[&eval[..], &[count]].concat()).says(2, &["threads are requested", "1024", "hint: "]);
     }
     folder.train("out", &["threads=4096"]).says(2, &["threads", "0 to 1024"]);
     assert!(!folder.has("out"));

@@ -112,7 +112,7 @@ fn devices_that_are_not_here_need_their_memory_only() {
         let plan = ["plan", "config.toml", "--device", device];
         let ran = folder.run(&[&plan[..], &["--memory", "80"]].concat());
         assert_eq!(ran.code, 0, "{}", ran.err);
-        let line = format!("80.00 GiB there on {device}, which is not in this machine (--memory)");
+        let line = format!("80.00 GiB available on {device}, which is not in this machine (--memory)");
         assert!(ran.out.contains("\nfits: ") && ran.out.contains(&line), "{}", ran.out);
         folder.run(&[&plan[..], &["--memory", "0.0001"]].concat()).says(4, &["this run needs", device]);
         folder.run(&plan).says(6, &[device, "hint: give `--memory GIB`"]);
@@ -128,6 +128,8 @@ fn the_limit_is_named() {
     let of = plan["available_of"].as_str().expect("a name");
     let known = ["available memory of the system", "limit of the control group", "`ulimit -v`"];
     assert!(known.contains(&of), "{plan}");
-    assert!(folder.run(&["plan", "config.toml"]).out.contains(&format!("there on the CPU ({of})\n")));
-    assert!(folder.run(&["plan", "config.toml", "--memory", "3"]).out.contains("3.00 GiB there on the CPU (--memory)"));
+    assert!(folder.run(&["plan", "config.toml"]).out.contains(&format!("available on the CPU ({of})\n")));
+    assert!(
+        folder.run(&["plan", "config.toml", "--memory", "3"]).out.contains("3.00 GiB available on the CPU (--memory)")
+    );
 }

@@ -307,7 +307,7 @@ fn what_others_left_in_the_folder_is_not_touched() {
     let before = contents(&folder, "other");
     folder.train("linked", &[]).says(2, &["linked/checkpoint-3"]);
     folder.train("other", &[]).says(2, &["already holds a run"]);
-    folder.train("other", &["--resume", "seed=8"]).says(2, &["other/final is of another run"]);
+    folder.train("other", &["--resume", "seed=8"]).says(2, &["other/final belongs to a different run"]);
     assert_eq!(contents(&folder, "other"), before);
     assert_eq!(names(&folder.path("linked")), ["checkpoint-3"]);
     // A lock that leads elsewhere.

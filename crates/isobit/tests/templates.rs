@@ -54,6 +54,8 @@ fn templates_that_grow_without_bound() {
             let ran = bounded(&folder, arguments);
             assert_eq!(ran.code, 8, "{name}, {arguments}: {}{}", ran.out, ran.err);
             assert!(ran.err.contains("chat_template.jinja: ") && ran.err.contains("hint: "), "{name}: {}", ran.err);
+            let limits = ["bytes of work", "of memory", "it writes more than", "items at most"];
+            assert!(limits.iter().any(|limit| ran.err.contains(limit)), "{name}: {}", ran.err);
         }
         if *name == "doubled by ~" {
             bounded(&folder, "train config.toml --set data_workers=2")

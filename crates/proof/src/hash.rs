@@ -178,7 +178,7 @@ impl Manifest {
         let manifest = Self { files: files.0, run, base };
         let wanted = (schema == Self::SCHEMA).then(|| digest(&manifest.stored(&schema)));
         if recorded != wanted || (wanted.is_none() && (run, base) != (None, None)) {
-            let what = "its own digest is not that of what it says".to_string();
+            let what = "its own digest does not match".to_string();
             return Err(FileError::Altered { path, what });
         }
         Ok(manifest)

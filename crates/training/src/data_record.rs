@@ -2,8 +2,8 @@
 //! whether an adapter was trained on conversations.
 
 use crate::data::Report;
-use isobit_proof::FileError;
 use isobit_proof::atomic::write_atomically;
+use isobit_proof::{FileError, regular};
 use std::path::Path;
 
 const NAME: &str = "data.json";
@@ -25,12 +25,8 @@ pub fn write(output_dir: &Path, report: &Report) -> Result<(), FileError> {
 /// The format of the conversations that the run in this folder trained on. None where there are none, or where the folder does
 /// not say: this is only ever a hint.
 pub fn conversations(output_dir: &Path) -> Option<String> {
-    let path = output_dir.join(NAME);
-    let found = std::fs::metadata(&path).ok()?;
-    if !found.is_file() || found.len() > BYTES_MOST {
-        return None;
-    }
-    let value: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
+    let bytes = regular::read(&output_dir.join(NAME), BYTES_MOST).ok()?;
+    let value: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
     if value["schema"] != SCHEMA {
         return None;
     }

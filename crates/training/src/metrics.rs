@@ -7,7 +7,7 @@
 //! timing, so that a changed, missing or moved line is found.
 
 use isobit_proof::atomic::AtomicFile;
-use isobit_proof::{FileError, Hash};
+use isobit_proof::{FileError, Hash, regular};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -261,7 +261,7 @@ fn step_of(line: &[u8]) -> Result<u64, &'static str> {
     let line = str::from_utf8(line).map_err(|_| STRANGE)?;
     let position = serde_json::from_str::<Position>(line).ok().filter(|position| position.schema == SCHEMA);
     match checked(line) {
-        Some((before, check)) if checksum(before) != check => Err("its checksum is not that of what it says"),
+        Some((before, check)) if checksum(before) != check => Err("its checksum does not match"),
         None if serde_json::from_str::<Unchecked>(line).is_err() => Err(STRANGE),
         _ => position.map(|position| position.step).ok_or(STRANGE),
     }
@@ -278,9 +278,9 @@ fn keep_up_to(path: &Path, step: u64, recorded: Option<Hash>) -> Result<Hash, Fi
             "line {number}: a line up to here is missing or is not the one that the checkpoint of step {step} knows"
         ),
     };
-    let mut reader: Box<dyn BufRead> = match File::open(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Box::new(std::io::empty()),
-        file => Box::new(BufReader::new(file.map_err(failed)?)),
+    let mut reader: Box<dyn BufRead> = match regular::if_there(regular::open(path))? {
+        None => Box::new(std::io::empty()),
+        Some((file, _)) => Box::new(BufReader::new(file)),
     };
     let mut bytes = Vec::new();
     for number in 1.. {

@@ -154,13 +154,13 @@ fn with_changed_keys(error: checkpoint::Error, run: &Run) -> RunError {
         return error.into();
     }
     changed.extend(differences.iter().filter(|difference| !is_config(difference)).map(ToString::to_string));
-    let (rows, before) = (run.rows_per_update(), saved.run.rows_per_update());
+    let only_rows = changed.len() == 1 && run.rows_per_update() != saved.run.rows_per_update();
     RunError::Refused {
-        what: format!("{} is of another run: {}", folder.display(), changed.join("; ")),
-        hint: if rows == before {
-            "resume with the config the run was started with, or choose another `output_dir`"
-        } else {
+        what: format!("{} belongs to a different run: {}", folder.display(), changed.join("; ")),
+        hint: if only_rows {
             "set `training.gradient_accumulation_steps` so that the product of the two stays what it was"
+        } else {
+            "resume with the config the run was started with, or choose another `output_dir`"
         },
     }
 }

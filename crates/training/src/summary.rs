@@ -3,9 +3,8 @@
 #![expect(clippy::float_arithmetic, reason = "means of losses, for people")]
 
 use crate::metrics;
-use isobit_proof::FileError;
+use isobit_proof::{FileError, regular};
 use serde::Deserialize;
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
@@ -66,7 +65,7 @@ impl Summary {
     pub fn of(output_dir: &Path, vocabulary: usize) -> Result<Self, FileError> {
         let path = output_dir.join(metrics::NAME);
         let failed = |error| FileError::from_io("read", &path, error);
-        let mut reader = BufReader::new(File::open(&path).map_err(failed)?);
+        let mut reader = BufReader::new(regular::open(&path)?.0);
         let mut lines = Vec::new();
         loop {
             let mut line = Vec::new();

@@ -12,11 +12,10 @@ use crate::prepare::RunError;
 use isobit_models::config::Quantization;
 use isobit_models::{Config, Copied, ModelError, StoredTensor, Weights};
 use isobit_numerics::cast::{f32_to_bf16, f32_to_f16};
-use isobit_proof::FileError;
 use isobit_proof::atomic::{AtomicFile, write_atomically};
 use isobit_proof::safetensors::{Declared, Dtype, Sink, write_streamed};
+use isobit_proof::{FileError, Manifest, regular};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -253,7 +252,7 @@ fn put_values(sink: &mut Sink<'_>, dtype: SaveDtype, name: &str, values: &[f32])
 /// written anew.
 fn comes_along(name: &str) -> bool {
     const ENDINGS: [&str; 6] = ["json", "jinja", "txt", "model", "tiktoken", "py"];
-    const NOT: [&str; 4] = ["config.json", "MANIFEST.json", checkpoint::ADAPTER_CONFIG, checkpoint::STATE];
+    const NOT: [&str; 4] = ["config.json", Manifest::NAME, checkpoint::ADAPTER_CONFIG, checkpoint::STATE];
     let ending = Path::new(name).extension().and_then(|ending| ending.to_str()).unwrap_or_default();
     let licence = ["LICENSE", "LICENCE", "NOTICE"].iter().any(|start| name.starts_with(start));
     !name.starts_with('.')
@@ -264,7 +263,7 @@ fn comes_along(name: &str) -> bool {
 
 fn copy(from: &Path, to: &Path) -> Result<(), FileError> {
     let failed = |error| FileError::from_io("read", from, error);
-    let mut source = File::open(from).map_err(failed)?;
+    let (mut source, _) = regular::open(from)?;
     let mut target = AtomicFile::create(to)?;
     let mut buffer = vec![0; 1 << 16];
     loop {
@@ -276,7 +275,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), FileError> {
 }
 
 fn read_text(path: &Path) -> Result<String, FileError> {
-    std::fs::read_to_string(path).map_err(|error| FileError::from_io("read", path, error))
+    regular::read_text(path, crate::prepare::CONFIG_BYTES_MOST)
 }
 
 /// `config.json` of the folder: the base's letter for letter, but for the type of its numbers, in
@@ -369,7 +368,7 @@ mod tests {
             assert!(comes_along(name), "{name}");
         }
         for name in
-            ["config.json", "model.safetensors", "model.safetensors.index.json", "MANIFEST.json", ".git", "a.bin"]
+            ["config.json", "model.safetensors", "model.safetensors.index.json", Manifest::NAME, ".git", "a.bin"]
         {
             assert!(!comes_along(name), "{name}");
         }

@@ -152,7 +152,7 @@ fn another_run_is_refused_and_the_difference_named() {
         change(&mut other);
         let error = load(&saved, &other).expect_err("another run");
         assert_eq!(error.exit_code(), 2);
-        error.to_string().split(" is of another run: ").nth(1).expect("says so").to_string()
+        error.to_string().split(" belongs to a different run: ").nth(1).expect("says so").to_string()
     };
     let digits = |letter: &str| letter.repeat(16);
     assert_eq!(

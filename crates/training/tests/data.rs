@@ -361,7 +361,7 @@ fn formats_do_not_mix_and_unknown_ones_are_named() {
     let error = model.error("{\"text\": \"x\"}\n{\"id\": 1, \"note\": 2}");
     assert!(error.to_string().contains(":2: a row with the keys id, note in a file of text"), "{error}");
     let error = model.error(r#"{"question": "q", "answer": "a"}"#);
-    assert!(error.to_string().contains("the keys `question`, `answer` are no known format"), "{error}");
+    assert!(error.to_string().contains("the keys `question`, `answer` match no known format"), "{error}");
     assert!(error.hint().contains("prompt_field"));
     let error = model
         .load(r#"{"question": "q", "answer": "a"}"#, |config| config.prompt_field = Some("query".into()))

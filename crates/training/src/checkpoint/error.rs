@@ -14,7 +14,7 @@ pub enum Error {
     Inconsistent { path: PathBuf, what: String },
 
     /// A good checkpoint that belongs to something else.
-    #[error("{} is of another run: {}", folder.display(), listed(differences))]
+    #[error("{} belongs to a different run: {}", folder.display(), listed(differences))]
     Different { folder: PathBuf, differences: Vec<Difference> },
 
     /// Something has the name of a file or folder of a run, and this run has not made it.

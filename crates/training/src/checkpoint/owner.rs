@@ -165,7 +165,7 @@ fn check_folder(folder: &Path, run: &Identity) -> Result<(), Error> {
     } else if says_ours(folder, run) {
         "holds files that this run did not put there, and is in its way"
     } else {
-        "is of another run, and in the way of this one"
+        "belongs to a different run, and is in the way of this one"
     };
     Err(Error::Foreign { path: folder.to_path_buf(), what })
 }

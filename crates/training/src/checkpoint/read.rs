@@ -4,11 +4,9 @@ use super::error::{Difference, Error};
 use super::state::{Identity, NamedTensor, Progress, Snapshot};
 use super::{ADAPTER, ADAPTER_CONFIG, MODEL, OPTIMIZER, STATE, step_of};
 use isobit_proof::safetensors::{SafeTensors, Tensor};
-use isobit_proof::{FileError, Manifest};
+use isobit_proof::{FileError, Manifest, regular};
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 /// BOUND: bytes of a pointer or a state.
@@ -143,17 +141,8 @@ fn check_moments(optimizer: &SafeTensors, weights: &SafeTensors) -> Result<(), E
 }
 
 pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
-    let failed = |error| FileError::from_io("read", path, error);
     let malformed = |what: String| FileError::Malformed { path: path.to_path_buf(), what };
-    // Before opening: a pipe would wait for a writer that never comes.
-    if !std::fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(malformed("this is not a regular file".to_string()).into());
-    }
-    let mut bytes = Vec::new();
-    File::open(path).map_err(failed)?.take(JSON_BYTES_MOST + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > JSON_BYTES_MOST {
-        return Err(malformed(format!("it is over the limit of {JSON_BYTES_MOST} bytes")).into());
-    }
+    let bytes = regular::read(path, JSON_BYTES_MOST)?;
     Ok(serde_json::from_slice(&bytes).map_err(|error| {
         let told: String = error.to_string().chars().filter(|letter| !letter.is_control()).take(300).collect();
         malformed(told)

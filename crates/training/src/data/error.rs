@@ -51,7 +51,7 @@ pub enum DataError {
     Empty { file: PathBuf },
     #[error("no row is left to train on: {dropped} dropped of {rows}")]
     NothingLeft { rows: usize, dropped: usize },
-    #[error("{}:{line}: the keys {} are no known format", file.display(), list(keys))]
+    #[error("{}:{line}: the keys {} match no known format", file.display(), list(keys))]
     UnknownFormat { file: PathBuf, line: usize, keys: Vec<String> },
     #[error(
         "{}:{line}: {found} in a file of {first} (since line {first_line}): one file holds one format",

@@ -11,7 +11,7 @@ use super::json::Json;
 use super::spans::NoSpans;
 use super::template::Template;
 
-/// Noncharacters of Unicode, never meant for text: a mark is OPEN, the number of its message in 16 digits, CLOSE.
+/// Noncharacters of Unicode, never meant for text: a mark is OPEN, the number of its message in 8 hexadecimal digits, CLOSE.
 const OPEN: char = '\u{fdd2}';
 const CLOSE: char = '\u{fdd3}';
 const DIGIT_ZERO: u32 = 0xfde0;

@@ -132,11 +132,18 @@ impl Machine<'_> {
             "unique" => {
                 let [case, attribute] = given.bind(name, ["case_sensitive", "attribute"], 0)?;
                 let key = Key::new(attribute.as_ref(), !arguments::flag(case.as_ref()));
-                let (mut seen, mut items) = (Vec::new(), Vec::new());
+                let (mut seen, mut items): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
                 for item in value.items(&self.meter)? {
                     let found = key.of(self, &item)?;
-                    if !operators::contains(&Value::list(seen.clone())?, &found, &self.meter)? {
-                        self.meter.charge(seen.len(), ITEM)?;
+                    let mut is_new = true;
+                    for earlier in &seen {
+                        self.meter.charge(1, ITEM)?;
+                        if earlier.equals(&found, &self.meter)? {
+                            is_new = false;
+                            break;
+                        }
+                    }
+                    if is_new {
                         seen.push(found);
                         items.push(item);
                     }
