@@ -146,29 +146,39 @@ fn is_command(text: &str) -> bool {
     word.is_some_and(|word| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase()))
 }
 
-/// One line, lines that a backslash joins, or what stands between two `"""`. None at the end of the input.
+/// One line, lines that a backslash joins, or what stands between two `"""`. None at the end of the input. On a terminal Ctrl-C
+/// takes back what was typed so far of a message of several lines, and Ctrl-D in the middle of one ends the conversation.
 fn next_message(reader: &mut impl BufRead, terminal: bool) -> Result<Option<String>, Failure> {
     const QUOTES: &str = "\"\"\"";
-    let Some(first) = prompted(reader, terminal, "> ")? else { return Ok(None) };
-    if let Some(rest) = first.trim_start().strip_prefix(QUOTES) {
-        let mut block = rest.to_string();
-        loop {
-            if let Some(whole) = block.trim_end().strip_suffix(QUOTES) {
+    let Some(mut line) = prompted(reader, terminal, "> ")? else { return Ok(None) };
+    signal::interrupted();
+    let mut message = String::new();
+    let mut quoted = false;
+    loop {
+        if message.is_empty() && !quoted {
+            quoted = line.trim_start().starts_with(QUOTES);
+            message = if quoted { line.trim_start()[QUOTES.len()..].to_string() } else { line };
+        } else {
+            message.push('\n');
+            message.push_str(&line);
+        }
+        if quoted {
+            if let Some(whole) = message.trim_end().strip_suffix(QUOTES) {
                 return Ok(Some(whole.trim_matches('\n').to_string()));
             }
-            let Some(line) = prompted(reader, terminal, ". ")? else { return Ok(Some(block)) };
-            block.push('\n');
-            block.push_str(&line);
+        } else if message.ends_with('\\') {
+            message.pop();
+        } else {
+            return Ok(Some(message));
+        }
+        match prompted(reader, terminal, ". ")? {
+            None => return Ok((!terminal).then_some(message)),
+            Some(next) => line = next,
+        }
+        if terminal && signal::interrupted() {
+            (message, quoted) = (String::new(), false);
         }
     }
-    let mut message = first;
-    while message.ends_with('\\') {
-        message.pop();
-        let Some(line) = prompted(reader, terminal, ". ")? else { break };
-        message.push('\n');
-        message.push_str(&line);
-    }
-    Ok(Some(message))
 }
 
 fn prompted(reader: &mut impl BufRead, terminal: bool, prompt: &str) -> Result<Option<String>, Failure> {

@@ -101,19 +101,20 @@ struct Input {
 
 impl Input {
     fn config(&self) -> DataConfig {
+        // A model that cannot be trained is for `train` to refuse; its data can still be looked at.
+        let model = model_config(&self.model).ok();
         DataConfig {
             files: self.data.clone(),
             prompt_field: self.prompt_field.clone(),
             completion_field: self.completion_field.clone(),
-            max_seq_length: self.max_seq_length,
+            max_seq_length: self.max_seq_length.min(model.as_ref().map_or(usize::MAX, |model| model.max_positions)),
             sample_packing: self.packing,
             assistant_only_loss: self.assistant_only_loss,
             completion_only_loss: self.completion_only_loss,
             allow_untrainable_rows: self.allow_untrainable_rows,
             drop_special_token_rows: self.drop_special_token_rows,
             variables: variables(&self.template_var),
-            // A model that cannot be trained is for `train` to refuse; its data can still be looked at.
-            vocabulary: model_config(&self.model).ok().map(|config| config.vocabulary),
+            vocabulary: model.map(|model| model.vocabulary),
             date: self.date.clone(),
             workers: self.workers,
         }
@@ -248,7 +249,7 @@ fn refuse_bad(report: &Report) -> Result<(), Failure> {
                 "{count} of {} rows cannot be trained on",
                 report.files.iter().map(|file| file.examples).sum::<usize>()
             ),
-            hint: Some("mend or remove them; training stops at the first".into()),
+            hint: Some("fix or remove them; training stops at the first".into()),
         }),
     }
 }
@@ -310,12 +311,12 @@ fn print_report(out: &mut impl Write, check: &Check, report: &Report) -> std::io
 /// How many rows there are of each fault, and the first of them all.
 fn print_bad(out: &mut impl Write, bad: &[Bad]) -> std::io::Result<()> {
     writeln!(out, "bad        {}", bad.len())?;
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut counts: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
     for row in bad {
-        *counts.entry(row.reason).or_default() += 1;
+        counts.entry(row.reason).or_insert((0, &row.hint)).0 += 1;
     }
-    for (reason, count) in counts {
-        writeln!(out, "  {count:>8} {reason}")?;
+    for (reason, (count, hint)) in counts {
+        writeln!(out, "  {count:>8} {reason} (hint: {})", printable(hint))?;
     }
     print_list(out, bad.iter().map(|row| printable(&row.message)))
 }

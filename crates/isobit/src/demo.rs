@@ -61,10 +61,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         hint: Some("name a folder that does not exist yet".to_string()),
     })?;
     let result = Demo { folder, program: std::env::current_exe().map_err(|error| Failure::output(&error))? }.tell();
-    if arguments.keep.is_none() {
+    let Some(folder) = &arguments.keep else {
         let _ = std::fs::remove_dir_all(&temporary);
-    }
-    result
+        return result;
+    };
+    result?;
+    say(&format!("Kept in {0}: `cd {0} && isobit train demo.toml` gives the same hash.", folder.display()))
 }
 
 struct Demo {

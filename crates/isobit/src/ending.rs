@@ -19,7 +19,7 @@ use std::path::Path;
 struct Ending {
     step: u64,
     early: bool,
-    /// The checkpoint whose weights `final` holds, and whether it is the best rather than the last.
+    /// The checkpoint whose weights `final` holds, and whether its evaluation was the best.
     final_step: u64,
     is_best: bool,
     /// Of the weights in `final`, as `demo` shows it.
@@ -56,12 +56,13 @@ pub(crate) fn finished(
 
 fn ending(prepared: &Prepared, console: &Console, step: u64, early: bool) -> Result<Ending, RunError> {
     let (run, vocabulary) = (&prepared.run, prepared.model.vocabulary);
-    let best = checkpoint::best(&run.output_dir)?.filter(|_| run.training.load_best_model_at_end);
+    let best = checkpoint::best(&run.output_dir)?;
+    let final_step = best.filter(|_| run.training.load_best_model_at_end).map_or(step, |best| best.step);
     Ok(Ending {
         step,
         early,
-        final_step: best.map_or(step, |best| best.step),
-        is_best: best.is_some(),
+        final_step,
+        is_best: best.is_some_and(|best| best.step == final_step),
         hash: hash(&run.output_dir.join(FINAL))?,
         seconds: console.seconds_of_training(),
         tokens: console.tokens,
@@ -113,12 +114,17 @@ fn lines(run: &Run, ending: &Ending) -> Vec<String> {
         let eval = summary
             .best_eval
             .map_or(String::new(), |Measured { step, loss }| format!("; best evaluation {loss:.4} at step {step}"));
+        let mean = if run.training.logging_steps > 1 { " (means of the updates between two lines)" } else { "" };
         lines.push(format!(
-            "  loss {:.4} at step {}, {:.4} at step {}{eval}",
+            "  loss {:.4} at step {}, {:.4} at step {}{mean}{eval}",
             first.loss, first.step, last.loss, last.step
         ));
     }
-    let which = if ending.is_best { "the best" } else { "the last" };
+    let which = match (ending.is_best, ending.final_step == *step) {
+        (true, true) => "the last and the best",
+        (true, false) => "the best",
+        (false, _) => "the last",
+    };
     lines.push(format!("  weights in {output}/{FINAL}: those of checkpoint-{}, {which}", ending.final_step));
     let what = if matches!(run.adapter, Adapter::Lora(_)) { "adapter" } else { "weights" };
     lines.push(format!("  {what} {}", ending.hash));
@@ -175,6 +181,7 @@ fn event(run: &Run, ending: &Ending) -> serde_json::Value {
         "checkpoint": format!("checkpoint-{}", ending.final_step), "is_best": ending.is_best,
         "seconds": ending.seconds, "tokens": ending.tokens, "tokens_per_s": ending.tokens_per_second(),
         "peak_memory_bytes": ending.peak_bytes,
+        "losses_are_means_of": run.training.logging_steps.max(1),
         "first_loss": summary.first.map(|measured| measured.loss),
         "last_loss": summary.last.map(|measured| measured.loss),
         "best_eval_loss": summary.best_eval.map(|measured| measured.loss),

@@ -53,9 +53,9 @@ impl Meeting {
         }
         let least = if self.plan.is_none() { "at least " } else { "" };
         let there = self.available.as_ref().map_or("more than any machine has".to_string(), |available| {
-            format!("{} is available ({})", gib(available.bytes), available.of)
+            format!("{} is available ({})", size(available.bytes), available.of)
         });
-        let message = format!("this run needs {least}{} on {}, {there}", gib(self.needed), self.device);
+        let message = format!("this run needs {least}{} on {}, {there}", size(self.needed), self.device);
         Some(Failure { code: 4, message, hint: Some(hint(run)) })
     }
 }
@@ -79,8 +79,11 @@ fn hint(run: &Run) -> String {
     }
 }
 
-pub(crate) fn gib(bytes: u64) -> String {
-    format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30))
+/// Bytes in the unit that shows them.
+pub(crate) fn size(bytes: u64) -> String {
+    let units = [("GiB", 1_u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    let (name, unit) = units.into_iter().find(|(_, unit)| bytes >= unit / 10).unwrap_or(units[2]);
+    format!("{:.2} {name}", bytes as f64 / unit as f64)
 }
 
 /// Refuses a run that the plan says does not fit. If no plan can be made, the step after it reports why.

@@ -2,7 +2,7 @@
 //! is wrong with them comes out here; the comments are those of the table of keys.
 
 use crate::Failure;
-use crate::fits::{self, gib};
+use crate::fits::{self, size};
 use crate::train::{failed, tell};
 use isobit_models::build::mixer_modules;
 use isobit_models::{Config, Family};
@@ -83,7 +83,7 @@ fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Sp
         let settled = config::parse("the config", &written(&split), &[]);
         let run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
         let meeting = fits::meet(&run, memory)?;
-        let needed = gib(meeting.needed);
+        let needed = size(meeting.needed);
         let rows = format!(
             "{micro_batch_size} {} at a time, checkpointing {}",
             if micro_batch_size == 1 { "row" } else { "rows" },
@@ -93,7 +93,7 @@ fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Sp
             let why = "how much memory this machine has is unknown: the settings that need least".to_string();
             return Ok(Split { micro_batch_size: 1, checkpointing: Checkpointing::Full, why });
         };
-        let there = gib(available.bytes);
+        let there = size(available.bytes);
         if meeting.plan.is_some() && meeting.needed <= available.bytes / 5 * 4 {
             split.why = format!("{rows}: the fastest that fits, {needed} of {there}");
             return Ok(split);
@@ -114,8 +114,8 @@ fn looked_at(arguments: &Arguments) -> Result<(Config, Report), RunError> {
         max_seq_length: config.max_positions,
         ..DataConfig::default()
     };
-    let (tokenizer, template) = data::open(&arguments.model, &wanted.date)?;
-    let (_, report) = data::load(&wanted, &tokenizer, template.as_ref())?;
+    let (tokenizer, template) = data::open_if_there(&arguments.model, &wanted.date)?;
+    let (_, report) = data::load(&wanted, tokenizer.as_ref(), template.as_ref())?;
     Ok((config, report))
 }
 

@@ -110,7 +110,7 @@ impl Failure {
     fn out_of_memory(bytes: usize) -> Self {
         Self {
             code: 4,
-            message: format!("out of memory: the system refused {bytes} bytes ({})", fits::gib(bytes as u64)),
+            message: format!("out of memory: the system refused {bytes} bytes ({})", fits::size(bytes as u64)),
             hint: Some("`isobit plan` says what a config needs and what would need less".to_string()),
         }
     }

@@ -2,7 +2,7 @@
 //! rows as long as the config allows. Exit code 4 if it does not fit.
 
 use crate::Failure;
-use crate::fits::{Meeting, gib, meet};
+use crate::fits::{Meeting, meet, size};
 use crate::train::{failed, tell};
 use isobit_models::Weights;
 use isobit_proof::safetensors::Checkpoint;
@@ -69,21 +69,21 @@ fn print(meeting: &Meeting, arguments: &Arguments) -> std::io::Result<()> {
     }
     if let Some(plan) = &meeting.plan {
         for (item, bytes) in &plan.items {
-            writeln!(out, "{:<12} {:>12}", item.name(), gib(*bytes as u64))?;
+            writeln!(out, "{:<12} {:>12}", item.name(), size(*bytes as u64))?;
         }
-        writeln!(out, "{:<12} {:>12}  at most at once in a step", "total", gib(plan.bytes_peak as u64))?;
-        let save = gib(plan.bytes_save as u64);
+        writeln!(out, "{:<12} {:>12}  at most at once in a step", "total", size(plan.bytes_peak as u64))?;
+        let save = size(plan.bytes_save as u64);
         writeln!(out, "{:<12} {save:>12}  on the host while a checkpoint is written", "save")?;
-        let resume = gib(plan.bytes_resume as u64);
+        let resume = size(plan.bytes_resume as u64);
         writeln!(out, "{:<12} {resume:>12}  with the device's, while a checkpoint is read back", "resume")?;
     }
     let least = if meeting.plan.is_none() { "at least " } else { "" };
-    let needed = format!("{least}{}", gib(meeting.needed));
+    let needed = format!("{least}{}", size(meeting.needed));
     let device = &meeting.device;
     match (&meeting.available, meeting.fits()) {
         (Some(available), fits) => {
             let answer = if fits == Some(true) { "fits" } else { "does not fit" };
-            let (there, of) = (gib(available.bytes), &available.of);
+            let (there, of) = (size(available.bytes), &available.of);
             writeln!(out, "{answer}: {needed} needed, {there} available on {device} ({of})")?;
         }
         (None, Some(false)) => writeln!(out, "does not fit: {needed} needed on {device}")?,

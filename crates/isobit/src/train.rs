@@ -117,6 +117,9 @@ impl Job for Training<'_> {
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
         let Self { arguments, prepared } = self;
+        if arguments.resume && !arguments.quiet && !prepared.run.output_dir.join("latest.json").exists() {
+            tell(&format!("note: {} holds no run yet: starting at step 0", prepared.run.output_dir.display()));
+        }
         let mut console = Console::new(prepared, arguments.json, arguments.quiet);
         let outcome = train(backend, prepared, arguments.start(&prepared.run.output_dir)?, &mut console);
         console.close();

@@ -53,7 +53,7 @@ fn what_does_not_fit_exits_with_four() {
         4,
         &[
             "error: this run needs",
-            "0.00 GiB is there",
+            "0.10 MiB is available",
             "hint: `--set training.micro_batch_size=1 --set training.gradient_accumulation_steps=",
         ],
     );

@@ -113,8 +113,10 @@ fn verdict(train: &[(Measured, f64)], vocabulary: usize) -> Verdict {
     // The last tenth, not the last line: a single update may hold nothing but hard rows.
     let end = &train[train.len() - train.len().div_ceil(10)..];
     let mean = end.iter().map(|(measured, _)| measured.loss).sum::<f64>() / end.len() as f64;
-    let bearable = first.loss.min(even_loss(vocabulary)) + EXPLODED;
-    if mean > bearable { Verdict::Exploded } else { Verdict::Ok }
+    // A loss that fell did not explode, however large it still is: a short trial may begin far above guessing.
+    let is_worse = mean > first.loss + EXPLODED;
+    let is_lost = mean >= first.loss && mean > even_loss(vocabulary) + EXPLODED;
+    if is_worse || is_lost { Verdict::Exploded } else { Verdict::Ok }
 }
 
 /// The loss of giving every token the same probability.
@@ -169,8 +171,9 @@ mod tests {
         assert_eq!(verdict(&[(3.0, 1.0), (4.01, 1.0)]), Verdict::Exploded);
         assert_eq!(verdict(&[(3.0, 1.0), (4.0, 1.0)]), Verdict::Ok);
         // Exploded before the first line was written: 1000 tokens of the same probability are a loss of 6.9.
-        assert_eq!(verdict(&[(20.0, 1.0), (8.0, 1.0)]), Verdict::Exploded);
-        assert_eq!(verdict(&[(20.0, 1.0), (7.8, 1.0)]), Verdict::Ok);
+        assert_eq!(verdict(&[(20.0, 1.0), (20.0, 1.0)]), Verdict::Exploded);
+        assert_eq!(verdict(&[(20.0, 1.0), (19.9, 1.0)]), Verdict::Ok, "it falls");
+        assert_eq!(verdict(&[(13.4, 1.0), (9.4, 1.0)]), Verdict::Ok, "a short trial of a base above guessing");
         let mut long = vec![(3.0, 1.0); 20];
         long[19].0 = 4.9;
         assert_eq!(verdict(&long), Verdict::Ok, "one hard update is no explosion");

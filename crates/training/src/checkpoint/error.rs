@@ -81,7 +81,7 @@ impl Error {
             Self::Foreign { .. } => Some("move it away, or choose another `output_dir`"),
             Self::Holds { .. } => Some("add `--resume` to go on with it, or choose another `output_dir`"),
             Self::NoPointer { .. } => Some("`--resume-from checkpoint-N` goes on from the one you name"),
-            Self::NoSuch { .. } => Some("name one of the `checkpoint-N` folders that are there"),
+            Self::NoSuch { .. } => Some("name one of the `checkpoint-N` folders there; `ls` shows them"),
             Self::Beyond { .. } => {
                 Some("nothing is lost: `--resume` with `--set training.save_dtype=float32` writes `final` again")
             }

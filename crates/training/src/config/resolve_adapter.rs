@@ -14,7 +14,9 @@ pub(super) fn adapter(table: &Table<'_>) -> Result<Adapter, Error> {
         LastBlocks,
     }
     let names = [("lora", Type::Lora), ("full", Type::Full), ("last_blocks", Type::LastBlocks)];
-    if let Some(entry) = table.get("type").filter(|entry| entry.texts() == ["qlora"]) {
+    if let Some(entry) =
+        table.get("type").filter(|entry| entry.texts().iter().any(|text| text.eq_ignore_ascii_case("qlora")))
+    {
         let hint = "write type = \"lora\", and name a base_model that is stored as 4-bit GPTQ: its weights stay packed";
         return Err(entry.invalid("an adapter is one thing, four bits of the base another", hint));
     }

@@ -211,7 +211,9 @@ fn load_rows(
             let source = Source { file, line };
             match row {
                 Ok(tokenised) => examples.push((source, tokenised)),
-                Err(error) => bad.push(Bad { source, reason: error.reason(), message: error.to_string() }),
+                Err(error) => {
+                    bad.push(Bad { source, reason: error.reason(), message: error.to_string(), hint: error.hint() })
+                }
             }
         }
         let tokens: u64 = examples.iter().map(|(_, example)| example.tokens.len() as u64).sum();
@@ -296,7 +298,7 @@ fn keep(
         }
         report.bad.extend(refused.into_iter().map(|row| {
             let error = error(row, 1);
-            Bad { source: row.source, reason: error.reason(), message: error.to_string() }
+            Bad { source: row.source, reason: error.reason(), message: error.to_string(), hint: error.hint() }
         }));
         report.bad.sort_by_key(|row| row.source);
     }

@@ -62,6 +62,8 @@ pub struct Bad {
     /// What rows with the same fault have in common.
     pub reason: &'static str,
     pub message: String,
+    /// One thing to try.
+    pub hint: String,
 }
 
 /// Number of examples whose length is in `from..=to`.
