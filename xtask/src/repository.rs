@@ -11,7 +11,7 @@ pub(crate) fn root() -> PathBuf {
 
 /// Every text file, relative to the root and in order. Build outputs and git's own files are left out.
 pub(crate) fn text_files() -> Result<Vec<PathBuf>, String> {
-    const ENDINGS: [&str; 11] = ["rs", "md", "toml", "txt", "cl", "cu", "h", "yml", "yaml", "json", "py"];
+    const ENDINGS: [&str; 12] = ["rs", "md", "toml", "txt", "cl", "cu", "cuh", "h", "yml", "yaml", "json", "py"];
     let root = root();
     let mut files = Vec::new();
     let mut folders = vec![root.clone()];

@@ -249,7 +249,11 @@ fn refuse_bad(report: &Report) -> Result<(), Failure> {
                 "{count} of {} rows cannot be trained on",
                 report.files.iter().map(|file| file.examples).sum::<usize>()
             ),
-            hint: Some("fix or remove them; training stops at the first".into()),
+            hint: Some(if report.bad.iter().all(|row| row.reason == report.bad[0].reason) {
+                printable(&report.bad[0].hint)
+            } else {
+                "fix or remove them; training stops at the first".into()
+            }),
         }),
     }
 }

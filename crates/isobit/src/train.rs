@@ -117,8 +117,10 @@ impl Job for Training<'_> {
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
         let Self { arguments, prepared } = self;
-        if arguments.resume && !arguments.quiet && !prepared.run.output_dir.join("latest.json").exists() {
-            tell(&format!("note: {} holds no run yet: starting at step 0", prepared.run.output_dir.display()));
+        let output = &prepared.run.output_dir;
+        let is_empty = std::fs::read_dir(output).map_or(true, |mut entries| entries.next().is_none());
+        if arguments.resume && is_empty && !arguments.quiet {
+            tell(&format!("note: {} holds no run yet: starting at step 0", output.display()));
         }
         let mut console = Console::new(prepared, arguments.json, arguments.quiet);
         let outcome = train(backend, prepared, arguments.start(&prepared.run.output_dir)?, &mut console);

@@ -96,7 +96,8 @@ fn check_lists_bad_rows_and_counts_them() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(3), "{text}");
     assert!(
-        text.contains("bad        28\n         3 a field that is missing or wrong\n        25 not JSON\n"),
+        text.contains("bad        28\n         3 a field that is missing or wrong (hint: ")
+            && text.contains("\n        25 not JSON (hint: "),
         "{text}"
     );
     assert_eq!(text.matches("data.jsonl:3: not JSON").count(), 1, "{text}");

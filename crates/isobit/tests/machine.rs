@@ -77,12 +77,16 @@ fn memory_that_is_not_there_is_an_error_with_its_size() {
 #[test]
 fn a_preloaded_library_that_changes_rounding_changes_no_bit() {
     let folder = Folder::new(Shape::TINY);
-    let source = "__attribute__((constructor)) static void f(void) { unsigned s = 0x1f80 | 0x8040 | 0x4000; \
-                  __asm__ volatile(\"ldmxcsr %0\" : : \"m\"(s)); }";
+    // At the start, and again in every call that opens a file.
+    let source = "#define _GNU_SOURCE\n#include <dlfcn.h>\n\
+                  __attribute__((constructor)) static void f(void) { unsigned s = 0x1f80 | 0x8040 | 0x4000; \
+                  __asm__ volatile(\"ldmxcsr %0\" : : \"m\"(s)); }\n\
+                  int open64(const char *p, int o, int m) { f(); \
+                  return ((int (*)(const char *, int, int))dlsym(RTLD_NEXT, \"open64\"))(p, o, m); }";
     folder.put("rounding.c", source);
     // The linker of every Rust build on this system.
     let mut compiler = std::process::Command::new("cc");
-    compiler.args(["-shared", "-fPIC", "-o", "rounding.so", "rounding.c"]).current_dir(folder.path(""));
+    compiler.args(["-shared", "-fPIC", "-o", "rounding.so", "rounding.c", "-ldl"]).current_dir(folder.path(""));
     assert!(compiler.status().expect("a C compiler").success());
     let train = |output: &str, library: &str| {
         let set = format!("output_dir={output}");

@@ -317,3 +317,47 @@ fn what_others_left_in_the_folder_is_not_touched() {
     folder.train("lock", &[]).says(2, &["lock/LOCK"]);
     assert_eq!(folder.text("data.jsonl"), data);
 }
+
+/// Names that a run writes beside its checkpoints, and the folder of a checkpoint on its way.
+#[test]
+fn other_files_in_the_folder_are_not_touched() {
+    let folder = Folder::new(Shape::TINY);
+    std::fs::create_dir(folder.path("own")).expect("folder");
+    folder.put("own/data.json", r#"{"my":"data"}"#);
+    folder.train("own", &[]).says(2, &["own/data.json", "was not made by Isobit"]);
+    assert_eq!((folder.text("own/data.json").as_str(), names(&folder.path("own")).len()), (r#"{"my":"data"}"#, 1));
+    folder.trained("run", &[]);
+    std::fs::create_dir(folder.path("run/.checkpoint-9.partial")).expect("folder");
+    folder.put("run/.checkpoint-9.partial/thesis.txt", "years of work");
+    folder.train("run", &["--resume"]).says(2, &[".checkpoint-9.partial", "holds files that are not of a checkpoint"]);
+    assert_eq!(folder.text("run/.checkpoint-9.partial/thesis.txt"), "years of work");
+    std::fs::remove_dir_all(folder.path("run/.checkpoint-9.partial")).expect("removed");
+    // A folder of which only the metrics, or only the result, is left.
+    let lines = folder.text("run/metrics.jsonl");
+    for name in names(&folder.path("run")).iter().filter(|name| name.starts_with("checkpoint-")) {
+        std::fs::remove_dir_all(folder.path(&format!("run/{name}"))).expect("removed");
+    }
+    std::fs::remove_file(folder.path("run/latest.json")).expect("removed");
+    std::fs::remove_file(folder.path("run/best.json")).expect("removed");
+    folder.train("run", &["--resume"]).says(8, &["run holds final and no latest.json"]);
+    std::fs::remove_dir_all(folder.path("run/final")).expect("removed");
+    folder.train("run", &["--resume"]).says(8, &["run holds metrics.jsonl and no latest.json"]);
+    folder.train("run", &[]).says(2, &["run already holds a run"]);
+    assert_eq!(folder.text("run/metrics.jsonl"), lines);
+}
+
+/// A pipe would wait for a writer that never comes.
+#[test]
+fn metrics_that_are_a_pipe_or_without_checksums() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("run", &[]);
+    let lines = folder.text("run/metrics.jsonl");
+    let without: Vec<&str> = lines.lines().map(|line| line.split(",\"check\"").next().expect("a line")).collect();
+    let without = without.join("}\n") + "}\n";
+    folder.put("run/metrics.jsonl", without);
+    folder.train("run", &["--resume"]).says(8, &["metrics.jsonl", "line 1: its checksum is missing"]);
+    std::fs::remove_file(folder.path("run/metrics.jsonl")).expect("removed");
+    let made = std::process::Command::new("mkfifo").arg(folder.path("run/metrics.jsonl")).status();
+    assert!(made.expect("mkfifo").success());
+    folder.train("run", &["--resume"]).says(8, &["metrics.jsonl"]);
+}

@@ -133,7 +133,11 @@ fn runs_that_came_to_nothing() {
 fn came_to(folder: &Folder, overrides: &[&str], verdict: &str, said: &str) {
     let ran = folder.trained(verdict, overrides);
     assert!(ran.err.contains(&format!("warning: {said}")), "{}", ran.err);
-    assert!(ran.err.contains("among all 352 tokens gives 5.8636\nhint: lower `learning_rate`"), "{}", ran.err);
+    assert!(
+        ran.err.contains("uniform guessing over 352 tokens gives 5.8636\nhint: lower `learning_rate`"),
+        "{}",
+        ran.err
+    );
     let end = folder.trained(&format!("{verdict}-json"), &[overrides, &["--json"]].concat()).json();
     assert_eq!(end.last().expect("events")["verdict"], verdict);
 }

@@ -1,4 +1,4 @@
-// The gradients of attention_mma.h: of queries, of keys and of values, a kernel each.
+// The gradients of attention_mma.cuh: of queries, of keys and of values, a kernel each.
 
 enum Kind { QUERY, KEY, VALUE };
 

@@ -1,4 +1,4 @@
-// The forward pass of attention_mma.h.
+// The forward pass of attention_mma.cuh.
 
 #define LOG2_E as_f32(0x3fb8aa3bu)
 #define MINUS_INFINITY as_f32(0xff800000u)

@@ -1,4 +1,4 @@
-// What attention_mma.h takes and leaves: slices of rows, D, and sums over heads. Any widths.
+// What attention_mma.cuh takes and leaves: slices of rows, D, and sums over heads. Any widths.
 
 // Rows [row, head, width] and where their slices go: planes by width and by place (null: not wanted) of `padded` columns,
 // and units, number `n` of `count` per place. `groups` counts blocks of places and heads, with those of operands before.

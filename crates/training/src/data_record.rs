@@ -6,7 +6,7 @@ use isobit_proof::atomic::write_atomically;
 use isobit_proof::{FileError, regular};
 use std::path::Path;
 
-const NAME: &str = "data.json";
+pub(crate) const NAME: &str = "data.json";
 const SCHEMA: &str = "isobit.data/1";
 
 /// BOUND: bytes of the file, far above what we write.
@@ -20,6 +20,18 @@ pub fn write(output_dir: &Path, report: &Report) -> Result<(), FileError> {
     let mut text = serde_json::to_string_pretty(&value).expect("strings and numbers have a JSON form");
     text.push('\n');
     write_atomically(&output_dir.join(NAME), text.as_bytes())
+}
+
+/// Whether there is no such file, or it is a run's.
+pub(crate) fn is_ours(output_dir: &Path) -> Result<bool, FileError> {
+    let bytes = regular::if_there(regular::read(&output_dir.join(NAME), BYTES_MOST));
+    let is_record =
+        |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).is_ok_and(|value| value["schema"] == SCHEMA);
+    match bytes {
+        Ok(bytes) => Ok(bytes.is_none_or(|bytes| is_record(&bytes))),
+        Err(FileError::NotRegular { .. } | FileError::TooLarge { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// The format of the conversations that the run in this folder trained on. None where there are none, or where the folder does

@@ -299,6 +299,9 @@ fn keep_up_to(path: &Path, step: u64, recorded: Option<Hash>) -> Result<Hash, Fi
             }
             break;
         };
+        if recorded.is_some() && str::from_utf8(line).is_ok_and(|line| checked(line).is_none()) {
+            return Err(malformed(path, number, "its checksum is missing"));
+        }
         if step_of(line).map_err(|what| malformed(path, number, what))? <= step {
             kept.write(&bytes)?;
             digest = chained(digest, &String::from_utf8_lossy(line));

@@ -15,8 +15,8 @@ use crate::step::{Evaluation, StepReport, Trainer};
 use crate::tensorboard::EventFile;
 use crate::whole::{self, Shapes, Whole};
 use isobit_autograd::ParameterId;
-use isobit_kernels::Backend;
 use isobit_kernels::backend::F32;
+use isobit_kernels::{Backend, float_state};
 use isobit_models::build::Settings;
 use isobit_models::{FileTensor, Trained, build, peft};
 use isobit_proof::atomic::write_atomically;
@@ -183,6 +183,8 @@ fn steps<B: Backend>(
         return Ok(Outcome::Finished { step: state.progress.step, early: true });
     }
     while state.progress.step < total {
+        // The schedule and the means below are computed on this thread.
+        float_state::restore();
         let (completed, begun) = (state.progress.step, watch.seconds());
         let rows = rows_of(prepared, completed);
         let learning_rate = schedule.at(completed);
@@ -250,6 +252,7 @@ fn evaluate<B: Backend>(
     log: &mut Log,
     watch: &mut dyn Watch,
 ) -> Result<bool, RunError> {
+    float_state::restore();
     let begun = watch.seconds();
     let rows: Vec<&TokenRow> = prepared.eval.iter().collect();
     let micro = prepared.run.eval.micro_batch_size.max(1) as usize;

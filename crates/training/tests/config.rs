@@ -552,7 +552,8 @@ impl Dice {
 
     /// Something to write after a key of that kind: mostly what it takes.
     fn value(&mut self, kind: Kind) -> String {
-        const TEXTS: [&str; 15] = [
+        const TEXTS: [&str; 16] = [
+            "\"bfloat16\"",
             "\"a\"",
             "\"q_proj\"",
             "'.*\\.[qv]_proj'",

@@ -57,6 +57,10 @@ pub(crate) fn latest(run: &Path) -> Result<Option<u64>, String> {
     }
     let value: serde_json::Value =
         serde_json::from_slice(&read(&path)?).map_err(|error| format!("{}: {error}", path.display()))?;
+    // A run that has begun and not saved yet.
+    if value["checkpoint"].is_null() {
+        return Ok(None);
+    }
     let step = value["step"].as_u64().ok_or_else(|| format!("{} names no step", path.display()))?;
     if !run.join(format!("checkpoint-{step}")).is_dir() {
         return Err(format!("{} names step {step}, which is not there", path.display()));

@@ -1,4 +1,4 @@
-//! Attention on int8 tensor cores (`gpu/attention_mma.h`): NVIDIA devices from compute capability 8.0 on, profile x2.
+//! Attention on int8 tensor cores (`gpu/attention_mma.cuh`): NVIDIA devices from compute capability 8.0 on, profile x2.
 //!
 //! Rows are sliced into the workspace, by width for scores and by place for what is contracted over positions. The three
 //! gradients have a kernel each; those of keys and values are made per query head, then added over the heads of a group
@@ -17,7 +17,10 @@ macro_rules! program {
     ($name:literal) => {
         Program {
             name: $name,
-            text: concat!(include_str!("../../gpu/attention_mma.h"), include_str!(concat!("../../gpu/", $name, ".cu"))),
+            text: concat!(
+                include_str!("../../gpu/attention_mma.cuh"),
+                include_str!(concat!("../../gpu/", $name, ".cu"))
+            ),
             language: Language::Cuda,
         }
     };

@@ -52,6 +52,8 @@ pub fn build<B: Backend>(
     source: &dyn Source,
     settings: &Settings,
 ) -> Result<Built<B>, ModelError> {
+    // Tables and first values are computed on this thread, after files have been opened.
+    isobit_kernels::float_state::restore();
     if let Trained::Lora(lora) = &settings.trained {
         check_targets(config, lora)?;
     }

@@ -148,6 +148,8 @@ impl Config {
 
     /// The same with the text of a `quantize_config.json`, where one lies beside it.
     pub fn parse_with(text: &str, quantize_config: Option<&str>) -> Result<Self, ModelError> {
+        // Reading a decimal number computes.
+        isobit_kernels::float_state::restore();
         let value: Value = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
         if !value.is_object() {
             return Err(wrong("it is not a JSON object"));

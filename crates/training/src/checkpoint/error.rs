@@ -80,7 +80,9 @@ impl Error {
             }
             Self::Foreign { .. } => Some("move it away, or choose another `output_dir`"),
             Self::Holds { .. } => Some("add `--resume` to go on with it, or choose another `output_dir`"),
-            Self::NoPointer { .. } => Some("`--resume-from checkpoint-N` goes on from the one you name"),
+            Self::NoPointer { .. } => {
+                Some("`--resume-from checkpoint-N` goes on from one that is there; else choose another `output_dir`")
+            }
             Self::NoSuch { .. } => Some("name one of the `checkpoint-N` folders there; `ls` shows them"),
             Self::Beyond { .. } => {
                 Some("nothing is lost: `--resume` with `--set training.save_dtype=float32` writes `final` again")

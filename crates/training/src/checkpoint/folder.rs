@@ -6,9 +6,11 @@ use super::owner;
 use super::read::read_json;
 use super::state::{Identity, Progress, bits};
 use super::stopped;
-use super::{FINAL, Watch, folder_name, folder_of, step_of, unwatched};
-use isobit_proof::FileError;
+use super::{
+    ADAPTER, ADAPTER_CONFIG, FINAL, MODEL, OPTIMIZER, STATE, Watch, folder_name, folder_of, step_of, unwatched,
+};
 use isobit_proof::atomic::{remove_partials, sync_folder, write_atomically};
+use isobit_proof::{FileError, Manifest};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -185,10 +187,32 @@ pub(super) fn prune_watched(output_dir: &Path, limit: u32, run: &Identity, watch
 pub fn clean(output_dir: &Path, run: &Identity) -> Result<(), Error> {
     for name in names(output_dir)?.iter().filter(|name| is_partial(name)) {
         let path = output_dir.join(name);
+        if !holds_only_ours(&path)? {
+            return Err(Error::Foreign {
+                path,
+                what: "holds files that are not of a checkpoint, and would be removed",
+            });
+        }
         std::fs::remove_dir_all(&path).map_err(|error| FileError::from_io("clean", &path, error))?;
     }
     remove_partials(output_dir)?;
     stopped::dismiss(output_dir, run, &mut unwatched)
+}
+
+/// Whether a folder that was on its way holds nothing but files of a checkpoint. Of `final` no more can be said than its name:
+/// it has whatever files the base has.
+fn holds_only_ours(folder: &Path) -> Result<bool, Error> {
+    const OURS: [&str; 6] = [ADAPTER, ADAPTER_CONFIG, MODEL, OPTIMIZER, STATE, Manifest::NAME];
+    let is_final = folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&format!(".{FINAL}.")));
+    let failed = |error| FileError::from_io("read", folder, error);
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        let is_ours = name.to_str().is_some_and(|name| name.starts_with('.') || OURS.contains(&name));
+        if !is_final && !is_ours {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// The name of a folder on its way in or out: hidden, and never mistaken for a checkpoint.

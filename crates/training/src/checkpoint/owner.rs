@@ -7,7 +7,7 @@ use super::folder::{Latest, Pointer, latest};
 use super::read::read_json;
 use super::state::{Identity, Progress};
 use super::{ADAPTER, ADAPTER_CONFIG, FINAL, MODEL, RESOLVED, STATE, folder_name, folder_of, step_of, stopped};
-use crate::metrics;
+use crate::{data_record, metrics};
 use isobit_proof::lock::Lock;
 use isobit_proof::{FileError, Manifest};
 use std::fs::File;
@@ -98,6 +98,12 @@ pub fn examine(output_dir: &Path, run: &Identity, start: Start) -> Result<Option
     }
     if from.is_none() {
         check_files(output_dir)?;
+        if start == Start::Resume {
+            check_nothing_is_left(output_dir)?;
+        }
+    }
+    if !data_record::is_ours(output_dir)? {
+        return Err(Error::Foreign { path: output_dir.join(data_record::NAME), what: NOT_OURS });
     }
     Ok(from)
 }
@@ -129,7 +135,9 @@ fn check_new(output_dir: &Path, steps: &[u64]) -> Result<(), Error> {
             Err(error) => return Err(error),
         }
     }
-    if steps.is_empty() && output_dir.join(FINAL).symlink_metadata().is_err() { Ok(()) } else { Err(holds(output_dir)) }
+    let is_over = latest(output_dir)? == Latest::Missing && has_metrics(output_dir);
+    let is_empty = steps.is_empty() && output_dir.join(FINAL).symlink_metadata().is_err();
+    if is_empty && !is_over { Ok(()) } else { Err(holds(output_dir)) }
 }
 
 /// Nothing to go on from: killed before the first checkpoint, or between naming it and pointing at
@@ -143,6 +151,23 @@ fn check_begun(output_dir: &Path, steps: &[u64], latest: Latest, run: &Identity)
         return Ok(());
     }
     Err(Error::NoPointer { folder: output_dir.to_path_buf(), newest: folder_name(*newest) })
+}
+
+/// Nothing to go on from, but what a run came to: starting anew would replace it.
+fn check_nothing_is_left(output_dir: &Path) -> Result<(), Error> {
+    let left = if is_of_a_run(&output_dir.join(FINAL)) { Some(FINAL) } else { None };
+    let left = left.or(has_metrics(output_dir).then_some(metrics::NAME));
+    match left.filter(|_| latest(output_dir).is_ok_and(|latest| latest == Latest::Missing)) {
+        Some(left) => Err(Error::NoPointer { folder: output_dir.to_path_buf(), newest: left.to_string() }),
+        None => Ok(()),
+    }
+}
+
+/// Whether a run has logged anything.
+fn has_metrics(output_dir: &Path) -> bool {
+    let path = output_dir.join(metrics::NAME);
+    let is_filled = path.symlink_metadata().is_ok_and(|found| found.is_file() && found.len() > 0);
+    is_filled && begins_with(&path, metrics::LINE_START).unwrap_or(false)
 }
 
 const NOT_OURS: &str = "was not made by Isobit, and a run would write over it";

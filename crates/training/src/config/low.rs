@@ -68,9 +68,13 @@ impl Low {
             return Err(Error::TooLarge { place: Place::whole(name), limit: BYTES_MOST });
         }
         let source = Source { name, text: Some(text), rank: 0 };
-        let table = DeTable::parse(text).map_err(|error| Error::Syntax {
-            place: source.place(error.span().map_or(0, |span| span.start)),
-            message: error.message().lines().collect::<Vec<_>>().join(", "),
+        let table = DeTable::parse(text).map_err(|error| {
+            let message = error.message().lines().collect::<Vec<_>>().join(", ");
+            let key = error.span().and_then(|span| text.get(span)).filter(|_| message == "duplicate key");
+            Error::Syntax {
+                place: source.place(error.span().map_or(0, |span| span.start)),
+                message: key.map_or(message.clone(), |key| format!("{message} `{}`", key.trim())),
+            }
         })?;
         let mut low = Self { source: name.to_string(), arguments: 0, sections: BTreeMap::new(), datasets: Vec::new() };
         low.take_top(&source, table.get_ref(), false)?;
@@ -187,6 +191,8 @@ fn home_of(source: &Source<'_>, name: &Spanned<std::borrow::Cow<'_, str>>, over:
     match Key::anywhere(typed)[..] {
         [] => Ok(Section::Top),
         [key] if key.section != Section::Datasets => Ok(key.section),
+        // Of a key that evaluation has too, the one of training is meant.
+        ref several if several.iter().any(|key| key.section == Section::Training) => Ok(Section::Training),
         ref several => Err(Error::UnknownKey {
             place: source.place(0),
             key: typed.to_string(),

@@ -27,6 +27,7 @@ pub use run::{
 pub(crate) use suggest::nearest;
 pub use value::{Place, Value};
 
+use isobit_kernels::float_state;
 use std::path::Path;
 
 /// A run, and the lines of the file that arguments took out of it.
@@ -48,6 +49,8 @@ pub fn parse(name: &str, text: &str, overrides: &[String]) -> Result<Settled, Er
 }
 
 fn settled(mut low: Low, overrides: &[String]) -> Result<Settled, Error> {
+    // Reading a decimal number computes: a library may have changed how the processor rounds since the start.
+    float_state::restore();
     for argument in overrides {
         low.set(argument)?;
     }

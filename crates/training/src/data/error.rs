@@ -23,6 +23,8 @@ pub enum Kind {
 pub enum DataError {
     #[error("data setting `{setting}`: {why}")]
     Setting { setting: &'static str, why: String },
+    #[error("the system starts no thread to read data with: {source}")]
+    Threads { source: std::io::Error },
     #[error("{} does not exist", path.display())]
     Missing { path: PathBuf },
     #[error("{} is a folder, not a file", path.display())]
@@ -152,6 +154,7 @@ impl DataError {
             | Self::NoTemplate { .. }
             | Self::NoAssistantMask { .. }
             | Self::NoEndOfText { .. } => Kind::Config,
+            Self::Threads { .. } => Kind::Memory,
             Self::Read { source, .. } if source.kind() == std::io::ErrorKind::OutOfMemory => Kind::Memory,
             Self::Read { .. } => Kind::Io,
             Self::NotRegular { .. } | Self::ModelFile { .. } | Self::Template { .. } => Kind::Malformed,
@@ -164,6 +167,7 @@ impl DataError {
     pub fn hint(&self) -> String {
         match self {
             Self::Setting { .. } => "correct the setting".into(),
+            Self::Threads { .. } => "free memory, raise the limit on it, or set `data_workers = 1`".into(),
             Self::Missing { path } if path.ends_with("tokenizer.json") => {
                 "a model folder holds config.json, tokenizer.json and *.safetensors: fetch what is missing".into()
             }

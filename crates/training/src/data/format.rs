@@ -104,6 +104,12 @@ pub(super) fn parse(
     names: Option<&FieldNames>,
     has_template: bool,
 ) -> Result<Example, RowError> {
+    if format != Format::Tokens
+        && let Some(field) = ["position_ids", "seq_lengths"].into_iter().find(|field| row.get(field).is_some())
+    {
+        let (field, found) = (field.to_string(), "there".to_string());
+        return Err(RowError::Field { field, want: "beside `input_ids`", found });
+    }
     match format {
         Format::Messages => {
             let messages = conversation::messages("messages", required(row, "messages", "a list of messages")?)?;

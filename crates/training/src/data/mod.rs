@@ -212,7 +212,7 @@ fn load_rows(
             match row {
                 Ok(tokenised) => examples.push((source, tokenised)),
                 Err(error) => {
-                    bad.push(Bad { source, reason: error.reason(), message: error.to_string(), hint: error.hint() })
+                    bad.push(Bad { source, reason: error.reason(), message: error.to_string(), hint: error.hint() });
                 }
             }
         }
@@ -443,10 +443,7 @@ impl Loader<'_> {
             let workers = self.config.workers.min(chunks.len());
             let start = || std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work);
             let workers = (0..workers).map(|_| start()).collect::<Result<Vec<_>, _>>();
-            let workers = workers.map_err(|error| DataError::Setting {
-                setting: "workers",
-                why: format!("cannot start one: {error}"),
-            })?;
+            let workers = workers.map_err(|source| DataError::Threads { source })?;
             let join = |worker: std::thread::ScopedJoinHandle<'_, Vec<_>>| {
                 worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             };
