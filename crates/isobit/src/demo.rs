@@ -66,7 +66,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return result;
     };
     result?;
-    say(&format!("Kept in {0}: `cd {0} && isobit train demo.toml` gives the same hash.", folder.display()))
+    say(&format!("Kept in {0}: `cd {0} && isobit train demo.toml` gives this hash again.", folder.display()))
 }
 
 struct Demo {

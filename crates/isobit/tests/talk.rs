@@ -66,7 +66,7 @@ fn the_end_of_a_run() {
     let [first, last] = [losses[0].1, losses[11].1];
     let expected = [
         format!("  loss {first:.4} at step 1, {last:.4} at step 12; best evaluation {:.4} at step {}", best.1, best.0),
-        format!("  weights in my out/final: those of checkpoint-{}, the best", best.0),
+        format!("  weights in my out/final: those of checkpoint-{}, the last and the best", best.0),
         format!("  adapter {}", hash(&folder, "my out/final/adapter_model.safetensors")),
         "next: isobit generate --model model --adapter 'my out/final' --compare --prompt \"...\"".to_string(),
     ];
