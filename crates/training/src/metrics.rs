@@ -282,7 +282,7 @@ fn keep_up_to(path: &Path, step: u64, recorded: Option<Hash>) -> Result<Hash, Fi
         None => Box::new(std::io::empty()),
         Some((file, _)) => Box::new(BufReader::new(file)),
     };
-    let mut bytes = Vec::new();
+    let (mut bytes, mut had_check) = (Vec::new(), false);
     for number in 1.. {
         if recorded == Some(digest) {
             // Whatever follows came after the checkpoint.
@@ -299,9 +299,12 @@ fn keep_up_to(path: &Path, step: u64, recorded: Option<Hash>) -> Result<Hash, Fi
             }
             break;
         };
-        if recorded.is_some() && str::from_utf8(line).is_ok_and(|line| checked(line).is_none()) {
+        // Lines of an earlier version have none; whoever writes them now never leaves it out again.
+        let has_check = str::from_utf8(line).is_ok_and(|line| checked(line).is_some());
+        if had_check && !has_check {
             return Err(malformed(path, number, "its checksum is missing"));
         }
+        had_check = has_check;
         if step_of(line).map_err(|what| malformed(path, number, what))? <= step {
             kept.write(&bytes)?;
             digest = chained(digest, &String::from_utf8_lossy(line));

@@ -447,9 +447,11 @@ fn checkpoints_of_an_earlier_version_are_known() {
 #[test]
 fn leftovers_go_and_everything_else_stays() {
     let folder = tempfile::tempdir().expect("folder");
-    for name in [".checkpoint-3.partial", ".final.partial", ".git", "checkpoint-x", "notes"] {
+    for name in [".final.partial", ".git", "checkpoint-x", "notes"] {
         fs::create_dir_all(folder.path().join(name).join("inner")).expect("folder");
     }
+    fs::create_dir(folder.path().join(".checkpoint-3.partial")).expect("folder");
+    fs::write(folder.path().join(".checkpoint-3.partial/state.json"), "half").expect("written");
     fs::write(folder.path().join(".isobit-7-0.partial"), "half").expect("written");
     fs::write(folder.path().join("metrics.jsonl"), "").expect("written");
     clean(folder.path(), &identity()).expect("cleaned");

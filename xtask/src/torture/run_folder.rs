@@ -58,7 +58,7 @@ pub(crate) fn latest(run: &Path) -> Result<Option<u64>, String> {
     let value: serde_json::Value =
         serde_json::from_slice(&read(&path)?).map_err(|error| format!("{}: {error}", path.display()))?;
     // A run that has begun and not saved yet.
-    if value["checkpoint"].is_null() {
+    if value.get("checkpoint").is_some_and(serde_json::Value::is_null) {
         return Ok(None);
     }
     let step = value["step"].as_u64().ok_or_else(|| format!("{} names no step", path.display()))?;
