@@ -4,8 +4,11 @@
 use crate::study::SHAPES;
 use crate::study_data::{Data, Random, Weights, bf16};
 use crate::study_product::Error;
-use isobit_kernels::op::{Product, Quantized, QuantizedShape, Scales, SliceShape};
-use isobit_kernels::{Backend, Cpu, Matrix, Path, StoredMatrix};
+use isobit_kernels::op::{
+    Product, Product4Forward, Product4GradInput, ProductForward, ProductGradInput, Quantized, QuantizedShape, Scales,
+    SliceRows, SliceShape,
+};
+use isobit_kernels::{Cpu, Device, Matrix, Path, StoredMatrix};
 use isobit_numerics::cast::f16_to_f32;
 use isobit_numerics::slices::Profile;
 use std::convert::Infallible;
@@ -133,18 +136,17 @@ fn errors(cpu: &Cpu, layer: &Layer, x: &[f32], forward: bool) -> Errors {
         let shape = QuantizedShape::of(&[layer.view()]);
         let made = cpu.quantized_weight(shape, |_| Ok::<_, Infallible>(layer.view()));
         let packed = made.unwrap_or_else(|never| match never {});
-        let mut room = cpu.zeros(cpu.product_workspace(&p).max(cpu.product4_workspace(shape, &p)));
         let mut out = cpu.zeros(ROWS * if forward { n } else { k });
         if forward {
             let mut rows = cpu.rows(SliceShape { rows: ROWS, width: k, profile });
-            cpu.slice_rows(&mut rows, &x);
-            cpu.product_forward(&mut out, &rows, w, &p, &mut room);
+            cpu.run(SliceRows { rows: &mut rows, x: &x });
+            cpu.run(ProductForward { y: &mut out, x: &rows, w, p });
             errors[1 + 2 * index] = error(&out);
-            cpu.product4_forward(&mut out, &rows, &packed, &p, &mut room);
+            cpu.run(Product4Forward { y: &mut out, x: &rows, w: &packed, p });
         } else {
-            cpu.product_grad_input(&mut out, &x, w, &p, &mut room);
+            cpu.run(ProductGradInput { dx: &mut out, dy: &x, w, p });
             errors[1 + 2 * index] = error(&out);
-            cpu.product4_grad_input(&mut out, &x, &packed, &p, &mut room);
+            cpu.run(Product4GradInput { dx: &mut out, dy: &x, w: &packed, p });
         }
         errors[2 + 2 * index] = error(&out);
     }

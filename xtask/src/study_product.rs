@@ -4,9 +4,8 @@
 
 use crate::study_data::{bf16, tf32};
 use isobit_numerics::fma::fma;
-use isobit_numerics::lanes;
 use isobit_numerics::slices::{Profile, Scale, magnitude_bits, split2, split3};
-use isobit_numerics::{Fma, HardFma, SoftFma};
+use isobit_numerics::{Fma, HardFma, SoftFma, lanes};
 
 /// Rows along the contraction axis.
 #[derive(Clone)]
@@ -272,8 +271,8 @@ impl Error {
 mod tests {
     use super::*;
     use crate::study_data::{Data, Random, Weights};
-    use isobit_kernels::op::{Product, SliceShape};
-    use isobit_kernels::{Backend, Matrix, Reference, StoredMatrix};
+    use isobit_kernels::op::{Product, ProductForward, ProductGradInput, SliceRows, SliceShape};
+    use isobit_kernels::{Device, Matrix, Reference, StoredMatrix};
     use isobit_numerics::slices::CHUNK;
 
     /// The study measures the arithmetic itself: its variant "whole row, 512" has the bits of the reference.
@@ -291,10 +290,9 @@ mod tests {
             let b = Reference;
             let stored = b.upload(&w.values);
             let mut rows = b.rows(SliceShape { rows: m, width: k, profile });
-            b.slice_rows(&mut rows, &b.upload(&x.values));
-            let mut room = b.zeros(b.product_workspace(&p));
+            b.run(SliceRows { rows: &mut rows, x: &b.upload(&x.values) });
             let mut y = b.zeros(m * n);
-            b.product_forward(&mut y, &rows, Matrix::Stored(StoredMatrix::F32(&stored)), &p, &mut room);
+            b.run(ProductForward { y: &mut y, x: &rows, w: Matrix::Stored(StoredMatrix::F32(&stored)), p });
             let sliced = Sliced::new(&w, k, profile);
             let got = slice_product(&Sliced::new(&x, CHUNK, profile), &sliced, kept, Unit::Row);
             same(&y, &got);
@@ -302,7 +300,7 @@ mod tests {
 
             let mut dx = b.zeros(m * k);
             let stored = Matrix::Stored(StoredMatrix::F32(&stored));
-            b.product_grad_input(&mut dx, &b.upload(&dy.values), stored, &p, &mut room);
+            b.run(ProductGradInput { dx: &mut dx, dy: &b.upload(&dy.values), w: stored, p });
             let columns = Rows::new(k, n, (0..k * n).map(|i| w.values[i % n * k + i / n]).collect());
             let scales: Vec<Scale> = w.values.chunks_exact(k).map(|row| scale_of(profile, row)).collect();
             let sliced = transposed(&columns, &scales, profile);

@@ -5,8 +5,10 @@
 
 use crate::repository::now;
 use crate::sweep::{BLOCK, evaluate};
+use isobit_kernels::backend::BegunDigest;
 use isobit_kernels::gpu::Selector;
-use isobit_kernels::{Backend, DeviceFailure, Gpu, Path};
+use isobit_kernels::op::{AnyBuffer, Elementary};
+use isobit_kernels::{Device, DeviceFailure, Gpu, Path};
 use isobit_numerics::digest::Digest;
 use isobit_numerics::elementary::Function;
 
@@ -14,7 +16,7 @@ use isobit_numerics::elementary::Function;
 const BATCH: usize = 1 << 24;
 
 /// A device with its buffers, and what was found on it per function.
-struct Device {
+struct Swept {
     gpu: Gpu,
     arguments: isobit_kernels::gpu::GpuBuffer<f32>,
     results: isobit_kernels::gpu::GpuBuffer<f32>,
@@ -25,9 +27,9 @@ pub(crate) fn run(selectors: &[Selector], functions: &[Function], threads: usize
     let open = |&selector: &Selector| {
         let gpu = Gpu::open(selector)?;
         let (arguments, results) = (gpu.zeros(0), gpu.zeros(BATCH));
-        Ok(Device { gpu, arguments, results, differing: vec![0; functions.len()] })
+        Ok(Swept { gpu, arguments, results, differing: vec![0; functions.len()] })
     };
-    let mut devices: Vec<Device> = selectors.iter().map(open).collect::<Result<_, DeviceFailure>>().map_err(message)?;
+    let mut devices: Vec<Swept> = selectors.iter().map(open).collect::<Result<_, DeviceFailure>>().map_err(message)?;
     let names: Vec<_> = devices.iter().map(|device| device.gpu.name()).collect();
     eprintln!("{} against {}, {threads} threads", names.join(", "), Path::best());
     let start = now();
@@ -42,12 +44,16 @@ pub(crate) fn run(selectors: &[Selector], functions: &[Function], threads: usize
         }
         for (index, &function) in functions.iter().enumerate() {
             for device in &mut devices {
-                device.gpu.elementary(&mut device.results, &device.arguments, function);
+                device.gpu.run(Elementary { y: &mut device.results, x: &device.arguments, function });
             }
             on_cpu(function, first, &mut want, threads);
             let digest = Digest::of_f32(&want);
             for device in &mut devices {
-                if device.gpu.digest(&device.results).map_err(message)? != digest {
+                if BegunDigest::new(&device.gpu, AnyBuffer::F32(&device.results))
+                    .finish(&device.gpu)
+                    .map_err(message)?
+                    != digest
+                {
                     let got = device.gpu.download(&device.results).map_err(message)?;
                     device.differing[index] += differences(&device.gpu.name(), function, first, &want, &got);
                 }

@@ -4,21 +4,19 @@
 //! tape has no use for make room before new ones come, so that the memory is that of the largest micro-batch, not of all shapes seen.
 
 use isobit_kernels::Backend;
-use isobit_kernels::backend::{Bytes, F32};
 use isobit_kernels::op::SliceShape;
-use std::cell::{Cell, RefCell, RefMut};
+use isobit_kernels::tensor::{F32, Rows};
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 
-/// Free buffers by length, free slices by shape, and the one workspace.
+/// Free buffers by length, free slices by shape, and what is out.
 pub(crate) struct Arena<B: Backend> {
     free: RefCell<BTreeMap<usize, Free<B>>>,
     rows: RefCell<Vec<FreeRows<B>>>,
     /// Number of the present tape.
     tape: Cell<u64>,
-    workspace: RefCell<Bytes<B>>,
-    workspace_bytes: Cell<usize>,
     live_bytes: Cell<usize>,
     peak_bytes: Cell<usize>,
 }
@@ -32,7 +30,7 @@ struct Free<B: Backend> {
 /// Free slices, and the last tape that used them.
 struct FreeRows<B: Backend> {
     shape: SliceShape,
-    rows: B::Rows,
+    rows: Rows<B>,
     tape: u64,
 }
 
@@ -45,19 +43,17 @@ pub(crate) struct Lease<B: Backend> {
 
 /// Slices on loan.
 pub(crate) struct RowsLease<B: Backend> {
-    rows: Option<B::Rows>,
+    rows: Option<Rows<B>>,
     shape: SliceShape,
     arena: Rc<Arena<B>>,
 }
 
 impl<B: Backend> Arena<B> {
-    pub(crate) fn new(backend: &B) -> Rc<Self> {
+    pub(crate) fn new() -> Rc<Self> {
         Rc::new(Self {
             free: RefCell::default(),
             rows: RefCell::default(),
             tape: Cell::new(0),
-            workspace: RefCell::new(backend.zeros(0)),
-            workspace_bytes: Cell::new(0),
             live_bytes: Cell::new(0),
             peak_bytes: Cell::new(0),
         })
@@ -105,20 +101,9 @@ impl<B: Backend> Arena<B> {
         RowsLease { rows: Some(old.unwrap_or_else(|| backend.rows(shape))), shape, arena: Rc::clone(self) }
     }
 
-    /// At least `bytes` of workspace.
-    pub(crate) fn workspace(&self, backend: &B, bytes: usize) -> RefMut<'_, Bytes<B>> {
-        if bytes > self.workspace_bytes.get() {
-            // Gone before the larger one comes: the peak is the larger one alone.
-            *self.workspace.borrow_mut() = backend.zeros(0);
-            *self.workspace.borrow_mut() = backend.zeros(bytes);
-            self.workspace_bytes.set(bytes);
-        }
-        self.workspace.borrow_mut()
-    }
-
-    /// The most bytes of float32 buffers that were out at once, and the workspace.
+    /// The most bytes of float32 buffers that were out at once.
     pub(crate) fn peak_bytes(&self) -> usize {
-        self.peak_bytes.get() + self.workspace_bytes.get()
+        self.peak_bytes.get()
     }
 }
 
@@ -154,14 +139,14 @@ impl<B: Backend> Drop for Lease<B> {
 }
 
 impl<B: Backend> Deref for RowsLease<B> {
-    type Target = B::Rows;
-    fn deref(&self) -> &B::Rows {
+    type Target = Rows<B>;
+    fn deref(&self) -> &Rows<B> {
         self.rows.as_ref().expect("on loan until dropped")
     }
 }
 
 impl<B: Backend> DerefMut for RowsLease<B> {
-    fn deref_mut(&mut self) -> &mut B::Rows {
+    fn deref_mut(&mut self) -> &mut Rows<B> {
         self.rows.as_mut().expect("on loan until dropped")
     }
 }

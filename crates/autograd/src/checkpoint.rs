@@ -17,6 +17,7 @@ use crate::tape::{Gradient, Tape, Variable};
 use crate::{Finding, TapeError};
 use isobit_kernels::Backend;
 use isobit_kernels::backend::BegunDigest;
+use isobit_kernels::op::AnyBuffer;
 use isobit_numerics::digest::Digest;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -115,7 +116,7 @@ pub(crate) struct Checkpoint<'a, B: Backend> {
     block: Block<'a, B>,
     input: Variable<B>,
     output: usize,
-    digests: Vec<BegunDigest<B>>,
+    digests: Vec<BegunDigest<B::Memory>>,
     trace: Trace,
     kept: VecDeque<Results<B>>,
     /// Choices of its routers.
@@ -158,7 +159,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let routers = self.groupings.len();
         let output = block(self, x)?;
         self.recording = true;
-        let digests = self.begin_end_digests(&output)?;
+        let digests = self.begin_end_digests(&output);
         let (trace, kept) = (std::mem::take(&mut self.trace), std::mem::take(&mut self.kept));
         if output.needs_gradient {
             let (block, output) = (Rc::new(block) as Block<'a, B>, output.id);
@@ -194,24 +195,24 @@ impl<'a, B: Backend> Tape<'a, B> {
     }
 
     /// Digests of the block's ends, or of its output if it names none, and of what it keeps aside.
-    fn begin_end_digests(&mut self, output: &Variable<B>) -> Result<Vec<BegunDigest<B>>, TapeError> {
+    fn begin_end_digests(&mut self, output: &Variable<B>) -> Vec<BegunDigest<B::Memory>> {
         let mut ends = std::mem::take(&mut self.ends);
         if ends.is_empty() {
             ends.push(Rc::clone(&output.data));
         }
         ends.append(&mut self.aside);
-        ends.iter().map(|end| Ok(self.backend.begin_digest(&**end)?)).collect()
+        ends.iter().map(|end| BegunDigest::new(self.backend, AnyBuffer::F32(&***end))).collect()
     }
 
     fn end_digests(&mut self, output: &Variable<B>) -> Result<Vec<Digest>, TapeError> {
-        let begun = self.begin_end_digests(output)?;
+        let begun = self.begin_end_digests(output);
         finished(self.backend, &begun)
     }
 }
 
 /// Waits for the digests.
-fn finished<B: Backend>(backend: &B, begun: &[BegunDigest<B>]) -> Result<Vec<Digest>, TapeError> {
-    begun.iter().map(|digest| Ok(backend.finish_digest(digest)?)).collect()
+fn finished<B: Backend>(backend: &B, begun: &[BegunDigest<B::Memory>]) -> Result<Vec<Digest>, TapeError> {
+    begun.iter().map(|digest| Ok(digest.finish(backend)?)).collect()
 }
 
 impl<'a, B: Backend> Checkpoint<'a, B> {
@@ -274,7 +275,9 @@ impl<'a, B: Backend> Checkpoint<'a, B> {
         for (second, third) in second.nodes.iter().zip(&third.nodes) {
             let ((op, second), (_, third)) = (second.saved(), third.saved());
             for (tensor, (second, third)) in second.into_iter().zip(third).enumerate() {
-                if tape.backend.digest(&**second)? != tape.backend.digest(&**third)? {
+                let [second, third] =
+                    [second, third].map(|tensor| BegunDigest::new(tape.backend, AnyBuffer::F32(&**tensor)));
+                if second.finish(tape.backend)? != third.finish(tape.backend)? {
                     return Ok(Finding::Op { op, tensor });
                 }
             }

@@ -2,8 +2,9 @@
 
 use crate::TapeError;
 use half::{bf16, f16};
-use isobit_kernels::backend::F32;
-use isobit_kernels::op::{QuantizedShape, SliceShape};
+use isobit_kernels::op::slices::sliced_weight;
+use isobit_kernels::op::{Add, QuantizedShape, SliceShape};
+use isobit_kernels::tensor::{Buffer, F32, QuantizedWeight, Weight};
 use isobit_kernels::{Backend, Matrix as Operand, StoredMatrix};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,7 +22,7 @@ pub struct Parameter<B: Backend> {
     /// Whether weight decay applies.
     pub decays: bool,
     /// Slices of the present value, made when first asked for.
-    sliced: RefCell<Option<Rc<B::Weight>>>,
+    sliced: RefCell<Option<Rc<Weight<B>>>>,
 }
 
 impl<B: Backend> Parameter<B> {
@@ -71,9 +72,9 @@ impl<B: Backend> Parameters<B> {
     }
 
     /// The matrix `id`, or so many of them one after another, as slices.
-    pub(crate) fn sliced(&self, backend: &B, id: ParameterId, count: usize, shape: SliceShape) -> Rc<B::Weight> {
+    pub(crate) fn sliced(&self, backend: &B, id: ParameterId, count: usize, shape: SliceShape) -> Rc<Weight<B>> {
         let parameter = &self.all[id.0];
-        let make = || Rc::new(backend.slice_weight(StoredMatrix::F32(&parameter.value), count, shape));
+        let make = || Rc::new(sliced_weight(backend, StoredMatrix::F32(&parameter.value), count, shape));
         Rc::clone(parameter.sliced.borrow_mut().get_or_insert_with(make))
     }
 }
@@ -141,7 +142,7 @@ impl<B: Backend> Gradients<B> {
     pub fn combine(&mut self, backend: &B, parameters: &Parameters<B>) {
         if let Some((id, embedding)) = self.tied.take() {
             let mut sum = backend.zeros(parameters.get(id).length());
-            backend.add(&mut sum, &self.all[id.0], &embedding);
+            backend.run(Add { y: &mut sum, a: &self.all[id.0], b: &embedding });
             self.all[id.0] = sum;
         }
     }
@@ -157,14 +158,14 @@ impl<B: Backend> Gradients<B> {
 
 /// Frozen weights of four bits.
 pub struct Quantized<B: Backend> {
-    pub weight: B::QuantizedWeight,
+    pub weight: QuantizedWeight<B>,
     pub shape: QuantizedShape,
 }
 
 /// A weight matrix of a linear layer.
 pub enum Matrix<B: Backend> {
     /// Kept as slices only.
-    Frozen(B::Weight),
+    Frozen(Weight<B>),
     /// Kept as four bits only: parts one below the other. For linear layers and experts; head and router take slices.
     Quantized(Vec<Quantized<B>>),
     Trained(ParameterId),
@@ -185,7 +186,7 @@ impl<B: Backend> Matrix<B> {
         parameters: &Parameters<B>,
         count: usize,
         shape: SliceShape,
-        use_it: impl FnOnce(Operand<B>) -> R,
+        use_it: impl FnOnce(Operand<B::Memory>) -> R,
     ) -> R {
         match self {
             Self::Frozen(weight) => use_it(Operand::Sliced(weight)),
@@ -220,12 +221,12 @@ impl<B: Backend> Vector<B> {
 /// Frozen numbers in the format of their file.
 pub enum Frozen<B: Backend> {
     F32(F32<B>),
-    Bf16(B::Buffer<bf16>),
-    F16(B::Buffer<f16>),
+    Bf16(Buffer<B, bf16>),
+    F16(Buffer<B, f16>),
 }
 
 impl<B: Backend> Frozen<B> {
-    pub fn stored(&self) -> StoredMatrix<'_, B> {
+    pub fn stored(&self) -> StoredMatrix<'_, B::Memory> {
         match self {
             Self::F32(buffer) => StoredMatrix::F32(buffer),
             Self::Bf16(buffer) => StoredMatrix::Bf16(buffer),

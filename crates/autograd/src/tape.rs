@@ -8,8 +8,8 @@ use crate::op::Node;
 use crate::op::balance::Collected;
 use crate::op::router::Grouping;
 use crate::parameters::{Gradients, Parameters};
-use isobit_kernels::backend::U32;
-use isobit_kernels::op::{SliceShape, Span};
+use isobit_kernels::op::{SliceRows, SliceShape, Span, ToF32};
+use isobit_kernels::tensor::U32;
 use isobit_kernels::{Backend, StoredMatrix};
 use isobit_numerics::philox::Key;
 use isobit_numerics::slices::Profile;
@@ -58,7 +58,7 @@ impl<B: Backend> Variable<B> {
         self.width
     }
 
-    pub fn buffer(&self) -> &isobit_kernels::backend::F32<B> {
+    pub fn buffer(&self) -> &isobit_kernels::tensor::F32<B> {
         &self.data
     }
 }
@@ -117,7 +117,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         policy: Policy,
     ) -> Self {
         Self {
-            arena: Arena::new(backend),
+            arena: Arena::new(),
             backend,
             parameters,
             layout,
@@ -169,7 +169,7 @@ impl<'a, B: Backend> Tape<'a, B> {
     /// A value from numbers of the host: `[tokens, width]`, without a gradient.
     pub fn constant(&mut self, numbers: &[f32], width: usize) -> Variable<B> {
         let mut data = self.take(self.layout.tokens * width);
-        self.backend.to_f32(&mut data, StoredMatrix::F32(&self.backend.upload(numbers)));
+        self.backend.run(ToF32 { y: &mut *data, x: StoredMatrix::F32(&self.backend.upload(numbers)) });
         self.variable(Rc::new(data), width, false)
     }
 
@@ -182,7 +182,7 @@ impl<'a, B: Backend> Tape<'a, B> {
     pub(crate) fn slice(&self, x: &Lease<B>, width: usize) -> RowsLease<B> {
         let shape = SliceShape { rows: self.layout.tokens, width, profile: self.profile };
         let mut rows = self.arena.rows(self.backend, shape);
-        self.backend.slice_rows(&mut rows, x);
+        self.backend.run(SliceRows { rows: &mut *rows, x: &**x });
         rows
     }
 
@@ -216,8 +216,8 @@ impl<'a, B: Backend> Tape<'a, B> {
 pub struct Memory<B: Backend>(pub(crate) Rc<Arena<B>>);
 
 impl<B: Backend> Memory<B> {
-    pub fn new(backend: &B) -> Self {
-        Self(Arena::new(backend))
+    pub fn new() -> Self {
+        Self(Arena::new())
     }
 
     /// The most bytes that were in use at once.

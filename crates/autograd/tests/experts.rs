@@ -7,7 +7,7 @@ use isobit_autograd::{
     Policy, Router, SharedBranch, Table, Tape, TapeError, Targets, Variable,
 };
 use isobit_kernels::op::{Scoring, Span};
-use isobit_kernels::{Backend, Cpu, Path};
+use isobit_kernels::{Cpu, Device, Path};
 use isobit_numerics::philox::{Key, Purpose, word};
 use isobit_numerics::slices::Profile;
 

@@ -4,9 +4,10 @@ use isobit_autograd::{
     Blocks, Deferral, Frozen, Gradients, Layout, Linear, Matrix, Move, Norm, ParameterId, Parameters, Policy, Table,
     Tape, TapeError, Targets, Variable, Vector,
 };
-use isobit_kernels::backend::U32;
+use isobit_kernels::op::slices::sliced_weight;
 use isobit_kernels::op::{SliceShape, Span};
-use isobit_kernels::{Backend, Reference, StoredMatrix};
+use isobit_kernels::tensor::U32;
+use isobit_kernels::{Device, Reference, StoredMatrix};
 use isobit_numerics::philox::{Key, Purpose, word};
 use isobit_numerics::slices::Profile;
 
@@ -38,7 +39,7 @@ impl Net {
         let bias = parameters.add("bias", vec![WIDTH], backend.upload(&numbers(1, WIDTH)), false);
         let head = backend.upload(&numbers(2, VOCABULARY * WIDTH));
         let shape = SliceShape { rows: VOCABULARY, width: WIDTH, profile: PROFILE };
-        let head = Matrix::Frozen(backend.slice_weight(StoredMatrix::F32(&head), 1, shape));
+        let head = Matrix::Frozen(sliced_weight(backend, StoredMatrix::F32(&head), 1, shape));
         let table = Table::Frozen(Frozen::F32(backend.upload(&numbers(3, VOCABULARY * WIDTH))));
         let layer = Linear {
             outputs: WIDTH,
@@ -198,7 +199,7 @@ fn one_block_for_all_groups_gets_the_sum_of_their_gradients() {
     let ones = (0..WIDTH * WIDTH).map(|at| if at % WIDTH == at / WIDTH % 2 { 1.0 } else { 0.0 });
     let ones = Reference.upload(&ones.collect::<Vec<f32>>());
     let shape = SliceShape { rows: WIDTH, width: WIDTH, profile: PROFILE };
-    let weight = Matrix::Frozen(Reference.slice_weight(StoredMatrix::F32(&ones), 1, shape));
+    let weight = Matrix::Frozen(sliced_weight(&Reference, StoredMatrix::F32(&ones), 1, shape));
     let copy = Linear { outputs: WIDTH, inputs: WIDTH, weight, bias: None, adapter: None };
     let multiplied = net.gradients(&inputs, Deferral::None, |tape, x| {
         let y = tape.linear(&x, &net.layer);

@@ -10,8 +10,13 @@ pub mod data;
 pub mod digests;
 pub mod table;
 
+use isobit_kernels::backend::{BegunDigest, Bytes, Length};
 use isobit_kernels::gpu::{self, Api, Gpu, Selector};
-use isobit_kernels::{Backend, Cpu, Element, Path, Reference};
+use isobit_kernels::observe::{Call, Observed, Observer};
+use isobit_kernels::op::{AnyBuffer, Output as Written};
+use isobit_kernels::tensor::Buffer;
+use isobit_kernels::{Backend, Cpu, Device, Element, Path, Reference};
+use isobit_numerics::digest::Digest;
 
 /// A named result, as bits.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,7 +31,7 @@ impl Output {
         Self { name, element: T::NAME, bits: values.iter().map(|x| x.bits()).collect() }
     }
 
-    pub fn download<B: Backend, T: Element>(backend: &B, name: &'static str, buffer: &B::Buffer<T>) -> Self {
+    pub fn download<B: Backend, T: Element>(backend: &B, name: &'static str, buffer: &Buffer<B, T>) -> Self {
         Self::new(name, &downloaded(backend, buffer))
     }
 }
@@ -77,8 +82,8 @@ pub const THREADS: [usize; 3] = [1, 2, 7];
 
 /// Compares every CPU path and every device of this machine with the reference.
 pub struct EveryBackend {
-    paths: Vec<Cpu>,
-    devices: Vec<Gpu>,
+    paths: Vec<Observed<Cpu, DirtyWorkspace>>,
+    devices: Vec<Observed<Gpu, DirtyWorkspace>>,
     pub compared: usize,
     pub differences: Vec<String>,
 }
@@ -94,19 +99,22 @@ impl EveryBackend {
 
     /// Those whose name holds `name`.
     pub fn on(name: &str) -> Self {
-        let Self { mut paths, mut devices, .. } = Self::new();
-        paths.retain(|cpu| cpu.name().contains(name));
-        devices.retain(|gpu| gpu.name().contains(name));
-        Self::of(paths, devices)
+        let mut named = Self::new();
+        named.paths.retain(|cpu| cpu.name().contains(name));
+        named.devices.retain(|gpu| gpu.name().contains(name));
+        named
     }
 
     /// Devices whose name holds `name`, with the kernels that every device runs alone.
     pub fn portable(name: &str) -> Self {
-        let devices = Self::on(name).devices.into_iter().filter_map(|gpu| Gpu::open_portable(gpu.selector()).ok());
+        let devices = Self::on(name).devices.into_iter();
+        let devices = devices.filter_map(|gpu| Gpu::open_portable(gpu.inner.selector()).ok());
         Self::of(Vec::new(), devices.collect())
     }
 
     pub fn of(paths: Vec<Cpu>, devices: Vec<Gpu>) -> Self {
+        let paths = paths.into_iter().map(|inner| Observed { inner, observer: DirtyWorkspace }).collect();
+        let devices = devices.into_iter().map(|inner| Observed { inner, observer: DirtyWorkspace }).collect();
         Self { paths, devices, compared: 0, differences: Vec::new() }
     }
 
@@ -179,6 +187,7 @@ impl Visitor for EveryBackend {
         fn compare<B: Backend>(all: &mut EveryBackend, want: &[Output], case: &impl Case, backend: &B) {
             for attempt in ["first", "second"] {
                 all.compared += 1;
+                backend.scratch().clear();
                 if let Some(difference) = first_difference(want, &case.run(backend)) {
                     let message = format!("{} on {}, {attempt} run: {difference}", case.name(), backend.name());
                     all.differences.push(message);
@@ -208,16 +217,27 @@ pub fn assert_same(ways: &[Output; 2]) {
 }
 
 /// A buffer whose every element is NaN: an op that overwrites must leave none.
-pub fn poisoned<B: Backend>(backend: &B, length: usize) -> B::Buffer<f32> {
+pub fn poisoned<B: Backend>(backend: &B, length: usize) -> Buffer<B, f32> {
     backend.upload(&vec![f32::NAN; length])
 }
 
 /// What the device holds; a device that fails ends the test.
-pub fn downloaded<B: Backend, T: Element>(backend: &B, buffer: &B::Buffer<T>) -> Vec<T> {
+pub fn downloaded<B: Backend, T: Element>(backend: &B, buffer: &Buffer<B, T>) -> Vec<T> {
     backend.download(buffer).unwrap_or_else(|failure| panic!("{failure}"))
 }
 
-/// A workspace full of ones: an op may not count on zeros.
-pub fn workspace<B: Backend>(backend: &B, bytes: usize) -> B::Buffer<u8> {
-    backend.upload(&vec![0xffu8; bytes])
+/// What the device says is the digest of a buffer; a device that fails ends the test.
+pub fn digest<B: Backend>(backend: &B, x: AnyBuffer<B::Memory>) -> Digest {
+    BegunDigest::new(backend, x).finish(backend).unwrap_or_else(|failure| panic!("{failure}"))
+}
+
+/// Fills every workspace with ones before an op sees it: an op may not count on zeros.
+pub struct DirtyWorkspace;
+
+impl<D: Device> Observer<D> for DirtyWorkspace {
+    fn before(&self, device: &D, _: Call, workspace: &mut Bytes<D::Memory>) {
+        device.overwrite(workspace, &vec![0xff; workspace.len()]);
+    }
+
+    fn after(&self, _: &D, _: Call, _: Vec<Written<'_, D::Memory>>) {}
 }

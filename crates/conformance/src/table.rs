@@ -2,7 +2,7 @@
 
 use crate::digests::digest;
 use crate::{Case, Visitor, devices};
-use isobit_kernels::{Backend, Cpu, Gpu, Path, Reference};
+use isobit_kernels::{Cpu, Device, Gpu, Path, Reference};
 use isobit_numerics::digest::Digest;
 use std::fmt;
 
@@ -25,7 +25,7 @@ impl Table {
 
     fn columns(&self) -> Vec<String> {
         let paths = self.paths.iter().map(|cpu| format!("cpu/{}", cpu.path()));
-        let devices = self.devices.iter().map(Backend::name);
+        let devices = self.devices.iter().map(|device| device.name());
         ["reference".to_string()].into_iter().chain(paths).chain(devices).collect()
     }
 

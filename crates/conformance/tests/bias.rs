@@ -2,6 +2,7 @@
 
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::{Output, assert_same, fastest};
+use isobit_kernels::op::BiasBackward;
 use isobit_kernels::{Backend, Reference};
 
 #[test]
@@ -21,9 +22,9 @@ fn split<B: Backend>(b: &B) {
     let row_starts = [0, 130, 130, 171, 304];
     let (first, dy) = (random.f32s(Kind::Plain, width), random.f32s(Kind::Outliers, 304 * width));
     let mut whole = b.upload(&first);
-    b.bias_backward(&mut whole, &b.upload(&dy), &row_starts);
+    b.run(BiasBackward { dbias: &mut whole, dy: &b.upload(&dy), row_starts: &row_starts });
     let mut parts = b.upload(&first);
-    b.bias_backward(&mut parts, &b.upload(&dy[..130 * width]), &[0, 130]);
-    b.bias_backward(&mut parts, &b.upload(&dy[130 * width..]), &[0, 0, 41, 174]);
+    b.run(BiasBackward { dbias: &mut parts, dy: &b.upload(&dy[..130 * width]), row_starts: &[0, 130] });
+    b.run(BiasBackward { dbias: &mut parts, dy: &b.upload(&dy[130 * width..]), row_starts: &[0, 0, 41, 174] });
     assert_same(&[Output::download(b, "dbias", &whole), Output::download(b, "dbias", &parts)]);
 }

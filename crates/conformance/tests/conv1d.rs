@@ -2,7 +2,8 @@
 
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::{Output, assert_same, downloaded, fastest, poisoned};
-use isobit_kernels::op::{ColumnMode, Columns, Conv1d, Place};
+use isobit_kernels::op::{ColumnMode, Columns, Conv1d, Conv1dBackward, Conv1dForward, CopyColumns, Place};
+use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, Reference};
 
 #[test]
@@ -32,8 +33,16 @@ fn split<B: Backend>(b: &B) {
             let (starts, rows) = (inside(&[0, 50, 51, 140, 142, 170]), inside(&[0, 140, 170]));
             let p = Conv1d { channels, kernel, starts: &starts };
             let [mut y, mut dx] = [(); 2].map(|()| poisoned(b, (cut[1] - cut[0]) * channels));
-            b.conv1d_forward(&mut y, &x, &weight, None, &p);
-            b.conv1d_backward(&mut dx, Some(&mut dweight), &dy, &x, &weight, &p, &rows);
+            b.run(Conv1dForward { y: &mut y, x: &x, weight: &weight, history: None, p });
+            b.run(Conv1dBackward {
+                dx: &mut dx,
+                dweight: Some(&mut dweight),
+                dy: &dy,
+                x: &x,
+                weight: &weight,
+                p,
+                row_starts: &rows,
+            });
             ys.extend(downloaded(b, &y));
             dxs.extend(downloaded(b, &dx));
         }
@@ -57,14 +66,14 @@ fn decode<B: Backend>(b: &B) {
         let weight = b.upload(&random.f32s(kind, channels * kernel));
         let whole = Conv1d { channels, kernel, starts: &[0, tokens] };
         let mut want = poisoned(b, tokens * channels);
-        b.conv1d_forward(&mut want, &b.upload(&x), &weight, None, &whole);
+        b.run(Conv1dForward { y: &mut want, x: &b.upload(&x), weight: &weight, history: None, p: whole });
         let (mut got, mut history) = (Vec::new(), b.zeros(whole.history()));
         let mut t = 0;
         for count in [1, 1, 2, 1, 5, 3, 1, 1, 4, 2, 2] {
             let part = b.upload(&x[t * channels..(t + count) * channels]);
             let p = Conv1d { channels, kernel, starts: &[0, count] };
             let mut y = poisoned(b, count * channels);
-            b.conv1d_forward(&mut y, &part, &weight, Some(&history), &p);
+            b.run(Conv1dForward { y: &mut y, x: &part, weight: &weight, history: Some(&history), p });
             got.extend(downloaded(b, &y));
             history = moved_on(b, &history, &part, count, &p);
             t += count;
@@ -75,7 +84,7 @@ fn decode<B: Backend>(b: &B) {
 }
 
 /// The last `kernel − 1` inputs of what was there and `count` tokens more.
-fn moved_on<B: Backend>(b: &B, old: &B::Buffer<f32>, x: &B::Buffer<f32>, count: usize, p: &Conv1d) -> B::Buffer<f32> {
+fn moved_on<B: Backend>(b: &B, old: &F32<B>, x: &F32<B>, count: usize, p: &Conv1d) -> F32<B> {
     let rows = p.kernel - 1;
     let (new, kept) = (count.min(rows), rows - count.min(rows));
     let mut next = poisoned(b, rows * p.channels);
@@ -83,7 +92,7 @@ fn moved_on<B: Backend>(b: &B, old: &B::Buffer<f32>, x: &B::Buffer<f32>, count: 
     let place = |all: usize, first: usize| Place::dense(all * p.channels, first * p.channels, p.channels);
     let shape =
         |groups, from, to| Columns { tokens: 1, groups, width: p.channels, from, to, mode: ColumnMode::Overwrite };
-    b.columns(&mut next, old, &shape(kept, place(rows, rows - kept), place(rows, 0)));
-    b.columns(&mut next, x, &shape(new, place(count, count - new), place(rows, kept)));
+    b.run(CopyColumns { y: &mut next, x: old, p: shape(kept, place(rows, rows - kept), place(rows, 0)) });
+    b.run(CopyColumns { y: &mut next, x, p: shape(new, place(count, count - new), place(rows, kept)) });
     next
 }

@@ -2,7 +2,7 @@
 
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::{Output, assert_same, downloaded, fastest, poisoned};
-use isobit_kernels::op::Decay;
+use isobit_kernels::op::{Decay, DecayBackward};
 use isobit_kernels::{Backend, Reference};
 
 #[test]
@@ -32,7 +32,19 @@ fn split<B: Backend>(b: &B) {
             let ends: Vec<usize> = [0, 140, 170].iter().map(|&end| end.clamp(cut[0], cut[1]) - cut[0]).collect();
             let parameters = Some((&mut da_log, &mut ddt_bias));
             let (d, ab) = ((&dg, &dbeta), (&a, &strength));
-            b.decay_backward((&mut da, &mut db), parameters, d, ab, &a_log, &dt_bias, &p, &ends);
+            b.run(DecayBackward {
+                da: &mut da,
+                db: &mut db,
+                dparameters: parameters,
+                dg: d.0,
+                dbeta: d.1,
+                a: ab.0,
+                b: ab.1,
+                a_log: &a_log,
+                dt_bias: &dt_bias,
+                p,
+                row_starts: &ends,
+            });
         }
         Output::new("parameters", &[downloaded(b, &da_log), downloaded(b, &ddt_bias)].concat())
     };

@@ -3,6 +3,7 @@
 use isobit_conformance::cases::delta_rule::{DeltaRuleCase, Inputs};
 use isobit_conformance::data::Kind;
 use isobit_conformance::{Output, assert_same, fastest};
+use isobit_kernels::op::DeltaRuleForward;
 use isobit_kernels::op::delta_rule::CHUNK;
 use isobit_kernels::{Backend, Reference};
 use std::ops::Range;
@@ -95,10 +96,19 @@ fn a_token_depends_on_the_past_alone() {
                 let at = x.len() / total * end;
                 x[at] = f32::NAN;
                 let p = whole.op();
-                let mut room = isobit_conformance::workspace(b, b.delta_rule_workspace(&p));
                 let mut got = isobit_conformance::poisoned(b, o.len());
                 let [q, k, v, g, beta] = [&bad.q, &bad.k, &bad.v, &bad.g, &bad.beta].map(|x| b.upload(x.as_slice()));
-                b.delta_rule_forward(&mut got, None, &q, &k, &v, &g, &beta, None, &p, &mut room);
+                b.run(DeltaRuleForward {
+                    o: &mut got,
+                    final_state: None,
+                    q: &q,
+                    k: &k,
+                    v: &v,
+                    g: &g,
+                    beta: &beta,
+                    initial_state: None,
+                    p,
+                });
                 let got = isobit_conformance::downloaded(b, &got);
                 equal("before the poison", &o[..end * width], &got[..end * width]);
                 assert!(got[end * width..].iter().any(|x| x.is_nan()), "tensor {tensor} is read");

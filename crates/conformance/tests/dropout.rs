@@ -2,8 +2,8 @@
 
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::{Output, assert_same, downloaded, fastest, poisoned};
-use isobit_kernels::op::Dropout;
-use isobit_kernels::{Backend, Reference};
+use isobit_kernels::op::{ApplyDropout, Dropout};
+use isobit_kernels::{Backend, Device, Reference};
 use isobit_numerics::philox::{Key, Purpose, dropout_threshold};
 
 #[test]
@@ -32,11 +32,11 @@ fn split<B: Backend>(b: &B) {
         keep_scale: 1.6666666,
     };
     let mut whole = poisoned(b, 30 * width);
-    b.dropout(&mut whole, &b.upload(&x), &base);
+    b.run(ApplyDropout { y: &mut whole, x: &b.upload(&x), p: base });
     let (x0, x1) = x.split_at(7 * width);
     let (mut y0, mut y1) = (poisoned(b, x0.len()), poisoned(b, x1.len()));
-    b.dropout(&mut y0, &b.upload(x0), &Dropout { row_starts: &[0, 7], ..base });
-    b.dropout(&mut y1, &b.upload(x1), &Dropout { row_starts: &[0, 0, 23], first_row: 5, ..base });
+    b.run(ApplyDropout { y: &mut y0, x: &b.upload(x0), p: Dropout { row_starts: &[0, 7], ..base } });
+    b.run(ApplyDropout { y: &mut y1, x: &b.upload(x1), p: Dropout { row_starts: &[0, 0, 23], first_row: 5, ..base } });
     let parts: Vec<f32> = downloaded(b, &y0).into_iter().chain(downloaded(b, &y1)).collect();
     assert_same(&[Output::download(b, "y", &whole), Output::new("y", &parts)]);
 }
@@ -56,7 +56,7 @@ fn keeps_the_share_asked_for() {
         keep_scale: 1.3333334,
     };
     let mut y = Reference.zeros(count);
-    Reference.dropout(&mut y, &Reference.upload(&vec![3.0; count]), &p);
+    Reference.run(ApplyDropout { y: &mut y, x: &Reference.upload(&vec![3.0; count]), p });
     assert!(y.iter().all(|&y| y == 0.0 || y == 4.0));
     let kept = y.iter().filter(|&&y| y != 0.0).count();
     // Five standard deviations of a binomial of 100,000 at 3/4: 685.

@@ -5,9 +5,10 @@
 
 use isobit_conformance::cases::visit_all;
 use isobit_conformance::{Case, Visitor, fastest, first_difference};
-use isobit_kernels::backend::F32;
+use isobit_kernels::backend::Bytes;
 use isobit_kernels::observe::{Call, Observed, Observer};
-use isobit_kernels::{Backend, Cpu, Path, float_state};
+use isobit_kernels::op::Output;
+use isobit_kernels::{Cpu, Device, Path, float_state};
 use std::arch::asm;
 use std::hint::black_box;
 
@@ -38,12 +39,12 @@ fn computed() -> [u32; 2] {
 /// Changes the state of the calling thread before every op.
 struct Disturbing;
 
-impl<B: Backend> Observer<B> for Disturbing {
-    fn before(&self, _: &B, _: Call) {
+impl<D: Device> Observer<D> for Disturbing {
+    fn before(&self, _: &D, _: Call, _: &mut Bytes<D::Memory>) {
         disturb();
     }
 
-    fn after(&self, _: &B, _: Call, _: Option<&mut F32<B>>) {
+    fn after(&self, _: &D, _: Call, _: Vec<Output<'_, D::Memory>>) {
         float_state::restore();
     }
 }

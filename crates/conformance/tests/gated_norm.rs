@@ -2,7 +2,7 @@
 
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::{Output, assert_same, downloaded, fastest, poisoned};
-use isobit_kernels::op::GatedNorm;
+use isobit_kernels::op::{GatedNorm, GatedNormBackward, GatedNormForward};
 use isobit_kernels::{Backend, Reference};
 
 #[test]
@@ -29,11 +29,22 @@ fn split<B: Backend>(b: &B) {
             let p = GatedNorm { tokens: cut[1] - cut[0], width, eps: 1e-6 };
             let [mut y, mut dh, mut dz] = [(); 3].map(|()| poisoned(b, p.tokens * width));
             let mut inverse = poisoned(b, p.tokens);
-            b.gated_norm_forward(&mut y, &mut inverse, &h, &z, &weight, &p);
+            b.run(GatedNormForward { y: &mut y, inverse: &mut inverse, h: &h, z: &z, weight: &weight, p });
             // The rows of data: 0..140 and 140..150, whichever call they are in.
             let ends: Vec<usize> = [0, 140, 150].iter().map(|&end| end.clamp(cut[0], cut[1]) - cut[0]).collect();
             let dweight = Some(&mut dweight);
-            b.gated_norm_backward(&mut dh, &mut dz, dweight, &dy, (&h, &z), &inverse, &weight, &p, &ends);
+            b.run(GatedNormBackward {
+                dh: &mut dh,
+                dz: &mut dz,
+                dweight,
+                dy: &dy,
+                h: &h,
+                z: &z,
+                inverse: &inverse,
+                weight: &weight,
+                p,
+                row_starts: &ends,
+            });
             all.push([downloaded(b, &y), downloaded(b, &dh), downloaded(b, &dz)]);
         }
         let order = (0..3).flat_map(|output| all.iter().map(move |call| &call[output]));

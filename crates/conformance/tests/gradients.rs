@@ -6,8 +6,12 @@
 
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::poisoned;
-use isobit_kernels::op::{Combine, Layout, RmsNorm, Rope, Router, Scoring, Thin, router};
-use isobit_kernels::{Backend, Reference};
+use isobit_kernels::op::{
+    BalanceBackward, BalanceForward, BiasBackward, Combine, CombineBackward, CombineForward, EmbeddingBackward,
+    FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter, RmsNorm, RmsNormBackward, RmsNormForward,
+    Rope, RopeBackward, Router, RouterBackward, RouterChoose, RouterWeights, Scoring, SwigluBackward, router,
+};
+use isobit_kernels::{Device, Reference};
 use isobit_numerics::elementary::Function;
 
 /// Half the distance of the two points of a difference.
@@ -77,9 +81,18 @@ fn rms_norm() {
         let b = &Reference;
         let (mut y, mut inverse) = (poisoned(b, x.len()), poisoned(b, tokens));
         let [x_, dy_, w_] = [&x, &dy, &weight].map(|host| b.upload(host));
-        b.rms_norm_forward(&mut y, &mut inverse, &x_, &w_, &p);
+        b.run(RmsNormForward { y: &mut y, inverse: &mut inverse, x: &x_, weight: &w_, p });
         let (mut dx, mut dweight) = (poisoned(b, x.len()), b.zeros(width));
-        b.rms_norm_backward(&mut dx, Some(&mut dweight), &dy_, &x_, &inverse, &w_, &p, &[0, 2, tokens]);
+        b.run(RmsNormBackward {
+            dx: &mut dx,
+            dweight: Some(&mut dweight),
+            dy: &dy_,
+            x: &x_,
+            inverse: &inverse,
+            weight: &w_,
+            p,
+            row_starts: &[0, 2, tokens],
+        });
         // dx = (g − n·mean(g·n))·inv, with |g| ≤ |dy|·(1 + |w|): two lane steps and five levels of the tree for each mean,
         // and a dozen operations around them.
         let (n, inv) = (largest(&x) * largest(&inverse), largest(&inverse));
@@ -100,7 +113,13 @@ fn swiglu() {
         gate.iter().zip(up).map(|(&gate, up)| Function::Silu.reference_f64(gate) * up).collect()
     };
     let [mut dgate, mut dup] = [(); 2].map(|()| poisoned(b, length));
-    b.swiglu_backward(&mut dgate, &mut dup, &b.upload(&dh), &b.upload(&gate), &b.upload(&up));
+    b.run(SwigluBackward {
+        dgate: &mut dgate,
+        dup: &mut dup,
+        dh: &b.upload(&dh),
+        gate: &b.upload(&gate),
+        up: &b.upload(&up),
+    });
     // An elementary function is good to five units in the last place (ten halves), around it two products; the derivative
     // of silu stays below 1.1.
     let magnitude = 1.1 * largest(&dh) * largest(&up);
@@ -131,7 +150,13 @@ fn rope() {
         y
     };
     let mut dx = b.upload(&dy);
-    b.rope_backward(&mut dx, &b.upload(&cos), &b.upload(&sin), &b.upload(&positions), &p);
+    b.run(RopeBackward {
+        dx: &mut dx,
+        cos: &b.upload(&cos),
+        sin: &b.upload(&sin),
+        positions: &b.upload(&positions),
+        p,
+    });
     // Two terms, two roundings.
     check("dx", &dx, &x, 2, largest(&dy) * (largest(&cos) + largest(&sin)), |x| dot(&dy, forward(x)));
 }
@@ -143,7 +168,7 @@ fn bias() {
     let [y, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * width));
     let bias = random.f32s(Kind::Plain, width);
     let mut dbias = b.zeros(width);
-    b.bias_backward(&mut dbias, &b.upload(&dy), &[0, 4, 4, tokens]);
+    b.run(BiasBackward { dbias: &mut dbias, dy: &b.upload(&dy), row_starts: &[0, 4, 4, tokens] });
     let forward =
         |bias: &[f64]| -> Vec<f64> { wide(&y).iter().enumerate().map(|(index, y)| y + bias[index % width]).collect() };
     // One addition per token and one per block.
@@ -151,7 +176,7 @@ fn bias() {
 }
 
 /// `y = alpha·(u Mᵀ)` for `u[t, rank]`, in float64.
-fn expand(u: &[f64], factor: &[f64], p: &Thin) -> Vec<f64> {
+fn expand(u: &[f64], factor: &[f64], p: &LowRank) -> Vec<f64> {
     let mut y = Vec::new();
     for u in u.chunks_exact(p.rank) {
         y.extend(
@@ -163,9 +188,9 @@ fn expand(u: &[f64], factor: &[f64], p: &Thin) -> Vec<f64> {
 
 #[test]
 fn thin() {
-    for layout in [Layout::RankMajor, Layout::WidthMajor] {
+    for layout in [FactorLayout::RankMajor, FactorLayout::WidthMajor] {
         let (tokens, rank, width, b) = (6, 3, 37, &Reference);
-        let one = Thin { segments: &[0, tokens], rank, width, layout, alpha: 1.0 };
+        let one = LowRank { segments: &[0, tokens], rank, width, layout, alpha: 1.0 };
         let mut random = Random::new(5);
         let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * width));
         let [u, du] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * rank));
@@ -174,14 +199,14 @@ fn thin() {
 
         // `contract` is the gradient of `expand` by `u`: a lane sum over the width.
         let mut gradient = poisoned(b, u.len());
-        b.thin_contract(&mut gradient, &b.upload(&dy), &b.upload(&factor), &one, &mut b.zeros(0));
+        b.run(LowRankContract { u: &mut gradient, x: &b.upload(&dy), factor: &b.upload(&factor), p: one });
         check("contract", &gradient, &u, width / 32 + 6, width as f64 * d * m, |u| {
             dot(&dy, expand(u, &wide(&factor), &one))
         });
 
         // `expand` is the gradient of `contract` by `x`: a chain over the rank.
         let mut gradient = b.zeros(x.len());
-        b.thin_expand(&mut gradient, &b.upload(&du), &b.upload(&factor), &one, &mut b.zeros(0));
+        b.run(LowRankExpand { y: &mut gradient, u: &b.upload(&du), factor: &b.upload(&factor), p: one });
         check("expand", &gradient, &x, rank + 1, rank as f64 * largest(&du) * m, |x| {
             let token =
                 |t: usize, j: usize| (0..width).map(|l| x[t * width + l] * f64::from(factor[one.at(j, l)])).sum();
@@ -189,9 +214,15 @@ fn thin() {
         });
 
         // `outer` is the gradient of `expand` by the factor: a sum over tokens.
-        let scaled = Thin { alpha: 0.75, ..one };
+        let scaled = LowRank { alpha: 0.75, ..one };
         let mut gradient = b.zeros(factor.len());
-        b.thin_outer(&mut gradient, &b.upload(&u), &b.upload(&dy), &scaled, &[0, 4, tokens], &mut b.zeros(0));
+        b.run(LowRankOuter {
+            dfactor: &mut gradient,
+            u: &b.upload(&u),
+            x: &b.upload(&dy),
+            p: scaled,
+            row_starts: &[0, 4, tokens],
+        });
         check("outer", &gradient, &factor, tokens + 3, tokens as f64 * largest(&u) * d, |factor| {
             dot(&dy, expand(&wide(&u), factor, &scaled))
         });
@@ -206,8 +237,7 @@ fn embedding() {
     let table = random.f32s(Kind::Plain, 5 * width);
     let dy = random.f32s(Kind::Plain, ids.len() * width);
     let mut dtable = b.zeros(table.len());
-    let mut workspace = b.zeros(b.embedding_workspace(ids.len()));
-    b.embedding_backward(&mut dtable, &b.upload(&dy), &b.upload(&ids), width, &mut workspace);
+    b.run(EmbeddingBackward { dtable: &mut dtable, dy: &b.upload(&dy), ids: &b.upload(&ids), width });
     // At most one addition per token.
     check("dtable", &dtable, &table, ids.len(), ids.len() as f64 * largest(&dy), |table| {
         dot(&dy, ids.iter().flat_map(|&id| table[id as usize * width..][..width].to_vec()))
@@ -243,19 +273,25 @@ fn router() {
         let dweights = random.f32s(Kind::Plain, tokens * chosen);
         let logits_ = b.upload(&logits);
         let mut choices = b.zeros(tokens * chosen);
-        b.router_choose(&mut choices, &logits_, None, &p);
+        b.run(RouterChoose { indices: &mut choices, logits: &logits_, bias: None, p });
         let forward = |z: &[f64]| -> Vec<f64> {
             z.chunks_exact(experts).zip(choices.chunks_exact(chosen)).flat_map(|(z, c)| weights(z, c, &p)).collect()
         };
         let mut given = poisoned(b, tokens * chosen);
-        b.router_weights(&mut given, &logits_, &choices, &p);
+        b.run(RouterWeights { weights: &mut given, logits: &logits_, indices: &choices, p });
         for (given, want) in given.iter().zip(forward(&wide(&logits))) {
             // Two elementary functions, a sum over the slots or the lanes, a quotient and a product.
             let allowed = 40.0 * f64::from(f32::EPSILON) * want;
             assert!((f64::from(*given) - want).abs() <= allowed, "{given} given, {want} wanted");
         }
         let mut dlogits = poisoned(b, logits.len());
-        b.router_backward(&mut dlogits, &b.upload(&dweights), &logits_, &choices, &p);
+        b.run(RouterBackward {
+            dlogits: &mut dlogits,
+            dweights: &b.upload(&dweights),
+            logits: &logits_,
+            indices: &choices,
+            p,
+        });
         // q·(g − M): q is at most 1 and good to forty roundings, M a chain over the slots of terms whose weights add up to `chosen`.
         let magnitude = (1.0 + chosen as f64) * 2.5 * largest(&dweights);
         check("dlogits", &dlogits, &logits, 60, magnitude, |z| dot(&dweights, forward(z)));
@@ -277,7 +313,7 @@ fn balance() {
         sums
     };
     let mut sums = poisoned(b, share.len());
-    b.balance_forward(&mut sums, &b.upload(&logits), &row_starts, experts, &mut b.zeros(0));
+    b.run(BalanceForward { sums: &mut sums, logits: &b.upload(&logits), row_starts: &row_starts, experts });
     for (given, want) in sums.iter().zip(forward(&wide(&logits))) {
         // At most 1 for each of seven tokens, each good to thirty roundings.
         assert!(
@@ -286,7 +322,13 @@ fn balance() {
         );
     }
     let mut dlogits = b.zeros(logits.len());
-    b.balance_backward(&mut dlogits, &b.upload(&share), &b.upload(&logits), &row_starts, experts);
+    b.run(BalanceBackward {
+        dlogits: &mut dlogits,
+        share: &b.upload(&share),
+        logits: &b.upload(&logits),
+        row_starts: &row_starts,
+        experts,
+    });
     // P·(share − A): P is at most 1 and good to thirty roundings, A a mean of shares.
     check("dlogits", &dlogits, &logits, 50, 2.0 * largest(&share), |z| dot(&share, forward(z)));
 }
@@ -311,14 +353,22 @@ fn combine() {
     };
     let (mut drows, mut dweights) = (poisoned(b, rows.len()), poisoned(b, weights.len()));
     let [dy_, rows_, weights_] = [&dy, &rows, &weights].map(|host| b.upload(host));
-    b.combine_backward(&mut drows, &mut dweights, &dy_, &rows_, &weights_, &b.upload(&places), &p);
+    b.run(CombineBackward {
+        drows: &mut drows,
+        dweights: &mut dweights,
+        dy: &dy_,
+        rows: &rows_,
+        weights: &weights_,
+        places: &b.upload(&places),
+        p,
+    });
     // One product; a lane sum over the width.
     check("drows", &drows, &rows, 1, largest(&weights) * largest(&dy), |rows| dot(&dy, forward(rows, &wide(&weights))));
     let magnitude = width as f64 * largest(&dy) * largest(&rows);
     check("dweights", &dweights, &weights, width / 32 + 6, magnitude, |w| dot(&dy, forward(&wide(&rows), w)));
     // Without weights it is the gradient of gathering tokens into rows: one addition for each slot.
     let mut dx = poisoned(b, x.len());
-    b.combine_forward(&mut dx, &rows_, None, &b.upload(&places), &p);
+    b.run(CombineForward { y: &mut dx, rows: &rows_, weights: None, places: &b.upload(&places), p });
     check("dx", &dx, &x, slots, slots as f64 * largest(&rows), |x| {
         dot(&rows, of_rows.iter().flat_map(|&t| x[t as usize * width..][..width].to_vec()))
     });

@@ -2,7 +2,7 @@
 
 use isobit_conformance::cases::head_loss::{Format, HeadLossCase, Ignored, Inputs, Results, visit};
 use isobit_conformance::data::Kind;
-use isobit_kernels::{Backend, Cpu, Matrix, Path, Reference, StoredMatrix};
+use isobit_kernels::{Backend, Cpu, Device, Matrix, Path, Reference, StoredMatrix};
 use isobit_numerics::slices::Profile;
 
 #[test]

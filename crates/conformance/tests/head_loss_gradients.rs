@@ -6,7 +6,7 @@
 use isobit_conformance::cases::head_loss::{Format, HeadLossCase, Ignored, Inputs};
 use isobit_conformance::data::Kind;
 use isobit_kernels::op::IGNORED;
-use isobit_kernels::{Backend, Matrix, Reference, StoredMatrix};
+use isobit_kernels::{Device, Matrix, Reference, StoredMatrix};
 use isobit_numerics::slices::Profile;
 
 const HIDDEN: usize = 33;

@@ -5,8 +5,12 @@
 
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::{downloaded, poisoned};
-use isobit_kernels::op::{ColumnMode, Columns, Conv1d, Decay, Gate, GatedNorm, L2Norm, Place, Rope};
-use isobit_kernels::{Backend, Reference};
+use isobit_kernels::op::{
+    ColumnMode, Columns, Conv1d, Conv1dBackward, Conv1dForward, CopyColumns, Decay, DecayBackward, DecayForward, Gate,
+    GateBackward, GateForward, GatedNorm, GatedNormBackward, GatedNormForward, L2Norm, L2NormBackward, L2NormForward,
+    Place, Rope, RopeBackward, RopeForward,
+};
+use isobit_kernels::{Device, Reference};
 use isobit_numerics::elementary::Function;
 
 /// Half the distance of the two points of a difference.
@@ -88,10 +92,10 @@ fn columns() {
             y
         };
         let mut y = b.zeros(dy.len());
-        b.columns(&mut y, &b.upload(&x), &p);
+        b.run(CopyColumns { y: &mut y, x: &b.upload(&x), p });
         check_forward("y", &y, &forward(&wide(&x)), 0.0);
         let mut dx = b.zeros(x.len());
-        b.columns(&mut dx, &b.upload(&dy), &Columns { from: many, to: one, ..p });
+        b.run(CopyColumns { y: &mut dx, x: &b.upload(&dy), p: Columns { from: many, to: one, ..p } });
         check("dx", &dx, &x, 4, 4.0 * largest(&dy), |x| dot(&dy, &forward(x)));
     }
 }
@@ -120,10 +124,10 @@ fn rope_inside_a_head() {
         };
         let (cos_, sin_, positions_) = (b.upload(&cos), b.upload(&sin), b.upload(&positions));
         let mut y = b.upload(&x);
-        b.rope_forward(&mut y, &cos_, &sin_, &positions_, &p);
+        b.run(RopeForward { x: &mut y, cos: &cos_, sin: &sin_, positions: &positions_, p });
         check_forward("y", &y, &forward(&wide(&x)), 4.0 * f64::from(f32::EPSILON));
         let mut dx = b.upload(&dy);
-        b.rope_backward(&mut dx, &cos_, &sin_, &positions_, &p);
+        b.run(RopeBackward { dx: &mut dx, cos: &cos_, sin: &sin_, positions: &positions_, p });
         // Two terms, two roundings.
         check("dx", &dx, &x, 2, largest(&dy) * (largest(&cos) + largest(&sin)), |x| dot(&dy, &forward(x)));
     }
@@ -142,9 +146,9 @@ fn gate() {
         };
         let [x_, dy_, g_] = [&x, &dy, &g].map(|host| b.upload(host));
         let ([mut y, mut dx], mut dg) = ([(); 2].map(|()| poisoned(b, x.len())), poisoned(b, g.len()));
-        b.gate_forward(&mut y, &x_, &g_, &p);
+        b.run(GateForward { y: &mut y, x: &x_, g: &g_, p });
         check_forward("y", &y, &forward(&wide(&x), &wide(&g)), 4.0 * f64::from(f32::EPSILON));
-        b.gate_backward(&mut dx, &mut dg, &dy_, &x_, &g_, &p);
+        b.run(GateBackward { dx: &mut dx, dg: &mut dg, dy: &dy_, x: &x_, g: &g_, p });
         // The sigmoid is good to three halves of a unit, and the product around it is rounded.
         check("dx", &dx, &x, 4, largest(&dy), |x| dot(&dy, &forward(x, &wide(&g))));
         // Per token: two lane steps, five levels of the tree; then the derivative of the sigmoid, below a quarter, whose parts
@@ -176,11 +180,19 @@ fn conv1d() {
     let [x_, dy_, w_] = [&x, &dy, &weight].map(|host| b.upload(host));
     let [mut y, mut dx] = [(); 2].map(|()| poisoned(b, x.len()));
     let mut dweight = b.zeros(weight.len());
-    b.conv1d_forward(&mut y, &x_, &w_, None, &p);
+    b.run(Conv1dForward { y: &mut y, x: &x_, weight: &w_, history: None, p });
     // Four steps of a sum and the elementary function.
     let (x64, w64) = (wide(&x), wide(&weight));
     check_forward("y", &y, &forward(&x64, &w64), 16.0 * f64::from(f32::EPSILON));
-    b.conv1d_backward(&mut dx, Some(&mut dweight), &dy_, &x_, &w_, &p, &[0, 9, 9, 14]);
+    b.run(Conv1dBackward {
+        dx: &mut dx,
+        dweight: Some(&mut dweight),
+        dy: &dy_,
+        x: &x_,
+        weight: &w_,
+        p,
+        row_starts: &[0, 9, 9, 14],
+    });
     // A sum of four terms; in each the derivative of SiLU, below 1.1, at a point off by the error of four steps (its slope is
     // below a half), and four roundings around it.
     let point = 4.0 * largest(&x) * largest(&weight);
@@ -205,9 +217,9 @@ fn l2_norm() {
         };
         let (x_, mut inverse) = (b.upload(&x), poisoned(b, p.tokens));
         let [mut y, mut dx] = [(); 2].map(|()| poisoned(b, x.len()));
-        b.l2_norm_forward(&mut y, &mut inverse, &x_, &p);
+        b.run(L2NormForward { y: &mut y, inverse: &mut inverse, x: &x_, p });
         check_forward("y", &y, &forward(&wide(&x)), 16.0 * f64::from(f32::EPSILON));
-        b.l2_norm_backward(&mut dx, &b.upload(&dy), &x_, &inverse, &p);
+        b.run(L2NormBackward { dx: &mut dx, dy: &b.upload(&dy), x: &x_, inverse: &inverse, p });
         // dx = (g − n·(g·n))·inv: the sum has two lane steps and five levels, its terms are n·g; a dozen operations around it.
         let (n, g) = (largest(&x) * largest(&inverse), largest(&dy) * f64::from(factor));
         let magnitude = largest(&inverse) * (g + n * (p.width as f64).sqrt() * g);
@@ -232,14 +244,26 @@ fn decay() {
     let [a_, b_, dg_, dbeta_] = [&a, &strength, &dg, &dbeta].map(|host| b.upload(host));
     let [log_, bias_] = [&a_log, &dt_bias].map(|host| b.upload(host));
     let [mut g, mut beta, mut da, mut db] = [(); 4].map(|()| poisoned(b, a.len()));
-    b.decay_forward(&mut g, &mut beta, (&a_, &b_), &log_, &bias_, &p);
+    b.run(DecayForward { g: &mut g, beta: &mut beta, a: &a_, b: &b_, a_log: &log_, dt_bias: &bias_, p });
     let [a64, log64, bias64] = [&a, &a_log, &dt_bias].map(|x| wide(x));
     check_forward("g", &g, &decays(&a64, &log64, &bias64), 16.0 * f64::from(f32::EPSILON));
     check_forward("beta", &beta, &strengths(&wide(&strength)), 4.0 * f64::from(f32::EPSILON));
     let [mut da_log, mut ddt_bias] = [(); 2].map(|()| b.zeros(p.heads));
     let parameters = Some((&mut da_log, &mut ddt_bias));
     let rows = [0, 4, 4, p.tokens];
-    b.decay_backward((&mut da, &mut db), parameters, (&dg_, &dbeta_), (&a_, &b_), &log_, &bias_, &p, &rows);
+    b.run(DecayBackward {
+        da: &mut da,
+        db: &mut db,
+        dparameters: parameters,
+        dg: &dg_,
+        dbeta: &dbeta_,
+        a: &a_,
+        b: &b_,
+        a_log: &log_,
+        dt_bias: &bias_,
+        p,
+        row_starts: &rows,
+    });
     let rate = a_log.iter().map(|x| libm::exp(f64::from(*x))).fold(0.0, f64::max);
     // Exponential and sigmoid are good to two units each (their argument's rounding counts once more), two products.
     let magnitude = largest(&dg) * rate;
@@ -271,10 +295,21 @@ fn gated_norm() {
     let [h_, z_, dy_, w_] = [&h, &z, &dy, &weight].map(|host| b.upload(host));
     let ([mut y, mut dh, mut dz], mut inverse) = ([(); 3].map(|()| poisoned(b, h.len())), poisoned(b, tokens));
     let mut dweight = b.zeros(width);
-    b.gated_norm_forward(&mut y, &mut inverse, &h_, &z_, &w_, &p);
+    b.run(GatedNormForward { y: &mut y, inverse: &mut inverse, h: &h_, z: &z_, weight: &w_, p });
     let [h64, z64, w64] = [&h, &z, &weight].map(|x| wide(x));
     check_forward("y", &y, &forward(&h64, &z64, &w64), 16.0 * f64::from(f32::EPSILON));
-    b.gated_norm_backward(&mut dh, &mut dz, Some(&mut dweight), &dy_, (&h_, &z_), &inverse, &w_, &p, &[0, 3, tokens]);
+    b.run(GatedNormBackward {
+        dh: &mut dh,
+        dz: &mut dz,
+        dweight: Some(&mut dweight),
+        dy: &dy_,
+        h: &h_,
+        z: &z_,
+        inverse: &inverse,
+        weight: &w_,
+        p,
+        row_starts: &[0, 3, tokens],
+    });
     // As the RMS norm, with the elementary function and one product more.
     let inv = largest(&downloaded(b, &inverse));
     let (n, g) = (largest(&h) * inv, largest(&dy) * largest(&z) * largest(&weight));

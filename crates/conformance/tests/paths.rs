@@ -3,7 +3,8 @@
 #![expect(clippy::print_stdout, reason = "a report")]
 
 use isobit_conformance::{Absent, devices};
-use isobit_kernels::{Backend, Cpu, Gpu, Path};
+use isobit_kernels::op::Add;
+use isobit_kernels::{Cpu, Device, Gpu, Path};
 use std::process::ExitCode;
 
 #[expect(clippy::disallowed_methods, reason = "a build server says here what must not be skipped")]
@@ -37,7 +38,7 @@ fn survives_refusal(gpu: &Gpu) -> Result<(), String> {
     let before = gpu.upload(&[1.0f32, 2.0]);
     let mut sum = gpu.zeros::<f32>(2);
     let _refused = gpu.zeros::<f32>(1 << 46);
-    gpu.add(&mut sum, &before, &before);
+    gpu.run(Add { y: &mut sum, a: &before, b: &before });
     match gpu.download(&sum) {
         Err(failure) if failure.to_string().contains("bytes") => Ok(()),
         Err(failure) => Err(format!("an unclear refusal: {failure}")),

@@ -4,8 +4,10 @@
 
 use isobit_conformance::cases::product4::{HostWeight, packed};
 use isobit_conformance::data::{Kind, Random};
-use isobit_kernels::op::{Product, SliceShape};
-use isobit_kernels::{Backend, Matrix, Reference, StoredMatrix};
+use isobit_kernels::op::{
+    Product, Product4Forward, Product4GradInput, Product4Rows, ProductForward, ProductGradInput, SliceRows, SliceShape,
+};
+use isobit_kernels::{Device, Matrix, Reference, StoredMatrix};
 use isobit_numerics::slices::Profile;
 
 const M: usize = 6;
@@ -38,12 +40,12 @@ fn errors(profile: Profile, group_size: usize, shuffled: bool, kind: Kind) -> [[
     let b = &Reference;
     let p = Product { segments: &[0, M], n: N, k: K, profile, accumulate: false };
     let mut rows = b.rows(SliceShape { rows: M, width: K, profile });
-    let (mut y, mut dx, mut room) = (b.zeros(M * N), b.zeros(M * K), b.zeros(0));
+    let (mut y, mut dx) = (b.zeros(M * N), b.zeros(M * K));
     let (x_kept, dy_kept) = (b.upload(&x), b.upload(&dy));
     let packed = packed(b, &[host.view()]);
-    b.product4_rows(&mut rows, &x_kept, &packed, &p);
-    b.product4_forward(&mut y, &rows, &packed, &p, &mut room);
-    b.product4_grad_input(&mut dx, &dy_kept, &packed, &p, &mut room);
+    b.run(Product4Rows { rows: &mut rows, x: &x_kept, w: &packed, p });
+    b.run(Product4Forward { y: &mut y, x: &rows, w: &packed, p });
+    b.run(Product4GradInput { dx: &mut dx, dy: &dy_kept, w: &packed, p });
     let want_y: Vec<f64> = (0..M * N)
         .map(|at| (0..K).map(|k| f64::from(x[at / N * K + k]) * f64::from(weight[at % N * K + k])).sum())
         .collect();
@@ -53,9 +55,9 @@ fn errors(profile: Profile, group_size: usize, shuffled: bool, kind: Kind) -> [[
     let packed = [relative_error(&y, &want_y), relative_error(&dx, &want_dx)];
     let stored = b.upload(&weight);
     let matrix = Matrix::Stored(StoredMatrix::F32(&stored));
-    b.slice_rows(&mut rows, &x_kept);
-    b.product_forward(&mut y, &rows, matrix, &p, &mut room);
-    b.product_grad_input(&mut dx, &dy_kept, matrix, &p, &mut room);
+    b.run(SliceRows { rows: &mut rows, x: &x_kept });
+    b.run(ProductForward { y: &mut y, x: &rows, w: matrix, p });
+    b.run(ProductGradInput { dx: &mut dx, dy: &dy_kept, w: matrix, p });
     [packed, [relative_error(&y, &want_y), relative_error(&dx, &want_dx)]]
 }
 

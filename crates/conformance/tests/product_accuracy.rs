@@ -3,8 +3,8 @@
 #![expect(clippy::float_arithmetic, reason = "float64 is the judge")]
 
 use isobit_conformance::data::{Kind, Random};
-use isobit_kernels::op::{Product, SliceShape};
-use isobit_kernels::{Backend, Matrix, Reference, StoredMatrix};
+use isobit_kernels::op::{Product, ProductForward, ProductGradInput, ProductGradWeight, SliceRows, SliceShape};
+use isobit_kernels::{Device, Matrix, Reference, StoredMatrix};
 use isobit_numerics::slices::Profile;
 
 const M: usize = 9;
@@ -25,12 +25,12 @@ fn check(profile: Profile, bound: f64) {
     let p = Product { segments: &[0, M], n: N, k: K, profile, accumulate: false };
     let (mut y, mut dx, mut dw) = (b.zeros(M * N), b.zeros(M * K), b.zeros(N * K));
     let mut rows = b.rows(SliceShape { rows: M, width: K, profile });
-    b.slice_rows(&mut rows, &b.upload(&x));
+    b.run(SliceRows { rows: &mut rows, x: &b.upload(&x) });
     let stored = b.upload(&w);
     let weight = Matrix::Stored(StoredMatrix::F32(&stored));
-    b.product_forward(&mut y, &rows, weight, &p, &mut b.zeros(0));
-    b.product_grad_input(&mut dx, &b.upload(&dy), weight, &p, &mut b.zeros(0));
-    b.product_grad_weight(&mut dw, &b.upload(&dy), &b.upload(&x), &p, &[0, 4, M], &mut b.zeros(0));
+    b.run(ProductForward { y: &mut y, x: &rows, w: weight, p });
+    b.run(ProductGradInput { dx: &mut dx, dy: &b.upload(&dy), w: weight, p });
+    b.run(ProductGradWeight { dw: &mut dw, dy: &b.upload(&dy), x: &b.upload(&x), p, row_starts: &[0, 4, M] });
     let exact =
         |rows: usize, columns: usize, depth: usize, term: &dyn Fn(usize, usize, usize) -> (f32, f32)| -> Vec<f64> {
             let at = |index: usize, d: usize| term(index / columns, index % columns, d);

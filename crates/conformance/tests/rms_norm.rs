@@ -2,7 +2,7 @@
 
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::{Output, assert_same, downloaded, fastest, poisoned};
-use isobit_kernels::op::RmsNorm;
+use isobit_kernels::op::{RmsNorm, RmsNormBackward, RmsNormForward};
 use isobit_kernels::{Backend, Reference};
 
 #[test]
@@ -33,10 +33,19 @@ fn split<B: Backend>(b: &B) {
             let (x, dy) = (part(&x), part(&dy));
             let [mut y, mut dx] = [(); 2].map(|()| poisoned(b, p.tokens * width));
             let mut inverse = poisoned(b, p.tokens);
-            b.rms_norm_forward(&mut y, &mut inverse, &x, &w, &p);
+            b.run(RmsNormForward { y: &mut y, inverse: &mut inverse, x: &x, weight: &w, p });
             // The rows of data: 0..140 and 140..150, whichever call they are in.
             let ends: Vec<usize> = [0, 140, 150].iter().map(|&end| end.clamp(cut[0], cut[1]) - cut[0]).collect();
-            b.rms_norm_backward(&mut dx, Some(&mut dweight), &dy, &x, &inverse, &w, &p, &ends);
+            b.run(RmsNormBackward {
+                dx: &mut dx,
+                dweight: Some(&mut dweight),
+                dy: &dy,
+                x: &x,
+                inverse: &inverse,
+                weight: &w,
+                p,
+                row_starts: &ends,
+            });
             ys.extend(downloaded(b, &y));
             dxs.extend(downloaded(b, &dx));
         }

@@ -2,8 +2,11 @@
 
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::{Output, assert_same, fastest};
-use isobit_kernels::op::{Product, Router, Scoring, Thin, router};
-use isobit_kernels::{Backend, Reference};
+use isobit_kernels::op::{
+    EmbeddingForward, LowRank, LowRankOuter, Product, ProductGradWeight, Router, RouterChoose, Scoring, router,
+};
+use isobit_kernels::tensor::F32;
+use isobit_kernels::{Backend, Reference, StoredMatrix};
 use isobit_numerics::slices::Profile;
 
 #[test]
@@ -46,10 +49,10 @@ fn split<B: Backend>(b: &B) {
 /// Routes the tokens of some rows, gathers them by expert and adds to the experts' gradients.
 fn experts<B: Backend>(
     b: &B,
-    (dw, dfactor): (&mut B::Buffer<f32>, &mut B::Buffer<f32>),
-    logits: &B::Buffer<f32>,
-    x: &B::Buffer<f32>,
-    dy: &B::Buffer<f32>,
+    (dw, dfactor): (&mut F32<B>, &mut F32<B>),
+    logits: &F32<B>,
+    x: &F32<B>,
+    dy: &F32<B>,
     row_starts: &[usize],
 ) {
     let tokens = row_starts[row_starts.len() - 1];
@@ -57,18 +60,16 @@ fn experts<B: Backend>(
     let (chosen, experts) = (SLOTS, EXPERTS);
     let p = Router { tokens, experts, chosen, scoring, renormalise, scale: 1.0, groups: 1, kept_groups: 1 };
     let mut choices = b.zeros(tokens * SLOTS);
-    b.router_choose(&mut choices, logits, None, &p);
+    b.run(RouterChoose { indices: &mut choices, logits, bias: None, p });
     let grouped = router::grouped(&isobit_conformance::downloaded(b, &choices), SLOTS, EXPERTS);
     let index = b.upload(&grouped.tokens);
     let (mut rows, mut drows) = (b.zeros(tokens * SLOTS * K), b.zeros(tokens * SLOTS * N));
-    b.gather_rows(&mut rows, x, &index, K);
-    b.gather_rows(&mut drows, dy, &index, N);
+    b.run(EmbeddingForward { y: &mut rows, table: StoredMatrix::F32(x), ids: &index, width: K });
+    b.run(EmbeddingForward { y: &mut drows, table: StoredMatrix::F32(dy), ids: &index, width: N });
     let starts = grouped.row_starts(row_starts);
     let product = Product { segments: &grouped.segments, n: N, k: K, profile: Profile::X2, accumulate: false };
-    let mut room = b.zeros(b.product_workspace(&product));
-    b.product_grad_weight(dw, &drows, &rows, &product, &starts, &mut room);
-    let layout = isobit_kernels::op::Layout::RankMajor;
-    let thin = Thin { segments: &grouped.segments, rank: N, width: K, layout, alpha: 0.5 };
-    let mut room = b.zeros(b.thin_workspace(&thin));
-    b.thin_outer(dfactor, &drows, &rows, &thin, &starts, &mut room);
+    b.run(ProductGradWeight { dw, dy: &drows, x: &rows, p: product, row_starts: &starts });
+    let layout = isobit_kernels::op::FactorLayout::RankMajor;
+    let thin = LowRank { segments: &grouped.segments, rank: N, width: K, layout, alpha: 0.5 };
+    b.run(LowRankOuter { dfactor, u: &drows, x: &rows, p: thin, row_starts: &starts });
 }

@@ -3,7 +3,7 @@
 
 use crate::Failure;
 use isobit_kernels::gpu::{self, Api, Gpu, Selector};
-use isobit_kernels::{Backend, Path};
+use isobit_kernels::{Device, Path};
 use serde::Serialize;
 use std::io::Write;
 

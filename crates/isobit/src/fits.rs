@@ -5,16 +5,15 @@ use crate::Failure;
 use crate::backend::{Chosen, open_cpu};
 use crate::train::failed;
 use isobit_kernels::gpu::{self, Api, Selector};
-use isobit_kernels::plan::Layout;
+use isobit_kernels::plan::MemoryLayout;
 use isobit_kernels::{Gpu, Path};
 use isobit_models::build::Settings;
 use isobit_models::{Config, Shapes, Weights};
 use isobit_proof::safetensors::Checkpoint;
 use isobit_training::config::{Adapter, Checkpointing, Run};
-use isobit_training::machine;
 use isobit_training::plan::{MemoryPlan, TOKENS_MOST, least_bytes, longest_rows, memory};
 use isobit_training::prepare::{RunError, check_positions, model_config, profile, step_settings, trained};
-use isobit_training::targets;
+use isobit_training::{machine, targets};
 
 /// More than any machine has that does not say how much it has.
 const UNKNOWN_MOST: u64 = 1 << 42;
@@ -168,7 +167,7 @@ fn planned(chosen: &Chosen, given: Option<Available>) -> Result<Planned, Failure
 }
 
 /// The worst case of a config: every row as long as it may be.
-fn plan<L: Layout>(run: &Run, model: &Config, like: L) -> Result<MemoryPlan, RunError> {
+fn plan<L: MemoryLayout>(run: &Run, model: &Config, like: L) -> Result<MemoryPlan, RunError> {
     check_positions(run, model)?;
     targets::check(model, &trained(run))?;
     let weights = Weights::new(Checkpoint::open(&run.base_model)?, model)?;

@@ -5,7 +5,7 @@
 
 // Work items 32b .. 32b + 31 of a group have one block; the tree is that of "Lane sums", eight of them side by side.
 #define LEVEL(name, step) \
-    KERNEL(GROUP) sum_squares_##name(GLOBAL float *out, GLOBAL const float *x, ulong length) { \
+    KERNEL(GROUP) sum_squares_##name(GLOBAL float *out, ulong first, GLOBAL const float *x, ulong length) { \
         LOCAL float lanes[GROUP]; \
         uint l = local_index(); \
         uint lane = l % LANES; \
@@ -27,7 +27,7 @@
             barrier_local(); \
         } \
         if (lane == 0u && start < length) { \
-            out[block] = lanes[l]; \
+            out[first + block] = lanes[l]; \
         } \
     }
 

@@ -1,18 +1,227 @@
-//! The whole contract of a backend on one page. What each op's bits are stands in `op/` and `docs/numerics.md`.
+//! The whole contract of a backend on one page: its memory, and the ops that it runs.
 //!
-//! Ops are enqueued in order and cannot fail for a reason of arithmetic; a device's own failure surfaces where a result comes
-//! back to the host: `download`, `sum_squares`, `digest`. After it the device does nothing more.
-//! Outputs come first, then inputs, parameters, workspace. Nothing allocates except the functions that return buffers.
+//! What each op takes and what its bits are stands in `op/` and `docs/numerics.md`. Ops are enqueued in order and cannot
+//! fail for a reason of arithmetic; a device's own failure surfaces where results come back to the host, in `download`.
+//! After it the device does nothing more.
 
 use crate::buffer::Element;
-use crate::op::{
-    AsQuantized, Attention, Columns, Combine, Conv1d, Decay, DeltaRule, Dropout, Gate, GatedNorm, HeadLoss, L2Norm,
-    Product, QuantizedShape, RmsNorm, Rope, Router, SliceShape, Thin,
-};
+use crate::op::digest::{self, AnyBuffer, DigestSums};
+use crate::op::{self, AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Op, Product, QuantizedShape, SliceShape};
+use crate::reference::ReferenceMemory;
 use half::{bf16, f16};
-use isobit_numerics::adamw::Coefficients;
-use isobit_numerics::digest::{self, Digest};
-use isobit_numerics::elementary::Function;
+use isobit_numerics::digest::Digest;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Says what a backend must run: every op, by the stem of its files. The one list of all ops.
+macro_rules! ops {
+    ($($stem:ident: $($op:ident),+;)+) => {
+        /// A device that runs every op.
+        pub trait Backend: Device $($(+ for<'a> Run<op::$stem::$op<'a, <Self as Device>::Memory>>)+)+ {}
+
+        impl<B: Device> Backend for B where B: $($(for<'a> Run<op::$stem::$op<'a, <B as Device>::Memory>> +)+)+ {}
+
+        /// Stem and name of every op.
+        pub const OPS: &[(&str, &str)] =
+            &[$($((stringify!($stem), <op::$stem::$op<'static, ReferenceMemory> as Op<ReferenceMemory>>::NAME),)+)+];
+    };
+}
+
+ops! {
+    slices: SliceRows, SliceWeight;
+    product: ProductForward, ProductGradInput, ProductGradWeight;
+    linear: LinearForward, LinearGradInput;
+    product4: Product4Rows, Product4Forward, Product4GradInput;
+    low_rank: LowRankContract, LowRankExpand, LowRankOuter;
+
+    bias: BiasForward, BiasBackward;
+    add: Add;
+    scale: Scale;
+    swiglu: SwigluForward, SwigluBackward, SwigluPairsForward, SwigluPairsBackward;
+    dropout: ApplyDropout;
+    elementary: Elementary;
+    rms_norm: RmsNormForward, RmsNormBackward;
+    rope: RopeForward, RopeBackward;
+    columns: CopyColumns;
+
+    attention: AttentionForward, AttentionBackward;
+    gate: GateForward, GateBackward;
+    conv1d: Conv1dForward, Conv1dBackward;
+    l2_norm: L2NormForward, L2NormBackward;
+    decay: DecayForward, DecayBackward;
+    delta_rule: DeltaRuleForward, DeltaRuleBackward;
+    gated_norm: GatedNormForward, GatedNormBackward;
+
+    embedding: EmbeddingForward, EmbeddingBackward;
+    head_loss: HeadLossForward, HeadLossBackward, HeadLossStep;
+
+    router: RouterChoose, RouterWeights, RouterBackward;
+    balance: BalanceForward, BalanceBackward;
+    combine: CombineForward, CombineBackward;
+
+    adamw: AdamWUpdate;
+    sum_squares: SumSquares;
+    cast: ToBf16, ToF16, ToF32;
+    digest: DigestSums;
+}
+
+/// How a backend executes one op. Callers use [`Device::run`], which checks the op and finds its workspace.
+pub trait Run<O>: Device {
+    fn execute(&self, op: &mut O, workspace: &mut Bytes<Self::Memory>);
+}
+
+/// What a backend keeps its tensors in.
+pub trait Memory: 'static {
+    type Buffer<T: Element>: Length;
+    /// Activations, sliced: the left operand of a product.
+    type Rows: Shaped<SliceShape>;
+    /// Weights, sliced: the right operand of a product. Their number, and the shape of each.
+    type Weight: Shaped<(usize, SliceShape)>;
+    /// Frozen weights of four bits: the right operand of a product.
+    type QuantizedWeight: Shaped<QuantizedShape>;
+}
+
+/// Buffers by what they hold.
+pub type F32<M> = <M as Memory>::Buffer<f32>;
+pub type U32<M> = <M as Memory>::Buffer<u32>;
+pub type I32<M> = <M as Memory>::Buffer<i32>;
+/// A workspace.
+pub type Bytes<M> = <M as Memory>::Buffer<u8>;
+
+/// A number of elements.
+pub trait Length: 'static {
+    fn len(&self) -> usize;
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What has a shape.
+pub trait Shaped<S>: 'static {
+    fn shape(&self) -> S;
+}
+
+/// A device: its memory, and how ops reach it.
+pub trait Device {
+    type Memory: Memory;
+
+    fn name(&self) -> String;
+    fn zeros<T: Element>(&self, length: usize) -> <Self::Memory as Memory>::Buffer<T>;
+    fn upload<T: Element>(&self, host: &[T]) -> <Self::Memory as Memory>::Buffer<T>;
+    /// `upload` into a buffer that is there, of the same length: in place where the backend can.
+    fn overwrite<T: Element>(&self, device: &mut <Self::Memory as Memory>::Buffer<T>, host: &[T]) {
+        *device = self.upload(host);
+    }
+    /// `upload` of the `length` numbers that `host` makes. A backend that holds no numbers does not ask for them.
+    fn upload_made<T: Element, H: AsRef<[T]>, E>(
+        &self,
+        length: usize,
+        host: impl FnOnce() -> Result<H, E>,
+    ) -> Result<<Self::Memory as Memory>::Buffer<T>, E> {
+        let host = host()?;
+        assert_eq!(host.as_ref().len(), length, "as many numbers as were announced");
+        Ok(self.upload(host.as_ref()))
+    }
+    fn download<T: Element>(&self, device: &<Self::Memory as Memory>::Buffer<T>) -> Result<Vec<T>, DeviceFailure>;
+
+    fn rows(&self, shape: SliceShape) -> <Self::Memory as Memory>::Rows;
+    /// `count` weights of `shape` each, one after another.
+    fn weight(&self, count: usize, shape: SliceShape) -> <Self::Memory as Memory>::Weight;
+    /// Weights of one shape, one after another; each has passed its `check`. `make` is asked for one at a time, in order;
+    /// a backend that holds no numbers does not ask.
+    fn quantized_weight<Q: AsQuantized, E>(
+        &self,
+        shape: QuantizedShape,
+        make: impl FnMut(usize) -> Result<Q, E>,
+    ) -> Result<<Self::Memory as Memory>::QuantizedWeight, E>;
+
+    /// How many bytes ops work in on this device.
+    fn workspaces(&self) -> &dyn Workspaces;
+    /// The one workspace of all ops, which run one after another.
+    fn scratch(&self) -> &Scratch<Self::Memory>;
+
+    fn run<O: Op<Self::Memory>>(&self, mut op: O)
+    where
+        Self: Run<O> + Sized,
+    {
+        op.check();
+        let bytes = op.workspace(self.workspaces());
+        self.scratch().with(self, bytes, |workspace| self.execute(&mut op, workspace));
+    }
+}
+
+/// Bytes that ops work in, by their parameters alone: enough to plan a device's memory without its numbers.
+pub trait Workspaces {
+    fn product(&self, _p: &Product) -> usize {
+        0
+    }
+    fn linear(&self, p: &Product, adapter: Option<&LowRank>) -> usize {
+        self.product(p).max(adapter.map_or(0, |adapter| self.low_rank(adapter)))
+    }
+    fn product4(&self, _w: QuantizedShape, _p: &Product) -> usize {
+        0
+    }
+    fn low_rank(&self, _p: &LowRank) -> usize {
+        0
+    }
+    fn attention(&self, _p: &Attention) -> usize {
+        0
+    }
+    fn delta_rule(&self, _p: &DeltaRule) -> usize {
+        0
+    }
+    fn embedding(&self, _tokens: usize) -> usize {
+        0
+    }
+    fn head_loss(&self, _p: &HeadLoss) -> usize {
+        0
+    }
+    fn head_loss_step(&self, p: &HeadLoss) -> usize {
+        self.head_loss(p)
+    }
+    fn balance(&self, _row_starts: &[usize], _experts: usize) -> usize {
+        0
+    }
+}
+
+/// A workspace that grows to the largest that was asked for.
+pub struct Scratch<M: Memory>(Mutex<Option<Bytes<M>>>);
+
+impl<M: Memory> Default for Scratch<M> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<M: Memory> Scratch<M> {
+    pub const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.lock().as_ref().map_or(0, Length::len)
+    }
+
+    /// Gives the memory back; the next op asks again.
+    pub fn clear(&self) {
+        *self.lock() = None;
+    }
+
+    /// At least `bytes` to work in, until `work` is done. It must not ask for the scratch again.
+    fn with<D: Device<Memory = M>>(&self, device: &D, bytes: usize, work: impl FnOnce(&mut Bytes<M>)) {
+        let mut held = self.lock();
+        if held.as_ref().is_some_and(|held| held.len() < bytes) {
+            // Freed before the larger one is allocated: the peak is the larger one alone.
+            *held = None;
+        }
+        work(held.get_or_insert_with(|| device.zeros(bytes)));
+    }
+
+    /// A panic leaves a workspace as good as any.
+    fn lock(&self) -> MutexGuard<'_, Option<Bytes<M>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// A device failed: it is lost, out of memory, or refused a program. Arithmetic never fails.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,511 +232,65 @@ pub struct DeviceFailure {
 }
 
 /// A weight matrix as one of the stored number formats.
-pub enum StoredMatrix<'a, B: Backend + ?Sized> {
-    F32(&'a B::Buffer<f32>),
-    Bf16(&'a B::Buffer<bf16>),
-    F16(&'a B::Buffer<f16>),
+pub enum StoredMatrix<'a, M: Memory> {
+    F32(&'a M::Buffer<f32>),
+    Bf16(&'a M::Buffer<bf16>),
+    F16(&'a M::Buffer<f16>),
 }
 
 /// A weight as a product takes it: stored numbers, sliced on the fly, or kept sliced. The bits do not differ.
-pub enum Matrix<'a, B: Backend + ?Sized> {
-    Stored(StoredMatrix<'a, B>),
-    Sliced(&'a B::Weight),
+pub enum Matrix<'a, M: Memory> {
+    Stored(StoredMatrix<'a, M>),
+    Sliced(&'a M::Weight),
 }
 
-impl<B: Backend + ?Sized> Clone for StoredMatrix<'_, B> {
+impl<M: Memory> StoredMatrix<'_, M> {
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(w) => w.len(),
+            Self::Bf16(w) => w.len(),
+            Self::F16(w) => w.len(),
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<M: Memory> Clone for StoredMatrix<'_, M> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<B: Backend + ?Sized> Copy for StoredMatrix<'_, B> {}
-impl<B: Backend + ?Sized> Clone for Matrix<'_, B> {
+impl<M: Memory> Copy for StoredMatrix<'_, M> {}
+impl<M: Memory> Clone for Matrix<'_, M> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<B: Backend + ?Sized> Copy for Matrix<'_, B> {}
+impl<M: Memory> Copy for Matrix<'_, M> {}
 
-/// A digest that was asked for; a device may still be at work on it.
-pub enum BegunDigest<B: Backend + ?Sized> {
-    Ready(Digest),
-    /// Pairs of 64-bit sums, low word first, of a tensor of so many bytes.
-    Sums {
-        sums: B::Buffer<u32>,
-        bytes: u64,
-    },
+/// A digest that was begun; a device may still be at work on it.
+pub struct BegunDigest<M: Memory> {
+    sums: U32<M>,
+    bytes: usize,
 }
 
-/// Buffers by what they hold.
-pub type F32<B> = <B as Backend>::Buffer<f32>;
-pub type U32<B> = <B as Backend>::Buffer<u32>;
-pub type I32<B> = <B as Backend>::Buffer<i32>;
-/// A workspace.
-pub type Bytes<B> = <B as Backend>::Buffer<u8>;
-
-pub trait Backend {
-    /// Memory of the device.
-    type Buffer<T: Element>;
-    /// Activations, sliced: the left operand of a product.
-    type Rows;
-    /// Weights, sliced: the right operand of a product.
-    type Weight;
-    /// Frozen weights of four bits: the right operand of a product.
-    type QuantizedWeight;
-
-    fn name(&self) -> String;
-    fn zeros<T: Element>(&self, length: usize) -> Self::Buffer<T>;
-    fn upload<T: Element>(&self, host: &[T]) -> Self::Buffer<T>;
-    /// `upload` into a buffer that is there, of the same length: in place where the backend can.
-    fn overwrite<T: Element>(&self, device: &mut Self::Buffer<T>, host: &[T]) {
-        *device = self.upload(host);
-    }
-    /// `upload` of the `length` numbers that `host` makes. A backend that holds no numbers does not ask for them.
-    fn upload_made<T: Element, H: AsRef<[T]>, E>(
-        &self,
-        length: usize,
-        host: impl FnOnce() -> Result<H, E>,
-    ) -> Result<Self::Buffer<T>, E> {
-        let host = host()?;
-        assert_eq!(host.as_ref().len(), length, "as many numbers as were announced");
-        Ok(self.upload(host.as_ref()))
-    }
-    fn download<T: Element>(&self, device: &Self::Buffer<T>) -> Result<Vec<T>, DeviceFailure>;
-
-    // Slices
-    fn rows(&self, shape: SliceShape) -> Self::Rows;
-    fn slice_rows(&self, out: &mut Self::Rows, x: &F32<Self>);
-    /// `count` weights of `shape` each, one after another.
-    fn slice_weight(&self, w: StoredMatrix<Self>, count: usize, shape: SliceShape) -> Self::Weight;
-
-    // Slice product
-    fn product_workspace(&self, p: &Product) -> usize;
-    fn product_forward(
-        &self,
-        y: &mut F32<Self>,
-        x: &Self::Rows,
-        w: Matrix<Self>,
-        p: &Product,
-        workspace: &mut Bytes<Self>,
-    );
-    fn product_grad_input(
-        &self,
-        dx: &mut F32<Self>,
-        dy: &F32<Self>,
-        w: Matrix<Self>,
-        p: &Product,
-        workspace: &mut Bytes<Self>,
-    );
-    /// `row_starts` has its ends at segment borders too: a row of data inside a segment is a chunk's limit.
-    fn product_grad_weight(
-        &self,
-        dw: &mut F32<Self>,
-        dy: &F32<Self>,
-        x: &F32<Self>,
-        p: &Product,
-        row_starts: &[usize],
-        workspace: &mut Bytes<Self>,
-    );
-
-    // Linear layer: a product and what follows it at once. Defined by the ops it is made of; a backend may do it in one pass.
-    fn linear_workspace(&self, p: &Product, low: Option<&Thin>) -> usize {
-        self.product_workspace(p).max(low.map_or(0, |low| self.thin_workspace(low)))
-    }
-    /// `product_forward`, then `bias_forward`, then `thin_expand` of `low`: its short side, its factor, its shape.
-    fn linear_forward(
-        &self,
-        y: &mut F32<Self>,
-        x: &Self::Rows,
-        w: Matrix<Self>,
-        p: &Product,
-        bias: Option<&F32<Self>>,
-        low: Option<(&F32<Self>, &F32<Self>, &Thin)>,
-        workspace: &mut Bytes<Self>,
-    ) {
-        self.product_forward(y, x, w, p, workspace);
-        if let Some(bias) = bias {
-            self.bias_forward(y, bias);
-        }
-        if let Some((u, factor, thin)) = low {
-            self.thin_expand(y, u, factor, thin, workspace);
-        }
-    }
-    /// `product_grad_input`, then `thin_expand` of `low`.
-    fn linear_grad_input(
-        &self,
-        dx: &mut F32<Self>,
-        dy: &F32<Self>,
-        w: Matrix<Self>,
-        p: &Product,
-        low: Option<(&F32<Self>, &F32<Self>, &Thin)>,
-        workspace: &mut Bytes<Self>,
-    ) {
-        self.product_grad_input(dx, dy, w, p, workspace);
-        if let Some((u, factor, thin)) = low {
-            self.thin_expand(dx, u, factor, thin, workspace);
-        }
+impl<M: Memory> BegunDigest<M> {
+    /// The digest of what `x` holds now; nothing is waited for.
+    pub fn new<B: Device<Memory = M>>(device: &B, x: AnyBuffer<M>) -> Self
+    where
+        B: for<'a> Run<DigestSums<'a, M>>,
+    {
+        let bytes = x.bytes();
+        let mut sums = device.zeros(digest::sums_length(bytes));
+        device.run(DigestSums { sums: &mut sums, x });
+        Self { sums, bytes }
     }
 
-    // Product with 4-bit weights
-    /// Weights of one shape, one after another; each has passed its `check`. `make` is asked for one at a time, in order; a backend that
-    /// holds no numbers does not ask.
-    fn quantized_weight<Q: AsQuantized, E>(
-        &self,
-        shape: QuantizedShape,
-        make: impl FnMut(usize) -> Result<Q, E>,
-    ) -> Result<Self::QuantizedWeight, E>;
-    /// Slices the rows of `x`, each with its channels in the order of the weight that it meets.
-    fn product4_rows(&self, out: &mut Self::Rows, x: &F32<Self>, w: &Self::QuantizedWeight, p: &Product);
-    fn product4_workspace(&self, w: QuantizedShape, p: &Product) -> usize;
-    fn product4_forward(
-        &self,
-        y: &mut F32<Self>,
-        x: &Self::Rows,
-        w: &Self::QuantizedWeight,
-        p: &Product,
-        workspace: &mut Bytes<Self>,
-    );
-    fn product4_grad_input(
-        &self,
-        dx: &mut F32<Self>,
-        dy: &F32<Self>,
-        w: &Self::QuantizedWeight,
-        p: &Product,
-        workspace: &mut Bytes<Self>,
-    );
-
-    // Thin product
-    fn thin_workspace(&self, p: &Thin) -> usize;
-    fn thin_contract(
-        &self,
-        u: &mut F32<Self>,
-        x: &F32<Self>,
-        factor: &F32<Self>,
-        p: &Thin,
-        workspace: &mut Bytes<Self>,
-    );
-    fn thin_expand(&self, y: &mut F32<Self>, u: &F32<Self>, factor: &F32<Self>, p: &Thin, workspace: &mut Bytes<Self>);
-    /// `row_starts` as in `product_grad_weight`.
-    fn thin_outer(
-        &self,
-        dfactor: &mut F32<Self>,
-        u: &F32<Self>,
-        x: &F32<Self>,
-        p: &Thin,
-        row_starts: &[usize],
-        workspace: &mut Bytes<Self>,
-    );
-
-    // Bias, residual, activation
-    fn bias_forward(&self, y: &mut F32<Self>, bias: &F32<Self>);
-    fn bias_backward(&self, dbias: &mut F32<Self>, dy: &F32<Self>, row_starts: &[usize]);
-    /// `y = a + b`; the gradient of both is `dy`.
-    fn add(&self, y: &mut F32<Self>, a: &F32<Self>, b: &F32<Self>);
-    /// `x = x·factor`.
-    fn scale(&self, x: &mut F32<Self>, factor: f32);
-    fn swiglu_forward(&self, h: &mut F32<Self>, gate: &F32<Self>, up: &F32<Self>);
-    fn swiglu_backward(
-        &self,
-        dgate: &mut F32<Self>,
-        dup: &mut F32<Self>,
-        dh: &F32<Self>,
-        gate: &F32<Self>,
-        up: &F32<Self>,
-    );
-    /// `swiglu_forward` of pairs that lie side by side: `both` is `[rows, 2·width]`, gate before up.
-    fn swiglu_pairs_forward(&self, h: &mut F32<Self>, both: &F32<Self>, width: usize);
-    fn swiglu_pairs_backward(&self, dboth: &mut F32<Self>, dh: &F32<Self>, both: &F32<Self>, width: usize);
-    fn dropout(&self, y: &mut F32<Self>, x: &F32<Self>, p: &Dropout);
-    fn elementary(&self, y: &mut F32<Self>, x: &F32<Self>, function: Function);
-
-    // Norm, rotation
-    fn rms_norm_forward(
-        &self,
-        y: &mut F32<Self>,
-        inverse: &mut F32<Self>,
-        x: &F32<Self>,
-        weight: &F32<Self>,
-        p: &RmsNorm,
-    );
-    fn rms_norm_backward(
-        &self,
-        dx: &mut F32<Self>,
-        dweight: Option<&mut F32<Self>>,
-        dy: &F32<Self>,
-        x: &F32<Self>,
-        inverse: &F32<Self>,
-        weight: &F32<Self>,
-        p: &RmsNorm,
-        row_starts: &[usize],
-    );
-    fn rope_forward(&self, x: &mut F32<Self>, cos: &F32<Self>, sin: &F32<Self>, positions: &U32<Self>, p: &Rope);
-    fn rope_backward(&self, dx: &mut F32<Self>, cos: &F32<Self>, sin: &F32<Self>, positions: &U32<Self>, p: &Rope);
-
-    // Around attention and the gated delta rule
-    /// Copies or adds columns; elements of `y` outside of them stay.
-    fn columns(&self, y: &mut F32<Self>, x: &F32<Self>, p: &Columns);
-    fn gate_forward(&self, y: &mut F32<Self>, x: &F32<Self>, g: &F32<Self>, p: &Gate);
-    fn gate_backward(
-        &self,
-        dx: &mut F32<Self>,
-        dg: &mut F32<Self>,
-        dy: &F32<Self>,
-        x: &F32<Self>,
-        g: &F32<Self>,
-        p: &Gate,
-    );
-    /// `history` holds `kernel − 1` inputs before each document, for decoding.
-    fn conv1d_forward(
-        &self,
-        y: &mut F32<Self>,
-        x: &F32<Self>,
-        weight: &F32<Self>,
-        history: Option<&F32<Self>>,
-        p: &Conv1d,
-    );
-    fn conv1d_backward(
-        &self,
-        dx: &mut F32<Self>,
-        dweight: Option<&mut F32<Self>>,
-        dy: &F32<Self>,
-        x: &F32<Self>,
-        weight: &F32<Self>,
-        p: &Conv1d,
-        row_starts: &[usize],
-    );
-    fn l2_norm_forward(&self, y: &mut F32<Self>, inverse: &mut F32<Self>, x: &F32<Self>, p: &L2Norm);
-    fn l2_norm_backward(&self, dx: &mut F32<Self>, dy: &F32<Self>, x: &F32<Self>, inverse: &F32<Self>, p: &L2Norm);
-    fn decay_forward(
-        &self,
-        g: &mut F32<Self>,
-        beta: &mut F32<Self>,
-        ab: (&F32<Self>, &F32<Self>),
-        a_log: &F32<Self>,
-        dt_bias: &F32<Self>,
-        p: &Decay,
-    );
-    /// `grads` are `da` and `db`, `parameters` the accumulating gradients of `a_log` and `dt_bias`, `d` is `dg` and `dbeta`.
-    fn decay_backward(
-        &self,
-        grads: (&mut F32<Self>, &mut F32<Self>),
-        parameters: Option<(&mut F32<Self>, &mut F32<Self>)>,
-        d: (&F32<Self>, &F32<Self>),
-        ab: (&F32<Self>, &F32<Self>),
-        a_log: &F32<Self>,
-        dt_bias: &F32<Self>,
-        p: &Decay,
-        row_starts: &[usize],
-    );
-    fn gated_norm_forward(
-        &self,
-        y: &mut F32<Self>,
-        inverse: &mut F32<Self>,
-        h: &F32<Self>,
-        z: &F32<Self>,
-        weight: &F32<Self>,
-        p: &GatedNorm,
-    );
-    /// `row_starts` count heads, as `p.tokens` does.
-    fn gated_norm_backward(
-        &self,
-        dh: &mut F32<Self>,
-        dz: &mut F32<Self>,
-        dweight: Option<&mut F32<Self>>,
-        dy: &F32<Self>,
-        hz: (&F32<Self>, &F32<Self>),
-        inverse: &F32<Self>,
-        weight: &F32<Self>,
-        p: &GatedNorm,
-        row_starts: &[usize],
-    );
-
-    // Attention
-    fn attention_workspace(&self, p: &Attention) -> usize;
-    fn attention_forward(
-        &self,
-        o: &mut F32<Self>,
-        lse: &mut F32<Self>,
-        q: &F32<Self>,
-        k: &F32<Self>,
-        v: &F32<Self>,
-        p: &Attention,
-        workspace: &mut Bytes<Self>,
-    );
-    fn attention_backward(
-        &self,
-        grads: (&mut F32<Self>, &mut F32<Self>, &mut F32<Self>),
-        d_o: &F32<Self>,
-        qkv: (&F32<Self>, &F32<Self>, &F32<Self>),
-        o: &F32<Self>,
-        lse: &F32<Self>,
-        p: &Attention,
-        workspace: &mut Bytes<Self>,
-    );
-
-    // Gated delta rule
-    fn delta_rule_workspace(&self, p: &DeltaRule) -> usize;
-    /// States are `[documents, value_heads, key_width, value_width]`; without an initial one every document starts from zero.
-    fn delta_rule_forward(
-        &self,
-        o: &mut F32<Self>,
-        final_state: Option<&mut F32<Self>>,
-        q: &F32<Self>,
-        k: &F32<Self>,
-        v: &F32<Self>,
-        g: &F32<Self>,
-        beta: &F32<Self>,
-        initial_state: Option<&F32<Self>>,
-        p: &DeltaRule,
-        workspace: &mut Bytes<Self>,
-    );
-    /// Inputs and gradients are those of `q, k, v, g, beta`. Every document starts from zero; the states are computed again.
-    fn delta_rule_backward(
-        &self,
-        grads: [&mut F32<Self>; 5],
-        d_o: &F32<Self>,
-        inputs: [&F32<Self>; 5],
-        p: &DeltaRule,
-        workspace: &mut Bytes<Self>,
-    );
-
-    // Embedding, head and loss
-    fn embedding_forward(&self, y: &mut F32<Self>, table: StoredMatrix<Self>, ids: &U32<Self>, width: usize);
-    fn embedding_workspace(&self, tokens: usize) -> usize;
-    fn embedding_backward(
-        &self,
-        dtable: &mut F32<Self>,
-        dy: &F32<Self>,
-        ids: &U32<Self>,
-        width: usize,
-        workspace: &mut Bytes<Self>,
-    );
-    fn head_loss_workspace(&self, p: &HeadLoss) -> usize;
-    fn head_loss_forward(
-        &self,
-        loss: &mut F32<Self>,
-        lse: &mut F32<Self>,
-        best: &mut U32<Self>,
-        h: &Self::Rows,
-        head: Matrix<Self>,
-        labels: &I32<Self>,
-        p: &HeadLoss,
-        workspace: &mut Bytes<Self>,
-    );
-    fn head_loss_backward(
-        &self,
-        dh: &mut F32<Self>,
-        dhead: Option<&mut F32<Self>>,
-        h: (&Self::Rows, &F32<Self>),
-        head: Matrix<Self>,
-        labels: &I32<Self>,
-        lse: &F32<Self>,
-        weight: &F32<Self>,
-        p: &HeadLoss,
-        workspace: &mut Bytes<Self>,
-    );
-    fn head_loss_step_workspace(&self, p: &HeadLoss) -> usize {
-        self.head_loss_workspace(p)
-    }
-    /// `head_loss_forward`, then `head_loss_backward` without a gradient of the head. A backend may do them in one pass.
-    fn head_loss_step(
-        &self,
-        (loss, lse, best): (&mut F32<Self>, &mut F32<Self>, &mut U32<Self>),
-        dh: &mut F32<Self>,
-        h: (&Self::Rows, &F32<Self>),
-        head: Matrix<Self>,
-        labels: &I32<Self>,
-        weight: &F32<Self>,
-        p: &HeadLoss,
-        workspace: &mut Bytes<Self>,
-    ) {
-        self.head_loss_forward(loss, lse, best, h.0, head, labels, p, workspace);
-        self.head_loss_backward(dh, None, h, head, labels, lse, weight, p, workspace);
-    }
-
-    // Mixture of experts
-    fn router_choose(&self, choices: &mut U32<Self>, logits: &F32<Self>, bias: Option<&F32<Self>>, p: &Router);
-    fn router_weights(&self, weights: &mut F32<Self>, logits: &F32<Self>, choices: &U32<Self>, p: &Router);
-    fn router_backward(
-        &self,
-        dlogits: &mut F32<Self>,
-        dweights: &F32<Self>,
-        logits: &F32<Self>,
-        choices: &U32<Self>,
-        p: &Router,
-    );
-    fn balance_workspace(&self, row_starts: &[usize], experts: usize) -> usize;
-    fn balance_forward(
-        &self,
-        sums: &mut F32<Self>,
-        logits: &F32<Self>,
-        row_starts: &[usize],
-        experts: usize,
-        workspace: &mut Bytes<Self>,
-    );
-    /// Adds to `dlogits`.
-    fn balance_backward(
-        &self,
-        dlogits: &mut F32<Self>,
-        share: &F32<Self>,
-        logits: &F32<Self>,
-        row_starts: &[usize],
-        experts: usize,
-    );
-    /// `y[i] = x[index[i]]`, whole rows: an embedding's forward pass over any matrix. Backward is `combine_forward` without weights.
-    fn gather_rows(&self, y: &mut F32<Self>, x: &F32<Self>, index: &U32<Self>, width: usize) {
-        self.embedding_forward(y, StoredMatrix::F32(x), index, width);
-    }
-    fn combine_forward(
-        &self,
-        y: &mut F32<Self>,
-        rows: &F32<Self>,
-        weights: Option<&F32<Self>>,
-        places: &U32<Self>,
-        p: &Combine,
-    );
-    fn combine_backward(
-        &self,
-        drows: &mut F32<Self>,
-        dweights: &mut F32<Self>,
-        dy: &F32<Self>,
-        rows: &F32<Self>,
-        weights: &F32<Self>,
-        places: &U32<Self>,
-        p: &Combine,
-    );
-
-    // Optimizer
-    fn adamw(
-        &self,
-        parameter: &mut F32<Self>,
-        m: &mut F32<Self>,
-        v: &mut F32<Self>,
-        gradient: &F32<Self>,
-        c: &Coefficients,
-    );
-    /// `Σ x²`, fixed blocks of 4,096 elements summed level by level.
-    fn sum_squares(&self, x: &F32<Self>) -> Result<f32, DeviceFailure>;
-    /// `sum_squares` of several tensors; a device is waited for once.
-    fn sums_of_squares(&self, tensors: &[&F32<Self>]) -> Result<Vec<f32>, DeviceFailure> {
-        tensors.iter().map(|x| self.sum_squares(x)).collect()
-    }
-
-    // Casts and digests
-    fn to_bf16(&self, y: &mut Self::Buffer<bf16>, x: &F32<Self>);
-    fn to_f16(&self, y: &mut Self::Buffer<f16>, x: &F32<Self>);
-    fn to_f32(&self, y: &mut F32<Self>, x: StoredMatrix<Self>);
-    fn digest<T: Element>(&self, x: &Self::Buffer<T>) -> Result<Digest, DeviceFailure>;
-    /// The digest of what `x` holds now, without waiting for it where a device computes it.
-    fn begin_digest(&self, x: &F32<Self>) -> Result<BegunDigest<Self>, DeviceFailure> {
-        self.digest(x).map(BegunDigest::Ready)
-    }
-    fn finish_digest(&self, begun: &BegunDigest<Self>) -> Result<Digest, DeviceFailure> {
-        let (sums, bytes) = match begun {
-            BegunDigest::Ready(digest) => return Ok(*digest),
-            BegunDigest::Sums { sums, bytes } => (self.download(sums)?, *bytes),
-        };
-        let number = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-        let pairs = sums.as_chunks::<4>().0.iter().map(|&[a, b, c, d]| [number(a, b), number(c, d)]);
-        Ok(digest::finish(pairs.fold([0; 2], digest::combine), bytes))
+    /// Waits for it.
+    pub fn finish<B: Device<Memory = M>>(&self, device: &B) -> Result<Digest, DeviceFailure> {
+        Ok(digest::finish(&device.download(&self.sums)?, self.bytes))
     }
 }

@@ -1,6 +1,7 @@
 //! Host memory for tensors: zeroed, aligned to a cache line, never grown. Large buffers are mappings of their own, in huge
 //! pages where the system has them: a product walks rows that are many pages apart.
 
+use crate::backend::Length;
 use half::{bf16, f16};
 use isobit_numerics::cast;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -148,6 +149,12 @@ impl<T: Element> Drop for Buffer<T> {
             // SAFETY: allocated in `zeros` with the same layout.
             unsafe { dealloc(self.pointer.as_ptr().cast(), layout) }
         }
+    }
+}
+
+impl<T: Element> Length for Buffer<T> {
+    fn len(&self) -> usize {
+        self.length
     }
 }
 

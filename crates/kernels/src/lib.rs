@@ -14,8 +14,9 @@ pub mod observe;
 pub mod op;
 pub mod plan;
 pub mod reference;
+pub mod tensor;
 
-pub use backend::{Backend, DeviceFailure, Matrix, StoredMatrix};
+pub use backend::{Backend, Device, DeviceFailure, Matrix, Memory, StoredMatrix};
 pub use buffer::{Buffer, Element};
 pub use cpu::{Cpu, CpuError, Path};
 pub use gpu::Gpu;

@@ -7,7 +7,7 @@
 
 use crate::ModelError;
 use crate::adapter::{LoraConfig, Targets};
-use isobit_kernels::op::thin::RANK_MAX;
+use isobit_kernels::op::low_rank::RANK_MAX;
 use isobit_proof::name::{harmless, quoted};
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};

@@ -4,8 +4,8 @@
 use crate::config::{LayerConfig, Mixer};
 use crate::model::Model;
 use isobit_autograd::{Layout, Memory, Parameters, Tape, TapeError, Variable};
-use isobit_kernels::backend::F32;
 use isobit_kernels::op::Span;
+use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, DeviceFailure};
 use isobit_numerics::philox::{Key, Purpose, word};
 use isobit_numerics::slices::Profile;
@@ -85,7 +85,7 @@ pub struct Session<'a, B: Backend> {
 impl<'a, B: Backend> Session<'a, B> {
     pub fn new(backend: &'a B, model: &'a Model<B>, parameters: &'a Parameters<B>, profile: Profile) -> Self {
         let cache = model.config.layers.iter().map(|layer| RefCell::new(LayerCache::of(layer))).collect();
-        Self { backend, model, parameters, profile, memory: Memory::new(backend), cache, length: 0 }
+        Self { backend, model, parameters, profile, memory: Memory::new(), cache, length: 0 }
     }
 
     /// Tokens so far.

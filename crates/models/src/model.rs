@@ -8,7 +8,7 @@ use isobit_autograd::{
     HeadOutput, Matrix, Norm, Parameter, ParameterId, Rotation, Table, Tape, TapeError, Targets, Variable,
 };
 use isobit_kernels::Backend;
-use isobit_kernels::backend::{F32, U32};
+use isobit_kernels::tensor::{F32, U32};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 

@@ -2,6 +2,7 @@
 
 use crate::ModelError;
 use crate::adapter::{LoraConfig, Targets};
+
 pub use crate::adapter_config::{base_name, parse as parse_config};
 use crate::build::Built;
 use isobit_kernels::Backend;

@@ -2,8 +2,8 @@
 
 use isobit_autograd::{Layout, Targets};
 use isobit_kernels::Backend;
-use isobit_kernels::backend::U32;
 use isobit_kernels::op::{IGNORED, Span};
+use isobit_kernels::tensor::U32;
 use isobit_numerics::philox::{Key, Purpose};
 
 /// One row of training: tokens, which of them are targets, and where its documents start.

@@ -7,7 +7,7 @@
 use crate::batch::TokenRow;
 use crate::prepare::RunError;
 use crate::step::{StepSettings, Trainer};
-use isobit_kernels::plan::{Counting, Holder, Holdings, Kind, Layout, Work};
+use isobit_kernels::plan::{Counting, Holder, Holdings, Kind, MemoryLayout, Work};
 use isobit_models::build::Settings;
 use isobit_models::{Config, Source, build};
 use std::collections::BTreeMap;
@@ -89,7 +89,7 @@ impl MemoryPlan {
 }
 
 /// Memory of training `model` with updates over `rows`. The source need not have numbers (`isobit_models::Shapes`).
-pub fn memory<L: Layout>(
+pub fn memory<L: MemoryLayout>(
     like: L,
     model: &Config,
     source: &dyn Source,

@@ -15,7 +15,7 @@ use crate::step::{Evaluation, StepReport, Trainer};
 use crate::tensorboard::EventFile;
 use crate::whole::{self, Shapes, Whole};
 use isobit_autograd::ParameterId;
-use isobit_kernels::backend::F32;
+use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, float_state};
 use isobit_models::build::Settings;
 use isobit_models::{FileTensor, Trained, build, peft};

@@ -6,8 +6,8 @@
 
 use crate::batch::{Batch, Place, TokenRow};
 use isobit_autograd::{Balance, Gradients, Memory, Parameters, Policy, Tape, TapeError};
-use isobit_kernels::backend::F32;
-use isobit_kernels::op::IGNORED;
+use isobit_kernels::op::{AdamWUpdate, IGNORED, Scale, SumSquares};
+use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, DeviceFailure, float_state};
 use isobit_models::{Built, Model};
 use isobit_numerics::adamw::AdamW;
@@ -99,7 +99,7 @@ impl<B: Backend> Trainer<B> {
         let Built { model, parameters } = built;
         let zeros = |length: usize| [(); 2].map(|()| backend.zeros(length));
         let moments = parameters.iter().map(|(_, parameter)| zeros(parameter.length())).collect();
-        Self { memory: Memory::new(&backend), backend, model, parameters, moments }
+        Self { memory: Memory::new(), backend, model, parameters, moments }
     }
 
     /// Bytes of activations and workspace that were in use at once, at most.
@@ -163,7 +163,7 @@ impl<B: Backend> Trainer<B> {
     /// Scales the gradients to the largest norm allowed; gives the norm before that.
     fn clip(&self, gradients: &mut Gradients<B>, step: u64, max_norm: Option<f32>) -> Result<f32, StepError> {
         let tensors: Vec<&F32<B>> = self.parameters.iter().map(|(id, _)| gradients.get(id)).collect();
-        let squares = self.backend.sums_of_squares(&tensors)?;
+        let squares = self.sums_of_squares(&tensors)?;
         if let Some(tensor) = self.first_not_finite(&squares) {
             return Err(StepError::Gradient { step, tensor });
         }
@@ -175,7 +175,7 @@ impl<B: Backend> Trainer<B> {
             let ratio = max_norm / (total + 1e-6);
             let coefficient = if ratio < 1.0 { ratio } else { 1.0 };
             for (id, _) in self.parameters.iter() {
-                self.backend.scale(gradients.get_mut(id), coefficient);
+                self.backend.run(Scale { x: gradients.get_mut(id), factor: coefficient });
             }
         }
         Ok(total)
@@ -199,11 +199,24 @@ impl<B: Backend> Trainer<B> {
                 weight_decay: if parameter.decays { settings.weight_decay } else { 0.0 },
             };
             let coefficients = rule.coefficients(step);
-            self.backend.adamw(&mut parameter.value, first, second, gradients.get(id), &coefficients);
+            self.backend.run(AdamWUpdate {
+                parameter: &mut parameter.value,
+                m: first,
+                v: second,
+                gradient: gradients.get(id),
+                c: coefficients,
+            });
         }
         let values: Vec<&F32<B>> = self.parameters.iter().map(|(_, parameter)| &parameter.value).collect();
-        let squares = self.backend.sums_of_squares(&values)?;
+        let squares = self.sums_of_squares(&values)?;
         self.first_not_finite(&squares).map_or(Ok(()), |tensor| Err(StepError::Parameter { step, tensor }))
+    }
+
+    /// One number per tensor; the device is waited for once.
+    fn sums_of_squares(&self, tensors: &[&F32<B>]) -> Result<Vec<f32>, StepError> {
+        let mut sums = self.backend.zeros(tensors.len());
+        self.backend.run(SumSquares { sums: &mut sums, tensors });
+        Ok(self.backend.download(&sums)?)
     }
 
     /// The name of the first parameter whose number is not finite.

@@ -6,7 +6,7 @@ mod common;
 use common::laws::fixture;
 use common::rows_of;
 use isobit_autograd::{Deferral, Gradients, Policy, Tape};
-use isobit_kernels::{Backend, Cpu, Path as CpuPath};
+use isobit_kernels::{Cpu, Device, Path as CpuPath};
 use isobit_models::{Built, LoraConfig, Trained};
 use isobit_numerics::slices::Profile;
 use isobit_training::batch::{Batch, Place, TokenRow};

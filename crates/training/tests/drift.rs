@@ -7,8 +7,10 @@ mod common;
 
 use common::{EXPERTS, HIDDEN, Ties, config, rows};
 use isobit_autograd::{Finding, Gradients, Policy, Tape, TapeError};
+use isobit_kernels::cpu::CpuMemory;
 use isobit_kernels::observe::{Call, Observed, Observer};
-use isobit_kernels::{Backend, Buffer, Cpu, Path as CpuPath};
+use isobit_kernels::op::Output;
+use isobit_kernels::{Buffer, Cpu, Device, Path as CpuPath};
 use isobit_models::build::Settings;
 use isobit_models::{Built, Config, LoraConfig, Trained, build};
 use isobit_numerics::slices::Profile;
@@ -29,12 +31,30 @@ struct Drift {
 const ASIDE: [usize; 3] = [1; 3];
 
 impl Observer<Cpu> for Drift {
-    fn before(&self, _: &Cpu, _: Call) {}
+    fn before(&self, _: &Cpu, _: Call, _: &mut Buffer<u8>) {}
 
-    fn after(&self, _: &Cpu, call: Call, result: Option<&mut Buffer<f32>>) {
+    /// What is kept aside counts as a call of its own.
+    fn after(&self, _: &Cpu, call: Call, outputs: Vec<Output<'_, CpuMemory>>) {
         if !self.on.get() {
             return;
         }
+        let (mut first, mut aside) = (None, None);
+        for output in outputs {
+            match output {
+                Output::F32(result) if first.is_none() => first = Some(result),
+                Output::Kept(result) => aside = Some(result),
+                _ => {}
+            }
+        }
+        self.drift(call, first);
+        if let Some(result) = aside {
+            self.drift(Call { size: ASIDE, ..call }, Some(result));
+        }
+    }
+}
+
+impl Drift {
+    fn drift(&self, call: Call, result: Option<&mut Buffer<f32>>) {
         let mut calls = self.calls.borrow_mut();
         calls.push((call, result.is_some()));
         let Some(from) = self.from.get() else { return };
@@ -46,11 +66,6 @@ impl Observer<Cpu> for Drift {
                 *value = f32::from_bits(value.to_bits() + 1);
             }
         }
-    }
-
-    /// Counts as a call of its own.
-    fn aside(&self, cpu: &Cpu, call: Call, result: &mut Buffer<f32>) {
-        self.after(cpu, Call { size: ASIDE, ..call }, Some(result));
     }
 }
 

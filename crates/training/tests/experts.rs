@@ -7,7 +7,7 @@ use common::laws::{self, Run, cpu, step_settings};
 use common::{Ties, VOCABULARY, config};
 use isobit_autograd::{Gradients, Layout, Policy, Tape};
 use isobit_kernels::op::Span;
-use isobit_kernels::{Backend, Path as CpuPath};
+use isobit_kernels::{Device, Path as CpuPath};
 use isobit_models::build::Settings;
 use isobit_models::{Config, LoraConfig, Session, Source, Trained, Weights, build};
 use isobit_numerics::philox::{Key, Purpose};

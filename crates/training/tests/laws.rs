@@ -5,7 +5,7 @@ mod common;
 use common::laws::{self, Run, cpu, fixture};
 use isobit_autograd::{Layout, Tape};
 use isobit_kernels::op::Span;
-use isobit_kernels::{Backend, Cpu, Path as CpuPath};
+use isobit_kernels::{Cpu, Device, Path as CpuPath};
 use isobit_models::build::Built;
 use isobit_models::{LoraConfig, Session, Trained};
 use isobit_numerics::philox::{Key, Purpose};

@@ -9,7 +9,7 @@
 #![expect(clippy::float_arithmetic, reason = "comparison with another framework")]
 
 use isobit_autograd::{Gradients, Parameter, ParameterId, Policy, Tape};
-use isobit_kernels::{Backend, Cpu, Path as CpuPath};
+use isobit_kernels::{Cpu, Device, Path as CpuPath};
 use isobit_models::build::Settings;
 use isobit_models::{Config, LoraConfig, Trained, Weights, build, peft};
 use isobit_numerics::slices::Profile;

@@ -4,8 +4,8 @@ use crate::arena::Lease;
 use crate::op::Node;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
-use isobit_kernels::backend::F32;
-use isobit_kernels::op::{Attention, Span};
+use isobit_kernels::op::{Attention, AttentionBackward, AttentionForward, Span};
+use isobit_kernels::tensor::F32;
 use isobit_numerics::slices::Profile;
 use std::rc::Rc;
 
@@ -64,8 +64,7 @@ impl<B: Backend> Tape<'_, B> {
         let p = shape.over(&self.layout.spans, self.profile);
         let [mut o, mut lse] = [shape.heads * shape.value_width, shape.heads].map(|width| self.take(tokens * width));
         {
-            let mut workspace = self.arena.workspace(self.backend, self.backend.attention_workspace(&p));
-            self.backend.attention_forward(&mut o, &mut lse, q, k, v, &p, &mut workspace);
+            self.backend.run(AttentionForward { o: &mut *o, lse: &mut *lse, q, k, v, p });
         }
         [Rc::new(o), Rc::new(lse)]
     }
@@ -78,16 +77,18 @@ impl<B: Backend> Saved<B> {
         let [mut dq, mut dk, mut dv] = inputs.map(|x| tape.take(x.data.length()));
         let p = self.shape.over(&tape.layout.spans, tape.profile);
         {
-            let mut workspace = tape.arena.workspace(tape.backend, tape.backend.attention_workspace(&p));
-            tape.backend.attention_backward(
-                (&mut dq, &mut dk, &mut dv),
-                &gradient,
-                (&self.q.data, &self.k.data, &self.v.data),
-                &self.o,
-                &self.lse,
-                &p,
-                &mut workspace,
-            );
+            tape.backend.run(AttentionBackward {
+                dq: &mut *dq,
+                dk: &mut *dk,
+                dv: &mut *dv,
+                d_o: &**gradient,
+                q: &**self.q.data,
+                k: &**self.k.data,
+                v: &**self.v.data,
+                o: &**self.o,
+                lse: &**self.lse,
+                p,
+            });
         }
         for (variable, gradient) in inputs.into_iter().zip([dq, dk, dv]) {
             if variable.needs_gradient {

@@ -9,8 +9,9 @@ use crate::arena::Lease;
 use crate::op::router::{Grouping, Router};
 use crate::tape::Tape;
 use isobit_kernels::Backend;
-use isobit_kernels::backend::F32;
+use isobit_kernels::op::BalanceForward;
 use isobit_kernels::op::router::expert_counts;
+use isobit_kernels::tensor::F32;
 use std::rc::Rc;
 
 /// How much the balance of each row counts in the step.
@@ -65,10 +66,7 @@ impl<B: Backend> Tape<'_, B> {
             *sum += u64::from(count);
         }
         let mut sums = self.backend.zeros((row_starts.len() - 1) * experts);
-        let bytes = self.backend.balance_workspace(row_starts, experts);
-        let mut workspace = self.arena.workspace(self.backend, bytes);
-        self.backend.balance_forward(&mut sums, logits, row_starts, experts, &mut workspace);
-        drop(workspace);
+        self.backend.run(BalanceForward { sums: &mut sums, logits: &**logits, row_starts, experts });
         collected.sums.push(sums);
     }
 

@@ -6,7 +6,7 @@
 use crate::op::Node;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
-use isobit_kernels::op::{ColumnMode, Columns, Place};
+use isobit_kernels::op::{ColumnMode, Columns, CopyColumns, Place};
 use std::rc::Rc;
 
 /// Blocks of columns inside the tokens of one value: the first column, and from block to block.
@@ -92,7 +92,7 @@ impl<B: Backend> Tape<'_, B> {
             let mut y = self.take(tokens * output.width);
             for one in moves() {
                 let p = one.shape(tokens, sources[one.from.of].place(one.from), output.place(one.to));
-                self.backend.columns(&mut y, &inputs[one.from.of].data, &p);
+                self.backend.run(CopyColumns { y: &mut *y, x: &**inputs[one.from.of].data, p });
             }
             let needs_gradient = moves().any(|one| sources[one.from.of].needs_gradient);
             let y = self.variable(Rc::new(y), output.width, needs_gradient);
@@ -121,9 +121,11 @@ impl Saved {
                 let output = self.outputs[one.to.of];
                 let p = one.shape(tokens, output.place(one.to), input.place(one.from));
                 match &gradients[one.to.of] {
-                    Some(gradient) => tape.backend.columns(&mut dx, gradient, &p),
+                    Some(gradient) => tape.backend.run(CopyColumns { y: &mut *dx, x: &***gradient, p }),
                     // An output that nothing used.
-                    None => tape.backend.columns(&mut dx, &tape.backend.zeros(tokens * output.width), &p),
+                    None => {
+                        tape.backend.run(CopyColumns { y: &mut *dx, x: &tape.backend.zeros(tokens * output.width), p })
+                    }
                 }
             }
             tape.contribute(values, input.id, Rc::new(dx));

@@ -5,8 +5,8 @@ use crate::op::Node;
 use crate::parameters::{Gradients, Vector};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
-use isobit_kernels::backend::F32;
-use isobit_kernels::op::Conv1d;
+use isobit_kernels::op::{Conv1d, Conv1dBackward, Conv1dForward};
+use isobit_kernels::tensor::F32;
 use std::rc::Rc;
 
 /// A convolution with its weight, `[channels, kernel]`.
@@ -50,7 +50,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let starts = self.layout.document_starts();
         let mut y = self.take(x.data.length());
         let weight = convolution.weight.value(self.parameters);
-        self.backend.conv1d_forward(&mut y, &x.data, weight, history, &convolution.over(&starts));
+        self.backend.run(Conv1dForward { y: &mut *y, x: &**x.data, weight, history, p: convolution.over(&starts) });
         Rc::new(y)
     }
 }
@@ -63,7 +63,15 @@ impl<B: Backend> Saved<'_, B> {
         let weight = self.convolution.weight.value(tape.parameters);
         let dweight = self.convolution.weight.id().map(|id| gradients.reach(id));
         let (x, p) = (&self.x.data, self.convolution.over(&starts));
-        tape.backend.conv1d_backward(&mut dx, dweight, &gradient, x, weight, &p, &tape.layout.row_starts);
+        tape.backend.run(Conv1dBackward {
+            dx: &mut *dx,
+            dweight,
+            dy: &**gradient,
+            x: &***x,
+            weight,
+            p,
+            row_starts: &tape.layout.row_starts,
+        });
         if self.x.needs_gradient {
             tape.contribute(values, self.x.id, Rc::new(dx));
         }

@@ -5,7 +5,7 @@ use crate::op::Node;
 use crate::parameters::{Gradients, Vector};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
-use isobit_kernels::op::Decay;
+use isobit_kernels::op::{Decay, DecayBackward, DecayForward};
 use std::rc::Rc;
 
 /// What a layer's decay is made with, one number per value head each.
@@ -36,7 +36,15 @@ impl<'a, B: Backend> Tape<'a, B> {
         let shape = Decay { tokens: self.layout.tokens, heads: rates.heads };
         let [mut g, mut beta] = [(); 2].map(|()| self.take(a.data.length()));
         let [a_log, dt_bias] = [&rates.a_log, &rates.dt_bias].map(|vector| vector.value(self.parameters));
-        self.backend.decay_forward(&mut g, &mut beta, (&a.data, &b.data), a_log, dt_bias, &shape);
+        self.backend.run(DecayForward {
+            g: &mut *g,
+            beta: &mut *beta,
+            a: &**a.data,
+            b: &**b.data,
+            a_log,
+            dt_bias,
+            p: shape,
+        });
         let trained = rates.ids().iter().any(Option::is_some);
         let needs_gradient = a.needs_gradient || b.needs_gradient || trained;
         let outputs = [g, beta].map(|data| self.variable(Rc::new(data), rates.heads, needs_gradient));
@@ -59,16 +67,19 @@ impl<B: Backend> Saved<'_, B> {
             [Some(a_log), Some(dt_bias)] => Some(gradients.reach_both(a_log, dt_bias)),
             _ => None,
         };
-        tape.backend.decay_backward(
-            (&mut da, &mut db),
-            parameters,
-            (&dg, &dbeta),
-            (&self.a.data, &self.b.data),
+        tape.backend.run(DecayBackward {
+            da: &mut *da,
+            db: &mut *db,
+            dparameters: parameters,
+            dg: &**dg,
+            dbeta: &**dbeta,
+            a: &**self.a.data,
+            b: &**self.b.data,
             a_log,
             dt_bias,
-            &self.shape,
-            &tape.layout.row_starts,
-        );
+            p: self.shape,
+            row_starts: &tape.layout.row_starts,
+        });
         for (variable, gradient) in [(&self.a, da), (&self.b, db)] {
             if variable.needs_gradient {
                 tape.contribute(values, variable.id, Rc::new(gradient));

@@ -4,8 +4,8 @@ use crate::arena::Lease;
 use crate::op::Node;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
-use isobit_kernels::backend::F32;
-use isobit_kernels::op::DeltaRule;
+use isobit_kernels::op::{DeltaRule, DeltaRuleBackward, DeltaRuleForward};
+use isobit_kernels::tensor::F32;
 use std::rc::Rc;
 
 /// Heads and widths of a layer's delta rule.
@@ -85,8 +85,7 @@ impl<B: Backend> Tape<'_, B> {
         starts: &[usize],
     ) {
         let p = shape.over(starts);
-        let mut workspace = self.arena.workspace(self.backend, self.backend.delta_rule_workspace(&p));
-        self.backend.delta_rule_forward(o, after, q, k, v, g, beta, state, &p, &mut workspace);
+        self.backend.run(DeltaRuleForward { o, final_state: after, q, k, v, g, beta, initial_state: state, p });
     }
 }
 
@@ -97,10 +96,10 @@ impl<B: Backend> Saved<B> {
         let starts = tape.layout.document_starts();
         let p = self.shape.over(&starts);
         {
-            let mut workspace = tape.arena.workspace(tape.backend, tape.backend.delta_rule_workspace(&p));
-            let inputs = self.inputs.each_ref().map(|x| &**x.data);
-            let outputs = gradients.each_mut().map(|gradient| &mut **gradient);
-            tape.backend.delta_rule_backward(outputs, &gradient, inputs, &p, &mut workspace);
+            let [q, k, v, g, beta] = self.inputs.each_ref().map(|x| &**x.data);
+            let [dq, dk, dv, dg, dbeta] = gradients.each_mut().map(|gradient| &mut **gradient);
+            let d_o = &**gradient;
+            tape.backend.run(DeltaRuleBackward { dq, dk, dv, dg, dbeta, d_o, q, k, v, g, beta, p });
         }
         drop(gradient);
         for (variable, gradient) in self.inputs.iter().zip(gradients) {

@@ -4,8 +4,8 @@ use crate::arena::Lease;
 use crate::op::Node;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
-use isobit_kernels::backend::F32;
-use isobit_kernels::op::Rope;
+use isobit_kernels::op::{Add, Rope, RopeBackward, RopeForward, SwigluBackward, SwigluForward};
+use isobit_kernels::tensor::F32;
 use std::rc::Rc;
 
 /// Cosines and sines by position.
@@ -71,7 +71,13 @@ impl<'a, B: Backend> Tape<'a, B> {
         };
         let (input, width, needs_gradient) = (x.id, x.width, x.needs_gradient);
         let mut data = self.owned(x.data);
-        self.backend.rope_forward(&mut data, rotation.cos, rotation.sin, &self.layout.positions, &shape);
+        self.backend.run(RopeForward {
+            x: &mut *data,
+            cos: rotation.cos,
+            sin: rotation.sin,
+            positions: &self.layout.positions,
+            p: shape,
+        });
         let y = self.variable(Rc::new(data), width, needs_gradient);
         if needs_gradient {
             let output = y.id;
@@ -83,7 +89,7 @@ impl<'a, B: Backend> Tape<'a, B> {
     /// `silu(gate)·up`.
     pub fn swiglu(&mut self, gate: Variable<B>, up: Variable<B>) -> Variable<B> {
         let mut data = self.take(gate.data.length());
-        self.backend.swiglu_forward(&mut data, &gate.data, &up.data);
+        self.backend.run(SwigluForward { h: &mut *data, gate: &**gate.data, up: &**up.data });
         let y = self.variable(Rc::new(data), gate.width, gate.needs_gradient || up.needs_gradient);
         if y.needs_gradient {
             let (output, lengths) = (y.id, [gate.data.length(), up.data.length()]);
@@ -101,7 +107,7 @@ impl<'a, B: Backend> Tape<'a, B> {
     pub(crate) fn add_where(&mut self, a: &Variable<B>, b: &Variable<B>, wanted: bool) -> Variable<B> {
         let mut data = self.take(a.data.length());
         if wanted {
-            self.backend.add(&mut data, &a.data, &b.data);
+            self.backend.run(Add { y: &mut *data, a: &**a.data, b: &**b.data });
         }
         let y = self.variable(Rc::new(data), a.width, a.needs_gradient || b.needs_gradient);
         if y.needs_gradient {
@@ -118,7 +124,13 @@ impl<B: Backend> SavedRope<'_, B> {
         let Some(gradient) = values[self.output].take() else { return };
         let mut gradient = tape.owned(gradient);
         let (cos, sin) = (self.rotation.cos, self.rotation.sin);
-        tape.backend.rope_backward(&mut gradient, cos, sin, &tape.layout.positions, &self.shape);
+        tape.backend.run(RopeBackward {
+            dx: &mut *gradient,
+            cos,
+            sin,
+            positions: &tape.layout.positions,
+            p: self.shape,
+        });
         tape.contribute(values, self.input, Rc::new(gradient));
     }
 }
@@ -127,7 +139,13 @@ impl<B: Backend> SavedSwiglu<B> {
     pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>]) {
         let Some(gradient) = values[self.output].take() else { return };
         let [mut gate, mut up]: [Lease<B>; 2] = [(); 2].map(|()| tape.take(gradient.length()));
-        tape.backend.swiglu_backward(&mut gate, &mut up, &gradient, &self.gate.data, &self.up.data);
+        tape.backend.run(SwigluBackward {
+            dgate: &mut *gate,
+            dup: &mut *up,
+            dh: &**gradient,
+            gate: &**self.gate.data,
+            up: &**self.up.data,
+        });
         drop(gradient);
         for (variable, gradient) in [(&self.gate, gate), (&self.up, up)] {
             if variable.needs_gradient {

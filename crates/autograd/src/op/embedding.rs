@@ -3,7 +3,8 @@
 use crate::op::Node;
 use crate::parameters::{Gradients, ParameterId, Table};
 use crate::tape::{Gradient, Tape, Variable};
-use isobit_kernels::backend::U32;
+use isobit_kernels::op::{EmbeddingBackward, EmbeddingForward};
+use isobit_kernels::tensor::U32;
 use isobit_kernels::{Backend, StoredMatrix};
 use std::rc::Rc;
 
@@ -22,7 +23,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             Table::Frozen(frozen) => (frozen.stored(), None),
             Table::Trained(id) | Table::Tied(id) => (StoredMatrix::F32(&self.parameters.get(*id).value), Some(*id)),
         };
-        self.backend.embedding_forward(&mut y, stored, ids, width);
+        self.backend.run(EmbeddingForward { y: &mut *y, table: stored, ids, width });
         let y = self.variable(Rc::new(y), width, trained.is_some());
         if let Some(id) = trained {
             let (tied, output) = (matches!(table, Table::Tied(_)), y.id);
@@ -35,14 +36,12 @@ impl<'a, B: Backend> Tape<'a, B> {
 impl<B: Backend> Saved<'_, B> {
     pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
         let Some(gradient) = values[self.output].take() else { return };
-        let bytes = tape.backend.embedding_workspace(tape.layout.tokens);
-        let mut workspace = tape.arena.workspace(tape.backend, bytes);
         let length = tape.parameters.get(self.table).length();
         let table = if self.tied {
             gradients.reach_tied(tape.backend, self.table, length)
         } else {
             gradients.reach(self.table)
         };
-        tape.backend.embedding_backward(table, &gradient, self.ids, self.width, &mut workspace);
+        tape.backend.run(EmbeddingBackward { dtable: table, dy: &**gradient, ids: self.ids, width: self.width });
     }
 }

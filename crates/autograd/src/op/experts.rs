@@ -9,9 +9,13 @@ use crate::op::quantized::takes_plain_rows;
 use crate::op::router::{Grouping, Routes};
 use crate::parameters::{Gradients, Matrix, ParameterId};
 use crate::tape::{Gradient, Tape, Variable};
-use isobit_kernels::backend::F32;
-use isobit_kernels::op::{self, ColumnMode, Columns, Combine, Place, Product, SliceShape, Thin};
-use isobit_kernels::{Backend, Matrix as Operand};
+use isobit_kernels::op::{
+    self, ColumnMode, Columns, Combine, CombineBackward, CombineForward, CopyColumns, EmbeddingForward, LowRank,
+    LowRankContract, LowRankExpand, Place, Product, ProductForward, ProductGradInput, ProductGradWeight, SliceShape,
+    SwigluPairsBackward, SwigluPairsForward,
+};
+use isobit_kernels::tensor::F32;
+use isobit_kernels::{Backend, Matrix as Operand, StoredMatrix};
 use std::rc::Rc;
 
 /// One matrix `[outputs, inputs]` per expert, and an adapter on it.
@@ -49,10 +53,10 @@ impl<B: Backend> ExpertMatrix<B> {
         self.adapter.is_some() || matches!(self.weight, Matrix::Trained(_))
     }
 
-    fn factors<'s>(&self, adapter: &ExpertAdapter, segments: &'s [usize]) -> [Thin<'s>; 2] {
+    fn factors<'s>(&self, adapter: &ExpertAdapter, segments: &'s [usize]) -> [LowRank<'s>; 2] {
         let (rank, alpha) = (adapter.rank, adapter.scale);
-        let a = Thin { segments, rank, width: self.inputs, layout: op::Layout::RankMajor, alpha };
-        [a, Thin { width: self.outputs, layout: op::Layout::WidthMajor, ..a }]
+        let a = LowRank { segments, rank, width: self.inputs, layout: op::FactorLayout::RankMajor, alpha };
+        [a, LowRank { width: self.outputs, layout: op::FactorLayout::WidthMajor, ..a }]
     }
 }
 
@@ -97,7 +101,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let (both, low) = self.grouped_product(&rows, matrix, &grouping, true);
         drop(rows);
         let mut data = self.take(both.length() / 2);
-        self.backend.swiglu_pairs_forward(&mut data, &both, width);
+        self.backend.run(SwigluPairsForward { h: &mut *data, both: &*both, width });
         let y = self.variable(Rc::new(data), width, x.needs_gradient || matrix.needs_input());
         if y.needs_gradient {
             let saved = SavedUp {
@@ -135,7 +139,13 @@ impl<'a, B: Backend> Tape<'a, B> {
         let mut y = self.take(self.layout.tokens * matrix.outputs);
         if wanted {
             let p = self.combine(routes.slots(), matrix.outputs);
-            self.backend.combine_forward(&mut y, &rows, Some(&weights.data), &grouping.places, &p);
+            self.backend.run(CombineForward {
+                y: &mut *y,
+                rows: &**rows,
+                weights: Some(&**weights.data),
+                places: &grouping.places,
+                p,
+            });
         }
         let needs_gradient = active.needs_gradient || keeps_rows || matrix.needs_input();
         let y = self.variable(Rc::new(y), matrix.outputs, needs_gradient);
@@ -158,7 +168,8 @@ impl<'a, B: Backend> Tape<'a, B> {
     /// A copy of a token's row for each of its experts.
     fn gathered(&self, x: &Lease<B>, grouping: &Grouping<B>, width: usize) -> Lease<B> {
         let mut rows = self.take(grouping.grouped.tokens.len() * width);
-        self.backend.gather_rows(&mut rows, x, &grouping.tokens, width);
+        let (table, ids) = (StoredMatrix::F32(&**x), &grouping.tokens);
+        self.backend.run(EmbeddingForward { y: &mut *rows, table, ids, width });
         rows
     }
 
@@ -180,19 +191,16 @@ impl<'a, B: Backend> Tape<'a, B> {
             let sliced = self.slice_in(self.profile, count, x, matrix.inputs);
             let p = self.expert_product(segments, matrix);
             self.with_experts(matrix, |operand| {
-                let mut workspace = self.arena.workspace(self.backend, self.backend.product_workspace(&p));
-                self.backend.product_forward(&mut y, &sliced, operand, &p, &mut workspace);
+                self.backend.run(ProductForward { y: &mut *y, x: &*sliced, w: operand, p });
             });
         }
         let low = matrix.adapter.as_ref().map(|adapter| {
             let [a, b] = matrix.factors(adapter, segments);
             let mut low = self.take(count * adapter.rank);
-            let bytes = self.backend.thin_workspace(&a).max(self.backend.thin_workspace(&b));
-            let mut workspace = self.arena.workspace(self.backend, bytes);
             let [factor_a, factor_b] = [adapter.a, adapter.b].map(|id| &self.parameters.get(id).value);
-            self.backend.thin_contract(&mut low, x, factor_a, &a, &mut workspace);
+            self.backend.run(LowRankContract { u: &mut *low, x: &**x, factor: factor_a, p: a });
             if wanted {
-                self.backend.thin_expand(&mut y, &low, factor_b, &b, &mut workspace);
+                self.backend.run(LowRankExpand { y: &mut *y, u: &*low, factor: factor_b, p: b });
             }
             Rc::new(low)
         });
@@ -203,7 +211,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         Product { segments, n: matrix.outputs, k: matrix.inputs, profile: self.profile, accumulate: false }
     }
 
-    fn with_experts<R>(&self, matrix: &ExpertMatrix<B>, use_it: impl FnOnce(Operand<B>) -> R) -> R {
+    fn with_experts<R>(&self, matrix: &ExpertMatrix<B>, use_it: impl FnOnce(Operand<B::Memory>) -> R) -> R {
         let shape = SliceShape { rows: matrix.outputs, width: matrix.inputs, profile: self.profile };
         matrix.weight.with_slices(self.backend, self.parameters, matrix.experts, shape, use_it)
     }
@@ -229,9 +237,14 @@ impl<B: Backend> MatrixGradient<'_, B> {
         let segments = &grouping.grouped.segments;
         let p = tape.expert_product(segments, matrix);
         if let Matrix::Trained(id) = matrix.weight {
-            let mut workspace = tape.arena.workspace(tape.backend, tape.backend.product_workspace(&p));
             let x = input.expect("the input of trained experts is saved");
-            tape.backend.product_grad_weight(gradients.reach(id), dy, x, &p, &grouping.row_starts, &mut workspace);
+            tape.backend.run(ProductGradWeight {
+                dw: gradients.reach(id),
+                dy: &**dy,
+                x: &**x,
+                p,
+                row_starts: &grouping.row_starts,
+            });
         }
         let grad_low = matrix.adapter.as_ref().map(|adapter| self.adapter(tape, adapter, input, gradients));
         if !wanted {
@@ -242,15 +255,13 @@ impl<B: Backend> MatrixGradient<'_, B> {
             tape.quantized_grad_input(&mut dx, dy, parts, segments, false);
         } else {
             tape.with_experts(matrix, |operand| {
-                let mut workspace = tape.arena.workspace(tape.backend, tape.backend.product_workspace(&p));
-                tape.backend.product_grad_input(&mut dx, dy, operand, &p, &mut workspace);
+                tape.backend.run(ProductGradInput { dx: &mut *dx, dy: &**dy, w: operand, p });
             });
         }
         if let Some((adapter, grad_low)) = matrix.adapter.as_ref().zip(grad_low) {
             let [a, _] = matrix.factors(adapter, segments);
-            let mut workspace = tape.arena.workspace(tape.backend, tape.backend.thin_workspace(&a));
             let factor = &tape.parameters.get(adapter.a).value;
-            tape.backend.thin_expand(&mut dx, &grad_low, factor, &a, &mut workspace);
+            tape.backend.run(LowRankExpand { y: &mut *dx, u: &*grad_low, factor, p: a });
         }
         Some(dx)
     }
@@ -267,9 +278,8 @@ impl<B: Backend> MatrixGradient<'_, B> {
         let [a, b] = self.matrix.factors(adapter, segments);
         let mut grad_low = tape.take(b.tokens() * adapter.rank);
         {
-            let mut workspace = tape.arena.workspace(tape.backend, tape.backend.thin_workspace(&b));
             let factor = &tape.parameters.get(adapter.b).value;
-            tape.backend.thin_contract(&mut grad_low, self.dy, factor, &b, &mut workspace);
+            tape.backend.run(LowRankContract { u: &mut *grad_low, x: &**self.dy, factor, p: b });
         }
         let low = self.low.expect("an adapter saves its low-rank value");
         let x = input.expect("an adapter's input is saved");
@@ -291,7 +301,7 @@ impl<B: Backend> MatrixGradient<'_, B> {
         for offset in [half, rows * rank] {
             let to = Place { row: 2 * rows * rank, offset, stride: rank };
             let p = Columns { tokens: experts, groups: rows, width: half, from, to, mode: ColumnMode::Overwrite };
-            tape.backend.columns(db, &zeros, &p);
+            tape.backend.run(CopyColumns { y: db, x: &zeros, p });
         }
     }
 }
@@ -301,7 +311,12 @@ impl<B: Backend> SavedUp<'_, B> {
         let Some(gradient) = values[self.output].take() else { return };
         let matrix = &self.experts.gate_up;
         let mut dy = tape.take(self.both.length());
-        tape.backend.swiglu_pairs_backward(&mut dy, &gradient, &self.both, matrix.outputs / 2);
+        tape.backend.run(SwigluPairsBackward {
+            dboth: &mut *dy,
+            dh: &**gradient,
+            both: &**self.both,
+            width: matrix.outputs / 2,
+        });
         drop(gradient);
         let rows = self.x.as_ref().map(|x| tape.gathered(x, &self.grouping, matrix.inputs));
         let part = MatrixGradient { matrix, grouping: &self.grouping, dy: &dy, low: self.low.as_ref() };
@@ -311,7 +326,13 @@ impl<B: Backend> SavedUp<'_, B> {
         let before = values[self.input].take().map(|before| tape.owned(before));
         let p = Combine { accumulate: before.is_some(), ..tape.combine(self.slots, matrix.inputs) };
         let mut dx = before.unwrap_or_else(|| tape.take(self.length));
-        tape.backend.combine_forward(&mut dx, &drows, None, &self.grouping.places, &p);
+        tape.backend.run(CombineForward {
+            y: &mut *dx,
+            rows: &*drows,
+            weights: None,
+            places: &self.grouping.places,
+            p,
+        });
         values[self.input] = Some(Rc::new(dx));
     }
 
@@ -330,7 +351,15 @@ impl<B: Backend> SavedDown<'_, B> {
         // Nobody asks for the gradient of the weights where the rows were not kept: any rows do.
         let rows = self.rows.unwrap_or_else(|| Rc::new(tape.take(p.rows() * matrix.outputs)));
         let places = &self.grouping.places;
-        tape.backend.combine_backward(&mut drows, &mut dweights, &dy, &rows, &self.weights.data, places, &p);
+        tape.backend.run(CombineBackward {
+            drows: &mut *drows,
+            dweights: &mut *dweights,
+            dy: &**dy,
+            rows: &**rows,
+            weights: &**self.weights.data,
+            places,
+            p,
+        });
         drop(rows);
         drop(dy);
         let part = MatrixGradient { matrix, grouping: &self.grouping, dy: &drows, low: self.low.as_ref() };

@@ -4,7 +4,7 @@ use crate::arena::Lease;
 use crate::op::Node;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
-use isobit_kernels::op::Gate;
+use isobit_kernels::op::{Gate, GateBackward, GateForward};
 use std::rc::Rc;
 
 pub(crate) struct Saved<B: Backend> {
@@ -20,7 +20,7 @@ impl<B: Backend> Tape<'_, B> {
         assert_eq!(gate.width, x.width, "a gate per element");
         let shape = Gate { tokens: self.layout.tokens, width: x.width, per_token: false };
         let mut data = self.take(x.data.length());
-        self.backend.gate_forward(&mut data, &x.data, &gate.data, &shape);
+        self.backend.run(GateForward { y: &mut *data, x: &**x.data, g: &**gate.data, p: shape });
         let y = self.variable(Rc::new(data), x.width, x.needs_gradient || gate.needs_gradient);
         if y.needs_gradient {
             let (output, lengths) = (y.id, [x.data.length(), gate.data.length()]);
@@ -35,7 +35,14 @@ impl<B: Backend> Saved<B> {
         let Some(gradient) = values[self.output].take() else { return };
         let [mut dx, mut dgate] = [&self.x, &self.gate].map(|x| tape.take(x.data.length()));
         let (x, gate) = (&self.x.data, &self.gate.data);
-        tape.backend.gate_backward(&mut dx, &mut dgate, &gradient, x, gate, &self.shape);
+        tape.backend.run(GateBackward {
+            dx: &mut *dx,
+            dg: &mut *dgate,
+            dy: &**gradient,
+            x: &***x,
+            g: &***gate,
+            p: self.shape,
+        });
         drop(gradient);
         for (variable, gradient) in [(&self.x, dx), (&self.gate, dgate)] {
             if variable.needs_gradient {

@@ -6,7 +6,7 @@ use crate::op::norm::Norm;
 use crate::parameters::{Gradients, Vector};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
-use isobit_kernels::op::GatedNorm;
+use isobit_kernels::op::{GatedNorm, GatedNormBackward, GatedNormForward};
 use std::rc::Rc;
 
 pub(crate) struct Saved<'a, B: Backend> {
@@ -26,7 +26,14 @@ impl<'a, B: Backend> Tape<'a, B> {
         let shape = GatedNorm { tokens: self.layout.tokens * (h.width / width), width, eps };
         let (mut y, mut inverse) = (self.take(h.data.length()), self.take(shape.tokens));
         let value = weight.value(self.parameters);
-        self.backend.gated_norm_forward(&mut y, &mut inverse, &h.data, &z.data, value, &shape);
+        self.backend.run(GatedNormForward {
+            y: &mut *y,
+            inverse: &mut *inverse,
+            h: &**h.data,
+            z: &**z.data,
+            weight: value,
+            p: shape,
+        });
         let needs_gradient = h.needs_gradient || z.needs_gradient || weight.id().is_some();
         let y = self.variable(Rc::new(y), h.width, needs_gradient);
         if needs_gradient {
@@ -47,17 +54,18 @@ impl<B: Backend> Saved<'_, B> {
         let row_starts: Vec<usize> = tape.layout.row_starts.iter().map(|start| start * heads).collect();
         let weight = self.weight.value(tape.parameters);
         let dweight = self.weight.id().map(|id| gradients.reach(id));
-        tape.backend.gated_norm_backward(
-            &mut dh,
-            &mut dz,
+        tape.backend.run(GatedNormBackward {
+            dh: &mut *dh,
+            dz: &mut *dz,
             dweight,
-            &gradient,
-            (&self.h.data, &self.z.data),
-            &self.inverse,
+            dy: &**gradient,
+            h: &**self.h.data,
+            z: &**self.z.data,
+            inverse: &**self.inverse,
             weight,
-            &self.shape,
-            &row_starts,
-        );
+            p: self.shape,
+            row_starts: &row_starts,
+        });
         drop(gradient);
         for (variable, gradient) in [(&self.h, dh), (&self.z, dz)] {
             if variable.needs_gradient {

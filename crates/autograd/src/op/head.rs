@@ -4,8 +4,10 @@ use crate::arena::{Lease, RowsLease};
 use crate::op::Node;
 use crate::parameters::{Gradients, Matrix, ParameterId};
 use crate::tape::{Gradient, Tape, Variable};
-use isobit_kernels::backend::{F32, I32, U32};
-use isobit_kernels::op::{HeadLoss, Product, SliceShape};
+use isobit_kernels::op::{
+    HeadLoss, HeadLossBackward, HeadLossForward, HeadLossStep, Product, ProductForward, SliceShape,
+};
+use isobit_kernels::tensor::{F32, I32, U32};
 use isobit_kernels::{Backend, Matrix as Operand};
 use std::rc::Rc;
 
@@ -56,18 +58,31 @@ impl<'a, B: Backend> Tape<'a, B> {
         let lengths = [h.data.length(), tokens];
         if let (Matrix::Frozen(frozen), true) = (head, self.recording && h.needs_gradient) {
             let mut dh = self.take(h.data.length());
-            let mut workspace = self.arena.workspace(self.backend, self.backend.head_loss_step_workspace(&p));
-            let results = (&mut loss, &mut *lse, &mut best);
-            let operand = Operand::Sliced(frozen);
-            let hidden = (&*rows, &**h.data);
-            self.backend.head_loss_step(results, &mut dh, hidden, operand, labels, weight, &p, &mut workspace);
-            drop(workspace);
+            self.backend.run(HeadLossStep {
+                loss: &mut loss,
+                lse: &mut *lse,
+                best: &mut best,
+                dh: &mut *dh,
+                rows: &*rows,
+                h: &**h.data,
+                head: Operand::Sliced(frozen),
+                labels,
+                weight,
+                p,
+            });
             self.record("head_loss", &lengths, || Node::Head(Saved::Frozen { h, dh }));
             return HeadOutput { loss, best };
         }
         self.with_head(head, h.width, vocabulary, |operand| {
-            let mut workspace = self.arena.workspace(self.backend, self.backend.head_loss_workspace(&p));
-            self.backend.head_loss_forward(&mut loss, &mut lse, &mut best, &rows, operand, labels, &p, &mut workspace);
+            self.backend.run(HeadLossForward {
+                loss: &mut loss,
+                lse: &mut *lse,
+                best: &mut best,
+                h: &*rows,
+                head: operand,
+                labels,
+                p,
+            });
         });
         if let Matrix::Trained(id) = head {
             let id = *id;
@@ -84,8 +99,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let p = Product { segments: &segments, n: vocabulary, k: h.width, profile: self.profile, accumulate: false };
         let mut z = self.take(self.layout.tokens * vocabulary);
         self.with_head(head, h.width, vocabulary, |operand| {
-            let mut workspace = self.arena.workspace(self.backend, self.backend.product_workspace(&p));
-            self.backend.product_forward(&mut z, &rows, operand, &p, &mut workspace);
+            self.backend.run(ProductForward { y: &mut *z, x: &*rows, w: operand, p });
         });
         self.variable(Rc::new(z), vocabulary, false)
     }
@@ -99,7 +113,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         head: &Matrix<B>,
         hidden: usize,
         vocabulary: usize,
-        use_it: impl FnOnce(Operand<B>) -> R,
+        use_it: impl FnOnce(Operand<B::Memory>) -> R,
     ) -> R {
         let shape = SliceShape { rows: vocabulary, width: hidden, profile: self.profile };
         head.with_slices(self.backend, self.parameters, 1, shape, use_it)
@@ -115,20 +129,9 @@ impl<B: Backend> Saved<'_, B> {
                 let p = tape.head_shape(h.width, vocabulary);
                 let dhead = Some(gradients.reach(id));
                 tape.with_head(head, h.width, vocabulary, |operand| {
-                    let mut workspace = tape.arena.workspace(tape.backend, tape.backend.head_loss_workspace(&p));
                     let (labels, weight) = (&targets.labels, &targets.weight);
-                    let hidden = (&*rows, &**h.data);
-                    tape.backend.head_loss_backward(
-                        &mut dh,
-                        dhead,
-                        hidden,
-                        operand,
-                        labels,
-                        &lse,
-                        weight,
-                        &p,
-                        &mut workspace,
-                    );
+                    let (dh, rows, h, lse) = (&mut *dh, &*rows, &**h.data, &*lse);
+                    tape.backend.run(HeadLossBackward { dh, dhead, rows, h, head: operand, labels, lse, weight, p });
                 });
                 (h, dh)
             }

@@ -4,7 +4,7 @@ use crate::arena::Lease;
 use crate::op::Node;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
-use isobit_kernels::op::L2Norm;
+use isobit_kernels::op::{L2Norm, L2NormBackward, L2NormForward};
 use std::rc::Rc;
 
 pub(crate) struct Saved<B: Backend> {
@@ -20,7 +20,7 @@ impl<B: Backend> Tape<'_, B> {
         let tokens = self.layout.tokens * (x.width / width);
         let shape = L2Norm { tokens, width, eps, factor };
         let (mut y, mut inverse) = (self.take(x.data.length()), self.take(tokens));
-        self.backend.l2_norm_forward(&mut y, &mut inverse, &x.data, &shape);
+        self.backend.run(L2NormForward { y: &mut *y, inverse: &mut *inverse, x: &**x.data, p: shape });
         let y = self.variable(Rc::new(y), x.width, x.needs_gradient);
         if y.needs_gradient {
             let (inverse, output, lengths) = (Rc::new(inverse), y.id, [x.data.length(), tokens]);
@@ -35,7 +35,13 @@ impl<B: Backend> Saved<B> {
     pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>]) {
         let Some(gradient) = values[self.output].take() else { return };
         let mut dx = tape.take(self.x.data.length());
-        tape.backend.l2_norm_backward(&mut dx, &gradient, &self.x.data, &self.inverse, &self.shape);
+        tape.backend.run(L2NormBackward {
+            dx: &mut *dx,
+            dy: &**gradient,
+            x: &**self.x.data,
+            inverse: &**self.inverse,
+            p: self.shape,
+        });
         tape.contribute(values, self.x.id, Rc::new(dx));
     }
 

@@ -5,9 +5,12 @@ use crate::op::Node;
 use crate::op::quantized::takes_plain_rows;
 use crate::parameters::{Gradients, Matrix, ParameterId, Vector};
 use crate::tape::{Gradient, Tape, Variable};
-use isobit_kernels::backend::F32;
-use isobit_kernels::op::{self, Product, SliceShape, Thin};
-use isobit_kernels::{Backend, Matrix as Operand};
+use isobit_kernels::op::{
+    self, Add, ApplyDropout, BiasBackward, BiasForward, LinearForward, LinearGradInput, LowRank, LowRankContract,
+    LowRankExpand, LowRankOuter, LowRankTerm, Product, ProductGradWeight, SliceShape, ToF32,
+};
+use isobit_kernels::tensor::F32;
+use isobit_kernels::{Backend, Matrix as Operand, StoredMatrix};
 use isobit_numerics::philox::dropout_threshold;
 use std::rc::Rc;
 
@@ -49,12 +52,12 @@ pub struct Adapter {
 }
 
 impl Adapter {
-    fn factor_a<'s>(&self, segments: &'s [usize], inputs: usize) -> Thin<'s> {
-        Thin { segments, rank: self.rank, width: inputs, layout: op::Layout::RankMajor, alpha: self.scale }
+    fn factor_a<'s>(&self, segments: &'s [usize], inputs: usize) -> LowRank<'s> {
+        LowRank { segments, rank: self.rank, width: inputs, layout: op::FactorLayout::RankMajor, alpha: self.scale }
     }
 
-    fn factor_b<'s>(&self, segments: &'s [usize], outputs: usize) -> Thin<'s> {
-        Thin { segments, rank: self.rank, width: outputs, layout: op::Layout::WidthMajor, alpha: self.scale }
+    fn factor_b<'s>(&self, segments: &'s [usize], outputs: usize) -> LowRank<'s> {
+        LowRank { segments, rank: self.rank, width: outputs, layout: op::FactorLayout::WidthMajor, alpha: self.scale }
     }
 }
 
@@ -166,42 +169,38 @@ impl<'a, B: Backend> Tape<'a, B> {
         let p = self.product(&segments, layer);
         let expand = layer.adapter.as_ref().map(|adapter| adapter.factor_b(&segments, layer.outputs));
         let b = layer.adapter.as_ref().map(|adapter| &self.parameters.get(adapter.b).value);
-        let low = adapter.zip(b).zip(expand.as_ref()).map(|((saved, b), expand)| (&**saved.low, b, expand));
+        let term = adapter.zip(b).zip(expand).map(|((saved, factor), p)| LowRankTerm { u: &**saved.low, factor, p });
         let bias = layer.bias.as_ref().map(|bias| bias.value(self.parameters));
         if let Matrix::Quantized(parts) = &layer.weight {
             self.quantized_forward(y, x, rows, parts, &segments);
             if let Some(bias) = bias {
-                self.backend.bias_forward(y, bias);
+                self.backend.run(BiasForward { y: &mut **y, bias });
             }
-            return self.expand(y, low);
+            return self.expand(y, term);
         }
         let rows = rows.expect("rows are sliced where a layer takes them");
         self.with_weight(layer, |operand| {
-            let bytes = self.backend.linear_workspace(&p, expand.as_ref());
-            let mut workspace = self.arena.workspace(self.backend, bytes);
-            self.backend.linear_forward(y, rows, operand, &p, bias, low, &mut workspace);
+            self.backend.run(LinearForward { y: &mut **y, x: &**rows, w: operand, p, bias, adapter: term });
         });
     }
 
-    /// Adds the adapter's part, if there is one: its short side, its factor, its shape.
-    fn expand(&self, y: &mut Lease<B>, low: Option<(&F32<B>, &F32<B>, &Thin)>) {
-        if let Some((u, factor, thin)) = low {
-            let mut workspace = self.arena.workspace(self.backend, self.backend.thin_workspace(thin));
-            self.backend.thin_expand(y, u, factor, thin, &mut workspace);
+    /// Adds the adapter's part, if there is one.
+    fn expand(&self, y: &mut F32<B>, term: Option<LowRankTerm<B::Memory>>) {
+        if let Some(LowRankTerm { u, factor, p }) = term {
+            self.backend.run(LowRankExpand { y, u, factor, p });
         }
     }
 
     /// Adds an outer product to the gradient of a factor.
-    pub(crate) fn outer(&self, dfactor: &mut F32<B>, u: &F32<B>, x: &F32<B>, p: &Thin, row_starts: &[usize]) {
-        let mut workspace = self.arena.workspace(self.backend, self.backend.thin_workspace(p));
-        self.backend.thin_outer(dfactor, u, x, p, row_starts, &mut workspace);
+    pub(crate) fn outer(&self, dfactor: &mut F32<B>, u: &F32<B>, x: &F32<B>, p: &LowRank, row_starts: &[usize]) {
+        self.backend.run(LowRankOuter { dfactor, u, x, p: *p, row_starts });
     }
 
     fn product<'s>(&self, segments: &'s [usize], layer: &Linear<B>) -> Product<'s> {
         Product { segments, n: layer.outputs, k: layer.inputs, profile: self.profile, accumulate: false }
     }
 
-    fn with_weight<R>(&self, layer: &Linear<B>, use_it: impl FnOnce(Operand<B>) -> R) -> R {
+    fn with_weight<R>(&self, layer: &Linear<B>, use_it: impl FnOnce(Operand<B::Memory>) -> R) -> R {
         let shape = SliceShape { rows: layer.outputs, width: layer.inputs, profile: self.profile };
         layer.weight.with_slices(self.backend, self.parameters, 1, shape, use_it)
     }
@@ -218,9 +217,12 @@ impl<'a, B: Backend> Tape<'a, B> {
         let mut low = self.take(tokens * adapter.rank);
         let segments = [0, tokens];
         let p = adapter.factor_a(&segments, layer.inputs);
-        let mut workspace = self.arena.workspace(self.backend, self.backend.thin_workspace(&p));
-        self.backend.thin_contract(&mut low, input, &self.parameters.get(adapter.a).value, &p, &mut workspace);
-        drop(workspace);
+        self.backend.run(LowRankContract {
+            u: &mut *low,
+            x: &***input,
+            factor: &self.parameters.get(adapter.a).value,
+            p,
+        });
         SavedAdapter { dropped, low: Rc::new(low) }
     }
 
@@ -235,7 +237,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             threshold: dropout_threshold(adapter.dropout),
             keep_scale: keep_scale(adapter.dropout),
         };
-        self.backend.dropout(y, x, &p);
+        self.backend.run(ApplyDropout { y: &mut **y, x: &**x, p });
     }
 }
 
@@ -311,14 +313,13 @@ impl<B: Backend> LayerGradients<'_, B> {
         let Self { layer, x, dy, adapter } = self;
         let (tokens, row_starts) = (tape.layout.tokens, &tape.layout.row_starts);
         if let Some(id) = layer.bias.as_ref().and_then(Vector::id) {
-            tape.backend.bias_backward(gradients.reach(id), &dy, row_starts);
+            tape.backend.run(BiasBackward { dbias: gradients.reach(id), dy: &**dy, row_starts });
         }
         if let Matrix::Trained(id) = layer.weight {
             let segments = [0, tokens];
             let p = tape.product(&segments, layer);
-            let mut workspace = tape.arena.workspace(tape.backend, tape.backend.product_workspace(&p));
             let x = x.as_ref().expect("a trained layer's input is saved");
-            tape.backend.product_grad_weight(gradients.reach(id), &dy, x, &p, row_starts, &mut workspace);
+            tape.backend.run(ProductGradWeight { dw: gradients.reach(id), dy: &**dy, x: &***x, p, row_starts });
         }
         if let Some(AdapterGradients { adapter, saved, grad_low }) = adapter {
             let segments = [0, tokens];
@@ -335,9 +336,7 @@ fn low_gradient<B: Backend>(tape: &Tape<B>, layer: &Linear<B>, adapter: &Adapter
     let segments = [0, tape.layout.tokens];
     let b = adapter.factor_b(&segments, layer.outputs);
     let mut low = tape.take(tape.layout.tokens * adapter.rank);
-    let mut workspace = tape.arena.workspace(tape.backend, tape.backend.thin_workspace(&b));
-    tape.backend.thin_contract(&mut low, dy, &tape.parameters.get(adapter.b).value, &b, &mut workspace);
-    drop(workspace);
+    tape.backend.run(LowRankContract { u: &mut *low, x: &**dy, factor: &tape.parameters.get(adapter.b).value, p: b });
     low
 }
 
@@ -353,18 +352,16 @@ fn input_gradient<B: Backend>(
     let segments = [0, tape.layout.tokens];
     let p = Product { accumulate: started, ..tape.product(&segments, layer) };
     let expand = low.map(|(adapter, _)| adapter.factor_a(&segments, layer.inputs));
-    let low = low.zip(expand.as_ref()).map(|((adapter, low), expand)| {
-        let a = &tape.parameters.get(adapter.a).value;
-        (&**low, a, expand)
+    let term = low.zip(expand).map(|((adapter, low), p)| {
+        let factor = &tape.parameters.get(adapter.a).value;
+        LowRankTerm { u: &**low, factor, p }
     });
     if let Matrix::Quantized(parts) = &layer.weight {
         tape.quantized_grad_input(dx, dy, parts, &segments, started);
-        return tape.expand(dx, low);
+        return tape.expand(dx, term);
     }
     tape.with_weight(layer, |operand| {
-        let bytes = tape.backend.linear_workspace(&p, expand.as_ref());
-        let mut workspace = tape.arena.workspace(tape.backend, bytes);
-        tape.backend.linear_grad_input(dx, dy, operand, &p, low, &mut workspace);
+        tape.backend.run(LinearGradInput { dx: &mut **dx, dy: &**dy, w: operand, p, adapter: term });
     });
 }
 
@@ -379,16 +376,12 @@ fn dropped_input_gradient<B: Backend>(
     let segments = [0, tape.layout.tokens];
     let p = adapter.factor_a(&segments, layer.inputs);
     let a = &tape.parameters.get(adapter.a).value;
-    let bytes = tape.backend.thin_workspace(&p);
     let mut part = tape.take(dx.length());
     let zeros = tape.backend.zeros(dx.length());
-    tape.backend.to_f32(&mut part, isobit_kernels::StoredMatrix::F32(&zeros));
-    {
-        let mut workspace = tape.arena.workspace(tape.backend, bytes);
-        tape.backend.thin_expand(&mut part, low, a, &p, &mut workspace);
-    }
+    tape.backend.run(ToF32 { y: &mut *part, x: StoredMatrix::F32(&zeros) });
+    tape.backend.run(LowRankExpand { y: &mut *part, u: &**low, factor: a, p });
     let (mut masked, mut sum) = (tape.take(dx.length()), tape.take(dx.length()));
     tape.drop_out(&mut masked, &part, layer.inputs, adapter);
-    tape.backend.add(&mut sum, dx, &masked);
+    tape.backend.run(Add { y: &mut *sum, a: &**dx, b: &*masked });
     sum
 }

@@ -5,7 +5,7 @@ use crate::op::Node;
 use crate::parameters::{Gradients, Vector};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
-use isobit_kernels::op::RmsNorm;
+use isobit_kernels::op::{RmsNorm, RmsNormBackward, RmsNormForward};
 use std::rc::Rc;
 
 /// A norm with its weight.
@@ -33,7 +33,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let shape = RmsNorm { tokens, width, eps, zero_centred, accumulate: false };
         let (mut y, mut inverse) = (self.take(x.data.length()), self.take(tokens));
         let value = weight.value(self.parameters);
-        self.backend.rms_norm_forward(&mut y, &mut inverse, &x.data, value, &shape);
+        self.backend.run(RmsNormForward { y: &mut *y, inverse: &mut *inverse, x: &**x.data, weight: value, p: shape });
         let needs_gradient = x.needs_gradient || weight.id().is_some();
         let y = self.variable(Rc::new(y), x.width, needs_gradient);
         if needs_gradient {
@@ -59,7 +59,16 @@ impl<B: Backend> Saved<'_, B> {
         let dweight = self.weight.id().map(|id| gradients.reach(id));
         let shape = RmsNorm { accumulate, ..self.shape };
         let x = &self.x.data;
-        tape.backend.rms_norm_backward(&mut dx, dweight, &gradient, x, &self.inverse, weight, &shape, &row_starts);
+        tape.backend.run(RmsNormBackward {
+            dx: &mut *dx,
+            dweight,
+            dy: &**gradient,
+            x: &***x,
+            inverse: &**self.inverse,
+            weight,
+            p: shape,
+            row_starts: &row_starts,
+        });
         if self.x.needs_gradient {
             values[self.x.id] = Some(Rc::new(dx));
         }

@@ -7,7 +7,9 @@ use crate::arena::{Lease, RowsLease};
 use crate::parameters::Quantized;
 use crate::tape::Tape;
 use isobit_kernels::Backend;
-use isobit_kernels::op::{ColumnMode, Columns, Place, Product, SliceShape};
+use isobit_kernels::op::{
+    ColumnMode, Columns, CopyColumns, Place, Product, Product4Forward, Product4GradInput, Product4Rows, SliceShape,
+};
 
 /// Whether a plain slicing of the input is what the weight takes, so that layers can share it.
 pub(crate) fn takes_plain_rows<B: Backend>(part: &Quantized<B>) -> bool {
@@ -51,7 +53,11 @@ impl<B: Backend> Tape<'_, B> {
                 let width = part.shape.n;
                 let mut one = self.take(count * width);
                 self.one_quantized_forward(&mut one, x, rows, part, segments);
-                self.backend.columns(y, &one, &Part { rows: count, offset, width, whole }.columns(true));
+                self.backend.run(CopyColumns {
+                    y: &mut **y,
+                    x: &*one,
+                    p: Part { rows: count, offset, width, whole }.columns(true),
+                });
                 offset += width;
             }
             return;
@@ -75,15 +81,14 @@ impl<B: Backend> Tape<'_, B> {
             own = self.ordered_rows(x, part, &p);
             &own
         };
-        let mut workspace = self.arena.workspace(self.backend, self.backend.product4_workspace(part.shape, &p));
-        self.backend.product4_forward(y, rows, &part.weight, &p, &mut workspace);
+        self.backend.run(Product4Forward { y: &mut **y, x: &**rows, w: &part.weight, p });
     }
 
     /// Slices of rows whose channels are in the order of the weight that they meet.
     fn ordered_rows(&self, x: &Lease<B>, part: &Quantized<B>, p: &Product) -> RowsLease<B> {
         let shape = SliceShape { rows: p.rows(), width: p.k, profile: p.profile };
         let mut rows = self.arena.rows(self.backend, shape);
-        self.backend.product4_rows(&mut rows, x, &part.weight, p);
+        self.backend.run(Product4Rows { rows: &mut *rows, x: &**x, w: &part.weight, p: *p });
         rows
     }
 
@@ -104,11 +109,19 @@ impl<B: Backend> Tape<'_, B> {
             let width = part.shape.n;
             let one = (width < whole).then(|| {
                 let mut one = self.take(p.rows() * width);
-                self.backend.columns(&mut one, dy, &Part { rows: p.rows(), offset, width, whole }.columns(false));
+                self.backend.run(CopyColumns {
+                    y: &mut *one,
+                    x: &**dy,
+                    p: Part { rows: p.rows(), offset, width, whole }.columns(false),
+                });
                 one
             });
-            let mut workspace = self.arena.workspace(self.backend, self.backend.product4_workspace(part.shape, &p));
-            self.backend.product4_grad_input(dx, one.as_ref().unwrap_or(dy), &part.weight, &p, &mut workspace);
+            self.backend.run(Product4GradInput {
+                dx: &mut **dx,
+                dy: &**one.as_ref().unwrap_or(dy),
+                w: &part.weight,
+                p,
+            });
             offset += width;
         }
     }

@@ -10,9 +10,12 @@ use crate::checkpoint::Contract;
 use crate::op::Node;
 use crate::parameters::{Gradients, Matrix};
 use crate::tape::{Gradient, Tape, Variable};
-use isobit_kernels::backend::{F32, U32};
 use isobit_kernels::op::router::grouped;
-use isobit_kernels::op::{Grouped, Product, Router as Shape, Scoring, SliceShape};
+use isobit_kernels::op::{
+    BalanceBackward, Grouped, Product, ProductForward, ProductGradInput, ProductGradWeight, Router as Shape,
+    RouterBackward, RouterChoose, RouterWeights, Scoring, SliceRows, SliceShape,
+};
+use isobit_kernels::tensor::{F32, U32};
 use isobit_kernels::{Backend, Matrix as Operand};
 use isobit_numerics::slices::Profile;
 use std::rc::Rc;
@@ -92,7 +95,12 @@ impl<'a, B: Backend> Tape<'a, B> {
             self.note_balance(&logits, &grouping, router);
         }
         let mut weights = self.take(shape.tokens * shape.chosen);
-        self.backend.router_weights(&mut weights, &logits, &grouping.device_choices, &shape);
+        self.backend.run(RouterWeights {
+            weights: &mut *weights,
+            logits: &**logits,
+            indices: &grouping.device_choices,
+            p: shape,
+        });
         let trained = matches!(router.weight, Matrix::Trained(_));
         let weights = self.variable(Rc::new(weights), shape.chosen, x.needs_gradient || trained);
         if weights.needs_gradient {
@@ -132,8 +140,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let segments = [0, self.layout.tokens];
         let p = router_product(router, &segments);
         self.with_router(router, |operand| {
-            let mut workspace = self.arena.workspace(self.backend, self.backend.product_workspace(&p));
-            self.backend.product_forward(&mut logits, &rows, operand, &p, &mut workspace);
+            self.backend.run(ProductForward { y: &mut *logits, x: &*rows, w: operand, p });
         });
         logits
     }
@@ -143,7 +150,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             return Ok(kept);
         }
         let mut device_choices = self.backend.zeros(shape.tokens * shape.chosen);
-        self.backend.router_choose(&mut device_choices, logits, router.bias.as_ref(), shape);
+        self.backend.run(RouterChoose { indices: &mut device_choices, logits, bias: router.bias.as_ref(), p: *shape });
         let choices = self.backend.download(&device_choices)?;
         let grouped = grouped(&choices, shape.chosen, shape.experts);
         let row_starts = grouped.row_starts(&self.layout.row_starts);
@@ -153,7 +160,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         Ok(grouping)
     }
 
-    fn with_router<R>(&self, router: &Router<B>, use_it: impl FnOnce(Operand<B>) -> R) -> R {
+    fn with_router<R>(&self, router: &Router<B>, use_it: impl FnOnce(Operand<B::Memory>) -> R) -> R {
         let shape = SliceShape { rows: router.experts, width: router.hidden, profile: ROUTER_PROFILE };
         router.weight.with_slices(self.backend, self.parameters, 1, shape, use_it)
     }
@@ -161,7 +168,7 @@ impl<'a, B: Backend> Tape<'a, B> {
     /// Rows of a matrix as slices of a profile.
     pub(crate) fn slice_in(&self, profile: Profile, count: usize, x: &Lease<B>, width: usize) -> RowsLease<B> {
         let mut rows = self.arena.rows(self.backend, SliceShape { rows: count, width, profile });
-        self.backend.slice_rows(&mut rows, x);
+        self.backend.run(SliceRows { rows: &mut *rows, x: &**x });
         rows
     }
 }
@@ -177,27 +184,36 @@ impl<B: Backend> Saved<'_, B> {
         let Self { router, logits, .. } = &self;
         let mut dlogits = tape.take(logits.length());
         let shape = router.shape(tape.layout.tokens);
-        tape.backend.router_backward(&mut dlogits, &dweights, logits, &self.grouping.device_choices, &shape);
+        tape.backend.run(RouterBackward {
+            dlogits: &mut *dlogits,
+            dweights: &**dweights,
+            logits: &***logits,
+            indices: &self.grouping.device_choices,
+            p: shape,
+        });
         if let Some(share) = tape.balance_share() {
             let row_starts = &tape.layout.row_starts;
-            tape.backend.balance_backward(&mut dlogits, share, logits, row_starts, router.experts);
+            tape.backend.run(BalanceBackward {
+                dlogits: &mut *dlogits,
+                share,
+                logits: &***logits,
+                row_starts,
+                experts: router.experts,
+            });
         }
         let segments = [0, tape.layout.tokens];
         let p = router_product(router, &segments);
-        let workspace_bytes = tape.backend.product_workspace(&p);
         if let Matrix::Trained(id) = router.weight {
-            let mut workspace = tape.arena.workspace(tape.backend, workspace_bytes);
             let x = self.x.as_ref().expect("a trained router's input is saved");
             let row_starts = &tape.layout.row_starts;
-            tape.backend.product_grad_weight(gradients.reach(id), &dlogits, x, &p, row_starts, &mut workspace);
+            tape.backend.run(ProductGradWeight { dw: gradients.reach(id), dy: &*dlogits, x: &***x, p, row_starts });
         }
         if self.needs_gradient {
             let before = values[self.input].take().map(|before| tape.owned(before));
             let p = Product { accumulate: before.is_some(), ..p };
             let mut dx = before.unwrap_or_else(|| tape.take(self.length));
             tape.with_router(router, |operand| {
-                let mut workspace = tape.arena.workspace(tape.backend, workspace_bytes);
-                tape.backend.product_grad_input(&mut dx, &dlogits, operand, &p, &mut workspace);
+                tape.backend.run(ProductGradInput { dx: &mut *dx, dy: &*dlogits, w: operand, p });
             });
             values[self.input] = Some(Rc::new(dx));
         }

@@ -11,7 +11,7 @@ use crate::op::linear::Linear;
 use crate::op::router::Routes;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
-use isobit_kernels::op::Gate;
+use isobit_kernels::op::{Gate, GateBackward, GateForward};
 use std::rc::Rc;
 
 /// A shared expert before its last product.
@@ -77,7 +77,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let shape = Gate { tokens: self.layout.tokens, width: x.width, per_token: true };
         let mut data = self.take(x.data.length());
         if wanted {
-            self.backend.gate_forward(&mut data, &x.data, &gate.data, &shape);
+            self.backend.run(GateForward { y: &mut *data, x: &**x.data, g: &**gate.data, p: shape });
         }
         let y = self.variable(Rc::new(data), x.width, x.needs_gradient || gate.needs_gradient);
         if y.needs_gradient {
@@ -92,7 +92,14 @@ impl<B: Backend> SavedGate<B> {
     pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>]) {
         let Some(gradient) = values[self.output].take() else { return };
         let [mut dx, mut dgate] = [&self.x, &self.gate].map(|variable| tape.take(variable.data.length()));
-        tape.backend.gate_backward(&mut dx, &mut dgate, &gradient, &self.x.data, &self.gate.data, &self.shape);
+        tape.backend.run(GateBackward {
+            dx: &mut *dx,
+            dg: &mut *dgate,
+            dy: &**gradient,
+            x: &**self.x.data,
+            g: &**self.gate.data,
+            p: self.shape,
+        });
         for (variable, gradient) in [(&self.x, dx), (&self.gate, dgate)] {
             if variable.needs_gradient {
                 tape.contribute(values, variable.id, Rc::new(gradient));

@@ -3,6 +3,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor};
 use isobit_kernels::Backend;
+use isobit_kernels::op::AdamWUpdate;
 use isobit_numerics::adamw::AdamW;
 
 #[derive(Debug)]
@@ -25,7 +26,13 @@ impl Case for AdamWCase {
         let second: Vec<f32> = random.f32s(self.kind, self.length).iter().map(|x| x.abs()).collect();
         let mut v = b.upload(&second);
         let gradient = b.upload(&random.f32s(self.kind, self.length));
-        b.adamw(&mut parameter, &mut m, &mut v, &gradient, &self.settings.coefficients(self.step));
+        b.run(AdamWUpdate {
+            parameter: &mut parameter,
+            m: &mut m,
+            v: &mut v,
+            gradient: &gradient,
+            c: self.settings.coefficients(self.step),
+        });
         vec![Output::download(b, "parameter", &parameter), Output::download(b, "m", &m), Output::download(b, "v", &v)]
     }
 }

@@ -1,9 +1,9 @@
 //! Attention, forward and backward: widths even and odd, grouped heads, packed documents, windows, cached decoding.
 
 use crate::data::{Kind, Random};
-use crate::{Case, Output, Visitor, downloaded, poisoned, workspace};
+use crate::{Case, Output, Visitor, downloaded, poisoned};
 use isobit_kernels::Backend;
-use isobit_kernels::op::{Attention, Span};
+use isobit_kernels::op::{Attention, AttentionBackward, AttentionForward, Span};
 use isobit_numerics::slices::Profile;
 
 /// Documents one after another, all of whose positions are queries.
@@ -78,25 +78,34 @@ impl AttentionCase {
     /// `o` and `lse`.
     pub fn forward<B: Backend>(&self, b: &B, inputs: &Inputs) -> [Vec<f32>; 2] {
         let p = self.op();
-        let mut room = workspace(b, b.attention_workspace(&p));
         let mut o = poisoned(b, self.query_rows() * self.heads * self.value_width);
         let mut lse = poisoned(b, self.query_rows() * self.heads);
         let (q, k, v) = (b.upload(&inputs.q), b.upload(&inputs.k), b.upload(&inputs.v));
-        b.attention_forward(&mut o, &mut lse, &q, &k, &v, &p, &mut room);
+        b.run(AttentionForward { o: &mut o, lse: &mut lse, q: &q, k: &k, v: &v, p });
         [downloaded(b, &o), downloaded(b, &lse)]
     }
 
     /// `dq`, `dk`, `dv`.
     pub fn backward<B: Backend>(&self, b: &B, inputs: &Inputs, o: &[f32], lse: &[f32]) -> [Vec<f32>; 3] {
         let p = self.op();
-        let mut room = workspace(b, b.attention_workspace(&p));
         let mut dq = poisoned(b, inputs.q.len());
         let mut dk = poisoned(b, inputs.k.len());
         let mut dv = poisoned(b, inputs.v.len());
         let (q, k, v) = (b.upload(&inputs.q), b.upload(&inputs.k), b.upload(&inputs.v));
         let d_o = b.upload(&inputs.d_o);
         let (o, lse) = (b.upload(o), b.upload(lse));
-        b.attention_backward((&mut dq, &mut dk, &mut dv), &d_o, (&q, &k, &v), &o, &lse, &p, &mut room);
+        b.run(AttentionBackward {
+            dq: &mut dq,
+            dk: &mut dk,
+            dv: &mut dv,
+            d_o: &d_o,
+            q: &q,
+            k: &k,
+            v: &v,
+            o: &o,
+            lse: &lse,
+            p,
+        });
         [downloaded(b, &dq), downloaded(b, &dk), downloaded(b, &dv)]
     }
 

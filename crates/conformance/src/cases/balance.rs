@@ -1,8 +1,9 @@
 //! Load balance: rows of data with empty ones, rows longer than a block, few and many experts.
 
 use crate::data::{Kind, Random};
-use crate::{Case, Output, Visitor, poisoned, workspace};
+use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
+use isobit_kernels::op::{BalanceBackward, BalanceForward};
 
 #[derive(Debug)]
 struct BalanceCase {
@@ -23,10 +24,15 @@ impl Case for BalanceCase {
         let logits = b.upload(&random.f32s(self.kind, tokens * experts));
         let share = b.upload(&random.f32s(self.kind, rows * experts));
         let mut sums = poisoned(b, rows * experts);
-        let mut room = workspace(b, b.balance_workspace(&self.row_starts, experts));
-        b.balance_forward(&mut sums, &logits, &self.row_starts, experts, &mut room);
+        b.run(BalanceForward { sums: &mut sums, logits: &logits, row_starts: &self.row_starts, experts });
         let mut dlogits = b.upload(&random.f32s(Kind::Plain, tokens * experts));
-        b.balance_backward(&mut dlogits, &share, &logits, &self.row_starts, experts);
+        b.run(BalanceBackward {
+            dlogits: &mut dlogits,
+            share: &share,
+            logits: &logits,
+            row_starts: &self.row_starts,
+            experts,
+        });
         vec![Output::download(b, "sums", &sums), Output::download(b, "dlogits", &dlogits)]
     }
 }

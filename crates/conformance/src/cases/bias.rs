@@ -3,6 +3,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor};
 use isobit_kernels::Backend;
+use isobit_kernels::op::{BiasBackward, BiasForward};
 
 #[derive(Debug)]
 struct BiasCase {
@@ -20,9 +21,13 @@ impl Case for BiasCase {
         let tokens = self.row_starts[self.row_starts.len() - 1];
         let mut random = Random::new(tokens as u64);
         let mut y = b.upload(&random.f32s(self.kind, tokens * self.width));
-        b.bias_forward(&mut y, &b.upload(&random.f32s(self.kind, self.width)));
+        b.run(BiasForward { y: &mut y, bias: &b.upload(&random.f32s(self.kind, self.width)) });
         let mut dbias = b.upload(&random.f32s(Kind::Plain, self.width));
-        b.bias_backward(&mut dbias, &b.upload(&random.f32s(self.kind, tokens * self.width)), &self.row_starts);
+        b.run(BiasBackward {
+            dbias: &mut dbias,
+            dy: &b.upload(&random.f32s(self.kind, tokens * self.width)),
+            row_starts: &self.row_starts,
+        });
         vec![Output::download(b, "y", &y), Output::download(b, "dbias", &dbias)]
     }
 }

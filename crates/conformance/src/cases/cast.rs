@@ -3,6 +3,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use half::{bf16, f16};
+use isobit_kernels::op::{ToBf16, ToF16, ToF32};
 use isobit_kernels::{Backend, StoredMatrix};
 
 #[derive(Debug)]
@@ -21,9 +22,9 @@ impl Case for NarrowCase {
         let mut to_bf16 = b.upload(&vec![bf16::NAN; length]);
         let mut to_f16 = b.upload(&vec![f16::NAN; length]);
         let mut copy = poisoned(b, length);
-        b.to_bf16(&mut to_bf16, &x);
-        b.to_f16(&mut to_f16, &x);
-        b.to_f32(&mut copy, StoredMatrix::F32(&x));
+        b.run(ToBf16 { y: &mut to_bf16, x: &x });
+        b.run(ToF16 { y: &mut to_f16, x: &x });
+        b.run(ToF32 { y: &mut copy, x: StoredMatrix::F32(&x) });
         vec![
             Output::download(b, "bf16", &to_bf16),
             Output::download(b, "f16", &to_f16),
@@ -45,8 +46,8 @@ impl Case for WidenCase {
         let from_bf16: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
         let from_f16: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
         let [mut first, mut second] = [(); 2].map(|()| poisoned(b, 1 << 16));
-        b.to_f32(&mut first, StoredMatrix::Bf16(&b.upload(&from_bf16)));
-        b.to_f32(&mut second, StoredMatrix::F16(&b.upload(&from_f16)));
+        b.run(ToF32 { y: &mut first, x: StoredMatrix::Bf16(&b.upload(&from_bf16)) });
+        b.run(ToF32 { y: &mut second, x: StoredMatrix::F16(&b.upload(&from_f16)) });
         vec![Output::download(b, "from bf16", &first), Output::download(b, "from f16", &second)]
     }
 }

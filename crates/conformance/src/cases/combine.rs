@@ -2,8 +2,8 @@
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
-use isobit_kernels::Backend;
-use isobit_kernels::op::{Combine, router};
+use isobit_kernels::op::{Combine, CombineBackward, CombineForward, EmbeddingForward, router};
+use isobit_kernels::{Backend, StoredMatrix};
 
 #[derive(Debug)]
 struct CombineCase {
@@ -29,7 +29,8 @@ impl Case for CombineCase {
         let places = b.upload(&grouped.places);
         let x = b.upload(&random.f32s(kind, tokens * width));
         let mut gathered = poisoned(b, p.rows() * width);
-        b.gather_rows(&mut gathered, &x, &b.upload(&grouped.tokens), width);
+        let (table, ids) = (StoredMatrix::F32(&x), b.upload(&grouped.tokens));
+        b.run(EmbeddingForward { y: &mut gathered, table, ids: &ids, width });
         let mut outputs = vec![Output::download(b, "gathered", &gathered)];
         let rows = b.upload(&random.f32s(kind, p.rows() * width));
         let weights = b.upload(&random.f32s(kind, p.rows()));
@@ -37,12 +38,26 @@ impl Case for CombineCase {
         for (name, weights) in [("y", Some(&weights)), ("y without weights", None)] {
             for accumulate in [false, true] {
                 let mut y = if accumulate { b.upload(&old) } else { poisoned(b, tokens * width) };
-                b.combine_forward(&mut y, &rows, weights, &places, &Combine { accumulate, ..p });
+                b.run(CombineForward {
+                    y: &mut y,
+                    rows: &rows,
+                    weights,
+                    places: &places,
+                    p: Combine { accumulate, ..p },
+                });
                 outputs.push(Output::download(b, name, &y));
             }
         }
         let (mut drows, mut dweights) = (poisoned(b, p.rows() * width), poisoned(b, p.rows()));
-        b.combine_backward(&mut drows, &mut dweights, &x, &rows, &weights, &places, &p);
+        b.run(CombineBackward {
+            drows: &mut drows,
+            dweights: &mut dweights,
+            dy: &x,
+            rows: &rows,
+            weights: &weights,
+            places: &places,
+            p,
+        });
         outputs.extend([Output::download(b, "drows", &drows), Output::download(b, "dweights", &dweights)]);
         outputs
     }

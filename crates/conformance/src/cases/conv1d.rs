@@ -4,7 +4,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
-use isobit_kernels::op::Conv1d;
+use isobit_kernels::op::{Conv1d, Conv1dBackward, Conv1dForward};
 
 #[derive(Debug)]
 struct Conv1dCase {
@@ -29,10 +29,26 @@ impl Case for Conv1dCase {
         let history = b.upload(&random.f32s(self.kind, p.history()));
         let mut dweight = b.upload(&random.f32s(Kind::Plain, p.channels * p.kernel));
         let [mut y, mut continued, mut dx, mut alone] = [(); 4].map(|()| poisoned(b, length));
-        b.conv1d_forward(&mut y, &x, &weight, None, &p);
-        b.conv1d_forward(&mut continued, &x, &weight, Some(&history), &p);
-        b.conv1d_backward(&mut dx, Some(&mut dweight), &dy, &x, &weight, &p, &self.row_starts);
-        b.conv1d_backward(&mut alone, None, &dy, &x, &weight, &p, &self.row_starts);
+        b.run(Conv1dForward { y: &mut y, x: &x, weight: &weight, history: None, p });
+        b.run(Conv1dForward { y: &mut continued, x: &x, weight: &weight, history: Some(&history), p });
+        b.run(Conv1dBackward {
+            dx: &mut dx,
+            dweight: Some(&mut dweight),
+            dy: &dy,
+            x: &x,
+            weight: &weight,
+            p,
+            row_starts: &self.row_starts,
+        });
+        b.run(Conv1dBackward {
+            dx: &mut alone,
+            dweight: None,
+            dy: &dy,
+            x: &x,
+            weight: &weight,
+            p,
+            row_starts: &self.row_starts,
+        });
         vec![
             Output::download(b, "y", &y),
             Output::download(b, "y continued", &continued),

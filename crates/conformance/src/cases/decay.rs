@@ -3,7 +3,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
-use isobit_kernels::op::Decay;
+use isobit_kernels::op::{Decay, DecayBackward, DecayForward};
 
 #[derive(Debug)]
 struct DecayCase {
@@ -28,14 +28,38 @@ impl Case for DecayCase {
         let [mut da_log, mut ddt_bias] = [(); 2].map(|()| b.upload(&random.f32s(Kind::Plain, heads)));
         let [mut g, mut beta, mut da, mut db] = [(); 4].map(|()| poisoned(b, length));
         let ab = (&a, &strength);
-        b.decay_forward(&mut g, &mut beta, ab, &a_log, &dt_bias, &p);
+        b.run(DecayForward { g: &mut g, beta: &mut beta, a: ab.0, b: ab.1, a_log: &a_log, dt_bias: &dt_bias, p });
         let mut outputs = vec![Output::download(b, "g", &g), Output::download(b, "beta", &beta)];
         let d = (&dg, &dbeta);
-        b.decay_backward((&mut da, &mut db), None, d, ab, &a_log, &dt_bias, &p, &self.row_starts);
+        b.run(DecayBackward {
+            da: &mut da,
+            db: &mut db,
+            dparameters: None,
+            dg: d.0,
+            dbeta: d.1,
+            a: ab.0,
+            b: ab.1,
+            a_log: &a_log,
+            dt_bias: &dt_bias,
+            p,
+            row_starts: &self.row_starts,
+        });
         outputs.extend([Output::download(b, "da", &da), Output::download(b, "db", &db)]);
         let [mut da, mut db] = [(); 2].map(|()| poisoned(b, length));
         let parameters = Some((&mut da_log, &mut ddt_bias));
-        b.decay_backward((&mut da, &mut db), parameters, d, ab, &a_log, &dt_bias, &p, &self.row_starts);
+        b.run(DecayBackward {
+            da: &mut da,
+            db: &mut db,
+            dparameters: parameters,
+            dg: d.0,
+            dbeta: d.1,
+            a: ab.0,
+            b: ab.1,
+            a_log: &a_log,
+            dt_bias: &dt_bias,
+            p,
+            row_starts: &self.row_starts,
+        });
         outputs.extend([Output::download(b, "da again", &da), Output::download(b, "db again", &db)]);
         outputs.extend([Output::download(b, "da_log", &da_log), Output::download(b, "ddt_bias", &ddt_bias)]);
         outputs

@@ -1,9 +1,9 @@
 //! The gated delta rule, forward and backward: lengths around a chunk, packed documents, widths even and odd, shared key heads, states.
 
 use crate::data::{Kind, Random};
-use crate::{Case, Output, Visitor, downloaded, poisoned, workspace};
+use crate::{Case, Output, Visitor, downloaded, poisoned};
 use isobit_kernels::Backend;
-use isobit_kernels::op::DeltaRule;
+use isobit_kernels::op::{DeltaRule, DeltaRuleBackward, DeltaRuleForward};
 
 #[derive(Clone, Debug)]
 pub struct DeltaRuleCase {
@@ -82,15 +82,34 @@ impl DeltaRuleCase {
     /// `o` and the final state.
     pub fn forward<B: Backend>(&self, b: &B, inputs: &Inputs) -> [Vec<f32>; 2] {
         let p = self.op();
-        let mut room = workspace(b, b.delta_rule_workspace(&p));
         let [_, values, _, states] = p.lengths();
         let (mut o, mut last) = (poisoned(b, values), poisoned(b, states));
         let [q, k, v, g, beta] =
             [&inputs.q, &inputs.k, &inputs.v, &inputs.g, &inputs.beta].map(|x| b.upload(x.as_slice()));
         let initial = inputs.initial.as_ref().map(|state| b.upload(state.as_slice()));
         let mut plain = poisoned(b, values);
-        b.delta_rule_forward(&mut o, Some(&mut last), &q, &k, &v, &g, &beta, initial.as_ref(), &p, &mut room);
-        b.delta_rule_forward(&mut plain, None, &q, &k, &v, &g, &beta, initial.as_ref(), &p, &mut room);
+        b.run(DeltaRuleForward {
+            o: &mut o,
+            final_state: Some(&mut last),
+            q: &q,
+            k: &k,
+            v: &v,
+            g: &g,
+            beta: &beta,
+            initial_state: initial.as_ref(),
+            p,
+        });
+        b.run(DeltaRuleForward {
+            o: &mut plain,
+            final_state: None,
+            q: &q,
+            k: &k,
+            v: &v,
+            g: &g,
+            beta: &beta,
+            initial_state: initial.as_ref(),
+            p,
+        });
         let [o, plain] = [&o, &plain].map(|o| downloaded(b, o));
         assert!(o.iter().zip(&plain).all(|(a, b)| a.to_bits() == b.to_bits()), "o does not depend on the final state");
         [o, downloaded(b, &last)]
@@ -99,14 +118,25 @@ impl DeltaRuleCase {
     /// `dq`, `dk`, `dv`, `dg`, `dbeta`.
     pub fn backward<B: Backend>(&self, b: &B, inputs: &Inputs) -> [Vec<f32>; 5] {
         let p = self.op();
-        let mut room = workspace(b, b.delta_rule_workspace(&p));
         let [keys, values, scalars, _] = p.lengths();
         let [q, k, v, g, beta, d_o] =
             [&inputs.q, &inputs.k, &inputs.v, &inputs.g, &inputs.beta, &inputs.d_o].map(|x| b.upload(x.as_slice()));
         let [mut dq, mut dk, mut dv, mut dg, mut dbeta] =
             [keys, keys, values, scalars, scalars].map(|length| poisoned(b, length));
-        let grads = [&mut dq, &mut dk, &mut dv, &mut dg, &mut dbeta];
-        b.delta_rule_backward(grads, &d_o, [&q, &k, &v, &g, &beta], &p, &mut room);
+        b.run(DeltaRuleBackward {
+            dq: &mut dq,
+            dk: &mut dk,
+            dv: &mut dv,
+            dg: &mut dg,
+            dbeta: &mut dbeta,
+            d_o: &d_o,
+            q: &q,
+            k: &k,
+            v: &v,
+            g: &g,
+            beta: &beta,
+            p,
+        });
         [&dq, &dk, &dv, &dg, &dbeta].map(|x| downloaded(b, x))
     }
 }

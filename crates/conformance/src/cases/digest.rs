@@ -1,9 +1,10 @@
 //! Digest: lengths around the block of 4,096 bytes, several element types, NaN payloads included.
 
 use crate::data::Random;
-use crate::{Case, Output, Visitor};
+use crate::{Case, Output, Visitor, digest};
 use half::bf16;
 use isobit_kernels::Backend;
+use isobit_kernels::op::AnyBuffer;
 
 #[derive(Debug)]
 struct DigestCase {
@@ -22,17 +23,12 @@ impl Case for DigestCase {
         let narrow: Vec<bf16> = words.iter().map(|&word| bf16::from_bits(word as u16)).collect();
         let bytes: Vec<u8> = words.iter().map(|&word| word as u8).collect();
         let digests = [
-            ("u32", b.digest(&b.upload(&words))),
-            ("f32", b.begin_digest(&b.upload(&floats)).and_then(|begun| b.finish_digest(&begun))),
-            ("bf16", b.digest(&b.upload(&narrow))),
-            ("u8", b.digest(&b.upload(&bytes))),
+            ("u32", digest(b, AnyBuffer::U32(&b.upload(&words)))),
+            ("f32", digest(b, AnyBuffer::F32(&b.upload(&floats)))),
+            ("bf16", digest(b, AnyBuffer::Bf16(&b.upload(&narrow)))),
+            ("u8", digest(b, AnyBuffer::U8(&b.upload(&bytes)))),
         ];
-        digests
-            .map(|(name, digest)| {
-                let digest = digest.unwrap_or_else(|failure| panic!("{failure}"));
-                Output { name, element: "u64", bits: digest.0.to_vec() }
-            })
-            .into()
+        digests.map(|(name, digest)| Output { name, element: "u64", bits: digest.0.to_vec() }).into()
     }
 }
 

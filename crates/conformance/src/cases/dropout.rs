@@ -3,7 +3,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
-use isobit_kernels::op::Dropout;
+use isobit_kernels::op::{ApplyDropout, Dropout};
 use isobit_numerics::philox::{Key, Purpose, dropout_threshold};
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Case for DropoutCase {
             threshold: dropout_threshold(self.probability),
             keep_scale: (1.0 / (1.0 - self.probability)) as f32,
         };
-        b.dropout(&mut y, &x, &p);
+        b.run(ApplyDropout { y: &mut y, x: &x, p });
         vec![Output::download(b, "y", &y)]
     }
 }

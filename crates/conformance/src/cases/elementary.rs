@@ -3,6 +3,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
+use isobit_kernels::op::Elementary;
 use isobit_numerics::elementary::Function;
 
 #[derive(Debug)]
@@ -19,7 +20,7 @@ impl Case for ElementaryCase {
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
         let x = b.upload(&self.arguments);
         let mut y = poisoned(b, self.arguments.len());
-        b.elementary(&mut y, &x, self.function);
+        b.run(Elementary { y: &mut y, x: &x, function: self.function });
         vec![Output::download(b, "y", &y)]
     }
 }

@@ -1,8 +1,9 @@
 //! Embedding: every storage format; gradients with many equal ids, one id for all tokens, ids at the ends of the table.
 
 use crate::data::{Kind, Random};
-use crate::{Case, Output, Visitor, poisoned, workspace};
+use crate::{Case, Output, Visitor, poisoned};
 use half::{bf16, f16};
+use isobit_kernels::op::{EmbeddingBackward, EmbeddingForward};
 use isobit_kernels::{Backend, StoredMatrix};
 use isobit_numerics::cast;
 
@@ -29,9 +30,9 @@ impl Case for EmbeddingCase {
         let ids: Vec<u32> = (0..tokens).map(|_| (random.below(self.distinct) * step) as u32).collect();
         let ids = b.upload(&ids);
         let mut outputs = Vec::new();
-        let mut gather = |name, stored: StoredMatrix<B>| {
+        let mut gather = |name, stored: StoredMatrix<B::Memory>| {
             let mut y = poisoned(b, tokens * width);
-            b.embedding_forward(&mut y, stored, &ids, width);
+            b.run(EmbeddingForward { y: &mut y, table: stored, ids: &ids, width });
             outputs.push(Output::download(b, name, &y));
         };
         gather("y f32", StoredMatrix::F32(&b.upload(&table)));
@@ -41,8 +42,7 @@ impl Case for EmbeddingCase {
         gather("y f16", StoredMatrix::F16(&b.upload(&narrow)));
         let mut dtable = b.upload(&random.f32s(Kind::Plain, self.vocabulary * width));
         let dy = b.upload(&random.f32s(self.kind, tokens * width));
-        let mut room = workspace(b, b.embedding_workspace(tokens));
-        b.embedding_backward(&mut dtable, &dy, &ids, width, &mut room);
+        b.run(EmbeddingBackward { dtable: &mut dtable, dy: &dy, ids: &ids, width });
         outputs.push(Output::download(b, "dtable", &dtable));
         outputs
     }

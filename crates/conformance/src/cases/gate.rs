@@ -3,7 +3,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
-use isobit_kernels::op::Gate;
+use isobit_kernels::op::{Gate, GateBackward, GateForward};
 
 #[derive(Debug)]
 struct GateCase {
@@ -23,8 +23,8 @@ impl Case for GateCase {
         let [x, dy] = [(); 2].map(|()| b.upload(&random.f32s(self.kind, length)));
         let g = b.upload(&random.f32s(self.kind, p.gates()));
         let ([mut y, mut dx], mut dg) = ([(); 2].map(|()| poisoned(b, length)), poisoned(b, p.gates()));
-        b.gate_forward(&mut y, &x, &g, &p);
-        b.gate_backward(&mut dx, &mut dg, &dy, &x, &g, &p);
+        b.run(GateForward { y: &mut y, x: &x, g: &g, p });
+        b.run(GateBackward { dx: &mut dx, dg: &mut dg, dy: &dy, x: &x, g: &g, p });
         vec![Output::download(b, "y", &y), Output::download(b, "dx", &dx), Output::download(b, "dg", &dg)]
     }
 }

@@ -3,7 +3,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
-use isobit_kernels::op::GatedNorm;
+use isobit_kernels::op::{GatedNorm, GatedNormBackward, GatedNormForward};
 
 #[derive(Debug)]
 struct GatedNormCase {
@@ -26,12 +26,23 @@ impl Case for GatedNormCase {
         let weight = b.upload(&random.f32s(Kind::Plain, width));
         let mut dweight = b.upload(&random.f32s(Kind::Plain, width));
         let (mut y, mut inverse) = (poisoned(b, length), poisoned(b, tokens));
-        b.gated_norm_forward(&mut y, &mut inverse, &h, &z, &weight, &p);
+        b.run(GatedNormForward { y: &mut y, inverse: &mut inverse, h: &h, z: &z, weight: &weight, p });
         let mut outputs = vec![Output::download(b, "y", &y), Output::download(b, "inverse", &inverse)];
         for with_weight in [false, true] {
             let [mut dh, mut dz] = [(); 2].map(|()| poisoned(b, length));
             let dweight = with_weight.then_some(&mut dweight);
-            b.gated_norm_backward(&mut dh, &mut dz, dweight, &dy, (&h, &z), &inverse, &weight, &p, &self.row_starts);
+            b.run(GatedNormBackward {
+                dh: &mut dh,
+                dz: &mut dz,
+                dweight,
+                dy: &dy,
+                h: &h,
+                z: &z,
+                inverse: &inverse,
+                weight: &weight,
+                p,
+                row_starts: &self.row_starts,
+            });
             outputs.extend([Output::download(b, "dh", &dh), Output::download(b, "dz", &dz)]);
         }
         outputs.push(Output::download(b, "dweight", &dweight));

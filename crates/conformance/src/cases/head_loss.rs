@@ -4,9 +4,10 @@
 //! demands equal bits.
 
 use crate::data::{Kind, Random};
-use crate::{Case, Output, Visitor, downloaded, poisoned, workspace};
+use crate::{Case, Output, Visitor, downloaded, poisoned};
 use half::{bf16, f16};
-use isobit_kernels::op::{HeadLoss, IGNORED, SliceShape};
+use isobit_kernels::op::slices::sliced_weight;
+use isobit_kernels::op::{HeadLoss, HeadLossBackward, HeadLossForward, HeadLossStep, IGNORED, SliceRows, SliceShape};
 use isobit_kernels::{Backend, Matrix, StoredMatrix};
 use isobit_numerics::slices::Profile;
 
@@ -98,23 +99,31 @@ impl HeadLossCase {
     }
 
     /// Forward and backward on `b` with the head as given.
-    pub fn results<B: Backend>(&self, b: &B, inputs: &Inputs, head: Matrix<B>) -> Results {
+    pub fn results<B: Backend>(&self, b: &B, inputs: &Inputs, head: Matrix<B::Memory>) -> Results {
         let tokens = self.tokens();
         let (row_starts, profile) = (&self.row_starts[..], self.profile);
         let p = HeadLoss { row_starts, hidden: self.hidden, vocabulary: self.vocabulary, profile };
-        let mut room = workspace(b, b.head_loss_workspace(&p));
         let h = b.upload(&inputs.h);
         let mut rows = b.rows(SliceShape { rows: tokens, width: self.hidden, profile });
-        b.slice_rows(&mut rows, &h);
+        b.run(SliceRows { rows: &mut rows, x: &h });
         let labels = b.upload(&inputs.labels);
         let (mut loss, mut lse) = (poisoned(b, tokens), poisoned(b, tokens));
         let mut best = b.upload(&vec![u32::MAX; tokens]);
-        b.head_loss_forward(&mut loss, &mut lse, &mut best, &rows, head, &labels, &p, &mut room);
+        b.run(HeadLossForward { loss: &mut loss, lse: &mut lse, best: &mut best, h: &rows, head, labels: &labels, p });
         let mut dh = poisoned(b, tokens * self.hidden);
         let mut dhead = self.with_dhead.then(|| b.upload(&inputs.dhead));
-        let mut room = workspace(b, b.head_loss_workspace(&p));
         let weight = b.upload(&inputs.weight);
-        b.head_loss_backward(&mut dh, dhead.as_mut(), (&rows, &h), head, &labels, &lse, &weight, &p, &mut room);
+        b.run(HeadLossBackward {
+            dh: &mut dh,
+            dhead: dhead.as_mut(),
+            rows: &rows,
+            h: &h,
+            head,
+            labels: &labels,
+            lse: &lse,
+            weight: &weight,
+            p,
+        });
         let results = Results {
             loss: downloaded(b, &loss),
             lse: downloaded(b, &lse),
@@ -124,9 +133,19 @@ impl HeadLossCase {
         };
         let (mut loss, mut lse, mut dh) = (poisoned(b, tokens), poisoned(b, tokens), poisoned(b, tokens * self.hidden));
         let mut best = b.upload(&vec![u32::MAX; tokens]);
-        let mut room = workspace(b, b.head_loss_step_workspace(&p));
         let step = (&mut loss, &mut lse, &mut best);
-        b.head_loss_step(step, &mut dh, (&rows, &h), head, &labels, &weight, &p, &mut room);
+        b.run(HeadLossStep {
+            loss: step.0,
+            lse: step.1,
+            best: step.2,
+            dh: &mut dh,
+            rows: &rows,
+            h: &h,
+            head,
+            labels: &labels,
+            weight: &weight,
+            p,
+        });
         let at_once = Results {
             loss: downloaded(b, &loss),
             lse: downloaded(b, &lse),
@@ -165,9 +184,9 @@ impl Case for HeadLossCase {
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
         let inputs = self.inputs();
         let shape = SliceShape { rows: self.vocabulary, width: self.hidden, profile: self.profile };
-        let both = |stored: StoredMatrix<B>| {
+        let both = |stored: StoredMatrix<B::Memory>| {
             let on_the_fly = self.results(b, &inputs, Matrix::Stored(stored)).outputs();
-            let kept = self.results(b, &inputs, Matrix::Sliced(&b.slice_weight(stored, 1, shape))).outputs();
+            let kept = self.results(b, &inputs, Matrix::Sliced(&sliced_weight(b, stored, 1, shape))).outputs();
             assert_eq!(on_the_fly, kept, "sliced on the fly equals kept slices");
             kept
         };

@@ -3,7 +3,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
-use isobit_kernels::op::L2Norm;
+use isobit_kernels::op::{L2Norm, L2NormBackward, L2NormForward};
 
 #[derive(Debug)]
 struct L2NormCase {
@@ -25,8 +25,8 @@ impl Case for L2NormCase {
         let mut random = Random::new((tokens * width) as u64);
         let [x, dy] = [(); 2].map(|()| b.upload(&random.f32s(self.kind, tokens * width)));
         let ([mut y, mut dx], mut inverse) = ([(); 2].map(|()| poisoned(b, tokens * width)), poisoned(b, tokens));
-        b.l2_norm_forward(&mut y, &mut inverse, &x, &p);
-        b.l2_norm_backward(&mut dx, &dy, &x, &inverse, &p);
+        b.run(L2NormForward { y: &mut y, inverse: &mut inverse, x: &x, p });
+        b.run(L2NormBackward { dx: &mut dx, dy: &dy, x: &x, inverse: &inverse, p });
         vec![Output::download(b, "y", &y), Output::download(b, "inverse", &inverse), Output::download(b, "dx", &dx)]
     }
 }

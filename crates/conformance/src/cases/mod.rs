@@ -1,11 +1,12 @@
 //! One file per op; each `visit` hands all cases of its op to the visitor.
 
 pub mod adamw;
+pub mod add;
 pub mod attention;
 pub mod balance;
 pub mod bias;
 pub mod cast;
-pub mod column_copy;
+pub mod columns;
 pub mod combine;
 pub mod conv1d;
 pub mod decay;
@@ -18,72 +19,59 @@ pub mod gate;
 pub mod gated_norm;
 pub mod head_loss;
 pub mod l2_norm;
+pub mod linear;
+pub mod low_rank;
 pub mod product;
 pub mod product4;
-pub mod residual;
 pub mod rms_norm;
 pub mod rope;
 pub mod router;
+pub mod scale;
 pub mod sum_squares;
 pub mod swiglu;
-pub mod thin;
 
 use crate::Visitor;
 
-/// Every case of every op.
-pub fn visit_all(visitor: &mut impl Visitor) {
-    visitor.op("product");
-    product::visit(visitor);
-    visitor.op("product4");
-    product4::visit(visitor);
-    visitor.op("thin");
-    thin::visit(visitor);
-    visitor.op("bias");
-    bias::visit(visitor);
-    visitor.op("residual");
-    residual::visit(visitor);
-    visitor.op("swiglu");
-    swiglu::visit(visitor);
-    visitor.op("rms_norm");
-    rms_norm::visit(visitor);
-    visitor.op("rope");
-    rope::visit(visitor);
-    visitor.op("column_copy");
-    column_copy::visit(visitor);
-    visitor.op("gate");
-    gate::visit(visitor);
-    visitor.op("conv1d");
-    conv1d::visit(visitor);
-    visitor.op("l2_norm");
-    l2_norm::visit(visitor);
-    visitor.op("decay");
-    decay::visit(visitor);
-    visitor.op("gated_norm");
-    gated_norm::visit(visitor);
-    visitor.op("attention");
-    attention::visit(visitor);
-    visitor.op("delta_rule");
-    delta_rule::visit(visitor);
-    visitor.op("embedding");
-    embedding::visit(visitor);
-    visitor.op("head_loss");
-    head_loss::visit(visitor);
-    visitor.op("router");
-    router::visit(visitor);
-    visitor.op("balance");
-    balance::visit(visitor);
-    visitor.op("combine");
-    combine::visit(visitor);
-    visitor.op("dropout");
-    dropout::visit(visitor);
-    visitor.op("elementary");
-    elementary::visit(visitor);
-    visitor.op("adamw");
-    adamw::visit(visitor);
-    visitor.op("sum_squares");
-    sum_squares::visit(visitor);
-    visitor.op("cast");
-    cast::visit(visitor);
-    visitor.op("digest");
-    digest::visit(visitor);
+macro_rules! ops {
+    ($($stem:ident)+) => {
+        /// Every case of every op.
+        pub fn visit_all(visitor: &mut impl Visitor) {
+            $(
+                visitor.op(stringify!($stem));
+                $stem::visit(visitor);
+            )+
+        }
+    };
+}
+
+ops! {
+    linear
+    product
+    product4
+    low_rank
+    bias
+    add
+    scale
+    swiglu
+    rms_norm
+    rope
+    columns
+    gate
+    conv1d
+    l2_norm
+    decay
+    gated_norm
+    attention
+    delta_rule
+    embedding
+    head_loss
+    router
+    balance
+    combine
+    dropout
+    elementary
+    adamw
+    sum_squares
+    cast
+    digest
 }

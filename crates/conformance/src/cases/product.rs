@@ -1,9 +1,10 @@
 //! Slice product: three forms, both profiles, every storage format, kept slices, segments with empty ones.
 
 use crate::data::{Kind, Random};
-use crate::{Case, Output, Visitor, poisoned, workspace};
+use crate::{Case, Output, Visitor, poisoned};
 use half::{bf16, f16};
-use isobit_kernels::op::{Layout, Product, SliceShape, Thin};
+use isobit_kernels::op::slices::sliced_weight;
+use isobit_kernels::op::{Product, ProductForward, ProductGradInput, ProductGradWeight, SliceRows, SliceShape};
 use isobit_kernels::{Backend, Matrix, StoredMatrix};
 use isobit_numerics::slices::Profile;
 
@@ -26,27 +27,26 @@ struct ProductCase {
 }
 
 impl ProductCase {
-    fn form<B: Backend>(&self, b: &B, w: Matrix<B>, outputs: &mut Vec<Output>) {
+    fn form<B: Backend>(&self, b: &B, w: Matrix<B::Memory>, outputs: &mut Vec<Output>) {
         let m = self.segments[self.segments.len() - 1];
         let mut random = Random::new(m as u64 + 2);
         let x = random.f32s(self.kind, m * self.k);
         let dy = random.f32s(self.kind, m * self.n);
         let old = random.f32s(Kind::Plain, m * self.k);
         let p = Product { segments: &self.segments, n: self.n, k: self.k, profile: self.profile, accumulate: false };
-        let mut room = workspace(b, b.product_workspace(&p));
         let mut rows = b.rows(SliceShape { rows: m, width: self.k, profile: self.profile });
-        b.slice_rows(&mut rows, &b.upload(&x));
+        b.run(SliceRows { rows: &mut rows, x: &b.upload(&x) });
         let mut y = poisoned(b, m * self.n);
-        b.product_forward(&mut y, &rows, w, &p, &mut room);
+        b.run(ProductForward { y: &mut y, x: &rows, w, p });
         outputs.push(Output::download(b, "y", &y));
         let mut dx = poisoned(b, m * self.k);
-        b.product_grad_input(&mut dx, &b.upload(&dy), w, &p, &mut room);
+        b.run(ProductGradInput { dx: &mut dx, dy: &b.upload(&dy), w, p });
         outputs.push(Output::download(b, "dx", &dx));
         let mut dx = b.upload(&old);
-        b.product_grad_input(&mut dx, &b.upload(&dy), w, &Product { accumulate: true, ..p }, &mut room);
+        b.run(ProductGradInput { dx: &mut dx, dy: &b.upload(&dy), w, p: Product { accumulate: true, ..p } });
         outputs.push(Output::download(b, "dx accumulated", &dx));
         let mut dw = b.upload(&random.f32s(Kind::Plain, p.weights() * self.n * self.k));
-        b.product_grad_weight(&mut dw, &b.upload(&dy), &b.upload(&x), &p, &self.row_starts, &mut room);
+        b.run(ProductGradWeight { dw: &mut dw, dy: &b.upload(&dy), x: &b.upload(&x), p, row_starts: &self.row_starts });
         outputs.push(Output::download(b, "dw", &dw));
     }
 }
@@ -61,9 +61,9 @@ impl Case for ProductCase {
         let w = Random::new(1).f32s(self.kind, count * self.n * self.k);
         let shape = SliceShape { rows: self.n, width: self.k, profile: self.profile };
         let mut outputs = Vec::new();
-        let mut both = |stored: StoredMatrix<B>| {
+        let mut both = |stored: StoredMatrix<B::Memory>| {
             self.form(b, Matrix::Stored(stored), &mut outputs);
-            self.form(b, Matrix::Sliced(&b.slice_weight(stored, count, shape)), &mut outputs);
+            self.form(b, Matrix::Sliced(&sliced_weight(b, stored, count, shape)), &mut outputs);
         };
         match self.format {
             Format::F32 => both(StoredMatrix::F32(&b.upload(&w))),
@@ -78,80 +78,7 @@ impl Case for ProductCase {
     }
 }
 
-/// A linear layer in one call: product, bias and adapter, forward and backward.
-#[derive(Debug)]
-struct LinearCase {
-    rows: usize,
-    n: usize,
-    k: usize,
-    rank: usize,
-    bias: bool,
-    profile: Profile,
-    kind: Kind,
-}
-
-impl Case for LinearCase {
-    fn name(&self) -> String {
-        format!("{self:?}")
-    }
-
-    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
-        let &Self { rows: m, n, k, rank, bias, profile, kind } = self;
-        let mut random = Random::new(3);
-        let mut numbers = |kind, length| random.f32s(kind, length);
-        let (w, x, dy) = (numbers(kind, n * k), numbers(kind, m * k), numbers(kind, m * n));
-        let (w, x, dy) = (b.upload(&w), b.upload(&x), b.upload(&dy));
-        let bias = bias.then(|| b.upload(&numbers(kind, n)));
-        let old = numbers(Kind::Plain, m * k);
-        let mut made = |kind, length| b.upload(&numbers(kind, length));
-        let (u, up, down) = (made(kind, m * rank), made(kind, n * rank), made(kind, rank * k));
-        let segments = [0, m];
-        let p = Product { segments: &segments, n, k, profile, accumulate: false };
-        let expand = Thin { segments: &segments, rank, width: n, layout: Layout::WidthMajor, alpha: 0.75 };
-        let back = Thin { width: k, layout: Layout::RankMajor, ..expand };
-        let (low, back_low) = match rank {
-            0 => (None, None),
-            _ => (Some((&u, &up, &expand)), Some((&u, &down, &back))),
-        };
-        let bytes = [&expand, &back].map(|low| b.linear_workspace(&p, Some(low).filter(|_| rank > 0)));
-        let mut room = workspace(b, bytes[0].max(bytes[1]));
-        let mut sliced = b.rows(SliceShape { rows: m, width: k, profile });
-        b.slice_rows(&mut sliced, &x);
-        let mut form = |w: Matrix<B>| {
-            let mut y = poisoned(b, m * n);
-            b.linear_forward(&mut y, &sliced, w, &p, bias.as_ref(), low, &mut room);
-            let mut dx = poisoned(b, m * k);
-            b.linear_grad_input(&mut dx, &dy, w, &p, back_low, &mut room);
-            let mut sum = b.upload(&old);
-            b.linear_grad_input(&mut sum, &dy, w, &Product { accumulate: true, ..p }, back_low, &mut room);
-            [("y", y), ("dx", dx), ("dx accumulated", sum)].map(|(name, of)| Output::download(b, name, &of)).to_vec()
-        };
-        let stored = StoredMatrix::F32(&w);
-        let outputs = form(Matrix::Stored(stored));
-        let kept = b.slice_weight(stored, 1, SliceShape { rows: n, width: k, profile });
-        assert_eq!(form(Matrix::Sliced(&kept)), outputs, "kept slices give what slices on the fly give");
-        outputs
-    }
-}
-
 pub fn visit(visitor: &mut impl Visitor) {
-    for profile in Profile::ALL {
-        for (rows, n, k, rank, bias) in [
-            (1, 1, 1, 1, true),
-            (37, 67, 513, 8, true),
-            (70, 33, 1031, 3, false),
-            (525, 96, 64, 0, true),
-            (33, 1027, 160, 64, true),
-            (16, 32, 512, 16, false),
-            // Enough rows for every thread to have some of its own.
-            (1800, 64, 72, 8, true),
-        ] {
-            visitor.case(&LinearCase { rows, n, k, rank, bias, profile, kind: Kind::Outliers });
-        }
-        for kind in Kind::ALL {
-            visitor.case(&LinearCase { rows: 13, n: 64, k: 71, rank: 4, bias: true, profile, kind });
-        }
-    }
     let dense = |m: usize, n: usize, k: usize, profile, format, kind| ProductCase {
         segments: vec![0, m],
         row_starts: vec![0, m / 3, m],

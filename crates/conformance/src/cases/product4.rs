@@ -1,10 +1,13 @@
 //! Product with 4-bit weights: both forms and profiles, group sizes, orders of channels, formats of scales, experts.
 
 use crate::data::{Kind, Random};
-use crate::{Case, Output, Visitor, poisoned, workspace};
+use crate::{Case, Output, Visitor, poisoned};
 use half::f16;
 use isobit_kernels::Backend;
-use isobit_kernels::op::{Product, Quantized, QuantizedShape, Scales, SliceShape};
+use isobit_kernels::op::{
+    Product, Product4Forward, Product4GradInput, Product4Rows, Quantized, QuantizedShape, Scales, SliceShape,
+};
+use isobit_kernels::tensor::QuantizedWeight;
 use isobit_numerics::slices::Profile;
 use std::convert::Infallible;
 
@@ -51,7 +54,7 @@ impl HostWeight {
 }
 
 /// The weights as a backend keeps them.
-pub fn packed<B: Backend>(b: &B, weights: &[Quantized]) -> B::QuantizedWeight {
+pub fn packed<B: Backend>(b: &B, weights: &[Quantized]) -> QuantizedWeight<B> {
     let made = b.quantized_weight(QuantizedShape::of(weights), |e| Ok::<_, Infallible>(weights[e]));
     made.unwrap_or_else(|never| match never {})
 }
@@ -111,17 +114,15 @@ impl Product4Case {
         let x = b.upload(&random.f32s(self.kind, m * self.k));
         let dy = b.upload(&random.f32s(self.kind, m * self.n));
         let old = random.f32s(Kind::Plain, m * self.k);
-        let shape = QuantizedShape::of(&weights);
         let w = packed(b, &weights);
         let p = Product { segments: &self.segments, n: self.n, k: self.k, profile: self.profile, accumulate: false };
-        let mut room = workspace(b, b.product4_workspace(shape, &p));
         let mut rows = b.rows(SliceShape { rows: m, width: self.k, profile: self.profile });
-        b.product4_rows(&mut rows, &x, &w, &p);
+        b.run(Product4Rows { rows: &mut rows, x: &x, w: &w, p });
         let (mut y, mut dx) = (poisoned(b, m * self.n), poisoned(b, m * self.k));
-        b.product4_forward(&mut y, &rows, &w, &p, &mut room);
-        b.product4_grad_input(&mut dx, &dy, &w, &p, &mut room);
+        b.run(Product4Forward { y: &mut y, x: &rows, w: &w, p });
+        b.run(Product4GradInput { dx: &mut dx, dy: &dy, w: &w, p });
         let mut added = b.upload(&old);
-        b.product4_grad_input(&mut added, &dy, &w, &Product { accumulate: true, ..p }, &mut room);
+        b.run(Product4GradInput { dx: &mut added, dy: &dy, w: &w, p: Product { accumulate: true, ..p } });
         vec![
             Output::download(b, "y", &y),
             Output::download(b, "dx", &dx),

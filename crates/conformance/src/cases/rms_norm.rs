@@ -3,7 +3,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
-use isobit_kernels::op::RmsNorm;
+use isobit_kernels::op::{RmsNorm, RmsNormBackward, RmsNormForward};
 
 #[derive(Debug)]
 pub struct RmsNormCase {
@@ -26,9 +26,18 @@ impl Case for RmsNormCase {
         let dy = b.upload(&random.f32s(self.kind, tokens * width));
         let weight = b.upload(&random.f32s(self.kind, width));
         let (mut y, mut inverse) = (poisoned(b, tokens * width), poisoned(b, tokens));
-        b.rms_norm_forward(&mut y, &mut inverse, &x, &weight, &p);
+        b.run(RmsNormForward { y: &mut y, inverse: &mut inverse, x: &x, weight: &weight, p });
         let mut dx = poisoned(b, tokens * width);
-        b.rms_norm_backward(&mut dx, None, &dy, &x, &inverse, &weight, &p, &self.row_starts);
+        b.run(RmsNormBackward {
+            dx: &mut dx,
+            dweight: None,
+            dy: &dy,
+            x: &x,
+            inverse: &inverse,
+            weight: &weight,
+            p,
+            row_starts: &self.row_starts,
+        });
         let mut outputs = vec![
             Output::download(b, "y", &y),
             Output::download(b, "inverse", &inverse),
@@ -37,7 +46,16 @@ impl Case for RmsNormCase {
         let mut dx = b.upload(&random.f32s(Kind::Plain, tokens * width));
         let mut dweight = b.upload(&random.f32s(Kind::Plain, width));
         let p = RmsNorm { accumulate: true, ..p };
-        b.rms_norm_backward(&mut dx, Some(&mut dweight), &dy, &x, &inverse, &weight, &p, &self.row_starts);
+        b.run(RmsNormBackward {
+            dx: &mut dx,
+            dweight: Some(&mut dweight),
+            dy: &dy,
+            x: &x,
+            inverse: &inverse,
+            weight: &weight,
+            p,
+            row_starts: &self.row_starts,
+        });
         outputs.push(Output::download(b, "dx accumulated", &dx));
         outputs.push(Output::download(b, "dweight", &dweight));
         outputs

@@ -3,7 +3,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor};
 use isobit_kernels::Backend;
-use isobit_kernels::op::Rope;
+use isobit_kernels::op::{Rope, RopeBackward, RopeForward};
 
 #[derive(Debug)]
 struct RopeCase {
@@ -32,8 +32,8 @@ impl Case for RopeCase {
         let positions: Vec<u32> = (0..p.tokens).map(|_| random.below(POSITIONS) as u32).collect();
         let positions = b.upload(&positions);
         let [mut x, mut dx] = [(); 2].map(|()| b.upload(&random.f32s(self.kind, length)));
-        b.rope_forward(&mut x, &cos, &sin, &positions, &p);
-        b.rope_backward(&mut dx, &cos, &sin, &positions, &p);
+        b.run(RopeForward { x: &mut x, cos: &cos, sin: &sin, positions: &positions, p });
+        b.run(RopeBackward { dx: &mut dx, cos: &cos, sin: &sin, positions: &positions, p });
         vec![Output::download(b, "x", &x), Output::download(b, "dx", &dx)]
     }
 }

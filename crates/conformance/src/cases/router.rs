@@ -4,7 +4,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};
 use isobit_kernels::Backend;
-use isobit_kernels::op::{Router, Scoring};
+use isobit_kernels::op::{Router, RouterBackward, RouterChoose, RouterWeights, Scoring};
 
 #[derive(Debug)]
 struct RouterCase {
@@ -45,7 +45,7 @@ impl Case for RouterCase {
         let logits = b.upload(&logits);
         let bias = self.biased.then(|| b.upload(&random.f32s(Kind::Plain, experts)));
         let mut choices = b.upload(&vec![u32::MAX; tokens * chosen]);
-        b.router_choose(&mut choices, &logits, bias.as_ref(), &p);
+        b.run(RouterChoose { indices: &mut choices, logits: &logits, bias: bias.as_ref(), p });
         let mut outputs = vec![Output::download(b, "choices", &choices)];
         if self.poison {
             return outputs;
@@ -54,10 +54,10 @@ impl Case for RouterCase {
         let dweights = b.upload(&random.f32s(self.kind, tokens * chosen));
         for choices in [choices, b.upload(&others)] {
             let mut weights = poisoned(b, tokens * chosen);
-            b.router_weights(&mut weights, &logits, &choices, &p);
+            b.run(RouterWeights { weights: &mut weights, logits: &logits, indices: &choices, p });
             outputs.push(Output::download(b, "weights", &weights));
             let mut dlogits = poisoned(b, tokens * experts);
-            b.router_backward(&mut dlogits, &dweights, &logits, &choices, &p);
+            b.run(RouterBackward { dlogits: &mut dlogits, dweights: &dweights, logits: &logits, indices: &choices, p });
             outputs.push(Output::download(b, "dlogits", &dlogits));
         }
         outputs

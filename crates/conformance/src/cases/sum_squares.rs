@@ -1,8 +1,9 @@
 //! Sum of squares: nothing, less than a lane block, blocks of 4,096 and one past, and a third level.
 
 use crate::data::{Kind, Random};
-use crate::{Case, Output, Visitor};
+use crate::{Case, Output, Visitor, downloaded, poisoned};
 use isobit_kernels::Backend;
+use isobit_kernels::op::SumSquares;
 
 #[derive(Debug)]
 struct SumSquaresCase {
@@ -20,11 +21,13 @@ impl Case for SumSquaresCase {
         let pattern = Random::new(self.length as u64).f32s(self.kind, self.length.min(10007));
         let x: Vec<f32> = pattern.iter().copied().cycle().take(self.length).collect();
         let (x, nothing) = (b.upload(&x), b.upload(&[]));
-        let alone = b.sum_squares(&x).unwrap_or_else(|failure| panic!("{failure}"));
-        let several = b.sums_of_squares(&[&x, &nothing, &x]).unwrap_or_else(|failure| panic!("{failure}"));
+        let (mut alone, mut several) = (poisoned(b, 1), poisoned(b, 3));
+        b.run(SumSquares { sums: &mut alone, tensors: &[&x] });
+        b.run(SumSquares { sums: &mut several, tensors: &[&x, &nothing, &x] });
+        let (alone, several) = (downloaded(b, &alone), downloaded(b, &several));
         let bits = [several[0], several[1], several[2]].map(f32::to_bits);
-        assert_eq!(bits, [alone.to_bits(), 0, alone.to_bits()], "one tensor and several");
-        vec![Output::new("sum", &[alone])]
+        assert_eq!(bits, [alone[0].to_bits(), 0, alone[0].to_bits()], "one tensor and several");
+        vec![Output::new("sum", &alone)]
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};
 use isobit_kernels::Backend;
+use isobit_kernels::op::{SwigluBackward, SwigluForward, SwigluPairsBackward, SwigluPairsForward};
 
 #[derive(Debug)]
 struct SwigluCase {
@@ -20,8 +21,8 @@ impl Case for SwigluCase {
         let host = [(); 3].map(|()| random.f32s(self.kind, self.length));
         let [gate, up, dh] = host.each_ref().map(|x| b.upload(x));
         let [mut h, mut dgate, mut dup] = [(); 3].map(|()| poisoned(b, self.length));
-        b.swiglu_forward(&mut h, &gate, &up);
-        b.swiglu_backward(&mut dgate, &mut dup, &dh, &gate, &up);
+        b.run(SwigluForward { h: &mut h, gate: &gate, up: &up });
+        b.run(SwigluBackward { dgate: &mut dgate, dup: &mut dup, dh: &dh, gate: &gate, up: &up });
         let outputs =
             vec![Output::download(b, "h", &h), Output::download(b, "dgate", &dgate), Output::download(b, "dup", &dup)];
         assert_eq!(self.pairs(b, &host), outputs, "pairs side by side equal gate and up apart");
@@ -38,8 +39,8 @@ impl SwigluCase {
             (0..rows).flat_map(|row| [gate, up].map(|x| &x[row * width..][..width])).flatten().copied().collect();
         let (both, dh) = (b.upload(&joined), b.upload(dh));
         let (mut h, mut dboth) = (poisoned(b, self.length), poisoned(b, 2 * self.length));
-        b.swiglu_pairs_forward(&mut h, &both, width);
-        b.swiglu_pairs_backward(&mut dboth, &dh, &both, width);
+        b.run(SwigluPairsForward { h: &mut h, both: &both, width });
+        b.run(SwigluPairsBackward { dboth: &mut dboth, dh: &dh, both: &both, width });
         let dboth = downloaded(b, &dboth);
         let half = |offset: usize| -> Vec<f32> {
             (0..rows).flat_map(|row| &dboth[(2 * row + offset) * width..][..width]).copied().collect()

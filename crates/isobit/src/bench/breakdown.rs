@@ -1,8 +1,9 @@
 //! Where the time of a training step goes: every op timed from outside, by name and, for products, by shape.
 
-use isobit_kernels::Backend;
-use isobit_kernels::backend::F32;
+use isobit_kernels::Device;
+use isobit_kernels::backend::Bytes;
 use isobit_kernels::observe::{Call, Observer};
+use isobit_kernels::op::Output;
 use serde::Serialize;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -76,16 +77,14 @@ impl Stopwatch {
     }
 }
 
-impl<B: Backend> Observer<B> for Stopwatch {
-    fn before(&self, _backend: &B, _call: Call) {
+impl<D: Device> Observer<D> for Stopwatch {
+    fn before(&self, _device: &D, _call: Call, _workspace: &mut Bytes<D::Memory>) {
         self.started.set(Some(Instant::now()));
     }
 
-    fn after(&self, backend: &B, call: Call, result: Option<&mut F32<B>>) {
+    fn after(&self, device: &D, call: Call, _outputs: Vec<Output<'_, D::Memory>>) {
         // A device works in order: what comes back was computed after everything enqueued before it.
-        if result.is_some() {
-            let _finished = backend.download(&backend.upload(&[0f32]));
-        }
+        let _finished = device.download(&device.upload(&[0f32]));
         let seconds = self.started.take().map_or(0.0, |start| start.elapsed().as_secs_f64());
         let mut times = self.times.0.borrow_mut();
         let entry = times.entry(call).or_insert((0, 0.0));

@@ -2,11 +2,17 @@
 
 use isobit_kernels::op::attention::HEAD_WIDTH_MAX;
 use isobit_kernels::op::delta_rule::CHUNK;
+use isobit_kernels::op::digest::sums_length;
+use isobit_kernels::op::low_rank::RANK_MAX;
 use isobit_kernels::op::product4::CHANNELS_PER_WORD;
-use isobit_kernels::op::thin::RANK_MAX;
+use isobit_kernels::op::slices::sliced_weight;
 use isobit_kernels::op::{
-    Attention, DeltaRule, Dropout, HeadLoss, Layout, Product, Quantized, QuantizedShape, RmsNorm, Rope, Scales,
-    SliceShape, Span, Thin,
+    AdamWUpdate, Add, AnyBuffer, ApplyDropout, Attention, AttentionBackward, AttentionForward, BiasBackward, DeltaRule,
+    DeltaRuleBackward, DeltaRuleForward, DigestSums, Dropout, EmbeddingBackward, FactorLayout, HeadLoss,
+    HeadLossBackward, HeadLossForward, LowRank, LowRankContract, LowRankExpand, LowRankOuter, Product, Product4Forward,
+    Product4GradInput, Product4Rows, ProductForward, ProductGradInput, ProductGradWeight, Quantized, QuantizedShape,
+    RmsNorm, RmsNormBackward, RmsNormForward, Rope, RopeForward, Scales, SliceRows, SliceShape, Span, SumSquares,
+    SwigluBackward, SwigluForward, ToBf16,
 };
 use isobit_kernels::{Backend, Cpu, DeviceFailure, Gpu, Matrix, StoredMatrix};
 use isobit_numerics::adamw::AdamW;
@@ -248,36 +254,38 @@ fn slice_rows<B: Backend + 'static>(b: Rc<B>, m: usize, k: usize, profile: Profi
     let x = b.upload(&noise(m * k, 1));
     let mut rows = b.rows(SliceShape { rows: m, width: k, profile });
     let bytes = (m * k * (4 + profile.slice_count())) as f64;
-    Prepared { work: Work { flops: 0.0, bytes, workspace: 0 }, run: Box::new(move || b.slice_rows(&mut rows, &x)) }
+    Prepared {
+        work: Work { flops: 0.0, bytes, workspace: 0 },
+        run: Box::new(move || b.run(SliceRows { rows: &mut rows, x: &x })),
+    }
 }
 
 fn product<B: Backend + 'static>(b: Rc<B>, op: &str, m: usize, n: usize, k: usize, profile: Profile) -> Prepared {
     let (x, dy) = (b.upload(&noise(m * k, 1)), b.upload(&noise(m * n, 2)));
     let stored: Vec<_> = noise(n * k, 3).iter().map(|x| half::bf16::from_f32(x * 0.05)).collect();
     let stored = b.upload(&stored);
-    let w = b.slice_weight(StoredMatrix::Bf16(&stored), 1, SliceShape { rows: n, width: k, profile });
+    let w = sliced_weight(&*b, StoredMatrix::Bf16(&stored), 1, SliceShape { rows: n, width: k, profile });
     let p = Product { segments: forever([0, m]), n, k, profile, accumulate: false };
-    let workspace_bytes = b.product_workspace(&p);
-    let mut workspace = b.zeros::<u8>(workspace_bytes);
+    let workspace_bytes = b.workspaces().product(&p);
     let mut rows = b.rows(SliceShape { rows: m, width: k, profile });
     let work = Work { flops: 2.0 * m as f64 * n as f64 * k as f64, bytes: 0.0, workspace: workspace_bytes };
-    b.slice_rows(&mut rows, &x);
+    b.run(SliceRows { rows: &mut rows, x: &x });
     let op = op.to_string();
     let mut y = b.zeros(m * n);
     let mut dx = b.zeros(m * k);
     let mut dw = b.zeros(if op == "product_grad_weight" { n * k } else { 0 });
     let run = move || match &op[..] {
         "product_forward" => {
-            b.slice_rows(&mut rows, &x);
-            b.product_forward(&mut y, &rows, Matrix::Sliced(&w), &p, &mut workspace);
+            b.run(SliceRows { rows: &mut rows, x: &x });
+            b.run(ProductForward { y: &mut y, x: &rows, w: Matrix::Sliced(&w), p });
         }
-        "product_forward_sliced" => b.product_forward(&mut y, &rows, Matrix::Sliced(&w), &p, &mut workspace),
+        "product_forward_sliced" => b.run(ProductForward { y: &mut y, x: &rows, w: Matrix::Sliced(&w), p }),
         "product_forward_bf16" => {
-            b.slice_rows(&mut rows, &x);
-            b.product_forward(&mut y, &rows, Matrix::Stored(StoredMatrix::Bf16(&stored)), &p, &mut workspace);
+            b.run(SliceRows { rows: &mut rows, x: &x });
+            b.run(ProductForward { y: &mut y, x: &rows, w: Matrix::Stored(StoredMatrix::Bf16(&stored)), p });
         }
-        "product_grad_input" => b.product_grad_input(&mut dx, &dy, Matrix::Sliced(&w), &p, &mut workspace),
-        _ => b.product_grad_weight(&mut dw, &dy, &x, &p, p.segments, &mut workspace),
+        "product_grad_input" => b.run(ProductGradInput { dx: &mut dx, dy: &dy, w: Matrix::Sliced(&w), p }),
+        _ => b.run(ProductGradWeight { dw: &mut dw, dy: &dy, x: &x, p, row_starts: p.segments }),
     };
     Prepared { work, run: Box::new(run) }
 }
@@ -304,18 +312,17 @@ fn product4<B: Backend + 'static>(
     let shape = QuantizedShape::of(&[weight]);
     let w = b.quantized_weight(shape, |_| Ok::<_, Infallible>(weight)).unwrap_or_else(|never| match never {});
     let p = Product { segments: forever([0, m]), n, k, profile, accumulate: false };
-    let workspace_bytes = b.product4_workspace(shape, &p);
-    let mut workspace = b.zeros::<u8>(workspace_bytes);
+    let workspace_bytes = b.workspaces().product4(shape, &p);
     let work = Work { flops: 2.0 * m as f64 * n as f64 * k as f64, bytes: 0.0, workspace: workspace_bytes };
     let mut rows = b.rows(SliceShape { rows: m, width: k, profile });
     let (mut y, mut dx) = (b.zeros(m * n), b.zeros(m * k));
     let is_forward = op == "product4_forward";
     let run = move || {
         if is_forward {
-            b.product4_rows(&mut rows, &x, &w, &p);
-            b.product4_forward(&mut y, &rows, &w, &p, &mut workspace);
+            b.run(Product4Rows { rows: &mut rows, x: &x, w: &w, p });
+            b.run(Product4Forward { y: &mut y, x: &rows, w: &w, p });
         } else {
-            b.product4_grad_input(&mut dx, &dy, &w, &p, &mut workspace);
+            b.run(Product4GradInput { dx: &mut dx, dy: &dy, w: &w, p });
         }
     };
     Prepared { work, run: Box::new(run) }
@@ -346,21 +353,31 @@ fn attention<B: Backend + 'static>(
     let (q, k, v, d_o) = (tensor(large, 1), tensor(small, 2), tensor(small, 3), tensor(large, 4));
     let (mut o, mut lse) = (b.zeros(large), b.zeros(tokens * heads));
     let (mut dq, mut dk, mut dv) = (b.zeros(large), b.zeros(small), b.zeros(small));
-    let workspace_bytes = b.attention_workspace(&p);
-    let mut workspace = b.zeros(workspace_bytes);
+    let workspace_bytes = b.workspaces().attention(&p);
     let (forward, backward) = (op != "attention_backward", op != "attention_forward");
     if !forward {
-        b.attention_forward(&mut o, &mut lse, &q, &k, &v, &p, &mut workspace);
+        b.run(AttentionForward { o: &mut o, lse: &mut lse, q: &q, k: &k, v: &v, p });
     }
     // Two products forward, five backward, over the half of the square that is visible.
     let products = 2.0 * f64::from(u8::from(forward)) + 5.0 * f64::from(u8::from(backward));
     let flops = products * (documents * length * (length + 1) * heads * width) as f64;
     let run = move || {
         if forward {
-            b.attention_forward(&mut o, &mut lse, &q, &k, &v, &p, &mut workspace);
+            b.run(AttentionForward { o: &mut o, lse: &mut lse, q: &q, k: &k, v: &v, p });
         }
         if backward {
-            b.attention_backward((&mut dq, &mut dk, &mut dv), &d_o, (&q, &k, &v), &o, &lse, &p, &mut workspace);
+            b.run(AttentionBackward {
+                dq: &mut dq,
+                dk: &mut dk,
+                dv: &mut dv,
+                d_o: &d_o,
+                q: &q,
+                k: &k,
+                v: &v,
+                o: &o,
+                lse: &lse,
+                p,
+            });
         }
     };
     Prepared { work: Work { flops, bytes: 0.0, workspace: workspace_bytes }, run: Box::new(run) }
@@ -387,17 +404,38 @@ fn delta_rule<B: Backend + 'static>(
     let mut o = b.zeros(values);
     let [mut dq, mut dk, mut dv, mut dg, mut dbeta] =
         [keys, keys, values, scalars, scalars].map(|length| b.zeros(length));
-    let workspace_bytes = b.delta_rule_workspace(&p);
-    let mut workspace = b.zeros(workspace_bytes);
+    let workspace_bytes = b.workspaces().delta_rule(&p);
     // Per token and head: products with the state (3 forward, 7 backward), triangles of a chunk (4 and 10).
     let (states, triangles) = if backward { (10.0, 14.0) } else { (3.0, 4.0) };
     let per_token = states * (width * width) as f64 + triangles * (width * CHUNK / 2) as f64;
     let flops = 2.0 * (tokens * value_heads) as f64 * per_token;
     let run = move || {
-        b.delta_rule_forward(&mut o, None, &q, &k, &v, &g, &beta, None, &p, &mut workspace);
+        b.run(DeltaRuleForward {
+            o: &mut o,
+            final_state: None,
+            q: &q,
+            k: &k,
+            v: &v,
+            g: &g,
+            beta: &beta,
+            initial_state: None,
+            p,
+        });
         if backward {
-            let grads = [&mut dq, &mut dk, &mut dv, &mut dg, &mut dbeta];
-            b.delta_rule_backward(grads, &d_o, [&q, &k, &v, &g, &beta], &p, &mut workspace);
+            b.run(DeltaRuleBackward {
+                dq: &mut dq,
+                dk: &mut dk,
+                dv: &mut dv,
+                dg: &mut dg,
+                dbeta: &mut dbeta,
+                d_o: &d_o,
+                q: &q,
+                k: &k,
+                v: &v,
+                g: &g,
+                beta: &beta,
+                p,
+            });
         }
     };
     Prepared { work: Work { flops, bytes: 0.0, workspace: workspace_bytes }, run: Box::new(run) }
@@ -415,7 +453,7 @@ fn head_loss<B: Backend + 'static>(
     let head = {
         let stored: Vec<_> = noise(vocabulary * hidden, 3).iter().map(|x| half::bf16::from_f32(x * 0.05)).collect();
         let shape = SliceShape { rows: vocabulary, width: hidden, profile };
-        b.slice_weight(StoredMatrix::Bf16(&b.upload(&stored)), 1, shape)
+        sliced_weight(&*b, StoredMatrix::Bf16(&b.upload(&stored)), 1, shape)
     };
     let h = b.upload(&noise(tokens * hidden, 1));
     let mut rows = b.rows(SliceShape { rows: tokens, width: hidden, profile });
@@ -423,33 +461,49 @@ fn head_loss<B: Backend + 'static>(
     let weight = b.upload(&vec![1.0 / tokens as f32; tokens]);
     let (mut loss, mut lse, mut best) = (b.zeros(tokens), b.zeros(tokens), b.zeros(tokens));
     let mut dh = b.zeros(tokens * hidden);
-    let workspace_bytes = b.head_loss_workspace(&p);
-    let mut workspace = b.zeros(workspace_bytes);
+    let workspace_bytes = b.workspaces().head_loss(&p);
     // The mathematics has two products; the third, which recomputes the logits, is our own choice.
     let flops = 4.0 * tokens as f64 * hidden as f64 * vocabulary as f64;
     let run = move || {
-        b.slice_rows(&mut rows, &h);
-        b.head_loss_forward(&mut loss, &mut lse, &mut best, &rows, Matrix::Sliced(&head), &labels, &p, &mut workspace);
+        b.run(SliceRows { rows: &mut rows, x: &h });
+        b.run(HeadLossForward {
+            loss: &mut loss,
+            lse: &mut lse,
+            best: &mut best,
+            h: &rows,
+            head: Matrix::Sliced(&head),
+            labels: &labels,
+            p,
+        });
         let head = Matrix::Sliced(&head);
-        b.head_loss_backward(&mut dh, None, (&rows, &h), head, &labels, &lse, &weight, &p, &mut workspace);
+        b.run(HeadLossBackward {
+            dh: &mut dh,
+            dhead: None,
+            rows: &rows,
+            h: &h,
+            head,
+            labels: &labels,
+            lse: &lse,
+            weight: &weight,
+            p,
+        });
     };
     Prepared { work: Work { flops, bytes: 0.0, workspace: workspace_bytes }, run: Box::new(run) }
 }
 
 /// Factors as LoRA has them: A `[rank, width]` contracts, B `[width, rank]` expands.
 fn thin<B: Backend + 'static>(b: Rc<B>, op: &str, tokens: usize, width: usize, rank: usize) -> Prepared {
-    let layout = if op == "thin_contract" { Layout::RankMajor } else { Layout::WidthMajor };
-    let p = Thin { segments: forever([0, tokens]), rank, width, layout, alpha: 2.0 };
+    let layout = if op == "thin_contract" { FactorLayout::RankMajor } else { FactorLayout::WidthMajor };
+    let p = LowRank { segments: forever([0, tokens]), rank, width, layout, alpha: 2.0 };
     let (mut x, mut u) = (b.upload(&noise(tokens * width, 1)), b.upload(&noise(tokens * rank, 2)));
     let mut factor = b.upload(&noise(width * rank, 3));
-    let workspace_bytes = b.thin_workspace(&p);
-    let mut workspace = b.zeros(workspace_bytes);
+    let workspace_bytes = b.workspaces().low_rank(&p);
     let work = Work { flops: 2.0 * (tokens * width * rank) as f64, bytes: 0.0, workspace: workspace_bytes };
     let op = op.to_string();
     let run = move || match &op[..] {
-        "thin_contract" => b.thin_contract(&mut u, &x, &factor, &p, &mut workspace),
-        "thin_expand" => b.thin_expand(&mut x, &u, &factor, &p, &mut workspace),
-        _ => b.thin_outer(&mut factor, &u, &x, &p, &[0, tokens], &mut workspace),
+        "thin_contract" => b.run(LowRankContract { u: &mut u, x: &x, factor: &factor, p }),
+        "thin_expand" => b.run(LowRankExpand { y: &mut x, u: &u, factor: &factor, p }),
+        _ => b.run(LowRankOuter { dfactor: &mut factor, u: &u, x: &x, p, row_starts: &[0, tokens] }),
     };
     Prepared { work, run: Box::new(run) }
 }
@@ -462,7 +516,7 @@ fn rope<B: Backend + 'static>(b: Rc<B>, tokens: usize, heads: usize, width: usiz
     let bytes = 8.0 * (tokens * heads * width) as f64;
     Prepared {
         work: Work { flops: 0.0, bytes, workspace: 0 },
-        run: Box::new(move || b.rope_forward(&mut x, &cos, &sin, &positions, &p)),
+        run: Box::new(move || b.run(RopeForward { x: &mut x, cos: &cos, sin: &sin, positions: &positions, p })),
     }
 }
 
@@ -479,39 +533,68 @@ fn flat<B: Backend + 'static>(b: Rc<B>, op: &str, tokens: usize, width: usize) -
     let norm = RmsNorm { tokens, width, eps: 1e-6, zero_centred: false, accumulate: false };
     let elements = length as f64;
     let (bytes, run): (f64, Box<dyn FnMut()>) = match op {
-        "rms_norm_forward" => {
-            (8.0 * elements, Box::new(move || b.rms_norm_forward(&mut y, &mut inverse, &a, &row, &norm)))
-        }
+        "rms_norm_forward" => (
+            8.0 * elements,
+            Box::new(move || b.run(RmsNormForward { y: &mut y, inverse: &mut inverse, x: &a, weight: &row, p: norm })),
+        ),
         "rms_norm_backward" => {
-            let run = move || b.rms_norm_backward(&mut y, None, &a, &other, &inverse, &row, &norm, starts);
+            let run = move || {
+                b.run(RmsNormBackward {
+                    dx: &mut y,
+                    dweight: None,
+                    dy: &a,
+                    x: &other,
+                    inverse: &inverse,
+                    weight: &row,
+                    p: norm,
+                    row_starts: starts,
+                })
+            };
             (12.0 * elements, Box::new(run))
         }
-        "swiglu_forward" => (12.0 * elements, Box::new(move || b.swiglu_forward(&mut y, &a, &other))),
-        "swiglu_backward" => (20.0 * elements, Box::new(move || b.swiglu_backward(&mut y, &mut z, &a, &other, &c))),
-        "bias_backward" => (4.0 * elements, Box::new(move || b.bias_backward(&mut row, &a, starts))),
-        "add" => (12.0 * elements, Box::new(move || b.add(&mut y, &a, &other))),
+        "swiglu_forward" => {
+            (12.0 * elements, Box::new(move || b.run(SwigluForward { h: &mut y, gate: &a, up: &other })))
+        }
+        "swiglu_backward" => (
+            20.0 * elements,
+            Box::new(move || b.run(SwigluBackward { dgate: &mut y, dup: &mut z, dh: &a, gate: &other, up: &c })),
+        ),
+        "bias_backward" => {
+            (4.0 * elements, Box::new(move || b.run(BiasBackward { dbias: &mut row, dy: &a, row_starts: starts })))
+        }
+        "add" => (12.0 * elements, Box::new(move || b.run(Add { y: &mut y, a: &a, b: &other }))),
         "dropout" => {
             let key = Key::new(1, Purpose::Dropout);
             let (threshold, keep_scale) = (1 << 30, 4.0 / 3.0);
             let p = Dropout { key, step: 1, tensor: 1, first_row: 0, row_starts: starts, width, threshold, keep_scale };
-            (8.0 * elements, Box::new(move || b.dropout(&mut y, &a, &p)))
+            (8.0 * elements, Box::new(move || b.run(ApplyDropout { y: &mut y, x: &a, p })))
         }
         "embedding_backward" => {
             let ids = b.upload(&(0..tokens as u32).map(|t| t * 7919 % tokens as u32).collect::<Vec<_>>());
-            let mut workspace = b.zeros(b.embedding_workspace(tokens));
-            (12.0 * elements, Box::new(move || b.embedding_backward(&mut y, &a, &ids, width, &mut workspace)))
+            (12.0 * elements, Box::new(move || b.run(EmbeddingBackward { dtable: &mut y, dy: &a, ids: &ids, width })))
         }
         "adamw" => {
             let rule = AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
             let coefficients = rule.coefficients(10);
-            (28.0 * elements, Box::new(move || b.adamw(&mut y, &mut z, &mut second, &a, &coefficients)))
+            (
+                28.0 * elements,
+                Box::new(move || {
+                    b.run(AdamWUpdate { parameter: &mut y, m: &mut z, v: &mut second, gradient: &a, c: coefficients })
+                }),
+            )
         }
-        "sum_squares" => (4.0 * elements, Box::new(move || _ = std::hint::black_box(b.sum_squares(&a)))),
+        "sum_squares" => {
+            let mut sums = b.zeros(1);
+            (4.0 * elements, Box::new(move || b.run(SumSquares { sums: &mut sums, tensors: &[&a] })))
+        }
         "to_bf16" => {
             let mut narrow = b.zeros(length);
-            (6.0 * elements, Box::new(move || b.to_bf16(&mut narrow, &a)))
+            (6.0 * elements, Box::new(move || b.run(ToBf16 { y: &mut narrow, x: &a })))
         }
-        "digest" => (4.0 * elements, Box::new(move || _ = std::hint::black_box(b.digest(&a)))),
+        "digest" => {
+            let mut sums = b.zeros(sums_length(length * size_of::<f32>()));
+            (4.0 * elements, Box::new(move || b.run(DigestSums { sums: &mut sums, x: AnyBuffer::F32(&a) })))
+        }
         _ => return None,
     };
     Some(Prepared { work: Work { flops: 0.0, bytes, workspace: 0 }, run })

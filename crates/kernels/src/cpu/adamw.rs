@@ -1,10 +1,19 @@
 //! AdamW (`op/adamw.rs`): four streams read, three written, in one pass.
 
+use super::CpuMemory;
 use super::elements::GRAIN;
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::Cpu;
+use crate::backend::Run;
+use crate::op::AdamWUpdate;
+use crate::{Buffer, Cpu};
 use isobit_numerics::adamw::{self, Coefficients};
+
+impl Run<AdamWUpdate<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut AdamWUpdate<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        update(self, op.parameter, op.m, op.v, op.gradient, &op.c);
+    }
+}
 
 pub(super) fn update(
     cpu: &Cpu,

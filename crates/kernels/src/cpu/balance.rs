@@ -1,14 +1,27 @@
 //! Load balancing of a router (`op/balance.rs`). Blocks of tokens are summed by whoever has them, then added in order.
 
+use super::CpuMemory;
 use super::path::multiversion;
 use super::router::softmax_scale;
-use crate::Cpu;
+use crate::backend::Run;
 use crate::buffer::Workspace;
-use crate::op::balance::check;
 use crate::op::router::EXPERTS_MAX;
-use crate::op::{TOKEN_BLOCK, token_blocks};
+use crate::op::{BalanceBackward, BalanceForward, TOKEN_BLOCK, token_blocks};
+use crate::{Buffer, Cpu};
 use isobit_numerics::elementary::exp;
 use isobit_numerics::lanes;
+
+impl Run<BalanceForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut BalanceForward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        forward(self, op.sums, op.logits, op.row_starts, op.experts, workspace);
+    }
+}
+
+impl Run<BalanceBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut BalanceBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        backward(self, op.dlogits, op.share, op.logits, op.row_starts, op.experts);
+    }
+}
 
 /// Sums of all blocks of tokens.
 pub(super) fn workspace(row_starts: &[usize], experts: usize) -> usize {
@@ -23,7 +36,6 @@ pub(super) fn forward(
     experts: usize,
     workspace: &mut [u8],
 ) {
-    check([logits.len(), sums.len()], row_starts, experts);
     let count = token_blocks(row_starts, TOKEN_BLOCK).count();
     let block_sums = Workspace::new(workspace).take::<f32>(count * experts);
     cpu.pool.run_rows(block_sums, experts, |range, block_sums| {
@@ -65,7 +77,6 @@ pub(super) fn backward(
     row_starts: &[usize],
     experts: usize,
 ) {
-    check([logits.len(), share.len()], row_starts, experts);
     assert_eq!(dlogits.len(), logits.len(), "load balance");
     cpu.pool.run_rows(dlogits, experts, |tokens, dlogits| {
         for (row, starts) in row_starts.windows(2).enumerate() {

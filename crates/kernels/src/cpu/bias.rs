@@ -1,10 +1,24 @@
 //! Bias (`op/bias.rs`). Forward goes by tokens; backward by columns, so that no two threads share a sum.
 
+use super::CpuMemory;
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::Cpu;
-use crate::op::{TOKEN_BLOCK, token_blocks};
+use crate::backend::Run;
+use crate::op::{BiasBackward, BiasForward, TOKEN_BLOCK, token_blocks};
+use crate::{Buffer, Cpu};
 use std::ops::Range;
+
+impl Run<BiasForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut BiasForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        forward(self, op.y, op.bias);
+    }
+}
+
+impl Run<BiasBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut BiasBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        backward(self, op.dbias, op.dy, op.row_starts);
+    }
+}
 
 /// Columns summed together: their running sums stay in the first-level cache.
 pub(super) const COLUMNS: usize = 512;

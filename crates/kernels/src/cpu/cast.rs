@@ -1,10 +1,30 @@
 //! Casts (`op/cast.rs`): integer arithmetic on the bits, vectorised by the compiler.
 
-use super::elements;
 use super::path::multiversion;
-use crate::{Cpu, StoredMatrix};
+use super::{CpuMemory, elements};
+use crate::backend::Run;
+use crate::op::{ToBf16, ToF16, ToF32};
+use crate::{Buffer, Cpu, StoredMatrix};
 use half::{bf16, f16};
 use isobit_numerics::cast;
+
+impl Run<ToBf16<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut ToBf16<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        to_bf16(self, op.y, op.x);
+    }
+}
+
+impl Run<ToF16<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut ToF16<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        to_f16(self, op.y, op.x);
+    }
+}
+
+impl Run<ToF32<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut ToF32<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        to_f32(self, op.y, op.x);
+    }
+}
 
 pub(super) fn to_bf16(cpu: &Cpu, y: &mut [bf16], x: &[f32]) {
     assert_eq!(x.len(), y.len(), "numbers to cast");
@@ -16,7 +36,7 @@ pub(super) fn to_f16(cpu: &Cpu, y: &mut [f16], x: &[f32]) {
     elements::split(cpu, y, |range, y| to_f16_part(cpu.path, y, &x[range]));
 }
 
-pub(super) fn to_f32(cpu: &Cpu, y: &mut [f32], x: StoredMatrix<Cpu>) {
+pub(super) fn to_f32(cpu: &Cpu, y: &mut [f32], x: StoredMatrix<CpuMemory>) {
     match x {
         StoredMatrix::F32(x) => {
             assert_eq!(x.len(), y.len(), "numbers to cast");

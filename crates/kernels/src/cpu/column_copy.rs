@@ -1,8 +1,16 @@
 //! Column copies (`op/column_copy.rs`); threads share the tokens.
 
+use super::CpuMemory;
 use super::path::multiversion;
-use crate::Cpu;
-use crate::op::{ColumnMode, Columns};
+use crate::backend::Run;
+use crate::op::{ColumnMode, Columns, CopyColumns};
+use crate::{Buffer, Cpu};
+
+impl Run<CopyColumns<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut CopyColumns<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        apply(self, op.y, op.x, &op.p);
+    }
+}
 
 pub(super) fn apply(cpu: &Cpu, y: &mut [f32], x: &[f32], p: &Columns) {
     p.check(y.len(), x.len());

@@ -1,11 +1,25 @@
 //! Combine (`op/combine.rs`). Forward goes by tokens. Backward goes by rows of the grouped matrix, so that every row has one owner
 //! whatever `places` holds: each thread looks through all pairs for those in its range.
 
+use super::CpuMemory;
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::Cpu;
-use crate::op::Combine;
+use crate::backend::Run;
+use crate::op::{Combine, CombineBackward, CombineForward};
+use crate::{Buffer, Cpu};
 use isobit_numerics::lanes;
+
+impl Run<CombineForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut CombineForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        forward(self, op.y, op.rows, op.weights.map(|b| &b[..]), op.places, &op.p);
+    }
+}
+
+impl Run<CombineBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut CombineBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        backward(self, op.drows, op.dweights, op.dy, op.rows, op.weights, op.places, &op.p);
+    }
+}
 
 /// Elements of a row that pass all slots while they are in registers.
 const PIECE: usize = 128;

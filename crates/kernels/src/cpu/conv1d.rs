@@ -1,15 +1,38 @@
 //! Causal convolution (`op/conv1d.rs`), tile by tile of channels. Forward shares tokens out, backward channels: there one pass over the
 //! tokens has the window, the sums that become `dx`, and those that become `dweight`.
 
+use super::CpuMemory;
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::Cpu;
+use crate::backend::Run;
 use crate::op::conv1d::KERNEL_MAX;
-use crate::op::{Conv1d, TOKEN_BLOCK, token_blocks};
+use crate::op::{Conv1d, Conv1dBackward, Conv1dForward, TOKEN_BLOCK, token_blocks};
+use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 use isobit_numerics::elementary::{silu, silu_grad};
 use isobit_numerics::lanes::{LANES, Lanes};
 use std::ops::Range;
+
+impl Run<Conv1dForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut Conv1dForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        forward(self, op.y, op.x, op.weight, op.history.map(|b| &b[..]), &op.p);
+    }
+}
+
+impl Run<Conv1dBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut Conv1dBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        backward(
+            self,
+            op.dx,
+            op.dweight.as_deref_mut().map(|b| &mut b[..]),
+            op.dy,
+            op.x,
+            op.weight,
+            &op.p,
+            op.row_starts,
+        );
+    }
+}
 
 /// Blocks of lanes of a tile: what it keeps per tap stays in the first-level cache.
 const BLOCKS: usize = 8;

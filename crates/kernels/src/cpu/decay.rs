@@ -1,14 +1,38 @@
 //! Decay (`op/decay.rs`). Threads share the tokens, and the heads for the gradients of parameters: there is little of either.
 
+use super::CpuMemory;
 use super::bias::{COLUMN_GRAIN, COLUMNS};
 use super::elements::map;
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::Cpu;
-use crate::op::{Decay, TOKEN_BLOCK, token_blocks};
+use crate::backend::Run;
+use crate::op::{Decay, DecayBackward, DecayForward, TOKEN_BLOCK, token_blocks};
+use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 use isobit_numerics::elementary::{exp, sigmoid, softplus};
 use std::ops::Range;
+
+impl Run<DecayForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut DecayForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        forward(self, op.g, op.beta, (op.a, op.b), op.a_log, op.dt_bias, &op.p);
+    }
+}
+
+impl Run<DecayBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut DecayBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        backward(
+            self,
+            (&mut *op.da, &mut *op.db),
+            op.dparameters.as_mut().map(|(a, b)| (&mut **a, &mut **b)).map(|(a, b)| (&mut a[..], &mut b[..])),
+            (op.dg, op.dbeta),
+            (op.a, op.b),
+            op.a_log,
+            op.dt_bias,
+            &op.p,
+            op.row_starts,
+        );
+    }
+}
 
 pub(super) fn forward(
     cpu: &Cpu,

@@ -2,11 +2,18 @@
 //!
 //! Threads share the elements without regard to rows; a range that starts inside a group of 64 computes the whole group.
 
-use super::elements;
 use super::path::multiversion;
-use crate::Cpu;
-use crate::op::Dropout;
+use super::{CpuMemory, elements};
+use crate::backend::Run;
+use crate::op::{ApplyDropout, Dropout};
+use crate::{Buffer, Cpu};
 use isobit_numerics::philox::keep;
+
+impl Run<ApplyDropout<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut ApplyDropout<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        apply(self, op.y, op.x, &op.p);
+    }
+}
 
 /// Philox blocks computed together.
 const BLOCKS: usize = 16;

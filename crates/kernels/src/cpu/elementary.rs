@@ -1,10 +1,18 @@
 //! Elementary functions (`op/elementary.rs`): blocks of 32 lanes, so that the choice of function is outside the loop.
 
-use super::elements;
 use super::path::multiversion;
-use crate::Cpu;
+use super::{CpuMemory, elements};
+use crate::backend::Run;
+use crate::op::Elementary;
+use crate::{Buffer, Cpu};
 use isobit_numerics::elementary::Function;
 use isobit_numerics::lanes::LANES;
+
+impl Run<Elementary<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut Elementary<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        apply(self, op.y, op.x, op.function);
+    }
+}
 
 pub(super) fn apply(cpu: &Cpu, y: &mut [f32], x: &[f32], function: Function) {
     assert_eq!(x.len(), y.len(), "arguments");

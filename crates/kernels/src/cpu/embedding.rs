@@ -2,11 +2,26 @@
 //!
 //! Threads split the columns, and where those are few also the runs of equal ids; a table row's columns have one owner.
 
+use super::CpuMemory;
 use super::cast::{from_bf16, from_f16};
 use super::path::multiversion;
 use super::pool::{SharedMut, share};
+use crate::backend::Run;
 use crate::buffer::Workspace;
-use crate::{Cpu, StoredMatrix};
+use crate::op::{EmbeddingBackward, EmbeddingForward};
+use crate::{Buffer, Cpu, StoredMatrix};
+
+impl Run<EmbeddingForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut EmbeddingForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        forward(self, op.y, op.table, op.ids, op.width);
+    }
+}
+
+impl Run<EmbeddingBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut EmbeddingBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        backward(self, op.dtable, op.dy, op.ids, op.width, workspace);
+    }
+}
 
 /// Columns that one thread gets at least.
 const COLUMN_GRAIN: usize = 64;
@@ -14,7 +29,7 @@ const COLUMN_GRAIN: usize = 64;
 const RADIX_BITS: usize = 11;
 const BUCKETS: usize = 1 << RADIX_BITS;
 
-pub(super) fn forward(cpu: &Cpu, y: &mut [f32], table: StoredMatrix<Cpu>, ids: &[u32], width: usize) {
+pub(super) fn forward(cpu: &Cpu, y: &mut [f32], table: StoredMatrix<CpuMemory>, ids: &[u32], width: usize) {
     assert_eq!(y.len(), ids.len() * width, "one row per token");
     cpu.pool.run_rows(y, width, |tokens, y| {
         for (y, &id) in y.chunks_exact_mut(width).zip(&ids[tokens]) {

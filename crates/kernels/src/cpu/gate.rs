@@ -1,12 +1,26 @@
 //! Sigmoid gates (`op/gate.rs`). Threads share elements, or tokens where a token has one gate.
 
+use super::CpuMemory;
 use super::elements::{self, GRAIN, map};
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::Cpu;
-use crate::op::Gate;
+use crate::backend::Run;
+use crate::op::{Gate, GateBackward, GateForward};
+use crate::{Buffer, Cpu};
 use isobit_numerics::elementary::sigmoid;
 use isobit_numerics::lanes;
+
+impl Run<GateForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut GateForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        forward(self, op.y, op.x, op.g, &op.p);
+    }
+}
+
+impl Run<GateBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut GateBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        backward(self, op.dx, op.dg, op.dy, op.x, op.g, &op.p);
+    }
+}
 
 pub(super) fn forward(cpu: &Cpu, y: &mut [f32], x: &[f32], g: &[f32], p: &Gate) {
     assert_eq!([y.len(), x.len(), g.len()], [p.tokens * p.width, p.tokens * p.width, p.gates()], "gate");

@@ -1,15 +1,40 @@
 //! Gated norm (`op/gated_norm.rs`). Heads of all tokens are shared out for activations, columns for `dweight`.
 
+use super::CpuMemory;
 use super::bias::{COLUMN_GRAIN, COLUMNS};
 use super::elements::map;
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::Cpu;
-use crate::op::{GatedNorm, TOKEN_BLOCK, token_blocks};
+use crate::backend::Run;
+use crate::op::{GatedNorm, GatedNormBackward, GatedNormForward, TOKEN_BLOCK, token_blocks};
+use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 use isobit_numerics::elementary::{silu, silu_grad};
 use isobit_numerics::lanes::{self, LANES, tree_sum};
 use std::ops::Range;
+
+impl Run<GatedNormForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut GatedNormForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        forward(self, op.y, op.inverse, op.h, op.z, op.weight, &op.p);
+    }
+}
+
+impl Run<GatedNormBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut GatedNormBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        backward(
+            self,
+            op.dh,
+            op.dz,
+            op.dweight.as_deref_mut().map(|b| &mut b[..]),
+            op.dy,
+            (op.h, op.z),
+            op.inverse,
+            op.weight,
+            &op.p,
+            op.row_starts,
+        );
+    }
+}
 
 pub(super) fn forward(
     cpu: &Cpu,

@@ -6,6 +6,7 @@
 //! without a target are passed over. Where both passes run at once and a super-block's logits are few, they are kept instead of
 //! recomputed. The sizes of super-blocks and groups change memory and time, no bits.
 
+use super::CpuMemory;
 use super::block::RightView;
 use super::columns::{columns_to_left, columns_to_right};
 use super::nest::{Fold, Left, Nest, Place, SUPER_BLOCK, Worker, part, run, run_where, super_blocks};
@@ -16,14 +17,47 @@ use super::slices::{
     BLOCK, CHUNK_TILES, LeftLayout, LeftRow, SlicedRows, TILE_DEPTH, TILE_ROWS, left_bias, right_block_bytes,
     slice_chunk,
 };
+use crate::backend::Run;
 use crate::buffer::Workspace;
 use crate::op::head_loss::{VOCABULARY_BLOCK, canonical};
-use crate::op::{HeadLoss, IGNORED, Product, SliceShape, token_blocks};
-use crate::{Cpu, Matrix};
+use crate::op::{
+    HeadLoss, HeadLossBackward, HeadLossForward, HeadLossStep, IGNORED, Product, SliceShape, token_blocks,
+};
+use crate::{Buffer, Cpu, Matrix};
 use isobit_numerics::elementary::{exp, ln};
 use isobit_numerics::lanes::{LANES, for_lanes, max, tree_sum};
 use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
+
+impl Run<HeadLossStep<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut HeadLossStep<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        let results: (&mut [f32], &mut [f32], &mut [u32]) = (op.loss, op.lse, op.best);
+        step(self, results, op.dh, (op.rows, op.h), op.head, op.labels, op.weight, &op.p, workspace);
+    }
+}
+
+impl Run<HeadLossForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut HeadLossForward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        forward(self, op.loss, op.lse, op.best, op.h, op.head, op.labels, &op.p, workspace);
+    }
+}
+
+impl Run<HeadLossBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut HeadLossBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        backward(
+            self,
+            op.dh,
+            op.dhead.as_deref_mut().map(|b| &mut b[..]),
+            (op.rows, op.h),
+            op.head,
+            op.labels,
+            op.lse,
+            op.weight,
+            &op.p,
+            workspace,
+        );
+    }
+}
 
 const _: () = assert!(VOCABULARY_BLOCK == CHUNK, "a vocabulary block is one chunk of the input gradient");
 
@@ -220,7 +254,7 @@ impl<'a> Logits<'a> {
 
 fn head_of<'a>(
     cpu: &Cpu,
-    head: Matrix<'a, Cpu>,
+    head: Matrix<'a, CpuMemory>,
     p: &HeadLoss,
     units: &'a mut [f32],
     multipliers: &'a mut [f32],
@@ -236,7 +270,7 @@ pub(super) fn forward(
     lse: &mut [f32],
     best: &mut [u32],
     h: &SlicedRows,
-    head: Matrix<Cpu>,
+    head: Matrix<CpuMemory>,
     labels: &[i32],
     p: &HeadLoss,
     workspace: &mut [u8],
@@ -268,7 +302,7 @@ pub(super) fn step(
     (loss, lse, best): (&mut [f32], &mut [f32], &mut [u32]),
     dh: &mut [f32],
     h: (&SlicedRows, &[f32]),
-    head: Matrix<Cpu>,
+    head: Matrix<CpuMemory>,
     labels: &[i32],
     weight: &[f32],
     p: &HeadLoss,
@@ -471,7 +505,7 @@ pub(super) fn backward(
     dh: &mut [f32],
     mut dhead: Option<&mut [f32]>,
     h: (&SlicedRows, &[f32]),
-    head: Matrix<Cpu>,
+    head: Matrix<CpuMemory>,
     labels: &[i32],
     lse: &[f32],
     weight: &[f32],

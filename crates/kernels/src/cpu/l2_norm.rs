@@ -1,12 +1,26 @@
 //! L2 norm (`op/l2_norm.rs`); threads share the heads of all tokens.
 
+use super::CpuMemory;
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::Cpu;
-use crate::op::L2Norm;
+use crate::backend::Run;
+use crate::op::{L2Norm, L2NormBackward, L2NormForward};
+use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 use isobit_numerics::elementary::rsqrt;
 use isobit_numerics::lanes::{self, LANES, tree_sum};
+
+impl Run<L2NormForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut L2NormForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        forward(self, op.y, op.inverse, op.x, &op.p);
+    }
+}
+
+impl Run<L2NormBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut L2NormBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        backward(self, op.dx, op.dy, op.x, op.inverse, &op.p);
+    }
+}
 
 pub(super) fn forward(cpu: &Cpu, y: &mut [f32], inverse: &mut [f32], x: &[f32], p: &L2Norm) {
     let length = p.tokens * p.width;

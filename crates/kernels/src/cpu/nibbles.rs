@@ -7,6 +7,7 @@ use super::block::RightView;
 use super::path::{Path, multiversion, prefetch};
 use super::slices::{BLOCK, CHUNK_TILES, TILE_BYTES, TILE_DEPTH, TILE_ROWS, turn_tile, widen};
 use crate::Cpu;
+use crate::backend::Shaped;
 use crate::buffer::Buffer;
 use crate::op::product4::{
     AsQuantized, CHANNELS_PER_WORD, Piece, Quantized, QuantizedShape, Scales, pieces, sigma_factor,
@@ -35,6 +36,12 @@ pub struct QuantizedWeight {
     /// Which of the orders is each weight's; none where its places are its channels.
     order_of: Vec<Option<usize>>,
     pub(super) plan: Plan,
+}
+
+impl Shaped<QuantizedShape> for QuantizedWeight {
+    fn shape(&self) -> QuantizedShape {
+        self.shape
+    }
 }
 
 enum KeptScales {

@@ -7,6 +7,7 @@ use super::pool::SharedMut;
 use super::slices::{
     CHUNK_TILES, SlicedWeight, TILE_BYTES, TILE_DEPTH, TILE_ROWS, right_block_bytes, right_tile, row_scales, turn_tile,
 };
+use crate::cpu::CpuMemory;
 use crate::op::{Product, SliceShape};
 use crate::{Cpu, Element, Matrix, StoredMatrix};
 use isobit_numerics::slices::{CHUNK, Profile};
@@ -71,7 +72,7 @@ impl<'a> Weight<'a> {
     /// Weight `e` of `w`; scales of stored rows are computed into the given room.
     pub(super) fn of(
         cpu: &Cpu,
-        w: Matrix<'a, Cpu>,
+        w: Matrix<'a, CpuMemory>,
         e: usize,
         p: &Product,
         units: &'a mut [f32],
@@ -79,7 +80,7 @@ impl<'a> Weight<'a> {
     ) -> Self {
         match w {
             Matrix::Sliced(w) => {
-                let SlicedWeight { shape, tiles, units } = w;
+                let SlicedWeight { shape, tiles, units, .. } = w;
                 assert_eq!(*shape, SliceShape { rows: p.n, width: p.k, profile: p.profile }, "sliced weight");
                 let bytes = p.n.div_ceil(TILE_ROWS) * right_block_bytes(p.k, p.profile);
                 let tiles = &tiles[e * bytes..(e + 1) * bytes];

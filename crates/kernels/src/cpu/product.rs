@@ -1,14 +1,34 @@
 //! Slice product on the CPU (`op/product.rs`): its three forms as loop nests over sliced operands.
 
+use super::CpuMemory;
 use super::columns::{columns_to_left, columns_to_right};
 use super::nest::{Fold, Follow, Left, Nest, SUPER_BLOCK, run, run_areas, super_blocks};
 use super::panels::{Columns, Turned, Weight, panel_bytes};
 use super::slices::{BLOCK, LeftLayout, LeftMut, SlicedRows, TILE_ROWS, fill_left, right_block_bytes};
+use crate::backend::Run;
 use crate::buffer::Workspace;
-use crate::op::{Product, SliceShape, Thin, token_blocks};
-use crate::{Cpu, Matrix};
+use crate::op::{LowRank, Product, ProductForward, ProductGradInput, ProductGradWeight, SliceShape, token_blocks};
+use crate::{Buffer, Cpu, Matrix};
 use isobit_numerics::slices::CHUNK;
 use std::ops::Range;
+
+impl Run<ProductForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut ProductForward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        forward(self, op.y, op.x, op.w, &op.p, workspace);
+    }
+}
+
+impl Run<ProductGradInput<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut ProductGradInput<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        grad_input(self, op.dx, op.dy, op.w, &op.p, workspace);
+    }
+}
+
+impl Run<ProductGradWeight<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut ProductGradWeight<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        grad_weight(self, op.dw, op.dy, op.x, &op.p, op.row_starts, workspace);
+    }
+}
 
 /// Bytes of output gradients that are sliced together, if not a super-block of them: narrow ones go by with fewer stops.
 const GRADIENT_BYTES: usize = 1 << 20;
@@ -41,11 +61,11 @@ pub(super) fn workspace(cpu: &Cpu, p: &Product) -> usize {
 pub(super) struct Low<'a> {
     pub(super) u: &'a [f32],
     pub(super) factor: &'a [f32],
-    pub(super) thin: &'a Thin<'a>,
+    pub(super) thin: &'a LowRank<'a>,
 }
 
 /// The adapter's factor in panels besides what the product needs.
-pub(super) fn linear_workspace(cpu: &Cpu, p: &Product, low: Option<&Thin>) -> usize {
+pub(super) fn linear_workspace(cpu: &Cpu, p: &Product, low: Option<&LowRank>) -> usize {
     let panels = low.map_or(0, |low| Workspace::bytes::<f32>(low.width.div_ceil(BLOCK) * BLOCK * low.rank));
     panels + workspace(cpu, p)
 }
@@ -75,7 +95,14 @@ fn follow<'a>(
     Follow { bias, u, rank: thin.rank, panels, alpha: thin.alpha }
 }
 
-pub(super) fn forward(cpu: &Cpu, y: &mut [f32], x: &SlicedRows, w: Matrix<Cpu>, p: &Product, workspace: &mut [u8]) {
+pub(super) fn forward(
+    cpu: &Cpu,
+    y: &mut [f32],
+    x: &SlicedRows,
+    w: Matrix<CpuMemory>,
+    p: &Product,
+    workspace: &mut [u8],
+) {
     forward_with(cpu, y, x, w, p, None, Workspace::new(workspace));
 }
 
@@ -84,7 +111,7 @@ pub(super) fn linear_forward(
     cpu: &Cpu,
     y: &mut [f32],
     x: &SlicedRows,
-    w: Matrix<Cpu>,
+    w: Matrix<CpuMemory>,
     p: &Product,
     bias: Option<&[f32]>,
     low: Option<Low>,
@@ -102,7 +129,7 @@ fn forward_with(
     cpu: &Cpu,
     y: &mut [f32],
     x: &SlicedRows,
-    w: Matrix<Cpu>,
+    w: Matrix<CpuMemory>,
     p: &Product,
     after: Option<Follow>,
     mut workspace: Workspace,
@@ -136,7 +163,14 @@ fn forward_with(
     }
 }
 
-pub(super) fn grad_input(cpu: &Cpu, dx: &mut [f32], dy: &[f32], w: Matrix<Cpu>, p: &Product, workspace: &mut [u8]) {
+pub(super) fn grad_input(
+    cpu: &Cpu,
+    dx: &mut [f32],
+    dy: &[f32],
+    w: Matrix<CpuMemory>,
+    p: &Product,
+    workspace: &mut [u8],
+) {
     grad_input_with(cpu, dx, dy, w, p, None, Workspace::new(workspace));
 }
 
@@ -145,7 +179,7 @@ pub(super) fn linear_grad_input(
     cpu: &Cpu,
     dx: &mut [f32],
     dy: &[f32],
-    w: Matrix<Cpu>,
+    w: Matrix<CpuMemory>,
     p: &Product,
     low: Option<Low>,
     workspace: &mut [u8],
@@ -161,7 +195,7 @@ fn grad_input_with(
     cpu: &Cpu,
     dx: &mut [f32],
     dy: &[f32],
-    w: Matrix<Cpu>,
+    w: Matrix<CpuMemory>,
     p: &Product,
     after: Option<Follow>,
     mut workspace: Workspace,

@@ -20,7 +20,29 @@ use crate::op::{Product, SliceShape};
 use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
 
+use super::CpuMemory;
 pub(super) use super::nibbles::{quantized_bytes, quantized_weight};
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::{Product4Forward, Product4GradInput, Product4Rows};
+
+impl Run<Product4Rows<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut Product4Rows<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        rows(self, op.rows, op.x, op.w, &op.p);
+    }
+}
+
+impl Run<Product4Forward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut Product4Forward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        forward(self, op.y, op.x, op.w, &op.p, workspace);
+    }
+}
+
+impl Run<Product4GradInput<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut Product4GradInput<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        grad_input(self, op.dx, op.dy, op.w, &op.p, workspace);
+    }
+}
 
 /// Pieces that a chunk can have.
 const PIECES_MOST: usize = CHUNK / CHANNELS_PER_WORD;

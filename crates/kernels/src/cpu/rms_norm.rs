@@ -1,14 +1,38 @@
 //! RMS norm (`op/rms_norm.rs`). Tokens are shared out for `y` and `dx`, columns for `dweight`: two passes over the gradient
 //! instead of partial sums in memory.
 
+use super::CpuMemory;
 use super::bias::{COLUMN_GRAIN, COLUMNS};
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::Cpu;
-use crate::op::{RmsNorm, TOKEN_BLOCK, token_blocks};
+use crate::backend::Run;
+use crate::op::{RmsNorm, RmsNormBackward, RmsNormForward, TOKEN_BLOCK, token_blocks};
+use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 use isobit_numerics::lanes::{self, LANES, tree_sum};
 use std::ops::Range;
+
+impl Run<RmsNormForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut RmsNormForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        forward(self, op.y, op.inverse, op.x, op.weight, &op.p);
+    }
+}
+
+impl Run<RmsNormBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut RmsNormBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        backward(
+            self,
+            op.dx,
+            op.dweight.as_deref_mut().map(|b| &mut b[..]),
+            op.dy,
+            op.x,
+            op.inverse,
+            op.weight,
+            &op.p,
+            op.row_starts,
+        );
+    }
+}
 
 pub(super) fn forward(cpu: &Cpu, y: &mut [f32], inverse: &mut [f32], x: &[f32], weight: &[f32], p: &RmsNorm) {
     let length = p.tokens * p.width;

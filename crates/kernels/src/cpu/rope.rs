@@ -1,9 +1,23 @@
 //! Rotary embedding (`op/rope.rs`), in place; threads share the tokens.
 
+use super::CpuMemory;
 use super::path::multiversion;
-use crate::Cpu;
-use crate::op::Rope;
+use crate::backend::Run;
+use crate::op::{Rope, RopeBackward, RopeForward};
+use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
+
+impl Run<RopeForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut RopeForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        forward(self, op.x, op.cos, op.sin, op.positions, &op.p);
+    }
+}
+
+impl Run<RopeBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut RopeBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        backward(self, op.dx, op.cos, op.sin, op.positions, &op.p);
+    }
+}
 
 pub(super) fn forward(cpu: &Cpu, x: &mut [f32], cos: &[f32], sin: &[f32], positions: &[u32], p: &Rope) {
     run::<false>(cpu, x, cos, sin, positions, p);

@@ -1,13 +1,33 @@
 //! Router of a mixture of experts (`op/router.rs`), token by token. The order of choices becomes the order of integers: a score's
 //! bits, turned so that they ascend with it, above the index, turned so that it descends.
 
+use super::CpuMemory;
 use super::path::multiversion;
-use crate::Cpu;
+use crate::backend::Run;
 use crate::op::router::{CHOSEN_MAX, EXPERTS_MAX, GROUPS_MAX, SUM_FLOOR};
-use crate::op::{Router, Scoring};
+use crate::op::{Router, RouterBackward, RouterChoose, RouterWeights, Scoring};
+use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 use isobit_numerics::elementary::{exp, sigmoid};
 use isobit_numerics::lanes::{self, LANES, tree_sum};
+
+impl Run<RouterChoose<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut RouterChoose<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        choose(self, op.indices, op.logits, op.bias.map(|b| &b[..]), &op.p);
+    }
+}
+
+impl Run<RouterWeights<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut RouterWeights<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        weights(self, op.weights, op.logits, op.indices, &op.p);
+    }
+}
+
+impl Run<RouterBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut RouterBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        backward(self, op.dlogits, op.dweights, op.logits, op.indices, &op.p);
+    }
+}
 
 fn check(logits: &[f32], of_slots: usize, p: &Router) {
     p.check();

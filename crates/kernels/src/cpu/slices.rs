@@ -5,18 +5,25 @@
 //! as `[16 groups of 4][row][4]` bytes, the order that AMX and VNNI multiply; tiles lie as `[16 rows][column][slice]`.
 //! Padding bytes of right tiles are zero, so whatever the left padding holds adds nothing.
 
+use super::CpuMemory;
 #[cfg(target_arch = "x86_64")]
-use super::path::Vector;
-use super::path::{Path, multiversion};
+use super::path::{Path, Vector, multiversion};
 use super::pool::SharedMut;
 #[cfg(target_arch = "x86_64")]
 use super::slice_tiles;
+use crate::backend::{Device, Run, Shaped};
 use crate::buffer::Buffer;
-use crate::op::{QuantizedShape, SliceShape};
-use crate::plan::Layout;
+use crate::op::{QuantizedShape, SliceRows, SliceShape, SliceWeight};
+use crate::plan::MemoryLayout;
 use crate::{Cpu, Element, StoredMatrix};
 use isobit_numerics::slices::{CHUNK, Profile, Scale, magnitude_bits, round_half_even, split2, split3};
 use std::ops::Range;
+
+impl Run<SliceRows<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut SliceRows<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        slice_rows(self, op.rows, op.x);
+    }
+}
 
 /// Elements of the contraction axis in one tile.
 pub(super) const TILE_DEPTH: usize = 64;
@@ -79,9 +86,22 @@ pub struct SlicedRows {
 /// Right operand: `count` weights with one unit per row.
 pub struct SlicedWeight {
     pub(super) shape: SliceShape,
+    count: usize,
     pub(super) tiles: Buffer<i8>,
     /// `[count, rows]`
     pub(super) units: Buffer<f32>,
+}
+
+impl Shaped<SliceShape> for SlicedRows {
+    fn shape(&self) -> SliceShape {
+        self.shape
+    }
+}
+
+impl Shaped<(usize, SliceShape)> for SlicedWeight {
+    fn shape(&self) -> (usize, SliceShape) {
+        (self.count, self.shape)
+    }
 }
 
 impl SlicedWeight {
@@ -107,7 +127,11 @@ fn weight_lengths(count: usize, shape: SliceShape) -> (usize, usize) {
     (count * blocks * right_block_bytes(shape.width, shape.profile), count * shape.rows)
 }
 
-impl Layout for Cpu {
+impl MemoryLayout for Cpu {
+    fn name(&self) -> String {
+        Device::name(self)
+    }
+
     fn rows_bytes(&self, shape: SliceShape) -> usize {
         let (tiles, units) = rows_lengths(shape);
         tiles + size_of::<f32>() * units
@@ -274,24 +298,28 @@ pub(super) fn round_small(x: f32) -> i32 {
     (x + SHIFT).to_bits().wrapping_sub(SHIFT.to_bits()) as i32
 }
 
-pub(super) fn slice_weight(cpu: &Cpu, w: StoredMatrix<Cpu>, count: usize, shape: SliceShape) -> SlicedWeight {
-    match w {
-        StoredMatrix::F32(w) => slice_stored(cpu, w, count, shape),
-        StoredMatrix::Bf16(w) => slice_stored(cpu, w, count, shape),
-        StoredMatrix::F16(w) => slice_stored(cpu, w, count, shape),
+/// Not sliced yet.
+pub(super) fn weight(count: usize, shape: SliceShape) -> SlicedWeight {
+    let (tiles, units) = weight_lengths(count, shape);
+    SlicedWeight { shape, count, tiles: Buffer::zeros(tiles), units: Buffer::zeros(units) }
+}
+
+impl Run<SliceWeight<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut SliceWeight<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        match op.w {
+            StoredMatrix::F32(w) => slice_stored(self, op.weight, w),
+            StoredMatrix::Bf16(w) => slice_stored(self, op.weight, w),
+            StoredMatrix::F16(w) => slice_stored(self, op.weight, w),
+        }
     }
 }
 
-fn slice_stored<T: Element>(cpu: &Cpu, w: &[T], count: usize, shape: SliceShape) -> SlicedWeight {
-    let SliceShape { rows, width, profile } = shape;
-    assert_eq!(w.len(), count * rows * width, "weights to slice");
+fn slice_stored<T: Element>(cpu: &Cpu, out: &mut SlicedWeight, w: &[T]) {
+    let SliceShape { rows, width, profile } = out.shape;
     let blocks = rows.div_ceil(TILE_ROWS);
     let block_bytes = right_block_bytes(width, profile);
-    let (tile_bytes, unit_count) = weight_lengths(count, shape);
-    let mut tiles = Buffer::zeros(tile_bytes);
-    let mut units = Buffer::zeros(unit_count);
-    let shared = SharedMut::new(&mut units);
-    cpu.pool.run_rows(&mut tiles, block_bytes.max(1), |range, tiles| {
+    let shared = SharedMut::new(&mut out.units);
+    cpu.pool.run_rows(&mut out.tiles, block_bytes.max(1), |range, tiles| {
         let mut multipliers = [0.0; TILE_ROWS];
         for (block, tiles) in range.zip(tiles.chunks_exact_mut(block_bytes)) {
             let first = block / blocks * rows + block % blocks * TILE_ROWS;
@@ -314,7 +342,6 @@ fn slice_stored<T: Element>(cpu: &Cpu, w: &[T], count: usize, shape: SliceShape)
             }
         }
     });
-    SlicedWeight { shape, tiles, units }
 }
 
 /// Units and multipliers of whole rows.

@@ -1,11 +1,22 @@
 //! Sum of squares (`op/sum_squares.rs`): threads share the blocks of level 0; further levels are 4,096 times smaller each.
 
+use super::CpuMemory;
 use super::path::{Path, multiversion};
-use crate::Cpu;
+use crate::backend::Run;
+use crate::op::SumSquares;
 use crate::op::sum_squares::BLOCK;
+use crate::{Buffer, Cpu};
 use isobit_numerics::lanes;
 
-pub(super) fn apply(cpu: &Cpu, x: &[f32]) -> f32 {
+impl Run<SumSquares<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut SumSquares<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        for (sum, x) in op.sums.iter_mut().zip(op.tensors) {
+            *sum = tensor(self, x);
+        }
+    }
+}
+
+fn tensor(cpu: &Cpu, x: &[f32]) -> f32 {
     // BOUND: three levels, 2³⁶ elements.
     let mut second = [0.0; BLOCK];
     let mut second_count = 0;
@@ -18,7 +29,6 @@ pub(super) fn apply(cpu: &Cpu, x: &[f32]) -> f32 {
         *total = level_sum(cpu.path, first);
         second_count += 1;
     }
-    assert!(x.len() <= BLOCK * BLOCK * BLOCK, "a tensor has at most 2³⁶ elements");
     level_sum(cpu.path, &second[..second_count])
 }
 

@@ -1,12 +1,39 @@
 //! SwiGLU (`op/swiglu.rs`). The elementary functions are straight lines, so loops over lanes become vector code.
 
+use super::CpuMemory;
 use super::elements::{self, GRAIN};
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::Cpu;
+use crate::backend::Run;
+use crate::op::{SwigluBackward, SwigluForward, SwigluPairsBackward, SwigluPairsForward};
+use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 use isobit_numerics::elementary::{silu, silu_grad};
 use isobit_numerics::lanes::{LANES, Lanes};
+
+impl Run<SwigluForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut SwigluForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        forward(self, op.h, op.gate, op.up);
+    }
+}
+
+impl Run<SwigluBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut SwigluBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        backward(self, op.dgate, op.dup, op.dh, op.gate, op.up);
+    }
+}
+
+impl Run<SwigluPairsForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut SwigluPairsForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        pairs_forward(self, op.h, op.both, op.width);
+    }
+}
+
+impl Run<SwigluPairsBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut SwigluPairsBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        pairs_backward(self, op.dboth, op.dh, op.both, op.width);
+    }
+}
 
 pub(super) fn forward(cpu: &Cpu, h: &mut [f32], gate: &[f32], up: &[f32]) {
     assert_eq!((gate.len(), up.len()), (h.len(), h.len()), "gate and up");

@@ -4,17 +4,37 @@
 //!
 //! `contract` turns a factor that lies the other way, `expand` packs it, both into the workspace.
 
+use super::CpuMemory;
 use super::path::{Vector, multiversion};
 use super::pool::{SharedMut, share};
 #[cfg(target_arch = "x86_64")]
 use super::thin_tiles;
-use crate::Cpu;
+use crate::backend::Run;
 use crate::buffer::Workspace;
-use crate::op::thin::RANK_MAX;
-use crate::op::{Layout, TOKEN_BLOCK, Thin};
+use crate::op::low_rank::RANK_MAX;
+use crate::op::{FactorLayout as Layout, LowRank as Thin, LowRankContract, LowRankExpand, LowRankOuter, TOKEN_BLOCK};
+use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 use isobit_numerics::lanes::{LANES, tree_sum};
 use std::ops::Range;
+
+impl Run<LowRankContract<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut LowRankContract<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        contract(self, op.u, op.x, op.factor, &op.p, workspace);
+    }
+}
+
+impl Run<LowRankExpand<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut LowRankExpand<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        expand(self, op.y, op.u, op.factor, &op.p, workspace);
+    }
+}
+
+impl Run<LowRankOuter<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut LowRankOuter<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        outer(self, op.dfactor, op.u, op.x, &op.p, op.row_starts);
+    }
+}
 
 /// Columns of a tile: four registers of AVX-512 or eight of AVX2.
 const COLUMNS_WIDE: usize = 64;

@@ -6,7 +6,7 @@
 
 use super::path::{Path, Vector, prefetch};
 use super::pool::SharedMut;
-use crate::op::{Layout, TOKEN_BLOCK, Thin};
+use crate::op::{FactorLayout as Layout, LowRank as Thin, TOKEN_BLOCK};
 use isobit_numerics::lanes::LANES;
 use std::arch::x86_64::*;
 use std::ops::Range;

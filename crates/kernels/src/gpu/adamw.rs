@@ -1,9 +1,18 @@
 //! AdamW on a GPU: four streams read, three written, in one pass.
 
+use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
+use crate::backend::Run;
+use crate::op::AdamWUpdate;
 use isobit_numerics::adamw::Coefficients;
+
+impl Run<AdamWUpdate<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut AdamWUpdate<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        update(self, op.parameter, op.m, op.v, op.gradient, &op.c);
+    }
+}
 
 static ADAMW: Program = program!("adamw");
 

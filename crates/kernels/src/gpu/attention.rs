@@ -4,12 +4,34 @@
 //! Planes lie over *places*: the positions of all spans one after another, each span padded to whole blocks. So tiles
 //! start at the span's first key whatever the rows of the tensors are, and rows of no span are never read.
 
-use super::attention_mma;
 use super::device::{Gpu, Groups, arguments};
 use super::memory::{GpuBuffer, Parts, Place};
 use super::program::{Program, program};
-use crate::op::{Attention, Span};
+use super::{GpuMemory, attention_mma};
+use crate::backend::Run;
+use crate::op::{Attention, AttentionBackward, AttentionForward, Span};
 use std::ops::Range;
+
+impl Run<AttentionForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut AttentionForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        forward(self, op.o, op.lse, op.q, op.k, op.v, &op.p, workspace);
+    }
+}
+
+impl Run<AttentionBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut AttentionBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        backward(
+            self,
+            (&mut *op.dq, &mut *op.dk, &mut *op.dv),
+            op.d_o,
+            (op.q, op.k, op.v),
+            op.o,
+            op.lse,
+            &op.p,
+            workspace,
+        );
+    }
+}
 
 static ATTENTION: Program = program!("attention");
 

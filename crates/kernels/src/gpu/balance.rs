@@ -1,19 +1,29 @@
 //! Load balancing of a router on a GPU (`op/balance.rs`).
 
+use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::{GpuBuffer, Parts};
 use super::program::{Program, program};
-use crate::op::{TOKEN_BLOCK, balance, token_blocks};
+use crate::backend::Run;
+use crate::op::{BalanceBackward, BalanceForward, TOKEN_BLOCK, token_blocks};
 use isobit_numerics::lanes::LANES;
+
+impl Run<BalanceForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut BalanceForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        forward(self, op.sums, op.logits, op.row_starts, op.experts, workspace);
+    }
+}
+
+impl Run<BalanceBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut BalanceBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        backward(self, op.dlogits, op.share, op.logits, op.row_starts, op.experts);
+    }
+}
 
 static BALANCE: Program = program!("balance");
 
 /// Tokens of a group: each has a work item per lane.
 const TOKENS: usize = GROUP / LANES;
-
-fn check(logits: &GpuBuffer<f32>, sums: &GpuBuffer<f32>, row_starts: &[usize], experts: usize) {
-    balance::check([logits.len(), sums.len()], row_starts, experts);
-}
 
 /// Sums of all blocks of tokens.
 pub(super) fn workspace(gpu: &Gpu, row_starts: &[usize], experts: usize) -> usize {
@@ -28,7 +38,6 @@ pub(super) fn forward(
     experts: usize,
     workspace: &mut GpuBuffer<u8>,
 ) {
-    check(logits, sums, row_starts, experts);
     let mut firsts = vec![0];
     for row in row_starts.windows(2) {
         firsts.push(firsts[firsts.len() - 1] + token_blocks(row, TOKEN_BLOCK).count());
@@ -50,7 +59,6 @@ pub(super) fn backward(
     row_starts: &[usize],
     experts: usize,
 ) {
-    check(logits, share, row_starts, experts);
     assert_eq!(dlogits.len(), logits.len(), "load balance");
     let tokens = row_starts[row_starts.len() - 1];
     let arguments = arguments![dlogits, share, logits, &gpu.offsets(row_starts), tokens, dimension(experts)];

@@ -1,9 +1,23 @@
 //! Bias on a GPU.
 
+use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::op::{TOKEN_BLOCK, token_blocks};
+use crate::backend::Run;
+use crate::op::{BiasBackward, BiasForward, TOKEN_BLOCK, token_blocks};
+
+impl Run<BiasForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut BiasForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        forward(self, op.y, op.bias);
+    }
+}
+
+impl Run<BiasBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut BiasBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        backward(self, op.dbias, op.dy, op.row_starts);
+    }
+}
 
 static BIAS: Program = program!("bias");
 

@@ -1,9 +1,17 @@
 //! Column copies on a GPU (`op/column_copy.rs`).
 
+use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::op::{ColumnMode, Columns};
+use crate::backend::Run;
+use crate::op::{ColumnMode, Columns, CopyColumns};
+
+impl Run<CopyColumns<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut CopyColumns<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        apply(self, op.y, op.x, &op.p);
+    }
+}
 
 static COLUMN_COPY: Program = program!("column_copy");
 

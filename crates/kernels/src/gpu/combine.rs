@@ -1,10 +1,24 @@
 //! Combine on a GPU (`op/combine.rs`).
 
+use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::op::Combine;
+use crate::backend::Run;
+use crate::op::{Combine, CombineBackward, CombineForward};
 use isobit_numerics::lanes::LANES;
+
+impl Run<CombineForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut CombineForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        forward(self, op.y, op.rows, op.weights, op.places, &op.p);
+    }
+}
+
+impl Run<CombineBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut CombineBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        backward(self, op.drows, op.dweights, op.dy, op.rows, op.weights, op.places, &op.p);
+    }
+}
 
 static COMBINE: Program = program!("combine");
 

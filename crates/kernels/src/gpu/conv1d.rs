@@ -1,11 +1,24 @@
 //! Causal convolution on a GPU (`op/conv1d.rs`). What a token sees of its document goes along as a number per token.
 
+use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::backend::Backend;
-use crate::op::Conv1d;
+use crate::backend::{Device, Run};
+use crate::op::{Conv1d, Conv1dBackward, Conv1dForward};
 use isobit_numerics::lanes::LANES;
+
+impl Run<Conv1dForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut Conv1dForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        forward(self, op.y, op.x, op.weight, op.history, &op.p);
+    }
+}
+
+impl Run<Conv1dBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut Conv1dBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        backward(self, op.dx, op.dweight.as_deref_mut(), op.dy, op.x, op.weight, &op.p, op.row_starts);
+    }
+}
 
 static CONV1D: Program = program!("conv1d");
 

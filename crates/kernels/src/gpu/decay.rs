@@ -1,10 +1,34 @@
 //! Decay on a GPU (`op/decay.rs`).
 
+use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::op::Decay;
+use crate::backend::Run;
+use crate::op::{Decay, DecayBackward, DecayForward};
 use isobit_numerics::lanes::LANES;
+
+impl Run<DecayForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut DecayForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        forward(self, op.g, op.beta, (op.a, op.b), op.a_log, op.dt_bias, &op.p);
+    }
+}
+
+impl Run<DecayBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut DecayBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        backward(
+            self,
+            (&mut *op.da, &mut *op.db),
+            op.dparameters.as_mut().map(|(a, b)| (&mut **a, &mut **b)),
+            (op.dg, op.dbeta),
+            (op.a, op.b),
+            op.a_log,
+            op.dt_bias,
+            &op.p,
+            op.row_starts,
+        );
+    }
+}
 
 static DECAY: Program = program!("decay");
 

@@ -1,11 +1,40 @@
 //! The gated delta rule on a GPU (`op/delta_rule.rs`): scores and decays of all chunks at once, then a group per document, value head and
 //! block of state columns passes over the chunks; backward, sums over the value's width follow for all chunks at once.
 
+use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::{GpuBuffer, Parts, Place};
 use super::program::{Program, program};
-use crate::op::DeltaRule;
+use crate::backend::Run;
 use crate::op::delta_rule::{CHUNK, chunks};
+use crate::op::{DeltaRule, DeltaRuleBackward, DeltaRuleForward};
+
+impl Run<DeltaRuleForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut DeltaRuleForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        forward(
+            self,
+            op.o,
+            op.final_state.as_deref_mut(),
+            [op.q, op.k, op.v, op.g, op.beta],
+            op.initial_state,
+            &op.p,
+            workspace,
+        );
+    }
+}
+
+impl Run<DeltaRuleBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut DeltaRuleBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        backward(
+            self,
+            [&mut *op.dq, &mut *op.dk, &mut *op.dv, &mut *op.dg, &mut *op.dbeta],
+            op.d_o,
+            [op.q, op.k, op.v, op.g, op.beta],
+            &op.p,
+            workspace,
+        );
+    }
+}
 
 static DELTA_RULE: Program = program!("delta_rule");
 

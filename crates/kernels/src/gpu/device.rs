@@ -5,8 +5,8 @@ use super::devices::{Api, Selector};
 use super::memory::{GpuBuffer, Tables, part_bytes};
 use super::program::{Build, Program};
 use super::runtime::{Answer, Argument, Compiled, Kernel, Runtime, failure};
-use super::{cuda, opencl, probe};
-use crate::backend::{Backend, DeviceFailure};
+use super::{GpuMemory, cuda, opencl, probe};
+use crate::backend::{Device as _, DeviceFailure, Scratch};
 use crate::buffer::Element;
 use crate::float_state;
 use crate::op::{TOKEN_BLOCK, token_blocks};
@@ -64,6 +64,7 @@ pub(super) struct Device {
     kernels: RefCell<BTreeMap<(&'static str, Build), Kernel>>,
     failure: RefCell<Option<DeviceFailure>>,
     tables: RefCell<Tables>,
+    pub(super) scratch: Scratch<GpuMemory>,
 }
 
 impl Device {
@@ -167,8 +168,16 @@ impl Gpu {
             kernels: RefCell::default(),
             failure: RefCell::default(),
             tables: RefCell::default(),
+            scratch: Scratch::default(),
         };
         Self { device: Rc::new(device) }
+    }
+
+    /// Fills a buffer with zeros.
+    pub(super) fn zero<T: Element>(&self, buffer: &mut GpuBuffer<T>) {
+        if let Some(handle) = buffer.handle().filter(|_| !buffer.is_empty()) {
+            self.device.attempt(|runtime| runtime.zero(handle, buffer.bytes()));
+        }
     }
 
     pub fn selector(&self) -> Selector {

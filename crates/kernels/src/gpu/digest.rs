@@ -1,10 +1,12 @@
 //! Digest on a GPU: each group leaves the sum of its blocks, the host adds these when it wants to know.
 
+use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
-use super::memory::GpuBuffer;
+use super::memory::{GpuBuffer, Place};
 use super::program::{Program, program};
-use crate::backend::BegunDigest;
-use crate::buffer::Element;
+use crate::backend::Run;
+use crate::op::digest::PAIRS_MAX;
+use crate::op::{AnyBuffer, DigestSums};
 use isobit_numerics::digest::BLOCK_BYTES;
 
 static DIGEST: Program = program!("digest");
@@ -12,12 +14,27 @@ static DIGEST: Program = program!("digest");
 /// Groups per multiprocessor: enough to keep it busy, few enough that making the keys does not count.
 const GROUPS_EACH: usize = 8;
 
-pub(super) fn begin<T: Element>(gpu: &Gpu, x: &GpuBuffer<T>) -> BegunDigest<Gpu> {
-    let bytes = x.bytes();
-    let blocks = bytes.div_ceil(BLOCK_BYTES);
-    let groups = blocks.min(GROUPS_EACH * gpu.device.runtime.multiprocessors().max(1));
-    // Two 64-bit sums per group.
-    let sums = GpuBuffer::<u32>::new(gpu, 4 * groups);
-    gpu.launch(&DIGEST, "digest", Groups::each(groups), arguments![&sums, x, bytes, blocks, dimension(groups)]);
-    BegunDigest::Sums { sums, bytes: bytes as u64 }
+impl Run<DigestSums<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut DigestSums<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        let (bytes, x) = (op.x.bytes(), place(&op.x));
+        let blocks = bytes.div_ceil(BLOCK_BYTES);
+        let groups = blocks.min(GROUPS_EACH * self.device.runtime.multiprocessors().max(1)).min(PAIRS_MAX);
+        self.zero(op.sums);
+        self.launch(
+            &DIGEST,
+            "digest",
+            Groups::each(groups),
+            arguments![&*op.sums, x, bytes, blocks, dimension(groups)],
+        );
+    }
+}
+
+fn place(x: &AnyBuffer<GpuMemory>) -> Place {
+    match *x {
+        AnyBuffer::F32(x) => Place::from(x),
+        AnyBuffer::Bf16(x) => Place::from(x),
+        AnyBuffer::F16(x) => Place::from(x),
+        AnyBuffer::U32(x) => Place::from(x),
+        AnyBuffer::U8(x) => Place::from(x),
+    }
 }

@@ -1,9 +1,17 @@
 //! Dropout on a GPU: four elements of a row per work item.
 
+use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::op::Dropout;
+use crate::backend::Run;
+use crate::op::{ApplyDropout, Dropout};
+
+impl Run<ApplyDropout<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut ApplyDropout<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        apply(self, op.y, op.x, &op.p);
+    }
+}
 
 static DROPOUT: Program = program!("dropout");
 

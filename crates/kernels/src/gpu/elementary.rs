@@ -1,9 +1,18 @@
 //! Elementary functions on a GPU.
 
+use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
+use crate::backend::Run;
+use crate::op::Elementary;
 use isobit_numerics::elementary::Function;
+
+impl Run<Elementary<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut Elementary<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        apply(self, op.y, op.x, op.function);
+    }
+}
 
 static ELEMENTARY: Program = program!("elementary");
 

@@ -1,14 +1,35 @@
 //! Embedding on a GPU. Backward links the tokens of each id into a list, which the group of its first token walks.
 
+use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::{GpuBuffer, Parts};
 use super::program::{Program, program};
 use crate::StoredMatrix;
+use crate::backend::Run;
 use crate::buffer::Element;
+use crate::op::{EmbeddingBackward, EmbeddingForward};
+
+impl Run<EmbeddingForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut EmbeddingForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        forward(self, op.y, op.table, op.ids, op.width);
+    }
+}
+
+impl Run<EmbeddingBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut EmbeddingBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        backward(self, op.dtable, op.dy, op.ids, op.width, workspace);
+    }
+}
 
 static EMBEDDING: Program = program!("embedding");
 
-pub(super) fn forward(gpu: &Gpu, y: &mut GpuBuffer<f32>, table: StoredMatrix<Gpu>, ids: &GpuBuffer<u32>, width: usize) {
+pub(super) fn forward(
+    gpu: &Gpu,
+    y: &mut GpuBuffer<f32>,
+    table: StoredMatrix<GpuMemory>,
+    ids: &GpuBuffer<u32>,
+    width: usize,
+) {
     match table {
         StoredMatrix::F32(table) => gather(gpu, "embedding_forward_f32", y, table, ids, width),
         StoredMatrix::Bf16(table) => gather(gpu, "embedding_forward_bf16", y, table, ids, width),

@@ -1,10 +1,24 @@
 //! Sigmoid gates on a GPU (`op/gate.rs`).
 
+use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::op::Gate;
+use crate::backend::Run;
+use crate::op::{Gate, GateBackward, GateForward};
 use isobit_numerics::lanes::LANES;
+
+impl Run<GateForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut GateForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        forward(self, op.y, op.x, op.g, &op.p);
+    }
+}
+
+impl Run<GateBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut GateBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        backward(self, op.dx, op.dg, op.dy, op.x, op.g, &op.p);
+    }
+}
 
 static GATE: Program = program!("gate");
 

@@ -1,10 +1,35 @@
 //! Gated norm on a GPU (`op/gated_norm.rs`).
 
+use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::op::GatedNorm;
+use crate::backend::Run;
+use crate::op::{GatedNorm, GatedNormBackward, GatedNormForward};
 use isobit_numerics::lanes::LANES;
+
+impl Run<GatedNormForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut GatedNormForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        forward(self, op.y, op.inverse, op.h, op.z, op.weight, &op.p);
+    }
+}
+
+impl Run<GatedNormBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut GatedNormBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        backward(
+            self,
+            op.dh,
+            op.dz,
+            op.dweight.as_deref_mut(),
+            op.dy,
+            (op.h, op.z),
+            op.inverse,
+            op.weight,
+            &op.p,
+            op.row_starts,
+        );
+    }
+}
 
 static GATED_NORM: Program = program!("gated_norm");
 

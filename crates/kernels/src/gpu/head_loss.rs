@@ -4,6 +4,7 @@
 //! Batches are whole token chunks and stripes whole vocabulary blocks, both in ascending order, so the sums of `dh` and
 //! `dhead` continue from what these hold. The sizes of both change memory and time, no bits.
 
+use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::hopper::Epilogue;
 use super::memory::{GpuBuffer, Parts, Place};
@@ -14,11 +15,45 @@ use super::product::{
 use super::program::{Program, program};
 use super::slices::{SlicedRows, plane_bytes};
 use crate::Matrix;
+use crate::backend::Run;
 use crate::op::head_loss::VOCABULARY_BLOCK;
-use crate::op::{HeadLoss, SliceShape, token_blocks};
+use crate::op::{HeadLoss, HeadLossBackward, HeadLossForward, HeadLossStep, SliceShape, token_blocks};
 use isobit_numerics::lanes::LANES;
 use isobit_numerics::slices::CHUNK;
 use std::ops::Range;
+
+impl Run<HeadLossStep<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut HeadLossStep<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        let (rows, h, head, labels, weight, p) = (op.rows, op.h, op.head, op.labels, op.weight, op.p);
+        let (loss, lse, best) = (&mut *op.loss, &mut *op.lse, &mut *op.best);
+        self.execute(&mut HeadLossForward { loss, lse, best, h: rows, head, labels, p }, workspace);
+        let (dh, dhead, lse) = (&mut *op.dh, None, &*op.lse);
+        self.execute(&mut HeadLossBackward { dh, dhead, rows, h, head, labels, lse, weight, p }, workspace);
+    }
+}
+
+impl Run<HeadLossForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut HeadLossForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        forward(self, op.loss, op.lse, op.best, op.h, op.head, op.labels, &op.p, workspace);
+    }
+}
+
+impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut HeadLossBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        backward(
+            self,
+            op.dh,
+            op.dhead.as_deref_mut(),
+            (op.rows, op.h),
+            op.head,
+            op.labels,
+            op.lse,
+            op.weight,
+            &op.p,
+            workspace,
+        );
+    }
+}
 
 static HEAD_LOSS: Program = program!("head_loss");
 
@@ -75,7 +110,7 @@ struct Logits<'a> {
 }
 
 impl<'a> Logits<'a> {
-    fn new(h: &SlicedRows, head: Matrix<'a, Gpu>, p: &HeadLoss, sizes: &Sizes, parts: &mut Parts) -> Self {
+    fn new(h: &SlicedRows, head: Matrix<'a, GpuMemory>, p: &HeadLoss, sizes: &Sizes, parts: &mut Parts) -> Self {
         assert!(p.vocabulary > 0, "a vocabulary");
         assert_eq!(h.shape, SliceShape { rows: p.tokens(), width: p.hidden, profile: p.profile }, "hidden states");
         let room = WeightRoom::take(parts, p.vocabulary, p.hidden, p.profile);
@@ -106,7 +141,7 @@ pub(super) fn forward(
     lse: &mut GpuBuffer<f32>,
     best: &mut GpuBuffer<u32>,
     h: &SlicedRows,
-    head: Matrix<Gpu>,
+    head: Matrix<GpuMemory>,
     labels: &GpuBuffer<i32>,
     p: &HeadLoss,
     workspace: &mut GpuBuffer<u8>,
@@ -165,7 +200,7 @@ pub(super) fn backward(
     dh: &mut GpuBuffer<f32>,
     dhead: Option<&mut GpuBuffer<f32>>,
     h: (&SlicedRows, &GpuBuffer<f32>),
-    head: Matrix<Gpu>,
+    head: Matrix<GpuMemory>,
     labels: &GpuBuffer<i32>,
     lse: &GpuBuffer<f32>,
     weight: &GpuBuffer<f32>,

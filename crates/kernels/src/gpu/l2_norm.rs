@@ -1,10 +1,24 @@
 //! L2 norm on a GPU (`op/l2_norm.rs`).
 
+use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::op::L2Norm;
+use crate::backend::Run;
+use crate::op::{L2Norm, L2NormBackward, L2NormForward};
 use isobit_numerics::lanes::LANES;
+
+impl Run<L2NormForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut L2NormForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        forward(self, op.y, op.inverse, op.x, &op.p);
+    }
+}
+
+impl Run<L2NormBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut L2NormBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        backward(self, op.dx, op.dy, op.x, op.inverse, &op.p);
+    }
+}
 
 static L2_NORM: Program = program!("l2_norm");
 

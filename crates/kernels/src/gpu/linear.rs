@@ -4,70 +4,43 @@
 use super::device::{Gpu, dimension};
 use super::hopper::{self, Epilogue, LowRank};
 use super::memory::{GpuBuffer, Place};
-use super::slices::SlicedRows;
-use super::{bias, product, thin};
-use crate::Matrix;
-use crate::op::{Product, Thin};
+use super::{GpuMemory, bias, product, thin};
+use crate::backend::Run;
+use crate::op::{LinearForward, LinearGradInput, LowRankTerm};
 
-/// The short side of an adapter, its factor, its shape.
-type Low<'a> = (&'a GpuBuffer<f32>, &'a GpuBuffer<f32>, &'a Thin<'a>);
+impl Run<LinearForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut LinearForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        if hopper::serves(self, op.p.profile, op.p.k) {
+            let bias = op.bias.map(|bias| (Place::from(bias), 0));
+            let end = Epilogue { bias, low: op.adapter.map(low_rank) };
+            return product::forward(self, op.y, op.x, op.w, &op.p, end, workspace);
+        }
+        product::forward(self, op.y, op.x, op.w, &op.p, Epilogue::default(), workspace);
+        if let Some(bias) = op.bias {
+            bias::forward(self, op.y, bias);
+        }
+        if let Some(LowRankTerm { u, factor, p }) = &op.adapter {
+            thin::expand(self, op.y, u, factor, p, workspace);
+        }
+    }
+}
 
-/// An adapter as the end of a product. `None` if several factors meet several rows.
-fn low_rank((u, factor, p): Low) -> Option<LowRank> {
-    let (rank_step, width_step) = thin::steps(p);
+impl Run<LinearGradInput<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut LinearGradInput<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        if hopper::serves(self, op.p.profile, op.p.n) {
+            let end = Epilogue { bias: None, low: op.adapter.map(low_rank) };
+            return product::grad_input(self, op.dx, op.dy, op.w, &op.p, end, workspace);
+        }
+        product::grad_input(self, op.dx, op.dy, op.w, &op.p, Epilogue::default(), workspace);
+        if let Some(LowRankTerm { u, factor, p }) = &op.adapter {
+            thin::expand(self, op.dx, u, factor, p, workspace);
+        }
+    }
+}
+
+/// An adapter as the end of a product.
+fn low_rank(LowRankTerm { u, factor, p }: LowRankTerm<GpuMemory>) -> LowRank {
+    let (rank_step, width_step) = thin::steps(&p);
     let [u, factor] = [u, factor].map(|buffer| (Place::from(buffer), 0));
-    (p.factors() == 1).then(|| LowRank { u, factor, rank: dimension(p.rank), rank_step, width_step, alpha: p.alpha })
-}
-
-pub(super) fn forward(
-    gpu: &Gpu,
-    y: &mut GpuBuffer<f32>,
-    x: &SlicedRows,
-    w: Matrix<Gpu>,
-    p: &Product,
-    bias: Option<&GpuBuffer<f32>>,
-    low: Option<Low>,
-    workspace: &mut GpuBuffer<u8>,
-) {
-    let adapter = low.and_then(low_rank);
-    if p.weights() == 1 && hopper::serves(gpu, p.profile, p.k) && adapter.is_some() == low.is_some() {
-        if let Some(bias) = bias {
-            assert_eq!(bias.len(), p.n, "bias");
-        }
-        if let Some((u, factor, thin)) = low {
-            thin::check(u, y, factor, thin);
-        }
-        let end = Epilogue { bias: bias.map(|bias| (Place::from(bias), 0)), low: adapter };
-        return product::forward(gpu, y, x, w, p, end, workspace);
-    }
-    product::forward(gpu, y, x, w, p, Epilogue::default(), workspace);
-    if let Some(bias) = bias {
-        bias::forward(gpu, y, bias);
-    }
-    if let Some((u, factor, thin)) = low {
-        thin::expand(gpu, y, u, factor, thin, workspace);
-    }
-}
-
-pub(super) fn grad_input(
-    gpu: &Gpu,
-    dx: &mut GpuBuffer<f32>,
-    dy: &GpuBuffer<f32>,
-    w: Matrix<Gpu>,
-    p: &Product,
-    low: Option<Low>,
-    workspace: &mut GpuBuffer<u8>,
-) {
-    let adapter = low.and_then(low_rank);
-    if p.weights() == 1 && hopper::serves(gpu, p.profile, p.n) && adapter.is_some() == low.is_some() {
-        if let Some((u, factor, thin)) = low {
-            thin::check(u, dx, factor, thin);
-        }
-        let end = Epilogue { bias: None, low: adapter };
-        return product::grad_input(gpu, dx, dy, w, p, end, workspace);
-    }
-    product::grad_input(gpu, dx, dy, w, p, Epilogue::default(), workspace);
-    if let Some((u, factor, thin)) = low {
-        thin::expand(gpu, dx, u, factor, thin, workspace);
-    }
+    LowRank { u, factor, rank: dimension(p.rank), rank_step, width_step, alpha: p.alpha }
 }

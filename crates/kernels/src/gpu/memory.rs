@@ -2,6 +2,7 @@
 
 use super::device::Gpu;
 use super::runtime::{Argument, Handle, Runtime};
+use crate::backend::Length;
 use crate::buffer::Element;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -59,6 +60,12 @@ impl<T: Element> GpuBuffer<T> {
 
     pub(super) fn handle(&self) -> Option<Handle> {
         self.memory.handle
+    }
+}
+
+impl<T: Element> Length for GpuBuffer<T> {
+    fn len(&self) -> usize {
+        self.length
     }
 }
 

@@ -3,7 +3,7 @@
 use super::device::{Gpu, Groups, arguments};
 use super::program::{Program, program};
 use super::runtime::failure;
-use crate::backend::{Backend, DeviceFailure};
+use crate::backend::{Device, DeviceFailure};
 
 static PROBE: Program = program!("probe");
 

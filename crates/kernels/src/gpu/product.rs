@@ -4,15 +4,35 @@
 //! taken in stripes, whose sums continue from what the output holds. [`fold_forward`], [`fold_input`] and [`fold_weight`] are
 //! the three products of sliced operands, which is where a device's own matrix units can take over.
 
+use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::hopper::{self, Epilogue, HopperProduct, Operand};
 use super::memory::{GpuBuffer, Parts, Place};
 use super::program::{Program, program};
-use super::slices::{CHUNK_GROUP, SLICES, SlicedRows, padded, plane_bytes, slice_stored, stored_length};
+use super::slices::{CHUNK_GROUP, SLICES, SlicedRows, padded, plane_bytes, slice_stored};
 use crate::Matrix;
-use crate::op::{Product, SliceShape, token_blocks};
+use crate::backend::Run;
+use crate::op::{Product, ProductForward, ProductGradInput, ProductGradWeight, SliceShape, token_blocks};
 use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
+
+impl Run<ProductForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut ProductForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        forward(self, op.y, op.x, op.w, &op.p, Epilogue::default(), workspace);
+    }
+}
+
+impl Run<ProductGradInput<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut ProductGradInput<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        grad_input(self, op.dx, op.dy, op.w, &op.p, Epilogue::default(), workspace);
+    }
+}
+
+impl Run<ProductGradWeight<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut ProductGradWeight<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        grad_weight(self, op.dw, op.dy, op.x, &op.p, op.row_starts, workspace);
+    }
+}
 
 static PRODUCT: Program = program!("product");
 
@@ -185,17 +205,17 @@ impl WeightRoom {
 
 /// A weight `[count, n, k]` as the products take it, in parts.
 pub(super) struct Weights<'a> {
-    matrix: Matrix<'a, Gpu>,
+    matrix: Matrix<'a, GpuMemory>,
     count: usize,
     shape: SliceShape,
     room: WeightRoom,
 }
 
 impl<'a> Weights<'a> {
-    pub(super) fn new(matrix: Matrix<'a, Gpu>, count: usize, shape: SliceShape, room: WeightRoom) -> Self {
+    pub(super) fn new(matrix: Matrix<'a, GpuMemory>, count: usize, shape: SliceShape, room: WeightRoom) -> Self {
         match matrix {
             Matrix::Sliced(w) => assert_eq!((w.shape, w.count), (shape, count), "sliced weight"),
-            Matrix::Stored(w) => assert_eq!(stored_length(w), count * shape.rows * shape.width, "stored weight"),
+            Matrix::Stored(w) => assert_eq!(w.len(), count * shape.rows * shape.width, "stored weight"),
         }
         Self { matrix, count, shape, room }
     }
@@ -621,7 +641,7 @@ pub(super) fn workspace(gpu: &Gpu, p: &Product) -> usize {
     input.max(columns[0] + columns[1])
 }
 
-fn weights<'a>(w: Matrix<'a, Gpu>, p: &Product, parts: &mut Parts) -> Weights<'a> {
+fn weights<'a>(w: Matrix<'a, GpuMemory>, p: &Product, parts: &mut Parts) -> Weights<'a> {
     let room = WeightRoom::take(parts, p.weights() * p.n, p.k, p.profile);
     let shape = SliceShape { rows: p.n, width: p.k, profile: p.profile };
     Weights::new(w, p.weights(), shape, room)
@@ -631,7 +651,7 @@ pub(super) fn forward(
     gpu: &Gpu,
     y: &mut GpuBuffer<f32>,
     x: &SlicedRows,
-    w: Matrix<Gpu>,
+    w: Matrix<GpuMemory>,
     p: &Product,
     end: Epilogue,
     workspace: &mut GpuBuffer<u8>,
@@ -653,7 +673,7 @@ pub(super) fn grad_input(
     gpu: &Gpu,
     dx: &mut GpuBuffer<f32>,
     dy: &GpuBuffer<f32>,
-    w: Matrix<Gpu>,
+    w: Matrix<GpuMemory>,
     p: &Product,
     end: Epilogue,
     workspace: &mut GpuBuffer<u8>,

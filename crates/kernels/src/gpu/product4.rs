@@ -1,17 +1,37 @@
 //! Products with 4-bit weights on a GPU (`op/product4.rs` says what): nibbles stay packed in memory and become bytes on their way
 //! into a group's local memory. The input gradient slices `dy·σ` into the workspace, one group of channels after another.
 
+use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::{GpuBuffer, Parts, Place, allocated_bytes};
 use super::product::{RowTiles, TILE, folded_columns, folded_shape};
 use super::program::{Program, program};
 use super::slices::{self, CHUNK_GROUP, SLICES, SlicedRows, plane_bytes};
-use crate::Backend;
+use crate::Device;
+use crate::backend::{Run, Shaped};
 use crate::op::product4::{AsQuantized, CHANNELS_PER_WORD, QuantizedShape, Scales};
-use crate::op::{Product, SliceShape};
+use crate::op::{Product, Product4Forward, Product4GradInput, Product4Rows, SliceShape};
 use half::f16;
 use isobit_numerics::slices::CHUNK;
 use std::ops::Range;
+
+impl Run<Product4Rows<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut Product4Rows<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        rows(self, op.rows, op.x, op.w, &op.p);
+    }
+}
+
+impl Run<Product4Forward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut Product4Forward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        forward(self, op.y, op.x, op.w, &op.p, workspace);
+    }
+}
+
+impl Run<Product4GradInput<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut Product4GradInput<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        grad_input(self, op.dx, op.dy, op.w, &op.p, workspace);
+    }
+}
 
 static PRODUCT4: Program = program!("product4");
 
@@ -27,6 +47,12 @@ pub struct QuantizedWeight {
     starts: GpuBuffer<u32>,
     /// `[weight][place]`: channels; nothing where the places of all weights are their channels.
     order: Option<GpuBuffer<u32>>,
+}
+
+impl Shaped<QuantizedShape> for QuantizedWeight {
+    fn shape(&self) -> QuantizedShape {
+        self.shape
+    }
 }
 
 /// `[weight][group][output]`

@@ -1,10 +1,24 @@
 //! RMS norm on a GPU (`op/rms_norm.rs`).
 
+use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::op::RmsNorm;
+use crate::backend::Run;
+use crate::op::{RmsNorm, RmsNormBackward, RmsNormForward};
 use isobit_numerics::lanes::LANES;
+
+impl Run<RmsNormForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut RmsNormForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        forward(self, op.y, op.inverse, op.x, op.weight, &op.p);
+    }
+}
+
+impl Run<RmsNormBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut RmsNormBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        backward(self, op.dx, op.dweight.as_deref_mut(), op.dy, op.x, op.inverse, op.weight, &op.p, op.row_starts);
+    }
+}
 
 static RMS_NORM: Program = program!("rms_norm");
 

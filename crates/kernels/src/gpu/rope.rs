@@ -1,9 +1,23 @@
 //! Rotary embedding on a GPU, in place.
 
+use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::op::Rope;
+use crate::backend::Run;
+use crate::op::{Rope, RopeBackward, RopeForward};
+
+impl Run<RopeForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut RopeForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        forward(self, op.x, op.cos, op.sin, op.positions, &op.p);
+    }
+}
+
+impl Run<RopeBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut RopeBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        backward(self, op.dx, op.cos, op.sin, op.positions, &op.p);
+    }
+}
 
 static ROPE: Program = program!("rope");
 

@@ -1,10 +1,30 @@
 //! Router of a mixture of experts on a GPU (`op/router.rs`).
 
+use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::op::{Router, Scoring};
+use crate::backend::Run;
+use crate::op::{Router, RouterBackward, RouterChoose, RouterWeights, Scoring};
 use isobit_numerics::lanes::LANES;
+
+impl Run<RouterChoose<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut RouterChoose<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        choose(self, op.indices, op.logits, op.bias, &op.p);
+    }
+}
+
+impl Run<RouterWeights<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut RouterWeights<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        weights(self, op.weights, op.logits, op.indices, &op.p);
+    }
+}
+
+impl Run<RouterBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut RouterBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        backward(self, op.dlogits, op.dweights, op.logits, op.indices, &op.p);
+    }
+}
 
 static ROUTER: Program = program!("router");
 

@@ -1,12 +1,20 @@
 //! Slices on a GPU: planes of bytes, one per slice, the highest first, rows padded with zeros.
 
+use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::{GpuBuffer, Place, allocated_bytes};
 use super::program::{Program, program};
 use crate::StoredMatrix;
-use crate::op::{QuantizedShape, SliceShape};
-use crate::plan::Layout;
+use crate::backend::{Device, Run, Shaped};
+use crate::op::{QuantizedShape, SliceRows, SliceShape, SliceWeight};
+use crate::plan::MemoryLayout;
 use isobit_numerics::slices::CHUNK;
+
+impl Run<SliceRows<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut SliceRows<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        slice_rows(self, op.rows, op.x);
+    }
+}
 
 pub(super) static SLICES: Program = program!("slices");
 
@@ -55,7 +63,11 @@ fn weight_lengths(count: usize, shape: SliceShape) -> (usize, usize) {
     (plane_bytes(SliceShape { rows, ..shape }), rows)
 }
 
-impl Layout for Gpu {
+impl MemoryLayout for Gpu {
+    fn name(&self) -> String {
+        Device::name(self)
+    }
+
     fn buffer_bytes(&self, bytes: usize) -> usize {
         allocated_bytes(bytes)
     }
@@ -88,20 +100,29 @@ pub(super) fn slice_rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>) {
     gpu.launch_sliced(&SLICES, "slice_rows", profile, groups, arguments);
 }
 
-pub(super) fn slice_weight(gpu: &Gpu, w: StoredMatrix<Gpu>, count: usize, shape: SliceShape) -> SlicedWeight {
-    let all = SliceShape { rows: count * shape.rows, ..shape };
+/// Not sliced yet.
+pub(super) fn weight(gpu: &Gpu, count: usize, shape: SliceShape) -> SlicedWeight {
     let (planes, units) = weight_lengths(count, shape);
-    let (planes, units) = (GpuBuffer::new(gpu, planes), GpuBuffer::new(gpu, units));
-    assert_eq!(stored_length(w), all.rows * shape.width, "weights to slice");
-    slice_stored(gpu, Place::from(&planes), Place::from(&units), w, 0, all);
-    SlicedWeight { shape, count, planes, units }
+    SlicedWeight { shape, count, planes: GpuBuffer::new(gpu, planes), units: GpuBuffer::new(gpu, units) }
 }
 
-pub(super) fn stored_length(w: StoredMatrix<Gpu>) -> usize {
-    match w {
-        StoredMatrix::F32(w) => w.len(),
-        StoredMatrix::Bf16(w) => w.len(),
-        StoredMatrix::F16(w) => w.len(),
+impl Run<SliceWeight<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut SliceWeight<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        let SlicedWeight { shape, count, ref planes, ref units } = *op.weight;
+        let all = SliceShape { rows: count * shape.rows, ..shape };
+        slice_stored(self, Place::from(planes), Place::from(units), op.w, 0, all);
+    }
+}
+
+impl Shaped<SliceShape> for SlicedRows {
+    fn shape(&self) -> SliceShape {
+        self.shape
+    }
+}
+
+impl Shaped<(usize, SliceShape)> for SlicedWeight {
+    fn shape(&self) -> (usize, SliceShape) {
+        (self.count, self.shape)
     }
 }
 
@@ -110,11 +131,11 @@ pub(super) fn slice_stored(
     gpu: &Gpu,
     planes: Place,
     units: Place,
-    w: StoredMatrix<Gpu>,
+    w: StoredMatrix<GpuMemory>,
     first: usize,
     shape: SliceShape,
 ) {
-    assert!((first + shape.rows) * shape.width <= stored_length(w), "rows of the weight");
+    assert!((first + shape.rows) * shape.width <= w.len(), "rows of the weight");
     let (format, w) = match w {
         StoredMatrix::F32(w) => (0u32, Place::from(w)),
         StoredMatrix::Bf16(w) => (1, Place::from(w)),

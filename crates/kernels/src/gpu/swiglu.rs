@@ -1,8 +1,35 @@
 //! SwiGLU on a GPU.
 
+use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
+use crate::backend::Run;
+use crate::op::{SwigluBackward, SwigluForward, SwigluPairsBackward, SwigluPairsForward};
+
+impl Run<SwigluForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut SwigluForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        forward(self, op.h, op.gate, op.up);
+    }
+}
+
+impl Run<SwigluBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut SwigluBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        backward(self, op.dgate, op.dup, op.dh, op.gate, op.up);
+    }
+}
+
+impl Run<SwigluPairsForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut SwigluPairsForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        pairs_forward(self, op.h, op.both, op.width);
+    }
+}
+
+impl Run<SwigluPairsBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut SwigluPairsBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        pairs_backward(self, op.dboth, op.dh, op.both, op.width);
+    }
+}
 
 static SWIGLU: Program = program!("swiglu");
 

@@ -1,11 +1,31 @@
 //! Thin products on a GPU (`op/thin.rs`). The factor is read as it lies; only the outer product has a workspace, for the sums
 //! of single blocks of tokens.
 
+use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::{GpuBuffer, Parts, Place};
 use super::program::{Program, program};
-use crate::op::{Layout, Thin};
+use crate::backend::Run;
+use crate::op::{FactorLayout as Layout, LowRank as Thin, LowRankContract, LowRankExpand, LowRankOuter};
 use isobit_numerics::lanes::LANES;
+
+impl Run<LowRankContract<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut LowRankContract<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        contract(self, op.u, op.x, op.factor, &op.p, workspace);
+    }
+}
+
+impl Run<LowRankExpand<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut LowRankExpand<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        expand(self, op.y, op.u, op.factor, &op.p, workspace);
+    }
+}
+
+impl Run<LowRankOuter<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut LowRankOuter<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        outer(self, op.dfactor, op.u, op.x, &op.p, op.row_starts, workspace);
+    }
+}
 
 static THIN: Program = program!("thin");
 

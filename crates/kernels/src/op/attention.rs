@@ -49,6 +49,8 @@
 //! Maxima and integer sums are exact, so their order is free; signed zeros of `m` cannot reach a result. Where a visible row
 //! holds a non-finite number the results that use it are NaN, with unspecified payload.
 
+use crate::backend::{F32, Length, Memory, Workspaces};
+use crate::op::{Op, Output, lengths};
 use isobit_numerics::slices::Profile;
 use std::ops::Range;
 
@@ -104,6 +106,24 @@ impl Attention<'_> {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1
     }
 
+    /// Pairs of a query and a key that it sees, of one head.
+    pub(crate) fn pairs(&self) -> usize {
+        let positions = self.spans.iter().flat_map(|span| span.first_position()..span.keys.len());
+        positions.map(|position| self.visible(position).len()).sum()
+    }
+
+    /// Panics unless `q`, `o`, `lse` hold whole tokens up to the last query, `k` and `v` up to the last key.
+    pub(crate) fn check_lengths(&self, op: &'static str, [q, o, lse]: [usize; 3], [k, v]: [usize; 2]) {
+        let (queries, keys) = (lse / self.heads, k / (self.kv_heads * self.key_width));
+        let (q_want, o_want) = (queries * self.heads * self.key_width, queries * self.heads * self.value_width);
+        let (k_want, v_want) = (keys * self.kv_heads * self.key_width, keys * self.kv_heads * self.value_width);
+        let lse_want = queries * self.heads;
+        lengths(op, &[("q", q, q_want), ("o", o, o_want), ("lse", lse, lse_want), ("k", k, k_want), ("v", v, v_want)]);
+        for span in self.spans {
+            assert!(span.queries.end <= queries && span.keys.end <= keys, "{op}: {span:?} lies within the tensors");
+        }
+    }
+
     /// Panics on parameters that no implementation takes.
     pub fn check(&self) {
         let widths = 1..=HEAD_WIDTH_MAX;
@@ -133,5 +153,83 @@ impl Attention<'_> {
         for span in self.spans {
             assert_eq!(span.queries.len(), span.keys.len(), "in the backward pass all positions are queries: {span:?}");
         }
+    }
+}
+
+/// `o`, and the logarithm of each query's denominator.
+pub struct AttentionForward<'a, M: Memory> {
+    pub o: &'a mut F32<M>,
+    /// Base 2, for the backward pass.
+    pub lse: &'a mut F32<M>,
+    pub q: &'a F32<M>,
+    pub k: &'a F32<M>,
+    pub v: &'a F32<M>,
+    pub p: Attention<'a>,
+}
+
+impl<M: Memory> Op<M> for AttentionForward<'_, M> {
+    const NAME: &'static str = "attention_forward";
+
+    fn check(&self) {
+        self.p.check();
+        self.p.check_lengths(Self::NAME, [self.q.len(), self.o.len(), self.lse.len()], [self.k.len(), self.v.len()]);
+    }
+
+    fn multiply_adds(&self) -> usize {
+        self.p.pairs() * self.p.heads * (self.p.key_width + self.p.value_width)
+    }
+
+    fn workspace(&self, of: &dyn Workspaces) -> usize {
+        of.attention(&self.p)
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.o), Output::Kept(self.lse)]
+    }
+}
+
+/// Gradients of queries, keys and values.
+pub struct AttentionBackward<'a, M: Memory> {
+    pub dq: &'a mut F32<M>,
+    pub dk: &'a mut F32<M>,
+    pub dv: &'a mut F32<M>,
+    pub d_o: &'a F32<M>,
+    pub q: &'a F32<M>,
+    pub k: &'a F32<M>,
+    pub v: &'a F32<M>,
+    pub o: &'a F32<M>,
+    pub lse: &'a F32<M>,
+    pub p: Attention<'a>,
+}
+
+impl<M: Memory> Op<M> for AttentionBackward<'_, M> {
+    const NAME: &'static str = "attention_backward";
+
+    fn check(&self) {
+        self.p.check();
+        self.p.check_backward();
+        self.p.check_lengths(Self::NAME, [self.q.len(), self.o.len(), self.lse.len()], [self.k.len(), self.v.len()]);
+        lengths(
+            Self::NAME,
+            &[
+                ("dq", self.dq.len(), self.q.len()),
+                ("dk", self.dk.len(), self.k.len()),
+                ("dv", self.dv.len(), self.v.len()),
+                ("d_o", self.d_o.len(), self.o.len()),
+            ],
+        );
+    }
+
+    fn multiply_adds(&self) -> usize {
+        // The scores again, dP and dV, dQ and dK.
+        self.p.pairs() * self.p.heads * (3 * self.p.key_width + 2 * self.p.value_width)
+    }
+
+    fn workspace(&self, of: &dyn Workspaces) -> usize {
+        of.attention(&self.p)
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.dq), Output::F32(self.dk), Output::F32(self.dv)]
     }
 }

@@ -11,6 +11,9 @@
 //! `dx = fma(w[K−1−(t'−t)], dc[t'], dx)` for `t' = t, t+1, …` up to `t+K−1` or the document's end; `dweight[j]` gets the sum over tokens
 //! with the step `s = fma(dc[t], x[t − (K−1) + j], s)`, left out where the tap is.
 
+use crate::backend::{F32, Length, Memory};
+use crate::op::{Op, Output, end, lengths};
+
 /// Longest window.
 pub const KERNEL_MAX: usize = 8;
 
@@ -39,5 +42,82 @@ impl Conv1d<'_> {
     pub fn check(&self) {
         assert!((1..=KERNEL_MAX).contains(&self.kernel), "kernel {} is outside 1..={KERNEL_MAX}", self.kernel);
         assert!(self.starts.first() == Some(&0) && self.starts.is_sorted(), "starts of documents ascend from 0");
+    }
+}
+
+/// `y = silu(conv(x))`.
+pub struct Conv1dForward<'a, M: Memory> {
+    pub y: &'a mut F32<M>,
+    pub x: &'a F32<M>,
+    pub weight: &'a F32<M>,
+    /// `kernel − 1` inputs before each document, for decoding.
+    pub history: Option<&'a F32<M>>,
+    pub p: Conv1d<'a>,
+}
+
+impl<M: Memory> Op<M> for Conv1dForward<'_, M> {
+    const NAME: &'static str = "conv1d_forward";
+
+    fn check(&self) {
+        let p = &self.p;
+        p.check();
+        let length = p.tokens() * p.channels;
+        lengths(
+            Self::NAME,
+            &[
+                ("y", self.y.len(), length),
+                ("x", self.x.len(), length),
+                ("weight", self.weight.len(), p.channels * p.kernel),
+            ],
+        );
+        if let Some(history) = self.history {
+            lengths(Self::NAME, &[("history", history.len(), p.history())]);
+        }
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.y)]
+    }
+}
+
+/// `dx`, and `dweight` where it is asked for.
+pub struct Conv1dBackward<'a, M: Memory> {
+    pub dx: &'a mut F32<M>,
+    pub dweight: Option<&'a mut F32<M>>,
+    pub dy: &'a F32<M>,
+    pub x: &'a F32<M>,
+    pub weight: &'a F32<M>,
+    pub p: Conv1d<'a>,
+    pub row_starts: &'a [usize],
+}
+
+impl<M: Memory> Op<M> for Conv1dBackward<'_, M> {
+    const NAME: &'static str = "conv1d_backward";
+
+    fn check(&self) {
+        let p = &self.p;
+        p.check();
+        let length = p.tokens() * p.channels;
+        lengths(
+            Self::NAME,
+            &[
+                ("dx", self.dx.len(), length),
+                ("dy", self.dy.len(), length),
+                ("x", self.x.len(), length),
+                ("weight", self.weight.len(), p.channels * p.kernel),
+            ],
+        );
+        if let Some(dweight) = &self.dweight {
+            lengths(
+                Self::NAME,
+                &[("dweight", dweight.len(), self.weight.len()), ("row_starts", end(self.row_starts), p.tokens())],
+            );
+        }
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        let mut outputs = vec![Output::F32(self.dx)];
+        outputs.extend(self.dweight.as_deref_mut().map(Output::F32));
+        outputs
     }
 }

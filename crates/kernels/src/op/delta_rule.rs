@@ -32,6 +32,8 @@
 //!
 //! The backward pass is in `docs/numerics.md`; no gradient goes through initial or final states.
 
+use crate::backend::{F32, Length, Memory, Workspaces};
+use crate::op::{Op, Output, lengths};
 use std::ops::Range;
 
 /// Tokens of a chunk.
@@ -106,4 +108,111 @@ impl DeltaRule<'_> {
 pub fn chunks(document: Range<usize>) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator {
     let end = document.end;
     document.step_by(CHUNK).map(move |start| start..(start + CHUNK).min(end))
+}
+
+/// `o`, and the states after each document where they are asked for.
+pub struct DeltaRuleForward<'a, M: Memory> {
+    pub o: &'a mut F32<M>,
+    pub final_state: Option<&'a mut F32<M>>,
+    pub q: &'a F32<M>,
+    pub k: &'a F32<M>,
+    pub v: &'a F32<M>,
+    pub g: &'a F32<M>,
+    pub beta: &'a F32<M>,
+    /// Without one every document starts from zero.
+    pub initial_state: Option<&'a F32<M>>,
+    pub p: DeltaRule<'a>,
+}
+
+impl<M: Memory> Op<M> for DeltaRuleForward<'_, M> {
+    const NAME: &'static str = "delta_rule_forward";
+
+    fn check(&self) {
+        let p = &self.p;
+        p.check();
+        let [keys, values, scalars, states] = p.lengths();
+        lengths(
+            Self::NAME,
+            &[
+                ("o", self.o.len(), values),
+                ("q", self.q.len(), keys),
+                ("k", self.k.len(), keys),
+                ("v", self.v.len(), values),
+                ("g", self.g.len(), scalars),
+                ("beta", self.beta.len(), scalars),
+            ],
+        );
+        if let Some(state) = &self.final_state {
+            lengths(Self::NAME, &[("final_state", state.len(), states)]);
+        }
+        if let Some(state) = self.initial_state {
+            lengths(Self::NAME, &[("initial_state", state.len(), states)]);
+        }
+    }
+
+    fn workspace(&self, of: &dyn Workspaces) -> usize {
+        of.delta_rule(&self.p)
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        let mut outputs = vec![Output::F32(self.o)];
+        outputs.extend(self.final_state.as_deref_mut().map(Output::F32));
+        outputs
+    }
+}
+
+/// Gradients of all inputs. Every document starts from zero; the states are computed again.
+pub struct DeltaRuleBackward<'a, M: Memory> {
+    pub dq: &'a mut F32<M>,
+    pub dk: &'a mut F32<M>,
+    pub dv: &'a mut F32<M>,
+    pub dg: &'a mut F32<M>,
+    pub dbeta: &'a mut F32<M>,
+    pub d_o: &'a F32<M>,
+    pub q: &'a F32<M>,
+    pub k: &'a F32<M>,
+    pub v: &'a F32<M>,
+    pub g: &'a F32<M>,
+    pub beta: &'a F32<M>,
+    pub p: DeltaRule<'a>,
+}
+
+impl<M: Memory> Op<M> for DeltaRuleBackward<'_, M> {
+    const NAME: &'static str = "delta_rule_backward";
+
+    fn check(&self) {
+        let p = &self.p;
+        p.check();
+        let [keys, values, scalars, _] = p.lengths();
+        lengths(
+            Self::NAME,
+            &[
+                ("dq", self.dq.len(), keys),
+                ("dk", self.dk.len(), keys),
+                ("dv", self.dv.len(), values),
+                ("dg", self.dg.len(), scalars),
+                ("dbeta", self.dbeta.len(), scalars),
+                ("d_o", self.d_o.len(), values),
+                ("q", self.q.len(), keys),
+                ("k", self.k.len(), keys),
+                ("v", self.v.len(), values),
+                ("g", self.g.len(), scalars),
+                ("beta", self.beta.len(), scalars),
+            ],
+        );
+    }
+
+    fn workspace(&self, of: &dyn Workspaces) -> usize {
+        of.delta_rule(&self.p)
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![
+            Output::F32(self.dq),
+            Output::F32(self.dk),
+            Output::F32(self.dv),
+            Output::F32(self.dg),
+            Output::F32(self.dbeta),
+        ]
+    }
 }

@@ -4,6 +4,8 @@
 //! The word is keyed by (seed, purpose, step, row, tensor, element): `row` counts from `first_row` along `row_starts`,
 //! `element` from the start of its row. Which micro-batch a row sits in does not show.
 
+use crate::backend::{F32, Length, Memory};
+use crate::op::{Op, Output, end, lengths};
 use isobit_numerics::philox::Key;
 
 #[derive(Clone, Copy, Debug)]
@@ -16,4 +18,24 @@ pub struct Dropout<'a> {
     pub width: usize,
     pub threshold: u32,
     pub keep_scale: f32,
+}
+
+/// `y = x`, some elements dropped and the others scaled.
+pub struct ApplyDropout<'a, M: Memory> {
+    pub y: &'a mut F32<M>,
+    pub x: &'a F32<M>,
+    pub p: Dropout<'a>,
+}
+
+impl<M: Memory> Op<M> for ApplyDropout<'_, M> {
+    const NAME: &'static str = "dropout";
+
+    fn check(&self) {
+        let length = end(self.p.row_starts) * self.p.width;
+        lengths(Self::NAME, &[("y", self.y.len(), length), ("x", self.x.len(), length)]);
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.y)]
+    }
 }

@@ -3,3 +3,55 @@
 //! Forward: `y[t] = table[id(t)]`, exact. Backward: `dtable[id]` is a chain of additions that starts from what `dtable`
 //! holds and takes `dy[t]` for the tokens with that id in ascending `t`. It knows no blocks and no rows of data, so
 //! consecutive calls over consecutive tokens equal one call. Rows whose id does not occur are not touched.
+
+use crate::backend::{F32, Length, Memory, StoredMatrix, U32, Workspaces};
+use crate::op::{Op, Output, lengths};
+
+/// `y[t] = table[ids[t]]`.
+pub struct EmbeddingForward<'a, M: Memory> {
+    pub y: &'a mut F32<M>,
+    pub table: StoredMatrix<'a, M>,
+    pub ids: &'a U32<M>,
+    pub width: usize,
+}
+
+impl<M: Memory> Op<M> for EmbeddingForward<'_, M> {
+    const NAME: &'static str = "embedding_forward";
+
+    fn check(&self) {
+        lengths(Self::NAME, &[("y", self.y.len(), self.ids.len() * self.width)]);
+        assert!(
+            self.width == 0 || self.table.len().is_multiple_of(self.width),
+            "{}: whole rows of the table",
+            Self::NAME
+        );
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.y)]
+    }
+}
+
+/// `dtable[ids[t]] += dy[t]`.
+pub struct EmbeddingBackward<'a, M: Memory> {
+    pub dtable: &'a mut F32<M>,
+    pub dy: &'a F32<M>,
+    pub ids: &'a U32<M>,
+    pub width: usize,
+}
+
+impl<M: Memory> Op<M> for EmbeddingBackward<'_, M> {
+    const NAME: &'static str = "embedding_backward";
+
+    fn check(&self) {
+        lengths(Self::NAME, &[("dy", self.dy.len(), self.ids.len() * self.width)]);
+    }
+
+    fn workspace(&self, of: &dyn Workspaces) -> usize {
+        of.embedding(self.ids.len())
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.dtable)]
+    }
+}

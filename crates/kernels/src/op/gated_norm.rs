@@ -6,10 +6,92 @@
 //! Backward: `n = h·inv`, `d = dy·silu(z)`, `g = d·weight`, `c = (lane sum of fma(g, n, ·)) / f32(width)`; `dh = fma(−n, c, g)·inv`;
 //! `dz = (dy·(weight·n))·silu_grad(z)`; `dweight` gets the sum over tokens (heads) of `d·n`, the product rounded, then added.
 
+use crate::backend::{F32, Length, Memory};
+use crate::op::{Op, Output, end, lengths};
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatedNorm {
     /// Heads of all tokens.
     pub tokens: usize,
     pub width: usize,
     pub eps: f32,
+}
+
+/// `y = (weight·(h·inverse))·silu(z)`.
+pub struct GatedNormForward<'a, M: Memory> {
+    pub y: &'a mut F32<M>,
+    /// One per token, for the backward pass.
+    pub inverse: &'a mut F32<M>,
+    pub h: &'a F32<M>,
+    pub z: &'a F32<M>,
+    pub weight: &'a F32<M>,
+    pub p: GatedNorm,
+}
+
+impl<M: Memory> Op<M> for GatedNormForward<'_, M> {
+    const NAME: &'static str = "gated_norm_forward";
+
+    fn check(&self) {
+        let p = &self.p;
+        let length = p.tokens * p.width;
+        lengths(
+            Self::NAME,
+            &[
+                ("y", self.y.len(), length),
+                ("inverse", self.inverse.len(), p.tokens),
+                ("h", self.h.len(), length),
+                ("z", self.z.len(), length),
+                ("weight", self.weight.len(), p.width),
+            ],
+        );
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.y), Output::Kept(self.inverse)]
+    }
+}
+
+/// `dh`, `dz`, and `dweight` where it is asked for.
+pub struct GatedNormBackward<'a, M: Memory> {
+    pub dh: &'a mut F32<M>,
+    pub dz: &'a mut F32<M>,
+    pub dweight: Option<&'a mut F32<M>>,
+    pub dy: &'a F32<M>,
+    pub h: &'a F32<M>,
+    pub z: &'a F32<M>,
+    pub inverse: &'a F32<M>,
+    pub weight: &'a F32<M>,
+    pub p: GatedNorm,
+    /// They count heads, as `p.tokens` does.
+    pub row_starts: &'a [usize],
+}
+
+impl<M: Memory> Op<M> for GatedNormBackward<'_, M> {
+    const NAME: &'static str = "gated_norm_backward";
+
+    fn check(&self) {
+        let p = &self.p;
+        let length = p.tokens * p.width;
+        lengths(
+            Self::NAME,
+            &[
+                ("dh", self.dh.len(), length),
+                ("dz", self.dz.len(), length),
+                ("dy", self.dy.len(), length),
+                ("h", self.h.len(), length),
+                ("z", self.z.len(), length),
+                ("inverse", self.inverse.len(), p.tokens),
+                ("weight", self.weight.len(), p.width),
+            ],
+        );
+        if let Some(dweight) = &self.dweight {
+            lengths(Self::NAME, &[("dweight", dweight.len(), p.width), ("row_starts", end(self.row_starts), p.tokens)]);
+        }
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        let mut outputs = vec![Output::F32(self.dh), Output::F32(self.dz)];
+        outputs.extend(self.dweight.as_deref_mut().map(Output::F32));
+        outputs
+    }
 }

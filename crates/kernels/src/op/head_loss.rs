@@ -16,6 +16,10 @@
 //! `dhead`, if asked for, accumulates the weight-gradient slice product of `dz` and `h` over token chunks of 512 that
 //! restart at row starts; ignored tokens take part with their zeros.
 
+use crate::backend::{F32, I32, Length, Matrix, Memory, Shaped, U32, Workspaces};
+use crate::op::product::Product;
+use crate::op::slices::SliceShape;
+use crate::op::{Op, Output, lengths};
 use isobit_numerics::elementary::CANONICAL_NAN_BITS;
 use isobit_numerics::slices::Profile;
 
@@ -37,6 +41,33 @@ impl HeadLoss<'_> {
         self.row_starts[self.row_starts.len() - 1]
     }
 
+    /// Of one product with the head.
+    fn multiply_adds(&self) -> usize {
+        self.tokens() * self.hidden * self.vocabulary
+    }
+
+    /// Panics on parameters that no implementation takes.
+    fn check(&self) {
+        assert!(self.vocabulary > 0 && self.hidden > 0, "a head");
+        assert_eq!(self.row_starts.first(), Some(&0), "rows of data from the first token on");
+    }
+
+    /// Panics unless these are the hidden states.
+    fn check_hidden(&self, rows: SliceShape) {
+        assert_eq!(
+            rows,
+            SliceShape { rows: self.tokens(), width: self.hidden, profile: self.profile },
+            "hidden states"
+        );
+    }
+
+    /// Panics unless this is the head.
+    fn check_head<M: Memory>(&self, head: Matrix<M>) {
+        let segments = [0, self.tokens()];
+        let (n, k) = (self.vocabulary, self.hidden);
+        Product { segments: &segments, n, k, profile: self.profile, accumulate: false }.check_weight(head);
+    }
+
     /// A label that is neither a row of the head nor ignored is the caller's bug.
     pub(crate) fn check_labels(&self, labels: &[i32]) {
         assert_eq!(labels.len(), self.tokens(), "one label per token");
@@ -51,4 +82,153 @@ impl HeadLoss<'_> {
 #[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
     if x.is_nan() { f32::from_bits(CANONICAL_NAN_BITS) } else { x }
+}
+
+/// Loss, logarithm of the denominator and best token, one of each per token.
+pub struct HeadLossForward<'a, M: Memory> {
+    pub loss: &'a mut F32<M>,
+    pub lse: &'a mut F32<M>,
+    pub best: &'a mut U32<M>,
+    pub h: &'a M::Rows,
+    pub head: Matrix<'a, M>,
+    pub labels: &'a I32<M>,
+    pub p: HeadLoss<'a>,
+}
+
+impl<M: Memory> Op<M> for HeadLossForward<'_, M> {
+    const NAME: &'static str = "head_loss_forward";
+
+    fn check(&self) {
+        let p = &self.p;
+        let tokens = p.tokens();
+        p.check();
+        p.check_hidden(self.h.shape());
+        p.check_head(self.head);
+        lengths(
+            Self::NAME,
+            &[
+                ("loss", self.loss.len(), tokens),
+                ("lse", self.lse.len(), tokens),
+                ("best", self.best.len(), tokens),
+                ("labels", self.labels.len(), tokens),
+            ],
+        );
+    }
+
+    fn multiply_adds(&self) -> usize {
+        self.p.multiply_adds()
+    }
+
+    fn workspace(&self, of: &dyn Workspaces) -> usize {
+        of.head_loss(&self.p)
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.loss), Output::F32(self.lse), Output::U32(self.best)]
+    }
+}
+
+/// Gradient of the hidden states, and of the head where it is asked for.
+pub struct HeadLossBackward<'a, M: Memory> {
+    pub dh: &'a mut F32<M>,
+    pub dhead: Option<&'a mut F32<M>>,
+    /// The hidden states, sliced.
+    pub rows: &'a M::Rows,
+    pub h: &'a F32<M>,
+    pub head: Matrix<'a, M>,
+    pub labels: &'a I32<M>,
+    pub lse: &'a F32<M>,
+    pub weight: &'a F32<M>,
+    pub p: HeadLoss<'a>,
+}
+
+impl<M: Memory> Op<M> for HeadLossBackward<'_, M> {
+    const NAME: &'static str = "head_loss_backward";
+
+    fn check(&self) {
+        let p = &self.p;
+        let tokens = p.tokens();
+        p.check();
+        p.check_hidden(self.rows.shape());
+        p.check_head(self.head);
+        lengths(
+            Self::NAME,
+            &[
+                ("dh", self.dh.len(), tokens * p.hidden),
+                ("h", self.h.len(), tokens * p.hidden),
+                ("labels", self.labels.len(), tokens),
+                ("lse", self.lse.len(), tokens),
+                ("weight", self.weight.len(), tokens),
+            ],
+        );
+        if let Some(dhead) = &self.dhead {
+            lengths(Self::NAME, &[("dhead", dhead.len(), p.vocabulary * p.hidden)]);
+        }
+    }
+
+    fn multiply_adds(&self) -> usize {
+        // The logits again, the gradient of the hidden states, that of the head.
+        self.p.multiply_adds() * if self.dhead.is_some() { 3 } else { 2 }
+    }
+
+    fn workspace(&self, of: &dyn Workspaces) -> usize {
+        of.head_loss(&self.p)
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        let mut outputs = vec![Output::F32(self.dh)];
+        outputs.extend(self.dhead.as_deref_mut().map(Output::F32));
+        outputs
+    }
+}
+
+/// `head_loss_forward`, then `head_loss_backward` without a gradient of the head.
+pub struct HeadLossStep<'a, M: Memory> {
+    pub loss: &'a mut F32<M>,
+    pub lse: &'a mut F32<M>,
+    pub best: &'a mut U32<M>,
+    pub dh: &'a mut F32<M>,
+    /// The hidden states, sliced.
+    pub rows: &'a M::Rows,
+    pub h: &'a F32<M>,
+    pub head: Matrix<'a, M>,
+    pub labels: &'a I32<M>,
+    pub weight: &'a F32<M>,
+    pub p: HeadLoss<'a>,
+}
+
+impl<M: Memory> Op<M> for HeadLossStep<'_, M> {
+    const NAME: &'static str = "head_loss_step";
+
+    fn check(&self) {
+        let p = &self.p;
+        let tokens = p.tokens();
+        p.check();
+        p.check_hidden(self.rows.shape());
+        p.check_head(self.head);
+        lengths(
+            Self::NAME,
+            &[
+                ("loss", self.loss.len(), tokens),
+                ("lse", self.lse.len(), tokens),
+                ("best", self.best.len(), tokens),
+                ("dh", self.dh.len(), tokens * p.hidden),
+                ("h", self.h.len(), tokens * p.hidden),
+                ("labels", self.labels.len(), tokens),
+                ("weight", self.weight.len(), tokens),
+            ],
+        );
+    }
+
+    fn multiply_adds(&self) -> usize {
+        3 * self.p.multiply_adds()
+    }
+
+    fn workspace(&self, of: &dyn Workspaces) -> usize {
+        of.head_loss_step(&self.p)
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.loss), Output::F32(self.lse), Output::U32(self.best), Output::F32(self.dh)]
+    }
 }

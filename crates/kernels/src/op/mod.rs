@@ -1,15 +1,16 @@
-//! One file per op: shapes, parameters and what the bits are. `docs/numerics.md` is normative; each file cites it.
+//! One file per op: its arguments, their shapes, and what the bits are. `docs/numerics.md` is normative; each file cites it.
 //!
 //! Conventions: matrices are row-major and dense; a *token* is one row of an activation matrix; *rows* in the sense of
 //! the data (sequences of a step) are given by `row_starts`, ascending offsets into the tokens with the end as last.
 //! Gradients of parameters accumulate, everything else overwrites unless `accumulate` says otherwise.
 
 pub mod adamw;
+pub mod add;
 pub mod attention;
 pub mod balance;
 pub mod bias;
 pub mod cast;
-pub mod column_copy;
+pub mod columns;
 pub mod combine;
 pub mod conv1d;
 pub mod decay;
@@ -22,33 +23,105 @@ pub mod gate;
 pub mod gated_norm;
 pub mod head_loss;
 pub mod l2_norm;
+pub mod linear;
+pub mod low_rank;
 pub mod product;
 pub mod product4;
-pub mod residual;
 pub mod rms_norm;
 pub mod rope;
 pub mod router;
+pub mod scale;
+pub mod slices;
 pub mod sum_squares;
 pub mod swiglu;
-pub mod thin;
 
-pub use attention::{Attention, Span};
-pub use column_copy::{ColumnMode, Columns, Place};
-pub use combine::Combine;
-pub use conv1d::Conv1d;
-pub use decay::Decay;
-pub use delta_rule::DeltaRule;
-pub use dropout::Dropout;
-pub use gate::Gate;
-pub use gated_norm::GatedNorm;
-pub use head_loss::{HeadLoss, IGNORED};
-pub use l2_norm::L2Norm;
-pub use product::{Product, SliceShape};
-pub use product4::{AsQuantized, Quantized, QuantizedShape, Scales};
-pub use rms_norm::RmsNorm;
-pub use rope::Rope;
-pub use router::{Grouped, Router, Scoring};
-pub use thin::{Layout, Thin};
+pub use adamw::AdamWUpdate;
+pub use add::Add;
+pub use attention::{Attention, AttentionBackward, AttentionForward, Span};
+pub use balance::{BalanceBackward, BalanceForward};
+pub use bias::{BiasBackward, BiasForward};
+pub use cast::{ToBf16, ToF16, ToF32};
+pub use columns::{ColumnMode, Columns, CopyColumns, Place};
+pub use combine::{Combine, CombineBackward, CombineForward};
+pub use conv1d::{Conv1d, Conv1dBackward, Conv1dForward};
+pub use decay::{Decay, DecayBackward, DecayForward};
+pub use delta_rule::{DeltaRule, DeltaRuleBackward, DeltaRuleForward};
+pub use digest::{AnyBuffer, DigestSums};
+pub use dropout::{ApplyDropout, Dropout};
+pub use elementary::Elementary;
+pub use embedding::{EmbeddingBackward, EmbeddingForward};
+pub use gate::{Gate, GateBackward, GateForward};
+pub use gated_norm::{GatedNorm, GatedNormBackward, GatedNormForward};
+pub use head_loss::{HeadLoss, HeadLossBackward, HeadLossForward, HeadLossStep, IGNORED};
+pub use l2_norm::{L2Norm, L2NormBackward, L2NormForward};
+pub use linear::{LinearForward, LinearGradInput, LowRankTerm};
+pub use low_rank::{FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter};
+pub use product::{Product, ProductForward, ProductGradInput, ProductGradWeight};
+pub use product4::{AsQuantized, Product4Forward, Product4GradInput, Product4Rows, Quantized, QuantizedShape, Scales};
+pub use rms_norm::{RmsNorm, RmsNormBackward, RmsNormForward};
+pub use rope::{Rope, RopeBackward, RopeForward};
+pub use router::{Grouped, Router, RouterBackward, RouterChoose, RouterWeights, Scoring};
+pub use scale::Scale;
+pub use slices::{SliceRows, SliceShape, SliceWeight};
+pub use sum_squares::SumSquares;
+pub use swiglu::{SwigluBackward, SwigluForward, SwigluPairsBackward, SwigluPairsForward};
+
+use crate::backend::{F32, Memory, U32, Workspaces};
+use half::{bf16, f16};
+
+/// An op as a value: its arguments by name. Outputs come first, then inputs and parameters.
+///
+/// Whatever is true of an op on every backend stands here, so that counting, observing and disturbing ops need not know
+/// any of them by name.
+pub trait Op<M: Memory> {
+    const NAME: &'static str;
+
+    /// Panics unless lengths and parameters fit together: a wrong size is the caller's bug.
+    fn check(&self);
+
+    /// Products of two numbers that are added up, as the mathematics counts them: a slice product of either profile is one.
+    fn multiply_adds(&self) -> usize {
+        0
+    }
+
+    /// What tells two calls of one op apart in a report: rows, outputs and inputs of a product. Zero elsewhere.
+    fn size(&self) -> [usize; 3] {
+        [0; 3]
+    }
+
+    /// Bytes that the op works in, on a device whose needs are `of`.
+    fn workspace(&self, _of: &dyn Workspaces) -> usize {
+        0
+    }
+
+    /// Everything that the op writes.
+    fn outputs(&mut self) -> Vec<Output<'_, M>>;
+}
+
+/// One tensor that an op writes.
+pub enum Output<'a, M: Memory> {
+    F32(&'a mut F32<M>),
+    /// For the op's gradient alone.
+    Kept(&'a mut F32<M>),
+    Bf16(&'a mut M::Buffer<bf16>),
+    F16(&'a mut M::Buffer<f16>),
+    U32(&'a mut U32<M>),
+    Rows(&'a mut M::Rows),
+    Weight(&'a mut M::Weight),
+}
+
+/// Panics unless each named tensor has the length that it should have.
+#[track_caller]
+fn lengths(op: &'static str, tensors: &[(&'static str, usize, usize)]) {
+    for (tensor, length, wanted) in tensors {
+        assert!(length == wanted, "{op}: `{tensor}` has {length} elements where {wanted} are needed");
+    }
+}
+
+/// Tokens of all rows.
+fn end(row_starts: &[usize]) -> usize {
+    row_starts[row_starts.len() - 1]
+}
 
 /// Tokens that a sum over tokens adds up before it is folded into the running total ("Sums over tokens").
 pub const TOKEN_BLOCK: usize = 128;

@@ -11,15 +11,10 @@
 //! Inside a chunk `v` comes from exact integer sums: profile x2 `v = f32(256·Σhh + Σ(hl + lh))`, one rounding; profile x3
 //! `v = fma(f32(Σhh), 65536, fma(f32(Σ(hm + mh)), 256, f32(Σ(hl + mm + lh))))`.
 
+use crate::backend::{F32, Length, Matrix, Memory, Shaped, Workspaces};
+use crate::op::slices::SliceShape;
+use crate::op::{Op, Output, lengths};
 use isobit_numerics::slices::Profile;
-
-/// Rows to be sliced along their width.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SliceShape {
-    pub rows: usize,
-    pub width: usize,
-    pub profile: Profile,
-}
 
 /// A product or a group of products with one shape of weight: rows `segments[e]..segments[e+1]` of the left operand meet
 /// weight `e`. A plain product has the single segment `[0, m]`; experts and batches have one each, empty ones allowed.
@@ -43,5 +38,141 @@ impl Product<'_> {
     /// Rows of the left operand.
     pub fn rows(&self) -> usize {
         self.segments[self.weights()]
+    }
+
+    pub(crate) fn multiply_adds(&self) -> usize {
+        self.rows() * self.n * self.k
+    }
+
+    /// Rows, outputs, inputs.
+    pub(crate) fn size(&self) -> [usize; 3] {
+        [self.rows(), self.n, self.k]
+    }
+
+    /// Panics unless these are the rows that the product takes.
+    pub(crate) fn check_left(&self, rows: SliceShape) {
+        assert_eq!(rows, SliceShape { rows: self.rows(), width: self.k, profile: self.profile }, "left operand");
+    }
+
+    /// Panics unless this is the weight that the product takes.
+    pub(crate) fn check_weight<M: Memory>(&self, w: Matrix<M>) {
+        let shape = SliceShape { rows: self.n, width: self.k, profile: self.profile };
+        match w {
+            Matrix::Sliced(w) => assert_eq!(w.shape(), (self.weights(), shape), "sliced weight"),
+            Matrix::Stored(w) => assert_eq!(w.len(), self.weights() * self.n * self.k, "stored weight"),
+        }
+    }
+}
+
+/// `y = x Wᵀ`; overwrites.
+pub struct ProductForward<'a, M: Memory> {
+    pub y: &'a mut F32<M>,
+    pub x: &'a M::Rows,
+    pub w: Matrix<'a, M>,
+    pub p: Product<'a>,
+}
+
+impl<M: Memory> Op<M> for ProductForward<'_, M> {
+    const NAME: &'static str = "product_forward";
+
+    fn check(&self) {
+        let p = &self.p;
+        assert!(!p.accumulate, "the forward product overwrites");
+        p.check_left(self.x.shape());
+        p.check_weight(self.w);
+        lengths(Self::NAME, &[("y", self.y.len(), p.rows() * p.n)]);
+    }
+
+    fn multiply_adds(&self) -> usize {
+        self.p.multiply_adds()
+    }
+
+    fn size(&self) -> [usize; 3] {
+        self.p.size()
+    }
+
+    fn workspace(&self, of: &dyn Workspaces) -> usize {
+        of.product(&self.p)
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.y)]
+    }
+}
+
+/// `dx = dy W`, or added to `dx`.
+pub struct ProductGradInput<'a, M: Memory> {
+    pub dx: &'a mut F32<M>,
+    pub dy: &'a F32<M>,
+    pub w: Matrix<'a, M>,
+    pub p: Product<'a>,
+}
+
+impl<M: Memory> Op<M> for ProductGradInput<'_, M> {
+    const NAME: &'static str = "product_grad_input";
+
+    fn check(&self) {
+        let p = &self.p;
+        p.check_weight(self.w);
+        lengths(Self::NAME, &[("dx", self.dx.len(), p.rows() * p.k), ("dy", self.dy.len(), p.rows() * p.n)]);
+    }
+
+    fn multiply_adds(&self) -> usize {
+        self.p.multiply_adds()
+    }
+
+    fn size(&self) -> [usize; 3] {
+        self.p.size()
+    }
+
+    fn workspace(&self, of: &dyn Workspaces) -> usize {
+        of.product(&self.p)
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.dx)]
+    }
+}
+
+/// `dW += dyᵀ x`.
+pub struct ProductGradWeight<'a, M: Memory> {
+    pub dw: &'a mut F32<M>,
+    pub dy: &'a F32<M>,
+    pub x: &'a F32<M>,
+    pub p: Product<'a>,
+    /// Includes the borders of segments: a row of data inside a segment limits a chunk.
+    pub row_starts: &'a [usize],
+}
+
+impl<M: Memory> Op<M> for ProductGradWeight<'_, M> {
+    const NAME: &'static str = "product_grad_weight";
+
+    fn check(&self) {
+        let p = &self.p;
+        lengths(
+            Self::NAME,
+            &[
+                ("dw", self.dw.len(), p.weights() * p.n * p.k),
+                ("dy", self.dy.len(), p.rows() * p.n),
+                ("x", self.x.len(), p.rows() * p.k),
+            ],
+        );
+        assert!(self.row_starts.last().is_none_or(|&end| end <= p.rows()), "rows of data within the operands");
+    }
+
+    fn multiply_adds(&self) -> usize {
+        self.p.multiply_adds()
+    }
+
+    fn size(&self) -> [usize; 3] {
+        self.p.size()
+    }
+
+    fn workspace(&self, of: &dyn Workspaces) -> usize {
+        of.product(&self.p)
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.dw)]
     }
 }

@@ -11,7 +11,8 @@
 //! `v` comes from exact sums of the left operand's slices with `d`: x2 `v = f32(256·Σ hi·d + Σ lo·d)`, one rounding; x3
 //! `v = fma(f32(Σ hi·d), 65536, fma(f32(Σ mid·d), 256, f32(Σ lo·d)))`. Groups of weights (experts) as in the slice product.
 
-use crate::op::Product;
+use crate::backend::{F32, Length, Memory, Shaped, Workspaces};
+use crate::op::{Op, Output, Product, lengths};
 use half::f16;
 use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
@@ -242,6 +243,99 @@ pub const fn sigma_factor(profile: Profile) -> f32 {
     match profile {
         Profile::X2 => 1.0 / 16.0,
         Profile::X3 => 1.0 / 256.0,
+    }
+}
+
+/// Slices the rows of `x`, each with its channels in the order of the weight that it meets.
+pub struct Product4Rows<'a, M: Memory> {
+    pub rows: &'a mut M::Rows,
+    pub x: &'a F32<M>,
+    pub w: &'a M::QuantizedWeight,
+    pub p: Product<'a>,
+}
+
+impl<M: Memory> Op<M> for Product4Rows<'_, M> {
+    const NAME: &'static str = "product4_rows";
+
+    fn check(&self) {
+        let p = &self.p;
+        self.w.shape().check(p);
+        p.check_left(self.rows.shape());
+        lengths(Self::NAME, &[("x", self.x.len(), p.rows() * p.k)]);
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::Rows(self.rows)]
+    }
+}
+
+/// `y = x Wᵀ`; overwrites.
+pub struct Product4Forward<'a, M: Memory> {
+    pub y: &'a mut F32<M>,
+    pub x: &'a M::Rows,
+    pub w: &'a M::QuantizedWeight,
+    pub p: Product<'a>,
+}
+
+impl<M: Memory> Op<M> for Product4Forward<'_, M> {
+    const NAME: &'static str = "product4_forward";
+
+    fn check(&self) {
+        let p = &self.p;
+        assert!(!p.accumulate, "the forward product overwrites");
+        self.w.shape().check(p);
+        p.check_left(self.x.shape());
+        lengths(Self::NAME, &[("y", self.y.len(), p.rows() * p.n)]);
+    }
+
+    fn multiply_adds(&self) -> usize {
+        self.p.multiply_adds()
+    }
+
+    fn size(&self) -> [usize; 3] {
+        self.p.size()
+    }
+
+    fn workspace(&self, of: &dyn Workspaces) -> usize {
+        of.product4(self.w.shape(), &self.p)
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.y)]
+    }
+}
+
+/// `dx = dy W`, or added to `dx`.
+pub struct Product4GradInput<'a, M: Memory> {
+    pub dx: &'a mut F32<M>,
+    pub dy: &'a F32<M>,
+    pub w: &'a M::QuantizedWeight,
+    pub p: Product<'a>,
+}
+
+impl<M: Memory> Op<M> for Product4GradInput<'_, M> {
+    const NAME: &'static str = "product4_grad_input";
+
+    fn check(&self) {
+        let p = &self.p;
+        self.w.shape().check(p);
+        lengths(Self::NAME, &[("dx", self.dx.len(), p.rows() * p.k), ("dy", self.dy.len(), p.rows() * p.n)]);
+    }
+
+    fn multiply_adds(&self) -> usize {
+        self.p.multiply_adds()
+    }
+
+    fn size(&self) -> [usize; 3] {
+        self.p.size()
+    }
+
+    fn workspace(&self, of: &dyn Workspaces) -> usize {
+        of.product4(self.w.shape(), &self.p)
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.dx)]
     }
 }
 

@@ -7,6 +7,9 @@
 //!
 //! Tables are `[position, h]`, made on the host in float64 (`isobit_numerics::rope`).
 
+use crate::backend::{F32, Length, Memory, U32};
+use crate::op::{Op, Output, lengths};
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rope {
     pub tokens: usize,
@@ -35,5 +38,69 @@ impl Rope {
     /// Channels from pair to pair, and from the first to the second of a pair.
     pub fn steps(&self) -> [usize; 2] {
         if self.interleaved { [2, 1] } else { [1, self.rotary_width / 2] }
+    }
+}
+
+/// Rotates in place.
+pub struct RopeForward<'a, M: Memory> {
+    pub x: &'a mut F32<M>,
+    pub cos: &'a F32<M>,
+    pub sin: &'a F32<M>,
+    pub positions: &'a U32<M>,
+    pub p: Rope,
+}
+
+impl<M: Memory> Op<M> for RopeForward<'_, M> {
+    const NAME: &'static str = "rope_forward";
+
+    fn check(&self) {
+        let p = &self.p;
+        p.check();
+        lengths(
+            Self::NAME,
+            &[
+                ("x", self.x.len(), p.tokens * p.heads * p.head_width),
+                ("positions", self.positions.len(), p.tokens),
+                ("sin", self.sin.len(), self.cos.len()),
+            ],
+        );
+        let pairs = p.rotary_width / 2;
+        assert!(pairs == 0 || self.cos.len().is_multiple_of(pairs), "{}: tables of whole positions", Self::NAME);
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.x)]
+    }
+}
+
+/// The inverse rotation, in place.
+pub struct RopeBackward<'a, M: Memory> {
+    pub dx: &'a mut F32<M>,
+    pub cos: &'a F32<M>,
+    pub sin: &'a F32<M>,
+    pub positions: &'a U32<M>,
+    pub p: Rope,
+}
+
+impl<M: Memory> Op<M> for RopeBackward<'_, M> {
+    const NAME: &'static str = "rope_backward";
+
+    fn check(&self) {
+        let p = &self.p;
+        p.check();
+        lengths(
+            Self::NAME,
+            &[
+                ("dx", self.dx.len(), p.tokens * p.heads * p.head_width),
+                ("positions", self.positions.len(), p.tokens),
+                ("sin", self.sin.len(), self.cos.len()),
+            ],
+        );
+        let pairs = p.rotary_width / 2;
+        assert!(pairs == 0 || self.cos.len().is_multiple_of(pairs), "{}: tables of whole positions", Self::NAME);
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.dx)]
     }
 }

@@ -9,6 +9,9 @@
 //!   chains, the sum over all experts is a lane sum. The result is multiplied by `scale`.
 //! - backward: with `g = dw·scale` and `M` the chain of `fma(g, q, ·)`, `dz = q·(g − M)`, times `sigmoid(−z)` for sigmoids.
 
+use crate::backend::{F32, Length, Memory, U32};
+use crate::op::{Op, Output, lengths};
+
 /// Largest number of experts, of chosen ones, and of groups.
 pub const EXPERTS_MAX: usize = 1024;
 pub const CHOSEN_MAX: usize = 64;
@@ -132,6 +135,95 @@ pub fn expert_counts(choices: &[u32], slots: usize, experts: usize, row_starts: 
         }
     }
     counts
+}
+
+/// The experts of each token.
+pub struct RouterChoose<'a, M: Memory> {
+    pub indices: &'a mut U32<M>,
+    pub logits: &'a F32<M>,
+    pub bias: Option<&'a F32<M>>,
+    pub p: Router,
+}
+
+impl<M: Memory> Op<M> for RouterChoose<'_, M> {
+    const NAME: &'static str = "router_choose";
+
+    fn check(&self) {
+        let p = &self.p;
+        p.check();
+        let (logits, slots) = (p.tokens * p.experts, p.tokens * p.chosen);
+        lengths(Self::NAME, &[("indices", self.indices.len(), slots), ("logits", self.logits.len(), logits)]);
+        assert!(self.bias.is_none() || p.scoring == Scoring::Sigmoid, "only sigmoid scores have a bias");
+        if let Some(bias) = self.bias {
+            lengths(Self::NAME, &[("bias", bias.len(), p.experts)]);
+        }
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::U32(self.indices)]
+    }
+}
+
+/// The weights of the chosen experts.
+pub struct RouterWeights<'a, M: Memory> {
+    pub weights: &'a mut F32<M>,
+    pub logits: &'a F32<M>,
+    pub indices: &'a U32<M>,
+    pub p: Router,
+}
+
+impl<M: Memory> Op<M> for RouterWeights<'_, M> {
+    const NAME: &'static str = "router_weights";
+
+    fn check(&self) {
+        let p = &self.p;
+        p.check();
+        let (logits, slots) = (p.tokens * p.experts, p.tokens * p.chosen);
+        lengths(
+            Self::NAME,
+            &[
+                ("weights", self.weights.len(), slots),
+                ("logits", self.logits.len(), logits),
+                ("indices", self.indices.len(), slots),
+            ],
+        );
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.weights)]
+    }
+}
+
+/// Gradient of the logits.
+pub struct RouterBackward<'a, M: Memory> {
+    pub dlogits: &'a mut F32<M>,
+    pub dweights: &'a F32<M>,
+    pub logits: &'a F32<M>,
+    pub indices: &'a U32<M>,
+    pub p: Router,
+}
+
+impl<M: Memory> Op<M> for RouterBackward<'_, M> {
+    const NAME: &'static str = "router_backward";
+
+    fn check(&self) {
+        let p = &self.p;
+        p.check();
+        let (logits, slots) = (p.tokens * p.experts, p.tokens * p.chosen);
+        lengths(
+            Self::NAME,
+            &[
+                ("dlogits", self.dlogits.len(), logits),
+                ("dweights", self.dweights.len(), slots),
+                ("logits", self.logits.len(), logits),
+                ("indices", self.indices.len(), slots),
+            ],
+        );
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.dlogits)]
+    }
 }
 
 #[cfg(test)]

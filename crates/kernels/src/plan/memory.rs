@@ -1,14 +1,14 @@
 //! What the counting backend hands out: lengths and shapes, each with its claim in the books.
 
 use super::ledger::Claim;
-use crate::backend::{Backend, StoredMatrix};
+use crate::backend::{Length, Shaped, Workspaces};
 use crate::buffer::Element;
 use crate::op::{QuantizedShape, SliceShape};
 use std::marker::PhantomData;
 
-/// How a backend lays out what it keeps: all that must be known to count its memory without it. Sizes of workspaces are asked of the
-/// backend's own functions.
-pub trait Layout: Backend {
+/// How a device lays out what it keeps: all that must be known to count its memory without it.
+pub trait MemoryLayout: Workspaces {
+    fn name(&self) -> String;
     /// Bytes that a buffer with so many bytes of elements takes.
     fn buffer_bytes(&self, bytes: usize) -> usize {
         bytes
@@ -28,13 +28,9 @@ pub struct CountedBuffer<T: Element> {
     pub(super) element: PhantomData<T>,
 }
 
-impl<T: Element> CountedBuffer<T> {
-    pub fn len(&self) -> usize {
+impl<T: Element> Length for CountedBuffer<T> {
+    fn len(&self) -> usize {
         self.length
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
     }
 }
 
@@ -57,11 +53,20 @@ pub struct CountedQuantizedWeight {
     pub(super) _claim: Claim,
 }
 
-/// Elements of a stored matrix.
-pub(super) fn stored_length<L: Layout>(w: StoredMatrix<super::Counting<L>>) -> usize {
-    match w {
-        StoredMatrix::F32(w) => w.len(),
-        StoredMatrix::Bf16(w) => w.len(),
-        StoredMatrix::F16(w) => w.len(),
+impl Shaped<SliceShape> for CountedRows {
+    fn shape(&self) -> SliceShape {
+        self.shape
+    }
+}
+
+impl Shaped<(usize, SliceShape)> for CountedWeight {
+    fn shape(&self) -> (usize, SliceShape) {
+        (self.count, self.shape)
+    }
+}
+
+impl Shaped<QuantizedShape> for CountedQuantizedWeight {
+    fn shape(&self) -> QuantizedShape {
+        self.shape
     }
 }

@@ -3,14 +3,29 @@
 //! Sums of integers are exact, so only the loops over tiles and the lane sums have an order, and it is written here.
 
 use super::product::chunk_value;
-use crate::op::Attention;
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
 use crate::op::attention::{KEY_TILE, QUERY_TILE};
+use crate::op::{Attention, AttentionBackward, AttentionForward};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::{exp2, ln};
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{dot, max, sum};
 use isobit_numerics::slices::{Profile, Scale, magnitude_bits};
 use std::ops::Range;
+
+impl Run<AttentionForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut AttentionForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        forward(op.o, op.lse, op.q, op.k, op.v, &op.p);
+    }
+}
+
+impl Run<AttentionBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut AttentionBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        backward((&mut *op.dq, &mut *op.dk, &mut *op.dv), op.d_o, (op.q, op.k, op.v), op.o, op.lse, &op.p);
+    }
+}
 
 /// A vector as one chunk: integers and what one of them is worth.
 struct Sliced {
@@ -45,19 +60,7 @@ fn score(p: &Attention, q: &Sliced, k: &Sliced) -> f32 {
     inner(p.profile, q, k) * ((q.unit * p.scale_base2()) * k.unit)
 }
 
-pub(super) fn workspace(_p: &Attention) -> usize {
-    0
-}
-
-pub(super) fn forward(
-    o: &mut [f32],
-    lse: &mut [f32],
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
-    p: &Attention,
-    _workspace: &mut [u8],
-) {
+pub(super) fn forward(o: &mut [f32], lse: &mut [f32], q: &[f32], k: &[f32], v: &[f32], p: &Attention) {
     p.check();
     for span in p.spans {
         for h in 0..p.heads {
@@ -138,7 +141,6 @@ pub(super) fn backward(
     o: &[f32],
     lse: &[f32],
     p: &Attention,
-    _workspace: &mut [u8],
 ) {
     p.check();
     p.check_backward();

@@ -1,10 +1,25 @@
 //! Load balancing of a router, the definition (`docs/numerics.md`, "Load balance").
 
-use crate::op::{TOKEN_BLOCK, token_blocks};
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::{BalanceBackward, BalanceForward, TOKEN_BLOCK, token_blocks};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::exp;
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{self, LANES, for_lanes, tree_sum};
+
+impl Run<BalanceForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut BalanceForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        forward(op.sums, op.logits, op.row_starts, op.experts);
+    }
+}
+
+impl Run<BalanceBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut BalanceBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        backward(op.dlogits, op.share, op.logits, op.row_starts, op.experts);
+    }
+}
 
 /// Probabilities of all experts of one token.
 pub(super) fn softmax(z: &[f32]) -> Vec<f32> {
@@ -14,11 +29,7 @@ pub(super) fn softmax(z: &[f32]) -> Vec<f32> {
     powers.iter().map(|power| power / sum).collect()
 }
 
-pub(super) fn workspace() -> usize {
-    0
-}
-
-pub(super) fn forward(sums: &mut [f32], logits: &[f32], row_starts: &[usize], experts: usize, _workspace: &mut [u8]) {
+pub(super) fn forward(sums: &mut [f32], logits: &[f32], row_starts: &[usize], experts: usize) {
     sums.fill(0.0);
     for (sums, row) in sums.chunks_exact_mut(experts).zip(row_starts.windows(2)) {
         for block in token_blocks(row, TOKEN_BLOCK) {

@@ -1,6 +1,21 @@
 //! Bias, the definition (`docs/numerics.md`, "Bias").
 
-use crate::op::{TOKEN_BLOCK, token_blocks};
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::{BiasBackward, BiasForward, TOKEN_BLOCK, token_blocks};
+
+impl Run<BiasForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut BiasForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        forward(op.y, op.bias);
+    }
+}
+
+impl Run<BiasBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut BiasBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        backward(op.dbias, op.dy, op.row_starts);
+    }
+}
 
 pub(super) fn forward(y: &mut [f32], bias: &[f32]) {
     for (index, y) in y.iter_mut().enumerate() {

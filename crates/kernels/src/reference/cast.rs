@@ -1,8 +1,29 @@
 //! Casts, the definition (`docs/numerics.md`, "Casts").
 
-use crate::{Element, Reference, StoredMatrix};
+use super::ReferenceMemory;
+use crate::backend::Run;
+use crate::op::{ToBf16, ToF16, ToF32};
+use crate::{Buffer, Element, Reference, StoredMatrix};
 use half::{bf16, f16};
 use isobit_numerics::cast;
+
+impl Run<ToBf16<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut ToBf16<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        to_bf16(op.y, op.x);
+    }
+}
+
+impl Run<ToF16<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut ToF16<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        to_f16(op.y, op.x);
+    }
+}
+
+impl Run<ToF32<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut ToF32<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        to_f32(op.y, op.x);
+    }
+}
 
 pub(super) fn to_bf16(y: &mut [bf16], x: &[f32]) {
     for index in 0..y.len() {
@@ -16,7 +37,7 @@ pub(super) fn to_f16(y: &mut [f16], x: &[f32]) {
     }
 }
 
-pub(super) fn to_f32(y: &mut [f32], x: StoredMatrix<Reference>) {
+pub(super) fn to_f32(y: &mut [f32], x: StoredMatrix<ReferenceMemory>) {
     fn widen<T: Element>(y: &mut [f32], x: &[T]) {
         for index in 0..y.len() {
             y[index] = x[index].to_f32();

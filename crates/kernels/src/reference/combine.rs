@@ -1,8 +1,23 @@
 //! Combine, the definition (`docs/numerics.md`, "Combine").
 
-use crate::op::Combine;
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::{Combine, CombineBackward, CombineForward};
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{LANES, for_lanes, tree_sum};
+
+impl Run<CombineForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut CombineForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        forward(op.y, op.rows, op.weights.map(|b| &b[..]), op.places, &op.p);
+    }
+}
+
+impl Run<CombineBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut CombineBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        backward(op.drows, op.dweights, op.dy, op.rows, op.weights, op.places, &op.p);
+    }
+}
 
 pub(super) fn forward(y: &mut [f32], rows: &[f32], weights: Option<&[f32]>, places: &[u32], p: &Combine) {
     for t in 0..p.tokens {

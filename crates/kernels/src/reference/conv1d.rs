@@ -1,9 +1,24 @@
 //! Causal convolution, the definition (`docs/numerics.md`, "Causal convolution").
 
-use crate::op::{Conv1d, TOKEN_BLOCK, token_blocks};
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::{Conv1d, Conv1dBackward, Conv1dForward, TOKEN_BLOCK, token_blocks};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::{silu, silu_grad};
 use isobit_numerics::fma::fma;
+
+impl Run<Conv1dForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut Conv1dForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        forward(op.y, op.x, op.weight, op.history.map(|b| &b[..]), &op.p);
+    }
+}
+
+impl Run<Conv1dBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut Conv1dBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        backward(op.dx, op.dweight.as_deref_mut().map(|b| &mut b[..]), op.dy, op.x, op.weight, &op.p, op.row_starts);
+    }
+}
 
 pub(super) fn forward(y: &mut [f32], x: &[f32], weight: &[f32], history: Option<&[f32]>, p: &Conv1d) {
     p.check();

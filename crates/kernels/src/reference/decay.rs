@@ -1,9 +1,33 @@
 //! Decay, the definition (`docs/numerics.md`, "Decay").
 
-use crate::op::{Decay, TOKEN_BLOCK, token_blocks};
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::{Decay, DecayBackward, DecayForward, TOKEN_BLOCK, token_blocks};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::{exp, sigmoid, softplus};
 use isobit_numerics::fma::fma;
+
+impl Run<DecayForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut DecayForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        forward(op.g, op.beta, (op.a, op.b), op.a_log, op.dt_bias, &op.p);
+    }
+}
+
+impl Run<DecayBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut DecayBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        backward(
+            (&mut *op.da, &mut *op.db),
+            op.dparameters.as_mut().map(|(a, b)| (&mut **a, &mut **b)).map(|(a, b)| (&mut a[..], &mut b[..])),
+            (op.dg, op.dbeta),
+            (op.a, op.b),
+            op.a_log,
+            op.dt_bias,
+            &op.p,
+            op.row_starts,
+        );
+    }
+}
 
 pub(super) fn forward(
     g: &mut [f32],

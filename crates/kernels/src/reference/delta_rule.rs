@@ -1,12 +1,30 @@
 //! The gated delta rule as loops, one value head of one document at a time, chunk by chunk.
 
-use crate::op::DeltaRule;
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
 use crate::op::delta_rule::chunks;
+use crate::op::{DeltaRule, DeltaRuleBackward, DeltaRuleForward};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::exp;
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{dot, sum};
 use std::ops::Range;
+
+impl Run<DeltaRuleForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut DeltaRuleForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let (final_state, initial_state) = (op.final_state.as_deref_mut(), op.initial_state);
+        let inputs: [&[f32]; 5] = [op.q, op.k, op.v, op.g, op.beta];
+        forward(op.o, final_state.map(|state| &mut state[..]), inputs, initial_state.map(|state| &state[..]), &op.p);
+    }
+}
+
+impl Run<DeltaRuleBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut DeltaRuleBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let grads = [&mut *op.dq, &mut *op.dk, &mut *op.dv, &mut *op.dg, &mut *op.dbeta].map(|x| &mut x[..]);
+        backward(grads, op.d_o, [op.q, op.k, op.v, op.g, op.beta].map(|x| &x[..]), &op.p);
+    }
+}
 
 /// `q`, `k`, `v`, `g`, `beta`.
 pub(super) type Inputs<'a> = [&'a [f32]; 5];

@@ -1,10 +1,26 @@
 //! Digest of a buffer, the definition (`docs/numerics.md`, "Tensor digest"): the bytes are spelled out, so that the order of
 //! bytes in memory does not matter.
 
-use crate::Element;
-use isobit_numerics::digest::Digest;
+use super::{Reference, ReferenceMemory};
+use crate::backend::Run;
+use crate::op::digest::write_pair;
+use crate::op::{AnyBuffer, DigestSums};
+use crate::{Buffer, Element};
+use isobit_numerics::digest;
 
-pub(super) fn apply<T: Element>(x: &[T]) -> Digest {
-    let bytes: Vec<u8> = x.iter().flat_map(|x| x.bits().to_le_bytes().into_iter().take(size_of::<T>())).collect();
-    Digest::of_bytes(&bytes)
+impl Run<DigestSums<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut DigestSums<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let bytes = match op.x {
+            AnyBuffer::F32(x) => bytes(x),
+            AnyBuffer::Bf16(x) => bytes(x),
+            AnyBuffer::F16(x) => bytes(x),
+            AnyBuffer::U32(x) => bytes(x),
+            AnyBuffer::U8(x) => bytes(x),
+        };
+        write_pair(op.sums, digest::blocks(&bytes, 0));
+    }
+}
+
+fn bytes<T: Element>(x: &[T]) -> Vec<u8> {
+    x.iter().flat_map(|x| x.bits().to_le_bytes().into_iter().take(size_of::<T>())).collect()
 }

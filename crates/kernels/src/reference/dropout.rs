@@ -1,7 +1,16 @@
 //! Dropout, the definition (`docs/numerics.md`, "Dropout").
 
-use crate::op::Dropout;
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::{ApplyDropout, Dropout};
 use isobit_numerics::philox;
+
+impl Run<ApplyDropout<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut ApplyDropout<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        apply(op.y, op.x, &op.p);
+    }
+}
 
 pub(super) fn apply(y: &mut [f32], x: &[f32], p: &Dropout) {
     for (row, ends) in p.row_starts.windows(2).enumerate() {

@@ -1,9 +1,24 @@
 //! Sigmoid gates, the definition (`docs/numerics.md`, "Gates").
 
-use crate::op::Gate;
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::{Gate, GateBackward, GateForward};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::sigmoid;
 use isobit_numerics::lanes::dot;
+
+impl Run<GateForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut GateForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        forward(op.y, op.x, op.g, &op.p);
+    }
+}
+
+impl Run<GateBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut GateBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        backward(op.dx, op.dg, op.dy, op.x, op.g, &op.p);
+    }
+}
 
 pub(super) fn forward(y: &mut [f32], x: &[f32], g: &[f32], p: &Gate) {
     for index in 0..p.tokens * p.width {

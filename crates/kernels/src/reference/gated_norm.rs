@@ -1,10 +1,35 @@
 //! Gated norm, the definition (`docs/numerics.md`, "Gated norm").
 
-use crate::op::{GatedNorm, TOKEN_BLOCK, token_blocks};
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::{GatedNorm, GatedNormBackward, GatedNormForward, TOKEN_BLOCK, token_blocks};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::{silu, silu_grad};
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{LANES, dot, for_lanes, tree_sum};
+
+impl Run<GatedNormForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut GatedNormForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        forward(op.y, op.inverse, op.h, op.z, op.weight, &op.p);
+    }
+}
+
+impl Run<GatedNormBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut GatedNormBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        backward(
+            op.dh,
+            op.dz,
+            op.dweight.as_deref_mut().map(|b| &mut b[..]),
+            op.dy,
+            (op.h, op.z),
+            op.inverse,
+            op.weight,
+            &op.p,
+            op.row_starts,
+        );
+    }
+}
 
 pub(super) fn forward(y: &mut [f32], inverse: &mut [f32], h: &[f32], z: &[f32], weight: &[f32], p: &GatedNorm) {
     for t in 0..p.tokens {

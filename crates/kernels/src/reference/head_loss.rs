@@ -2,27 +2,55 @@
 //!
 //! Here the logits do exist as a whole; both directions compute them afresh, as every backend does.
 
-use super::product;
 use super::slices::SlicedRows;
+use super::{ReferenceMemory, product};
+use crate::backend::Run;
 use crate::op::head_loss::{VOCABULARY_BLOCK, canonical};
-use crate::op::{HeadLoss, IGNORED, Product, SliceShape};
-use crate::{Matrix, Reference};
+use crate::op::{HeadLoss, HeadLossBackward, HeadLossForward, HeadLossStep, IGNORED, Product, SliceShape};
+use crate::{Buffer, Matrix, Reference};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::{exp, ln};
 use isobit_numerics::lanes::{LANES, for_lanes, max, tree_sum};
 
-pub(super) fn workspace(_p: &HeadLoss) -> usize {
-    0
+impl Run<HeadLossForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut HeadLossForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        forward(op.loss, op.lse, op.best, op.h, op.head, op.labels, &op.p);
+    }
+}
+
+impl Run<HeadLossBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut HeadLossBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        backward(
+            op.dh,
+            op.dhead.as_deref_mut().map(|b| &mut b[..]),
+            (op.rows, op.h),
+            op.head,
+            op.labels,
+            op.lse,
+            op.weight,
+            &op.p,
+        );
+    }
+}
+
+impl Run<HeadLossStep<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut HeadLossStep<'_, ReferenceMemory>, workspace: &mut Buffer<u8>) {
+        let (rows, h, head, labels, weight, p) = (op.rows, op.h, op.head, op.labels, op.weight, op.p);
+        let (loss, lse, best) = (&mut *op.loss, &mut *op.lse, &mut *op.best);
+        self.execute(&mut HeadLossForward { loss, lse, best, h: rows, head, labels, p }, workspace);
+        let (dh, dhead, lse) = (&mut *op.dh, None, &*op.lse);
+        self.execute(&mut HeadLossBackward { dh, dhead, rows, h, head, labels, lse, weight, p }, workspace);
+    }
 }
 
 /// `[tokens, vocabulary]`
-fn logits(h: &SlicedRows, head: Matrix<Reference>, p: &HeadLoss) -> Vec<f32> {
+fn logits(h: &SlicedRows, head: Matrix<ReferenceMemory>, p: &HeadLoss) -> Vec<f32> {
     let (tokens, profile) = (p.tokens(), p.profile);
     assert_eq!(h.shape, SliceShape { rows: tokens, width: p.hidden, profile }, "hidden states");
     let mut z = vec![0.0; tokens * p.vocabulary];
     let segments = [0, tokens];
     let product = Product { segments: &segments, n: p.vocabulary, k: p.hidden, profile, accumulate: false };
-    product::forward(&mut z, h, head, &product, &mut []);
+    product::forward(&mut z, h, head, &product);
     z
 }
 
@@ -31,10 +59,9 @@ pub(super) fn forward(
     lse: &mut [f32],
     best: &mut [u32],
     h: &SlicedRows,
-    head: Matrix<Reference>,
+    head: Matrix<ReferenceMemory>,
     labels: &[i32],
     p: &HeadLoss,
-    _workspace: &mut [u8],
 ) {
     p.check_labels(labels);
     assert!(p.vocabulary > 0, "a vocabulary");
@@ -62,12 +89,11 @@ pub(super) fn backward(
     dh: &mut [f32],
     dhead: Option<&mut [f32]>,
     h: (&SlicedRows, &[f32]),
-    head: Matrix<Reference>,
+    head: Matrix<ReferenceMemory>,
     labels: &[i32],
     lse: &[f32],
     weight: &[f32],
     p: &HeadLoss,
-    _workspace: &mut [u8],
 ) {
     p.check_labels(labels);
     assert_eq!((lse.len(), weight.len()), (p.tokens(), p.tokens()), "one number per token");
@@ -80,11 +106,11 @@ pub(super) fn backward(
     }
     let segments = [0, p.tokens()];
     let product = Product { segments: &segments, n: p.vocabulary, k: p.hidden, profile: p.profile, accumulate: false };
-    product::grad_input(dh, &dz, head, &product, &mut []);
+    product::grad_input(dh, &dz, head, &product);
     for (dh, _) in dh.chunks_exact_mut(p.hidden).zip(labels).filter(|(_, label)| **label == IGNORED) {
         dh.fill(0.0);
     }
     if let Some(dhead) = dhead {
-        product::grad_weight(dhead, &dz, h.1, &product, p.row_starts, &mut []);
+        product::grad_weight(dhead, &dz, h.1, &product, p.row_starts);
     }
 }

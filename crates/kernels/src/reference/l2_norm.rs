@@ -1,10 +1,25 @@
 //! L2 norm, the definition (`docs/numerics.md`, "L2 norm").
 
-use crate::op::L2Norm;
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::{L2Norm, L2NormBackward, L2NormForward};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::rsqrt;
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{LANES, dot, for_lanes, tree_sum};
+
+impl Run<L2NormForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut L2NormForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        forward(op.y, op.inverse, op.x, &op.p);
+    }
+}
+
+impl Run<L2NormBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut L2NormBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        backward(op.dx, op.dy, op.x, op.inverse, &op.p);
+    }
+}
 
 pub(super) fn forward(y: &mut [f32], inverse: &mut [f32], x: &[f32], p: &L2Norm) {
     for t in 0..p.tokens {

@@ -1,10 +1,30 @@
 //! Slice product, the definition (`docs/numerics.md`, "Slice product").
 
+use super::ReferenceMemory;
 use super::slices::{self, SlicedRows, SlicedWeight};
-use crate::op::{Product, SliceShape, token_blocks};
-use crate::{Matrix, Reference};
+use crate::backend::Run;
+use crate::op::{Product, ProductForward, ProductGradInput, ProductGradWeight, SliceShape, token_blocks};
+use crate::{Buffer, Matrix, Reference};
 use isobit_numerics::fma::fma;
 use isobit_numerics::slices::{CHUNK, Profile, split2, split3};
+
+impl Run<ProductForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut ProductForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        forward(op.y, op.x, op.w, &op.p);
+    }
+}
+
+impl Run<ProductGradInput<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut ProductGradInput<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        grad_input(op.dx, op.dy, op.w, &op.p);
+    }
+}
+
+impl Run<ProductGradWeight<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut ProductGradWeight<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        grad_weight(op.dw, op.dy, op.x, &op.p, op.row_starts);
+    }
+}
 
 /// The value of one chunk: exact integer sums of the kept slice products, brought to float32.
 pub(super) fn chunk_value(profile: Profile, pairs: impl Iterator<Item = (i32, i32)>) -> f32 {
@@ -32,22 +52,22 @@ pub(super) fn chunk_value(profile: Profile, pairs: impl Iterator<Item = (i32, i3
     }
 }
 
-pub(super) fn workspace(_p: &Product) -> usize {
-    0
-}
-
 /// The weight as slices, made here if it is stored otherwise.
-pub(super) fn sliced(w: Matrix<Reference>, count: usize, shape: SliceShape) -> SlicedWeight {
+pub(super) fn sliced(w: Matrix<ReferenceMemory>, count: usize, shape: SliceShape) -> SlicedWeight {
     match w {
         Matrix::Sliced(w) => {
             assert_eq!((w.shape, w.units.len()), (shape, count * shape.rows), "sliced weight");
             w.clone()
         }
-        Matrix::Stored(w) => slices::slice_weight(w, count, shape),
+        Matrix::Stored(w) => {
+            let mut sliced = slices::weight(count, shape);
+            slices::slice_stored(&mut sliced, w);
+            sliced
+        }
     }
 }
 
-pub(super) fn forward(y: &mut [f32], x: &SlicedRows, w: Matrix<Reference>, p: &Product, _workspace: &mut [u8]) {
+pub(super) fn forward(y: &mut [f32], x: &SlicedRows, w: Matrix<ReferenceMemory>, p: &Product) {
     assert!(!p.accumulate, "the forward product overwrites");
     let w = sliced(w, p.weights(), SliceShape { rows: p.n, width: p.k, profile: p.profile });
     let chunks = p.k.div_ceil(CHUNK);
@@ -68,7 +88,7 @@ pub(super) fn forward(y: &mut [f32], x: &SlicedRows, w: Matrix<Reference>, p: &P
     }
 }
 
-pub(super) fn grad_input(dx: &mut [f32], dy: &[f32], w: Matrix<Reference>, p: &Product, _workspace: &mut [u8]) {
+pub(super) fn grad_input(dx: &mut [f32], dy: &[f32], w: Matrix<ReferenceMemory>, p: &Product) {
     let w = sliced(w, p.weights(), SliceShape { rows: p.n, width: p.k, profile: p.profile });
     let chunks = p.n.div_ceil(CHUNK);
     for e in 0..p.weights() {
@@ -91,14 +111,7 @@ pub(super) fn grad_input(dx: &mut [f32], dy: &[f32], w: Matrix<Reference>, p: &P
     }
 }
 
-pub(super) fn grad_weight(
-    dw: &mut [f32],
-    dy: &[f32],
-    x: &[f32],
-    p: &Product,
-    row_starts: &[usize],
-    _workspace: &mut [u8],
-) {
+pub(super) fn grad_weight(dw: &mut [f32], dy: &[f32], x: &[f32], p: &Product, row_starts: &[usize]) {
     for e in 0..p.weights() {
         let segment = p.segments[e]..p.segments[e + 1];
         for block in token_blocks(row_starts, CHUNK).filter(|b| segment.contains(&b.start)) {

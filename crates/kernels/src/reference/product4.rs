@@ -1,10 +1,31 @@
 //! Product with 4-bit weights, the definition (`docs/numerics.md`, "Product with 4-bit weights").
 
 use super::slices::{self, SlicedRows};
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::{Run, Shaped};
 use crate::op::product4::{AsQuantized, Piece, Quantized, QuantizedShape, pieces, sigma_factor};
-use crate::op::{Product, SliceShape};
+use crate::op::{Product, Product4Forward, Product4GradInput, Product4Rows, SliceShape};
 use isobit_numerics::fma::fma;
 use isobit_numerics::slices::{CHUNK, Profile, split2, split3};
+
+impl Run<Product4Rows<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut Product4Rows<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        rows(op.rows, op.x, op.w, &op.p);
+    }
+}
+
+impl Run<Product4Forward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut Product4Forward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        forward(op.y, op.x, op.w, &op.p);
+    }
+}
+
+impl Run<Product4GradInput<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut Product4GradInput<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        grad_input(op.dx, op.dy, op.w, &op.p);
+    }
+}
 
 /// Weights as whole numbers and scales.
 #[derive(Clone, Debug)]
@@ -13,6 +34,12 @@ pub struct QuantizedWeight {
     starts: Vec<usize>,
     pieces: Vec<Piece>,
     weights: Vec<One>,
+}
+
+impl Shaped<QuantizedShape> for QuantizedWeight {
+    fn shape(&self) -> QuantizedShape {
+        self.shape
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -89,11 +116,7 @@ pub(super) fn rows(out: &mut SlicedRows, x: &[f32], w: &QuantizedWeight, p: &Pro
     slices::slice_rows(out, &ordered);
 }
 
-pub(super) fn workspace(_w: QuantizedShape, _p: &Product) -> usize {
-    0
-}
-
-pub(super) fn forward(y: &mut [f32], x: &SlicedRows, w: &QuantizedWeight, p: &Product, _workspace: &mut [u8]) {
+pub(super) fn forward(y: &mut [f32], x: &SlicedRows, w: &QuantizedWeight, p: &Product) {
     assert!(!p.accumulate, "the forward product overwrites");
     w.shape.check(p);
     let chunks = p.k.div_ceil(CHUNK);
@@ -113,7 +136,7 @@ pub(super) fn forward(y: &mut [f32], x: &SlicedRows, w: &QuantizedWeight, p: &Pr
     }
 }
 
-pub(super) fn grad_input(dx: &mut [f32], dy: &[f32], w: &QuantizedWeight, p: &Product, _workspace: &mut [u8]) {
+pub(super) fn grad_input(dx: &mut [f32], dy: &[f32], w: &QuantizedWeight, p: &Product) {
     w.shape.check(p);
     for (e, weight) in w.weights.iter().enumerate() {
         for m in p.segments[e]..p.segments[e + 1] {

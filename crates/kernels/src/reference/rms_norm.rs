@@ -1,8 +1,32 @@
 //! RMS norm, the definition (`docs/numerics.md`, "RMS norm").
 
-use crate::op::{RmsNorm, TOKEN_BLOCK, token_blocks};
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::{RmsNorm, RmsNormBackward, RmsNormForward, TOKEN_BLOCK, token_blocks};
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{LANES, for_lanes, tree_sum};
+
+impl Run<RmsNormForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut RmsNormForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        forward(op.y, op.inverse, op.x, op.weight, &op.p);
+    }
+}
+
+impl Run<RmsNormBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut RmsNormBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        backward(
+            op.dx,
+            op.dweight.as_deref_mut().map(|b| &mut b[..]),
+            op.dy,
+            op.x,
+            op.inverse,
+            op.weight,
+            &op.p,
+            op.row_starts,
+        );
+    }
+}
 
 fn factor(weight: f32, p: &RmsNorm) -> f32 {
     if p.zero_centred { 1.0 + weight } else { weight }

@@ -1,7 +1,22 @@
 //! Rotary embedding, the definition (`docs/numerics.md`, "Rotary embedding").
 
-use crate::op::Rope;
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::{Rope, RopeBackward, RopeForward};
 use isobit_numerics::fma::fma;
+
+impl Run<RopeForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut RopeForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        forward(op.x, op.cos, op.sin, op.positions, &op.p);
+    }
+}
+
+impl Run<RopeBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut RopeBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        backward(op.dx, op.cos, op.sin, op.positions, &op.p);
+    }
+}
 
 pub(super) fn forward(x: &mut [f32], cos: &[f32], sin: &[f32], positions: &[u32], p: &Rope) {
     each_pair(x, cos, sin, positions, p, |a, b, c, s| (fma(a, c, -(b * s)), fma(b, c, a * s)));

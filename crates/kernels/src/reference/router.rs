@@ -1,12 +1,32 @@
 //! Router of a mixture of experts, the definition (`docs/numerics.md`, "Router").
 
 use super::balance::softmax;
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
 use crate::op::router::SUM_FLOOR;
-use crate::op::{Router, Scoring};
-use isobit_numerics::SoftFma;
+use crate::op::{Router, RouterBackward, RouterChoose, RouterWeights, Scoring};
 use isobit_numerics::elementary::{exp, sigmoid};
 use isobit_numerics::fma::fma;
-use isobit_numerics::lanes;
+use isobit_numerics::{SoftFma, lanes};
+
+impl Run<RouterChoose<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut RouterChoose<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        choose(op.indices, op.logits, op.bias.map(|b| &b[..]), &op.p);
+    }
+}
+
+impl Run<RouterWeights<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut RouterWeights<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        weights(op.weights, op.logits, op.indices, &op.p);
+    }
+}
+
+impl Run<RouterBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut RouterBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        backward(op.dlogits, op.dweights, op.logits, op.indices, &op.p);
+    }
+}
 
 /// Whether `a` comes before `b` in the order of choices: larger first, NaN last; equal ones keep their order.
 fn before(a: f32, b: f32) -> bool {

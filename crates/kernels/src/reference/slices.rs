@@ -1,8 +1,16 @@
 //! Slices in their plainest form: integers and units (`docs/numerics.md`, "Slices").
 
-use crate::op::SliceShape;
+use super::ReferenceMemory;
+use crate::backend::{Run, Shaped};
+use crate::op::{SliceRows, SliceShape, SliceWeight};
 use crate::{Buffer, Element, Reference, StoredMatrix};
 use isobit_numerics::slices::{CHUNK, Scale, magnitude_bits};
+
+impl Run<SliceRows<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut SliceRows<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        slice_rows(op.rows, op.x);
+    }
+}
 
 /// Rows cut into chunks along their width, each with its own unit.
 #[derive(Clone, Debug)]
@@ -18,6 +26,7 @@ pub struct SlicedRows {
 #[derive(Clone, Debug)]
 pub struct SlicedWeight {
     pub shape: SliceShape,
+    pub count: usize,
     /// `[count, rows, width]`
     pub integers: Vec<i32>,
     /// `[count, rows]`
@@ -27,6 +36,23 @@ pub struct SlicedWeight {
 pub(super) fn rows(shape: SliceShape) -> SlicedRows {
     let chunks = shape.width.div_ceil(CHUNK);
     SlicedRows { shape, integers: vec![0; shape.rows * shape.width], units: vec![0.0; shape.rows * chunks] }
+}
+
+pub(super) fn weight(count: usize, shape: SliceShape) -> SlicedWeight {
+    let rows = count * shape.rows;
+    SlicedWeight { shape, count, integers: vec![0; rows * shape.width], units: vec![0.0; rows] }
+}
+
+impl Shaped<SliceShape> for SlicedRows {
+    fn shape(&self) -> SliceShape {
+        self.shape
+    }
+}
+
+impl Shaped<(usize, SliceShape)> for SlicedWeight {
+    fn shape(&self) -> (usize, SliceShape) {
+        (self.count, self.shape)
+    }
 }
 
 pub(super) fn slice_rows(out: &mut SlicedRows, x: &[f32]) {
@@ -44,21 +70,29 @@ pub(super) fn slice_rows(out: &mut SlicedRows, x: &[f32]) {
     (out.units, out.integers) = (units, integers);
 }
 
-pub(super) fn slice_weight(w: StoredMatrix<Reference>, count: usize, shape: SliceShape) -> SlicedWeight {
-    fn slice<T: Element>(w: &Buffer<T>, count: usize, shape: SliceShape) -> SlicedWeight {
-        assert_eq!(w.len(), count * shape.rows * shape.width, "weights to slice");
-        let mut sliced = SlicedWeight { shape, integers: Vec::new(), units: Vec::new() };
-        for row in w.chunks_exact(shape.width.max(1)) {
-            let max = row.iter().map(|x| magnitude_bits(x.to_f32())).max().unwrap_or(0);
-            let scale = Scale::of(shape.profile, max);
-            sliced.units.push(scale.unit);
-            sliced.integers.extend(row.iter().map(|x| scale.quantise(shape.profile, x.to_f32())));
-        }
-        sliced
+impl Run<SliceWeight<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut SliceWeight<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        slice_stored(op.weight, op.w);
     }
+}
+
+pub(super) fn slice_stored(out: &mut SlicedWeight, w: StoredMatrix<ReferenceMemory>) {
     match w {
-        StoredMatrix::F32(w) => slice(w, count, shape),
-        StoredMatrix::Bf16(w) => slice(w, count, shape),
-        StoredMatrix::F16(w) => slice(w, count, shape),
+        StoredMatrix::F32(w) => slice(out, w),
+        StoredMatrix::Bf16(w) => slice(out, w),
+        StoredMatrix::F16(w) => slice(out, w),
+    }
+}
+
+fn slice<T: Element>(out: &mut SlicedWeight, w: &[T]) {
+    let SliceShape { width, profile, .. } = out.shape;
+    let integers = out.integers.chunks_exact_mut(width.max(1));
+    for ((row, integers), unit) in w.chunks_exact(width.max(1)).zip(integers).zip(&mut out.units) {
+        let max = row.iter().map(|x| magnitude_bits(x.to_f32())).max().unwrap_or(0);
+        let scale = Scale::of(profile, max);
+        *unit = scale.unit;
+        for (integer, x) in integers.iter_mut().zip(row) {
+            *integer = scale.quantise(profile, x.to_f32());
+        }
     }
 }

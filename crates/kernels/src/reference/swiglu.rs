@@ -1,7 +1,35 @@
 //! SwiGLU, the definition (`docs/numerics.md`, "SwiGLU").
 
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::{SwigluBackward, SwigluForward, SwigluPairsBackward, SwigluPairsForward};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::{silu, silu_grad};
+
+impl Run<SwigluForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut SwigluForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        forward(op.h, op.gate, op.up);
+    }
+}
+
+impl Run<SwigluBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut SwigluBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        backward(op.dgate, op.dup, op.dh, op.gate, op.up);
+    }
+}
+
+impl Run<SwigluPairsForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut SwigluPairsForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        pairs_forward(op.h, op.both, op.width);
+    }
+}
+
+impl Run<SwigluPairsBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut SwigluPairsBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        pairs_backward(op.dboth, op.dh, op.both, op.width);
+    }
+}
 
 pub(super) fn forward(h: &mut [f32], gate: &[f32], up: &[f32]) {
     for index in 0..h.len() {

@@ -13,7 +13,8 @@ use crate::layer::experts::{SharedExpert, Sparse};
 use crate::source::StoredTensor;
 use isobit_autograd::{ExpertAdapter, ExpertMatrix, Experts, Matrix, Quantized, ROUTER_PROFILE, Router};
 use isobit_kernels::Backend;
-use isobit_kernels::op::thin::RANK_MAX;
+use isobit_kernels::op::low_rank::RANK_MAX;
+use isobit_kernels::op::slices::sliced_weight;
 use isobit_kernels::op::{Scoring, SliceShape};
 
 /// The two tensors of a layer's experts.
@@ -171,7 +172,7 @@ impl<B: Backend> Builder<'_, B> {
                 stored_finite(&name, &stacked)?;
                 let frozen = self.frozen(&stacked);
                 let shape_of_one = SliceShape { rows: outputs, width: inputs, profile: self.settings.profile };
-                Matrix::Frozen(self.backend.slice_weight(frozen.stored(), shape.experts, shape_of_one))
+                Matrix::Frozen(sliced_weight(self.backend, frozen.stored(), shape.experts, shape_of_one))
             }
         };
         let adapter = target

@@ -17,9 +17,10 @@ use crate::source::{Format, Source, StoredTensor, Weight};
 use half::{bf16, f16};
 use isobit_autograd::{Adapter, Frozen, Linear, Matrix, Norm, ParameterId, Parameters, Quantized, Table, Vector};
 use isobit_kernels::Backend;
-use isobit_kernels::backend::F32;
 use isobit_kernels::op::SliceShape;
-use isobit_kernels::op::thin::RANK_MAX;
+use isobit_kernels::op::low_rank::RANK_MAX;
+use isobit_kernels::op::slices::sliced_weight;
+use isobit_kernels::tensor::F32;
 use isobit_numerics::philox::{Key, Purpose, uniform, word};
 use isobit_numerics::rope::{cos_sin_row, inverse_frequencies};
 use isobit_numerics::slices::Profile;
@@ -384,10 +385,10 @@ impl<B: Backend> Builder<'_, B> {
 
     fn sliced_in(&self, profile: Profile, frozen: &Frozen<B>, rows: usize, width: usize) -> Matrix<B> {
         let shape = SliceShape { rows, width, profile };
-        Matrix::Frozen(self.backend.slice_weight(frozen.stored(), 1, shape))
+        Matrix::Frozen(sliced_weight(self.backend, frozen.stored(), 1, shape))
     }
 
-    fn rotation(&self) -> (B::Buffer<f32>, B::Buffer<f32>) {
+    fn rotation(&self) -> (F32<B>, F32<B>) {
         let (c, positions) = (self.config, self.settings.positions);
         let frequencies = inverse_frequencies(c.rotary_width, c.rope_theta, &c.rope_scaling, positions);
         let factor = c.rope_scaling.attention_factor();

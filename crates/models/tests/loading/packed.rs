@@ -1,8 +1,8 @@
 //! GPTQ: packed by the rules of its writers here, unpacked by the loader.
 
 use crate::{File, MLP, Made, Numbers, Q, bf16, config, f32s, i32s, weights_of};
-use isobit_kernels::op::{AsQuantized, Product, SliceShape};
-use isobit_kernels::{Backend, Reference};
+use isobit_kernels::op::{AsQuantized, Product, Product4Forward, Product4Rows, SliceShape};
+use isobit_kernels::{Device, Reference};
 use isobit_models::config::{Config, GptqConfig, Quantization};
 use isobit_models::experts::{self, Experts, ExpertsShape, Projection};
 use isobit_models::{GptqForm, GptqScales, GptqWeight, ModelError, Source, Weight};
@@ -106,9 +106,9 @@ fn multiplies_by(weight: &GptqWeight, form: GptqForm, wanted: &[f32]) {
     let unit: Vec<f32> = (0..k * k).map(|at| if at / k == at % k { 1.0 } else { 0.0 }).collect();
     let p = Product { segments: &[0, k], n, k, profile: Profile::X2, accumulate: false };
     let mut rows = Reference.rows(SliceShape { rows: k, width: k, profile: Profile::X2 });
-    Reference.product4_rows(&mut rows, &Reference.upload(&unit), &packed, &p);
-    let (mut y, mut workspace) = (Reference.zeros(k * n), Reference.zeros(Reference.product4_workspace(shape, &p)));
-    Reference.product4_forward(&mut y, &rows, &packed, &p, &mut workspace);
+    Reference.run(Product4Rows { rows: &mut rows, x: &Reference.upload(&unit), w: &packed, p });
+    let mut y = Reference.zeros(k * n);
+    Reference.run(Product4Forward { y: &mut y, x: &rows, w: &packed, p });
     for (at, wanted) in wanted.iter().enumerate() {
         let found = y[at % k * n + at / k];
         assert!((found - wanted).abs() <= wanted.abs() * 2.4e-7, "{at}: {found}, not {wanted}");

@@ -2,8 +2,10 @@
 
 use super::{Ties, rows_of};
 use isobit_autograd::Policy;
+use isobit_kernels::backend::BegunDigest;
 use isobit_kernels::gpu::{Api, Selector, list};
-use isobit_kernels::{Backend, Cpu, Gpu, Path as CpuPath};
+use isobit_kernels::op::AnyBuffer;
+use isobit_kernels::{Backend, Cpu, Device, Gpu, Path as CpuPath};
 use isobit_models::build::{Built, Settings};
 use isobit_models::weights::Weights;
 use isobit_models::{Config, Trained, build};
@@ -79,7 +81,13 @@ impl Run {
         let mut digests = Vec::new();
         for ((_, parameter), moments) in trainer.parameters.iter().zip(&trainer.moments) {
             for buffer in [&parameter.value, &moments[0], &moments[1]] {
-                digests.extend(trainer.backend.digest(buffer).expect("a digest").to_string().into_bytes());
+                digests.extend(
+                    BegunDigest::new(&trainer.backend, AnyBuffer::F32(buffer))
+                        .finish(&trainer.backend)
+                        .expect("a digest")
+                        .to_string()
+                        .into_bytes(),
+                );
             }
         }
         text + &Digest::of_bytes(&digests).to_string()

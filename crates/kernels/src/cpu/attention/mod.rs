@@ -21,8 +21,33 @@ use crate::op::Attention;
 use operands::{Blocks, Forms, ROWS, Shape, Slicer, Source, row_maxima};
 use std::ops::Range;
 
+use super::CpuMemory;
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::{AttentionBackward, AttentionForward};
 pub(super) use backward::backward;
 pub(super) use forward::forward;
+
+impl Run<AttentionForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut AttentionForward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        forward(self, op.o, op.lse, op.q, op.k, op.v, &op.p, workspace);
+    }
+}
+
+impl Run<AttentionBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut AttentionBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        backward(
+            self,
+            (&mut *op.dq, &mut *op.dk, &mut *op.dv),
+            op.d_o,
+            (op.q, op.k, op.v),
+            op.o,
+            op.lse,
+            &op.p,
+            workspace,
+        );
+    }
+}
 
 /// Keys or queries of a tile: both are the same number here.
 const TILE: usize = crate::op::attention::KEY_TILE;

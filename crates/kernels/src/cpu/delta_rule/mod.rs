@@ -8,16 +8,35 @@ mod gradients;
 mod room;
 mod tile;
 
+use super::CpuMemory;
 use super::pool::{SharedMut, Tasks};
-use crate::Cpu;
+use crate::backend::Run;
 use crate::buffer::Workspace;
-use crate::op::DeltaRule;
 use crate::op::delta_rule::CHUNK;
+use crate::op::{DeltaRule, DeltaRuleBackward, DeltaRuleForward};
+use crate::{Buffer, Cpu};
 use chunk::Rows;
 use isobit_numerics::lanes::sum;
 use room::{GradRoom, Kept, Room, Shape, Sizes};
 use std::ops::Range;
 use tile::PANEL;
+
+impl Run<DeltaRuleForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut DeltaRuleForward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        let (final_state, initial_state) = (op.final_state.as_deref_mut(), op.initial_state);
+        let (final_state, initial_state) =
+            (final_state.map(|state| &mut state[..]), initial_state.map(|state| &state[..]));
+        let inputs: Inputs = [op.q, op.k, op.v, op.g, op.beta];
+        forward(self, op.o, final_state, inputs, initial_state, &op.p, workspace);
+    }
+}
+
+impl Run<DeltaRuleBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut DeltaRuleBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        let grads = [&mut *op.dq, &mut *op.dk, &mut *op.dv, &mut *op.dg, &mut *op.dbeta].map(|x| &mut x[..]);
+        backward(self, grads, op.d_o, [op.q, op.k, op.v, op.g, op.beta].map(|x| &x[..]), &op.p, workspace);
+    }
+}
 
 /// `q`, `k`, `v`, `g`, `beta`.
 pub(super) type Inputs<'a> = [&'a [f32]; 5];

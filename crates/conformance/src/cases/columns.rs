@@ -3,7 +3,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor};
 use isobit_kernels::Backend;
-use isobit_kernels::op::{ColumnMode, Columns, Place};
+use isobit_kernels::op::{ColumnMode, Columns, CopyColumns, Place};
 
 #[derive(Debug)]
 struct ColumnCopyCase {
@@ -22,7 +22,7 @@ impl Case for ColumnCopyCase {
         let x = b.upload(&random.f32s(self.kind, p.tokens * p.from.row));
         // What is outside of the columns has to stay.
         let mut y = b.upload(&random.f32s(self.kind, p.tokens * p.to.row));
-        b.columns(&mut y, &x, &p);
+        b.run(CopyColumns { y: &mut y, x: &x, p });
         vec![Output::download(b, "y", &y)]
     }
 }

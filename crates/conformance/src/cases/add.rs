@@ -3,6 +3,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
+use isobit_kernels::op::{Add, Scale};
 
 #[derive(Debug)]
 struct ResidualCase {
@@ -21,8 +22,8 @@ impl Case for ResidualCase {
         let mut first = b.upload(&random.f32s(self.kind, self.length));
         let second = b.upload(&random.f32s(self.kind, self.length));
         let mut y = poisoned(b, self.length);
-        b.add(&mut y, &first, &second);
-        b.scale(&mut first, self.factor);
+        b.run(Add { y: &mut y, a: &first, b: &second });
+        b.run(Scale { x: &mut first, factor: self.factor });
         vec![Output::download(b, "sum", &y), Output::download(b, "scaled", &first)]
     }
 }

@@ -1,6 +1,15 @@
 //! Column copies, the definition (`docs/numerics.md`, "Column copies").
 
-use crate::op::{ColumnMode, Columns};
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::{ColumnMode, Columns, CopyColumns};
+
+impl Run<CopyColumns<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut CopyColumns<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        apply(op.y, op.x, &op.p);
+    }
+}
 
 pub(super) fn apply(y: &mut [f32], x: &[f32], p: &Columns) {
     p.check(y.len(), x.len());

@@ -1,14 +1,31 @@
 //! Thin products, the definition (`docs/numerics.md`, "Thin products").
 
-use crate::op::Thin;
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::{LowRank, LowRankContract, LowRankExpand, LowRankOuter};
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{LANES, for_lanes, tree_sum};
 
-pub(super) fn workspace(_p: &Thin) -> usize {
-    0
+impl Run<LowRankContract<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut LowRankContract<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        contract(op.u, op.x, op.factor, &op.p);
+    }
 }
 
-pub(super) fn contract(u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin, _workspace: &mut [u8]) {
+impl Run<LowRankExpand<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut LowRankExpand<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        expand(op.y, op.u, op.factor, &op.p);
+    }
+}
+
+impl Run<LowRankOuter<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut LowRankOuter<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        outer(op.dfactor, op.u, op.x, &op.p, op.row_starts);
+    }
+}
+
+pub(super) fn contract(u: &mut [f32], x: &[f32], factor: &[f32], p: &LowRank) {
     for (segment, factor) in p.segments.windows(2).zip(factor.chunks_exact(p.factor_length())) {
         for t in segment[0]..segment[1] {
             for j in 0..p.rank {
@@ -20,7 +37,7 @@ pub(super) fn contract(u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin, _work
     }
 }
 
-pub(super) fn expand(y: &mut [f32], u: &[f32], factor: &[f32], p: &Thin, _workspace: &mut [u8]) {
+pub(super) fn expand(y: &mut [f32], u: &[f32], factor: &[f32], p: &LowRank) {
     for (segment, factor) in p.segments.windows(2).zip(factor.chunks_exact(p.factor_length())) {
         for t in segment[0]..segment[1] {
             for l in 0..p.width {
@@ -35,7 +52,7 @@ pub(super) fn expand(y: &mut [f32], u: &[f32], factor: &[f32], p: &Thin, _worksp
     }
 }
 
-pub(super) fn outer(dfactor: &mut [f32], u: &[f32], x: &[f32], p: &Thin, row_starts: &[usize]) {
+pub(super) fn outer(dfactor: &mut [f32], u: &[f32], x: &[f32], p: &LowRank, row_starts: &[usize]) {
     for (e, block) in p.blocks(row_starts) {
         for j in 0..p.rank {
             for l in 0..p.width {

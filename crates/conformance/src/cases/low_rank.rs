@@ -1,17 +1,17 @@
-//! Thin products: contract, expand and outer, both layouts, ranks around the tile sizes, rows of data with empty ones; one factor
+//! LowRank products: contract, expand and outer, both layouts, ranks around the tile sizes, rows of data with empty ones; one factor
 //! and many.
 
 use crate::data::{Kind, Random};
-use crate::{Case, Output, Visitor, poisoned, workspace};
+use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
-use isobit_kernels::op::{Layout, Thin};
+use isobit_kernels::op::{FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter};
 
 #[derive(Debug)]
 struct ThinCase {
     row_starts: Vec<usize>,
     rank: usize,
     width: usize,
-    layout: Layout,
+    layout: FactorLayout,
     alpha: f32,
     kind: Kind,
 }
@@ -24,7 +24,7 @@ impl Case for ThinCase {
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
         let (rank, width) = (self.rank, self.width);
         let tokens = self.row_starts[self.row_starts.len() - 1];
-        let p = Thin { segments: &[0, tokens], rank, width, layout: self.layout, alpha: self.alpha };
+        let p = LowRank { segments: &[0, tokens], rank, width, layout: self.layout, alpha: self.alpha };
         forms(b, &p, &self.row_starts, self.kind)
     }
 }
@@ -36,7 +36,7 @@ struct GroupedThinCase {
     row_starts: Vec<usize>,
     rank: usize,
     width: usize,
-    layout: Layout,
+    layout: FactorLayout,
     alpha: f32,
     kind: Kind,
 }
@@ -48,29 +48,28 @@ impl Case for GroupedThinCase {
 
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
         let Self { rank, width, layout, alpha, .. } = *self;
-        let p = Thin { segments: &self.segments, rank, width, layout, alpha };
+        let p = LowRank { segments: &self.segments, rank, width, layout, alpha };
         forms(b, &p, &self.row_starts, self.kind)
     }
 }
 
-fn forms<B: Backend>(b: &B, p: &Thin, row_starts: &[usize], kind: Kind) -> Vec<Output> {
+fn forms<B: Backend>(b: &B, p: &LowRank, row_starts: &[usize], kind: Kind) -> Vec<Output> {
     let (tokens, factors) = (p.tokens(), p.factors() * p.factor_length());
     let mut random = Random::new(tokens as u64);
     let x = b.upload(&random.f32s(kind, tokens * p.width));
     let u = b.upload(&random.f32s(kind, tokens * p.rank));
     let factor = b.upload(&random.f32s(kind, factors));
     let mut contracted = poisoned(b, tokens * p.rank);
-    let mut room = workspace(b, b.thin_workspace(p));
-    b.thin_contract(&mut contracted, &x, &factor, p, &mut room);
+    b.run(LowRankContract { u: &mut contracted, x: &x, factor: &factor, p: *p });
     let mut y = b.upload(&random.f32s(Kind::Plain, tokens * p.width));
-    b.thin_expand(&mut y, &u, &factor, p, &mut room);
+    b.run(LowRankExpand { y: &mut y, u: &u, factor: &factor, p: *p });
     let mut dfactor = b.upload(&random.f32s(Kind::Plain, factors));
-    b.thin_outer(&mut dfactor, &u, &x, p, row_starts, &mut room);
+    b.run(LowRankOuter { dfactor: &mut dfactor, u: &u, x: &x, p: *p, row_starts });
     vec![Output::download(b, "u", &contracted), Output::download(b, "y", &y), Output::download(b, "dfactor", &dfactor)]
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
-    for layout in [Layout::RankMajor, Layout::WidthMajor] {
+    for layout in [FactorLayout::RankMajor, FactorLayout::WidthMajor] {
         let case = |row_starts: &[usize], rank, width, kind| ThinCase {
             row_starts: row_starts.to_vec(),
             rank,

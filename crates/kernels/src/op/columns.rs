@@ -5,6 +5,9 @@
 //! `to.stride = 0` gathers: the groups are added up in ascending order, from the first one's value or, adding, from what `y` holds; it is
 //! the gradient of the former. All other elements of `y` stay as they are.
 
+use crate::backend::{F32, Length, Memory};
+use crate::op::{Op, Output};
+
 /// Where the columns lie inside a token of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -58,5 +61,24 @@ impl Columns {
         }
         let apart = self.groups == 1 || self.to.stride == 0 || self.to.stride >= self.width;
         assert!(apart, "groups of {} columns, {} apart, overlap", self.width, self.to.stride);
+    }
+}
+
+/// Copies or adds columns; elements of `y` outside of them stay.
+pub struct CopyColumns<'a, M: Memory> {
+    pub y: &'a mut F32<M>,
+    pub x: &'a F32<M>,
+    pub p: Columns,
+}
+
+impl<M: Memory> Op<M> for CopyColumns<'_, M> {
+    const NAME: &'static str = "columns";
+
+    fn check(&self) {
+        self.p.check(self.y.len(), self.x.len());
+    }
+
+    fn outputs(&mut self) -> Vec<Output<'_, M>> {
+        vec![Output::F32(self.y)]
     }
 }

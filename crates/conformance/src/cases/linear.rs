@@ -1,0 +1,88 @@
+//! Linear layers: product, bias and adapter at once, forward and input gradient; weights kept sliced and sliced on the fly.
+
+use crate::data::{Kind, Random};
+use crate::{Case, Output, Visitor, poisoned};
+use isobit_kernels::op::slices::sliced_weight;
+use isobit_kernels::op::{
+    FactorLayout, LinearForward, LinearGradInput, LowRank, LowRankTerm, Product, SliceRows, SliceShape,
+};
+use isobit_kernels::{Backend, Matrix, StoredMatrix};
+use isobit_numerics::slices::Profile;
+
+/// A linear layer in one call: product, bias and adapter, forward and backward.
+#[derive(Debug)]
+struct LinearCase {
+    rows: usize,
+    n: usize,
+    k: usize,
+    rank: usize,
+    bias: bool,
+    profile: Profile,
+    kind: Kind,
+}
+
+impl Case for LinearCase {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        let &Self { rows: m, n, k, rank, bias, profile, kind } = self;
+        let mut random = Random::new(3);
+        let mut numbers = |kind, length| random.f32s(kind, length);
+        let (w, x, dy) = (numbers(kind, n * k), numbers(kind, m * k), numbers(kind, m * n));
+        let (w, x, dy) = (b.upload(&w), b.upload(&x), b.upload(&dy));
+        let bias = bias.then(|| b.upload(&numbers(kind, n)));
+        let old = numbers(Kind::Plain, m * k);
+        let mut made = |kind, length| b.upload(&numbers(kind, length));
+        let (u, up, down) = (made(kind, m * rank), made(kind, n * rank), made(kind, rank * k));
+        let segments = [0, m];
+        let p = Product { segments: &segments, n, k, profile, accumulate: false };
+        let expand = LowRank { segments: &segments, rank, width: n, layout: FactorLayout::WidthMajor, alpha: 0.75 };
+        let back = LowRank { width: k, layout: FactorLayout::RankMajor, ..expand };
+        let term = (rank > 0).then_some(LowRankTerm { u: &u, factor: &up, p: expand });
+        let back_term = (rank > 0).then_some(LowRankTerm { u: &u, factor: &down, p: back });
+        let mut sliced = b.rows(SliceShape { rows: m, width: k, profile });
+        b.run(SliceRows { rows: &mut sliced, x: &x });
+        let form = |w: Matrix<B::Memory>| {
+            let mut y = poisoned(b, m * n);
+            b.run(LinearForward { y: &mut y, x: &sliced, w, p, bias: bias.as_ref(), adapter: term });
+            let mut dx = poisoned(b, m * k);
+            b.run(LinearGradInput { dx: &mut dx, dy: &dy, w, p, adapter: back_term });
+            let mut sum = b.upload(&old);
+            b.run(LinearGradInput {
+                dx: &mut sum,
+                dy: &dy,
+                w,
+                p: Product { accumulate: true, ..p },
+                adapter: back_term,
+            });
+            [("y", y), ("dx", dx), ("dx accumulated", sum)].map(|(name, of)| Output::download(b, name, &of)).to_vec()
+        };
+        let stored = StoredMatrix::F32(&w);
+        let outputs = form(Matrix::Stored(stored));
+        let kept = sliced_weight(b, stored, 1, SliceShape { rows: n, width: k, profile });
+        assert_eq!(form(Matrix::Sliced(&kept)), outputs, "kept slices give what slices on the fly give");
+        outputs
+    }
+}
+
+pub fn visit(visitor: &mut impl Visitor) {
+    for profile in Profile::ALL {
+        for (rows, n, k, rank, bias) in [
+            (1, 1, 1, 1, true),
+            (37, 67, 513, 8, true),
+            (70, 33, 1031, 3, false),
+            (525, 96, 64, 0, true),
+            (33, 1027, 160, 64, true),
+            (16, 32, 512, 16, false),
+            // Enough rows for every thread to have some of its own.
+            (1800, 64, 72, 8, true),
+        ] {
+            visitor.case(&LinearCase { rows, n, k, rank, bias, profile, kind: Kind::Outliers });
+        }
+        for kind in Kind::ALL {
+            visitor.case(&LinearCase { rows: 13, n: 64, k: 71, rank: 4, bias: true, profile, kind });
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Multiplication by a number, in place: lengths around the vector widths, special values.
+
+use crate::data::{Kind, Random};
+use crate::{Case, Output, Visitor};
+use isobit_kernels::Backend;
+use isobit_kernels::op::Scale;
+
+#[derive(Debug)]
+struct ScaleCase {
+    length: usize,
+    factor: f32,
+    kind: Kind,
+}
+
+impl Case for ScaleCase {
+    fn name(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
+        let mut x = b.upload(&Random::new(self.length as u64).f32s(self.kind, self.length));
+        b.run(Scale { x: &mut x, factor: self.factor });
+        vec![Output::download(b, "x", &x)]
+    }
+}
+
+pub fn visit(visitor: &mut impl Visitor) {
+    for kind in Kind::ALL {
+        for (length, factor) in [(0, 2.0), (1, -0.0), (33, 0.37), (4099, 1e-40)] {
+            visitor.case(&ScaleCase { length, factor, kind });
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! Sum of two tensors on a GPU.
+
+use super::GpuMemory;
+use super::device::{Gpu, Groups, arguments};
+use super::memory::GpuBuffer;
+use super::program::{Program, program};
+use crate::backend::Run;
+use crate::op::Add;
+
+static RESIDUAL: Program = program!("residual");
+
+impl Run<Add<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut Add<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        let length = op.y.len();
+        self.launch(&RESIDUAL, "residual_add", Groups::over(length), arguments![&*op.y, op.a, op.b, length]);
+    }
+}

@@ -1,0 +1,88 @@
+//! A backend around another one: every op goes through unchanged, and an observer sees it begin and end.
+//!
+//! Benchmarks time the ops of a step this way; tests change a result, as drifting hardware would, to see who notices.
+
+use crate::backend::{Bytes, Device, DeviceFailure, Memory, Run, Scratch, Workspaces};
+use crate::buffer::Element;
+use crate::op::{AsQuantized, Op, Output, QuantizedShape, SliceShape};
+
+/// One call of an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Call {
+    pub op: &'static str,
+    /// Of a product: rows, outputs, inputs. Zero elsewhere.
+    pub size: [usize; 3],
+}
+
+pub trait Observer<D: Device> {
+    /// `workspace` is what the op will work in, or more.
+    fn before(&self, device: &D, call: Call, workspace: &mut Bytes<D::Memory>);
+    /// `outputs` are all that the op wrote.
+    fn after(&self, device: &D, call: Call, outputs: Vec<Output<'_, D::Memory>>);
+}
+
+/// `inner`, watched by `observer`.
+pub struct Observed<D, O> {
+    pub inner: D,
+    pub observer: O,
+}
+
+impl<D: Device, O: Observer<D>, P: Op<D::Memory>> Run<P> for Observed<D, O>
+where
+    D: Run<P>,
+{
+    fn execute(&self, op: &mut P, workspace: &mut Bytes<D::Memory>) {
+        let call = Call { op: P::NAME, size: op.size() };
+        self.observer.before(&self.inner, call, workspace);
+        self.inner.execute(op, workspace);
+        self.observer.after(&self.inner, call, op.outputs());
+    }
+}
+
+impl<D: Device, O: Observer<D>> Device for Observed<D, O> {
+    type Memory = D::Memory;
+
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+
+    fn zeros<T: Element>(&self, length: usize) -> <D::Memory as Memory>::Buffer<T> {
+        self.inner.zeros(length)
+    }
+
+    fn upload<T: Element>(&self, host: &[T]) -> <D::Memory as Memory>::Buffer<T> {
+        self.inner.upload(host)
+    }
+
+    fn overwrite<T: Element>(&self, device: &mut <D::Memory as Memory>::Buffer<T>, host: &[T]) {
+        self.inner.overwrite(device, host);
+    }
+
+    fn download<T: Element>(&self, device: &<D::Memory as Memory>::Buffer<T>) -> Result<Vec<T>, DeviceFailure> {
+        self.inner.download(device)
+    }
+
+    fn rows(&self, shape: SliceShape) -> <D::Memory as Memory>::Rows {
+        self.inner.rows(shape)
+    }
+
+    fn weight(&self, count: usize, shape: SliceShape) -> <D::Memory as Memory>::Weight {
+        self.inner.weight(count, shape)
+    }
+
+    fn quantized_weight<Q: AsQuantized, E>(
+        &self,
+        shape: QuantizedShape,
+        make: impl FnMut(usize) -> Result<Q, E>,
+    ) -> Result<<D::Memory as Memory>::QuantizedWeight, E> {
+        self.inner.quantized_weight(shape, make)
+    }
+
+    fn workspaces(&self) -> &dyn Workspaces {
+        self.inner.workspaces()
+    }
+
+    fn scratch(&self) -> &Scratch<D::Memory> {
+        self.inner.scratch()
+    }
+}

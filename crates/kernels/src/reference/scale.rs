@@ -1,0 +1,14 @@
+//! Multiplication by a number, the definition (`docs/numerics.md`, "Residual").
+
+use super::{Reference, ReferenceMemory};
+use crate::Buffer;
+use crate::backend::Run;
+use crate::op::Scale;
+
+impl Run<Scale<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut Scale<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        for x in op.x.iter_mut() {
+            *x *= op.factor;
+        }
+    }
+}

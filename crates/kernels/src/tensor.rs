@@ -1,0 +1,11 @@
+//! Names for what a device keeps, by the device: what code above ops uses. Ops themselves know the memory alone.
+
+use crate::backend::{Device, Memory};
+
+pub type Buffer<D, T> = <<D as Device>::Memory as Memory>::Buffer<T>;
+pub type F32<D> = Buffer<D, f32>;
+pub type U32<D> = Buffer<D, u32>;
+pub type I32<D> = Buffer<D, i32>;
+pub type Rows<D> = <<D as Device>::Memory as Memory>::Rows;
+pub type Weight<D> = <<D as Device>::Memory as Memory>::Weight;
+pub type QuantizedWeight<D> = <<D as Device>::Memory as Memory>::QuantizedWeight;
