@@ -1,4 +1,5 @@
-//! The program: parses the command line, hands over to one file per command, turns errors into messages and exit codes.
+//! The program: parses the command line, hands over to one file per command, turns errors into
+//! messages and exit codes.
 #![expect(clippy::float_arithmetic, reason = "rates are printed")]
 
 mod adapter;
@@ -11,6 +12,7 @@ mod devices;
 mod diff;
 mod ending;
 mod eval;
+mod exit_codes;
 mod fits;
 mod generate;
 mod init;
@@ -21,21 +23,17 @@ mod progress;
 mod shell;
 mod train;
 
+pub use exit_codes::EXIT_CODES;
+
 use clap::{CommandFactory, Parser, Subcommand};
 use isobit_kernels::buffer::OutOfMemory;
 use isobit_kernels::float_state;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
 
-/// The end of `--help` and of the manual page.
-const EXIT_CODES: &str = "\
-Exit codes: 0 ok, 1 a difference found, 2 usage or config, 3 data, 4 does not fit, 5 non-finite numbers, 6 device, 7 disk or I/O, \
-8 damaged or malformed file, 9 stopped at once by a second signal, 130 and 143 stopped by Ctrl-C or SIGTERM after a clean save, \
-141 closed pipe.";
-
 /// Fine-tune language models to the same weights, bit for bit, on every machine.
 #[derive(Debug, Parser)]
-#[command(name = "isobit", version, disable_help_subcommand = true, after_help = EXIT_CODES)]
+#[command(name = "isobit", version, disable_help_subcommand = true, after_help = exit_codes::sentence())]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -70,10 +68,6 @@ enum Command {
     /// Print the manual page, or write one for every command
     Man(shell::ManArguments),
 }
-
-/// Chat templates come with models and run here: what they may take has a limit.
-#[global_allocator]
-static ALLOCATOR: isobit_training::memory::Limited = isobit_training::memory::Limited;
 
 /// What went wrong, with the exit code of its kind.
 #[derive(Debug)]
@@ -116,7 +110,8 @@ impl Failure {
     }
 }
 
-fn main() -> ExitCode {
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
     // A preloaded library may have changed how this process rounds.
     float_state::restore();
     let arguments = Arguments::parse();
@@ -139,6 +134,11 @@ fn main() -> ExitCode {
     }
 }
 
+/// What the command line takes: every command and flag, with its help.
+pub fn command() -> clap::Command {
+    Arguments::command()
+}
+
 fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Demo(arguments) => demo::run(&arguments),
@@ -152,7 +152,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Diff(arguments) => diff::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
-        Command::Completions(arguments) => shell::completions(&arguments, Arguments::command()),
-        Command::Man(arguments) => shell::man(&arguments, Arguments::command()),
+        Command::Completions(arguments) => shell::completions(&arguments, crate::command()),
+        Command::Man(arguments) => shell::man(&arguments, crate::command()),
     }
 }
