@@ -1,6 +1,8 @@
-//! Every key a config may hold, one row each: section, canonical name, other names people know it by, kind, whether it
-//! can influence the result, and what it is for. Parsing, printing, the digest and `init` all read this table.
+//! Every key a config may hold, one row each: section, canonical name, other names people know it by,
+//! type, default, whether it can influence the result, and what it is for. Parsing, resolving,
+//! printing, the digest, `init` and `docs/config.md` all read this table.
 
+use super::run::DEFAULT_DATE;
 use super::suggest::nearest;
 use super::value::Value;
 use std::collections::BTreeMap;
@@ -58,12 +60,30 @@ pub enum Kind {
     Table,
 }
 
+/// What a key that is not given stands for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fallback {
+    /// Nothing: it must be given.
+    Required,
+    /// An empty list or table, or nothing chosen.
+    Unset,
+    Off,
+    On,
+    Integer(u64),
+    Float(f64),
+    Str(&'static str),
+    /// Depends on other keys, in words.
+    Depends(&'static str),
+}
+
 pub struct Key {
     pub section: Section,
     pub name: &'static str,
     pub aliases: &'static [&'static str],
     pub kind: Kind,
-    /// Whether it can influence weights, metrics or the choice of the best checkpoint, and so belongs to the digest.
+    pub default: Fallback,
+    /// Whether it can influence weights, metrics or the choice of the best checkpoint, and so
+    /// belongs to the digest.
     pub influences: bool,
     pub help: &'static str,
 }
@@ -71,10 +91,19 @@ pub struct Key {
 const YES: bool = true;
 const NO: bool = false;
 
-#[rustfmt::skip]
-const fn key(section: Section, name: &'static str, aliases: &'static [&'static str], kind: Kind, influences: bool, help: &'static str) -> Key {
-    Key { section, name, aliases, kind, influences, help }
+const fn key(
+    section: Section,
+    name: &'static str,
+    aliases: &'static [&'static str],
+    kind: Kind,
+    default: Fallback,
+    influences: bool,
+    help: &'static str,
+) -> Key {
+    Key { section, name, aliases, kind, default, influences, help }
 }
+
+use Fallback::{Depends, Float, Integer, Off, On, Required, Str, Unset};
 
 use Kind::{
     CountOrShare, Number, Switch, SwitchOrText, Table, TableOfNumbers, TableOfWholes, Text, TextOrTexts, Texts, Whole,
@@ -85,76 +114,82 @@ use Section::{Adapter, Datasets, Eval, Top, Training};
 /// Paths do not influence: what the files hold does, and that has digests of its own.
 #[rustfmt::skip]
 pub const KEYS: &[Key] = &[
-    key(Top, "base_model", &["model_name_or_path", "model"], Text, NO, "folder of the model in Hugging Face layout"),
-    key(Top, "data_workers", &["dataloader_num_workers", "workers"], Whole, NO, "threads that prepare data"),
-    key(Top, "date", &[], Text, YES, "the day a chat template sees as today, YYYY-MM-DD"),
-    key(Top, "device", &["devices"], TextOrTexts, NO, "cpu, opencl:0, cuda:0 or auto"),
-    key(Top, "output_dir", &[], Text, NO, "folder of the run"),
-    key(Top, "profile", &[], Text, YES, "x2, or x3 for the accuracy of float32"),
-    key(Top, "report_to_tensorboard", &["tensorboard"], Switch, NO, "also write TensorBoard event files"),
-    key(Top, "seed", &[], Whole, YES, "of data order, dropout and new adapter weights"),
-    key(Top, "threads", &["num_threads"], Whole, NO, "threads that compute; 0: every core; more than that are not started"),
+    key(Top, "base_model", &["model_name_or_path", "model"], Text, Required, NO, "folder of the model in Hugging Face layout"),
+    key(Top, "data_workers", &["dataloader_num_workers", "workers"], Whole, Integer(1), NO, "threads that prepare data"),
+    key(Top, "date", &[], Text, Str(DEFAULT_DATE), YES, "the day a chat template sees as today, YYYY-MM-DD"),
+    key(Top, "device", &["devices"], TextOrTexts, Str("cpu"), NO, "cpu, opencl:0, cuda:0 or auto"),
+    key(Top, "output_dir", &[], Text, Required, NO, "folder of the run"),
+    key(Top, "profile", &[], Text, Str("x2"), YES, "x2, or x3 for the accuracy of float32"),
+    key(Top, "report_to_tensorboard", &["tensorboard"], Switch, Off, NO, "also write TensorBoard event files"),
+    key(Top, "seed", &[], Whole, Integer(42), YES, "of data order, dropout and new adapter weights"),
+    key(Top, "threads", &["num_threads"], Whole, Integer(0), NO, "threads that compute; 0: every core; more than that are not started"),
 
-    key(Datasets, "path", &["file"], Text, NO, "JSON lines"),
+    key(Datasets, "path", &["file"], Text, Required, NO, "JSON lines"),
 
-    key(Eval, "eval_strategy", &["evaluation_strategy", "strategy"], Text, YES, "no, steps or epoch"),
-    key(Eval, "eval_steps", &["steps"], Whole, YES, "evaluate after every so many updates"),
-    key(Eval, "micro_batch_size", &["per_device_eval_batch_size", "eval_batch_size"], Whole, NO, "rows evaluated at once"),
-    key(Eval, "path", &["file"], Text, NO, "JSON lines to evaluate on"),
-    key(Eval, "val_set_size", &[], CountOrShare, YES, "rows, or the share of rows, held out of the training data"),
+    key(Eval, "eval_strategy", &["evaluation_strategy", "strategy"], Text, Depends("\"steps\" with eval_steps; else \"epoch\" if there are rows to evaluate on, \"no\" if not"), YES, "no, steps or epoch"),
+    key(Eval, "eval_steps", &["steps"], Whole, Unset, YES, "evaluate after every so many updates"),
+    key(Eval, "micro_batch_size", &["per_device_eval_batch_size", "eval_batch_size"], Whole, Depends("that of [training]"), NO, "rows evaluated at once"),
+    key(Eval, "path", &["file"], Text, Unset, NO, "JSON lines to evaluate on"),
+    key(Eval, "val_set_size", &[], CountOrShare, Integer(0), YES, "rows, or the share of rows, held out of the training data"),
 
-    key(Training, "adam_beta1", &[], Number, YES, "decay of the first moment"),
-    key(Training, "adam_beta2", &[], Number, YES, "decay of the second moment"),
-    key(Training, "adam_epsilon", &["adam_eps"], Number, YES, "added to the root of the second moment"),
-    key(Training, "allow_untrainable_rows", &[], Switch, YES, "drop rows without a token to learn instead of stopping"),
-    key(Training, "assistant_only_loss", &[], Switch, YES, "in conversations, learn what the assistant says only"),
-    key(Training, "chat_template_kwargs", &["template_vars"], Table, YES, "variables of the chat template: { enable_thinking = false }"),
-    key(Training, "completion_field", &["field_output"], Text, YES, "field that holds what to learn, with prompt_field"),
-    key(Training, "completion_only_loss", &["train_on_completions_only"], Switch, YES, "in rows of prompt and completion, learn the completion only"),
-    key(Training, "drop_special_token_rows", &[], Switch, YES, "drop rows whose text contains the text of a special token"),
-    key(Training, "early_stopping_patience", &[], Whole, YES, "stop after so many evaluations without improvement; 0: never"),
-    key(Training, "gradient_accumulation_steps", &["grad_accumulation_steps"], Whole, NO, "micro-batches per update"),
-    key(Training, "gradient_checkpointing", &["activation_checkpointing"], SwitchOrText, NO, "none, selective or full: trades memory for time, never bits"),
-    key(Training, "gradient_groups", &[], Whole, YES, "groups whose gradients are summed apart and then combined"),
-    key(Training, "learning_rate", &["lr"], Number, YES, "at its peak"),
-    key(Training, "load_best_model_at_end", &[], Switch, YES, "the final folder holds the best checkpoint, not the last"),
-    key(Training, "logging_steps", &[], Whole, NO, "a line of metrics every so many updates"),
-    key(Training, "lr_scheduler_type", &["lr_scheduler"], Text, YES, "constant, constant_with_warmup, linear, cosine or cosine_with_min_lr"),
-    key(Training, "max_grad_norm", &["gradient_clipping"], Number, YES, "gradients are clipped to this norm; 0: never"),
-    key(Training, "max_seq_length", &["max_length", "sequence_len", "cutoff_len"], Whole, YES, "longer rows are cut"),
-    key(Training, "max_steps", &[], Whole, YES, "updates of the run, instead of num_epochs; 0 or -1: by epochs"),
-    key(Training, "metric_for_best", &["metric_for_best_model"], Text, YES, "loss"),
-    key(Training, "micro_batch_size", &["per_device_train_batch_size", "batch_size"], Whole, NO, "rows computed at once"),
-    key(Training, "min_lr", &[], Number, YES, "where cosine_with_min_lr ends"),
-    key(Training, "min_lr_rate", &["min_lr_ratio"], Number, YES, "the same as a share of learning_rate"),
-    key(Training, "num_epochs", &["num_train_epochs", "epochs"], Number, YES, "passes over the data"),
-    key(Training, "prompt_field", &["field_instruction"], Text, YES, "field that holds what is given, for data with names of its own"),
-    key(Training, "sample_packing", &["packing"], Switch, YES, "put several rows into one sequence"),
-    key(Training, "save_dtype", &[], Text, NO, "float32, bfloat16 or float16: how the final folder stores its numbers"),
-    key(Training, "save_steps", &[], Whole, NO, "a checkpoint every so many updates"),
-    key(Training, "save_strategy", &[], Text, NO, "no, steps or epoch"),
-    key(Training, "save_total_limit", &[], Whole, NO, "newest checkpoints kept; the best stays too; 0: all"),
-    key(Training, "warmup_ratio", &[], Number, YES, "share of the updates over which the learning rate rises"),
-    key(Training, "warmup_steps", &[], CountOrShare, YES, "updates over which it rises; below 1 a share"),
-    key(Training, "weight_decay", &[], Number, YES, "decoupled, on weights that are not biases or norms"),
+    key(Training, "adam_beta1", &[], Number, Float(0.9), YES, "decay of the first moment"),
+    key(Training, "adam_beta2", &[], Number, Float(0.999), YES, "decay of the second moment"),
+    key(Training, "adam_epsilon", &["adam_eps"], Number, Float(1e-8), YES, "added to the root of the second moment"),
+    key(Training, "allow_untrainable_rows", &[], Switch, Off, YES, "drop rows without a token to learn instead of stopping"),
+    key(Training, "assistant_only_loss", &[], Switch, On, YES, "in conversations, learn what the assistant says only"),
+    key(Training, "chat_template_kwargs", &["template_vars"], Table, Unset, YES, "variables of the chat template: { enable_thinking = false }"),
+    key(Training, "completion_field", &["field_output"], Text, Unset, YES, "field that holds what to learn, with prompt_field"),
+    key(Training, "completion_only_loss", &["train_on_completions_only"], Switch, On, YES, "in rows of prompt and completion, learn the completion only"),
+    key(Training, "drop_special_token_rows", &[], Switch, Off, YES, "drop rows whose text contains the text of a special token"),
+    key(Training, "early_stopping_patience", &[], Whole, Integer(0), YES, "stop after so many evaluations without improvement; 0: never"),
+    key(Training, "gradient_accumulation_steps", &["grad_accumulation_steps"], Whole, Integer(1), NO, "micro-batches per update"),
+    key(Training, "gradient_checkpointing", &["activation_checkpointing"], SwitchOrText, Str("full"), NO, "none, selective or full: trades memory for time, never bits"),
+    key(Training, "gradient_groups", &[], Whole, Integer(1), YES, "groups whose gradients are summed apart and then combined"),
+    key(Training, "learning_rate", &["lr"], Number, Depends("0.0002 with LoRA, else 0.00002"), YES, "at its peak"),
+    key(Training, "load_best_model_at_end", &[], Switch, Off, YES, "the final folder holds the best checkpoint, not the last"),
+    key(Training, "logging_steps", &[], Whole, Integer(10), NO, "a line of metrics every so many updates"),
+    key(Training, "lr_scheduler_type", &["lr_scheduler"], Text, Str("linear"), YES, "constant, constant_with_warmup, linear, cosine or cosine_with_min_lr"),
+    key(Training, "max_grad_norm", &["gradient_clipping"], Number, Float(1.0), YES, "gradients are clipped to this norm; 0: never"),
+    key(Training, "max_seq_length", &["max_length", "sequence_len", "cutoff_len"], Whole, Integer(1024), YES, "longer rows are cut"),
+    key(Training, "max_steps", &[], Whole, Integer(0), YES, "updates of the run, instead of num_epochs; 0 or -1: by epochs"),
+    key(Training, "metric_for_best", &["metric_for_best_model"], Text, Str("loss"), YES, "loss"),
+    key(Training, "micro_batch_size", &["per_device_train_batch_size", "batch_size"], Whole, Integer(8), NO, "rows computed at once"),
+    key(Training, "min_lr", &[], Number, Unset, YES, "where cosine_with_min_lr ends"),
+    key(Training, "min_lr_rate", &["min_lr_ratio"], Number, Unset, YES, "the same as a share of learning_rate"),
+    key(Training, "num_epochs", &["num_train_epochs", "epochs"], Number, Float(3.0), YES, "passes over the data"),
+    key(Training, "prompt_field", &["field_instruction"], Text, Unset, YES, "field that holds what is given, for data with names of its own"),
+    key(Training, "sample_packing", &["packing"], Switch, Off, YES, "put several rows into one sequence"),
+    key(Training, "save_dtype", &[], Text, Str("float32"), NO, "float32, bfloat16 or float16: how the final folder stores its numbers"),
+    key(Training, "save_steps", &[], Whole, Integer(500), NO, "a checkpoint every so many updates"),
+    key(Training, "save_strategy", &[], Text, Str("steps"), NO, "no, steps or epoch"),
+    key(Training, "save_total_limit", &[], Whole, Integer(0), NO, "newest checkpoints kept; the best stays too; 0: all"),
+    key(Training, "warmup_ratio", &[], Number, Float(0.0), YES, "share of the updates over which the learning rate rises"),
+    key(Training, "warmup_steps", &[], CountOrShare, Integer(0), YES, "updates over which it rises; below 1 a share"),
+    key(Training, "weight_decay", &[], Number, Float(0.0), YES, "decoupled, on weights that are not biases or norms"),
 
-    key(Adapter, "alpha_pattern", &[], TableOfNumbers, YES, "lora_alpha of modules whose name ends so"),
-    key(Adapter, "exclude_modules", &["lora_exclude_modules"], Texts, YES, "modules that get no adapter"),
-    key(Adapter, "last_blocks", &["num_blocks"], Whole, YES, "blocks to train, counted from the last; the final norm and an untied head are trained with them"),
-    key(Adapter, "layers_to_transform", &["lora_layers_to_transform"], Wholes, YES, "layers that get an adapter; empty: all"),
-    key(Adapter, "lora_alpha", &["alpha"], Number, YES, "the adapter is scaled by lora_alpha / lora_r"),
-    key(Adapter, "lora_dropout", &["dropout"], Number, YES, "share of the adapter's inputs set to zero"),
-    key(Adapter, "lora_r", &["r", "rank", "lora_rank"], Whole, YES, "rank"),
-    key(Adapter, "lora_target_modules", &["target_modules"], TextOrTexts, YES, "modules that get an adapter, \"all-linear\", or a regular expression for whole paths"),
-    key(Adapter, "lora_target_parameters", &["target_parameters"], Texts, YES, "tensors that get an adapter: fused experts, by the end of their names"),
-    key(Adapter, "rank_pattern", &[], TableOfWholes, YES, "lora_r of modules whose name ends so"),
-    key(Adapter, "type", &["adapter_type"], Text, YES, "lora, full, or last_blocks: the last blocks, the final norm and an untied head"),
-    key(Adapter, "use_rslora", &["rslora"], Switch, YES, "scale by lora_alpha / sqrt(lora_r)"),
+    key(Adapter, "alpha_pattern", &[], TableOfNumbers, Unset, YES, "lora_alpha of modules whose name ends so"),
+    key(Adapter, "exclude_modules", &["lora_exclude_modules"], Texts, Unset, YES, "modules that get no adapter"),
+    key(Adapter, "last_blocks", &["num_blocks"], Whole, Integer(1), YES, "blocks to train, counted from the last; the final norm and an untied head are trained with them"),
+    key(Adapter, "layers_to_transform", &["lora_layers_to_transform"], Wholes, Unset, YES, "layers that get an adapter; empty: all"),
+    key(Adapter, "lora_alpha", &["alpha"], Number, Float(16.0), YES, "the adapter is scaled by lora_alpha / lora_r"),
+    key(Adapter, "lora_dropout", &["dropout"], Number, Float(0.0), YES, "share of the adapter's inputs set to zero"),
+    key(Adapter, "lora_r", &["r", "rank", "lora_rank"], Whole, Integer(8), YES, "rank"),
+    key(Adapter, "lora_target_modules", &["target_modules"], TextOrTexts, Depends("\"all-linear\"; none with lora_target_parameters"), YES, "modules that get an adapter, \"all-linear\", or a regular expression for whole paths"),
+    key(Adapter, "lora_target_parameters", &["target_parameters"], Texts, Unset, YES, "tensors that get an adapter: fused experts, by the end of their names"),
+    key(Adapter, "rank_pattern", &[], TableOfWholes, Unset, YES, "lora_r of modules whose name ends so"),
+    key(Adapter, "type", &["adapter_type"], Text, Str("lora"), YES, "lora, full, or last_blocks: the last blocks, the final norm and an untied head"),
+    key(Adapter, "use_rslora", &["rslora"], Switch, Off, YES, "scale by lora_alpha / sqrt(lora_r)"),
 ];
 
 impl Key {
     pub(super) fn find(section: Section, typed: &str) -> Option<&'static Self> {
         in_section(section).find(|key| key.name == typed || key.aliases.contains(&typed))
+    }
+
+    /// The key of a canonical name; the program asks for no other.
+    pub(super) fn named(section: Section, name: &str) -> &'static Self {
+        let found = in_section(section).find(|key| key.name == name);
+        found.unwrap_or_else(|| panic!("the table of keys has no {name} in {section:?}"))
     }
 
     /// The keys of that name in any section.
@@ -178,6 +213,21 @@ fn in_section(section: Section) -> impl Iterator<Item = &'static Key> {
 /// Keys worth naming to somebody who typed another. Groups of gradients are part of the arithmetic, but only one is possible yet.
 fn worth_naming(key: &Key) -> bool {
     key.name != "gradient_groups"
+}
+
+impl Fallback {
+    /// The value in the form the config has, where there is one.
+    pub fn value(self) -> Option<Value> {
+        match self {
+            Required | Unset | Depends(_) => None,
+            Off => Some(Value::Switch(false)),
+            On => Some(Value::Switch(true)),
+            // BOUND: the table holds small numbers.
+            Integer(integer) => i64::try_from(integer).ok().map(Value::Whole),
+            Float(float) => Some(Value::Number(float)),
+            Str(text) => Some(Value::Text(text.to_string())),
+        }
+    }
 }
 
 /// What to try instead of an unknown key: the same name elsewhere, a near name here, a near name elsewhere.
@@ -273,6 +323,23 @@ mod tests {
             let all = names.len();
             names.dedup();
             assert_eq!(names.len(), all, "{section:?}");
+        }
+    }
+
+    /// Resolving takes a default from the table, or agrees with it.
+    #[test]
+    fn giving_a_default_changes_nothing() {
+        let minimal = "base_model = \"m\"\noutput_dir = \"o\"\n[[datasets]]\npath = \"d\"\n";
+        let resolved = |sets: &[String]| super::super::parse("run.toml", minimal, sets).expect("a config").run;
+        for key in KEYS {
+            let Some(value) = key.default.value() else { continue };
+            let mut sets = Vec::new();
+            if key.name == "last_blocks" {
+                sets.push("adapter.type=last_blocks".to_string());
+            }
+            let absent = resolved(&sets);
+            sets.push(format!("{}={value}", key.dotted()));
+            assert_eq!(resolved(&sets), absent, "{}", key.dotted());
         }
     }
 

@@ -18,7 +18,7 @@ mod table;
 mod value;
 
 pub use error::Error;
-pub use key::{KEYS, Key, Kind, Section};
+pub use key::{Fallback, KEYS, Key, Kind, Section};
 pub use low::{BYTES_MOST, Low};
 pub use run::{
     Adapter, Checkpointing, DEFAULT_DATE, Device, Eval, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype,

@@ -17,7 +17,7 @@ const DEVICES_MOST: usize = 64;
 
 pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
     let empty = Entries::new();
-    let section = |section| Table { entries: low.sections.get(&section).unwrap_or(&empty) };
+    let section = |section| Table { section, entries: low.sections.get(&section).unwrap_or(&empty) };
     let top = section(Section::Top);
     let missing = |key, hint| Error::Missing { place: Place::whole(&low.source), key, hint };
     let path = |table: &Table<'_>, key, hint| Ok(PathBuf::from(table.text(key)?.ok_or_else(|| missing(key, hint))?));
@@ -26,7 +26,7 @@ pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
         return Err(missing("datasets", "add [[datasets]] and below it path = \"data/train.jsonl\""));
     }
     let datasets = low.datasets.iter().map(|entries| {
-        let table = Table { entries };
+        let table = Table { section: Section::Datasets, entries };
         path(&table, "path", "every [[datasets]] names a file: path = \"data/train.jsonl\"")
     });
     let datasets = datasets.collect::<Result<Vec<_>, Error>>()?;
@@ -35,13 +35,13 @@ pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
     let run = Run {
         base_model: path(&top, "base_model", "name the folder of a model: base_model = \"models/…\"")?,
         output_dir: path(&top, "output_dir", "name the folder of the run: output_dir = \"out/run-a\"")?,
-        seed: top.whole("seed", 42, 0..=i64::MAX as u64)?,
+        seed: top.whole("seed", 0..=i64::MAX as u64)?,
         devices: devices(&top)?,
         profile: profile(&top)?,
-        threads: top.whole("threads", 0, 0..=THREADS_MOST as u64)? as u32,
-        data_workers: top.whole("data_workers", 1, 1..=1024)? as u32,
+        threads: top.whole("threads", 0..=THREADS_MOST as u64)? as u32,
+        data_workers: top.whole("data_workers", 1..=1024)? as u32,
         date: date(&top)?,
-        report_to_tensorboard: top.switch("report_to_tensorboard", false),
+        report_to_tensorboard: top.switch("report_to_tensorboard"),
         eval: eval(&section(Section::Eval), training.micro_batch_size)?,
         datasets,
         training,
@@ -83,7 +83,7 @@ fn device(name: &str) -> Option<Device> {
 }
 
 fn profile(top: &Table<'_>) -> Result<Profile, Error> {
-    top.one_of("profile", Profile::X2, &Profile::ALL.map(|profile| (profile.name(), profile)))
+    top.one_of("profile", &Profile::ALL.map(|profile| (profile.name(), profile)))
 }
 
 fn date(top: &Table<'_>) -> Result<String, Error> {
@@ -116,7 +116,7 @@ fn eval(table: &Table<'_>, micro_batch_size: u32) -> Result<Eval, Error> {
     let rows = eval_rows(table)?;
     let default = if rows == EvalRows::None { Every::Never } else { Every::Epoch };
     let every = every(table, "eval_strategy", "eval_steps", default, None)?;
-    let micro_batch_size = table.whole("micro_batch_size", u64::from(micro_batch_size), 1..=65536)? as u32;
+    let micro_batch_size = table.whole_or("micro_batch_size", u64::from(micro_batch_size), 1..=65536)? as u32;
     if let (EvalRows::None, true, Some(entry)) =
         (&rows, every != Every::Never, table.get("eval_steps").or(table.get("eval_strategy")))
     {

@@ -20,7 +20,7 @@ pub(super) fn adapter(table: &Table<'_>) -> Result<Adapter, Error> {
         let hint = "write type = \"lora\", and name a base_model that is stored as 4-bit GPTQ: its weights stay packed";
         return Err(entry.invalid("an adapter is one thing, four bits of the base another", hint));
     }
-    let chosen = table.one_of("type", Type::Lora, &names)?;
+    let chosen = table.one_of("type", &names)?;
     let stray = table.entries.iter().find(|(key, _)| match chosen {
         Type::Lora => **key == "last_blocks",
         Type::Full => **key != "type",
@@ -35,19 +35,19 @@ pub(super) fn adapter(table: &Table<'_>) -> Result<Adapter, Error> {
     match chosen {
         Type::Lora => Ok(Adapter::Lora(lora(table)?)),
         Type::Full => Ok(Adapter::Full),
-        Type::LastBlocks => Ok(Adapter::LastBlocks(table.whole("last_blocks", 1, 1..=4096)? as u32)),
+        Type::LastBlocks => Ok(Adapter::LastBlocks(table.whole("last_blocks", 1..=4096)? as u32)),
     }
 }
 
 fn lora(table: &Table<'_>) -> Result<Lora, Error> {
     let positive = |number: f64| number > 0.0 && number <= 1e6;
     Ok(Lora {
-        r: table.whole("lora_r", 8, 1..=65536)? as u32,
-        alpha: table.number("lora_alpha", 16.0, positive, "above 0, at most a million")?,
-        dropout: table.number("lora_dropout", 0.0, |share| (0.0..1.0).contains(&share), "from 0, below 1")?,
+        r: table.whole("lora_r", 1..=65536)? as u32,
+        alpha: table.number("lora_alpha", positive, "above 0, at most a million")?,
+        dropout: table.number("lora_dropout", |share| (0.0..1.0).contains(&share), "from 0, below 1")?,
         targets: targets(table)?,
         target_parameters: names(table, "lora_target_parameters")?,
-        use_rslora: table.switch("use_rslora", false),
+        use_rslora: table.switch("use_rslora"),
         layers_to_transform: layers(table)?,
         rank_pattern: pattern(table, "rank_pattern", |value| match value {
             Value::Whole(rank) if (1..=65536).contains(rank) => Some(*rank as u32),

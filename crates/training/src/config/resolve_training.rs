@@ -19,19 +19,19 @@ pub(super) fn training(table: &Table<'_>, adapter: &Adapter) -> Result<Training,
     let positive = |number: f64| number > 0.0;
     let usual_rate = if matches!(adapter, Adapter::Lora(_)) { 2e-4 } else { 2e-5 };
     let training = Training {
-        max_seq_length: table.whole("max_seq_length", 1024, 2..=1 << 20)? as u32,
-        sample_packing: table.switch("sample_packing", false),
+        max_seq_length: table.whole("max_seq_length", 2..=1 << 20)? as u32,
+        sample_packing: table.switch("sample_packing"),
         fields: fields(table)?,
-        assistant_only_loss: table.switch("assistant_only_loss", true),
-        completion_only_loss: table.switch("completion_only_loss", true),
-        allow_untrainable_rows: table.switch("allow_untrainable_rows", false),
-        drop_special_token_rows: table.switch("drop_special_token_rows", false),
+        assistant_only_loss: table.switch("assistant_only_loss"),
+        completion_only_loss: table.switch("completion_only_loss"),
+        allow_untrainable_rows: table.switch("allow_untrainable_rows"),
+        drop_special_token_rows: table.switch("drop_special_token_rows"),
         chat_template_kwargs: chat_template_kwargs(table)?,
-        micro_batch_size: table.whole("micro_batch_size", 8, 1..=65536)? as u32,
-        gradient_accumulation_steps: table.whole("gradient_accumulation_steps", 1, 1..=1 << 20)? as u32,
-        gradient_groups: table.whole("gradient_groups", 1, 1..=65536)? as u32,
+        micro_batch_size: table.whole("micro_batch_size", 1..=65536)? as u32,
+        gradient_accumulation_steps: table.whole("gradient_accumulation_steps", 1..=1 << 20)? as u32,
+        gradient_groups: table.whole("gradient_groups", 1..=65536)? as u32,
         length: length(table)?,
-        learning_rate: table.number(
+        learning_rate: table.number_or(
             "learning_rate",
             usual_rate,
             |rate| rate > 0.0 && rate <= 100.0,
@@ -39,27 +39,19 @@ pub(super) fn training(table: &Table<'_>, adapter: &Adapter) -> Result<Training,
         )?,
         scheduler: scheduler(table, usual_rate)?,
         warmup: warmup(table)?,
-        weight_decay: table.number("weight_decay", 0.0, not_negative, "0 or more")?,
-        adam_beta1: table.number("adam_beta1", 0.9, below_one, "from 0, below 1")?,
-        adam_beta2: table.number("adam_beta2", 0.999, below_one, "from 0, below 1")?,
-        adam_epsilon: table.number("adam_epsilon", 1e-8, positive, "above 0")?,
-        max_grad_norm: table.number("max_grad_norm", 1.0, not_negative, "above 0, or 0 for no clipping")?,
+        weight_decay: table.number("weight_decay", not_negative, "0 or more")?,
+        adam_beta1: table.number("adam_beta1", below_one, "from 0, below 1")?,
+        adam_beta2: table.number("adam_beta2", below_one, "from 0, below 1")?,
+        adam_epsilon: table.number("adam_epsilon", positive, "above 0")?,
+        max_grad_norm: table.number("max_grad_norm", not_negative, "above 0, or 0 for no clipping")?,
         checkpointing: checkpointing(table)?,
-        save: every(table, "save_strategy", "save_steps", Every::Steps(500), Some(500))?,
-        save_dtype: table.one_of(
-            "save_dtype",
-            SaveDtype::Float32,
-            &SaveDtype::ALL.map(|dtype| (dtype.name(), dtype)),
-        )?,
-        save_total_limit: table.whole("save_total_limit", 0, 0..=1 << 20)? as u32,
-        logging_steps: table.whole("logging_steps", 10, 1..=COUNT_MOST)?,
-        load_best_model_at_end: table.switch("load_best_model_at_end", false),
-        metric_for_best: table.one_of(
-            "metric_for_best",
-            Metric::Loss,
-            &[("loss", Metric::Loss), ("eval_loss", Metric::Loss)],
-        )?,
-        early_stopping_patience: table.whole("early_stopping_patience", 0, 0..=1 << 20)? as u32,
+        save: save(table)?,
+        save_dtype: table.one_of("save_dtype", &SaveDtype::ALL.map(|dtype| (dtype.name(), dtype)))?,
+        save_total_limit: table.whole("save_total_limit", 0..=1 << 20)? as u32,
+        logging_steps: table.whole("logging_steps", 1..=COUNT_MOST)?,
+        load_best_model_at_end: table.switch("load_best_model_at_end"),
+        metric_for_best: table.one_of("metric_for_best", &[("loss", Metric::Loss), ("eval_loss", Metric::Loss)])?,
+        early_stopping_patience: table.whole("early_stopping_patience", 0..=1 << 20)? as u32,
     };
     agree(table, &training)?;
     Ok(training)
@@ -112,14 +104,10 @@ fn chat_template_kwargs(table: &Table<'_>) -> Result<BTreeMap<String, Value>, Er
 
 fn length(table: &Table<'_>) -> Result<Length, Error> {
     let fits = |epochs: f64| epochs > 0.0 && epochs <= EPOCHS_MOST;
-    let epochs = table.number("num_epochs", 3.0, fits, "above 0, at most a million")?;
+    let epochs = table.number("num_epochs", fits, "above 0, at most a million")?;
     // -1 is how other tools say "by epochs".
     let by_epochs = table.get("max_steps").is_none_or(|entry| matches!(entry.value, Value::Whole(-1 | 0)));
-    if by_epochs {
-        Ok(Length::Epochs(epochs))
-    } else {
-        Ok(Length::Steps(table.whole("max_steps", 0, 1..=COUNT_MOST)?))
-    }
+    if by_epochs { Ok(Length::Epochs(epochs)) } else { Ok(Length::Steps(table.whole("max_steps", 1..=COUNT_MOST)?)) }
 }
 
 fn scheduler(table: &Table<'_>, usual_rate: f64) -> Result<Scheduler, Error> {
@@ -131,8 +119,7 @@ fn scheduler(table: &Table<'_>, usual_rate: f64) -> Result<Scheduler, Error> {
         Scheduler::Cosine,
         Scheduler::CosineWithMinLr { rate },
     ];
-    let named =
-        table.one_of("lr_scheduler_type", Scheduler::Linear, &all.map(|scheduler| (scheduler.name(), scheduler)))?;
+    let named = table.one_of("lr_scheduler_type", &all.map(|scheduler| (scheduler.name(), scheduler)))?;
     let floor = table.get("min_lr").or(table.get("min_lr_rate"));
     match (named, floor) {
         (Scheduler::CosineWithMinLr { .. }, Some(entry)) => {
@@ -157,15 +144,16 @@ fn min_lr_rate(table: &Table<'_>, entry: &Entry, usual_rate: f64) -> Result<f64,
     }
     let at_most_one = |share: f64| (0.0..=1.0).contains(&share);
     if table.get("min_lr_rate").is_some() {
-        return table.number("min_lr_rate", 0.0, at_most_one, "from 0 to 1");
+        return table.number_or("min_lr_rate", 0.0, at_most_one, "from 0 to 1");
     }
-    let peak = table.number("learning_rate", usual_rate, |rate| rate > 0.0 && rate <= 100.0, "above 0, at most 100")?;
-    let least = table.number("min_lr", 0.0, |rate| (0.0..=peak).contains(&rate), "from 0 to learning_rate")?;
+    let peak =
+        table.number_or("learning_rate", usual_rate, |rate| rate > 0.0 && rate <= 100.0, "above 0, at most 100")?;
+    let least = table.number_or("min_lr", 0.0, |rate| (0.0..=peak).contains(&rate), "from 0 to learning_rate")?;
     Ok(least / peak)
 }
 
 fn warmup(table: &Table<'_>) -> Result<Warmup, Error> {
-    let ratio = table.number("warmup_ratio", 0.0, |share| (0.0..1.0).contains(&share), "from 0, below 1")?;
+    let ratio = table.number("warmup_ratio", |share| (0.0..1.0).contains(&share), "from 0, below 1")?;
     let steps = match table.get("warmup_steps") {
         None => Warmup::Steps(0),
         Some(entry) => match count_or_share(entry, "updates")? {
@@ -180,13 +168,18 @@ fn warmup(table: &Table<'_>) -> Result<Warmup, Error> {
     }
 }
 
+fn save(table: &Table<'_>) -> Result<Every, Error> {
+    let steps = table.whole("save_steps", 1..=COUNT_MOST)?;
+    every(table, "save_strategy", "save_steps", Every::Steps(steps), Some(steps))
+}
+
 fn checkpointing(table: &Table<'_>) -> Result<Checkpointing, Error> {
     match table.get("gradient_checkpointing").map(|entry| &entry.value) {
-        None | Some(Value::Switch(true)) => Ok(Checkpointing::Full),
+        Some(Value::Switch(true)) => Ok(Checkpointing::Full),
         Some(Value::Switch(false)) => Ok(Checkpointing::None),
-        Some(_) => {
+        None | Some(_) => {
             let names = Checkpointing::ALL.map(|policy| (policy.name(), policy));
-            table.one_of("gradient_checkpointing", Checkpointing::Full, &names)
+            table.one_of("gradient_checkpointing", &names)
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Typed access to a table of the low form: a value of the right type and range, or an error that names its place.
 
 use super::error::Error;
+use super::key::{Fallback, Key, Section};
 use super::low::{Entries, Entry};
 use super::run::Every;
 use super::suggest::nearest;
@@ -10,8 +11,10 @@ use std::ops::RangeInclusive;
 /// BOUND: updates, rows and the like.
 pub(super) const COUNT_MOST: u64 = 1 << 40;
 
-/// A table of typed keys. Types were settled before: a key that is there has the type asked for here.
+/// A table of typed keys. Types were settled before: a key that is there has the type asked for
+/// here. Defaults are those of the table of keys.
 pub(super) struct Table<'a> {
+    pub(super) section: Section,
     pub(super) entries: &'a Entries,
 }
 
@@ -20,14 +23,23 @@ impl Table<'_> {
         self.entries.get(key)
     }
 
-    pub(super) fn switch(&self, key: &str, default: bool) -> bool {
+    fn default(&self, key: &str) -> Fallback {
+        Key::named(self.section, key).default
+    }
+
+    pub(super) fn switch(&self, key: &str) -> bool {
         match self.get(key).map(|entry| &entry.value) {
             Some(Value::Switch(switch)) => *switch,
-            _ => default,
+            _ => self.default(key) == Fallback::On,
         }
     }
 
-    pub(super) fn whole(&self, key: &str, default: u64, range: RangeInclusive<u64>) -> Result<u64, Error> {
+    pub(super) fn whole(&self, key: &str, range: RangeInclusive<u64>) -> Result<u64, Error> {
+        let Fallback::Integer(default) = self.default(key) else { panic!("{key} has no integer for a default") };
+        self.whole_or(key, default, range)
+    }
+
+    pub(super) fn whole_or(&self, key: &str, default: u64, range: RangeInclusive<u64>) -> Result<u64, Error> {
         let Some(entry) = self.get(key) else { return Ok(default) };
         let value = if let Value::Whole(whole) = entry.value { u64::try_from(whole).ok() } else { None };
         value.filter(|value| range.contains(value)).ok_or_else(|| {
@@ -36,7 +48,12 @@ impl Table<'_> {
         })
     }
 
-    pub(super) fn number(
+    pub(super) fn number(&self, key: &str, fits: impl Fn(f64) -> bool, range: &str) -> Result<f64, Error> {
+        let Fallback::Float(default) = self.default(key) else { panic!("{key} has no float for a default") };
+        self.number_or(key, default, fits, range)
+    }
+
+    pub(super) fn number_or(
         &self,
         key: &str,
         default: f64,
@@ -62,7 +79,14 @@ impl Table<'_> {
     }
 
     /// One of several names.
-    pub(super) fn one_of<T: Copy>(&self, key: &str, default: T, names: &[(&'static str, T)]) -> Result<T, Error> {
+    pub(super) fn one_of<T: Copy>(&self, key: &str, names: &[(&'static str, T)]) -> Result<T, Error> {
+        let Fallback::Str(default) = self.default(key) else { panic!("{key} has no name for a default") };
+        let default = names.iter().find(|(name, _)| *name == default);
+        let (_, default) = default.unwrap_or_else(|| panic!("the default of {key} is none of its names"));
+        self.one_of_or(key, *default, names)
+    }
+
+    pub(super) fn one_of_or<T: Copy>(&self, key: &str, default: T, names: &[(&'static str, T)]) -> Result<T, Error> {
         let Some(entry) = self.get(key) else { return Ok(default) };
         let typed = if let Value::Text(text) = &entry.value { text.as_str() } else { "" };
         names.iter().find(|(name, _)| *name == typed).map(|(_, value)| *value).ok_or_else(|| entry.none_of(names))
@@ -136,8 +160,8 @@ pub(super) fn every(
         Epoch,
     }
     let names = [("no", Strategy::No), ("steps", Strategy::Steps), ("epoch", Strategy::Epoch)];
-    let said = table.one_of(strategy, Strategy::Unsaid, &names)?;
-    let count = table.whole(steps, default_steps.unwrap_or(0), 1..=COUNT_MOST)?;
+    let said = table.one_of_or(strategy, Strategy::Unsaid, &names)?;
+    let count = table.whole_or(steps, default_steps.unwrap_or(0), 1..=COUNT_MOST)?;
     match (said, table.get(steps)) {
         (Strategy::Unsaid, None) => Ok(default),
         (Strategy::Steps, None) if default_steps.is_none() => {
