@@ -1,9 +1,9 @@
-//! Reads what a compiler made of a program for AMD: what each kernel takes, and every instruction that may cost the
-//! bits.
+//! Reads what a compiler made of a program for AMD: what each kernel takes, and every instruction
+//! that may cost the bits.
 //!
-//! A program is compiled twice. The *real* assembly is what a device runs. In the *marked* one (`-DAUDIT`, see
-//! `gpu/exact.h`) every `fma_rn`, `div_rn`, `sqrt_rn` and `dot4` is a comment, so a fused instruction, a division or a
-//! root that is still there was not asked for.
+//! A program is compiled twice. The *real* assembly is what a device runs. In the *marked* one
+//! (`-DAUDIT`, see `gpu/exact.h`) every `fma_rn`, `div_rn`, `sqrt_rn` and `dot4` is a comment, so a
+//! fused instruction, a division or a root that is still there was not asked for.
 
 use std::collections::BTreeMap;
 
@@ -178,9 +178,9 @@ enum Origin {
     Other,
 }
 
-/// Integer division guesses its quotient in float32 and corrects it in integers, so the fused instructions in it cost
-/// no bit. They are known by what they work on: nothing else truncates, and nothing else adds up 64 bits of unsigned
-/// integer.
+/// Integer division guesses its quotient in float32 and corrects it in integers, so the fused
+/// instructions in it cost no bit. They are known by what they work on: nothing else truncates, and
+/// nothing else adds up 64 bits of unsigned integer.
 #[derive(Default)]
 struct Origins(BTreeMap<Register, Origin>);
 
@@ -285,8 +285,8 @@ fn kernel(real: &Function, marked: &Function) -> Kernel {
     }
 }
 
-/// Fused instructions that read the result of the first instruction before it is overwritten: a correctly rounded root
-/// tries both neighbours of the approximate one.
+/// Fused instructions that read the result of the first instruction before it is overwritten: a
+/// correctly rounded root tries both neighbours of the approximate one.
 fn corrections(instructions: &[Instruction]) -> usize {
     let Some((root, rest)) = instructions.split_first() else { return 0 };
     let Some(result) = root.writes().next() else { return 0 };

@@ -1,5 +1,5 @@
-//! `cargo xtask amd-audit`: every GPU program compiled for AMD's devices, and the compiler's assembly read for what
-//! would cost the bits. It needs a clang, not a device.
+//! `cargo xtask amd-audit`: every GPU program compiled for AMD's devices, and the compiler's
+//! assembly read for what would cost the bits. It needs a clang, not a device.
 
 use crate::amd_assembly::{Kernel, kernels};
 use crate::arguments::Arguments;
@@ -185,7 +185,8 @@ fn programs() -> Result<Vec<String>, String> {
     if names.is_empty() { Err(format!("{FOLDER}: no programs")) } else { Ok(names) }
 }
 
-/// The program as the runtimes put it together: the dialect, the headers in their order, the file itself.
+/// The program as the runtimes put it together: the dialect, the headers in their order, the file
+/// itself.
 fn source(program: &str, dialect: Dialect, without: &[&str]) -> Result<String, String> {
     let read = |path: String| std::fs::read_to_string(root().join(&path)).map_err(|error| format!("{path}: {error}"));
     let order = read(ORDER.to_string())?;
@@ -197,7 +198,8 @@ fn source(program: &str, dialect: Dialect, without: &[&str]) -> Result<String, S
     Ok(text)
 }
 
-/// Whether the profile matters: a program that compiles without the header of the slices is the same for all.
+/// Whether the profile matters: a program that compiles without the header of the slices is the
+/// same for all.
 fn uses_slices(compiler: &str, folder: &Path, program: &str) -> Result<bool, String> {
     let path = folder.join(format!("{program}.without"));
     write(&path, &source(program, Dialect::OpenCl, &[SLICES_HEADER])?)?;
@@ -213,7 +215,8 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
     std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Headers that every program sees, in the order in which the host includes them; the dialects are not among them.
+/// Headers that every program sees, in the order in which the host includes them; the dialects are
+/// not among them.
 fn headers(order: &str) -> Vec<&str> {
     let included = order.split("include_str!(\"../../gpu/").skip(1).filter_map(|rest| rest.split('"').next());
     let dialects = Dialect::ALL.map(Dialect::header);

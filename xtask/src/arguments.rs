@@ -1,4 +1,5 @@
-//! Arguments of a chore: `--name value`, `--flag` and plain words, taken one by one; what is left over is an error.
+//! Arguments of a chore: `--name value`, `--flag` and plain words, taken one by one; what is left
+//! over is an error.
 
 use std::fmt::Display;
 use std::str::FromStr;

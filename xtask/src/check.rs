@@ -1,4 +1,5 @@
-//! `cargo xtask check`: what the build server runs, cheapest first. Stops at the first failure with its exit code.
+//! `cargo xtask check`: what the build server runs, cheapest first. Stops at the first failure with
+//! its exit code.
 
 use crate::amd_audit;
 use crate::arguments::Arguments;

@@ -1,5 +1,6 @@
-//! `cargo xtask demo-model`: makes the model that `isobit demo` carries. Random weights and sentences from Philox, trained by
-//! `isobit train` with `crates/isobit/demo/pretrain.toml`; the result and its record are written beside it.
+//! `cargo xtask demo-model`: makes the model that `isobit demo` carries. Random weights and
+//! sentences from Philox, trained by `isobit train` with `crates/isobit/demo/pretrain.toml`; the
+//! result and its record are written beside it.
 
 use crate::arguments::Arguments;
 use crate::repository::{command, root};

@@ -1,5 +1,5 @@
-//! `cargo xtask same-bits <rev>` and `cargo xtask bless --reason "…"`: the reference's digests now, at another revision,
-//! and in the golden file.
+//! `cargo xtask same-bits <rev>` and `cargo xtask bless --reason "…"`: the reference's digests now,
+//! at another revision, and in the golden file.
 
 use crate::arguments::Arguments;
 use crate::repository::{output, root};

@@ -1,9 +1,10 @@
-//! `cargo xtask gptq-model FOLDER`: a GPTQ base of 4 bits with the widths of Qwen3.5-35B-A3B, 4 layers of its 40 and a tenth of its
-//! vocabulary, random numbers; text, and a config for one step of LoRA with `isobit train FOLDER/run.toml`. `docs/performance.md` has
-//! the memory that this takes.
+//! `cargo xtask gptq-model FOLDER`: a GPTQ base of 4 bits with the widths of Qwen3.5-35B-A3B, 4
+//! layers of its 40 and a tenth of its vocabulary, random numbers; text, and a config for one step
+//! of LoRA with `isobit train FOLDER/run.toml`. `docs/performance.md` has the memory that this
+//! takes.
 //!
-//! Mixers, experts and shared experts are quantised, in groups of 128; routers, gates, norms, tables and the two narrow projections of
-//! a delta layer are bfloat16, as quantisers leave them.
+//! Mixers, experts and shared experts are quantised, in groups of 128; routers, gates, norms,
+//! tables and the two narrow projections of a delta layer are bfloat16, as quantisers leave them.
 
 use crate::arguments::Arguments;
 use crate::repository::root;

@@ -9,7 +9,8 @@ pub(crate) fn root() -> PathBuf {
     xtask.parent().unwrap_or(xtask).to_path_buf()
 }
 
-/// Every text file, relative to the root and in order. Build outputs and git's own files are left out.
+/// Every text file, relative to the root and in order. Build outputs and git's own files are left
+/// out.
 pub(crate) fn text_files() -> Result<Vec<PathBuf>, String> {
     const ENDINGS: [&str; 12] = ["rs", "md", "toml", "txt", "cl", "cu", "cuh", "h", "yml", "yaml", "json", "py"];
     let root = root();

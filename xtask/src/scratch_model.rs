@@ -1,5 +1,6 @@
-//! `cargo xtask scratch-model FOLDER`: random weights of a model of 20 million parameters, the text of this repository as its data,
-//! and a config, for a full fine-tune from scratch with `isobit train FOLDER/run.toml`. `docs/performance.md` shows its curve.
+//! `cargo xtask scratch-model FOLDER`: random weights of a model of 20 million parameters, the text
+//! of this repository as its data, and a config, for a full fine-tune from scratch with
+//! `isobit train FOLDER/run.toml`. `docs/performance.md` shows its curve.
 
 use crate::arguments::Arguments;
 use crate::demo_model::initial_weights;

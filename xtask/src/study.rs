@@ -1,7 +1,9 @@
-//! `cargo xtask study`: the accuracy of the slice product against float64, measured, as Markdown tables on stdout.
+//! `cargo xtask study`: the accuracy of the slice product against float64, measured, as Markdown
+//! tables on stdout.
 //!
-//! It answers what the constants of the arithmetic rest on: the chunk length, one weight unit per row, which products of
-//! slices are kept. `docs/numerics.md`, "Measurements behind the constants", quotes its output.
+//! It answers what the constants of the arithmetic rest on: the chunk length, one weight unit per
+//! row, which products of slices are kept. `docs/numerics.md`, "Measurements behind the constants",
+//! quotes its output.
 
 use crate::arguments::Arguments;
 use crate::study_data::{Data, Random, Weights};

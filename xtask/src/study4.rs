@@ -1,5 +1,6 @@
-//! `cargo xtask study --four-bit`: the accuracy of products with 4-bit weights against float64, beside the slice product of the same
-//! weights expanded to float32. Whole layers run on the CPU backend; errors are those of a sample of columns.
+//! `cargo xtask study --four-bit`: the accuracy of products with 4-bit weights against float64,
+//! beside the slice product of the same weights expanded to float32. Whole layers run on the CPU
+//! backend; errors are those of a sample of columns.
 
 use crate::study::SHAPES;
 use crate::study_data::{Data, Random, Weights, bf16};

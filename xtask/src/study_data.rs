@@ -1,5 +1,6 @@
-//! Numbers for the study: weights, activations and gradients with the shapes that hurt quantisers. A pure function of a
-//! seed, through the `libm` crate only, so that the tables come out the same on every machine.
+//! Numbers for the study: weights, activations and gradients with the shapes that hurt quantisers.
+//! A pure function of a seed, through the `libm` crate only, so that the tables come out the same
+//! on every machine.
 
 use isobit_numerics::cast::{bf16_to_f32, f32_to_bf16};
 use isobit_numerics::philox::mix64;
@@ -10,7 +11,8 @@ pub(crate) enum Data {
     Gaussian,
     /// A log-normal scale per channel, σ = 1.5.
     Channels,
-    /// Four channels 300 times larger, and in every fourth row one element of about ±8000 in one of these.
+    /// Four channels 300 times larger, and in every fourth row one element of about ±8000 in one of
+    /// these.
     Massive,
     /// Student's t with 2.5 degrees of freedom.
     Student,

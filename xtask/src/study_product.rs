@@ -1,6 +1,7 @@
-//! The products that the study compares, on small samples of an output: the slice product with other chunk lengths and
-//! other rules for the weight's unit, and the usual float formats. Integer sums are exact, float32 steps are those of
-//! the contract (`crates/kernels/src/op/product.rs`); a test holds the contract's own variant to the reference's bits.
+//! The products that the study compares, on small samples of an output: the slice product with
+//! other chunk lengths and other rules for the weight's unit, and the usual float formats. Integer
+//! sums are exact, float32 steps are those of the contract (`crates/kernels/src/op/product.rs`); a
+//! test holds the contract's own variant to the reference's bits.
 
 use crate::study_data::{bf16, tf32};
 use isobit_numerics::fma::fma;
@@ -50,8 +51,8 @@ impl Kept {
     }
 }
 
-/// Unit and multiplier of a group. The kept products leave out a place of 256 (x2) or 65536 (x3); each operand's unit
-/// carries half of it, a factor of 16 or 256 that costs no bit.
+/// Unit and multiplier of a group. The kept products leave out a place of 256 (x2) or 65536 (x3);
+/// each operand's unit carries half of it, a factor of 16 or 256 that costs no bit.
 pub(crate) fn scale_of(profile: Profile, group: &[f32]) -> Scale {
     let max_bits = group.iter().map(|&x| magnitude_bits(x)).max().unwrap_or(0);
     let divisor = match profile {
@@ -160,7 +161,8 @@ pub(crate) fn folded(dy: &Rows, units: &[f32]) -> Rows {
     Rows::new(dy.count, dy.width, values)
 }
 
-/// Columns `0..count` of whole weight rows, quantised with the rows' own units, as rows along the other axis.
+/// Columns `0..count` of whole weight rows, quantised with the rows' own units, as rows along the
+/// other axis.
 pub(crate) fn transposed(w: &Rows, scales: &[Scale], profile: Profile) -> Sliced {
     let integers: Vec<i32> =
         w.values.iter().enumerate().map(|(i, &x)| scales[i % w.width].quantise(profile, x)).collect();
@@ -275,7 +277,8 @@ mod tests {
     use isobit_kernels::{Device, Matrix, Reference, StoredMatrix};
     use isobit_numerics::slices::CHUNK;
 
-    /// The study measures the arithmetic itself: its variant "whole row, 512" has the bits of the reference.
+    /// The study measures the arithmetic itself: its variant "whole row, 512" has the bits of the
+    /// reference.
     #[test]
     fn the_contracts_variant_has_the_references_bits() {
         let (m, n, k) = (5, 600, 700);

@@ -1,9 +1,11 @@
-//! `cargo xtask sweep`: every elementary function over all 2³² arguments. Every path of this machine must give the same
-//! bits as the scalar one, and the error against float64 must stay within the stated bound.
+//! `cargo xtask sweep`: every elementary function over all 2³² arguments. Every path of this
+//! machine must give the same bits as the scalar one, and the error against float64 must stay
+//! within the stated bound.
 //!
-//! About a minute a function on two cores, several for the float64 sine of large arguments. `--scalar-stride 8` runs the scalar
-//! path on every eighth block (chosen by a hash), `--error-stride 4` measures every fourth argument. The vector paths are
-//! compared with each other on all arguments whatever the strides.
+//! About a minute a function on two cores, several for the float64 sine of large arguments.
+//! `--scalar-stride 8` runs the scalar path on every eighth block (chosen by a hash),
+//! `--error-stride 4` measures every fourth argument. The vector paths are compared with each other
+//! on all arguments whatever the strides.
 
 use crate::arguments::Arguments;
 use crate::repository::now;

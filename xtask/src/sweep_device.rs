@@ -1,7 +1,8 @@
-//! `cargo xtask sweep --device opencl:0,cuda:0`: every elementary function over all 2³² arguments on devices, against the fastest
-//! path of the CPU, which the plain sweep holds to the scalar one.
+//! `cargo xtask sweep --device opencl:0,cuda:0`: every elementary function over all 2³² arguments
+//! on devices, against the fastest path of the CPU, which the plain sweep holds to the scalar one.
 //!
-//! Results are compared by digest, batch by batch; a batch whose digest differs is downloaded and its first difference named.
+//! Results are compared by digest, batch by batch; a batch whose digest differs is downloaded and
+//! its first difference named.
 
 use crate::repository::now;
 use crate::sweep::{BLOCK, evaluate};

@@ -1,4 +1,5 @@
-//! AdamW for one element: the schedule's numbers in float64 on the host, the update in float32 in one fixed order.
+//! AdamW for one element: the schedule's numbers in float64 on the host, the update in float32 in
+//! one fixed order.
 
 use crate::Fma;
 
@@ -83,7 +84,8 @@ mod tests {
                 let m_hat = m64 / (1.0 - libm::pow(0.9, step as f64));
                 let v_hat = v64 / (1.0 - libm::pow(0.999, step as f64));
                 p64 -= 1e-3 * m_hat / (libm::sqrt(v_hat) + 1e-8);
-                // A few roundings of 2⁻²⁴ a step, relative to the largest value each quantity has held.
+                // A few roundings of 2⁻²⁴ a step, relative to the largest value each quantity has
+                // held.
                 let tolerance = f64::from(f32::EPSILON) * 4.0 * step as f64;
                 let largest = row[..=index].iter().fold(0.0f64, |a, g| a.max(g.abs()));
                 assert!((f64::from(p) - p64).abs() <= tolerance, "step {step}: {p} and {p64}");
@@ -104,7 +106,8 @@ mod tests {
         assert_eq!(update::<SoftFma>(0.3, 0.0, 0.0, 0.0, &c), (0.3, 0.0, 0.0));
     }
 
-    /// The bias corrections stay float64 until the coefficient is formed; rounding them first gives the bits named last.
+    /// The bias corrections stay float64 until the coefficient is formed; rounding them first gives
+    /// the bits named last.
     #[test]
     fn bias_corrections_are_not_rounded() {
         let settings = AdamW { lr: 2e-4, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };

@@ -1,5 +1,6 @@
-//! Conversions between float32 and the 16-bit formats, on bits: nearest, ties to even, subnormals kept, overflow to
-//! infinity. Every NaN becomes the canonical quiet NaN of the target, without sign or payload.
+//! Conversions between float32 and the 16-bit formats, on bits: nearest, ties to even, subnormals
+//! kept, overflow to infinity. Every NaN becomes the canonical quiet NaN of the target, without
+//! sign or payload.
 
 pub const BF16_NAN: u16 = 0x7fc0;
 pub const F16_NAN: u16 = 0x7e00;
@@ -34,7 +35,8 @@ pub const fn f32_to_f16(x: f32) -> u16 {
     let normal = bits.wrapping_sub(F16_REBIAS).wrapping_add(0x0fff + ((bits >> 13) & 1)) >> 13;
     // Rounding may carry into infinity; whatever is larger is infinity too.
     let normal = if normal < 0x7c00 { normal } else { 0x7c00 };
-    // The last place of 1/2 is 2⁻²⁴, one unit of a subnormal float16: the addition rounds, the low bits are the result.
+    // The last place of 1/2 is 2⁻²⁴, one unit of a subnormal float16: the addition rounds, the low
+    // bits are the result.
     let subnormal = (f32::from_bits(bits) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
     let finite = if bits < F16_NORMAL { subnormal } else { normal };
     if bits > F32_INFINITY { F16_NAN } else { (sign | finite) as u16 }
@@ -80,7 +82,8 @@ mod tests {
 
     #[test]
     fn narrowing_agrees_with_the_half_crate() {
-        // A sample of all patterns, and the neighbourhood of every boundary between two 16-bit values.
+        // A sample of all patterns, and the neighbourhood of every boundary between two 16-bit
+        // values.
         let sample = (0..=u32::MAX).step_by(997);
         let ties = (0..=u16::MAX).flat_map(|bits| {
             let bf16 = (u32::from(bits) << 16) | 0x8000;

@@ -1,11 +1,14 @@
-//! The tensor digest: 128 bits from integer arithmetic alone, the same for every order and partition of the work.
+//! The tensor digest: 128 bits from integer arithmetic alone, the same for every order and
+//! partition of the work.
 //!
-//! It finds wrong bits between devices, recomputations and resumed runs at memory speed. It is NOT cryptographic: the
-//! keys are public and whoever wants a collision can make one. Files and receipts use BLAKE3.
+//! It finds wrong bits between devices, recomputations and resumed runs at memory speed. It is NOT
+//! cryptographic: the keys are public and whoever wants a collision can make one. Files and
+//! receipts use BLAKE3.
 //!
-//! The bytes are little-endian 32-bit words, the last one padded with zeros, in blocks of 1024 words, the last one padded
-//! with zeros. A block becomes two sums of products (NH, with two overlapping keys), these and the block's index are
-//! mixed into two 64-bit numbers, the numbers of all blocks are added, and the byte length is mixed in at the end.
+//! The bytes are little-endian 32-bit words, the last one padded with zeros, in blocks of 1024
+//! words, the last one padded with zeros. A block becomes two sums of products (NH, with two
+//! overlapping keys), these and the block's index are mixed into two 64-bit numbers, the numbers of
+//! all blocks are added, and the byte length is mixed in at the end.
 
 use core::fmt;
 use core::str::FromStr;
@@ -24,8 +27,8 @@ const KEY_SHIFT: usize = 4;
 const PAIRS: usize = BLOCK_WORDS / 2;
 const KEY_PAIRS: usize = PAIRS + KEY_SHIFT / 2;
 
-/// Key words of even and of odd index, zero-extended, so that the loop needs no shuffles. Word `j` is word `j % 4` of
-/// Philox at counter `[j / 4, 0, 0, 0]`.
+/// Key words of even and of odd index, zero-extended, so that the loop needs no shuffles. Word `j`
+/// is word `j % 4` of Philox at counter `[j / 4, 0, 0, 0]`.
 struct KeyTable {
     even: [u64; KEY_PAIRS],
     odd: [u64; KEY_PAIRS],
@@ -56,7 +59,8 @@ impl Digest {
     /// Digest of the little-endian bytes of float32 numbers.
     pub fn of_f32(values: &[f32]) -> Self {
         if cfg!(target_endian = "little") {
-            // SAFETY: float32 has no padding and bytes have no alignment; length and lifetime are those of the slice.
+            // SAFETY: float32 has no padding and bytes have no alignment; length and lifetime are
+            // those of the slice.
             let bytes = unsafe { core::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
             return Self::of_bytes(bytes);
         }
@@ -72,8 +76,8 @@ impl Digest {
     }
 }
 
-/// Sum of the contributions of all blocks of `bytes`, the first of which has index `first`. All but the last part of a
-/// tensor are whole blocks.
+/// Sum of the contributions of all blocks of `bytes`, the first of which has index `first`. All but
+/// the last part of a tensor are whole blocks.
 #[inline(always)]
 pub fn blocks(bytes: &[u8], first: u64) -> [u64; 2] {
     let (whole, rest) = bytes.as_chunks::<BLOCK_BYTES>();
@@ -113,8 +117,9 @@ pub const fn finish(sum: [u64; 2], byte_length: u64) -> Digest {
     Digest([first, second])
 }
 
-/// `h0` and `h1`: `Σ (w[2i] + k[2i]) · (w[2i+1] + k[2i+1])` with the inner sums modulo 2³² and the outer one modulo 2⁶⁴,
-/// and the same with `k` four words further on. `pair(i)` holds `w[2i]` in its low half and `w[2i+1]` in its high half.
+/// `h0` and `h1`: `Σ (w[2i] + k[2i]) · (w[2i+1] + k[2i+1])` with the inner sums modulo 2³² and the
+/// outer one modulo 2⁶⁴, and the same with `k` four words further on. `pair(i)` holds `w[2i]` in
+/// its low half and `w[2i+1]` in its high half.
 #[inline(always)]
 fn products(pair: impl Fn(usize) -> u64) -> [u64; 2] {
     const LOW: u64 = 0xffff_ffff;
@@ -122,7 +127,8 @@ fn products(pair: impl Fn(usize) -> u64) -> [u64; 2] {
     for i in 0..PAIRS {
         let even = pair(i);
         let odd = even >> 32;
-        // Masked 64-bit sums stand for 32-bit ones: the compiler sees a 32 × 32 → 64 bit product in every lane.
+        // Masked 64-bit sums stand for 32-bit ones: the compiler sees a 32 × 32 → 64 bit product in
+        // every lane.
         let product = |k: usize| (even.wrapping_add(KEYS.even[k]) & LOW) * (odd.wrapping_add(KEYS.odd[k]) & LOW);
         h0 = h0.wrapping_add(product(i));
         h1 = h1.wrapping_add(product(i + KEY_SHIFT / 2));

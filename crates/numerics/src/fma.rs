@@ -1,14 +1,15 @@
-//! Fused multiply-add, by name. Two implementations with the same bits: the instruction, and integer-exact software
-//! for machines without it. The platform's `fmaf` is never called.
+//! Fused multiply-add, by name. Two implementations with the same bits: the instruction, and
+//! integer-exact software for machines without it. The platform's `fmaf` is never called.
 
-/// How `a * b + c` with one rounding is obtained. A type, not a value, so that a body is compiled once per choice.
+/// How `a * b + c` with one rounding is obtained. A type, not a value, so that a body is compiled
+/// once per choice.
 pub trait Fma: Copy + Send + Sync + 'static {
     /// `a * b + c`, rounded once.
     fn fma(a: f32, b: f32, c: f32) -> f32;
 }
 
-/// The fused multiply-add instruction. Only sound to use for speed inside a function compiled with the `fma` target
-/// feature; elsewhere it would fall back to the platform's library.
+/// The fused multiply-add instruction. Only sound to use for speed inside a function compiled with
+/// the `fma` target feature; elsewhere it would fall back to the platform's library.
 #[derive(Clone, Copy, Debug)]
 pub struct HardFma;
 
@@ -33,8 +34,8 @@ impl Fma for SoftFma {
 
 /// `a * b + c` rounded once, without the instruction.
 ///
-/// The product of two float32 is exact in float64. Their sum with `c` is rounded to odd in float64 (53 bits, more
-/// than 24 + 2), after which the rounding to float32 is the only one that shows.
+/// The product of two float32 is exact in float64. Their sum with `c` is rounded to odd in float64
+/// (53 bits, more than 24 + 2), after which the rounding to float32 is the only one that shows.
 #[inline(always)]
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
@@ -46,8 +47,9 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     // Two-sum: `error` is exactly what the addition lost.
     let virtual_addend = sum - product;
     let error = (product - (sum - virtual_addend)) + (addend - virtual_addend);
-    // Round to odd: an inexact sum with an even last bit moves one step towards the lost part. Without branches, so that loops
-    // over lanes vectorise; infinities and NaN give a NaN error, which compares false.
+    // Round to odd: an inexact sum with an even last bit moves one step towards the lost part.
+    // Without branches, so that loops over lanes vectorise; infinities and NaN give a NaN error,
+    // which compares false.
     let bits = sum.to_bits();
     let inexact = error.abs() > 0.0;
     let away_from_zero = (error > 0.0) == (sum > 0.0);
@@ -60,7 +62,8 @@ pub fn fma(a: f32, b: f32, c: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// Exact value of `a*b+c` as a pair compared in i128 fixed point, for operands with small exponents.
+    /// Exact value of `a*b+c` as a pair compared in i128 fixed point, for operands with small
+    /// exponents.
     #[test]
     fn agrees_with_the_instruction_where_there_is_one() {
         #[cfg(target_arch = "x86_64")]

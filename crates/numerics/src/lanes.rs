@@ -1,4 +1,5 @@
-//! Sums and maxima of fixed shape: 32 logical lanes and a halving tree, whatever the machine's vector width.
+//! Sums and maxima of fixed shape: 32 logical lanes and a halving tree, whatever the machine's
+//! vector width.
 
 use crate::Fma;
 
@@ -21,8 +22,9 @@ pub fn tree_sum(mut lanes: Lanes) -> f32 {
     lanes[0]
 }
 
-/// Calls `step(lane_accumulator, element_index)` for every index in lane order, blocks of 32 first, then the tail.
-/// Lane `l` sees `l, l+32, …` in ascending order; a tail shorter than 32 touches only its own lanes.
+/// Calls `step(lane_accumulator, element_index)` for every index in lane order, blocks of 32 first,
+/// then the tail. Lane `l` sees `l, l+32, …` in ascending order; a tail shorter than 32 touches
+/// only its own lanes.
 #[inline(always)]
 pub fn for_lanes(acc: &mut Lanes, length: usize, step: impl Fn(f32, usize) -> f32) {
     let whole = length / LANES * LANES;
@@ -42,7 +44,8 @@ pub fn for_lanes(acc: &mut Lanes, length: usize, step: impl Fn(f32, usize) -> f3
 #[inline(always)]
 pub fn sum(x: &[f32]) -> f32 {
     let mut acc = [0.0; LANES];
-    // The order of `for_lanes`, over arrays, so that no bounds check stands in the way of vector code.
+    // The order of `for_lanes`, over arrays, so that no bounds check stands in the way of vector
+    // code.
     let (blocks, tail) = x.as_chunks::<LANES>();
     for block in blocks {
         for lane in 0..LANES {
@@ -72,7 +75,8 @@ pub fn dot<F: Fma>(x: &[f32], y: &[f32]) -> f32 {
     tree_sum(acc)
 }
 
-/// Larger of two numbers by the rule of the arithmetic: `a > b ? a : b`. Callers see to it that neither is NaN.
+/// Larger of two numbers by the rule of the arithmetic: `a > b ? a : b`. Callers see to it that
+/// neither is NaN.
 #[inline(always)]
 pub fn max(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
@@ -85,8 +89,9 @@ mod tests {
 
     #[test]
     fn shape_is_the_documented_one() {
-        // Lane 0 holds 1e8 + 1, lane 16 holds -1e8: the tree adds them first, so the 1 is lost in lane 0 (1e8 + 1 rounds
-        // to 1e8) but a left-to-right sum over lanes 0..32 would keep lane 1's contribution differently.
+        // Lane 0 holds 1e8 + 1, lane 16 holds -1e8: the tree adds them first, so the 1 is lost in
+        // lane 0 (1e8 + 1 rounds to 1e8) but a left-to-right sum over lanes 0..32 would keep lane
+        // 1's contribution differently.
         let mut x = [0.0f32; 64];
         x[0] = 1e8;
         x[32] = 1.0;

@@ -1,7 +1,8 @@
-//! Counter-based random numbers: Philox4x32-10, addressed by what a number is for, never by who asks or when.
+//! Counter-based random numbers: Philox4x32-10, addressed by what a number is for, never by who
+//! asks or when.
 //!
-//! A number is named by (seed, purpose, step, row, tensor, element). Seed and purpose make the key, the rest is the
-//! counter, so any thread or device can produce any element without the others.
+//! A number is named by (seed, purpose, step, row, tensor, element). Seed and purpose make the key,
+//! the rest is the counter, so any thread or device can produce any element without the others.
 
 use crate::Fma;
 use crate::elementary::{cos, ln, sin};
@@ -85,13 +86,15 @@ pub fn uniform(word: u32) -> f32 {
     (word >> 8) as i32 as f32 * UNIT
 }
 
-/// The threshold of [`keep`] for a dropout probability in [0, 1): `p·2³²` rounded half to even, in float64.
+/// The threshold of [`keep`] for a dropout probability in [0, 1): `p·2³²` rounded half to even, in
+/// float64.
 ///
 /// # Panics
 /// If `probability` is outside [0, 1); the configuration is checked before it gets here.
 pub fn dropout_threshold(probability: f64) -> u32 {
     assert!((0.0..1.0).contains(&probability), "dropout probability {probability} is outside [0, 1)");
-    // BOUND: the largest float64 below one would round up to 2³²; the conversion keeps it at 2³² − 1.
+    // BOUND: the largest float64 below one would round up to 2³²; the conversion keeps it at 2³²
+    // − 1.
     libm::rint(probability * 4294967296.0) as u32
 }
 
@@ -101,8 +104,8 @@ pub const fn keep(word: u32, threshold: u32) -> bool {
     word >= threshold
 }
 
-/// Two independent standard normal numbers from two words, by Box and Muller: the first word gives the radius, the
-/// second the angle. The radius is at most 5.77.
+/// Two independent standard normal numbers from two words, by Box and Muller: the first word gives
+/// the radius, the second the angle. The radius is at most 5.77.
 #[inline(always)]
 pub fn normal_pair<F: Fma>(words: [u32; 2]) -> (f32, f32) {
     // In (0, 1], so that the logarithm is finite.

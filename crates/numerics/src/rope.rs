@@ -1,7 +1,8 @@
 //! Rotary position tables, made once per run on the host in float64 through the `libm` crate.
 //!
-//! An inverse frequency is rounded to float32 once. An angle is one float32 product, as in transformers; its cosine and
-//! sine are taken in float64, multiplied by the attention factor, and rounded once.
+//! An inverse frequency is rounded to float32 once. An angle is one float32 product, as in
+//! transformers; its cosine and sine are taken in float64, multiplied by the attention factor, and
+//! rounded once.
 
 /// How long contexts stretch the rotation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -100,7 +101,8 @@ impl RopeScaling {
     }
 }
 
-/// Inverse frequencies of the `rotary_width / 2` pairs. `sequence_length` matters to the dynamic rule alone.
+/// Inverse frequencies of the `rotary_width / 2` pairs. `sequence_length` matters to the dynamic
+/// rule alone.
 pub fn inverse_frequencies(rotary_width: usize, base: f64, scaling: &RopeScaling, sequence_length: usize) -> Vec<f32> {
     let width = rotary_width as f64;
     let base = match *scaling {
@@ -229,7 +231,8 @@ mod tests {
         assert_eq!([cos, sin].map(f32::to_bits), [0x3f0a_5140, 0x3f57_6aa4]);
         let (cos, sin) = cos_sin_row(&[1.0, 0.1], 2.0, 1);
         assert_eq!((cos.len(), sin[0]), (2, (2.0 * libm::sin(1.0)) as f32));
-        // The angle is a float32 product: 16,777,217 positions would not fit, 100,003 · f32(0.001) rounds.
+        // The angle is a float32 product: 16,777,217 positions would not fit, 100,003 · f32(0.001)
+        // rounds.
         let angle = 100_003.0f32 * 1e-3f32;
         assert_eq!(cos_sin(1e-3, 1.0, 100_003).0, libm::cos(f64::from(angle)) as f32);
     }

@@ -1,4 +1,5 @@
-//! Slices: a row chunk of float32 as scaled integers that int8 units multiply exactly (`docs/numerics.md`, "Slices").
+//! Slices: a row chunk of float32 as scaled integers that int8 units multiply exactly
+//! (`docs/numerics.md`, "Slices").
 
 /// Elements of the contraction axis that share one scale and one exact integer sum.
 pub const CHUNK: usize = 512;
@@ -23,8 +24,9 @@ impl Profile {
         }
     }
 
-    /// What the largest magnitude is divided by to give a unit: the limit, less this operand's half of the place that the
-    /// kept products leave out (256 for x2, 65536 for x3): 16 and 256, powers of two that cost no bit.
+    /// What the largest magnitude is divided by to give a unit: the limit, less this operand's half
+    /// of the place that the kept products leave out (256 for x2, 65536 for x3): 16 and 256, powers
+    /// of two that cost no bit.
     pub const fn unit_divisor(self) -> f32 {
         match self {
             Self::X2 => 2032.0,
@@ -47,8 +49,8 @@ impl Profile {
     }
 }
 
-/// Bits of `|x|`: ordered as integers like the magnitudes, with infinities and NaN on top. The maximum of these over a
-/// chunk is exact in any order.
+/// Bits of `|x|`: ordered as integers like the magnitudes, with infinities and NaN on top. The
+/// maximum of these over a chunk is exact in any order.
 #[inline(always)]
 pub fn magnitude_bits(x: f32) -> u32 {
     x.to_bits() & 0x7fff_ffff
@@ -58,13 +60,15 @@ pub fn magnitude_bits(x: f32) -> u32 {
 const TINY_BITS: u32 = (127 - 100) << 23;
 const INFINITY_BITS: u32 = 0x7f80_0000;
 
-/// What one (row, chunk) is multiplied by before rounding, and what brings the integers back to size.
+/// What one (row, chunk) is multiplied by before rounding, and what brings the integers back to
+/// size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
-    /// `limit / max`, rounded once; zero when the chunk counts as zero or holds a non-finite number.
+    /// `limit / max`, rounded once; zero when the chunk counts as zero or holds a non-finite
+    /// number.
     pub multiplier: f32,
-    /// `max / unit_divisor`, rounded once: what the value of a chunk is multiplied by on this operand's behalf. Zero when the
-    /// chunk counts as zero, NaN when it holds a non-finite number.
+    /// `max / unit_divisor`, rounded once: what the value of a chunk is multiplied by on this
+    /// operand's behalf. Zero when the chunk counts as zero, NaN when it holds a non-finite number.
     pub unit: f32,
 }
 
@@ -83,8 +87,8 @@ impl Scale {
         Self { multiplier: limit / max, unit: max / profile.unit_divisor() }
     }
 
-    /// The integer of one element: `round_half_even(x · multiplier)`, kept within the limit. An element of a poisoned
-    /// chunk (multiplier zero, `x` possibly NaN or infinite) is zero.
+    /// The integer of one element: `round_half_even(x · multiplier)`, kept within the limit. An
+    /// element of a poisoned chunk (multiplier zero, `x` possibly NaN or infinite) is zero.
     #[inline(always)]
     pub fn quantise(self, profile: Profile, x: f32) -> i32 {
         let scaled = x * self.multiplier;

@@ -1,6 +1,8 @@
-//! Files appear whole or not at all: written under a temporary name in the same folder, synced, renamed, folder synced.
+//! Files appear whole or not at all: written under a temporary name in the same folder, synced,
+//! renamed, folder synced.
 //!
-//! A crash leaves at most a file called `.isobit-PROCESS-NUMBER.partial`, which nothing ever reads; `remove_partials` sweeps them.
+//! A crash leaves at most a file called `.isobit-PROCESS-NUMBER.partial`, which nothing ever reads;
+//! `remove_partials` sweeps them.
 
 use crate::error::FileError;
 use std::fs::{self, File};
@@ -10,7 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Tells the temporary files of one process apart.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
-/// Temporary names tried before giving up: each one taken is a leftover of a dead process that had our id.
+/// Temporary names tried before giving up: each one taken is a leftover of a dead process that had
+/// our id.
 const ATTEMPTS: usize = 1000;
 const BUFFER_BYTES: usize = 1 << 20;
 const PREFIX: &str = ".isobit-";

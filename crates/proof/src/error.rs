@@ -1,5 +1,6 @@
-//! The one error of this crate. A variant says which kind of trouble it is, because the program's exit code follows the kind:
-//! a file that is not there (2), more bytes than memory (4), a disk that refuses (7), a file that does not hold what it says (8).
+//! The one error of this crate. A variant says which kind of trouble it is, because the program's
+//! exit code follows the kind: a file that is not there (2), more bytes than memory (4), a disk
+//! that refuses (7), a file that does not hold what it says (8).
 
 use crate::name::quoted;
 use std::io;
@@ -35,7 +36,8 @@ pub enum FileError {
     /// A tensor was asked for in a form it does not have.
     #[error("tensor {} holds {found}, not {wanted}", quoted(name))]
     WrongType { name: String, found: &'static str, wanted: &'static str },
-    /// What we were asked to write breaks the rules of the format: a caller's mistake, found before a byte is written.
+    /// What we were asked to write breaks the rules of the format: a caller's mistake, found before
+    /// a byte is written.
     #[error("cannot write {}: {what}", path.display())]
     Unwritable { path: PathBuf, what: String },
 }

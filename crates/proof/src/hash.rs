@@ -1,7 +1,8 @@
-//! BLAKE3 of bytes and files, and the manifest that says which files a folder holds and what is in them.
+//! BLAKE3 of bytes and files, and the manifest that says which files a folder holds and what is in
+//! them.
 //!
-//! The manifest is written after everything it lists: a folder with a manifest is complete, and a folder that was being
-//! written when the power went has none.
+//! The manifest is written after everything it lists: a folder with a manifest is complete, and a
+//! folder that was being written when the power went has none.
 
 use crate::atomic::{is_partial, write_atomically};
 use crate::error::FileError;
@@ -202,8 +203,8 @@ impl Manifest {
         Stored { schema: schema.to_string(), run: self.run, base: self.base, files: &self.files, digest: None }
     }
 
-    /// Compares a folder with this manifest. The error names the first file, by name, that is missing, extra or of another
-    /// size; if there is none, the first whose content differs.
+    /// Compares a folder with this manifest. The error names the first file, by name, that is
+    /// missing, extra or of another size; if there is none, the first whose content differs.
     pub fn verify(&self, folder: &Path) -> Result<(), FileError> {
         let present = Self::present(folder)?;
         self.verify_names(folder, self.files.keys().chain(&present).map(String::as_str).collect())?;

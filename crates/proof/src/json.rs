@@ -1,4 +1,5 @@
-//! JSON files of strangers: a limit on their size, and no key twice, because two readers would each keep another one.
+//! JSON files of strangers: a limit on their size, and no key twice, because two readers would each
+//! keep another one.
 
 use crate::error::FileError;
 use crate::name::{quoted, told};

@@ -1,7 +1,8 @@
 //! Files that can be believed: safetensors read and written with care, hashes, differences.
 //!
-//! Everything here treats a file as a stranger's: limits before allocation, checked sums, and a typed error naming the file
-//! for whatever does not hold. Nothing prints and nothing panics on what a file says.
+//! Everything here treats a file as a stranger's: limits before allocation, checked sums, and a
+//! typed error naming the file for whatever does not hold. Nothing prints and nothing panics on
+//! what a file says.
 
 pub mod atomic;
 pub mod difference;

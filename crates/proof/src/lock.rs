@@ -1,4 +1,5 @@
-//! One run per folder: the file `LOCK`, held by an advisory lock of the operating system for as long as the run lives.
+//! One run per folder: the file `LOCK`, held by an advisory lock of the operating system for as
+//! long as the run lives.
 //!
 //! The lock goes with the process, however it ends, so a killed run leaves nothing to clean up: the
 //! file stays, the lock does not. The process id inside is for the message only. A link in its
@@ -64,7 +65,8 @@ fn check_plain(path: &Path) -> Result<(), FileError> {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // The file itself stays: removing it would take the lock away from one who has just opened it.
+        // The file itself stays: removing it would take the lock away from one who has just opened
+        // it.
         let _ = self.file.set_len(0);
         let _ = self.file.unlock();
     }

@@ -1,7 +1,7 @@
 //! Names that come from files: which of them may be opened, and how they are shown.
 //!
-//! A name inside a manifest or an index may only point beside that file, and a name shown on a terminal may not carry its
-//! control sequences.
+//! A name inside a manifest or an index may only point beside that file, and a name shown on a
+//! terminal may not carry its control sequences.
 
 /// Longest file name any common file system takes.
 const LENGTH_MOST: usize = 255;
@@ -10,7 +10,8 @@ const SHOWN_MOST: usize = 160;
 /// Characters of a parser's message.
 const TOLD_MOST: usize = 600;
 
-/// Whether a name is a file directly in the folder it is looked up in: no separators, no parent, no drive, no control characters.
+/// Whether a name is a file directly in the folder it is looked up in: no separators, no parent, no
+/// drive, no control characters.
 pub fn is_plain(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= LENGTH_MOST

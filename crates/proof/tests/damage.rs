@@ -1,5 +1,6 @@
-//! Damaged files: bits flipped, bytes replaced, ends cut off, at every position of a header and beyond. Each gives a typed error
-//! or a file that still obeys every rule; never a panic, and never bytes outside the file.
+//! Damaged files: bits flipped, bytes replaced, ends cut off, at every position of a header and
+//! beyond. Each gives a typed error or a file that still obeys every rule; never a panic, and never
+//! bytes outside the file.
 
 use isobit_proof::safetensors::{Checkpoint, Dtype, Entry, SafeTensors, write};
 use isobit_proof::{FileError, Manifest, difference};

@@ -1,6 +1,7 @@
-//! System calls that fail: the N-th `write` has no space left, the N-th `fsync` an I/O error, and so on through a run. It
-//! must end with a message and an exit code, leave the checkpoints before it as they were, and end with the right bytes
-//! when it is resumed on a disk that works. Needs `strace`.
+//! System calls that fail: the N-th `write` has no space left, the N-th `fsync` an I/O error, and
+//! so on through a run. It must end with a message and an exit code, leave the checkpoints before
+//! it as they were, and end with the right bytes when it is resumed on a disk that works. Needs
+//! `strace`.
 
 use super::program::{self, Ended, Place, words};
 use super::random::Random;
@@ -14,8 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const COUNT: usize = 450;
 const OUTPUT: &str = "out";
 
-/// Calls, and the errors that each can give. `brk` is not among them: the kernel never answers it with an error, and the C
-/// library would take one for an address.
+/// Calls, and the errors that each can give. `brk` is not among them: the kernel never answers it
+/// with an error, and the C library would take one for an address.
 const FAULTS: [(&str, &[&str]); 21] = [
     ("openat", &["ENOSPC", "EIO", "EDQUOT", "EMFILE"]),
     ("write", &["ENOSPC", "EIO", "EDQUOT"]),
@@ -122,7 +123,8 @@ fn counted(
     Ok(calls)
 }
 
-/// Faults in turn of call, error and start, each at another place, until there are `count` or no more.
+/// Faults in turn of call, error and start, each at another place, until there are `count` or no
+/// more.
 fn planned(starts: &[Start], count: usize, seed: u64) -> Vec<Fault> {
     let mut queues: Vec<Vec<Fault>> = Vec::new();
     for (call, errors) in FAULTS {

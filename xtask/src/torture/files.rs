@@ -1,6 +1,7 @@
-//! Hostile files: every file that the program reads, changed, cut, emptied, or replaced by a folder, a pipe, a link to
-//! itself, a device or 20 GB of nothing; then a command that reads it. Any end with a documented exit code is fine, and
-//! nothing but the output folder may change. A changed run folder is refused or gives the bytes of the run.
+//! Hostile files: every file that the program reads, changed, cut, emptied, or replaced by a
+//! folder, a pipe, a link to itself, a device or 20 GB of nothing; then a command that reads it.
+//! Any end with a documented exit code is fine, and nothing but the output folder may change. A
+//! changed run folder is refused or gives the bytes of the run.
 
 use super::mutate::{Form, mutated};
 use super::program::{self, Ended, Place, words};
@@ -218,7 +219,8 @@ fn attacked(settings: &Settings, original: &Original, place: &Place, case: usize
     Ok(wrong.into_iter().map(told).collect())
 }
 
-/// A success that should have been none: other bytes where a manifest stands, or another run at the end.
+/// A success that should have been none: other bytes where a manifest stands, or another run at the
+/// end.
 fn silent(
     ended: &Ended,
     listed_change: bool,

@@ -1,6 +1,6 @@
-//! Inputs by the hundred thousand, straight into the libraries. Workers are processes of their own, so that a stack
-//! overflow or a failed allocation is a finding and not the end: the parent sees at which input a worker died or hung, and
-//! starts another behind it.
+//! Inputs by the hundred thousand, straight into the libraries. Workers are processes of their own,
+//! so that a stack overflow or a failed allocation is a finding and not the end: the parent sees at
+//! which input a worker died or hung, and starts another behind it.
 
 use super::fuzz_targets::{TARGETS, Target};
 use super::random::Random;
@@ -27,7 +27,8 @@ const HANG_SECONDS: u64 = 20;
 /// Deaths of workers over one chunk after which the rest of it is given up.
 const DEATHS_MOST: usize = 40;
 const MEMORY_BYTES: u64 = 6 << 30;
-/// How a worker ends where an input went over a limit that the program answers with an exit code: 4 or 8.
+/// How a worker ends where an input went over a limit that the program answers with an exit code: 4
+/// or 8.
 const REFUSALS: [i32; 2] = [4, 8];
 
 struct Chunk {
@@ -173,7 +174,8 @@ pub(crate) fn work(arguments: &mut Arguments) -> Result<(), String> {
     let mut found = File::options().append(true).open(place.join("findings")).map_err(failed)?;
     let corpus = (target.corpus)()?;
     let mut check = (target.prepare)(&place)?;
-    // A panic that somebody catches on the way is no finding, and one that comes out here is told below.
+    // A panic that somebody catches on the way is no finding, and one that comes out here is told
+    // below.
     let last = std::sync::Arc::new(Mutex::new(String::new()));
     let seen = std::sync::Arc::clone(&last);
     std::panic::set_hook(Box::new(move |panic| *locked(&seen) = panic.to_string().replace('\n', " ")));

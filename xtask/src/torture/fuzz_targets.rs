@@ -1,5 +1,5 @@
-//! What is fuzzed: entry points of the libraries that read what strangers wrote, each with a corpus from the repository's
-//! own fixtures and a property that must hold beside "no panic".
+//! What is fuzzed: entry points of the libraries that read what strangers wrote, each with a corpus
+//! from the repository's own fixtures and a property that must hold beside "no panic".
 
 use super::mutate::{Form, changed_bytes, mutated};
 use super::random::Random;

@@ -1,8 +1,9 @@
-//! Runs killed and stopped at random moments, resumed, killed again, until they end. The folder must then be that of a run
-//! that nothing happened to, and every resume must go on from the newest checkpoint.
+//! Runs killed and stopped at random moments, resumed, killed again, until they end. The folder
+//! must then be that of a run that nothing happened to, and every resume must go on from the newest
+//! checkpoint.
 //!
-//! A moment is a time, the writing of a checkpoint (its temporary folder has appeared), or, where `strace` works, a certain
-//! system call.
+//! A moment is a time, the writing of a checkpoint (its temporary folder has appeared), or, where
+//! `strace` works, a certain system call.
 
 use super::program::{self, Ended, Place, Started, words};
 use super::random::Random;

@@ -1,5 +1,5 @@
-//! Mistakes that people make: a row each, with the exit code and the words that the message must contain. A row is easy to
-//! add: files to change, a command line, what must come of it.
+//! Mistakes that people make: a row each, with the exit code and the words that the message must
+//! contain. A row is easy to add: files to change, a command line, what must come of it.
 
 use super::program::{self, Place, words};
 use super::scene::{SHAPES, Scene, copy, remove};

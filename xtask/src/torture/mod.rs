@@ -1,9 +1,10 @@
-//! `cargo xtask torture`: kills, I/O faults, hostile files, fuzzed inputs and the mistakes of users, in numbers.
+//! `cargo xtask torture`: kills, I/O faults, hostile files, fuzzed inputs and the mistakes of
+//! users, in numbers.
 //!
-//! Each kind has a file. A case is a function of the seed and its number, so `--case N` repeats it alone and keeps its
-//! folder. All but `fuzz` run the release binary; `fuzz` calls the libraries. A finding is anything but a clean end: a
-//! panic, a signal, a hang, an exit code that no document names, a failure without a message, a lost checkpoint, a changed
-//! input, other bytes.
+//! Each kind has a file. A case is a function of the seed and its number, so `--case N` repeats it
+//! alone and keeps its folder. All but `fuzz` run the release binary; `fuzz` calls the libraries. A
+//! finding is anything but a clean end: a panic, a signal, a hang, an exit code that no document
+//! names, a failure without a message, a lost checkpoint, a changed input, other bytes.
 
 mod faults;
 mod files;
@@ -150,8 +151,9 @@ impl Settings {
         Ok(place)
     }
 
-    /// Runs cases 0, 1, 2 … on `jobs` threads while `more` says so, each with a folder of its thread, and collects what
-    /// they find, in order. An error ends the kind: it is the machine's or ours, not the program's.
+    /// Runs cases 0, 1, 2 … on `jobs` threads while `more` says so, each with a folder of its
+    /// thread, and collects what they find, in order. An error ends the kind: it is the machine's
+    /// or ours, not the program's.
     fn cases<W>(
         &self,
         kind: &str,

@@ -1,5 +1,5 @@
-//! Changes to files: bytes flipped, cut, moved and doubled, and, where the form is known, values put in place of others so
-//! that the file still parses and says nonsense.
+//! Changes to files: bytes flipped, cut, moved and doubled, and, where the form is known, values
+//! put in place of others so that the file still parses and says nonsense.
 
 use super::hostile;
 use super::random::Random;
@@ -256,7 +256,8 @@ fn safetensors(random: &mut Random, bytes: &[u8], large: bool) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// Nearly every change changes something, in every form, and the same numbers make the same change.
+    /// Nearly every change changes something, in every form, and the same numbers make the same
+    /// change.
     #[test]
     fn changes_are_changes_and_can_be_repeated() {
         let header = br#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;

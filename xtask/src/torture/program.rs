@@ -41,7 +41,8 @@ pub(crate) struct Ended {
     pub(crate) err: String,
 }
 
-/// Starts `program` with these words. Its output goes to files: nobody has to read it while it runs.
+/// Starts `program` with these words. Its output goes to files: nobody has to read it while it
+/// runs.
 pub(crate) fn start(program: &Path, words: &[String], place: &Place) -> Result<Started, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", program.display());
     let (out, err) = (place.logs.join("stdout"), place.logs.join("stderr"));

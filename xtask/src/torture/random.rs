@@ -1,5 +1,5 @@
-//! Random numbers of the torture: SplitMix64, a function of the seed, the kind and the case, so that every case can be
-//! repeated alone.
+//! Random numbers of the torture: SplitMix64, a function of the seed, the kind and the case, so
+//! that every case can be repeated alone.
 
 pub(crate) struct Random(u64);
 

@@ -8,8 +8,8 @@ use std::path::Path;
 const NOT_COMPARED: [&str; 4] = ["LOCK", "config.resolved.toml", "config.toml", "plan.json"];
 const METRICS: &str = "metrics.jsonl";
 
-/// The first difference between two finished runs: weights, optimizer state, pointers and metrics without timing, byte by
-/// byte, and no file more or less.
+/// The first difference between two finished runs: weights, optimizer state, pointers and metrics
+/// without timing, byte by byte, and no file more or less.
 pub(crate) fn difference(expected: &Path, other: &Path) -> Result<Option<String>, String> {
     let (names, others) = (names(expected)?, names(other)?);
     let odd = names.symmetric_difference(&others).find(|name| !NOT_COMPARED.contains(&name.as_str()));
@@ -49,7 +49,8 @@ fn different_metrics(expected: &Path, other: &Path) -> Result<Option<String>, St
     })
 }
 
-/// The step that `latest.json` names; none where there is no such file. Anything else in it is an error.
+/// The step that `latest.json` names; none where there is no such file. Anything else in it is an
+/// error.
 pub(crate) fn latest(run: &Path) -> Result<Option<u64>, String> {
     let path = run.join("latest.json");
     if !path.exists() {

@@ -1,5 +1,6 @@
-//! What the program is let loose on: the model and data that `isobit demo` carries, the same model in shards and with a
-//! chat template, and configs for runs of a fraction of a second that save often.
+//! What the program is let loose on: the model and data that `isobit demo` carries, the same model
+//! in shards and with a chat template, and configs for runs of a fraction of a second that save
+//! often.
 
 use super::program::{self, Place, words};
 use super::{Settings, run_folder};
@@ -139,7 +140,8 @@ impl Scene {
         Ok((folder, begun.elapsed().as_micros() as u64))
     }
 
-    /// A run of a shape killed in its middle, in `stopped-NAME`, and the step of its latest checkpoint.
+    /// A run of a shape killed in its middle, in `stopped-NAME`, and the step of its latest
+    /// checkpoint.
     pub(crate) fn stopped(&self, shape: &Shape) -> Result<(PathBuf, u64), String> {
         let name = format!("stopped-{}", shape.name);
         let folder = self.folder.join(&name);
@@ -159,7 +161,8 @@ impl Scene {
         Ok((folder, step))
     }
 
-    /// `sharded/`: the same model in two files with an index. `chat/`: with a chat template, and `chat.jsonl` for it.
+    /// `sharded/`: the same model in two files with an index. `chat/`: with a chat template, and
+    /// `chat.jsonl` for it.
     pub(crate) fn variants(&self) -> Result<(), String> {
         let failed = |error: &dyn std::fmt::Display| format!("the model in shards: {error}");
         for other in ["sharded", "chat"] {

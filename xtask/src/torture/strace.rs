@@ -1,5 +1,5 @@
-//! `strace`, which makes the N-th call of a system call fail, or sends a signal there. Calls before the program opens its
-//! config belong to the loader and are left alone.
+//! `strace`, which makes the N-th call of a system call fail, or sends a signal there. Calls before
+//! the program opens its config belong to the loader and are left alone.
 
 use super::program::{self, Place, words};
 use super::scene::SECONDS;
@@ -48,7 +48,8 @@ pub(crate) fn program() -> &'static Path {
     Path::new(PROGRAM)
 }
 
-/// How often a run makes each of these calls, found by tracing one. `config` is the file that marks its start.
+/// How often a run makes each of these calls, found by tracing one. `config` is the file that marks
+/// its start.
 pub(crate) fn counted(
     program: &Path,
     arguments: &[String],

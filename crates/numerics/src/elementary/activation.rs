@@ -1,5 +1,5 @@
-//! Activation functions, built on `exp` and `ln`. They hold their relative error into the subnormal tails, which is why
-//! the exponential is used before its two factors are multiplied out.
+//! Activation functions, built on `exp` and `ln`. They hold their relative error into the subnormal
+//! tails, which is why the exponential is used before its two factors are multiplied out.
 
 use super::exponential::{exp_scaled, exp_within_limit};
 use super::logarithm::ln_normal;
@@ -19,7 +19,8 @@ const H: [f32; 6] = [
     f32::from_bits(0x3b0d_140b),
 ];
 
-/// Beyond ±128 `silu` and its derivative are zero, the identity or one; within it `exp` needs no limit of its own.
+/// Beyond ±128 `silu` and its derivative are zero, the identity or one; within it `exp` needs no
+/// limit of its own.
 const SILU_LIMIT: f32 = 128.0;
 
 /// 3/4 + 1/√2: the line `RECIPROCAL_START − d/2` is the best one for `1/d` on 1..=2.
@@ -43,8 +44,9 @@ pub fn tanh<F: Fma>(x: f32) -> f32 {
     canonical_if_nan(x, signed)
 }
 
-/// `(high + low) / (1 + e)` for `e` in 0..=1. The quotient is corrected by its own remainder, which also takes up what
-/// `1 + e` dropped; the correction is small, so a line that is within 9 % of `1/d` on 1..=2 serves as reciprocal.
+/// `(high + low) / (1 + e)` for `e` in 0..=1. The quotient is corrected by its own remainder, which
+/// also takes up what `1 + e` dropped; the correction is small, so a line that is within 9 % of
+/// `1/d` on 1..=2 serves as reciprocal.
 #[inline(always)]
 fn over_one_plus<F: Fma>(high: f32, low: f32, e: f32) -> f32 {
     let d = 1.0 + e;
@@ -82,7 +84,8 @@ pub fn silu<F: Fma>(x: f32) -> f32 {
     canonical_if_nan(x, signed)
 }
 
-/// Derivative of [`silu`]: `s·(1 + x·(1 − s))`, where `s` and `1 − s` are each formed without cancellation.
+/// Derivative of [`silu`]: `s·(1 + x·(1 − s))`, where `s` and `1 − s` are each formed without
+/// cancellation.
 #[inline(always)]
 pub fn silu_grad<F: Fma>(x: f32) -> f32 {
     let bounded = clamp(x, SILU_LIMIT);
@@ -102,7 +105,8 @@ pub fn silu_grad<F: Fma>(x: f32) -> f32 {
 pub fn softplus<F: Fma>(x: f32) -> f32 {
     let e = exp_scaled::<F>(-magnitude(x)).value();
     let d = 1.0 + e;
-    // What the addition dropped comes back through the derivative of the logarithm; for tiny `e` it is all there is.
+    // What the addition dropped comes back through the derivative of the logarithm; for tiny `e` it
+    // is all there is.
     let lost = e - (d - 1.0);
     let log = ln_normal::<F>(d, 0, lost / d);
     let positive = if x > 0.0 { x } else { 0.0 };

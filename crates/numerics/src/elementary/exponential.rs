@@ -1,11 +1,12 @@
-//! `exp` and `exp2`: nearest integer by a magic addition, a degree-6 polynomial, and 2ⁿ in two exact factors so that
-//! overflow and gradual underflow round once, at the very end.
+//! `exp` and `exp2`: nearest integer by a magic addition, a degree-6 polynomial, and 2ⁿ in two
+//! exact factors so that overflow and gradual underflow round once, at the very end.
 
 use super::{canonical_if_nan, clamp};
 use crate::Fma;
 
-/// 1.5·2²³ + 254. Adding it rounds to an integer `n`, ties to even, and leaves `n + 254` in the low bits of the sum:
-/// twice the exponent bias, so that halving those bits gives two biased exponents whose factors multiply to 2ⁿ.
+/// 1.5·2²³ + 254. Adding it rounds to an integer `n`, ties to even, and leaves `n + 254` in the low
+/// bits of the sum: twice the exponent bias, so that halving those bits gives two biased exponents
+/// whose factors multiply to 2ⁿ.
 const SHIFT: f32 = 12583166.0;
 
 const LOG2_E: f32 = f32::from_bits(0x3fb8_aa3b);
@@ -33,11 +34,13 @@ const T: [f32; 6] = [
     f32::from_bits(0x3920_b5a9),
 ];
 
-/// Beyond ±150 the result is infinite or zero, also after a multiplication by the argument itself (`silu`).
+/// Beyond ±150 the result is infinite or zero, also after a multiplication by the argument itself
+/// (`silu`).
 const EXP_LIMIT: f32 = 150.0;
 const EXP2_LIMIT: f32 = 200.0;
 
-/// A number `near · far`: `near` carries the digits, `far` is a power of two, and their product may over- or underflow.
+/// A number `near · far`: `near` carries the digits, `far` is a power of two, and their product may
+/// over- or underflow.
 #[derive(Clone, Copy)]
 pub(super) struct Scaled {
     pub(super) near: f32,

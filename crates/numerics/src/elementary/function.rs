@@ -1,4 +1,5 @@
-//! The list of elementary functions with their stated error bounds, and the check that holds them to it.
+//! The list of elementary functions with their stated error bounds, and the check that holds them
+//! to it.
 
 use super::*;
 use crate::Fma;
@@ -87,7 +88,8 @@ impl Function {
         }
     }
 
-    /// Largest error over all arguments in the sense of [`error_ulp`], measured over all 2³² and rounded up.
+    /// Largest error over all arguments in the sense of [`error_ulp`], measured over all 2³² and
+    /// rounded up.
     pub const fn bound_ulp(self) -> f32 {
         match self {
             Self::Exp => 0.90,
@@ -102,8 +104,9 @@ impl Function {
         }
     }
 
-    /// Magnitude below which an error is counted against this floor instead of the value. Zero except around the root
-    /// of `silu_grad` near −1.278, where the result is the difference of two rounded numbers.
+    /// Magnitude below which an error is counted against this floor instead of the value. Zero
+    /// except around the root of `silu_grad` near −1.278, where the result is the difference of two
+    /// rounded numbers.
     fn floor(self, x: f64) -> f64 {
         let around_root = matches!(self, Self::SiluGrad) && (-2.0..=-1.0).contains(&x);
         if around_root { 0.0625 } else { 0.0 }
@@ -123,7 +126,8 @@ impl Function {
                 if negative { e / (1.0 + e) } else { 1.0 / (1.0 + e) }
             }
             Self::Silu => {
-                // From here on the value is below the smallest float32; infinity times zero would be NaN.
+                // From here on the value is below the smallest float32; infinity times zero would
+                // be NaN.
                 let x = if x < -700.0 { -700.0 } else { x };
                 x * Self::Sigmoid.reference_f64(x)
             }
@@ -149,9 +153,9 @@ fn each(x: &Lanes, f: impl Fn(f32) -> f32) -> Lanes {
     y
 }
 
-/// Error of `function(x) = y` in units in the last place of the true value (2⁻¹⁴⁹ in the subnormal range). Infinite when
-/// a NaN is missing, misplaced or not canonical, or a zero has the wrong sign. An infinite `y` counts as 2¹²⁸, and so
-/// does a true value beyond it.
+/// Error of `function(x) = y` in units in the last place of the true value (2⁻¹⁴⁹ in the subnormal
+/// range). Infinite when a NaN is missing, misplaced or not canonical, or a zero has the wrong
+/// sign. An infinite `y` counts as 2¹²⁸, and so does a true value beyond it.
 pub fn error_ulp(function: Function, x: f32, y: f32) -> f32 {
     const TOP: f64 = 340282366920938463463374607431768211456.0;
     let want = function.reference_f64(f64::from(x));
@@ -172,7 +176,8 @@ pub fn error_ulp(function: Function, x: f32, y: f32) -> f32 {
     ((got - want).abs() / ulp) as f32
 }
 
-/// Largest [`error_ulp`] over the arguments with bits `start..=end`, and the bits where it occurs first.
+/// Largest [`error_ulp`] over the arguments with bits `start..=end`, and the bits where it occurs
+/// first.
 pub fn check_range(function: Function, start_bits: u32, end_bits: u32) -> (f32, u32) {
     let mut worst = (0.0, start_bits);
     let mut base = u64::from(start_bits);
@@ -213,7 +218,8 @@ mod tests {
     use super::*;
     use crate::SoftFma;
 
-    /// Every 4099th pattern, all patterns around powers of two, and the edges of the functions' ranges.
+    /// Every 4099th pattern, all patterns around powers of two, and the edges of the functions'
+    /// ranges.
     fn arguments() -> impl Iterator<Item = u32> {
         let powers = (0u32..512).flat_map(|top| {
             let bits = top << 23;
@@ -329,7 +335,8 @@ mod tests {
         }
     }
 
-    /// Digests of the values at the 65,536 arguments with bits `i·65537`, quoted in `docs/numerics.md`.
+    /// Digests of the values at the 65,536 arguments with bits `i·65537`, quoted in
+    /// `docs/numerics.md`.
     #[test]
     fn known_digests() {
         let golden = [

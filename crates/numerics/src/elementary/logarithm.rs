@@ -1,10 +1,12 @@
-//! `ln`, and the shared end of `ln` and `softplus`: `k·ln 2 + ln(1 + f) + c` with the large parts added exactly.
+//! `ln`, and the shared end of `ln` and `softplus`: `k·ln 2 + ln(1 + f) + c` with the large parts
+//! added exactly.
 
 use super::exponential::{LN2_HIGH, LN2_LOW};
 use super::{CANONICAL_NAN_BITS, INFINITY_BITS, canonical};
 use crate::Fma;
 
-/// Bits of 2/3: mantissas are taken from [2/3, 4/3), so that `f = m − 1` is exact and small on both sides.
+/// Bits of 2/3: mantissas are taken from [2/3, 4/3), so that `f = m − 1` is exact and small on both
+/// sides.
 const MANTISSA_START: u32 = 0x3f2a_aaab;
 
 /// ln(1 + f) = f + f²·(−1/2 + f·(L0 + L1·f + …)), |f| ≤ 1/3, relative error 2⁻³⁰.
@@ -36,7 +38,8 @@ pub(super) fn ln_normal<F: Fma>(x: f32, exponent: i32, tail: f32) -> f32 {
     p = F::fma(p, f, L[1]);
     p = F::fma(p, f, L[0]);
     let curve = (f * f) * F::fma(p, f, -0.5);
-    // ORDER: `k·LN2_HIGH` is exact, and |k·LN2_HIGH| is zero or above |f|, so `lost` is what the addition dropped.
+    // ORDER: `k·LN2_HIGH` is exact, and |k·LN2_HIGH| is zero or above |f|, so `lost` is what the
+    // addition dropped.
     let base = k * LN2_HIGH;
     let sum = base + f;
     let lost = f - (sum - base);

@@ -1,11 +1,12 @@
-//! `sin` and `cos` for every finite argument: exact reduction by π/2 in integers (Payne and Hanek), then a polynomial on
-//! [−π/4, π/4] that takes the reduced argument as a pair.
+//! `sin` and `cos` for every finite argument: exact reduction by π/2 in integers (Payne and Hanek),
+//! then a polynomial on [−π/4, π/4] that takes the reduced argument as a pair.
 
 use super::{CANONICAL_NAN_BITS, INFINITY_BITS, SIGN_BIT};
 use crate::Fma;
 
-/// 32 zero bits, then the first 224 bits of 2/π. An argument `m·2^(e−150)` needs the 96 bits from bit `e − 120`:
-/// what stands before them contributes multiples of four quadrants, what follows less than 2⁻⁶⁹ of one.
+/// 32 zero bits, then the first 224 bits of 2/π. An argument `m·2^(e−150)` needs the 96 bits from
+/// bit `e − 120`: what stands before them contributes multiples of four quadrants, what follows
+/// less than 2⁻⁶⁹ of one.
 const TWO_OVER_PI: [u32; 8] =
     [0x0000_0000, 0xa2f9_836e, 0x4e44_1529, 0xfc27_57d1, 0xf534_ddc0, 0xdb62_9599, 0x3c43_9041, 0xfe51_63ab];
 
@@ -36,7 +37,8 @@ struct Reduced {
 #[inline(always)]
 fn reduce<F: Fma>(bits: u32) -> Reduced {
     let exponent = bits >> 23;
-    // BOUND: exponents are at most 255, so `first` is at most 4 and `first + 3` stays inside the table.
+    // BOUND: exponents are at most 255, so `first` is at most 4 and `first + 3` stays inside the
+    // table.
     let position = exponent.saturating_sub(120);
     let first = (position >> 5) as usize;
     let shift = position & 31;

@@ -1,4 +1,5 @@
-//! Two JSON documents, compared by what they say: the order of keys, spaces and the spelling of a number do not matter.
+//! Two JSON documents, compared by what they say: the order of keys, spaces and the spelling of a
+//! number do not matter.
 
 use serde_json::{Number, Value};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,8 +1,9 @@
-//! What differs between two files or folders: tensors by name, element by element, and the JSON beside them.
+//! What differs between two files or folders: tensors by name, element by element, and the JSON
+//! beside them.
 //!
-//! `source` finds out what a path holds, `tensor` matches and cuts up the work, `number` looks at elements, `document` at JSON,
-//! `run` at the metrics of two runs.
-//! A path may come from any tool that writes safetensors.
+//! `source` finds out what a path holds, `tensor` matches and cuts up the work, `number` looks at
+//! elements, `document` at JSON, `run` at the metrics of two runs. A path may come from any tool
+//! that writes safetensors.
 
 mod document;
 mod number;
@@ -60,7 +61,8 @@ impl Difference {
     }
 }
 
-/// Compares two paths: files, adapters, checkpoints, models, runs. The result does not depend on `threads`.
+/// Compares two paths: files, adapters, checkpoints, models, runs. The result does not depend on
+/// `threads`.
 pub fn compare(a: &Path, b: &Path, threads: usize) -> Result<Difference, FileError> {
     if run::is_run(a) && run::is_run(b) {
         let (run, folders) = run::compare(a, b)?;

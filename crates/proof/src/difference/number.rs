@@ -1,7 +1,9 @@
-//! Two runs of elements compared: how many differ, by how much, and how many representable numbers lie between.
+//! Two runs of elements compared: how many differ, by how much, and how many representable numbers
+//! lie between.
 //!
-//! Elements differ when their bits do. Bytes are compared first, in blocks, because equal files are the common case and
-//! comparing bytes is as fast as memory. Every figure is a sum or a maximum, so the order of the blocks does not matter.
+//! Elements differ when their bits do. Bytes are compared first, in blocks, because equal files are
+//! the common case and comparing bytes is as fast as memory. Every figure is a sum or a maximum, so
+//! the order of the blocks does not matter.
 #![expect(clippy::float_arithmetic, reason = "differences are shown, never trained on")]
 
 use crate::safetensors::Dtype;
@@ -15,9 +17,11 @@ const BLOCK_BYTES: usize = 4096;
 pub struct Tally {
     /// Elements that differ.
     pub nonzero: u64,
-    /// Largest absolute difference; infinite where a number stands against a NaN, or the format has no numbers to subtract.
+    /// Largest absolute difference; infinite where a number stands against a NaN, or the format has
+    /// no numbers to subtract.
     pub max: f64,
-    /// Largest number of steps from one representable number to the other, both zeros being one; None without such steps.
+    /// Largest number of steps from one representable number to the other, both zeros being one;
+    /// None without such steps.
     pub ulps: Option<u64>,
     /// Differing elements with a NaN on at least one side.
     pub nan: u64,
@@ -245,7 +249,8 @@ fn f16_value(bytes: [u8; 2]) -> f64 {
     f16_to_f32(u16::from_le_bytes(bytes)) as f64
 }
 
-/// Place of a number among all of its format: the magnitude's bits with the sign put to them. Both zeros share place 0.
+/// Place of a number among all of its format: the magnitude's bits with the sign put to them. Both
+/// zeros share place 0.
 fn signed(bits: u64) -> i64 {
     let magnitude = (bits & (u64::MAX >> 1)) as i64;
     if bits >> 63 == 1 { -magnitude } else { magnitude }

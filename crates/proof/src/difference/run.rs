@@ -1,7 +1,8 @@
-//! Two runs by their `metrics.jsonl`: the first step at which they say something else, and whether they took as many steps.
+//! Two runs by their `metrics.jsonl`: the first step at which they say something else, and whether
+//! they took as many steps.
 //!
-//! Lines are matched by step and kind, `timing` is left out, and a loss counts only where both lines are the mean of the same
-//! steps: how often a run logs is no difference.
+//! Lines are matched by step and kind, `timing` is left out, and a loss counts only where both
+//! lines are the mean of the same steps: how often a run logs is no difference.
 
 use crate::error::FileError;
 use crate::json;
@@ -22,7 +23,8 @@ pub struct RunDifference {
     /// Lines that both have.
     pub compared: u64,
     pub first: Option<MetricDifference>,
-    /// The folder of each whose tensors were compared: `final`, or the newest checkpoint that both have. None: they share none.
+    /// The folder of each whose tensors were compared: `final`, or the newest checkpoint that both
+    /// have. None: they share none.
     pub tensors: Option<String>,
 }
 
@@ -86,7 +88,8 @@ fn lines(path: &Path) -> Result<Lines, FileError> {
     Ok(lines)
 }
 
-/// For each line of training the step of the one before: its loss is the mean over what lies between.
+/// For each line of training the step of the one before: its loss is the mean over what lies
+/// between.
 fn windows(lines: &Lines) -> BTreeMap<(u64, bool), u64> {
     let mut before = 0;
     let mut windows = BTreeMap::new();
@@ -97,7 +100,8 @@ fn windows(lines: &Lines) -> BTreeMap<(u64, bool), u64> {
     windows
 }
 
-/// In the order of the file. A number is told by its decimal form and compared by its bits, which stand beside it.
+/// In the order of the file. A number is told by its decimal form and compared by its bits, which
+/// stand beside it.
 fn first_difference(
     a: &Map<String, Value>,
     b: &Map<String, Value>,

@@ -1,7 +1,9 @@
-//! What a path means to `diff`: a file, an adapter, a checkpoint, a sharded model, or the `final` folder of a run.
+//! What a path means to `diff`: a file, an adapter, a checkpoint, a sharded model, or the `final`
+//! folder of a run.
 //!
-//! Tensors come in sets, one for each stem: `adapter_model` and `optimizer` of a checkpoint, `model` of a model however many
-//! shards it has. JSON files come along, but for indexes and manifests, which follow from the rest.
+//! Tensors come in sets, one for each stem: `adapter_model` and `optimizer` of a checkpoint,
+//! `model` of a model however many shards it has. JSON files come along, but for indexes and
+//! manifests, which follow from the rest.
 
 use crate::error::FileError;
 use crate::hash::Manifest;
@@ -47,7 +49,8 @@ impl Source {
         Ok(source)
     }
 
-    /// Against a single file, a folder counts for no more than the set of that name, or all of them if it has none.
+    /// Against a single file, a folder counts for no more than the set of that name, or all of them
+    /// if it has none.
     pub(crate) fn narrow_to(&mut self, other: &Self) {
         if !other.is_file || self.is_file {
             return;

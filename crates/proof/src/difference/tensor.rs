@@ -1,5 +1,6 @@
-//! Two sets of tensors, matched by name. Work is cut into pieces of a fixed number of elements that threads take in turn;
-//! pages are given back piece by piece, so the files may be larger than memory.
+//! Two sets of tensors, matched by name. Work is cut into pieces of a fixed number of elements that
+//! threads take in turn; pages are given back piece by piece, so the files may be larger than
+//! memory.
 
 use super::number::{self, Tally};
 use crate::error::FileError;
@@ -41,7 +42,8 @@ pub struct Values {
     /// Elements of the tensor.
     pub count: u64,
     pub tally: Tally,
-    /// The first differing element of both sides: its bytes, as a hexadecimal number, and its value.
+    /// The first differing element of both sides: its bytes, as a hexadecimal number, and its
+    /// value.
     pub first: Option<[Shown; 2]>,
 }
 

@@ -1,7 +1,8 @@
 //! A folder of tensors: one file, or shards and the index that says which tensor lies in which.
 //!
-//! The index is believed only as far as the shards bear it out: every tensor it lists is in the shard it names, and no tensor is
-//! in two. Tensors of a shard that the index forgot count as present, as they do for other loaders.
+//! The index is believed only as far as the shards bear it out: every tensor it lists is in the
+//! shard it names, and no tensor is in two. Tensors of a shard that the index forgot count as
+//! present, as they do for other loaders.
 
 use super::file::{SafeTensors, Tensor};
 use crate::error::FileError;

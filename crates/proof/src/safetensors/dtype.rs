@@ -69,7 +69,8 @@ impl Dtype {
         Self::TABLE[self as usize].2
     }
 
-    /// Bytes of a tensor of this shape: None if they do not fit 64 bits or elements do not fill whole bytes.
+    /// Bytes of a tensor of this shape: None if they do not fit 64 bits or elements do not fill
+    /// whole bytes.
     pub fn bytes_of(self, shape: &[usize]) -> Option<usize> {
         let elements = element_count(shape)?;
         let bits = elements.checked_mul(self.bits())?;

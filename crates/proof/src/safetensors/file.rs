@@ -1,8 +1,9 @@
-//! One safetensors file, mapped into memory. Tensors borrow their bytes from the map; pages come in when they are read and
-//! leave with `release`.
+//! One safetensors file, mapped into memory. Tensors borrow their bytes from the map; pages come in
+//! when they are read and leave with `release`.
 //!
-//! A mapped file must not be changed by others while it is open: what they write would show up here, and cutting the file
-//! short would stop the process. Isobit itself only ever replaces files whole (`atomic`), which leaves an open map as it was.
+//! A mapped file must not be changed by others while it is open: what they write would show up
+//! here, and cutting the file short would stop the process. Isobit itself only ever replaces files
+//! whole (`atomic`), which leaves an open map as it was.
 
 use super::HEADER_BYTES_MOST;
 use super::dtype::Dtype;
@@ -48,7 +49,8 @@ impl SafeTensors {
         if size < 8 {
             return Err(FileError::malformed(path, "shorter than 8 bytes"));
         }
-        // SAFETY: the map is read-only; that nobody changes the file meanwhile is the condition stated above.
+        // SAFETY: the map is read-only; that nobody changes the file meanwhile is the condition
+        // stated above.
         let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
         Self::parse(path, Content::Mapped(map))
     }
@@ -110,7 +112,8 @@ impl SafeTensors {
         }
     }
 
-    /// Gives all pages back to the system: around those of the tensors that were read it brought in others.
+    /// Gives all pages back to the system: around those of the tensors that were read it brought in
+    /// others.
     pub fn release(&self) {
         if let Content::Mapped(map) = &self.content {
             release(map, map);
@@ -151,7 +154,8 @@ impl<'a> Tensor<'a> {
         super::dtype::element_count(self.shape).expect("the header's sizes were checked")
     }
 
-    /// Values of an F32, BF16 or F16 tensor, exactly. NaNs of the 16-bit formats become the canonical NaN.
+    /// Values of an F32, BF16 or F16 tensor, exactly. NaNs of the 16-bit formats become the
+    /// canonical NaN.
     pub fn to_f32(&self) -> Result<Vec<f32>, FileError> {
         match self.dtype {
             Dtype::F32 => Ok(self.elements(f32::from_le_bytes)),
@@ -186,14 +190,16 @@ impl<'a> Tensor<'a> {
         if self.dtype == Dtype::U64 { Ok(self.elements(u64::from_le_bytes)) } else { Err(self.wrong_type("U64")) }
     }
 
-    /// Asks the system to bring a range of bytes in now, in one go: reading them would bring them in page by page.
+    /// Asks the system to bring a range of bytes in now, in one go: reading them would bring them
+    /// in page by page.
     pub fn prefetch_range(&self, range: Range<usize>) {
         let Some(bytes) = self.bytes.get(range) else { return };
         let Some(map) = self.map else { return };
         prefetch(map, bytes);
     }
 
-    /// Gives this tensor's pages back to the system. Its bytes stay readable: they come from the file again.
+    /// Gives this tensor's pages back to the system. Its bytes stay readable: they come from the
+    /// file again.
     pub fn release(&self) {
         self.release_range(0..self.bytes.len());
     }
@@ -243,7 +249,8 @@ fn release(map: &Mmap, bytes: &[u8]) {
     if bytes.is_empty() {
         return;
     }
-    // SAFETY: the pages belong to a read-only map of a file, so the next access reads the same bytes from the file.
+    // SAFETY: the pages belong to a read-only map of a file, so the next access reads the same
+    // bytes from the file.
     let _ = unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, bytes.len()) };
 }
 
@@ -262,7 +269,8 @@ mod tests {
         bytes
     }
 
-    /// One tensor behind a byte, so that nothing is aligned; and behind another header, so that it is.
+    /// One tensor behind a byte, so that nothing is aligned; and behind another header, so that it
+    /// is.
     fn shifted(dtype: &str, data: &[u8], count: usize) -> [SafeTensors; 2] {
         [0, 1].map(|pad| {
             let end = data.len() + pad;

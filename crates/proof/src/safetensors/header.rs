@@ -1,6 +1,8 @@
-//! The JSON header, read as a stream: a map that swallows a repeated key would let two readers see two different files.
+//! The JSON header, read as a stream: a map that swallows a repeated key would let two readers see
+//! two different files.
 //!
-//! Entries come out in the order of their bytes, and together they tile the data buffer: no hole, no overlap, no rest.
+//! Entries come out in the order of their bytes, and together they tile the data buffer: no hole,
+//! no overlap, no rest.
 
 use super::dtype::Dtype;
 use super::{DIMENSIONS_MOST, METADATA, NAME_BYTES_MOST, TENSORS_MOST};

@@ -1,8 +1,9 @@
 //! The safetensors container: eight bytes of length, a JSON header, and the numbers.
 //!
-//! `header` turns the JSON into entries and checks every rule of the format; `file` maps a file and hands out its tensors;
-//! `checkpoint` is a folder of one or many such files; `write` makes them. All reading borrows from the map: nothing is copied
-//! before somebody asks, and `Tensor::release` gives pages back, so a model may be larger than memory.
+//! `header` turns the JSON into entries and checks every rule of the format; `file` maps a file and
+//! hands out its tensors; `checkpoint` is a folder of one or many such files; `write` makes them.
+//! All reading borrows from the map: nothing is copied before somebody asks, and `Tensor::release`
+//! gives pages back, so a model may be larger than memory.
 
 mod checkpoint;
 mod dtype;

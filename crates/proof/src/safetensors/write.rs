@@ -1,7 +1,8 @@
-//! Writing a safetensors file: the same tensors give the same bytes, whatever order they are handed over in.
+//! Writing a safetensors file: the same tensors give the same bytes, whatever order they are handed
+//! over in.
 //!
-//! Tensors lie by descending element size, then by name, behind a header padded to eight bytes, so that every element is
-//! aligned. Whatever this writes, the reader of this crate reads.
+//! Tensors lie by descending element size, then by name, behind a header padded to eight bytes, so
+//! that every element is aligned. Whatever this writes, the reader of this crate reads.
 
 use super::dtype::Dtype;
 use super::{DIMENSIONS_MOST, HEADER_BYTES_MOST, METADATA, NAME_BYTES_MOST, TENSORS_MOST};
@@ -30,7 +31,8 @@ pub struct Declared<'a> {
     pub shape: &'a [usize],
 }
 
-/// Writes a file whole or not at all. Metadata always says `"format": "pt"`, which other loaders ask for.
+/// Writes a file whole or not at all. Metadata always says `"format": "pt"`, which other loaders
+/// ask for.
 pub fn write(path: &Path, metadata: &BTreeMap<String, String>, tensors: &[Entry]) -> Result<(), FileError> {
     for tensor in tensors {
         // Here rather than in the sink: a mistake should cost no disk.
@@ -46,8 +48,8 @@ pub fn write(path: &Path, metadata: &BTreeMap<String, String>, tensors: &[Entry]
     write_streamed(path, metadata, &declared, |index, sink| sink.write(tensors[index].bytes))
 }
 
-/// The same for tensors that do not fit memory together: `fill` is called once for each, in file order, with its position in
-/// `tensors`, and writes its bytes in as many pieces as it likes.
+/// The same for tensors that do not fit memory together: `fill` is called once for each, in file
+/// order, with its position in `tensors`, and writes its bytes in as many pieces as it likes.
 pub fn write_streamed<E: From<FileError>>(
     path: &Path,
     metadata: &BTreeMap<String, String>,
