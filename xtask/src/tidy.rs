@@ -1,6 +1,9 @@
-//! `cargo xtask tidy`: hygiene of the repository. It is a test too, so `cargo test` finds what it finds.
+//! `cargo xtask tidy`: hygiene of the repository. It is a test too, so `cargo test` finds what it
+//! finds.
 
 use crate::arguments::Arguments;
+use crate::dependencies;
+use crate::prose::wide_lines;
 use crate::repository::{read, root, text_files};
 use std::path::{Path, PathBuf};
 
@@ -35,6 +38,8 @@ pub(crate) fn findings() -> Result<Vec<String>, String> {
         let text = read(path)?;
         let mut found = spacing(&text);
         found.extend(machine_paths(&text));
+        found
+            .extend(wide_lines(path, &text).into_iter().map(|line| (line, "prose wider than 100 columns".to_string())));
         if path.extension().is_some_and(|ending| ending == "rs") {
             found.extend(opening(path, &text));
             found.extend(length(&text));
@@ -47,6 +52,7 @@ pub(crate) fn findings() -> Result<Vec<String>, String> {
         findings.extend(found.into_iter().map(|(line, what)| format!("{}:{line}: {what}", path.display())));
     }
     findings.extend(ops(&files));
+    findings.extend(dependencies::unused(&files, &read)?);
     for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
         if !root().join(licence).is_file() {
             findings.push(format!("{licence}: is missing"));
