@@ -9,6 +9,7 @@ mod check;
 mod demo_model;
 mod dependencies;
 mod digests;
+mod docs;
 mod gptq_model;
 mod prose;
 mod repository;
@@ -31,6 +32,8 @@ cargo xtask check [--fast]
     what the build server runs: format, tidy, lint, licences, amd-audit, test; --fast leaves out the tests
 cargo xtask tidy
     hygiene of the repository
+cargo xtask docs
+    writes the generated pages: docs/cli.md, config.md, models.md, ops.md and the table of devices.md
 cargo xtask same-bits REVISION
     does the reference give the same bits as at another revision?
 cargo xtask bless --reason \"WHY THE BITS ARE NEW\"
@@ -75,6 +78,7 @@ fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
     match command.as_str() {
         "check" => return check::run(arguments),
         "tidy" => tidy::run(arguments)?,
+        "docs" => docs::run(arguments)?,
         "same-bits" => digests::same_bits(arguments)?,
         "bless" => digests::bless(arguments)?,
         "amd-audit" => amd_audit::run(arguments)?,

@@ -3,6 +3,7 @@
 
 use crate::arguments::Arguments;
 use crate::dependencies;
+use crate::docs;
 use crate::prose::wide_lines;
 use crate::repository::{read, root, text_files};
 use std::path::{Path, PathBuf};
@@ -53,6 +54,7 @@ pub(crate) fn findings() -> Result<Vec<String>, String> {
     }
     findings.extend(ops(&files));
     findings.extend(dependencies::unused(&files, &read)?);
+    findings.extend(docs::stale()?);
     for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
         if !root().join(licence).is_file() {
             findings.push(format!("{licence}: is missing"));
