@@ -71,9 +71,9 @@ mod tests {
         assert_eq!(lines("docs/a.md", &format!("short\n{wide}\n- {wide}\n")), [2, 3]);
         assert_eq!(lines("xtask/src/a.rs", &format!("//! {wide}\n    /// {wide}\nfn a() {{}} // {wide}\n")), [1, 2]);
         assert_eq!(lines("tools/a.cl", &format!("// {wide}\n")), [1]);
-        assert_eq!(lines("tools/a.py", &format!("# {wide}\n")), []);
+        assert!(lines("tools/a.py", &format!("# {wide}\n")).is_empty());
         let hundred = "é".repeat(50) + " " + &"é".repeat(49);
-        assert_eq!(lines("README.md", &hundred), []);
+        assert!(lines("README.md", &hundred).is_empty());
         assert_eq!(lines("README.md", &format!("{hundred}é")), [1]);
     }
 
@@ -81,7 +81,7 @@ mod tests {
     fn tables_headings_code_and_long_words_are_exempt() {
         let wide = "word ".repeat(25);
         let text = format!("| {wide} |\n# {wide}\n\n```sh\n{wide}\n```\n\n    {wide}\n- {}\n", "x".repeat(120));
-        assert_eq!(lines("docs/a.md", &text), []);
+        assert!(lines("docs/a.md", &text).is_empty());
         let text = format!("/// ```\n/// {wide}\n/// ```\n/// | {wide} |\n/// {wide}\n");
         assert_eq!(lines("xtask/src/a.rs", &text), [5]);
     }

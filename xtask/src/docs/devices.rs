@@ -90,10 +90,13 @@ fn cells(line: &str) -> Option<Vec<String>> {
     Some(inner.split('|').map(|cell| cell.trim().to_string()).collect())
 }
 
+/// The machines by letters, and a column for each of their backends.
 fn table(expected: &[(&'static str, Given)], records: &[Record]) -> String {
     let mut heads = vec!["op".to_string(), "cases".to_string(), "digest".to_string()];
-    for record in records {
-        heads.extend(record.columns[1..].iter().map(|column| format!("{}: {}", record.machine, short(column))));
+    let mut machines = String::new();
+    for (letter, record) in ('A'..='Z').zip(records) {
+        machines.push_str(&format!("- {letter}: {}\n", record.machine));
+        heads.extend(record.columns[1..].iter().map(|column| format!("{letter}: {}", short(column))));
     }
     let mut table = Table::new(&heads);
     for (op, want) in expected {
@@ -104,7 +107,7 @@ fn table(expected: &[(&'static str, Given)], records: &[Record]) -> String {
         }
         table.row(&row);
     }
-    table.0
+    format!("{machines}\n{}", table.0)
 }
 
 /// `avx2` of `cpu/avx2`, `cuda:0` of `cuda:0 (NVIDIA H200)`.
@@ -123,7 +126,7 @@ fn verdict(want: &Given, given: &[Given], column: usize) -> &'static str {
                 "**DIFFERS**"
             }
         }
-        (Some(_), _) => "older cases",
+        (Some(_), _) => "older",
         (None, _) => "",
     }
 }
@@ -159,7 +162,7 @@ mod tests {
         let want = Given { cases: 2, digest: "12".to_string() };
         assert_eq!([1, 2].map(|column| verdict(&want, given, column)), ["same", "**DIFFERS**"]);
         let newer = Given { cases: 3, digest: "14".to_string() };
-        assert_eq!(verdict(&newer, given, 1), "older cases");
+        assert_eq!(verdict(&newer, given, 1), "older");
         assert_eq!(verdict(&want, &[], 1), "");
     }
 
