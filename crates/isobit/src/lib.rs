@@ -39,6 +39,11 @@ struct Arguments {
     command: Command,
 }
 
+/// What the command line takes: every command and flag, with its help.
+pub fn command() -> clap::Command {
+    Arguments::command()
+}
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// The whole story in about a minute: train, kill, resume, compare
@@ -132,11 +137,6 @@ pub fn main() -> ExitCode {
             ExitCode::from(failure.code)
         }
     }
-}
-
-/// What the command line takes: every command and flag, with its help.
-pub fn command() -> clap::Command {
-    Arguments::command()
 }
 
 fn run(command: Command) -> Result<(), Failure> {

@@ -317,7 +317,7 @@ fn faults_are_named_with_place_and_remedy() {
         (
             "",
             &["lr=fast"],
-            "--set lr=fast: `lr` must be a number, found a string (\"fast\")\nhint: `learning_rate` is: at its peak",
+            "--set lr=fast: `lr` must be a number, found a string (\"fast\")\nhint: `learning_rate` is: peak learning rate",
         ),
         ("", &["path=x"], "--set path=x: unknown key `path` without its section\nhint: `datasets.path` or `eval.path`"),
         ("", &["sede=1"], "--set sede=1: unknown key `sede`\nhint: did you mean `seed`?"),
@@ -329,7 +329,7 @@ fn faults_are_named_with_place_and_remedy() {
         (
             "",
             &["seed=1\nthreads = 3"],
-            "--set seed=1\nthreads = 3: `seed` must be a whole number, found a string (\"1\\nthreads = 3\")\nhint: `seed` is: of data order, dropout and new adapter weights",
+            "--set seed=1\nthreads = 3: `seed` must be a whole number, found a string (\"1\\nthreads = 3\")\nhint: `seed` is: seed of data order, dropout and new adapter weights",
         ),
     ];
     for (added, sets, expected) in cases {

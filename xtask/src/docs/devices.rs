@@ -8,6 +8,7 @@ use super::{Table, code, ops, source};
 use crate::repository::root;
 use isobit_numerics::digest::Digest;
 use std::collections::BTreeMap;
+use std::fmt::Write;
 
 const GOLDEN: &str = "crates/conformance/golden/reference.txt";
 const RECORDS: &str = "crates/conformance/golden/devices";
@@ -95,7 +96,7 @@ fn table(expected: &[(&'static str, Given)], records: &[Record]) -> String {
     let mut heads = vec!["op".to_string(), "cases".to_string(), "digest".to_string()];
     let mut machines = String::new();
     for (letter, record) in ('A'..='Z').zip(records) {
-        machines.push_str(&format!("- {letter}: {}\n", record.machine));
+        writeln!(machines, "- {letter}: {}", record.machine).expect("writing to a string succeeds");
         heads.extend(record.columns[1..].iter().map(|column| format!("{letter}: {}", short(column))));
     }
     let mut table = Table::new(&heads);

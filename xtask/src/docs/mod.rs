@@ -77,7 +77,7 @@ impl Table {
     fn new<S: AsRef<str>>(heads: &[S]) -> Self {
         let mut table = Self(String::new());
         table.row(heads);
-        table.0.push_str(&format!("|{}\n", "---|".repeat(heads.len())));
+        writeln!(table.0, "|{}", "---|".repeat(heads.len())).expect("writing to a string succeeds");
         table
     }
 
