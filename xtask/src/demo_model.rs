@@ -4,7 +4,7 @@
 
 use crate::arguments::Arguments;
 use crate::repository::{command, root};
-use isobit_models::config::{Feed, Mixer};
+use isobit_models::config::{AttentionKind, MlpKind};
 use isobit_models::{Config, RandomSource, Source};
 use isobit_numerics::philox::{Key, Purpose, word};
 use isobit_proof::hash::Hash;
@@ -89,7 +89,8 @@ pub(crate) fn initial_weights(folder: &Path, config: &Config) -> Result<(), Stri
     shapes.insert("model.embed_tokens.weight".to_string(), vec![config.vocabulary, hidden]);
     shapes.insert("model.norm.weight".to_string(), vec![hidden]);
     for (layer, described) in config.layers.iter().enumerate() {
-        let (Mixer::Attention(attention), Feed::Dense { width, .. }) = (&described.mixer, &described.feed) else {
+        let (AttentionKind::Softmax(attention), MlpKind::Dense { width, .. }) = (&described.attention, &described.mlp)
+        else {
             return Err(format!("layer {layer} of the demo's config is no dense layer"));
         };
         let (wide, narrow) = (attention.output_width(), attention.kv_rows());

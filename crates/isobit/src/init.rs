@@ -4,8 +4,7 @@
 use crate::Failure;
 use crate::fits::{self, size};
 use crate::train::{failed, tell};
-use isobit_models::build::mixer_modules;
-use isobit_models::{Config, Family};
+use isobit_models::Config;
 use isobit_proof::atomic::write_atomically;
 use isobit_training::config::{self, Checkpointing, KEYS, Section, Value};
 use isobit_training::data::{self, DataConfig, Report};
@@ -184,11 +183,9 @@ fn written(arguments: &Arguments, config: &Config, report: &Report, split: &Spli
     file.put(Section::Adapter, "lora_r", &whole(8));
     file.put(Section::Adapter, "lora_alpha", &whole(16));
     file.put(Section::Adapter, "lora_dropout", &Value::Number(0.0));
-    let fuses = matches!(config.family, Family::Qwen3Moe | Family::Qwen3Next | Family::DeepseekV3);
-    let targets = if fuses {
-        Value::List(mixer_modules(config.family).iter().map(|name| text(name)).collect())
-    } else {
-        text("all-linear")
+    let targets = match config.family.lora_modules() {
+        Some(modules) => Value::List(modules.iter().map(|name| text(name)).collect()),
+        None => text("all-linear"),
     };
     file.put(Section::Adapter, "lora_target_modules", &targets);
     file.0

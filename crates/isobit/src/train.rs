@@ -5,7 +5,7 @@ use crate::backend::{Chosen, Job, on_device};
 use crate::ending;
 use crate::progress::Console;
 use isobit_kernels::Backend;
-use isobit_models::config::{Feed, Mixer};
+use isobit_models::config::{AttentionKind, MlpKind};
 use isobit_training::batch::TokenRow;
 use isobit_training::checkpoint::{Start, step_of};
 use isobit_training::config::{self, Run, Settled};
@@ -146,8 +146,8 @@ impl Job for Training<'_> {
 /// What of the layers needs saying before a run: routers, whose choices are kept, and convolutions.
 fn kinds(prepared: &Prepared) -> Option<String> {
     let layers = &prepared.model.layers;
-    let sparse = layers.iter().filter(|layer| matches!(layer.feed, Feed::Experts(_))).count();
-    let convolved = layers.iter().filter(|layer| matches!(layer.mixer, Mixer::Delta(_))).count();
+    let sparse = layers.iter().filter(|layer| matches!(layer.mlp, MlpKind::Experts(_))).count();
+    let convolved = layers.iter().filter(|layer| matches!(layer.attention, AttentionKind::Delta(_))).count();
     (sparse + convolved > 0).then(|| {
         format!(
             "{} layers, {sparse} with recorded expert indices, {convolved} with conv1d; checkpointing {}, profile {}",

@@ -3,7 +3,7 @@
 //! Experts are two tensors per layer in memory; a file may have them one by one or transposed, and whoever reads the trained model expects the
 //! layout of the base. PEFT puts the columns of all experts' B side by side, rank first.
 
-use crate::build::Part;
+use crate::build::ExpertTensor;
 use crate::experts::{Experts, ExpertsShape, Layout};
 use crate::source::Source;
 
@@ -22,11 +22,11 @@ pub(crate) enum Form {
     RankMajor { experts: usize, outputs: usize, rank: usize },
     /// Factors of experts' adapters, a pair for each matrix of each expert, `start` before their names. Gate and up are blocks on the
     /// diagonal of one B: `[experts, 2·width, 2·rank]` here.
-    Factors { start: String, part: Part, factor: Factor, shape: ExpertsShape, rank: usize },
+    Factors { start: String, part: ExpertTensor, factor: Factor, shape: ExpertsShape, rank: usize },
     /// A tensor for each matrix of each expert; `start` is what their names begin with.
-    Single { start: String, part: Part, shape: ExpertsShape },
+    Single { start: String, part: ExpertTensor, shape: ExpertsShape },
     /// The matrices of all experts transposed.
-    Transposed { part: Part, shape: ExpertsShape },
+    Transposed { part: ExpertTensor, shape: ExpertsShape },
 }
 
 /// One of the two of an adapter.
@@ -54,7 +54,7 @@ impl Factor {
 
 impl Form {
     /// How trained experts are written so that the file is like the base's; none where it is like the memory.
-    pub(crate) fn of_experts(source: &dyn Source, path: &str, part: Part, loaded: &Experts) -> Option<Self> {
+    pub(crate) fn of_experts(source: &dyn Source, path: &str, part: ExpertTensor, loaded: &Experts) -> Option<Self> {
         let Experts::Stored(stored) = loaded else { return None };
         let shape = stored.shape();
         match stored.layout() {
@@ -199,10 +199,10 @@ mod tests {
         let start = "mlp.experts.".to_string();
         for form in [
             Form::RankMajor { experts: 2, outputs: 5, rank: 6 },
-            Form::Single { start: start.clone(), part: Part::GateUp, shape },
-            Form::Single { start, part: Part::Down, shape },
-            Form::Transposed { part: Part::GateUp, shape },
-            Form::Transposed { part: Part::Down, shape },
+            Form::Single { start: start.clone(), part: ExpertTensor::GateUp, shape },
+            Form::Single { start, part: ExpertTensor::Down, shape },
+            Form::Transposed { part: ExpertTensor::GateUp, shape },
+            Form::Transposed { part: ExpertTensor::Down, shape },
         ] {
             let length: usize = form.tensors("x").iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
             let memory: Vec<f32> = (0..length).map(|at| at as f32).collect();
@@ -219,7 +219,7 @@ mod tests {
     fn adapters_of_gate_and_up_are_blocks_on_a_diagonal() {
         let shape = ExpertsShape { experts: 2, width: 3, hidden: 5 };
         let factors = |part, factor| Form::Factors { start: "e.".to_string(), part, factor, shape, rank: 2 };
-        let both = factors(Part::GateUp, Factor::B);
+        let both = factors(ExpertTensor::GateUp, Factor::B);
         let names = both.tensors("b").into_iter().map(|(name, shape)| format!("{name} {shape:?}"));
         let wanted = ["e.0.gate_proj", "e.0.up_proj", "e.1.gate_proj", "e.1.up_proj"];
         assert_eq!(names.collect::<Vec<_>>(), wanted.map(|name| format!("{name}.lora_B.weight [3, 2]")));
@@ -228,9 +228,12 @@ mod tests {
         let row = |up: bool| if up { [0.0, 0.0, 1.0, 1.0] } else { [1.0, 1.0, 0.0, 0.0] };
         let expected: Vec<f32> = (0..12).flat_map(|at| row(at / 3 % 2 == 1)).collect();
         assert_eq!(read, expected);
-        for form in
-            [both, factors(Part::GateUp, Factor::A), factors(Part::Down, Factor::A), factors(Part::Down, Factor::B)]
-        {
+        for form in [
+            both,
+            factors(ExpertTensor::GateUp, Factor::A),
+            factors(ExpertTensor::Down, Factor::A),
+            factors(ExpertTensor::Down, Factor::B),
+        ] {
             let length: usize = form.tensors("x").iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
             let mut next = 0;
             let memory = form.read::<()>("x", |_, shape| {
@@ -247,7 +250,7 @@ mod tests {
     #[test]
     fn experts_are_written_one_by_one() {
         let shape = ExpertsShape { experts: 2, width: 1, hidden: 2 };
-        let form = Form::Single { start: "e.".to_string(), part: Part::GateUp, shape };
+        let form = Form::Single { start: "e.".to_string(), part: ExpertTensor::GateUp, shape };
         let written = form.write("e.gate_up_proj", &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
         let names: Vec<&str> = written.iter().map(|tensor| tensor.name.as_str()).collect();
         assert_eq!(names, ["e.0.gate_proj.weight", "e.0.up_proj.weight", "e.1.gate_proj.weight", "e.1.up_proj.weight"]);

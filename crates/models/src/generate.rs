@@ -1,7 +1,7 @@
 //! Generation with a cache of what earlier tokens left behind: keys and values, or inputs and state of a recurrence. A token's results depend on it and on what came before alone, so the logits are
 //! those of the full forward pass, bit for bit.
 
-use crate::config::{LayerConfig, Mixer};
+use crate::config::{AttentionKind, LayerConfig};
 use crate::model::Model;
 use isobit_autograd::{Layout, Memory, Parameters, Tape, TapeError, Variable};
 use isobit_kernels::op::Span;
@@ -20,23 +20,23 @@ pub(crate) enum LayerCache {
 
 impl LayerCache {
     fn of(layer: &LayerConfig) -> Self {
-        match layer.mixer {
-            Mixer::Attention(_) | Mixer::Latent(_) => Self::Attention(KeysAndValues::default()),
-            Mixer::Delta(_) => Self::Delta(DeltaCache::default()),
+        match layer.attention {
+            AttentionKind::Softmax(_) | AttentionKind::Latent(_) => Self::Attention(KeysAndValues::default()),
+            AttentionKind::Delta(_) => Self::Delta(DeltaCache::default()),
         }
     }
 
     pub(crate) fn keys_and_values(&mut self) -> &mut KeysAndValues {
         match self {
             Self::Attention(cache) => cache,
-            Self::Delta(_) => unreachable!("the cache of a layer is that of its mixer"),
+            Self::Delta(_) => unreachable!("the cache of a layer is that of its attention"),
         }
     }
 
     pub(crate) fn delta(&mut self) -> &mut DeltaCache {
         match self {
             Self::Delta(cache) => cache,
-            Self::Attention(_) => unreachable!("the cache of a layer is that of its mixer"),
+            Self::Attention(_) => unreachable!("the cache of a layer is that of its attention"),
         }
     }
 }

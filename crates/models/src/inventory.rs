@@ -5,7 +5,7 @@
 //! which there are. `build/` asks for the same names; a test holds the two together on every
 //! family.
 
-use crate::config::{Config, DeltaProjections, Feed, Mixer};
+use crate::config::{AttentionKind, Config, DeltaProjections, MlpKind, MlpNames};
 use crate::gptq;
 use std::collections::BTreeSet;
 
@@ -27,9 +27,9 @@ impl Inventory {
         all.tensor("model.embed_tokens.weight".to_string());
         for (layer, of) in config.layers.iter().enumerate() {
             let path = format!("model.layers.{layer}");
-            all.norms(&path, &["input_layernorm", "post_attention_layernorm"]);
-            all.mixer(&path, &of.mixer);
-            all.feed(&format!("{path}.mlp"), &of.feed);
+            all.norms(&path, &[of.names.attention_norm, of.names.mlp_norm]);
+            all.attention(&path, &of.attention);
+            all.mlp(&format!("{path}.{}", of.names.mlp), &of.mlp);
         }
         all.norms("model", &["norm"]);
         if config.tied {
@@ -41,54 +41,64 @@ impl Inventory {
         all
     }
 
-    fn mixer(&mut self, layer: &str, mixer: &Mixer) {
-        let attention = format!("{layer}.self_attn");
-        match mixer {
-            Mixer::Attention(config) => {
-                self.linear(&attention, &["q_proj", "k_proj", "v_proj", "o_proj"]);
+    fn attention(&mut self, layer: &str, attention: &AttentionKind) {
+        match attention {
+            AttentionKind::Softmax(config) => {
+                let names = config.names;
+                let path = format!("{layer}.{}", names.module);
+                self.linear(&path, &[names.q, names.k, names.v, names.o]);
                 if config.head_norms {
-                    self.norms(&attention, &["q_norm", "k_norm"]);
+                    self.norms(&path, &[names.q_norm, names.k_norm]);
                 }
             }
-            Mixer::Latent(config) => {
+            AttentionKind::Latent(config) => {
+                let names = config.names;
+                let path = format!("{layer}.{}", names.module);
                 if config.query_rank.is_some() {
-                    self.linear(&attention, &["q_a_proj", "q_b_proj"]);
-                    self.norms(&attention, &["q_a_layernorm"]);
+                    self.linear(&path, &[names.q_a, names.q_b]);
+                    self.norms(&path, &[names.q_a_norm]);
                 } else {
-                    self.linear(&attention, &["q_proj"]);
+                    self.linear(&path, &[names.q]);
                 }
-                self.linear(&attention, &["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]);
-                self.norms(&attention, &["kv_a_layernorm"]);
+                self.linear(&path, &[names.kv_a, names.kv_b, names.o]);
+                self.norms(&path, &[names.kv_a_norm]);
             }
-            Mixer::Delta(config) => {
-                let path = format!("{layer}.linear_attn");
-                let inputs: &[&str] = match config.projections {
-                    DeltaProjections::Separate => &["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"],
-                    DeltaProjections::Joined => &["in_proj_qkvz", "in_proj_ba"],
-                };
-                self.linear(&path, inputs);
-                self.linear(&path, &["out_proj"]);
-                self.norms(&path, &["conv1d", "norm"]);
-                self.tensor(format!("{path}.A_log"));
-                self.tensor(format!("{path}.dt_bias"));
+            AttentionKind::Delta(config) => {
+                let names = config.names;
+                let path = format!("{layer}.{}", names.module);
+                match config.projections {
+                    DeltaProjections::Separate { qkv, z, b, a } => self.linear(&path, &[qkv, z, b, a]),
+                    DeltaProjections::Joined { qkvz, ba } => self.linear(&path, &[qkvz, ba]),
+                }
+                self.linear(&path, &[names.output]);
+                self.norms(&path, &[names.convolution, names.norm]);
+                self.tensor(format!("{path}.{}", names.a_log));
+                self.tensor(format!("{path}.{}", names.dt_bias));
             }
         }
     }
 
-    fn feed(&mut self, path: &str, feed: &Feed) {
-        const DENSE: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
-        let Feed::Experts(config) = feed else { return self.linear(path, &DENSE) };
-        self.modules.insert(format!("{path}.gate"));
-        if config.correction_bias {
-            self.tensor(format!("{path}.gate.e_score_correction_bias"));
+    fn mlp(&mut self, path: &str, mlp: &MlpKind) {
+        let config = match mlp {
+            MlpKind::Dense { names, .. } => return self.gated_mlp(path, names),
+            MlpKind::Experts(config) => config,
+        };
+        let router = format!("{path}.{}", config.router);
+        if let Some(bias) = config.correction_bias {
+            self.tensor(format!("{router}.{bias}"));
         }
+        self.modules.insert(router);
         self.experts.insert(format!("{path}.experts."));
         if let Some(shared) = config.shared {
-            self.linear(&format!("{path}.{}", shared.module()), &DENSE);
-            if shared.gated {
-                self.linear(path, &["shared_expert_gate"]);
+            self.gated_mlp(&format!("{path}.{}", shared.module), shared.names);
+            if let Some(gate) = shared.gate {
+                self.linear(path, &[gate]);
             }
         }
+    }
+
+    fn gated_mlp(&mut self, path: &str, names: &MlpNames) {
+        self.linear(path, &[names.gate, names.up, names.down]);
     }
 
     fn linear(&mut self, path: &str, names: &[&str]) {

@@ -55,7 +55,7 @@ impl Names {
                 Err(ModelError::Tensor { name: isobit_proof::name::quoted(name), what })
             }
             _ => {
-                let module = config.family.is_hybrid() || config.prediction_layers > 0;
+                let module = config.family.prediction.module || config.prediction_layers > 0;
                 Ok(Self { prefixed, predicting, module })
             }
         }

@@ -2,11 +2,14 @@
 
 use isobit_models::Config;
 use isobit_models::config::{
-    AttentionConfig, DeltaProjections, ExpertsConfig, Feed, Fp8Config, GptqFormat, LatentConfig, Mixer, NormStyle,
-    Quantization, Scoring, Shared,
+    AttentionConfig, AttentionKind, DeltaProjections, ExpertsConfig, Fp8Config, GptqFormat, LatentConfig, MlpKind,
+    NormStyle, Quantization, Scoring,
 };
 use isobit_numerics::rope::RopeScaling;
 use serde_json::{Value, json};
+
+const SEPARATE: DeltaProjections =
+    DeltaProjections::Separate { qkv: "in_proj_qkv", z: "in_proj_z", b: "in_proj_b", a: "in_proj_a" };
 
 fn parse(value: &Value) -> Config {
     Config::parse(&value.to_string()).expect("a config")
@@ -54,49 +57,57 @@ fn deepseek() -> Value {
 /// Numbers of all tensors that the config asks for.
 fn parameters(config: &Config) -> usize {
     let h = config.hidden;
-    let mixer = |mixer: &Mixer| match mixer {
-        Mixer::Attention(a) => {
+    let attention = |attention: &AttentionKind| match attention {
+        AttentionKind::Softmax(a) => {
             let norms = if a.head_norms { 2 * a.head_width } else { 0 };
             let bias = if a.qkv_bias { a.query_rows() + 2 * a.kv_rows() } else { 0 };
             h * (a.query_rows() + 2 * a.kv_rows() + a.output_width()) + norms + bias
         }
-        Mixer::Latent(l) => {
+        AttentionKind::Latent(l) => {
             let query = l.query_rank.map_or(h * l.query_rows(), |rank| rank * (h + 1 + l.query_rows()));
             query + h * l.kv_a_rows() + l.kv_rank * (1 + l.kv_b_rows()) + h * l.output_width()
         }
-        Mixer::Delta(d) => {
+        AttentionKind::Delta(d) => {
             let projections = h * (d.channels() + d.values() + 2 * d.value_heads) + d.values() * h;
             projections + d.channels() * d.kernel + 2 * d.value_heads + d.value_width
         }
     };
-    let feed = |feed: &Feed| match feed {
-        Feed::Dense { width, .. } => 3 * h * width,
-        Feed::Experts(e) => {
-            let shared = e.shared.map_or(0, |shared| 3 * h * shared.width + if shared.gated { h } else { 0 });
-            e.experts * (h + 3 * h * e.width) + shared + if e.correction_bias { e.experts } else { 0 }
+    let mlp = |mlp: &MlpKind| match mlp {
+        MlpKind::Dense { width, .. } => 3 * h * width,
+        MlpKind::Experts(e) => {
+            let shared = e.shared.map_or(0, |shared| 3 * h * shared.width + if shared.gate.is_some() { h } else { 0 });
+            e.experts * (h + 3 * h * e.width) + shared + if e.correction_bias.is_some() { e.experts } else { 0 }
         }
     };
     let ends = config.vocabulary * h * if config.tied { 1 } else { 2 } + h;
-    ends + config.layers.iter().map(|layer| mixer(&layer.mixer) + feed(&layer.feed) + 2 * h).sum::<usize>()
+    ends + config.layers.iter().map(|layer| attention(&layer.attention) + mlp(&layer.mlp) + 2 * h).sum::<usize>()
 }
 
 fn attention(config: &Config, layer: usize) -> &AttentionConfig {
-    match &config.layers[layer].mixer {
-        Mixer::Attention(attention) => attention,
+    match &config.layers[layer].attention {
+        AttentionKind::Softmax(attention) => attention,
         other => panic!("{other:?}"),
     }
 }
 
 fn experts(config: &Config, layer: usize) -> &ExpertsConfig {
-    match &config.layers[layer].feed {
-        Feed::Experts(experts) => experts,
-        other @ Feed::Dense { .. } => panic!("{other:?}"),
+    match &config.layers[layer].mlp {
+        MlpKind::Experts(experts) => experts,
+        other @ MlpKind::Dense { .. } => panic!("{other:?}"),
+    }
+}
+
+/// The width of an MLP that must be dense, without biases.
+fn dense_width(mlp: &MlpKind) -> usize {
+    match mlp {
+        MlpKind::Dense { width, bias: false, .. } => *width,
+        other => panic!("{other:?}"),
     }
 }
 
 fn latent(config: &Config) -> &LatentConfig {
-    match &config.layers[0].mixer {
-        Mixer::Latent(latent) => latent,
+    match &config.layers[0].attention {
+        AttentionKind::Latent(latent) => latent,
         other => panic!("{other:?}"),
     }
 }
@@ -110,7 +121,7 @@ fn published_mixture_of_experts() {
     assert!(a.head_norms && !a.gated && !a.qkv_bias && !a.output_bias && a.window.is_none());
     let e = experts(&config, 0);
     assert_eq!((e.experts, e.chosen, e.width, e.renormalise, e.scoring), (128, 8, 768, true, Scoring::Softmax));
-    assert_eq!((e.shared, e.groups, e.kept_groups, e.scale, e.correction_bias), (None, 1, 1, 1.0, false));
+    assert_eq!((e.shared, e.groups, e.kept_groups, e.scale, e.correction_bias), (None, 1, 1, 1.0, None));
     assert_eq!((config.balance, config.wrapped), (None, false));
     assert_eq!(config.module_path("model.layers.0.mlp"), "model.layers.0.mlp");
 }
@@ -128,13 +139,13 @@ fn the_class_fills_in_what_a_mixture_leaves_out() {
             value[*key] = entry.clone();
         }
         let config = parse(&value);
-        config.layers.iter().map(|layer| matches!(layer.feed, Feed::Experts(_))).collect::<Vec<_>>()
+        config.layers.iter().map(|layer| matches!(layer.mlp, MlpKind::Experts(_))).collect::<Vec<_>>()
     };
     assert_eq!(sparse(&[("decoder_sparse_step", json!(2))]), [false, true, false, true, false, true]);
     assert_eq!(sparse(&[("mlp_only_layers", json!([0, 5]))]), [false, true, true, true, true, false]);
     assert_eq!(sparse(&[("num_experts", json!(0))]), [false; 6]);
     let config = parse(&json!({"model_type": "qwen3_moe", "num_experts": 0}));
-    assert_eq!(config.layers[0].feed, Feed::Dense { width: 6144, bias: false });
+    assert_eq!(dense_width(&config.layers[0].mlp), 6144);
     let windowed =
         json!({"model_type": "qwen3_moe", "use_sliding_window": true, "sliding_window": 7, "max_window_layers": 9});
     assert!((0..24).all(|layer| attention(&parse(&windowed), layer).window == Some(7)), "no split by layers");
@@ -151,7 +162,7 @@ fn published_hybrid() {
     assert_eq!(config.module_path("lm_head"), "lm_head");
     let full = |config: &Config| -> Vec<usize> {
         let of = |(n, layer): (usize, &isobit_models::config::LayerConfig)| {
-            matches!(layer.mixer, Mixer::Attention(_)).then_some(n)
+            matches!(layer.attention, AttentionKind::Softmax(_)).then_some(n)
         };
         config.layers.iter().enumerate().filter_map(of).collect()
     };
@@ -159,12 +170,12 @@ fn published_hybrid() {
     let a = attention(&config, 3);
     assert_eq!((a.query_rows(), a.kv_rows(), a.output_width(), a.scale), (8192, 512, 4096, 0.0625));
     assert!(a.gated && a.head_norms);
-    let Mixer::Delta(delta) = &config.layers[0].mixer else { panic!("linear attention") };
-    assert_eq!((delta.channels(), delta.values(), delta.projections), (8192, 4096, DeltaProjections::Separate));
+    let AttentionKind::Delta(delta) = &config.layers[0].attention else { panic!("linear attention") };
+    assert_eq!((delta.channels(), delta.values(), delta.projections), (8192, 4096, SEPARATE));
     let e = experts(&config, 0);
     assert_eq!((e.experts, e.chosen, e.renormalise), (256, 8, true));
     let shared = e.shared.expect("a shared expert");
-    assert_eq!((shared, shared.module()), (Shared { width: 512, gated: true }, "shared_expert"));
+    assert_eq!((shared.module, shared.width, shared.gate), ("shared_expert", 512, Some("shared_expert_gate")));
 
     // The same from the class's defaults, and without the wrapper.
     let bare = parse(&json!({"model_type": "qwen3_5_moe_text"}));
@@ -175,7 +186,7 @@ fn published_hybrid() {
     other["text_config"]["layer_types"] = Value::Null;
     other["text_config"]["full_attention_interval"] = json!(5);
     assert_eq!(full(&parse(&other)), (0..8).map(|n| 5 * n + 4).collect::<Vec<_>>());
-    assert_eq!(parse(&json!({"model_type": "qwen3_5_text"})).layers[0].feed, Feed::Dense { width: 12288, bias: false });
+    assert_eq!(dense_width(&parse(&json!({"model_type": "qwen3_5_text"})).layers[0].mlp), 12288);
     let tied = json!({"model_type": "qwen3_5", "tie_word_embeddings": true, "text_config": {"hidden_size": 1024}});
     assert_eq!((parse(&tied).tied, parse(&tied).hidden), (true, 1024));
 }
@@ -186,9 +197,9 @@ fn the_ancestor_of_the_hybrids() {
     assert_eq!((config.vocabulary, config.layers.len(), config.norm), (151_936, 48, NormStyle::ZeroCentred));
     let e = experts(&config, 0);
     assert_eq!((e.experts, e.chosen, e.width, e.renormalise), (512, 10, 512, true));
-    assert_eq!(config.layers[1].feed, Feed::Dense { width: 5632, bias: false });
-    let Mixer::Delta(delta) = &config.layers[0].mixer else { panic!("linear attention") };
-    assert_eq!(delta.projections, DeltaProjections::Joined);
+    assert_eq!(dense_width(&config.layers[1].mlp), 5632);
+    let AttentionKind::Delta(delta) = &config.layers[0].attention else { panic!("linear attention") };
+    assert_eq!(delta.projections, DeltaProjections::Joined { qkvz: "in_proj_qkvz", ba: "in_proj_ba" });
     assert_eq!((attention(&config, 3).rotary_width, attention(&config, 3).gated), (64, true));
 }
 
@@ -201,19 +212,19 @@ fn published_latent_attention() {
     assert_eq!((l.query_rows(), l.kv_a_rows(), l.kv_b_rows(), l.output_width()), (24576, 576, 32768, 16384));
     assert!(l.interleaved && !l.bias);
     assert!((f64::from(l.scale) - 0.135_233_78).abs() < 1.5e-8, "{}", l.scale);
-    assert_eq!(config.layers[2].feed, Feed::Dense { width: 18432, bias: false });
+    assert_eq!(dense_width(&config.layers[2].mlp), 18432);
     let e = experts(&config, 3);
     assert_eq!((e.experts, e.chosen, e.width, e.groups, e.kept_groups), (256, 8, 2048, 8, 4));
-    assert_eq!((e.scoring, e.scale, e.renormalise, e.correction_bias), (Scoring::Sigmoid, 2.5, true, true));
+    assert_eq!((e.scoring, e.scale, e.renormalise, e.correction_bias.is_some()), (Scoring::Sigmoid, 2.5, true, true));
     let shared = e.shared.expect("a shared expert");
-    assert_eq!((shared, shared.module()), (Shared { width: 2048, gated: false }, "shared_experts"));
+    assert_eq!((shared.module, shared.width, shared.gate), ("shared_experts", 2048, None));
     assert_eq!(config.quantization, Quantization::Fp8(Fp8Config { block: [128, 128] }));
     assert_eq!((config.prediction_layers, config.balance), (1, None));
 
     let plain = parse(&json!({"model_type": "deepseek_v3", "q_lora_rank": null, "n_shared_experts": 2}));
     assert_eq!((latent(&plain).query_rank, plain.max_positions), (None, 4096));
     assert_eq!(latent(&plain).scale, (1.0 / 192f64.sqrt()) as f32);
-    assert_eq!(experts(&plain, 3).shared, Some(Shared { width: 4096, gated: false }));
+    assert_eq!(experts(&plain, 3).shared.map(|shared| shared.width), Some(4096));
     assert_eq!(experts(&parse(&json!({"model_type": "deepseek_v3", "n_shared_experts": null})), 3).shared, None);
 }
 

@@ -11,7 +11,7 @@ use isobit_kernels::gpu::{Api, Selector};
 use isobit_kernels::plan::{Counting, MemoryLayout};
 use isobit_kernels::{Backend, Cpu, Gpu, Path as CpuPath, buffer};
 use isobit_models::build::Settings;
-use isobit_models::config::{Feed, Mixer};
+use isobit_models::config::{AttentionKind, MlpKind};
 use isobit_models::{Config, Format, LoraConfig, Shapes, Source, Trained, Weights, build};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::Checkpoint;
@@ -145,7 +145,8 @@ fn items_add_up_and_policies_are_ordered() {
 fn calls_and_arithmetic_of_a_step() {
     let config = config("qwen2-tied");
     let (layers, tokens) = (config.layers.len() as u64, 64);
-    let (Mixer::Attention(attention), Feed::Dense { width, .. }) = (&config.layers[0].mixer, &config.layers[0].feed)
+    let (AttentionKind::Softmax(attention), MlpKind::Dense { width, .. }) =
+        (&config.layers[0].attention, &config.layers[0].mlp)
     else {
         panic!("a dense model");
     };

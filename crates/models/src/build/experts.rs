@@ -1,15 +1,17 @@
-//! The feed of a mixture of experts from its tensors: router, experts of any layout as one grouped matrix, shared expert.
+//! The MLP of a mixture of experts from its tensors: router, experts of any layout as one grouped
+//! matrix, shared expert.
 //!
-//! Gate and up of an expert become one matrix (gate rows, then up rows), as transformers has them in memory; trained experts are two tensors per layer
-//! of that form, and `files.rs` gives them back the layout of the file. Of four bits, gate and up stay two: each has its own order of channels.
+//! Gate and up of an expert become one matrix (gate rows, then up rows), as transformers has them in
+//! memory; trained experts are two tensors per layer of that form, and `files.rs` gives them back the
+//! layout of the file. Of four bits, gate and up stay two: each has its own order of channels.
 
 use crate::ModelError;
 use crate::adapter::Trained;
-use crate::build::{Builder, finite, initial_a, only_adapters, per_expert, stored_finite};
+use crate::build::{Builder, finite, initial_a, only_adapters, stored_finite};
 use crate::config::{ExpertsConfig, Scoring as ScoringConfig};
 use crate::experts::{self, Experts as Loaded, ExpertsShape, GptqExperts, Projection, StoredExperts};
 use crate::files::{Factor, Form};
-use crate::layer::experts::{SharedExpert, Sparse};
+use crate::layer::experts::{SharedExpert, SparseMlp};
 use crate::source::StoredTensor;
 use isobit_autograd::{ExpertAdapter, ExpertMatrix, Experts, Matrix, Quantized, ROUTER_PROFILE, Router};
 use isobit_kernels::Backend;
@@ -19,12 +21,14 @@ use isobit_kernels::op::{Scoring, SliceShape};
 
 /// The two tensors of a layer's experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum ExpertTensor {
     GateUp,
     Down,
 }
 
-impl Part {
+impl ExpertTensor {
+    pub(crate) const ALL: [Self; 2] = [Self::GateUp, Self::Down];
+
     /// Its name beside the experts.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -59,33 +63,34 @@ struct ExpertTarget {
 }
 
 impl<B: Backend> Builder<'_, B> {
-    pub(super) fn sparse(&mut self, path: &str, c: &ExpertsConfig, trained: bool) -> Result<Sparse<B>, ModelError> {
+    pub(super) fn sparse(&mut self, path: &str, c: &ExpertsConfig, trained: bool) -> Result<SparseMlp<B>, ModelError> {
         let hidden = self.config.hidden;
-        let router = self.router(&format!("{path}.gate"), c, trained)?;
+        let router = self.router(&format!("{path}.{}", c.router), c, trained)?;
         let shape = ExpertsShape::of(c, hidden);
         let loaded = experts::load(self.source, path, shape)?;
-        let gate_up_target = self.expert_target(path, Part::GateUp)?;
-        let down_target = self.expert_target(path, Part::Down)?;
+        let gate_up_target = self.expert_target(path, ExpertTensor::GateUp)?;
+        let down_target = self.expert_target(path, ExpertTensor::Down)?;
         // The later wrapper is the outer one: alone, a tensor has no name inside.
         let inner = if gate_up_target.is_some() && down_target.is_some() { ".base_layer" } else { "" };
-        let gate_up = self.expert_matrix(path, Part::GateUp, &loaded, trained, gate_up_target.map(|of| (of, inner)))?;
-        let down = self.expert_matrix(path, Part::Down, &loaded, trained, down_target.map(|of| (of, "")))?;
+        let gate_up =
+            self.expert_matrix(path, ExpertTensor::GateUp, &loaded, trained, gate_up_target.map(|of| (of, inner)))?;
+        let down = self.expert_matrix(path, ExpertTensor::Down, &loaded, trained, down_target.map(|of| (of, "")))?;
         if let Loaded::Stored(stored) = &loaded {
             stored.release();
         }
         let shared = match c.shared {
             None => None,
             Some(shared) => {
-                let (module, width) = (format!("{path}.{}", shared.module()), shared.width);
-                let gate = self.linear(&format!("{module}.gate_proj"), width, hidden, false, trained)?;
-                let up = self.linear(&format!("{module}.up_proj"), width, hidden, false, trained)?;
-                let down = self.linear(&format!("{module}.down_proj"), hidden, width, false, trained)?;
-                let switch = format!("{path}.shared_expert_gate");
-                let switch = shared.gated.then(|| self.linear(&switch, 1, hidden, false, trained)).transpose()?;
+                let (module, names, width) = (format!("{path}.{}", shared.module), shared.names, shared.width);
+                let gate = self.linear(&format!("{module}.{}", names.gate), width, hidden, false, trained)?;
+                let up = self.linear(&format!("{module}.{}", names.up), width, hidden, false, trained)?;
+                let down = self.linear(&format!("{module}.{}", names.down), hidden, width, false, trained)?;
+                let switch = shared.gate.map(|name| self.linear(&format!("{path}.{name}"), 1, hidden, false, trained));
+                let switch = switch.transpose()?;
                 Some(SharedExpert { gate, up, down, switch })
             }
         };
-        Ok(Sparse { router, experts: Experts { gate_up, down }, shared })
+        Ok(SparseMlp { router, experts: Experts { gate_up, down }, shared })
     }
 
     fn router(&mut self, path: &str, c: &ExpertsConfig, trained: bool) -> Result<Router<B>, ModelError> {
@@ -97,8 +102,7 @@ impl<B: Backend> Builder<'_, B> {
             self.sliced_matrix(path, c.experts, hidden, ROUTER_PROFILE)?
         };
         self.source.bias(path, c.experts, false)?;
-        let bias = format!("{path}.e_score_correction_bias");
-        let bias = c.correction_bias.then(|| self.float32(&bias, &[c.experts])).transpose()?;
+        let bias = c.correction_bias.map(|name| self.float32(&format!("{path}.{name}"), &[c.experts])).transpose()?;
         Ok(Router {
             weight,
             bias,
@@ -117,12 +121,16 @@ impl<B: Backend> Builder<'_, B> {
     }
 
     /// The adapter of a layer's experts, where their tensor is a target, or the linear modules that they would be one by one.
-    fn expert_target(&self, path: &str, part: Part) -> Result<Option<ExpertTarget>, ModelError> {
+    fn expert_target(&self, path: &str, part: ExpertTensor) -> Result<Option<ExpertTarget>, ModelError> {
         let Trained::Lora(lora) = &self.settings.trained else { return Ok(None) };
         let name = format!("{path}.experts.{}", part.name());
         let fused = lora.of_parameter(&self.config.module_path(&name))?;
         let single = format!("{path}.experts.0.{}", part.projections()[0].module());
-        let single = if per_expert(self.config, lora) { lora.of(&self.config.module_path(&single))? } else { None };
+        let single = if self.config.family.peft.per_expert(self.config, lora) {
+            lora.of(&self.config.module_path(&single))?
+        } else {
+            None
+        };
         let most = if single.is_some() { RANK_MAX / part.projections().len() } else { RANK_MAX };
         let target = match (fused, single) {
             (Some(_), Some(_)) => {
@@ -141,7 +149,7 @@ impl<B: Backend> Builder<'_, B> {
     fn expert_matrix(
         &mut self,
         path: &str,
-        part: Part,
+        part: ExpertTensor,
         loaded: &Loaded,
         trained: bool,
         target: Option<(ExpertTarget, &str)>,
@@ -188,14 +196,14 @@ impl<B: Backend> Builder<'_, B> {
     fn expert_adapter(
         &mut self,
         path: &str,
-        part: Part,
+        part: ExpertTensor,
         shape: ExpertsShape,
         target: ExpertTarget,
     ) -> Result<ExpertAdapter, ModelError> {
         let path = format!("base_model.model.{}", self.config.module_path(path));
         let (experts, [outputs, inputs]) = (shape.experts, part.shape(shape));
         // Gate and up one by one: blocks on the diagonal of one pair of factors of twice the rank.
-        let halves = target.single && part == Part::GateUp;
+        let halves = target.single && part == ExpertTensor::GateUp;
         let rank = if halves { 2 * target.rank } else { target.rank };
         let (tensor, rows) = (self.modules, experts * rank);
         let initial = || Ok::<_, ModelError>(initial_a(self.settings.seed, tensor, rows, inputs));
@@ -218,10 +226,10 @@ impl<B: Backend> Builder<'_, B> {
     }
 
     /// One tensor of all experts, expert after expert.
-    fn stacked<'s>(part: Part, stored: &StoredExperts<'s>) -> Result<StoredTensor<'s>, ModelError> {
+    fn stacked<'s>(part: ExpertTensor, stored: &StoredExperts<'s>) -> Result<StoredTensor<'s>, ModelError> {
         match part {
-            Part::GateUp => stored.stacked_gate_up(),
-            Part::Down => stored.stacked(Projection::Down),
+            ExpertTensor::GateUp => stored.stacked_gate_up(),
+            ExpertTensor::Down => stored.stacked(Projection::Down),
         }
     }
 

@@ -1,16 +1,17 @@
-//! Puts a model together: every tensor found by name, checked for its shape, sliced or kept as what it is for.
+//! Puts a model together: every tensor found by name, checked for its shape, sliced or kept as what
+//! it is for.
 //!
-//! Frozen matrices are kept as slices only, so a model takes two bytes a weight (x2), or as the four bits they are stored in; a tensor's
-//! file pages may go as soon as it is read.
+//! Frozen matrices are kept as slices only, so a model takes two bytes a weight (x2), or as the four
+//! bits they are stored in; a tensor's file pages may go as soon as it is read.
 
 mod experts;
 mod layer;
 
-pub(crate) use experts::Part;
+pub(crate) use experts::ExpertTensor;
 
 use crate::ModelError;
-use crate::adapter::{LoraConfig, Targets, Trained, decays};
-use crate::config::{Config, Family, Feed, LayerConfig, NormStyle};
+use crate::adapter::{Trained, decays};
+use crate::config::{Config, NormStyle};
 use crate::files::Form;
 use crate::model::Model;
 use crate::source::{Format, Source, StoredTensor, Weight};
@@ -56,7 +57,7 @@ pub fn build<B: Backend>(
     // Tables and first values are computed on this thread, after files have been opened.
     isobit_kernels::float_state::restore();
     if let Trained::Lora(lora) = &settings.trained {
-        check_targets(config, lora)?;
+        config.family.peft.check(config, lora)?;
     }
     let (parameters, forms) = (Parameters::default(), BTreeMap::new());
     let mut builder = Builder { backend, config, source, settings, parameters, forms, modules: 0, adapters: 0 };
@@ -69,98 +70,6 @@ pub fn build<B: Backend>(
         return Err(ModelError::Adapter("no module of the model is a target".to_string()));
     }
     Ok(Built { model, parameters: builder.parameters })
-}
-
-/// What PEFT would understand otherwise than it reads.
-fn check_targets(config: &Config, lora: &LoraConfig) -> Result<(), ModelError> {
-    if !lora.parameters.is_empty() && lora.dropout > 0.0 {
-        return Err(ModelError::Adapter("target_parameters have no dropout: set it to 0".to_string()));
-    }
-    let fuses = matches!(config.family, Family::Qwen3Moe | Family::Qwen3Next | Family::DeepseekV3);
-    if fuses && lora.targets == Targets::AllLinear {
-        return Err(ModelError::Adapter(format!(
-            "\"all-linear\" means the router and the fused experts too to PEFT in this family: name modules, {:?} say",
-            mixer_modules(config.family)
-        )));
-    }
-    let names = match &lora.targets {
-        Targets::Names(names) => names,
-        Targets::Pattern(_) if fuses => return check_expression(config, lora),
-        Targets::Pattern(_) | Targets::AllLinear => return Ok(()),
-    };
-    if per_expert(config, lora) {
-        return check_per_expert(lora, names);
-    }
-    match names.iter().find(|name| of_experts(name)).filter(|_| fuses) {
-        None => Ok(()),
-        Some(name) => Err(ModelError::Adapter(format!(
-            "the target module {name} means the fused experts to PEFT in this family: name tensors in target_parameters \
-             (`mlp.experts.gate_up_proj`, `mlp.experts.down_proj`, `shared_expert.up_proj.weight`, ...)"
-        ))),
-    }
-}
-
-/// PEFT reduces an expression to the last parts of what it matches. Those that routers and experts had in transformers 4 become fused tensors, and dense or
-/// shared layers of the same names would lose their adapters.
-fn check_expression(config: &Config, lora: &LoraConfig) -> Result<(), ModelError> {
-    const PARTS: [&str; 5] = ["mlp.", "mlp.experts.", "mlp.experts.0.", "mlp.shared_expert.", "mlp.shared_experts."];
-    const NAMES: [&str; 4] = ["gate", "gate_proj", "up_proj", "down_proj"];
-    for (layer, part, name) in (0..config.layers.len()).flat_map(|layer| {
-        PARTS.into_iter().flat_map(move |part| NAMES.into_iter().map(move |name| (layer, part, name)))
-    }) {
-        let path = format!("model.layers.{layer}.{part}{name}");
-        let path = config.module_path(&path);
-        if lora.of(&path)?.is_some() {
-            return Err(ModelError::Adapter(format!(
-                "the expression matches {path}, and {name} means the router or the fused experts to PEFT in this family: name modules, {:?} say, \
-                 or tensors in target_parameters",
-                mixer_modules(config.family)
-            )));
-        }
-    }
-    Ok(())
-}
-
-fn of_experts(name: &str) -> bool {
-    ["gate_proj", "up_proj", "down_proj"].contains(&name.rsplit('.').next().unwrap_or(""))
-}
-
-/// Whether target modules mean the linear modules of every expert, as files of transformers 4 have them. PEFT takes such adapters over into the
-/// fused tensors, where no other module has these names.
-fn per_expert(config: &Config, lora: &LoraConfig) -> bool {
-    let alone = |layer: &LayerConfig| matches!(&layer.feed, Feed::Experts(experts) if experts.shared.is_none());
-    let named = matches!(&lora.targets, Targets::Names(names) if names.iter().any(|name| of_experts(name)));
-    named && config.family == Family::Qwen3Moe && config.layers.iter().all(alone)
-}
-
-/// What PEFT can take over: both of gate and up, one rank for all.
-fn check_per_expert(lora: &LoraConfig, names: &[String]) -> Result<(), ModelError> {
-    let has = |module: &str| names.iter().any(|name| name == module);
-    let wrong = |what: &str| Err(ModelError::Adapter(format!("adapters on the modules of experts {what}")));
-    if has("gate_proj") != has("up_proj") {
-        return wrong("need both gate_proj and up_proj, or neither: PEFT cannot take over one of them");
-    }
-    if names.iter().any(|name| of_experts(name) && name.contains('.')) {
-        return wrong("are named gate_proj, up_proj and down_proj, without a path");
-    }
-    if lora.dropout > 0.0 || lora.rslora || lora.layers.is_some() || lora.exclude.is_some() {
-        return wrong(
-            "have no dropout, no rsLoRA, no choice of layers and no exclusions: PEFT would not take them over",
-        );
-    }
-    if lora.rank_pattern.keys().chain(lora.alpha_pattern.keys()).any(|pattern| of_experts(pattern)) {
-        return wrong("have one rank and one alpha: PEFT would not take over a pattern");
-    }
-    Ok(())
-}
-
-/// Linear modules of the mixers of a family whose other linear modules PEFT takes for experts.
-pub fn mixer_modules(family: Family) -> &'static [&'static str] {
-    match family {
-        Family::Qwen3Next => &["q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"],
-        Family::DeepseekV3 => &["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
-        _ => &["q_proj", "k_proj", "v_proj", "o_proj"],
-    }
 }
 
 struct Builder<'a, B: Backend> {

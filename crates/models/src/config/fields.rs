@@ -6,47 +6,47 @@ use isobit_proof::name::harmless;
 use serde_json::Value;
 
 /// BOUND: what any published model stays far below; larger numbers are malformed files.
-pub(super) const AXIS_MAX: u64 = 1 << 24;
-pub(super) const POSITIONS_MAX: u64 = 1 << 30;
+pub(crate) const AXIS_MAX: u64 = 1 << 24;
+pub(crate) const POSITIONS_MAX: u64 = 1 << 30;
 /// BOUND: characters of a stranger's value that a message repeats.
 const SHOWN_MAX: usize = 80;
 
-pub(super) fn wrong(what: impl Into<String>) -> ModelError {
+pub(crate) fn wrong(what: impl Into<String>) -> ModelError {
     ModelError::Config { file: "config.json".to_string(), what: what.into() }
 }
 
 /// A stranger's value in a message.
-pub(super) fn shown(value: &Value) -> String {
+pub(crate) fn shown(value: &Value) -> String {
     harmless(&value.to_string(), SHOWN_MAX)
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Fields<'a> {
+pub(crate) struct Fields<'a> {
     value: &'a Value,
     /// What messages name.
     file: &'a str,
 }
 
 impl<'a> Fields<'a> {
-    pub(super) fn new(value: &'a Value, file: &'a str) -> Self {
+    pub(crate) fn new(value: &'a Value, file: &'a str) -> Self {
         Self { value, file }
     }
 
-    pub(super) fn wrong(&self, what: impl Into<String>) -> ModelError {
+    pub(crate) fn wrong(&self, what: impl Into<String>) -> ModelError {
         ModelError::Config { file: self.file.to_string(), what: what.into() }
     }
 
-    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         self.value.get(key).filter(|value| !value.is_null())
     }
 
     /// Whether the key is there and holds null.
-    pub(super) fn is_null(&self, key: &str) -> bool {
+    pub(crate) fn is_null(&self, key: &str) -> bool {
         self.value.get(key).is_some_and(Value::is_null)
     }
 
     /// The object under a key.
-    pub(super) fn object(&self, key: &str) -> Result<Option<Self>, ModelError> {
+    pub(crate) fn object(&self, key: &str) -> Result<Option<Self>, ModelError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         if !value.is_object() {
             return Err(self.wrong(format!("`{key}` is {}, not an object", shown(value))));
@@ -54,30 +54,30 @@ impl<'a> Fields<'a> {
         Ok(Some(Self { value, ..*self }))
     }
 
-    pub(super) fn entries(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
         self.value.as_object().into_iter().flatten()
     }
 
-    pub(super) fn text(&self, key: &str) -> Result<&'a str, ModelError> {
+    pub(crate) fn text(&self, key: &str) -> Result<&'a str, ModelError> {
         self.optional_text(key)?.ok_or_else(|| self.wrong(format!("`{key}` is missing")))
     }
 
-    pub(super) fn optional_text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
+    pub(crate) fn optional_text(&self, key: &str) -> Result<Option<&'a str>, ModelError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.wrong(format!("`{key}` is not a string")))
     }
 
     /// A number from 1 to `most`; a missing one is the default, or an error where there is none.
-    pub(super) fn size(&self, key: &str, most: u64, default: Option<usize>) -> Result<usize, ModelError> {
+    pub(crate) fn size(&self, key: &str, most: u64, default: Option<usize>) -> Result<usize, ModelError> {
         self.optional_size(key, most)?.or(default).ok_or_else(|| self.wrong(format!("`{key}` is missing")))
     }
 
-    pub(super) fn optional_size(&self, key: &str, most: u64) -> Result<Option<usize>, ModelError> {
+    pub(crate) fn optional_size(&self, key: &str, most: u64) -> Result<Option<usize>, ModelError> {
         self.whole(key, 1, most)
     }
 
     /// A number from `least` to `most`.
-    pub(super) fn whole(&self, key: &str, least: u64, most: u64) -> Result<Option<usize>, ModelError> {
+    pub(crate) fn whole(&self, key: &str, least: u64, most: u64) -> Result<Option<usize>, ModelError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let number = value.as_u64().filter(|number| (least..=most).contains(number));
         let what = || self.wrong(format!("`{key}` is {}, not {least} to {most}", shown(value)));
@@ -85,7 +85,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A number under one of two names; both must agree.
-    pub(super) fn alias(&self, names: [&str; 2], most: u64, default: usize) -> Result<usize, ModelError> {
+    pub(crate) fn alias(&self, names: [&str; 2], most: u64, default: usize) -> Result<usize, ModelError> {
         let [first, second] = names;
         match (self.whole(first, 0, most)?, self.whole(second, 0, most)?) {
             (Some(a), Some(b)) if a != b => Err(self.wrong(format!("`{first}` is {a}, `{second}` is {b}"))),
@@ -93,30 +93,30 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
+    pub(crate) fn number(&self, key: &str) -> Result<Option<f64>, ModelError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let number = value.as_f64().filter(|number| number.is_finite());
         number.map(Some).ok_or_else(|| self.wrong(format!("`{key}` is {}, not a number", shown(value))))
     }
 
-    pub(super) fn positive(&self, key: &str) -> Result<Option<f64>, ModelError> {
+    pub(crate) fn positive(&self, key: &str) -> Result<Option<f64>, ModelError> {
         match self.number(key)? {
             Some(number) if number <= 0.0 => Err(self.wrong(format!("`{key}` is {number}, not above zero"))),
             number => Ok(number),
         }
     }
 
-    pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool, ModelError> {
+    pub(crate) fn flag(&self, key: &str, default: bool) -> Result<bool, ModelError> {
         Ok(self.optional_flag(key)?.unwrap_or(default))
     }
 
-    pub(super) fn optional_flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
+    pub(crate) fn optional_flag(&self, key: &str) -> Result<Option<bool>, ModelError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value.as_bool().map(Some).ok_or_else(|| self.wrong(format!("`{key}` is {}, not true or false", shown(value))))
     }
 
     /// A list of numbers from 0 to `most`.
-    pub(super) fn numbers(&self, key: &str, most: u64) -> Result<Option<Vec<usize>>, ModelError> {
+    pub(crate) fn numbers(&self, key: &str, most: u64) -> Result<Option<Vec<usize>>, ModelError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let list = value.as_array().ok_or_else(|| self.wrong(format!("`{key}` is {}, not a list", shown(value))))?;
         let number = |value: &Value| {

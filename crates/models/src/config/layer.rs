@@ -1,9 +1,10 @@
-//! What the layers of a model are: one description per layer that the model's code can match on.
+//! What the layers of a model are: one description per layer that the model's code can match on,
+//! with the names that its weights have in files.
 //!
-//! A layer mixes tokens (`Mixer`) and then feeds each through a network (`Feed`). Sizes are those of the tensors; limits are those of
-//! the ops, so that whatever a config gives can be built.
+//! A layer is attention, then an MLP. Sizes are those of the tensors; limits are those of the ops, so
+//! that whatever a config gives can be built.
 
-/// How norms use their weight. A property of the family; the norm inside a delta mixer is always plain.
+/// How norms use their weight. A property of the family; the norm after a delta rule is always plain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormStyle {
     /// `weight · normal`
@@ -15,37 +16,62 @@ pub enum NormStyle {
 /// One decoder layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerConfig {
-    pub mixer: Mixer,
-    pub feed: Feed,
+    pub names: &'static LayerNames,
+    pub attention: AttentionKind,
+    pub mlp: MlpKind,
+}
+
+/// Modules directly below `model.layers.N`, but for that of the attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerNames {
+    pub attention_norm: &'static str,
+    pub mlp_norm: &'static str,
+    pub mlp: &'static str,
+}
+
+impl LayerNames {
+    /// Those of every family so far.
+    pub(crate) const COMMON: Self =
+        Self { attention_norm: "input_layernorm", mlp_norm: "post_attention_layernorm", mlp: "mlp" };
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Mixer {
-    /// Softmax attention with grouped heads: `self_attn`.
-    Attention(AttentionConfig),
-    /// Attention over a compressed stream (DeepSeek): `self_attn`.
+pub enum AttentionKind {
+    /// Softmax attention with grouped heads.
+    Softmax(AttentionConfig),
+    /// Softmax attention over a compressed stream.
     Latent(LatentConfig),
-    /// Gated delta rule with a causal convolution: `linear_attn`.
+    /// Gated delta rule with a causal convolution.
     Delta(DeltaConfig),
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Feed {
+pub enum MlpKind {
     /// `down(silu(gate) · up)`
     Dense {
+        names: &'static MlpNames,
         width: usize,
         bias: bool,
     },
     Experts(ExpertsConfig),
 }
 
+/// Linear modules of a gated MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MlpNames {
+    pub gate: &'static str,
+    pub up: &'static str,
+    pub down: &'static str,
+}
+
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "the file has that many switches")]
 pub struct AttentionConfig {
+    pub names: &'static AttentionNames,
     pub heads: usize,
     pub kv_heads: usize,
     pub head_width: usize,
-    /// First channels of a head that are turned; the others pass.
+    /// First channels of a head that are rotated; the others pass.
     pub rotary_width: usize,
     /// Keys that a query sees; all of them where there is none.
     pub window: Option<usize>,
@@ -53,10 +79,23 @@ pub struct AttentionConfig {
     pub output_bias: bool,
     /// Queries and keys are normalised per head, in the style of the family.
     pub head_norms: bool,
-    /// `q_proj` is twice as tall: per head the query, then a gate whose sigmoid multiplies the head's output.
+    /// `q_proj` is twice as tall: per head the query, then a gate whose sigmoid multiplies the
+    /// head's output.
     pub gated: bool,
     /// `1/√head_width`, rounded once.
     pub scale: f32,
+}
+
+/// The module below a layer, and those below it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionNames {
+    pub module: &'static str,
+    pub q: &'static str,
+    pub k: &'static str,
+    pub v: &'static str,
+    pub o: &'static str,
+    pub q_norm: &'static str,
+    pub k_norm: &'static str,
 }
 
 impl AttentionConfig {
@@ -78,12 +117,13 @@ impl AttentionConfig {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentConfig {
+    pub names: &'static LatentNames,
     pub heads: usize,
     /// Width between `q_a_proj` and `q_b_proj`; none where there is one `q_proj`.
     pub query_rank: Option<usize>,
     /// Width between `kv_a_proj_with_mqa` and `kv_b_proj`.
     pub kv_rank: usize,
-    /// Channels of a key that are not turned: the first of a head.
+    /// Channels of a key that are not rotated: the first of a head.
     pub plain_width: usize,
     /// Channels that are: the last of a head; one key head shared by all.
     pub rotary_width: usize,
@@ -96,6 +136,22 @@ pub struct LatentConfig {
     pub norm_eps: f32,
     /// `growth² / √key_width`, rounded once: scaled rotations make scores larger.
     pub scale: f32,
+}
+
+/// The module below a layer, and those below it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentNames {
+    pub module: &'static str,
+    /// Where queries have one projection.
+    pub q: &'static str,
+    /// Where they have two.
+    pub q_a: &'static str,
+    pub q_a_norm: &'static str,
+    pub q_b: &'static str,
+    pub kv_a: &'static str,
+    pub kv_a_norm: &'static str,
+    pub kv_b: &'static str,
+    pub o: &'static str,
 }
 
 impl LatentConfig {
@@ -127,6 +183,7 @@ impl LatentConfig {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeltaConfig {
+    pub names: &'static DeltaNames,
     pub key_heads: usize,
     /// A multiple of `key_heads`; value head `h` uses key head `h / (value_heads / key_heads)`.
     pub value_heads: usize,
@@ -137,13 +194,27 @@ pub struct DeltaConfig {
     pub projections: DeltaProjections,
 }
 
-/// Which input projections a delta mixer has.
+/// The module below a layer, and what is below it besides the input projections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaNames {
+    pub module: &'static str,
+    pub convolution: &'static str,
+    pub norm: &'static str,
+    /// A tensor, not a module.
+    pub a_log: &'static str,
+    /// A tensor, not a module.
+    pub dt_bias: &'static str,
+    pub output: &'static str,
+}
+
+/// The input projections of a delta rule, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeltaProjections {
-    /// `in_proj_qkv` (rows `[q | k | v]`), `in_proj_z`, `in_proj_b`, `in_proj_a`.
-    Separate,
-    /// `in_proj_qkvz` and `in_proj_ba`, rows grouped by key head: `q, k, v of its value heads, z of them`; `b of them, a of them`.
-    Joined,
+    /// Rows of `qkv` are `[q | k | v]`.
+    Separate { qkv: &'static str, z: &'static str, b: &'static str, a: &'static str },
+    /// Rows grouped by key head: `q`, `k`, `v` of its value heads, `z` of them; `b` of them, `a` of
+    /// them.
+    Joined { qkvz: &'static str, ba: &'static str },
 }
 
 impl DeltaConfig {
@@ -165,6 +236,8 @@ impl DeltaConfig {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsConfig {
+    /// The router's module, beside the experts.
+    pub router: &'static str,
     pub experts: usize,
     /// Experts of each token.
     pub chosen: usize,
@@ -175,12 +248,13 @@ pub struct ExpertsConfig {
     pub renormalise: bool,
     /// Factor of the chosen scores.
     pub scale: f32,
-    /// Whether `gate.e_score_correction_bias` is added for choosing.
-    pub correction_bias: bool,
-    /// Groups of consecutive experts, of which each token keeps some before it chooses; 1 where there are none.
+    /// The router's tensor that is added to scores for choosing, where there is one.
+    pub correction_bias: Option<&'static str>,
+    /// Groups of consecutive experts, of which each token keeps some before it chooses; 1 where
+    /// there are none.
     pub groups: usize,
     pub kept_groups: usize,
-    pub shared: Option<Shared>,
+    pub shared: Option<SharedExpert>,
 }
 
 /// How logits of the router become scores.
@@ -190,17 +264,13 @@ pub enum Scoring {
     Sigmoid,
 }
 
-/// What every token goes through besides its chosen experts.
+/// The MLP that every token goes through besides its chosen experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shared {
+pub struct SharedExpert {
+    /// Its module, beside the experts.
+    pub module: &'static str,
+    pub names: &'static MlpNames,
     pub width: usize,
-    /// Multiplied by the sigmoid of `shared_expert_gate`.
-    pub gated: bool,
-}
-
-impl Shared {
-    /// Its module beside the experts.
-    pub fn module(&self) -> &'static str {
-        if self.gated { "shared_expert" } else { "shared_experts" }
-    }
+    /// The module, beside the experts, whose sigmoid multiplies the output.
+    pub gate: Option<&'static str>,
 }

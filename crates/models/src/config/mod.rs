@@ -1,75 +1,38 @@
 //! `config.json` of a model, old and new spellings, checked before anything is allocated.
 //!
-//! `layer.rs` is what a parsed config says of each layer; `parse_mixer.rs` and `parse_feed.rs` read it as the families spell it, `rope.rs`
-//! the rotation, `quantization.rs` how matrices are stored. Keys that no class reads are informational. A file may leave out what its
-//! class has a default for; the dense families must say their sizes.
+//! `layer.rs` is what a parsed config says of each layer. How a family spells its layers stands in its
+//! file in `families/`; what several share is read by `attention.rs`, `hybrid.rs` and `mlp.rs`, the
+//! rotation by `rope.rs`, and by `quantization.rs` how matrices are stored. Keys that no family reads
+//! are informational.
 
-mod fields;
+pub(crate) mod attention;
+pub(crate) mod fields;
+pub(crate) mod hybrid;
 mod layer;
-mod parse_feed;
-mod parse_mixer;
+pub(crate) mod mlp;
 pub(crate) mod quantization;
 mod rope;
+pub(crate) mod text;
 
 pub use layer::{
-    AttentionConfig, DeltaConfig, DeltaProjections, ExpertsConfig, Feed, LatentConfig, LayerConfig, Mixer, NormStyle,
-    Scoring, Shared,
+    AttentionConfig, AttentionKind, AttentionNames, DeltaConfig, DeltaNames, DeltaProjections, ExpertsConfig,
+    LatentConfig, LatentNames, LayerConfig, LayerNames, MlpKind, MlpNames, NormStyle, Scoring, SharedExpert,
 };
 pub use quantization::{Fp8Config, GptqConfig, GptqFormat, Quantization};
 
 use crate::ModelError;
+use crate::families::{Family, of_file};
 use fields::{AXIS_MAX, Fields, POSITIONS_MAX, wrong};
 use isobit_numerics::rope::RopeScaling;
 use isobit_proof::name::quoted;
 use serde_json::Value;
 use std::borrow::Cow;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    Qwen2,
-    Qwen3,
-    Llama,
-    Qwen3Moe,
-    Qwen3Next,
-    /// Qwen3.5 and its successors, dense.
-    Qwen35,
-    /// The same with experts.
-    Qwen35Moe,
-    DeepseekV3,
-}
-
-impl Family {
-    const TYPES: [(&'static str, Self); 10] = [
-        ("qwen2", Self::Qwen2),
-        ("qwen3", Self::Qwen3),
-        ("llama", Self::Llama),
-        ("qwen3_moe", Self::Qwen3Moe),
-        ("qwen3_next", Self::Qwen3Next),
-        ("qwen3_5", Self::Qwen35),
-        ("qwen3_5_text", Self::Qwen35),
-        ("qwen3_5_moe", Self::Qwen35Moe),
-        ("qwen3_5_moe_text", Self::Qwen35Moe),
-        ("deepseek_v3", Self::DeepseekV3),
-    ];
-
-    fn parse(model_type: &str) -> Result<Self, ModelError> {
-        let found = Self::TYPES.iter().find(|(name, _)| *name == model_type).map(|(_, family)| *family);
-        found.ok_or_else(|| {
-            let known: Vec<&str> = Self::TYPES.iter().map(|(name, _)| *name).collect();
-            wrong(format!("model_type {} is not one of {}", quoted(model_type), known.join(", ")))
-        })
-    }
-
-    /// Whether layers mix by the delta rule or by gated attention.
-    pub fn is_hybrid(self) -> bool {
-        matches!(self, Self::Qwen3Next | Self::Qwen35 | Self::Qwen35Moe)
-    }
-}
+use text::TextConfig;
 
 /// Everything the forward pass needs to know.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    pub family: Family,
+    pub family: &'static Family,
     pub vocabulary: usize,
     pub hidden: usize,
     pub max_positions: usize,
@@ -78,14 +41,16 @@ pub struct Config {
     pub norm: NormStyle,
     pub rope_theta: f64,
     pub rope_scaling: RopeScaling,
-    /// Channels of a head that are turned, the same in all layers that turn any.
+    /// Channels of a head that are rotated, the same in all layers that rotate any.
     pub rotary_width: usize,
     /// Whether the LM head is the embedding table.
     pub tied: bool,
     pub layers: Vec<LayerConfig>,
-    /// Coefficient of the load-balancing loss, one for the whole model; none where the file does not ask for that loss.
+    /// Coefficient of the load-balancing loss, one for the whole model; none where the file does not
+    /// ask for that loss.
     pub balance: Option<f64>,
-    /// Whether this is the text part of a larger model: other tools call its modules `model.language_model.…`.
+    /// Whether this is the text part of a larger model: other tools call its modules
+    /// `model.language_model.…`.
     pub wrapped: bool,
     /// Layers behind the last that may only predict further tokens: their tensors are not read.
     pub prediction_layers: usize,
@@ -94,51 +59,6 @@ pub struct Config {
 
 /// BOUND: layers.
 const LAYERS_MAX: u64 = 1 << 12;
-
-/// What the class of a family has as defaults; none where the file must say.
-struct Classes {
-    vocabulary: Option<usize>,
-    hidden: Option<usize>,
-    intermediate: Option<usize>,
-    layers: Option<usize>,
-    heads: Option<usize>,
-    kv_heads: Option<usize>,
-    head_width: Option<usize>,
-    positions: usize,
-}
-
-impl Classes {
-    fn of(family: Family) -> Self {
-        let sizes = |[vocabulary, hidden, intermediate, layers, heads, kv_heads]: [usize; 6], head_width| Self {
-            vocabulary: Some(vocabulary),
-            hidden: Some(hidden),
-            intermediate: Some(intermediate),
-            layers: Some(layers),
-            heads: Some(heads),
-            kv_heads: Some(kv_heads),
-            head_width,
-            positions: 32768,
-        };
-        match family {
-            Family::Qwen2 | Family::Qwen3 | Family::Llama => Self {
-                vocabulary: None,
-                hidden: None,
-                intermediate: None,
-                layers: None,
-                heads: None,
-                kv_heads: None,
-                head_width: (family == Family::Qwen3).then_some(128),
-                positions: 32768,
-            },
-            Family::Qwen3Moe => sizes([151_936, 2048, 6144, 24, 32, 4], None),
-            Family::Qwen3Next => sizes([151_936, 2048, 5632, 48, 16, 2], Some(256)),
-            Family::Qwen35 => sizes([248_320, 4096, 12288, 32, 16, 4], Some(256)),
-            // Every layer has experts: no dense width.
-            Family::Qwen35Moe => sizes([248_320, 2048, 0, 40, 16, 2], Some(256)),
-            Family::DeepseekV3 => Self { positions: 4096, ..sizes([129_280, 7168, 18432, 61, 128, 128], None) },
-        }
-    }
-}
 
 impl Config {
     /// Reads the text of a `config.json`.
@@ -155,43 +75,42 @@ impl Config {
             return Err(wrong("it is not a JSON object"));
         }
         let outer = Fields::new(&value, "config.json");
-        let (family, text_part) = family(outer)?;
+        let (family, text_part) = of_file(outer)?;
         let fields = text_part.unwrap_or(outer);
         let act = fields.optional_text("hidden_act")?.unwrap_or("silu");
         if act != "silu" {
             return Err(wrong(format!("hidden_act {} is not silu", quoted(act))));
         }
-        let class = Classes::of(family);
-        let hidden = fields.size("hidden_size", AXIS_MAX, class.hidden)?;
-        let layers = fields.size("num_hidden_layers", LAYERS_MAX, class.layers)?;
-        let max_positions = fields.size("max_position_embeddings", POSITIONS_MAX, Some(class.positions))?;
+        let defaults = &family.defaults;
+        let hidden = fields.size("hidden_size", AXIS_MAX, defaults.hidden)?;
+        let layer_count = fields.size("num_hidden_layers", LAYERS_MAX, defaults.layers)?;
+        let max_positions = fields.size("max_position_embeddings", POSITIONS_MAX, Some(defaults.positions))?;
         let rope = rope::parse(fields, max_positions)?;
-        let (mixers, rotary_width) = parse_mixer::mixers(fields, family, hidden, layers, &rope)?;
-        let feeds = parse_feed::feeds(fields, family, layers)?;
-        let balance = parse_feed::balance(fields, family, &feeds)?;
+        let text::Layers { layers, rotary_width } =
+            (family.layers)(&TextConfig { fields, defaults, hidden, layer_count, rope: &rope })?;
+        let balance = mlp::balance(fields, &layers)?.filter(|_| family.balance_loss);
         let eps = fields.number("rms_norm_eps")?.unwrap_or(1e-6) as f32;
         if !(eps > 0.0 && eps < 1.0) {
             return Err(wrong(format!("rms_norm_eps {eps} is not between 0 and 1")));
         }
         Ok(Self {
             family,
-            vocabulary: fields.size("vocab_size", AXIS_MAX, class.vocabulary)?,
+            vocabulary: fields.size("vocab_size", AXIS_MAX, defaults.vocabulary)?,
             hidden,
             max_positions,
             eps,
-            norm: if family.is_hybrid() { NormStyle::ZeroCentred } else { NormStyle::Plain },
+            norm: family.norm,
             rope_theta: rope.theta,
             rope_scaling: rope.scaling,
             rotary_width,
             tied: tied(outer, text_part)?,
-            layers: mixers.into_iter().zip(feeds).map(|(mixer, feed)| LayerConfig { mixer, feed }).collect(),
+            layers,
             balance,
             wrapped: text_part.is_some(),
-            // DeepSeek's files have one whether their config says so or not.
             prediction_layers: fields.alias(
                 ["num_nextn_predict_layers", "num_mtp_layers"],
                 LAYERS_MAX,
-                usize::from(family == Family::DeepseekV3),
+                family.prediction.layers,
             )?,
             quantization: quantization::parse(&[outer, fields], quantize_config)?,
         })
@@ -203,25 +122,6 @@ impl Config {
             Some(rest) if self.wrapped => Cow::Owned(format!("model.language_model.{rest}")),
             _ => Cow::Borrowed(path),
         }
-    }
-}
-
-/// The family, and the part of the file that describes the text model where it is not the whole.
-fn family(outer: Fields<'_>) -> Result<(Family, Option<Fields<'_>>), ModelError> {
-    let model_type = outer.text("model_type")?;
-    let Some(inner) = outer.object("text_config")? else { return Ok((Family::parse(model_type)?, None)) };
-    if !matches!(model_type, "qwen3_5" | "qwen3_5_moe") {
-        return Err(wrong(format!(
-            "model_type {} has a `text_config`: it is no known multimodal model",
-            quoted(model_type)
-        )));
-    }
-    let family = Family::parse(model_type)?;
-    match inner.optional_text("model_type")? {
-        Some(text_type) if Family::parse(text_type)? != family => {
-            Err(wrong(format!("model_type {} holds a text model of type {}", quoted(model_type), quoted(text_type))))
-        }
-        _ => Ok((family, Some(inner))),
     }
 }
 
@@ -246,8 +146,8 @@ mod tests {
     #[test]
     fn old_spelling() {
         let config = Config::parse(QWEN2).expect("a config");
-        let attention = |layer: usize| match &config.layers[layer].mixer {
-            Mixer::Attention(attention) => attention,
+        let attention = |layer: usize| match &config.layers[layer].attention {
+            AttentionKind::Softmax(attention) => attention,
             other => panic!("{other:?}"),
         };
         assert_eq!((attention(0).head_width, config.rope_theta, config.tied), (8, 1e6, true));

@@ -50,7 +50,7 @@ const QUANTIZE_CONFIG: &str = "quantize_config.json";
 const BLOCK_MAX: usize = 1 << 16;
 
 /// `places` are the objects that may hold `quantization_config`; the first that does counts.
-pub(super) fn parse(places: &[Fields], quantize_config: Option<&str>) -> Result<Quantization, ModelError> {
+pub(crate) fn parse(places: &[Fields], quantize_config: Option<&str>) -> Result<Quantization, ModelError> {
     let mut inside = None;
     for fields in places {
         inside = inside.or(fields.object("quantization_config")?);

@@ -5,18 +5,18 @@ use super::fields::Fields;
 use crate::ModelError;
 use isobit_numerics::rope::{RopeScaling, Yarn};
 
-pub(super) struct Rope {
-    pub(super) theta: f64,
-    pub(super) scaling: RopeScaling,
+pub(crate) struct Rope {
+    pub(crate) theta: f64,
+    pub(crate) scaling: RopeScaling,
     /// Share of a head that is turned, where the file says so.
-    pub(super) partial: Option<f64>,
+    pub(crate) partial: Option<f64>,
     /// `mscale_all_dim` of a scaled rotation; zero where there is none.
-    pub(super) mscale_all_dim: f64,
+    pub(crate) mscale_all_dim: f64,
     /// Widths of the three parts of a picture's position, in pairs. Text has the same position in all of them.
     sections: Option<Vec<usize>>,
 }
 
-pub(super) fn parse(outer: Fields, max_positions: usize) -> Result<Rope, ModelError> {
+pub(crate) fn parse(outer: Fields, max_positions: usize) -> Result<Rope, ModelError> {
     let inner = match outer.object("rope_parameters")? {
         Some(inner) => inner,
         None => outer.object("rope_scaling")?.unwrap_or(Fields::new(&serde_json::Value::Null, "config.json")),
@@ -67,7 +67,7 @@ fn scaling(kind: &str, inner: Fields, outer: Fields, max_positions: usize) -> Re
 
 impl Rope {
     /// Channels of a head that are turned: all of them, or the share that the file or the family says.
-    pub(super) fn width(&self, fields: Fields, head_width: usize, share: f64) -> Result<usize, ModelError> {
+    pub(crate) fn width(&self, fields: Fields, head_width: usize, share: f64) -> Result<usize, ModelError> {
         let share = self.partial.unwrap_or(share);
         #[expect(clippy::float_arithmetic, reason = "a width, cut to a whole number as its writers do")]
         let width = libm::trunc(head_width as f64 * share) as usize;
@@ -80,7 +80,7 @@ impl Rope {
     }
 
     /// The parts of a picture's position fill the turned channels.
-    pub(super) fn check_sections(&self, fields: Fields, rotary_width: usize) -> Result<(), ModelError> {
+    pub(crate) fn check_sections(&self, fields: Fields, rotary_width: usize) -> Result<(), ModelError> {
         let Some(sections) = &self.sections else { return Ok(()) };
         let sum = sections.iter().try_fold(0_usize, |sum, section| sum.checked_add(*section));
         if sections.len() == 3 && sum == Some(rotary_width / 2) {
@@ -92,7 +92,7 @@ impl Rope {
     }
 
     /// What the scale of latent attention is multiplied by, twice (`0.1·mscale_all_dim·ln(factor) + 1`).
-    pub(super) fn latent_growth(&self) -> f64 {
+    pub(crate) fn latent_growth(&self) -> f64 {
         let factor = match self.scaling {
             RopeScaling::Default => return 1.0,
             RopeScaling::Yarn(Yarn { factor, .. })

@@ -1,4 +1,5 @@
-//! The recurrent mixer of hybrid models: projections, causal convolution, gated delta rule, gated norm, output.
+//! The recurrent attention of hybrid models: projections, causal convolution, gated delta rule, gated
+//! norm, output.
 
 use crate::config::DeltaConfig;
 use crate::generate::DeltaCache;

@@ -1,9 +1,10 @@
-//! The feed of a mixture of experts: a router sends every token to some experts, and a shared expert, where there is one, sees all.
+//! The MLP of a mixture of experts: a router sends every token to some experts, and a shared expert,
+//! where there is one, sees all.
 
 use isobit_autograd::{Experts, Linear, Router, SharedBranch, Tape, TapeError, Variable};
 use isobit_kernels::Backend;
 
-pub(crate) struct Sparse<B: Backend> {
+pub(crate) struct SparseMlp<B: Backend> {
     pub(crate) router: Router<B>,
     pub(crate) experts: Experts<B>,
     pub(crate) shared: Option<SharedExpert<B>>,
@@ -18,7 +19,7 @@ pub(crate) struct SharedExpert<B: Backend> {
     pub(crate) switch: Option<Linear<B>>,
 }
 
-impl<B: Backend> Sparse<B> {
+impl<B: Backend> SparseMlp<B> {
     /// Adds the experts of `x` to the residual stream: the end of a block.
     pub(crate) fn finish<'a>(
         &'a self,

@@ -1,6 +1,7 @@
-//! Layers of a decoder: a mixer of tokens, then a network that every token goes through, both on the normalised stream.
+//! Layers of a decoder: attention of some kind, then an MLP, both on the normalised stream.
 //!
-//! One file per kind; `config::layer` says which of them a layer has. Only the forward pass is written.
+//! One file per kind; `config::layer` says which of them a layer has. Only the forward pass is
+//! written.
 
 pub(crate) mod attention;
 pub(crate) mod delta;
@@ -12,7 +13,7 @@ use crate::generate::LayerCache;
 use attention::Attention;
 use delta::Delta;
 use dense::Dense;
-use experts::Sparse;
+use experts::SparseMlp;
 use isobit_autograd::{Norm, Rotation, Tape, TapeError, Variable};
 use isobit_kernels::Backend;
 use latent::Latent;
@@ -20,22 +21,22 @@ use std::cell::RefCell;
 
 /// One decoder layer.
 pub(crate) struct Block<B: Backend> {
-    pub(crate) input_norm: Norm<B>,
-    pub(crate) mixer: Mixer<B>,
-    pub(crate) post_norm: Norm<B>,
-    pub(crate) feed: Feed<B>,
+    pub(crate) attention_norm: Norm<B>,
+    pub(crate) attention: AnyAttention<B>,
+    pub(crate) mlp_norm: Norm<B>,
+    pub(crate) mlp: AnyMlp<B>,
 }
 
-pub(crate) enum Mixer<B: Backend> {
-    Attention(Attention<B>),
+pub(crate) enum AnyAttention<B: Backend> {
+    Softmax(Attention<B>),
     Latent(Latent<B>),
     Delta(Delta<B>),
 }
 
 #[expect(clippy::large_enum_variant, reason = "there is one for each layer")]
-pub(crate) enum Feed<B: Backend> {
+pub(crate) enum AnyMlp<B: Backend> {
     Dense(Dense<B>),
-    Experts(Sparse<B>),
+    Experts(SparseMlp<B>),
 }
 
 /// What a layer computes with besides its weights.
@@ -59,18 +60,18 @@ impl<B: Backend> Block<B> {
         x: &Variable<B>,
         context: Context<'a, B>,
     ) -> Result<Variable<B>, TapeError> {
-        let normal = tape.rms_norm(x, &self.input_norm);
-        let mixed = match &self.mixer {
-            Mixer::Attention(attention) => attention.forward(tape, normal, context)?,
-            Mixer::Latent(latent) => latent.forward(tape, normal, context)?,
-            Mixer::Delta(delta) => delta.forward(tape, normal, context)?,
+        let normal = tape.rms_norm(x, &self.attention_norm);
+        let mixed = match &self.attention {
+            AnyAttention::Softmax(attention) => attention.forward(tape, normal, context)?,
+            AnyAttention::Latent(latent) => latent.forward(tape, normal, context)?,
+            AnyAttention::Delta(delta) => delta.forward(tape, normal, context)?,
         };
         let x = tape.add(x, &mixed);
         drop(mixed);
-        let normal = tape.rms_norm(&x, &self.post_norm);
-        match &self.feed {
-            Feed::Dense(dense) => Ok(dense.finish(tape, &x, normal)),
-            Feed::Experts(experts) => experts.finish(tape, &x, normal),
+        let normal = tape.rms_norm(&x, &self.mlp_norm);
+        match &self.mlp {
+            AnyMlp::Dense(dense) => Ok(dense.finish(tape, &x, normal)),
+            AnyMlp::Experts(experts) => experts.finish(tape, &x, normal),
         }
     }
 }

@@ -1,0 +1,129 @@
+//! The MLP of every layer, dense or of experts: the keys that families share, and what the router
+//! can compute. A family's file says which layers have experts and how they are chosen.
+
+use super::fields::{AXIS_MAX, Fields};
+use super::layer::{ExpertsConfig, LayerConfig, MlpKind, MlpNames, Scoring, SharedExpert};
+use super::text::TextConfig;
+use crate::ModelError;
+
+/// BOUND: what the router takes.
+const EXPERTS_MAX: u64 = 1024;
+const CHOSEN_MAX: u64 = 64;
+
+pub(crate) const NAMES: MlpNames = MlpNames { gate: "gate_proj", up: "up_proj", down: "down_proj" };
+/// The router's module, beside the experts.
+const ROUTER: &str = "gate";
+
+/// A dense MLP without biases.
+pub(crate) fn dense(text: &TextConfig) -> Result<MlpKind, ModelError> {
+    let width = text.fields.size("intermediate_size", AXIS_MAX, text.defaults.intermediate)?;
+    Ok(MlpKind::Dense { names: &NAMES, width, bias: false })
+}
+
+/// The MLPs of all layers, of which some have experts. Nothing is read that no layer needs.
+pub(crate) fn mixed(
+    text: &TextConfig,
+    sparse: Vec<bool>,
+    experts: fn(&TextConfig) -> Result<ExpertsConfig, ModelError>,
+) -> Result<Vec<MlpKind>, ModelError> {
+    let dense = if sparse.iter().all(|sparse| *sparse) { None } else { Some(dense(text)?) };
+    let experts = if sparse.iter().any(|sparse| *sparse) { Some(experts(text)?) } else { None };
+    let mlp = |sparse: bool| match (&experts, &dense) {
+        (Some(experts), _) if sparse => MlpKind::Experts(experts.clone()),
+        (_, Some(dense)) => dense.clone(),
+        _ => unreachable!("made for the layers that need them"),
+    };
+    Ok(sparse.into_iter().map(mlp).collect())
+}
+
+/// What a family says of its experts where the file does not.
+pub(crate) struct ExpertsDefaults {
+    /// The key that holds their number; `num_local_experts` is an alias in every family.
+    pub(crate) count_key: &'static str,
+    pub(crate) count: usize,
+    pub(crate) chosen: usize,
+    pub(crate) width: usize,
+}
+
+impl ExpertsDefaults {
+    pub(crate) fn count(&self, fields: Fields) -> Result<usize, ModelError> {
+        fields.alias([self.count_key, "num_local_experts"], EXPERTS_MAX, self.count)
+    }
+
+    /// Experts chosen by softmax, without groups, correction bias or a shared expert.
+    pub(crate) fn experts(&self, fields: Fields, renormalise: bool) -> Result<ExpertsConfig, ModelError> {
+        Ok(ExpertsConfig {
+            router: ROUTER,
+            experts: self.count(fields)?,
+            chosen: fields.size("num_experts_per_tok", CHOSEN_MAX, Some(self.chosen))?,
+            width: fields.size("moe_intermediate_size", AXIS_MAX, Some(self.width))?,
+            scoring: Scoring::Softmax,
+            renormalise,
+            scale: 1.0,
+            correction_bias: None,
+            groups: 1,
+            kept_groups: 1,
+            shared: None,
+        })
+    }
+
+    /// Which layers have experts: every `decoder_sparse_step`-th, but for `mlp_only_layers`.
+    pub(crate) fn sparse_by_step(&self, text: &TextConfig) -> Result<Vec<bool>, ModelError> {
+        let (fields, layers) = (text.fields, text.layer_count);
+        let step = fields.size("decoder_sparse_step", AXIS_MAX, Some(1))?;
+        let plain = fields.numbers("mlp_only_layers", AXIS_MAX)?.unwrap_or_default();
+        if let Some(layer) = plain.iter().find(|layer| **layer >= layers) {
+            return Err(fields.wrong(format!("`mlp_only_layers` names layer {layer} of {layers}")));
+        }
+        let any = self.count(fields)? > 0;
+        let mut sparse: Vec<bool> = (1..=layers).map(|number| any && number.is_multiple_of(step)).collect();
+        for layer in plain {
+            sparse[layer] = false;
+        }
+        Ok(sparse)
+    }
+}
+
+/// One shared expert whose output a sigmoid gate scales.
+pub(crate) fn gated_shared_expert(fields: Fields) -> Result<SharedExpert, ModelError> {
+    let width = fields.size("shared_expert_intermediate_size", AXIS_MAX, Some(512))?;
+    Ok(SharedExpert { module: "shared_expert", names: &NAMES, width, gate: Some("shared_expert_gate") })
+}
+
+/// Numbers that the router can work with.
+pub(crate) fn check_experts(fields: Fields, config: &ExpertsConfig) -> Result<(), ModelError> {
+    let ExpertsConfig { experts, chosen, groups, kept_groups, .. } = *config;
+    if experts == 0 {
+        return Err(fields.wrong("a layer of experts has none: the number of experts is 0"));
+    }
+    if chosen > experts {
+        return Err(fields.wrong(format!("`num_experts_per_tok` is {chosen}, there are {experts} experts")));
+    }
+    if !experts.is_multiple_of(groups) {
+        return Err(fields.wrong(format!("`n_group` {groups} does not divide {experts} experts")));
+    }
+    let size = experts / groups;
+    if groups > 1 && size < 2 {
+        return Err(fields.wrong(format!("`n_group` {groups} leaves one expert a group: a group's score takes two")));
+    }
+    if kept_groups > groups {
+        return Err(fields.wrong(format!("`topk_group` is {kept_groups}, `n_group` is {groups}")));
+    }
+    if chosen > kept_groups * size {
+        let what =
+            format!("`num_experts_per_tok` is {chosen}, `topk_group` {kept_groups} leaves {}", kept_groups * size);
+        return Err(fields.wrong(what));
+    }
+    Ok(())
+}
+
+/// The coefficient of the load-balancing loss, where the file asks for that loss.
+pub(crate) fn balance(fields: Fields, layers: &[LayerConfig]) -> Result<Option<f64>, ModelError> {
+    let asked = fields.flag("output_router_logits", false)?;
+    let coefficient = fields.number("router_aux_loss_coef")?.unwrap_or(0.001);
+    if coefficient < 0.0 {
+        return Err(fields.wrong(format!("`router_aux_loss_coef` is {coefficient}, below zero")));
+    }
+    let any = layers.iter().any(|layer| matches!(layer.mlp, MlpKind::Experts(_)));
+    Ok((asked && any && coefficient > 0.0).then_some(coefficient))
+}

@@ -1,0 +1,116 @@
+//! The families of models: a file each, which holds all that is particular to it, listed once below.
+//!
+//! A family is a value: its `model_type`s, the sizes its files may leave out, how a `config.json`
+//! becomes layers with the names of their weights, and what PEFT makes of target modules. Everything
+//! else in this crate works on what these values say. `docs/add-a-model.md` follows one.
+
+mod deepseek_v3;
+mod llama;
+mod qwen2;
+mod qwen3;
+mod qwen3_5;
+mod qwen3_5_moe;
+mod qwen3_moe;
+mod qwen3_next;
+mod support;
+
+pub use crate::peft_rules::PeftRules;
+pub use support::{FamilySupport, families};
+
+use crate::ModelError;
+use crate::config::NormStyle;
+use crate::config::fields::{Fields, wrong};
+use crate::config::text::{Layers, SizeDefaults, TextConfig};
+use isobit_proof::name::quoted;
+
+/// Every family, in the order in which messages and `isobit models` list them.
+static FAMILIES: [&Family; 8] = [
+    &qwen2::FAMILY,
+    &qwen3::FAMILY,
+    &llama::FAMILY,
+    &qwen3_moe::FAMILY,
+    &qwen3_next::FAMILY,
+    &qwen3_5::FAMILY,
+    &qwen3_5_moe::FAMILY,
+    &deepseek_v3::FAMILY,
+];
+
+/// What is particular to a family.
+pub struct Family {
+    /// As people call it.
+    pub name: &'static str,
+    /// What `model_type` of its `config.json` may be.
+    pub model_types: &'static [&'static str],
+    /// Those of them whose file may describe the text model in `text_config`, beside other parts.
+    pub multimodal_types: &'static [&'static str],
+    pub(crate) defaults: SizeDefaults,
+    pub(crate) norm: NormStyle,
+    /// Reads the layers, or says why such a model cannot be built.
+    pub(crate) layers: fn(&TextConfig) -> Result<Layers, ModelError>,
+    /// Whether there is a load-balancing loss for its routers.
+    pub(crate) balance_loss: bool,
+    pub(crate) prediction: Prediction,
+    pub(crate) peft: PeftRules,
+}
+
+/// Parts of a family's files that only predict further tokens: they are not read.
+pub(crate) struct Prediction {
+    /// Layers behind the last, where the config does not say how many.
+    pub(crate) layers: usize,
+    /// Whether `mtp.…` may be there without the config saying so.
+    pub(crate) module: bool,
+}
+
+impl Prediction {
+    const NONE: Self = Self { layers: 0, module: false };
+    const MODULE: Self = Self { layers: 0, module: true };
+}
+
+impl Family {
+    /// The modules to name as LoRA targets; none where all linear modules can be had.
+    pub fn lora_modules(&self) -> Option<&'static [&'static str]> {
+        match self.peft {
+            PeftRules::Plain => None,
+            PeftRules::FusesExperts { modules, .. } => Some(modules),
+        }
+    }
+}
+
+impl PartialEq for Family {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl std::fmt::Debug for Family {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+fn of_type(model_type: &str) -> Result<&'static Family, ModelError> {
+    let found = FAMILIES.into_iter().find(|family| family.model_types.contains(&model_type));
+    found.ok_or_else(|| {
+        let known: Vec<&str> = FAMILIES.iter().flat_map(|family| family.model_types).copied().collect();
+        wrong(format!("model_type {} is not one of {}", quoted(model_type), known.join(", ")))
+    })
+}
+
+/// The family of a `config.json`, and the part of the file that describes the text model where it is
+/// not the whole.
+pub(crate) fn of_file(outer: Fields<'_>) -> Result<(&'static Family, Option<Fields<'_>>), ModelError> {
+    let model_type = outer.text("model_type")?;
+    let Some(inner) = outer.object("text_config")? else { return Ok((of_type(model_type)?, None)) };
+    let Some(family) = FAMILIES.into_iter().find(|family| family.multimodal_types.contains(&model_type)) else {
+        return Err(wrong(format!(
+            "model_type {} has a `text_config`: it is no known multimodal model",
+            quoted(model_type)
+        )));
+    };
+    match inner.optional_text("model_type")? {
+        Some(text_type) if of_type(text_type)? != family => {
+            Err(wrong(format!("model_type {} holds a text model of type {}", quoted(model_type), quoted(text_type))))
+        }
+        _ => Ok((family, Some(inner))),
+    }
+}

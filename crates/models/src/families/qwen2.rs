@@ -1,0 +1,29 @@
+//! Qwen2 and Qwen2.5: grouped attention with biases on queries, keys and values, and on nothing
+//! else. Its files must say their sizes.
+
+use super::{Family, PeftRules, Prediction};
+use crate::ModelError;
+use crate::config::attention::{read, windows};
+use crate::config::text::{Layers, SizeDefaults, TextConfig};
+use crate::config::{AttentionConfig, AttentionKind, LayerNames, NormStyle, mlp};
+
+pub(super) static FAMILY: Family = Family {
+    name: "Qwen2 and Qwen2.5",
+    model_types: &["qwen2"],
+    multimodal_types: &[],
+    defaults: SizeDefaults::REQUIRED,
+    norm: NormStyle::Plain,
+    layers,
+    balance_loss: false,
+    prediction: Prediction::NONE,
+    peft: PeftRules::Plain,
+};
+
+fn layers(text: &TextConfig) -> Result<Layers, ModelError> {
+    // The class has no switch for biases: `attention_bias` is checked for its type only.
+    let attention = AttentionConfig { qkv_bias: true, output_bias: false, ..read(text)? };
+    let windows = windows(text)?.into_iter();
+    let kinds = windows.map(|window| AttentionKind::Softmax(AttentionConfig { window, ..attention.clone() }));
+    let mlps = vec![mlp::dense(text)?; text.layer_count];
+    Ok(Layers::new(&LayerNames::COMMON, attention.rotary_width, kinds, mlps))
+}

@@ -1,0 +1,110 @@
+//! What PEFT makes of target modules, where that is not what their names say. An adapter that is
+//! trained here must mean the same to PEFT; where it would not, the targets are refused before
+//! anything is loaded. Which rules hold, the family says.
+
+use crate::ModelError;
+use crate::adapter::{LoraConfig, Targets};
+use crate::config::{Config, LayerConfig, MlpKind};
+
+/// What PEFT does with the names of a family's modules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeftRules {
+    /// Names mean the modules that have them.
+    Plain,
+    /// transformers 5 fuses the experts, which were linear modules in transformers 4: PEFT turns
+    /// adapters on names that routers and experts had there into adapters on the fused tensors, and
+    /// modules of the same names elsewhere in the layer lose theirs.
+    FusesExperts {
+        /// Modules that keep their meaning.
+        modules: &'static [&'static str],
+        /// Whether adapters on the modules of every expert may be trained: PEFT converts them, where
+        /// no other module has their names.
+        converts_per_expert: bool,
+    },
+}
+
+impl PeftRules {
+    /// Refuses targets that PEFT would understand otherwise.
+    pub(crate) fn check(self, config: &Config, lora: &LoraConfig) -> Result<(), ModelError> {
+        if !lora.parameters.is_empty() && lora.dropout > 0.0 {
+            return Err(ModelError::Adapter("target_parameters have no dropout: set it to 0".to_string()));
+        }
+        let Self::FusesExperts { modules, .. } = self else { return Ok(()) };
+        let names = match &lora.targets {
+            Targets::AllLinear => {
+                return Err(ModelError::Adapter(format!(
+                    "\"all-linear\" means the router and the fused experts too to PEFT in this family: name modules, \
+                     {modules:?} say"
+                )));
+            }
+            Targets::Pattern(_) => return check_expression(config, lora, modules),
+            Targets::Names(names) => names,
+        };
+        if self.per_expert(config, lora) {
+            return check_per_expert(lora, names);
+        }
+        match names.iter().find(|name| of_experts(name)) {
+            None => Ok(()),
+            Some(name) => Err(ModelError::Adapter(format!(
+                "the target module {name} means the fused experts to PEFT in this family: name tensors in \
+                 target_parameters (`mlp.experts.gate_up_proj`, `mlp.experts.down_proj`, \
+                 `shared_expert.up_proj.weight`, ...)"
+            ))),
+        }
+    }
+
+    /// Whether target modules mean the linear modules of every expert, as files of transformers 4
+    /// have them.
+    pub(crate) fn per_expert(self, config: &Config, lora: &LoraConfig) -> bool {
+        let alone = |layer: &LayerConfig| matches!(&layer.mlp, MlpKind::Experts(experts) if experts.shared.is_none());
+        let named = matches!(&lora.targets, Targets::Names(names) if names.iter().any(|name| of_experts(name)));
+        let converts = matches!(self, Self::FusesExperts { converts_per_expert: true, .. });
+        named && converts && config.layers.iter().all(alone)
+    }
+}
+
+/// PEFT reduces an expression to the last parts of what it matches. Those that routers and experts
+/// had in transformers 4 become fused tensors, and dense or shared layers of the same names would
+/// lose their adapters.
+fn check_expression(config: &Config, lora: &LoraConfig, modules: &[&str]) -> Result<(), ModelError> {
+    const PARENTS: [&str; 5] = ["mlp.", "mlp.experts.", "mlp.experts.0.", "mlp.shared_expert.", "mlp.shared_experts."];
+    const NAMES: [&str; 4] = ["gate", "gate_proj", "up_proj", "down_proj"];
+    for (layer, parent, name) in (0..config.layers.len()).flat_map(|layer| {
+        PARENTS.into_iter().flat_map(move |parent| NAMES.into_iter().map(move |name| (layer, parent, name)))
+    }) {
+        let path = format!("model.layers.{layer}.{parent}{name}");
+        let path = config.module_path(&path);
+        if lora.of(&path)?.is_some() {
+            return Err(ModelError::Adapter(format!(
+                "the expression matches {path}, and {name} means the router or the fused experts to PEFT in this \
+                 family: name modules, {modules:?} say, or tensors in target_parameters"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn of_experts(name: &str) -> bool {
+    ["gate_proj", "up_proj", "down_proj"].contains(&name.rsplit('.').next().unwrap_or(""))
+}
+
+/// What PEFT can convert: both of gate and up, one rank for all.
+fn check_per_expert(lora: &LoraConfig, names: &[String]) -> Result<(), ModelError> {
+    let has = |module: &str| names.iter().any(|name| name == module);
+    let wrong = |what: &str| Err(ModelError::Adapter(format!("adapters on the modules of experts {what}")));
+    if has("gate_proj") != has("up_proj") {
+        return wrong("need both gate_proj and up_proj, or neither: PEFT cannot take over one of them");
+    }
+    if names.iter().any(|name| of_experts(name) && name.contains('.')) {
+        return wrong("are named gate_proj, up_proj and down_proj, without a path");
+    }
+    if lora.dropout > 0.0 || lora.rslora || lora.layers.is_some() || lora.exclude.is_some() {
+        return wrong(
+            "have no dropout, no rsLoRA, no choice of layers and no exclusions: PEFT would not take them over",
+        );
+    }
+    if lora.rank_pattern.keys().chain(lora.alpha_pattern.keys()).any(|pattern| of_experts(pattern)) {
+        return wrong("have one rank and one alpha: PEFT would not take over a pattern");
+    }
+    Ok(())
+}
