@@ -18,6 +18,7 @@ mod generate;
 mod init;
 mod input;
 mod model;
+mod models;
 mod plan;
 mod progress;
 mod shell;
@@ -62,6 +63,8 @@ enum Command {
     Chat(chat::Arguments),
     /// Look at data as training would see it
     Data(data::Arguments),
+    /// List the families of models and what each supports
+    Models(models::Arguments),
     /// List what this machine can compute on
     Devices(devices::Arguments),
     /// Compare two adapters, checkpoints, models or runs, bit for bit
@@ -149,6 +152,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Chat(arguments) => chat::run(&arguments),
         Command::Data(arguments) => data::run(&arguments),
+        Command::Models(arguments) => models::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Diff(arguments) => diff::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),

@@ -35,6 +35,7 @@ fn a_closed_pipe_ends_quietly() {
         vec!["plan", "config.toml", "--explain"],
         vec!["plan", "config.toml", "--json"],
         vec!["devices"],
+        vec!["models"],
         vec!["man"],
         vec!["completions", "bash"],
         vec!["bench", "kernels", "--op", "add", "--shape", "4x4", "--runs", "1"],
