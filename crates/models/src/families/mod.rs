@@ -114,3 +114,24 @@ pub(crate) fn of_file(outer: Fields<'_>) -> Result<(&'static Family, Option<Fiel
         _ => Ok((family, Some(inner))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    const PAGE: &str = include_str!("../../../../docs/add-a-model.md");
+    const FILES: [&str; 2] = [include_str!("qwen3_moe.rs"), include_str!("mod.rs")];
+
+    /// Every piece of code on the page stands in one of the files that it walks through, and all of
+    /// the family's file stands on the page but its opening and its imports.
+    #[test]
+    fn the_page_about_adding_a_family_shows_its_files() {
+        let pieces: Vec<&str> =
+            PAGE.split("```rust\n").skip(1).filter_map(|rest| Some(rest.split_once("```")?.0)).collect();
+        for piece in &pieces {
+            assert!(FILES.iter().any(|file| file.contains(piece)), "{piece}");
+        }
+        let (_, body) = FILES[0].split_once("pub(super) static").expect("the family's value");
+        for line in body.lines().skip(1).filter(|line| !line.is_empty()) {
+            assert!(pieces.iter().any(|piece| piece.lines().any(|shown| shown == line)), "{line}");
+        }
+    }
+}

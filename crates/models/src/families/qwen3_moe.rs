@@ -26,20 +26,28 @@ pub(super) static FAMILY: Family = Family {
     layers,
     balance_loss: true,
     prediction: Prediction::NONE,
-    // Without a shared expert the names of an expert's modules mean nothing else, and PEFT converts
-    // such an adapter.
-    peft: PeftRules::FusesExperts { modules: &["q_proj", "k_proj", "v_proj", "o_proj"], converts_per_expert: true },
+    peft: PeftRules::FusesExperts {
+        modules: &["q_proj", "k_proj", "v_proj", "o_proj"],
+        // No shared expert: the names of an expert's modules mean nothing else in the layer.
+        converts_per_expert: true,
+    },
 };
 
-const EXPERTS: ExpertsDefaults = ExpertsDefaults { count_key: "num_experts", count: 128, chosen: 8, width: 768 };
+const EXPERTS: ExpertsDefaults = ExpertsDefaults {
+    // `num_local_experts` is read too, as in every family.
+    count_key: "num_experts",
+    count: 128,
+    chosen: 8,
+    width: 768,
+};
 
 fn layers(text: &TextConfig) -> Result<Layers, ModelError> {
     let attention = AttentionConfig { head_norms: true, ..read(text)? };
     let window = window(text)?;
     let mlps = mixed(text, EXPERTS.sparse_by_step(text)?, experts)?;
     let rotary_width = attention.rotary_width;
-    let kinds = vec![AttentionKind::Softmax(AttentionConfig { window, ..attention }); text.layer_count];
-    Ok(Layers::new(&LayerNames::COMMON, rotary_width, kinds, mlps))
+    let softmax = AttentionKind::Softmax(AttentionConfig { window, ..attention });
+    Ok(Layers::new(&LayerNames::COMMON, rotary_width, vec![softmax; text.layer_count], mlps))
 }
 
 fn experts(text: &TextConfig) -> Result<ExpertsConfig, ModelError> {
