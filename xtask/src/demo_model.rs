@@ -5,7 +5,7 @@
 use crate::arguments::Arguments;
 use crate::repository::{command, root};
 use isobit_models::config::{AttentionKind, MlpKind};
-use isobit_models::{Config, RandomSource, Source};
+use isobit_models::{Config, RandomSource, WeightSource};
 use isobit_numerics::philox::{Key, Purpose, word};
 use isobit_proof::hash::Hash;
 use isobit_proof::safetensors::{Dtype, Entry, write};

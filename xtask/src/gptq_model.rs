@@ -9,7 +9,7 @@
 use crate::arguments::Arguments;
 use crate::repository::root;
 use crate::scratch_model::text;
-use isobit_models::{RandomSource, Source};
+use isobit_models::{RandomSource, WeightSource};
 use isobit_numerics::philox::{Key, Purpose, block};
 use isobit_proof::FileError;
 use isobit_proof::safetensors::{Declared, Dtype, Sink, write_streamed};

@@ -2,7 +2,7 @@
 
 mod model_folder;
 
-use isobit_models::Source;
+use isobit_models::WeightSource;
 use isobit_proof::safetensors::{Checkpoint, SafeTensors};
 use model_folder::{EXPERTS, Folder, WIDTH};
 

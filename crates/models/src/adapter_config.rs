@@ -42,39 +42,39 @@ const READ: [&str; 15] = [
 /// Keys that say nothing about what a saved adapter computes: who made it, from what, and settings
 /// of features that have a key of their own to turn them on. `runtime_config` is dropped by PEFT
 /// itself.
-const NEUTRAL: [(&str, Kind); 14] = [
-    ("auto_mapping", Kind::Object),
-    ("base_model_name_or_path", Kind::Text),
-    ("corda_config", Kind::Object),
-    ("ensure_weight_tying", Kind::Flag),
-    ("eva_config", Kind::Object),
-    ("inference_mode", Kind::Flag),
-    ("loftq_config", Kind::Object),
-    ("lora_ga_config", Kind::Object),
-    ("megatron_core", Kind::Text),
-    ("merge_weights", Kind::Flag),
-    ("peft_version", Kind::Text),
-    ("qalora_group_size", Kind::Whole),
-    ("revision", Kind::Text),
-    ("runtime_config", Kind::Object),
+const NEUTRAL: [(&str, JsonType); 14] = [
+    ("auto_mapping", JsonType::Object),
+    ("base_model_name_or_path", JsonType::Text),
+    ("corda_config", JsonType::Object),
+    ("ensure_weight_tying", JsonType::Flag),
+    ("eva_config", JsonType::Object),
+    ("inference_mode", JsonType::Flag),
+    ("loftq_config", JsonType::Object),
+    ("lora_ga_config", JsonType::Object),
+    ("megatron_core", JsonType::Text),
+    ("merge_weights", JsonType::Flag),
+    ("peft_version", JsonType::Text),
+    ("qalora_group_size", JsonType::Whole),
+    ("revision", JsonType::Text),
+    ("runtime_config", JsonType::Object),
 ];
 
 /// Keys that make another adapter of the same factors, or add tensors beside them.
-const UNSUPPORTED: [(&str, Kind); 14] = [
-    ("alora_invocation_tokens", Kind::List),
-    ("arrow_config", Kind::Object),
-    ("fan_in_fan_out", Kind::Flag),
-    ("kasa_config", Kind::Object),
-    ("layer_replication", Kind::List),
-    ("lora_bias", Kind::Flag),
-    ("megatron_config", Kind::Object),
-    ("modules_to_save", Kind::List),
-    ("monteclora_config", Kind::Object),
-    ("trainable_token_indices", Kind::ListOrObject),
-    ("use_bdlora", Kind::Object),
-    ("use_dora", Kind::Flag),
-    ("use_qalora", Kind::Flag),
-    ("velora_config", Kind::Object),
+const UNSUPPORTED: [(&str, JsonType); 14] = [
+    ("alora_invocation_tokens", JsonType::List),
+    ("arrow_config", JsonType::Object),
+    ("fan_in_fan_out", JsonType::Flag),
+    ("kasa_config", JsonType::Object),
+    ("layer_replication", JsonType::List),
+    ("lora_bias", JsonType::Flag),
+    ("megatron_config", JsonType::Object),
+    ("modules_to_save", JsonType::List),
+    ("monteclora_config", JsonType::Object),
+    ("trainable_token_indices", JsonType::ListOrObject),
+    ("use_bdlora", JsonType::Object),
+    ("use_dora", JsonType::Flag),
+    ("use_qalora", JsonType::Flag),
+    ("velora_config", JsonType::Object),
 ];
 
 /// What `init_lora_weights` may be besides true and false: PEFT then puts the factors of the file
@@ -85,7 +85,7 @@ const INITS: [&str; 5] = ["gaussian", "eva", "orthogonal", "lora_ga", "mica"];
 const INITS_OF_BASE: [&str; 4] = ["pissa", "olora", "corda", "loftq"];
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum JsonType {
     Flag,
     Whole,
     Text,
@@ -94,7 +94,7 @@ enum Kind {
     ListOrObject,
 }
 
-impl Kind {
+impl JsonType {
     fn is(self, value: &Value) -> bool {
         match self {
             Self::Flag => value.is_boolean(),
@@ -265,17 +265,17 @@ impl<'a> Keys<'a> {
 
     /// Every key that is not read by name.
     fn check_others(&self) -> Result<(), ModelError> {
-        let kind_in =
-            |list: &[(&str, Kind)], key: &str| list.iter().find(|(name, _)| *name == key).map(|(_, kind)| *kind);
+        let type_in =
+            |list: &[(&str, JsonType)], key: &str| list.iter().find(|(name, _)| *name == key).map(|(_, kind)| *kind);
         for (key, value) in self.map {
             if READ.contains(&key.as_str()) || value.is_null() {
                 continue;
             }
-            if let Some(kind) = kind_in(&NEUTRAL, key) {
+            if let Some(kind) = type_in(&NEUTRAL, key) {
                 if !kind.is(value) {
                     return Err(self.not(key, kind.name()));
                 }
-            } else if let Some(kind) = kind_in(&UNSUPPORTED, key) {
+            } else if let Some(kind) = type_in(&UNSUPPORTED, key) {
                 // What turns a feature off may have any type that is empty; what is of another type
                 // has no meaning at all.
                 if !is_empty(value) && !kind.is(value) {

@@ -1,15 +1,15 @@
 //! The experts of a layer, from any of the layouts in which they are published.
 //!
-//! Per expert (`experts.7.gate_proj.weight` `[width, hidden]`, `up_proj`, `down_proj` `[hidden, width]`), or fused: `experts.gate_up_proj`
-//! `[experts, 2·width, hidden]` (gate rows, then up rows) and `experts.down_proj` `[experts, hidden, width]`, or both of these transposed in their last two
-//! dimensions. Which of the fused two it is, the shapes of the pair tell: one of them may look the same both ways
-//! (`2·width = hidden`, or `width = hidden`), never both. Names, shapes and formats of a layer are all checked before any
-//! of it is read; numbers are borrowed from the file wherever they lie as they are wanted.
+//! Per expert (`experts.7.gate_proj.weight` `[width, hidden]`, `up_proj`, `down_proj`
+//! `[hidden, width]`), or fused: `experts.gate_up_proj` `[experts, 2·width, hidden]` (gate rows, then
+//! up rows) and `experts.down_proj` `[experts, hidden, width]`, or both of these transposed in their
+//! last two dimensions. The shapes of the pair tell which: one tensor may look the same both ways
+//! (`2·width = hidden`, or `width = hidden`), never both. Nothing is read before all is checked.
 
 use crate::ModelError;
 use crate::config::ExpertsConfig;
 use crate::gptq::{self, GptqWeight};
-use crate::source::{Format, Source, StoredTensor, Weight};
+use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource};
 use isobit_kernels::op::QuantizedShape;
 use isobit_proof::name::harmless;
 use std::borrow::Cow;
@@ -74,27 +74,27 @@ impl Experts<'_> {
 }
 
 /// Finds and checks the experts of the feed-forward module at `path` (`model.layers.3.mlp`). No number is read yet.
-pub fn load<'a>(source: &'a dyn Source, path: &str, shape: ExpertsShape) -> Result<Experts<'a>, ModelError> {
+pub fn load<'a>(source: &'a dyn WeightSource, path: &str, shape: ExpertsShape) -> Result<Experts<'a>, ModelError> {
     let start = format!("{path}.experts.");
-    let place = Place { source, start, shape };
-    let Some(names) = place.source.names_under(&place.start) else {
-        let format = source.format(&place.weight(Projection::Gate, 0))?;
-        return Ok(Experts::Stored(StoredExperts { place, layout: Layout::Single, format }));
+    let layer = LayerExperts { source, start, shape };
+    let Some(names) = layer.source.names_under(&layer.start) else {
+        let format = source.format(&layer.weight(Projection::Gate, 0))?;
+        return Ok(Experts::Stored(StoredExperts { layer, layout: ExpertsLayout::PerExpert, format }));
     };
-    let mut found = Found { fused: Vec::new(), parts: vec![[Part::Nothing; 3]; shape.experts], biases: Vec::new() };
+    let mut found = Found { fused: Vec::new(), parts: vec![[Presence::Missing; 3]; shape.experts], biases: Vec::new() };
     for name in &names {
-        found.take(&place, name)?;
+        found.take(&layer, name)?;
     }
     if let Some(name) = found.fused.first() {
         if let Some(single) = names.iter().find(|name| !found.fused.contains(name)) {
             return Err(wrong(single, format!("{name} is there too: experts come one by one or fused, not both")));
         }
-        return fused(place);
+        return fused(layer);
     }
     for (path, outputs) in &found.biases {
         source.bias(path, *outputs, false)?;
     }
-    single(place, &found.parts)
+    single(layer, &found.parts)
 }
 
 /// Names here may be a stranger's.
@@ -106,16 +106,16 @@ fn unread(path: &str) -> ModelError {
     wrong(&format!("{path}.qweight"), "this source does not read quantised matrices".to_string())
 }
 
-/// Where a layer's experts are.
+/// Where the experts of a layer are.
 #[derive(Clone)]
-struct Place<'a> {
-    source: &'a dyn Source,
+struct LayerExperts<'a> {
+    source: &'a dyn WeightSource,
     /// `model.layers.3.mlp.experts.`
     start: String,
     shape: ExpertsShape,
 }
 
-impl Place<'_> {
+impl LayerExperts<'_> {
     fn path(&self, projection: Projection, expert: usize) -> String {
         format!("{}{expert}.{}", self.start, projection.module())
     }
@@ -135,8 +135,8 @@ impl Place<'_> {
 
 /// What a file holds of one matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    Nothing,
+enum Presence {
+    Missing,
     Stored,
     Gptq,
 }
@@ -145,18 +145,18 @@ enum Part {
 struct Found {
     fused: Vec<String>,
     /// Per expert, in the order of `Projection::ALL`.
-    parts: Vec<[Part; 3]>,
+    parts: Vec<[Presence; 3]>,
     /// Paths and outputs of modules with a bias.
     biases: Vec<(String, usize)>,
 }
 
 impl Found {
-    fn take(&mut self, place: &Place, name: &str) -> Result<(), ModelError> {
-        if name == place.gate_up() || name == place.down() {
+    fn take(&mut self, layer: &LayerExperts, name: &str) -> Result<(), ModelError> {
+        if name == layer.gate_up() || name == layer.down() {
             self.fused.push(name.to_string());
             return Ok(());
         }
-        let mut rest = name[place.start.len()..].splitn(3, '.');
+        let mut rest = name[layer.start.len()..].splitn(3, '.');
         let mut next = || rest.next().unwrap_or("");
         let (number, module, part) = (next(), next(), next());
         let expert = number.parse::<usize>().ok().filter(|expert| expert.to_string() == number);
@@ -164,23 +164,23 @@ impl Found {
         let (Some(expert), Some(index)) = (expert, index) else {
             return Err(wrong(name, "this is no weight of an expert".to_string()));
         };
-        let count = place.shape.experts;
+        let count = layer.shape.experts;
         let Some(parts) = self.parts.get_mut(expert) else {
             return Err(wrong(name, format!("expert {expert} is there, the config has {count}")));
         };
         let held = match part {
-            "weight" => Part::Stored,
-            "qweight" => Part::Gptq,
+            "weight" => Presence::Stored,
+            "qweight" => Presence::Gptq,
             "bias" => {
                 let projection = Projection::ALL[index];
-                self.biases.push((place.path(projection, expert), projection.shape(place.shape)[0]));
+                self.biases.push((layer.path(projection, expert), projection.shape(layer.shape)[0]));
                 return Ok(());
             }
             "weight_scale_inv" => return Ok(()),
             part if gptq::PARTS.contains(&part) => return Ok(()),
             _ => return Err(wrong(name, "this is no weight of an expert".to_string())),
         };
-        if parts[index] != Part::Nothing {
+        if parts[index] != Presence::Missing {
             return Err(wrong(name, "there is a `weight` and a `qweight`".to_string()));
         }
         parts[index] = held;
@@ -189,33 +189,33 @@ impl Found {
 }
 
 /// One tensor for all experts, twice.
-fn fused(place: Place<'_>) -> Result<Experts<'_>, ModelError> {
-    let ExpertsShape { experts: e, width, hidden: h } = place.shape;
-    let names = [place.gate_up(), place.down()];
+fn fused(layer: LayerExperts<'_>) -> Result<Experts<'_>, ModelError> {
+    let ExpertsShape { experts: e, width, hidden: h } = layer.shape;
+    let names = [layer.gate_up(), layer.down()];
     let missing = || "it is missing: a fused layer has `gate_up_proj` and `down_proj`".to_string();
     let mut found = Vec::new();
     for name in &names {
-        found.push(place.source.shape(name).ok_or_else(|| wrong(name, missing()))?);
+        found.push(layer.source.shape(name).ok_or_else(|| wrong(name, missing()))?);
     }
     let plain = [vec![e, 2 * width, h], vec![e, h, width]];
-    let turned = [vec![e, h, 2 * width], vec![e, width, h]];
+    let swapped = [vec![e, h, 2 * width], vec![e, width, h]];
     let layout = if found == plain {
-        Layout::Fused
-    } else if found == turned {
-        Layout::Transposed
+        ExpertsLayout::Fused
+    } else if found == swapped {
+        ExpertsLayout::Transposed
     } else {
         // Name the tensor that fits neither way; where each fits one way, the second, which contradicts the first.
-        let at = usize::from(found[0] == plain[0] || found[0] == turned[0]);
+        let at = usize::from(found[0] == plain[0] || found[0] == swapped[0]);
         let what =
-            format!("its shape is {:?}, the config says {:?} or, transposed, {:?}", found[at], plain[at], turned[at]);
+            format!("its shape is {:?}, the config says {:?} or, transposed, {:?}", found[at], plain[at], swapped[at]);
         return Err(wrong(&names[at], what));
     };
-    let format = place.source.format(&names[0])?;
-    same_format(&names[1], place.source.format(&names[1])?, format)?;
-    Ok(Experts::Stored(StoredExperts { place, layout, format }))
+    let format = layer.source.format(&names[0])?;
+    same_format(&names[1], layer.source.format(&names[1])?, format)?;
+    Ok(Experts::Stored(StoredExperts { layer, layout, format }))
 }
 
-fn same_format(name: &str, found: Format, format: Format) -> Result<(), ModelError> {
+fn same_format(name: &str, found: FloatFormat, format: FloatFormat) -> Result<(), ModelError> {
     if found == format {
         return Ok(());
     }
@@ -223,20 +223,20 @@ fn same_format(name: &str, found: Format, format: Format) -> Result<(), ModelErr
 }
 
 /// Three tensors for each expert.
-fn single<'a>(place: Place<'a>, parts: &[[Part; 3]]) -> Result<Experts<'a>, ModelError> {
-    let kind = parts.iter().flatten().copied().find(|part| *part != Part::Nothing).unwrap_or(Part::Stored);
+fn single<'a>(layer: LayerExperts<'a>, parts: &[[Presence; 3]]) -> Result<Experts<'a>, ModelError> {
+    let kind = parts.iter().flatten().copied().find(|part| *part != Presence::Missing).unwrap_or(Presence::Stored);
     let format = match (kind, parts.first()) {
-        (Part::Stored, Some([Part::Stored, ..])) => place.source.format(&place.weight(Projection::Gate, 0))?,
-        _ => Format::F32,
+        (Presence::Stored, Some([Presence::Stored, ..])) => layer.source.format(&layer.weight(Projection::Gate, 0))?,
+        _ => FloatFormat::F32,
     };
     for (expert, parts) in parts.iter().enumerate() {
         for (projection, part) in Projection::ALL.into_iter().zip(parts) {
             let name = match kind {
-                Part::Gptq => format!("{}.qweight", place.path(projection, expert)),
-                _ => place.weight(projection, expert),
+                Presence::Gptq => format!("{}.qweight", layer.path(projection, expert)),
+                _ => layer.weight(projection, expert),
             };
-            if *part == Part::Nothing {
-                return Err(wrong(&name, format!("it is missing; the config has {} experts", place.shape.experts)));
+            if *part == Presence::Missing {
+                return Err(wrong(&name, format!("it is missing; the config has {} experts", layer.shape.experts)));
             }
             if *part != kind {
                 return Err(wrong(
@@ -244,30 +244,30 @@ fn single<'a>(place: Place<'a>, parts: &[[Part; 3]]) -> Result<Experts<'a>, Mode
                     "it is missing: some experts of its layer are quantised, some are not".to_string(),
                 ));
             }
-            if kind == Part::Stored {
-                check(&place, &name, projection, format)?;
+            if kind == Presence::Stored {
+                check(&layer, &name, projection, format)?;
             }
         }
     }
     Ok(match kind {
-        Part::Gptq => Experts::Gptq(GptqExperts { place }),
-        _ => Experts::Stored(StoredExperts { place, layout: Layout::Single, format }),
+        Presence::Gptq => Experts::Gptq(GptqExperts { layer }),
+        _ => Experts::Stored(StoredExperts { layer, layout: ExpertsLayout::PerExpert, format }),
     })
 }
 
-fn check(place: &Place, name: &str, projection: Projection, format: Format) -> Result<(), ModelError> {
-    let wanted = projection.shape(place.shape);
-    if let Some(found) = place.source.shape(name)
+fn check(layer: &LayerExperts, name: &str, projection: Projection, format: FloatFormat) -> Result<(), ModelError> {
+    let wanted = projection.shape(layer.shape);
+    if let Some(found) = layer.source.shape(name)
         && found != wanted
     {
         return Err(wrong(name, format!("its shape is {found:?}, the config says {wanted:?}")));
     }
-    same_format(name, place.source.format(name)?, format)
+    same_format(name, layer.source.format(name)?, format)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Layout {
-    Single,
+pub(crate) enum ExpertsLayout {
+    PerExpert,
     Fused,
     Transposed,
 }
@@ -275,32 +275,32 @@ pub(crate) enum Layout {
 /// Experts whose numbers are stored as such.
 #[derive(Clone)]
 pub struct StoredExperts<'a> {
-    place: Place<'a>,
-    layout: Layout,
-    format: Format,
+    layer: LayerExperts<'a>,
+    layout: ExpertsLayout,
+    format: FloatFormat,
 }
 
 impl<'a> StoredExperts<'a> {
     /// The format of all of them.
-    pub fn format(&self) -> Format {
+    pub fn format(&self) -> FloatFormat {
         self.format
     }
 
     pub fn shape(&self) -> ExpertsShape {
-        self.place.shape
+        self.layer.shape
     }
 
-    pub(crate) fn layout(&self) -> Layout {
+    pub(crate) fn layout(&self) -> ExpertsLayout {
         self.layout
     }
 
     /// One matrix of one expert: `[width, hidden]` for gate and up, `[hidden, width]` for down.
     pub fn expert(&self, projection: Projection, expert: usize) -> Result<StoredTensor<'a>, ModelError> {
-        let ExpertsShape { experts, width, hidden } = self.place.shape;
+        let ExpertsShape { experts, width, hidden } = self.layer.shape;
         assert!(expert < experts, "expert {expert} of {experts}");
-        let [rows, columns] = projection.shape(self.place.shape);
-        if self.layout == Layout::Single {
-            return self.place.source.tensor(&self.place.weight(projection, expert), &[rows, columns]);
+        let [rows, columns] = projection.shape(self.layer.shape);
+        if self.layout == ExpertsLayout::PerExpert {
+            return self.layer.source.tensor(&self.layer.weight(projection, expert), &[rows, columns]);
         }
         let whole = self.whole(projection)?;
         let tall = if projection == Projection::Down { hidden } else { 2 * width };
@@ -310,7 +310,7 @@ impl<'a> StoredExperts<'a> {
         }
         let bytes = self.format.bytes();
         let start = expert * tall * columns * bytes;
-        if self.layout == Layout::Fused {
+        if self.layout == ExpertsLayout::Fused {
             let start = start + if projection == Projection::Up { rows * columns * bytes } else { 0 };
             return Ok(part(whole, start, vec![rows, columns]));
         }
@@ -322,9 +322,9 @@ impl<'a> StoredExperts<'a> {
 
     /// One matrix of all experts, one after another: `[experts, width, hidden]` or `[experts, hidden, width]`.
     pub fn stacked(&self, projection: Projection) -> Result<StoredTensor<'a>, ModelError> {
-        let [rows, columns] = projection.shape(self.place.shape);
-        let count = self.place.shape.experts;
-        if self.layout == Layout::Fused && projection == Projection::Down {
+        let [rows, columns] = projection.shape(self.layer.shape);
+        let count = self.layer.shape.experts;
+        if self.layout == ExpertsLayout::Fused && projection == Projection::Down {
             return self.whole(projection);
         }
         let mut bytes = Vec::with_capacity(count * rows * columns * self.format.bytes());
@@ -337,8 +337,8 @@ impl<'a> StoredExperts<'a> {
 
     /// Gate and up of all experts: `[experts, 2·width, hidden]`, of each expert gate rows, then up rows.
     pub fn stacked_gate_up(&self) -> Result<StoredTensor<'a>, ModelError> {
-        let ExpertsShape { experts, width, hidden } = self.place.shape;
-        if self.layout == Layout::Fused {
+        let ExpertsShape { experts, width, hidden } = self.layer.shape;
+        if self.layout == ExpertsLayout::Fused {
             return self.whole(Projection::Gate);
         }
         let mut bytes = Vec::with_capacity(2 * experts * width * hidden * self.format.bytes());
@@ -354,33 +354,34 @@ impl<'a> StoredExperts<'a> {
 
     /// The fused tensor that holds a projection.
     fn whole(&self, projection: Projection) -> Result<StoredTensor<'a>, ModelError> {
-        let ExpertsShape { experts, width, hidden } = self.place.shape;
+        let ExpertsShape { experts, width, hidden } = self.layer.shape;
         let (name, [rows, columns]) = match projection {
-            Projection::Gate | Projection::Up => (self.place.gate_up(), [2 * width, hidden]),
-            Projection::Down => (self.place.down(), [hidden, width]),
+            Projection::Gate | Projection::Up => (self.layer.gate_up(), [2 * width, hidden]),
+            Projection::Down => (self.layer.down(), [hidden, width]),
         };
-        let shape = if self.layout == Layout::Transposed { [experts, columns, rows] } else { [experts, rows, columns] };
-        self.place.source.tensor(&name, &shape)
+        let shape =
+            if self.layout == ExpertsLayout::Transposed { [experts, columns, rows] } else { [experts, rows, columns] };
+        self.layer.source.tensor(&name, &shape)
     }
 
     /// This matrix will not be asked for again. Fused ones go together, with `release`.
     pub fn release_expert(&self, projection: Projection, expert: usize) {
-        if self.layout == Layout::Single {
-            self.place.source.release_weight(&self.place.path(projection, expert));
+        if self.layout == ExpertsLayout::PerExpert {
+            self.layer.source.release_weight(&self.layer.path(projection, expert));
         }
     }
 
     /// None of the layer's experts will be asked for again.
     pub fn release(&self) {
-        if self.layout == Layout::Single {
-            for expert in 0..self.place.shape.experts {
+        if self.layout == ExpertsLayout::PerExpert {
+            for expert in 0..self.layer.shape.experts {
                 for projection in Projection::ALL {
                     self.release_expert(projection, expert);
                 }
             }
         } else {
-            self.place.source.release(&self.place.gate_up());
-            self.place.source.release(&self.place.down());
+            self.layer.source.release(&self.layer.gate_up());
+            self.layer.source.release(&self.layer.down());
         }
     }
 }
@@ -397,33 +398,33 @@ fn part(whole: StoredTensor<'_>, start: usize, shape: Vec<usize>) -> StoredTenso
 
 /// Some columns of a matrix whose rows have `width` elements of so many bytes, as rows.
 fn transposed(matrix: &[u8], width: usize, columns: std::ops::Range<usize>, bytes: usize) -> Vec<u8> {
-    let mut turned = Vec::with_capacity(columns.len() * (matrix.len() / width.max(1)));
+    let mut rows = Vec::with_capacity(columns.len() * (matrix.len() / width.max(1)));
     for column in columns {
         for row in matrix.chunks(width * bytes) {
-            turned.extend_from_slice(&row[column * bytes..][..bytes]);
+            rows.extend_from_slice(&row[column * bytes..][..bytes]);
         }
     }
-    turned
+    rows
 }
 
 /// Experts of 4-bit integers.
 #[derive(Clone)]
 pub struct GptqExperts<'a> {
-    place: Place<'a>,
+    layer: LayerExperts<'a>,
 }
 
 impl GptqExperts<'_> {
     pub fn shape(&self) -> ExpertsShape {
-        self.place.shape
+        self.layer.shape
     }
 
     /// What all experts' matrices are like; none of their integers is read.
     pub fn quantized_shape(&self, projection: Projection) -> Result<QuantizedShape, ModelError> {
-        let [rows, columns] = projection.shape(self.place.shape);
+        let [rows, columns] = projection.shape(self.layer.shape);
         let mut all: Option<QuantizedShape> = None;
-        for expert in 0..self.place.shape.experts {
-            let path = self.place.path(projection, expert);
-            let form = self.place.source.quantised(&path, rows, columns)?;
+        for expert in 0..self.layer.shape.experts {
+            let path = self.layer.path(projection, expert);
+            let form = self.layer.source.quantised(&path, rows, columns)?;
             let one = form.ok_or_else(|| unread(&path))?.shape(rows, columns);
             all = Some(all.map_or(one, |all| QuantizedShape {
                 count: all.count + one.count,
@@ -432,15 +433,15 @@ impl GptqExperts<'_> {
                 ..one
             }));
         }
-        all.ok_or_else(|| wrong(&self.place.start, "there are no experts".to_string()))
+        all.ok_or_else(|| wrong(&self.layer.start, "there are no experts".to_string()))
     }
 
     /// One matrix of one expert.
     pub fn expert(&self, projection: Projection, expert: usize) -> Result<GptqWeight, ModelError> {
-        assert!(expert < self.place.shape.experts, "expert {expert} of {}", self.place.shape.experts);
-        let [rows, columns] = projection.shape(self.place.shape);
-        let path = self.place.path(projection, expert);
-        match self.place.source.weight(&path, rows, columns)? {
+        assert!(expert < self.layer.shape.experts, "expert {expert} of {}", self.layer.shape.experts);
+        let [rows, columns] = projection.shape(self.layer.shape);
+        let path = self.layer.path(projection, expert);
+        match self.layer.source.weight(&path, rows, columns)? {
             Weight::Gptq(weight) => Ok(weight),
             Weight::Stored(_) => Err(unread(&path)),
         }
@@ -448,6 +449,6 @@ impl GptqExperts<'_> {
 
     /// This matrix will not be asked for again.
     pub fn release_expert(&self, projection: Projection, expert: usize) {
-        self.place.source.release_weight(&self.place.path(projection, expert));
+        self.layer.source.release_weight(&self.layer.path(projection, expert));
     }
 }

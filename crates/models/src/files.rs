@@ -4,8 +4,8 @@
 //! layout of the base. PEFT puts the columns of all experts' B side by side, rank first.
 
 use crate::build::ExpertTensor;
-use crate::experts::{Experts, ExpertsShape, Layout};
-use crate::source::Source;
+use crate::experts::{Experts, ExpertsLayout, ExpertsShape};
+use crate::source::WeightSource;
 
 /// A tensor of a file.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,13 +54,18 @@ impl Factor {
 
 impl Form {
     /// How trained experts are written so that the file is like the base's; none where it is like the memory.
-    pub(crate) fn of_experts(source: &dyn Source, path: &str, part: ExpertTensor, loaded: &Experts) -> Option<Self> {
+    pub(crate) fn of_experts(
+        source: &dyn WeightSource,
+        path: &str,
+        part: ExpertTensor,
+        loaded: &Experts,
+    ) -> Option<Self> {
         let Experts::Stored(stored) = loaded else { return None };
         let shape = stored.shape();
         match stored.layout() {
-            Layout::Fused => None,
-            Layout::Transposed => Some(Self::Transposed { part, shape }),
-            Layout::Single => {
+            ExpertsLayout::Fused => None,
+            ExpertsLayout::Transposed => Some(Self::Transposed { part, shape }),
+            ExpertsLayout::PerExpert => {
                 let start = source.name_in_file(&format!("{path}.experts.")).to_string();
                 Some(Self::Single { start, part, shape })
             }

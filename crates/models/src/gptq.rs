@@ -112,7 +112,7 @@ impl GptqWeight {
 pub(crate) const PARTS: [&str; 4] = ["qweight", "qzeros", "scales", "g_idx"];
 
 /// A quantised linear in a file: its path there, and what the config says of it.
-pub(crate) struct Place<'a> {
+pub(crate) struct GptqModule<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
     pub(crate) config: &'a GptqConfig,
     pub(crate) path: &'a str,
@@ -120,7 +120,7 @@ pub(crate) struct Place<'a> {
     pub(crate) inputs: usize,
 }
 
-impl Place<'_> {
+impl GptqModule<'_> {
     fn name(&self, part: &str) -> String {
         format!("{}.{part}", self.path)
     }

@@ -39,7 +39,7 @@ pub use generate::{Sampling, Session};
 pub use gptq::{GptqForm, GptqScales, GptqWeight};
 pub use inventory::Inventory;
 pub use model::Model;
-pub use source::{Format, RandomSource, Shapes, Source, StoredTensor, Weight};
+pub use source::{FloatFormat, RandomSource, Shapes, StoredTensor, Weight, WeightSource};
 pub use weights::{Copied, Weights};
 
 /// Why a model cannot be put together.

@@ -1,6 +1,6 @@
 //! Where weights come from: a checkpoint on disk, numbers made up for a benchmark, or shapes alone for a plan.
 //!
-//! A `Source` gives tensors by the names of the text model (`model.layers.0.…`). `weights.rs` is the one for model folders: it knows other
+//! A `WeightSource` gives tensors by the names of the text model (`model.layers.0.…`). `weights.rs` is the one for model folders: it knows other
 //! prefixes and quantised matrices. A plain `Checkpoint` is one too, for files that have neither. `experts.rs` asks a source for
 //! the experts of a layer.
 
@@ -13,13 +13,13 @@ use std::borrow::Cow;
 
 /// How a tensor's numbers are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum FloatFormat {
     F32,
     Bf16,
     F16,
 }
 
-impl Format {
+impl FloatFormat {
     pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -31,7 +31,7 @@ impl Format {
 /// A tensor as its file has it, little-endian.
 #[derive(Clone, Debug)]
 pub struct StoredTensor<'a> {
-    pub format: Format,
+    pub format: FloatFormat,
     pub shape: Vec<usize>,
     pub bytes: Cow<'a, [u8]>,
 }
@@ -44,9 +44,9 @@ impl StoredTensor<'_> {
     /// As float32, exactly.
     pub fn to_f32(&self) -> Vec<f32> {
         match self.format {
-            Format::F32 => self.bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
-            Format::Bf16 => self.bits().map(isobit_numerics::cast::bf16_to_f32).collect(),
-            Format::F16 => self.bits().map(isobit_numerics::cast::f16_to_f32).collect(),
+            FloatFormat::F32 => self.bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+            FloatFormat::Bf16 => self.bits().map(isobit_numerics::cast::bf16_to_f32).collect(),
+            FloatFormat::F16 => self.bits().map(isobit_numerics::cast::f16_to_f32).collect(),
         }
     }
 
@@ -65,14 +65,14 @@ pub enum Weight<'a> {
 }
 
 /// Weights by their names in the text model.
-pub trait Source {
+pub trait WeightSource {
     fn contains(&self, name: &str) -> bool;
 
     /// The tensor, whose shape must be the one given.
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>, ModelError>;
 
     /// The format in which `tensor` gives it.
-    fn format(&self, name: &str) -> Result<Format, ModelError>;
+    fn format(&self, name: &str) -> Result<FloatFormat, ModelError>;
 
     /// What the file calls the tensor that is `name` here.
     fn name_in_file<'n>(&self, name: &'n str) -> Cow<'n, str> {
@@ -131,7 +131,7 @@ pub trait Source {
     }
 }
 
-impl Source for Checkpoint {
+impl WeightSource for Checkpoint {
     fn contains(&self, name: &str) -> bool {
         Checkpoint::contains(self, name)
     }
@@ -140,7 +140,7 @@ impl Source for Checkpoint {
         stored(self.get(name)?, shape)
     }
 
-    fn format(&self, name: &str) -> Result<Format, ModelError> {
+    fn format(&self, name: &str) -> Result<FloatFormat, ModelError> {
         format_of(&self.get(name)?)
     }
 
@@ -170,11 +170,11 @@ pub(crate) fn stored<'a>(tensor: Tensor<'a>, shape: &[usize]) -> Result<StoredTe
     Ok(StoredTensor { format, shape: shape.to_vec(), bytes: Cow::Borrowed(tensor.bytes) })
 }
 
-pub(crate) fn format_of(tensor: &Tensor) -> Result<Format, ModelError> {
+pub(crate) fn format_of(tensor: &Tensor) -> Result<FloatFormat, ModelError> {
     Ok(match tensor.dtype {
-        Dtype::F32 => Format::F32,
-        Dtype::Bf16 => Format::Bf16,
-        Dtype::F16 => Format::F16,
+        Dtype::F32 => FloatFormat::F32,
+        Dtype::Bf16 => FloatFormat::Bf16,
+        Dtype::F16 => FloatFormat::F16,
         other => {
             let what = format!("it holds {}, not F32, BF16 or F16", other.name());
             return Err(ModelError::Tensor { name: tensor.name.to_string(), what });
@@ -196,13 +196,13 @@ pub struct RandomSource {
     pub seed: u64,
 }
 
-impl Source for RandomSource {
+impl WeightSource for RandomSource {
     fn contains(&self, _name: &str) -> bool {
         true
     }
 
-    fn format(&self, _name: &str) -> Result<Format, ModelError> {
-        Ok(Format::Bf16)
+    fn format(&self, _name: &str) -> Result<FloatFormat, ModelError> {
+        Ok(FloatFormat::Bf16)
     }
 
     #[expect(clippy::float_arithmetic, reason = "numbers that look like weights")]
@@ -222,18 +222,18 @@ impl Source for RandomSource {
             }
         }
         bytes.truncate(2 * length);
-        Ok(StoredTensor { format: Format::Bf16, shape: shape.to_vec(), bytes: Cow::Owned(bytes) })
+        Ok(StoredTensor { format: FloatFormat::Bf16, shape: shape.to_vec(), bytes: Cow::Owned(bytes) })
     }
 }
 
 /// Weights without numbers, for a backend that counts: shapes and formats of another source, or one format for all.
 #[derive(Clone, Copy)]
 pub enum Shapes<'a> {
-    All(Format),
-    Of(&'a dyn Source),
+    All(FloatFormat),
+    Of(&'a dyn WeightSource),
 }
 
-impl Source for Shapes<'_> {
+impl WeightSource for Shapes<'_> {
     fn contains(&self, name: &str) -> bool {
         match self {
             Self::All(_) => true,
@@ -249,7 +249,7 @@ impl Source for Shapes<'_> {
         Ok(StoredTensor { format, shape: shape.to_vec(), bytes: Cow::Borrowed(&[]) })
     }
 
-    fn format(&self, name: &str) -> Result<Format, ModelError> {
+    fn format(&self, name: &str) -> Result<FloatFormat, ModelError> {
         match self {
             Self::All(format) => Ok(*format),
             Self::Of(source) => source.format(name),

@@ -7,7 +7,7 @@ use crate::ModelError;
 use crate::config::{Config, Fp8Config, GptqConfig, Quantization, quantization};
 use crate::gptq::GptqForm;
 use crate::names::Names;
-use crate::source::{Format, Source, StoredTensor, Weight, check_shape, format_of, stored};
+use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource, check_shape, format_of, stored};
 use crate::{fp8, gptq, unused};
 use isobit_proof::safetensors::{Checkpoint, Dtype, Tensor};
 use regex::Regex;
@@ -111,7 +111,7 @@ impl Weights {
         for (bytes, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
             *bytes = value.to_le_bytes();
         }
-        Ok(StoredTensor { format: Format::F32, shape: shape.to_vec(), bytes: Cow::Owned(bytes) })
+        Ok(StoredTensor { format: FloatFormat::F32, shape: shape.to_vec(), bytes: Cow::Owned(bytes) })
     }
 
     /// Whatever tensors there are of the matrix at `path`.
@@ -144,18 +144,18 @@ impl Weights {
     }
 
     /// The quantised module at `path`, which is `file_path` in the file.
-    fn gptq_place<'a>(
+    fn gptq_module<'a>(
         &'a self,
         path: &str,
         file_path: &'a str,
         outputs: usize,
         inputs: usize,
-    ) -> Result<gptq::Place<'a>, ModelError> {
+    ) -> Result<gptq::GptqModule<'a>, ModelError> {
         if self.checkpoint.contains(&format!("{file_path}.weight")) {
             return Err(wrong(&format!("{file_path}.qweight"), "there is a `weight` beside it".to_string()));
         }
         let config = self.gptq(path, file_path)?;
-        Ok(gptq::Place { checkpoint: &self.checkpoint, config, path: file_path, outputs, inputs })
+        Ok(gptq::GptqModule { checkpoint: &self.checkpoint, config, path: file_path, outputs, inputs })
     }
 
     /// The settings of the quantised module at `path`.
@@ -178,7 +178,7 @@ fn wrong(name: &str, what: String) -> ModelError {
     ModelError::Tensor { name: name.to_string(), what }
 }
 
-impl Source for Weights {
+impl WeightSource for Weights {
     fn contains(&self, name: &str) -> bool {
         self.checkpoint.contains(&self.names.in_file(name))
     }
@@ -187,9 +187,9 @@ impl Source for Weights {
         self.stored(self.get(name)?, shape)
     }
 
-    fn format(&self, name: &str) -> Result<Format, ModelError> {
+    fn format(&self, name: &str) -> Result<FloatFormat, ModelError> {
         let tensor = self.get(name)?;
-        if self.scales(&tensor)?.is_some() { Ok(Format::F32) } else { format_of(&tensor) }
+        if self.scales(&tensor)?.is_some() { Ok(FloatFormat::F32) } else { format_of(&tensor) }
     }
 
     fn name_in_file<'n>(&self, name: &'n str) -> Cow<'n, str> {
@@ -220,9 +220,9 @@ impl Source for Weights {
         if !there("qweight") {
             return Ok(Weight::Stored(self.tensor(&format!("{path}.weight"), &[outputs, inputs])?));
         }
-        let place = self.gptq_place(path, &file_path, outputs, inputs)?;
+        let module = self.gptq_module(path, &file_path, outputs, inputs)?;
         self.parts(path).for_each(|tensor| tensor.prefetch_range(0..tensor.bytes.len()));
-        Ok(Weight::Gptq(place.read()?))
+        Ok(Weight::Gptq(module.read()?))
     }
 
     fn quantised(&self, path: &str, outputs: usize, inputs: usize) -> Result<Option<GptqForm>, ModelError> {
@@ -230,7 +230,7 @@ impl Source for Weights {
         if !self.checkpoint.contains(&format!("{file_path}.qweight")) {
             return Ok(None);
         }
-        let form = self.gptq_place(path, &file_path, outputs, inputs)?.form()?;
+        let form = self.gptq_module(path, &file_path, outputs, inputs)?.form()?;
         self.checkpoint.release(&format!("{file_path}.g_idx"));
         Ok(Some(form))
     }

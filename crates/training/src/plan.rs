@@ -9,7 +9,7 @@ use crate::prepare::RunError;
 use crate::step::{StepSettings, Trainer};
 use isobit_kernels::plan::{Counting, Holder, Holdings, Kind, MemoryLayout, Work};
 use isobit_models::build::Settings;
-use isobit_models::{Config, Source, build};
+use isobit_models::{Config, WeightSource, build};
 use std::collections::BTreeMap;
 
 /// What memory is for.
@@ -92,7 +92,7 @@ impl MemoryPlan {
 pub fn memory<L: MemoryLayout>(
     like: L,
     model: &Config,
-    source: &dyn Source,
+    source: &dyn WeightSource,
     settings: &Settings,
     step: &StepSettings,
     rows: &[&TokenRow],

@@ -9,7 +9,7 @@ use isobit_autograd::{Gradients, Layout, Policy, Tape};
 use isobit_kernels::op::Span;
 use isobit_kernels::{Device, Path as CpuPath};
 use isobit_models::build::Settings;
-use isobit_models::{Config, LoraConfig, Session, Source, Trained, Weights, build};
+use isobit_models::{Config, LoraConfig, Session, Trained, WeightSource, Weights, build};
 use isobit_numerics::philox::{Key, Purpose};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::Checkpoint;

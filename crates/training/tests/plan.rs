@@ -12,7 +12,7 @@ use isobit_kernels::plan::{Counting, MemoryLayout};
 use isobit_kernels::{Backend, Cpu, Gpu, Path as CpuPath, buffer};
 use isobit_models::build::Settings;
 use isobit_models::config::{AttentionKind, MlpKind};
-use isobit_models::{Config, Format, LoraConfig, Shapes, Source, Trained, Weights, build};
+use isobit_models::{Config, FloatFormat, LoraConfig, Shapes, Trained, WeightSource, Weights, build};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::Checkpoint;
 use isobit_training::batch::TokenRow;
@@ -54,7 +54,7 @@ fn settings(trained: Trained, profile: Profile) -> Settings {
 fn train<B: Backend>(
     backend: B,
     model: &str,
-    source: &dyn Source,
+    source: &dyn WeightSource,
     settings: &Settings,
     step: &StepSettings,
 ) -> Trainer<B> {
@@ -108,7 +108,7 @@ fn the_plan_is_what_the_cpu_allocates() {
 }
 
 fn plan_of<L: MemoryLayout>(like: L, model: &str, trained: Trained, policy: Policy) -> MemoryPlan {
-    let (source, rows) = (Shapes::All(Format::Bf16), longest_rows(2, 64));
+    let (source, rows) = (Shapes::All(FloatFormat::Bf16), longest_rows(2, 64));
     let rows: Vec<&TokenRow> = rows.iter().collect();
     let step = step_settings(Profile::X2, policy, 1);
     memory(like, &config(model), &source, &settings(trained, Profile::X2), &step, &rows).expect("a plan")
@@ -179,7 +179,7 @@ fn calls_and_arithmetic_of_a_step() {
 #[test]
 fn shapes_that_were_seen_take_no_memory() {
     let counting = Counting::new(cpu());
-    let (profile, shapes) = (Profile::X2, Shapes::All(Format::Bf16));
+    let (profile, shapes) = (Profile::X2, Shapes::All(FloatFormat::Bf16));
     let built = build(&counting, &config("qwen2-base"), &shapes, &settings(lora(0.0), profile)).expect("a model");
     let mut trainer = Trainer::new(counting.clone(), built);
     let step = step_settings(profile, Policy::None, 1);
@@ -217,7 +217,7 @@ fn a_large_model_is_planned_without_its_weights() {
     let rows: Vec<&TokenRow> = rows.iter().collect();
     let settings = Settings { trained: Trained::Full, profile: Profile::X2, positions: 2048, seed: 0 };
     let step = step_settings(Profile::X2, Policy::Full, 1);
-    let plan = memory(cpu(), &model, &Shapes::All(Format::Bf16), &settings, &step, &rows).expect("a plan");
+    let plan = memory(cpu(), &model, &Shapes::All(FloatFormat::Bf16), &settings, &step, &rows).expect("a plan");
     assert_eq!(plan.trained_count, 1_543_714_304);
     // Values, moments, gradients and slices.
     assert!(plan.bytes_peak > 18 * plan.trained_count && plan.bytes_peak < 24 * plan.trained_count, "{plan:?}");
@@ -239,7 +239,7 @@ fn published_sizes_of_hybrid_and_latent_models() {
         for trained in [Trained::Full, Trained::Lora(LoraConfig::new(8, 16.0, &targets))] {
             let full = trained == Trained::Full;
             let settings = Settings { trained, profile: Profile::X2, positions: 256, seed: 0 };
-            let plan = memory(cpu(), &model, &Shapes::All(Format::Bf16), &settings, &step, &rows).expect("a plan");
+            let plan = memory(cpu(), &model, &Shapes::All(FloatFormat::Bf16), &settings, &step, &rows).expect("a plan");
             assert!(plan.bytes_peak > plan.trained_count, "{text}");
             if let Some(count) = count.filter(|_| full) {
                 assert_eq!(plan.trained_count, count, "{text}");

@@ -9,7 +9,7 @@ use isobit_autograd::Policy;
 use isobit_kernels::Backend;
 use isobit_kernels::observe::Observed;
 use isobit_models::build::Settings;
-use isobit_models::{Config, LoraConfig, RandomSource, Source, Trained, build};
+use isobit_models::{Config, LoraConfig, RandomSource, Trained, WeightSource, build};
 use isobit_numerics::philox::{Key, Purpose, word};
 use isobit_numerics::slices::Profile;
 use isobit_training::batch::TokenRow;
@@ -99,7 +99,7 @@ struct Subject {
     chosen: Chosen,
     device: String,
     model: Config,
-    source: Box<dyn Source>,
+    source: Box<dyn WeightSource>,
     settings: Settings,
     step: StepSettings,
     rows: Vec<TokenRow>,

@@ -14,7 +14,7 @@ use crate::adapter::{Trained, decays};
 use crate::config::{Config, NormStyle};
 use crate::files::Form;
 use crate::model::Model;
-use crate::source::{Format, Source, StoredTensor, Weight};
+use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource};
 use half::{bf16, f16};
 use isobit_autograd::{Adapter, Frozen, Linear, Matrix, Norm, ParameterId, Parameters, Quantized, Table, Vector};
 use isobit_kernels::Backend;
@@ -51,7 +51,7 @@ pub struct Settings {
 pub fn build<B: Backend>(
     backend: &B,
     config: &Config,
-    source: &dyn Source,
+    source: &dyn WeightSource,
     settings: &Settings,
 ) -> Result<Built<B>, ModelError> {
     // Tables and first values are computed on this thread, after files have been opened.
@@ -75,7 +75,7 @@ pub fn build<B: Backend>(
 struct Builder<'a, B: Backend> {
     backend: &'a B,
     config: &'a Config,
-    source: &'a dyn Source,
+    source: &'a dyn WeightSource,
     settings: &'a Settings,
     parameters: Parameters<B>,
     /// Parameters that a file has in another form.
@@ -250,7 +250,7 @@ impl<B: Backend> Builder<'_, B> {
             Weight::Stored(stored) => stored,
             Weight::Gptq(weight) => {
                 let bytes = weight.dequantise().into_iter().flat_map(f32::to_le_bytes).collect();
-                StoredTensor { format: Format::F32, shape: vec![rows, width], bytes: Cow::Owned(bytes) }
+                StoredTensor { format: FloatFormat::F32, shape: vec![rows, width], bytes: Cow::Owned(bytes) }
             }
         };
         stored_finite(&format!("{path}.weight"), &stored)?;
@@ -275,12 +275,12 @@ impl<B: Backend> Builder<'_, B> {
     fn frozen(&self, stored: &StoredTensor) -> Frozen<B> {
         let length = stored.length();
         let made = match stored.format {
-            Format::F32 => self.backend.upload_made(length, || Ok(stored.to_f32())).map(Frozen::F32),
-            Format::Bf16 => {
+            FloatFormat::F32 => self.backend.upload_made(length, || Ok(stored.to_f32())).map(Frozen::F32),
+            FloatFormat::Bf16 => {
                 let numbers = || Ok(stored.bits().map(bf16::from_bits).collect::<Vec<_>>());
                 self.backend.upload_made(length, numbers).map(Frozen::Bf16)
             }
-            Format::F16 => {
+            FloatFormat::F16 => {
                 let numbers = || Ok(stored.bits().map(f16::from_bits).collect::<Vec<_>>());
                 self.backend.upload_made(length, numbers).map(Frozen::F16)
             }
@@ -335,9 +335,9 @@ fn finite(name: &str, values: Vec<f32>) -> Result<Vec<f32>, ModelError> {
 fn stored_finite(name: &str, stored: &StoredTensor) -> Result<(), ModelError> {
     let exponent = |mask: u16| stored.bits().position(|bits| bits & mask == mask);
     let at = match stored.format {
-        Format::F32 => return finite(name, stored.to_f32()).map(|_| ()),
-        Format::Bf16 => exponent(0x7f80),
-        Format::F16 => exponent(0x7c00),
+        FloatFormat::F32 => return finite(name, stored.to_f32()).map(|_| ()),
+        FloatFormat::Bf16 => exponent(0x7f80),
+        FloatFormat::F16 => exponent(0x7c00),
     };
     match at {
         None => Ok(()),

@@ -1,12 +1,12 @@
 //! Files that obey the container's rules and break those of a model, a few things at a time.
 
-use crate::experts_of_a_layer::{Layout, expert_file};
+use crate::experts_of_a_layer::{ExpertsLayout, expert_file};
 use crate::packed::{Plain, gptq_config};
 use crate::{File, MLP, Made, Numbers, Q, bf16, config, f32s, weights_of};
 use isobit_kernels::op::AsQuantized;
 use isobit_models::config::Quantization;
 use isobit_models::experts::{self, Experts, ExpertsShape, Projection};
-use isobit_models::{ModelError, Source, StoredTensor, Weight, Weights};
+use isobit_models::{ModelError, StoredTensor, Weight, WeightSource, Weights};
 use isobit_proof::safetensors::Dtype;
 use serde_json::{Value, json};
 
@@ -43,7 +43,7 @@ fn read_all(weights: &Weights, shape: ExpertsShape) -> Result<(), ModelError> {
 fn broken_files_never_end_the_program() {
     let shape = ExpertsShape { experts: 2, width: 8, hidden: 16 };
     let mut bases = Vec::new();
-    for layout in [Layout::Single, Layout::Fused, Layout::Transposed] {
+    for layout in [ExpertsLayout::Single, ExpertsLayout::Fused, ExpertsLayout::Transposed] {
         bases.push((expert_file(shape, layout), config(&Value::Null)));
     }
     let mut file = File::new();

@@ -2,7 +2,7 @@
 
 use crate::{File, MLP, Made, bf16, config, f32s, i32s, weights_of};
 use isobit_models::experts::{self, Experts, ExpertsShape, Projection};
-use isobit_models::{Format, RandomSource, Source, Weight};
+use isobit_models::{FloatFormat, RandomSource, Weight, WeightSource};
 use serde_json::Value;
 
 /// A number for every element of every expert.
@@ -11,16 +11,16 @@ pub(crate) fn element(projection: Projection, expert: usize, row: usize, column:
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Layout {
+pub(crate) enum ExpertsLayout {
     Single,
     Fused,
     Transposed,
 }
 
-pub(crate) fn expert_file(shape: ExpertsShape, layout: Layout) -> File {
+pub(crate) fn expert_file(shape: ExpertsShape, layout: ExpertsLayout) -> File {
     let ExpertsShape { experts, width, hidden } = shape;
     let mut file = File::new();
-    if layout == Layout::Single {
+    if layout == ExpertsLayout::Single {
         for expert in 0..experts {
             for projection in Projection::ALL {
                 let [rows, columns] = projection.shape(shape);
@@ -30,7 +30,7 @@ pub(crate) fn expert_file(shape: ExpertsShape, layout: Layout) -> File {
         }
         return file;
     }
-    let turned = layout == Layout::Transposed;
+    let turned = layout == ExpertsLayout::Transposed;
     let make = |tall: usize, across: usize, of: &dyn Fn(usize, usize, usize) -> u16| {
         let dims = if turned { [experts, across, tall] } else { [experts, tall, across] };
         bf16(&dims, |at| {
@@ -60,10 +60,10 @@ fn every_layout_gives_the_same_experts() {
     // The last two look alike both ways in one of their tensors.
     for (width, hidden) in [(5, 4), (2, 7), (2, 4), (3, 3), (1, 1), (1, 2)] {
         let shape = ExpertsShape { experts: 3, width, hidden };
-        for layout in [Layout::Single, Layout::Fused, Layout::Transposed] {
+        for layout in [ExpertsLayout::Single, ExpertsLayout::Fused, ExpertsLayout::Transposed] {
             let (_folder, weights) = weights_of(&expert_file(shape, layout), &config(&Value::Null)).expect("weights");
             let loaded = stored(experts::load(&weights, MLP, shape).expect("experts"));
-            assert_eq!(loaded.format(), Format::Bf16);
+            assert_eq!(loaded.format(), FloatFormat::Bf16);
             for projection in Projection::ALL {
                 let [rows, columns] = projection.shape(shape);
                 let stacked = loaded.stacked(projection).expect("numbers");
@@ -79,7 +79,7 @@ fn every_layout_gives_the_same_experts() {
                     (vec![rows, columns], wanted[part].to_vec())
                 );
                 let borrowed = matches!(one.bytes, std::borrow::Cow::Borrowed(_));
-                assert_eq!(borrowed, layout != Layout::Transposed, "nothing is copied that need not be");
+                assert_eq!(borrowed, layout != ExpertsLayout::Transposed, "nothing is copied that need not be");
                 loaded.release_expert(projection, 1);
             }
             loaded.release();
@@ -102,7 +102,7 @@ fn a_source_of_random_numbers_has_experts() {
 fn experts_that_do_not_fit_together_are_named() {
     let shape = ExpertsShape { experts: 3, width: 5, hidden: 4 };
     let name = |rest: &str| format!("{MLP}.experts.{rest}");
-    let check = |layout: Layout, change: &dyn Fn(&mut File), wanted: &[&str]| {
+    let check = |layout: ExpertsLayout, change: &dyn Fn(&mut File), wanted: &[&str]| {
         let mut file = expert_file(shape, layout);
         change(&mut file);
         let (_folder, weights) = weights_of(&file, &config(&Value::Null)).expect("weights");
@@ -114,31 +114,51 @@ fn experts_that_do_not_fit_together_are_named() {
         move |file: &mut File| drop(file.insert(format!("{MLP}.experts.{rest}"), made.clone()))
     };
     let zeros = |shape: &[usize]| bf16(shape, |_| 0);
-    check(Layout::Single, &remove("1.up_proj.weight"), &[&name("1.up_proj.weight"), "missing"]);
-    check(Layout::Single, &|file| file.clear(), &[&name("0.gate_proj.weight"), "missing"]);
-    check(Layout::Single, &add("3.up_proj.weight", zeros(&[5, 4])), &[&name("3.up_proj.weight"), "the config has 3"]);
-    check(Layout::Single, &add("03.up_proj.weight", zeros(&[5, 4])), &["03.up_proj.weight", "no weight of an expert"]);
-    check(Layout::Single, &add("0.gate_proj.weight", zeros(&[4, 5])), &["0.gate_proj", "[4, 5]", "[5, 4]"]);
-    check(Layout::Single, &add("2.down_proj.weight", f32s(&[4, 5], &[0.0; 20])), &["2.down_proj", "F32", "Bf16"]);
-    check(Layout::Single, &add("2.router.weight", zeros(&[1])), &["2.router.weight", "no weight of an expert"]);
-    check(Layout::Single, &add("gate_up_proj_bias", zeros(&[1])), &["gate_up_proj_bias"]);
-    check(Layout::Single, &add("down_proj", zeros(&[3, 4, 5])), &["0.down_proj.weight", "down_proj is there too"]);
-    check(Layout::Single, &add("0.up_proj.bias", bf16(&[5], |_| 1)), &["0.up_proj.bias", "element 0 is not zero"]);
-    check(Layout::Single, &add("0.up_proj.qweight", zeros(&[1])), &["0.up_proj", "`qweight`"]);
-    check(Layout::Single, &add("0.up_proj.weight", i32s(&[5, 4], &[0; 20])), &["0.up_proj.weight", "I32"]);
-    check(Layout::Fused, &remove("down_proj"), &[&name("down_proj"), "missing"]);
-    check(Layout::Fused, &remove("gate_up_proj"), &[&name("gate_up_proj"), "missing"]);
+    check(ExpertsLayout::Single, &remove("1.up_proj.weight"), &[&name("1.up_proj.weight"), "missing"]);
+    check(ExpertsLayout::Single, &|file| file.clear(), &[&name("0.gate_proj.weight"), "missing"]);
     check(
-        Layout::Fused,
+        ExpertsLayout::Single,
+        &add("3.up_proj.weight", zeros(&[5, 4])),
+        &[&name("3.up_proj.weight"), "the config has 3"],
+    );
+    check(
+        ExpertsLayout::Single,
+        &add("03.up_proj.weight", zeros(&[5, 4])),
+        &["03.up_proj.weight", "no weight of an expert"],
+    );
+    check(ExpertsLayout::Single, &add("0.gate_proj.weight", zeros(&[4, 5])), &["0.gate_proj", "[4, 5]", "[5, 4]"]);
+    check(
+        ExpertsLayout::Single,
+        &add("2.down_proj.weight", f32s(&[4, 5], &[0.0; 20])),
+        &["2.down_proj", "F32", "Bf16"],
+    );
+    check(ExpertsLayout::Single, &add("2.router.weight", zeros(&[1])), &["2.router.weight", "no weight of an expert"]);
+    check(ExpertsLayout::Single, &add("gate_up_proj_bias", zeros(&[1])), &["gate_up_proj_bias"]);
+    check(
+        ExpertsLayout::Single,
+        &add("down_proj", zeros(&[3, 4, 5])),
+        &["0.down_proj.weight", "down_proj is there too"],
+    );
+    check(
+        ExpertsLayout::Single,
+        &add("0.up_proj.bias", bf16(&[5], |_| 1)),
+        &["0.up_proj.bias", "element 0 is not zero"],
+    );
+    check(ExpertsLayout::Single, &add("0.up_proj.qweight", zeros(&[1])), &["0.up_proj", "`qweight`"]);
+    check(ExpertsLayout::Single, &add("0.up_proj.weight", i32s(&[5, 4], &[0; 20])), &["0.up_proj.weight", "I32"]);
+    check(ExpertsLayout::Fused, &remove("down_proj"), &[&name("down_proj"), "missing"]);
+    check(ExpertsLayout::Fused, &remove("gate_up_proj"), &[&name("gate_up_proj"), "missing"]);
+    check(
+        ExpertsLayout::Fused,
         &add("gate_up_proj", zeros(&[2, 10, 4])),
         &[&name("gate_up_proj"), "[2, 10, 4]", "[3, 10, 4]"],
     );
-    check(Layout::Fused, &add("down_proj", zeros(&[3, 5, 4])), &[&name("down_proj"), "[3, 5, 4]"]);
-    check(Layout::Transposed, &add("down_proj", zeros(&[3, 4, 5])), &[&name("down_proj"), "[3, 4, 5]"]);
-    check(Layout::Fused, &add("down_proj", f32s(&[3, 4, 5], &[0.0; 60])), &[&name("down_proj"), "F32"]);
-    check(Layout::Fused, &add("down_proj", i32s(&[3, 4, 5], &[0; 60])), &[&name("down_proj"), "I32"]);
+    check(ExpertsLayout::Fused, &add("down_proj", zeros(&[3, 5, 4])), &[&name("down_proj"), "[3, 5, 4]"]);
+    check(ExpertsLayout::Transposed, &add("down_proj", zeros(&[3, 4, 5])), &[&name("down_proj"), "[3, 4, 5]"]);
+    check(ExpertsLayout::Fused, &add("down_proj", f32s(&[3, 4, 5], &[0.0; 60])), &[&name("down_proj"), "F32"]);
+    check(ExpertsLayout::Fused, &add("down_proj", i32s(&[3, 4, 5], &[0; 60])), &[&name("down_proj"), "I32"]);
     // A bias of zeros, as quantisers write them, is no bias.
-    let mut file = expert_file(shape, Layout::Single);
+    let mut file = expert_file(shape, ExpertsLayout::Single);
     file.insert(name("0.up_proj.bias"), bf16(&[5], |_| 0));
     let (_folder, weights) = weights_of(&file, &config(&Value::Null)).expect("weights");
     assert!(experts::load(&weights, MLP, shape).is_ok());
@@ -147,7 +167,7 @@ fn experts_that_do_not_fit_together_are_named() {
 #[test]
 fn names_of_wrapped_models_are_found() {
     let shape = ExpertsShape { experts: 2, width: 3, hidden: 2 };
-    let mut file: File = expert_file(shape, Layout::Fused)
+    let mut file: File = expert_file(shape, ExpertsLayout::Fused)
         .into_iter()
         .map(|(name, made)| (name.replacen("model.", "model.language_model.", 1), made))
         .collect();

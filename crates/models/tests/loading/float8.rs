@@ -2,7 +2,7 @@
 
 use crate::{File, Made, config, f32s, i32s, weights_of};
 use isobit_models::config::Config;
-use isobit_models::{Format, Source, Weight};
+use isobit_models::{FloatFormat, Weight, WeightSource};
 use isobit_proof::safetensors::Dtype;
 use serde_json::{Value, json};
 
@@ -20,8 +20,8 @@ fn float8_matrices_are_their_numbers() {
     };
     let wanted: Vec<f32> =
         (0..15).map(|at| isobit_models::fp8::value(codes[at]) * scales[at / 5 / 2 * 2 + at % 5 / 3]).collect();
-    assert_eq!((tensor.format, tensor.to_f32()), (Format::F32, wanted));
-    assert_eq!(weights.format(name).expect("a format"), Format::F32);
+    assert_eq!((tensor.format, tensor.to_f32()), (FloatFormat::F32, wanted));
+    assert_eq!(weights.format(name).expect("a format"), FloatFormat::F32);
     weights.release_weight("model.layers.0.self_attn.q_proj");
 
     let check = |config: &Config, change: &dyn Fn(&mut File), wanted: &str| {

@@ -5,7 +5,7 @@ use isobit_kernels::op::{AsQuantized, Product, Product4Forward, Product4Rows, Sl
 use isobit_kernels::{Device, Reference};
 use isobit_models::config::{Config, GptqConfig, Quantization};
 use isobit_models::experts::{self, Experts, ExpertsShape, Projection};
-use isobit_models::{GptqForm, GptqScales, GptqWeight, ModelError, Source, Weight};
+use isobit_models::{GptqForm, GptqScales, GptqWeight, ModelError, Weight, WeightSource};
 use isobit_numerics::cast::f32_to_f16;
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::Dtype;

@@ -4,7 +4,7 @@
 use crate::{File, bf16, weights_of};
 use isobit_models::build::Settings;
 use isobit_models::config::Config;
-use isobit_models::{Inventory, Source, Trained, Weights, build, peft};
+use isobit_models::{Inventory, Trained, WeightSource, Weights, build, peft};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::Checkpoint;
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 
 pub(crate) mod laws;
 
-use isobit_models::{Config, Format, ModelError, RandomSource, Source, StoredTensor};
+use isobit_models::{Config, FloatFormat, ModelError, RandomSource, StoredTensor, WeightSource};
 use isobit_training::batch::TokenRow;
 use std::borrow::Cow;
 
@@ -24,13 +24,13 @@ pub(crate) fn config(more: &str) -> Config {
 /// Random weights; those of routers tiny and in equal pairs.
 pub(crate) struct Ties;
 
-impl Source for Ties {
+impl WeightSource for Ties {
     fn contains(&self, _name: &str) -> bool {
         true
     }
 
-    fn format(&self, _name: &str) -> Result<Format, ModelError> {
-        Ok(Format::F32)
+    fn format(&self, _name: &str) -> Result<FloatFormat, ModelError> {
+        Ok(FloatFormat::F32)
     }
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>, ModelError> {
@@ -47,7 +47,7 @@ impl Source for Ties {
             }
         });
         let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
-        Ok(StoredTensor { format: Format::F32, shape: shape.to_vec(), bytes: Cow::Owned(bytes) })
+        Ok(StoredTensor { format: FloatFormat::F32, shape: shape.to_vec(), bytes: Cow::Owned(bytes) })
     }
 }
 
