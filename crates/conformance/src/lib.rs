@@ -8,7 +8,12 @@
 pub mod cases;
 pub mod data;
 pub mod digests;
+mod own_process;
+mod required;
 pub mod table;
+
+pub use own_process::in_own_process;
+pub use required::{is_required, report, skip};
 
 use isobit_kernels::backend::{BegunDigest, Bytes, Length};
 use isobit_kernels::gpu::{self, Api, Gpu, Selector};

@@ -1,0 +1,42 @@
+//! What must not be skipped. `ISOBIT_REQUIRE` names paths and interfaces (`avx2,opencl`): where one of them is missing, a
+//! test fails that would be skipped otherwise. A skip is printed where the captured output of tests does not hide it.
+
+use std::io::Write;
+
+/// Whether the build server says that this path, interface or device (`opencl` is that of `opencl:0`) must be there.
+#[expect(clippy::disallowed_methods, reason = "a build server says here what must not be skipped")]
+pub fn is_required(name: &str) -> bool {
+    let required = std::env::var("ISOBIT_REQUIRE").unwrap_or_default();
+    is_named(&required, name)
+}
+
+fn is_named(required: &str, name: &str) -> bool {
+    required.split(',').any(|required| required == name || required == name.split(':').next().unwrap_or(name))
+}
+
+/// Says that a test, or a part of one, did not run: a line for every reason, and their count. Fails where what is missing
+/// is required. Each reason is a name and why it is missing.
+pub fn skip(test: &str, missing: &[(String, String)]) {
+    let required: Vec<&(String, String)> = missing.iter().filter(|(name, _)| is_required(name)).collect();
+    assert!(required.is_empty(), "{test}: ISOBIT_REQUIRE names what is missing: {required:?}");
+    if !missing.is_empty() {
+        let reasons: String = missing.iter().map(|(name, why)| format!("skipped: {test}: {name}: {why}\n")).collect();
+        report(&format!("{reasons}{test}: {} skipped\n", missing.len()));
+    }
+}
+
+/// Prints past the capture of the test harness, which hides what a test that passes has to say.
+pub fn report(text: &str) {
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_what_is_required() {
+        assert!(is_named("opencl", "opencl") && is_named("avx2,opencl", "opencl:1") && is_named("cuda:0", "cuda:0"));
+        assert!(!is_named("", "opencl") && !is_named("opencl", "cuda:0") && !is_named("cuda:0", "cuda:1"));
+    }
+}

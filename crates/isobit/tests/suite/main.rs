@@ -1,0 +1,32 @@
+//! The tests of the program, in one binary: one module per subject. Each test runs the program as a user does, in a folder
+//! of its own (`model_folder`), so nothing depends on which tests run beside it.
+
+mod bench;
+mod chat;
+mod data;
+mod demo;
+mod devices;
+mod diff;
+mod document;
+mod evaluate;
+mod experts;
+mod final_folder;
+mod generate;
+mod hints;
+mod init;
+mod interrupt;
+mod machine;
+mod model_files;
+mod model_folder;
+mod pipes;
+mod plan;
+mod quantized;
+mod refusals;
+mod resume;
+mod talk;
+mod targets;
+mod templates;
+#[cfg(unix)]
+mod terminal;
+mod tokenizers;
+mod train;

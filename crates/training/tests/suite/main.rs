@@ -1,0 +1,21 @@
+//! The tests of training, in one binary: one module per subject.
+//!
+//! Tests run as threads of one process. One that counts memory or handles signals starts itself again in a process of
+//! its own (`isobit_conformance::in_own_process`).
+
+mod checkpoint;
+mod config;
+mod data;
+mod data_templates;
+mod data_turns;
+mod deferred;
+mod drift;
+mod experts;
+mod hard_to_route;
+mod laws;
+mod plan;
+mod reference;
+mod resume_memory;
+mod short_runs;
+#[cfg(unix)]
+mod signal;
