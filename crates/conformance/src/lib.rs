@@ -13,7 +13,7 @@ mod required;
 pub mod table;
 
 pub use own_process::in_own_process;
-pub use required::{is_required, report, skip};
+pub use required::{devices_or_skips, is_required, report, skip};
 
 use isobit_kernels::backend::{BegunDigest, Bytes, Length};
 use isobit_kernels::gpu::{self, Api, Gpu, Selector};

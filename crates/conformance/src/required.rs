@@ -1,6 +1,8 @@
 //! What must not be skipped. `ISOBIT_REQUIRE` names paths and interfaces (`avx2,opencl`): where one of them is missing, a
 //! test fails that would be skipped otherwise. A skip is printed where the captured output of tests does not hide it.
 
+use crate::{Absent, devices};
+use isobit_kernels::gpu::Gpu;
 use std::io::Write;
 
 /// Whether the build server says that this path, interface or device (`opencl` is that of `opencl:0`) must be there.
@@ -20,14 +22,29 @@ pub fn skip(test: &str, missing: &[(String, String)]) {
     let required: Vec<&(String, String)> = missing.iter().filter(|(name, _)| is_required(name)).collect();
     assert!(required.is_empty(), "{test}: ISOBIT_REQUIRE names what is missing: {required:?}");
     if !missing.is_empty() {
-        let reasons: String = missing.iter().map(|(name, why)| format!("skipped: {test}: {name}: {why}\n")).collect();
-        report(&format!("{reasons}{test}: {} skipped\n", missing.len()));
+        let reasons = missing.iter().map(|(name, why)| format!("skipped: {test}: {name}: {why}\n"));
+        let count = format!("{test}: {} skipped\n", missing.len());
+        report(&reasons.chain([count]).collect::<Vec<_>>().concat());
     }
 }
 
 /// Prints past the capture of the test harness, which hides what a test that passes has to say.
 pub fn report(text: &str) {
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// Every device of this machine; those that are missing are skips of `test`. A device that is there and fails is a failure.
+pub fn devices_or_skips(test: &str) -> Vec<Gpu> {
+    let (mut present, mut missing) = (Vec::new(), Vec::new());
+    for (name, device) in devices() {
+        match device {
+            Ok(gpu) => present.push(gpu),
+            Err(Absent::Missing(why)) => missing.push((name, why)),
+            Err(Absent::Broken(why)) => panic!("{test}: {name} is there and fails: {why}"),
+        }
+    }
+    skip(test, &missing);
+    present
 }
 
 #[cfg(test)]
@@ -38,5 +55,19 @@ mod tests {
     fn names_of_what_is_required() {
         assert!(is_named("opencl", "opencl") && is_named("avx2,opencl", "opencl:1") && is_named("cuda:0", "cuda:0"));
         assert!(!is_named("", "opencl") && !is_named("opencl", "cuda:0") && !is_named("cuda:0", "cuda:1"));
+    }
+
+    #[test]
+    fn what_is_required_may_not_be_missing() {
+        let test = concat!(module_path!(), "::what_is_required_may_not_be_missing");
+        let require = |command: &mut std::process::Command| {
+            command.env("ISOBIT_REQUIRE", "opencl");
+        };
+        crate::in_own_process(test, require, || {
+            let missing = |name: &str| [(name.to_string(), "no device".to_string())];
+            assert!(std::panic::catch_unwind(|| skip("a test", &missing("opencl"))).is_err());
+            assert!(std::panic::catch_unwind(|| skip("a test", &missing("opencl:0"))).is_err());
+            skip("a test", &missing("cuda"));
+        });
     }
 }

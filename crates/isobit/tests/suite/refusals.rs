@@ -1,7 +1,7 @@
 //! Bad input to `isobit train`: each with its exit code and a message that names the file, the key or the tensor.
-#![expect(clippy::print_stderr, reason = "a test that cannot run says so")]
 
 use crate::model_folder::{self, Folder, Named, Shape, config_json, names, put_tensors, rows, weights};
+use isobit_conformance::skip;
 use std::fs::File;
 
 fn tiny() -> Folder {
@@ -407,8 +407,8 @@ fn a_folder_that_may_not_be_written() {
             command.uid(NOBODY).gid(NOBODY);
         }
         let Ok(output) = command.output() else {
-            eprintln!("skipped: the program cannot be started as another user here");
-            return;
+            let why = "the program cannot be started as another user here".to_string();
+            return skip("refusals::a_folder_that_may_not_be_written", &[("nobody".to_string(), why)]);
         };
         model_folder::finished(output).says(7, &["not allowed", part, "hint: check owner and permissions"]);
     }

@@ -52,7 +52,7 @@ fn any_split_and_any_checkpoint_policy() {
 
 #[test]
 fn devices_equal_the_cpu() {
-    short_runs::devices_equal_the_cpu(&runs());
+    short_runs::devices_equal_the_cpu("laws::devices_equal_the_cpu", &runs());
 }
 
 /// Logits of documents in one row.

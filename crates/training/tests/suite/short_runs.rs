@@ -2,10 +2,10 @@
 
 use crate::hard_to_route::{Ties, rows_of};
 use isobit_autograd::Policy;
+use isobit_conformance::devices_or_skips;
 use isobit_kernels::backend::BegunDigest;
-use isobit_kernels::gpu::{Api, Selector, list};
 use isobit_kernels::op::AnyBuffer;
-use isobit_kernels::{Backend, Cpu, Device, Gpu, Path as CpuPath};
+use isobit_kernels::{Backend, Cpu, Device, Path as CpuPath};
 use isobit_models::build::{Built, Settings};
 use isobit_models::weights::Weights;
 use isobit_models::{Config, Trained, build};
@@ -118,15 +118,12 @@ pub(crate) fn any_split_and_any_checkpoint_policy(runs: Vec<Run>) {
     }
 }
 
-/// Law 10 on whatever device there is; the `paths` test of the conformance suite counts the missing ones.
-pub(crate) fn devices_equal_the_cpu(runs: &[Run]) {
-    for api in Api::ALL {
-        for index in 0..list(api).map_or(0, |devices| devices.len()) {
-            let Ok(gpu) = Gpu::open(Selector { api, index }) else { continue };
-            for run in runs {
-                let run = Run { policy: Policy::Full, micro_batch_size: 2, ..run.clone() };
-                assert_eq!(run.on(gpu.clone()), run.on(cpu(2, CpuPath::best())), "{} on {}", run.name, gpu.name());
-            }
+/// Law 10 on whatever device there is. A missing one is printed and counted, or a failure where it is required.
+pub(crate) fn devices_equal_the_cpu(test: &str, runs: &[Run]) {
+    for gpu in devices_or_skips(test) {
+        for run in runs {
+            let run = Run { policy: Policy::Full, micro_batch_size: 2, ..run.clone() };
+            assert_eq!(run.on(gpu.clone()), run.on(cpu(2, CpuPath::best())), "{} on {}", run.name, gpu.name());
         }
     }
 }
