@@ -33,7 +33,7 @@ A line that ends in a backslash goes on in the next; \"\"\" begins and ends a me
 const POSITIONS_MOST: usize = 4096;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let chosen = Chosen::parse(&arguments.model.device, arguments.model.threads)?;
+    let chosen = Chosen::parse(&arguments.model.options.device, arguments.model.options.threads)?;
     arguments.sampling.rule()?;
     let texts = Texts::open(&arguments.model).map_err(|error| failed(&error))?;
     texts.needs_template("use `isobit generate`, which continues a text as it stands")?;
@@ -68,12 +68,13 @@ impl Job for Chatting<'_> {
 /// The line at the start.
 fn about<B: Backend>(model: &model::Arguments, built: &Built<B>, terminal: bool) -> String {
     let name = model.model.file_name().map_or(model.model.as_os_str(), |name| name).to_string_lossy();
-    let adapter = model.adapter.as_ref().map_or(String::new(), |folder| format!(" with adapter {}", folder.display()));
+    let adapter =
+        model.options.adapter.as_ref().map_or(String::new(), |folder| format!(" with adapter {}", folder.display()));
     let help = if terminal { "; type /help for commands" } else { "" };
     format!(
         "{name}{adapter}: {} layers on {}, profile {}, room for {} tokens{help}",
         built.model.config.layers.len(),
-        model.device,
+        model.options.device,
         model.profile_name(),
         built.model.positions
     )

@@ -156,7 +156,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             let (tokenizer, template) = check.input.open()?;
             let (_, report) = data::check(&check.input.config(), tokenizer.as_ref(), template.as_ref())?;
             print_report(&mut out, check, &report).map_err(|error| Failure::output(&error))?;
-            refuse_bad(&report)
+            refuse_bad(&report).map_err(Failure::told)
         }
         Command::Show(show) => {
             let (tokenizer, template) = show.input.open()?;

@@ -16,8 +16,11 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
+    /// Model folder in Hugging Face layout; without one, the base model of the config
+    #[arg(long, value_name = "FOLDER", required_unless_present = "config")]
+    model: Option<PathBuf>,
     #[command(flatten)]
-    model: model::Arguments,
+    options: model::Options,
     /// Data files: JSONL or JSON arrays; without any, the rows that the config evaluates on
     #[arg(long, value_name = "FILE", required_unless_present = "config", num_args = 1..)]
     data: Vec<PathBuf>,
@@ -66,36 +69,38 @@ impl Arguments {
             || self.allow_untrainable_rows.is_some()
             || self.drop_special_token_rows.is_some()
             || self.date.is_some()
-            || !self.model.template_var.is_empty()
+            || !self.options.template_var.is_empty()
     }
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let chosen = Chosen::parse(&arguments.model.device, arguments.model.threads)?;
+    let chosen = Chosen::parse(&arguments.options.device, arguments.options.threads)?;
     let run = match &arguments.config {
         Some(path) => Some(config::read(path, &[]).map_err(|error| failed(&error.into()))?.run),
         None => None,
     };
-    let mut model = arguments.model.clone();
-    if let (None, Some(run)) = (&model.profile, &run) {
-        model.profile = Some(run.profile.name().to_string());
+    let folder = arguments.model.as_ref().or(run.as_ref().map(|run| &run.base_model));
+    let folder = folder.ok_or_else(|| Failure::usage("no model is named", "name its folder with `--model`"))?;
+    let mut model = model::Arguments { model: folder.clone(), options: arguments.options.clone() };
+    if let (None, Some(run)) = (&model.options.profile, &run) {
+        model.options.profile = Some(run.profile.name().to_string());
     }
-    let rows = rows(arguments, run.as_ref())?;
+    let rows = rows(arguments, folder, run.as_ref())?;
     let evaluation = on_device(&chosen, Evaluating { arguments, model: &model, rows: &rows })??;
     print(arguments, &evaluation).map_err(|error| Failure::output(&error))
 }
 
-fn rows(arguments: &Arguments, run: Option<&Run>) -> Result<Vec<TokenRow>, Failure> {
+fn rows(arguments: &Arguments, folder: &Path, run: Option<&Run>) -> Result<Vec<TokenRow>, Failure> {
     match run {
         Some(run) if arguments.data.is_empty() && !matches!(run.eval.rows, EvalRows::File(_)) => {
-            held_out(arguments, run)
+            held_out(arguments, folder, run)
         }
-        _ => of_files(arguments, run).map_err(|error| failed(&error)),
+        _ => of_files(arguments, folder, run).map_err(|error| failed(&error)),
     }
 }
 
 /// The rows that a run holds out of its training data.
-fn held_out(arguments: &Arguments, run: &Run) -> Result<Vec<TokenRow>, Failure> {
+fn held_out(arguments: &Arguments, folder: &Path, run: &Run) -> Result<Vec<TokenRow>, Failure> {
     if !run.has_eval() {
         return Err(Failure::usage("the config has nothing to evaluate on", "name files with `--data`"));
     }
@@ -103,13 +108,12 @@ fn held_out(arguments: &Arguments, run: &Run) -> Result<Vec<TokenRow>, Failure> 
         let hint = "name files with `--data`, or leave out the arguments that change how data are read";
         return Err(Failure::usage("which rows a run holds out depends on how it reads its data", hint));
     }
-    let model = model_config(&arguments.model.model).map_err(|error| failed(&error))?;
-    let run = Run { base_model: arguments.model.model.clone(), ..run.clone() };
+    let model = model_config(folder).map_err(|error| failed(&error))?;
+    let run = Run { base_model: folder.to_path_buf(), ..run.clone() };
     prepare::rows(&run, &model).map(|rows| rows.eval).map_err(|error| failed(&error))
 }
 
-fn of_files(arguments: &Arguments, run: Option<&Run>) -> Result<Vec<TokenRow>, RunError> {
-    let folder: &Path = &arguments.model.model;
+fn of_files(arguments: &Arguments, folder: &Path, run: Option<&Run>) -> Result<Vec<TokenRow>, RunError> {
     let config = model_config(folder)?;
     let mut wanted = match run {
         Some(run) => data_config(run, &[])?,
@@ -128,7 +132,7 @@ fn of_files(arguments: &Arguments, run: Option<&Run>) -> Result<Vec<TokenRow>, R
     wanted.completion_only_loss = arguments.completion_only_loss.or(wanted.completion_only_loss);
     wanted.allow_untrainable_rows = arguments.allow_untrainable_rows.unwrap_or(wanted.allow_untrainable_rows);
     wanted.drop_special_token_rows = arguments.drop_special_token_rows.unwrap_or(wanted.drop_special_token_rows);
-    wanted.variables.merge(crate::data::variables(&arguments.model.template_var));
+    wanted.variables.merge(crate::data::variables(&arguments.options.template_var));
     wanted.vocabulary = Some(config.vocabulary);
     if let Some(date) = &arguments.date {
         wanted.date.clone_from(date);

@@ -71,7 +71,7 @@ impl Texts {
     pub(crate) fn open(arguments: &model::Arguments) -> Result<Self, RunError> {
         let config = model_config(&arguments.model)?;
         let (tokenizer, template) = data::open(&arguments.model, &data::DataConfig::default().date)?;
-        let variables = crate::data::variables(&arguments.template_var);
+        let variables = crate::data::variables(&arguments.options.template_var);
         Ok(Self { tokenizer, template, max_positions: config.max_positions, vocabulary: config.vocabulary, variables })
     }
 
@@ -193,7 +193,7 @@ impl<'a, W: Write> Stream<'a, W> {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let chosen = Chosen::parse(&arguments.model.device, arguments.model.threads)?;
+    let chosen = Chosen::parse(&arguments.model.options.device, arguments.model.options.threads)?;
     arguments.sampling.rule()?;
     let texts = Texts::open(&arguments.model).map_err(|error| failed(&error))?;
     note_conversations(arguments, &texts);
@@ -283,7 +283,9 @@ fn print_json(prompt: &str, results: &[(&str, String, Vec<u32>)]) -> std::io::Re
 
 /// An adapter that learned conversations, and a prompt that is none.
 fn note_conversations(arguments: &Arguments, texts: &Texts) {
-    let (Some(adapter), Some(_), false) = (&arguments.model.adapter, &texts.template, arguments.chat) else { return };
+    let (Some(adapter), Some(_), false) = (&arguments.model.options.adapter, &texts.template, arguments.chat) else {
+        return;
+    };
     if let Some(format) = adapter::conversations(adapter) {
         tell(&format!(
             "note: this adapter was trained on conversations (`{format}`): `--chat` puts the prompt through the chat template \

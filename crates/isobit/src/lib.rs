@@ -29,6 +29,7 @@ pub use exit_codes::EXIT_CODES;
 use clap::{CommandFactory, Parser, Subcommand};
 use isobit_kernels::buffer::OutOfMemory;
 use isobit_kernels::float_state;
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
 
@@ -94,6 +95,31 @@ impl Failure {
         Self { code: 6, message: message.into(), hint: Some(hint.into()) }
     }
 
+    /// Tells it now and leaves the exit code: for a command whose result is printed and says the same, so that no event
+    /// follows it.
+    fn told(self) -> Self {
+        self.tell();
+        Self { code: self.code, message: String::new(), hint: None }
+    }
+
+    fn tell(&self) {
+        if !self.message.is_empty() {
+            train::tell(&format!("error: {}", self.message));
+        }
+        if let Some(hint) = &self.hint {
+            train::tell(&format!("hint: {hint}"));
+        }
+    }
+
+    /// The last line of a command that was asked for JSON. Whether anybody reads it changes nothing.
+    fn tell_event(&self) {
+        let Self { code, message, hint } = self;
+        let event = serde_json::json!({
+            "schema": "isobit.error/1", "event": "error", "exit": code, "message": message, "hint": hint,
+        });
+        let _ = writeln!(std::io::stdout().lock(), "{event}");
+    }
+
     /// A difference was found and printed: an exit code without a message.
     fn difference() -> Self {
         Self { code: 1, message: String::new(), hint: None }
@@ -122,7 +148,10 @@ impl Failure {
 pub fn main() -> ExitCode {
     // A preloaded library may have changed how this process rounds.
     float_state::restore();
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(refusal) => return refused(&refusal),
+    };
     let result = catch_unwind(AssertUnwindSafe(|| run(arguments.command)));
     let result = result.unwrap_or_else(|thrown| match thrown.downcast_ref::<OutOfMemory>() {
         Some(OutOfMemory { bytes }) => Err(Failure::out_of_memory(*bytes)),
@@ -131,15 +160,33 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            if !failure.message.is_empty() {
-                train::tell(&format!("error: {}", failure.message));
-            }
-            if let Some(hint) = failure.hint {
-                train::tell(&format!("hint: {hint}"));
+            failure.tell();
+            if !failure.message.is_empty() && json_is_wanted(std::env::args_os()) {
+                failure.tell_event();
             }
             ExitCode::from(failure.code)
         }
     }
+}
+
+/// A command line that is not run: help and version are results, all else is a usage error.
+fn refused(refusal: &clap::Error) -> ExitCode {
+    let printed = refusal.print().and_then(|()| std::io::stdout().flush());
+    if refusal.use_stderr() {
+        if json_is_wanted(std::env::args_os()) {
+            // The first paragraph is the error; the usage follows.
+            let text = refusal.render().to_string();
+            let message = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+            Failure { code: 2, message: message.to_string(), hint: None }.tell_event();
+        }
+        return ExitCode::from(2);
+    }
+    printed.map_or_else(|error| ExitCode::from(Failure::output(&error).code), |()| ExitCode::SUCCESS)
+}
+
+/// Whether the command line asks for JSON: read from the words themselves, since a usage error leaves nothing else.
+fn json_is_wanted(words: impl Iterator<Item = std::ffi::OsString>) -> bool {
+    words.take_while(|word| word != "--").any(|word| word == "--json")
 }
 
 fn run(command: Command) -> Result<(), Failure> {

@@ -18,6 +18,13 @@ pub(crate) struct Arguments {
     /// Model folder in Hugging Face layout
     #[arg(long, value_name = "FOLDER")]
     pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) options: Options,
+}
+
+/// What a model is used with, wherever its folder is named.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Options {
     /// Adapter folder (adapter_config.json, adapter_model.safetensors), ours or PEFT's; or a run or checkpoint of ours
     #[arg(long, value_name = "FOLDER")]
     pub(crate) adapter: Option<PathBuf>,
@@ -42,7 +49,7 @@ impl Arguments {
     }
 
     pub(crate) fn profile_name(&self) -> &str {
-        self.profile.as_deref().unwrap_or(Profile::X2.name())
+        self.options.profile.as_deref().unwrap_or(Profile::X2.name())
     }
 
     /// Builds the model for sequences of at most `positions` tokens.
@@ -53,7 +60,7 @@ impl Arguments {
         with_adapter: bool,
     ) -> Result<Built<B>, Failure> {
         let profile = self.profile()?;
-        let adapter = self.adapter.as_deref().filter(|_| with_adapter).map(adapter::located).transpose()?;
+        let adapter = self.options.adapter.as_deref().filter(|_| with_adapter).map(adapter::located).transpose()?;
         self.built(backend, profile, positions, adapter.as_deref(), with_adapter).map_err(|error| {
             let mut failure = failed(&error);
             if let Some(adapter) = adapter.as_deref().filter(|_| is_misfit(&error)) {

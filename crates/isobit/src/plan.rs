@@ -47,7 +47,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let meeting = meet(&run, arguments.memory)?;
     tell_unused(&run)?;
     print(&meeting, arguments).map_err(|error| Failure::output(&error))?;
-    meeting.refusal(&run).map_or(Ok(()), Err)
+    // The result is printed, and says that it does not fit.
+    meeting.refusal(&run).map_or(Ok(()), |refusal| Err(refusal.told()))
 }
 
 /// Warns of tensors that the model has and a run would not use.

@@ -74,6 +74,7 @@ struct Line<'a> {
     schema: &'static str,
     model: &'a str,
     batch: usize,
+    micro_batch: usize,
     seq: usize,
     device: &'a str,
     profile: &'a str,
@@ -196,6 +197,7 @@ fn measure<B: Backend>(backend: B, subject: &Subject, arguments: &Arguments, ops
         schema: "isobit.bench.step/1",
         model: &subject.name,
         batch: rows.len(),
+        micro_batch: settings.micro_batch_size.min(rows.len()),
         seq: rows.iter().map(|row| row.tokens.len()).max().unwrap_or(0),
         device: &subject.device,
         profile: settings.profile.name(),
@@ -304,10 +306,12 @@ fn print(line: &Line, json: bool) -> std::io::Result<()> {
         let gib = line.peak_bytes as f64 / f64::from(1 << 30);
         writeln!(
             out,
-            "{} {}x{} on {}, {}, checkpointing {}: {:.1} tokens/s, {:.3} s a step, {gib:.2} GiB resident at most, loss {:.4}",
+            "{} {}x{} in micro-batches of {} on {}, {}, checkpointing {}: {:.1} tokens/s, {:.3} s a step, \
+             {gib:.2} GiB resident at most, loss {:.4}",
             line.model,
             line.batch,
             line.seq,
+            line.micro_batch,
             line.device,
             line.profile,
             line.checkpointing,

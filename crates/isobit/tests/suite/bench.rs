@@ -116,12 +116,14 @@ fn a_config_is_measured() {
     let line = &ran.json()[0];
     assert_eq!((&line["model"], &line["batch"], &line["threads"]), (&"model".into(), &8.into(), &1.into()));
     assert_eq!((&line["checkpointing"], &line["device"]), (&"full".into(), &"cpu".into()));
+    assert_eq!(line["micro_batch"], 4, "the split is said");
     // Rows of the data, not of the longest length.
     assert!(line["seq"].as_u64().is_some_and(|seq| (2..64).contains(&seq)), "{line}");
     let other = ["training.micro_batch_size=1", "training.gradient_accumulation_steps=8"];
     let other = [other[0], "--set", other[1], "--set", "training.gradient_checkpointing=none"];
     let other = &folder.run(&[&step[..], &other].concat()).json()[0];
     assert_eq!((&other["loss"], &other["checkpointing"]), (&line["loss"], &"none".into()), "same bits");
+    assert_eq!((&other["batch"], &other["micro_batch"]), (&8.into(), &1.into()));
     folder.run(&["bench", "step", "--config", "config.toml", "--model", "tiny"]).says(2, &["cannot be used with"]);
     folder.run(&["bench", "step", "--set", "seed=1"]).says(2, &["--config"]);
     folder.run(&["bench", "step", "--config", "nowhere.toml"]).says(2, &["nowhere.toml"]);

@@ -20,6 +20,11 @@ fn a_runs_config_gives_the_runs_own_evaluation() {
     let last = evals.last().expect("an evaluation")["loss"].as_f64().expect("a loss");
     let config = ["--config", "out/config.resolved.toml", "--adapter", "out/final"];
     assert_eq!(loss(&folder, &config), format!("{:016x}", last.to_bits()));
+    // The model is the run's unless another is named.
+    let alone = folder.run(&[&["eval", "--json", "--threads", "1"], &config[..]].concat());
+    assert_eq!((alone.code, alone.json()[0]["loss_bits"].clone()), (0, format!("{:016x}", last.to_bits()).into()));
+    let other = ["eval", "--model", "nowhere", "--config", "out/config.resolved.toml"];
+    folder.run(&other).says(2, &["nowhere"]);
     // The profile is the run's unless another is asked for.
     assert_ne!(loss(&folder, &config), loss(&folder, &[&config[..], &["--profile", "x2"]].concat()));
     // A file goes over the rows held out, and is read with the run's fields.
@@ -31,6 +36,7 @@ fn a_runs_config_gives_the_runs_own_evaluation() {
     let held = ["eval", "--model", "model", "--config", "out/config.resolved.toml", "--max-seq-length", "32"];
     folder.run(&held).says(2, &["which rows a run holds out depends on how it reads its data"]);
     folder.run(&["eval", "--model", "model"]).says(2, &["--data"]);
+    folder.run(&["eval", "--data", "data.jsonl"]).says(2, &["--model"]);
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod generate;
 mod hints;
 mod init;
 mod interrupt;
+mod json_errors;
 mod machine;
 mod model_files;
 mod model_folder;

@@ -32,6 +32,9 @@ fn a_closed_pipe_ends_quietly() {
         vec!["diff", "first", "first"],
         vec!["plan", "config.toml", "--explain"],
         vec!["plan", "config.toml", "--json"],
+        vec!["--help"],
+        vec!["--version"],
+        vec!["bench", "step", "--help"],
         vec!["devices"],
         vec!["models"],
         vec!["man"],
@@ -55,6 +58,8 @@ fn errors_keep_their_code_when_nobody_reads_them() {
     let folder = Folder::new(Shape::TINY);
     for (arguments, code) in [
         (&["diff", "nowhere", "nowhere"][..], 2),
+        (&["diff", "nowhere", "nowhere", "--json"], 2),
+        (&["diff", "nowhere"], 2),
         (&["plan", "config.toml", "--set", "threads=many"], 2),
         (&["train", "config.toml", "--set", "datasets.0.path=config.toml"], 3),
     ] {
