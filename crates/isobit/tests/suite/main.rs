@@ -24,6 +24,7 @@ mod plan;
 mod quantized;
 mod refusals;
 mod resume;
+mod snapshots;
 mod talk;
 mod targets;
 mod templates;
