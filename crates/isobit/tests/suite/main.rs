@@ -19,6 +19,7 @@ mod json_errors;
 mod machine;
 mod model_files;
 mod model_folder;
+mod models;
 mod pipes;
 mod plan;
 mod quantized;
