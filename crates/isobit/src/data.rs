@@ -3,9 +3,10 @@
 
 use crate::Failure;
 use isobit_training::data::{
-    self, Bad, DataConfig, DataError, Dataset, Kind, Report, Row, Source, Template, Tokenizer, Variables,
+    self, Bad, DataConfig, DataError, Kind, Report, RowSource, Template, Tokenizer, Variables,
 };
 use isobit_training::prepare::model_config;
+use isobit_training::row::Row;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -124,7 +125,7 @@ impl Input {
         data::open_if_there(&self.model, &self.date)
     }
 
-    fn place(&self, source: Source) -> String {
+    fn place(&self, source: RowSource) -> String {
         format!("{}:{}", self.data[source.file].display(), source.line)
     }
 }
@@ -160,8 +161,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         Command::Show(show) => {
             let (tokenizer, template) = show.input.open()?;
-            let (dataset, _) = data::load(&show.input.config(), tokenizer.as_ref(), template.as_ref())?;
-            print_rows(&mut out, show, &dataset, tokenizer.as_ref()).map_err(|error| Failure::output(&error))?
+            let (rows, _) = data::load(&show.input.config(), tokenizer.as_ref(), template.as_ref())?;
+            print_rows(&mut out, show, &rows, tokenizer.as_ref()).map_err(|error| Failure::output(&error))?
         }
     }
 }
@@ -170,10 +171,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 fn print_rows(
     out: &mut (impl Write + IsTerminal),
     show: &Show,
-    dataset: &Dataset,
+    rows: &[Row],
     tokenizer: Option<&Tokenizer>,
 ) -> std::io::Result<Result<(), Failure>> {
-    let count = dataset.rows.len();
+    let count = rows.len();
     let range = show.rows.clone().unwrap_or(show.row..show.row.saturating_add(1));
     if range.start >= count {
         let message = format!("there is no row {}", range.start);
@@ -181,7 +182,7 @@ fn print_rows(
     }
     let colour = out.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     for index in range.start..range.end.min(count) {
-        let shown = Shown { index, row: &dataset.rows[index], input: &show.input, tokenizer, colour };
+        let shown = Shown { index, row: &rows[index], input: &show.input, tokenizer, colour };
         match (show.json, show.tokens || tokenizer.is_none()) {
             (true, _) => print_json(out, &shown)?,
             (false, true) => print_tokens(out, &shown)?,
@@ -204,7 +205,7 @@ struct Shown<'a> {
 impl Shown<'_> {
     /// Where its documents come from, each place once.
     fn places(&self) -> Vec<String> {
-        let mut places: Vec<String> = self.row.sources.iter().map(|source| self.input.place(*source)).collect();
+        let mut places: Vec<String> = self.row.sources().iter().map(|source| self.input.place(*source)).collect();
         places.dedup();
         places
     }
@@ -350,14 +351,14 @@ fn pieces(shown: &Shown<'_>) -> Vec<Piece> {
     let row = shown.row;
     let mut pieces = Vec::new();
     let mut start = 0;
-    while start < row.tokens.len() {
-        let target = row.targets[start];
-        let joins = |at: &usize| row.targets[*at] == target && !row.document_starts.contains(at);
-        let last = (start + 1..row.tokens.len().min(start + TOKENS_MAX)).take_while(joins).last().unwrap_or(start);
+    while start < row.tokens().len() {
+        let target = row.targets()[start];
+        let joins = |at: &usize| row.targets()[*at] == target && !row.document_starts().contains(at);
+        let last = (start + 1..row.tokens().len().min(start + TOKENS_MAX)).take_while(joins).last().unwrap_or(start);
         let whole = (start..=last)
-            .map(|end| (end + 1, shown.decoded(&row.tokens[start..=end])))
+            .map(|end| (end + 1, shown.decoded(&row.tokens()[start..=end])))
             .find(|(_, text)| !text.contains('\u{fffd}'));
-        let (end, text) = whole.unwrap_or_else(|| (start + 1, shown.decoded(&row.tokens[start..=start])));
+        let (end, text) = whole.unwrap_or_else(|| (start + 1, shown.decoded(&row.tokens()[start..=start])));
         pieces.push(Piece { tokens: start..end, text, target });
         start = end;
     }
@@ -379,8 +380,8 @@ fn printable(text: &str) -> String {
 }
 
 fn header(out: &mut impl Write, shown: &Shown<'_>) -> std::io::Result<()> {
-    let trainable = shown.row.targets.iter().filter(|target| **target).count();
-    let (places, tokens) = (shown.places().join(", "), shown.row.tokens.len());
+    let trainable = shown.row.target_count();
+    let (places, tokens) = (shown.places().join(", "), shown.row.tokens().len());
     writeln!(out, "row {} from {places}: {tokens} tokens, {trainable} trained on", shown.index)
 }
 
@@ -390,7 +391,7 @@ fn print_text(out: &mut impl Write, shown: &Shown<'_>) -> std::io::Result<()> {
     let (open, close) = if shown.colour { ("\x1b[32m⟦", "⟧\x1b[0m") } else { ("⟦", "⟧") };
     let mut inside = false;
     for piece in pieces(shown) {
-        let new_document = piece.tokens.start > 0 && row.document_starts.contains(&piece.tokens.start);
+        let new_document = piece.tokens.start > 0 && row.document_starts().contains(&piece.tokens.start);
         if inside && (!piece.target || new_document) {
             write!(out, "{close}")?;
             inside = false;
@@ -413,7 +414,7 @@ fn print_tokens(out: &mut impl Write, shown: &Shown<'_>) -> std::io::Result<()> 
     let row = shown.row;
     for piece in pieces(shown) {
         for index in piece.tokens.clone() {
-            let (mark, on, off) = match (row.targets[index], shown.colour) {
+            let (mark, on, off) = match (row.targets()[index], shown.colour) {
                 (true, true) => ('*', "\x1b[32m", "\x1b[0m"),
                 (true, false) => ('*', "", ""),
                 (false, _) => (' ', "", ""),
@@ -424,7 +425,7 @@ fn print_tokens(out: &mut impl Write, shown: &Shown<'_>) -> std::io::Result<()> 
                 Some(_) if index == piece.tokens.start => format!("{:?}", piece.text),
                 Some(_) => "…".to_owned(),
             };
-            writeln!(out, "{on}{index:>6} {:>7} {mark} {}{off}", row.tokens[index], printable(&text))?;
+            writeln!(out, "{on}{index:>6} {:>7} {mark} {}{off}", row.tokens()[index], printable(&text))?;
         }
     }
     out.flush()
@@ -446,11 +447,11 @@ fn print_json(out: &mut impl Write, shown: &Shown<'_>) -> std::io::Result<()> {
     let line = ShowLine {
         schema: "isobit.data-show/1",
         row: shown.index,
-        sources: row.sources.iter().map(|source| shown.input.place(*source)).collect(),
-        tokens: &row.tokens,
-        targets: &row.targets,
-        document_starts: &row.document_starts,
-        text: shown.tokenizer.map(|tokenizer| tokenizer.decode(&row.tokens)),
+        sources: row.sources().iter().map(|source| shown.input.place(*source)).collect(),
+        tokens: row.tokens(),
+        targets: row.targets(),
+        document_starts: row.document_starts(),
+        text: shown.tokenizer.map(|tokenizer| tokenizer.decode(row.tokens())),
     };
     writeln!(out, "{}", serde_json::to_string(&line)?)?;
     out.flush()

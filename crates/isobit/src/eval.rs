@@ -6,10 +6,10 @@ use crate::backend::{Chosen, Job, on_device};
 use crate::model;
 use crate::train::failed;
 use isobit_kernels::Backend;
-use isobit_training::batch::TokenRow;
 use isobit_training::config::{self, EvalRows, Run};
 use isobit_training::data::{self, DataConfig};
-use isobit_training::prepare::{self, RunError, data_config, model_config, token_rows};
+use isobit_training::prepare::{self, RunError, data_config, model_config};
+use isobit_training::row::Row;
 use isobit_training::step::{Evaluation, Trainer};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -90,7 +90,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     print(arguments, &evaluation).map_err(|error| Failure::output(&error))
 }
 
-fn rows(arguments: &Arguments, folder: &Path, run: Option<&Run>) -> Result<Vec<TokenRow>, Failure> {
+fn rows(arguments: &Arguments, folder: &Path, run: Option<&Run>) -> Result<Vec<Row>, Failure> {
     match run {
         Some(run) if arguments.data.is_empty() && !matches!(run.eval.rows, EvalRows::File(_)) => {
             held_out(arguments, folder, run)
@@ -100,7 +100,7 @@ fn rows(arguments: &Arguments, folder: &Path, run: Option<&Run>) -> Result<Vec<T
 }
 
 /// The rows that a run holds out of its training data.
-fn held_out(arguments: &Arguments, folder: &Path, run: &Run) -> Result<Vec<TokenRow>, Failure> {
+fn held_out(arguments: &Arguments, folder: &Path, run: &Run) -> Result<Vec<Row>, Failure> {
     if !run.has_eval() {
         return Err(Failure::usage("the config has nothing to evaluate on", "name files with `--data`"));
     }
@@ -113,7 +113,7 @@ fn held_out(arguments: &Arguments, folder: &Path, run: &Run) -> Result<Vec<Token
     prepare::rows(&run, &model).map(|rows| rows.eval).map_err(|error| failed(&error))
 }
 
-fn of_files(arguments: &Arguments, folder: &Path, run: Option<&Run>) -> Result<Vec<TokenRow>, RunError> {
+fn of_files(arguments: &Arguments, folder: &Path, run: Option<&Run>) -> Result<Vec<Row>, RunError> {
     let config = model_config(folder)?;
     let mut wanted = match run {
         Some(run) => data_config(run, &[])?,
@@ -138,14 +138,13 @@ fn of_files(arguments: &Arguments, folder: &Path, run: Option<&Run>) -> Result<V
         wanted.date.clone_from(date);
     }
     let (tokenizer, template) = data::open_if_there(folder, &wanted.date)?;
-    let (dataset, _) = data::load(&wanted, tokenizer.as_ref(), template.as_ref())?;
-    token_rows(dataset.rows, config.vocabulary)
+    Ok(data::load(&wanted, tokenizer.as_ref(), template.as_ref())?.0)
 }
 
 struct Evaluating<'a> {
     arguments: &'a Arguments,
     model: &'a model::Arguments,
-    rows: &'a [TokenRow],
+    rows: &'a [Row],
 }
 
 impl Job for Evaluating<'_> {
@@ -153,10 +152,10 @@ impl Job for Evaluating<'_> {
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
         let model = self.model;
-        let longest = self.rows.iter().map(|row| row.tokens.len()).max().unwrap_or(1);
+        let longest = self.rows.iter().map(|row| row.tokens().len()).max().unwrap_or(1);
         let built = model.build(&backend, longest, true)?;
         let trainer = Trainer::new(backend, built);
-        let rows: Vec<&TokenRow> = self.rows.iter().collect();
+        let rows: Vec<&Row> = self.rows.iter().collect();
         let evaluation = trainer.evaluate(&rows, model.profile()?, self.arguments.micro_batch_size as usize);
         evaluation.map_err(|error| failed(&error.into()))
     }

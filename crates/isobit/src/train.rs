@@ -6,10 +6,10 @@ use crate::ending;
 use crate::progress::Console;
 use isobit_kernels::Backend;
 use isobit_models::config::{AttentionKind, MlpKind};
-use isobit_training::batch::TokenRow;
 use isobit_training::checkpoint::{Start, step_of};
 use isobit_training::config::{self, Run, Settled};
 use isobit_training::prepare::{Prepared, RunError, prepare, profile, step_settings};
+use isobit_training::row::Row;
 use isobit_training::run::{Outcome, train};
 use isobit_training::signal;
 use std::io::Write;
@@ -79,8 +79,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         tell(&format!(
             "{} rows, {} tokens, {} of them targets; {} updates",
             prepared.train.len(),
-            prepared.train.iter().map(|row| row.tokens.len()).sum::<usize>(),
-            prepared.train.iter().map(TokenRow::target_count).sum::<usize>(),
+            prepared.train.iter().map(|row| row.tokens().len()).sum::<usize>(),
+            prepared.train.iter().map(Row::target_count).sum::<usize>(),
             prepared.steps.total
         ));
         if let Some(line) = kinds(&prepared) {

@@ -1,34 +1,11 @@
 //! Rows of a step as a micro-batch: tokens one after another, no padding, documents and positions beside them.
 
+use crate::row::Row;
 use isobit_autograd::{Layout, Targets};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{IGNORED, Span};
 use isobit_kernels::tensor::U32;
 use isobit_numerics::philox::{Key, Purpose};
-
-/// One row of training: tokens, which of them are targets, and where its documents start.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TokenRow {
-    pub tokens: Vec<u32>,
-    /// Token `t` counts: it is predicted from the tokens before it in its document.
-    pub targets: Vec<bool>,
-    /// Starts of the documents, then the end.
-    pub document_starts: Vec<usize>,
-}
-
-impl TokenRow {
-    /// A single document.
-    pub fn document(tokens: Vec<u32>, targets: Vec<bool>) -> Self {
-        let document_starts = vec![0, tokens.len()];
-        Self { tokens, targets, document_starts }
-    }
-
-    /// Tokens that count. The first of a document never does: nothing predicts it.
-    pub fn target_count(&self) -> usize {
-        let first = |token: &usize| self.document_starts.contains(token);
-        (0..self.tokens.len()).filter(|token| self.targets[*token] && !first(token)).count()
-    }
-}
 
 /// Where a micro-batch stands in the run.
 #[derive(Clone, Copy, Debug)]
@@ -51,21 +28,21 @@ pub struct Batch<B: Backend> {
 }
 
 impl<B: Backend> Batch<B> {
-    pub fn new(backend: &B, rows: &[&TokenRow], place: Place) -> Self {
+    pub fn new(backend: &B, rows: &[&Row], place: Place) -> Self {
         let (mut ids, mut labels, mut positions) = (Vec::new(), Vec::new(), Vec::new());
         let (mut row_starts, mut spans) = (vec![0], Vec::new());
         for row in rows {
-            for document in row.document_starts.windows(2) {
-                let (start, range) = (ids.len(), document[0]..document[1]);
-                let span = start..start + range.len();
+            let start = ids.len();
+            for document in row.document_starts().windows(2) {
+                let span = start + document[0]..start + document[1];
+                positions.extend((0..span.len()).map(|position| position as u32));
                 spans.push(Span { queries: span.clone(), keys: span });
-                positions.extend((0..range.len()).map(|position| position as u32));
-                ids.extend_from_slice(&row.tokens[range.clone()]);
-                labels.extend(range.clone().map(|token| {
-                    let next = token + 1;
-                    if next < range.end && row.targets[next] { row.tokens[next] as i32 } else { IGNORED }
-                }));
             }
+            // A token predicts the next one, where that is a target.
+            let next = row.tokens().iter().zip(row.targets()).skip(1);
+            labels.extend(next.map(|(token, target)| if *target { *token as i32 } else { IGNORED }));
+            labels.extend(row.tokens().last().map(|_| IGNORED));
+            ids.extend_from_slice(row.tokens());
             row_starts.push(ids.len());
         }
         let weight: Vec<f32> = labels.iter().map(|label| if *label == IGNORED { 0.0 } else { place.weight }).collect();

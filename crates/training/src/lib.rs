@@ -13,6 +13,7 @@ pub mod metrics;
 pub mod plan;
 pub mod prepare;
 mod quiet;
+pub mod row;
 pub mod run;
 pub mod schedule;
 pub mod signal;

@@ -4,8 +4,8 @@
 //! Beside the device's memory stands what the host holds while a checkpoint is written, all trained
 //! tensors and their moments, and while one is read back: one tensor.
 
-use crate::batch::TokenRow;
 use crate::prepare::RunError;
+use crate::row::Row;
 use crate::step::{StepSettings, Trainer};
 use isobit_kernels::plan::{Counting, Holder, Holdings, Kind, MemoryLayout, Work};
 use isobit_models::build::Settings;
@@ -95,7 +95,7 @@ pub fn memory<L: MemoryLayout>(
     source: &dyn WeightSource,
     settings: &Settings,
     step: &StepSettings,
-    rows: &[&TokenRow],
+    rows: &[&Row],
 ) -> Result<MemoryPlan, RunError> {
     let backend = Counting::new(like);
     let built = build(&backend, model, source, settings)?;
@@ -159,6 +159,6 @@ pub fn least_bytes(model: &Config, tokens: u64) -> u64 {
 }
 
 /// Rows of a step as long as they may be, of zeros: the worst case of a config.
-pub fn longest_rows(count: usize, tokens: usize) -> Vec<TokenRow> {
-    vec![TokenRow::document(vec![0; tokens], vec![true; tokens]); count]
+pub fn longest_rows(count: usize, tokens: usize) -> Vec<Row> {
+    vec![Row::document(vec![0; tokens], vec![true; tokens]); count]
 }

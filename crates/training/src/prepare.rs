@@ -1,9 +1,9 @@
 //! Everything a run needs before the first step: config of the model, weights on disk, tokenised rows, and what identifies them.
 
-use crate::batch::TokenRow;
 use crate::checkpoint::{self, Identity};
 use crate::config::{self, Adapter, Checkpointing, EvalRows, Fields, Run, Steps};
-use crate::data::{self, DataConfig, DataError, Report, Row, Variables};
+use crate::data::{self, DataConfig, DataError, Report, Variables};
+use crate::row::{self, Row};
 use crate::step::{StepError, StepSettings};
 use crate::targets;
 use isobit_autograd::Policy;
@@ -82,8 +82,8 @@ pub struct Prepared {
     pub steps: Steps,
     pub model: Config,
     pub weights: Weights,
-    pub train: Vec<TokenRow>,
-    pub eval: Vec<TokenRow>,
+    pub train: Vec<Row>,
+    pub eval: Vec<Row>,
     pub report: Report,
     pub identity: Identity,
 }
@@ -98,7 +98,7 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
     let steps = run.steps(train.len() as u64);
     let identity = Identity {
         run: run.digest(),
-        data: Hash::of_bytes(format!("{}{}", digest(&train), digest(&eval)).as_bytes()).to_string(),
+        data: Hash::of_bytes(format!("{}{}", row::digest(&train), row::digest(&eval)).as_bytes()).to_string(),
         base: base_digest(&run.base_model, &weights)?.to_string(),
         profile: profile(&run).name().to_string(),
         numerics: isobit_numerics::VERSION.to_string(),
@@ -136,18 +136,17 @@ pub fn is_hub_name(path: &Path) -> bool {
 
 /// The rows of a run, and what came of the data it trains on.
 pub struct Rows {
-    pub train: Vec<TokenRow>,
-    pub eval: Vec<TokenRow>,
+    pub train: Vec<Row>,
+    pub eval: Vec<Row>,
     pub report: Report,
 }
 
 /// Reads the data of a run, and holds rows out of it where it evaluates on those.
 pub fn rows(run: &Run, model: &Config) -> Result<Rows, RunError> {
     let (tokenizer, template) = data::open_if_there(&run.base_model, &run.date)?;
-    let load = |files: &[PathBuf]| -> Result<(Vec<TokenRow>, Report), RunError> {
+    let load = |files: &[PathBuf]| -> Result<(Vec<Row>, Report), RunError> {
         let wanted = DataConfig { vocabulary: Some(model.vocabulary), ..data_config(run, files)? };
-        let (dataset, report) = data::load(&wanted, tokenizer.as_ref(), template.as_ref())?;
-        Ok((token_rows(dataset.rows, model.vocabulary)?, report))
+        Ok(data::load(&wanted, tokenizer.as_ref(), template.as_ref())?)
     };
     let (mut train, report) = load(&run.datasets)?;
     let eval = match &run.eval.rows {
@@ -215,20 +214,8 @@ pub fn data_config(run: &Run, files: &[PathBuf]) -> Result<DataConfig, DataError
     })
 }
 
-/// Rows of data for the step. A token that the model has no row for is a mismatch of tokenizer and model.
-pub fn token_rows(rows: Vec<Row>, vocabulary: usize) -> Result<Vec<TokenRow>, RunError> {
-    let largest = rows.iter().flat_map(|row| &row.tokens).max().copied().unwrap_or(0);
-    if largest as usize >= vocabulary {
-        let what = format!("the tokenizer gives token {largest}, the model has {vocabulary}");
-        return Err(RunError::Refused { what, hint: "use the tokenizer that belongs to the model" });
-    }
-    let convert =
-        |row: Row| TokenRow { tokens: row.tokens, targets: row.targets, document_starts: row.document_starts };
-    Ok(rows.into_iter().map(convert).collect())
-}
-
 /// Takes rows out of the training data: the first of a fixed shuffle.
-fn hold_out(train: &mut Vec<TokenRow>, count: usize, seed: u64) -> Result<Vec<TokenRow>, RunError> {
+fn hold_out(train: &mut Vec<Row>, count: usize, seed: u64) -> Result<Vec<Row>, RunError> {
     if count >= train.len() {
         let what = format!("{count} rows are held out of {}: nothing is left to train on", train.len());
         return Err(RunError::Refused { what, hint: "lower `val_set_size`, or give an evaluation file" });
@@ -241,17 +228,6 @@ fn hold_out(train: &mut Vec<TokenRow>, count: usize, seed: u64) -> Result<Vec<To
     }
     *train = rest;
     Ok(eval)
-}
-
-fn digest(rows: &[TokenRow]) -> Hash {
-    let mut bytes = Vec::new();
-    for row in rows {
-        bytes.extend((row.tokens.len() as u64).to_le_bytes());
-        bytes.extend(row.tokens.iter().flat_map(|token| token.to_le_bytes()));
-        bytes.extend(row.targets.iter().map(|target| u8::from(*target)));
-        bytes.extend(row.document_starts.iter().flat_map(|start| (*start as u64).to_le_bytes()));
-    }
-    Hash::of_bytes(&bytes)
 }
 
 /// Of `config.json`, what lies beside it, and every file of weights.

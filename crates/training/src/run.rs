@@ -2,13 +2,13 @@
 //! stop. What happens at a step is a function of the config and the step alone, so a resumed run is the uninterrupted one.
 #![expect(clippy::float_arithmetic, reason = "means of losses for the metrics")]
 
-use crate::batch::TokenRow;
 use crate::checkpoint::{self, NamedTensor, Opened, Progress, RESOLVED, Snapshot, Start};
 use crate::config::{self, Run};
 use crate::data::order;
 use crate::data_record;
 use crate::metrics::{Event, Metrics, Record, Timing};
 use crate::prepare::{Prepared, RunError, profile, step_settings, trained};
+use crate::row::Row;
 use crate::schedule::Schedule;
 use crate::signal::Signal;
 use crate::step::{Evaluation, StepReport, Trainer};
@@ -238,7 +238,7 @@ fn is_kept(prepared: &Prepared, step: u64, better: bool) -> bool {
 }
 
 /// The rows of the update that follows `completed` updates: a pure function of seed and step.
-fn rows_of(prepared: &Prepared, completed: u64) -> Vec<&TokenRow> {
+fn rows_of(prepared: &Prepared, completed: u64) -> Vec<&Row> {
     let (epoch, place) = (completed / prepared.steps.per_epoch, completed % prepared.steps.per_epoch);
     let (count, together) = (prepared.train.len(), prepared.run.rows_per_update() as usize);
     let start = (place as usize * together).min(count);
@@ -254,11 +254,11 @@ fn evaluate<B: Backend>(
 ) -> Result<bool, RunError> {
     float_state::restore();
     let begun = watch.seconds();
-    let rows: Vec<&TokenRow> = prepared.eval.iter().collect();
+    let rows: Vec<&Row> = prepared.eval.iter().collect();
     let micro = prepared.run.eval.micro_batch_size.max(1) as usize;
     let evaluation = state.trainer.evaluate(&rows, profile(&prepared.run), micro)?;
     let better = state.progress.take_eval(evaluation.loss());
-    let tokens: usize = rows.iter().map(|row| row.tokens.len()).sum();
+    let tokens: usize = rows.iter().map(|row| row.tokens().len()).sum();
     let event =
         Event::Eval { loss: evaluation.loss(), accuracy: evaluation.accuracy(), tokens: evaluation.targets as u64 };
     let timing = timing(watch.seconds() - begun, tokens);

@@ -4,7 +4,8 @@
 //! grouped into micro-batches changes memory and time, never a bit.
 #![expect(clippy::float_arithmetic, reason = "norms and schedules, as numerics.md defines them")]
 
-use crate::batch::{Batch, Place, TokenRow};
+use crate::batch::{Batch, Place};
+use crate::row::Row;
 use isobit_autograd::{Balance, Gradients, Memory, Parameters, Policy, Tape, TapeError};
 use isobit_kernels::op::{AdamWUpdate, IGNORED, Scale, SumSquares};
 use isobit_kernels::tensor::F32;
@@ -110,7 +111,7 @@ impl<B: Backend> Trainer<B> {
     /// Update number `step`, counted from one, over `rows`.
     pub fn step(
         &mut self,
-        rows: &[&TokenRow],
+        rows: &[&Row],
         step: u64,
         learning_rate: f64,
         settings: &StepSettings,
@@ -121,7 +122,7 @@ impl<B: Backend> Trainer<B> {
         let (loss, targets) = self.gradients(&mut gradients, rows, step, settings)?;
         let grad_norm = self.clip(&mut gradients, step, settings.max_grad_norm)?;
         self.update(&gradients, step, learning_rate, settings)?;
-        let tokens = rows.iter().map(|row| row.tokens.len()).sum();
+        let tokens = rows.iter().map(|row| row.tokens().len()).sum();
         Ok(StepReport { loss: loss / targets as f64, grad_norm, tokens, targets })
     }
 
@@ -129,7 +130,7 @@ impl<B: Backend> Trainer<B> {
     pub fn gradients(
         &self,
         gradients: &mut Gradients<B>,
-        rows: &[&TokenRow],
+        rows: &[&Row],
         step: u64,
         settings: &StepSettings,
     ) -> Result<(f64, usize), StepError> {
@@ -226,12 +227,7 @@ impl<B: Backend> Trainer<B> {
     }
 
     /// Loss and accuracy of rows, `micro_batch_size` at a time; the size changes nothing.
-    pub fn evaluate(
-        &self,
-        rows: &[&TokenRow],
-        profile: Profile,
-        micro_batch_size: usize,
-    ) -> Result<Evaluation, StepError> {
+    pub fn evaluate(&self, rows: &[&Row], profile: Profile, micro_batch_size: usize) -> Result<Evaluation, StepError> {
         let mut result = Evaluation::default();
         for (index, micro) in rows.chunks(micro_batch_size).enumerate() {
             let first_row = index * micro_batch_size;

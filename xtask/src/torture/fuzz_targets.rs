@@ -304,17 +304,17 @@ fn rows(place: &Path) -> Result<Check, String> {
     };
     Ok(Box::new(move |input| {
         fresh(&path, input)?;
-        let Ok((dataset, report)) = load(&config, &tokenizer, template.as_ref()) else { return Ok(()) };
-        for row in &dataset.rows {
-            let fits = row.tokens.len() == row.targets.len()
-                && row.tokens.len() <= config.max_seq_length
-                && row.document_starts.first() == Some(&0)
-                && row.document_starts.last() == Some(&row.tokens.len());
+        let Ok((rows, report)) = load(&config, &tokenizer, template.as_ref()) else { return Ok(()) };
+        for row in &rows {
+            let fits = row.tokens().len() == row.targets().len()
+                && row.tokens().len() <= config.max_seq_length
+                && row.document_starts().first() == Some(&0)
+                && row.document_starts().last() == Some(&row.tokens().len());
             if !fits {
-                return Err(format!("a row of {} tokens that does not fit together", row.tokens.len()));
+                return Err(format!("a row of {} tokens that does not fit together", row.tokens().len()));
             }
         }
-        let tokens: usize = dataset.rows.iter().map(|row| row.tokens.len()).sum();
+        let tokens: usize = rows.iter().map(|row| row.tokens().len()).sum();
         if tokens as u64 == report.tokens {
             Ok(())
         } else {

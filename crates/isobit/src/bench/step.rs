@@ -12,8 +12,8 @@ use isobit_models::build::Settings;
 use isobit_models::{Config, LoraConfig, RandomSource, Trained, WeightSource, build};
 use isobit_numerics::philox::{Key, Purpose, word};
 use isobit_numerics::slices::Profile;
-use isobit_training::batch::TokenRow;
 use isobit_training::prepare::{RunError, prepare, step_settings, trained};
+use isobit_training::row::Row;
 use isobit_training::step::{StepError, StepSettings, Trainer};
 use isobit_training::{config, data};
 use serde::Serialize;
@@ -103,7 +103,7 @@ struct Subject {
     source: Box<dyn WeightSource>,
     settings: Settings,
     step: StepSettings,
-    rows: Vec<TokenRow>,
+    rows: Vec<Row>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -190,15 +190,15 @@ fn measure<B: Backend>(backend: B, subject: &Subject, arguments: &Arguments, ops
     let Subject { model, source, settings, .. } = subject;
     let built = build(&backend, model, &**source, settings).map_err(|error| failed(&error.into()))?;
     let mut trainer = Trainer::new(backend, built);
-    let rows: Vec<&TokenRow> = subject.rows.iter().collect();
-    let tokens: usize = rows.iter().map(|row| row.tokens.len()).sum();
+    let rows: Vec<&Row> = subject.rows.iter().collect();
+    let tokens: usize = rows.iter().map(|row| row.tokens().len()).sum();
     let settings = &subject.step;
     let line = |step_s: f64, loss: f64, breakdown: Vec<Share>| Line {
         schema: "isobit.bench.step/1",
         model: &subject.name,
         batch: rows.len(),
         micro_batch: settings.micro_batch_size.min(rows.len()),
-        seq: rows.iter().map(|row| row.tokens.len()).max().unwrap_or(0),
+        seq: rows.iter().map(|row| row.tokens().len()).max().unwrap_or(0),
         device: &subject.device,
         profile: settings.profile.name(),
         checkpointing: settings.policy.name(),
@@ -277,10 +277,10 @@ fn shape(model: &str) -> Result<Config, Failure> {
     Config::parse(&text).map_err(bug)
 }
 
-fn random_row(row: u32, length: u32, config: &Config) -> TokenRow {
+fn random_row(row: u32, length: u32, config: &Config) -> Row {
     let key = Key::new(0, Purpose::TestData);
     let token = |t: u32| word(key, 1, row, 0, u64::from(t)) % config.vocabulary as u32;
-    TokenRow::document((0..length).map(token).collect(), vec![true; length as usize])
+    Row::document((0..length).map(token).collect(), vec![true; length as usize])
 }
 
 #[expect(clippy::disallowed_types, reason = "a benchmark reads the clock")]

@@ -7,6 +7,7 @@ use super::format::Example;
 use super::spans::{self, NoSpans};
 use super::template::Template;
 use super::tokenizer::Tokenizer;
+use crate::row::Row;
 
 /// What the loss counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,18 +17,48 @@ pub(super) struct Loss {
     pub(super) completion_only: bool,
 }
 
-/// An example as tokens.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The row of an example, and what the report says of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tokenised {
-    pub(super) tokens: Vec<u32>,
-    pub(super) targets: Vec<bool>,
-    /// Where further documents start, after the first at 0.
-    pub(super) later_starts: Vec<usize>,
+    pub(super) row: Row,
     /// Number of tokens before truncation.
     pub(super) length: usize,
     /// The last tokens of the prompt changed when the completion followed, and count as completion.
     pub(super) boundary_merged: bool,
     pub(super) untrainable: Option<Untrainable>,
+}
+
+impl Tokenised {
+    fn new(row: Row) -> Self {
+        Self { length: row.tokens().len(), row, boundary_merged: false, untrainable: None }
+    }
+
+    /// A row that is left out whatever its tokens are.
+    fn dropped(why: Untrainable) -> Self {
+        Self { untrainable: Some(why), ..Self::new(Row::document(Vec::new(), Vec::new())) }
+    }
+
+    /// Takes the prompt out of the loss: the tokens that the row shares with the prompt alone, from
+    /// the start.
+    fn after_prompt(mut self, prompt: &[u32]) -> Self {
+        let shared = self.row.tokens().iter().zip(prompt).take_while(|(left, right)| left == right).count();
+        self.row.ignore_first(shared);
+        self.boundary_merged = shared < prompt.len();
+        self
+    }
+
+    /// Cuts the end off and says why nothing is left to train on, where it is so; `nothing` is why
+    /// before the cut.
+    fn finished(mut self, nothing: Untrainable, length_max: usize) -> Self {
+        if self.row.target_count() == 0 {
+            self.untrainable = Some(if self.length < 2 { Untrainable::Empty } else { nothing });
+        }
+        self.row.truncate(length_max);
+        if self.untrainable.is_none() && self.row.target_count() == 0 {
+            self.untrainable = Some(Untrainable::Truncated);
+        }
+        self
+    }
 }
 
 /// Why an example has no tokens.
@@ -78,11 +109,12 @@ impl Tools<'_> {
 pub(super) fn tokenise(example: &Example, tools: Tools<'_>) -> Result<Tokenised, Problem> {
     let Tools { template, loss, length_max, .. } = tools;
     if let Example::Tokens(row) = example {
-        return Ok(finished(row.tokenised(tools.id_limit(), loss)?, Untrainable::NoLabel, length_max));
+        let row = row.row(tools.id_limit(), loss)?;
+        return Ok(Tokenised::new(row).finished(Untrainable::NoLabel, length_max));
     }
     let tokenizer = tools.tokenizer.ok_or(Problem::NoTokenizer)?;
     if tools.drop_special && has_special(example, tokenizer) {
-        return Ok(Tokenised { untrainable: Some(Untrainable::SpecialToken), ..Tokenised::default() });
+        return Ok(Tokenised::dropped(Untrainable::SpecialToken));
     }
     let (tokenised, nothing) = match example {
         Example::Chat(conversation) => {
@@ -99,36 +131,14 @@ pub(super) fn tokenise(example: &Example, tools: Tools<'_>) -> Result<Tokenised,
         Example::Text(text) => {
             let tokens = plain(text, tokenizer)?;
             let targets = vec![true; tokens.len()];
-            (Tokenised { tokens, targets, ..Tokenised::default() }, Untrainable::Empty)
+            (Tokenised::new(Row::document(tokens, targets)), Untrainable::Empty)
         }
         Example::Tokens(_) => unreachable!("rows of tokens are done above"),
     };
-    match tools.vocabulary.zip(tokenised.tokens.iter().max().copied()) {
+    match tools.vocabulary.zip(tokenised.row.tokens().iter().max().copied()) {
         Some((vocabulary, token)) if token as usize >= vocabulary => Err(Problem::Vocabulary { token, vocabulary }),
-        _ => Ok(finished(tokenised, nothing, length_max)),
+        _ => Ok(tokenised.finished(nothing, length_max)),
     }
-}
-
-/// Cuts the end off and says why nothing is left to train on, where it is so; `nothing` is why before the cut.
-fn finished(mut tokenised: Tokenised, nothing: Untrainable, length_max: usize) -> Tokenised {
-    // Nothing comes before the first token of a document, so nothing predicts it.
-    for start in [0].iter().chain(&tokenised.later_starts) {
-        if let Some(first) = tokenised.targets.get_mut(*start) {
-            *first = false;
-        }
-    }
-    tokenised.length = tokenised.tokens.len();
-    let trainable = |tokenised: &Tokenised| tokenised.targets.contains(&true);
-    if !trainable(&tokenised) {
-        tokenised.untrainable = Some(if tokenised.length < 2 { Untrainable::Empty } else { nothing });
-    }
-    tokenised.tokens.truncate(length_max);
-    tokenised.targets.truncate(length_max);
-    tokenised.later_starts.retain(|start| *start < length_max);
-    if tokenised.untrainable.is_none() && !trainable(&tokenised) {
-        tokenised.untrainable = Some(Untrainable::Truncated);
-    }
-    tokenised
 }
 
 /// Whether text of the row reads as a special token. An end-of-text token at the very end of a plain text is meant.
@@ -175,7 +185,7 @@ fn chat(
     } else {
         vec![true; encoding.tokens.len()]
     };
-    Ok(Tokenised { tokens: encoding.tokens, targets, ..Tokenised::default() })
+    Ok(Tokenised::new(Row::document(encoding.tokens, targets)))
 }
 
 fn chat_pair(
@@ -194,25 +204,18 @@ fn chat_pair(
     }
     let prompt = Conversation { messages: conversation.messages[..prompt_count].to_vec(), ..conversation.clone() };
     let prompt = tokenizer.encode(&template.render(&prompt, true)?.text, false)?.tokens;
-    Ok(after_prompt(whole, &prompt))
+    Ok(whole.after_prompt(&prompt))
 }
 
 fn pair(prompt: &str, completion: &str, tokenizer: &Tokenizer, completion_only: bool) -> Result<Tokenised, Problem> {
     let tokens = plain(&format!("{prompt}{completion}"), tokenizer)?;
-    let whole = Tokenised { targets: vec![true; tokens.len()], tokens, ..Tokenised::default() };
+    let targets = vec![true; tokens.len()];
+    let whole = Tokenised::new(Row::document(tokens, targets));
     if !completion_only {
         return Ok(whole);
     }
     let prompt = tokenizer.encode(prompt, true)?.tokens;
-    Ok(after_prompt(whole, &prompt))
-}
-
-/// Takes the prompt out of the loss: the tokens that the whole shares with the prompt alone, from the start.
-fn after_prompt(mut whole: Tokenised, prompt: &[u32]) -> Tokenised {
-    let shared = whole.tokens.iter().zip(prompt).take_while(|(left, right)| left == right).count();
-    whole.targets[..shared].fill(false);
-    whole.boundary_merged = shared < prompt.len();
-    whole
+    Ok(whole.after_prompt(&prompt))
 }
 
 /// A text that does not come from a template, with an end-of-text token unless it has one.

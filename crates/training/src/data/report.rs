@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 /// Where an example came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Source {
+pub struct RowSource {
     /// Index into the list of files.
     pub file: usize,
     /// From 1.
@@ -43,7 +43,7 @@ pub struct FileReport {
 /// An example longer than `max_seq_length`: its end was cut off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Truncated {
-    pub source: Source,
+    pub source: RowSource,
     /// Tokens before the cut.
     pub tokens: usize,
 }
@@ -51,14 +51,14 @@ pub struct Truncated {
 /// An example left out: it has no token to train on, or the config asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Dropped {
-    pub source: Source,
+    pub source: RowSource,
     pub reason: Untrainable,
 }
 
 /// A row that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Bad {
-    pub source: Source,
+    pub source: RowSource,
     /// What rows with the same fault have in common.
     pub reason: &'static str,
     pub message: String,
@@ -99,7 +99,7 @@ pub struct Report {
     /// Rows that cannot be read, in the order of files and lines: `data check` goes on after them, training does not.
     pub bad: Vec<Bad>,
     pub lengths: Lengths,
-    /// [`super::Dataset::digest`].
+    /// Digest of the rows: [`crate::row::digest`].
     pub digest: String,
 }
 

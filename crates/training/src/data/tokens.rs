@@ -4,8 +4,9 @@
 
 use super::conversation::{field, missing};
 use super::error::RowError;
-use super::example::{Loss, Tokenised};
+use super::example::Loss;
 use super::json::Json;
+use crate::row::Row;
 
 /// The label of a token that the loss does not count.
 const NO_LABEL: i64 = -100;
@@ -62,7 +63,7 @@ impl Tokens {
     }
 
     /// With targets: labelled, and inside the masks that the config asks for. Ids must be below `limit`.
-    pub(super) fn tokenised(&self, limit: u32, loss: Loss) -> Result<Tokenised, RowError> {
+    pub(super) fn row(&self, limit: u32, loss: Loss) -> Result<Row, RowError> {
         if let Some((index, id)) = self.ids.iter().enumerate().find(|(_, id)| **id >= limit) {
             let field = format!("input_ids[{index}]");
             return Err(RowError::Id { field, id: i64::from(*id), limit: Some(limit) });
@@ -76,8 +77,9 @@ impl Tokens {
                 && inside(&self.assistant, loss.assistant_only, index)
         };
         let targets = (0..self.ids.len()).map(target).collect();
-        let later_starts = self.later_starts.clone();
-        Ok(Tokenised { tokens: self.ids.clone(), targets, later_starts, ..Tokenised::default() })
+        let later = self.later_starts.iter().copied();
+        let document_starts = [0].into_iter().chain(later).chain([self.ids.len()]).collect();
+        Ok(Row::new(self.ids.clone(), targets, document_starts))
     }
 }
 
@@ -198,16 +200,16 @@ mod tests {
 
     fn targets(row: &str) -> Result<(Vec<u32>, Vec<bool>), String> {
         let row = Json::parse(row).expect("JSON");
-        let tokenised = Tokens::parse(&row).and_then(|tokens| tokens.tokenised(100, ALL));
-        tokenised.map(|tokenised| (tokenised.tokens, tokenised.targets)).map_err(|error| error.to_string())
+        let row = Tokens::parse(&row).and_then(|tokens| tokens.row(100, ALL));
+        row.map(|row| (row.tokens().to_vec(), row.targets().to_vec())).map_err(|error| error.to_string())
     }
 
     #[test]
     fn labels_and_masks_say_what_is_learnt() {
         let cases: [(&str, &[u32], &[u8]); 5] = [
-            (r#"{"input_ids":[5,6,7]}"#, &[5, 6, 7], &[1, 1, 1]),
+            (r#"{"input_ids":[5,6,7]}"#, &[5, 6, 7], &[0, 1, 1]),
             (r#"{"input_ids":[5,6,7],"labels":[-100,6,-100]}"#, &[5, 6, 7], &[0, 1, 0]),
-            (r#"{"input_ids":[0,5,6,0],"attention_mask":[0,1,1,0],"labels":[-100,5,6,-100]}"#, &[5, 6], &[1, 1]),
+            (r#"{"input_ids":[0,5,6,0],"attention_mask":[0,1,1,0],"labels":[-100,5,6,-100]}"#, &[5, 6], &[0, 1]),
             (r#"{"input_ids":[5,6,7],"completion_mask":[0,1,1],"assistant_masks":[1,1,0]}"#, &[5, 6, 7], &[0, 1, 0]),
             (r#"{"input_ids":[5],"labels":null,"attention_mask":[0]}"#, &[], &[]),
         ];

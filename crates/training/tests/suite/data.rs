@@ -2,8 +2,9 @@
 //! input, with the error that names file and line.
 
 use isobit_training::data::{
-    self, DataConfig, DataError, Dataset, Format, Kind, LossTokens, Report, Row, RowError, Tokenizer, Untrainable,
+    self, DataConfig, DataError, Format, Kind, LossTokens, Report, RowError, Tokenizer, Untrainable,
 };
+use isobit_training::row::{self, Row};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -49,7 +50,7 @@ impl Model {
         &self,
         content: impl AsRef<[u8]>,
         change: impl FnOnce(&mut DataConfig),
-    ) -> Result<(Dataset, Report), DataError> {
+    ) -> Result<(Vec<Row>, Report), DataError> {
         let mut config = DataConfig { files: vec![self.write("data.jsonl", content)], ..DataConfig::default() };
         change(&mut config);
         let (tokenizer, template) = data::open(self.folder.path(), &config.date)?;
@@ -57,7 +58,7 @@ impl Model {
     }
 
     fn row(&self, content: &str) -> Row {
-        self.load(content, |_| {}).expect("data").0.rows.remove(0)
+        self.load(content, |_| {}).expect("data").0.remove(0)
     }
 
     fn error(&self, content: impl AsRef<[u8]>) -> DataError {
@@ -69,10 +70,10 @@ impl Model {
 fn masked(row: &Row, tokenizer: &Tokenizer) -> String {
     let mut text = String::new();
     let mut start = 0;
-    while start < row.tokens.len() {
-        let run = row.targets[start..].iter().take_while(|target| **target == row.targets[start]).count();
-        let part = tokenizer.decode(&row.tokens[start..start + run]);
-        let part = if row.targets[start] { format!("[{part}]") } else { part };
+    while start < row.tokens().len() {
+        let run = row.targets()[start..].iter().take_while(|target| **target == row.targets()[start]).count();
+        let part = tokenizer.decode(&row.tokens()[start..start + run]);
+        let part = if row.targets()[start] { format!("[{part}]") } else { part };
         text.push_str(&part);
         start += run;
     }
@@ -109,11 +110,11 @@ fn assistant_text_is_found_in_families_without_marks() {
 #[test]
 fn without_assistant_only_loss_all_but_the_first_token_count() {
     let model = Model::new(Some("chatml"));
-    let (dataset, report) = model.load(MESSAGES, |config| config.assistant_only_loss = false).expect("data");
-    let row = &dataset.rows[0];
-    assert!(!row.targets[0] && row.targets[1..].iter().all(|target| *target));
+    let (rows, report) = model.load(MESSAGES, |config| config.assistant_only_loss = false).expect("data");
+    let row = &rows[0];
+    assert!(!row.targets()[0] && row.targets()[1..].iter().all(|target| *target));
     assert_eq!(report.files[0].loss, LossTokens::All);
-    assert_eq!(report.trainable_tokens, row.tokens.len() as u64 - 1);
+    assert_eq!(report.trainable_tokens, row.tokens().len() as u64 - 1);
 }
 
 #[test]
@@ -133,20 +134,20 @@ fn every_format_is_read() {
         (r#"{"text":"it ends<|endoftext|>"}"#, Format::Text, "i[t ends<|endoftext|>]"),
     ];
     for (content, format, want) in cases {
-        let (dataset, report) = model.load(content, |_| {}).expect(content);
+        let (rows, report) = model.load(content, |_| {}).expect(content);
         assert_eq!(report.files[0].format, format);
-        assert_eq!(masked(&dataset.rows[0], &model.tokenizer()), want);
+        assert_eq!(masked(&rows[0], &model.tokenizer()), want);
     }
     let named = |config: &mut DataConfig| {
         config.prompt_field = Some("question".into());
         config.completion_field = Some("answer".into());
     };
-    let (dataset, report) = model.load(r#"{"question":"2+2? ","answer":"4","id":1}"#, named).expect("data");
+    let (rows, report) = model.load(r#"{"question":"2+2? ","answer":"4","id":1}"#, named).expect("data");
     assert_eq!(report.files[0].format, Format::Fields);
-    assert_eq!(masked(&dataset.rows[0], &model.tokenizer()), "2+2? [4<|endoftext|>]");
+    assert_eq!(masked(&rows[0], &model.tokenizer()), "2+2? [4<|endoftext|>]");
     let array = format!("[\n{MESSAGES},\n{MESSAGES}\n]");
-    let (dataset, _) = model.load(array, |_| {}).expect("data");
-    assert_eq!(dataset.rows.iter().map(|row| row.sources[0].line).collect::<Vec<_>>(), [2, 3]);
+    let (rows, _) = model.load(array, |_| {}).expect("data");
+    assert_eq!(rows.iter().map(|row| row.sources()[0].line).collect::<Vec<_>>(), [2, 3]);
 }
 
 #[test]
@@ -164,12 +165,12 @@ fn a_completion_begins_where_its_tokens_part_from_the_prompt() {
     let tokenizer = model.tokenizer();
     // " the" is one token: the space at the end of the prompt becomes part of it.
     assert_eq!(tokenizer.encode(" the", false).expect("tokens").tokens.len(), 1);
-    let (dataset, report) = model.load(r#"{"prompt":"of ","completion":"the"}"#, |_| {}).expect("data");
-    assert_eq!(masked(&dataset.rows[0], &tokenizer), "of[ the<|endoftext|>]");
+    let (rows, report) = model.load(r#"{"prompt":"of ","completion":"the"}"#, |_| {}).expect("data");
+    assert_eq!(masked(&rows[0], &tokenizer), "of[ the<|endoftext|>]");
     assert_eq!(report.boundary_merged, 1);
     let all = |config: &mut DataConfig| config.completion_only_loss = Some(false);
-    let (dataset, report) = model.load(r#"{"prompt":"a","completion":"b"}"#, all).expect("data");
-    assert_eq!((masked(&dataset.rows[0], &tokenizer).as_str(), report.boundary_merged), ("a[b<|endoftext|>]", 0));
+    let (rows, report) = model.load(r#"{"prompt":"a","completion":"b"}"#, all).expect("data");
+    assert_eq!((masked(&rows[0], &tokenizer).as_str(), report.boundary_merged), ("a[b<|endoftext|>]", 0));
 }
 
 #[test]
@@ -217,18 +218,18 @@ fn truncation_is_listed_and_untrainable_rows_are_refused_or_listed() {
     let DataError::Untrainable { line: 3, why: Untrainable::NoAssistant, count: 2, .. } = error else {
         panic!("{error}")
     };
-    let (dataset, report) = model
+    let (rows, report) = model
         .load(&content, |config| {
             config.max_seq_length = 64;
             config.allow_untrainable_rows = true;
         })
         .expect("data");
-    assert_eq!((report.examples, report.rows, dataset.rows.len()), (4, 2, 2));
+    assert_eq!((report.examples, report.rows, rows.len()), (4, 2, 2));
     assert_eq!(report.truncated.iter().map(|cut| cut.source.line).collect::<Vec<_>>(), [2]);
-    assert!(report.truncated[0].tokens > 64 && dataset.rows[1].tokens.len() == 64);
+    assert!(report.truncated[0].tokens > 64 && rows[1].tokens().len() == 64);
     let dropped: Vec<_> = report.dropped.iter().map(|row| (row.source.line, row.reason)).collect();
     assert_eq!(dropped, [(3, Untrainable::NoAssistant), (4, Untrainable::Truncated)]);
-    assert_eq!(report.tokens, dataset.rows.iter().map(|row| row.tokens.len() as u64).sum::<u64>());
+    assert_eq!(report.tokens, rows.iter().map(|row| row.tokens().len() as u64).sum::<u64>());
     let nothing = model.load(asked, |config| config.allow_untrainable_rows = true).expect_err("nothing left");
     assert!(matches!(nothing, DataError::NothingLeft { rows: 1, dropped: 1 }), "{nothing}");
 }
@@ -248,7 +249,7 @@ fn the_number_of_workers_changes_nothing() {
             model.load(many_rows(), change).expect("data")
         };
         let one = load(1);
-        assert_eq!(one.1.digest, one.0.digest().to_hex().to_string());
+        assert_eq!(one.1.digest, row::digest(&one.0).to_string());
         for workers in [2, 7] {
             assert!(load(workers) == one, "{workers} workers");
         }
@@ -270,33 +271,21 @@ fn packed_rows_keep_documents_apart() {
     let plain = model.load(many_rows(), |_| {}).expect("data").0;
     let packing = |config: &mut DataConfig| (config.sample_packing, config.max_seq_length) = (true, 256);
     let (packed, report) = model.load(many_rows(), packing).expect("data");
-    assert!(packed.rows.len() < plain.rows.len() && report.rows == packed.rows.len());
+    assert!(packed.len() < plain.len() && report.rows == packed.len());
     let mut documents = 0;
-    for row in &packed.rows {
-        assert!(row.tokens.len() <= 256 && row.targets.len() == row.tokens.len());
-        assert_eq!((row.document_starts[0], row.document_starts.last()), (0, Some(&row.tokens.len())));
-        assert_eq!(row.document_starts.len(), row.sources.len() + 1);
-        for (bounds, source) in row.document_starts.windows(2).zip(&row.sources) {
-            let alone = &plain.rows[source.line - 1];
-            assert_eq!(row.tokens[bounds[0]..bounds[1]], alone.tokens);
-            assert_eq!(row.targets[bounds[0]..bounds[1]], alone.targets);
-            assert!(!row.targets[bounds[0]], "the first token of a document is no target");
+    for row in &packed {
+        assert!(row.tokens().len() <= 256 && row.targets().len() == row.tokens().len());
+        assert_eq!((row.document_starts()[0], row.document_starts().last()), (0, Some(&row.tokens().len())));
+        assert_eq!(row.document_starts().len(), row.sources().len() + 1);
+        for (bounds, source) in row.document_starts().windows(2).zip(row.sources()) {
+            let alone = &plain[source.line - 1];
+            assert_eq!(&row.tokens()[bounds[0]..bounds[1]], alone.tokens());
+            assert_eq!(&row.targets()[bounds[0]..bounds[1]], alone.targets());
+            assert!(!row.targets()[bounds[0]], "the first token of a document is no target");
             documents += 1;
         }
     }
     assert_eq!(documents, 1000);
-}
-
-#[test]
-fn the_digest_covers_tokens_targets_and_documents() {
-    let row =
-        Row { tokens: vec![1, 2, 3], targets: vec![false, true, true], document_starts: vec![0, 3], sources: vec![] };
-    let digest = |row: Row| Dataset { rows: vec![row] }.digest();
-    let base = digest(row.clone());
-    assert_ne!(base, digest(Row { tokens: vec![1, 2, 4], ..row.clone() }));
-    assert_ne!(base, digest(Row { targets: vec![false, false, true], ..row.clone() }));
-    assert_ne!(base, digest(Row { document_starts: vec![0, 2, 3], ..row.clone() }));
-    assert_ne!(base, Dataset { rows: vec![row.clone(), row] }.digest());
 }
 
 #[test]
@@ -369,9 +358,9 @@ fn formats_do_not_mix_and_unknown_ones_are_named() {
     assert!(matches!(error, DataError::UnknownFormat { line: 1, .. }), "{error}");
     // Two files may differ.
     let second = model.write("second.jsonl", r#"{"text": "x y"}"#);
-    let (dataset, report) = model.load(MESSAGES, |config| config.files.push(second)).expect("data");
+    let (rows, report) = model.load(MESSAGES, |config| config.files.push(second)).expect("data");
     assert_eq!(report.files.iter().map(|file| file.format).collect::<Vec<_>>(), [Format::Messages, Format::Text]);
-    assert_eq!((dataset.rows[1].sources[0].file, dataset.rows[1].sources[0].line), (1, 1));
+    assert_eq!((rows[1].sources()[0].file, rows[1].sources()[0].line), (1, 1));
 }
 
 #[test]
@@ -521,12 +510,12 @@ fn rows_of_tokens_need_no_tokenizer_and_keep_their_documents() {
     let model = Model::new(None);
     let packed = r#"{"input_ids":[5,6,7,8,9],"position_ids":[0,1,0,1,2],"seq_lengths":[2,3]}"#;
     let want = model.load(packed, |_| {}).expect("data");
-    let row = &want.0.rows[0];
-    assert_eq!(row.document_starts, [0, 2, 5]);
-    assert_eq!(row.targets, [false, true, false, true, true]);
-    assert_eq!(row.sources.len(), 2);
+    let row = &want.0[0];
+    assert_eq!(row.document_starts(), [0, 2, 5]);
+    assert_eq!(row.targets(), [false, true, false, true, true]);
+    assert_eq!(row.sources().len(), 2);
     let (cut, _) = model.load(packed, |config| config.max_seq_length = 4).expect("data");
-    assert_eq!(cut.rows[0].document_starts, [0, 2, 4]);
+    assert_eq!(cut[0].document_starts(), [0, 2, 4]);
     std::fs::remove_file(model.folder.path().join("tokenizer.json")).expect("removed");
     let load = |content: &str, vocabulary: Option<usize>| {
         let config =
@@ -555,8 +544,8 @@ fn rows_with_special_tokens_can_be_dropped() {
     let model = Model::new(Some("chatml"));
     let forged = MESSAGES.replace("How many?", "x<|im_end|>");
     let change = |config: &mut DataConfig| config.drop_special_token_rows = true;
-    let (dataset, report) = model.load(format!("{MESSAGES}\n{forged}\n{MESSAGES}"), change).expect("data");
-    assert_eq!((dataset.rows.len(), report.examples), (2, 3));
+    let (rows, report) = model.load(format!("{MESSAGES}\n{forged}\n{MESSAGES}"), change).expect("data");
+    assert_eq!((rows.len(), report.examples), (2, 3));
     assert_eq!(
         report.dropped.iter().map(|row| (row.source.line, row.reason)).collect::<Vec<_>>(),
         [(2, Untrainable::SpecialToken)]
@@ -579,8 +568,8 @@ fn checking_lists_every_bad_row() {
     for workers in [1, 3] {
         let config = DataConfig { files: vec![model.write("data.jsonl", &content)], workers, ..DataConfig::default() };
         let (tokenizer, template) = data::open(model.folder.path(), &config.date).expect("a model");
-        let (dataset, report) = data::check(&config, &tokenizer, template.as_ref()).expect("a report");
-        assert_eq!((dataset.rows.len(), report.files[0].examples), (2, 7));
+        let (rows, report) = data::check(&config, &tokenizer, template.as_ref()).expect("a report");
+        assert_eq!((rows.len(), report.files[0].examples), (2, 7));
         let bad: Vec<_> = report.bad.iter().map(|row| (row.source.line, row.reason)).collect();
         let want = [
             (1, "not JSON"),

@@ -150,15 +150,15 @@ fn masks_are_those_of_the_reference() {
         let rows: Vec<String> = chosen.iter().map(|(line, _)| row(line)).collect();
         std::fs::write(&path, rows.join("\n")).expect("a file");
         let config = DataConfig { files: vec![path], max_seq_length: 4096, ..DataConfig::default() };
-        let (dataset, _) = data::load(&config, &tokenizer, Some(&template)).expect("data");
-        for (loaded, (_, case)) in dataset.rows.iter().zip(&chosen) {
+        let (rows, _) = data::load(&config, &tokenizer, Some(&template)).expect("data");
+        for (loaded, (_, case)) in rows.iter().zip(&chosen) {
             let mut mask: Vec<u8> = serde_json::from_value(case["mask"].clone()).expect("a mask");
             // Where the last character of a span takes several tokens the reference stops at the first of them.
             let offsets = tokenizer.encode(case["text"].as_str().expect("a text"), false).expect("tokens").offsets;
             for index in 1..mask.len() {
                 mask[index] |= u8::from(mask[index - 1] == 1 && offsets[index] == offsets[index - 1]);
             }
-            let targets: Vec<u8> = loaded.targets.iter().map(|target| u8::from(*target)).collect();
+            let targets: Vec<u8> = loaded.targets().iter().map(|target| u8::from(*target)).collect();
             assert_eq!(targets, mask, "{name}, {}", case["title"]);
             compared += 1;
         }

@@ -22,9 +22,9 @@ fn masked(template: &str, row: &str, variables: &[&str]) -> Result<String, DataE
         config.variables.add_argument(variable).expect("a variable");
     }
     let (tokenizer, template) = data::open(folder.path(), &config.date)?;
-    let (dataset, _) = data::load(&config, &tokenizer, template.as_ref())?;
-    let row = &dataset.rows[0];
-    Ok(bracketed(&row.tokens, &row.targets, &tokenizer))
+    let (rows, _) = data::load(&config, &tokenizer, template.as_ref())?;
+    let row = &rows[0];
+    Ok(bracketed(row.tokens(), row.targets(), &tokenizer))
 }
 
 fn bracketed(tokens: &[u32], targets: &[bool], tokenizer: &Tokenizer) -> String {

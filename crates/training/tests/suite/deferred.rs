@@ -7,7 +7,8 @@ use isobit_autograd::{Deferral, Gradients, Policy, Tape};
 use isobit_kernels::{Cpu, Device, Path as CpuPath};
 use isobit_models::{Built, LoraConfig, Trained};
 use isobit_numerics::slices::Profile;
-use isobit_training::batch::{Batch, Place, TokenRow};
+use isobit_training::batch::{Batch, Place};
+use isobit_training::row::Row;
 
 /// Bits of all gradients of a step, with the names of their tensors.
 fn gradients(
@@ -19,7 +20,7 @@ fn gradients(
     deferral: Deferral,
 ) -> Vec<(String, Vec<u32>)> {
     let rows = rows_of(built.model.config.vocabulary);
-    let rows: Vec<&TokenRow> = rows.iter().collect();
+    let rows: Vec<&Row> = rows.iter().collect();
     let mut gradients = Gradients::zeros(cpu, &built.parameters);
     for (index, micro) in rows.chunks(micro_batch_size).enumerate() {
         let first_row = (index * micro_batch_size) as u32;

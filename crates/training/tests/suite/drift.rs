@@ -12,7 +12,8 @@ use isobit_kernels::{Buffer, Cpu, Device, Path as CpuPath};
 use isobit_models::build::Settings;
 use isobit_models::{Built, Config, LoraConfig, Trained, build};
 use isobit_numerics::slices::Profile;
-use isobit_training::batch::{Batch, Place, TokenRow};
+use isobit_training::batch::{Batch, Place};
+use isobit_training::row::Row;
 use std::cell::{Cell, RefCell};
 
 /// Changes results of the calls it is told to, and notes all calls.
@@ -112,7 +113,7 @@ impl Setup {
     /// A forward and a backward pass, drifting in the backward one.
     fn pass(&self, how: How, from: Option<usize>, every: bool) -> Result<Vec<u32>, TapeError> {
         let rows = rows();
-        let rows: Vec<&TokenRow> = rows.iter().take(2).collect();
+        let rows: Vec<&Row> = rows.iter().take(2).collect();
         let batch = Batch::new(&self.backend, &rows, Place { seed: 3, step: 1, first_row: 0, weight: 0.01 });
         let drift = &self.backend.observer;
         drift.on.set(false);

@@ -11,7 +11,7 @@ use isobit_models::{Config, LoraConfig, Session, Trained, WeightSource, Weights,
 use isobit_numerics::philox::{Key, Purpose};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::Checkpoint;
-use isobit_training::batch::TokenRow;
+use isobit_training::row::Row;
 use isobit_training::step::Trainer;
 use std::path::Path;
 
@@ -83,7 +83,7 @@ fn layouts_of_the_file() {
         let settings = Settings { trained: Trained::Full, profile: Profile::X2, positions: 64, seed: 0 };
         let built = build(&backend, &config, &source, &settings).expect("a model");
         let trainer = Trainer::new(backend, built);
-        let row = TokenRow::document((0..30).map(|t| (t * 11 + 3) % 37).collect(), vec![true; 30]);
+        let row = Row::document((0..30).map(|t| (t * 11 + 3) % 37).collect(), vec![true; 30]);
         let mut gradients = Gradients::zeros(&trainer.backend, &trainer.parameters);
         let settings = step_settings(Profile::X2, Policy::Full, 1);
         let (loss, _) = trainer.gradients(&mut gradients, &[&row], 1, &settings).expect("gradients");

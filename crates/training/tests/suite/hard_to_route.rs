@@ -2,7 +2,7 @@
 #![expect(clippy::float_arithmetic, reason = "weights are made up")]
 
 use isobit_models::{Config, FloatFormat, ModelError, RandomSource, StoredTensor, WeightSource};
-use isobit_training::batch::TokenRow;
+use isobit_training::row::Row;
 use std::borrow::Cow;
 
 pub(crate) const EXPERTS: usize = 32;
@@ -49,16 +49,16 @@ impl WeightSource for Ties {
     }
 }
 
-pub(crate) fn rows() -> Vec<TokenRow> {
+pub(crate) fn rows() -> Vec<Row> {
     rows_of(VOCABULARY)
 }
 
 /// Rows of unequal length, one of them packed.
-pub(crate) fn rows_of(vocabulary: usize) -> Vec<TokenRow> {
+pub(crate) fn rows_of(vocabulary: usize) -> Vec<Row> {
     let row = |length: usize, starts: &[usize]| {
         let tokens = (0..length).map(|t| ((t * 31 + length * 7) % vocabulary) as u32).collect();
         let targets = (0..length).map(|t| t % 5 != 3).collect();
-        TokenRow { tokens, targets, document_starts: starts.iter().copied().chain([length]).collect() }
+        Row::new(tokens, targets, starts.iter().copied().chain([length]).collect())
     };
     vec![row(17, &[0]), row(40, &[0, 9, 10, 30]), row(3, &[0]), row(131, &[0]), row(2, &[0])]
 }

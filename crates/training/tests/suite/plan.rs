@@ -14,8 +14,8 @@ use isobit_models::config::{AttentionKind, MlpKind};
 use isobit_models::{Config, FloatFormat, LoraConfig, Shapes, Trained, WeightSource, Weights, build};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::Checkpoint;
-use isobit_training::batch::TokenRow;
 use isobit_training::plan::{Item, MemoryPlan, least_bytes, longest_rows, memory};
+use isobit_training::row::Row;
 use isobit_training::step::{StepSettings, Trainer};
 use std::path::{Path, PathBuf};
 
@@ -36,11 +36,11 @@ fn config(model: &str) -> Config {
     Config::parse(&text).expect("a readable config")
 }
 
-fn rows(vocabulary: usize) -> Vec<TokenRow> {
+fn rows(vocabulary: usize) -> Vec<Row> {
     let row = |length: usize, starts: &[usize]| {
         let tokens = (0..length).map(|t| ((t * 31 + length * 7) % vocabulary) as u32).collect();
         let document_starts = starts.iter().copied().chain([length]).collect();
-        TokenRow { tokens, targets: vec![true; length], document_starts }
+        Row::new(tokens, vec![true; length], document_starts)
     };
     vec![row(17, &[0]), row(40, &[0, 9, 10, 30]), row(3, &[0]), row(131, &[0]), row(2, &[0])]
 }
@@ -60,7 +60,7 @@ fn train<B: Backend>(
     let built = build(&backend, &config(model), source, settings).expect("a model");
     let mut trainer = Trainer::new(backend, built);
     let rows = rows(trainer.model.config.vocabulary);
-    let rows: Vec<&TokenRow> = rows.iter().collect();
+    let rows: Vec<&Row> = rows.iter().collect();
     for number in 1..=2 {
         trainer.step(&rows, number, 1e-3, step).expect("a step");
     }
@@ -113,7 +113,7 @@ fn plan_against_buffers() {
 
 fn plan_of<L: MemoryLayout>(like: L, model: &str, trained: Trained, policy: Policy) -> MemoryPlan {
     let (source, rows) = (Shapes::All(FloatFormat::Bf16), longest_rows(2, 64));
-    let rows: Vec<&TokenRow> = rows.iter().collect();
+    let rows: Vec<&Row> = rows.iter().collect();
     let step = step_settings(Profile::X2, policy, 1);
     memory(like, &config(model), &source, &settings(trained, Profile::X2), &step, &rows).expect("a plan")
 }
@@ -218,7 +218,7 @@ fn a_large_model_is_planned_without_its_weights() {
         "num_attention_heads":12,"num_key_value_heads":2,"vocab_size":151936,"tie_word_embeddings":true,"rope_theta":1000000.0}"#;
     let model = Config::parse(text).expect("a config");
     let rows = longest_rows(2, 2048);
-    let rows: Vec<&TokenRow> = rows.iter().collect();
+    let rows: Vec<&Row> = rows.iter().collect();
     let settings = Settings { trained: Trained::Full, profile: Profile::X2, positions: 2048, seed: 0 };
     let step = step_settings(Profile::X2, Policy::Full, 1);
     let plan = memory(cpu(), &model, &Shapes::All(FloatFormat::Bf16), &settings, &step, &rows).expect("a plan");
@@ -231,7 +231,7 @@ fn a_large_model_is_planned_without_its_weights() {
 #[test]
 fn published_sizes_of_hybrid_and_latent_models() {
     let rows = longest_rows(2, 256);
-    let rows: Vec<&TokenRow> = rows.iter().collect();
+    let rows: Vec<&Row> = rows.iter().collect();
     let step = step_settings(Profile::X2, Policy::Full, 1);
     for (text, count) in [
         (r#"{"model_type":"qwen3_5_moe_text"}"#, Some(34_660_610_688)),

@@ -14,7 +14,8 @@ use isobit_models::build::Settings;
 use isobit_models::{Config, LoraConfig, Trained, Weights, build, peft};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::{Checkpoint, SafeTensors};
-use isobit_training::batch::{Batch, Place, TokenRow};
+use isobit_training::batch::{Batch, Place};
+use isobit_training::row::Row;
 use isobit_training::step::{StepSettings, Trainer};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -45,7 +46,7 @@ impl Case {
         Self { name, folder, base, found }
     }
 
-    fn rows(&self) -> Vec<TokenRow> {
+    fn rows(&self) -> Vec<Row> {
         let numbers = |value: &Value| -> Vec<i64> {
             value.as_array().expect("numbers").iter().map(|x| x.as_i64().expect("a number")).collect()
         };
@@ -57,7 +58,7 @@ impl Case {
                 let mut document_starts: Vec<usize> =
                     numbers(&row["document_starts"]).into_iter().map(|start| start as usize).collect();
                 document_starts.push(tokens.len());
-                TokenRow { tokens, targets, document_starts }
+                Row::new(tokens, targets, document_starts)
             })
             .collect()
     }
@@ -189,7 +190,7 @@ fn settings(profile: Profile, policy: Policy, micro_batch_size: usize) -> StepSe
 fn check(name: &'static str) {
     let case = Case::new(name);
     let rows = case.rows();
-    let rows: Vec<&TokenRow> = rows.iter().collect();
+    let rows: Vec<&Row> = rows.iter().collect();
     for profile in [Profile::X3, Profile::X2] {
         let mut trainer = case.trainer(profile);
         let settings = settings(profile, Policy::Full, 1);

@@ -7,11 +7,11 @@ use isobit_kernels::{Cpu, Path as CpuPath};
 use isobit_models::Shapes;
 use isobit_models::build::Settings;
 use isobit_proof::safetensors::{Dtype, Entry, write};
-use isobit_training::batch::TokenRow;
 use isobit_training::checkpoint::Start;
 use isobit_training::config;
 use isobit_training::plan::{longest_rows, memory};
 use isobit_training::prepare::{prepare, profile, step_settings, trained};
+use isobit_training::row::Row;
 use isobit_training::run::{Outcome, Watch, train};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::collections::BTreeMap;
@@ -127,7 +127,7 @@ fn resumed_against_plan() {
     let settings =
         Settings { trained: trained(&prepared.run), profile: profile(&prepared.run), positions: 16, seed: 0 };
     let rows = longest_rows(1, 16);
-    let rows: Vec<&TokenRow> = rows.iter().collect();
+    let rows: Vec<&Row> = rows.iter().collect();
     let step = step_settings(&prepared.run);
     let plan = memory(cpu(), &prepared.model, &Shapes::Of(&prepared.weights), &settings, &step, &rows).expect("a plan");
     assert_eq!(plan.trained_count * 4 * 3, plan.bytes_save);

@@ -12,7 +12,7 @@ use isobit_models::{Config, Trained, build};
 use isobit_numerics::digest::Digest;
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::Checkpoint;
-use isobit_training::batch::TokenRow;
+use isobit_training::row::Row;
 use isobit_training::step::{StepSettings, Trainer};
 use std::fmt::Write;
 use std::path::Path;
@@ -72,7 +72,7 @@ impl Run {
         let mut trainer = Trainer::new(backend, built);
         let settings = step_settings(self.profile, self.policy, self.micro_batch_size);
         let rows = rows_of(trainer.model.config.vocabulary);
-        let rows: Vec<&TokenRow> = rows.iter().collect();
+        let rows: Vec<&Row> = rows.iter().collect();
         let mut text = String::new();
         for step in 1..=3 {
             let report = trainer.step(&rows, step, 1e-2, &settings).expect("a step");

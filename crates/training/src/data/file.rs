@@ -1,0 +1,206 @@
+//! One data file: cut into records, its format found, and every record made into a row by as many
+//! threads as the config says. Rows come out in the order of the file, and of several errors it is
+//! always the first one that is reported, whichever thread found it.
+
+use super::error::{DataError, Kind, RowError};
+use super::example::{self, Loss, Problem, Tokenised, Tools};
+use super::format::{self, Example, FieldNames, Format};
+use super::json::Json;
+use super::records::{self, Record};
+use super::report::{FileReport, LossTokens};
+use super::{DataConfig, files};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Rows a worker takes at a time. The result does not depend on it.
+const CHUNK: usize = 128;
+/// Values that a template nests deeply are taken apart recursively; the stack holds what the
+/// template's fuel can build.
+const STACK_BYTES: usize = 256 << 20;
+
+/// Loads one file.
+pub(super) struct FileLoader<'a> {
+    pub(super) config: &'a DataConfig,
+    pub(super) tools: Tools<'a>,
+    pub(super) variables: &'a [(String, Json)],
+    pub(super) path: &'a Path,
+    /// Go on after rows that cannot be read.
+    pub(super) list_bad: bool,
+}
+
+/// Rows of a file with their lines, in order: an example, or why there is none.
+pub(super) type Examples = Vec<(usize, Result<Tokenised, DataError>)>;
+
+/// What the first row of a file settles for the others.
+struct FileFormat {
+    format: Format,
+    first_line: usize,
+    names: Option<FieldNames>,
+}
+
+impl FileLoader<'_> {
+    pub(super) fn load(&self) -> Result<(FileReport, Examples), DataError> {
+        let bytes = files::read(self.path, files::DATA_BYTES_MAX)?;
+        let records = records::split(&bytes).map_err(|(line, why)| self.row_error(line, why, false))?;
+        let shape = self.shape(&records)?;
+        let examples = self.tokenise_all(&records, &shape)?;
+        let chat = matches!(shape.format, Format::Messages | Format::ShareGpt);
+        let loss = match self.tools.loss {
+            _ if shape.format == Format::Tokens => LossTokens::Labels,
+            Loss { assistant_only: true, .. } if chat => LossTokens::Assistant,
+            Loss { completion_only: true, .. } if !chat && shape.format != Format::Text => LossTokens::Completion,
+            Loss { assistant_only: true, .. } if shape.format == Format::PromptCompletionMessages => {
+                LossTokens::Assistant
+            }
+            _ => LossTokens::All,
+        };
+        let report = FileReport {
+            path: self.path.to_owned(),
+            bytes: bytes.len() as u64,
+            blake3: blake3::hash(&bytes).to_hex().to_string(),
+            format: shape.format,
+            loss,
+            examples: examples.len(),
+            tokens: 0,
+            trainable_tokens: 0,
+        };
+        Ok((report, examples))
+    }
+
+    /// The format of the file: that of its first row, or of the first that has one where bad rows are listed.
+    fn shape(&self, records: &[Record]) -> Result<FileFormat, DataError> {
+        let config = self.config;
+        let names = (config.prompt_field.is_some() || config.completion_field.is_some()).then(|| FieldNames {
+            prompt: config.prompt_field.clone().unwrap_or_else(|| "prompt".into()),
+            completion: config.completion_field.clone().unwrap_or_else(|| "completion".into()),
+        });
+        let mut problem = DataError::Empty { file: self.path.to_owned() };
+        for (index, record) in records.iter().enumerate() {
+            let format = self
+                .parse(record)
+                .and_then(|row| format::detect(&row, names.as_ref()).ok_or_else(|| self.unknown_format(record, &row)));
+            match format {
+                Ok(format) => return Ok(FileFormat { format, first_line: record.line, names }),
+                Err(error) if index == 0 => problem = error,
+                Err(_) => {}
+            }
+            if !self.list_bad {
+                break;
+            }
+        }
+        Err(problem)
+    }
+
+    fn unknown_format(&self, record: &Record, row: &Json) -> DataError {
+        DataError::UnknownFormat { file: self.path.to_owned(), line: record.line, keys: keys(row) }
+    }
+
+    /// Workers take chunks of rows as they come; what they make of them is put together in the order of rows.
+    fn tokenise_all(&self, records: &[Record], shape: &FileFormat) -> Result<Examples, DataError> {
+        let next = AtomicUsize::new(0);
+        // The first chunk known to fail. Those after it need not be done; those before it are, so that the error
+        // reported is the first one of the file, whoever finds it.
+        let failed = AtomicUsize::new(usize::MAX);
+        let chunks: Vec<&[Record]> = records.chunks(CHUNK).collect();
+        let work = || {
+            let mut done = Vec::new();
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= chunks.len() || index > failed.load(Ordering::Relaxed) {
+                    return done;
+                }
+                let mut rows: Examples = Vec::with_capacity(chunks[index].len());
+                for record in chunks[index] {
+                    let row = self.tokenise(record, shape);
+                    let ends = row.as_ref().is_err_and(|error| self.ends(error));
+                    rows.push((record.line, row));
+                    if ends {
+                        failed.fetch_min(index, Ordering::Relaxed);
+                        break;
+                    }
+                }
+                done.push((index, rows));
+            }
+        };
+        let mut done = std::thread::scope(|scope| {
+            let workers = self.config.workers.min(chunks.len());
+            let start = || std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work);
+            let workers = (0..workers).map(|_| start()).collect::<Result<Vec<_>, _>>();
+            let workers = workers.map_err(|source| DataError::Threads { source })?;
+            let join = |worker: std::thread::ScopedJoinHandle<'_, Vec<_>>| {
+                worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            Ok(workers.into_iter().flat_map(join).collect::<Vec<_>>())
+        })?;
+        done.sort_by_key(|(index, _)| *index);
+        let mut examples = Vec::with_capacity(records.len());
+        for (line, row) in done.into_iter().flat_map(|(_, rows)| rows) {
+            match row {
+                Err(error) if self.ends(&error) => return Err(error),
+                row => examples.push((line, row)),
+            }
+        }
+        Ok(examples)
+    }
+
+    /// Whether an error ends the loading: all do, unless bad rows are listed and it is the row's own fault.
+    fn ends(&self, error: &DataError) -> bool {
+        !self.list_bad || error.kind() != Kind::Data
+    }
+
+    fn tokenise(&self, record: &Record, shape: &FileFormat) -> Result<Tokenised, DataError> {
+        let (file, line) = (self.path.to_owned(), record.line);
+        let row = self.parse(record)?;
+        let found = format::detect(&row, shape.names.as_ref());
+        if found.is_none() && record.line < shape.first_line {
+            return Err(self.unknown_format(record, &row));
+        }
+        if found != Some(shape.format) {
+            let found = found.map_or_else(
+                || format!("a row with the keys {}", keys(&row).join(", ").escape_debug()),
+                |format| format.to_string(),
+            );
+            let (first, first_line) = (shape.format, shape.first_line);
+            return Err(DataError::Mixed { file, line, found, first, first_line });
+        }
+        let mut example = format::parse(&row, shape.format, shape.names.as_ref(), self.tools.template.is_some())
+            .map_err(|why| self.row_error(line, why, has_calls(&row)))?;
+        if let Example::Chat(conversation) | Example::ChatPair { conversation, .. } = &mut example {
+            conversation.add_variables(self.variables);
+        }
+        example::tokenise(&example, self.tools).map_err(|problem| match problem {
+            Problem::Row(why) => self.row_error(line, why, has_calls(&row)),
+            Problem::NoTokenizer => DataError::NoTokenizer { file, line, format: shape.format },
+            Problem::NoTemplate => DataError::NoTemplate { file, line, format: shape.format },
+            Problem::NoEndOfText => DataError::NoEndOfText { file, line },
+            Problem::NoAssistantMask { template, why } => DataError::NoAssistantMask { file, line, template, why },
+            Problem::Vocabulary { token, vocabulary } => DataError::Vocabulary { file, line, token, vocabulary },
+        })
+    }
+
+    fn parse(&self, record: &Record) -> Result<Json, DataError> {
+        let row = record.text().and_then(Json::parse).map_err(|why| self.row_error(record.line, why, false))?;
+        match row {
+            Json::Object(_) => Ok(row),
+            other => Err(self.row_error(record.line, RowError::NotObject { found: other.what() }, false)),
+        }
+    }
+
+    fn row_error(&self, line: usize, why: RowError, calls: bool) -> DataError {
+        DataError::Row { file: self.path.to_owned(), line, why, calls }
+    }
+}
+
+/// Whether any message of the row calls a tool.
+fn has_calls(row: &Json) -> bool {
+    let calls = |message: &Json| message.get("tool_calls").is_some_and(|calls| *calls != Json::Null);
+    let list = |key: &str| matches!(row.get(key), Some(Json::Array(messages)) if messages.iter().any(calls));
+    ["messages", "prompt", "completion"].into_iter().any(list)
+}
+
+fn keys(row: &Json) -> Vec<String> {
+    match row {
+        Json::Object(entries) => entries.iter().map(|(key, _)| key.clone()).collect(),
+        _ => Vec::new(),
+    }
+}
