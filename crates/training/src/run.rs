@@ -4,7 +4,7 @@
 
 use crate::checkpoint::{self, NamedTensor, Opened, Progress, RESOLVED, Snapshot, Start};
 use crate::config::{self, Run};
-use crate::data::order;
+use crate::data::EpochOrder;
 use crate::data_record;
 use crate::metrics::{Event, Metrics, Record, Timing};
 use crate::prepare::{Prepared, RunError, profile, step_settings, trained};
@@ -22,7 +22,7 @@ use isobit_models::{FileTensor, Trained, build, peft};
 use isobit_proof::atomic::write_atomically;
 use isobit_proof::lock::Lock;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What a run tells whoever watches it. Nothing here changes a result.
 pub trait Watch {
@@ -175,6 +175,7 @@ fn steps<B: Backend>(
 ) -> Result<Outcome, RunError> {
     let (run, total) = (&prepared.run, prepared.steps.total);
     let (schedule, settings) = (Schedule::new(run, prepared.steps), step_settings(run));
+    let mut order = EpochOrder::new(run.seed, prepared.train.len());
     let mut since_log = SinceLog::default();
     let patience = run.training.early_stopping_patience;
     let stops_early = |progress: &Progress| patience > 0 && progress.evals_without_improvement >= patience;
@@ -186,7 +187,7 @@ fn steps<B: Backend>(
         // The schedule and the means below are computed on this thread.
         float_state::restore();
         let (completed, begun) = (state.progress.step, watch.seconds());
-        let rows = rows_of(prepared, completed);
+        let rows = rows_of(prepared, &mut order, completed);
         let learning_rate = schedule.at(completed);
         let report = state.trainer.step(&rows, completed + 1, learning_rate, &settings)?;
         let step = completed + 1;
@@ -211,15 +212,8 @@ fn steps<B: Backend>(
         let signal = watch.stop();
         let kept = is_kept(prepared, step, better);
         if kept || early || signal.is_some() {
-            log.metrics.sync()?;
-            state.progress.metrics = Some(log.metrics.digest());
-            checkpoint::announce(&run.output_dir, step, !(kept || early))?;
-            let folder = checkpoint::save(&run.output_dir, &state.snapshot()?, adapter_config)?;
-            if let Some(best) = state.progress.best.filter(|best| kept && best.step == step) {
-                checkpoint::mark_best(&run.output_dir, step, best.metric)?;
-            }
-            checkpoint::prune(&run.output_dir, run.training.save_total_limit, &prepared.identity)?;
-            watch.saved(&folder);
+            let only_signal = !(kept || early);
+            watch.saved(&save(state, prepared, log, adapter_config, kept, only_signal)?);
         }
         if early {
             return Ok(Outcome::Finished { step, early });
@@ -231,6 +225,28 @@ fn steps<B: Backend>(
     Ok(Outcome::Finished { step: state.progress.step, early: false })
 }
 
+/// Saves the state; gives the checkpoint's folder. Only one that is `kept` can be the best; one
+/// that only a signal asked for goes again.
+fn save<B: Backend>(
+    state: &mut State<B>,
+    prepared: &Prepared,
+    log: &mut Log,
+    adapter_config: Option<&serde_json::Value>,
+    kept: bool,
+    only_signal: bool,
+) -> Result<PathBuf, RunError> {
+    let (run, step) = (&prepared.run, state.progress.step);
+    log.metrics.sync()?;
+    state.progress.metrics = Some(log.metrics.digest());
+    checkpoint::announce(&run.output_dir, step, only_signal)?;
+    let folder = checkpoint::save(&run.output_dir, &state.snapshot()?, adapter_config)?;
+    if let Some(best) = state.progress.best.filter(|best| kept && best.step == step) {
+        checkpoint::mark_best(&run.output_dir, step, best.metric)?;
+    }
+    checkpoint::prune(&run.output_dir, run.training.save_total_limit, &prepared.identity)?;
+    Ok(folder)
+}
+
 /// Whether a checkpoint is due after `step` by the config alone. One that only a signal asked for is never marked as the best: a
 /// run that was not stopped would not have it.
 fn is_kept(prepared: &Prepared, step: u64, better: bool) -> bool {
@@ -238,11 +254,11 @@ fn is_kept(prepared: &Prepared, step: u64, better: bool) -> bool {
 }
 
 /// The rows of the update that follows `completed` updates: a pure function of seed and step.
-fn rows_of(prepared: &Prepared, completed: u64) -> Vec<&Row> {
+fn rows_of<'a>(prepared: &'a Prepared, order: &mut EpochOrder, completed: u64) -> Vec<&'a Row> {
     let (epoch, place) = (completed / prepared.steps.per_epoch, completed % prepared.steps.per_epoch);
     let (count, together) = (prepared.train.len(), prepared.run.rows_per_update() as usize);
     let start = (place as usize * together).min(count);
-    let chosen = &order(prepared.run.seed, epoch, count)[start..(start + together).min(count)];
+    let chosen = &order.of(epoch)[start..(start + together).min(count)];
     chosen.iter().map(|row| &prepared.train[*row]).collect()
 }
 

@@ -28,7 +28,7 @@ mod variables;
 
 pub use error::{DataError, Kind, RowError, Untrainable};
 pub use format::Format;
-pub use order::order;
+pub use order::{EpochOrder, order};
 pub use report::{Bad, Bucket, Dropped, FileReport, Lengths, LossTokens, Report, RowSource, Truncated};
 pub use template::{Rendered, Template};
 pub use tokenizer::{Encoding, Tokenizer};

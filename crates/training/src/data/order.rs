@@ -21,6 +21,32 @@ pub fn order(seed: u64, epoch: u64, count: usize) -> Vec<usize> {
     rows
 }
 
+/// The order of one epoch at a time, computed when the epoch changes and not at every update: eight
+/// bytes a row. Any epoch can be asked for next, so a resumed run finds its own.
+#[derive(Clone, Debug)]
+pub struct EpochOrder {
+    seed: u64,
+    count: usize,
+    /// The epoch and its order; none before one is asked for.
+    current: Option<(u64, Vec<usize>)>,
+}
+
+impl EpochOrder {
+    pub fn new(seed: u64, count: usize) -> Self {
+        Self { seed, count, current: None }
+    }
+
+    /// What [`order`] says of this epoch.
+    pub fn of(&mut self, epoch: u64) -> &[usize] {
+        if self.current.as_ref().is_none_or(|(current, _)| *current != epoch) {
+            // The old one goes first: two are never held.
+            self.current = None;
+        }
+        let (_, rows) = self.current.get_or_insert_with(|| (epoch, order(self.seed, epoch, self.count)));
+        rows
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,6 +68,15 @@ mod tests {
         // Written by a second implementation, in another language.
         assert_eq!(order(42, 0, 10), [0, 7, 6, 3, 1, 5, 2, 8, 4, 9]);
         assert_eq!(order(42, (1 << 40) + 1, 10), [2, 5, 3, 0, 7, 1, 6, 9, 8, 4]);
+    }
+
+    #[test]
+    fn an_order_that_is_held_is_that_of_its_epoch() {
+        let mut held = EpochOrder::new(42, 10);
+        for epoch in [0, 0, 1, (1 << 40) + 1, 0] {
+            assert_eq!(held.of(epoch), order(42, epoch, 10), "{epoch}");
+        }
+        assert_eq!(EpochOrder::new(42, 0).of(3), [0usize; 0]);
     }
 
     #[test]
