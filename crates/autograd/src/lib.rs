@@ -4,13 +4,12 @@
 //! activations live until the backward pass is a [`Policy`]; it changes memory and time, never a bit.
 
 mod arena;
-mod checkpoint;
 mod deferred;
 mod op;
 mod parameters;
+mod recompute;
 mod tape;
 
-pub use checkpoint::Policy;
 pub use deferred::Deferral;
 pub use op::attention::AttentionShape;
 pub use op::balance::Balance;
@@ -26,6 +25,7 @@ pub use op::norm::Norm;
 pub use op::router::{ROUTER_PROFILE, Router, Routes};
 pub use op::shared::SharedBranch;
 pub use parameters::{Frozen, Gradients, Matrix, Parameter, ParameterId, Parameters, Quantized, Table, Vector};
+pub use recompute::Policy;
 pub use tape::{Layout, Memory, Tape, Variable};
 
 use isobit_kernels::DeviceFailure;

@@ -2,12 +2,12 @@
 
 use crate::TapeError;
 use crate::arena::{Arena, Lease, RowsLease};
-use crate::checkpoint::{Contract, Kept, Policy, Trace};
 use crate::deferred::{Deferral, Queue};
 use crate::op::Node;
 use crate::op::balance::Collected;
 use crate::op::router::Grouping;
 use crate::parameters::{Gradients, Parameters};
+use crate::recompute::{Contract, Kept, Policy, Trace};
 use isobit_kernels::op::{SliceRows, SliceShape, Span, ToF32};
 use isobit_kernels::tensor::U32;
 use isobit_kernels::{Backend, StoredMatrix};
@@ -84,7 +84,7 @@ pub struct Tape<'a, B: Backend> {
     pub(crate) training: bool,
     pub(crate) nodes: Vec<Node<'a, B>>,
     pub(crate) next: usize,
-    /// Off inside a checkpointed block's forward pass, and for evaluation.
+    /// Off in the forward pass of a block that is recomputed, and for evaluation.
     pub(crate) recording: bool,
     /// What a block saves or would save.
     pub(crate) trace: Trace,

@@ -4,13 +4,14 @@
 use crate::Failure;
 use crate::backend::{Chosen, open_cpu};
 use crate::train::failed;
+use isobit_autograd::Policy;
 use isobit_kernels::gpu::{self, Api, Selector};
 use isobit_kernels::plan::MemoryLayout;
 use isobit_kernels::{Gpu, Path};
 use isobit_models::build::Settings;
 use isobit_models::{Config, Shapes, Weights};
 use isobit_proof::safetensors::Checkpoint;
-use isobit_training::config::{Adapter, Checkpointing, Run};
+use isobit_training::config::{Adapter, Run};
 use isobit_training::plan::{MemoryPlan, TOKENS_MOST, least_bytes, longest_rows, memory};
 use isobit_training::prepare::{RunError, check_positions, model_config, profile, step_settings, trained};
 use isobit_training::{machine, targets};
@@ -69,7 +70,7 @@ fn hint(run: &Run) -> String {
              same weights",
             run.rows_per_update()
         )
-    } else if training.checkpointing != Checkpointing::Full {
+    } else if training.recomputation != Policy::Full {
         "`--set training.gradient_checkpointing=full` needs less and gives the same weights".to_string()
     } else if matches!(run.adapter, Adapter::Lora(_)) {
         "lower `max_seq_length`, or take a smaller base model, or one in 4 bits (GPTQ)".to_string()

@@ -4,9 +4,10 @@
 use crate::Failure;
 use crate::fits::{self, size};
 use crate::train::{failed, tell};
+use isobit_autograd::Policy;
 use isobit_models::Config;
 use isobit_proof::atomic::write_atomically;
-use isobit_training::config::{self, Checkpointing, KEYS, Section, Value};
+use isobit_training::config::{self, KEYS, Section, Value};
 use isobit_training::data::{self, DataConfig, Report};
 use isobit_training::prepare::{RunError, model_config};
 use std::fmt::Write as _;
@@ -19,7 +20,6 @@ const EPOCHS: usize = 3;
 /// time at every length of rows (a fifth and more), small micro-batches only where rows are short. Memory does not fall from
 /// one to the next: the first of a policy may need more than the last of the one before.
 const SPLITS: [usize; 4] = [8, 4, 2, 1];
-const POLICIES: [Checkpointing; 3] = [Checkpointing::None, Checkpointing::Selective, Checkpointing::Full];
 /// Fewer rows than this are all trained on.
 const ROWS_TO_HOLD_OUT_FROM: usize = 40;
 /// Longer rows are cut unless the reader raises it: memory grows with it.
@@ -69,16 +69,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// How an update is split and what of it is kept for the backward pass. It decides over time and memory, never over a bit.
 struct Split {
     micro_batch_size: usize,
-    checkpointing: Checkpointing,
+    recomputation: Policy,
     why: String,
 }
 
 /// The fastest split whose plan leaves a fifth of the memory to everything else; the smallest where none does.
 fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Split, Failure> {
-    let candidates = POLICIES.iter().flat_map(|checkpointing| SPLITS.map(|rows| (rows, *checkpointing)));
+    let candidates = Policy::ALL.into_iter().flat_map(|policy| SPLITS.map(|rows| (rows, policy)));
     let mut smallest = None;
-    for (micro_batch_size, checkpointing) in candidates {
-        let mut split = Split { micro_batch_size, checkpointing, why: String::new() };
+    for (micro_batch_size, recomputation) in candidates {
+        let mut split = Split { micro_batch_size, recomputation, why: String::new() };
         let settled = config::parse("the config", &written(&split), &[]);
         let run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
         let meeting = fits::meet(&run, memory)?;
@@ -86,11 +86,11 @@ fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Sp
         let rows = format!(
             "{micro_batch_size} {} at a time, checkpointing {}",
             if micro_batch_size == 1 { "row" } else { "rows" },
-            checkpointing.name()
+            recomputation.name()
         );
         let Some(available) = &meeting.available else {
             let why = "how much memory this machine has is unknown: the settings that need least".to_string();
-            return Ok(Split { micro_batch_size: 1, checkpointing: Checkpointing::Full, why });
+            return Ok(Split { micro_batch_size: 1, recomputation: Policy::Full, why });
         };
         let there = size(available.bytes);
         if meeting.plan.is_some() && meeting.needed <= available.bytes / 5 * 4 {
@@ -166,7 +166,7 @@ fn written(arguments: &Arguments, config: &Config, report: &Report, split: &Spli
     file.put(Section::Training, "micro_batch_size", &whole(split.micro_batch_size));
     let times = ROWS_PER_UPDATE / split.micro_batch_size;
     file.put(Section::Training, "gradient_accumulation_steps", &whole(times));
-    file.put(Section::Training, "gradient_checkpointing", &text(split.checkpointing.name()));
+    file.put(Section::Training, "gradient_checkpointing", &text(split.recomputation.name()));
     file.put(Section::Training, "num_epochs", &whole(EPOCHS));
     file.put(Section::Training, "learning_rate", &Value::Number(2e-4));
     file.put(Section::Training, "lr_scheduler_type", &text("cosine"));

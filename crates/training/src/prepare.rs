@@ -1,12 +1,11 @@
 //! Everything a run needs before the first step: config of the model, weights on disk, tokenised rows, and what identifies them.
 
 use crate::checkpoint::{self, Identity};
-use crate::config::{self, Adapter, Checkpointing, EvalRows, Fields, Run, Steps};
+use crate::config::{self, Adapter, EvalRows, Fields, Run, Steps};
 use crate::data::{self, DataConfig, DataError, Report, Variables};
 use crate::row::{self, Row};
 use crate::step::{StepError, StepSettings};
 use crate::targets;
-use isobit_autograd::Policy;
 use isobit_kernels::DeviceFailure;
 use isobit_models::{Config, LoraConfig, ModelError, Targets, Trained, Weights};
 use isobit_numerics::slices::Profile;
@@ -276,11 +275,7 @@ pub fn step_settings(run: &Run) -> StepSettings {
     let training = &run.training;
     StepSettings {
         profile: profile(run),
-        policy: match training.checkpointing {
-            Checkpointing::None => Policy::None,
-            Checkpointing::Selective => Policy::Selective,
-            Checkpointing::Full => Policy::Full,
-        },
+        policy: training.recomputation,
         micro_batch_size: training.micro_batch_size as usize,
         seed: run.seed,
         max_grad_norm: (training.max_grad_norm > 0.0).then_some(training.max_grad_norm as f32),

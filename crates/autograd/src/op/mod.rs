@@ -25,8 +25,8 @@ pub(crate) mod shared;
 
 use crate::TapeError;
 use crate::arena::Lease;
-use crate::checkpoint::Checkpoint;
 use crate::parameters::Gradients;
+use crate::recompute::Recomputation;
 use crate::tape::{Gradient, Tape};
 use isobit_kernels::{Backend, StoredMatrix};
 use std::rc::Rc;
@@ -52,7 +52,7 @@ pub(crate) enum Node<'a, B: Backend> {
     ExpertsDown(experts::SavedDown<'a, B>),
     TokenGate(shared::SavedGate<B>),
     Head(head::Saved<'a, B>),
-    Checkpoint(Checkpoint<'a, B>),
+    Recomputation(Recomputation<'a, B>),
     /// Where the nodes of a block begin: the backward pass is done with it.
     BlockStart,
 }
@@ -84,7 +84,7 @@ impl<'a, B: Backend> Node<'a, B> {
             Self::ExpertsDown(saved) => saved.backward(tape, values, gradients),
             Self::TokenGate(saved) => saved.backward(tape, values),
             Self::Head(saved) => saved.backward(tape, values, gradients),
-            Self::Checkpoint(saved) => return saved.backward(tape, values, gradients),
+            Self::Recomputation(saved) => return saved.backward(tape, values, gradients),
             Self::BlockStart => tape.catch_up(gradients),
         }
         Ok(())
@@ -111,7 +111,7 @@ impl<'a, B: Backend> Node<'a, B> {
             Self::Rope(_) => ("rope", Vec::new()),
             Self::Add(_) => ("add", Vec::new()),
             // Not inside a block.
-            Self::Embedding(_) | Self::Head(_) | Self::Checkpoint(_) | Self::BlockStart => ("block", Vec::new()),
+            Self::Embedding(_) | Self::Head(_) | Self::Recomputation(_) | Self::BlockStart => ("block", Vec::new()),
         }
     }
 }

@@ -6,9 +6,9 @@
 
 use crate::TapeError;
 use crate::arena::{Lease, RowsLease};
-use crate::checkpoint::Contract;
 use crate::op::Node;
 use crate::parameters::{Gradients, Matrix};
+use crate::recompute::Contract;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::op::router::grouped;
 use isobit_kernels::op::{

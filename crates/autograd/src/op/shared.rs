@@ -4,11 +4,11 @@
 //! per token ("Gates").
 
 use crate::arena::Lease;
-use crate::checkpoint::Policy;
 use crate::op::Node;
 use crate::op::experts::Experts;
 use crate::op::linear::Linear;
 use crate::op::router::Routes;
+use crate::recompute::Policy;
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{Gate, GateBackward, GateForward};

@@ -1,5 +1,5 @@
 //! A layer of experts against differences of its loss: every kind of router and of shared expert, adapters, load balance; and under
-//! every checkpoint policy the same bits.
+//! every recomputation policy the same bits.
 #![expect(clippy::float_arithmetic, reason = "differences of losses, made-up weights")]
 
 use isobit_autograd::{

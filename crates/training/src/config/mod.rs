@@ -21,8 +21,8 @@ pub use error::Error;
 pub use key::{Fallback, KEYS, Key, Kind, Section};
 pub use low::{BYTES_MOST, Low};
 pub use run::{
-    Adapter, Checkpointing, DEFAULT_DATE, Device, Eval, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype,
-    Scheduler, Steps, Targets, Training, Warmup,
+    Adapter, DEFAULT_DATE, Device, Eval, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler,
+    Steps, Targets, Training, Warmup,
 };
 pub(crate) use suggest::nearest;
 pub use value::{Place, Value};

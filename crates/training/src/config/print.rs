@@ -2,9 +2,7 @@
 //! result. Both walk the same list, so the digest covers what is printed.
 
 use super::key::{Key, Section};
-use super::run::{
-    Adapter, Checkpointing, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler, Targets, Warmup,
-};
+use super::run::{Adapter, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler, Targets, Warmup};
 use super::value::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -28,7 +26,7 @@ impl Run {
 
     /// BLAKE3, in hex, of everything here that can influence weights, metrics or the best checkpoint. Left out: folders
     /// and files (their contents have digests of their own), devices, threads, workers, how an update is split into
-    /// micro-batches, checkpointing, saving and logging.
+    /// micro-batches, recomputation, saving and logging.
     pub fn digest(&self) -> String {
         let mut text = String::from("isobit.run/1\n");
         for (key, value) in self.influences() {
@@ -139,7 +137,7 @@ fn training(run: &Run) -> Lines {
         ("completion_only_loss", Value::Switch(training.completion_only_loss)),
         ("early_stopping_patience", whole(training.early_stopping_patience)),
         ("gradient_accumulation_steps", whole(training.gradient_accumulation_steps)),
-        ("gradient_checkpointing", text(training.checkpointing.name())),
+        ("gradient_checkpointing", text(training.recomputation.name())),
         ("gradient_groups", whole(training.gradient_groups)),
         ("learning_rate", Value::Number(training.learning_rate)),
         ("load_best_model_at_end", Value::Switch(training.load_best_model_at_end)),
@@ -222,18 +220,6 @@ impl Scheduler {
             Self::Linear => "linear",
             Self::Cosine => "cosine",
             Self::CosineWithMinLr { .. } => "cosine_with_min_lr",
-        }
-    }
-}
-
-impl Checkpointing {
-    pub const ALL: [Self; 3] = [Self::None, Self::Selective, Self::Full];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Selective => "selective",
-            Self::Full => "full",
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use super::error::Error;
 use super::low::Entry;
-use super::run::Every;
-use super::run::{Adapter, Checkpointing, Fields, Length, Metric, SaveDtype, Scheduler, Training, Warmup};
+use super::run::{Adapter, Every, Fields, Length, Metric, SaveDtype, Scheduler, Training, Warmup};
 use super::table::{COUNT_MOST, CountOrShare, Table, count_or_share, every};
 use super::value::Value;
 use crate::data::check_name;
+use isobit_autograd::Policy;
 use std::collections::BTreeMap;
 
 /// BOUND: rows of one update. What a run of any size needs, and far from overflow.
@@ -44,7 +44,7 @@ pub(super) fn training(table: &Table<'_>, adapter: &Adapter) -> Result<Training,
         adam_beta2: table.number("adam_beta2", below_one, "from 0, below 1")?,
         adam_epsilon: table.number("adam_epsilon", positive, "above 0")?,
         max_grad_norm: table.number("max_grad_norm", not_negative, "above 0, or 0 for no clipping")?,
-        checkpointing: checkpointing(table)?,
+        recomputation: recomputation(table)?,
         save: save(table)?,
         save_dtype: table.one_of("save_dtype", &SaveDtype::ALL.map(|dtype| (dtype.name(), dtype)))?,
         save_total_limit: table.whole("save_total_limit", 0..=1 << 20)? as u32,
@@ -173,12 +173,12 @@ fn save(table: &Table<'_>) -> Result<Every, Error> {
     every(table, "save_strategy", "save_steps", Every::Steps(steps), Some(steps))
 }
 
-fn checkpointing(table: &Table<'_>) -> Result<Checkpointing, Error> {
+fn recomputation(table: &Table<'_>) -> Result<Policy, Error> {
     match table.get("gradient_checkpointing").map(|entry| &entry.value) {
-        Some(Value::Switch(true)) => Ok(Checkpointing::Full),
-        Some(Value::Switch(false)) => Ok(Checkpointing::None),
+        Some(Value::Switch(true)) => Ok(Policy::Full),
+        Some(Value::Switch(false)) => Ok(Policy::None),
         None | Some(_) => {
-            let names = Checkpointing::ALL.map(|policy| (policy.name(), policy));
+            let names = Policy::ALL.map(|policy| (policy.name(), policy));
             table.one_of("gradient_checkpointing", &names)
         }
     }

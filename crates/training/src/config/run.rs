@@ -2,6 +2,7 @@
 #![expect(clippy::float_arithmetic, reason = "the length of a run in epochs is a float, on the host")]
 
 use super::value::Value;
+use isobit_autograd::Policy;
 use isobit_numerics::slices::Profile;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -125,7 +126,8 @@ pub struct Training {
     pub adam_epsilon: f64,
     /// 0: no clipping.
     pub max_grad_norm: f64,
-    pub checkpointing: Checkpointing,
+    /// What `gradient_checkpointing` says.
+    pub recomputation: Policy,
     pub save: Every,
     pub save_dtype: SaveDtype,
     /// 0: every checkpoint is kept.
@@ -157,13 +159,6 @@ pub enum Warmup {
     Steps(u64),
     /// Of all updates, rounded up.
     Share(f64),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Checkpointing {
-    None,
-    Selective,
-    Full,
 }
 
 /// How the final folder stores numbers. Checkpoints are always float32.

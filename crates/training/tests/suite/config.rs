@@ -1,8 +1,8 @@
 //! Configs as people write them: what they mean, what is refused and in which words, and what the digest covers.
 
+use isobit_autograd::Policy;
 use isobit_training::config::{
-    Adapter, Checkpointing, Device, EvalRows, Every, KEYS, Key, Kind, Length, Run, Scheduler, Section, Steps, Targets,
-    Warmup, parse,
+    Adapter, Device, EvalRows, Every, KEYS, Key, Kind, Length, Run, Scheduler, Section, Steps, Targets, Warmup, parse,
 };
 use std::fmt::Write;
 
@@ -88,7 +88,7 @@ fn the_least_config_is_complete() {
     assert_eq!(run.seed, 42);
     assert_eq!(run.training.learning_rate, 2e-4);
     assert_eq!(run.rows_per_update(), 8);
-    assert_eq!(run.training.checkpointing, Checkpointing::Full);
+    assert_eq!(run.training.recomputation, Policy::Full);
     assert_eq!(run.eval.rows, EvalRows::None);
     assert_eq!(run.eval.every, Every::Never);
     assert_eq!(run.date, "2025-01-01");

@@ -1,11 +1,13 @@
-//! Activation checkpointing: a block's activations are dropped after its forward pass and computed again in the backward one.
+//! Recomputation, which others call activation or gradient checkpointing: a block's activations are
+//! dropped after its forward pass and computed again in the backward one.
 //!
-//! The recomputation is a pure function of the block's input, so it has the same bits; that is checked, not assumed. It must save the
-//! same tensors, by number and size, and its ends must meet the digest of the forward pass, or the step stops; then a third computation
-//! tells where it went astray. The *ends* are the inputs of the block's last products ([`Tape::finish`], [`Tape::finish_experts`])
-//! and what else is saved but leads to none of them: everything the gradients use lies before the ends, so what comes after is not
-//! computed again. Which experts a token goes to is no result but
-//! data: every policy keeps it.
+//! Both are pure functions of the block's input, so they have the same bits; that is checked, not
+//! assumed. A recomputation must save the same tensors, by number and size, and its ends must have
+//! the digests of the forward pass, or the step stops; a third computation then tells where the
+//! first two part. The *ends* are the inputs of the block's last products ([`Tape::finish`],
+//! [`Tape::finish_experts`]) and what else is saved but leads to none of them: everything the
+//! gradients use lies before the ends, so what comes after is not computed again. Which experts a
+//! token goes to is no result but data: every policy keeps it.
 
 use crate::arena::Lease;
 use crate::deferred::Deferral;
@@ -111,7 +113,7 @@ impl<B: Backend> Default for Kept<B> {
 pub(crate) type Block<'a, B> = Rc<dyn Fn(&mut Tape<'a, B>, Variable<B>) -> Result<Variable<B>, TapeError> + 'a>;
 
 /// A block whose activations were dropped.
-pub(crate) struct Checkpoint<'a, B: Backend> {
+pub(crate) struct Recomputation<'a, B: Backend> {
     layer: usize,
     block: Block<'a, B>,
     input: Variable<B>,
@@ -164,8 +166,9 @@ impl<'a, B: Backend> Tape<'a, B> {
         if output.needs_gradient {
             let (block, output) = (Rc::new(block) as Block<'a, B>, output.id);
             let groupings = self.groupings[routers..].to_vec();
-            let checkpoint = Checkpoint { layer, block, input, output, digests, trace, kept: kept.queue, groupings };
-            self.nodes.push(Node::Checkpoint(checkpoint));
+            let recomputation =
+                Recomputation { layer, block, input, output, digests, trace, kept: kept.queue, groupings };
+            self.nodes.push(Node::Recomputation(recomputation));
         }
         Ok(output)
     }
@@ -215,7 +218,7 @@ fn finished<B: Backend>(backend: &B, begun: &[BegunDigest<B::Memory>]) -> Result
     begun.iter().map(|digest| Ok(digest.finish(backend)?)).collect()
 }
 
-impl<'a, B: Backend> Checkpoint<'a, B> {
+impl<'a, B: Backend> Recomputation<'a, B> {
     /// Computes the block again, compares, and plays that tape back.
     pub(crate) fn backward(
         self,
