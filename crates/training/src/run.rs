@@ -3,7 +3,7 @@
 #![expect(clippy::float_arithmetic, reason = "means of losses for the metrics")]
 
 use crate::checkpoint::{self, NamedTensor, Opened, Progress, RESOLVED, Snapshot, Start};
-use crate::config::{self, Run};
+use crate::config::{self, Adapter, Run};
 use crate::data::EpochOrder;
 use crate::data_record;
 use crate::metrics::{Event, Metrics, Record, Timing};
@@ -70,7 +70,10 @@ pub fn train<B: Backend>(
     let _lock = Lock::acquire(output)?;
     // Again, now that nobody else can change it.
     let from = examine(prepared, start)?;
-    checkpoint::clean(output, &prepared.identity)?;
+    checkpoint::clean(output, &prepared.identity, |name| match run.adapter {
+        Adapter::Lora(_) => [checkpoint::ADAPTER, checkpoint::ADAPTER_CONFIG].contains(&name),
+        Adapter::Full | Adapter::LastBlocks(_) => whole::may_hold(&run.base_model, name),
+    })?;
     let settings = Settings {
         trained: trained(run),
         profile: profile(run),

@@ -27,6 +27,8 @@ pub type Trained<'a> = &'a mut dyn FnMut(&str, &[usize]) -> Result<Vec<f32>, Run
 
 /// Bytes of a file from which on the next tensor goes into another, as other tools do it.
 const SHARD_BYTES: usize = 5_000_000_000;
+/// Which of several files a tensor is in.
+const INDEX: &str = "model.safetensors.index.json";
 /// Values turned into bytes at a time.
 const VALUES_AT_ONCE: usize = 1 << 16;
 /// BOUND: bytes of a file that is copied along: far above any tokenizer.
@@ -126,11 +128,10 @@ impl<'a> Whole<'a> {
             names.push(name);
         }
         if shards.len() > 1 {
-            let index = "model.safetensors.index.json";
             let total: usize = self.pieces.iter().map(bytes_of).sum();
             let value = serde_json::json!({"metadata": {"total_size": total}, "weight_map": places});
-            write_atomically(&folder.join(index), format!("{value:#}\n").as_bytes())?;
-            names.push(index.to_string());
+            write_atomically(&folder.join(INDEX), format!("{value:#}\n").as_bytes())?;
+            names.push(INDEX.to_string());
         }
         Ok(names)
     }
@@ -259,6 +260,12 @@ fn comes_along(name: &str) -> bool {
         && !NOT.contains(&name)
         && !name.ends_with(".index.json")
         && (licence || ENDINGS.contains(&ending))
+}
+
+/// Whether the folder may hold a file of this name, by what lies beside the base.
+pub fn may_hold(base: &Path, name: &str) -> bool {
+    let is_shard = name.starts_with("model-") && name.ends_with(".safetensors");
+    is_shard || [MODEL, INDEX, "config.json"].contains(&name) || comes_along(name) && base.join(name).exists()
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), FileError> {

@@ -344,6 +344,45 @@ fn other_files_in_the_folder_are_not_touched() {
     assert_eq!(folder.text("run/metrics.jsonl"), lines);
 }
 
+/// A run that goes on replaces some files: those it has written itself.
+#[test]
+fn files_of_others_are_not_replaced_when_a_run_goes_on() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("run", &[]);
+    for (name, text) in [
+        ("best.json", "{\"model\": \"mine\"}"),
+        ("config.resolved.toml", "[mine]\nanswer = 42\n"),
+        ("data.json", "[1, 2]"),
+        ("stopped.json", "no JSON"),
+        (".final.partial/thesis.txt", "years of work"),
+        (".final.partial/model.safetensors", "not of a run that trains an adapter"),
+        (".final.partial", "a file"),
+    ] {
+        let ours = folder.path(&format!("run/{name}"));
+        let before = std::fs::read(&ours).ok();
+        std::fs::create_dir_all(ours.parent().expect("a folder")).expect("folder");
+        std::fs::write(&ours, text).expect("written");
+        let foreign = contents(&folder, "run");
+        let shown = format!("run/{}", name.split('/').next().expect("a name"));
+        for more in ["--resume", "--resume-from=checkpoint-6"] {
+            folder.train("run", &[more]).says(2, &[&shown, "hint: move it away"]);
+            assert_eq!(contents(&folder, "run"), foreign, "{name}");
+        }
+        match before {
+            Some(bytes) => std::fs::write(&ours, bytes).expect("written"),
+            None => std::fs::remove_file(&ours).expect("removed"),
+        }
+        let _ = std::fs::remove_dir(folder.path("run/.final.partial"));
+    }
+    // What this run left behind goes, and a pointer to what is gone is written again.
+    std::fs::create_dir(folder.path("run/.final.partial")).expect("folder");
+    folder.put("run/.final.partial/adapter_model.safetensors", "half");
+    let best = folder.text("run/best.json");
+    folder.put("run/best.json", best.replace("checkpoint-", "checkpoint-9").replace("\"step\": ", "\"step\": 9"));
+    folder.trained("run", &["--resume"]);
+    assert_eq!((folder.text("run/best.json"), folder.has("run/.final.partial")), (best, false));
+}
+
 /// A pipe would wait for a writer that never comes.
 #[test]
 fn metrics_that_are_a_pipe_or_without_checksums() {

@@ -112,7 +112,7 @@ fn stopped_before_any_change_of_the_disk_the_run_goes_on() {
             break;
         }
         reached.push(check_whole(output_dir));
-        clean(output_dir, &identity()).expect("cleaned");
+        clean(output_dir, &identity(), |_| false).expect("cleaned");
         let hidden = fs::read_dir(output_dir)
             .expect("folder")
             .filter(|entry| entry.as_ref().expect("entry").file_name().to_string_lossy().starts_with('.'));
@@ -165,7 +165,7 @@ fn what_a_signal_saved_goes_however_often_the_run_dies() {
         let [first, second] = [signal as Work, resumed].map(|work| {
             let stopped = stopped_at(work, output_dir, stop);
             check_whole(output_dir);
-            clean(output_dir, &identity()).expect("cleaned");
+            clean(output_dir, &identity(), |_| false).expect("cleaned");
             check_whole(output_dir);
             stopped
         });

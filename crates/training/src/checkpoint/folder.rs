@@ -9,10 +9,10 @@ use super::stopped;
 use super::{
     ADAPTER, ADAPTER_CONFIG, FINAL, MODEL, OPTIMIZER, STATE, Watch, folder_name, folder_of, step_of, unwatched,
 };
-use isobit_proof::atomic::{remove_partials, sync_folder, write_atomically};
+use isobit_proof::atomic::{is_partial as is_partial_file, remove_partials, sync_folder, write_atomically};
 use isobit_proof::{FileError, Manifest};
 use serde::{Deserialize, Serialize};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What `latest.json` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,7 +170,8 @@ pub(super) fn prune_watched(output_dir: &Path, limit: u32, run: &Identity, watch
     let Some(latest) = latest?.map(|pointer| pointer.step) else { return Ok(()) };
     let mut kept_steps = vec![latest];
     kept_steps.extend(best?.map(|pointer| pointer.step));
-    let mut steps: Vec<u64> = names(output_dir)?.iter().filter_map(|name| step_of(name)).collect();
+    let folders = entries(output_dir)?.into_iter().filter(|(_, is_folder)| *is_folder);
+    let mut steps: Vec<u64> = folders.filter_map(|(name, _)| step_of(&name)).collect();
     let uncounted = stopped::steps(output_dir)?;
     steps.retain(|step| *step <= latest && !uncounted.contains(step));
     steps.retain(|step| owner::is_ours(&folder_of(output_dir, *step), run));
@@ -182,37 +183,42 @@ pub(super) fn prune_watched(output_dir: &Path, limit: u32, run: &Identity, watch
     Ok(())
 }
 
-/// Removes what a crash left behind: temporary folders and files, and a checkpoint only where another has taken the place of one
-/// that a signal asked for.
-pub fn clean(output_dir: &Path, run: &Identity) -> Result<(), Error> {
-    for name in names(output_dir)?.iter().filter(|name| is_partial(name)) {
-        let path = output_dir.join(name);
-        if !holds_only_ours(&path)? {
-            return Err(Error::Foreign {
-                path,
-                what: "holds files that are not of a checkpoint, and would be removed",
-            });
-        }
-        std::fs::remove_dir_all(&path).map_err(|error| FileError::from_io("clean", &path, error))?;
+/// Removes what a crash left behind: temporary folders and files, and a checkpoint only where
+/// another has taken the place of one that a signal asked for. `is_of_final` says which files the
+/// folder `final` may hold; anything else in a temporary folder is an error, and nothing is removed.
+pub fn clean(output_dir: &Path, run: &Identity, is_of_final: impl Fn(&str) -> bool) -> Result<(), Error> {
+    let partials: Vec<PathBuf> = partials(output_dir)?.iter().map(|name| output_dir.join(name)).collect();
+    for path in &partials {
+        check_partial(path, &is_of_final)?;
+    }
+    for path in &partials {
+        std::fs::remove_dir_all(path).map_err(|error| FileError::from_io("clean", path, error))?;
     }
     remove_partials(output_dir)?;
     stopped::dismiss(output_dir, run, &mut unwatched)
 }
 
-/// Whether a folder that was on its way holds nothing but files of a checkpoint. Of `final` no more can be said than its name:
-/// it has whatever files the base has.
-fn holds_only_ours(folder: &Path) -> Result<bool, Error> {
-    const OURS: [&str; 6] = [ADAPTER, ADAPTER_CONFIG, MODEL, OPTIMIZER, STATE, Manifest::NAME];
-    let is_final = folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&format!(".{FINAL}.")));
+/// That a folder on its way in or out holds nothing but files of ours.
+fn check_partial(folder: &Path, is_of_final: &dyn Fn(&str) -> bool) -> Result<(), Error> {
+    const OF_CHECKPOINT: [&str; 6] = [ADAPTER, ADAPTER_CONFIG, MODEL, OPTIMIZER, STATE, Manifest::NAME];
+    let foreign = |what: &'static str| Err(Error::Foreign { path: folder.to_path_buf(), what });
     let failed = |error| FileError::from_io("read", folder, error);
+    if !folder.symlink_metadata().map_err(failed)?.is_dir() {
+        return foreign(owner::NOT_OURS);
+    }
+    let is_final = folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&format!(".{FINAL}.")));
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
-        let is_ours = name.to_str().is_some_and(|name| name.starts_with('.') || OURS.contains(&name));
-        if !is_final && !is_ours {
-            return Ok(false);
+        let name = name.to_str().unwrap_or_default();
+        let is_ours = is_partial_file(name)
+            || if is_final { is_of_final(name) || name == Manifest::NAME } else { OF_CHECKPOINT.contains(&name) };
+        match is_ours {
+            true => {}
+            false if is_final => return foreign("holds files that are not of `final`, and would be removed"),
+            false => return foreign("holds files that are not of a checkpoint, and would be removed"),
         }
     }
-    Ok(true)
+    Ok(())
 }
 
 /// The name of a folder on its way in or out: hidden, and never mistaken for a checkpoint.
@@ -247,17 +253,22 @@ pub(super) fn remove_folder(folder: &Path, watch: Watch<'_>) -> Result<(), Error
     Ok(std::fs::remove_dir_all(&leaving).map_err(failed)?)
 }
 
-fn names(output_dir: &Path) -> Result<Vec<String>, Error> {
+/// Names of checkpoints on their way in or out, folders or not.
+fn partials(output_dir: &Path) -> Result<Vec<String>, Error> {
+    Ok(entries(output_dir)?.into_iter().map(|(name, _)| name).filter(|name| is_partial(name)).collect())
+}
+
+/// Names in the run folder, and whether each is of a folder.
+fn entries(output_dir: &Path) -> Result<Vec<(String, bool)>, Error> {
     let failed = |error| FileError::from_io("read", output_dir, error);
-    let mut names = Vec::new();
+    let mut entries = Vec::new();
     for entry in std::fs::read_dir(output_dir).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        if entry.file_type().map_err(failed)?.is_dir() {
-            names.extend(entry.file_name().into_string());
-        }
+        let is_folder = entry.file_type().map_err(failed)?.is_dir();
+        entries.extend(entry.file_name().into_string().ok().map(|name| (name, is_folder)));
     }
-    names.sort_unstable();
-    Ok(names)
+    entries.sort_unstable();
+    Ok(entries)
 }
 
 #[cfg(test)]

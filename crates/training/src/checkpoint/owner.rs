@@ -96,14 +96,9 @@ pub fn examine(output_dir: &Path, run: &Identity, start: Start) -> Result<Option
             check_folder(&folder, run)?;
         }
     }
-    if from.is_none() {
-        check_files(output_dir)?;
-        if start == Start::Resume {
-            check_nothing_is_left(output_dir)?;
-        }
-    }
-    if !data_record::is_ours(output_dir)? {
-        return Err(Error::Foreign { path: output_dir.join(data_record::NAME), what: NOT_OURS });
+    check_files(output_dir, from)?;
+    if from.is_none() && start == Start::Resume {
+        check_nothing_is_left(output_dir)?;
     }
     Ok(from)
 }
@@ -170,7 +165,7 @@ fn has_metrics(output_dir: &Path) -> bool {
     is_filled && begins_with(&path, metrics::LINE_START).unwrap_or(false)
 }
 
-const NOT_OURS: &str = "was not made by Isobit, and a run would write over it";
+pub(super) const NOT_OURS: &str = "was not made by Isobit, and a run would write over it";
 
 /// Whether some run of ours made it.
 fn is_of_a_run(folder: &Path) -> bool {
@@ -195,22 +190,33 @@ fn check_folder(folder: &Path, run: &Identity) -> Result<(), Error> {
     Err(Error::Foreign { path: folder.to_path_buf(), what })
 }
 
-/// Files that a run from its beginning writes anew.
-fn check_files(output_dir: &Path) -> Result<(), Error> {
-    let begins = |name: &str, start: &str| -> Result<(), Error> {
-        let path = output_dir.join(name);
-        match begins_with(&path, start) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(Error::Foreign { path, what: NOT_OURS }),
-            Err(error) => Err(error.into()),
-        }
-    };
-    begins(metrics::NAME, metrics::LINE_START)?;
-    begins(RESOLVED, "base_model = ")?;
-    match Pointer::read(output_dir, Pointer::BEST).and_then(|_| stopped::steps(output_dir)) {
-        Err(Error::File(FileError::Malformed { path, .. })) => Err(Error::Foreign { path, what: NOT_OURS }),
-        other => other.map(|_| ()),
+/// Files that a run replaces: what it has written before, or nothing. Lines of metrics that a run
+/// goes on from are checked when they are read, every one of them.
+fn check_files(output_dir: &Path, from: Option<u64>) -> Result<(), Error> {
+    let foreign = |name: &str| Err(Error::Foreign { path: output_dir.join(name), what: NOT_OURS });
+    if from.is_none() && !begins_with(&output_dir.join(metrics::NAME), metrics::LINE_START)? {
+        return foreign(metrics::NAME);
     }
+    if !begins_with(&output_dir.join(RESOLVED), "base_model = ")? {
+        return foreign(RESOLVED);
+    }
+    match Pointer::read(output_dir, Pointer::BEST) {
+        Err(error) if is_no_file_of_ours(&error) => return foreign(Pointer::BEST),
+        // Who goes on knows which the best is, and marks it again.
+        Err(Error::File(FileError::Altered { .. })) if from.is_some() => {}
+        other => _ = other?,
+    }
+    match stopped::steps(output_dir) {
+        Err(error) if is_no_file_of_ours(&error) => return foreign(stopped::NAME),
+        other => _ = other?,
+    }
+    if data_record::is_ours(output_dir)? { Ok(()) } else { foreign(data_record::NAME) }
+}
+
+/// Whether what stands in the place of a file of ours is something else.
+fn is_no_file_of_ours(error: &Error) -> bool {
+    use FileError::{Malformed, NotRegular, TooLarge};
+    matches!(error, Error::File(Malformed { .. } | NotRegular { .. } | TooLarge { .. }))
 }
 
 /// Whether a file is not there, is empty, or begins like this.

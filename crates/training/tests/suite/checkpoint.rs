@@ -452,8 +452,16 @@ fn leftovers_go_and_everything_else_stays() {
     }
     fs::create_dir(folder.path().join(".checkpoint-3.partial")).expect("folder");
     fs::write(folder.path().join(".checkpoint-3.partial/state.json"), "half").expect("written");
+    fs::write(folder.path().join(".checkpoint-3.partial/.isobit-7-1.partial"), "half").expect("written");
     fs::write(folder.path().join(".isobit-7-0.partial"), "half").expect("written");
     fs::write(folder.path().join("metrics.jsonl"), "").expect("written");
-    clean(folder.path(), &identity()).expect("cleaned");
+    // What is not known to be ours stays, and with it all the rest.
+    let before = names(folder.path());
+    for is_of_final in [|_: &str| false, |name: &str| name != "inner"] {
+        let error = clean(folder.path(), &identity(), is_of_final).expect_err("foreign");
+        assert!(matches!(&error, Error::Foreign { path, .. } if path.ends_with(".final.partial")), "{error}");
+        assert_eq!((error.exit_code(), names(folder.path())), (2, before.clone()));
+    }
+    clean(folder.path(), &identity(), |name| name == "inner").expect("cleaned");
     assert_eq!(names(folder.path()), [".git", "checkpoint-x", "metrics.jsonl", "notes"]);
 }
