@@ -6,14 +6,7 @@
 use crate::build::ExpertTensor;
 use crate::experts::{Experts, ExpertsLayout, ExpertsShape};
 use crate::source::WeightSource;
-
-/// A tensor of a file.
-#[derive(Clone, Debug, PartialEq)]
-pub struct FileTensor {
-    pub name: String,
-    pub shape: Vec<usize>,
-    pub values: Vec<f32>,
-}
+use isobit_proof::safetensors::NamedTensor;
 
 /// How a parameter is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,14 +137,14 @@ impl Form {
     }
 
     /// From memory to file.
-    pub(crate) fn write(&self, name: &str, values: &[f32]) -> Vec<FileTensor> {
+    pub(crate) fn write(&self, name: &str, values: &[f32]) -> Vec<NamedTensor> {
         let mut places = self.places();
         let tensors = self.tensors(name).into_iter();
         tensors
             .map(|(name, shape)| {
                 let length = shape.iter().product();
                 let values = places.by_ref().take(length).map(|place| values[place]).collect();
-                FileTensor { name, shape, values }
+                NamedTensor { name, shape, values }
             })
             .collect()
     }

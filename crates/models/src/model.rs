@@ -1,7 +1,7 @@
 //! A decoder of any family: embedding, layers, final norm, head. What a layer is, `layer/` says.
 
 use crate::config::Config;
-use crate::files::{FileTensor, Form};
+use crate::files::Form;
 use crate::generate::LayerCache;
 use crate::layer::{Block, Context};
 use isobit_autograd::{
@@ -9,6 +9,7 @@ use isobit_autograd::{
 };
 use isobit_kernels::Backend;
 use isobit_kernels::tensor::{F32, U32};
+use isobit_proof::safetensors::NamedTensor;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
@@ -41,10 +42,10 @@ impl<B: Backend> Model<B> {
     }
 
     /// A parameter's values as the tensors of a file.
-    pub fn to_file(&self, id: ParameterId, parameter: &Parameter<B>, values: Vec<f32>) -> Vec<FileTensor> {
+    pub fn to_file(&self, id: ParameterId, parameter: &Parameter<B>, values: Vec<f32>) -> Vec<NamedTensor> {
         match self.forms.get(&id) {
             Some(form) => form.write(&parameter.name, &values),
-            None => vec![FileTensor { name: parameter.name.clone(), shape: parameter.shape.clone(), values }],
+            None => vec![NamedTensor { name: parameter.name.clone(), shape: parameter.shape.clone(), values }],
         }
     }
 

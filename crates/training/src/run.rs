@@ -2,7 +2,7 @@
 //! stop. What happens at a step is a function of the config and the step alone, so a resumed run is the uninterrupted one.
 #![expect(clippy::float_arithmetic, reason = "means of losses for the metrics")]
 
-use crate::checkpoint::{self, NamedTensor, Opened, Progress, RESOLVED, Snapshot, Start};
+use crate::checkpoint::{self, Opened, Progress, RESOLVED, Snapshot, Start};
 use crate::config::{self, Adapter, Run};
 use crate::data::EpochOrder;
 use crate::data_record;
@@ -18,9 +18,10 @@ use isobit_autograd::ParameterId;
 use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, float_state};
 use isobit_models::build::Settings;
-use isobit_models::{FileTensor, Trained, build, peft};
+use isobit_models::{Trained, build, peft};
 use isobit_proof::atomic::write_atomically;
 use isobit_proof::lock::Lock;
+use isobit_proof::safetensors::NamedTensor;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -340,7 +341,7 @@ struct Live<'a, B: Backend> {
     parameters: BTreeMap<String, ParameterId>,
     /// The tensors of the last few parameters: a file has those of one layer's experts side by
     /// side.
-    recent: Vec<(ParameterId, Vec<FileTensor>)>,
+    recent: Vec<(ParameterId, Vec<NamedTensor>)>,
 }
 
 impl<'a, B: Backend> Live<'a, B> {
@@ -389,9 +390,7 @@ impl<B: Backend> State<B> {
         let (mut weights, mut moments1, mut moments2) = (Vec::new(), Vec::new(), Vec::new());
         for ((id, parameter), [first, second]) in self.trainer.parameters.iter().zip(&self.trainer.moments) {
             let put = |all: &mut Vec<NamedTensor>, buffer: &F32<B>| -> Result<(), RunError> {
-                let tensors = self.trainer.model.to_file(id, parameter, backend.download(buffer)?);
-                let named = |FileTensor { name, shape, values }| NamedTensor { name, shape, values };
-                all.extend(tensors.into_iter().map(named));
+                all.extend(self.trainer.model.to_file(id, parameter, backend.download(buffer)?));
                 Ok(())
             };
             put(&mut weights, &parameter.value)?;

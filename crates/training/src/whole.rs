@@ -225,10 +225,7 @@ fn bytes_of(piece: &Piece) -> usize {
 fn put_values(sink: &mut Sink<'_>, dtype: SaveDtype, name: &str, values: &[f32]) -> Result<(), RunError> {
     let narrow: fn(f32) -> u16 = match dtype {
         SaveDtype::Float32 => {
-            return Ok(values.chunks(VALUES_AT_ONCE).try_for_each(|values| {
-                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-                sink.write(&bytes)
-            })?);
+            return Ok(sink.write_f32(values)?);
         }
         SaveDtype::Bfloat16 => f32_to_bf16,
         SaveDtype::Float16 => f32_to_f16,

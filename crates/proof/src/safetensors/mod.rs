@@ -9,11 +9,13 @@ mod checkpoint;
 mod dtype;
 mod file;
 mod header;
+mod named;
 mod write;
 
 pub use checkpoint::Checkpoint;
 pub use dtype::Dtype;
 pub use file::{SafeTensors, Tensor};
+pub use named::NamedTensor;
 pub use write::{Declared, Entry, Sink, write, write_streamed};
 
 /// BOUND: bytes of a header, the limit of the format.

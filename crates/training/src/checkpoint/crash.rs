@@ -5,6 +5,7 @@ use super::folder::{mark_best_watched, prune_watched};
 use super::stopped::announce_watched;
 use super::write::save_watched;
 use super::*;
+use isobit_proof::safetensors::NamedTensor;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 

@@ -21,7 +21,7 @@ pub use error::{Difference, Error};
 pub use folder::{Latest, Pointer, begin, best, clean, go_back_to, latest, mark_best, prune, restore_best};
 pub use owner::{Start, examine};
 pub use read::{Opened, inspect, load, open};
-pub use state::{Best, Identity, NamedTensor, Progress, Snapshot};
+pub use state::{Best, Identity, Progress, Snapshot};
 pub use stopped::announce;
 pub use write::{put_adapter, replace_final, save};
 

@@ -1,9 +1,9 @@
 //! The way back: the manifest first, then whose checkpoint it is, then its tensors, and that they belong together.
 
 use super::error::{Difference, Error};
-use super::state::{Identity, NamedTensor, Progress, Snapshot};
+use super::state::{Identity, Progress, Snapshot};
 use super::{ADAPTER, ADAPTER_CONFIG, MODEL, OPTIMIZER, STATE, step_of};
-use isobit_proof::safetensors::{SafeTensors, Tensor};
+use isobit_proof::safetensors::{NamedTensor, SafeTensors};
 use isobit_proof::{FileError, Manifest, regular};
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,15 +19,16 @@ pub fn load(folder: &Path, identity: &Identity) -> Result<Snapshot, Error> {
     let mut moments = [Vec::new(), Vec::new()];
     for tensor in opened.optimizer.tensors() {
         let second = usize::from(tensor.name.starts_with(MOMENTS[1]));
-        moments[second].push(named(&tensor, &tensor.name[MOMENTS[second].len()..])?);
+        moments[second].push(NamedTensor::read(&tensor, &tensor.name[MOMENTS[second].len()..])?);
     }
-    let weights = opened.weights.tensors().map(|tensor| named(&tensor, tensor.name)).collect::<Result<_, _>>()?;
+    let weights = opened.weights.tensors().map(|tensor| NamedTensor::read(&tensor, tensor.name));
+    let weights = weights.collect::<Result<_, _>>()?;
     let [moments1, moments2] = moments;
     Ok(Snapshot { step: opened.progress.step, weights, moments1, moments2, progress: opened.progress })
 }
 
 /// What the names of the two moments of a weight begin with.
-const MOMENTS: [&str; 2] = ["moment1.", "moment2."];
+pub(super) const MOMENTS: [&str; 2] = ["moment1.", "moment2."];
 
 /// A checkpoint whose tensors are read when they are asked for, one at a time.
 #[derive(Debug)]
@@ -110,12 +111,6 @@ fn differences(saved: &Identity, wanted: &Identity) -> Vec<Difference> {
 /// Digests by their first digits: enough to tell them apart on one line.
 fn short(text: &str) -> String {
     text.chars().filter(|letter| !letter.is_control()).take(16).collect()
-}
-
-fn named(tensor: &Tensor<'_>, name: &str) -> Result<NamedTensor, Error> {
-    let values = tensor.to_f32()?;
-    tensor.release();
-    Ok(NamedTensor { name: name.to_string(), shape: tensor.shape.to_vec(), values })
 }
 
 /// Moments stand under the names of their weights, each of its weight's shape, both or neither.

@@ -2,16 +2,8 @@
 //! has come. Whatever can change during a run is here; numbers that must come back exactly are stored as their bits.
 
 use isobit_proof::Hash;
+use isobit_proof::safetensors::NamedTensor;
 use serde::{Deserialize, Serialize};
-
-/// A tensor on its way to or from a file.
-#[derive(Clone, Debug, PartialEq)]
-pub struct NamedTensor {
-    pub name: String,
-    pub shape: Vec<usize>,
-    /// Row-major; as many as the shape says.
-    pub values: Vec<f32>,
-}
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {

@@ -3,16 +3,14 @@
 use super::error::Error;
 use super::folder::{Pointer, partial_name, remove_folder};
 use super::owner;
-use super::state::{Identity, NamedTensor, Snapshot};
+use super::read::MOMENTS;
+use super::state::{Identity, Snapshot};
 use super::{ADAPTER, ADAPTER_CONFIG, FINAL, MODEL, OPTIMIZER, STATE, Watch, folder_name, folder_of, unwatched};
 use isobit_proof::atomic::{sync_folder, write_atomically};
-use isobit_proof::safetensors::{Declared, Dtype, write_streamed};
+use isobit_proof::safetensors::NamedTensor;
 use isobit_proof::{FileError, Hash, Manifest};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-
-/// Values turned into bytes at a time.
-const VALUES_AT_ONCE: usize = 1 << 16;
 
 /// Writes `checkpoint-N` into the run folder and points `latest.json` at it; gives back its folder. With the config of an
 /// adapter the weights are an adapter, without one they are a model. A checkpoint of that step that is there already must
@@ -101,10 +99,10 @@ fn fill(
 ) -> Result<Manifest, Error> {
     create_folder(partial, watch)?;
     let mut names = put_weights(partial, &snapshot.weights, adapter_config, watch)?;
-    let moments1 = snapshot.moments1.iter().map(|tensor| (format!("moment1.{}", tensor.name), tensor));
-    let moments2 = snapshot.moments2.iter().map(|tensor| (format!("moment2.{}", tensor.name), tensor));
-    let moments: Vec<(String, &NamedTensor)> = moments1.chain(moments2).collect();
-    put_tensors(&partial.join(OPTIMIZER), &moments, watch)?;
+    let moments = MOMENTS.into_iter().zip([&snapshot.moments1, &snapshot.moments2]);
+    let moments = moments
+        .flat_map(|(start, tensors)| tensors.iter().map(move |tensor| (format!("{start}{}", tensor.name), tensor)));
+    put_tensors(&partial.join(OPTIMIZER), moments, watch)?;
     put_json(&partial.join(STATE), &snapshot.progress, watch)?;
     names.extend([OPTIMIZER, STATE]);
     let manifest = manifest(partial, names, &snapshot.progress.identity)?;
@@ -119,27 +117,23 @@ fn put_weights(
     adapter_config: Option<&serde_json::Value>,
     watch: Watch<'_>,
 ) -> Result<Vec<&'static str>, Error> {
-    let named: Vec<(String, &NamedTensor)> = weights.iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+    let named = weights.iter().map(|tensor| (tensor.name.clone(), tensor));
     let Some(config) = adapter_config else {
-        put_tensors(&partial.join(MODEL), &named, watch)?;
+        put_tensors(&partial.join(MODEL), named, watch)?;
         return Ok(vec![MODEL]);
     };
-    put_tensors(&partial.join(ADAPTER), &named, watch)?;
+    put_tensors(&partial.join(ADAPTER), named, watch)?;
     put_json(&partial.join(ADAPTER_CONFIG), &sorted(config), watch)?;
     Ok(vec![ADAPTER, ADAPTER_CONFIG])
 }
 
-fn put_tensors(path: &Path, tensors: &[(String, &NamedTensor)], watch: Watch<'_>) -> Result<(), Error> {
+fn put_tensors<'a>(
+    path: &Path,
+    tensors: impl Iterator<Item = (String, &'a NamedTensor)>,
+    watch: Watch<'_>,
+) -> Result<(), Error> {
     watch(path)?;
-    let declared: Vec<Declared<'_>> =
-        tensors.iter().map(|(name, tensor)| Declared { name, dtype: Dtype::F32, shape: &tensor.shape }).collect();
-    write_streamed(path, &BTreeMap::new(), &declared, |index, sink| {
-        tensors[index].1.values.chunks(VALUES_AT_ONCE).try_for_each(|values| {
-            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-            sink.write(&bytes)
-        })
-    })?;
-    Ok(())
+    Ok(NamedTensor::write(path, tensors)?)
 }
 
 /// With keys in order at every depth: how a map was built must not show in the bytes.

@@ -1,8 +1,9 @@
 //! Checkpoints of a run folder: what is saved comes back on bits, and nothing damaged or foreign is taken for it.
 
+use isobit_proof::safetensors::NamedTensor;
 use isobit_training::checkpoint::{
-    Error, Identity, Latest, NamedTensor, Progress, Snapshot, Start, begin, best, clean, examine, folder_of,
-    go_back_to, inspect, latest, load, mark_best, prune, put_adapter, replace_final, restore_best, save,
+    Error, Identity, Latest, Progress, Snapshot, Start, begin, best, clean, examine, folder_of, go_back_to, inspect,
+    latest, load, mark_best, prune, put_adapter, replace_final, restore_best, save,
 };
 use std::fs;
 use std::path::Path;
