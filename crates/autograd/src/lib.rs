@@ -26,7 +26,7 @@ pub use op::router::{ROUTER_PROFILE, Router, Routes};
 pub use op::shared::SharedBranch;
 pub use parameters::{Frozen, Gradients, Matrix, Parameter, ParameterId, Parameters, Quantized, Table, Vector};
 pub use recompute::Policy;
-pub use tape::{Layout, Memory, Tape, Variable};
+pub use tape::{BatchLayout, Memory, Tape, Variable};
 
 use isobit_kernels::DeviceFailure;
 

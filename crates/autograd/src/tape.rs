@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 /// Where the tokens of a micro-batch belong: rows of the step, documents inside them, positions.
-pub struct Layout<B: Backend> {
+pub struct BatchLayout<B: Backend> {
     pub tokens: usize,
     /// Offsets of the rows, the end last.
     pub row_starts: Vec<usize>,
@@ -31,7 +31,7 @@ pub struct Layout<B: Backend> {
     pub first_row: u32,
 }
 
-impl<B: Backend> Layout<B> {
+impl<B: Backend> BatchLayout<B> {
     /// Offsets of the documents, the end last. They follow one another and leave no token out.
     pub(crate) fn document_starts(&self) -> Vec<usize> {
         let mut starts = vec![0];
@@ -77,7 +77,7 @@ pub struct Tape<'a, B: Backend> {
     pub(crate) backend: &'a B,
     pub(crate) arena: Rc<Arena<B>>,
     pub(crate) parameters: &'a Parameters<B>,
-    pub(crate) layout: &'a Layout<B>,
+    pub(crate) layout: &'a BatchLayout<B>,
     pub(crate) profile: Profile,
     pub(crate) policy: Policy,
     /// Whether dropout drops.
@@ -112,7 +112,7 @@ impl<'a, B: Backend> Tape<'a, B> {
     pub fn new(
         backend: &'a B,
         parameters: &'a Parameters<B>,
-        layout: &'a Layout<B>,
+        layout: &'a BatchLayout<B>,
         profile: Profile,
         policy: Policy,
     ) -> Self {
@@ -142,7 +142,12 @@ impl<'a, B: Backend> Tape<'a, B> {
     }
 
     /// A tape that records nothing and drops nothing: evaluation and generation.
-    pub fn inference(backend: &'a B, parameters: &'a Parameters<B>, layout: &'a Layout<B>, profile: Profile) -> Self {
+    pub fn inference(
+        backend: &'a B,
+        parameters: &'a Parameters<B>,
+        layout: &'a BatchLayout<B>,
+        profile: Profile,
+    ) -> Self {
         let tape = Self::new(backend, parameters, layout, profile, Policy::None);
         Self { recording: false, training: false, ..tape }
     }
@@ -154,7 +159,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         Self { arena: Rc::clone(&memory.0), ..self }
     }
 
-    pub fn layout(&self) -> &'a Layout<B> {
+    pub fn layout(&self) -> &'a BatchLayout<B> {
         self.layout
     }
 

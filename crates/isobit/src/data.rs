@@ -3,7 +3,7 @@
 
 use crate::Failure;
 use isobit_training::data::{
-    self, Bad, DataConfig, DataError, Kind, Report, RowSource, Template, Tokenizer, Variables,
+    self, Bad, DataConfig, DataError, DataErrorKind, Report, RowSource, Template, Tokenizer, Variables,
 };
 use isobit_training::prepare::model_config;
 use isobit_training::row::Row;
@@ -133,20 +133,10 @@ impl Input {
 impl From<DataError> for Failure {
     fn from(error: DataError) -> Self {
         Self {
-            code: code_of(error.kind()),
+            code: error.kind().exit_code(),
             message: printable(&error.to_string()),
             hint: Some(printable(&error.hint())),
         }
-    }
-}
-
-pub(crate) fn code_of(kind: Kind) -> u8 {
-    match kind {
-        Kind::Config => 2,
-        Kind::Data => 3,
-        Kind::Memory => 4,
-        Kind::Io => 7,
-        Kind::Malformed => 8,
     }
 }
 
@@ -245,7 +235,7 @@ fn refuse_bad(report: &Report) -> Result<(), Failure> {
     match report.bad.len() {
         0 => Ok(()),
         count => Err(Failure {
-            code: code_of(Kind::Data),
+            code: DataErrorKind::Data.exit_code(),
             message: format!(
                 "{count} of {} rows cannot be trained on",
                 report.files.iter().map(|file| file.examples).sum::<usize>()

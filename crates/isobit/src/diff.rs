@@ -6,8 +6,8 @@
 use crate::Failure;
 use isobit_proof::FileError;
 use isobit_proof::difference::{
-    self, Difference, KeyDifference, Kind, MetricDifference, RunDifference, Shown, Tally, TensorDifference, Values,
-    decimal,
+    self, Difference, KeyDifference, MetricDifference, RunDifference, Shown, Tally, TensorDifference, TensorMismatch,
+    Values, decimal,
 };
 use isobit_proof::name::harmless;
 use isobit_proof::safetensors::Dtype;
@@ -149,13 +149,13 @@ fn shown(value: Option<&Value>) -> String {
     value.map_or("absent".to_string(), |value| harmless(&value.to_string(), VALUE_MOST))
 }
 
-fn describe(kind: &Kind) -> String {
+fn describe(kind: &TensorMismatch) -> String {
     match kind {
-        Kind::OnlyInFirst => "only in A".to_string(),
-        Kind::OnlyInSecond => "only in B".to_string(),
-        Kind::Shape { first, second } => format!("shape {first:?} against {second:?}"),
-        Kind::Dtype { first, second } => format!("{first} against {second}, not compared"),
-        Kind::Values(values) => describe_values(values),
+        TensorMismatch::OnlyInFirst => "only in A".to_string(),
+        TensorMismatch::OnlyInSecond => "only in B".to_string(),
+        TensorMismatch::Shape { first, second } => format!("shape {first:?} against {second:?}"),
+        TensorMismatch::Dtype { first, second } => format!("{first} against {second}, not compared"),
+        TensorMismatch::Values(values) => describe_values(values),
     }
 }
 
@@ -274,13 +274,15 @@ fn number(value: f64) -> Value {
 
 fn line(set: &str, TensorDifference { name, kind }: &TensorDifference) -> Value {
     match kind {
-        Kind::OnlyInFirst => json!({ "file": set, "name": name, "kind": "only_in_a" }),
-        Kind::OnlyInSecond => json!({ "file": set, "name": name, "kind": "only_in_b" }),
-        Kind::Shape { first, second } => json!({ "file": set, "name": name, "kind": "shape", "a": first, "b": second }),
-        Kind::Dtype { first, second } => {
+        TensorMismatch::OnlyInFirst => json!({ "file": set, "name": name, "kind": "only_in_a" }),
+        TensorMismatch::OnlyInSecond => json!({ "file": set, "name": name, "kind": "only_in_b" }),
+        TensorMismatch::Shape { first, second } => {
+            json!({ "file": set, "name": name, "kind": "shape", "a": first, "b": second })
+        }
+        TensorMismatch::Dtype { first, second } => {
             json!({ "file": set, "name": name, "kind": "dtype", "a": first.name(), "b": second.name() })
         }
-        Kind::Values(Values { dtypes, shape, count, tally, first }) => {
+        TensorMismatch::Values(Values { dtypes, shape, count, tally, first }) => {
             let element = |Shown { hex, value }: &Shown| json!({ "hex": hex, "value": value });
             let first = tally
                 .first

@@ -105,11 +105,11 @@ pub(crate) fn meet(run: &Run, memory: Option<u64>) -> Result<Meeting, Failure> {
         return Ok(Meeting { plan: None, device: device.name, needed: least, available: device.available });
     }
     let (needed, plan) = match device.kind {
-        Kind::Cpu { threads } => {
+        PlannedDevice::Cpu { threads } => {
             let plan = plan(run, &model, open_cpu(threads, Path::best())?).map_err(|error| failed(&error))?;
             (plan.bytes_on_host(), plan)
         }
-        Kind::Gpu { selector, architectures } => {
+        PlannedDevice::Gpu { selector, architectures } => {
             let plans = architectures.into_iter().map(|known| plan(run, &model, Gpu::absent(selector, known)));
             let plans: Vec<MemoryPlan> = plans.collect::<Result<_, _>>().map_err(|error| failed(&error))?;
             let largest = plans.into_iter().max_by_key(|plan| plan.bytes_peak);
@@ -122,12 +122,12 @@ pub(crate) fn meet(run: &Run, memory: Option<u64>) -> Result<Meeting, Failure> {
 
 /// What a plan must know of a device. None of them is opened: that takes longer than the plan.
 struct Planned {
-    kind: Kind,
+    kind: PlannedDevice,
     name: String,
     available: Option<Available>,
 }
 
-enum Kind {
+enum PlannedDevice {
     Cpu {
         threads: usize,
     },
@@ -143,7 +143,7 @@ fn planned(chosen: &Chosen, given: Option<Available>) -> Result<Planned, Failure
         Chosen::Cpu { threads } => {
             let room = machine::room().map(|room| Available { bytes: room.bytes, of: room.of.to_string() });
             let (name, available) = ("the CPU".to_string(), given.or(room));
-            return Ok(Planned { kind: Kind::Cpu { threads }, name, available });
+            return Ok(Planned { kind: PlannedDevice::Cpu { threads }, name, available });
         }
         Chosen::Gpu(selector) => selector,
     };
@@ -164,7 +164,7 @@ fn planned(chosen: &Chosen, given: Option<Available>) -> Result<Planned, Failure
             return Err(Failure::device(format!("{selector}: {why}"), hint));
         }
     };
-    Ok(Planned { kind: Kind::Gpu { selector, architectures }, name, available })
+    Ok(Planned { kind: PlannedDevice::Gpu { selector, architectures }, name, available })
 }
 
 /// The worst case of a config: every row as long as it may be.

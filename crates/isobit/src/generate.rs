@@ -89,7 +89,7 @@ impl Texts {
         let row = format!("{{\"messages\": {list}, \"chat_template_kwargs\": {}}}", self.variables);
         let rendered = template.render_row(&row, true);
         rendered.map(|rendered| rendered.text).map_err(|error| Failure {
-            code: crate::data::code_of(error.kind()),
+            code: error.kind().exit_code(),
             message: error.to_string(),
             hint: Some(error.hint().to_string()),
         })

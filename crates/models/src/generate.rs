@@ -3,7 +3,7 @@
 
 use crate::config::{AttentionKind, LayerConfig};
 use crate::model::Model;
-use isobit_autograd::{Layout, Memory, Parameters, Tape, TapeError, Variable};
+use isobit_autograd::{BatchLayout, Memory, Parameters, Tape, TapeError, Variable};
 use isobit_kernels::op::Span;
 use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, DeviceFailure};
@@ -102,7 +102,7 @@ impl<'a, B: Backend> Session<'a, B> {
         let (start, end) = (self.length, self.length + tokens.len());
         assert!(end <= self.model.positions, "{end} tokens, the model was built for {}", self.model.positions);
         let positions: Vec<u32> = (start as u32..end as u32).collect();
-        let layout = Layout {
+        let layout = BatchLayout {
             tokens: tokens.len(),
             row_starts: vec![0, tokens.len()],
             spans: vec![Span { queries: 0..tokens.len(), keys: 0..end }],

@@ -1,7 +1,7 @@
 //! Rows of a step as a micro-batch: tokens one after another, no padding, documents and positions beside them.
 
 use crate::row::Row;
-use isobit_autograd::{Layout, Targets};
+use isobit_autograd::{BatchLayout, Targets};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{IGNORED, Span};
 use isobit_kernels::tensor::U32;
@@ -9,7 +9,7 @@ use isobit_numerics::philox::{Key, Purpose};
 
 /// Where a micro-batch stands in the run.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct BatchPosition {
     pub seed: u64,
     pub step: u32,
     /// Number of its first row inside the step.
@@ -20,7 +20,7 @@ pub struct Place {
 
 /// A micro-batch on the device.
 pub struct Batch<B: Backend> {
-    pub layout: Layout<B>,
+    pub layout: BatchLayout<B>,
     pub ids: U32<B>,
     pub targets: Targets<B>,
     /// What the tokens should predict, on the host too.
@@ -28,7 +28,7 @@ pub struct Batch<B: Backend> {
 }
 
 impl<B: Backend> Batch<B> {
-    pub fn new(backend: &B, rows: &[&Row], place: Place) -> Self {
+    pub fn new(backend: &B, rows: &[&Row], place: BatchPosition) -> Self {
         let (mut ids, mut labels, mut positions) = (Vec::new(), Vec::new(), Vec::new());
         let (mut row_starts, mut spans) = (vec![0], Vec::new());
         for row in rows {
@@ -47,7 +47,7 @@ impl<B: Backend> Batch<B> {
         }
         let weight: Vec<f32> = labels.iter().map(|label| if *label == IGNORED { 0.0 } else { place.weight }).collect();
         Self {
-            layout: Layout {
+            layout: BatchLayout {
                 tokens: ids.len(),
                 row_starts,
                 spans,

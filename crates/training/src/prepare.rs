@@ -44,13 +44,7 @@ impl RunError {
         match self {
             Self::Config(error) => error.exit_code(),
             Self::Refused { .. } | Self::Target { .. } | Self::Model(ModelError::Adapter(_)) => 2,
-            Self::Data(error) => match error.kind() {
-                data::Kind::Config => 2,
-                data::Kind::Data => 3,
-                data::Kind::Memory => 4,
-                data::Kind::Io => 7,
-                data::Kind::Malformed => 8,
-            },
+            Self::Data(error) => error.kind().exit_code(),
             Self::Model(ModelError::File(error)) | Self::File(error) => error.exit_code(),
             Self::Model(_) => 8,
             Self::Checkpoint(error) => error.exit_code(),

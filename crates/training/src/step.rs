@@ -4,7 +4,7 @@
 //! grouped into micro-batches changes memory and time, never a bit.
 #![expect(clippy::float_arithmetic, reason = "norms and schedules, as numerics.md defines them")]
 
-use crate::batch::{Batch, Place};
+use crate::batch::{Batch, BatchPosition};
 use crate::row::Row;
 use isobit_autograd::{Balance, Gradients, Memory, Parameters, Policy, Tape, TapeError};
 use isobit_kernels::op::{AdamWUpdate, IGNORED, Scale, SumSquares};
@@ -142,7 +142,7 @@ impl<B: Backend> Trainer<B> {
         let (mut loss, mut balance) = (0.0, 0.0);
         for (index, micro) in rows.chunks(settings.micro_batch_size).enumerate() {
             let first_row = index * settings.micro_batch_size;
-            let place = Place { seed: settings.seed, step: step as u32, first_row: first_row as u32, weight };
+            let place = BatchPosition { seed: settings.seed, step: step as u32, first_row: first_row as u32, weight };
             let batch = Batch::new(&self.backend, micro, place);
             let mut tape = Tape::new(&self.backend, &self.parameters, &batch.layout, settings.profile, settings.policy)
                 .with_buffers_of(&self.memory);
@@ -231,7 +231,7 @@ impl<B: Backend> Trainer<B> {
         let mut result = Evaluation::default();
         for (index, micro) in rows.chunks(micro_batch_size).enumerate() {
             let first_row = index * micro_batch_size;
-            let place = Place { seed: 0, step: 0, first_row: first_row as u32, weight: 0.0 };
+            let place = BatchPosition { seed: 0, step: 0, first_row: first_row as u32, weight: 0.0 };
             let batch = Batch::new(&self.backend, micro, place);
             let mut tape =
                 Tape::inference(&self.backend, &self.parameters, &batch.layout, profile).with_buffers_of(&self.memory);

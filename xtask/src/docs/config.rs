@@ -1,7 +1,7 @@
 //! `docs/config.md`: every key of a config, from the table that the parser reads.
 
 use super::{NOTICE, Table, code};
-use isobit_training::config::{Fallback, KEYS, Key, Kind, Section};
+use isobit_training::config::{Fallback, KEYS, Key, Section, ValueKind};
 use std::fmt::Write;
 
 const OPENING: &str = "\
@@ -43,20 +43,20 @@ fn table(section: Section) -> String {
     table.0
 }
 
-fn type_of(kind: Kind) -> &'static str {
+fn type_of(kind: ValueKind) -> &'static str {
     match kind {
-        Kind::Switch => "boolean",
-        Kind::SwitchOrText => "boolean or string",
-        Kind::Whole => "integer",
-        Kind::Number => "number",
-        Kind::CountOrShare => "count, or share below 1",
-        Kind::Text => "string",
-        Kind::Texts => "list of strings",
-        Kind::TextOrTexts => "string or list of strings",
-        Kind::Wholes => "list of integers",
-        Kind::TableOfWholes => "table of integers",
-        Kind::TableOfNumbers => "table of numbers",
-        Kind::Table => "table",
+        ValueKind::Switch => "boolean",
+        ValueKind::SwitchOrText => "boolean or string",
+        ValueKind::Whole => "integer",
+        ValueKind::Number => "number",
+        ValueKind::CountOrShare => "count, or share below 1",
+        ValueKind::Text => "string",
+        ValueKind::Texts => "list of strings",
+        ValueKind::TextOrTexts => "string or list of strings",
+        ValueKind::Wholes => "list of integers",
+        ValueKind::TableOfWholes => "table of integers",
+        ValueKind::TableOfNumbers => "table of numbers",
+        ValueKind::Table => "table",
     }
 }
 

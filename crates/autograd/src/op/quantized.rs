@@ -18,14 +18,14 @@ pub(crate) fn takes_plain_rows<B: Backend>(part: &Quantized<B>) -> bool {
 
 /// Columns of one part of a wider matrix.
 #[derive(Clone, Copy)]
-struct Part {
+struct PartColumns {
     rows: usize,
     offset: usize,
     width: usize,
     whole: usize,
 }
 
-impl Part {
+impl PartColumns {
     /// A copy from the whole, or to it.
     fn columns(self, join: bool) -> Columns {
         let Self { rows, offset, width, whole } = self;
@@ -56,7 +56,7 @@ impl<B: Backend> Tape<'_, B> {
                 self.backend.run(CopyColumns {
                     y: &mut **y,
                     x: &*one,
-                    p: Part { rows: count, offset, width, whole }.columns(true),
+                    p: PartColumns { rows: count, offset, width, whole }.columns(true),
                 });
                 offset += width;
             }
@@ -112,7 +112,7 @@ impl<B: Backend> Tape<'_, B> {
                 self.backend.run(CopyColumns {
                     y: &mut *one,
                     x: &**dy,
-                    p: Part { rows: p.rows(), offset, width, whole }.columns(false),
+                    p: PartColumns { rows: p.rows(), offset, width, whole }.columns(false),
                 });
                 one
             });

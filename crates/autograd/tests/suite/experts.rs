@@ -3,8 +3,8 @@
 #![expect(clippy::float_arithmetic, reason = "differences of losses, made-up weights")]
 
 use isobit_autograd::{
-    Adapter, Balance, ExpertAdapter, ExpertMatrix, Experts, Gradients, Layout, Linear, Matrix, ParameterId, Parameters,
-    Policy, Router, SharedBranch, Table, Tape, TapeError, Targets, Variable,
+    Adapter, Balance, BatchLayout, ExpertAdapter, ExpertMatrix, Experts, Gradients, Linear, Matrix, ParameterId,
+    Parameters, Policy, Router, SharedBranch, Table, Tape, TapeError, Targets, Variable,
 };
 use isobit_kernels::op::{Scoring, Span};
 use isobit_kernels::{Cpu, Device, Path};
@@ -26,7 +26,7 @@ fn numbers(tensor: usize, length: usize) -> Vec<f32> {
 
 /// What varies.
 #[derive(Clone, Copy, Debug)]
-struct Kind {
+struct NetShape {
     scoring: Scoring,
     renormalise: bool,
     groups: usize,
@@ -37,7 +37,7 @@ struct Kind {
 
 struct Net {
     backend: Cpu,
-    kind: Kind,
+    kind: NetShape,
     parameters: Parameters<Cpu>,
     table: Table<Cpu>,
     router: Router<Cpu>,
@@ -48,7 +48,7 @@ struct Net {
 }
 
 impl Net {
-    fn new(kind: Kind) -> Self {
+    fn new(kind: NetShape) -> Self {
         let backend = Cpu::new(1, Path::best()).expect("a path");
         let mut parameters = Parameters::default();
         let mut add = |name: &str, shape: &[usize]| -> ParameterId {
@@ -109,7 +109,7 @@ impl Net {
     fn pass(&self, policy: Policy) -> (f64, Vec<Vec<u32>>, Vec<Vec<f32>>) {
         let backend = &self.backend;
         let positions: Vec<u32> = (0..TOKENS as u32).collect();
-        let layout = Layout {
+        let layout = BatchLayout {
             tokens: TOKENS,
             row_starts: vec![0, 4, TOKENS],
             spans: vec![Span { queries: 0..TOKENS, keys: 0..TOKENS }],
@@ -140,8 +140,9 @@ impl Net {
     }
 }
 
-fn kinds() -> Vec<Kind> {
-    let kind = |scoring, renormalise, groups, shared, balance| Kind { scoring, renormalise, groups, shared, balance };
+fn kinds() -> Vec<NetShape> {
+    let kind =
+        |scoring, renormalise, groups, shared, balance| NetShape { scoring, renormalise, groups, shared, balance };
     vec![
         kind(Scoring::Softmax, true, 1, None, true),
         kind(Scoring::Softmax, false, 1, Some(true), false),

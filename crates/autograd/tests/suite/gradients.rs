@@ -1,8 +1,8 @@
 //! Gradients of trained tensors: none may be missing in silence, and those that wait keep their order.
 
 use isobit_autograd::{
-    Blocks, Deferral, Frozen, Gradients, Layout, Linear, Matrix, Move, Norm, ParameterId, Parameters, Policy, Table,
-    Tape, TapeError, Targets, Variable, Vector,
+    BatchLayout, Blocks, Deferral, Frozen, Gradients, Linear, Matrix, Move, Norm, ParameterId, Parameters, Policy,
+    Table, Tape, TapeError, Targets, Variable, Vector,
 };
 use isobit_kernels::op::slices::sliced_weight;
 use isobit_kernels::op::{SliceShape, Span};
@@ -74,13 +74,13 @@ impl Net {
 
 /// Two rows, the tokens and what they should predict.
 struct Inputs {
-    layout: Layout<Reference>,
+    layout: BatchLayout<Reference>,
     ids: U32<Reference>,
     targets: Targets<Reference>,
 }
 
 fn inputs() -> Inputs {
-    let layout = Layout {
+    let layout = BatchLayout {
         tokens: TOKENS,
         row_starts: vec![0, 2, TOKENS],
         spans: vec![Span { queries: 0..TOKENS, keys: 0..TOKENS }],

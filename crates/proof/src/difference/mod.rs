@@ -8,16 +8,16 @@
 mod document;
 mod number;
 mod run;
-mod source;
+mod side;
 mod tensor;
 
 pub use document::{DocumentDifference, Documents, KeyDifference};
 pub use number::{Tally, decimal};
 pub use run::{MetricDifference, RunDifference};
-pub use tensor::{Kind, Shown, TensorDifference, Values, compare as compare_tensors};
+pub use tensor::{Shown, TensorDifference, TensorMismatch, Values, compare as compare_tensors};
 
 use crate::error::FileError;
-use source::Source;
+use side::DiffSide;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -54,7 +54,7 @@ impl Difference {
     /// All tallies together; the position of the first element means nothing here.
     pub fn total(&self) -> Tally {
         let tallies = self.tensors().filter_map(|tensor| match &tensor.kind {
-            Kind::Values(values) => Some(values.tally),
+            TensorMismatch::Values(values) => Some(values.tally),
             _ => None,
         });
         Tally { first: None, ..tallies.fold(Tally::default(), Tally::join) }
@@ -77,7 +77,7 @@ pub fn compare(a: &Path, b: &Path, threads: usize) -> Result<Difference, FileErr
 
 /// What files and folders hold.
 fn compare_held(a: &Path, b: &Path, threads: usize) -> Result<Difference, FileError> {
-    let (mut a, mut b) = (Source::open(a)?, Source::open(b)?);
+    let (mut a, mut b) = (DiffSide::open(a)?, DiffSide::open(b)?);
     a.narrow_to(&b);
     b.narrow_to(&a);
     let mut difference = Difference::default();
@@ -88,7 +88,7 @@ fn compare_held(a: &Path, b: &Path, threads: usize) -> Result<Difference, FileEr
     Ok(difference)
 }
 
-fn compare_sets(difference: &mut Difference, a: &Source, b: &Source, threads: usize) -> Result<(), FileError> {
+fn compare_sets(difference: &mut Difference, a: &DiffSide, b: &DiffSide, threads: usize) -> Result<(), FileError> {
     // A single set on each side is meant, whatever it is called.
     if let (1, 1, Some((name, first)), Some(second)) =
         (a.sets.len(), b.sets.len(), a.sets.first_key_value(), b.sets.values().next())
@@ -113,13 +113,13 @@ fn add_set(
     threads: usize,
 ) -> Result<(), FileError> {
     let tensors = compare_tensors(a, b, threads)?;
-    let extra = tensors.iter().filter(|tensor| tensor.kind == Kind::OnlyInSecond).count();
+    let extra = tensors.iter().filter(|tensor| tensor.kind == TensorMismatch::OnlyInSecond).count();
     difference.tensor_count += (a.names().len() + extra) as u64;
     difference.sets.insert(name.to_string(), tensors);
     Ok(())
 }
 
-fn compare_documents(difference: &mut Difference, a: Source, mut b: Source) {
+fn compare_documents(difference: &mut Difference, a: DiffSide, mut b: DiffSide) {
     for (name, first) in a.documents {
         let Some(second) = b.documents.remove(&name) else {
             difference.only_in_first.push(name);

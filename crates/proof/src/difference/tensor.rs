@@ -15,11 +15,11 @@ const PIECE: usize = 1 << 20;
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorDifference {
     pub name: String,
-    pub kind: Kind,
+    pub kind: TensorMismatch,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
+pub enum TensorMismatch {
     OnlyInFirst,
     OnlyInSecond,
     Shape {
@@ -55,7 +55,7 @@ pub struct Shown {
     pub value: Option<String>,
 }
 
-impl Kind {
+impl TensorMismatch {
     /// Whether the numbers differ. Two formats of the same numbers are worth a note, no more.
     pub fn is_difference(&self) -> bool {
         !matches!(self, Self::Values(values) if values.tally.nonzero == 0)
@@ -69,8 +69,8 @@ pub fn compare(a: &Checkpoint, b: &Checkpoint, threads: usize) -> Result<Vec<Ten
     let names: BTreeSet<&str> = a.names().chain(b.names()).collect();
     for name in names {
         let kind = match (a.contains(name), b.contains(name)) {
-            (true, false) => Kind::OnlyInFirst,
-            (false, _) => Kind::OnlyInSecond,
+            (true, false) => TensorMismatch::OnlyInFirst,
+            (false, _) => TensorMismatch::OnlyInSecond,
             (true, true) => {
                 let pair = [a.get(name)?, b.get(name)?];
                 let Some(kind) = unlike(&pair) else {
@@ -91,19 +91,19 @@ pub fn compare(a: &Checkpoint, b: &Checkpoint, threads: usize) -> Result<Vec<Ten
             first: tally.first.map(|index| [first, second].map(|tensor| show(tensor, index as usize))),
             tally,
         };
-        found.push(TensorDifference { name: first.name.to_string(), kind: Kind::Values(values) });
+        found.push(TensorDifference { name: first.name.to_string(), kind: TensorMismatch::Values(values) });
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }
 
 /// Why two tensors cannot be compared element by element.
-fn unlike([a, b]: &[Tensor; 2]) -> Option<Kind> {
+fn unlike([a, b]: &[Tensor; 2]) -> Option<TensorMismatch> {
     if a.shape != b.shape {
-        return Some(Kind::Shape { first: a.shape.to_vec(), second: b.shape.to_vec() });
+        return Some(TensorMismatch::Shape { first: a.shape.to_vec(), second: b.shape.to_vec() });
     }
     let comparable = a.dtype == b.dtype || (number::has_values(a.dtype) && number::has_values(b.dtype));
-    (!comparable).then_some(Kind::Dtype { first: a.dtype, second: b.dtype })
+    (!comparable).then_some(TensorMismatch::Dtype { first: a.dtype, second: b.dtype })
 }
 
 /// Tallies of the pairs that differ in any way, by position.
@@ -212,7 +212,7 @@ mod tests {
         let b = file(folder.path(), "b", &[entry(&bytes)]);
         let found: Vec<_> = [1, 2, 7].map(|threads| compare(&a, &b, threads).expect("compared")).into();
         assert!(found[0] == found[1] && found[1] == found[2]);
-        let Kind::Values(values) = &found[0][0].kind else { panic!("{found:?}") };
+        let TensorMismatch::Values(values) = &found[0][0].kind else { panic!("{found:?}") };
         assert_eq!((values.tally.nonzero, values.tally.ulps, values.tally.first), (3, Some(7), Some(PIECE as u64 - 1)));
         let [first, second] = values.first.as_ref().expect("there is one");
         assert_eq!((first.hex.as_str(), first.value.as_deref()), ("0x0000", Some("0")));
@@ -235,8 +235,8 @@ mod tests {
             ["half", "int", "o", "p", "s"]
         );
         assert!(!found[0].kind.is_difference(), "the same number in two formats");
-        assert_eq!(found[1].kind, Kind::Dtype { first: Dtype::F32, second: Dtype::I32 });
-        assert_eq!((&found[2].kind, &found[3].kind), (&Kind::OnlyInFirst, &Kind::OnlyInSecond));
-        assert_eq!(found[4].kind, Kind::Shape { first: vec![2], second: vec![1, 2] });
+        assert_eq!(found[1].kind, TensorMismatch::Dtype { first: Dtype::F32, second: Dtype::I32 });
+        assert_eq!((&found[2].kind, &found[3].kind), (&TensorMismatch::OnlyInFirst, &TensorMismatch::OnlyInSecond));
+        assert_eq!(found[4].kind, TensorMismatch::Shape { first: vec![2], second: vec![1, 2] });
     }
 }

@@ -1,6 +1,6 @@
 //! What can be wrong with a config. The message names the place and says why; `hint` is one thing to try.
 
-use super::value::Place;
+use super::value::Origin;
 use isobit_proof::FileError;
 
 #[derive(Debug, thiserror::Error)]
@@ -9,28 +9,28 @@ pub enum Error {
     Read { source: FileError },
 
     #[error("{place}: the config is larger than {limit} bytes")]
-    TooLarge { place: Place, limit: usize },
+    TooLarge { place: Origin, limit: usize },
 
     #[error("{place}: the config is not UTF-8 text")]
-    NotText { place: Place },
+    NotText { place: Origin },
 
     #[error("{place}: not valid TOML: {message}")]
-    Syntax { place: Place, message: String },
+    Syntax { place: Origin, message: String },
 
     #[error("{place}: unknown key `{key}`{section}")]
-    UnknownKey { place: Place, key: String, section: String, hint: String },
+    UnknownKey { place: Origin, key: String, section: String, hint: String },
 
     #[error("{place}: `{key}` must be {expected}, found {found}")]
-    WrongType { place: Place, key: String, expected: &'static str, found: String, hint: String },
+    WrongType { place: Origin, key: String, expected: &'static str, found: String, hint: String },
 
     #[error("{place}: `{key}` says again what `{earlier_key}` said at {earlier}")]
-    Twice { place: Place, key: String, earlier: Place, earlier_key: String },
+    Twice { place: Origin, key: String, earlier: Origin, earlier_key: String },
 
     #[error("{place}: `{key}` = {value}: {why}")]
-    Invalid { place: Place, key: String, value: String, why: String, hint: String },
+    Invalid { place: Origin, key: String, value: String, why: String, hint: String },
 
     #[error("{place}: `{key}` is missing")]
-    Missing { place: Place, key: &'static str, hint: &'static str },
+    Missing { place: Origin, key: &'static str, hint: &'static str },
 
     #[error("--set {argument}: {why}")]
     Override { argument: String, why: String },

@@ -42,7 +42,7 @@ impl Section {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ValueKind {
     Switch,
     SwitchOrText,
     Whole,
@@ -80,7 +80,7 @@ pub struct Key {
     pub section: Section,
     pub name: &'static str,
     pub aliases: &'static [&'static str],
-    pub kind: Kind,
+    pub kind: ValueKind,
     pub default: Fallback,
     /// Whether it can influence weights, metrics or the choice of the best checkpoint, and so
     /// belongs to the digest.
@@ -95,7 +95,7 @@ const fn key(
     section: Section,
     name: &'static str,
     aliases: &'static [&'static str],
-    kind: Kind,
+    kind: ValueKind,
     default: Fallback,
     influences: bool,
     help: &'static str,
@@ -105,11 +105,11 @@ const fn key(
 
 use Fallback::{Depends, Float, Integer, Off, On, Required, Str, Unset};
 
-use Kind::{
+use Section::{Adapter, Datasets, Eval, Top, Training};
+use ValueKind::{
     CountOrShare, Number, Switch, SwitchOrText, Table, TableOfNumbers, TableOfWholes, Text, TextOrTexts, Texts, Whole,
     Wholes,
 };
-use Section::{Adapter, Datasets, Eval, Top, Training};
 
 /// Paths do not influence: what the files hold does, and that has digests of its own.
 #[rustfmt::skip]
@@ -260,7 +260,7 @@ pub(super) fn hint_for_unknown(section: Section, typed: &str) -> String {
     }
 }
 
-impl Kind {
+impl ValueKind {
     pub const fn expected(self) -> &'static str {
         match self {
             Self::Switch => "true or false",
@@ -301,11 +301,11 @@ fn as_number(whole: i64) -> Option<Value> {
     (whole.unsigned_abs() <= 1 << 53).then_some(Value::Number(whole as f64))
 }
 
-fn each(items: Vec<Value>, kind: Kind) -> Option<Value> {
+fn each(items: Vec<Value>, kind: ValueKind) -> Option<Value> {
     items.into_iter().map(|item| kind.take(item)).collect::<Option<_>>().map(Value::List)
 }
 
-fn every(entries: BTreeMap<String, Value>, kind: Kind) -> Option<Value> {
+fn every(entries: BTreeMap<String, Value>, kind: ValueKind) -> Option<Value> {
     entries.into_iter().map(|(name, item)| Some((name, kind.take(item)?))).collect::<Option<_>>().map(Value::Table)
 }
 

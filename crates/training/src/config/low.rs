@@ -2,8 +2,8 @@
 //! over it. Names and types are settled here; what the values mean is the business of `resolve.rs`.
 
 use super::error::Error;
-use super::key::{Key, Kind, Section, hint_for_unknown};
-use super::value::{Place, Value};
+use super::key::{Key, Section, ValueKind, hint_for_unknown};
+use super::value::{Origin, Value};
 use isobit_proof::{FileError, regular};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,7 +21,7 @@ pub(super) struct Entry {
     /// The name as typed, for messages.
     pub(super) typed: String,
     pub(super) value: Value,
-    pub(super) place: Place,
+    pub(super) place: Origin,
     /// 0 in the file, then the number of the argument: of two that contradict each other the later one counts.
     pub(super) rank: u32,
 }
@@ -38,23 +38,23 @@ pub struct Low {
 }
 
 /// What a table is read from: its name, and its text to count lines in.
-struct Source<'a> {
+struct ConfigText<'a> {
     name: &'a str,
     /// None for an argument: it has no lines.
     text: Option<&'a str>,
     rank: u32,
 }
 
-impl Source<'_> {
-    fn place(&self, offset: usize) -> Place {
+impl ConfigText<'_> {
+    fn place(&self, offset: usize) -> Origin {
         let line = self.text.map(|text| 1 + text.bytes().take(offset).filter(|&byte| byte == b'\n').count() as u32);
-        Place { source: self.name.into(), line }
+        Origin { source: self.name.into(), line }
     }
 }
 
 impl Low {
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let place = Place::whole(&path.display().to_string());
+        let place = Origin::whole(&path.display().to_string());
         let text = regular::read_text(path, BYTES_MOST as u64).map_err(|error| match error {
             FileError::TooLarge { .. } => Error::TooLarge { place: place.clone(), limit: BYTES_MOST },
             FileError::Malformed { .. } => Error::NotText { place: place.clone() },
@@ -65,9 +65,9 @@ impl Low {
 
     pub fn parse(name: &str, text: &str) -> Result<Self, Error> {
         if text.len() > BYTES_MOST {
-            return Err(Error::TooLarge { place: Place::whole(name), limit: BYTES_MOST });
+            return Err(Error::TooLarge { place: Origin::whole(name), limit: BYTES_MOST });
         }
-        let source = Source { name, text: Some(text), rank: 0 };
+        let source = ConfigText { name, text: Some(text), rank: 0 };
         let table = DeTable::parse(text).map_err(|error| {
             let message = error.message().lines().collect::<Vec<_>>().join(", ");
             let key = error.span().and_then(|span| text.get(span)).filter(|_| message == "duplicate key");
@@ -95,10 +95,10 @@ impl Low {
         let table = DeTable::parse(&text).map_err(|_| refuse("the part before `=` is not a key"))?;
         let name = format!("--set {argument}");
         self.arguments += 1;
-        self.take_top(&Source { name: &name, text: None, rank: self.arguments }, table.get_ref(), true)
+        self.take_top(&ConfigText { name: &name, text: None, rank: self.arguments }, table.get_ref(), true)
     }
 
-    fn take_top(&mut self, source: &Source<'_>, table: &DeTable<'_>, over: bool) -> Result<(), Error> {
+    fn take_top(&mut self, source: &ConfigText<'_>, table: &DeTable<'_>, over: bool) -> Result<(), Error> {
         for (name, value) in in_order(table) {
             let typed = name.get_ref().as_ref();
             let section = Section::NAMED.into_iter().find(|section| section.name() == typed);
@@ -129,7 +129,7 @@ impl Low {
 
     fn take_datasets(
         &mut self,
-        source: &Source<'_>,
+        source: &ConfigText<'_>,
         name: &Spanned<std::borrow::Cow<'_, str>>,
         value: &DeValue<'_>,
         over: bool,
@@ -183,7 +183,7 @@ fn in_order<'t, 'i>(table: &'t DeTable<'i>) -> Vec<(&'t Spanned<std::borrow::Cow
 }
 
 /// The section of a key typed at the top. A file must say it; an argument may leave it out where only one fits.
-fn home_of(source: &Source<'_>, name: &Spanned<std::borrow::Cow<'_, str>>, over: bool) -> Result<Section, Error> {
+fn home_of(source: &ConfigText<'_>, name: &Spanned<std::borrow::Cow<'_, str>>, over: bool) -> Result<Section, Error> {
     let typed = name.get_ref().as_ref();
     if !over || Key::find(Section::Top, typed).is_some() {
         return Ok(Section::Top);
@@ -205,7 +205,7 @@ fn home_of(source: &Source<'_>, name: &Spanned<std::borrow::Cow<'_, str>>, over:
 fn take_section(
     entries: &mut Entries,
     section: Section,
-    source: &Source<'_>,
+    source: &ConfigText<'_>,
     table: &DeTable<'_>,
     over: bool,
 ) -> Result<(), Error> {
@@ -218,7 +218,7 @@ fn take_section(
 fn take_key(
     entries: &mut Entries,
     section: Section,
-    source: &Source<'_>,
+    source: &ConfigText<'_>,
     name: &Spanned<std::borrow::Cow<'_, str>>,
     value: &Spanned<DeValue<'_>>,
     over: bool,
@@ -269,14 +269,14 @@ fn hint_for_type(key: &Key, value: &Value) -> String {
     match value {
         Value::Text(text) if text.parse::<f64>().is_ok() => "remove the quotes".to_string(),
         Value::Text(text) if text == "true" || text == "false" => "remove the quotes".to_string(),
-        Value::Text(text) if key.kind == Kind::Texts => format!("write [{text:?}]"),
-        Value::Number(number) if key.kind == Kind::Whole => format!("write it without a point; {number} has one"),
+        Value::Text(text) if key.kind == ValueKind::Texts => format!("write [{text:?}]"),
+        Value::Number(number) if key.kind == ValueKind::Whole => format!("write it without a point; {number} has one"),
         _ => format!("`{}` is: {}", key.name, key.help),
     }
 }
 
 /// The kind of a `--set` key, where it can be told from the name alone.
-fn kind_of(dotted: &str) -> Option<Kind> {
+fn kind_of(dotted: &str) -> Option<ValueKind> {
     let mut parts = dotted.split('.').map(str::trim);
     let first = parts.next()?;
     let section = Section::NAMED.into_iter().find(|section| section.name() == first);
@@ -292,25 +292,25 @@ fn kind_of(dotted: &str) -> Option<Kind> {
 
 /// The value of an argument as TOML. Text keys take anything as it stands (a path may look like a number); others are
 /// TOML if they can be, and a bare string, or a bare list of strings, if not.
-fn toml_text(kind: Option<Kind>, value: &str) -> String {
+fn toml_text(kind: Option<ValueKind>, value: &str) -> String {
     let quoted = value.starts_with(['"', '\'', '[', '{']);
     let parsed = DeValue::parse(value).is_ok();
     let listed = value.contains(',') || value.starts_with('[');
     match kind {
-        Some(Kind::Text) if !(quoted && parsed) => Value::Text(value.to_string()).to_string(),
+        Some(ValueKind::Text) if !(quoted && parsed) => Value::Text(value.to_string()).to_string(),
         _ if parsed => value.to_string(),
-        Some(Kind::Texts | Kind::TextOrTexts | Kind::Wholes) if listed => {
+        Some(ValueKind::Texts | ValueKind::TextOrTexts | ValueKind::Wholes) if listed => {
             let items = value.trim_start_matches('[').trim_end_matches(']').split(',');
             let items = items.map(str::trim).filter(|item| !item.is_empty());
             let items: Vec<String> = items.map(|item| bare_item(kind, item)).collect();
             format!("[{}]", items.join(", "))
         }
-        Some(Kind::Texts) => format!("[{}]", Value::Text(value.to_string())),
+        Some(ValueKind::Texts) => format!("[{}]", Value::Text(value.to_string())),
         _ => Value::Text(value.to_string()).to_string(),
     }
 }
 
-fn bare_item(kind: Option<Kind>, item: &str) -> String {
-    let keeps = (kind == Some(Kind::Wholes) || item.starts_with(['"', '\''])) && DeValue::parse(item).is_ok();
+fn bare_item(kind: Option<ValueKind>, item: &str) -> String {
+    let keeps = (kind == Some(ValueKind::Wholes) || item.starts_with(['"', '\''])) && DeValue::parse(item).is_ok();
     if keeps { item.to_string() } else { Value::Text(item.to_string()).to_string() }
 }

@@ -18,14 +18,14 @@ mod table;
 mod value;
 
 pub use error::Error;
-pub use key::{Fallback, KEYS, Key, Kind, Section};
+pub use key::{Fallback, KEYS, Key, Section, ValueKind};
 pub use low::{BYTES_MOST, Low};
 pub use run::{
     Adapter, DEFAULT_DATE, Device, Eval, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler,
     Steps, Targets, Training, Warmup,
 };
 pub(crate) use suggest::nearest;
-pub use value::{Place, Value};
+pub use value::{Origin, Value};
 
 use isobit_kernels::float_state;
 use std::path::Path;

@@ -7,7 +7,7 @@ use super::resolve_adapter::adapter;
 use super::resolve_training::training;
 use super::run::{DEFAULT_DATE, Device, Eval, EvalRows, Every, Run};
 use super::table::{CountOrShare, Table, count_or_share, every};
-use super::value::{Place, Value};
+use super::value::{Origin, Value};
 use isobit_kernels::cpu::pool::THREADS_MOST;
 use isobit_numerics::slices::Profile;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
     let empty = Entries::new();
     let section = |section| Table { section, entries: low.sections.get(&section).unwrap_or(&empty) };
     let top = section(Section::Top);
-    let missing = |key, hint| Error::Missing { place: Place::whole(&low.source), key, hint };
+    let missing = |key, hint| Error::Missing { place: Origin::whole(&low.source), key, hint };
     let path = |table: &Table<'_>, key, hint| Ok(PathBuf::from(table.text(key)?.ok_or_else(|| missing(key, hint))?));
 
     if low.datasets.is_empty() {

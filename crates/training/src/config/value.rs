@@ -13,19 +13,19 @@ const TEXT_BYTES_MOST: usize = 4096;
 
 /// Where something was typed: a line of a file, or an argument of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Origin {
     pub source: Arc<str>,
     /// From 1; none for a file as a whole or an argument.
     pub line: Option<u32>,
 }
 
-impl Place {
+impl Origin {
     pub(super) fn whole(source: &str) -> Self {
         Self { source: source.into(), line: None }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Origin {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.line {
             Some(line) => write!(out, "{}:{line}", self.source),

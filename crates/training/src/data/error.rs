@@ -1,12 +1,12 @@
 //! What can be wrong with data, tokenizer or chat template. A variant holds the facts: file, line, what was found. A way out
 //! comes from [`DataError::hint`], the exit code of the program from [`DataError::kind`].
 
-use super::format::Format;
+use super::format::RowFormat;
 use std::path::PathBuf;
 
 /// Which of the program's exit codes an error belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum DataErrorKind {
     /// Usage or config: exit code 2.
     Config,
     /// The data: exit code 3.
@@ -17,6 +17,18 @@ pub enum Kind {
     Io,
     /// A malformed file of the model: exit code 8.
     Malformed,
+}
+
+impl DataErrorKind {
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Self::Config => 2,
+            Self::Data => 3,
+            Self::Memory => 4,
+            Self::Io => 7,
+            Self::Malformed => 8,
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -40,11 +52,11 @@ pub enum DataError {
     #[error("chat template {name}: {why}")]
     Template { name: String, why: String },
     #[error("{}:{line}: {format} data needs the tokenizer, and the model folder has no tokenizer.json", file.display())]
-    NoTokenizer { file: PathBuf, line: usize, format: Format },
+    NoTokenizer { file: PathBuf, line: usize, format: RowFormat },
     #[error("the tokenizer gives token {token}, the model has {vocabulary} ({}:{line})", file.display())]
     Vocabulary { file: PathBuf, line: usize, token: u32, vocabulary: usize },
     #[error("{}:{line}: {format} data needs a chat template, and the model has none", file.display())]
-    NoTemplate { file: PathBuf, line: usize, format: Format },
+    NoTemplate { file: PathBuf, line: usize, format: RowFormat },
     #[error("{}:{line}: chat template {template} marks no assistant text: {why}", file.display())]
     NoAssistantMask { file: PathBuf, line: usize, template: String, why: String },
     #[error("{}:{line}: plain text ends with an end-of-text token, and the tokenizer names none", file.display())]
@@ -59,7 +71,7 @@ pub enum DataError {
         "{}:{line}: {found} in a file of {first} (since line {first_line}): one file holds one format",
         file.display()
     )]
-    Mixed { file: PathBuf, line: usize, found: String, first: Format, first_line: usize },
+    Mixed { file: PathBuf, line: usize, found: String, first: RowFormat, first_line: usize },
     #[error("{}:{line}: {why}", file.display())]
     Row {
         file: PathBuf,
@@ -144,7 +156,7 @@ pub enum Untrainable {
 }
 
 impl DataError {
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> DataErrorKind {
         match self {
             Self::Setting { .. }
             | Self::Missing { .. }
@@ -153,13 +165,13 @@ impl DataError {
             | Self::Vocabulary { .. }
             | Self::NoTemplate { .. }
             | Self::NoAssistantMask { .. }
-            | Self::NoEndOfText { .. } => Kind::Config,
-            Self::Threads { .. } => Kind::Memory,
-            Self::Read { source, .. } if source.kind() == std::io::ErrorKind::OutOfMemory => Kind::Memory,
-            Self::Read { .. } => Kind::Io,
-            Self::NotRegular { .. } | Self::ModelFile { .. } | Self::Template { .. } => Kind::Malformed,
+            | Self::NoEndOfText { .. } => DataErrorKind::Config,
+            Self::Threads { .. } => DataErrorKind::Memory,
+            Self::Read { source, .. } if source.kind() == std::io::ErrorKind::OutOfMemory => DataErrorKind::Memory,
+            Self::Read { .. } => DataErrorKind::Io,
+            Self::NotRegular { .. } | Self::ModelFile { .. } | Self::Template { .. } => DataErrorKind::Malformed,
             Self::Row { why, .. } => why.kind(),
-            _ => Kind::Data,
+            _ => DataErrorKind::Data,
         }
     }
 
@@ -225,8 +237,8 @@ impl DataError {
 }
 
 impl RowError {
-    pub fn kind(&self) -> Kind {
-        if matches!(self, Self::Limit { .. }) { Kind::Malformed } else { Kind::Data }
+    pub fn kind(&self) -> DataErrorKind {
+        if matches!(self, Self::Limit { .. }) { DataErrorKind::Malformed } else { DataErrorKind::Data }
     }
 
     /// What rows with the same fault have in common.

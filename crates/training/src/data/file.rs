@@ -2,9 +2,9 @@
 //! threads as the config says. Rows come out in the order of the file, and of several errors it is
 //! always the first one that is reported, whichever thread found it.
 
-use super::error::{DataError, Kind, RowError};
+use super::error::{DataError, DataErrorKind, RowError};
 use super::example::{self, Loss, Problem, Tokenised, Tools};
-use super::format::{self, Example, FieldNames, Format};
+use super::format::{self, Example, FieldNames, RowFormat};
 use super::json::Json;
 use super::records::{self, Record};
 use super::report::{FileReport, LossTokens};
@@ -33,7 +33,7 @@ pub(super) type Examples = Vec<(usize, Result<Tokenised, DataError>)>;
 
 /// What the first row of a file settles for the others.
 struct FileFormat {
-    format: Format,
+    format: RowFormat,
     first_line: usize,
     names: Option<FieldNames>,
 }
@@ -44,12 +44,12 @@ impl FileLoader<'_> {
         let records = records::split(&bytes).map_err(|(line, why)| self.row_error(line, why, false))?;
         let shape = self.shape(&records)?;
         let examples = self.tokenise_all(&records, &shape)?;
-        let chat = matches!(shape.format, Format::Messages | Format::ShareGpt);
+        let chat = matches!(shape.format, RowFormat::Messages | RowFormat::ShareGpt);
         let loss = match self.tools.loss {
-            _ if shape.format == Format::Tokens => LossTokens::Labels,
+            _ if shape.format == RowFormat::Tokens => LossTokens::Labels,
             Loss { assistant_only: true, .. } if chat => LossTokens::Assistant,
-            Loss { completion_only: true, .. } if !chat && shape.format != Format::Text => LossTokens::Completion,
-            Loss { assistant_only: true, .. } if shape.format == Format::PromptCompletionMessages => {
+            Loss { completion_only: true, .. } if !chat && shape.format != RowFormat::Text => LossTokens::Completion,
+            Loss { assistant_only: true, .. } if shape.format == RowFormat::PromptCompletionMessages => {
                 LossTokens::Assistant
             }
             _ => LossTokens::All,
@@ -145,7 +145,7 @@ impl FileLoader<'_> {
 
     /// Whether an error ends the loading: all do, unless bad rows are listed and it is the row's own fault.
     fn ends(&self, error: &DataError) -> bool {
-        !self.list_bad || error.kind() != Kind::Data
+        !self.list_bad || error.kind() != DataErrorKind::Data
     }
 
     fn tokenise(&self, record: &Record, shape: &FileFormat) -> Result<Tokenised, DataError> {

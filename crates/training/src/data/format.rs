@@ -9,7 +9,7 @@ use std::fmt;
 /// How the rows of a file are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Format {
+pub enum RowFormat {
     /// `messages`: a list of role and content.
     Messages,
     /// `conversations`: a list of from and value.
@@ -28,7 +28,7 @@ pub enum Format {
     Fields,
 }
 
-impl fmt::Display for Format {
+impl fmt::Display for RowFormat {
     fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
         formatter.write_str(match self {
             Self::Messages => "messages",
@@ -71,27 +71,27 @@ pub(super) enum Example {
 
 /// The format a row shows by its keys. `None` when it shows none. More telling keys come first: rows of instructions often
 /// have a rendered `text` beside them, and chat sets keep the first question as `prompt`.
-pub(super) fn detect(row: &Json, names: Option<&FieldNames>) -> Option<Format> {
+pub(super) fn detect(row: &Json, names: Option<&FieldNames>) -> Option<RowFormat> {
     let has = |key: &str| row.get(key).is_some_and(|value| *value != Json::Null);
     if let Some(names) = names {
-        return (row.get(&names.prompt).is_some() && row.get(&names.completion).is_some()).then_some(Format::Fields);
+        return (row.get(&names.prompt).is_some() && row.get(&names.completion).is_some()).then_some(RowFormat::Fields);
     }
     if has("input_ids") {
         // What a row was tokenised from often still stands beside the tokens.
-        Some(Format::Tokens)
+        Some(RowFormat::Tokens)
     } else if has("messages") {
-        Some(Format::Messages)
+        Some(RowFormat::Messages)
     } else if has("conversations") {
-        Some(Format::ShareGpt)
+        Some(RowFormat::ShareGpt)
     } else if has("prompt") && has("completion") {
         match row.get("prompt") {
-            Some(Json::Array(_)) => Some(Format::PromptCompletionMessages),
-            _ => Some(Format::PromptCompletion),
+            Some(Json::Array(_)) => Some(RowFormat::PromptCompletionMessages),
+            _ => Some(RowFormat::PromptCompletion),
         }
     } else if has("instruction") && has("output") {
-        Some(Format::Instruction)
+        Some(RowFormat::Instruction)
     } else if has("text") {
-        Some(Format::Text)
+        Some(RowFormat::Text)
     } else {
         None
     }
@@ -100,35 +100,35 @@ pub(super) fn detect(row: &Json, names: Option<&FieldNames>) -> Option<Format> {
 /// Reads a row. Instructions become a conversation where there is a template, and plain text where there is none.
 pub(super) fn parse(
     row: &Json,
-    format: Format,
+    format: RowFormat,
     names: Option<&FieldNames>,
     has_template: bool,
 ) -> Result<Example, RowError> {
-    if format != Format::Tokens
+    if format != RowFormat::Tokens
         && let Some(field) = ["position_ids", "seq_lengths"].into_iter().find(|field| row.get(field).is_some())
     {
         let (field, found) = (field.to_string(), "there".to_string());
         return Err(RowError::Field { field, want: "beside `input_ids`", found });
     }
     match format {
-        Format::Messages => {
+        RowFormat::Messages => {
             let messages = conversation::messages("messages", required(row, "messages", "a list of messages")?)?;
             Ok(Example::Chat(Conversation::new(messages, row)?))
         }
-        Format::ShareGpt => share_gpt(row),
-        Format::PromptCompletion => {
+        RowFormat::ShareGpt => share_gpt(row),
+        RowFormat::PromptCompletion => {
             Ok(Example::Pair { prompt: text(row, "prompt")?.into(), completion: text(row, "completion")?.into() })
         }
-        Format::PromptCompletionMessages => {
+        RowFormat::PromptCompletionMessages => {
             let mut messages = conversation::messages("prompt", required(row, "prompt", "a list of messages")?)?;
             let prompt_count = messages.len();
             messages.extend(conversation::messages("completion", required(row, "completion", "a list of messages")?)?);
             Ok(Example::ChatPair { conversation: Conversation::new(messages, row)?, prompt_count })
         }
-        Format::Instruction => instruction(row, has_template),
-        Format::Text => Ok(Example::Text(text(row, "text")?.into())),
-        Format::Tokens => Ok(Example::Tokens(Tokens::parse(row)?)),
-        Format::Fields => {
+        RowFormat::Instruction => instruction(row, has_template),
+        RowFormat::Text => Ok(Example::Text(text(row, "text")?.into())),
+        RowFormat::Tokens => Ok(Example::Tokens(Tokens::parse(row)?)),
+        RowFormat::Fields => {
             let names = names.expect("the format is found only where fields are named");
             Ok(Example::Pair {
                 prompt: text(row, &names.prompt)?.into(),
@@ -262,13 +262,13 @@ mod tests {
     #[test]
     fn formats_are_seen_by_their_keys() {
         let cases = [
-            (r#"{"messages":[],"prompt":"p"}"#, Some(Format::Messages)),
-            (r#"{"conversations":[]}"#, Some(Format::ShareGpt)),
-            (r#"{"prompt":"p","completion":"c"}"#, Some(Format::PromptCompletion)),
-            (r#"{"prompt":[],"completion":[]}"#, Some(Format::PromptCompletionMessages)),
-            (r#"{"instruction":"i","output":"o","text":"t"}"#, Some(Format::Instruction)),
-            (r#"{"text":"t","messages":null}"#, Some(Format::Text)),
-            (r#"{"text":"t","input_ids":[1,2]}"#, Some(Format::Tokens)),
+            (r#"{"messages":[],"prompt":"p"}"#, Some(RowFormat::Messages)),
+            (r#"{"conversations":[]}"#, Some(RowFormat::ShareGpt)),
+            (r#"{"prompt":"p","completion":"c"}"#, Some(RowFormat::PromptCompletion)),
+            (r#"{"prompt":[],"completion":[]}"#, Some(RowFormat::PromptCompletionMessages)),
+            (r#"{"instruction":"i","output":"o","text":"t"}"#, Some(RowFormat::Instruction)),
+            (r#"{"text":"t","messages":null}"#, Some(RowFormat::Text)),
+            (r#"{"text":"t","input_ids":[1,2]}"#, Some(RowFormat::Tokens)),
             (r#"{"question":"q","answer":"a"}"#, None),
             (r#"{"prompt":"p","chosen":"a"}"#, None),
         ];
@@ -276,24 +276,27 @@ mod tests {
             assert_eq!(detect(&row(text), None), want, "{text}");
         }
         let names = FieldNames { prompt: "question".into(), completion: "answer".into() };
-        assert_eq!(detect(&row(r#"{"question":"q","answer":"a"}"#), Some(&names)), Some(Format::Fields));
+        assert_eq!(detect(&row(r#"{"question":"q","answer":"a"}"#), Some(&names)), Some(RowFormat::Fields));
         assert_eq!(detect(&row(r#"{"prompt":"p","completion":"c"}"#), Some(&names)), None);
     }
 
     #[test]
     fn share_gpt_roles_are_mapped() {
         let text = r#"{"system":"s","conversations":[{"from":"human","value":"q"},{"from":"gpt","value":"a"}]}"#;
-        let Ok(Example::Chat(conversation)) = parse(&row(text), Format::ShareGpt, None, true) else { panic!("a chat") };
+        let Ok(Example::Chat(conversation)) = parse(&row(text), RowFormat::ShareGpt, None, true) else {
+            panic!("a chat")
+        };
         let roles: Vec<_> = conversation.messages.iter().map(|message| message.get("role").cloned()).collect();
         assert_eq!(roles, ["system", "user", "assistant"].map(|role| Some(Json::Text(role.into()))));
-        let error = parse(&row(r#"{"conversations":[{"from":"alien","value":""}]}"#), Format::ShareGpt, None, true);
+        let error = parse(&row(r#"{"conversations":[{"from":"alien","value":""}]}"#), RowFormat::ShareGpt, None, true);
         assert_eq!(error, Err(RowError::Role { role: "alien".into() }));
     }
 
     #[test]
     fn instructions_become_a_conversation_or_plain_text() {
         let row = row(r#"{"instruction":"I","input":"X","output":"O","history":[["q","a"]]}"#);
-        let Ok(Example::ChatPair { conversation, prompt_count }) = parse(&row, Format::Instruction, None, true) else {
+        let Ok(Example::ChatPair { conversation, prompt_count }) = parse(&row, RowFormat::Instruction, None, true)
+        else {
             panic!("a conversation")
         };
         assert_eq!((conversation.messages.len(), prompt_count), (4, 3));
@@ -301,6 +304,6 @@ mod tests {
         let prompt =
             "### Instruction:\nq\n\n### Response:\na\n\n### Instruction:\nI\n\n### Input:\nX\n\n### Response:\n";
         let want = Example::Pair { prompt: prompt.into(), completion: "O".into() };
-        assert_eq!(parse(&row, Format::Instruction, None, false), Ok(want));
+        assert_eq!(parse(&row, RowFormat::Instruction, None, false), Ok(want));
     }
 }

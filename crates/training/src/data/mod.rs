@@ -26,8 +26,8 @@ mod tokens;
 mod turns;
 mod variables;
 
-pub use error::{DataError, Kind, RowError, Untrainable};
-pub use format::Format;
+pub use error::{DataError, DataErrorKind, RowError, Untrainable};
+pub use format::RowFormat;
 pub use order::{EpochOrder, order};
 pub use report::{Bad, Bucket, Dropped, FileReport, Lengths, LossTokens, Report, RowSource, Truncated};
 pub use template::{Rendered, Template};

@@ -2,7 +2,7 @@
 //! `isobit data check` and goes into the receipt of a run.
 
 use super::error::Untrainable;
-use super::format::Format;
+use super::format::RowFormat;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -31,7 +31,7 @@ pub struct FileReport {
     pub path: PathBuf,
     pub bytes: u64,
     pub blake3: String,
-    pub format: Format,
+    pub format: RowFormat,
     pub loss: LossTokens,
     /// Examples in the file, dropped ones included.
     pub examples: usize,

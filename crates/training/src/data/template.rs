@@ -4,7 +4,7 @@
 use super::conversation::Conversation;
 use super::date::Date;
 use super::error::{DataError, RowError};
-use super::format::{self, Example, Format};
+use super::format::{self, Example, RowFormat};
 use super::jinja::{Fault, Machine, Program, Value};
 use super::json::Json;
 use super::tokenizer::of_model;
@@ -105,7 +105,7 @@ impl Template {
     /// The text of a conversation given as JSON: `{"messages": […]}`, and perhaps `tools` and `chat_template_kwargs`.
     /// `prompt` adds the header after which the assistant would begin to write.
     pub fn render_row(&self, row: &str, prompt: bool) -> Result<Rendered, RowError> {
-        match format::parse(&Json::parse(row)?, Format::Messages, None, true)? {
+        match format::parse(&Json::parse(row)?, RowFormat::Messages, None, true)? {
             Example::Chat(conversation) => self.render(&conversation, prompt),
             _ => unreachable!("rows of messages are conversations"),
         }

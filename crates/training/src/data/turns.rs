@@ -307,7 +307,7 @@ fn unmark(text: &str) -> Marked {
 
 #[cfg(test)]
 mod tests {
-    use super::super::format::{self, Example, Format};
+    use super::super::format::{self, Example, RowFormat};
     use super::super::spans::by_family;
     use super::*;
     use std::collections::BTreeMap;
@@ -333,7 +333,7 @@ mod tests {
         ];
         let conversation = |row: &&str| {
             let row = Json::parse(&format!("{{\"messages\": {row}}}")).expect("JSON");
-            match format::parse(&row, Format::Messages, None, true) {
+            match format::parse(&row, RowFormat::Messages, None, true) {
                 Ok(Example::Chat(conversation)) => conversation,
                 other => panic!("{other:?}"),
             }

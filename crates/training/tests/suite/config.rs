@@ -2,7 +2,8 @@
 
 use isobit_autograd::Policy;
 use isobit_training::config::{
-    Adapter, Device, EvalRows, Every, KEYS, Key, Kind, Length, Run, Scheduler, Section, Steps, Targets, Warmup, parse,
+    Adapter, Device, EvalRows, Every, KEYS, Key, Length, Run, Scheduler, Section, Steps, Targets, ValueKind, Warmup,
+    parse,
 };
 use std::fmt::Write;
 
@@ -551,7 +552,7 @@ impl Dice {
     }
 
     /// Something to write after a key of that kind: mostly what it takes.
-    fn value(&mut self, kind: Kind) -> String {
+    fn value(&mut self, kind: ValueKind) -> String {
         const TEXTS: [&str; 16] = [
             "\"bfloat16\"",
             "\"a\"",
@@ -578,17 +579,17 @@ impl Dice {
             format!("[{}]", items.join(", "))
         };
         match kind {
-            Kind::Switch => self.of(&["true", "false"]).to_owned(),
-            Kind::SwitchOrText => self.of(&["true", "false", "\"none\"", "\"selective\"", "\"full\""]).to_owned(),
-            Kind::Whole => self.of(&["0", "1", "2", "3", "16", "100", "-1", "9223372036854775807"]).to_owned(),
-            Kind::Number | Kind::CountOrShare => self.of(&NUMBERS).to_owned(),
-            Kind::Text => self.of(&TEXTS).to_owned(),
-            Kind::TextOrTexts if self.below(2) == 0 => self.of(&TEXTS).to_owned(),
-            Kind::Texts | Kind::TextOrTexts => list(self, &TEXTS),
-            Kind::Wholes => list(self, &["0", "1", "5"]),
-            Kind::TableOfWholes => self.of(&["{}", "{ q_proj = 4 }", "{ \"a.b\" = 1, \"ü\" = 2 }"]).to_owned(),
-            Kind::TableOfNumbers => self.of(&["{}", "{ q_proj = 4 }", "{ \"a.b\" = 1e-7, c = 2.5 }"]).to_owned(),
-            Kind::Table => self
+            ValueKind::Switch => self.of(&["true", "false"]).to_owned(),
+            ValueKind::SwitchOrText => self.of(&["true", "false", "\"none\"", "\"selective\"", "\"full\""]).to_owned(),
+            ValueKind::Whole => self.of(&["0", "1", "2", "3", "16", "100", "-1", "9223372036854775807"]).to_owned(),
+            ValueKind::Number | ValueKind::CountOrShare => self.of(&NUMBERS).to_owned(),
+            ValueKind::Text => self.of(&TEXTS).to_owned(),
+            ValueKind::TextOrTexts if self.below(2) == 0 => self.of(&TEXTS).to_owned(),
+            ValueKind::Texts | ValueKind::TextOrTexts => list(self, &TEXTS),
+            ValueKind::Wholes => list(self, &["0", "1", "5"]),
+            ValueKind::TableOfWholes => self.of(&["{}", "{ q_proj = 4 }", "{ \"a.b\" = 1, \"ü\" = 2 }"]).to_owned(),
+            ValueKind::TableOfNumbers => self.of(&["{}", "{ q_proj = 4 }", "{ \"a.b\" = 1e-7, c = 2.5 }"]).to_owned(),
+            ValueKind::Table => self
                 .of(&["{}", "{ enable_thinking = false }", "{ a = 1, b = \"x\", c = [1.5, \"y\"], d = { e = true } }"])
                 .to_owned(),
         }
@@ -607,8 +608,8 @@ fn every_config_that_is_valid_parses_back_to_itself() {
             // Pairs that chance brings together too seldom.
             let floor = dice.of(&["min_lr", "min_lr_rate"]);
             let (first, second, kind) = match section {
-                Section::Training => ("lr_scheduler_type = \"cosine_with_min_lr\"", floor, Kind::Number),
-                _ => ("type = \"last_blocks\"", "last_blocks", Kind::Whole),
+                Section::Training => ("lr_scheduler_type = \"cosine_with_min_lr\"", floor, ValueKind::Number),
+                _ => ("type = \"last_blocks\"", "last_blocks", ValueKind::Whole),
             };
             if section != Section::Eval && dice.below(4) == 0 {
                 writeln!(text, "{first}\n{second} = {}", dice.value(kind)).expect("a string");

@@ -2,7 +2,7 @@
 //! input, with the error that names file and line.
 
 use isobit_training::data::{
-    self, DataConfig, DataError, Format, Kind, LossTokens, Report, RowError, Tokenizer, Untrainable,
+    self, DataConfig, DataError, DataErrorKind, LossTokens, Report, RowError, RowFormat, Tokenizer, Untrainable,
 };
 use isobit_training::row::{self, Row};
 use std::path::{Path, PathBuf};
@@ -122,16 +122,16 @@ fn every_format_is_read() {
     let model = Model::new(Some("marked"));
     let chat = "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n[A<|im_end|>\n]";
     let cases = [
-        (r#"{"conversations":[{"from":"human","value":"Q"},{"from":"gpt","value":"A"}]}"#, Format::ShareGpt, chat),
-        (r#"{"instruction":"Q","input":"","output":"A"}"#, Format::Instruction, chat),
+        (r#"{"conversations":[{"from":"human","value":"Q"},{"from":"gpt","value":"A"}]}"#, RowFormat::ShareGpt, chat),
+        (r#"{"instruction":"Q","input":"","output":"A"}"#, RowFormat::Instruction, chat),
         (
             r#"{"prompt":[{"role":"user","content":"Q"}],"completion":[{"role":"assistant","content":"A"}]}"#,
-            Format::PromptCompletionMessages,
+            RowFormat::PromptCompletionMessages,
             chat,
         ),
-        (r#"{"prompt":"Q: x","completion":"A"}"#, Format::PromptCompletion, "Q: x[A<|endoftext|>]"),
-        (r#"{"text":"plain text"}"#, Format::Text, "p[lain text<|endoftext|>]"),
-        (r#"{"text":"it ends<|endoftext|>"}"#, Format::Text, "i[t ends<|endoftext|>]"),
+        (r#"{"prompt":"Q: x","completion":"A"}"#, RowFormat::PromptCompletion, "Q: x[A<|endoftext|>]"),
+        (r#"{"text":"plain text"}"#, RowFormat::Text, "p[lain text<|endoftext|>]"),
+        (r#"{"text":"it ends<|endoftext|>"}"#, RowFormat::Text, "i[t ends<|endoftext|>]"),
     ];
     for (content, format, want) in cases {
         let (rows, report) = model.load(content, |_| {}).expect(content);
@@ -143,7 +143,7 @@ fn every_format_is_read() {
         config.completion_field = Some("answer".into());
     };
     let (rows, report) = model.load(r#"{"question":"2+2? ","answer":"4","id":1}"#, named).expect("data");
-    assert_eq!(report.files[0].format, Format::Fields);
+    assert_eq!(report.files[0].format, RowFormat::Fields);
     assert_eq!(masked(&rows[0], &model.tokenizer()), "2+2? [4<|endoftext|>]");
     let array = format!("[\n{MESSAGES},\n{MESSAGES}\n]");
     let (rows, _) = model.load(array, |_| {}).expect("data");
@@ -156,7 +156,7 @@ fn without_a_template_instructions_are_plain_text_and_chats_an_error() {
     let row = model.row(r#"{"instruction":"Q","output":"A"}"#);
     assert_eq!(masked(&row, &model.tokenizer()), "### Instruction:\nQ\n\n### Response:\n[A<|endoftext|>]");
     let error = model.error(MESSAGES);
-    assert!(matches!(error, DataError::NoTemplate { line: 1, .. }) && error.kind() == Kind::Config, "{error}");
+    assert!(matches!(error, DataError::NoTemplate { line: 1, .. }) && error.kind() == DataErrorKind::Config, "{error}");
 }
 
 #[test]
@@ -310,7 +310,7 @@ fn rows_that_are_no_rows_name_their_line() {
         let error = model.error(line(bad));
         assert!(matches!(error, DataError::Row { line: 3, .. }), "{error}");
         assert!(error.to_string().contains("data.jsonl:3: ") && error.to_string().contains(want), "{error}");
-        assert!(error.kind() == Kind::Data && !error.hint().is_empty());
+        assert!(error.kind() == DataErrorKind::Data && !error.hint().is_empty());
     }
     let error = model.error(b"\xff\xfe{\0\"\0");
     assert!(matches!(error, DataError::Row { line: 1, .. }), "{error}");
@@ -341,7 +341,7 @@ fn empty_files_and_empty_rows_are_errors() {
 fn formats_do_not_mix_and_unknown_ones_are_named() {
     let model = Model::new(Some("chatml"));
     let error = model.error(format!("{MESSAGES}\n{{\"text\": \"x\"}}"));
-    let DataError::Mixed { line: 2, first: Format::Messages, first_line: 1, .. } = &error else { panic!("{error}") };
+    let DataError::Mixed { line: 2, first: RowFormat::Messages, first_line: 1, .. } = &error else { panic!("{error}") };
     assert!(
         error
             .to_string()
@@ -359,7 +359,7 @@ fn formats_do_not_mix_and_unknown_ones_are_named() {
     // Two files may differ.
     let second = model.write("second.jsonl", r#"{"text": "x y"}"#);
     let (rows, report) = model.load(MESSAGES, |config| config.files.push(second)).expect("data");
-    assert_eq!(report.files.iter().map(|file| file.format).collect::<Vec<_>>(), [Format::Messages, Format::Text]);
+    assert_eq!(report.files.iter().map(|file| file.format).collect::<Vec<_>>(), [RowFormat::Messages, RowFormat::Text]);
     assert_eq!((rows[1].sources()[0].file, rows[1].sources()[0].line), (1, 1));
 }
 
@@ -381,7 +381,7 @@ fn a_template_that_marks_nothing_is_named() {
     assert!(error.to_string().contains("chat_template.jinja marks no assistant text"), "{error}");
     let unknown = Model::with_source("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}");
     let error = unknown.error(MESSAGES);
-    assert!(matches!(error, DataError::NoAssistantMask { .. }) && error.kind() == Kind::Config, "{error}");
+    assert!(matches!(error, DataError::NoAssistantMask { .. }) && error.kind() == DataErrorKind::Config, "{error}");
     assert!(unknown.load(MESSAGES, |config| config.assistant_only_loss = false).is_ok());
     // ChatML that leaves assistant turns out is not guessed at.
     let source = "{% for m in messages if m.role != 'assistant' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}";
@@ -412,11 +412,11 @@ fn hostile_templates_end() {
     let recursive = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}";
     let error = Model::with_source(recursive).error(MESSAGES);
     assert!(error.to_string().contains("its calls are nested too deeply"), "{error}");
-    assert_eq!(error.kind(), Kind::Malformed);
+    assert_eq!(error.kind(), DataErrorKind::Malformed);
     let large = "{% for a in range(9999) %}{{ 'x' * 99999 }}{% endfor %}";
     let error = Model::with_source(large).error(MESSAGES);
     assert!(matches!(error, DataError::Row { why: RowError::Limit { .. }, .. }), "{error}");
-    assert_eq!(error.kind(), Kind::Malformed);
+    assert_eq!(error.kind(), DataErrorKind::Malformed);
     // Values are bounded in depth, so that neither printing nor releasing one runs out of stack.
     let deep = "{% set n = namespace(x=[]) %}{% for a in range(999) %}{% set n.x = [n.x] %}{% endfor %}";
     let error = Model::with_source(deep).error(MESSAGES);
@@ -425,7 +425,7 @@ fn hostile_templates_end() {
     assert!(Model::with_source(chain).load(MESSAGES, |config| config.assistant_only_loss = false).is_err());
     for source in ["{% if %}", "{{ x", "{% generation %}", "{% for x in y %}"] {
         let error = Model::with_source(source).error(MESSAGES);
-        assert!(matches!(error, DataError::Template { .. }) && error.kind() == Kind::Malformed, "{error}");
+        assert!(matches!(error, DataError::Template { .. }) && error.kind() == DataErrorKind::Malformed, "{error}");
     }
 }
 
@@ -441,7 +441,7 @@ fn models_with_broken_files_are_errors() {
     file.set_len((512 << 20) + 1).expect("a long file without contents");
     let error = oversized.error("{\"text\": \"x\"}");
     assert!(
-        error.kind() == Kind::Malformed && error.to_string().contains("536870913 bytes, 536870912 at most"),
+        error.kind() == DataErrorKind::Malformed && error.to_string().contains("536870913 bytes, 536870912 at most"),
         "{error}"
     );
     assert!(!error.hint().contains("split"), "{}", error.hint());
@@ -458,7 +458,7 @@ fn models_with_broken_files_are_errors() {
         let model = Model::new(None);
         model.write(name, content);
         let error = model.error("{\"text\": \"x\"}");
-        assert!(error.to_string().contains(want) && error.kind() == Kind::Malformed, "{name}: {error}");
+        assert!(error.to_string().contains(want) && error.kind() == DataErrorKind::Malformed, "{name}: {error}");
     }
     model.write("tokenizer_config.json", "{}");
     let error = model.error("{\"text\": \"x\"}");
@@ -468,7 +468,10 @@ fn models_with_broken_files_are_errors() {
     assert_eq!(model.tokenizer().end_of_text_all(), [322, 320]);
     std::fs::remove_file(model.folder.path().join("tokenizer.json")).expect("removed");
     let error = model.error("{\"text\": \"x\"}");
-    assert!(error.kind() == Kind::Config && error.to_string().ends_with("tokenizer.json does not exist"), "{error}");
+    assert!(
+        error.kind() == DataErrorKind::Config && error.to_string().ends_with("tokenizer.json does not exist"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -483,11 +486,11 @@ fn settings_are_checked() {
     ];
     for change in changes {
         let error = model.load("{\"text\": \"x\"}", change).expect_err("a bad setting");
-        assert_eq!(error.kind(), Kind::Config, "{error}");
+        assert_eq!(error.kind(), DataErrorKind::Config, "{error}");
     }
     let missing = |config: &mut DataConfig| config.files = vec!["nowhere.jsonl".into()];
     let error = model.load("", missing).expect_err("no file");
-    assert!(error.kind() == Kind::Config && error.to_string() == "nowhere.jsonl does not exist", "{error}");
+    assert!(error.kind() == DataErrorKind::Config && error.to_string() == "nowhere.jsonl does not exist", "{error}");
 }
 
 #[test]
@@ -528,7 +531,10 @@ fn rows_of_tokens_need_no_tokenizer_and_keep_their_documents() {
     let error = load(packed, Some(9)).expect_err("an id the model does not have");
     assert!(error.to_string().contains(":1: `input_ids[4]` is 9, and token ids are below 9 here"), "{error}");
     let error = load(r#"{"text":"x"}"#, None).expect_err("text needs a tokenizer");
-    assert!(matches!(error, DataError::NoTokenizer { line: 1, .. }) && error.kind() == Kind::Config, "{error}");
+    assert!(
+        matches!(error, DataError::NoTokenizer { line: 1, .. }) && error.kind() == DataErrorKind::Config,
+        "{error}"
+    );
 }
 
 #[test]
@@ -536,7 +542,7 @@ fn tokens_that_the_model_does_not_have_are_refused() {
     let model = Model::new(None);
     let error = model.load(r#"{"text":"x"}"#, |config| config.vocabulary = Some(10)).expect_err("a small model");
     assert!(matches!(error, DataError::Vocabulary { line: 1, vocabulary: 10, .. }), "{error}");
-    assert_eq!(error.kind(), Kind::Config);
+    assert_eq!(error.kind(), DataErrorKind::Config);
 }
 
 #[test]

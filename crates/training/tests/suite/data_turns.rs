@@ -1,7 +1,7 @@
 //! The assistant's text in templates that neither mark it nor belong to a known family: it is found by rendering. Trained
 //! spans stand in brackets.
 
-use isobit_training::data::{self, DataConfig, DataError, Kind, RowError, Tokenizer, Variables};
+use isobit_training::data::{self, DataConfig, DataError, DataErrorKind, RowError, Tokenizer, Variables};
 use std::path::Path;
 
 const TALK: &str = r#"{"messages":[{"role":"system","content":"S"},{"role":"user","content":"one?"},
@@ -113,7 +113,7 @@ fn what_is_ambiguous_names_the_row_and_the_turn() {
     let row = r#"{"messages":[{"role":"user","content":"q"},{"role":"assistant","content":"a"}]}"#;
     let error = masked(swapped, row, &[]).expect_err("ambiguous");
     let DataError::Row { line: 1, why: RowError::Turn { turn: 1, .. }, .. } = &error else { panic!("{error}") };
-    assert!(error.kind() == Kind::Data && error.hint().contains("generation"), "{error}");
+    assert!(error.kind() == DataErrorKind::Data && error.hint().contains("generation"), "{error}");
     // Left out without a word.
     let silent = "{% for m in messages if m.role != 'assistant' %}{{ '<|user|>' + m.content }}{% endfor %}\
         {% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";

@@ -7,7 +7,7 @@ use isobit_autograd::{Deferral, Gradients, Policy, Tape};
 use isobit_kernels::{Cpu, Device, Path as CpuPath};
 use isobit_models::{Built, LoraConfig, Trained};
 use isobit_numerics::slices::Profile;
-use isobit_training::batch::{Batch, Place};
+use isobit_training::batch::{Batch, BatchPosition};
 use isobit_training::row::Row;
 
 /// Bits of all gradients of a step, with the names of their tensors.
@@ -24,7 +24,7 @@ fn gradients(
     let mut gradients = Gradients::zeros(cpu, &built.parameters);
     for (index, micro) in rows.chunks(micro_batch_size).enumerate() {
         let first_row = (index * micro_batch_size) as u32;
-        let batch = Batch::new(cpu, micro, Place { seed: 3, step: 1, first_row, weight: 0.01 });
+        let batch = Batch::new(cpu, micro, BatchPosition { seed: 3, step: 1, first_row, weight: 0.01 });
         let mut tape =
             Tape::new(cpu, &built.parameters, &batch.layout, profile, policy).defer_weight_gradients(deferral);
         built.model.loss(&mut tape, &batch.ids, &batch.targets).expect("a loss");

@@ -12,7 +12,7 @@ use isobit_kernels::{Buffer, Cpu, Device, Path as CpuPath};
 use isobit_models::build::Settings;
 use isobit_models::{Built, Config, LoraConfig, Trained, build};
 use isobit_numerics::slices::Profile;
-use isobit_training::batch::{Batch, Place};
+use isobit_training::batch::{Batch, BatchPosition};
 use isobit_training::row::Row;
 use std::cell::{Cell, RefCell};
 
@@ -114,7 +114,7 @@ impl Setup {
     fn pass(&self, how: How, from: Option<usize>, every: bool) -> Result<Vec<u32>, TapeError> {
         let rows = rows();
         let rows: Vec<&Row> = rows.iter().take(2).collect();
-        let batch = Batch::new(&self.backend, &rows, Place { seed: 3, step: 1, first_row: 0, weight: 0.01 });
+        let batch = Batch::new(&self.backend, &rows, BatchPosition { seed: 3, step: 1, first_row: 0, weight: 0.01 });
         let drift = &self.backend.observer;
         drift.on.set(false);
         let mut tape = Tape::new(&self.backend, &self.built.parameters, &batch.layout, self.profile, how.policy)

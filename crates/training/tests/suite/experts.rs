@@ -3,7 +3,7 @@
 
 use crate::hard_to_route::{Ties, VOCABULARY, config};
 use crate::short_runs::{self, Run, cpu, step_settings};
-use isobit_autograd::{Gradients, Layout, Policy, Tape};
+use isobit_autograd::{BatchLayout, Gradients, Policy, Tape};
 use isobit_kernels::op::Span;
 use isobit_kernels::{Device, Path as CpuPath};
 use isobit_models::build::Settings;
@@ -49,7 +49,7 @@ fn a_cache_equals_the_full_forward() {
     let settings = Settings { trained: Trained::Nothing, profile: Profile::X2, positions: 256, seed: 0 };
     let built = build(&backend, &config(""), &Ties, &settings).expect("a model");
     let tokens: Vec<u32> = (0..150).map(|t| (t * 13 + 5) % VOCABULARY as u32).collect();
-    let layout = Layout {
+    let layout = BatchLayout {
         tokens: 150,
         row_starts: vec![0, 150],
         spans: vec![Span { queries: 0..150, keys: 0..150 }],

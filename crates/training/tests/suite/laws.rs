@@ -1,7 +1,7 @@
 //! Laws of the training step, on bits: threads, SIMD paths, micro-batch splits, checkpoint policies and devices change nothing.
 
 use crate::short_runs::{self, Run, cpu, fixture};
-use isobit_autograd::{Layout, Tape};
+use isobit_autograd::{BatchLayout, Tape};
 use isobit_kernels::op::Span;
 use isobit_kernels::{Cpu, Device, Path as CpuPath};
 use isobit_models::build::Built;
@@ -64,7 +64,7 @@ fn logits(backend: &Cpu, built: &Built<Cpu>, documents: &[&[u32]]) -> Vec<f32> {
         spans.push(Span { queries: span.clone(), keys: span });
         positions.extend(0..document.len() as u32);
     }
-    let layout = Layout {
+    let layout = BatchLayout {
         tokens: tokens.len(),
         row_starts: vec![0, tokens.len()],
         spans,

@@ -14,7 +14,7 @@ use isobit_models::build::Settings;
 use isobit_models::{Config, LoraConfig, Trained, Weights, build, peft};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::{Checkpoint, SafeTensors};
-use isobit_training::batch::{Batch, Place};
+use isobit_training::batch::{Batch, BatchPosition};
 use isobit_training::row::Row;
 use isobit_training::step::{StepSettings, Trainer};
 use serde_json::Value;
@@ -123,7 +123,7 @@ impl Case {
         }
         let routing = json(&path);
         for (index, row) in self.rows().iter().enumerate() {
-            let place = Place { seed: 0, step: 1, first_row: 0, weight: 1.0 };
+            let place = BatchPosition { seed: 0, step: 1, first_row: 0, weight: 1.0 };
             let batch = Batch::new(&trainer.backend, &[row], place);
             let mut tape = Tape::inference(&trainer.backend, &trainer.parameters, &batch.layout, profile);
             trainer.model.hidden(&mut tape, &batch.ids).expect("hidden states");

@@ -10,7 +10,7 @@ pub(super) type NameId = u32;
 
 #[derive(Debug)]
 pub(super) struct Expression {
-    pub(super) kind: Kind,
+    pub(super) kind: ExpressionKind,
     height: usize,
 }
 
@@ -41,7 +41,7 @@ impl Literal {
 type Child = Box<Expression>;
 
 #[derive(Debug)]
-pub(super) enum Kind {
+pub(super) enum ExpressionKind {
     Literal(Literal),
     Name(NameId),
     List(Vec<Expression>),
@@ -86,27 +86,39 @@ impl CallArguments {
 }
 
 impl Expression {
-    pub(super) fn new(kind: Kind) -> Result<Self> {
+    pub(super) fn new(kind: ExpressionKind) -> Result<Self> {
         let highest = |items: &[Expression]| items.iter().map(|item| item.height).max().unwrap_or(0);
         let below = match &kind {
-            Kind::Literal(_) | Kind::Name(_) => 0,
-            Kind::List(items) | Kind::Tuple(items) | Kind::Concat(items) => highest(items),
-            Kind::Dict(entries) => entries.iter().map(|(key, value)| key.height.max(value.height)).max().unwrap_or(0),
-            Kind::Negative(child) | Kind::Positive(child) | Kind::Not(child) | Kind::Attribute(child, _) => {
-                child.height
+            ExpressionKind::Literal(_) | ExpressionKind::Name(_) => 0,
+            ExpressionKind::List(items) | ExpressionKind::Tuple(items) | ExpressionKind::Concat(items) => {
+                highest(items)
             }
-            Kind::And(left, right) | Kind::Or(left, right) | Kind::Binary(_, left, right) | Kind::Item(left, right) => {
-                left.height.max(right.height)
+            ExpressionKind::Dict(entries) => {
+                entries.iter().map(|(key, value)| key.height.max(value.height)).max().unwrap_or(0)
             }
-            Kind::Compare(left, others) => {
+            ExpressionKind::Negative(child)
+            | ExpressionKind::Positive(child)
+            | ExpressionKind::Not(child)
+            | ExpressionKind::Attribute(child, _) => child.height,
+            ExpressionKind::And(left, right)
+            | ExpressionKind::Or(left, right)
+            | ExpressionKind::Binary(_, left, right)
+            | ExpressionKind::Item(left, right) => left.height.max(right.height),
+            ExpressionKind::Compare(left, others) => {
                 others.iter().map(|(_, right)| right.height).max().unwrap_or(0).max(left.height)
             }
-            Kind::Condition { test, yes, no } => test.height.max(yes.height).max(no.as_ref().map_or(0, |no| no.height)),
-            Kind::Slice(child, bounds) => {
+            ExpressionKind::Condition { test, yes, no } => {
+                test.height.max(yes.height).max(no.as_ref().map_or(0, |no| no.height))
+            }
+            ExpressionKind::Slice(child, bounds) => {
                 bounds.iter().flatten().map(|bound| bound.height).max().unwrap_or(0).max(child.height)
             }
-            Kind::Call(child, arguments) | Kind::Test(child, _, arguments) => child.height.max(arguments.height()),
-            Kind::Filter(child, _, arguments) => child.as_ref().map_or(0, |child| child.height).max(arguments.height()),
+            ExpressionKind::Call(child, arguments) | ExpressionKind::Test(child, _, arguments) => {
+                child.height.max(arguments.height())
+            }
+            ExpressionKind::Filter(child, _, arguments) => {
+                child.as_ref().map_or(0, |child| child.height).max(arguments.height())
+            }
         };
         if below >= HEIGHT_MAX {
             return limit(format!("an expression of more than {HEIGHT_MAX} operators in a chain"));

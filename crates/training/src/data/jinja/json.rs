@@ -7,7 +7,7 @@ use super::{BYTE, CHARACTER, ITEM, Meter, Result, fail, number};
 use std::fmt::Write;
 use std::sync::Arc;
 
-struct Layout {
+struct JsonStyle {
     ensure_ascii: bool,
     sort_keys: bool,
     indent: Option<String>,
@@ -37,12 +37,12 @@ pub(super) fn tojson(value: &Value, given: &Arguments, meter: &Meter) -> Result<
     };
     let (ensure_ascii, sort_keys) = (arguments::flag(ensure_ascii.as_ref()), arguments::flag(sort_keys.as_ref()));
     let mut text = String::new();
-    dump(&mut text, value, &Layout { ensure_ascii, sort_keys, indent, item, key }, 0, meter)?;
+    dump(&mut text, value, &JsonStyle { ensure_ascii, sort_keys, indent, item, key }, 0, meter)?;
     meter.charge(text.len(), BYTE)?;
     Ok(Value::text(&text))
 }
 
-fn dump(text: &mut String, value: &Value, layout: &Layout, depth: usize, meter: &Meter) -> Result<()> {
+fn dump(text: &mut String, value: &Value, layout: &JsonStyle, depth: usize, meter: &Meter) -> Result<()> {
     meter.charge(1, ITEM)?;
     match value {
         Value::List(list) | Value::Tuple(list) => {
@@ -107,7 +107,7 @@ fn bracket<T>(
     text: &mut String,
     marks: [char; 2],
     items: &[T],
-    layout: &Layout,
+    layout: &JsonStyle,
     depth: usize,
     meter: &Meter,
     dump_item: &mut dyn FnMut(&mut String, &T) -> Result<()>,

@@ -2,7 +2,7 @@
 //! index, so there are no cycles to leak and no long chains to release.
 
 use super::arguments::Arguments;
-use super::ast::{Body, CallArguments, Command, Expression, Kind, Macro, NameId, Target};
+use super::ast::{Body, CallArguments, Command, Expression, ExpressionKind, Macro, NameId, Target};
 use super::loops::Looping;
 use super::parser::Program;
 use super::value::{Dict, Value};
@@ -308,7 +308,7 @@ impl<'p> Machine<'p> {
     }
 
     fn call_block(&mut self, call: &'p Expression, block: &'p Macro) -> Result<()> {
-        let Kind::Call(callee, arguments) = &call.kind else { return fail("expected call") };
+        let ExpressionKind::Call(callee, arguments) = &call.kind else { return fail("expected call") };
         self.capture_scope(self.scope);
         self.macros.push((self.scope, block));
         let caller = Value::Macro(self.macros.len() - 1);
@@ -323,7 +323,7 @@ impl<'p> Machine<'p> {
     /// A filter that stands over a block, given the block's text.
     fn filter_over(&mut self, filter: &'p Expression, text: Value) -> Result<Value> {
         self.deeper()?;
-        let Kind::Filter(inner, name, arguments) = &filter.kind else { return fail("expected a filter") };
+        let ExpressionKind::Filter(inner, name, arguments) = &filter.kind else { return fail("expected a filter") };
         let value = match inner {
             Some(inner) => self.filter_over(inner, text)?,
             None => text,
@@ -361,7 +361,7 @@ impl<'p> Machine<'p> {
     /// A value that is only looked into or called: a loop that is used so need not outlive its block.
     fn base(&mut self, expression: &'p Expression) -> Result<Value> {
         match &expression.kind {
-            Kind::Name(id) => Ok(self.name_value(*id)),
+            ExpressionKind::Name(id) => Ok(self.name_value(*id)),
             _ => self.evaluate(expression),
         }
     }
@@ -373,64 +373,64 @@ impl<'p> Machine<'p> {
         Ok(value)
     }
 
-    fn evaluate_kind(&mut self, kind: &'p Kind) -> Result<Value> {
+    fn evaluate_kind(&mut self, kind: &'p ExpressionKind) -> Result<Value> {
         match kind {
-            Kind::Literal(literal) => Ok(literal.value()),
-            Kind::Name(id) => {
+            ExpressionKind::Literal(literal) => Ok(literal.value()),
+            ExpressionKind::Name(id) => {
                 let value = self.name_value(*id);
                 if let Value::Loop(scope) = &value {
                     self.capture_scope(*scope);
                 }
                 Ok(value)
             }
-            Kind::List(items) => Value::list(self.all(items)?),
-            Kind::Tuple(items) => Value::tuple(self.all(items)?),
-            Kind::Dict(entries) => self.dict(entries),
-            Kind::Negative(value) => number::negate(&self.evaluate(value)?),
-            Kind::Positive(value) => operators::positive(&self.evaluate(value)?),
-            Kind::Not(value) => Ok(Value::Bool(!self.evaluate(value)?.truth())),
-            Kind::And(left, right) => {
+            ExpressionKind::List(items) => Value::list(self.all(items)?),
+            ExpressionKind::Tuple(items) => Value::tuple(self.all(items)?),
+            ExpressionKind::Dict(entries) => self.dict(entries),
+            ExpressionKind::Negative(value) => number::negate(&self.evaluate(value)?),
+            ExpressionKind::Positive(value) => operators::positive(&self.evaluate(value)?),
+            ExpressionKind::Not(value) => Ok(Value::Bool(!self.evaluate(value)?.truth())),
+            ExpressionKind::And(left, right) => {
                 let left = self.evaluate(left)?;
                 if left.truth() { self.evaluate(right) } else { Ok(left) }
             }
-            Kind::Or(left, right) => {
+            ExpressionKind::Or(left, right) => {
                 let left = self.evaluate(left)?;
                 if left.truth() { Ok(left) } else { self.evaluate(right) }
             }
-            Kind::Binary(operator, left, right) => {
+            ExpressionKind::Binary(operator, left, right) => {
                 let left = self.evaluate(left)?;
                 let right = self.evaluate(right)?;
                 operators::binary(operator, &left, &right, &self.meter)
             }
-            Kind::Compare(left, others) => self.compare(left, others),
-            Kind::Concat(items) => self.concat(items),
-            Kind::Condition { test, yes, no } => match (self.evaluate(test)?.truth(), no) {
+            ExpressionKind::Compare(left, others) => self.compare(left, others),
+            ExpressionKind::Concat(items) => self.concat(items),
+            ExpressionKind::Condition { test, yes, no } => match (self.evaluate(test)?.truth(), no) {
                 (true, _) => self.evaluate(yes),
                 (false, Some(no)) => self.evaluate(no),
                 (false, None) => Ok(Value::undefined("an inline if was false, and it has no else")),
             },
-            Kind::Attribute(value, name) => {
+            ExpressionKind::Attribute(value, name) => {
                 let value = self.base(value)?;
                 self.attribute(&value, name)
             }
-            Kind::Item(value, key) => {
+            ExpressionKind::Item(value, key) => {
                 let value = self.evaluate(value)?;
                 let key = self.evaluate(key)?;
                 self.item(&value, &key)
             }
-            Kind::Slice(value, bounds) => self.slice(value, bounds),
-            Kind::Call(callee, arguments) => {
+            ExpressionKind::Slice(value, bounds) => self.slice(value, bounds),
+            ExpressionKind::Call(callee, arguments) => {
                 let callee = self.base(callee)?;
                 let arguments = self.arguments(arguments)?;
                 self.call(&callee, &arguments)
             }
-            Kind::Filter(value, name, arguments) => {
+            ExpressionKind::Filter(value, name, arguments) => {
                 let Some(value) = value else { return fail("a filter without a value") };
                 let value = self.evaluate(value)?;
                 let arguments = self.arguments(arguments)?;
                 self.filter(name, value, &arguments)
             }
-            Kind::Test(value, name, arguments) => {
+            ExpressionKind::Test(value, name, arguments) => {
                 let value = self.evaluate(value)?;
                 let arguments = self.arguments(arguments)?;
                 Ok(Value::Bool(self.check(name, &value, &arguments)?))

@@ -2,7 +2,7 @@
 //! Nesting is counted on the way down, so that a hostile source ends in an error and not in the stack.
 
 use super::ast::{
-    Body, CallArguments, Command, Expression, Kind, Literal, Loop, Macro, NameId, Statement, Target, Uses,
+    Body, CallArguments, Command, Expression, ExpressionKind, Literal, Loop, Macro, NameId, Statement, Target, Uses,
 };
 use super::lexer::{self, Token};
 use super::value::Value;
@@ -212,7 +212,7 @@ impl Parser {
             "call" => {
                 let parameters = if self.is("(") { self.signature()? } else { Vec::new() };
                 let call = self.expression(true)?;
-                if !matches!(call.kind, Kind::Call(..)) {
+                if !matches!(call.kind, ExpressionKind::Call(..)) {
                     return self.fail("expected call");
                 }
                 Command::CallBlock { call, block: self.macro_body("caller".into(), parameters, "endcall")? }
@@ -379,7 +379,7 @@ impl Parser {
             None if !parenthesised => self.fail(format!("Expected an expression, got '{}'", self.describe())),
             last => {
                 items.extend(last);
-                Expression::new(Kind::Tuple(items))
+                Expression::new(ExpressionKind::Tuple(items))
             }
         }
     }
@@ -390,7 +390,7 @@ impl Parser {
             while conditional && parser.skip_name("if") {
                 let test = Box::new(parser.either()?);
                 let no = if parser.skip_name("else") { Some(Box::new(parser.expression(true)?)) } else { None };
-                value = Expression::new(Kind::Condition { test, yes: Box::new(value), no })?;
+                value = Expression::new(ExpressionKind::Condition { test, yes: Box::new(value), no })?;
             }
             Ok(value)
         })
@@ -399,7 +399,7 @@ impl Parser {
     fn either(&mut self) -> Result<Expression> {
         let mut left = self.both()?;
         while self.skip_name("or") {
-            left = Expression::new(Kind::Or(Box::new(left), Box::new(self.both()?)))?;
+            left = Expression::new(ExpressionKind::Or(Box::new(left), Box::new(self.both()?)))?;
         }
         Ok(left)
     }
@@ -407,7 +407,7 @@ impl Parser {
     fn both(&mut self) -> Result<Expression> {
         let mut left = self.negation()?;
         while self.skip_name("and") {
-            left = Expression::new(Kind::And(Box::new(left), Box::new(self.negation()?)))?;
+            left = Expression::new(ExpressionKind::And(Box::new(left), Box::new(self.negation()?)))?;
         }
         Ok(left)
     }
@@ -415,7 +415,7 @@ impl Parser {
     fn negation(&mut self) -> Result<Expression> {
         if self.skip_name("not") {
             let value = self.nested(Self::negation)?;
-            return Expression::new(Kind::Not(Box::new(value)));
+            return Expression::new(ExpressionKind::Not(Box::new(value)));
         }
         self.comparison()
     }
@@ -436,7 +436,7 @@ impl Parser {
             self.at += 1;
             others.push((operator, self.sum()?));
         }
-        if others.is_empty() { Ok(left) } else { Expression::new(Kind::Compare(Box::new(left), others)) }
+        if others.is_empty() { Ok(left) } else { Expression::new(ExpressionKind::Compare(Box::new(left), others)) }
     }
 
     fn follows_in(&self) -> bool {
@@ -447,7 +447,7 @@ impl Parser {
         let mut left = next(self)?;
         while let Some(operator) = operators.iter().find(|operator| self.is(operator)) {
             self.at += 1;
-            left = Expression::new(Kind::Binary(operator, Box::new(left), Box::new(next(self)?)))?;
+            left = Expression::new(ExpressionKind::Binary(operator, Box::new(left), Box::new(next(self)?)))?;
         }
         Ok(left)
     }
@@ -465,7 +465,7 @@ impl Parser {
         while self.skip("~") {
             items.push(self.product()?);
         }
-        Expression::new(Kind::Concat(items))
+        Expression::new(ExpressionKind::Concat(items))
     }
 
     fn product(&mut self) -> Result<Expression> {
@@ -479,10 +479,10 @@ impl Parser {
     fn unary(&mut self, filters: bool) -> Result<Expression> {
         let value = if self.skip("-") {
             let value = self.nested(|parser| parser.unary(false))?;
-            Expression::new(Kind::Negative(Box::new(value)))?
+            Expression::new(ExpressionKind::Negative(Box::new(value)))?
         } else if self.skip("+") {
             let value = self.nested(|parser| parser.unary(false))?;
-            Expression::new(Kind::Positive(Box::new(value)))?
+            Expression::new(ExpressionKind::Positive(Box::new(value)))?
         } else {
             self.primary()?
         };
@@ -511,7 +511,7 @@ impl Parser {
                     "true" | "True" => Literal::Bool(true),
                     "false" | "False" => Literal::Bool(false),
                     "none" | "None" => Literal::None,
-                    _ => return Expression::new(Kind::Name(self.id(&name))),
+                    _ => return Expression::new(ExpressionKind::Name(self.id(&name))),
                 }
             }
             Token::Text(mut text) => {
@@ -553,7 +553,7 @@ impl Parser {
             }
             _ => return self.fail(format!("unexpected '{}'", self.describe())),
         };
-        Expression::new(Kind::Literal(literal))
+        Expression::new(ExpressionKind::Literal(literal))
     }
 
     fn list(&mut self) -> Result<Expression> {
@@ -565,7 +565,7 @@ impl Parser {
             }
         }
         self.at += 1;
-        Expression::new(Kind::List(items))
+        Expression::new(ExpressionKind::List(items))
     }
 
     fn dict(&mut self) -> Result<Expression> {
@@ -579,18 +579,18 @@ impl Parser {
             }
         }
         self.at += 1;
-        Expression::new(Kind::Dict(entries))
+        Expression::new(ExpressionKind::Dict(entries))
     }
 
     fn postfix(&mut self, mut value: Expression) -> Result<Expression> {
         loop {
             value = if self.skip(".") {
                 match self.step() {
-                    Token::Name(name) => Expression::new(Kind::Attribute(Box::new(value), Arc::from(name)))?,
+                    Token::Name(name) => Expression::new(ExpressionKind::Attribute(Box::new(value), Arc::from(name)))?,
                     Token::Integer(digits) => {
                         let index = Literal::Int(digits.parse().unwrap_or(i128::MAX));
-                        let index = Expression::new(Kind::Literal(index))?;
-                        Expression::new(Kind::Item(Box::new(value), Box::new(index)))?
+                        let index = Expression::new(ExpressionKind::Literal(index))?;
+                        Expression::new(ExpressionKind::Item(Box::new(value), Box::new(index)))?
                     }
                     _ => return self.fail("expected name or number"),
                 }
@@ -623,15 +623,15 @@ impl Parser {
             }
         }
         match bounds {
-            [Some(index), None, None] if colons == 0 => Expression::new(Kind::Item(Box::new(value), index)),
+            [Some(index), None, None] if colons == 0 => Expression::new(ExpressionKind::Item(Box::new(value), index)),
             _ if colons == 0 => self.fail("expected subscript expression"),
-            bounds => Expression::new(Kind::Slice(Box::new(value), bounds)),
+            bounds => Expression::new(ExpressionKind::Slice(Box::new(value), bounds)),
         }
     }
 
     fn call(&mut self, value: Expression) -> Result<Expression> {
         let arguments = self.nested(Self::arguments)?;
-        Expression::new(Kind::Call(Box::new(value), arguments))
+        Expression::new(ExpressionKind::Call(Box::new(value), arguments))
     }
 
     fn arguments(&mut self) -> Result<CallArguments> {
@@ -671,7 +671,7 @@ impl Parser {
             inline = false;
             let name = self.dotted_name()?;
             let arguments = if self.is("(") { self.nested(Self::arguments)? } else { CallArguments::default() };
-            value = Some(Expression::new(Kind::Filter(value.map(Box::new), Arc::from(name), arguments))?);
+            value = Some(Expression::new(ExpressionKind::Filter(value.map(Box::new), Arc::from(name), arguments))?);
         }
     }
 
@@ -702,7 +702,7 @@ impl Parser {
             let argument = self.primary()?;
             arguments.positional.push(self.postfix(argument)?);
         }
-        let test = Expression::new(Kind::Test(Box::new(value), Arc::from(name), arguments))?;
-        if negated { Expression::new(Kind::Not(Box::new(test))) } else { Ok(test) }
+        let test = Expression::new(ExpressionKind::Test(Box::new(value), Arc::from(name), arguments))?;
+        if negated { Expression::new(ExpressionKind::Not(Box::new(test))) } else { Ok(test) }
     }
 }

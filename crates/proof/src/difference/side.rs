@@ -21,7 +21,7 @@ const FINAL: &str = "final";
 
 /// Everything of one side.
 #[derive(Debug, Default)]
-pub(crate) struct Source {
+pub(crate) struct DiffSide {
     /// A file was named, not a folder.
     pub(crate) is_file: bool,
     /// By stem.
@@ -30,7 +30,7 @@ pub(crate) struct Source {
     pub(crate) documents: BTreeMap<String, Value>,
 }
 
-impl Source {
+impl DiffSide {
     pub(crate) fn open(path: &Path) -> Result<Self, FileError> {
         let metadata = std::fs::metadata(path).map_err(|error| FileError::from_io("read", path, error))?;
         if metadata.is_dir() {
