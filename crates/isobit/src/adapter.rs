@@ -2,7 +2,8 @@
 //! none, for its latest checkpoint.
 
 use crate::Failure;
-use crate::train::{failed, tell};
+use crate::failure::failed;
+use crate::stderr::tell;
 use isobit_training::checkpoint::{self, ADAPTER_CONFIG, FINAL, Latest, MODEL};
 use isobit_training::data_record;
 use std::path::{Path, PathBuf};

@@ -2,9 +2,9 @@
 //! answer, not the program. On a pipe every line is a message, and stdout holds the answers alone.
 
 use crate::Failure;
-use crate::backend::{Chosen, Job, on_device};
-use crate::generate::{SamplingArguments, Stream, Texts, continued};
-use crate::train::{failed, tell};
+use crate::backend::{Job, on_device};
+use crate::generate::{SamplingArguments, Stream, Texts, continued, open};
+use crate::stderr::tell;
 use crate::{input, model};
 use isobit_kernels::Backend;
 use isobit_models::{Built, Sampling};
@@ -33,9 +33,7 @@ A line that ends in a backslash goes on in the next; \"\"\" begins and ends a me
 const POSITIONS_MOST: usize = 4096;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let chosen = Chosen::parse(&arguments.model.options.device, arguments.model.options.threads)?;
-    arguments.sampling.rule()?;
-    let texts = Texts::open(&arguments.model).map_err(|error| failed(&error))?;
+    let (chosen, texts) = open(&arguments.model, &arguments.sampling)?;
     texts.needs_template("use `isobit generate`, which continues a text as it stands")?;
     on_device(&chosen, Chatting { arguments, texts: &texts })?
 }

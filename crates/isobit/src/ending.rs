@@ -2,8 +2,10 @@
 //! command to type.
 
 use crate::Failure;
-use crate::progress::{Console, gib, time};
-use crate::train::{failed, tell};
+use crate::failure::failed;
+use crate::progress::Console;
+use crate::stderr::tell;
+use crate::units::{size, time};
 use isobit_numerics::slices::Profile;
 use isobit_proof::hash::Hash;
 use isobit_proof::{FileError, Manifest};
@@ -105,10 +107,10 @@ fn lines(run: &Run, ending: &Ending) -> Vec<String> {
     let resumed = if *from_step > 0 { format!(" ({from_step} before resuming)") } else { String::new() };
     let speed = ending.tokens_per_second().map_or(String::new(), |speed| format!(", {speed:.0} tokens/s"));
     lines.push(format!(
-        "finished after {step} {}{early}{resumed} in {}{speed}; peak memory {:.2} GiB",
+        "finished after {step} {}{early}{resumed} in {}{speed}; peak memory {}",
         if *step == 1 { "update" } else { "updates" },
         if ending.seconds < 60.0 { format!("{:.1}s", ending.seconds) } else { time(ending.seconds) },
-        gib(ending.peak_bytes)
+        size(ending.peak_bytes)
     ));
     if let (Some(first), Some(last)) = (summary.first, summary.last) {
         let eval = summary

@@ -3,8 +3,8 @@
 
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
+use crate::failure::failed;
 use crate::model;
-use crate::train::failed;
 use isobit_kernels::Backend;
 use isobit_training::config::{self, EvalRows, Run};
 use isobit_training::data::{self, DataConfig};

@@ -3,7 +3,8 @@
 
 use crate::Failure;
 use crate::backend::{Chosen, open_cpu};
-use crate::train::failed;
+use crate::failure::failed;
+use crate::units::size;
 use isobit_autograd::Policy;
 use isobit_kernels::gpu::{self, Api, Selector};
 use isobit_kernels::plan::MemoryLayout;
@@ -12,17 +13,18 @@ use isobit_models::build::Settings;
 use isobit_models::{Config, Shapes, Weights};
 use isobit_proof::safetensors::Checkpoint;
 use isobit_training::config::{Adapter, Run};
+use isobit_training::free_memory::free_memory;
 use isobit_training::plan::{MemoryPlan, TOKENS_MOST, least_bytes, longest_rows, memory};
 use isobit_training::prepare::{RunError, check_positions, model_config, profile, step_settings, trained};
-use isobit_training::{machine, targets};
+use isobit_training::targets;
 
 /// More than any machine has that does not say how much it has.
 const UNKNOWN_MOST: u64 = 1 << 42;
 /// Compute capability of Hopper, whose tensor cores take more room than other devices do.
 const HOPPER: (u32, u32) = (9, 0);
 
-/// A plan and the memory it meets.
-pub(crate) struct Meeting {
+/// What a run needs, and what its device has.
+pub(crate) struct MemoryFit {
     /// None where the run is so large that it is not counted: `needed` is the least it would take.
     pub(crate) plan: Option<MemoryPlan>,
     pub(crate) device: String,
@@ -38,7 +40,7 @@ pub(crate) struct Available {
     pub(crate) of: String,
 }
 
-impl Meeting {
+impl MemoryFit {
     pub(crate) fn fits(&self) -> Option<bool> {
         if self.plan.is_none() {
             return Some(false);
@@ -79,30 +81,23 @@ fn hint(run: &Run) -> String {
     }
 }
 
-/// Bytes in the unit that shows them.
-pub(crate) fn size(bytes: u64) -> String {
-    let units = [("GiB", 1_u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-    let (name, unit) = units.into_iter().find(|(_, unit)| bytes >= unit / 10).unwrap_or(units[2]);
-    format!("{:.2} {name}", bytes as f64 / unit as f64)
-}
-
 /// Refuses a run that the plan says does not fit. If no plan can be made, the step after it reports why.
 pub(crate) fn check(run: &Run) -> Result<(), Failure> {
-    let Ok(meeting) = meet(run, None) else { return Ok(()) };
-    let Some(refusal) = meeting.refusal(run) else { return Ok(()) };
+    let Ok(fit) = memory_fit(run, None) else { return Ok(()) };
+    let Some(refusal) = fit.refusal(run) else { return Ok(()) };
     let hint = refusal.hint.map(|hint| format!("{hint}; `--no-plan` starts it anyway"));
     Err(Failure { hint, ..refusal })
 }
 
 /// Plans a run for its device: one that is here, or any if its `memory` is given.
-pub(crate) fn meet(run: &Run, memory: Option<u64>) -> Result<Meeting, Failure> {
+pub(crate) fn memory_fit(run: &Run, memory: Option<u64>) -> Result<MemoryFit, Failure> {
     let given = memory.map(|bytes| Available { bytes, of: "--memory".to_string() });
     let device = planned(&Chosen::of(run)?, given)?;
     let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
     let tokens = u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length);
     let least = least_bytes(&model, tokens);
     if tokens > TOKENS_MOST || least > device.available.as_ref().map_or(UNKNOWN_MOST, |available| available.bytes) {
-        return Ok(Meeting { plan: None, device: device.name, needed: least, available: device.available });
+        return Ok(MemoryFit { plan: None, device: device.name, needed: least, available: device.available });
     }
     let (needed, plan) = match device.kind {
         PlannedDevice::Cpu { threads } => {
@@ -117,7 +112,7 @@ pub(crate) fn meet(run: &Run, memory: Option<u64>) -> Result<Meeting, Failure> {
             (plan.bytes_peak, plan)
         }
     };
-    Ok(Meeting { plan: Some(plan), device: device.name, needed: needed as u64, available: device.available })
+    Ok(MemoryFit { plan: Some(plan), device: device.name, needed: needed as u64, available: device.available })
 }
 
 /// What a plan must know of a device. None of them is opened: that takes longer than the plan.
@@ -141,7 +136,7 @@ enum PlannedDevice {
 fn planned(chosen: &Chosen, given: Option<Available>) -> Result<Planned, Failure> {
     let selector = match *chosen {
         Chosen::Cpu { threads } => {
-            let room = machine::room().map(|room| Available { bytes: room.bytes, of: room.of.to_string() });
+            let room = free_memory().map(|free| Available { bytes: free.bytes, of: free.of.to_string() });
             let (name, available) = ("the CPU".to_string(), given.or(room));
             return Ok(Planned { kind: PlannedDevice::Cpu { threads }, name, available });
         }

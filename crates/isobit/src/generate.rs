@@ -2,7 +2,8 @@
 
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
-use crate::train::{failed, tell};
+use crate::failure::failed;
+use crate::stderr::tell;
 use crate::{adapter, input, model};
 use isobit_kernels::Backend;
 use isobit_models::{Built, Sampling, Session};
@@ -68,7 +69,7 @@ pub(crate) struct Texts {
 }
 
 impl Texts {
-    pub(crate) fn open(arguments: &model::Arguments) -> Result<Self, RunError> {
+    fn open(arguments: &model::Arguments) -> Result<Self, RunError> {
         let config = model_config(&arguments.model)?;
         let (tokenizer, template) = data::open(&arguments.model, &data::DataConfig::default().date)?;
         let variables = crate::data::variables(&arguments.options.template_var);
@@ -192,10 +193,15 @@ impl<'a, W: Write> Stream<'a, W> {
     }
 }
 
+/// Checks the arguments that `generate` and `chat` share, and opens the model's texts.
+pub(crate) fn open(model: &model::Arguments, sampling: &SamplingArguments) -> Result<(Chosen, Texts), Failure> {
+    let chosen = Chosen::parse(&model.options.device, model.options.threads)?;
+    sampling.rule()?;
+    Ok((chosen, Texts::open(model).map_err(|error| failed(&error))?))
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let chosen = Chosen::parse(&arguments.model.options.device, arguments.model.options.threads)?;
-    arguments.sampling.rule()?;
-    let texts = Texts::open(&arguments.model).map_err(|error| failed(&error))?;
+    let (chosen, texts) = open(&arguments.model, &arguments.sampling)?;
     note_conversations(arguments, &texts);
     on_device(&chosen, Generating { arguments, texts: &texts })?
 }

@@ -2,8 +2,10 @@
 //! is wrong with them comes out here; the comments are those of the table of keys.
 
 use crate::Failure;
-use crate::fits::{self, size};
-use crate::train::{failed, tell};
+use crate::failure::failed;
+use crate::fits;
+use crate::stderr::tell;
+use crate::units::size;
 use isobit_autograd::Policy;
 use isobit_models::Config;
 use isobit_proof::atomic::write_atomically;
@@ -81,19 +83,19 @@ fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Sp
         let mut split = Split { micro_batch_size, recomputation, why: String::new() };
         let settled = config::parse("the config", &written(&split), &[]);
         let run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
-        let meeting = fits::meet(&run, memory)?;
-        let needed = size(meeting.needed);
+        let fit = fits::memory_fit(&run, memory)?;
+        let needed = size(fit.needed);
         let rows = format!(
             "{micro_batch_size} {} at a time, checkpointing {}",
             if micro_batch_size == 1 { "row" } else { "rows" },
             recomputation.name()
         );
-        let Some(available) = &meeting.available else {
+        let Some(available) = &fit.available else {
             let why = "how much memory this machine has is unknown: the settings that need least".to_string();
             return Ok(Split { micro_batch_size: 1, recomputation: Policy::Full, why });
         };
         let there = size(available.bytes);
-        if meeting.plan.is_some() && meeting.needed <= available.bytes / 5 * 4 {
+        if fit.plan.is_some() && fit.needed <= available.bytes / 5 * 4 {
             split.why = format!("{rows}: the fastest that fits, {needed} of {there}");
             return Ok(split);
         }

@@ -13,6 +13,7 @@ mod diff;
 mod ending;
 mod eval;
 mod exit_codes;
+mod failure;
 mod fits;
 mod generate;
 mod init;
@@ -22,7 +23,11 @@ mod models;
 mod plan;
 mod progress;
 mod shell;
+mod stderr;
 mod train;
+mod units;
+
+use crate::failure::Failure;
 
 pub use exit_codes::EXIT_CODES;
 
@@ -76,72 +81,6 @@ enum Command {
     Completions(shell::CompletionArguments),
     /// Print the manual page, or write one for every command
     Man(shell::ManArguments),
-}
-
-/// What went wrong, with the exit code of its kind.
-#[derive(Debug)]
-struct Failure {
-    code: u8,
-    message: String,
-    hint: Option<String>,
-}
-
-impl Failure {
-    fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { code: 2, message: message.into(), hint: Some(hint.into()) }
-    }
-
-    fn device(message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { code: 6, message: message.into(), hint: Some(hint.into()) }
-    }
-
-    /// Tells it now and leaves the exit code: for a command whose result is printed and says the same, so that no event
-    /// follows it.
-    fn told(self) -> Self {
-        self.tell();
-        Self { code: self.code, message: String::new(), hint: None }
-    }
-
-    fn tell(&self) {
-        if !self.message.is_empty() {
-            train::tell(&format!("error: {}", self.message));
-        }
-        if let Some(hint) = &self.hint {
-            train::tell(&format!("hint: {hint}"));
-        }
-    }
-
-    /// The last line of a command that was asked for JSON. Whether anybody reads it changes nothing.
-    fn tell_event(&self) {
-        let Self { code, message, hint } = self;
-        let event = serde_json::json!({
-            "schema": "isobit.error/1", "event": "error", "exit": code, "message": message, "hint": hint,
-        });
-        let _ = writeln!(std::io::stdout().lock(), "{event}");
-    }
-
-    /// A difference was found and printed: an exit code without a message.
-    fn difference() -> Self {
-        Self { code: 1, message: String::new(), hint: None }
-    }
-
-    /// A reader that has seen enough and closed the pipe is nothing to talk about: other tools end by the signal, whose
-    /// number makes this code. The signal itself stays ignored, or it would end a training run.
-    fn output(error: &std::io::Error) -> Self {
-        if error.kind() == std::io::ErrorKind::BrokenPipe {
-            return Self { code: 141, message: String::new(), hint: None };
-        }
-        Self { code: 7, message: format!("cannot write the result: {error}"), hint: None }
-    }
-
-    /// Memory that the system does not have.
-    fn out_of_memory(bytes: usize) -> Self {
-        Self {
-            code: 4,
-            message: format!("out of memory: the system refused {bytes} bytes ({})", fits::size(bytes as u64)),
-            hint: Some("`isobit plan` says what a config needs and what would need less".to_string()),
-        }
-    }
 }
 
 /// Runs the command line of this process.

@@ -2,7 +2,8 @@
 
 use crate::Failure;
 use crate::adapter;
-use crate::train::{failed, tell};
+use crate::failure::failed;
+use crate::stderr::tell;
 use isobit_kernels::Backend;
 use isobit_models::build::Settings;
 use isobit_models::{Built, ModelError, Trained, Weights, build, peft};

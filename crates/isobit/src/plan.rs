@@ -2,8 +2,10 @@
 //! rows as long as the config allows. Exit code 4 if it does not fit.
 
 use crate::Failure;
-use crate::fits::{Meeting, meet, size};
-use crate::train::{failed, tell};
+use crate::failure::failed;
+use crate::fits::{MemoryFit, memory_fit};
+use crate::stderr::tell;
+use crate::units::size;
 use isobit_models::Weights;
 use isobit_proof::safetensors::Checkpoint;
 use isobit_training::config::{self, Run};
@@ -44,11 +46,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     overrides.extend(arguments.device.iter().map(|device| format!("device={device}")));
     let settled = config::read(&arguments.config, &overrides);
     let run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
-    let meeting = meet(&run, arguments.memory)?;
+    let fit = memory_fit(&run, arguments.memory)?;
     tell_unused(&run)?;
-    print(&meeting, arguments).map_err(|error| Failure::output(&error))?;
+    print(&fit, arguments).map_err(|error| Failure::output(&error))?;
     // The result is printed, and says that it does not fit.
-    meeting.refusal(&run).map_or(Ok(()), |refusal| Err(refusal.told()))
+    fit.refusal(&run).map_or(Ok(()), |refusal| Err(refusal.told()))
 }
 
 /// Warns of tensors that the model has and a run would not use.
@@ -62,13 +64,13 @@ fn tell_unused(run: &Run) -> Result<(), Failure> {
     Ok(())
 }
 
-fn print(meeting: &Meeting, arguments: &Arguments) -> std::io::Result<()> {
+fn print(fit: &MemoryFit, arguments: &Arguments) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     if arguments.json {
-        writeln!(out, "{}", json(meeting, arguments.explain))?;
+        writeln!(out, "{}", json(fit, arguments.explain))?;
         return out.flush();
     }
-    if let Some(plan) = &meeting.plan {
+    if let Some(plan) = &fit.plan {
         for (item, bytes) in &plan.items {
             writeln!(out, "{:<12} {:>12}", item.name(), size(*bytes as u64))?;
         }
@@ -78,10 +80,10 @@ fn print(meeting: &Meeting, arguments: &Arguments) -> std::io::Result<()> {
         let resume = size(plan.bytes_resume as u64);
         writeln!(out, "{:<12} {resume:>12}  with the device's, while a checkpoint is read back", "resume")?;
     }
-    let least = if meeting.plan.is_none() { "at least " } else { "" };
-    let needed = format!("{least}{}", size(meeting.needed));
-    let device = &meeting.device;
-    match (&meeting.available, meeting.fits()) {
+    let least = if fit.plan.is_none() { "at least " } else { "" };
+    let needed = format!("{least}{}", size(fit.needed));
+    let device = &fit.device;
+    match (&fit.available, fit.fits()) {
         (Some(available), fits) => {
             let answer = if fits == Some(true) { "fits" } else { "does not fit" };
             let (there, of) = (size(available.bytes), &available.of);
@@ -90,7 +92,7 @@ fn print(meeting: &Meeting, arguments: &Arguments) -> std::io::Result<()> {
         (None, Some(false)) => writeln!(out, "does not fit: {needed} needed on {device}")?,
         (None, _) => writeln!(out, "{needed} needed; how much {device} has is unknown")?,
     }
-    if let (true, Some(plan)) = (arguments.explain, &meeting.plan) {
+    if let (true, Some(plan)) = (arguments.explain, &fit.plan) {
         explain(&mut out, plan)?;
     }
     out.flush()
@@ -114,9 +116,9 @@ fn explain(out: &mut impl Write, plan: &MemoryPlan) -> std::io::Result<()> {
     Ok(())
 }
 
-fn json(meeting: &Meeting, explained: bool) -> serde_json::Value {
-    let mut value = serde_json::json!({"schema": "isobit.plan/1", "device": meeting.device});
-    if let Some(plan) = &meeting.plan {
+fn json(fit: &MemoryFit, explained: bool) -> serde_json::Value {
+    let mut value = serde_json::json!({"schema": "isobit.plan/1", "device": fit.device});
+    if let Some(plan) = &fit.plan {
         for item in Item::ALL {
             value[format!("{}_bytes", item.name())] = plan.items[&item].into();
         }
@@ -125,11 +127,11 @@ fn json(meeting: &Meeting, explained: bool) -> serde_json::Value {
         value["resume_bytes"] = plan.bytes_resume.into();
         value["trained_parameters"] = plan.trained_count.into();
     }
-    value["needed_bytes"] = meeting.needed.into();
-    value["available_bytes"] = meeting.available.as_ref().map(|available| available.bytes).into();
-    value["available_of"] = meeting.available.as_ref().map(|available| available.of.as_str()).into();
-    value["fits"] = meeting.fits().into();
-    if let (true, Some(plan)) = (explained, &meeting.plan) {
+    value["needed_bytes"] = fit.needed.into();
+    value["available_bytes"] = fit.available.as_ref().map(|available| available.bytes).into();
+    value["available_of"] = fit.available.as_ref().map(|available| available.of.as_str()).into();
+    value["fits"] = fit.fits().into();
+    if let (true, Some(plan)) = (explained, &fit.plan) {
         explain_json(&mut value, plan);
     }
     value

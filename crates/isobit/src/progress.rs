@@ -1,7 +1,8 @@
 //! What `isobit train` shows while it runs: a bar on a terminal, plain lines where there is none, so that a log file lives,
 //! and events as JSON on stdout where they are asked for. Nothing here changes a result.
 
-use crate::train::tell;
+use crate::stderr::tell;
+use crate::units::{size, time};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use isobit_training::metrics::{Event, Record};
 use isobit_training::prepare::Prepared;
@@ -81,17 +82,6 @@ impl Pace {
     }
 }
 
-/// A length of time as people say it: `42s`, `3m 05s`, `2h 07m`, `3d 04h`.
-pub(crate) fn time(seconds: f64) -> String {
-    let whole = seconds.round().max(0.0) as u64;
-    match whole {
-        0..60 => format!("{whole}s"),
-        60..3600 => format!("{}m {:02}s", whole / 60, whole % 60),
-        3600..86400 => format!("{}h {:02}m", whole / 3600, whole / 60 % 60),
-        _ => format!("{}d {:02}h", whole / 86400, whole / 3600 % 24),
-    }
-}
-
 /// A number of any size in few characters; nothing but zero looks like zero.
 fn short(value: f64) -> String {
     match value {
@@ -99,10 +89,6 @@ fn short(value: f64) -> String {
         0.01..10_000.0 => format!("{value:.3}"),
         _ => format!("{value:.2e}"),
     }
-}
-
-pub(crate) fn gib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 30)
 }
 
 impl<'a> Console<'a> {
@@ -185,12 +171,11 @@ impl Watch for Console<'_> {
         }
         if self.talk == Talk::Bar {
             let rate = self.tokens as f64 / self.seconds_of_training().max(1e-9);
-            let memory = gib(crate::bench::peak_resident_bytes());
+            let memory = size(crate::bench::peak_resident_bytes());
             let (loss, eta) = (report.loss, self.eta(step));
             self.bar.set_position(step);
-            self.bar.set_message(format!(
-                "loss {loss:.4} lr {learning_rate:.2e} {rate:.0} tokens/s {memory:.1} GiB eta {eta}"
-            ));
+            self.bar
+                .set_message(format!("loss {loss:.4} lr {learning_rate:.2e} {rate:.0} tokens/s {memory} eta {eta}"));
         }
         self.event(json!({"event": "step", "step": step, "loss": report.loss, "grad_norm": report.grad_norm,
             "learning_rate": learning_rate, "tokens": report.tokens}));
@@ -255,11 +240,5 @@ mod tests {
     #[test]
     fn numbers_of_any_size() {
         assert_eq!([0.0, 2e-4, 0.531, 12.0, 31_500.0].map(short), ["0", "2.00e-4", "0.531", "12.000", "3.15e4"]);
-    }
-
-    #[test]
-    fn times_as_people_say_them() {
-        let said = [0.2, 59.4, 59.6, 185.0, 3600.0, 7620.0, 273_600.0].map(time);
-        assert_eq!(said, ["0s", "59s", "1m 00s", "3m 05s", "1h 00m", "2h 07m", "3d 04h"]);
     }
 }

@@ -3,7 +3,9 @@
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
 use crate::ending;
+use crate::failure::failed;
 use crate::progress::Console;
+use crate::stderr::tell;
 use isobit_kernels::Backend;
 use isobit_models::config::{AttentionKind, MlpKind};
 use isobit_training::checkpoint::{Start, step_of};
@@ -12,7 +14,6 @@ use isobit_training::prepare::{Prepared, RunError, prepare, profile, step_settin
 use isobit_training::row::Row;
 use isobit_training::run::{Outcome, train};
 use isobit_training::signal;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
@@ -156,15 +157,6 @@ fn kinds(prepared: &Prepared) -> Option<String> {
             profile(&prepared.run).name()
         )
     })
-}
-
-pub(crate) fn failed(error: &RunError) -> Failure {
-    Failure { code: error.exit_code(), message: error.to_string(), hint: error.hint() }
-}
-
-/// Talk, not results.
-pub(crate) fn tell(text: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
 /// The device that a config names.

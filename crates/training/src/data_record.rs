@@ -1,9 +1,10 @@
 //! `data.json` of a run folder: the files that the run trains on, with format, size and digest. `generate` reads from it
 //! whether an adapter was trained on conversations.
 
-use crate::data::Report;
+use crate::data::{Report, RowFormat};
 use isobit_proof::atomic::write_atomically;
 use isobit_proof::{FileError, regular};
+use serde::Deserialize;
 use std::path::Path;
 
 pub(crate) const NAME: &str = "data.json";
@@ -11,9 +12,6 @@ const SCHEMA: &str = "isobit.data/1";
 
 /// BOUND: bytes of the file, far above what we write.
 const BYTES_MOST: u64 = 1 << 24;
-
-/// Formats that go through the chat template where the model has one.
-const CONVERSATIONS: [&str; 4] = ["messages", "share_gpt", "prompt_completion_messages", "instruction"];
 
 pub fn write(output_dir: &Path, report: &Report) -> Result<(), FileError> {
     let value = serde_json::json!({"schema": SCHEMA, "files": report.files});
@@ -42,6 +40,8 @@ pub fn conversations(output_dir: &Path) -> Option<String> {
     if value["schema"] != SCHEMA {
         return None;
     }
-    let mut formats = value["files"].as_array()?.iter().filter_map(|file| file["format"].as_str());
-    formats.find(|format| CONVERSATIONS.contains(format)).map(str::to_string)
+    let is_conversation =
+        |format: &&serde_json::Value| RowFormat::deserialize(*format).is_ok_and(RowFormat::is_conversation);
+    let mut formats = value["files"].as_array()?.iter().map(|file| &file["format"]).filter(is_conversation);
+    formats.next()?.as_str().map(str::to_string)
 }

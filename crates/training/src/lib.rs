@@ -7,9 +7,12 @@ pub mod checkpoint;
 pub mod config;
 pub mod data;
 pub mod data_record;
-pub mod machine;
+#[cfg(unix)]
+mod decimal;
+pub mod free_memory;
 pub mod memory;
 pub mod metrics;
+pub mod model_folder;
 pub mod plan;
 pub mod prepare;
 mod quiet;
@@ -21,4 +24,3 @@ pub mod step;
 pub mod summary;
 pub mod targets;
 pub mod tensorboard;
-pub mod whole;

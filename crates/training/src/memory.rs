@@ -7,6 +7,8 @@
 //! large ones are buffers, which say so themselves; after a small one nothing could go on, and checkpoints are whole at
 //! every moment.
 
+#[cfg(unix)]
+use crate::decimal::{DIGITS_MAX, decimal};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -103,15 +105,10 @@ fn granted(memory: *mut u8, bytes: usize) -> *mut u8 {
 
 #[cfg(unix)]
 fn refused(bytes: usize) {
-    let (mut digits, mut first, mut rest) = ([b'0'; 20], 20, bytes);
-    while first == 20 || rest > 0 {
-        first -= 1;
-        digits[first] = b'0' + (rest % 10) as u8;
-        rest /= 10;
-    }
+    let mut digits = [0; DIGITS_MAX];
     let parts: [&[u8]; 3] = [
         b"error: out of memory: the system refused ",
-        &digits[first..],
+        decimal(bytes as u64, &mut digits),
         b" bytes\nhint: close other programs, raise the limit on memory, or see what a run needs with `isobit plan`\n",
     ];
     for part in parts {

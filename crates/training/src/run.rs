@@ -7,13 +7,13 @@ use crate::config::{self, Adapter, Run};
 use crate::data::EpochOrder;
 use crate::data_record;
 use crate::metrics::{Event, Metrics, Record, Timing};
+use crate::model_folder::{self, ModelFolder, Shapes};
 use crate::prepare::{Prepared, RunError, profile, step_settings, trained};
 use crate::row::Row;
 use crate::schedule::Schedule;
 use crate::signal::Signal;
 use crate::step::{Evaluation, StepReport, Trainer};
 use crate::tensorboard::EventFile;
-use crate::whole::{self, Shapes, Whole};
 use isobit_autograd::ParameterId;
 use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, float_state};
@@ -73,7 +73,7 @@ pub fn train<B: Backend>(
     let from = examine(prepared, start)?;
     checkpoint::clean(output, &prepared.identity, |name| match run.adapter {
         Adapter::Lora(_) => [checkpoint::ADAPTER, checkpoint::ADAPTER_CONFIG].contains(&name),
-        Adapter::Full | Adapter::LastBlocks(_) => whole::may_hold(&run.base_model, name),
+        Adapter::Full | Adapter::LastBlocks(_) => model_folder::may_hold(&run.base_model, name),
     })?;
     let settings = Settings {
         trained: trained(run),
@@ -291,7 +291,7 @@ fn evaluate<B: Backend>(
 /// cannot be saved.
 enum Final<'a> {
     Adapter { config: &'a serde_json::Value, shapes: Shapes },
-    Model(Whole<'a>),
+    Model(ModelFolder<'a>),
 }
 
 impl<'a> Final<'a> {
@@ -306,7 +306,7 @@ impl<'a> Final<'a> {
         let Prepared { run, model, weights, .. } = prepared;
         Ok(match adapter_config {
             Some(config) => Self::Adapter { config, shapes },
-            None => Self::Model(Whole::new(&run.base_model, model, weights, &shapes, run.training.save_dtype)?),
+            None => Self::Model(ModelFolder::new(&run.base_model, model, weights, &shapes, run.training.save_dtype)?),
         })
     }
 }
@@ -328,7 +328,7 @@ fn finish<B: Backend>(state: &State<B>, prepared: &Prepared, result: &Final<'_>)
     };
     checkpoint::replace_final(&run.output_dir, &prepared.identity, |folder| match result {
         Final::Adapter { config, shapes } => checkpoint::put_adapter(folder, config, |path| {
-            whole::put_tensors(path, shapes, run.training.save_dtype, &mut tensor)
+            model_folder::put_tensors(path, shapes, run.training.save_dtype, &mut tensor)
         }),
         Final::Model(whole) => whole.write(folder, &mut tensor),
     })?;

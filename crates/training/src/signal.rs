@@ -91,6 +91,7 @@ pub fn waiting(waits: bool) {
 #[cfg(unix)]
 mod unix {
     use super::{INTERRUPTED, Ordering, SAVED, STOPPED_AT_ONCE, Signal, TERMINAL, WAITING, request};
+    use crate::decimal::{DIGITS_MAX, decimal};
     use std::io::{self, IsTerminal};
 
     type Handler = extern "C" fn(libc::c_int);
@@ -134,23 +135,10 @@ mod unix {
         match SAVED.load(Ordering::Relaxed) {
             0 => say_on_a_new_line(b"stopped now: nothing of this run was saved\n"),
             step => {
-                let mut digits = [0; 20];
+                let mut digits = [0; DIGITS_MAX];
                 say_on_a_new_line(b"stopped now: nothing since checkpoint ");
                 say(decimal(step, &mut digits));
                 say(b" was saved\n");
-            }
-        }
-    }
-
-    /// The digits of a number, without memory from the heap: a handler may not ask for any.
-    pub(super) fn decimal(mut number: u64, digits: &mut [u8; 20]) -> &[u8] {
-        let mut start = digits.len();
-        loop {
-            start -= 1;
-            digits[start] = b'0' + (number % 10) as u8;
-            number /= 10;
-            if number == 0 {
-                return &digits[start..];
             }
         }
     }
@@ -174,18 +162,6 @@ mod unix {
         // SAFETY: as above.
         unsafe {
             *libc::__errno_location() = before;
-        }
-    }
-}
-
-#[cfg(all(test, unix))]
-mod tests {
-    use super::unix::decimal;
-
-    #[test]
-    fn numbers_without_the_heap() {
-        for number in [0, 7, 10, 4_096, u64::MAX] {
-            assert_eq!(decimal(number, &mut [0; 20]), number.to_string().as_bytes());
         }
     }
 }

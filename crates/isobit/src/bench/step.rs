@@ -4,7 +4,8 @@
 use super::breakdown::{Share, Stopwatch, Times};
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
-use crate::train::failed;
+use crate::failure::failed;
+use crate::units::size;
 use isobit_autograd::Policy;
 use isobit_kernels::Backend;
 use isobit_kernels::observe::Observed;
@@ -303,11 +304,10 @@ fn print(line: &Line, json: bool) -> std::io::Result<()> {
     if json {
         writeln!(out, "{}", serde_json::to_string(line)?)?;
     } else {
-        let gib = line.peak_bytes as f64 / f64::from(1 << 30);
         writeln!(
             out,
             "{} {}x{} in micro-batches of {} on {}, {}, checkpointing {}: {:.1} tokens/s, {:.3} s a step, \
-             {gib:.2} GiB resident at most, loss {:.4}",
+             {} resident at most, loss {:.4}",
             line.model,
             line.batch,
             line.seq,
@@ -317,6 +317,7 @@ fn print(line: &Line, json: bool) -> std::io::Result<()> {
             line.checkpointing,
             line.tokens_per_s,
             line.step_s,
+            size(line.peak_bytes),
             line.loss
         )?;
         for share in &line.breakdown {

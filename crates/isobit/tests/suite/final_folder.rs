@@ -6,8 +6,8 @@ use isobit_models::Weights;
 use isobit_numerics::cast::{bf16_to_f32, f32_to_bf16, f32_to_f16};
 use isobit_proof::safetensors::{Checkpoint, Dtype, Entry, SafeTensors, write};
 use isobit_training::config::SaveDtype;
+use isobit_training::model_folder::{ModelFolder, Shapes};
 use isobit_training::prepare::model_config;
-use isobit_training::whole::{Shapes, Whole};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -234,7 +234,8 @@ fn large_models_are_written_in_parts() {
     let model = model_config(&base).expect("a config");
     let checkpoint = Checkpoint::open(&base).expect("weights");
     let weights = Weights::new(checkpoint, &model).expect("weights");
-    let whole = Whole::new(&base, &model, &weights, &Shapes::new(), SaveDtype::Float32).expect("all from the base");
+    let whole =
+        ModelFolder::new(&base, &model, &weights, &Shapes::new(), SaveDtype::Float32).expect("all from the base");
     std::fs::create_dir(folder.path("parts")).expect("folder");
     let mut none = |name: &str, _: &[usize]| panic!("{name} was not trained");
     let written = whole.with_shards_of(20_000).write(&folder.path("parts"), &mut none).expect("written");

@@ -36,10 +36,10 @@ pub(super) fn config() -> serde_json::Value {
     serde_json::json!({ "peft_type": "LORA", "r": 8 })
 }
 
-type Work = fn(&Path, Watch<'_>) -> Result<(), Error>;
+type Work = fn(&Path, BeforeWrite<'_>) -> Result<(), Error>;
 
 /// Everything the loop does to the disk after step 30, when 10 (the best) and 20 are there.
-fn work(output_dir: &Path, watch: Watch<'_>) -> Result<(), Error> {
+fn work(output_dir: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     save_watched(output_dir, &snapshot(30), Some(&config()), watch)?;
     mark_best_watched(output_dir, 30, 1.5, watch)?;
     prune_watched(output_dir, 1, &identity(), watch)
@@ -134,13 +134,13 @@ fn stopped_before_any_change_of_the_disk_the_run_goes_on() {
 }
 
 /// The loop after step 25, when a signal has come, and after step 30, when the run has been resumed.
-fn signal(output_dir: &Path, watch: Watch<'_>) -> Result<(), Error> {
+fn signal(output_dir: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     announce_watched(output_dir, 25, true, watch)?;
     save_watched(output_dir, &snapshot(25), Some(&config()), watch)?;
     prune_watched(output_dir, 2, &identity(), watch)
 }
 
-fn resumed(output_dir: &Path, watch: Watch<'_>) -> Result<(), Error> {
+fn resumed(output_dir: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     announce_watched(output_dir, 30, false, watch)?;
     save_watched(output_dir, &snapshot(30), Some(&config()), watch)?;
     prune_watched(output_dir, 2, &identity(), watch)

@@ -7,7 +7,7 @@ use super::read::read_json;
 use super::state::{Identity, Progress, bits};
 use super::stopped;
 use super::{
-    ADAPTER, ADAPTER_CONFIG, FINAL, MODEL, OPTIMIZER, STATE, Watch, folder_name, folder_of, step_of, unwatched,
+    ADAPTER, ADAPTER_CONFIG, BeforeWrite, FINAL, MODEL, OPTIMIZER, STATE, folder_name, folder_of, step_of, unwatched,
 };
 use isobit_proof::atomic::{is_partial as is_partial_file, remove_partials, sync_folder, write_atomically};
 use isobit_proof::{FileError, Manifest};
@@ -54,7 +54,7 @@ impl Pointer {
     pub const BEST: &str = "best.json";
     const SCHEMA: &str = "isobit.pointer/1";
 
-    pub(super) fn write(self, output_dir: &Path, name: &str, watch: Watch<'_>) -> Result<(), Error> {
+    pub(super) fn write(self, output_dir: &Path, name: &str, watch: BeforeWrite<'_>) -> Result<(), Error> {
         let stored = Stored {
             schema: Self::SCHEMA.to_string(),
             checkpoint: Some(folder_name(self.step)),
@@ -88,7 +88,7 @@ impl Pointer {
 }
 
 impl Stored {
-    fn write(&self, path: &Path, watch: Watch<'_>) -> Result<(), Error> {
+    fn write(&self, path: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
         let mut json = serde_json::to_string_pretty(self).expect("strings and numbers have a JSON form");
         json.push('\n');
         watch(path)?;
@@ -128,7 +128,12 @@ pub fn mark_best(output_dir: &Path, step: u64, metric: f64) -> Result<(), Error>
     mark_best_watched(output_dir, step, metric, &mut unwatched)
 }
 
-pub(super) fn mark_best_watched(output_dir: &Path, step: u64, metric: f64, watch: Watch<'_>) -> Result<(), Error> {
+pub(super) fn mark_best_watched(
+    output_dir: &Path,
+    step: u64,
+    metric: f64,
+    watch: BeforeWrite<'_>,
+) -> Result<(), Error> {
     Pointer { step, metric: Some(metric) }.write(output_dir, Pointer::BEST, watch)
 }
 
@@ -161,7 +166,12 @@ pub fn prune(output_dir: &Path, limit: u32, run: &Identity) -> Result<(), Error>
     prune_watched(output_dir, limit, run, &mut unwatched)
 }
 
-pub(super) fn prune_watched(output_dir: &Path, limit: u32, run: &Identity, watch: Watch<'_>) -> Result<(), Error> {
+pub(super) fn prune_watched(
+    output_dir: &Path,
+    limit: u32,
+    run: &Identity,
+    watch: BeforeWrite<'_>,
+) -> Result<(), Error> {
     stopped::dismiss(output_dir, run, watch)?;
     if limit == 0 {
         return Ok(());
@@ -233,7 +243,7 @@ fn is_partial(name: &str) -> bool {
 }
 
 /// Renames first: a folder that is half removed must not look like a checkpoint.
-pub(super) fn remove_folder(folder: &Path, watch: Watch<'_>) -> Result<(), Error> {
+pub(super) fn remove_folder(folder: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     let failed = |error| FileError::from_io("remove", folder, error);
     let (Some(parent), Some(name)) = (folder.parent(), folder.file_name().and_then(|name| name.to_str())) else {
         return Err(failed(std::io::Error::from(std::io::ErrorKind::InvalidInput)).into());

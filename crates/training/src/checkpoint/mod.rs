@@ -53,7 +53,7 @@ pub fn step_of(name: &str) -> Option<u64> {
 }
 
 /// Called before every step that changes the disk, with the path it will change. The tests stop here.
-type Watch<'a> = &'a mut dyn FnMut(&Path) -> Result<(), FileError>;
+type BeforeWrite<'a> = &'a mut dyn FnMut(&Path) -> Result<(), FileError>;
 
 #[expect(clippy::unnecessary_wraps, reason = "the watch that never stops anything")]
 fn unwatched(_: &Path) -> Result<(), FileError> {

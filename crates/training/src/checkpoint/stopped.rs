@@ -7,7 +7,7 @@ use super::folder::{Pointer, remove_folder};
 use super::owner;
 use super::read::read_json;
 use super::state::Identity;
-use super::{Watch, folder_of, unwatched};
+use super::{BeforeWrite, folder_of, unwatched};
 use isobit_proof::FileError;
 use isobit_proof::atomic::{sync_folder, write_atomically};
 use serde::{Deserialize, Serialize};
@@ -29,7 +29,12 @@ pub fn announce(output_dir: &Path, step: u64, only_signal: bool) -> Result<(), E
     announce_watched(output_dir, step, only_signal, &mut unwatched)
 }
 
-pub(super) fn announce_watched(output_dir: &Path, step: u64, only_signal: bool, watch: Watch<'_>) -> Result<(), Error> {
+pub(super) fn announce_watched(
+    output_dir: &Path,
+    step: u64,
+    only_signal: bool,
+    watch: BeforeWrite<'_>,
+) -> Result<(), Error> {
     let before = steps(output_dir)?;
     let mut after: Vec<u64> = before.iter().copied().filter(|other| *other != step).collect();
     after.extend(only_signal.then_some(step));
@@ -37,7 +42,7 @@ pub(super) fn announce_watched(output_dir: &Path, step: u64, only_signal: bool, 
 }
 
 /// Removes those that another checkpoint has taken the place of. One that the run would go on from stays.
-pub(super) fn dismiss(output_dir: &Path, run: &Identity, watch: Watch<'_>) -> Result<(), Error> {
+pub(super) fn dismiss(output_dir: &Path, run: &Identity, watch: BeforeWrite<'_>) -> Result<(), Error> {
     let all = steps(output_dir)?;
     if all.is_empty() {
         return Ok(());
@@ -65,7 +70,7 @@ pub(super) fn steps(output_dir: &Path) -> Result<Vec<u64>, Error> {
     }
 }
 
-fn put(output_dir: &Path, steps: Vec<u64>, watch: Watch<'_>) -> Result<(), Error> {
+fn put(output_dir: &Path, steps: Vec<u64>, watch: BeforeWrite<'_>) -> Result<(), Error> {
     let path = output_dir.join(NAME);
     watch(&path)?;
     if steps.is_empty() {

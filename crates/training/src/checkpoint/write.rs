@@ -5,7 +5,7 @@ use super::folder::{Pointer, partial_name, remove_folder};
 use super::owner;
 use super::read::MOMENTS;
 use super::state::{Identity, Snapshot};
-use super::{ADAPTER, ADAPTER_CONFIG, FINAL, MODEL, OPTIMIZER, STATE, Watch, folder_name, folder_of, unwatched};
+use super::{ADAPTER, ADAPTER_CONFIG, BeforeWrite, FINAL, MODEL, OPTIMIZER, STATE, folder_name, folder_of, unwatched};
 use isobit_proof::atomic::{sync_folder, write_atomically};
 use isobit_proof::safetensors::NamedTensor;
 use isobit_proof::{FileError, Hash, Manifest};
@@ -27,7 +27,7 @@ pub(super) fn save_watched(
     output_dir: &Path,
     snapshot: &Snapshot,
     adapter_config: Option<&serde_json::Value>,
-    watch: Watch<'_>,
+    watch: BeforeWrite<'_>,
 ) -> Result<PathBuf, Error> {
     let folder = folder_of(output_dir, snapshot.step);
     if snapshot.step != snapshot.progress.step {
@@ -58,7 +58,7 @@ pub fn replace_final<E: From<Error>>(
     run: &Identity,
     fill: impl FnOnce(&Path) -> Result<Vec<String>, E>,
 ) -> Result<PathBuf, E> {
-    let watch: Watch<'_> = &mut unwatched;
+    let watch: BeforeWrite<'_> = &mut unwatched;
     let (folder, partial) = (output_dir.join(FINAL), output_dir.join(partial_name(FINAL)));
     create_folder(&partial, watch)?;
     let written = fill(&partial).and_then(|names| {
@@ -95,7 +95,7 @@ fn fill(
     partial: &Path,
     snapshot: &Snapshot,
     adapter_config: Option<&serde_json::Value>,
-    watch: Watch<'_>,
+    watch: BeforeWrite<'_>,
 ) -> Result<Manifest, Error> {
     create_folder(partial, watch)?;
     let mut names = put_weights(partial, &snapshot.weights, adapter_config, watch)?;
@@ -115,7 +115,7 @@ fn put_weights(
     partial: &Path,
     weights: &[NamedTensor],
     adapter_config: Option<&serde_json::Value>,
-    watch: Watch<'_>,
+    watch: BeforeWrite<'_>,
 ) -> Result<Vec<&'static str>, Error> {
     let named = weights.iter().map(|tensor| (tensor.name.clone(), tensor));
     let Some(config) = adapter_config else {
@@ -130,7 +130,7 @@ fn put_weights(
 fn put_tensors<'a>(
     path: &Path,
     tensors: impl Iterator<Item = (String, &'a NamedTensor)>,
-    watch: Watch<'_>,
+    watch: BeforeWrite<'_>,
 ) -> Result<(), Error> {
     watch(path)?;
     Ok(NamedTensor::write(path, tensors)?)
@@ -150,7 +150,7 @@ fn sorted(value: &serde_json::Value) -> serde_json::Value {
     }
 }
 
-fn put_json(path: &Path, value: &impl serde::Serialize, watch: Watch<'_>) -> Result<(), Error> {
+fn put_json(path: &Path, value: &impl serde::Serialize, watch: BeforeWrite<'_>) -> Result<(), Error> {
     watch(path)?;
     let mut json = serde_json::to_string_pretty(value).expect("strings, numbers and maps have a JSON form");
     json.push('\n');
@@ -158,7 +158,7 @@ fn put_json(path: &Path, value: &impl serde::Serialize, watch: Watch<'_>) -> Res
 }
 
 /// An empty folder under a temporary name; what a crash left under it goes.
-fn create_folder(partial: &Path, watch: Watch<'_>) -> Result<(), Error> {
+fn create_folder(partial: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     let failed = |error| FileError::from_io("write", partial, error);
     if partial.symlink_metadata().is_ok() {
         watch(partial)?;
@@ -184,7 +184,13 @@ fn keeps_earlier(folder: &Path, manifest: &Manifest) -> Result<bool, Error> {
 
 /// Gives a finished folder its name, for good. One of this run that has the name goes; anything
 /// else stays, and is an error.
-fn publish(output_dir: &Path, partial: &Path, folder: &Path, run: &Identity, watch: Watch<'_>) -> Result<(), Error> {
+fn publish(
+    output_dir: &Path,
+    partial: &Path,
+    folder: &Path,
+    run: &Identity,
+    watch: BeforeWrite<'_>,
+) -> Result<(), Error> {
     let failed = |error| FileError::from_io("write", folder, error);
     if folder.symlink_metadata().is_ok() {
         if !owner::is_ours(folder, run) {

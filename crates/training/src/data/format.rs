@@ -7,7 +7,7 @@ use super::tokens::Tokens;
 use std::fmt;
 
 /// How the rows of a file are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RowFormat {
     /// `messages`: a list of role and content.
@@ -26,6 +26,16 @@ pub enum RowFormat {
     Tokens,
     /// Two fields named in the config.
     Fields,
+}
+
+impl RowFormat {
+    /// Whether rows go through the chat template where the model has one.
+    pub fn is_conversation(self) -> bool {
+        match self {
+            Self::Messages | Self::ShareGpt | Self::PromptCompletionMessages | Self::Instruction => true,
+            Self::PromptCompletion | Self::Text | Self::Tokens | Self::Fields => false,
+        }
+    }
 }
 
 impl fmt::Display for RowFormat {

@@ -5,7 +5,7 @@ use super::conversation::Conversation;
 use super::date::Date;
 use super::error::{DataError, RowError};
 use super::format::{self, Example, RowFormat};
-use super::jinja::{Fault, Machine, Program, Value};
+use super::jinja::{Fault, Interpreter, Program, Value};
 use super::json::Json;
 use super::tokenizer::of_model;
 use super::{files, generation};
@@ -125,26 +125,26 @@ impl Template {
             RowError::Limit { template: String::new(), why: String::new() }.hint(),
         );
         let text = memory::within(MEMORY_BYTES_MAX, &last_words, || {
-            let mut machine = Machine::new(&self.program, self.date, bytes);
-            self.define(&mut machine, conversation, prompt)?;
-            machine.run().map_err(|fault| self.row_error(fault))
+            let mut interpreter = Interpreter::new(&self.program, self.date, bytes);
+            self.define(&mut interpreter, conversation, prompt)?;
+            interpreter.run().map_err(|fault| self.row_error(fault))
         })?;
         let (text, spans) = if self.marked() { generation::unmark(&text) } else { (text, Vec::new()) };
         Ok(Rendered { text, spans })
     }
 
-    fn define(&self, machine: &mut Machine, conversation: &Conversation, prompt: bool) -> Result<(), RowError> {
+    fn define(&self, interpreter: &mut Interpreter, conversation: &Conversation, prompt: bool) -> Result<(), RowError> {
         for (name, text) in &self.special_tokens {
-            machine.define(name, Value::text(text));
+            interpreter.define(name, Value::text(text));
         }
         for (name, value) in &conversation.extra {
-            machine.define(name, value.to_value()?);
+            interpreter.define(name, value.to_value()?);
         }
         let messages = conversation.messages.iter().map(Json::to_value).collect::<Result<Vec<_>, _>>()?;
-        machine.define("messages", Value::list_from_row(messages));
-        machine.define("tools", conversation.tools.as_ref().map_or(Ok(Value::None), Json::to_value)?);
-        machine.define("documents", Value::None);
-        machine.define("add_generation_prompt", Value::Bool(prompt));
+        interpreter.define("messages", Value::list_from_row(messages));
+        interpreter.define("tools", conversation.tools.as_ref().map_or(Ok(Value::None), Json::to_value)?);
+        interpreter.define("documents", Value::None);
+        interpreter.define("add_generation_prompt", Value::Bool(prompt));
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! `value.name` and `value[key]`. A name is looked for among the methods of the type first and then among the keys, a key the
 //! other way round; what would change a value is out of reach, as in Jinja2's immutable sandbox.
 
-use super::machine::Machine;
+use super::interpreter::Interpreter;
 use super::value::{Items, Value};
 use super::{BYTE, ITEM, Result, fail};
 
@@ -59,7 +59,7 @@ const DICT_CHANGES: [&str; 5] = ["clear", "pop", "popitem", "setdefault", "updat
 const LIST_METHODS: [&str; 3] = ["copy", "count", "index"];
 const LIST_CHANGES: [&str; 8] = ["append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"];
 
-impl Machine<'_> {
+impl Interpreter<'_> {
     pub(super) fn attribute(&mut self, value: &Value, name: &str) -> Result<Value> {
         self.meter.charge(name.len(), BYTE)?;
         if let Some(found) = self.own_attribute(value, name)? {

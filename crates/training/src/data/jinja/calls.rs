@@ -1,7 +1,7 @@
 //! What can be called: macros, methods, and the functions that templates find beside their variables.
 
 use super::arguments::{self, Arguments};
-use super::machine::{Counter, Machine};
+use super::interpreter::{Counter, Interpreter};
 use super::value::{Dict, Range, Value};
 use super::{Fault, ITEM, Result, STEP, fail, print};
 use std::rc::Rc;
@@ -12,7 +12,7 @@ pub(super) const FUNCTIONS: [&str; 8] =
 /// BOUND: length of a range, as in Jinja2's sandbox.
 const RANGE_MAX: i128 = 100_000;
 
-impl Machine<'_> {
+impl Interpreter<'_> {
     pub(super) fn call(&mut self, callee: &Value, arguments: &Arguments) -> Result<Value> {
         self.meter.charge(1 + arguments.positional.len() + arguments.named.len(), STEP)?;
         match callee {
@@ -51,21 +51,21 @@ impl Machine<'_> {
             }
         }
         let rest = Value::tuple(given.positional.iter().skip(parameters.len()).cloned().collect())?;
-        let text = self.captured(scope, |machine| {
+        let text = self.captured(scope, |interpreter| {
             if definition.uses.caller {
-                machine.define("caller", caller.unwrap_or_else(|| Value::undefined("No caller defined")));
+                interpreter.define("caller", caller.unwrap_or_else(|| Value::undefined("No caller defined")));
             }
-            machine.define("varargs", rest);
-            machine.define("kwargs", Value::dict(more));
+            interpreter.define("varargs", rest);
+            interpreter.define("kwargs", Value::dict(more));
             for ((parameter, default), value) in parameters.iter().zip(values) {
                 let value = match (value, default) {
                     (Some(value), _) => value,
-                    (None, Some(default)) => machine.evaluate(default)?,
+                    (None, Some(default)) => interpreter.evaluate(default)?,
                     (None, None) => Value::undefined("a parameter of the macro was not provided"),
                 };
-                machine.assign_name(*parameter, value);
+                interpreter.assign_name(*parameter, value);
             }
-            machine.whole_body(&definition.body)
+            interpreter.whole_body(&definition.body)
         })?;
         Ok(Value::text(&text))
     }

@@ -1,7 +1,7 @@
 //! The tests behind `is`.
 
 use super::arguments::Arguments;
-use super::machine::Machine;
+use super::interpreter::Interpreter;
 use super::value::Value;
 use super::{CHARACTER, Result, fail, filters, number, operators, print, strings};
 use std::rc::Rc;
@@ -48,7 +48,7 @@ const NAMES: [&str; 38] = [
     "undefined",
 ];
 
-impl Machine<'_> {
+impl Interpreter<'_> {
     pub(super) fn check(&mut self, name: &str, value: &Value, given: &Arguments) -> Result<bool> {
         self.meter.charge(1, super::STEP)?;
         let comparison = match name {

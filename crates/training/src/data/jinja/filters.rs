@@ -1,7 +1,7 @@
 //! Filters by name. What Jinja2 has and a chat template cannot sensibly want, such as `urlize` or `random`, is refused.
 
 use super::arguments::{self, Arguments};
-use super::machine::Machine;
+use super::interpreter::Interpreter;
 use super::strings::{self, Side};
 use super::value::{Value, View};
 use super::{BYTE, CHARACTER, LOOKUP, Result, fail, format, json, methods, number, print};
@@ -61,7 +61,7 @@ pub(super) const NAMES: [&str; 48] = [
     "xmlattr",
 ];
 
-impl Machine<'_> {
+impl Interpreter<'_> {
     pub(super) fn filter(&mut self, name: &str, value: Value, given: &Arguments) -> Result<Value> {
         self.meter.charge(1, super::STEP)?;
         match name {

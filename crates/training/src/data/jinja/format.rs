@@ -1,7 +1,7 @@
 //! The two format languages of Python's strings: `'%s of %d' % (…)` and `'{} of {:>3}'.format(…)`.
 
 use super::arguments::Arguments;
-use super::machine::Machine;
+use super::interpreter::Interpreter;
 use super::methods::centre;
 use super::value::{Dict, Value};
 use super::{BYTE, CHARACTER, Meter, Result, fail, number, print};
@@ -303,7 +303,7 @@ fn general(float: f64, precision: usize, keep_zeros: bool) -> String {
     short(&format!("{float:.decimals$}"))
 }
 
-impl Machine<'_> {
+impl Interpreter<'_> {
     /// `text.format(…)`.
     pub(super) fn format(&mut self, text: &str, given: &Arguments) -> Result<Value> {
         self.meter.charge(text.len(), CHARACTER)?;

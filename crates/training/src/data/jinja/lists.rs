@@ -1,7 +1,7 @@
 //! Filters over lists: sorting, grouping, picking, mapping. Those that are generators in Jinja2 give iterators here.
 
 use super::arguments::{self, Arguments};
-use super::machine::Machine;
+use super::interpreter::Interpreter;
 use super::value::Value;
 use super::{CHARACTER, ITEM, Meter, Result, STEP, fail, operators, print};
 use std::cmp::Ordering;
@@ -71,23 +71,23 @@ impl Key {
         Self { default: default.filter(|value| !matches!(value, Value::None)), ..self }
     }
 
-    fn of(&self, machine: &mut Machine, item: &Value) -> Result<Value> {
+    fn of(&self, interpreter: &mut Interpreter, item: &Value) -> Result<Value> {
         let mut value = item.clone();
         for part in &self.path {
-            value = machine.item(&value, part)?;
+            value = interpreter.item(&value, part)?;
             if let (true, Some(default)) = (value.is_undefined(), &self.default) {
                 value = default.clone();
             }
         }
         if let (true, Some(text)) = (self.fold, value.as_text()) {
-            machine.meter.charge(text.len(), CHARACTER)?;
+            interpreter.meter.charge(text.len(), CHARACTER)?;
             return Ok(Value::text(&text.to_lowercase()));
         }
         Ok(value)
     }
 }
 
-impl Machine<'_> {
+impl Interpreter<'_> {
     pub(super) fn list_filter(&mut self, name: &str, value: &Value, given: &Arguments) -> Result<Option<Value>> {
         Ok(Some(match name {
             "first" => {

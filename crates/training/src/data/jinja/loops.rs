@@ -3,7 +3,7 @@
 
 use super::arguments::Arguments;
 use super::ast::Loop;
-use super::machine::{Flow, Machine};
+use super::interpreter::{Flow, Interpreter};
 use super::value::Value;
 use super::{ITEM, Result, STEP, fail};
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ pub(super) struct Looping<'p> {
     last_seen: Option<Vec<Value>>,
 }
 
-impl<'p> Machine<'p> {
+impl<'p> Interpreter<'p> {
     pub(super) fn run_loop(&mut self, statement: &'p Loop, items: &Value, depth: usize) -> Result<()> {
         let mut items = match items {
             Value::Loop(_) => return fail("a loop over a loop is not supported"),
@@ -168,7 +168,8 @@ impl<'p> Machine<'p> {
             return fail("the loop must have the 'recursive' marker to be called recursively");
         }
         let outer = self.scopes[scope].parent.unwrap_or(0);
-        let text = self.captured(outer, |machine| machine.run_loop(statement, &items.unwrap_or(Value::None), depth))?;
+        let text =
+            self.captured(outer, |interpreter| interpreter.run_loop(statement, &items.unwrap_or(Value::None), depth))?;
         Ok(Value::text(&text))
     }
 }

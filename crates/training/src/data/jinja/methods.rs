@@ -1,13 +1,13 @@
 //! Methods of strings, lists and dicts. Positions count characters, as they do in Python.
 
 use super::arguments::{self, Arguments};
-use super::machine::Machine;
+use super::interpreter::Interpreter;
 use super::strings::{self, Side};
 use super::value::{Value, View};
 use super::{BYTE, CHARACTER, COPY, ITEM, LOOKUP, Meter, PIECE, Result, fail, format, print};
 use std::rc::Rc;
 
-impl Machine<'_> {
+impl Interpreter<'_> {
     pub(super) fn call_method(&mut self, value: &Value, name: &str, given: &Arguments) -> Result<Value> {
         match value {
             Value::Text(text) => match name {

@@ -10,11 +10,11 @@ mod calls;
 mod checks;
 mod filters;
 mod format;
+mod interpreter;
 mod json;
 mod lexer;
 mod lists;
 mod loops;
-mod machine;
 mod methods;
 mod number;
 mod operators;
@@ -23,7 +23,7 @@ mod print;
 mod strings;
 mod value;
 
-pub(super) use machine::Machine;
+pub(super) use interpreter::Interpreter;
 pub(super) use number::integer;
 pub(super) use parser::Program;
 pub(super) use value::{Dict, Value};
@@ -73,7 +73,7 @@ pub(super) enum Fault {
 
 type Result<T> = std::result::Result<T, Fault>;
 
-/// An error of the template. The machine adds the line.
+/// An error of the template. The interpreter adds the line.
 fn fail<T>(why: impl Into<String>) -> Result<T> {
     Err(Fault::Error { line: 0, why: why.into() })
 }

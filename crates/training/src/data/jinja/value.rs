@@ -29,13 +29,13 @@ pub(in crate::data) enum Value {
     Range(Range),
     /// What `map`, `select` and their like give: read once, of no length, always true.
     Iterator(Rc<Once>),
-    /// Index of the machine's namespace.
+    /// Index of the interpreter's namespace.
     Namespace(usize),
-    /// Index of the machine's macro.
+    /// Index of the interpreter's macro.
     Macro(usize),
     /// Index of the scope whose loop this is.
     Loop(usize),
-    /// Index of the machine's cycler or joiner.
+    /// Index of the interpreter's cycler or joiner.
     Counter(usize),
     Method(Rc<(Value, Arc<str>)>),
     Function(&'static str),

@@ -6,20 +6,20 @@ use std::path::{Path, PathBuf};
 
 /// A figure and where it comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct FreeMemory {
     pub bytes: u64,
     pub of: &'static str,
 }
 
 /// None where the system does not say.
-pub fn room() -> Option<Room> {
-    let room = |of| move |bytes| Room { bytes, of };
+pub fn free_memory() -> Option<FreeMemory> {
+    let free = |of| move |bytes| FreeMemory { bytes, of };
     let all = [
-        available(&text("/proc/meminfo")).map(room("available memory of the system")),
-        group(Path::new("/sys/fs/cgroup"), &text("/proc/self/cgroup")).map(room("limit of the control group")),
-        address_space().map(room("`ulimit -v`")),
+        available(&text("/proc/meminfo")).map(free("available memory of the system")),
+        group(Path::new("/sys/fs/cgroup"), &text("/proc/self/cgroup")).map(free("limit of the control group")),
+        address_space().map(free("`ulimit -v`")),
     ];
-    all.into_iter().flatten().min_by_key(|room| room.bytes)
+    all.into_iter().flatten().min_by_key(|free| free.bytes)
 }
 
 fn text(path: impl AsRef<Path>) -> String {
@@ -52,7 +52,7 @@ const FIRST: Names = Names {
 
 /// What is left in the control groups of this process, of either version, and in all groups that hold them.
 fn group(mount: &Path, groups: &str) -> Option<u64> {
-    let rooms = groups.lines().filter_map(|line| {
+    let all = groups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':');
         let (_, kinds, path) = (parts.next()?, parts.next()?, parts.next()?);
         match kinds {
@@ -61,7 +61,7 @@ fn group(mount: &Path, groups: &str) -> Option<u64> {
             _ => None,
         }
     });
-    rooms.min()
+    all.min()
 }
 
 /// Inside a container the path may be that of the outside: what is not there says nothing, and the root always counts.
@@ -70,21 +70,21 @@ fn left(root: &Path, path: &str, names: &Names) -> Option<u64> {
     for part in path.split('/').filter(|part| !part.is_empty() && *part != "..") {
         folders.push(folders[folders.len() - 1].join(part));
     }
-    let room = |folder: &PathBuf| {
+    let free = |folder: &PathBuf| {
         let number = |name: &str| text(folder.join(name)).trim().parse::<u64>().ok();
         let limit = number(names.limit)?;
         let stat = text(folder.join("memory.stat"));
         let cached: u64 = names.cached.iter().filter_map(|name| field(&stat, name)).sum();
         Some(limit.saturating_sub(number(names.used).unwrap_or(0).saturating_sub(cached)))
     };
-    folders.iter().filter_map(room).min()
+    folders.iter().filter_map(free).min()
 }
 
 /// What is left of the limit on this process's address space.
 #[cfg(unix)]
 fn address_space() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: room for the two numbers.
+    // SAFETY: space for the two numbers.
     let failed = unsafe { libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) } != 0;
     if failed || limit.rlim_cur == libc::RLIM_INFINITY {
         return None;

@@ -36,15 +36,15 @@ const COPIED_BYTES_MOST: u64 = 1 << 30;
 
 /// A tensor of the folder to be written.
 #[derive(Debug)]
-struct Piece {
+struct PlannedTensor {
     name: String,
     dtype: Dtype,
     shape: Vec<usize>,
-    from: From,
+    from: ValuesFrom,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum From {
+enum ValuesFrom {
     Run,
     Base,
     /// Not as numbers.
@@ -53,17 +53,17 @@ enum From {
 
 /// What the folder will hold.
 #[derive(Debug)]
-pub struct Whole<'a> {
+pub struct ModelFolder<'a> {
     base: &'a Path,
     weights: &'a Weights,
     dtype: SaveDtype,
     /// Whether the config's quantisation no longer holds.
     expanded: bool,
-    pieces: Vec<Piece>,
+    tensors: Vec<PlannedTensor>,
     shard_bytes: usize,
 }
 
-impl<'a> Whole<'a> {
+impl<'a> ModelFolder<'a> {
     /// Settles which tensors there will be. `trained` must all be the base's: a folder that lacks
     /// one could not be loaded.
     pub fn new(
@@ -73,30 +73,36 @@ impl<'a> Whole<'a> {
         trained: &Shapes,
         dtype: SaveDtype,
     ) -> Result<Self, ModelError> {
-        let mut pieces = Vec::new();
+        let mut tensors = Vec::new();
         for name in weights.checkpoint().names() {
-            let piece =
-                |dtype, shape: &[usize], from| Piece { name: name.to_string(), dtype, shape: shape.to_vec(), from };
+            let planned = |dtype, shape: &[usize], from| PlannedTensor {
+                name: name.to_string(),
+                dtype,
+                shape: shape.to_vec(),
+                from,
+            };
             // A head of its own would contradict the table it is tied to.
             if model.tied && name == "lm_head.weight" {
                 continue;
             }
             match (trained.get(name), weights.copied(name)?) {
                 (_, None) => {}
-                (Some(shape), _) => pieces.push(piece(stored_as(dtype), shape, From::Run)),
-                (None, Some(Copied::Numbers(tensor))) => pieces.push(piece(stored_as(dtype), tensor.shape, From::Base)),
+                (Some(shape), _) => tensors.push(planned(stored_as(dtype), shape, ValuesFrom::Run)),
+                (None, Some(Copied::Numbers(tensor))) => {
+                    tensors.push(planned(stored_as(dtype), tensor.shape, ValuesFrom::Base));
+                }
                 (None, Some(Copied::AsStored(tensor))) => {
-                    pieces.push(piece(tensor.dtype, tensor.shape, From::BaseAsStored));
+                    tensors.push(planned(tensor.dtype, tensor.shape, ValuesFrom::BaseAsStored));
                 }
             }
         }
-        if let Some(name) = trained.keys().find(|name| !pieces.iter().any(|piece| piece.name == **name)) {
+        if let Some(name) = trained.keys().find(|name| !tensors.iter().any(|planned| planned.name == **name)) {
             let what =
                 "it is trained and the base has no tensor of this name: the result could not be saved as a model";
             return Err(ModelError::Tensor { name: name.clone(), what: what.to_string() });
         }
         let expanded = matches!(model.quantization, Quantization::Fp8(_));
-        Ok(Self { base, weights, dtype, expanded, pieces, shard_bytes: SHARD_BYTES })
+        Ok(Self { base, weights, dtype, expanded, tensors, shard_bytes: SHARD_BYTES })
     }
 
     /// The same with smaller files.
@@ -124,11 +130,11 @@ impl<'a> Whole<'a> {
                 count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
             };
             self.put(&folder.join(&name), shard, trained)?;
-            places.extend(shard.iter().map(|piece| (piece.name.clone(), name.clone())));
+            places.extend(shard.iter().map(|planned| (planned.name.clone(), name.clone())));
             names.push(name);
         }
         if shards.len() > 1 {
-            let total: usize = self.pieces.iter().map(bytes_of).sum();
+            let total: usize = self.tensors.iter().map(bytes_of).sum();
             let value = serde_json::json!({"metadata": {"total_size": total}, "weight_map": places});
             write_atomically(&folder.join(INDEX), format!("{value:#}\n").as_bytes())?;
             names.push(INDEX.to_string());
@@ -137,32 +143,34 @@ impl<'a> Whole<'a> {
     }
 
     /// Pieces in the order of their names, a new file where one is full.
-    fn shards(&self) -> Vec<&[Piece]> {
+    fn shards(&self) -> Vec<&[PlannedTensor]> {
         let (mut shards, mut begin, mut bytes) = (Vec::new(), 0, 0);
-        for (index, piece) in self.pieces.iter().enumerate() {
-            if index > begin && bytes + bytes_of(piece) > self.shard_bytes {
-                shards.push(&self.pieces[begin..index]);
+        for (index, planned) in self.tensors.iter().enumerate() {
+            if index > begin && bytes + bytes_of(planned) > self.shard_bytes {
+                shards.push(&self.tensors[begin..index]);
                 (begin, bytes) = (index, 0);
             }
-            bytes += bytes_of(piece);
+            bytes += bytes_of(planned);
         }
-        shards.push(&self.pieces[begin..]);
+        shards.push(&self.tensors[begin..]);
         shards
     }
 
-    fn put(&self, path: &Path, pieces: &[Piece], trained: Trained<'_>) -> Result<(), RunError> {
-        let declared: Vec<Declared<'_>> =
-            pieces.iter().map(|Piece { name, dtype, shape, .. }| Declared { name, dtype: *dtype, shape }).collect();
+    fn put(&self, path: &Path, tensors: &[PlannedTensor], trained: Trained<'_>) -> Result<(), RunError> {
+        let declared: Vec<Declared<'_>> = tensors
+            .iter()
+            .map(|PlannedTensor { name, dtype, shape, .. }| Declared { name, dtype: *dtype, shape })
+            .collect();
         write_streamed(path, &BTreeMap::new(), &declared, |index, sink| -> Result<(), RunError> {
-            let piece = &pieces[index];
-            if piece.from == From::Run {
-                return put_values(sink, self.dtype, &piece.name, &trained(&piece.name, &piece.shape)?);
+            let planned = &tensors[index];
+            if planned.from == ValuesFrom::Run {
+                return put_values(sink, self.dtype, &planned.name, &trained(&planned.name, &planned.shape)?);
             }
-            let tensor = self.weights.checkpoint().get(&piece.name)?;
-            if piece.from == From::BaseAsStored {
+            let tensor = self.weights.checkpoint().get(&planned.name)?;
+            if planned.from == ValuesFrom::BaseAsStored {
                 sink.write(tensor.bytes)?;
             } else {
-                self.put_numbers(sink, &piece.name, &self.weights.numbers(tensor)?)?;
+                self.put_numbers(sink, &planned.name, &self.weights.numbers(tensor)?)?;
             }
             tensor.release();
             Ok(())
@@ -217,8 +225,8 @@ fn stored_as(dtype: SaveDtype) -> Dtype {
     }
 }
 
-fn bytes_of(piece: &Piece) -> usize {
-    piece.dtype.bytes_of(&piece.shape).unwrap_or(usize::MAX)
+fn bytes_of(planned: &PlannedTensor) -> usize {
+    planned.dtype.bytes_of(&planned.shape).unwrap_or(usize::MAX)
 }
 
 /// Rounded to nearest, ties to even. A number that rounds to infinity would not come back.

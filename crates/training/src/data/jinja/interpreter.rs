@@ -37,7 +37,7 @@ pub(super) enum Counter {
     Joiner(Arc<str>, bool),
 }
 
-pub(in crate::data) struct Machine<'p> {
+pub(in crate::data) struct Interpreter<'p> {
     pub(super) program: &'p Program,
     pub(super) meter: Meter,
     pub(super) date: Date,
@@ -51,7 +51,7 @@ pub(in crate::data) struct Machine<'p> {
     depth: usize,
 }
 
-impl<'p> Machine<'p> {
+impl<'p> Interpreter<'p> {
     /// `bytes` is the size of the conversation, which the limit of work grows with.
     pub(in crate::data) fn new(program: &'p Program, date: Date, bytes: usize) -> Self {
         let loop_name = program.names.iter().position(|name| name.as_ref() == "loop").map(|at| at as NameId);
@@ -206,7 +206,7 @@ impl<'p> Machine<'p> {
     }
 
     fn captured_body(&mut self, body: &'p Body) -> Result<String> {
-        self.captured(self.scope, |machine| machine.whole_body(body))
+        self.captured(self.scope, |interpreter| interpreter.whole_body(body))
     }
 
     /// A body that no `break` may leave.

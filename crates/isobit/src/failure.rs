@@ -1,0 +1,77 @@
+//! Why a command ends: the exit code of its kind, a message, and one thing to try.
+
+use crate::stderr::tell;
+use crate::units::size;
+use isobit_training::prepare::RunError;
+use std::io::Write;
+
+/// What went wrong, with the exit code of its kind.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    pub(crate) message: String,
+    pub(crate) hint: Option<String>,
+}
+
+impl Failure {
+    pub(crate) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { code: 2, message: message.into(), hint: Some(hint.into()) }
+    }
+
+    pub(crate) fn device(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { code: 6, message: message.into(), hint: Some(hint.into()) }
+    }
+
+    /// Tells it now and leaves the exit code: for a command whose result is printed and says the same, so that no event
+    /// follows it.
+    pub(crate) fn told(self) -> Self {
+        self.tell();
+        Self { code: self.code, message: String::new(), hint: None }
+    }
+
+    pub(crate) fn tell(&self) {
+        if !self.message.is_empty() {
+            tell(&format!("error: {}", self.message));
+        }
+        if let Some(hint) = &self.hint {
+            tell(&format!("hint: {hint}"));
+        }
+    }
+
+    /// The last line of a command that was asked for JSON. Whether anybody reads it changes nothing.
+    pub(crate) fn tell_event(&self) {
+        let Self { code, message, hint } = self;
+        let event = serde_json::json!({
+            "schema": "isobit.error/1", "event": "error", "exit": code, "message": message, "hint": hint,
+        });
+        let _ = writeln!(std::io::stdout().lock(), "{event}");
+    }
+
+    /// A difference was found and printed: an exit code without a message.
+    pub(crate) fn difference() -> Self {
+        Self { code: 1, message: String::new(), hint: None }
+    }
+
+    /// A reader that has seen enough and closed the pipe is nothing to talk about: other tools end by the signal, whose
+    /// number makes this code. The signal itself stays ignored, or it would end a training run.
+    pub(crate) fn output(error: &std::io::Error) -> Self {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            return Self { code: 141, message: String::new(), hint: None };
+        }
+        Self { code: 7, message: format!("cannot write the result: {error}"), hint: None }
+    }
+
+    /// Memory that the system does not have.
+    pub(crate) fn out_of_memory(bytes: usize) -> Self {
+        Self {
+            code: 4,
+            message: format!("out of memory: the system refused {bytes} bytes ({})", size(bytes as u64)),
+            hint: Some("`isobit plan` says what a config needs and what would need less".to_string()),
+        }
+    }
+}
+
+/// The failure of a run, a plan or an evaluation.
+pub(crate) fn failed(error: &RunError) -> Failure {
+    Failure { code: error.exit_code(), message: error.to_string(), hint: error.hint() }
+}
