@@ -71,17 +71,7 @@ impl Interpreter<'_> {
                 Ok(if missing { default.unwrap_or_else(|| Value::text("")) } else { value })
             }
             "tojson" => json::tojson(&value, given, &self.meter),
-            "length" | "count" => {
-                given.none(name)?;
-                match (value.as_text(), value.length()) {
-                    (Some(text), _) => {
-                        self.meter.charge(text.len(), BYTE)?;
-                        Ok(Value::Int(text.chars().count() as i128))
-                    }
-                    (None, Some(length)) => Ok(Value::Int(length as i128)),
-                    _ => fail(format!("object of type '{}' has no len()", value.type_name())),
-                }
-            }
+            "length" | "count" => self.length(name, &value, given),
             "items" => {
                 given.none(name)?;
                 match &value {
@@ -90,19 +80,7 @@ impl Interpreter<'_> {
                     _ => fail("Can only get item pairs from a mapping."),
                 }
             }
-            "attr" => {
-                let [attribute] = given.bind(name, ["name"], 1)?;
-                let attribute = attribute.unwrap_or(Value::None);
-                let attribute = arguments::text(name, &attribute)?;
-                // Unlike the dot, the filter does not look among the keys.
-                if value.as_dict().is_some_and(|dict| dict.get_text(attribute).is_some()) {
-                    return Ok(Value::undefined(format!(
-                        "'dict object' has no attribute '{}'",
-                        attribute.escape_debug()
-                    )));
-                }
-                self.attribute(&value, attribute)
-            }
+            "attr" => self.attr(&value, given),
             "string" => {
                 given.none(name)?;
                 if matches!(value, Value::Markup(_)) {
@@ -124,20 +102,45 @@ impl Interpreter<'_> {
                 Ok(Value::Markup(Arc::from(self.escape(&text)?)))
             }
             "abs" | "int" | "float" | "round" => self.number_filter(name, &value, given),
-            "replace" => {
-                let [old, new, count] = given.bind(name, ["old", "new", "count"], 2)?;
-                let text = print::text(&value, &self.meter)?;
-                let old = print::text(&old.unwrap_or(Value::None), &self.meter)?;
-                let new = print::text(&new.unwrap_or(Value::None), &self.meter)?;
-                let count = count.filter(|count| !matches!(count, Value::None));
-                methods::replace(&text, &old, &new, arguments::integer(name, count.as_ref(), -1)?, &self.meter)
-            }
+            "replace" => self.replaced(&value, given),
             "xmlattr" | "urlencode" => self.web_filter(name, &value, given),
             _ => match self.list_filter(name, &value, given)? {
                 Some(value) => Ok(value),
                 None => self.text_filter(name, &value, given),
             },
         }
+    }
+
+    fn length(&mut self, name: &str, value: &Value, given: &Arguments) -> Result<Value> {
+        given.none(name)?;
+        match (value.as_text(), value.length()) {
+            (Some(text), _) => {
+                self.meter.charge(text.len(), BYTE)?;
+                Ok(Value::Int(text.chars().count() as i128))
+            }
+            (None, Some(length)) => Ok(Value::Int(length as i128)),
+            _ => fail(format!("object of type '{}' has no len()", value.type_name())),
+        }
+    }
+
+    fn attr(&mut self, value: &Value, given: &Arguments) -> Result<Value> {
+        let [attribute] = given.bind("attr", ["name"], 1)?;
+        let attribute = attribute.unwrap_or(Value::None);
+        let attribute = arguments::text("attr", &attribute)?;
+        // Unlike the dot, the filter does not look among the keys.
+        if value.as_dict().is_some_and(|dict| dict.get_text(attribute).is_some()) {
+            return Ok(Value::undefined(format!("'dict object' has no attribute '{}'", attribute.escape_debug())));
+        }
+        self.attribute(value, attribute)
+    }
+
+    fn replaced(&mut self, value: &Value, given: &Arguments) -> Result<Value> {
+        let [old, new, count] = given.bind("replace", ["old", "new", "count"], 2)?;
+        let text = print::text(value, &self.meter)?;
+        let old = print::text(&old.unwrap_or(Value::None), &self.meter)?;
+        let new = print::text(&new.unwrap_or(Value::None), &self.meter)?;
+        let count = count.filter(|count| !matches!(count, Value::None));
+        methods::replace(&text, &old, &new, arguments::integer("replace", count.as_ref(), -1)?, &self.meter)
     }
 
     fn escape(&mut self, text: &str) -> Result<String> {

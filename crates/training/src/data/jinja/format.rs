@@ -378,14 +378,8 @@ impl Interpreter<'_> {
     }
 }
 
-/// One value with the part of a format that follows the colon.
-fn format_value(out: &mut String, value: &Value, text: &str, meter: &Meter) -> Result<()> {
-    if text.is_empty() {
-        let text = print::text(value, meter)?;
-        meter.charge(text.len(), BYTE)?;
-        out.push_str(&text);
-        return Ok(());
-    }
+/// The part of a format that follows the colon: how to lay a value out, and the letter at its end.
+fn parse_spec(text: &str) -> Result<(Spec, Option<char>)> {
     let characters: Vec<char> = text.chars().collect();
     let mut spec = Spec::default();
     let mut at = 0;
@@ -414,6 +408,18 @@ fn format_value(out: &mut String, value: &Value, text: &str, meter: &Meter) -> R
     if at + usize::from(kind.is_some()) != characters.len() {
         return fail("Invalid format specifier");
     }
+    Ok((spec, kind))
+}
+
+/// One value with the part of a format that follows the colon.
+fn format_value(out: &mut String, value: &Value, text: &str, meter: &Meter) -> Result<()> {
+    if text.is_empty() {
+        let text = print::text(value, meter)?;
+        meter.charge(text.len(), BYTE)?;
+        out.push_str(&text);
+        return Ok(());
+    }
+    let (mut spec, kind) = parse_spec(text)?;
     match (value, kind) {
         (Value::Text(content), None | Some('s')) => {
             let content: String = content.chars().take(spec.precision.unwrap_or(usize::MAX)).collect();

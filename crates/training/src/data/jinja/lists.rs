@@ -90,95 +90,18 @@ impl Key {
 impl Interpreter<'_> {
     pub(super) fn list_filter(&mut self, name: &str, value: &Value, given: &Arguments) -> Result<Option<Value>> {
         Ok(Some(match name {
-            "first" => {
-                given.none(name)?;
-                match value {
-                    Value::List(list) | Value::Tuple(list) => list.items.first().cloned(),
-                    Value::Text(text) | Value::Markup(text) => {
-                        text.chars().next().map(|first| Value::text(first.encode_utf8(&mut [0; 4])))
-                    }
-                    Value::Iterator(once) => once.next(),
-                    other => other.items(&self.meter)?.into_iter().next(),
-                }
-                .unwrap_or_else(|| Value::undefined("No first item, sequence was empty."))
-            }
-            "last" => {
-                given.none(name)?;
-                if matches!(value, Value::Iterator(_)) {
-                    return fail("'generator' object is not reversible");
-                }
-                let last = match value {
-                    Value::List(list) | Value::Tuple(list) => list.items.last().cloned(),
-                    other => other.items(&self.meter)?.pop(),
-                };
-                last.unwrap_or_else(|| Value::undefined("No last item, sequence was empty."))
-            }
+            "first" => self.first(value, given)?,
+            "last" => self.last(value, given)?,
             "list" => {
                 given.none(name)?;
                 Value::list(value.items(&self.meter)?)?
             }
             "reverse" => self.reverse(value, given)?,
-            "sort" => {
-                let [reverse, case, attribute] = given.bind(name, ["reverse", "case_sensitive", "attribute"], 0)?;
-                let key = Key::new(attribute.as_ref(), !arguments::flag(case.as_ref()));
-                if attribute.as_ref().and_then(Value::as_text).is_some_and(|path| path.contains(',')) {
-                    return fail("sort by several attributes is not supported");
-                }
-                let items = value.items(&self.meter)?;
-                let items = self.sort_by(items, &key, arguments::flag(reverse.as_ref()))?;
-                Value::list(items.into_iter().map(|(_, item)| item).collect())?
-            }
+            "sort" => self.sort(value, given)?,
             "dictsort" => self.dictsort(value, given)?,
-            "unique" => {
-                let [case, attribute] = given.bind(name, ["case_sensitive", "attribute"], 0)?;
-                let key = Key::new(attribute.as_ref(), !arguments::flag(case.as_ref()));
-                let (mut seen, mut items): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
-                for item in value.items(&self.meter)? {
-                    let found = key.of(self, &item)?;
-                    let mut is_new = true;
-                    for earlier in &seen {
-                        self.meter.charge(1, ITEM)?;
-                        if earlier.equals(&found, &self.meter)? {
-                            is_new = false;
-                            break;
-                        }
-                    }
-                    if is_new {
-                        seen.push(found);
-                        items.push(item);
-                    }
-                }
-                Value::iterator(items)?
-            }
-            "min" | "max" => {
-                let [case, attribute] = given.bind(name, ["case_sensitive", "attribute"], 0)?;
-                let key = Key::new(attribute.as_ref(), !arguments::flag(case.as_ref()));
-                let mut best: Option<(Value, Value)> = None;
-                for item in value.items(&self.meter)? {
-                    let found = key.of(self, &item)?;
-                    let better = match &best {
-                        None => true,
-                        Some((known, _)) if name == "min" => operators::compare("<", &found, known, &self.meter)?,
-                        Some((known, _)) => operators::compare(">", &found, known, &self.meter)?,
-                    };
-                    best = if better { Some((found, item)) } else { best };
-                }
-                let none = || Value::undefined("No aggregated item, sequence was empty.");
-                best.map_or_else(none, |(_, item)| item)
-            }
-            "sum" => {
-                let [attribute, start] = given.bind(name, ["attribute", "start"], 0)?;
-                let key = Key::new(attribute.as_ref(), false);
-                let mut sum = start.unwrap_or(Value::Int(0));
-                if sum.as_text().is_some() {
-                    return fail("sum() can't sum strings");
-                }
-                for item in value.items(&self.meter)? {
-                    let item = key.of(self, &item)?;
-                    sum = operators::binary("+", &sum, &item, &self.meter)?;
-                }
-                sum
-            }
+            "unique" => self.unique(value, given)?,
+            "min" | "max" => self.extreme(name, value, given)?,
+            "sum" => self.sum(value, given)?,
             "join" => {
                 let [separator, attribute] = given.bind(name, ["d", "attribute"], 0)?;
                 self.join(value, separator.as_ref(), attribute.as_ref())?
@@ -189,6 +112,96 @@ impl Interpreter<'_> {
             "batch" | "slice" => self.cut(name, value, given)?,
             _ => return Ok(None),
         }))
+    }
+
+    fn first(&mut self, value: &Value, given: &Arguments) -> Result<Value> {
+        given.none("first")?;
+        let first = match value {
+            Value::List(list) | Value::Tuple(list) => list.items.first().cloned(),
+            Value::Text(text) | Value::Markup(text) => {
+                text.chars().next().map(|first| Value::text(first.encode_utf8(&mut [0; 4])))
+            }
+            Value::Iterator(once) => once.next(),
+            other => other.items(&self.meter)?.into_iter().next(),
+        };
+        Ok(first.unwrap_or_else(|| Value::undefined("No first item, sequence was empty.")))
+    }
+
+    fn last(&mut self, value: &Value, given: &Arguments) -> Result<Value> {
+        given.none("last")?;
+        if matches!(value, Value::Iterator(_)) {
+            return fail("'generator' object is not reversible");
+        }
+        let last = match value {
+            Value::List(list) | Value::Tuple(list) => list.items.last().cloned(),
+            other => other.items(&self.meter)?.pop(),
+        };
+        Ok(last.unwrap_or_else(|| Value::undefined("No last item, sequence was empty.")))
+    }
+
+    fn sort(&mut self, value: &Value, given: &Arguments) -> Result<Value> {
+        let [reverse, case, attribute] = given.bind("sort", ["reverse", "case_sensitive", "attribute"], 0)?;
+        let key = Key::new(attribute.as_ref(), !arguments::flag(case.as_ref()));
+        if attribute.as_ref().and_then(Value::as_text).is_some_and(|path| path.contains(',')) {
+            return fail("sort by several attributes is not supported");
+        }
+        let items = value.items(&self.meter)?;
+        let items = self.sort_by(items, &key, arguments::flag(reverse.as_ref()))?;
+        Value::list(items.into_iter().map(|(_, item)| item).collect())
+    }
+
+    fn unique(&mut self, value: &Value, given: &Arguments) -> Result<Value> {
+        let [case, attribute] = given.bind("unique", ["case_sensitive", "attribute"], 0)?;
+        let key = Key::new(attribute.as_ref(), !arguments::flag(case.as_ref()));
+        let (mut seen, mut items): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
+        for item in value.items(&self.meter)? {
+            let found = key.of(self, &item)?;
+            let mut is_new = true;
+            for earlier in &seen {
+                self.meter.charge(1, ITEM)?;
+                if earlier.equals(&found, &self.meter)? {
+                    is_new = false;
+                    break;
+                }
+            }
+            if is_new {
+                seen.push(found);
+                items.push(item);
+            }
+        }
+        Value::iterator(items)
+    }
+
+    /// The least or the greatest item, by `name`.
+    fn extreme(&mut self, name: &str, value: &Value, given: &Arguments) -> Result<Value> {
+        let [case, attribute] = given.bind(name, ["case_sensitive", "attribute"], 0)?;
+        let key = Key::new(attribute.as_ref(), !arguments::flag(case.as_ref()));
+        let mut best: Option<(Value, Value)> = None;
+        for item in value.items(&self.meter)? {
+            let found = key.of(self, &item)?;
+            let better = match &best {
+                None => true,
+                Some((known, _)) if name == "min" => operators::compare("<", &found, known, &self.meter)?,
+                Some((known, _)) => operators::compare(">", &found, known, &self.meter)?,
+            };
+            best = if better { Some((found, item)) } else { best };
+        }
+        let none = || Value::undefined("No aggregated item, sequence was empty.");
+        Ok(best.map_or_else(none, |(_, item)| item))
+    }
+
+    fn sum(&mut self, value: &Value, given: &Arguments) -> Result<Value> {
+        let [attribute, start] = given.bind("sum", ["attribute", "start"], 0)?;
+        let key = Key::new(attribute.as_ref(), false);
+        let mut sum = start.unwrap_or(Value::Int(0));
+        if sum.as_text().is_some() {
+            return fail("sum() can't sum strings");
+        }
+        for item in value.items(&self.meter)? {
+            let item = key.of(self, &item)?;
+            sum = operators::binary("+", &sum, &item, &self.meter)?;
+        }
+        Ok(sum)
     }
 
     fn reverse(&mut self, value: &Value, given: &Arguments) -> Result<Value> {
