@@ -21,8 +21,8 @@ pub(crate) trait Job {
 }
 
 impl Chosen {
-    /// `auto` is the CPU: it is always there. Zero threads are all cores; more than there are cores would take turns on
-    /// them and wait for each other at every op, so they are not started.
+    /// `auto` is the CPU: it is always there. Zero threads are all cores; more than there are cores
+    /// would take turns on them and wait for each other at every op, so they are not started.
     pub(crate) fn parse(name: &str, threads: usize) -> Result<Self, Failure> {
         if threads > THREADS_MOST {
             let message = format!("{threads} threads are requested, the maximum is {THREADS_MOST}");

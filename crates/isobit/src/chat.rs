@@ -1,5 +1,6 @@
-//! `isobit chat`: a conversation with a model. On a terminal there is a prompt, answers appear token by token, and Ctrl-C ends the
-//! answer, not the program. On a pipe every line is a message, and stdout holds the answers alone.
+//! `isobit chat`: a conversation with a model. On a terminal there is a prompt, answers appear
+//! token by token, and Ctrl-C ends the answer, not the program. On a pipe every line is a message,
+//! and stdout holds the answers alone.
 
 use crate::Failure;
 use crate::backend::{Job, on_device};
@@ -107,7 +108,8 @@ impl<B: Backend> Conversation<'_, B> {
         Ok(())
     }
 
-    /// The whole conversation is rendered anew for each answer: a template may treat its last message in a way of its own.
+    /// The whole conversation is rendered anew for each answer: a template may treat its last
+    /// message in a way of its own.
     fn answer(&mut self, message: String) -> Result<(), Failure> {
         self.messages.push(("user".to_string(), message));
         let tokens = self.texts.tokens(&self.texts.rendered(&self.messages)?, false)?;
@@ -145,8 +147,9 @@ fn is_command(text: &str) -> bool {
     word.is_some_and(|word| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase()))
 }
 
-/// One line, lines that a backslash joins, or what stands between two `"""`. None at the end of the input. On a terminal Ctrl-C
-/// takes back what was typed so far of a message of several lines, and Ctrl-D in the middle of one ends the conversation.
+/// One line, lines that a backslash joins, or what stands between two `"""`. None at the end of the
+/// input. On a terminal Ctrl-C takes back what was typed so far of a message of several lines, and
+/// Ctrl-D in the middle of one ends the conversation.
 fn next_message(reader: &mut impl BufRead, terminal: bool) -> Result<Option<String>, Failure> {
     const QUOTES: &str = "\"\"\"";
     let Some(mut line) = prompted(reader, terminal, "> ")? else { return Ok(None) };

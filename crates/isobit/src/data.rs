@@ -1,5 +1,6 @@
-//! `isobit data check` and `isobit data show`: what training would see of data files, before anything is trained. The first
-//! validates and counts, the second prints a row with the tokens the loss counts between ⟦ and ⟧, green on a terminal.
+//! `isobit data check` and `isobit data show`: what training would see of data files, before
+//! anything is trained. The first validates and counts, the second prints a row with the tokens the
+//! loss counts between ⟦ and ⟧, green on a terminal.
 
 use crate::Failure;
 use isobit_training::data::{
@@ -336,7 +337,8 @@ struct Piece {
 
 /// Cuts a row where documents and the mask change, and where a character ends.
 fn pieces(shown: &Shown<'_>) -> Vec<Piece> {
-    // BOUND: a character has at most four bytes; what is still no text after that many tokens never will be.
+    // BOUND: a character has at most four bytes; what is still no text after that many tokens never
+    // will be.
     const TOKENS_MAX: usize = 4;
     let row = shown.row;
     let mut pieces = Vec::new();

@@ -1,5 +1,6 @@
-//! `isobit demo`: the whole story on an embedded model, in seconds and without downloads. It starts this program again for
-//! every run, so that what it shows is what a user does: train, kill, resume, train otherwise, compare.
+//! `isobit demo`: the whole story on an embedded model, in seconds and without downloads. It starts
+//! this program again for every run, so that what it shows is what a user does: train, kill,
+//! resume, train otherwise, compare.
 
 use crate::Failure;
 use isobit_proof::hash::Hash;

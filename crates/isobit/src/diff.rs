@@ -1,7 +1,8 @@
-//! `isobit diff`: what differs between two files, adapters, checkpoints, models or runs, from this or any other tool.
+//! `isobit diff`: what differs between two files, adapters, checkpoints, models or runs, from this
+//! or any other tool.
 //!
-//! For two runs first the step at which they part, then a line for each of the first differing tensors, then a summary:
-//! `max=0 nonzero=0` when nothing differs. The exit code is 0 or 1.
+//! For two runs first the step at which they part, then a line for each of the first differing
+//! tensors, then a summary: `max=0 nonzero=0` when nothing differs. The exit code is 0 or 1.
 
 use crate::Failure;
 use isobit_proof::FileError;

@@ -1,5 +1,5 @@
-//! The end of `isobit train`: what came out and how it went, in a few lines for people and in one event for programs, and the next
-//! command to type.
+//! The end of `isobit train`: what came out and how it went, in a few lines for people and in one
+//! event for programs, and the next command to type.
 
 use crate::Failure;
 use crate::failure::failed;
@@ -75,8 +75,8 @@ fn ending(prepared: &Prepared, console: &Console, step: u64, early: bool) -> Res
     })
 }
 
-/// The first half of BLAKE3 of the weights, from the manifest: they were read to write it. Weights in several files have the
-/// hash of their hashes.
+/// The first half of BLAKE3 of the weights, from the manifest: they were read to write it. Weights
+/// in several files have the hash of their hashes.
 fn hash(folder: &Path) -> Result<String, FileError> {
     let manifest = Manifest::read(folder)?;
     let is_weights = |name: &str| Path::new(name).extension().is_some_and(|kind| kind == "safetensors");

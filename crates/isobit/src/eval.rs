@@ -1,5 +1,5 @@
-//! `isobit eval`: loss, perplexity and accuracy of a model on data files, with or without an adapter. A run's config makes
-//! it read data as the run did; arguments go over the config.
+//! `isobit eval`: loss, perplexity and accuracy of a model on data files, with or without an
+//! adapter. A run's config makes it read data as the run did; arguments go over the config.
 
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
@@ -24,7 +24,8 @@ pub(crate) struct Arguments {
     /// Data files: JSONL or JSON arrays; without any, the rows that the config evaluates on
     #[arg(long, value_name = "FILE", required_unless_present = "config", num_args = 1..)]
     data: Vec<PathBuf>,
-    /// Config of a run: read data as it does (fields, masks, length, template variables, date), with its profile
+    /// Config of a run: read data as it does (fields, masks, length, template variables, date),
+    /// with its profile
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Longer examples lose their end [default: 1024]

@@ -22,8 +22,8 @@ impl Failure {
         Self { code: 6, message: message.into(), hint: Some(hint.into()) }
     }
 
-    /// Tells it now and leaves the exit code: for a command whose result is printed and says the same, so that no event
-    /// follows it.
+    /// Tells it now and leaves the exit code: for a command whose result is printed and says the
+    /// same, so that no event follows it.
     pub(crate) fn told(self) -> Self {
         self.tell();
         Self { code: self.code, message: String::new(), hint: None }
@@ -38,7 +38,8 @@ impl Failure {
         }
     }
 
-    /// The last line of a command that was asked for JSON. Whether anybody reads it changes nothing.
+    /// The last line of a command that was asked for JSON. Whether anybody reads it changes
+    /// nothing.
     pub(crate) fn tell_event(&self) {
         let Self { code, message, hint } = self;
         let event = serde_json::json!({
@@ -52,8 +53,9 @@ impl Failure {
         Self { code: 1, message: String::new(), hint: None }
     }
 
-    /// A reader that has seen enough and closed the pipe is nothing to talk about: other tools end by the signal, whose
-    /// number makes this code. The signal itself stays ignored, or it would end a training run.
+    /// A reader that has seen enough and closed the pipe is nothing to talk about: other tools end
+    /// by the signal, whose number makes this code. The signal itself stays ignored, or it would
+    /// end a training run.
     pub(crate) fn output(error: &std::io::Error) -> Self {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
             return Self { code: 141, message: String::new(), hint: None };

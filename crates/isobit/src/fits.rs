@@ -1,5 +1,6 @@
-//! Whether a run fits: what its config needs in the worst case against what the device has. `plan` prints it, `train` refuses
-//! a run that does not fit, `init` looks for the fastest settings that do.
+//! Whether a run fits: what its config needs in the worst case against what the device has. `plan`
+//! prints it, `train` refuses a run that does not fit, `init` looks for the fastest settings that
+//! do.
 
 use crate::Failure;
 use crate::backend::{Chosen, open_cpu};
@@ -81,7 +82,8 @@ fn hint(run: &Run) -> String {
     }
 }
 
-/// Refuses a run that the plan says does not fit. If no plan can be made, the step after it reports why.
+/// Refuses a run that the plan says does not fit. If no plan can be made, the step after it reports
+/// why.
 pub(crate) fn check(run: &Run) -> Result<(), Failure> {
     let Ok(fit) = memory_fit(run, None) else { return Ok(()) };
     let Some(refusal) = fit.refusal(run) else { return Ok(()) };

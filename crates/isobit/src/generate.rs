@@ -1,4 +1,5 @@
-//! `isobit generate`: text from a model, an adapter, or both side by side, shown as it comes; and what `isobit chat` shares with it.
+//! `isobit generate`: text from a model, an adapter, or both side by side, shown as it comes; and
+//! what `isobit chat` shares with it.
 
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
@@ -112,8 +113,8 @@ impl Texts {
     }
 }
 
-/// Continues `prompt` until the text ends, or until `each` says no: it gets all added tokens whenever there is another. Gives the
-/// added tokens.
+/// Continues `prompt` until the text ends, or until `each` says no: it gets all added tokens
+/// whenever there is another. Gives the added tokens.
 pub(crate) fn continued<B: Backend>(
     backend: &B,
     built: &Built<B>,
@@ -148,8 +149,8 @@ pub(crate) fn continued<B: Backend>(
     Ok(added)
 }
 
-/// A text written while its tokens come. A character may take several tokens: only whole ones are written, and in the end all of
-/// what the tokens give together.
+/// A text written while its tokens come. A character may take several tokens: only whole ones are
+/// written, and in the end all of what the tokens give together.
 pub(crate) struct Stream<'a, W: Write> {
     tokenizer: &'a Tokenizer,
     out: W,

@@ -1,5 +1,6 @@
-//! `isobit init`: a commented config for a model folder and a data file. Both are looked at first, as training would, so what
-//! is wrong with them comes out here; the comments are those of the table of keys.
+//! `isobit init`: a commented config for a model folder and a data file. Both are looked at first,
+//! as training would, so what is wrong with them comes out here; the comments are those of the
+//! table of keys.
 
 use crate::Failure;
 use crate::failure::failed;
@@ -18,9 +19,10 @@ use std::path::{Path, PathBuf};
 /// Rows of one update, and passes over the data.
 const ROWS_PER_UPDATE: usize = 8;
 const EPOCHS: usize = 3;
-/// How an update may be split. Policies are tried first to last and splits within each: computing activations again costs
-/// time at every length of rows (a fifth and more), small micro-batches only where rows are short. Memory does not fall from
-/// one to the next: the first of a policy may need more than the last of the one before.
+/// How an update may be split. Policies are tried first to last and splits within each: computing
+/// activations again costs time at every length of rows (a fifth and more), small micro-batches
+/// only where rows are short. Memory does not fall from one to the next: the first of a policy may
+/// need more than the last of the one before.
 const SPLITS: [usize; 4] = [8, 4, 2, 1];
 /// Fewer rows than this are all trained on.
 const ROWS_TO_HOLD_OUT_FROM: usize = 40;
@@ -42,7 +44,8 @@ pub(crate) struct Arguments {
     /// Write over a config that is there
     #[arg(long)]
     force: bool,
-    /// Memory in GiB that the run may take, to write a config for another machine; default: what this one has
+    /// Memory in GiB that the run may take, to write a config for another machine; default: what
+    /// this one has
     #[arg(long, value_name = "GIB", value_parser = crate::plan::gibibytes)]
     memory: Option<u64>,
     /// Field that holds the prompt, for data with names of its own
@@ -68,14 +71,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How an update is split and what of it is kept for the backward pass. It decides over time and memory, never over a bit.
+/// How an update is split and what of it is kept for the backward pass. It decides over time and
+/// memory, never over a bit.
 struct Split {
     micro_batch_size: usize,
     recomputation: Policy,
     why: String,
 }
 
-/// The fastest split whose plan leaves a fifth of the memory to everything else; the smallest where none does.
+/// The fastest split whose plan leaves a fifth of the memory to everything else; the smallest where
+/// none does.
 fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Split, Failure> {
     let candidates = Policy::ALL.into_iter().flat_map(|policy| SPLITS.map(|rows| (rows, policy)));
     let mut smallest = None;

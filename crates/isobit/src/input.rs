@@ -1,4 +1,5 @@
-//! Lines of standard input, with a limit: what is not text, or never ends, is an error of the data and not of the disk.
+//! Lines of standard input, with a limit: what is not text, or never ends, is an error of the data
+//! and not of the disk.
 
 use crate::Failure;
 use std::io::{BufRead, Read};

@@ -123,7 +123,8 @@ fn refused(refusal: &clap::Error) -> ExitCode {
     printed.map_or_else(|error| ExitCode::from(Failure::output(&error).code), |()| ExitCode::SUCCESS)
 }
 
-/// Whether the command line asks for JSON: read from the words themselves, since a usage error leaves nothing else.
+/// Whether the command line asks for JSON: read from the words themselves, since a usage error
+/// leaves nothing else.
 fn json_is_wanted(words: impl Iterator<Item = std::ffi::OsString>) -> bool {
     words.take_while(|word| word != "--").any(|word| word == "--json")
 }

@@ -1,4 +1,5 @@
-//! A model from its folder, with an adapter where one is named: what `eval`, `generate` and `chat` share.
+//! A model from its folder, with an adapter where one is named: what `eval`, `generate` and `chat`
+//! share.
 
 use crate::Failure;
 use crate::adapter;
@@ -26,7 +27,8 @@ pub(crate) struct Arguments {
 /// What a model is used with, wherever its folder is named.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Adapter folder (adapter_config.json, adapter_model.safetensors), ours or PEFT's; or a run or checkpoint of ours
+    /// Adapter folder (adapter_config.json, adapter_model.safetensors), ours or PEFT's; or a run or
+    /// checkpoint of ours
     #[arg(long, value_name = "FOLDER")]
     pub(crate) adapter: Option<PathBuf>,
     /// cpu, opencl:N or cuda:N

@@ -1,5 +1,6 @@
-//! `isobit plan`: the memory a config needs, by item, before anything is loaded. The real step runs on the backend that counts, with
-//! rows as long as the config allows. Exit code 4 if it does not fit.
+//! `isobit plan`: the memory a config needs, by item, before anything is loaded. The real step runs
+//! on the backend that counts, with rows as long as the config allows. Exit code 4 if it does not
+//! fit.
 
 use crate::Failure;
 use crate::failure::failed;
@@ -21,7 +22,8 @@ pub(crate) struct Arguments {
     /// Override a key of the config: `--set training.micro_batch_size=1`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Plan for this device instead of the config's: cpu, opencl:N or cuda:N. With `--memory` it need not be here
+    /// Plan for this device instead of the config's: cpu, opencl:N or cuda:N. With `--memory` it
+    /// need not be here
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// Memory of the device in GiB, to plan for another machine; default: what this one has

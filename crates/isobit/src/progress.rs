@@ -1,5 +1,6 @@
-//! What `isobit train` shows while it runs: a bar on a terminal, plain lines where there is none, so that a log file lives,
-//! and events as JSON on stdout where they are asked for. Nothing here changes a result.
+//! What `isobit train` shows while it runs: a bar on a terminal, plain lines where there is none,
+//! so that a log file lives, and events as JSON on stdout where they are asked for. Nothing here
+//! changes a result.
 
 use crate::stderr::tell;
 use crate::units::{size, time};
@@ -54,8 +55,8 @@ impl Clock {
     }
 }
 
-/// How fast this process goes. Updates before it do not count, and its first one does not as soon as there is another: that one
-/// compiles kernels and asks for memory.
+/// How fast this process goes. Updates before it do not count, and its first one does not as soon
+/// as there is another: that one compiles kernels and asks for memory.
 #[derive(Debug, Default)]
 struct Pace {
     begun: f64,

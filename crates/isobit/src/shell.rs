@@ -1,4 +1,5 @@
-//! `isobit completions` and `isobit man`: files for a shell and for `man`, made from the same definitions as `--help`.
+//! `isobit completions` and `isobit man`: files for a shell and for `man`, made from the same
+//! definitions as `--help`.
 
 use crate::Failure;
 use std::io::Write;

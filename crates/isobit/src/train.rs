@@ -1,4 +1,5 @@
-//! `isobit train`: runs a config, or goes on with a run. Progress on stderr, results in the output folder.
+//! `isobit train`: runs a config, or goes on with a run. Progress on stderr, results in the output
+//! folder.
 
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};

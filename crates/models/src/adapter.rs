@@ -36,7 +36,8 @@ pub struct LoraConfig {
     /// Scale by `alpha / √rank` instead of `alpha / rank`.
     pub rslora: bool,
     pub targets: Targets,
-    /// Tensors that get an adapter where they are no linear module's, above all fused experts: full names or their ends, at a dot.
+    /// Tensors that get an adapter where they are no linear module's, above all fused experts: full
+    /// names or their ends, at a dot.
     pub parameters: Vec<String>,
     pub exclude: Option<Targets>,
     pub layers: Option<Vec<usize>>,
@@ -136,7 +137,8 @@ pub fn pattern_matches(pattern: &str, path: &str) -> Result<bool, ModelError> {
 }
 
 fn expression(pattern: &str) -> Result<Regex, ModelError> {
-    /// Bytes of a compiled expression: names of modules need little, and a file of others may ask for much.
+    /// Bytes of a compiled expression: names of modules need little, and a file of others may ask
+    /// for much.
     const SIZE_MOST: usize = 1 << 20;
     RegexBuilder::new(pattern)
         .size_limit(SIZE_MOST)

@@ -1,10 +1,11 @@
 //! The experts of a layer, from any of the layouts in which they are published.
 //!
 //! Per expert (`experts.7.gate_proj.weight` `[width, hidden]`, `up_proj`, `down_proj`
-//! `[hidden, width]`), or fused: `experts.gate_up_proj` `[experts, 2·width, hidden]` (gate rows, then
-//! up rows) and `experts.down_proj` `[experts, hidden, width]`, or both of these transposed in their
-//! last two dimensions. The shapes of the pair tell which: one tensor may look the same both ways
-//! (`2·width = hidden`, or `width = hidden`), never both. Nothing is read before all is checked.
+//! `[hidden, width]`), or fused: `experts.gate_up_proj` `[experts, 2·width, hidden]` (gate rows,
+//! then up rows) and `experts.down_proj` `[experts, hidden, width]`, or both of these transposed in
+//! their last two dimensions. The shapes of the pair tell which: one tensor may look the same both
+//! ways (`2·width = hidden`, or `width = hidden`), never both. Nothing is read before all is
+//! checked.
 
 use crate::ModelError;
 use crate::config::ExpertsConfig;
@@ -73,7 +74,8 @@ impl Experts<'_> {
     }
 }
 
-/// Finds and checks the experts of the feed-forward module at `path` (`model.layers.3.mlp`). No number is read yet.
+/// Finds and checks the experts of the feed-forward module at `path` (`model.layers.3.mlp`). No
+/// number is read yet.
 pub fn load<'a>(source: &'a dyn WeightSource, path: &str, shape: ExpertsShape) -> Result<Experts<'a>, ModelError> {
     let start = format!("{path}.experts.");
     let layer = LayerExperts { source, start, shape };
@@ -204,7 +206,8 @@ fn fused(layer: LayerExperts<'_>) -> Result<Experts<'_>, ModelError> {
     } else if found == swapped {
         ExpertsLayout::Transposed
     } else {
-        // Name the tensor that fits neither way; where each fits one way, the second, which contradicts the first.
+        // Name the tensor that fits neither way; where each fits one way, the second, which
+        // contradicts the first.
         let at = usize::from(found[0] == plain[0] || found[0] == swapped[0]);
         let what =
             format!("its shape is {:?}, the config says {:?} or, transposed, {:?}", found[at], plain[at], swapped[at]);
@@ -320,7 +323,8 @@ impl<'a> StoredExperts<'a> {
         Ok(StoredTensor { format: self.format, shape: vec![rows, columns], bytes })
     }
 
-    /// One matrix of all experts, one after another: `[experts, width, hidden]` or `[experts, hidden, width]`.
+    /// One matrix of all experts, one after another: `[experts, width, hidden]` or
+    /// `[experts, hidden, width]`.
     pub fn stacked(&self, projection: Projection) -> Result<StoredTensor<'a>, ModelError> {
         let [rows, columns] = projection.shape(self.layer.shape);
         let count = self.layer.shape.experts;
@@ -335,7 +339,8 @@ impl<'a> StoredExperts<'a> {
         Ok(StoredTensor { format: self.format, shape: vec![count, rows, columns], bytes: Cow::Owned(bytes) })
     }
 
-    /// Gate and up of all experts: `[experts, 2·width, hidden]`, of each expert gate rows, then up rows.
+    /// Gate and up of all experts: `[experts, 2·width, hidden]`, of each expert gate rows, then up
+    /// rows.
     pub fn stacked_gate_up(&self) -> Result<StoredTensor<'a>, ModelError> {
         let ExpertsShape { experts, width, hidden } = self.layer.shape;
         if self.layout == ExpertsLayout::Fused {

@@ -1,7 +1,8 @@
 //! Trained tensors as files have them, where that is not how they lie in memory.
 //!
-//! Experts are two tensors per layer in memory; a file may have them one by one or transposed, and whoever reads the trained model expects the
-//! layout of the base. PEFT puts the columns of all experts' B side by side, rank first.
+//! Experts are two tensors per layer in memory; a file may have them one by one or transposed, and
+//! whoever reads the trained model expects the layout of the base. PEFT puts the columns of all
+//! experts' B side by side, rank first.
 
 use crate::build::ExpertTensor;
 use crate::experts::{Experts, ExpertsLayout, ExpertsShape};
@@ -11,10 +12,11 @@ use isobit_proof::safetensors::NamedTensor;
 /// How a parameter is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// B of experts' adapters: `[experts, outputs, rank]` here, `[outputs, rank·experts]` in the file.
+    /// B of experts' adapters: `[experts, outputs, rank]` here, `[outputs, rank·experts]` in the
+    /// file.
     RankMajor { experts: usize, outputs: usize, rank: usize },
-    /// Factors of experts' adapters, a pair for each matrix of each expert, `start` before their names. Gate and up are blocks on the
-    /// diagonal of one B: `[experts, 2·width, 2·rank]` here.
+    /// Factors of experts' adapters, a pair for each matrix of each expert, `start` before their
+    /// names. Gate and up are blocks on the diagonal of one B: `[experts, 2·width, 2·rank]` here.
     Factors { start: String, part: ExpertTensor, factor: Factor, shape: ExpertsShape, rank: usize },
     /// A tensor for each matrix of each expert; `start` is what their names begin with.
     Single { start: String, part: ExpertTensor, shape: ExpertsShape },
@@ -46,7 +48,8 @@ impl Factor {
 }
 
 impl Form {
-    /// How trained experts are written so that the file is like the base's; none where it is like the memory.
+    /// How trained experts are written so that the file is like the base's; none where it is like
+    /// the memory.
     pub(crate) fn of_experts(
         source: &dyn WeightSource,
         path: &str,

@@ -1,7 +1,9 @@
-//! Matrices of float8 (e4m3, finite only) with a float32 scale per block, as DeepSeek-V3 publishes them.
+//! Matrices of float8 (e4m3, finite only) with a float32 scale per block, as DeepSeek-V3 publishes
+//! them.
 //!
-//! A weight is its 8-bit value times the scale of its block, one float32 product rounded once; nothing else is rounded, so every
-//! reader gets these numbers. The format has no infinities; its two NaN codes in a weight are a malformed file.
+//! A weight is its 8-bit value times the scale of its block, one float32 product rounded once;
+//! nothing else is rounded, so every reader gets these numbers. The format has no infinities; its
+//! two NaN codes in a weight are a malformed file.
 
 use crate::ModelError;
 
@@ -12,7 +14,8 @@ pub const fn value(code: u8) -> f32 {
     if magnitude == 0x7f {
         return f32::NAN;
     }
-    // Seven bits in the place of a float32's exponent and mantissa, then the difference of the biases, 127 − 7.
+    // Seven bits in the place of a float32's exponent and mantissa, then the difference of the
+    // biases, 127 − 7.
     let value = f32::from_bits(magnitude << 20) * f32::from_bits((127 + 120) << 23);
     f32::from_bits(value.to_bits() | (code as u32 & 0x80) << 24)
 }

@@ -1,4 +1,5 @@
-//! Generation with a cache of what earlier tokens left behind: keys and values, or inputs and state of a recurrence. A token's results depend on it and on what came before alone, so the logits are
+//! Generation with a cache of what earlier tokens left behind: keys and values, or inputs and state
+//! of a recurrence. A token's results depend on it and on what came before alone, so the logits are
 //! those of the full forward pass, bit for bit.
 
 use crate::config::{AttentionKind, LayerConfig};
@@ -41,7 +42,8 @@ impl LayerCache {
     }
 }
 
-/// Of a delta rule: what its convolution reaches back to, the state at the last border of a chunk, and the rule's inputs since.
+/// Of a delta rule: what its convolution reaches back to, the state at the last border of a chunk,
+/// and the rule's inputs since.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DeltaCache {
     pub(crate) history: Vec<f32>,
@@ -133,8 +135,8 @@ pub struct Sampling {
 impl Sampling {
     pub const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, seed: 0 };
 
-    /// The token at `position` of a text: a pure function of seed, logits and position, so a text does not depend on its company. Host
-    /// arithmetic in float64.
+    /// The token at `position` of a text: a pure function of seed, logits and position, so a text
+    /// does not depend on its company. Host arithmetic in float64.
     #[expect(clippy::float_arithmetic, reason = "sampling is defined here, on the host")]
     pub fn choose(&self, logits: &[f32], position: u64) -> u32 {
         let mut order: Vec<u32> = (0..logits.len() as u32).collect();

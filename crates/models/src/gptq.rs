@@ -1,10 +1,13 @@
-//! Matrices of 4-bit integers as GPTQ's writers store them, checked and handed to the ops as they are: never expanded.
+//! Matrices of 4-bit integers as GPTQ's writers store them, checked and handed to the ops as they
+//! are: never expanded.
 //!
-//! `W[output, input] = scale[group, output] · (q[input, output] − zero[group, output])` with `group = g_idx[input]`. Eight integers share a
-//! 32-bit word, the lowest bits first: `qweight` is packed along inputs, `qzeros` along outputs.
+//! `W[output, input] = scale[group, output] · (q[input, output] − zero[group, output])` with
+//! `group = g_idx[input]`. Eight integers share a 32-bit word, the lowest bits first: `qweight` is
+//! packed along inputs, `qzeros` along outputs.
 //!
-//! Format 1 stores zeros less one, subtracted from whole words; so whole words have 0x11111111 added, with wrap-around. A zero of
-//! 0 borrows from its neighbour there, which adding one to each four bits would not give back. Zeros are 0 to 15 either way.
+//! Format 1 stores zeros less one, subtracted from whole words; so whole words have 0x11111111
+//! added, with wrap-around. A zero of 0 borrows from its neighbour there, which adding one to each
+//! four bits would not give back. Zeros are 0 to 15 either way.
 
 use crate::ModelError;
 use crate::config::{GptqConfig, GptqFormat};
@@ -91,8 +94,8 @@ impl GptqWeight {
         self.quantized().nibble(input, output)
     }
 
-    /// The matrix `[outputs, inputs]`: a difference of integers times the scale, rounded once. For a head or a router, whose ops take
-    /// float32 numbers.
+    /// The matrix `[outputs, inputs]`: a difference of integers times the scale, rounded once. For
+    /// a head or a router, whose ops take float32 numbers.
     #[expect(clippy::float_arithmetic, reason = "the one product that defines the weight")]
     pub fn dequantise(&self) -> Vec<f32> {
         let scales = self.quantized().scales;
@@ -186,7 +189,8 @@ impl GptqModule<'_> {
         if self.config.symmetric == Some(true)
             && let Some(at) = zeros.iter().position(|zero| *zero != MIDDLE)
         {
-            // Some readers take the zeros of a symmetric file for granted: two readings of one file are none.
+            // Some readers take the zeros of a symmetric file for granted: two readings of one file
+            // are none.
             let what = format!("zero {at} is {}, `sym` says {MIDDLE}: is `checkpoint_format` right?", zeros[at]);
             return Err(wrong(&name, what));
         }

@@ -79,7 +79,8 @@ impl<B: Backend> Model<B> {
         Rotation { cos: &self.cos, sin: &self.sin, width: self.config.rotary_width }
     }
 
-    /// Logits of the last token, given what came before: every layer takes that from its cache and adds to it.
+    /// Logits of the last token, given what came before: every layer takes that from its cache and
+    /// adds to it.
     pub(crate) fn next_logits<'a>(
         &'a self,
         tape: &mut Tape<'a, B>,

@@ -49,7 +49,8 @@ fn whole(number: f64) -> Value {
     if libm::trunc(number) == number && number.abs() < 1e15 { json!(number as i64) } else { json!(number) }
 }
 
-/// Puts the tensors of an adapter's file in place. Every trained tensor must be there, with its shape, and nothing else.
+/// Puts the tensors of an adapter's file in place. Every trained tensor must be there, with its
+/// shape, and nothing else.
 pub fn load<B: Backend>(backend: &B, built: &mut Built<B>, file: &SafeTensors) -> Result<(), ModelError> {
     let Built { model, parameters } = built;
     let ids: Vec<_> = parameters.iter().map(|(id, _)| id).collect();

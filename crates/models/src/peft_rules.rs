@@ -17,8 +17,8 @@ pub enum PeftRules {
     FusesExperts {
         /// Modules that keep their meaning.
         modules: &'static [&'static str],
-        /// Whether adapters on the modules of every expert may be trained: PEFT converts them, where
-        /// no other module has their names.
+        /// Whether adapters on the modules of every expert may be trained: PEFT converts them,
+        /// where no other module has their names.
         converts_per_expert: bool,
     },
 }

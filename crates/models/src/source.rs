@@ -1,8 +1,10 @@
-//! Where weights come from: a checkpoint on disk, numbers made up for a benchmark, or shapes alone for a plan.
+//! Where weights come from: a checkpoint on disk, numbers made up for a benchmark, or shapes alone
+//! for a plan.
 //!
-//! A `WeightSource` gives tensors by the names of the text model (`model.layers.0.…`). `weights.rs` is the one for model folders: it knows other
-//! prefixes and quantised matrices. A plain `Checkpoint` is one too, for files that have neither. `experts.rs` asks a source for
-//! the experts of a layer.
+//! A `WeightSource` gives tensors by the names of the text model (`model.layers.0.…`). `weights.rs`
+//! is the one for model folders: it knows other prefixes and quantised matrices. A plain
+//! `Checkpoint` is one too, for files that have neither. `experts.rs` asks a source for the experts
+//! of a layer.
 
 use crate::ModelError;
 use crate::gptq::{GptqForm, GptqWeight};
@@ -110,8 +112,8 @@ pub trait WeightSource {
         self.release(&format!("{path}.weight"));
     }
 
-    /// The bias of the linear layer at `path`. Where the config has none the file may still hold one, as quantisers write them: then it must
-    /// be zero.
+    /// The bias of the linear layer at `path`. Where the config has none the file may still hold
+    /// one, as quantisers write them: then it must be zero.
     fn bias(&self, path: &str, outputs: usize, wanted: bool) -> Result<Option<StoredTensor<'_>>, ModelError> {
         let name = format!("{path}.bias");
         if !wanted && self.shape(&name).is_none() {
@@ -226,7 +228,8 @@ impl WeightSource for RandomSource {
     }
 }
 
-/// Weights without numbers, for a backend that counts: shapes and formats of another source, or one format for all.
+/// Weights without numbers, for a backend that counts: shapes and formats of another source, or one
+/// format for all.
 #[derive(Clone, Copy)]
 pub enum Shapes<'a> {
     All(FloatFormat),

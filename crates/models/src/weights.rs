@@ -1,7 +1,8 @@
-//! The weights of a model folder: a checkpoint, how it names its tensors, and how its matrices are quantised.
+//! The weights of a model folder: a checkpoint, how it names its tensors, and how its matrices are
+//! quantised.
 //!
-//! What the file holds decides: a module with a `qweight` is quantised, one with a `weight` is not, a float8 `weight` needs its scales. The
-//! config says how to read them, and must not contradict.
+//! What the file holds decides: a module with a `qweight` is quantised, one with a `weight` is not,
+//! a float8 `weight` needs its scales. The config says how to read them, and must not contradict.
 
 use crate::ModelError;
 use crate::config::{Config, Fp8Config, GptqConfig, Quantization, quantization};
@@ -32,8 +33,8 @@ pub enum Copied<'a> {
 }
 
 impl Weights {
-    /// Looks through the names of the checkpoint; no tensor is read. An error where the file holds parts of a model that the
-    /// config does not describe.
+    /// Looks through the names of the checkpoint; no tensor is read. An error where the file holds
+    /// parts of a model that the config does not describe.
     pub fn new(checkpoint: Checkpoint, config: &Config) -> Result<Self, ModelError> {
         let names = Names::of(checkpoint.names(), config)?;
         let unused = unused::find(&checkpoint, &names, config)?;

@@ -1,6 +1,7 @@
 //! Renders conversations with a chat template, for comparison with other programs:
-//! `render_template TEMPLATE SPECIAL.json DATE < rows.jsonl`. Each row may have `add_generation_prompt` beside its messages.
-//! One JSON object a line comes out: `{"text": …}` or `{"error": …}`.
+//! `render_template TEMPLATE SPECIAL.json DATE < rows.jsonl`. Each row may have
+//! `add_generation_prompt` beside its messages. One JSON object a line comes out: `{"text": …}` or
+//! `{"error": …}`.
 
 use isobit_training::data::Template;
 use serde_json::json;

@@ -1,4 +1,5 @@
-//! Rows of a step as a micro-batch: tokens one after another, no padding, documents and positions beside them.
+//! Rows of a step as a micro-batch: tokens one after another, no padding, documents and positions
+//! beside them.
 
 use crate::row::Row;
 use isobit_autograd::{BatchLayout, Targets};

@@ -1,5 +1,5 @@
-//! `data.json` of a run folder: the files that the run trains on, with format, size and digest. `generate` reads from it
-//! whether an adapter was trained on conversations.
+//! `data.json` of a run folder: the files that the run trains on, with format, size and digest.
+//! `generate` reads from it whether an adapter was trained on conversations.
 
 use crate::data::{Report, RowFormat};
 use isobit_proof::atomic::write_atomically;
@@ -32,8 +32,8 @@ pub(crate) fn is_ours(output_dir: &Path) -> Result<bool, FileError> {
     }
 }
 
-/// The format of the conversations that the run in this folder trained on. None where there are none, or where the folder does
-/// not say: this is only ever a hint.
+/// The format of the conversations that the run in this folder trained on. None where there are
+/// none, or where the folder does not say: this is only ever a hint.
 pub fn conversations(output_dir: &Path) -> Option<String> {
     let bytes = regular::read(&output_dir.join(NAME), BYTES_MOST).ok()?;
     let value: serde_json::Value = serde_json::from_slice(&bytes).ok()?;

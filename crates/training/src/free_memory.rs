@@ -1,6 +1,6 @@
-//! How much memory a run may take on this machine: the least of what the system could give a new process without swapping,
-//! what is left of its control group (a container, a job of a batch system) and what is left of `ulimit -v`. Only plans ask;
-//! no result depends on it.
+//! How much memory a run may take on this machine: the least of what the system could give a new
+//! process without swapping, what is left of its control group (a container, a job of a batch
+//! system) and what is left of `ulimit -v`. Only plans ask; no result depends on it.
 
 use std::path::{Path, PathBuf};
 
@@ -36,7 +36,8 @@ fn available(meminfo: &str) -> Option<u64> {
     field(meminfo, "MemAvailable")?.checked_mul(1024)
 }
 
-/// Names of the files of a control group: limit, use, and the cached files in the use, which make room when it is needed.
+/// Names of the files of a control group: limit, use, and the cached files in the use, which make
+/// room when it is needed.
 struct Names {
     limit: &'static str,
     used: &'static str,
@@ -50,7 +51,8 @@ const FIRST: Names = Names {
     cached: ["total_inactive_file", "total_active_file"],
 };
 
-/// What is left in the control groups of this process, of either version, and in all groups that hold them.
+/// What is left in the control groups of this process, of either version, and in all groups that
+/// hold them.
 fn group(mount: &Path, groups: &str) -> Option<u64> {
     let all = groups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':');
@@ -64,7 +66,8 @@ fn group(mount: &Path, groups: &str) -> Option<u64> {
     all.min()
 }
 
-/// Inside a container the path may be that of the outside: what is not there says nothing, and the root always counts.
+/// Inside a container the path may be that of the outside: what is not there says nothing, and the
+/// root always counts.
 fn left(root: &Path, path: &str, names: &Names) -> Option<u64> {
     let mut folders = vec![root.to_path_buf()];
     for part in path.split('/').filter(|part| !part.is_empty() && *part != "..") {

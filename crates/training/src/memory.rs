@@ -1,11 +1,13 @@
-//! A limit on the memory that a stranger's program may take: a chat template is one, and it doubles a string as easily as it
-//! prints it. Its instructions and its output are bounded elsewhere; nothing but the allocator sees what lies between.
+//! A limit on the memory that a stranger's program may take: a chat template is one, and it doubles
+//! a string as easily as it prints it. Its instructions and its output are bounded elsewhere;
+//! nothing but the allocator sees what lies between.
 //!
-//! The program makes `Limited` its allocator. It is the system's, and counts for threads under a limit. An allocator can
-//! neither return an error nor unwind, so the one that would go beyond the limit ends the process, with the message prepared
-//! for it. Templates run before anything is written, so there is nothing to lose. So does one that the system refuses: the
-//! large ones are buffers, which say so themselves; after a small one nothing could go on, and checkpoints are whole at
-//! every moment.
+//! The program makes `Limited` its allocator. It is the system's, and counts for threads under a
+//! limit. An allocator can neither return an error nor unwind, so the one that would go beyond the
+//! limit ends the process, with the message prepared for it. Templates run before anything is
+//! written, so there is nothing to lose. So does one that the system refuses: the large ones are
+//! buffers, which say so themselves; after a small one nothing could go on, and checkpoints are
+//! whole at every moment.
 
 #[cfg(unix)]
 use crate::decimal::{DIGITS_MAX, decimal};
@@ -26,8 +28,9 @@ thread_local! {
     static LAST_WORDS: Cell<*const str> = const { Cell::new(std::ptr::from_ref("")) };
 }
 
-/// Does `work` with at most `bytes` more than this thread holds now. Where that is not enough the process says `last_words` on
-/// standard error and ends with the exit code 8, if [`Limited`] is its allocator.
+/// Does `work` with at most `bytes` more than this thread holds now. Where that is not enough the
+/// process says `last_words` on standard error and ends with the exit code 8, if [`Limited`] is its
+/// allocator.
 pub fn within<T>(bytes: usize, last_words: &str, work: impl FnOnce() -> T) -> T {
     struct Restore(isize, *const str);
     impl Drop for Restore {
@@ -45,8 +48,8 @@ pub fn within<T>(bytes: usize, last_words: &str, work: impl FnOnce() -> T) -> T 
 #[derive(Debug)]
 pub struct Limited;
 
-// SAFETY: every call goes to the system's allocator with the layout it came with; counting touches two plain cells of the
-// thread and allocates nothing.
+// SAFETY: every call goes to the system's allocator with the layout it came with; counting touches
+// two plain cells of the thread and allocates nothing.
 unsafe impl GlobalAlloc for Limited {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         take(layout.size());
@@ -125,9 +128,11 @@ fn refused(_bytes: usize) {}
 
 #[cfg(unix)]
 fn end() {
-    // SAFETY: the text is borrowed by the `within` that set the pointer, and this runs inside its `work`.
+    // SAFETY: the text is borrowed by the `within` that set the pointer, and this runs inside its
+    // `work`.
     let text = unsafe { &*LAST_WORDS.get() };
-    // SAFETY: pointer and length are those of the text; leaving at once runs nothing that could allocate.
+    // SAFETY: pointer and length are those of the text; leaving at once runs nothing that could
+    // allocate.
     unsafe {
         libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len());
         libc::_exit(EXIT_CODE)

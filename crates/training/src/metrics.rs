@@ -1,5 +1,6 @@
-//! `metrics.jsonl`: one JSON object a line, only ever appended to. Everything but `timing` is a function of the run, and
-//! numbers stand beside their bits, so two runs are compared line by line with `timing` cut off.
+//! `metrics.jsonl`: one JSON object a line, only ever appended to. Everything but `timing` is a
+//! function of the run, and numbers stand beside their bits, so two runs are compared line by line
+//! with `timing` cut off.
 //!
 //! After a step: append its lines, `sync`, then save the checkpoint. A resumed run drops what came
 //! after its checkpoint, and the file ends as if nothing had happened. Every line ends with a
@@ -62,7 +63,8 @@ pub struct Timing {
     pub tokens_per_s: f64,
 }
 
-/// The form in the file; fields come in this order. A number that is none is null and told by its bits.
+/// The form in the file; fields come in this order. A number that is none is null and told by its
+/// bits.
 #[derive(Serialize)]
 struct Line {
     schema: &'static str,

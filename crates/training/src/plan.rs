@@ -1,5 +1,6 @@
-//! Memory of a run before anything is loaded: the real build and the real training step on the backend that counts, so the plan
-//! cannot disagree with the run. Every buffer is known by the line of code that asked for it; items are groups of such lines.
+//! Memory of a run before anything is loaded: the real build and the real training step on the
+//! backend that counts, so the plan cannot disagree with the run. Every buffer is known by the line
+//! of code that asked for it; items are groups of such lines.
 //!
 //! Beside the device's memory stands what the host holds while a checkpoint is written, all trained
 //! tensors and their moments, and while one is read back: one tensor.
@@ -43,7 +44,8 @@ impl Item {
         }
     }
 
-    /// By the crate and file that asked; trained tensors are among the weights until they are told apart by their number.
+    /// By the crate and file that asked; trained tensors are among the weights until they are told
+    /// apart by their number.
     fn of(holder: &Holder) -> Self {
         let file = holder.file.replace('\\', "/");
         let is_in = |part: &str| file.contains(part);
@@ -88,7 +90,8 @@ impl MemoryPlan {
     }
 }
 
-/// Memory of training `model` with updates over `rows`. The source need not have numbers (`isobit_models::Shapes`).
+/// Memory of training `model` with updates over `rows`. The source need not have numbers
+/// (`isobit_models::Shapes`).
 pub fn memory<L: MemoryLayout>(
     like: L,
     model: &Config,
@@ -148,11 +151,12 @@ fn since(
     after
 }
 
-/// BOUND: tokens of a micro-batch that are counted. The plan lays a batch out on the host, some bytes a token; a run of more
-/// tokens would need terabytes for any model.
+/// BOUND: tokens of a micro-batch that are counted. The plan lays a batch out on the host, some
+/// bytes a token; a run of more tokens would need terabytes for any model.
 pub const TOKENS_MOST: u64 = 1 << 27;
 
-/// Less than any step over a micro-batch of `tokens` needs: under every policy the input of each block is kept.
+/// Less than any step over a micro-batch of `tokens` needs: under every policy the input of each
+/// block is kept.
 pub fn least_bytes(model: &Config, tokens: u64) -> u64 {
     let each = model.hidden.saturating_mul(model.layers.len()).saturating_mul(size_of::<f32>());
     tokens.saturating_mul(each as u64)

@@ -1,4 +1,5 @@
-//! Everything a run needs before the first step: config of the model, weights on disk, tokenised rows, and what identifies them.
+//! Everything a run needs before the first step: config of the model, weights on disk, tokenised
+//! rows, and what identifies them.
 
 use crate::checkpoint::{self, Identity};
 use crate::config::{self, Adapter, EvalRows, Fields, Run, Steps};

@@ -1,5 +1,5 @@
-//! Panics of a dependency that are caught and become errors: they print nothing, because the error says it all. Panics
-//! elsewhere print as ever.
+//! Panics of a dependency that are caught and become errors: they print nothing, because the error
+//! says it all. Panics elsewhere print as ever.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};

@@ -1,5 +1,6 @@
-//! A training run, in the order things happen: build or restore, then step, measure, evaluate, save, until it is done or asked to
-//! stop. What happens at a step is a function of the config and the step alone, so a resumed run is the uninterrupted one.
+//! A training run, in the order things happen: build or restore, then step, measure, evaluate,
+//! save, until it is done or asked to stop. What happens at a step is a function of the config and
+//! the step alone, so a resumed run is the uninterrupted one.
 #![expect(clippy::float_arithmetic, reason = "means of losses for the metrics")]
 
 use crate::checkpoint::{self, Opened, Progress, RESOLVED, Snapshot, Start};
@@ -138,14 +139,16 @@ fn resume<B: Backend>(state: &mut State<B>, prepared: &Prepared, step: u64, star
     Ok(Metrics::resume(output, step, state.progress.metrics)?)
 }
 
-/// Where a checkpoint was made with another config: the keys that matter, as they are and as they were.
+/// Where a checkpoint was made with another config: the keys that matter, as they are and as they
+/// were.
 fn with_changed_keys(error: checkpoint::Error, run: &Run) -> RunError {
     let is_config = |difference: &checkpoint::Difference| difference.what == "config";
     let checkpoint::Error::Different { folder, differences } = &error else { return error.into() };
     if !differences.iter().any(is_config) {
         return error.into();
     }
-    // The saved form may be of another version, or changed: then there is nothing to say about its keys.
+    // The saved form may be of another version, or changed: then there is nothing to say about its
+    // keys.
     let Ok(saved) = config::read(&run.output_dir.join(RESOLVED), &[]) else { return error.into() };
     let named = run.differences(&saved.run).into_iter().map(|(key, now, before)| match key.as_str() {
         "training.rows_per_update" => format!(
@@ -251,8 +254,8 @@ fn save<B: Backend>(
     Ok(folder)
 }
 
-/// Whether a checkpoint is due after `step` by the config alone. One that only a signal asked for is never marked as the best: a
-/// run that was not stopped would not have it.
+/// Whether a checkpoint is due after `step` by the config alone. One that only a signal asked for
+/// is never marked as the best: a run that was not stopped would not have it.
 fn is_kept(prepared: &Prepared, step: u64, better: bool) -> bool {
     better || prepared.run.training.save.is_due(step, prepared.steps) || step == prepared.steps.total
 }

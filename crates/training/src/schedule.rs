@@ -1,4 +1,5 @@
-//! The learning rate of every update, in float64 with the pinned `libm`: a pure function of the update's number.
+//! The learning rate of every update, in float64 with the pinned `libm`: a pure function of the
+//! update's number.
 //!
 //! What would surprise: with a warm-up the first update has learning rate 0, as in other trainers.
 #![expect(clippy::float_arithmetic, reason = "host arithmetic: schedules are float64 by the numerics contract")]
@@ -79,7 +80,8 @@ mod tests {
         check(Scheduler::Linear, 2, 6, &[0.0, 0.5, 1.0, 0.75, 0.5, 0.25, 0.0]);
     }
 
-    /// Cosines known in closed form; the bound is the error of rounding π and the cosine near a zero crossing.
+    /// Cosines known in closed form; the bound is the error of rounding π and the cosine near a
+    /// zero crossing.
     fn check_near(scheduler: Scheduler, warmup_steps: u64, total_steps: u64, expected: &[f64]) {
         let schedule = Schedule { learning_rate: 2.0, scheduler, warmup_steps, total_steps };
         for (completed, &multiplier) in expected.iter().enumerate() {

@@ -1,8 +1,9 @@
-//! Ctrl-C and SIGTERM. While training, the first asks the loop to finish its step and save, the second stops the process at
-//! once. In a conversation Ctrl-C ends the answer, never the program.
+//! Ctrl-C and SIGTERM. While training, the first asks the loop to finish its step and save, the
+//! second stops the process at once. In a conversation Ctrl-C ends the answer, never the program.
 //!
-//! A handler may only touch atomics, write to a file descriptor or leave: the loop asks `requested` between steps.
-//! Checkpoints are whole at every moment, so leaving at once loses work and nothing else.
+//! A handler may only touch atomics, write to a file descriptor or leave: the loop asks `requested`
+//! between steps. Checkpoints are whole at every moment, so leaving at once loses work and nothing
+//! else.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
@@ -61,7 +62,8 @@ pub fn saved(step: u64) {
     SAVED.store(step, Ordering::Relaxed);
 }
 
-/// Listens for both signals from now on. Elsewhere than on Unix nothing is listened for, and they stop the process.
+/// Listens for both signals from now on. Elsewhere than on Unix nothing is listened for, and they
+/// stop the process.
 pub fn install() -> std::io::Result<()> {
     #[cfg(unix)]
     {
@@ -103,7 +105,8 @@ mod unix {
         action.sa_sigaction = handler as *const () as libc::sighandler_t;
         // Reads and writes that a signal interrupts go on.
         action.sa_flags = libc::SA_RESTART;
-        // SAFETY: the mask is ours; the handlers do only what a handler may; the old action is not asked for.
+        // SAFETY: the mask is ours; the handlers do only what a handler may; the old action is not
+        // asked for.
         let failed = unsafe {
             libc::sigemptyset(&raw mut action.sa_mask) != 0
                 || libc::sigaction(number, &raw const action, std::ptr::null_mut()) != 0
@@ -115,7 +118,8 @@ mod unix {
         let signal = if number == libc::SIGTERM { Signal::Terminate } else { Signal::Interrupt };
         if request(signal) {
             say_lost();
-            // SAFETY: one of the few functions a handler may call; nothing is cleaned up, and nothing needs to be.
+            // SAFETY: one of the few functions a handler may call; nothing is cleaned up, and
+            // nothing needs to be.
             unsafe { libc::_exit(libc::c_int::from(STOPPED_AT_ONCE)) };
         }
         say_on_a_new_line(match signal {
@@ -151,7 +155,8 @@ mod unix {
         say(text);
     }
 
-    /// Onto standard error, as far as it goes. The code that was interrupted may be about to look at `errno`: it stays.
+    /// Onto standard error, as far as it goes. The code that was interrupted may be about to look
+    /// at `errno`: it stays.
     fn say(text: &[u8]) {
         #[cfg(target_os = "linux")]
         // SAFETY: the address of this thread's errno is valid for as long as the thread runs.

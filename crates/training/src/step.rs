@@ -1,7 +1,7 @@
 //! One update: forward and backward over the micro-batches of a step, clipping, AdamW.
 //!
-//! The loss is weighted by tokens over the whole step, and every gradient folds over rows in their order, so how rows are
-//! grouped into micro-batches changes memory and time, never a bit.
+//! The loss is weighted by tokens over the whole step, and every gradient folds over rows in their
+//! order, so how rows are grouped into micro-batches changes memory and time, never a bit.
 #![expect(clippy::float_arithmetic, reason = "norms and schedules, as numerics.md defines them")]
 
 use crate::batch::{Batch, BatchPosition};
@@ -53,7 +53,8 @@ pub struct StepSettings {
 /// What a step reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
-    /// Mean loss of the targets, summed in float64 in the order of rows and tokens, and the load-balancing loss where the model asks for it.
+    /// Mean loss of the targets, summed in float64 in the order of rows and tokens, and the
+    /// load-balancing loss where the model asks for it.
     pub loss: f64,
     /// Before clipping.
     pub grad_norm: f32,
@@ -126,7 +127,8 @@ impl<B: Backend> Trainer<B> {
         Ok(StepReport { loss: loss / targets as f64, grad_norm, tokens, targets })
     }
 
-    /// Adds up the gradients of all micro-batches; gives the sum of the losses, that of load balance in it, and the number of targets.
+    /// Adds up the gradients of all micro-batches; gives the sum of the losses, that of load
+    /// balance in it, and the number of targets.
     pub fn gradients(
         &self,
         gradients: &mut Gradients<B>,
@@ -153,7 +155,8 @@ impl<B: Backend> Trainer<B> {
             let output = self.model.loss(&mut tape, &batch.ids, &batch.targets)?;
             let losses = self.backend.download(&output.loss)?;
             loss = add_losses(loss, &losses, &batch, step, first_row)?;
-            // ORDER: row after row, apart from the tokens' losses, so that micro-batches do not show.
+            // ORDER: row after row, apart from the tokens' losses, so that micro-batches do not
+            // show.
             tape.balance_loss(|of_row| balance += of_row)?;
             tape.backward(gradients)?;
         }

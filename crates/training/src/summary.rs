@@ -1,5 +1,6 @@
-//! What a run came to, read from its `metrics.jsonl`: first and last loss, the best evaluation, and whether it learned at all.
-//! It is a function of the run, so a run that was stopped and resumed ends with the same words as one that was not.
+//! What a run came to, read from its `metrics.jsonl`: first and last loss, the best evaluation, and
+//! whether it learned at all. It is a function of the run, so a run that was stopped and resumed
+//! ends with the same words as one that was not.
 #![expect(clippy::float_arithmetic, reason = "means of losses, for people")]
 
 use crate::metrics;
@@ -8,7 +9,8 @@ use serde::Deserialize;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-/// A mean loss this far above what it should be below (in nats: a perplexity e times as large) is an explosion, not noise.
+/// A mean loss this far above what it should be below (in nats: a perplexity e times as large) is
+/// an explosion, not noise.
 const EXPLODED: f64 = 1.0;
 
 /// BOUND: bytes of a line, far above what we write.
@@ -18,9 +20,11 @@ const LINE_BYTES_MOST: u64 = 1 << 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Ok,
-    /// The last gradient is exactly zero though the loss is not: no update changes anything any more.
+    /// The last gradient is exactly zero though the loss is not: no update changes anything any
+    /// more.
     Dead,
-    /// The loss of the last tenth of the run is far above the first, or above that of giving every token the same probability.
+    /// The loss of the last tenth of the run is far above the first, or above that of giving every
+    /// token the same probability.
     Exploded,
 }
 
@@ -51,7 +55,8 @@ pub struct Summary {
     pub verdict: Verdict,
 }
 
-/// What matters of a line here. Numbers come from their bits: decimal readers differ in the last place.
+/// What matters of a line here. Numbers come from their bits: decimal readers differ in the last
+/// place.
 #[derive(Deserialize)]
 struct Line {
     step: u64,
@@ -113,7 +118,8 @@ fn verdict(train: &[(Measured, f64)], vocabulary: usize) -> Verdict {
     // The last tenth, not the last line: a single update may hold nothing but hard rows.
     let end = &train[train.len() - train.len().div_ceil(10)..];
     let mean = end.iter().map(|(measured, _)| measured.loss).sum::<f64>() / end.len() as f64;
-    // A loss that fell did not explode, however large it still is: a short trial may begin far above guessing.
+    // A loss that fell did not explode, however large it still is: a short trial may begin far
+    // above guessing.
     let is_worse = mean > first.loss + EXPLODED;
     let is_lost = mean >= first.loss && mean > even_loss(vocabulary) + EXPLODED;
     if is_worse || is_lost { Verdict::Exploded } else { Verdict::Ok }
@@ -170,7 +176,8 @@ mod tests {
         assert_eq!(verdict(&[(3.0, 0.0), (2.0, 1.0)]), Verdict::Ok, "it came back");
         assert_eq!(verdict(&[(3.0, 1.0), (4.01, 1.0)]), Verdict::Exploded);
         assert_eq!(verdict(&[(3.0, 1.0), (4.0, 1.0)]), Verdict::Ok);
-        // Exploded before the first line was written: 1000 tokens of the same probability are a loss of 6.9.
+        // Exploded before the first line was written: 1000 tokens of the same probability are a
+        // loss of 6.9.
         assert_eq!(verdict(&[(20.0, 1.0), (20.0, 1.0)]), Verdict::Exploded);
         assert_eq!(verdict(&[(20.0, 1.0), (19.9, 1.0)]), Verdict::Ok, "it falls");
         assert_eq!(verdict(&[(13.4, 1.0), (9.4, 1.0)]), Verdict::Ok, "a short trial of a base above guessing");

@@ -1,7 +1,9 @@
-//! TensorBoard event files: scalars in the record format it reads, written on request and never read back by us.
+//! TensorBoard event files: scalars in the record format it reads, written on request and never
+//! read back by us.
 //!
-//! A record is a length, its checksum, the bytes and theirs; the bytes are an `Event` of protocol buffers, of which we need
-//! five fields. Wall-clock times are the caller's: nothing here looks at a clock.
+//! A record is a length, its checksum, the bytes and theirs; the bytes are an `Event` of protocol
+//! buffers, of which we need five fields. Wall-clock times are the caller's: nothing here looks at
+//! a clock.
 
 use isobit_proof::FileError;
 use std::fs::File;
@@ -18,8 +20,8 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// A new file in a folder, which is made if need be. A run resumed after `completed` updates tells TensorBoard to
-    /// forget what older files say of later steps.
+    /// A new file in a folder, which is made if need be. A run resumed after `completed` updates
+    /// tells TensorBoard to forget what older files say of later steps.
     pub fn create(folder: &Path, completed: u64, wall_seconds: f64) -> Result<Self, FileError> {
         let failed = |error| FileError::from_io("write", folder, error);
         std::fs::create_dir_all(folder).map_err(failed)?;
@@ -124,7 +126,8 @@ fn put_number(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// CRC-32C as the record format stores it: rotated and shifted, so that checksums of checksums do not cancel.
+/// CRC-32C as the record format stores it: rotated and shifted, so that checksums of checksums do
+/// not cancel.
 fn masked(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }

@@ -1,5 +1,5 @@
-//! `isobit chat`, with its messages on a pipe: each line an answer, the conversation so far in front of it, and an end without an
-//! error; and on a terminal, with commands and Ctrl-C.
+//! `isobit chat`, with its messages on a pipe: each line an answer, the conversation so far in
+//! front of it, and an end without an error; and on a terminal, with commands and Ctrl-C.
 
 use crate::model_folder::{Folder, Ran, Shape, finished};
 use std::io::Write;
@@ -88,7 +88,8 @@ fn messages_of_several_lines_and_commands() {
     chat(&folder, b"/help\n", &[]).says(0, &["/reset", "/quit", "backslash"]);
 }
 
-/// `generate` without `--chat` on an adapter that learned conversations says so; on any other it does not.
+/// `generate` without `--chat` on an adapter that learned conversations says so; on any other it
+/// does not.
 #[test]
 fn a_prompt_that_is_no_conversation() {
     let folder = folder();

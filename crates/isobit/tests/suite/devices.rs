@@ -1,4 +1,5 @@
-//! `isobit devices` from the outside: the CPU is always there, and everything else is a device or a reason.
+//! `isobit devices` from the outside: the CPU is always there, and everything else is a device or a
+//! reason.
 
 use std::process::Command;
 

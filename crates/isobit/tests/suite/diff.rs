@@ -1,4 +1,5 @@
-//! `isobit diff` from the outside: what it prints for equal and for differing files and folders, and with which exit code.
+//! `isobit diff` from the outside: what it prints for equal and for differing files and folders,
+//! and with which exit code.
 
 use isobit_proof::safetensors::{Dtype, Entry, write};
 use std::collections::BTreeMap;

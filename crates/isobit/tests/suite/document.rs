@@ -1,4 +1,5 @@
-//! The known answers that docs/numerics.md writes out for the order of rows and for sampling: the program gives them.
+//! The known answers that docs/numerics.md writes out for the order of rows and for sampling: the
+//! program gives them.
 
 use isobit_models::Sampling;
 use isobit_training::data::order;

@@ -1,4 +1,5 @@
-//! `isobit eval` reads data as the run did that it judges: by the run's config, or by the same arguments.
+//! `isobit eval` reads data as the run did that it judges: by the run's config, or by the same
+//! arguments.
 
 use crate::model_folder::{Folder, Shape};
 
@@ -63,7 +64,8 @@ fn masks_dates_and_variables_are_those_asked_for() {
         loss(&folder, &[&plain[..], &["--template-var", "mood=7"]].concat())
     );
     folder.run(&["eval", "--model", "model", "--data", "x", "--template-var", "mood"]).says(2, &["there is no `=`"]);
-    // The same variable in `generate`: the prompt of the answer differs, and so do the tokens it is made of.
+    // The same variable in `generate`: the prompt of the answer differs, and so do the tokens it is
+    // made of.
     let prompt = ["generate", "--model", "model", "--chat", "--prompt", "1", "--max-tokens", "1", "--threads", "1"];
     let long = ["--template-var", &format!("mood={}", "7 ".repeat(600))];
     assert_eq!(folder.run(&prompt).code, 0);

@@ -1,4 +1,5 @@
-//! `isobit train` of a mixture of experts: the header, files in the layout of the base, going on from them, adapters on experts.
+//! `isobit train` of a mixture of experts: the header, files in the layout of the base, going on
+//! from them, adapters on experts.
 
 use crate::model_folder::{EXPERTS, Folder, WIDTH};
 use isobit_models::WeightSource;

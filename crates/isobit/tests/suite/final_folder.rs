@@ -121,7 +121,8 @@ fn a_whole_model_whose_evaluation_is_the_last_of_the_run() {
     }
 }
 
-/// A head beside the table in the file of a tied model, experts one by one, and the best weights instead of the last.
+/// A head beside the table in the file of a tied model, experts one by one, and the best weights
+/// instead of the last.
 #[test]
 fn other_layouts_and_the_best_weights() {
     let tied = folder(FULL);

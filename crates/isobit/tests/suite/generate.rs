@@ -1,5 +1,5 @@
-//! `isobit generate`, `chat` and `eval` from the outside: the same text and numbers alone and in company, with and without an
-//! adapter, and adapters that do not fit.
+//! `isobit generate`, `chat` and `eval` from the outside: the same text and numbers alone and in
+//! company, with and without an adapter, and adapters that do not fit.
 
 use crate::model_folder::{Folder, Named, Ran, Shape, config_json, put_tensors, weights};
 

@@ -1,5 +1,5 @@
-//! No message sends anybody to a command that does not exist: every command between backticks in the sources is held against
-//! `isobit --help`.
+//! No message sends anybody to a command that does not exist: every command between backticks in
+//! the sources is held against `isobit --help`.
 
 use std::path::Path;
 use std::process::Command;

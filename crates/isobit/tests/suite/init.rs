@@ -40,7 +40,8 @@ fn the_config_it_writes_trains() {
     folder.same("out/data", "slow");
 }
 
-/// The first settings that fit are written, in the order of their speed; where none does, the smallest with a warning.
+/// The first settings that fit are written, in the order of their speed; where none does, the
+/// smallest with a warning.
 #[test]
 fn the_config_fits_into_the_memory_there_is() {
     let folder = Folder::new(Shape::TINY);

@@ -9,7 +9,8 @@ use std::time::Duration;
 #[test]
 fn a_signal_while_data_are_tokenised_ends_the_program() {
     let folder = Folder::new(Shape::TINY);
-    // Far more rows than can be read in the time, and a bad one at the end: who does not hear the signal ends with 3.
+    // Far more rows than can be read in the time, and a bad one at the end: who does not hear the
+    // signal ends with 3.
     folder.put("data.jsonl", model_folder::rows(1_500_000) + "{");
     let mut child = folder.training("out", &[]);
     std::thread::sleep(Duration::from_millis(500));

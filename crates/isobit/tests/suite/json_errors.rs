@@ -1,10 +1,11 @@
-//! `--json` and a failure: the last line on stdout is an event with the exit code and the message, whatever went wrong; but a
-//! command whose own object says what is wrong prints no second one.
+//! `--json` and a failure: the last line on stdout is an event with the exit code and the message,
+//! whatever went wrong; but a command whose own object says what is wrong prints no second one.
 
 use crate::model_folder::{Folder, Ran, Shape};
 use serde_json::Value;
 
-/// The event that a failing command must end with, checked against its exit code and what it says on stderr.
+/// The event that a failing command must end with, checked against its exit code and what it says
+/// on stderr.
 #[track_caller]
 fn error_event(ran: &Ran, code: i32) -> Value {
     assert_eq!(ran.code, code, "{}{}", ran.out, ran.err);
@@ -62,7 +63,8 @@ fn a_run_that_fails_ends_with_the_event() {
     assert!(message.as_str().is_some_and(|message| message.contains("step 2")), "{message}");
 }
 
-/// What a command was asked for is printed once: an object that says what is wrong is no failure to report again.
+/// What a command was asked for is printed once: an object that says what is wrong is no failure to
+/// report again.
 #[test]
 fn results_that_end_with_another_code_stand_alone() {
     let folder = Folder::new(Shape::TINY);

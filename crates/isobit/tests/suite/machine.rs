@@ -1,4 +1,5 @@
-//! What the machine does not have: cores for all threads, memory for all buffers; and what a library may have changed in it.
+//! What the machine does not have: cores for all threads, memory for all buffers; and what a
+//! library may have changed in it.
 
 use crate::model_folder::{Folder, Ran, Shape, finished};
 
@@ -48,7 +49,8 @@ fn threads_that_do_not_start_are_an_error() {
     assert_eq!(limited(&folder, 400_000, &["diff", "run", "run", "--threads", "1024"]).code, 0);
 }
 
-/// Small requests end the process where they are made, large ones are passed on as an error: both say how much was asked for.
+/// Small requests end the process where they are made, large ones are passed on as an error: both
+/// say how much was asked for.
 #[cfg(target_os = "linux")]
 #[test]
 fn memory_that_is_not_there_is_an_error_with_its_size() {
@@ -70,7 +72,8 @@ fn memory_that_is_not_there_is_an_error_with_its_size() {
     }
 }
 
-/// A library whose start-up routine changes the rounding mode and flushes subnormal numbers, as `-ffast-math` links one.
+/// A library whose start-up routine changes the rounding mode and flushes subnormal numbers, as
+/// `-ffast-math` links one.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #[test]
 fn a_preloaded_library_that_changes_rounding_changes_no_bit() {

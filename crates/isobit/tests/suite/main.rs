@@ -1,5 +1,6 @@
-//! The tests of the program, in one binary: one module per subject. Each test runs the program as a user does, in a folder
-//! of its own (`model_folder`), so nothing depends on which tests run beside it.
+//! The tests of the program, in one binary: one module per subject. Each test runs the program as a
+//! user does, in a folder of its own (`model_folder`), so nothing depends on which tests run beside
+//! it.
 
 mod bench;
 mod chat;

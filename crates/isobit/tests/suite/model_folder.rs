@@ -1,6 +1,8 @@
-//! A folder to run the program in: a tiny model with made-up weights, a tokenizer, sums to learn and a config.
+//! A folder to run the program in: a tiny model with made-up weights, a tokenizer, sums to learn
+//! and a config.
 //!
-//! The folder goes when the value does. Nothing here is random: the same call writes the same bytes.
+//! The folder goes when the value does. Nothing here is random: the same call writes the same
+//! bytes.
 
 use isobit_proof::safetensors::{Dtype, Entry, write};
 use std::collections::BTreeMap;
@@ -182,8 +184,8 @@ impl Folder {
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts")
     }
 
-    /// Two whole runs are the same run: weights by `isobit diff`, every checkpoint byte for byte, metrics but for their
-    /// timing, and which checkpoints are the latest and the best.
+    /// Two whole runs are the same run: weights by `isobit diff`, every checkpoint byte for byte,
+    /// metrics but for their timing, and which checkpoints are the latest and the best.
     #[track_caller]
     pub(crate) fn same(&self, expected: &str, other: &str) {
         let diff = self.run(&["diff", expected, other]);

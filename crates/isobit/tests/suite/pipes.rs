@@ -1,4 +1,5 @@
-//! A reader that closes its end: every command ends quietly with 141, as tools do that the signal ends; training goes on.
+//! A reader that closes its end: every command ends quietly with 141, as tools do that the signal
+//! ends; training goes on.
 #![cfg(unix)]
 
 use crate::model_folder::{Folder, Ran, Shape, finished};

@@ -1,4 +1,5 @@
-//! `isobit plan` from the outside: items that add up, the promised fields, exit code 4 when it does not fit.
+//! `isobit plan` from the outside: items that add up, the promised fields, exit code 4 when it does
+//! not fit.
 
 use crate::model_folder::{Folder, Shape};
 

@@ -1,5 +1,5 @@
-//! The commands on folders of 4-bit weights, dense and with experts: the same bits by any split, threads and policy; plans without
-//! numbers; refusals that name the tensor.
+//! The commands on folders of 4-bit weights, dense and with experts: the same bits by any split,
+//! threads and policy; plans without numbers; refusals that name the tensor.
 
 use crate::model_folder::{Folder, Ran, Shape};
 use isobit_numerics::cast::f32_to_f16;
@@ -13,8 +13,8 @@ const GROUP: usize = 8;
 /// A tensor by its type, shape and bytes.
 type File = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
-/// Linear layers as a quantiser writes them: the nearest of 16 steps, zero points of 8, less one in the file. With `shuffled` groups their
-/// inputs take turns.
+/// Linear layers as a quantiser writes them: the nearest of 16 steps, zero points of 8, less one in
+/// the file. With `shuffled` groups their inputs take turns.
 #[expect(clippy::float_arithmetic, reason = "a quantiser rounds")]
 fn quantise(file: &mut File, path: &str, shape: &[usize], values: &[f32], shuffled: bool) {
     let &[outputs, inputs] = shape else { panic!("a matrix") };

@@ -1,4 +1,5 @@
-//! Bad input to `isobit train`: each with its exit code and a message that names the file, the key or the tensor.
+//! Bad input to `isobit train`: each with its exit code and a message that names the file, the key
+//! or the tensor.
 
 use crate::model_folder::{self, Folder, Named, Shape, config_json, names, put_tensors, rows, weights};
 use isobit_conformance::skip;
@@ -8,7 +9,8 @@ fn tiny() -> Folder {
     Folder::new(Shape::TINY)
 }
 
-/// Trains after `change`, which must be refused; nothing but the lock may be left in the output folder.
+/// Trains after `change`, which must be refused; nothing but the lock may be left in the output
+/// folder.
 #[track_caller]
 fn refused(change: impl FnOnce(&Folder), overrides: &[&str], code: i32, parts: &[&str]) {
     let folder = tiny();
@@ -284,7 +286,8 @@ fn rows_that_are_cut_to_nothing() {
     refused(long, &[], 3, &["data.jsonl:5", "truncation to max_seq_length", "allow_untrainable_rows"]);
 }
 
-/// Files that are there and cannot be read. A link to itself is such a file for every user, root included.
+/// Files that are there and cannot be read. A link to itself is such a file for every user, root
+/// included.
 #[cfg(unix)]
 #[test]
 fn files_that_cannot_be_read() {
@@ -338,8 +341,8 @@ fn output_folders() {
     assert_eq!(folder.text("held/config.resolved.toml"), before);
 }
 
-/// The disk refuses in the middle of a save: files of a process have a limit here, as a full disk has. What was saved before stays,
-/// and the run goes on from it once there is room.
+/// The disk refuses in the middle of a save: files of a process have a limit here, as a full disk
+/// has. What was saved before stays, and the run goes on from it once there is room.
 #[cfg(unix)]
 #[test]
 fn a_disk_that_is_full() {

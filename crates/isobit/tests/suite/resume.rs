@@ -1,4 +1,5 @@
-//! Law 6 from the outside: a run killed anywhere, or stopped by a signal, and resumed is the run that nothing happened to.
+//! Law 6 from the outside: a run killed anywhere, or stopped by a signal, and resumed is the run
+//! that nothing happened to.
 #![cfg(unix)]
 
 use crate::model_folder::{Folder, Shape, finished, names};
@@ -111,8 +112,9 @@ fn stopped_by_a_signal_and_resumed_in_another_way() {
     }
 }
 
-/// Stopped after every single step, with a limit that a checkpoint too many would push a regular one out of: the folder has what
-/// the config asks for and the checkpoint to go on from, and ends as that of a run that was never stopped.
+/// Stopped after every single step, with a limit that a checkpoint too many would push a regular
+/// one out of: the folder has what the config asks for and the checkpoint to go on from, and ends
+/// as that of a run that was never stopped.
 #[test]
 fn stopped_again_and_again() {
     let folder = Folder::new(Shape { hidden: 64, intermediate: 128, ..Shape::TINY });

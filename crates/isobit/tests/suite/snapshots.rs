@@ -1,7 +1,9 @@
-//! What the commands print, word for word: `tests/snapshots/*.trycmd` hold every command's help, its main output and the
-//! errors people make. `[..]` stands for what differs between machines or runs.
+//! What the commands print, word for word: `tests/snapshots/*.trycmd` hold every command's help,
+//! its main output and the errors people make. `[..]` stands for what differs between machines or
+//! runs.
 //!
-//! `TRYCMD=overwrite cargo test --release -p isobit snapshots` writes what is printed now; look at the diff.
+//! `TRYCMD=overwrite cargo test --release -p isobit snapshots` writes what is printed now; look at
+//! the diff.
 
 use crate::model_folder::{Folder, Shape, config_json, weights};
 use isobit_conformance::in_own_process;
@@ -16,7 +18,8 @@ fn snapshots() -> &'static Path {
 const TEMPLATE: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-/// What the commands are given: a model and others that are wrong in some way, data, a config, two runs.
+/// What the commands are given: a model and others that are wrong in some way, data, a config, two
+/// runs.
 fn folder() -> Folder {
     let folder = Folder::new(Shape::TINY);
     folder.put_model("talking", &config_json(folder.shape), &weights(folder.shape, 1));
@@ -35,7 +38,8 @@ fn folder() -> Folder {
 /// Files that a test of their own runs.
 const ELSEWHERE: [&str; 1] = ["demo"];
 
-/// Runs these snapshots in the current folder. `trycmd=plan` behind the name of a test chooses one file.
+/// Runs these snapshots in the current folder. `trycmd=plan` behind the name of a test chooses one
+/// file.
 pub(crate) fn check(names: &[String]) {
     let cases = trycmd::TestCases::new();
     cases.register_bin("isobit", Path::new(env!("CARGO_BIN_EXE_isobit"))).env("COLUMNS", "100");

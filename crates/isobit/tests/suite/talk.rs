@@ -1,5 +1,5 @@
-//! What `isobit train` says: plain lines where there is no terminal, the end of a run for people and for programs, runs that came to
-//! nothing, and what a signal is answered with.
+//! What `isobit train` says: plain lines where there is no terminal, the end of a run for people
+//! and for programs, runs that came to nothing, and what a signal is answered with.
 
 use crate::model_folder::{Folder, Shape, put_tensors, weights};
 use isobit_proof::hash::Hash;
@@ -180,7 +180,8 @@ mod signals {
     use std::process::Command;
     use std::time::Duration;
 
-    /// Sends these signals as soon as the run has logged a line more than `lines`, and waits for its end.
+    /// Sends these signals as soon as the run has logged a line more than `lines`, and waits for
+    /// its end.
     fn signalled(folder: &Folder, overrides: &[&str], lines: usize, signals: &str) -> Ran {
         let child = folder.training("out", overrides);
         let metrics = folder.path("out/metrics.jsonl");
@@ -195,7 +196,8 @@ mod signals {
         finished(child.wait_with_output().expect("waited"))
     }
 
-    /// Two different signals: two of the same kind may arrive as one. A step takes far longer than from one to the other.
+    /// Two different signals: two of the same kind may arrive as one. A step takes far longer than
+    /// from one to the other.
     #[test]
     fn one_saves_and_two_do_not() {
         let folder = Folder::new(Shape { hidden: 256, intermediate: 512, ..Shape::TINY });

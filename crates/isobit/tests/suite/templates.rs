@@ -1,4 +1,5 @@
-//! Chat templates that want all the memory, all the time or all the disk there is: refused with the template's name and exit code 8.
+//! Chat templates that want all the memory, all the time or all the disk there is: refused with the
+//! template's name and exit code 8.
 #![cfg(unix)]
 
 use crate::model_folder::{Folder, Ran, Shape, finished};
@@ -13,7 +14,8 @@ fn folder(template: &str) -> Folder {
     folder
 }
 
-/// Under 2 GiB of address space: what would take more dies of it, and not with the exit code asked for here.
+/// Under 2 GiB of address space: what would take more dies of it, and not with the exit code asked
+/// for here.
 fn bounded(folder: &Folder, arguments: &str) -> Ran {
     let script = format!("ulimit -v 2097152 && exec \"$0\" {arguments}");
     let mut command = Command::new("sh");
@@ -63,7 +65,8 @@ fn templates_that_grow_without_bound() {
     }
 }
 
-/// Deep or long sources, and few instructions that touch much: each ends soon, with the limit named.
+/// Deep or long sources, and few instructions that touch much: each ends soon, with the limit
+/// named.
 #[test]
 fn templates_that_cost_more_than_they_show() {
     let doubled = "{% set n = namespace(x=['a'], y=['a']) %}{% for i in range(18) %}{% set n.x = n.x + n.x %}\

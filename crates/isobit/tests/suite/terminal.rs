@@ -62,7 +62,8 @@ impl Terminal {
         self.keys.write_all(keys.as_bytes()).expect("written");
     }
 
-    /// Waits until this is shown after what was passed before, and gives what stands in front of it, with plain line ends.
+    /// Waits until this is shown after what was passed before, and gives what stands in front of
+    /// it, with plain line ends.
     #[track_caller]
     pub(crate) fn until(&mut self, part: &str) -> String {
         let mut text = String::new();

@@ -1,4 +1,5 @@
-//! Hostile tokenizer files: what the tokenizer library panics on, or would take all memory for, ends in one clear error.
+//! Hostile tokenizer files: what the tokenizer library panics on, or would take all memory for,
+//! ends in one clear error.
 #![cfg(unix)]
 
 use crate::model_folder::{Folder, Ran, Shape, finished};

@@ -1,4 +1,5 @@
-//! `isobit train` as a whole: the laws. However a run is cut up, its weights, optimizer, metrics and best checkpoint are the same.
+//! `isobit train` as a whole: the laws. However a run is cut up, its weights, optimizer, metrics
+//! and best checkpoint are the same.
 
 use crate::model_folder::{Folder, Shape};
 use isobit_conformance::skip;
@@ -50,7 +51,8 @@ fn again_with_other_threads_and_workers() {
     }
 }
 
-/// TensorBoard's files are extra: the run stays the same. What they hold is tested where they are written.
+/// TensorBoard's files are extra: the run stays the same. What they hold is tested where they are
+/// written.
 #[test]
 fn tensorboard_on_request() {
     let folder = folder("lora", &[]);

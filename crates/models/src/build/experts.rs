@@ -1,9 +1,10 @@
 //! The MLP of a mixture of experts from its tensors: router, experts of any layout as one grouped
 //! matrix, shared expert.
 //!
-//! Gate and up of an expert become one matrix (gate rows, then up rows), as transformers has them in
-//! memory; trained experts are two tensors per layer of that form, and `files.rs` gives them back the
-//! layout of the file. Of four bits, gate and up stay two: each has its own order of channels.
+//! Gate and up of an expert become one matrix (gate rows, then up rows), as transformers has them
+//! in memory; trained experts are two tensors per layer of that form, and `files.rs` gives them
+//! back the layout of the file. Of four bits, gate and up stay two: each has its own order of
+//! channels.
 
 use crate::ModelError;
 use crate::adapter::Trained;
@@ -120,7 +121,8 @@ impl<B: Backend> Builder<'_, B> {
         })
     }
 
-    /// The adapter of a layer's experts, where their tensor is a target, or the linear modules that they would be one by one.
+    /// The adapter of a layer's experts, where their tensor is a target, or the linear modules that
+    /// they would be one by one.
     fn expert_target(&self, path: &str, part: ExpertTensor) -> Result<Option<ExpertTarget>, ModelError> {
         let Trained::Lora(lora) = &self.settings.trained else { return Ok(None) };
         let name = format!("{path}.experts.{}", part.name());

@@ -1,5 +1,5 @@
-//! The layers of a model, each from the tensors that its kind has, by the names that the config gives
-//! them.
+//! The layers of a model, each from the tensors that its kind has, by the names that the config
+//! gives them.
 
 use crate::ModelError;
 use crate::build::Builder;

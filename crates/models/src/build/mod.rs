@@ -1,8 +1,8 @@
 //! Puts a model together: every tensor found by name, checked for its shape, sliced or kept as what
 //! it is for.
 //!
-//! Frozen matrices are kept as slices only, so a model takes two bytes a weight (x2), or as the four
-//! bits they are stored in; a tensor's file pages may go as soon as it is read.
+//! Frozen matrices are kept as slices only, so a model takes two bytes a weight (x2), or as the
+//! four bits they are stored in; a tensor's file pages may go as soon as it is read.
 
 mod experts;
 mod layer;
@@ -131,7 +131,8 @@ impl<B: Backend> Builder<'_, B> {
         })
     }
 
-    /// A file may hold the head that the config ties to the embedding: then it must be the same, or one of them would be lost.
+    /// A file may hold the head that the config ties to the embedding: then it must be the same, or
+    /// one of them would be lost.
     fn check_tied_head(&self, table: &str) -> Result<(), ModelError> {
         let (name, shape) = ("lm_head.weight", [self.config.vocabulary, self.config.hidden]);
         if self.source.shape(name).is_none() {

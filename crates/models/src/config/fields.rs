@@ -1,5 +1,6 @@
-//! The keys of a JSON object, read with limits, with errors that name them. A key that holds null counts as absent, as it does
-//! for the tools that write these files; where null means something, `is_null` asks.
+//! The keys of a JSON object, read with limits, with errors that name them. A key that holds null
+//! counts as absent, as it does for the tools that write these files; where null means something,
+//! `is_null` asks.
 
 use crate::ModelError;
 use isobit_proof::name::harmless;

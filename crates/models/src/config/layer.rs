@@ -1,10 +1,11 @@
 //! What the layers of a model are: one description per layer that the model's code can match on,
 //! with the names that its weights have in files.
 //!
-//! A layer is attention, then an MLP. Sizes are those of the tensors; limits are those of the ops, so
-//! that whatever a config gives can be built.
+//! A layer is attention, then an MLP. Sizes are those of the tensors; limits are those of the ops,
+//! so that whatever a config gives can be built.
 
-/// How norms use their weight. A property of the family; the norm after a delta rule is always plain.
+/// How norms use their weight. A property of the family; the norm after a delta rule is always
+/// plain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormStyle {
     /// `weight · normal`

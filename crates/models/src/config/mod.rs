@@ -1,9 +1,9 @@
 //! `config.json` of a model, old and new spellings, checked before anything is allocated.
 //!
-//! `layer.rs` is what a parsed config says of each layer. How a family spells its layers stands in its
-//! file in `families/`; what several share is read by `attention.rs`, `hybrid.rs` and `mlp.rs`, the
-//! rotation by `rope.rs`, and by `quantization.rs` how matrices are stored. Keys that no family reads
-//! are informational.
+//! `layer.rs` is what a parsed config says of each layer. How a family spells its layers stands in
+//! its file in `families/`; what several share is read by `attention.rs`, `hybrid.rs` and `mlp.rs`,
+//! the rotation by `rope.rs`, and by `quantization.rs` how matrices are stored. Keys that no family
+//! reads are informational.
 
 pub(crate) mod attention;
 pub(crate) mod fields;
@@ -46,8 +46,8 @@ pub struct Config {
     /// Whether the LM head is the embedding table.
     pub tied: bool,
     pub layers: Vec<LayerConfig>,
-    /// Coefficient of the load-balancing loss, one for the whole model; none where the file does not
-    /// ask for that loss.
+    /// Coefficient of the load-balancing loss, one for the whole model; none where the file does
+    /// not ask for that loss.
     pub balance: Option<f64>,
     /// Whether this is the text part of a larger model: other tools call its modules
     /// `model.language_model.…`.

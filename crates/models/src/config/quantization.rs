@@ -1,4 +1,5 @@
-//! How a checkpoint's matrices are quantised: `quantization_config` of `config.json`, and GPTQ's `quantize_config.json`.
+//! How a checkpoint's matrices are quantised: `quantization_config` of `config.json`, and GPTQ's
+//! `quantize_config.json`.
 //!
 //! This says how to read what the file holds; which modules are quantised, the file's tensors say.
 
@@ -70,7 +71,8 @@ pub(crate) fn parse(places: &[Fields], quantize_config: Option<&str>) -> Result<
             "gptq" => Ok(Quantization::Gptq(gptq(&Pair(fields, beside))?)),
             other => Err(fields.wrong(format!("`quant_method` {} is not one of fp8, gptq", quoted(other)))),
         },
-        // Older files have no `quantization_config`, and `quantize_config.json` has no method but this one.
+        // Older files have no `quantization_config`, and `quantize_config.json` has no method but
+        // this one.
         (None, Some(fields)) => match fields.optional_text("quant_method")? {
             None | Some("gptq") => Ok(Quantization::Gptq(gptq(&Pair(fields, None))?)),
             Some(other) => Err(fields.wrong(format!("`quant_method` {} is not gptq", quoted(other)))),
@@ -172,7 +174,8 @@ fn group_size(pair: &Pair) -> Result<Option<usize>, ModelError> {
     }
 }
 
-/// Rules for single modules: those that leave modules out are known, those that change how one is quantised are not.
+/// Rules for single modules: those that leave modules out are known, those that change how one is
+/// quantised are not.
 fn excluded(pair: &Pair) -> Result<Vec<String>, ModelError> {
     let Some((key, value, fields)) = pair.get(&["dynamic"])? else { return Ok(Vec::new()) };
     let Value::Object(rules) = value else {

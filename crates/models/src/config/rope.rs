@@ -1,5 +1,6 @@
-//! Rotary positions of a config: base, scaling, and how much of a head is turned. `rope_parameters` of new files, `rope_theta`,
-//! `rope_scaling` and `partial_rotary_factor` of old ones; what is inside wins over what is outside.
+//! Rotary positions of a config: base, scaling, and how much of a head is turned. `rope_parameters`
+//! of new files, `rope_theta`, `rope_scaling` and `partial_rotary_factor` of old ones; what is
+//! inside wins over what is outside.
 
 use super::fields::Fields;
 use crate::ModelError;
@@ -12,7 +13,8 @@ pub(crate) struct Rope {
     pub(crate) partial: Option<f64>,
     /// `mscale_all_dim` of a scaled rotation; zero where there is none.
     pub(crate) mscale_all_dim: f64,
-    /// Widths of the three parts of a picture's position, in pairs. Text has the same position in all of them.
+    /// Widths of the three parts of a picture's position, in pairs. Text has the same position in
+    /// all of them.
     sections: Option<Vec<usize>>,
 }
 
@@ -66,7 +68,8 @@ fn scaling(kind: &str, inner: Fields, outer: Fields, max_positions: usize) -> Re
 }
 
 impl Rope {
-    /// Channels of a head that are turned: all of them, or the share that the file or the family says.
+    /// Channels of a head that are turned: all of them, or the share that the file or the family
+    /// says.
     pub(crate) fn width(&self, fields: Fields, head_width: usize, share: f64) -> Result<usize, ModelError> {
         let share = self.partial.unwrap_or(share);
         #[expect(clippy::float_arithmetic, reason = "a width, cut to a whole number as its writers do")]
@@ -91,7 +94,8 @@ impl Rope {
             .wrong(format!("`mrope_section` is not three numbers whose sum is {pairs}, the pairs that are turned")))
     }
 
-    /// What the scale of latent attention is multiplied by, twice (`0.1·mscale_all_dim·ln(factor) + 1`).
+    /// What the scale of latent attention is multiplied by, twice
+    /// (`0.1·mscale_all_dim·ln(factor) + 1`).
     pub(crate) fn latent_growth(&self) -> f64 {
         let factor = match self.scaling {
             RopeScaling::Default => return 1.0,

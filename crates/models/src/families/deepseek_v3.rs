@@ -32,8 +32,8 @@ pub(super) static FAMILY: Family = Family {
     balance_loss: false,
     // Its files have one layer more whether their config says so or not.
     prediction: Prediction { layers: 1, module: false },
-    // `gate_proj` and its kin could mean a dense layer, the shared experts or the experts: PEFT takes
-    // them for the experts, and the others would lose their adapters.
+    // `gate_proj` and its kin could mean a dense layer, the shared experts or the experts: PEFT
+    // takes them for the experts, and the others would lose their adapters.
     peft: PeftRules::FusesExperts {
         modules: &["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
         converts_per_expert: false,

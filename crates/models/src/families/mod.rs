@@ -1,8 +1,9 @@
-//! The families of models: a file each, which holds all that is particular to it, listed once below.
+//! The families of models: a file each, which holds all that is particular to it, listed once
+//! below.
 //!
 //! A family is a value: its `model_type`s, the sizes its files may leave out, how a `config.json`
-//! becomes layers with the names of their weights, and what PEFT makes of target modules. Everything
-//! else in this crate works on what these values say. `docs/add-a-model.md` follows one.
+//! becomes layers with the names of their weights, and what PEFT makes of target modules.
+//! Everything else in this crate works on what these values say. `docs/add-a-model.md` follows one.
 
 mod deepseek_v3;
 mod llama;
@@ -96,8 +97,8 @@ fn of_type(model_type: &str) -> Result<&'static Family, ModelError> {
     })
 }
 
-/// The family of a `config.json`, and the part of the file that describes the text model where it is
-/// not the whole.
+/// The family of a `config.json`, and the part of the file that describes the text model where it
+/// is not the whole.
 pub(crate) fn of_file(outer: Fields<'_>) -> Result<(&'static Family, Option<Fields<'_>>), ModelError> {
     let model_type = outer.text("model_type")?;
     let Some(inner) = outer.object("text_config")? else { return Ok((of_type(model_type)?, None)) };

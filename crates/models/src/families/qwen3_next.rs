@@ -25,8 +25,8 @@ pub(super) static FAMILY: Family = Family {
     layers,
     balance_loss: true,
     prediction: Prediction::MODULE,
-    // `gate_proj` and its kin could mean the shared expert, a dense layer or the experts: PEFT takes
-    // them for the experts, and the others would lose their adapters.
+    // `gate_proj` and its kin could mean the shared expert, a dense layer or the experts: PEFT
+    // takes them for the experts, and the others would lose their adapters.
     peft: PeftRules::FusesExperts {
         modules: &["q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"],
         converts_per_expert: false,

@@ -1,5 +1,5 @@
-//! Softmax attention with grouped heads: `o(attention(rope(norm(q)), rope(norm(k)), v))`. Where it is gated, `q` brings a gate for every
-//! channel of the attention's output.
+//! Softmax attention with grouped heads: `o(attention(rope(norm(q)), rope(norm(k)), v))`. Where it
+//! is gated, `q` brings a gate for every channel of the attention's output.
 
 use crate::layer::Context;
 use isobit_autograd::{AttentionShape, Blocks, Linear, Move, Norm, RotatedHead, Tape, TapeError, Variable};

@@ -1,5 +1,5 @@
-//! The recurrent attention of hybrid models: projections, causal convolution, gated delta rule, gated
-//! norm, output.
+//! The recurrent attention of hybrid models: projections, causal convolution, gated delta rule,
+//! gated norm, output.
 
 use crate::config::DeltaConfig;
 use crate::generate::DeltaCache;
@@ -25,7 +25,8 @@ pub(crate) enum Projections<B: Backend> {
     Joined { qkvz: Linear<B>, ba: Linear<B> },
 }
 
-/// What the projections give: inputs of the convolution, gates of the norm, and of write strength and decay.
+/// What the projections give: inputs of the convolution, gates of the norm, and of write strength
+/// and decay.
 struct Projected<B: Backend> {
     qkv: Variable<B>,
     z: Variable<B>,
@@ -147,7 +148,8 @@ impl DeltaCache {
         Ok(y)
     }
 
-    /// The delta rule of new tokens. Those since the last chunk's border are computed again, so that the chunks are those of the whole text.
+    /// The delta rule of new tokens. Those since the last chunk's border are computed again, so
+    /// that the chunks are those of the whole text.
     fn mix<B: Backend>(
         &mut self,
         tape: &mut Tape<'_, B>,

@@ -1,5 +1,5 @@
-//! The MLP of a mixture of experts: a router sends every token to some experts, and a shared expert,
-//! where there is one, sees all.
+//! The MLP of a mixture of experts: a router sends every token to some experts, and a shared
+//! expert, where there is one, sees all.
 
 use isobit_autograd::{Experts, Linear, Router, SharedBranch, Tape, TapeError, Variable};
 use isobit_kernels::Backend;

@@ -1,5 +1,5 @@
-//! Attention over a compressed stream: keys and values of all heads come from one narrow value, and one turned key part is shared by
-//! all heads (DeepSeek).
+//! Attention over a compressed stream: keys and values of all heads come from one narrow value, and
+//! one turned key part is shared by all heads (DeepSeek).
 
 use crate::config::LatentConfig;
 use crate::layer::Context;

@@ -1,4 +1,5 @@
-//! Configs of published models, what the classes leave out, and files that say nonsense: named errors, never a panic.
+//! Configs of published models, what the classes leave out, and files that say nonsense: named
+//! errors, never a panic.
 
 use isobit_models::Config;
 use isobit_models::config::{

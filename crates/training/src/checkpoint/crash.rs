@@ -1,5 +1,6 @@
-//! The crash test: a save, a mark, a pruning, stopped before every single step that changes the disk. Whatever is left
-//! must be a run folder that goes on from a whole checkpoint, the old or the new.
+//! The crash test: a save, a mark, a pruning, stopped before every single step that changes the
+//! disk. Whatever is left must be a run folder that goes on from a whole checkpoint, the old or the
+//! new.
 
 use super::folder::{mark_best_watched, prune_watched};
 use super::stopped::announce_watched;
@@ -133,7 +134,8 @@ fn stopped_before_any_change_of_the_disk_the_run_goes_on() {
     assert_eq!(reached.len(), 13);
 }
 
-/// The loop after step 25, when a signal has come, and after step 30, when the run has been resumed.
+/// The loop after step 25, when a signal has come, and after step 30, when the run has been
+/// resumed.
 fn signal(output_dir: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     announce_watched(output_dir, 25, true, watch)?;
     save_watched(output_dir, &snapshot(25), Some(&config()), watch)?;
@@ -146,7 +148,8 @@ fn resumed(output_dir: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     prune_watched(output_dir, 2, &identity(), watch)
 }
 
-/// Stopped by a signal after step 22 and again after 25, each save and each clearing up cut short anywhere.
+/// Stopped by a signal after step 22 and again after 25, each save and each clearing up cut short
+/// anywhere.
 #[test]
 fn what_a_signal_saved_goes_however_often_the_run_dies() {
     let whole = tempfile::tempdir().expect("folder");

@@ -1,4 +1,5 @@
-//! What can be wrong with a checkpoint: the file system or a file (`File`), its contents, or that it is another run's.
+//! What can be wrong with a checkpoint: the file system or a file (`File`), its contents, or that
+//! it is another run's.
 
 use isobit_proof::FileError;
 use std::fmt;

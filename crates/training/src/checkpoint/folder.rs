@@ -1,5 +1,5 @@
-//! The run folder around its checkpoints: pointers to the latest and the best, which of the others stay, and what a crash
-//! left behind. Only for a folder whose lock is held.
+//! The run folder around its checkpoints: pointers to the latest and the best, which of the others
+//! stay, and what a crash left behind. Only for a folder whose lock is held.
 
 use super::error::Error;
 use super::owner;
@@ -137,8 +137,9 @@ pub(super) fn mark_best_watched(
     Pointer { step, metric: Some(metric) }.write(output_dir, Pointer::BEST, watch)
 }
 
-/// Puts `best.json` where the progress of a resumed run says it was. A run stopped between saving a checkpoint and marking
-/// it, or gone back to an earlier one, is then as if it had not been. False if that checkpoint is no longer there.
+/// Puts `best.json` where the progress of a resumed run says it was. A run stopped between saving a
+/// checkpoint and marking it, or gone back to an earlier one, is then as if it had not been. False
+/// if that checkpoint is no longer there.
 pub fn restore_best(output_dir: &Path, progress: &Progress) -> Result<bool, Error> {
     match progress.best {
         Some(best) if folder_of(output_dir, best.step).is_dir() => {
@@ -195,7 +196,8 @@ pub(super) fn prune_watched(
 
 /// Removes what a crash left behind: temporary folders and files, and a checkpoint only where
 /// another has taken the place of one that a signal asked for. `is_of_final` says which files the
-/// folder `final` may hold; anything else in a temporary folder is an error, and nothing is removed.
+/// folder `final` may hold; anything else in a temporary folder is an error, and nothing is
+/// removed.
 pub fn clean(output_dir: &Path, run: &Identity, is_of_final: impl Fn(&str) -> bool) -> Result<(), Error> {
     let partials: Vec<PathBuf> = partials(output_dir)?.iter().map(|name| output_dir.join(name)).collect();
     for path in &partials {

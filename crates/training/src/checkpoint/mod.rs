@@ -1,4 +1,5 @@
-//! Checkpoints: everything a run needs to go on with the same bits, in a folder that exists whole or not at all.
+//! Checkpoints: everything a run needs to go on with the same bits, in a folder that exists whole
+//! or not at all.
 //!
 //! A checkpoint is written into a temporary folder, file by file, each synced, the manifest last;
 //! then the folder gets its name, and then `latest.json` points at it. Stopped anywhere, the run
@@ -52,7 +53,8 @@ pub fn step_of(name: &str) -> Option<u64> {
     (folder_name(step) == name).then_some(step)
 }
 
-/// Called before every step that changes the disk, with the path it will change. The tests stop here.
+/// Called before every step that changes the disk, with the path it will change. The tests stop
+/// here.
 type BeforeWrite<'a> = &'a mut dyn FnMut(&Path) -> Result<(), FileError>;
 
 #[expect(clippy::unnecessary_wraps, reason = "the watch that never stops anything")]

@@ -1,4 +1,5 @@
-//! The way back: the manifest first, then whose checkpoint it is, then its tensors, and that they belong together.
+//! The way back: the manifest first, then whose checkpoint it is, then its tensors, and that they
+//! belong together.
 
 use super::error::{Difference, Error};
 use super::state::{Identity, Progress, Snapshot};
@@ -12,8 +13,8 @@ use std::path::Path;
 /// BOUND: bytes of a pointer or a state.
 const JSON_BYTES_MOST: u64 = 1 << 20;
 
-/// Reads a checkpoint of this very run: every byte as recorded, and made under the same config, data, base model, profile
-/// and numerics version.
+/// Reads a checkpoint of this very run: every byte as recorded, and made under the same config,
+/// data, base model, profile and numerics version.
 pub fn load(folder: &Path, identity: &Identity) -> Result<Snapshot, Error> {
     let opened = open(folder, identity)?;
     let mut moments = [Vec::new(), Vec::new()];

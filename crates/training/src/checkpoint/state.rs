@@ -1,5 +1,6 @@
-//! What a checkpoint holds: trainable tensors under the names of their file, the optimizer's moments, and how far the run
-//! has come. Whatever can change during a run is here; numbers that must come back exactly are stored as their bits.
+//! What a checkpoint holds: trainable tensors under the names of their file, the optimizer's
+//! moments, and how far the run has come. Whatever can change during a run is here; numbers that
+//! must come back exactly are stored as their bits.
 
 use isobit_proof::Hash;
 use isobit_proof::safetensors::NamedTensor;
@@ -9,9 +10,11 @@ use serde::{Deserialize, Serialize};
 pub struct Snapshot {
     /// Completed updates.
     pub step: u64,
-    /// Trainable tensors under the names other tools know: PEFT's keys, or the model's own. Loaded, they are sorted by name.
+    /// Trainable tensors under the names other tools know: PEFT's keys, or the model's own. Loaded,
+    /// they are sorted by name.
     pub weights: Vec<NamedTensor>,
-    /// First moments under the names of their weights. Moments of weights that were never updated may be missing.
+    /// First moments under the names of their weights. Moments of weights that were never updated
+    /// may be missing.
     pub moments1: Vec<NamedTensor>,
     pub moments2: Vec<NamedTensor>,
     pub progress: Progress,
@@ -30,7 +33,8 @@ pub struct Progress {
     pub tokens_seen: u64,
     pub best: Option<Best>,
     pub evals_without_improvement: u32,
-    /// Losses since the last line of the metrics, and of how many updates: the next line is their mean.
+    /// Losses since the last line of the metrics, and of how many updates: the next line is their
+    /// mean.
     #[serde(rename = "loss_sum_bits", with = "bits")]
     pub loss_sum: f64,
     pub loss_count: u64,
@@ -98,8 +102,8 @@ impl Progress {
         }
     }
 
-    /// Takes in an evaluation after the current step; lower is better. Says whether it is the best so far: the first of
-    /// equals stays, and a number that is none never is.
+    /// Takes in an evaluation after the current step; lower is better. Says whether it is the best
+    /// so far: the first of equals stays, and a number that is none never is.
     pub fn take_eval(&mut self, metric: f64) -> bool {
         let better = !metric.is_nan() && self.best.is_none_or(|best| metric < best.metric);
         if better {
@@ -112,7 +116,8 @@ impl Progress {
     }
 }
 
-/// A float64 as the sixteen hexadecimal digits of its bits: decimal readers differ in the last place.
+/// A float64 as the sixteen hexadecimal digits of its bits: decimal readers differ in the last
+/// place.
 pub(crate) mod bits {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 

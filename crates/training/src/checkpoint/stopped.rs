@@ -1,6 +1,7 @@
-//! Checkpoints that only a signal asked for: a run that was never stopped would not have them. `stopped.json` names them from
-//! before they are saved; the next checkpoint takes their place, and pruning does not count them. So the folder of a
-//! run that was stopped and resumed ends as that of one that was not, killed in between or not.
+//! Checkpoints that only a signal asked for: a run that was never stopped would not have them.
+//! `stopped.json` names them from before they are saved; the next checkpoint takes their place, and
+//! pruning does not count them. So the folder of a run that was stopped and resumed ends as that of
+//! one that was not, killed in between or not.
 
 use super::error::Error;
 use super::folder::{Pointer, remove_folder};
@@ -41,7 +42,8 @@ pub(super) fn announce_watched(
     if after == before { Ok(()) } else { put(output_dir, after, watch) }
 }
 
-/// Removes those that another checkpoint has taken the place of. One that the run would go on from stays.
+/// Removes those that another checkpoint has taken the place of. One that the run would go on from
+/// stays.
 pub(super) fn dismiss(output_dir: &Path, run: &Identity, watch: BeforeWrite<'_>) -> Result<(), Error> {
     let all = steps(output_dir)?;
     if all.is_empty() {

@@ -1,4 +1,5 @@
-//! Saving: into a temporary folder, then under its name, then `latest.json`. Nothing under a real name is ever half done.
+//! Saving: into a temporary folder, then under its name, then `latest.json`. Nothing under a real
+//! name is ever half done.
 
 use super::error::Error;
 use super::folder::{Pointer, partial_name, remove_folder};
@@ -12,9 +13,9 @@ use isobit_proof::{FileError, Hash, Manifest};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Writes `checkpoint-N` into the run folder and points `latest.json` at it; gives back its folder. With the config of an
-/// adapter the weights are an adapter, without one they are a model. A checkpoint of that step that is there already must
-/// hold the same bytes: it then stays as it is.
+/// Writes `checkpoint-N` into the run folder and points `latest.json` at it; gives back its folder.
+/// With the config of an adapter the weights are an adapter, without one they are a model. A
+/// checkpoint of that step that is there already must hold the same bytes: it then stays as it is.
 pub fn save(
     output_dir: &Path,
     snapshot: &Snapshot,
@@ -43,7 +44,8 @@ pub(super) fn save_watched(
         }
     });
     if let Err(error) = result {
-        // A failed save gives its disk space back; the error that brought us here is the one worth telling.
+        // A failed save gives its disk space back; the error that brought us here is the one worth
+        // telling.
         let _ = std::fs::remove_dir_all(&partial);
         return Err(error);
     }
@@ -168,8 +170,8 @@ fn create_folder(partial: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     Ok(std::fs::create_dir(partial).map_err(failed)?)
 }
 
-/// Whether a good checkpoint of this name is there already. A damaged one is moved out of the way by `publish`; a good one
-/// with other bytes is a finding, not a thing to write over.
+/// Whether a good checkpoint of this name is there already. A damaged one is moved out of the way
+/// by `publish`; a good one with other bytes is a finding, not a thing to write over.
 fn keeps_earlier(folder: &Path, manifest: &Manifest) -> Result<bool, Error> {
     let Ok(earlier) = Manifest::read(folder) else { return Ok(false) };
     if earlier.verify(folder).is_err() {

@@ -1,4 +1,5 @@
-//! What can be wrong with a config. The message names the place and says why; `hint` is one thing to try.
+//! What can be wrong with a config. The message names the place and says why; `hint` is one thing
+//! to try.
 
 use super::value::Origin;
 use isobit_proof::FileError;

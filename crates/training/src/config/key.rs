@@ -1,5 +1,5 @@
-//! Every key a config may hold, one row each: section, canonical name, other names people know it by,
-//! type, default, whether it can influence the result, and what it is for. Parsing, resolving,
+//! Every key a config may hold, one row each: section, canonical name, other names people know it
+//! by, type, default, whether it can influence the result, and what it is for. Parsing, resolving,
 //! printing, the digest, `init` and `docs/config.md` all read this table.
 
 use super::run::DEFAULT_DATE;
@@ -210,7 +210,8 @@ fn in_section(section: Section) -> impl Iterator<Item = &'static Key> {
     KEYS.iter().filter(move |key| key.section == section)
 }
 
-/// Keys worth naming to somebody who typed another. Groups of gradients are part of the arithmetic, but only one is possible yet.
+/// Keys worth naming to somebody who typed another. Groups of gradients are part of the arithmetic,
+/// but only one is possible yet.
 fn worth_naming(key: &Key) -> bool {
     key.name != "gradient_groups"
 }
@@ -230,7 +231,8 @@ impl Fallback {
     }
 }
 
-/// What to try instead of an unknown key: the same name elsewhere, a near name here, a near name elsewhere.
+/// What to try instead of an unknown key: the same name elsewhere, a near name here, a near name
+/// elsewhere.
 pub(super) fn hint_for_unknown(section: Section, typed: &str) -> String {
     if let Some(key) = Key::anywhere(typed).first() {
         return match key.section {

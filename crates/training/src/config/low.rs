@@ -1,5 +1,6 @@
-//! The low form: what was typed, key by key, under canonical names and with its place. A file fills it, `--set` goes
-//! over it. Names and types are settled here; what the values mean is the business of `resolve.rs`.
+//! The low form: what was typed, key by key, under canonical names and with its place. A file fills
+//! it, `--set` goes over it. Names and types are settled here; what the values mean is the business
+//! of `resolve.rs`.
 
 use super::error::Error;
 use super::key::{Key, Section, ValueKind, hint_for_unknown};
@@ -22,7 +23,8 @@ pub(super) struct Entry {
     pub(super) typed: String,
     pub(super) value: Value,
     pub(super) place: Origin,
-    /// 0 in the file, then the number of the argument: of two that contradict each other the later one counts.
+    /// 0 in the file, then the number of the argument: of two that contradict each other the later
+    /// one counts.
     pub(super) rank: u32,
 }
 
@@ -81,8 +83,9 @@ impl Low {
         Ok(low)
     }
 
-    /// Applies one `--set key=value`. The key is dotted (`training.lr`, `datasets.0.path`) or a bare name that only one
-    /// section knows; the value is TOML, or else a string, or a list of strings set apart by commas.
+    /// Applies one `--set key=value`. The key is dotted (`training.lr`, `datasets.0.path`) or a
+    /// bare name that only one section knows; the value is TOML, or else a string, or a list of
+    /// strings set apart by commas.
     pub fn set(&mut self, argument: &str) -> Result<(), Error> {
         let refuse = |why: &str| Error::Override { argument: argument.to_string(), why: why.to_string() };
         let (key, value) = argument.split_once('=').ok_or_else(|| refuse("there is no `=`"))?;
@@ -182,7 +185,8 @@ fn in_order<'t, 'i>(table: &'t DeTable<'i>) -> Vec<(&'t Spanned<std::borrow::Cow
     entries
 }
 
-/// The section of a key typed at the top. A file must say it; an argument may leave it out where only one fits.
+/// The section of a key typed at the top. A file must say it; an argument may leave it out where
+/// only one fits.
 fn home_of(source: &ConfigText<'_>, name: &Spanned<std::borrow::Cow<'_, str>>, over: bool) -> Result<Section, Error> {
     let typed = name.get_ref().as_ref();
     if !over || Key::find(Section::Top, typed).is_some() {
@@ -255,7 +259,8 @@ fn take_key(
     }
 }
 
-/// An override of a table (`--set adapter.rank_pattern.q_proj=4`) replaces what it names and keeps the rest.
+/// An override of a table (`--set adapter.rank_pattern.q_proj=4`) replaces what it names and keeps
+/// the rest.
 fn over_table(earlier: Option<&Entry>, value: Value) -> Value {
     match (earlier.map(|entry| &entry.value), value) {
         (Some(Value::Table(below)), Value::Table(above)) => {
@@ -290,8 +295,8 @@ fn kind_of(dotted: &str) -> Option<ValueKind> {
     found.map(|key| key.kind)
 }
 
-/// The value of an argument as TOML. Text keys take anything as it stands (a path may look like a number); others are
-/// TOML if they can be, and a bare string, or a bare list of strings, if not.
+/// The value of an argument as TOML. Text keys take anything as it stands (a path may look like a
+/// number); others are TOML if they can be, and a bare string, or a bare list of strings, if not.
 fn toml_text(kind: Option<ValueKind>, value: &str) -> String {
     let quoted = value.starts_with(['"', '\'', '[', '{']);
     let parsed = DeValue::parse(value).is_ok();

@@ -1,8 +1,10 @@
-//! Config: TOML as typed (`low.rs`, by the table of `key.rs`) becomes a complete `Run` (`resolve.rs`), once.
+//! Config: TOML as typed (`low.rs`, by the table of `key.rs`) becomes a complete `Run`
+//! (`resolve.rs`), once.
 //!
-//! Below `Run` there are no defaults left to choose. `Run::to_toml` prints it under canonical names and parses back to
-//! the same `Run`; `Run::digest` covers exactly what can influence the weights. A value keeps the file and line it came
-//! from until it is resolved, so that every complaint can name its place.
+//! Below `Run` there are no defaults left to choose. `Run::to_toml` prints it under canonical names
+//! and parses back to the same `Run`; `Run::digest` covers exactly what can influence the weights.
+//! A value keeps the file and line it came from until it is resolved, so that every complaint can
+//! name its place.
 
 mod error;
 mod key;
@@ -49,7 +51,8 @@ pub fn parse(name: &str, text: &str, overrides: &[String]) -> Result<Settled, Er
 }
 
 fn settled(mut low: Low, overrides: &[String]) -> Result<Settled, Error> {
-    // Reading a decimal number computes: a library may have changed how the processor rounds since the start.
+    // Reading a decimal number computes: a library may have changed how the processor rounds since
+    // the start.
     float_state::restore();
     for argument in overrides {
         low.set(argument)?;

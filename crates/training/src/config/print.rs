@@ -1,5 +1,5 @@
-//! A run as TOML under canonical names, sorted, every key written out; and the digest of those that can influence the
-//! result. Both walk the same list, so the digest covers what is printed.
+//! A run as TOML under canonical names, sorted, every key written out; and the digest of those that
+//! can influence the result. Both walk the same list, so the digest covers what is printed.
 
 use super::key::{Key, Section};
 use super::run::{Adapter, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler, Targets, Warmup};
@@ -24,9 +24,10 @@ impl Run {
         out
     }
 
-    /// BLAKE3, in hex, of everything here that can influence weights, metrics or the best checkpoint. Left out: folders
-    /// and files (their contents have digests of their own), devices, threads, workers, how an update is split into
-    /// micro-batches, recomputation, saving and logging.
+    /// BLAKE3, in hex, of everything here that can influence weights, metrics or the best
+    /// checkpoint. Left out: folders and files (their contents have digests of their own), devices,
+    /// threads, workers, how an update is split into micro-batches, recomputation, saving and
+    /// logging.
     pub fn digest(&self) -> String {
         let mut text = String::from("isobit.run/1\n");
         for (key, value) in self.influences() {
@@ -35,7 +36,8 @@ impl Run {
         blake3::hash(text.as_bytes()).to_hex().to_string()
     }
 
-    /// Where two runs differ in what can influence their results: key, this run's value, the other's.
+    /// Where two runs differ in what can influence their results: key, this run's value, the
+    /// other's.
     pub fn differences(&self, other: &Self) -> Vec<(String, String, String)> {
         let (ours, theirs) = (self.influences(), other.influences());
         let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();

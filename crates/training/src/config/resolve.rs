@@ -1,4 +1,5 @@
-//! From what was typed to what it means: defaults, ranges and the checks that look at several sections at once.
+//! From what was typed to what it means: defaults, ranges and the checks that look at several
+//! sections at once.
 
 use super::error::Error;
 use super::key::Section;

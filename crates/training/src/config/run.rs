@@ -1,4 +1,5 @@
-//! The high form: a complete run. Nothing here stands for "the default", and nothing below reads flags or files.
+//! The high form: a complete run. Nothing here stands for "the default", and nothing below reads
+//! flags or files.
 #![expect(clippy::float_arithmetic, reason = "the length of a run in epochs is a float, on the host")]
 
 use super::value::Value;
@@ -8,7 +9,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-/// The day a chat template sees as today unless the config says another: no clock may reach the tokens.
+/// The day a chat template sees as today unless the config says another: no clock may reach the
+/// tokens.
 pub const DEFAULT_DATE: &str = "2025-01-01";
 
 #[derive(Clone, Debug, PartialEq)]
@@ -223,13 +225,15 @@ impl Run {
         u64::from(self.training.micro_batch_size) * u64::from(self.training.gradient_accumulation_steps)
     }
 
-    /// Updates for that many training rows (sequences, when packed). The last, shorter group of an epoch still makes an
-    /// update: `per_epoch = max(⌈rows / rows_per_update⌉, 1)`, `total = max_steps`, or `⌈epochs · per_epoch⌉`.
+    /// Updates for that many training rows (sequences, when packed). The last, shorter group of an
+    /// epoch still makes an update: `per_epoch = max(⌈rows / rows_per_update⌉, 1)`,
+    /// `total = max_steps`, or `⌈epochs · per_epoch⌉`.
     pub fn steps(&self, row_count: u64) -> Steps {
         let per_epoch = row_count.div_ceil(self.rows_per_update()).max(1);
         let total = match self.training.length {
             Length::Steps(steps) => steps,
-            // BOUND: epochs are at most 10⁶ and float to integer saturates, so a huge product stays a number.
+            // BOUND: epochs are at most 10⁶ and float to integer saturates, so a huge product stays
+            // a number.
             Length::Epochs(epochs) => (libm::ceil(epochs * per_epoch as f64) as u64).max(1),
         };
         Steps { per_epoch, total }

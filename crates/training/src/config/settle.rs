@@ -1,6 +1,7 @@
-//! Keys that contradict each other. Within a file that is an error (`resolve.rs`); an argument of the command line takes what
-//! contradicts it out of the file, and a later argument what contradicts it out of an earlier one. It happens once, when
-//! all arguments are known, so that their order decides nothing but that.
+//! Keys that contradict each other. Within a file that is an error (`resolve.rs`); an argument of
+//! the command line takes what contradicts it out of the file, and a later argument what
+//! contradicts it out of an earlier one. It happens once, when all arguments are known, so that
+//! their order decides nothing but that.
 
 use super::key::Section::{self, Adapter, Eval, Training};
 use super::low::{Entry, Low};
@@ -9,8 +10,9 @@ use super::value::Value;
 /// A key with the condition under which it counts.
 type Side = (Section, &'static str, fn(&Value) -> bool);
 
-/// Of two keys that cannot both hold, the later one stays. Where the rule is `OneWay` only the first can displace the second:
-/// the other way round nothing sensible would be left (`min_lr` alone does not say which schedule has one).
+/// Of two keys that cannot both hold, the later one stays. Where the rule is `OneWay` only the
+/// first can displace the second: the other way round nothing sensible would be left (`min_lr`
+/// alone does not say which schedule has one).
 enum Rule {
     Both(Side, Side),
     OneWay(Side, Side),

@@ -1,10 +1,11 @@
-//! Did-you-mean: the known name nearest to what was typed, by edit distance with neighbouring swaps.
+//! Did-you-mean: the known name nearest to what was typed, by edit distance with neighbouring
+//! swaps.
 
 /// BOUND: what is longer than this is compared by its beginning only.
 const LENGTH_MOST: usize = 64;
 
-/// The nearest candidate, if it is near enough to be a slip: at most a third of its letters differ. Ties go to the
-/// candidate that comes first.
+/// The nearest candidate, if it is near enough to be a slip: at most a third of its letters differ.
+/// Ties go to the candidate that comes first.
 pub(crate) fn nearest<'a>(typed: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let mut best: Option<(usize, &str)> = None;
     for candidate in candidates {

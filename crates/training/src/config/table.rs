@@ -1,4 +1,5 @@
-//! Typed access to a table of the low form: a value of the right type and range, or an error that names its place.
+//! Typed access to a table of the low form: a value of the right type and range, or an error that
+//! names its place.
 
 use super::error::Error;
 use super::key::{Fallback, Key, Section};

@@ -1,5 +1,5 @@
-//! A value of the config as typed, and the place it came from. Integers and floats stay apart until a key's kind joins
-//! them; dates become text.
+//! A value of the config as typed, and the place it came from. Integers and floats stay apart until
+//! a key's kind joins them; dates become text.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,5 +1,6 @@
-//! Conversations as templates want them: a list of messages, tools, and further variables of the template. Other names of
-//! the assistant's reasoning are filled in, nothing else is touched: content in parts is for the template to join.
+//! Conversations as templates want them: a list of messages, tools, and further variables of the
+//! template. Other names of the assistant's reasoning are filled in, nothing else is touched:
+//! content in parts is for the template to join.
 
 use super::error::RowError;
 use super::json::Json;
@@ -31,7 +32,8 @@ pub(super) fn message(role: &str, content: &str) -> Json {
 }
 
 impl Conversation {
-    /// Conversation of a row whose messages are given; `tools` and `chat_template_kwargs` are read from the row.
+    /// Conversation of a row whose messages are given; `tools` and `chat_template_kwargs` are read
+    /// from the row.
     pub(super) fn new(messages: Vec<Json>, row: &Json) -> Result<Self, RowError> {
         let count = messages.len();
         if count > MESSAGES_MAX {
@@ -98,7 +100,8 @@ pub(super) fn messages(name: &str, list: &Json) -> Result<Vec<Json>, RowError> {
 fn one_message(name: &str, item: &Json) -> Result<Json, RowError> {
     let Json::Object(entries) = item else { return Err(field(name, "a message", item)) };
     match item.get("role") {
-        // Names of another format: no template knows them, and most would print them without a word.
+        // Names of another format: no template knows them, and most would print them without a
+        // word.
         Some(Json::Text(role)) if ["human", "gpt"].contains(&role.as_str()) => {
             return Err(RowError::Role { role: role.clone() });
         }
@@ -149,7 +152,8 @@ fn content(name: &str, value: &Json, has_calls: bool) -> Result<Json, RowError> 
     }
 }
 
-/// Templates read reasoning as `reasoning_content`, some as `thinking`; data call it either, or `reasoning`.
+/// Templates read reasoning as `reasoning_content`, some as `thinking`; data call it either, or
+/// `reasoning`.
 fn with_reasoning(mut message: Vec<(String, Json)>) -> Vec<(String, Json)> {
     let value = |name: &str| message.iter().find(|(key, value)| key == name && *value != Json::Null);
     let names = ["reasoning_content", "thinking", "reasoning"];

@@ -1,5 +1,5 @@
-//! The pinned date behind `strftime_now`: some templates print today's date into the prompt, and a run must not depend on
-//! the day it was made.
+//! The pinned date behind `strftime_now`: some templates print today's date into the prompt, and a
+//! run must not depend on the day it was made.
 
 use super::error::DataError;
 

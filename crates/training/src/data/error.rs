@@ -1,5 +1,6 @@
-//! What can be wrong with data, tokenizer or chat template. A variant holds the facts: file, line, what was found. A way out
-//! comes from [`DataError::hint`], the exit code of the program from [`DataError::kind`].
+//! What can be wrong with data, tokenizer or chat template. A variant holds the facts: file, line,
+//! what was found. A way out comes from [`DataError::hint`], the exit code of the program from
+//! [`DataError::kind`].
 
 use super::format::RowFormat;
 use std::path::PathBuf;

@@ -1,5 +1,6 @@
-//! One row of data to tokens, and which of them the loss counts. A conversation goes through the template once, as a
-//! whole; a completion begins where its tokens part from those of the prompt alone.
+//! One row of data to tokens, and which of them the loss counts. A conversation goes through the
+//! template once, as a whole; a completion begins where its tokens part from those of the prompt
+//! alone.
 
 use super::conversation::{Conversation, is_assistant};
 use super::error::{RowError, Untrainable};
@@ -141,7 +142,8 @@ pub(super) fn tokenise(example: &Example, tools: Tools<'_>) -> Result<Tokenised,
     }
 }
 
-/// Whether text of the row reads as a special token. An end-of-text token at the very end of a plain text is meant.
+/// Whether text of the row reads as a special token. An end-of-text token at the very end of a
+/// plain text is meant.
 fn has_special(example: &Example, tokenizer: &Tokenizer) -> bool {
     let end = tokenizer.special_tokens().get("eos_token").map_or("", String::as_str);
     let special = |text: &str| tokenizer.has_special_text(text);

@@ -67,7 +67,8 @@ impl FileLoader<'_> {
         Ok((report, examples))
     }
 
-    /// The format of the file: that of its first row, or of the first that has one where bad rows are listed.
+    /// The format of the file: that of its first row, or of the first that has one where bad rows
+    /// are listed.
     fn shape(&self, records: &[Record]) -> Result<FileFormat, DataError> {
         let config = self.config;
         let names = (config.prompt_field.is_some() || config.completion_field.is_some()).then(|| FieldNames {
@@ -95,11 +96,12 @@ impl FileLoader<'_> {
         DataError::UnknownFormat { file: self.path.to_owned(), line: record.line, keys: keys(row) }
     }
 
-    /// Workers take chunks of rows as they come; what they make of them is put together in the order of rows.
+    /// Workers take chunks of rows as they come; what they make of them is put together in the
+    /// order of rows.
     fn tokenise_all(&self, records: &[Record], shape: &FileFormat) -> Result<Examples, DataError> {
         let next = AtomicUsize::new(0);
-        // The first chunk known to fail. Those after it need not be done; those before it are, so that the error
-        // reported is the first one of the file, whoever finds it.
+        // The first chunk known to fail. Those after it need not be done; those before it are, so
+        // that the error reported is the first one of the file, whoever finds it.
         let failed = AtomicUsize::new(usize::MAX);
         let chunks: Vec<&[Record]> = records.chunks(CHUNK).collect();
         let work = || {
@@ -143,7 +145,8 @@ impl FileLoader<'_> {
         Ok(examples)
     }
 
-    /// Whether an error ends the loading: all do, unless bad rows are listed and it is the row's own fault.
+    /// Whether an error ends the loading: all do, unless bad rows are listed and it is the row's
+    /// own fault.
     fn ends(&self, error: &DataError) -> bool {
         !self.list_bad || error.kind() != DataErrorKind::Data
     }

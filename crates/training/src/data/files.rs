@@ -1,4 +1,5 @@
-//! Reading whole files: regular ones only, with a limit on their size that is checked before anything is allocated.
+//! Reading whole files: regular ones only, with a limit on their size that is checked before
+//! anything is allocated.
 
 use super::error::DataError;
 use isobit_proof::{FileError, regular};

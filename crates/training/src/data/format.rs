@@ -1,4 +1,5 @@
-//! The formats of data rows: which one a file has, seen by its keys, and what a row of it says. One file holds one format.
+//! The formats of data rows: which one a file has, seen by its keys, and what a row of it says. One
+//! file holds one format.
 
 use super::conversation::{self, Conversation, field, missing};
 use super::error::RowError;
@@ -79,8 +80,9 @@ pub(super) enum Example {
     Tokens(Tokens),
 }
 
-/// The format a row shows by its keys. `None` when it shows none. More telling keys come first: rows of instructions often
-/// have a rendered `text` beside them, and chat sets keep the first question as `prompt`.
+/// The format a row shows by its keys. `None` when it shows none. More telling keys come first:
+/// rows of instructions often have a rendered `text` beside them, and chat sets keep the first
+/// question as `prompt`.
 pub(super) fn detect(row: &Json, names: Option<&FieldNames>) -> Option<RowFormat> {
     let has = |key: &str| row.get(key).is_some_and(|value| *value != Json::Null);
     if let Some(names) = names {
@@ -107,7 +109,8 @@ pub(super) fn detect(row: &Json, names: Option<&FieldNames>) -> Option<RowFormat
     }
 }
 
-/// Reads a row. Instructions become a conversation where there is a template, and plain text where there is none.
+/// Reads a row. Instructions become a conversation where there is a template, and plain text where
+/// there is none.
 pub(super) fn parse(
     row: &Json,
     format: RowFormat,

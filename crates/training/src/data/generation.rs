@@ -1,5 +1,6 @@
-//! The marks around the text of `{% generation %}` blocks. They travel with the text through whatever the template does with
-//! it, and are taken out of the rendering again, which leaves the spans the assistant wrote.
+//! The marks around the text of `{% generation %}` blocks. They travel with the text through
+//! whatever the template does with it, and are taken out of the rendering again, which leaves the
+//! spans the assistant wrote.
 
 /// Noncharacters of Unicode, never meant for text. Rows that contain them are refused.
 pub(super) const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];

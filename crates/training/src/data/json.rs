@@ -1,6 +1,7 @@
-//! JSON values of data rows. Unlike the usual value type this one keeps the order of keys, which reaches the training text
-//! through `tojson`, refuses duplicate keys, because programs disagree about which one counts, and keeps numbers as Python's
-//! json has them: integers of any length, floats to the last bit, `-0` an integer.
+//! JSON values of data rows. Unlike the usual value type this one keeps the order of keys, which
+//! reaches the training text through `tojson`, refuses duplicate keys, because programs disagree
+//! about which one counts, and keeps numbers as Python's json has them: integers of any length,
+//! floats to the last bit, `-0` an integer.
 
 use super::error::RowError;
 use super::jinja::{self, Dict, Value};

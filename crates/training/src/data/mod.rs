@@ -1,8 +1,8 @@
 //! Data: files become rows of tokens with the loss mask. Each file (`file`) is cut into records
 //! (`records`), which are parsed (`json`), read (`format`), rendered (`template`) and tokenised
-//! (`example`); rows may then be packed (`packing`), and `order` says in which order an epoch visits
-//! them. The result is a function of files, tokenizer, template and config, never of the number of
-//! workers.
+//! (`example`); rows may then be packed (`packing`), and `order` says in which order an epoch
+//! visits them. The result is a function of files, tokenizer, template and config, never of the
+//! number of workers.
 
 mod conversation;
 mod date;
@@ -117,8 +117,8 @@ pub fn open_if_there(model: &Path, date: &str) -> Result<(Option<Tokenizer>, Opt
     }
 }
 
-/// Loads every file, tokenises every row, packs. `template` must have been made with the date of the config. The first row
-/// that cannot be read ends it.
+/// Loads every file, tokenises every row, packs. `template` must have been made with the date of
+/// the config. The first row that cannot be read ends it.
 pub fn load<'t>(
     config: &DataConfig,
     tokenizer: impl Into<Option<&'t Tokenizer>>,

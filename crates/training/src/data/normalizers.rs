@@ -1,6 +1,6 @@
-//! How much longer a tokenizer can make a text. Each `Replace` in a chain multiplies the length, and a file of a few
-//! kilobytes can ask for more memory than there is, so the product is bounded before the file is used. So is the size that
-//! a table of SentencePiece claims to have.
+//! How much longer a tokenizer can make a text. Each `Replace` in a chain multiplies the length,
+//! and a file of a few kilobytes can ask for more memory than there is, so the product is bounded
+//! before the file is used. So is the size that a table of SentencePiece claims to have.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -16,8 +16,8 @@ pub(super) struct Added {
     content: Value,
 }
 
-/// How many times as long as its text a normalised text can be; otherwise why that is too much. The chains are the
-/// normalizer, the pre-tokenizer and the decoder.
+/// How many times as long as its text a normalised text can be; otherwise why that is too much. The
+/// chains are the normalizer, the pre-tokenizer and the decoder.
 pub(super) fn growth(chains: [&Option<Value>; 3], added_tokens: &[Added]) -> Result<u64, String> {
     let mut growth = 1;
     for (name, part) in ["normalizer", "pre_tokenizer", "decoder"].into_iter().zip(chains) {
@@ -36,7 +36,8 @@ pub(super) fn growth(chains: [&Option<Value>; 3], added_tokens: &[Added]) -> Res
     Ok(growth)
 }
 
-/// The product over everything inside: chains may be nested. `None` for a table that is larger than its file.
+/// The product over everything inside: chains may be nested. `None` for a table that is larger than
+/// its file.
 fn factor(part: &Value) -> Option<u64> {
     let own = match part.get("type").and_then(Value::as_str) {
         Some("Replace") => {
@@ -62,8 +63,8 @@ fn factor(part: &Value) -> Option<u64> {
     inside.into_iter().try_fold(own, |product, child| Some(product.saturating_mul(factor(child)?)))
 }
 
-/// A table of SentencePiece: the length of a trie, the trie, and texts with a zero after each. The longest of them is what a
-/// character can become.
+/// A table of SentencePiece: the length of a trie, the trie, and texts with a zero after each. The
+/// longest of them is what a character can become.
 fn table_factor(table: &str) -> Option<u64> {
     let bytes = from_base64(table)?;
     let (length, rest) = bytes.split_at_checked(4)?;

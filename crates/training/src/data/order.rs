@@ -1,13 +1,13 @@
-//! The order of rows in an epoch: Fisher and Yates with counter-based random numbers. A pure function of seed, epoch and
-//! number of rows, so a resumed run needs no state of a shuffler.
+//! The order of rows in an epoch: Fisher and Yates with counter-based random numbers. A pure
+//! function of seed, epoch and number of rows, so a resumed run needs no state of a shuffler.
 
 use isobit_numerics::philox::{Key, Purpose, block};
 
 /// Positions of rows in the order of training: entry `k` is the row that comes as `k`-th.
 ///
-/// For `i` from `count − 1` down to 1 entry `i` changes places with entry `⌊u·(i + 1) / 2⁶⁴⌋`, where `u` is the 64-bit
-/// number (word 0 low, word 1 high) of the Philox block with counter (`i` low, `i` high, epoch high, epoch low) and the
-/// key of (seed, row order).
+/// For `i` from `count − 1` down to 1 entry `i` changes places with entry `⌊u·(i + 1) / 2⁶⁴⌋`,
+/// where `u` is the 64-bit number (word 0 low, word 1 high) of the Philox block with counter (`i`
+/// low, `i` high, epoch high, epoch low) and the key of (seed, row order).
 pub fn order(seed: u64, epoch: u64, count: usize) -> Vec<usize> {
     let key = Key::new(seed, Purpose::RowOrder);
     let mut rows: Vec<usize> = (0..count).collect();

@@ -1,5 +1,5 @@
-//! Cuts a data file into rows before anything is parsed: lines of JSONL, or the elements of one JSON array. Every row knows
-//! the line it starts at, so that errors can say it.
+//! Cuts a data file into rows before anything is parsed: lines of JSONL, or the elements of one
+//! JSON array. Every row knows the line it starts at, so that errors can say it.
 
 use super::error::RowError;
 

@@ -1,5 +1,5 @@
-//! What came of the data: counts, lengths, and every row that was cut or left out, by file and line. It is printed by
-//! `isobit data check` and goes into the receipt of a run.
+//! What came of the data: counts, lengths, and every row that was cut or left out, by file and
+//! line. It is printed by `isobit data check` and goes into the receipt of a run.
 
 use super::error::Untrainable;
 use super::format::RowFormat;
@@ -92,11 +92,13 @@ pub struct Report {
     pub rows: usize,
     pub tokens: u64,
     pub trainable_tokens: u64,
-    /// Examples in which the end of the prompt and the start of the completion share a token, which is trained on.
+    /// Examples in which the end of the prompt and the start of the completion share a token, which
+    /// is trained on.
     pub boundary_merged: usize,
     pub truncated: Vec<Truncated>,
     pub dropped: Vec<Dropped>,
-    /// Rows that cannot be read, in the order of files and lines: `data check` goes on after them, training does not.
+    /// Rows that cannot be read, in the order of files and lines: `data check` goes on after them,
+    /// training does not.
     pub bad: Vec<Bad>,
     pub lengths: Lengths,
     /// Digest of the rows: [`crate::row::digest`].

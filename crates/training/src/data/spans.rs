@@ -1,6 +1,7 @@
-//! Which characters the assistant wrote, where a template does not mark them: known families of templates wrap every turn
-//! in tokens of their own, and the text between an assistant's header and the end of its turn is what it wrote. For other
-//! templates `turns` finds it by rendering. Anything that does not fit exactly is an error, never a guess.
+//! Which characters the assistant wrote, where a template does not mark them: known families of
+//! templates wrap every turn in tokens of their own, and the text between an assistant's header and
+//! the end of its turn is what it wrote. For other templates `turns` finds it by rendering.
+//! Anything that does not fit exactly is an error, never a guess.
 
 use super::conversation::Conversation;
 use super::error::RowError;
@@ -88,8 +89,8 @@ pub(super) fn flags(offsets: &[(usize, usize)], spans: &[(usize, usize)]) -> Vec
     let mut next = 0;
     let mut flags = Vec::with_capacity(offsets.len());
     for &(start, end) in offsets {
-        // Some tokenizers trim white space from offsets: a token of white space alone is then empty, and what it covers is
-        // what lies between the token before and its end.
+        // Some tokenizers trim white space from offsets: a token of white space alone is then
+        // empty, and what it covers is what lies between the token before and its end.
         let (start, end) = if start < end { (start, end) } else { (reached.min(end), end) };
         while next < spans.len() && spans[next].1 <= start {
             next += 1;

@@ -1,5 +1,6 @@
-//! Chat templates: conversations become text, with the spans the assistant wrote. The variables are those that templates find
-//! in the library they are written for; the date is pinned, and work and output are bounded.
+//! Chat templates: conversations become text, with the spans the assistant wrote. The variables are
+//! those that templates find in the library they are written for; the date is pinned, and work and
+//! output are bounded.
 
 use super::conversation::Conversation;
 use super::date::Date;
@@ -35,8 +36,9 @@ pub struct Rendered {
 }
 
 impl Template {
-    /// The template of a model folder: `chat_template.jinja`, else `tokenizer_config.json`, else `chat_template.json`.
-    /// `None` where there is none. `date` is what `strftime_now` says, as `YYYY-MM-DD`.
+    /// The template of a model folder: `chat_template.jinja`, else `tokenizer_config.json`, else
+    /// `chat_template.json`. `None` where there is none. `date` is what `strftime_now` says, as
+    /// `YYYY-MM-DD`.
     pub fn load(
         folder: &Path,
         date: &str,
@@ -102,8 +104,9 @@ impl Template {
         blake3::hash(self.source.as_bytes())
     }
 
-    /// The text of a conversation given as JSON: `{"messages": […]}`, and perhaps `tools` and `chat_template_kwargs`.
-    /// `prompt` adds the header after which the assistant would begin to write.
+    /// The text of a conversation given as JSON: `{"messages": […]}`, and perhaps `tools` and
+    /// `chat_template_kwargs`. `prompt` adds the header after which the assistant would begin to
+    /// write.
     pub fn render_row(&self, row: &str, prompt: bool) -> Result<Rendered, RowError> {
         match format::parse(&Json::parse(row)?, RowFormat::Messages, None, true)? {
             Example::Chat(conversation) => self.render(&conversation, prompt),
@@ -111,7 +114,8 @@ impl Template {
         }
     }
 
-    /// The text of a conversation; `prompt` adds the header after which the assistant would begin to write.
+    /// The text of a conversation; `prompt` adds the header after which the assistant would begin
+    /// to write.
     pub(super) fn render(&self, conversation: &Conversation, prompt: bool) -> Result<Rendered, RowError> {
         if self.marked() {
             refuse_marks(conversation)?;

@@ -1,5 +1,6 @@
-//! The model's tokenizer: `tokenizer.json` read by the `tokenizers` crate, special tokens from the files beside it. What
-//! would make tokens depend on chance or on the file's own truncation and padding is refused or switched off here.
+//! The model's tokenizer: `tokenizer.json` read by the `tokenizers` crate, special tokens from the
+//! files beside it. What would make tokens depend on chance or on the file's own truncation and
+//! padding is refused or switched off here.
 
 use super::error::{DataError, RowError};
 use super::files;
@@ -30,8 +31,8 @@ pub struct Tokenizer {
     growth: u64,
 }
 
-/// The parts of `tokenizer.json` that are looked at before the crate sees them: what could bring chance in, and what could
-/// make text grow.
+/// The parts of `tokenizer.json` that are looked at before the crate sees them: what could bring
+/// chance in, and what could make text grow.
 #[derive(Deserialize)]
 struct Probe {
     model: ModelProbe,
@@ -51,7 +52,8 @@ const SPECIAL_NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a model folder and what the files beside it say about special tokens.
+    /// Reads `tokenizer.json` of a model folder and what the files beside it say about special
+    /// tokens.
     pub fn load(folder: &Path) -> Result<Self, DataError> {
         let path = folder.join("tokenizer.json");
         let bytes = files::read(&path, files::TOKENIZER_BYTES_MAX).map_err(of_model)?;
@@ -105,8 +107,9 @@ impl Tokenizer {
         Ok(unique)
     }
 
-    /// Tokens of a text. `special` adds what the tokenizer puts around a plain text, a first token say; the text of a
-    /// chat template has it already. Special tokens written out in the text are recognised either way.
+    /// Tokens of a text. `special` adds what the tokenizer puts around a plain text, a first token
+    /// say; the text of a chat template has it already. Special tokens written out in the text are
+    /// recognised either way.
     pub fn encode(&self, text: &str, special: bool) -> Result<Encoding, RowError> {
         let grown = self.growth.saturating_mul(text.len() as u64);
         if grown > normalizers::NORMALISED_BYTES_MAX {
@@ -132,7 +135,8 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// The token that ends a plain text: `eos_token`, or the first `eos_token_id` of the model's config files.
+    /// The token that ends a plain text: `eos_token`, or the first `eos_token_id` of the model's
+    /// config files.
     pub fn end_of_text(&self) -> Option<u32> {
         self.end_of_text.first().copied()
     }

@@ -1,6 +1,7 @@
-//! Rows that are tokens already: `input_ids`, and perhaps `labels`, `attention_mask`, `completion_mask` and
-//! `assistant_masks` as other tools write them. Nothing is added to them; padding at their ends is taken away.
-//! `position_ids` and `seq_lengths` say where packed documents start, and are refused where they say anything else.
+//! Rows that are tokens already: `input_ids`, and perhaps `labels`, `attention_mask`,
+//! `completion_mask` and `assistant_masks` as other tools write them. Nothing is added to them;
+//! padding at their ends is taken away. `position_ids` and `seq_lengths` say where packed documents
+//! start, and are refused where they say anything else.
 
 use super::conversation::{field, missing};
 use super::error::RowError;
@@ -62,7 +63,8 @@ impl Tokens {
         self.ids = self.ids[range.clone()].to_vec();
     }
 
-    /// With targets: labelled, and inside the masks that the config asks for. Ids must be below `limit`.
+    /// With targets: labelled, and inside the masks that the config asks for. Ids must be below
+    /// `limit`.
     pub(super) fn row(&self, limit: u32, loss: Loss) -> Result<Row, RowError> {
         if let Some((index, id)) = self.ids.iter().enumerate().find(|(_, id)| **id >= limit) {
             let field = format!("input_ids[{index}]");
@@ -96,7 +98,8 @@ fn text_of(attention: &[bool]) -> Result<std::ops::Range<usize>, RowError> {
     }
 }
 
-/// Where documents after the first start, as `position_ids` and `seq_lengths` say it; both must say the same.
+/// Where documents after the first start, as `position_ids` and `seq_lengths` say it; both must say
+/// the same.
 fn later_starts(row: &Json, length: usize, kept: std::ops::Range<usize>) -> Result<Vec<usize>, RowError> {
     let by_position = match same_length(row, "position_ids", length)? {
         Some(positions) => Some(restarts(&positions[kept.clone()], kept.start)?),

@@ -1,9 +1,12 @@
-//! Which characters the assistant wrote, for any template: found by rendering, not by knowing the template.
+//! Which characters the assistant wrote, for any template: found by rendering, not by knowing the
+//! template.
 //!
-//! Strings of the conversation get invisible marks, and the text that comes out, marks removed, must be the text as it was:
-//! then the marks show where each message stands. An answer begins where the prompt for it ends (the messages before it,
-//! rendered with a generation prompt) and ends where a conversation that stops there would end. Both are compared from the
-//! nearest mark on, so that a template may change what stands further up. What does not fit is an error that names the turn.
+//! Strings of the conversation get invisible marks, and the text that comes out, marks removed,
+//! must be the text as it was: then the marks show where each message stands. An answer begins
+//! where the prompt for it ends (the messages before it, rendered with a generation prompt) and
+//! ends where a conversation that stops there would end. Both are compared from the nearest mark
+//! on, so that a template may change what stands further up. What does not fit is an error that
+//! names the turn.
 
 use super::conversation::{Conversation, is_assistant};
 use super::error::RowError;
@@ -11,16 +14,19 @@ use super::json::Json;
 use super::spans::NoSpans;
 use super::template::Template;
 
-/// Noncharacters of Unicode, never meant for text: a mark is OPEN, the number of its message in 8 hexadecimal digits, CLOSE.
+/// Noncharacters of Unicode, never meant for text: a mark is OPEN, the number of its message in 8
+/// hexadecimal digits, CLOSE.
 const OPEN: char = '\u{fdd2}';
 const CLOSE: char = '\u{fdd3}';
 const DIGIT_ZERO: u32 = 0xfde0;
 const RESERVED: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 
-/// BOUND: text rendered for one conversation. Every turn takes two renderings of all that comes before it.
+/// BOUND: text rendered for one conversation. Every turn takes two renderings of all that comes
+/// before it.
 const RENDERED_BYTES_MAX: usize = 1 << 28;
 
-/// Which strings are marked. A template may compare the names of tools, and then only content can be.
+/// Which strings are marked. A template may compare the names of tools, and then only content can
+/// be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
     All,
@@ -45,7 +51,8 @@ impl Marked {
     }
 }
 
-/// Byte spans of the assistant's turns in `text`, which is the conversation rendered; `offsets` are those of its tokens.
+/// Byte spans of the assistant's turns in `text`, which is the conversation rendered; `offsets` are
+/// those of its tokens.
 pub(super) fn derive(
     template: &Template,
     conversation: &Conversation,
@@ -125,7 +132,8 @@ impl Turns<'_> {
         Ok((start, end.max(start)))
     }
 
-    /// The latest message before `turn` that is marked in both texts: where its marks end in the whole, and in `part`.
+    /// The latest message before `turn` that is marked in both texts: where its marks end in the
+    /// whole, and in `part`.
     fn anchor(&self, turn: usize, part: &Marked) -> (usize, usize) {
         let both = (0..turn).rev().find_map(|message| self.full.last(message).zip(part.last(message)));
         both.unwrap_or((0, 0))
@@ -140,7 +148,8 @@ impl Turns<'_> {
         };
         let asked = &prompt.text[there..];
         let shared = whole_tags(asked, common(asked, before));
-        // What stands between the prompt and the first word: a header that no prompt has, or an empty thought.
+        // What stands between the prompt and the first word: a header that no prompt has, or an
+        // empty thought.
         let header = if bound.is_some() { before[shared..].trim().to_owned() } else { String::new() };
         let (start, whole, asked_bytes) = (here + shared, shared == asked.len(), there + shared);
         if whole && header.is_empty() {
@@ -159,7 +168,8 @@ impl Turns<'_> {
             let why = format!("it has no generation prompt, and prints `{}` before an answer", header.escape_debug());
             return Err(NoSpans::Template(why));
         }
-        // A part of the prompt may be missing in the whole: the opening of a thought that is not repeated, say.
+        // A part of the prompt may be missing in the whole: the opening of a thought that is not
+        // repeated, say.
         let some = asked_bytes > history_bytes || (asked_bytes == history_bytes && header.is_empty());
         if some && self.level != Level::Nothing {
             return Ok(start);
@@ -167,7 +177,8 @@ impl Turns<'_> {
         Err(ambiguous(turn, "the messages before it are printed differently without it"))
     }
 
-    /// Where there is nothing to render before the turn: after the header that the whole conversation's prompt shows.
+    /// Where there is nothing to render before the turn: after the header that the whole
+    /// conversation's prompt shows.
     fn start_by_header(&mut self, turn: usize, bound: Option<usize>) -> Result<usize, NoSpans> {
         let whole = self.render(self.conversation.messages.len(), true).map_err(NoSpans::Row)?;
         let header = &whole.text[common(&whole.text, &self.full.text)..];
@@ -180,7 +191,8 @@ impl Turns<'_> {
         }
     }
 
-    /// Where the turn would end if the conversation stopped there; `last` is the last mark of the turn.
+    /// Where the turn would end if the conversation stopped there; `last` is the last mark of the
+    /// turn.
     fn end(&mut self, turn: usize, start: usize, last: Option<usize>) -> Result<usize, NoSpans> {
         let stopped = self.render(turn + 1, false).map_err(|error| ambiguous(turn, error.to_string()))?;
         let marks = last.zip(stopped.last(turn));
@@ -193,8 +205,8 @@ impl Turns<'_> {
         if marks.is_none() && (self.level == Level::Nothing || has_text(&self.conversation.messages[turn])) {
             return Err(ambiguous(turn, "its text is printed differently when messages follow"));
         }
-        // Something closes a conversation that stops, and something else follows here. They may begin alike: what counts is
-        // whole tags and whole tokens.
+        // Something closes a conversation that stops, and something else follows here. They may
+        // begin alike: what counts is whole tags and whole tokens.
         let alike = here + whole_tags(tail, shared);
         let ends = self.offsets.iter().map(|(_, end)| *end).take_while(|end| *end <= alike);
         Ok(ends.last().unwrap_or(0).max(here).max(start))
@@ -266,7 +278,8 @@ fn marked_value(value: &Json, index: usize) -> Json {
     }
 }
 
-/// Marks inside the white space at both ends, which templates trim, and after each thought, before which they cut.
+/// Marks inside the white space at both ends, which templates trim, and after each thought, before
+/// which they cut.
 fn marked_text(text: &str, index: usize) -> String {
     const THOUGHT_END: &str = "</think>";
     let core = text.trim();

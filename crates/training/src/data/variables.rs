@@ -1,5 +1,6 @@
-//! Variables that a chat template sees besides the usual ones: `enable_thinking`, say. They come from the config
-//! (`chat_template_kwargs`) or the command line, and a row may set its own over them.
+//! Variables that a chat template sees besides the usual ones: `enable_thinking`, say. They come
+//! from the config (`chat_template_kwargs`) or the command line, and a row may set its own over
+//! them.
 
 use super::error::RowError;
 use super::json::Json;
@@ -14,8 +15,8 @@ const OURS: [&str; 4] = ["messages", "tools", "documents", "add_generation_promp
 pub struct Variables(BTreeMap<String, String>);
 
 impl Variables {
-    /// Adds `NAME=VALUE` as the command line has it. A value that is JSON means that; any other is a string, but for
-    /// Python's `True`, `False` and `None`.
+    /// Adds `NAME=VALUE` as the command line has it. A value that is JSON means that; any other is
+    /// a string, but for Python's `True`, `False` and `None`.
     pub fn add_argument(&mut self, argument: &str) -> Result<(), String> {
         let (name, value) = argument.split_once('=').ok_or("there is no `=`")?;
         let json = match value {

@@ -1,4 +1,5 @@
-//! Checkpoints of a run folder: what is saved comes back on bits, and nothing damaged or foreign is taken for it.
+//! Checkpoints of a run folder: what is saved comes back on bits, and nothing damaged or foreign is
+//! taken for it.
 
 use isobit_proof::safetensors::NamedTensor;
 use isobit_training::checkpoint::{

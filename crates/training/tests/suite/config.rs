@@ -1,4 +1,5 @@
-//! Configs as people write them: what they mean, what is refused and in which words, and what the digest covers.
+//! Configs as people write them: what they mean, what is refused and in which words, and what the
+//! digest covers.
 
 use isobit_autograd::Policy;
 use isobit_training::config::{
@@ -172,7 +173,8 @@ fn arguments_go_over_the_file() {
     assert_eq!(run.datasets.iter().map(|path| path.to_str()).collect::<Vec<_>>(), [Some("a.jsonl"), Some("b.jsonl")]);
 }
 
-/// Each argument gives the run of a file in which the lines it contradicts are not there, and says which those are.
+/// Each argument gives the run of a file in which the lines it contradicts are not there, and says
+/// which those are.
 #[test]
 fn arguments_take_out_what_contradicts_them() {
     let eval = "[eval]\nval_set_size = 0.1\n";

@@ -1,5 +1,5 @@
-//! Loading data from the outside: every format, every kind of loss, packing, any number of workers; and every kind of bad
-//! input, with the error that names file and line.
+//! Loading data from the outside: every format, every kind of loss, packing, any number of workers;
+//! and every kind of bad input, with the error that names file and line.
 
 use isobit_training::data::{
     self, DataConfig, DataError, DataErrorKind, LossTokens, Report, RowError, RowFormat, Tokenizer, Untrainable,
@@ -556,7 +556,8 @@ fn rows_with_special_tokens_can_be_dropped() {
         report.dropped.iter().map(|row| (row.source.line, row.reason)).collect::<Vec<_>>(),
         [(2, Untrainable::SpecialToken)]
     );
-    // Rows that cannot be trained on are refused all the same, and an end-of-text token at the end is meant.
+    // Rows that cannot be trained on are refused all the same, and an end-of-text token at the end
+    // is meant.
     let asked = r#"{"messages":[{"role":"user","content":"Anyone?"}]}"#;
     let error = model.load(format!("{forged}\n{asked}"), change).expect_err("no answer");
     assert!(matches!(error, DataError::Untrainable { line: 2, count: 1, .. }), "{error}");

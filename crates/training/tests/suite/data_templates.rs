@@ -1,5 +1,5 @@
-//! Chat templates against `transformers`: texts, tokens, spans and masks written by `tools/reference/chat_templates.py`
-//! must come out alike, to the last character.
+//! Chat templates against `transformers`: texts, tokens, spans and masks written by
+//! `tools/reference/chat_templates.py` must come out alike, to the last character.
 
 use isobit_training::data::{self, DataConfig, RowError, Template, Tokenizer};
 use serde_json::Value;
@@ -21,7 +21,8 @@ fn template(name: &str, reference: &Value) -> Template {
     Template::new(name, &source, reference["date"].as_str().expect("a date"), &special).expect("the template parses")
 }
 
-/// A row as JSON text. Keys of objects keep the order of the fixture, because its text is used as it is.
+/// A row as JSON text. Keys of objects keep the order of the fixture, because its text is used as
+/// it is.
 fn row(case: &str) -> String {
     let from = case.find("\"messages\": ").expect("messages");
     let to = case.find(", \"prompt\": ").expect("prompt");
@@ -153,7 +154,8 @@ fn masks_are_those_of_the_reference() {
         let (rows, _) = data::load(&config, &tokenizer, Some(&template)).expect("data");
         for (loaded, (_, case)) in rows.iter().zip(&chosen) {
             let mut mask: Vec<u8> = serde_json::from_value(case["mask"].clone()).expect("a mask");
-            // Where the last character of a span takes several tokens the reference stops at the first of them.
+            // Where the last character of a span takes several tokens the reference stops at the
+            // first of them.
             let offsets = tokenizer.encode(case["text"].as_str().expect("a text"), false).expect("tokens").offsets;
             for index in 1..mask.len() {
                 mask[index] |= u8::from(mask[index - 1] == 1 && offsets[index] == offsets[index - 1]);
@@ -163,6 +165,7 @@ fn masks_are_those_of_the_reference() {
             compared += 1;
         }
     }
-    // 16 conversations each, less the one without an answer, and for the second template the one whose answer is empty.
+    // 16 conversations each, less the one without an answer, and for the second template the one
+    // whose answer is empty.
     assert_eq!(compared, 15 + 14);
 }

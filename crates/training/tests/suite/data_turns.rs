@@ -1,5 +1,5 @@
-//! The assistant's text in templates that neither mark it nor belong to a known family: it is found by rendering. Trained
-//! spans stand in brackets.
+//! The assistant's text in templates that neither mark it nor belong to a known family: it is found
+//! by rendering. Trained spans stand in brackets.
 
 use isobit_training::data::{self, DataConfig, DataError, DataErrorKind, RowError, Tokenizer, Variables};
 use std::path::Path;
@@ -40,7 +40,8 @@ fn bracketed(tokens: &[u32], targets: &[bool], tokenizer: &Tokenizer) -> String 
     text
 }
 
-/// Earlier thoughts are cut, the header opens a thought that is not repeated later, system text comes first.
+/// Earlier thoughts are cut, the header opens a thought that is not repeated later, system text
+/// comes first.
 const REASONER: &str = "{% set n = namespace(s='') %}{% for m in messages if m.role == 'system' %}{% set n.s = m.content %}{% endfor %}\
     {{ '<s>' + n.s }}{% for m in messages %}{% if m.role == 'user' %}{{ '<|user|>' + m.content }}\
     {% elif m.role == 'assistant' %}{% set c = m.content %}{% if '</think>' in c %}{% set c = c.split('</think>')[-1] %}{% endif %}\
@@ -61,13 +62,15 @@ const LAST_THOUGHT: &str = "{% for m in messages %}{% if m.role == 'assistant' %
 
 #[test]
 fn what_follows_may_change_a_turn() {
-    // Where the conversation would stop it is closed by a token, and here a role follows that begins alike.
+    // Where the conversation would stop it is closed by a token, and here a role follows that
+    // begins alike.
     let want = "<|system|>S<|end|>\n<|user|>one?<|end|>\n<|assistant|>[<b>1<|end|>\n]<|user|>two?<|end|>\n\
                 <|assistant|>[2 <|end|>\n<|endoftext|>]";
     assert_eq!(masked(LAST_THOUGHT, TALK, &[]).expect("a mask"), want);
 }
 
-/// The header belongs to the question, there is no generation prompt, and a tool is answered without a header.
+/// The header belongs to the question, there is no generation prompt, and a tool is answered
+/// without a header.
 const INSTRUCT: &str = "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}\
     {% elif m.role == 'tool' %}{{ '<out>' + m.content + '</out>' }}{% elif m.role == 'assistant' %}\
     {% if m.tool_calls %}{% for c in m.tool_calls %}{{ '<call>' + (c.function | tojson) + '</call>' }}{% endfor %}\
@@ -81,7 +84,8 @@ fn tool_calls_are_the_assistants() {
     let want = "[INST] sum? [/INST][<call>{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b\": \"x\"}}</call></s>]\
                 <out>3</out>[ It is 3.</s>]";
     assert_eq!(masked(INSTRUCT, row, &[]).expect("a mask"), want);
-    // A template that compares the name of the tool cannot have it marked; the turn is found all the same.
+    // A template that compares the name of the tool cannot have it marked; the turn is found all
+    // the same.
     let named =
         INSTRUCT.replace("{% if m.tool_calls %}", "{% if m.tool_calls and m.tool_calls[0].function.name == 'add' %}");
     assert_eq!(masked(&named, row, &[]).expect("a mask"), want);

@@ -1,5 +1,5 @@
-//! Weight gradients that wait are the gradients that did not wait, bit for bit: for adapters, for everything, for tied heads, under
-//! every checkpoint policy and split of the batch.
+//! Weight gradients that wait are the gradients that did not wait, bit for bit: for adapters, for
+//! everything, for tied heads, under every checkpoint policy and split of the batch.
 
 use crate::hard_to_route::rows_of;
 use crate::short_runs::fixture;

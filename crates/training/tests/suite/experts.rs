@@ -1,5 +1,6 @@
-//! Laws of a mixture of experts, on bits, where routers have ties everywhere: threads, paths, splits, policies, devices and layouts of the
-//! file change nothing; a cache gives what the full forward pass gives; files keep the layout of the base.
+//! Laws of a mixture of experts, on bits, where routers have ties everywhere: threads, paths,
+//! splits, policies, devices and layouts of the file change nothing; a cache gives what the full
+//! forward pass gives; files keep the layout of the base.
 
 use crate::hard_to_route::{Ties, VOCABULARY, config};
 use crate::short_runs::{self, Run, cpu, step_settings};
@@ -70,7 +71,8 @@ fn a_cache_equals_the_full_forward() {
     }
 }
 
-/// One by one, fused and transposed: the same loss and gradients, and each is written as it was read.
+/// One by one, fused and transposed: the same loss and gradients, and each is written as it was
+/// read.
 #[test]
 fn layouts_of_the_file() {
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures/qwen3moe-base");

@@ -1,4 +1,5 @@
-//! A small Qwen3-MoE on purpose hard to route: 32 experts in pairs with the same router row, and logits near zero.
+//! A small Qwen3-MoE on purpose hard to route: 32 experts in pairs with the same router row, and
+//! logits near zero.
 #![expect(clippy::float_arithmetic, reason = "weights are made up")]
 
 use isobit_models::{Config, FloatFormat, ModelError, RandomSource, StoredTensor, WeightSource};

@@ -1,4 +1,5 @@
-//! Laws of the training step, on bits: threads, SIMD paths, micro-batch splits, checkpoint policies and devices change nothing.
+//! Laws of the training step, on bits: threads, SIMD paths, micro-batch splits, checkpoint policies
+//! and devices change nothing.
 
 use crate::short_runs::{self, Run, cpu, fixture};
 use isobit_autograd::{BatchLayout, Tape};
@@ -94,7 +95,8 @@ const MIXERS: [&str; 7] = [
     "deepseek-plain",
 ];
 
-/// Law 11: generation with a cache has the logits of the full forward pass, whatever the pieces a text comes in.
+/// Law 11: generation with a cache has the logits of the full forward pass, whatever the pieces a
+/// text comes in.
 #[test]
 fn a_cache_equals_the_full_forward() {
     for name in MIXERS {

@@ -1,7 +1,7 @@
 //! The tests of training, in one binary: one module per subject.
 //!
-//! Tests run as threads of one process. One that counts memory or handles signals starts itself again in a process of
-//! its own (`isobit_conformance::in_own_process`).
+//! Tests run as threads of one process. One that counts memory or handles signals starts itself
+//! again in a process of its own (`isobit_conformance::in_own_process`).
 
 mod checkpoint;
 mod config;

@@ -1,6 +1,8 @@
-//! The plan against the run: the backend that counts must hold, at the peak, the very bytes that the CPU's buffers take.
+//! The plan against the run: the backend that counts must hold, at the peak, the very bytes that
+//! the CPU's buffers take.
 //!
-//! The counter of buffers is one for the process, so the test that reads it runs in a process of its own.
+//! The counter of buffers is one for the process, so the test that reads it runs in a process of
+//! its own.
 
 use crate::short_runs::step_settings;
 use isobit_autograd::Policy;
@@ -158,7 +160,8 @@ fn calls_and_arithmetic_of_a_step() {
     let down = config.hidden * width;
     let matrices = config.hidden * (q + 2 * kv) + q * config.hidden + 3 * down;
     for policy in Policy::ALL {
-        // Two micro-batches of one row. All blocks but the last are computed again, each up to the input of its last product.
+        // Two micro-batches of one row. All blocks but the last are computed again, each up to the
+        // input of its last product.
         let again = if policy == Policy::None { 0 } else { layers - 1 };
         let plan = plan_of(cpu(), "qwen2-tied", Trained::Full, policy);
         let multiply_adds = 2 * layers * (matrices * tokens) as u64;

@@ -1,11 +1,12 @@
-//! Loss, gradients and five AdamW steps against transformers and peft in float32 (`crates/models/tests/fixtures`, made by
-//! `tools/reference`).
+//! Loss, gradients and five AdamW steps against transformers and peft in float32
+//! (`crates/models/tests/fixtures`, made by `tools/reference`).
 //!
-//! Bounds. The fixtures say how far the judge itself moves when every product is perturbed by a relative 1e-4, 1e-6 or 1e-7
-//! (`product_noise_error`, float64, worst of three seeds) and how far its float32 is from its float64 (`float32_error`). Products of
-//! profile x2 have errors near 1e-4, those of x3 are like float32's; a quantity may lie within ten times what noise of that size
-//! does to it, plus a floor for what three seeds did not show. Weights after five steps are compared by their update: the norm of
-//! the deviation over the norm of the update.
+//! Bounds. The fixtures say how far the judge itself moves when every product is perturbed by a
+//! relative 1e-4, 1e-6 or 1e-7 (`product_noise_error`, float64, worst of three seeds) and how far
+//! its float32 is from its float64 (`float32_error`). Products of profile x2 have errors near 1e-4,
+//! those of x3 are like float32's; a quantity may lie within ten times what noise of that size does
+//! to it, plus a floor for what three seeds did not show. Weights after five steps are compared by
+//! their update: the norm of the deviation over the norm of the update.
 #![expect(clippy::float_arithmetic, reason = "comparison with another framework")]
 
 use isobit_autograd::{Gradients, Parameter, ParameterId, Policy, Tape};
@@ -114,8 +115,9 @@ impl Case {
         Trainer::new(backend, built)
     }
 
-    /// After so many updates every router chooses what the judge's does. The judge's are sorted by weight, ours by what decided; a correction bias
-    /// makes these differ, so the order inside a token is left out.
+    /// After so many updates every router chooses what the judge's does. The judge's are sorted by
+    /// weight, ours by what decided; a correction bias makes these differ, so the order inside a
+    /// token is left out.
     fn check_choices(&self, trainer: &Trainer<Cpu>, profile: Profile, updates: usize) {
         let path = self.folder.join("routing.json");
         if !path.exists() {
@@ -233,7 +235,8 @@ fn check(name: &'static str) {
     }
 }
 
-/// The judge's tensor, as it lies in memory here. Experts are stacked there as here, adapters as in PEFT's files.
+/// The judge's tensor, as it lies in memory here. Experts are stacked there as here, adapters as in
+/// PEFT's files.
 fn judged(trainer: &Trainer<Cpu>, id: ParameterId, parameter: &Parameter<Cpu>, file: &SafeTensors) -> Vec<f32> {
     let get = |name: &str| Some(file.get(name).ok()?.to_f32().expect("float32"));
     if parameter.name.contains("lora_") {

@@ -1,6 +1,7 @@
 //! Going on from a checkpoint holds no more than the plan says: the model, its moments and one
-//! tensor of the file. Every allocation of the process is counted, so the test runs in one of its own; the counting
-//! allocator is that of the whole binary, which costs the other tests two additions an allocation.
+//! tensor of the file. Every allocation of the process is counted, so the test runs in one of its
+//! own; the counting allocator is that of the whole binary, which costs the other tests two
+//! additions an allocation.
 
 use isobit_conformance::in_own_process;
 use isobit_kernels::{Cpu, Path as CpuPath};

@@ -1,4 +1,5 @@
-//! Laws that a training run keeps whatever it trains: threads, paths, splits, checkpoint policies and devices change no bit.
+//! Laws that a training run keeps whatever it trains: threads, paths, splits, checkpoint policies
+//! and devices change no bit.
 
 use crate::hard_to_route::{Ties, rows_of};
 use isobit_autograd::Policy;
@@ -118,7 +119,8 @@ pub(crate) fn any_split_and_any_checkpoint_policy(runs: Vec<Run>) {
     }
 }
 
-/// Law 10 on whatever device there is. A missing one is printed and counted, or a failure where it is required.
+/// Law 10 on whatever device there is. A missing one is printed and counted, or a failure where it
+/// is required.
 pub(crate) fn devices_equal_the_cpu(test: &str, runs: &[Run]) {
     for gpu in devices_or_skips(test) {
         for run in runs {

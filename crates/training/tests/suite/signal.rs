@@ -1,5 +1,5 @@
-//! Signals: one asks, two end. Handlers and what they note are of the whole process, so the test runs in one of its own and
-//! forks a child for every case.
+//! Signals: one asks, two end. Handlers and what they note are of the whole process, so the test
+//! runs in one of its own and forks a child for every case.
 
 use isobit_conformance::in_own_process;
 use isobit_training::signal::{Signal, install, requested};

@@ -1,4 +1,5 @@
-//! Experts in every layout, the names of wrapped models, and layers whose tensors do not fit together.
+//! Experts in every layout, the names of wrapped models, and layers whose tensors do not fit
+//! together.
 
 use super::{File, MLP, Made, bf16, config, f32s, i32s, weights_of};
 use isobit_models::experts::{self, Experts, ExpertsShape, Projection};

@@ -15,7 +15,8 @@ impl Arguments {
         Self { positional: vec![value], named: Vec::new() }
     }
 
-    /// The arguments of a function in the order of its parameters; the first `required` of them must be given.
+    /// The arguments of a function in the order of its parameters; the first `required` of them
+    /// must be given.
     pub(super) fn bind<const N: usize>(
         &self,
         function: &str,

@@ -1,5 +1,5 @@
-//! A parsed template. Every expression knows how high its tree is, and the parser refuses those that are too high, so that
-//! walking, evaluating and releasing them take a bounded stack.
+//! A parsed template. Every expression knows how high its tree is, and the parser refuses those
+//! that are too high, so that walking, evaluating and releasing them take a bounded stack.
 
 use super::value::Value;
 use super::{HEIGHT_MAX, Result, limit};

@@ -1,5 +1,6 @@
-//! `value.name` and `value[key]`. A name is looked for among the methods of the type first and then among the keys, a key the
-//! other way round; what would change a value is out of reach, as in Jinja2's immutable sandbox.
+//! `value.name` and `value[key]`. A name is looked for among the methods of the type first and then
+//! among the keys, a key the other way round; what would change a value is out of reach, as in
+//! Jinja2's immutable sandbox.
 
 use super::interpreter::Interpreter;
 use super::value::{Items, Value};

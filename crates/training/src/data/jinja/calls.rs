@@ -1,4 +1,5 @@
-//! What can be called: macros, methods, and the functions that templates find beside their variables.
+//! What can be called: macros, methods, and the functions that templates find beside their
+//! variables.
 
 use super::arguments::{self, Arguments};
 use super::interpreter::{Counter, Interpreter};

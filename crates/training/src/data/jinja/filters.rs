@@ -1,4 +1,5 @@
-//! Filters by name. What Jinja2 has and a chat template cannot sensibly want, such as `urlize` or `random`, is refused.
+//! Filters by name. What Jinja2 has and a chat template cannot sensibly want, such as `urlize` or
+//! `random`, is refused.
 
 use super::arguments::{self, Arguments};
 use super::interpreter::Interpreter;

@@ -35,7 +35,8 @@ impl Default for Spec {
     }
 }
 
-/// Reads a run of digits; numbers too large to be meant become the largest one, which the limit of work refuses.
+/// Reads a run of digits; numbers too large to be meant become the largest one, which the limit of
+/// work refuses.
 fn digits(characters: &[char], at: &mut usize) -> Option<usize> {
     let from = *at;
     while characters.get(*at).is_some_and(char::is_ascii_digit) {

@@ -1,5 +1,5 @@
-//! Runs a program: statements, expressions, scopes. Scopes, namespaces and macros lie in tables and refer to each other by
-//! index, so there are no cycles to leak and no long chains to release.
+//! Runs a program: statements, expressions, scopes. Scopes, namespaces and macros lie in tables and
+//! refer to each other by index, so there are no cycles to leak and no long chains to release.
 
 use super::arguments::Arguments;
 use super::ast::{Body, CallArguments, Command, Expression, ExpressionKind, Macro, NameId, Target};
@@ -358,7 +358,8 @@ impl<'p> Interpreter<'p> {
         Ok(arguments)
     }
 
-    /// A value that is only looked into or called: a loop that is used so need not outlive its block.
+    /// A value that is only looked into or called: a loop that is used so need not outlive its
+    /// block.
     fn base(&mut self, expression: &'p Expression) -> Result<Value> {
         match &expression.kind {
             ExpressionKind::Name(id) => Ok(self.name_value(*id)),

@@ -1,5 +1,6 @@
-//! The source as tokens. White space around tags is treated as Jinja2 does with `trim_blocks` and `lstrip_blocks`: the line
-//! break after a block goes, and so does the indent of a line that begins with one.
+//! The source as tokens. White space around tags is treated as Jinja2 does with `trim_blocks` and
+//! `lstrip_blocks`: the line break after a block goes, and so does the indent of a line that begins
+//! with one.
 
 use super::number;
 use super::strings::is_space;

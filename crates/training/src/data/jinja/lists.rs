@@ -1,4 +1,5 @@
-//! Filters over lists: sorting, grouping, picking, mapping. Those that are generators in Jinja2 give iterators here.
+//! Filters over lists: sorting, grouping, picking, mapping. Those that are generators in Jinja2
+//! give iterators here.
 
 use super::arguments::{self, Arguments};
 use super::interpreter::Interpreter;

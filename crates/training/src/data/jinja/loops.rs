@@ -1,5 +1,5 @@
-//! `for`: items, the condition that picks them, the `loop` variable, recursion. Items are picked one by one, because a
-//! condition may ask for what the body has just set.
+//! `for`: items, the condition that picks them, the `loop` variable, recursion. Items are picked
+//! one by one, because a condition may ask for what the body has just set.
 
 use super::arguments::Arguments;
 use super::ast::Loop;

@@ -190,8 +190,8 @@ fn plain_method(text: &str, name: &str) -> Result<Value> {
     }
 }
 
-/// The part of a text between two positions of characters, and the number of characters before it. `None` where the first
-/// lies behind the end: nothing is found there, not even the empty string.
+/// The part of a text between two positions of characters, and the number of characters before it.
+/// `None` where the first lies behind the end: nothing is found there, not even the empty string.
 fn window<'a>(
     text: &'a str,
     name: &str,

@@ -1,7 +1,8 @@
-//! An interpreter for chat templates: the part of Jinja2 that templates are written in, with Python's values behind it.
-//! A template is a stranger's program, so everything it does is bounded: the size and nesting of the source before it runs,
-//! the nesting of calls and values, and the work, counted by what is touched. The count is a function of template and
-//! conversation alone, so a template that is refused on one machine is refused on all.
+//! An interpreter for chat templates: the part of Jinja2 that templates are written in, with
+//! Python's values behind it. A template is a stranger's program, so everything it does is bounded:
+//! the size and nesting of the source before it runs, the nesting of calls and values, and the
+//! work, counted by what is touched. The count is a function of template and conversation alone, so
+//! a template that is refused on one machine is refused on all.
 
 mod arguments;
 mod ast;
@@ -53,7 +54,8 @@ const PIECE: usize = 192;
 const LOOKUP: usize = 60;
 /// Work of one item of a list or dict that is read or copied.
 const ITEM: usize = 32;
-/// Work of one byte that is copied as it is. Text that grows by a piece a message is copied again and again.
+/// Work of one byte that is copied as it is. Text that grows by a piece a message is copied again
+/// and again.
 const COPY: usize = 1;
 /// Work of one byte that is compared, searched or filled in.
 const BYTE: usize = 4;
@@ -95,7 +97,8 @@ impl Meter {
         Self { budget, left: Cell::new(budget) }
     }
 
-    /// `count` pieces of `cost` each. Called before the work is done and before its memory is allocated.
+    /// `count` pieces of `cost` each. Called before the work is done and before its memory is
+    /// allocated.
     fn charge(&self, count: usize, cost: usize) -> Result<()> {
         let work = (count as u64).saturating_mul(cost as u64);
         match self.left.get().checked_sub(work) {

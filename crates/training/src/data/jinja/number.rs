@@ -1,5 +1,6 @@
-//! Numbers as Python has them: integers without a limit on size (exact here up to 128 bits, kept as digits beyond), floats
-//! that print with the fewest digits that give them back, and comparisons between the two that are exact.
+//! Numbers as Python has them: integers without a limit on size (exact here up to 128 bits, kept as
+//! digits beyond), floats that print with the fewest digits that give them back, and comparisons
+//! between the two that are exact.
 #![expect(
     clippy::float_arithmetic,
     reason = "templates calculate with float64, as Python does; each operation is exact IEEE"
@@ -135,7 +136,8 @@ pub(super) fn truncate(float: f64) -> Result<Value> {
     integer(&float.trunc().to_string()).map_or_else(|| fail("an integer is too large"), Ok)
 }
 
-/// What Python's `float` reads: a decimal number, `inf`, `nan`, with spaces around and single underscores between digits.
+/// What Python's `float` reads: a decimal number, `inf`, `nan`, with spaces around and single
+/// underscores between digits.
 pub(super) fn parse_float(text: &str) -> Option<f64> {
     let text = super::strings::strip(text, None, super::strings::Side::Both);
     let plain = without_underscores(text)?;
@@ -182,7 +184,8 @@ fn without_underscores(text: &str) -> Option<String> {
     sound.then(|| text.replace('_', ""))
 }
 
-/// The shortest digits that give the number back, laid out as Python does: plain from 1e-4 to 1e16, else `1e-05`.
+/// The shortest digits that give the number back, laid out as Python does: plain from 1e-4 to 1e16,
+/// else `1e-05`.
 pub(super) fn print_float(text: &mut String, float: f64) {
     if !float.is_finite() {
         text.push_str(if float.is_nan() {

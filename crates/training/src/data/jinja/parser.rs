@@ -1,5 +1,6 @@
-//! Tokens to a program, by the grammar of Jinja2: the same precedences, the same places where a tuple needs no parentheses.
-//! Nesting is counted on the way down, so that a hostile source ends in an error and not in the stack.
+//! Tokens to a program, by the grammar of Jinja2: the same precedences, the same places where a
+//! tuple needs no parentheses. Nesting is counted on the way down, so that a hostile source ends in
+//! an error and not in the stack.
 
 use super::ast::{
     Body, CallArguments, Command, Expression, ExpressionKind, Literal, Loop, Macro, NameId, Statement, Target, Uses,
@@ -145,7 +146,8 @@ impl Parser {
         parsed
     }
 
-    /// Statements up to a tag with one of the names, or to the end where there are none. The tag's name is current then.
+    /// Statements up to a tag with one of the names, or to the end where there are none. The tag's
+    /// name is current then.
     fn body(&mut self, ends: &[&str]) -> Result<Body> {
         let mut body = Body::new();
         loop {

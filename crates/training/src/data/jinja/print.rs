@@ -106,7 +106,8 @@ fn quote(text: &mut String, content: &str, meter: &Meter) -> Result<()> {
     Ok(())
 }
 
-/// Python's `isprintable`: no control, format, separator (but the space), private or unassigned character.
+/// Python's `isprintable`: no control, format, separator (but the space), private or unassigned
+/// character.
 pub(super) fn is_printable(character: char) -> bool {
     if character.is_ascii() {
         return !character.is_ascii_control();

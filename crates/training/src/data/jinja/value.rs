@@ -1,5 +1,6 @@
-//! Values of templates, with Python's meaning: what is true, what is equal, what comes first, what can be iterated.
-//! Lists and dicts know how deeply they are nested, so that nothing recursive runs out of stack, not even their release.
+//! Values of templates, with Python's meaning: what is true, what is equal, what comes first, what
+//! can be iterated. Lists and dicts know how deeply they are nested, so that nothing recursive runs
+//! out of stack, not even their release.
 
 use super::number;
 use super::{BYTE, ITEM, Meter, PIECE, Result, VALUE_DEPTH_MAX, fail, limit};
@@ -16,7 +17,8 @@ pub(in crate::data) enum Value {
     None,
     Bool(bool),
     Int(i128),
-    /// An integer of more than 128 bits, as its digits: it can be printed and compared, not calculated with.
+    /// An integer of more than 128 bits, as its digits: it can be printed and compared, not
+    /// calculated with.
     Big(Arc<str>),
     Float(f64),
     Text(Arc<str>),
@@ -290,7 +292,8 @@ impl Value {
         }
     }
 
-    /// What `len` says; `None` where it refuses. Characters of text are counted by the caller's leave.
+    /// What `len` says; `None` where it refuses. Characters of text are counted by the caller's
+    /// leave.
     pub(super) fn length(&self) -> Option<usize> {
         match self {
             Self::Undefined(_) => Some(0),
