@@ -8,8 +8,11 @@ use super::runtime::{Argument, ByteMatrix, Language};
 use super::slices::padded;
 use isobit_numerics::slices::Profile;
 
-static PRODUCT_HOPPER: Program =
-    Program { name: "product_hopper", text: include_str!("../../gpu/product_hopper.cu"), language: Language::Native };
+static PRODUCT_HOPPER: Program = Program {
+    name: "product_hopper",
+    text: concat!(include_str!("../../gpu/hopper.cuh"), include_str!("../../gpu/product_hopper.cu")),
+    language: Language::Native,
+};
 
 /// Work items of a block: a warpgroup that copies, two that multiply.
 const THREADS: usize = 384;
