@@ -96,6 +96,8 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor.case(&dense(37, 67, 513, profile, Format::Bf16, Kind::Outliers));
         visitor.case(&dense(7, 515, 131, profile, Format::F32, Kind::Plain));
         visitor.case(&dense(525, 19, 23, profile, Format::F32, Kind::Outliers));
+        // Whole token chunks and parts of them.
+        visitor.case(&dense(1100, 40, 24, profile, Format::F32, Kind::Outliers));
         for kind in Kind::ALL {
             visitor.case(&dense(13, 29, 71, profile, Format::F32, kind));
         }
@@ -107,6 +109,16 @@ pub fn visit(visitor: &mut impl Visitor) {
             k: 47,
             profile,
             format: Format::Bf16,
+            kind: Kind::Outliers,
+        });
+        // Experts of more rows, outputs and inputs than a tile of tensor cores has, none of them a multiple of it.
+        visitor.case(&ProductCase {
+            segments: vec![0, 130, 130, 300, 433],
+            row_starts: vec![0, 60, 130, 300, 433],
+            n: 523,
+            k: 139,
+            profile,
+            format: Format::F32,
             kind: Kind::Outliers,
         });
         // Many experts: most of them empty or of a few rows, one larger than a block, rows of data inside segments.

@@ -9,9 +9,10 @@ use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::hopper::Epilogue;
 use super::memory::{GpuBuffer, Parts, Place};
 use super::product::{
-    Arriving, BatchLimits, ColumnSlices, Left, Output, Part, ROOM, Right, RowTiles, TokenChunks, TurnedRoom,
-    WeightRoom, Weights, fold_forward, fold_input, fold_weight, slice_folded, stored_rows,
+    Arriving, Left, Output, Part, ROOM, Right, RowTiles, TurnedRoom, WeightRoom, Weights, fold_forward, fold_input,
+    slice_folded, stored_rows,
 };
+use super::product_weight::{BatchLimits, ColumnSlices, TokenChunks, fold_weights};
 use super::program::{Program, program};
 use super::slices::{SlicedRows, plane_bytes};
 use crate::Matrix;
@@ -75,8 +76,8 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn new(p: &HeadLoss) -> Self {
-        let limits = BatchLimits::new(BATCH_TOKENS, p.tokens());
+    fn new(gpu: &Gpu, p: &HeadLoss) -> Self {
+        let limits = BatchLimits::new(gpu, BATCH_TOKENS, p.tokens());
         let logits = ROOM / size_of::<f32>() / limits.tokens.max(1) / VOCABULARY_BLOCK;
         let stripe = (logits.max(1) * VOCABULARY_BLOCK).min(stored_rows(p.hidden, p.profile)).min(p.vocabulary);
         Self { limits, stripe, blocks: p.vocabulary.div_ceil(VOCABULARY_BLOCK) }
@@ -88,7 +89,7 @@ impl Sizes {
 }
 
 pub(super) fn workspace(gpu: &Gpu, p: &HeadLoss) -> usize {
-    let sizes = Sizes::new(p);
+    let sizes = Sizes::new(gpu, p);
     let Sizes { limits, stripe, blocks } = sizes;
     let both = WeightRoom::bytes(gpu, p.vocabulary, p.hidden, p.profile) + gpu.part::<f32>(limits.tokens * stripe);
     let forward = 3 * gpu.part::<f32>(limits.tokens * blocks) + gpu.part::<f32>(limits.tokens);
@@ -97,7 +98,7 @@ pub(super) fn workspace(gpu: &Gpu, p: &HeadLoss) -> usize {
         + gpu.part::<f32>(folded.rows * folded.width.div_ceil(CHUNK))
         + ColumnSlices::bytes(gpu, limits, stripe, p.profile)
         + ColumnSlices::bytes(gpu, limits, p.hidden, p.profile)
-        + TurnedRoom::bytes(gpu, stripe, p.hidden, p.profile);
+        + TurnedRoom::bytes(gpu, 1, stripe, p.hidden, p.profile);
     both + forward.max(backward)
 }
 
@@ -149,7 +150,7 @@ pub(super) fn forward(
     let tokens = p.tokens();
     assert_eq!([loss.len(), lse.len(), best.len(), labels.len()], [tokens; 4], "one result and label per token");
     let mut parts = Parts::new(gpu, workspace);
-    let sizes = Sizes::new(p);
+    let sizes = Sizes::new(gpu, p);
     let logits = Logits::new(h, head, p, &sizes, &mut parts);
     let most = sizes.limits.tokens;
     let [maxima, sums] = [(); 2].map(|()| parts.take::<f32>(most * sizes.blocks));
@@ -216,14 +217,14 @@ pub(super) fn backward(
         Place::from(&*dhead)
     });
     let mut parts = Parts::new(gpu, workspace);
-    let sizes = Sizes::new(p);
+    let sizes = Sizes::new(gpu, p);
     let logits = Logits::new(h.0, head, p, &sizes, &mut parts);
     let room = sizes.gradient(p);
     let planes = parts.take::<i8>(plane_bytes(room));
     let units = parts.take::<f32>(room.rows * room.width.div_ceil(CHUNK));
     let dz_columns = ColumnSlices::take(&mut parts, sizes.limits, sizes.stripe, profile);
     let h_columns = ColumnSlices::take(&mut parts, sizes.limits, p.hidden, profile);
-    let turned = TurnedRoom::take(gpu, &mut parts, sizes.stripe, p.hidden, profile);
+    let turned = TurnedRoom::take(gpu, &mut parts, 1, sizes.stripe, p.hidden, profile);
     let chunks = TokenChunks::new(gpu, token_blocks(p.row_starts, CHUNK).collect());
     for batch in chunks.batches(sizes.limits) {
         let rows = chunks.tokens(&batch);
@@ -248,7 +249,8 @@ pub(super) fn backward(
                 let dz_columns = dz_columns.narrowed(stripe.len());
                 dz_columns.slice(gpu, logits.place, rows.start, &chunks, &batch, profile);
                 let operands = (dz_columns, h_columns);
-                fold_weight(gpu, dhead, stripe.start, operands, &chunks, &batch, &batch, profile);
+                let folded = (batch.clone(), stripe.start);
+                fold_weights(gpu, dhead, &[folded], operands, &chunks, &batch, profile);
             }
         }
     }

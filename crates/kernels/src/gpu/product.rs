@@ -1,18 +1,21 @@
 //! Slice products on a GPU (`op/product.rs` says what): tiles of 64 × 64 outputs from packed bytes.
 //!
-//! Stored weights, folded gradients and columns of tokens are sliced into the workspace. It is bounded: large operands are
-//! taken in stripes, whose sums continue from what the output holds. [`fold_forward`], [`fold_input`] and [`fold_weight`] are
-//! the three products of sliced operands, which is where a device's own matrix units can take over.
+//! Stored weights and folded gradients are sliced into the workspace. It is bounded: large operands are taken in stripes,
+//! whose sums continue from what the output holds. [`fold_forward`] and [`fold_input`] are products of sliced operands, which
+//! is where a device's own matrix units can take over; `product_weight.rs` has the third one, the weight gradient.
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
+use super::groups_hopper::{self, GroupsProduct, Planes, Tiles, WeightRows};
 use super::hopper::{self, Epilogue, HopperProduct, Operand};
 use super::memory::{GpuBuffer, Parts, Place};
+use super::product_weight;
 use super::program::{Program, program};
+use super::slice_tiles;
 use super::slices::{CHUNK_GROUP, SLICES, SlicedRows, padded, plane_bytes, slice_stored};
 use crate::Matrix;
 use crate::backend::Run;
-use crate::op::{Product, ProductForward, ProductGradInput, ProductGradWeight, SliceShape, token_blocks};
+use crate::op::{Product, ProductForward, ProductGradInput, ProductGradWeight, SliceShape};
 use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
 
@@ -38,14 +41,10 @@ static PRODUCT: Program = program!("product");
 
 /// Rows and columns of the outputs of a group: `PRODUCT_TILE` in `gpu/slices.h`.
 pub(super) const TILE: usize = 64;
-/// Columns that a group slices along tokens: `COLUMNS` in `gpu/slices.cl`.
-const COLUMNS: usize = 64;
 /// Side of the square of bytes that a group turns: `TURN` in `gpu/slices.cl`.
 const TURN: usize = 64;
 /// Bytes of workspace that one sliced operand should not exceed. One chunk of it may.
 pub(super) const ROOM: usize = 64 << 20;
-/// Tokens for which there is room for one unit per column: rows of data that are shorter on average make smaller batches.
-const TOKENS_PER_UNIT: usize = 64;
 
 /// The rows of the left operand, cut into tiles that meet one weight each.
 pub(super) struct RowTiles {
@@ -54,6 +53,8 @@ pub(super) struct RowTiles {
     pub(super) rows: Range<usize>,
     /// Tiles before each weight's first one, and all of them.
     starts: Vec<usize>,
+    /// The same of the tiles of tensor cores, which follow in the table. Empty where there are none.
+    tensor_starts: Vec<usize>,
     /// Rows before each weight's first one, and all of them.
     segments: Vec<usize>,
 }
@@ -61,7 +62,7 @@ pub(super) struct RowTiles {
 impl RowTiles {
     pub(super) fn of_rows(rows: Range<usize>) -> Self {
         let starts = vec![0, rows.len().div_ceil(TILE)];
-        Self { table: None, starts, segments: vec![rows.start, rows.end], rows }
+        Self { table: None, starts, tensor_starts: Vec::new(), segments: vec![rows.start, rows.end], rows }
     }
 
     pub(super) fn of_segments(gpu: &Gpu, segments: &[usize]) -> Self {
@@ -69,16 +70,22 @@ impl RowTiles {
             assert!(first <= end, "segments ascend");
             return Self::of_rows(first..end);
         }
-        let (mut table, mut starts) = (Vec::new(), vec![0]);
-        for (weight, segment) in segments.windows(2).enumerate() {
-            assert!(segment[0] <= segment[1], "segments ascend");
-            for first in (segment[0]..segment[1]).step_by(TILE) {
-                table.extend([first, (first + TILE).min(segment[1]), weight]);
+        let mut table = Vec::new();
+        let mut cut = |height: usize| {
+            let mut starts = vec![table.len() / 3];
+            for (weight, segment) in segments.windows(2).enumerate() {
+                assert!(segment[0] <= segment[1], "segments ascend");
+                for first in (segment[0]..segment[1]).step_by(height) {
+                    table.extend([first, (first + height).min(segment[1]), weight]);
+                }
+                starts.push(table.len() / 3);
             }
-            starts.push(table.len() / 3);
-        }
+            starts
+        };
+        let starts = cut(TILE);
+        let tensor_starts = if slice_tiles::serves(gpu) { cut(slice_tiles::ROWS) } else { Vec::new() };
         let rows = segments[0]..segments[segments.len() - 1];
-        Self { table: Some(gpu.offsets(&table)), rows, starts, segments: segments.to_vec() }
+        Self { table: Some(gpu.offsets(&table)), rows, starts, tensor_starts, segments: segments.to_vec() }
     }
 
     /// The tiles of some weights.
@@ -89,6 +96,14 @@ impl RowTiles {
     /// The rows of one weight.
     fn of_weight(&self, weight: usize) -> Range<usize> {
         self.segments[weight]..self.segments[weight + 1]
+    }
+
+    /// The tiles of some weights for tensor cores.
+    fn tensor(&self, weights: &Range<usize>) -> Tiles {
+        let (rows, all) = ((self.rows.start, self.rows.end), self.rows.len().div_ceil(slice_tiles::ROWS));
+        let Some(table) = &self.table else { return Tiles { table: None, count: all, rows } };
+        let (start, end) = (self.tensor_starts[weights.start], self.tensor_starts[weights.end]);
+        Tiles { table: Some((Place::from(table), 3 * start)), count: end - start, rows }
     }
 
     /// The table, or any other memory where there is none.
@@ -154,6 +169,12 @@ impl Right {
         (weight - self.first_weight) * self.weight_rows + self.first
     }
 
+    /// All its planes, and where the weights are in them.
+    fn tensor(&self) -> (Planes, WeightRows) {
+        let Self { first_weight, weight_rows, first, rows: count, .. } = *self;
+        (Planes { place: self.planes, rows: self.plane_rows }, WeightRows { first_weight, weight_rows, first, count })
+    }
+
     /// Bytes of one plane.
     fn plane(&self) -> usize {
         self.plane_rows * padded(self.width)
@@ -185,7 +206,7 @@ pub(super) fn stored_rows(width: usize, profile: Profile) -> usize {
 }
 
 /// How many rows of so many bytes fit: whole chunks, and one at least.
-fn rows_within(bytes: usize, row: usize) -> usize {
+pub(super) fn rows_within(bytes: usize, row: usize) -> usize {
     (bytes / row.max(1) / CHUNK).max(1) * CHUNK
 }
 
@@ -281,105 +302,9 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Tokens `t` with their chunks, sliced along the tokens: the operand of a weight gradient.
-#[derive(Clone, Copy)]
-pub(super) struct ColumnSlices {
-    planes: Place,
-    units: Place,
-    width: usize,
-}
-
-/// The token chunks of a weight gradient, on the host and as a table of starts and lengths on the device.
-pub(super) struct TokenChunks {
-    chunks: Vec<Range<usize>>,
-    table: GpuBuffer<u32>,
-}
-
-/// How many tokens and chunks a batch may have.
-#[derive(Clone, Copy)]
-pub(super) struct BatchLimits {
-    pub(super) tokens: usize,
-    pub(super) chunks: usize,
-}
-
-impl BatchLimits {
-    /// For batches of at most `most` of all `tokens`; one chunk is always within.
-    pub(super) fn new(most: usize, tokens: usize) -> Self {
-        let most = most.max(CHUNK).min(tokens);
-        Self { tokens: most, chunks: most.div_ceil(TOKENS_PER_UNIT) }
-    }
-}
-
-impl TokenChunks {
-    pub(super) fn new(gpu: &Gpu, chunks: Vec<Range<usize>>) -> Self {
-        let table: Vec<_> = chunks.iter().flat_map(|chunk| [chunk.start, chunk.len()]).collect();
-        Self { table: gpu.offsets(&table), chunks }
-    }
-
-    /// Consecutive chunks whose tokens, gaps included, are within the limits.
-    pub(super) fn batches(&self, limits: BatchLimits) -> Vec<Range<usize>> {
-        let mut batches: Vec<Range<usize>> = Vec::new();
-        for (index, chunk) in self.chunks.iter().enumerate() {
-            match batches.last_mut() {
-                Some(batch)
-                    if batch.len() < limits.chunks && chunk.end - self.chunks[batch.start].start <= limits.tokens =>
-                {
-                    batch.end = index + 1;
-                }
-                _ => batches.push(index..index + 1),
-            }
-        }
-        batches
-    }
-
-    pub(super) fn tokens(&self, batch: &Range<usize>) -> Range<usize> {
-        self.chunks[batch.start].start..self.chunks[batch.end - 1].end
-    }
-}
-
-impl ColumnSlices {
-    pub(super) fn bytes(gpu: &Gpu, limits: BatchLimits, width: usize, profile: Profile) -> usize {
-        let shape = SliceShape { rows: limits.tokens, width, profile };
-        gpu.part::<i8>(plane_bytes(shape)) + gpu.part::<f32>(limits.chunks * width)
-    }
-
-    pub(super) fn take(parts: &mut Parts, limits: BatchLimits, width: usize, profile: Profile) -> Self {
-        let shape = SliceShape { rows: limits.tokens, width, profile };
-        let planes = parts.take::<i8>(plane_bytes(shape));
-        Self { planes, units: parts.take::<f32>(limits.chunks * width), width }
-    }
-
-    /// The same room for fewer columns.
-    pub(super) fn narrowed(self, width: usize) -> Self {
-        assert!(width <= self.width, "room for the columns");
-        Self { width, ..self }
-    }
-
-    /// Slices the columns of `x` over a batch of chunks; `x_base` is the token that is the first row of `x`.
-    pub(super) fn slice(
-        &self,
-        gpu: &Gpu,
-        x: Place,
-        x_base: usize,
-        chunks: &TokenChunks,
-        batch: &Range<usize>,
-        profile: Profile,
-    ) {
-        let tokens = chunks.tokens(batch);
-        let groups = Groups::each(batch.len() * (padded(self.width) / COLUMNS));
-        let arguments = arguments![
-            self.planes,
-            self.units,
-            x,
-            &chunks.table,
-            dimension(batch.start),
-            dimension(tokens.start),
-            dimension(x_base),
-            dimension(tokens.len()),
-            dimension(self.width),
-        ];
-        gpu.launch_sliced(&SLICES, "slice_columns", profile, groups, arguments);
-    }
+/// Whether tensor cores take the products of all weights at once, without an epilogue.
+fn in_groups(gpu: &Gpu, tiles: &RowTiles, profile: Profile) -> bool {
+    slice_tiles::serves(gpu) && (tiles.table.is_some() || profile == Profile::X3)
 }
 
 /// `y = acc · unit` of the right rows: the forward product of sliced operands. Only tensor cores take an epilogue.
@@ -393,6 +318,25 @@ pub(super) fn fold_forward(
     end: Epilogue,
 ) {
     assert_eq!((left.shape.width, left.shape.profile), (right.width, right.profile), "operands of a product");
+    if in_groups(gpu, tiles, right.profile) && right.width > 0 {
+        let (planes, weight_rows) = right.tensor();
+        let product = GroupsProduct {
+            y: y.place,
+            y_start: y.column,
+            y_stride: y.stride,
+            y_base: y.base,
+            left: Planes { place: left.planes, rows: left.shape.rows },
+            left_base: left.base,
+            left_scales: left.units,
+            right: planes,
+            right_scales: Some(right.units),
+            weights: weight_rows,
+            width: right.width,
+            profile: right.profile,
+            accumulate: false,
+        };
+        return groups_hopper::product(gpu, &product, &tiles.tensor(weights));
+    }
     if hopper::serves(gpu, right.profile, right.width) {
         for weight in weights.clone() {
             let rows = tiles.of_weight(weight);
@@ -486,22 +430,80 @@ pub(super) fn slice_folded(
     gpu.launch_sliced(&SLICES, "slice_folded", right.profile, groups, arguments);
 }
 
-/// Room for a part of one weight with rows and columns exchanged, on devices whose matrix units want it so.
+/// Room for parts of weights with rows and columns exchanged, on devices whose matrix units want it so.
 #[derive(Clone, Copy)]
-pub(super) struct TurnedRoom(Option<Place>);
+pub(super) struct TurnedRoom {
+    place: Option<Place>,
+    /// Weights that are exchanged at a time.
+    weights: usize,
+}
 
 impl TurnedRoom {
-    fn length(gpu: &Gpu, rows: usize, width: usize, profile: Profile) -> Option<usize> {
-        hopper::serves(gpu, profile, rows).then(|| profile.slice_count() * width * padded(rows))
+    /// How many weights at a time, and the length of that.
+    fn length(gpu: &Gpu, weights: usize, rows: usize, width: usize, profile: Profile) -> Option<(usize, usize)> {
+        let each = profile.slice_count() * width * padded(rows);
+        let together = (ROOM / each.max(1)).min(weights).max(1);
+        (slice_tiles::serves(gpu) && rows > 0).then_some((together, together * each))
     }
 
-    /// For parts of at most `rows` rows.
-    pub(super) fn bytes(gpu: &Gpu, rows: usize, width: usize, profile: Profile) -> usize {
-        Self::length(gpu, rows, width, profile).map_or(0, |length| gpu.part::<i8>(length))
+    /// For parts of at most `rows` rows of each of so many weights.
+    pub(super) fn bytes(gpu: &Gpu, weights: usize, rows: usize, width: usize, profile: Profile) -> usize {
+        Self::length(gpu, weights, rows, width, profile).map_or(0, |(_, length)| gpu.part::<i8>(length))
     }
 
-    pub(super) fn take(gpu: &Gpu, parts: &mut Parts, rows: usize, width: usize, profile: Profile) -> Self {
-        Self(Self::length(gpu, rows, width, profile).map(|length| parts.take::<i8>(length)))
+    pub(super) fn take(
+        gpu: &Gpu,
+        parts: &mut Parts,
+        weights: usize,
+        rows: usize,
+        width: usize,
+        profile: Profile,
+    ) -> Self {
+        let length = Self::length(gpu, weights, rows, width, profile);
+        Self {
+            place: length.map(|(_, length)| parts.take::<i8>(length)),
+            weights: length.map_or(0, |(count, _)| count),
+        }
+    }
+}
+
+/// The input gradients of several weights, or of profile x3, on tensor cores: as many weights at a time as there is room
+/// to exchange rows and columns of.
+fn fold_input_groups(
+    gpu: &Gpu,
+    dx: Place,
+    left: Left,
+    right: Right,
+    (turned, together): (Place, usize),
+    fresh: bool,
+    tiles: &RowTiles,
+    weights: &Range<usize>,
+) {
+    let (planes, rows) = right.tensor();
+    for first in weights.clone().step_by(together) {
+        let part = first..(first + together).min(weights.end);
+        let tiles = tiles.tensor(&part);
+        if tiles.count == 0 {
+            continue;
+        }
+        let from = WeightRows { first: right.first_row(first), ..rows };
+        groups_hopper::transpose(gpu, turned, planes, &from, part.len(), (right.width, right.profile));
+        let product = GroupsProduct {
+            y: dx,
+            y_start: 0,
+            y_stride: right.width,
+            y_base: 0,
+            left: Planes { place: left.planes, rows: left.shape.rows },
+            left_base: left.base,
+            left_scales: left.units,
+            right: Planes { place: turned, rows: part.len() * right.width },
+            right_scales: None,
+            weights: WeightRows { first_weight: first, weight_rows: right.width, first: 0, count: right.width },
+            width: right.rows,
+            profile: right.profile,
+            accumulate: !fresh,
+        };
+        groups_hopper::product(gpu, &product, &tiles);
     }
 }
 
@@ -518,7 +520,10 @@ pub(super) fn fold_input(
     end: Epilogue,
 ) {
     assert_eq!((left.shape.width, left.shape.profile), (right.rows, right.profile), "operands of a product");
-    if let (Some(planes), true) = (turned.0, hopper::serves(gpu, right.profile, right.rows)) {
+    if let (Some(planes), true) = (turned.place, in_groups(gpu, tiles, right.profile) && right.rows > 0) {
+        return fold_input_groups(gpu, dx, left, right, (planes, turned.weights), fresh, tiles, weights);
+    }
+    if let (Some(planes), true) = (turned.place, hopper::serves(gpu, right.profile, right.rows)) {
         for weight in weights.clone() {
             let rows = tiles.of_weight(weight);
             if rows.is_empty() {
@@ -583,39 +588,6 @@ fn turn(gpu: &Gpu, planes: Place, right: Right, weight: usize) {
     gpu.launch_sliced(&SLICES, "turn_planes", right.profile, Groups::each(tiles), arguments);
 }
 
-/// Folds `folded` chunks of a batch into `dw` from its row `first_row` on: the weight gradient of sliced operands.
-pub(super) fn fold_weight(
-    gpu: &Gpu,
-    dw: Place,
-    first_row: usize,
-    operands: (ColumnSlices, ColumnSlices),
-    chunks: &TokenChunks,
-    batch: &Range<usize>,
-    folded: &Range<usize>,
-    profile: Profile,
-) {
-    let (left, right) = operands;
-    let tokens = chunks.tokens(batch);
-    let arguments = arguments![
-        dw,
-        first_row,
-        dimension(left.width),
-        dimension(right.width),
-        left.planes,
-        left.units,
-        right.planes,
-        right.units,
-        dimension(tokens.len()),
-        &chunks.table,
-        dimension(folded.start),
-        dimension(folded.end),
-        dimension(batch.start),
-        dimension(tokens.start),
-    ];
-    let groups = Groups::each(left.width.div_ceil(TILE) * right.width.div_ceil(TILE));
-    gpu.launch_sliced(&PRODUCT, "product_weight", profile, groups, arguments);
-}
-
 /// Columns of a gradient that are folded and sliced at a time.
 pub(super) fn folded_columns(p: &Product) -> usize {
     rows_within(ROOM, p.profile.slice_count() * p.rows())
@@ -625,9 +597,7 @@ pub(super) fn folded_shape(p: &Product) -> SliceShape {
     SliceShape { rows: p.rows(), width: folded_columns(p).min(p.n), profile: p.profile }
 }
 
-fn batch_limits(p: &Product) -> BatchLimits {
-    BatchLimits::new(rows_within(ROOM, p.profile.slice_count() * (padded(p.n) + padded(p.k))), p.rows())
-}
+pub(super) use product_weight::grad_weight;
 
 pub(super) fn workspace(gpu: &Gpu, p: &Product) -> usize {
     let weight = WeightRoom::bytes(gpu, p.weights() * p.n, p.k, p.profile);
@@ -635,10 +605,8 @@ pub(super) fn workspace(gpu: &Gpu, p: &Product) -> usize {
     let input = weight
         + gpu.part::<i8>(plane_bytes(folded))
         + gpu.part::<f32>(folded.rows * folded.width.div_ceil(CHUNK))
-        + TurnedRoom::bytes(gpu, folded.width, p.k, p.profile);
-    let limits = batch_limits(p);
-    let columns = [p.n, p.k].map(|width| ColumnSlices::bytes(gpu, limits, width, p.profile));
-    input.max(columns[0] + columns[1])
+        + TurnedRoom::bytes(gpu, p.weights(), folded.width, p.k, p.profile);
+    input.max(product_weight::workspace(gpu, p))
 }
 
 fn weights<'a>(w: Matrix<'a, GpuMemory>, p: &Product, parts: &mut Parts) -> Weights<'a> {
@@ -684,7 +652,7 @@ pub(super) fn grad_input(
     let room = folded_shape(p);
     let planes = parts.take::<i8>(plane_bytes(room));
     let units = parts.take::<f32>(room.rows * room.width.div_ceil(CHUNK));
-    let turned = TurnedRoom::take(gpu, &mut parts, room.width, p.k, p.profile);
+    let turned = TurnedRoom::take(gpu, &mut parts, p.weights(), room.width, p.k, p.profile);
     let tiles = RowTiles::of_segments(gpu, p.segments);
     for part in weights.parts(folded_columns(p)) {
         let right = weights.part(gpu, &part);
@@ -695,46 +663,5 @@ pub(super) fn grad_input(
         // The sums are complete with the last part.
         let end = if part.rows.end == p.n { end } else { Epilogue::default() };
         fold_input(gpu, Place::from(&*dx), left, right, turned, fresh, &tiles, &part.weights, end);
-    }
-}
-
-pub(super) fn grad_weight(
-    gpu: &Gpu,
-    dw: &mut GpuBuffer<f32>,
-    dy: &GpuBuffer<f32>,
-    x: &GpuBuffer<f32>,
-    p: &Product,
-    row_starts: &[usize],
-    workspace: &mut GpuBuffer<u8>,
-) {
-    assert_eq!((dy.len(), x.len()), (p.rows() * p.n, p.rows() * p.k), "operands of the weight gradient");
-    assert_eq!(dw.len(), p.weights() * p.n * p.k, "weight gradient");
-    assert!(row_starts.last().is_none_or(|&end| end <= p.rows()), "rows of data within the operands");
-    let mut parts = Parts::new(gpu, workspace);
-    let limits = batch_limits(p);
-    let left = ColumnSlices::take(&mut parts, limits, p.n, p.profile);
-    let right = ColumnSlices::take(&mut parts, limits, p.k, p.profile);
-    let (mut chunks, mut weights) = (Vec::new(), Vec::new());
-    for chunk in token_blocks(row_starts, CHUNK) {
-        let before = p.segments.partition_point(|&start| start <= chunk.start);
-        // Tokens outside all segments meet no weight.
-        if (1..p.segments.len()).contains(&before) {
-            assert!(chunk.end <= p.segments[before], "row starts include the segment borders");
-            chunks.push(chunk);
-            weights.push(before - 1);
-        }
-    }
-    let chunks = TokenChunks::new(gpu, chunks);
-    for batch in chunks.batches(limits) {
-        let base = 0;
-        left.slice(gpu, Place::from(dy), base, &chunks, &batch, p.profile);
-        right.slice(gpu, Place::from(x), base, &chunks, &batch, p.profile);
-        let mut first = batch.start;
-        for same in weights[batch.clone()].chunk_by(|a, b| a == b) {
-            let folded = first..first + same.len();
-            let row = same[0] * p.n;
-            fold_weight(gpu, Place::from(&*dw), row, (left, right), &chunks, &batch, &folded, p.profile);
-            first = folded.end;
-        }
     }
 }

@@ -1,0 +1,108 @@
+//! The weight gradient on the tensor cores of NVIDIA's Hopper (`gpu/product_weight_hopper.cu`), both
+//! profiles: columns are sliced along the tokens in whole blocks (`gpu/columns.cu`), then multiplied.
+//! Other devices take the portable kernels; the bits are the same.
+
+use super::device::{Gpu, Groups, arguments, dimension};
+use super::memory::{GpuBuffer, Place};
+use super::program::Program;
+use super::runtime::{Argument, Language};
+use super::slice_tiles::{BLOCK, CLUSTER, ROWS, blocks, map, shared_bytes, tile_columns};
+use super::slices::padded;
+use isobit_numerics::slices::Profile;
+use std::ops::Range;
+
+static COLUMNS: Program =
+    Program { name: "columns", text: include_str!("../../gpu/columns.cu"), language: Language::Cuda };
+static PRODUCT_WEIGHT: Program = Program {
+    name: "product_weight_hopper",
+    text: concat!(
+        include_str!("../../gpu/hopper.cuh"),
+        include_str!("../../gpu/slice_tiles.cuh"),
+        include_str!("../../gpu/product_weight_hopper.cu")
+    ),
+    language: Language::Native,
+};
+
+/// Of `gpu/columns.cu`: work items of a group, and its columns.
+const COLUMN_GROUP: usize = 512;
+const COLUMNS_TOGETHER: usize = 32;
+
+/// Columns sliced along the tokens.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Columns {
+    /// `[slice, column, token of the batch]`
+    pub(super) planes: Place,
+    /// `[chunk, padded column]`
+    pub(super) scales: Place,
+    pub(super) width: usize,
+}
+
+/// Consecutive chunks of a table of (start, length, first block) each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chunks<'a> {
+    pub(super) table: &'a GpuBuffer<u32>,
+    pub(super) first: usize,
+    pub(super) count: usize,
+    /// The blocks of the planes that they take.
+    pub(super) first_block: usize,
+    pub(super) blocks: usize,
+}
+
+/// Slices the columns of `x`; `x_base` is the token that is its first row.
+pub(super) fn slice(gpu: &Gpu, columns: Columns, x: Place, x_base: usize, chunks: Chunks, profile: Profile) {
+    let groups = Groups::of(chunks.count * (padded(columns.width) / COLUMNS_TOGETHER), COLUMN_GROUP);
+    let arguments = arguments![
+        columns.planes,
+        columns.scales,
+        x,
+        chunks.table,
+        dimension(chunks.first),
+        dimension(chunks.first_block),
+        dimension(x_base),
+        dimension(columns.width),
+        chunks.blocks * BLOCK,
+    ];
+    gpu.launch_sliced(&COLUMNS, "slice_along_tokens", profile, groups, arguments);
+}
+
+/// Adds to `dw`, for each of `groups`, its chunks from its first row on.
+pub(super) fn product(
+    gpu: &Gpu,
+    dw: Place,
+    groups: &[(Range<usize>, usize)],
+    (left, right): (Columns, Columns),
+    chunks: Chunks,
+    profile: Profile,
+) {
+    let (n, k, slices) = (left.width, right.width, profile.slice_count());
+    let Some((folded, first_row)) = groups.first().filter(|_| n > 0 && k > 0) else { return };
+    let signed = |size: usize| size < 1 << 29;
+    assert!([n, k, chunks.blocks * BLOCK].into_iter().all(signed), "sizes are 32-bit signed in the kernel");
+    let pitch = chunks.blocks * BLOCK;
+    let Some(left_map) = map(gpu, left.planes, slices * n, pitch, ROWS / CLUSTER) else { return };
+    let Some(right_map) = map(gpu, right.planes, slices * k, pitch, tile_columns(profile)) else { return };
+    let table = (groups.len() > 1).then(|| {
+        let entries = groups.iter().flat_map(|(folded, row)| [folded.start, folded.end, *row]);
+        gpu.offsets(&entries.collect::<Vec<_>>())
+    });
+    let arguments = [
+        left_map,
+        right_map,
+        left.scales.into(),
+        right.scales.into(),
+        dw.into(),
+        dimension(n).into(),
+        dimension(k).into(),
+        chunks.table.into(),
+        table.as_ref().map_or(Argument::U64(0), Argument::from),
+        dimension(groups.len()).into(),
+        dimension(folded.start).into(),
+        dimension(folded.end).into(),
+        (*first_row).into(),
+        dimension(chunks.first).into(),
+        dimension(chunks.first_block).into(),
+    ];
+    let pairs = groups.len() * n.div_ceil(ROWS) * k.div_ceil(CLUSTER * tile_columns(profile));
+    let shared = shared_bytes(profile);
+    gpu.launch_with(&PRODUCT_WEIGHT, "product_weight_hopper", profile, blocks(gpu, pairs), shared, &arguments);
+}
