@@ -93,7 +93,9 @@ pub(super) struct Prepared {
     pub(super) run: Box<dyn FnMut()>,
 }
 
-/// Products are `rows x outputs x inputs` of the layer.
+const MATRIX_MAX: usize = 1 << 29;
+
+/// Products are `rows x outputs x inputs` of the layer, `x experts` where the rows are spread over several weights.
 const PRODUCTS: &[&str] = &["512x4864x896", "512x896x4864", "1024x8960x1536", "2048x2048x2048", "1x4864x896"];
 const BIG: &[&str] = PRODUCTS.split_at(4).0;
 const LARGE: &[&str] = &["8192x8960x1536", "8192x1536x8960", "4096x4096x4096", "8192x8192x8192"];
@@ -165,7 +167,6 @@ const fn plain(op: &'static str, shapes: &'static [&'static str], large: &'stati
 pub(super) fn prepare(target: &Target, op: &str, shape: &str, profile: Profile) -> Result<Prepared, String> {
     // BOUND: elements along an axis, and of any matrix of two axes (2 GiB of float32).
     const AXIS_MAX: usize = 1 << 20;
-    const MATRIX_MAX: usize = 1 << 29;
     let axes: Vec<usize> = shape
         .split('x')
         .map(|axis| axis.parse().ok().filter(|axis| (1..=AXIS_MAX).contains(axis)))
@@ -197,8 +198,10 @@ fn on<B: Backend + 'static>(b: Rc<B>, op: &str, axes: &[usize], profile: Profile
             | "product_forward_bf16"
             | "product_grad_input"
             | "product_grad_weight",
-            &[m, n, k],
-        ) => Some(product(b, op, m, n, k, profile)),
+            &[m, n, k, ref experts @ ..],
+        ) if experts.len() <= 1 && experts.iter().all(|experts| experts.saturating_mul(n * k) <= MATRIX_MAX) => {
+            Some(product(b, op, (m, experts.first().copied().unwrap_or(1)), n, k, profile))
+        }
         ("product4_forward" | "product4_grad_input", &[m, n, k, group])
             if k % CHANNELS_PER_WORD == 0 && group % CHANNELS_PER_WORD == 0 =>
         {
@@ -260,12 +263,21 @@ fn slice_rows<B: Backend + 'static>(b: Rc<B>, m: usize, k: usize, profile: Profi
     }
 }
 
-fn product<B: Backend + 'static>(b: Rc<B>, op: &str, m: usize, n: usize, k: usize, profile: Profile) -> Prepared {
+/// Rows that are spread evenly over so many weights.
+fn product<B: Backend + 'static>(
+    b: Rc<B>,
+    op: &str,
+    (m, experts): (usize, usize),
+    n: usize,
+    k: usize,
+    profile: Profile,
+) -> Prepared {
     let (x, dy) = (b.upload(&noise(m * k, 1)), b.upload(&noise(m * n, 2)));
-    let stored: Vec<_> = noise(n * k, 3).iter().map(|x| half::bf16::from_f32(x * 0.05)).collect();
+    let stored: Vec<_> = noise(experts * n * k, 3).iter().map(|x| half::bf16::from_f32(x * 0.05)).collect();
     let stored = b.upload(&stored);
-    let w = sliced_weight(&*b, StoredMatrix::Bf16(&stored), 1, SliceShape { rows: n, width: k, profile });
-    let p = Product { segments: forever([0, m]), n, k, profile, accumulate: false };
+    let w = sliced_weight(&*b, StoredMatrix::Bf16(&stored), experts, SliceShape { rows: n, width: k, profile });
+    let segments = (0..=experts).map(|expert| expert * m / experts).collect::<Vec<_>>();
+    let p = Product { segments: forever(segments), n, k, profile, accumulate: false };
     let workspace_bytes = b.workspaces().product(&p);
     let mut rows = b.rows(SliceShape { rows: m, width: k, profile });
     let work = Work { flops: 2.0 * m as f64 * n as f64 * k as f64, bytes: 0.0, workspace: workspace_bytes };
@@ -273,7 +285,7 @@ fn product<B: Backend + 'static>(b: Rc<B>, op: &str, m: usize, n: usize, k: usiz
     let op = op.to_string();
     let mut y = b.zeros(m * n);
     let mut dx = b.zeros(m * k);
-    let mut dw = b.zeros(if op == "product_grad_weight" { n * k } else { 0 });
+    let mut dw = b.zeros(if op == "product_grad_weight" { experts * n * k } else { 0 });
     let run = move || match &op[..] {
         "product_forward" => {
             b.run(SliceRows { rows: &mut rows, x: &x });

@@ -1,4 +1,4 @@
-//! `isobit bench step`: a LoRA training step of a published shape on random weights, with the peer's names and JSON fields; or
+//! `isobit bench step`: a training step of a published shape on random weights, LoRA or full, with the peer's names and JSON fields; or
 //! the update of a config, with its model, its data and its settings.
 
 use super::breakdown::{Share, Stopwatch, Times};
@@ -32,6 +32,9 @@ pub(crate) struct Arguments {
     /// Tokens of a row
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=131_072))]
     seq: u32,
+    /// lora, or full: every weight is trained
+    #[arg(long, default_value = "lora")]
+    method: String,
     /// Rank of the adapters on all seven projections, or on the four of attention where there are experts
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
     rank: u32,
@@ -50,7 +53,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value = "full")]
     checkpointing: String,
     /// Measure the first update of this config instead: its model, its rows, its settings
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "batch", "seq", "rank", "threads", "device", "profile", "checkpointing", "micro_batch"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "batch", "seq", "method", "rank", "threads", "device", "profile", "checkpointing", "micro_batch"])]
     config: Option<PathBuf>,
     /// Override a key of the config: `--set training.micro_batch_size=1`
     #[arg(long = "set", value_name = "KEY=VALUE", requires = "config")]
@@ -146,13 +149,17 @@ fn published(arguments: &Arguments) -> Result<Subject, Failure> {
     let targets =
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_proj_qkv", "out_proj"];
     let targets = if arguments.model == SPARSE { &targets[..4] } else { &targets };
-    let lora = LoraConfig::new(arguments.rank as usize, f64::from(2 * arguments.rank), targets);
+    let trained = match &arguments.method[..] {
+        "lora" => Trained::Lora(LoraConfig::new(arguments.rank as usize, f64::from(2 * arguments.rank), targets)),
+        "full" => Trained::Full,
+        _ => return Err(Failure::usage("unknown method", "lora and full exist")),
+    };
     Ok(Subject {
         name: arguments.model.clone(),
         chosen: Chosen::parse(&arguments.device, usize::from(arguments.threads))?,
         device: arguments.device.clone(),
         source: Box::new(RandomSource { seed: 0 }),
-        settings: Settings { trained: Trained::Lora(lora), profile, positions: arguments.seq as usize, seed: 0 },
+        settings: Settings { trained, profile, positions: arguments.seq as usize, seed: 0 },
         step: StepSettings {
             profile,
             policy,
