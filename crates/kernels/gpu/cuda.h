@@ -11,12 +11,14 @@ typedef unsigned int uint;
 #define KERNEL(group) extern "C" __attribute__((global, amdgpu_flat_work_group_size(group, group))) void
 #define FUNCTION static __attribute__((device, always_inline)) inline
 #define LOCAL __attribute__((shared))
+#define ALIGNED __attribute__((aligned(16)))
 #define TABLE static __attribute__((device)) const
 #else
 typedef unsigned long long ulong;
 #define KERNEL(group) extern "C" __global__ __launch_bounds__(group) void
 #define FUNCTION static __device__ __forceinline__
 #define LOCAL __shared__
+#define ALIGNED __align__(16)
 #define TABLE static __device__ const
 #endif
 #define GLOBAL
@@ -49,6 +51,24 @@ typedef unsigned long long ulong;
 #define as_f32(bits) __uint_as_float(bits)
 #define as_u32(value) __float_as_uint(value)
 #define dot4(a, b, acc) __dp4a((int)(a), (int)(b), (int)(acc))
+#endif
+
+#if defined(__HIP__)
+#define load4(to, from) \
+    do { \
+        for (uint four = 0u; four < 4u; four++) { \
+            (to)[four] = (from)[four]; \
+        } \
+    } while (0)
+#else
+#define load4(to, from) \
+    do { \
+        const float4 four = *(const float4 *)(from); \
+        (to)[0] = four.x; \
+        (to)[1] = four.y; \
+        (to)[2] = four.z; \
+        (to)[3] = four.w; \
+    } while (0)
 #endif
 
 #define mul_high(a, b) ((uint)(((ulong)(a) * (ulong)(b)) >> 32))

@@ -12,19 +12,24 @@
 // Rows of a work item, and work items of a column.
 #define ROWS 4
 #define BANDS (PLACES / ROWS)
-// Depth that is brought into shared memory at a time.
+// SLICE is two depths for each work item of a column.
+// Depth that is brought into shared memory at a time, and floats from one depth to the next: the rows
+// of a work item lie side by side, and stores of neighbouring work items go to different banks.
 #define SLICE 32
+#define PITCH (PLACES + 4)
 
 // For PoCL 5, loops end in their barrier and no branch of some work items leads straight to one (docs/add-an-op.md).
 
-// Rows of one key head, depths `first` to `first + SLICE`, of the n tokens from `token` on; zeros outside.
+// Rows of one key head, depths `first` to `first + SLICE`, of the n tokens from `token` on, as
+// slice[depth][row]; zeros outside. Neighbouring work items take 8 depths of 4 rows.
 FUNCTION void load_slice(
     LOCAL_POINTER float *slice, GLOBAL const float *x, ulong token, uint n, uint first, uint heads, uint head, uint width
 ) {
     for (uint at = local_index(); at < PLACES * SLICE; at += GROUP) {
-        uint i = at / SLICE;
-        uint d = first + at % SLICE;
-        slice[at] = i < n && d < width ? x[((token + i) * heads + head) * width + d] : 0.0f;
+        uint i = at / 8u % 4u + at / 128u * 4u;
+        uint depth = at % 8u + at / 32u % 4u * 8u;
+        uint d = first + depth;
+        slice[depth * PITCH + i] = i < n && d < width ? x[((token + i) * heads + head) * width + d] : 0.0f;
     }
 }
 
@@ -32,8 +37,8 @@ FUNCTION void load_slice(
 KERNEL(GROUP) delta_rule_scores(
     GLOBAL float *scores, GLOBAL const float *q, GLOBAL const float *k, GLOBAL const uint *chunks, uint key_heads, uint key_width
 ) {
-    LOCAL float q_slice[PLACES * SLICE];
-    LOCAL float k_slice[PLACES * SLICE];
+    LOCAL ALIGNED float q_slice[PITCH * SLICE];
+    LOCAL ALIGNED float k_slice[PITCH * SLICE];
     uint chunk = group_index() / key_heads;
     uint head = group_index() % key_heads;
     ulong token = chunks[2u * chunk];
@@ -53,13 +58,16 @@ KERNEL(GROUP) delta_rule_scores(
         uint end = key_width - first < SLICE ? key_width - first : SLICE;
         if (column <= row + 3u) {
             for (uint d = 0u; d < end; d++) {
+                float left_k[4];
+                float left_q[4];
+                float right[4];
+                load4(left_k, k_slice + d * PITCH + row);
+                load4(left_q, q_slice + d * PITCH + row);
+                load4(right, k_slice + d * PITCH + column);
                 for (uint r = 0u; r < 4u; r++) {
-                    float left_k = k_slice[(row + r) * SLICE + d];
-                    float left_q = q_slice[(row + r) * SLICE + d];
                     for (uint c = 0u; c < 4u; c++) {
-                        float right = k_slice[(column + c) * SLICE + d];
-                        kk[r * 4u + c] = fma_rn(left_k, right, kk[r * 4u + c]);
-                        qk[r * 4u + c] = fma_rn(left_q, right, qk[r * 4u + c]);
+                        kk[r * 4u + c] = fma_rn(left_k[r], right[c], kk[r * 4u + c]);
+                        qk[r * 4u + c] = fma_rn(left_q[r], right[c], qk[r * 4u + c]);
                     }
                 }
             }
@@ -117,6 +125,31 @@ KERNEL(PLACES) delta_rule_decays(
     }
 }
 
+// s[e] + sign * sum over the n rows of factor * value of the row * element of a column, rows ascending, for the
+// values of two depths that lie BANDS apart.
+FUNCTION void add_rows(
+    float *s, float sign, GLOBAL const float *factors, LOCAL_POINTER const float *values, LOCAL_POINTER const float *column, uint n
+) {
+    uint whole = n / 4u * 4u;
+    for (uint i = 0u; i < whole; i += 4u) {
+        float factor[4];
+        float value[2][4];
+        load4(factor, factors + i);
+        load4(value[0], values + i);
+        load4(value[1], values + BANDS * PITCH + i);
+        for (uint r = 0u; r < 4u; r++) {
+            float other = column[(i + r) * COLUMNS];
+            s[0] = fma_rn(sign * (factor[r] * value[0][r]), other, s[0]);
+            s[1] = fma_rn(sign * (factor[r] * value[1][r]), other, s[1]);
+        }
+    }
+    for (uint i = whole; i < n; i++) {
+        float other = column[i * COLUMNS];
+        s[0] = fma_rn(sign * (factors[i] * values[i]), other, s[0]);
+        s[1] = fma_rn(sign * (factors[i] * values[BANDS * PITCH + i]), other, s[1]);
+    }
+}
+
 // Wanted of delta_rule_forward.
 #define WANT_OUTPUT 1u
 #define WANT_STATES 2u
@@ -145,8 +178,8 @@ KERNEL(GROUP) delta_rule_forward(
     uint wanted
 ) {
     LOCAL float state[WIDTH_MOST * COLUMNS];
-    LOCAL float q_slice[PLACES * SLICE];
-    LOCAL float k_slice[PLACES * SLICE];
+    LOCAL ALIGNED float q_slice[PITCH * SLICE];
+    LOCAL ALIGNED float k_slice[PITCH * SLICE];
     LOCAL float delta[PLACES * COLUMNS];
     uint blocks = (value_width + COLUMNS - 1u) / COLUMNS;
     uint head = group_index() / blocks % value_heads;
@@ -188,10 +221,13 @@ KERNEL(GROUP) delta_rule_forward(
             uint end = key_width - first < SLICE ? key_width - first : SLICE;
             for (uint d = 0u; d < end; d++) {
                 float s = state[(first + d) * COLUMNS + x];
+                float keys[ROWS];
+                float queries[ROWS];
+                load4(keys, k_slice + d * PITCH + band * ROWS);
+                load4(queries, q_slice + d * PITCH + band * ROWS);
                 for (uint r = 0u; r < ROWS; r++) {
-                    uint at = (band * ROWS + r) * SLICE + d;
-                    rows_y[r] = fma_rn(k_slice[at], s, rows_y[r]);
-                    rows_o[r] = fma_rn(q_slice[at], s, rows_o[r]);
+                    rows_y[r] = fma_rn(keys[r], s, rows_y[r]);
+                    rows_o[r] = fma_rn(queries[r], s, rows_o[r]);
                 }
             }
             barrier_local();
@@ -204,7 +240,21 @@ KERNEL(GROUP) delta_rule_forward(
             }
         }
         // ORDER: bands ascend, so every row takes the rows before it in ascending order.
+        float strength[ROWS];
+        for (uint r = 0u; r < ROWS; r++) {
+            uint i = band * ROWS + r;
+            strength[r] = i < n ? beta[(token + i) * value_heads + head] : 0.0f;
+        }
         for (uint b = 0u; b * ROWS < n; b++) {
+            // Rows that do not exist hold whatever was there; what they meet is not stored.
+            float from_m[ROWS][ROWS];
+            float from_p[ROWS][ROWS];
+            for (uint r = 0u; r < ROWS; r++) {
+                if (band >= b) {
+                    load4(from_m[r], m + (band * ROWS + r) * PLACES + b * ROWS);
+                    load4(from_p[r], p + (band * ROWS + r) * PLACES + b * ROWS);
+                }
+            }
             if (band == b) {
                 float own[ROWS];
                 for (uint r = 0u; r < ROWS; r++) {
@@ -212,25 +262,25 @@ KERNEL(GROUP) delta_rule_forward(
                     own[r] = 0.0f;
                     if (i < n) {
                         for (uint before = 0u; before < r; before++) {
-                            rows_y[r] = fma_rn(-m[i * PLACES + b * ROWS + before], own[before], rows_y[r]);
+                            rows_y[r] = fma_rn(-from_m[r][before], own[before], rows_y[r]);
                         }
-                        own[r] = beta[(token + i) * value_heads + head] * rows_y[r];
+                        own[r] = strength[r] * rows_y[r];
                     }
                     delta[i * COLUMNS + x] = own[r];
                 }
             }
             barrier_local();
-            for (uint at = 0u; at < ROWS; at++) {
-                uint j = b * ROWS + at;
-                if (j < n) {
+            if (band >= b) {
+                for (uint at = 0u; at < ROWS; at++) {
+                    uint j = b * ROWS + at;
                     float value = delta[j * COLUMNS + x];
                     for (uint r = 0u; r < ROWS; r++) {
                         uint i = band * ROWS + r;
                         if (band > b && i < n) {
-                            rows_y[r] = fma_rn(-m[i * PLACES + j], value, rows_y[r]);
+                            rows_y[r] = fma_rn(-from_m[r][at], value, rows_y[r]);
                         }
                         if (j <= i && i < n) {
-                            rows_o[r] = fma_rn(p[i * PLACES + j], value, rows_o[r]);
+                            rows_o[r] = fma_rn(from_p[r][at], value, rows_o[r]);
                         }
                     }
                 }
@@ -258,12 +308,17 @@ KERNEL(GROUP) delta_rule_forward(
         for (uint first = 0u; first < key_width; first += SLICE) {
             load_slice(k_slice, k, token, n, first, key_heads, key_head, key_width);
             barrier_local();
-            for (uint d = band; d < SLICE && first + d < key_width; d += BANDS) {
-                float s = whole * state[(first + d) * COLUMNS + x];
-                for (uint i = 0u; i < n; i++) {
-                    s = fma_rn(rest[i] * k_slice[i * SLICE + d], delta[i * COLUMNS + x], s);
+            float s[2];
+            for (uint e = 0u; e < 2u; e++) {
+                uint d = first + band + e * BANDS;
+                s[e] = d < key_width ? whole * state[d * COLUMNS + x] : 0.0f;
+            }
+            add_rows(s, 1.0f, rest, k_slice + band * PITCH, delta + x, n);
+            for (uint e = 0u; e < 2u; e++) {
+                uint d = first + band + e * BANDS;
+                if (d < key_width) {
+                    state[d * COLUMNS + x] = s[e];
                 }
-                state[(first + d) * COLUMNS + x] = s;
             }
             barrier_local();
         }
@@ -294,8 +349,8 @@ KERNEL(GROUP) delta_rule_backward(
     uint value_width
 ) {
     LOCAL float grad[WIDTH_MOST * COLUMNS];
-    LOCAL float q_slice[PLACES * SLICE];
-    LOCAL float k_slice[PLACES * SLICE];
+    LOCAL ALIGNED float q_slice[PITCH * SLICE];
+    LOCAL ALIGNED float k_slice[PITCH * SLICE];
     LOCAL float outputs[PLACES * COLUMNS];
     LOCAL float dy[PLACES * COLUMNS];
     uint blocks = (value_width + COLUMNS - 1u) / COLUMNS;
@@ -340,31 +395,48 @@ KERNEL(GROUP) delta_rule_backward(
             uint end = key_width - first < SLICE ? key_width - first : SLICE;
             for (uint d = 0u; d < end; d++) {
                 float s = grad[(first + d) * COLUMNS + x];
+                float keys[ROWS];
+                load4(keys, k_slice + d * PITCH + band * ROWS);
                 for (uint r = 0u; r < ROWS; r++) {
-                    rows[r] = fma_rn(k_slice[(band * ROWS + r) * SLICE + d], s, rows[r]);
+                    rows[r] = fma_rn(keys[r], s, rows[r]);
                 }
             }
             barrier_local();
         }
+        float strength[ROWS];
         for (uint r = 0u; r < ROWS; r++) {
             uint j = band * ROWS + r;
-            if (j < n) {
-                rows[r] = rest[j] * rows[r];
-                for (uint i = j; i < n; i++) {
-                    rows[r] = fma_rn(p[i * PLACES + j], outputs[i * COLUMNS + x], rows[r]);
-                }
+            strength[r] = j < n ? beta[(token + j) * value_heads + head] : 0.0f;
+            rows[r] = j < n ? rest[j] * rows[r] : rows[r];
+        }
+        #pragma unroll 4
+        for (uint i = band * ROWS; i < n; i++) {
+            float from_p[ROWS];
+            load4(from_p, p + i * PLACES + band * ROWS);
+            float value = outputs[i * COLUMNS + x];
+            for (uint r = 0u; r < ROWS; r++) {
+                rows[r] = band * ROWS + r <= i ? fma_rn(from_p[r], value, rows[r]) : rows[r];
             }
         }
         // ORDER: bands descend, so every row takes the rows after it in descending order.
+        float from_m[ROWS][ROWS];
         for (uint bands = (n + ROWS - 1u) / ROWS; bands > 0u; bands--) {
             uint b = bands - 1u;
-            if (band <= b) {
+            // Rows of band b: for its own rows now, for those before it in the next round.
+            float next_m[ROWS][ROWS];
+            for (uint r = 0u; r < ROWS; r++) {
+                if (band <= b) {
+                    load4(next_m[r], m + (b * ROWS + r) * PLACES + band * ROWS);
+                }
+            }
+            if (band <= b && bands * ROWS < n) {
                 for (uint back = 0u; back < ROWS; back++) {
-                    uint i = bands * ROWS + ROWS - 1u - back;
+                    uint row = ROWS - 1u - back;
+                    uint i = bands * ROWS + row;
                     if (i < n) {
                         float value = dy[i * COLUMNS + x];
                         for (uint r = 0u; r < ROWS; r++) {
-                            rows[r] = fma_rn(-m[i * PLACES + band * ROWS + r], value, rows[r]);
+                            rows[r] = fma_rn(-from_m[row][r], value, rows[r]);
                         }
                     }
                 }
@@ -378,10 +450,10 @@ KERNEL(GROUP) delta_rule_backward(
                     if (j < n) {
                         for (uint after = ROWS - 1u; after > r; after--) {
                             if (b * ROWS + after < n) {
-                                rows[r] = fma_rn(-m[(b * ROWS + after) * PLACES + j], own[after], rows[r]);
+                                rows[r] = fma_rn(-next_m[after][r], own[after], rows[r]);
                             }
                         }
-                        own[r] = beta[(token + j) * value_heads + head] * rows[r];
+                        own[r] = strength[r] * rows[r];
                         if (here) {
                             ulong at = ((token + j) * value_heads + head) * value_width + column;
                             d_delta[at] = rows[r];
@@ -391,6 +463,11 @@ KERNEL(GROUP) delta_rule_backward(
                     dy[j * COLUMNS + x] = own[r];
                 }
             }
+            for (uint r = 0u; r < ROWS; r++) {
+                for (uint c = 0u; c < ROWS; c++) {
+                    from_m[r][c] = next_m[r][c];
+                }
+            }
             barrier_local();
         }
         float whole = decay[n - 1u];
@@ -398,22 +475,26 @@ KERNEL(GROUP) delta_rule_backward(
             load_slice(q_slice, q, token, n, first, key_heads, key_head, key_width);
             load_slice(k_slice, k, token, n, first, key_heads, key_head, key_width);
             barrier_local();
-            for (uint d = band; d < SLICE && first + d < key_width; d += BANDS) {
-                float s = whole * grad[(first + d) * COLUMNS + x];
-                for (uint i = 0u; i < n; i++) {
-                    s = fma_rn(decay[i] * q_slice[i * SLICE + d], outputs[i * COLUMNS + x], s);
+            float s[2];
+            for (uint e = 0u; e < 2u; e++) {
+                uint d = first + band + e * BANDS;
+                s[e] = d < key_width ? whole * grad[d * COLUMNS + x] : 0.0f;
+            }
+            add_rows(s, 1.0f, decay, q_slice + band * PITCH, outputs + x, n);
+            add_rows(s, -1.0f, decay, k_slice + band * PITCH, dy + x, n);
+            for (uint e = 0u; e < 2u; e++) {
+                uint d = first + band + e * BANDS;
+                if (d < key_width) {
+                    grad[d * COLUMNS + x] = s[e];
                 }
-                for (uint i = 0u; i < n; i++) {
-                    s = fma_rn(-(decay[i] * k_slice[i * SLICE + d]), dy[i * COLUMNS + x], s);
-                }
-                grad[(first + d) * COLUMNS + x] = s;
             }
             barrier_local();
         }
     }
 }
 
-// Rows of one value head, columns `first` to `first + COLUMNS`, times a factor per row where there is one.
+// Rows of one value head, columns `first` to `first + COLUMNS`, times a factor per row where there is one, as
+// slice[column][row].
 FUNCTION void load_columns(
     LOCAL_POINTER float *slice,
     GLOBAL const float *x,
@@ -427,14 +508,15 @@ FUNCTION void load_columns(
     uint width
 ) {
     for (uint at = local_index(); at < PLACES * COLUMNS; at += GROUP) {
-        uint i = at / COLUMNS;
-        uint c = first + at % COLUMNS;
+        uint i = at / 8u % 4u + at / 64u * 4u;
+        uint inside = at % 8u + at / 32u % 2u * 8u;
+        uint c = first + inside;
         float value = 0.0f;
         if (i < n && c < width) {
             value = x[((token + i) * heads + head) * width + c];
             value = scaled != 0u ? factors[(token + i) * heads + head] * value : value;
         }
-        slice[at] = value;
+        slice[inside * PITCH + i] = value;
     }
 }
 
@@ -450,9 +532,9 @@ KERNEL(GROUP) delta_rule_weights(
     uint value_heads,
     uint value_width
 ) {
-    LOCAL float outputs[PLACES * COLUMNS];
-    LOCAL float dy[PLACES * COLUMNS];
-    LOCAL float delta[PLACES * COLUMNS];
+    LOCAL ALIGNED float outputs[PITCH * COLUMNS];
+    LOCAL ALIGNED float dy[PITCH * COLUMNS];
+    LOCAL ALIGNED float delta[PITCH * COLUMNS];
     uint chunk = group_index() / value_heads;
     uint head = group_index() % value_heads;
     ulong token = chunks[2u * chunk];
@@ -472,13 +554,16 @@ KERNEL(GROUP) delta_rule_weights(
         barrier_local();
         uint end = value_width - first < COLUMNS ? value_width - first : COLUMNS;
         for (uint x = 0u; x < end; x++) {
+            float left_q[4];
+            float left_k[4];
+            float right[4];
+            load4(left_q, outputs + x * PITCH + row);
+            load4(left_k, dy + x * PITCH + row);
+            load4(right, delta + x * PITCH + column);
             for (uint r = 0u; r < 4u; r++) {
-                float left_q = outputs[(row + r) * COLUMNS + x];
-                float left_k = dy[(row + r) * COLUMNS + x];
                 for (uint c = 0u; c < 4u; c++) {
-                    float right = delta[(column + c) * COLUMNS + x];
-                    wq[r * 4u + c] = fma_rn(left_q, right, wq[r * 4u + c]);
-                    wk[r * 4u + c] = fma_rn(left_k, right, wk[r * 4u + c]);
+                    wq[r * 4u + c] = fma_rn(left_q[r], right[c], wq[r * 4u + c]);
+                    wk[r * 4u + c] = fma_rn(left_k[r], right[c], wk[r * 4u + c]);
                 }
             }
         }
@@ -489,12 +574,76 @@ KERNEL(GROUP) delta_rule_weights(
     for (uint c = 0u; c < 4u; c++) {
         uint j = column + c;
         float between = 1.0f;
-        for (uint i = j; i < n && i < row + 4u; i++) {
-            between = i > j ? between * steps[i] : between;
-            if (i >= row) {
-                mixed[at + i * PLACES + j] = wk[(i - row) * 4u + c] * between;
-                mixed[at + SQUARE + i * PLACES + j] = wq[(i - row) * 4u + c] * between;
+        for (uint i = j + 1u; i < n && i < row; i++) {
+            between = between * steps[i];
+        }
+        for (uint r = 0u; r < 4u; r++) {
+            uint i = row + r;
+            if (i >= j && i < n) {
+                between = i > j ? between * steps[i] : between;
+                mixed[at + i * PLACES + j] = wk[r * 4u + c] * between;
+                mixed[at + SQUARE + i * PLACES + j] = wq[r * 4u + c] * between;
             }
+        }
+    }
+}
+
+// What pairs of tokens add to the gradients of q and k at ROWS rows from `first` on and one depth, whose
+// elements lie `step` apart: Wq with k up to the row, Wq with q from the row on, Wk with k of all others.
+// Every row takes its pairs in ascending order; rows from n on get numbers that nobody reads.
+FUNCTION void add_pairs(
+    float *part_q,
+    float *part_k,
+    GLOBAL const float *q,
+    GLOBAL const float *k,
+    ulong step,
+    GLOBAL const float *wq,
+    GLOBAL const float *wk,
+    uint first,
+    uint n
+) {
+    for (uint l = first; l < n; l++) {
+        float weight[ROWS];
+        load4(weight, wq + l * PLACES + first);
+        float query = q[l * step];
+        for (uint r = 0u; r < ROWS; r++) {
+            part_k[r] = first + r <= l ? fma_rn(weight[r], query, part_k[r]) : part_k[r];
+        }
+    }
+    for (uint j = 0u; j < first; j += ROWS) {
+        float keys[ROWS];
+        for (uint e = 0u; e < ROWS; e++) {
+            keys[e] = k[(j + e) * step];
+        }
+        for (uint r = 0u; r < ROWS; r++) {
+            float weight_q[ROWS];
+            float weight_k[ROWS];
+            load4(weight_q, wq + (first + r) * PLACES + j);
+            load4(weight_k, wk + (first + r) * PLACES + j);
+            for (uint e = 0u; e < ROWS; e++) {
+                part_q[r] = fma_rn(weight_q[e], keys[e], part_q[r]);
+                part_k[r] = fma_rn(-weight_k[e], keys[e], part_k[r]);
+            }
+        }
+    }
+    for (uint e = 0u; e < ROWS; e++) {
+        uint j = first + e;
+        if (j < n) {
+            float key = k[j * step];
+            for (uint r = 0u; r < ROWS; r++) {
+                uint i = first + r;
+                part_q[r] = e <= r ? fma_rn(wq[i * PLACES + j], key, part_q[r]) : part_q[r];
+                float weight = e < r ? wk[i * PLACES + j] : (e > r ? wk[j * PLACES + i] : 0.0f);
+                part_k[r] = fma_rn(-weight, key, part_k[r]);
+            }
+        }
+    }
+    for (uint j = first + ROWS; j < n; j++) {
+        float weight[ROWS];
+        load4(weight, wk + j * PLACES + first);
+        float key = k[j * step];
+        for (uint r = 0u; r < ROWS; r++) {
+            part_k[r] = fma_rn(-weight[r], key, part_k[r]);
         }
     }
 }
@@ -521,11 +670,11 @@ KERNEL(GROUP) delta_rule_sums(
     uint key_width,
     uint value_width
 ) {
-    LOCAL float outputs[PLACES * COLUMNS];
-    LOCAL float dy[PLACES * COLUMNS];
-    LOCAL float delta[PLACES * COLUMNS];
-    LOCAL float before[COLUMNS * (COLUMNS + 1)];
-    LOCAL float after[COLUMNS * (COLUMNS + 1)];
+    LOCAL ALIGNED float outputs[PITCH * COLUMNS];
+    LOCAL ALIGNED float dy[PITCH * COLUMNS];
+    LOCAL ALIGNED float delta[PITCH * COLUMNS];
+    LOCAL float before[2 * COLUMNS * (COLUMNS + 1)];
+    LOCAL float after[2 * COLUMNS * (COLUMNS + 1)];
     LOCAL float lanes[PLACES * LANES];
     uint chunk = group_index() / key_heads;
     uint key_head = group_index() % key_heads;
@@ -549,67 +698,82 @@ KERNEL(GROUP) delta_rule_sums(
                 sums[s][1][r] = 0.0f;
             }
         }
-        for (uint first = 0u; first < key_width; first += COLUMNS) {
-            uint d = first + x;
-            float from_q[ROWS];
-            float from_k[ROWS];
-            float from_end[ROWS];
-            for (uint r = 0u; r < ROWS; r++) {
-                from_q[r] = 0.0f;
-                from_k[r] = 0.0f;
-                from_end[r] = 0.0f;
+        for (uint first = 0u; first < key_width; first += 2u * COLUMNS) {
+            float from_q[2][ROWS];
+            float from_k[2][ROWS];
+            float from_end[2][ROWS];
+            for (uint side = 0u; side < 2u; side++) {
+                for (uint r = 0u; r < ROWS; r++) {
+                    from_q[side][r] = 0.0f;
+                    from_k[side][r] = 0.0f;
+                    from_end[side][r] = 0.0f;
+                }
             }
             for (uint start = 0u; start < value_width; start += COLUMNS) {
                 load_columns(outputs, d_o, beta, 0u, token, n, start, value_heads, head, value_width);
                 load_columns(dy, dv, beta, 0u, token, n, start, value_heads, head, value_width);
                 load_columns(delta, y, beta, 1u, token, n, start, value_heads, head, value_width);
-                uint inside = first + band < key_width && start + x < value_width;
-                ulong at = (pair * key_width + first + band) * value_width + start + x;
-                before[band * (COLUMNS + 1u) + x] = inside ? states[at] : 0.0f;
-                after[band * (COLUMNS + 1u) + x] = inside ? grads[at] : 0.0f;
+                for (uint side = 0u; side < 2u; side++) {
+                    uint depth = first + side * COLUMNS + band;
+                    uint inside = depth < key_width && start + x < value_width;
+                    ulong at = (pair * key_width + depth) * value_width + start + x;
+                    before[(side * COLUMNS + band) * (COLUMNS + 1u) + x] = inside ? states[at] : 0.0f;
+                    after[(side * COLUMNS + band) * (COLUMNS + 1u) + x] = inside ? grads[at] : 0.0f;
+                }
                 barrier_local();
                 uint end = value_width - start < COLUMNS ? value_width - start : COLUMNS;
                 for (uint c = 0u; c < end; c++) {
-                    float s = before[x * (COLUMNS + 1u) + c];
-                    float ds = after[x * (COLUMNS + 1u) + c];
-                    for (uint r = 0u; r < ROWS; r++) {
-                        uint row = (band * ROWS + r) * COLUMNS + c;
-                        from_q[r] = fma_rn(outputs[row], s, from_q[r]);
-                        from_k[r] = fma_rn(dy[row], s, from_k[r]);
-                        from_end[r] = fma_rn(delta[row], ds, from_end[r]);
+                    float row_o[ROWS];
+                    float row_dy[ROWS];
+                    float row_delta[ROWS];
+                    load4(row_o, outputs + c * PITCH + band * ROWS);
+                    load4(row_dy, dy + c * PITCH + band * ROWS);
+                    load4(row_delta, delta + c * PITCH + band * ROWS);
+                    for (uint side = 0u; side < 2u; side++) {
+                        float s = before[(side * COLUMNS + x) * (COLUMNS + 1u) + c];
+                        float ds = after[(side * COLUMNS + x) * (COLUMNS + 1u) + c];
+                        for (uint r = 0u; r < ROWS; r++) {
+                            from_q[side][r] = fma_rn(row_o[r], s, from_q[side][r]);
+                            from_k[side][r] = fma_rn(row_dy[r], s, from_k[side][r]);
+                            from_end[side][r] = fma_rn(row_delta[r], ds, from_end[side][r]);
+                        }
                     }
                 }
                 barrier_local();
             }
-            for (uint r = 0u; r < ROWS; r++) {
-                uint i = band * ROWS + r;
-                if (i >= n || d >= key_width) {
-                    continue;
-                }
-                uint odd = first / COLUMNS % 2u;
-                ulong row = ((token + i) * key_heads + key_head) * key_width + d;
-                float part_q = decay[i] * from_q[r];
-                float part_k = -(decay[i] * from_k[r]);
-                float part_end = rest[i] * from_end[r];
-                sums[0][odd][r] = fma_rn(q[row], part_q, sums[0][odd][r]);
-                sums[1][odd][r] = fma_rn(k[row], part_k, sums[1][odd][r]);
-                sums[2][odd][r] = fma_rn(k[row], part_end, sums[2][odd][r]);
+            #pragma unroll
+            for (uint side = 0u; side < 2u; side++) {
+                uint d = first + side * COLUMNS + x;
                 ulong column = (token * key_heads + key_head) * key_width + d;
                 ulong step = (ulong)key_heads * key_width;
-                for (uint j = 0u; j <= i; j++) {
-                    part_q = fma_rn(wq[i * PLACES + j], k[column + j * step], part_q);
+                if (d < key_width && band * ROWS < n) {
+                    float part_q[ROWS];
+                    float part_k[ROWS];
+                    for (uint r = 0u; r < ROWS; r++) {
+                        uint i = band * ROWS + r;
+                        part_q[r] = 0.0f;
+                        part_k[r] = 0.0f;
+                        if (i < n) {
+                            float part_end = rest[i] * from_end[side][r];
+                            part_q[r] = decay[i] * from_q[side][r];
+                            part_k[r] = -(decay[i] * from_k[side][r]);
+                            float key = k[column + i * step];
+                            sums[0][side][r] = fma_rn(q[column + i * step], part_q[r], sums[0][side][r]);
+                            sums[1][side][r] = fma_rn(key, part_k[r], sums[1][side][r]);
+                            sums[2][side][r] = fma_rn(key, part_end, sums[2][side][r]);
+                            part_k[r] = part_k[r] + part_end;
+                        }
+                    }
+                    add_pairs(part_q, part_k, q + column, k + column, step, wq, wk, band * ROWS, n);
+                    // ORDER: value heads ascend; the first one's value is the start of the sum.
+                    for (uint r = 0u; r < ROWS; r++) {
+                        if (band * ROWS + r < n) {
+                            ulong row = column + (band * ROWS + r) * step;
+                            dq[row] = within == 0u ? part_q[r] : dq[row] + part_q[r];
+                            dk[row] = within == 0u ? part_k[r] : dk[row] + part_k[r];
+                        }
+                    }
                 }
-                part_k = part_k + part_end;
-                for (uint l = i; l < n; l++) {
-                    part_k = fma_rn(wq[l * PLACES + i], q[column + l * step], part_k);
-                }
-                for (uint j = 0u; j < n; j++) {
-                    float weight = j < i ? wk[i * PLACES + j] : (j > i ? wk[j * PLACES + i] : 0.0f);
-                    part_k = fma_rn(-weight, k[column + j * step], part_k);
-                }
-                // ORDER: value heads ascend; the first one's value is the start of the sum.
-                dq[row] = within == 0u ? part_q : dq[row] + part_q;
-                dk[row] = within == 0u ? part_k : dk[row] + part_k;
             }
             barrier_local();
         }

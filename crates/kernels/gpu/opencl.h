@@ -11,6 +11,16 @@
 #define LOCAL __local
 #define LOCAL_POINTER __local
 #define TABLE __constant
+// Before the type of a shared array that load4 reads.
+#define ALIGNED __attribute__((aligned(16)))
+
+// to[0 .. 4] = from[0 .. 4]; `from` is a multiple of 16 bytes. One access where the dialect has such.
+#define load4(to, from) \
+    do { \
+        for (uint four = 0u; four < 4u; four++) { \
+            (to)[four] = (from)[four]; \
+        } \
+    } while (0)
 
 #if defined(__AMDGCN__) && !defined(ISOBIT_WORK_ITEM_LIBRARY)
 // Straight to the compiler's own functions: the audit compiles without AMD's device library.
