@@ -42,8 +42,8 @@ impl BatchLimits {
     pub(super) fn new(gpu: &Gpu, most: usize, tokens: usize) -> Self {
         let tokens = most.max(CHUNK).min(tokens);
         if slice_tiles::serves(gpu) {
-            // A quarter more: chunks of odd lengths fill up their last block.
-            let places = (tokens + tokens / 4).next_multiple_of(BLOCK);
+            // An eighth more: chunks of odd lengths fill up their last block.
+            let places = (tokens + tokens / 8).next_multiple_of(BLOCK);
             return Self { tokens, places, chunks: places / BLOCK };
         }
         Self { tokens, places: tokens, chunks: tokens.div_ceil(TOKENS_PER_SCALE) }
@@ -211,7 +211,10 @@ pub(super) fn fold_weights(
 
 fn batch_limits(gpu: &Gpu, p: &Product) -> BatchLimits {
     let room = if slice_tiles::serves(gpu) { TENSOR_ROOM } else { ROOM };
-    BatchLimits::new(gpu, rows_within(room, p.profile.slice_count() * (padded(p.n) + padded(p.k))), p.rows())
+    let most = rows_within(room, p.profile.slice_count() * (padded(p.n) + padded(p.k)));
+    // Batches of one size: a small last one would need as much workspace and more time.
+    let even = p.rows().div_ceil(p.rows().div_ceil(most).max(1)).next_multiple_of(CHUNK);
+    BatchLimits::new(gpu, even, p.rows())
 }
 
 pub(super) fn workspace(gpu: &Gpu, p: &Product) -> usize {
