@@ -98,7 +98,7 @@ const MATRIX_MAX: usize = 1 << 29;
 /// Products are `rows x outputs x inputs` of the layer, `x experts` where the rows are spread over several weights.
 const PRODUCTS: &[&str] = &["512x4864x896", "512x896x4864", "1024x8960x1536", "2048x2048x2048", "1x4864x896"];
 const BIG: &[&str] = PRODUCTS.split_at(4).0;
-const LARGE: &[&str] = &["8192x8960x1536", "8192x1536x8960", "4096x4096x4096", "8192x8192x8192"];
+const LARGE: &[&str] = &["8192x8960x1536", "8192x1536x8960", "4096x4096x4096", "8192x8192x8192", "32768x512x512x32"];
 /// `rows x outputs x inputs x group`, channels in their own order
 const PRODUCTS4: &[&str] = &[
     "512x4864x896x128",
