@@ -34,7 +34,7 @@ pub(super) struct Tiles {
     pub(super) rows: (usize, usize),
 }
 
-/// Planes of bytes: rows of each, and what the first row is.
+/// Planes of bytes, and the rows of each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Planes {
     pub(super) place: Place,
@@ -42,11 +42,11 @@ pub(super) struct Planes {
 }
 
 /// Rows of the weights in the right planes: row `n` of weight `e` is
-/// `(e - first_weight) * weight_rows + first + n`.
+/// `(e - first_weight) * step + first + n`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WeightRows {
     pub(super) first_weight: usize,
-    pub(super) weight_rows: usize,
+    pub(super) step: usize,
     pub(super) first: usize,
     /// How many of each weight take part: the columns of the output.
     pub(super) count: usize,
@@ -101,7 +101,7 @@ pub(super) fn product(gpu: &Gpu, p: &GroupsProduct, tiles: &Tiles) {
         u32::from(p.accumulate).into(),
         dimension(p.left_base).into(),
         dimension(p.weights.first_weight).into(),
-        dimension(p.weights.weight_rows).into(),
+        dimension(p.weights.step).into(),
         dimension(p.weights.first).into(),
         tiles.table.map_or(Argument::U64(0), |(table, start)| table.at::<u32>(start)),
         dimension(tiles.count).into(),
@@ -114,7 +114,7 @@ pub(super) fn product(gpu: &Gpu, p: &GroupsProduct, tiles: &Tiles) {
 }
 
 /// Exchanges rows and columns of `weights` weights, the first at row `first` of the planes and
-/// `weight_rows` from one to the next: `[slice, weight, width, padded rows]`.
+/// `rows.step` from one to the next: `[slice, weight, width, padded rows]`.
 pub(super) fn transpose(
     gpu: &Gpu,
     to: Place,
@@ -130,7 +130,7 @@ pub(super) fn transpose(
         from.place,
         dimension(from.rows),
         rows.first,
-        dimension(rows.weight_rows),
+        dimension(rows.step),
         dimension(weights),
         dimension(rows.count),
         dimension(width),

@@ -172,7 +172,10 @@ impl Right {
     /// All its planes, and where the weights are in them.
     fn tensor(&self) -> (Planes, WeightRows) {
         let Self { first_weight, weight_rows, first, rows: count, .. } = *self;
-        (Planes { place: self.planes, rows: self.plane_rows }, WeightRows { first_weight, weight_rows, first, count })
+        (
+            Planes { place: self.planes, rows: self.plane_rows },
+            WeightRows { first_weight, step: weight_rows, first, count },
+        )
     }
 
     /// Bytes of one plane.
@@ -498,7 +501,7 @@ fn fold_input_groups(
             left_scales: left.units,
             right: Planes { place: turned, rows: part.len() * right.width },
             right_scales: None,
-            weights: WeightRows { first_weight: first, weight_rows: right.width, first: 0, count: right.width },
+            weights: WeightRows { first_weight: first, step: right.width, first: 0, count: right.width },
             width: right.rows,
             profile: right.profile,
             accumulate: !fresh,
