@@ -8,7 +8,7 @@
 
 use super::CpuMemory;
 use super::block::RightView;
-use super::columns::{columns_to_left, columns_to_right};
+use super::token_slices::{columns_to_left, columns_to_right};
 use super::nest::{Fold, Left, Nest, Place, SUPER_BLOCK, Worker, part, run, run_where, super_blocks};
 use super::panels::{Columns, Panels, Turned, Weight, panel_bytes};
 use super::path::{Path, multiversion};

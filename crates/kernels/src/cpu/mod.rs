@@ -10,7 +10,6 @@ mod balance;
 mod bias;
 mod block;
 mod cast;
-mod column_copy;
 mod columns;
 mod combine;
 mod conv1d;
@@ -49,6 +48,7 @@ mod swiglu;
 mod thin;
 #[cfg(target_arch = "x86_64")]
 mod thin_tiles;
+mod token_slices;
 
 pub use path::Path;
 

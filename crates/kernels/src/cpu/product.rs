@@ -1,10 +1,10 @@
 //! Slice product on the CPU (`op/product.rs`): its three forms as loop nests over sliced operands.
 
 use super::CpuMemory;
-use super::columns::{columns_to_left, columns_to_right};
 use super::nest::{Fold, Follow, Left, Nest, SUPER_BLOCK, run, run_areas, super_blocks};
 use super::panels::{Columns, Turned, Weight, panel_bytes};
 use super::slices::{BLOCK, LeftLayout, LeftMut, SlicedRows, TILE_ROWS, fill_left, right_block_bytes};
+use super::token_slices::{columns_to_left, columns_to_right};
 use crate::backend::Run;
 use crate::buffer::Workspace;
 use crate::op::{LowRank, Product, ProductForward, ProductGradInput, ProductGradWeight, SliceShape, token_blocks};

@@ -1,4 +1,4 @@
-//! Sum of two tensors on a GPU.
+//! Sum of two tensors on a GPU (`op/add.rs`).
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments};
@@ -7,11 +7,11 @@ use super::program::{Program, program};
 use crate::backend::Run;
 use crate::op::Add;
 
-static RESIDUAL: Program = program!("residual");
+static ADD: Program = program!("add");
 
 impl Run<Add<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut Add<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
         let length = op.y.len();
-        self.launch(&RESIDUAL, "residual_add", Groups::over(length), arguments![&*op.y, op.a, op.b, length]);
+        self.launch(&ADD, "add_elements", Groups::over(length), arguments![&*op.y, op.a, op.b, length]);
     }
 }

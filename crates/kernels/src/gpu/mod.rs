@@ -11,7 +11,7 @@ mod attention_mma;
 mod balance;
 mod bias;
 mod cast;
-mod column_copy;
+mod columns;
 mod combine;
 mod conv1d;
 mod cuda;

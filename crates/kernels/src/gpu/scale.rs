@@ -1,4 +1,4 @@
-//! Multiplication by a number on a GPU.
+//! Multiplication by a number on a GPU (`op/scale.rs`).
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments};
@@ -7,11 +7,11 @@ use super::program::{Program, program};
 use crate::backend::Run;
 use crate::op::Scale;
 
-static RESIDUAL: Program = program!("residual");
+static SCALE: Program = program!("scale");
 
 impl Run<Scale<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut Scale<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
         let length = op.x.len();
-        self.launch(&RESIDUAL, "residual_scale", Groups::over(length), arguments![&*op.x, length, op.factor]);
+        self.launch(&SCALE, "scale_elements", Groups::over(length), arguments![&*op.x, length, op.factor]);
     }
 }

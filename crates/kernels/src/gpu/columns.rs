@@ -1,4 +1,4 @@
-//! Column copies on a GPU (`op/column_copy.rs`).
+//! Column copies on a GPU (`op/columns.rs`).
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
@@ -13,7 +13,7 @@ impl Run<CopyColumns<'_, GpuMemory>> for Gpu {
     }
 }
 
-static COLUMN_COPY: Program = program!("column_copy");
+static COLUMNS: Program = program!("columns");
 
 pub(super) fn apply(gpu: &Gpu, y: &mut GpuBuffer<f32>, x: &GpuBuffer<f32>, p: &Columns) {
     p.check(y.len(), x.len());
@@ -26,5 +26,5 @@ pub(super) fn apply(gpu: &Gpu, y: &mut GpuBuffer<f32>, x: &GpuBuffer<f32>, p: &C
     let add = u32::from(p.mode == ColumnMode::Add);
     let arguments =
         arguments![y, x, length, targets, width, summed, row, offset, stride, to_row, to_offset, to_stride, add];
-    gpu.launch(&COLUMN_COPY, "columns", Groups::over(length), arguments);
+    gpu.launch(&COLUMNS, "columns", Groups::over(length), arguments);
 }
