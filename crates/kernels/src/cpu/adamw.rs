@@ -11,27 +11,16 @@ use isobit_numerics::adamw::{self, Coefficients};
 
 impl Run<AdamWUpdate<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut AdamWUpdate<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        update(self, op.parameter, op.m, op.v, op.gradient, &op.c);
+        let AdamWUpdate { parameter, m, v, gradient, c } = op;
+        let length = parameter.len();
+        let (parameter, m, v) = (SharedMut::new(parameter), SharedMut::new(m), SharedMut::new(v));
+        self.pool.run_ranges(length, GRAIN, |range| {
+            // SAFETY: ranges of different threads do not overlap.
+            let (parameter, m, v) =
+                unsafe { (parameter.slice(range.clone()), m.slice(range.clone()), v.slice(range.clone())) };
+            update_part(self.path, parameter, m, v, &gradient[range], c);
+        });
     }
-}
-
-pub(super) fn update(
-    cpu: &Cpu,
-    parameter: &mut [f32],
-    m: &mut [f32],
-    v: &mut [f32],
-    gradient: &[f32],
-    c: &Coefficients,
-) {
-    let length = parameter.len();
-    assert_eq!([m.len(), v.len(), gradient.len()], [length; 3], "moments and gradient");
-    let (parameter, m, v) = (SharedMut::new(parameter), SharedMut::new(m), SharedMut::new(v));
-    cpu.pool.run_ranges(length, GRAIN, |range| {
-        // SAFETY: ranges of different threads do not overlap.
-        let (parameter, m, v) =
-            unsafe { (parameter.slice(range.clone()), m.slice(range.clone()), v.slice(range.clone())) };
-        update_part(cpu.path, parameter, m, v, &gradient[range], c);
-    });
 }
 
 multiversion! {

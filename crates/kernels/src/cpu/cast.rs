@@ -10,45 +10,25 @@ use isobit_numerics::cast;
 
 impl Run<ToBf16<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut ToBf16<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        to_bf16(self, op.y, op.x);
+        let ToBf16 { y, x } = op;
+        elements::split(self, y, |range, y| to_bf16_part(self.path, y, &x[range]));
     }
 }
 
 impl Run<ToF16<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut ToF16<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        to_f16(self, op.y, op.x);
+        let ToF16 { y, x } = op;
+        elements::split(self, y, |range, y| to_f16_part(self.path, y, &x[range]));
     }
 }
 
 impl Run<ToF32<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut ToF32<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        to_f32(self, op.y, op.x);
-    }
-}
-
-pub(super) fn to_bf16(cpu: &Cpu, y: &mut [bf16], x: &[f32]) {
-    assert_eq!(x.len(), y.len(), "numbers to cast");
-    elements::split(cpu, y, |range, y| to_bf16_part(cpu.path, y, &x[range]));
-}
-
-pub(super) fn to_f16(cpu: &Cpu, y: &mut [f16], x: &[f32]) {
-    assert_eq!(x.len(), y.len(), "numbers to cast");
-    elements::split(cpu, y, |range, y| to_f16_part(cpu.path, y, &x[range]));
-}
-
-pub(super) fn to_f32(cpu: &Cpu, y: &mut [f32], x: StoredMatrix<CpuMemory>) {
-    match x {
-        StoredMatrix::F32(x) => {
-            assert_eq!(x.len(), y.len(), "numbers to cast");
-            elements::split(cpu, y, |range, y| y.copy_from_slice(&x[range]));
-        }
-        StoredMatrix::Bf16(x) => {
-            assert_eq!(x.len(), y.len(), "numbers to cast");
-            elements::split(cpu, y, |range, y| from_bf16(cpu.path, y, &x[range]));
-        }
-        StoredMatrix::F16(x) => {
-            assert_eq!(x.len(), y.len(), "numbers to cast");
-            elements::split(cpu, y, |range, y| from_f16(cpu.path, y, &x[range]));
+        let y = &mut *op.y;
+        match op.x {
+            StoredMatrix::F32(x) => elements::split(self, y, |range, y| y.copy_from_slice(&x[range])),
+            StoredMatrix::Bf16(x) => elements::split(self, y, |range, y| from_bf16(self.path, y, &x[range])),
+            StoredMatrix::F16(x) => elements::split(self, y, |range, y| from_f16(self.path, y, &x[range])),
         }
     }
 }

@@ -8,19 +8,15 @@ use crate::{Buffer, Cpu};
 
 impl Run<CopyColumns<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut CopyColumns<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        apply(self, op.y, op.x, &op.p);
+        let CopyColumns { y, x, p } = op;
+        if p.groups == 0 || p.width == 0 {
+            return;
+        }
+        self.pool.run_rows(y, p.to.row, |tokens, y| {
+            let x = &x[tokens.start * p.from.row..tokens.end * p.from.row];
+            if p.mode == ColumnMode::Overwrite && !p.gathers() { copy(y, x, p) } else { add(self.path, y, x, p) }
+        });
     }
-}
-
-pub(super) fn apply(cpu: &Cpu, y: &mut [f32], x: &[f32], p: &Columns) {
-    p.check(y.len(), x.len());
-    if p.groups == 0 || p.width == 0 {
-        return;
-    }
-    cpu.pool.run_rows(y, p.to.row, |tokens, y| {
-        let x = &x[tokens.start * p.from.row..tokens.end * p.from.row];
-        if p.mode == ColumnMode::Overwrite && !p.gathers() { copy(y, x, p) } else { add(cpu.path, y, x, p) }
-    });
 }
 
 fn copy(y: &mut [f32], x: &[f32], p: &Columns) {

@@ -9,55 +9,36 @@ use crate::op::{Combine, CombineBackward, CombineForward};
 use crate::{Buffer, Cpu};
 use isobit_numerics::lanes;
 
+/// Elements of a row that pass all slots while they are in registers.
+const PIECE: usize = 128;
+
 impl Run<CombineForward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut CombineForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        forward(self, op.y, op.rows, op.weights.map(|b| &b[..]), op.places, &op.p);
+        let CombineForward { y, rows, weights, places, p } = op;
+        self.pool.run_rows(y, p.width, |tokens, y| {
+            let pairs = tokens.start * p.slots..tokens.end * p.slots;
+            forward_rows(self.path, y, rows, weights.map(|weights| &weights[pairs.clone()]), &places[pairs], p);
+        });
     }
 }
 
 impl Run<CombineBackward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut CombineBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        backward(self, op.drows, op.dweights, op.dy, op.rows, op.weights, op.places, &op.p);
-    }
-}
-
-/// Elements of a row that pass all slots while they are in registers.
-const PIECE: usize = 128;
-
-pub(super) fn forward(cpu: &Cpu, y: &mut [f32], rows: &[f32], weights: Option<&[f32]>, places: &[u32], p: &Combine) {
-    assert_eq!([y.len(), rows.len()], [p.tokens * p.width, p.rows() * p.width], "combine");
-    assert_eq!([places.len(), weights.map_or(p.rows(), <[f32]>::len)], [p.rows(); 2], "combine");
-    cpu.pool.run_rows(y, p.width, |tokens, y| {
-        let pairs = tokens.start * p.slots..tokens.end * p.slots;
-        forward_rows(cpu.path, y, rows, weights.map(|weights| &weights[pairs.clone()]), &places[pairs], p);
-    });
-}
-
-pub(super) fn backward(
-    cpu: &Cpu,
-    drows: &mut [f32],
-    dweights: &mut [f32],
-    dy: &[f32],
-    rows: &[f32],
-    weights: &[f32],
-    places: &[u32],
-    p: &Combine,
-) {
-    assert_eq!([drows.len(), rows.len(), dy.len()], [p.rows() * p.width, p.rows() * p.width, p.tokens * p.width]);
-    assert_eq!([dweights.len(), weights.len(), places.len()], [p.rows(); 3], "combine");
-    let dweights = SharedMut::new(dweights);
-    cpu.pool.run_rows(drows, p.width, |owned, drows| {
-        for (pair, &place) in places.iter().enumerate() {
-            let place = place as usize;
-            if owned.contains(&place) {
-                let dy = &dy[pair / p.slots * p.width..][..p.width];
-                // SAFETY: a pair has one place, and that place one owner: this thread.
-                let dweight = unsafe { dweights.slice(pair..pair + 1) };
-                let drow = &mut drows[(place - owned.start) * p.width..][..p.width];
-                dweight[0] = backward_row(cpu.path, drow, dy, &rows[place * p.width..][..p.width], weights[pair]);
+        let CombineBackward { drows, dweights, dy, rows, weights, places, p } = op;
+        let dweights = SharedMut::new(dweights);
+        self.pool.run_rows(drows, p.width, |owned, drows| {
+            for (pair, &place) in places.iter().enumerate() {
+                let place = place as usize;
+                if owned.contains(&place) {
+                    let dy = &dy[pair / p.slots * p.width..][..p.width];
+                    // SAFETY: a pair has one place, and that place one owner: this thread.
+                    let dweight = unsafe { dweights.slice(pair..pair + 1) };
+                    let drow = &mut drows[(place - owned.start) * p.width..][..p.width];
+                    dweight[0] = backward_row(self.path, drow, dy, &rows[place * p.width..][..p.width], weights[pair]);
+                }
             }
-        }
-    });
+        });
+    }
 }
 
 multiversion! {

@@ -13,27 +13,6 @@ use isobit_numerics::elementary::{silu, silu_grad};
 use isobit_numerics::lanes::{LANES, Lanes};
 use std::ops::Range;
 
-impl Run<Conv1dForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut Conv1dForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        forward(self, op.y, op.x, op.weight, op.history.map(|b| &b[..]), &op.p);
-    }
-}
-
-impl Run<Conv1dBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut Conv1dBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        backward(
-            self,
-            op.dx,
-            op.dweight.as_deref_mut().map(|b| &mut b[..]),
-            op.dy,
-            op.x,
-            op.weight,
-            &op.p,
-            op.row_starts,
-        );
-    }
-}
-
 /// Blocks of lanes of a tile: what it keeps per tap stays in the first-level cache.
 const BLOCKS: usize = 8;
 /// Channels of a tile.
@@ -42,57 +21,49 @@ const TILE: usize = BLOCKS * LANES;
 /// Numbers of a tile by tap, then by block of lanes.
 type Taps = [[Lanes; BLOCKS]; KERNEL_MAX];
 
-pub(super) fn forward(cpu: &Cpu, y: &mut [f32], x: &[f32], weight: &[f32], history: Option<&[f32]>, p: &Conv1d) {
-    check([y.len(), x.len(), weight.len()], p);
-    assert!(history.is_none_or(|history| history.len() == p.history()), "{} taps before each document", p.kernel - 1);
-    let before = (p.kernel - 1) * p.channels;
-    cpu.pool.run_rows(y, p.channels, |tokens, y| {
-        for (document, ends) in p.starts.windows(2).enumerate() {
-            let here = tokens.start.max(ends[0])..tokens.end.min(ends[1]);
-            if here.is_empty() {
-                continue;
-            }
-            let y = &mut y[(here.start - tokens.start) * p.channels..(here.end - tokens.start) * p.channels];
-            let history = history.map_or(&[][..], |history| &history[document * before..][..before]);
-            for first in (0..p.channels).step_by(TILE) {
-                forward_tile(cpu.path, y, x, weight, history, p, ends[0], here.clone(), first);
-            }
-        }
-    });
+/// What both directions work on.
+struct Convolution<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    p: &'a Conv1d<'a>,
 }
 
-fn check(lengths: [usize; 3], p: &Conv1d) {
-    p.check();
-    let length = p.tokens() * p.channels;
-    assert_eq!(lengths, [length, length, p.channels * p.kernel], "convolution");
+impl Run<Conv1dForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut Conv1dForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        let Conv1dForward { y, x, weight, history, p } = op;
+        let convolution = Convolution { x, weight, p };
+        let before = (p.kernel - 1) * p.channels;
+        self.pool.run_rows(y, p.channels, |tokens, y| {
+            for (document, ends) in p.starts.windows(2).enumerate() {
+                let here = tokens.start.max(ends[0])..tokens.end.min(ends[1]);
+                if here.is_empty() {
+                    continue;
+                }
+                let y = &mut y[(here.start - tokens.start) * p.channels..(here.end - tokens.start) * p.channels];
+                let history = history.map_or(&[][..], |history| &history[document * before..][..before]);
+                for first in (0..p.channels).step_by(TILE) {
+                    forward_tile(self.path, y, &convolution, history, ends[0], here.clone(), first);
+                }
+            }
+        });
+    }
 }
 
-pub(super) fn backward(
-    cpu: &Cpu,
-    dx: &mut [f32],
-    dweight: Option<&mut [f32]>,
-    dy: &[f32],
-    x: &[f32],
-    weight: &[f32],
-    p: &Conv1d,
-    row_starts: &[usize],
-) {
-    check([dy.len(), x.len(), weight.len()], p);
-    assert_eq!(dx.len(), x.len(), "convolution");
-    let dweight = dweight.map(|dweight| {
-        assert_eq!(dweight.len(), weight.len(), "convolution");
-        assert_eq!(row_starts[row_starts.len() - 1], p.tokens(), "rows of data end with the tokens");
-        SharedMut::new(dweight)
-    });
-    let dx = SharedMut::new(dx);
-    cpu.pool.run_ranges(p.channels.div_ceil(TILE), 1, |tiles| {
-        for first in tiles.map(|tile| tile * TILE) {
-            let own = first * p.kernel..(first + TILE).min(p.channels) * p.kernel;
-            // SAFETY: channels of different threads do not overlap.
-            let dweight = dweight.as_ref().map(|dweight| unsafe { dweight.slice(own) });
-            backward_tile(cpu.path, &dx, dweight, dy, x, weight, p, row_starts, first);
-        }
-    });
+impl Run<Conv1dBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut Conv1dBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        let Conv1dBackward { dx, dweight, dy, x, weight, p, row_starts } = op;
+        let convolution = Convolution { x, weight, p };
+        let dweight = dweight.as_deref_mut().map(|dweight| SharedMut::new(dweight));
+        let dx = SharedMut::new(dx);
+        self.pool.run_ranges(p.channels.div_ceil(TILE), 1, |tiles| {
+            for first in tiles.map(|tile| tile * TILE) {
+                let own = first * p.kernel..(first + TILE).min(p.channels) * p.kernel;
+                // SAFETY: channels of different threads do not overlap.
+                let dweight = dweight.as_ref().map(|dweight| unsafe { dweight.slice(own) });
+                backward_tile(self.path, &dx, dweight, dy, &convolution, row_starts, first);
+            }
+        });
+    }
 }
 
 /// The weights of a tile. Channels past the last are zero.
@@ -165,14 +136,13 @@ multiversion! {
     /// Channels `first ..` of the tokens `here` of the document that begins at `start`; `y` has these tokens alone.
     fn forward_tile<F>(
         y: &mut [f32],
-        x: &[f32],
-        weight: &[f32],
+        convolution: &Convolution,
         history: &[f32],
-        p: &Conv1d,
         start: usize,
         here: Range<usize>,
         first: usize,
     ) {
+        let Convolution { x, weight, p } = *convolution;
         let (taps, last) = (taps(weight, p, first), p.kernel - 1);
         for (y, t) in y.chunks_exact_mut(p.channels).zip(here) {
             for (block, channel) in blocks(first, p) {
@@ -201,12 +171,11 @@ multiversion! {
         dx: &SharedMut<'_, f32>,
         dweight: Option<&mut [f32]>,
         dy: &[f32],
-        x: &[f32],
-        weight: &[f32],
-        p: &Conv1d,
+        convolution: &Convolution,
         row_starts: &[usize],
         first: usize,
     ) {
+        let Convolution { x, weight, p } = *convolution;
         let (taps, last) = (taps(weight, p, first), p.kernel - 1);
         let end = (first + TILE).min(p.channels);
         // The growing gradients of the last tokens: that of token `t` lies at `t % kernel`.

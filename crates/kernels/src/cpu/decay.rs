@@ -1,99 +1,56 @@
 //! Decay (`op/decay.rs`). Threads share the tokens, and the heads for the gradients of parameters: there is little of either.
 
 use super::CpuMemory;
-use super::bias::{COLUMN_GRAIN, COLUMNS};
+use super::bias::{COLUMN_GRAIN, COLUMNS, ColumnBlock};
 use super::elements::map;
 use super::path::multiversion;
 use super::pool::SharedMut;
 use crate::backend::Run;
-use crate::op::{Decay, DecayBackward, DecayForward, TOKEN_BLOCK, token_blocks};
+use crate::op::{DecayBackward, DecayForward, TOKEN_BLOCK, token_blocks};
 use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 use isobit_numerics::elementary::{exp, sigmoid, softplus};
-use std::ops::Range;
 
 impl Run<DecayForward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut DecayForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        forward(self, op.g, op.beta, (op.a, op.b), op.a_log, op.dt_bias, &op.p);
+        let DecayForward { g, beta, a, b, a_log, dt_bias, p } = op;
+        let (g, beta) = (SharedMut::new(g), SharedMut::new(beta));
+        self.pool.run_ranges(p.tokens, 1, |tokens| {
+            let here = tokens.start * p.heads..tokens.end * p.heads;
+            // SAFETY: tokens of different threads do not overlap.
+            let (g, beta) = unsafe { (g.slice(here.clone()), beta.slice(here.clone())) };
+            forward_tokens(self.path, g, beta, &a[here.clone()], &b[here], a_log, dt_bias);
+        });
     }
 }
 
 impl Run<DecayBackward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut DecayBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        backward(
-            self,
-            (&mut *op.da, &mut *op.db),
-            op.dparameters.as_mut().map(|(a, b)| (&mut **a, &mut **b)).map(|(a, b)| (&mut a[..], &mut b[..])),
-            (op.dg, op.dbeta),
-            (op.a, op.b),
-            op.a_log,
-            op.dt_bias,
-            &op.p,
-            op.row_starts,
-        );
-    }
-}
-
-pub(super) fn forward(
-    cpu: &Cpu,
-    g: &mut [f32],
-    beta: &mut [f32],
-    (a, b): (&[f32], &[f32]),
-    a_log: &[f32],
-    dt_bias: &[f32],
-    p: &Decay,
-) {
-    check(&[g, beta, a, b], a_log, dt_bias, p);
-    let (g, beta) = (SharedMut::new(g), SharedMut::new(beta));
-    cpu.pool.run_ranges(p.tokens, 1, |tokens| {
-        let here = tokens.start * p.heads..tokens.end * p.heads;
-        // SAFETY: tokens of different threads do not overlap.
-        let (g, beta) = unsafe { (g.slice(here.clone()), beta.slice(here.clone())) };
-        forward_tokens(cpu.path, g, beta, &a[here.clone()], &b[here], a_log, dt_bias);
-    });
-}
-
-fn check(all: &[&[f32]], a_log: &[f32], dt_bias: &[f32], p: &Decay) {
-    assert!(all.iter().all(|x| x.len() == p.tokens * p.heads), "heads of all tokens");
-    assert_eq!([a_log.len(), dt_bias.len()], [p.heads; 2], "parameters of all heads");
-}
-
-pub(super) fn backward(
-    cpu: &Cpu,
-    (da, db): (&mut [f32], &mut [f32]),
-    parameters: Option<(&mut [f32], &mut [f32])>,
-    (dg, dbeta): (&[f32], &[f32]),
-    (a, b): (&[f32], &[f32]),
-    a_log: &[f32],
-    dt_bias: &[f32],
-    p: &Decay,
-    row_starts: &[usize],
-) {
-    check(&[da, db, dg, dbeta, a, b], a_log, dt_bias, p);
-    let (da_, db_) = (SharedMut::new(da), SharedMut::new(db));
-    cpu.pool.run_ranges(p.tokens, 1, |tokens| {
-        let here = tokens.start * p.heads..tokens.end * p.heads;
-        // SAFETY: tokens of different threads do not overlap.
-        let (da, db) = unsafe { (da_.slice(here.clone()), db_.slice(here.clone())) };
-        let (d, ab) = ((&dg[here.clone()], &dbeta[here.clone()]), (&a[here.clone()], &b[here]));
-        backward_tokens(cpu.path, da, db, d, ab, a_log, dt_bias);
-    });
-    let Some((da_log, ddt_bias)) = parameters else { return };
-    assert_eq!([da_log.len(), ddt_bias.len()], [p.heads; 2], "gradients of all heads");
-    assert_eq!(row_starts[row_starts.len() - 1], p.tokens, "rows of data end with the tokens");
-    let (da_log, ddt_bias) = (SharedMut::new(da_log), SharedMut::new(ddt_bias));
-    let da = &*da;
-    cpu.pool.run_ranges(p.heads, COLUMN_GRAIN, |heads| {
-        for first in heads.clone().step_by(COLUMNS) {
-            let here = first..(first + COLUMNS).min(heads.end);
-            // SAFETY: heads of different threads do not overlap.
-            let (da_log, ddt_bias) = unsafe { (da_log.slice(here.clone()), ddt_bias.slice(here.clone())) };
-            let own = (&a_log[here.clone()], &dt_bias[here]);
-            for block in token_blocks(row_starts, TOKEN_BLOCK) {
-                parameter_block(cpu.path, da_log, ddt_bias, (dg, da, a), own, p.heads, block, first);
+        let DecayBackward { da, db, dparameters, dg, dbeta, a, b, a_log, dt_bias, p, row_starts } = op;
+        let (da_shared, db_shared) = (SharedMut::new(da), SharedMut::new(db));
+        self.pool.run_ranges(p.tokens, 1, |tokens| {
+            let here = tokens.start * p.heads..tokens.end * p.heads;
+            // SAFETY: tokens of different threads do not overlap.
+            let (da, db) = unsafe { (da_shared.slice(here.clone()), db_shared.slice(here.clone())) };
+            let (d, ab) = ((&dg[here.clone()], &dbeta[here.clone()]), (&a[here.clone()], &b[here]));
+            backward_tokens(self.path, da, db, d, ab, a_log, dt_bias);
+        });
+        let Some((da_log, ddt_bias)) = dparameters else { return };
+        let (da_log, ddt_bias) = (SharedMut::new(da_log), SharedMut::new(ddt_bias));
+        let da: &[f32] = da;
+        self.pool.run_ranges(p.heads, COLUMN_GRAIN, |heads| {
+            for first in heads.clone().step_by(COLUMNS) {
+                let here = first..(first + COLUMNS).min(heads.end);
+                // SAFETY: heads of different threads do not overlap.
+                let (da_log, ddt_bias) = unsafe { (da_log.slice(here.clone()), ddt_bias.slice(here.clone())) };
+                let own = (&a_log[here.clone()], &dt_bias[here]);
+                for tokens in token_blocks(row_starts, TOKEN_BLOCK) {
+                    let block = ColumnBlock { tokens, first, width: p.heads };
+                    parameter_block(self.path, da_log, ddt_bias, (dg, da, a), own, &block);
+                }
             }
-        }
-    });
+        });
+    }
 }
 
 #[inline(always)]
@@ -134,20 +91,19 @@ multiversion! {
 }
 
 multiversion! {
-    /// The heads from `first` on over one block; `inputs` are `dg`, `da` and `a`, `own` these heads' `a_log` and `dt_bias`.
+    /// Some heads over one block; `inputs` are `dg`, `da` and `a`, `own` these heads' `a_log` and `dt_bias`.
     fn parameter_block<F>(
         da_log: &mut [f32],
         ddt_bias: &mut [f32],
         inputs: (&[f32], &[f32], &[f32]),
         own: (&[f32], &[f32]),
-        heads: usize,
-        block: Range<usize>,
-        first: usize,
+        block: &ColumnBlock,
     ) {
         let ([mut rates, mut biases, mut decays], count) = ([[0.0f32; COLUMNS]; 3], own.0.len());
         let (rates, biases, decays) = (&mut rates[..count], &mut biases[..count], &mut decays[..count]);
-        for t in block {
-            let here = t * heads + first..t * heads + first + count;
+        for t in block.tokens.clone() {
+            let at = t * block.width + block.first;
+            let here = at..at + count;
             let (dg, da, a) = (&inputs.0[here.clone()], &inputs.1[here.clone()], &inputs.2[here]);
             map(decays, [a, own.0, own.1], |[a, a_log, dt_bias]| log_decay::<F>(a, a_log, dt_bias));
             for ((rate, dg), decay) in rates.iter_mut().zip(dg).zip(&*decays) {

@@ -9,32 +9,27 @@ use crate::op::{ApplyDropout, Dropout};
 use crate::{Buffer, Cpu};
 use isobit_numerics::philox::keep;
 
-impl Run<ApplyDropout<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut ApplyDropout<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        apply(self, op.y, op.x, &op.p);
-    }
-}
-
 /// Philox blocks computed together.
 const BLOCKS: usize = 16;
 /// Elements they decide about.
 const GROUP: usize = 4 * BLOCKS;
 
-pub(super) fn apply(cpu: &Cpu, y: &mut [f32], x: &[f32], p: &Dropout) {
-    let length = p.row_starts[p.row_starts.len() - 1] * p.width;
-    assert_eq!((x.len(), y.len()), (length, length), "tokens of all rows");
-    elements::split(cpu, y, |range, y| {
-        for (row, ends) in p.row_starts.windows(2).enumerate() {
-            let (start, end) = (ends[0] * p.width, ends[1] * p.width);
-            let here = start.max(range.start)..end.min(range.end);
-            if here.is_empty() {
-                continue;
+impl Run<ApplyDropout<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut ApplyDropout<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        let ApplyDropout { y, x, p } = op;
+        elements::split(self, y, |range, y| {
+            for (row, ends) in p.row_starts.windows(2).enumerate() {
+                let (start, end) = (ends[0] * p.width, ends[1] * p.width);
+                let here = start.max(range.start)..end.min(range.end);
+                if here.is_empty() {
+                    continue;
+                }
+                let first = here.start - start;
+                let part = here.start - range.start..here.end - range.start;
+                drop_part(self.path, &mut y[part], &x[here], p, p.first_row + row as u32, first);
             }
-            let first = here.start - start;
-            let part = here.start - range.start..here.end - range.start;
-            drop_part(cpu.path, &mut y[part], &x[here], p, p.first_row + row as u32, first);
-        }
-    });
+        });
+    }
 }
 
 multiversion! {

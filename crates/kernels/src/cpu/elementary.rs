@@ -10,13 +10,10 @@ use isobit_numerics::lanes::LANES;
 
 impl Run<Elementary<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut Elementary<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        apply(self, op.y, op.x, op.function);
+        let Elementary { y, x, .. } = op;
+        let function = op.function;
+        elements::split(self, y, |range, y| apply_part(self.path, y, &x[range], function));
     }
-}
-
-pub(super) fn apply(cpu: &Cpu, y: &mut [f32], x: &[f32], function: Function) {
-    assert_eq!(x.len(), y.len(), "arguments");
-    elements::split(cpu, y, |range, y| apply_part(cpu.path, y, &x[range], function));
 }
 
 multiversion! {

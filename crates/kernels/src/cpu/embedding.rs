@@ -11,36 +11,27 @@ use crate::buffer::Workspace;
 use crate::op::{EmbeddingBackward, EmbeddingForward};
 use crate::{Buffer, Cpu, StoredMatrix};
 
-impl Run<EmbeddingForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut EmbeddingForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        forward(self, op.y, op.table, op.ids, op.width);
-    }
-}
-
-impl Run<EmbeddingBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut EmbeddingBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
-        backward(self, op.dtable, op.dy, op.ids, op.width, workspace);
-    }
-}
-
 /// Columns that one thread gets at least.
 const COLUMN_GRAIN: usize = 64;
 /// Bits of an id that one pass of the sort looks at.
 const RADIX_BITS: usize = 11;
 const BUCKETS: usize = 1 << RADIX_BITS;
 
-pub(super) fn forward(cpu: &Cpu, y: &mut [f32], table: StoredMatrix<CpuMemory>, ids: &[u32], width: usize) {
-    assert_eq!(y.len(), ids.len() * width, "one row per token");
-    cpu.pool.run_rows(y, width, |tokens, y| {
-        for (y, &id) in y.chunks_exact_mut(width).zip(&ids[tokens]) {
-            let at = id as usize * width..(id as usize + 1) * width;
-            match table {
-                StoredMatrix::F32(table) => y.copy_from_slice(&table[at]),
-                StoredMatrix::Bf16(table) => from_bf16(cpu.path, y, &table[at]),
-                StoredMatrix::F16(table) => from_f16(cpu.path, y, &table[at]),
+impl Run<EmbeddingForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut EmbeddingForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+        let EmbeddingForward { y, ids, .. } = op;
+        let (table, width) = (op.table, op.width);
+        self.pool.run_rows(y, width, |tokens, y| {
+            for (y, &id) in y.chunks_exact_mut(width).zip(&ids[tokens]) {
+                let at = id as usize * width..(id as usize + 1) * width;
+                match table {
+                    StoredMatrix::F32(table) => y.copy_from_slice(&table[at]),
+                    StoredMatrix::Bf16(table) => from_bf16(self.path, y, &table[at]),
+                    StoredMatrix::F16(table) => from_f16(self.path, y, &table[at]),
+                }
             }
-        }
-    });
+        });
+    }
 }
 
 /// Two orders of the tokens, between which the sort goes back and forth.
@@ -48,33 +39,36 @@ pub(super) fn workspace(_cpu: &Cpu, tokens: usize) -> usize {
     2 * Workspace::bytes::<u32>(tokens)
 }
 
-pub(super) fn backward(cpu: &Cpu, dtable: &mut [f32], dy: &[f32], ids: &[u32], width: usize, workspace: &mut [u8]) {
-    assert_eq!(dy.len(), ids.len() * width, "one row per token");
-    if dy.is_empty() {
-        return;
-    }
-    let mut workspace = Workspace::new(workspace);
-    let (order, other) = (workspace.take::<u32>(ids.len()), workspace.take::<u32>(ids.len()));
-    let order: &[u32] = sort_by_id(order, other, ids);
-    let dtable = SharedMut::new(dtable);
-    let column_groups = (width / COLUMN_GRAIN).clamp(1, cpu.threads());
-    let token_groups = cpu.threads() / column_groups;
-    cpu.pool.run(|worker| {
-        if worker >= column_groups * token_groups {
+impl Run<EmbeddingBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut EmbeddingBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        let EmbeddingBackward { dtable, dy, ids, .. } = op;
+        let width = op.width;
+        if dy.is_empty() {
             return;
         }
-        let columns = share(width, 1, column_groups, worker % column_groups);
-        let tokens = share(order.len(), 1, token_groups, worker / column_groups);
-        let starts_run = |index: usize| index == 0 || ids[order[index] as usize] != ids[order[index - 1] as usize];
-        // A run of equal ids belongs to whoever has its first token.
-        let whole_runs = |index: usize| (index..order.len()).find(|&at| starts_run(at)).unwrap_or(order.len());
-        for &t in &order[whole_runs(tokens.start)..whole_runs(tokens.end)] {
-            let (at, from) = (ids[t as usize] as usize * width, t as usize * width);
-            // SAFETY: other threads have other columns or other ids.
-            let row = unsafe { dtable.slice(at + columns.start..at + columns.end) };
-            add(cpu.path, row, &dy[from + columns.start..from + columns.end]);
-        }
-    });
+        let mut workspace = Workspace::new(workspace);
+        let (order, other) = (workspace.take::<u32>(ids.len()), workspace.take::<u32>(ids.len()));
+        let order: &[u32] = sort_by_id(order, other, ids);
+        let dtable = SharedMut::new(dtable);
+        let column_groups = (width / COLUMN_GRAIN).clamp(1, self.threads());
+        let token_groups = self.threads() / column_groups;
+        self.pool.run(|worker| {
+            if worker >= column_groups * token_groups {
+                return;
+            }
+            let columns = share(width, 1, column_groups, worker % column_groups);
+            let tokens = share(order.len(), 1, token_groups, worker / column_groups);
+            let starts_run = |index: usize| index == 0 || ids[order[index] as usize] != ids[order[index - 1] as usize];
+            // A run of equal ids belongs to whoever has its first token.
+            let whole_runs = |index: usize| (index..order.len()).find(|&at| starts_run(at)).unwrap_or(order.len());
+            for &t in &order[whole_runs(tokens.start)..whole_runs(tokens.end)] {
+                let (at, from) = (ids[t as usize] as usize * width, t as usize * width);
+                // SAFETY: other threads have other columns or other ids.
+                let row = unsafe { dtable.slice(at + columns.start..at + columns.end) };
+                add(self.path, row, &dy[from + columns.start..from + columns.end]);
+            }
+        });
+    }
 }
 
 multiversion! {

@@ -5,52 +5,43 @@ use super::elements::{self, GRAIN, map};
 use super::path::multiversion;
 use super::pool::SharedMut;
 use crate::backend::Run;
-use crate::op::{Gate, GateBackward, GateForward};
+use crate::op::{GateBackward, GateForward};
 use crate::{Buffer, Cpu};
 use isobit_numerics::elementary::sigmoid;
 use isobit_numerics::lanes;
 
 impl Run<GateForward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut GateForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        forward(self, op.y, op.x, op.g, &op.p);
+        let GateForward { y, x, g, p } = op;
+        if p.per_token {
+            self.pool.run_rows(y, p.width, |tokens, y| {
+                let x = &x[tokens.start * p.width..tokens.end * p.width];
+                forward_tokens(self.path, y, x, &g[tokens], p.width);
+            });
+        } else {
+            elements::split(self, y, |range, y| forward_elements(self.path, y, &x[range.clone()], &g[range]));
+        }
     }
 }
 
 impl Run<GateBackward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut GateBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        backward(self, op.dx, op.dg, op.dy, op.x, op.g, &op.p);
-    }
-}
-
-pub(super) fn forward(cpu: &Cpu, y: &mut [f32], x: &[f32], g: &[f32], p: &Gate) {
-    assert_eq!([y.len(), x.len(), g.len()], [p.tokens * p.width, p.tokens * p.width, p.gates()], "gate");
-    if p.per_token {
-        cpu.pool.run_rows(y, p.width, |tokens, y| {
-            let x = &x[tokens.start * p.width..tokens.end * p.width];
-            forward_tokens(cpu.path, y, x, &g[tokens], p.width);
-        });
-    } else {
-        elements::split(cpu, y, |range, y| forward_elements(cpu.path, y, &x[range.clone()], &g[range]));
-    }
-}
-
-pub(super) fn backward(cpu: &Cpu, dx: &mut [f32], dg: &mut [f32], dy: &[f32], x: &[f32], g: &[f32], p: &Gate) {
-    let (length, gates) = (p.tokens * p.width, p.gates());
-    assert_eq!([dx.len(), dy.len(), x.len(), dg.len(), g.len()], [length, length, length, gates, gates], "gate");
-    let (dx, dg) = (SharedMut::new(dx), SharedMut::new(dg));
-    if p.per_token {
-        cpu.pool.run_ranges(p.tokens, 1, |tokens| {
-            let here = tokens.start * p.width..tokens.end * p.width;
-            // SAFETY: tokens of different threads do not overlap.
-            let (dx, dg) = unsafe { (dx.slice(here.clone()), dg.slice(tokens.clone())) };
-            backward_tokens(cpu.path, dx, dg, &dy[here.clone()], &x[here], &g[tokens], p.width);
-        });
-    } else {
-        cpu.pool.run_ranges(length, GRAIN, |range| {
-            // SAFETY: ranges of different threads do not overlap.
-            let (dx, dg) = unsafe { (dx.slice(range.clone()), dg.slice(range.clone())) };
-            backward_elements(cpu.path, dx, dg, &dy[range.clone()], &x[range.clone()], &g[range]);
-        });
+        let GateBackward { dx, dg, dy, x, g, p } = op;
+        let (dx, dg) = (SharedMut::new(dx), SharedMut::new(dg));
+        if p.per_token {
+            self.pool.run_ranges(p.tokens, 1, |tokens| {
+                let here = tokens.start * p.width..tokens.end * p.width;
+                // SAFETY: tokens of different threads do not overlap.
+                let (dx, dg) = unsafe { (dx.slice(here.clone()), dg.slice(tokens.clone())) };
+                backward_tokens(self.path, dx, dg, &dy[here.clone()], &x[here], &g[tokens], p.width);
+            });
+        } else {
+            self.pool.run_ranges(p.tokens * p.width, GRAIN, |range| {
+                // SAFETY: ranges of different threads do not overlap.
+                let (dx, dg) = unsafe { (dx.slice(range.clone()), dg.slice(range.clone())) };
+                backward_elements(self.path, dx, dg, &dy[range.clone()], &x[range.clone()], &g[range]);
+            });
+        }
     }
 }
 

@@ -1,98 +1,46 @@
 //! Gated norm (`op/gated_norm.rs`). Heads of all tokens are shared out for activations, columns for `dweight`.
 
 use super::CpuMemory;
-use super::bias::{COLUMN_GRAIN, COLUMNS};
+use super::bias::{COLUMNS, ColumnBlock, sum_columns};
 use super::elements::map;
 use super::path::multiversion;
 use super::pool::SharedMut;
 use crate::backend::Run;
-use crate::op::{GatedNorm, GatedNormBackward, GatedNormForward, TOKEN_BLOCK, token_blocks};
+use crate::op::{GatedNorm, GatedNormBackward, GatedNormForward};
 use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 use isobit_numerics::elementary::{silu, silu_grad};
 use isobit_numerics::lanes::{self, LANES, tree_sum};
-use std::ops::Range;
 
 impl Run<GatedNormForward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut GatedNormForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        forward(self, op.y, op.inverse, op.h, op.z, op.weight, &op.p);
+        let GatedNormForward { y, inverse, h, z, weight, p } = op;
+        let inverse = SharedMut::new(inverse);
+        self.pool.run_rows(y, p.width, |tokens, y| {
+            let here = tokens.start * p.width..tokens.end * p.width;
+            // SAFETY: tokens of different threads do not overlap.
+            let inverse = unsafe { inverse.slice(tokens) };
+            forward_rows(self.path, y, inverse, &h[here.clone()], &z[here], weight, p);
+        });
     }
 }
 
 impl Run<GatedNormBackward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut GatedNormBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        backward(
-            self,
-            op.dh,
-            op.dz,
-            op.dweight.as_deref_mut().map(|b| &mut b[..]),
-            op.dy,
-            (op.h, op.z),
-            op.inverse,
-            op.weight,
-            &op.p,
-            op.row_starts,
-        );
-    }
-}
-
-pub(super) fn forward(
-    cpu: &Cpu,
-    y: &mut [f32],
-    inverse: &mut [f32],
-    h: &[f32],
-    z: &[f32],
-    weight: &[f32],
-    p: &GatedNorm,
-) {
-    let length = p.tokens * p.width;
-    assert_eq!([y.len(), h.len(), z.len()], [length; 3], "gated norm");
-    assert_eq!([inverse.len(), weight.len()], [p.tokens, p.width], "gated norm");
-    let inverse = SharedMut::new(inverse);
-    cpu.pool.run_rows(y, p.width, |tokens, y| {
-        let here = tokens.start * p.width..tokens.end * p.width;
-        // SAFETY: tokens of different threads do not overlap.
-        let inverse = unsafe { inverse.slice(tokens) };
-        forward_rows(cpu.path, y, inverse, &h[here.clone()], &z[here], weight, p);
-    });
-}
-
-pub(super) fn backward(
-    cpu: &Cpu,
-    dh: &mut [f32],
-    dz: &mut [f32],
-    dweight: Option<&mut [f32]>,
-    dy: &[f32],
-    (h, z): (&[f32], &[f32]),
-    inverse: &[f32],
-    weight: &[f32],
-    p: &GatedNorm,
-    row_starts: &[usize],
-) {
-    let length = p.tokens * p.width;
-    assert_eq!([dh.len(), dz.len(), dy.len(), h.len(), z.len()], [length; 5], "gated norm");
-    assert_eq!([inverse.len(), weight.len()], [p.tokens, p.width], "gated norm");
-    let dz = SharedMut::new(dz);
-    cpu.pool.run_rows(dh, p.width, |tokens, dh| {
-        let here = tokens.start * p.width..tokens.end * p.width;
-        // SAFETY: tokens of different threads do not overlap.
-        let dz = unsafe { dz.slice(here.clone()) };
-        let (dy, h, z) = (&dy[here.clone()], &h[here.clone()], &z[here]);
-        backward_rows(cpu.path, dh, dz, dy, (h, z), &inverse[tokens], weight);
-    });
-    let Some(dweight) = dweight else { return };
-    assert_eq!((dweight.len(), row_starts[row_starts.len() - 1]), (p.width, p.tokens), "gated norm");
-    let dweight = SharedMut::new(dweight);
-    cpu.pool.run_ranges(p.width, COLUMN_GRAIN, |columns| {
-        for first in columns.clone().step_by(COLUMNS) {
-            let here = first..(first + COLUMNS).min(columns.end);
-            // SAFETY: columns of different threads do not overlap.
-            let dweight = unsafe { dweight.slice(here) };
-            for block in token_blocks(row_starts, TOKEN_BLOCK) {
-                weight_block(cpu.path, dweight, dy, (h, z), inverse, p.width, block, first);
-            }
+        let GatedNormBackward { dh, dz, dweight, dy, h, z, inverse, weight, p, row_starts } = op;
+        let dz = SharedMut::new(dz);
+        self.pool.run_rows(dh, p.width, |tokens, dh| {
+            let here = tokens.start * p.width..tokens.end * p.width;
+            // SAFETY: tokens of different threads do not overlap.
+            let dz = unsafe { dz.slice(here.clone()) };
+            let (dy, h, z) = (&dy[here.clone()], &h[here.clone()], &z[here]);
+            backward_rows(self.path, dh, dz, dy, (h, z), &inverse[tokens], weight);
+        });
+        if let Some(dweight) = dweight {
+            let add = |sums: &mut [f32], block: &ColumnBlock| weight_block(self.path, sums, dy, (h, z), inverse, block);
+            sum_columns(self, dweight, row_starts, add);
         }
-    });
+    }
 }
 
 multiversion! {
@@ -155,14 +103,13 @@ multiversion! {
         dy: &[f32],
         hz: (&[f32], &[f32]),
         inverse: &[f32],
-        width: usize,
-        block: Range<usize>,
-        first: usize,
+        block: &ColumnBlock,
     ) {
         let (mut sums, mut terms) = ([0.0f32; COLUMNS], [0.0f32; COLUMNS]);
         let (sums, terms) = (&mut sums[..dweight.len()], &mut terms[..dweight.len()]);
-        for t in block {
-            let (here, inv) = (t * width + first..t * width + first + dweight.len(), inverse[t]);
+        for t in block.tokens.clone() {
+            let (at, inv) = (t * block.width + block.first, inverse[t]);
+            let here = at..at + dweight.len();
             let inputs = [&dy[here.clone()], &hz.0[here.clone()], &hz.1[here]];
             map(terms, inputs, |[dy, h, z]| (dy * silu::<F>(z)) * (h * inv));
             for (sum, term) in sums.iter_mut().zip(&*terms) {

@@ -8,7 +8,6 @@
 
 use super::CpuMemory;
 use super::block::RightView;
-use super::token_slices::{columns_to_left, columns_to_right};
 use super::nest::{Fold, Left, Nest, Place, SUPER_BLOCK, Worker, part, run, run_where, super_blocks};
 use super::panels::{Columns, Panels, Turned, Weight, panel_bytes};
 use super::path::{Path, multiversion};
@@ -17,6 +16,7 @@ use super::slices::{
     BLOCK, CHUNK_TILES, LeftLayout, LeftRow, SlicedRows, TILE_DEPTH, TILE_ROWS, left_bias, right_block_bytes,
     slice_chunk,
 };
+use super::token_slices::{columns_to_left, columns_to_right};
 use crate::backend::Run;
 use crate::buffer::Workspace;
 use crate::op::head_loss::{VOCABULARY_BLOCK, canonical};
@@ -28,36 +28,6 @@ use isobit_numerics::elementary::{exp, ln};
 use isobit_numerics::lanes::{LANES, for_lanes, max, tree_sum};
 use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
-
-impl Run<HeadLossStep<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut HeadLossStep<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
-        let results: (&mut [f32], &mut [f32], &mut [u32]) = (op.loss, op.lse, op.best);
-        step(self, results, op.dh, (op.rows, op.h), op.head, op.labels, op.weight, &op.p, workspace);
-    }
-}
-
-impl Run<HeadLossForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut HeadLossForward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
-        forward(self, op.loss, op.lse, op.best, op.h, op.head, op.labels, &op.p, workspace);
-    }
-}
-
-impl Run<HeadLossBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut HeadLossBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
-        backward(
-            self,
-            op.dh,
-            op.dhead.as_deref_mut().map(|b| &mut b[..]),
-            (op.rows, op.h),
-            op.head,
-            op.labels,
-            op.lse,
-            op.weight,
-            &op.p,
-            workspace,
-        );
-    }
-}
 
 const _: () = assert!(VOCABULARY_BLOCK == CHUNK, "a vocabulary block is one chunk of the input gradient");
 
@@ -181,8 +151,6 @@ struct Logits<'a> {
 
 impl<'a> Logits<'a> {
     fn new(h: &'a SlicedRows, right: &'a Weight<'a>, p: &'a HeadLoss<'a>) -> Self {
-        let shape = SliceShape { rows: p.tokens(), width: p.hidden, profile: p.profile };
-        assert_eq!(h.shape, shape, "hidden states");
         let left = Left { tiles: &h.tiles, layout: h.layout, units: &h.units, chunks: p.hidden.div_ceil(CHUNK) };
         Self { left, right, p }
     }
@@ -264,86 +232,75 @@ fn head_of<'a>(
     Weight::of(cpu, head, 0, &product, units, multipliers)
 }
 
-pub(super) fn forward(
-    cpu: &Cpu,
-    loss: &mut [f32],
-    lse: &mut [f32],
-    best: &mut [u32],
-    h: &SlicedRows,
-    head: Matrix<CpuMemory>,
-    labels: &[i32],
-    p: &HeadLoss,
-    workspace: &mut [u8],
-) {
-    p.check_labels(labels);
-    assert!(p.vocabulary > 0 && p.hidden > 0, "a head");
-    assert_eq!((loss.len(), lse.len(), best.len()), (p.tokens(), p.tokens(), p.tokens()), "one result per token");
-    let sizes = Sizes::new(cpu, p);
-    let mut workspace = Workspace::new(workspace);
-    let (units, multipliers) = (workspace.take::<f32>(p.vocabulary), workspace.take::<f32>(p.vocabulary));
-    let scratch = workspace.take::<i8>(sizes.panels);
-    let z_each = Workspace::bytes::<f32>(sizes.block_logits) / size_of::<f32>();
-    let z = workspace.take::<f32>(cpu.threads() * z_each);
-    let mut statistics = Statistics::new(&mut workspace, &sizes);
-    let right = head_of(cpu, head, p, units, multipliers);
-    let logits = Logits::new(h, &right, p);
-    for tokens in super_blocks(0..p.tokens()) {
-        let partial = statistics.partials();
-        let z = SharedMut::new(z);
-        logits.statistics(cpu, &tokens, labels, &partial, scratch, &Room::Own { z: &z, each: z_each });
-        let outputs = [&mut loss[tokens.clone()], &mut lse[tokens.clone()]];
-        combine(cpu, outputs, &mut best[tokens.clone()], &partial, &labels[tokens]);
+impl Run<HeadLossForward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut HeadLossForward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        let HeadLossForward { loss, lse, best, h, head, labels, p } = op;
+        p.check_labels(labels);
+        let sizes = Sizes::new(self, p);
+        let mut workspace = Workspace::new(workspace);
+        let (units, multipliers) = (workspace.take::<f32>(p.vocabulary), workspace.take::<f32>(p.vocabulary));
+        let scratch = workspace.take::<i8>(sizes.panels);
+        let z_each = Workspace::bytes::<f32>(sizes.block_logits) / size_of::<f32>();
+        let z = workspace.take::<f32>(self.threads() * z_each);
+        let mut statistics = Statistics::new(&mut workspace, &sizes);
+        let right = head_of(self, *head, p, units, multipliers);
+        let logits = Logits::new(h, &right, p);
+        for tokens in super_blocks(0..p.tokens()) {
+            let partial = statistics.partials();
+            let z = SharedMut::new(z);
+            logits.statistics(self, &tokens, labels, &partial, scratch, &Room::Own { z: &z, each: z_each });
+            let outputs = [&mut loss[tokens.clone()], &mut lse[tokens.clone()]];
+            combine(self, outputs, &mut best[tokens.clone()], &partial, &labels[tokens]);
+        }
     }
 }
 
-/// Both passes at once: `forward`, then `backward` without a gradient of the head.
-pub(super) fn step(
-    cpu: &Cpu,
-    (loss, lse, best): (&mut [f32], &mut [f32], &mut [u32]),
-    dh: &mut [f32],
-    h: (&SlicedRows, &[f32]),
-    head: Matrix<CpuMemory>,
-    labels: &[i32],
-    weight: &[f32],
-    p: &HeadLoss,
-    workspace: &mut [u8],
-) {
-    let sizes = Sizes::new(cpu, p);
-    let Some(kept) = sizes.kept_logits else {
-        forward(cpu, loss, lse, best, h.0, head, labels, p, workspace);
-        backward(cpu, dh, None, h, head, labels, lse, weight, p, workspace);
-        return;
-    };
+/// Both passes, one super-block after another where its logits are few enough to be kept.
+impl Run<HeadLossStep<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut HeadLossStep<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        let sizes = Sizes::new(self, &op.p);
+        if let Some(kept) = sizes.kept_logits {
+            return step(self, op, &sizes, kept, workspace);
+        }
+        self.execute(&mut op.forward(), workspace);
+        self.execute(&mut op.backward(), workspace);
+    }
+}
+
+/// Both passes with `kept` logits of a super-block at a time.
+fn step(cpu: &Cpu, op: &mut HeadLossStep<'_, CpuMemory>, sizes: &Sizes, kept: usize, workspace: &mut [u8]) {
+    let HeadLossStep { loss, lse, best, dh, rows, head, labels, weight, p, .. } = op;
     p.check_labels(labels);
-    assert!(p.vocabulary > 0 && p.hidden > 0, "a head");
-    let tokens = p.tokens();
-    assert_eq!([loss.len(), lse.len(), best.len(), weight.len()], [tokens; 4], "one number per token");
-    assert_eq!(dh.len(), tokens * p.hidden, "gradient of the hidden states");
     let mut workspace = Workspace::new(workspace);
     let (units, multipliers) = (workspace.take::<f32>(p.vocabulary), workspace.take::<f32>(p.vocabulary));
     let scratch = workspace.take::<i8>(sizes.panels);
     let z = workspace.take::<f32>(kept);
-    let mut statistics = Statistics::new(&mut workspace, &sizes);
+    let mut statistics = Statistics::new(&mut workspace, sizes);
     let (tiles, group_units) =
         (workspace.take::<i8>(sizes.dz.bytes()), workspace.take::<f32>(sizes.tokens * sizes.group_blocks));
-    let right = head_of(cpu, head, p, units, multipliers);
+    let right = head_of(cpu, *head, p, units, multipliers);
     for tokens in super_blocks(0..p.tokens()) {
         {
             let (partial, z) = (statistics.partials(), SharedMut::new(&mut *z));
-            Logits::new(h.0, &right, p).statistics(cpu, &tokens, labels, &partial, scratch, &Room::Kept { z: &z });
+            Logits::new(rows, &right, p).statistics(cpu, &tokens, labels, &partial, scratch, &Room::Kept { z: &z });
             let outputs = [&mut loss[tokens.clone()], &mut lse[tokens.clone()]];
             combine(cpu, outputs, &mut best[tokens.clone()], &partial, &labels[tokens.clone()]);
         }
-        let pass = Backward { logits: Logits::new(h.0, &right, p), labels, lse, weight };
+        let pass = Backward { logits: Logits::new(rows, &right, p), labels, lse, weight };
         let dh = &mut dh[tokens.start * p.hidden..tokens.end * p.hidden];
-        for (dh, _) in dh.chunks_exact_mut(p.hidden).zip(&labels[tokens.clone()]).filter(|(_, l)| **l == IGNORED) {
-            dh.fill(0.0);
-        }
+        zero_ignored(dh, &labels[tokens.clone()], p);
         let mut room = GroupRoom { dz: z, tiles, units: group_units, kept: true };
-        for group in Group::all(&tokens, &sizes, p) {
+        for group in Group::all(&tokens, sizes, p) {
             pass.slice_group(cpu, &mut room, &group, scratch);
             pass.fold_input(cpu, dh, &room, &group, scratch);
         }
+    }
+}
+
+/// The gradient of tokens that are no targets.
+fn zero_ignored(dh: &mut [f32], labels: &[i32], p: &HeadLoss) {
+    for (dh, _) in dh.chunks_exact_mut(p.hidden).zip(labels).filter(|(_, label)| **label == IGNORED) {
+        dh.fill(0.0);
     }
 }
 
@@ -500,73 +457,48 @@ multiversion! {
     }
 }
 
-pub(super) fn backward(
-    cpu: &Cpu,
-    dh: &mut [f32],
-    mut dhead: Option<&mut [f32]>,
-    h: (&SlicedRows, &[f32]),
-    head: Matrix<CpuMemory>,
-    labels: &[i32],
-    lse: &[f32],
-    weight: &[f32],
-    p: &HeadLoss,
-    workspace: &mut [u8],
-) {
-    p.check_labels(labels);
-    assert!(p.vocabulary > 0 && p.hidden > 0, "a head");
-    assert_eq!((lse.len(), weight.len()), (p.tokens(), p.tokens()), "one number per token");
-    assert_eq!(
-        (dh.len(), h.1.len()),
-        (p.tokens() * p.hidden, p.tokens() * p.hidden),
-        "hidden states and their gradient"
-    );
-    assert!(dhead.as_ref().is_none_or(|dhead| dhead.len() == p.vocabulary * p.hidden), "gradient of the head");
-    let sizes = Sizes::new(cpu, p);
-    let mut workspace = Workspace::new(workspace);
-    let (units, multipliers) = (workspace.take::<f32>(p.vocabulary), workspace.take::<f32>(p.vocabulary));
-    let scratch = workspace.take::<i8>(sizes.panels);
-    let mut room = GroupRoom {
-        dz: workspace.take::<f32>(sizes.group_logits),
-        tiles: workspace.take::<i8>(sizes.dz.bytes()),
-        units: workspace.take::<f32>(sizes.tokens * sizes.group_blocks),
-        kept: false,
-    };
-    let mut turned = TurnedRoom {
-        dz_tiles: workspace.take::<i8>(sizes.dz_turned.bytes()),
-        dz_units: workspace.take::<f32>(sizes.group_blocks * VOCABULARY_BLOCK),
-        h_tiles: workspace.take::<i8>(sizes.h_turned),
-        h_units: workspace.take::<f32>(p.hidden),
-    };
-    let right = head_of(cpu, head, p, units, multipliers);
-    let pass = Backward { logits: Logits::new(h.0, &right, p), labels, lse, weight };
-    for (dh, _) in dh.chunks_exact_mut(p.hidden).zip(labels).filter(|(_, label)| **label == IGNORED) {
-        dh.fill(0.0);
-    }
-    // Chunks of tokens matter to the gradient of the head alone.
-    let whole = [0, p.tokens()];
-    let row_starts = if dhead.is_some() { p.row_starts } else { &whole[..] };
-    for tokens in packed(row_starts) {
-        if dhead.is_none() && labels[tokens.clone()].iter().all(|label| *label == IGNORED) {
-            continue;
-        }
-        for group in Group::all(&tokens, &sizes, p) {
-            pass.slice_group(cpu, &mut room, &group, scratch);
-            let dh = &mut dh[tokens.start * p.hidden..tokens.end * p.hidden];
-            pass.fold_input(cpu, dh, &room, &group, scratch);
-            if let Some(dhead) = &mut dhead {
+impl Run<HeadLossBackward<'_, CpuMemory>> for Cpu {
+    fn execute(&self, op: &mut HeadLossBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+        let HeadLossBackward { dh, dhead, rows, h, head, labels, lse, weight, p } = op;
+        p.check_labels(labels);
+        let sizes = Sizes::new(self, p);
+        let mut workspace = Workspace::new(workspace);
+        let (units, multipliers) = (workspace.take::<f32>(p.vocabulary), workspace.take::<f32>(p.vocabulary));
+        let scratch = workspace.take::<i8>(sizes.panels);
+        let mut room = GroupRoom {
+            dz: workspace.take::<f32>(sizes.group_logits),
+            tiles: workspace.take::<i8>(sizes.dz.bytes()),
+            units: workspace.take::<f32>(sizes.tokens * sizes.group_blocks),
+            kept: false,
+        };
+        let mut turned = TurnedRoom {
+            dz_tiles: workspace.take::<i8>(sizes.dz_turned.bytes()),
+            dz_units: workspace.take::<f32>(sizes.group_blocks * VOCABULARY_BLOCK),
+            h_tiles: workspace.take::<i8>(sizes.h_turned),
+            h_units: workspace.take::<f32>(p.hidden),
+            p,
+        };
+        let right = head_of(self, *head, p, units, multipliers);
+        let pass = Backward { logits: Logits::new(rows, &right, p), labels, lse, weight };
+        zero_ignored(dh, labels, p);
+        // Chunks of tokens matter to the gradient of the head alone.
+        let whole = [0, p.tokens()];
+        let row_starts = if dhead.is_some() { p.row_starts } else { &whole[..] };
+        for tokens in packed(row_starts) {
+            if dhead.is_none() && labels[tokens.clone()].iter().all(|label| *label == IGNORED) {
+                continue;
+            }
+            for group in Group::all(&tokens, &sizes, p) {
+                pass.slice_group(self, &mut room, &group, scratch);
+                let dh = &mut dh[tokens.start * p.hidden..tokens.end * p.hidden];
+                pass.fold_input(self, dh, &room, &group, scratch);
+                let Some(dhead) = dhead else { continue };
                 let dhead = &mut dhead[group.columns.start * p.hidden..group.columns.end * p.hidden];
                 for chunk in token_blocks(row_starts, CHUNK).filter(|chunk| tokens.contains(&chunk.start)) {
-                    let h = &h.1[chunk.start * p.hidden..chunk.end * p.hidden];
+                    let h = &h[chunk.start * p.hidden..chunk.end * p.hidden];
                     let rows = chunk.start - tokens.start..chunk.end - tokens.start;
-                    turned.fold_weight(
-                        cpu,
-                        dhead,
-                        h,
-                        &room.dz[rows.start * group.stride()..rows.end * group.stride()],
-                        &group,
-                        p,
-                        scratch,
-                    );
+                    let dz = &room.dz[rows.start * group.stride()..rows.end * group.stride()];
+                    turned.fold_weight(self, dhead, h, dz, &group, scratch);
                 }
             }
         }
@@ -727,20 +659,13 @@ struct TurnedRoom<'a> {
     dz_units: &'a mut [f32],
     h_tiles: &'a mut [i8],
     h_units: &'a mut [f32],
+    p: &'a HeadLoss<'a>,
 }
 
 impl TurnedRoom<'_> {
     /// Adds one chunk of tokens to the group's rows of `dhead`.
-    fn fold_weight(
-        &mut self,
-        cpu: &Cpu,
-        dhead: &mut [f32],
-        h: &[f32],
-        dz: &[f32],
-        group: &Group,
-        p: &HeadLoss,
-        scratch: &mut [i8],
-    ) {
+    fn fold_weight(&mut self, cpu: &Cpu, dhead: &mut [f32], h: &[f32], dz: &[f32], group: &Group, scratch: &mut [i8]) {
+        let p = self.p;
         let (tokens, width) = (h.len() / p.hidden, group.columns.len());
         let layout = LeftLayout::new(SliceShape { rows: width, width: tokens, profile: p.profile });
         columns_to_left(cpu, self.dz_tiles, self.dz_units, layout, dz, group.stride(), width, p.profile);

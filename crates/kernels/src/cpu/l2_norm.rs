@@ -12,34 +12,24 @@ use isobit_numerics::lanes::{self, LANES, tree_sum};
 
 impl Run<L2NormForward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut L2NormForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        forward(self, op.y, op.inverse, op.x, &op.p);
+        let L2NormForward { y, inverse, x, p } = op;
+        let inverse = SharedMut::new(inverse);
+        self.pool.run_rows(y, p.width, |tokens, y| {
+            // SAFETY: tokens of different threads do not overlap.
+            let inverse = unsafe { inverse.slice(tokens.clone()) };
+            forward_rows(self.path, y, inverse, &x[tokens.start * p.width..tokens.end * p.width], p);
+        });
     }
 }
 
 impl Run<L2NormBackward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut L2NormBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        backward(self, op.dx, op.dy, op.x, op.inverse, &op.p);
+        let L2NormBackward { dx, dy, x, inverse, p } = op;
+        self.pool.run_rows(dx, p.width, |tokens, dx| {
+            let here = tokens.start * p.width..tokens.end * p.width;
+            backward_rows(self.path, dx, &dy[here.clone()], &x[here], &inverse[tokens], p);
+        });
     }
-}
-
-pub(super) fn forward(cpu: &Cpu, y: &mut [f32], inverse: &mut [f32], x: &[f32], p: &L2Norm) {
-    let length = p.tokens * p.width;
-    assert_eq!([y.len(), x.len(), inverse.len()], [length, length, p.tokens], "norm");
-    let inverse = SharedMut::new(inverse);
-    cpu.pool.run_rows(y, p.width, |tokens, y| {
-        // SAFETY: tokens of different threads do not overlap.
-        let inverse = unsafe { inverse.slice(tokens.clone()) };
-        forward_rows(cpu.path, y, inverse, &x[tokens.start * p.width..tokens.end * p.width], p);
-    });
-}
-
-pub(super) fn backward(cpu: &Cpu, dx: &mut [f32], dy: &[f32], x: &[f32], inverse: &[f32], p: &L2Norm) {
-    let length = p.tokens * p.width;
-    assert_eq!([dx.len(), dy.len(), x.len(), inverse.len()], [length, length, length, p.tokens], "norm");
-    cpu.pool.run_rows(dx, p.width, |tokens, dx| {
-        let here = tokens.start * p.width..tokens.end * p.width;
-        backward_rows(cpu.path, dx, &dy[here.clone()], &x[here], &inverse[tokens], p);
-    });
 }
 
 multiversion! {

@@ -2,90 +2,49 @@
 //! instead of partial sums in memory.
 
 use super::CpuMemory;
-use super::bias::{COLUMN_GRAIN, COLUMNS};
+use super::bias::{COLUMNS, ColumnBlock, sum_columns};
 use super::path::multiversion;
 use super::pool::SharedMut;
 use crate::backend::Run;
-use crate::op::{RmsNorm, RmsNormBackward, RmsNormForward, TOKEN_BLOCK, token_blocks};
+use crate::op::{RmsNorm, RmsNormBackward, RmsNormForward};
 use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 use isobit_numerics::lanes::{self, LANES, tree_sum};
-use std::ops::Range;
 
 impl Run<RmsNormForward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut RmsNormForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        forward(self, op.y, op.inverse, op.x, op.weight, &op.p);
+        let RmsNormForward { y, inverse, x, weight, p } = op;
+        let inverse = SharedMut::new(inverse);
+        self.pool.run_rows(y, p.width, |tokens, y| {
+            // SAFETY: tokens of different threads do not overlap.
+            let inverse = unsafe { inverse.slice(tokens.clone()) };
+            let x = &x[tokens.start * p.width..tokens.end * p.width];
+            if p.zero_centred {
+                forward_rows::<true>(self.path, y, inverse, x, weight, p);
+            } else {
+                forward_rows::<false>(self.path, y, inverse, x, weight, p);
+            }
+        });
     }
 }
 
 impl Run<RmsNormBackward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut RmsNormBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        backward(
-            self,
-            op.dx,
-            op.dweight.as_deref_mut().map(|b| &mut b[..]),
-            op.dy,
-            op.x,
-            op.inverse,
-            op.weight,
-            &op.p,
-            op.row_starts,
-        );
-    }
-}
-
-pub(super) fn forward(cpu: &Cpu, y: &mut [f32], inverse: &mut [f32], x: &[f32], weight: &[f32], p: &RmsNorm) {
-    let length = p.tokens * p.width;
-    assert_eq!([y.len(), x.len(), inverse.len(), weight.len()], [length, length, p.tokens, p.width], "norm");
-    let inverse = SharedMut::new(inverse);
-    cpu.pool.run_rows(y, p.width, |tokens, y| {
-        // SAFETY: tokens of different threads do not overlap.
-        let inverse = unsafe { inverse.slice(tokens.clone()) };
-        let x = &x[tokens.start * p.width..tokens.end * p.width];
-        if p.zero_centred {
-            forward_rows::<true>(cpu.path, y, inverse, x, weight, p);
-        } else {
-            forward_rows::<false>(cpu.path, y, inverse, x, weight, p);
-        }
-    });
-}
-
-pub(super) fn backward(
-    cpu: &Cpu,
-    dx: &mut [f32],
-    dweight: Option<&mut [f32]>,
-    dy: &[f32],
-    x: &[f32],
-    inverse: &[f32],
-    weight: &[f32],
-    p: &RmsNorm,
-    row_starts: &[usize],
-) {
-    let length = p.tokens * p.width;
-    assert_eq!([dx.len(), dy.len(), x.len()], [length; 3], "norm");
-    assert_eq!([inverse.len(), weight.len()], [p.tokens, p.width], "norm");
-    cpu.pool.run_rows(dx, p.width, |tokens, dx| {
-        let here = tokens.start * p.width..tokens.end * p.width;
-        let (dy, x, inverse) = (&dy[here.clone()], &x[here], &inverse[tokens]);
-        if p.zero_centred {
-            backward_rows::<true>(cpu.path, dx, dy, x, inverse, weight, p);
-        } else {
-            backward_rows::<false>(cpu.path, dx, dy, x, inverse, weight, p);
-        }
-    });
-    let Some(dweight) = dweight else { return };
-    assert_eq!((dweight.len(), row_starts[row_starts.len() - 1]), (p.width, p.tokens), "norm");
-    let dweight = SharedMut::new(dweight);
-    cpu.pool.run_ranges(p.width, COLUMN_GRAIN, |columns| {
-        for first in columns.clone().step_by(COLUMNS) {
-            let here = first..(first + COLUMNS).min(columns.end);
-            // SAFETY: columns of different threads do not overlap.
-            let dweight = unsafe { dweight.slice(here.clone()) };
-            for block in token_blocks(row_starts, TOKEN_BLOCK) {
-                weight_block(cpu.path, dweight, dy, x, inverse, p.width, block, here.start);
+        let RmsNormBackward { dx, dweight, dy, x, inverse, weight, p, row_starts } = op;
+        self.pool.run_rows(dx, p.width, |tokens, dx| {
+            let here = tokens.start * p.width..tokens.end * p.width;
+            let (dy, x, inverse) = (&dy[here.clone()], &x[here], &inverse[tokens]);
+            if p.zero_centred {
+                backward_rows::<true>(self.path, dx, dy, x, inverse, weight, p);
+            } else {
+                backward_rows::<false>(self.path, dx, dy, x, inverse, weight, p);
             }
+        });
+        if let Some(dweight) = dweight {
+            let add = |sums: &mut [f32], block: &ColumnBlock| weight_block(self.path, sums, dy, x, inverse, block);
+            sum_columns(self, dweight, row_starts, add);
         }
-    });
+    }
 }
 
 #[inline(always)]
@@ -159,19 +118,11 @@ fn grad_dot<F: Fma, const ZERO_CENTRED: bool>(dy: &[f32], x: &[f32], weight: &[f
 }
 
 multiversion! {
-    fn weight_block<_F>(
-        dweight: &mut [f32],
-        dy: &[f32],
-        x: &[f32],
-        inverse: &[f32],
-        width: usize,
-        block: Range<usize>,
-        first: usize,
-    ) {
+    fn weight_block<_F>(dweight: &mut [f32], dy: &[f32], x: &[f32], inverse: &[f32], block: &ColumnBlock) {
         let mut sums = [0.0f32; COLUMNS];
         let sums = &mut sums[..dweight.len()];
-        for t in block {
-            let (at, inv) = (t * width + first, inverse[t]);
+        for t in block.tokens.clone() {
+            let (at, inv) = (t * block.width + block.first, inverse[t]);
             for ((sum, dy), x) in sums.iter_mut().zip(&dy[at..][..dweight.len()]).zip(&x[at..][..dweight.len()]) {
                 *sum += dy * (x * inv);
             }

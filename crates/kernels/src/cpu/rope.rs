@@ -9,27 +9,17 @@ use isobit_numerics::Fma;
 
 impl Run<RopeForward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut RopeForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        forward(self, op.x, op.cos, op.sin, op.positions, &op.p);
+        run::<false>(self, op.x, op.cos, op.sin, op.positions, &op.p);
     }
 }
 
 impl Run<RopeBackward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut RopeBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        backward(self, op.dx, op.cos, op.sin, op.positions, &op.p);
+        run::<true>(self, op.dx, op.cos, op.sin, op.positions, &op.p);
     }
 }
 
-pub(super) fn forward(cpu: &Cpu, x: &mut [f32], cos: &[f32], sin: &[f32], positions: &[u32], p: &Rope) {
-    run::<false>(cpu, x, cos, sin, positions, p);
-}
-
-pub(super) fn backward(cpu: &Cpu, dx: &mut [f32], cos: &[f32], sin: &[f32], positions: &[u32], p: &Rope) {
-    run::<true>(cpu, dx, cos, sin, positions, p);
-}
-
 fn run<const INVERSE: bool>(cpu: &Cpu, x: &mut [f32], cos: &[f32], sin: &[f32], positions: &[u32], p: &Rope) {
-    p.check();
-    assert_eq!((x.len(), positions.len()), (p.tokens * p.heads * p.head_width, p.tokens), "heads of all tokens");
     cpu.pool.run_rows(x, p.heads * p.head_width, |tokens, x| {
         if p.interleaved {
             rotate_neighbours::<INVERSE>(cpu.path, x, cos, sin, &positions[tokens], p);
@@ -48,7 +38,7 @@ multiversion! {
             for head in x.chunks_exact_mut(p.head_width) {
                 let (a, b) = head[p.offset..p.offset + 2 * half].split_at_mut(half);
                 for (((a, b), c), s) in a.iter_mut().zip(b).zip(cos).zip(sin) {
-                    (*a, *b) = turned::<F, INVERSE>(*a, *b, *c, *s);
+                    (*a, *b) = rotated::<F, INVERSE>(*a, *b, *c, *s);
                 }
             }
         }
@@ -64,7 +54,7 @@ multiversion! {
             for head in x.chunks_exact_mut(p.head_width) {
                 let (pairs, _) = head[p.offset..p.offset + 2 * half].as_chunks_mut::<2>();
                 for ((pair, c), s) in pairs.iter_mut().zip(cos).zip(sin) {
-                    (pair[0], pair[1]) = turned::<F, INVERSE>(pair[0], pair[1], *c, *s);
+                    (pair[0], pair[1]) = rotated::<F, INVERSE>(pair[0], pair[1], *c, *s);
                 }
             }
         }
@@ -72,7 +62,7 @@ multiversion! {
 }
 
 #[inline(always)]
-fn turned<F: Fma, const INVERSE: bool>(a: f32, b: f32, c: f32, s: f32) -> (f32, f32) {
+fn rotated<F: Fma, const INVERSE: bool>(a: f32, b: f32, c: f32, s: f32) -> (f32, f32) {
     let (from_b, from_a) = (b * s, a * s);
     let (from_b, from_a) = if INVERSE { (from_b, -from_a) } else { (-from_b, from_a) };
     (F::fma(a, c, from_b), F::fma(b, c, from_a))

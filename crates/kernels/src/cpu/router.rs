@@ -13,54 +13,34 @@ use isobit_numerics::lanes::{self, LANES, tree_sum};
 
 impl Run<RouterChoose<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut RouterChoose<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        choose(self, op.indices, op.logits, op.bias.map(|b| &b[..]), &op.p);
+        let RouterChoose { indices, logits, bias, p } = op;
+        let bias = bias.map(|bias| &bias[..]);
+        self.pool.run_rows(indices, p.chosen, |tokens, indices| {
+            let logits = &logits[tokens.start * p.experts..tokens.end * p.experts];
+            choose_rows(self.path, indices, logits, bias, p);
+        });
     }
 }
 
 impl Run<RouterWeights<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut RouterWeights<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        weights(self, op.weights, op.logits, op.indices, &op.p);
+        let RouterWeights { weights, logits, indices, p } = op;
+        self.pool.run_rows(weights, p.chosen, |tokens, weights| {
+            let logits = &logits[tokens.start * p.experts..tokens.end * p.experts];
+            weights_rows(self.path, weights, logits, &indices[tokens.start * p.chosen..tokens.end * p.chosen], p);
+        });
     }
 }
 
 impl Run<RouterBackward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut RouterBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        backward(self, op.dlogits, op.dweights, op.logits, op.indices, &op.p);
+        let RouterBackward { dlogits, dweights, logits, indices, p } = op;
+        self.pool.run_rows(dlogits, p.experts, |tokens, dlogits| {
+            let logits = &logits[tokens.start * p.experts..tokens.end * p.experts];
+            let slots = tokens.start * p.chosen..tokens.end * p.chosen;
+            backward_rows(self.path, dlogits, &dweights[slots.clone()], logits, &indices[slots], p);
+        });
     }
-}
-
-fn check(logits: &[f32], of_slots: usize, p: &Router) {
-    p.check();
-    assert_eq!([logits.len(), of_slots], [p.tokens * p.experts, p.tokens * p.chosen], "router");
-}
-
-pub(super) fn choose(cpu: &Cpu, choices: &mut [u32], logits: &[f32], bias: Option<&[f32]>, p: &Router) {
-    check(logits, choices.len(), p);
-    assert!(bias.is_none() || p.scoring == Scoring::Sigmoid, "only sigmoid scores have a bias");
-    assert!(bias.is_none_or(|bias| bias.len() == p.experts), "a bias for every expert");
-    cpu.pool.run_rows(choices, p.chosen, |tokens, choices| {
-        let logits = &logits[tokens.start * p.experts..tokens.end * p.experts];
-        choose_rows(cpu.path, choices, logits, bias, p);
-    });
-}
-
-pub(super) fn weights(cpu: &Cpu, weights: &mut [f32], logits: &[f32], choices: &[u32], p: &Router) {
-    check(logits, weights.len(), p);
-    assert_eq!(choices.len(), weights.len(), "router");
-    cpu.pool.run_rows(weights, p.chosen, |tokens, weights| {
-        let logits = &logits[tokens.start * p.experts..tokens.end * p.experts];
-        weights_rows(cpu.path, weights, logits, &choices[tokens.start * p.chosen..tokens.end * p.chosen], p);
-    });
-}
-
-pub(super) fn backward(cpu: &Cpu, dlogits: &mut [f32], dweights: &[f32], logits: &[f32], choices: &[u32], p: &Router) {
-    check(logits, dweights.len(), p);
-    assert_eq!((choices.len(), dlogits.len()), (dweights.len(), logits.len()), "router");
-    cpu.pool.run_rows(dlogits, p.experts, |tokens, dlogits| {
-        let logits = &logits[tokens.start * p.experts..tokens.end * p.experts];
-        let slots = tokens.start * p.chosen..tokens.end * p.chosen;
-        backward_rows(cpu.path, dlogits, &dweights[slots.clone()], logits, &choices[slots], p);
-    });
 }
 
 /// Ascends with the score; the zeros are equal, every NaN is below everything.
@@ -121,10 +101,10 @@ fn kept_groups(scores: &[f32], p: &Router) -> u32 {
 }
 
 multiversion! {
-    fn choose_rows<F>(choices: &mut [u32], logits: &[f32], bias: Option<&[f32]>, p: &Router) {
-        let mut room = [0.0; EXPERTS_MAX];
-        for (choices, z) in choices.chunks_exact_mut(p.chosen).zip(logits.chunks_exact(p.experts)) {
-            let scores = &mut room[..p.experts];
+    fn choose_rows<F>(indices: &mut [u32], logits: &[f32], bias: Option<&[f32]>, p: &Router) {
+        let mut scratch = [0.0; EXPERTS_MAX];
+        for (indices, z) in indices.chunks_exact_mut(p.chosen).zip(logits.chunks_exact(p.experts)) {
+            let scores = &mut scratch[..p.experts];
             match (p.scoring, bias) {
                 (Scoring::Softmax, _) => scores.copy_from_slice(z),
                 (Scoring::Sigmoid, None) => {
@@ -144,8 +124,8 @@ multiversion! {
                     }
                 }
             }
-            for (choice, key) in choices.iter_mut().zip(&best) {
-                *choice = index_of(*key) as u32;
+            for (expert, key) in indices.iter_mut().zip(&best) {
+                *expert = index_of(*key) as u32;
             }
         }
     }
@@ -176,9 +156,9 @@ pub(super) fn softmax_scale<F: Fma>(z: &[f32]) -> (f32, f32) {
 
 /// Weights of a token's slots before the scale.
 #[inline(always)]
-fn unscaled<F: Fma>(q: &mut [f32], z: &[f32], choices: &[u32], p: &Router) {
-    for (q, &choice) in q.iter_mut().zip(choices) {
-        *q = z[choice as usize];
+fn unscaled<F: Fma>(q: &mut [f32], z: &[f32], indices: &[u32], p: &Router) {
+    for (q, &expert) in q.iter_mut().zip(indices) {
+        *q = z[expert as usize];
     }
     // ORDER: a chain over slots.
     let chain = |x: &[f32]| x.iter().fold(0.0f32, |sum, x| sum + x);
@@ -213,10 +193,10 @@ fn unscaled<F: Fma>(q: &mut [f32], z: &[f32], choices: &[u32], p: &Router) {
 }
 
 multiversion! {
-    fn weights_rows<F>(weights: &mut [f32], logits: &[f32], choices: &[u32], p: &Router) {
+    fn weights_rows<F>(weights: &mut [f32], logits: &[f32], indices: &[u32], p: &Router) {
         let rows = weights.chunks_exact_mut(p.chosen).zip(logits.chunks_exact(p.experts));
-        for ((weights, z), choices) in rows.zip(choices.chunks_exact(p.chosen)) {
-            unscaled::<F>(weights, z, choices, p);
+        for ((weights, z), indices) in rows.zip(indices.chunks_exact(p.chosen)) {
+            unscaled::<F>(weights, z, indices, p);
             for weight in weights {
                 *weight *= p.scale;
             }
@@ -225,13 +205,13 @@ multiversion! {
 }
 
 multiversion! {
-    fn backward_rows<F>(dlogits: &mut [f32], dweights: &[f32], logits: &[f32], choices: &[u32], p: &Router) {
-        let mut room = [0.0; CHOSEN_MAX];
+    fn backward_rows<F>(dlogits: &mut [f32], dweights: &[f32], logits: &[f32], indices: &[u32], p: &Router) {
+        let mut scratch = [0.0; CHOSEN_MAX];
         let rows = dlogits.chunks_exact_mut(p.experts).zip(logits.chunks_exact(p.experts));
-        let slots = dweights.chunks_exact(p.chosen).zip(choices.chunks_exact(p.chosen));
-        for ((dz, z), (dweights, choices)) in rows.zip(slots) {
-            let q = &mut room[..p.chosen];
-            unscaled::<F>(q, z, choices, p);
+        let slots = dweights.chunks_exact(p.chosen).zip(indices.chunks_exact(p.chosen));
+        for ((dz, z), (dweights, indices)) in rows.zip(slots) {
+            let q = &mut scratch[..p.chosen];
+            unscaled::<F>(q, z, indices, p);
             // ORDER: a chain over slots.
             let mean = dweights.iter().zip(&*q).fold(0.0, |sum, (d, q)| F::fma(d * p.scale, *q, sum));
             if (p.scoring, p.renormalise) == (Scoring::Softmax, false) {
@@ -242,9 +222,9 @@ multiversion! {
             } else {
                 dz.fill(0.0);
             }
-            for ((q, d), &choice) in q.iter().zip(dweights).zip(choices) {
-                let (g, z) = (d * p.scale, z[choice as usize]);
-                dz[choice as usize] = match (p.scoring, p.renormalise) {
+            for ((q, d), &expert) in q.iter().zip(dweights).zip(indices) {
+                let (g, z) = (d * p.scale, z[expert as usize]);
+                dz[expert as usize] = match (p.scoring, p.renormalise) {
                     (Scoring::Softmax, _) => q * (g - mean),
                     (Scoring::Sigmoid, true) => (q * sigmoid::<F>(-z)) * (g - mean),
                     (Scoring::Sigmoid, false) => (q * sigmoid::<F>(-z)) * g,

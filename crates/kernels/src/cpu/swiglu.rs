@@ -13,63 +13,49 @@ use isobit_numerics::lanes::{LANES, Lanes};
 
 impl Run<SwigluForward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut SwigluForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        forward(self, op.h, op.gate, op.up);
+        let SwigluForward { h, gate, up } = op;
+        elements::split(self, h, |range, h| forward_part(self.path, h, &gate[range.clone()], &up[range]));
     }
 }
 
 impl Run<SwigluBackward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut SwigluBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        backward(self, op.dgate, op.dup, op.dh, op.gate, op.up);
+        let SwigluBackward { dgate, dup, dh, gate, up } = op;
+        let length = dh.len();
+        let (dgate, dup) = (SharedMut::new(dgate), SharedMut::new(dup));
+        self.pool.run_ranges(length, GRAIN, |range| {
+            // SAFETY: ranges of different threads do not overlap.
+            let (dgate, dup) = unsafe { (dgate.slice(range.clone()), dup.slice(range.clone())) };
+            backward_part(self.path, dgate, dup, &dh[range.clone()], &gate[range.clone()], &up[range]);
+        });
     }
 }
 
 impl Run<SwigluPairsForward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut SwigluPairsForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        pairs_forward(self, op.h, op.both, op.width);
+        let SwigluPairsForward { h, both, .. } = op;
+        let width = op.width;
+        self.pool.run_rows(h, width, |rows, h| {
+            for (row, h) in rows.zip(h.chunks_exact_mut(width)) {
+                let (gate, up) = both[2 * row * width..][..2 * width].split_at(width);
+                forward_part(self.path, h, gate, up);
+            }
+        });
     }
 }
 
 impl Run<SwigluPairsBackward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut SwigluPairsBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        pairs_backward(self, op.dboth, op.dh, op.both, op.width);
+        let SwigluPairsBackward { dboth, dh, both, .. } = op;
+        let width = op.width;
+        self.pool.run_rows(dboth, 2 * width, |rows, dboth| {
+            for (row, dboth) in rows.zip(dboth.chunks_exact_mut(2 * width)) {
+                let (dgate, dup) = dboth.split_at_mut(width);
+                let (gate, up) = both[2 * row * width..][..2 * width].split_at(width);
+                backward_part(self.path, dgate, dup, &dh[row * width..][..width], gate, up);
+            }
+        });
     }
-}
-
-pub(super) fn forward(cpu: &Cpu, h: &mut [f32], gate: &[f32], up: &[f32]) {
-    assert_eq!((gate.len(), up.len()), (h.len(), h.len()), "gate and up");
-    elements::split(cpu, h, |range, h| forward_part(cpu.path, h, &gate[range.clone()], &up[range]));
-}
-
-pub(super) fn backward(cpu: &Cpu, dgate: &mut [f32], dup: &mut [f32], dh: &[f32], gate: &[f32], up: &[f32]) {
-    let length = dh.len();
-    assert_eq!([dgate.len(), dup.len(), gate.len(), up.len()], [length; 4], "gate, up and their gradients");
-    let (dgate, dup) = (SharedMut::new(dgate), SharedMut::new(dup));
-    cpu.pool.run_ranges(length, GRAIN, |range| {
-        // SAFETY: ranges of different threads do not overlap.
-        let (dgate, dup) = unsafe { (dgate.slice(range.clone()), dup.slice(range.clone())) };
-        backward_part(cpu.path, dgate, dup, &dh[range.clone()], &gate[range.clone()], &up[range]);
-    });
-}
-
-pub(super) fn pairs_forward(cpu: &Cpu, h: &mut [f32], both: &[f32], width: usize) {
-    assert_eq!(both.len(), 2 * h.len(), "pairs");
-    cpu.pool.run_rows(h, width, |rows, h| {
-        for (row, h) in rows.zip(h.chunks_exact_mut(width)) {
-            let (gate, up) = both[2 * row * width..][..2 * width].split_at(width);
-            forward_part(cpu.path, h, gate, up);
-        }
-    });
-}
-
-pub(super) fn pairs_backward(cpu: &Cpu, dboth: &mut [f32], dh: &[f32], both: &[f32], width: usize) {
-    assert_eq!([dboth.len(), both.len()], [2 * dh.len(); 2], "pairs and their gradients");
-    cpu.pool.run_rows(dboth, 2 * width, |rows, dboth| {
-        for (row, dboth) in rows.zip(dboth.chunks_exact_mut(2 * width)) {
-            let (dgate, dup) = dboth.split_at_mut(width);
-            let (gate, up) = both[2 * row * width..][..2 * width].split_at(width);
-            backward_part(cpu.path, dgate, dup, &dh[row * width..][..width], gate, up);
-        }
-    });
 }
 
 multiversion! {

@@ -8,18 +8,6 @@ use crate::backend::Run;
 use crate::op::{Gate, GateBackward, GateForward};
 use isobit_numerics::lanes::LANES;
 
-impl Run<GateForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut GateForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
-        forward(self, op.y, op.x, op.g, &op.p);
-    }
-}
-
-impl Run<GateBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut GateBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
-        backward(self, op.dx, op.dg, op.dy, op.x, op.g, &op.p);
-    }
-}
-
 static GATE: Program = program!("gate");
 
 /// Elements that one gate serves.
@@ -27,28 +15,25 @@ fn shared_by(p: &Gate) -> u32 {
     dimension(if p.per_token { p.width } else { 1 })
 }
 
-pub(super) fn forward(gpu: &Gpu, y: &mut GpuBuffer<f32>, x: &GpuBuffer<f32>, g: &GpuBuffer<f32>, p: &Gate) {
-    let length = p.tokens * p.width;
-    assert_eq!([y.len(), x.len(), g.len()], [length, length, p.gates()], "gate");
-    gpu.launch(&GATE, "gate_forward", Groups::over(length), arguments![y, x, g, length, shared_by(p)]);
+impl Run<GateForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut GateForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        let p = &op.p;
+        let length = p.tokens * p.width;
+        self.launch(&GATE, "gate_forward", Groups::over(length), arguments![&*op.y, op.x, op.g, length, shared_by(p)]);
+    }
 }
 
-pub(super) fn backward(
-    gpu: &Gpu,
-    dx: &mut GpuBuffer<f32>,
-    dg: &mut GpuBuffer<f32>,
-    dy: &GpuBuffer<f32>,
-    x: &GpuBuffer<f32>,
-    g: &GpuBuffer<f32>,
-    p: &Gate,
-) {
-    let (length, gates) = (p.tokens * p.width, p.gates());
-    assert_eq!([dx.len(), dy.len(), x.len(), dg.len(), g.len()], [length, length, length, gates, gates], "gate");
-    if p.per_token {
-        let groups = Groups::each(p.tokens.div_ceil(GROUP / LANES));
-        let arguments = arguments![dx, dg, dy, x, g, p.tokens, dimension(p.width)];
-        gpu.launch(&GATE, "gate_backward_tokens", groups, arguments);
-    } else {
-        gpu.launch(&GATE, "gate_backward", Groups::over(length), arguments![dx, dg, dy, x, g, length]);
+impl Run<GateBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut GateBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        let p = &op.p;
+        if p.per_token {
+            let groups = Groups::each(p.tokens.div_ceil(GROUP / LANES));
+            let arguments = arguments![&*op.dx, &*op.dg, op.dy, op.x, op.g, p.tokens, dimension(p.width)];
+            self.launch(&GATE, "gate_backward_tokens", groups, arguments);
+        } else {
+            let length = p.tokens * p.width;
+            let arguments = arguments![&*op.dx, &*op.dg, op.dy, op.x, op.g, length];
+            self.launch(&GATE, "gate_backward", Groups::over(length), arguments);
+        }
     }
 }

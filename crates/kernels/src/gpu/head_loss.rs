@@ -23,39 +23,6 @@ use isobit_numerics::lanes::LANES;
 use isobit_numerics::slices::CHUNK;
 use std::ops::Range;
 
-impl Run<HeadLossStep<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut HeadLossStep<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
-        let (rows, h, head, labels, weight, p) = (op.rows, op.h, op.head, op.labels, op.weight, op.p);
-        let (loss, lse, best) = (&mut *op.loss, &mut *op.lse, &mut *op.best);
-        self.execute(&mut HeadLossForward { loss, lse, best, h: rows, head, labels, p }, workspace);
-        let (dh, dhead, lse) = (&mut *op.dh, None, &*op.lse);
-        self.execute(&mut HeadLossBackward { dh, dhead, rows, h, head, labels, lse, weight, p }, workspace);
-    }
-}
-
-impl Run<HeadLossForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut HeadLossForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
-        forward(self, op.loss, op.lse, op.best, op.h, op.head, op.labels, &op.p, workspace);
-    }
-}
-
-impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut HeadLossBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
-        backward(
-            self,
-            op.dh,
-            op.dhead.as_deref_mut(),
-            (op.rows, op.h),
-            op.head,
-            op.labels,
-            op.lse,
-            op.weight,
-            &op.p,
-            workspace,
-        );
-    }
-}
-
 static HEAD_LOSS: Program = program!("head_loss");
 
 const _: () = assert!(VOCABULARY_BLOCK == CHUNK, "a vocabulary block is one chunk of the input gradient");
@@ -112,8 +79,6 @@ struct Logits<'a> {
 
 impl<'a> Logits<'a> {
     fn new(h: &SlicedRows, head: Matrix<'a, GpuMemory>, p: &HeadLoss, sizes: &Sizes, parts: &mut Parts) -> Self {
-        assert!(p.vocabulary > 0, "a vocabulary");
-        assert_eq!(h.shape, SliceShape { rows: p.tokens(), width: p.hidden, profile: p.profile }, "hidden states");
         let room = WeightRoom::take(parts, p.vocabulary, p.hidden, p.profile);
         let shape = SliceShape { rows: p.vocabulary, width: p.hidden, profile: p.profile };
         let head = Weights::new(head, 1, shape, room);
@@ -136,124 +101,121 @@ impl<'a> Logits<'a> {
     }
 }
 
-pub(super) fn forward(
-    gpu: &Gpu,
-    loss: &mut GpuBuffer<f32>,
-    lse: &mut GpuBuffer<f32>,
-    best: &mut GpuBuffer<u32>,
-    h: &SlicedRows,
-    head: Matrix<GpuMemory>,
-    labels: &GpuBuffer<i32>,
-    p: &HeadLoss,
-    workspace: &mut GpuBuffer<u8>,
-) {
-    let tokens = p.tokens();
-    assert_eq!([loss.len(), lse.len(), best.len(), labels.len()], [tokens; 4], "one result and label per token");
-    let mut parts = Parts::new(gpu, workspace);
-    let sizes = Sizes::new(gpu, p);
-    let logits = Logits::new(h, head, p, &sizes, &mut parts);
-    let most = sizes.limits.tokens;
-    let [maxima, sums] = [(); 2].map(|()| parts.take::<f32>(most * sizes.blocks));
-    let firsts = parts.take::<u32>(most * sizes.blocks);
-    let label_logits = parts.take::<f32>(most);
-    for first in (0..tokens).step_by(most.max(1)) {
-        let batch = first..(first + most).min(tokens);
-        let (base, count) = (dimension(batch.start), dimension(batch.len()));
-        let tiles = RowTiles::of_rows(batch.clone());
-        for stripe in logits.stripes() {
-            logits.compute(gpu, &tiles, &batch, &stripe);
-            let pairs = batch.len() * stripe.len().div_ceil(VOCABULARY_BLOCK);
+impl Run<HeadLossForward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut HeadLossForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        let p = &op.p;
+        let tokens = p.tokens();
+        let mut parts = Parts::new(self, workspace);
+        let sizes = Sizes::new(self, p);
+        let logits = Logits::new(op.h, op.head, p, &sizes, &mut parts);
+        let most = sizes.limits.tokens;
+        let [maxima, sums] = [(); 2].map(|()| parts.take::<f32>(most * sizes.blocks));
+        let firsts = parts.take::<u32>(most * sizes.blocks);
+        let label_logits = parts.take::<f32>(most);
+        for first in (0..tokens).step_by(most.max(1)) {
+            let batch = first..(first + most).min(tokens);
+            let (base, count) = (dimension(batch.start), dimension(batch.len()));
+            let tiles = RowTiles::of_rows(batch.clone());
+            for stripe in logits.stripes() {
+                logits.compute(self, &tiles, &batch, &stripe);
+                let pairs = batch.len() * stripe.len().div_ceil(VOCABULARY_BLOCK);
+                let arguments = arguments![
+                    maxima,
+                    sums,
+                    firsts,
+                    label_logits,
+                    logits.place,
+                    op.labels,
+                    base,
+                    count,
+                    dimension(stripe.start),
+                    dimension(stripe.len()),
+                    dimension(sizes.blocks),
+                ];
+                self.launch(&HEAD_LOSS, "head_blocks", Groups::each(pairs.div_ceil(TEAMS)), arguments);
+            }
+            let (labels, blocks) = (op.labels, dimension(sizes.blocks));
             let arguments = arguments![
+                &*op.loss,
+                &*op.lse,
+                &*op.best,
                 maxima,
                 sums,
                 firsts,
                 label_logits,
-                logits.place,
                 labels,
                 base,
                 count,
-                dimension(stripe.start),
-                dimension(stripe.len()),
-                dimension(sizes.blocks),
+                blocks
             ];
-            gpu.launch(&HEAD_LOSS, "head_blocks", Groups::each(pairs.div_ceil(TEAMS)), arguments);
+            self.launch(&HEAD_LOSS, "head_combine", Groups::each(batch.len().div_ceil(TEAMS)), arguments);
         }
-        let blocks = dimension(sizes.blocks);
-        let arguments = arguments![
-            &mut *loss,
-            &mut *lse,
-            &mut *best,
-            maxima,
-            sums,
-            firsts,
-            label_logits,
-            labels,
-            base,
-            count,
-            blocks
-        ];
-        gpu.launch(&HEAD_LOSS, "head_combine", Groups::each(batch.len().div_ceil(TEAMS)), arguments);
     }
 }
 
-pub(super) fn backward(
-    gpu: &Gpu,
-    dh: &mut GpuBuffer<f32>,
-    dhead: Option<&mut GpuBuffer<f32>>,
-    h: (&SlicedRows, &GpuBuffer<f32>),
-    head: Matrix<GpuMemory>,
-    labels: &GpuBuffer<i32>,
-    lse: &GpuBuffer<f32>,
-    weight: &GpuBuffer<f32>,
-    p: &HeadLoss,
-    workspace: &mut GpuBuffer<u8>,
-) {
-    let (tokens, profile) = (p.tokens(), p.profile);
-    assert_eq!([labels.len(), lse.len(), weight.len()], [tokens; 3], "one number per token");
-    assert_eq!([dh.len(), h.1.len()], [tokens * p.hidden; 2], "hidden states and their gradient");
-    assert_eq!(p.row_starts[0], 0, "rows of data from the first token on");
-    let dhead = dhead.map(|dhead| {
-        assert_eq!(dhead.len(), p.vocabulary * p.hidden, "gradient of the head");
-        Place::from(&*dhead)
-    });
-    let mut parts = Parts::new(gpu, workspace);
-    let sizes = Sizes::new(gpu, p);
-    let logits = Logits::new(h.0, head, p, &sizes, &mut parts);
-    let room = sizes.gradient(p);
-    let planes = parts.take::<i8>(plane_bytes(room));
-    let units = parts.take::<f32>(room.rows * room.width.div_ceil(CHUNK));
-    let dz_columns = ColumnSlices::take(&mut parts, sizes.limits, sizes.stripe, profile);
-    let h_columns = ColumnSlices::take(&mut parts, sizes.limits, p.hidden, profile);
-    let turned = TurnedRoom::take(gpu, &mut parts, 1, sizes.stripe, p.hidden, profile);
-    let chunks = TokenChunks::new(gpu, token_blocks(p.row_starts, CHUNK).collect());
-    for batch in chunks.batches(sizes.limits) {
-        let rows = chunks.tokens(&batch);
-        let tiles = RowTiles::of_rows(rows.clone());
-        if dhead.is_some() {
-            h_columns.slice(gpu, Place::from(h.1), 0, &chunks, &batch, profile);
-        }
-        for stripe in logits.stripes() {
-            let right = logits.compute(gpu, &tiles, &rows, &stripe);
-            let (first, columns) = (dimension(stripe.start), dimension(stripe.len()));
-            let groups = stripe.len().div_ceil(GROUP);
-            let arguments =
-                arguments![logits.place, labels, lse, weight, dimension(rows.start), first, columns, dimension(groups)];
-            gpu.launch(&HEAD_LOSS, "head_gradient", Groups::each(rows.len() * groups), arguments);
-            let shape = SliceShape { rows: rows.len(), width: stripe.len(), profile };
-            let left = Left { planes, units, shape, base: rows.start };
-            let dz = Arriving { place: logits.place, stride: stripe.len(), column: 0 };
-            slice_folded(gpu, left, dz, right, &tiles, &(0..1));
-            let (fresh, end) = (stripe.start == 0, Epilogue::default());
-            fold_input(gpu, Place::from(&*dh), left, right, turned, fresh, &tiles, &(0..1), end);
-            if let Some(dhead) = dhead {
-                let dz_columns = dz_columns.narrowed(stripe.len());
-                dz_columns.slice(gpu, logits.place, rows.start, &chunks, &batch, profile);
-                let operands = (dz_columns, h_columns);
-                let folded = (batch.clone(), stripe.start);
-                fold_weights(gpu, dhead, &[folded], operands, &chunks, &batch, profile);
+impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut HeadLossBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        let (p, profile) = (&op.p, op.p.profile);
+        let dhead = op.dhead.as_deref().map(Place::from);
+        let mut parts = Parts::new(self, workspace);
+        let sizes = Sizes::new(self, p);
+        let logits = Logits::new(op.rows, op.head, p, &sizes, &mut parts);
+        let room = sizes.gradient(p);
+        let planes = parts.take::<i8>(plane_bytes(room));
+        let units = parts.take::<f32>(room.rows * room.width.div_ceil(CHUNK));
+        let dz_columns = ColumnSlices::take(&mut parts, sizes.limits, sizes.stripe, profile);
+        let h_columns = ColumnSlices::take(&mut parts, sizes.limits, p.hidden, profile);
+        let turned = TurnedRoom::take(self, &mut parts, 1, sizes.stripe, p.hidden, profile);
+        let chunks = TokenChunks::new(self, token_blocks(p.row_starts, CHUNK).collect());
+        for batch in chunks.batches(sizes.limits) {
+            let rows = chunks.tokens(&batch);
+            let tiles = RowTiles::of_rows(rows.clone());
+            if dhead.is_some() {
+                h_columns.slice(self, Place::from(op.h), 0, &chunks, &batch, profile);
+            }
+            for stripe in logits.stripes() {
+                let right = logits.compute(self, &tiles, &rows, &stripe);
+                let (first, columns) = (dimension(stripe.start), dimension(stripe.len()));
+                let groups = stripe.len().div_ceil(GROUP);
+                let arguments = arguments![
+                    logits.place,
+                    op.labels,
+                    op.lse,
+                    op.weight,
+                    dimension(rows.start),
+                    first,
+                    columns,
+                    dimension(groups)
+                ];
+                self.launch(&HEAD_LOSS, "head_gradient", Groups::each(rows.len() * groups), arguments);
+                let shape = SliceShape { rows: rows.len(), width: stripe.len(), profile };
+                let left = Left { planes, units, shape, base: rows.start };
+                let dz = Arriving { place: logits.place, stride: stripe.len(), column: 0 };
+                slice_folded(self, left, dz, right, &tiles, &(0..1));
+                let (fresh, end) = (stripe.start == 0, Epilogue::default());
+                fold_input(self, Place::from(&*op.dh), left, right, turned, fresh, &tiles, &(0..1), end);
+                if let Some(dhead) = dhead {
+                    let dz_columns = dz_columns.narrowed(stripe.len());
+                    dz_columns.slice(self, logits.place, rows.start, &chunks, &batch, profile);
+                    let operands = (dz_columns, h_columns);
+                    let folded = (batch.clone(), stripe.start);
+                    fold_weights(self, dhead, &[folded], operands, &chunks, &batch, profile);
+                }
             }
         }
+        let length = op.dh.len();
+        self.launch(
+            &HEAD_LOSS,
+            "head_ignored",
+            Groups::over(length),
+            arguments![&*op.dh, op.labels, length, dimension(p.hidden)],
+        );
     }
-    let length = dh.len();
-    gpu.launch(&HEAD_LOSS, "head_ignored", Groups::over(length), arguments![dh, labels, length, dimension(p.hidden)]);
+}
+
+impl Run<HeadLossStep<'_, GpuMemory>> for Gpu {
+    fn execute(&self, op: &mut HeadLossStep<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+        self.execute(&mut op.forward(), workspace);
+        self.execute(&mut op.backward(), workspace);
+    }
 }

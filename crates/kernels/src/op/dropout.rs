@@ -31,6 +31,7 @@ impl<M: Memory> Op<M> for ApplyDropout<'_, M> {
     const NAME: &'static str = "dropout";
 
     fn check(&self) {
+        assert!(self.p.row_starts.is_sorted(), "{}: row starts ascend", Self::NAME);
         let length = end(self.p.row_starts) * self.p.width;
         lengths(Self::NAME, &[("y", self.y.len(), length), ("x", self.x.len(), length)]);
     }

@@ -7,6 +7,11 @@
 use crate::backend::{F32, Length, Memory, StoredMatrix, U32, Workspaces};
 use crate::op::{Op, Output, lengths};
 
+/// Panics unless a table of so many elements has whole rows.
+fn check_table(op: &'static str, length: usize, width: usize) {
+    assert!(width == 0 || length.is_multiple_of(width), "{op}: whole rows of the table");
+}
+
 /// `y[t] = table[ids[t]]`.
 pub struct EmbeddingForward<'a, M: Memory> {
     pub y: &'a mut F32<M>,
@@ -20,11 +25,7 @@ impl<M: Memory> Op<M> for EmbeddingForward<'_, M> {
 
     fn check(&self) {
         lengths(Self::NAME, &[("y", self.y.len(), self.ids.len() * self.width)]);
-        assert!(
-            self.width == 0 || self.table.len().is_multiple_of(self.width),
-            "{}: whole rows of the table",
-            Self::NAME
-        );
+        check_table(Self::NAME, self.table.len(), self.width);
     }
 
     fn outputs(&mut self) -> Vec<Output<'_, M>> {
@@ -45,6 +46,7 @@ impl<M: Memory> Op<M> for EmbeddingBackward<'_, M> {
 
     fn check(&self) {
         lengths(Self::NAME, &[("dy", self.dy.len(), self.ids.len() * self.width)]);
+        check_table(Self::NAME, self.dtable.len(), self.width);
     }
 
     fn workspace(&self, of: &dyn Workspaces) -> usize {

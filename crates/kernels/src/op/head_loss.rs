@@ -197,6 +197,19 @@ pub struct HeadLossStep<'a, M: Memory> {
     pub p: HeadLoss<'a>,
 }
 
+impl<M: Memory> HeadLossStep<'_, M> {
+    pub(crate) fn forward(&mut self) -> HeadLossForward<'_, M> {
+        let Self { rows: h, head, labels, p, .. } = *self;
+        HeadLossForward { loss: self.loss, lse: self.lse, best: self.best, h, head, labels, p }
+    }
+
+    /// After `forward`.
+    pub(crate) fn backward(&mut self) -> HeadLossBackward<'_, M> {
+        let Self { rows, h, head, labels, weight, p, .. } = *self;
+        HeadLossBackward { dh: self.dh, dhead: None, rows, h, head, labels, lse: self.lse, weight, p }
+    }
+}
+
 impl<M: Memory> Op<M> for HeadLossStep<'_, M> {
     const NAME: &'static str = "head_loss_step";
 

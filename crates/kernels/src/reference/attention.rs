@@ -15,18 +15,6 @@ use isobit_numerics::lanes::{dot, max, sum};
 use isobit_numerics::slices::{Profile, Scale, magnitude_bits};
 use std::ops::Range;
 
-impl Run<AttentionForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut AttentionForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        forward(op.o, op.lse, op.q, op.k, op.v, &op.p);
-    }
-}
-
-impl Run<AttentionBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut AttentionBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        backward((&mut *op.dq, &mut *op.dk, &mut *op.dv), op.d_o, (op.q, op.k, op.v), op.o, op.lse, &op.p);
-    }
-}
-
 /// A vector as one chunk: integers and what one of them is worth.
 struct Sliced {
     integers: Vec<i32>,
@@ -60,18 +48,20 @@ fn score(p: &Attention, q: &Sliced, k: &Sliced) -> f32 {
     inner(p.profile, q, k) * ((q.unit * p.scale_base2()) * k.unit)
 }
 
-pub(super) fn forward(o: &mut [f32], lse: &mut [f32], q: &[f32], k: &[f32], v: &[f32], p: &Attention) {
-    p.check();
-    for span in p.spans {
-        for h in 0..p.heads {
-            let kv = h / p.group();
-            let q = Sliced::rows(p.profile, q, &span.queries, h, p.heads, p.key_width);
-            let k = Sliced::rows(p.profile, k, &span.keys, kv, p.kv_heads, p.key_width);
-            let v = Sliced::rows(p.profile, v, &span.keys, kv, p.kv_heads, p.value_width);
-            for (index, q) in q.iter().enumerate() {
-                let visible = p.visible(span.first_position() + index);
-                let row = (span.queries.start + index) * p.heads + h;
-                lse[row] = query_forward(&mut o[row * p.value_width..][..p.value_width], q, &k, &v, &visible, p);
+impl Run<AttentionForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut AttentionForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let AttentionForward { o, lse, q, k, v, p } = op;
+        for span in p.spans {
+            for h in 0..p.heads {
+                let kv = h / p.group();
+                let q = Sliced::rows(p.profile, q, &span.queries, h, p.heads, p.key_width);
+                let k = Sliced::rows(p.profile, k, &span.keys, kv, p.kv_heads, p.key_width);
+                let v = Sliced::rows(p.profile, v, &span.keys, kv, p.kv_heads, p.value_width);
+                for (index, q) in q.iter().enumerate() {
+                    let visible = p.visible(span.first_position() + index);
+                    let row = (span.queries.start + index) * p.heads + h;
+                    lse[row] = query_forward(&mut o[row * p.value_width..][..p.value_width], q, &k, &v, &visible, p);
+                }
             }
         }
     }
@@ -134,45 +124,40 @@ impl Head {
     }
 }
 
-pub(super) fn backward(
-    grads: (&mut [f32], &mut [f32], &mut [f32]),
-    d_o: &[f32],
-    qkv: (&[f32], &[f32], &[f32]),
-    o: &[f32],
-    lse: &[f32],
-    p: &Attention,
-) {
-    p.check();
-    p.check_backward();
-    let ((dq, dk, dv), (q, k, v)) = (grads, qkv);
-    let (kw, vw) = (p.key_width, p.value_width);
-    for span in p.spans {
-        for h in 0..p.heads {
-            let kv = h / p.group();
-            let row = |index: usize| (span.queries.start + index) * p.heads + h;
-            let head = Head {
-                q: Sliced::rows(p.profile, q, &span.queries, h, p.heads, kw),
-                k: Sliced::rows(p.profile, k, &span.keys, kv, p.kv_heads, kw),
-                v: Sliced::rows(p.profile, v, &span.keys, kv, p.kv_heads, vw),
-                d_o: Sliced::rows(p.profile, d_o, &span.queries, h, p.heads, vw),
-                lse: (0..span.queries.len()).map(|i| lse[row(i)]).collect(),
-                delta: (0..span.queries.len())
-                    .map(|i| dot::<SoftFma>(&d_o[row(i) * vw..][..vw], &o[row(i) * vw..][..vw]))
-                    .collect(),
-            };
-            for i in 0..span.queries.len() {
-                query_backward(&mut dq[row(i) * kw..][..kw], &head, i, p);
-            }
-            // ORDER: heads of a group ascend; the first one's value is stored, the others are added to it.
-            let first = h % p.group() == 0;
-            for j in 0..span.keys.len() {
-                let row = (span.keys.start + j) * p.kv_heads + kv;
-                let (key, value) = key_backward(&head, j, p);
-                let add = |into: &mut [f32], from: &[f32]| {
-                    into.iter_mut().zip(from).for_each(|(into, from)| *into = if first { *from } else { *into + from });
+impl Run<AttentionBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut AttentionBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let AttentionBackward { dq, dk, dv, d_o, q, k, v, o, lse, p } = op;
+        let (kw, vw) = (p.key_width, p.value_width);
+        for span in p.spans {
+            for h in 0..p.heads {
+                let kv = h / p.group();
+                let row = |index: usize| (span.queries.start + index) * p.heads + h;
+                let head = Head {
+                    q: Sliced::rows(p.profile, q, &span.queries, h, p.heads, kw),
+                    k: Sliced::rows(p.profile, k, &span.keys, kv, p.kv_heads, kw),
+                    v: Sliced::rows(p.profile, v, &span.keys, kv, p.kv_heads, vw),
+                    d_o: Sliced::rows(p.profile, d_o, &span.queries, h, p.heads, vw),
+                    lse: (0..span.queries.len()).map(|i| lse[row(i)]).collect(),
+                    delta: (0..span.queries.len())
+                        .map(|i| dot::<SoftFma>(&d_o[row(i) * vw..][..vw], &o[row(i) * vw..][..vw]))
+                        .collect(),
                 };
-                add(&mut dk[row * kw..][..kw], &key);
-                add(&mut dv[row * vw..][..vw], &value);
+                for i in 0..span.queries.len() {
+                    query_backward(&mut dq[row(i) * kw..][..kw], &head, i, p);
+                }
+                // ORDER: heads of a group ascend; the first one's value is stored, the others are added to it.
+                let first = h % p.group() == 0;
+                for j in 0..span.keys.len() {
+                    let row = (span.keys.start + j) * p.kv_heads + kv;
+                    let (key, value) = key_backward(&head, j, p);
+                    let add = |into: &mut [f32], from: &[f32]| {
+                        into.iter_mut()
+                            .zip(from)
+                            .for_each(|(into, from)| *into = if first { *from } else { *into + from });
+                    };
+                    add(&mut dk[row * kw..][..kw], &key);
+                    add(&mut dv[row * vw..][..vw], &value);
+                }
             }
         }
     }

@@ -9,18 +9,6 @@ use isobit_numerics::elementary::exp;
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{self, LANES, for_lanes, tree_sum};
 
-impl Run<BalanceForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut BalanceForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        forward(op.sums, op.logits, op.row_starts, op.experts);
-    }
-}
-
-impl Run<BalanceBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut BalanceBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        backward(op.dlogits, op.share, op.logits, op.row_starts, op.experts);
-    }
-}
-
 /// Probabilities of all experts of one token.
 pub(super) fn softmax(z: &[f32]) -> Vec<f32> {
     let most = z.iter().fold(f32::NEG_INFINITY, |most, &z| lanes::max(z, most));
@@ -29,33 +17,41 @@ pub(super) fn softmax(z: &[f32]) -> Vec<f32> {
     powers.iter().map(|power| power / sum).collect()
 }
 
-pub(super) fn forward(sums: &mut [f32], logits: &[f32], row_starts: &[usize], experts: usize) {
-    sums.fill(0.0);
-    for (sums, row) in sums.chunks_exact_mut(experts).zip(row_starts.windows(2)) {
-        for block in token_blocks(row, TOKEN_BLOCK) {
-            let mut acc = vec![0.0; experts];
-            for t in block {
-                for (acc, probability) in acc.iter_mut().zip(softmax(&logits[t * experts..][..experts])) {
-                    *acc += probability;
+impl Run<BalanceForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut BalanceForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let BalanceForward { sums, logits, row_starts, .. } = op;
+        let experts = op.experts;
+        sums.fill(0.0);
+        for (sums, row) in sums.chunks_exact_mut(experts).zip(row_starts.windows(2)) {
+            for block in token_blocks(row, TOKEN_BLOCK) {
+                let mut acc = vec![0.0; experts];
+                for t in block {
+                    for (acc, probability) in acc.iter_mut().zip(softmax(&logits[t * experts..][..experts])) {
+                        *acc += probability;
+                    }
                 }
-            }
-            for (sum, acc) in sums.iter_mut().zip(acc) {
-                *sum += acc;
+                for (sum, acc) in sums.iter_mut().zip(acc) {
+                    *sum += acc;
+                }
             }
         }
     }
 }
 
-pub(super) fn backward(dlogits: &mut [f32], share: &[f32], logits: &[f32], row_starts: &[usize], experts: usize) {
-    for (share, row) in share.chunks_exact(experts).zip(row_starts.windows(2)) {
-        for t in row[0]..row[1] {
-            let probabilities = softmax(&logits[t * experts..][..experts]);
-            let mut acc = [0.0; LANES];
-            for_lanes(&mut acc, experts, |acc, e| fma(probabilities[e], share[e], acc));
-            let mean = tree_sum(acc);
-            for e in 0..experts {
-                let dz = &mut dlogits[t * experts + e];
-                *dz = fma(probabilities[e], share[e] - mean, *dz);
+impl Run<BalanceBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut BalanceBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let BalanceBackward { dlogits, share, logits, row_starts, .. } = op;
+        let experts = op.experts;
+        for (share, row) in share.chunks_exact(experts).zip(row_starts.windows(2)) {
+            for t in row[0]..row[1] {
+                let probabilities = softmax(&logits[t * experts..][..experts]);
+                let mut acc = [0.0; LANES];
+                for_lanes(&mut acc, experts, |acc, e| fma(probabilities[e], share[e], acc));
+                let mean = tree_sum(acc);
+                for e in 0..experts {
+                    let dz = &mut dlogits[t * experts + e];
+                    *dz = fma(probabilities[e], share[e] - mean, *dz);
+                }
             }
         }
     }

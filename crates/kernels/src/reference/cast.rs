@@ -9,43 +9,34 @@ use isobit_numerics::cast;
 
 impl Run<ToBf16<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut ToBf16<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        to_bf16(op.y, op.x);
+        let ToBf16 { y, x } = op;
+        for index in 0..y.len() {
+            y[index] = bf16::from_bits(cast::f32_to_bf16(x[index]));
+        }
     }
 }
 
 impl Run<ToF16<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut ToF16<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        to_f16(op.y, op.x);
+        let ToF16 { y, x } = op;
+        for index in 0..y.len() {
+            y[index] = f16::from_bits(cast::f32_to_f16(x[index]));
+        }
     }
 }
 
 impl Run<ToF32<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut ToF32<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        to_f32(op.y, op.x);
-    }
-}
-
-pub(super) fn to_bf16(y: &mut [bf16], x: &[f32]) {
-    for index in 0..y.len() {
-        y[index] = bf16::from_bits(cast::f32_to_bf16(x[index]));
-    }
-}
-
-pub(super) fn to_f16(y: &mut [f16], x: &[f32]) {
-    for index in 0..y.len() {
-        y[index] = f16::from_bits(cast::f32_to_f16(x[index]));
-    }
-}
-
-pub(super) fn to_f32(y: &mut [f32], x: StoredMatrix<ReferenceMemory>) {
-    fn widen<T: Element>(y: &mut [f32], x: &[T]) {
-        for index in 0..y.len() {
-            y[index] = x[index].to_f32();
+        match op.x {
+            StoredMatrix::F32(x) => widen(op.y, x),
+            StoredMatrix::Bf16(x) => widen(op.y, x),
+            StoredMatrix::F16(x) => widen(op.y, x),
         }
     }
-    match x {
-        StoredMatrix::F32(x) => widen(y, x),
-        StoredMatrix::Bf16(x) => widen(y, x),
-        StoredMatrix::F16(x) => widen(y, x),
+}
+
+fn widen<T: Element>(y: &mut [f32], x: &[T]) {
+    for index in 0..y.len() {
+        y[index] = x[index].to_f32();
     }
 }

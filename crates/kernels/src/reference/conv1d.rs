@@ -10,24 +10,14 @@ use isobit_numerics::fma::fma;
 
 impl Run<Conv1dForward<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut Conv1dForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        forward(op.y, op.x, op.weight, op.history.map(|b| &b[..]), &op.p);
-    }
-}
-
-impl Run<Conv1dBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut Conv1dBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        backward(op.dx, op.dweight.as_deref_mut().map(|b| &mut b[..]), op.dy, op.x, op.weight, &op.p, op.row_starts);
-    }
-}
-
-pub(super) fn forward(y: &mut [f32], x: &[f32], weight: &[f32], history: Option<&[f32]>, p: &Conv1d) {
-    p.check();
-    let before = (p.kernel - 1) * p.channels;
-    for (document, ends) in p.starts.windows(2).enumerate() {
-        let history = history.map(|history| &history[document * before..][..before]);
-        for t in ends[0]..ends[1] {
-            for channel in 0..p.channels {
-                y[t * p.channels + channel] = silu::<SoftFma>(window(x, weight, history, ends[0], t, channel, p));
+        let Conv1dForward { y, x, weight, history, p } = op;
+        let before = (p.kernel - 1) * p.channels;
+        for (document, ends) in p.starts.windows(2).enumerate() {
+            let history = history.map(|history| &history[document * before..][..before]);
+            for t in ends[0]..ends[1] {
+                for channel in 0..p.channels {
+                    y[t * p.channels + channel] = silu::<SoftFma>(window(x, weight, history, ends[0], t, channel, p));
+                }
             }
         }
     }
@@ -57,49 +47,43 @@ fn window(
     acc
 }
 
-pub(super) fn backward(
-    dx: &mut [f32],
-    dweight: Option<&mut [f32]>,
-    dy: &[f32],
-    x: &[f32],
-    weight: &[f32],
-    p: &Conv1d,
-    row_starts: &[usize],
-) {
-    p.check();
-    // The gradient of the sums, and the first token of each token's document.
-    let mut dc = vec![0.0; dy.len()];
-    let mut start_of = vec![0; p.tokens()];
-    for ends in p.starts.windows(2) {
-        for t in ends[0]..ends[1] {
-            start_of[t] = ends[0];
-            for channel in 0..p.channels {
-                let c = window(x, weight, None, ends[0], t, channel, p);
-                dc[t * p.channels + channel] = dy[t * p.channels + channel] * silu_grad::<SoftFma>(c);
+impl Run<Conv1dBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut Conv1dBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let Conv1dBackward { dx, dweight, dy, x, weight, p, row_starts } = op;
+        // The gradient of the sums, and the first token of each token's document.
+        let mut dc = vec![0.0; dy.len()];
+        let mut start_of = vec![0; p.tokens()];
+        for ends in p.starts.windows(2) {
+            for t in ends[0]..ends[1] {
+                start_of[t] = ends[0];
+                for channel in 0..p.channels {
+                    let c = window(x, weight, None, ends[0], t, channel, p);
+                    dc[t * p.channels + channel] = dy[t * p.channels + channel] * silu_grad::<SoftFma>(c);
+                }
             }
         }
-    }
-    for ends in p.starts.windows(2) {
-        for t in ends[0]..ends[1] {
-            for channel in 0..p.channels {
-                let mut acc = 0.0;
-                for later in t..(t + p.kernel).min(ends[1]) {
-                    let j = p.kernel - 1 - (later - t);
-                    acc = fma(weight[channel * p.kernel + j], dc[later * p.channels + channel], acc);
+        for ends in p.starts.windows(2) {
+            for t in ends[0]..ends[1] {
+                for channel in 0..p.channels {
+                    let mut acc = 0.0;
+                    for later in t..(t + p.kernel).min(ends[1]) {
+                        let j = p.kernel - 1 - (later - t);
+                        acc = fma(weight[channel * p.kernel + j], dc[later * p.channels + channel], acc);
+                    }
+                    dx[t * p.channels + channel] = acc;
                 }
-                dx[t * p.channels + channel] = acc;
             }
         }
-    }
-    let Some(dweight) = dweight else { return };
-    for block in token_blocks(row_starts, TOKEN_BLOCK) {
-        for channel in 0..p.channels {
-            for j in 0..p.kernel {
-                let mut acc = 0.0;
-                for t in block.clone().filter(|t| t + j + 1 >= start_of[*t] + p.kernel) {
-                    acc = fma(dc[t * p.channels + channel], x[(t + j + 1 - p.kernel) * p.channels + channel], acc);
+        let Some(dweight) = dweight else { return };
+        for block in token_blocks(row_starts, TOKEN_BLOCK) {
+            for channel in 0..p.channels {
+                for j in 0..p.kernel {
+                    let mut acc = 0.0;
+                    for t in block.clone().filter(|t| t + j + 1 >= start_of[*t] + p.kernel) {
+                        acc = fma(dc[t * p.channels + channel], x[(t + j + 1 - p.kernel) * p.channels + channel], acc);
+                    }
+                    dweight[channel * p.kernel + j] += acc;
                 }
-                dweight[channel * p.kernel + j] += acc;
             }
         }
     }

@@ -3,44 +3,19 @@
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
 use crate::backend::Run;
-use crate::op::{Decay, DecayBackward, DecayForward, TOKEN_BLOCK, token_blocks};
+use crate::op::{DecayBackward, DecayForward, TOKEN_BLOCK, token_blocks};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::{exp, sigmoid, softplus};
 use isobit_numerics::fma::fma;
 
 impl Run<DecayForward<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut DecayForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        forward(op.g, op.beta, (op.a, op.b), op.a_log, op.dt_bias, &op.p);
-    }
-}
-
-impl Run<DecayBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut DecayBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        backward(
-            (&mut *op.da, &mut *op.db),
-            op.dparameters.as_mut().map(|(a, b)| (&mut **a, &mut **b)).map(|(a, b)| (&mut a[..], &mut b[..])),
-            (op.dg, op.dbeta),
-            (op.a, op.b),
-            op.a_log,
-            op.dt_bias,
-            &op.p,
-            op.row_starts,
-        );
-    }
-}
-
-pub(super) fn forward(
-    g: &mut [f32],
-    beta: &mut [f32],
-    (a, b): (&[f32], &[f32]),
-    a_log: &[f32],
-    dt_bias: &[f32],
-    p: &Decay,
-) {
-    for index in 0..p.tokens * p.heads {
-        let head = index % p.heads;
-        g[index] = log_decay(a[index], a_log[head], dt_bias[head]);
-        beta[index] = sigmoid::<SoftFma>(b[index]);
+        let DecayForward { g, beta, a, b, a_log, dt_bias, p } = op;
+        for index in 0..p.tokens * p.heads {
+            let head = index % p.heads;
+            g[index] = log_decay(a[index], a_log[head], dt_bias[head]);
+            beta[index] = sigmoid::<SoftFma>(b[index]);
+        }
     }
 }
 
@@ -48,33 +23,27 @@ fn log_decay(a: f32, a_log: f32, dt_bias: f32) -> f32 {
     -(exp::<SoftFma>(a_log) * softplus::<SoftFma>(a + dt_bias))
 }
 
-pub(super) fn backward(
-    (da, db): (&mut [f32], &mut [f32]),
-    parameters: Option<(&mut [f32], &mut [f32])>,
-    (dg, dbeta): (&[f32], &[f32]),
-    (a, b): (&[f32], &[f32]),
-    a_log: &[f32],
-    dt_bias: &[f32],
-    p: &Decay,
-    row_starts: &[usize],
-) {
-    for index in 0..p.tokens * p.heads {
-        let head = index % p.heads;
-        let s = sigmoid::<SoftFma>(a[index] + dt_bias[head]);
-        da[index] = -((dg[index] * exp::<SoftFma>(a_log[head])) * s);
-        let beta = sigmoid::<SoftFma>(b[index]);
-        db[index] = dbeta[index] * (beta * (1.0 - beta));
-    }
-    let Some((da_log, ddt_bias)) = parameters else { return };
-    for block in token_blocks(row_starts, TOKEN_BLOCK) {
-        for head in 0..p.heads {
-            let (mut rates, mut biases) = (0.0, 0.0);
-            for index in block.clone().map(|t| t * p.heads + head) {
-                rates = fma(dg[index], log_decay(a[index], a_log[head], dt_bias[head]), rates);
-                biases += da[index];
+impl Run<DecayBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut DecayBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let DecayBackward { da, db, dparameters, dg, dbeta, a, b, a_log, dt_bias, p, row_starts } = op;
+        for index in 0..p.tokens * p.heads {
+            let head = index % p.heads;
+            let s = sigmoid::<SoftFma>(a[index] + dt_bias[head]);
+            da[index] = -((dg[index] * exp::<SoftFma>(a_log[head])) * s);
+            let beta = sigmoid::<SoftFma>(b[index]);
+            db[index] = dbeta[index] * (beta * (1.0 - beta));
+        }
+        let Some((da_log, ddt_bias)) = dparameters else { return };
+        for block in token_blocks(row_starts, TOKEN_BLOCK) {
+            for head in 0..p.heads {
+                let (mut rates, mut biases) = (0.0, 0.0);
+                for index in block.clone().map(|t| t * p.heads + head) {
+                    rates = fma(dg[index], log_decay(a[index], a_log[head], dt_bias[head]), rates);
+                    biases += da[index];
+                }
+                da_log[head] += rates;
+                ddt_bias[head] += biases;
             }
-            da_log[head] += rates;
-            ddt_bias[head] += biases;
         }
     }
 }

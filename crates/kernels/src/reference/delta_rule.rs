@@ -11,23 +11,8 @@ use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{dot, sum};
 use std::ops::Range;
 
-impl Run<DeltaRuleForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut DeltaRuleForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        let (final_state, initial_state) = (op.final_state.as_deref_mut(), op.initial_state);
-        let inputs: [&[f32]; 5] = [op.q, op.k, op.v, op.g, op.beta];
-        forward(op.o, final_state.map(|state| &mut state[..]), inputs, initial_state.map(|state| &state[..]), &op.p);
-    }
-}
-
-impl Run<DeltaRuleBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut DeltaRuleBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        let grads = [&mut *op.dq, &mut *op.dk, &mut *op.dv, &mut *op.dg, &mut *op.dbeta].map(|x| &mut x[..]);
-        backward(grads, op.d_o, [op.q, op.k, op.v, op.g, op.beta].map(|x| &x[..]), &op.p);
-    }
-}
-
 /// `q`, `k`, `v`, `g`, `beta`.
-pub(super) type Inputs<'a> = [&'a [f32]; 5];
+type Inputs<'a> = [&'a [f32]; 5];
 
 /// The tokens of one chunk as one value head sees them; rows count from the chunk's first token.
 struct Chunk {
@@ -125,34 +110,31 @@ impl Chunk {
     }
 }
 
-pub(super) fn forward(
-    o: &mut [f32],
-    mut final_state: Option<&mut [f32]>,
-    inputs: Inputs,
-    initial_state: Option<&[f32]>,
-    p: &DeltaRule,
-) {
-    p.check();
-    let state_length = p.key_width * p.value_width;
-    for document in 0..p.documents() {
-        for head in 0..p.value_heads {
-            let at = (document * p.value_heads + head) * state_length;
-            let mut s = vec![vec![0.0; p.value_width]; p.key_width];
-            if let Some(initial) = initial_state {
-                s = initial[at..at + state_length].chunks(p.value_width).map(<[f32]>::to_vec).collect();
-            }
-            for tokens in chunks(p.document(document)) {
-                let chunk = Chunk::new(inputs, tokens.clone(), head, p);
-                let [_, delta] = chunk.corrections(&s);
-                for (i, t) in tokens.enumerate() {
-                    for c in 0..p.value_width {
-                        o[(t * p.value_heads + head) * p.value_width + c] = chunk.output(&s, &delta, i, c);
-                    }
+impl Run<DeltaRuleForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut DeltaRuleForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let DeltaRuleForward { o, final_state, q, k, v, g, beta, initial_state, p } = op;
+        let inputs: Inputs = [q, k, v, g, beta];
+        let state_length = p.key_width * p.value_width;
+        for document in 0..p.documents() {
+            for head in 0..p.value_heads {
+                let at = (document * p.value_heads + head) * state_length;
+                let mut s = vec![vec![0.0; p.value_width]; p.key_width];
+                if let Some(initial) = *initial_state {
+                    s = initial[at..at + state_length].chunks(p.value_width).map(<[f32]>::to_vec).collect();
                 }
-                chunk.advance(&mut s, &delta);
-            }
-            if let Some(last) = final_state.as_deref_mut() {
-                last[at..at + state_length].copy_from_slice(&s.concat());
+                for tokens in chunks(p.document(document)) {
+                    let chunk = Chunk::new(inputs, tokens.clone(), head, p);
+                    let [_, delta] = chunk.corrections(&s);
+                    for (i, t) in tokens.enumerate() {
+                        for c in 0..p.value_width {
+                            o[(t * p.value_heads + head) * p.value_width + c] = chunk.output(&s, &delta, i, c);
+                        }
+                    }
+                    chunk.advance(&mut s, &delta);
+                }
+                if let Some(last) = final_state {
+                    last[at..at + state_length].copy_from_slice(&s.concat());
+                }
             }
         }
     }
@@ -226,40 +208,40 @@ fn backward_chunk(chunk: &Chunk, ds: &mut [Vec<f32>], s: &[Vec<f32>], d_o: &[Vec
     grads
 }
 
-/// `dq`, `dk`, `dv`, `dg`, `dbeta`.
-pub(super) type Outputs<'a> = [&'a mut [f32]; 5];
-
-pub(super) fn backward([dq, dk, dv, dg, dbeta]: Outputs, d_o: &[f32], inputs: Inputs, p: &DeltaRule) {
-    p.check();
-    let (kw, vw) = (p.key_width, p.value_width);
-    for document in 0..p.documents() {
-        for head in 0..p.value_heads {
-            let mut states = vec![vec![vec![0.0; vw]; kw]];
-            for tokens in chunks(p.document(document)) {
-                let chunk = Chunk::new(inputs, tokens, head, p);
-                let mut s = states[states.len() - 1].clone();
-                let [_, delta] = chunk.corrections(&s);
-                chunk.advance(&mut s, &delta);
-                states.push(s);
-            }
-            let mut ds = vec![vec![0.0; vw]; kw];
-            for (tokens, s) in chunks(p.document(document)).zip(&states).rev() {
-                let chunk = Chunk::new(inputs, tokens.clone(), head, p);
-                let row = |t: usize| (t * p.value_heads + head) * vw;
-                let d_o: Vec<Vec<f32>> = tokens.clone().map(|t| d_o[row(t)..][..vw].to_vec()).collect();
-                let grads = backward_chunk(&chunk, &mut ds, s, &d_o);
-                for (i, t) in tokens.enumerate() {
-                    dv[row(t)..][..vw].copy_from_slice(&grads.v[i]);
-                    dg[t * p.value_heads + head] = grads.g[i];
-                    dbeta[t * p.value_heads + head] = grads.beta[i];
-                    let at = (t * p.key_heads + head / p.group()) * kw;
-                    for (out, new) in [(&mut *dq, &grads.q[i]), (&mut *dk, &grads.k[i])] {
-                        let out = &mut out[at..][..kw];
-                        // ORDER: value heads ascend; the first one's value is the start of the sum.
-                        if head.is_multiple_of(p.group()) {
-                            out.copy_from_slice(new);
-                        } else {
-                            out.iter_mut().zip(new).for_each(|(out, new)| *out += new);
+impl Run<DeltaRuleBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut DeltaRuleBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let DeltaRuleBackward { dq, dk, dv, dg, dbeta, d_o, q, k, v, g, beta, p } = op;
+        let inputs: Inputs = [q, k, v, g, beta];
+        let (kw, vw) = (p.key_width, p.value_width);
+        for document in 0..p.documents() {
+            for head in 0..p.value_heads {
+                let mut states = vec![vec![vec![0.0; vw]; kw]];
+                for tokens in chunks(p.document(document)) {
+                    let chunk = Chunk::new(inputs, tokens, head, p);
+                    let mut s = states[states.len() - 1].clone();
+                    let [_, delta] = chunk.corrections(&s);
+                    chunk.advance(&mut s, &delta);
+                    states.push(s);
+                }
+                let mut ds = vec![vec![0.0; vw]; kw];
+                for (tokens, s) in chunks(p.document(document)).zip(&states).rev() {
+                    let chunk = Chunk::new(inputs, tokens.clone(), head, p);
+                    let row = |t: usize| (t * p.value_heads + head) * vw;
+                    let d_o: Vec<Vec<f32>> = tokens.clone().map(|t| d_o[row(t)..][..vw].to_vec()).collect();
+                    let grads = backward_chunk(&chunk, &mut ds, s, &d_o);
+                    for (i, t) in tokens.enumerate() {
+                        dv[row(t)..][..vw].copy_from_slice(&grads.v[i]);
+                        dg[t * p.value_heads + head] = grads.g[i];
+                        dbeta[t * p.value_heads + head] = grads.beta[i];
+                        let at = (t * p.key_heads + head / p.group()) * kw;
+                        for (out, new) in [(&mut *dq, &grads.q[i]), (&mut *dk, &grads.k[i])] {
+                            let out = &mut out[at..][..kw];
+                            // ORDER: value heads ascend; the first one's value is the start of the sum.
+                            if head.is_multiple_of(p.group()) {
+                                out.copy_from_slice(new);
+                            } else {
+                                out.iter_mut().zip(new).for_each(|(out, new)| *out += new);
+                            }
                         }
                     }
                 }

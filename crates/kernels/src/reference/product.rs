@@ -8,24 +8,6 @@ use crate::{Buffer, Matrix, Reference};
 use isobit_numerics::fma::fma;
 use isobit_numerics::slices::{CHUNK, Profile, split2, split3};
 
-impl Run<ProductForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut ProductForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        forward(op.y, op.x, op.w, &op.p);
-    }
-}
-
-impl Run<ProductGradInput<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut ProductGradInput<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        grad_input(op.dx, op.dy, op.w, &op.p);
-    }
-}
-
-impl Run<ProductGradWeight<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut ProductGradWeight<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        grad_weight(op.dw, op.dy, op.x, &op.p, op.row_starts);
-    }
-}
-
 /// The value of one chunk: exact integer sums of the kept slice products, brought to float32.
 pub(super) fn chunk_value(profile: Profile, pairs: impl Iterator<Item = (i32, i32)>) -> f32 {
     match profile {
@@ -53,77 +35,81 @@ pub(super) fn chunk_value(profile: Profile, pairs: impl Iterator<Item = (i32, i3
 }
 
 /// The weight as slices, made here if it is stored otherwise.
-pub(super) fn sliced(w: Matrix<ReferenceMemory>, count: usize, shape: SliceShape) -> SlicedWeight {
+fn sliced(w: Matrix<ReferenceMemory>, p: &Product) -> SlicedWeight {
     match w {
-        Matrix::Sliced(w) => {
-            assert_eq!((w.shape, w.units.len()), (shape, count * shape.rows), "sliced weight");
-            w.clone()
-        }
+        Matrix::Sliced(w) => w.clone(),
         Matrix::Stored(w) => {
-            let mut sliced = slices::weight(count, shape);
+            let mut sliced = slices::weight(p.weights(), SliceShape { rows: p.n, width: p.k, profile: p.profile });
             slices::slice_stored(&mut sliced, w);
             sliced
         }
     }
 }
 
-pub(super) fn forward(y: &mut [f32], x: &SlicedRows, w: Matrix<ReferenceMemory>, p: &Product) {
-    assert!(!p.accumulate, "the forward product overwrites");
-    let w = sliced(w, p.weights(), SliceShape { rows: p.n, width: p.k, profile: p.profile });
-    let chunks = p.k.div_ceil(CHUNK);
-    for e in 0..p.weights() {
-        for m in p.segments[e]..p.segments[e + 1] {
-            for n in 0..p.n {
-                let (xm, wn) = (&x.integers[m * p.k..], &w.integers[(e * p.n + n) * p.k..]);
-                let mut acc = 0.0;
-                for c in 0..chunks {
-                    let at = c * CHUNK..((c + 1) * CHUNK).min(p.k);
-                    let v = chunk_value(p.profile, at.map(|k| (xm[k], wn[k])));
-                    acc = fma(v, x.units[m * chunks + c], acc);
+impl Run<ProductForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut ProductForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let ProductForward { y, x, w, p } = op;
+        let w = sliced(*w, p);
+        let chunks = p.k.div_ceil(CHUNK);
+        for e in 0..p.weights() {
+            for m in p.segments[e]..p.segments[e + 1] {
+                for n in 0..p.n {
+                    let (xm, wn) = (&x.integers[m * p.k..], &w.integers[(e * p.n + n) * p.k..]);
+                    let mut acc = 0.0;
+                    for c in 0..chunks {
+                        let at = c * CHUNK..((c + 1) * CHUNK).min(p.k);
+                        let v = chunk_value(p.profile, at.map(|k| (xm[k], wn[k])));
+                        acc = fma(v, x.units[m * chunks + c], acc);
+                    }
+                    y[m * p.n + n] = acc * w.units[e * p.n + n];
                 }
-                let (unit, y) = (w.units[e * p.n + n], &mut y[m * p.n + n]);
-                *y = acc * unit;
             }
         }
     }
 }
 
-pub(super) fn grad_input(dx: &mut [f32], dy: &[f32], w: Matrix<ReferenceMemory>, p: &Product) {
-    let w = sliced(w, p.weights(), SliceShape { rows: p.n, width: p.k, profile: p.profile });
-    let chunks = p.n.div_ceil(CHUNK);
-    for e in 0..p.weights() {
-        let weight = &w.integers[e * p.n * p.k..];
-        for m in p.segments[e]..p.segments[e + 1] {
-            let folded: Vec<f32> = (0..p.n).map(|n| dy[m * p.n + n] * w.units[e * p.n + n]).collect();
-            let mut row = slices::rows(SliceShape { rows: 1, width: p.n, profile: p.profile });
-            slices::slice_rows(&mut row, &folded);
-            for k in 0..p.k {
-                let dx = &mut dx[m * p.k + k];
-                let mut acc = if p.accumulate { *dx } else { 0.0 };
-                for c in 0..chunks {
-                    let at = c * CHUNK..((c + 1) * CHUNK).min(p.n);
-                    let v = chunk_value(p.profile, at.map(|n| (row.integers[n], weight[n * p.k + k])));
-                    acc = fma(v, row.units[c], acc);
-                }
-                *dx = acc;
-            }
-        }
-    }
-}
-
-pub(super) fn grad_weight(dw: &mut [f32], dy: &[f32], x: &[f32], p: &Product, row_starts: &[usize]) {
-    for e in 0..p.weights() {
-        let segment = p.segments[e]..p.segments[e + 1];
-        for block in token_blocks(row_starts, CHUNK).filter(|b| segment.contains(&b.start)) {
-            assert!(block.end <= segment.end, "row starts include the segment borders");
-            let (a, b) = (column_slices(dy, p.n, &block, p.profile), column_slices(x, p.k, &block, p.profile));
-            let length = block.len();
-            for n in 0..p.n {
+impl Run<ProductGradInput<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut ProductGradInput<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let ProductGradInput { dx, dy, w, p } = op;
+        let w = sliced(*w, p);
+        let chunks = p.n.div_ceil(CHUNK);
+        for e in 0..p.weights() {
+            let weight = &w.integers[e * p.n * p.k..];
+            for m in p.segments[e]..p.segments[e + 1] {
+                let folded: Vec<f32> = (0..p.n).map(|n| dy[m * p.n + n] * w.units[e * p.n + n]).collect();
+                let mut row = slices::rows(SliceShape { rows: 1, width: p.n, profile: p.profile });
+                slices::slice_rows(&mut row, &folded);
                 for k in 0..p.k {
-                    let (an, bk) = (&a.integers[n * length..], &b.integers[k * length..]);
-                    let v = chunk_value(p.profile, (0..length).map(|t| (an[t], bk[t])));
-                    let dw = &mut dw[(e * p.n + n) * p.k + k];
-                    *dw = fma(v, a.units[n] * b.units[k], *dw);
+                    let dx = &mut dx[m * p.k + k];
+                    let mut acc = if p.accumulate { *dx } else { 0.0 };
+                    for c in 0..chunks {
+                        let at = c * CHUNK..((c + 1) * CHUNK).min(p.n);
+                        let v = chunk_value(p.profile, at.map(|n| (row.integers[n], weight[n * p.k + k])));
+                        acc = fma(v, row.units[c], acc);
+                    }
+                    *dx = acc;
+                }
+            }
+        }
+    }
+}
+
+impl Run<ProductGradWeight<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut ProductGradWeight<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let ProductGradWeight { dw, dy, x, p, row_starts } = op;
+        for e in 0..p.weights() {
+            let segment = p.segments[e]..p.segments[e + 1];
+            for block in token_blocks(row_starts, CHUNK).filter(|b| segment.contains(&b.start)) {
+                assert!(block.end <= segment.end, "row starts include the segment borders");
+                let (a, b) = (column_slices(dy, p.n, &block, p.profile), column_slices(x, p.k, &block, p.profile));
+                let length = block.len();
+                for n in 0..p.n {
+                    for k in 0..p.k {
+                        let (an, bk) = (&a.integers[n * length..], &b.integers[k * length..]);
+                        let v = chunk_value(p.profile, (0..length).map(|t| (an[t], bk[t])));
+                        let dw = &mut dw[(e * p.n + n) * p.k + k];
+                        *dw = fma(v, a.units[n] * b.units[k], *dw);
+                    }
                 }
             }
         }

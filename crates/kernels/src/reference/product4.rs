@@ -1,31 +1,13 @@
 //! Product with 4-bit weights, the definition (`docs/numerics.md`, "Product with 4-bit weights").
 
-use super::slices::{self, SlicedRows};
+use super::slices;
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
 use crate::backend::{Run, Shaped};
 use crate::op::product4::{AsQuantized, Piece, Quantized, QuantizedShape, pieces, sigma_factor};
-use crate::op::{Product, Product4Forward, Product4GradInput, Product4Rows, SliceShape};
+use crate::op::{Product4Forward, Product4GradInput, Product4Rows, SliceShape};
 use isobit_numerics::fma::fma;
 use isobit_numerics::slices::{CHUNK, Profile, split2, split3};
-
-impl Run<Product4Rows<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut Product4Rows<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        rows(op.rows, op.x, op.w, &op.p);
-    }
-}
-
-impl Run<Product4Forward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut Product4Forward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        forward(op.y, op.x, op.w, &op.p);
-    }
-}
-
-impl Run<Product4GradInput<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut Product4GradInput<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        grad_input(op.dx, op.dy, op.w, &op.p);
-    }
-}
 
 /// Weights as whole numbers and scales.
 #[derive(Clone, Debug)]
@@ -102,58 +84,62 @@ fn value(profile: Profile, pairs: impl Iterator<Item = (i32, i32)>) -> f32 {
     }
 }
 
-pub(super) fn rows(out: &mut SlicedRows, x: &[f32], w: &QuantizedWeight, p: &Product) {
-    w.shape.check(p);
-    assert_eq!(out.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "rows of the product");
-    let mut ordered = x.to_vec();
-    for (e, weight) in w.weights.iter().enumerate() {
-        for m in p.segments[e]..p.segments[e + 1] {
-            for (place, &channel) in weight.order.iter().enumerate() {
-                ordered[m * p.k + place] = x[m * p.k + channel as usize];
-            }
-        }
-    }
-    slices::slice_rows(out, &ordered);
-}
-
-pub(super) fn forward(y: &mut [f32], x: &SlicedRows, w: &QuantizedWeight, p: &Product) {
-    assert!(!p.accumulate, "the forward product overwrites");
-    w.shape.check(p);
-    let chunks = p.k.div_ceil(CHUNK);
-    for (e, weight) in w.weights.iter().enumerate() {
-        for m in p.segments[e]..p.segments[e + 1] {
-            for n in 0..p.n {
-                let (xm, d) = (&x.integers[m * p.k..], &weight.numbers[n * p.k..]);
-                let mut acc = 0.0;
-                for piece in &w.pieces {
-                    let v = value(p.profile, piece.channels.clone().map(|place| (xm[place], d[place])));
-                    let sigma = weight.scales[piece.group * p.n + n] * sigma_factor(p.profile);
-                    acc = fma(v, x.units[m * chunks + piece.chunk()] * sigma, acc);
+impl Run<Product4Rows<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut Product4Rows<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let Product4Rows { rows, x, w, p } = op;
+        let mut ordered = x.to_vec();
+        for (e, weight) in w.weights.iter().enumerate() {
+            for m in p.segments[e]..p.segments[e + 1] {
+                for (place, &channel) in weight.order.iter().enumerate() {
+                    ordered[m * p.k + place] = x[m * p.k + channel as usize];
                 }
-                y[m * p.n + n] = acc;
+            }
+        }
+        slices::slice_rows(rows, &ordered);
+    }
+}
+
+impl Run<Product4Forward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut Product4Forward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let Product4Forward { y, x, w, p } = op;
+        let chunks = p.k.div_ceil(CHUNK);
+        for (e, weight) in w.weights.iter().enumerate() {
+            for m in p.segments[e]..p.segments[e + 1] {
+                for n in 0..p.n {
+                    let (xm, d) = (&x.integers[m * p.k..], &weight.numbers[n * p.k..]);
+                    let mut acc = 0.0;
+                    for piece in &w.pieces {
+                        let v = value(p.profile, piece.channels.clone().map(|place| (xm[place], d[place])));
+                        let sigma = weight.scales[piece.group * p.n + n] * sigma_factor(p.profile);
+                        acc = fma(v, x.units[m * chunks + piece.chunk()] * sigma, acc);
+                    }
+                    y[m * p.n + n] = acc;
+                }
             }
         }
     }
 }
 
-pub(super) fn grad_input(dx: &mut [f32], dy: &[f32], w: &QuantizedWeight, p: &Product) {
-    w.shape.check(p);
-    for (e, weight) in w.weights.iter().enumerate() {
-        for m in p.segments[e]..p.segments[e + 1] {
-            for (group, ends) in w.starts.windows(2).enumerate() {
-                let sigma = |n: usize| weight.scales[group * p.n + n] * sigma_factor(p.profile);
-                let folded: Vec<f32> = (0..p.n).map(|n| dy[m * p.n + n] * sigma(n)).collect();
-                let mut row = slices::rows(SliceShape { rows: 1, width: p.n, profile: p.profile });
-                slices::slice_rows(&mut row, &folded);
-                for place in ends[0]..ends[1] {
-                    let dx = &mut dx[m * p.k + weight.order[place] as usize];
-                    let mut acc = if p.accumulate { *dx } else { 0.0 };
-                    for (c, unit) in row.units.iter().enumerate() {
-                        let at = c * CHUNK..((c + 1) * CHUNK).min(p.n);
-                        let v = value(p.profile, at.map(|n| (row.integers[n], weight.numbers[n * p.k + place])));
-                        acc = fma(v, *unit, acc);
+impl Run<Product4GradInput<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut Product4GradInput<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let Product4GradInput { dx, dy, w, p } = op;
+        for (e, weight) in w.weights.iter().enumerate() {
+            for m in p.segments[e]..p.segments[e + 1] {
+                for (group, ends) in w.starts.windows(2).enumerate() {
+                    let sigma = |n: usize| weight.scales[group * p.n + n] * sigma_factor(p.profile);
+                    let folded: Vec<f32> = (0..p.n).map(|n| dy[m * p.n + n] * sigma(n)).collect();
+                    let mut row = slices::rows(SliceShape { rows: 1, width: p.n, profile: p.profile });
+                    slices::slice_rows(&mut row, &folded);
+                    for place in ends[0]..ends[1] {
+                        let dx = &mut dx[m * p.k + weight.order[place] as usize];
+                        let mut acc = if p.accumulate { *dx } else { 0.0 };
+                        for (c, unit) in row.units.iter().enumerate() {
+                            let at = c * CHUNK..((c + 1) * CHUNK).min(p.n);
+                            let v = value(p.profile, at.map(|n| (row.integers[n], weight.numbers[n * p.k + place])));
+                            acc = fma(v, *unit, acc);
+                        }
+                        *dx = acc;
                     }
-                    *dx = acc;
                 }
             }
         }

@@ -7,75 +7,51 @@ use crate::op::{RmsNorm, RmsNormBackward, RmsNormForward, TOKEN_BLOCK, token_blo
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{LANES, for_lanes, tree_sum};
 
+fn factor(weight: f32, p: &RmsNorm) -> f32 {
+    if p.zero_centred { 1.0 + weight } else { weight }
+}
+
 impl Run<RmsNormForward<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut RmsNormForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        forward(op.y, op.inverse, op.x, op.weight, &op.p);
+        let RmsNormForward { y, inverse, x, weight, p } = op;
+        for t in 0..p.tokens {
+            let x = &x[t * p.width..][..p.width];
+            let mut acc = [0.0; LANES];
+            for_lanes(&mut acc, p.width, |acc, c| fma(x[c], x[c], acc));
+            let mean = tree_sum(acc) / p.width as f32;
+            inverse[t] = 1.0 / (mean + p.eps).sqrt();
+            for c in 0..p.width {
+                y[t * p.width + c] = (x[c] * inverse[t]) * factor(weight[c], p);
+            }
+        }
     }
 }
 
 impl Run<RmsNormBackward<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut RmsNormBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        backward(
-            op.dx,
-            op.dweight.as_deref_mut().map(|b| &mut b[..]),
-            op.dy,
-            op.x,
-            op.inverse,
-            op.weight,
-            &op.p,
-            op.row_starts,
-        );
-    }
-}
-
-fn factor(weight: f32, p: &RmsNorm) -> f32 {
-    if p.zero_centred { 1.0 + weight } else { weight }
-}
-
-pub(super) fn forward(y: &mut [f32], inverse: &mut [f32], x: &[f32], weight: &[f32], p: &RmsNorm) {
-    for t in 0..p.tokens {
-        let x = &x[t * p.width..][..p.width];
-        let mut acc = [0.0; LANES];
-        for_lanes(&mut acc, p.width, |acc, c| fma(x[c], x[c], acc));
-        let mean = tree_sum(acc) / p.width as f32;
-        inverse[t] = 1.0 / (mean + p.eps).sqrt();
-        for c in 0..p.width {
-            y[t * p.width + c] = (x[c] * inverse[t]) * factor(weight[c], p);
-        }
-    }
-}
-
-pub(super) fn backward(
-    dx: &mut [f32],
-    dweight: Option<&mut [f32]>,
-    dy: &[f32],
-    x: &[f32],
-    inverse: &[f32],
-    weight: &[f32],
-    p: &RmsNorm,
-    row_starts: &[usize],
-) {
-    for t in 0..p.tokens {
-        let at = t * p.width;
-        let normal = |c: usize| x[at + c] * inverse[t];
-        let grad = |c: usize| dy[at + c] * factor(weight[c], p);
-        let mut acc = [0.0; LANES];
-        for_lanes(&mut acc, p.width, |acc, c| fma(grad(c), normal(c), acc));
-        let mean = tree_sum(acc) / p.width as f32;
-        for c in 0..p.width {
-            let value = fma(-normal(c), mean, grad(c)) * inverse[t];
-            let dx = &mut dx[at + c];
-            *dx = if p.accumulate { *dx + value } else { value };
-        }
-    }
-    let Some(dweight) = dweight else { return };
-    for block in token_blocks(row_starts, TOKEN_BLOCK) {
-        for c in 0..p.width {
-            let mut acc = 0.0;
-            for t in block.clone() {
-                acc += dy[t * p.width + c] * (x[t * p.width + c] * inverse[t]);
+        let RmsNormBackward { dx, dweight, dy, x, inverse, weight, p, row_starts } = op;
+        for t in 0..p.tokens {
+            let at = t * p.width;
+            let normal = |c: usize| x[at + c] * inverse[t];
+            let grad = |c: usize| dy[at + c] * factor(weight[c], p);
+            let mut acc = [0.0; LANES];
+            for_lanes(&mut acc, p.width, |acc, c| fma(grad(c), normal(c), acc));
+            let mean = tree_sum(acc) / p.width as f32;
+            for c in 0..p.width {
+                let value = fma(-normal(c), mean, grad(c)) * inverse[t];
+                let dx = &mut dx[at + c];
+                *dx = if p.accumulate { *dx + value } else { value };
             }
-            dweight[c] += acc;
+        }
+        let Some(dweight) = dweight else { return };
+        for block in token_blocks(row_starts, TOKEN_BLOCK) {
+            for c in 0..p.width {
+                let mut acc = 0.0;
+                for t in block.clone() {
+                    acc += dy[t * p.width + c] * (x[t * p.width + c] * inverse[t]);
+                }
+                dweight[c] += acc;
+            }
         }
     }
 }

@@ -8,22 +8,16 @@ use isobit_numerics::fma::fma;
 
 impl Run<RopeForward<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut RopeForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        forward(op.x, op.cos, op.sin, op.positions, &op.p);
+        let rotate = |a: f32, b: f32, c: f32, s: f32| (fma(a, c, -(b * s)), fma(b, c, a * s));
+        each_pair(op.x, op.cos, op.sin, op.positions, &op.p, rotate);
     }
 }
 
 impl Run<RopeBackward<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut RopeBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        backward(op.dx, op.cos, op.sin, op.positions, &op.p);
+        let rotate = |a: f32, b: f32, c: f32, s: f32| (fma(a, c, b * s), fma(b, c, -(a * s)));
+        each_pair(op.dx, op.cos, op.sin, op.positions, &op.p, rotate);
     }
-}
-
-pub(super) fn forward(x: &mut [f32], cos: &[f32], sin: &[f32], positions: &[u32], p: &Rope) {
-    each_pair(x, cos, sin, positions, p, |a, b, c, s| (fma(a, c, -(b * s)), fma(b, c, a * s)));
-}
-
-pub(super) fn backward(dx: &mut [f32], cos: &[f32], sin: &[f32], positions: &[u32], p: &Rope) {
-    each_pair(dx, cos, sin, positions, p, |a, b, c, s| (fma(a, c, b * s), fma(b, c, -(a * s))));
 }
 
 fn each_pair(
@@ -34,7 +28,6 @@ fn each_pair(
     p: &Rope,
     rotate: impl Fn(f32, f32, f32, f32) -> (f32, f32),
 ) {
-    p.check();
     let half = p.rotary_width / 2;
     for t in 0..p.tokens {
         let table = positions[t] as usize * half;

@@ -10,24 +10,6 @@ use isobit_numerics::elementary::{exp, sigmoid};
 use isobit_numerics::fma::fma;
 use isobit_numerics::{SoftFma, lanes};
 
-impl Run<RouterChoose<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut RouterChoose<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        choose(op.indices, op.logits, op.bias.map(|b| &b[..]), &op.p);
-    }
-}
-
-impl Run<RouterWeights<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut RouterWeights<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        weights(op.weights, op.logits, op.indices, &op.p);
-    }
-}
-
-impl Run<RouterBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut RouterBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        backward(op.dlogits, op.dweights, op.logits, op.indices, &op.p);
-    }
-}
-
 /// Whether `a` comes before `b` in the order of choices: larger first, NaN last; equal ones keep their order.
 fn before(a: f32, b: f32) -> bool {
     a > b || (!a.is_nan() && b.is_nan())
@@ -52,29 +34,30 @@ fn group_score(scores: &[f32]) -> f32 {
     }
 }
 
-pub(super) fn choose(choices: &mut [u32], logits: &[f32], bias: Option<&[f32]>, p: &Router) {
-    p.check();
-    assert!(bias.is_none() || p.scoring == Scoring::Sigmoid, "only sigmoid scores have a bias");
-    for t in 0..p.tokens {
-        let z = &logits[t * p.experts..][..p.experts];
-        let score = |e: usize| match (p.scoring, bias) {
-            (Scoring::Softmax, _) => z[e],
-            (Scoring::Sigmoid, None) => sigmoid::<SoftFma>(z[e]),
-            (Scoring::Sigmoid, Some(bias)) => sigmoid::<SoftFma>(z[e]) + bias[e],
-        };
-        let scores: Vec<f32> = (0..p.experts).map(score).collect();
-        let of_groups: Vec<f32> = scores.chunks_exact(p.group_size()).map(group_score).collect();
-        let kept = best(&of_groups, 0..p.groups, p.kept_groups);
-        let candidates = (0..p.experts).filter(|e| kept.contains(&(e / p.group_size())));
-        for (j, e) in best(&scores, candidates, p.chosen).into_iter().enumerate() {
-            choices[t * p.chosen + j] = e as u32;
+impl Run<RouterChoose<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut RouterChoose<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let RouterChoose { indices, logits, bias, p } = op;
+        for t in 0..p.tokens {
+            let z = &logits[t * p.experts..][..p.experts];
+            let score = |e: usize| match (p.scoring, &bias) {
+                (Scoring::Softmax, _) => z[e],
+                (Scoring::Sigmoid, None) => sigmoid::<SoftFma>(z[e]),
+                (Scoring::Sigmoid, Some(bias)) => sigmoid::<SoftFma>(z[e]) + bias[e],
+            };
+            let scores: Vec<f32> = (0..p.experts).map(score).collect();
+            let of_groups: Vec<f32> = scores.chunks_exact(p.group_size()).map(group_score).collect();
+            let kept = best(&of_groups, 0..p.groups, p.kept_groups);
+            let candidates = (0..p.experts).filter(|e| kept.contains(&(e / p.group_size())));
+            for (j, e) in best(&scores, candidates, p.chosen).into_iter().enumerate() {
+                indices[t * p.chosen + j] = e as u32;
+            }
         }
     }
 }
 
 /// Of one token: the weight of each slot before the scale.
-fn unscaled(z: &[f32], choices: &[u32], p: &Router) -> Vec<f32> {
-    let chosen = choices.iter().map(|&e| z[e as usize]);
+fn unscaled(z: &[f32], indices: &[u32], p: &Router) -> Vec<f32> {
+    let chosen = indices.iter().map(|&e| z[e as usize]);
     // ORDER: a chain over slots.
     let chain = |x: &[f32]| x.iter().fold(0.0f32, |sum, x| sum + x);
     match (p.scoring, p.renormalise) {
@@ -86,7 +69,7 @@ fn unscaled(z: &[f32], choices: &[u32], p: &Router) -> Vec<f32> {
         }
         (Scoring::Softmax, false) => {
             let probabilities = softmax(z);
-            choices.iter().map(|&e| probabilities[e as usize]).collect()
+            indices.iter().map(|&e| probabilities[e as usize]).collect()
         }
         (Scoring::Sigmoid, renormalise) => {
             let scores: Vec<f32> = chosen.map(sigmoid::<SoftFma>).collect();
@@ -96,41 +79,45 @@ fn unscaled(z: &[f32], choices: &[u32], p: &Router) -> Vec<f32> {
     }
 }
 
-pub(super) fn weights(weights: &mut [f32], logits: &[f32], choices: &[u32], p: &Router) {
-    p.check();
-    for t in 0..p.tokens {
-        let slots = t * p.chosen..(t + 1) * p.chosen;
-        let z = &logits[t * p.experts..][..p.experts];
-        for (weight, unscaled) in weights[slots.clone()].iter_mut().zip(unscaled(z, &choices[slots], p)) {
-            *weight = unscaled * p.scale;
+impl Run<RouterWeights<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut RouterWeights<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let RouterWeights { weights, logits, indices, p } = op;
+        for t in 0..p.tokens {
+            let slots = t * p.chosen..(t + 1) * p.chosen;
+            let z = &logits[t * p.experts..][..p.experts];
+            for (weight, unscaled) in weights[slots.clone()].iter_mut().zip(unscaled(z, &indices[slots], p)) {
+                *weight = unscaled * p.scale;
+            }
         }
     }
 }
 
-pub(super) fn backward(dlogits: &mut [f32], dweights: &[f32], logits: &[f32], choices: &[u32], p: &Router) {
-    p.check();
-    for t in 0..p.tokens {
-        let slots = t * p.chosen..(t + 1) * p.chosen;
-        let z = &logits[t * p.experts..][..p.experts];
-        let choices = &choices[slots.clone()];
-        let q = unscaled(z, choices, p);
-        let g: Vec<f32> = dweights[slots].iter().map(|d| d * p.scale).collect();
-        // ORDER: a chain over slots.
-        let mean = g.iter().zip(&q).fold(0.0, |sum, (g, q)| fma(*g, *q, sum));
-        let dz = &mut dlogits[t * p.experts..][..p.experts];
-        dz.fill(0.0);
-        if (p.scoring, p.renormalise) == (Scoring::Softmax, false) {
-            for (dz, probability) in dz.iter_mut().zip(softmax(z)) {
-                *dz = probability * (0.0 - mean);
+impl Run<RouterBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut RouterBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let RouterBackward { dlogits, dweights, logits, indices, p } = op;
+        for t in 0..p.tokens {
+            let slots = t * p.chosen..(t + 1) * p.chosen;
+            let z = &logits[t * p.experts..][..p.experts];
+            let indices = &indices[slots.clone()];
+            let q = unscaled(z, indices, p);
+            let g: Vec<f32> = dweights[slots].iter().map(|d| d * p.scale).collect();
+            // ORDER: a chain over slots.
+            let mean = g.iter().zip(&q).fold(0.0, |sum, (g, q)| fma(*g, *q, sum));
+            let dz = &mut dlogits[t * p.experts..][..p.experts];
+            dz.fill(0.0);
+            if (p.scoring, p.renormalise) == (Scoring::Softmax, false) {
+                for (dz, probability) in dz.iter_mut().zip(softmax(z)) {
+                    *dz = probability * (0.0 - mean);
+                }
             }
-        }
-        for (j, &e) in choices.iter().enumerate() {
-            let complement = sigmoid::<SoftFma>(-z[e as usize]);
-            dz[e as usize] = match (p.scoring, p.renormalise) {
-                (Scoring::Softmax, _) => q[j] * (g[j] - mean),
-                (Scoring::Sigmoid, true) => (q[j] * complement) * (g[j] - mean),
-                (Scoring::Sigmoid, false) => (q[j] * complement) * g[j],
-            };
+            for (j, &e) in indices.iter().enumerate() {
+                let complement = sigmoid::<SoftFma>(-z[e as usize]);
+                dz[e as usize] = match (p.scoring, p.renormalise) {
+                    (Scoring::Softmax, _) => q[j] * (g[j] - mean),
+                    (Scoring::Sigmoid, true) => (q[j] * complement) * (g[j] - mean),
+                    (Scoring::Sigmoid, false) => (q[j] * complement) * g[j],
+                };
+            }
         }
     }
 }

@@ -19,45 +19,38 @@ impl Run<SwigluBackward<'_, ReferenceMemory>> for Reference {
     }
 }
 
-impl Run<SwigluPairsForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut SwigluPairsForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        pairs_forward(op.h, op.both, op.width);
-    }
-}
-
-impl Run<SwigluPairsBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut SwigluPairsBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        pairs_backward(op.dboth, op.dh, op.both, op.width);
-    }
-}
-
-pub(super) fn forward(h: &mut [f32], gate: &[f32], up: &[f32]) {
+fn forward(h: &mut [f32], gate: &[f32], up: &[f32]) {
     for index in 0..h.len() {
         h[index] = silu::<SoftFma>(gate[index]) * up[index];
     }
 }
 
-pub(super) fn backward(dgate: &mut [f32], dup: &mut [f32], dh: &[f32], gate: &[f32], up: &[f32]) {
+fn backward(dgate: &mut [f32], dup: &mut [f32], dh: &[f32], gate: &[f32], up: &[f32]) {
     for index in 0..dh.len() {
         dup[index] = dh[index] * silu::<SoftFma>(gate[index]);
         dgate[index] = (dh[index] * up[index]) * silu_grad::<SoftFma>(gate[index]);
     }
 }
 
-/// Gate and up side by side, row by row.
-pub(super) fn pairs_forward(h: &mut [f32], both: &[f32], width: usize) {
-    assert_eq!(both.len(), 2 * h.len(), "pairs");
-    for (row, h) in h.chunks_exact_mut(width.max(1)).enumerate() {
-        let (gate, up) = both[2 * row * width..][..2 * width].split_at(width);
-        forward(h, gate, up);
+impl Run<SwigluPairsForward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut SwigluPairsForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let SwigluPairsForward { h, both, .. } = op;
+        let width = op.width;
+        for (row, h) in h.chunks_exact_mut(width.max(1)).enumerate() {
+            let (gate, up) = both[2 * row * width..][..2 * width].split_at(width);
+            forward(h, gate, up);
+        }
     }
 }
 
-pub(super) fn pairs_backward(dboth: &mut [f32], dh: &[f32], both: &[f32], width: usize) {
-    assert_eq!([dboth.len(), both.len()], [2 * dh.len(); 2], "pairs and their gradients");
-    for (row, dboth) in dboth.chunks_exact_mut(2 * width.max(1)).enumerate() {
-        let (dgate, dup) = dboth.split_at_mut(width);
-        let (gate, up) = both[2 * row * width..][..2 * width].split_at(width);
-        backward(dgate, dup, &dh[row * width..][..width], gate, up);
+impl Run<SwigluPairsBackward<'_, ReferenceMemory>> for Reference {
+    fn execute(&self, op: &mut SwigluPairsBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+        let SwigluPairsBackward { dboth, dh, both, .. } = op;
+        let width = op.width;
+        for (row, dboth) in dboth.chunks_exact_mut(2 * width.max(1)).enumerate() {
+            let (dgate, dup) = dboth.split_at_mut(width);
+            let (gate, up) = both[2 * row * width..][..2 * width].split_at(width);
+            backward(dgate, dup, &dh[row * width..][..width], gate, up);
+        }
     }
 }
