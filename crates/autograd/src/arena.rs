@@ -111,6 +111,26 @@ impl<B: Backend> Lease<B> {
     pub(crate) fn length(&self) -> usize {
         self.length
     }
+
+    /// What ops read.
+    pub(crate) fn buffer(&self) -> &F32<B> {
+        self
+    }
+
+    /// What ops write.
+    pub(crate) fn buffer_mut(&mut self) -> &mut F32<B> {
+        self
+    }
+}
+
+impl<B: Backend> RowsLease<B> {
+    pub(crate) fn slices(&self) -> &Rows<B> {
+        self
+    }
+
+    pub(crate) fn slices_mut(&mut self) -> &mut Rows<B> {
+        self
+    }
 }
 
 impl<B: Backend> Deref for Lease<B> {

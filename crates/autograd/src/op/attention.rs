@@ -63,9 +63,7 @@ impl<B: Backend> Tape<'_, B> {
         let tokens = self.layout.tokens;
         let p = shape.over(&self.layout.spans, self.profile);
         let [mut o, mut lse] = [shape.heads * shape.value_width, shape.heads].map(|width| self.take(tokens * width));
-        {
-            self.backend.run(AttentionForward { o: &mut *o, lse: &mut *lse, q, k, v, p });
-        }
+        self.backend.run(AttentionForward { o: o.buffer_mut(), lse: lse.buffer_mut(), q, k, v, p });
         [Rc::new(o), Rc::new(lse)]
     }
 }
@@ -76,20 +74,18 @@ impl<B: Backend> Saved<B> {
         let inputs = [&self.q, &self.k, &self.v];
         let [mut dq, mut dk, mut dv] = inputs.map(|x| tape.take(x.data.length()));
         let p = self.shape.over(&tape.layout.spans, tape.profile);
-        {
-            tape.backend.run(AttentionBackward {
-                dq: &mut *dq,
-                dk: &mut *dk,
-                dv: &mut *dv,
-                d_o: &**gradient,
-                q: &**self.q.data,
-                k: &**self.k.data,
-                v: &**self.v.data,
-                o: &**self.o,
-                lse: &**self.lse,
-                p,
-            });
-        }
+        tape.backend.run(AttentionBackward {
+            dq: dq.buffer_mut(),
+            dk: dk.buffer_mut(),
+            dv: dv.buffer_mut(),
+            d_o: gradient.buffer(),
+            q: self.q.buffer(),
+            k: self.k.buffer(),
+            v: self.v.buffer(),
+            o: self.o.buffer(),
+            lse: self.lse.buffer(),
+            p,
+        });
         for (variable, gradient) in inputs.into_iter().zip([dq, dk, dv]) {
             if variable.needs_gradient {
                 tape.contribute(values, variable.id, Rc::new(gradient));

@@ -66,7 +66,7 @@ impl<B: Backend> Tape<'_, B> {
             *sum += u64::from(count);
         }
         let mut sums = self.backend.zeros((row_starts.len() - 1) * experts);
-        self.backend.run(BalanceForward { sums: &mut sums, logits: &**logits, row_starts, experts });
+        self.backend.run(BalanceForward { sums: &mut sums, logits: logits.buffer(), row_starts, experts });
         collected.sums.push(sums);
     }
 

@@ -92,7 +92,7 @@ impl<B: Backend> Tape<'_, B> {
             let mut y = self.take(tokens * output.width);
             for one in moves() {
                 let p = one.shape(tokens, sources[one.from.of].place(one.from), output.place(one.to));
-                self.backend.run(CopyColumns { y: &mut *y, x: &**inputs[one.from.of].data, p });
+                self.backend.run(CopyColumns { y: y.buffer_mut(), x: inputs[one.from.of].buffer(), p });
             }
             let needs_gradient = moves().any(|one| sources[one.from.of].needs_gradient);
             let y = self.variable(Rc::new(y), output.width, needs_gradient);
@@ -120,12 +120,11 @@ impl Saved {
             for one in moves() {
                 let output = self.outputs[one.to.of];
                 let p = one.shape(tokens, output.place(one.to), input.place(one.from));
+                let y = dx.buffer_mut();
                 match &gradients[one.to.of] {
-                    Some(gradient) => tape.backend.run(CopyColumns { y: &mut *dx, x: &***gradient, p }),
+                    Some(gradient) => tape.backend.run(CopyColumns { y, x: gradient.buffer(), p }),
                     // An output that nothing used.
-                    None => {
-                        tape.backend.run(CopyColumns { y: &mut *dx, x: &tape.backend.zeros(tokens * output.width), p })
-                    }
+                    None => tape.backend.run(CopyColumns { y, x: &tape.backend.zeros(tokens * output.width), p }),
                 }
             }
             tape.contribute(values, input.id, Rc::new(dx));

@@ -49,8 +49,8 @@ impl<'a, B: Backend> Tape<'a, B> {
     fn convolve(&self, x: &Variable<B>, convolution: &Convolution<B>, history: Option<&F32<B>>) -> Rc<Lease<B>> {
         let starts = self.layout.document_starts();
         let mut y = self.take(x.data.length());
-        let weight = convolution.weight.value(self.parameters);
-        self.backend.run(Conv1dForward { y: &mut *y, x: &**x.data, weight, history, p: convolution.over(&starts) });
+        let (weight, p) = (convolution.weight.value(self.parameters), convolution.over(&starts));
+        self.backend.run(Conv1dForward { y: y.buffer_mut(), x: x.buffer(), weight, history, p });
         Rc::new(y)
     }
 }
@@ -62,14 +62,13 @@ impl<B: Backend> Saved<'_, B> {
         let mut dx = tape.take(self.x.data.length());
         let weight = self.convolution.weight.value(tape.parameters);
         let dweight = self.convolution.weight.id().map(|id| gradients.reach(id));
-        let (x, p) = (&self.x.data, self.convolution.over(&starts));
         tape.backend.run(Conv1dBackward {
-            dx: &mut *dx,
+            dx: dx.buffer_mut(),
             dweight,
-            dy: &**gradient,
-            x: &***x,
+            dy: gradient.buffer(),
+            x: self.x.buffer(),
             weight,
-            p,
+            p: self.convolution.over(&starts),
             row_starts: &tape.layout.row_starts,
         });
         if self.x.needs_gradient {

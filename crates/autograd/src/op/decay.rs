@@ -37,10 +37,10 @@ impl<'a, B: Backend> Tape<'a, B> {
         let [mut g, mut beta] = [(); 2].map(|()| self.take(a.data.length()));
         let [a_log, dt_bias] = [&rates.a_log, &rates.dt_bias].map(|vector| vector.value(self.parameters));
         self.backend.run(DecayForward {
-            g: &mut *g,
-            beta: &mut *beta,
-            a: &**a.data,
-            b: &**b.data,
+            g: g.buffer_mut(),
+            beta: beta.buffer_mut(),
+            a: a.buffer(),
+            b: b.buffer(),
             a_log,
             dt_bias,
             p: shape,
@@ -63,18 +63,18 @@ impl<B: Backend> Saved<'_, B> {
         let (Some(dg), Some(dbeta)) = (dg, dbeta) else { return };
         let [mut da, mut db] = [(); 2].map(|()| tape.take(dg.length()));
         let [a_log, dt_bias] = [&self.rates.a_log, &self.rates.dt_bias].map(|vector| vector.value(tape.parameters));
-        let parameters = match self.rates.ids() {
+        let dparameters = match self.rates.ids() {
             [Some(a_log), Some(dt_bias)] => Some(gradients.reach_both(a_log, dt_bias)),
             _ => None,
         };
         tape.backend.run(DecayBackward {
-            da: &mut *da,
-            db: &mut *db,
-            dparameters: parameters,
-            dg: &**dg,
-            dbeta: &**dbeta,
-            a: &**self.a.data,
-            b: &**self.b.data,
+            da: da.buffer_mut(),
+            db: db.buffer_mut(),
+            dparameters,
+            dg: dg.buffer(),
+            dbeta: dbeta.buffer(),
+            a: self.a.buffer(),
+            b: self.b.buffer(),
             a_log,
             dt_bias,
             p: self.shape,

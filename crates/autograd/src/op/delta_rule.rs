@@ -48,7 +48,7 @@ impl<B: Backend> Tape<'_, B> {
         let [o] = self.kept_or(inputs.each_ref(), |tape| {
             let starts = tape.layout.document_starts();
             let mut o = tape.take(tape.layout.tokens * width);
-            tape.delta_rule_into(&mut o, None, inputs.each_ref().map(|x| &**x.data), None, shape, &starts);
+            tape.delta_rule_into(&mut o, None, inputs.each_ref().map(Variable::buffer), None, shape, &starts);
             [Rc::new(o)]
         });
         let needs_gradient = inputs.iter().any(|x| x.needs_gradient);
@@ -95,12 +95,10 @@ impl<B: Backend> Saved<B> {
         let mut gradients: [Lease<B>; 5] = self.inputs.each_ref().map(|x| tape.take(x.data.length()));
         let starts = tape.layout.document_starts();
         let p = self.shape.over(&starts);
-        {
-            let [q, k, v, g, beta] = self.inputs.each_ref().map(|x| &**x.data);
-            let [dq, dk, dv, dg, dbeta] = gradients.each_mut().map(|gradient| &mut **gradient);
-            let d_o = &**gradient;
-            tape.backend.run(DeltaRuleBackward { dq, dk, dv, dg, dbeta, d_o, q, k, v, g, beta, p });
-        }
+        let [dq, dk, dv, dg, dbeta] = gradients.each_mut().map(Lease::buffer_mut);
+        let [q, k, v, g, beta] = self.inputs.each_ref().map(Variable::buffer);
+        let d_o = gradient.buffer();
+        tape.backend.run(DeltaRuleBackward { dq, dk, dv, dg, dbeta, d_o, q, k, v, g, beta, p });
         drop(gradient);
         for (variable, gradient) in self.inputs.iter().zip(gradients) {
             if variable.needs_gradient {

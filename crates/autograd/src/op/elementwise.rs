@@ -72,7 +72,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let (input, width, needs_gradient) = (x.id, x.width, x.needs_gradient);
         let mut data = self.owned(x.data);
         self.backend.run(RopeForward {
-            x: &mut *data,
+            x: data.buffer_mut(),
             cos: rotation.cos,
             sin: rotation.sin,
             positions: &self.layout.positions,
@@ -89,7 +89,7 @@ impl<'a, B: Backend> Tape<'a, B> {
     /// `silu(gate)·up`.
     pub fn swiglu(&mut self, gate: Variable<B>, up: Variable<B>) -> Variable<B> {
         let mut data = self.take(gate.data.length());
-        self.backend.run(SwigluForward { h: &mut *data, gate: &**gate.data, up: &**up.data });
+        self.backend.run(SwigluForward { h: data.buffer_mut(), gate: gate.buffer(), up: up.buffer() });
         let y = self.variable(Rc::new(data), gate.width, gate.needs_gradient || up.needs_gradient);
         if y.needs_gradient {
             let (output, lengths) = (y.id, [gate.data.length(), up.data.length()]);
@@ -107,7 +107,7 @@ impl<'a, B: Backend> Tape<'a, B> {
     pub(crate) fn add_where(&mut self, a: &Variable<B>, b: &Variable<B>, wanted: bool) -> Variable<B> {
         let mut data = self.take(a.data.length());
         if wanted {
-            self.backend.run(Add { y: &mut *data, a: &**a.data, b: &**b.data });
+            self.backend.run(Add { y: data.buffer_mut(), a: a.buffer(), b: b.buffer() });
         }
         let y = self.variable(Rc::new(data), a.width, a.needs_gradient || b.needs_gradient);
         if y.needs_gradient {
@@ -125,7 +125,7 @@ impl<B: Backend> SavedRope<'_, B> {
         let mut gradient = tape.owned(gradient);
         let (cos, sin) = (self.rotation.cos, self.rotation.sin);
         tape.backend.run(RopeBackward {
-            dx: &mut *gradient,
+            dx: gradient.buffer_mut(),
             cos,
             sin,
             positions: &tape.layout.positions,
@@ -140,11 +140,11 @@ impl<B: Backend> SavedSwiglu<B> {
         let Some(gradient) = values[self.output].take() else { return };
         let [mut gate, mut up]: [Lease<B>; 2] = [(); 2].map(|()| tape.take(gradient.length()));
         tape.backend.run(SwigluBackward {
-            dgate: &mut *gate,
-            dup: &mut *up,
-            dh: &**gradient,
-            gate: &**self.gate.data,
-            up: &**self.up.data,
+            dgate: gate.buffer_mut(),
+            dup: up.buffer_mut(),
+            dh: gradient.buffer(),
+            gate: self.gate.buffer(),
+            up: self.up.buffer(),
         });
         drop(gradient);
         for (variable, gradient) in [(&self.gate, gate), (&self.up, up)] {

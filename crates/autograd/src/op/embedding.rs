@@ -23,7 +23,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             Table::Frozen(frozen) => (frozen.stored(), None),
             Table::Trained(id) | Table::Tied(id) => (StoredMatrix::F32(&self.parameters.get(*id).value), Some(*id)),
         };
-        self.backend.run(EmbeddingForward { y: &mut *y, table: stored, ids, width });
+        self.backend.run(EmbeddingForward { y: y.buffer_mut(), table: stored, ids, width });
         let y = self.variable(Rc::new(y), width, trained.is_some());
         if let Some(id) = trained {
             let (tied, output) = (matches!(table, Table::Tied(_)), y.id);
@@ -42,6 +42,6 @@ impl<B: Backend> Saved<'_, B> {
         } else {
             gradients.reach(self.table)
         };
-        tape.backend.run(EmbeddingBackward { dtable: table, dy: &**gradient, ids: self.ids, width: self.width });
+        tape.backend.run(EmbeddingBackward { dtable: table, dy: gradient.buffer(), ids: self.ids, width: self.width });
     }
 }

@@ -101,7 +101,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let (both, low) = self.grouped_product(&rows, matrix, &grouping, true);
         drop(rows);
         let mut data = self.take(both.length() / 2);
-        self.backend.run(SwigluPairsForward { h: &mut *data, both: &*both, width });
+        self.backend.run(SwigluPairsForward { h: data.buffer_mut(), both: both.buffer(), width });
         let y = self.variable(Rc::new(data), width, x.needs_gradient || matrix.needs_input());
         if y.needs_gradient {
             let saved = SavedUp {
@@ -140,9 +140,9 @@ impl<'a, B: Backend> Tape<'a, B> {
         if wanted {
             let p = self.combine(routes.slots(), matrix.outputs);
             self.backend.run(CombineForward {
-                y: &mut *y,
-                rows: &**rows,
-                weights: Some(&**weights.data),
+                y: y.buffer_mut(),
+                rows: rows.buffer(),
+                weights: Some(weights.buffer()),
                 places: &grouping.places,
                 p,
             });
@@ -168,8 +168,8 @@ impl<'a, B: Backend> Tape<'a, B> {
     /// A copy of a token's row for each of its experts.
     fn gathered(&self, x: &Lease<B>, grouping: &Grouping<B>, width: usize) -> Lease<B> {
         let mut rows = self.take(grouping.grouped.tokens.len() * width);
-        let (table, ids) = (StoredMatrix::F32(&**x), &grouping.tokens);
-        self.backend.run(EmbeddingForward { y: &mut *rows, table, ids, width });
+        let (table, ids) = (StoredMatrix::F32(x.buffer()), &grouping.tokens);
+        self.backend.run(EmbeddingForward { y: rows.buffer_mut(), table, ids, width });
         rows
     }
 
@@ -191,16 +191,16 @@ impl<'a, B: Backend> Tape<'a, B> {
             let sliced = self.slice_in(self.profile, count, x, matrix.inputs);
             let p = self.expert_product(segments, matrix);
             self.with_experts(matrix, |operand| {
-                self.backend.run(ProductForward { y: &mut *y, x: &*sliced, w: operand, p });
+                self.backend.run(ProductForward { y: y.buffer_mut(), x: sliced.slices(), w: operand, p });
             });
         }
         let low = matrix.adapter.as_ref().map(|adapter| {
             let [a, b] = matrix.factors(adapter, segments);
             let mut low = self.take(count * adapter.rank);
             let [factor_a, factor_b] = [adapter.a, adapter.b].map(|id| &self.parameters.get(id).value);
-            self.backend.run(LowRankContract { u: &mut *low, x: &**x, factor: factor_a, p: a });
+            self.backend.run(LowRankContract { u: low.buffer_mut(), x: x.buffer(), factor: factor_a, p: a });
             if wanted {
-                self.backend.run(LowRankExpand { y: &mut *y, u: &*low, factor: factor_b, p: b });
+                self.backend.run(LowRankExpand { y: y.buffer_mut(), u: low.buffer(), factor: factor_b, p: b });
             }
             Rc::new(low)
         });
@@ -240,8 +240,8 @@ impl<B: Backend> MatrixGradient<'_, B> {
             let x = input.expect("the input of trained experts is saved");
             tape.backend.run(ProductGradWeight {
                 dw: gradients.reach(id),
-                dy: &**dy,
-                x: &**x,
+                dy: dy.buffer(),
+                x: x.buffer(),
                 p,
                 row_starts: &grouping.row_starts,
             });
@@ -255,13 +255,13 @@ impl<B: Backend> MatrixGradient<'_, B> {
             tape.quantized_grad_input(&mut dx, dy, parts, segments, false);
         } else {
             tape.with_experts(matrix, |operand| {
-                tape.backend.run(ProductGradInput { dx: &mut *dx, dy: &**dy, w: operand, p });
+                tape.backend.run(ProductGradInput { dx: dx.buffer_mut(), dy: dy.buffer(), w: operand, p });
             });
         }
         if let Some((adapter, grad_low)) = matrix.adapter.as_ref().zip(grad_low) {
             let [a, _] = matrix.factors(adapter, segments);
             let factor = &tape.parameters.get(adapter.a).value;
-            tape.backend.run(LowRankExpand { y: &mut *dx, u: &*grad_low, factor, p: a });
+            tape.backend.run(LowRankExpand { y: dx.buffer_mut(), u: grad_low.buffer(), factor, p: a });
         }
         Some(dx)
     }
@@ -277,10 +277,8 @@ impl<B: Backend> MatrixGradient<'_, B> {
         let (segments, row_starts) = (&self.grouping.grouped.segments, &self.grouping.row_starts);
         let [a, b] = self.matrix.factors(adapter, segments);
         let mut grad_low = tape.take(b.tokens() * adapter.rank);
-        {
-            let factor = &tape.parameters.get(adapter.b).value;
-            tape.backend.run(LowRankContract { u: &mut *grad_low, x: &**self.dy, factor, p: b });
-        }
+        let factor = &tape.parameters.get(adapter.b).value;
+        tape.backend.run(LowRankContract { u: grad_low.buffer_mut(), x: self.dy.buffer(), factor, p: b });
         let low = self.low.expect("an adapter saves its low-rank value");
         let x = input.expect("an adapter's input is saved");
         tape.outer(gradients.reach(adapter.b), low, self.dy, &b, row_starts);
@@ -312,9 +310,9 @@ impl<B: Backend> SavedUp<'_, B> {
         let matrix = &self.experts.gate_up;
         let mut dy = tape.take(self.both.length());
         tape.backend.run(SwigluPairsBackward {
-            dboth: &mut *dy,
-            dh: &**gradient,
-            both: &**self.both,
+            dboth: dy.buffer_mut(),
+            dh: gradient.buffer(),
+            both: self.both.buffer(),
             width: matrix.outputs / 2,
         });
         drop(gradient);
@@ -327,8 +325,8 @@ impl<B: Backend> SavedUp<'_, B> {
         let p = Combine { accumulate: before.is_some(), ..tape.combine(self.slots, matrix.inputs) };
         let mut dx = before.unwrap_or_else(|| tape.take(self.length));
         tape.backend.run(CombineForward {
-            y: &mut *dx,
-            rows: &*drows,
+            y: dx.buffer_mut(),
+            rows: drows.buffer(),
             weights: None,
             places: &self.grouping.places,
             p,
@@ -350,14 +348,13 @@ impl<B: Backend> SavedDown<'_, B> {
         let mut dweights = tape.take(p.rows());
         // Nobody asks for the gradient of the weights where the rows were not kept: any rows do.
         let rows = self.rows.unwrap_or_else(|| Rc::new(tape.take(p.rows() * matrix.outputs)));
-        let places = &self.grouping.places;
         tape.backend.run(CombineBackward {
-            drows: &mut *drows,
-            dweights: &mut *dweights,
-            dy: &**dy,
-            rows: &**rows,
-            weights: &**self.weights.data,
-            places,
+            drows: drows.buffer_mut(),
+            dweights: dweights.buffer_mut(),
+            dy: dy.buffer(),
+            rows: rows.buffer(),
+            weights: self.weights.buffer(),
+            places: &self.grouping.places,
             p,
         });
         drop(rows);

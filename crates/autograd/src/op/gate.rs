@@ -20,7 +20,7 @@ impl<B: Backend> Tape<'_, B> {
         assert_eq!(gate.width, x.width, "a gate per element");
         let shape = Gate { tokens: self.layout.tokens, width: x.width, per_token: false };
         let mut data = self.take(x.data.length());
-        self.backend.run(GateForward { y: &mut *data, x: &**x.data, g: &**gate.data, p: shape });
+        self.backend.run(GateForward { y: data.buffer_mut(), x: x.buffer(), g: gate.buffer(), p: shape });
         let y = self.variable(Rc::new(data), x.width, x.needs_gradient || gate.needs_gradient);
         if y.needs_gradient {
             let (output, lengths) = (y.id, [x.data.length(), gate.data.length()]);
@@ -34,13 +34,12 @@ impl<B: Backend> Saved<B> {
     pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>]) {
         let Some(gradient) = values[self.output].take() else { return };
         let [mut dx, mut dgate] = [&self.x, &self.gate].map(|x| tape.take(x.data.length()));
-        let (x, gate) = (&self.x.data, &self.gate.data);
         tape.backend.run(GateBackward {
-            dx: &mut *dx,
-            dg: &mut *dgate,
-            dy: &**gradient,
-            x: &***x,
-            g: &***gate,
+            dx: dx.buffer_mut(),
+            dg: dgate.buffer_mut(),
+            dy: gradient.buffer(),
+            x: self.x.buffer(),
+            g: self.gate.buffer(),
             p: self.shape,
         });
         drop(gradient);

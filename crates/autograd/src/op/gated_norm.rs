@@ -25,13 +25,12 @@ impl<'a, B: Backend> Tape<'a, B> {
         assert!(!zero_centred, "the weight of a gated norm is plain");
         let shape = GatedNorm { tokens: self.layout.tokens * (h.width / width), width, eps };
         let (mut y, mut inverse) = (self.take(h.data.length()), self.take(shape.tokens));
-        let value = weight.value(self.parameters);
         self.backend.run(GatedNormForward {
-            y: &mut *y,
-            inverse: &mut *inverse,
-            h: &**h.data,
-            z: &**z.data,
-            weight: value,
+            y: y.buffer_mut(),
+            inverse: inverse.buffer_mut(),
+            h: h.buffer(),
+            z: z.buffer(),
+            weight: weight.value(self.parameters),
             p: shape,
         });
         let needs_gradient = h.needs_gradient || z.needs_gradient || weight.id().is_some();
@@ -52,17 +51,15 @@ impl<B: Backend> Saved<'_, B> {
         let [mut dh, mut dz] = [(); 2].map(|()| tape.take(gradient.length()));
         let heads = self.h.width / self.shape.width;
         let row_starts: Vec<usize> = tape.layout.row_starts.iter().map(|start| start * heads).collect();
-        let weight = self.weight.value(tape.parameters);
-        let dweight = self.weight.id().map(|id| gradients.reach(id));
         tape.backend.run(GatedNormBackward {
-            dh: &mut *dh,
-            dz: &mut *dz,
-            dweight,
-            dy: &**gradient,
-            h: &**self.h.data,
-            z: &**self.z.data,
-            inverse: &**self.inverse,
-            weight,
+            dh: dh.buffer_mut(),
+            dz: dz.buffer_mut(),
+            dweight: self.weight.id().map(|id| gradients.reach(id)),
+            dy: gradient.buffer(),
+            h: self.h.buffer(),
+            z: self.z.buffer(),
+            inverse: self.inverse.buffer(),
+            weight: self.weight.value(tape.parameters),
             p: self.shape,
             row_starts: &row_starts,
         });

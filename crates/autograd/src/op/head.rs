@@ -60,11 +60,11 @@ impl<'a, B: Backend> Tape<'a, B> {
             let mut dh = self.take(h.data.length());
             self.backend.run(HeadLossStep {
                 loss: &mut loss,
-                lse: &mut *lse,
+                lse: lse.buffer_mut(),
                 best: &mut best,
-                dh: &mut *dh,
-                rows: &*rows,
-                h: &**h.data,
+                dh: dh.buffer_mut(),
+                rows: rows.slices(),
+                h: h.buffer(),
                 head: Operand::Sliced(frozen),
                 labels,
                 weight,
@@ -76,9 +76,9 @@ impl<'a, B: Backend> Tape<'a, B> {
         self.with_head(head, h.width, vocabulary, |operand| {
             self.backend.run(HeadLossForward {
                 loss: &mut loss,
-                lse: &mut *lse,
+                lse: lse.buffer_mut(),
                 best: &mut best,
-                h: &*rows,
+                h: rows.slices(),
                 head: operand,
                 labels,
                 p,
@@ -99,7 +99,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let p = Product { segments: &segments, n: vocabulary, k: h.width, profile: self.profile, accumulate: false };
         let mut z = self.take(self.layout.tokens * vocabulary);
         self.with_head(head, h.width, vocabulary, |operand| {
-            self.backend.run(ProductForward { y: &mut *z, x: &*rows, w: operand, p });
+            self.backend.run(ProductForward { y: z.buffer_mut(), x: rows.slices(), w: operand, p });
         });
         self.variable(Rc::new(z), vocabulary, false)
     }
@@ -130,7 +130,7 @@ impl<B: Backend> Saved<'_, B> {
                 let dhead = Some(gradients.reach(id));
                 tape.with_head(head, h.width, vocabulary, |operand| {
                     let (labels, weight) = (&targets.labels, &targets.weight);
-                    let (dh, rows, h, lse) = (&mut *dh, &*rows, &**h.data, &*lse);
+                    let (dh, rows, h, lse) = (dh.buffer_mut(), rows.slices(), h.buffer(), lse.buffer());
                     tape.backend.run(HeadLossBackward { dh, dhead, rows, h, head: operand, labels, lse, weight, p });
                 });
                 (h, dh)

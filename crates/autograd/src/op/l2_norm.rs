@@ -20,7 +20,7 @@ impl<B: Backend> Tape<'_, B> {
         let tokens = self.layout.tokens * (x.width / width);
         let shape = L2Norm { tokens, width, eps, factor };
         let (mut y, mut inverse) = (self.take(x.data.length()), self.take(tokens));
-        self.backend.run(L2NormForward { y: &mut *y, inverse: &mut *inverse, x: &**x.data, p: shape });
+        self.backend.run(L2NormForward { y: y.buffer_mut(), inverse: inverse.buffer_mut(), x: x.buffer(), p: shape });
         let y = self.variable(Rc::new(y), x.width, x.needs_gradient);
         if y.needs_gradient {
             let (inverse, output, lengths) = (Rc::new(inverse), y.id, [x.data.length(), tokens]);
@@ -36,10 +36,10 @@ impl<B: Backend> Saved<B> {
         let Some(gradient) = values[self.output].take() else { return };
         let mut dx = tape.take(self.x.data.length());
         tape.backend.run(L2NormBackward {
-            dx: &mut *dx,
-            dy: &**gradient,
-            x: &**self.x.data,
-            inverse: &**self.inverse,
+            dx: dx.buffer_mut(),
+            dy: gradient.buffer(),
+            x: self.x.buffer(),
+            inverse: self.inverse.buffer(),
             p: self.shape,
         });
         tape.contribute(values, self.x.id, Rc::new(dx));

@@ -169,18 +169,19 @@ impl<'a, B: Backend> Tape<'a, B> {
         let p = self.product(&segments, layer);
         let expand = layer.adapter.as_ref().map(|adapter| adapter.factor_b(&segments, layer.outputs));
         let b = layer.adapter.as_ref().map(|adapter| &self.parameters.get(adapter.b).value);
-        let term = adapter.zip(b).zip(expand).map(|((saved, factor), p)| LowRankTerm { u: &**saved.low, factor, p });
+        let term =
+            adapter.zip(b).zip(expand).map(|((saved, factor), p)| LowRankTerm { u: saved.low.buffer(), factor, p });
         let bias = layer.bias.as_ref().map(|bias| bias.value(self.parameters));
         if let Matrix::Quantized(parts) = &layer.weight {
             self.quantized_forward(y, x, rows, parts, &segments);
             if let Some(bias) = bias {
-                self.backend.run(BiasForward { y: &mut **y, bias });
+                self.backend.run(BiasForward { y: y.buffer_mut(), bias });
             }
             return self.expand(y, term);
         }
         let rows = rows.expect("rows are sliced where a layer takes them");
         self.with_weight(layer, |operand| {
-            self.backend.run(LinearForward { y: &mut **y, x: &**rows, w: operand, p, bias, adapter: term });
+            self.backend.run(LinearForward { y: y.buffer_mut(), x: rows.slices(), w: operand, p, bias, adapter: term });
         });
     }
 
@@ -216,13 +217,8 @@ impl<'a, B: Backend> Tape<'a, B> {
         let input = dropped.as_ref().unwrap_or(&x.data);
         let mut low = self.take(tokens * adapter.rank);
         let segments = [0, tokens];
-        let p = adapter.factor_a(&segments, layer.inputs);
-        self.backend.run(LowRankContract {
-            u: &mut *low,
-            x: &***input,
-            factor: &self.parameters.get(adapter.a).value,
-            p,
-        });
+        let (factor, p) = (&self.parameters.get(adapter.a).value, adapter.factor_a(&segments, layer.inputs));
+        self.backend.run(LowRankContract { u: low.buffer_mut(), x: input.buffer(), factor, p });
         SavedAdapter { dropped, low: Rc::new(low) }
     }
 
@@ -237,7 +233,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             threshold: dropout_threshold(adapter.dropout),
             keep_scale: keep_scale(adapter.dropout),
         };
-        self.backend.run(ApplyDropout { y: &mut **y, x: &**x, p });
+        self.backend.run(ApplyDropout { y: y.buffer_mut(), x: x.buffer(), p });
     }
 }
 
@@ -313,13 +309,13 @@ impl<B: Backend> LayerGradients<'_, B> {
         let Self { layer, x, dy, adapter } = self;
         let (tokens, row_starts) = (tape.layout.tokens, &tape.layout.row_starts);
         if let Some(id) = layer.bias.as_ref().and_then(Vector::id) {
-            tape.backend.run(BiasBackward { dbias: gradients.reach(id), dy: &**dy, row_starts });
+            tape.backend.run(BiasBackward { dbias: gradients.reach(id), dy: dy.buffer(), row_starts });
         }
         if let Matrix::Trained(id) = layer.weight {
             let segments = [0, tokens];
             let p = tape.product(&segments, layer);
-            let x = x.as_ref().expect("a trained layer's input is saved");
-            tape.backend.run(ProductGradWeight { dw: gradients.reach(id), dy: &**dy, x: &***x, p, row_starts });
+            let x = x.as_ref().expect("a trained layer's input is saved").buffer();
+            tape.backend.run(ProductGradWeight { dw: gradients.reach(id), dy: dy.buffer(), x, p, row_starts });
         }
         if let Some(AdapterGradients { adapter, saved, grad_low }) = adapter {
             let segments = [0, tokens];
@@ -334,9 +330,9 @@ impl<B: Backend> LayerGradients<'_, B> {
 /// `dy·B`, the gradient of the low-rank value before its scale.
 fn low_gradient<B: Backend>(tape: &Tape<B>, layer: &Linear<B>, adapter: &Adapter, dy: &Lease<B>) -> Lease<B> {
     let segments = [0, tape.layout.tokens];
-    let b = adapter.factor_b(&segments, layer.outputs);
+    let (factor, p) = (&tape.parameters.get(adapter.b).value, adapter.factor_b(&segments, layer.outputs));
     let mut low = tape.take(tape.layout.tokens * adapter.rank);
-    tape.backend.run(LowRankContract { u: &mut *low, x: &**dy, factor: &tape.parameters.get(adapter.b).value, p: b });
+    tape.backend.run(LowRankContract { u: low.buffer_mut(), x: dy.buffer(), factor, p });
     low
 }
 
@@ -354,14 +350,14 @@ fn input_gradient<B: Backend>(
     let expand = low.map(|(adapter, _)| adapter.factor_a(&segments, layer.inputs));
     let term = low.zip(expand).map(|((adapter, low), p)| {
         let factor = &tape.parameters.get(adapter.a).value;
-        LowRankTerm { u: &**low, factor, p }
+        LowRankTerm { u: low.buffer(), factor, p }
     });
     if let Matrix::Quantized(parts) = &layer.weight {
         tape.quantized_grad_input(dx, dy, parts, &segments, started);
         return tape.expand(dx, term);
     }
     tape.with_weight(layer, |operand| {
-        tape.backend.run(LinearGradInput { dx: &mut **dx, dy: &**dy, w: operand, p, adapter: term });
+        tape.backend.run(LinearGradInput { dx: dx.buffer_mut(), dy: dy.buffer(), w: operand, p, adapter: term });
     });
 }
 
@@ -378,10 +374,10 @@ fn dropped_input_gradient<B: Backend>(
     let a = &tape.parameters.get(adapter.a).value;
     let mut part = tape.take(dx.length());
     let zeros = tape.backend.zeros(dx.length());
-    tape.backend.run(ToF32 { y: &mut *part, x: StoredMatrix::F32(&zeros) });
-    tape.backend.run(LowRankExpand { y: &mut *part, u: &**low, factor: a, p });
+    tape.backend.run(ToF32 { y: part.buffer_mut(), x: StoredMatrix::F32(&zeros) });
+    tape.backend.run(LowRankExpand { y: part.buffer_mut(), u: low.buffer(), factor: a, p });
     let (mut masked, mut sum) = (tape.take(dx.length()), tape.take(dx.length()));
     tape.drop_out(&mut masked, &part, layer.inputs, adapter);
-    tape.backend.run(Add { y: &mut *sum, a: &**dx, b: &*masked });
+    tape.backend.run(Add { y: sum.buffer_mut(), a: dx.buffer(), b: masked.buffer() });
     sum
 }

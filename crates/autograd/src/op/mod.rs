@@ -3,7 +3,6 @@
 //! A value that is used several times gets its gradients in the reverse order of its uses: the first is stored, later ones are
 //! added (`docs/numerics.md`, "Composition").
 
-use isobit_kernels::op::{Add, ToF32};
 pub(crate) mod attention;
 pub(crate) mod balance;
 pub(crate) mod columns;
@@ -28,6 +27,7 @@ use crate::arena::Lease;
 use crate::parameters::Gradients;
 use crate::recompute::Recomputation;
 use crate::tape::{Gradient, Tape};
+use isobit_kernels::op::{Add, ToF32};
 use isobit_kernels::{Backend, StoredMatrix};
 use std::rc::Rc;
 
@@ -123,7 +123,7 @@ impl<B: Backend> Tape<'_, B> {
             None => gradient,
             Some(before) => {
                 let mut sum = self.take(before.length());
-                self.backend.run(Add { y: &mut *sum, a: &**before, b: &**gradient });
+                self.backend.run(Add { y: sum.buffer_mut(), a: before.buffer(), b: gradient.buffer() });
                 Rc::new(sum)
             }
         });
@@ -133,7 +133,7 @@ impl<B: Backend> Tape<'_, B> {
     pub(crate) fn owned(&self, gradient: Rc<Lease<B>>) -> Lease<B> {
         Rc::try_unwrap(gradient).unwrap_or_else(|shared| {
             let mut copy = self.take(shared.length());
-            self.backend.run(ToF32 { y: &mut *copy, x: StoredMatrix::F32(&**shared) });
+            self.backend.run(ToF32 { y: copy.buffer_mut(), x: StoredMatrix::F32(shared.buffer()) });
             copy
         })
     }

@@ -32,8 +32,13 @@ impl<'a, B: Backend> Tape<'a, B> {
         let tokens = self.layout.tokens * (x.width / width);
         let shape = RmsNorm { tokens, width, eps, zero_centred, accumulate: false };
         let (mut y, mut inverse) = (self.take(x.data.length()), self.take(tokens));
-        let value = weight.value(self.parameters);
-        self.backend.run(RmsNormForward { y: &mut *y, inverse: &mut *inverse, x: &**x.data, weight: value, p: shape });
+        self.backend.run(RmsNormForward {
+            y: y.buffer_mut(),
+            inverse: inverse.buffer_mut(),
+            x: x.buffer(),
+            weight: weight.value(self.parameters),
+            p: shape,
+        });
         let needs_gradient = x.needs_gradient || weight.id().is_some();
         let y = self.variable(Rc::new(y), x.width, needs_gradient);
         if needs_gradient {
@@ -55,18 +60,14 @@ impl<B: Backend> Saved<'_, B> {
         let mut dx = before.map_or_else(|| tape.take(self.x.data.length()), |before| tape.owned(before));
         let groups = self.x.width / self.shape.width;
         let row_starts: Vec<usize> = tape.layout.row_starts.iter().map(|start| start * groups).collect();
-        let weight = self.weight.value(tape.parameters);
-        let dweight = self.weight.id().map(|id| gradients.reach(id));
-        let shape = RmsNorm { accumulate, ..self.shape };
-        let x = &self.x.data;
         tape.backend.run(RmsNormBackward {
-            dx: &mut *dx,
-            dweight,
-            dy: &**gradient,
-            x: &***x,
-            inverse: &**self.inverse,
-            weight,
-            p: shape,
+            dx: dx.buffer_mut(),
+            dweight: self.weight.id().map(|id| gradients.reach(id)),
+            dy: gradient.buffer(),
+            x: self.x.buffer(),
+            inverse: self.inverse.buffer(),
+            weight: self.weight.value(tape.parameters),
+            p: RmsNorm { accumulate, ..self.shape },
             row_starts: &row_starts,
         });
         if self.x.needs_gradient {

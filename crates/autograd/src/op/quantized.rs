@@ -53,11 +53,8 @@ impl<B: Backend> Tape<'_, B> {
                 let width = part.shape.n;
                 let mut one = self.take(count * width);
                 self.one_quantized_forward(&mut one, x, rows, part, segments);
-                self.backend.run(CopyColumns {
-                    y: &mut **y,
-                    x: &*one,
-                    p: PartColumns { rows: count, offset, width, whole }.columns(true),
-                });
+                let p = PartColumns { rows: count, offset, width, whole }.columns(true);
+                self.backend.run(CopyColumns { y: y.buffer_mut(), x: one.buffer(), p });
                 offset += width;
             }
             return;
@@ -81,14 +78,14 @@ impl<B: Backend> Tape<'_, B> {
             own = self.ordered_rows(x, part, &p);
             &own
         };
-        self.backend.run(Product4Forward { y: &mut **y, x: &**rows, w: &part.weight, p });
+        self.backend.run(Product4Forward { y: y.buffer_mut(), x: rows.slices(), w: &part.weight, p });
     }
 
     /// Slices of rows whose channels are in the order of the weight that they meet.
     fn ordered_rows(&self, x: &Lease<B>, part: &Quantized<B>, p: &Product) -> RowsLease<B> {
         let shape = SliceShape { rows: p.rows(), width: p.k, profile: p.profile };
         let mut rows = self.arena.rows(self.backend, shape);
-        self.backend.run(Product4Rows { rows: &mut *rows, x: &**x, w: &part.weight, p: *p });
+        self.backend.run(Product4Rows { rows: rows.slices_mut(), x: x.buffer(), w: &part.weight, p: *p });
         rows
     }
 
@@ -109,19 +106,12 @@ impl<B: Backend> Tape<'_, B> {
             let width = part.shape.n;
             let one = (width < whole).then(|| {
                 let mut one = self.take(p.rows() * width);
-                self.backend.run(CopyColumns {
-                    y: &mut *one,
-                    x: &**dy,
-                    p: PartColumns { rows: p.rows(), offset, width, whole }.columns(false),
-                });
+                let p = PartColumns { rows: p.rows(), offset, width, whole }.columns(false);
+                self.backend.run(CopyColumns { y: one.buffer_mut(), x: dy.buffer(), p });
                 one
             });
-            self.backend.run(Product4GradInput {
-                dx: &mut **dx,
-                dy: &**one.as_ref().unwrap_or(dy),
-                w: &part.weight,
-                p,
-            });
+            let dy = one.as_ref().unwrap_or(dy).buffer();
+            self.backend.run(Product4GradInput { dx: dx.buffer_mut(), dy, w: &part.weight, p });
             offset += width;
         }
     }

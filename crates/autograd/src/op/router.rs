@@ -96,8 +96,8 @@ impl<'a, B: Backend> Tape<'a, B> {
         }
         let mut weights = self.take(shape.tokens * shape.chosen);
         self.backend.run(RouterWeights {
-            weights: &mut *weights,
-            logits: &**logits,
+            weights: weights.buffer_mut(),
+            logits: logits.buffer(),
             indices: &grouping.device_choices,
             p: shape,
         });
@@ -140,7 +140,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let segments = [0, self.layout.tokens];
         let p = router_product(router, &segments);
         self.with_router(router, |operand| {
-            self.backend.run(ProductForward { y: &mut *logits, x: &*rows, w: operand, p });
+            self.backend.run(ProductForward { y: logits.buffer_mut(), x: rows.slices(), w: operand, p });
         });
         logits
     }
@@ -168,7 +168,7 @@ impl<'a, B: Backend> Tape<'a, B> {
     /// Rows of a matrix as slices of a profile.
     pub(crate) fn slice_in(&self, profile: Profile, count: usize, x: &Lease<B>, width: usize) -> RowsLease<B> {
         let mut rows = self.arena.rows(self.backend, SliceShape { rows: count, width, profile });
-        self.backend.run(SliceRows { rows: &mut *rows, x: &**x });
+        self.backend.run(SliceRows { rows: rows.slices_mut(), x: x.buffer() });
         rows
     }
 }
@@ -183,21 +183,19 @@ impl<B: Backend> Saved<'_, B> {
         let Some(dweights) = values[self.output].take() else { return };
         let Self { router, logits, .. } = &self;
         let mut dlogits = tape.take(logits.length());
-        let shape = router.shape(tape.layout.tokens);
         tape.backend.run(RouterBackward {
-            dlogits: &mut *dlogits,
-            dweights: &**dweights,
-            logits: &***logits,
+            dlogits: dlogits.buffer_mut(),
+            dweights: dweights.buffer(),
+            logits: logits.buffer(),
             indices: &self.grouping.device_choices,
-            p: shape,
+            p: router.shape(tape.layout.tokens),
         });
         if let Some(share) = tape.balance_share() {
-            let row_starts = &tape.layout.row_starts;
             tape.backend.run(BalanceBackward {
-                dlogits: &mut *dlogits,
+                dlogits: dlogits.buffer_mut(),
                 share,
-                logits: &***logits,
-                row_starts,
+                logits: logits.buffer(),
+                row_starts: &tape.layout.row_starts,
                 experts: router.experts,
             });
         }
@@ -206,14 +204,15 @@ impl<B: Backend> Saved<'_, B> {
         if let Matrix::Trained(id) = router.weight {
             let x = self.x.as_ref().expect("a trained router's input is saved");
             let row_starts = &tape.layout.row_starts;
-            tape.backend.run(ProductGradWeight { dw: gradients.reach(id), dy: &*dlogits, x: &***x, p, row_starts });
+            let (dw, dy, x) = (gradients.reach(id), dlogits.buffer(), x.buffer());
+            tape.backend.run(ProductGradWeight { dw, dy, x, p, row_starts });
         }
         if self.needs_gradient {
             let before = values[self.input].take().map(|before| tape.owned(before));
             let p = Product { accumulate: before.is_some(), ..p };
             let mut dx = before.unwrap_or_else(|| tape.take(self.length));
             tape.with_router(router, |operand| {
-                tape.backend.run(ProductGradInput { dx: &mut *dx, dy: &*dlogits, w: operand, p });
+                tape.backend.run(ProductGradInput { dx: dx.buffer_mut(), dy: dlogits.buffer(), w: operand, p });
             });
             values[self.input] = Some(Rc::new(dx));
         }

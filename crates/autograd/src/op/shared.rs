@@ -77,7 +77,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         let shape = Gate { tokens: self.layout.tokens, width: x.width, per_token: true };
         let mut data = self.take(x.data.length());
         if wanted {
-            self.backend.run(GateForward { y: &mut *data, x: &**x.data, g: &**gate.data, p: shape });
+            self.backend.run(GateForward { y: data.buffer_mut(), x: x.buffer(), g: gate.buffer(), p: shape });
         }
         let y = self.variable(Rc::new(data), x.width, x.needs_gradient || gate.needs_gradient);
         if y.needs_gradient {
@@ -93,11 +93,11 @@ impl<B: Backend> SavedGate<B> {
         let Some(gradient) = values[self.output].take() else { return };
         let [mut dx, mut dgate] = [&self.x, &self.gate].map(|variable| tape.take(variable.data.length()));
         tape.backend.run(GateBackward {
-            dx: &mut *dx,
-            dg: &mut *dgate,
-            dy: &**gradient,
-            x: &**self.x.data,
-            g: &**self.gate.data,
+            dx: dx.buffer_mut(),
+            dg: dgate.buffer_mut(),
+            dy: gradient.buffer(),
+            x: self.x.buffer(),
+            g: self.gate.buffer(),
             p: self.shape,
         });
         for (variable, gradient) in [(&self.x, dx), (&self.gate, dgate)] {
