@@ -179,19 +179,18 @@ fn measure<'a>(
     }
     times.sort_by(f64::total_cmp);
     let (best, median) = (times[0], times[times.len() / 2]);
-    Ok(line(target, op, shape, profile, prepared.work, best, median, times.len()))
+    Ok(line(target, [op, shape, profile], prepared.work, Times { best, median, runs: times.len() }))
 }
 
-fn line<'a>(
-    target: &Target,
-    op: &'a str,
-    shape: &'a str,
-    profile: &'a str,
-    work: Work,
+/// Seconds of one run.
+struct Times {
     best: f64,
     median: f64,
     runs: usize,
-) -> Line<'a> {
+}
+
+fn line<'a>(target: &Target, [op, shape, profile]: [&'a str; 3], work: Work, times: Times) -> Line<'a> {
+    let Times { best, median, runs } = times;
     Line {
         schema: "isobit.bench.kernels/1",
         op,
@@ -275,7 +274,8 @@ fn serve() -> Result<(), Failure> {
         }
         let Some((_, target, prepared)) = &mut current else { unreachable!("prepared above") };
         let seconds = time(target, target.batch(), prepared)?;
-        let line = line(target, op, shape, profile, prepared.work, seconds, seconds, 1);
+        let times = Times { best: seconds, median: seconds, runs: 1 };
+        let line = line(target, [op, shape, profile], prepared.work, times);
         print(&mut out, &line, true).map_err(|error| Failure::output(&error))?;
     }
     Ok(())
