@@ -1,4 +1,4 @@
-//! Residual addition and scaling, element by element.
+//! Sum of two tensors, with scaling beside it, element by element.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};

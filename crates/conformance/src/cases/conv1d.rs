@@ -31,24 +31,9 @@ impl Case for Conv1dCase {
         let [mut y, mut continued, mut dx, mut alone] = [(); 4].map(|()| poisoned(b, length));
         b.run(Conv1dForward { y: &mut y, x: &x, weight: &weight, history: None, p });
         b.run(Conv1dForward { y: &mut continued, x: &x, weight: &weight, history: Some(&history), p });
-        b.run(Conv1dBackward {
-            dx: &mut dx,
-            dweight: Some(&mut dweight),
-            dy: &dy,
-            x: &x,
-            weight: &weight,
-            p,
-            row_starts: &self.row_starts,
-        });
-        b.run(Conv1dBackward {
-            dx: &mut alone,
-            dweight: None,
-            dy: &dy,
-            x: &x,
-            weight: &weight,
-            p,
-            row_starts: &self.row_starts,
-        });
+        let (x, dy, weight, row_starts) = (&x, &dy, &weight, &self.row_starts[..]);
+        b.run(Conv1dBackward { dx: &mut dx, dweight: Some(&mut dweight), dy, x, weight, p, row_starts });
+        b.run(Conv1dBackward { dx: &mut alone, dweight: None, dy, x, weight, p, row_starts });
         vec![
             Output::download(b, "y", &y),
             Output::download(b, "y continued", &continued),

@@ -26,41 +26,28 @@ impl Case for DecayCase {
         let a_log = b.upload(&random.f32s(Kind::Plain, heads));
         let dt_bias = b.upload(&random.f32s(self.kind, heads));
         let [mut da_log, mut ddt_bias] = [(); 2].map(|()| b.upload(&random.f32s(Kind::Plain, heads)));
-        let [mut g, mut beta, mut da, mut db] = [(); 4].map(|()| poisoned(b, length));
-        let ab = (&a, &strength);
-        b.run(DecayForward { g: &mut g, beta: &mut beta, a: ab.0, b: ab.1, a_log: &a_log, dt_bias: &dt_bias, p });
+        let [mut g, mut beta] = [(); 2].map(|()| poisoned(b, length));
+        let (a, strength, dg, dbeta, a_log, dt_bias) = (&a, &strength, &dg, &dbeta, &a_log, &dt_bias);
+        b.run(DecayForward { g: &mut g, beta: &mut beta, a, b: strength, a_log, dt_bias, p });
         let mut outputs = vec![Output::download(b, "g", &g), Output::download(b, "beta", &beta)];
-        let d = (&dg, &dbeta);
-        b.run(DecayBackward {
-            da: &mut da,
-            db: &mut db,
-            dparameters: None,
-            dg: d.0,
-            dbeta: d.1,
-            a: ab.0,
-            b: ab.1,
-            a_log: &a_log,
-            dt_bias: &dt_bias,
-            p,
-            row_starts: &self.row_starts,
-        });
-        outputs.extend([Output::download(b, "da", &da), Output::download(b, "db", &db)]);
-        let [mut da, mut db] = [(); 2].map(|()| poisoned(b, length));
-        let parameters = Some((&mut da_log, &mut ddt_bias));
-        b.run(DecayBackward {
-            da: &mut da,
-            db: &mut db,
-            dparameters: parameters,
-            dg: d.0,
-            dbeta: d.1,
-            a: ab.0,
-            b: ab.1,
-            a_log: &a_log,
-            dt_bias: &dt_bias,
-            p,
-            row_starts: &self.row_starts,
-        });
-        outputs.extend([Output::download(b, "da again", &da), Output::download(b, "db again", &db)]);
+        for with_parameters in [false, true] {
+            let [mut da, mut db] = [(); 2].map(|()| poisoned(b, length));
+            b.run(DecayBackward {
+                da: &mut da,
+                db: &mut db,
+                dparameters: with_parameters.then_some((&mut da_log, &mut ddt_bias)),
+                dg,
+                dbeta,
+                a,
+                b: strength,
+                a_log,
+                dt_bias,
+                p,
+                row_starts: &self.row_starts,
+            });
+            let names = if with_parameters { ["da again", "db again"] } else { ["da", "db"] };
+            outputs.extend([Output::download(b, names[0], &da), Output::download(b, names[1], &db)]);
+        }
         outputs.extend([Output::download(b, "da_log", &da_log), Output::download(b, "ddt_bias", &ddt_bias)]);
         outputs
     }

@@ -88,28 +88,9 @@ impl DeltaRuleCase {
             [&inputs.q, &inputs.k, &inputs.v, &inputs.g, &inputs.beta].map(|x| b.upload(x.as_slice()));
         let initial = inputs.initial.as_ref().map(|state| b.upload(state.as_slice()));
         let mut plain = poisoned(b, values);
-        b.run(DeltaRuleForward {
-            o: &mut o,
-            final_state: Some(&mut last),
-            q: &q,
-            k: &k,
-            v: &v,
-            g: &g,
-            beta: &beta,
-            initial_state: initial.as_ref(),
-            p,
-        });
-        b.run(DeltaRuleForward {
-            o: &mut plain,
-            final_state: None,
-            q: &q,
-            k: &k,
-            v: &v,
-            g: &g,
-            beta: &beta,
-            initial_state: initial.as_ref(),
-            p,
-        });
+        let (q, k, v, g, beta, initial_state) = (&q, &k, &v, &g, &beta, initial.as_ref());
+        b.run(DeltaRuleForward { o: &mut o, final_state: Some(&mut last), q, k, v, g, beta, initial_state, p });
+        b.run(DeltaRuleForward { o: &mut plain, final_state: None, q, k, v, g, beta, initial_state, p });
         let [o, plain] = [&o, &plain].map(|o| downloaded(b, o));
         assert!(o.iter().zip(&plain).all(|(a, b)| a.to_bits() == b.to_bits()), "o does not depend on the final state");
         [o, downloaded(b, &last)]

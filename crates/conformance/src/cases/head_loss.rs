@@ -133,11 +133,10 @@ impl HeadLossCase {
         };
         let (mut loss, mut lse, mut dh) = (poisoned(b, tokens), poisoned(b, tokens), poisoned(b, tokens * self.hidden));
         let mut best = b.upload(&vec![u32::MAX; tokens]);
-        let step = (&mut loss, &mut lse, &mut best);
         b.run(HeadLossStep {
-            loss: step.0,
-            lse: step.1,
-            best: step.2,
+            loss: &mut loss,
+            lse: &mut lse,
+            best: &mut best,
             dh: &mut dh,
             rows: &rows,
             h: &h,

@@ -1,4 +1,4 @@
-//! LowRank products: contract, expand and outer, both layouts, ranks around the tile sizes, rows of data with empty ones; one factor
+//! Low-rank products: contract, expand and outer, both layouts, ranks around the tile sizes, rows of data with empty ones; one factor
 //! and many.
 
 use crate::data::{Kind, Random};

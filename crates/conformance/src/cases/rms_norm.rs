@@ -28,34 +28,14 @@ impl Case for RmsNormCase {
         let (mut y, mut inverse) = (poisoned(b, tokens * width), poisoned(b, tokens));
         b.run(RmsNormForward { y: &mut y, inverse: &mut inverse, x: &x, weight: &weight, p });
         let mut dx = poisoned(b, tokens * width);
-        b.run(RmsNormBackward {
-            dx: &mut dx,
-            dweight: None,
-            dy: &dy,
-            x: &x,
-            inverse: &inverse,
-            weight: &weight,
-            p,
-            row_starts: &self.row_starts,
-        });
-        let mut outputs = vec![
-            Output::download(b, "y", &y),
-            Output::download(b, "inverse", &inverse),
-            Output::download(b, "dx", &dx),
-        ];
+        let (x, dy, inverse, weight, row_starts) = (&x, &dy, &inverse, &weight, &self.row_starts[..]);
+        b.run(RmsNormBackward { dx: &mut dx, dweight: None, dy, x, inverse, weight, p, row_starts });
+        let mut outputs =
+            vec![Output::download(b, "y", &y), Output::download(b, "inverse", inverse), Output::download(b, "dx", &dx)];
         let mut dx = b.upload(&random.f32s(Kind::Plain, tokens * width));
         let mut dweight = b.upload(&random.f32s(Kind::Plain, width));
         let p = RmsNorm { accumulate: true, ..p };
-        b.run(RmsNormBackward {
-            dx: &mut dx,
-            dweight: Some(&mut dweight),
-            dy: &dy,
-            x: &x,
-            inverse: &inverse,
-            weight: &weight,
-            p,
-            row_starts: &self.row_starts,
-        });
+        b.run(RmsNormBackward { dx: &mut dx, dweight: Some(&mut dweight), dy, x, inverse, weight, p, row_starts });
         outputs.push(Output::download(b, "dx accumulated", &dx));
         outputs.push(Output::download(b, "dweight", &dweight));
         outputs

@@ -1,4 +1,4 @@
-//! Thin products, the definition (`docs/numerics.md`, "Thin products").
+//! Low-rank products, the definition (`docs/numerics.md`, "Thin products").
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
