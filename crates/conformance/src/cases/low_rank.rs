@@ -1,5 +1,5 @@
-//! Low-rank products: contract, expand and outer, both layouts, ranks around the tile sizes, rows of data with empty ones; one factor
-//! and many.
+//! Low-rank products: contract, expand and outer, both layouts, ranks around the tile sizes, rows
+//! of data with empty ones; one factor and many.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
@@ -85,7 +85,8 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor.case(&case(&[0, 5, 5], 17, 131, Kind::Outliers));
         visitor.case(&case(&[0, 3], 64, 193, Kind::Plain));
         visitor.case(&case(&[0, 129, 387], 5, 37, Kind::Outliers));
-        // Several tokens a work item, more columns than are staged at once, more blocks than are kept at once.
+        // Several tokens a work item, more columns than are staged at once, more blocks than are
+        // kept at once.
         visitor.case(&case(&[0, 4099], 8, 35, Kind::Plain));
         visitor.case(&case(&[0, 3, 21], 12, 619, Kind::Outliers));
         let short_rows: Vec<usize> = (0..=150).map(|row| row * 3 / 2).collect();

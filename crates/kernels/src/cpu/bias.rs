@@ -1,4 +1,5 @@
-//! Bias (`op/bias.rs`). Forward goes by tokens; backward by columns, so that no two threads share a sum.
+//! Bias (`op/bias.rs`). Forward goes by tokens; backward by columns, so that no two threads share a
+//! sum.
 
 use super::CpuMemory;
 use super::path::multiversion;
@@ -27,7 +28,8 @@ impl Run<BiasBackward<'_, CpuMemory>> for Cpu {
     }
 }
 
-/// Some columns of a matrix over one block of tokens: those from `first` on, as many as there are sums.
+/// Some columns of a matrix over one block of tokens: those from `first` on, as many as there are
+/// sums.
 pub(super) struct ColumnBlock {
     pub(super) tokens: Range<usize>,
     pub(super) first: usize,
@@ -71,7 +73,8 @@ multiversion! {
         let sums = &mut sums[..dbias.len()];
         let row = |t: usize| &dy[t * block.width + block.first..][..dbias.len()];
         let mut t = block.tokens.start;
-        // ORDER: ascending tokens; four at a time only so that the sums are loaded and stored once for all of them.
+        // ORDER: ascending tokens; four at a time only so that the sums are loaded and stored once
+        // for all of them.
         while t + 4 <= block.tokens.end {
             let rows = row(t).iter().zip(row(t + 1)).zip(row(t + 2)).zip(row(t + 3));
             for (sum, (((a, b), c), d)) in sums.iter_mut().zip(rows) {

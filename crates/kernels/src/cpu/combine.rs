@@ -1,5 +1,6 @@
-//! Combine (`op/combine.rs`). Forward goes by tokens. Backward goes by rows of the grouped matrix, so that every row has one owner
-//! whatever `places` holds: each thread looks through all pairs for those in its range.
+//! Combine (`op/combine.rs`). Forward goes by tokens. Backward goes by rows of the grouped matrix,
+//! so that every row has one owner whatever `places` holds: each thread looks through all pairs for
+//! those in its range.
 
 use super::CpuMemory;
 use super::path::multiversion;

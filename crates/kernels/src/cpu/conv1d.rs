@@ -1,5 +1,6 @@
-//! Causal convolution (`op/conv1d.rs`), tile by tile of channels. Forward shares tokens out, backward channels: there one pass over the
-//! tokens has the window, the sums that become `dx`, and those that become `dweight`.
+//! Causal convolution (`op/conv1d.rs`), tile by tile of channels. Forward shares tokens out,
+//! backward channels: there one pass over the tokens has the window, the sums that become `dx`, and
+//! those that become `dweight`.
 
 use super::CpuMemory;
 use super::path::multiversion;
@@ -133,7 +134,8 @@ fn store(y: &mut [f32], lanes: &Lanes) {
 }
 
 multiversion! {
-    /// Channels `first ..` of the tokens `here` of the document that begins at `start`; `y` has these tokens alone.
+    /// Channels `first ..` of the tokens `here` of the document that begins at `start`; `y` has
+    /// these tokens alone.
     fn forward_tile<F>(
         y: &mut [f32],
         convolution: &Convolution,
@@ -238,7 +240,8 @@ impl<'a> WeightSums<'a, ()> {
 }
 
 impl<I: Iterator<Item = Range<usize>>> WeightSums<'_, I> {
-    /// Makes ready for token `t`, which comes after all before; says whether there is anything to sum up.
+    /// Makes ready for token `t`, which comes after all before; says whether there is anything to
+    /// sum up.
     #[inline(always)]
     fn reaches(&mut self, t: usize) -> bool {
         if self.dweight.is_none() {

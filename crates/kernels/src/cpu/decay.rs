@@ -1,4 +1,5 @@
-//! Decay (`op/decay.rs`). Threads share the tokens, and the heads for the gradients of parameters: there is little of either.
+//! Decay (`op/decay.rs`). Threads share the tokens, and the heads for the gradients of parameters:
+//! there is little of either.
 
 use super::CpuMemory;
 use super::bias::{COLUMN_GRAIN, COLUMNS, ColumnBlock};
@@ -91,7 +92,8 @@ multiversion! {
 }
 
 multiversion! {
-    /// Some heads over one block; `inputs` are `dg`, `da` and `a`, `own` these heads' `a_log` and `dt_bias`.
+    /// Some heads over one block; `inputs` are `dg`, `da` and `a`, `own` these heads' `a_log` and
+    /// `dt_bias`.
     fn parameter_block<F>(
         da_log: &mut [f32],
         ddt_bias: &mut [f32],

@@ -1,10 +1,12 @@
-//! Fused LM head and cross-entropy on the CPU (`op/head_loss.rs` says what): logits live for one vocabulary block.
+//! Fused LM head and cross-entropy on the CPU (`op/head_loss.rs` says what): logits live for one
+//! vocabulary block.
 //!
-//! Tokens are taken in super-blocks of at most 512. Forward, threads share the vocabulary blocks and leave a maximum, a sum
-//! and a best index per (token, block), which are combined at the end. Backward, a group of blocks is recomputed, turned
-//! into `dz` and sliced by the threads that computed it; then all threads fold the group into `dh` and `dhead`. Row blocks
-//! without a target are passed over. Where both passes run at once and a super-block's logits are few, they are kept instead of
-//! recomputed. The sizes of super-blocks and groups change memory and time, no bits.
+//! Tokens are taken in super-blocks of at most 512. Forward, threads share the vocabulary blocks
+//! and leave a maximum, a sum and a best index per (token, block), which are combined at the end.
+//! Backward, a group of blocks is recomputed, turned into `dz` and sliced by the threads that
+//! computed it; then all threads fold the group into `dh` and `dhead`. Row blocks without a target
+//! are passed over. Where both passes run at once and a super-block's logits are few, they are kept
+//! instead of recomputed. The sizes of super-blocks and groups change memory and time, no bits.
 
 use super::CpuMemory;
 use super::block::RightView;
@@ -35,7 +37,8 @@ const _: () = assert!(VOCABULARY_BLOCK == CHUNK, "a vocabulary block is one chun
 const GROUP_LEAST: usize = 4;
 /// Blocks of a backward group at most: beyond, threads share tokens too.
 const GROUP_MOST: usize = 16;
-/// Panels of 32 columns that take all chunks of the hidden width before the next ones come: their logits stay in cache.
+/// Panels of 32 columns that take all chunks of the hidden width before the next ones come: their
+/// logits stay in cache.
 const PANELS_TOGETHER: usize = 4;
 /// Bytes of a super-block's logits that are kept from one pass to the other, at most.
 const KEPT_MOST: usize = 96 << 20;
@@ -117,7 +120,8 @@ pub(super) fn step_workspace(cpu: &Cpu, p: &HeadLoss) -> usize {
     2 * floats(p.vocabulary) + panels + floats(kept) + sizes.statistics() + sizes.sliced_group()
 }
 
-/// Blocks and rows, cut into tasks for whoever asks: a block each, with a part of the rows where there are fewer blocks than threads.
+/// Blocks and rows, cut into tasks for whoever asks: a block each, with a part of the rows where
+/// there are fewer blocks than threads.
 struct Cut {
     tasks: Tasks,
     row_parts: usize,
@@ -392,7 +396,8 @@ fn combine(cpu: &Cpu, [loss, lse]: [&mut [f32]; 2], best: &mut [u32], partial: &
 }
 
 multiversion! {
-    /// Maximum, sum of exponentials and first index of the maximum (`u32::MAX` if all are NaN) of one block of logits.
+    /// Maximum, sum of exponentials and first index of the maximum (`u32::MAX` if all are NaN) of
+    /// one block of logits.
     fn block_statistics<F>(z: &[f32]) -> (f32, f32, u32) {
         let (whole, tail) = z.as_chunks::<LANES>();
         let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -582,7 +587,8 @@ impl Backward<'_> {
         self.labels[rows].iter().any(|label| *label != IGNORED)
     }
 
-    /// Recomputes the logits of a group, unless they were kept, and leaves `dz`, as numbers and sliced.
+    /// Recomputes the logits of a group, unless they were kept, and leaves `dz`, as numbers and
+    /// sliced.
     fn slice_group(&self, cpu: &Cpu, room: &mut GroupRoom, group: &Group, scratch: &mut [i8]) {
         let p = self.logits.p;
         let layout = group.layout(p);

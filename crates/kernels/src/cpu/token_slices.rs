@@ -1,5 +1,6 @@
-//! Slices along tokens: columns of an activation matrix over one chunk of tokens become rows of an operand, for weight
-//! gradients. Values are gathered once into a buffer that the cache holds; rows of the source are pages apart.
+//! Slices along tokens: columns of an activation matrix over one chunk of tokens become rows of an
+//! operand, for weight gradients. Values are gathered once into a buffer that the cache holds; rows
+//! of the source are pages apart.
 
 use super::path::{Path, multiversion, prefetch};
 use super::pool::SharedMut;
@@ -78,7 +79,8 @@ pub(super) fn columns_to_left(
     });
 }
 
-/// Right tiles and units of up to 16 columns of `x[.., stride]` over all its tokens (at most a chunk).
+/// Right tiles and units of up to 16 columns of `x[.., stride]` over all its tokens (at most a
+/// chunk).
 fn column_tiles(
     path: Path,
     tiles: &mut [i8],
@@ -132,7 +134,8 @@ multiversion! {
             let mut words = [[0u32; TILE_ROWS]; SLICES];
             for (i, row) in gathered.iter().skip(group * 4).take(4).enumerate() {
                 for column in 0..TILE_ROWS {
-                    // A poisoned column holds non-finite values; its multiplier and so its integers are zero.
+                    // A poisoned column holds non-finite values; its multiplier and so its integers
+                    // are zero.
                     let x = if multipliers[column] == 0.0 { 0.0 } else { row[column] };
                     let slices = slices_of::<SLICES>(x * multipliers[column]);
                     for slice in 0..SLICES {

@@ -1,6 +1,8 @@
-//! Attention, the definition (`op/attention.rs` states it in words): plain loops over spans, heads, queries, tiles.
+//! Attention, the definition (`op/attention.rs` states it in words): plain loops over spans, heads,
+//! queries, tiles.
 //!
-//! Sums of integers are exact, so only the loops over tiles and the lane sums have an order, and it is written here.
+//! Sums of integers are exact, so only the loops over tiles and the lane sums have an order, and it
+//! is written here.
 
 use super::product::chunk_value;
 use super::{Reference, ReferenceMemory};
@@ -38,7 +40,8 @@ fn inner(profile: Profile, a: &Sliced, b: &Sliced) -> f32 {
     chunk_value(profile, a.integers.iter().copied().zip(b.integers.iter().copied()))
 }
 
-/// `Σ_j weights[j]·rows[j][d]` in units of the weights; the rows' units are already part of the weights.
+/// `Σ_j weights[j]·rows[j][d]` in units of the weights; the rows' units are already part of the
+/// weights.
 fn combine(profile: Profile, weights: &Sliced, rows: &[Sliced], d: usize) -> f32 {
     chunk_value(profile, weights.integers.iter().zip(rows).map(|(&w, row)| (w, row.integers[d])))
 }
@@ -67,7 +70,8 @@ impl Run<AttentionForward<'_, ReferenceMemory>> for Reference {
     }
 }
 
-/// One query: running maximum `m`, denominator `l` and weighted sum `o` over the tiles that hold a visible key.
+/// One query: running maximum `m`, denominator `l` and weighted sum `o` over the tiles that hold a
+/// visible key.
 fn query_forward(o: &mut [f32], q: &Sliced, k: &[Sliced], v: &[Sliced], visible: &Range<usize>, p: &Attention) -> f32 {
     let (mut m, mut l) = (f32::NEG_INFINITY, 0.0);
     o.fill(0.0);
@@ -76,7 +80,8 @@ fn query_forward(o: &mut [f32], q: &Sliced, k: &[Sliced], v: &[Sliced], visible:
         let m_new = z.iter().fold(m, |m, &z| max(m, z));
         let alpha = exp2::<SoftFma>(m - m_new);
         let probabilities: Vec<f32> = z.iter().map(|z| exp2::<SoftFma>(z - m_new)).collect();
-        // ORDER: the lane of a key is its place in the tile; places that hold no visible key add +0.
+        // ORDER: the lane of a key is its place in the tile; places that hold no visible key add
+        // +0.
         let mut places = [0.0; KEY_TILE];
         places[keys.start - tile..keys.end - tile].copy_from_slice(&probabilities);
         l = fma(l, alpha, sum(&places));
@@ -94,14 +99,16 @@ fn query_forward(o: &mut [f32], q: &Sliced, k: &[Sliced], v: &[Sliced], visible:
     m + ln::<SoftFma>(l) * std::f32::consts::LOG2_E
 }
 
-/// The parts of `range` that lie in tiles of `size` counted from zero, ascending, each with its tile's first index.
+/// The parts of `range` that lie in tiles of `size` counted from zero, ascending, each with its
+/// tile's first index.
 fn tiles(range: &Range<usize>, size: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
     let range = range.clone();
     (range.start / size..range.end.div_ceil(size))
         .map(move |tile| (range.start.max(tile * size)..range.end.min((tile + 1) * size), tile * size))
 }
 
-/// What the backward pass of one (span, query head) works on; indices are positions of the document.
+/// What the backward pass of one (span, query head) works on; indices are positions of the
+/// document.
 struct Head {
     q: Vec<Sliced>,
     k: Vec<Sliced>,
@@ -145,7 +152,8 @@ impl Run<AttentionBackward<'_, ReferenceMemory>> for Reference {
                 for i in 0..span.queries.len() {
                     query_backward(&mut dq[row(i) * kw..][..kw], &head, i, p);
                 }
-                // ORDER: heads of a group ascend; the first one's value is stored, the others are added to it.
+                // ORDER: heads of a group ascend; the first one's value is stored, the others are
+                // added to it.
                 let first = h % p.group() == 0;
                 for j in 0..span.keys.len() {
                     let row = (span.keys.start + j) * p.kv_heads + kv;

@@ -236,7 +236,8 @@ impl Run<DeltaRuleBackward<'_, ReferenceMemory>> for Reference {
                         let at = (t * p.key_heads + head / p.group()) * kw;
                         for (out, new) in [(&mut *dq, &grads.q[i]), (&mut *dk, &grads.k[i])] {
                             let out = &mut out[at..][..kw];
-                            // ORDER: value heads ascend; the first one's value is the start of the sum.
+                            // ORDER: value heads ascend; the first one's value is the start of the
+                            // sum.
                             if head.is_multiple_of(p.group()) {
                                 out.copy_from_slice(new);
                             } else {

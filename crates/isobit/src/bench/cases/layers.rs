@@ -52,7 +52,8 @@ pub(super) fn attention<B: Backend + 'static>(
     Prepared { work: Work { flops, bytes: 0.0, workspace }, run: Box::new(run) }
 }
 
-/// Forward, and backward if asked for. The work counted is that of the chunked form without what is computed twice.
+/// Forward, and backward if asked for. The work counted is that of the chunked form without what is
+/// computed twice.
 pub(super) fn delta_rule<B: Backend + 'static>(
     b: Rc<B>,
     backward: bool,
@@ -74,7 +75,8 @@ pub(super) fn delta_rule<B: Backend + 'static>(
     let [mut dq, mut dk, mut dv, mut dg, mut dbeta] =
         [keys, keys, values, scalars, scalars].map(|length| b.zeros(length));
     let workspace = b.workspaces().delta_rule(&p);
-    // Per token and head: products with the state (3 forward, 7 backward), triangles of a chunk (4 and 10).
+    // Per token and head: products with the state (3 forward, 7 backward), triangles of a chunk (4
+    // and 10).
     let (states, triangles) = if backward { (10.0, 14.0) } else { (3.0, 4.0) };
     let per_token = states * (width * width) as f64 + triangles * (width * CHUNK / 2) as f64;
     let flops = 2.0 * (tokens * value_heads) as f64 * per_token;

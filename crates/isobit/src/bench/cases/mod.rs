@@ -1,4 +1,5 @@
-//! What `bench kernels` measures: ops with the shapes that training meets, and how much work each is.
+//! What `bench kernels` measures: ops with the shapes that training meets, and how much work each
+//! is.
 
 mod flat;
 mod layers;
@@ -53,7 +54,8 @@ impl Target {
         }
     }
 
-    /// Runs that are timed together. A device is given several commands at once, so that the way to it does not count.
+    /// Runs that are timed together. A device is given several commands at once, so that the way to
+    /// it does not count.
     pub(super) fn batch(&self) -> usize {
         match self {
             Self::Cpu(_) => 1,
@@ -69,7 +71,8 @@ impl Target {
     }
 }
 
-/// The work of one run: floating-point operations of the mathematics (not of the slices), and bytes that must move.
+/// The work of one run: floating-point operations of the mathematics (not of the slices), and bytes
+/// that must move.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Work {
     pub(super) flops: f64,
@@ -223,8 +226,8 @@ fn on<B: Backend + 'static>(b: Rc<B>, op: &str, axes: &[usize], profile: Profile
     }
 }
 
-/// The int8 unit alone. A slice product of `n` multiply-adds needs three (x2) or six (x3) times as many int8 ones, so the rate
-/// is the ceiling of `product_*`; zero where the path has no int8 unit.
+/// The int8 unit alone. A slice product of `n` multiply-adds needs three (x2) or six (x3) times as
+/// many int8 ones, so the rate is the ceiling of `product_*`; zero where the path has no int8 unit.
 fn roof(cpu: Rc<Cpu>, rounds: usize, profile: Profile) -> Prepared {
     let products = match profile {
         Profile::X2 => 3.0,

@@ -1,4 +1,5 @@
-//! Products: slicing, the slice product in its three forms, the product with 4-bit weights, low-rank products.
+//! Products: slicing, the slice product in its three forms, the product with 4-bit weights,
+//! low-rank products.
 
 use super::{Prepared, Work, forever, noise};
 use isobit_kernels::op::product4::CHANNELS_PER_WORD;
