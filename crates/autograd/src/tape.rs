@@ -220,6 +220,12 @@ impl<'a, B: Backend> Tape<'a, B> {
 /// The buffers of one device, kept from tape to tape.
 pub struct Memory<B: Backend>(pub(crate) Rc<Arena<B>>);
 
+impl<B: Backend> Default for Memory<B> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<B: Backend> Memory<B> {
     pub fn new() -> Self {
         Self(Arena::new())

@@ -25,7 +25,7 @@ impl Table {
 
     fn columns(&self) -> Vec<String> {
         let paths = self.paths.iter().map(|cpu| format!("cpu/{}", cpu.path()));
-        let devices = self.devices.iter().map(|device| device.name());
+        let devices = self.devices.iter().map(Device::name);
         ["reference".to_string()].into_iter().chain(paths).chain(devices).collect()
     }
 

@@ -279,9 +279,9 @@ pub struct BegunDigest<M: Memory> {
 
 impl<M: Memory> BegunDigest<M> {
     /// The digest of what `x` holds now; nothing is waited for.
-    pub fn new<B: Device<Memory = M>>(device: &B, x: AnyBuffer<M>) -> Self
+    pub fn new<B>(device: &B, x: AnyBuffer<M>) -> Self
     where
-        B: for<'a> Run<DigestSums<'a, M>>,
+        B: Device<Memory = M> + for<'a> Run<DigestSums<'a, M>>,
     {
         let bytes = x.bytes();
         let mut sums = device.zeros(digest::sums_length(bytes));

@@ -179,7 +179,7 @@ fn measure<'a>(
     }
     times.sort_by(f64::total_cmp);
     let (best, median) = (times[0], times[times.len() / 2]);
-    Ok(line(target, [op, shape, profile], prepared.work, Times { best, median, runs: times.len() }))
+    Ok(line(target, [op, shape, profile], prepared.work, &Times { best, median, runs: times.len() }))
 }
 
 /// Seconds of one run.
@@ -189,8 +189,8 @@ struct Times {
     runs: usize,
 }
 
-fn line<'a>(target: &Target, [op, shape, profile]: [&'a str; 3], work: Work, times: Times) -> Line<'a> {
-    let Times { best, median, runs } = times;
+fn line<'a>(target: &Target, [op, shape, profile]: [&'a str; 3], work: Work, times: &Times) -> Line<'a> {
+    let &Times { best, median, runs } = times;
     Line {
         schema: "isobit.bench.kernels/1",
         op,
@@ -275,7 +275,7 @@ fn serve() -> Result<(), Failure> {
         let Some((_, target, prepared)) = &mut current else { unreachable!("prepared above") };
         let seconds = time(target, target.batch(), prepared)?;
         let times = Times { best: seconds, median: seconds, runs: 1 };
-        let line = line(target, [op, shape, profile], prepared.work, times);
+        let line = line(target, [op, shape, profile], prepared.work, &times);
         print(&mut out, &line, true).map_err(|error| Failure::output(&error))?;
     }
     Ok(())
