@@ -33,8 +33,15 @@ constexpr u32 PLANE_BYTES = TILE * KBLOCK;      // one operand plane in a slot
 constexpr u32 SLOT_BYTES = 4 * PLANE_BYTES;
 constexpr u32 A_LO = PLANE_BYTES, B_LO = 2 * PLANE_BYTES, B_HI = 3 * PLANE_BYTES;
 constexpr u32 BARRIERS = STAGES * SLOT_BYTES;   // offset of full[STAGES], empty[STAGES]
+// What the epilogue reads, once per consumer warpgroup: STAGED_RANKS ranks of 64 rows of u and of 128 columns of the factor, the
+// columns' scales and biases. RANK_STEP floats from row to row and from column to column: whole vectors of four, and no two
+// threads that read other rows or columns meet in a bank.
+constexpr int STAGED_RANKS = 16, RANK_STEP = STAGED_RANKS + 4;
+constexpr u32 STAGED_U = 0, STAGED_FACTOR = STAGED_U + 64 * RANK_STEP, STAGED_SCALES = STAGED_FACTOR + TILE * RANK_STEP;
+constexpr u32 STAGED_BIAS = STAGED_SCALES + TILE, STAGED_FLOATS = STAGED_BIAS + TILE;
+constexpr u32 STAGED = BARRIERS + 64;           // offset of the first warpgroup's
 // The swizzle pattern is a function of address bits, so slots start at multiples of 1024; the slack is for rounding up.
-constexpr u32 SHARED_BYTES = BARRIERS + 2 * STAGES * 8 + 1024;
+constexpr u32 SHARED_BYTES = STAGED + 2 * STAGED_FLOATS * 4 + 1024;
 
 constexpr int THREADS = 384;                    // producer warpgroup, two consumer warpgroups
 constexpr int CONSUMER_WARPS = 8;
@@ -42,6 +49,7 @@ constexpr int PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;   // (40 + 2*23
 
 static_assert(GROUP % CLUSTER == 0, "a group is whole pairs");
 static_assert(TILE / CLUSTER % 8 == 0, "multicast parts are whole swizzle groups of 8 rows");
+static_assert(2 * STAGES * 8 <= STAGED - BARRIERS, "barriers lie before what is staged");
 static_assert(SHARED_BYTES <= 232448, "one block's shared memory on Hopper");
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -233,41 +241,6 @@ __device__ inline void load_tile(float (&acc)[64], const Output &out, int row, i
     }
 }
 
-__device__ inline void scale(float (&acc)[64], const float *uw, int n, int column) {
-    const bool even = n % 2 == 0 && (u64)uw % 8 == 0;
-#pragma unroll
-    for (int j = 0; j < 16; j++) {
-        const int c = column + 8 * j;
-        float2 u = make_float2(0.f, 0.f);
-        if (c < n) {
-            if (even) {
-                u = __ldg((const float2 *)(uw + c));
-            } else {
-                u.x = __ldg(uw + c);
-                if (c + 1 < n) u.y = __ldg(uw + c + 1);
-            }
-        }
-        acc[4 * j] = __fmul_rn(acc[4 * j], u.x);
-        acc[4 * j + 1] = __fmul_rn(acc[4 * j + 1], u.y);
-        acc[4 * j + 2] = __fmul_rn(acc[4 * j + 2], u.x);
-        acc[4 * j + 3] = __fmul_rn(acc[4 * j + 3], u.y);
-    }
-}
-
-// y[m, n] += bias[n].
-__device__ inline void add_bias(float (&acc)[64], const float *bias, int n, int column) {
-#pragma unroll
-    for (int j = 0; j < 16; j++) {
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            const int c = column + 8 * j + e;
-            const float b = c < n ? __ldg(bias + c) : 0.f;
-            acc[4 * j + e] = __fadd_rn(acc[4 * j + e], b);
-            acc[4 * j + 2 + e] = __fadd_rn(acc[4 * j + 2 + e], b);
-        }
-    }
-}
-
 // The short side u [m, rank] of an adapter, its factor, whose element (j, n) lies at j * rank_step + n * width_step, and its scale.
 struct LowRank {
     const float *u, *factor;
@@ -276,58 +249,139 @@ struct LowRank {
     float alpha;
 };
 
-// Ranks first .. first + RANKS of the chains of 64 columns: u_0 and u_8 are the rows of u of this thread's two rows of the tile.
-template <int RANKS>
-__device__ inline void add_ranks(float (&chains)[32], const LowRank &low, const float *u_0, const float *u_8, int first, int n,
-                                 int column) {
-    // Four neighbours that may be read as one.
-    const bool wide = RANKS == 4 && low.rank_step == 1 && low.width_step % 4 == 0 && (u64)(low.factor + first) % 16 == 0;
-    float left_0[RANKS], left_8[RANKS];
+// BYTES bytes to shared memory, which arrive some time before staged_wait returns.
+template <int BYTES>
+__device__ inline void stage(float *target, const float *source) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"((u32)__cvta_generic_to_shared(target)), "l"(source), "n"(BYTES)
+                 : "memory");
+}
+__device__ inline void staged_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// The 128 threads of a consumer warpgroup.
+__device__ inline void warpgroup_sync(u32 warpgroup) {
+    asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+}
+
+// Ranks `first` and up of the adapter, for 64 rows from `row` and 128 columns from `column`. What lies beyond the end borrows
+// the last one's; it is not stored.
+__device__ inline void stage_ranks(float *staged, const LowRank &low, int first, int m, int n, int row, int column) {
+    const int thread = threadIdx.x % 128;
+    const int ranks = low.rank - first < STAGED_RANKS ? low.rank - first : STAGED_RANKS;
+    // Whole vectors where they may be read as such. Neighbours in memory go to neighbouring threads.
+    if (low.rank % 4 == 0 && (u64)low.u % 16 == 0) {
 #pragma unroll
-    for (int r = 0; r < RANKS; r++) {
-        left_0[r] = __ldg(u_0 + first + r);
-        left_8[r] = __ldg(u_8 + first + r);
+        for (int i = thread; i < 64 * STAGED_RANKS / 4; i += 128) {
+            const int r = i % (STAGED_RANKS / 4) * 4, at = i / (STAGED_RANKS / 4), t = row + at < m ? row + at : m - 1;
+            if (r < ranks) stage<16>(staged + STAGED_U + at * RANK_STEP + r, low.u + (u64)t * low.rank + first + r);
+        }
+    } else {
+        for (int i = thread; i < 64 * STAGED_RANKS; i += 128) {
+            const int r = i % STAGED_RANKS, at = i / STAGED_RANKS, t = row + at < m ? row + at : m - 1;
+            if (r < ranks) stage<4>(staged + STAGED_U + at * RANK_STEP + r, low.u + (u64)t * low.rank + first + r);
+        }
+    }
+    float *factor = staged + STAGED_FACTOR;
+    if (low.rank_step != 1) {
+        const int c = column + thread < n ? column + thread : n - 1;
+        const float *from = low.factor + first * low.rank_step + c * low.width_step;
+        for (int r = 0; r < ranks; r++) stage<4>(factor + thread * RANK_STEP + r, from + r * low.rank_step);
+    } else if (low.width_step % 4 == 0 && low.rank % 4 == 0 && (u64)low.factor % 16 == 0) {
+#pragma unroll
+        for (int i = thread; i < TILE * STAGED_RANKS / 4; i += 128) {
+            const int r = i % (STAGED_RANKS / 4) * 4, at = i / (STAGED_RANKS / 4), c = column + at < n ? column + at : n - 1;
+            if (r < ranks) stage<16>(factor + at * RANK_STEP + r, low.factor + c * low.width_step + first + r);
+        }
+    } else {
+        for (int i = thread; i < TILE * STAGED_RANKS; i += 128) {
+            const int r = i % STAGED_RANKS, at = i / STAGED_RANKS, c = column + at < n ? column + at : n - 1;
+            if (r < ranks) stage<4>(factor + at * RANK_STEP + r, low.factor + c * low.width_step + first + r);
+        }
+    }
+}
+
+// One number per column, for 128 columns from `column`.
+__device__ inline void stage_columns(float *staged, const float *numbers, int n, int column) {
+    const int at = threadIdx.x % 128, c = column + at;
+    stage<4>(staged + at, numbers + (c < n ? c : n - 1));
+}
+
+// y[m, n] *= scale[n]; `staged` starts at this thread's first column.
+__device__ inline void scale(float (&acc)[64], const float *staged) {
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        const float2 u = *(const float2 *)(staged + 8 * j);
+        acc[4 * j] = __fmul_rn(acc[4 * j], u.x);
+        acc[4 * j + 1] = __fmul_rn(acc[4 * j + 1], u.y);
+        acc[4 * j + 2] = __fmul_rn(acc[4 * j + 2], u.x);
+        acc[4 * j + 3] = __fmul_rn(acc[4 * j + 3], u.y);
+    }
+}
+
+// y[m, n] += bias[n].
+__device__ inline void add_bias(float (&acc)[64], const float *staged) {
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        const float2 b = *(const float2 *)(staged + 8 * j);
+        acc[4 * j] = __fadd_rn(acc[4 * j], b.x);
+        acc[4 * j + 1] = __fadd_rn(acc[4 * j + 1], b.y);
+        acc[4 * j + 2] = __fadd_rn(acc[4 * j + 2], b.x);
+        acc[4 * j + 3] = __fadd_rn(acc[4 * j + 3], b.y);
+    }
+}
+
+// RANKS ranks of all chains, in ascending order. `left` and `right` start at this thread's first row and column.
+template <int RANKS>
+__device__ inline void add_ranks(float (&chains)[64], const float *left, const float *right) {
+    float left_0[RANKS], left_8[RANKS];
+    if (RANKS == 4) {
+        *(float4 *)left_0 = *(const float4 *)left;
+        *(float4 *)left_8 = *(const float4 *)(left + 8 * RANK_STEP);
+    } else {
+        left_0[0] = left[0];
+        left_8[0] = left[8 * RANK_STEP];
     }
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
+    for (int j = 0; j < 16; j++) {
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            const int c = column + 8 * j + e;
-            // Columns beyond the end borrow the last one's; they are not stored.
-            const float *from = low.factor + first * low.rank_step + (c < n ? c : n - 1) * low.width_step;
-            float right[RANKS];
-            if (wide) {
-                *(float4 *)right = __ldg((const float4 *)from);
-            } else {
-#pragma unroll
-                for (int r = 0; r < RANKS; r++) right[r] = __ldg(from + r * low.rank_step);
-            }
+            const float *from = right + (8 * j + e) * RANK_STEP;
+            float values[RANKS];
+            if (RANKS == 4) *(float4 *)values = *(const float4 *)from;
+            else values[0] = from[0];
 #pragma unroll
             for (int r = 0; r < RANKS; r++) {
-                chains[4 * j + e] = __fmaf_rn(left_0[r], right[r], chains[4 * j + e]);
-                chains[4 * j + 2 + e] = __fmaf_rn(left_8[r], right[r], chains[4 * j + 2 + e]);
+                chains[4 * j + e] = __fmaf_rn(left_0[r], values[r], chains[4 * j + e]);
+                chains[4 * j + 2 + e] = __fmaf_rn(left_8[r], values[r], chains[4 * j + 2 + e]);
             }
         }
     }
 }
 
-__device__ inline void expand(float (&acc)[64], const LowRank &low, int m, int n, int row, int column) {
-    const float *u_0 = low.u + (u64)(row < m ? row : m - 1) * low.rank;
-    const float *u_8 = low.u + (u64)(row + 8 < m ? row + 8 : m - 1) * low.rank;
-    // Half of the columns at a time: chains of all of them would not fit the registers.
+// Adds the adapter's part. The first ranks are staged; further ones are staged here. `row` and `column` are those of the
+// warpgroup's part of the tile, `own_row` and `own_column` this thread's first ones in it.
+__device__ inline void expand(float (&acc)[64], float *staged, const LowRank &low, int m, int n, int row, int column,
+                              u32 own_row, u32 own_column, u32 warpgroup) {
+    float chains[64];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float chains[32];
-#pragma unroll
-        for (int i = 0; i < 32; i++) chains[i] = 0.f;
-        int first = 0;
+    for (int i = 0; i < 64; i++) chains[i] = 0.f;
+    const float *left = staged + STAGED_U + own_row * RANK_STEP, *right = staged + STAGED_FACTOR + own_column * RANK_STEP;
 #pragma unroll 1
-        for (; first + 4 <= low.rank; first += 4) add_ranks<4>(chains, low, u_0, u_8, first, n, column + 64 * half);
+    for (int first = 0;;) {
+        const int ranks = low.rank - first < STAGED_RANKS ? low.rank - first : STAGED_RANKS;
+        int r = 0;
 #pragma unroll 1
-        for (; first < low.rank; first++) add_ranks<1>(chains, low, u_0, u_8, first, n, column + 64 * half);
-#pragma unroll
-        for (int i = 0; i < 32; i++) acc[32 * half + i] = __fmaf_rn(low.alpha, chains[i], acc[32 * half + i]);
+        for (; r + 4 <= ranks; r += 4) add_ranks<4>(chains, left + r, right + r);
+#pragma unroll 1
+        for (; r < ranks; r++) add_ranks<1>(chains, left + r, right + r);
+        first += STAGED_RANKS;
+        if (first >= low.rank) break;
+        warpgroup_sync(warpgroup);   // all have read the ranks before
+        stage_ranks(staged, low, first, m, n, row, column);
+        staged_wait();
+        warpgroup_sync(warpgroup);
     }
+#pragma unroll
+    for (int i = 0; i < 64; i++) acc[i] = __fmaf_rn(low.alpha, chains[i], acc[i]);
 }
 
 __device__ inline void store_tile(const float (&acc)[64], const Output &out, int row, int column, u32 lane) {
@@ -367,29 +421,33 @@ __device__ inline void store_tile(const float (&acc)[64], const Output &out, int
     }
 }
 
-__device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblocks, u32 warpgroup, const float *ux,
-                               const float *uw, const float *bias, const LowRank &low, const Output &out, bool accumulate) {
+__device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblocks, u32 warpgroup, float *staged,
+                               const float *ux, const float *uw, const float *bias, const LowRank &low, const Output &out,
+                               bool accumulate) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const int m = out.m;
+    const u32 own_row = warp * 16 + lane / 4, own_column = lane % 4 * 2;
+    const int m = out.m, n = out.n;
     const int chunks = (kblocks + BLOCKS_PER_CHUNK - 1) / BLOCKS_PER_CHUNK;
 
     for (int p = blockIdx.x / CLUSTER; p < walk.count(); p += gridDim.x / CLUSTER) {
-        int row, column;
-        walk.tile(p, rank, row, column);
-        row += warpgroup * 64 + warp * 16 + lane / 4;
-        column += lane % 4 * 2;
+        int first_row, first_column;
+        walk.tile(p, rank, first_row, first_column);
+        first_row += warpgroup * 64;
+        const int row = first_row + own_row, column = first_column + own_column;
+
+        // What the epilogue reads arrives while the products run.
+        warpgroup_sync(warpgroup);   // all have read what was staged for the tile before
+        if (uw) stage_columns(staged + STAGED_SCALES, uw, n, first_column);
+        if (bias) stage_columns(staged + STAGED_BIAS, bias, n, first_column);
+        if (low.rank > 0) stage_ranks(staged, low, 0, m, n, first_row, first_column);
 
         // Rows beyond the end borrow the last one's units; they are not stored.
         const float *units_0 = ux + (u64)(row < m ? row : m - 1) * chunks;
         const float *units_8 = ux + (u64)(row + 8 < m ? row + 8 : m - 1) * chunks;
 
         float acc[64];
-        if (accumulate) {
-            load_tile(acc, out, row, column);
-        } else {
 #pragma unroll
-            for (int i = 0; i < 64; i++) acc[i] = 0.f;
-        }
+        for (int i = 0; i < 64; i++) acc[i] = 0.f;
 
         for (int chunk = 0; chunk < chunks; chunk++) {
             // Units first: they arrive while the products run.
@@ -400,6 +458,8 @@ __device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblock
             int sums[128];   // X, then HH
             barrier_wait(ring.full(), ring.parity);
             multiply_slot<true>(sums, ring.slot(), warpgroup);
+            // So do the numbers that this product continues from.
+            if (accumulate && chunk == 0) load_tile(acc, out, row, column);
             u32 previous = ring.empty();
             ring.advance();
 #pragma unroll 1
@@ -423,9 +483,11 @@ __device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblock
             pin(acc);   // fold before the next products overwrite the sums
         }
 
-        if (uw) scale(acc, uw, out.n, column);
-        if (bias) add_bias(acc, bias, out.n, column);
-        if (low.rank > 0) expand(acc, low, m, out.n, row, column);
+        staged_wait();
+        warpgroup_sync(warpgroup);
+        if (uw) scale(acc, staged + STAGED_SCALES + own_column);
+        if (bias) add_bias(acc, staged + STAGED_BIAS + own_column);
+        if (low.rank > 0) expand(acc, staged, low, m, n, first_row, first_column, own_row, own_column, warpgroup);
         store_tile(acc, out, row, column, lane);
     }
 }
@@ -477,7 +539,9 @@ extern "C" __global__ void __launch_bounds__(slice_product::THREADS, 1) __cluste
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         const Output out = {y, stride, m, n};
         const LowRank low = {u, factor, rank_step, width_step, low_rank, alpha};
-        consume(ring, walk, rank, kblocks, warpgroup - 1, ux, uw, bias, low, out, accumulate != 0);
+        const u32 consumer = warpgroup - 1;
+        float *staged = (float *)(shared + (ring.base - (u32)__cvta_generic_to_shared(shared)) + STAGED) + consumer * STAGED_FLOATS;
+        consume(ring, walk, rank, kblocks, consumer, staged, ux, uw, bias, low, out, accumulate != 0);
         cluster_sync();
     }
 }

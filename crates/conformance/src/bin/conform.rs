@@ -52,6 +52,7 @@ fn compare(ops: Vec<String>, on: &str, portable: bool) -> bool {
     let backends = if portable { EveryBackend::portable(on) } else { EveryBackend::on(on) };
     let mut some = Some { backends, ops, wanted: false };
     cases::visit_all(&mut some);
+    cases::visit_further(&mut some);
     for difference in &some.backends.differences {
         println!("{difference}");
     }

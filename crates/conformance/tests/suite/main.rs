@@ -46,6 +46,7 @@ mod delta_rule_gradients;
 mod dropout;
 mod embedding;
 mod float_state;
+mod further;
 mod gated_norm;
 mod golden;
 mod gradients;

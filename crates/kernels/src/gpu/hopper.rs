@@ -20,8 +20,10 @@ const THREADS: usize = 384;
 const TILE: usize = 128;
 /// Blocks of a cluster; they share the right operand, each brings half of it.
 const CLUSTER: usize = 2;
-/// `SHARED_BYTES` of the kernel: three slots of four planes, six barriers, room to align.
-const SHARED_BYTES: usize = 3 * 4 * TILE * TILE + 6 * 8 + 1024;
+/// Floats that each of the two consumer warpgroups stages for its epilogue: `STAGED_FLOATS` of the kernel.
+const STAGED_FLOATS: usize = (64 + TILE) * (16 + 4) + 2 * TILE;
+/// `SHARED_BYTES` of the kernel: three slots of four planes, barriers, what the epilogue reads, slack to align.
+const SHARED_BYTES: usize = 3 * 4 * TILE * TILE + 64 + 2 * 4 * STAGED_FLOATS + 1024;
 
 /// Sliced rows of one operand, both planes.
 #[derive(Clone, Copy, Debug)]
