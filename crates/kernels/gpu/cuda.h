@@ -13,6 +13,8 @@ typedef unsigned int uint;
 #define LOCAL __attribute__((shared))
 #define ALIGNED __attribute__((aligned(16)))
 #define TABLE static __attribute__((device)) const
+typedef float FLOAT4 __attribute__((ext_vector_type(4)));
+typedef uint UINT4 __attribute__((ext_vector_type(4)));
 #else
 typedef unsigned long long ulong;
 #define KERNEL(group) extern "C" __global__ __launch_bounds__(group) void
@@ -20,6 +22,8 @@ typedef unsigned long long ulong;
 #define LOCAL __shared__
 #define ALIGNED __align__(16)
 #define TABLE static __device__ const
+#define FLOAT4 float4
+#define UINT4 uint4
 #endif
 #define GLOBAL
 #define LOCAL_POINTER

@@ -25,26 +25,45 @@ FUNCTION ulong digest_product(uint a, uint b) {
     return (ulong)a * (ulong)b;
 }
 
+// Blocks that a group takes at once, so that many words are on their way.
+#define TOGETHER 4u
+
 KERNEL(GROUP) digest(GLOBAL ulong *out, GLOBAL const uint *words, ulong bytes, ulong blocks, uint groups) {
-    LOCAL ulong parts[2 * GROUP];
-    LOCAL ulong sums[2 * ADDERS];
+    LOCAL ulong parts[TOGETHER * 2 * GROUP];
+    LOCAL ulong sums[TOGETHER * 2 * ADDERS];
+    LOCAL ulong results[TOGETHER * 2];
     uint l = local_index();
     // Words 4l .. 4l + 3 meet these key words in the first sum and the four after them in the second.
     Words k = philox(l, 0u, 0u, 0u, DIGEST_KEY_LOW, DIGEST_KEY_HIGH);
     Words further = philox(l + 1u, 0u, 0u, 0u, DIGEST_KEY_LOW, DIGEST_KEY_HIGH);
     ulong s0 = 0;
     ulong s1 = 0;
-    for (ulong block = group_index(); block < blocks; block += groups) {
-        ulong first = block * BLOCK_WORDS + 4u * l;
-        uint w0 = digest_word(words, first, bytes);
-        uint w1 = digest_word(words, first + 1u, bytes);
-        uint w2 = digest_word(words, first + 2u, bytes);
-        uint w3 = digest_word(words, first + 3u, bytes);
-        parts[l] = digest_product(w0 + k.w[0], w1 + k.w[1]) + digest_product(w2 + k.w[2], w3 + k.w[3]);
-        parts[GROUP + l] = digest_product(w0 + further.w[0], w1 + further.w[1])
-            + digest_product(w2 + further.w[2], w3 + further.w[3]);
+    // Groups take turns of TOGETHER blocks; work item n < TOGETHER ends block n of a turn.
+    for (ulong turn = (ulong)group_index() * TOGETHER; turn < blocks; turn += (ulong)groups * TOGETHER) {
+        uint w[TOGETHER][4];
+        for (uint n = 0u; n < TOGETHER; n++) {
+            ulong first = (turn + n) * BLOCK_WORDS + 4u * l;
+            if ((first + 4u) * 4u <= bytes) {
+                UINT4 four = *(GLOBAL const UINT4 *)(words + first);
+                w[n][0] = four.x;
+                w[n][1] = four.y;
+                w[n][2] = four.z;
+                w[n][3] = four.w;
+            } else {
+                for (uint i = 0u; i < 4u; i++) {
+                    w[n][i] = digest_word(words, first + i, bytes);
+                }
+            }
+        }
+        for (uint n = 0u; n < TOGETHER; n++) {
+            LOCAL_POINTER ulong *own = parts + n * 2u * GROUP;
+            own[l] = digest_product(w[n][0] + k.w[0], w[n][1] + k.w[1])
+                + digest_product(w[n][2] + k.w[2], w[n][3] + k.w[3]);
+            own[GROUP + l] = digest_product(w[n][0] + further.w[0], w[n][1] + further.w[1])
+                + digest_product(w[n][2] + further.w[2], w[n][3] + further.w[3]);
+        }
         barrier_local();
-        if (l < 2u * ADDERS) {
+        if (l < TOGETHER * 2u * ADDERS) {
             ulong sum = 0;
             // Neighbours read neighbouring parts.
             for (uint i = l % ADDERS; i < GROUP; i += ADDERS) {
@@ -53,23 +72,30 @@ KERNEL(GROUP) digest(GLOBAL ulong *out, GLOBAL const uint *words, ulong bytes, u
             sums[l] = sum;
         }
         barrier_local();
-        // Everyone else is already at the next block, which does not touch `sums` before a barrier that this one
-        // reaches too.
-        if (l == 0u) {
+        // Everyone else is already at the next turn, which does not touch `sums` before a barrier that these reach too.
+        if (l < TOGETHER && turn + l < blocks) {
             ulong h0 = 0;
             ulong h1 = 0;
             for (uint i = 0u; i < ADDERS; i++) {
-                h0 += sums[i];
-                h1 += sums[ADDERS + i];
+                h0 += sums[l * 2u * ADDERS + i];
+                h1 += sums[l * 2u * ADDERS + ADDERS + i];
             }
-            ulong a = mix64(h0 + mix64(block + 1u));
+            ulong a = mix64(h0 + mix64(turn + l + 1u));
             ulong c1 = mix64(h1 + a);
             s0 += mix64(a + c1);
             s1 += c1;
         }
     }
-    if (l == 0u) {
-        out[2u * group_index()] = s0;
-        out[2u * group_index() + 1u] = s1;
+    if (l < TOGETHER) {
+        results[2u * l] = s0;
+        results[2u * l + 1u] = s1;
+    }
+    barrier_local();
+    if (l < 2u) {
+        ulong sum = 0;
+        for (uint n = 0u; n < TOGETHER; n++) {
+            sum += results[2u * n + l];
+        }
+        out[2u * group_index() + l] = sum;
     }
 }

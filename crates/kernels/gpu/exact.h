@@ -130,6 +130,15 @@ FUNCTION int dot4(int a, int b, int acc) {
 #define sqrt_rn(x) hardware_sqrt(x)
 #endif
 
+// Four numbers from an address that is a multiple of 16 bytes.
+FUNCTION void load4_global(float *to, GLOBAL const float *from) {
+    FLOAT4 four = *(GLOBAL const FLOAT4 *)from;
+    to[0] = four.x;
+    to[1] = four.y;
+    to[2] = four.z;
+    to[3] = four.w;
+}
+
 // Difference of the exponent biases, 127 - 15, and 2^-14, the smallest normal float16, as float32 bits.
 #define F16_REBIAS ((127u - 15u) << 23)
 #define F16_NORMAL ((127u - 14u) << 23)

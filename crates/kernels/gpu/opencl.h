@@ -42,6 +42,10 @@
 #define hardware_sqrt(x) sqrt((float)(x))
 #endif
 
+// Four neighbours in memory.
+#define FLOAT4 float4
+#define UINT4 uint4
+
 #define as_f32(bits) as_float((uint)(bits))
 #define as_u32(value) as_uint((float)(value))
 

@@ -1,6 +1,8 @@
 // RMS norm (docs/numerics.md, "RMS norm"). Eight tokens per group, a work item per lane; dweight by columns.
 
 #define TOKENS (GROUP / LANES)
+// Elements that a work item asks for before it uses the first.
+#define AHEAD 8u
 
 FUNCTION float norm_factor(float weight, uint zero_centred) {
     return zero_centred != 0u ? 1.0f + weight : weight;
@@ -22,7 +24,17 @@ KERNEL(GROUP) rms_norm_forward(
     ulong at = token * width;
     uint here = token < tokens ? width : 0u;
     float sum = 0.0f;
-    for (uint c = lane; c < here; c += LANES) {
+    uint c = lane;
+    for (; c + (AHEAD - 1u) * LANES < here; c += AHEAD * LANES) {
+        float values[AHEAD];
+        for (uint n = 0u; n < AHEAD; n++) {
+            values[n] = x[at + c + n * LANES];
+        }
+        for (uint n = 0u; n < AHEAD; n++) {
+            sum = fma_rn(values[n], values[n], sum);
+        }
+    }
+    for (; c < here; c += LANES) {
         float value = x[at + c];
         sum = fma_rn(value, value, sum);
     }
@@ -33,7 +45,19 @@ KERNEL(GROUP) rms_norm_forward(
     if (lane == 0u && token < tokens) {
         inverse[token] = inv;
     }
-    for (uint c = lane; c < here; c += LANES) {
+    c = lane;
+    for (; c + (AHEAD - 1u) * LANES < here; c += AHEAD * LANES) {
+        float values[AHEAD];
+        float factors[AHEAD];
+        for (uint n = 0u; n < AHEAD; n++) {
+            values[n] = x[at + c + n * LANES];
+            factors[n] = norm_factor(weight[c + n * LANES], zero_centred);
+        }
+        for (uint n = 0u; n < AHEAD; n++) {
+            y[at + c + n * LANES] = (values[n] * inv) * factors[n];
+        }
+    }
+    for (; c < here; c += LANES) {
         y[at + c] = (x[at + c] * inv) * norm_factor(weight[c], zero_centred);
     }
 }
@@ -56,13 +80,39 @@ KERNEL(GROUP) rms_norm_backward(
     uint here = token < tokens ? width : 0u;
     float inv = token < tokens ? inverse[token] : 0.0f;
     float sum = 0.0f;
-    for (uint c = lane; c < here; c += LANES) {
+    uint c = lane;
+    for (; c + (AHEAD - 1u) * LANES < here; c += AHEAD * LANES) {
+        float left[AHEAD];
+        float right[AHEAD];
+        for (uint n = 0u; n < AHEAD; n++) {
+            left[n] = dy[at + c + n * LANES] * norm_factor(weight[c + n * LANES], zero_centred);
+            right[n] = x[at + c + n * LANES] * inv;
+        }
+        for (uint n = 0u; n < AHEAD; n++) {
+            sum = fma_rn(left[n], right[n], sum);
+        }
+    }
+    for (; c < here; c += LANES) {
         sum = fma_rn(dy[at + c] * norm_factor(weight[c], zero_centred), x[at + c] * inv, sum);
     }
     lanes[local_index()] = sum;
     tree_sums(lanes, TOKENS);
     float mean = div_rn(lanes[local_index() - lane], (float)width);
-    for (uint c = lane; c < here; c += LANES) {
+    c = lane;
+    for (; c + (AHEAD - 1u) * LANES < here; c += AHEAD * LANES) {
+        float results[AHEAD];
+        float old[AHEAD];
+        for (uint n = 0u; n < AHEAD; n++) {
+            uint i = c + n * LANES;
+            float normal = x[at + i] * inv;
+            results[n] = fma_rn(-normal, mean, dy[at + i] * norm_factor(weight[i], zero_centred)) * inv;
+            old[n] = accumulate != 0u ? dx[at + i] : 0.0f;
+        }
+        for (uint n = 0u; n < AHEAD; n++) {
+            dx[at + c + n * LANES] = accumulate != 0u ? old[n] + results[n] : results[n];
+        }
+    }
+    for (; c < here; c += LANES) {
         float normal = x[at + c] * inv;
         float value = fma_rn(-normal, mean, dy[at + c] * norm_factor(weight[c], zero_centred)) * inv;
         dx[at + c] = accumulate != 0u ? dx[at + c] + value : value;

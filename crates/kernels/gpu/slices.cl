@@ -16,6 +16,17 @@ FUNCTION uint larger(uint a, uint b) {
 // The largest value of the group, which has `size` work items and as many words of scratch.
 FUNCTION uint group_max(LOCAL_POINTER uint *scratch, uint size, uint value) {
     uint l = local_index();
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    value = __reduce_max_sync(0xffffffffu, value);
+    if (l % 32u == 0u) {
+        scratch[l / 32u] = value;
+    }
+    barrier_local();
+    for (uint i = 0u; i < size / 32u; i++) {
+        value = larger(value, scratch[i]);
+    }
+    return value;
+#else
     scratch[l] = value;
     barrier_local();
     if (l < 16u) {
@@ -30,6 +41,7 @@ FUNCTION uint group_max(LOCAL_POINTER uint *scratch, uint size, uint value) {
         result = larger(result, scratch[i]);
     }
     return result;
+#endif
 }
 
 // One word of every plane from four numbers.
@@ -79,8 +91,12 @@ KERNEL(CHUNK_GROUP) slice_rows(GLOBAL int *planes, GLOBAL float *units, GLOBAL c
     uint column = chunk * CHUNK + local_index() * 4u;
     int exists = row < rows;
     float values[4];
-    for (uint i = 0u; i < 4u; i++) {
-        values[i] = exists && column + i < width ? x[(ulong)row * width + column + i] : 0.0f;
+    if (exists && width % 4u == 0u && column < width) {
+        load4_global(values, x + (ulong)row * width + column);
+    } else {
+        for (uint i = 0u; i < 4u; i++) {
+            values[i] = exists && column + i < width ? x[(ulong)row * width + column + i] : 0.0f;
+        }
     }
     slice_chunk(planes, units, scratch, values, (ulong)rows * row_words(width), row, width, chunk, exists);
 }
@@ -123,9 +139,20 @@ KERNEL(CHUNK_GROUP) slice_folded(
     GLOBAL const float *unit = weight_units + (ulong)(tile.weight - first_weight) * weight_rows + weight_first;
     uint column = chunk * CHUNK + local_index() * 4u;
     float values[4];
-    for (uint i = 0u; i < 4u; i++) {
-        uint c = column + i;
-        values[i] = exists && c < width ? dy[(ulong)(row - base) * dy_stride + first_column + c] * unit[c] : 0.0f;
+    // Whether four neighbours start at multiples of 16 bytes in both.
+    int aligned = ((width | (uint)dy_stride | first_column | weight_rows | weight_first) & 3u) == 0u;
+    if (exists && aligned && column < width) {
+        float scales[4];
+        load4_global(values, dy + (ulong)(row - base) * dy_stride + first_column + column);
+        load4_global(scales, unit + column);
+        for (uint i = 0u; i < 4u; i++) {
+            values[i] = values[i] * scales[i];
+        }
+    } else {
+        for (uint i = 0u; i < 4u; i++) {
+            uint c = column + i;
+            values[i] = exists && c < width ? dy[(ulong)(row - base) * dy_stride + first_column + c] * unit[c] : 0.0f;
+        }
     }
     slice_chunk(planes, units, scratch, values, (ulong)rows * row_words(width), row - base, width, chunk, exists);
 }

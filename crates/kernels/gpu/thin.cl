@@ -173,11 +173,15 @@ KERNEL(GROUP) thin_expand(
 // Tokens of a block of a sum over tokens, at most.
 #define TOKEN_BLOCK 128
 // Elements of x that a work item asks for before it uses the first.
-#define AHEAD 8
+#define AHEAD 16
+// Columns of a group that sums up blocks: few, so that short inputs too give many groups.
+#define OUTER_COLUMNS 128
+// Elements of u that a work item asks for before it stores the first.
+#define STAGED_TOGETHER 8u
 
-// Sums of single blocks: GROUP columns and RANKS ranks of one block per group, into partial[block, rank, width]. `blocks`
+// Sums of single blocks: OUTER_COLUMNS columns and RANKS ranks of one block per group, into partial[block, rank, width]. `blocks`
 // holds first token and end of each; `first_block` is the first of this launch.
-KERNEL(GROUP) thin_outer_blocks(
+KERNEL(OUTER_COLUMNS) thin_outer_blocks(
     GLOBAL float *partial,
     GLOBAL const float *u,
     GLOBAL const float *x,
@@ -190,14 +194,24 @@ KERNEL(GROUP) thin_outer_blocks(
     LOCAL float scaled[TOKEN_BLOCK * RANKS];
     uint rank_tiles = (rank + RANKS - 1u) / RANKS;
     uint first_rank = group_index() % rank_tiles * RANKS;
-    uint width_tiles = (width + GROUP - 1u) / GROUP;
-    uint column = group_index() / rank_tiles % width_tiles * GROUP + local_index();
+    uint width_tiles = (width + OUTER_COLUMNS - 1u) / OUTER_COLUMNS;
+    uint column = group_index() / rank_tiles % width_tiles * OUTER_COLUMNS + local_index();
     uint block = group_index() / rank_tiles / width_tiles;
     uint first = blocks[2u * (first_block + block)];
     uint count = blocks[2u * (first_block + block) + 1u] - first;
-    for (uint i = local_index(); i < count * RANKS; i += GROUP) {
-        uint j = first_rank + i % RANKS;
-        scaled[i] = j < rank ? alpha * u[(ulong)(first + i / RANKS) * rank + j] : 0.0f;
+    for (uint start = local_index(); start < count * RANKS; start += STAGED_TOGETHER * OUTER_COLUMNS) {
+        float staged[STAGED_TOGETHER];
+        for (uint n = 0u; n < STAGED_TOGETHER; n++) {
+            uint i = start + n * OUTER_COLUMNS;
+            uint j = first_rank + i % RANKS;
+            staged[n] = i < count * RANKS && j < rank ? u[(ulong)(first + i / RANKS) * rank + j] : 0.0f;
+        }
+        for (uint n = 0u; n < STAGED_TOGETHER; n++) {
+            uint i = start + n * OUTER_COLUMNS;
+            if (i < count * RANKS) {
+                scaled[i] = alpha * staged[n];
+            }
+        }
     }
     barrier_local();
     if (column >= width) {

@@ -9,9 +9,12 @@ use crate::op::Add;
 
 static ADD: Program = program!("add");
 
+/// Elements of a work item, `EACH` in `gpu/add.cl`.
+const EACH: usize = 4;
+
 impl Run<Add<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut Add<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
         let length = op.y.len();
-        self.launch(&ADD, "add_elements", Groups::over(length), arguments![&*op.y, op.a, op.b, length]);
+        self.launch(&ADD, "add_elements", Groups::over(length.div_ceil(EACH)), arguments![&*op.y, op.a, op.b, length]);
     }
 }

@@ -11,6 +11,8 @@ use isobit_numerics::digest::BLOCK_BYTES;
 
 static DIGEST: Program = program!("digest");
 
+/// Blocks that a group takes at once: `TOGETHER` in `gpu/digest.cl`.
+const TOGETHER: usize = 4;
 /// Groups per multiprocessor: enough to keep it busy, few enough that making the keys does not count.
 const GROUPS_EACH: usize = 8;
 
@@ -18,7 +20,7 @@ impl Run<DigestSums<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut DigestSums<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
         let (bytes, x) = (op.x.bytes(), place(&op.x));
         let blocks = bytes.div_ceil(BLOCK_BYTES);
-        let groups = blocks.min(GROUPS_EACH * self.device.runtime.multiprocessors().max(1)).min(PAIRS_MAX);
+        let groups = blocks.div_ceil(TOGETHER).min(GROUPS_EACH * self.device.runtime.multiprocessors().max(1)).min(PAIRS_MAX);
         self.zero(op.sums);
         self.launch(
             &DIGEST,

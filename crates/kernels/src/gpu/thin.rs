@@ -35,6 +35,8 @@ const TOKENS: usize = GROUP / LANES;
 const RANKS: usize = 8;
 /// From so many tokens on, a work item of `contract` has four of them.
 const TOKENS_FOR_FOUR: usize = 4096;
+/// Columns of a group of the outer product, `OUTER_COLUMNS` in `gpu/thin.cl`.
+const OUTER_COLUMNS: usize = 128;
 /// Blocks of tokens whose sums the outer product keeps at once.
 const BLOCKS_AT_ONCE: usize = 64;
 
@@ -148,7 +150,8 @@ pub(super) fn outer(
         let end = (first + BLOCKS_AT_ONCE).min(count);
         let columns = p.width.div_ceil(GROUP);
         let [first32, end32] = [first, end].map(dimension);
-        let groups = Groups::each((end - first) * columns * p.rank.div_ceil(RANKS));
+        let tiles = p.width.div_ceil(OUTER_COLUMNS) * p.rank.div_ceil(RANKS);
+        let groups = Groups::of((end - first) * tiles, OUTER_COLUMNS);
         let arguments = arguments![partial, u, x, &blocks, first32, rank, width, p.alpha];
         gpu.launch(&THIN, "thin_outer_blocks", groups, arguments);
         let groups = Groups::each(p.factors() * p.rank * columns);
