@@ -63,6 +63,11 @@ impl<B: Backend> Parameters<B> {
         parameter
     }
 
+    /// To change all values: their slices are forgotten.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
+        self.all.iter_mut().inspect(|parameter| drop(parameter.sliced.replace(None)))
+    }
+
     pub fn len(&self) -> usize {
         self.all.len()
     }
@@ -101,9 +106,18 @@ impl<B: Backend> Gradients<B> {
         &self.all[id.0]
     }
 
-    /// For clipping.
     pub fn get_mut(&mut self, id: ParameterId) -> &mut F32<B> {
         &mut self.all[id.0]
+    }
+
+    /// For the update, in the order of the parameters.
+    pub fn iter(&self) -> impl Iterator<Item = &F32<B>> {
+        self.all.iter()
+    }
+
+    /// For clipping, in the order of the parameters.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut F32<B>> {
+        self.all.iter_mut()
     }
 
     /// For an op's contribution.

@@ -7,7 +7,7 @@
 use crate::batch::{Batch, BatchPosition};
 use crate::row::Row;
 use isobit_autograd::{Balance, Gradients, Memory, Parameters, Policy, Tape, TapeError};
-use isobit_kernels::op::{AdamWUpdate, IGNORED, Scale, SumSquares};
+use isobit_kernels::op::{AdamWTensor, AdamWUpdate, IGNORED, Scale, SumSquares};
 use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, DeviceFailure, float_state};
 use isobit_models::{Built, Model};
@@ -178,9 +178,7 @@ impl<B: Backend> Trainer<B> {
         if let Some(max_norm) = max_norm {
             let ratio = max_norm / (total + 1e-6);
             let coefficient = if ratio < 1.0 { ratio } else { 1.0 };
-            for (id, _) in self.parameters.iter() {
-                self.backend.run(Scale { x: gradients.get_mut(id), factor: coefficient });
-            }
+            self.backend.run(Scale { tensors: gradients.iter_mut().collect(), factor: coefficient });
         }
         Ok(total)
     }
@@ -192,25 +190,17 @@ impl<B: Backend> Trainer<B> {
         learning_rate: f64,
         settings: &StepSettings,
     ) -> Result<(), StepError> {
-        let ids: Vec<_> = self.parameters.iter().map(|(id, _)| id).collect();
-        for (id, [first, second]) in ids.into_iter().zip(&mut self.moments) {
-            let parameter = self.parameters.get_mut(id);
-            let rule = AdamW {
-                lr: learning_rate,
-                beta1: settings.beta1,
-                beta2: settings.beta2,
-                eps: settings.eps,
-                weight_decay: if parameter.decays { settings.weight_decay } else { 0.0 },
-            };
-            let coefficients = rule.coefficients(step);
-            self.backend.run(AdamWUpdate {
-                parameter: &mut parameter.value,
-                m: first,
-                v: second,
-                gradient: gradients.get(id),
-                c: coefficients,
-            });
-        }
+        let coefficients = |weight_decay: f64| {
+            let StepSettings { beta1, beta2, eps, .. } = *settings;
+            AdamW { lr: learning_rate, beta1, beta2, eps, weight_decay }.coefficients(step)
+        };
+        let [decaying, plain] = [settings.weight_decay, 0.0].map(coefficients);
+        let tensors = self.parameters.iter_mut().zip(&mut self.moments).zip(gradients.iter());
+        let tensors = tensors.map(|((parameter, [m, v]), gradient)| {
+            let coefficients = if parameter.decays { decaying } else { plain };
+            AdamWTensor { parameter: &mut parameter.value, m, v, gradient, coefficients }
+        });
+        self.backend.run(AdamWUpdate { tensors: tensors.collect() });
         let values: Vec<&F32<B>> = self.parameters.iter().map(|(_, parameter)| &parameter.value).collect();
         let squares = self.sums_of_squares(&values)?;
         self.first_not_finite(&squares).map_or(Ok(()), |tensor| Err(StepError::Parameter { step, tensor }))

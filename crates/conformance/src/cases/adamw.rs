@@ -3,7 +3,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor};
 use isobit_kernels::Backend;
-use isobit_kernels::op::AdamWUpdate;
+use isobit_kernels::op::{AdamWTensor, AdamWUpdate};
 use isobit_numerics::adamw::AdamW;
 
 #[derive(Debug)]
@@ -21,19 +21,23 @@ impl Case for AdamWCase {
 
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
         let mut random = Random::new(self.length as u64);
-        let mut parameter = b.upload(&random.f32s(self.kind, self.length));
-        let mut m = b.upload(&random.f32s(self.kind, self.length));
-        let second: Vec<f32> = random.f32s(self.kind, self.length).iter().map(|x| x.abs()).collect();
-        let mut v = b.upload(&second);
-        let gradient = b.upload(&random.f32s(self.kind, self.length));
-        b.run(AdamWUpdate {
-            parameter: &mut parameter,
-            m: &mut m,
-            v: &mut v,
-            gradient: &gradient,
-            c: self.settings.coefficients(self.step),
+        let [parameter, m, mut v, gradient] = [(); 4].map(|()| random.f32s(self.kind, self.length));
+        v.iter_mut().for_each(|v| *v = v.abs());
+        let (gradient, nothing) = (b.upload(&gradient), b.upload(&[]));
+        let coefficients = self.settings.coefficients(self.step);
+        // Twice the same, and a tensor without elements between them.
+        let hosts = [[&parameter, &m, &v].map(Vec::as_slice), [&[][..]; 3], [&parameter, &m, &v].map(Vec::as_slice)];
+        let mut tensors = hosts.map(|host| host.map(|host| b.upload(host)));
+        let gradients = [&gradient, &nothing, &gradient];
+        let updated = tensors.iter_mut().zip(gradients);
+        let updated =
+            updated.map(|([parameter, m, v], gradient)| AdamWTensor { parameter, m, v, gradient, coefficients });
+        b.run(AdamWUpdate { tensors: updated.collect() });
+        let [first, _, last] = tensors.map(|[parameter, m, v]| {
+            [("parameter", parameter), ("m", m), ("v", v)].map(|(name, of)| Output::download(b, name, &of))
         });
-        vec![Output::download(b, "parameter", &parameter), Output::download(b, "m", &m), Output::download(b, "v", &v)]
+        assert_eq!(first, last, "tensors of one call");
+        first.into()
     }
 }
 

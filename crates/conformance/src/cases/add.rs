@@ -23,7 +23,7 @@ impl Case for ResidualCase {
         let second = b.upload(&random.f32s(self.kind, self.length));
         let mut y = poisoned(b, self.length);
         b.run(Add { y: &mut y, a: &first, b: &second });
-        b.run(Scale { x: &mut first, factor: self.factor });
+        b.run(Scale { tensors: vec![&mut first], factor: self.factor });
         vec![Output::download(b, "sum", &y), Output::download(b, "scaled", &first)]
     }
 }

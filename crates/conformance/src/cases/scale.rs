@@ -18,9 +18,12 @@ impl Case for ScaleCase {
     }
 
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
-        let mut x = b.upload(&Random::new(self.length as u64).f32s(self.kind, self.length));
-        b.run(Scale { x: &mut x, factor: self.factor });
-        vec![Output::download(b, "x", &x)]
+        let numbers = Random::new(self.length as u64).f32s(self.kind, self.length);
+        let (mut x, mut nothing, mut other) = (b.upload(&numbers), b.upload(&[]), b.upload(&numbers));
+        b.run(Scale { tensors: vec![&mut x, &mut nothing, &mut other], factor: self.factor });
+        let x = Output::download(b, "x", &x);
+        assert_eq!(x.bits, Output::download(b, "other", &other).bits, "tensors of one call");
+        vec![x]
     }
 }
 

@@ -5,21 +5,22 @@ use super::elements::GRAIN;
 use super::path::multiversion;
 use super::pool::SharedMut;
 use crate::backend::Run;
-use crate::op::AdamWUpdate;
+use crate::op::{AdamWTensor, AdamWUpdate};
 use crate::{Buffer, Cpu};
 use isobit_numerics::adamw::{self, Coefficients};
 
 impl Run<AdamWUpdate<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut AdamWUpdate<'_, CpuMemory>, _: &mut Buffer<u8>) {
-        let AdamWUpdate { parameter, m, v, gradient, c } = op;
-        let length = parameter.len();
-        let (parameter, m, v) = (SharedMut::new(parameter), SharedMut::new(m), SharedMut::new(v));
-        self.pool.run_ranges(length, GRAIN, |range| {
-            // SAFETY: ranges of different threads do not overlap.
-            let (parameter, m, v) =
-                unsafe { (parameter.slice(range.clone()), m.slice(range.clone()), v.slice(range.clone())) };
-            update_part(self.path, parameter, m, v, &gradient[range], c);
-        });
+        for AdamWTensor { parameter, m, v, gradient, coefficients } in &mut op.tensors {
+            let length = parameter.len();
+            let (parameter, m, v) = (SharedMut::new(parameter), SharedMut::new(m), SharedMut::new(v));
+            self.pool.run_ranges(length, GRAIN, |range| {
+                // SAFETY: ranges of different threads do not overlap.
+                let (parameter, m, v) =
+                    unsafe { (parameter.slice(range.clone()), m.slice(range.clone()), v.slice(range.clone())) };
+                update_part(self.path, parameter, m, v, &gradient[range], coefficients);
+            });
+        }
     }
 }
 

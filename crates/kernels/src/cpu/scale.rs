@@ -9,7 +9,9 @@ use crate::{Buffer, Cpu};
 impl Run<Scale<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut Scale<'_, CpuMemory>, _: &mut Buffer<u8>) {
         let factor = op.factor;
-        elements::split(self, op.x, |_, x| scale_part(self.path, x, factor));
+        for x in &mut op.tensors {
+            elements::split(self, x, |_, x| scale_part(self.path, x, factor));
+        }
     }
 }
 

@@ -20,7 +20,8 @@ impl Run<DigestSums<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut DigestSums<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
         let (bytes, x) = (op.x.bytes(), place(&op.x));
         let blocks = bytes.div_ceil(BLOCK_BYTES);
-        let groups = blocks.div_ceil(TOGETHER).min(GROUPS_EACH * self.device.runtime.multiprocessors().max(1)).min(PAIRS_MAX);
+        let groups =
+            blocks.div_ceil(TOGETHER).min(GROUPS_EACH * self.device.runtime.multiprocessors().max(1)).min(PAIRS_MAX);
         self.zero(op.sums);
         self.launch(
             &DIGEST,

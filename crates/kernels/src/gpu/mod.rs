@@ -32,6 +32,7 @@ mod l2_norm;
 mod library;
 mod linear;
 mod memory;
+mod multi_tensor;
 mod opencl;
 mod probe;
 mod product;

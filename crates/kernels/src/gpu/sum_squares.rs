@@ -1,9 +1,10 @@
-//! Sums of squares on a GPU, one launch per tensor and level.
+//! Sums of squares on a GPU, one launch per level, or per tensor and level where a launch takes one
+//! tensor.
 
-use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
+use super::{GpuMemory, multi_tensor};
 use crate::backend::Run;
 use crate::op::SumSquares;
 use crate::op::sum_squares::BLOCK;
@@ -14,6 +15,9 @@ static SUM_SQUARES: Program = program!("sum_squares");
 impl Run<SumSquares<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut SumSquares<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
         self.zero(op.sums);
+        if multi_tensor::serves(self) {
+            return multi_tensor::sums_of_squares(self, op.sums, op.tensors);
+        }
         for (index, x) in op.tensors.iter().enumerate().filter(|(_, x)| !x.is_empty()) {
             tensor(self, op.sums, index, x);
         }

@@ -35,7 +35,7 @@ pub mod slices;
 pub mod sum_squares;
 pub mod swiglu;
 
-pub use adamw::AdamWUpdate;
+pub use adamw::{AdamWTensor, AdamWUpdate};
 pub use add::Add;
 pub use attention::{Attention, AttentionBackward, AttentionForward, Span};
 pub use balance::{BalanceBackward, BalanceForward};

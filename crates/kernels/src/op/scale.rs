@@ -1,12 +1,12 @@
-//! Multiplication by a number (`docs/numerics.md`, "Residual"): `x = x·factor`, element by element, one rounding. It
-//! also serves gradient clipping.
+//! Multiplication by a number (`docs/numerics.md`, "Residual"): `x = x·factor`, element by element,
+//! one rounding. It serves gradient clipping, of all tensors at once.
 
 use crate::backend::{F32, Memory};
 use crate::op::{Op, Output};
 
-/// `x = x·factor`.
+/// `x = x·factor` for every tensor.
 pub struct Scale<'a, M: Memory> {
-    pub x: &'a mut F32<M>,
+    pub tensors: Vec<&'a mut F32<M>>,
     pub factor: f32,
 }
 
@@ -16,6 +16,6 @@ impl<M: Memory> Op<M> for Scale<'_, M> {
     fn check(&self) {}
 
     fn outputs(&mut self) -> Vec<Output<'_, M>> {
-        vec![Output::F32(self.x)]
+        self.tensors.iter_mut().map(|x| Output::F32(&mut **x)).collect()
     }
 }

@@ -3,15 +3,17 @@
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
 use crate::backend::Run;
-use crate::op::AdamWUpdate;
+use crate::op::{AdamWTensor, AdamWUpdate};
 use isobit_numerics::SoftFma;
 use isobit_numerics::adamw;
 
 impl Run<AdamWUpdate<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut AdamWUpdate<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        let AdamWUpdate { parameter, m, v, gradient, c } = op;
-        for i in 0..parameter.len() {
-            (parameter[i], m[i], v[i]) = adamw::update::<SoftFma>(parameter[i], m[i], v[i], gradient[i], c);
+        for AdamWTensor { parameter, m, v, gradient, coefficients } in &mut op.tensors {
+            for i in 0..parameter.len() {
+                (parameter[i], m[i], v[i]) =
+                    adamw::update::<SoftFma>(parameter[i], m[i], v[i], gradient[i], coefficients);
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::op::Scale;
 
 impl Run<Scale<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut Scale<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        for x in op.x.iter_mut() {
+        for x in op.tensors.iter_mut().flat_map(|tensor| tensor.iter_mut()) {
             *x *= op.factor;
         }
     }

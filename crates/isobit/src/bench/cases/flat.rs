@@ -4,8 +4,8 @@ use super::{Prepared, Work, forever, noise};
 use isobit_kernels::Backend;
 use isobit_kernels::op::digest::sums_length;
 use isobit_kernels::op::{
-    AdamWUpdate, Add, AnyBuffer, ApplyDropout, BiasBackward, DigestSums, Dropout, EmbeddingBackward, RmsNorm,
-    RmsNormBackward, RmsNormForward, Rope, RopeForward, SumSquares, SwigluBackward, SwigluForward, ToBf16,
+    AdamWTensor, AdamWUpdate, Add, AnyBuffer, ApplyDropout, BiasBackward, DigestSums, Dropout, EmbeddingBackward,
+    RmsNorm, RmsNormBackward, RmsNormForward, Rope, RopeForward, SumSquares, SwigluBackward, SwigluForward, ToBf16,
 };
 use isobit_numerics::adamw::AdamW;
 use isobit_numerics::philox::{Key, Purpose};
@@ -64,8 +64,12 @@ pub(super) fn flat<B: Backend + 'static>(b: Rc<B>, op: &str, tokens: usize, widt
             (12, Box::new(move || b.run(EmbeddingBackward { dtable: &mut y, dy: &a, ids: &ids, width })))
         }
         "adamw" => {
-            let c = AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 }.coefficients(10);
-            let run = move || b.run(AdamWUpdate { parameter: &mut y, m: &mut z, v: &mut second, gradient: &a, c });
+            let coefficients =
+                AdamW { lr: 1e-4, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 }.coefficients(10);
+            let run = move || {
+                let (parameter, m, v, gradient) = (&mut y, &mut z, &mut second, &a);
+                b.run(AdamWUpdate { tensors: vec![AdamWTensor { parameter, m, v, gradient, coefficients }] });
+            };
             (28, Box::new(run))
         }
         "sum_squares" => {
