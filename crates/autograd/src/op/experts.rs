@@ -198,7 +198,7 @@ impl<'a, B: Backend> Tape<'a, B> {
             let [a, b] = matrix.factors(adapter, segments);
             let mut low = self.take(count * adapter.rank);
             let [factor_a, factor_b] = [adapter.a, adapter.b].map(|id| &self.parameters.get(id).value);
-            self.backend.run(LowRankContract { u: low.buffer_mut(), x: x.buffer(), factor: factor_a, p: a });
+            self.backend.run(LowRankContract::one(low.buffer_mut(), x.buffer(), factor_a, a));
             if wanted {
                 self.backend.run(LowRankExpand { y: y.buffer_mut(), u: low.buffer(), factor: factor_b, p: b });
             }
@@ -278,7 +278,7 @@ impl<B: Backend> MatrixGradient<'_, B> {
         let [a, b] = self.matrix.factors(adapter, segments);
         let mut grad_low = tape.take(b.tokens() * adapter.rank);
         let factor = &tape.parameters.get(adapter.b).value;
-        tape.backend.run(LowRankContract { u: grad_low.buffer_mut(), x: self.dy.buffer(), factor, p: b });
+        tape.backend.run(LowRankContract::one(grad_low.buffer_mut(), self.dy.buffer(), factor, b));
         let low = self.low.expect("an adapter saves its low-rank value");
         let x = input.expect("an adapter's input is saved");
         tape.outer(gradients.reach(adapter.b), low, self.dy, &b, row_starts);

@@ -6,8 +6,8 @@ use crate::op::quantized::takes_plain_rows;
 use crate::parameters::{Gradients, Matrix, ParameterId, Vector};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::op::{
-    self, Add, ApplyDropout, BiasBackward, BiasForward, LinearForward, LinearGradInput, LowRank, LowRankContract,
-    LowRankExpand, LowRankOuter, LowRankTerm, Product, ProductGradWeight, SliceShape, ToF32,
+    self, Add, ApplyDropout, BiasBackward, BiasForward, Contraction, LinearForward, LinearGradInput, LowRank,
+    LowRankContract, LowRankExpand, LowRankOuter, LowRankTerm, Product, ProductGradWeight, SliceShape, ToF32,
 };
 use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, Matrix as Operand, StoredMatrix};
@@ -126,10 +126,9 @@ impl<'a, B: Backend> Tape<'a, B> {
         let shared = wanted && layers.iter().any(|layer| layer.takes_plain_rows());
         let rows = shared.then(|| self.slice(&x.data, x.width));
         let (mut outputs, mut saved, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
-        for &layer in layers {
+        for (&layer, adapter) in layers.iter().zip(self.contract(x, layers)) {
             assert_eq!(layer.inputs, x.width, "inputs of a linear layer");
             let mut y = self.take(self.layout.tokens * layer.outputs);
-            let adapter = layer.adapter.as_ref().map(|adapter| self.contract(x, layer, adapter));
             if wanted {
                 self.output(&mut y, &x.data, rows.as_ref(), layer, adapter.as_ref());
             }
@@ -206,20 +205,35 @@ impl<'a, B: Backend> Tape<'a, B> {
         layer.weight.with_slices(self.backend, self.parameters, 1, shape, use_it)
     }
 
-    /// The short side of the adapter.
-    fn contract(&self, x: &Variable<B>, layer: &Linear<B>, adapter: &Adapter) -> SavedAdapter<B> {
-        let tokens = self.layout.tokens;
-        let dropped = (self.training && adapter.dropout > 0.0).then(|| {
-            let mut dropped = self.take(x.data.length());
-            self.drop_out(&mut dropped, &x.data, layer.inputs, adapter);
-            Rc::new(dropped)
-        });
-        let input = dropped.as_ref().unwrap_or(&x.data);
-        let mut low = self.take(tokens * adapter.rank);
-        let segments = [0, tokens];
-        let (factor, p) = (&self.parameters.get(adapter.a).value, adapter.factor_a(&segments, layer.inputs));
-        self.backend.run(LowRankContract { u: low.buffer_mut(), x: input.buffer(), factor, p });
-        SavedAdapter { dropped, low: Rc::new(low) }
+    /// The low-rank side of every layer's adapter. Those that drop nothing share one pass over the
+    /// input.
+    fn contract(&self, x: &Variable<B>, layers: &[&Linear<B>]) -> Vec<Option<SavedAdapter<B>>> {
+        let segments = [0, self.layout.tokens];
+        let mut lows: Vec<_> =
+            layers.iter().map(|layer| Some(self.take(self.layout.tokens * layer.adapter.as_ref()?.rank))).collect();
+        let (mut dropped, mut shared) = (Vec::new(), Vec::new());
+        for (layer, low) in layers.iter().zip(&mut lows) {
+            let (Some(adapter), Some(low)) = (layer.adapter.as_ref(), low) else {
+                dropped.push(None);
+                continue;
+            };
+            let (factor, p) = (&self.parameters.get(adapter.a).value, adapter.factor_a(&segments, layer.inputs));
+            let part = Contraction { u: low.buffer_mut(), factor, p };
+            dropped.push((self.training && adapter.dropout > 0.0).then(|| {
+                let mut dropped = self.take(x.data.length());
+                self.drop_out(&mut dropped, &x.data, layer.inputs, adapter);
+                Rc::new(dropped)
+            }));
+            match dropped.last().and_then(Option::as_ref) {
+                Some(input) => self.backend.run(LowRankContract { parts: vec![part], x: input.buffer() }),
+                None => shared.push(part),
+            }
+        }
+        if !shared.is_empty() {
+            self.backend.run(LowRankContract { parts: shared, x: x.data.buffer() });
+        }
+        let saved = lows.into_iter().zip(dropped);
+        saved.map(|(low, dropped)| Some(SavedAdapter { dropped, low: Rc::new(low?) })).collect()
     }
 
     fn drop_out(&self, y: &mut Lease<B>, x: &Lease<B>, width: usize, adapter: &Adapter) {
@@ -332,7 +346,7 @@ fn low_gradient<B: Backend>(tape: &Tape<B>, layer: &Linear<B>, adapter: &Adapter
     let segments = [0, tape.layout.tokens];
     let (factor, p) = (&tape.parameters.get(adapter.b).value, adapter.factor_b(&segments, layer.outputs));
     let mut low = tape.take(tape.layout.tokens * adapter.rank);
-    tape.backend.run(LowRankContract { u: low.buffer_mut(), x: dy.buffer(), factor, p });
+    tape.backend.run(LowRankContract::one(low.buffer_mut(), dy.buffer(), factor, p));
     low
 }
 

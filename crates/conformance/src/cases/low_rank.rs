@@ -4,7 +4,7 @@
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
-use isobit_kernels::op::{FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter};
+use isobit_kernels::op::{Contraction, FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter};
 
 #[derive(Debug)]
 struct ThinCase {
@@ -60,12 +60,30 @@ fn forms<B: Backend>(b: &B, p: &LowRank, row_starts: &[usize], kind: Kind) -> Ve
     let u = b.upload(&random.f32s(kind, tokens * p.rank));
     let factor = b.upload(&random.f32s(kind, factors));
     let mut contracted = poisoned(b, tokens * p.rank);
-    b.run(LowRankContract { u: &mut contracted, x: &x, factor: &factor, p: *p });
+    b.run(LowRankContract::one(&mut contracted, &x, &factor, *p));
+    let (mut again, mut third) = (poisoned(b, tokens * p.rank), poisoned(b, tokens * p.rank));
+    let parts = [&mut again, &mut third].map(|u| Contraction { u, factor: &factor, p: *p });
+    b.run(LowRankContract { parts: parts.into(), x: &x });
+    let alone = Output::download(b, "u", &contracted);
+    for one_of_several in [&again, &third] {
+        assert_eq!(alone, Output::download(b, "u", one_of_several), "one factor and several");
+    }
     let mut y = b.upload(&random.f32s(Kind::Plain, tokens * p.width));
     b.run(LowRankExpand { y: &mut y, u: &u, factor: &factor, p: *p });
     let mut dfactor = b.upload(&random.f32s(Kind::Plain, factors));
     b.run(LowRankOuter { dfactor: &mut dfactor, u: &u, x: &x, p: *p, row_starts });
-    vec![Output::download(b, "u", &contracted), Output::download(b, "y", &y), Output::download(b, "dfactor", &dfactor)]
+    vec![alone, Output::download(b, "y", &y), Output::download(b, "dfactor", &dfactor)]
+}
+
+/// Whole groups of ranks and aligned widths, of few and of many tokens: several factors share a pass
+/// over `x`.
+pub(super) fn visit_aligned(visitor: &mut impl Visitor) {
+    for layout in [FactorLayout::RankMajor, FactorLayout::WidthMajor] {
+        for (tokens, rank, width) in [(37, 24, 516), (9, 8, 1028), (4100, 8, 132), (4099, 16, 260), (4097, 24, 128)] {
+            let (row_starts, kind) = (vec![0, tokens / 3, tokens], Kind::Outliers);
+            visitor.case(&ThinCase { row_starts, rank, width, layout, alpha: 0.37, kind });
+        }
+    }
 }
 
 pub fn visit(visitor: &mut impl Visitor) {

@@ -80,4 +80,6 @@ ops! {
 pub fn visit_further(visitor: &mut impl Visitor) {
     visitor.op("linear");
     linear::visit_many_tiles(visitor);
+    visitor.op("low_rank");
+    low_rank::visit_aligned(visitor);
 }

@@ -199,7 +199,7 @@ fn thin() {
 
         // `contract` is the gradient of `expand` by `u`: a lane sum over the width.
         let mut gradient = poisoned(b, u.len());
-        b.run(LowRankContract { u: &mut gradient, x: &b.upload(&dy), factor: &b.upload(&factor), p: one });
+        b.run(LowRankContract::one(&mut gradient, &b.upload(&dy), &b.upload(&factor), one));
         check("contract", &gradient, &u, width / 32 + 6, width as f64 * d * m, |u| {
             dot(&dy, expand(u, &wide(&factor), &one))
         });

@@ -1,4 +1,4 @@
-//! LowRank products on every CPU path and every device.
+//! Low-rank products on every CPU path and every device.
 
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::{Output, assert_same, fastest};

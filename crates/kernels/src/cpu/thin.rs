@@ -12,7 +12,9 @@ use super::thin_tiles;
 use crate::backend::Run;
 use crate::buffer::Workspace;
 use crate::op::low_rank::RANK_MAX;
-use crate::op::{FactorLayout as Layout, LowRank as Thin, LowRankContract, LowRankExpand, LowRankOuter, TOKEN_BLOCK};
+use crate::op::{
+    Contraction, FactorLayout as Layout, LowRank as Thin, LowRankContract, LowRankExpand, LowRankOuter, TOKEN_BLOCK,
+};
 use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 use isobit_numerics::lanes::{LANES, tree_sum};
@@ -20,7 +22,9 @@ use std::ops::Range;
 
 impl Run<LowRankContract<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut LowRankContract<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
-        contract(self, op.u, op.x, op.factor, &op.p, workspace);
+        for Contraction { u, factor, p } in &mut op.parts {
+            contract(self, u, op.x, factor, p, workspace);
+        }
     }
 }
 

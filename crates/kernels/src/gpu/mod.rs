@@ -49,6 +49,7 @@ mod slices;
 mod sum_squares;
 mod swiglu;
 mod thin;
+mod thin_contract;
 mod weight_hopper;
 
 pub use device::Gpu;

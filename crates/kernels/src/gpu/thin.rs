@@ -5,13 +5,14 @@ use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::{GpuBuffer, Parts, Place};
 use super::program::{Program, program};
+use super::thin_contract;
 use crate::backend::Run;
-use crate::op::{FactorLayout as Layout, LowRank as Thin, LowRankContract, LowRankExpand, LowRankOuter};
+use crate::op::{Contraction, FactorLayout as Layout, LowRank as Thin, LowRankContract, LowRankExpand, LowRankOuter};
 use isobit_numerics::lanes::LANES;
 
 impl Run<LowRankContract<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut LowRankContract<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
-        contract(self, op.u, op.x, op.factor, &op.p, workspace);
+    fn execute(&self, op: &mut LowRankContract<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+        contract(self, &mut op.parts, op.x);
     }
 }
 
@@ -88,15 +89,23 @@ pub(super) fn workspace(gpu: &Gpu, p: &Thin) -> usize {
     gpu.part::<f32>(partial_length(p))
 }
 
-pub(super) fn contract(
-    gpu: &Gpu,
-    u: &mut GpuBuffer<f32>,
-    x: &GpuBuffer<f32>,
-    factor: &GpuBuffer<f32>,
-    p: &Thin,
-    _workspace: &mut GpuBuffer<u8>,
-) {
-    check(u, x, factor, p);
+/// Factors that the device takes together have one layout and one width.
+fn contract(gpu: &Gpu, parts: &mut [Contraction<GpuMemory>], x: &GpuBuffer<f32>) {
+    let together = |a: &Contraction<GpuMemory>, b: &Contraction<GpuMemory>| {
+        (a.p.layout, a.p.width) == (b.p.layout, b.p.width) && [a, b].iter().all(|of| thin_contract::serves(gpu, &of.p))
+    };
+    for parts in parts.chunk_by_mut(together) {
+        if parts.iter().all(|part| thin_contract::serves(gpu, &part.p)) {
+            thin_contract::contract(gpu, parts, x);
+        } else {
+            for Contraction { u, factor, p } in parts {
+                contract_one(gpu, u, x, factor, p);
+            }
+        }
+    }
+}
+
+fn contract_one(gpu: &Gpu, u: &mut GpuBuffer<f32>, x: &GpuBuffer<f32>, factor: &GpuBuffer<f32>, p: &Thin) {
     let [rank, width, rank_step, width_step] = shape(p);
     let (kernel, per_item) =
         if p.tokens() >= TOKENS_FOR_FOUR { ("thin_contract_4", 4) } else { ("thin_contract_1", 1) };

@@ -92,35 +92,51 @@ impl LowRank<'_> {
     }
 }
 
-/// `u = x Mᵀ`.
+/// `u = x Mᵀ`, of one input with one or several factors: a device may read the input once.
 pub struct LowRankContract<'a, M: Memory> {
-    pub u: &'a mut F32<M>,
+    pub parts: Vec<Contraction<'a, M>>,
     pub x: &'a F32<M>,
+}
+
+/// A factor and what it makes of the input.
+pub struct Contraction<'a, M: Memory> {
+    pub u: &'a mut F32<M>,
     pub factor: &'a F32<M>,
     pub p: LowRank<'a>,
+}
+
+impl<'a, M: Memory> LowRankContract<'a, M> {
+    /// With a single factor.
+    pub fn one(u: &'a mut F32<M>, x: &'a F32<M>, factor: &'a F32<M>, p: LowRank<'a>) -> Self {
+        Self { parts: vec![Contraction { u, factor, p }], x }
+    }
 }
 
 impl<M: Memory> Op<M> for LowRankContract<'_, M> {
     const NAME: &'static str = "low_rank_contract";
 
     fn check(&self) {
-        self.p.check_lengths(Self::NAME, [self.u.len(), self.x.len(), self.factor.len()]);
+        for Contraction { u, factor, p } in &self.parts {
+            p.check_lengths(Self::NAME, [u.len(), self.x.len(), factor.len()]);
+        }
     }
 
     fn multiply_adds(&self) -> usize {
-        self.p.multiply_adds()
+        self.parts.iter().map(|part| part.p.multiply_adds()).sum()
     }
 
+    /// Tokens, ranks of all factors, width.
     fn size(&self) -> [usize; 3] {
-        self.p.size()
+        let ranks = self.parts.iter().map(|part| part.p.rank).sum();
+        self.parts.first().map_or([0; 3], |part| [part.p.tokens(), ranks, part.p.width])
     }
 
     fn workspace(&self, of: &dyn Workspaces) -> usize {
-        of.low_rank(&self.p)
+        self.parts.iter().map(|part| of.low_rank(&part.p)).max().unwrap_or(0)
     }
 
     fn outputs(&mut self) -> Vec<Output<'_, M>> {
-        vec![Output::F32(self.u)]
+        self.parts.iter_mut().map(|part| Output::F32(&mut *part.u)).collect()
     }
 }
 

@@ -55,7 +55,7 @@ pub use gated_norm::{GatedNorm, GatedNormBackward, GatedNormForward};
 pub use head_loss::{HeadLoss, HeadLossBackward, HeadLossForward, HeadLossStep, IGNORED};
 pub use l2_norm::{L2Norm, L2NormBackward, L2NormForward};
 pub use linear::{LinearForward, LinearGradInput, LowRankTerm};
-pub use low_rank::{FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter};
+pub use low_rank::{Contraction, FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter};
 pub use product::{Product, ProductForward, ProductGradInput, ProductGradWeight};
 pub use product4::{AsQuantized, Product4Forward, Product4GradInput, Product4Rows, Quantized, QuantizedShape, Scales};
 pub use rms_norm::{RmsNorm, RmsNormBackward, RmsNormForward};

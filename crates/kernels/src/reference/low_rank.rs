@@ -3,19 +3,20 @@
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
 use crate::backend::Run;
-use crate::op::{LowRankContract, LowRankExpand, LowRankOuter};
+use crate::op::{Contraction, LowRankContract, LowRankExpand, LowRankOuter};
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{LANES, for_lanes, tree_sum};
 
 impl Run<LowRankContract<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut LowRankContract<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
-        let LowRankContract { u, x, factor, p } = op;
-        for (segment, factor) in p.segments.windows(2).zip(factor.chunks_exact(p.factor_length())) {
-            for t in segment[0]..segment[1] {
-                for j in 0..p.rank {
-                    let mut acc = [0.0; LANES];
-                    for_lanes(&mut acc, p.width, |acc, l| fma(x[t * p.width + l], factor[p.at(j, l)], acc));
-                    u[t * p.rank + j] = tree_sum(acc);
+        for Contraction { u, factor, p } in &mut op.parts {
+            for (segment, factor) in p.segments.windows(2).zip(factor.chunks_exact(p.factor_length())) {
+                for t in segment[0]..segment[1] {
+                    for j in 0..p.rank {
+                        let mut acc = [0.0; LANES];
+                        for_lanes(&mut acc, p.width, |acc, l| fma(op.x[t * p.width + l], factor[p.at(j, l)], acc));
+                        u[t * p.rank + j] = tree_sum(acc);
+                    }
                 }
             }
         }

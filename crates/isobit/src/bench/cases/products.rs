@@ -111,7 +111,7 @@ pub(super) fn low_rank<B: Backend + 'static>(b: Rc<B>, op: &str, tokens: usize, 
     let work = Work { flops: 2.0 * (tokens * width * rank) as f64, bytes: 0.0, workspace };
     let op = op.to_string();
     let run = move || match &op[..] {
-        "thin_contract" => b.run(LowRankContract { u: &mut u, x: &x, factor: &factor, p }),
+        "thin_contract" => b.run(LowRankContract::one(&mut u, &x, &factor, p)),
         "thin_expand" => b.run(LowRankExpand { y: &mut x, u: &u, factor: &factor, p }),
         _ => b.run(LowRankOuter { dfactor: &mut factor, u: &u, x: &x, p, row_starts: &[0, tokens] }),
     };

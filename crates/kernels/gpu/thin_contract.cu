@@ -1,0 +1,214 @@
+// Thin products, contract (docs/numerics.md, "Thin products"), with a warp as the 32 lanes of a sum: one read of x for up to
+// three groups of RANKS ranks. The factor comes through shared memory, a segment of columns at a time, some segments ahead.
+// CUDA C++ behind cuda.h.
+
+#define RANKS 8
+#define WARPS 8
+#define THREADS (WARPS * LANES)
+
+// RANKS ranks of a factor: where the first of them lies, where its results go, and the rank of the whole factor.
+struct Part {
+    const float *factor;
+    float *u;
+    ulong rank;
+};
+
+struct alignas(64) Parts {
+    Part part[5];
+    ulong unused;
+};
+
+// Sixteen bytes to shared memory, or as many zeros.
+FUNCTION void copy_16(float *to, const float *from, bool there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from),
+                 "r"(there ? 16 : 0)
+                 : "memory");
+}
+FUNCTION void copies_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+FUNCTION void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+// Brings RANKS ranks of SEGMENT columns from `first` on. By rank, element (j, l) of a factor lies at j * width + l and goes to
+// [rank][column]; otherwise it lies at l * rank + j and goes to [half of the ranks][column][4].
+template <int SEGMENT, bool BY_RANK>
+FUNCTION void stage(float *staged, const Part &part, uint width, uint first) {
+#pragma unroll
+    for (uint i = threadIdx.x; i < RANKS * SEGMENT / 4; i += THREADS) {
+        if (BY_RANK) {
+            uint n = i / (SEGMENT / 4), c = i % (SEGMENT / 4) * 4u;
+            bool there = first + c < width;
+            copy_16(staged + n * SEGMENT + c, part.factor + (there ? (ulong)n * width + first + c : 0), there);
+        } else {
+            uint half = i % 2u, c = i / 2u;
+            bool there = first + c < width;
+            copy_16(staged + (half * SEGMENT + c) * 4u, part.factor + (there ? (first + c) * part.rank + half * 4u : 0), there);
+        }
+    }
+}
+
+// The RANKS elements of a column that was staged.
+template <int SEGMENT, bool BY_RANK>
+FUNCTION void load_factor(float (&values)[RANKS], const float *staged, uint column) {
+#pragma unroll
+    for (int n = 0; n < RANKS; n++) {
+        if (BY_RANK) values[n] = staged[n * SEGMENT + column];
+        else if (n % 4 == 0) *(float4 *)(values + n) = *(const float4 *)(staged + (n / 4 * SEGMENT + column) * 4);
+    }
+}
+
+// One halving of the lanes: H of them add to H others. Where the upper lanes would add the same numbers once more they add
+// those of other chains instead.
+template <int H, int COUNT>
+FUNCTION void halve(float (&chains)[COUNT]) {
+    bool upper = threadIdx.x & H;
+    if constexpr (H < COUNT) {
+#pragma unroll
+        for (int i = 0; i < H; i++) {
+            float low = chains[i], high = chains[i + H];
+            float given = __shfl_xor_sync(0xffffffffu, upper ? low : high, H);
+            chains[i] = (upper ? high : low) + given;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) chains[i] = chains[i] + __shfl_xor_sync(0xffffffffu, chains[i], H);
+    }
+}
+
+// Lane sums of COUNT chains at once: lane l is left with the sum of chain l % COUNT.
+template <int COUNT>
+FUNCTION float lane_sums(float (&chains)[COUNT]) {
+    halve<16>(chains);
+    halve<8>(chains);
+    halve<4>(chains);
+    halve<2>(chains);
+    halve<1>(chains);
+    return chains[0];
+}
+
+// Stores the sums of part PART of TOKENS tokens from `first` on.
+template <int PART, int TOKENS, int ALL>
+FUNCTION void finish(const Parts &parts, const float (&chains)[ALL], uint first, uint tokens) {
+    float own[TOKENS * RANKS];
+#pragma unroll
+    for (int i = 0; i < TOKENS * RANKS; i++) own[i] = chains[PART * TOKENS * RANKS + i];
+    float sum = lane_sums<TOKENS * RANKS>(own);
+    uint lane = threadIdx.x % LANES;
+    uint token = first + lane / RANKS;
+    const Part &part = parts.part[PART];
+    if (lane < TOKENS * RANKS && token < tokens) part.u[token * part.rank + lane % RANKS] = sum;
+}
+
+// The products of one column of a segment.
+template <int PARTS, int TOKENS, int SEGMENT, bool BY_RANK>
+FUNCTION void add(float (&chains)[PARTS * TOKENS * RANKS], const float *staged, const float (&values)[TOKENS], uint column) {
+#pragma unroll
+    for (int p = 0; p < PARTS; p++) {
+        float factor[RANKS];
+        load_factor<SEGMENT, BY_RANK>(factor, staged + p * RANKS * SEGMENT, column);
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) {
+#pragma unroll
+            for (int n = 0; n < RANKS; n++) {
+                float &chain = chains[(p * TOKENS + t) * RANKS + n];
+                chain = fma_rn(values[t], factor[n], chain);
+            }
+        }
+    }
+}
+
+// This lane's elements of a segment; what lies beyond `width` is not used.
+template <int STEPS, int TOKENS>
+FUNCTION void load(float (&values)[STEPS][TOKENS], const float *const (&rows)[TOKENS], uint column, uint width) {
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+        bool there = column + s * LANES < width;
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++) values[s][t] = there ? rows[t][column + s * LANES] : 0.0f;
+    }
+}
+
+// A warp has TOKENS tokens, a segment STEPS elements for every lane; the factors of STAGES segments are staged or on their way.
+template <int PARTS, int TOKENS, int STEPS, int STAGES, bool BY_RANK>
+FUNCTION void contract(const Parts &parts, const float *x, uint tokens, uint width) {
+    constexpr uint SEGMENT = STEPS * LANES, STAGE = PARTS * RANKS * SEGMENT;
+    extern __shared__ float4 shared[];
+    float *staged = (float *)shared;
+    uint lane = threadIdx.x % LANES;
+    uint first = (blockIdx.x * WARPS + threadIdx.x / LANES) * TOKENS;
+    const float *rows[TOKENS];
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++) {
+        // A token that is not there stands for the last one; its sums are not kept.
+        uint token = first + t < tokens ? first + t : tokens - 1u;
+        rows[t] = x + (ulong)token * width;
+    }
+    float chains[PARTS * TOKENS * RANKS];
+#pragma unroll
+    for (int i = 0; i < PARTS * TOKENS * RANKS; i++) chains[i] = 0.0f;
+
+    uint segments = (width + SEGMENT - 1u) / SEGMENT;
+    auto stage_segment = [&](uint segment) {
+        if (segment < segments) {
+            float *to = staged + segment % STAGES * STAGE;
+#pragma unroll
+            for (int p = 0; p < PARTS; p++) {
+                stage<SEGMENT, BY_RANK>(to + p * RANKS * SEGMENT, parts.part[p], width, segment * SEGMENT);
+            }
+        }
+        copies_end_group();
+    };
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) stage_segment(s);
+    float values[STEPS][TOKENS], next[STEPS][TOKENS];
+    load(values, rows, lane, width);
+    for (uint segment = 0u; segment < segments; segment++) {
+        uint column = segment * SEGMENT;
+        // The segment has arrived, and everyone is done with the one before, whose place the next copies take.
+        copies_wait<STAGES - 2>();
+        __syncthreads();
+        stage_segment(segment + STAGES - 1u);
+        load(next, rows, column + SEGMENT + lane, width);
+        const float *from = staged + segment % STAGES * STAGE;
+        // Whole segments apart: without conditions the compiler reads ahead.
+        if (column + SEGMENT <= width) {
+#pragma unroll
+            for (int s = 0; s < STEPS; s++) {
+                add<PARTS, TOKENS, SEGMENT, BY_RANK>(chains, from, values[s], s * LANES + lane);
+            }
+        } else {
+#pragma unroll
+            for (int s = 0; s < STEPS; s++) {
+                if (column + s * LANES + lane < width) {
+                    add<PARTS, TOKENS, SEGMENT, BY_RANK>(chains, from, values[s], s * LANES + lane);
+                }
+            }
+        }
+#pragma unroll
+        for (int s = 0; s < STEPS; s++) {
+#pragma unroll
+            for (int t = 0; t < TOKENS; t++) values[s][t] = next[s][t];
+        }
+    }
+    __syncwarp();
+    finish<0, TOKENS>(parts, chains, first, tokens);
+    if constexpr (PARTS > 1) finish<1, TOKENS>(parts, chains, first, tokens);
+    if constexpr (PARTS > 2) finish<2, TOKENS>(parts, chains, first, tokens);
+}
+
+#define CONTRACT(name, PARTS, TOKENS, STEPS, STAGES, BY_RANK) \
+    extern "C" __global__ __launch_bounds__(THREADS, 2) void name( \
+        const __grid_constant__ Parts parts, const float *x, uint tokens, uint width) { \
+        contract<PARTS, TOKENS, STEPS, STAGES, BY_RANK>(parts, x, tokens, width); \
+    }
+
+// For few tokens, and for many.
+CONTRACT(contract_few_1, 1, 1, 16, 2, true)
+CONTRACT(contract_few_2, 2, 1, 16, 2, true)
+CONTRACT(contract_few_3, 3, 1, 16, 2, true)
+CONTRACT(contract_many_1, 1, 4, 8, 2, true)
+CONTRACT(contract_many_2, 2, 4, 4, 3, true)
+CONTRACT(contract_many_3, 3, 2, 8, 2, true)
+CONTRACT(contract_few_by_width, 1, 1, 16, 2, false)
+CONTRACT(contract_many_by_width, 1, 4, 8, 2, false)
