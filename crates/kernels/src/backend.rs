@@ -106,6 +106,11 @@ pub trait Device {
     type Memory: Memory;
 
     fn name(&self) -> String;
+    /// The most bytes of the device's own memory that buffers had at once. None where buffers are
+    /// memory of the process.
+    fn device_peak_bytes(&self) -> Option<u64> {
+        None
+    }
     fn zeros<T: Element>(&self, length: usize) -> <Self::Memory as Memory>::Buffer<T>;
     fn upload<T: Element>(&self, host: &[T]) -> <Self::Memory as Memory>::Buffer<T>;
     /// `upload` into a buffer that is there, of the same length: in place where the backend can.

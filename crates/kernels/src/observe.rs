@@ -46,6 +46,10 @@ impl<D: Device, O: Observer<D>> Device for Observed<D, O> {
         self.inner.name()
     }
 
+    fn device_peak_bytes(&self) -> Option<u64> {
+        self.inner.device_peak_bytes()
+    }
+
     fn zeros<T: Element>(&self, length: usize) -> <D::Memory as Memory>::Buffer<T> {
         self.inner.zeros(length)
     }

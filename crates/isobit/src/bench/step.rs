@@ -87,6 +87,9 @@ struct Line<'a> {
     step_s: f64,
     tokens_per_s: f64,
     peak_bytes: u64,
+    /// Of the device's own memory, where it has some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device_peak_bytes: Option<u64>,
     loss: f64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     breakdown: Vec<Share>,
@@ -201,7 +204,7 @@ fn measure<B: Backend>(backend: B, subject: &Subject, arguments: &Arguments, ops
     let rows: Vec<&Row> = subject.rows.iter().collect();
     let tokens: usize = rows.iter().map(|row| row.tokens().len()).sum();
     let settings = &subject.step;
-    let line = |step_s: f64, loss: f64, breakdown: Vec<Share>| Line {
+    let line = |(step_s, loss, device_peak_bytes): (f64, f64, Option<u64>), breakdown: Vec<Share>| Line {
         schema: "isobit.bench.step/1",
         model: &subject.name,
         batch: rows.len(),
@@ -214,33 +217,35 @@ fn measure<B: Backend>(backend: B, subject: &Subject, arguments: &Arguments, ops
         step_s,
         tokens_per_s: tokens as f64 / step_s,
         peak_bytes: peak_resident_bytes(),
+        device_peak_bytes,
         loss,
         breakdown,
     };
     let mut step = |number: u64| {
         let (seconds, report) = timed(|| trainer.step(&rows, number, 1e-4, settings));
-        report.map(|report| (seconds, report.loss)).map_err(|error| stopped(&error))
+        let report = report.map_err(|error| stopped(&error))?;
+        Ok::<_, Failure>((seconds, report.loss, trainer.backend.device_peak_bytes()))
     };
     if arguments.serve {
         for (number, asked) in (1..).zip(std::io::stdin().lines()) {
             asked.map_err(|error| Failure::output(&error))?;
-            let (seconds, loss) = step(number)?;
-            print(&line(seconds, loss, Vec::new()), true).map_err(|error| Failure::output(&error))?;
+            let measured = step(number)?;
+            print(&line(measured, Vec::new()), true).map_err(|error| Failure::output(&error))?;
         }
         return Ok(());
     }
-    let (mut times, mut last_loss) = (Vec::new(), 0.0);
+    let (mut times, mut last_loss, mut device_peak) = (Vec::new(), 0.0, None);
     for number in 1..=u64::from(arguments.steps) + 1 {
         if number == 2 {
             ops.forget();
         }
-        let (seconds, loss) = step(number)?;
+        let (seconds, loss, device_peak_bytes) = step(number)?;
         times.push(seconds);
-        last_loss = loss;
+        (last_loss, device_peak) = (loss, device_peak_bytes);
     }
     let mut timed = times.split_off(1);
     timed.sort_by(f64::total_cmp);
-    let line = line(timed[timed.len() / 2], last_loss, ops.shares(arguments.steps));
+    let line = line((timed[timed.len() / 2], last_loss, device_peak), ops.shares(arguments.steps));
     print(&line, arguments.json).map_err(|error| Failure::output(&error))
 }
 
@@ -311,10 +316,12 @@ fn print(line: &Line, json: bool) -> std::io::Result<()> {
     if json {
         writeln!(out, "{}", serde_json::to_string(line)?)?;
     } else {
+        let on_device = |bytes: u64| format!("{} on the device and ", size(bytes));
+        let device = line.device_peak_bytes.map_or(String::new(), on_device);
         writeln!(
             out,
             "{} {}x{} in micro-batches of {} on {}, {}, checkpointing {}: {:.1} tokens/s, {:.3} s a step, \
-             {} resident at most, loss {:.4}",
+             {device}{} resident at most, loss {:.4}",
             line.model,
             line.batch,
             line.seq,

@@ -2,7 +2,7 @@
 
 use super::absent::Absent;
 use super::devices::{Api, Selector};
-use super::memory::{GpuBuffer, Tables, part_bytes};
+use super::memory::{GpuBuffer, Tables, Usage, part_bytes};
 use super::program::{Build, Program};
 use super::runtime::{Answer, Argument, Compiled, Kernel, Runtime, failure};
 use super::{GpuMemory, cuda, opencl, probe};
@@ -65,6 +65,7 @@ pub(super) struct Device {
     failure: RefCell<Option<DeviceFailure>>,
     tables: RefCell<Tables>,
     pub(super) scratch: Scratch<GpuMemory>,
+    pub(super) usage: Rc<Usage>,
 }
 
 impl Device {
@@ -169,6 +170,7 @@ impl Gpu {
             failure: RefCell::default(),
             tables: RefCell::default(),
             scratch: Scratch::default(),
+            usage: Rc::default(),
         };
         Self { device: Rc::new(device) }
     }

@@ -4,6 +4,7 @@ use super::device::Gpu;
 use super::runtime::{Argument, Handle, Runtime};
 use crate::backend::Length;
 use crate::buffer::Element;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::rc::Rc;
@@ -19,11 +20,36 @@ pub struct GpuBuffer<T: Element> {
 struct Memory {
     runtime: Rc<dyn Runtime>,
     handle: Option<Handle>,
+    bytes: usize,
+    usage: Rc<Usage>,
+}
+
+/// How much memory all buffers of a device have, and had at most.
+#[derive(Default)]
+pub(super) struct Usage {
+    live: Cell<usize>,
+    peak: Cell<usize>,
+}
+
+impl Usage {
+    fn add(&self, bytes: usize) {
+        self.live.set(self.live.get() + bytes);
+        self.peak.set(self.peak.get().max(self.live.get()));
+    }
+
+    fn remove(&self, bytes: usize) {
+        self.live.set(self.live.get() - bytes);
+    }
+
+    pub(super) fn peak_bytes(&self) -> usize {
+        self.peak.get()
+    }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Some(handle) = self.handle {
+            self.usage.remove(self.bytes);
             self.runtime.release(handle);
         }
     }
@@ -37,7 +63,12 @@ impl<T: Element> GpuBuffer<T> {
             Some(bytes) => gpu.device.attempt(|runtime| runtime.allocate(allocated_bytes(bytes))),
             None => gpu.device.attempt(|_| Err(format!("{length} elements are more than any memory"))),
         };
-        let memory = Memory { runtime: Rc::clone(&gpu.device.runtime), handle };
+        let bytes = bytes.map_or(0, allocated_bytes);
+        if handle.is_some() {
+            gpu.device.usage.add(bytes);
+        }
+        let usage = Rc::clone(&gpu.device.usage);
+        let memory = Memory { runtime: Rc::clone(&gpu.device.runtime), handle, bytes, usage };
         Self { memory: Rc::new(memory), length, element: PhantomData }
     }
 

@@ -79,6 +79,10 @@ impl Device for Gpu {
         self.device.runtime.name().to_string()
     }
 
+    fn device_peak_bytes(&self) -> Option<u64> {
+        Some(self.device.usage.peak_bytes() as u64)
+    }
+
     fn zeros<T: Element>(&self, length: usize) -> GpuBuffer<T> {
         let mut buffer = GpuBuffer::new(self, length);
         self.zero(&mut buffer);
