@@ -9,7 +9,7 @@ use super::fold::{After, Target, fold_block};
 use super::overlap::Overlap;
 use super::panels::Panels;
 use super::path::Path;
-use super::pool::{Pieces, SharedMut};
+use super::pool::{SharedMut, StealingRanges};
 use super::slices::{BLOCK, CHUNK_TILES, LeftLayout, TILE_DEPTH};
 use crate::Cpu;
 use isobit_numerics::slices::{CHUNK, Profile};
@@ -169,7 +169,7 @@ pub(super) fn deal(
         (_, true) => LEAST_BLOCKS..=usize::MAX,
         _ => 1..=PANEL_GROUP,
     };
-    let pieces = Pieces::new(before[areas.len()], cpu.threads(), sizes);
+    let ranges = StealingRanges::new(before[areas.len()], cpu.threads(), sizes);
     let area_of = |unit: usize| before.partition_point(|before| *before <= unit) - 1;
     let scratch_each = scratch.len() / cpu.threads();
     let scratch = SharedMut::new(scratch);
@@ -179,7 +179,7 @@ pub(super) fn deal(
         // SAFETY: each thread has its own part.
         let own = unsafe { scratch.slice(worker * scratch_each..(worker + 1) * scratch_each) };
         job(own, &mut || {
-            let units = pieces.next_within(worker, |unit| before[area_of(unit)]..before[area_of(unit) + 1])?;
+            let units = ranges.next_within(worker, |unit| before[area_of(unit)]..before[area_of(unit) + 1])?;
             let area = area_of(units.start);
             let (units, rows) = (units.start - before[area]..units.end - before[area], areas[area].clone());
             if by_rows {

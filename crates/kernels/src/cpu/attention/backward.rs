@@ -12,7 +12,7 @@ use super::{Slicing, TILE, Tensor, part, slice_all, tensor_bytes};
 use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::cpu::path::{Path, multiversion};
-use crate::cpu::pool::{Pieces, SharedMut};
+use crate::cpu::pool::{SharedMut, StealingRanges};
 use crate::op::Attention;
 use isobit_numerics::lanes::dot;
 use std::ops::Range;
@@ -186,7 +186,7 @@ fn run(cpu: &Cpu, pass: &Gradients, byte_room: &mut [i8], float_room: &mut [f32]
     let p = pass.p;
     let (byte_room, float_room) = (SharedMut::new(byte_room), SharedMut::new(float_room));
     let work = |task: &(dyn Fn(&mut State, usize) + Sync), count: usize| {
-        let tasks = Pieces::new(count, cpu.threads(), 1..=1);
+        let tasks = StealingRanges::new(count, cpu.threads(), 1..=1);
         cpu.pool.run(|worker| {
             #[cfg(target_arch = "x86_64")]
             let _session = (cpu.path == Path::Amx).then(crate::cpu::amx::Session::start);
@@ -263,7 +263,7 @@ fn whole_heads(p: &Attention, threads: usize) -> bool {
 fn add_heads(cpu: &Cpu, out: &mut [f32], partials: &[f32], tensor: Tensor, p: &Attention, room: &mut [f32]) {
     let width = tensor.shape.width;
     let size = ROWS * width;
-    let tasks = Pieces::new(p.kv_heads * tensor.blocks.total(), cpu.threads(), 1..=p.kv_heads);
+    let tasks = StealingRanges::new(p.kv_heads * tensor.blocks.total(), cpu.threads(), 1..=p.kv_heads);
     let (out, room) = (SharedMut::new(out), SharedMut::new(room));
     cpu.pool.run(|worker| {
         // SAFETY: each thread has its own part.

@@ -10,7 +10,7 @@ use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::cpu::block::{LeftView, block_sums};
 use crate::cpu::path::Path;
-use crate::cpu::pool::{Pieces, SharedMut};
+use crate::cpu::pool::{SharedMut, StealingRanges};
 use crate::cpu::slices::{BLOCK, TILE_DEPTH, left_bias};
 use crate::op::Attention;
 use isobit_numerics::slices::Profile;
@@ -103,7 +103,7 @@ pub(in crate::cpu) fn forward(
     let pass = Forward { path: cpu.path, p, q, k, v, q_left, q_units, k_right, k_units, v_turned, v_units };
     let (o, lse) = (SharedMut::new(o), SharedMut::new(lse));
     let count = p.heads * queries.total();
-    let tasks = Pieces::new(count, cpu.threads(), 1..=1);
+    let tasks = StealingRanges::new(count, cpu.threads(), 1..=1);
     let (byte_room, float_room) = (SharedMut::new(byte_room), SharedMut::new(float_room));
     cpu.pool.run(|worker| {
         #[cfg(target_arch = "x86_64")]

@@ -14,7 +14,7 @@ mod tile;
 
 use super::block::RightView;
 use super::path::Path;
-use super::pool::{Pieces, SharedMut};
+use super::pool::{SharedMut, StealingRanges};
 use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::op::Attention;
@@ -179,7 +179,8 @@ impl Slicing<'_> {
 /// Slices every block of every tensor; `room` is [`Slicer::ROOM`] per thread.
 fn slice_all(cpu: &Cpu, room: &mut [i8], slicings: &[Slicing]) {
     let room = SharedMut::new(room);
-    let tasks: Vec<_> = slicings.iter().map(|slicing| Pieces::new(slicing.tasks(), cpu.threads(), 1..=4)).collect();
+    let tasks: Vec<_> =
+        slicings.iter().map(|slicing| StealingRanges::new(slicing.tasks(), cpu.threads(), 1..=4)).collect();
     cpu.pool.run(|worker| {
         // SAFETY: each thread has its own part.
         let mut slicer = Slicer::new(cpu.path, unsafe { part(&room, worker, Slicer::ROOM) });
