@@ -1,5 +1,5 @@
-//! Host memory for tensors: zeroed, aligned to a cache line, never grown. Large buffers are mappings of their own, in huge
-//! pages where the system has them: a product walks rows that are many pages apart.
+//! Host memory for tensors: zeroed, aligned to a cache line, never grown. Large buffers are mappings of
+//! their own, in huge pages where the system has them: a product walks rows that are many pages apart.
 
 use crate::backend::Length;
 use half::{bf16, f16};
@@ -9,8 +9,13 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What a tensor element may be. Every type is plain bytes for which all bit patterns are valid.
-pub trait Element: Copy + Default + Send + Sync + PartialEq + std::fmt::Debug + 'static {
+/// What a tensor element may be.
+///
+/// # Safety
+/// Elements are viewed as bytes, digested and sent to devices so, and bytes of a workspace or of a
+/// device are viewed as elements. So the type has no padding, every pattern of bits is a valid value of
+/// it, and its alignment is at most that of a cache line (64 bytes).
+pub unsafe trait Element: Copy + Default + Send + Sync + PartialEq + std::fmt::Debug + 'static {
     const NAME: &'static str;
     /// Bits in the low end, for comparison and printing.
     fn bits(self) -> u64;
@@ -22,7 +27,9 @@ pub trait Element: Copy + Default + Send + Sync + PartialEq + std::fmt::Debug + 
 
 macro_rules! element {
     ($type:ty, $name:literal, $self:ident => $bits:expr $(, $to_f32:expr)?) => {
-        impl Element for $type {
+        // SAFETY: a number of one, two or four bytes: no padding, no invalid patterns, aligned to its
+        // size (`half`'s types are transparent wrappers of `u16`).
+        unsafe impl Element for $type {
             const NAME: &'static str = $name;
             fn bits($self) -> u64 {
                 $bits
@@ -48,9 +55,10 @@ const ALIGNMENT_NOT_ZERO: std::num::NonZero<usize> = std::num::NonZero::new(ALIG
 /// Bytes from which a buffer is a mapping of its own.
 const LARGE: usize = 4 << 20;
 
-/// Bytes of all buffers of the process, now and at most. Nothing is decided by them: tests hold plans against them.
+/// Bytes of all buffers of the process, now and at most. Nothing is decided by them: tests hold plans
+/// against them.
 static HELD: AtomicUsize = AtomicUsize::new(0);
-static HELD_MOST: AtomicUsize = AtomicUsize::new(0);
+static HELD_MAX: AtomicUsize = AtomicUsize::new(0);
 
 /// Bytes that buffers of this process hold.
 pub fn held_bytes() -> usize {
@@ -59,12 +67,12 @@ pub fn held_bytes() -> usize {
 
 /// The most they held at once since [`forget_held_bytes_peak`].
 pub fn held_bytes_peak() -> usize {
-    HELD_MOST.load(Ordering::Relaxed)
+    HELD_MAX.load(Ordering::Relaxed)
 }
 
 /// The peak starts again from what is held.
 pub fn forget_held_bytes_peak() {
-    HELD_MOST.store(held_bytes(), Ordering::Relaxed);
+    HELD_MAX.store(held_bytes(), Ordering::Relaxed);
 }
 
 /// What is thrown where the system has no memory for a buffer: ops and tapes hand out buffers, not results, and whoever
@@ -89,9 +97,9 @@ pub struct Buffer<T: Element> {
     mapping: Option<memmap2::MmapMut>,
 }
 
-// SAFETY: the buffer owns its memory and elements are plain data.
+// SAFETY: the buffer owns its memory, and elements are `Send`; the heap and mappings belong to no thread.
 unsafe impl<T: Element> Send for Buffer<T> {}
-// SAFETY: as above; shared access is read-only.
+// SAFETY: a shared reference gives shared references to elements only, which are `Sync`.
 unsafe impl<T: Element> Sync for Buffer<T> {}
 
 impl<T: Element> Buffer<T> {
@@ -100,7 +108,7 @@ impl<T: Element> Buffer<T> {
         let bytes = length.saturating_mul(size_of::<T>());
         let Some(buffer) = Self::try_zeros(length) else { OutOfMemory::throw(bytes) };
         let held = HELD.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        HELD_MOST.fetch_max(held, Ordering::Relaxed);
+        HELD_MAX.fetch_max(held, Ordering::Relaxed);
         buffer
     }
 
@@ -115,7 +123,7 @@ impl<T: Element> Buffer<T> {
         if layout.size() >= LARGE {
             return Self::mapped(length, layout);
         }
-        // SAFETY: the size is not zero.
+        // SAFETY: the size of the layout is not zero, as was just checked.
         let pointer = NonNull::new(unsafe { alloc_zeroed(layout) }.cast::<T>())?;
         Some(Self { pointer, length, mapping: None })
     }
@@ -146,7 +154,8 @@ impl<T: Element> Drop for Buffer<T> {
         let Some(layout) = Self::layout(self.length) else { return };
         HELD.fetch_sub(layout.size(), Ordering::Relaxed);
         if layout.size() != 0 && self.mapping.is_none() {
-            // SAFETY: allocated in `zeros` with the same layout.
+            // SAFETY: a small buffer that is not empty was allocated in `try_zeros`, with the layout of
+            // the same length, and is given back here alone.
             unsafe { dealloc(self.pointer.as_ptr().cast(), layout) }
         }
     }
@@ -161,14 +170,17 @@ impl<T: Element> Length for Buffer<T> {
 impl<T: Element> Deref for Buffer<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: `length` elements were allocated and initialised.
+        // SAFETY: `length` elements lie at the pointer, aligned and set to zero when they were made (a
+        // valid value), and live as long as `self`; an empty buffer has an aligned pointer that is not
+        // null. The mapping of a large one does not move when its handle does.
         unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.length) }
     }
 }
 
 impl<T: Element> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: as in `deref`, and the borrow is unique.
+        // SAFETY: `length` valid elements lie at the pointer for as long as `self` lives, aligned, and the
+        // borrow of `self`, which owns them, is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.length) }
     }
 }
@@ -195,9 +207,9 @@ impl<'a> Workspace<'a> {
         Self { rest: bytes }
     }
 
-    /// Bytes that `take::<T>(length)` uses up.
-    pub const fn bytes<T>(length: usize) -> usize {
-        (length * size_of::<T>()).div_ceil(ALIGNMENT) * ALIGNMENT
+    /// Bytes that `take::<T>(length)` uses up. [`OutOfMemory`] is thrown where no memory has so many.
+    pub fn bytes<T>(length: usize) -> usize {
+        part_bytes::<T>(length, ALIGNMENT)
     }
 
     /// The next `length` elements. Their content is whatever was there.
@@ -208,14 +220,41 @@ impl<'a> Workspace<'a> {
         let (head, tail) = rest.split_at_mut(bytes);
         self.rest = tail;
         assert_eq!(head.as_ptr().align_offset(align_of::<T>()), 0, "workspaces start on a cache line");
-        // SAFETY: in bounds, aligned (asserted), unique, and every bit pattern is a valid `T`.
+        // SAFETY: `bytes`, which did not wrap, is at least the size of `length` elements, and as many
+        // bytes were split off, borrowed exclusively for `'a`; they are aligned (asserted). Any bytes are
+        // valid elements, and elements leave no byte undefined (`Element`).
         unsafe { std::slice::from_raw_parts_mut(head.as_mut_ptr().cast::<T>(), length) }
+    }
+}
+
+/// Bytes of `length` elements in whole `alignment`s; [`OutOfMemory`] is thrown where the address space
+/// ends before them, so that a size never wraps.
+pub(crate) fn part_bytes<T>(length: usize, alignment: usize) -> usize {
+    let bytes = length.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_next_multiple_of(alignment));
+    match bytes {
+        Some(bytes) if isize::try_from(bytes).is_ok() => bytes,
+        _ => OutOfMemory::throw(usize::MAX),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_workspace_size_that_would_wrap_is_thrown() {
+        assert_eq!(Workspace::bytes::<f32>(17), 128);
+        // Four bytes each: these wrap to 0, to 64, and beyond what a slice may have.
+        for length in [1 << 62, (1 << 62) + 16, usize::MAX, 1 << 61] {
+            let thrown = std::panic::catch_unwind(|| Workspace::bytes::<f32>(length)).expect_err("beyond memory");
+            assert_eq!(thrown.downcast_ref::<OutOfMemory>(), Some(&OutOfMemory { bytes: usize::MAX }));
+            let mut bytes = Buffer::<u8>::zeros(64);
+            let taken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                Workspace::new(&mut bytes).take::<f32>(length).len()
+            }));
+            assert!(taken.is_err(), "{length} elements out of 64 bytes");
+        }
+    }
 
     #[test]
     fn buffers_are_aligned_and_zero() {

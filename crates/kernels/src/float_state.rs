@@ -29,13 +29,14 @@ mod machine {
     #[inline]
     pub(super) fn read() -> u32 {
         let mut state = 0_u32;
-        // SAFETY: writes the four bytes it is pointed at.
+        // SAFETY: `stmxcsr` writes four bytes, those of `state`, and changes nothing else.
         unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut state, options(nostack, preserves_flags)) };
         state
     }
 
     pub(super) fn write(state: u32) {
-        // SAFETY: reads the four bytes it is pointed at; what they set is the state that compiled code takes for granted.
+        // SAFETY: `ldmxcsr` reads the four bytes of `state`. Compiled code takes the default state for
+        // granted, and `restore`, the only caller, sets that.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack, preserves_flags)) };
     }
 }
@@ -51,13 +52,14 @@ mod machine {
     #[inline]
     pub(super) fn read() -> u64 {
         let state: u64;
-        // SAFETY: reads a register that every program may read.
+        // SAFETY: reads a register that every program may read, and nothing else.
         unsafe { asm!("mrs {}, fpcr", out(reg) state, options(nomem, nostack, preserves_flags)) };
         state
     }
 
     pub(super) fn write(state: u64) {
-        // SAFETY: sets the state that compiled code takes for granted.
+        // SAFETY: compiled code takes the default state for granted, and `restore`, the only caller, sets
+        // that; no memory is touched.
         unsafe { asm!("msr fpcr, {}", in(reg) state, options(nostack, preserves_flags)) };
     }
 }

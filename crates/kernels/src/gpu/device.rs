@@ -266,7 +266,8 @@ impl Gpu {
     pub(super) fn read<T: Element>(&self, buffer: &GpuBuffer<T>) -> Result<Vec<T>, DeviceFailure> {
         let mut host = vec![T::default(); buffer.len()];
         if let Some(handle) = buffer.handle().filter(|_| !buffer.is_empty()) {
-            // SAFETY: elements are plain bytes for which all bit patterns are valid; the length is that of the vector.
+            // SAFETY: the vector has `buffer.len()` elements, borrowed exclusively; elements have no
+            // padding and any bytes are valid ones (`Element`).
             let bytes = unsafe { std::slice::from_raw_parts_mut(host.as_mut_ptr().cast::<u8>(), buffer.bytes()) };
             self.device.attempt(|runtime| runtime.read(bytes, handle));
         }

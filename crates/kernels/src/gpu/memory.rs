@@ -3,7 +3,7 @@
 use super::device::Gpu;
 use super::runtime::{Argument, Handle, Runtime};
 use crate::backend::Length;
-use crate::buffer::Element;
+use crate::buffer::{self, Element};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -223,13 +223,14 @@ impl Parts {
     /// The next `length` elements. Their content is whatever was there.
     pub(super) fn take<T: Element>(&mut self, length: usize) -> Place {
         let place = Place { handle: self.handle, offset: self.next };
+        // Neither number is above `isize::MAX`: the sum does not wrap.
         self.next += part_bytes::<T>(length, self.alignment);
         assert!(self.next <= self.end, "workspace too small: {} bytes wanted, {} there", self.next, self.end);
         place
     }
 }
 
-/// Bytes that `take::<T>(length)` uses up.
+/// Bytes that `take::<T>(length)` uses up: at least one alignment, so that no two parts share an offset.
 pub(super) fn part_bytes<T>(length: usize, alignment: usize) -> usize {
-    (length * size_of::<T>()).max(1).div_ceil(alignment) * alignment
+    buffer::part_bytes::<T>(length, alignment).max(alignment)
 }
