@@ -28,15 +28,18 @@ impl<'a> Overlap<'a> {
     /// Multiplies a block of up to 32 rows and 32 columns; it is folded later. The caller holds an AMX session.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn block(&mut self, left: LeftView, right: RightView, columns: usize, target: Target<'a>) {
+        target.check_whole();
+        assert!(columns > 0, "at least one tile column");
         let tiles = target.rows.div_ceil(TILE_ROWS);
         let left_end = (columns - 1) * left.column_stride + left.slice_stride + tiles * TILE_ROWS * TILE_DEPTH;
         assert!(left_end <= left.bytes.len(), "left block in bounds");
         let right_end = right.block_stride + columns * 2 * TILE_BYTES;
         assert!(right.blocks == 2 && right_end <= right.tiles.len(), "right block in bounds");
-        target.check_whole();
         let [even, odd] = &mut *self.sums;
         let (now, before) = if self.turn == 0 { (even, odd) } else { (odd, even) };
-        // SAFETY: bounds of tiles and targets were checked; the path has AVX-512 and a session.
+        // SAFETY: all tiles of both operands are inside (asserted above); the target that waits passed
+        // `check_whole` when it came in, and `before` holds its sums, which nobody writes meanwhile. Only
+        // the AMX path comes here, within the caller's session, and it has AVX-512.
         unsafe {
             let waiting = self.waiting.as_ref().map(|target| (&*before, target));
             let rank = self.waiting.as_ref().map_or(0, Target::rank);
@@ -55,14 +58,15 @@ impl<'a> Overlap<'a> {
     pub(super) fn finish(&mut self) -> &mut Sums {
         #[cfg(target_arch = "x86_64")]
         if let Some(target) = self.waiting.take() {
-            // SAFETY: bounds of the target were checked when it came in; the path has AVX-512.
+            // SAFETY: the target passed `check_whole` when it came in (`block`), and the AMX path, which
+            // alone makes targets wait, has AVX-512.
             unsafe { for_rank!(target.rank(), fold_whole::<2>(&self.sums[1 - self.turn], &target)) };
         }
         &mut self.sums[0]
     }
 }
 
-/// The rows of the block before, a few in each pause of a product.
+/// The rows of the block before, a few in each pause of a product. Made in [`multiply`] alone.
 #[cfg(target_arch = "x86_64")]
 struct Folding<const RANK: usize, const HELD: usize> {
     whole: Option<Whole<2, RANK, HELD>>,
@@ -74,13 +78,19 @@ impl<const RANK: usize, const HELD: usize> amx::Pause for Folding<RANK, HELD> {
     #[inline(always)]
     fn pause(&mut self) {
         if let Some(whole) = &mut self.whole {
-            // SAFETY: whoever made it checked what is folded.
+            // SAFETY: `multiply` made it of sums and a target that outlive it, by its caller's promise
+            // checked and of this rank, and enables AVX-512 where this is inlined.
             unsafe { whole.some(self.each) };
         }
     }
 }
 
 /// `tiles` blocks of 16 rows by 32 columns, with rows of a fold in between.
+///
+/// # Safety
+/// The machine has AVX-512 and this thread an AMX session. There are one or two `tiles` and at least one
+/// column; the tiles of all columns are inside both operands. What waits passed
+/// [`Target::check_whole`], and its adapter has the rank `RANK`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
 unsafe fn multiply<const RANK: usize, const HELD: usize>(
@@ -91,7 +101,9 @@ unsafe fn multiply<const RANK: usize, const HELD: usize>(
     columns: usize,
     waiting: Option<(&Sums, &Target)>,
 ) {
-    // SAFETY: the caller checked the bounds of every tile and of what is folded.
+    // SAFETY: addresses of tiles are those of the operands, all inside by the caller's promise. A strip's
+    // 16 rows of sums lie in both planes: `tile` is 0 or 1, and the slices check it; their pointers are
+    // made of the exclusive borrow. What is folded keeps the promise of `Whole::new`.
     unsafe {
         let whole = waiting.map(|(sums, target)| Whole::new(sums, target));
         let rows = whole.as_ref().map_or(0, Whole::rows);
@@ -108,8 +120,8 @@ unsafe fn multiply<const RANK: usize, const HELD: usize>(
                 };
                 amx::multiply_strip(strip, &mut folding);
             }
-            let row = |plane: usize| sums.0[plane][tile * TILE_ROWS].as_ptr().cast_mut();
-            amx::store_strip(row(0), row(1), BLOCK);
+            let [first, second] = [0, 1].map(|plane| sums.0[plane][tile * TILE_ROWS..][..TILE_ROWS].as_mut_ptr());
+            amx::store_strip(first.cast(), second.cast(), BLOCK);
         }
     }
 }

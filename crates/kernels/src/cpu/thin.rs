@@ -200,7 +200,8 @@ pub(super) fn outer(cpu: &Cpu, dfactor: &mut [f32], u: &[f32], x: &[f32], p: &Th
             let into = (&dfactor, index * p.factor_length());
             #[cfg(target_arch = "x86_64")]
             if is_wide(cpu) {
-                thin_tiles::outer_block(cpu.path, into, u, x, p, block, columns.clone());
+                // SAFETY: `run_ranges` hands out every column once, so these are this call's alone.
+                unsafe { thin_tiles::outer_block(cpu.path, into, u, x, p, block, columns.clone()) };
                 continue;
             }
             outer_block(cpu.path, into, u, x, p, block, columns.clone());
@@ -412,7 +413,8 @@ fn outer_tiles<F: Fma, const J: usize, const C: usize>(
                     }
                     Layout::WidthMajor => {
                         let here = origin + first * p.rank..origin + (first + count) * p.rank;
-                        // SAFETY: as above.
+                        // SAFETY: all ranks of these columns lie here, and nothing else; columns of
+                        // different threads do not overlap.
                         let dfactor = unsafe { dfactor.slice(here) };
                         for (row, sum) in dfactor.chunks_exact_mut(p.rank).zip(&sums[j]) {
                             row[rank + j] += sum;
