@@ -195,7 +195,7 @@ pub(crate) fn evaluate(path: Path, function: Function, first: u32, out: &mut [u3
         // SAFETY: availability of the features was asserted above.
         Path::Avx2 => unsafe { avx2(function, first, out) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
+        // SAFETY: both paths have AVX-512, and that the path is available was asserted above.
         Path::Avx512 | Path::Amx => unsafe { avx512(function, first, out) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("only the scalar path exists on this architecture"),

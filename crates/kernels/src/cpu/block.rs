@@ -77,7 +77,8 @@ impl Prepared {
                 }
             }
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the path has VNNI; bounds were checked above.
+            // SAFETY: a `Cpu` holds this path only after checking VNNI; `columns` tile columns of every
+            // block are inside (asserted above).
             Path::Avx512 => unsafe { vnni::column_sums(&mut self.bias, right, columns, slices) },
             _ => {}
         }
@@ -96,7 +97,8 @@ pub(super) fn block_sums(
     profile: Profile,
 ) {
     let slices = profile.slice_count();
-    debug_assert!(rows <= BLOCK && (1..=2).contains(&right.blocks) && columns <= CHUNK_TILES);
+    assert!(rows <= BLOCK && (1..=2).contains(&right.blocks), "a block of rows and columns");
+    assert!((1..=CHUNK_TILES).contains(&columns), "tile columns of one chunk");
     let left_end = (columns - 1) * left.column_stride + (slices - 1) * left.slice_stride;
     let rows_read = if path == Path::Amx { rows.next_multiple_of(TILE_ROWS) } else { rows };
     assert!(left_end + rows_read * TILE_DEPTH <= left.bytes.len(), "left block in bounds");
@@ -105,13 +107,15 @@ pub(super) fn block_sums(
     match path {
         Path::Scalar => wide::sums(sums, left, rows, right, &prepared.wide, columns, profile),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the path has AVX2; bounds were checked above.
+        // SAFETY: a `Cpu` holds this path only after checking AVX2.
         Path::Avx2 => unsafe { wide::sums_avx2(sums, left, rows, right, &prepared.wide, columns, profile) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the path has AVX-512 VNNI; bounds were checked above.
+        // SAFETY: a `Cpu` holds this path only after checking AVX-512 VNNI; rows and tiles of both
+        // operands are inside (asserted above).
         Path::Avx512 => unsafe { vnni::sums(sums, left, rows, right, &prepared.bias, columns, profile) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the caller holds an AMX session; bounds were checked above.
+        // SAFETY: who computes on this path holds an AMX session; whole tiles of both operands are inside
+        // and there is at least one column (asserted above).
         Path::Amx => unsafe { amx_sums(sums, left, rows, right, columns, profile) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("only the scalar path exists on this architecture"),
@@ -119,6 +123,10 @@ pub(super) fn block_sums(
 }
 
 /// AMX: one pass over the chunk per slice product, four tiles of accumulators per plane.
+///
+/// # Safety
+/// This thread holds an AMX session. There is at least one column; rows up to the next multiple of 16 of
+/// all slices and columns of the left operand and all tiles of the right one are inside; `rows ≤ 32`.
 #[cfg(target_arch = "x86_64")]
 unsafe fn amx_sums(sums: &mut Sums, left: LeftView, rows: usize, right: RightView, columns: usize, profile: Profile) {
     use super::amx;
@@ -126,7 +134,9 @@ unsafe fn amx_sums(sums: &mut Sums, left: LeftView, rows: usize, right: RightVie
     let tall = rows > TILE_ROWS;
     let last = products(profile).len() - 1;
     for (index, &(plane, a, b)) in products(profile).iter().enumerate() {
-        // SAFETY: the caller checked the bounds of every tile; the session is the caller's.
+        // SAFETY: the session is the caller's. A pass reads one or two left tiles of slice `a` and two
+        // right ones of slice `b` in every column, inside by the caller's promise; a plane has 32 rows of
+        // 32 sums.
         unsafe {
             if index == 0 || products(profile)[index - 1].0 != plane {
                 amx::zero();
@@ -198,6 +208,9 @@ mod wide {
     }
 
     /// Four rows and eight columns at a time: eight accumulators of `(column, half)` pairs.
+    ///
+    /// # Safety
+    /// The machine has AVX2.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn sums_avx2(
@@ -236,7 +249,9 @@ mod wide {
                         for column in 0..columns {
                             let tile =
                                 ((half / 2) * CHUNK_TILES * slices + column * slices + b) * TILE_BYTES + half % 2 * 32;
-                            // SAFETY: whole tiles of `wide` (asserted by the slice below) and of `rows_wide`.
+                            // SAFETY: of `wide`, 16 groups of 32 numbers are read, 64 apart, which the
+                            // slice holds; of `rows_wide`, four rows of 64 numbers of one column, which the
+                            // array has for every slice and column.
                             unsafe {
                                 let right = wide[tile..tile + TILE_BYTES - 32].as_ptr();
                                 let left = rows_wide[(a * CHUNK_TILES + column) * ROWS * TILE_DEPTH..].as_ptr();
@@ -257,7 +272,7 @@ mod wide {
                         // Neighbouring pairs are the two halves of one column; the permutation undoes hadd's lane order.
                         let columns =
                             _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_hadd_epi32(acc[row][0], acc[row][1]));
-                        // SAFETY: eight columns inside the block's row.
+                        // SAFETY: eight columns from `8·half`, which is at most 24, inside a row of 32.
                         unsafe {
                             _mm256_storeu_si256(sums.0[plane][first + row].as_mut_ptr().add(half * 8).cast(), columns);
                         }
@@ -275,6 +290,9 @@ mod vnni {
     use std::arch::x86_64::*;
 
     /// `128·Σ_k right` per slice and column.
+    ///
+    /// # Safety
+    /// The machine has these features; `columns` tile columns of every right block are inside.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     pub(super) unsafe fn column_sums(bias: &mut [[i32; BLOCK]; 3], right: RightView, columns: usize, slices: usize) {
         let weight = _mm512_set1_epi8(-128); // 128 as an unsigned byte
@@ -282,7 +300,7 @@ mod vnni {
             for block in 0..right.blocks {
                 let mut acc = _mm512_setzero_si512();
                 for column in 0..columns {
-                    // SAFETY: the caller checked the panel's bounds.
+                    // SAFETY: reads one tile of 1024 bytes, inside by the caller's promise.
                     unsafe {
                         let tile = right
                             .tiles
@@ -293,12 +311,15 @@ mod vnni {
                         }
                     }
                 }
-                // SAFETY: 16 columns of a row of 32.
+                // SAFETY: writes 16 columns from `16·block`, which is at most 16, of a row of 32.
                 unsafe { _mm512_storeu_si512(bias[slice].as_mut_ptr().add(block * 16).cast(), acc) }
             }
         }
     }
 
+    /// # Safety
+    /// The machine has these features; `rows ≤ 32` rows of all slices and columns of the left operand and
+    /// all tiles of the right one are inside.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     pub(super) unsafe fn sums(
         sums: &mut Sums,
@@ -312,7 +333,8 @@ mod vnni {
         let mut row = 0;
         while row < rows {
             let rest = rows - row;
-            // SAFETY: bounds are the caller's; rows left are at least the number named.
+            // SAFETY: features and operands by the caller's promise; at least as many rows are left as each
+            // arm takes, so `row + ROWS ≤ rows`.
             let done = unsafe {
                 match (profile, rest) {
                     (Profile::X2, 6..) => x2::<6>(sums, left, row, right, bias, columns),
@@ -328,13 +350,19 @@ mod vnni {
         }
     }
 
+    /// # Safety
+    /// Four bytes are readable, and AVX-512 is enabled where this is inlined.
     #[inline(always)]
     unsafe fn spread(address: *const i8) -> __m512i {
-        // SAFETY: four readable bytes.
+        // SAFETY: reads the four bytes, which need no alignment.
         unsafe { _mm512_set1_epi32(address.cast::<i32>().read_unaligned()) }
     }
 
     /// `ROWS` rows by 32 columns, two slices.
+    ///
+    /// # Safety
+    /// The machine has these features; rows `row..row + ROWS`, at most 32 in all, of two slices and all
+    /// columns of the left operand and all tiles of the right one are inside.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     unsafe fn x2<const ROWS: usize>(
         sums: &mut Sums,
@@ -348,7 +376,9 @@ mod vnni {
         let mut high = [[zero; 2]; ROWS];
         let mut cross = [[zero; 2]; ROWS];
         let second = if right.blocks == 2 { right.block_stride } else { 0 };
-        // SAFETY: the caller checked the bounds of all tiles and rows.
+        // SAFETY: reads two slices of each row and right tile of a column, groups of four and 64 bytes of
+        // whole tiles, inside by the caller's promise (a missing second block is the first one again).
+        // Writes 16 columns of rows that the planes, indexed here, have.
         unsafe {
             for column in 0..columns {
                 let a = left.bytes.as_ptr().add(column * left.column_stride + row * TILE_DEPTH);
@@ -385,6 +415,9 @@ mod vnni {
     }
 
     /// `ROWS` rows by 32 columns, three slices.
+    ///
+    /// # Safety
+    /// As [`x2`], with three slices.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     unsafe fn x3<const ROWS: usize>(
         sums: &mut Sums,
@@ -397,7 +430,9 @@ mod vnni {
         let zero = _mm512_setzero_si512();
         let mut acc = [[[zero; 3]; 2]; ROWS];
         let second = if right.blocks == 2 { right.block_stride } else { 0 };
-        // SAFETY: the caller checked the bounds of all tiles and rows.
+        // SAFETY: reads three slices of each row and right tile of a column, groups of four and 64 bytes of
+        // whole tiles, inside by the caller's promise (a missing second block is the first one again).
+        // Writes 16 columns of rows that the planes, indexed here, have.
         unsafe {
             for column in 0..columns {
                 let a = left.bytes.as_ptr().add(column * left.column_stride + row * TILE_DEPTH);

@@ -7,7 +7,8 @@ use super::slices::BLOCK;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-/// One block of output and what folds into it.
+/// One block of output and what folds into it. Whoever makes one has these rows and columns of the output
+/// for itself ([`SharedMut::slice`]) until it is folded.
 pub(super) struct Target<'a> {
     pub(super) out: &'a SharedMut<'a, f32>,
     pub(super) at: usize,
@@ -41,9 +42,9 @@ impl Target<'_> {
     #[cfg(target_arch = "x86_64")]
     pub(super) fn check_whole(&self) {
         assert!(self.width == BLOCK && (1..=BLOCK).contains(&self.rows), "a whole block");
+        // Rows ascend: where the last one is inside, all are.
         let last = self.at + (self.rows - 1) * self.stride;
-        // SAFETY: the block is this thread's own; the slice checks that its last row is inside.
-        let _ = unsafe { self.out.slice(last..last + BLOCK) };
+        let _ = self.out.pointer_to(last..last + BLOCK);
         assert!((self.rows - 1) * self.left_stride < self.left_units.len(), "a unit for every row");
         for units in [self.chunk_units, self.row_units].into_iter().flatten() {
             assert_eq!(units.len(), BLOCK, "a unit for every column");
@@ -85,7 +86,8 @@ pub(super) fn fold_block<const PLANES: usize>(path: Path, sums: &Sums, target: &
     #[cfg(target_arch = "x86_64")]
     if path.vector() == Vector::Avx512 && target.width == BLOCK && target.rows > 0 {
         target.check_whole();
-        // SAFETY: the path has AVX-512; bounds were checked above.
+        // SAFETY: a `Cpu` holds the path only after checking AVX-512; the target is whole (checked above)
+        // and its rank is the one that `for_rank` chooses by.
         return unsafe { for_rank!(target.rank(), fold_whole::<PLANES>(sums, target)) };
     }
     fold_any::<PLANES>(path, sums, target);
@@ -136,11 +138,13 @@ pub(super) use for_rank;
 #[cfg(target_arch = "x86_64")]
 impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RANK, HELD> {
     /// # Safety
-    /// AVX-512 is enabled where this is called, and the target, of rank `RANK`, passed [`Target::check_whole`]. Until the last row is folded, sums and
-    /// target stay.
+    /// AVX-512 is enabled where this is inlined. The target, of rank `RANK` unless that is any, passed
+    /// [`Target::check_whole`], and its output is the caller's own. Until the last row is folded, sums and
+    /// target are neither moved nor written.
     #[inline(always)]
     pub(super) unsafe fn new(sums: &Sums, target: &Target) -> Self {
-        // SAFETY: whole blocks have 32 units and biases, and as many factors as their rank.
+        // SAFETY: `check_whole` saw 32 units, 32 biases, `rank` rows of 32 factors (of which `HELD`, at most
+        // `RANK`, are loaded here) and the block inside the output.
         unsafe {
             let load = |row: *const f32| [_mm512_loadu_ps(row), _mm512_loadu_ps(row.add(16))];
             let ones = [_mm512_set1_ps(1.0); 2];
@@ -178,18 +182,22 @@ impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RA
     /// Folds `count` rows, or those that are left.
     ///
     /// # Safety
-    /// As for [`Self::new`].
+    /// AVX-512 is enabled where this is inlined, and the promises of [`Self::new`] still hold.
     #[inline(always)]
     pub(super) unsafe fn some(&mut self, count: usize) {
         for _ in 0..count.min(self.rows) {
-            // SAFETY: one of the target's rows, which were checked.
+            // SAFETY: at least one of the target's rows is left.
             unsafe { self.row() }
         }
     }
 
+    /// # Safety
+    /// As [`Self::some`], and a row is left.
     #[inline(always)]
     unsafe fn row(&mut self) {
-        // SAFETY: the next row is one of the target's, which were checked.
+        // SAFETY: the next row is one of the target's: its unit, its `rank` numbers of `u` and 32 columns of
+        // output are inside (`check_whole`), and a plane has 32 rows of 32 sums, so that the address after
+        // the last is still that of the plane's end. Other addresses may run past theirs, unused.
         unsafe {
             let left = _mm512_set1_ps(*self.left_unit);
             let mut y = [self.product(left, 0), self.product(left, 1)];
@@ -217,9 +225,13 @@ impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RA
     }
 
     /// The next row's 16 columns before bias and adapter.
+    ///
+    /// # Safety
+    /// As [`Self::row`]; `half` is 0 or 1.
     #[inline(always)]
     unsafe fn product(&self, left: __m512, half: usize) -> __m512 {
-        // SAFETY: the next row is one of the target's, which were checked.
+        // SAFETY: 16 of the 32 sums of the next row in every plane, and of the 32 columns of its output,
+        // which are inside; a masked load with no lanes reads nothing.
         unsafe {
             let load = |plane: usize| _mm512_loadu_si512(self.sums[plane].add(half * 16).cast());
             let v = if PLANES == 2 {
@@ -239,14 +251,16 @@ impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RA
 /// Folds a whole block at once.
 ///
 /// # Safety
-/// As for [`Whole::new`]; the path has AVX-512.
+/// The machine has AVX-512. The target, of rank `RANK` unless that is any, passed [`Target::check_whole`],
+/// and its output is the caller's own.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,fma")]
 pub(super) unsafe fn fold_whole<const PLANES: usize, const RANK: usize, const HELD: usize>(
     sums: &Sums,
     target: &Target,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: AVX-512 is enabled here, the target is as the caller promises, and both borrows last until
+    // all rows are folded.
     unsafe { Whole::<PLANES, RANK, HELD>::new(sums, target).some(BLOCK) }
 }
 
@@ -286,7 +300,7 @@ multiversion! {
         };
         for row in 0..target.rows {
             let at = target.at + row * target.stride;
-            // SAFETY: the block is this thread's own.
+            // SAFETY: rows and columns of the target are its maker's own; one row at a time is borrowed.
             let out = unsafe { target.out.slice(at..at + target.width) };
             if let Ok(out) = out.try_into() {
                 fold_row(out, row);

@@ -203,7 +203,7 @@ impl<'a> Logits<'a> {
                 let (out, stride, origin) = match room {
                     Room::Own { z, each } => {
                         let stride = VOCABULARY_BLOCK + STRIDE_EXTRA;
-                        // SAFETY: as above.
+                        // SAFETY: each thread has its own part, by its number.
                         let z = unsafe { z.slice(worker * each..(worker + 1) * each) };
                         (&SharedMut::new(z), stride, my_rows.start * stride + columns.start)
                     }
@@ -638,7 +638,7 @@ impl Backward<'_> {
                         Profile::X3 => slice_chunk::<3>(cpu.path, &to, z, factors),
                     };
                     let at = local * group.blocks.len() + chunk;
-                    // SAFETY: as above.
+                    // SAFETY: the cell of this row and chunk, which are this thread's alone.
                     unsafe { units.slice(at..at + 1)[0] = unit };
                 }
             }

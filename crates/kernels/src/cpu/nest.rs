@@ -198,7 +198,7 @@ pub(super) struct Place<'a> {
     pub(super) origin: usize,
 }
 
-/// What a thread works with: a block's sums, what it prepared of the right panel, room to make panels in.
+/// What a thread works with: a block's sums, what it prepared of the right panel, scratch to make panels in.
 pub(super) struct Worker<'a> {
     path: Path,
     sums: [Sums; 2],

@@ -213,7 +213,7 @@ impl QuantizedWeight {
     }
 }
 
-/// Room for a turned panel.
+/// Scratch for a transposed panel.
 pub(super) const TURNED_BYTES: usize = 2 * CHUNK_TILES * TILE_BYTES;
 
 /// Tiles that a piece lies in.

@@ -100,7 +100,7 @@ impl FromStr for Path {
 #[inline(always)]
 pub(super) fn prefetch<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint, which may name any address.
+    // SAFETY: every x86-64 processor has the instruction; it is a hint, which may name any address.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(address.cast());
@@ -134,10 +134,10 @@ macro_rules! multiversion {
             match path.vector() {
                 $crate::cpu::path::Vector::Scalar => body::<isobit_numerics::SoftFma $(, $konst)?>($($arg),*),
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: a `Cpu` holds a path only after checking that the machine has its features.
+                // SAFETY: a `Cpu` holds this path only after checking AVX2 with all that is enabled here.
                 $crate::cpu::path::Vector::Avx2 => unsafe { avx2$(::<$konst>)?($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: as above.
+                // SAFETY: a `Cpu` holds this path only after checking AVX-512 with all that is enabled here.
                 $crate::cpu::path::Vector::Avx512 => unsafe { avx512$(::<$konst>)?($($arg),*) },
                 #[cfg(not(target_arch = "x86_64"))]
                 _ => unreachable!("only the scalar path exists on this architecture"),

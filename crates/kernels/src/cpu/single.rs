@@ -18,7 +18,8 @@ pub(super) fn column_sums(path: Path, bias: &mut [i32; BLOCK], right: RightView,
     check_right(right, &groups);
     #[cfg(target_arch = "x86_64")]
     if path == Path::Avx512 {
-        // SAFETY: the path has VNNI; bounds were checked above.
+        // SAFETY: a `Cpu` holds this path only after checking VNNI; the groups of both blocks are inside
+        // (`check_right`).
         unsafe { vnni::column_sums(bias, right, groups) }
     }
     let _ = (path, bias);
@@ -32,7 +33,7 @@ fn check_right(right: RightView, groups: &Range<usize>) {
 }
 
 /// Sums of a block of the target's rows against a right panel over groups of four elements, counted from the first tile of both,
-/// folded into the target. `sums` is room.
+/// folded into the target. `sums` is scratch.
 pub(super) fn single_fold(
     path: Path,
     sums: &mut Sums,
@@ -48,7 +49,8 @@ pub(super) fn single_fold(
     if path == Path::Avx512 && target.width == BLOCK && target.rows > 0 {
         // Pieces are short: here sums go from registers straight to the output.
         target.check_whole();
-        // SAFETY: the path has AVX-512 VNNI; bounds were checked above.
+        // SAFETY: a `Cpu` holds this path only after checking AVX-512 VNNI; rows and groups of both operands
+        // are inside (`check`), and the target is whole and its maker's own.
         return unsafe { vnni::sums(sums, left, target.rows, right, bias, &groups, profile, Some(target)) };
     }
     single_sums(path, sums, left, target.rows, right, bias, groups, profile);
@@ -66,7 +68,7 @@ fn check(path: Path, left: LeftView, rows: usize, right: RightView, groups: &Ran
     assert!(rows <= BLOCK && left_end + rows_read * TILE_DEPTH <= left.bytes.len(), "left block in bounds");
 }
 
-/// As above without the fold. The caller has checked the bounds.
+/// The sums of [`single_fold`], not folded. The caller has checked the bounds.
 fn single_sums(
     path: Path,
     sums: &mut Sums,
@@ -82,13 +84,15 @@ fn single_sums(
     match path {
         Path::Scalar => wide::sums(sums, left, rows, right, groups, slices),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the path has AVX2; bounds were checked by the caller.
+        // SAFETY: a `Cpu` holds this path only after checking AVX2.
         Path::Avx2 => unsafe { wide::sums_avx2(sums, left, rows, right, groups, slices) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the path has AVX-512 VNNI; bounds were checked by the caller.
+        // SAFETY: a `Cpu` holds this path only after checking AVX-512 VNNI; `single_fold` checked that rows
+        // and groups of both operands are inside.
         Path::Avx512 => unsafe { vnni::sums(sums, left, rows, right, bias, &groups, profile, None) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the caller holds an AMX session; bounds were checked by the caller.
+        // SAFETY: who computes on this path holds an AMX session; `single_fold` checked that whole tiles of
+        // both operands are inside and that there is a group.
         Path::Amx => unsafe { amx_sums(sums, left, rows, right, &groups, slices) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("only the scalar path exists on this architecture"),
@@ -105,6 +109,10 @@ fn by_tile(groups: &Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)>
 }
 
 /// AMX: whole tiles, one pass per slice of the left operand.
+///
+/// # Safety
+/// This thread holds an AMX session. There is at least one group; rows up to the next multiple of 16 of
+/// all slices and of all tiles with groups, and those tiles of the right operand, are inside; `rows ≤ 32`.
 #[cfg(target_arch = "x86_64")]
 unsafe fn amx_sums(
     sums: &mut Sums,
@@ -119,7 +127,9 @@ unsafe fn amx_sums(
     let columns = groups.end.div_ceil(TILE_GROUPS) - first;
     let tall = rows > TILE_ROWS;
     for slice in 0..slices {
-        // SAFETY: the caller checked the bounds of every tile; the session is the caller's.
+        // SAFETY: the session is the caller's. A pass reads one or two left tiles of a slice and two right
+        // ones in each of `columns` (at least one) columns, inside by the caller's promise; a plane has 32
+        // rows of 32 sums.
         unsafe {
             amx::zero();
             let pass = amx::Pass {
@@ -188,6 +198,9 @@ mod wide {
     }
 
     /// Four rows and eight columns at a time: eight accumulators of `(column, half)` pairs.
+    ///
+    /// # Safety
+    /// The machine has AVX2.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn sums_avx2(
@@ -219,7 +232,8 @@ mod wide {
                 let bytes = &right.tiles[half / 2 * right.block_stride..][..groups.end * 64];
                 let mut acc = [[_mm256_setzero_si256(); 2]; ROWS];
                 for group in groups.clone() {
-                    // SAFETY: 32 bytes of a group of 64, which the slice above holds.
+                    // SAFETY: reads the first or second 32 bytes of a group of 64, which the slice above,
+                    // of all groups up to `groups.end`, holds.
                     unsafe {
                         let b = bytes.as_ptr().add(group * 64 + half % 2 * 32);
                         let b0 = _mm256_cvtepi8_epi16(_mm_loadu_si128(b.cast()));
@@ -235,7 +249,7 @@ mod wide {
                     // Neighbouring pairs are the two halves of one column; the permutation undoes hadd's lane order.
                     let columns =
                         _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_hadd_epi32(acc[row][0], acc[row][1]));
-                    // SAFETY: eight columns inside the block's row.
+                    // SAFETY: eight columns from `8·half`, which is at most 24, inside a row of 32.
                     unsafe {
                         _mm256_storeu_si256(sums.0[slice][first + row].as_mut_ptr().add(half * 8).cast(), columns);
                     }
@@ -251,25 +265,32 @@ mod vnni {
     use super::*;
     use std::arch::x86_64::*;
 
+    /// # Safety
+    /// The machine has these features; the groups of every right block are inside.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     pub(super) unsafe fn column_sums(bias: &mut [i32; BLOCK], right: RightView, groups: Range<usize>) {
         let weight = _mm512_set1_epi8(-128); // 128 as an unsigned byte
         for block in 0..right.blocks {
             let mut acc = _mm512_setzero_si512();
             for group in groups.clone() {
-                // SAFETY: the caller checked the panel's bounds.
+                // SAFETY: reads the 64 bytes of a group, inside by the caller's promise.
                 let bytes = unsafe {
                     let bytes = right.tiles.as_ptr().add(block * right.block_stride + group * 64);
                     _mm512_loadu_si512(bytes.cast())
                 };
                 acc = _mm512_dpbusd_epi32(acc, weight, bytes);
             }
-            // SAFETY: 16 columns of a row of 32.
+            // SAFETY: writes 16 columns from `16·block`, which is at most 16, of a row of 32.
             unsafe { _mm512_storeu_si512(bias.as_mut_ptr().add(block * 16).cast(), acc) }
         }
     }
 
     /// The sums, stored, or folded into a target of 32 columns where there is one.
+    ///
+    /// # Safety
+    /// The machine has these features; `rows ≤ 32` rows of all slices and of all tiles with groups, and
+    /// the groups of the right operand, are inside. A target has `rows` rows, passed
+    /// [`Target::check_whole`], and its output is the caller's own.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni,fma")]
     pub(super) unsafe fn sums(
         sums: &mut Sums,
@@ -283,7 +304,8 @@ mod vnni {
     ) {
         let mut row = 0;
         while row < rows {
-            // SAFETY: bounds are the caller's; rows left are at least the number named.
+            // SAFETY: all by the caller's promise; at least as many rows are left as each arm takes, so
+            // `row + ROWS ≤ rows`.
             row += unsafe {
                 match (profile, rows - row) {
                     (Profile::X2, 6..) => multiply::<6, 2>(sums, left, row, right, bias, groups, target),
@@ -299,6 +321,9 @@ mod vnni {
     }
 
     /// `ROWS` rows by 32 columns.
+    ///
+    /// # Safety
+    /// As [`sums`], with `row + ROWS` rows.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni,fma")]
     unsafe fn multiply<const ROWS: usize, const SLICES: usize>(
         sums: &mut Sums,
@@ -311,7 +336,10 @@ mod vnni {
     ) -> usize {
         let mut acc = [[[_mm512_setzero_si512(); 2]; SLICES]; ROWS];
         let second = if right.blocks == 2 { right.block_stride } else { 0 };
-        // SAFETY: the caller checked the bounds of all tiles, rows and of the target.
+        // SAFETY: reads groups of four bytes of each slice of each row and of 64 bytes of the right
+        // operand, inside by the caller's promise (a missing second block is the first one again). Of the
+        // target, 32 units of columns, one of each row and 32 outputs of each row are inside
+        // (`check_whole`); rows of planes are indexed.
         unsafe {
             for (tile, within) in by_tile(groups) {
                 let a = left.bytes.as_ptr().add(tile * left.column_stride + row * TILE_DEPTH);
@@ -359,9 +387,12 @@ mod vnni {
 
     /// As `fold_block`, from registers; nothing that has these sums has units of rows. By value: a reference would keep the
     /// accumulators in memory.
+    ///
+    /// # Safety
+    /// AVX-512 is enabled where this is inlined; 16 outputs at `out` are the caller's own.
     #[inline(always)]
     unsafe fn fold<const SLICES: usize>(out: *mut f32, sums: [__m512i; SLICES], unit: __m512, from_zero: bool) {
-        // SAFETY: the caller checked that 16 outputs are in bounds, and has AVX-512.
+        // SAFETY: reads and writes the 16 outputs, which are the caller's.
         unsafe {
             let v = if SLICES == 2 {
                 _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<8>(sums[0]), sums[1]))

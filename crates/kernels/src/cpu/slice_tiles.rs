@@ -23,10 +23,11 @@ pub(super) fn slice_chunk<const SLICES: usize>(path: Path, to: &LeftRow, x: &[f3
     if x.is_empty() {
         return 0.0;
     }
+    // Columns and slices ascend: where the last one is inside, all are.
     let last = to.at + (x.len() - 1) / TILE_DEPTH * to.column_stride + (SLICES - 1) * to.slice_stride;
-    // SAFETY: the row is the caller's own; the slice checks that its last tile is inside.
-    let _ = unsafe { to.tiles.slice(last..last + TILE_DEPTH) };
-    // SAFETY: a `Cpu` holds a path only after checking its features; bounds were checked above.
+    let _ = to.tiles.pointer_to(last..last + TILE_DEPTH);
+    // SAFETY: a `Cpu` holds the path only after checking AVX-512; all tiles of the row are inside and there
+    // are as many factors as numbers (checked above), and the row is the caller's own (`LeftRow`).
     unsafe {
         match factors {
             None => slice_chunk_avx512::<SLICES, false>(to, x, x),
@@ -35,6 +36,9 @@ pub(super) fn slice_chunk<const SLICES: usize>(path: Path, to: &LeftRow, x: &[f3
     }
 }
 
+/// # Safety
+/// The machine has these features; the tiles of the row are inside and the caller's own; with `FACTORS`
+/// there are as many as numbers.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn slice_chunk_avx512<const SLICES: usize, const FACTORS: bool>(
     to: &LeftRow,
@@ -42,7 +46,8 @@ unsafe fn slice_chunk_avx512<const SLICES: usize, const FACTORS: bool>(
     factors: &[f32],
 ) -> f32 {
     let (tiles, strides) = (to.tiles.pointer().wrapping_add(to.at), [to.column_stride, to.slice_stride]);
-    // SAFETY: the caller's row and tiles, and as many factors as numbers.
+    // SAFETY: features, factors and tiles are as the caller promises; `tiles` is the address of the row's
+    // first byte, from which strides lead to the others.
     unsafe {
         let scale = scale_of::<SLICES, FACTORS>(x, factors);
         store::<SLICES, FACTORS>(tiles, strides, x, factors, scale.multiplier, to.bias);
@@ -71,10 +76,11 @@ pub(super) fn slice_rows(
     if units.is_empty() {
         return;
     }
-    // SAFETY: nothing is taken; the slice checks that the whole operand is inside.
-    let _ = unsafe { tiles.slice(layout.bytes()..layout.bytes()) };
-    let into = Rows { tiles: tiles.pointer(), layout, width: shape.width, bias: left_bias(path) };
-    // SAFETY: a `Cpu` holds a path only after checking its features; bounds were checked above.
+    let whole = tiles.pointer_to(0..layout.bytes());
+    let into = Rows { tiles: whole, layout, width: shape.width, bias: left_bias(path) };
+    // SAFETY: a `Cpu` holds the path only after checking AVX-512. The whole operand is inside, the layout
+    // has all rows and columns, and there is a unit for every chunk and a factor for every column (all
+    // checked above); the rows are the caller's own.
     unsafe {
         match (shape.profile, factors) {
             (Profile::X2, None) => slice_rows_avx512::<2, false>(&into, units, rows, x, x),
@@ -93,6 +99,9 @@ struct Rows<'a> {
     bias: u8,
 }
 
+/// # Safety
+/// The machine has these features; `rows`, not empty, are rows of `x` and of the layout, whose tiles are
+/// inside and the caller's own in these rows; with `FACTORS` there is one for every column.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn slice_rows_avx512<const SLICES: usize, const FACTORS: bool>(
     into: &Rows,
@@ -106,7 +115,7 @@ unsafe fn slice_rows_avx512<const SLICES: usize, const FACTORS: bool>(
         let columns = chunk * CHUNK..((chunk + 1) * CHUNK).min(into.width);
         (&x[row * into.width..][columns.clone()], if FACTORS { &factors[columns] } else { x })
     };
-    // SAFETY: as many factors as numbers, here and below.
+    // SAFETY: these features are enabled here, and `piece` gives as many factors as numbers.
     let scale_at = |(x, factors): (&[f32], &[f32])| unsafe { scale_of::<SLICES, FACTORS>(x, factors) };
     let mut scale = scale_at(piece(rows.start, 0));
     let (mut row, mut chunk) = (rows.start, 0);
@@ -117,7 +126,8 @@ unsafe fn slice_rows_avx512<const SLICES: usize, const FACTORS: bool>(
         let (x, factors) = piece(row, chunk);
         let at = chunk * CHUNK_TILES * into.layout.column_stride() + row * TILE_DEPTH;
         let strides = [into.layout.column_stride(), into.layout.slice_stride()];
-        // SAFETY: row and columns are those of the layout, which is inside.
+        // SAFETY: these features are enabled here; row and chunk are those of the layout, whose tiles are
+        // inside and in this row the caller's own; `piece` gives as many factors as numbers.
         unsafe { store::<SLICES, FACTORS>(into.tiles.add(at), strides, x, factors, scale.multiplier, into.bias) };
         *unit = scale.unit;
         (row, chunk) = next;
@@ -126,12 +136,15 @@ unsafe fn slice_rows_avx512<const SLICES: usize, const FACTORS: bool>(
 }
 
 /// The scale of the numbers, times their factors.
+///
+/// # Safety
+/// The machine has these features; with `FACTORS` there are at least as many as numbers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn scale_of<const SLICES: usize, const FACTORS: bool>(x: &[f32], factors: &[f32]) -> Scale {
     let mut largest = [_mm512_setzero_si512(); PARTS];
     for first in (0..x.len()).step_by(TILE_DEPTH) {
-        // SAFETY: `first` is inside, and the caller has as many factors.
+        // SAFETY: `first` is below the length, and the caller has as many factors as numbers.
         let parts = unsafe { load::<FACTORS>(x, factors, first) };
         for part in 0..PARTS {
             let magnitude = _mm512_and_si512(_mm512_castps_si512(parts[part]), _mm512_set1_epi32(i32::MAX));
@@ -144,6 +157,10 @@ unsafe fn scale_of<const SLICES: usize, const FACTORS: bool>(x: &[f32], factors:
 }
 
 /// Writes the slices of the numbers, times their factors, to tiles from `to` on.
+///
+/// # Safety
+/// The machine has these features; with `FACTORS` there are at least as many as numbers. For every 64
+/// numbers begun and every slice, 64 bytes at its strides from `to` are the caller's own.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn store<const SLICES: usize, const FACTORS: bool>(
@@ -159,11 +176,11 @@ unsafe fn store<const SLICES: usize, const FACTORS: bool>(
             // Nothing but tiny numbers, or something not finite.
             [_mm512_set1_epi8(bias as i8); SLICES]
         } else {
-            // SAFETY: `first` is inside, and the caller has as many factors.
+            // SAFETY: the loop keeps `first` below the length, and there are as many factors as numbers.
             slices_of::<SLICES>(unsafe { load::<FACTORS>(x, factors, first) }, multiplier, bias)
         };
         for slice in 0..SLICES {
-            // SAFETY: the caller owns the row of these tiles.
+            // SAFETY: the 64 bytes of this column and slice are the caller's own.
             unsafe { _mm512_storeu_si512(to.wrapping_add(slice * slice_stride).cast(), bytes[slice]) };
         }
         to = to.wrapping_add(column_stride);
@@ -171,26 +188,34 @@ unsafe fn store<const SLICES: usize, const FACTORS: bool>(
 }
 
 /// A tile's worth of numbers, times their factors; zeros past the end.
+///
+/// # Safety
+/// The machine has AVX-512; `first` is inside; with `FACTORS` there are at least as many as numbers.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn load<const FACTORS: bool>(x: &[f32], factors: &[f32], first: usize) -> [__m512; PARTS] {
     if x.len() - first >= TILE_DEPTH {
-        // SAFETY: all of the tile is inside.
+        // SAFETY: 64 numbers from `first` are inside, and as many factors.
         unsafe { load_masked::<FACTORS>(x, factors, first, u64::MAX) }
     } else {
-        // SAFETY: the mask leaves out what is past the end.
+        // SAFETY: the mask has a bit for each of the fewer than 64 numbers that are left, and no other.
         unsafe { load_masked::<FACTORS>(x, factors, first, (1 << (x.len() - first)) - 1) }
     }
 }
 
 /// As many numbers of a tile as there are bits in the mask.
+///
+/// # Safety
+/// The machine has AVX-512; the numbers of the mask, counted from `first`, are inside, and with `FACTORS`
+/// as many of those.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn load_masked<const FACTORS: bool>(x: &[f32], factors: &[f32], first: usize, mask: u64) -> [__m512; PARTS] {
     let mut parts = [_mm512_setzero_ps(); PARTS];
     for part in 0..PARTS {
         let (at, mask) = (first + part * WIDE, (mask >> (part * WIDE)) as __mmask16);
-        // SAFETY: the caller says that the numbers of the mask are inside.
+        // SAFETY: a masked load reads the numbers of its mask alone, which are inside by the caller's
+        // promise.
         unsafe {
             parts[part] = _mm512_maskz_loadu_ps(mask, x.as_ptr().wrapping_add(at));
             if FACTORS {

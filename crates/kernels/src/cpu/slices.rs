@@ -201,7 +201,8 @@ pub(super) fn fill_left(cpu: &Cpu, out: LeftMut, x: &[f32], factors: Option<&[f3
     });
 }
 
-/// Where the bytes of one row and chunk go.
+/// Where the bytes of one row and chunk go. Whoever makes one has these tiles of the row for itself
+/// ([`SharedMut::slice`]).
 pub(super) struct LeftRow<'a> {
     pub(super) tiles: &'a SharedMut<'a, i8>,
     pub(super) at: usize,

@@ -22,7 +22,7 @@ pub(super) fn workspace(cpu: &Cpu, p: &Attention) -> usize {
     let blocks = Blocks::count(p.spans.iter().map(|span| span.keys.len()));
     let partial = |width: usize| Workspace::bytes::<f32>(p.heads * blocks * ROWS * width);
     Workspace::bytes::<u32>(p.spans.len() + 1)
-        + Workspace::bytes::<i8>(cpu.threads() * Slicer::ROOM.max(State::BYTES))
+        + Workspace::bytes::<i8>(cpu.threads() * Slicer::SCRATCH_BYTES.max(State::BYTES))
         + Workspace::bytes::<f32>(cpu.threads() * State::FLOATS)
         + tensor_bytes(p.heads, blocks, key, 1, 1)
         + tensor_bytes(p.kv_heads, blocks, key, 1, 1)
@@ -48,8 +48,8 @@ pub(in crate::cpu) fn backward(
     let (key, value) = shapes(cpu, p);
     let mut workspace = Workspace::new(workspace);
     let blocks = Blocks::new(workspace.take(p.spans.len() + 1), p.spans.iter().map(|span| span.keys.len()));
-    let byte_room = workspace.take::<i8>(cpu.threads() * Slicer::ROOM.max(State::BYTES));
-    let float_room = workspace.take::<f32>(cpu.threads() * State::FLOATS);
+    let byte_scratch = workspace.take::<i8>(cpu.threads() * Slicer::SCRATCH_BYTES.max(State::BYTES));
+    let float_scratch = workspace.take::<f32>(cpu.threads() * State::FLOATS);
     let q = Tensor { x: qkv.0, heads: p.heads, shape: key, blocks };
     let k = Tensor { x: qkv.1, heads: p.kv_heads, shape: key, blocks };
     let v = Tensor { x: qkv.2, heads: p.kv_heads, shape: value, blocks };
@@ -68,7 +68,7 @@ pub(in crate::cpu) fn backward(
     let (delta, lse_blocks) = (workspace.take::<f32>(d_o.units()), workspace.take::<f32>(d_o.units()));
     {
         let turn_left = |tensor: Tensor, out: &SharedMut<i8>, right: &[i8], index: usize| {
-            // SAFETY: every task has blocks of its own; so for all that follow.
+            // SAFETY: called by the one task that has block `index` of all heads' blocks.
             let out = unsafe { part(out, index, tensor.shape.turned_bytes()) };
             store_turned_left(cpu.path, tensor.shape, out, right);
         };
@@ -80,7 +80,8 @@ pub(in crate::cpu) fn backward(
         let turn_k = |right: &[i8], head: usize, span: usize, index: usize| {
             for group in 0..key.groups() {
                 let at = k.turned_at(head, span, index, group);
-                // SAFETY: a block of its own.
+                // SAFETY: called by the one task that has this block of this head; its tile of each group is
+                // a range of its own.
                 let out = unsafe { k_turned.slice(at..at + k.turned_tile()) };
                 store_turned_right(cpu.path, key, group, out, right);
             }
@@ -90,7 +91,7 @@ pub(in crate::cpu) fn backward(
         let turn_d_o = |right: &[i8], head: usize, span: usize, index: usize| {
             let block = d_o.index(head, blocks.of(span).start + index);
             turn_left(d_o, &d_o_turned, right, block);
-            // SAFETY: a block of its own.
+            // SAFETY: called by the one task that has this block of this head; the two are different buffers.
             let (delta, lse_blocks) = unsafe { (part(&delta, block, ROWS), part(&lse_blocks, block, ROWS)) };
             let source = d_o.source(&queries(span), index, head);
             let outputs = Source { x: o, ..source };
@@ -104,7 +105,7 @@ pub(in crate::cpu) fn backward(
         };
         slice_all(
             cpu,
-            byte_room,
+            byte_scratch,
             &[
                 Slicing {
                     tensor: q,
@@ -169,10 +170,10 @@ pub(in crate::cpu) fn backward(
             key_partials: SharedMut::new(key_partials),
             value_partials: SharedMut::new(value_partials),
         };
-        run(cpu, &pass, byte_room, float_room);
+        run(cpu, &pass, byte_scratch, float_scratch);
     }
-    add_heads(cpu, dk, key_partials, k, p, float_room);
-    add_heads(cpu, dv, value_partials, v, p, float_room);
+    add_heads(cpu, dk, key_partials, k, p, float_scratch);
+    add_heads(cpu, dv, value_partials, v, p, float_scratch);
 }
 
 multiversion! {
@@ -182,17 +183,18 @@ multiversion! {
 }
 
 /// Hands the tiles out.
-fn run(cpu: &Cpu, pass: &Gradients, byte_room: &mut [i8], float_room: &mut [f32]) {
+fn run(cpu: &Cpu, pass: &Gradients, byte_scratch: &mut [i8], float_scratch: &mut [f32]) {
     let p = pass.p;
-    let (byte_room, float_room) = (SharedMut::new(byte_room), SharedMut::new(float_room));
+    let (byte_scratch, float_scratch) = (SharedMut::new(byte_scratch), SharedMut::new(float_scratch));
     let work = |task: &(dyn Fn(&mut State, usize) + Sync), count: usize| {
         let tasks = StealingRanges::new(count, cpu.threads(), 1..=1);
         cpu.pool.run(|worker| {
             #[cfg(target_arch = "x86_64")]
             let _session = (cpu.path == Path::Amx).then(crate::cpu::amx::Session::start);
-            // SAFETY: each thread has its own part.
-            let room = unsafe { (part(&byte_room, worker, State::BYTES), part(&float_room, worker, State::FLOATS)) };
-            let mut state = State::new(cpu.path, p.profile, room);
+            // SAFETY: each thread has its own part of both, by its number.
+            let scratch =
+                unsafe { (part(&byte_scratch, worker, State::BYTES), part(&float_scratch, worker, State::FLOATS)) };
+            let mut state = State::new(cpu.path, p.profile, scratch);
             while let Some(tasks) = tasks.next(worker) {
                 tasks.for_each(|index| task(&mut state, index));
             }
@@ -260,14 +262,14 @@ fn whole_heads(p: &Attention, threads: usize) -> bool {
 }
 
 /// Adds what the heads of a group found for their keys, and turns it back: partials are `[head][block][width][64 keys]`.
-fn add_heads(cpu: &Cpu, out: &mut [f32], partials: &[f32], tensor: Tensor, p: &Attention, room: &mut [f32]) {
+fn add_heads(cpu: &Cpu, out: &mut [f32], partials: &[f32], tensor: Tensor, p: &Attention, scratch: &mut [f32]) {
     let width = tensor.shape.width;
     let size = ROWS * width;
     let tasks = StealingRanges::new(p.kv_heads * tensor.blocks.total(), cpu.threads(), 1..=p.kv_heads);
-    let (out, room) = (SharedMut::new(out), SharedMut::new(room));
+    let (out, scratch) = (SharedMut::new(out), SharedMut::new(scratch));
     cpu.pool.run(|worker| {
-        // SAFETY: each thread has its own part.
-        let sum = unsafe { part(&room, worker, State::FLOATS) };
+        // SAFETY: each thread has its own part, by its number.
+        let sum = unsafe { part(&scratch, worker, State::FLOATS) };
         for task in std::iter::from_fn(|| tasks.next(worker)).flatten() {
             let (block, kv) = (task / p.kv_heads, task % p.kv_heads);
             let (span, index) = tensor.blocks.locate(block);
@@ -280,7 +282,8 @@ fn add_heads(cpu: &Cpu, out: &mut [f32], partials: &[f32], tensor: Tensor, p: &A
             }
             let source = tensor.source(&p.spans[span].keys, index, kv);
             for row in 0..source.rows {
-                // SAFETY: rows of a span belong to one task per head.
+                // SAFETY: a task is one block of keys of one head, handed out once; the rows of a block are
+                // of one span, and spans do not overlap.
                 let out = unsafe { part(&out, (source.first_row + row) * p.kv_heads + kv, width) };
                 for (d, out) in out.iter_mut().enumerate() {
                     *out = sum[d * ROWS + row];

@@ -21,7 +21,7 @@ pub(super) fn workspace(cpu: &Cpu, p: &Attention) -> usize {
     let queries = Blocks::count(p.spans.iter().map(|span| span.queries.len()));
     let keys = Blocks::count(p.spans.iter().map(|span| span.keys.len()));
     2 * Workspace::bytes::<u32>(p.spans.len() + 1)
-        + Workspace::bytes::<i8>(cpu.threads() * Slicer::ROOM.max(State::BYTES))
+        + Workspace::bytes::<i8>(cpu.threads() * Slicer::SCRATCH_BYTES.max(State::BYTES))
         + Workspace::bytes::<f32>(cpu.threads() * State::FLOATS)
         + tensor_bytes(p.heads, queries, key, 1, 0)
         + tensor_bytes(p.kv_heads, keys, key, 1, 0)
@@ -48,8 +48,8 @@ pub(in crate::cpu) fn forward(
     let mut workspace = Workspace::new(workspace);
     let queries = Blocks::new(workspace.take(p.spans.len() + 1), p.spans.iter().map(|span| span.queries.len()));
     let keys = Blocks::new(workspace.take(p.spans.len() + 1), p.spans.iter().map(|span| span.keys.len()));
-    let byte_room = workspace.take::<i8>(cpu.threads() * Slicer::ROOM.max(State::BYTES));
-    let float_room = workspace.take::<f32>(cpu.threads() * State::FLOATS);
+    let byte_scratch = workspace.take::<i8>(cpu.threads() * Slicer::SCRATCH_BYTES.max(State::BYTES));
+    let float_scratch = workspace.take::<f32>(cpu.threads() * State::FLOATS);
     let q = Tensor { x: q, heads: p.heads, shape: key, blocks: queries };
     let k = Tensor { x: k, heads: p.kv_heads, shape: key, blocks: keys };
     let v = Tensor { x: v, heads: p.kv_heads, shape: value, blocks: keys };
@@ -62,7 +62,8 @@ pub(in crate::cpu) fn forward(
         let turn_v = |right: &[i8], head: usize, span: usize, index: usize| {
             for group in 0..value.groups() {
                 let at = v.turned_at(head, span, index, group);
-                // SAFETY: every task has blocks of its own.
+                // SAFETY: called by the one task that has this block of this head; its tile of each group is
+                // a range of its own.
                 let out = unsafe { turned.slice(at..at + v.turned_tile()) };
                 store_turned_right(cpu.path, value, group, out, right);
             }
@@ -71,7 +72,7 @@ pub(in crate::cpu) fn forward(
         let key_rows = |span: usize| p.spans[span].keys.clone();
         slice_all(
             cpu,
-            byte_room,
+            byte_scratch,
             &[
                 Slicing {
                     tensor: q,
@@ -104,16 +105,17 @@ pub(in crate::cpu) fn forward(
     let (o, lse) = (SharedMut::new(o), SharedMut::new(lse));
     let count = p.heads * queries.total();
     let tasks = StealingRanges::new(count, cpu.threads(), 1..=1);
-    let (byte_room, float_room) = (SharedMut::new(byte_room), SharedMut::new(float_room));
+    let (byte_scratch, float_scratch) = (SharedMut::new(byte_scratch), SharedMut::new(float_scratch));
     cpu.pool.run(|worker| {
         #[cfg(target_arch = "x86_64")]
         let _session = (cpu.path == Path::Amx).then(crate::cpu::amx::Session::start);
-        // SAFETY: each thread has its own part.
-        let room = unsafe { (part(&byte_room, worker, State::BYTES), part(&float_room, worker, State::FLOATS)) };
-        let mut state = State::new(cpu.path, p.profile, room);
+        // SAFETY: each thread has its own part of both, by its number.
+        let scratch =
+            unsafe { (part(&byte_scratch, worker, State::BYTES), part(&float_scratch, worker, State::FLOATS)) };
+        let mut state = State::new(cpu.path, p.profile, scratch);
         while let Some(tasks) = tasks.next(worker) {
             for task in tasks {
-                // Late queries see most keys: who helps takes those first.
+                // Late queries see most keys: idle workers steal those first.
                 pass.query_block(&mut state, task / p.heads, task % p.heads, &o, &lse);
             }
         }
@@ -180,7 +182,8 @@ impl Forward<'_> {
         finish(self.path, state, &mut ends);
         for row in 0..rows {
             let at = (queries.start + index * ROWS + row) * p.heads + head;
-            // SAFETY: this row of this head is this task's alone.
+            // SAFETY: tasks are blocks of queries of one head, each handed out once: this row of this head
+            // is this task's alone.
             let (o, lse) = unsafe { (part(o, at, p.value_width), part(lse, at, 1)) };
             divide(self.path, o, &state.o[row * stride..][..p.value_width], state.l[row]);
             lse[0] = ends[row];

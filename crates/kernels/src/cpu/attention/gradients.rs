@@ -92,7 +92,8 @@ impl Gradients<'_> {
     pub(super) fn store_queries(&self, state: &State, span: usize, head: usize, rows: Range<usize>) {
         for (index, row) in rows.enumerate() {
             let at = (self.p.spans[span].queries.start + row) * self.p.heads + head;
-            // SAFETY: these rows of this head are the calling task's alone.
+            // SAFETY: a task that computes gradients of queries has these rows of this head alone: it is the
+            // whole head of a span or a tile of its queries.
             let out = unsafe { part(&self.dq, at, self.p.key_width) };
             out.copy_from_slice(&state.dq[index * self.row_stride()..][..self.p.key_width]);
         }
@@ -275,7 +276,8 @@ impl Gradients<'_> {
                     let sums = &mut state.score_sums;
                     self.sums(sums, &state.panels[0], left, count, right, columns.len());
                     let at = (key_block * shape.width + row) * ROWS;
-                    // SAFETY: partial sums of this block of keys are this task's alone.
+                    // SAFETY: a task that computes gradients of keys has this block of this head alone: it is
+                    // the whole head of a span or a tile of its keys.
                     let out = unsafe { partials.slice(at..at + count * ROWS) };
                     let from_zero = tile.first_query == tile.first_key;
                     let target = Columns { place: first % ROWS, active, from_zero };

@@ -14,7 +14,7 @@ pub(super) type Rows<T> = [[T; LANES]; BLOCK];
 pub(super) fn sums(path: Path, rows: &Rows<f32>) -> [f32; BLOCK] {
     #[cfg(target_arch = "x86_64")]
     if path.vector() == Vector::Avx512 {
-        // SAFETY: the path has AVX-512.
+        // SAFETY: a `Cpu` holds the path only after checking AVX-512.
         return unsafe { avx512::sums(rows) };
     }
     plain_sums(path, rows)
@@ -24,7 +24,7 @@ pub(super) fn sums(path: Path, rows: &Rows<f32>) -> [f32; BLOCK] {
 pub(super) fn maxima(path: Path, rows: &Rows<f32>) -> [f32; BLOCK] {
     #[cfg(target_arch = "x86_64")]
     if path.vector() == Vector::Avx512 {
-        // SAFETY: the path has AVX-512.
+        // SAFETY: a `Cpu` holds the path only after checking AVX-512.
         return unsafe { avx512::maxima(rows) };
     }
     plain_maxima(path, rows)
@@ -34,7 +34,7 @@ pub(super) fn maxima(path: Path, rows: &Rows<f32>) -> [f32; BLOCK] {
 pub(super) fn integer_maxima(path: Path, rows: &Rows<u32>) -> [u32; BLOCK] {
     #[cfg(target_arch = "x86_64")]
     if path.vector() == Vector::Avx512 {
-        // SAFETY: the path has AVX-512.
+        // SAFETY: a `Cpu` holds the path only after checking AVX-512.
         return unsafe { avx512::integer_maxima(rows) };
     }
     plain_integer_maxima(path, rows)
@@ -70,7 +70,7 @@ mod avx512 {
             pub(super) fn $name(rows: &Rows<$type>) -> [$type; BLOCK] {
                 let mut out = [<$type>::default(); BLOCK];
                 for (rows, out) in rows.as_chunks::<16>().0.iter().zip(out.as_chunks_mut::<16>().0) {
-                    // SAFETY: 16 of a row's 32 lanes each, and 16 results.
+                    // SAFETY: reads 16 of a row's 32 lanes at 0 and at 16, and writes the 16 results.
                     unsafe {
                         let load = |row: usize, at: usize| _mm512_loadu_ps(rows[row].as_ptr().add(at).cast());
                         let row = |row: usize| $join(load(row, 0), load(row, LANES / 2));

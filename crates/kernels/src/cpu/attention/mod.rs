@@ -160,7 +160,8 @@ impl Slicing<'_> {
         row_maxima(path, most, tensor.source(&rows, index, first), tensor.shape.width);
         for (head, most) in (first..).zip(&*most) {
             let (block, bytes) = (tensor.index(head, block), tensor.shape.block_bytes());
-            // SAFETY: all forms of this block are this task's alone.
+            // SAFETY: a task has this block of these heads, each handed out once, and with it its part of
+            // every form; forms are different buffers.
             let forms = unsafe {
                 Forms {
                     units: part(units, block, ROWS),
@@ -176,14 +177,14 @@ impl Slicing<'_> {
     }
 }
 
-/// Slices every block of every tensor; `room` is [`Slicer::ROOM`] per thread.
-fn slice_all(cpu: &Cpu, room: &mut [i8], slicings: &[Slicing]) {
-    let room = SharedMut::new(room);
+/// Slices every block of every tensor; `scratch` is [`Slicer::SCRATCH_BYTES`] per thread.
+fn slice_all(cpu: &Cpu, scratch: &mut [i8], slicings: &[Slicing]) {
+    let scratch = SharedMut::new(scratch);
     let tasks: Vec<_> =
         slicings.iter().map(|slicing| StealingRanges::new(slicing.tasks(), cpu.threads(), 1..=4)).collect();
     cpu.pool.run(|worker| {
-        // SAFETY: each thread has its own part.
-        let mut slicer = Slicer::new(cpu.path, unsafe { part(&room, worker, Slicer::ROOM) });
+        // SAFETY: each thread has its own part, by its number.
+        let mut slicer = Slicer::new(cpu.path, unsafe { part(&scratch, worker, Slicer::SCRATCH_BYTES) });
         let mut most = [[0; ROWS]; Slicing::HEADS_MAX];
         for (slicing, tasks) in slicings.iter().zip(&tasks) {
             while let Some(tasks) = tasks.next(worker) {
@@ -196,16 +197,16 @@ fn slice_all(cpu: &Cpu, room: &mut [i8], slicings: &[Slicing]) {
 /// Part `index` of a shared buffer cut into parts of `size`.
 ///
 /// # Safety
-/// No other thread may use the same part meanwhile.
+/// No one else uses this part while the result is alive, through parts of any size.
 #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
 unsafe fn part<'s, T>(shared: &'s SharedMut<T>, index: usize, size: usize) -> &'s mut [T] {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller has the elements of this part for itself.
     unsafe { shared.slice(index * size..(index + 1) * size) }
 }
 
-/// The first `N` elements of a thread's room, and the rest.
-fn split<T, const N: usize>(room: &mut [T]) -> (&mut [T; N], &mut [T]) {
-    room.split_first_chunk_mut::<N>().expect("a thread's room holds what it was made for")
+/// The first `N` elements of a thread's scratch, and the rest.
+fn split<T, const N: usize>(scratch: &mut [T]) -> (&mut [T; N], &mut [T]) {
+    scratch.split_first_chunk_mut::<N>().expect("a thread's scratch holds what it was made for")
 }
 
 /// Bytes that the sliced forms of a tensor take in a workspace: each `(is turned)`, and the units.

@@ -134,11 +134,11 @@ pub(super) struct Slicer<'a> {
 }
 
 impl<'a> Slicer<'a> {
-    /// Bytes of room.
-    pub(super) const ROOM: usize = 2 * HEAD_WIDTH_MAX / TILE_DEPTH * 3 * SQUARE;
+    /// Bytes of scratch.
+    pub(super) const SCRATCH_BYTES: usize = 2 * HEAD_WIDTH_MAX / TILE_DEPTH * 3 * SQUARE;
 
-    pub(super) fn new(path: Path, room: &'a mut [i8]) -> Self {
-        let (left, right) = room.split_at_mut(Self::ROOM / 2);
+    pub(super) fn new(path: Path, scratch: &'a mut [i8]) -> Self {
+        let (left, right) = scratch.split_at_mut(Self::SCRATCH_BYTES / 2);
         Self { path, left, right }
     }
 
@@ -322,7 +322,8 @@ pub(super) fn quantise_finite<const SLICES: usize>(x: f32, multiplier: f32) -> i
     } else {
         let scaled = x * multiplier;
         let scaled = if scaled.is_nan() { 0.0 } else { scaled };
-        // SAFETY: not NaN, and |x·multiplier| is at most the limit and half a unit.
+        // SAFETY: not NaN, and a row's multiplier brings its largest magnitude to at most 127·65536 and
+        // half a unit, far inside 32 bits.
         unsafe { round_half_even(scaled).to_int_unchecked::<i32>() }
     }
 }

@@ -1,6 +1,6 @@
 //! One chunk forward: scores of the key head, decays of the value head, then panel by panel `Y`, `δ`, `o` and the next state.
 
-use super::room::{Room, Shape};
+use super::scratch::{Scratch, Shape};
 use super::tile::{
     Left, PANEL, ROWS, Right, ZERO, add, chain, columns, columns_mut, product, scale, start, store, turn,
 };
@@ -40,16 +40,16 @@ impl Rows<'_> {
 
 multiversion! {
     /// Packs the key head's rows and forms `kk`, and `qk` if there are queries, up to the diagonal.
-    pub(super) fn scores<_F>(room: &mut Room, shape: Shape, n: usize, q: Option<Rows>, k: Rows) {
+    pub(super) fn scores<_F>(scratch: &mut Scratch, shape: Shape, n: usize, q: Option<Rows>, k: Rows) {
         let padded = shape.key_padded;
         if let Some(q) = q {
-            q.pack(room.q, n);
+            q.pack(scratch.q, n);
         }
-        k.pack(room.k, n);
-        turn(room.k_turned, CHUNK, room.k, padded, CHUNK, padded);
-        let right = Right { x: room.k_turned, stride: CHUNK };
+        k.pack(scratch.k, n);
+        turn(scratch.k_turned, CHUNK, scratch.k, padded, CHUNK, padded);
+        let right = Right { x: scratch.k_turned, stride: CHUNK };
         let mut tile = ZERO;
-        let both = [(&*room.k, &mut *room.kk), (&*room.q, &mut *room.qk)];
+        let both = [(&*scratch.k, &mut *scratch.kk), (&*scratch.q, &mut *scratch.qk)];
         for (left, out) in both.into_iter().take(1 + usize::from(q.is_some())) {
             let left = Left { x: left, row: padded, step: 1 };
             for row in (0..n).step_by(ROWS) {
@@ -64,38 +64,38 @@ multiversion! {
 
 multiversion! {
     /// Decays of a value head and the matrices that they weigh. Places above the diagonal hold anything.
-    pub(super) fn decays<F>(room: &mut Room, shape: Shape, n: usize, g: Rows, beta: Rows) {
+    pub(super) fn decays<F>(scratch: &mut Scratch, shape: Shape, n: usize, g: Rows, beta: Rows) {
         let mut row = [0.0f32; CHUNK];
         let mut from_start = 1.0;
         for i in 0..CHUNK {
             let a = if i < n { exp::<F>(g.row(i)[0]) } else { 0.0 };
             from_start = if i == 0 { a } else { from_start * a };
-            room.decay[i] = from_start;
-            room.beta[i] = if i < n { beta.row(i)[0] } else { 0.0 };
+            scratch.decay[i] = from_start;
+            scratch.beta[i] = if i < n { beta.row(i)[0] } else { 0.0 };
             for j in 0..CHUNK {
                 row[j] *= a;
             }
             row[i] = 1.0;
             if i + 1 == n {
-                room.rest.copy_from_slice(&row);
-                room.rest[n..].fill(0.0);
+                scratch.rest.copy_from_slice(&row);
+                scratch.rest[n..].fill(0.0);
             }
             let at = i * CHUNK;
-            *columns_mut(room.between, at) = row;
-            let (kk, qk) = (columns::<CHUNK>(room.kk, at), columns::<CHUNK>(room.qk, at));
-            let minus_m = columns_mut::<CHUNK>(room.minus_m, at);
+            *columns_mut(scratch.between, at) = row;
+            let (kk, qk) = (columns::<CHUNK>(scratch.kk, at), columns::<CHUNK>(scratch.qk, at));
+            let minus_m = columns_mut::<CHUNK>(scratch.minus_m, at);
             for j in 0..CHUNK {
                 minus_m[j] = -(kk[j] * row[j]);
             }
-            let p = columns_mut::<CHUNK>(room.p, at);
+            let p = columns_mut::<CHUNK>(scratch.p, at);
             for j in 0..CHUNK {
                 p[j] = qk[j] * row[j];
             }
         }
         for i in 0..CHUNK {
-            let (rest, at) = (room.rest[i], i * shape.key_padded);
-            let k = &room.k[at..at + shape.key_padded];
-            for (out, k) in room.k_rest[at..at + shape.key_padded].iter_mut().zip(k) {
+            let (rest, at) = (scratch.rest[i], i * shape.key_padded);
+            let k = &scratch.k[at..at + shape.key_padded];
+            for (out, k) in scratch.k_rest[at..at + shape.key_padded].iter_mut().zip(k) {
                 *out = rest * k;
             }
         }
@@ -103,9 +103,9 @@ multiversion! {
 }
 
 multiversion! {
-    /// `Y` and `δ` of one panel into the room, and `o` in place of `v` if wanted. No state is a state of zeros.
+    /// `Y` and `δ` of one panel into the scratch, and `o` in place of `v` if wanted. No state is a state of zeros.
     pub(super) fn corrections<F>(
-        room: &mut Room,
+        scratch: &mut Scratch,
         shape: Shape,
         n: usize,
         panel: usize,
@@ -113,10 +113,10 @@ multiversion! {
         outputs: bool,
     ) {
         let (path, stride, column) = (shape.path, shape.value_padded, panel * PANEL);
-        let k = Left { x: room.k, row: shape.key_padded, step: 1 };
-        let q = Left { x: room.q, row: shape.key_padded, step: 1 };
-        let minus_m = Left { x: room.minus_m, row: CHUNK, step: 1 };
-        let p = Left { x: room.p, row: CHUNK, step: 1 };
+        let k = Left { x: scratch.k, row: shape.key_padded, step: 1 };
+        let q = Left { x: scratch.q, row: shape.key_padded, step: 1 };
+        let minus_m = Left { x: scratch.minus_m, row: CHUNK, step: 1 };
+        let p = Left { x: scratch.p, row: CHUNK, step: 1 };
         let state = state.map(|x| Right { x, stride: PANEL });
         for row in (0..n).step_by(ROWS) {
             let mut y = ZERO;
@@ -124,22 +124,22 @@ multiversion! {
                 product(path, &mut y, k.from(row), state, shape.key);
             }
             for r in 0..ROWS {
-                let v = columns::<PANEL>(room.values, (row + r) * stride + column);
+                let v = columns::<PANEL>(scratch.values, (row + r) * stride + column);
                 for c in 0..PANEL {
-                    y[r][c] = F::fma(-room.decay[row + r], y[r][c], v[c]);
+                    y[r][c] = F::fma(-scratch.decay[row + r], y[r][c], v[c]);
                 }
             }
-            chain(path, &mut y, minus_m.from(row), Right { x: &room.delta[column..], stride }, 0..row);
+            chain(path, &mut y, minus_m.from(row), Right { x: &scratch.delta[column..], stride }, 0..row);
             let mut delta = ZERO;
             // ORDER: every row takes the rows before it in ascending order; rows after one are independent of each other.
             for r in 0..ROWS {
-                scale(&mut delta[r], &y[r], room.beta[row + r]);
+                scale(&mut delta[r], &y[r], scratch.beta[row + r]);
                 for later in r + 1..ROWS {
-                    add::<F>(&mut y[later], room.minus_m[(row + later) * CHUNK + row + r], &delta[r]);
+                    add::<F>(&mut y[later], scratch.minus_m[(row + later) * CHUNK + row + r], &delta[r]);
                 }
             }
-            store(&y, room.y, row * stride + column, stride);
-            store(&delta, room.delta, row * stride + column, stride);
+            store(&y, scratch.y, row * stride + column, stride);
+            store(&delta, scratch.delta, row * stride + column, stride);
             if !outputs {
                 continue;
             }
@@ -148,29 +148,29 @@ multiversion! {
                 product(path, &mut o, q.from(row), state, shape.key);
                 for r in 0..ROWS {
                     for c in 0..PANEL {
-                        o[r][c] *= room.decay[row + r];
+                        o[r][c] *= scratch.decay[row + r];
                     }
                 }
             }
-            chain(path, &mut o, p.from(row), Right { x: &room.delta[column..], stride }, 0..row);
+            chain(path, &mut o, p.from(row), Right { x: &scratch.delta[column..], stride }, 0..row);
             for at in 0..ROWS {
                 for r in at..ROWS {
-                    add::<F>(&mut o[r], room.p[(row + r) * CHUNK + row + at], &delta[at]);
+                    add::<F>(&mut o[r], scratch.p[(row + r) * CHUNK + row + at], &delta[at]);
                 }
             }
-            store(&o, room.values, row * stride + column, stride);
+            store(&o, scratch.values, row * stride + column, stride);
         }
     }
 }
 
 multiversion! {
     /// The next state of one panel.
-    pub(super) fn advance<_F>(next: &mut [f32], room: &Room, shape: Shape, n: usize, panel: usize, state: Option<&[f32]>) {
-        let k = Left { x: room.k_rest, row: 1, step: shape.key_padded };
-        let delta = Right { x: &room.delta[panel * PANEL..], stride: shape.value_padded };
+    pub(super) fn advance<_F>(next: &mut [f32], scratch: &Scratch, shape: Shape, n: usize, panel: usize, state: Option<&[f32]>) {
+        let k = Left { x: scratch.k_rest, row: 1, step: shape.key_padded };
+        let delta = Right { x: &scratch.delta[panel * PANEL..], stride: shape.value_padded };
         let mut tile = ZERO;
         for row in (0..shape.key_padded).step_by(ROWS) {
-            start(&mut tile, state, row, room.decay[n - 1]);
+            start(&mut tile, state, row, scratch.decay[n - 1]);
             chain(shape.path, &mut tile, k.from(row), delta, 0..n);
             store(&tile, next, row * PANEL, PANEL);
         }

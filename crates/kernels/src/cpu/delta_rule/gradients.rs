@@ -1,7 +1,7 @@
 //! One chunk backward. First panel by panel what runs from chunk to chunk: the gradients of `δ`, `v` and the state. Then, with both
 //! states at hand and without looking at other chunks, what adds over the value's width: gradients of `q`, `k`, `g`, `beta`.
 
-use super::room::{GradRoom, Room, Shape};
+use super::scratch::{GradScratch, Scratch, Shape};
 use super::tile::{
     Left, PANEL, ROWS, Right, ZERO, add, chain, chain_down, columns, columns_mut, product, scale, start, store, turn,
 };
@@ -12,13 +12,13 @@ use isobit_numerics::lanes::{dot, sum};
 
 multiversion! {
     /// `A·q` and `-(A·k)`.
-    pub(super) fn decayed<_F>(grads: &mut GradRoom, room: &Room, shape: Shape) {
+    pub(super) fn decayed<_F>(grads: &mut GradScratch, scratch: &Scratch, shape: Shape) {
         for i in 0..CHUNK {
-            let (decay, row) = (room.decay[i], i * shape.key_padded..(i + 1) * shape.key_padded);
-            for (out, q) in grads.q_decayed[row.clone()].iter_mut().zip(&room.q[row.clone()]) {
+            let (decay, row) = (scratch.decay[i], i * shape.key_padded..(i + 1) * shape.key_padded);
+            for (out, q) in grads.q_decayed[row.clone()].iter_mut().zip(&scratch.q[row.clone()]) {
                 *out = decay * q;
             }
-            for (out, k) in grads.k_decayed[row.clone()].iter_mut().zip(&room.k[row]) {
+            for (out, k) in grads.k_decayed[row.clone()].iter_mut().zip(&scratch.k[row]) {
                 *out = -(decay * k);
             }
         }
@@ -26,39 +26,39 @@ multiversion! {
 }
 
 multiversion! {
-    /// Gradients of `δ` and of `Y` (which is that of `v`) for one panel, from the rows of `dO` in `room.values` and the gradient of the
+    /// Gradients of `δ` and of `Y` (which is that of `v`) for one panel, from the rows of `dO` in `scratch.values` and the gradient of the
     /// state after the chunk (none is one of zeros); then that of the state before it, unless nobody asks.
     pub(super) fn panel_backward<F>(
-        grads: &mut GradRoom,
-        room: &Room,
+        grads: &mut GradScratch,
+        scratch: &Scratch,
         shape: Shape,
         n: usize,
         panel: usize,
         after: Option<&[f32]>,
         before: Option<&mut [f32]>,
     ) {
-        corrections_back::<F>(grads, room, shape, n, panel, after);
+        corrections_back::<F>(grads, scratch, shape, n, panel, after);
         if let Some(before) = before {
-            state_back(before, grads, room, shape, n, panel, after);
+            state_back(before, grads, scratch, shape, n, panel, after);
         }
     }
 }
 
 #[inline(always)]
 fn corrections_back<F: Fma>(
-    grads: &mut GradRoom,
-    room: &Room,
+    grads: &mut GradScratch,
+    scratch: &Scratch,
     shape: Shape,
     n: usize,
     panel: usize,
     after: Option<&[f32]>,
 ) {
     let (path, stride, column) = (shape.path, shape.value_padded, panel * PANEL);
-    let k = Left { x: room.k, row: shape.key_padded, step: 1 };
-    let p = Left { x: room.p, row: 1, step: CHUNK };
-    let minus_m = Left { x: room.minus_m, row: 1, step: CHUNK };
+    let k = Left { x: scratch.k, row: shape.key_padded, step: 1 };
+    let p = Left { x: scratch.p, row: 1, step: CHUNK };
+    let minus_m = Left { x: scratch.minus_m, row: 1, step: CHUNK };
     let after = after.map(|x| Right { x, stride: PANEL });
-    let d_o = Right { x: &room.values[column..], stride };
+    let d_o = Right { x: &scratch.values[column..], stride };
     for row in (0..n).step_by(ROWS).rev() {
         let end = (row + ROWS).min(n);
         let mut tile = ZERO;
@@ -67,13 +67,13 @@ fn corrections_back<F: Fma>(
         }
         for r in 0..ROWS {
             for c in 0..PANEL {
-                tile[r][c] *= room.rest[row + r];
+                tile[r][c] *= scratch.rest[row + r];
             }
         }
         // ORDER: ascending, so the tile's own rows come before the later ones.
         for i in row..end {
             for j in row..=i {
-                add::<F>(&mut tile[j - row], room.p[i * CHUNK + j], columns(room.values, i * stride + column));
+                add::<F>(&mut tile[j - row], scratch.p[i * CHUNK + j], columns(scratch.values, i * stride + column));
             }
         }
         chain(path, &mut tile, p.from(row), d_o, end..n);
@@ -81,9 +81,9 @@ fn corrections_back<F: Fma>(
         chain_down(path, &mut tile, minus_m.from(row), Right { x: &grads.dy[column..], stride }, end..n);
         let mut dy = ZERO;
         for r in (0..end - row).rev() {
-            scale(&mut dy[r], &tile[r], room.beta[row + r]);
+            scale(&mut dy[r], &tile[r], scratch.beta[row + r]);
             for earlier in 0..r {
-                add::<F>(&mut tile[earlier], room.minus_m[(row + r) * CHUNK + row + earlier], &dy[r]);
+                add::<F>(&mut tile[earlier], scratch.minus_m[(row + r) * CHUNK + row + earlier], &dy[r]);
             }
         }
         store(&tile, grads.d_delta, row * stride + column, stride);
@@ -94,8 +94,8 @@ fn corrections_back<F: Fma>(
 #[inline(always)]
 fn state_back(
     before: &mut [f32],
-    grads: &GradRoom,
-    room: &Room,
+    grads: &GradScratch,
+    scratch: &Scratch,
     shape: Shape,
     n: usize,
     panel: usize,
@@ -103,11 +103,11 @@ fn state_back(
 ) {
     let q = Left { x: grads.q_decayed, row: 1, step: shape.key_padded };
     let k = Left { x: grads.k_decayed, row: 1, step: shape.key_padded };
-    let d_o = Right { x: &room.values[panel * PANEL..], stride: shape.value_padded };
+    let d_o = Right { x: &scratch.values[panel * PANEL..], stride: shape.value_padded };
     let dy = Right { x: &grads.dy[panel * PANEL..], stride: shape.value_padded };
     let mut tile = ZERO;
     for row in (0..shape.key_padded).step_by(ROWS) {
-        start(&mut tile, after, row, room.decay[n - 1]);
+        start(&mut tile, after, row, scratch.decay[n - 1]);
         chain(shape.path, &mut tile, q.from(row), d_o, 0..n);
         chain(shape.path, &mut tile, k.from(row), dy, 0..n);
         store(&tile, before, row * PANEL, PANEL);
@@ -162,35 +162,35 @@ multiversion! {
     /// What adds over the value's width. Leaves `dq` in `from_q`, `dk` in `from_k`, `dg` in `reads` and `dbeta` in `ends`. `states` is the
     /// sum over both states' products, undecayed; `has` says which of them is there, the state before and the gradient after.
     pub(super) fn chunk_backward<F>(
-        grads: &mut GradRoom,
-        room: &Room,
+        grads: &mut GradScratch,
+        scratch: &Scratch,
         shape: Shape,
         n: usize,
         states: f32,
         has: [bool; 2],
     ) {
-        weights(grads, room, shape, n);
-        through_states(grads, room, shape, n, has);
-        inner_products::<F>(grads, room, shape, n);
-        through_weights::<F>(grads, room, shape, n);
-        decay_gradients::<F>(grads, room, shape, n, states);
+        weights(grads, scratch, shape, n);
+        through_states(grads, scratch, shape, n, has);
+        inner_products::<F>(grads, scratch, shape, n);
+        through_weights::<F>(grads, scratch, shape, n);
+        decay_gradients::<F>(grads, scratch, shape, n, states);
     }
 }
 
 /// `Wq` up to the diagonal, and `-W` of the keys on both sides of it.
 #[inline(always)]
-fn weights(grads: &mut GradRoom, room: &Room, shape: Shape, n: usize) {
+fn weights(grads: &mut GradScratch, scratch: &Scratch, shape: Shape, n: usize) {
     let stride = shape.value_padded;
-    turn(grads.delta_turned, CHUNK, room.delta, stride, CHUNK, stride);
+    turn(grads.delta_turned, CHUNK, scratch.delta, stride, CHUNK, stride);
     let right = Right { x: grads.delta_turned, stride: CHUNK };
     let mut tile = ZERO;
-    for (left, out) in [(&*room.values, &mut *grads.wq), (&*grads.dy, &mut *grads.wk)] {
+    for (left, out) in [(&*scratch.values, &mut *grads.wq), (&*grads.dy, &mut *grads.wk)] {
         let left = Left { x: left, row: stride, step: 1 };
         for row in (0..n).step_by(ROWS) {
             for column in (0..row + ROWS).step_by(PANEL) {
                 product(shape.path, &mut tile, left.from(row), right.from(column), shape.value);
                 for r in 0..ROWS {
-                    let between = columns::<PANEL>(room.between, (row + r) * CHUNK + column);
+                    let between = columns::<PANEL>(scratch.between, (row + r) * CHUNK + column);
                     for c in 0..PANEL {
                         tile[r][c] *= between[c];
                     }
@@ -211,19 +211,19 @@ fn weights(grads: &mut GradRoom, room: &Room, shape: Shape, n: usize) {
 
 /// What reaches `q` and `k` through the states before and after the chunk.
 #[inline(always)]
-fn through_states(grads: &mut GradRoom, room: &Room, shape: Shape, n: usize, has: [bool; 2]) {
+fn through_states(grads: &mut GradScratch, scratch: &Scratch, shape: Shape, n: usize, has: [bool; 2]) {
     let (stride, keys) = (shape.value_padded, shape.key_padded);
-    let d_o = Left { x: room.values, row: stride, step: 1 };
+    let d_o = Left { x: scratch.values, row: stride, step: 1 };
     let dy = Left { x: grads.dy, row: stride, step: 1 };
-    let delta = Left { x: room.delta, row: stride, step: 1 };
+    let delta = Left { x: scratch.delta, row: stride, step: 1 };
     for column in (0..keys).step_by(PANEL) {
         let before = has[0].then(|| Right { x: &grads.state_turned[column * stride..], stride: PANEL });
         let after = has[1].then(|| Right { x: &grads.grad_turned[column * stride..], stride: PANEL });
         for row in (0..n).step_by(ROWS) {
             let at = row * keys + column;
-            through(grads.from_q, d_o.from(row), before, &room.decay[row..], 1.0, at, shape);
-            through(grads.from_k, dy.from(row), before, &room.decay[row..], -1.0, at, shape);
-            through(grads.from_end, delta.from(row), after, &room.rest[row..], 1.0, at, shape);
+            through(grads.from_q, d_o.from(row), before, &scratch.decay[row..], 1.0, at, shape);
+            through(grads.from_k, dy.from(row), before, &scratch.decay[row..], -1.0, at, shape);
+            through(grads.from_end, delta.from(row), after, &scratch.rest[row..], 1.0, at, shape);
         }
     }
 }
@@ -243,14 +243,14 @@ fn through(out: &mut [f32], left: Left, right: Option<Right>, factors: &[f32], s
 
 /// What reaches `q` and `k` from within the chunk, on top.
 #[inline(always)]
-fn through_weights<F: Fma>(grads: &mut GradRoom, room: &Room, shape: Shape, n: usize) {
+fn through_weights<F: Fma>(grads: &mut GradScratch, scratch: &Scratch, shape: Shape, n: usize) {
     let (path, keys) = (shape.path, shape.key_padded);
     let wq = Left { x: grads.wq, row: CHUNK, step: 1 };
     let wq_turned = Left { x: grads.wq, row: 1, step: CHUNK };
     let wk = Left { x: grads.wk, row: CHUNK, step: 1 };
     for column in (0..keys).step_by(PANEL) {
-        let k = Right { x: &room.k[column..], stride: keys };
-        let q = Right { x: &room.q[column..], stride: keys };
+        let k = Right { x: &scratch.k[column..], stride: keys };
+        let q = Right { x: &scratch.q[column..], stride: keys };
         for row in (0..n).step_by(ROWS) {
             let (end, at) = ((row + ROWS).min(n), row * keys + column);
             let mut dq = ZERO;
@@ -260,7 +260,7 @@ fn through_weights<F: Fma>(grads: &mut GradRoom, room: &Room, shape: Shape, n: u
             chain(path, &mut dq, wq.from(row), k, 0..row);
             for j in row..end {
                 for i in j..end {
-                    add::<F>(&mut dq[i - row], grads.wq[i * CHUNK + j], columns(room.k, j * keys + column));
+                    add::<F>(&mut dq[i - row], grads.wq[i * CHUNK + j], columns(scratch.k, j * keys + column));
                 }
             }
             store(&dq, grads.from_q, at, keys);
@@ -274,7 +274,7 @@ fn through_weights<F: Fma>(grads: &mut GradRoom, room: &Room, shape: Shape, n: u
             }
             for l in row..end {
                 for i in row..=l {
-                    add::<F>(&mut dk[i - row], grads.wq[l * CHUNK + i], columns(room.q, l * keys + column));
+                    add::<F>(&mut dk[i - row], grads.wq[l * CHUNK + i], columns(scratch.q, l * keys + column));
                 }
             }
             chain(path, &mut dk, wq_turned.from(row), q, end..n);
@@ -286,28 +286,28 @@ fn through_weights<F: Fma>(grads: &mut GradRoom, room: &Room, shape: Shape, n: u
 
 /// Gradients of the logarithms of `A` and of the last row of `Γ`, before the weights are added.
 #[inline(always)]
-fn inner_products<F: Fma>(grads: &mut GradRoom, room: &Room, shape: Shape, n: usize) {
+fn inner_products<F: Fma>(grads: &mut GradScratch, scratch: &Scratch, shape: Shape, n: usize) {
     for i in 0..n {
         let row = i * shape.key_padded..i * shape.key_padded + shape.key;
-        let (q, k) = (&room.q[row.clone()], &room.k[row.clone()]);
+        let (q, k) = (&scratch.q[row.clone()], &scratch.k[row.clone()]);
         grads.reads[i] = dot::<F>(q, &grads.from_q[row.clone()]) + dot::<F>(k, &grads.from_k[row.clone()]);
         grads.ends[i] = dot::<F>(k, &grads.from_end[row]);
     }
 }
 
 #[inline(always)]
-fn decay_gradients<F: Fma>(grads: &mut GradRoom, room: &Room, shape: Shape, n: usize, states: f32) {
+fn decay_gradients<F: Fma>(grads: &mut GradScratch, scratch: &Scratch, shape: Shape, n: usize, states: f32) {
     let mut earlier = [0.0; CHUNK];
     for m in 1..n {
         earlier[m] = earlier[m - 1] + grads.ends[m - 1];
     }
-    let mut later = room.decay[n - 1] * states;
+    let mut later = scratch.decay[n - 1] * states;
     grads.crossing.fill(0.0);
     for m in (0..n).rev() {
         let row = m * CHUNK..m * CHUNK + m;
         let crossing = &mut grads.crossing[..m];
         let (wq, wk) = (&grads.wq[row.clone()], &grads.wk[row.clone()]);
-        let (qk, kk) = (&room.qk[row.clone()], &room.kk[row]);
+        let (qk, kk) = (&scratch.qk[row.clone()], &scratch.kk[row]);
         for j in 0..m {
             crossing[j] += F::fma(wq[j], qk[j], wk[j] * kk[j]);
         }
@@ -316,6 +316,6 @@ fn decay_gradients<F: Fma>(grads: &mut GradRoom, room: &Room, shape: Shape, n: u
     }
     for i in 0..n {
         let row = i * shape.value_padded..i * shape.value_padded + shape.value;
-        grads.ends[i] = dot::<F>(&grads.d_delta[row.clone()], &room.y[row]);
+        grads.ends[i] = dot::<F>(&grads.d_delta[row.clone()], &scratch.y[row]);
     }
 }

@@ -1,11 +1,11 @@
 //! The gated delta rule (`op/delta_rule.rs`): who computes what. A task is a key head of a document with all its value heads, chunk after chunk;
 //! where such tasks are fewer than threads, the columns of the state, which never meet, become tasks of their own.
 //!
-//! `tile.rs` holds the chains, `chunk.rs` and `gradients.rs` a chunk forward and back, `room.rs` the memory.
+//! `tile.rs` holds the chains, `chunk.rs` and `gradients.rs` a chunk forward and back, `scratch.rs` the memory.
 
 mod chunk;
 mod gradients;
-mod room;
+mod scratch;
 mod tile;
 
 use super::CpuMemory;
@@ -17,7 +17,7 @@ use crate::op::{DeltaRule, DeltaRuleBackward, DeltaRuleForward};
 use crate::{Buffer, Cpu};
 use chunk::Rows;
 use isobit_numerics::lanes::sum;
-use room::{GradRoom, Kept, Room, Shape, Sizes};
+use scratch::{GradScratch, Kept, Scratch, Shape, Sizes};
 use std::ops::Range;
 use tile::PANEL;
 
@@ -67,16 +67,16 @@ fn backward_sizes(cpu: &Cpu, p: &DeltaRule) -> Sizes {
 pub(super) fn workspace(cpu: &Cpu, p: &DeltaRule) -> usize {
     p.check();
     let (shape, kept) = (Shape::new(cpu.path, p), cpu.threads().min(tasks(p)));
-    let room = Workspace::bytes::<f32>(Room::length(shape) + GradRoom::length(shape));
+    let scratch = Workspace::bytes::<f32>(Scratch::length(shape) + GradScratch::length(shape));
     let sizes = [forward_sizes(p), backward_sizes(cpu, p)].map(|sizes| sizes.bytes(shape));
-    cpu.threads() * room + kept * sizes[0].max(sizes[1])
+    cpu.threads() * scratch + kept * sizes[0].max(sizes[1])
 }
 
 /// A thread's own memory.
-struct Rooms<'a> {
+struct Scratches<'a> {
     worker: usize,
-    room: Room<'a>,
-    grads: GradRoom<'a>,
+    scratch: Scratch<'a>,
+    grads: GradScratch<'a>,
 }
 
 /// Everything that a task reads.
@@ -106,20 +106,20 @@ impl<'a> Pass<'a> {
     }
 
     /// The part of a key head that its value heads share.
-    fn scores(&self, room: &mut Room, tokens: &Range<usize>, key_head: usize, queries: bool) {
+    fn scores(&self, scratch: &mut Scratch, tokens: &Range<usize>, key_head: usize, queries: bool) {
         let q = self.key_rows(self.inputs[0], tokens.start, key_head);
         let k = self.key_rows(self.inputs[1], tokens.start, key_head);
-        chunk::scores(self.cpu.path, room, self.shape, tokens.len(), queries.then_some(q), k);
+        chunk::scores(self.cpu.path, scratch, self.shape, tokens.len(), queries.then_some(q), k);
     }
 
-    fn decays(&self, room: &mut Room, tokens: &Range<usize>, head: usize) {
+    fn decays(&self, scratch: &mut Scratch, tokens: &Range<usize>, head: usize) {
         let g = self.value_rows(self.inputs[3], tokens.start, head, 1);
         let beta = self.value_rows(self.inputs[4], tokens.start, head, 1);
-        chunk::decays(self.cpu.path, room, self.shape, tokens.len(), g, beta);
+        chunk::decays(self.cpu.path, scratch, self.shape, tokens.len(), g, beta);
     }
 
-    fn values(&self, room: &mut Room, x: &[f32], tokens: &Range<usize>, head: usize) {
-        self.value_rows(x, tokens.start, head, self.p.value_width).pack(room.values, tokens.len());
+    fn values(&self, scratch: &mut Scratch, x: &[f32], tokens: &Range<usize>, head: usize) {
+        self.value_rows(x, tokens.start, head, self.p.value_width).pack(scratch.values, tokens.len());
     }
 
     /// Columns of the panels that exist.
@@ -132,25 +132,26 @@ impl<'a> Pass<'a> {
         let columns = self.columns(panels);
         for (i, t) in tokens.clone().enumerate() {
             let at = (t * self.p.value_heads + head) * self.p.value_width;
-            // SAFETY: a task's own tokens, head and columns.
+            // SAFETY: a pair of document and key head has these tokens and this head, and of its tasks one has
+            // these panels: the columns are this task's alone.
             let out = unsafe { out.slice(at + columns.start..at + columns.end) };
             out.copy_from_slice(&from[i * self.shape.value_padded..][columns.clone()]);
         }
     }
 
-    /// Runs `task(rooms, index)` for every index on all threads; rooms are the threads' own.
-    fn run(&self, rooms: &mut [f32], count: usize, task: impl Fn(&mut Rooms, usize) + Sync) {
-        let (tasks, rooms) = (Tasks::new(count), SharedMut::new(rooms));
-        let [length, grad_length] = [Room::length(self.shape), GradRoom::length(self.shape)];
+    /// Runs `task(scratches, index)` for every index on all threads; scratches are the threads' own.
+    fn run(&self, scratches: &mut [f32], count: usize, task: impl Fn(&mut Scratches, usize) + Sync) {
+        let (tasks, scratches) = (Tasks::new(count), SharedMut::new(scratches));
+        let [length, grad_length] = [Scratch::length(self.shape), GradScratch::length(self.shape)];
         self.cpu.pool.run(|worker| {
             let at = worker * (length + grad_length);
-            // SAFETY: each thread has its own part.
-            let room = unsafe { rooms.slice(at..at + length + grad_length) };
-            let (room, grads) = room.split_at_mut(length);
-            let (room, grads) = (Room::new(room, self.shape), GradRoom::new(grads, self.shape));
-            let mut rooms = Rooms { worker, room, grads };
+            // SAFETY: each thread has its own part, by its number.
+            let scratch = unsafe { scratches.slice(at..at + length + grad_length) };
+            let (scratch, grads) = scratch.split_at_mut(length);
+            let (scratch, grads) = (Scratch::new(scratch, self.shape), GradScratch::new(grads, self.shape));
+            let mut scratches = Scratches { worker, scratch, grads };
             while let Some(index) = tasks.next() {
-                task(&mut rooms, index);
+                task(&mut scratches, index);
             }
         });
     }
@@ -194,7 +195,7 @@ impl Part {
         Self { pair, document: pair / pass.p.key_heads, key_head: pair % pass.p.key_heads, heads, panels }
     }
 
-    /// Which of the kept rooms is that of the pair: the thread's if the pair is one task.
+    /// Which of the kept scratches is that of the pair: the thread's if the pair is one task.
     fn place(&self, pass: &Pass, worker: usize) -> usize {
         if whole(pass.cpu, pass.p) { worker } else { self.pair }
     }
@@ -216,45 +217,47 @@ pub(super) fn forward(
     assert!(given.into_iter().all(|state| state.len() == states), "states of the delta rule");
     let (shape, sizes) = (pass.shape, forward_sizes(p));
     let mut workspace = Workspace::new(workspace);
-    let rooms = workspace.take::<f32>(cpu.threads() * (Room::length(shape) + GradRoom::length(shape)));
+    let scratches = workspace.take::<f32>(cpu.threads() * (Scratch::length(shape) + GradScratch::length(shape)));
     let kept = SharedMut::new(workspace.take::<f32>(cpu.threads().min(tasks(p)) * sizes.length(shape)));
     let (o, last) = (SharedMut::new(o), final_state.map(SharedMut::new));
-    pass.run(rooms, Part::count(&pass), |Rooms { worker, room, .. }, index| {
+    pass.run(scratches, Part::count(&pass), |Scratches { worker, scratch, .. }, index| {
         let part = Part::new(&pass, index);
         let kept = Kept::new(&kept, part.place(&pass, *worker), shape, sizes);
         let chunks = pass.chunks(part.document);
         let state_at = |head: usize| (part.document * p.value_heads + part.key_head * p.group() + head) * p.key_width;
         for head in part.heads.clone() {
             for panel in part.panels.clone() {
-                // SAFETY: a task's own panels; so for all below.
+                // SAFETY: what is kept of these panels is this task's alone: its place is the thread's where
+                // a task is a whole pair, else the pair's, whose tasks have different panels.
                 let state = unsafe { kept.state(head, panel, 0) };
                 read_state(state, initial_state, state_at(head), panel, p);
             }
         }
         for chunk in 0..chunks {
             let tokens = pass.chunk(part.document, chunk);
-            pass.scores(room, &tokens, part.key_head, true);
+            pass.scores(scratch, &tokens, part.key_head, true);
             for within in part.heads.clone() {
                 let head = part.key_head * p.group() + within;
-                pass.decays(room, &tokens, head);
-                pass.values(room, inputs[2], &tokens, head);
+                pass.decays(scratch, &tokens, head);
+                pass.values(scratch, inputs[2], &tokens, head);
                 for panel in part.panels.clone() {
-                    // SAFETY: as above; the states of two chunks are different slots.
+                    // SAFETY: this task's panel; two states take turns, so those of two chunks in a row are
+                    // different slots.
                     let (state, next) =
                         unsafe { (&*kept.state(within, panel, chunk), kept.state(within, panel, chunk + 1)) };
                     let state = (chunk > 0 || initial_state.is_some()).then_some(state);
-                    chunk::corrections(cpu.path, room, shape, tokens.len(), panel, state, true);
+                    chunk::corrections(cpu.path, scratch, shape, tokens.len(), panel, state, true);
                     if chunk + 1 < chunks || last.is_some() {
-                        chunk::advance(pass.cpu.path, next, room, shape, tokens.len(), panel, state);
+                        chunk::advance(pass.cpu.path, next, scratch, shape, tokens.len(), panel, state);
                     }
                 }
-                pass.store(&o, room.values, &tokens, head, &part.panels);
+                pass.store(&o, scratch.values, &tokens, head, &part.panels);
             }
         }
         if let Some(last) = &last {
             for head in part.heads.clone() {
                 for panel in part.panels.clone() {
-                    // SAFETY: as above.
+                    // SAFETY: this task's panel, of which nothing else is borrowed any more.
                     write_state(last, unsafe { kept.state(head, panel, chunks) }, state_at(head), panel, p);
                 }
             }
@@ -276,33 +279,35 @@ fn write_state(states: &SharedMut<f32>, panel_state: &[f32], row: usize, panel: 
     let columns = panel * PANEL..((panel + 1) * PANEL).min(p.value_width);
     for (d, from) in panel_state.chunks_exact(PANEL).take(p.key_width).enumerate() {
         let at = (row + d) * p.value_width;
-        // SAFETY: a task's own state and columns.
+        // SAFETY: the state of a task's own head, and of it the columns of a task's own panel.
         unsafe { states.slice(at + columns.start..at + columns.end) }.copy_from_slice(&from[..columns.len()]);
     }
 }
 
 /// The state before every chunk, and `Y`.
-fn recompute(pass: &Pass, room: &mut Room, kept: Kept, part: &Part) {
+fn recompute(pass: &Pass, scratch: &mut Scratch, kept: Kept, part: &Part) {
     let (shape, chunks) = (pass.shape, pass.chunks(part.document));
     for chunk in 0..chunks {
         let tokens = pass.chunk(part.document, chunk);
-        pass.scores(room, &tokens, part.key_head, false);
+        pass.scores(scratch, &tokens, part.key_head, false);
         for within in part.heads.clone() {
             let head = part.key_head * pass.p.group() + within;
-            pass.decays(room, &tokens, head);
-            pass.values(room, pass.inputs[2], &tokens, head);
+            pass.decays(scratch, &tokens, head);
+            pass.values(scratch, pass.inputs[2], &tokens, head);
             for panel in part.panels.clone() {
-                // SAFETY: a task's own panels; the states of two chunks and the rows are different parts.
+                // SAFETY: what is kept of this panel is this task's alone, and this state is only read while
+                // it is borrowed.
                 let state = (chunk > 0).then(|| unsafe { &*kept.state(within, panel, chunk) });
-                chunk::corrections(pass.cpu.path, room, shape, tokens.len(), panel, state, false);
+                chunk::corrections(pass.cpu.path, scratch, shape, tokens.len(), panel, state, false);
                 if chunk + 1 < chunks {
-                    // SAFETY: as above.
+                    // SAFETY: this task's panel; all states of a document are kept, so the next one is
+                    // another slot than `state`.
                     let next = unsafe { kept.state(within, panel, chunk + 1) };
-                    chunk::advance(pass.cpu.path, next, room, shape, tokens.len(), panel, state);
+                    chunk::advance(pass.cpu.path, next, scratch, shape, tokens.len(), panel, state);
                 }
-                // SAFETY: as above.
+                // SAFETY: this task's panel; the rows of `Y` are another part than the states.
                 let y = unsafe { kept.rows(0, within, panel, chunk * CHUNK..(chunk + 1) * CHUNK) };
-                for (y, from) in y.chunks_exact_mut(PANEL).zip(room.y.chunks_exact(shape.value_padded)) {
+                for (y, from) in y.chunks_exact_mut(PANEL).zip(scratch.y.chunks_exact(shape.value_padded)) {
                     y.copy_from_slice(&from[panel * PANEL..][..PANEL]);
                 }
             }
@@ -310,29 +315,32 @@ fn recompute(pass: &Pass, room: &mut Room, kept: Kept, part: &Part) {
     }
 }
 
-/// Gradients of `δ`, `v` and the state for one chunk of one value head. The room holds the key head's scores.
+/// Gradients of `δ`, `v` and the state for one chunk of one value head. The scratch holds the key head's scores.
 fn columns_backward(
     pass: &Pass,
-    rooms: &mut Rooms,
+    scratches: &mut Scratches,
     kept: Kept,
     part: &Part,
     at: &At,
     d_o: &[f32],
     dv: &SharedMut<f32>,
 ) {
-    let (Rooms { room, grads, .. }, shape, n) = (rooms, pass.shape, at.tokens.len());
+    let (Scratches { scratch, grads, .. }, shape, n) = (scratches, pass.shape, at.tokens.len());
     let head = part.key_head * pass.p.group() + at.head;
-    pass.decays(room, &at.tokens, head);
-    pass.values(room, d_o, &at.tokens, head);
-    gradients::decayed(pass.cpu.path, grads, room, shape);
+    pass.decays(scratch, &at.tokens, head);
+    pass.values(scratch, d_o, &at.tokens, head);
+    gradients::decayed(pass.cpu.path, grads, scratch, shape);
     for panel in part.panels.clone() {
-        // SAFETY: a task's own panels; the gradients of two chunks are different parts.
+        // SAFETY: what is kept of this panel is this task's alone, and this gradient is only read while it
+        // is borrowed.
         let after =
             (at.chunk + 1 < pass.chunks(part.document)).then(|| unsafe { &*kept.grad(at.head, panel, at.chunk) });
-        // SAFETY: as above.
+        // SAFETY: this task's panel; at least two gradients are kept, so that of the chunk before is another
+        // slot than `after`.
         let before = (at.chunk > 0).then(|| unsafe { kept.grad(at.head, panel, at.chunk - 1) });
-        gradients::panel_backward(pass.cpu.path, grads, room, shape, n, panel, after, before);
-        // SAFETY: as above.
+        gradients::panel_backward(pass.cpu.path, grads, scratch, shape, n, panel, after, before);
+        // SAFETY: this task's panel; the rows of the gradient of `δ` are another part than the gradients of
+        // states.
         let d_delta = unsafe { kept.rows(1, at.head, panel, at.chunk * CHUNK..(at.chunk + 1) * CHUNK) };
         for (out, from) in d_delta.chunks_exact_mut(PANEL).zip(grads.d_delta.chunks_exact(shape.value_padded)) {
             out.copy_from_slice(&from[panel * PANEL..][..PANEL]);
@@ -357,9 +365,9 @@ struct Sums<'a> {
     dbeta: SharedMut<'a, f32>,
 }
 
-/// Gradients of `q`, `k`, `g`, `beta` for one chunk of one value head. The rooms hold what [`columns_backward`] left there for all panels.
-fn sums_backward(pass: &Pass, rooms: &mut Rooms, kept: Kept, part: &Part, at: &At, sums: &Sums) {
-    let (Rooms { room, grads, .. }, shape, p, n) = (rooms, pass.shape, pass.p, at.tokens.len());
+/// Gradients of `q`, `k`, `g`, `beta` for one chunk of one value head. The scratches hold what [`columns_backward`] left there for all panels.
+fn sums_backward(pass: &Pass, scratches: &mut Scratches, kept: Kept, part: &Part, at: &At, sums: &Sums) {
+    let (Scratches { scratch, grads, .. }, shape, p, n) = (scratches, pass.shape, pass.p, at.tokens.len());
     let head = part.key_head * p.group() + at.head;
     let path = pass.cpu.path;
     // A first chunk has no state before it, a last one no gradient after it.
@@ -367,10 +375,12 @@ fn sums_backward(pass: &Pass, rooms: &mut Rooms, kept: Kept, part: &Part, at: &A
     let mut products = [0.0; crate::op::delta_rule::HEAD_WIDTH_MAX];
     for panel in 0..shape.panels() {
         let rows = at.chunk * CHUNK..(at.chunk + 1) * CHUNK;
-        // SAFETY: nobody writes what is kept of this chunk any more.
+        // SAFETY: one task has this chunk of this head: that which wrote it, or the only one of a later job
+        // to read it.
         let y = unsafe { &*kept.rows(0, at.head, panel, rows) };
-        gradients::unpack(path, room.y, room.delta, room.beta, shape, n, panel, y);
-        // SAFETY: as above.
+        gradients::unpack(path, scratch.y, scratch.delta, scratch.beta, shape, n, panel, y);
+        // SAFETY: the state and the gradient that belong to this chunk, different parts of what one task has:
+        // that which wrote them, or the only one of a later job to read them.
         let (before, after) =
             unsafe { (&*kept.state(at.head, panel, at.chunk), &*kept.grad(at.head, panel, at.chunk)) };
         if has[0] {
@@ -383,11 +393,11 @@ fn sums_backward(pass: &Pass, rooms: &mut Rooms, kept: Kept, part: &Part, at: &A
             gradients::state_product(path, &mut products[panel * PANEL..][..PANEL], shape, before, after);
         }
     }
-    gradients::chunk_backward(path, grads, room, shape, n, sum(&products[..p.value_width]), has);
+    gradients::chunk_backward(path, grads, scratch, shape, n, sum(&products[..p.value_width]), has);
     for (i, t) in at.tokens.clone().enumerate() {
         let key_row = (t * p.key_heads + part.key_head) * p.key_width;
         for (out, from) in [(&sums.dq, &*grads.from_q), (&sums.dk, &*grads.from_k)] {
-            // SAFETY: a task's own tokens and heads.
+            // SAFETY: one task has these tokens of this key head, whatever the value head.
             let out = unsafe { out.slice(key_row..key_row + p.key_width) };
             let from = &from[i * shape.key_padded..][..p.key_width];
             // ORDER: value heads ascend; the first one's value is the start of the sum.
@@ -398,7 +408,7 @@ fn sums_backward(pass: &Pass, rooms: &mut Rooms, kept: Kept, part: &Part, at: &A
             }
         }
         let scalar = t * p.value_heads + head;
-        // SAFETY: as above.
+        // SAFETY: one task has this token of this value head; the two gradients are different tensors.
         unsafe {
             sums.dg.slice(scalar..scalar + 1)[0] = grads.reads[i];
             sums.dbeta.slice(scalar..scalar + 1)[0] = grads.ends[i];
@@ -420,41 +430,41 @@ pub(super) fn backward(
     assert_eq!(lengths, [keys, keys, values, scalars, scalars, values], "gradients of the delta rule");
     let (shape, sizes) = (pass.shape, backward_sizes(cpu, p));
     let mut workspace = Workspace::new(workspace);
-    let rooms = workspace.take::<f32>(cpu.threads() * (Room::length(shape) + GradRoom::length(shape)));
+    let scratches = workspace.take::<f32>(cpu.threads() * (Scratch::length(shape) + GradScratch::length(shape)));
     let kept = SharedMut::new(workspace.take::<f32>(cpu.threads().min(tasks(p)) * sizes.length(shape)));
     let dv = SharedMut::new(dv);
     let [dq, dk, dg, dbeta] = [dq, dk, dg, dbeta].map(SharedMut::new);
     let sums = Sums { dq, dk, dg, dbeta };
     if whole(cpu, p) {
-        pass.run(rooms, Part::count(&pass), |rooms, index| {
+        pass.run(scratches, Part::count(&pass), |scratches, index| {
             let part = Part::new(&pass, index);
-            let kept = Kept::new(&kept, part.place(&pass, rooms.worker), shape, sizes);
-            recompute(&pass, &mut rooms.room, kept, &part);
+            let kept = Kept::new(&kept, part.place(&pass, scratches.worker), shape, sizes);
+            recompute(&pass, &mut scratches.scratch, kept, &part);
             for chunk in (0..pass.chunks(part.document)).rev() {
                 let tokens = pass.chunk(part.document, chunk);
-                pass.scores(&mut rooms.room, &tokens, part.key_head, true);
+                pass.scores(&mut scratches.scratch, &tokens, part.key_head, true);
                 for head in part.heads.clone() {
                     let at = At { chunk, tokens: tokens.clone(), head };
-                    columns_backward(&pass, rooms, kept, &part, &at, d_o, &dv);
-                    sums_backward(&pass, rooms, kept, &part, &at, &sums);
+                    columns_backward(&pass, scratches, kept, &part, &at, d_o, &dv);
+                    sums_backward(&pass, scratches, kept, &part, &at, &sums);
                 }
             }
         });
         return;
     }
-    pass.run(rooms, Part::count(&pass), |rooms, index| {
+    pass.run(scratches, Part::count(&pass), |scratches, index| {
         let part = Part::new(&pass, index);
         let kept = Kept::new(&kept, part.pair, shape, sizes);
-        recompute(&pass, &mut rooms.room, kept, &part);
+        recompute(&pass, &mut scratches.scratch, kept, &part);
         for chunk in (0..pass.chunks(part.document)).rev() {
             let tokens = pass.chunk(part.document, chunk);
-            pass.scores(&mut rooms.room, &tokens, part.key_head, true);
+            pass.scores(&mut scratches.scratch, &tokens, part.key_head, true);
             let at = At { chunk, tokens, head: part.heads.start };
-            columns_backward(&pass, rooms, kept, &part, &at, d_o, &dv);
+            columns_backward(&pass, scratches, kept, &part, &at, d_o, &dv);
         }
     });
     let chunks: Vec<usize> = (0..p.documents()).map(|document| pass.chunks(document)).collect();
-    pass.run(rooms, chunks.iter().sum::<usize>() * p.key_heads, |rooms, index| {
+    pass.run(scratches, chunks.iter().sum::<usize>() * p.key_heads, |scratches, index| {
         let (mut document, mut chunk) = (0, index / p.key_heads);
         while chunk >= chunks[document] {
             chunk -= chunks[document];
@@ -464,19 +474,19 @@ pub(super) fn backward(
         let pair = document * p.key_heads + key_head;
         let part = Part { pair, document, key_head, heads: 0..p.group(), panels: 0..shape.panels() };
         let tokens = pass.chunk(document, chunk);
-        pass.scores(&mut rooms.room, &tokens, key_head, true);
+        pass.scores(&mut scratches.scratch, &tokens, key_head, true);
         for head in part.heads.clone() {
             let kept = Kept::new(&kept, pair, shape, sizes);
             let value_head = key_head * p.group() + head;
-            pass.decays(&mut rooms.room, &tokens, value_head);
-            pass.values(&mut rooms.room, d_o, &tokens, value_head);
+            pass.decays(&mut scratches.scratch, &tokens, value_head);
+            pass.values(&mut scratches.scratch, d_o, &tokens, value_head);
             for panel in part.panels.clone() {
-                // SAFETY: nobody writes what is kept any more.
+                // SAFETY: the job that wrote it is over, and one task has this chunk of this head.
                 let d_delta = unsafe { &*kept.rows(1, head, panel, chunk * CHUNK..(chunk + 1) * CHUNK) };
-                let Rooms { room, grads, .. } = &mut *rooms;
-                gradients::unpack(cpu.path, grads.d_delta, grads.dy, room.beta, shape, tokens.len(), panel, d_delta);
+                let Scratches { scratch, grads, .. } = &mut *scratches;
+                gradients::unpack(cpu.path, grads.d_delta, grads.dy, scratch.beta, shape, tokens.len(), panel, d_delta);
             }
-            sums_backward(&pass, rooms, kept, &part, &At { chunk, tokens: tokens.clone(), head }, &sums);
+            sums_backward(&pass, scratches, kept, &part, &At { chunk, tokens: tokens.clone(), head }, &sums);
         }
     });
 }

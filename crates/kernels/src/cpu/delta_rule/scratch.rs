@@ -36,7 +36,7 @@ impl Shape {
     }
 }
 
-macro_rules! room {
+macro_rules! scratch {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $field:ident: |$shape:ident| $length:expr,)* }) => {
         $(#[$meta])*
         pub(super) struct $name<'a> {
@@ -49,10 +49,10 @@ macro_rules! room {
                 [$({ let $shape = shape; let _ = $shape; $length }),*].into_iter().map(|x: usize| x.next_multiple_of(16)).sum()
             }
 
-            pub(super) fn new(mut room: &'a mut [f32], shape: Shape) -> Self {
+            pub(super) fn new(mut scratch: &'a mut [f32], shape: Shape) -> Self {
                 let mut take = |length: usize| {
-                    let (part, rest) = std::mem::take(&mut room).split_at_mut(length.next_multiple_of(16));
-                    room = rest;
+                    let (part, rest) = std::mem::take(&mut scratch).split_at_mut(length.next_multiple_of(16));
+                    scratch = rest;
                     &mut part[..length]
                 };
                 Self { $($field: { let $shape = shape; let _ = $shape; take($length) }),* }
@@ -61,9 +61,9 @@ macro_rules! room {
     };
 }
 
-room! {
+scratch! {
     /// Matrices of one chunk. Squares are `[CHUNK, CHUNK]`, rows of heads `[CHUNK, padded width]`.
-    Room {
+    Scratch {
         q: |s| CHUNK * s.key_padded,
         k: |s| CHUNK * s.key_padded,
         /// `[key_padded, CHUNK]`.
@@ -89,9 +89,9 @@ room! {
     }
 }
 
-room! {
+scratch! {
     /// What the backward pass needs on top.
-    GradRoom {
+    GradScratch {
         /// `A·q` and `-(A·k)`.
         q_decayed: |s| CHUNK * s.key_padded,
         k_decayed: |s| CHUNK * s.key_padded,
@@ -159,34 +159,41 @@ impl<'a> Kept<'a> {
     #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
     unsafe fn part(&self, head: usize, panel: usize, part: Range<usize>) -> &mut [f32] {
         let at = self.at + (head * self.shape.panels() + panel) * self.sizes.panel(self.shape);
-        // SAFETY: passed on.
+        // SAFETY: the caller has this part of this panel for itself, and parts of different heads and panels
+        // do not overlap.
         unsafe { self.floats.slice(at + part.start..at + part.end) }
     }
 
     /// The state before chunk `chunk`.
     ///
     /// # Safety
-    /// As [`Self::part`]; so for all below.
+    /// No one else uses this state of this panel while the result is alive.
     #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
     pub(super) unsafe fn state(&self, head: usize, panel: usize, chunk: usize) -> &mut [f32] {
         let (at, length) = (chunk % self.sizes.states * self.shape.panel(), self.shape.panel());
-        // SAFETY: passed on.
+        // SAFETY: the caller has this slot, one of `states` in a row, for itself.
         unsafe { self.part(head, panel, at..at + length) }
     }
 
     /// The gradient of the state after chunk `chunk`.
+    ///
+    /// # Safety
+    /// No one else uses this gradient of this panel while the result is alive.
     #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
     pub(super) unsafe fn grad(&self, head: usize, panel: usize, chunk: usize) -> &mut [f32] {
         let (at, length) = ((self.sizes.states + chunk % self.sizes.grads) * self.shape.panel(), self.shape.panel());
-        // SAFETY: passed on.
+        // SAFETY: the caller has this slot, one of `grads` after the states, for itself.
         unsafe { self.part(head, panel, at..at + length) }
     }
 
     /// `Y` (0) or the gradient of `δ` (1) of the document's tokens `rows`.
+    ///
+    /// # Safety
+    /// No one else uses these rows of this panel while the result is alive.
     #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
     pub(super) unsafe fn rows(&self, which: usize, head: usize, panel: usize, rows: Range<usize>) -> &mut [f32] {
         let at = (self.sizes.states + self.sizes.grads) * self.shape.panel() + which * self.sizes.rows * PANEL;
-        // SAFETY: passed on.
+        // SAFETY: the caller has these rows, which lie after states and gradients, for itself.
         unsafe { self.part(head, panel, at + rows.start * PANEL..at + rows.end * PANEL) }
     }
 }

@@ -97,12 +97,14 @@ multiversion! {
             count: depth.len(),
         };
         if WIDE {
-            // SAFETY: both ends of the depth are in bounds for all rows and columns, asserted above; so below.
+            // SAFETY: coefficients of all rows and columns of the whole panel are inside at both ends of the
+            // depth (asserted above), and so in between.
             unsafe { part::<F, ROWS, PANEL>(tile, 0, 0, operands) };
         } else {
             for row in (0..ROWS).step_by(ROWS / 2) {
                 for column in (0..PANEL).step_by(PANEL / 2) {
-                    // SAFETY: as above.
+                    // SAFETY: coefficients of all rows and columns of the whole panel, of which these are a
+                    // quarter, are inside at both ends of the depth (asserted above), and so in between.
                     unsafe { part::<F, { ROWS / 2 }, { PANEL / 2 }>(tile, row, column, operands) };
                 }
             }
@@ -123,7 +125,8 @@ struct Operands {
 }
 
 /// # Safety
-/// The coefficients of all rows and the columns of the tile may be read at every depth of the x.
+/// At every depth of the operands, the coefficients of rows `row..row + R` and columns
+/// `column..column + W` are readable.
 #[inline(always)]
 unsafe fn part<F: Fma, const R: usize, const W: usize>(tile: &mut Tile, row: usize, column: usize, x: Operands) {
     let mut acc = [[0.0; W]; R];
@@ -133,7 +136,8 @@ unsafe fn part<F: Fma, const R: usize, const W: usize>(tile: &mut Tile, row: usi
         }
     }
     for k in 0..x.count.cast_signed() {
-        // SAFETY: by the caller's promise; arrays of floats have the alignment of a float.
+        // SAFETY: readable at this depth by the caller's promise; arrays of floats have the alignment of a
+        // float.
         let (columns, coefficients): (&[f32; W], [f32; R]) = unsafe {
             let left = x.left.offset(k * x.step);
             let columns = x.right.offset(k * x.stride).add(column);
