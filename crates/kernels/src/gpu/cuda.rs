@@ -1,8 +1,14 @@
 //! CUDA: the driver for memory and launches, NVRTC for compiling. Both are opened at run time.
+//!
+//! The driver's calls go to the context that is current on the calling thread, so a card makes its own
+//! current before every call (`cuda/context.rs`): two open cards do not mix.
+
+mod context;
 
 use super::devices::Listing;
 use super::library::{functions, open};
 use super::runtime::{Answer, Argument, ByteMatrix, Compiled, Handle, Kernel, Language, Runtime};
+use context::Context;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -66,7 +72,7 @@ impl Driver {
     fn open() -> Result<Self, String> {
         let library = open(&["libcuda.so.1", "libcuda.so", "nvcuda.dll"]).ok_or("no CUDA driver found")?;
         let driver = Self::load(library)?;
-        // SAFETY: no flags exist.
+        // SAFETY: the one argument is flags, of which none exist; the call may be repeated.
         driver.check("cuInit", unsafe { (driver.init)(0) })?;
         Ok(driver)
     }
@@ -76,12 +82,12 @@ impl Driver {
             return Ok(());
         }
         let mut text = null();
-        // SAFETY: the driver points `text` at a constant, or leaves it null.
+        // SAFETY: `text` has room for the pointer; the driver points it at a constant, or leaves it null.
         unsafe { (self.error_text)(status, &raw mut text) };
         let text = if text.is_null() {
             "unknown error".into()
         } else {
-            // SAFETY: not null, so a string of the driver's.
+            // SAFETY: not null, so a constant string of the driver's, which ends with a zero.
             unsafe { CStr::from_ptr(text) }.to_string_lossy()
         };
         Err(format!("{what} failed: {text} ({status})"))
@@ -89,12 +95,12 @@ impl Driver {
 
     fn devices(&self) -> Answer<Vec<c_int>> {
         let mut count = 0;
-        // SAFETY: room for the number.
+        // SAFETY: `count` has room for the number.
         self.check("cuDeviceGetCount", unsafe { (self.count)(&raw mut count) })?;
         (0..count)
             .map(|index| {
                 let mut device = 0;
-                // SAFETY: as above.
+                // SAFETY: `device` has room for the number; the driver refuses an index that is not there.
                 self.check("cuDeviceGet", unsafe { (self.device)(&raw mut device, index) }).map(|()| device)
             })
             .collect()
@@ -102,14 +108,14 @@ impl Driver {
 
     fn attribute(&self, device: c_int, which: i32) -> Answer<usize> {
         let mut value = 0;
-        // SAFETY: room for the number.
+        // SAFETY: `value` has room for the number; the driver refuses attributes that it does not know.
         self.check("cuDeviceGetAttribute", unsafe { (self.attribute)(&raw mut value, which, device) })?;
         Ok(usize::try_from(value).unwrap_or(0))
     }
 
     fn name(&self, device: c_int) -> String {
         let mut bytes = [0u8; 128];
-        // SAFETY: the size is that of the array; the driver ends the name with a zero.
+        // SAFETY: the size is less than that of the array; the driver ends the name with a zero.
         let status = unsafe { (self.device_name)(bytes.as_mut_ptr().cast(), 127, device) };
         let text = if status == 0 { CStr::from_bytes_until_nul(&bytes).ok() } else { None };
         text.map_or("unknown".to_string(), |text| text.to_string_lossy().into_owned())
@@ -119,7 +125,7 @@ impl Driver {
     fn keep_released_memory(&self, device: c_int) -> Answer<()> {
         const RELEASE_THRESHOLD: c_int = 4;
         let mut pool = null_mut();
-        // SAFETY: room for the handle of an existing device's pool.
+        // SAFETY: `pool` has room for the handle, and the device exists.
         self.check("cuDeviceGetDefaultMemPool", unsafe { (self.default_pool)(&raw mut pool, device) })?;
         let mut bytes = u64::MAX;
         // SAFETY: the attribute is a 64-bit number, which the call reads.
@@ -152,20 +158,20 @@ impl Compiler {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: the compiler's own constant string, for every status.
+        // SAFETY: for every status the compiler gives a constant string of its own, which ends with a zero.
         let text = unsafe { CStr::from_ptr((self.error_text)(status)) }.to_string_lossy();
         Err(format!("{what} failed: {text}"))
     }
 
     fn log(&self, program: Object) -> String {
         let mut size = 0;
-        // SAFETY: room for the number.
+        // SAFETY: `size` has room for the number; the program is the caller's, not yet destroyed.
         let status = unsafe { (self.log_size)(program, &raw mut size) };
         if status != 0 || size > 1 << 20 {
             return String::new();
         }
         let mut log = vec![0u8; size];
-        // SAFETY: room for the stated size.
+        // SAFETY: the vector has the size that the compiler stated for this program's log.
         unsafe { (self.log)(program, log.as_mut_ptr().cast()) };
         String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_string()
     }
@@ -174,12 +180,13 @@ impl Compiler {
     fn machine_code(&self, source: &str, options: &[String]) -> Answer<Vec<u8>> {
         let source = CString::new(source).map_err(|error| error.to_string())?;
         let mut program = null_mut();
-        // SAFETY: one source, no headers.
+        // SAFETY: `program` has room for the handle; source and name end with a zero and live until the call
+        // returns; there are no headers.
         self.check("nvrtcCreateProgram", unsafe {
             (self.create)(&raw mut program, source.as_ptr(), c"isobit.cu".as_ptr(), 0, null(), null())
         })?;
         let code = self.code_of(program, options);
-        // SAFETY: made above, not used after.
+        // SAFETY: made above and destroyed once; nothing uses it after.
         unsafe { (self.destroy)(&raw mut program) };
         code
     }
@@ -188,14 +195,14 @@ impl Compiler {
         let options: Result<Vec<_>, _> = options.iter().map(|option| CString::new(option.as_str())).collect();
         let options = options.map_err(|error| error.to_string())?;
         let pointers: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
-        // SAFETY: as many options as stated.
+        // SAFETY: as many pointers as stated, each to an option that ends with a zero and outlives the call.
         let status = unsafe { (self.compile)(program, pointers.len() as c_int, pointers.as_ptr()) };
         self.check("nvrtcCompileProgram", status).map_err(|error| format!("{error}\n{}", self.log(program)))?;
         let mut size = 0;
-        // SAFETY: room for the number.
+        // SAFETY: `size` has room for the number; the program was compiled.
         self.check("nvrtcGetCUBINSize", unsafe { (self.code_size)(program, &raw mut size) })?;
         let mut code = vec![0u8; size];
-        // SAFETY: room for the stated size.
+        // SAFETY: the vector has the size that the compiler stated for this program's code.
         self.check("nvrtcGetCUBIN", unsafe { (self.code)(program, code.as_mut_ptr().cast()) })?;
         Ok(code)
     }
@@ -204,11 +211,11 @@ impl Compiler {
 pub(super) fn list() -> Result<Vec<Listing>, String> {
     let driver = Driver::open()?;
     let mut version = 0;
-    // SAFETY: room for the number.
+    // SAFETY: `version` has room for the number.
     unsafe { (driver.version)(&raw mut version) };
     let compiler = Compiler::open().map(|compiler| {
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: room for both numbers.
+        // SAFETY: `major` and `minor` have room for a number each.
         unsafe { (compiler.version)(&raw mut major, &raw mut minor) };
         format!("NVRTC {major}.{minor}")
     });
@@ -216,7 +223,7 @@ pub(super) fn list() -> Result<Vec<Listing>, String> {
     for (index, device) in driver.devices()?.into_iter().enumerate() {
         let (major, minor) = driver.architecture(device)?;
         let mut memory = 0;
-        // SAFETY: room for the number.
+        // SAFETY: `memory` has room for the number, and the device exists.
         unsafe { (driver.memory)(&raw mut memory, device) };
         listings.push(Listing {
             selector: format!("cuda:{index}"),
@@ -236,10 +243,12 @@ pub(super) fn list() -> Result<Vec<Listing>, String> {
     Ok(listings)
 }
 
+/// An open card. Its handles are pointers, so it stays on the thread that opened it.
 pub(super) struct Cuda {
-    driver: Driver,
+    /// Used through [`Cuda::driver`] alone, which makes the context current.
+    functions: Driver,
+    context: Context,
     compiler: Compiler,
-    device: c_int,
     name: String,
     architecture: (u32, u32),
     multiprocessors: usize,
@@ -257,21 +266,30 @@ impl Cuda {
         if driver.attribute(device, attribute::MEMORY_POOLS)? == 0 {
             return Err(format!("{} has no memory pools: its driver is too old", driver.name(device)));
         }
-        let mut context = null_mut();
-        // SAFETY: the primary context of an existing device, made current for this thread.
-        driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.retain)(&raw mut context, device) })?;
-        // SAFETY: as above.
-        driver.check("cuCtxSetCurrent", unsafe { (driver.set_context)(context) })?;
+        let mut handle = null_mut();
+        // SAFETY: `handle` has room for the primary context of an existing device.
+        driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.retain)(&raw mut handle, device) })?;
+        // SAFETY: retained just now, and released by `Context` alone; the functions are those of the driver,
+        // whose library is never closed.
+        let context = unsafe { Context::new(handle, device, driver.set_context, driver.release) };
+        driver.check("cuCtxSetCurrent", context.make_current())?;
         driver.keep_released_memory(device)?;
         Ok(Self {
             name: format!("cuda:{index} ({})", driver.name(device)),
             architecture: driver.architecture(device)?,
             multiprocessors: driver.attribute(device, attribute::MULTIPROCESSORS)?,
             modules: RefCell::default(),
-            driver,
+            functions: driver,
+            context,
             compiler,
-            device,
         })
+    }
+
+    /// The driver's functions, with this card's context current on this thread.
+    fn driver(&self) -> Answer<&Driver> {
+        let status = self.context.make_current();
+        self.functions.check("cuCtxSetCurrent", status)?;
+        Ok(&self.functions)
     }
 }
 
@@ -297,39 +315,48 @@ impl Runtime for Cuda {
     }
 
     fn allocate(&self, bytes: usize) -> Answer<Handle> {
-        let mut pointer = 0;
-        // SAFETY: room for the pointer; ordered with all other commands.
-        let status = unsafe { (self.driver.allocate)(&raw mut pointer, bytes, STREAM) };
-        self.driver.check(&format!("cuMemAllocAsync of {bytes} bytes"), status)?;
+        let (driver, mut pointer) = (self.driver()?, 0);
+        // SAFETY: `pointer` has room for the address; the memory is there in the order of the stream.
+        let status = unsafe { (driver.allocate)(&raw mut pointer, bytes, STREAM) };
+        driver.check(&format!("cuMemAllocAsync of {bytes} bytes"), status)?;
         Ok(Handle(pointer))
     }
 
     fn release(&self, memory: Handle) {
-        // SAFETY: allocated above and released once, after the commands that use it.
-        unsafe { (self.driver.free)(memory.0, STREAM) };
+        // Without its context the card is gone, and its memory with it.
+        let Ok(driver) = self.driver() else { return };
+        // SAFETY: `allocate` gave the address in this context; its owner releases it once, and the stream
+        // orders that after the commands that use it.
+        unsafe { (driver.free)(memory.0, STREAM) };
     }
 
     fn zero(&self, memory: Handle, bytes: usize) -> Answer<()> {
-        // SAFETY: the range is inside the memory.
-        self.driver.check("cuMemsetD8Async", unsafe { (self.driver.fill)(memory.0, 0, bytes, STREAM) })
+        let driver = self.driver()?;
+        // SAFETY: the caller's memory of this context has as many bytes.
+        driver.check("cuMemsetD8Async", unsafe { (driver.fill)(memory.0, 0, bytes, STREAM) })
     }
 
     fn write(&self, memory: Handle, bytes: &[u8]) -> Answer<()> {
-        // SAFETY: the range is inside the memory. The host bytes are pageable: the driver has copied them when the call returns, and
-        // the device writes them in the order of the stream.
-        let status = unsafe { (self.driver.to_device)(memory.0, bytes.as_ptr().cast(), bytes.len(), STREAM) };
-        self.driver.check("cuMemcpyHtoDAsync", status)
+        let driver = self.driver()?;
+        // SAFETY: the caller's memory of this context has as many bytes. The host bytes are pageable: the
+        // driver has copied them when the call returns, and the device writes them in the order of the
+        // stream.
+        let status = unsafe { (driver.to_device)(memory.0, bytes.as_ptr().cast(), bytes.len(), STREAM) };
+        driver.check("cuMemcpyHtoDAsync", status)
     }
 
     fn read(&self, bytes: &mut [u8], memory: Handle) -> Answer<()> {
-        // SAFETY: the range is inside the memory; the call waits until the bytes are there.
-        let status = unsafe { (self.driver.to_host)(bytes.as_mut_ptr().cast(), memory.0, bytes.len()) };
-        self.driver.check("cuMemcpyDtoH", status)
+        let driver = self.driver()?;
+        // SAFETY: the caller's memory of this context has as many bytes; the call waits until they are in
+        // `bytes`, which is borrowed exclusively.
+        let status = unsafe { (driver.to_host)(bytes.as_mut_ptr().cast(), memory.0, bytes.len()) };
+        driver.check("cuMemcpyDtoH", status)
     }
 
     fn finish(&self) -> Answer<()> {
-        // SAFETY: waits for our own commands.
-        self.driver.check("cuCtxSynchronize", unsafe { (self.driver.synchronize)() })
+        let driver = self.driver()?;
+        // SAFETY: takes nothing; waits for the commands of this context.
+        driver.check("cuCtxSynchronize", unsafe { (driver.synchronize)() })
     }
 
     fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled> {
@@ -347,20 +374,22 @@ impl Runtime for Cuda {
         .to_vec();
         line.extend_from_slice(options);
         let code = self.compiler.machine_code(source, &line)?;
-        let mut module = null_mut();
-        // SAFETY: the compiler's machine code, whole.
-        let status = unsafe { (self.driver.load_module)(&raw mut module, code.as_ptr().cast()) };
-        self.driver.check("cuModuleLoadData", status)?;
+        let (driver, mut module) = (self.driver()?, null_mut());
+        // SAFETY: `module` has room for the handle; the code is the compiler's, whole, and carries its own
+        // length.
+        let status = unsafe { (driver.load_module)(&raw mut module, code.as_ptr().cast()) };
+        driver.check("cuModuleLoadData", status)?;
         self.modules.borrow_mut().push(module);
         Ok(Compiled(module as usize as u64))
     }
 
     fn kernel(&self, program: Compiled, name: &str) -> Answer<Kernel> {
         let text = CString::new(name).map_err(|error| error.to_string())?;
-        let mut function = null_mut();
-        // SAFETY: the module is loaded.
-        let status = unsafe { (self.driver.function)(&raw mut function, program.0 as usize as Object, text.as_ptr()) };
-        self.driver.check(&format!("cuModuleGetFunction of {name}"), status)?;
+        let (driver, mut function) = (self.driver()?, null_mut());
+        // SAFETY: `function` has room for the handle; `compile` loaded the module into this context, and it
+        // stays until the card is closed; the name ends with a zero.
+        let status = unsafe { (driver.function)(&raw mut function, program.0 as usize as Object, text.as_ptr()) };
+        driver.check(&format!("cuModuleGetFunction of {name}"), status)?;
         Ok(Kernel(function as usize as u64))
     }
 
@@ -368,13 +397,13 @@ impl Runtime for Cuda {
         /// Every argument in a place of its own, aligned for the largest.
         #[repr(C, align(64))]
         struct Place([u64; 16]);
-        let function = kernel.0 as usize as Object;
+        let (driver, function) = (self.driver()?, kernel.0 as usize as Object);
         let groups = i32::try_from(groups).map_err(|_| "too many groups")? as u32;
         if dynamic > 0 {
-            // SAFETY: our own function; the driver refuses what the device does not have.
-            let status =
-                unsafe { (self.driver.function_attribute)(function, attribute::DYNAMIC_MEMORY, dynamic as c_int) };
-            self.driver.check("cuFuncSetAttribute", status)?;
+            // SAFETY: a function of a module that this context has loaded; the driver refuses more memory than
+            // the device has.
+            let status = unsafe { (driver.function_attribute)(function, attribute::DYNAMIC_MEMORY, dynamic as c_int) };
+            driver.check("cuFuncSetAttribute", status)?;
         }
         let mut places: Vec<Place> = arguments
             .iter()
@@ -391,12 +420,14 @@ impl Runtime for Cuda {
             })
             .collect();
         let mut pointers: Vec<*mut c_void> = places.iter_mut().map(|place| (&raw mut *place).cast()).collect();
-        // SAFETY: one pointer per argument, each to at least as many bytes as the kernel reads.
+        // SAFETY: a function of a module that this context has loaded. One pointer per argument in the kernel's
+        // order, each to a place of 128 bytes, aligned for all and larger than any; the driver copies them
+        // before it returns. What the kernel does with its memory is its op's to keep inside.
         let status = unsafe {
             let (size, dynamic) = (size as u32, dynamic as u32);
-            (self.driver.launch)(function, groups, 1, 1, size, 1, 1, dynamic, STREAM, pointers.as_mut_ptr(), null_mut())
+            (driver.launch)(function, groups, 1, 1, size, 1, 1, dynamic, STREAM, pointers.as_mut_ptr(), null_mut())
         };
-        self.driver.check("cuLaunchKernel", status)
+        driver.check("cuLaunchKernel", status)
     }
 
     fn matrix_descriptor(&self, memory: Handle, offset: usize, matrix: &ByteMatrix) -> Answer<[u64; 16]> {
@@ -412,9 +443,12 @@ impl Runtime for Cuda {
         let strides = [matrix.stride as u64];
         let boxes = [matrix.box_width as u32, matrix.box_rows as u32];
         let steps = [1u32, 1];
-        // SAFETY: two dimensions, arrays of that length; the driver checks the rest.
+        let driver = self.driver()?;
+        // SAFETY: `map` has the 128 bytes of a descriptor, aligned to 64. Two dimensions, and arrays of two
+        // sizes, one stride, two boxes and two steps; the driver checks their values, and a copy with the
+        // descriptor reads zeros outside of the matrix.
         let status = unsafe {
-            (self.driver.tensor_map)(
+            (driver.tensor_map)(
                 (&raw mut map).cast(),
                 BYTES,
                 2,
@@ -429,7 +463,7 @@ impl Runtime for Cuda {
                 ZERO_FILL,
             )
         };
-        self.driver.check("cuTensorMapEncodeTiled", status)?;
+        driver.check("cuTensorMapEncodeTiled", status)?;
         Ok(map.0)
     }
 }
@@ -442,13 +476,15 @@ fn padded(bytes: [u8; 4]) -> [u8; 8] {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // SAFETY: everything was made here and is given back once, after the device has finished.
+        // Without its context the card is gone, and its modules with it.
+        let Ok(driver) = self.driver() else { return };
+        // SAFETY: this context, which is current, loaded the modules; each is unloaded once, after the device
+        // has finished. The context itself is released after this, by its own drop.
         unsafe {
-            (self.driver.synchronize)();
+            (driver.synchronize)();
             for module in self.modules.take() {
-                (self.driver.unload_module)(module);
+                (driver.unload_module)(module);
             }
-            (self.driver.release)(self.device);
         }
     }
 }

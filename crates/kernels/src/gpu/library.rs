@@ -4,7 +4,8 @@ use libloading::Library;
 
 /// Opens the first of `names` that the system finds, for good: drivers that were unloaded do not always come back.
 pub(super) fn open(names: &[&str]) -> Option<&'static Library> {
-    // SAFETY: loading runs the library's initialisers; these are the vendors' own drivers, opened by plain file name.
+    // SAFETY: loading runs the library's initialisers; these are the vendors' own drivers, opened by plain
+    // file name, and what they may leave behind in this thread is put back below.
     let library = names.iter().find_map(|name| unsafe { Library::new(*name) }.ok());
     crate::float_state::restore();
     let library = library?;
@@ -22,7 +23,8 @@ macro_rules! functions {
             fn load(library: &'static libloading::Library) -> Result<Self, String> {
                 Ok(Self {
                     $($field: {
-                        // SAFETY: the signature is the one of the vendor's header.
+                        // SAFETY: the signature is that of the vendor's header, and the library is never closed,
+                        // so that the pointer outlives its borrow.
                         let symbol = unsafe { library.get::<unsafe extern "system" fn($($argument),*) -> $result>($symbol) };
                         *symbol.map_err(|_| format!("the library has no {}", $symbol.to_string_lossy()))?
                     },)*

@@ -1,4 +1,5 @@
-//! OpenCL 1.2 and later, of any vendor, through the system's loader.
+//! OpenCL 1.2 and later, of any vendor, through the system's loader. Every call names its context or
+//! queue, so several open devices cannot mix.
 
 use super::devices::Listing;
 use super::library::{functions, open};
@@ -45,9 +46,9 @@ const BUFFER_SIZE: u32 = 0x1102;
 const BUILD_LOG: u32 = 0x1183;
 const WAIT: u32 = 1;
 /// What the largest kernel (attention) shares in a group.
-const LOCAL_MEMORY_LEAST: u64 = 32 << 10;
-/// Devices that are listed; a loader that claims more is not believed.
-const DEVICES_MOST: u32 = 64;
+const LOCAL_MEMORY_MIN: u64 = 32 << 10;
+/// An upper bound on devices: what a loader claims beyond it is not listed.
+const DEVICES_MAX: u32 = 64;
 
 /// Questions to a device.
 mod ask {
@@ -96,19 +97,21 @@ impl Functions {
 
     /// Every device of every platform, in the loader's order.
     fn all(&self) -> Result<Vec<Object>, String> {
-        let mut platforms = [null_mut(); DEVICES_MOST as usize];
+        let mut platforms = [null_mut(); DEVICES_MAX as usize];
         let mut count = 0;
-        // SAFETY: room for DEVICES_MOST objects, as stated.
-        check("clGetPlatformIDs", unsafe { (self.platforms)(DEVICES_MOST, platforms.as_mut_ptr(), &raw mut count) })?;
+        // SAFETY: `platforms` has room for DEVICES_MAX objects, as stated, and `count` for the number.
+        check("clGetPlatformIDs", unsafe { (self.platforms)(DEVICES_MAX, platforms.as_mut_ptr(), &raw mut count) })?;
         let mut all = Vec::new();
-        for platform in &platforms[..count.min(DEVICES_MOST) as usize] {
-            let mut devices = [null_mut(); DEVICES_MOST as usize];
+        for platform in &platforms[..count.min(DEVICES_MAX) as usize] {
+            let mut devices = [null_mut(); DEVICES_MAX as usize];
             let mut count = 0;
-            // SAFETY: as above. A platform without devices answers with an error, which is no reason to give up.
+            // SAFETY: a platform of the loader's; `devices` has room for DEVICES_MAX objects, as stated, and
+            // `count` for the number. A platform without devices answers with an error, which is no reason
+            // to give up.
             let status =
-                unsafe { (self.devices)(*platform, ANY_DEVICE, DEVICES_MOST, devices.as_mut_ptr(), &raw mut count) };
+                unsafe { (self.devices)(*platform, ANY_DEVICE, DEVICES_MAX, devices.as_mut_ptr(), &raw mut count) };
             if status == 0 {
-                all.extend_from_slice(&devices[..count.min(DEVICES_MOST) as usize]);
+                all.extend_from_slice(&devices[..count.min(DEVICES_MAX) as usize]);
             }
         }
         Ok(all)
@@ -117,7 +120,8 @@ impl Functions {
     fn text(&self, device: Object, what: u32) -> String {
         let mut bytes = [0u8; 256];
         let mut length = 0;
-        // SAFETY: the size is that of the array.
+        // SAFETY: a device of the loader's; the size is that of the array, and `length` has room for the
+        // number.
         let status =
             unsafe { (self.device_info)(device, what, bytes.len(), bytes.as_mut_ptr().cast(), &raw mut length) };
         let text = if status == 0 { &bytes[..length.min(bytes.len())] } else { b"unknown" };
@@ -128,7 +132,8 @@ impl Functions {
     fn number(&self, device: Object, what: u32) -> Answer<u64> {
         let mut bytes = [0u8; 8];
         let mut length = 0;
-        // SAFETY: the size is that of the array.
+        // SAFETY: a device of the loader's; numbers have at most the eight bytes of the array, whose size is
+        // stated, and `length` has room for one.
         let status =
             unsafe { (self.device_info)(device, what, bytes.len(), bytes.as_mut_ptr().cast(), &raw mut length) };
         check("clGetDeviceInfo", status)?;
@@ -147,7 +152,7 @@ impl Functions {
             Some("it has no fused multiply-add")
         } else if self.number(device, ask::LITTLE_ENDIAN)? as u8 == 0 {
             Some("it is big-endian")
-        } else if self.number(device, ask::LOCAL_MEMORY)? < LOCAL_MEMORY_LEAST {
+        } else if self.number(device, ask::LOCAL_MEMORY)? < LOCAL_MEMORY_MIN {
             Some("it has less than 32 KiB of local memory")
         } else if self.text(device, ask::NAME).contains("NVIDIA") {
             // Version 580.159.04, also when every kernel is waited for. Every such driver brings CUDA.
@@ -173,7 +178,7 @@ pub(super) fn list() -> Result<Vec<Listing>, String> {
 }
 
 /// Buffers and parts that may wait for the queue to be empty.
-const GARBAGE_MOST: usize = 4096;
+const PENDING_FREES_MAX: usize = 4096;
 
 pub(super) struct OpenCl {
     cl: Rc<Functions>,
@@ -186,7 +191,7 @@ pub(super) struct OpenCl {
     exact_division: bool,
     /// Memory that commands may still use: released when the queue is known to be empty. Drivers should count that themselves, but one
     /// of them crashes when a buffer goes while a kernel waits with a part of it.
-    garbage: RefCell<Vec<Object>>,
+    pending_frees: RefCell<Vec<Object>>,
     /// Parts of buffers that kernels were given, by buffer and offset.
     parts: RefCell<BTreeMap<(u64, usize), Object>>,
     /// Released at the end.
@@ -205,20 +210,25 @@ impl OpenCl {
         if let Some(objection) = cl.objection(device)? {
             return Err(format!("{} is not used: {objection}", cl.text(device, ask::NAME)));
         }
+        let exact = cl.number(device, ask::SINGLE_PRECISION)? & precision::EXACT_DIVISION != 0;
+        let alignment = (cl.number(device, ask::BASE_ALIGNMENT_BITS)? as u32 as usize / 8).max(64);
+        let units = cl.number(device, ask::COMPUTE_UNITS)? as u32 as usize;
         let mut status = 0;
-        // SAFETY: one device, no properties, no callback.
+        // SAFETY: one device, as stated; no properties, no callback; `status` has room for the number.
         let context = unsafe { (cl.create_context)(null(), 1, &raw const device, null(), null_mut(), &raw mut status) };
         check("clCreateContext", status)?;
-        // SAFETY: the context was made for this device; the queue is in order.
+        // SAFETY: the context was made for this device; no flags, so that the queue is in order.
         let queue = unsafe { (cl.create_queue)(context, device, 0, &raw mut status) };
-        check("clCreateCommandQueue", status)?;
-        let exact = cl.number(device, ask::SINGLE_PRECISION)? & precision::EXACT_DIVISION != 0;
+        check("clCreateCommandQueue", status).inspect_err(|_| {
+            // SAFETY: made above, and nobody else has it.
+            unsafe { (cl.release_context)(context) };
+        })?;
         Ok(Self {
             name: format!("opencl:{index} ({})", cl.text(device, ask::NAME)),
-            alignment: (cl.number(device, ask::BASE_ALIGNMENT_BITS)? as u32 as usize / 8).max(64),
-            units: cl.number(device, ask::COMPUTE_UNITS)? as u32 as usize,
+            alignment,
+            units,
             exact_division: exact && !soft_division,
-            garbage: RefCell::default(),
+            pending_frees: RefCell::default(),
             parts: RefCell::default(),
             programs: RefCell::default(),
             kernels: RefCell::default(),
@@ -230,35 +240,38 @@ impl OpenCl {
     }
 
     fn build_log(&self, program: Object) -> String {
-        const LOG_MOST: usize = 1 << 16;
-        let mut log = vec![0u8; LOG_MOST];
+        const LOG_BYTES_MAX: usize = 1 << 16;
+        let mut log = vec![0u8; LOG_BYTES_MAX];
         let mut length = 0;
-        // SAFETY: the size is that of the vector.
+        // SAFETY: a program that was built for this device; the size is that of the vector, and `length` has
+        // room for the number.
         unsafe {
             (self.cl.build_info)(program, self.device, BUILD_LOG, log.len(), log.as_mut_ptr().cast(), &raw mut length)
         };
-        String::from_utf8_lossy(&log[..length.min(LOG_MOST)]).trim_end_matches('\0').trim().to_string()
+        String::from_utf8_lossy(&log[..length.min(LOG_BYTES_MAX)]).trim_end_matches('\0').trim().to_string()
     }
 
     /// Releases what no command uses any more: the queue is empty.
     fn sweep(&self) {
-        for memory in self.garbage.take() {
-            // SAFETY: made here, given up once, and every command that used it is done.
+        for memory in self.pending_frees.take() {
+            // SAFETY: a buffer or part that was made here and given up once, so that nobody has it any more; the
+            // queue is empty, so every command that used it is done.
             unsafe { (self.cl.release_buffer)(memory) };
         }
     }
 
     /// Leaves memory to be released once no command uses it.
     fn give_up(&self, memory: impl IntoIterator<Item = Object>) {
-        self.garbage.borrow_mut().extend(memory);
-        if self.garbage.borrow().len() > GARBAGE_MOST {
+        self.pending_frees.borrow_mut().extend(memory);
+        if self.pending_frees.borrow().len() > PENDING_FREES_MAX {
             // A failure of the device comes out at the next command.
             let _ = self.finish();
         }
     }
 
     fn set_argument(&self, kernel: Object, index: u32, bytes: &[u8]) -> Answer<()> {
-        // SAFETY: the size is that of the bytes.
+        // SAFETY: a kernel that was made here; the driver copies as many bytes as stated, and refuses a size
+        // that is not the argument's.
         let status = unsafe { (self.cl.set_argument)(kernel, index, bytes.len(), bytes.as_ptr().cast()) };
         check("clSetKernelArg", status)
     }
@@ -273,13 +286,14 @@ impl OpenCl {
             return Ok(*part);
         }
         let mut size = 0usize;
-        // SAFETY: a size is asked for and there is room for one.
+        // SAFETY: a buffer that its owner has not released; a size is asked for, and `size` is one.
         check("clGetMemObjectInfo", unsafe {
             (self.cl.memory_info)(whole, BUFFER_SIZE, size_of::<usize>(), (&raw mut size).cast(), null_mut())
         })?;
         let region = [offset, size.checked_sub(offset).ok_or("a part outside its buffer")?];
         let mut status = 0;
-        // SAFETY: origin and size as clCreateSubBuffer reads them, inside the buffer.
+        // SAFETY: a buffer that its owner has not released; the region is the two sizes that the call reads,
+        // origin and length, inside the buffer; `status` has room for the number.
         let part = unsafe { (self.cl.create_part)(whole, READ_WRITE, REGION, region.as_ptr().cast(), &raw mut status) };
         check("clCreateSubBuffer", status)?;
         self.parts.borrow_mut().insert((memory.0, offset), part);
@@ -310,7 +324,7 @@ impl Runtime for OpenCl {
 
     fn allocate(&self, bytes: usize) -> Answer<Handle> {
         let mut status = 0;
-        // SAFETY: no host memory is given.
+        // SAFETY: our context; no host memory is given, and `status` has room for the number.
         let buffer = unsafe { (self.cl.create_buffer)(self.context, READ_WRITE, bytes, null_mut(), &raw mut status) };
         check(&format!("clCreateBuffer of {bytes} bytes"), status)?;
         Ok(Handle(buffer as usize as u64))
@@ -324,7 +338,8 @@ impl Runtime for OpenCl {
 
     fn zero(&self, memory: Handle, bytes: usize) -> Answer<()> {
         let pattern = [0u8; 1];
-        // SAFETY: the range is inside the buffer.
+        // SAFETY: the caller's buffer has as many bytes; the driver copies the pattern's one byte before it
+        // returns; no events.
         check("clEnqueueFillBuffer", unsafe {
             let pattern = pattern.as_ptr().cast();
             (self.cl.fill)(self.queue, object(memory.0), pattern, 1, 0, bytes, 0, null(), null_mut())
@@ -332,7 +347,7 @@ impl Runtime for OpenCl {
     }
 
     fn write(&self, memory: Handle, bytes: &[u8]) -> Answer<()> {
-        // SAFETY: the range is inside the buffer; the call waits until the bytes are copied.
+        // SAFETY: the caller's buffer has as many bytes; the call waits until they are copied; no events.
         check("clEnqueueWriteBuffer", unsafe {
             let from = bytes.as_ptr().cast();
             (self.cl.write)(self.queue, object(memory.0), WAIT, 0, bytes.len(), from, 0, null(), null_mut())
@@ -340,7 +355,8 @@ impl Runtime for OpenCl {
     }
 
     fn read(&self, bytes: &mut [u8], memory: Handle) -> Answer<()> {
-        // SAFETY: the range is inside the buffer; the call waits until the bytes are there.
+        // SAFETY: the caller's buffer has as many bytes; the call waits until they are in `bytes`, which is
+        // borrowed exclusively; no events.
         check("clEnqueueReadBuffer", unsafe {
             let to = bytes.as_mut_ptr().cast();
             (self.cl.read)(self.queue, object(memory.0), WAIT, 0, bytes.len(), to, 0, null(), null_mut())
@@ -350,7 +366,7 @@ impl Runtime for OpenCl {
     }
 
     fn finish(&self) -> Answer<()> {
-        // SAFETY: the queue is ours.
+        // SAFETY: our queue, which lives until `self` is dropped.
         check("clFinish", unsafe { (self.cl.finish)(self.queue) })?;
         self.sweep();
         Ok(())
@@ -371,12 +387,14 @@ impl Runtime for OpenCl {
         let line = CString::new(line).map_err(|error| error.to_string())?;
         let mut status = 0;
         let (text, length) = (source.as_ptr().cast::<c_char>(), source.len());
-        // SAFETY: one string with its length.
+        // SAFETY: one string with its length, both read before the call returns; `status` has room for the
+        // number.
         let program =
             unsafe { (self.cl.create_program)(self.context, 1, &raw const text, &raw const length, &raw mut status) };
         check("clCreateProgramWithSource", status)?;
         self.programs.borrow_mut().push(program);
-        // SAFETY: our device, our options, no callback.
+        // SAFETY: the program made above, for one device, ours; options end with a zero; no callback, so that
+        // the call returns when it is built.
         let status = unsafe { (self.cl.build)(program, 1, &raw const self.device, line.as_ptr(), null(), null_mut()) };
         check("clBuildProgram", status).map_err(|error| format!("{error}\n{}", self.build_log(program)))?;
         Ok(Compiled(program as usize as u64))
@@ -385,7 +403,8 @@ impl Runtime for OpenCl {
     fn kernel(&self, program: Compiled, name: &str) -> Answer<Kernel> {
         let text = CString::new(name).map_err(|error| error.to_string())?;
         let mut status = 0;
-        // SAFETY: the program is built.
+        // SAFETY: `compile` built the program, and it stays until `self` is dropped; the name ends with a zero;
+        // `status` has room for the number.
         let kernel = unsafe { (self.cl.create_kernel)(object(program.0), text.as_ptr(), &raw mut status) };
         check(&format!("clCreateKernel of {name}"), status)?;
         self.kernels.borrow_mut().push(kernel);
@@ -410,7 +429,8 @@ impl Runtime for OpenCl {
             }
         }
         let global = groups.checked_mul(size).ok_or("too many work items")?;
-        // SAFETY: every argument was set; sizes are one-dimensional.
+        // SAFETY: a kernel that was made here, with every argument set; one dimension, and one size each of
+        // the whole and of a group. What the kernel does with its memory is its op's to keep inside.
         check("clEnqueueNDRangeKernel", unsafe {
             let (global, local) = (&raw const global, &raw const size);
             (self.cl.launch)(self.queue, kernel, 1, null(), global, local, 0, null(), null_mut())
@@ -420,10 +440,11 @@ impl Runtime for OpenCl {
 
 impl Drop for OpenCl {
     fn drop(&mut self) {
-        // SAFETY: every object was made here and is released once, after the queue ran dry.
+        // SAFETY: every object was made here and is released once: parts before what they are parts of have
+        // gone, kernels before programs, all after the queue ran dry; queue and context last.
         unsafe {
             (self.cl.finish)(self.queue);
-            for memory in self.parts.take().into_values().chain(self.garbage.take()) {
+            for memory in self.parts.take().into_values().chain(self.pending_frees.take()) {
                 (self.cl.release_buffer)(memory);
             }
             for kernel in self.kernels.take() {
