@@ -42,6 +42,11 @@ impl Arguments {
         }
     }
 
+    /// All that is left.
+    pub(crate) fn rest(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.0)
+    }
+
     pub(crate) fn finish(&self) -> Result<(), String> {
         if self.0.is_empty() { Ok(()) } else { Err(format!("unknown argument `{}`", self.0.join(" "))) }
     }

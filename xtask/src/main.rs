@@ -11,6 +11,7 @@ mod dependencies;
 mod digests;
 mod docs;
 mod gptq_model;
+mod memcheck;
 mod prose;
 mod repository;
 mod scratch_model;
@@ -43,6 +44,8 @@ cargo xtask sweep [--function NAME] [--path NAME] [--threads N] [--scalar-stride
     --scalar-stride 8 --error-stride 4 leave most of the slow work out
 cargo xtask sweep --device opencl:0,cuda:0 [--function NAME] [--threads N]
     the same arguments on devices, against the fastest path of the CPU
+cargo xtask memcheck [OP ...]
+    small conformance cases under valgrind's memcheck, on the scalar and the AVX2 path, 1 and 2 threads (wants valgrind)
 cargo xtask amd-audit [--require] [--kernels] [--threads N]
     every GPU program compiled for AMD's devices, its assembly read for what would cost the bits; --require fails where
     there is no compiler for it, --kernels prints the registers and memory of each
@@ -81,6 +84,7 @@ fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
         "docs" => docs::run(arguments)?,
         "same-bits" => digests::same_bits(arguments)?,
         "bless" => digests::bless(arguments)?,
+        "memcheck" => memcheck::run(arguments)?,
         "amd-audit" => amd_audit::run(arguments)?,
         "scratch-model" => scratch_model::run(arguments)?,
         "gptq-model" => gptq_model::run(arguments)?,

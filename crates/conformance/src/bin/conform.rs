@@ -1,39 +1,99 @@
 //! The suite without a toolchain: every CPU path and every device of this machine against the reference, on every case.
 //!
-//! `conform [OP ...] [--on NAME] [--portable]` compares on bits, each case twice, CPU paths with 1, 2 and 7 threads: of some ops only, or on
-//! backends whose name holds `NAME` only, or devices without their own matrix units. `conform --table` prints a digest per op and backend.
+//! `conform [OP ...] [--on NAME] [--portable]` compares on bits, each case twice, CPU paths with 1, 2 and 7
+//! threads: of some ops only, or on backends whose name holds `NAME` only, or devices without their own
+//! matrix units. `--path PATH --threads N` takes that one path alone and opens no device; `--small` leaves
+//! out cases that do much work. `conform --table` prints a digest per op and backend.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a report, and how far it is")]
 
 use isobit_conformance::table::Table;
 use isobit_conformance::{Case, EveryBackend, Visitor, cases, skipped};
+use isobit_kernels::{Counting, Cpu, Path};
 use std::process::ExitCode;
 
+/// What was asked for.
+#[derive(Default)]
+struct Request {
+    ops: Vec<String>,
+    on: String,
+    table: bool,
+    portable: bool,
+    small: bool,
+    path: Option<Path>,
+    threads: usize,
+}
+
+impl Request {
+    fn new(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
+        let mut request = Self { threads: 1, ..Self::default() };
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or(format!("{argument} wants a value"));
+            match argument.as_str() {
+                "--table" => request.table = true,
+                "--portable" => request.portable = true,
+                "--small" => request.small = true,
+                "--on" => request.on = value()?,
+                "--path" => request.path = Some(value()?.parse()?),
+                "--threads" => request.threads = value()?.parse().map_err(|error| format!("--threads: {error}"))?,
+                option if option.starts_with("--") => return Err(format!("unknown option `{option}`")),
+                _ => request.ops.push(argument),
+            }
+        }
+        Ok(request)
+    }
+
+    fn backends(&self) -> Result<EveryBackend, String> {
+        if let Some(path) = self.path {
+            let cpu = Cpu::new(self.threads, path).map_err(|error| error.to_string())?;
+            return Ok(EveryBackend::of(vec![cpu], Vec::new()));
+        }
+        Ok(if self.portable { EveryBackend::portable(&self.on) } else { EveryBackend::on(&self.on) })
+    }
+}
+
 fn main() -> ExitCode {
-    let mut arguments = std::env::args().skip(1);
-    let (mut ops, mut on, mut as_table, mut portable) = (Vec::new(), String::new(), false, false);
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--table" => as_table = true,
-            "--portable" => portable = true,
-            "--on" => on = arguments.next().unwrap_or_default(),
-            _ => ops.push(argument),
+    let same = Request::new(std::env::args().skip(1)).and_then(|request| {
+        if request.path.is_none() {
+            for skip in skipped() {
+                println!("{skip}");
+            }
+        }
+        if request.table { Ok(table()) } else { compare(request) }
+    });
+    match same {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
         }
     }
-    for skip in skipped() {
-        println!("{skip}");
-    }
-    let same = if as_table { table() } else { compare(ops, &on, portable) };
-    if same { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// The cases of some ops, or of all; says which one it is at.
-struct Some {
+struct Chosen {
     backends: EveryBackend,
     ops: Vec<String>,
     wanted: bool,
+    /// Says what a case would take, where only small ones are wanted.
+    small: Option<Counting<Cpu>>,
+    left_out: usize,
 }
 
-impl Visitor for Some {
+impl Chosen {
+    /// BOUND: multiply-adds and outputs of a small case.
+    const WORK_MAX: u64 = 100_000;
+
+    fn is_small(&self, case: &impl Case) -> bool {
+        let Some(counting) = &self.small else { return true };
+        counting.forget();
+        case.run(counting);
+        let work: u64 = counting.work().values().map(|work| work.multiply_adds + work.outputs).sum();
+        work <= Self::WORK_MAX
+    }
+}
+
+impl Visitor for Chosen {
     fn op(&mut self, name: &'static str) {
         self.wanted = self.ops.is_empty() || self.ops.iter().any(|op| op == name);
         if self.wanted {
@@ -42,22 +102,32 @@ impl Visitor for Some {
     }
 
     fn case<C: Case>(&mut self, case: &C) {
-        if self.wanted {
+        if !self.wanted {
+            return;
+        }
+        if self.is_small(case) {
             self.backends.case(case);
+        } else {
+            self.left_out += 1;
         }
     }
 }
 
-fn compare(ops: Vec<String>, on: &str, portable: bool) -> bool {
-    let backends = if portable { EveryBackend::portable(on) } else { EveryBackend::on(on) };
-    let mut some = Some { backends, ops, wanted: false };
-    cases::visit_all(&mut some);
-    cases::visit_further(&mut some);
-    for difference in &some.backends.differences {
+fn compare(request: Request) -> Result<bool, String> {
+    let backends = request.backends()?;
+    let counting = || Cpu::new(1, Path::Scalar).map(Counting::new).map_err(|error| error.to_string());
+    let small = if request.small { Some(counting()?) } else { None };
+    let mut chosen = Chosen { backends, ops: request.ops, wanted: false, small, left_out: 0 };
+    cases::visit_all(&mut chosen);
+    cases::visit_further(&mut chosen);
+    for difference in &chosen.backends.differences {
         println!("{difference}");
     }
-    println!("{} comparisons, {} differences", some.backends.compared, some.backends.differences.len());
-    some.backends.compared > 0 && some.backends.differences.is_empty()
+    if chosen.left_out > 0 {
+        println!("{} cases that are not small were left out", chosen.left_out);
+    }
+    println!("{} comparisons, {} differences", chosen.backends.compared, chosen.backends.differences.len());
+    Ok(chosen.backends.compared > 0 && chosen.backends.differences.is_empty())
 }
 
 fn table() -> bool {
