@@ -187,7 +187,7 @@ fn expand(u: &[f64], factor: &[f64], p: &LowRank) -> Vec<f64> {
 }
 
 #[test]
-fn thin() {
+fn low_rank() {
     for layout in [FactorLayout::RankMajor, FactorLayout::WidthMajor] {
         let (tokens, rank, width, b) = (6, 3, 37, &Reference);
         let one = LowRank { segments: &[0, tokens], rank, width, layout, alpha: 1.0 };

@@ -70,6 +70,6 @@ fn experts<B: Backend>(
     let product = Product { segments: &grouped.segments, n: N, k: K, profile: Profile::X2, accumulate: false };
     b.run(ProductGradWeight { dw, dy: &drows, x: &rows, p: product, row_starts: &starts });
     let layout = isobit_kernels::op::FactorLayout::RankMajor;
-    let thin = LowRank { segments: &grouped.segments, rank: N, width: K, layout, alpha: 0.5 };
-    b.run(LowRankOuter { dfactor, u: &drows, x: &rows, p: thin, row_starts: &starts });
+    let low_rank = LowRank { segments: &grouped.segments, rank: N, width: K, layout, alpha: 0.5 };
+    b.run(LowRankOuter { dfactor, u: &drows, x: &rows, p: low_rank, row_starts: &starts });
 }

@@ -143,7 +143,7 @@ fn hostile_requests_are_refused() {
         "attention 1048576x1024x1x256 x2 best 1",
         "attention 16x3x2x64 x2 best 1",
         "attention 16x2x2x257 x2 best 1",
-        "thin_outer 4x4x65 x2 best 1",
+        "low_rank_outer 4x4x65 x2 best 1",
         "rope 4x4x3 x2 best 1",
         "\u{0}",
     ] {

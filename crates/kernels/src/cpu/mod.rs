@@ -26,6 +26,9 @@ mod gated_norm;
 mod head_loss;
 mod l2_norm;
 mod linear;
+mod low_rank;
+#[cfg(target_arch = "x86_64")]
+mod low_rank_tiles;
 mod nest;
 mod nibbles;
 mod overlap;
@@ -45,9 +48,6 @@ mod slice_tiles;
 mod slices;
 mod sum_squares;
 mod swiglu;
-mod thin;
-#[cfg(target_arch = "x86_64")]
-mod thin_tiles;
 mod token_slices;
 
 pub use path::Path;
@@ -172,7 +172,7 @@ impl Workspaces for Cpu {
     }
 
     fn low_rank(&self, p: &LowRank) -> usize {
-        thin::workspace(self, p)
+        low_rank::workspace(self, p)
     }
 
     fn attention(&self, p: &Attention) -> usize {

@@ -4,7 +4,7 @@
 use super::device::{Gpu, dimension};
 use super::hopper::{self, Epilogue, LowRank};
 use super::memory::{GpuBuffer, Place};
-use super::{GpuMemory, bias, product, thin};
+use super::{GpuMemory, bias, low_rank, product};
 use crate::backend::Run;
 use crate::op::{LinearForward, LinearGradInput, LowRankTerm};
 
@@ -20,7 +20,7 @@ impl Run<LinearForward<'_, GpuMemory>> for Gpu {
             bias::forward(self, op.y, bias);
         }
         if let Some(LowRankTerm { u, factor, p }) = &op.adapter {
-            thin::expand(self, op.y, u, factor, p, workspace);
+            low_rank::expand(self, op.y, u, factor, p, workspace);
         }
     }
 }
@@ -33,14 +33,14 @@ impl Run<LinearGradInput<'_, GpuMemory>> for Gpu {
         }
         product::grad_input(self, op.dx, op.dy, op.w, &op.p, Epilogue::default(), workspace);
         if let Some(LowRankTerm { u, factor, p }) = &op.adapter {
-            thin::expand(self, op.dx, u, factor, p, workspace);
+            low_rank::expand(self, op.dx, u, factor, p, workspace);
         }
     }
 }
 
 /// An adapter as the end of a product.
 fn low_rank(LowRankTerm { u, factor, p }: LowRankTerm<GpuMemory>) -> LowRank {
-    let (rank_step, width_step) = thin::steps(&p);
+    let (rank_step, width_step) = low_rank::steps(&p);
     let [u, factor] = [u, factor].map(|buffer| (Place::from(buffer), 0));
     LowRank { u, factor, rank: dimension(p.rank), rank_step, width_step, alpha: p.alpha }
 }

@@ -31,6 +31,8 @@ mod hopper;
 mod l2_norm;
 mod library;
 mod linear;
+mod low_rank;
+mod low_rank_contract;
 mod memory;
 mod multi_tensor;
 mod opencl;
@@ -48,8 +50,6 @@ mod slice_tiles;
 mod slices;
 mod sum_squares;
 mod swiglu;
-mod thin;
-mod thin_contract;
 mod weight_hopper;
 
 pub use device::Gpu;
@@ -138,7 +138,7 @@ impl Workspaces for Gpu {
     }
 
     fn low_rank(&self, p: &LowRank) -> usize {
-        thin::workspace(self, p)
+        low_rank::workspace(self, p)
     }
 
     fn attention(&self, p: &Attention) -> usize {

@@ -1,4 +1,4 @@
-//! Low-rank products (`docs/numerics.md`, "Thin products"): float32 products with a rank of at most 64 on one side.
+//! Low-rank products (`docs/numerics.md`, "Low-rank products"): float32 products with a rank of at most 64 on one side.
 //!
 //! A factor `M` joins a long axis (`width`) to a short one (`rank`). With `x[t, width]` and `u[t, rank]`:
 //! - contract `u[t, j] = Σ_l x[t, l]·M[j, l]`: a lane sum of fused multiply-adds over `l`;

@@ -1,4 +1,4 @@
-//! Low-rank products, the definition (`docs/numerics.md`, "Thin products").
+//! Low-rank products, the definition (`docs/numerics.md`, "Low-rank products").
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;

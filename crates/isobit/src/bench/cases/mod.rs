@@ -133,9 +133,9 @@ pub(super) const ALL: &[Case] = &[
     plain("delta_rule_forward", DELTA_RULE, DELTA_RULE),
     plain("delta_rule", DELTA_RULE, DELTA_RULE),
     sliced("head_loss", &["512x896x151936"], &["512x896x151936"]),
-    plain("thin_contract", LOW_RANK, LOW_RANK_LARGE),
-    plain("thin_expand", LOW_RANK, LOW_RANK_LARGE),
-    plain("thin_outer", LOW_RANK, LOW_RANK_LARGE),
+    plain("low_rank_contract", LOW_RANK, LOW_RANK_LARGE),
+    plain("low_rank_expand", LOW_RANK, LOW_RANK_LARGE),
+    plain("low_rank_outer", LOW_RANK, LOW_RANK_LARGE),
     plain("rms_norm_forward", FLAT, FLAT_LARGE),
     plain("rms_norm_backward", FLAT, FLAT_LARGE),
     plain("rope", &["512x14x64"], &["8192x14x64"]),
@@ -217,7 +217,7 @@ fn on<B: Backend + 'static>(b: Rc<B>, op: &str, axes: &[usize], profile: Profile
             Some(layers::delta_rule(b, op == "delta_rule", tokens, key_heads, value_heads, width))
         }
         ("head_loss", &[tokens, hidden, vocabulary]) => Some(layers::head_loss(b, tokens, hidden, vocabulary, profile)),
-        ("thin_contract" | "thin_expand" | "thin_outer", &[tokens, width, rank]) if rank <= RANK_MAX => {
+        ("low_rank_contract" | "low_rank_expand" | "low_rank_outer", &[tokens, width, rank]) if rank <= RANK_MAX => {
             Some(products::low_rank(b, op, tokens, width, rank))
         }
         ("rope", &[tokens, heads, width]) if width % 2 == 0 => Some(flat::rope(b, tokens, heads, width)),

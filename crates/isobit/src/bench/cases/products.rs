@@ -103,7 +103,7 @@ pub(super) fn product4<B: Backend + 'static>(
 
 /// Factors as LoRA has them: A `[rank, width]` contracts, B `[width, rank]` expands.
 pub(super) fn low_rank<B: Backend + 'static>(b: Rc<B>, op: &str, tokens: usize, width: usize, rank: usize) -> Prepared {
-    let layout = if op == "thin_contract" { FactorLayout::RankMajor } else { FactorLayout::WidthMajor };
+    let layout = if op == "low_rank_contract" { FactorLayout::RankMajor } else { FactorLayout::WidthMajor };
     let p = LowRank { segments: forever([0, tokens]), rank, width, layout, alpha: 2.0 };
     let (mut x, mut u) = (b.upload(&noise(tokens * width, 1)), b.upload(&noise(tokens * rank, 2)));
     let mut factor = b.upload(&noise(width * rank, 3));
@@ -111,8 +111,8 @@ pub(super) fn low_rank<B: Backend + 'static>(b: Rc<B>, op: &str, tokens: usize, 
     let work = Work { flops: 2.0 * (tokens * width * rank) as f64, bytes: 0.0, workspace };
     let op = op.to_string();
     let run = move || match &op[..] {
-        "thin_contract" => b.run(LowRankContract::one(&mut u, &x, &factor, p)),
-        "thin_expand" => b.run(LowRankExpand { y: &mut x, u: &u, factor: &factor, p }),
+        "low_rank_contract" => b.run(LowRankContract::one(&mut u, &x, &factor, p)),
+        "low_rank_expand" => b.run(LowRankExpand { y: &mut x, u: &u, factor: &factor, p }),
         _ => b.run(LowRankOuter { dfactor: &mut factor, u: &u, x: &x, p, row_starts: &[0, tokens] }),
     };
     Prepared { work, run: Box::new(run) }

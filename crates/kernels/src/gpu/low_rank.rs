@@ -1,13 +1,13 @@
-//! Thin products on a GPU (`op/thin.rs`). The factor is read as it lies; only the outer product has a workspace, for the sums
+//! Low-rank products on a GPU (`op/low_rank.rs`). The factor is read as it lies; only the outer product has a workspace, for the sums
 //! of single blocks of tokens.
 
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
+use super::low_rank_contract;
 use super::memory::{GpuBuffer, Parts, Place};
 use super::program::{Program, program};
-use super::thin_contract;
 use crate::backend::Run;
-use crate::op::{Contraction, FactorLayout as Layout, LowRank as Thin, LowRankContract, LowRankExpand, LowRankOuter};
+use crate::op::{Contraction, FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter};
 use isobit_numerics::lanes::LANES;
 
 impl Run<LowRankContract<'_, GpuMemory>> for Gpu {
@@ -28,41 +28,41 @@ impl Run<LowRankOuter<'_, GpuMemory>> for Gpu {
     }
 }
 
-static THIN: Program = program!("thin");
+static LOW_RANK: Program = program!("low_rank");
 
-/// Tokens of a group, `TOKENS` in `gpu/thin.cl`.
+/// Tokens of a group, `TOKENS` in `gpu/low_rank.cl`.
 const TOKENS: usize = GROUP / LANES;
-/// Ranks of a group, `RANKS` in `gpu/thin.cl`.
+/// Ranks of a group, `RANKS` in `gpu/low_rank.cl`.
 const RANKS: usize = 8;
 /// From so many tokens on, a work item of `contract` has four of them.
 const TOKENS_FOR_FOUR: usize = 4096;
-/// Columns of a group of the outer product, `OUTER_COLUMNS` in `gpu/thin.cl`.
+/// Columns of a group of the outer product, `OUTER_COLUMNS` in `gpu/low_rank.cl`.
 const OUTER_COLUMNS: usize = 128;
 /// Blocks of tokens whose sums the outer product keeps at once.
 const BLOCKS_AT_ONCE: usize = 64;
 
 /// Elements of a factor from one rank, and from one column, to the next.
-pub(super) fn steps(p: &Thin) -> (usize, usize) {
+pub(super) fn steps(p: &LowRank) -> (usize, usize) {
     match p.layout {
-        Layout::RankMajor => (p.width, 1),
-        Layout::WidthMajor => (1, p.rank),
+        FactorLayout::RankMajor => (p.width, 1),
+        FactorLayout::WidthMajor => (1, p.rank),
     }
 }
 
 /// Rank, width, and the steps, as the kernels read them.
-fn shape(p: &Thin) -> [u32; 4] {
+fn shape(p: &LowRank) -> [u32; 4] {
     let (rank_step, width_step) = steps(p);
     [p.rank, p.width, rank_step, width_step].map(|x| u32::try_from(x).expect("a width below 2³²"))
 }
 
-pub(super) fn check(u: &GpuBuffer<f32>, x: &GpuBuffer<f32>, factor: &GpuBuffer<f32>, p: &Thin) {
+pub(super) fn check(u: &GpuBuffer<f32>, x: &GpuBuffer<f32>, factor: &GpuBuffer<f32>, p: &LowRank) {
     p.check();
     let want = [p.tokens() * p.rank, p.tokens() * p.width, p.factors() * p.factor_length()];
-    assert_eq!([u.len(), x.len(), factor.len()], want, "thin product");
+    assert_eq!([u.len(), x.len(), factor.len()], want, "low-rank product");
 }
 
 /// The tokens in tiles of `size` that meet one factor each: how many, and where several factors ask for one, a table of them.
-fn tiles(gpu: &Gpu, p: &Thin, size: usize) -> (usize, Option<GpuBuffer<u32>>) {
+fn tiles(gpu: &Gpu, p: &LowRank, size: usize) -> (usize, Option<GpuBuffer<u32>>) {
     if p.factors() == 1 {
         return (p.tokens().div_ceil(size), None);
     }
@@ -81,22 +81,23 @@ fn table<'a>(tiles: Option<&'a GpuBuffer<u32>>, instead: &'a GpuBuffer<f32>) -> 
 }
 
 /// The sums of as many blocks as the outer product keeps at once.
-fn partial_length(p: &Thin) -> usize {
+fn partial_length(p: &LowRank) -> usize {
     p.tokens().min(BLOCKS_AT_ONCE) * p.factor_length()
 }
 
-pub(super) fn workspace(gpu: &Gpu, p: &Thin) -> usize {
+pub(super) fn workspace(gpu: &Gpu, p: &LowRank) -> usize {
     gpu.part::<f32>(partial_length(p))
 }
 
 /// Factors that the device takes together have one layout and one width.
 fn contract(gpu: &Gpu, parts: &mut [Contraction<GpuMemory>], x: &GpuBuffer<f32>) {
     let together = |a: &Contraction<GpuMemory>, b: &Contraction<GpuMemory>| {
-        (a.p.layout, a.p.width) == (b.p.layout, b.p.width) && [a, b].iter().all(|of| thin_contract::serves(gpu, &of.p))
+        (a.p.layout, a.p.width) == (b.p.layout, b.p.width)
+            && [a, b].iter().all(|of| low_rank_contract::serves(gpu, &of.p))
     };
     for parts in parts.chunk_by_mut(together) {
-        if parts.iter().all(|part| thin_contract::serves(gpu, &part.p)) {
-            thin_contract::contract(gpu, parts, x);
+        if parts.iter().all(|part| low_rank_contract::serves(gpu, &part.p)) {
+            low_rank_contract::contract(gpu, parts, x);
         } else {
             for Contraction { u, factor, p } in parts {
                 contract_one(gpu, u, x, factor, p);
@@ -105,15 +106,15 @@ fn contract(gpu: &Gpu, parts: &mut [Contraction<GpuMemory>], x: &GpuBuffer<f32>)
     }
 }
 
-fn contract_one(gpu: &Gpu, u: &mut GpuBuffer<f32>, x: &GpuBuffer<f32>, factor: &GpuBuffer<f32>, p: &Thin) {
+fn contract_one(gpu: &Gpu, u: &mut GpuBuffer<f32>, x: &GpuBuffer<f32>, factor: &GpuBuffer<f32>, p: &LowRank) {
     let [rank, width, rank_step, width_step] = shape(p);
     let (kernel, per_item) =
-        if p.tokens() >= TOKENS_FOR_FOUR { ("thin_contract_4", 4) } else { ("thin_contract_1", 1) };
+        if p.tokens() >= TOKENS_FOR_FOUR { ("low_rank_contract_4", 4) } else { ("low_rank_contract_1", 1) };
     let (count, tiles) = tiles(gpu, p, TOKENS * per_item);
     let (tiles, grouped) = table(tiles.as_ref(), x);
     let groups = Groups::each(count * p.rank.div_ceil(RANKS));
     let arguments = arguments![u, x, factor, tiles, grouped, p.tokens(), rank, width, rank_step, width_step];
-    gpu.launch(&THIN, kernel, groups, arguments);
+    gpu.launch(&LOW_RANK, kernel, groups, arguments);
 }
 
 pub(super) fn expand(
@@ -121,7 +122,7 @@ pub(super) fn expand(
     y: &mut GpuBuffer<f32>,
     u: &GpuBuffer<f32>,
     factor: &GpuBuffer<f32>,
-    p: &Thin,
+    p: &LowRank,
     _workspace: &mut GpuBuffer<u8>,
 ) {
     check(u, y, factor, p);
@@ -130,7 +131,7 @@ pub(super) fn expand(
     let (tiles, grouped) = table(tiles.as_ref(), u);
     let groups = Groups::each(count * p.width.div_ceil(GROUP));
     let arguments = arguments![y, u, factor, tiles, grouped, p.tokens(), rank, width, rank_step, width_step, p.alpha];
-    gpu.launch(&THIN, "thin_expand", groups, arguments);
+    gpu.launch(&LOW_RANK, "low_rank_expand", groups, arguments);
 }
 
 pub(super) fn outer(
@@ -138,7 +139,7 @@ pub(super) fn outer(
     dfactor: &mut GpuBuffer<f32>,
     u: &GpuBuffer<f32>,
     x: &GpuBuffer<f32>,
-    p: &Thin,
+    p: &LowRank,
     row_starts: &[usize],
     workspace: &mut GpuBuffer<u8>,
 ) {
@@ -162,9 +163,9 @@ pub(super) fn outer(
         let tiles = p.width.div_ceil(OUTER_COLUMNS) * p.rank.div_ceil(RANKS);
         let groups = Groups::of((end - first) * tiles, OUTER_COLUMNS);
         let arguments = arguments![partial, u, x, &blocks, first32, rank, width, p.alpha];
-        gpu.launch(&THIN, "thin_outer_blocks", groups, arguments);
+        gpu.launch(&LOW_RANK, "low_rank_outer_blocks", groups, arguments);
         let groups = Groups::each(p.factors() * p.rank * columns);
         let arguments = arguments![&*dfactor, partial, &starts, first32, end32, rank, width, rank_step, width_step];
-        gpu.launch(&THIN, "thin_outer_add", groups, arguments);
+        gpu.launch(&LOW_RANK, "low_rank_outer_add", groups, arguments);
     }
 }

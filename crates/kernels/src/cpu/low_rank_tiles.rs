@@ -1,4 +1,4 @@
-//! Tiles of low-rank products (`thin.rs`) for AVX-512, by hand: the multiply-adds are so few that the
+//! Tiles of low-rank products (`low_rank.rs`) for AVX-512, by hand: the multiply-adds are so few that the
 //! compiler's code for what comes after them (a tree per sum, a scattered gradient) takes as long.
 //!
 //! `contract` adds sixteen trees at once, lanes of different sums side by side; `outer` reads its rows
@@ -7,7 +7,7 @@
 
 use super::path::{Path, Vector, prefetch};
 use super::pool::SharedMut;
-use crate::op::{FactorLayout as Layout, LowRank as Thin, TOKEN_BLOCK};
+use crate::op::{FactorLayout, LowRank, TOKEN_BLOCK};
 use isobit_numerics::lanes::LANES;
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -36,7 +36,7 @@ fn mask_of(elements: usize) -> __mmask16 {
 }
 
 /// Lane sums of every row of `x` with every row of the factor `[rank, width]`.
-pub(super) fn contract_rows(path: Path, u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin) {
+pub(super) fn contract_rows(path: Path, u: &mut [f32], x: &[f32], factor: &[f32], p: &LowRank) {
     assert_eq!(path.vector(), Vector::Avx512, "tiles of AVX-512");
     let tokens = u.len() / p.rank;
     assert_eq!([u.len(), x.len(), factor.len()], [tokens * p.rank, tokens * p.width, p.rank * p.width], "rows");
@@ -54,7 +54,7 @@ pub(super) unsafe fn outer_block(
     (dfactor, origin): (&SharedMut<f32>, usize),
     u: &[f32],
     x: &[f32],
-    p: &Thin,
+    p: &LowRank,
     block: Range<usize>,
     columns: Range<usize>,
 ) {
@@ -73,7 +73,7 @@ pub(super) unsafe fn outer_block(
 /// The machine has these features; `u` is `[tokens, rank]`, `x` `[tokens, width]`, `factor`
 /// `[rank, width]`.
 #[target_feature(enable = "avx512f,avx512dq,avx512vl,fma")]
-unsafe fn contract_rows_avx512(u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin) {
+unsafe fn contract_rows_avx512(u: &mut [f32], x: &[f32], factor: &[f32], p: &LowRank) {
     let tokens = u.len() / p.rank;
     for start in (0..tokens).step_by(CONTRACT_TOKENS) {
         let end = (start + CONTRACT_TOKENS).min(tokens);
@@ -214,7 +214,7 @@ fn add_ones(a: __m512, b: __m512) -> __m512 {
 /// tokens, `columns` are below `width`; a factor lies at `dfactor`, and these columns of it are the
 /// caller's own.
 #[target_feature(enable = "avx512f,avx512dq,avx512vl,fma")]
-unsafe fn outer_block_avx512(dfactor: *mut f32, u: &[f32], x: &[f32], p: &Thin, columns: Range<usize>) {
+unsafe fn outer_block_avx512(dfactor: *mut f32, u: &[f32], x: &[f32], p: &LowRank, columns: Range<usize>) {
     for rank in (0..p.rank).step_by(OUTER_RANKS) {
         let ranks = OUTER_RANKS.min(p.rank - rank);
         let mask = (u8::MAX) >> (OUTER_RANKS - ranks);
@@ -246,8 +246,12 @@ unsafe fn outer_block_avx512(dfactor: *mut f32, u: &[f32], x: &[f32], p: &Thin, 
             // either layout, and the columns are the caller's own.
             unsafe {
                 match p.layout {
-                    Layout::RankMajor => add_rows(dfactor.add(rank * p.width + first), &sums, p.width, ranks, count),
-                    Layout::WidthMajor => add_turned(dfactor.add(first * p.rank + rank), &sums, p.rank, mask, count),
+                    FactorLayout::RankMajor => {
+                        add_rows(dfactor.add(rank * p.width + first), &sums, p.width, ranks, count)
+                    }
+                    FactorLayout::WidthMajor => {
+                        add_turned(dfactor.add(first * p.rank + rank), &sums, p.rank, mask, count)
+                    }
                 }
             }
         }

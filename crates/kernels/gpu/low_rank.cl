@@ -1,4 +1,4 @@
-// Thin products (docs/numerics.md, "Thin products"). Factor element (j, l) lies at j * rank_step + l * width_step; factors
+// Low-rank products (docs/numerics.md, "Low-rank products"). Factor element (j, l) lies at j * rank_step + l * width_step; factors
 // lie one after another. Where there is more than one, `tiles` holds first token, end and factor of every tile of tokens;
 // where there is one, tiles follow each other and the table is not read.
 
@@ -120,11 +120,11 @@ FUNCTION void stage_factor(
     }
 
 // For few tokens, and for many.
-CONTRACT(thin_contract_1, 1)
-CONTRACT(thin_contract_4, 4)
+CONTRACT(low_rank_contract_1, 1)
+CONTRACT(low_rank_contract_4, 4)
 
 // A work item per column: each element of the factor serves TOKENS tokens.
-KERNEL(GROUP) thin_expand(
+KERNEL(GROUP) low_rank_expand(
     GLOBAL float *y,
     GLOBAL const float *u,
     GLOBAL const float *factor,
@@ -181,7 +181,7 @@ KERNEL(GROUP) thin_expand(
 
 // Sums of single blocks: OUTER_COLUMNS columns and RANKS ranks of one block per group, into partial[block, rank, width]. `blocks`
 // holds first token and end of each; `first_block` is the first of this launch.
-KERNEL(OUTER_COLUMNS) thin_outer_blocks(
+KERNEL(OUTER_COLUMNS) low_rank_outer_blocks(
     GLOBAL float *partial,
     GLOBAL const float *u,
     GLOBAL const float *x,
@@ -249,7 +249,7 @@ KERNEL(OUTER_COLUMNS) thin_outer_blocks(
 
 // Adds the sums of the blocks `first_block .. end_block` to their factors in order, a work item per element. `starts` holds how
 // many blocks there are before each factor's first, and in all.
-KERNEL(GROUP) thin_outer_add(
+KERNEL(GROUP) low_rank_outer_add(
     GLOBAL float *dfactor,
     GLOBAL const float *partial,
     GLOBAL const uint *starts,

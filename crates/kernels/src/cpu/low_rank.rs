@@ -1,20 +1,18 @@
-//! Thin products (`op/thin.rs`) as register tiles: each works on a few tokens or ranks at once, so that one load serves
+//! Low-rank products (`op/low_rank.rs`) as register tiles: each works on a few tokens or ranks at once, so that one load serves
 //! several multiply-adds. Tile sizes depend on the registers of the path; no sum does. AVX-512 has its own tiles
-//! (`thin_tiles.rs`) of `contract` and `outer`.
+//! (`low_rank_tiles.rs`) of `contract` and `outer`.
 //!
 //! `contract` turns a factor that lies the other way, `expand` packs it, both into the workspace.
 
 use super::CpuMemory;
+#[cfg(target_arch = "x86_64")]
+use super::low_rank_tiles;
 use super::path::{Vector, multiversion};
 use super::pool::{SharedMut, share};
-#[cfg(target_arch = "x86_64")]
-use super::thin_tiles;
 use crate::backend::Run;
 use crate::buffer::Workspace;
 use crate::op::low_rank::RANK_MAX;
-use crate::op::{
-    Contraction, FactorLayout as Layout, LowRank as Thin, LowRankContract, LowRankExpand, LowRankOuter, TOKEN_BLOCK,
-};
+use crate::op::{Contraction, FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter, TOKEN_BLOCK};
 use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 use isobit_numerics::lanes::{LANES, tree_sum};
@@ -51,10 +49,10 @@ const CONTRACT_TOKENS: usize = 24;
 /// Tokens that pass one panel of the factor while it is in the first-level cache.
 const EXPAND_TOKENS: usize = 12;
 
-fn check(u: &[f32], x: &[f32], factor: &[f32], p: &Thin) {
+fn check(u: &[f32], x: &[f32], factor: &[f32], p: &LowRank) {
     p.check();
     let want = [p.tokens() * p.rank, p.tokens() * p.width, p.factors() * p.factor_length()];
-    assert_eq!([u.len(), x.len(), factor.len()], want, "thin product");
+    assert_eq!([u.len(), x.len(), factor.len()], want, "low-rank product");
 }
 
 /// Whether tiles may use the thirty-two wide registers.
@@ -63,12 +61,12 @@ fn is_wide(cpu: &Cpu) -> bool {
 }
 
 /// Elements of a factor, turned or in panels.
-fn room(p: &Thin) -> usize {
+fn room(p: &LowRank) -> usize {
     p.width.div_ceil(COLUMNS_WIDE) * COLUMNS_WIDE * p.rank
 }
 
 /// Room for one factor, or for one in every thread where there are many.
-pub(super) fn workspace(cpu: &Cpu, p: &Thin) -> usize {
+pub(super) fn workspace(cpu: &Cpu, p: &LowRank) -> usize {
     let rooms = if p.factors() == 1 { 1 } else { cpu.threads() };
     rooms * Workspace::bytes::<f32>(room(p))
 }
@@ -80,7 +78,7 @@ fn by_segments(
     out: &mut [f32],
     width: usize,
     factor: &[f32],
-    p: &Thin,
+    p: &LowRank,
     workspace: &mut [u8],
     job: impl Fn(&mut [f32], &[f32], Range<usize>, &mut [f32]) + Sync,
 ) {
@@ -103,7 +101,7 @@ fn by_segments(
 }
 
 /// Some columns of the factor `[width, rank]` as those of `[rank, width]`; `turned` is the whole of it.
-fn turn(turned: &SharedMut<f32>, factor: &[f32], columns: &Range<usize>, p: &Thin) {
+fn turn(turned: &SharedMut<f32>, factor: &[f32], columns: &Range<usize>, p: &LowRank) {
     for j in 0..p.rank {
         // SAFETY: the caller has these columns for itself.
         let row = unsafe { turned.slice(j * p.width + columns.start..j * p.width + columns.end) };
@@ -113,19 +111,19 @@ fn turn(turned: &SharedMut<f32>, factor: &[f32], columns: &Range<usize>, p: &Thi
     }
 }
 
-pub(super) fn contract(cpu: &Cpu, u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin, workspace: &mut [u8]) {
+pub(super) fn contract(cpu: &Cpu, u: &mut [f32], x: &[f32], factor: &[f32], p: &LowRank, workspace: &mut [u8]) {
     check(u, x, factor, p);
     let rows = |u: &mut [f32], tokens: Range<usize>, factor: &[f32]| {
         let x = &x[tokens.start * p.width..tokens.end * p.width];
         #[cfg(target_arch = "x86_64")]
         if is_wide(cpu) {
-            return thin_tiles::contract_rows(cpu.path, u, x, factor, p);
+            return low_rank_tiles::contract_rows(cpu.path, u, x, factor, p);
         }
         contract_rows(cpu.path, u, x, factor, p);
     };
     if p.factors() > 1 {
         by_segments(cpu, u, p.rank, factor, p, workspace, |room, factor, tokens, u| {
-            if p.layout == Layout::RankMajor {
+            if p.layout == FactorLayout::RankMajor {
                 return rows(u, tokens, factor);
             }
             turn(&SharedMut::new(room), factor, &(0..p.width), p);
@@ -135,8 +133,8 @@ pub(super) fn contract(cpu: &Cpu, u: &mut [f32], x: &[f32], factor: &[f32], p: &
     }
     let mut workspace = Workspace::new(workspace);
     let factor = match p.layout {
-        Layout::RankMajor => factor,
-        Layout::WidthMajor => {
+        FactorLayout::RankMajor => factor,
+        FactorLayout::WidthMajor => {
             let turned = workspace.take::<f32>(factor.len());
             let shared = SharedMut::new(turned);
             cpu.pool.run_ranges(p.width, COLUMNS_WIDE, |columns| turn(&shared, factor, &columns, p));
@@ -146,7 +144,7 @@ pub(super) fn contract(cpu: &Cpu, u: &mut [f32], x: &[f32], factor: &[f32], p: &
     cpu.pool.run_rows(u, p.rank, |tokens, u| rows(u, tokens, factor));
 }
 
-pub(super) fn expand(cpu: &Cpu, y: &mut [f32], u: &[f32], factor: &[f32], p: &Thin, workspace: &mut [u8]) {
+pub(super) fn expand(cpu: &Cpu, y: &mut [f32], u: &[f32], factor: &[f32], p: &LowRank, workspace: &mut [u8]) {
     check(u, y, factor, p);
     let rows = |y: &mut [f32], tokens: Range<usize>, panels: &[f32]| {
         let u = &u[tokens.start * p.rank..tokens.end * p.rank];
@@ -171,17 +169,17 @@ pub(super) fn expand(cpu: &Cpu, y: &mut [f32], u: &[f32], factor: &[f32], p: &Th
 }
 
 /// Some panels of the factor as `[panel, rank, C]`, the last panel padded with zeros: what a tile reads lies together.
-fn pack<const C: usize>(packed: &mut [f32], panels: Range<usize>, factor: &[f32], p: &Thin) {
+fn pack<const C: usize>(packed: &mut [f32], panels: Range<usize>, factor: &[f32], p: &LowRank) {
     for (panel, packed) in panels.zip(packed.chunks_exact_mut(p.rank * C)) {
         let columns = panel * C..((panel + 1) * C).min(p.width);
         packed.fill(0.0);
         match p.layout {
-            Layout::RankMajor => {
+            FactorLayout::RankMajor => {
                 for (j, row) in packed.chunks_exact_mut(C).enumerate() {
                     row[..columns.len()].copy_from_slice(&factor[j * p.width..][columns.clone()]);
                 }
             }
-            Layout::WidthMajor => {
+            FactorLayout::WidthMajor => {
                 for (c, l) in columns.enumerate() {
                     for j in 0..p.rank {
                         packed[j * C + c] = factor[l * p.rank + j];
@@ -192,7 +190,7 @@ fn pack<const C: usize>(packed: &mut [f32], panels: Range<usize>, factor: &[f32]
     }
 }
 
-pub(super) fn outer(cpu: &Cpu, dfactor: &mut [f32], u: &[f32], x: &[f32], p: &Thin, row_starts: &[usize]) {
+pub(super) fn outer(cpu: &Cpu, dfactor: &mut [f32], u: &[f32], x: &[f32], p: &LowRank, row_starts: &[usize]) {
     check(u, x, dfactor, p);
     let dfactor = SharedMut::new(dfactor);
     cpu.pool.run_ranges(p.width, OUTER_GRAIN, |columns| {
@@ -201,7 +199,7 @@ pub(super) fn outer(cpu: &Cpu, dfactor: &mut [f32], u: &[f32], x: &[f32], p: &Th
             #[cfg(target_arch = "x86_64")]
             if is_wide(cpu) {
                 // SAFETY: `run_ranges` hands out every column once, so these are this call's alone.
-                unsafe { thin_tiles::outer_block(cpu.path, into, u, x, p, block, columns.clone()) };
+                unsafe { low_rank_tiles::outer_block(cpu.path, into, u, x, p, block, columns.clone()) };
                 continue;
             }
             outer_block(cpu.path, into, u, x, p, block, columns.clone());
@@ -210,7 +208,7 @@ pub(super) fn outer(cpu: &Cpu, dfactor: &mut [f32], u: &[f32], x: &[f32], p: &Th
 }
 
 multiversion! {
-    fn contract_rows<F>(u: &mut [f32], x: &[f32], factor: &[f32], p: &Thin) {
+    fn contract_rows<F>(u: &mut [f32], x: &[f32], factor: &[f32], p: &LowRank) {
         contract_tiles::<F, 2, 3, { LANES / 2 }>(u, x, factor, p);
     }
 }
@@ -221,7 +219,7 @@ fn contract_tiles<F: Fma, const T: usize, const J: usize, const L: usize>(
     u: &mut [f32],
     x: &[f32],
     factor: &[f32],
-    p: &Thin,
+    p: &LowRank,
 ) {
     let tokens = u.len() / p.rank;
     for start in (0..tokens).step_by(CONTRACT_TOKENS) {
@@ -296,7 +294,7 @@ fn contract_tile<F: Fma, const T: usize, const J: usize, const L: usize>(
 }
 
 multiversion! {
-    fn expand_rows<F, const WIDE: bool>(y: &mut [f32], u: &[f32], panels: &[f32], p: &Thin) {
+    fn expand_rows<F, const WIDE: bool>(y: &mut [f32], u: &[f32], panels: &[f32], p: &LowRank) {
         if WIDE {
             expand_tiles::<F, 6, COLUMNS_WIDE>(y, u, panels, p);
         } else {
@@ -307,7 +305,7 @@ multiversion! {
 
 /// `T` tokens at a time; what is left over of the tokens goes one by one.
 #[inline(always)]
-fn expand_tiles<F: Fma, const T: usize, const C: usize>(y: &mut [f32], u: &[f32], panels: &[f32], p: &Thin) {
+fn expand_tiles<F: Fma, const T: usize, const C: usize>(y: &mut [f32], u: &[f32], panels: &[f32], p: &LowRank) {
     let (width, rank) = (p.width, p.rank);
     for (y, u) in y.chunks_mut(EXPAND_TOKENS * width).zip(u.chunks(EXPAND_TOKENS * rank)) {
         for first in (0..width).step_by(C) {
@@ -330,7 +328,7 @@ fn expand_tile<F: Fma, const T: usize, const C: usize>(
     u: &[f32],
     panel: &[f32],
     first: usize,
-    p: &Thin,
+    p: &LowRank,
 ) {
     let mut acc = [[0.0; C]; T];
     for (j, m) in panel.as_chunks::<C>().0.iter().enumerate() {
@@ -362,7 +360,7 @@ multiversion! {
         dfactor: (&SharedMut<f32>, usize),
         u: &[f32],
         x: &[f32],
-        p: &Thin,
+        p: &LowRank,
         block: Range<usize>,
         columns: Range<usize>,
     ) {
@@ -377,7 +375,7 @@ fn outer_tiles<F: Fma, const J: usize, const C: usize>(
     (dfactor, origin): (&SharedMut<f32>, usize),
     u: &[f32],
     x: &[f32],
-    p: &Thin,
+    p: &LowRank,
     block: Range<usize>,
     columns: Range<usize>,
 ) {
@@ -403,7 +401,7 @@ fn outer_tiles<F: Fma, const J: usize, const C: usize>(
             let sums = outer_tile::<F, J, C>(&scaled[..block.len()], &panel[..block.len()], rank);
             for j in 0..J.min(p.rank - rank) {
                 match p.layout {
-                    Layout::RankMajor => {
+                    FactorLayout::RankMajor => {
                         let at = origin + p.at(rank + j, first);
                         // SAFETY: columns of different threads do not overlap.
                         let dfactor = unsafe { dfactor.slice(at..at + count) };
@@ -411,7 +409,7 @@ fn outer_tiles<F: Fma, const J: usize, const C: usize>(
                             *dfactor += sum;
                         }
                     }
-                    Layout::WidthMajor => {
+                    FactorLayout::WidthMajor => {
                         let here = origin + first * p.rank..origin + (first + count) * p.rank;
                         // SAFETY: all ranks of these columns lie here, and nothing else; columns of
                         // different threads do not overlap.

@@ -1,4 +1,4 @@
-// Thin products, contract (docs/numerics.md, "Thin products"), with a warp as the 32 lanes of a sum: one read of x for up to
+// Low-rank products, contract (docs/numerics.md, "Low-rank products"), with a warp as the 32 lanes of a sum: one read of x for up to
 // three groups of RANKS ranks. The factor comes through shared memory, a segment of columns at a time, some segments ahead.
 // CUDA C++ behind cuda.h.
 
