@@ -1,5 +1,5 @@
 // Weight gradient of the slice product on the tensor cores of Hopper: dW[n, k] += sum over tokens of
-// dy[t, n] * x[t, k], from planes of columns cut along the tokens (columns.cu), with the bits of
+// dy[t, n] * x[t, k], from planes of columns cut along the tokens (column_slices.cu), with the bits of
 // docs/numerics.md, "Slice product". Per token chunk
 //     acc = fma(value, scale of dy's column * scale of x's column, acc)        chunks ascending
 // starting from dW. The gradients of several weights (experts) are one launch.

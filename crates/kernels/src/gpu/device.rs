@@ -60,8 +60,10 @@ pub(super) struct Device {
     selector: Selector,
     /// Whether programs in a device's own language are left alone.
     portable_only: bool,
-    programs: RefCell<BTreeMap<(&'static str, Build), Compiled>>,
-    kernels: RefCell<BTreeMap<(&'static str, Build), Kernel>>,
+    /// With their sources, by name.
+    programs: RefCell<BTreeMap<(&'static str, Build), (Compiled, &'static str)>>,
+    /// By program and name.
+    kernels: RefCell<BTreeMap<(&'static str, &'static str, Build), Kernel>>,
     failure: RefCell<Option<DeviceFailure>>,
     tables: RefCell<Tables>,
     pub(super) scratch: Scratch<GpuMemory>,
@@ -92,19 +94,21 @@ impl Device {
     }
 
     fn kernel(&self, program: &Program, name: &'static str, build: Build) -> Answer<Kernel> {
-        if let Some(kernel) = self.kernels.borrow().get(&(name, build)) {
+        let key = (program.name, name, build);
+        if let Some(kernel) = self.kernels.borrow().get(&key) {
             return Ok(*kernel);
         }
         let known = self.programs.borrow().get(&(program.name, build)).copied();
-        let compiled = if let Some(compiled) = known {
+        let compiled = if let Some((compiled, text)) = known {
+            assert!(text == program.text, "two programs are called `{}`", program.name);
             compiled
         } else {
             let compiled = self.compile(program, build)?;
-            self.programs.borrow_mut().insert((program.name, build), compiled);
+            self.programs.borrow_mut().insert((program.name, build), (compiled, program.text));
             compiled
         };
         let kernel = self.runtime.kernel(compiled, name)?;
-        self.kernels.borrow_mut().insert((name, build), kernel);
+        self.kernels.borrow_mut().insert(key, kernel);
         Ok(kernel)
     }
 

@@ -1,5 +1,5 @@
 //! The weight gradient on the tensor cores of NVIDIA's Hopper (`gpu/product_weight_hopper.cu`), both
-//! profiles: columns are sliced along the tokens in whole blocks (`gpu/columns.cu`), then multiplied.
+//! profiles: columns are sliced along the tokens in whole blocks (`gpu/column_slices.cu`), then multiplied.
 //! Other devices take the portable kernels; the bits are the same.
 
 use super::device::{Gpu, Groups, arguments, dimension};
@@ -12,7 +12,7 @@ use isobit_numerics::slices::Profile;
 use std::ops::Range;
 
 static COLUMNS: Program =
-    Program { name: "columns", text: include_str!("../../gpu/columns.cu"), language: Language::Cuda };
+    Program { name: "column_slices", text: include_str!("../../gpu/column_slices.cu"), language: Language::Cuda };
 static PRODUCT_WEIGHT: Program = Program {
     name: "product_weight_hopper",
     text: concat!(
@@ -23,7 +23,7 @@ static PRODUCT_WEIGHT: Program = Program {
     language: Language::Native,
 };
 
-/// Of `gpu/columns.cu`: work items of a group, and its columns.
+/// Of `gpu/column_slices.cu`: work items of a group, and its columns.
 const COLUMN_GROUP: usize = 512;
 const COLUMNS_TOGETHER: usize = 32;
 
