@@ -1,7 +1,8 @@
-//! `cargo xtask memcheck`: small conformance cases under valgrind's memcheck, on the scalar and the AVX2
-//! path with one and two threads. It sees reads of what was never written, accesses outside of a buffer
-//! and leaks; valgrind knows no AVX-512. Any error fails, and any difference from the reference but the
-//! one that valgrind itself makes: its `vfnmadd` (3.19) gives −0 where a processor gives +0.
+//! `cargo xtask memcheck`: small conformance cases under valgrind's memcheck, on the scalar and the
+//! AVX2 path with one and two threads. It sees reads of what was never written, accesses outside of
+//! a buffer and leaks; valgrind knows no AVX-512. Any error fails, and any difference from the
+//! reference but the one that valgrind itself makes: its `vfnmadd` (3.19) gives −0 where a
+//! processor gives +0.
 
 use crate::arguments::Arguments;
 use crate::repository::{command, now, root};
@@ -43,8 +44,9 @@ fn version() -> Option<String> {
 fn check(path: &str, threads: &str, ops: &[String]) -> Result<(), String> {
     let start = now();
     let code = format!("--error-exitcode={FOUND}");
-    // Memory that is still reachable at the end is no leak: tables that live as long as the program. The
-    // threads of a pool spin for each other, so they take turns on valgrind's one lock.
+    // Memory that is still reachable at the end is no leak: tables that live as long as the
+    // program. The threads of a pool spin for each other, so they take turns on valgrind's one
+    // lock.
     let mut line =
         vec!["--quiet", "--fair-sched=yes", &code, "--leak-check=full", "--show-leak-kinds=definite,indirect"];
     line.extend(["--errors-for-leak-kinds=definite,indirect", "target/release/conform"]);

@@ -6,17 +6,8 @@ use std::path::Path;
 /// Columns of a line of prose.
 const COLUMNS_MAX: usize = 100;
 
-/// Whether prose is checked everywhere, or only in `WRAPPED`.
-const EVERYWHERE: bool = false;
-/// Folders and files whose prose is wrapped.
-const WRAPPED: [&str; 5] = ["crates/numerics", "crates/proof", "docs", "xtask", "tools"];
-
 /// Lines, from 1, whose prose is too wide.
 pub(crate) fn wide_lines(path: &Path, text: &str) -> Vec<usize> {
-    let top_level = path.parent() == Some(Path::new(""));
-    if !EVERYWHERE && !top_level && !WRAPPED.iter().any(|folder| path.starts_with(folder)) {
-        return Vec::new();
-    }
     match path.extension().and_then(|ending| ending.to_str()) {
         Some("md") => wide(text, Some),
         Some("rs" | "cl" | "cu" | "cuh" | "h") => wide(text, comment),

@@ -1,7 +1,9 @@
-//! Buffers that come back: a step asks for the same sizes again and again, and fresh memory costs a page fault each time.
+//! Buffers that come back: a step asks for the same sizes again and again, and fresh memory costs a
+//! page fault each time.
 //!
-//! Contents of a buffer that is handed out are whatever was there; every op overwrites what it is given. Buffers that the present
-//! tape has no use for make room before new ones come, so that the memory is that of the largest micro-batch, not of all shapes seen.
+//! Contents of a buffer that is handed out are whatever was there; every op overwrites what it is
+//! given. Buffers that the present tape has no use for make room before new ones come, so that the
+//! memory is that of the largest micro-batch, not of all shapes seen.
 
 use isobit_kernels::Backend;
 use isobit_kernels::op::SliceShape;
@@ -68,7 +70,8 @@ impl<B: Backend> Arena<B> {
         Lease { buffer: Some(buffer), length, arena: Rc::clone(self) }
     }
 
-    /// A free buffer of this length. If there is none, as many numbers are given back of buffers that this tape has not used.
+    /// A free buffer of this length. If there is none, as many numbers are given back of buffers
+    /// that this tape has not used.
     fn reuse(&self, length: usize) -> Option<F32<B>> {
         let mut free = self.free.borrow_mut();
         let tape = self.tape.get();

@@ -1,7 +1,9 @@
-//! Weight gradients that wait: the backward pass goes on with input gradients, the gradients of linear layers' parameters come after.
+//! Weight gradients that wait: the backward pass goes on with input gradients, the gradients of
+//! linear layers' parameters come after.
 //!
-//! Waiting changes no bit. What a layer adds to its parameters depends only on its input and its output's gradient, both of which are
-//! held; and the queue is first in, first out, so every parameter gets its parts in the order it would have got them at once.
+//! Waiting changes no bit. What a layer adds to its parameters depends only on its input and its
+//! output's gradient, both of which are held; and the queue is first in, first out, so every
+//! parameter gets its parts in the order it would have got them at once.
 
 use crate::op::linear::LayerGradients;
 use crate::parameters::Gradients;
@@ -10,10 +12,11 @@ use isobit_kernels::Backend;
 
 /// When the weights, biases and adapters of linear layers get their gradients.
 ///
-/// Waiting costs memory: of every layer that waits its input, the gradient of its output and what its adapter saved stay. With
-/// [`Deferral::Tape`] that is about what the policy `none` keeps, whatever the policy. It is good where somebody waits for the
-/// gradient of the input: with layers split over devices the device before can go on while this one does its weights, and
-/// weights that are done in one go can share what they read. On a single device alone it gains nothing.
+/// Waiting costs memory: of every layer that waits its input, the gradient of its output and what
+/// its adapter saved stay. With [`Deferral::Tape`] that is about what the policy `none` keeps,
+/// whatever the policy. It is good where somebody waits for the gradient of the input: with layers
+/// split over devices the device before can go on while this one does its weights, and weights that
+/// are done in one go can share what they read. On a single device alone it gains nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Deferral {
     /// With the input's gradient.

@@ -1,7 +1,8 @@
 //! The tape: fused ops recorded forward, played backward, recomputed under a contract.
 //!
-//! A model writes its forward pass with the methods of [`Tape`]; each is one fused op of `kernels` and knows its backward. Which
-//! activations live until the backward pass is a [`Policy`]; it changes memory and time, never a bit.
+//! A model writes its forward pass with the methods of [`Tape`]; each is one fused op of `kernels`
+//! and knows its backward. Which activations live until the backward pass is a [`Policy`]; it
+//! changes memory and time, never a bit.
 
 mod arena;
 mod deferred;

@@ -1,4 +1,5 @@
-//! Weights: those that are trained, with names and gradients, and those that are frozen, in the form their op wants.
+//! Weights: those that are trained, with names and gradients, and those that are frozen, in the
+//! form their op wants.
 
 use crate::TapeError;
 use half::{bf16, f16};
@@ -90,8 +91,8 @@ pub struct Gradients<B: Backend> {
     reached: Vec<bool>,
     /// Whether deferred parts are still to come.
     awaited: Vec<bool>,
-    /// The embedding's part of a tied table, apart from the head's: each sum folds over the rows of the step on its own, or
-    /// their order would depend on the micro-batches.
+    /// The embedding's part of a tied table, apart from the head's: each sum folds over the rows of
+    /// the step on its own, or their order would depend on the micro-batches.
     tied: Option<(ParameterId, F32<B>)>,
 }
 
@@ -136,7 +137,8 @@ impl<B: Backend> Gradients<B> {
         (a, b)
     }
 
-    /// A part of this gradient comes later; until then no other op may add to it, or the order of its parts would change.
+    /// A part of this gradient comes later; until then no other op may add to it, or the order of
+    /// its parts would change.
     pub(crate) fn await_deferred(&mut self, id: ParameterId) {
         self.awaited[id.0] = true;
     }
@@ -152,7 +154,8 @@ impl<B: Backend> Gradients<B> {
         &mut self.tied.get_or_insert_with(|| (id, backend.zeros(length))).1
     }
 
-    /// Adds up the parts of a tied table: the head's, then the embedding's. Once, after the last micro-batch.
+    /// Adds up the parts of a tied table: the head's, then the embedding's. Once, after the last
+    /// micro-batch.
     pub fn combine(&mut self, backend: &B, parameters: &Parameters<B>) {
         if let Some((id, embedding)) = self.tied.take() {
             let mut sum = backend.zeros(parameters.get(id).length());
@@ -180,7 +183,8 @@ pub struct Quantized<B: Backend> {
 pub enum Matrix<B: Backend> {
     /// Kept as slices only.
     Frozen(Weight<B>),
-    /// Kept as four bits only: parts one below the other. For linear layers and experts; head and router take slices.
+    /// Kept as four bits only: parts one below the other. For linear layers and experts; head and
+    /// router take slices.
     Quantized(Vec<Quantized<B>>),
     Trained(ParameterId),
 }

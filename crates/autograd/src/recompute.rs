@@ -29,7 +29,8 @@ use std::rc::Rc;
 pub enum Policy {
     /// All of them.
     None,
-    /// The input of every block, the outputs of its attention or delta rule and the choices of its router; the rest is computed again.
+    /// The input of every block, the outputs of its attention or delta rule and the choices of its
+    /// router; the rest is computed again.
     Selective,
     /// The input of every block and the choices of its router.
     #[default]
@@ -134,8 +135,9 @@ impl<'a, B: Backend> Tape<'a, B> {
         Self { contract, ..self }
     }
 
-    /// Runs one block of the model under the tape's policy. The backward pass begins with the last block, whose activations would
-    /// be dropped only to be computed again at once: it keeps them under every policy.
+    /// Runs one block of the model under the tape's policy. The backward pass begins with the last
+    /// block, whose activations would be dropped only to be computed again at once: it keeps them
+    /// under every policy.
     pub fn block(
         &mut self,
         layer: usize,
@@ -272,7 +274,8 @@ impl<'a, B: Backend> Recomputation<'a, B> {
         Ok((inner, output))
     }
 
-    /// Computes the block a third time and looks for the first op whose saved tensors are not those of the second.
+    /// Computes the block a third time and looks for the first op whose saved tensors are not those
+    /// of the second.
     fn finding(&self, tape: &Tape<'a, B>, second: &Tape<'a, B>, digests: &[Digest]) -> Result<Finding, TapeError> {
         let (mut third, output) = self.compute(tape)?;
         for (second, third) in second.nodes.iter().zip(&third.nodes) {

@@ -94,7 +94,8 @@ pub struct Tape<'a, B: Backend> {
     pub(crate) recomputing: bool,
     /// Values at the ends of the running block, which its digest is taken of.
     pub(crate) ends: Vec<Rc<Lease<B>>>,
-    /// Values that the running block keeps aside for its gradients: nothing later is made of them, so they have digests of their own.
+    /// Values that the running block keeps aside for its gradients: nothing later is made of them,
+    /// so they have digests of their own.
     pub(crate) aside: Vec<Rc<Lease<B>>>,
     pub(crate) deferral: Deferral,
     /// Weight gradients that wait.
@@ -200,7 +201,8 @@ impl<'a, B: Backend> Tape<'a, B> {
         }
     }
 
-    /// Plays the tape back from what its last op left: adds to `gradients` what every op contributes.
+    /// Plays the tape back from what its last op left: adds to `gradients` what every op
+    /// contributes.
     pub fn backward(mut self, gradients: &mut Gradients<B>) -> Result<(), TapeError> {
         let mut values: Vec<Gradient<B>> = (0..self.next).map(|_| None).collect();
         self.play(&mut values, gradients)?;
@@ -208,7 +210,8 @@ impl<'a, B: Backend> Tape<'a, B> {
         gradients.check_reached(self.parameters)
     }
 
-    /// From the last node to the first; a node is dropped, and what it saved with it, as soon as it is done.
+    /// From the last node to the first; a node is dropped, and what it saved with it, as soon as it
+    /// is done.
     pub(crate) fn play(&mut self, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) -> Result<(), TapeError> {
         while let Some(node) = self.nodes.pop() {
             node.backward(self, values, gradients)?;

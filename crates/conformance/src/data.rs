@@ -7,7 +7,8 @@ pub enum Kind {
     Plain,
     /// Magnitudes over many orders, some columns a thousand times larger.
     Outliers,
-    /// Signed zeros, subnormals, the smallest and largest normals that products survive, ties of the quantiser.
+    /// Signed zeros, subnormals, the smallest and largest normals that products survive, ties of
+    /// the quantiser.
     Edges,
     /// All zero.
     Zeros,

@@ -1,4 +1,5 @@
-//! Digests of the reference's results, one per case: what the golden file holds and `cargo xtask same-bits` compares.
+//! Digests of the reference's results, one per case: what the golden file holds and
+//! `cargo xtask same-bits` compares.
 
 use crate::{Case, Output, Visitor};
 use isobit_kernels::Reference;

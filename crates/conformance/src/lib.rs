@@ -1,8 +1,9 @@
 //! Every op on every backend against the reference, on bits.
 //!
-//! A [`Case`] is one op with one set of inputs, written once for any backend. `cases/` holds a file per op that visits its
-//! cases; a visitor decides what to run them on. The tests visit with [`EveryBackend`]: every CPU path this machine has with 1,
-//! 2 and 7 threads, and every OpenCL and CUDA device, each twice, outputs filled with NaN beforehand.
+//! A [`Case`] is one op with one set of inputs, written once for any backend. `cases/` holds a file
+//! per op that visits its cases; a visitor decides what to run them on. The tests visit with
+//! [`EveryBackend`]: every CPU path this machine has with 1, 2 and 7 threads, and every OpenCL and
+//! CUDA device, each twice, outputs filled with NaN beforehand.
 #![expect(clippy::float_arithmetic, reason = "test data is made of numbers")]
 
 pub mod cases;
@@ -133,13 +134,15 @@ impl EveryBackend {
 /// Why a device is not compared.
 #[derive(Clone, Debug)]
 pub enum Absent {
-    /// There is no driver, no device, or its driver itself says that it cannot do the arithmetic: a skip.
+    /// There is no driver, no device, or its driver itself says that it cannot do the arithmetic: a
+    /// skip.
     Missing(String),
     /// It is there and fails: an error.
     Broken(String),
 }
 
-/// Every device that a driver offers, opened, or why it is not; `opencl` or `cuda` alone where there is no driver.
+/// Every device that a driver offers, opened, or why it is not; `opencl` or `cuda` alone where
+/// there is no driver.
 pub fn devices() -> Vec<(String, Result<Gpu, Absent>)> {
     let mut found = Vec::new();
     for api in Api::ALL {

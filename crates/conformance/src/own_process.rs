@@ -1,15 +1,17 @@
-//! A test in a process of its own: for what belongs to the whole process (counters of memory, handlers of signals, the
-//! current folder), since tests run as threads of one.
+//! A test in a process of its own: for what belongs to the whole process (counters of memory,
+//! handlers of signals, the current folder), since tests run as threads of one.
 
 use std::process::{Command, Stdio};
 
 /// Set for the process that is started for one test.
 const MARK: &str = "ISOBIT_TEST_IN_OWN_PROCESS";
 
-/// Runs `body` where this process was started for this test alone; otherwise starts such a process and fails as it does.
+/// Runs `body` where this process was started for this test alone; otherwise starts such a process
+/// and fails as it does.
 ///
-/// `test` is the whole path of the calling test, crate included: `concat!(module_path!(), "::", "its_name")`. `prepare`
-/// may set the folder and the environment of the process.
+/// `test` is the whole path of the calling test, crate included:
+/// `concat!(module_path!(), "::", "its_name")`. `prepare` may set the folder and the environment of
+/// the process.
 pub fn in_own_process(test: &str, prepare: impl FnOnce(&mut Command), body: impl FnOnce()) {
     if std::env::var_os(MARK).is_some_and(|mark| mark == test) {
         return body();

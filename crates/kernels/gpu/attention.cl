@@ -1,10 +1,11 @@
 // Attention (docs/numerics.md, "Attention").
 //
-// Rows of q, k, v and dO are sliced first, into planes over *places*: the positions of all spans one after another,
-// each span padded to a multiple of PLACE_BLOCK with integers that are zero. A plane packs four neighbours along the
-// width, [head, slice, word, place], for products over the width, or four along the places, [head, slice, place / 4,
-// width], for products over positions. A group then owns a few rows (queries, or keys) and passes over tiles of TILE
-// columns (keys, or queries): products over the width, weights of the tile, products over the tile.
+// Rows of q, k, v and dO are sliced first, into planes over *places*: the positions of all spans
+// one after another, each span padded to a multiple of PLACE_BLOCK with integers that are zero. A
+// plane packs four neighbours along the width, [head, slice, word, place], for products over the
+// width, or four along the places, [head, slice, place / 4, width], for products over positions. A
+// group then owns a few rows (queries, or keys) and passes over tiles of TILE columns (keys, or
+// queries): products over the width, weights of the tile, products over the tile.
 
 #define TILE 128
 #define TILE_WORDS (TILE / 4)
@@ -76,7 +77,8 @@ FUNCTION int holds(Extent extent, uint position) {
     return extent.start <= position && position < extent.end;
 }
 
-// Slices PLACE_BLOCK rows of one head. `blocks` holds first row and number of rows of every block of places.
+// Slices PLACE_BLOCK rows of one head. `blocks` holds first row and number of rows of every block
+// of places.
 KERNEL(GROUP) attention_slice(
     GLOBAL float *units,
     GLOBAL int *by_width,
@@ -165,7 +167,8 @@ FUNCTION void load_rows(
     }
 }
 
-// Products over the width of `count` of the group's rows, from `first` on, with the column at `columns`.
+// Products over the width of `count` of the group's rows, from `first` on, with the column at
+// `columns`.
 FUNCTION void products_over_width(
     Sums *sums,
     LOCAL_POINTER const int *rows,
@@ -194,8 +197,9 @@ FUNCTION void products_over_width(
     }
 }
 
-// Slices the tile's weights, values[row, place], zero where nothing is visible, into weights[slice, row, word], and
-// puts each row's unit into `units`. Every work item calls it, after a barrier; the caller puts another one behind it.
+// Slices the tile's weights, values[row, place], zero where nothing is visible, into weights[slice,
+// row, word], and puts each row's unit into `units`. Every work item calls it, after a barrier; the
+// caller puts another one behind it.
 FUNCTION void slice_weights(
     LOCAL_POINTER int *weights,
     LOCAL_POINTER float *units,
@@ -233,13 +237,15 @@ FUNCTION void slice_weights(
     }
 }
 
-// Work items that share a row of results `width` wide: each has one column of every (GROUP / this)th row.
+// Work items that share a row of results `width` wide: each has one column of every (GROUP /
+// this)th row.
 FUNCTION uint columns_at_once(uint width) {
     return width <= 64u ? 64u : width <= 128u ? 128u : 256u;
 }
 
-// What a tile adds to this work item's results: acc = fma(product over the tile, unit, acc * decay) for every row that
-// sees something of the tile; a decay of 1 changes no bit. `step` is GROUP / columns_at_once.
+// What a tile adds to this work item's results: acc = fma(product over the tile, unit, acc * decay)
+// for every row that sees something of the tile; a decay of 1 changes no bit. `step` is GROUP /
+// columns_at_once.
 FUNCTION void add_tile_by(
     float *acc,
     LOCAL_POINTER const int *weights,
@@ -284,7 +290,8 @@ FUNCTION void add_tile_by(
     }
 }
 
-// `planes` are packed by place, those of one head from the tile on; only the words that hold `seen` are read.
+// `planes` are packed by place, those of one head from the tile on; only the words that hold `seen`
+// are read.
 FUNCTION void add_tile(
     float *acc,
     LOCAL_POINTER const int *weights,

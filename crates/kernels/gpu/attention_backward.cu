@@ -2,9 +2,9 @@
 
 enum Kind { QUERY, KEY, VALUE };
 
-// What the three kernels take: rows and columns by width for the scores (1) and for the gradient of the weights (2, not
-// for VALUE), columns by place, and numbers per place: units of q and dO, lse and D, or units of k and v. `result_width`
-// is that of the result as stored.
+// What the three kernels take: rows and columns by width for the scores (1) and for the gradient of
+// the weights (2, not for VALUE), columns by place, and numbers per place: units of q and dO, lse
+// and D, or units of k and v. `result_width` is that of the result as stored.
 struct Gradient {
     float *result;
     const uchar *rows, *rows2, *columns, *columns2, *deep;
@@ -14,7 +14,8 @@ struct Gradient {
     float scale, scale2;
 };
 
-// QUERY: rows are queries, columns keys. KEY and VALUE: rows are keys, columns the queries of one query head.
+// QUERY: rows are queries, columns keys. KEY and VALUE: rows are keys, columns the queries of one
+// query head.
 template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
     constexpr bool TURNED = KIND != QUERY;
     constexpr int W1 = KEY_WIDTH, W2 = KIND == VALUE ? 0 : VALUE_WIDTH;
@@ -160,7 +161,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_grad_
     gradient<QUERY>(p);
 }
 
-// A block per ROWS keys, query head and part of the width: the head's share of the gradient of its key head.
+// A block per ROWS keys, query head and part of the width: the head's share of the gradient of its
+// key head.
 extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_grad_key_mma(
     float *dk, const uchar *q, const uchar *q_by_place, const uchar *d_o, const float *query_numbers, const uchar *k,
     const uchar *v, const float *key_numbers, const uint *table, uint heads, uint heads_per_key, uint key_width,

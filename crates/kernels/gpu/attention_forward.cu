@@ -11,7 +11,8 @@ template <int EACH> FUNCTION void fill(float (&z)[64], int step, float value) {
     }
 }
 
-// Blocks of a tile of which all is visible to all rows; of the others, which numbers are, 16 bits per block.
+// Blocks of a tile of which all is visible to all rows; of the others, which numbers are, 16 bits
+// per block.
 struct Visible {
     uint whole, bits[BLOCKS / 2];
 
@@ -60,7 +61,8 @@ struct Running {
             }
             most[r] = most_of_quad(most[r]);
             base[r] = active[r] ? most[r] : 0.0f;
-            // Where the maximum is not finite some probability is NaN, and so is everything from here on.
+            // Where the maximum is not finite some probability is NaN, and so is everything from
+            // here on.
             float decay = isobit_exp2(m[r] - most[r]);
             decays[r] = magnitude_bits(most[r]) < F32_INFINITY ? decay : as_f32(CANONICAL_NAN);
 #pragma unroll

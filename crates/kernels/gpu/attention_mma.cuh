@@ -1,18 +1,22 @@
-// Attention on the int8 tensor cores of NVIDIA devices from sm_80 on, profile x2 (docs/numerics.md, "Attention"): what
-// the programs attention_forward.cu, attention_backward.cu and attention_slices.cu share.
+// Attention on the int8 tensor cores of NVIDIA devices from sm_80 on, profile x2 (docs/numerics.md,
+// "Attention"): what the programs attention_forward.cu, attention_backward.cu and
+// attention_slices.cu share.
 //
-// KEY_WIDTH and VALUE_WIDTH are the widths of the heads rounded up to 32; planes are padded with integers that are zero.
-// A warp owns 16 rows (queries, or keys) and passes over tiles of 128 columns (keys, or queries). Scores of a tile, 32
-// columns at a time, become weights in the same registers, and their slices are the left operand of the product over the
-// tile. Columns stream through a ring of slots in shared memory that all warps of a block share.
+// KEY_WIDTH and VALUE_WIDTH are the widths of the heads rounded up to 32; planes are padded with
+// integers that are zero. A warp owns 16 rows (queries, or keys) and passes over tiles of 128
+// columns (keys, or queries). Scores of a tile, 32 columns at a time, become weights in the same
+// registers, and their slices are the left operand of the product over the tile. Columns stream
+// through a ring of slots in shared memory that all warps of a block share.
 //
-// Positions lie at *places*: all spans one after another, each padded to blocks of 32. In a block, thread t of a quad
-// has the columns 4 i + t, i < 8: those of its lanes of a lane sum. Numbers per place are stored in that order,
-// 8 t + i, and so are the bytes of planes that are contracted over places: four bytes are i = 0..3 or 4..7 of one t.
+// Positions lie at *places*: all spans one after another, each padded to blocks of 32. In a block,
+// thread t of a quad has the columns 4 i + t, i < 8: those of its lanes of a lane sum. Numbers per
+// place are stored in that order, 8 t + i, and so are the bytes of planes that are contracted over
+// places: four bytes are i = 0..3 or 4..7 of one t.
 //
-// Planes lie in memory as they will in shared memory, where eight rows of 16 bytes are read at once and should lie in
-// different banks: 16-byte pieces of a row change places with their neighbours, `turn` says how. By width
-// [head, block, slice, place, width]; by place [head, block, width / 32, slice, width % 32, place].
+// Planes lie in memory as they will in shared memory, where eight rows of 16 bytes are read at once
+// and should lie in different banks: 16-byte pieces of a row change places with their neighbours,
+// `turn` says how. By width [head, block, slice, place, width]; by place [head, block, width / 32,
+// slice, width % 32, place].
 
 #define TILE 128u
 #define BLOCK 32u
@@ -123,8 +127,8 @@ FUNCTION float larger_or_nan(float a, float b) {
 #define START 12582912.0f
 #define START_BITS 0x4b400000
 
-// Whether converting an integer is as fast as adding two floats: otherwise sums below 2^22 start from the bits of the
-// float START, so that their bits are those of START + sum.
+// Whether converting an integer is as fast as adding two floats: otherwise sums below 2^22 start
+// from the bits of the float START, so that their bits are those of START + sum.
 #ifndef CONVERTS
 #define CONVERTS (__CUDA_ARCH__ >= 900)
 #endif
@@ -155,8 +159,9 @@ FUNCTION float exp2_polynomial(float f) {
     return fma_rn(p, f, 1.0f);
 }
 
-// isobit_exp2 of numbers up to 100 (a score less the row's maximum or logarithm is at most about 0): below the limit the
-// result is zero, and one power of two that keeps the number normal takes the place of two halves.
+// isobit_exp2 of numbers up to 100 (a score less the row's maximum or logarithm is at most about
+// 0): below the limit the result is zero, and one power of two that keeps the number normal takes
+// the place of two halves.
 FUNCTION float exp2_of(float x) {
     const float shift = START + 154.0f;
     float c = larger_or_nan(x, EXP2_LEAST);
@@ -165,7 +170,8 @@ FUNCTION float exp2_of(float x) {
     return (p * as_f32(as_u32(shifted) << 23)) * as_f32((127u - 27u) << 23);
 }
 
-// The same of numbers that are no NaN and not above zero: the power of two is added to the exponent.
+// The same of numbers that are no NaN and not above zero: the power of two is added to the
+// exponent.
 FUNCTION float exp2_down(float x) {
     const float shift = START + 28.0f;
     float c = x > EXP2_LEAST ? x : EXP2_LEAST;
@@ -174,8 +180,9 @@ FUNCTION float exp2_down(float x) {
     return as_f32(as_u32(p) + (as_u32(shifted) << 23)) * as_f32((127u - 28u) << 23);
 }
 
-// Slices of four weights times a multiplier, as the bytes of two words. START + 128 leaves q + 128 in the low bits:
-// its second byte is the high slice, its first the low one with the highest bit turned.
+// Slices of four weights times a multiplier, as the bytes of two words. START + 128 leaves q + 128
+// in the low bits: its second byte is the high slice, its first the low one with the highest bit
+// turned.
 FUNCTION void slice4(uint &high, uint &low, float a, float b, float c, float d, float multiplier) {
     const float shift = START + 128.0f;
     uint ab = __byte_perm(as_u32(a * multiplier + shift), as_u32(b * multiplier + shift), 0x5140);
@@ -222,7 +229,8 @@ FUNCTION Rows rows_of(const uint *table, uint index) {
     return rows;
 }
 
-// Columns that the row at a position meets: keys that a query sees, or (TURNED) queries that see a key.
+// Columns that the row at a position meets: keys that a query sees, or (TURNED) queries that see a
+// key.
 template <bool TURNED> FUNCTION Extent meets(uint position, uint length, uint window) {
     Extent columns;
     if (TURNED) {
@@ -246,8 +254,8 @@ FUNCTION bool overlap(Extent a, uint start, uint end) {
     return a.start < end && start < a.end;
 }
 
-// The rows of a warp: from row `first` of the block's, at position `start`. What any of them meets, and what this
-// thread's two do, rows lane / 4 and lane / 4 + 8.
+// The rows of a warp: from row `first` of the block's, at position `start`. What any of them meets,
+// and what this thread's two do, rows lane / 4 and lane / 4 + 8.
 template <bool TURNED> struct WarpRows {
     uint first, count, start, length, window;
     Extent met, mine[2];
@@ -288,7 +296,8 @@ template <bool TURNED> struct WarpRows {
 // ---------------------------------------------------------------------------------------------------------------------
 // The stream of columns
 
-// Planes of one head from the span's first block on, and its numbers per place, [block, NUMBERS, 32].
+// Planes of one head from the span's first block on, and its numbers per place, [block, NUMBERS,
+// 32].
 struct Source {
     const uchar *wide, *wide2, *deep;
     const float *numbers;
@@ -298,8 +307,8 @@ struct Source {
 #define WIDE_BYTES(width) (2u * BLOCK * (width))
 #define DEEP_BYTES (2u * BLOCK * BLOCK)
 
-// For every tile with a visible column: its columns, EACH blocks of 32 at a time, then the result's columns, 64 at a
-// time. W2 may be 0.
+// For every tile with a visible column: its columns, EACH blocks of 32 at a time, then the result's
+// columns, 64 at a time. W2 may be 0.
 template <int W1, int W2, int WIDTH, int NUMBERS, int EACH, int SLOTS> struct Stream {
     static constexpr uint STEPS = BLOCKS / EACH;
     static constexpr uint STEP_BYTES = EACH * (WIDE_BYTES(W1) + WIDE_BYTES(W2));
@@ -313,7 +322,8 @@ template <int W1, int W2, int WIDTH, int NUMBERS, int EACH, int SLOTS> struct St
     uint groups;
     // In shared memory: the slots, then the numbers per column; the barriers of the slots.
     uint base, barriers;
-    // What is copied next, into which slot, by which warp; the slot that is read, and the parity of its barrier.
+    // What is copied next, into which slot, by which warp; the slot that is read, and the parity of
+    // its barrier.
     uint tile, step, into, by, out, parity;
 
     MEMBER uint first_step(uint tile) const {
@@ -334,8 +344,9 @@ template <int W1, int W2, int WIDTH, int NUMBERS, int EACH, int SLOTS> struct St
         return base + SLOTS * SLOT_BYTES + (tile / TILE % AHEAD * BLOCKS + block) * NUMBER_BYTES;
     }
 
-    // Starts the copies of the next step, if there is one: a thread of one warp after the other for all, or every thread
-    // its part. Blocks that lie beyond the span are not copied: what a slot holds there is masked or multiplied by zero.
+    // Starts the copies of the next step, if there is one: a thread of one warp after the other for
+    // all, or every thread its part. Blocks that lie beyond the span are not copied: what a slot
+    // holds there is masked or multiplied by zero.
     MEMBER void load(uint warp, uint lane) {
         if (tile < seen.end) {
             uint to = base + into * SLOT_BYTES;
@@ -399,7 +410,8 @@ template <int W1, int W2, int WIDTH, int NUMBERS, int EACH, int SLOTS> struct St
 #endif
     }
 
-    // Starts the ring, after copies of the rows: `count` rows from `rows` on, blocks of WIDE_BYTES. Waits for the rows.
+    // Starts the ring, after copies of the rows: `count` rows from `rows` on, blocks of WIDE_BYTES.
+    // Waits for the rows.
     MEMBER void begin(uint to, const uchar *rows, const uchar *rows2, uint count, uint warp, uint lane) {
         uint bytes = count > BLOCK ? 2u * WIDE_BYTES(W1) : WIDE_BYTES(W1);
         uint bytes2 = count > BLOCK ? 2u * WIDE_BYTES(W2) : WIDE_BYTES(W2);
@@ -443,7 +455,8 @@ template <int W1, int W2, int WIDTH, int NUMBERS, int EACH, int SLOTS> struct St
 #endif
     }
 
-    // The slot of the step that is next, filled. The one before it is free for what comes SLOTS - 1 steps later.
+    // The slot of the step that is next, filled. The one before it is free for what comes SLOTS - 1
+    // steps later.
     MEMBER uint next(uint warp, uint lane) {
 #if !BULK
         copies_wait<SLOTS - 2>();
@@ -477,8 +490,8 @@ template <int W1, int W2, int WIDTH, int NUMBERS, int EACH, int SLOTS> struct St
 // ---------------------------------------------------------------------------------------------------------------------
 // Products. Number 4 n + 2 r + e of a thread is column 8 n + 2 t + e of row lane / 4 + 8 r.
 
-// Piece number `piece` of row `row` lies where piece ^ turn<WIDTH>(row) would: pieces of eight rows that differ in nothing
-// but the row are in different banks.
+// Piece number `piece` of row `row` lies where piece ^ turn<WIDTH>(row) would: pieces of eight rows
+// that differ in nothing but the row are in different banks.
 template <uint WIDTH> FUNCTION uint turn(uint row) {
     return WIDTH % 128u == 0u ? row % 8u : WIDTH % 64u == 0u ? row / 2u % 4u : row / 4u % 2u;
 }
@@ -494,7 +507,8 @@ template <uint WIDTH> FUNCTION uint step_at(uint address, uint k) {
                                : address + 32u * k;
 }
 
-// Where a lane's row of matrices starts: of the left operand; of 16 columns in the order of the lanes; of 16 columns.
+// Where a lane's row of matrices starts: of the left operand; of 16 columns in the order of the
+// lanes; of 16 columns.
 template <uint WIDTH> FUNCTION uint left_lane(uint lane) {
     return lane % 16u * WIDTH + (lane / 16u ^ turn<WIDTH>(lane % 16u)) * 16u;
 }
@@ -518,7 +532,8 @@ template <int WIDTH> FUNCTION void load_left(uint (&high)[4], uint (&low)[4], ui
     load_matrices(low, address + BLOCK * WIDTH);
 }
 
-// One step of 32 of a contraction, for 32 columns whose high and low slices lie at `columns` and `columns + low`.
+// One step of 32 of a contraction, for 32 columns whose high and low slices lie at `columns` and
+// `columns + low`.
 FUNCTION void add_step(
     int (&high)[16], int (&cross)[16], const uint (&left_high)[4], const uint (&left_low)[4], uint columns, uint stride,
     uint low
@@ -548,7 +563,8 @@ template <int LENGTH> FUNCTION void no_products(int (&high)[16], int (&cross)[16
     }
 }
 
-// Products over the width of the warp's rows with EACH blocks of 32 columns. Both addresses are the lane's.
+// Products over the width of the warp's rows with EACH blocks of 32 columns. Both addresses are the
+// lane's.
 template <int WIDTH, int EACH> FUNCTION void over_width(int (&high)[EACH][16], int (&cross)[EACH][16], uint rows, uint columns) {
 #pragma unroll
     for (int n = 0; n < EACH; n++) {
@@ -574,7 +590,8 @@ struct Weights {
     // `most`: the row's largest magnitude among this thread's columns.
     MEMBER void slice(const float (&w)[64], const float (&most)[2], uint lane) {
         float largest[2] = {most_of_quad(most[0]), most_of_quad(most[1])};
-        // Of the four divisions each thread of a quad does one: thread 2 r + 1 the unit of row r, thread 2 r the multiplier.
+        // Of the four divisions each thread of a quad does one: thread 2 r + 1 the unit of row r,
+        // thread 2 r the multiplier.
         float mine = lane % 4u < 2u ? largest[0] : largest[1];
         bool is_unit = lane % 2u != 0u;
         uint bits = magnitude_bits(mine);
@@ -606,8 +623,8 @@ struct Weights {
     }
 };
 
-// Adds what a tile gives to the results: acc = fma(product over the tile, unit, acc * decay) where a row meets something of
-// the tile. `sees`: some row does. A decay of 1 is one that is left out.
+// Adds what a tile gives to the results: acc = fma(product over the tile, unit, acc * decay) where
+// a row meets something of the tile. `sees`: some row does. A decay of 1 is one that is left out.
 template <int PART, bool DECAYS, class Columns> FUNCTION void add_tile(
     float (&acc)[PART / 2], Columns &stream, const Weights &weights, const float (&decays)[2], const bool (&active)[2],
     bool sees, uint warp, uint lane

@@ -1,7 +1,8 @@
 // What attention_mma.cuh takes and leaves: slices of rows, D, and sums over heads. Any widths.
 
-// Rows [row, head, width] and where their slices go: planes by width and by place (null: not wanted) of `padded` columns,
-// and units, number `n` of `count` per place. `groups` counts blocks of places and heads, with those of operands before.
+// Rows [row, head, width] and where their slices go: planes by width and by place (null: not
+// wanted) of `padded` columns, and units, number `n` of `count` per place. `groups` counts blocks
+// of places and heads, with those of operands before.
 struct __align__(64) Operand {
     const float *x;
     const uint *blocks;
@@ -64,7 +65,8 @@ template <uint STEPS> FUNCTION void slice_rows(const Operand &operand, uint grou
             if (word < padded / 4u) {
                 uint high, low;
                 slice4(high, low, value[s][0], value[s][1], value[s][2], value[s][3], multiplier);
-                // An infinite or NaN element has the multiplier zero; 0 times it is NaN, whose bits are no integer.
+                // An infinite or NaN element has the multiplier zero; 0 times it is NaN, whose bits
+                // are no integer.
                 high = multiplier == 0.0f ? 0u : high;
                 low = multiplier == 0.0f ? 0u : low;
                 rows[0][row][word] = high;
@@ -81,7 +83,8 @@ template <uint STEPS> FUNCTION void slice_rows(const Operand &operand, uint grou
         return;
     }
     __syncthreads();
-    // Four rows by four columns of bytes are turned: word t of half h of column d has the rows 16 h + 4 i + t.
+    // Four rows by four columns of bytes are turned: word t of half h of column d has the rows 16
+    // h + 4 i + t.
     for (uint i = threadIdx.x; i < 2u * padded * 2u; i += GROUP) {
         uint slice = i / (padded * 2u), word = i % 8u, column = i / 8u % (padded / 4u);
         uint row = word / 4u * 16u + word % 4u;
@@ -99,7 +102,8 @@ template <uint STEPS> FUNCTION void slice_rows(const Operand &operand, uint grou
     }
 }
 
-// A group per operand, block of places and head. An operand that is not there repeats the count of the one before.
+// A group per operand, block of places and head. An operand that is not there repeats the count of
+// the one before.
 KERNEL(GROUP) attention_slice_mma(
     const __grid_constant__ Operand first, const __grid_constant__ Operand second, const __grid_constant__ Operand third,
     const __grid_constant__ Operand fourth
@@ -140,8 +144,9 @@ KERNEL(GROUP) attention_delta_mma(
     }
 }
 
-// A group per block of places and key head: the shares of its query heads added in ascending order. `blocks` and
-// `share_blocks` hold first row and number of rows of every block, in the gradient and in the shares.
+// A group per block of places and key head: the shares of its query heads added in ascending order.
+// `blocks` and `share_blocks` hold first row and number of rows of every block, in the gradient and
+// in the shares.
 KERNEL(GROUP) attention_add_heads(
     float *to, const float *shares, const uint *blocks, const uint *share_blocks, uint key_heads, uint heads_per_key, uint width
 ) {

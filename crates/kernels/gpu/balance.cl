@@ -1,10 +1,12 @@
-// Load balancing of a router (docs/numerics.md, "Load balance"): sums of blocks of tokens side by side, then added in order.
+// Load balancing of a router (docs/numerics.md, "Load balance"): sums of blocks of tokens side by
+// side, then added in order.
 
 #define TOKENS (GROUP / LANES)
 // Experts of a work item: at most 1024 in all.
 #define EXPERTS_EACH 4
 
-// One block of tokens per group, eight tokens at a time; `blocks` holds first token and end of each.
+// One block of tokens per group, eight tokens at a time; `blocks` holds first token and end of
+// each.
 KERNEL(GROUP) balance_blocks(GLOBAL float *block_sums, GLOBAL const float *logits, GLOBAL const uint *blocks, uint experts) {
     LOCAL float lanes[GROUP];
     LOCAL float scales[2 * TOKENS];
@@ -42,7 +44,8 @@ KERNEL(GROUP) balance_blocks(GLOBAL float *block_sums, GLOBAL const float *logit
     }
 }
 
-// A work item per (row of data, expert); `firsts` holds how many blocks there are before each row, and in all.
+// A work item per (row of data, expert); `firsts` holds how many blocks there are before each row,
+// and in all.
 KERNEL(GROUP) balance_rows(
     GLOBAL float *sums, GLOBAL const float *block_sums, GLOBAL const uint *firsts, ulong length, uint experts) {
     ulong i = (ulong)group_index() * GROUP + local_index();

@@ -1,5 +1,5 @@
-// Bias (docs/numerics.md, "Bias"). Backward is a sum over tokens in blocks of 128 (docs/numerics.md, "Sums over
-// tokens").
+// Bias (docs/numerics.md, "Bias"). Backward is a sum over tokens in blocks of 128
+// (docs/numerics.md, "Sums over tokens").
 
 // `tiles` groups for each token.
 KERNEL(GROUP) bias_forward(GLOBAL float *y, GLOBAL const float *bias, uint width, uint tiles) {
@@ -14,8 +14,9 @@ KERNEL(GROUP) bias_forward(GLOBAL float *y, GLOBAL const float *bias, uint width
 #define COLUMNS 32
 #define BLOCKS (GROUP / COLUMNS)
 
-// A group has 32 columns and sums eight token blocks at a time, each by one work item per column; the first 32 work
-// items then add the sums in order. Blocks are without gaps: each ends where the next one starts.
+// A group has 32 columns and sums eight token blocks at a time, each by one work item per column;
+// the first 32 work items then add the sums in order. Blocks are without gaps: each ends where the
+// next one starts.
 KERNEL(GROUP) bias_backward(
     GLOBAL float *dbias, GLOBAL const float *dy, GLOBAL const uint *block_starts, uint blocks, uint width) {
     LOCAL float sums[GROUP];

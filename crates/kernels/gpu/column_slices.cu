@@ -1,16 +1,16 @@
-// Columns cut into slices along the tokens (docs/numerics.md, "Slices"), laid out as tensor cores want
-// them: the tokens of a column one after another. Every chunk starts at a whole block of 128 tokens;
-// what is left of its last block is zero.
+// Columns cut into slices along the tokens (docs/numerics.md, "Slices"), laid out as tensor cores
+// want them: the tokens of a column one after another. Every chunk starts at a whole block of 128
+// tokens; what is left of its last block is zero.
 
 #define COLUMN_GROUP 512
 #define COLUMN_WARPS (COLUMN_GROUP / 32)
 // Tokens of a thread, all of one column.
 #define COLUMN_TOKENS (CHUNK / COLUMN_WARPS)
 
-// The integer of a number, of which the bits below SLICES bytes count. With two slices what quantise()
-// gives, in fewer instructions: numbers are at most 32512 * (1 + 2^-22), so none is rounded beyond the
-// limit, and adding 1.5 * 2^23 leaves the integer, rounded half to even, in the lowest bits. Where the
-// multiplier is zero, x may be infinite or NaN.
+// The integer of a number, of which the bits below SLICES bytes count. With two slices what
+// quantise() gives, in fewer instructions: numbers are at most 32512 * (1 + 2^-22), so none is
+// rounded beyond the limit, and adding 1.5 * 2^23 leaves the integer, rounded half to even, in the
+// lowest bits. Where the multiplier is zero, x may be infinite or NaN.
 FUNCTION uint integer(float x, float multiplier) {
 #if SLICES == 2
     return multiplier == 0.0f ? 0u : as_u32(__fadd_rn(__fmul_rn(x, multiplier), 12582912.0f));
@@ -19,8 +19,8 @@ FUNCTION uint integer(float x, float multiplier) {
 #endif
 }
 
-// Slice number `slice` of four integers, packed. What slice_of() gives is a byte of the integer after
-// rounding away the slices below it.
+// Slice number `slice` of four integers, packed. What slice_of() gives is a byte of the integer
+// after rounding away the slices below it.
 FUNCTION int packed_slices(const uint *q, int slice) {
     const int byte = SLICES - 1 - slice;
     const uint rounding = byte == 0 ? 0u : byte == 1 ? 0x80u : 0x8080u;
@@ -30,9 +30,10 @@ FUNCTION int packed_slices(const uint *q, int slice) {
     return (int)__byte_perm(low, high, 0x5410);
 }
 
-// One group per (chunk, 32 columns); it reads its numbers once. The table holds start, length and first
-// block of every chunk. Chunk `first_chunk` has the first scales [chunk, padded width], block
-// `base_block` is the first of the planes [slice][width][pitch]; token `x_base` is the first row of x.
+// One group per (chunk, 32 columns); it reads its numbers once. The table holds start, length and
+// first block of every chunk. Chunk `first_chunk` has the first scales [chunk, padded width], block
+// `base_block` is the first of the planes [slice][width][pitch]; token `x_base` is the first row of
+// x.
 extern "C" __global__ void __launch_bounds__(COLUMN_GROUP, 2) slice_along_tokens(
     char *planes, float *scales, const float *__restrict__ x, const uint *__restrict__ table, uint first_chunk,
     uint base_block, uint x_base, uint width, ulong pitch

@@ -1,4 +1,5 @@
-// Column copies (docs/numerics.md, "Column copies"): a work item per element of y, which sums the groups that meet there.
+// Column copies (docs/numerics.md, "Column copies"): a work item per element of y, which sums the
+// groups that meet there.
 
 KERNEL(GROUP) columns(
     GLOBAL float *y,

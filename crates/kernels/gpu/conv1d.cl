@@ -1,5 +1,6 @@
-// Causal convolution with SiLU (docs/numerics.md, "Causal convolution"). `seen` holds for each token how many tokens of its
-// document stand before it, kernel - 1 at most. Loops over taps have a fixed length, so that windows stay in registers.
+// Causal convolution with SiLU (docs/numerics.md, "Causal convolution"). `seen` holds for each
+// token how many tokens of its document stand before it, kernel - 1 at most. Loops over taps have a
+// fixed length, so that windows stay in registers.
 
 #define KERNEL_MOST 8u
 // Tokens that a work item of the backward pass walks along.
@@ -64,8 +65,9 @@ KERNEL(GROUP) conv1d_continue(
     y[i] = isobit_silu(sum);
 }
 
-// dy * silu_grad of the sum over a window, whose first `absent` taps are left out. Tap j of a window stands in place
-// KERNEL_MOST - kernel_width + j; weights lie the same way, and `absent` counts places.
+// dy * silu_grad of the sum over a window, whose first `absent` taps are left out. Tap j of a
+// window stands in place KERNEL_MOST - kernel_width + j; weights lie the same way, and `absent`
+// counts places.
 FUNCTION float window_gradient(float dy, const float *window, const float *taps, uint absent) {
     float sum = 0.0f;
     for (uint j = 0u; j < KERNEL_MOST; j++) {
@@ -98,8 +100,9 @@ FUNCTION void next_input(float *window, float input) {
     window[KERNEL_MOST - 1u] = input;
 }
 
-// A work item has one channel and STRETCH tokens; the gradients of the last ones need kernel - 1 tokens more. Place j of
-// `later` is the growing gradient of the token whose input is in place j of the window.
+// A work item has one channel and STRETCH tokens; the gradients of the last ones need kernel - 1
+// tokens more. Place j of `later` is the growing gradient of the token whose input is in place j of
+// the window.
 KERNEL(GROUP) conv1d_backward(
     GLOBAL float *dx,
     GLOBAL const float *dy,
@@ -153,8 +156,8 @@ KERNEL(GROUP) conv1d_backward(
     }
 }
 
-// 32 channels per group; eight blocks of tokens are summed side by side and then added in order. `blocks` holds first
-// token and end of each.
+// 32 channels per group; eight blocks of tokens are summed side by side and then added in order.
+// `blocks` holds first token and end of each.
 KERNEL(GROUP) conv1d_grad_weight(
     GLOBAL float *dweight,
     GLOBAL const float *dy,
@@ -170,7 +173,8 @@ KERNEL(GROUP) conv1d_grad_weight(
     uint lane = local_index() % LANES;
     uint slot = local_index() / LANES;
     uint channel = group_index() * LANES + lane;
-    // KERNEL_MOST equals BLOCKS: the slot of a block while summing is the place of a tap while adding.
+    // KERNEL_MOST equals BLOCKS: the slot of a block while summing is the place of a tap while
+    // adding.
     uint unused = KERNEL_MOST - kernel_width;
     int adds = channel < channels && slot >= unused;
     ulong into = (ulong)channel * kernel_width + (slot - unused);

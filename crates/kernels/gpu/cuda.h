@@ -1,12 +1,13 @@
-// Dialect of CUDA C++ (NVRTC) and HIP (hipRTC): the words of opencl.h. Contraction is switched off on the command line.
+// Dialect of CUDA C++ (NVRTC) and HIP (hipRTC): the words of opencl.h. Contraction is switched off
+// on the command line.
 
 typedef unsigned char uchar;
 typedef unsigned short ushort;
 typedef unsigned int uint;
 
 #if defined(__HIP__)
-// Not a typedef: hipRTC has one of this name, of another type. Attributes instead of `__device__` and its like: hipRTC
-// defines those, a bare compiler does not.
+// Not a typedef: hipRTC has one of this name, of another type. Attributes instead of `__device__`
+// and its like: hipRTC defines those, a bare compiler does not.
 #define ulong unsigned long long
 #define KERNEL(group) extern "C" __attribute__((global, amdgpu_flat_work_group_size(group, group))) void
 #define FUNCTION static __attribute__((device, always_inline)) inline

@@ -1,4 +1,5 @@
-// Decay (docs/numerics.md, "Decay"): a work item per token and head; gradients of parameters by heads.
+// Decay (docs/numerics.md, "Decay"): a work item per token and head; gradients of parameters by
+// heads.
 
 #define BLOCKS (GROUP / LANES)
 
@@ -45,8 +46,8 @@ KERNEL(GROUP) decay_backward(
     }
 }
 
-// 32 heads per group; eight blocks of tokens are summed side by side and then added in order. `blocks` holds first
-// token and end of each.
+// 32 heads per group; eight blocks of tokens are summed side by side and then added in order.
+// `blocks` holds first token and end of each.
 KERNEL(GROUP) decay_grad_parameters(
     GLOBAL float *da_log,
     GLOBAL float *ddt_bias,

@@ -1,8 +1,9 @@
 // Gated delta rule (docs/numerics.md, "Gated delta rule").
 //
-// Scores of key heads and decays of value heads are made for all chunks at once. Then a group owns COLUMNS columns of one value
-// head's state, which never meet others, and passes over the chunks of its document. What adds over the value's width comes
-// last, again for all chunks at once. A work item of a state kernel has one column and ROWS rows of the chunk.
+// Scores of key heads and decays of value heads are made for all chunks at once. Then a group owns
+// COLUMNS columns of one value head's state, which never meet others, and passes over the chunks of
+// its document. What adds over the value's width comes last, again for all chunks at once. A work
+// item of a state kernel has one column and ROWS rows of the chunk.
 
 // Places of a chunk.
 #define PLACES 64
@@ -12,13 +13,14 @@
 // Rows of a work item, and work items of a column.
 #define ROWS 4
 #define BANDS (PLACES / ROWS)
-// SLICE is two depths for each work item of a column.
-// Depth that is brought into shared memory at a time, and floats from one depth to the next: the rows
-// of a work item lie side by side, and stores of neighbouring work items go to different banks.
+// SLICE is two depths for each work item of a column. Depth that is brought into shared memory at a
+// time, and floats from one depth to the next: the rows of a work item lie side by side, and stores
+// of neighbouring work items go to different banks.
 #define SLICE 32
 #define PITCH (PLACES + 4)
 
-// For PoCL 5, loops end in their barrier and no branch of some work items leads straight to one (docs/add-an-op.md).
+// For PoCL 5, loops end in their barrier and no branch of some work items leads straight to one
+// (docs/add-an-op.md).
 
 // Rows of one key head, depths `first` to `first + SLICE`, of the n tokens from `token` on, as
 // slice[depth][row]; zeros outside. Neighbouring work items take 8 depths of 4 rows.
@@ -33,7 +35,8 @@ FUNCTION void load_slice(
     }
 }
 
-// kk and qk of one chunk and key head, up to the diagonal: scores[chunk, key head, 2, PLACES, PLACES].
+// kk and qk of one chunk and key head, up to the diagonal: scores[chunk, key head, 2, PLACES,
+// PLACES].
 KERNEL(GROUP) delta_rule_scores(
     GLOBAL float *scores, GLOBAL const float *q, GLOBAL const float *k, GLOBAL const uint *chunks, uint key_heads, uint key_width
 ) {
@@ -83,8 +86,9 @@ KERNEL(GROUP) delta_rule_scores(
     }
 }
 
-// Decays of one chunk and value head, decays[chunk, value head, 3, PLACES] (a, A, the last row of the decays between tokens), and
-// the matrices that they weigh, mixed[chunk, value head, 2, PLACES, PLACES] (M, P). A work item per column.
+// Decays of one chunk and value head, decays[chunk, value head, 3, PLACES] (a, A, the last row of
+// the decays between tokens), and the matrices that they weigh, mixed[chunk, value head, 2, PLACES,
+// PLACES] (M, P). A work item per column.
 KERNEL(PLACES) delta_rule_decays(
     GLOBAL float *decays,
     GLOBAL float *mixed,
@@ -125,8 +129,8 @@ KERNEL(PLACES) delta_rule_decays(
     }
 }
 
-// s[e] + sign * sum over the n rows of factor * value of the row * element of a column, rows ascending, for the
-// values of two depths that lie BANDS apart.
+// s[e] + sign * sum over the n rows of factor * value of the row * element of a column, rows
+// ascending, for the values of two depths that lie BANDS apart.
 FUNCTION void add_rows(
     float *s, float sign, GLOBAL const float *factors, LOCAL_POINTER const float *values, LOCAL_POINTER const float *column, uint n
 ) {
@@ -156,7 +160,8 @@ FUNCTION void add_rows(
 #define WANT_LAST 4u
 #define HAS_FIRST 8u
 
-// A document's chunks for COLUMNS columns of one value head. Writes o, or the states before every chunk and y, and the last state.
+// A document's chunks for COLUMNS columns of one value head. Writes o, or the states before every
+// chunk and y, and the last state.
 KERNEL(GROUP) delta_rule_forward(
     GLOBAL float *o,
     GLOBAL float *states,
@@ -330,7 +335,8 @@ KERNEL(GROUP) delta_rule_forward(
     }
 }
 
-// A document's chunks backwards for COLUMNS columns: gradients of the state after every chunk, of delta and of v.
+// A document's chunks backwards for COLUMNS columns: gradients of the state after every chunk, of
+// delta and of v.
 KERNEL(GROUP) delta_rule_backward(
     GLOBAL float *grads,
     GLOBAL float *d_delta,
@@ -493,8 +499,8 @@ KERNEL(GROUP) delta_rule_backward(
     }
 }
 
-// Rows of one value head, columns `first` to `first + COLUMNS`, times a factor per row where there is one, as
-// slice[column][row].
+// Rows of one value head, columns `first` to `first + COLUMNS`, times a factor per row where there
+// is one, as slice[column][row].
 FUNCTION void load_columns(
     LOCAL_POINTER float *slice,
     GLOBAL const float *x,
@@ -588,9 +594,10 @@ KERNEL(GROUP) delta_rule_weights(
     }
 }
 
-// What pairs of tokens add to the gradients of q and k at ROWS rows from `first` on and one depth, whose
-// elements lie `step` apart: Wq with k up to the row, Wq with q from the row on, Wk with k of all others.
-// Every row takes its pairs in ascending order; rows from n on get numbers that nobody reads.
+// What pairs of tokens add to the gradients of q and k at ROWS rows from `first` on and one depth,
+// whose elements lie `step` apart: Wq with k up to the row, Wq with q from the row on, Wk with k of
+// all others. Every row takes its pairs in ascending order; rows from n on get numbers that nobody
+// reads.
 FUNCTION void add_pairs(
     float *part_q,
     float *part_k,
@@ -648,7 +655,8 @@ FUNCTION void add_pairs(
     }
 }
 
-// Gradients of q and k of one chunk and key head, its value heads ascending; for each value head also what the decays need.
+// Gradients of q and k of one chunk and key head, its value heads ascending; for each value head
+// also what the decays need.
 KERNEL(GROUP) delta_rule_sums(
     GLOBAL float *dq,
     GLOBAL float *dk,
@@ -690,7 +698,8 @@ KERNEL(GROUP) delta_rule_sums(
         GLOBAL const float *rest = decay + PLACES;
         GLOBAL const float *wk = mixed + pair * 2u * SQUARE;
         GLOBAL const float *wq = wk + SQUARE;
-        // Lanes x and x + 16 of the sums over the key's width: q with its gradient, k with both of its parts.
+        // Lanes x and x + 16 of the sums over the key's width: q with its gradient, k with both of
+        // its parts.
         float sums[3][2][ROWS];
         for (uint r = 0u; r < ROWS; r++) {
             for (uint s = 0u; s < 3u; s++) {

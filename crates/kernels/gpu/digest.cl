@@ -1,5 +1,5 @@
-// Digest (docs/numerics.md, "Digests"): the groups share out the blocks of 1024 words, four words per work item; each
-// leaves the sums of its blocks' contributions. Sums modulo 2^64 have no order.
+// Digest (docs/numerics.md, "Digests"): the groups share out the blocks of 1024 words, four words
+// per work item; each leaves the sums of its blocks' contributions. Sums modulo 2^64 have no order.
 
 #define DIGEST_KEY_LOW 0x49534f42u
 #define DIGEST_KEY_HIGH 0x44475354u
@@ -33,7 +33,8 @@ KERNEL(GROUP) digest(GLOBAL ulong *out, GLOBAL const uint *words, ulong bytes, u
     LOCAL ulong sums[TOGETHER * 2 * ADDERS];
     LOCAL ulong results[TOGETHER * 2];
     uint l = local_index();
-    // Words 4l .. 4l + 3 meet these key words in the first sum and the four after them in the second.
+    // Words 4l .. 4l + 3 meet these key words in the first sum and the four after them in the
+    // second.
     Words k = philox(l, 0u, 0u, 0u, DIGEST_KEY_LOW, DIGEST_KEY_HIGH);
     Words further = philox(l + 1u, 0u, 0u, 0u, DIGEST_KEY_LOW, DIGEST_KEY_HIGH);
     ulong s0 = 0;
@@ -72,7 +73,8 @@ KERNEL(GROUP) digest(GLOBAL ulong *out, GLOBAL const uint *words, ulong bytes, u
             sums[l] = sum;
         }
         barrier_local();
-        // Everyone else is already at the next turn, which does not touch `sums` before a barrier that these reach too.
+        // Everyone else is already at the next turn, which does not touch `sums` before a barrier
+        // that these reach too.
         if (l < TOGETHER && turn + l < blocks) {
             ulong h0 = 0;
             ulong h1 = 0;

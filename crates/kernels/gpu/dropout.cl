@@ -1,4 +1,5 @@
-// Dropout (docs/numerics.md, "Dropout"): a work item has one Philox block, which is four elements of a row of data.
+// Dropout (docs/numerics.md, "Dropout"): a work item has one Philox block, which is four elements
+// of a row of data.
 
 #define GROUP_ELEMENTS (4 * GROUP)
 

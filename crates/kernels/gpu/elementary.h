@@ -1,4 +1,5 @@
-// Elementary functions: `crates/numerics/src/elementary` line by line (docs/numerics.md, "Elementary functions").
+// Elementary functions: `crates/numerics/src/elementary` line by line (docs/numerics.md,
+// "Elementary functions").
 
 FUNCTION float canonical(float x) {
     uint bits = as_u32(x);

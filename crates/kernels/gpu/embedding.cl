@@ -1,5 +1,6 @@
-// Embedding (docs/numerics.md, "Embedding"). Backward adds to each table row its tokens in ascending order: tokens of
-// one id are a list, walked by whoever has the first of them, so nothing is scattered and there are no atomics.
+// Embedding (docs/numerics.md, "Embedding"). Backward adds to each table row its tokens in
+// ascending order: tokens of one id are a list, walked by whoever has the first of them, so nothing
+// is scattered and there are no atomics.
 
 // `tiles` groups for each token. An id outside the table gives NaN.
 #define EMBEDDING_FORWARD(name, stored, value) \
@@ -18,8 +19,9 @@ EMBEDDING_FORWARD(f32, uint, (uint))
 EMBEDDING_FORWARD(bf16, ushort, widen_bf16)
 EMBEDDING_FORWARD(f16, ushort, widen_f16)
 
-// For every token the next one of the same id, `tokens` where there is none, and whether an earlier one has it. Each
-// token is compared with all: quadratic, but 16384 tokens are 2^28 integer comparisons, little beside the additions.
+// For every token the next one of the same id, `tokens` where there is none, and whether an earlier
+// one has it. Each token is compared with all: quadratic, but 16384 tokens are 2^28 integer
+// comparisons, little beside the additions.
 KERNEL(GROUP) embedding_links(GLOBAL uint *next, GLOBAL uint *later, GLOBAL const uint *ids, uint tokens) {
     LOCAL uint others[GROUP];
     uint l = local_index();
@@ -45,7 +47,8 @@ KERNEL(GROUP) embedding_links(GLOBAL uint *next, GLOBAL uint *later, GLOBAL cons
     }
 }
 
-// `tiles` groups for each token; those of a token that is not the first of its id have nothing to do.
+// `tiles` groups for each token; those of a token that is not the first of its id have nothing to
+// do.
 KERNEL(GROUP) embedding_backward(
     GLOBAL float *dtable, GLOBAL const float *dy, GLOBAL const uint *ids, GLOBAL const uint *next,
     GLOBAL const uint *later, uint tokens, uint rows, uint width, uint tiles) {

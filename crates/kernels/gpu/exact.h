@@ -1,6 +1,6 @@
-// Division and square root, correctly rounded, and the casts that are exact. Devices that promise to divide so use
-// their own division; for the others (SOFT_DIVISION) quotient and root are formed in integers, sticky bit included, and
-// rounded once.
+// Division and square root, correctly rounded, and the casts that are exact. Devices that promise
+// to divide so use their own division; for the others (SOFT_DIVISION) quotient and root are formed
+// in integers, sticky bit included, and rounded once.
 
 #define GROUP 256
 #define F32_INFINITY 0x7f800000u
@@ -9,8 +9,8 @@
 
 #ifdef SOFT_DIVISION
 
-// significand (24 bits or fewer) and exponent of a finite, nonzero magnitude, normalised: value = s * 2^(e - 150), s in
-// [2^23, 2^24).
+// significand (24 bits or fewer) and exponent of a finite, nonzero magnitude, normalised: value =
+// s * 2^(e - 150), s in [2^23, 2^24).
 FUNCTION uint normalised(uint bits, int *exponent) {
     uint s = bits & 0x007fffffu;
     int e = (int)(bits >> 23);
@@ -82,7 +82,8 @@ FUNCTION float sqrt_rn(float a) {
     }
     int e;
     ulong s = normalised(x, &e);
-    // value = s * 2^(e - 150); make the exponent of the radicand even, then root = sqrt(s * 2^29 or 2^30) * 2^...
+    // value = s * 2^(e - 150); make the exponent of the radicand even, then root = sqrt(s * 2^29 or
+    // 2^30) * 2^...
     int odd = (e & 1) == 0;
     ulong n = s << (29 + odd);
     // Digit by digit: the root of a number below 2^54 has 27 bits.
@@ -97,8 +98,8 @@ FUNCTION float sqrt_rn(float a) {
 }
 
 #elif defined(AUDIT)
-// For `cargo xtask amd-audit`, which reads the compiler's assembly: each wanted operation is a comment there, so
-// whatever else fuses, divides or takes a root is the compiler's own doing.
+// For `cargo xtask amd-audit`, which reads the compiler's assembly: each wanted operation is a
+// comment there, so whatever else fuses, divides or takes a root is the compiler's own doing.
 #undef fma_rn
 FUNCTION float fma_rn(float a, float b, float c) {
     float result;
@@ -139,11 +140,13 @@ FUNCTION void load4_global(float *to, GLOBAL const float *from) {
     to[3] = four.w;
 }
 
-// Difference of the exponent biases, 127 - 15, and 2^-14, the smallest normal float16, as float32 bits.
+// Difference of the exponent biases, 127 - 15, and 2^-14, the smallest normal float16, as float32
+// bits.
 #define F16_REBIAS ((127u - 15u) << 23)
 #define F16_NORMAL ((127u - 14u) << 23)
 
-// Bits of a float32 from those of a 16-bit format (docs/numerics.md, "Casts"); every NaN becomes the canonical one.
+// Bits of a float32 from those of a 16-bit format (docs/numerics.md, "Casts"); every NaN becomes
+// the canonical one.
 FUNCTION uint widen_bf16(ushort x) {
     uint bits = (uint)x << 16;
     return (bits & ~SIGN_BIT) > F32_INFINITY ? CANONICAL_NAN : bits;

@@ -1,4 +1,5 @@
-// Gated norm (docs/numerics.md, "Gated norm"). Eight tokens per group, a work item per lane; dweight by columns.
+// Gated norm (docs/numerics.md, "Gated norm"). Eight tokens per group, a work item per lane;
+// dweight by columns.
 
 #define TOKENS (GROUP / LANES)
 
@@ -70,8 +71,8 @@ KERNEL(GROUP) gated_norm_backward(
     }
 }
 
-// 32 columns per group; eight blocks of tokens are summed side by side and then added in order. `blocks` holds first
-// token and end of each.
+// 32 columns per group; eight blocks of tokens are summed side by side and then added in order.
+// `blocks` holds first token and end of each.
 KERNEL(GROUP) gated_norm_grad_weight(
     GLOBAL float *dweight,
     GLOBAL const float *dy,

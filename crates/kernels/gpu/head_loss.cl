@@ -1,5 +1,6 @@
-// LM head and cross-entropy (docs/numerics.md, "Head and loss") over logits z[token][column] of a stripe of the vocabulary.
-// 32 work items, one per lane, take a (token, block) or a token; a group has eight such teams.
+// LM head and cross-entropy (docs/numerics.md, "Head and loss") over logits z[token][column] of a
+// stripe of the vocabulary. 32 work items, one per lane, take a (token, block) or a token; a group
+// has eight such teams.
 
 #define TEAMS (GROUP / LANES)
 #define PER_LANE (CHUNK / LANES)
@@ -59,8 +60,8 @@ FUNCTION float team_sum(LOCAL_POINTER float *scratch, float value) {
     return result;
 }
 
-// Maximum, sum and first maximum of every block of a stripe, and the labels' logits. A team per (token, block); results are
-// [token][block of the whole vocabulary].
+// Maximum, sum and first maximum of every block of a stripe, and the labels' logits. A team per
+// (token, block); results are [token][block of the whole vocabulary].
 KERNEL(GROUP) head_blocks(
     GLOBAL float *maxima, GLOBAL float *sums, GLOBAL uint *firsts, GLOBAL float *label_logits, GLOBAL const float *z,
     GLOBAL const int *labels, uint base, uint tokens, uint first_column, uint columns, uint blocks

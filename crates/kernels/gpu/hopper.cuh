@@ -59,8 +59,9 @@ __device__ inline void barrier_arrive_expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-// Arrives on the same barrier of another block of the cluster (or of this one).
-// No explicit .release.cluster: what must be ordered are reads of the tensor cores, which wgmma.wait_group has seen to.
+// Arrives on the same barrier of another block of the cluster (or of this one). No explicit
+// .release.cluster: what must be ordered are reads of the tensor cores, which wgmma.wait_group has
+// seen to.
 __device__ inline void barrier_arrive_at(u32 barrier, u32 rank) {
     asm volatile("{\n"
                  ".reg .b32 remote;\n"
@@ -77,8 +78,8 @@ __device__ inline void prefetch_map(const TensorMap &map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Copies a box of KBLOCK bytes by the map's number of rows to `target` and completes that many bytes on `barrier`. Rows beyond
-// the tensor arrive as zeros and count as bytes.
+// Copies a box of KBLOCK bytes by the map's number of rows to `target` and completes that many
+// bytes on `barrier`. Rows beyond the tensor arrive as zeros and count as bytes.
 __device__ inline void load_box(const TensorMap &map, u32 target, u32 barrier, int k, int row) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  " [%0], [%1, {%3, %4}], [%2];" ::"r"(target), "l"(&map), "r"(barrier), "r"(k), "r"(row)
@@ -103,8 +104,9 @@ __device__ inline void load_bytes(const void *from, u32 target, u32 barrier, u32
 // ---------------------------------------------------------------------------------------------------------------------
 // wgmma
 
-// Matrix descriptor, K-major, rows of KBLOCK bytes swizzled over KBLOCK: start address, (unused) leading offset 1, stride
-// of 8 rows, layout 1 = 128-byte swizzle. All addresses in units of 16 bytes.
+// Matrix descriptor, K-major, rows of KBLOCK bytes swizzled over KBLOCK: start address, (unused)
+// leading offset 1, stride of 8 rows, layout 1 = 128-byte swizzle. All addresses in units of 16
+// bytes.
 __device__ inline u64 matrix(u32 address) {
     constexpr u64 fixed = (1ull << 16) | ((u64)(8 * KBLOCK >> 4) << 32) | (1ull << 62);
     return fixed | ((address & 0x3ffff) >> 4);

@@ -2,8 +2,8 @@
 
 #define LANES 32
 
-// Adds the 32 numbers by halves. Every work item of the group calls it; `lanes` is complete on return and the result is
-// lanes[0]. Barriers on both sides.
+// Adds the 32 numbers by halves. Every work item of the group calls it; `lanes` is complete on
+// return and the result is lanes[0]. Barriers on both sides.
 FUNCTION void tree_sum(LOCAL_POINTER float *lanes) {
     uint l = local_index();
     barrier_local();
@@ -16,7 +16,8 @@ FUNCTION void tree_sum(LOCAL_POINTER float *lanes) {
     }
 }
 
-// The same for `count` sums at once, lanes[count][32], by a group of GROUP work items: sum n is lanes[32 * n].
+// The same for `count` sums at once, lanes[count][32], by a group of GROUP work items: sum n is
+// lanes[32 * n].
 FUNCTION void tree_sums(LOCAL_POINTER float *lanes, uint count) {
     barrier_local();
     for (int shift = 4; shift >= 0; shift--) {
@@ -29,9 +30,9 @@ FUNCTION void tree_sums(LOCAL_POINTER float *lanes, uint count) {
     }
 }
 
-// Maximum and lane sum of exponentials (docs/numerics.md, "Router") of `count` numbers from z[0], for GROUP / LANES lists at
-// once: the 32 work items of each list bring their own z and count. Every work item of the group calls it; `lanes` has
-// GROUP elements and is free again on return.
+// Maximum and lane sum of exponentials (docs/numerics.md, "Router") of `count` numbers from z[0],
+// for GROUP / LANES lists at once: the 32 work items of each list bring their own z and count.
+// Every work item of the group calls it; `lanes` has GROUP elements and is free again on return.
 FUNCTION void softmax_scales(LOCAL_POINTER float *lanes, GLOBAL const float *z, uint count, float *most, float *sum) {
     uint i = local_index();
     uint lane = i % LANES;

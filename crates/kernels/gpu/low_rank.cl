@@ -1,6 +1,7 @@
-// Low-rank products (docs/numerics.md, "Low-rank products"). Factor element (j, l) lies at j * rank_step + l * width_step; factors
-// lie one after another. Where there is more than one, `tiles` holds first token, end and factor of every tile of tokens;
-// where there is one, tiles follow each other and the table is not read.
+// Low-rank products (docs/numerics.md, "Low-rank products"). Factor element (j, l) lies at j *
+// rank_step + l * width_step; factors lie one after another. Where there is more than one, `tiles`
+// holds first token, end and factor of every tile of tokens; where there is one, tiles follow each
+// other and the table is not read.
 
 #define RANK_MOST 64
 // Ranks that a work item keeps at once.
@@ -23,11 +24,12 @@ FUNCTION TokenTile token_tile(GLOBAL const uint *tiles, uint grouped, uint index
     return tile;
 }
 
-// Columns of a factor that a group keeps at once, and the elements from one rank to the next there: one more, so that
-// neither way of filling it meets one bank.
+// Columns of a factor that a group keeps at once, and the elements from one rank to the next there:
+// one more, so that neither way of filling it meets one bank.
 #define STAGED (STEPS * LANES)
 #define STAGED_STEP (STAGED + 1)
-// Steps of a lane through them: a work item asks for so many elements of a token before it uses the first.
+// Steps of a lane through them: a work item asks for so many elements of a token before it uses the
+// first.
 #define STEPS 8
 
 // Brings STAGED columns of RANKS ranks from `column` on.
@@ -51,7 +53,8 @@ FUNCTION void stage_factor(
     }
 }
 
-// A work item per lane of PER_ITEM tokens: each element of x serves RANKS ranks, each of the factor PER_ITEM tokens.
+// A work item per lane of PER_ITEM tokens: each element of x serves RANKS ranks, each of the factor
+// PER_ITEM tokens.
 #define CONTRACT(name, PER_ITEM) \
     KERNEL(GROUP) name( \
         GLOBAL float *u, \
@@ -179,8 +182,9 @@ KERNEL(GROUP) low_rank_expand(
 // Elements of u that a work item asks for before it stores the first.
 #define STAGED_TOGETHER 8u
 
-// Sums of single blocks: OUTER_COLUMNS columns and RANKS ranks of one block per group, into partial[block, rank, width]. `blocks`
-// holds first token and end of each; `first_block` is the first of this launch.
+// Sums of single blocks: OUTER_COLUMNS columns and RANKS ranks of one block per group, into
+// partial[block, rank, width]. `blocks` holds first token and end of each; `first_block` is the
+// first of this launch.
 KERNEL(OUTER_COLUMNS) low_rank_outer_blocks(
     GLOBAL float *partial,
     GLOBAL const float *u,
@@ -247,8 +251,8 @@ KERNEL(OUTER_COLUMNS) low_rank_outer_blocks(
     }
 }
 
-// Adds the sums of the blocks `first_block .. end_block` to their factors in order, a work item per element. `starts` holds how
-// many blocks there are before each factor's first, and in all.
+// Adds the sums of the blocks `first_block .. end_block` to their factors in order, a work item per
+// element. `starts` holds how many blocks there are before each factor's first, and in all.
 KERNEL(GROUP) low_rank_outer_add(
     GLOBAL float *dfactor,
     GLOBAL const float *partial,

@@ -1,12 +1,13 @@
-// Low-rank products, contract (docs/numerics.md, "Low-rank products"), with a warp as the 32 lanes of a sum: one read of x for up to
-// three groups of RANKS ranks. The factor comes through shared memory, a segment of columns at a time, some segments ahead.
-// CUDA C++ behind cuda.h.
+// Low-rank products, contract (docs/numerics.md, "Low-rank products"), with a warp as the 32 lanes
+// of a sum: one read of x for up to three groups of RANKS ranks. The factor comes through shared
+// memory, a segment of columns at a time, some segments ahead. CUDA C++ behind cuda.h.
 
 #define RANKS 8
 #define WARPS 8
 #define THREADS (WARPS * LANES)
 
-// RANKS ranks of a factor: where the first of them lies, where its results go, and the rank of the whole factor.
+// RANKS ranks of a factor: where the first of them lies, where its results go, and the rank of the
+// whole factor.
 struct Part {
     const float *factor;
     float *u;
@@ -30,8 +31,9 @@ FUNCTION void copies_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Brings RANKS ranks of SEGMENT columns from `first` on. By rank, element (j, l) of a factor lies at j * width + l and goes to
-// [rank][column]; otherwise it lies at l * rank + j and goes to [half of the ranks][column][4].
+// Brings RANKS ranks of SEGMENT columns from `first` on. By rank, element (j, l) of a factor lies
+// at j * width + l and goes to [rank][column]; otherwise it lies at l * rank + j and goes to [half
+// of the ranks][column][4].
 template <int SEGMENT, bool BY_RANK>
 FUNCTION void stage(float *staged, const Part &part, uint width, uint first) {
 #pragma unroll
@@ -58,8 +60,8 @@ FUNCTION void load_factor(float (&values)[RANKS], const float *staged, uint colu
     }
 }
 
-// One halving of the lanes: H of them add to H others. Where the upper lanes would add the same numbers once more they add
-// those of other chains instead.
+// One halving of the lanes: H of them add to H others. Where the upper lanes would add the same
+// numbers once more they add those of other chains instead.
 template <int H, int COUNT>
 FUNCTION void halve(float (&chains)[COUNT]) {
     bool upper = threadIdx.x & H;
@@ -129,7 +131,8 @@ FUNCTION void load(float (&values)[STEPS][TOKENS], const float *const (&rows)[TO
     }
 }
 
-// A warp has TOKENS tokens, a segment STEPS elements for every lane; the factors of STAGES segments are staged or on their way.
+// A warp has TOKENS tokens, a segment STEPS elements for every lane; the factors of STAGES segments
+// are staged or on their way.
 template <int PARTS, int TOKENS, int STEPS, int STAGES, bool BY_RANK>
 FUNCTION void contract(const Parts &parts, const float *x, uint tokens, uint width) {
     constexpr uint SEGMENT = STEPS * LANES, STAGE = PARTS * RANKS * SEGMENT;
@@ -165,7 +168,8 @@ FUNCTION void contract(const Parts &parts, const float *x, uint tokens, uint wid
     load(values, rows, lane, width);
     for (uint segment = 0u; segment < segments; segment++) {
         uint column = segment * SEGMENT;
-        // The segment has arrived, and everyone is done with the one before, whose place the next copies take.
+        // The segment has arrived, and everyone is done with the one before, whose place the next
+        // copies take.
         copies_wait<STAGES - 2>();
         __syncthreads();
         stage_segment(segment + STAGES - 1u);

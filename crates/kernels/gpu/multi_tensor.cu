@@ -1,5 +1,5 @@
-// Many tensors in one launch: sums of squares, scaling, AdamW (docs/numerics.md, sections of these names). CUDA C++ behind
-// cuda.h: tables hold addresses, which the portable dialect does not know.
+// Many tensors in one launch: sums of squares, scaling, AdamW (docs/numerics.md, sections of these
+// names). CUDA C++ behind cuda.h: tables hold addresses, which the portable dialect does not know.
 //
 // `starts[i]` is how many blocks of BLOCK elements the tensors before number i have.
 

@@ -1,5 +1,5 @@
-// Dialect of OpenCL C 1.2 and later. Kernels are written in OpenCL C with the words below; cuda.h gives the same words a
-// meaning in CUDA C++ and HIP.
+// Dialect of OpenCL C 1.2 and later. Kernels are written in OpenCL C with the words below; cuda.h
+// gives the same words a meaning in CUDA C++ and HIP.
 
 #pragma OPENCL FP_CONTRACT OFF
 
@@ -14,7 +14,8 @@
 // Before the type of a shared array that load4 reads.
 #define ALIGNED __attribute__((aligned(16)))
 
-// to[0 .. 4] = from[0 .. 4]; `from` is a multiple of 16 bytes. One access where the dialect has such.
+// to[0 .. 4] = from[0 .. 4]; `from` is a multiple of 16 bytes. One access where the dialect has
+// such.
 #define load4(to, from) \
     do { \
         for (uint four = 0u; four < 4u; four++) { \

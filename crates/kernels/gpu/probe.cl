@@ -1,5 +1,5 @@
-// What a device must do right before it is used: single operations whose results are known. Inputs come from memory, so that
-// no compiler folds them.
+// What a device must do right before it is used: single operations whose results are known. Inputs
+// come from memory, so that no compiler folds them.
 
 KERNEL(1) probe(GLOBAL uint *out, GLOBAL const float *in) {
     out[0] = as_u32(fma_rn(in[0], in[0], -in[1])); // one rounding

@@ -1,5 +1,6 @@
-// Slice products (docs/numerics.md, "Slice product"). A group of 256 computes PRODUCT_TILE x PRODUCT_TILE outputs, 4 x 4 to a work item, from
-// tiles of packed bytes in local memory: [slice][word of the contraction][row or column].
+// Slice products (docs/numerics.md, "Slice product"). A group of 256 computes PRODUCT_TILE x
+// PRODUCT_TILE outputs, 4 x 4 to a work item, from tiles of packed bytes in local memory:
+// [slice][word of the contraction][row or column].
 
 // Words of the contraction that are in local memory at a time.
 #define DEPTH 16u
@@ -7,11 +8,13 @@
 // One more than PRODUCT_TILE: rows of the tile start in different banks.
 #define PITCH (PRODUCT_TILE + 1)
 #define TILE_WORDS (SLICES * DEPTH * PITCH)
-// Work items along either side of the tile; a work item has the rows and columns a multiple of this apart.
+// Work items along either side of the tile; a work item has the rows and columns a multiple of this
+// apart.
 #define SIDE 16u
 #define EACH 4
 
-// A tile of an operand whose rows run along the contraction: `rows` rows, the first of them and the depth at `at`.
+// A tile of an operand whose rows run along the contraction: `rows` rows, the first of them and the
+// depth at `at`.
 FUNCTION void load_along(
     LOCAL_POINTER int *tile, GLOBAL const int *planes, ulong plane, ulong at, uint words, uint rows
 ) {
@@ -27,8 +30,9 @@ FUNCTION void load_along(
     }
 }
 
-// A tile of an operand whose columns run along the contraction: PRODUCT_TILE columns from `at` on, of which row padding may be part,
-// and the next `rows` rows. Each work item turns four rows of four bytes.
+// A tile of an operand whose columns run along the contraction: PRODUCT_TILE columns from `at` on,
+// of which row padding may be part, and the next `rows` rows. Each work item turns four rows of
+// four bytes.
 FUNCTION void load_turned(
     LOCAL_POINTER int *tile, GLOBAL const int *planes, ulong plane, ulong at, uint words, uint rows
 ) {
@@ -103,8 +107,9 @@ FUNCTION void fold_rows(
     }
 }
 
-// y[m, n] = sum over k of x[m, k] W[n, k]. Row m of x is row m - left_base of its planes and row m - y_base of y; the
-// `columns` weight rows from `weight_first` on become the columns of y from `y_column` on.
+// y[m, n] = sum over k of x[m, k] W[n, k]. Row m of x is row m - left_base of its planes and row
+// m - y_base of y; the `columns` weight rows from `weight_first` on become the columns of y from
+// `y_column` on.
 KERNEL(GROUP) product_forward(
     GLOBAL float *y, ulong y_stride, uint y_base, uint y_column, GLOBAL const int *left, GLOBAL const float *left_units,
     uint left_rows, uint left_base, GLOBAL const int *right, GLOBAL const float *right_units, uint right_rows,
@@ -155,8 +160,9 @@ KERNEL(GROUP) product_forward(
     }
 }
 
-// dx[m, k] = sum over n of d[m, n] W[n, k], d being dy with the units of W folded in. Row m of d is row m - left_base of its
-// planes; its `width` columns meet the weight rows from `weight_first` on. A `fresh` sum starts from zero, others from dx.
+// dx[m, k] = sum over n of d[m, n] W[n, k], d being dy with the units of W folded in. Row m of d is
+// row m - left_base of its planes; its `width` columns meet the weight rows from `weight_first` on.
+// A `fresh` sum starts from zero, others from dx.
 KERNEL(GROUP) product_input(
     GLOBAL float *dx, GLOBAL const int *left, GLOBAL const float *left_units, uint left_rows, uint left_base,
     GLOBAL const int *right, uint right_rows, uint first_weight, uint weight_rows, uint weight_first, uint columns,
@@ -212,8 +218,9 @@ KERNEL(GROUP) product_input(
     }
 }
 
-// dW[n, k] += sum over tokens of dy[t, n] x[t, k], from dW's row `first_row` on, for chunks first_chunk..end_chunk of the
-// table (start, length). Token `base` is the first row of both planes, chunk `base_chunk` has the first units.
+// dW[n, k] += sum over tokens of dy[t, n] x[t, k], from dW's row `first_row` on, for chunks
+// first_chunk..end_chunk of the table (start, length). Token `base` is the first row of both
+// planes, chunk `base_chunk` has the first units.
 KERNEL(GROUP) product_weight(
     GLOBAL float *dw, ulong first_row, uint rows, uint columns, GLOBAL const int *left, GLOBAL const float *left_units,
     GLOBAL const int *right, GLOBAL const float *right_units, uint tokens, GLOBAL const uint *table, uint first_chunk,

@@ -1,13 +1,15 @@
-// Products with 4-bit weights (docs/numerics.md, "Product with 4-bit weights"). A group of 256 computes PRODUCT_TILE x PRODUCT_TILE
-// outputs, 4 x 4 to a work item, as in product.cl; packed nibbles become bytes on their way into local memory. A packed word
-// holds eight places of one output: byte c has place c in its low and place c + 4 in its high bits.
+// Products with 4-bit weights (docs/numerics.md, "Product with 4-bit weights"). A group of 256
+// computes PRODUCT_TILE x PRODUCT_TILE outputs, 4 x 4 to a work item, as in product.cl; packed
+// nibbles become bytes on their way into local memory. A packed word holds eight places of one
+// output: byte c has place c in its low and place c + 4 in its high bits.
 
 // Words of the contraction that are in local memory at a time, four elements each.
 #define DEPTH 16u
 #define DEPTH_ELEMENTS (DEPTH * 4u)
 // One more than PRODUCT_TILE: rows of the tile start in different banks.
 #define PITCH (PRODUCT_TILE + 1)
-// Work items along either side of the tile; a work item has the rows and columns a multiple of this apart.
+// Work items along either side of the tile; a work item has the rows and columns a multiple of this
+// apart.
 #define SIDE 16u
 #define EACH 4
 #define PLACES 8u
@@ -28,7 +30,8 @@ FUNCTION void load_left(
     }
 }
 
-// Four numbers of four bits less their zero points, a byte each. The topmost bits keep the bytes from borrowing of each other.
+// Four numbers of four bits less their zero points, a byte each. The topmost bits keep the bytes
+// from borrowing of each other.
 FUNCTION int without_zeros(uint numbers, uint zeros) {
     return (int)(((numbers | 0x80808080u) - zeros) ^ 0x80808080u);
 }
@@ -64,7 +67,8 @@ FUNCTION void multiply(Sums *sums, LOCAL_POINTER const int *left, LOCAL_POINTER 
     }
 }
 
-// y[m, n] = sum over k of x[m, k] W[n, k], for `lines` [weight][width / 8][columns] and starts of groups [weight][groups + 1].
+// y[m, n] = sum over k of x[m, k] W[n, k], for `lines` [weight][width / 8][columns] and starts of
+// groups [weight][groups + 1].
 KERNEL(GROUP) product4_forward(
     GLOBAL float *y, GLOBAL const int *left, GLOBAL const float *left_units, uint left_rows, GLOBAL const uint *lines,
     GLOBAL const uchar *zeros, GLOBAL const uchar *scales, uint format, GLOBAL const uint *starts, uint groups, uint columns,
@@ -145,9 +149,10 @@ KERNEL(GROUP) product4_forward(
     }
 }
 
-// dx[m, k] = sum over n of d[m, n] W'[n, k] for the places of one group: d is dy with sigma folded in, `width` of its columns from
-// output `first_output` on, W' the whole numbers. A `fresh` sum starts from zero, others from dx. Place p is channel order[p]
-// of dx where the weights are `ordered`.
+// dx[m, k] = sum over n of d[m, n] W'[n, k] for the places of one group: d is dy with sigma folded
+// in, `width` of its columns from output `first_output` on, W' the whole numbers. A `fresh` sum
+// starts from zero, others from dx. Place p is channel order[p] of dx where the weights are
+// `ordered`.
 KERNEL(GROUP) product4_input(
     GLOBAL float *dx, GLOBAL const int *left, GLOBAL const float *left_units, uint left_rows, GLOBAL const uint *lines,
     GLOBAL const uchar *zeros, GLOBAL const uint *starts, GLOBAL const uint *order, uint ordered, uint groups, uint group,

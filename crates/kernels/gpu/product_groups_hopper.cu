@@ -1,9 +1,9 @@
-// Slice products on the tensor cores of Hopper without an epilogue, for both profiles and for several
-// weights (experts) at once: y[m, n] = sum over k of x[m, k] * W[n, k] with the bits of
+// Slice products on the tensor cores of Hopper without an epilogue, for both profiles and for
+// several weights (experts) at once: y[m, n] = sum over k of x[m, k] * W[n, k] with the bits of
 // docs/numerics.md, "Slice product". Per chunk of 512 along k
 //     acc = fma(value, scale of the row's chunk, acc)        chunks ascending
-// and at the end y = acc * scale of the column where there is one. Rows of x that meet one weight are
-// cut into tiles; a tile reads rows of its neighbours beyond its end and does not store them.
+// and at the end y = acc * scale of the column where there is one. Rows of x that meet one weight
+// are cut into tiles; a tile reads rows of its neighbours beyond its end and does not store them.
 
 using namespace slice_tiles;
 
@@ -111,7 +111,8 @@ __device__ inline void consume(Ring ring, const Work &work, u32 rank, u32 warpgr
             const int left = kblocks - chunk * BLOCKS_PER_CHUNK;
             int sums[SUMS];
             sum_chunk(sums, ring, left < BLOCKS_PER_CHUNK ? left : BLOCKS_PER_CHUNK, warpgroup, lane);
-            // Not before the products: they would take registers that wgmma needs. The other warpgroup multiplies meanwhile.
+            // Not before the products: they would take registers that wgmma needs. The other
+            // warpgroup multiplies meanwhile.
             const float scale_0 = __ldg(row_scales + scales_0 + chunk), scale_8 = __ldg(row_scales + scales_8 + chunk);
 #pragma unroll
             for (int i = 0; i < EACH; i++) acc[i] = __fmaf_rn(chunk_value(sums, i), i % 4 < 2 ? scale_0 : scale_8, acc[i]);
@@ -129,9 +130,9 @@ __device__ inline void consume(Ring ring, const Work &work, u32 rank, u32 warpgr
 }   // namespace
 
 // left, right: int8 [slice][row][k rounded up to 128], padded with zeros; boxes of KBLOCK bytes by
-// ROWS / 2 and COLUMNS rows. row_scales: [row, ceil(k / 512)]. column_scales: one per row of the right
-// planes, or null for y = acc. y starts at the column of the weights' row `first`; acc starts from it
-// if `accumulate`. k > 0.
+// ROWS / 2 and COLUMNS rows. row_scales: [row, ceil(k / 512)]. column_scales: one per row of the
+// right planes, or null for y = acc. y starts at the column of the weights' row `first`; acc starts
+// from it if `accumulate`. k > 0.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(2, 1, 1)
     product_groups_hopper(const __grid_constant__ TensorMap left, const __grid_constant__ TensorMap right, int left_rows,
                           int right_rows, const float *__restrict__ row_scales, const float *__restrict__ column_scales, float *y,

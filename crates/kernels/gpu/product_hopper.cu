@@ -1,23 +1,29 @@
-// Slice product, profile x2, on the tensor cores of Hopper (sm_90a): y[m, n] = sum over k of x[m, k] * W[n, k] from planes of
-// slices, with the bits of docs/numerics.md, "Slice product".
+// Slice product, profile x2, on the tensor cores of Hopper (sm_90a): y[m, n] = sum over k of
+// x[m, k] * W[n, k] from planes of slices, with the bits of docs/numerics.md, "Slice product".
 //
 // Per chunk of 512 along k: HH = sum Ah*Bh and X = sum (Ah*Bl + Al*Bh), exact in int32, then
 //     acc = fma(float(256*HH + X), ux[m, chunk], acc)        chunks ascending
-// and at the end y = acc * uw[n]. A linear layer's bias and low-rank adapter are added before y is stored ("Bias", "Thin
-// products"): y = y + bias[n], y = fma(alpha, sum over j of u[m, j] * M[j, n], y). CUDA C++ without headers, as NVRTC takes it.
+// and at the end y = acc * uw[n]. A linear layer's bias and low-rank adapter are added before y is
+// stored ("Bias", "Low-rank products"): y = y + bias[n],
+//     y = fma(alpha, sum over j of u[m, j] * M[j, n], y)
+// CUDA C++ without headers, as NVRTC takes it.
 //
 // Shape of the kernel
-//   - persistent pairs of blocks (clusters); each block makes 128x128 tiles of y, a pair's tiles lie one below the other;
-//   - warpgroup 0: one thread feeds a ring of STAGES slots in shared memory by bulk copies. A tile of B serves both blocks of
-//     the pair: each copies half of it and sends it to both, or reading L2 would bind;
-//   - warpgroups 1 and 2: 64 rows of the tile each, wgmma from shared memory, sums and fold in registers. While one folds,
-//     the other keeps the tensor cores busy.
+//   - persistent pairs of blocks (clusters); each block makes 128x128 tiles of y, a pair's tiles
+//     lie one below the other;
+//   - warpgroup 0: one thread feeds a ring of STAGES slots in shared memory by bulk copies. A tile
+//     of B serves both blocks of the pair: each copies half of it and sends it to both, or reading
+//     L2 would bind;
+//   - warpgroups 1 and 2: 64 rows of the tile each, wgmma from shared memory, sums and fold in
+//     registers. While one folds, the other keeps the tensor cores busy.
 //
-// One slot holds [Ah 128 rows][Al 128][Bl 128][Bh 128], each row 128 bytes, swizzled. Bl and Bh lie next to each other so that
-// they are one matrix of 256 columns: m64n256 with A = Ah gives Ah*Bl in sums[0..63] and HH in sums[64..127] while Ah is read
-// once, and m64n128 with A = Al, B = Bh adds Al*Bh to sums[0..63]. Reading shared memory is what binds next after the tensor
-// cores, so every operand read saved counts. Bl comes first because ptxas keeps the products asynchronous only if the narrow
-// one's registers begin where the wide one's do; with the halves swapped it serialises them (C7511).
+// One slot holds [Ah 128 rows][Al 128][Bl 128][Bh 128], each row 128 bytes, swizzled. Bl and Bh lie
+// next to each other so that they are one matrix of 256 columns: m64n256 with A = Ah gives Ah*Bl in
+// sums[0..63] and HH in sums[64..127] while Ah is read once, and m64n128 with A = Al, B = Bh adds
+// Al*Bh to sums[0..63]. Reading shared memory is what binds next after the tensor cores, so every
+// operand read saved counts. Bl comes first because ptxas keeps the products asynchronous only if
+// the narrow one's registers begin where the wide one's do; with the halves swapped it serialises
+// them (C7511).
 
 namespace slice_product {
 
@@ -33,14 +39,16 @@ constexpr u32 PLANE_BYTES = TILE * KBLOCK;      // one operand plane in a slot
 constexpr u32 SLOT_BYTES = 4 * PLANE_BYTES;
 constexpr u32 A_LO = PLANE_BYTES, B_LO = 2 * PLANE_BYTES, B_HI = 3 * PLANE_BYTES;
 constexpr u32 BARRIERS = STAGES * SLOT_BYTES;   // offset of full[STAGES], empty[STAGES]
-// What the epilogue reads, once per consumer warpgroup: STAGED_RANKS ranks of 64 rows of u and of 128 columns of the factor, the
-// columns' scales and biases. RANK_STEP floats from row to row and from column to column: whole vectors of four, and no two
-// threads that read other rows or columns meet in a bank.
+// What the epilogue reads, once per consumer warpgroup: STAGED_RANKS ranks of 64 rows of u and of
+// 128 columns of the factor, the columns' scales and biases. RANK_STEP floats from row to row and
+// from column to column: whole vectors of four, and no two threads that read other rows or columns
+// meet in a bank.
 constexpr int STAGED_RANKS = 16, RANK_STEP = STAGED_RANKS + 4;
 constexpr u32 STAGED_U = 0, STAGED_FACTOR = STAGED_U + 64 * RANK_STEP, STAGED_SCALES = STAGED_FACTOR + TILE * RANK_STEP;
 constexpr u32 STAGED_BIAS = STAGED_SCALES + TILE, STAGED_FLOATS = STAGED_BIAS + TILE;
 constexpr u32 STAGED = BARRIERS + 64;           // offset of the first warpgroup's
-// The swizzle pattern is a function of address bits, so slots start at multiples of 1024; the slack is for rounding up.
+// The swizzle pattern is a function of address bits, so slots start at multiples of 1024; the slack
+// is for rounding up.
 constexpr u32 SHARED_BYTES = STAGED + 2 * STAGED_FLOATS * 4 + 1024;
 
 constexpr int THREADS = 384;                    // producer warpgroup, two consumer warpgroups
@@ -55,19 +63,21 @@ static_assert(SHARED_BYTES <= 232448, "one block's shared memory on Hopper");
 // ---------------------------------------------------------------------------------------------------------------------
 // mbarriers. Who arrives where, per use of a slot:
 //
-//   full[s]   count 1. The block's own producer arrives once, with expect_tx(SLOT_BYTES); the four planes' bytes, whether
-//             sent by this block or by its peer, complete the transaction. Bytes of the peer may come before the own
-//             producer's arrive: the count of 1 keeps the phase open meanwhile.
-//   empty[s]  count 16: one arrival of each of the 8 consumer warps of both blocks, which both get bytes from this block's
-//             producer. So a consumer warp arrives at both blocks.
+//   full[s]   count 1. The block's own producer arrives once, with expect_tx(SLOT_BYTES); the four
+//             planes' bytes, whether sent by this block or by its peer, complete the transaction.
+//             Bytes of the peer may come before the own producer's arrive: the count of 1 keeps the
+//             phase open meanwhile.
+//   empty[s]  count 16: one arrival of each of the 8 consumer warps of both blocks, which both get
+//             bytes from this block's producer. So a consumer warp arrives at both blocks.
 //
-// Fill number i of a slot (from 0) completes phase i of full[s]; consumers wait for parity i & 1. Releasing it completes
-// phase i of empty[s]; the producer waits before fill i for phase i - 1, parity (i & 1) ^ 1, which for i = 0 is the phase
-// "before the first" and passes at once.
+// Fill number i of a slot (from 0) completes phase i of full[s]; consumers wait for parity i & 1.
+// Releasing it completes phase i of empty[s]; the producer waits before fill i for phase i - 1,
+// parity (i & 1) ^ 1, which for i = 0 is the phase "before the first" and passes at once.
 //
-// Nothing can arrive a phase early: a warp's arrival i+1 on P.empty[s] follows fill i+1 of its own slot, part of which P
-// itself sends, after having seen phase i of P.empty[s] complete. Bytes of fill i+1 for X.full[s] follow the release of
-// fill i by X's consumers, who had seen phase i of X.full[s] complete.
+// Nothing can arrive a phase early: a warp's arrival i+1 on P.empty[s] follows fill i+1 of its own
+// slot, part of which P itself sends, after having seen phase i of P.empty[s] complete. Bytes of
+// fill i+1 for X.full[s] follow the release of fill i by X's consumers, who had seen phase i of
+// X.full[s] complete.
 
 struct Ring {
     u32 base;      // shared address of slot 0
@@ -88,8 +98,9 @@ struct Ring {
 // ---------------------------------------------------------------------------------------------------------------------
 // wgmma
 
-// sums[0..127] = a (64 x 32) times b (256 x 32, transposed), or += that. The first form is one of its own, with outputs only,
-// so that the compiler knows the sums to be dead during fold and epilogue.
+// sums[0..127] = a (64 x 32) times b (256 x 32, transposed), or += that. The first form is one of
+// its own, with outputs only, so that the compiler knows the sums to be dead during fold and
+// epilogue.
 __device__ inline void start_256(int (&sums)[128], u64 a, u64 b) {
     asm volatile("{\n"
                  ".reg .pred add;\n"
@@ -120,7 +131,8 @@ __device__ inline void multiply_128(int (&sums)[128], u64 a, u64 b) {
                  : "l"(a), "l"(b));
 }
 
-// No instructions: keep the compiler from moving uses of these registers across (wgmma writes them behind its back).
+// No instructions: keep the compiler from moving uses of these registers across (wgmma writes them
+// behind its back).
 __device__ inline void pin(int (&sums)[128]) {
     asm volatile("" : BIND_64("+r", sums, 0), BIND_64("+r", sums, 64)::"memory");
 }
@@ -135,7 +147,8 @@ struct Walk {
     __device__ inline Walk(int m, int n) : rows((m + TILE * CLUSTER - 1) / (TILE * CLUSTER)), columns((n + TILE - 1) / TILE) {}
     __device__ inline int count() const { return rows * columns; }
 
-    // First row and column of this block's tile; may lie beyond the end of y (the block then works for its peer).
+    // First row and column of this block's tile; may lie beyond the end of y (the block then works
+    // for its peer).
     __device__ inline void tile(int p, u32 rank, int &row, int &column) const {
         constexpr int height = GROUP / CLUSTER;
         int group = p / (height * columns), rest = p % (height * columns);
@@ -180,10 +193,12 @@ __device__ inline void release(u32 empty, u32 lane) {
     if (lane < CLUSTER) barrier_arrive_at(empty, lane);
 }
 
-// Issues the products of one slot for this warpgroup's 64 rows, as GROUPS_PER_SLOT groups; FIRST of a chunk: sums from zero.
+// Issues the products of one slot for this warpgroup's 64 rows, as GROUPS_PER_SLOT groups; FIRST of
+// a chunk: sums from zero.
 //
-// PTX gives an order between wgmmas on the same accumulators only if they have the same shape, and asks for a fence otherwise.
-// ptxas ends a group at a fence, so the group is ended openly, for wgmma_wait to count right.
+// PTX gives an order between wgmmas on the same accumulators only if they have the same shape, and
+// asks for a fence otherwise. ptxas ends a group at a fence, so the group is ended openly, for
+// wgmma_wait to count right.
 template <bool FIRST>
 __device__ inline void multiply_slot(int (&sums)[128], u32 slot, u32 warpgroup) {
     const u32 rows = warpgroup * 64 * KBLOCK;
@@ -203,7 +218,8 @@ __device__ inline void multiply_slot(int (&sums)[128], u32 slot, u32 warpgroup) 
 }
 constexpr int GROUPS_PER_SLOT = 2;
 
-// Registers 4j .. 4j+3 of a thread are columns 8j + 2*(lane % 4) + {0, 1} of row lane / 4, then of row lane / 4 + 8.
+// Registers 4j .. 4j+3 of a thread are columns 8j + 2*(lane % 4) + {0, 1} of row lane / 4, then of
+// row lane / 4 + 8.
 
 // y: m by n, `stride` elements from row to row. Wide accesses where every row allows them.
 struct Output {
@@ -241,7 +257,8 @@ __device__ inline void load_tile(float (&acc)[64], const Output &out, int row, i
     }
 }
 
-// The short side u [m, rank] of an adapter, its factor, whose element (j, n) lies at j * rank_step + n * width_step, and its scale.
+// The short side u [m, rank] of an adapter, its factor, whose element (j, n) lies at j *
+// rank_step + n * width_step, and its scale.
 struct LowRank {
     const float *u, *factor;
     u64 rank_step, width_step;
@@ -262,12 +279,13 @@ __device__ inline void warpgroup_sync(u32 warpgroup) {
     asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 }
 
-// Ranks `first` and up of the adapter, for 64 rows from `row` and 128 columns from `column`. What lies beyond the end borrows
-// the last one's; it is not stored.
+// Ranks `first` and up of the adapter, for 64 rows from `row` and 128 columns from `column`. What
+// lies beyond the end borrows the last one's; it is not stored.
 __device__ inline void stage_ranks(float *staged, const LowRank &low, int first, int m, int n, int row, int column) {
     const int thread = threadIdx.x % 128;
     const int ranks = low.rank - first < STAGED_RANKS ? low.rank - first : STAGED_RANKS;
-    // Whole vectors where they may be read as such. Neighbours in memory go to neighbouring threads.
+    // Whole vectors where they may be read as such. Neighbours in memory go to neighbouring
+    // threads.
     if (low.rank % 4 == 0 && (u64)low.u % 16 == 0) {
 #pragma unroll
         for (int i = thread; i < 64 * STAGED_RANKS / 4; i += 128) {
@@ -329,7 +347,8 @@ __device__ inline void add_bias(float (&acc)[64], const float *staged) {
     }
 }
 
-// RANKS ranks of all chains, in ascending order. `left` and `right` start at this thread's first row and column.
+// RANKS ranks of all chains, in ascending order. `left` and `right` start at this thread's first
+// row and column.
 template <int RANKS>
 __device__ inline void add_ranks(float (&chains)[64], const float *left, const float *right) {
     float left_0[RANKS], left_8[RANKS];
@@ -357,8 +376,9 @@ __device__ inline void add_ranks(float (&chains)[64], const float *left, const f
     }
 }
 
-// Adds the adapter's part. The first ranks are staged; further ones are staged here. `row` and `column` are those of the
-// warpgroup's part of the tile, `own_row` and `own_column` this thread's first ones in it.
+// Adds the adapter's part. The first ranks are staged; further ones are staged here. `row` and
+// `column` are those of the warpgroup's part of the tile, `own_row` and `own_column` this thread's
+// first ones in it.
 __device__ inline void expand(float (&acc)[64], float *staged, const LowRank &low, int m, int n, int row, int column,
                               u32 own_row, u32 own_column, u32 warpgroup) {
     float chains[64];
@@ -387,8 +407,9 @@ __device__ inline void expand(float (&acc)[64], float *staged, const LowRank &lo
 __device__ inline void store_tile(const float (&acc)[64], const Output &out, int row, int column, u32 lane) {
     const int m = out.m, n = out.n;
     if (out.aligned(4)) {
-        // Neighbouring lanes trade pairs so that each holds four consecutive columns: of columns 8j.. the even lane, of
-        // columns 8(j+1).. the odd one. A store then covers 8 rows of 64 bytes instead of 32.
+        // Neighbouring lanes trade pairs so that each holds four consecutive columns: of columns
+        // 8j.. the even lane, of columns 8(j+1).. the odd one. A store then covers 8 rows of 64
+        // bytes instead of 32.
         const bool odd = lane & 1;
         const int c = odd ? column + 8 - 2 : column;
 #pragma unroll
@@ -494,10 +515,12 @@ __device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblock
 
 }   // namespace slice_product
 
-// a_hi, a_lo: tensor maps of int8 [m, kp], boxes of 128 rows; b_hi, b_lo: of int8 [n, kp], boxes of 64 rows; all 128 bytes wide
-// in the 128-byte swizzle, zeros outside; kp = k rounded up to 128, padded with zeros. ux: [m, ceil(k / 512)]. uw: [n], or null
-// for y = acc. y: [m, n], `stride` elements from row to row; acc starts from it if `accumulate`. bias: [n] or null. u: [m, low_rank] and the
-// factor of an adapter, unless low_rank is 0. k > 0. Grid: an even number of blocks, one per multiprocessor.
+// a_hi, a_lo: tensor maps of int8 [m, kp], boxes of 128 rows; b_hi, b_lo: of int8 [n, kp], boxes of
+// 64 rows; all 128 bytes wide in the 128-byte swizzle, zeros outside; kp = k rounded up to 128,
+// padded with zeros. ux: [m, ceil(k / 512)]. uw: [n], or null for y = acc. y: [m, n], `stride`
+// elements from row to row; acc starts from it if `accumulate`. bias: [n] or null. u: [m, low_rank]
+// and the factor of an adapter, unless low_rank is 0. k > 0. Grid: an even number of blocks, one
+// per multiprocessor.
 extern "C" __global__ void __launch_bounds__(slice_product::THREADS, 1) __cluster_dims__(2, 1, 1)
     slice_product_x2(const __grid_constant__ slice_product::TensorMap a_hi, const __grid_constant__ slice_product::TensorMap a_lo,
                      const __grid_constant__ slice_product::TensorMap b_hi, const __grid_constant__ slice_product::TensorMap b_lo,

@@ -1,6 +1,6 @@
-// Weight gradient of the slice product on the tensor cores of Hopper: dW[n, k] += sum over tokens of
-// dy[t, n] * x[t, k], from planes of columns cut along the tokens (column_slices.cu), with the bits of
-// docs/numerics.md, "Slice product". Per token chunk
+// Weight gradient of the slice product on the tensor cores of Hopper: dW[n, k] += sum over tokens
+// of dy[t, n] * x[t, k], from planes of columns cut along the tokens (column_slices.cu), with the
+// bits of docs/numerics.md, "Slice product". Per token chunk
 //     acc = fma(value, scale of dy's column * scale of x's column, acc)        chunks ascending
 // starting from dW. The gradients of several weights (experts) are one launch.
 
@@ -108,9 +108,9 @@ __device__ inline void consume(Ring ring, const Work &work, u32 rank, u32 warpgr
 
 }   // namespace
 
-// left: int8 [slice][n][pitch], right: int8 [slice][k][pitch], zeros outside; boxes of KBLOCK bytes by
-// ROWS / 2 and COLUMNS rows. Scales: [chunk, n or k rounded up to 128], chunk `base_chunk` first. Block
-// `base_block` of the chunk table is the first of the planes.
+// left: int8 [slice][n][pitch], right: int8 [slice][k][pitch], zeros outside; boxes of KBLOCK bytes
+// by ROWS / 2 and COLUMNS rows. Scales: [chunk, n or k rounded up to 128], chunk `base_chunk`
+// first. Block `base_block` of the chunk table is the first of the planes.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) __cluster_dims__(2, 1, 1)
     product_weight_hopper(const __grid_constant__ TensorMap left, const __grid_constant__ TensorMap right,
                           const float *__restrict__ row_scales, const float *__restrict__ column_scales, float *dw, int n, int k,

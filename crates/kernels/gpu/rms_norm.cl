@@ -1,4 +1,5 @@
-// RMS norm (docs/numerics.md, "RMS norm"). Eight tokens per group, a work item per lane; dweight by columns.
+// RMS norm (docs/numerics.md, "RMS norm"). Eight tokens per group, a work item per lane; dweight by
+// columns.
 
 #define TOKENS (GROUP / LANES)
 // Elements that a work item asks for before it uses the first.
@@ -119,8 +120,8 @@ KERNEL(GROUP) rms_norm_backward(
     }
 }
 
-// 32 columns per group; eight blocks of tokens are summed side by side and then added in order. `blocks` holds first
-// token and end of each.
+// 32 columns per group; eight blocks of tokens are summed side by side and then added in order.
+// `blocks` holds first token and end of each.
 KERNEL(GROUP) rms_norm_grad_weight(
     GLOBAL float *dweight,
     GLOBAL const float *dy,

@@ -1,7 +1,7 @@
 // Rotary embedding, in place (docs/numerics.md, "Rotary embedding"): a work item turns one pair.
 
-// `tiles` groups for each token, whose heads have `pairs` pairs each: `stride` channels from one to the next, its two channels
-// `apart`. A position outside the tables turns nothing.
+// `tiles` groups for each token, whose heads have `pairs` pairs each: `stride` channels from one to
+// the next, its two channels `apart`. A position outside the tables turns nothing.
 #define ROPE(name, sign_of_first, sign_of_second) \
     KERNEL(GROUP) rope_##name( \
         GLOBAL float *x, GLOBAL const float *cosines, GLOBAL const float *sines, GLOBAL const uint *positions, \

@@ -1,6 +1,7 @@
-// Router of a mixture of experts (docs/numerics.md, "Router"). Eight tokens per group, a work item per lane. Sums over slots
-// are short: every work item of a token computes them for itself. No barrier stands inside an `if`, even one that the
-// whole group enters: PoCL 5 and 6 may abort on variables that such an `if` sets.
+// Router of a mixture of experts (docs/numerics.md, "Router"). Eight tokens per group, a work item
+// per lane. Sums over slots are short: every work item of a token computes them for itself. No
+// barrier stands inside an `if`, even one that the whole group enters: PoCL 5 and 6 may abort on
+// variables that such an `if` sets.
 
 #define TOKENS (GROUP / LANES)
 
@@ -10,8 +11,8 @@
 #define SIGMOID_CHOSEN 2u
 #define SIGMOID_EACH 3u
 
-// Descends in the order of choices. Above: the score's bits, turned so that they ascend with it, NaN below everything;
-// below: the index, turned. No two are equal and none is zero.
+// Descends in the order of choices. Above: the score's bits, turned so that they ascend with it,
+// NaN below everything; below: the index, turned. No two are equal and none is zero.
 FUNCTION ulong choice_key(float score, uint index) {
     uint bits = as_u32(score);
     bits = bits == SIGN_BIT ? 0u : bits;
@@ -94,7 +95,8 @@ KERNEL(GROUP) router_choose(
     if (groups > 1u && inside && lane < groups) {
         own_group = choice_key(group_score(z, bias, lane * size, size, sigmoid, biased), lane);
     }
-    // For PoCL 5: no branch of some work items leads straight to a loop with barriers (docs/add-an-op.md).
+    // For PoCL 5: no branch of some work items leads straight to a loop with barriers
+    // (docs/add-an-op.md).
     barrier_local();
     for (uint n = 0u; n < rounds; n++) {
         ulong best = largest_key(keys, own_group);

@@ -1,21 +1,22 @@
-// The main loop of slice products on the tensor cores of Hopper, for both profiles (SLICES is 2 or 3):
-// exact sums of a chunk of k for a tile of the output, from planes of slices ("Slice product" in
-// docs/numerics.md). What a chunk is worth and where it goes is up to the kernels that include this.
+// The main loop of slice products on the tensor cores of Hopper, for both profiles (SLICES is 2 or
+// 3): exact sums of a chunk of k for a tile of the output, from planes of slices ("Slice product"
+// in docs/numerics.md). What a chunk is worth and where it goes is up to the kernels that include
+// this.
 //
 // Shape of a kernel
-//   - persistent pairs of blocks (clusters). A pair shares ROWS rows of the left operand; each block
-//     has COLUMNS columns of its own, side by side. Experts with few rows waste less this way than
-//     with tiles one below the other;
+//   - persistent pairs of blocks (clusters). A pair shares ROWS rows of the left operand; each
+//     block has COLUMNS columns of its own, side by side. Experts with few rows waste less this way
+//     than with tiles one below the other;
 //   - warpgroup 0: one thread feeds a ring of STAGES slots in shared memory by bulk copies. Each
 //     block copies half of the left rows and sends them to both;
 //   - warpgroups 1 and 2: 64 rows of the tile each, wgmma from shared memory, sums in registers.
 //
 // One slot holds the planes of the left operand, highest slice first, then those of the right one,
-// lowest first, rows of KBLOCK bytes in the 128-byte swizzle. The right planes lie next to each other,
-// so that left plane i times right planes i, i+1, ... is one wide product whose sums begin at register
-// 0: with two slices hi*(lo, hi) gives (X, HH) and lo*(hi) adds to X; with three hi*(lo, mid, hi) gives
-// (S3, S2, S1), mid*(mid, hi) adds to (S3, S2) and lo*(hi) to S3. ptxas keeps products asynchronous
-// only if the narrow one's registers begin where the wide one's do.
+// lowest first, rows of KBLOCK bytes in the 128-byte swizzle. The right planes lie next to each
+// other, so that left plane i times right planes i, i+1, ... is one wide product whose sums begin
+// at register 0: with two slices hi*(lo, hi) gives (X, HH) and lo*(hi) adds to X; with three
+// hi*(lo, mid, hi) gives (S3, S2, S1), mid*(mid, hi) adds to (S3, S2) and lo*(hi) to S3. ptxas
+// keeps products asynchronous only if the narrow one's registers begin where the wide one's do.
 
 namespace slice_tiles {
 
@@ -29,9 +30,9 @@ constexpr int WALK_ROWS = 16;                     // tiles along the rows that a
 constexpr u32 LEFT_PLANE = ROWS * KBLOCK, RIGHT_PLANE = COLUMNS * KBLOCK;
 constexpr u32 RIGHT = SLICES * LEFT_PLANE;
 constexpr u32 SLOT_BYTES = RIGHT + SLICES * RIGHT_PLANE;
-// Scales of a chunk, of the rows and of the columns, for kernels that copy them. One place more than
-// slots: a warp has folded a chunk before it releases a slot of the next, so the place that the copy
-// of the fourth chunk ahead overwrites is no longer read.
+// Scales of a chunk, of the rows and of the columns, for kernels that copy them. One place more
+// than slots: a warp has folded a chunk before it releases a slot of the next, so the place that
+// the copy of the fourth chunk ahead overwrites is no longer read.
 constexpr u32 SCALES = STAGES * SLOT_BYTES;
 constexpr u32 SCALE_PLACES = STAGES + 1;
 constexpr u32 SCALE_BYTES = (ROWS + COLUMNS) * 4;
@@ -51,8 +52,8 @@ static_assert(ROWS / CLUSTER % 8 == 0, "multicast parts are whole swizzle groups
 
 // Who arrives where, per use of a slot:
 //
-//   full[s]   count 1. The block's own producer arrives once, expecting the bytes of a fill; bytes of
-//             the peer may come before that, the count of 1 keeps the phase open meanwhile.
+//   full[s]   count 1. The block's own producer arrives once, expecting the bytes of a fill; bytes
+//             of the peer may come before that, the count of 1 keeps the phase open meanwhile.
 //   empty[s]  count 16: one arrival of each of the 8 consumer warps of both blocks, which both get
 //             bytes from this block's producer.
 //
@@ -161,7 +162,8 @@ MULTIPLY(multiply_1, "128", "+r", "eq", OPERANDS_64, ARGUMENTS(BIND_64("+r", sum
 MULTIPLY(multiply_2, "64", "+r", "eq", OPERANDS_32, ARGUMENTS(BIND_32("+r", sums, 0)), "%32", "%33")
 #endif
 
-// No instructions: keep the compiler from moving uses of these registers across (wgmma writes them behind its back).
+// No instructions: keep the compiler from moving uses of these registers across (wgmma writes them
+// behind its back).
 __device__ inline void pin(int (&sums)[SUMS]) { asm volatile("" : BIND_SUMS("+r")::"memory"); }
 __device__ inline void pin(float (&acc)[EACH]) {
 #if SLICES == 2
@@ -233,7 +235,8 @@ __device__ inline float chunk_value(const int (&sums)[SUMS], int i) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Outputs: registers 4j .. 4j+3 of a thread are columns 8j + 2*(lane % 4) + {0, 1} of row lane / 4, then of row lane / 4 + 8.
+// Outputs: registers 4j .. 4j+3 of a thread are columns 8j + 2*(lane % 4) + {0, 1} of row lane / 4,
+// then of row lane / 4 + 8.
 
 // Rows up to `rows` and columns up to `columns` of y, `stride` elements from row to row.
 struct Output {

@@ -1,4 +1,5 @@
-// Cutting numbers into slices (docs/numerics.md, "Slices"): planes of bytes [slice][row][padded width], four to a word.
+// Cutting numbers into slices (docs/numerics.md, "Slices"): planes of bytes [slice][row][padded
+// width], four to a word.
 
 // Work items for one chunk, four elements each.
 #define CHUNK_GROUP (CHUNK / 4)
@@ -56,7 +57,8 @@ FUNCTION void store_slices(GLOBAL int *planes, ulong plane, ulong at, const floa
     }
 }
 
-// Slices chunk `chunk` of a row, four elements x to a work item; nothing is stored where the row does not exist.
+// Slices chunk `chunk` of a row, four elements x to a work item; nothing is stored where the row
+// does not exist.
 FUNCTION void slice_chunk(
     GLOBAL int *planes, GLOBAL float *units, LOCAL_POINTER uint *scratch, const float *x, ulong plane, ulong row, uint width,
     uint chunk, int exists
@@ -101,7 +103,8 @@ KERNEL(CHUNK_GROUP) slice_rows(GLOBAL int *planes, GLOBAL float *units, GLOBAL c
     slice_chunk(planes, units, scratch, values, (ulong)rows * row_words(width), row, width, chunk, exists);
 }
 
-// As slice_rows, the channels of a row in the order of the weight that it meets. One group per (tile, row of the tile, chunk).
+// As slice_rows, the channels of a row in the order of the weight that it meets. One group per
+// (tile, row of the tile, chunk).
 KERNEL(CHUNK_GROUP) slice_ordered(
     GLOBAL int *planes, GLOBAL float *units, GLOBAL const float *x, GLOBAL const uint *order, GLOBAL const uint *table,
     uint tabled, uint first_tile, uint first_row, uint end_row, uint rows, uint width
@@ -122,8 +125,9 @@ KERNEL(CHUNK_GROUP) slice_ordered(
     slice_chunk(planes, units, scratch, values, (ulong)rows * row_words(width), row, width, chunk, exists);
 }
 
-// The left operand of an input gradient: `width` columns of dy from `first_column` on, each times its weight row's unit.
-// One group per (tile, row of the tile, chunk); row numbers start at `base` in dy and in the planes.
+// The left operand of an input gradient: `width` columns of dy from `first_column` on, each times
+// its weight row's unit. One group per (tile, row of the tile, chunk); row numbers start at `base`
+// in dy and in the planes.
 KERNEL(CHUNK_GROUP) slice_folded(
     GLOBAL int *planes, GLOBAL float *units, GLOBAL const float *dy, GLOBAL const float *weight_units,
     GLOBAL const uint *table, uint tabled, uint first_tile, uint first_row, uint end_row, uint base, uint rows, uint width,
@@ -157,8 +161,9 @@ KERNEL(CHUNK_GROUP) slice_folded(
     slice_chunk(planes, units, scratch, values, (ulong)rows * row_words(width), row - base, width, chunk, exists);
 }
 
-// The left operand of an input gradient with 4-bit weights: `width` columns of dy from `first_column` on, each times the sigma of
-// its output in one group; the scales of weight e and this group start at e * weight_scales + first_scale.
+// The left operand of an input gradient with 4-bit weights: `width` columns of dy from
+// `first_column` on, each times the sigma of its output in one group; the scales of weight e and
+// this group start at e * weight_scales + first_scale.
 KERNEL(CHUNK_GROUP) slice_scaled(
     GLOBAL int *planes, GLOBAL float *units, GLOBAL const float *dy, GLOBAL const uchar *scales, uint format,
     GLOBAL const uint *table, uint tabled, uint first_tile, uint first_row, uint end_row, uint rows, uint width,
@@ -183,7 +188,8 @@ KERNEL(CHUNK_GROUP) slice_scaled(
     slice_chunk(planes, units, scratch, values, (ulong)rows * row_words(width), row, width, chunk, exists);
 }
 
-// One group per row: one scale over its whole width. Rows from `first` on become the rows of the planes.
+// One group per row: one scale over its whole width. Rows from `first` on become the rows of the
+// planes.
 KERNEL(GROUP) slice_weight(
     GLOBAL int *planes, GLOBAL float *units, GLOBAL const uchar *w, uint format, ulong first, uint rows, uint width
 ) {
@@ -214,9 +220,10 @@ KERNEL(GROUP) slice_weight(
     }
 }
 
-// Activations contracted over tokens: one scale per (token chunk, column). One group per (chunk, COLUMNS columns); the
-// table holds start and length of every chunk. Chunk `first_chunk` has the first units, token `base` the first row of the
-// planes [slice][token][padded width]; in x that row has the number `x_base`.
+// Activations contracted over tokens: one scale per (token chunk, column). One group per (chunk,
+// COLUMNS columns); the table holds start and length of every chunk. Chunk `first_chunk` has the
+// first units, token `base` the first row of the planes [slice][token][padded width]; in x that row
+// has the number `x_base`.
 KERNEL(GROUP) slice_columns(
     GLOBAL int *planes, GLOBAL float *units, GLOBAL const float *x, GLOBAL const uint *table, uint first_chunk, uint base,
     uint x_base, uint tokens, uint width
@@ -265,9 +272,9 @@ KERNEL(GROUP) slice_columns(
     }
 }
 
-// Exchanges rows and columns of every plane: `rows` rows from `first` on, of planes with `plane_rows` rows of `width` bytes,
-// become `width` rows of as many bytes. One group per square of TURN by TURN bytes, a work item turns 4 by 4 of them; what lies
-// beyond is padded with zeros.
+// Exchanges rows and columns of every plane: `rows` rows from `first` on, of planes with
+// `plane_rows` rows of `width` bytes, become `width` rows of as many bytes. One group per square of
+// TURN by TURN bytes, a work item turns 4 by 4 of them; what lies beyond is padded with zeros.
 KERNEL(GROUP) turn_planes(
     GLOBAL int *turned, GLOBAL const int *planes, uint plane_rows, ulong first, uint rows, uint width
 ) {

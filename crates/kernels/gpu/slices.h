@@ -1,5 +1,5 @@
-// Scales and slices (docs/numerics.md, "Slices"). SLICES is 2 (profile x2) or 3 (profile x3): a parameter of the program,
-// so one source gives two programs.
+// Scales and slices (docs/numerics.md, "Slices"). SLICES is 2 (profile x2) or 3 (profile x3): a
+// parameter of the program, so one source gives two programs.
 
 #define CHUNK 512
 // Rows of a plane are padded with zeros to a multiple of this many bytes.
@@ -19,7 +19,8 @@ typedef struct {
     uint weight;
 } RowTile;
 
-// Tile number `tile`: from the table (first, end, weight), or of the rows first..end alone where there is one weight.
+// Tile number `tile`: from the table (first, end, weight), or of the rows first..end alone where
+// there is one weight.
 FUNCTION RowTile row_tile(GLOBAL const uint *table, uint tabled, uint first, uint end, uint tile) {
     RowTile rows;
     if (tabled) {
@@ -58,7 +59,8 @@ FUNCTION uint magnitude_bits(float x) {
     return as_u32(x) & ~SIGN_BIT;
 }
 
-// Both from the largest magnitude_bits of the group: what its numbers are multiplied by, and what one integer is worth.
+// Both from the largest magnitude_bits of the group: what its numbers are multiplied by, and what
+// one integer is worth.
 FUNCTION float scale_multiplier(uint max_bits) {
     int none = max_bits < ((127u - 100u) << 23) || max_bits >= F32_INFINITY;
     return none ? 0.0f : div_rn(SLICE_LIMIT, as_f32(max_bits));

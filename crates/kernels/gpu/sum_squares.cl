@@ -1,9 +1,10 @@
-// Sum of squares (docs/numerics.md, "Sum of squares and clipping"): one level, whose blocks are lane sums of 32 work
-// items.
+// Sum of squares (docs/numerics.md, "Sum of squares and clipping"): one level, whose blocks are
+// lane sums of 32 work items.
 
 #define SQUARES_BLOCK 4096u
 
-// Work items 32b .. 32b + 31 of a group have one block; the tree is that of "Lane sums", eight of them side by side.
+// Work items 32b .. 32b + 31 of a group have one block; the tree is that of "Lane sums", eight of
+// them side by side.
 #define LEVEL(name, step) \
     KERNEL(GROUP) sum_squares_##name(GLOBAL float *out, ulong first, GLOBAL const float *x, ulong length) { \
         LOCAL float lanes[GROUP]; \

@@ -4,9 +4,9 @@
 // Side of the square of bytes that a group transposes, a work item 4 by 4 of them.
 #define SQUARE 64
 
-// `rows` rows of each of `weights` weights, the first at row `first` of planes with `plane_rows` rows, the
-// next `weight_rows` further on, of `width` bytes each, become [slice][weight][width][padded rows]. One
-// group per weight and square; what lies beyond is zero.
+// `rows` rows of each of `weights` weights, the first at row `first` of planes with `plane_rows`
+// rows, the next `weight_rows` further on, of `width` bytes each, become
+// [slice][weight][width][padded rows]. One group per weight and square; what lies beyond is zero.
 KERNEL(GROUP) transpose_weights(
     int *__restrict__ to, const int *__restrict__ planes, uint plane_rows, ulong first, uint weight_rows, uint weights, uint rows,
     uint width

@@ -1,8 +1,8 @@
 //! The whole contract of a backend on one page: its memory, and the ops that it runs.
 //!
-//! What each op takes and what its bits are stands in `op/` and `docs/numerics.md`. Ops are enqueued in order and cannot
-//! fail for a reason of arithmetic; a device's own failure surfaces where results come back to the host, in `download`.
-//! After it the device does nothing more.
+//! What each op takes and what its bits are stands in `op/` and `docs/numerics.md`. Ops are
+//! enqueued in order and cannot fail for a reason of arithmetic; a device's own failure surfaces
+//! where results come back to the host, in `download`. After it the device does nothing more.
 
 use crate::buffer::Element;
 use crate::op::digest::{self, AnyBuffer, DigestSums};
@@ -64,7 +64,8 @@ ops! {
     digest: DigestSums;
 }
 
-/// How a backend executes one op. Callers use [`Device::run`], which checks the op and finds its workspace.
+/// How a backend executes one op. Callers use [`Device::run`], which checks the op and finds its
+/// workspace.
 pub trait Run<O>: Device {
     fn execute(&self, op: &mut O, workspace: &mut Bytes<Self::Memory>);
 }
@@ -117,7 +118,8 @@ pub trait Device {
     fn overwrite<T: Element>(&self, device: &mut <Self::Memory as Memory>::Buffer<T>, host: &[T]) {
         *device = self.upload(host);
     }
-    /// `upload` of the `length` numbers that `host` makes. A backend that holds no numbers does not ask for them.
+    /// `upload` of the `length` numbers that `host` makes. A backend that holds no numbers does not
+    /// ask for them.
     fn upload_made<T: Element, H: AsRef<[T]>, E>(
         &self,
         length: usize,
@@ -132,8 +134,8 @@ pub trait Device {
     fn rows(&self, shape: SliceShape) -> <Self::Memory as Memory>::Rows;
     /// `count` weights of `shape` each, one after another.
     fn weight(&self, count: usize, shape: SliceShape) -> <Self::Memory as Memory>::Weight;
-    /// Weights of one shape, one after another; each has passed its `check`. `make` is asked for one at a time, in order;
-    /// a backend that holds no numbers does not ask.
+    /// Weights of one shape, one after another; each has passed its `check`. `make` is asked for
+    /// one at a time, in order; a backend that holds no numbers does not ask.
     fn quantized_weight<Q: AsQuantized, E>(
         &self,
         shape: QuantizedShape,
@@ -155,7 +157,8 @@ pub trait Device {
     }
 }
 
-/// Bytes that ops work in, by their parameters alone: enough to plan a device's memory without its numbers.
+/// Bytes that ops work in, by their parameters alone: enough to plan a device's memory without its
+/// numbers.
 pub trait Workspaces {
     fn product(&self, _p: &Product) -> usize {
         0
@@ -243,7 +246,8 @@ pub enum StoredMatrix<'a, M: Memory> {
     F16(&'a M::Buffer<f16>),
 }
 
-/// A weight as a product takes it: stored numbers, sliced on the fly, or kept sliced. The bits do not differ.
+/// A weight as a product takes it: stored numbers, sliced on the fly, or kept sliced. The bits do
+/// not differ.
 pub enum Matrix<'a, M: Memory> {
     Stored(StoredMatrix<'a, M>),
     Sliced(&'a M::Weight),

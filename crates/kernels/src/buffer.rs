@@ -1,5 +1,6 @@
-//! Host memory for tensors: zeroed, aligned to a cache line, never grown. Large buffers are mappings of
-//! their own, in huge pages where the system has them: a product walks rows that are many pages apart.
+//! Host memory for tensors: zeroed, aligned to a cache line, never grown. Large buffers are
+//! mappings of their own, in huge pages where the system has them: a product walks rows that are
+//! many pages apart.
 
 use crate::backend::Length;
 use half::{bf16, f16};
@@ -13,8 +14,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 ///
 /// # Safety
 /// Elements are viewed as bytes, digested and sent to devices so, and bytes of a workspace or of a
-/// device are viewed as elements. So the type has no padding, every pattern of bits is a valid value of
-/// it, and its alignment is at most that of a cache line (64 bytes).
+/// device are viewed as elements. So the type has no padding, every pattern of bits is a valid
+/// value of it, and its alignment is at most that of a cache line (64 bytes).
 pub unsafe trait Element: Copy + Default + Send + Sync + PartialEq + std::fmt::Debug + 'static {
     const NAME: &'static str;
     /// Bits in the low end, for comparison and printing.
@@ -27,8 +28,8 @@ pub unsafe trait Element: Copy + Default + Send + Sync + PartialEq + std::fmt::D
 
 macro_rules! element {
     ($type:ty, $name:literal, $self:ident => $bits:expr $(, $to_f32:expr)?) => {
-        // SAFETY: a number of one, two or four bytes: no padding, no invalid patterns, aligned to its
-        // size (`half`'s types are transparent wrappers of `u16`).
+        // SAFETY: a number of one, two or four bytes: no padding, no invalid patterns, aligned to
+        // its size (`half`'s types are transparent wrappers of `u16`).
         unsafe impl Element for $type {
             const NAME: &'static str = $name;
             fn bits($self) -> u64 {
@@ -55,8 +56,8 @@ const ALIGNMENT_NOT_ZERO: std::num::NonZero<usize> = std::num::NonZero::new(ALIG
 /// Bytes from which a buffer is a mapping of its own.
 const LARGE: usize = 4 << 20;
 
-/// Bytes of all buffers of the process, now and at most. Nothing is decided by them: tests hold plans
-/// against them.
+/// Bytes of all buffers of the process, now and at most. Nothing is decided by them: tests hold
+/// plans against them.
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static HELD_MAX: AtomicUsize = AtomicUsize::new(0);
 
@@ -75,8 +76,9 @@ pub fn forget_held_bytes_peak() {
     HELD_MAX.store(held_bytes(), Ordering::Relaxed);
 }
 
-/// What is thrown where the system has no memory for a buffer: ops and tapes hand out buffers, not results, and whoever
-/// started the work decides what a lack of memory means. It unwinds without a word; `std::panic::catch_unwind` gets it.
+/// What is thrown where the system has no memory for a buffer: ops and tapes hand out buffers, not
+/// results, and whoever started the work decides what a lack of memory means. It unwinds without a
+/// word; `std::panic::catch_unwind` gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory {
     /// Of the buffer that could not be had.
@@ -97,7 +99,8 @@ pub struct Buffer<T: Element> {
     mapping: Option<memmap2::MmapMut>,
 }
 
-// SAFETY: the buffer owns its memory, and elements are `Send`; the heap and mappings belong to no thread.
+// SAFETY: the buffer owns its memory, and elements are `Send`; the heap and mappings belong to no
+// thread.
 unsafe impl<T: Element> Send for Buffer<T> {}
 // SAFETY: a shared reference gives shared references to elements only, which are `Sync`.
 unsafe impl<T: Element> Sync for Buffer<T> {}
@@ -154,8 +157,8 @@ impl<T: Element> Drop for Buffer<T> {
         let Some(layout) = Self::layout(self.length) else { return };
         HELD.fetch_sub(layout.size(), Ordering::Relaxed);
         if layout.size() != 0 && self.mapping.is_none() {
-            // SAFETY: a small buffer that is not empty was allocated in `try_zeros`, with the layout of
-            // the same length, and is given back here alone.
+            // SAFETY: a small buffer that is not empty was allocated in `try_zeros`, with the
+            // layout of the same length, and is given back here alone.
             unsafe { dealloc(self.pointer.as_ptr().cast(), layout) }
         }
     }
@@ -170,17 +173,17 @@ impl<T: Element> Length for Buffer<T> {
 impl<T: Element> Deref for Buffer<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: `length` elements lie at the pointer, aligned and set to zero when they were made (a
-        // valid value), and live as long as `self`; an empty buffer has an aligned pointer that is not
-        // null. The mapping of a large one does not move when its handle does.
+        // SAFETY: `length` elements lie at the pointer, aligned and set to zero when they were made
+        // (a valid value), and live as long as `self`; an empty buffer has an aligned pointer that
+        // is not null. The mapping of a large one does not move when its handle does.
         unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.length) }
     }
 }
 
 impl<T: Element> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        // SAFETY: `length` valid elements lie at the pointer for as long as `self` lives, aligned, and the
-        // borrow of `self`, which owns them, is exclusive.
+        // SAFETY: `length` valid elements lie at the pointer for as long as `self` lives, aligned,
+        // and the borrow of `self`, which owns them, is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.length) }
     }
 }
@@ -197,7 +200,8 @@ impl<T: Element> std::fmt::Debug for Buffer<T> {
     }
 }
 
-/// The bytes of a workspace as zero-cost slices of other element types, handed out front to back on cache lines.
+/// The bytes of a workspace as zero-cost slices of other element types, handed out front to back on
+/// cache lines.
 pub struct Workspace<'a> {
     rest: &'a mut [u8],
 }
@@ -207,7 +211,8 @@ impl<'a> Workspace<'a> {
         Self { rest: bytes }
     }
 
-    /// Bytes that `take::<T>(length)` uses up. [`OutOfMemory`] is thrown where no memory has so many.
+    /// Bytes that `take::<T>(length)` uses up. [`OutOfMemory`] is thrown where no memory has so
+    /// many.
     pub fn bytes<T>(length: usize) -> usize {
         part_bytes::<T>(length, ALIGNMENT)
     }
@@ -220,15 +225,15 @@ impl<'a> Workspace<'a> {
         let (head, tail) = rest.split_at_mut(bytes);
         self.rest = tail;
         assert_eq!(head.as_ptr().align_offset(align_of::<T>()), 0, "workspaces start on a cache line");
-        // SAFETY: `bytes`, which did not wrap, is at least the size of `length` elements, and as many
-        // bytes were split off, borrowed exclusively for `'a`; they are aligned (asserted). Any bytes are
-        // valid elements, and elements leave no byte undefined (`Element`).
+        // SAFETY: `bytes`, which did not wrap, is at least the size of `length` elements, and as
+        // many bytes were split off, borrowed exclusively for `'a`; they are aligned (asserted).
+        // Any bytes are valid elements, and elements leave no byte undefined (`Element`).
         unsafe { std::slice::from_raw_parts_mut(head.as_mut_ptr().cast::<T>(), length) }
     }
 }
 
-/// Bytes of `length` elements in whole `alignment`s; [`OutOfMemory`] is thrown where the address space
-/// ends before them, so that a size never wraps.
+/// Bytes of `length` elements in whole `alignment`s; [`OutOfMemory`] is thrown where the address
+/// space ends before them, so that a size never wraps.
 pub(crate) fn part_bytes<T>(length: usize, alignment: usize) -> usize {
     let bytes = length.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_next_multiple_of(alignment));
     match bytes {

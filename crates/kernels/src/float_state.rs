@@ -1,11 +1,14 @@
-//! How this thread's processor rounds and what it does with subnormal numbers. A program starts with the IEEE-754 defaults; a
-//! library that is preloaded or opened later may leave others behind (`-ffast-math` links a start-up routine that flushes
-//! subnormal numbers to zero), and a new thread inherits them. Every result would be off in its last bits, in silence.
+//! How this thread's processor rounds and what it does with subnormal numbers. A program starts
+//! with the IEEE-754 defaults; a library that is preloaded or opened later may leave others behind
+//! (`-ffast-math` links a start-up routine that flushes subnormal numbers to zero), and a new
+//! thread inherits them. Every result would be off in its last bits, in silence.
 //!
-//! So the state is put back before it can matter: at the start of the program, after every call into a vendor's library, and
-//! on every thread of a pool before every job. Reading it costs a few cycles.
+//! So the state is put back before it can matter: at the start of the program, after every call
+//! into a vendor's library, and on every thread of a pool before every job. Reading it costs a few
+//! cycles.
 
-/// Puts the IEEE-754 defaults back: to nearest even, subnormal numbers kept, no traps. True where they had been changed.
+/// Puts the IEEE-754 defaults back: to nearest even, subnormal numbers kept, no traps. True where
+/// they had been changed.
 #[inline]
 pub fn restore() -> bool {
     let state = machine::read();
@@ -20,8 +23,8 @@ pub fn restore() -> bool {
 mod machine {
     use std::arch::asm;
 
-    /// All of MXCSR but the flags of past exceptions: rounding, both treatments of subnormal numbers, traps. The older x87
-    /// unit has a word of its own, but nothing here computes with it.
+    /// All of MXCSR but the flags of past exceptions: rounding, both treatments of subnormal
+    /// numbers, traps. The older x87 unit has a word of its own, but nothing here computes with it.
     pub(super) const CONTROL: u32 = 0xffc0;
     /// All traps off, everything else zero.
     pub(super) const STANDARD: u32 = 0x1f80;
@@ -35,8 +38,8 @@ mod machine {
     }
 
     pub(super) fn write(state: u32) {
-        // SAFETY: `ldmxcsr` reads the four bytes of `state`. Compiled code takes the default state for
-        // granted, and `restore`, the only caller, sets that.
+        // SAFETY: `ldmxcsr` reads the four bytes of `state`. Compiled code takes the default state
+        // for granted, and `restore`, the only caller, sets that.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack, preserves_flags)) };
     }
 }
@@ -58,8 +61,8 @@ mod machine {
     }
 
     pub(super) fn write(state: u64) {
-        // SAFETY: compiled code takes the default state for granted, and `restore`, the only caller, sets
-        // that; no memory is touched.
+        // SAFETY: compiled code takes the default state for granted, and `restore`, the only
+        // caller, sets that; no memory is touched.
         unsafe { asm!("msr fpcr, {}", in(reg) state, options(nostack, preserves_flags)) };
     }
 }

@@ -1,6 +1,8 @@
-//! A backend around another one: every op goes through unchanged, and an observer sees it begin and end.
+//! A backend around another one: every op goes through unchanged, and an observer sees it begin and
+//! end.
 //!
-//! Benchmarks time the ops of a step this way; tests change a result, as drifting hardware would, to see who notices.
+//! Benchmarks time the ops of a step this way; tests change a result, as drifting hardware would,
+//! to see who notices.
 
 use crate::backend::{Bytes, Device, DeviceFailure, Memory, Run, Scratch, Workspaces};
 use crate::buffer::Element;

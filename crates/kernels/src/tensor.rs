@@ -1,4 +1,5 @@
-//! Names for what a device keeps, by the device: what code above ops uses. Ops themselves know the memory alone.
+//! Names for what a device keeps, by the device: what code above ops uses. Ops themselves know the
+//! memory alone.
 
 use crate::backend::{Device, Memory};
 

@@ -164,8 +164,8 @@ mod unix {
         // SAFETY: a handler may write; the buffer is valid for its length.
         unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
         #[cfg(target_os = "linux")]
-        // SAFETY: the address of this thread's errno is valid for as long as the thread runs, and no
-        // reference to it exists.
+        // SAFETY: the address of this thread's errno is valid for as long as the thread runs, and
+        // no reference to it exists.
         unsafe {
             *libc::__errno_location() = before;
         }

@@ -52,7 +52,8 @@ impl<B: Backend> Tape<'_, B> {
         y
     }
 
-    /// Attention of the tape's tokens, the last of one document, over keys and values of all of it. Nothing is recorded.
+    /// Attention of the tape's tokens, the last of one document, over keys and values of all of it.
+    /// Nothing is recorded.
     pub fn attention_over(&mut self, q: &Variable<B>, k: &F32<B>, v: &F32<B>, shape: AttentionShape) -> Variable<B> {
         let [o, _] = self.attention_results(&q.data, k, v, shape);
         self.variable(o, shape.heads * shape.value_width, false)

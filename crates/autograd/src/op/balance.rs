@@ -1,7 +1,9 @@
-//! The load-balancing loss of a model's routers (`docs/numerics.md`, "Load balance"): one value per row of data, pooled over layers.
+//! The load-balancing loss of a model's routers (`docs/numerics.md`, "Load balance"): one value per
+//! row of data, pooled over layers.
 //!
-//! The forward pass collects how often and how probably every expert was chosen; before the backward pass the loss, and its
-//! gradient with respect to the probabilities, are computed on the host. Each router adds that to the gradient of its logits.
+//! The forward pass collects how often and how probably every expert was chosen; before the
+//! backward pass the loss, and its gradient with respect to the probabilities, are computed on the
+//! host. Each router adds that to the gradient of its logits.
 #![expect(clippy::float_arithmetic, reason = "a loss of a few numbers, on the host as numerics.md defines it")]
 
 use crate::TapeError;
@@ -70,8 +72,9 @@ impl<B: Backend> Tape<'_, B> {
         collected.sums.push(sums);
     }
 
-    /// The loss of every row times its targets, added up over the rows: what a token's loss is to the loss of the step. Each row's term is
-    /// given to `add` in turn. From here on the backward pass knows the gradient.
+    /// The loss of every row times its targets, added up over the rows: what a token's loss is to
+    /// the loss of the step. Each row's term is given to `add` in turn. From here on the backward
+    /// pass knows the gradient.
     pub fn balance_loss(&mut self, mut add: impl FnMut(f64)) -> Result<(), TapeError> {
         let Some(collected) = &mut self.collected else { return Ok(()) };
         let (experts, layers) = (collected.experts, collected.sums.len());

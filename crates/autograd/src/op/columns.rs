@@ -1,7 +1,9 @@
-//! Columns of values into columns of others: what splits a projection into its parts and puts keys together from several.
+//! Columns of values into columns of others: what splits a projection into its parts and puts keys
+//! together from several.
 //!
-//! Every column of an input goes somewhere, and every column of an output comes from somewhere, so both passes write each element
-//! once and start from no zeros. An input's block may go to all groups of an output; the groups' gradients are then added up in ascending order.
+//! Every column of an input goes somewhere, and every column of an output comes from somewhere, so
+//! both passes write each element once and start from no zeros. An input's block may go to all
+//! groups of an output; the groups' gradients are then added up in ascending order.
 
 use crate::op::Node;
 use crate::tape::{Gradient, Tape, Variable};

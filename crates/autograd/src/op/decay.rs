@@ -31,7 +31,8 @@ pub(crate) struct Saved<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// Logarithm of the decay, and the write strength: `−exp(a_log)·softplus(a + dt_bias)` and `sigmoid(b)`.
+    /// Logarithm of the decay, and the write strength: `−exp(a_log)·softplus(a + dt_bias)` and
+    /// `sigmoid(b)`.
     pub fn decay(&mut self, a: Variable<B>, b: Variable<B>, rates: &'a DecayRates<B>) -> [Variable<B>; 2] {
         let shape = Decay { tokens: self.layout.tokens, heads: rates.heads };
         let [mut g, mut beta] = [(); 2].map(|()| self.take(a.data.length()));

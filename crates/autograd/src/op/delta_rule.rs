@@ -42,7 +42,8 @@ pub(crate) struct Saved<B: Backend> {
 }
 
 impl<B: Backend> Tape<'_, B> {
-    /// `inputs` are `q`, `k`, `v`, the logarithm of the decay and the write strength. The state is zero where a document begins.
+    /// `inputs` are `q`, `k`, `v`, the logarithm of the decay and the write strength. The state is
+    /// zero where a document begins.
     pub fn delta_rule(&mut self, inputs: [Variable<B>; 5], shape: DeltaShape) -> Variable<B> {
         let width = shape.value_heads * shape.value_width;
         let [o] = self.kept_or(inputs.each_ref(), |tape| {
@@ -60,8 +61,9 @@ impl<B: Backend> Tape<'_, B> {
         y
     }
 
-    /// Output of `tokens` tokens of one document, and the state after them. They begin at a chunk's border, where the state is the one given or,
-    /// at the document's start, none. For generation: buffers instead of values, and nothing is recorded.
+    /// Output of `tokens` tokens of one document, and the state after them. They begin at a chunk's
+    /// border, where the state is the one given or, at the document's start, none. For generation:
+    /// buffers instead of values, and nothing is recorded.
     pub fn delta_rule_from(
         &self,
         inputs: [&F32<B>; 5],

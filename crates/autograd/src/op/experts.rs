@@ -1,7 +1,9 @@
-//! Experts of a layer: grouped products over the rows of each expert, and the sum of a token's experts.
+//! Experts of a layer: grouped products over the rows of each expert, and the sum of a token's
+//! experts.
 //!
-//! A token's row is copied to each of its experts ("Grouped rows"), goes through gate and up, which are one matrix (gate rows, then up rows),
-//! SwiGLU and down, and comes back weighted, in the order of slots ("Combine"). Adapters are one pair of factors per expert.
+//! A token's row is copied to each of its experts ("Grouped rows"), goes through gate and up, which
+//! are one matrix (gate rows, then up rows), SwiGLU and down, and comes back weighted, in the order
+//! of slots ("Combine"). Adapters are one pair of factors per expert.
 
 use crate::arena::Lease;
 use crate::op::Node;
@@ -23,7 +25,8 @@ pub struct ExpertMatrix<B: Backend> {
     pub experts: usize,
     pub outputs: usize,
     pub inputs: usize,
-    /// All experts one after another; of four bits each part, gate and up, has all experts one after another.
+    /// All experts one after another; of four bits each part, gate and up, has all experts one
+    /// after another.
     pub weight: Matrix<B>,
     pub adapter: Option<ExpertAdapter>,
 }
@@ -35,7 +38,8 @@ pub struct ExpertAdapter {
     pub b: ParameterId,
     pub rank: usize,
     pub scale: f32,
-    /// Gate and up have adapters of their own: half of the ranks each. The other halves of B's rows stay zero.
+    /// Gate and up have adapters of their own: half of the ranks each. The other halves of B's rows
+    /// stay zero.
     pub halves: bool,
 }
 
@@ -68,7 +72,8 @@ pub(crate) struct SavedUp<'a, B: Backend> {
     input: usize,
     length: usize,
     needs_gradient: bool,
-    /// Tokens, not grouped rows: those are copied again. Only where a trained tensor's gradient needs them.
+    /// Tokens, not grouped rows: those are copied again. Only where a trained tensor's gradient
+    /// needs them.
     x: Option<Rc<Lease<B>>>,
     /// Gate and up, side by side.
     both: Rc<Lease<B>>,
@@ -92,7 +97,8 @@ pub(crate) struct SavedDown<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// `silu(gate)·up` of every pair of a token and one of its experts: a value of `tokens · slots` rows.
+    /// `silu(gate)·up` of every pair of a token and one of its experts: a value of `tokens · slots`
+    /// rows.
     pub fn experts_up(&mut self, x: &Variable<B>, routes: &Routes<B>, experts: &'a Experts<B>) -> Variable<B> {
         let matrix = &experts.gate_up;
         assert_eq!(matrix.inputs, x.width, "inputs of experts");
@@ -122,8 +128,8 @@ impl<'a, B: Backend> Tape<'a, B> {
         y
     }
 
-    /// The sum of every token's experts. Where the sum is not wanted only what the backward pass needs is computed. The rows that it
-    /// needs are among the ends of the block.
+    /// The sum of every token's experts. Where the sum is not wanted only what the backward pass
+    /// needs is computed. The rows that it needs are among the ends of the block.
     pub(crate) fn experts_down(
         &mut self,
         active: &Variable<B>,
@@ -217,7 +223,8 @@ impl<'a, B: Backend> Tape<'a, B> {
     }
 }
 
-/// Adds to the gradients of a matrix and its adapter; gives the gradient of its input where that is wanted.
+/// Adds to the gradients of a matrix and its adapter; gives the gradient of its input where that is
+/// wanted.
 struct MatrixGradient<'s, B: Backend> {
     matrix: &'s ExpertMatrix<B>,
     grouping: &'s Grouping<B>,

@@ -1,4 +1,5 @@
-//! LM head and cross-entropy: the last op of a tape. Its gradient starts from the weights of the tokens.
+//! LM head and cross-entropy: the last op of a tape. Its gradient starts from the weights of the
+//! tokens.
 
 use crate::arena::{Lease, RowsLease};
 use crate::op::Node;
@@ -37,7 +38,8 @@ pub(crate) enum Saved<'a, B: Backend> {
         vocabulary: usize,
         targets: &'a Targets<B>,
     },
-    /// A frozen head: the weights of the tokens are known, so the gradient of the hidden states is there already.
+    /// A frozen head: the weights of the tokens are known, so the gradient of the hidden states is
+    /// there already.
     Frozen { h: Variable<B>, dh: Lease<B> },
 }
 

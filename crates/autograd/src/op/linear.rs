@@ -1,4 +1,5 @@
-//! Linear layers that share an input: slice product, bias, low-rank adapter. The input is sliced once for all of them.
+//! Linear layers that share an input: slice product, bias, low-rank adapter. The input is sliced
+//! once for all of them.
 
 use crate::arena::{Lease, RowsLease};
 use crate::op::Node;
@@ -29,7 +30,8 @@ impl<B: Backend> Linear<B> {
         self.adapter.is_some() || matches!(self.weight, Matrix::Trained(_))
     }
 
-    /// Whether the input's slices are used, which layers share. Four bits in another order have slices of their own.
+    /// Whether the input's slices are used, which layers share. Four bits in another order have
+    /// slices of their own.
     fn takes_plain_rows(&self) -> bool {
         match &self.weight {
             Matrix::Frozen(_) | Matrix::Trained(_) => true,
@@ -96,16 +98,16 @@ impl<'a, B: Backend> Tape<'a, B> {
         self.linears(x, &layers).try_into().unwrap_or_else(|_| unreachable!("an output for every layer"))
     }
 
-    /// `residual + layer(x)`, the end of a block: no op of the block saves anything after this, so where the block is computed
-    /// again the sum is left out.
+    /// `residual + layer(x)`, the end of a block: no op of the block saves anything after this, so
+    /// where the block is computed again the sum is left out.
     pub fn finish(&mut self, residual: &Variable<B>, x: &Variable<B>, layer: &'a Linear<B>) -> Variable<B> {
         self.end(&x.data);
         let y = self.linear_where(x, layer, !self.recomputing);
         self.add_where(residual, &y, !self.recomputing)
     }
 
-    /// A layer at the end of a block. The output is computed only where it is wanted, what the backward pass needs in any case; what the
-    /// adapter saves lies before no end, so it is one.
+    /// A layer at the end of a block. The output is computed only where it is wanted, what the
+    /// backward pass needs in any case; what the adapter saves lies before no end, so it is one.
     pub(crate) fn linear_where(&mut self, x: &Variable<B>, layer: &'a Linear<B>, wanted: bool) -> Variable<B> {
         self.linears_with(x, &[layer], wanted, true).pop().expect("one output for one layer")
     }
@@ -273,7 +275,8 @@ struct AdapterGradients<B: Backend> {
 }
 
 impl<'a, B: Backend> Saved<'a, B> {
-    /// Layers in the order of the forward pass; the input's gradient starts from what it already has.
+    /// Layers in the order of the forward pass; the input's gradient starts from what it already
+    /// has.
     pub(crate) fn backward(self, tape: &mut Tape<'a, B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
         let mut dx = values[self.input].take().map(|before| tape.owned(before));
         for SavedLayer { layer, output, adapter } in self.layers {

@@ -1,7 +1,8 @@
-//! Fused ops on the tape: each file has the forward call, what it saves, and how its gradient flows back.
+//! Fused ops on the tape: each file has the forward call, what it saves, and how its gradient flows
+//! back.
 //!
-//! A value that is used several times gets its gradients in the reverse order of its uses: the first is stored, later ones are
-//! added (`docs/numerics.md`, "Composition").
+//! A value that is used several times gets its gradients in the reverse order of its uses: the
+//! first is stored, later ones are added (`docs/numerics.md`, "Composition").
 
 pub(crate) mod attention;
 pub(crate) mod balance;
@@ -90,7 +91,8 @@ impl<'a, B: Backend> Node<'a, B> {
         Ok(())
     }
 
-    /// The op, and what it saved of the forward pass: to find where two computations of a block part.
+    /// The op, and what it saved of the forward pass: to find where two computations of a block
+    /// part.
     pub(crate) fn saved(&self) -> (&'static str, Vec<&Lease<B>>) {
         match self {
             Self::RmsNorm(saved) => ("rms_norm", saved.tensors()),

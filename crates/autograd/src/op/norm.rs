@@ -26,7 +26,8 @@ pub(crate) struct Saved<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// Normalises every `norm.width` channels with one weight per channel: the whole value, or a head at a time.
+    /// Normalises every `norm.width` channels with one weight per channel: the whole value, or a
+    /// head at a time.
     pub fn rms_norm(&mut self, x: &Variable<B>, norm: &'a Norm<B>) -> Variable<B> {
         let &Norm { ref weight, width, eps, zero_centred } = norm;
         let tokens = self.layout.tokens * (x.width / width);

@@ -1,7 +1,9 @@
-//! Products with frozen weights of four bits, of one layer or of a layer's experts (`docs/numerics.md`, "Product with 4-bit weights").
+//! Products with frozen weights of four bits, of one layer or of a layer's experts
+//! (`docs/numerics.md`, "Product with 4-bit weights").
 //!
-//! A matrix may be made of several parts that a file has as modules of their own, one below the other: gate and up of experts. Outputs
-//! of the parts lie side by side; the input gradient adds the parts up in their order, the later ones accumulating.
+//! A matrix may be made of several parts that a file has as modules of their own, one below the
+//! other: gate and up of experts. Outputs of the parts lie side by side; the input gradient adds
+//! the parts up in their order, the later ones accumulating.
 
 use crate::arena::{Lease, RowsLease};
 use crate::parameters::Quantized;
@@ -36,7 +38,8 @@ impl PartColumns {
 }
 
 impl<B: Backend> Tape<'_, B> {
-    /// `y = W x` of the rows of each segment; `rows` are the slices of `x` if they are there already.
+    /// `y = W x` of the rows of each segment; `rows` are the slices of `x` if they are there
+    /// already.
     pub(crate) fn quantized_forward(
         &self,
         y: &mut Lease<B>,

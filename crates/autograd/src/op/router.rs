@@ -1,8 +1,9 @@
-//! Router of a mixture of experts: logits, choices, and the weights of the chosen (`docs/numerics.md`, "Router").
+//! Router of a mixture of experts: logits, choices, and the weights of the chosen
+//! (`docs/numerics.md`, "Router").
 //!
-//! Choices are data of the tape, made in the forward pass and kept by every policy: a recomputation weighs the same experts again,
-//! whatever its logits are. The product runs in both passes, always in profile x3: a near tie deserves the accuracy, and a
-//! router is small.
+//! Choices are data of the tape, made in the forward pass and kept by every policy: a recomputation
+//! weighs the same experts again, whatever its logits are. The product runs in both passes, always
+//! in profile x3: a near tie deserves the accuracy, and a router is small.
 
 use crate::TapeError;
 use crate::arena::{Lease, RowsLease};
@@ -84,7 +85,8 @@ pub(crate) struct Saved<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// Chooses the experts of every token, or takes the choices of the forward pass, and weighs them.
+    /// Chooses the experts of every token, or takes the choices of the forward pass, and weighs
+    /// them.
     pub fn route(&mut self, x: &Variable<B>, router: &'a Router<B>) -> Result<Routes<B>, TapeError> {
         let shape = router.shape(self.layout.tokens);
         let logits = Rc::new(self.router_logits(x, router));
@@ -125,7 +127,8 @@ impl<'a, B: Backend> Tape<'a, B> {
         self.groupings.iter().map(|grouping| grouping.choices.as_slice())
     }
 
-    /// Whether a recomputation uses the choices of the forward pass; if not it makes its own, as tests want to see.
+    /// Whether a recomputation uses the choices of the forward pass; if not it makes its own, as
+    /// tests want to see.
     #[doc(hidden)]
     #[must_use]
     pub fn with_cached_choices(self, cached_choices: bool) -> Self {

@@ -1,7 +1,7 @@
 //! The end of a layer of experts: routed and shared branch, and the residual stream.
 //!
-//! A shared expert is what every token goes through besides its chosen experts; some models multiply it by the sigmoid of one number
-//! per token ("Gates").
+//! A shared expert is what every token goes through besides its chosen experts; some models
+//! multiply it by the sigmoid of one number per token ("Gates").
 
 use crate::arena::Lease;
 use crate::op::Node;
@@ -30,9 +30,10 @@ pub(crate) struct SavedGate<B: Backend> {
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// `residual + (experts + shared)`, the end of a block. Where the block is computed again, the sums and what only they need are left
-    /// out. The ends are what the last products start from and what their gradients use: activations and weights of the experts, the rows that
-    /// these made, and of a shared expert its activations, its gate and what the gate multiplies.
+    /// `residual + (experts + shared)`, the end of a block. Where the block is computed again, the
+    /// sums and what only they need are left out. The ends are what the last products start from
+    /// and what their gradients use: activations and weights of the experts, the rows that these
+    /// made, and of a shared expert its activations, its gate and what the gate multiplies.
     pub fn finish_experts(
         &mut self,
         residual: &Variable<B>,
@@ -65,7 +66,8 @@ impl<'a, B: Backend> Tape<'a, B> {
         }
     }
 
-    /// Makes a value that is kept for the gradients alone part of the running block's digests, if the block will be or is computed again.
+    /// Makes a value that is kept for the gradients alone part of the running block's digests, if
+    /// the block will be or is computed again.
     pub(crate) fn keep_aside(&mut self, data: &Rc<Lease<B>>) {
         if self.recomputing || self.policy != Policy::None {
             self.aside.push(Rc::clone(data));

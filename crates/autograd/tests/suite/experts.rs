@@ -1,5 +1,5 @@
-//! A layer of experts against differences of its loss: every kind of router and of shared expert, adapters, load balance; and under
-//! every recomputation policy the same bits.
+//! A layer of experts against differences of its loss: every kind of router and of shared expert,
+//! adapters, load balance; and under every recomputation policy the same bits.
 #![expect(clippy::float_arithmetic, reason = "differences of losses, made-up weights")]
 
 use isobit_autograd::{
@@ -172,7 +172,8 @@ fn gradients_are_the_slopes_of_the_loss() {
                 (chosen == choices).then_some(loss)
             };
             let mut slope = |step: f32| Some((at(step)? - at(-step)?) / f64::from(2.0 * step));
-            // Long steps see the curve, short ones the rounding of float32: one of them sees the slope.
+            // Long steps see the curve, short ones the rounding of float32: one of them sees the
+            // slope.
             let slopes: Vec<f64> = [1.6e-2, 4e-3, 1e-3, 2.5e-4].into_iter().filter_map(&mut slope).collect();
             at(0.0);
             let want: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();

@@ -1,4 +1,5 @@
-//! Gradients of trained tensors: none may be missing in silence, and those that wait keep their order.
+//! Gradients of trained tensors: none may be missing in silence, and those that wait keep their
+//! order.
 
 use isobit_autograd::{
     BatchLayout, Blocks, Deferral, Frozen, Gradients, Linear, Matrix, Move, Norm, ParameterId, Parameters, Policy,
@@ -120,7 +121,8 @@ fn a_trained_tensor_without_a_gradient_is_an_error() {
     }
 }
 
-/// A layer that is used several times gets its parts in the order of the backward pass, whether they wait or not.
+/// A layer that is used several times gets its parts in the order of the backward pass, whether
+/// they wait or not.
 #[test]
 fn a_shared_layer_keeps_the_order_of_its_parts() {
     let (inputs, net) = (inputs(), Net::new());
@@ -141,7 +143,8 @@ fn a_shared_layer_keeps_the_order_of_its_parts() {
     assert_eq!(twice(Deferral::Block), want);
 }
 
-/// A norm that shares its weight with a layer's bias would overtake parts that wait: that is a bug of the model, not another sum.
+/// A norm that shares its weight with a layer's bias would overtake parts that wait: that is a bug
+/// of the model, not another sum.
 #[test]
 #[should_panic(expected = "overtakes deferred parts")]
 fn nothing_overtakes_what_waits() {

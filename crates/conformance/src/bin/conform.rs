@@ -1,9 +1,11 @@
-//! The suite without a toolchain: every CPU path and every device of this machine against the reference, on every case.
+//! The suite without a toolchain: every CPU path and every device of this machine against the
+//! reference, on every case.
 //!
-//! `conform [OP ...] [--on NAME] [--portable]` compares on bits, each case twice, CPU paths with 1, 2 and 7
-//! threads: of some ops only, or on backends whose name holds `NAME` only, or devices without their own
-//! matrix units. `--path PATH --threads N` takes that one path alone and opens no device; `--small` leaves
-//! out cases that do much work. `conform --table` prints a digest per op and backend.
+//! `conform [OP ...] [--on NAME] [--portable]` compares on bits, each case twice, CPU paths with 1,
+//! 2 and 7 threads: of some ops only, or on backends whose name holds `NAME` only, or devices
+//! without their own matrix units. `--path PATH --threads N` takes that one path alone and opens no
+//! device; `--small` leaves out cases that do much work. `conform --table` prints a digest per op
+//! and backend.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a report, and how far it is")]
 
 use isobit_conformance::table::Table;

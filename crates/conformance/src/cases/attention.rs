@@ -1,4 +1,5 @@
-//! Attention, forward and backward: widths even and odd, grouped heads, packed documents, windows, cached decoding.
+//! Attention, forward and backward: widths even and odd, grouped heads, packed documents, windows,
+//! cached decoding.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};
@@ -189,8 +190,8 @@ pub fn visit(visitor: &mut impl Visitor) {
     visit_fragments(visitor);
 }
 
-/// Shapes at the edges of what a warp of tensor cores holds: 16 rows, blocks of 32 and tiles of 128 columns, widths in steps
-/// of 32 and beyond 128, where results are made in parts.
+/// Shapes at the edges of what a warp of tensor cores holds: 16 rows, blocks of 32 and tiles of 128
+/// columns, widths in steps of 32 and beyond 128, where results are made in parts.
 fn visit_fragments(visitor: &mut impl Visitor) {
     let case = |lengths: &[usize], (heads, kv_heads), (key_width, value_width), window| AttentionCase {
         spans: packed(lengths),

@@ -1,4 +1,5 @@
-//! Bias: in-place addition, and its gradient over rows of data with empty ones and rows longer than a token block.
+//! Bias: in-place addition, and its gradient over rows of data with empty ones and rows longer than
+//! a token block.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor};

@@ -1,4 +1,5 @@
-//! Combine and gather: routed tokens there and back, with and without weights, from zero and from what is there.
+//! Combine and gather: routed tokens there and back, with and without weights, from zero and from
+//! what is there.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};

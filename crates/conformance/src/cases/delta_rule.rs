@@ -1,4 +1,5 @@
-//! The gated delta rule, forward and backward: lengths around a chunk, packed documents, widths even and odd, shared key heads, states.
+//! The gated delta rule, forward and backward: lengths around a chunk, packed documents, widths
+//! even and odd, shared key heads, states.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};
@@ -63,7 +64,8 @@ impl DeltaRuleCase {
         let decay = |random: &mut Random| match self.kind {
             Kind::Zeros => 0.0,
             Kind::Edges if random.below(2) == 0 => DECAYS[random.below(DECAYS.len())],
-            // Most decays are slow, so that a chunk's first token is still seen at its end; some are fast.
+            // Most decays are slow, so that a chunk's first token is still seen at its end; some
+            // are fast.
             _ if random.below(8) > 0 => -0.1 * random.uniform(),
             _ => -3.0 * random.uniform(),
         };

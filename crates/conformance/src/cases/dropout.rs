@@ -1,4 +1,5 @@
-//! Dropout: rows whose ends fall inside a Philox block, empty rows, every element kept, almost none kept.
+//! Dropout: rows whose ends fall inside a Philox block, empty rows, every element kept, almost none
+//! kept.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};

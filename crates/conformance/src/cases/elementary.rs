@@ -1,4 +1,5 @@
-//! Elementary functions: every exponent, both signs, mantissas at both ends and at random, infinities and NaN.
+//! Elementary functions: every exponent, both signs, mantissas at both ends and at random,
+//! infinities and NaN.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};

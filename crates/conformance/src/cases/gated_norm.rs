@@ -1,4 +1,5 @@
-//! Gated norm: with and without weight gradient, widths around the 32 lanes, many heads in a row of data.
+//! Gated norm: with and without weight gradient, widths around the 32 lanes, many heads in a row of
+//! data.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};

@@ -1,7 +1,8 @@
-//! Fused LM head and cross-entropy: odd vocabularies and widths, ignored labels, every storage format and kept slices.
+//! Fused LM head and cross-entropy: odd vocabularies and widths, ignored labels, every storage
+//! format and kept slices.
 //!
-//! Each case runs forward and backward, one after the other and at once, with the head stored and with the head kept sliced, and
-//! demands equal bits.
+//! Each case runs forward and backward, one after the other and at once, with the head stored and
+//! with the head kept sliced, and demands equal bits.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};
@@ -241,7 +242,8 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor.case(&case(&[0, 6], 33, 17, F32, Plain, Ignored::All, false));
         visitor.case(&case(&[0, 4, 11], 33, 513, F32, Zeros, Ignored::Some, true));
         visitor.case(&case(&[0, 4, 11], 33, 513, F32, Edges, Ignored::Some, true));
-        // More than one super-block of tokens, a row longer than a chunk of tokens, many vocabulary blocks.
+        // More than one super-block of tokens, a row longer than a chunk of tokens, many vocabulary
+        // blocks.
         visitor.case(&case(&[0, 3, 530, 531, 560], 3, 17, F32, Plain, Ignored::Some, true));
         visitor.case(&case(&[0, 5], 2, 9000, F32, Plain, Ignored::None, true));
         // A non-finite hidden state: its token's results are NaN, no other token's are.

@@ -1,4 +1,5 @@
-//! Linear layers: product, bias and adapter at once, forward and input gradient; weights kept sliced and sliced on the fly.
+//! Linear layers: product, bias and adapter at once, forward and input gradient; weights kept
+//! sliced and sliced on the fly.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
@@ -67,8 +68,8 @@ impl Case for LinearCase {
     }
 }
 
-/// More tiles than a device has multiprocessors, so that each of them makes several: contractions of
-/// one block and of several chunks, more ranks than are staged at once.
+/// More tiles than a device has multiprocessors, so that each of them makes several: contractions
+/// of one block and of several chunks, more ranks than are staged at once.
 pub(super) fn visit_many_tiles(visitor: &mut impl Visitor) {
     for (rows, n, k, rank, bias) in [(3, 8600, 650, 8, true), (300, 4400, 20, 17, false)] {
         visitor.case(&LinearCase { rows, n, k, rank, bias, profile: Profile::X2, kind: Kind::Outliers });

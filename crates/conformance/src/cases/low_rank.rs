@@ -75,8 +75,8 @@ fn forms<B: Backend>(b: &B, p: &LowRank, row_starts: &[usize], kind: Kind) -> Ve
     vec![alone, Output::download(b, "y", &y), Output::download(b, "dfactor", &dfactor)]
 }
 
-/// Whole groups of ranks and aligned widths, of few and of many tokens: several factors share a pass
-/// over `x`.
+/// Whole groups of ranks and aligned widths, of few and of many tokens: several factors share a
+/// pass over `x`.
 pub(super) fn visit_aligned(visitor: &mut impl Visitor) {
     for layout in [FactorLayout::RankMajor, FactorLayout::WidthMajor] {
         for (tokens, rank, width) in [(37, 24, 516), (9, 8, 1028), (4100, 8, 132), (4099, 16, 260), (4097, 24, 128)] {

@@ -1,4 +1,5 @@
-//! Slice product: three forms, both profiles, every storage format, kept slices, segments with empty ones.
+//! Slice product: three forms, both profiles, every storage format, kept slices, segments with
+//! empty ones.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
@@ -111,7 +112,8 @@ pub fn visit(visitor: &mut impl Visitor) {
             format: Format::Bf16,
             kind: Kind::Outliers,
         });
-        // Experts of more rows, outputs and inputs than a tile of tensor cores has, none of them a multiple of it.
+        // Experts of more rows, outputs and inputs than a tile of tensor cores has, none of them a
+        // multiple of it.
         visitor.case(&ProductCase {
             segments: vec![0, 130, 130, 300, 433],
             row_starts: vec![0, 60, 130, 300, 433],
@@ -121,7 +123,8 @@ pub fn visit(visitor: &mut impl Visitor) {
             format: Format::F32,
             kind: Kind::Outliers,
         });
-        // Many experts: most of them empty or of a few rows, one larger than a block, rows of data inside segments.
+        // Many experts: most of them empty or of a few rows, one larger than a block, rows of data
+        // inside segments.
         let (mut segments, mut row_starts) = (vec![0], vec![0]);
         for e in 0..256 {
             let (start, rows) = (segments[e], if e == 200 { 70 } else { [0, 1, 0, 3, 0, 0, 2][e % 7] });

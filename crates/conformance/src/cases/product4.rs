@@ -1,4 +1,5 @@
-//! Product with 4-bit weights: both forms and profiles, group sizes, orders of channels, formats of scales, experts.
+//! Product with 4-bit weights: both forms and profiles, group sizes, orders of channels, formats of
+//! scales, experts.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
@@ -25,7 +26,8 @@ pub struct HostWeight {
 }
 
 impl HostWeight {
-    /// Random nibbles and zero points; scales of about 0.01 to 0.04, or what `kind` says. A group size of 0 is one group.
+    /// Random nibbles and zero points; scales of about 0.01 to 0.04, or what `kind` says. A group
+    /// size of 0 is one group.
     pub fn new(random: &mut Random, n: usize, k: usize, group_size: usize, shuffled: bool, kind: Kind) -> Self {
         let group_size = if group_size == 0 { k.max(1) } else { group_size };
         let groups = k.div_ceil(group_size);

@@ -1,4 +1,5 @@
-//! RMS norm: both variants, with and without accumulation and weight gradient, widths around the 32 lanes.
+//! RMS norm: both variants, with and without accumulation and weight gradient, widths around the 32
+//! lanes.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};

@@ -1,5 +1,5 @@
-//! Router: both scorings, with and without renormalisation, bias, groups and scale; ties, signed zeros, numbers that are not finite;
-//! weights of the choices made and of others.
+//! Router: both scorings, with and without renormalisation, bias, groups and scale; ties, signed
+//! zeros, numbers that are not finite; weights of the choices made and of others.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};

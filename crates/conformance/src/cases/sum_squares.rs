@@ -1,4 +1,5 @@
-//! Sum of squares: nothing, less than a lane block, blocks of 4,096 and one past, and a third level.
+//! Sum of squares: nothing, less than a lane block, blocks of 4,096 and one past, and a third
+//! level.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};
@@ -39,7 +40,8 @@ pub fn visit(visitor: &mut impl Visitor) {
     }
 }
 
-/// One past 4,096 blocks: the level above has two values. Too large for every thread count of every path.
+/// One past 4,096 blocks: the level above has two values. Too large for every thread count of every
+/// path.
 pub fn visit_third_level(visitor: &mut impl Visitor) {
     visitor.case(&SumSquaresCase { length: 4096 * 4096 + 4097, kind: Kind::Outliers });
 }

@@ -129,7 +129,8 @@ fn packed_documents_do_not_see_each_other() {
     }
 }
 
-/// A non-finite number poisons what sees it and nothing else: not earlier positions, not other documents.
+/// A non-finite number poisons what sees it and nothing else: not earlier positions, not other
+/// documents.
 #[test]
 fn poison_does_not_travel_backwards_or_sideways() {
     for (profile, window) in PROFILES_AND_WINDOWS {

@@ -1,6 +1,8 @@
-//! The reference's attention against float64: an analytic backward pass whose own derivatives are checked by differences.
+//! The reference's attention against float64: an analytic backward pass whose own derivatives are
+//! checked by differences.
 //!
-//! Errors are `‖got − want‖ / ‖want‖` per tensor. The derivation of the limits stands at [`limits`].
+//! Errors are `‖got − want‖ / ‖want‖` per tensor. The derivation of the limits stands at
+//! [`limits`].
 #![expect(clippy::float_arithmetic, reason = "errors are measured in float64")]
 
 use isobit_conformance::cases::attention::{AttentionCase, packed};
@@ -48,7 +50,8 @@ impl<'a> Exact<'a> {
         self.q.len() / self.case.heads / self.case.key_width
     }
 
-    /// Visible keys of a query with their probabilities, and the base-2 logarithm of the denominator.
+    /// Visible keys of a query with their probabilities, and the base-2 logarithm of the
+    /// denominator.
     fn probabilities(&self, start: usize, i: usize, h: usize) -> (Vec<(usize, f64)>, f64) {
         let p = self.case.op();
         let (heads, kv) = (p.heads, h / p.group());
@@ -136,7 +139,8 @@ fn case(lengths: &[usize], widths: (usize, usize), window: Option<usize>, profil
     }
 }
 
-/// Central differences in float64 with step 1e-5: truncation about 1e-10, cancellation about 1e-16·|objective|/1e-5 < 1e-9.
+/// Central differences in float64 with step 1e-5: truncation about 1e-10, cancellation about
+/// 1e-16·|objective|/1e-5 < 1e-9.
 #[test]
 fn the_analytic_gradient_is_the_derivative() {
     let case = case(&[3, 9], (4, 6), Some(7), Profile::X2);
@@ -164,11 +168,13 @@ fn the_analytic_gradient_is_the_derivative() {
 
 /// Largest relative error allowed for `(o, lse, gradients)`.
 ///
-/// Rows of roughly normal numbers have a maximum near 3σ. Profile x2 rounds them to 3σ/32512 (rms 2.7e-5 σ) and drops `lo·lo`
-/// (rms 74² of units², 4.6e-5 of a term): 6e-5 relative per product of independent terms. A score (rms 1, or 1.4 in base 2) so
-/// moves its probability by about 6e-5 relative. `o` adds the slicing of P, whose largest entry may be ten times the rms: 1e-4 each,
-/// 2e-4 in all with the score's share. Gradients stack score, dP, and the slices of dS, in which `P·(dP − D)` cancels: 5e-4.
-/// Profile x3 gains 2⁸ on each of these (2e-6), and float32 itself adds 2⁻²⁴ per operation of a chain about ten long, 1e-6.
+/// Rows of roughly normal numbers have a maximum near 3σ. Profile x2 rounds them to 3σ/32512 (rms
+/// 2.7e-5 σ) and drops `lo·lo` (rms 74² of units², 4.6e-5 of a term): 6e-5 relative per product of
+/// independent terms. A score (rms 1, or 1.4 in base 2) so moves its probability by about 6e-5
+/// relative. `o` adds the slicing of P, whose largest entry may be ten times the rms: 1e-4 each,
+/// 2e-4 in all with the score's share. Gradients stack score, dP, and the slices of dS, in which
+/// `P·(dP − D)` cancels: 5e-4. Profile x3 gains 2⁸ on each of these (2e-6), and float32 itself adds
+/// 2⁻²⁴ per operation of a chain about ten long, 1e-6.
 fn limits(profile: Profile) -> (f64, f64, f64) {
     match profile {
         Profile::X2 => (2e-4, 2e-4, 5e-4),

@@ -10,7 +10,8 @@ fn bias() {
     isobit_conformance::on_every_backend(isobit_conformance::cases::bias::visit);
 }
 
-/// Rows of data in one call equal the same rows in two calls: which micro-batch a row sits in does not show.
+/// Rows of data in one call equal the same rows in two calls: which micro-batch a row sits in does
+/// not show.
 #[test]
 fn rows_may_be_split_over_calls() {
     split(&Reference);

@@ -51,8 +51,8 @@ fn split<B: Backend>(b: &B) {
     assert_same(&[run(&[0, 170]), run(&[0, 140, 170])]);
 }
 
-/// Tokens one by one, or a few at a time, from a history that begins with zeros: the bits of the whole document. The history moves on
-/// by column copies.
+/// Tokens one by one, or a few at a time, from a history that begins with zeros: the bits of the
+/// whole document. The history moves on by column copies.
 #[test]
 fn decoding_equals_the_whole_document() {
     decode(&Reference);

@@ -43,8 +43,8 @@ fn equal(what: &'static str, want: &[f32], got: &[f32]) {
     assert_same(&[Output::new(what, want), Output::new(what, got)]);
 }
 
-/// A state handed over at chunk borders gives the bits of one call; so a decoder may keep the state of the last border and
-/// the tokens since.
+/// A state handed over at chunk borders gives the bits of one call; so a decoder may keep the state
+/// of the last border and the tokens since.
 #[test]
 fn a_state_is_handed_over_at_chunk_borders() {
     fn law<B: Backend>(b: &B) {

@@ -1,4 +1,5 @@
-//! The reference's gated delta rule against the step-by-step recurrence in float64, whose gradients are checked by differences.
+//! The reference's gated delta rule against the step-by-step recurrence in float64, whose gradients
+//! are checked by differences.
 //!
 //! Errors are `‖got − want‖ / ‖want‖` per tensor. The derivation of the limit stands at [`LIMIT`].
 #![expect(clippy::float_arithmetic, reason = "errors are measured in float64")]
@@ -47,7 +48,8 @@ impl<'a> Exact<'a> {
         r
     }
 
-    /// One value head of one document: forward over the tokens keeping every state, then backward over them.
+    /// One value head of one document: forward over the tokens keeping every state, then backward
+    /// over them.
     fn head(&self, document: usize, head: usize, [o, last, dq, dk, dv, dg, dbeta]: &mut Results) {
         let p = self.case.op();
         let (kw, vw) = (p.key_width, p.value_width);
@@ -123,7 +125,8 @@ fn case(row_starts: &[usize], widths: (usize, usize)) -> DeltaRuleCase {
     }
 }
 
-/// Central differences in float64 with step 1e-5: truncation about 1e-9, cancellation about 1e-14·|objective|/1e-5 < 1e-8.
+/// Central differences in float64 with step 1e-5: truncation about 1e-9, cancellation about
+/// 1e-14·|objective|/1e-5 < 1e-8.
 #[test]
 fn the_analytic_gradient_is_the_derivative() {
     let case = case(&[0, 3, 12], (4, 5));
@@ -153,10 +156,12 @@ fn the_analytic_gradient_is_the_derivative() {
 
 /// Largest relative error allowed.
 ///
-/// Every result is a few chains one after another, each at most 256 roundings of 2⁻²⁴ of its running sum. With terms of mixed sign
-/// the roundings add like a random walk, √256·2⁻²⁴ = 1e-6 of the terms' norm; decays add up to 64 roundings to a factor, 4e-6 at worst and
-/// 5e-7 as a walk. The state, which carries errors over chunks, contracts (keys have norm 1, beta and decay are at most 1), so that
-/// errors of about ten chunks' chains meet: 3e-6. Gradients pass the same again backwards, and `dk`, `dg` add terms that partly cancel.
+/// Every result is a few chains one after another, each at most 256 roundings of 2⁻²⁴ of its
+/// running sum. With terms of mixed sign the roundings add like a random walk, √256·2⁻²⁴ = 1e-6 of
+/// the terms' norm; decays add up to 64 roundings to a factor, 4e-6 at worst and 5e-7 as a walk.
+/// The state, which carries errors over chunks, contracts (keys have norm 1, beta and decay are at
+/// most 1), so that errors of about ten chunks' chains meet: 3e-6. Gradients pass the same again
+/// backwards, and `dk`, `dg` add terms that partly cancel.
 const LIMIT: f64 = 1e-5;
 
 #[test]

@@ -11,7 +11,8 @@ fn dropout() {
     isobit_conformance::on_every_backend(isobit_conformance::cases::dropout::visit);
 }
 
-/// A row is dropped alike whichever rows come with it: the key names the row, not its place in the micro-batch.
+/// A row is dropped alike whichever rows come with it: the key names the row, not its place in the
+/// micro-batch.
 #[test]
 fn rows_may_be_split_over_calls() {
     split(&Reference);

@@ -1,5 +1,6 @@
-//! A changed rounding mode, flushed subnormal numbers: what a preloaded library or a driver may leave behind. Every op is
-//! called with the state changed, by a pool whose threads were started in it, and gives the bits that it gives otherwise.
+//! A changed rounding mode, flushed subnormal numbers: what a preloaded library or a driver may
+//! leave behind. Every op is called with the state changed, by a pool whose threads were started in
+//! it, and gives the bits that it gives otherwise.
 #![cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #![expect(clippy::float_arithmetic, reason = "the arithmetic is what is tested")]
 
@@ -16,7 +17,8 @@ use std::hint::black_box;
 #[cfg(target_arch = "x86_64")]
 fn disturb() {
     let state = 0x1f80_u32 | 0x8040 | 0x4000;
-    // SAFETY: reads four bytes; code that computes before the state is put back is what this file looks for.
+    // SAFETY: reads four bytes; code that computes before the state is put back is what this file
+    // looks for.
     unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack)) };
 }
 
@@ -27,8 +29,8 @@ fn disturb() {
     unsafe { asm!("msr fpcr, {}", in(reg) state, options(nostack)) };
 }
 
-/// A sum that rounds and a product that is subnormal, as this thread computes them now. Inlined, it could be moved over a
-/// change of the state, which the compiler knows nothing of.
+/// A sum that rounds and a product that is subnormal, as this thread computes them now. Inlined, it
+/// could be moved over a change of the state, which the compiler knows nothing of.
 #[inline(never)]
 fn computed() -> [u32; 2] {
     let sum = black_box(1.0_f32) + black_box(f32::from_bits(0x3300_0000));

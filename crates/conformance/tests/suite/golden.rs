@@ -1,4 +1,5 @@
-//! The reference gives the bits it gave when they were last blessed: a new compiler or a careless change shows here.
+//! The reference gives the bits it gave when they were last blessed: a new compiler or a careless
+//! change shows here.
 
 use isobit_conformance::cases::visit_all;
 use isobit_conformance::digests::ReferenceDigests;

@@ -1,7 +1,8 @@
-//! Every backward op of the reference against central differences of its forward pass, transcribed to float64 here.
+//! Every backward op of the reference against central differences of its forward pass, transcribed
+//! to float64 here.
 //!
-//! The loss is `Σ weight·output`, so the incoming gradient is `weight`. This says that the formulas are right; what their
-//! bits are is the business of the other tests.
+//! The loss is `Σ weight·output`, so the incoming gradient is `weight`. This says that the formulas
+//! are right; what their bits are is the business of the other tests.
 #![expect(clippy::float_arithmetic, reason = "float64 is the yardstick here")]
 
 use isobit_conformance::data::{Kind, Random};
@@ -16,14 +17,15 @@ use isobit_numerics::elementary::Function;
 
 /// Half the distance of the two points of a difference.
 const STEP: f64 = 1e-5;
-/// Error of a central difference, absolute: a third derivative of at most 100 contributes 100·STEP²/6 < 2e-9; a loss of
-/// magnitude below 500 that is rounded to 2⁻⁵³ some 1,000 times contributes about √1000·500·2⁻⁵³/STEP < 2e-7.
+/// Error of a central difference, absolute: a third derivative of at most 100 contributes
+/// 100·STEP²/6 < 2e-9; a loss of magnitude below 500 that is rounded to 2⁻⁵³ some 1,000 times
+/// contributes about √1000·500·2⁻⁵³/STEP < 2e-7.
 const DIFFERENCING: f64 = 3e-7;
 
 /// Compares `gradient` with the differences of `loss` around `at`.
 ///
-/// A float32 result of `roundings` operations on terms whose magnitudes sum to at most `magnitude` is off by at most
-/// `roundings·2⁻²⁴·magnitude` to first order; twice that covers the rest.
+/// A float32 result of `roundings` operations on terms whose magnitudes sum to at most `magnitude`
+/// is off by at most `roundings·2⁻²⁴·magnitude` to first order; twice that covers the rest.
 fn check(name: &str, gradient: &[f32], at: &[f32], roundings: usize, magnitude: f64, loss: impl Fn(&[f64]) -> f64) {
     assert_eq!(gradient.len(), at.len(), "{name}");
     let tolerance = roundings as f64 * f64::from(f32::EPSILON) * magnitude + DIFFERENCING;
@@ -93,8 +95,8 @@ fn rms_norm() {
             p,
             row_starts: &[0, 2, tokens],
         });
-        // dx = (g − n·mean(g·n))·inv, with |g| ≤ |dy|·(1 + |w|): two lane steps and five levels of the tree for each mean,
-        // and a dozen operations around them.
+        // dx = (g − n·mean(g·n))·inv, with |g| ≤ |dy|·(1 + |w|): two lane steps and five levels of
+        // the tree for each mean, and a dozen operations around them.
         let (n, inv) = (largest(&x) * largest(&inverse), largest(&inverse));
         let g = largest(&dy) * (1.0 + largest(&weight));
         check("dx", &dx, &x, 30, inv * (g + n * n * g), |x| dot(&dy, forward(x, &wide(&weight))));
@@ -120,8 +122,8 @@ fn swiglu() {
         gate: &b.upload(&gate),
         up: &b.upload(&up),
     });
-    // An elementary function is good to five units in the last place (ten halves), around it two products; the derivative
-    // of silu stays below 1.1.
+    // An elementary function is good to five units in the last place (ten halves), around it two
+    // products; the derivative of silu stays below 1.1.
     let magnitude = 1.1 * largest(&dh) * largest(&up);
     check("dgate", &dgate, &gate, 12, magnitude, |gate| dot(&dh, forward(gate, &wide(&up))));
     let magnitude = largest(&dh) * largest(&gate);
@@ -280,7 +282,8 @@ fn router() {
         let mut given = poisoned(b, tokens * chosen);
         b.run(RouterWeights { weights: &mut given, logits: &logits_, indices: &choices, p });
         for (given, want) in given.iter().zip(forward(&wide(&logits))) {
-            // Two elementary functions, a sum over the slots or the lanes, a quotient and a product.
+            // Two elementary functions, a sum over the slots or the lanes, a quotient and a
+            // product.
             let allowed = 40.0 * f64::from(f32::EPSILON) * want;
             assert!((f64::from(*given) - want).abs() <= allowed, "{given} given, {want} wanted");
         }
@@ -292,7 +295,8 @@ fn router() {
             indices: &choices,
             p,
         });
-        // q·(g − M): q is at most 1 and good to forty roundings, M a chain over the slots of terms whose weights add up to `chosen`.
+        // q·(g − M): q is at most 1 and good to forty roundings, M a chain over the slots of terms
+        // whose weights add up to `chosen`.
         let magnitude = (1.0 + chosen as f64) * 2.5 * largest(&dweights);
         check("dlogits", &dlogits, &logits, 60, magnitude, |z| dot(&dweights, forward(z)));
     }

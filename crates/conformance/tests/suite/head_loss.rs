@@ -1,4 +1,5 @@
-//! Fused LM head and cross-entropy: every CPU path against the reference, and what must hold on any backend.
+//! Fused LM head and cross-entropy: every CPU path against the reference, and what must hold on any
+//! backend.
 
 use isobit_conformance::cases::head_loss::{Format, HeadLossCase, Ignored, Inputs, Results, visit};
 use isobit_conformance::data::Kind;
@@ -16,7 +17,8 @@ fn bits(x: &[f32]) -> Vec<u32> {
     x.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Tokens `0..split` in a first call, the rest in a second one that adds to the first one's `dhead`.
+/// Tokens `0..split` in a first call, the rest in a second one that adds to the first one's
+/// `dhead`.
 fn in_two_calls<B: Backend>(b: &B, case: &HeadLossCase, inputs: &Inputs, split: usize) -> Results {
     let part = |row_starts: Vec<usize>, from: usize, to: usize, dhead: Vec<f32>| {
         let inputs = Inputs {

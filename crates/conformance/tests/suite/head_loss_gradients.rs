@@ -1,5 +1,5 @@
-//! The reference's gradients (profile x3) against an analytic gradient in float64, whose forward is itself checked with
-//! central differences. Tolerances are derived, not tuned.
+//! The reference's gradients (profile x3) against an analytic gradient in float64, whose forward is
+//! itself checked with central differences. Tolerances are derived, not tuned.
 #![expect(clippy::float_arithmetic, reason = "gradients are numbers")]
 #![expect(clippy::disallowed_methods, reason = "float64 of the platform is what the reference is compared with")]
 
@@ -12,9 +12,10 @@ use isobit_numerics::slices::Profile;
 const HIDDEN: usize = 33;
 const VOCABULARY: usize = 600;
 
-/// One term a·b of an x3 product: each operand is off by at most half a unit, max/(2·8323072), and the dropped slice
-/// products are at most 2·128·128·256 + 128·128 of 8323072², so 2.5e-7 of the product of the two maxima. Rounding adds
-/// at most four float32 roundings of the sum of magnitudes.
+/// One term a·b of an x3 product: each operand is off by at most half a unit, max/(2·8323072), and
+/// the dropped slice products are at most 2·128·128·256 + 128·128 of 8323072², so 2.5e-7 of the
+/// product of the two maxima. Rounding adds at most four float32 roundings of the sum of
+/// magnitudes.
 const TERM: f64 = 2.5e-7 + 4.0 / 16_777_216.0;
 
 /// Everything in float64.
@@ -94,10 +95,12 @@ fn reference_against_float64() {
 
     let (h_max, head_max) = (max_magnitude(exact.h.iter().copied()), max_magnitude(exact.head.iter().copied()));
     let z_error = HIDDEN as f64 * h_max * head_max * TERM;
-    // lse moves by at most the largest move of a logit, and its own arithmetic is good to 1e-6 of |lse| + 1.
+    // lse moves by at most the largest move of a logit, and its own arithmetic is good to 1e-6
+    // of |lse| + 1.
     let lse_max = max_magnitude((0..case.tokens()).map(|token| Exact::log_sum_exp(&exact.logits(token))));
     let lse_error = z_error + 1e-6 * (lse_max + 1.0);
-    // p = exp(z − lse) is off by the factor of both errors and 3 units in the last place; dz by that times the weight.
+    // p = exp(z − lse) is off by the factor of both errors and 3 units in the last place; dz by
+    // that times the weight.
     let relative = z_error + lse_error + 4.0 / 16_777_216.0;
     for (token, &label) in inputs.labels.iter().enumerate() {
         let z = exact.logits(token);
@@ -118,7 +121,8 @@ fn reference_against_float64() {
     let dz_error = |dz: f64, weight: f64| (dz.abs() + weight.abs() / 16_777_216.0) * relative + dz.abs() / 8e6;
     for token in 0..case.tokens() {
         let dz_max = max_magnitude(dz[token].iter().copied());
-        // The label's dz is 1 less than its probability, so its error is bounded with the weight itself.
+        // The label's dz is 1 less than its probability, so its error is bounded with the weight
+        // itself.
         let slack: f64 = dz[token].iter().map(|&dz| dz_error(dz, exact.weight[token])).sum::<f64>()
             + exact.weight[token].abs() * relative;
         let limit = head_max * (slack + VOCABULARY as f64 * dz_max * TERM);
@@ -151,8 +155,9 @@ fn analytic_gradient_against_central_differences() {
     const STEP: f64 = 1e-4;
     let mut exact = Exact::new(&case().inputs());
     let dz = exact.grad_logits();
-    // The objective's third derivative along one input is at most Σ|weight|·max|other operand|³ (the third cumulant of a
-    // bounded variable), so the difference quotient is off by STEP²/6 of that, and by rounding: 1e-16·|objective|/STEP.
+    // The objective's third derivative along one input is at most Σ|weight|·max|other operand|³
+    // (the third cumulant of a bounded variable), so the difference quotient is off by STEP²/6 of
+    // that, and by rounding: 1e-16·|objective|/STEP.
     let tolerance = |others: f64, weights: f64| STEP * STEP / 6.0 * weights * others.powi(3) * 8.0 + 1e-10;
     let weights: f64 = exact.weight.iter().map(|w| w.abs()).sum();
     let quotient = |exact: &mut Exact, pick: fn(&mut Exact) -> &mut Vec<f64>, index: usize| {

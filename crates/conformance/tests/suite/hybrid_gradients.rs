@@ -1,4 +1,5 @@
-//! The backward ops of hybrid layers against central differences of their forward pass, transcribed to float64 here.
+//! The backward ops of hybrid layers against central differences of their forward pass, transcribed
+//! to float64 here.
 //!
 //! As in `gradients.rs`: the loss is `Σ weight·output`, so the incoming gradient is `weight`.
 #![expect(clippy::float_arithmetic, reason = "float64 is the yardstick here")]
@@ -15,11 +16,13 @@ use isobit_numerics::elementary::Function;
 
 /// Half the distance of the two points of a difference.
 const STEP: f64 = 1e-5;
-/// Error of a central difference, absolute: a third derivative of at most 100 contributes 100·STEP²/6 < 2e-9; a loss of
-/// magnitude below 500 that is rounded to 2⁻⁵³ some 1,000 times contributes about √1000·500·2⁻⁵³/STEP < 2e-7.
+/// Error of a central difference, absolute: a third derivative of at most 100 contributes
+/// 100·STEP²/6 < 2e-9; a loss of magnitude below 500 that is rounded to 2⁻⁵³ some 1,000 times
+/// contributes about √1000·500·2⁻⁵³/STEP < 2e-7.
 const DIFFERENCING: f64 = 3e-7;
 
-/// Compares `gradient` with the differences of `loss` around `at`; `roundings` and `magnitude` as in `gradients.rs`.
+/// Compares `gradient` with the differences of `loss` around `at`; `roundings` and `magnitude` as
+/// in `gradients.rs`.
 fn check(name: &str, gradient: &[f32], at: &[f32], roundings: usize, magnitude: f64, loss: impl Fn(&[f64]) -> f64) {
     assert_eq!(gradient.len(), at.len(), "{name}");
     let tolerance = roundings as f64 * f64::from(f32::EPSILON) * magnitude + DIFFERENCING;
@@ -73,7 +76,8 @@ fn silu(x: f64) -> f64 {
     Function::Silu.reference_f64(x)
 }
 
-/// One head for all groups, and its gradient, the sum over them; a split, and its gradient, the way back.
+/// One head for all groups, and its gradient, the sum over them; a split, and its gradient, the way
+/// back.
 #[test]
 fn columns() {
     let b = &Reference;
@@ -151,8 +155,8 @@ fn gate() {
         b.run(GateBackward { dx: &mut dx, dg: &mut dg, dy: &dy_, x: &x_, g: &g_, p });
         // The sigmoid is good to three halves of a unit, and the product around it is rounded.
         check("dx", &dx, &x, 4, largest(&dy), |x| dot(&dy, &forward(x, &wide(&g))));
-        // Per token: two lane steps, five levels of the tree; then the derivative of the sigmoid, below a quarter, whose parts
-        // are off by a few units of one.
+        // Per token: two lane steps, five levels of the tree; then the derivative of the sigmoid,
+        // below a quarter, whose parts are off by a few units of one.
         let terms = if per_token { p.width as f64 } else { 1.0 };
         let magnitude = terms * largest(&dy) * largest(&x);
         check("dg", &dg, &g, 16, magnitude, |g| dot(&dy, &forward(&wide(&x), g)));
@@ -193,8 +197,8 @@ fn conv1d() {
         p,
         row_starts: &[0, 9, 9, 14],
     });
-    // A sum of four terms; in each the derivative of SiLU, below 1.1, at a point off by the error of four steps (its slope is
-    // below a half), and four roundings around it.
+    // A sum of four terms; in each the derivative of SiLU, below 1.1, at a point off by the error
+    // of four steps (its slope is below a half), and four roundings around it.
     let point = 4.0 * largest(&x) * largest(&weight);
     let magnitude = |factor: f64, terms: f64| terms * 1.1 * largest(&dy) * factor * (1.0 + point);
     check("dx", &dx, &x, 20, magnitude(largest(&weight), 4.0), |x| dot(&dy, &forward(x, &w64)));
@@ -220,7 +224,8 @@ fn l2_norm() {
         b.run(L2NormForward { y: &mut y, inverse: &mut inverse, x: &x_, p });
         check_forward("y", &y, &forward(&wide(&x)), 16.0 * f64::from(f32::EPSILON));
         b.run(L2NormBackward { dx: &mut dx, dy: &b.upload(&dy), x: &x_, inverse: &inverse, p });
-        // dx = (g − n·(g·n))·inv: the sum has two lane steps and five levels, its terms are n·g; a dozen operations around it.
+        // dx = (g − n·(g·n))·inv: the sum has two lane steps and five levels, its terms are n·g; a
+        // dozen operations around it.
         let (n, g) = (largest(&x) * largest(&inverse), largest(&dy) * f64::from(factor));
         let magnitude = largest(&inverse) * (g + n * (p.width as f64).sqrt() * g);
         check("dx", &dx, &x, 30, magnitude, |x| dot(&dy, &forward(x)));
@@ -265,7 +270,8 @@ fn decay() {
         row_starts: &rows,
     });
     let rate = a_log.iter().map(|x| libm::exp(f64::from(*x))).fold(0.0, f64::max);
-    // Exponential and sigmoid are good to two units each (their argument's rounding counts once more), two products.
+    // Exponential and sigmoid are good to two units each (their argument's rounding counts once
+    // more), two products.
     let magnitude = largest(&dg) * rate;
     check("da", &da, &a, 16, magnitude, |a| dot(&dg, &decays(a, &log64, &bias64)));
     check("db", &db, &strength, 8, largest(&dbeta), |b| dot(&dbeta, &strengths(b)));

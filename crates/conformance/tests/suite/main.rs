@@ -1,7 +1,8 @@
-//! The conformance suite, in one binary: one module per op, and one per subject that concerns them all.
+//! The conformance suite, in one binary: one module per op, and one per subject that concerns them
+//! all.
 //!
-//! An op whose test is its cases on every CPU path and every device alone has a word in the table below; an op with laws
-//! of its own has a file.
+//! An op whose test is its cases on every CPU path and every device alone has a word in the table
+//! below; an op with laws of its own has a file.
 
 macro_rules! cases_on_every_backend {
     ($($op:ident)*) => {

@@ -1,5 +1,6 @@
-//! Would the suite notice? Every op in turn goes wrong by one bit of one element, and the comparison that all tests use must
-//! say so. If this fails, the green of every other test means nothing.
+//! Would the suite notice? Every op in turn goes wrong by one bit of one element, and the
+//! comparison that all tests use must say so. If this fails, the green of every other test means
+//! nothing.
 
 use isobit_conformance::{Case, Visitor, cases, first_difference};
 use isobit_kernels::backend::{Bytes, OPS};

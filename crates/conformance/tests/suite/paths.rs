@@ -1,5 +1,6 @@
-//! Which paths and devices this machine lets the suite test. The list is printed also where the test passes, so that a skip
-//! is seen and counted. `ISOBIT_REQUIRE=opencl` makes a skip of what it names (a path, an interface) a failure.
+//! Which paths and devices this machine lets the suite test. The list is printed also where the
+//! test passes, so that a skip is seen and counted. `ISOBIT_REQUIRE=opencl` makes a skip of what it
+//! names (a path, an interface) a failure.
 
 use isobit_conformance::{Absent, devices, is_required, report};
 use isobit_kernels::op::Add;
@@ -32,7 +33,8 @@ fn paths() {
     assert!(failed == 0 && passed > 0, "{lines}");
 }
 
-/// A device that is asked for more memory than there is says so where the result comes back, and does nothing after.
+/// A device that is asked for more memory than there is says so where the result comes back, and
+/// does nothing after.
 fn survives_refusal(gpu: &Gpu) -> Result<(), String> {
     let before = gpu.upload(&[1.0f32, 2.0]);
     let mut sum = gpu.zeros::<f32>(2);

@@ -1,5 +1,5 @@
-//! The reference product with 4-bit weights against float64, and against the slice product of the expanded weight: whole numbers
-//! must not cost accuracy.
+//! The reference product with 4-bit weights against float64, and against the slice product of the
+//! expanded weight: whole numbers must not cost accuracy.
 #![expect(clippy::float_arithmetic, reason = "float64 is the judge")]
 
 use isobit_conformance::cases::product4::{HostWeight, packed};
@@ -61,8 +61,9 @@ fn errors(profile: Profile, group_size: usize, shuffled: bool, kind: Kind) -> [[
     [packed, [relative_error(&y, &want_y), relative_error(&dx, &want_dx)]]
 }
 
-/// Quantising to 32,512 steps of a maximum of at most 4 standard deviations leaves `4/32512/√12 = 3.6e-5` of a standard
-/// deviation per element, and the weights add nothing; x3 has 256 times as many steps and the roundings of the fold.
+/// Quantising to 32,512 steps of a maximum of at most 4 standard deviations leaves
+/// `4/32512/√12 = 3.6e-5` of a standard deviation per element, and the weights add nothing; x3 has
+/// 256 times as many steps and the roundings of the fold.
 #[test]
 fn errors_are_those_of_the_left_operand() {
     for (group_size, shuffled) in [(128, false), (128, true), (32, false), (0, false)] {

@@ -1,5 +1,5 @@
-//! The reference slice product against float64: the suite compares paths with the reference, this compares the reference with
-//! the mathematics.
+//! The reference slice product against float64: the suite compares paths with the reference, this
+//! compares the reference with the mathematics.
 #![expect(clippy::float_arithmetic, reason = "float64 is the judge")]
 
 use isobit_conformance::data::{Kind, Random};
@@ -48,14 +48,16 @@ fn check(profile: Profile, bound: f64) {
     }
 }
 
-/// Quantising to `limit` steps of a maximum of at most 4 standard deviations leaves an error of `4/limit/√12` of a standard
-/// deviation per operand and element, 5e-5 for x2 with both operands; the dropped `lo·lo` adds `(74/8128)² = 8e-5`.
+/// Quantising to `limit` steps of a maximum of at most 4 standard deviations leaves an error of
+/// `4/limit/√12` of a standard deviation per operand and element, 5e-5 for x2 with both operands;
+/// the dropped `lo·lo` adds `(74/8128)² = 8e-5`.
 #[test]
 fn x2_is_within_its_bound() {
     check(Profile::X2, 2e-4);
 }
 
-/// As above with 2¹⁶ times 127 steps and `(74·256/2080768)² = 8e-5/256`, plus float32 rounding of the fold (3 roundings of 6e-8).
+/// As above with 2¹⁶ times 127 steps and `(74·256/2080768)² = 8e-5/256`, plus float32 rounding of
+/// the fold (3 roundings of 6e-8).
 #[test]
 fn x3_is_within_its_bound() {
     check(Profile::X3, 1.5e-6);

@@ -10,7 +10,8 @@ fn rms_norm() {
     isobit_conformance::on_every_backend(isobit_conformance::cases::rms_norm::visit);
 }
 
-/// Rows of data in one call equal the same rows in two calls, and a token's norm does not depend on its neighbours.
+/// Rows of data in one call equal the same rows in two calls, and a token's norm does not depend on
+/// its neighbours.
 #[test]
 fn rows_may_be_split_over_calls() {
     split(&Reference);

@@ -1,4 +1,5 @@
-//! The router of a mixture of experts on every CPU path and every device, and what it promises beyond bits.
+//! The router of a mixture of experts on every CPU path and every device, and what it promises
+//! beyond bits.
 
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::{Output, assert_same, fastest};

@@ -1,4 +1,5 @@
-//! Where the time of a training step goes: every op timed from outside, by name and, for products, by shape.
+//! Where the time of a training step goes: every op timed from outside, by name and, for products,
+//! by shape.
 
 use isobit_kernels::Device;
 use isobit_kernels::backend::Bytes;
@@ -83,7 +84,8 @@ impl<D: Device> Observer<D> for Stopwatch {
     }
 
     fn after(&self, device: &D, call: Call, _outputs: Vec<Output<'_, D::Memory>>) {
-        // A device works in order: what comes back was computed after everything enqueued before it.
+        // A device works in order: what comes back was computed after everything enqueued before
+        // it.
         let _finished = device.download(&device.upload(&[0f32]));
         let seconds = self.started.take().map_or(0.0, |start| start.elapsed().as_secs_f64());
         let mut times = self.times.0.borrow_mut();

@@ -1,5 +1,6 @@
-//! `isobit bench kernels`: a table of rates per op, path and shape, or JSON lines; with `--serve`, one run per line of
-//! standard input, so that another program can alternate its own runs with ours.
+//! `isobit bench kernels`: a table of rates per op, path and shape, or JSON lines; with `--serve`,
+//! one run per line of standard input, so that another program can alternate its own runs with
+//! ours.
 
 use super::cases::{self, Prepared, Target, Work};
 use crate::Failure;
@@ -19,7 +20,8 @@ pub(crate) struct Arguments {
     /// Threads to use
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
-    /// Only this path (scalar, avx2, avx512, amx); default: the fastest of the machine. `all` takes every one
+    /// Only this path (scalar, avx2, avx512, amx); default: the fastest of the machine. `all` takes
+    /// every one
     #[arg(long)]
     path: Option<String>,
     /// A device instead of the CPU: opencl:0, cuda:0, as `isobit devices` lists them
@@ -34,10 +36,12 @@ pub(crate) struct Arguments {
     /// Only this shape, as the table prints it: 512x4864x896
     #[arg(long)]
     shape: Option<String>,
-    /// Timed runs of each case; the best and the median are reported. Default: 20, or as many as fit half a second
+    /// Timed runs of each case; the best and the median are reported. Default: 20, or as many as
+    /// fit half a second
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     runs: Option<u32>,
-    /// Read `OP SHAPE PROFILE PATH THREADS` lines from standard input, run each once and answer with a JSON line
+    /// Read `OP SHAPE PROFILE PATH THREADS` lines from standard input, run each once and answer
+    /// with a JSON line
     #[arg(long, conflicts_with_all = ["op", "profile", "shape", "path", "device", "json"])]
     serve: bool,
 }
@@ -244,7 +248,8 @@ fn print(out: &mut impl Write, line: &Line, json: bool) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Answers requests until standard input ends. The last case stays prepared, so repeating a line repeats only the run.
+/// Answers requests until standard input ends. The last case stays prepared, so repeating a line
+/// repeats only the run.
 fn serve() -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     let mut current: Option<(String, Target, Prepared)> = None;

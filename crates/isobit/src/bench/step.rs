@@ -1,5 +1,6 @@
-//! `isobit bench step`: a training step of a published shape on random weights, LoRA or full, with the peer's names and JSON fields; or
-//! the update of a config, with its model, its data and its settings.
+//! `isobit bench step`: a training step of a published shape on random weights, LoRA or full, with
+//! the peer's names and JSON fields; or the update of a config, with its model, its data and its
+//! settings.
 
 use super::breakdown::{Share, Stopwatch, Times};
 use crate::Failure;
@@ -35,7 +36,8 @@ pub(crate) struct Arguments {
     /// lora, or full: every weight is trained
     #[arg(long, default_value = "lora")]
     method: String,
-    /// Rank of the adapters on all seven projections, or on the four of attention where there are experts
+    /// Rank of the adapters on all seven projections, or on the four of attention where there are
+    /// experts
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
     rank: u32,
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -256,7 +258,8 @@ fn stopped(error: &StepError) -> Failure {
     }
 }
 
-/// Shapes of other families: with experts, 8 layers, 4 of 32 experts; hybrid, 6 delta layers and 2 of attention. Untied heads.
+/// Shapes of other families: with experts, 8 layers, 4 of 32 experts; hybrid, 6 delta layers and 2
+/// of attention. Untied heads.
 const SPARSE: &str = "moe-small";
 const OTHERS: [(&str, &str); 2] = [
     (

@@ -1,21 +1,23 @@
 //! AMX int8 tiles through inline assembly: permission, tile state, and the three-product block.
 //!
-//! Stable Rust has no AMX intrinsics, so every tile instruction is an `asm!` line. Tile state belongs to
-//! a thread: [`Session`] configures it and releases it when dropped, so nothing outlives a kernel call.
+//! Stable Rust has no AMX intrinsics, so every tile instruction is an `asm!` line. Tile state
+//! belongs to a thread: [`Session`] configures it and releases it when dropped, so nothing outlives
+//! a kernel call.
 #![cfg(target_arch = "x86_64")]
 
 // Why tile registers keep their values from one `asm!` block to the next (`zero`, `multiply_*`,
 // `store*`), which the language alone does not promise:
-// - A compiler touches them only in a function that enables an AMX target feature, for values of a tile
-//   type. No function of this crate or of its dependencies enables one, and Rust has no such type.
-// - A called function may change them (they are caller-saved), so nothing is called between the first
-//   block and the last: their callers run loops and inlined vector instructions (`fold::Whole`), and
-//   these functions are inlined too. The compiled program shows it: from `tilezero` to `tilestored`, only
-//   panics are called.
+// - A compiler touches them only in a function that enables an AMX target feature, for values of a
+//   tile type. No function of this crate or of its dependencies enables one, and Rust has no such
+//   type.
+// - A called function may change them (they are caller-saved), so nothing is called between the
+//   first block and the last: their callers run loops and inlined vector instructions
+//   (`fold::Whole`), and these functions are inlined too. The compiled program shows it: from
+//   `tilezero` to `tilestored`, only panics are called.
 // - No block is `pure`, so none is left out, repeated or moved across another.
-// - The kernel saves them with the other registers, at a switch of threads and for a signal handler.
-// Every block still declares all eight as changed (`tile_asm!`): a compiler that did keep values there
-// would have to save them.
+// - The kernel saves them with the other registers, at a switch of threads and for a signal
+//   handler. Every block still declares all eight as changed (`tile_asm!`): a compiler that did
+//   keep values there would have to save them.
 
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
@@ -52,8 +54,8 @@ fn request_permission() -> bool {
     const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
     const XFEATURE_XTILEDATA: i64 = 18;
     let result: i64;
-    // SAFETY: a system call that takes two integers and touches no memory of ours; the registers that
-    // it changes are declared.
+    // SAFETY: a system call that takes two integers and touches no memory of ours; the registers
+    // that it changes are declared.
     unsafe {
         asm!("syscall", inlateout("rax") ARCH_PRCTL => result, in("rdi") ARCH_REQ_XCOMP_PERM, in("rsi") XFEATURE_XTILEDATA,
              out("rcx") _, out("r11") _, options(nostack));
@@ -69,8 +71,8 @@ fn request_permission() -> bool {
 #[repr(C, align(64))]
 struct TileConfig([u8; 64]);
 
-/// The calling thread's tile state, set to eight tiles of 16 rows × 64 bytes. It stays on its thread,
-/// and a thread has one at a time: what is dropped takes the state with it.
+/// The calling thread's tile state, set to eight tiles of 16 rows × 64 bytes. It stays on its
+/// thread, and a thread has one at a time: what is dropped takes the state with it.
 pub(super) struct Session(PhantomData<*mut ()>);
 
 impl Session {
@@ -82,8 +84,8 @@ impl Session {
             config.0[16 + 2 * tile] = 64; // bytes per row
             config.0[48 + tile] = 16; // rows
         }
-        // SAFETY: reads the 64 bytes of `config`, a valid configuration of palette 1; the processor has
-        // tiles and permission was granted (asserted).
+        // SAFETY: reads the 64 bytes of `config`, a valid configuration of palette 1; the processor
+        // has tiles and permission was granted (asserted).
         unsafe { tile_asm!(options(nostack, readonly), "ldtilecfg [{config}]", config = in(reg) config.0.as_ptr(),) }
         Self(PhantomData)
     }
@@ -91,8 +93,8 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // SAFETY: takes this thread's tile state back to its initial one; a session does not leave the
-        // thread that started it.
+        // SAFETY: takes this thread's tile state back to its initial one; a session does not leave
+        // the thread that started it.
         unsafe { tile_asm!(options(nostack, nomem), "tilerelease",) }
     }
 }
@@ -124,12 +126,13 @@ pub(super) unsafe fn zero() {
 /// 32 rows by 32 columns.
 ///
 /// # Safety
-/// This thread holds a [`Session`]. There is at least one column, and for every column 2048 bytes of left
-/// tiles and 1024 bytes at each right tile are readable.
+/// This thread holds a [`Session`]. There is at least one column, and for every column 2048 bytes
+/// of left tiles and 1024 bytes at each right tile are readable.
 #[inline(always)]
 pub(super) unsafe fn multiply_tall(pass: Pass) {
-    // SAFETY: reads two left tiles and two right ones a column and nothing else; they are readable and
-    // the count is not zero, by the caller's promise. Configured tiles have 16 rows of 64 bytes.
+    // SAFETY: reads two left tiles and two right ones a column and nothing else; they are readable
+    // and the count is not zero, by the caller's promise. Configured tiles have 16 rows of 64
+    // bytes.
     unsafe {
         tile_asm!(
             options(nostack, readonly),
@@ -166,8 +169,9 @@ pub(super) unsafe fn multiply_tall(pass: Pass) {
 /// As [`multiply_tall`], with 1024 bytes of left tiles a column.
 #[inline(always)]
 pub(super) unsafe fn multiply_flat(pass: Pass) {
-    // SAFETY: reads one left tile and two right ones a column and nothing else; they are readable and
-    // the count is not zero, by the caller's promise. Configured tiles have 16 rows of 64 bytes.
+    // SAFETY: reads one left tile and two right ones a column and nothing else; they are readable
+    // and the count is not zero, by the caller's promise. Configured tiles have 16 rows of 64
+    // bytes.
     unsafe {
         tile_asm!(
             options(nostack, readonly),
@@ -199,8 +203,8 @@ pub(super) unsafe fn multiply_flat(pass: Pass) {
 /// This thread holds a [`Session`]; 16 (or, when tall, 32) rows of `width ≥ 32` sums are writable.
 #[inline(always)]
 pub(super) unsafe fn store(plane: *mut i32, width: usize, tall: bool) {
-    // SAFETY: each instruction writes 16 rows of 64 bytes, `width` sums apart: columns 0 to 31 of 16
-    // rows, and of the next 16 when tall, all writable by the caller's promise.
+    // SAFETY: each instruction writes 16 rows of 64 bytes, `width` sums apart: columns 0 to 31 of
+    // 16 rows, and of the next 16 when tall, all writable by the caller's promise.
     unsafe {
         tile_asm!(
             options(nostack),
@@ -219,12 +223,12 @@ pub(super) unsafe fn store(plane: *mut i32, width: usize, tall: bool) {
     }
 }
 
-/// Two planes of sums with `width` columns, from one left tile column and two right ones: 16 rows, or 32
-/// where they are `tall`, by 32 columns. Left tiles are loaded once for both.
+/// Two planes of sums with `width` columns, from one left tile column and two right ones: 16 rows,
+/// or 32 where they are `tall`, by 32 columns. Left tiles are loaded once for both.
 ///
 /// # Safety
-/// This thread holds a [`Session`]. Two left tiles (one if not tall) and two tiles at each of `right` are
-/// readable, and 16 (when tall 32) rows of `width ≥ 32` sums of both planes writable.
+/// This thread holds a [`Session`]. Two left tiles (one if not tall) and two tiles at each of
+/// `right` are readable, and 16 (when tall 32) rows of `width ≥ 32` sums of both planes writable.
 pub(super) unsafe fn multiply_packed(
     planes: [*mut i32; 2],
     width: usize,
@@ -232,8 +236,8 @@ pub(super) unsafe fn multiply_packed(
     right: [*const i8; 2],
     tall: bool,
 ) {
-    // SAFETY: loads read tiles of 1024 bytes: the left ones (the first one twice if not tall) and both of
-    // each of `right`; stores write the rows of the planes. All by the caller's promise.
+    // SAFETY: loads read tiles of 1024 bytes: the left ones (the first one twice if not tall) and
+    // both of each of `right`; stores write the rows of the planes. All by the caller's promise.
     unsafe {
         tile_asm!(
             options(nostack, readonly),
@@ -282,13 +286,13 @@ pub(super) const PAUSES: usize = 2;
 /// first-level cache (`t1`).
 ///
 /// # Safety
-/// This thread holds a [`Session`]; the strip's tiles are readable. [`Pause::pause`] calls no function
-/// that is not inlined and no tile instruction.
+/// This thread holds a [`Session`]; the strip's tiles are readable. [`Pause::pause`] calls no
+/// function that is not inlined and no tile instruction.
 #[inline(always)]
 pub(super) unsafe fn multiply_strip(strip: Strip, between: &mut impl Pause) {
     let Strip { high, low, right: [first, second] } = strip;
-    // SAFETY: reads the two left tiles, and two tiles at each right address; all are readable by the
-    // caller's promise. `tmm4` and `tmm5` stay in place over the first pause.
+    // SAFETY: reads the two left tiles, and two tiles at each right address; all are readable by
+    // the caller's promise. `tmm4` and `tmm5` stay in place over the first pause.
     unsafe {
         tile_asm!(
             options(nostack, readonly),
@@ -321,8 +325,8 @@ pub(super) unsafe fn multiply_strip(strip: Strip, between: &mut impl Pause) {
 /// This thread holds a [`Session`]; 16 rows of `width ≥ 32` sums are writable in each.
 #[inline(always)]
 pub(super) unsafe fn store_strip(first: *mut i32, second: *mut i32, width: usize) {
-    // SAFETY: each instruction writes 16 rows of 64 bytes, `width` sums apart: columns 0 to 31 of 16 rows
-    // of both planes, writable by the caller's promise.
+    // SAFETY: each instruction writes 16 rows of 64 bytes, `width` sums apart: columns 0 to 31 of
+    // 16 rows of both planes, writable by the caller's promise.
     unsafe {
         tile_asm!(
             options(nostack),
@@ -346,8 +350,8 @@ pub(super) unsafe fn spin(iterations: usize) {
     }
     // Zeros would draw less power and run at a higher clock than any real product.
     let operand: [u8; 1024] = std::array::from_fn(|i| (i * 37 % 251) as u8);
-    // SAFETY: the 1024 bytes of `operand` are read as one tile; all else is tile registers, and a count
-    // that is not zero.
+    // SAFETY: the 1024 bytes of `operand` are read as one tile; all else is tile registers, and a
+    // count that is not zero.
     unsafe {
         zero();
         tile_asm!(

@@ -1,4 +1,5 @@
-//! Load balancing of a router (`op/balance.rs`). Blocks of tokens are summed by whoever has them, then added in order.
+//! Load balancing of a router (`op/balance.rs`). Blocks of tokens are summed by whoever has them,
+//! then added in order.
 
 use super::CpuMemory;
 use super::path::multiversion;

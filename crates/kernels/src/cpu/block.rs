@@ -1,7 +1,9 @@
-//! The heart of the slice product: exact integer sums of one 32×32 block over one chunk, per instruction set.
+//! The heart of the slice product: exact integer sums of one 32×32 block over one chunk, per
+//! instruction set.
 //!
-//! A profile is a list of slice products, each adding into a plane of sums. Every path fills the same planes; what differs is
-//! which instruction multiplies. Integers are exact, so there is nothing to agree on but the layout.
+//! A profile is a list of slice products, each adding into a plane of sums. Every path fills the
+//! same planes; what differs is which instruction multiplies. Integers are exact, so there is
+//! nothing to agree on but the layout.
 
 use super::path::Path;
 use super::slices::{BLOCK, CHUNK_TILES, TILE_BYTES, TILE_DEPTH, TILE_ROWS};
@@ -9,7 +11,8 @@ use isobit_numerics::slices::Profile;
 
 /// Integer sums of one block, `[plane][row][column]`.
 ///
-/// Profile x2: plane 0 is `Σ hi·hi`, plane 1 `Σ (hi·lo + lo·hi)`. Profile x3: `Σ hh`, `Σ (hm + mh)`, `Σ (hl + mm + lh)`.
+/// Profile x2: plane 0 is `Σ hi·hi`, plane 1 `Σ (hi·lo + lo·hi)`. Profile x3: `Σ hh`,
+/// `Σ (hm + mh)`, `Σ (hl + mm + lh)`.
 #[repr(C, align(64))]
 pub(super) struct Sums(pub(super) [[[i32; BLOCK]; BLOCK]; 3]);
 
@@ -28,7 +31,8 @@ const fn products(profile: Profile) -> &'static [(usize, usize, usize)] {
 }
 
 /// Where a left operand's rows lie: byte `(column, slice, row, depth)` is at
-/// `column·column_stride + slice·slice_stride + row·64 + depth`. Rows may be read up to the next multiple of 16 or 32.
+/// `column·column_stride + slice·slice_stride + row·64 + depth`. Rows may be read up to the next
+/// multiple of 16 or 32.
 #[derive(Clone, Copy)]
 pub(super) struct LeftView<'a> {
     pub(super) bytes: &'a [i8],
@@ -36,7 +40,8 @@ pub(super) struct LeftView<'a> {
     pub(super) slice_stride: usize,
 }
 
-/// Up to two right blocks of 16: block `b` starts at `b·block_stride`, tiles inside it as `[column][slice]`.
+/// Up to two right blocks of 16: block `b` starts at `b·block_stride`, tiles inside it as
+/// `[column][slice]`.
 #[derive(Clone, Copy)]
 pub(super) struct RightView<'a> {
     pub(super) tiles: &'a [i8],
@@ -47,7 +52,8 @@ pub(super) struct RightView<'a> {
 
 /// What a path prepares once per right panel and chunk and uses for every row block.
 pub(super) struct Prepared {
-    /// Right bytes as 16-bit numbers, for paths without 8-bit multiplication: `[block][column][slice][group][row][4]`.
+    /// Right bytes as 16-bit numbers, for paths without 8-bit multiplication:
+    /// `[block][column][slice][group][row][4]`.
     /// BOUND: 96 KiB a thread.
     wide: Vec<i16>,
     /// `128·Σ_k right`, `[slice][column of the block]`, which VNNI takes off again.
@@ -77,15 +83,16 @@ impl Prepared {
                 }
             }
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: a `Cpu` holds this path only after checking VNNI; `columns` tile columns of every
-            // block are inside (asserted above).
+            // SAFETY: a `Cpu` holds this path only after checking VNNI; `columns` tile columns of
+            // every block are inside (asserted above).
             Path::Avx512 => unsafe { vnni::column_sums(&mut self.bias, right, columns, slices) },
             _ => {}
         }
     }
 }
 
-/// Sums of `rows` (up to 32) rows against a prepared right panel over `columns` tile columns (one chunk at most).
+/// Sums of `rows` (up to 32) rows against a prepared right panel over `columns` tile columns (one
+/// chunk at most).
 pub(super) fn block_sums(
     path: Path,
     sums: &mut Sums,
@@ -114,8 +121,8 @@ pub(super) fn block_sums(
         // operands are inside (asserted above).
         Path::Avx512 => unsafe { vnni::sums(sums, left, rows, right, &prepared.bias, columns, profile) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: who computes on this path holds an AMX session; whole tiles of both operands are inside
-        // and there is at least one column (asserted above).
+        // SAFETY: who computes on this path holds an AMX session; whole tiles of both operands are
+        // inside and there is at least one column (asserted above).
         Path::Amx => unsafe { amx_sums(sums, left, rows, right, columns, profile) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("only the scalar path exists on this architecture"),
@@ -125,8 +132,9 @@ pub(super) fn block_sums(
 /// AMX: one pass over the chunk per slice product, four tiles of accumulators per plane.
 ///
 /// # Safety
-/// This thread holds an AMX session. There is at least one column; rows up to the next multiple of 16 of
-/// all slices and columns of the left operand and all tiles of the right one are inside; `rows ≤ 32`.
+/// This thread holds an AMX session. There is at least one column; rows up to the next multiple of
+/// 16 of all slices and columns of the left operand and all tiles of the right one are inside;
+/// `rows ≤ 32`.
 #[cfg(target_arch = "x86_64")]
 unsafe fn amx_sums(sums: &mut Sums, left: LeftView, rows: usize, right: RightView, columns: usize, profile: Profile) {
     use super::amx;
@@ -134,9 +142,9 @@ unsafe fn amx_sums(sums: &mut Sums, left: LeftView, rows: usize, right: RightVie
     let tall = rows > TILE_ROWS;
     let last = products(profile).len() - 1;
     for (index, &(plane, a, b)) in products(profile).iter().enumerate() {
-        // SAFETY: the session is the caller's. A pass reads one or two left tiles of slice `a` and two
-        // right ones of slice `b` in every column, inside by the caller's promise; a plane has 32 rows of
-        // 32 sums.
+        // SAFETY: the session is the caller's. A pass reads one or two left tiles of slice `a` and
+        // two right ones of slice `b` in every column, inside by the caller's promise; a plane has
+        // 32 rows of 32 sums.
         unsafe {
             if index == 0 || products(profile)[index - 1].0 != plane {
                 amx::zero();
@@ -166,8 +174,8 @@ unsafe fn amx_sums(sums: &mut Sums, left: LeftView, rows: usize, right: RightVie
 mod wide {
     use super::*;
 
-    /// One row and 16 columns at a time. Neighbouring products of 16-bit numbers are added in pairs, which baseline x86-64 has
-    /// an instruction for.
+    /// One row and 16 columns at a time. Neighbouring products of 16-bit numbers are added in
+    /// pairs, which baseline x86-64 has an instruction for.
     pub(super) fn sums(
         sums: &mut Sums,
         left: LeftView,
@@ -249,9 +257,9 @@ mod wide {
                         for column in 0..columns {
                             let tile =
                                 ((half / 2) * CHUNK_TILES * slices + column * slices + b) * TILE_BYTES + half % 2 * 32;
-                            // SAFETY: of `wide`, 16 groups of 32 numbers are read, 64 apart, which the
-                            // slice holds; of `rows_wide`, four rows of 64 numbers of one column, which the
-                            // array has for every slice and column.
+                            // SAFETY: of `wide`, 16 groups of 32 numbers are read, 64 apart, which
+                            // the slice holds; of `rows_wide`, four rows of 64 numbers of one
+                            // column, which the array has for every slice and column.
                             unsafe {
                                 let right = wide[tile..tile + TILE_BYTES - 32].as_ptr();
                                 let left = rows_wide[(a * CHUNK_TILES + column) * ROWS * TILE_DEPTH..].as_ptr();
@@ -269,10 +277,12 @@ mod wide {
                         }
                     }
                     for row in 0..count {
-                        // Neighbouring pairs are the two halves of one column; the permutation undoes hadd's lane order.
+                        // Neighbouring pairs are the two halves of one column; the permutation
+                        // undoes hadd's lane order.
                         let columns =
                             _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_hadd_epi32(acc[row][0], acc[row][1]));
-                        // SAFETY: eight columns from `8·half`, which is at most 24, inside a row of 32.
+                        // SAFETY: eight columns from `8·half`, which is at most 24, inside a row
+                        // of 32.
                         unsafe {
                             _mm256_storeu_si256(sums.0[plane][first + row].as_mut_ptr().add(half * 8).cast(), columns);
                         }
@@ -318,8 +328,8 @@ mod vnni {
     }
 
     /// # Safety
-    /// The machine has these features; `rows ≤ 32` rows of all slices and columns of the left operand and
-    /// all tiles of the right one are inside.
+    /// The machine has these features; `rows ≤ 32` rows of all slices and columns of the left
+    /// operand and all tiles of the right one are inside.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     pub(super) unsafe fn sums(
         sums: &mut Sums,
@@ -333,8 +343,8 @@ mod vnni {
         let mut row = 0;
         while row < rows {
             let rest = rows - row;
-            // SAFETY: features and operands by the caller's promise; at least as many rows are left as each
-            // arm takes, so `row + ROWS ≤ rows`.
+            // SAFETY: features and operands by the caller's promise; at least as many rows are left
+            // as each arm takes, so `row + ROWS ≤ rows`.
             let done = unsafe {
                 match (profile, rest) {
                     (Profile::X2, 6..) => x2::<6>(sums, left, row, right, bias, columns),
@@ -361,8 +371,8 @@ mod vnni {
     /// `ROWS` rows by 32 columns, two slices.
     ///
     /// # Safety
-    /// The machine has these features; rows `row..row + ROWS`, at most 32 in all, of two slices and all
-    /// columns of the left operand and all tiles of the right one are inside.
+    /// The machine has these features; rows `row..row + ROWS`, at most 32 in all, of two slices and
+    /// all columns of the left operand and all tiles of the right one are inside.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     unsafe fn x2<const ROWS: usize>(
         sums: &mut Sums,
@@ -376,9 +386,9 @@ mod vnni {
         let mut high = [[zero; 2]; ROWS];
         let mut cross = [[zero; 2]; ROWS];
         let second = if right.blocks == 2 { right.block_stride } else { 0 };
-        // SAFETY: reads two slices of each row and right tile of a column, groups of four and 64 bytes of
-        // whole tiles, inside by the caller's promise (a missing second block is the first one again).
-        // Writes 16 columns of rows that the planes, indexed here, have.
+        // SAFETY: reads two slices of each row and right tile of a column, groups of four and 64
+        // bytes of whole tiles, inside by the caller's promise (a missing second block is the first
+        // one again). Writes 16 columns of rows that the planes, indexed here, have.
         unsafe {
             for column in 0..columns {
                 let a = left.bytes.as_ptr().add(column * left.column_stride + row * TILE_DEPTH);
@@ -430,9 +440,9 @@ mod vnni {
         let zero = _mm512_setzero_si512();
         let mut acc = [[[zero; 3]; 2]; ROWS];
         let second = if right.blocks == 2 { right.block_stride } else { 0 };
-        // SAFETY: reads three slices of each row and right tile of a column, groups of four and 64 bytes of
-        // whole tiles, inside by the caller's promise (a missing second block is the first one again).
-        // Writes 16 columns of rows that the planes, indexed here, have.
+        // SAFETY: reads three slices of each row and right tile of a column, groups of four and 64
+        // bytes of whole tiles, inside by the caller's promise (a missing second block is the first
+        // one again). Writes 16 columns of rows that the planes, indexed here, have.
         unsafe {
             for column in 0..columns {
                 let a = left.bytes.as_ptr().add(column * left.column_stride + row * TILE_DEPTH);

@@ -1,4 +1,5 @@
-//! Digest of a buffer (`op/digest.rs`): threads take runs of whole blocks; contributions are added modulo 2⁶⁴, in any order.
+//! Digest of a buffer (`op/digest.rs`): threads take runs of whole blocks; contributions are added
+//! modulo 2⁶⁴, in any order.
 
 use super::CpuMemory;
 use super::path::multiversion;

@@ -1,6 +1,7 @@
 //! Dropout (`op/dropout.rs`): sixteen Philox blocks side by side, which is 64 elements of a row.
 //!
-//! Threads share the elements without regard to rows; a range that starts inside a group of 64 computes the whole group.
+//! Threads share the elements without regard to rows; a range that starts inside a group of 64
+//! computes the whole group.
 
 use super::path::multiversion;
 use super::{CpuMemory, elements};
@@ -62,9 +63,10 @@ fn select(x: f32, word: u32, p: &Dropout) -> f32 {
     if keep(word, p.threshold) { kept } else { 0.0 }
 }
 
-/// The words of sixteen blocks from `first` on, in element order: `isobit_numerics::philox::block` with every 32-bit word in
-/// a 64-bit lane. What gathers in the upper halves is masked away before a multiplication and cut off at the end, so a round
-/// is two multiplications, two shifts and two exclusive ors, without packing.
+/// The words of sixteen blocks from `first` on, in element order: `isobit_numerics::philox::block`
+/// with every 32-bit word in a 64-bit lane. What gathers in the upper halves is masked away before
+/// a multiplication and cut off at the end, so a round is two multiplications, two shifts and two
+/// exclusive ors, without packing.
 #[inline(always)]
 fn group(p: &Dropout, row: u32, first: u32) -> [u32; GROUP] {
     const LOW: u64 = 0xffff_ffff;
@@ -81,6 +83,7 @@ fn group(p: &Dropout, row: u32, first: u32) -> [u32; GROUP] {
         pairs[2 * lane] = ((c0 & LOW) | (c1 << 32)).to_le();
         pairs[2 * lane + 1] = ((c2 & LOW) | (c3 << 32)).to_le();
     }
-    // SAFETY: the same number of plain bytes; pairs are little-endian, so the word of the lower index comes first.
+    // SAFETY: the same number of plain bytes; pairs are little-endian, so the word of the lower
+    // index comes first.
     unsafe { std::mem::transmute::<[u64; GROUP / 2], [u32; GROUP]>(pairs) }.map(u32::from_le)
 }

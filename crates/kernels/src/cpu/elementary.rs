@@ -1,4 +1,5 @@
-//! Elementary functions (`op/elementary.rs`): blocks of 32 lanes, so that the choice of function is outside the loop.
+//! Elementary functions (`op/elementary.rs`): blocks of 32 lanes, so that the choice of function is
+//! outside the loop.
 
 use super::path::multiversion;
 use super::{CpuMemory, elements};

@@ -19,8 +19,8 @@ pub(super) fn split<T: Send>(cpu: &Cpu, y: &mut [T], job: impl Fn(Range<usize>, 
     });
 }
 
-/// `y[i] = f(inputs at i)`. Blocks of lanes go through local arrays: nothing they read can be what they write, so the compiler
-/// need not ask before it makes vector code.
+/// `y[i] = f(inputs at i)`. Blocks of lanes go through local arrays: nothing they read can be what
+/// they write, so the compiler need not ask before it makes vector code.
 #[inline(always)]
 pub(super) fn map<const N: usize>(y: &mut [f32], inputs: [&[f32]; N], f: impl Fn([f32; N]) -> f32) {
     let inputs = inputs.map(|input| &input[..y.len()]);

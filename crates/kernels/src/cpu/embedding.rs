@@ -1,6 +1,8 @@
-//! Embedding (`op/embedding.rs`). Backward sorts the tokens by id, stably, then gathers: nothing is scattered, no atomics.
+//! Embedding (`op/embedding.rs`). Backward sorts the tokens by id, stably, then gathers: nothing is
+//! scattered, no atomics.
 //!
-//! Threads split the columns, and where those are few also the runs of equal ids; a table row's columns have one owner.
+//! Threads split the columns, and where those are few also the runs of equal ids; a table row's
+//! columns have one owner.
 
 use super::CpuMemory;
 use super::cast::{from_bf16, from_f16};

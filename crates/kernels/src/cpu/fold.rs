@@ -1,4 +1,5 @@
-//! From exact sums to output: the value of a chunk, times the units, added to what the chunks before have left.
+//! From exact sums to output: the value of a chunk, times the units, added to what the chunks
+//! before have left.
 
 use super::block::Sums;
 use super::path::{Path, Vector, multiversion};
@@ -7,8 +8,8 @@ use super::slices::BLOCK;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-/// One block of output and what folds into it. Whoever makes one has these rows and columns of the output
-/// for itself ([`SharedMut::slice`]) until it is folded.
+/// One block of output and what folds into it. Whoever makes one has these rows and columns of the
+/// output for itself ([`SharedMut::slice`]) until it is folded.
 pub(super) struct Target<'a> {
     pub(super) out: &'a SharedMut<'a, f32>,
     pub(super) at: usize,
@@ -24,7 +25,8 @@ pub(super) struct Target<'a> {
     pub(super) after: Option<After<'a>>,
 }
 
-/// What a linear layer adds to its product, for one block: `y + bias`, then `fma(alpha, Σ_j u[row, j]·factor[j, column], ·)`.
+/// What a linear layer adds to its product, for one block: `y + bias`, then
+/// `fma(alpha, Σ_j u[row, j]·factor[j, column], ·)`.
 #[derive(Clone, Copy)]
 pub(super) struct After<'a> {
     /// One for every column of the block, or none.
@@ -38,7 +40,8 @@ pub(super) struct After<'a> {
 }
 
 impl Target<'_> {
-    /// Panics unless this is a block of 32 columns and at least one row inside the output, with units, biases and factors for all of it.
+    /// Panics unless this is a block of 32 columns and at least one row inside the output, with
+    /// units, biases and factors for all of it.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn check_whole(&self) {
         assert!(self.width == BLOCK && (1..=BLOCK).contains(&self.rows), "a whole block");
@@ -81,21 +84,22 @@ pub(super) fn chunk_value<F: isobit_numerics::Fma, const PLANES: usize>(sums: [i
     }
 }
 
-/// Folds a block. Whole blocks on AVX-512 have their own code: there the fold is a good part of the time.
+/// Folds a block. Whole blocks on AVX-512 have their own code: there the fold is a good part of the
+/// time.
 pub(super) fn fold_block<const PLANES: usize>(path: Path, sums: &Sums, target: &Target) {
     #[cfg(target_arch = "x86_64")]
     if path.vector() == Vector::Avx512 && target.width == BLOCK && target.rows > 0 {
         target.check_whole();
-        // SAFETY: a `Cpu` holds the path only after checking AVX-512; the target is whole (checked above)
-        // and its rank is the one that `for_rank` chooses by.
+        // SAFETY: a `Cpu` holds the path only after checking AVX-512; the target is whole (checked
+        // above) and its rank is the one that `for_rank` chooses by.
         return unsafe { for_rank!(target.rank(), fold_whole::<PLANES>(sums, target)) };
     }
     fold_any::<PLANES>(path, sums, target);
 }
 
-/// As `fold_any` for a block of 32 columns, row by row: a few rows now, the others later. `RANK` is the adapter's, or [`ANY_RANK`]; of so
-/// many of its factors as are `HELD` the block's columns stay in registers, where loading them for every row would keep the load
-/// ports from tiles.
+/// As `fold_any` for a block of 32 columns, row by row: a few rows now, the others later. `RANK` is
+/// the adapter's, or [`ANY_RANK`]; of so many of its factors as are `HELD` the block's columns stay
+/// in registers, where loading them for every row would keep the load ports from tiles.
 #[cfg(target_arch = "x86_64")]
 pub(super) struct Whole<const PLANES: usize, const RANK: usize, const HELD: usize> {
     /// The next row's sums, output, unit and adapter.
@@ -138,13 +142,13 @@ pub(super) use for_rank;
 #[cfg(target_arch = "x86_64")]
 impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RANK, HELD> {
     /// # Safety
-    /// AVX-512 is enabled where this is inlined. The target, of rank `RANK` unless that is any, passed
-    /// [`Target::check_whole`], and its output is the caller's own. Until the last row is folded, sums and
-    /// target are neither moved nor written.
+    /// AVX-512 is enabled where this is inlined. The target, of rank `RANK` unless that is any,
+    /// passed [`Target::check_whole`], and its output is the caller's own. Until the last row is
+    /// folded, sums and target are neither moved nor written.
     #[inline(always)]
     pub(super) unsafe fn new(sums: &Sums, target: &Target) -> Self {
-        // SAFETY: `check_whole` saw 32 units, 32 biases, `rank` rows of 32 factors (of which `HELD`, at most
-        // `RANK`, are loaded here) and the block inside the output.
+        // SAFETY: `check_whole` saw 32 units, 32 biases, `rank` rows of 32 factors (of which
+        // `HELD`, at most `RANK`, are loaded here) and the block inside the output.
         unsafe {
             let load = |row: *const f32| [_mm512_loadu_ps(row), _mm512_loadu_ps(row.add(16))];
             let ones = [_mm512_set1_ps(1.0); 2];
@@ -195,9 +199,10 @@ impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RA
     /// As [`Self::some`], and a row is left.
     #[inline(always)]
     unsafe fn row(&mut self) {
-        // SAFETY: the next row is one of the target's: its unit, its `rank` numbers of `u` and 32 columns of
-        // output are inside (`check_whole`), and a plane has 32 rows of 32 sums, so that the address after
-        // the last is still that of the plane's end. Other addresses may run past theirs, unused.
+        // SAFETY: the next row is one of the target's: its unit, its `rank` numbers of `u` and 32
+        // columns of output are inside (`check_whole`), and a plane has 32 rows of 32 sums, so that
+        // the address after the last is still that of the plane's end. Other addresses may run past
+        // theirs, unused.
         unsafe {
             let left = _mm512_set1_ps(*self.left_unit);
             let mut y = [self.product(left, 0), self.product(left, 1)];
@@ -230,8 +235,8 @@ impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RA
     /// As [`Self::row`]; `half` is 0 or 1.
     #[inline(always)]
     unsafe fn product(&self, left: __m512, half: usize) -> __m512 {
-        // SAFETY: 16 of the 32 sums of the next row in every plane, and of the 32 columns of its output,
-        // which are inside; a masked load with no lanes reads nothing.
+        // SAFETY: 16 of the 32 sums of the next row in every plane, and of the 32 columns of its
+        // output, which are inside; a masked load with no lanes reads nothing.
         unsafe {
             let load = |plane: usize| _mm512_loadu_si512(self.sums[plane].add(half * 16).cast());
             let v = if PLANES == 2 {
@@ -251,16 +256,16 @@ impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RA
 /// Folds a whole block at once.
 ///
 /// # Safety
-/// The machine has AVX-512. The target, of rank `RANK` unless that is any, passed [`Target::check_whole`],
-/// and its output is the caller's own.
+/// The machine has AVX-512. The target, of rank `RANK` unless that is any, passed
+/// [`Target::check_whole`], and its output is the caller's own.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,fma")]
 pub(super) unsafe fn fold_whole<const PLANES: usize, const RANK: usize, const HELD: usize>(
     sums: &Sums,
     target: &Target,
 ) {
-    // SAFETY: AVX-512 is enabled here, the target is as the caller promises, and both borrows last until
-    // all rows are folded.
+    // SAFETY: AVX-512 is enabled here, the target is as the caller promises, and both borrows last
+    // until all rows are folded.
     unsafe { Whole::<PLANES, RANK, HELD>::new(sums, target).some(BLOCK) }
 }
 
@@ -283,7 +288,8 @@ multiversion! {
             let sum = u.iter().enumerate().fold(0.0, |sum, (j, &u)| F::fma(u, after.factor[j * BLOCK + column], sum));
             F::fma(after.alpha, sum, y)
         };
-        // ORDER: one fused multiply-add per chunk, then the weight's unit. A missing right unit is 1, which changes nothing.
+        // ORDER: one fused multiply-add per chunk, then the weight's unit. A missing right unit is
+        // 1, which changes nothing.
         let fold_row = |out: &mut [f32; BLOCK], row: usize| {
             let left = target.left_units[row * target.left_stride];
             let [first, second, third] = [&sums.0[0][row], &sums.0[1][row], &sums.0[2][row]];
@@ -300,7 +306,8 @@ multiversion! {
         };
         for row in 0..target.rows {
             let at = target.at + row * target.stride;
-            // SAFETY: rows and columns of the target are its maker's own; one row at a time is borrowed.
+            // SAFETY: rows and columns of the target are its maker's own; one row at a time is
+            // borrowed.
             let out = unsafe { target.out.slice(at..at + target.width) };
             if let Ok(out) = out.try_into() {
                 fold_row(out, row);

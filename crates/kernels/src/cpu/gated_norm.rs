@@ -1,4 +1,5 @@
-//! Gated norm (`op/gated_norm.rs`). Heads of all tokens are shared out for activations, columns for `dweight`.
+//! Gated norm (`op/gated_norm.rs`). Heads of all tokens are shared out for activations, columns for
+//! `dweight`.
 
 use super::CpuMemory;
 use super::bias::{COLUMNS, ColumnBlock, sum_columns};

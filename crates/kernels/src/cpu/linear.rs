@@ -1,4 +1,5 @@
-//! Linear layers (`op/linear.rs`): one pass; bias and adapter are added where a block's last chunk is folded.
+//! Linear layers (`op/linear.rs`): one pass; bias and adapter are added where a block's last chunk
+//! is folded.
 
 use super::{CpuMemory, product};
 use crate::backend::Run;

@@ -1,6 +1,6 @@
-//! Low-rank products (`op/low_rank.rs`) as register tiles: each works on a few tokens or ranks at once, so that one load serves
-//! several multiply-adds. Tile sizes depend on the registers of the path; no sum does. AVX-512 has its own tiles
-//! (`low_rank_tiles.rs`) of `contract` and `outer`.
+//! Low-rank products (`op/low_rank.rs`) as register tiles: each works on a few tokens or ranks at
+//! once, so that one load serves several multiply-adds. Tile sizes depend on the registers of the
+//! path; no sum does. AVX-512 has its own tiles (`low_rank_tiles.rs`) of `contract` and `outer`.
 //!
 //! `contract` turns a factor that lies the other way, `expand` packs it, both into the workspace.
 
@@ -44,7 +44,8 @@ const COLUMNS_WIDE: usize = 64;
 const COLUMNS_NARROW: usize = 16;
 /// Columns that a thread of `outer` takes at least: a tile of AVX-512, two of AVX2.
 const OUTER_GRAIN: usize = 32;
-/// Tokens that pass a few rows of the factor before the next rows are taken: they fit the second-level cache together.
+/// Tokens that pass a few rows of the factor before the next rows are taken: they fit the
+/// second-level cache together.
 const CONTRACT_TOKENS: usize = 24;
 /// Tokens that pass one panel of the factor while it is in the first-level cache.
 const EXPAND_TOKENS: usize = 12;
@@ -71,8 +72,8 @@ pub(super) fn workspace(cpu: &Cpu, p: &LowRank) -> usize {
     rooms * Workspace::bytes::<f32>(room(p))
 }
 
-/// Shares out the tokens. Of each segment that a thread has tokens of, `job` gets the thread's room, the factor, which tokens these
-/// are, and their part of `out`.
+/// Shares out the tokens. Of each segment that a thread has tokens of, `job` gets the thread's
+/// room, the factor, which tokens these are, and their part of `out`.
 fn by_segments(
     cpu: &Cpu,
     out: &mut [f32],
@@ -100,7 +101,8 @@ fn by_segments(
     });
 }
 
-/// Some columns of the factor `[width, rank]` as those of `[rank, width]`; `turned` is the whole of it.
+/// Some columns of the factor `[width, rank]` as those of `[rank, width]`; `turned` is the whole of
+/// it.
 fn turn(turned: &SharedMut<f32>, factor: &[f32], columns: &Range<usize>, p: &LowRank) {
     for j in 0..p.rank {
         // SAFETY: the caller has these columns for itself.
@@ -168,7 +170,8 @@ pub(super) fn expand(cpu: &Cpu, y: &mut [f32], u: &[f32], factor: &[f32], p: &Lo
     cpu.pool.run_rows(y, p.width, |tokens, y| rows(y, tokens, panels));
 }
 
-/// Some panels of the factor as `[panel, rank, C]`, the last panel padded with zeros: what a tile reads lies together.
+/// Some panels of the factor as `[panel, rank, C]`, the last panel padded with zeros: what a tile
+/// reads lies together.
 fn pack<const C: usize>(packed: &mut [f32], panels: Range<usize>, factor: &[f32], p: &LowRank) {
     for (panel, packed) in panels.zip(packed.chunks_exact_mut(p.rank * C)) {
         let columns = panel * C..((panel + 1) * C).min(p.width);
@@ -249,8 +252,8 @@ fn contract_tiles<F: Fma, const T: usize, const J: usize, const L: usize>(
     }
 }
 
-/// Lane sums of every row of `x` with every row of `m`; all have one length. Lanes do not meet before the tree, so where
-/// registers are few they are done `L` at a time.
+/// Lane sums of every row of `x` with every row of `m`; all have one length. Lanes do not meet
+/// before the tree, so where registers are few they are done `L` at a time.
 #[inline(always)]
 fn contract_tile<F: Fma, const T: usize, const J: usize, const L: usize>(
     x: [&[f32]; T],
@@ -266,7 +269,8 @@ fn contract_tile<F: Fma, const T: usize, const J: usize, const L: usize>(
         for block in 0..blocks {
             // SAFETY: every row has `blocks` blocks, asserted above.
             let (x, m) = unsafe { (x.map(|x| x.0.get_unchecked(block)), m.map(|m| m.0.get_unchecked(block))) };
-            // Lanes outside, tile inside: a body this long is vectorised over lanes instead of being unrolled.
+            // Lanes outside, tile inside: a body this long is vectorised over lanes instead of
+            // being unrolled.
             for lane in 0..L {
                 for t in 0..T {
                     for j in 0..J {
@@ -368,7 +372,8 @@ multiversion! {
     }
 }
 
-/// One block of tokens into the columns of one thread; the gradient of its factor starts at `origin`.
+/// One block of tokens into the columns of one thread; the gradient of its factor starts at
+/// `origin`.
 #[inline(always)]
 #[expect(clippy::large_stack_arrays, reason = "two arrays of 32 KiB, well within a thread's stack")]
 fn outer_tiles<F: Fma, const J: usize, const C: usize>(

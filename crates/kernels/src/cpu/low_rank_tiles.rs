@@ -1,8 +1,9 @@
-//! Tiles of low-rank products (`low_rank.rs`) for AVX-512, by hand: the multiply-adds are so few that the
-//! compiler's code for what comes after them (a tree per sum, a scattered gradient) takes as long.
+//! Tiles of low-rank products (`low_rank.rs`) for AVX-512, by hand: the multiply-adds are so few
+//! that the compiler's code for what comes after them (a tree per sum, a scattered gradient) takes
+//! as long.
 //!
-//! `contract` adds sixteen trees at once, lanes of different sums side by side; `outer` reads its rows
-//! where they lie and transposes its sums in registers. Every addition is the one that
+//! `contract` adds sixteen trees at once, lanes of different sums side by side; `outer` reads its
+//! rows where they lie and transposes its sums in registers. Every addition is the one that
 //! `docs/numerics.md` names, with the same operands.
 
 use super::path::{Path, Vector, prefetch};
@@ -14,7 +15,8 @@ use std::ops::Range;
 
 /// Tokens and ranks of a tile of `contract`: sixteen sums, so that a register holds one of each.
 const SIDE: usize = 4;
-/// Tokens that pass a few rows of the factor before the next rows are taken: they fit the second-level cache together.
+/// Tokens that pass a few rows of the factor before the next rows are taken: they fit the
+/// second-level cache together.
 const CONTRACT_TOKENS: usize = 24;
 /// Elements of a register.
 const WIDE: usize = 16;
@@ -24,7 +26,8 @@ const OUTER_RANKS: usize = 8;
 const OUTER_VECTORS: usize = 2;
 /// Columns of a tile of `outer`.
 const OUTER_COLUMNS: usize = OUTER_VECTORS * WIDE;
-/// Rows that `outer` asks for ahead of time: they lie a whole width apart, which a machine's own prefetching may not follow.
+/// Rows that `outer` asks for ahead of time: they lie a whole width apart, which a machine's own
+/// prefetching may not follow.
 const OUTER_AHEAD: usize = 8;
 
 type ContractTile = [[__m512; SIDE]; SIDE];
@@ -40,15 +43,16 @@ pub(super) fn contract_rows(path: Path, u: &mut [f32], x: &[f32], factor: &[f32]
     assert_eq!(path.vector(), Vector::Avx512, "tiles of AVX-512");
     let tokens = u.len() / p.rank;
     assert_eq!([u.len(), x.len(), factor.len()], [tokens * p.rank, tokens * p.width, p.rank * p.width], "rows");
-    // SAFETY: a `Cpu` holds a path only after checking its features; the lengths were checked above.
+    // SAFETY: a `Cpu` holds a path only after checking its features; the lengths were checked
+    // above.
     unsafe { contract_rows_avx512(u, x, factor, p) }
 }
 
 /// Adds one block of tokens to some columns of the gradient of a factor, which starts at `origin`.
 ///
 /// # Safety
-/// The caller has these columns of this gradient for itself ([`SharedMut::slice`]); other threads may
-/// have others.
+/// The caller has these columns of this gradient for itself ([`SharedMut::slice`]); other threads
+/// may have others.
 pub(super) unsafe fn outer_block(
     path: Path,
     (dfactor, origin): (&SharedMut<f32>, usize),
@@ -64,8 +68,9 @@ pub(super) unsafe fn outer_block(
     let x = &x[block.start * p.width..block.end * p.width];
     // An address, not a slice: in between lie columns of other threads.
     let dfactor = dfactor.pointer_to(origin..origin + p.factor_length());
-    // SAFETY: a `Cpu` holds a path only after checking its features. `u` and `x` are whole tokens of one
-    // block, and the whole factor is inside, all checked above; the columns are the caller's own.
+    // SAFETY: a `Cpu` holds a path only after checking its features. `u` and `x` are whole tokens
+    // of one block, and the whole factor is inside, all checked above; the columns are the caller's
+    // own.
     unsafe { outer_block_avx512(dfactor, u, x, p, columns) }
 }
 
@@ -83,8 +88,8 @@ unsafe fn contract_rows_avx512(u: &mut [f32], x: &[f32], factor: &[f32], p: &Low
             for token in (start..end).step_by(SIDE) {
                 let x_rows = std::array::from_fn(|t| x[(token + t).min(end - 1) * p.width..].as_ptr());
                 let mut sums = [0.0; SIDE * SIDE];
-                // SAFETY: every one of the eight rows starts inside its matrix (indexed above) and has
-                // `width` elements there, by the caller's lengths; `sums` has 16 elements.
+                // SAFETY: every one of the eight rows starts inside its matrix (indexed above) and
+                // has `width` elements there, by the caller's lengths; `sums` has 16 elements.
                 unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), contract_tile(x_rows, factor_rows, p.width)) };
                 let count = SIDE.min(p.rank - rank);
                 for (token, sums) in (token..end).zip(sums.as_chunks::<SIDE>().0) {
@@ -100,8 +105,8 @@ unsafe fn contract_rows_avx512(u: &mut [f32], x: &[f32], factor: &[f32], p: &Low
     }
 }
 
-/// Sums of four rows with four rows, those of the first row of `x` first. Lanes do not meet before the tree, so one half of them
-/// comes after the other: then sixteen sums have a register each.
+/// Sums of four rows with four rows, those of the first row of `x` first. Lanes do not meet before
+/// the tree, so one half of them comes after the other: then sixteen sums have a register each.
 ///
 /// # Safety
 /// The machine has these features; every row has `width` readable elements.
@@ -134,19 +139,21 @@ unsafe fn contract_half(x: [*const f32; SIDE], m: [*const f32; SIDE], width: usi
     let whole = width / LANES * LANES;
     let mut at = first;
     while at < whole {
-        // SAFETY: `at` is `first` within a whole block of 32 lanes, so 16 elements from it are inside rows
-        // of `width` elements.
+        // SAFETY: `at` is `first` within a whole block of 32 lanes, so 16 elements from it are
+        // inside rows of `width` elements.
         unsafe { contract_step(&mut acc, x, m, at, u16::MAX) };
-        // The rows of the next tile: a machine's own prefetching sees four short streams and half of their lines at a time.
+        // The rows of the next tile: a machine's own prefetching sees four short streams and half
+        // of their lines at a time.
         for row in x {
             prefetch(row.wrapping_add(at + SIDE * width));
         }
         at += LANES;
     }
-    // A tail touches only its own lanes: a product with zero would not leave the others as they are.
+    // A tail touches only its own lanes: a product with zero would not leave the others as they
+    // are.
     if at < width {
-        // SAFETY: the mask has a bit for each of the `width - at` elements that are left, up to 16, and
-        // masked loads touch no others.
+        // SAFETY: the mask has a bit for each of the `width - at` elements that are left, up to 16,
+        // and masked loads touch no others.
         unsafe { contract_step(&mut acc, x, m, at, mask_of(width - at)) };
     }
     acc
@@ -155,8 +162,8 @@ unsafe fn contract_half(x: [*const f32; SIDE], m: [*const f32; SIDE], width: usi
 /// One fused multiply-add of every lane in the mask.
 ///
 /// # Safety
-/// The machine has these features; every row has readable elements from `at` on for the lanes of the
-/// mask.
+/// The machine has these features; every row has readable elements from `at` on for the lanes of
+/// the mask.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq,avx512vl,fma")]
 unsafe fn contract_step(
@@ -168,13 +175,13 @@ unsafe fn contract_step(
 ) {
     let mut x_lanes = [_mm512_setzero_ps(); SIDE];
     for t in 0..SIDE {
-        // SAFETY: a masked load reads the lanes of the mask alone, which are inside row `t` of `x` by the
-        // caller's promise.
+        // SAFETY: a masked load reads the lanes of the mask alone, which are inside row `t` of `x`
+        // by the caller's promise.
         x_lanes[t] = unsafe { _mm512_maskz_loadu_ps(mask, x[t].add(at)) };
     }
     for j in 0..SIDE {
-        // SAFETY: a masked load reads the lanes of the mask alone, which are inside row `j` of the factor
-        // by the caller's promise.
+        // SAFETY: a masked load reads the lanes of the mask alone, which are inside row `j` of the
+        // factor by the caller's promise.
         let m_lanes = unsafe { _mm512_maskz_loadu_ps(mask, m[j].add(at)) };
         for t in 0..SIDE {
             acc[t][j] = _mm512_mask3_fmadd_ps(x_lanes[t], m_lanes, acc[t][j], mask);
@@ -182,8 +189,9 @@ unsafe fn contract_step(
     }
 }
 
-// Steps of the tree, each for two registers at once: lanes `l` and `l + 8`, then 4, 2 and 1 apart. Four sums that were added as
-// `(a, b), (c, d)` have a quarter of a register each after the second step, and sixteen of them a lane each after the last.
+// Steps of the tree, each for two registers at once: lanes `l` and `l + 8`, then 4, 2 and 1 apart.
+// Four sums that were added as `(a, b), (c, d)` have a quarter of a register each after the second
+// step, and sixteen of them a lane each after the last.
 
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -210,9 +218,9 @@ fn add_ones(a: __m512, b: __m512) -> __m512 {
 }
 
 /// # Safety
-/// The machine has these features; `u` is `[tokens, rank]` and `x` `[tokens, width]` of at most a block of
-/// tokens, `columns` are below `width`; a factor lies at `dfactor`, and these columns of it are the
-/// caller's own.
+/// The machine has these features; `u` is `[tokens, rank]` and `x` `[tokens, width]` of at most a
+/// block of tokens, `columns` are below `width`; a factor lies at `dfactor`, and these columns of
+/// it are the caller's own.
 #[target_feature(enable = "avx512f,avx512dq,avx512vl,fma")]
 unsafe fn outer_block_avx512(dfactor: *mut f32, u: &[f32], x: &[f32], p: &LowRank, columns: Range<usize>) {
     for rank in (0..p.rank).step_by(OUTER_RANKS) {
@@ -222,8 +230,8 @@ unsafe fn outer_block_avx512(dfactor: *mut f32, u: &[f32], x: &[f32], p: &LowRan
         let mut scaled = [[0.0; OUTER_RANKS]; TOKEN_BLOCK];
         for (scaled, u) in scaled.iter_mut().zip(u.chunks_exact(p.rank)) {
             let u = &u[rank..][..ranks];
-            // SAFETY: the mask has a bit for each of the `ranks` elements of `u`, and a masked load reads
-            // no others; `scaled` has eight elements.
+            // SAFETY: the mask has a bit for each of the `ranks` elements of `u`, and a masked load
+            // reads no others; `scaled` has eight elements.
             unsafe {
                 let product = _mm256_mul_ps(_mm256_set1_ps(p.alpha), _mm256_maskz_loadu_ps(mask, u.as_ptr()));
                 _mm256_storeu_ps(scaled.as_mut_ptr(), product);
@@ -232,8 +240,8 @@ unsafe fn outer_block_avx512(dfactor: *mut f32, u: &[f32], x: &[f32], p: &LowRan
         let scaled = &scaled[..u.len() / p.rank];
         for first in columns.clone().step_by(OUTER_COLUMNS) {
             let count = OUTER_COLUMNS.min(columns.end - first);
-            // SAFETY: from `first`, `count` columns of every row are below `width`, and `scaled` has as
-            // many tokens as `x` has rows.
+            // SAFETY: from `first`, `count` columns of every row are below `width`, and `scaled`
+            // has as many tokens as `x` has rows.
             let sums = unsafe {
                 let x = x.as_ptr().add(first);
                 if count == OUTER_COLUMNS {
@@ -242,8 +250,8 @@ unsafe fn outer_block_avx512(dfactor: *mut f32, u: &[f32], x: &[f32], p: &LowRan
                     outer_tile::<false>(scaled, x, p.width, count)
                 }
             };
-            // SAFETY: `count` columns from `first` and `ranks` ranks from `rank` are inside the factor in
-            // either layout, and the columns are the caller's own.
+            // SAFETY: `count` columns from `first` and `ranks` ranks from `rank` are inside the
+            // factor in either layout, and the columns are the caller's own.
             unsafe {
                 match p.layout {
                     FactorLayout::RankMajor => {
@@ -261,8 +269,8 @@ unsafe fn outer_block_avx512(dfactor: *mut f32, u: &[f32], x: &[f32], p: &LowRan
 /// Sums over the tokens of `scaled`; `WHOLE` where `count` is all columns of a tile.
 ///
 /// # Safety
-/// The machine has these features; for every token, `count` elements are readable at `x` plus as many
-/// rows of `width`.
+/// The machine has these features; for every token, `count` elements are readable at `x` plus as
+/// many rows of `width`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq,avx512vl,fma")]
 unsafe fn outer_tile<const WHOLE: bool>(
@@ -279,8 +287,8 @@ unsafe fn outer_tile<const WHOLE: bool>(
             let at = t * width + vector * WIDE;
             prefetch(x.wrapping_add(at + OUTER_AHEAD * width));
             let mask = if WHOLE { u16::MAX } else { mask_of(count.saturating_sub(vector * WIDE)) };
-            // SAFETY: row `t` has `count` readable elements by the caller's promise, and the mask has no
-            // bit for those after them.
+            // SAFETY: row `t` has `count` readable elements by the caller's promise, and the mask
+            // has no bit for those after them.
             columns[vector] = unsafe { _mm512_maskz_loadu_ps(mask, x.wrapping_add(at)) };
         }
         for j in 0..OUTER_RANKS {
@@ -295,7 +303,8 @@ unsafe fn outer_tile<const WHOLE: bool>(
 /// Adds a tile to rows that lie `width` apart.
 ///
 /// # Safety
-/// The machine has AVX-512; `count` elements of each of `ranks` rows from `dfactor` on are the caller's.
+/// The machine has AVX-512; `count` elements of each of `ranks` rows from `dfactor` on are the
+/// caller's.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn add_rows(dfactor: *mut f32, sums: &OuterTile, width: usize, ranks: usize, count: usize) {
@@ -303,8 +312,9 @@ unsafe fn add_rows(dfactor: *mut f32, sums: &OuterTile, width: usize, ranks: usi
         for (vector, sum) in sums.iter().enumerate() {
             let (at, mask) =
                 (dfactor.wrapping_add(j * width + vector * WIDE), mask_of(count.saturating_sub(vector * WIDE)));
-            // SAFETY: `count` elements of row `j` are the caller's, and the mask has no bit for those after
-            // them, which may be another thread's: masked loads and stores leave them alone.
+            // SAFETY: `count` elements of row `j` are the caller's, and the mask has no bit for
+            // those after them, which may be another thread's: masked loads and stores leave them
+            // alone.
             unsafe { _mm512_mask_storeu_ps(at, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, at), *sum)) };
         }
     }
@@ -313,8 +323,8 @@ unsafe fn add_rows(dfactor: *mut f32, sums: &OuterTile, width: usize, ranks: usi
 /// Adds a tile to a factor whose ranks lie side by side.
 ///
 /// # Safety
-/// The machine has these features; of each of `count` columns, `rank` elements apart from `dfactor` on,
-/// the elements of the mask are the caller's.
+/// The machine has these features; of each of `count` columns, `rank` elements apart from `dfactor`
+/// on, the elements of the mask are the caller's.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl")]
 unsafe fn add_turned(dfactor: *mut f32, sums: &OuterTile, rank: usize, mask: __mmask8, count: usize) {
@@ -336,8 +346,8 @@ unsafe fn add_turned(dfactor: *mut f32, sums: &OuterTile, rank: usize, mask: __m
                     let column = vector * WIDE + 4 * (2 * pair + odd) + i;
                     if column < count {
                         let at = dfactor.wrapping_add(column * rank);
-                        // SAFETY: `column` is one of the caller's `count`, and the mask has no bit for
-                        // what is not the caller's of it.
+                        // SAFETY: `column` is one of the caller's `count`, and the mask has no bit
+                        // for what is not the caller's of it.
                         unsafe {
                             let total = _mm256_add_ps(_mm256_maskz_loadu_ps(mask, at), _mm256_castpd_ps(sum));
                             _mm256_mask_storeu_ps(at, mask, total);
@@ -349,7 +359,8 @@ unsafe fn add_turned(dfactor: *mut f32, sums: &OuterTile, rank: usize, mask: __m
     }
 }
 
-/// Turns the four by four numbers of every quarter: quarter `q` of result `i` is element `4·q + i` of each.
+/// Turns the four by four numbers of every quarter: quarter `q` of result `i` is element `4·q + i`
+/// of each.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn turn_fours(a: __m512, b: __m512, c: __m512, d: __m512) -> [__m512; 4] {

@@ -1,6 +1,8 @@
-//! The same bits as `reference/`, faster: threads with static partition and the instruction sets of x86-64.
+//! The same bits as `reference/`, faster: threads with static partition and the instruction sets of
+//! x86-64.
 //!
-//! Only slice products are written per instruction set; all other ops are one source compiled per target feature.
+//! Only slice products are written per instruction set; all other ops are one source compiled per
+//! target feature.
 
 mod adamw;
 mod add;
@@ -104,7 +106,8 @@ impl Cpu {
         self.pool.threads()
     }
 
-    /// Runs the path's int8 unit flat out and says how many multiply-adds that was; none where there is no such unit.
+    /// Runs the path's int8 unit flat out and says how many multiply-adds that was; none where
+    /// there is no such unit.
     pub fn int8_roof(&self, iterations: usize) -> Option<f64> {
         roof::run(self, iterations)
     }

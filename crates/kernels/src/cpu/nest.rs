@@ -1,8 +1,9 @@
 //! The loop nest of every slice product: which block is computed by whom and when.
 //!
-//! Rows come in super-blocks of 512, so that one chunk of the left operand stays in the second-level cache. For a group of right
-//! panels of 32 columns, chunks ascend (the order of the fold), and for each panel all row blocks pass by. Threads share
-//! the panels, or the rows where panels are few; nobody shares an output element.
+//! Rows come in super-blocks of 512, so that one chunk of the left operand stays in the
+//! second-level cache. For a group of right panels of 32 columns, chunks ascend (the order of the
+//! fold), and for each panel all row blocks pass by. Threads share the panels, or the rows where
+//! panels are few; nobody shares an output element.
 
 use super::block::{LeftView, Prepared, Sums, block_sums};
 use super::fold::{After, Target, fold_block};
@@ -17,10 +18,11 @@ use std::ops::Range;
 
 /// Rows whose left slices are worked on together.
 pub(super) const SUPER_BLOCK: usize = 512;
-/// Right panels that pass all chunks before the next ones, and that a thread takes at a time, at most: their outputs stay in the
-/// second-level cache meanwhile.
+/// Right panels that pass all chunks before the next ones, and that a thread takes at a time, at
+/// most: their outputs stay in the second-level cache meanwhile.
 const PANEL_GROUP: usize = 8;
-/// Bytes of left slices that stay in the second-level cache over all chunks; then one panel at a time is best.
+/// Bytes of left slices that stay in the second-level cache over all chunks; then one panel at a
+/// time is best.
 const LEFT_RESIDENT: usize = 1 << 20;
 
 /// Bytes of right slices that stay in the second-level cache while all rows pass by.
@@ -107,8 +109,8 @@ pub(super) fn run_where(
     run_areas(cpu, out, left, nest, rows, scratch, &|_| (panels_of, fold), wanted);
 }
 
-/// As [`run_where`] for several areas of rows, each with a right operand and a fold of its own: threads go from one to the next without
-/// waiting for each other.
+/// As [`run_where`] for several areas of rows, each with a right operand and a fold of its own:
+/// threads go from one to the next without waiting for each other.
 pub(super) fn run_areas<'a, P: Panels + 'a>(
     cpu: &Cpu,
     out: &mut [f32],
@@ -142,8 +144,9 @@ pub(super) struct Piece {
 /// What is a thread's next piece.
 pub(super) type Next<'a> = &'a mut dyn FnMut() -> Option<Piece>;
 
-/// Runs a job on every thread: with its own part of the scratch and, on AMX, within a session. It asks for pieces of the areas (of rows,
-/// each with all panels) until there are none left: a core that a neighbour slows down should not hold up the others. Where the right operand stays in a
+/// Runs a job on every thread: with its own part of the scratch and, on AMX, within a session. It
+/// asks for pieces of the areas (of rows, each with all panels) until there are none left: a core
+/// that a neighbour slows down should not hold up the others. Where the right operand stays in a
 /// core's cache, threads share the rows as other ops do, and find what they themselves wrote.
 pub(super) fn deal(
     cpu: &Cpu,
@@ -198,7 +201,8 @@ pub(super) struct Place<'a> {
     pub(super) origin: usize,
 }
 
-/// What a thread works with: a block's sums, what it prepared of the right panel, scratch to make panels in.
+/// What a thread works with: a block's sums, what it prepared of the right panel, scratch to make
+/// panels in.
 pub(super) struct Worker<'a> {
     path: Path,
     sums: [Sums; 2],
@@ -213,7 +217,8 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// One thread's part of a nest. Row blocks that are not `wanted` are left alone. On AMX the caller holds a session.
+/// One thread's part of a nest. Row blocks that are not `wanted` are left alone. On AMX the caller
+/// holds a session.
 pub(super) fn part(
     worker: &mut Worker,
     place: &Place,

@@ -1,7 +1,9 @@
-//! Weights of four bits, packed in the order of right tiles, and the panels that a product multiplies.
+//! Weights of four bits, packed in the order of right tiles, and the panels that a product
+//! multiplies.
 //!
-//! A *line* is eight ordered channels of 16 outputs in 64 bytes: byte `(output, c)` holds channel `c` in its low and channel
-//! `c + 4` in its high bits, so that one mask and one shift give two groups of a right tile. Lines lie as `[16 outputs][line]`.
+//! A *line* is eight ordered channels of 16 outputs in 64 bytes: byte `(output, c)` holds channel
+//! `c` in its low and channel `c + 4` in its high bits, so that one mask and one shift give two
+//! groups of a right tile. Lines lie as `[16 outputs][line]`.
 
 use super::block::RightView;
 use super::path::{Path, multiversion, prefetch};
@@ -27,7 +29,8 @@ pub struct QuantizedWeight {
     pub(super) shape: QuantizedShape,
     /// `[weight][16 outputs][line][64]`
     lines: Buffer<u8>,
-    /// `[weight][group][outputs, padded to 16]`; nothing is taken off what is padding. Empty where all are one.
+    /// `[weight][group][outputs, padded to 16]`; nothing is taken off what is padding. Empty where
+    /// all are one.
     zeros: Buffer<u8>,
     /// `[weight][group][output]`
     scales: KeptScales,
@@ -150,8 +153,8 @@ impl QuantizedWeight {
         std::array::from_fn(|i| zeros[i / 4])
     }
 
-    /// Unpacks a piece for the outputs `first..first + 32`: right tiles from the tile that the piece starts in. What lies in
-    /// these tiles but not in the piece is zero.
+    /// Unpacks a piece for the outputs `first..first + 32`: right tiles from the tile that the
+    /// piece starts in. What lies in these tiles but not in the piece is zero.
     pub(super) fn panel<'s>(
         &self,
         path: Path,

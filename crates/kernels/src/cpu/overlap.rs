@@ -1,8 +1,8 @@
 //! AMX, profile x2: a block is folded while the next one is multiplied.
 //!
-//! Tile instructions are few and slow. Between any two of them a core has time for the vector instructions of a fold, so each
-//! step of a product is followed by a few steps of the fold of the block before. Folds keep their order: blocks are folded one
-//! after another, each before the next.
+//! Tile instructions are few and slow. Between any two of them a core has time for the vector
+//! instructions of a fold, so each step of a product is followed by a few steps of the fold of the
+//! block before. Folds keep their order: blocks are folded one after another, each before the next.
 
 use super::block::{LeftView, RightView, Sums};
 use super::fold::Target;
@@ -25,7 +25,8 @@ impl<'a> Overlap<'a> {
         Self { sums, turn: 0, waiting: None }
     }
 
-    /// Multiplies a block of up to 32 rows and 32 columns; it is folded later. The caller holds an AMX session.
+    /// Multiplies a block of up to 32 rows and 32 columns; it is folded later. The caller holds an
+    /// AMX session.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn block(&mut self, left: LeftView, right: RightView, columns: usize, target: Target<'a>) {
         target.check_whole();
@@ -37,9 +38,9 @@ impl<'a> Overlap<'a> {
         assert!(right.blocks == 2 && right_end <= right.tiles.len(), "right block in bounds");
         let [even, odd] = &mut *self.sums;
         let (now, before) = if self.turn == 0 { (even, odd) } else { (odd, even) };
-        // SAFETY: all tiles of both operands are inside (asserted above); the target that waits passed
-        // `check_whole` when it came in, and `before` holds its sums, which nobody writes meanwhile. Only
-        // the AMX path comes here, within the caller's session, and it has AVX-512.
+        // SAFETY: all tiles of both operands are inside (asserted above); the target that waits
+        // passed `check_whole` when it came in, and `before` holds its sums, which nobody writes
+        // meanwhile. Only the AMX path comes here, within the caller's session, and it has AVX-512.
         unsafe {
             let waiting = self.waiting.as_ref().map(|target| (&*before, target));
             let rank = self.waiting.as_ref().map_or(0, Target::rank);
@@ -58,8 +59,8 @@ impl<'a> Overlap<'a> {
     pub(super) fn finish(&mut self) -> &mut Sums {
         #[cfg(target_arch = "x86_64")]
         if let Some(target) = self.waiting.take() {
-            // SAFETY: the target passed `check_whole` when it came in (`block`), and the AMX path, which
-            // alone makes targets wait, has AVX-512.
+            // SAFETY: the target passed `check_whole` when it came in (`block`), and the AMX path,
+            // which alone makes targets wait, has AVX-512.
             unsafe { for_rank!(target.rank(), fold_whole::<2>(&self.sums[1 - self.turn], &target)) };
         }
         &mut self.sums[0]
@@ -78,8 +79,8 @@ impl<const RANK: usize, const HELD: usize> amx::Pause for Folding<RANK, HELD> {
     #[inline(always)]
     fn pause(&mut self) {
         if let Some(whole) = &mut self.whole {
-            // SAFETY: `multiply` made it of sums and a target that outlive it, by its caller's promise
-            // checked and of this rank, and enables AVX-512 where this is inlined.
+            // SAFETY: `multiply` made it of sums and a target that outlive it, by its caller's
+            // promise checked and of this rank, and enables AVX-512 where this is inlined.
             unsafe { whole.some(self.each) };
         }
     }
@@ -88,8 +89,8 @@ impl<const RANK: usize, const HELD: usize> amx::Pause for Folding<RANK, HELD> {
 /// `tiles` blocks of 16 rows by 32 columns, with rows of a fold in between.
 ///
 /// # Safety
-/// The machine has AVX-512 and this thread an AMX session. There are one or two `tiles` and at least one
-/// column; the tiles of all columns are inside both operands. What waits passed
+/// The machine has AVX-512 and this thread an AMX session. There are one or two `tiles` and at
+/// least one column; the tiles of all columns are inside both operands. What waits passed
 /// [`Target::check_whole`], and its adapter has the rank `RANK`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
@@ -101,9 +102,9 @@ unsafe fn multiply<const RANK: usize, const HELD: usize>(
     columns: usize,
     waiting: Option<(&Sums, &Target)>,
 ) {
-    // SAFETY: addresses of tiles are those of the operands, all inside by the caller's promise. A strip's
-    // 16 rows of sums lie in both planes: `tile` is 0 or 1, and the slices check it; their pointers are
-    // made of the exclusive borrow. What is folded keeps the promise of `Whole::new`.
+    // SAFETY: addresses of tiles are those of the operands, all inside by the caller's promise. A
+    // strip's 16 rows of sums lie in both planes: `tile` is 0 or 1, and the slices check it; their
+    // pointers are made of the exclusive borrow. What is folded keeps the promise of `Whole::new`.
     unsafe {
         let whole = waiting.map(|(sums, target)| Whole::new(sums, target));
         let rows = whole.as_ref().map_or(0, Whole::rows);

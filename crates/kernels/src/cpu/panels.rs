@@ -1,5 +1,6 @@
-//! Right operands of a loop nest, a panel of 32 columns and one chunk at a time: kept slices as they lie, stored weights
-//! sliced on the fly, and both turned for the input gradient, which contracts along a weight's rows.
+//! Right operands of a loop nest, a panel of 32 columns and one chunk at a time: kept slices as
+//! they lie, stored weights sliced on the fly, and both turned for the input gradient, which
+//! contracts along a weight's rows.
 
 use super::block::RightView;
 use super::path::{Path, prefetch};
@@ -17,7 +18,8 @@ pub(super) trait Panels: Sync {
     /// Whether panels are made each time they are asked for.
     fn made(&self) -> bool;
 
-    /// The panel of up to 32 columns from `first` over one chunk, made in the thread's own room if it must be made.
+    /// The panel of up to 32 columns from `first` over one chunk, made in the thread's own room if
+    /// it must be made.
     fn panel<'s>(&'s self, path: Path, own: &'s mut [i8], chunk: usize, first: usize) -> RightView<'s>;
 }
 
@@ -26,7 +28,8 @@ pub(super) fn panel_bytes(profile: Profile) -> usize {
     2 * CHUNK_TILES * profile.slice_count() * TILE_BYTES + turn_bytes(profile)
 }
 
-/// Sixteen-row tiles that a turned panel reads when the weight is stored: 32 row blocks, one tile column.
+/// Sixteen-row tiles that a turned panel reads when the weight is stored: 32 row blocks, one tile
+/// column.
 fn turn_bytes(profile: Profile) -> usize {
     CHUNK / TILE_ROWS * profile.slice_count() * TILE_BYTES
 }
@@ -211,7 +214,8 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// Asks for a quarter of the tiles of some row blocks: they lie too far apart for the hardware to guess.
+    /// Asks for a quarter of the tiles of some row blocks: they lie too far apart for the hardware
+    /// to guess.
     fn prefetch(&self, row_blocks: std::ops::Range<usize>, quarter: usize) {
         for (row_block, slice) in row_blocks.flat_map(|b| (0..self.profile.slice_count()).map(move |slice| (b, slice)))
         {

@@ -1,4 +1,5 @@
-//! Which instructions a machine offers. Detected once; a path can be forced, never beyond what is there.
+//! Which instructions a machine offers. Detected once; a path can be forced, never beyond what is
+//! there.
 
 use std::fmt;
 use std::str::FromStr;
@@ -108,8 +109,9 @@ pub(super) fn prefetch<T>(address: *const T) {
     let _ = address;
 }
 
-/// Writes a function once and compiles it per instruction set. The body is generic over `F: Fma`; the compiler neither
-/// contracts nor reorders float arithmetic, so the copies agree on bits. First argument of the result: the path.
+/// Writes a function once and compiles it per instruction set. The body is generic over `F: Fma`;
+/// the compiler neither contracts nor reorders float arithmetic, so the copies agree on bits. First
+/// argument of the result: the path.
 macro_rules! multiversion {
     ($(#[$meta:meta])* $visibility:vis fn $name:ident<$fma:ident $(, const $konst:ident: $konst_type:ty)?>($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
@@ -134,10 +136,12 @@ macro_rules! multiversion {
             match path.vector() {
                 $crate::cpu::path::Vector::Scalar => body::<isobit_numerics::SoftFma $(, $konst)?>($($arg),*),
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: a `Cpu` holds this path only after checking AVX2 with all that is enabled here.
+                // SAFETY: a `Cpu` holds this path only after checking AVX2 with all that is enabled
+                // here.
                 $crate::cpu::path::Vector::Avx2 => unsafe { avx2$(::<$konst>)?($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: a `Cpu` holds this path only after checking AVX-512 with all that is enabled here.
+                // SAFETY: a `Cpu` holds this path only after checking AVX-512 with all that is
+                // enabled here.
                 $crate::cpu::path::Vector::Avx512 => unsafe { avx512$(::<$konst>)?($($arg),*) },
                 #[cfg(not(target_arch = "x86_64"))]
                 _ => unreachable!("only the scalar path exists on this architecture"),

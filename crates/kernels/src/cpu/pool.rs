@@ -1,10 +1,10 @@
-//! A thread pool: every thread runs a job once and takes its part of the work, by number or by asking
-//! (`pool/ranges.rs`). No result depends on how many threads there are or who does what.
+//! A thread pool: every thread runs a job once and takes its part of the work, by number or by
+//! asking (`pool/ranges.rs`). No result depends on how many threads there are or who does what.
 //!
 //! What unsafe code may rest on: a job is called once for every number of `0..threads`, each on a
 //! thread of its own; all calls have returned, and their writes are visible, when [`Pool::run`]
-//! returns; ranges that are handed out tile the whole. `pool/protocol.rs` is how, and `pool/model.rs`
-//! checks that with `loom`.
+//! returns; ranges that are handed out tile the whole. `pool/protocol.rs` is how, and
+//! `pool/model.rs` checks that with `loom`.
 
 #[cfg(test)]
 mod model;
@@ -89,14 +89,14 @@ impl Pool {
         self.threads
     }
 
-    /// Calls `job(worker)` once for every `worker` of `0..threads`, each on its own thread, 0 on this
-    /// one, and returns when all have returned. What they wrote is visible then. A panic in any of
-    /// them is passed on, after all have returned.
+    /// Calls `job(worker)` once for every `worker` of `0..threads`, each on its own thread, 0 on
+    /// this one, and returns when all have returned. What they wrote is visible then. A panic in
+    /// any of them is passed on, after all have returned.
     ///
     /// # Panics
-    /// Where a job, of this or another pool, calls it: the job would wait for itself for ever. It is
-    /// not run inline instead, since a job may hold what belongs to its thread (tile registers), and
-    /// since it would be slow in silence.
+    /// Where a job, of this or another pool, calls it: the job would wait for itself for ever. It
+    /// is not run inline instead, since a job may hold what belongs to its thread (tile registers),
+    /// and since it would be slow in silence.
     pub fn run(&self, job: impl Fn(usize) + Sync) {
         float_state::restore();
         let _inside = Inside::enter();
@@ -108,10 +108,10 @@ impl Pool {
         }
     }
 
-    /// Splits `0..count` into contiguous ranges, each a multiple of `grain` but the last, and hands out
-    /// every index once. A thread has its own share of the whole, the same one in every op on as many
-    /// rows, and finds in its caches what it wrote before; idle workers steal, so that a slowed core
-    /// does not hold up the others.
+    /// Splits `0..count` into contiguous ranges, each a multiple of `grain` but the last, and hands
+    /// out every index once. A thread has its own share of the whole, the same one in every op on
+    /// as many rows, and finds in its caches what it wrote before; idle workers steal, so that a
+    /// slowed core does not hold up the others.
     pub fn run_ranges(&self, count: usize, grain: usize, job: impl Fn(Range<usize>) + Sync) {
         /// Ranges of a thread's share that are not worth dividing any more.
         const RANGES_MIN: usize = 8;
@@ -140,7 +140,8 @@ impl Pool {
         let rows = out.len() / width;
         let out = SharedMut::new(out);
         self.run_ranges(rows, 1, |range| {
-            // SAFETY: `run_ranges` hands out every row once, so these elements are this call's alone.
+            // SAFETY: `run_ranges` hands out every row once, so these elements are this call's
+            // alone.
             let part = unsafe { out.slice(range.start * width..range.end * width) };
             job(range, part);
         });

@@ -30,7 +30,8 @@ impl Run<ProductGradWeight<'_, CpuMemory>> for Cpu {
     }
 }
 
-/// Bytes of output gradients that are sliced together, if not a super-block of them: narrow ones go by with fewer stops.
+/// Bytes of output gradients that are sliced together, if not a super-block of them: narrow ones go
+/// by with fewer stops.
 const GRADIENT_BYTES: usize = 1 << 20;
 
 /// Rows whose output gradients are sliced together.

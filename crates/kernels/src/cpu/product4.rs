@@ -1,7 +1,9 @@
-//! Product with 4-bit weights on the CPU (`op/product4.rs`). Nibbles are unpacked once per panel and chunk and meet all rows.
+//! Product with 4-bit weights on the CPU (`op/product4.rs`). Nibbles are unpacked once per panel
+//! and chunk and meet all rows.
 //!
-//! Forward, the pieces of a chunk follow each other while a block of the output stays in the first-level cache. The input gradient
-//! slices `dy·σ` once per group; where a weight meets few rows, several groups are sliced together and share one loop nest.
+//! Forward, the pieces of a chunk follow each other while a block of the output stays in the
+//! first-level cache. The input gradient slices `dy·σ` once per group; where a weight meets few
+//! rows, several groups are sliced together and share one loop nest.
 
 use super::block::{LeftView, RightView, Sums};
 use super::fold::Target;
@@ -102,7 +104,8 @@ fn slice_row(
     }
 }
 
-/// Rows that a weight's slices of `dy` are made for at a time, and how many rows of slices that is with all groups made together.
+/// Rows that a weight's slices of `dy` are made for at a time, and how many rows of slices that is
+/// with all groups made together.
 fn gradient_rows(w: QuantizedShape, p: &Product) -> (usize, usize) {
     let rows = (0..p.weights()).map(|e| p.segments[e + 1] - p.segments[e]).max().unwrap_or(0).min(SUPER_BLOCK);
     (rows, (rows * w.groups()).min(SUPER_BLOCK))
@@ -113,7 +116,8 @@ fn groups_together(w: QuantizedShape, rows: usize) -> usize {
     (SUPER_BLOCK / rows.max(1)).clamp(1, w.groups().max(1))
 }
 
-/// Elements of the ordered gradient that are kept until they go to their channels; none where they are there already.
+/// Elements of the ordered gradient that are kept until they go to their channels; none where they
+/// are there already.
 fn ordered_elements(w: QuantizedShape, rows_sliced: usize) -> usize {
     if w.ordered == 0 { 0 } else { rows_sliced * w.group_size.min(w.k) }
 }
@@ -303,7 +307,8 @@ pub(super) fn grad_input(
     }
 }
 
-/// Slices `dy·σ` for every group of a batch: row `r` of group `g` is row `g·rows + r` of the left operand.
+/// Slices `dy·σ` for every group of a batch: row `r` of group `g` is row `g·rows + r` of the left
+/// operand.
 fn slice_gradient(
     cpu: &Cpu,
     tiles: &mut [i8],

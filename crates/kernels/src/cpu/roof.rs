@@ -1,9 +1,10 @@
-//! The roof a slice product is measured against: int8 multiply-adds on registers alone, nothing loaded or stored.
+//! The roof a slice product is measured against: int8 multiply-adds on registers alone, nothing
+//! loaded or stored.
 
 use super::{Cpu, Path};
 
-/// Multiply-adds of int8 numbers that `iterations` rounds do on all threads together, or none where the path has no such
-/// unit. The caller times the call.
+/// Multiply-adds of int8 numbers that `iterations` rounds do on all threads together, or none where
+/// the path has no such unit. The caller times the call.
 pub(super) fn run(cpu: &Cpu, iterations: usize) -> Option<f64> {
     let per_round = match cpu.path {
         #[cfg(target_arch = "x86_64")]

@@ -1,5 +1,6 @@
-//! Router of a mixture of experts (`op/router.rs`), token by token. The order of choices becomes the order of integers: a score's
-//! bits, turned so that they ascend with it, above the index, turned so that it descends.
+//! Router of a mixture of experts (`op/router.rs`), token by token. The order of choices becomes
+//! the order of integers: a score's bits, turned so that they ascend with it, above the index,
+//! turned so that it descends.
 
 use super::CpuMemory;
 use super::path::multiversion;

@@ -1,7 +1,9 @@
-//! Exact sums of a 32×32 block whose right operand is one small byte a number, not slices: `Σ slice·d` for every slice of the left
-//! operand (`op/product4.rs`). The layouts are those of `block.rs`; plane `s` of the sums belongs to left slice `s`.
+//! Exact sums of a 32×32 block whose right operand is one small byte a number, not slices:
+//! `Σ slice·d` for every slice of the left operand (`op/product4.rs`). The layouts are those of
+//! `block.rs`; plane `s` of the sums belongs to left slice `s`.
 //!
-//! A piece may start and end inside a tile. Right bytes outside of it are zero, and paths that can skip them do.
+//! A piece may start and end inside a tile. Right bytes outside of it are zero, and paths that can
+//! skip them do.
 
 use super::block::{LeftView, RightView, Sums};
 use super::fold::{Target, fold_block};
@@ -18,8 +20,8 @@ pub(super) fn column_sums(path: Path, bias: &mut [i32; BLOCK], right: RightView,
     check_right(right, &groups);
     #[cfg(target_arch = "x86_64")]
     if path == Path::Avx512 {
-        // SAFETY: a `Cpu` holds this path only after checking VNNI; the groups of both blocks are inside
-        // (`check_right`).
+        // SAFETY: a `Cpu` holds this path only after checking VNNI; the groups of both blocks are
+        // inside (`check_right`).
         unsafe { vnni::column_sums(bias, right, groups) }
     }
     let _ = (path, bias);
@@ -32,8 +34,8 @@ fn check_right(right: RightView, groups: &Range<usize>) {
     assert!(end <= right.tiles.len(), "right block in bounds");
 }
 
-/// Sums of a block of the target's rows against a right panel over groups of four elements, counted from the first tile of both,
-/// folded into the target. `sums` is scratch.
+/// Sums of a block of the target's rows against a right panel over groups of four elements, counted
+/// from the first tile of both, folded into the target. `sums` is scratch.
 pub(super) fn single_fold(
     path: Path,
     sums: &mut Sums,
@@ -49,8 +51,8 @@ pub(super) fn single_fold(
     if path == Path::Avx512 && target.width == BLOCK && target.rows > 0 {
         // Pieces are short: here sums go from registers straight to the output.
         target.check_whole();
-        // SAFETY: a `Cpu` holds this path only after checking AVX-512 VNNI; rows and groups of both operands
-        // are inside (`check`), and the target is whole and its maker's own.
+        // SAFETY: a `Cpu` holds this path only after checking AVX-512 VNNI; rows and groups of both
+        // operands are inside (`check`), and the target is whole and its maker's own.
         return unsafe { vnni::sums(sums, left, target.rows, right, bias, &groups, profile, Some(target)) };
     }
     single_sums(path, sums, left, target.rows, right, bias, groups, profile);
@@ -87,12 +89,12 @@ fn single_sums(
         // SAFETY: a `Cpu` holds this path only after checking AVX2.
         Path::Avx2 => unsafe { wide::sums_avx2(sums, left, rows, right, groups, slices) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: a `Cpu` holds this path only after checking AVX-512 VNNI; `single_fold` checked that rows
-        // and groups of both operands are inside.
+        // SAFETY: a `Cpu` holds this path only after checking AVX-512 VNNI; `single_fold` checked
+        // that rows and groups of both operands are inside.
         Path::Avx512 => unsafe { vnni::sums(sums, left, rows, right, bias, &groups, profile, None) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: who computes on this path holds an AMX session; `single_fold` checked that whole tiles of
-        // both operands are inside and that there is a group.
+        // SAFETY: who computes on this path holds an AMX session; `single_fold` checked that whole
+        // tiles of both operands are inside and that there is a group.
         Path::Amx => unsafe { amx_sums(sums, left, rows, right, &groups, slices) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("only the scalar path exists on this architecture"),
@@ -111,8 +113,9 @@ fn by_tile(groups: &Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)>
 /// AMX: whole tiles, one pass per slice of the left operand.
 ///
 /// # Safety
-/// This thread holds an AMX session. There is at least one group; rows up to the next multiple of 16 of
-/// all slices and of all tiles with groups, and those tiles of the right operand, are inside; `rows ≤ 32`.
+/// This thread holds an AMX session. There is at least one group; rows up to the next multiple of
+/// 16 of all slices and of all tiles with groups, and those tiles of the right operand, are inside;
+/// `rows ≤ 32`.
 #[cfg(target_arch = "x86_64")]
 unsafe fn amx_sums(
     sums: &mut Sums,
@@ -127,9 +130,9 @@ unsafe fn amx_sums(
     let columns = groups.end.div_ceil(TILE_GROUPS) - first;
     let tall = rows > TILE_ROWS;
     for slice in 0..slices {
-        // SAFETY: the session is the caller's. A pass reads one or two left tiles of a slice and two right
-        // ones in each of `columns` (at least one) columns, inside by the caller's promise; a plane has 32
-        // rows of 32 sums.
+        // SAFETY: the session is the caller's. A pass reads one or two left tiles of a slice and
+        // two right ones in each of `columns` (at least one) columns, inside by the caller's
+        // promise; a plane has 32 rows of 32 sums.
         unsafe {
             amx::zero();
             let pass = amx::Pass {
@@ -155,7 +158,8 @@ unsafe fn amx_sums(
 mod wide {
     use super::*;
 
-    /// One row and 16 columns at a time; neighbouring products are added in pairs, which baseline x86-64 has an instruction for.
+    /// One row and 16 columns at a time; neighbouring products are added in pairs, which baseline
+    /// x86-64 has an instruction for.
     pub(super) fn sums(
         sums: &mut Sums,
         left: LeftView,
@@ -232,8 +236,8 @@ mod wide {
                 let bytes = &right.tiles[half / 2 * right.block_stride..][..groups.end * 64];
                 let mut acc = [[_mm256_setzero_si256(); 2]; ROWS];
                 for group in groups.clone() {
-                    // SAFETY: reads the first or second 32 bytes of a group of 64, which the slice above,
-                    // of all groups up to `groups.end`, holds.
+                    // SAFETY: reads the first or second 32 bytes of a group of 64, which the slice
+                    // above, of all groups up to `groups.end`, holds.
                     unsafe {
                         let b = bytes.as_ptr().add(group * 64 + half % 2 * 32);
                         let b0 = _mm256_cvtepi8_epi16(_mm_loadu_si128(b.cast()));
@@ -246,7 +250,8 @@ mod wide {
                     }
                 }
                 for row in 0..count {
-                    // Neighbouring pairs are the two halves of one column; the permutation undoes hadd's lane order.
+                    // Neighbouring pairs are the two halves of one column; the permutation undoes
+                    // hadd's lane order.
                     let columns =
                         _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_hadd_epi32(acc[row][0], acc[row][1]));
                     // SAFETY: eight columns from `8·half`, which is at most 24, inside a row of 32.
@@ -288,8 +293,8 @@ mod vnni {
     /// The sums, stored, or folded into a target of 32 columns where there is one.
     ///
     /// # Safety
-    /// The machine has these features; `rows ≤ 32` rows of all slices and of all tiles with groups, and
-    /// the groups of the right operand, are inside. A target has `rows` rows, passed
+    /// The machine has these features; `rows ≤ 32` rows of all slices and of all tiles with groups,
+    /// and the groups of the right operand, are inside. A target has `rows` rows, passed
     /// [`Target::check_whole`], and its output is the caller's own.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni,fma")]
     pub(super) unsafe fn sums(
@@ -304,8 +309,8 @@ mod vnni {
     ) {
         let mut row = 0;
         while row < rows {
-            // SAFETY: all by the caller's promise; at least as many rows are left as each arm takes, so
-            // `row + ROWS ≤ rows`.
+            // SAFETY: all by the caller's promise; at least as many rows are left as each arm
+            // takes, so `row + ROWS ≤ rows`.
             row += unsafe {
                 match (profile, rows - row) {
                     (Profile::X2, 6..) => multiply::<6, 2>(sums, left, row, right, bias, groups, target),
@@ -337,8 +342,8 @@ mod vnni {
         let mut acc = [[[_mm512_setzero_si512(); 2]; SLICES]; ROWS];
         let second = if right.blocks == 2 { right.block_stride } else { 0 };
         // SAFETY: reads groups of four bytes of each slice of each row and of 64 bytes of the right
-        // operand, inside by the caller's promise (a missing second block is the first one again). Of the
-        // target, 32 units of columns, one of each row and 32 outputs of each row are inside
+        // operand, inside by the caller's promise (a missing second block is the first one again).
+        // Of the target, 32 units of columns, one of each row and 32 outputs of each row are inside
         // (`check_whole`); rows of planes are indexed.
         unsafe {
             for (tile, within) in by_tile(groups) {
@@ -385,8 +390,8 @@ mod vnni {
         ROWS
     }
 
-    /// As `fold_block`, from registers; nothing that has these sums has units of rows. By value: a reference would keep the
-    /// accumulators in memory.
+    /// As `fold_block`, from registers; nothing that has these sums has units of rows. By value: a
+    /// reference would keep the accumulators in memory.
     ///
     /// # Safety
     /// AVX-512 is enabled where this is inlined; 16 outputs at `out` are the caller's own.

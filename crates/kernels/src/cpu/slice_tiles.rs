@@ -1,7 +1,9 @@
-//! Slices of a row chunk (`slices.rs`) for AVX-512, by hand: the compiler packs bytes one slice and sixteen numbers at a time.
+//! Slices of a row chunk (`slices.rs`) for AVX-512, by hand: the compiler packs bytes one slice and
+//! sixteen numbers at a time.
 //!
-//! The integer of a number is kept so far above zero that its slices are whole bytes of it: with 128 added for every slice below
-//! the first, no slice borrows from the next, and each of those bytes is its slice with the top bit turned over.
+//! The integer of a number is kept so far above zero that its slices are whole bytes of it: with
+//! 128 added for every slice below the first, no slice borrows from the next, and each of those
+//! bytes is its slice with the top bit turned over.
 
 use super::path::{Path, Vector};
 use super::pool::SharedMut;
@@ -16,7 +18,8 @@ const WIDE: usize = 16;
 /// Registers that make up a row of a tile.
 const PARTS: usize = TILE_DEPTH / WIDE;
 
-/// Slices one chunk of a row (times `factors`) into its left tiles, which the caller owns, and returns its unit.
+/// Slices one chunk of a row (times `factors`) into its left tiles, which the caller owns, and
+/// returns its unit.
 pub(super) fn slice_chunk<const SLICES: usize>(path: Path, to: &LeftRow, x: &[f32], factors: Option<&[f32]>) -> f32 {
     assert_eq!(path.vector(), Vector::Avx512, "tiles of AVX-512");
     assert!(x.len() <= CHUNK && factors.is_none_or(|factors| factors.len() == x.len()), "a chunk and its factors");
@@ -26,8 +29,9 @@ pub(super) fn slice_chunk<const SLICES: usize>(path: Path, to: &LeftRow, x: &[f3
     // Columns and slices ascend: where the last one is inside, all are.
     let last = to.at + (x.len() - 1) / TILE_DEPTH * to.column_stride + (SLICES - 1) * to.slice_stride;
     let _ = to.tiles.pointer_to(last..last + TILE_DEPTH);
-    // SAFETY: a `Cpu` holds the path only after checking AVX-512; all tiles of the row are inside and there
-    // are as many factors as numbers (checked above), and the row is the caller's own (`LeftRow`).
+    // SAFETY: a `Cpu` holds the path only after checking AVX-512; all tiles of the row are inside
+    // and there are as many factors as numbers (checked above), and the row is the caller's own
+    // (`LeftRow`).
     unsafe {
         match factors {
             None => slice_chunk_avx512::<SLICES, false>(to, x, x),
@@ -37,8 +41,8 @@ pub(super) fn slice_chunk<const SLICES: usize>(path: Path, to: &LeftRow, x: &[f3
 }
 
 /// # Safety
-/// The machine has these features; the tiles of the row are inside and the caller's own; with `FACTORS`
-/// there are as many as numbers.
+/// The machine has these features; the tiles of the row are inside and the caller's own; with
+/// `FACTORS` there are as many as numbers.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn slice_chunk_avx512<const SLICES: usize, const FACTORS: bool>(
     to: &LeftRow,
@@ -46,8 +50,8 @@ unsafe fn slice_chunk_avx512<const SLICES: usize, const FACTORS: bool>(
     factors: &[f32],
 ) -> f32 {
     let (tiles, strides) = (to.tiles.pointer().wrapping_add(to.at), [to.column_stride, to.slice_stride]);
-    // SAFETY: features, factors and tiles are as the caller promises; `tiles` is the address of the row's
-    // first byte, from which strides lead to the others.
+    // SAFETY: features, factors and tiles are as the caller promises; `tiles` is the address of the
+    // row's first byte, from which strides lead to the others.
     unsafe {
         let scale = scale_of::<SLICES, FACTORS>(x, factors);
         store::<SLICES, FACTORS>(tiles, strides, x, factors, scale.multiplier, to.bias);
@@ -55,7 +59,8 @@ unsafe fn slice_chunk_avx512<const SLICES: usize, const FACTORS: bool>(
     }
 }
 
-/// Slices some rows of `x` (times `factors`), each in chunks, into their left tiles and `units`, which the caller owns.
+/// Slices some rows of `x` (times `factors`), each in chunks, into their left tiles and `units`,
+/// which the caller owns.
 pub(super) fn slice_rows(
     path: Path,
     (tiles, units): (&SharedMut<i8>, &mut [f32]),
@@ -78,9 +83,9 @@ pub(super) fn slice_rows(
     }
     let whole = tiles.pointer_to(0..layout.bytes());
     let into = Rows { tiles: whole, layout, width: shape.width, bias: left_bias(path) };
-    // SAFETY: a `Cpu` holds the path only after checking AVX-512. The whole operand is inside, the layout
-    // has all rows and columns, and there is a unit for every chunk and a factor for every column (all
-    // checked above); the rows are the caller's own.
+    // SAFETY: a `Cpu` holds the path only after checking AVX-512. The whole operand is inside, the
+    // layout has all rows and columns, and there is a unit for every chunk and a factor for every
+    // column (all checked above); the rows are the caller's own.
     unsafe {
         match (shape.profile, factors) {
             (Profile::X2, None) => slice_rows_avx512::<2, false>(&into, units, rows, x, x),
@@ -100,8 +105,9 @@ struct Rows<'a> {
 }
 
 /// # Safety
-/// The machine has these features; `rows`, not empty, are rows of `x` and of the layout, whose tiles are
-/// inside and the caller's own in these rows; with `FACTORS` there is one for every column.
+/// The machine has these features; `rows`, not empty, are rows of `x` and of the layout, whose
+/// tiles are inside and the caller's own in these rows; with `FACTORS` there is one for every
+/// column.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn slice_rows_avx512<const SLICES: usize, const FACTORS: bool>(
     into: &Rows,
@@ -120,14 +126,16 @@ unsafe fn slice_rows_avx512<const SLICES: usize, const FACTORS: bool>(
     let mut scale = scale_at(piece(rows.start, 0));
     let (mut row, mut chunk) = (rows.start, 0);
     for unit in units {
-        // The next scale is on its way, with its long chain of maxima and divisions, while these numbers are rounded.
+        // The next scale is on its way, with its long chain of maxima and divisions, while these
+        // numbers are rounded.
         let next = if chunk + 1 < chunks { (row, chunk + 1) } else { (row + 1, 0) };
         let next_scale = if next.0 < rows.end { scale_at(piece(next.0, next.1)) } else { scale };
         let (x, factors) = piece(row, chunk);
         let at = chunk * CHUNK_TILES * into.layout.column_stride() + row * TILE_DEPTH;
         let strides = [into.layout.column_stride(), into.layout.slice_stride()];
-        // SAFETY: these features are enabled here; row and chunk are those of the layout, whose tiles are
-        // inside and in this row the caller's own; `piece` gives as many factors as numbers.
+        // SAFETY: these features are enabled here; row and chunk are those of the layout, whose
+        // tiles are inside and in this row the caller's own; `piece` gives as many factors as
+        // numbers.
         unsafe { store::<SLICES, FACTORS>(into.tiles.add(at), strides, x, factors, scale.multiplier, into.bias) };
         *unit = scale.unit;
         (row, chunk) = next;
@@ -159,8 +167,8 @@ unsafe fn scale_of<const SLICES: usize, const FACTORS: bool>(x: &[f32], factors:
 /// Writes the slices of the numbers, times their factors, to tiles from `to` on.
 ///
 /// # Safety
-/// The machine has these features; with `FACTORS` there are at least as many as numbers. For every 64
-/// numbers begun and every slice, 64 bytes at its strides from `to` are the caller's own.
+/// The machine has these features; with `FACTORS` there are at least as many as numbers. For every
+/// 64 numbers begun and every slice, 64 bytes at its strides from `to` are the caller's own.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn store<const SLICES: usize, const FACTORS: bool>(
@@ -176,7 +184,8 @@ unsafe fn store<const SLICES: usize, const FACTORS: bool>(
             // Nothing but tiny numbers, or something not finite.
             [_mm512_set1_epi8(bias as i8); SLICES]
         } else {
-            // SAFETY: the loop keeps `first` below the length, and there are as many factors as numbers.
+            // SAFETY: the loop keeps `first` below the length, and there are as many factors as
+            // numbers.
             slices_of::<SLICES>(unsafe { load::<FACTORS>(x, factors, first) }, multiplier, bias)
         };
         for slice in 0..SLICES {
@@ -190,7 +199,8 @@ unsafe fn store<const SLICES: usize, const FACTORS: bool>(
 /// A tile's worth of numbers, times their factors; zeros past the end.
 ///
 /// # Safety
-/// The machine has AVX-512; `first` is inside; with `FACTORS` there are at least as many as numbers.
+/// The machine has AVX-512; `first` is inside; with `FACTORS` there are at least as many as
+/// numbers.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn load<const FACTORS: bool>(x: &[f32], factors: &[f32], first: usize) -> [__m512; PARTS] {
@@ -198,7 +208,8 @@ unsafe fn load<const FACTORS: bool>(x: &[f32], factors: &[f32], first: usize) ->
         // SAFETY: 64 numbers from `first` are inside, and as many factors.
         unsafe { load_masked::<FACTORS>(x, factors, first, u64::MAX) }
     } else {
-        // SAFETY: the mask has a bit for each of the fewer than 64 numbers that are left, and no other.
+        // SAFETY: the mask has a bit for each of the fewer than 64 numbers that are left, and no
+        // other.
         unsafe { load_masked::<FACTORS>(x, factors, first, (1 << (x.len() - first)) - 1) }
     }
 }
@@ -206,16 +217,16 @@ unsafe fn load<const FACTORS: bool>(x: &[f32], factors: &[f32], first: usize) ->
 /// As many numbers of a tile as there are bits in the mask.
 ///
 /// # Safety
-/// The machine has AVX-512; the numbers of the mask, counted from `first`, are inside, and with `FACTORS`
-/// as many of those.
+/// The machine has AVX-512; the numbers of the mask, counted from `first`, are inside, and with
+/// `FACTORS` as many of those.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn load_masked<const FACTORS: bool>(x: &[f32], factors: &[f32], first: usize, mask: u64) -> [__m512; PARTS] {
     let mut parts = [_mm512_setzero_ps(); PARTS];
     for part in 0..PARTS {
         let (at, mask) = (first + part * WIDE, (mask >> (part * WIDE)) as __mmask16);
-        // SAFETY: a masked load reads the numbers of its mask alone, which are inside by the caller's
-        // promise.
+        // SAFETY: a masked load reads the numbers of its mask alone, which are inside by the
+        // caller's promise.
         unsafe {
             parts[part] = _mm512_maskz_loadu_ps(mask, x.as_ptr().wrapping_add(at));
             if FACTORS {
@@ -237,7 +248,8 @@ fn slices_of<const SLICES: usize>(x: [__m512; PARTS], multiplier: f32, bias: u8)
     for part in 0..PARTS {
         let scaled = _mm512_mul_ps(x[part], _mm512_set1_ps(multiplier));
         let raised = if SLICES == 2 {
-            // Below 2²² the sum with 1.5·2²³ ends in the nearest integer, ties to even; the 128 may as well be in it.
+            // Below 2²² the sum with 1.5·2²³ ends in the nearest integer, ties to even; the 128 may
+            // as well be in it.
             _mm512_castps_si512(_mm512_add_ps(scaled, _mm512_set1_ps(12582912.0 + 128.0)))
         } else {
             const NEAREST_EVEN: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -246,8 +258,8 @@ fn slices_of<const SLICES: usize>(x: [__m512; PARTS], multiplier: f32, bias: u8)
         parts[part] = _mm512_shuffle_epi8(raised, gather);
     }
     let [a, b, c, d] = parts;
-    // Now 32-bit lane `i` of every quarter has four bytes of place `i`: quarters of the parts of one place come together, and then
-    // into the order of the numbers.
+    // Now 32-bit lane `i` of every quarter has four bytes of place `i`: quarters of the parts of
+    // one place come together, and then into the order of the numbers.
     let (ab_low, cd_low) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
     let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
     let places = [
@@ -277,7 +289,8 @@ mod tests {
         if i.is_multiple_of(3) { -x } else { x }
     }
 
-    /// Tiles and units of all rows: by rows, by chunks, and by plain code for a machine without any vectors.
+    /// Tiles and units of all rows: by rows, by chunks, and by plain code for a machine without any
+    /// vectors.
     fn check<const SLICES: usize>(path: Path, shape: SliceShape, x: &[f32], factors: Option<&[f32]>) {
         let layout = LeftLayout::new(shape);
         let chunks = shape.width.div_ceil(CHUNK);
@@ -311,7 +324,8 @@ mod tests {
         assert_eq!((tiles, units), want, "{path} {shape:?}");
     }
 
-    /// Both paths, which differ in the bias: whether there is an int8 unit to go with it does not matter here.
+    /// Both paths, which differ in the bias: whether there is an int8 unit to go with it does not
+    /// matter here.
     #[test]
     fn agrees_with_plain_code() {
         if !Path::Avx512.is_available() {

@@ -1,9 +1,10 @@
 //! Sliced operands in tile order, and the code that fills them.
 //!
-//! A tile holds 64 elements of the contraction axis. A *left* tile is `[row][64]` bytes, and the rows of one 64-wide column
-//! lie one after another, so a product may start at any row: `[column][slice][row][64]`. A *right* tile is 16 rows by 64
-//! as `[16 groups of 4][row][4]` bytes, the order that AMX and VNNI multiply; tiles lie as `[16 rows][column][slice]`.
-//! Padding bytes of right tiles are zero, so whatever the left padding holds adds nothing.
+//! A tile holds 64 elements of the contraction axis. A *left* tile is `[row][64]` bytes, and the
+//! rows of one 64-wide column lie one after another, so a product may start at any row:
+//! `[column][slice][row][64]`. A *right* tile is 16 rows by 64 as `[16 groups of 4][row][4]` bytes,
+//! the order that AMX and VNNI multiply; tiles lie as `[16 rows][column][slice]`. Padding bytes of
+//! right tiles are zero, so whatever the left padding holds adds nothing.
 
 use super::CpuMemory;
 #[cfg(target_arch = "x86_64")]
@@ -35,8 +36,8 @@ pub(super) const CHUNK_TILES: usize = CHUNK / TILE_DEPTH;
 /// Rows and columns of the block that a kernel computes at a time.
 pub(super) const BLOCK: usize = 32;
 
-/// What left bytes are combined with by exclusive or: VNNI multiplies unsigned by signed bytes, so that path keeps the left
-/// operand 128 too large and takes it off again in integers.
+/// What left bytes are combined with by exclusive or: VNNI multiplies unsigned by signed bytes, so
+/// that path keeps the left operand 128 too large and takes it off again in integers.
 pub(super) fn left_bias(path: Path) -> u8 {
     if path == Path::Avx512 { 0x80 } else { 0 }
 }
@@ -54,7 +55,8 @@ impl LeftLayout {
     pub(super) fn new(shape: SliceShape) -> Self {
         let blocks = shape.rows.div_ceil(TILE_ROWS) + 2;
         Self {
-            // An odd number of tiles keeps the columns of one row block out of each other's cache sets.
+            // An odd number of tiles keeps the columns of one row block out of each other's cache
+            // sets.
             rows_padded: (blocks | 1) * TILE_ROWS,
             columns: shape.width.div_ceil(TILE_DEPTH),
             slices: shape.profile.slice_count(),
@@ -166,7 +168,8 @@ pub(super) struct LeftMut<'a> {
     pub(super) units: &'a mut [f32],
 }
 
-/// Slices every row of `x`, multiplied element by element with `factors` (one rounding) where given.
+/// Slices every row of `x`, multiplied element by element with `factors` (one rounding) where
+/// given.
 pub(super) fn fill_left(cpu: &Cpu, out: LeftMut, x: &[f32], factors: Option<&[f32]>) {
     let LeftMut { shape, layout, tiles, units } = out;
     let chunks = shape.width.div_ceil(CHUNK);
@@ -211,7 +214,8 @@ pub(super) struct LeftRow<'a> {
     pub(super) bias: u8,
 }
 
-/// Slices one chunk of a row (times `factors`) into its left tiles, which the caller owns, and returns its unit.
+/// Slices one chunk of a row (times `factors`) into its left tiles, which the caller owns, and
+/// returns its unit.
 pub(super) fn slice_chunk<const SLICES: usize>(path: Path, to: &LeftRow, x: &[f32], factors: Option<&[f32]>) -> f32 {
     #[cfg(target_arch = "x86_64")]
     if path.vector() == Vector::Avx512 {
@@ -258,7 +262,8 @@ multiversion! {
     }
 }
 
-/// Slices of 64 numbers. A multiplier of zero (nothing but tiny numbers, or something not finite) gives zeros.
+/// Slices of 64 numbers. A multiplier of zero (nothing but tiny numbers, or something not finite)
+/// gives zeros.
 #[inline(always)]
 pub(super) fn quantise_tile_row<const SLICES: usize>(
     x: &[f32; TILE_DEPTH],
@@ -374,7 +379,8 @@ pub(super) fn row_scales<T: Element>(
 /// Stored numbers as float32.
 #[inline]
 pub(super) fn widen<T: Element>(path: Path, out: &mut [f32], x: &[T]) {
-    // The element type cannot be a parameter of a multiversion function with a const one, so dispatch by hand.
+    // The element type cannot be a parameter of a multiversion function with a const one, so
+    // dispatch by hand.
     #[inline(always)]
     fn body<T: Element>(out: &mut [f32], x: &[T]) {
         for (out, x) in out.iter_mut().zip(x) {
@@ -395,8 +401,8 @@ pub(super) fn widen<T: Element>(path: Path, out: &mut [f32], x: &[T]) {
     body(out, x);
 }
 
-/// One right tile of every slice from up to 16 stored rows (`w` starts at the first of them) and tile column `column`.
-/// Missing rows and elements past the width are zero.
+/// One right tile of every slice from up to 16 stored rows (`w` starts at the first of them) and
+/// tile column `column`. Missing rows and elements past the width are zero.
 pub(super) fn right_tile<T: Element>(
     path: Path,
     tiles: &mut [i8],
@@ -489,15 +495,18 @@ unsafe fn left_to_right_avx512(right: *mut i8, left: *const i8) {
     }
 }
 
-/// Turns 16 right rows × 64 into right tiles along the other axis: the contraction runs over the rows now.
+/// Turns 16 right rows × 64 into right tiles along the other axis: the contraction runs over the
+/// rows now.
 ///
-/// `source` are the tiles (one slice) of the four row blocks that make up 64 rows, each at its own 64-wide column; `quarter`
-/// picks 16 of the 64 columns. The result is one right tile whose rows are those 16 columns.
+/// `source` are the tiles (one slice) of the four row blocks that make up 64 rows, each at its own
+/// 64-wide column; `quarter` picks 16 of the 64 columns. The result is one right tile whose rows
+/// are those 16 columns.
 pub(super) fn turn_tile(path: Path, out: &mut [i8], source: [&[i8]; 4], quarter: usize) {
     multiversion! {
         fn turn<_F>(out: &mut [[[i8; 4]; 16]], source: [&[[[i8; 4]; 16]]; 4], quarter: usize) {
-            // Source group `g` (4 columns), row `r`, byte `b` is element (row r, column 4g+b). Result group `h` (4 rows), row
-            // `c` (a column), byte `b` is element (row 4h+b, column c).
+            // Source group `g` (4 columns), row `r`, byte `b` is element (row r, column 4g+b).
+            // Result group `h` (4 rows), row `c` (a column), byte `b` is element (row 4h+b, column
+            // c).
             for block in 0..4 {
                 let groups = &source[block][quarter * 4..quarter * 4 + 4];
                 for h in 0..4 {
@@ -527,8 +536,8 @@ pub(super) fn turn_tile(path: Path, out: &mut [i8], source: [&[i8]; 4], quarter:
     turn(path, out.as_chunks_mut::<4>().0.as_chunks_mut::<16>().0, source, quarter);
 }
 
-/// 16 rows × 16 columns, `[group][row][4 columns]` to `[group of rows][column][4 rows]`: a 4×4 transpose of 16-byte lanes and
-/// one of the bytes inside each lane.
+/// 16 rows × 16 columns, `[group][row][4 columns]` to `[group of rows][column][4 rows]`: a 4×4
+/// transpose of 16-byte lanes and one of the bytes inside each lane.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn turn_quarter_avx512(out: *mut i8, source: *const i8) {

@@ -1,4 +1,5 @@
-//! Sum of squares (`op/sum_squares.rs`): threads share the blocks of level 0; further levels are 4,096 times smaller each.
+//! Sum of squares (`op/sum_squares.rs`): threads share the blocks of level 0; further levels are
+//! 4,096 times smaller each.
 
 use super::CpuMemory;
 use super::path::{Path, multiversion};

@@ -1,4 +1,5 @@
-//! SwiGLU (`op/swiglu.rs`). The elementary functions are straight lines, so loops over lanes become vector code.
+//! SwiGLU (`op/swiglu.rs`). The elementary functions are straight lines, so loops over lanes become
+//! vector code.
 
 use super::CpuMemory;
 use super::elements::{self, GRAIN};
@@ -86,7 +87,8 @@ multiversion! {
     }
 }
 
-// Blocks of lanes in local arrays: nothing they read can be what they write, so the compiler need not ask.
+// Blocks of lanes in local arrays: nothing they read can be what they write, so the compiler need
+// not ask.
 
 #[inline(always)]
 fn forward_lanes<F: Fma>(gate: &Lanes, up: &Lanes) -> Lanes {

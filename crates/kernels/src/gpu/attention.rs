@@ -1,8 +1,10 @@
-//! Attention on a GPU (`op/attention.rs`): rows are sliced into the workspace, then a group owns a few queries (or, for
-//! the gradients of keys and values, a few keys) and passes over the tiles of what they see.
+//! Attention on a GPU (`op/attention.rs`): rows are sliced into the workspace, then a group owns a
+//! few queries (or, for the gradients of keys and values, a few keys) and passes over the tiles of
+//! what they see.
 //!
-//! Planes lie over *places*: the positions of all spans one after another, each span padded to whole blocks. So tiles
-//! start at the span's first key whatever the rows of the tensors are, and rows of no span are never read.
+//! Planes lie over *places*: the positions of all spans one after another, each span padded to
+//! whole blocks. So tiles start at the span's first key whatever the rows of the tensors are, and
+//! rows of no span are never read.
 
 use super::device::{Gpu, Groups, arguments};
 use super::memory::{GpuBuffer, Parts, Place};
@@ -35,7 +37,8 @@ impl Run<AttentionBackward<'_, GpuMemory>> for Gpu {
 
 static ATTENTION: Program = program!("attention");
 
-/// `PLACE_BLOCK`, `FORWARD_ROWS` and `BACKWARD_ROWS` in `gpu/attention.cl`. Blocks of places hold whole blocks of rows.
+/// `PLACE_BLOCK`, `FORWARD_ROWS` and `BACKWARD_ROWS` in `gpu/attention.cl`. Blocks of places hold
+/// whole blocks of rows.
 pub(super) const PLACE_BLOCK: usize = 32;
 const FORWARD_ROWS: usize = 16;
 const BACKWARD_ROWS: usize = 8;
@@ -156,8 +159,9 @@ impl Operand {
         blocks.collect()
     }
 
-    /// A group's rows, `per_group` or fewer, for every group of a head: what `rows_of` in `gpu/attention.cl` reads, and
-    /// how many there are. `columns` is the operand that these rows meet.
+    /// A group's rows, `per_group` or fewer, for every group of a head: what `rows_of` in
+    /// `gpu/attention.cl` reads, and how many there are. `columns` is the operand that these rows
+    /// meet.
     fn table(&self, gpu: &Gpu, columns: &Self, p: &Attention, per_group: usize) -> (GpuBuffer<u32>, usize) {
         let mut table = Vec::new();
         let (mut place, mut column) = (0, 0);

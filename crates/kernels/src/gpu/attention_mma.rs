@@ -1,8 +1,10 @@
-//! Attention on int8 tensor cores (`gpu/attention_mma.cuh`): NVIDIA devices from compute capability 8.0 on, profile x2.
+//! Attention on int8 tensor cores (`gpu/attention_mma.cuh`): NVIDIA devices from compute capability
+//! 8.0 on, profile x2.
 //!
-//! Rows are sliced into the workspace, by width for scores and by place for what is contracted over positions. The three
-//! gradients have a kernel each; those of keys and values are made per query head, then added over the heads of a group
-//! in their order. Until dQ is written, its memory holds these shares. Other devices take the portable kernels.
+//! Rows are sliced into the workspace, by width for scores and by place for what is contracted over
+//! positions. The three gradients have a kernel each; those of keys and values are made per query
+//! head, then added over the heads of a group in their order. Until dQ is written, its memory holds
+//! these shares. Other devices take the portable kernels.
 
 use super::attention::{Operand, Operands, PLACE_BLOCK, narrow, trains, window};
 use super::device::{Gpu, Groups, arguments};
@@ -243,8 +245,9 @@ pub(super) fn workspace(gpu: &Gpu, p: &Attention) -> usize {
     if trains(p) { forward.max(backward) } else { forward }
 }
 
-/// The rows of a block of threads, as `rows_of` in the kernels reads them, for every block of a head. Those with the most
-/// work come first. `rows` are queries or (`turned`) keys; `source` says where their results go.
+/// The rows of a block of threads, as `rows_of` in the kernels reads them, for every block of a
+/// head. Those with the most work come first. `rows` are queries or (`turned`) keys; `source` says
+/// where their results go.
 fn rows_table(all: &Operands, p: &Attention, turned: bool, source: RowsOf) -> Vec<usize> {
     let (rows, columns) = if turned { (&all.k, &all.q) } else { (&all.q, &all.k) };
     let mut blocks: Vec<(usize, [usize; 6])> = Vec::new();
@@ -258,7 +261,8 @@ fn rows_table(all: &Operands, p: &Attention, turned: bool, source: RowsOf) -> Ve
         for first in (0..own.len()).step_by(ROWS) {
             let count = (own.len() - first).min(ROWS);
             let position = length - own.len() + first;
-            // Queries see what is before them, keys are seen by what is after; a window bounds both.
+            // Queries see what is before them, keys are seen by what is after; a window bounds
+            // both.
             let met = if turned { length - position } else { position + count };
             let met = p.window.map_or(met, |window| met.min(window.saturating_add(count)));
             blocks.push((met, [place + first, count, start + first, column, position, length]));
@@ -276,13 +280,15 @@ enum RowsOf<'a> {
     Places,
 }
 
-/// Tables of a call, which lie one after another: where each starts, and its length. Forward and backward have the same.
+/// Tables of a call, which lie one after another: where each starts, and its length. Forward and
+/// backward have the same.
 struct Tables {
     words: Vec<usize>,
     query_blocks: (usize, usize),
     key_blocks: (usize, usize),
     query_rows: (usize, usize),
-    /// Rows of keys, and where shares of the gradients of values lie: at the rows of dQ, or over places.
+    /// Rows of keys, and where shares of the gradients of values lie: at the rows of dQ, or over
+    /// places.
     key_rows: (usize, usize),
     value_rows: (usize, usize),
     value_blocks: (usize, usize),
@@ -302,7 +308,8 @@ impl Tables {
         let query_rows = add(&rows_table(&all, p, false, RowsOf::Operand(&all.q)));
         let (mut key_rows, mut value_rows, mut value_blocks) = ((0, 0), (0, 0), query_blocks);
         if trains(p) {
-            // Shares lie where dQ's rows do, or over places; gradients of key heads of their own where the keys do.
+            // Shares lie where dQ's rows do, or over places; gradients of key heads of their own
+            // where the keys do.
             let own = RowsOf::Operand(if p.group() > 1 { &all.q } else { &all.k });
             key_rows = add(&rows_table(&all, p, true, own));
             value_rows = key_rows;
@@ -345,7 +352,8 @@ impl<'a> Call<'a> {
         self.gpu.launch_sliced(&SLICES_OF_ROWS, kernel, self.p.profile, Groups::each(groups), arguments);
     }
 
-    /// A kernel over blocks of rows: one block of threads for each, per query head and part of the result.
+    /// A kernel over blocks of rows: one block of threads for each, per query head and part of the
+    /// result.
     fn over_rows(&self, (program, kernel): (&Program, &'static str), rows: Rows, arguments: &[Argument]) {
         let p = self.p;
         let build = Build::with_widths(p.profile, padded(p.key_width), padded(p.value_width));
@@ -572,7 +580,8 @@ mod tests {
         for value_width in [128, 160] {
             assert_eq!(bytes(4096, value_width), 4 * bytes(1024, value_width));
         }
-        // Twelve and two heads: planes of q and dO twice, of k twice and v once, two slices; numbers per place.
+        // Twelve and two heads: planes of q and dO twice, of k twice and v once, two slices;
+        // numbers per place.
         assert_eq!(bytes(1024, 128), 1024 * (256 * (2 * 12 + 2 * 12 + 2 * 2 + 2) + 4 * (4 * 12 + 2 * 2)));
     }
 
@@ -585,7 +594,8 @@ mod tests {
             let table = rows_table(&all, &p, turned, RowsOf::Places);
             table.chunks(6).map(|entry| (entry[0], entry[1], entry[4])).collect::<Vec<_>>()
         };
-        // Place, rows and position: queries see what is before them, keys are seen by what is after.
+        // Place, rows and position: queries see what is before them, keys are seen by what is
+        // after.
         let queries = [(320, 8, 192), (256, 64, 128), (192, 64, 64), (64, 36, 64), (0, 64, 0), (128, 64, 0)];
         let keys = [(128, 64, 0), (192, 64, 64), (0, 64, 0), (256, 64, 128), (64, 36, 64), (320, 8, 192)];
         assert_eq!((positions(false), positions(true)), (queries.to_vec(), keys.to_vec()));

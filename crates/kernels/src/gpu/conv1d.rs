@@ -1,4 +1,5 @@
-//! Causal convolution on a GPU (`op/conv1d.rs`). What a token sees of its document goes along as a number per token.
+//! Causal convolution on a GPU (`op/conv1d.rs`). What a token sees of its document goes along as a
+//! number per token.
 
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};

@@ -1,7 +1,7 @@
 //! CUDA: the driver for memory and launches, NVRTC for compiling. Both are opened at run time.
 //!
-//! The driver's calls go to the context that is current on the calling thread, so a card makes its own
-//! current before every call (`cuda/context.rs`): two open cards do not mix.
+//! The driver's calls go to the context that is current on the calling thread, so a card makes its
+//! own current before every call (`cuda/context.rs`): two open cards do not mix.
 
 mod context;
 
@@ -82,7 +82,8 @@ impl Driver {
             return Ok(());
         }
         let mut text = null();
-        // SAFETY: `text` has room for the pointer; the driver points it at a constant, or leaves it null.
+        // SAFETY: `text` has room for the pointer; the driver points it at a constant, or leaves it
+        // null.
         unsafe { (self.error_text)(status, &raw mut text) };
         let text = if text.is_null() {
             "unknown error".into()
@@ -100,7 +101,8 @@ impl Driver {
         (0..count)
             .map(|index| {
                 let mut device = 0;
-                // SAFETY: `device` has room for the number; the driver refuses an index that is not there.
+                // SAFETY: `device` has room for the number; the driver refuses an index that is not
+                // there.
                 self.check("cuDeviceGet", unsafe { (self.device)(&raw mut device, index) }).map(|()| device)
             })
             .collect()
@@ -108,7 +110,8 @@ impl Driver {
 
     fn attribute(&self, device: c_int, which: i32) -> Answer<usize> {
         let mut value = 0;
-        // SAFETY: `value` has room for the number; the driver refuses attributes that it does not know.
+        // SAFETY: `value` has room for the number; the driver refuses attributes that it does not
+        // know.
         self.check("cuDeviceGetAttribute", unsafe { (self.attribute)(&raw mut value, which, device) })?;
         Ok(usize::try_from(value).unwrap_or(0))
     }
@@ -121,7 +124,8 @@ impl Driver {
         text.map_or("unknown".to_string(), |text| text.to_string_lossy().into_owned())
     }
 
-    /// Released memory stays with the process: by default every synchronisation would return it, to be mapped anew.
+    /// Released memory stays with the process: by default every synchronisation would return it, to
+    /// be mapped anew.
     fn keep_released_memory(&self, device: c_int) -> Answer<()> {
         const RELEASE_THRESHOLD: c_int = 4;
         let mut pool = null_mut();
@@ -158,7 +162,8 @@ impl Compiler {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: for every status the compiler gives a constant string of its own, which ends with a zero.
+        // SAFETY: for every status the compiler gives a constant string of its own, which ends with
+        // a zero.
         let text = unsafe { CStr::from_ptr((self.error_text)(status)) }.to_string_lossy();
         Err(format!("{what} failed: {text}"))
     }
@@ -180,8 +185,8 @@ impl Compiler {
     fn machine_code(&self, source: &str, options: &[String]) -> Answer<Vec<u8>> {
         let source = CString::new(source).map_err(|error| error.to_string())?;
         let mut program = null_mut();
-        // SAFETY: `program` has room for the handle; source and name end with a zero and live until the call
-        // returns; there are no headers.
+        // SAFETY: `program` has room for the handle; source and name end with a zero and live until
+        // the call returns; there are no headers.
         self.check("nvrtcCreateProgram", unsafe {
             (self.create)(&raw mut program, source.as_ptr(), c"isobit.cu".as_ptr(), 0, null(), null())
         })?;
@@ -195,7 +200,8 @@ impl Compiler {
         let options: Result<Vec<_>, _> = options.iter().map(|option| CString::new(option.as_str())).collect();
         let options = options.map_err(|error| error.to_string())?;
         let pointers: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
-        // SAFETY: as many pointers as stated, each to an option that ends with a zero and outlives the call.
+        // SAFETY: as many pointers as stated, each to an option that ends with a zero and outlives
+        // the call.
         let status = unsafe { (self.compile)(program, pointers.len() as c_int, pointers.as_ptr()) };
         self.check("nvrtcCompileProgram", status).map_err(|error| format!("{error}\n{}", self.log(program)))?;
         let mut size = 0;
@@ -269,8 +275,8 @@ impl Cuda {
         let mut handle = null_mut();
         // SAFETY: `handle` has room for the primary context of an existing device.
         driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.retain)(&raw mut handle, device) })?;
-        // SAFETY: retained just now, and released by `Context` alone; the functions are those of the driver,
-        // whose library is never closed.
+        // SAFETY: retained just now, and released by `Context` alone; the functions are those of
+        // the driver, whose library is never closed.
         let context = unsafe { Context::new(handle, device, driver.set_context, driver.release) };
         driver.check("cuCtxSetCurrent", context.make_current())?;
         driver.keep_released_memory(device)?;
@@ -316,7 +322,8 @@ impl Runtime for Cuda {
 
     fn allocate(&self, bytes: usize) -> Answer<Handle> {
         let (driver, mut pointer) = (self.driver()?, 0);
-        // SAFETY: `pointer` has room for the address; the memory is there in the order of the stream.
+        // SAFETY: `pointer` has room for the address; the memory is there in the order of the
+        // stream.
         let status = unsafe { (driver.allocate)(&raw mut pointer, bytes, STREAM) };
         driver.check(&format!("cuMemAllocAsync of {bytes} bytes"), status)?;
         Ok(Handle(pointer))
@@ -325,8 +332,8 @@ impl Runtime for Cuda {
     fn release(&self, memory: Handle) {
         // Without its context the card is gone, and its memory with it.
         let Ok(driver) = self.driver() else { return };
-        // SAFETY: `allocate` gave the address in this context; its owner releases it once, and the stream
-        // orders that after the commands that use it.
+        // SAFETY: `allocate` gave the address in this context; its owner releases it once, and the
+        // stream orders that after the commands that use it.
         unsafe { (driver.free)(memory.0, STREAM) };
     }
 
@@ -338,17 +345,17 @@ impl Runtime for Cuda {
 
     fn write(&self, memory: Handle, bytes: &[u8]) -> Answer<()> {
         let driver = self.driver()?;
-        // SAFETY: the caller's memory of this context has as many bytes. The host bytes are pageable: the
-        // driver has copied them when the call returns, and the device writes them in the order of the
-        // stream.
+        // SAFETY: the caller's memory of this context has as many bytes. The host bytes are
+        // pageable: the driver has copied them when the call returns, and the device writes them in
+        // the order of the stream.
         let status = unsafe { (driver.to_device)(memory.0, bytes.as_ptr().cast(), bytes.len(), STREAM) };
         driver.check("cuMemcpyHtoDAsync", status)
     }
 
     fn read(&self, bytes: &mut [u8], memory: Handle) -> Answer<()> {
         let driver = self.driver()?;
-        // SAFETY: the caller's memory of this context has as many bytes; the call waits until they are in
-        // `bytes`, which is borrowed exclusively.
+        // SAFETY: the caller's memory of this context has as many bytes; the call waits until they
+        // are in `bytes`, which is borrowed exclusively.
         let status = unsafe { (driver.to_host)(bytes.as_mut_ptr().cast(), memory.0, bytes.len()) };
         driver.check("cuMemcpyDtoH", status)
     }
@@ -365,7 +372,8 @@ impl Runtime for Cuda {
         let mut line: Vec<String> = [
             format!("--gpu-architecture=sm_{major}{minor}{own}"),
             "--std=c++17".to_string(),
-            // What the bits rest on: nothing contracted, subnormals kept, division and root correctly rounded.
+            // What the bits rest on: nothing contracted, subnormals kept, division and root
+            // correctly rounded.
             "--fmad=false".to_string(),
             "--ftz=false".to_string(),
             "--prec-div=true".to_string(),
@@ -375,8 +383,8 @@ impl Runtime for Cuda {
         line.extend_from_slice(options);
         let code = self.compiler.machine_code(source, &line)?;
         let (driver, mut module) = (self.driver()?, null_mut());
-        // SAFETY: `module` has room for the handle; the code is the compiler's, whole, and carries its own
-        // length.
+        // SAFETY: `module` has room for the handle; the code is the compiler's, whole, and carries
+        // its own length.
         let status = unsafe { (driver.load_module)(&raw mut module, code.as_ptr().cast()) };
         driver.check("cuModuleLoadData", status)?;
         self.modules.borrow_mut().push(module);
@@ -386,8 +394,8 @@ impl Runtime for Cuda {
     fn kernel(&self, program: Compiled, name: &str) -> Answer<Kernel> {
         let text = CString::new(name).map_err(|error| error.to_string())?;
         let (driver, mut function) = (self.driver()?, null_mut());
-        // SAFETY: `function` has room for the handle; `compile` loaded the module into this context, and it
-        // stays until the card is closed; the name ends with a zero.
+        // SAFETY: `function` has room for the handle; `compile` loaded the module into this
+        // context, and it stays until the card is closed; the name ends with a zero.
         let status = unsafe { (driver.function)(&raw mut function, program.0 as usize as Object, text.as_ptr()) };
         driver.check(&format!("cuModuleGetFunction of {name}"), status)?;
         Ok(Kernel(function as usize as u64))
@@ -400,8 +408,8 @@ impl Runtime for Cuda {
         let (driver, function) = (self.driver()?, kernel.0 as usize as Object);
         let groups = i32::try_from(groups).map_err(|_| "too many groups")? as u32;
         if dynamic > 0 {
-            // SAFETY: a function of a module that this context has loaded; the driver refuses more memory than
-            // the device has.
+            // SAFETY: a function of a module that this context has loaded; the driver refuses more
+            // memory than the device has.
             let status = unsafe { (driver.function_attribute)(function, attribute::DYNAMIC_MEMORY, dynamic as c_int) };
             driver.check("cuFuncSetAttribute", status)?;
         }
@@ -420,9 +428,10 @@ impl Runtime for Cuda {
             })
             .collect();
         let mut pointers: Vec<*mut c_void> = places.iter_mut().map(|place| (&raw mut *place).cast()).collect();
-        // SAFETY: a function of a module that this context has loaded. One pointer per argument in the kernel's
-        // order, each to a place of 128 bytes, aligned for all and larger than any; the driver copies them
-        // before it returns. What the kernel does with its memory is its op's to keep inside.
+        // SAFETY: a function of a module that this context has loaded. One pointer per argument in
+        // the kernel's order, each to a place of 128 bytes, aligned for all and larger than any;
+        // the driver copies them before it returns. What the kernel does with its memory is its
+        // op's to keep inside.
         let status = unsafe {
             let (size, dynamic) = (size as u32, dynamic as u32);
             (driver.launch)(function, groups, 1, 1, size, 1, 1, dynamic, STREAM, pointers.as_mut_ptr(), null_mut())
@@ -444,9 +453,9 @@ impl Runtime for Cuda {
         let boxes = [matrix.box_width as u32, matrix.box_rows as u32];
         let steps = [1u32, 1];
         let driver = self.driver()?;
-        // SAFETY: `map` has the 128 bytes of a descriptor, aligned to 64. Two dimensions, and arrays of two
-        // sizes, one stride, two boxes and two steps; the driver checks their values, and a copy with the
-        // descriptor reads zeros outside of the matrix.
+        // SAFETY: `map` has the 128 bytes of a descriptor, aligned to 64. Two dimensions, and
+        // arrays of two sizes, one stride, two boxes and two steps; the driver checks their values,
+        // and a copy with the descriptor reads zeros outside of the matrix.
         let status = unsafe {
             (driver.tensor_map)(
                 (&raw mut map).cast(),
@@ -478,8 +487,8 @@ impl Drop for Cuda {
     fn drop(&mut self) {
         // Without its context the card is gone, and its modules with it.
         let Ok(driver) = self.driver() else { return };
-        // SAFETY: this context, which is current, loaded the modules; each is unloaded once, after the device
-        // has finished. The context itself is released after this, by its own drop.
+        // SAFETY: this context, which is current, loaded the modules; each is unloaded once, after
+        // the device has finished. The context itself is released after this, by its own drop.
         unsafe {
             (driver.synchronize)();
             for module in self.modules.take() {

@@ -1,5 +1,6 @@
-//! The gated delta rule on a GPU (`op/delta_rule.rs`): scores and decays of all chunks at once, then a group per document, value head and
-//! block of state columns passes over the chunks; backward, sums over the value's width follow for all chunks at once.
+//! The gated delta rule on a GPU (`op/delta_rule.rs`): scores and decays of all chunks at once,
+//! then a group per document, value head and block of state columns passes over the chunks;
+//! backward, sums over the value's width follow for all chunks at once.
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
@@ -49,7 +50,8 @@ const HAS_FIRST: u32 = 8;
 type Inputs<'a> = [&'a GpuBuffer<f32>; 5];
 type Outputs<'a> = [&'a mut GpuBuffer<f32>; 5];
 
-/// Elements of the workspace's parts: scores, decays and weighed matrices; then, backward only, one tensor of states, one like `v`, one like `g`.
+/// Elements of the workspace's parts: scores, decays and weighed matrices; then, backward only, one
+/// tensor of states, one like `v`, one like `g`.
 fn lengths(p: &DeltaRule) -> ([usize; 3], [usize; 3]) {
     let chunks: usize = (0..p.documents()).map(|document| p.document(document).len().div_ceil(CHUNK)).sum();
     let [_, values, scalars, _] = p.lengths();

@@ -1,4 +1,5 @@
-//! An open device: its compiled programs, the launch of kernels, and the first failure, which is kept.
+//! An open device: its compiled programs, the launch of kernels, and the first failure, which is
+//! kept.
 
 use super::absent::Absent;
 use super::devices::{Api, Selector};
@@ -77,7 +78,8 @@ impl Device {
             return None;
         }
         let answer = ask(&*self.runtime);
-        // A driver runs in this thread, and the next op on the host may not see what it left behind.
+        // A driver runs in this thread, and the next op on the host may not see what it left
+        // behind.
         float_state::restore();
         match answer {
             Ok(answer) => Some(answer),
@@ -136,12 +138,14 @@ impl Gpu {
         Self::opened(selector, false, false)
     }
 
-    /// As [`Gpu::open`], with the kernels that every device runs alone, whatever matrix units this one has. For comparisons.
+    /// As [`Gpu::open`], with the kernels that every device runs alone, whatever matrix units this
+    /// one has. For comparisons.
     pub fn open_portable(selector: Selector) -> Result<Self, DeviceFailure> {
         Self::opened(selector, false, true)
     }
 
-    /// As [`Gpu::open`], dividing in software as on devices without a correctly rounded division. For tests.
+    /// As [`Gpu::open`], dividing in software as on devices without a correctly rounded division.
+    /// For tests.
     pub fn open_with_soft_division(selector: Selector) -> Result<Self, DeviceFailure> {
         Self::opened(selector, true, false)
     }
@@ -158,8 +162,9 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// A device that is not there: it says what buffers and workspaces would take and computes nothing. `architecture` is the
-    /// compute capability of an NVIDIA device, if a plan should count the room for its tensor cores.
+    /// A device that is not there: it says what buffers and workspaces would take and computes
+    /// nothing. `architecture` is the compute capability of an NVIDIA device, if a plan should
+    /// count the room for its tensor cores.
     pub fn absent(selector: Selector, architecture: Option<(u32, u32)>) -> Self {
         Self::with_runtime(Rc::new(Absent::new(selector, architecture)), selector, false)
     }
@@ -190,7 +195,8 @@ impl Gpu {
         self.device.selector
     }
 
-    /// Compute capability of a device whose matrix units may be used. None where there is no such thing.
+    /// Compute capability of a device whose matrix units may be used. None where there is no such
+    /// thing.
     pub(super) fn architecture(&self) -> Option<(u32, u32)> {
         self.device.runtime.architecture().filter(|_| !self.device.portable_only)
     }
@@ -218,7 +224,8 @@ impl Gpu {
         self.launch_with(program, kernel, profile, groups, 0, arguments);
     }
 
-    /// As [`Gpu::launch_sliced`], with `shared` bytes on top of what the kernel declares. Nothing to do is nothing enqueued.
+    /// As [`Gpu::launch_sliced`], with `shared` bytes on top of what the kernel declares. Nothing
+    /// to do is nothing enqueued.
     pub(super) fn launch_with(
         &self,
         program: &Program,
@@ -249,7 +256,8 @@ impl Gpu {
         part_bytes::<T>(length, self.alignment())
     }
 
-    /// Offsets of rows or segments as kernels read them. Nothing may write to them: others may have the same table.
+    /// Offsets of rows or segments as kernels read them. Nothing may write to them: others may have
+    /// the same table.
     pub(super) fn offsets(&self, offsets: &[usize]) -> GpuBuffer<u32> {
         let narrow = |&offset: &usize| u32::try_from(offset).expect("fewer than 2³² tokens in a call");
         let content: Vec<u32> = offsets.iter().map(narrow).collect();
@@ -270,8 +278,8 @@ impl Gpu {
     pub(super) fn read<T: Element>(&self, buffer: &GpuBuffer<T>) -> Result<Vec<T>, DeviceFailure> {
         let mut host = vec![T::default(); buffer.len()];
         if let Some(handle) = buffer.handle().filter(|_| !buffer.is_empty()) {
-            // SAFETY: the vector has `buffer.len()` elements, borrowed exclusively; elements have no
-            // padding and any bytes are valid ones (`Element`).
+            // SAFETY: the vector has `buffer.len()` elements, borrowed exclusively; elements have
+            // no padding and any bytes are valid ones (`Element`).
             let bytes = unsafe { std::slice::from_raw_parts_mut(host.as_mut_ptr().cast::<u8>(), buffer.bytes()) };
             self.device.attempt(|runtime| runtime.read(bytes, handle));
         }

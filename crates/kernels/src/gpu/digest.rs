@@ -1,4 +1,5 @@
-//! Digest on a GPU: each group leaves the sum of its blocks, the host adds these when it wants to know.
+//! Digest on a GPU: each group leaves the sum of its blocks, the host adds these when it wants to
+//! know.
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
@@ -13,7 +14,8 @@ static DIGEST: Program = program!("digest");
 
 /// Blocks that a group takes at once: `TOGETHER` in `gpu/digest.cl`.
 const TOGETHER: usize = 4;
-/// Groups per multiprocessor: enough to keep it busy, few enough that making the keys does not count.
+/// Groups per multiprocessor: enough to keep it busy, few enough that making the keys does not
+/// count.
 const GROUPS_EACH: usize = 8;
 
 impl Run<DigestSums<'_, GpuMemory>> for Gpu {

@@ -1,4 +1,5 @@
-//! Embedding on a GPU. Backward links the tokens of each id into a list, which the group of its first token walks.
+//! Embedding on a GPU. Backward links the tokens of each id into a list, which the group of its
+//! first token walks.
 
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};

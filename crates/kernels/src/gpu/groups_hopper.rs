@@ -28,7 +28,8 @@ const SQUARE: usize = 64;
 /// The rows that meet the weights, in tiles of [`ROWS`] rows of one weight each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tiles {
-    /// First row, end and weight of each, from this element on; none for the rows below and weight 0.
+    /// First row, end and weight of each, from this element on; none for the rows below and
+    /// weight 0.
     pub(super) table: Option<(Place, usize)>,
     pub(super) count: usize,
     pub(super) rows: (usize, usize),

@@ -1,8 +1,9 @@
-//! LM head and cross-entropy on a GPU (`op/head_loss.rs` says what): logits exist for a batch of tokens and a stripe of the
-//! vocabulary, in the workspace.
+//! LM head and cross-entropy on a GPU (`op/head_loss.rs` says what): logits exist for a batch of
+//! tokens and a stripe of the vocabulary, in the workspace.
 //!
-//! Batches are whole token chunks and stripes whole vocabulary blocks, both in ascending order, so the sums of `dh` and
-//! `dhead` continue from what these hold. The sizes of both change memory and time, no bits.
+//! Batches are whole token chunks and stripes whole vocabulary blocks, both in ascending order, so
+//! the sums of `dh` and `dhead` continue from what these hold. The sizes of both change memory and
+//! time, no bits.
 
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};

@@ -1,5 +1,5 @@
-//! The slice product on the tensor cores of NVIDIA's Hopper (`gpu/product_hopper.cu`), profile x2. Other devices take the
-//! portable kernel; the bits are the same.
+//! The slice product on the tensor cores of NVIDIA's Hopper (`gpu/product_hopper.cu`), profile x2.
+//! Other devices take the portable kernel; the bits are the same.
 
 use super::device::{Gpu, Groups};
 use super::memory::Place;
@@ -16,13 +16,16 @@ static PRODUCT_HOPPER: Program = Program {
 
 /// Work items of a block: a warpgroup that copies, two that multiply.
 const THREADS: usize = 384;
-/// Rows and columns of the tile that a block makes, and bytes of the contraction that one copy brings.
+/// Rows and columns of the tile that a block makes, and bytes of the contraction that one copy
+/// brings.
 const TILE: usize = 128;
 /// Blocks of a cluster; they share the right operand, each brings half of it.
 const CLUSTER: usize = 2;
-/// Floats that each of the two consumer warpgroups stages for its epilogue: `STAGED_FLOATS` of the kernel.
+/// Floats that each of the two consumer warpgroups stages for its epilogue: `STAGED_FLOATS` of the
+/// kernel.
 const STAGED_FLOATS: usize = (64 + TILE) * (16 + 4) + 2 * TILE;
-/// `SHARED_BYTES` of the kernel: three slots of four planes, barriers, what the epilogue reads, slack to align.
+/// `SHARED_BYTES` of the kernel: three slots of four planes, barriers, what the epilogue reads,
+/// slack to align.
 const SHARED_BYTES: usize = 3 * 4 * TILE * TILE + 64 + 2 * 4 * STAGED_FLOATS + 1024;
 
 /// Sliced rows of one operand, both planes.
@@ -47,7 +50,8 @@ pub(super) struct HopperProduct {
     pub(super) left_units: Place,
     pub(super) left_units_start: usize,
     pub(super) right: Operand,
-    /// What each column is multiplied by at the end, from the right operand's first row on; nothing if absent.
+    /// What each column is multiplied by at the end, from the right operand's first row on; nothing
+    /// if absent.
     pub(super) right_units: Option<(Place, usize)>,
     pub(super) width: usize,
     pub(super) accumulate: bool,

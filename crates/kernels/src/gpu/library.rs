@@ -1,18 +1,21 @@
-//! Vendor libraries, opened at run time and never linked: a machine without them runs everything else.
+//! Vendor libraries, opened at run time and never linked: a machine without them runs everything
+//! else.
 
 use libloading::Library;
 
-/// Opens the first of `names` that the system finds, for good: drivers that were unloaded do not always come back.
+/// Opens the first of `names` that the system finds, for good: drivers that were unloaded do not
+/// always come back.
 pub(super) fn open(names: &[&str]) -> Option<&'static Library> {
-    // SAFETY: loading runs the library's initialisers; these are the vendors' own drivers, opened by plain
-    // file name, and what they may leave behind in this thread is put back below.
+    // SAFETY: loading runs the library's initialisers; these are the vendors' own drivers, opened
+    // by plain file name, and what they may leave behind in this thread is put back below.
     let library = names.iter().find_map(|name| unsafe { Library::new(*name) }.ok());
     crate::float_state::restore();
     let library = library?;
     Some(Box::leak(Box::new(library)))
 }
 
-/// A struct of function pointers, filled from a library. A missing function is an error that names it.
+/// A struct of function pointers, filled from a library. A missing function is an error that names
+/// it.
 macro_rules! functions {
     ($name:ident { $($field:ident = $symbol:literal ($($argument:ty),* $(,)?) -> $result:ty;)* }) => {
         pub(super) struct $name {
@@ -23,8 +26,8 @@ macro_rules! functions {
             fn load(library: &'static libloading::Library) -> Result<Self, String> {
                 Ok(Self {
                     $($field: {
-                        // SAFETY: the signature is that of the vendor's header, and the library is never closed,
-                        // so that the pointer outlives its borrow.
+                        // SAFETY: the signature is that of the vendor's header, and the library is
+                        // never closed, so that the pointer outlives its borrow.
                         let symbol = unsafe { library.get::<unsafe extern "system" fn($($argument),*) -> $result>($symbol) };
                         *symbol.map_err(|_| format!("the library has no {}", $symbol.to_string_lossy()))?
                     },)*

@@ -1,5 +1,5 @@
-//! Linear layers on a GPU: where tensor cores form the product, bias and adapter are added before it is stored; elsewhere one
-//! op follows the other. The bits are the same.
+//! Linear layers on a GPU: where tensor cores form the product, bias and adapter are added before
+//! it is stored; elsewhere one op follows the other. The bits are the same.
 
 use super::device::{Gpu, dimension};
 use super::hopper::{self, Epilogue, LowRank};

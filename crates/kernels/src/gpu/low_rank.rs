@@ -1,5 +1,5 @@
-//! Low-rank products on a GPU (`op/low_rank.rs`). The factor is read as it lies; only the outer product has a workspace, for the sums
-//! of single blocks of tokens.
+//! Low-rank products on a GPU (`op/low_rank.rs`). The factor is read as it lies; only the outer
+//! product has a workspace, for the sums of single blocks of tokens.
 
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
@@ -61,7 +61,8 @@ pub(super) fn check(u: &GpuBuffer<f32>, x: &GpuBuffer<f32>, factor: &GpuBuffer<f
     assert_eq!([u.len(), x.len(), factor.len()], want, "low-rank product");
 }
 
-/// The tokens in tiles of `size` that meet one factor each: how many, and where several factors ask for one, a table of them.
+/// The tokens in tiles of `size` that meet one factor each: how many, and where several factors ask
+/// for one, a table of them.
 fn tiles(gpu: &Gpu, p: &LowRank, size: usize) -> (usize, Option<GpuBuffer<u32>>) {
     if p.factors() == 1 {
         return (p.tokens().div_ceil(size), None);

@@ -1,6 +1,6 @@
-//! The contract form of low-rank products on a CUDA device (`gpu/low_rank_contract.cu`): several factors share one read of `x`.
-//! Other devices, grouped factors, ranks that are no multiple of eight and widths that are none of four take the portable
-//! kernel; the bits are the same.
+//! The contract form of low-rank products on a CUDA device (`gpu/low_rank_contract.cu`): several
+//! factors share one read of `x`. Other devices, grouped factors, ranks that are no multiple of
+//! eight and widths that are none of four take the portable kernel; the bits are the same.
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, dimension};
@@ -40,7 +40,8 @@ pub(super) fn contract(gpu: &Gpu, parts: &[Contraction<GpuMemory>], x: &GpuBuffe
     };
     let many = tokens >= MANY_TOKENS;
     for rows in rows.chunks(together) {
-        // Tokens of a warp, and columns that are staged at once: TOKENS and STEPS · STAGES · LANES in the kernel.
+        // Tokens of a warp, and columns that are staged at once: TOKENS and STEPS · STAGES · LANES
+        // in the kernel.
         let (each, staged) = match (many, rows.len()) {
             (false, _) => (1, 2 * 16 * LANES),
             (true, 1) => (4, 8 * 2 * LANES),

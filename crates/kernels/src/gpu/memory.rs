@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::rc::Rc;
 
-/// A fixed number of elements on the device. After a failure of the device it may have no memory; nothing touches it then.
+/// A fixed number of elements on the device. After a failure of the device it may have no memory;
+/// nothing touches it then.
 pub struct GpuBuffer<T: Element> {
     memory: Rc<Memory>,
     length: usize,
@@ -100,8 +101,8 @@ impl<T: Element> Length for GpuBuffer<T> {
     }
 }
 
-/// Small tables that ops read, by their content: every layer of a step asks for the same ones, and an upload waits for the
-/// device.
+/// Small tables that ops read, by their content: every layer of a step asks for the same ones, and
+/// an upload waits for the device.
 #[derive(Default)]
 pub(super) struct Tables {
     known: BTreeMap<Vec<u32>, GpuBuffer<u32>>,
@@ -230,7 +231,8 @@ impl Parts {
     }
 }
 
-/// Bytes that `take::<T>(length)` uses up: at least one alignment, so that no two parts share an offset.
+/// Bytes that `take::<T>(length)` uses up: at least one alignment, so that no two parts share an
+/// offset.
 pub(super) fn part_bytes<T>(length: usize, alignment: usize) -> usize {
     buffer::part_bytes::<T>(length, alignment).max(alignment)
 }

@@ -1,7 +1,8 @@
-//! GPUs: device code from `crates/kernels/gpu`, compiled at run time through OpenCL or CUDA. One host file per op.
+//! GPUs: device code from `crates/kernels/gpu`, compiled at run time through OpenCL or CUDA. One
+//! host file per op.
 //!
-//! Commands run in the order they were given. The first failure of the device is kept, nothing is launched after it, and it
-//! comes out at the next `download`, `digest` or `sum_squares`.
+//! Commands run in the order they were given. The first failure of the device is kept, nothing is
+//! launched after it, and it comes out at the next `download`, `digest` or `sum_squares`.
 
 mod absent;
 mod adamw;

@@ -1,5 +1,6 @@
-//! Many tensors in one launch on a CUDA device (`gpu/multi_tensor.cu`): sums of squares, scaling, AdamW. A table in device
-//! memory holds the addresses. Other devices take a launch per tensor; the bits are the same.
+//! Many tensors in one launch on a CUDA device (`gpu/multi_tensor.cu`): sums of squares, scaling,
+//! AdamW. A table in device memory holds the addresses. Other devices take a launch per tensor; the
+//! bits are the same.
 
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
@@ -28,7 +29,8 @@ struct Table {
 }
 
 impl Table {
-    /// A row for a tensor of `length` elements: addresses and length, then numbers of 32 bits. Empty tensors have none.
+    /// A row for a tensor of `length` elements: addresses and length, then numbers of 32 bits.
+    /// Empty tensors have none.
     fn push(&mut self, addresses: &[u64], length: usize, numbers: &[f32]) {
         if length == 0 {
             return;

@@ -1,5 +1,5 @@
-//! OpenCL 1.2 and later, of any vendor, through the system's loader. Every call names its context or
-//! queue, so several open devices cannot mix.
+//! OpenCL 1.2 and later, of any vendor, through the system's loader. Every call names its context
+//! or queue, so several open devices cannot mix.
 
 use super::devices::Listing;
 use super::library::{functions, open};
@@ -99,15 +99,16 @@ impl Functions {
     fn all(&self) -> Result<Vec<Object>, String> {
         let mut platforms = [null_mut(); DEVICES_MAX as usize];
         let mut count = 0;
-        // SAFETY: `platforms` has room for DEVICES_MAX objects, as stated, and `count` for the number.
+        // SAFETY: `platforms` has room for DEVICES_MAX objects, as stated, and `count` for the
+        // number.
         check("clGetPlatformIDs", unsafe { (self.platforms)(DEVICES_MAX, platforms.as_mut_ptr(), &raw mut count) })?;
         let mut all = Vec::new();
         for platform in &platforms[..count.min(DEVICES_MAX) as usize] {
             let mut devices = [null_mut(); DEVICES_MAX as usize];
             let mut count = 0;
-            // SAFETY: a platform of the loader's; `devices` has room for DEVICES_MAX objects, as stated, and
-            // `count` for the number. A platform without devices answers with an error, which is no reason
-            // to give up.
+            // SAFETY: a platform of the loader's; `devices` has room for DEVICES_MAX objects, as
+            // stated, and `count` for the number. A platform without devices answers with an error,
+            // which is no reason to give up.
             let status =
                 unsafe { (self.devices)(*platform, ANY_DEVICE, DEVICES_MAX, devices.as_mut_ptr(), &raw mut count) };
             if status == 0 {
@@ -120,8 +121,8 @@ impl Functions {
     fn text(&self, device: Object, what: u32) -> String {
         let mut bytes = [0u8; 256];
         let mut length = 0;
-        // SAFETY: a device of the loader's; the size is that of the array, and `length` has room for the
-        // number.
+        // SAFETY: a device of the loader's; the size is that of the array, and `length` has room
+        // for the number.
         let status =
             unsafe { (self.device_info)(device, what, bytes.len(), bytes.as_mut_ptr().cast(), &raw mut length) };
         let text = if status == 0 { &bytes[..length.min(bytes.len())] } else { b"unknown" };
@@ -132,8 +133,8 @@ impl Functions {
     fn number(&self, device: Object, what: u32) -> Answer<u64> {
         let mut bytes = [0u8; 8];
         let mut length = 0;
-        // SAFETY: a device of the loader's; numbers have at most the eight bytes of the array, whose size is
-        // stated, and `length` has room for one.
+        // SAFETY: a device of the loader's; numbers have at most the eight bytes of the array,
+        // whose size is stated, and `length` has room for one.
         let status =
             unsafe { (self.device_info)(device, what, bytes.len(), bytes.as_mut_ptr().cast(), &raw mut length) };
         check("clGetDeviceInfo", status)?;
@@ -155,7 +156,8 @@ impl Functions {
         } else if self.number(device, ask::LOCAL_MEMORY)? < LOCAL_MEMORY_MIN {
             Some("it has less than 32 KiB of local memory")
         } else if self.text(device, ask::NAME).contains("NVIDIA") {
-            // Version 580.159.04, also when every kernel is waited for. Every such driver brings CUDA.
+            // Version 580.159.04, also when every kernel is waited for. Every such driver brings
+            // CUDA.
             Some("NVIDIA's OpenCL driver crashes in the fused head; name the card as `cuda:N`")
         } else {
             None
@@ -189,8 +191,9 @@ pub(super) struct OpenCl {
     alignment: usize,
     units: usize,
     exact_division: bool,
-    /// Memory that commands may still use: released when the queue is known to be empty. Drivers should count that themselves, but one
-    /// of them crashes when a buffer goes while a kernel waits with a part of it.
+    /// Memory that commands may still use: released when the queue is known to be empty. Drivers
+    /// should count that themselves, but one of them crashes when a buffer goes while a kernel
+    /// waits with a part of it.
     pending_frees: RefCell<Vec<Object>>,
     /// Parts of buffers that kernels were given, by buffer and offset.
     parts: RefCell<BTreeMap<(u64, usize), Object>>,
@@ -214,7 +217,8 @@ impl OpenCl {
         let alignment = (cl.number(device, ask::BASE_ALIGNMENT_BITS)? as u32 as usize / 8).max(64);
         let units = cl.number(device, ask::COMPUTE_UNITS)? as u32 as usize;
         let mut status = 0;
-        // SAFETY: one device, as stated; no properties, no callback; `status` has room for the number.
+        // SAFETY: one device, as stated; no properties, no callback; `status` has room for the
+        // number.
         let context = unsafe { (cl.create_context)(null(), 1, &raw const device, null(), null_mut(), &raw mut status) };
         check("clCreateContext", status)?;
         // SAFETY: the context was made for this device; no flags, so that the queue is in order.
@@ -243,8 +247,8 @@ impl OpenCl {
         const LOG_BYTES_MAX: usize = 1 << 16;
         let mut log = vec![0u8; LOG_BYTES_MAX];
         let mut length = 0;
-        // SAFETY: a program that was built for this device; the size is that of the vector, and `length` has
-        // room for the number.
+        // SAFETY: a program that was built for this device; the size is that of the vector, and
+        // `length` has room for the number.
         unsafe {
             (self.cl.build_info)(program, self.device, BUILD_LOG, log.len(), log.as_mut_ptr().cast(), &raw mut length)
         };
@@ -254,8 +258,8 @@ impl OpenCl {
     /// Releases what no command uses any more: the queue is empty.
     fn sweep(&self) {
         for memory in self.pending_frees.take() {
-            // SAFETY: a buffer or part that was made here and given up once, so that nobody has it any more; the
-            // queue is empty, so every command that used it is done.
+            // SAFETY: a buffer or part that was made here and given up once, so that nobody has it
+            // any more; the queue is empty, so every command that used it is done.
             unsafe { (self.cl.release_buffer)(memory) };
         }
     }
@@ -270,8 +274,8 @@ impl OpenCl {
     }
 
     fn set_argument(&self, kernel: Object, index: u32, bytes: &[u8]) -> Answer<()> {
-        // SAFETY: a kernel that was made here; the driver copies as many bytes as stated, and refuses a size
-        // that is not the argument's.
+        // SAFETY: a kernel that was made here; the driver copies as many bytes as stated, and
+        // refuses a size that is not the argument's.
         let status = unsafe { (self.cl.set_argument)(kernel, index, bytes.len(), bytes.as_ptr().cast()) };
         check("clSetKernelArg", status)
     }
@@ -292,8 +296,8 @@ impl OpenCl {
         })?;
         let region = [offset, size.checked_sub(offset).ok_or("a part outside its buffer")?];
         let mut status = 0;
-        // SAFETY: a buffer that its owner has not released; the region is the two sizes that the call reads,
-        // origin and length, inside the buffer; `status` has room for the number.
+        // SAFETY: a buffer that its owner has not released; the region is the two sizes that the
+        // call reads, origin and length, inside the buffer; `status` has room for the number.
         let part = unsafe { (self.cl.create_part)(whole, READ_WRITE, REGION, region.as_ptr().cast(), &raw mut status) };
         check("clCreateSubBuffer", status)?;
         self.parts.borrow_mut().insert((memory.0, offset), part);
@@ -338,8 +342,8 @@ impl Runtime for OpenCl {
 
     fn zero(&self, memory: Handle, bytes: usize) -> Answer<()> {
         let pattern = [0u8; 1];
-        // SAFETY: the caller's buffer has as many bytes; the driver copies the pattern's one byte before it
-        // returns; no events.
+        // SAFETY: the caller's buffer has as many bytes; the driver copies the pattern's one byte
+        // before it returns; no events.
         check("clEnqueueFillBuffer", unsafe {
             let pattern = pattern.as_ptr().cast();
             (self.cl.fill)(self.queue, object(memory.0), pattern, 1, 0, bytes, 0, null(), null_mut())
@@ -347,7 +351,8 @@ impl Runtime for OpenCl {
     }
 
     fn write(&self, memory: Handle, bytes: &[u8]) -> Answer<()> {
-        // SAFETY: the caller's buffer has as many bytes; the call waits until they are copied; no events.
+        // SAFETY: the caller's buffer has as many bytes; the call waits until they are copied; no
+        // events.
         check("clEnqueueWriteBuffer", unsafe {
             let from = bytes.as_ptr().cast();
             (self.cl.write)(self.queue, object(memory.0), WAIT, 0, bytes.len(), from, 0, null(), null_mut())
@@ -355,8 +360,8 @@ impl Runtime for OpenCl {
     }
 
     fn read(&self, bytes: &mut [u8], memory: Handle) -> Answer<()> {
-        // SAFETY: the caller's buffer has as many bytes; the call waits until they are in `bytes`, which is
-        // borrowed exclusively; no events.
+        // SAFETY: the caller's buffer has as many bytes; the call waits until they are in `bytes`,
+        // which is borrowed exclusively; no events.
         check("clEnqueueReadBuffer", unsafe {
             let to = bytes.as_mut_ptr().cast();
             (self.cl.read)(self.queue, object(memory.0), WAIT, 0, bytes.len(), to, 0, null(), null_mut())
@@ -387,14 +392,14 @@ impl Runtime for OpenCl {
         let line = CString::new(line).map_err(|error| error.to_string())?;
         let mut status = 0;
         let (text, length) = (source.as_ptr().cast::<c_char>(), source.len());
-        // SAFETY: one string with its length, both read before the call returns; `status` has room for the
-        // number.
+        // SAFETY: one string with its length, both read before the call returns; `status` has room
+        // for the number.
         let program =
             unsafe { (self.cl.create_program)(self.context, 1, &raw const text, &raw const length, &raw mut status) };
         check("clCreateProgramWithSource", status)?;
         self.programs.borrow_mut().push(program);
-        // SAFETY: the program made above, for one device, ours; options end with a zero; no callback, so that
-        // the call returns when it is built.
+        // SAFETY: the program made above, for one device, ours; options end with a zero; no
+        // callback, so that the call returns when it is built.
         let status = unsafe { (self.cl.build)(program, 1, &raw const self.device, line.as_ptr(), null(), null_mut()) };
         check("clBuildProgram", status).map_err(|error| format!("{error}\n{}", self.build_log(program)))?;
         Ok(Compiled(program as usize as u64))
@@ -403,8 +408,8 @@ impl Runtime for OpenCl {
     fn kernel(&self, program: Compiled, name: &str) -> Answer<Kernel> {
         let text = CString::new(name).map_err(|error| error.to_string())?;
         let mut status = 0;
-        // SAFETY: `compile` built the program, and it stays until `self` is dropped; the name ends with a zero;
-        // `status` has room for the number.
+        // SAFETY: `compile` built the program, and it stays until `self` is dropped; the name ends
+        // with a zero; `status` has room for the number.
         let kernel = unsafe { (self.cl.create_kernel)(object(program.0), text.as_ptr(), &raw mut status) };
         check(&format!("clCreateKernel of {name}"), status)?;
         self.kernels.borrow_mut().push(kernel);
@@ -429,8 +434,9 @@ impl Runtime for OpenCl {
             }
         }
         let global = groups.checked_mul(size).ok_or("too many work items")?;
-        // SAFETY: a kernel that was made here, with every argument set; one dimension, and one size each of
-        // the whole and of a group. What the kernel does with its memory is its op's to keep inside.
+        // SAFETY: a kernel that was made here, with every argument set; one dimension, and one size
+        // each of the whole and of a group. What the kernel does with its memory is its op's to
+        // keep inside.
         check("clEnqueueNDRangeKernel", unsafe {
             let (global, local) = (&raw const global, &raw const size);
             (self.cl.launch)(self.queue, kernel, 1, null(), global, local, 0, null(), null_mut())
@@ -440,8 +446,9 @@ impl Runtime for OpenCl {
 
 impl Drop for OpenCl {
     fn drop(&mut self) {
-        // SAFETY: every object was made here and is released once: parts before what they are parts of have
-        // gone, kernels before programs, all after the queue ran dry; queue and context last.
+        // SAFETY: every object was made here and is released once: parts before what they are parts
+        // of have gone, kernels before programs, all after the queue ran dry; queue and context
+        // last.
         unsafe {
             (self.cl.finish)(self.queue);
             for memory in self.parts.take().into_values().chain(self.pending_frees.take()) {

@@ -1,4 +1,5 @@
-//! Single operations with known results: a device that gets one wrong is refused before it touches a weight.
+//! Single operations with known results: a device that gets one wrong is refused before it touches
+//! a weight.
 
 use super::device::{Gpu, Groups, arguments};
 use super::program::{Program, program};

@@ -1,8 +1,9 @@
 //! Slice products on a GPU (`op/product.rs` says what): tiles of 64 × 64 outputs from packed bytes.
 //!
-//! Stored weights and folded gradients are sliced into the workspace. It is bounded: large operands are taken in stripes,
-//! whose sums continue from what the output holds. [`fold_forward`] and [`fold_input`] are products of sliced operands, which
-//! is where a device's own matrix units can take over; `product_weight.rs` has the third one, the weight gradient.
+//! Stored weights and folded gradients are sliced into the workspace. It is bounded: large operands
+//! are taken in stripes, whose sums continue from what the output holds. [`fold_forward`] and
+//! [`fold_input`] are products of sliced operands, which is where a device's own matrix units can
+//! take over; `product_weight.rs` has the third one, the weight gradient.
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
@@ -53,7 +54,8 @@ pub(super) struct RowTiles {
     pub(super) rows: Range<usize>,
     /// Tiles before each weight's first one, and all of them.
     starts: Vec<usize>,
-    /// The same of the tiles of tensor cores, which follow in the table. Empty where there are none.
+    /// The same of the tiles of tensor cores, which follow in the table. Empty where there are
+    /// none.
     tensor_starts: Vec<usize>,
     /// Rows before each weight's first one, and all of them.
     segments: Vec<usize>,
@@ -249,7 +251,8 @@ impl<'a> Weights<'a> {
         self.shape.rows
     }
 
-    /// Parts of at most `most` rows of each weight (whole chunks), in the order of the rows. One part where there is nothing.
+    /// Parts of at most `most` rows of each weight (whole chunks), in the order of the rows. One
+    /// part where there is nothing.
     fn parts(&self, most: usize) -> Vec<Part> {
         let n = self.shape.rows;
         let (stripe, together) = match self.matrix {
@@ -310,7 +313,8 @@ fn in_groups(gpu: &Gpu, tiles: &RowTiles, profile: Profile) -> bool {
     slice_tiles::serves(gpu) && (tiles.table.is_some() || profile == Profile::X3)
 }
 
-/// `y = acc · unit` of the right rows: the forward product of sliced operands. Only tensor cores take an epilogue.
+/// `y = acc · unit` of the right rows: the forward product of sliced operands. Only tensor cores
+/// take an epilogue.
 pub(super) fn fold_forward(
     gpu: &Gpu,
     y: Output,
@@ -391,7 +395,8 @@ pub(super) fn fold_forward(
     gpu.launch_sliced(&PRODUCT, "product_forward", right.profile, groups, arguments);
 }
 
-/// A gradient that arrives at a product's output: `stride` columns, of which those from `column` on are taken.
+/// A gradient that arrives at a product's output: `stride` columns, of which those from `column` on
+/// are taken.
 #[derive(Clone, Copy)]
 pub(super) struct Arriving {
     pub(super) place: Place,
@@ -399,7 +404,8 @@ pub(super) struct Arriving {
     pub(super) column: usize,
 }
 
-/// Folds the weights' units into the gradient and slices it into `left`, whose width is the number of rows of the part.
+/// Folds the weights' units into the gradient and slices it into `left`, whose width is the number
+/// of rows of the part.
 pub(super) fn slice_folded(
     gpu: &Gpu,
     left: Left,
@@ -433,7 +439,8 @@ pub(super) fn slice_folded(
     gpu.launch_sliced(&SLICES, "slice_folded", right.profile, groups, arguments);
 }
 
-/// Room for parts of weights with rows and columns exchanged, on devices whose matrix units want it so.
+/// Room for parts of weights with rows and columns exchanged, on devices whose matrix units want it
+/// so.
 #[derive(Clone, Copy)]
 pub(super) struct TurnedRoom {
     place: Option<Place>,
@@ -470,8 +477,8 @@ impl TurnedRoom {
     }
 }
 
-/// The input gradients of several weights, or of profile x3, on tensor cores: as many weights at a time as there is room
-/// to exchange rows and columns of.
+/// The input gradients of several weights, or of profile x3, on tensor cores: as many weights at a
+/// time as there is room to exchange rows and columns of.
 fn fold_input_groups(
     gpu: &Gpu,
     dx: Place,
@@ -510,7 +517,8 @@ fn fold_input_groups(
     }
 }
 
-/// `dx = acc`, from zero when `fresh` and from `dx` otherwise: the input gradient of sliced operands.
+/// `dx = acc`, from zero when `fresh` and from `dx` otherwise: the input gradient of sliced
+/// operands.
 pub(super) fn fold_input(
     gpu: &Gpu,
     dx: Place,

@@ -1,5 +1,6 @@
-//! Products with 4-bit weights on a GPU (`op/product4.rs` says what): nibbles stay packed in memory and become bytes on their way
-//! into a group's local memory. The input gradient slices `dy·σ` into the workspace, one group of channels after another.
+//! Products with 4-bit weights on a GPU (`op/product4.rs` says what): nibbles stay packed in memory
+//! and become bytes on their way into a group's local memory. The input gradient slices `dy·σ` into
+//! the workspace, one group of channels after another.
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};

@@ -1,9 +1,9 @@
 //! Weight gradients on a GPU (`op/product.rs` says what): columns of tokens are sliced into the
-//! workspace, in batches of whole token chunks whose sums continue from what the gradient holds. How
-//! many tokens a batch has changes memory and time, no bits.
+//! workspace, in batches of whole token chunks whose sums continue from what the gradient holds.
+//! How many tokens a batch has changes memory and time, no bits.
 //!
-//! Tensor cores take columns laid along the tokens, in whole blocks ([`weight_hopper`]); the portable
-//! kernels take rows of tokens.
+//! Tensor cores take columns laid along the tokens, in whole blocks ([`weight_hopper`]); the
+//! portable kernels take rows of tokens.
 
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::{GpuBuffer, Parts, Place};
@@ -20,11 +20,11 @@ static PRODUCT: Program = program!("product");
 
 /// Columns that a group slices along tokens: `COLUMNS` in `gpu/slices.cl`.
 const COLUMNS: usize = 64;
-/// Tokens for which there is room for one scale per column: rows of data that are shorter on average
-/// make smaller batches.
+/// Tokens for which there is room for one scale per column: rows of data that are shorter on
+/// average make smaller batches.
 const TOKENS_PER_SCALE: usize = 64;
-/// Bytes of sliced columns on tensor cores: each batch reads and writes the whole gradient, which is
-/// what batches of [`ROOM`] would spend their time on.
+/// Bytes of sliced columns on tensor cores: each batch reads and writes the whole gradient, which
+/// is what batches of [`ROOM`] would spend their time on.
 const TENSOR_ROOM: usize = 2 * ROOM;
 
 /// How much a batch may have.
@@ -113,7 +113,8 @@ pub(super) struct ColumnSlices {
 }
 
 impl ColumnSlices {
-    /// Lengths of the planes and the scales: with their widths padded, more than either layout takes.
+    /// Lengths of the planes and the scales: with their widths padded, more than either layout
+    /// takes.
     fn lengths(limits: BatchLimits, width: usize, profile: Profile) -> (usize, usize) {
         (profile.slice_count() * limits.places * padded(width), limits.chunks * padded(width))
     }
@@ -138,7 +139,8 @@ impl ColumnSlices {
         Columns { planes: self.planes, scales: self.units, width: self.width }
     }
 
-    /// Slices the columns of `x` over a batch of chunks; `x_base` is the token that is the first row of `x`.
+    /// Slices the columns of `x` over a batch of chunks; `x_base` is the token that is the first
+    /// row of `x`.
     pub(super) fn slice(
         &self,
         gpu: &Gpu,

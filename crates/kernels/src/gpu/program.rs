@@ -1,4 +1,5 @@
-//! Device programs: the sources of `crates/kernels/gpu`, put together, compiled when first used and kept.
+//! Device programs: the sources of `crates/kernels/gpu`, put together, compiled when first used and
+//! kept.
 
 use super::runtime::Language;
 use isobit_numerics::slices::Profile;

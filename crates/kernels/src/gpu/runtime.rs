@@ -1,4 +1,5 @@
-//! What a vendor's runtime must do for us: memory, copies, programs, launches, in the order they were asked for.
+//! What a vendor's runtime must do for us: memory, copies, programs, launches, in the order they
+//! were asked for.
 
 use crate::backend::DeviceFailure;
 
@@ -46,7 +47,8 @@ pub(super) trait Runtime {
     fn name(&self) -> &str;
     /// Bytes to which the offset of [`Argument::Memory`] must be aligned.
     fn alignment(&self) -> usize;
-    /// Whether `/` and `sqrt` round correctly; otherwise programs are compiled with `SOFT_DIVISION`.
+    /// Whether `/` and `sqrt` round correctly; otherwise programs are compiled with
+    /// `SOFT_DIVISION`.
     fn exact_division(&self) -> bool;
     /// Uninitialised; at least one byte.
     fn allocate(&self, bytes: usize) -> Answer<Handle>;
@@ -58,9 +60,11 @@ pub(super) trait Runtime {
     fn finish(&self) -> Answer<()>;
     fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled>;
     fn kernel(&self, program: Compiled, name: &str) -> Answer<Kernel>;
-    /// Launches `groups` groups of `size` work items; `dynamic` bytes of shared memory on top of what the kernel declares.
+    /// Launches `groups` groups of `size` work items; `dynamic` bytes of shared memory on top of
+    /// what the kernel declares.
     fn launch(&self, kernel: Kernel, groups: usize, size: usize, dynamic: usize, arguments: &[Argument]) -> Answer<()>;
-    /// Tensor-core generation, for kernels in a device's own language: (9, 0) on Hopper. None where there is no such thing.
+    /// Tensor-core generation, for kernels in a device's own language: (9, 0) on Hopper. None where
+    /// there is no such thing.
     fn architecture(&self) -> Option<(u32, u32)> {
         None
     }

@@ -1,5 +1,5 @@
-//! What slice products on the tensor cores of NVIDIA's Hopper share (`gpu/slice_tiles.cuh`): the shape
-//! of tiles, launches, and how the copy engine sees the planes.
+//! What slice products on the tensor cores of NVIDIA's Hopper share (`gpu/slice_tiles.cuh`): the
+//! shape of tiles, launches, and how the copy engine sees the planes.
 
 use super::device::{Gpu, Groups};
 use super::memory::Place;

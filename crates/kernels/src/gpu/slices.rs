@@ -126,7 +126,8 @@ impl Shaped<(usize, SliceShape)> for SlicedWeight {
     }
 }
 
-/// Slices the rows of a stored weight from `first` on; how many and how wide they are is in `shape`.
+/// Slices the rows of a stored weight from `first` on; how many and how wide they are is in
+/// `shape`.
 pub(super) fn slice_stored(
     gpu: &Gpu,
     planes: Place,

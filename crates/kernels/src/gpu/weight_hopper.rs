@@ -1,6 +1,6 @@
-//! The weight gradient on the tensor cores of NVIDIA's Hopper (`gpu/product_weight_hopper.cu`), both
-//! profiles: columns are sliced along the tokens in whole blocks (`gpu/column_slices.cu`), then multiplied.
-//! Other devices take the portable kernels; the bits are the same.
+//! The weight gradient on the tensor cores of NVIDIA's Hopper (`gpu/product_weight_hopper.cu`),
+//! both profiles: columns are sliced along the tokens in whole blocks (`gpu/column_slices.cu`),
+//! then multiplied. Other devices take the portable kernels; the bits are the same.
 
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::{GpuBuffer, Place};

@@ -1,7 +1,8 @@
-//! AdamW (`docs/numerics.md`, "AdamW"): `isobit_numerics::adamw::update` for every element, in place.
+//! AdamW (`docs/numerics.md`, "AdamW"): `isobit_numerics::adamw::update` for every element, in
+//! place.
 //!
-//! No element depends on another, so any partition of the tensors gives the same bits. One op updates
-//! all tensors of a step: a device may need a single launch for them.
+//! No element depends on another, so any partition of the tensors gives the same bits. One op
+//! updates all tensors of a step: a device may need a single launch for them.
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output, lengths};

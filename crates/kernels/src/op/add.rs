@@ -1,4 +1,5 @@
-//! Sum of two tensors (`docs/numerics.md`, "Residual"): `y = a + b`, element by element, one rounding.
+//! Sum of two tensors (`docs/numerics.md`, "Residual"): `y = a + b`, element by element, one
+//! rounding.
 //!
 //! The gradient of both summands is `dy` itself, so there is no backward op.
 

@@ -1,23 +1,30 @@
-//! Attention (`docs/numerics.md`, "Attention"): causal, grouped heads, optional window, one span per document.
+//! Attention (`docs/numerics.md`, "Attention"): causal, grouped heads, optional window, one span
+//! per document.
 //!
-//! Layouts: `q[t, heads, key_width]`, `k[t, kv_heads, key_width]`, `v[t, kv_heads, value_width]`, `o[t, heads, value_width]`,
-//! `lse[t, heads]` (base 2); gradients like what they are gradients of. Query head `h` uses key head `h / (heads / kv_heads)`.
-//! Nothing a query computes depends on later keys, on other spans, or on where its span lies in the buffers: tiles count
-//! from the span's first key. Rows of the buffers that belong to no span are neither read nor written.
+//! Layouts: `q[t, heads, key_width]`, `k[t, kv_heads, key_width]`, `v[t, kv_heads, value_width]`,
+//! `o[t, heads, value_width]`, `lse[t, heads]` (base 2); gradients like what they are gradients of.
+//! Query head `h` uses key head `h / (heads / kv_heads)`. Nothing a query computes depends on later
+//! keys, on other spans, or on where its span lies in the buffers: tiles count from the span's
+//! first key. Rows of the buffers that belong to no span are neither read nor written.
 //!
 //! # What the bits are
 //!
-//! Float32, round to nearest even, every operation below rounded once; `fma` is one operation. *Slicing* a vector is
-//! "Slices" of `docs/numerics.md` with the whole vector as one chunk: integers `[x]` and one unit. `⟨a, b⟩` is the chunk value of
-//! the exact integer sums over the products that the profile keeps, as in the slice product. Sums written `lanes` have the shape
-//! of `numerics::lanes`: 32 lanes, then halves. Positions `i` (queries) and `j` (keys) count from the span's first key; key `j` is visible
-//! to query `i` iff `j ≤ i` and, with a window, `j + window > i`. A key that is not visible takes no part in any step.
+//! Float32, round to nearest even, every operation below rounded once; `fma` is one operation.
+//! *Slicing* a vector is "Slices" of `docs/numerics.md` with the whole vector as one chunk:
+//! integers `[x]` and one unit. `⟨a, b⟩` is the chunk value of the exact integer sums over the
+//! products that the profile keeps, as in the slice product. Sums written `lanes` have the shape of
+//! `numerics::lanes`: 32 lanes, then halves. Positions `i` (queries) and `j` (keys) count from the
+//! span's first key; key `j` is visible to query `i` iff `j ≤ i` and, with a window,
+//! `j + window > i`. A key that is not visible takes no part in any step.
 //!
-//! Every row `q[i,h,:]`, `k[j,g,:]`, `v[j,g,:]` and (backward) `dO[i,h,:]` is sliced over its width: units `sq sk sv sdo`.
+//! Every row `q[i,h,:]`, `k[j,g,:]`, `v[j,g,:]` and (backward) `dO[i,h,:]` is sliced over its
+//! width: units `sq sk sv sdo`.
 //!
-//! Score, base 2: `z = ⟨q_i, k_j⟩ · ((sq_i · scale2) · sk_j)` with `scale2 = f32(f64(scale) · log2 e)`.
+//! Score, base 2: `z = ⟨q_i, k_j⟩ · ((sq_i · scale2) · sk_j)` with
+//! `scale2 = f32(f64(scale) · log2 e)`.
 //!
-//! Forward, per query, from `m = −∞`, `l = 0`, `O = 0`. Over the tiles of [`KEY_TILE`] keys, ascending, that hold a visible key:
+//! Forward, per query, from `m = −∞`, `l = 0`, `O = 0`. Over the tiles of [`KEY_TILE`] keys,
+//! ascending, that hold a visible key:
 //!
 //! ```text
 //! m'  = max(m, z_j over the tile's visible keys)
@@ -45,9 +52,10 @@
 //!       dV_jd = fma(⟨w, dO_:d⟩, u, dV_jd)
 //! ```
 //!
-//! Gradients of a key head are those of its query heads added in ascending order, starting from the first one's value.
-//! Maxima and integer sums are exact, so their order is free; signed zeros of `m` cannot reach a result. Where a visible row
-//! holds a non-finite number the results that use it are NaN, with unspecified payload.
+//! Gradients of a key head are those of its query heads added in ascending order, starting from the
+//! first one's value. Maxima and integer sums are exact, so their order is free; signed zeros of
+//! `m` cannot reach a result. Where a visible row holds a non-finite number the results that use it
+//! are NaN, with unspecified payload.
 
 use crate::backend::{F32, Length, Memory, Workspaces};
 use crate::op::{Op, Output, lengths};
@@ -56,12 +64,14 @@ use std::ops::Range;
 
 /// Keys of one tile: the unit of the running softmax and of the slices of probabilities.
 pub const KEY_TILE: usize = 128;
-/// Queries of one tile: the unit of the slices of probabilities in the gradients of keys and values.
+/// Queries of one tile: the unit of the slices of probabilities in the gradients of keys and
+/// values.
 pub const QUERY_TILE: usize = 128;
 /// Widest head, for keys and for values.
 pub const HEAD_WIDTH_MAX: usize = 256;
 
-/// One document: its queries are the last `queries.len()` of its positions, its keys are all of them.
+/// One document: its queries are the last `queries.len()` of its positions, its keys are all of
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     pub queries: Range<usize>,
@@ -112,7 +122,8 @@ impl Attention<'_> {
         positions.map(|position| self.visible(position).len()).sum()
     }
 
-    /// Panics unless `q`, `o`, `lse` hold whole tokens up to the last query, `k` and `v` up to the last key.
+    /// Panics unless `q`, `o`, `lse` hold whole tokens up to the last query, `k` and `v` up to the
+    /// last key.
     pub(crate) fn check_lengths(&self, op: &'static str, [q, o, lse]: [usize; 3], [k, v]: [usize; 2]) {
         let (queries, keys) = (lse / self.heads, k / (self.kv_heads * self.key_width));
         let (q_want, o_want) = (queries * self.heads * self.key_width, queries * self.heads * self.value_width);

@@ -1,8 +1,11 @@
-//! Load balancing of a router (`docs/numerics.md`, "Load balance"): how much probability each expert gets in each row of data.
+//! Load balancing of a router (`docs/numerics.md`, "Load balance"): how much probability each
+//! expert gets in each row of data.
 //!
-//! Forward: `sums[row, e]` is the sum over the row's tokens of `P[t, e]`, the softmax of the token's logits over all experts. Backward, given
-//! the gradient `share` of `sums`: `dz[t, e] = fma(P[t, e], share[row, e] − A, dz[t, e])` with `A` the lane sum of `fma(P, share, ·)`. A row of
-//! data has sums of its own, so that it does not matter which rows are computed together.
+//! Forward: `sums[row, e]` is the sum over the row's tokens of `P[t, e]`, the softmax of the
+//! token's logits over all experts. Backward, given the gradient `share` of `sums`:
+//! `dz[t, e] = fma(P[t, e], share[row, e] − A, dz[t, e])` with `A` the lane sum of
+//! `fma(P, share, ·)`. A row of data has sums of its own, so that it does not matter which rows are
+//! computed together.
 
 use super::router::EXPERTS_MAX;
 use crate::backend::{F32, Length, Memory, Workspaces};

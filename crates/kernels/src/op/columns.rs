@@ -1,9 +1,11 @@
 //! Column copies (`docs/numerics.md`, "Column copies"): what splits and joins activation matrices.
 //!
-//! For every token `t`, group `g`, column `j < width`, the element `x[t·from.row + from.offset + g·from.stride + j]` goes to
-//! `y[t·to.row + to.offset + g·to.stride + j]`, instead of what is there or added to it. `from.stride = 0` gives one block of columns to all groups.
-//! `to.stride = 0` gathers: the groups are added up in ascending order, from the first one's value or, adding, from what `y` holds; it is
-//! the gradient of the former. All other elements of `y` stay as they are.
+//! For every token `t`, group `g`, column `j < width`, the element
+//! `x[t·from.row + from.offset + g·from.stride + j]` goes to
+//! `y[t·to.row + to.offset + g·to.stride + j]`, instead of what is there or added to it.
+//! `from.stride = 0` gives one block of columns to all groups. `to.stride = 0` gathers: the groups
+//! are added up in ascending order, from the first one's value or, adding, from what `y` holds; it
+//! is the gradient of the former. All other elements of `y` stay as they are.
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output};
@@ -32,7 +34,8 @@ pub enum ColumnMode {
     Add,
 }
 
-/// Which columns go where. Rows of a buffer may also be moved as the groups of a single token whose `row` is the whole buffer.
+/// Which columns go where. Rows of a buffer may also be moved as the groups of a single token whose
+/// `row` is the whole buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Columns {
     pub tokens: usize,

@@ -1,18 +1,23 @@
-//! Gated delta rule (`docs/numerics.md`, "Gated delta rule"): the recurrent layer of hybrid models, in chunks of [`CHUNK`] tokens.
+//! Gated delta rule (`docs/numerics.md`, "Gated delta rule"): the recurrent layer of hybrid models,
+//! in chunks of [`CHUNK`] tokens.
 //!
-//! Layouts: `q[t, key_heads, key_width]` and `k` (normalised and scaled by the caller), `v[t, value_heads, value_width]`, `g[t, value_heads]`
-//! (logarithm of the decay, at most 0), `beta[t, value_heads]`, `o` like `v`; gradients like what they are gradients of. Value head `h` uses key head
-//! `h / (value_heads / key_heads)`. A document is a row of `row_starts`; its state, `[key_width, value_width]` per value head, starts from zero
-//! or from `initial_state[documents, value_heads, key_width, value_width]`; `final_state` has the same layout.
+//! Layouts: `q[t, key_heads, key_width]` and `k` (normalised and scaled by the caller),
+//! `v[t, value_heads, value_width]`, `g[t, value_heads]` (logarithm of the decay, at most 0),
+//! `beta[t, value_heads]`, `o` like `v`; gradients like what they are gradients of. Value head `h`
+//! uses key head `h / (value_heads / key_heads)`. A document is a row of `row_starts`; its state,
+//! `[key_width, value_width]` per value head, starts from zero or from
+//! `initial_state[documents, value_heads, key_width, value_width]`; `final_state` has the same
+//! layout.
 //!
 //! # What is computed
 //!
-//! Per value head, with the state `S`: `S' = exp(g_t)·S`, `δ_t = beta_t·(v_t − S'ᵀ k_t)`, `S = S' + k_t δ_tᵀ`, `o_t = Sᵀ q_t`.
+//! Per value head, with the state `S`: `S' = exp(g_t)·S`, `δ_t = beta_t·(v_t − S'ᵀ k_t)`,
+//! `S = S' + k_t δ_tᵀ`, `o_t = Sᵀ q_t`.
 //!
 //! # What the bits are
 //!
-//! Float32; a *chain* is one `fma` after another in the order of its index. Chunks count from the document's first token; `i`, `j` are places
-//! in a chunk of `n` tokens, `S` the state before it.
+//! Float32; a *chain* is one `fma` after another in the order of its index. Chunks count from the
+//! document's first token; `i`, `j` are places in a chunk of `n` tokens, `S` the state before it.
 //!
 //! ```text
 //! a_i  = exp(g_i)
@@ -26,8 +31,9 @@
 //! S_dc = A_{n-1}·S_dc, then chain over i of (Γ_{n-1,i}·k_id)·δ_ic
 //! ```
 //!
-//! Nothing of a token depends on later ones. The state after a whole chunk is all that later chunks see, so a document may be cut at chunk borders:
-//! the `final_state` of one call is the `initial_state` of the next, with the bits of one call. A decoder keeps the state of the last
+//! Nothing of a token depends on later ones. The state after a whole chunk is all that later chunks
+//! see, so a document may be cut at chunk borders: the `final_state` of one call is the
+//! `initial_state` of the next, with the bits of one call. A decoder keeps the state of the last
 //! border and the inputs of the tokens since, and computes these again.
 //!
 //! The backward pass is in `docs/numerics.md`; no gradient goes through initial or final states.

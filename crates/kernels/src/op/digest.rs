@@ -1,7 +1,9 @@
-//! Digest (`docs/numerics.md`, "Tensor digest") of a buffer: its elements as little-endian bytes, in order.
+//! Digest (`docs/numerics.md`, "Tensor digest") of a buffer: its elements as little-endian bytes,
+//! in order.
 //!
-//! Contributions of blocks of 4,096 bytes are added modulo 2⁶⁴, so threads may take blocks in any order.
-//! The op leaves sums; whoever wants the digest downloads and finishes them, so that no device is waited for meanwhile.
+//! Contributions of blocks of 4,096 bytes are added modulo 2⁶⁴, so threads may take blocks in any
+//! order. The op leaves sums; whoever wants the digest downloads and finishes them, so that no
+//! device is waited for meanwhile.
 
 use crate::backend::{Length, Memory, U32};
 use crate::op::{Op, Output, lengths};
@@ -52,7 +54,8 @@ impl<M: Memory> AnyBuffer<'_, M> {
 
 /// The sums that a digest is made of.
 pub struct DigestSums<'a, M: Memory> {
-    /// Pairs of 64-bit sums, low word first; their sum is the digest's. A backend fills what it needs and zeroes the rest.
+    /// Pairs of 64-bit sums, low word first; their sum is the digest's. A backend fills what it
+    /// needs and zeroes the rest.
     pub sums: &'a mut U32<M>,
     pub x: AnyBuffer<'a, M>,
 }

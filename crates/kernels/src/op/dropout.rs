@@ -1,8 +1,10 @@
-//! Dropout (`docs/numerics.md`, "Dropout"): an element is kept iff its Philox word is at least `threshold`; kept elements
-//! are multiplied by `keep_scale`, others become +0. Backward is the same function of the gradient.
+//! Dropout (`docs/numerics.md`, "Dropout"): an element is kept iff its Philox word is at least
+//! `threshold`; kept elements are multiplied by `keep_scale`, others become +0. Backward is the
+//! same function of the gradient.
 //!
-//! The word is keyed by (seed, purpose, step, row, tensor, element): `row` counts from `first_row` along `row_starts`,
-//! `element` from the start of its row. Which micro-batch a row sits in does not show.
+//! The word is keyed by (seed, purpose, step, row, tensor, element): `row` counts from `first_row`
+//! along `row_starts`, `element` from the start of its row. Which micro-batch a row sits in does
+//! not show.
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output, end, lengths};

@@ -1,8 +1,9 @@
-//! Sigmoid gates (`docs/numerics.md`, "Gates"): of attention outputs, element by element, and of a shared expert, one per token.
+//! Sigmoid gates (`docs/numerics.md`, "Gates"): of attention outputs, element by element, and of a
+//! shared expert, one per token.
 //!
-//! Forward: `y = x·s` with `s = sigmoid(g)`. Backward: `dx = dy·s` and `dg = (dy·x)·(s·(1 − s))`; with one gate per token
-//! `dg = D·(s·(1 − s))`, where `D` is the lane sum over the width of `fma(dy, x, ·)`. Every operation is rounded; `s` is
-//! computed anew in the backward pass.
+//! Forward: `y = x·s` with `s = sigmoid(g)`. Backward: `dx = dy·s` and `dg = (dy·x)·(s·(1 − s))`;
+//! with one gate per token `dg = D·(s·(1 − s))`, where `D` is the lane sum over the width of
+//! `fma(dy, x, ·)`. Every operation is rounded; `s` is computed anew in the backward pass.
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output, lengths};

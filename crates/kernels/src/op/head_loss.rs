@@ -1,19 +1,25 @@
-//! Fused LM head and cross-entropy (`docs/numerics.md`, "Head and loss"): the logits never exist as a whole.
+//! Fused LM head and cross-entropy (`docs/numerics.md`, "Head and loss"): the logits never exist as
+//! a whole.
 //!
-//! Logit `z[t, v]` is the forward slice product of hidden state and head row. Forward, over vocabulary blocks of 512:
-//! - `m_b = max z` over the block, starting from −∞ with `z > m ? z : m` (a NaN never becomes the maximum), and `s_b` = lane
-//!   sum of `exp(z − m_b)`, lane = index in the block mod 32. A NaN logit makes `s_b` NaN.
-//! - `m = max m_b` and `s` = lane sum of the rounded products `s_b·exp(m_b − m)`, lane = block index mod 32.
-//! - `lse = m + ln(s)`, `loss = lse − z[label]`, or +0 where the label is [`IGNORED`]. A NaN `lse` or `loss` is the canonical
-//!   one. `best` is the smallest `v` with `z[v] = m`, and 0 if there is none (every logit NaN).
+//! Logit `z[t, v]` is the forward slice product of hidden state and head row. Forward, over
+//! vocabulary blocks of 512:
+//! - `m_b = max z` over the block, starting from −∞ with `z > m ? z : m` (a NaN never becomes the
+//!   maximum), and `s_b` = lane sum of `exp(z − m_b)`, lane = index in the block mod 32. A NaN
+//!   logit makes `s_b` NaN.
+//! - `m = max m_b` and `s` = lane sum of the rounded products `s_b·exp(m_b − m)`, lane = block
+//!   index mod 32.
+//! - `lse = m + ln(s)`, `loss = lse − z[label]`, or +0 where the label is [`IGNORED`]. A NaN `lse`
+//!   or `loss` is the canonical one. `best` is the smallest `v` with `z[v] = m`, and 0 if there is
+//!   none (every logit NaN).
 //!
-//! `lse` and `best` are given for every token, ignored or not. A token with a NaN or +∞ logit, or with a block of nothing
-//! but −∞, has a NaN `lse`; nothing is hidden by the maximum.
+//! `lse` and `best` are given for every token, ignored or not. A token with a NaN or +∞ logit, or
+//! with a block of nothing but −∞, has a NaN `lse`; nothing is hidden by the maximum.
 //!
-//! Backward: `dz[t, v] = (exp(z − lse) − [v = label])·weight[t]`, the difference rounded, then the product; +0 for all of an
-//! ignored token. `dh` is the input-gradient slice product of `dz` and the head (`dz·unit_head[v]` rounded, sliced per token
-//! and 512 of the vocabulary, chunks folded ascending from zero); an ignored token's `dh` is +0 whatever the head holds.
-//! `dhead`, if asked for, accumulates the weight-gradient slice product of `dz` and `h` over token chunks of 512 that
+//! Backward: `dz[t, v] = (exp(z − lse) − [v = label])·weight[t]`, the difference rounded, then the
+//! product; +0 for all of an ignored token. `dh` is the input-gradient slice product of `dz` and
+//! the head (`dz·unit_head[v]` rounded, sliced per token and 512 of the vocabulary, chunks folded
+//! ascending from zero); an ignored token's `dh` is +0 whatever the head holds. `dhead`, if asked
+//! for, accumulates the weight-gradient slice product of `dz` and `h` over token chunks of 512 that
 //! restart at row starts; ignored tokens take part with their zeros.
 
 use crate::backend::{F32, I32, Length, Matrix, Memory, Shaped, U32, Workspaces};

@@ -1,7 +1,9 @@
-//! Linear layer (`docs/numerics.md`, "Composition"): a slice product and what follows it, in one op.
+//! Linear layer (`docs/numerics.md`, "Composition"): a slice product and what follows it, in one
+//! op.
 //!
-//! The bits are those of the ops it is made of, one after another: `product_forward`, `bias_forward`,
-//! `low_rank_expand`; backward `product_grad_input`, `low_rank_expand`. A backend may do them in one pass.
+//! The bits are those of the ops it is made of, one after another: `product_forward`,
+//! `bias_forward`, `low_rank_expand`; backward `product_grad_input`, `low_rank_expand`. A backend
+//! may do them in one pass.
 
 use crate::backend::{F32, Length, Matrix, Memory, Shaped, Workspaces};
 use crate::op::low_rank::LowRank;

@@ -1,9 +1,13 @@
-//! Low-rank products (`docs/numerics.md`, "Low-rank products"): float32 products with a rank of at most 64 on one side.
+//! Low-rank products (`docs/numerics.md`, "Low-rank products"): float32 products with a rank of at
+//! most 64 on one side.
 //!
-//! A factor `M` joins a long axis (`width`) to a short one (`rank`). With `x[t, width]` and `u[t, rank]`:
+//! A factor `M` joins a long axis (`width`) to a short one (`rank`). With `x[t, width]` and
+//! `u[t, rank]`:
 //! - contract `u[t, j] = Σ_l x[t, l]·M[j, l]`: a lane sum of fused multiply-adds over `l`;
-//! - expand `y[t, l] = fma(alpha, Σ_j u[t, j]·M[j, l], y[t, l])`: the sum is an FMA chain from zero in ascending `j`;
-//! - outer `dM[j, l] += Σ_t (alpha·u[t, j])·x[t, l]`: a sum over tokens; `alpha·u` is rounded first.
+//! - expand `y[t, l] = fma(alpha, Σ_j u[t, j]·M[j, l], y[t, l])`: the sum is an FMA chain from zero
+//!   in ascending `j`;
+//! - outer `dM[j, l] += Σ_t (alpha·u[t, j])·x[t, l]`: a sum over tokens; `alpha·u` is rounded
+//!   first.
 
 use crate::backend::{F32, Length, Memory, Workspaces};
 use crate::op::{Op, Output, lengths};
@@ -11,8 +15,9 @@ use crate::op::{Op, Output, lengths};
 /// Largest rank of a low-rank product.
 pub const RANK_MAX: usize = 64;
 
-/// A product or a group of products with one shape of factor: tokens `segments[e]..segments[e+1]` meet factor `e`. A plain product has
-/// the single segment `[0, tokens]`; adapters of experts have one each, empty ones allowed. Factors lie one after another.
+/// A product or a group of products with one shape of factor: tokens `segments[e]..segments[e+1]`
+/// meet factor `e`. A plain product has the single segment `[0, tokens]`; adapters of experts have
+/// one each, empty ones allowed. Factors lie one after another.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LowRank<'a> {
     pub segments: &'a [usize],
@@ -78,7 +83,8 @@ impl LowRank<'_> {
         assert!(ascend && self.segments.len() > 1, "segments ascend from 0");
     }
 
-    /// Blocks of a sum over tokens, each with its factor. `row_starts` has its ends at segment borders too.
+    /// Blocks of a sum over tokens, each with its factor. `row_starts` has its ends at segment
+    /// borders too.
     pub fn blocks(&self, row_starts: &[usize]) -> impl Iterator<Item = (usize, std::ops::Range<usize>)> {
         assert_eq!(row_starts.last(), Some(&self.tokens()), "rows of data end with the tokens");
         let mut factor = 0;

@@ -1,8 +1,10 @@
-//! One file per op: its arguments, their shapes, and what the bits are. `docs/numerics.md` is normative; each file cites it.
+//! One file per op: its arguments, their shapes, and what the bits are. `docs/numerics.md` is
+//! normative; each file cites it.
 //!
-//! Conventions: matrices are row-major and dense; a *token* is one row of an activation matrix; *rows* in the sense of
-//! the data (sequences of a step) are given by `row_starts`, ascending offsets into the tokens with the end as last.
-//! Gradients of parameters accumulate, everything else overwrites unless `accumulate` says otherwise.
+//! Conventions: matrices are row-major and dense; a *token* is one row of an activation matrix;
+//! *rows* in the sense of the data (sequences of a step) are given by `row_starts`, ascending
+//! offsets into the tokens with the end as last. Gradients of parameters accumulate, everything
+//! else overwrites unless `accumulate` says otherwise.
 
 pub mod adamw;
 pub mod add;
@@ -71,20 +73,22 @@ use half::{bf16, f16};
 
 /// An op as a value: its arguments by name. Outputs come first, then inputs and parameters.
 ///
-/// Whatever is true of an op on every backend stands here, so that counting, observing and disturbing ops need not know
-/// any of them by name.
+/// Whatever is true of an op on every backend stands here, so that counting, observing and
+/// disturbing ops need not know any of them by name.
 pub trait Op<M: Memory> {
     const NAME: &'static str;
 
     /// Panics unless lengths and parameters fit together: a wrong size is the caller's bug.
     fn check(&self);
 
-    /// Products of two numbers that are added up, as the mathematics counts them: a slice product of either profile is one.
+    /// Products of two numbers that are added up, as the mathematics counts them: a slice product
+    /// of either profile is one.
     fn multiply_adds(&self) -> usize {
         0
     }
 
-    /// What tells two calls of one op apart in a report: rows, outputs and inputs of a product. Zero elsewhere.
+    /// What tells two calls of one op apart in a report: rows, outputs and inputs of a product.
+    /// Zero elsewhere.
     fn size(&self) -> [usize; 3] {
         [0; 3]
     }
@@ -123,7 +127,8 @@ fn end(row_starts: &[usize]) -> usize {
     row_starts[row_starts.len() - 1]
 }
 
-/// Tokens that a sum over tokens adds up before it is folded into the running total ("Sums over tokens").
+/// Tokens that a sum over tokens adds up before it is folded into the running total ("Sums over
+/// tokens").
 pub const TOKEN_BLOCK: usize = 128;
 
 /// Splits the tokens of `row_starts` into blocks of at most `block` that never cross a row start.

@@ -1,15 +1,21 @@
-//! Product with 4-bit weights (`docs/numerics.md`, "Product with 4-bit weights"): GPTQ layers, frozen, never expanded in memory.
+//! Product with 4-bit weights (`docs/numerics.md`, "Product with 4-bit weights"): GPTQ layers,
+//! frozen, never expanded in memory.
 //!
-//! `W[n, k] = scale[g, n]·d[n, k]` with `g` the group of channel `k` and `d = q − z` a whole number from −16 to 15. The
-//! channels are taken in the *order* of their groups (stable), and all chunks and pieces are counted along that order.
-//! `σ = scale·2⁻⁴` (profile x2) or `scale·2⁻⁸` (x3). Two forms, beside the slice product's:
-//! - forward `y[m, n] = Σ_k x[m, k]·W[n, k]`: `x` sliced per (row, 512 ordered channels). A *piece* is what a chunk and a group
-//!   have in common; pieces ascending, `acc = fma(v, unit_x·σ[g, n], acc)`, the product of unit and σ rounded; `y = acc`.
-//! - input gradient `dx[m, k] = Σ_n dy[m, n]·W[n, k]`: for the group of `k`, `dy[m, n]·σ[g, n]` (rounded once) is sliced per
-//!   (row, 512 of n); per chunk `acc = fma(v, unit, acc)`, starting from zero or from `dx` when accumulating.
+//! `W[n, k] = scale[g, n]·d[n, k]` with `g` the group of channel `k` and `d = q − z` a whole number
+//! from −16 to 15. The channels are taken in the *order* of their groups (stable), and all chunks
+//! and pieces are counted along that order. `σ = scale·2⁻⁴` (profile x2) or `scale·2⁻⁸` (x3). Two
+//! forms, beside the slice product's:
+//! - forward `y[m, n] = Σ_k x[m, k]·W[n, k]`: `x` sliced per (row, 512 ordered channels). A *piece*
+//!   is what a chunk and a group have in common; pieces ascending,
+//!   `acc = fma(v, unit_x·σ[g, n], acc)`, the product of unit and σ rounded; `y = acc`.
+//! - input gradient `dx[m, k] = Σ_n dy[m, n]·W[n, k]`: for the group of `k`, `dy[m, n]·σ[g, n]`
+//!   (rounded once) is sliced per (row, 512 of n); per chunk `acc = fma(v, unit, acc)`, starting
+//!   from zero or from `dx` when accumulating.
 //!
-//! `v` comes from exact sums of the left operand's slices with `d`: x2 `v = f32(256·Σ hi·d + Σ lo·d)`, one rounding; x3
-//! `v = fma(f32(Σ hi·d), 65536, fma(f32(Σ mid·d), 256, f32(Σ lo·d)))`. Groups of weights (experts) as in the slice product.
+//! `v` comes from exact sums of the left operand's slices with `d`: x2
+//! `v = f32(256·Σ hi·d + Σ lo·d)`, one rounding; x3
+//! `v = fma(f32(Σ hi·d), 65536, fma(f32(Σ mid·d), 256, f32(Σ lo·d)))`. Groups of weights (experts)
+//! as in the slice product.
 
 use crate::backend::{F32, Length, Memory, Shaped, Workspaces};
 use crate::op::{Op, Output, Product, lengths};
@@ -100,7 +106,8 @@ pub struct Quantized<'a> {
     pub k: usize,
     /// Channels of a group: a multiple of eight. The last group may have fewer.
     pub group_size: usize,
-    /// `[k / 8, n]`: channel `8·r + j` of output `n` is in the bits `4·j..4·j + 4` of word `(r, n)`.
+    /// `[k / 8, n]`: channel `8·r + j` of output `n` is in the bits `4·j..4·j + 4` of word
+    /// `(r, n)`.
     pub words: &'a [i32],
     /// `[groups, n]`, each at most 16.
     pub zeros: &'a [u8],
@@ -195,8 +202,8 @@ impl Quantized<'_> {
 }
 
 impl Quantized<'_> {
-    /// The channels at places `8·line..` of the order for output `n`, as kernels unpack them: byte `c` holds the channel at place `c`
-    /// in its low and the one at place `c + 4` in its high bits.
+    /// The channels at places `8·line..` of the order for output `n`, as kernels unpack them: byte
+    /// `c` holds the channel at place `c` in its low and the one at place `c + 4` in its high bits.
     pub(crate) fn line(&self, order: Option<&[u32]>, line: usize, n: usize) -> u32 {
         let word = match order {
             None => self.words[line * self.n + n] as u32,
@@ -238,7 +245,8 @@ pub fn pieces(starts: &[usize]) -> Vec<Piece> {
     pieces
 }
 
-/// What a scale is multiplied by to give σ: the power of two that a unit leaves to its partner (`Profile::unit_divisor`).
+/// What a scale is multiplied by to give σ: the power of two that a unit leaves to its partner
+/// (`Profile::unit_divisor`).
 pub const fn sigma_factor(profile: Profile) -> f32 {
     match profile {
         Profile::X2 => 1.0 / 16.0,

@@ -1,10 +1,12 @@
 //! RMS norm (`docs/numerics.md`, "RMS norm").
 //!
-//! Forward, per token: `ss` = lane sum of `fma(x, x, ·)`; `inv = 1 / sqrt(ss / f32(width) + eps)`, each step rounded;
-//! `y = (x·inv)·w`, with `w = 1 + weight` when zero-centred. `inv` is kept for the backward pass.
+//! Forward, per token: `ss` = lane sum of `fma(x, x, ·)`; `inv = 1 / sqrt(ss / f32(width) + eps)`,
+//! each step rounded; `y = (x·inv)·w`, with `w = 1 + weight` when zero-centred. `inv` is kept for
+//! the backward pass.
 //!
-//! Backward: `n = x·inv`, `g = dy·w`, `c = (lane sum of fma(g, n, ·)) / f32(width)`, `dx = fma(−n, c, g)·inv`, added to `dx`
-//! when accumulating; `dweight` gets the sum over tokens of `dy·n` (product rounded, then added).
+//! Backward: `n = x·inv`, `g = dy·w`, `c = (lane sum of fma(g, n, ·)) / f32(width)`,
+//! `dx = fma(−n, c, g)·inv`, added to `dx` when accumulating; `dweight` gets the sum over tokens of
+//! `dy·n` (product rounded, then added).
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output, end, lengths};

@@ -1,9 +1,11 @@
 //! Rotary embedding, in place (`docs/numerics.md`, "Rotary embedding").
 //!
-//! With `h = rotary_width / 2` and pairs `(a, b)` of each head, `c`, `s` from the tables at the token's position:
-//! `a' = fma(a, c, −(b·s))`, `b' = fma(b, c, a·s)`. Backward is the inverse rotation: `a' = fma(a, c, b·s)`, `b' = fma(b, c, −(a·s))`.
-//! Pair `i` is `(x[offset + i], x[offset + i + h])`, or `(x[offset + 2i], x[offset + 2i + 1])` when interleaved; results stay where their
-//! arguments were. Channels outside `offset .. offset + rotary_width` pass through.
+//! With `h = rotary_width / 2` and pairs `(a, b)` of each head, `c`, `s` from the tables at the
+//! token's position: `a' = fma(a, c, −(b·s))`, `b' = fma(b, c, a·s)`. Backward is the inverse
+//! rotation: `a' = fma(a, c, b·s)`, `b' = fma(b, c, −(a·s))`. Pair `i` is
+//! `(x[offset + i], x[offset + i + h])`, or `(x[offset + 2i], x[offset + 2i + 1])` when
+//! interleaved; results stay where their arguments were. Channels outside
+//! `offset .. offset + rotary_width` pass through.
 //!
 //! Tables are `[position, h]`, made on the host in float64 (`isobit_numerics::rope`).
 

@@ -1,13 +1,18 @@
-//! Router of a mixture of experts (`docs/numerics.md`, "Router"): which experts a token goes to, and with what weight.
+//! Router of a mixture of experts (`docs/numerics.md`, "Router"): which experts a token goes to,
+//! and with what weight.
 //!
-//! Choosing and weighing are two ops, because a recomputation weighs the choices that the forward pass kept. Everything a token
-//! gets depends on its own logits alone. `grouped` is the host's part: the pairs (token, slot) in the order of the experts.
+//! Choosing and weighing are two ops, because a recomputation weighs the choices that the forward
+//! pass kept. Everything a token gets depends on its own logits alone. `grouped` is the host's
+//! part: the pairs (token, slot) in the order of the experts.
 //!
-//! - choose: the score is the logit, or `sigmoid(logit) + bias`; larger scores first, smaller index first among equals, NaN last. Groups
-//!   of experts compete beforehand by the sum of their two best scores.
-//! - weights: a softmax over the chosen logits, or over all; or sigmoids, divided by their sum + 1e-20 or not. Sums over slots are
-//!   chains, the sum over all experts is a lane sum. The result is multiplied by `scale`.
-//! - backward: with `g = dw·scale` and `M` the chain of `fma(g, q, ·)`, `dz = q·(g − M)`, times `sigmoid(−z)` for sigmoids.
+//! - choose: the score is the logit, or `sigmoid(logit) + bias`; larger scores first, smaller index
+//!   first among equals, NaN last. Groups of experts compete beforehand by the sum of their two
+//!   best scores.
+//! - weights: a softmax over the chosen logits, or over all; or sigmoids, divided by their sum +
+//!   1e-20 or not. Sums over slots are chains, the sum over all experts is a lane sum. The result
+//!   is multiplied by `scale`.
+//! - backward: with `g = dw·scale` and `M` the chain of `fma(g, q, ·)`, `dz = q·(g − M)`, times
+//!   `sigmoid(−z)` for sigmoids.
 
 use crate::backend::{F32, Length, Memory, U32};
 use crate::op::{Op, Output, lengths};
@@ -23,7 +28,8 @@ pub const SUM_FLOOR: f32 = 1e-20;
 /// How logits become scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scoring {
-    /// Probabilities over all experts. They are in the order of the logits, which are what is compared.
+    /// Probabilities over all experts. They are in the order of the logits, which are what is
+    /// compared.
     Softmax,
     /// Each expert for itself; what is compared has a bias added, what weighs has not.
     Sigmoid,
@@ -40,7 +46,8 @@ pub struct Router {
     pub renormalise: bool,
     /// Factor of all weights.
     pub scale: f32,
-    /// Groups of consecutive experts, of which each token keeps some before it chooses; 1 where there are none.
+    /// Groups of consecutive experts, of which each token keeps some before it chooses; 1 where
+    /// there are none.
     pub groups: usize,
     pub kept_groups: usize,
 }
@@ -63,7 +70,8 @@ impl Router {
     }
 }
 
-/// The pairs (token, slot) of some choices, in ascending (expert, token, slot): the rows of the experts' matrices.
+/// The pairs (token, slot) of some choices, in ascending (expert, token, slot): the rows of the
+/// experts' matrices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grouped {
     /// First row of each expert, and the number of rows.
@@ -74,7 +82,8 @@ pub struct Grouped {
     pub places: Vec<u32>,
 }
 
-/// Groups the pairs of `choices[tokens, slots]` by expert: a counting sort, which keeps the order of (token, slot).
+/// Groups the pairs of `choices[tokens, slots]` by expert: a counting sort, which keeps the order
+/// of (token, slot).
 pub fn grouped(choices: &[u32], slots: usize, experts: usize) -> Grouped {
     assert!(choices.len().is_multiple_of(slots), "choices of whole tokens");
     assert!(u32::try_from(choices.len()).is_ok(), "rows are counted in 32 bits");
@@ -102,8 +111,9 @@ impl Grouped {
         self.segments.windows(2).map(|segment| segment[1] - segment[0]).collect()
     }
 
-    /// Where rows of data start among the grouped rows, given where they start among the tokens: inside each expert's segment the
-    /// rows whose token is of another row of data than the one before, and the borders of segments. What sums over tokens take.
+    /// Where rows of data start among the grouped rows, given where they start among the tokens:
+    /// inside each expert's segment the rows whose token is of another row of data than the one
+    /// before, and the borders of segments. What sums over tokens take.
     pub fn row_starts(&self, row_starts: &[usize]) -> Vec<usize> {
         let mut starts = vec![0];
         for segment in self.segments.windows(2) {
@@ -126,7 +136,8 @@ impl Grouped {
     }
 }
 
-/// How many pairs of each row of data each expert has, `[rows, experts]`: integers, so any split of the rows gives the same.
+/// How many pairs of each row of data each expert has, `[rows, experts]`: integers, so any split of
+/// the rows gives the same.
 pub fn expert_counts(choices: &[u32], slots: usize, experts: usize, row_starts: &[usize]) -> Vec<u32> {
     let mut counts = vec![0; (row_starts.len() - 1) * experts];
     for (row, range) in row_starts.windows(2).enumerate() {
@@ -230,7 +241,8 @@ impl<M: Memory> Op<M> for RouterBackward<'_, M> {
 mod tests {
     use super::*;
 
-    /// Two rows of data (tokens 0..3 and 3..5), two slots, four experts of which one is never chosen.
+    /// Two rows of data (tokens 0..3 and 3..5), two slots, four experts of which one is never
+    /// chosen.
     const CHOICES: [u32; 10] = [3, 0, 0, 1, 3, 1, 1, 0, 0, 3];
 
     #[test]

@@ -1,7 +1,8 @@
-//! Slicing (`docs/numerics.md`, "Slices"): float32 numbers become int8 slices with a power-of-two scale.
+//! Slicing (`docs/numerics.md`, "Slices"): float32 numbers become int8 slices with a power-of-two
+//! scale.
 //!
-//! Activations have one scale per row and chunk of 512 columns, weights one per row. How slices lie in memory is each
-//! backend's own affair; what they stand for is not.
+//! Activations have one scale per row and chunk of 512 columns, weights one per row. How slices lie
+//! in memory is each backend's own affair; what they stand for is not.
 
 use crate::backend::{Device, F32, Length, Memory, Run, Shaped, StoredMatrix};
 use crate::op::{Op, Output, lengths};

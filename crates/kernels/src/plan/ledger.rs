@@ -1,6 +1,8 @@
-//! The books of the counting backend: who holds how many bytes, now and when it was most, and what was computed.
+//! The books of the counting backend: who holds how many bytes, now and when it was most, and what
+//! was computed.
 //!
-//! A holder is the line of code that asked for the memory, so that a plan can name every buffer without anything being labelled.
+//! A holder is the line of code that asked for the memory, so that a plan can name every buffer
+//! without anything being labelled.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -34,7 +36,8 @@ pub type Holdings = BTreeMap<Holder, usize>;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     pub calls: u64,
-    /// Products of two numbers that are added up, as the mathematics counts them: a slice product of either profile is one.
+    /// Products of two numbers that are added up, as the mathematics counts them: a slice product
+    /// of either profile is one.
     pub multiply_adds: u64,
     /// Numbers written.
     pub outputs: u64,

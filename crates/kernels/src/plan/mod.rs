@@ -1,8 +1,9 @@
 //! A backend that computes nothing and counts every byte: what `plan` runs on.
 //!
-//! [`Counting`] stands for another backend: it allocates as that one would (its layout of slices, its own workspace functions) and
-//! notes every call and its arithmetic, so a real training step run on it tells what the step needs and cannot disagree with it.
-//! Results are zeros, which keeps a step going. Not counted: tables of a few kilobytes that GPU ops make for a launch.
+//! [`Counting`] stands for another backend: it allocates as that one would (its layout of slices,
+//! its own workspace functions) and notes every call and its arithmetic, so a real training step
+//! run on it tells what the step needs and cannot disagree with it. Results are zeros, which keeps
+//! a step going. Not counted: tables of a few kilobytes that GPU ops make for a launch.
 
 mod ledger;
 mod memory;

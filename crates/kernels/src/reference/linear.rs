@@ -1,4 +1,5 @@
-//! Linear layers, the definition (`op/linear.rs`): the ops that a layer is made of, one after another.
+//! Linear layers, the definition (`op/linear.rs`): the ops that a layer is made of, one after
+//! another.
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;

@@ -1,4 +1,5 @@
-//! The definition of the right bits: plain loops, one file per op, in the order the contract states.
+//! The definition of the right bits: plain loops, one file per op, in the order the contract
+//! states.
 
 mod adamw;
 mod add;

@@ -10,12 +10,14 @@ use isobit_numerics::elementary::{exp, sigmoid};
 use isobit_numerics::fma::fma;
 use isobit_numerics::{SoftFma, lanes};
 
-/// Whether `a` comes before `b` in the order of choices: larger first, NaN last; equal ones keep their order.
+/// Whether `a` comes before `b` in the order of choices: larger first, NaN last; equal ones keep
+/// their order.
 fn before(a: f32, b: f32) -> bool {
     a > b || (!a.is_nan() && b.is_nan())
 }
 
-/// The first `count` of the candidates in the order of their scores, smaller index first among equals.
+/// The first `count` of the candidates in the order of their scores, smaller index first among
+/// equals.
 fn best(scores: &[f32], candidates: impl Iterator<Item = usize>, count: usize) -> Vec<usize> {
     let mut found: Vec<usize> = Vec::new();
     for candidate in candidates {

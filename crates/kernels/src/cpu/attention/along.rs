@@ -1,7 +1,8 @@
 //! Products along the width of a head: scores, and gradients of outputs against values.
 //!
-//! Heads of up to 32 elements would leave half of every tile empty. In profile x2 they share one tile instead: the left operand
-//! is `[high | low]`, the right ones `[high | 0]` and `[low | high]`, so that two products do the work of three.
+//! Heads of up to 32 elements would leave half of every tile empty. In profile x2 they share one
+//! tile instead: the left operand is `[high | low]`, the right ones `[high | 0]` and
+//! `[low | high]`, so that two products do the work of three.
 
 use super::operands::Shape;
 use crate::cpu::block::{LeftView, Prepared, RightView, Sums, block_sums};
@@ -36,8 +37,8 @@ impl Panel {
         check_right(right);
         #[cfg(target_arch = "x86_64")]
         if path == Path::Avx512 {
-            // SAFETY: a `Cpu` holds this path only after checking VNNI; both blocks of two tiles are inside
-            // (`check_right`).
+            // SAFETY: a `Cpu` holds this path only after checking VNNI; both blocks of two tiles
+            // are inside (`check_right`).
             unsafe { vnni::column_sums(&mut self.bias, right) }
         }
     }
@@ -60,12 +61,12 @@ impl Panel {
         assert!(rows <= BLOCK && rows_read * TILE_DEPTH <= left.bytes.len(), "left block in bounds");
         match path {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: a `Cpu` holds this path only after checking AVX-512 VNNI; the rows and both right blocks
-            // are inside (checked above).
+            // SAFETY: a `Cpu` holds this path only after checking AVX-512 VNNI; the rows and both
+            // right blocks are inside (checked above).
             Path::Avx512 => unsafe { vnni::sums(sums, left.bytes, rows, right, &self.bias) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: who computes on this path holds an AMX session; whole left tiles and both right blocks
-            // are inside (checked above).
+            // SAFETY: who computes on this path holds an AMX session; whole left tiles and both
+            // right blocks are inside (checked above).
             Path::Amx => unsafe { amx_sums(sums, left.bytes, rows, right) },
             _ => unreachable!("only paths with 8-bit products pack heads"),
         }
@@ -77,16 +78,17 @@ fn check_right(right: RightView) {
 }
 
 /// # Safety
-/// This thread holds an AMX session; `rows ≤ 32` rows, up to the next multiple of 16, of the left tile and
-/// two tiles of both right blocks are inside.
+/// This thread holds an AMX session; `rows ≤ 32` rows, up to the next multiple of 16, of the left
+/// tile and two tiles of both right blocks are inside.
 #[cfg(target_arch = "x86_64")]
 unsafe fn amx_sums(sums: &mut Sums, left: &[i8], rows: usize, right: RightView) {
     use crate::cpu::amx;
     let right = [right.tiles.as_ptr(), right.tiles[right.block_stride..].as_ptr()];
     let [first, second, _] = &mut sums.0;
     let planes = [first, second].map(|plane| plane.as_mut_ptr().cast());
-    // SAFETY: the session is the caller's; one left tile, or two where there are more than 16 rows, and two
-    // tiles at both right addresses are inside by its promise; a plane has 32 rows of 32 sums.
+    // SAFETY: the session is the caller's; one left tile, or two where there are more than 16 rows,
+    // and two tiles at both right addresses are inside by its promise; a plane has 32 rows of 32
+    // sums.
     unsafe { amx::multiply_packed(planes, BLOCK, left.as_ptr(), right, rows > TILE_ROWS) }
 }
 
@@ -106,8 +108,8 @@ mod vnni {
         let weight = _mm512_set1_epi8(-128); // 128 as an unsigned byte
         for (tile, block) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
             let mut sum = _mm512_setzero_si512();
-            // SAFETY: reads one tile of 1024 bytes, inside by the caller's promise; writes 16 columns from
-            // `16·block`, which is at most 16, of a row of 32.
+            // SAFETY: reads one tile of 1024 bytes, inside by the caller's promise; writes 16
+            // columns from `16·block`, which is at most 16, of a row of 32.
             unsafe {
                 let tiles = right.tiles.as_ptr().add(block * right.block_stride + tile * TILE_BYTES);
                 for group in 0..GROUPS {
@@ -119,14 +121,14 @@ mod vnni {
     }
 
     /// # Safety
-    /// The machine has these features; `rows ≤ 32` rows of the left tile and two tiles of both right blocks
-    /// are inside.
+    /// The machine has these features; `rows ≤ 32` rows of the left tile and two tiles of both
+    /// right blocks are inside.
     #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
     pub(super) unsafe fn sums(sums: &mut Sums, left: &[i8], rows: usize, right: RightView, bias: &[[i32; BLOCK]; 2]) {
         let mut row = 0;
         while row < rows {
-            // SAFETY: all by the caller's promise; at least as many rows are left as each arm takes, so
-            // `row + ROWS ≤ rows`.
+            // SAFETY: all by the caller's promise; at least as many rows are left as each arm
+            // takes, so `row + ROWS ≤ rows`.
             row += unsafe {
                 match rows - row {
                     6.. => some_rows::<6>(sums, left, row, right, bias),
@@ -153,9 +155,9 @@ mod vnni {
         let zero = _mm512_setzero_si512();
         let mut high = [[zero; 2]; ROWS];
         let mut cross = [[zero; 2]; ROWS];
-        // SAFETY: reads groups of four bytes of each row of 64 and of 64 bytes of both tiles of both right
-        // blocks, inside by the caller's promise; writes 16 columns of rows that the planes, indexed here,
-        // have.
+        // SAFETY: reads groups of four bytes of each row of 64 and of 64 bytes of both tiles of
+        // both right blocks, inside by the caller's promise; writes 16 columns of rows that the
+        // planes, indexed here, have.
         unsafe {
             let left = left.as_ptr().add(row * TILE_DEPTH);
             let spread = |row: usize, group: usize| {
@@ -165,8 +167,8 @@ mod vnni {
                 let at = block * right.block_stride + tile * TILE_BYTES + group * 64;
                 _mm512_loadu_si512(right.tiles.as_ptr().add(at).cast())
             };
-            // One loop over both halves of a tile: two short ones would be unrolled until registers run out. The second half of
-            // the first right tile is empty.
+            // One loop over both halves of a tile: two short ones would be unrolled until registers
+            // run out. The second half of the first right tile is empty.
             for group in 0..GROUPS / 2 {
                 let (h, c) = ([load(0, 0, group), load(1, 0, group)], [load(0, 1, group), load(1, 1, group)]);
                 for r in 0..ROWS {

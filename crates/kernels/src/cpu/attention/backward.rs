@@ -1,8 +1,9 @@
 //! The backward pass: operands, who computes which tiles, and the sum over the heads of a group.
 //!
-//! A tile of 128 queries by 128 keys (`gradients.rs`) feeds dQ of its queries and dK, dV of its keys. Usually one task is a whole
-//! head of a span and makes each tile once; where such tasks are too few for the threads, queries and keys become tasks of
-//! their own and tiles are made twice. Both ways fold tiles in the same order.
+//! A tile of 128 queries by 128 keys (`gradients.rs`) feeds dQ of its queries and dK, dV of its
+//! keys. Usually one task is a whole head of a span and makes each tile once; where such tasks are
+//! too few for the threads, queries and keys become tasks of their own and tiles are made twice.
+//! Both ways fold tiles in the same order.
 
 use super::forward::shapes;
 use super::gradients::{Gradients, Tile};
@@ -80,8 +81,8 @@ pub(in crate::cpu) fn backward(
         let turn_k = |right: &[i8], head: usize, span: usize, index: usize| {
             for group in 0..key.groups() {
                 let at = k.turned_at(head, span, index, group);
-                // SAFETY: called by the one task that has this block of this head; its tile of each group is
-                // a range of its own.
+                // SAFETY: called by the one task that has this block of this head; its tile of each
+                // group is a range of its own.
                 let out = unsafe { k_turned.slice(at..at + k.turned_tile()) };
                 store_turned_right(cpu.path, key, group, out, right);
             }
@@ -91,14 +92,16 @@ pub(in crate::cpu) fn backward(
         let turn_d_o = |right: &[i8], head: usize, span: usize, index: usize| {
             let block = d_o.index(head, blocks.of(span).start + index);
             turn_left(d_o, &d_o_turned, right, block);
-            // SAFETY: called by the one task that has this block of this head; the two are different buffers.
+            // SAFETY: called by the one task that has this block of this head; the two are
+            // different buffers.
             let (delta, lse_blocks) = unsafe { (part(&delta, block, ROWS), part(&lse_blocks, block, ROWS)) };
             let source = d_o.source(&queries(span), index, head);
             let outputs = Source { x: o, ..source };
             delta[source.rows..].fill(0.0);
             lse_blocks[source.rows..].fill(0.0);
             for row in 0..source.rows {
-                // One row a call: with a loop around it the compiler makes vectors of the wrong axis.
+                // One row a call: with a loop around it the compiler makes vectors of the wrong
+                // axis.
                 delta[row] = inner(cpu.path, source.row(row, value.width), outputs.row(row, value.width));
                 lse_blocks[row] = lse[(source.first_row + row) * p.heads + head];
             }
@@ -219,7 +222,8 @@ fn run(cpu: &Cpu, pass: &Gradients, byte_scratch: &mut [i8], float_scratch: &mut
         };
         return work(&whole, p.spans.len() * p.heads);
     }
-    // The last tiles of a span see most: take the blocks from the end. Only blocks that start a tile are tasks.
+    // The last tiles of a span see most: take the blocks from the end. Only blocks that start a
+    // tile are tasks.
     let blocks = pass.q.blocks;
     let count = blocks.total() * p.heads;
     let locate = |task: usize| {
@@ -253,7 +257,8 @@ fn query_tiles(p: &Attention, first_key: usize, length: usize) -> impl Iterator<
     (first_key..end).step_by(TILE)
 }
 
-/// Whether whole heads keep the threads busy: five products once, or seven in pieces. Time only; no bit depends on it.
+/// Whether whole heads keep the threads busy: five products once, or seven in pieces. Time only; no
+/// bit depends on it.
 fn whole_heads(p: &Attention, threads: usize) -> bool {
     let cost = |length: usize| length.div_ceil(TILE) * length.div_ceil(TILE);
     let largest = p.spans.iter().map(|span| cost(span.keys.len())).max().unwrap_or(0);
@@ -261,7 +266,8 @@ fn whole_heads(p: &Attention, threads: usize) -> bool {
     5 * (largest * p.heads.div_ceil(threads)).max(total.div_ceil(threads)) <= 7 * total.div_ceil(threads)
 }
 
-/// Adds what the heads of a group found for their keys, and turns it back: partials are `[head][block][width][64 keys]`.
+/// Adds what the heads of a group found for their keys, and turns it back: partials are
+/// `[head][block][width][64 keys]`.
 fn add_heads(cpu: &Cpu, out: &mut [f32], partials: &[f32], tensor: Tensor, p: &Attention, scratch: &mut [f32]) {
     let width = tensor.shape.width;
     let size = ROWS * width;
@@ -282,8 +288,8 @@ fn add_heads(cpu: &Cpu, out: &mut [f32], partials: &[f32], tensor: Tensor, p: &A
             }
             let source = tensor.source(&p.spans[span].keys, index, kv);
             for row in 0..source.rows {
-                // SAFETY: a task is one block of keys of one head, handed out once; the rows of a block are
-                // of one span, and spans do not overlap.
+                // SAFETY: a task is one block of keys of one head, handed out once; the rows of a
+                // block are of one span, and spans do not overlap.
                 let out = unsafe { part(&out, (source.first_row + row) * p.kv_heads + kv, width) };
                 for (d, out) in out.iter_mut().enumerate() {
                     *out = sum[d * ROWS + row];

@@ -1,7 +1,9 @@
-//! The forward pass: 64 queries of one head at a time run over the key tiles they see, with a running softmax.
+//! The forward pass: 64 queries of one head at a time run over the key tiles they see, with a
+//! running softmax.
 //!
-//! Scores of a tile are made in panels of 32 keys, become probabilities row by row, and leave as bytes for the product with
-//! the values. A row is touched only where it sees something, so what lies behind a mask may be anything.
+//! Scores of a tile are made in panels of 32 keys, become probabilities row by row, and leave as
+//! bytes for the product with the values. A row is touched only where it sees something, so what
+//! lies behind a mask may be anything.
 
 use super::operands::{Blocks, ROWS, SQUARE, Shape, Slicer, store_turned_right};
 use super::softmax::{State, divide, finish, score_block, score_maxima, slice_weights, value_block, weigh};
@@ -62,8 +64,8 @@ pub(in crate::cpu) fn forward(
         let turn_v = |right: &[i8], head: usize, span: usize, index: usize| {
             for group in 0..value.groups() {
                 let at = v.turned_at(head, span, index, group);
-                // SAFETY: called by the one task that has this block of this head; its tile of each group is
-                // a range of its own.
+                // SAFETY: called by the one task that has this block of this head; its tile of each
+                // group is a range of its own.
                 let out = unsafe { turned.slice(at..at + v.turned_tile()) };
                 store_turned_right(cpu.path, value, group, out, right);
             }
@@ -182,8 +184,8 @@ impl Forward<'_> {
         finish(self.path, state, &mut ends);
         for row in 0..rows {
             let at = (queries.start + index * ROWS + row) * p.heads + head;
-            // SAFETY: tasks are blocks of queries of one head, each handed out once: this row of this head
-            // is this task's alone.
+            // SAFETY: tasks are blocks of queries of one head, each handed out once: this row of
+            // this head is this task's alone.
             let (o, lse) = unsafe { (part(o, at, p.value_width), part(lse, at, 1)) };
             divide(self.path, o, &state.o[row * stride..][..p.value_width], state.l[row]);
             lse[0] = ends[row];

@@ -1,8 +1,9 @@
 //! One tile of the backward pass: 128 queries by 128 keys of one head.
 //!
-//! Probabilities `P` and score gradients `G = P·(dP − D)` of the tile are made block by block and kept as float32. Their rows,
-//! sliced, are the left operand of dQ. Their columns, sliced, are the *right* operand of dK and dV: groups of four
-//! rows interleave into right tiles without a transpose, and the sums come out as `[width][key]`.
+//! Probabilities `P` and score gradients `G = P·(dP − D)` of the tile are made block by block and
+//! kept as float32. Their rows, sliced, are the left operand of dQ. Their columns, sliced, are the
+//! *right* operand of dK and dV: groups of four rows interleave into right tiles without a
+//! transpose, and the sums come out as `[width][key]`.
 
 use super::along::Panel;
 use super::operands::{ROWS, SQUARE, as_tiles};
@@ -92,8 +93,8 @@ impl Gradients<'_> {
     pub(super) fn store_queries(&self, state: &State, span: usize, head: usize, rows: Range<usize>) {
         for (index, row) in rows.enumerate() {
             let at = (self.p.spans[span].queries.start + row) * self.p.heads + head;
-            // SAFETY: a task that computes gradients of queries has these rows of this head alone: it is the
-            // whole head of a span or a tile of its queries.
+            // SAFETY: a task that computes gradients of queries has these rows of this head alone:
+            // it is the whole head of a span or a tile of its queries.
             let out = unsafe { part(&self.dq, at, self.p.key_width) };
             out.copy_from_slice(&state.dq[index * self.row_stride()..][..self.p.key_width]);
         }
@@ -276,8 +277,8 @@ impl Gradients<'_> {
                     let sums = &mut state.score_sums;
                     self.sums(sums, &state.panels[0], left, count, right, columns.len());
                     let at = (key_block * shape.width + row) * ROWS;
-                    // SAFETY: a task that computes gradients of keys has this block of this head alone: it is
-                    // the whole head of a span or a tile of its keys.
+                    // SAFETY: a task that computes gradients of keys has this block of this head
+                    // alone: it is the whole head of a span or a tile of its keys.
                     let out = unsafe { partials.slice(at..at + count * ROWS) };
                     let from_zero = tile.first_query == tile.first_key;
                     let target = Columns { place: first % ROWS, active, from_zero };

@@ -1,7 +1,7 @@
 //! Halving trees over the 32 lanes of 32 rows at once: the shapes of `numerics::lanes`, row by row.
 //!
-//! A tree of one row is short chains of ever narrower shuffles. On AVX-512 the trees of 16 rows are joined instead, so that every
-//! step works on whole registers.
+//! A tree of one row is short chains of ever narrower shuffles. On AVX-512 the trees of 16 rows are
+//! joined instead, so that every step works on whole registers.
 
 use crate::cpu::path::{Path, Vector, multiversion};
 use crate::cpu::slices::BLOCK;
@@ -70,7 +70,8 @@ mod avx512 {
             pub(super) fn $name(rows: &Rows<$type>) -> [$type; BLOCK] {
                 let mut out = [<$type>::default(); BLOCK];
                 for (rows, out) in rows.as_chunks::<16>().0.iter().zip(out.as_chunks_mut::<16>().0) {
-                    // SAFETY: reads 16 of a row's 32 lanes at 0 and at 16, and writes the 16 results.
+                    // SAFETY: reads 16 of a row's 32 lanes at 0 and at 16, and writes the 16
+                    // results.
                     unsafe {
                         let load = |row: usize, at: usize| _mm512_loadu_ps(rows[row].as_ptr().add(at).cast());
                         let row = |row: usize| $join(load(row, 0), load(row, LANES / 2));
@@ -89,7 +90,8 @@ mod avx512 {
         _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b)))
     });
 
-    /// Lane `l` with lane `l + 8` of every row, then 4, 2 and 1 apart: element `i` of the result is row `i`'s.
+    /// Lane `l` with lane `l + 8` of every row, then 4, 2 and 1 apart: element `i` of the result is
+    /// row `i`'s.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn fold16(row: impl Fn(usize) -> __m512, join: impl Fn(__m512, __m512) -> __m512) -> __m512 {

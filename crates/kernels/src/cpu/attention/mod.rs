@@ -1,7 +1,9 @@
-//! Attention on the CPU (`op/attention.rs` says what the bits are): every product runs on the block kernels of the slice product.
+//! Attention on the CPU (`op/attention.rs` says what the bits are): every product runs on the block
+//! kernels of the slice product.
 //!
-//! Rows are sliced once per call into the workspace (`operands.rs`), then threads take blocks of queries (`forward.rs`) or
-//! whole heads (`backward.rs`) as they come: who computes what decides no bit. Memory is linear in the length of a span.
+//! Rows are sliced once per call into the workspace (`operands.rs`), then threads take blocks of
+//! queries (`forward.rs`) or whole heads (`backward.rs`) as they come: who computes what decides no
+//! bit. Memory is linear in the length of a span.
 
 mod along;
 mod backward;
@@ -111,7 +113,8 @@ impl<'a> Tensor<'a> {
         RightView { tiles: &tiles[at..at + 2 * stride], block_stride: stride, blocks: 2 }
     }
 
-    /// Elements `32·panel..` of the width, contracted along the rows of the blocks from `index` of a span.
+    /// Elements `32·panel..` of the width, contracted along the rows of the blocks from `index` of
+    /// a span.
     fn turned_panel<'s>(&self, tiles: &'s [i8], head: usize, span: usize, index: usize, panel: usize) -> RightView<'s> {
         let end = (self.index(head, self.blocks.of(span).end)) * self.shape.turned_bytes();
         RightView {
@@ -122,7 +125,8 @@ impl<'a> Tensor<'a> {
     }
 }
 
-/// Makes another form of a block from its right tiles, called with `(right tiles, head, span, index of the block in the span)`.
+/// Makes another form of a block from its right tiles, called with
+/// `(right tiles, head, span, index of the block in the span)`.
 type Turn<'a> = &'a (dyn Fn(&[i8], usize, usize, usize) + Sync);
 
 /// A tensor to be sliced, the rows of a span, and which forms of a block are wanted where.
@@ -136,7 +140,8 @@ struct Slicing<'a> {
 }
 
 impl Slicing<'_> {
-    /// Floats of a token that one task reads: heads of a token are neighbours in memory, and long runs are read faster.
+    /// Floats of a token that one task reads: heads of a token are neighbours in memory, and long
+    /// runs are read faster.
     const RUN: usize = 512;
     const HEADS_MAX: usize = 16;
 
@@ -160,8 +165,8 @@ impl Slicing<'_> {
         row_maxima(path, most, tensor.source(&rows, index, first), tensor.shape.width);
         for (head, most) in (first..).zip(&*most) {
             let (block, bytes) = (tensor.index(head, block), tensor.shape.block_bytes());
-            // SAFETY: a task has this block of these heads, each handed out once, and with it its part of
-            // every form; forms are different buffers.
+            // SAFETY: a task has this block of these heads, each handed out once, and with it its
+            // part of every form; forms are different buffers.
             let forms = unsafe {
                 Forms {
                     units: part(units, block, ROWS),

@@ -1,7 +1,8 @@
 //! Operands of attention's slice products: rows of a head as left tiles, as right tiles, or turned.
 //!
-//! Everything is cut into blocks of 64 rows that start at a span's first row, so a product never sees two documents. Missing
-//! rows and elements are zero bytes with unit zero, wherever the block lies on the right of a product.
+//! Everything is cut into blocks of 64 rows that start at a span's first row, so a product never
+//! sees two documents. Missing rows and elements are zero bytes with unit zero, wherever the block
+//! lies on the right of a product.
 
 use super::along::{PACKED, packs};
 use crate::cpu::path::{Path, multiversion};
@@ -48,19 +49,22 @@ impl Shape {
         if self.packed { 1 } else { self.columns() * self.slices() }
     }
 
-    /// Bytes of a block as left (`[column][slice][64 rows][64]`) or as right tiles (`[4 × 16 rows][column][slice]`).
-    /// A packed left block is `[64 rows][64]`, with the second half of its bytes unused.
+    /// Bytes of a block as left (`[column][slice][64 rows][64]`) or as right tiles
+    /// (`[4 × 16 rows][column][slice]`). A packed left block is `[64 rows][64]`, with the second
+    /// half of its bytes unused.
     pub(super) fn block_bytes(self) -> usize {
         self.columns() * self.slices() * SQUARE
     }
 
-    /// Bytes of a turned block: as right tiles `[16 of the width][slice]`, as left `[slice][width][64 rows]`.
+    /// Bytes of a turned block: as right tiles `[16 of the width][slice]`, as left
+    /// `[slice][width][64 rows]`.
     pub(super) fn turned_bytes(self) -> usize {
         self.groups() * self.slices() * TILE_BYTES
     }
 }
 
-/// Blocks of all spans, one after another: `starts[s]` is the first block of span `s`, the last entry the number of all.
+/// Blocks of all spans, one after another: `starts[s]` is the first block of span `s`, the last
+/// entry the number of all.
 #[derive(Clone, Copy)]
 pub(super) struct Blocks<'a> {
     starts: &'a [u32],
@@ -142,8 +146,9 @@ impl<'a> Slicer<'a> {
         Self { path, left, right }
     }
 
-    /// Slices the rows of a block whose largest magnitudes are `most`. The result are its right tiles, if wanted or if it is to
-    /// be turned. A left form that is kept has the bias of left operands, and so have tiles made from it.
+    /// Slices the rows of a block whose largest magnitudes are `most`. The result are its right
+    /// tiles, if wanted or if it is to be turned. A left form that is kept has the bias of left
+    /// operands, and so have tiles made from it.
     pub(super) fn load<'s>(
         &'s mut self,
         shape: Shape,
@@ -223,7 +228,8 @@ pub(super) fn store_turned_left(path: Path, shape: Shape, out: &mut [i8], right:
     }
 }
 
-/// Largest magnitudes of the rows of neighbouring heads, in the order of memory: what follows finds them in the cache.
+/// Largest magnitudes of the rows of neighbouring heads, in the order of memory: what follows finds
+/// them in the cache.
 pub(super) fn row_maxima(path: Path, most: &mut [[u32; ROWS]], source: Source, width: usize) {
     match width {
         32 => maxima::<32>(path, most, source, width),
@@ -266,7 +272,8 @@ multiversion! {
             for (row, &multiplier) in multipliers.iter().enumerate().take(source.rows) {
                 let x = &source.row(row, width)[column..];
                 let mut bytes = [[bias; TILE_DEPTH]; SLICES];
-                // A multiplier of zero (nothing but tiny numbers, or something not finite) gives zeros.
+                // A multiplier of zero (nothing but tiny numbers, or something not finite) gives
+                // zeros.
                 if multiplier == 0.0 {
                 } else if let Some(x) = x.first_chunk::<TILE_DEPTH>() {
                     bytes = quantise_row::<SLICES, TILE_DEPTH>(x, multiplier, bias);
@@ -322,8 +329,8 @@ pub(super) fn quantise_finite<const SLICES: usize>(x: f32, multiplier: f32) -> i
     } else {
         let scaled = x * multiplier;
         let scaled = if scaled.is_nan() { 0.0 } else { scaled };
-        // SAFETY: not NaN, and a row's multiplier brings its largest magnitude to at most 127·65536 and
-        // half a unit, far inside 32 bits.
+        // SAFETY: not NaN, and a row's multiplier brings its largest magnitude to at most 127·65536
+        // and half a unit, far inside 32 bits.
         unsafe { round_half_even(scaled).to_int_unchecked::<i32>() }
     }
 }
@@ -331,7 +338,8 @@ pub(super) fn quantise_finite<const SLICES: usize>(x: f32, multiplier: f32) -> i
 /// Byte `slice` of an integer's split, in the low bits of the result.
 #[inline(always)]
 pub(super) fn slice_of<const SLICES: usize>(q: i32, slice: usize) -> i32 {
-    // Rounding the lower slices into the upper ones is the split of `numerics::slices`; low bytes need no correction.
+    // Rounding the lower slices into the upper ones is the split of `numerics::slices`; low bytes
+    // need no correction.
     match SLICES - 1 - slice {
         0 => q,
         1 => (q + 128) >> 8,
@@ -373,8 +381,9 @@ pub(super) fn as_tiles(words: &[u32]) -> &[i8] {
 }
 
 multiversion! {
-    /// A tile of weights, rows multiplied by `factors`, as right tiles contracted along its rows: columns
-    /// `first..first + 32` of `values[128][128]` become `[2 × 16][row column][slice]`, for the row columns named.
+    /// A tile of weights, rows multiplied by `factors`, as right tiles contracted along its rows:
+    /// columns `first..first + 32` of `values[128][128]` become `[2 × 16][row column][slice]`, for
+    /// the row columns named.
     pub(super) fn pack_columns<_F, const SLICES: usize>(
         tiles: &mut [u32],
         values: &[f32],
@@ -391,7 +400,8 @@ multiversion! {
             let (r0, r1) = (places(values, at), places(values, at + 128));
             let (r2, r3) = (places(values, at + 256), places(values, at + 384));
             let mut words = [[0u32; 32]; SLICES];
-            // All four rows of a column at once, so that the loop over columns is what becomes vectors.
+            // All four rows of a column at once, so that the loop over columns is what becomes
+            // vectors.
             for column in 0..32 {
                 let m = multipliers[column];
                 let q0 = quantise_finite::<SLICES>(r0[column] * f0, m);

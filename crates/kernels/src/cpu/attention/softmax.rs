@@ -1,6 +1,7 @@
 //! What a thread holds for a block of queries of the forward pass, and the float arithmetic on it.
 //!
-//! Every function here is compiled per instruction set and works on rows of 32 places. `forward.rs` says when each runs.
+//! Every function here is compiled per instruction set and works on rows of 32 places. `forward.rs`
+//! says when each runs.
 
 use super::along::Panel;
 use super::operands::{ROWS, SQUARE, quantise_row};
@@ -19,7 +20,8 @@ use std::ops::Range;
 pub(super) struct State<'a> {
     pub(super) panel: Panel,
     pub(super) sums: Sums,
-    /// Running maximum, denominator, and of the current tile the factor of what was before and the unit of the weights.
+    /// Running maximum, denominator, and of the current tile the factor of what was before and the
+    /// unit of the weights.
     pub(super) m: [f32; ROWS],
     pub(super) l: [f32; ROWS],
     pub(super) alpha: [f32; ROWS],
@@ -74,9 +76,10 @@ multiversion! {
     }
 }
 
-// From the scores of a tile to sliced weights in three steps, each of which runs over all rows: the trees between them fold
-// 32 rows at once. `rows` are among 32 from a multiple of 32. What there is once per row is computed for all 32, so that
-// these loops have a length the compiler knows; rows without a place in the tile keep what they had.
+// From the scores of a tile to sliced weights in three steps, each of which runs over all rows: the
+// trees between them fold 32 rows at once. `rows` are among 32 from a multiple of 32. What there is
+// once per row is computed for all 32, so that these loops have a length the compiler knows; rows
+// without a place in the tile keep what they had.
 
 multiversion! {
     /// Largest visible scores, lane by lane.
@@ -88,7 +91,8 @@ multiversion! {
             for block in visible[row].0 / BLOCK..visible[row].1.div_ceil(BLOCK) {
                 let z = &z[row * (TILE / BLOCK) + block];
                 let seen = Seen::of(block, visible[row]);
-                // Without a choice between whole and partly seen blocks: the compiler keeps this one in vectors.
+                // Without a choice between whole and partly seen blocks: the compiler keeps this
+                // one in vectors.
                 for lane in 0..LANES {
                     most[lane] = max(most[lane], if seen.has(lane) { z[lane] } else { f32::NEG_INFINITY });
                 }
@@ -99,7 +103,8 @@ multiversion! {
 }
 
 multiversion! {
-    /// Maxima and factors from the largest scores of the tile, then the weights, with sums and magnitudes lane by lane.
+    /// Maxima and factors from the largest scores of the tile, then the weights, with sums and
+    /// magnitudes lane by lane.
     pub(super) fn weigh<F>(state: &mut State, rows: Range<usize>, most: &[f32; BLOCK], v_units: &[f32; TILE]) {
         let State { m, alpha, visible, z, lanes, magnitudes, .. } = state;
         let (z, _) = z.as_chunks_mut::<BLOCK>();

@@ -1,6 +1,7 @@
 //! What a thread holds while it makes a tile of the backward pass, and the float arithmetic on it.
 //!
-//! Every function here is compiled per instruction set and works on rows of 32 places. `gradients.rs` says when each runs.
+//! Every function here is compiled per instruction set and works on rows of 32 places.
+//! `gradients.rs` says when each runs.
 
 use super::along::Panel;
 use super::operands::{ROWS, SQUARE, pack_columns, quantise_row};
@@ -82,7 +83,8 @@ impl<'a> State<'a> {
     }
 }
 
-/// Numbers of up to 128 rows from `first` of a span, times `factor`; zero past the span's last block.
+/// Numbers of up to 128 rows from `first` of a span, times `factor`; zero past the span's last
+/// block.
 pub(super) fn gather(
     out: &mut [f32; TILE],
     tensor: Tensor,
@@ -159,8 +161,9 @@ multiversion! {
 }
 
 multiversion! {
-    /// Slices rows of `g·(sk·scale)` over the tile's keys, for the 64-key columns named. Each stage runs over all
-    /// rows, so that the short chains at the end of a row overlap with other rows; the products are cheap enough to make twice.
+    /// Slices rows of `g·(sk·scale)` over the tile's keys, for the 64-key columns named. Each stage
+    /// runs over all rows, so that the short chains at the end of a row overlap with other rows;
+    /// the products are cheap enough to make twice.
     pub(super) fn slice_rows<_F, const SLICES: usize>(state: &mut State, rows: Range<usize>, columns: Range<usize>, bias: i8) {
         let State { g, keys, row_units, rows: bytes, .. } = state;
         let (g, _) = g.as_chunks::<TILE_DEPTH>();
@@ -205,7 +208,8 @@ fn fold_unit(weight: f32, unit: f32) -> f32 {
     if weight == 0.0 { 0.0 } else { weight * unit }
 }
 
-/// Right tiles of 32 keys from `first` of the tile, contracted along queries; the result are the keys' units.
+/// Right tiles of 32 keys from `first` of the tile, contracted along queries; the result are the
+/// keys' units.
 pub(super) fn column_tiles<const SLICES: usize>(
     path: Path,
     state: &mut State,

@@ -1,4 +1,5 @@
-//! One chunk forward: scores of the key head, decays of the value head, then panel by panel `Y`, `δ`, `o` and the next state.
+//! One chunk forward: scores of the key head, decays of the value head, then panel by panel `Y`,
+//! `δ`, `o` and the next state.
 
 use super::scratch::{Scratch, Shape};
 use super::tile::{
@@ -63,7 +64,8 @@ multiversion! {
 }
 
 multiversion! {
-    /// Decays of a value head and the matrices that they weigh. Places above the diagonal hold anything.
+    /// Decays of a value head and the matrices that they weigh. Places above the diagonal hold
+    /// anything.
     pub(super) fn decays<F>(scratch: &mut Scratch, shape: Shape, n: usize, g: Rows, beta: Rows) {
         let mut row = [0.0f32; CHUNK];
         let mut from_start = 1.0;
@@ -103,7 +105,8 @@ multiversion! {
 }
 
 multiversion! {
-    /// `Y` and `δ` of one panel into the scratch, and `o` in place of `v` if wanted. No state is a state of zeros.
+    /// `Y` and `δ` of one panel into the scratch, and `o` in place of `v` if wanted. No state is a
+    /// state of zeros.
     pub(super) fn corrections<F>(
         scratch: &mut Scratch,
         shape: Shape,
@@ -131,7 +134,8 @@ multiversion! {
             }
             chain(path, &mut y, minus_m.from(row), Right { x: &scratch.delta[column..], stride }, 0..row);
             let mut delta = ZERO;
-            // ORDER: every row takes the rows before it in ascending order; rows after one are independent of each other.
+            // ORDER: every row takes the rows before it in ascending order; rows after one are
+            // independent of each other.
             for r in 0..ROWS {
                 scale(&mut delta[r], &y[r], scratch.beta[row + r]);
                 for later in r + 1..ROWS {

@@ -1,5 +1,6 @@
-//! One chunk backward. First panel by panel what runs from chunk to chunk: the gradients of `δ`, `v` and the state. Then, with both
-//! states at hand and without looking at other chunks, what adds over the value's width: gradients of `q`, `k`, `g`, `beta`.
+//! One chunk backward. First panel by panel what runs from chunk to chunk: the gradients of `δ`,
+//! `v` and the state. Then, with both states at hand and without looking at other chunks, what adds
+//! over the value's width: gradients of `q`, `k`, `g`, `beta`.
 
 use super::scratch::{GradScratch, Scratch, Shape};
 use super::tile::{
@@ -26,8 +27,9 @@ multiversion! {
 }
 
 multiversion! {
-    /// Gradients of `δ` and of `Y` (which is that of `v`) for one panel, from the rows of `dO` in `scratch.values` and the gradient of the
-    /// state after the chunk (none is one of zeros); then that of the state before it, unless nobody asks.
+    /// Gradients of `δ` and of `Y` (which is that of `v`) for one panel, from the rows of `dO` in
+    /// `scratch.values` and the gradient of the state after the chunk (none is one of zeros); then
+    /// that of the state before it, unless nobody asks.
     pub(super) fn panel_backward<F>(
         grads: &mut GradScratch,
         scratch: &Scratch,
@@ -115,7 +117,8 @@ fn state_back(
 }
 
 multiversion! {
-    /// A panel of what was kept back into rows, plain and times `beta`: `Y` and `δ`, or the gradients of `δ` and of `Y`.
+    /// A panel of what was kept back into rows, plain and times `beta`: `Y` and `δ`, or the
+    /// gradients of `δ` and of `Y`.
     pub(super) fn unpack<_F>(
         plain: &mut [f32],
         scaled: &mut [f32],
@@ -159,8 +162,9 @@ multiversion! {
 }
 
 multiversion! {
-    /// What adds over the value's width. Leaves `dq` in `from_q`, `dk` in `from_k`, `dg` in `reads` and `dbeta` in `ends`. `states` is the
-    /// sum over both states' products, undecayed; `has` says which of them is there, the state before and the gradient after.
+    /// What adds over the value's width. Leaves `dq` in `from_q`, `dk` in `from_k`, `dg` in `reads`
+    /// and `dbeta` in `ends`. `states` is the sum over both states' products, undecayed; `has` says
+    /// which of them is there, the state before and the gradient after.
     pub(super) fn chunk_backward<F>(
         grads: &mut GradScratch,
         scratch: &Scratch,
@@ -228,7 +232,8 @@ fn through_states(grads: &mut GradScratch, scratch: &Scratch, shape: Shape, n: u
     }
 }
 
-/// A tile of a product over the value's width, each row times `sign` times its factor, into rows at `at`.
+/// A tile of a product over the value's width, each row times `sign` times its factor, into rows at
+/// `at`.
 #[inline(always)]
 fn through(out: &mut [f32], left: Left, right: Option<Right>, factors: &[f32], sign: f32, at: usize, shape: Shape) {
     let mut tile = ZERO;

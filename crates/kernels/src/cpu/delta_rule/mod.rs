@@ -1,7 +1,9 @@
-//! The gated delta rule (`op/delta_rule.rs`): who computes what. A task is a key head of a document with all its value heads, chunk after chunk;
-//! where such tasks are fewer than threads, the columns of the state, which never meet, become tasks of their own.
+//! The gated delta rule (`op/delta_rule.rs`): who computes what. A task is a key head of a document
+//! with all its value heads, chunk after chunk; where such tasks are fewer than threads, the
+//! columns of the state, which never meet, become tasks of their own.
 //!
-//! `tile.rs` holds the chains, `chunk.rs` and `gradients.rs` a chunk forward and back, `scratch.rs` the memory.
+//! `tile.rs` holds the chains, `chunk.rs` and `gradients.rs` a chunk forward and back, `scratch.rs`
+//! the memory.
 
 mod chunk;
 mod gradients;
@@ -132,14 +134,15 @@ impl<'a> Pass<'a> {
         let columns = self.columns(panels);
         for (i, t) in tokens.clone().enumerate() {
             let at = (t * self.p.value_heads + head) * self.p.value_width;
-            // SAFETY: a pair of document and key head has these tokens and this head, and of its tasks one has
-            // these panels: the columns are this task's alone.
+            // SAFETY: a pair of document and key head has these tokens and this head, and of its
+            // tasks one has these panels: the columns are this task's alone.
             let out = unsafe { out.slice(at + columns.start..at + columns.end) };
             out.copy_from_slice(&from[i * self.shape.value_padded..][columns.clone()]);
         }
     }
 
-    /// Runs `task(scratches, index)` for every index on all threads; scratches are the threads' own.
+    /// Runs `task(scratches, index)` for every index on all threads; scratches are the threads'
+    /// own.
     fn run(&self, scratches: &mut [f32], count: usize, task: impl Fn(&mut Scratches, usize) + Sync) {
         let (tasks, scratches) = (Tasks::new(count), SharedMut::new(scratches));
         let [length, grad_length] = [Scratch::length(self.shape), GradScratch::length(self.shape)];
@@ -227,8 +230,9 @@ pub(super) fn forward(
         let state_at = |head: usize| (part.document * p.value_heads + part.key_head * p.group() + head) * p.key_width;
         for head in part.heads.clone() {
             for panel in part.panels.clone() {
-                // SAFETY: what is kept of these panels is this task's alone: its place is the thread's where
-                // a task is a whole pair, else the pair's, whose tasks have different panels.
+                // SAFETY: what is kept of these panels is this task's alone: its place is the
+                // thread's where a task is a whole pair, else the pair's, whose tasks have
+                // different panels.
                 let state = unsafe { kept.state(head, panel, 0) };
                 read_state(state, initial_state, state_at(head), panel, p);
             }
@@ -241,8 +245,8 @@ pub(super) fn forward(
                 pass.decays(scratch, &tokens, head);
                 pass.values(scratch, inputs[2], &tokens, head);
                 for panel in part.panels.clone() {
-                    // SAFETY: this task's panel; two states take turns, so those of two chunks in a row are
-                    // different slots.
+                    // SAFETY: this task's panel; two states take turns, so those of two chunks in a
+                    // row are different slots.
                     let (state, next) =
                         unsafe { (&*kept.state(within, panel, chunk), kept.state(within, panel, chunk + 1)) };
                     let state = (chunk > 0 || initial_state.is_some()).then_some(state);
@@ -295,13 +299,13 @@ fn recompute(pass: &Pass, scratch: &mut Scratch, kept: Kept, part: &Part) {
             pass.decays(scratch, &tokens, head);
             pass.values(scratch, pass.inputs[2], &tokens, head);
             for panel in part.panels.clone() {
-                // SAFETY: what is kept of this panel is this task's alone, and this state is only read while
-                // it is borrowed.
+                // SAFETY: what is kept of this panel is this task's alone, and this state is only
+                // read while it is borrowed.
                 let state = (chunk > 0).then(|| unsafe { &*kept.state(within, panel, chunk) });
                 chunk::corrections(pass.cpu.path, scratch, shape, tokens.len(), panel, state, false);
                 if chunk + 1 < chunks {
-                    // SAFETY: this task's panel; all states of a document are kept, so the next one is
-                    // another slot than `state`.
+                    // SAFETY: this task's panel; all states of a document are kept, so the next one
+                    // is another slot than `state`.
                     let next = unsafe { kept.state(within, panel, chunk + 1) };
                     chunk::advance(pass.cpu.path, next, scratch, shape, tokens.len(), panel, state);
                 }
@@ -315,7 +319,8 @@ fn recompute(pass: &Pass, scratch: &mut Scratch, kept: Kept, part: &Part) {
     }
 }
 
-/// Gradients of `δ`, `v` and the state for one chunk of one value head. The scratch holds the key head's scores.
+/// Gradients of `δ`, `v` and the state for one chunk of one value head. The scratch holds the key
+/// head's scores.
 fn columns_backward(
     pass: &Pass,
     scratches: &mut Scratches,
@@ -331,16 +336,16 @@ fn columns_backward(
     pass.values(scratch, d_o, &at.tokens, head);
     gradients::decayed(pass.cpu.path, grads, scratch, shape);
     for panel in part.panels.clone() {
-        // SAFETY: what is kept of this panel is this task's alone, and this gradient is only read while it
-        // is borrowed.
+        // SAFETY: what is kept of this panel is this task's alone, and this gradient is only read
+        // while it is borrowed.
         let after =
             (at.chunk + 1 < pass.chunks(part.document)).then(|| unsafe { &*kept.grad(at.head, panel, at.chunk) });
-        // SAFETY: this task's panel; at least two gradients are kept, so that of the chunk before is another
-        // slot than `after`.
+        // SAFETY: this task's panel; at least two gradients are kept, so that of the chunk before
+        // is another slot than `after`.
         let before = (at.chunk > 0).then(|| unsafe { kept.grad(at.head, panel, at.chunk - 1) });
         gradients::panel_backward(pass.cpu.path, grads, scratch, shape, n, panel, after, before);
-        // SAFETY: this task's panel; the rows of the gradient of `δ` are another part than the gradients of
-        // states.
+        // SAFETY: this task's panel; the rows of the gradient of `δ` are another part than the
+        // gradients of states.
         let d_delta = unsafe { kept.rows(1, at.head, panel, at.chunk * CHUNK..(at.chunk + 1) * CHUNK) };
         for (out, from) in d_delta.chunks_exact_mut(PANEL).zip(grads.d_delta.chunks_exact(shape.value_padded)) {
             out.copy_from_slice(&from[panel * PANEL..][..PANEL]);
@@ -365,7 +370,8 @@ struct Sums<'a> {
     dbeta: SharedMut<'a, f32>,
 }
 
-/// Gradients of `q`, `k`, `g`, `beta` for one chunk of one value head. The scratches hold what [`columns_backward`] left there for all panels.
+/// Gradients of `q`, `k`, `g`, `beta` for one chunk of one value head. The scratches hold what
+/// [`columns_backward`] left there for all panels.
 fn sums_backward(pass: &Pass, scratches: &mut Scratches, kept: Kept, part: &Part, at: &At, sums: &Sums) {
     let (Scratches { scratch, grads, .. }, shape, p, n) = (scratches, pass.shape, pass.p, at.tokens.len());
     let head = part.key_head * p.group() + at.head;
@@ -375,12 +381,12 @@ fn sums_backward(pass: &Pass, scratches: &mut Scratches, kept: Kept, part: &Part
     let mut products = [0.0; crate::op::delta_rule::HEAD_WIDTH_MAX];
     for panel in 0..shape.panels() {
         let rows = at.chunk * CHUNK..(at.chunk + 1) * CHUNK;
-        // SAFETY: one task has this chunk of this head: that which wrote it, or the only one of a later job
-        // to read it.
+        // SAFETY: one task has this chunk of this head: that which wrote it, or the only one of a
+        // later job to read it.
         let y = unsafe { &*kept.rows(0, at.head, panel, rows) };
         gradients::unpack(path, scratch.y, scratch.delta, scratch.beta, shape, n, panel, y);
-        // SAFETY: the state and the gradient that belong to this chunk, different parts of what one task has:
-        // that which wrote them, or the only one of a later job to read them.
+        // SAFETY: the state and the gradient that belong to this chunk, different parts of what one
+        // task has: that which wrote them, or the only one of a later job to read them.
         let (before, after) =
             unsafe { (&*kept.state(at.head, panel, at.chunk), &*kept.grad(at.head, panel, at.chunk)) };
         if has[0] {
@@ -408,7 +414,8 @@ fn sums_backward(pass: &Pass, scratches: &mut Scratches, kept: Kept, part: &Part
             }
         }
         let scalar = t * p.value_heads + head;
-        // SAFETY: one task has this token of this value head; the two gradients are different tensors.
+        // SAFETY: one task has this token of this value head; the two gradients are different
+        // tensors.
         unsafe {
             sums.dg.slice(scalar..scalar + 1)[0] = grads.reads[i];
             sums.dbeta.slice(scalar..scalar + 1)[0] = grads.ends[i];

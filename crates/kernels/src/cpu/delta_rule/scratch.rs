@@ -1,6 +1,8 @@
-//! What one thread needs for one chunk of one head, and what a key head of a document keeps over all its chunks.
+//! What one thread needs for one chunk of one head, and what a key head of a document keeps over
+//! all its chunks.
 //!
-//! Rows are padded with zeros to whole panels and to whole chunks, so that tiles need no edges; a chain never runs over padding.
+//! Rows are padded with zeros to whole panels and to whole chunks, so that tiles need no edges; a
+//! chain never runs over padding.
 
 use super::tile::PANEL;
 use crate::buffer::Workspace;
@@ -114,7 +116,8 @@ scratch! {
     }
 }
 
-/// What the value heads of one key head keep of a document, in panels: tasks may own one panel each.
+/// What the value heads of one key head keep of a document, in panels: tasks may own one panel
+/// each.
 #[derive(Clone, Copy)]
 pub(super) struct Kept<'a> {
     floats: &'a SharedMut<'a, f32>,
@@ -159,8 +162,8 @@ impl<'a> Kept<'a> {
     #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
     unsafe fn part(&self, head: usize, panel: usize, part: Range<usize>) -> &mut [f32] {
         let at = self.at + (head * self.shape.panels() + panel) * self.sizes.panel(self.shape);
-        // SAFETY: the caller has this part of this panel for itself, and parts of different heads and panels
-        // do not overlap.
+        // SAFETY: the caller has this part of this panel for itself, and parts of different heads
+        // and panels do not overlap.
         unsafe { self.floats.slice(at + part.start..at + part.end) }
     }
 

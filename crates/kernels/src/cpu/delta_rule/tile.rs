@@ -1,5 +1,6 @@
-//! Tiles of chains: 8 rows by 32 columns of outputs, each the chain of its own contract, with one coefficient broadcast over a row of
-//! columns. Paths with fewer registers do a tile in quarters; the order within a chain is the same.
+//! Tiles of chains: 8 rows by 32 columns of outputs, each the chain of its own contract, with one
+//! coefficient broadcast over a row of columns. Paths with fewer registers do a tile in quarters;
+//! the order within a chain is the same.
 
 use crate::cpu::path::{Path, Vector, multiversion};
 use isobit_numerics::Fma;
@@ -97,14 +98,15 @@ multiversion! {
             count: depth.len(),
         };
         if WIDE {
-            // SAFETY: coefficients of all rows and columns of the whole panel are inside at both ends of the
-            // depth (asserted above), and so in between.
+            // SAFETY: coefficients of all rows and columns of the whole panel are inside at both
+            // ends of the depth (asserted above), and so in between.
             unsafe { part::<F, ROWS, PANEL>(tile, 0, 0, operands) };
         } else {
             for row in (0..ROWS).step_by(ROWS / 2) {
                 for column in (0..PANEL).step_by(PANEL / 2) {
-                    // SAFETY: coefficients of all rows and columns of the whole panel, of which these are a
-                    // quarter, are inside at both ends of the depth (asserted above), and so in between.
+                    // SAFETY: coefficients of all rows and columns of the whole panel, of which
+                    // these are a quarter, are inside at both ends of the depth (asserted above),
+                    // and so in between.
                     unsafe { part::<F, { ROWS / 2 }, { PANEL / 2 }>(tile, row, column, operands) };
                 }
             }
@@ -136,14 +138,15 @@ unsafe fn part<F: Fma, const R: usize, const W: usize>(tile: &mut Tile, row: usi
         }
     }
     for k in 0..x.count.cast_signed() {
-        // SAFETY: readable at this depth by the caller's promise; arrays of floats have the alignment of a
-        // float.
+        // SAFETY: readable at this depth by the caller's promise; arrays of floats have the
+        // alignment of a float.
         let (columns, coefficients): (&[f32; W], [f32; R]) = unsafe {
             let left = x.left.offset(k * x.step);
             let columns = x.right.offset(k * x.stride).add(column);
             (&*columns.cast(), std::array::from_fn(|r| *left.add((row + r) * x.row)))
         };
-        // Columns outside, rows inside: a body this long is vectorised over columns instead of being unrolled.
+        // Columns outside, rows inside: a body this long is vectorised over columns instead of
+        // being unrolled.
         for c in 0..W {
             for r in 0..R {
                 acc[r][c] = F::fma(coefficients[r], columns[c], acc[r][c]);

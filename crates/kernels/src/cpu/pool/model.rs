@@ -28,7 +28,8 @@ use loom::thread::JoinHandle;
 use protocol::Protocol;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// One number per worker, and one that only the caller writes, between jobs: what the closure borrows.
+/// One number per worker, and one that only the caller writes, between jobs: what the closure
+/// borrows.
 struct Cells {
     own: Vec<UnsafeCell<usize>>,
     borrowed: UnsafeCell<usize>,
@@ -94,7 +95,8 @@ fn run_jobs(workers: usize, jobs: &[usize]) {
 }
 
 /// Explores a scenario with at most `preemptions` switches away from a thread that could go on
-/// (`LOOM_MAX_PREEMPTIONS` sets another bound); panics unless that were `executions_min` executions.
+/// (`LOOM_MAX_PREEMPTIONS` sets another bound); panics unless that were `executions_min`
+/// executions.
 fn explore(preemptions: usize, executions_min: usize, scenario: impl Fn() + Sync + Send + 'static) {
     let executions = std::sync::Arc::new(AtomicUsize::new(0));
     let count = std::sync::Arc::clone(&executions);

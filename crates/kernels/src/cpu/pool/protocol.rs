@@ -1,9 +1,10 @@
 //! How the threads of a pool hand over a job and wait for each other: one mutex, two condition
 //! variables, and two atomics so that short waits need no lock.
 //!
-//! A job is borrowed from the caller of [`Protocol::run`]; workers call it through a raw pointer. That
-//! is sound because `run` returns only after it has seen `running` at zero, and a worker counts down
-//! only after its call. `model.rs` checks exactly this file with `loom`, over all interleavings.
+//! A job is borrowed from the caller of [`Protocol::run`]; workers call it through a raw pointer.
+//! That is sound because `run` returns only after it has seen `running` at zero, and a worker
+//! counts down only after its call. `model.rs` checks exactly this file with `loom`, over all
+//! interleavings.
 
 use super::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, SPINS, pause};
 use crate::float_state;
@@ -39,8 +40,8 @@ impl Job {
     /// # Safety
     /// The closure that this was made of lives until the call returns.
     unsafe fn call(self, worker: usize) {
-        // SAFETY: `call` was instantiated for the type of `closure` in `new`; that the closure lives is
-        // the caller's promise.
+        // SAFETY: `call` was instantiated for the type of `closure` in `new`; that the closure
+        // lives is the caller's promise.
         unsafe { (self.call)(self.closure, worker) }
     }
 }
@@ -80,10 +81,10 @@ impl Protocol {
         }
     }
 
-    /// Calls `job(0)` here and `job(1..=workers)` on the workers, each once, and returns when all have
-    /// returned; what they wrote is visible then. A panic of any of them is the error. Callers on
-    /// different threads take turns; within a job this would wait for itself for ever (`Pool::run`
-    /// panics before it comes to that).
+    /// Calls `job(0)` here and `job(1..=workers)` on the workers, each once, and returns when all
+    /// have returned; what they wrote is visible then. A panic of any of them is the error. Callers
+    /// on different threads take turns; within a job this would wait for itself for ever
+    /// (`Pool::run` panics before it comes to that).
     pub(super) fn run<F: Fn(usize) + Sync>(&self, job: &F) -> Result<(), Payload> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.start(Job::new(job));
@@ -97,22 +98,24 @@ impl Protocol {
     }
 
     /// What a worker's thread does until [`Self::stop`]. Exactly one thread serves as each of
-    /// `1..=workers`: jobs rely on having their number to themselves, and `running` counts each once.
+    /// `1..=workers`: jobs rely on having their number to themselves, and `running` counts each
+    /// once.
     pub(super) fn serve(&self, worker: usize) {
         debug_assert!((1..=self.workers).contains(&worker), "worker {worker} of {}", self.workers);
         let mut seen = 0;
         while let Some(job) = self.next_job(&mut seen) {
             float_state::restore();
-            // SAFETY: `run`, which borrows the closure, waits until `running` is zero. This worker is
-            // one of those counted, and counts down below, after the call.
+            // SAFETY: `run`, which borrows the closure, waits until `running` is zero. This worker
+            // is one of those counted, and counts down below, after the call.
             let result = catch_unwind(AssertUnwindSafe(|| unsafe { job.call(worker) }));
             if let Err(payload) = result {
                 self.keep(payload);
             }
-            // Release: the caller must see what the job wrote. Decrements form one release sequence, so
-            // its load of zero sees the writes of all workers.
+            // Release: the caller must see what the job wrote. Decrements form one release
+            // sequence, so its load of zero sees the writes of all workers.
             if self.running.fetch_sub(1, Ordering::Release) == 1 {
-                // With the lock: the caller is either before its look at `running` or already waiting.
+                // With the lock: the caller is either before its look at `running` or already
+                // waiting.
                 let _state = self.lock();
                 self.done.notify_all();
             }

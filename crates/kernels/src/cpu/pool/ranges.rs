@@ -1,23 +1,23 @@
 //! How work is divided among threads: by number ([`share`]), in order of asking ([`Tasks`]), or as
 //! ranges that idle workers steal from ([`StealingRanges`]).
 //!
-//! Unsafe code rests on all three: every index of `0..count` is handed out exactly once, whoever asks
-//! and however often, so threads that write only what they were handed never meet.
+//! Unsafe code rests on all three: every index of `0..count` is handed out exactly once, whoever
+//! asks and however often, so threads that write only what they were handed never meet.
 
 use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The part of `0..count` that belongs to `worker`, in whole grains. The parts of all workers tile the
-/// whole.
+/// The part of `0..count` that belongs to `worker`, in whole grains. The parts of all workers tile
+/// the whole.
 pub fn share(count: usize, grain: usize, workers: usize, worker: usize) -> Range<usize> {
     let grains = count.div_ceil(grain);
     let at = |index: usize| (grains * index / workers * grain).min(count);
     at(worker)..at(worker + 1)
 }
 
-/// Work handed out in order of asking, for tasks of unequal length or threads of unequal speed. Each
-/// task is handed out once; results never depend on who asks.
+/// Work handed out in order of asking, for tasks of unequal length or threads of unequal speed.
+/// Each task is handed out once; results never depend on who asks.
 pub struct Tasks {
     next: AtomicUsize,
     count: usize,
@@ -38,10 +38,10 @@ impl Tasks {
     }
 }
 
-/// Work-stealing ranges. Every worker has a share of `0..count` and takes from its front, large ranges
-/// first and ever smaller ones; an idle worker steals from the end of the longest share left. So
-/// threads of unequal speed finish together, and those of equal speed keep to their own. Each index is
-/// handed out once, and results never depend on who gets it.
+/// Work-stealing ranges. Every worker has a share of `0..count` and takes from its front, large
+/// ranges first and ever smaller ones; an idle worker steals from the end of the longest share
+/// left. So threads of unequal speed finish together, and those of equal speed keep to their own.
+/// Each index is handed out once, and results never depend on who gets it.
 pub struct StealingRanges {
     shares: Vec<Mutex<Range<usize>>>,
     sizes: RangeInclusive<usize>,

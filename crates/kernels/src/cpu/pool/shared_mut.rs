@@ -1,8 +1,8 @@
 //! A mutable slice that several threads write disjoint parts of: where most unsafe code of the CPU
 //! backend meets memory.
 //!
-//! Bounds are checked here, always. That no two parts overlap is the promise of whoever asks; it holds
-//! because every thread asks only for what its worker number, a share or a handed-out index
+//! Bounds are checked here, always. That no two parts overlap is the promise of whoever asks; it
+//! holds because every thread asks only for what its worker number, a share or a handed-out index
 //! (`ranges.rs`) makes its own.
 
 use std::marker::PhantomData;
@@ -34,9 +34,9 @@ impl<'a, T> SharedMut<'a, T> {
         self.pointer
     }
 
-    /// The address of the first element of `range`, which is checked to be inside. Several threads may
-    /// have the address of one range and touch elements of it that are their own, which they could not
-    /// through a slice of the whole.
+    /// The address of the first element of `range`, which is checked to be inside. Several threads
+    /// may have the address of one range and touch elements of it that are their own, which they
+    /// could not through a slice of the whole.
     pub fn pointer_to(&self, range: Range<usize>) -> *mut T {
         self.check(&range);
         self.pointer.wrapping_add(range.start)
@@ -51,14 +51,15 @@ impl<'a, T> SharedMut<'a, T> {
     /// The elements of `range`, which is checked to be inside.
     ///
     /// # Safety
-    /// From this call to the last use of the result, nobody reads or writes an element of `range` in
-    /// another way: no other thread, and not this one through another slice or address. Threads that
-    /// had the elements before are ordered before this call (a job's start, its end, or a lock).
+    /// From this call to the last use of the result, nobody reads or writes an element of `range`
+    /// in another way: no other thread, and not this one through another slice or address. Threads
+    /// that had the elements before are ordered before this call (a job's start, its end, or a
+    /// lock).
     #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
     pub unsafe fn slice(&self, range: Range<usize>) -> &mut [T] {
         self.check(&range);
-        // SAFETY: inside the slice that was borrowed for `'a`, which outlives `self`; nobody else uses
-        // these elements, by the caller's promise.
+        // SAFETY: inside the slice that was borrowed for `'a`, which outlives `self`; nobody else
+        // uses these elements, by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.add(range.start), range.len()) }
     }
 

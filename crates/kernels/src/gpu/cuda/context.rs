@@ -1,5 +1,5 @@
-//! A CUDA context, and which one is current on a thread. The driver keeps one per thread; asking for it
-//! at every call would cost as much as a launch, so a thread remembers what it set last.
+//! A CUDA context, and which one is current on a thread. The driver keeps one per thread; asking
+//! for it at every call would cost as much as a launch, so a thread remembers what it set last.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -14,7 +14,8 @@ thread_local! {
     static CURRENT: Cell<*mut c_void> = const { Cell::new(null_mut()) };
 }
 
-/// The primary context of a device, retained until it is dropped. The pointer keeps it on its thread.
+/// The primary context of a device, retained until it is dropped. The pointer keeps it on its
+/// thread.
 pub(super) struct Context {
     handle: *mut c_void,
     device: c_int,
@@ -25,9 +26,11 @@ pub(super) struct Context {
 impl Context {
     /// # Safety
     /// `handle` is the primary context of `device`, retained once for the result. The functions are
-    /// `cuCtxSetCurrent` and `cuDevicePrimaryCtxRelease` of the driver that retained it, and stay loaded.
+    /// `cuCtxSetCurrent` and `cuDevicePrimaryCtxRelease` of the driver that retained it, and stay
+    /// loaded.
     pub(super) unsafe fn new(handle: *mut c_void, device: c_int, set_current: SetCurrent, release: Release) -> Self {
-        // A device that was released and retained again may have the handle that this thread remembers.
+        // A device that was released and retained again may have the handle that this thread
+        // remembers.
         CURRENT.set(null_mut());
         Self { handle, device, set_current, release }
     }
