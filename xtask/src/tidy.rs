@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Longest file without a reason, not counting tests and tables.
-const LINES_MOST: usize = 800;
+const LINES_MAX: usize = 800;
 
 /// Names that say nothing.
 const EMPTY_NAMES: [&str; 5] = ["utils", "common", "misc", "helpers", "manager"];
@@ -99,13 +99,10 @@ fn length(text: &str) -> Vec<Finding> {
     let counted = code_lines(text);
     let reason =
         text.lines().any(|line| line.trim_start().strip_prefix("// tidy: ").is_some_and(|why| !why.is_empty()));
-    if counted <= LINES_MOST || reason {
+    if counted <= LINES_MAX || reason {
         return vec![];
     }
-    vec![(
-        1,
-        format!("{counted} lines without tests and tables, {LINES_MOST} at most, or say why: `// tidy: <reason>`"),
-    )]
+    vec![(1, format!("{counted} lines without tests and tables, {LINES_MAX} at most, or say why: `// tidy: <reason>`"))]
 }
 
 /// Lines outside test modules that are not rows of a table.
@@ -229,7 +226,7 @@ mod tests {
     fn length_leaves_out_tests_and_tables() {
         let text = "//! x\nconst T: [u8; 2] = [\n    1,\n    (2),\n];\n#[cfg(test)]\nmod tests {\n    fn a() {}\n}\nfn b() {}\n";
         assert_eq!(code_lines(text), 4);
-        let long = "x\n".repeat(LINES_MOST + 1);
+        let long = "x\n".repeat(LINES_MAX + 1);
         assert_eq!(length(&long).len(), 1);
         assert_eq!(length(&format!("{long}// tidy: one table of cases\n")), []);
         assert_eq!(length(&format!("{long}// tidy: \n")).len(), 1);

@@ -1,7 +1,7 @@
 //! From the name of a device to an open one: `cpu`, `auto`, `opencl:0`, `cuda:0`.
 
 use crate::Failure;
-use isobit_kernels::cpu::pool::THREADS_MOST;
+use isobit_kernels::cpu::pool::THREADS_MAX;
 use isobit_kernels::gpu::Selector;
 use isobit_kernels::{Backend, Cpu, CpuError, Gpu, Path};
 
@@ -24,8 +24,8 @@ impl Chosen {
     /// `auto` is the CPU: it is always there. Zero threads are all cores; more than there are cores
     /// would take turns on them and wait for each other at every op, so they are not started.
     pub(crate) fn parse(name: &str, threads: usize) -> Result<Self, Failure> {
-        if threads > THREADS_MOST {
-            let message = format!("{threads} threads are requested, the maximum is {THREADS_MOST}");
+        if threads > THREADS_MAX {
+            let message = format!("{threads} threads are requested, the maximum is {THREADS_MAX}");
             return Err(Failure::usage(message, "leave it out, or write 0, for one on every core"));
         }
         if name == "cpu" || name == "auto" {
@@ -34,7 +34,7 @@ impl Chosen {
                 (threads, Some(cores)) => threads.min(cores),
                 (threads, None) => threads,
             };
-            return Ok(Self::Cpu { threads: threads.min(THREADS_MOST) });
+            return Ok(Self::Cpu { threads: threads.min(THREADS_MAX) });
         }
         if name == "hip" || name.starts_with("hip:") {
             let message =

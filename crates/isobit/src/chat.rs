@@ -31,7 +31,7 @@ const HELP: &str = "\
 A line that ends in a backslash goes on in the next; \"\"\" begins and ends a message of several lines.";
 
 /// BOUND: positions that caches are made for.
-const POSITIONS_MOST: usize = 4096;
+const POSITIONS_MAX: usize = 4096;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (chosen, texts) = open(&arguments.model, &arguments.sampling)?;
@@ -49,7 +49,7 @@ impl Job for Chatting<'_> {
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
         let Self { arguments, texts } = self;
-        let built = arguments.model.build(&backend, texts.max_positions.min(POSITIONS_MOST), true)?;
+        let built = arguments.model.build(&backend, texts.max_positions.min(POSITIONS_MAX), true)?;
         let terminal = std::io::stdin().is_terminal();
         if terminal {
             signal::install_for_conversation().map_err(|error| Failure::output(&error))?;

@@ -20,10 +20,10 @@ use std::io::Write;
 use std::path::PathBuf;
 
 /// Characters of a tensor's name or a JSON value that are printed.
-const NAME_MOST: usize = 4096;
-const VALUE_MOST: usize = 160;
+const NAME_MAX: usize = 4096;
+const VALUE_MAX: usize = 160;
 /// Tensors that have a line unless all are asked for.
-const TENSORS_MOST: usize = 20;
+const TENSORS_MAX: usize = 20;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let printed = if arguments.json {
         print_json(&mut out, arguments, &difference)
     } else {
-        print_text(&mut out, &difference, if arguments.all { usize::MAX } else { TENSORS_MOST })
+        print_text(&mut out, &difference, if arguments.all { usize::MAX } else { TENSORS_MAX })
     };
     printed.and_then(|()| out.flush()).map_err(|error| Failure::output(&error))?;
     if difference.is_none() { Ok(()) } else { Err(Failure::difference()) }
@@ -65,17 +65,17 @@ fn print_text(out: &mut impl Write, difference: &Difference, most: usize) -> std
     }
     for (side, files) in [("A", &difference.only_in_first), ("B", &difference.only_in_second)] {
         for file in files {
-            writeln!(out, "{}: only in {side}", harmless(file, NAME_MOST))?;
+            writeln!(out, "{}: only in {side}", harmless(file, NAME_MAX))?;
         }
     }
     for (file, document) in &difference.documents {
         for KeyDifference { key, values } in &document.keys {
             let [a, b] = values.each_ref().map(|value| shown(value.as_ref()));
-            writeln!(out, "{} {}: {a} against {b}", harmless(file, NAME_MOST), harmless(key, NAME_MOST))?;
+            writeln!(out, "{} {}: {a} against {b}", harmless(file, NAME_MAX), harmless(key, NAME_MAX))?;
         }
         let more = document.count - document.keys.len() as u64;
         if more > 0 {
-            writeln!(out, "{}: {more} more", harmless(file, NAME_MOST))?;
+            writeln!(out, "{}: {more} more", harmless(file, NAME_MAX))?;
         }
     }
     print_tensors(out, difference, most)?;
@@ -90,9 +90,9 @@ fn print_tensors(out: &mut impl Write, difference: &Difference, most: usize) -> 
     for (set, tensor) in all.iter().take(most) {
         // The file matters only where there are several.
         if difference.sets.len() > 1 {
-            write!(out, "{} ", harmless(set, NAME_MOST))?;
+            write!(out, "{} ", harmless(set, NAME_MAX))?;
         }
-        writeln!(out, "{}: {}", harmless(&tensor.name, NAME_MOST), describe(&tensor.kind))?;
+        writeln!(out, "{}: {}", harmless(&tensor.name, NAME_MAX), describe(&tensor.kind))?;
     }
     match all.len().saturating_sub(most) {
         0 => Ok(()),
@@ -132,7 +132,7 @@ fn leading_number(name: &[u8]) -> (&[u8], &[u8]) {
 fn print_run(out: &mut impl Write, run: &RunDifference) -> std::io::Result<()> {
     if let Some(MetricDifference { step, field, values }) = &run.first {
         let [a, b] = values.each_ref().map(|value| shown(value.as_ref()));
-        writeln!(out, "first differing step {step}: {} {a} against {b}", harmless(field, NAME_MOST))?;
+        writeln!(out, "first differing step {step}: {} {a} against {b}", harmless(field, NAME_MAX))?;
     }
     let [a, b] = run.steps;
     if a != b {
@@ -141,13 +141,13 @@ fn print_run(out: &mut impl Write, run: &RunDifference) -> std::io::Result<()> {
     }
     match run.tensors.as_deref() {
         Some("final") => Ok(()),
-        Some(folder) => writeln!(out, "tensors of {}: one of the runs has no final ones", harmless(folder, NAME_MOST)),
+        Some(folder) => writeln!(out, "tensors of {}: one of the runs has no final ones", harmless(folder, NAME_MAX)),
         None => writeln!(out, "no tensors compared: the runs share no checkpoint"),
     }
 }
 
 fn shown(value: Option<&Value>) -> String {
-    value.map_or("absent".to_string(), |value| harmless(&value.to_string(), VALUE_MOST))
+    value.map_or("absent".to_string(), |value| harmless(&value.to_string(), VALUE_MAX))
 }
 
 fn describe(kind: &TensorMismatch) -> String {

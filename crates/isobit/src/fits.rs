@@ -15,12 +15,12 @@ use isobit_models::{Config, Shapes, Weights};
 use isobit_proof::safetensors::Checkpoint;
 use isobit_training::config::{Adapter, Run};
 use isobit_training::free_memory::free_memory;
-use isobit_training::plan::{MemoryPlan, TOKENS_MOST, least_bytes, longest_rows, memory};
+use isobit_training::plan::{MemoryPlan, TOKENS_MAX, least_bytes, longest_rows, memory};
 use isobit_training::prepare::{RunError, check_positions, model_config, profile, step_settings, trained};
 use isobit_training::targets;
 
 /// More than any machine has that does not say how much it has.
-const UNKNOWN_MOST: u64 = 1 << 42;
+const UNKNOWN_MAX: u64 = 1 << 42;
 /// Compute capability of Hopper, whose tensor cores take more room than other devices do.
 const HOPPER: (u32, u32) = (9, 0);
 
@@ -98,7 +98,7 @@ pub(crate) fn memory_fit(run: &Run, memory: Option<u64>) -> Result<MemoryFit, Fa
     let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
     let tokens = u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length);
     let least = least_bytes(&model, tokens);
-    if tokens > TOKENS_MOST || least > device.available.as_ref().map_or(UNKNOWN_MOST, |available| available.bytes) {
+    if tokens > TOKENS_MAX || least > device.available.as_ref().map_or(UNKNOWN_MAX, |available| available.bytes) {
         return Ok(MemoryFit { plan: None, device: device.name, needed: least, available: device.available });
     }
     let (needed, plan) = match device.kind {

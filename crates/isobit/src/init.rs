@@ -27,8 +27,8 @@ const SPLITS: [usize; 4] = [8, 4, 2, 1];
 /// Fewer rows than this are all trained on.
 const ROWS_TO_HOLD_OUT_FROM: usize = 40;
 /// Longer rows are cut unless the reader raises it: memory grows with it.
-const LENGTH_MOST: usize = 2048;
-const LENGTH_LEAST: usize = 64;
+const LENGTH_MAX: usize = 2048;
+const LENGTH_MIN: usize = 64;
 /// Where the comments begin.
 const COLUMN: usize = 48;
 
@@ -133,7 +133,7 @@ fn found(report: &Report) -> String {
 
 /// Every row fits, up to a length that most machines have the memory for.
 fn max_seq_length(config: &Config, report: &Report) -> usize {
-    report.lengths.longest.next_power_of_two().clamp(LENGTH_LEAST, LENGTH_MOST).min(config.max_positions)
+    report.lengths.longest.next_power_of_two().clamp(LENGTH_MIN, LENGTH_MAX).min(config.max_positions)
 }
 
 fn written(arguments: &Arguments, config: &Config, report: &Report, split: &Split) -> String {

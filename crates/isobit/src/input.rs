@@ -5,12 +5,12 @@ use crate::Failure;
 use std::io::{BufRead, Read};
 
 /// BOUND: bytes of a line, far above what any model has positions for.
-const LINE_BYTES_MOST: u64 = 1 << 24;
+const LINE_BYTES_MAX: u64 = 1 << 24;
 
 /// The next line without its end; none after the last.
 pub(crate) fn line(reader: &mut impl BufRead) -> Result<Option<String>, Failure> {
     let mut bytes = Vec::new();
-    let read = reader.by_ref().take(LINE_BYTES_MOST + 1).read_until(b'\n', &mut bytes);
+    let read = reader.by_ref().take(LINE_BYTES_MAX + 1).read_until(b'\n', &mut bytes);
     read.map_err(|error| Failure { code: 7, message: format!("cannot read standard input: {error}"), hint: None })?;
     if bytes.is_empty() {
         return Ok(None);
@@ -21,8 +21,8 @@ pub(crate) fn line(reader: &mut impl BufRead) -> Result<Option<String>, Failure>
             bytes.pop();
         }
     }
-    if bytes.len() as u64 > LINE_BYTES_MOST {
-        let message = format!("a line of standard input is longer than {LINE_BYTES_MOST} bytes");
+    if bytes.len() as u64 > LINE_BYTES_MAX {
+        let message = format!("a line of standard input is longer than {LINE_BYTES_MAX} bytes");
         return Err(Failure { code: 3, message, hint: Some("give one prompt a line".to_string()) });
     }
     String::from_utf8(bytes).map(Some).map_err(|_| Failure {

@@ -12,7 +12,7 @@ use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::{Checkpoint, SafeTensors};
 use isobit_proof::{FileError, Hash, Manifest, regular};
 use isobit_training::checkpoint::{ADAPTER, ADAPTER_CONFIG};
-use isobit_training::prepare::{CONFIG_BYTES_MOST, HUB_HINT, RunError, base_digest, is_hub_name, model_config};
+use isobit_training::prepare::{CONFIG_BYTES_MAX, HUB_HINT, RunError, base_digest, is_hub_name, model_config};
 use std::path::{Path, PathBuf};
 
 #[derive(Clone, Debug, clap::Args)]
@@ -75,7 +75,7 @@ impl Arguments {
 
     /// The base that the adapter names, beside the model: what to look at when they do not fit.
     fn bases(&self, adapter: &Path) -> Option<String> {
-        let text = regular::read_text(&adapter.join(ADAPTER_CONFIG), CONFIG_BYTES_MOST).ok()?;
+        let text = regular::read_text(&adapter.join(ADAPTER_CONFIG), CONFIG_BYTES_MAX).ok()?;
         let base = peft::base_name(&text)?;
         Some(format!(
             "the adapter was made for the base `{base}`, and --model is {}: give the model that it belongs to",
@@ -98,10 +98,9 @@ impl Arguments {
                 let what = format!("{} does not exist", folder.display());
                 return Err(RunError::Refused { what, hint: HUB_HINT });
             }
-            Some(folder) => Trained::Lora(peft::parse_config(&regular::read_text(
-                &folder.join(ADAPTER_CONFIG),
-                CONFIG_BYTES_MOST,
-            )?)?),
+            Some(folder) => {
+                Trained::Lora(peft::parse_config(&regular::read_text(&folder.join(ADAPTER_CONFIG), CONFIG_BYTES_MAX)?)?)
+            }
             None => Trained::Nothing,
         };
         let settings = Settings { trained, profile, positions, seed: 0 };

@@ -17,11 +17,11 @@ struct Gradient {
 // QUERY: rows are queries, columns keys. KEY and VALUE: rows are keys, columns the queries of one
 // query head.
 template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
-    constexpr bool TURNED = KIND != QUERY;
+    constexpr bool TRANSPOSED = KIND != QUERY;
     constexpr int W1 = KEY_WIDTH, W2 = KIND == VALUE ? 0 : VALUE_WIDTH;
     constexpr int WIDTH = KIND == VALUE ? VALUE_WIDTH : KEY_WIDTH;
     constexpr int PART = part_of(WIDTH), PARTS = (WIDTH + PART - 1) / PART;
-    constexpr int NUMBERS = TURNED ? 4 : 2, ROW_NUMBERS = TURNED ? 2 : 4;
+    constexpr int NUMBERS = TRANSPOSED ? 4 : 2, ROW_NUMBERS = TRANSPOSED ? 2 : 4;
     constexpr int EACH = KIND == VALUE ? FORWARD_EACH : QUERY_EACH;
     constexpr int SLOTS = KIND == VALUE ? FORWARD_SLOTS : QUERY_SLOTS;
     uint part = blockIdx.x % PARTS, head = blockIdx.x / PARTS % p.heads;
@@ -32,7 +32,7 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
     uint row_base = (uint)__cvta_generic_to_shared(shared), row_base2 = row_base + ROWS / BLOCK * WIDE_BYTES(W1);
     Stream<W1, W2, WIDTH, NUMBERS, EACH, SLOTS> stream;
     stream.base = row_base2 + ROWS / BLOCK * WIDE_BYTES(W2);
-    stream.seen = any_meets<TURNED>(rows.position, rows.count, rows.length, p.window);
+    stream.seen = any_meets<TRANSPOSED>(rows.position, rows.count, rows.length, p.window);
     stream.groups = (WIDTH - part * PART < PART ? WIDTH - part * PART : PART) / 32u;
     ulong columns = (ulong)column_head * p.places + rows.columns, row_place = (ulong)row_head * p.places + rows.place;
     stream.from.wide = p.columns + columns * (2u * W1);
@@ -41,7 +41,7 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
     stream.from.numbers = p.column_numbers + columns * NUMBERS;
     stream.begin(row_base, p.rows + row_place * (2u * W1), p.rows2 + row_place * (2u * W2), rows.count, warp, lane);
 
-    WarpRows<TURNED> own(rows, p.window, warp, lane);
+    WarpRows<TRANSPOSED> own(rows, p.window, warp, lane);
     float units[2], units2[2], lse[2], delta[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -49,9 +49,9 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
         if (own.has(r, lane)) {
             ulong place = row_place + own.first + lane / 4u + 8u * r;
             const float *numbers = p.row_numbers + number_at(place, 0u, ROW_NUMBERS);
-            units[r] = TURNED ? numbers[0] : numbers[0] * p.scale2;
+            units[r] = TRANSPOSED ? numbers[0] : numbers[0] * p.scale2;
             units2[r] = numbers[BLOCK];
-            if (!TURNED) {
+            if (!TRANSPOSED) {
                 lse[r] = numbers[2u * BLOCK];
                 delta[r] = numbers[3u * BLOCK];
             }
@@ -81,15 +81,15 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
                 for (int n = 0; n < EACH; n++) {
                     float near[8], shifts[8];
                     stream.numbers(near, 0u, tile, step * EACH + n, lane);
-                    if (TURNED) {
+                    if (TRANSPOSED) {
                         stream.numbers(shifts, 2u, tile, step * EACH + n, lane);
                     }
 #pragma unroll
                     for (int i = 0; i < 16; i++) {
                         int r = i / 2 % 2, c = i / 4 * 2 + i % 2;
-                        float scales = TURNED ? (near[c] * p.scale2) * units[r] : units[r] * near[c];
+                        float scales = TRANSPOSED ? (near[c] * p.scale2) * units[r] : units[r] * near[c];
                         float z = chunk_of<W1>(high[n][i], cross[n][i]) * scales;
-                        prob[n][i] = exp2_of(z - (TURNED ? shifts[c] : lse[r]));
+                        prob[n][i] = exp2_of(z - (TRANSPOSED ? shifts[c] : lse[r]));
                     }
                 }
                 if constexpr (W2 > 0) {
@@ -108,14 +108,14 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
                         }
                     } else {
                         stream.numbers(near, 0u, tile, b, lane);
-                        if (TURNED) {
+                        if (TRANSPOSED) {
                             stream.numbers(deltas, 3u, tile, b, lane);
                         }
 #pragma unroll
                         for (int i = 0; i < 16; i++) {
                             int r = i / 2 % 2, c = i / 4 * 2 + i % 2;
                             float grad = fma_rn(
-                                chunk_of<W2>(high[n][i], cross[n][i]), units2[r] * far[c], TURNED ? -deltas[c] : -delta[r]
+                                chunk_of<W2>(high[n][i], cross[n][i]), units2[r] * far[c], TRANSPOSED ? -deltas[c] : -delta[r]
                             );
                             w[16 * b + i] = (prob[n][i] * grad) * (near[c] * p.scale);
                         }

@@ -182,7 +182,7 @@ FUNCTION float exp2_down(float x) {
 
 // Slices of four weights times a multiplier, as the bytes of two words. START + 128 leaves q + 128
 // in the low bits: its second byte is the high slice, its first the low one with the highest bit
-// turned.
+// transposed.
 FUNCTION void slice4(uint &high, uint &low, float a, float b, float c, float d, float multiplier) {
     const float shift = START + 128.0f;
     uint ab = __byte_perm(as_u32(a * multiplier + shift), as_u32(b * multiplier + shift), 0x5140);
@@ -229,11 +229,11 @@ FUNCTION Rows rows_of(const uint *table, uint index) {
     return rows;
 }
 
-// Columns that the row at a position meets: keys that a query sees, or (TURNED) queries that see a
+// Columns that the row at a position meets: keys that a query sees, or (TRANSPOSED) queries that see a
 // key.
-template <bool TURNED> FUNCTION Extent meets(uint position, uint length, uint window) {
+template <bool TRANSPOSED> FUNCTION Extent meets(uint position, uint length, uint window) {
     Extent columns;
-    if (TURNED) {
+    if (TRANSPOSED) {
         columns.start = position;
         columns.end = length - position > window ? position + window : length;
     } else {
@@ -244,8 +244,8 @@ template <bool TURNED> FUNCTION Extent meets(uint position, uint length, uint wi
 }
 
 // What any of some rows meets; `count` is not zero.
-template <bool TURNED> FUNCTION Extent any_meets(uint position, uint count, uint length, uint window) {
-    Extent first = meets<TURNED>(position, length, window), last = meets<TURNED>(position + count - 1u, length, window);
+template <bool TRANSPOSED> FUNCTION Extent any_meets(uint position, uint count, uint length, uint window) {
+    Extent first = meets<TRANSPOSED>(position, length, window), last = meets<TRANSPOSED>(position + count - 1u, length, window);
     Extent all = {first.start, last.end};
     return all;
 }
@@ -256,7 +256,7 @@ FUNCTION bool overlap(Extent a, uint start, uint end) {
 
 // The rows of a warp: from row `first` of the block's, at position `start`. What any of them meets,
 // and what this thread's two do, rows lane / 4 and lane / 4 + 8.
-template <bool TURNED> struct WarpRows {
+template <bool TRANSPOSED> struct WarpRows {
     uint first, count, start, length, window;
     Extent met, mine[2];
 
@@ -264,13 +264,13 @@ template <bool TURNED> struct WarpRows {
         : first(16u * warp), count(0u), start(rows.position + first), length(rows.length), window(window), met{0u, 0u} {
         if (rows.count > first) {
             count = rows.count - first < 16u ? rows.count - first : 16u;
-            met = any_meets<TURNED>(start, count, length, window);
+            met = any_meets<TRANSPOSED>(start, count, length, window);
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             mine[r] = {0u, 0u};
             if (has(r, lane)) {
-                mine[r] = meets<TURNED>(start + lane / 4u + 8u * r, length, window);
+                mine[r] = meets<TRANSPOSED>(start + lane / 4u + 8u * r, length, window);
             }
         }
     }
@@ -281,7 +281,7 @@ template <bool TURNED> struct WarpRows {
 
     // Whether all rows meet all of a block of columns.
     MEMBER bool whole(uint column) const {
-        bool met = TURNED ? start + 15u <= column && column + BLOCK - 1u - start < window && column + BLOCK <= length
+        bool met = TRANSPOSED ? start + 15u <= column && column + BLOCK - 1u - start < window && column + BLOCK <= length
                           : column + BLOCK <= start + 1u && start + 15u - column < window;
         return met && count == 16u;
     }
@@ -492,7 +492,7 @@ template <int W1, int W2, int WIDTH, int NUMBERS, int EACH, int SLOTS> struct St
 
 // Piece number `piece` of row `row` lies where piece ^ turn<WIDTH>(row) would: pieces of eight rows
 // that differ in nothing but the row are in different banks.
-template <uint WIDTH> FUNCTION uint turn(uint row) {
+template <uint WIDTH> FUNCTION uint transpose(uint row) {
     return WIDTH % 128u == 0u ? row % 8u : WIDTH % 64u == 0u ? row / 2u % 4u : row / 4u % 2u;
 }
 // The same for widths known at run time.

@@ -33,7 +33,7 @@ FUNCTION void load_along(
 // A tile of an operand whose columns run along the contraction: PRODUCT_TILE columns from `at` on,
 // of which row padding may be part, and the next `rows` rows. Each work item turns four rows of
 // four bytes.
-FUNCTION void load_turned(
+FUNCTION void load_transposed(
     LOCAL_POINTER int *tile, GLOBAL const int *planes, ulong plane, ulong at, uint words, uint rows
 ) {
     uint column = local_index() % SIDE;
@@ -196,7 +196,7 @@ KERNEL(GROUP) product_input(
         for (uint at = chunk * CHUNK; at < end; at += DEPTH_ELEMENTS) {
             barrier_local();
             load_along(left_tile, left, (ulong)left_rows * left_words, left_first * left_words + at / 4u, left_words, rows);
-            load_turned(
+            load_transposed(
                 right_tile, right, (ulong)right_rows * right_words, (right_first + at) * right_words + column_tile / 4u,
                 right_words, end - at
             );
@@ -251,10 +251,10 @@ KERNEL(GROUP) product_weight(
         for (uint t = 0u; t < length; t += DEPTH_ELEMENTS) {
             ulong from = start + t;
             barrier_local();
-            load_turned(
+            load_transposed(
                 left_tile, left, (ulong)tokens * left_words, from * left_words + row_first / 4u, left_words, length - t
             );
-            load_turned(
+            load_transposed(
                 right_tile, right, (ulong)tokens * right_words, from * right_words + column_first / 4u, right_words,
                 length - t
             );

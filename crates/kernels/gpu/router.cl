@@ -11,8 +11,8 @@
 #define SIGMOID_CHOSEN 2u
 #define SIGMOID_EACH 3u
 
-// Descends in the order of choices. Above: the score's bits, turned so that they ascend with it,
-// NaN below everything; below: the index, turned. No two are equal and none is zero.
+// Descends in the order of choices. Above: the score's bits, transposed so that they ascend with it,
+// NaN below everything; below: the index, transposed. No two are equal and none is zero.
 FUNCTION ulong choice_key(float score, uint index) {
     uint bits = as_u32(score);
     bits = bits == SIGN_BIT ? 0u : bits;

@@ -8,7 +8,7 @@
 #define COLUMN_WORDS (COLUMNS / 4)
 #define TOKENS_TOGETHER (GROUP / COLUMN_WORDS)
 // Side of the square of bytes that a group turns.
-#define TURN 64
+#define TRANSPOSE 64
 
 FUNCTION uint larger(uint a, uint b) {
     return a > b ? a : b;
@@ -274,18 +274,18 @@ KERNEL(GROUP) slice_columns(
 
 // Exchanges rows and columns of every plane: `rows` rows from `first` on, of planes with
 // `plane_rows` rows of `width` bytes, become `width` rows of as many bytes. One group per square of
-// TURN by TURN bytes, a work item turns 4 by 4 of them; what lies beyond is padded with zeros.
-KERNEL(GROUP) turn_planes(
-    GLOBAL int *turned, GLOBAL const int *planes, uint plane_rows, ulong first, uint rows, uint width
+// TRANSPOSE by TRANSPOSE bytes, a work item turns 4 by 4 of them; what lies beyond is padded with zeros.
+KERNEL(GROUP) transpose_planes(
+    GLOBAL int *transposed, GLOBAL const int *planes, uint plane_rows, ulong first, uint rows, uint width
 ) {
-    LOCAL int square[TURN * (TURN / 4 + 1)];
+    LOCAL int square[TRANSPOSE * (TRANSPOSE / 4 + 1)];
     uint row_length = row_words(rows);
     ulong column_length = row_words(width);
-    uint across = row_length / (TURN / 4);
-    uint row_first = group_index() % across * TURN;
-    uint column_first = group_index() / across * TURN;
-    uint fast = local_index() % (TURN / 4);
-    uint slow = local_index() / (TURN / 4);
+    uint across = row_length / (TRANSPOSE / 4);
+    uint row_first = group_index() % across * TRANSPOSE;
+    uint column_first = group_index() / across * TRANSPOSE;
+    uint fast = local_index() % (TRANSPOSE / 4);
+    uint slow = local_index() / (TRANSPOSE / 4);
     for (uint s = 0u; s < SLICES; s++) {
         uint r[4];
         for (uint i = 0u; i < 4u; i++) {
@@ -297,15 +297,15 @@ KERNEL(GROUP) turn_planes(
         barrier_local();
         for (uint i = 0u; i < 4u; i++) {
             uint shift = 8u * i;
-            square[(fast * 4u + i) * (TURN / 4 + 1) + slow] =
+            square[(fast * 4u + i) * (TRANSPOSE / 4 + 1) + slow] =
                 pack4((int)(r[0] >> shift), (int)(r[1] >> shift), (int)(r[2] >> shift), (int)(r[3] >> shift));
         }
         barrier_local();
         for (uint i = 0u; i < 4u; i++) {
             uint column = slow * 4u + i;
             if (column_first + column < width) {
-                turned[((ulong)s * width + column_first + column) * row_length + row_first / 4u + fast] =
-                    square[column * (TURN / 4 + 1) + fast];
+                transposed[((ulong)s * width + column_first + column) * row_length + row_first / 4u + fast] =
+                    square[column * (TRANSPOSE / 4 + 1) + fast];
             }
         }
     }

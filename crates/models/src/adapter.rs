@@ -139,9 +139,9 @@ pub fn pattern_matches(pattern: &str, path: &str) -> Result<bool, ModelError> {
 fn expression(pattern: &str) -> Result<Regex, ModelError> {
     /// Bytes of a compiled expression: names of modules need little, and a file of others may ask
     /// for much.
-    const SIZE_MOST: usize = 1 << 20;
+    const SIZE_MAX: usize = 1 << 20;
     RegexBuilder::new(pattern)
-        .size_limit(SIZE_MOST)
+        .size_limit(SIZE_MAX)
         .build()
         .map_err(|error| ModelError::Adapter(format!("`{pattern}` is not an expression: {error}")))
 }

@@ -24,7 +24,7 @@ const ONES: u32 = 0x1111_1111;
 const MIDDLE: u8 = 8;
 
 /// Largest scale: times sixteen steps it is still a number.
-const SCALE_MOST: f32 = 1e37;
+const SCALE_MAX: f32 = 1e37;
 
 /// One quantised linear layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -202,7 +202,7 @@ impl GptqModule<'_> {
         let tensor = self.checkpoint.get(&name)?;
         shaped(&name, &tensor, &[self.groups(), self.outputs])?;
         let scales = tensor.to_f32()?;
-        if let Some(at) = scales.iter().position(|scale| !scale.is_finite() || scale.abs() > SCALE_MOST) {
+        if let Some(at) = scales.iter().position(|scale| !scale.is_finite() || scale.abs() > SCALE_MAX) {
             return Err(wrong(&name, format!("element {at} is {}", scales[at])));
         }
         if tensor.dtype != Dtype::F16 {

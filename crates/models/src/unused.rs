@@ -19,7 +19,7 @@ const BUFFERS: [&str; 5] = [
     "self_attn.masked_bias",
 ];
 /// Names that a note repeats.
-const SHOWN_MOST: usize = 10;
+const SHOWN_MAX: usize = 10;
 
 /// Names in the file of what is not read, in their order; an error for what a reader of this model
 /// would have to read.
@@ -73,8 +73,8 @@ fn part_of_model(here: &str, layers: usize) -> Option<String> {
 
 /// One line about tensors that are not read; none where all are.
 pub(crate) fn note(unused: &[String]) -> Option<String> {
-    let shown: Vec<String> = unused.iter().take(SHOWN_MOST).map(|name| quoted(name)).collect();
-    let more = match unused.len().saturating_sub(SHOWN_MOST) {
+    let shown: Vec<String> = unused.iter().take(SHOWN_MAX).map(|name| quoted(name)).collect();
+    let more = match unused.len().saturating_sub(SHOWN_MAX) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };

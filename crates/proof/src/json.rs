@@ -10,17 +10,17 @@ use std::marker::PhantomData;
 use std::path::Path;
 
 /// BOUND: bytes of any JSON file, metrics included.
-pub(crate) const BYTES_MOST: u64 = 100_000_000;
+pub(crate) const BYTES_MAX: u64 = 100_000_000;
 
-/// Reads a JSON file of at most `BYTES_MOST`.
+/// Reads a JSON file of at most `BYTES_MAX`.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
-    let bytes = regular::read(path, BYTES_MOST)?;
+    let bytes = regular::read(path, BYTES_MAX)?;
     serde_json::from_slice(&bytes).map_err(|error| FileError::malformed(path, told(&error)))
 }
 
 /// Reads a text file of at most as many.
 pub(crate) fn read_text(path: &Path) -> Result<String, FileError> {
-    regular::read_text(path, BYTES_MOST)
+    regular::read_text(path, BYTES_MAX)
 }
 
 /// A map that refuses a repeated key.

@@ -4,17 +4,17 @@
 //! terminal may not carry its control sequences.
 
 /// Longest file name any common file system takes.
-const LENGTH_MOST: usize = 255;
+const LENGTH_MAX: usize = 255;
 /// Characters of a stranger's text that a message repeats.
-const SHOWN_MOST: usize = 160;
+const SHOWN_MAX: usize = 160;
 /// Characters of a parser's message.
-const TOLD_MOST: usize = 600;
+const TOLD_MAX: usize = 600;
 
 /// Whether a name is a file directly in the folder it is looked up in: no separators, no parent, no
 /// drive, no control characters.
 pub fn is_plain(name: &str) -> bool {
     !name.is_empty()
-        && name.len() <= LENGTH_MOST
+        && name.len() <= LENGTH_MAX
         && name != "."
         && name != ".."
         && !name.chars().any(|c| matches!(c, '/' | '\\' | ':') || c.is_control())
@@ -22,12 +22,12 @@ pub fn is_plain(name: &str) -> bool {
 
 /// A stranger's text in backquotes, shortened, control characters escaped.
 pub fn quoted(text: &str) -> String {
-    format!("`{}`", harmless(text, SHOWN_MOST))
+    format!("`{}`", harmless(text, SHOWN_MAX))
 }
 
 /// The message of a parser, which may repeat what it read.
 pub(crate) fn told(error: &impl std::fmt::Display) -> String {
-    harmless(&error.to_string(), TOLD_MOST)
+    harmless(&error.to_string(), TOLD_MAX)
 }
 
 /// A stranger's text of at most so many characters, control characters escaped.
@@ -71,6 +71,6 @@ mod tests {
     fn shown_text_is_short_and_harmless() {
         assert_eq!(quoted("lm_head.weight"), "`lm_head.weight`");
         assert_eq!(quoted("a\u{1b}[31m\u{202e}"), "`a\\u{1b}[31m\\u{202e}`");
-        assert_eq!(quoted(&"ü".repeat(5000)).chars().count(), SHOWN_MOST + 3);
+        assert_eq!(quoted(&"ü".repeat(5000)).chars().count(), SHOWN_MAX + 3);
     }
 }

@@ -11,7 +11,7 @@ pub(crate) const NAME: &str = "data.json";
 const SCHEMA: &str = "isobit.data/1";
 
 /// BOUND: bytes of the file, far above what we write.
-const BYTES_MOST: u64 = 1 << 24;
+const BYTES_MAX: u64 = 1 << 24;
 
 pub fn write(output_dir: &Path, report: &Report) -> Result<(), FileError> {
     let value = serde_json::json!({"schema": SCHEMA, "files": report.files});
@@ -22,7 +22,7 @@ pub fn write(output_dir: &Path, report: &Report) -> Result<(), FileError> {
 
 /// Whether there is no such file, or it is a run's.
 pub(crate) fn is_ours(output_dir: &Path) -> Result<bool, FileError> {
-    let bytes = regular::if_there(regular::read(&output_dir.join(NAME), BYTES_MOST));
+    let bytes = regular::if_there(regular::read(&output_dir.join(NAME), BYTES_MAX));
     let is_record =
         |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).is_ok_and(|value| value["schema"] == SCHEMA);
     match bytes {
@@ -35,7 +35,7 @@ pub(crate) fn is_ours(output_dir: &Path) -> Result<bool, FileError> {
 /// The format of the conversations that the run in this folder trained on. None where there are
 /// none, or where the folder does not say: this is only ever a hint.
 pub fn conversations(output_dir: &Path) -> Option<String> {
-    let bytes = regular::read(&output_dir.join(NAME), BYTES_MOST).ok()?;
+    let bytes = regular::read(&output_dir.join(NAME), BYTES_MAX).ok()?;
     let value: serde_json::Value = serde_json::from_slice(&bytes).ok()?;
     if value["schema"] != SCHEMA {
         return None;

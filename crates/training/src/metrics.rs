@@ -27,7 +27,7 @@ const CHECK: &str = ",\"check\":\"";
 const CHECK_DIGITS: usize = 16;
 
 /// BOUND: bytes of a line, far above what we write.
-const LINE_BYTES_MOST: u64 = 1 << 16;
+const LINE_BYTES_MAX: u64 = 1 << 16;
 
 /// One line.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -291,9 +291,9 @@ fn keep_up_to(path: &Path, step: u64, recorded: Option<Hash>) -> Result<Hash, Fi
             return kept.commit().map(|()| digest);
         }
         bytes.clear();
-        reader.by_ref().take(LINE_BYTES_MOST).read_until(b'\n', &mut bytes).map_err(failed)?;
+        reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut bytes).map_err(failed)?;
         let Some((b'\n', line)) = bytes.split_last() else {
-            if bytes.len() as u64 == LINE_BYTES_MOST {
+            if bytes.len() as u64 == LINE_BYTES_MAX {
                 return Err(malformed(path, number, "it is longer than any line of metrics"));
             }
             if recorded.is_some() {

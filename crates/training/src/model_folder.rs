@@ -32,7 +32,7 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Values turned into bytes at a time.
 const VALUES_AT_ONCE: usize = 1 << 16;
 /// BOUND: bytes of a file that is copied along: far above any tokenizer.
-const COPIED_BYTES_MOST: u64 = 1 << 30;
+const COPIED_BYTES_MAX: u64 = 1 << 30;
 
 /// A tensor of the folder to be written.
 #[derive(Debug)]
@@ -196,7 +196,7 @@ impl<'a> ModelFolder<'a> {
             let Ok(name) = entry.file_name().into_string() else { continue };
             // Through links: model caches are made of them.
             let Ok(found) = std::fs::metadata(entry.path()) else { continue };
-            if found.is_file() && found.len() <= COPIED_BYTES_MOST && comes_along(&name) {
+            if found.is_file() && found.len() <= COPIED_BYTES_MAX && comes_along(&name) {
                 copy(&entry.path(), &folder.join(&name))?;
                 names.push(name);
             }
@@ -287,7 +287,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), FileError> {
 }
 
 fn read_text(path: &Path) -> Result<String, FileError> {
-    regular::read_text(path, crate::prepare::CONFIG_BYTES_MOST)
+    regular::read_text(path, crate::prepare::CONFIG_BYTES_MAX)
 }
 
 /// `config.json` of the folder: the base's letter for letter, but for the type of its numbers, in

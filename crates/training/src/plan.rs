@@ -153,7 +153,7 @@ fn since(
 
 /// BOUND: tokens of a micro-batch that are counted. The plan lays a batch out on the host, some
 /// bytes a token; a run of more tokens would need terabytes for any model.
-pub const TOKENS_MOST: u64 = 1 << 27;
+pub const TOKENS_MAX: u64 = 1 << 27;
 
 /// Less than any step over a micro-batch of `tokens` needs: under every policy the input of each
 /// block is kept.

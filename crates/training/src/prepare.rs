@@ -111,7 +111,7 @@ pub fn check_positions(run: &Run, model: &Config) -> Result<(), RunError> {
 }
 
 /// BOUND: `config.json` and its kin; published ones stay below a megabyte.
-pub const CONFIG_BYTES_MOST: u64 = 1 << 24;
+pub const CONFIG_BYTES_MAX: u64 = 1 << 24;
 
 /// One thing to try for a name of the hub in the place of a path.
 pub const HUB_HINT: &str = "this looks like a name on the Hugging Face hub, and isobit never downloads: get the files first \
@@ -170,8 +170,8 @@ pub fn model_config(folder: &Path) -> Result<Config, RunError> {
     if !found?.is_dir() {
         return Err(RunError::Refused { what: format!("{} is not a folder", folder.display()), hint: HINT });
     }
-    let beside = regular::if_there(regular::read_text(&folder.join(QUANTIZE_CONFIG), CONFIG_BYTES_MOST))?;
-    let text = regular::read_text(&folder.join("config.json"), CONFIG_BYTES_MOST).map_err(|error| match error {
+    let beside = regular::if_there(regular::read_text(&folder.join(QUANTIZE_CONFIG), CONFIG_BYTES_MAX))?;
+    let text = regular::read_text(&folder.join("config.json"), CONFIG_BYTES_MAX).map_err(|error| match error {
         FileError::Missing { path } => {
             RunError::Refused { what: format!("{} does not exist", path.display()), hint: HINT }
         }

@@ -348,7 +348,7 @@ struct Live<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Live<'a, B> {
-    const RECENT_MOST: usize = 2;
+    const RECENT_MAX: usize = 2;
 
     fn new(state: &'a State<B>) -> Self {
         let Trainer { model, parameters, .. } = &state.trainer;
@@ -362,7 +362,7 @@ impl<'a, B: Backend> Live<'a, B> {
         let Trainer { backend, model, parameters, .. } = &self.state.trainer;
         let id = self.parameters[name];
         if !self.recent.iter().any(|(other, _)| *other == id) {
-            if self.recent.len() == Self::RECENT_MOST {
+            if self.recent.len() == Self::RECENT_MAX {
                 self.recent.remove(0);
             }
             let parameter = parameters.get(id);

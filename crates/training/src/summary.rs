@@ -14,7 +14,7 @@ use std::path::Path;
 const EXPLODED: f64 = 1.0;
 
 /// BOUND: bytes of a line, far above what we write.
-const LINE_BYTES_MOST: u64 = 1 << 16;
+const LINE_BYTES_MAX: u64 = 1 << 16;
 
 /// How a run went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl Summary {
         let mut lines = Vec::new();
         loop {
             let mut line = Vec::new();
-            reader.by_ref().take(LINE_BYTES_MOST).read_until(b'\n', &mut line).map_err(failed)?;
+            reader.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(failed)?;
             if line.is_empty() {
                 return Ok(Self::from_lines(&lines, vocabulary));
             }

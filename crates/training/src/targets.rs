@@ -9,7 +9,7 @@ use isobit_models::{Config, Inventory, LoraConfig, ModelError, Projection, Targe
 use isobit_proof::name::quoted;
 
 /// Names that a hint lists.
-const LISTED_MOST: usize = 24;
+const LISTED_MAX: usize = 24;
 
 /// Checks what a run trains; anything but an adapter names nothing.
 pub fn check(model: &Config, trained: &Trained) -> Result<(), RunError> {
@@ -158,6 +158,6 @@ fn meant(typed: &str, start: &str, names: &[String]) -> String {
 }
 
 fn listed(start: &str, names: &[String]) -> String {
-    let more = if names.len() > LISTED_MOST { ", ..." } else { "" };
-    format!("{start} {}{more}", names[..names.len().min(LISTED_MOST)].join(", "))
+    let more = if names.len() > LISTED_MAX { ", ..." } else { "" };
+    format!("{start} {}{more}", names[..names.len().min(LISTED_MAX)].join(", "))
 }

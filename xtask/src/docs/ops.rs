@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 const KERNELS: &str = "crates/kernels/src";
 /// Modules of `cpu/` that multiply int8 blocks: on AMX tiles where the machine has them.
-const INT8_BLOCKS: [&str; 3] = ["block", "nest", "single"];
+const INT8_BLOCKS: [&str; 3] = ["block", "nest", "int4_block"];
 /// Modules of `gpu/` that run NVIDIA's tensor cores.
 const TENSOR_CORES: [&str; 2] = ["hopper", "attention_mma"];
 

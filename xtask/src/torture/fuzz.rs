@@ -25,7 +25,7 @@ const CHUNK: usize = 20_000;
 /// One input may take as long.
 const HANG_SECONDS: u64 = 20;
 /// Deaths of workers over one chunk after which the rest of it is given up.
-const DEATHS_MOST: usize = 40;
+const DEATHS_MAX: usize = 40;
 const MEMORY_BYTES: u64 = 6 << 30;
 /// How a worker ends where an input went over a limit that the program answers with an exit code: 4
 /// or 8.
@@ -134,7 +134,7 @@ fn supervised(seed: u64, chunk: &Chunk, place: &Path) -> Result<(usize, Vec<Find
             deaths += 1;
         }
         from = at + 1;
-        if deaths >= DEATHS_MOST {
+        if deaths >= DEATHS_MAX {
             let what = format!("--target {}: given up after {deaths} deaths", chunk.target.name);
             findings.push(Finding { case: from, what });
             return Ok((from - chunk.from, with_told(findings, chunk, &found)?));

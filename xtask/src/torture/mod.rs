@@ -119,7 +119,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
 }
 
 /// Findings of a kind that are told in full.
-const ALIKE_MOST: usize = 4;
+const ALIKE_MAX: usize = 4;
 
 /// A line for each finding; of many that begin alike, the first few and how many there are.
 fn told(findings: &[Finding]) -> Vec<String> {
@@ -129,12 +129,12 @@ fn told(findings: &[Finding]) -> Vec<String> {
         let key: String = what.chars().filter(|c| !c.is_ascii_digit()).take(50).collect();
         let count = alike.entry(key).or_default();
         *count += 1;
-        if *count <= ALIKE_MOST {
+        if *count <= ALIKE_MAX {
             lines.push(format!("--case {case}: {what}"));
         }
     }
-    let more = alike.into_iter().filter(|(_, count)| *count > ALIKE_MOST);
-    lines.extend(more.map(|(key, count)| format!("and {} more like: {key} …", count - ALIKE_MOST)));
+    let more = alike.into_iter().filter(|(_, count)| *count > ALIKE_MAX);
+    lines.extend(more.map(|(key, count)| format!("and {} more like: {key} …", count - ALIKE_MAX)));
     lines
 }
 
@@ -212,10 +212,10 @@ mod tests {
         let mut findings: Vec<Finding> = (0..9).map(|case| finding(case, format!("hangs after {case} s"))).collect();
         findings.push(finding(9, "exit 8".to_string()));
         let lines = told(&findings);
-        assert_eq!(lines.len(), ALIKE_MOST + 2);
+        assert_eq!(lines.len(), ALIKE_MAX + 2);
         assert_eq!(lines[0], "--case 0: hangs after 0 s");
-        assert_eq!(lines[ALIKE_MOST], "--case 9: exit 8");
-        assert_eq!(lines[ALIKE_MOST + 1], "and 5 more like: hangs after  s …");
+        assert_eq!(lines[ALIKE_MAX], "--case 9: exit 8");
+        assert_eq!(lines[ALIKE_MAX + 1], "and 5 more like: hangs after  s …");
     }
 
     #[test]

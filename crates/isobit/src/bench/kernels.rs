@@ -166,15 +166,15 @@ fn measure<'a>(
     prepared: &mut Prepared,
     runs: Option<u32>,
 ) -> Result<Line<'a>, Failure> {
-    const RUNS_LEAST: usize = 3;
-    const RUNS_MOST: usize = 20;
-    const SECONDS_MOST: f64 = 0.5;
+    const RUNS_MIN: usize = 3;
+    const RUNS_MAX: usize = 20;
+    const SECONDS_MAX: f64 = 0.5;
     time(target, 1, prepared)?;
     let mut times = Vec::new();
     let mut total = 0.0;
     let wanted = |done: usize, total: f64| match runs {
         Some(runs) => done < runs as usize,
-        None => done < RUNS_LEAST || done < RUNS_MOST && total < SECONDS_MOST,
+        None => done < RUNS_MIN || done < RUNS_MAX && total < SECONDS_MAX,
     };
     while wanted(times.len(), total) {
         let seconds = time(target, target.batch(), prepared)?;

@@ -20,7 +20,7 @@ fn json_has_the_promised_fields_and_adds_up() {
     let held: u64 = plan["holdings"].as_array().expect("a list").iter().map(|held| number(held, "bytes")).sum();
     assert_eq!(held, sum);
     assert_eq!(number(&plan, "optimizer_bytes"), 8 * number(&plan, "trained_parameters"));
-    assert!(plan["work"]["product_forward"]["calls"].as_u64() > Some(0));
+    assert!(plan["work"]["linear_forward"]["calls"].as_u64() > Some(0));
     assert!(number(&plan, "needed_bytes") <= number(&plan, "available_bytes"));
     assert!(!folder.has("out"), "a plan writes nothing");
 }

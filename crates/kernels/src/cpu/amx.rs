@@ -12,7 +12,7 @@
 //   type.
 // - A called function may change them (they are caller-saved), so nothing is called between the
 //   first block and the last: their callers run loops and inlined vector instructions
-//   (`fold::Whole`), and these functions are inlined too. The compiled program shows it: from
+//   (`epilogue::Whole`), and these functions are inlined too. The compiled program shows it: from
 //   `tilezero` to `tilestored`, only panics are called.
 // - No block is `pure`, so none is left out, repeated or moved across another.
 // - The kernel saves them with the other registers, at a switch of threads and for a signal

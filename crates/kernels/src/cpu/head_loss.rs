@@ -3,7 +3,7 @@
 //!
 //! Tokens are taken in super-blocks of at most 512. Forward, threads share the vocabulary blocks
 //! and leave a maximum, a sum and a best index per (token, block), which are combined at the end.
-//! Backward, a group of blocks is recomputed, turned into `dz` and sliced by the threads that
+//! Backward, a group of blocks is recomputed, transposed into `dz` and sliced by the threads that
 //! computed it; then all threads fold the group into `dh` and `dhead`. Row blocks without a target
 //! are passed over. Where both passes run at once and a super-block's logits are few, they are kept
 //! instead of recomputed. The sizes of super-blocks and groups change memory and time, no bits.
@@ -11,7 +11,7 @@
 use super::CpuMemory;
 use super::block::RightView;
 use super::nest::{Fold, Left, Nest, Place, SUPER_BLOCK, Worker, part, run, run_where, super_blocks};
-use super::panels::{Columns, Panels, Turned, Weight, panel_bytes};
+use super::panels::{Columns, Panels, Transposed, Weight, panel_bytes};
 use super::path::{Path, multiversion};
 use super::pool::{SharedMut, Tasks, share};
 use super::slices::{
@@ -34,14 +34,14 @@ use std::ops::Range;
 const _: () = assert!(VOCABULARY_BLOCK == CHUNK, "a vocabulary block is one chunk of the input gradient");
 
 /// Blocks of a backward group, unless there are more threads.
-const GROUP_LEAST: usize = 4;
+const GROUP_MIN: usize = 4;
 /// Blocks of a backward group at most: beyond, threads share tokens too.
-const GROUP_MOST: usize = 16;
+const GROUP_MAX: usize = 16;
 /// Panels of 32 columns that take all chunks of the hidden width before the next ones come: their
 /// logits stay in cache.
 const PANELS_TOGETHER: usize = 4;
 /// Bytes of a super-block's logits that are kept from one pass to the other, at most.
-const KEPT_MOST: usize = 96 << 20;
+const KEPT_MAX: usize = 96 << 20;
 /// Floats between rows of logits beyond their width: keeps rows out of each other's cache sets.
 const STRIDE_EXTRA: usize = 16;
 
@@ -60,8 +60,8 @@ struct Sizes {
     /// Logits of a super-block, if they are few enough to be kept.
     kept_logits: Option<usize>,
     dz: LeftLayout,
-    dz_turned: LeftLayout,
-    h_turned: usize,
+    dz_transposed: LeftLayout,
+    h_transposed: usize,
 }
 
 impl Sizes {
@@ -69,8 +69,8 @@ impl Sizes {
         let tokens = p.tokens().min(SUPER_BLOCK);
         let blocks = p.vocabulary.div_ceil(VOCABULARY_BLOCK);
         // Whole rounds of the threads.
-        let round = cpu.threads() * GROUP_LEAST.div_ceil(cpu.threads());
-        let group_blocks = round.min(GROUP_MOST).min(blocks);
+        let round = cpu.threads() * GROUP_MIN.div_ceil(cpu.threads());
+        let group_blocks = round.min(GROUP_MAX).min(blocks);
         let group = (group_blocks * VOCABULARY_BLOCK).min(p.vocabulary);
         let kept_logits = tokens * (p.vocabulary + STRIDE_EXTRA);
         Self {
@@ -80,10 +80,10 @@ impl Sizes {
             panels: cpu.threads() * panel_bytes(p.profile),
             block_logits: tokens * (VOCABULARY_BLOCK + STRIDE_EXTRA),
             group_logits: tokens * (group + STRIDE_EXTRA),
-            kept_logits: (kept_logits <= KEPT_MOST / size_of::<f32>()).then_some(kept_logits),
+            kept_logits: (kept_logits <= KEPT_MAX / size_of::<f32>()).then_some(kept_logits),
             dz: LeftLayout::new(SliceShape { rows: tokens, width: group, profile: p.profile }),
-            dz_turned: LeftLayout::new(SliceShape { rows: group, width: tokens, profile: p.profile }),
-            h_turned: p.hidden.div_ceil(TILE_ROWS) * right_block_bytes(tokens, p.profile),
+            dz_transposed: LeftLayout::new(SliceShape { rows: group, width: tokens, profile: p.profile }),
+            h_transposed: p.hidden.div_ceil(TILE_ROWS) * right_block_bytes(tokens, p.profile),
         }
     }
 
@@ -104,9 +104,9 @@ pub(super) fn workspace(cpu: &Cpu, p: &HeadLoss) -> usize {
     let forward = cpu.threads() * floats(sizes.block_logits) + sizes.statistics();
     let backward = floats(sizes.group_logits)
         + sizes.sliced_group()
-        + Workspace::bytes::<i8>(sizes.dz_turned.bytes())
+        + Workspace::bytes::<i8>(sizes.dz_transposed.bytes())
         + floats(sizes.group_blocks * VOCABULARY_BLOCK)
-        + Workspace::bytes::<i8>(sizes.h_turned)
+        + Workspace::bytes::<i8>(sizes.h_transposed)
         + floats(p.hidden);
     2 * floats(p.vocabulary) + Workspace::bytes::<i8>(sizes.panels) + forward.max(backward)
 }
@@ -476,10 +476,10 @@ impl Run<HeadLossBackward<'_, CpuMemory>> for Cpu {
             units: workspace.take::<f32>(sizes.tokens * sizes.group_blocks),
             kept: false,
         };
-        let mut turned = TurnedRoom {
-            dz_tiles: workspace.take::<i8>(sizes.dz_turned.bytes()),
+        let mut transposed = TransposedRoom {
+            dz_tiles: workspace.take::<i8>(sizes.dz_transposed.bytes()),
             dz_units: workspace.take::<f32>(sizes.group_blocks * VOCABULARY_BLOCK),
-            h_tiles: workspace.take::<i8>(sizes.h_turned),
+            h_tiles: workspace.take::<i8>(sizes.h_transposed),
             h_units: workspace.take::<f32>(p.hidden),
             p,
         };
@@ -503,7 +503,7 @@ impl Run<HeadLossBackward<'_, CpuMemory>> for Cpu {
                     let h = &h[chunk.start * p.hidden..chunk.end * p.hidden];
                     let rows = chunk.start - tokens.start..chunk.end - tokens.start;
                     let dz = &room.dz[rows.start * group.stride()..rows.end * group.stride()];
-                    turned.fold_weight(self, dhead, h, dz, &group, scratch);
+                    transposed.fold_weight(self, dhead, h, dz, &group, scratch);
                 }
             }
         }
@@ -567,12 +567,12 @@ struct Backward<'a> {
 }
 
 /// The head contracted along its rows, starting at some chunk.
-struct TurnedFrom<'a> {
-    head: Turned<'a>,
+struct TransposedFrom<'a> {
+    head: Transposed<'a>,
     chunk: usize,
 }
 
-impl Panels for TurnedFrom<'_> {
+impl Panels for TransposedFrom<'_> {
     fn made(&self) -> bool {
         true
     }
@@ -652,7 +652,7 @@ impl Backward<'_> {
         let rows = 0..group.tokens.len();
         let nest = Nest { rows, n: p.hidden, contraction: group.columns.len(), profile: p.profile };
         let fold = Fold { accumulate: group.blocks.start > 0, chunk_units: None, row_units: None, after: None };
-        let head = TurnedFrom { head: Turned(self.logits.right), chunk: group.blocks.start };
+        let head = TransposedFrom { head: Transposed(self.logits.right), chunk: group.blocks.start };
         let start = group.tokens.start;
         let wanted = |rows: Range<usize>| self.any_target(start + rows.start..start + rows.end);
         run_where(cpu, dh, left, &nest, fold, scratch, &head, &wanted);
@@ -660,7 +660,7 @@ impl Backward<'_> {
 }
 
 /// `dz` and `h` of one chunk of tokens, sliced along the tokens.
-struct TurnedRoom<'a> {
+struct TransposedRoom<'a> {
     dz_tiles: &'a mut [i8],
     dz_units: &'a mut [f32],
     h_tiles: &'a mut [i8],
@@ -668,7 +668,7 @@ struct TurnedRoom<'a> {
     p: &'a HeadLoss<'a>,
 }
 
-impl TurnedRoom<'_> {
+impl TransposedRoom<'_> {
     /// Adds one chunk of tokens to the group's rows of `dhead`.
     fn fold_weight(&mut self, cpu: &Cpu, dhead: &mut [f32], h: &[f32], dz: &[f32], group: &Group, scratch: &mut [i8]) {
         let p = self.p;

@@ -61,19 +61,19 @@ fn is_wide(cpu: &Cpu) -> bool {
     cpu.path.vector() == Vector::Avx512
 }
 
-/// Elements of a factor, turned or in panels.
-fn room(p: &LowRank) -> usize {
+/// Elements of a factor, transposed or in panels.
+fn scratch(p: &LowRank) -> usize {
     p.width.div_ceil(COLUMNS_WIDE) * COLUMNS_WIDE * p.rank
 }
 
-/// Room for one factor, or for one in every thread where there are many.
+/// Scratch for one factor, or for one in every thread where there are many.
 pub(super) fn workspace(cpu: &Cpu, p: &LowRank) -> usize {
-    let rooms = if p.factors() == 1 { 1 } else { cpu.threads() };
-    rooms * Workspace::bytes::<f32>(room(p))
+    let scratch_count = if p.factors() == 1 { 1 } else { cpu.threads() };
+    scratch_count * Workspace::bytes::<f32>(scratch(p))
 }
 
 /// Shares out the tokens. Of each segment that a thread has tokens of, `job` gets the thread's
-/// room, the factor, which tokens these are, and their part of `out`.
+/// scratch, the factor, which tokens these are, and their part of `out`.
 fn by_segments(
     cpu: &Cpu,
     out: &mut [f32],
@@ -83,30 +83,30 @@ fn by_segments(
     workspace: &mut [u8],
     job: impl Fn(&mut [f32], &[f32], Range<usize>, &mut [f32]) + Sync,
 ) {
-    let each = room(p);
-    let rooms = SharedMut::new(Workspace::new(workspace).take::<f32>(cpu.threads() * each));
+    let each = scratch(p);
+    let scratch_count = SharedMut::new(Workspace::new(workspace).take::<f32>(cpu.threads() * each));
     let out = SharedMut::new(out);
     cpu.pool.run(|worker| {
         let tokens = share(p.tokens(), 1, cpu.threads(), worker);
         // SAFETY: each thread has its own part.
-        let room = unsafe { rooms.slice(worker * each..(worker + 1) * each) };
+        let scratch = unsafe { scratch_count.slice(worker * each..(worker + 1) * each) };
         for (segment, factor) in p.segments.windows(2).zip(factor.chunks_exact(p.factor_length())) {
             let here = segment[0].max(tokens.start)..segment[1].min(tokens.end);
             if !here.is_empty() {
                 // SAFETY: tokens of different threads do not overlap.
                 let out = unsafe { out.slice(here.start * width..here.end * width) };
-                job(room, factor, here, out);
+                job(scratch, factor, here, out);
             }
         }
     });
 }
 
-/// Some columns of the factor `[width, rank]` as those of `[rank, width]`; `turned` is the whole of
+/// Some columns of the factor `[width, rank]` as those of `[rank, width]`; `transposed` is the whole of
 /// it.
-fn turn(turned: &SharedMut<f32>, factor: &[f32], columns: &Range<usize>, p: &LowRank) {
+fn transpose(transposed: &SharedMut<f32>, factor: &[f32], columns: &Range<usize>, p: &LowRank) {
     for j in 0..p.rank {
         // SAFETY: the caller has these columns for itself.
-        let row = unsafe { turned.slice(j * p.width + columns.start..j * p.width + columns.end) };
+        let row = unsafe { transposed.slice(j * p.width + columns.start..j * p.width + columns.end) };
         for (value, l) in row.iter_mut().zip(columns.clone()) {
             *value = factor[l * p.rank + j];
         }
@@ -124,12 +124,12 @@ pub(super) fn contract(cpu: &Cpu, u: &mut [f32], x: &[f32], factor: &[f32], p: &
         contract_rows(cpu.path, u, x, factor, p);
     };
     if p.factors() > 1 {
-        by_segments(cpu, u, p.rank, factor, p, workspace, |room, factor, tokens, u| {
+        by_segments(cpu, u, p.rank, factor, p, workspace, |scratch, factor, tokens, u| {
             if p.layout == FactorLayout::RankMajor {
                 return rows(u, tokens, factor);
             }
-            turn(&SharedMut::new(room), factor, &(0..p.width), p);
-            rows(u, tokens, &room[..factor.len()]);
+            transpose(&SharedMut::new(scratch), factor, &(0..p.width), p);
+            rows(u, tokens, &scratch[..factor.len()]);
         });
         return;
     }
@@ -137,10 +137,10 @@ pub(super) fn contract(cpu: &Cpu, u: &mut [f32], x: &[f32], factor: &[f32], p: &
     let factor = match p.layout {
         FactorLayout::RankMajor => factor,
         FactorLayout::WidthMajor => {
-            let turned = workspace.take::<f32>(factor.len());
-            let shared = SharedMut::new(turned);
-            cpu.pool.run_ranges(p.width, COLUMNS_WIDE, |columns| turn(&shared, factor, &columns, p));
-            turned
+            let transposed = workspace.take::<f32>(factor.len());
+            let shared = SharedMut::new(transposed);
+            cpu.pool.run_ranges(p.width, COLUMNS_WIDE, |columns| transpose(&shared, factor, &columns, p));
+            transposed
         }
     };
     cpu.pool.run_rows(u, p.rank, |tokens, u| rows(u, tokens, factor));
@@ -157,15 +157,15 @@ pub(super) fn expand(cpu: &Cpu, y: &mut [f32], u: &[f32], factor: &[f32], p: &Lo
         }
     };
     if p.factors() > 1 {
-        by_segments(cpu, y, p.width, factor, p, workspace, |room, factor, tokens, y| {
+        by_segments(cpu, y, p.width, factor, p, workspace, |scratch, factor, tokens, y| {
             let count = p.width.div_ceil(COLUMNS_WIDE);
-            let packed = &mut room[..count * p.rank * COLUMNS_WIDE];
+            let packed = &mut scratch[..count * p.rank * COLUMNS_WIDE];
             pack::<COLUMNS_WIDE>(packed, 0..count, factor, p);
             rows(y, tokens, packed);
         });
         return;
     }
-    let panels = Workspace::new(workspace).take::<f32>(room(p));
+    let panels = Workspace::new(workspace).take::<f32>(scratch(p));
     cpu.pool.run_rows(panels, p.rank * COLUMNS_WIDE, |range, panels| pack::<COLUMNS_WIDE>(panels, range, factor, p));
     cpu.pool.run_rows(y, p.width, |tokens, y| rows(y, tokens, panels));
 }

@@ -258,7 +258,7 @@ unsafe fn outer_block_avx512(dfactor: *mut f32, u: &[f32], x: &[f32], p: &LowRan
                         add_rows(dfactor.add(rank * p.width + first), &sums, p.width, ranks, count)
                     }
                     FactorLayout::WidthMajor => {
-                        add_turned(dfactor.add(first * p.rank + rank), &sums, p.rank, mask, count)
+                        add_transposed(dfactor.add(first * p.rank + rank), &sums, p.rank, mask, count)
                     }
                 }
             }
@@ -327,7 +327,7 @@ unsafe fn add_rows(dfactor: *mut f32, sums: &OuterTile, width: usize, ranks: usi
 /// on, the elements of the mask are the caller's.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vl")]
-unsafe fn add_turned(dfactor: *mut f32, sums: &OuterTile, rank: usize, mask: __mmask8, count: usize) {
+unsafe fn add_transposed(dfactor: *mut f32, sums: &OuterTile, rank: usize, mask: __mmask8, count: usize) {
     let [first, second] = [_mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15)];
     for vector in 0..OUTER_VECTORS {
         let mut rows = [_mm512_setzero_ps(); OUTER_RANKS];
@@ -335,7 +335,7 @@ unsafe fn add_turned(dfactor: *mut f32, sums: &OuterTile, rank: usize, mask: __m
             rows[j] = sums[j][vector];
         }
         let [a, b, c, d, e, f, g, h] = rows;
-        let (low, high) = (turn_fours(a, b, c, d), turn_fours(e, f, g, h));
+        let (low, high) = (transpose_fours(a, b, c, d), transpose_fours(e, f, g, h));
         for i in 0..4 {
             // Quarter `q` of both belongs to column `4·q + i`.
             let (low, high) = (_mm512_castps_pd(low[i]), _mm512_castps_pd(high[i]));
@@ -363,7 +363,7 @@ unsafe fn add_turned(dfactor: *mut f32, sums: &OuterTile, rank: usize, mask: __m
 /// of each.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn turn_fours(a: __m512, b: __m512, c: __m512, d: __m512) -> [__m512; 4] {
+fn transpose_fours(a: __m512, b: __m512, c: __m512, d: __m512) -> [__m512; 4] {
     let (ab_low, ab_high) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
     let (cd_low, cd_high) = (_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
     [

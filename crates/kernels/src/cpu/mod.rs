@@ -22,17 +22,18 @@ mod dropout;
 mod elementary;
 mod elements;
 mod embedding;
-mod fold;
+mod epilogue;
 mod gate;
 mod gated_norm;
 mod head_loss;
+mod int4;
+mod int4_block;
 mod l2_norm;
 mod linear;
 mod low_rank;
 #[cfg(target_arch = "x86_64")]
 mod low_rank_tiles;
 mod nest;
-mod nibbles;
 mod overlap;
 mod panels;
 mod path;
@@ -44,7 +45,6 @@ mod roof;
 mod rope;
 mod router;
 mod scale;
-mod single;
 #[cfg(target_arch = "x86_64")]
 mod slice_tiles;
 mod slices;
@@ -57,7 +57,7 @@ pub use path::Path;
 use crate::backend::{Device, DeviceFailure, Memory, Scratch, Workspaces};
 use crate::buffer::{Buffer, Element};
 use crate::op::{AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Product, QuantizedShape, SliceShape};
-use pool::{Pool, THREADS_MOST, TooFewThreads};
+use pool::{Pool, THREADS_MAX, TooFewThreads};
 
 /// Threads and a path, chosen once.
 pub struct Cpu {
@@ -73,7 +73,7 @@ impl Memory for CpuMemory {
     type Buffer<T: Element> = Buffer<T>;
     type Rows = slices::SlicedRows;
     type Weight = slices::SlicedWeight;
-    type QuantizedWeight = nibbles::QuantizedWeight;
+    type QuantizedWeight = int4::QuantizedWeight;
 }
 
 /// Why this machine cannot compute as it was asked to.
@@ -81,7 +81,7 @@ impl Memory for CpuMemory {
 pub enum CpuError {
     #[error("this machine does not have the {0} path")]
     PathMissing(Path),
-    #[error("{0} threads are asked for: 1 to {THREADS_MOST} are possible")]
+    #[error("{0} threads are asked for: 1 to {THREADS_MAX} are possible")]
     Threads(usize),
     #[error(transparent)]
     TooFewThreads(#[from] TooFewThreads),
@@ -92,7 +92,7 @@ impl Cpu {
         if !path.is_available() {
             return Err(CpuError::PathMissing(path));
         }
-        if !(1..=THREADS_MOST).contains(&threads) {
+        if !(1..=THREADS_MAX).contains(&threads) {
             return Err(CpuError::Threads(threads));
         }
         Ok(Self { pool: Pool::new(threads)?, path, scratch: Scratch::default() })
@@ -148,7 +148,7 @@ impl Device for Cpu {
         &self,
         shape: QuantizedShape,
         make: impl FnMut(usize) -> Result<Q, E>,
-    ) -> Result<nibbles::QuantizedWeight, E> {
+    ) -> Result<int4::QuantizedWeight, E> {
         product4::quantized_weight(self, shape, make)
     }
 

@@ -6,7 +6,7 @@
 //! panels are few; nobody shares an output element.
 
 use super::block::{LeftView, Prepared, Sums, block_sums};
-use super::fold::{After, Target, fold_block};
+use super::epilogue::{After, Target, fold_block};
 use super::overlap::Overlap;
 use super::panels::Panels;
 use super::path::Path;

@@ -5,11 +5,11 @@
 //! block before. Folds keep their order: blocks are folded one after another, each before the next.
 
 use super::block::{LeftView, RightView, Sums};
-use super::fold::Target;
+use super::epilogue::Target;
 #[cfg(target_arch = "x86_64")]
 use super::{
     amx,
-    fold::{ANY_RANK, Whole, fold_whole, for_rank},
+    epilogue::{ANY_RANK, Whole, fold_whole, for_rank},
     slices::{BLOCK, TILE_BYTES, TILE_DEPTH, TILE_ROWS},
 };
 

@@ -1,12 +1,13 @@
 //! Right operands of a loop nest, a panel of 32 columns and one chunk at a time: kept slices as
-//! they lie, stored weights sliced on the fly, and both turned for the input gradient, which
+//! they lie, stored weights sliced on the fly, and both transposed for the input gradient, which
 //! contracts along a weight's rows.
 
 use super::block::RightView;
 use super::path::{Path, prefetch};
 use super::pool::SharedMut;
 use super::slices::{
-    CHUNK_TILES, SlicedWeight, TILE_BYTES, TILE_DEPTH, TILE_ROWS, right_block_bytes, right_tile, row_scales, turn_tile,
+    CHUNK_TILES, SlicedWeight, TILE_BYTES, TILE_DEPTH, TILE_ROWS, right_block_bytes, right_tile, row_scales,
+    transpose_tile,
 };
 use crate::cpu::CpuMemory;
 use crate::op::{Product, SliceShape};
@@ -18,19 +19,19 @@ pub(super) trait Panels: Sync {
     /// Whether panels are made each time they are asked for.
     fn made(&self) -> bool;
 
-    /// The panel of up to 32 columns from `first` over one chunk, made in the thread's own room if
+    /// The panel of up to 32 columns from `first` over one chunk, made in the thread's own scratch if
     /// it must be made.
     fn panel<'s>(&'s self, path: Path, own: &'s mut [i8], chunk: usize, first: usize) -> RightView<'s>;
 }
 
-/// Room for one right panel over one chunk, and the tiles it is turned from.
+/// Scratch for one right panel over one chunk, and the tiles it is transposed from.
 pub(super) fn panel_bytes(profile: Profile) -> usize {
-    2 * CHUNK_TILES * profile.slice_count() * TILE_BYTES + turn_bytes(profile)
+    2 * CHUNK_TILES * profile.slice_count() * TILE_BYTES + transpose_bytes(profile)
 }
 
-/// Sixteen-row tiles that a turned panel reads when the weight is stored: 32 row blocks, one tile
+/// Sixteen-row tiles that a transposed panel reads when the weight is stored: 32 row blocks, one tile
 /// column.
-fn turn_bytes(profile: Profile) -> usize {
+fn transpose_bytes(profile: Profile) -> usize {
     CHUNK / TILE_ROWS * profile.slice_count() * TILE_BYTES
 }
 
@@ -72,7 +73,7 @@ pub(super) struct Stored<'a, T> {
 }
 
 impl<'a> Weight<'a> {
-    /// Weight `e` of `w`; scales of stored rows are computed into the given room.
+    /// Weight `e` of `w`; scales of stored rows are computed into the given scratch.
     pub(super) fn of(
         cpu: &Cpu,
         w: Matrix<'a, CpuMemory>,
@@ -128,10 +129,10 @@ impl Panels for Weight<'_> {
 }
 
 /// A weight contracted along its rows.
-pub(super) struct Turned<'a>(pub(super) &'a Weight<'a>);
+pub(super) struct Transposed<'a>(pub(super) &'a Weight<'a>);
 
 /// Columns `first..first + 32` over one chunk of the rows.
-impl Panels for Turned<'_> {
+impl Panels for Transposed<'_> {
     fn made(&self) -> bool {
         true
     }
@@ -144,12 +145,12 @@ impl Panels for Turned<'_> {
                 let at = row_block * block_bytes + first / TILE_DEPTH * profile.slice_count() * TILE_BYTES;
                 let blocks = n.div_ceil(TILE_ROWS) - row_block;
                 let source =
-                    Turn { tiles: &tiles[at..], block_stride: block_bytes, row_blocks: blocks, profile: *profile };
+                    Transpose { tiles: &tiles[at..], block_stride: block_bytes, row_blocks: blocks, profile: *profile };
                 source.panel(path, own, first, *k)
             }
-            Weight::F32(w) => w.turned_panel(path, own, chunk, first),
-            Weight::Bf16(w) => w.turned_panel(path, own, chunk, first),
-            Weight::F16(w) => w.turned_panel(path, own, chunk, first),
+            Weight::F32(w) => w.transposed_panel(path, own, chunk, first),
+            Weight::Bf16(w) => w.transposed_panel(path, own, chunk, first),
+            Weight::F16(w) => w.transposed_panel(path, own, chunk, first),
         }
     }
 }
@@ -191,29 +192,29 @@ impl<'a, T: Element> Stored<'a, T> {
         RightView { tiles: own, block_stride, blocks }
     }
 
-    fn turned_panel<'s>(&self, path: Path, own: &'s mut [i8], chunk: usize, first: usize) -> RightView<'s> {
+    fn transposed_panel<'s>(&self, path: Path, own: &'s mut [i8], chunk: usize, first: usize) -> RightView<'s> {
         let tile_bytes = self.profile.slice_count() * TILE_BYTES;
-        let (own, tiles) = own.split_at_mut(panel_bytes(self.profile) - turn_bytes(self.profile));
+        let (own, tiles) = own.split_at_mut(panel_bytes(self.profile) - transpose_bytes(self.profile));
         let rows = self.multipliers.len();
         let row_blocks = (rows - chunk * CHUNK).min(CHUNK).div_ceil(TILE_ROWS);
         for block in 0..row_blocks {
             let tile = &mut tiles[block * tile_bytes..][..tile_bytes];
             self.tile(path, tile, chunk * CHUNK + block * TILE_ROWS, first / TILE_DEPTH);
         }
-        let source = Turn { tiles, block_stride: tile_bytes, row_blocks, profile: self.profile };
+        let source = Transpose { tiles, block_stride: tile_bytes, row_blocks, profile: self.profile };
         source.panel(path, own, first, self.k)
     }
 }
 
 /// Right tiles of one tile column, to be contracted along their rows.
-struct Turn<'a> {
+struct Transpose<'a> {
     tiles: &'a [i8],
     block_stride: usize,
     row_blocks: usize,
     profile: Profile,
 }
 
-impl Turn<'_> {
+impl Transpose<'_> {
     /// Asks for a quarter of the tiles of some row blocks: they lie too far apart for the hardware
     /// to guess.
     fn prefetch(&self, row_blocks: std::ops::Range<usize>, quarter: usize) {
@@ -246,7 +247,7 @@ impl Turn<'_> {
                         }
                     });
                     let out = &mut own[block * block_stride + (column * slices + slice) * TILE_BYTES..][..TILE_BYTES];
-                    turn_tile(path, out, source, quarter + block);
+                    transpose_tile(path, out, source, quarter + block);
                 }
             }
         }

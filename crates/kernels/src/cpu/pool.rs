@@ -32,7 +32,7 @@ pub struct Pool {
 }
 
 /// BOUND: threads of a pool. No machine has more cores, and each takes megabytes of address space.
-pub const THREADS_MOST: usize = 1024;
+pub const THREADS_MAX: usize = 1024;
 
 /// The system did not start as many threads as were asked for.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +67,7 @@ impl Drop for Inside {
 
 impl Pool {
     pub fn new(threads: usize) -> Result<Self, TooFewThreads> {
-        assert!((1..=THREADS_MOST).contains(&threads), "a pool has 1 to {THREADS_MOST} threads, the caller among them");
+        assert!((1..=THREADS_MAX).contains(&threads), "a pool has 1 to {THREADS_MAX} threads, the caller among them");
         let protocol = Arc::new(Protocol::new(threads - 1));
         let mut pool = Self { protocol, workers: Vec::with_capacity(threads - 1), threads };
         for worker in 1..threads {

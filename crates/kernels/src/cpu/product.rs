@@ -2,7 +2,7 @@
 
 use super::CpuMemory;
 use super::nest::{Fold, Follow, Left, Nest, SUPER_BLOCK, run, run_areas, super_blocks};
-use super::panels::{Columns, Turned, Weight, panel_bytes};
+use super::panels::{Columns, Transposed, Weight, panel_bytes};
 use super::slices::{BLOCK, LeftLayout, LeftMut, SlicedRows, TILE_ROWS, fill_left, right_block_bytes};
 use super::token_slices::{columns_to_left, columns_to_right};
 use crate::backend::Run;
@@ -227,8 +227,8 @@ fn grad_input_with(
             let nest = Nest { rows: 0..rows.len(), n: p.k, contraction: p.n, profile: p.profile };
             let dx = &mut dx[rows.start * p.k..rows.end * p.k];
             let areas: Vec<_> = super_blocks(0..rows.len()).collect();
-            let turned = Turned(&right);
-            run_areas(cpu, dx, left, &nest, &areas, scratch, &|_| (&turned, fold), &|_| true);
+            let transposed = Transposed(&right);
+            run_areas(cpu, dx, left, &nest, &areas, scratch, &|_| (&transposed, fold), &|_| true);
         }
     }
 }

@@ -6,12 +6,12 @@
 //! rows, several groups are sliced together and share one loop nest.
 
 use super::block::{LeftView, RightView, Sums};
-use super::fold::Target;
+use super::epilogue::Target;
+use super::int4::{Plan, QuantizedWeight, TRANSPOSED_BYTES, piece_bytes};
+use super::int4_block::{column_sums, single_fold};
 use super::nest::{self, Left, Next, SUPER_BLOCK, deal, panels_together, super_blocks};
-use super::nibbles::{Plan, QuantizedWeight, TURNED_BYTES, piece_bytes};
 use super::path::Path;
 use super::pool::SharedMut;
-use super::single::{column_sums, single_fold};
 use super::slices::{
     self, BLOCK, CHUNK_TILES, LeftLayout, LeftRow, SlicedRows, TILE_BYTES, TILE_DEPTH, left_bias, slice_chunk,
 };
@@ -23,7 +23,7 @@ use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
 
 use super::CpuMemory;
-pub(super) use super::nibbles::{quantized_bytes, quantized_weight};
+pub(super) use super::int4::{quantized_bytes, quantized_weight};
 use crate::Buffer;
 use crate::backend::Run;
 use crate::op::{Product4Forward, Product4GradInput, Product4Rows};
@@ -47,7 +47,7 @@ impl Run<Product4GradInput<'_, CpuMemory>> for Cpu {
 }
 
 /// Pieces that a chunk can have.
-const PIECES_MOST: usize = CHUNK / CHANNELS_PER_WORD;
+const PIECES_MAX: usize = CHUNK / CHANNELS_PER_WORD;
 
 /// Slices rows with their channels in the order of the weight they meet.
 pub(super) fn rows(cpu: &Cpu, out: &mut SlicedRows, x: &[f32], w: &QuantizedWeight, p: &Product) {
@@ -123,7 +123,7 @@ fn ordered_elements(w: QuantizedShape, rows_sliced: usize) -> usize {
 }
 
 fn scratch_bytes(cpu: &Cpu, w: QuantizedShape) -> usize {
-    cpu.threads() * piece_bytes(w).max(TURNED_BYTES)
+    cpu.threads() * piece_bytes(w).max(TRANSPOSED_BYTES)
 }
 
 pub(super) fn workspace(cpu: &Cpu, w: QuantizedShape, p: &Product) -> usize {
@@ -174,8 +174,8 @@ struct Forward<'a> {
 
 /// What the pieces of a chunk bring beside their tiles.
 struct Prepared {
-    bias: [[i32; BLOCK]; PIECES_MOST],
-    sigma: [[f32; BLOCK]; PIECES_MOST],
+    bias: [[i32; BLOCK]; PIECES_MAX],
+    sigma: [[f32; BLOCK]; PIECES_MAX],
 }
 
 /// The first tile of a piece, and its groups of four counted from there.
@@ -188,7 +188,7 @@ impl Forward<'_> {
     /// A thread's part.
     fn run(&self, own: &mut [i8], next: Next) {
         let mut sums = Sums::new();
-        let mut prepared = Prepared { bias: [[0; BLOCK]; PIECES_MOST], sigma: [[0.0; BLOCK]; PIECES_MOST] };
+        let mut prepared = Prepared { bias: [[0; BLOCK]; PIECES_MAX], sigma: [[0.0; BLOCK]; PIECES_MAX] };
         let pieces = &self.w.plan.pieces;
         while let Some(nest::Piece { panels, rows, .. }) = next() {
             let together = panels_together(rows.len() * self.p.k * self.left.layout.slices);
@@ -419,7 +419,7 @@ impl Batch<'_> {
     ) {
         let Self { cpu, left, p, .. } = *self;
         let (out, stride, column) = place;
-        let right = self.w.turned_panel(cpu.path, own, self.e, panel, chunk);
+        let right = self.w.transposed_panel(cpu.path, own, self.e, panel, chunk);
         let groups = 0..(p.n - chunk * CHUNK).min(CHUNK).div_ceil(4);
         let mut bias = [0; BLOCK];
         column_sums(cpu.path, &mut bias, right, groups.clone());

@@ -1,6 +1,6 @@
 //! Router of a mixture of experts (`op/router.rs`), token by token. The order of choices becomes
-//! the order of integers: a score's bits, turned so that they ascend with it, above the index,
-//! turned so that it descends.
+//! the order of integers: a score's bits, transposed so that they ascend with it, above the index,
+//! transposed so that it descends.
 
 use super::CpuMemory;
 use super::path::multiversion;
@@ -48,8 +48,8 @@ impl Run<RouterBackward<'_, CpuMemory>> for Cpu {
 #[inline(always)]
 fn ordinal(score: f32) -> u32 {
     let bits = (score + 0.0).to_bits();
-    let turned = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
-    if score.is_nan() { 0 } else { turned }
+    let transposed = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    if score.is_nan() { 0 } else { transposed }
 }
 
 /// Ascends in the reverse of the order of choices; no two are equal.

@@ -501,9 +501,9 @@ unsafe fn left_to_right_avx512(right: *mut i8, left: *const i8) {
 /// `source` are the tiles (one slice) of the four row blocks that make up 64 rows, each at its own
 /// 64-wide column; `quarter` picks 16 of the 64 columns. The result is one right tile whose rows
 /// are those 16 columns.
-pub(super) fn turn_tile(path: Path, out: &mut [i8], source: [&[i8]; 4], quarter: usize) {
+pub(super) fn transpose_tile(path: Path, out: &mut [i8], source: [&[i8]; 4], quarter: usize) {
     multiversion! {
-        fn turn<_F>(out: &mut [[[i8; 4]; 16]], source: [&[[[i8; 4]; 16]]; 4], quarter: usize) {
+        fn transpose<_F>(out: &mut [[[i8; 4]; 16]], source: [&[[[i8; 4]; 16]]; 4], quarter: usize) {
             // Source group `g` (4 columns), row `r`, byte `b` is element (row r, column 4g+b).
             // Result group `h` (4 rows), row `c` (a column), byte `b` is element (row 4h+b, column
             // c).
@@ -528,19 +528,19 @@ pub(super) fn turn_tile(path: Path, out: &mut [i8], source: [&[i8]; 4], quarter:
             let out = &mut out[block * 256..][..256];
             let source = &source[quarter * 256..][..256];
             // SAFETY: the path has AVX-512 BW; both slices are 256 bytes.
-            unsafe { turn_quarter_avx512(out.as_mut_ptr(), source.as_ptr()) };
+            unsafe { transpose_quarter_avx512(out.as_mut_ptr(), source.as_ptr()) };
         }
         return;
     }
     let source = source.map(|tile| tile.as_chunks::<4>().0.as_chunks::<16>().0);
-    turn(path, out.as_chunks_mut::<4>().0.as_chunks_mut::<16>().0, source, quarter);
+    transpose(path, out.as_chunks_mut::<4>().0.as_chunks_mut::<16>().0, source, quarter);
 }
 
 /// 16 rows × 16 columns, `[group][row][4 columns]` to `[group of rows][column][4 rows]`: a 4×4
 /// transpose of 16-byte lanes and one of the bytes inside each lane.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn turn_quarter_avx512(out: *mut i8, source: *const i8) {
+unsafe fn transpose_quarter_avx512(out: *mut i8, source: *const i8) {
     use std::arch::x86_64::*;
     // SAFETY: the caller hands 256 readable and 256 writable bytes.
     unsafe {

@@ -38,8 +38,8 @@ const ROWS: usize = 64;
 const TILE: usize = 128;
 const BLOCK: usize = PLACE_BLOCK;
 const SLICES: usize = 2;
-/// Columns of results that a block keeps: `PART_MOST`.
-const PART_MOST: usize = 128;
+/// Columns of results that a block keeps: `PART_MAX`.
+const PART_MAX: usize = 128;
 /// Numbers per column are kept for so many tiles: `AHEAD`.
 const AHEAD: usize = 4;
 /// Numbers per place: units of q and dO, lse and D; units of k and v.
@@ -54,7 +54,7 @@ fn padded(width: usize) -> usize {
 /// In how many parts the columns of a result are made.
 fn parts_of(width: usize) -> usize {
     let padded = padded(width);
-    let part = if padded <= PART_MOST { padded } else { (padded / 32).div_ceil(2) * 32 };
+    let part = if padded <= PART_MAX { padded } else { (padded / 32).div_ceil(2) * 32 };
     padded.div_ceil(part)
 }
 
@@ -111,7 +111,7 @@ fn shared_limit(architecture: (u32, u32)) -> usize {
     }
 }
 
-/// Whether the device has these tensor cores and room for heads of these widths.
+/// Whether the device has these tensor cores and scratch for heads of these widths.
 pub(super) fn serves(gpu: &Gpu, p: &Attention) -> bool {
     p.profile == Profile::X2
         && gpu.architecture().is_some_and(|it| it >= (8, 0) && Shared::new(p, it).most() <= shared_limit(it))
@@ -147,14 +147,20 @@ struct Sliced<'a> {
 }
 
 impl<'a> Sliced<'a> {
-    fn of_queries(x: &'a GpuBuffer<f32>, operand: Operand, index: usize, room: &mut Room, packing: Packing) -> Self {
-        let (numbers, blocks) = (room.query_numbers, room.query_blocks);
-        Self::new(x, operand, blocks, (numbers, index, QUERY_NUMBERS), room, packing)
+    fn of_queries(
+        x: &'a GpuBuffer<f32>,
+        operand: Operand,
+        index: usize,
+        scratch: &mut Scratch,
+        packing: Packing,
+    ) -> Self {
+        let (numbers, blocks) = (scratch.query_numbers, scratch.query_blocks);
+        Self::new(x, operand, blocks, (numbers, index, QUERY_NUMBERS), scratch, packing)
     }
 
-    fn of_keys(x: &'a GpuBuffer<f32>, operand: Operand, index: usize, room: &mut Room, packing: Packing) -> Self {
-        let (numbers, blocks) = (room.key_numbers, room.key_blocks);
-        Self::new(x, operand, blocks, (numbers, index, KEY_NUMBERS), room, packing)
+    fn of_keys(x: &'a GpuBuffer<f32>, operand: Operand, index: usize, scratch: &mut Scratch, packing: Packing) -> Self {
+        let (numbers, blocks) = (scratch.key_numbers, scratch.key_blocks);
+        Self::new(x, operand, blocks, (numbers, index, KEY_NUMBERS), scratch, packing)
     }
 
     fn new(
@@ -162,13 +168,13 @@ impl<'a> Sliced<'a> {
         operand: Operand,
         blocks: (usize, usize),
         (numbers, index, count): (Place, usize, usize),
-        room: &mut Room,
+        scratch: &mut Scratch,
         packing: Packing,
     ) -> Self {
-        operand.check(x, room.p);
-        let bytes = plane_bytes(&operand, room.p);
-        let by_width = packing.by_width.then(|| room.parts.take::<i8>(bytes));
-        let by_place = packing.by_place.then(|| room.parts.take::<i8>(bytes));
+        operand.check(x, scratch.p);
+        let bytes = plane_bytes(&operand, scratch.p);
+        let by_width = packing.by_width.then(|| scratch.parts.take::<i8>(bytes));
+        let by_place = packing.by_place.then(|| scratch.parts.take::<i8>(bytes));
         Self { x, operand, blocks, by_width, by_place, numbers, index, count }
     }
 
@@ -200,7 +206,7 @@ impl<'a> Sliced<'a> {
 }
 
 /// The workspace of a call as it is handed out.
-struct Room<'a> {
+struct Scratch<'a> {
     p: &'a Attention<'a>,
     parts: Parts,
     query_numbers: Place,
@@ -209,7 +215,7 @@ struct Room<'a> {
     key_blocks: (usize, usize),
 }
 
-impl<'a> Room<'a> {
+impl<'a> Scratch<'a> {
     fn new(call: &Call<'a>, plan: &Tables, workspace: &mut GpuBuffer<u8>) -> Self {
         let (p, all) = (call.p, Operands::new(call.p));
         let mut parts = Parts::new(call.gpu, workspace);
@@ -246,10 +252,10 @@ pub(super) fn workspace(gpu: &Gpu, p: &Attention) -> usize {
 }
 
 /// The rows of a block of threads, as `rows_of` in the kernels reads them, for every block of a
-/// head. Those with the most work come first. `rows` are queries or (`turned`) keys; `source` says
+/// head. Those with the most work come first. `rows` are queries or (`transposed`) keys; `source` says
 /// where their results go.
-fn rows_table(all: &Operands, p: &Attention, turned: bool, source: RowsOf) -> Vec<usize> {
-    let (rows, columns) = if turned { (&all.k, &all.q) } else { (&all.q, &all.k) };
+fn rows_table(all: &Operands, p: &Attention, transposed: bool, source: RowsOf) -> Vec<usize> {
+    let (rows, columns) = if transposed { (&all.k, &all.q) } else { (&all.q, &all.k) };
     let mut blocks: Vec<(usize, [usize; 6])> = Vec::new();
     let (mut place, mut column) = (0, 0);
     for span in p.spans {
@@ -263,7 +269,7 @@ fn rows_table(all: &Operands, p: &Attention, turned: bool, source: RowsOf) -> Ve
             let position = length - own.len() + first;
             // Queries see what is before them, keys are seen by what is after; a window bounds
             // both.
-            let met = if turned { length - position } else { position + count };
+            let met = if transposed { length - position } else { position + count };
             let met = p.window.map_or(met, |window| met.min(window.saturating_add(count)));
             blocks.push((met, [place + first, count, start + first, column, position, length]));
         }
@@ -403,10 +409,10 @@ pub(super) fn forward(
 ) {
     let (all, tables) = (Operands::new(p), Tables::new(p));
     let call = Call::new(gpu, p, &tables);
-    let mut room = Room::new(&call, &tables, workspace);
-    let q = Sliced::of_queries(q, all.q, 0, &mut room, WIDTH);
-    let k = Sliced::of_keys(k, all.k, 0, &mut room, WIDTH);
-    let v = Sliced::of_keys(v, all.v, 1, &mut room, PLACE);
+    let mut scratch = Scratch::new(&call, &tables, workspace);
+    let q = Sliced::of_queries(q, all.q, 0, &mut scratch, WIDTH);
+    let k = Sliced::of_keys(k, all.k, 0, &mut scratch, WIDTH);
+    let v = Sliced::of_keys(v, all.v, 1, &mut scratch, PLACE);
     call.slice(&[&q, &k, &v]);
     let rows = tables.query_rows;
     let [heads, group, value_width] = [p.heads, p.group(), p.value_width].map(narrow);
@@ -414,10 +420,10 @@ pub(super) fn forward(
         o,
         lse,
         q.wide(),
-        room.query_numbers,
+        scratch.query_numbers,
         k.wide(),
         v.deep(),
-        room.key_numbers,
+        scratch.key_numbers,
         call.table(rows),
         heads,
         group,
@@ -443,16 +449,16 @@ pub(super) fn backward(
     let (all, tables) = (Operands::new(p), Tables::new(p));
     let (shared, grouped) = (shared(gpu, p), p.group() > 1);
     let call = Call::new(gpu, p, &tables);
-    let mut room = Room::new(&call, &tables, workspace);
-    let q = Sliced::of_queries(q, all.q, 0, &mut room, BOTH);
-    let sliced_d_o = Sliced::of_queries(d_o, all.d_o, 1, &mut room, BOTH);
-    let k = Sliced::of_keys(k, all.k, 0, &mut room, BOTH);
-    let v = Sliced::of_keys(v, all.v, 1, &mut room, WIDTH);
+    let mut scratch = Scratch::new(&call, &tables, workspace);
+    let q = Sliced::of_queries(q, all.q, 0, &mut scratch, BOTH);
+    let sliced_d_o = Sliced::of_queries(d_o, all.d_o, 1, &mut scratch, BOTH);
+    let k = Sliced::of_keys(k, all.k, 0, &mut scratch, BOTH);
+    let v = Sliced::of_keys(v, all.v, 1, &mut scratch, WIDTH);
     call.slice(&[&q, &sliced_d_o, &k, &v]);
     let Tables { query_blocks, key_blocks, query_rows, key_rows, value_rows, value_blocks, .. } = tables;
-    let (query_numbers, key_numbers) = (room.query_numbers, room.key_numbers);
+    let (query_numbers, key_numbers) = (scratch.query_numbers, scratch.key_numbers);
     let dq_place = Place::from(&*dq);
-    let shares = if wide_shares(p) { room.parts.take::<f32>(all.d_o.units(p) * p.value_width) } else { dq_place };
+    let shares = if wide_shares(p) { scratch.parts.take::<f32>(all.d_o.units(p) * p.value_width) } else { dq_place };
 
     let [heads, group] = [p.heads, p.group()].map(narrow);
     let [key_width, value_width] = [p.key_width, p.value_width].map(narrow);
@@ -590,8 +596,8 @@ mod tests {
         let spans = [document(100)[0].clone(), Span { queries: 100..300, keys: 100..300 }];
         let p = op(&spans, 64, 64, Profile::X2);
         let all = Operands::new(&p);
-        let positions = |turned| {
-            let table = rows_table(&all, &p, turned, RowsOf::Places);
+        let positions = |transposed| {
+            let table = rows_table(&all, &p, transposed, RowsOf::Places);
             table.chunks(6).map(|entry| (entry[0], entry[1], entry[4])).collect::<Vec<_>>()
         };
         // Place, rows and position: queries see what is before them, keys are seen by what is

@@ -10,8 +10,8 @@ use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::hopper::Epilogue;
 use super::memory::{GpuBuffer, Parts, Place};
 use super::product::{
-    Arriving, Left, Output, Part, ROOM, Right, RowTiles, TurnedRoom, WeightRoom, Weights, fold_forward, fold_input,
-    slice_folded, stored_rows,
+    Arriving, Left, Output, Part, ROOM, Right, RowTiles, TransposedScratch, WeightScratch, Weights, fold_forward,
+    fold_input, slice_folded, stored_rows,
 };
 use super::product_weight::{BatchLimits, ColumnSlices, TokenChunks, fold_weights};
 use super::program::{Program, program};
@@ -59,18 +59,18 @@ impl Sizes {
 pub(super) fn workspace(gpu: &Gpu, p: &HeadLoss) -> usize {
     let sizes = Sizes::new(gpu, p);
     let Sizes { limits, stripe, blocks } = sizes;
-    let both = WeightRoom::bytes(gpu, p.vocabulary, p.hidden, p.profile) + gpu.part::<f32>(limits.tokens * stripe);
+    let both = WeightScratch::bytes(gpu, p.vocabulary, p.hidden, p.profile) + gpu.part::<f32>(limits.tokens * stripe);
     let forward = 3 * gpu.part::<f32>(limits.tokens * blocks) + gpu.part::<f32>(limits.tokens);
     let folded = sizes.gradient(p);
     let backward = gpu.part::<i8>(plane_bytes(folded))
         + gpu.part::<f32>(folded.rows * folded.width.div_ceil(CHUNK))
         + ColumnSlices::bytes(gpu, limits, stripe, p.profile)
         + ColumnSlices::bytes(gpu, limits, p.hidden, p.profile)
-        + TurnedRoom::bytes(gpu, 1, stripe, p.hidden, p.profile);
+        + TransposedScratch::bytes(gpu, 1, stripe, p.hidden, p.profile);
     both + forward.max(backward)
 }
 
-/// The operands of the logits and the room for a stripe of them.
+/// The operands of the logits and the scratch for a stripe of them.
 struct Logits<'a> {
     hidden: Left,
     head: Weights<'a>,
@@ -80,9 +80,9 @@ struct Logits<'a> {
 
 impl<'a> Logits<'a> {
     fn new(h: &SlicedRows, head: Matrix<'a, GpuMemory>, p: &HeadLoss, sizes: &Sizes, parts: &mut Parts) -> Self {
-        let room = WeightRoom::take(parts, p.vocabulary, p.hidden, p.profile);
+        let scratch = WeightScratch::take(parts, p.vocabulary, p.hidden, p.profile);
         let shape = SliceShape { rows: p.vocabulary, width: p.hidden, profile: p.profile };
-        let head = Weights::new(head, 1, shape, room);
+        let head = Weights::new(head, 1, shape, scratch);
         let place = parts.take::<f32>(sizes.limits.tokens * sizes.stripe);
         Self { hidden: Left::from(h), head, place, stripe: sizes.stripe }
     }
@@ -161,12 +161,12 @@ impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
         let mut parts = Parts::new(self, workspace);
         let sizes = Sizes::new(self, p);
         let logits = Logits::new(op.rows, op.head, p, &sizes, &mut parts);
-        let room = sizes.gradient(p);
-        let planes = parts.take::<i8>(plane_bytes(room));
-        let units = parts.take::<f32>(room.rows * room.width.div_ceil(CHUNK));
+        let scratch = sizes.gradient(p);
+        let planes = parts.take::<i8>(plane_bytes(scratch));
+        let units = parts.take::<f32>(scratch.rows * scratch.width.div_ceil(CHUNK));
         let dz_columns = ColumnSlices::take(&mut parts, sizes.limits, sizes.stripe, profile);
         let h_columns = ColumnSlices::take(&mut parts, sizes.limits, p.hidden, profile);
-        let turned = TurnedRoom::take(self, &mut parts, 1, sizes.stripe, p.hidden, profile);
+        let transposed = TransposedScratch::take(self, &mut parts, 1, sizes.stripe, p.hidden, profile);
         let chunks = TokenChunks::new(self, token_blocks(p.row_starts, CHUNK).collect());
         for batch in chunks.batches(sizes.limits) {
             let rows = chunks.tokens(&batch);
@@ -194,7 +194,7 @@ impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
                 let dz = Arriving { place: logits.place, stride: stripe.len(), column: 0 };
                 slice_folded(self, left, dz, right, &tiles, &(0..1));
                 let (fresh, end) = (stripe.start == 0, Epilogue::default());
-                fold_input(self, Place::from(&*op.dh), left, right, turned, fresh, &tiles, &(0..1), end);
+                fold_input(self, Place::from(&*op.dh), left, right, transposed, fresh, &tiles, &(0..1), end);
                 if let Some(dhead) = dhead {
                     let dz_columns = dz_columns.narrowed(stripe.len());
                     dz_columns.slice(self, logits.place, rows.start, &chunks, &batch, profile);

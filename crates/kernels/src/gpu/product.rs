@@ -42,8 +42,8 @@ static PRODUCT: Program = program!("product");
 
 /// Rows and columns of the outputs of a group: `PRODUCT_TILE` in `gpu/slices.h`.
 pub(super) const TILE: usize = 64;
-/// Side of the square of bytes that a group turns: `TURN` in `gpu/slices.cl`.
-const TURN: usize = 64;
+/// Side of the square of bytes that a group turns: `TRANSPOSE` in `gpu/slices.cl`.
+const TRANSPOSE: usize = 64;
 /// Bytes of workspace that one sliced operand should not exceed. One chunk of it may.
 pub(super) const ROOM: usize = 64 << 20;
 
@@ -198,9 +198,9 @@ pub(super) struct Output {
     pub(super) column: usize,
 }
 
-/// Room for the slices of a stored weight.
+/// Scratch for the slices of a stored weight.
 #[derive(Clone, Copy)]
-pub(super) struct WeightRoom {
+pub(super) struct WeightScratch {
     planes: Place,
     units: Place,
 }
@@ -215,7 +215,7 @@ pub(super) fn rows_within(bytes: usize, row: usize) -> usize {
     (bytes / row.max(1) / CHUNK).max(1) * CHUNK
 }
 
-impl WeightRoom {
+impl WeightScratch {
     /// `rows` is how many rows the weights have in all.
     pub(super) fn bytes(gpu: &Gpu, rows: usize, width: usize, profile: Profile) -> usize {
         let rows = rows.min(stored_rows(width, profile));
@@ -234,16 +234,16 @@ pub(super) struct Weights<'a> {
     matrix: Matrix<'a, GpuMemory>,
     count: usize,
     shape: SliceShape,
-    room: WeightRoom,
+    scratch: WeightScratch,
 }
 
 impl<'a> Weights<'a> {
-    pub(super) fn new(matrix: Matrix<'a, GpuMemory>, count: usize, shape: SliceShape, room: WeightRoom) -> Self {
+    pub(super) fn new(matrix: Matrix<'a, GpuMemory>, count: usize, shape: SliceShape, scratch: WeightScratch) -> Self {
         match matrix {
             Matrix::Sliced(w) => assert_eq!((w.shape, w.count), (shape, count), "sliced weight"),
             Matrix::Stored(w) => assert_eq!(w.len(), count * shape.rows * shape.width, "stored weight"),
         }
-        Self { matrix, count, shape, room }
+        Self { matrix, count, shape, scratch }
     }
 
     /// Rows of one weight.
@@ -288,8 +288,8 @@ impl<'a> Weights<'a> {
             Matrix::Stored(w) => {
                 assert!(part.weights.len() == 1 || part.rows.len() == n, "consecutive rows");
                 let rows = part.weights.len() * part.rows.len();
-                assert!(rows <= stored_rows(width, profile).min(self.count * n), "room for the slices");
-                let WeightRoom { planes, units } = self.room;
+                assert!(rows <= stored_rows(width, profile).min(self.count * n), "scratch for the slices");
+                let WeightScratch { planes, units } = self.scratch;
                 let shape = SliceShape { rows, width, profile };
                 slice_stored(gpu, planes, units, w, part.weights.start * n + part.rows.start, shape);
                 Right {
@@ -439,16 +439,16 @@ pub(super) fn slice_folded(
     gpu.launch_sliced(&SLICES, "slice_folded", right.profile, groups, arguments);
 }
 
-/// Room for parts of weights with rows and columns exchanged, on devices whose matrix units want it
+/// Scratch for parts of weights with rows and columns exchanged, on devices whose matrix units want it
 /// so.
 #[derive(Clone, Copy)]
-pub(super) struct TurnedRoom {
+pub(super) struct TransposedScratch {
     place: Option<Place>,
     /// Weights that are exchanged at a time.
     weights: usize,
 }
 
-impl TurnedRoom {
+impl TransposedScratch {
     /// How many weights at a time, and the length of that.
     fn length(gpu: &Gpu, weights: usize, rows: usize, width: usize, profile: Profile) -> Option<(usize, usize)> {
         let each = profile.slice_count() * width * padded(rows);
@@ -478,13 +478,13 @@ impl TurnedRoom {
 }
 
 /// The input gradients of several weights, or of profile x3, on tensor cores: as many weights at a
-/// time as there is room to exchange rows and columns of.
+/// time as there is scratch to exchange rows and columns of.
 fn fold_input_groups(
     gpu: &Gpu,
     dx: Place,
     left: Left,
     right: Right,
-    (turned, together): (Place, usize),
+    (transposed, together): (Place, usize),
     fresh: bool,
     tiles: &RowTiles,
     weights: &Range<usize>,
@@ -497,7 +497,7 @@ fn fold_input_groups(
             continue;
         }
         let from = WeightRows { first: right.first_row(first), ..rows };
-        groups_hopper::transpose(gpu, turned, planes, &from, part.len(), (right.width, right.profile));
+        groups_hopper::transpose(gpu, transposed, planes, &from, part.len(), (right.width, right.profile));
         let product = GroupsProduct {
             y: dx,
             y_start: 0,
@@ -506,7 +506,7 @@ fn fold_input_groups(
             left: Planes { place: left.planes, rows: left.shape.rows },
             left_base: left.base,
             left_scales: left.units,
-            right: Planes { place: turned, rows: part.len() * right.width },
+            right: Planes { place: transposed, rows: part.len() * right.width },
             right_scales: None,
             weights: WeightRows { first_weight: first, step: right.width, first: 0, count: right.width },
             width: right.rows,
@@ -524,23 +524,23 @@ pub(super) fn fold_input(
     dx: Place,
     left: Left,
     right: Right,
-    turned: TurnedRoom,
+    transposed: TransposedScratch,
     fresh: bool,
     tiles: &RowTiles,
     weights: &Range<usize>,
     end: Epilogue,
 ) {
     assert_eq!((left.shape.width, left.shape.profile), (right.rows, right.profile), "operands of a product");
-    if let (Some(planes), true) = (turned.place, in_groups(gpu, tiles, right.profile) && right.rows > 0) {
-        return fold_input_groups(gpu, dx, left, right, (planes, turned.weights), fresh, tiles, weights);
+    if let (Some(planes), true) = (transposed.place, in_groups(gpu, tiles, right.profile) && right.rows > 0) {
+        return fold_input_groups(gpu, dx, left, right, (planes, transposed.weights), fresh, tiles, weights);
     }
-    if let (Some(planes), true) = (turned.place, hopper::serves(gpu, right.profile, right.rows)) {
+    if let (Some(planes), true) = (transposed.place, hopper::serves(gpu, right.profile, right.rows)) {
         for weight in weights.clone() {
             let rows = tiles.of_weight(weight);
             if rows.is_empty() {
                 continue;
             }
-            turn(gpu, planes, right, weight);
+            transpose(gpu, planes, right, weight);
             let (operand, left_units_start) = left.rows(&rows);
             let product = HopperProduct {
                 y: dx,
@@ -586,7 +586,7 @@ pub(super) fn fold_input(
 }
 
 /// Exchanges rows and columns of a part of one weight.
-fn turn(gpu: &Gpu, planes: Place, right: Right, weight: usize) {
+fn transpose(gpu: &Gpu, planes: Place, right: Right, weight: usize) {
     let arguments = arguments![
         planes,
         right.planes,
@@ -595,8 +595,8 @@ fn turn(gpu: &Gpu, planes: Place, right: Right, weight: usize) {
         dimension(right.rows),
         dimension(right.width),
     ];
-    let tiles = padded(right.rows) / TURN * right.width.div_ceil(TURN);
-    gpu.launch_sliced(&SLICES, "turn_planes", right.profile, Groups::each(tiles), arguments);
+    let tiles = padded(right.rows) / TRANSPOSE * right.width.div_ceil(TRANSPOSE);
+    gpu.launch_sliced(&SLICES, "transpose_planes", right.profile, Groups::each(tiles), arguments);
 }
 
 /// Columns of a gradient that are folded and sliced at a time.
@@ -611,19 +611,19 @@ pub(super) fn folded_shape(p: &Product) -> SliceShape {
 pub(super) use product_weight::grad_weight;
 
 pub(super) fn workspace(gpu: &Gpu, p: &Product) -> usize {
-    let weight = WeightRoom::bytes(gpu, p.weights() * p.n, p.k, p.profile);
+    let weight = WeightScratch::bytes(gpu, p.weights() * p.n, p.k, p.profile);
     let folded = folded_shape(p);
     let input = weight
         + gpu.part::<i8>(plane_bytes(folded))
         + gpu.part::<f32>(folded.rows * folded.width.div_ceil(CHUNK))
-        + TurnedRoom::bytes(gpu, p.weights(), folded.width, p.k, p.profile);
+        + TransposedScratch::bytes(gpu, p.weights(), folded.width, p.k, p.profile);
     input.max(product_weight::workspace(gpu, p))
 }
 
 fn weights<'a>(w: Matrix<'a, GpuMemory>, p: &Product, parts: &mut Parts) -> Weights<'a> {
-    let room = WeightRoom::take(parts, p.weights() * p.n, p.k, p.profile);
+    let scratch = WeightScratch::take(parts, p.weights() * p.n, p.k, p.profile);
     let shape = SliceShape { rows: p.n, width: p.k, profile: p.profile };
-    Weights::new(w, p.weights(), shape, room)
+    Weights::new(w, p.weights(), shape, scratch)
 }
 
 pub(super) fn forward(
@@ -660,19 +660,19 @@ pub(super) fn grad_input(
     assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients of the product");
     let mut parts = Parts::new(gpu, workspace);
     let weights = weights(w, p, &mut parts);
-    let room = folded_shape(p);
-    let planes = parts.take::<i8>(plane_bytes(room));
-    let units = parts.take::<f32>(room.rows * room.width.div_ceil(CHUNK));
-    let turned = TurnedRoom::take(gpu, &mut parts, p.weights(), room.width, p.k, p.profile);
+    let scratch = folded_shape(p);
+    let planes = parts.take::<i8>(plane_bytes(scratch));
+    let units = parts.take::<f32>(scratch.rows * scratch.width.div_ceil(CHUNK));
+    let transposed = TransposedScratch::take(gpu, &mut parts, p.weights(), scratch.width, p.k, p.profile);
     let tiles = RowTiles::of_segments(gpu, p.segments);
     for part in weights.parts(folded_columns(p)) {
         let right = weights.part(gpu, &part);
-        let left = Left { planes, units, shape: SliceShape { width: part.rows.len(), ..room }, base: 0 };
+        let left = Left { planes, units, shape: SliceShape { width: part.rows.len(), ..scratch }, base: 0 };
         let dy = Arriving { place: Place::from(dy), stride: p.n, column: part.rows.start };
         slice_folded(gpu, left, dy, right, &tiles, &part.weights);
         let fresh = part.rows.start == 0 && !p.accumulate;
         // The sums are complete with the last part.
         let end = if part.rows.end == p.n { end } else { Epilogue::default() };
-        fold_input(gpu, Place::from(&*dx), left, right, turned, fresh, &tiles, &part.weights, end);
+        fold_input(gpu, Place::from(&*dx), left, right, transposed, fresh, &tiles, &part.weights, end);
     }
 }

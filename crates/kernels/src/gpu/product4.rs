@@ -209,10 +209,10 @@ pub(super) fn grad_input(
     w.shape.check(p);
     assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients of the product");
     let mut parts = Parts::new(gpu, workspace);
-    let room = folded_shape(p);
+    let scratch = folded_shape(p);
     let folded = Folded {
-        planes: parts.take::<i8>(plane_bytes(room)),
-        units: parts.take::<f32>(room.rows * room.width.div_ceil(CHUNK)),
+        planes: parts.take::<i8>(plane_bytes(scratch)),
+        units: parts.take::<f32>(scratch.rows * scratch.width.div_ceil(CHUNK)),
     };
     let tiles = RowTiles::of_segments(gpu, p.segments);
     // ORDER: stripes of the outputs ascend for every element; groups are independent.

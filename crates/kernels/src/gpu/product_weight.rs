@@ -20,7 +20,7 @@ static PRODUCT: Program = program!("product");
 
 /// Columns that a group slices along tokens: `COLUMNS` in `gpu/slices.cl`.
 const COLUMNS: usize = 64;
-/// Tokens for which there is room for one scale per column: rows of data that are shorter on
+/// Tokens for which there is scratch for one scale per column: rows of data that are shorter on
 /// average make smaller batches.
 const TOKENS_PER_SCALE: usize = 64;
 /// Bytes of sliced columns on tensor cores: each batch reads and writes the whole gradient, which
@@ -129,9 +129,9 @@ impl ColumnSlices {
         Self { planes: parts.take::<i8>(planes), units: parts.take::<f32>(units), width }
     }
 
-    /// The same room for fewer columns.
+    /// The same scratch for fewer columns.
     pub(super) fn narrowed(self, width: usize) -> Self {
-        assert!(width <= self.width, "room for the columns");
+        assert!(width <= self.width, "scratch for the columns");
         Self { width, ..self }
     }
 
@@ -212,8 +212,8 @@ pub(super) fn fold_weights(
 }
 
 fn batch_limits(gpu: &Gpu, p: &Product) -> BatchLimits {
-    let room = if slice_tiles::serves(gpu) { TENSOR_ROOM } else { ROOM };
-    let most = rows_within(room, p.profile.slice_count() * (padded(p.n) + padded(p.k)));
+    let scratch = if slice_tiles::serves(gpu) { TENSOR_ROOM } else { ROOM };
+    let most = rows_within(scratch, p.profile.slice_count() * (padded(p.n) + padded(p.k)));
     // Batches of one size: a small last one would need as much workspace and more time.
     let even = p.rows().div_ceil(p.rows().div_ceil(most).max(1)).next_multiple_of(CHUNK);
     BatchLimits::new(gpu, even, p.rows())

@@ -26,7 +26,7 @@ use std::ops::Range;
 /// Channels that one packed word holds; groups are made of whole eights.
 pub const CHANNELS_PER_WORD: usize = 8;
 /// Largest zero point: 15, or 16 where a file keeps it one too small.
-pub const ZERO_MOST: u8 = 16;
+pub const ZERO_MAX: u8 = 16;
 
 /// Scales as they are stored; they are kept in their format.
 #[derive(Clone, Copy, Debug)]
@@ -159,9 +159,9 @@ impl Quantized<'_> {
         if let Some((what, got, want)) = lengths.into_iter().find(|(_, got, want)| got != want) {
             return Err(format!("{got} {what}, {want} wanted for {k} inputs, {n} outputs and {groups} groups"));
         }
-        if let Some(at) = self.zeros.iter().position(|&zero| zero > ZERO_MOST) {
+        if let Some(at) = self.zeros.iter().position(|&zero| zero > ZERO_MAX) {
             return Err(format!(
-                "zero point {} of group {}, output {}: {ZERO_MOST} at most",
+                "zero point {} of group {}, output {}: {ZERO_MAX} at most",
                 self.zeros[at],
                 at / n,
                 at % n

@@ -5,7 +5,7 @@ use serde_json::{Number, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// BOUND: differing keys listed for one file; the rest is only counted.
-const LISTED_MOST: usize = 100;
+const LISTED_MAX: usize = 100;
 
 /// Lists of an adapter's config that are sets, which their writer stores in any order.
 const SETS: [&str; 3] = ["target_modules", "modules_to_save", "exclude_modules"];
@@ -65,7 +65,7 @@ fn walk(found: &mut DocumentDifference, key: String, a: Option<&Value>, b: Optio
         (a, b) if a == b => {}
         (a, b) => {
             found.count += 1;
-            if found.keys.len() < LISTED_MOST {
+            if found.keys.len() < LISTED_MAX {
                 found.keys.push(KeyDifference { key, values: [a.cloned(), b.cloned()] });
             }
         }
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(keys("x.json", a, b), ["deep.x[1]", "deep.x[2]", "gone", "r"]);
         let many = |offset: u32| Value::from((0..500).map(|i| i + offset).collect::<Vec<_>>());
         let found = compare("x.json", many(0), many(1));
-        assert_eq!((found.count, found.keys.len()), (500, LISTED_MOST));
+        assert_eq!((found.count, found.keys.len()), (500, LISTED_MAX));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// BOUND: shards of one model.
-const SHARDS_MOST: usize = 10_000;
+const SHARDS_MAX: usize = 10_000;
 
 /// The tensors of a folder, by name.
 #[derive(Debug)]
@@ -54,8 +54,8 @@ impl Checkpoint {
         let malformed = |what: String| FileError::malformed(index, what);
         let weight_map = json::read::<Index>(index)?.weight_map.0;
         let names: BTreeSet<&str> = weight_map.values().map(String::as_str).collect();
-        if names.len() > SHARDS_MOST {
-            return Err(malformed(format!("{} shards are over the limit of {SHARDS_MOST}", names.len())));
+        if names.len() > SHARDS_MAX {
+            return Err(malformed(format!("{} shards are over the limit of {SHARDS_MAX}", names.len())));
         }
         let folder = index.parent().unwrap_or(Path::new(""));
         let mut files = Vec::with_capacity(names.len());

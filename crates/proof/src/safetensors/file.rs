@@ -5,7 +5,7 @@
 //! here, and cutting the file short would stop the process. Isobit itself only ever replaces files
 //! whole (`atomic`), which leaves an open map as it was.
 
-use super::HEADER_BYTES_MOST;
+use super::HEADER_BYTES_MAX;
 use super::dtype::Dtype;
 use super::header::{Header, HeaderEntry};
 use crate::error::FileError;
@@ -67,9 +67,9 @@ impl SafeTensors {
             return Err(malformed("shorter than 8 bytes".to_string()));
         };
         let length = u64::from_le_bytes(*length);
-        if length > HEADER_BYTES_MOST as u64 {
+        if length > HEADER_BYTES_MAX as u64 {
             return Err(malformed(format!(
-                "its header would be {length} bytes, over the limit of {HEADER_BYTES_MOST}: is this a safetensors file?"
+                "its header would be {length} bytes, over the limit of {HEADER_BYTES_MAX}: is this a safetensors file?"
             )));
         }
         let length = length as usize;

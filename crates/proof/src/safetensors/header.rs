@@ -5,7 +5,7 @@
 //! no overlap, no rest.
 
 use super::dtype::Dtype;
-use super::{DIMENSIONS_MOST, METADATA, NAME_BYTES_MOST, TENSORS_MOST};
+use super::{DIMENSIONS_MAX, METADATA, NAME_BYTES_MAX, TENSORS_MAX};
 use crate::json::UniqueMap;
 use crate::name::{quoted, told};
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -124,11 +124,11 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 }
                 continue;
             }
-            if name.len() > NAME_BYTES_MOST {
-                return Err(A::Error::custom(format!("the name {} is over {NAME_BYTES_MOST} bytes", quoted(&name))));
+            if name.len() > NAME_BYTES_MAX {
+                return Err(A::Error::custom(format!("the name {} is over {NAME_BYTES_MAX} bytes", quoted(&name))));
             }
-            if parsed.entries.len() == TENSORS_MOST {
-                return Err(A::Error::custom(format!("more than {TENSORS_MOST} tensors")));
+            if parsed.entries.len() == TENSORS_MAX {
+                return Err(A::Error::custom(format!("more than {TENSORS_MAX} tensors")));
             }
             parsed.entries.push(map.next_value_seed(EntryVisitor(name))?);
         }
@@ -160,7 +160,7 @@ impl<'de> Visitor<'de> for EntryVisitor {
         while let Some(field) = map.next_key::<String>()? {
             let repeated = match field.as_str() {
                 "dtype" => dtype.replace(map.next_value::<String>()?).is_some(),
-                "shape" => shape.replace(map.next_value_seed(Numbers { most: DIMENSIONS_MOST })?).is_some(),
+                "shape" => shape.replace(map.next_value_seed(Numbers { most: DIMENSIONS_MAX })?).is_some(),
                 "data_offsets" => offsets.replace(map.next_value_seed(Numbers { most: 2 })?).is_some(),
                 _ => {
                     map.next_value::<IgnoredAny>()?;
@@ -297,7 +297,7 @@ mod tests {
         assert!(refusal(&pair("a", "\\u0061", "[4,8]"), 8).contains("tensor `a` appears twice"));
         assert!(refusal(&pair("a", "b", "[2,6]"), 6).contains("overlaps"));
         assert!(refusal(&pair("a", "b", "[0,4]"), 4).contains("overlaps"));
-        let long = "n".repeat(NAME_BYTES_MOST + 1);
+        let long = "n".repeat(NAME_BYTES_MAX + 1);
         assert!(refusal(&pair("a", &long, "[4,8]"), 8).contains("over 4096 bytes"));
     }
 }

@@ -19,12 +19,12 @@ pub use named::NamedTensor;
 pub use write::{Declared, Entry, Sink, write, write_streamed};
 
 /// BOUND: bytes of a header, the limit of the format.
-pub const HEADER_BYTES_MOST: usize = 100_000_000;
+pub const HEADER_BYTES_MAX: usize = 100_000_000;
 /// BOUND: tensors in a file.
-pub const TENSORS_MOST: usize = 1_000_000;
+pub const TENSORS_MAX: usize = 1_000_000;
 /// BOUND: dimensions of a tensor.
-pub const DIMENSIONS_MOST: usize = 8;
+pub const DIMENSIONS_MAX: usize = 8;
 /// BOUND: bytes of a tensor's name.
-pub const NAME_BYTES_MOST: usize = 4096;
+pub const NAME_BYTES_MAX: usize = 4096;
 /// The key of a header that is not a tensor.
 const METADATA: &str = "__metadata__";

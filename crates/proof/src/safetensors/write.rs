@@ -5,7 +5,7 @@
 //! that every element is aligned. Whatever this writes, the reader of this crate reads.
 
 use super::dtype::Dtype;
-use super::{DIMENSIONS_MOST, HEADER_BYTES_MOST, METADATA, NAME_BYTES_MOST, TENSORS_MOST};
+use super::{DIMENSIONS_MAX, HEADER_BYTES_MAX, METADATA, NAME_BYTES_MAX, TENSORS_MAX};
 use crate::atomic::AtomicFile;
 use crate::error::FileError;
 use crate::name::quoted;
@@ -116,8 +116,8 @@ fn header(metadata: &BTreeMap<String, String>, tensors: &[Declared], order: &[us
     json.push('}');
     let mut header = json.into_bytes();
     header.resize(header.len().next_multiple_of(8), b' ');
-    if header.len() > HEADER_BYTES_MOST {
-        return Err(format!("its header of {} bytes is over the limit of {HEADER_BYTES_MOST}", header.len()));
+    if header.len() > HEADER_BYTES_MAX {
+        return Err(format!("its header of {} bytes is over the limit of {HEADER_BYTES_MAX}", header.len()));
     }
     Ok(header)
 }
@@ -127,8 +127,8 @@ fn json_of<T: serde::Serialize + ?Sized>(value: &T) -> String {
 }
 
 fn check_names(tensors: &[Declared]) -> Result<(), String> {
-    if tensors.len() > TENSORS_MOST {
-        return Err(format!("{} tensors are over the limit of {TENSORS_MOST}", tensors.len()));
+    if tensors.len() > TENSORS_MAX {
+        return Err(format!("{} tensors are over the limit of {TENSORS_MAX}", tensors.len()));
     }
     let mut names: Vec<&str> = tensors.iter().map(|tensor| tensor.name).collect();
     names.sort_unstable();
@@ -136,12 +136,12 @@ fn check_names(tensors: &[Declared]) -> Result<(), String> {
         return Err(format!("two tensors are called {}", quoted(pair[0])));
     }
     for tensor in tensors {
-        if tensor.name == METADATA || tensor.name.len() > NAME_BYTES_MOST {
+        if tensor.name == METADATA || tensor.name.len() > NAME_BYTES_MAX {
             return Err(format!("a tensor cannot be called {}", quoted(tensor.name)));
         }
-        if tensor.shape.len() > DIMENSIONS_MOST {
+        if tensor.shape.len() > DIMENSIONS_MAX {
             let count = tensor.shape.len();
-            return Err(format!("tensor {} has {count} dimensions, over {DIMENSIONS_MOST}", quoted(tensor.name)));
+            return Err(format!("tensor {} has {count} dimensions, over {DIMENSIONS_MAX}", quoted(tensor.name)));
         }
     }
     Ok(())
@@ -223,7 +223,7 @@ mod tests {
     fn mistakes_are_found_before_a_byte_is_written() {
         let (folder, path) = path();
         let entry = Entry { name: "a", dtype: Dtype::F32, shape: &[1], bytes: &[0; 4] };
-        let long = "n".repeat(NAME_BYTES_MOST + 1);
+        let long = "n".repeat(NAME_BYTES_MAX + 1);
         let cases = [
             (vec![entry, entry], "two tensors are called `a`"),
             (vec![Entry { bytes: &[0; 5], ..entry }], "was given 5 bytes"),

@@ -235,12 +235,12 @@ fn begins_with(path: &Path, start: &str) -> Result<bool, FileError> {
 
 /// A file of ours is empty or holds a process id.
 fn check_lock(output_dir: &Path) -> Result<(), Error> {
-    const BYTES_MOST: u64 = 32;
+    const BYTES_MAX: u64 = 32;
     let path = output_dir.join(Lock::NAME);
     let foreign = || Error::Foreign { path: path.clone(), what: NOT_OURS };
     match path.symlink_metadata() {
         Err(_) => return Ok(()),
-        Ok(found) if !found.is_file() || found.len() > BYTES_MOST => return Err(foreign()),
+        Ok(found) if !found.is_file() || found.len() > BYTES_MAX => return Err(foreign()),
         Ok(_) => {}
     }
     let text = std::fs::read(&path).map_err(|error| FileError::from_io("read", &path, error))?;

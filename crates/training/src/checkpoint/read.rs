@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// BOUND: bytes of a pointer or a state.
-const JSON_BYTES_MOST: u64 = 1 << 20;
+const JSON_BYTES_MAX: u64 = 1 << 20;
 
 /// Reads a checkpoint of this very run: every byte as recorded, and made under the same config,
 /// data, base model, profile and numerics version.
@@ -138,7 +138,7 @@ fn check_moments(optimizer: &SafeTensors, weights: &SafeTensors) -> Result<(), E
 
 pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T, Error> {
     let malformed = |what: String| FileError::Malformed { path: path.to_path_buf(), what };
-    let bytes = regular::read(path, JSON_BYTES_MOST)?;
+    let bytes = regular::read(path, JSON_BYTES_MAX)?;
     Ok(serde_json::from_slice(&bytes).map_err(|error| {
         let told: String = error.to_string().chars().filter(|letter| !letter.is_control()).take(300).collect();
         malformed(told)

@@ -12,10 +12,10 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 /// BOUND: bytes of a config file.
-pub const BYTES_MOST: usize = 1 << 20;
+pub const BYTES_MAX: usize = 1 << 20;
 
 /// BOUND: `[[datasets]]` of one run.
-const DATASETS_MOST: usize = 1024;
+const DATASETS_MAX: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Entry {
@@ -57,8 +57,8 @@ impl ConfigText<'_> {
 impl Low {
     pub fn read(path: &Path) -> Result<Self, Error> {
         let place = Origin::whole(&path.display().to_string());
-        let text = regular::read_text(path, BYTES_MOST as u64).map_err(|error| match error {
-            FileError::TooLarge { .. } => Error::TooLarge { place: place.clone(), limit: BYTES_MOST },
+        let text = regular::read_text(path, BYTES_MAX as u64).map_err(|error| match error {
+            FileError::TooLarge { .. } => Error::TooLarge { place: place.clone(), limit: BYTES_MAX },
             FileError::Malformed { .. } => Error::NotText { place: place.clone() },
             other => Error::Read { source: other },
         })?;
@@ -66,8 +66,8 @@ impl Low {
     }
 
     pub fn parse(name: &str, text: &str) -> Result<Self, Error> {
-        if text.len() > BYTES_MOST {
-            return Err(Error::TooLarge { place: Origin::whole(name), limit: BYTES_MOST });
+        if text.len() > BYTES_MAX {
+            return Err(Error::TooLarge { place: Origin::whole(name), limit: BYTES_MAX });
         }
         let source = ConfigText { name, text: Some(text), rank: 0 };
         let table = DeTable::parse(text).map_err(|error| {
@@ -171,7 +171,7 @@ impl Low {
             }
             _ => return Err(wrong("each dataset begins with [[datasets]], in double brackets")),
         }
-        if self.datasets.len() > DATASETS_MOST {
+        if self.datasets.len() > DATASETS_MAX {
             return Err(wrong("a run has 1024 datasets at most"));
         }
         Ok(())

@@ -21,7 +21,7 @@ mod value;
 
 pub use error::Error;
 pub use key::{Fallback, KEYS, Key, Section, ValueKind};
-pub use low::{BYTES_MOST, Low};
+pub use low::{BYTES_MAX, Low};
 pub use run::{
     Adapter, DEFAULT_DATE, Device, Eval, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler,
     Steps, Targets, Training, Warmup,

@@ -9,12 +9,12 @@ use super::resolve_training::training;
 use super::run::{DEFAULT_DATE, Device, Eval, EvalRows, Every, Run};
 use super::table::{CountOrShare, Table, count_or_share, every};
 use super::value::{Origin, Value};
-use isobit_kernels::cpu::pool::THREADS_MOST;
+use isobit_kernels::cpu::pool::THREADS_MAX;
 use isobit_numerics::slices::Profile;
 use std::path::PathBuf;
 
 /// BOUND: devices that layers are split over.
-const DEVICES_MOST: usize = 64;
+const DEVICES_MAX: usize = 64;
 
 pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
     let empty = Entries::new();
@@ -39,7 +39,7 @@ pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
         seed: top.whole("seed", 0..=i64::MAX as u64)?,
         devices: devices(&top)?,
         profile: profile(&top)?,
-        threads: top.whole("threads", 0..=THREADS_MOST as u64)? as u32,
+        threads: top.whole("threads", 0..=THREADS_MAX as u64)? as u32,
         data_workers: top.whole("data_workers", 1..=1024)? as u32,
         date: date(&top)?,
         report_to_tensorboard: top.switch("report_to_tensorboard"),
@@ -59,7 +59,7 @@ fn devices(top: &Table<'_>) -> Result<Vec<Device>, Error> {
     let devices = devices.ok_or_else(|| {
         entry.invalid("not a device", "cpu, opencl:0, cuda:0 or auto; `isobit devices` lists what is here")
     })?;
-    if devices.is_empty() || devices.len() > DEVICES_MOST {
+    if devices.is_empty() || devices.len() > DEVICES_MAX {
         return Err(entry.invalid("the list has no device or too many", "name one device"));
     }
     if devices.len() > 1 && devices.contains(&Device::Auto) {

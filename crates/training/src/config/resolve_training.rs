@@ -3,15 +3,15 @@
 use super::error::Error;
 use super::low::Entry;
 use super::run::{Adapter, Every, Fields, Length, Metric, SaveDtype, Scheduler, Training, Warmup};
-use super::table::{COUNT_MOST, CountOrShare, Table, count_or_share, every};
+use super::table::{COUNT_MAX, CountOrShare, Table, count_or_share, every};
 use super::value::Value;
 use crate::data::check_name;
 use isobit_autograd::Policy;
 use std::collections::BTreeMap;
 
 /// BOUND: rows of one update. What a run of any size needs, and far from overflow.
-const ROWS_PER_UPDATE_MOST: u64 = 1 << 24;
-const EPOCHS_MOST: f64 = 1e6;
+const ROWS_PER_UPDATE_MAX: u64 = 1 << 24;
+const EPOCHS_MAX: f64 = 1e6;
 
 pub(super) fn training(table: &Table<'_>, adapter: &Adapter) -> Result<Training, Error> {
     let below_one = |number: f64| (0.0..1.0).contains(&number);
@@ -48,7 +48,7 @@ pub(super) fn training(table: &Table<'_>, adapter: &Adapter) -> Result<Training,
         save: save(table)?,
         save_dtype: table.one_of("save_dtype", &SaveDtype::ALL.map(|dtype| (dtype.name(), dtype)))?,
         save_total_limit: table.whole("save_total_limit", 0..=1 << 20)? as u32,
-        logging_steps: table.whole("logging_steps", 1..=COUNT_MOST)?,
+        logging_steps: table.whole("logging_steps", 1..=COUNT_MAX)?,
         load_best_model_at_end: table.switch("load_best_model_at_end"),
         metric_for_best: table.one_of("metric_for_best", &[("loss", Metric::Loss), ("eval_loss", Metric::Loss)])?,
         early_stopping_patience: table.whole("early_stopping_patience", 0..=1 << 20)? as u32,
@@ -61,10 +61,10 @@ pub(super) fn training(table: &Table<'_>, adapter: &Adapter) -> Result<Training,
 fn agree(table: &Table<'_>, training: &Training) -> Result<(), Error> {
     let rows = u64::from(training.micro_batch_size) * u64::from(training.gradient_accumulation_steps);
     if let Some(entry) = table.get("gradient_accumulation_steps").or(table.get("micro_batch_size"))
-        && rows > ROWS_PER_UPDATE_MOST
+        && rows > ROWS_PER_UPDATE_MAX
     {
         let why = format!("micro_batch_size × gradient_accumulation_steps is {rows} rows per update");
-        return Err(entry.invalid(&why, &format!("{ROWS_PER_UPDATE_MOST} at most")));
+        return Err(entry.invalid(&why, &format!("{ROWS_PER_UPDATE_MAX} at most")));
     }
     if let Some(entry) = table.get("gradient_groups")
         && training.gradient_groups != 1
@@ -103,11 +103,11 @@ fn chat_template_kwargs(table: &Table<'_>) -> Result<BTreeMap<String, Value>, Er
 }
 
 fn length(table: &Table<'_>) -> Result<Length, Error> {
-    let fits = |epochs: f64| epochs > 0.0 && epochs <= EPOCHS_MOST;
+    let fits = |epochs: f64| epochs > 0.0 && epochs <= EPOCHS_MAX;
     let epochs = table.number("num_epochs", fits, "above 0, at most a million")?;
     // -1 is how other tools say "by epochs".
     let by_epochs = table.get("max_steps").is_none_or(|entry| matches!(entry.value, Value::Whole(-1 | 0)));
-    if by_epochs { Ok(Length::Epochs(epochs)) } else { Ok(Length::Steps(table.whole("max_steps", 1..=COUNT_MOST)?)) }
+    if by_epochs { Ok(Length::Epochs(epochs)) } else { Ok(Length::Steps(table.whole("max_steps", 1..=COUNT_MAX)?)) }
 }
 
 fn scheduler(table: &Table<'_>, usual_rate: f64) -> Result<Scheduler, Error> {
@@ -169,7 +169,7 @@ fn warmup(table: &Table<'_>) -> Result<Warmup, Error> {
 }
 
 fn save(table: &Table<'_>) -> Result<Every, Error> {
-    let steps = table.whole("save_steps", 1..=COUNT_MOST)?;
+    let steps = table.whole("save_steps", 1..=COUNT_MAX)?;
     every(table, "save_strategy", "save_steps", Every::Steps(steps), Some(steps))
 }
 

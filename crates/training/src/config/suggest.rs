@@ -2,7 +2,7 @@
 //! swaps.
 
 /// BOUND: what is longer than this is compared by its beginning only.
-const LENGTH_MOST: usize = 64;
+const LENGTH_MAX: usize = 64;
 
 /// The nearest candidate, if it is near enough to be a slip: at most a third of its letters differ.
 /// Ties go to the candidate that comes first.
@@ -20,8 +20,8 @@ pub(crate) fn nearest<'a>(typed: &str, candidates: impl IntoIterator<Item = &'a 
 
 /// Insertions, deletions, replacements and swaps of neighbours that turn one word into the other.
 fn edit_distance(left: &str, right: &str) -> usize {
-    let left: Vec<char> = left.chars().take(LENGTH_MOST).collect();
-    let right: Vec<char> = right.chars().take(LENGTH_MOST).collect();
+    let left: Vec<char> = left.chars().take(LENGTH_MAX).collect();
+    let right: Vec<char> = right.chars().take(LENGTH_MAX).collect();
     let mut before: Vec<usize> = vec![0; right.len() + 1];
     let mut last: Vec<usize> = (0..=right.len()).collect();
     for (i, &a) in left.iter().enumerate() {

@@ -10,7 +10,7 @@ use super::value::Value;
 use std::ops::RangeInclusive;
 
 /// BOUND: updates, rows and the like.
-pub(super) const COUNT_MOST: u64 = 1 << 40;
+pub(super) const COUNT_MAX: u64 = 1 << 40;
 
 /// A table of typed keys. Types were settled before: a key that is there has the type asked for
 /// here. Defaults are those of the table of keys.
@@ -136,7 +136,7 @@ pub(super) enum CountOrShare {
 /// Whole numbers count, fractions below 1 are a share; 0 is none.
 pub(super) fn count_or_share(entry: &Entry, what: &str) -> Result<CountOrShare, Error> {
     match entry.value {
-        Value::Whole(count) if (0..=COUNT_MOST as i64).contains(&count) => Ok(CountOrShare::Count(count as u64)),
+        Value::Whole(count) if (0..=COUNT_MAX as i64).contains(&count) => Ok(CountOrShare::Count(count as u64)),
         Value::Number(0.0) => Ok(CountOrShare::Count(0)),
         Value::Number(share) if share > 0.0 && share < 1.0 => Ok(CountOrShare::Share(share)),
         Value::Number(number) if (1.0..=1e12).contains(&number) && libm::trunc(number) == number => {
@@ -162,7 +162,7 @@ pub(super) fn every(
     }
     let names = [("no", Strategy::No), ("steps", Strategy::Steps), ("epoch", Strategy::Epoch)];
     let said = table.one_of_or(strategy, Strategy::Unsaid, &names)?;
-    let count = table.whole_or(steps, default_steps.unwrap_or(0), 1..=COUNT_MOST)?;
+    let count = table.whole_or(steps, default_steps.unwrap_or(0), 1..=COUNT_MAX)?;
     match (said, table.get(steps)) {
         (Strategy::Unsaid, None) => Ok(default),
         (Strategy::Steps, None) if default_steps.is_none() => {

@@ -8,8 +8,8 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 /// BOUND: elements of a list, entries of a table, bytes of a string.
-const ELEMENTS_MOST: usize = 4096;
-const TEXT_BYTES_MOST: usize = 4096;
+const ELEMENTS_MAX: usize = 4096;
+const TEXT_BYTES_MAX: usize = 4096;
 
 /// Where something was typed: a line of a file, or an argument of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,8 +81,8 @@ impl Value {
                     .map_err(|_| format!("{whole} does not fit in 64 bits"))?,
             ),
             DeValue::Float(number) => Self::Number(finite(number.as_str())?),
-            DeValue::String(text) if text.len() > TEXT_BYTES_MOST => {
-                return Err(format!("a string of {} bytes, {TEXT_BYTES_MOST} at most", text.len()));
+            DeValue::String(text) if text.len() > TEXT_BYTES_MAX => {
+                return Err(format!("a string of {} bytes, {TEXT_BYTES_MAX} at most", text.len()));
             }
             DeValue::String(text) => Self::Text(text.to_string()),
             DeValue::Datetime(date) => Self::Text(date.to_string()),
@@ -102,7 +102,7 @@ impl Value {
 }
 
 fn bounded(elements: usize) -> Result<(), String> {
-    if elements > ELEMENTS_MOST { Err(format!("{elements} elements, {ELEMENTS_MOST} at most")) } else { Ok(()) }
+    if elements > ELEMENTS_MAX { Err(format!("{elements} elements, {ELEMENTS_MAX} at most")) } else { Ok(()) }
 }
 
 fn finite(text: &str) -> Result<f64, String> {

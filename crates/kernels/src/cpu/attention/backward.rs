@@ -59,39 +59,39 @@ pub(in crate::cpu) fn backward(
     let keys = |span: usize| p.spans[span].keys.clone();
 
     let q_units = workspace.take::<f32>(q.units());
-    let (q_left, q_turned) = (workspace.take::<i8>(q.bytes()), workspace.take::<i8>(q.turned_bytes()));
+    let (q_left, q_transposed) = (workspace.take::<i8>(q.bytes()), workspace.take::<i8>(q.transposed_bytes()));
     let k_units = workspace.take::<f32>(k.units());
-    let (k_right, k_turned) = (workspace.take::<i8>(k.bytes()), workspace.take::<i8>(k.turned_bytes()));
+    let (k_right, k_transposed) = (workspace.take::<i8>(k.bytes()), workspace.take::<i8>(k.transposed_bytes()));
     let v_units = workspace.take::<f32>(v.units());
     let v_right = workspace.take::<i8>(v.bytes());
     let d_o_units = workspace.take::<f32>(d_o.units());
-    let (d_o_left, d_o_turned) = (workspace.take::<i8>(d_o.bytes()), workspace.take::<i8>(d_o.turned_bytes()));
+    let (d_o_left, d_o_transposed) = (workspace.take::<i8>(d_o.bytes()), workspace.take::<i8>(d_o.transposed_bytes()));
     let (delta, lse_blocks) = (workspace.take::<f32>(d_o.units()), workspace.take::<f32>(d_o.units()));
     {
-        let turn_left = |tensor: Tensor, out: &SharedMut<i8>, right: &[i8], index: usize| {
+        let transpose_left = |tensor: Tensor, out: &SharedMut<i8>, right: &[i8], index: usize| {
             // SAFETY: called by the one task that has block `index` of all heads' blocks.
-            let out = unsafe { part(out, index, tensor.shape.turned_bytes()) };
+            let out = unsafe { part(out, index, tensor.shape.transposed_bytes()) };
             store_turned_left(cpu.path, tensor.shape, out, right);
         };
-        let q_turned = SharedMut::new(q_turned);
-        let turn_q = |right: &[i8], head: usize, span: usize, index: usize| {
-            turn_left(q, &q_turned, right, q.index(head, blocks.of(span).start + index));
+        let q_transposed = SharedMut::new(q_transposed);
+        let transpose_q = |right: &[i8], head: usize, span: usize, index: usize| {
+            transpose_left(q, &q_transposed, right, q.index(head, blocks.of(span).start + index));
         };
-        let k_turned = SharedMut::new(k_turned);
-        let turn_k = |right: &[i8], head: usize, span: usize, index: usize| {
+        let k_transposed = SharedMut::new(k_transposed);
+        let transpose_k = |right: &[i8], head: usize, span: usize, index: usize| {
             for group in 0..key.groups() {
-                let at = k.turned_at(head, span, index, group);
+                let at = k.transposed_at(head, span, index, group);
                 // SAFETY: called by the one task that has this block of this head; its tile of each
                 // group is a range of its own.
-                let out = unsafe { k_turned.slice(at..at + k.turned_tile()) };
+                let out = unsafe { k_transposed.slice(at..at + k.transposed_tile()) };
                 store_turned_right(cpu.path, key, group, out, right);
             }
         };
-        let d_o_turned = SharedMut::new(d_o_turned);
+        let d_o_transposed = SharedMut::new(d_o_transposed);
         let (delta, lse_blocks) = (SharedMut::new(delta), SharedMut::new(lse_blocks));
-        let turn_d_o = |right: &[i8], head: usize, span: usize, index: usize| {
+        let transpose_d_o = |right: &[i8], head: usize, span: usize, index: usize| {
             let block = d_o.index(head, blocks.of(span).start + index);
-            turn_left(d_o, &d_o_turned, right, block);
+            transpose_left(d_o, &d_o_transposed, right, block);
             // SAFETY: called by the one task that has this block of this head; the two are
             // different buffers.
             let (delta, lse_blocks) = unsafe { (part(&delta, block, ROWS), part(&lse_blocks, block, ROWS)) };
@@ -116,7 +116,7 @@ pub(in crate::cpu) fn backward(
                     units: SharedMut::new(q_units),
                     left: Some(SharedMut::new(q_left)),
                     right: None,
-                    turned: Some(&turn_q),
+                    transposed: Some(&transpose_q),
                 },
                 Slicing {
                     tensor: k,
@@ -124,7 +124,7 @@ pub(in crate::cpu) fn backward(
                     units: SharedMut::new(k_units),
                     left: None,
                     right: Some(SharedMut::new(k_right)),
-                    turned: Some(&turn_k),
+                    transposed: Some(&transpose_k),
                 },
                 Slicing {
                     tensor: v,
@@ -132,7 +132,7 @@ pub(in crate::cpu) fn backward(
                     units: SharedMut::new(v_units),
                     left: None,
                     right: Some(SharedMut::new(v_right)),
-                    turned: None,
+                    transposed: None,
                 },
                 Slicing {
                     tensor: d_o,
@@ -140,7 +140,7 @@ pub(in crate::cpu) fn backward(
                     units: SharedMut::new(d_o_units),
                     left: Some(SharedMut::new(d_o_left)),
                     right: None,
-                    turned: Some(&turn_d_o),
+                    transposed: Some(&transpose_d_o),
                 },
             ],
         );
@@ -157,15 +157,15 @@ pub(in crate::cpu) fn backward(
             v,
             d_o,
             q_left,
-            q_turned,
+            q_transposed,
             q_units,
             k_right,
-            k_turned,
+            k_transposed,
             k_units,
             v_right,
             v_units,
             d_o_left,
-            d_o_turned,
+            d_o_transposed,
             d_o_units,
             lse: lse_blocks,
             delta,

@@ -58,15 +58,15 @@ pub(in crate::cpu) fn forward(
 
     let (q_left, q_units) = (workspace.take::<i8>(q.bytes()), workspace.take(q.units()));
     let (k_right, k_units) = (workspace.take::<i8>(k.bytes()), workspace.take(k.units()));
-    let (v_turned, v_units) = (workspace.take::<i8>(v.turned_bytes()), workspace.take(v.units()));
+    let (v_transposed, v_units) = (workspace.take::<i8>(v.transposed_bytes()), workspace.take(v.units()));
     {
-        let turned = SharedMut::new(v_turned);
-        let turn_v = |right: &[i8], head: usize, span: usize, index: usize| {
+        let transposed = SharedMut::new(v_transposed);
+        let transpose_v = |right: &[i8], head: usize, span: usize, index: usize| {
             for group in 0..value.groups() {
-                let at = v.turned_at(head, span, index, group);
+                let at = v.transposed_at(head, span, index, group);
                 // SAFETY: called by the one task that has this block of this head; its tile of each
                 // group is a range of its own.
-                let out = unsafe { turned.slice(at..at + v.turned_tile()) };
+                let out = unsafe { transposed.slice(at..at + v.transposed_tile()) };
                 store_turned_right(cpu.path, value, group, out, right);
             }
         };
@@ -82,7 +82,7 @@ pub(in crate::cpu) fn forward(
                     units: SharedMut::new(q_units),
                     left: Some(SharedMut::new(q_left)),
                     right: None,
-                    turned: None,
+                    transposed: None,
                 },
                 Slicing {
                     tensor: k,
@@ -90,7 +90,7 @@ pub(in crate::cpu) fn forward(
                     units: SharedMut::new(k_units),
                     left: None,
                     right: Some(SharedMut::new(k_right)),
-                    turned: None,
+                    transposed: None,
                 },
                 Slicing {
                     tensor: v,
@@ -98,12 +98,12 @@ pub(in crate::cpu) fn forward(
                     units: SharedMut::new(v_units),
                     left: None,
                     right: None,
-                    turned: Some(&turn_v),
+                    transposed: Some(&transpose_v),
                 },
             ],
         );
     }
-    let pass = Forward { path: cpu.path, p, q, k, v, q_left, q_units, k_right, k_units, v_turned, v_units };
+    let pass = Forward { path: cpu.path, p, q, k, v, q_left, q_units, k_right, k_units, v_transposed, v_units };
     let (o, lse) = (SharedMut::new(o), SharedMut::new(lse));
     let count = p.heads * queries.total();
     let tasks = StealingRanges::new(count, cpu.threads(), 1..=1);
@@ -134,7 +134,7 @@ struct Forward<'a> {
     q_units: &'a [f32],
     k_right: &'a [i8],
     k_units: &'a [f32],
-    v_turned: &'a [i8],
+    v_transposed: &'a [i8],
     v_units: &'a [f32],
 }
 
@@ -263,7 +263,7 @@ impl Forward<'_> {
         let (column_stride, stride) = (shape.slices() * SQUARE, self.row_stride());
         for panel in 0..shape.groups().div_ceil(2) {
             let index = step.first_key / ROWS + columns.start;
-            let right = self.v.turned_panel(self.v_turned, step.kv, step.span, index, panel);
+            let right = self.v.transposed_panel(self.v_transposed, step.kv, step.span, index, panel);
             state.panel.prepared.prepare(self.path, right, columns.len(), p.profile);
             for rows in Self::halves(step) {
                 let start = rows.start / BLOCK * BLOCK;

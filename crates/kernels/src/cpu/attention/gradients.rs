@@ -26,15 +26,15 @@ pub(super) struct Gradients<'a> {
     pub(super) v: Tensor<'a>,
     pub(super) d_o: Tensor<'a>,
     pub(super) q_left: &'a [i8],
-    pub(super) q_turned: &'a [i8],
+    pub(super) q_transposed: &'a [i8],
     pub(super) q_units: &'a [f32],
     pub(super) k_right: &'a [i8],
-    pub(super) k_turned: &'a [i8],
+    pub(super) k_transposed: &'a [i8],
     pub(super) k_units: &'a [f32],
     pub(super) v_right: &'a [i8],
     pub(super) v_units: &'a [f32],
     pub(super) d_o_left: &'a [i8],
-    pub(super) d_o_turned: &'a [i8],
+    pub(super) d_o_transposed: &'a [i8],
     pub(super) d_o_units: &'a [f32],
     /// Per block like units.
     pub(super) lse: &'a [f32],
@@ -214,7 +214,7 @@ impl Gradients<'_> {
             }
             for panel in 0..shape.groups().div_ceil(2) {
                 let index = tile.first_key / ROWS + columns.start;
-                let right = self.k.turned_panel(self.k_turned, kv, tile.span, index, panel);
+                let right = self.k.transposed_panel(self.k_transposed, kv, tile.span, index, panel);
                 state.panels[0].prepared.prepare(self.path, right, columns.len(), p.profile);
                 for row in rows.clone().step_by(BLOCK) {
                     let bytes = &state.rows[columns.start * column_stride + row * TILE_DEPTH..];
@@ -250,10 +250,10 @@ impl Gradients<'_> {
             // Keys before this one have left the window of the tile's first query.
             let active = p.window.map_or(0, |window| (tile.first_query + 1).saturating_sub(window + first));
             for values in [false, true] {
-                let (tensor, turned, partials) = if values {
-                    (self.d_o, self.d_o_turned, &self.value_partials)
+                let (tensor, transposed, partials) = if values {
+                    (self.d_o, self.d_o_transposed, &self.value_partials)
                 } else {
-                    (self.q, self.q_turned, &self.key_partials)
+                    (self.q, self.q_transposed, &self.key_partials)
                 };
                 let units = match p.profile {
                     Profile::X2 => column_tiles::<2>(self.path, state, first - tile.first_key, columns.clone(), values),
@@ -267,10 +267,10 @@ impl Gradients<'_> {
                 let block = self.q.blocks.of(tile.span).start + tile.first_query / ROWS + columns.start;
                 let key_block = tensor.index(tile.head, tensor.blocks.of(tile.span).start + first / ROWS);
                 for row in (0..shape.width).step_by(BLOCK) {
-                    let at = tensor.index(tile.head, block) * shape.turned_bytes() + row * TILE_DEPTH;
+                    let at = tensor.index(tile.head, block) * shape.transposed_bytes() + row * TILE_DEPTH;
                     let left = LeftView {
-                        bytes: &turned[at..],
-                        column_stride: shape.turned_bytes(),
+                        bytes: &transposed[at..],
+                        column_stride: shape.transposed_bytes(),
                         slice_stride: shape.groups() * TILE_BYTES,
                     };
                     let count = BLOCK.min(shape.width - row);

@@ -70,13 +70,13 @@ struct Tensor<'a> {
 }
 
 impl<'a> Tensor<'a> {
-    /// Bytes of all blocks of all heads, straight and turned.
+    /// Bytes of all blocks of all heads, straight and transposed.
     fn bytes(&self) -> usize {
         self.heads * self.blocks.total() * self.shape.block_bytes()
     }
 
-    fn turned_bytes(&self) -> usize {
-        self.heads * self.blocks.total() * self.shape.turned_bytes()
+    fn transposed_bytes(&self) -> usize {
+        self.heads * self.blocks.total() * self.shape.transposed_bytes()
     }
 
     /// Units of all heads.
@@ -94,14 +94,15 @@ impl<'a> Tensor<'a> {
         Source { x: self.x, first_row, rows: ROWS.min(rows.end - first_row), head, heads: self.heads }
     }
 
-    /// Where block `index` of a span lies among the turned right tiles, group by group.
-    fn turned_at(&self, head: usize, span: usize, index: usize, group: usize) -> usize {
+    /// Where block `index` of a span lies among the transposed right tiles, group by group.
+    fn transposed_at(&self, head: usize, span: usize, index: usize, group: usize) -> usize {
         let blocks = self.blocks.of(span);
-        self.index(head, blocks.start) * self.shape.turned_bytes() + (group * blocks.len() + index) * self.turned_tile()
+        self.index(head, blocks.start) * self.shape.transposed_bytes()
+            + (group * blocks.len() + index) * self.transposed_tile()
     }
 
-    /// Bytes of one turned right tile, all slices.
-    fn turned_tile(&self) -> usize {
+    /// Bytes of one transposed right tile, all slices.
+    fn transposed_tile(&self) -> usize {
         self.shape.slices() * super::slices::TILE_BYTES
     }
 
@@ -115,11 +116,18 @@ impl<'a> Tensor<'a> {
 
     /// Elements `32·panel..` of the width, contracted along the rows of the blocks from `index` of
     /// a span.
-    fn turned_panel<'s>(&self, tiles: &'s [i8], head: usize, span: usize, index: usize, panel: usize) -> RightView<'s> {
-        let end = (self.index(head, self.blocks.of(span).end)) * self.shape.turned_bytes();
+    fn transposed_panel<'s>(
+        &self,
+        tiles: &'s [i8],
+        head: usize,
+        span: usize,
+        index: usize,
+        panel: usize,
+    ) -> RightView<'s> {
+        let end = (self.index(head, self.blocks.of(span).end)) * self.shape.transposed_bytes();
         RightView {
-            tiles: &tiles[self.turned_at(head, span, index, 2 * panel)..end],
-            block_stride: self.blocks.of(span).len() * self.turned_tile(),
+            tiles: &tiles[self.transposed_at(head, span, index, 2 * panel)..end],
+            block_stride: self.blocks.of(span).len() * self.transposed_tile(),
             blocks: (self.shape.groups() - 2 * panel).min(2),
         }
     }
@@ -127,7 +135,7 @@ impl<'a> Tensor<'a> {
 
 /// Makes another form of a block from its right tiles, called with
 /// `(right tiles, head, span, index of the block in the span)`.
-type Turn<'a> = &'a (dyn Fn(&[i8], usize, usize, usize) + Sync);
+type Transpose<'a> = &'a (dyn Fn(&[i8], usize, usize, usize) + Sync);
 
 /// A tensor to be sliced, the rows of a span, and which forms of a block are wanted where.
 struct Slicing<'a> {
@@ -136,7 +144,7 @@ struct Slicing<'a> {
     units: SharedMut<'a, f32>,
     left: Option<SharedMut<'a, i8>>,
     right: Option<SharedMut<'a, i8>>,
-    turned: Option<Turn<'a>>,
+    transposed: Option<Transpose<'a>>,
 }
 
 impl Slicing<'_> {
@@ -156,7 +164,7 @@ impl Slicing<'_> {
 
     /// Slices one block of a few heads.
     fn run(&self, slicer: &mut Slicer, path: Path, most: &mut [[u32; ROWS]], task: usize) {
-        let Self { tensor, rows, units, left, right, turned } = self;
+        let Self { tensor, rows, units, left, right, transposed } = self;
         let (group, block) = (task / tensor.blocks.total(), task % tensor.blocks.total());
         let first = group * self.heads();
         let most = &mut most[..self.heads().min(tensor.heads - first)];
@@ -174,9 +182,9 @@ impl Slicing<'_> {
                     right: right.as_ref().map(|right| part(right, block, bytes)),
                 }
             };
-            let tiles = slicer.load(tensor.shape, tensor.source(&rows, index, head), most, forms, turned.is_some());
-            if let Some(turned) = turned {
-                turned(tiles, head, span, index);
+            let tiles = slicer.load(tensor.shape, tensor.source(&rows, index, head), most, forms, transposed.is_some());
+            if let Some(transposed) = transposed {
+                transposed(tiles, head, span, index);
             }
         }
     }
@@ -214,9 +222,9 @@ fn split<T, const N: usize>(scratch: &mut [T]) -> (&mut [T; N], &mut [T]) {
     scratch.split_first_chunk_mut::<N>().expect("a thread's scratch holds what it was made for")
 }
 
-/// Bytes that the sliced forms of a tensor take in a workspace: each `(is turned)`, and the units.
-fn tensor_bytes(heads: usize, blocks: usize, shape: Shape, straight: usize, turned: usize) -> usize {
+/// Bytes that the sliced forms of a tensor take in a workspace: each `(is transposed)`, and the units.
+fn tensor_bytes(heads: usize, blocks: usize, shape: Shape, straight: usize, transposed: usize) -> usize {
     straight * Workspace::bytes::<i8>(heads * blocks * shape.block_bytes())
-        + turned * Workspace::bytes::<i8>(heads * blocks * shape.turned_bytes())
+        + transposed * Workspace::bytes::<i8>(heads * blocks * shape.transposed_bytes())
         + Workspace::bytes::<f32>(heads * blocks * ROWS)
 }

@@ -1,4 +1,4 @@
-//! Operands of attention's slice products: rows of a head as left tiles, as right tiles, or turned.
+//! Operands of attention's slice products: rows of a head as left tiles, as right tiles, or transposed.
 //!
 //! Everything is cut into blocks of 64 rows that start at a span's first row, so a product never
 //! sees two documents. Missing rows and elements are zero bytes with unit zero, wherever the block
@@ -6,12 +6,12 @@
 
 use super::along::{PACKED, packs};
 use crate::cpu::path::{Path, multiversion};
-use crate::cpu::slices::{TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_bias, left_to_right, round_small, turn_tile};
+use crate::cpu::slices::{TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_bias, left_to_right, round_small, transpose_tile};
 use crate::op::attention::HEAD_WIDTH_MAX;
 use isobit_numerics::slices::{Profile, Scale, magnitude_bits, round_half_even};
 use std::ops::Range;
 
-/// Rows of one block: a turned block is one tile deep.
+/// Rows of one block: a transposed block is one tile deep.
 pub(super) const ROWS: usize = TILE_DEPTH;
 /// Bytes of one slice of 64 rows and 64 elements.
 pub(super) const SQUARE: usize = ROWS * TILE_DEPTH;
@@ -35,7 +35,7 @@ impl Shape {
         self.width.div_ceil(TILE_DEPTH)
     }
 
-    /// Groups of 16 along the width: right blocks of a turned operand.
+    /// Groups of 16 along the width: right blocks of a transposed operand.
     pub(super) fn groups(self) -> usize {
         self.width.div_ceil(TILE_ROWS)
     }
@@ -56,9 +56,9 @@ impl Shape {
         self.columns() * self.slices() * SQUARE
     }
 
-    /// Bytes of a turned block: as right tiles `[16 of the width][slice]`, as left
+    /// Bytes of a transposed block: as right tiles `[16 of the width][slice]`, as left
     /// `[slice][width][64 rows]`.
-    pub(super) fn turned_bytes(self) -> usize {
+    pub(super) fn transposed_bytes(self) -> usize {
         self.groups() * self.slices() * TILE_BYTES
     }
 }
@@ -147,7 +147,7 @@ impl<'a> Slicer<'a> {
     }
 
     /// Slices the rows of a block whose largest magnitudes are `most`. The result are its right
-    /// tiles, if wanted or if it is to be turned. A left form that is kept has the bias of left
+    /// tiles, if wanted or if it is to be transposed. A left form that is kept has the bias of left
     /// operands, and so have tiles made from it.
     pub(super) fn load<'s>(
         &'s mut self,
@@ -155,7 +155,7 @@ impl<'a> Slicer<'a> {
         source: Source,
         most: &[u32; ROWS],
         forms: Forms<'s>,
-        turns: bool,
+        transposes: bool,
     ) -> &'s [i8] {
         let bias = if forms.left.is_some() { left_bias(self.path) as i8 } else { 0 };
         let left = forms.left.unwrap_or(self.left);
@@ -168,7 +168,7 @@ impl<'a> Slicer<'a> {
         for square in left.chunks_exact_mut(SQUARE).take(shape.left_squares()) {
             square[source.rows * TILE_DEPTH..].fill(bias);
         }
-        if forms.right.is_none() && !turns {
+        if forms.right.is_none() && !transposes {
             return &[];
         }
         let right = forms.right.unwrap_or(self.right);
@@ -199,19 +199,19 @@ fn make_right(path: Path, shape: Shape, right: &mut [i8], left: &[i8]) {
 }
 
 /// 16 elements of the width as the rows of a right tile that is contracted along the block's rows.
-fn turn(path: Path, shape: Shape, out: &mut [i8], right: &[i8], group: usize, slice: usize) {
+fn transpose(path: Path, shape: Shape, out: &mut [i8], right: &[i8], group: usize, slice: usize) {
     let (columns, slices) = (shape.columns(), shape.slices());
     // Packed, the second tile is `[low | high]`.
     let (slice, group) = if shape.packed { (1, (1 - slice) * 2 + group) } else { (slice, group) };
     let source =
         [0, 1, 2, 3].map(|rows| &right[((rows * columns + group / 4) * slices + slice) * TILE_BYTES..][..TILE_BYTES]);
-    turn_tile(path, out, source, group % 4);
+    transpose_tile(path, out, source, group % 4);
 }
 
 /// A block's right tiles as right tiles contracted along rows: 16 elements of the width.
 pub(super) fn store_turned_right(path: Path, shape: Shape, group: usize, out: &mut [i8], right: &[i8]) {
     for slice in 0..shape.slices() {
-        turn(path, shape, &mut out[slice * TILE_BYTES..][..TILE_BYTES], right, group, slice);
+        transpose(path, shape, &mut out[slice * TILE_BYTES..][..TILE_BYTES], right, group, slice);
     }
 }
 
@@ -220,7 +220,7 @@ pub(super) fn store_turned_left(path: Path, shape: Shape, out: &mut [i8], right:
     let mut tile = [0i8; TILE_BYTES];
     for slice in 0..shape.slices() {
         for group in 0..shape.groups() {
-            turn(path, shape, &mut tile, right, group, slice);
+            transpose(path, shape, &mut tile, right, group, slice);
             let out = &mut out[(slice * shape.groups() + group) * TILE_BYTES..][..TILE_BYTES];
             // The reordering of a tile is its own inverse.
             left_to_right(path, out, &tile);

@@ -7,7 +7,7 @@ use super::along::Panel;
 use super::operands::{ROWS, SQUARE, pack_columns, quantise_row};
 use super::{TILE, Tensor, split};
 use crate::cpu::block::Sums;
-use crate::cpu::fold::chunk_value;
+use crate::cpu::epilogue::chunk_value;
 use crate::cpu::path::{Path, multiversion};
 use crate::cpu::slices::{BLOCK, TILE_BYTES, TILE_DEPTH};
 use crate::op::attention::HEAD_WIDTH_MAX;

@@ -3,7 +3,7 @@
 
 use super::scratch::{Scratch, Shape};
 use super::tile::{
-    Left, PANEL, ROWS, Right, ZERO, add, chain, columns, columns_mut, product, scale, start, store, turn,
+    Left, PANEL, ROWS, Right, ZERO, add, chain, columns, columns_mut, product, scale, start, store, transpose,
 };
 use crate::cpu::path::multiversion;
 use crate::op::delta_rule::CHUNK;
@@ -47,8 +47,8 @@ multiversion! {
             q.pack(scratch.q, n);
         }
         k.pack(scratch.k, n);
-        turn(scratch.k_turned, CHUNK, scratch.k, padded, CHUNK, padded);
-        let right = Right { x: scratch.k_turned, stride: CHUNK };
+        transpose(scratch.k_transposed, CHUNK, scratch.k, padded, CHUNK, padded);
+        let right = Right { x: scratch.k_transposed, stride: CHUNK };
         let mut tile = ZERO;
         let both = [(&*scratch.k, &mut *scratch.kk), (&*scratch.q, &mut *scratch.qk)];
         for (left, out) in both.into_iter().take(1 + usize::from(q.is_some())) {

@@ -4,7 +4,8 @@
 
 use super::scratch::{GradScratch, Scratch, Shape};
 use super::tile::{
-    Left, PANEL, ROWS, Right, ZERO, add, chain, chain_down, columns, columns_mut, product, scale, start, store, turn,
+    Left, PANEL, ROWS, Right, ZERO, add, chain, chain_down, columns, columns_mut, product, scale, start, store,
+    transpose,
 };
 use crate::cpu::path::multiversion;
 use crate::op::delta_rule::CHUNK;
@@ -138,11 +139,11 @@ multiversion! {
 }
 
 multiversion! {
-    /// A panel of a state, turned to panels along the key's width.
-    pub(super) fn turn_state<_F>(out: &mut [f32], shape: Shape, panel: usize, state: &[f32]) {
+    /// A panel of a state, transposed to panels along the key's width.
+    pub(super) fn transpose_state<_F>(out: &mut [f32], shape: Shape, panel: usize, state: &[f32]) {
         for keys in 0..shape.key_padded / PANEL {
             let out = &mut out[keys * shape.value_padded * PANEL + panel * PANEL * PANEL..];
-            turn(out, PANEL, &state[keys * PANEL * PANEL..], PANEL, PANEL, PANEL);
+            transpose(out, PANEL, &state[keys * PANEL * PANEL..], PANEL, PANEL, PANEL);
         }
     }
 }
@@ -185,8 +186,8 @@ multiversion! {
 #[inline(always)]
 fn weights(grads: &mut GradScratch, scratch: &Scratch, shape: Shape, n: usize) {
     let stride = shape.value_padded;
-    turn(grads.delta_turned, CHUNK, scratch.delta, stride, CHUNK, stride);
-    let right = Right { x: grads.delta_turned, stride: CHUNK };
+    transpose(grads.delta_transposed, CHUNK, scratch.delta, stride, CHUNK, stride);
+    let right = Right { x: grads.delta_transposed, stride: CHUNK };
     let mut tile = ZERO;
     for (left, out) in [(&*scratch.values, &mut *grads.wq), (&*grads.dy, &mut *grads.wk)] {
         let left = Left { x: left, row: stride, step: 1 };
@@ -221,8 +222,8 @@ fn through_states(grads: &mut GradScratch, scratch: &Scratch, shape: Shape, n: u
     let dy = Left { x: grads.dy, row: stride, step: 1 };
     let delta = Left { x: scratch.delta, row: stride, step: 1 };
     for column in (0..keys).step_by(PANEL) {
-        let before = has[0].then(|| Right { x: &grads.state_turned[column * stride..], stride: PANEL });
-        let after = has[1].then(|| Right { x: &grads.grad_turned[column * stride..], stride: PANEL });
+        let before = has[0].then(|| Right { x: &grads.state_transposed[column * stride..], stride: PANEL });
+        let after = has[1].then(|| Right { x: &grads.grad_transposed[column * stride..], stride: PANEL });
         for row in (0..n).step_by(ROWS) {
             let at = row * keys + column;
             through(grads.from_q, d_o.from(row), before, &scratch.decay[row..], 1.0, at, shape);
@@ -251,7 +252,7 @@ fn through(out: &mut [f32], left: Left, right: Option<Right>, factors: &[f32], s
 fn through_weights<F: Fma>(grads: &mut GradScratch, scratch: &Scratch, shape: Shape, n: usize) {
     let (path, keys) = (shape.path, shape.key_padded);
     let wq = Left { x: grads.wq, row: CHUNK, step: 1 };
-    let wq_turned = Left { x: grads.wq, row: 1, step: CHUNK };
+    let wq_transposed = Left { x: grads.wq, row: 1, step: CHUNK };
     let wk = Left { x: grads.wk, row: CHUNK, step: 1 };
     for column in (0..keys).step_by(PANEL) {
         let k = Right { x: &scratch.k[column..], stride: keys };
@@ -282,7 +283,7 @@ fn through_weights<F: Fma>(grads: &mut GradScratch, scratch: &Scratch, shape: Sh
                     add::<F>(&mut dk[i - row], grads.wq[l * CHUNK + i], columns(scratch.q, l * keys + column));
                 }
             }
-            chain(path, &mut dk, wq_turned.from(row), q, end..n);
+            chain(path, &mut dk, wq_transposed.from(row), q, end..n);
             chain(path, &mut dk, wk.from(row), k, 0..n);
             store(&dk, grads.from_k, at, keys);
         }

@@ -390,10 +390,10 @@ fn sums_backward(pass: &Pass, scratches: &mut Scratches, kept: Kept, part: &Part
         let (before, after) =
             unsafe { (&*kept.state(at.head, panel, at.chunk), &*kept.grad(at.head, panel, at.chunk)) };
         if has[0] {
-            gradients::turn_state(path, grads.state_turned, shape, panel, before);
+            gradients::transpose_state(path, grads.state_transposed, shape, panel, before);
         }
         if has[1] {
-            gradients::turn_state(path, grads.grad_turned, shape, panel, after);
+            gradients::transpose_state(path, grads.grad_transposed, shape, panel, after);
         }
         if has == [true, true] {
             gradients::state_product(path, &mut products[panel * PANEL..][..PANEL], shape, before, after);

@@ -69,7 +69,7 @@ scratch! {
         q: |s| CHUNK * s.key_padded,
         k: |s| CHUNK * s.key_padded,
         /// `[key_padded, CHUNK]`.
-        k_turned: |s| CHUNK * s.key_padded,
+        k_transposed: |s| CHUNK * s.key_padded,
         kk: |s| CHUNK * CHUNK,
         qk: |s| CHUNK * CHUNK,
         /// `Γ`.
@@ -100,10 +100,10 @@ scratch! {
         d_delta: |s| CHUNK * s.value_padded,
         dy: |s| CHUNK * s.value_padded,
         /// `[value_padded, CHUNK]`.
-        delta_turned: |s| CHUNK * s.value_padded,
-        /// Panels `[value_padded, PANEL]` of the turned state and of its gradient.
-        state_turned: |s| s.key_padded * s.value_padded,
-        grad_turned: |s| s.key_padded * s.value_padded,
+        delta_transposed: |s| CHUNK * s.value_padded,
+        /// Panels `[value_padded, PANEL]` of the transposed state and of its gradient.
+        state_transposed: |s| s.key_padded * s.value_padded,
+        grad_transposed: |s| s.key_padded * s.value_padded,
         wq: |s| CHUNK * CHUNK,
         /// `-W`, symmetric.
         wk: |s| CHUNK * CHUNK,

@@ -206,7 +206,7 @@ pub(super) fn store(tile: &Tile, out: &mut [f32], at: usize, stride: usize) {
 
 /// `out[c·out_stride + r] = x[r·x_stride + c]` for whole blocks of 16 rows and columns.
 #[inline(always)]
-pub(super) fn turn(out: &mut [f32], out_stride: usize, x: &[f32], x_stride: usize, rows: usize, width: usize) {
+pub(super) fn transpose(out: &mut [f32], out_stride: usize, x: &[f32], x_stride: usize, rows: usize, width: usize) {
     const BLOCK: usize = 16;
     for row in (0..rows).step_by(BLOCK) {
         for column in (0..width).step_by(BLOCK) {

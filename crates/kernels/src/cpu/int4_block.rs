@@ -6,7 +6,7 @@
 //! skip them do.
 
 use super::block::{LeftView, RightView, Sums};
-use super::fold::{Target, fold_block};
+use super::epilogue::{Target, fold_block};
 use super::path::Path;
 use super::slices::{BLOCK, CHUNK_TILES, TILE_BYTES, TILE_DEPTH, TILE_ROWS};
 use isobit_numerics::slices::Profile;

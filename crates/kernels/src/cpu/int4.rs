@@ -7,7 +7,7 @@
 
 use super::block::RightView;
 use super::path::{Path, multiversion, prefetch};
-use super::slices::{BLOCK, CHUNK_TILES, TILE_BYTES, TILE_DEPTH, TILE_ROWS, turn_tile, widen};
+use super::slices::{BLOCK, CHUNK_TILES, TILE_BYTES, TILE_DEPTH, TILE_ROWS, transpose_tile, widen};
 use crate::Cpu;
 use crate::backend::Shaped;
 use crate::buffer::Buffer;
@@ -181,7 +181,7 @@ impl QuantizedWeight {
     }
 
     /// The panel of up to 32 places, contracted along one chunk of the outputs.
-    pub(super) fn turned_panel<'s>(
+    pub(super) fn transposed_panel<'s>(
         &self,
         path: Path,
         own: &'s mut [i8],
@@ -209,7 +209,7 @@ impl QuantizedWeight {
             }
             for block in 0..blocks {
                 let out = &mut own[block * block_stride + column * TILE_BYTES..][..TILE_BYTES];
-                turn_tile(path, out, [0, 1, 2, 3].map(|i| &unpacked[i][..]), block);
+                transpose_tile(path, out, [0, 1, 2, 3].map(|i| &unpacked[i][..]), block);
             }
         }
         RightView { tiles: own, block_stride, blocks }
@@ -217,7 +217,7 @@ impl QuantizedWeight {
 }
 
 /// Scratch for a transposed panel.
-pub(super) const TURNED_BYTES: usize = 2 * CHUNK_TILES * TILE_BYTES;
+pub(super) const TRANSPOSED_BYTES: usize = 2 * CHUNK_TILES * TILE_BYTES;
 
 /// Tiles that a piece lies in.
 fn piece_tiles(piece: &Piece) -> usize {
