@@ -29,10 +29,10 @@ use std::rc::Rc;
 pub enum Policy {
     /// All of them.
     None,
-    /// The input of every block, the outputs of its attention or delta rule and the choices of its
-    /// router; the rest is computed again.
+    /// The input of every block, the outputs of its attention or delta rule and the expert indices
+    /// of its router; the rest is computed again.
     Selective,
-    /// The input of every block and the choices of its router.
+    /// The input of every block and the expert indices of its router.
     #[default]
     Full,
 }
@@ -52,15 +52,15 @@ impl Policy {
 /// What a recomputation is held to. Only tests loosen it, to see what it prevents.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Contract {
-    /// Routers take the choices of the forward pass.
-    pub(crate) cached_choices: bool,
+    /// Routers take the expert indices of the forward pass.
+    pub(crate) cached_indices: bool,
     /// Other digests stop the step.
     pub(crate) checks_digests: bool,
 }
 
 impl Default for Contract {
     fn default() -> Self {
-        Self { cached_choices: true, checks_digests: true }
+        Self { cached_indices: true, checks_digests: true }
     }
 }
 
@@ -264,7 +264,7 @@ impl<'a, B: Backend> Recomputation<'a, B> {
         if tape.policy == Policy::Selective {
             inner.kept = Kept { mode: KeptMode::Use, queue: self.kept.clone() };
         }
-        if tape.contract.cached_choices {
+        if tape.contract.cached_indices {
             inner.replayed = self.groupings.iter().cloned().collect();
         }
         inner.collected = tape.collected.as_ref().map(Collected::of_backward);

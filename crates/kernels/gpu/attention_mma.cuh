@@ -229,8 +229,8 @@ FUNCTION Rows rows_of(const uint *table, uint index) {
     return rows;
 }
 
-// Columns that the row at a position meets: keys that a query sees, or (TRANSPOSED) queries that see a
-// key.
+// Columns that the row at a position meets: keys that a query sees, or (TRANSPOSED) queries that
+// see a key.
 template <bool TRANSPOSED> FUNCTION Extent meets(uint position, uint length, uint window) {
     Extent columns;
     if (TRANSPOSED) {

@@ -83,8 +83,8 @@ template <uint STEPS> FUNCTION void slice_rows(const Operand &operand, uint grou
         return;
     }
     __syncthreads();
-    // Four rows by four columns of bytes are transposed: word t of half h of column d has the rows 16
-    // h + 4 i + t.
+    // Four rows by four columns of bytes are transposed: word t of half h of column d has the rows
+    // 16 h + 4 i + t.
     for (uint i = threadIdx.x; i < 2u * padded * 2u; i += GROUP) {
         uint slice = i / (padded * 2u), word = i % 8u, column = i / 8u % (padded / 4u);
         uint row = word / 4u * 16u + word % 4u;

@@ -11,8 +11,8 @@
 #define SIGMOID_CHOSEN 2u
 #define SIGMOID_EACH 3u
 
-// Descends in the order of choices. Above: the score's bits, transposed so that they ascend with it,
-// NaN below everything; below: the index, transposed. No two are equal and none is zero.
+// Descends in the order of expert indices. Above: the score's bits, transposed so that they ascend
+// with it, NaN below everything; below: the index, transposed. No two are equal and none is zero.
 FUNCTION ulong choice_key(float score, uint index) {
     uint bits = as_u32(score);
     bits = bits == SIGN_BIT ? 0u : bits;
@@ -71,7 +71,7 @@ FUNCTION float group_score(
 }
 
 KERNEL(GROUP) router_choose(
-    GLOBAL uint *choices,
+    GLOBAL uint *expert_indices,
     GLOBAL const float *logits,
     GLOBAL const float *bias,
     ulong tokens,
@@ -114,7 +114,7 @@ KERNEL(GROUP) router_choose(
         }
         bound = largest_key(keys, own);
         if (inside && lane == 0u) {
-            choices[token * chosen + j] = choice_index(bound);
+            expert_indices[token * chosen + j] = choice_index(bound);
         }
     }
 }
@@ -132,15 +132,15 @@ FUNCTION float slot_weight(float z, uint mode, float most, float sum) {
 
 // What slot_weight needs to know of all slots, except for SOFTMAX_ALL.
 FUNCTION void slot_scales(
-    GLOBAL const float *z, GLOBAL const uint *choices, uint experts, uint chosen, uint mode, float *most, float *sum) {
+    GLOBAL const float *z, GLOBAL const uint *expert_indices, uint experts, uint chosen, uint mode, float *most, float *sum) {
     float largest = as_f32(SIGN_BIT | F32_INFINITY);
     for (uint j = 0u; j < chosen; j++) {
-        float value = chosen_logit(z, choices[j], experts);
+        float value = chosen_logit(z, expert_indices[j], experts);
         largest = value > largest ? value : largest;
     }
     float total = 0.0f;
     for (uint j = 0u; j < chosen; j++) {
-        float value = chosen_logit(z, choices[j], experts);
+        float value = chosen_logit(z, expert_indices[j], experts);
         total = total + (mode == SOFTMAX_CHOSEN ? isobit_exp(value - largest) : isobit_sigmoid(value));
     }
     *most = largest;
@@ -150,7 +150,7 @@ FUNCTION void slot_scales(
 KERNEL(GROUP) router_weights(
     GLOBAL float *weights,
     GLOBAL const float *logits,
-    GLOBAL const uint *choices,
+    GLOBAL const uint *expert_indices,
     ulong tokens,
     uint experts,
     uint chosen,
@@ -162,7 +162,7 @@ KERNEL(GROUP) router_weights(
     ulong token = (ulong)group_index() * TOKENS + local_index() / LANES;
     int inside = token < tokens;
     GLOBAL const float *z = logits + (inside ? token : (ulong)0) * experts;
-    GLOBAL const uint *own = choices + (inside ? token : (ulong)0) * chosen;
+    GLOBAL const uint *own = expert_indices + (inside ? token : (ulong)0) * chosen;
     float most;
     float sum;
     softmax_scales(lanes, z, inside && mode == SOFTMAX_ALL ? experts : 0u, &most, &sum);
@@ -178,7 +178,7 @@ KERNEL(GROUP) router_backward(
     GLOBAL float *dlogits,
     GLOBAL const float *dweights,
     GLOBAL const float *logits,
-    GLOBAL const uint *choices,
+    GLOBAL const uint *expert_indices,
     ulong tokens,
     uint experts,
     uint chosen,
@@ -195,17 +195,17 @@ KERNEL(GROUP) router_backward(
     float sum;
     softmax_scales(lanes, z, inside && mode == SOFTMAX_ALL ? experts : 0u, &most, &sum);
     if (mode != SOFTMAX_ALL) {
-        slot_scales(z, choices + slots, experts, chosen, mode, &most, &sum);
+        slot_scales(z, expert_indices + slots, experts, chosen, mode, &most, &sum);
     }
     float mean = 0.0f;
     for (uint j = 0u; j < chosen; j++) {
-        float q = slot_weight(chosen_logit(z, choices[slots + j], experts), mode, most, sum);
+        float q = slot_weight(chosen_logit(z, expert_indices[slots + j], experts), mode, most, sum);
         mean = fma_rn(dweights[slots + j] * scale, q, mean);
     }
     for (uint e = lane; inside && e < experts; e += LANES) {
         uint found = chosen;
         for (uint j = 0u; j < chosen; j++) {
-            found = choices[slots + j] == e ? j : found;
+            found = expert_indices[slots + j] == e ? j : found;
         }
         float dz = 0.0f;
         if (found < chosen || mode == SOFTMAX_ALL) {

@@ -274,7 +274,8 @@ KERNEL(GROUP) slice_columns(
 
 // Exchanges rows and columns of every plane: `rows` rows from `first` on, of planes with
 // `plane_rows` rows of `width` bytes, become `width` rows of as many bytes. One group per square of
-// TRANSPOSE by TRANSPOSE bytes, a work item turns 4 by 4 of them; what lies beyond is padded with zeros.
+// TRANSPOSE by TRANSPOSE bytes, a work item turns 4 by 4 of them; what lies beyond is padded with
+// zeros.
 KERNEL(GROUP) transpose_planes(
     GLOBAL int *transposed, GLOBAL const int *planes, uint plane_rows, ulong first, uint rows, uint width
 ) {

@@ -61,7 +61,7 @@ impl<B: Backend> Tape<'_, B> {
     pub(crate) fn note_balance(&mut self, logits: &Lease<B>, grouping: &Grouping<B>, router: &Router<B>) {
         let Some(collected) = &mut self.collected else { return };
         let (row_starts, experts) = (&self.layout.row_starts, router.experts);
-        let counts = expert_counts(&grouping.choices, router.chosen, experts, row_starts);
+        let counts = expert_counts(&grouping.expert_indices, router.chosen, experts, row_starts);
         collected.experts = experts;
         collected.counts.resize(counts.len(), 0);
         for (sum, count) in collected.counts.iter_mut().zip(counts) {

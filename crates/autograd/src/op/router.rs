@@ -50,11 +50,11 @@ impl<B: Backend> Router<B> {
 
 /// Which experts the tokens of a layer go to, on the host and on the device.
 pub(crate) struct Grouping<B: Backend> {
-    pub(crate) choices: Vec<u32>,
+    pub(crate) expert_indices: Vec<u32>,
     pub(crate) grouped: Grouped,
     /// Where rows of data start among the grouped rows.
     pub(crate) row_starts: Vec<usize>,
-    pub(crate) device_choices: U32<B>,
+    pub(crate) device_indices: U32<B>,
     pub(crate) tokens: U32<B>,
     pub(crate) places: U32<B>,
 }
@@ -85,8 +85,8 @@ pub(crate) struct Saved<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// Chooses the experts of every token, or takes the choices of the forward pass, and weighs
-    /// them.
+    /// Chooses the experts of every token, or takes the expert indices of the forward pass, and
+    /// weighs them.
     pub fn route(&mut self, x: &Variable<B>, router: &'a Router<B>) -> Result<Routes<B>, TapeError> {
         let shape = router.shape(self.layout.tokens);
         let logits = Rc::new(self.router_logits(x, router));
@@ -100,7 +100,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         self.backend.run(RouterWeights {
             weights: weights.buffer_mut(),
             logits: logits.buffer(),
-            indices: &grouping.device_choices,
+            indices: &grouping.device_indices,
             p: shape,
         });
         let trained = matches!(router.weight, Matrix::Trained(_));
@@ -123,16 +123,16 @@ impl<'a, B: Backend> Tape<'a, B> {
     }
 
     /// The experts of every token so far, strongest first, layer after layer.
-    pub fn choices(&self) -> impl Iterator<Item = &[u32]> {
-        self.groupings.iter().map(|grouping| grouping.choices.as_slice())
+    pub fn expert_indices(&self) -> impl Iterator<Item = &[u32]> {
+        self.groupings.iter().map(|grouping| grouping.expert_indices.as_slice())
     }
 
-    /// Whether a recomputation uses the choices of the forward pass; if not it makes its own, as
-    /// tests want to see.
+    /// Whether a recomputation uses the expert indices of the forward pass; if not it makes its
+    /// own, as tests want to see.
     #[doc(hidden)]
     #[must_use]
-    pub fn with_cached_choices(self, cached_choices: bool) -> Self {
-        let contract = Contract { cached_choices, ..self.contract };
+    pub fn with_cached_indices(self, cached_indices: bool) -> Self {
+        let contract = Contract { cached_indices, ..self.contract };
         Self { contract, ..self }
     }
 
@@ -152,13 +152,13 @@ impl<'a, B: Backend> Tape<'a, B> {
         if let Some(kept) = self.replayed.pop_front() {
             return Ok(kept);
         }
-        let mut device_choices = self.backend.zeros(shape.tokens * shape.chosen);
-        self.backend.run(RouterChoose { indices: &mut device_choices, logits, bias: router.bias.as_ref(), p: *shape });
-        let choices = self.backend.download(&device_choices)?;
-        let grouped = grouped(&choices, shape.chosen, shape.experts);
+        let mut device_indices = self.backend.zeros(shape.tokens * shape.chosen);
+        self.backend.run(RouterChoose { indices: &mut device_indices, logits, bias: router.bias.as_ref(), p: *shape });
+        let expert_indices = self.backend.download(&device_indices)?;
+        let grouped = grouped(&expert_indices, shape.chosen, shape.experts);
         let row_starts = grouped.row_starts(&self.layout.row_starts);
         let [tokens, places] = [&grouped.tokens, &grouped.places].map(|host| self.backend.upload(host));
-        let grouping = Rc::new(Grouping { choices, grouped, row_starts, device_choices, tokens, places });
+        let grouping = Rc::new(Grouping { expert_indices, grouped, row_starts, device_indices, tokens, places });
         self.groupings.push(Rc::clone(&grouping));
         Ok(grouping)
     }
@@ -190,7 +190,7 @@ impl<B: Backend> Saved<'_, B> {
             dlogits: dlogits.buffer_mut(),
             dweights: dweights.buffer(),
             logits: logits.buffer(),
-            indices: &self.grouping.device_choices,
+            indices: &self.grouping.device_indices,
             p: router.shape(tape.layout.tokens),
         });
         if let Some(share) = tape.balance_share() {

@@ -132,11 +132,11 @@ impl Net {
         let output = tape.head_loss(x, &self.head, VOCABULARY, &targets);
         let mut loss: f64 = output.loss.iter().map(|loss| f64::from(*loss)).sum();
         tape.balance_loss(|of_row| loss += of_row).expect("a loss");
-        let choices = tape.choices().map(<[u32]>::to_vec).collect();
+        let expert_indices = tape.expert_indices().map(<[u32]>::to_vec).collect();
         let mut gradients = Gradients::zeros(backend, &self.parameters);
         tape.backward(&mut gradients).expect("gradients");
         let gradients = self.parameters.iter().map(|(id, _)| gradients.get(id).to_vec()).collect();
-        (loss / TOKENS as f64, choices, gradients)
+        (loss / TOKENS as f64, expert_indices, gradients)
     }
 }
 
@@ -157,7 +157,7 @@ fn kinds() -> Vec<NetShape> {
 fn gradients_are_the_slopes_of_the_loss() {
     for kind in kinds() {
         let mut net = Net::new(kind);
-        let (_, choices, gradients) = net.pass(Policy::None);
+        let (_, expert_indices, gradients) = net.pass(Policy::None);
         let ids: Vec<ParameterId> = net.parameters.iter().map(|(id, _)| id).collect();
         for (id, gradient) in ids.into_iter().zip(gradients) {
             let name = net.parameters.get(id).name.clone();
@@ -169,7 +169,7 @@ fn gradients_are_the_slopes_of_the_loss() {
                 let value = net.backend.upload(&moved);
                 net.parameters.get_mut(id).value = value;
                 let (loss, chosen, _) = net.pass(Policy::None);
-                (chosen == choices).then_some(loss)
+                (chosen == expert_indices).then_some(loss)
             };
             let mut slope = |step: f32| Some((at(step)? - at(-step)?) / f64::from(2.0 * step));
             // Long steps see the curve, short ones the rounding of float32: one of them sees the
@@ -189,10 +189,10 @@ fn gradients_are_the_slopes_of_the_loss() {
 fn policies_change_no_bit() {
     for kind in kinds() {
         let net = Net::new(kind);
-        let (loss, choices, want) = net.pass(Policy::None);
+        let (loss, expert_indices, want) = net.pass(Policy::None);
         for policy in [Policy::Full, Policy::Selective] {
             let (other, chosen, got) = net.pass(policy);
-            assert_eq!((other.to_bits(), chosen), (loss.to_bits(), choices.clone()), "{kind:?}");
+            assert_eq!((other.to_bits(), chosen), (loss.to_bits(), expert_indices.clone()), "{kind:?}");
             let bits = |all: &[Vec<f32>]| all.iter().flatten().map(|x| x.to_bits()).collect::<Vec<u32>>();
             assert_eq!(bits(&got), bits(&want), "{kind:?}, {}", policy.name());
         }

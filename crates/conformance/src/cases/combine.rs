@@ -25,8 +25,8 @@ impl Case for CombineCase {
         let Self { tokens, slots, width, experts, kind } = *self;
         let p = Combine { tokens, slots, width, accumulate: false };
         let mut random = Random::new((tokens + width) as u64);
-        let choices: Vec<u32> = (0..p.rows()).map(|_| random.below(experts) as u32).collect();
-        let grouped = router::grouped(&choices, slots, experts);
+        let expert_indices: Vec<u32> = (0..p.rows()).map(|_| random.below(experts) as u32).collect();
+        let grouped = router::grouped(&expert_indices, slots, experts);
         let places = b.upload(&grouped.places);
         let x = b.upload(&random.f32s(kind, tokens * width));
         let mut gathered = poisoned(b, p.rows() * width);

@@ -1,5 +1,5 @@
 //! Router: both scorings, with and without renormalisation, bias, groups and scale; ties, signed
-//! zeros, numbers that are not finite; weights of the choices made and of others.
+//! zeros, numbers that are not finite; weights of the expert indices made and of others.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};
@@ -17,7 +17,7 @@ struct RouterCase {
     groups: usize,
     kept_groups: usize,
     biased: bool,
-    /// Some logits are NaN or infinite; only the choices are defined then.
+    /// Some logits are NaN or infinite; only the expert indices are defined then.
     poison: bool,
     kind: Kind,
 }
@@ -44,20 +44,26 @@ impl Case for RouterCase {
         }
         let logits = b.upload(&logits);
         let bias = self.biased.then(|| b.upload(&random.f32s(Kind::Plain, experts)));
-        let mut choices = b.upload(&vec![u32::MAX; tokens * chosen]);
-        b.run(RouterChoose { indices: &mut choices, logits: &logits, bias: bias.as_ref(), p });
-        let mut outputs = vec![Output::download(b, "choices", &choices)];
+        let mut expert_indices = b.upload(&vec![u32::MAX; tokens * chosen]);
+        b.run(RouterChoose { indices: &mut expert_indices, logits: &logits, bias: bias.as_ref(), p });
+        let mut outputs = vec![Output::download(b, "choices", &expert_indices)];
         if self.poison {
             return outputs;
         }
-        let others: Vec<u32> = downloaded(b, &choices).iter().map(|e| (e + 1) % experts as u32).collect();
+        let others: Vec<u32> = downloaded(b, &expert_indices).iter().map(|e| (e + 1) % experts as u32).collect();
         let dweights = b.upload(&random.f32s(self.kind, tokens * chosen));
-        for choices in [choices, b.upload(&others)] {
+        for expert_indices in [expert_indices, b.upload(&others)] {
             let mut weights = poisoned(b, tokens * chosen);
-            b.run(RouterWeights { weights: &mut weights, logits: &logits, indices: &choices, p });
+            b.run(RouterWeights { weights: &mut weights, logits: &logits, indices: &expert_indices, p });
             outputs.push(Output::download(b, "weights", &weights));
             let mut dlogits = poisoned(b, tokens * experts);
-            b.run(RouterBackward { dlogits: &mut dlogits, dweights: &dweights, logits: &logits, indices: &choices, p });
+            b.run(RouterBackward {
+                dlogits: &mut dlogits,
+                dweights: &dweights,
+                logits: &logits,
+                indices: &expert_indices,
+                p,
+            });
             outputs.push(Output::download(b, "dlogits", &dlogits));
         }
         outputs

@@ -254,12 +254,12 @@ fn softmax(z: &[f64]) -> Vec<f64> {
 }
 
 /// Weights of one token's choices.
-fn weights(z: &[f64], choices: &[u32], p: &Router) -> Vec<f64> {
+fn weights(z: &[f64], expert_indices: &[u32], p: &Router) -> Vec<f64> {
     let scores = match p.scoring {
         Scoring::Softmax => softmax(z),
         Scoring::Sigmoid => z.iter().map(|&z| Function::Sigmoid.reference_f64(z)).collect(),
     };
-    let chosen: Vec<f64> = choices.iter().map(|&e| scores[e as usize]).collect();
+    let chosen: Vec<f64> = expert_indices.iter().map(|&e| scores[e as usize]).collect();
     let sum = if p.renormalise { chosen.iter().sum() } else { 1.0 };
     chosen.iter().map(|score| score / sum * f64::from(p.scale)).collect()
 }
@@ -274,13 +274,16 @@ fn router() {
         let logits = random.f32s(Kind::Plain, tokens * experts);
         let dweights = random.f32s(Kind::Plain, tokens * chosen);
         let logits_ = b.upload(&logits);
-        let mut choices = b.zeros(tokens * chosen);
-        b.run(RouterChoose { indices: &mut choices, logits: &logits_, bias: None, p });
+        let mut expert_indices = b.zeros(tokens * chosen);
+        b.run(RouterChoose { indices: &mut expert_indices, logits: &logits_, bias: None, p });
         let forward = |z: &[f64]| -> Vec<f64> {
-            z.chunks_exact(experts).zip(choices.chunks_exact(chosen)).flat_map(|(z, c)| weights(z, c, &p)).collect()
+            z.chunks_exact(experts)
+                .zip(expert_indices.chunks_exact(chosen))
+                .flat_map(|(z, c)| weights(z, c, &p))
+                .collect()
         };
         let mut given = poisoned(b, tokens * chosen);
-        b.run(RouterWeights { weights: &mut given, logits: &logits_, indices: &choices, p });
+        b.run(RouterWeights { weights: &mut given, logits: &logits_, indices: &expert_indices, p });
         for (given, want) in given.iter().zip(forward(&wide(&logits))) {
             // Two elementary functions, a sum over the slots or the lanes, a quotient and a
             // product.
@@ -292,7 +295,7 @@ fn router() {
             dlogits: &mut dlogits,
             dweights: &b.upload(&dweights),
             logits: &logits_,
-            indices: &choices,
+            indices: &expert_indices,
             p,
         });
         // q·(g − M): q is at most 1 and good to forty roundings, M a chain over the slots of terms
@@ -342,8 +345,8 @@ fn combine() {
     let (tokens, slots, width, experts, b) = (9, 3, 35, 4, &Reference);
     let p = Combine { tokens, slots, width, accumulate: false };
     let mut random = Random::new(9);
-    let choices: Vec<u32> = (0..p.rows()).map(|_| random.below(experts) as u32).collect();
-    let router::Grouped { tokens: of_rows, places, .. } = router::grouped(&choices, slots, experts);
+    let expert_indices: Vec<u32> = (0..p.rows()).map(|_| random.below(experts) as u32).collect();
+    let router::Grouped { tokens: of_rows, places, .. } = router::grouped(&expert_indices, slots, experts);
     let (rows, weights) = (random.f32s(Kind::Plain, p.rows() * width), random.f32s(Kind::Plain, p.rows()));
     let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * width));
     let forward = |rows: &[f64], weights: &[f64]| {

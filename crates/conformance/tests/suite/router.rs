@@ -60,9 +60,9 @@ fn experts<B: Backend>(
     let (scoring, renormalise) = (Scoring::Softmax, true);
     let (chosen, experts) = (SLOTS, EXPERTS);
     let p = Router { tokens, experts, chosen, scoring, renormalise, scale: 1.0, groups: 1, kept_groups: 1 };
-    let mut choices = b.zeros(tokens * SLOTS);
-    b.run(RouterChoose { indices: &mut choices, logits, bias: None, p });
-    let grouped = router::grouped(&isobit_conformance::downloaded(b, &choices), SLOTS, EXPERTS);
+    let mut expert_indices = b.zeros(tokens * SLOTS);
+    b.run(RouterChoose { indices: &mut expert_indices, logits, bias: None, p });
+    let grouped = router::grouped(&isobit_conformance::downloaded(b, &expert_indices), SLOTS, EXPERTS);
     let index = b.upload(&grouped.tokens);
     let (mut rows, mut drows) = (b.zeros(tokens * SLOTS * K), b.zeros(tokens * SLOTS * N));
     b.run(EmbeddingForward { y: &mut rows, table: StoredMatrix::F32(x), ids: &index, width: K });

@@ -101,8 +101,8 @@ fn by_segments(
     });
 }
 
-/// Some columns of the factor `[width, rank]` as those of `[rank, width]`; `transposed` is the whole of
-/// it.
+/// Some columns of the factor `[width, rank]` as those of `[rank, width]`; `transposed` is the
+/// whole of it.
 fn transpose(transposed: &SharedMut<f32>, factor: &[f32], columns: &Range<usize>, p: &LowRank) {
     for j in 0..p.rank {
         // SAFETY: the caller has these columns for itself.

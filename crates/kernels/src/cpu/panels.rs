@@ -19,8 +19,8 @@ pub(super) trait Panels: Sync {
     /// Whether panels are made each time they are asked for.
     fn made(&self) -> bool;
 
-    /// The panel of up to 32 columns from `first` over one chunk, made in the thread's own scratch if
-    /// it must be made.
+    /// The panel of up to 32 columns from `first` over one chunk, made in the thread's own scratch
+    /// if it must be made.
     fn panel<'s>(&'s self, path: Path, own: &'s mut [i8], chunk: usize, first: usize) -> RightView<'s>;
 }
 
@@ -29,8 +29,8 @@ pub(super) fn panel_bytes(profile: Profile) -> usize {
     2 * CHUNK_TILES * profile.slice_count() * TILE_BYTES + transpose_bytes(profile)
 }
 
-/// Sixteen-row tiles that a transposed panel reads when the weight is stored: 32 row blocks, one tile
-/// column.
+/// Sixteen-row tiles that a transposed panel reads when the weight is stored: 32 row blocks, one
+/// tile column.
 fn transpose_bytes(profile: Profile) -> usize {
     CHUNK / TILE_ROWS * profile.slice_count() * TILE_BYTES
 }

@@ -1,6 +1,6 @@
-//! Router of a mixture of experts (`op/router.rs`), token by token. The order of choices becomes
-//! the order of integers: a score's bits, transposed so that they ascend with it, above the index,
-//! transposed so that it descends.
+//! Router of a mixture of experts (`op/router.rs`), token by token. The order of expert indices
+//! becomes the order of integers: a score's bits, transposed so that they ascend with it, above the
+//! index, transposed so that it descends.
 
 use super::CpuMemory;
 use super::path::multiversion;
@@ -52,7 +52,7 @@ fn ordinal(score: f32) -> u32 {
     if score.is_nan() { 0 } else { transposed }
 }
 
-/// Ascends in the reverse of the order of choices; no two are equal.
+/// Ascends in the reverse of the order of expert indices; no two are equal.
 #[inline(always)]
 fn key(score: f32, index: usize) -> u64 {
     u64::from(ordinal(score)) << 32 | u64::from(u32::MAX - index as u32)

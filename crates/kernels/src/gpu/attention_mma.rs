@@ -252,8 +252,8 @@ pub(super) fn workspace(gpu: &Gpu, p: &Attention) -> usize {
 }
 
 /// The rows of a block of threads, as `rows_of` in the kernels reads them, for every block of a
-/// head. Those with the most work come first. `rows` are queries or (`transposed`) keys; `source` says
-/// where their results go.
+/// head. Those with the most work come first. `rows` are queries or (`transposed`) keys; `source`
+/// says where their results go.
 fn rows_table(all: &Operands, p: &Attention, transposed: bool, source: RowsOf) -> Vec<usize> {
     let (rows, columns) = if transposed { (&all.k, &all.q) } else { (&all.q, &all.k) };
     let mut blocks: Vec<(usize, [usize; 6])> = Vec::new();

@@ -439,8 +439,8 @@ pub(super) fn slice_folded(
     gpu.launch_sliced(&SLICES, "slice_folded", right.profile, groups, arguments);
 }
 
-/// Scratch for parts of weights with rows and columns exchanged, on devices whose matrix units want it
-/// so.
+/// Scratch for parts of weights with rows and columns exchanged, on devices whose matrix units want
+/// it so.
 #[derive(Clone, Copy)]
 pub(super) struct TransposedScratch {
     place: Option<Place>,

@@ -1,9 +1,9 @@
 //! Router of a mixture of experts (`docs/numerics.md`, "Router"): which experts a token goes to,
 //! and with what weight.
 //!
-//! Choosing and weighing are two ops, because a recomputation weighs the choices that the forward
-//! pass kept. Everything a token gets depends on its own logits alone. `grouped` is the host's
-//! part: the pairs (token, slot) in the order of the experts.
+//! Choosing and weighing are two ops, because a recomputation weighs the expert indices that the
+//! forward pass kept. Everything a token gets depends on its own logits alone. `grouped` is the
+//! host's part: the pairs (token, slot) in the order of the experts.
 //!
 //! - choose: the score is the logit, or `sigmoid(logit) + bias`; larger scores first, smaller index
 //!   first among equals, NaN last. Groups of experts compete beforehand by the sum of their two
@@ -70,8 +70,8 @@ impl Router {
     }
 }
 
-/// The pairs (token, slot) of some choices, in ascending (expert, token, slot): the rows of the
-/// experts' matrices.
+/// The pairs (token, slot) of some expert indices, in ascending (expert, token, slot): the rows of
+/// the experts' matrices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grouped {
     /// First row of each expert, and the number of rows.
@@ -82,21 +82,21 @@ pub struct Grouped {
     pub places: Vec<u32>,
 }
 
-/// Groups the pairs of `choices[tokens, slots]` by expert: a counting sort, which keeps the order
-/// of (token, slot).
-pub fn grouped(choices: &[u32], slots: usize, experts: usize) -> Grouped {
-    assert!(choices.len().is_multiple_of(slots), "choices of whole tokens");
-    assert!(u32::try_from(choices.len()).is_ok(), "rows are counted in 32 bits");
+/// Groups the pairs of `expert_indices[tokens, slots]` by expert: a counting sort, which keeps the
+/// order of (token, slot).
+pub fn grouped(expert_indices: &[u32], slots: usize, experts: usize) -> Grouped {
+    assert!(expert_indices.len().is_multiple_of(slots), "choices of whole tokens");
+    assert!(u32::try_from(expert_indices.len()).is_ok(), "rows are counted in 32 bits");
     let mut segments = vec![0; experts + 1];
-    for &expert in choices {
+    for &expert in expert_indices {
         segments[expert as usize + 1] += 1;
     }
     for expert in 0..experts {
         segments[expert + 1] += segments[expert];
     }
     let mut next = segments.clone();
-    let (mut tokens, mut places) = (vec![0; choices.len()], vec![0; choices.len()]);
-    for (pair, &expert) in choices.iter().enumerate() {
+    let (mut tokens, mut places) = (vec![0; expert_indices.len()], vec![0; expert_indices.len()]);
+    for (pair, &expert) in expert_indices.iter().enumerate() {
         let row = next[expert as usize];
         next[expert as usize] += 1;
         tokens[row] = (pair / slots) as u32;
@@ -138,10 +138,10 @@ impl Grouped {
 
 /// How many pairs of each row of data each expert has, `[rows, experts]`: integers, so any split of
 /// the rows gives the same.
-pub fn expert_counts(choices: &[u32], slots: usize, experts: usize, row_starts: &[usize]) -> Vec<u32> {
+pub fn expert_counts(expert_indices: &[u32], slots: usize, experts: usize, row_starts: &[usize]) -> Vec<u32> {
     let mut counts = vec![0; (row_starts.len() - 1) * experts];
     for (row, range) in row_starts.windows(2).enumerate() {
-        for &expert in &choices[range[0] * slots..range[1] * slots] {
+        for &expert in &expert_indices[range[0] * slots..range[1] * slots] {
             counts[row * experts + expert as usize] += 1;
         }
     }
@@ -270,14 +270,14 @@ mod tests {
     #[test]
     fn counting_sort_equals_a_stable_sort() {
         let (tokens, slots, experts) = (257, 3, 19);
-        let choices: Vec<u32> =
+        let expert_indices: Vec<u32> =
             (0..tokens * slots).map(|pair| (pair as u32).wrapping_mul(0x9e37_79b9) >> 7).map(|x| x % experts).collect();
-        let grouped = grouped(&choices, slots, experts as usize);
-        let mut order: Vec<usize> = (0..choices.len()).collect();
-        order.sort_by_key(|&pair| choices[pair]);
+        let grouped = grouped(&expert_indices, slots, experts as usize);
+        let mut order: Vec<usize> = (0..expert_indices.len()).collect();
+        order.sort_by_key(|&pair| expert_indices[pair]);
         for (row, pair) in order.into_iter().enumerate() {
             assert_eq!((grouped.places[pair] as usize, grouped.tokens[row] as usize), (row, pair / slots));
-            let segment = &grouped.segments[choices[pair] as usize..][..2];
+            let segment = &grouped.segments[expert_indices[pair] as usize..][..2];
             assert!((segment[0]..segment[1]).contains(&row));
         }
     }

@@ -10,8 +10,8 @@ use isobit_numerics::elementary::{exp, sigmoid};
 use isobit_numerics::fma::fma;
 use isobit_numerics::{SoftFma, lanes};
 
-/// Whether `a` comes before `b` in the order of choices: larger first, NaN last; equal ones keep
-/// their order.
+/// Whether `a` comes before `b` in the order of expert indices: larger first, NaN last; equal ones
+/// keep their order.
 fn before(a: f32, b: f32) -> bool {
     a > b || (!a.is_nan() && b.is_nan())
 }

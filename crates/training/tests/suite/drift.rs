@@ -2,7 +2,7 @@
 //! a unit in the last place.
 //!
 //! Routers choose among near ties. If a recomputation chose anew, a drift would send tokens
-//! elsewhere and tensors would not fit; with the choices of the forward pass they fit, and the
+//! elsewhere and tensors would not fit; with the expert indices of the forward pass they fit, and the
 //! digest at the block's ends stops the step and says where it began. Every op of a block is tried.
 
 use crate::hard_to_route::{EXPERTS, HIDDEN, Ties, config, rows};
@@ -120,7 +120,7 @@ impl Setup {
         let drift = &self.backend.observer;
         drift.on.set(false);
         let mut tape = Tape::new(&self.backend, &self.built.parameters, &batch.layout, self.profile, how.policy)
-            .with_cached_choices(how.cached);
+            .with_cached_indices(how.cached);
         if !how.checked {
             tape = tape.without_digest_check();
         }

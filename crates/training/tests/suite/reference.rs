@@ -130,7 +130,7 @@ impl Case {
             let mut tape = Tape::inference(&trainer.backend, &trainer.parameters, &batch.layout, profile);
             trainer.model.hidden(&mut tape, &batch.ids).expect("hidden states");
             let layers = routing["rows"][index].as_object().expect("layers");
-            let got: Vec<&[u32]> = tape.choices().collect();
+            let got: Vec<&[u32]> = tape.expert_indices().collect();
             assert_eq!(got.len(), layers.len(), "{}: layers with experts", self.name);
             for (got, (layer, want)) in got.iter().zip(layers) {
                 let mut got = got.to_vec();

@@ -222,7 +222,8 @@ fn split<T, const N: usize>(scratch: &mut [T]) -> (&mut [T; N], &mut [T]) {
     scratch.split_first_chunk_mut::<N>().expect("a thread's scratch holds what it was made for")
 }
 
-/// Bytes that the sliced forms of a tensor take in a workspace: each `(is transposed)`, and the units.
+/// Bytes that the sliced forms of a tensor take in a workspace: each `(is transposed)`, and the
+/// units.
 fn tensor_bytes(heads: usize, blocks: usize, shape: Shape, straight: usize, transposed: usize) -> usize {
     straight * Workspace::bytes::<i8>(heads * blocks * shape.block_bytes())
         + transposed * Workspace::bytes::<i8>(heads * blocks * shape.transposed_bytes())

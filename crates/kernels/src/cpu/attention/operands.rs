@@ -1,4 +1,5 @@
-//! Operands of attention's slice products: rows of a head as left tiles, as right tiles, or transposed.
+//! Operands of attention's slice products: rows of a head as left tiles, as right tiles, or
+//! transposed.
 //!
 //! Everything is cut into blocks of 64 rows that start at a span's first row, so a product never
 //! sees two documents. Missing rows and elements are zero bytes with unit zero, wherever the block
