@@ -1,4 +1,4 @@
-//! JSON files of strangers: a limit on their size, and no key twice, because two readers would each
+//! Untrusted JSON: a limit on their size, and no key twice, because two readers would each
 //! keep another one.
 
 use crate::error::FileError;

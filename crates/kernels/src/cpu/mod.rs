@@ -1,4 +1,4 @@
-//! The same bits as `reference/`, faster: threads with static partition and the instruction sets of
+//! The same bits as `reference/`, faster: threads that steal work, and the instruction sets of
 //! x86-64.
 //!
 //! Only slice products are written per instruction set; all other ops are one source compiled per

@@ -58,7 +58,7 @@ impl Router {
         self.experts / self.groups
     }
 
-    /// Ends the program unless the numbers fit together.
+    /// Panics unless the numbers fit together.
     pub fn check(&self) {
         let Self { experts, chosen, groups, kept_groups, .. } = *self;
         assert!((1..=EXPERTS_MAX).contains(&experts), "{experts} experts are outside 1..={EXPERTS_MAX}");
