@@ -145,7 +145,8 @@ impl Job for Training<'_> {
     }
 }
 
-/// What of the layers needs saying before a run: routers, whose expert indices are kept, and convolutions.
+/// What of the layers needs saying before a run: routers, whose expert indices are kept, and
+/// convolutions.
 fn kinds(prepared: &Prepared) -> Option<String> {
     let layers = &prepared.model.layers;
     let sparse = layers.iter().filter(|layer| matches!(layer.mlp, MlpKind::Experts(_))).count();

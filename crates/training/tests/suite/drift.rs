@@ -2,8 +2,9 @@
 //! a unit in the last place.
 //!
 //! Routers choose among near ties. If a recomputation chose anew, a drift would send tokens
-//! elsewhere and tensors would not fit; with the expert indices of the forward pass they fit, and the
-//! digest at the block's ends stops the step and says where it began. Every op of a block is tried.
+//! elsewhere and tensors would not fit; with the expert indices of the forward pass they fit, and
+//! the digest at the block's ends stops the step and says where it began. Every op of a block is
+//! tried.
 
 use crate::hard_to_route::{EXPERTS, HIDDEN, Ties, config, rows};
 use isobit_autograd::{Finding, Gradients, Policy, Tape, TapeError};
