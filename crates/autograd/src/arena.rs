@@ -1,9 +1,8 @@
-//! Buffers that come back: a step asks for the same sizes again and again, and fresh memory costs a
-//! page fault each time.
+//! Reusable buffers: every step needs the same sizes again, and fresh memory costs page faults.
 //!
-//! Contents of a buffer that is handed out are whatever was there; every op overwrites what it is
-//! given. Buffers that the present tape has no use for make room before new ones come, so that the
-//! memory is that of the largest micro-batch, not of all shapes seen.
+//! A buffer is handed out with stale contents; every op overwrites its outputs. Buffers that the
+//! current tape has not used are freed before new ones are allocated, so memory is that of the
+//! largest micro-batch, not of all shapes seen.
 
 use isobit_kernels::Backend;
 use isobit_kernels::op::SliceShape;
@@ -13,11 +12,11 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::rc::Rc;
 
-/// Free buffers by length, free slices by shape, and what is out.
+/// Free buffers by length, free slices by shape, and the amount on loan.
 pub(crate) struct Arena<B: Backend> {
     free: RefCell<BTreeMap<usize, Free<B>>>,
     rows: RefCell<Vec<FreeRows<B>>>,
-    /// Number of the present tape.
+    /// Number of the current tape.
     tape: Cell<u64>,
     live_bytes: Cell<usize>,
     peak_bytes: Cell<usize>,
@@ -36,7 +35,7 @@ struct FreeRows<B: Backend> {
     tape: u64,
 }
 
-/// A buffer on loan; dropping it gives it back.
+/// A buffer on loan; dropping it returns it.
 pub(crate) struct Lease<B: Backend> {
     buffer: Option<F32<B>>,
     length: usize,
@@ -70,8 +69,8 @@ impl<B: Backend> Arena<B> {
         Lease { buffer: Some(buffer), length, arena: Rc::clone(self) }
     }
 
-    /// A free buffer of this length. If there is none, as many numbers are given back of buffers
-    /// that this tape has not used.
+    /// A free buffer of this length. If there is none, frees as many elements from buffers that
+    /// this tape has not used.
     fn reuse(&self, length: usize) -> Option<F32<B>> {
         let mut free = self.free.borrow_mut();
         let tape = self.tape.get();
@@ -90,7 +89,7 @@ impl<B: Backend> Arena<B> {
         None
     }
 
-    /// A new tape begins: what it does not use may go.
+    /// Starts a new tape; buffers it does not use may be freed.
     pub(crate) fn begin_tape(&self) {
         self.tape.set(self.tape.get() + 1);
     }
@@ -104,7 +103,7 @@ impl<B: Backend> Arena<B> {
         RowsLease { rows: Some(old.unwrap_or_else(|| backend.rows(shape))), shape, arena: Rc::clone(self) }
     }
 
-    /// The most bytes of float32 buffers that were out at once.
+    /// Peak bytes of float32 buffers on loan.
     pub(crate) fn peak_bytes(&self) -> usize {
         self.peak_bytes.get()
     }
@@ -115,12 +114,12 @@ impl<B: Backend> Lease<B> {
         self.length
     }
 
-    /// What ops read.
+    /// For ops to read.
     pub(crate) fn buffer(&self) -> &F32<B> {
         self
     }
 
-    /// What ops write.
+    /// For ops to write.
     pub(crate) fn buffer_mut(&mut self) -> &mut F32<B> {
         self
     }

@@ -1,9 +1,9 @@
-//! Weight gradients that wait: the backward pass goes on with input gradients, the gradients of
-//! linear layers' parameters come after.
+//! Deferred weight gradients: the backward pass continues with input gradients; the gradients of
+//! linear layers' parameters come later.
 //!
-//! Waiting changes no bit. What a layer adds to its parameters depends only on its input and its
-//! output's gradient, both of which are held; and the queue is first in, first out, so every
-//! parameter gets its parts in the order it would have got them at once.
+//! Deferral changes no bit. A layer's contribution to its parameters depends only on its input and
+//! its output's gradient, both of which are held; and the queue is first in, first out, so every
+//! parameter receives its parts in the same order as without deferral.
 
 use crate::op::linear::LayerGradients;
 use crate::parameters::Gradients;
@@ -12,19 +12,20 @@ use isobit_kernels::Backend;
 
 /// When the weights, biases and adapters of linear layers get their gradients.
 ///
-/// Waiting costs memory: of every layer that waits its input, the gradient of its output and what
-/// its adapter saved stay. With [`Deferral::Tape`] that is about what the policy `none` keeps,
-/// whatever the policy. It is good where somebody waits for the gradient of the input: with layers
-/// split over devices the device before can go on while this one does its weights, and weights that
-/// are done in one go can share what they read. On a single device alone it gains nothing.
+/// Deferral costs memory: every deferred layer holds its input, the gradient of its output and what
+/// its adapter saved. With [`Deferral::Tape`] that is about what the policy `none` keeps, whatever
+/// the policy. It helps when something waits for the input's gradient: with layers split over
+/// devices, the previous device can continue while this one computes its weight gradients, and
+/// weight gradients computed together can share what they read. On a single device it gains
+/// nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Deferral {
     /// With the input's gradient.
     #[default]
     None,
-    /// When the block's input has its gradient.
+    /// Once the block's input has its gradient.
     Block,
-    /// When everything else of the tape is done.
+    /// Once everything else on the tape is done.
     Tape,
 }
 
@@ -32,11 +33,11 @@ impl Deferral {
     pub const ALL: [Self; 3] = [Self::None, Self::Block, Self::Tape];
 }
 
-/// Work that waits, oldest first.
+/// Deferred work, oldest first.
 pub(crate) type Queue<'a, B> = Vec<LayerGradients<'a, B>>;
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// When weight gradients of linear layers are computed; the bits do not differ.
+    /// Sets when the weight gradients of linear layers are computed; the bits are the same.
     #[must_use]
     pub fn defer_weight_gradients(self, deferral: Deferral) -> Self {
         Self { deferral, ..self }
@@ -52,7 +53,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         }
     }
 
-    /// Computes what waits.
+    /// Computes all deferred gradients.
     pub(crate) fn catch_up(&mut self, gradients: &mut Gradients<B>) {
         gradients.end_deferral();
         // ORDER: as the layers came.

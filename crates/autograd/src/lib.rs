@@ -1,7 +1,7 @@
-//! The tape: fused ops recorded forward, played backward, recomputed under a contract.
+//! The tape: fused ops recorded forward, played backward, and recomputed under a contract.
 //!
 //! A model writes its forward pass with the methods of [`Tape`]; each is one fused op of `kernels`
-//! and knows its backward. Which activations live until the backward pass is a [`Policy`]; it
+//! with its backward. A [`Policy`] sets which activations are kept until the backward pass; it
 //! changes memory and time, never a bit.
 
 mod arena;
@@ -31,14 +31,14 @@ pub use tape::{BatchLayout, Memory, Tape, Variable};
 
 use isobit_kernels::DeviceFailure;
 
-/// What a third computation of a block says of the first two, which differ.
+/// What a third computation of a block shows about the first two, which differ.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Finding {
-    /// It differs from the second too, first in what this op saved.
+    /// It also differs from the second, first in what this op saved.
     Op { op: &'static str, tensor: usize },
-    /// It differs from the second at the ends of the block only.
+    /// It differs from the second only at the ends of the block.
     Ends,
-    /// It is the second once more.
+    /// It equals the second.
     Agrees,
 }
 

@@ -1,5 +1,4 @@
-//! Weights: those that are trained, with names and gradients, and those that are frozen, in the
-//! form their op wants.
+//! Weights: trained ones, with names and gradients, and frozen ones, in the form their op needs.
 
 use crate::TapeError;
 use half::{bf16, f16};
@@ -10,19 +9,19 @@ use isobit_kernels::{Backend, Matrix as Operand, StoredMatrix};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// A trained tensor of a model, by its place in [`Parameters`].
+/// A trained tensor of a model, by its index in [`Parameters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ParameterId(usize);
 
 /// A trained tensor.
 pub struct Parameter<B: Backend> {
-    /// As its file names it.
+    /// The name in its file.
     pub name: String,
     pub shape: Vec<usize>,
     pub value: F32<B>,
     /// Whether weight decay applies.
     pub decays: bool,
-    /// Slices of the present value, made when first asked for.
+    /// Slices of the current value, made on first use.
     sliced: RefCell<Option<Rc<Weight<B>>>>,
 }
 
@@ -32,7 +31,7 @@ impl<B: Backend> Parameter<B> {
     }
 }
 
-/// All trained tensors, in the order of the model.
+/// All trained tensors, in model order.
 pub struct Parameters<B: Backend> {
     all: Vec<Parameter<B>>,
 }
@@ -57,14 +56,14 @@ impl<B: Backend> Parameters<B> {
         &self.all[id.0]
     }
 
-    /// To change the value: its slices are forgotten.
+    /// For changing the value: drops its slices.
     pub fn get_mut(&mut self, id: ParameterId) -> &mut Parameter<B> {
         let parameter = &mut self.all[id.0];
         parameter.sliced.replace(None);
         parameter
     }
 
-    /// To change all values: their slices are forgotten.
+    /// For changing all values: drops their slices.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
         self.all.iter_mut().inspect(|parameter| drop(parameter.sliced.replace(None)))
     }
@@ -77,7 +76,7 @@ impl<B: Backend> Parameters<B> {
         self.all.is_empty()
     }
 
-    /// The matrix `id`, or so many of them one after another, as slices.
+    /// The matrix `id`, or `count` stacked matrices, as slices.
     pub(crate) fn sliced(&self, backend: &B, id: ParameterId, count: usize, shape: SliceShape) -> Rc<Weight<B>> {
         let parameter = &self.all[id.0];
         let make = || Rc::new(sliced_weight(backend, StoredMatrix::F32(&parameter.value), count, shape));
@@ -85,14 +84,14 @@ impl<B: Backend> Parameters<B> {
     }
 }
 
-/// Gradients of the trained tensors, float32, added up over a step.
+/// Gradients of the trained tensors in float32, summed over a step.
 pub struct Gradients<B: Backend> {
     all: Vec<F32<B>>,
     reached: Vec<bool>,
     /// Whether deferred parts are still to come.
     awaited: Vec<bool>,
-    /// The embedding's part of a tied table, apart from the head's: each sum folds over the rows of
-    /// the step on its own, or their order would depend on the micro-batches.
+    /// The embedding's part of a tied table, separate from the head's: each sum folds over the rows
+    /// of the step on its own; otherwise the order would depend on the micro-batches.
     tied: Option<(ParameterId, F32<B>)>,
 }
 
@@ -111,12 +110,12 @@ impl<B: Backend> Gradients<B> {
         &mut self.all[id.0]
     }
 
-    /// For the update, in the order of the parameters.
+    /// For the update, in parameter order.
     pub fn iter(&self) -> impl Iterator<Item = &F32<B>> {
         self.all.iter()
     }
 
-    /// For clipping, in the order of the parameters.
+    /// For clipping, in parameter order.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut F32<B>> {
         self.all.iter_mut()
     }
@@ -128,7 +127,7 @@ impl<B: Backend> Gradients<B> {
         &mut self.all[id.0]
     }
 
-    /// For an op that contributes to two at once.
+    /// For an op that contributes to two parameters at once.
     pub(crate) fn reach_both(&mut self, a: ParameterId, b: ParameterId) -> (&mut F32<B>, &mut F32<B>) {
         for id in [a, b] {
             self.reach(id);
@@ -137,13 +136,13 @@ impl<B: Backend> Gradients<B> {
         (a, b)
     }
 
-    /// A part of this gradient comes later; until then no other op may add to it, or the order of
-    /// its parts would change.
+    /// A part of this gradient is deferred; until it arrives no other op may add to it, or the
+    /// order of its parts would change.
     pub(crate) fn await_deferred(&mut self, id: ParameterId) {
         self.awaited[id.0] = true;
     }
 
-    /// The parts that come later come now.
+    /// The deferred parts arrive now.
     pub(crate) fn end_deferral(&mut self) {
         self.awaited.fill(false);
     }
@@ -154,8 +153,8 @@ impl<B: Backend> Gradients<B> {
         &mut self.tied.get_or_insert_with(|| (id, backend.zeros(length))).1
     }
 
-    /// Adds up the parts of a tied table: the head's, then the embedding's. Once, after the last
-    /// micro-batch.
+    /// Adds the parts of a tied table: the head's, then the embedding's. Called once, after the
+    /// last micro-batch.
     pub fn combine(&mut self, backend: &B, parameters: &Parameters<B>) {
         if let Some((id, embedding)) = self.tied.take() {
             let mut sum = backend.zeros(parameters.get(id).length());
@@ -164,7 +163,7 @@ impl<B: Backend> Gradients<B> {
         }
     }
 
-    /// A trained tensor without a gradient is an error, not a silence.
+    /// Fails if a trained tensor received no gradient.
     pub fn check_reached(&self, parameters: &Parameters<B>) -> Result<(), TapeError> {
         match self.reached.iter().position(|reached| !reached) {
             None => Ok(()),
@@ -173,7 +172,7 @@ impl<B: Backend> Gradients<B> {
     }
 }
 
-/// Frozen weights of four bits.
+/// Frozen 4-bit weights.
 pub struct Quantized<B: Backend> {
     pub weight: QuantizedWeight<B>,
     pub shape: QuantizedShape,
@@ -181,10 +180,10 @@ pub struct Quantized<B: Backend> {
 
 /// A weight matrix of a linear layer.
 pub enum Matrix<B: Backend> {
-    /// Kept as slices only.
+    /// Stored only as slices.
     Frozen(Weight<B>),
-    /// Kept as four bits only: parts one below the other. For linear layers and experts; head and
-    /// router take slices.
+    /// Stored only as 4-bit integers: parts stacked by rows. For linear layers and experts; head
+    /// and router take slices.
     Quantized(Vec<Quantized<B>>),
     Trained(ParameterId),
 }
@@ -197,7 +196,7 @@ impl<B: Backend> Matrix<B> {
         }
     }
 
-    /// Gives `use_it` the slices of the matrix, or of so many of them one after another.
+    /// Passes the slices of the matrix, or of `count` stacked matrices, to `use_it`.
     pub(crate) fn with_slices<R>(
         &self,
         backend: &B,
@@ -236,7 +235,7 @@ impl<B: Backend> Vector<B> {
     }
 }
 
-/// Frozen numbers in the format of their file.
+/// Frozen numbers in their file's format.
 pub enum Frozen<B: Backend> {
     F32(F32<B>),
     Bf16(Buffer<B, bf16>),
@@ -257,6 +256,6 @@ impl<B: Backend> Frozen<B> {
 pub enum Table<B: Backend> {
     Frozen(Frozen<B>),
     Trained(ParameterId),
-    /// Trained, and the LM head too.
+    /// Trained, and also the LM head.
     Tied(ParameterId),
 }

@@ -1,13 +1,13 @@
-//! Recomputation, which others call activation or gradient checkpointing: a block's activations are
-//! dropped after its forward pass and computed again in the backward one.
+//! Recomputation, also called activation or gradient checkpointing: a block's activations are
+//! dropped after its forward pass and recomputed in the backward pass.
 //!
-//! Both are pure functions of the block's input, so they have the same bits; that is checked, not
-//! assumed. A recomputation must save the same tensors, by number and size, and its ends must have
-//! the digests of the forward pass, or the step stops; a third computation then tells where the
-//! first two part. The *ends* are the inputs of the block's last products ([`Tape::finish`],
-//! [`Tape::finish_experts`]) and what else is saved but leads to none of them: everything the
-//! gradients use lies before the ends, so what comes after is not computed again. Which experts a
-//! token goes to is no result but data: every policy keeps it.
+//! Both passes are pure functions of the block's input, so they give the same bits; that is
+//! checked, not assumed. A recomputation must save the same tensors, by number and size, and its
+//! ends must have the digests of the forward pass, or the step stops; a third computation then
+//! locates where the first two differ. The *ends* are the inputs of the block's last products
+//! ([`Tape::finish`], [`Tape::finish_experts`]) and any other saved value that leads to none of
+//! them: everything the gradients use lies before the ends, so nothing after them is recomputed.
+//! Expert indices are data, not results: every policy keeps them.
 
 use crate::arena::Lease;
 use crate::deferred::Deferral;
@@ -24,13 +24,13 @@ use isobit_numerics::digest::Digest;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// Which activations live from the forward to the backward pass.
+/// Which activations are kept from the forward to the backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
     /// All of them.
     None,
-    /// The input of every block, the outputs of its attention or delta rule and the expert indices
-    /// of its router; the rest is computed again.
+    /// The input of every block, the outputs of its attention or delta rule, and the expert indices
+    /// of its router; the rest is recomputed.
     Selective,
     /// The input of every block and the expert indices of its router.
     #[default]
@@ -49,12 +49,12 @@ impl Policy {
     }
 }
 
-/// What a recomputation is held to. Only tests loosen it, to see what it prevents.
+/// The checks on a recomputation. Only tests relax them, to see what they prevent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Contract {
-    /// Routers take the expert indices of the forward pass.
+    /// Routers reuse the expert indices of the forward pass.
     pub(crate) cached_indices: bool,
-    /// Other digests stop the step.
+    /// Differing digests stop the step.
     pub(crate) checks_digests: bool,
 }
 
@@ -64,7 +64,7 @@ impl Default for Contract {
     }
 }
 
-/// What the ops of a block saved: a line per op, with the lengths.
+/// What the ops of a block saved: one entry per op, with the lengths.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Trace(Vec<(&'static str, Vec<usize>)>);
 
@@ -73,7 +73,7 @@ impl Trace {
         self.0.push((op, saved.to_vec()));
     }
 
-    /// The first op that saved something else, and both as text.
+    /// The first op that saved something different, with both versions as text.
     fn first_difference(&self, other: &Self) -> Option<(&'static str, String, String)> {
         let describe = |entry: Option<&(&'static str, Vec<usize>)>| {
             entry.map_or("nothing".to_string(), |(op, lengths)| {
@@ -86,7 +86,7 @@ impl Trace {
     }
 }
 
-/// What one op left.
+/// The results of one op.
 pub(crate) type Results<B> = Vec<Rc<Lease<B>>>;
 
 /// Results that the selective policy keeps, first in, first out.
@@ -98,9 +98,9 @@ pub(crate) struct Kept<B: Backend> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeptMode {
     Off,
-    /// Forward pass: results are put in.
+    /// Forward pass: results are stored.
     Store,
-    /// Recomputation: results are taken out instead of computed.
+    /// Recomputation: results are taken from here instead of computed.
     Use,
 }
 
@@ -122,12 +122,13 @@ pub(crate) struct Recomputation<'a, B: Backend> {
     digests: Vec<BegunDigest<B::Memory>>,
     trace: Trace,
     kept: VecDeque<Results<B>>,
-    /// Choices of its routers.
+    /// Expert choices of its routers.
     groupings: Vec<Rc<Grouping<B>>>,
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// Goes on where the digests of a recomputation differ: for tests that show what then happens.
+    /// Continues even if the digests of a recomputation differ: for tests that show the
+    /// consequences.
     #[doc(hidden)]
     #[must_use]
     pub fn without_digest_check(self) -> Self {
@@ -136,8 +137,8 @@ impl<'a, B: Backend> Tape<'a, B> {
     }
 
     /// Runs one block of the model under the tape's policy. The backward pass begins with the last
-    /// block, whose activations would be dropped only to be computed again at once: it keeps them
-    /// under every policy.
+    /// block, which would be recomputed right after its activations were dropped; so the last block
+    /// keeps them under every policy.
     pub fn block(
         &mut self,
         layer: usize,
@@ -175,14 +176,14 @@ impl<'a, B: Backend> Tape<'a, B> {
         Ok(output)
     }
 
-    /// An op's results: computed, or taken from what was kept.
+    /// An op's results: computed, or taken from the kept ones.
     pub(crate) fn kept_or<const I: usize, const N: usize>(
         &mut self,
         inputs: [&Variable<B>; I],
         compute: impl FnOnce(&Self) -> [Rc<Lease<B>>; N],
     ) -> [Rc<Lease<B>>; N] {
         if self.kept.mode != KeptMode::Off {
-            // What is kept does not tell of what is computed again.
+            // A kept result does not depend on its recomputed inputs, so they need digests.
             for input in inputs {
                 self.end(&input.data);
             }
@@ -199,7 +200,8 @@ impl<'a, B: Backend> Tape<'a, B> {
         results
     }
 
-    /// Digests of the block's ends, or of its output if it names none, and of what it keeps aside.
+    /// Digests of the block's ends, or of its output if it has none, and of the values it keeps
+    /// aside.
     fn begin_end_digests(&mut self, output: &Variable<B>) -> Vec<BegunDigest<B::Memory>> {
         let mut ends = std::mem::take(&mut self.ends);
         if ends.is_empty() {
@@ -221,7 +223,7 @@ fn finished<B: Backend>(backend: &B, begun: &[BegunDigest<B::Memory>]) -> Result
 }
 
 impl<'a, B: Backend> Recomputation<'a, B> {
-    /// Computes the block again, compares, and plays that tape back.
+    /// Recomputes the block, compares, and plays that tape backward.
     pub(crate) fn backward(
         self,
         tape: &mut Tape<'a, B>,
@@ -254,7 +256,7 @@ impl<'a, B: Backend> Recomputation<'a, B> {
         Ok(())
     }
 
-    /// The block once more, recorded on a tape of its own.
+    /// Computes the block again, recorded on its own tape.
     fn compute(&self, tape: &Tape<'a, B>) -> Result<(Tape<'a, B>, Variable<B>), TapeError> {
         let mut inner = Tape::new(tape.backend, tape.parameters, tape.layout, tape.profile, Policy::None);
         inner.arena = Rc::clone(&tape.arena);
@@ -274,8 +276,8 @@ impl<'a, B: Backend> Recomputation<'a, B> {
         Ok((inner, output))
     }
 
-    /// Computes the block a third time and looks for the first op whose saved tensors are not those
-    /// of the second.
+    /// Computes the block a third time and looks for the first op whose saved tensors differ from
+    /// those of the second.
     fn finding(&self, tape: &Tape<'a, B>, second: &Tape<'a, B>, digests: &[Digest]) -> Result<Finding, TapeError> {
         let (mut third, output) = self.compute(tape)?;
         for (second, third) in second.nodes.iter().zip(&third.nodes) {

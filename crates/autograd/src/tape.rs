@@ -1,4 +1,4 @@
-//! The tape itself: what was computed, in order, and how the gradient flows back through it.
+//! The tape itself: what was computed, in order, and how gradients flow back through it.
 
 use crate::TapeError;
 use crate::arena::{Arena, Lease, RowsLease};
@@ -16,23 +16,25 @@ use isobit_numerics::slices::Profile;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// Where the tokens of a micro-batch belong: rows of the step, documents inside them, positions.
+/// How the tokens of a micro-batch are laid out: rows of the step, documents inside rows,
+/// positions.
 pub struct BatchLayout<B: Backend> {
     pub tokens: usize,
-    /// Offsets of the rows, the end last.
+    /// Offsets of the rows, ending with the total.
     pub row_starts: Vec<usize>,
     /// One per document.
     pub spans: Vec<Span>,
-    /// Position of every token in its document.
+    /// Position of every token within its document.
     pub positions: U32<B>,
-    /// Key of dropout, the step, and the number of the first row inside the step.
+    /// The dropout key, the step, and the index of the first row within the step.
     pub key: Key,
     pub step: u32,
     pub first_row: u32,
 }
 
 impl<B: Backend> BatchLayout<B> {
-    /// Offsets of the documents, the end last. They follow one another and leave no token out.
+    /// Offsets of the documents, ending with the total. Documents are contiguous and cover every
+    /// token.
     pub(crate) fn document_starts(&self) -> Vec<usize> {
         let mut starts = vec![0];
         for span in &self.spans {
@@ -49,7 +51,7 @@ pub struct Variable<B: Backend> {
     pub(crate) id: usize,
     pub(crate) data: Rc<Lease<B>>,
     pub(crate) width: usize,
-    /// Whether something trained lies upstream.
+    /// Whether anything upstream is trained.
     pub(crate) needs_gradient: bool,
 }
 
@@ -69,10 +71,10 @@ impl<B: Backend> Clone for Variable<B> {
     }
 }
 
-/// The gradient of a value, shared while several values have the same one.
+/// The gradient of a value, shared by the values that have the same one.
 pub(crate) type Gradient<B> = Option<Rc<Lease<B>>>;
 
-/// Records a forward pass over one micro-batch and plays it back.
+/// Records a forward pass over one micro-batch and plays it backward.
 pub struct Tape<'a, B: Backend> {
     pub(crate) backend: &'a B,
     pub(crate) arena: Rc<Arena<B>>,
@@ -80,31 +82,31 @@ pub struct Tape<'a, B: Backend> {
     pub(crate) layout: &'a BatchLayout<B>,
     pub(crate) profile: Profile,
     pub(crate) policy: Policy,
-    /// Whether dropout drops.
+    /// Whether dropout is active.
     pub(crate) training: bool,
     pub(crate) nodes: Vec<Node<'a, B>>,
     pub(crate) next: usize,
-    /// Off in the forward pass of a block that is recomputed, and for evaluation.
+    /// Off in the forward pass of a block that will be recomputed, and in evaluation.
     pub(crate) recording: bool,
-    /// What a block saves or would save.
+    /// What a block saves, or would save.
     pub(crate) trace: Trace,
-    /// What the selective policy keeps of a block.
+    /// What the selective policy keeps from a block.
     pub(crate) kept: Kept<B>,
-    /// On while a block is computed again: what only its output needs is left out.
+    /// On while a block is recomputed: work that only its output needs is skipped.
     pub(crate) recomputing: bool,
-    /// Values at the ends of the running block, which its digest is taken of.
+    /// Values at the ends of the running block; its digest covers them.
     pub(crate) ends: Vec<Rc<Lease<B>>>,
-    /// Values that the running block keeps aside for its gradients: nothing later is made of them,
-    /// so they have digests of their own.
+    /// Values that the running block keeps only for its gradients. Nothing later derives from them,
+    /// so they have their own digests.
     pub(crate) aside: Vec<Rc<Lease<B>>>,
     pub(crate) deferral: Deferral,
-    /// Weight gradients that wait.
+    /// Deferred weight gradients.
     pub(crate) deferred: Queue<'a, B>,
-    /// Choices of all routers so far.
+    /// Expert choices of all routers so far.
     pub(crate) groupings: Vec<Rc<Grouping<B>>>,
-    /// Choices of the forward pass that the routers of a recomputation take.
+    /// Expert choices of the forward pass, reused by the routers of a recomputation.
     pub(crate) replayed: VecDeque<Rc<Grouping<B>>>,
-    /// For the load-balancing loss, where there is one.
+    /// For the load-balancing loss, if enabled.
     pub(crate) collected: Option<Collected<B>>,
     pub(crate) contract: Contract,
 }
@@ -142,7 +144,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         }
     }
 
-    /// A tape that records nothing and drops nothing: evaluation and generation.
+    /// A tape without recording or dropout, for evaluation and generation.
     pub fn inference(
         backend: &'a B,
         parameters: &'a Parameters<B>,
@@ -153,7 +155,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         Self { recording: false, training: false, ..tape }
     }
 
-    /// Uses the buffers of an earlier tape again.
+    /// Reuses the buffers of an earlier tape.
     #[must_use]
     pub fn with_buffers_of(self, memory: &Memory<B>) -> Self {
         memory.0.begin_tape();
@@ -172,7 +174,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         self.arena.take(self.backend, length)
     }
 
-    /// A value from numbers of the host: `[tokens, width]`, without a gradient.
+    /// A value from host numbers: `[tokens, width]`, without a gradient.
     pub fn constant(&mut self, numbers: &[f32], width: usize) -> Variable<B> {
         let mut data = self.take(self.layout.tokens * width);
         self.backend.run(ToF32 { y: &mut *data, x: StoredMatrix::F32(&self.backend.upload(numbers)) });
@@ -184,7 +186,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         Variable { id: self.next - 1, data, width, needs_gradient }
     }
 
-    /// The value as slices along its width.
+    /// The value, sliced along its width.
     pub(crate) fn slice(&self, x: &Lease<B>, width: usize) -> RowsLease<B> {
         let shape = SliceShape { rows: self.layout.tokens, width, profile: self.profile };
         let mut rows = self.arena.rows(self.backend, shape);
@@ -192,7 +194,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         rows
     }
 
-    /// Notes what an op saves, and keeps it if the tape records.
+    /// Notes what an op saves; stores the node if the tape records.
     pub(crate) fn record(&mut self, op: &'static str, saved: &[usize], node: impl FnOnce() -> Node<'a, B>) {
         self.trace.note(op, saved);
         if self.recording {
@@ -201,8 +203,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         }
     }
 
-    /// Plays the tape back from what its last op left: adds to `gradients` what every op
-    /// contributes.
+    /// Plays the tape backward from its last op, adding every op's contribution to `gradients`.
     pub fn backward(mut self, gradients: &mut Gradients<B>) -> Result<(), TapeError> {
         let mut values: Vec<Gradient<B>> = (0..self.next).map(|_| None).collect();
         self.play(&mut values, gradients)?;
@@ -210,8 +211,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         gradients.check_reached(self.parameters)
     }
 
-    /// From the last node to the first; a node is dropped, and what it saved with it, as soon as it
-    /// is done.
+    /// From the last node to the first; each node is dropped, with what it saved, once it is done.
     pub(crate) fn play(&mut self, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) -> Result<(), TapeError> {
         while let Some(node) = self.nodes.pop() {
             node.backward(self, values, gradients)?;
@@ -220,7 +220,7 @@ impl<'a, B: Backend> Tape<'a, B> {
     }
 }
 
-/// The buffers of one device, kept from tape to tape.
+/// The buffers of one device, reused from tape to tape.
 pub struct Memory<B: Backend>(pub(crate) Rc<Arena<B>>);
 
 impl<B: Backend> Default for Memory<B> {
@@ -234,7 +234,7 @@ impl<B: Backend> Memory<B> {
         Self(Arena::new())
     }
 
-    /// The most bytes that were in use at once.
+    /// Peak bytes in use.
     pub fn peak_bytes(&self) -> usize {
         self.0.peak_bytes()
     }

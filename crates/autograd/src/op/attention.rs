@@ -1,4 +1,4 @@
-//! Causal attention inside documents. The selective policy keeps its results.
+//! Causal attention within documents. The selective policy keeps its results.
 
 use crate::arena::Lease;
 use crate::op::Node;
@@ -52,14 +52,14 @@ impl<B: Backend> Tape<'_, B> {
         y
     }
 
-    /// Attention of the tape's tokens, the last of one document, over keys and values of all of it.
-    /// Nothing is recorded.
+    /// Attention of the tape's tokens, the last ones of one document, over the keys and values of
+    /// the whole document. Nothing is recorded.
     pub fn attention_over(&mut self, q: &Variable<B>, k: &F32<B>, v: &F32<B>, shape: AttentionShape) -> Variable<B> {
         let [o, _] = self.attention_results(&q.data, k, v, shape);
         self.variable(o, shape.heads * shape.value_width, false)
     }
 
-    /// Output and logarithms of the denominators.
+    /// The output and the logarithms of the softmax denominators.
     fn attention_results(&self, q: &F32<B>, k: &F32<B>, v: &F32<B>, shape: AttentionShape) -> [Rc<Lease<B>>; 2] {
         let tokens = self.layout.tokens;
         let p = shape.over(&self.layout.spans, self.profile);

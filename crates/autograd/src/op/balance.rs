@@ -2,8 +2,8 @@
 //! row of data, pooled over layers.
 //!
 //! The forward pass collects how often and how probably every expert was chosen; before the
-//! backward pass the loss, and its gradient with respect to the probabilities, are computed on the
-//! host. Each router adds that to the gradient of its logits.
+//! backward pass, the host computes the loss and its gradient with respect to the probabilities.
+//! Each router adds that to the gradient of its logits.
 #![expect(clippy::float_arithmetic, reason = "a loss of a few numbers, on the host as numerics.md defines it")]
 
 use crate::TapeError;
@@ -16,23 +16,23 @@ use isobit_kernels::op::router::expert_counts;
 use isobit_kernels::tensor::F32;
 use std::rc::Rc;
 
-/// How much the balance of each row counts in the step.
+/// The weight of each row's balance loss in the step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Balance {
     pub coefficient: f64,
-    /// Targets of each row of the micro-batch.
+    /// Number of targets in each row of the micro-batch.
     pub targets: Vec<usize>,
-    /// Targets of the whole step.
+    /// Number of targets in the whole step.
     pub step_targets: usize,
 }
 
-/// What the layers left so far.
+/// What the layers have contributed so far.
 pub(crate) struct Collected<B: Backend> {
     pub(crate) balance: Balance,
     experts: usize,
     /// `[rows, experts]`, over all layers.
     counts: Vec<u64>,
-    /// `[rows, experts]` of each layer.
+    /// `[rows, experts]` per layer.
     sums: Vec<F32<B>>,
     /// The gradient of the sums, the same for every layer.
     pub(crate) share: Option<Rc<F32<B>>>,
@@ -43,14 +43,14 @@ impl<B: Backend> Collected<B> {
         Self { balance, experts: 0, counts: Vec::new(), sums: Vec::new(), share: None }
     }
 
-    /// For the tape of a recomputation, which plays back only.
+    /// For the tape of a recomputation, which only plays backward.
     pub(crate) fn of_backward(&self) -> Self {
         Self { share: self.share.clone(), ..Self::new(self.balance.clone()) }
     }
 }
 
 impl<B: Backend> Tape<'_, B> {
-    /// Asks for the load-balancing loss: [`Tape::balance_loss`] must follow the forward pass.
+    /// Enables the load-balancing loss: [`Tape::balance_loss`] must follow the forward pass.
     #[must_use]
     pub fn with_balance(mut self, balance: Balance) -> Self {
         assert_eq!(balance.targets.len() + 1, self.layout.row_starts.len(), "targets of every row");
@@ -72,9 +72,9 @@ impl<B: Backend> Tape<'_, B> {
         collected.sums.push(sums);
     }
 
-    /// The loss of every row times its targets, added up over the rows: what a token's loss is to
-    /// the loss of the step. Each row's term is given to `add` in turn. From here on the backward
-    /// pass knows the gradient.
+    /// The loss of every row times its number of targets, summed over the rows, on the scale of the
+    /// tokens' losses in the step. Each row's term is passed to `add` in turn. After this call the
+    /// backward pass has the gradient.
     pub fn balance_loss(&mut self, mut add: impl FnMut(f64)) -> Result<(), TapeError> {
         let Some(collected) = &mut self.collected else { return Ok(()) };
         let (experts, layers) = (collected.experts, collected.sums.len());

@@ -1,9 +1,9 @@
-//! Columns of values into columns of others: what splits a projection into its parts and puts keys
-//! together from several.
+//! Moves columns of values into columns of others: splits a projection into its parts, and
+//! assembles keys from several values.
 //!
 //! Every column of an input goes somewhere, and every column of an output comes from somewhere, so
-//! both passes write each element once and start from no zeros. An input's block may go to all
-//! groups of an output; the groups' gradients are then added up in ascending order.
+//! both passes write each element once and need no zero fill. A block of an input may go to all
+//! groups of an output; the groups' gradients are then added in ascending order.
 
 use crate::op::Node;
 use crate::tape::{Gradient, Tape, Variable};
@@ -11,13 +11,14 @@ use isobit_kernels::Backend;
 use isobit_kernels::op::{ColumnMode, Columns, CopyColumns, Place};
 use std::rc::Rc;
 
-/// Blocks of columns inside the tokens of one value: the first column, and from block to block.
+/// Blocks of columns within the tokens of one value: the first column, and the stride between
+/// blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
-    /// Which of the inputs or outputs.
+    /// Index of the input or output.
     pub of: usize,
     pub offset: usize,
-    /// 0, for an input: one block for all groups.
+    /// 0, only for an input: one block for all groups.
     pub stride: usize,
 }
 
@@ -31,7 +32,7 @@ pub struct Move {
 }
 
 impl Move {
-    /// Columns `offset .. offset + width` of the first input are all of output `to`.
+    /// Columns `offset .. offset + width` of the first input become the whole output `to`.
     pub fn cut(offset: usize, width: usize, to: usize) -> Self {
         let from = Blocks { of: 0, offset, stride: width };
         Self { groups: 1, width, from, to: Blocks { of: to, offset: 0, stride: width } }
@@ -72,7 +73,7 @@ pub(crate) struct Saved {
 }
 
 impl<B: Backend> Tape<'_, B> {
-    /// Values of the widths given, whose columns come from the inputs.
+    /// Values of the given widths, whose columns come from the inputs.
     pub fn rearrange<const N: usize>(
         &mut self,
         inputs: &[&Variable<B>],
@@ -125,7 +126,7 @@ impl Saved {
                 let y = dx.buffer_mut();
                 match &gradients[one.to.of] {
                     Some(gradient) => tape.backend.run(CopyColumns { y, x: gradient.buffer(), p }),
-                    // An output that nothing used.
+                    // An output that nothing uses.
                     None => tape.backend.run(CopyColumns { y, x: &tape.backend.zeros(tokens * output.width), p }),
                 }
             }

@@ -1,4 +1,4 @@
-//! Causal convolution inside documents, one kernel per channel, then SiLU.
+//! Causal convolution within documents, one kernel per channel, then SiLU.
 
 use crate::arena::Lease;
 use crate::op::Node;
@@ -40,8 +40,8 @@ impl<'a, B: Backend> Tape<'a, B> {
         y
     }
 
-    /// The same of the last tokens of one document, `kernel − 1` inputs before them given. Nothing
-    /// is recorded.
+    /// The same for the last tokens of one document, given the `kernel − 1` inputs before them.
+    /// Nothing is recorded.
     pub fn conv1d_after(&mut self, x: &Variable<B>, convolution: &Convolution<B>, history: &F32<B>) -> Variable<B> {
         let data = self.convolve(x, convolution, Some(history));
         self.variable(data, x.width, false)

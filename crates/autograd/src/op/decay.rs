@@ -8,7 +8,7 @@ use isobit_kernels::Backend;
 use isobit_kernels::op::{Decay, DecayBackward, DecayForward};
 use std::rc::Rc;
 
-/// What a layer's decay is made with, one number per value head each.
+/// The parameters of a layer's decay, each with one number per value head.
 pub struct DecayRates<B: Backend> {
     /// Logarithm of the rate.
     pub a_log: Vector<B>,

@@ -28,7 +28,7 @@ impl DeltaShape {
         self.value_heads * self.key_width * self.value_width
     }
 
-    /// Elements of a token of `q`, `k`, `v`, the decay and the write strength.
+    /// Elements per token of `q`, `k`, `v`, the decay and the write strength.
     pub fn widths(self) -> [usize; 5] {
         let keys = self.key_heads * self.key_width;
         [keys, keys, self.value_heads * self.value_width, self.value_heads, self.value_heads]
@@ -43,7 +43,7 @@ pub(crate) struct Saved<B: Backend> {
 
 impl<B: Backend> Tape<'_, B> {
     /// `inputs` are `q`, `k`, `v`, the logarithm of the decay and the write strength. The state is
-    /// zero where a document begins.
+    /// zero at the start of a document.
     pub fn delta_rule(&mut self, inputs: [Variable<B>; 5], shape: DeltaShape) -> Variable<B> {
         let width = shape.value_heads * shape.value_width;
         let [o] = self.kept_or(inputs.each_ref(), |tape| {
@@ -61,9 +61,9 @@ impl<B: Backend> Tape<'_, B> {
         y
     }
 
-    /// Output of `tokens` tokens of one document, and the state after them. They begin at a chunk's
-    /// border, where the state is the one given or, at the document's start, none. For generation:
-    /// buffers instead of values, and nothing is recorded.
+    /// The output of `tokens` tokens of one document, and the state after them. They begin at a
+    /// chunk boundary, with the given state, or with none at the document's start. For generation:
+    /// takes buffers instead of values and records nothing.
     pub fn delta_rule_from(
         &self,
         inputs: [&F32<B>; 5],

@@ -12,7 +12,7 @@ use std::rc::Rc;
 pub struct Rotation<'a, B: Backend> {
     pub cos: &'a F32<B>,
     pub sin: &'a F32<B>,
-    /// Channels of a head that turn.
+    /// Rotated channels per head.
     pub width: usize,
 }
 
@@ -23,17 +23,17 @@ impl<B: Backend> Clone for Rotation<'_, B> {
 }
 impl<B: Backend> Copy for Rotation<'_, B> {}
 
-/// Which channels of a head turn: `rotation.width` of them from `offset` on.
+/// Which channels of a head are rotated: `rotation.width` of them, starting at `offset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RotatedHead {
     pub width: usize,
     pub offset: usize,
-    /// Neighbours are pairs.
+    /// Pairs are adjacent channels.
     pub interleaved: bool,
 }
 
 impl RotatedHead {
-    /// The first channels, pairs half of them apart.
+    /// The first channels, with pairs half of them apart.
     pub fn first(width: usize) -> Self {
         Self { width, offset: 0, interleaved: false }
     }
@@ -59,7 +59,7 @@ pub(crate) struct SavedAdd {
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// Turns the heads of a value by its tokens' positions. The value is used up.
+    /// Rotates the heads of a value by its tokens' positions. Consumes the value.
     pub fn rope(&mut self, x: Variable<B>, head: RotatedHead, rotation: Rotation<'a, B>) -> Variable<B> {
         let shape = Rope {
             tokens: self.layout.tokens,
@@ -103,7 +103,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         self.add_where(a, b, true)
     }
 
-    /// The sum is computed only where it is wanted; its gradient flows in any case.
+    /// Computes the sum only if `wanted`; its gradient always flows.
     pub(crate) fn add_where(&mut self, a: &Variable<B>, b: &Variable<B>, wanted: bool) -> Variable<B> {
         let mut data = self.take(a.data.length());
         if wanted {

@@ -1,9 +1,9 @@
-//! Experts of a layer: grouped products over the rows of each expert, and the sum of a token's
+//! Experts of a layer: grouped products over the rows of each expert, and the sum over each token's
 //! experts.
 //!
-//! A token's row is copied to each of its experts ("Grouped rows"), goes through gate and up, which
-//! are one matrix (gate rows, then up rows), SwiGLU and down, and comes back weighted, in the order
-//! of slots ("Combine"). Adapters are one pair of factors per expert.
+//! A token's row is copied to each of its experts ("Grouped rows"), passes through gate and up as
+//! one matrix (gate rows, then up rows), SwiGLU and down, and the results are weighted and summed
+//! in slot order ("Combine"). Adapters have one pair of factors per expert.
 
 use crate::arena::Lease;
 use crate::op::Node;
@@ -20,13 +20,12 @@ use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, Matrix as Operand, StoredMatrix};
 use std::rc::Rc;
 
-/// One matrix `[outputs, inputs]` per expert, and an adapter on it.
+/// One matrix `[outputs, inputs]` per expert, with an adapter.
 pub struct ExpertMatrix<B: Backend> {
     pub experts: usize,
     pub outputs: usize,
     pub inputs: usize,
-    /// All experts one after another; of four bits each part, gate and up, has all experts one
-    /// after another.
+    /// All experts stacked; for 4-bit weights each part, gate and up, stacks all experts.
     pub weight: Matrix<B>,
     pub adapter: Option<ExpertAdapter>,
 }
@@ -38,8 +37,8 @@ pub struct ExpertAdapter {
     pub b: ParameterId,
     pub rank: usize,
     pub scale: f32,
-    /// Gate and up have adapters of their own: half of the ranks each. The other halves of B's rows
-    /// stay zero.
+    /// Gate and up have separate adapters, with half of the ranks each. The other halves of B's
+    /// rows stay zero.
     pub halves: bool,
 }
 
@@ -52,7 +51,7 @@ pub struct Experts<B: Backend> {
 }
 
 impl<B: Backend> ExpertMatrix<B> {
-    /// Whether the gradient of something trained needs the input.
+    /// Whether a trained tensor's gradient needs the input.
     fn needs_input(&self) -> bool {
         self.adapter.is_some() || matches!(self.weight, Matrix::Trained(_))
     }
@@ -72,7 +71,7 @@ pub(crate) struct SavedUp<'a, B: Backend> {
     input: usize,
     length: usize,
     needs_gradient: bool,
-    /// Tokens, not grouped rows: those are copied again. Only where a trained tensor's gradient
+    /// Tokens, not grouped rows: those are gathered again. Only if a trained tensor's gradient
     /// needs them.
     x: Option<Rc<Lease<B>>>,
     /// Gate and up, side by side.
@@ -88,17 +87,17 @@ pub(crate) struct SavedDown<'a, B: Backend> {
     grouping: Rc<Grouping<B>>,
     weights: Variable<B>,
     active: Variable<B>,
-    /// Only where a trained tensor's gradient needs it.
+    /// Only if a trained tensor's gradient needs it.
     input: Option<Rc<Lease<B>>>,
-    /// What the experts made, which the gradient of the weights takes.
+    /// The experts' output rows, for the gradient of the weights.
     rows: Option<Rc<Lease<B>>>,
     low: Option<Rc<Lease<B>>>,
     output: usize,
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// `silu(gate)·up` of every pair of a token and one of its experts: a value of `tokens · slots`
-    /// rows.
+    /// `silu(gate)·up` of every pair of a token and one of its experts: a value with `tokens ·
+    /// slots` rows.
     pub fn experts_up(&mut self, x: &Variable<B>, routes: &Routes<B>, experts: &'a Experts<B>) -> Variable<B> {
         let matrix = &experts.gate_up;
         assert_eq!(matrix.inputs, x.width, "inputs of experts");
@@ -128,8 +127,8 @@ impl<'a, B: Backend> Tape<'a, B> {
         y
     }
 
-    /// The sum of every token's experts. Where the sum is not wanted only what the backward pass
-    /// needs is computed. The rows that it needs are among the ends of the block.
+    /// The sum over each token's experts. Unless `wanted`, computes only what the backward pass
+    /// needs. The rows that it needs are among the ends of the block.
     pub(crate) fn experts_down(
         &mut self,
         active: &Variable<B>,
@@ -179,7 +178,8 @@ impl<'a, B: Backend> Tape<'a, B> {
         rows
     }
 
-    /// Each expert's rows times its matrix, and `A x` of the adapter. Without `wanted` only that.
+    /// Each expert's rows times its matrix, and the adapter's `A x`. Unless `wanted`, only the
+    /// latter.
     fn grouped_product(
         &self,
         x: &Lease<B>,
@@ -223,8 +223,7 @@ impl<'a, B: Backend> Tape<'a, B> {
     }
 }
 
-/// Adds to the gradients of a matrix and its adapter; gives the gradient of its input where that is
-/// wanted.
+/// Adds to the gradients of a matrix and its adapter; returns the gradient of its input on request.
 struct MatrixGradient<'s, B: Backend> {
     matrix: &'s ExpertMatrix<B>,
     grouping: &'s Grouping<B>,
@@ -273,7 +272,7 @@ impl<B: Backend> MatrixGradient<'_, B> {
         Some(dx)
     }
 
-    /// The gradients of B and A; gives `dy·B`.
+    /// Adds to the gradients of B and A; returns `dy·B`.
     fn adapter(
         &self,
         tape: &Tape<B>,
@@ -298,7 +297,7 @@ impl<B: Backend> MatrixGradient<'_, B> {
 }
 
 impl<B: Backend> MatrixGradient<'_, B> {
-    /// In the gradient of B: the later ranks of gate rows and the earlier ranks of up rows.
+    /// Clears, in the gradient of B, the later ranks of gate rows and the earlier ranks of up rows.
     fn clear_other_halves(&self, tape: &Tape<B>, rank: usize, db: &mut F32<B>) {
         let (experts, rows, half) = (self.matrix.experts, self.matrix.outputs / 2, rank / 2);
         let zeros: F32<B> = tape.backend.zeros(experts * half);
@@ -327,7 +326,7 @@ impl<B: Backend> SavedUp<'_, B> {
         let part = MatrixGradient { matrix, grouping: &self.grouping, dy: &dy, low: self.low.as_ref() };
         let Some(drows) = part.compute(tape, rows.as_ref(), gradients, self.needs_gradient) else { return };
         drop(rows);
-        // A gradient that is already there is continued.
+        // Accumulates onto an existing gradient.
         let before = values[self.input].take().map(|before| tape.owned(before));
         let p = Combine { accumulate: before.is_some(), ..tape.combine(self.slots, matrix.inputs) };
         let mut dx = before.unwrap_or_else(|| tape.take(self.length));
@@ -353,7 +352,7 @@ impl<B: Backend> SavedDown<'_, B> {
         let p = tape.combine(self.weights.width, matrix.outputs);
         let mut drows = tape.take(p.rows() * matrix.outputs);
         let mut dweights = tape.take(p.rows());
-        // Nobody asks for the gradient of the weights where the rows were not kept: any rows do.
+        // If the rows were not kept, the gradient of the weights is unused, so any rows do.
         let rows = self.rows.unwrap_or_else(|| Rc::new(tape.take(p.rows() * matrix.outputs)));
         tape.backend.run(CombineBackward {
             drows: drows.buffer_mut(),

@@ -1,4 +1,4 @@
-//! Sigmoid gates of an attention's output, one per element.
+//! Sigmoid gates on an attention's output, one per element.
 
 use crate::arena::Lease;
 use crate::op::Node;

@@ -1,4 +1,4 @@
-//! RMS norm of every head with a gate: `weight·norm(h)·silu(z)`.
+//! RMS norm of every head, gated: `weight·norm(h)·silu(z)`.
 
 use crate::arena::Lease;
 use crate::op::Node;
@@ -19,7 +19,7 @@ pub(crate) struct Saved<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// The norm's weight is that of one head; zero-centred ones do not exist here.
+    /// The norm's weight covers one head; zero-centred weights are not supported here.
     pub fn gated_norm(&mut self, h: Variable<B>, z: Variable<B>, norm: &'a Norm<B>) -> Variable<B> {
         let &Norm { ref weight, width, eps, zero_centred } = norm;
         assert!(!zero_centred, "the weight of a gated norm is plain");

@@ -1,5 +1,4 @@
-//! LM head and cross-entropy: the last op of a tape. Its gradient starts from the weights of the
-//! tokens.
+//! LM head and cross-entropy: the last op of a tape. Its gradient starts from the token weights.
 
 use crate::arena::{Lease, RowsLease};
 use crate::op::Node;
@@ -12,11 +11,11 @@ use isobit_kernels::tensor::{F32, I32, U32};
 use isobit_kernels::{Backend, Matrix as Operand};
 use std::rc::Rc;
 
-/// What the tokens should have predicted.
+/// What the tokens should predict.
 pub struct Targets<B: Backend> {
     /// The next token, or `IGNORED`.
     pub labels: I32<B>,
-    /// What each token's loss counts in the step.
+    /// The weight of each token's loss in the step.
     pub weight: F32<B>,
 }
 
@@ -28,7 +27,7 @@ pub struct HeadOutput<B: Backend> {
 }
 
 pub(crate) enum Saved<'a, B: Backend> {
-    /// A trained head: its gradient comes when it is asked for.
+    /// A trained head: its gradient is computed in the backward pass.
     Trained {
         h: Variable<B>,
         rows: RowsLease<B>,
@@ -38,8 +37,8 @@ pub(crate) enum Saved<'a, B: Backend> {
         vocabulary: usize,
         targets: &'a Targets<B>,
     },
-    /// A frozen head: the weights of the tokens are known, so the gradient of the hidden states is
-    /// there already.
+    /// A frozen head: the token weights are already known, so the forward pass computes the
+    /// gradient of the hidden states too.
     Frozen { h: Variable<B>, dh: Lease<B> },
 }
 

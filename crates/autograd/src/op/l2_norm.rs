@@ -15,7 +15,7 @@ pub(crate) struct Saved<B: Backend> {
 }
 
 impl<B: Backend> Tape<'_, B> {
-    /// Every `width` channels get the length `factor`.
+    /// Scales each group of `width` channels to the length `factor`.
     pub fn l2_norm(&mut self, x: Variable<B>, width: usize, eps: f32, factor: f32) -> Variable<B> {
         let tokens = self.layout.tokens * (x.width / width);
         let shape = L2Norm { tokens, width, eps, factor };

@@ -25,13 +25,13 @@ pub struct Linear<B: Backend> {
 }
 
 impl<B: Backend> Linear<B> {
-    /// Whether the gradient of something trained needs the layer's input.
+    /// Whether a trained tensor's gradient needs the layer's input.
     fn needs_input(&self) -> bool {
         self.adapter.is_some() || matches!(self.weight, Matrix::Trained(_))
     }
 
-    /// Whether the input's slices are used, which layers share. Four bits in another order have
-    /// slices of their own.
+    /// Whether the layer uses the input's shared slices. 4-bit weights with reordered channels need
+    /// their own.
     fn takes_plain_rows(&self) -> bool {
         match &self.weight {
             Matrix::Frozen(_) | Matrix::Trained(_) => true,
@@ -47,9 +47,9 @@ pub struct Adapter {
     pub b: ParameterId,
     pub rank: usize,
     pub scale: f32,
-    /// Probability that an element of the input is dropped.
+    /// Dropout probability of an input element.
     pub dropout: f64,
-    /// Number of the module, which keys its random numbers.
+    /// Module number, which keys its random numbers.
     pub tensor: u32,
 }
 
@@ -63,9 +63,9 @@ impl Adapter {
     }
 }
 
-/// What an adapter needs of the forward pass.
+/// What an adapter saves from the forward pass.
 struct SavedAdapter<B: Backend> {
-    /// The dropped input, if anything drops.
+    /// The input after dropout, if there is dropout.
     dropped: Option<Rc<Lease<B>>>,
     /// `A x`.
     low: Rc<Lease<B>>,
@@ -82,7 +82,7 @@ pub(crate) struct Saved<'a, B: Backend> {
     input: usize,
     length: usize,
     needs_gradient: bool,
-    /// Only where a trained tensor's gradient needs it.
+    /// Only if a trained tensor's gradient needs it.
     x: Option<Rc<Lease<B>>>,
     layers: Vec<SavedLayer<'a, B>>,
 }
@@ -93,31 +93,32 @@ impl<'a, B: Backend> Tape<'a, B> {
         outputs.pop().expect("one output for one layer")
     }
 
-    /// Several layers of one input, by number.
+    /// Several layers on one input, with a fixed count.
     pub fn linears_of<const N: usize>(&mut self, x: &Variable<B>, layers: [&'a Linear<B>; N]) -> [Variable<B>; N] {
         self.linears(x, &layers).try_into().unwrap_or_else(|_| unreachable!("an output for every layer"))
     }
 
     /// `residual + layer(x)`, the end of a block: no op of the block saves anything after this, so
-    /// where the block is computed again the sum is left out.
+    /// a recomputation skips the sum.
     pub fn finish(&mut self, residual: &Variable<B>, x: &Variable<B>, layer: &'a Linear<B>) -> Variable<B> {
         self.end(&x.data);
         let y = self.linear_where(x, layer, !self.recomputing);
         self.add_where(residual, &y, !self.recomputing)
     }
 
-    /// A layer at the end of a block. The output is computed only where it is wanted, what the
-    /// backward pass needs in any case; what the adapter saves lies before no end, so it is one.
+    /// A layer at the end of a block. The output is computed only if `wanted`; what the backward
+    /// pass needs is always computed. What the adapter saves leads to no other end, so it is one
+    /// itself.
     pub(crate) fn linear_where(&mut self, x: &Variable<B>, layer: &'a Linear<B>, wanted: bool) -> Variable<B> {
         self.linears_with(x, &[layer], wanted, true).pop().expect("one output for one layer")
     }
 
-    /// Several layers of one input.
+    /// Several layers on one input.
     pub fn linears(&mut self, x: &Variable<B>, layers: &[&'a Linear<B>]) -> Vec<Variable<B>> {
         self.linears_with(x, layers, true, false)
     }
 
-    /// Where they are not `wanted` the outputs are not computed, only what the backward pass needs.
+    /// Unless `wanted`, computes only what the backward pass needs, not the outputs.
     fn linears_with(
         &mut self,
         x: &Variable<B>,
@@ -157,7 +158,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         outputs
     }
 
-    /// Product, bias and the adapter's part.
+    /// Product, bias and the adapter's term.
     fn output(
         &self,
         y: &mut Lease<B>,
@@ -186,7 +187,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         });
     }
 
-    /// Adds the adapter's part, if there is one.
+    /// Adds the adapter's term, if any.
     fn expand(&self, y: &mut F32<B>, term: Option<LowRankTerm<B::Memory>>) {
         if let Some(LowRankTerm { u, factor, p }) = term {
             self.backend.run(LowRankExpand { y, u, factor, p });
@@ -207,8 +208,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         layer.weight.with_slices(self.backend, self.parameters, 1, shape, use_it)
     }
 
-    /// The low-rank side of every layer's adapter. Those that drop nothing share one pass over the
-    /// input.
+    /// `A x` for every layer's adapter. Those without dropout share one pass over the input.
     fn contract(&self, x: &Variable<B>, layers: &[&Linear<B>]) -> Vec<Option<SavedAdapter<B>>> {
         let segments = [0, self.layout.tokens];
         let mut lows: Vec<_> =
@@ -259,7 +259,7 @@ fn keep_scale(probability: f64) -> f32 {
     (1.0 / (1.0 - probability)) as f32
 }
 
-/// What the parameters of one layer get their gradients from.
+/// What the parameter gradients of one layer are computed from.
 pub(crate) struct LayerGradients<'a, B: Backend> {
     layer: &'a Linear<B>,
     x: Option<Rc<Lease<B>>>,
@@ -275,8 +275,7 @@ struct AdapterGradients<B: Backend> {
 }
 
 impl<'a, B: Backend> Saved<'a, B> {
-    /// Layers in the order of the forward pass; the input's gradient starts from what it already
-    /// has.
+    /// Layers in forward order; the input's gradient accumulates onto its existing value.
     pub(crate) fn backward(self, tape: &mut Tape<'a, B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
         let mut dx = values[self.input].take().map(|before| tape.owned(before));
         for SavedLayer { layer, output, adapter } in self.layers {
@@ -321,7 +320,7 @@ impl<B: Backend> LayerGradients<'_, B> {
         bias.into_iter().chain(weight).chain(adapter.into_iter().flatten())
     }
 
-    /// Adds to the gradients of the bias, the weight and the adapter, where they are trained.
+    /// Adds to the gradients of the bias, the weight and the adapter, if trained.
     pub(crate) fn compute(self, tape: &Tape<B>, gradients: &mut Gradients<B>) {
         let Self { layer, x, dy, adapter } = self;
         let (tokens, row_starts) = (tape.layout.tokens, &tape.layout.row_starts);
@@ -353,7 +352,7 @@ fn low_gradient<B: Backend>(tape: &Tape<B>, layer: &Linear<B>, adapter: &Adapter
     low
 }
 
-/// Through the weight, and through an adapter that drops nothing.
+/// Through the weight, and through an adapter without dropout.
 fn input_gradient<B: Backend>(
     tape: &Tape<B>,
     dx: &mut Lease<B>,
@@ -378,7 +377,7 @@ fn input_gradient<B: Backend>(
     });
 }
 
-/// Adds `scale·low·A` through the mask of an input that was dropped.
+/// Adds `scale·low·A` through the dropout mask.
 fn dropped_input_gradient<B: Backend>(
     tape: &Tape<B>,
     dx: &Lease<B>,

@@ -1,7 +1,6 @@
-//! Fused ops on the tape: each file has the forward call, what it saves, and how its gradient flows
-//! back.
+//! Fused ops on the tape: each file has the forward call, what it saves, and its backward.
 //!
-//! A value that is used several times gets its gradients in the reverse order of its uses: the
+//! A value that is used several times receives its gradients in the reverse order of its uses: the
 //! first is stored, later ones are added (`docs/numerics.md`, "Composition").
 
 pub(crate) mod attention;
@@ -54,7 +53,7 @@ pub(crate) enum Node<'a, B: Backend> {
     TokenGate(shared::SavedGate<B>),
     Head(head::Saved<'a, B>),
     Recomputation(Recomputation<'a, B>),
-    /// Where the nodes of a block begin: the backward pass is done with it.
+    /// Where the nodes of a block begin; the backward pass reaches it once the block is done.
     BlockStart,
 }
 
@@ -91,8 +90,8 @@ impl<'a, B: Backend> Node<'a, B> {
         Ok(())
     }
 
-    /// The op, and what it saved of the forward pass: to find where two computations of a block
-    /// part.
+    /// The op, and what it saved in the forward pass: for finding where two computations of a block
+    /// differ.
     pub(crate) fn saved(&self) -> (&'static str, Vec<&Lease<B>>) {
         match self {
             Self::RmsNorm(saved) => ("rms_norm", saved.tensors()),
@@ -119,7 +118,7 @@ impl<'a, B: Backend> Node<'a, B> {
 }
 
 impl<B: Backend> Tape<'_, B> {
-    /// Adds a gradient to a value's: stored if it is the first.
+    /// Adds to a value's gradient, or stores it if it is the first.
     pub(crate) fn contribute(&self, values: &mut [Gradient<B>], id: usize, gradient: Rc<Lease<B>>) {
         values[id] = Some(match values[id].take() {
             None => gradient,
@@ -131,7 +130,7 @@ impl<B: Backend> Tape<'_, B> {
         });
     }
 
-    /// The gradient as one's own, copied if others still hold it.
+    /// The gradient, owned: copied if it is still shared.
     pub(crate) fn owned(&self, gradient: Rc<Lease<B>>) -> Lease<B> {
         Rc::try_unwrap(gradient).unwrap_or_else(|shared| {
             let mut copy = self.take(shared.length());

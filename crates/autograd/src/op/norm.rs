@@ -1,4 +1,4 @@
-//! RMS norm over the whole width or over each head of it.
+//! RMS norm over the whole width or over each head.
 
 use crate::arena::Lease;
 use crate::op::Node;
@@ -13,7 +13,7 @@ pub struct Norm<B: Backend> {
     pub weight: Vector<B>,
     pub width: usize,
     pub eps: f32,
-    /// Whether `1 + weight` is what multiplies.
+    /// Whether the multiplier is `1 + weight`.
     pub zero_centred: bool,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Saved<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// Normalises every `norm.width` channels with one weight per channel: the whole value, or a
+    /// Normalises every `norm.width` channels with one weight per channel: the whole value, or one
     /// head at a time.
     pub fn rms_norm(&mut self, x: &Variable<B>, norm: &'a Norm<B>) -> Variable<B> {
         let &Norm { ref weight, width, eps, zero_centred } = norm;
@@ -55,7 +55,7 @@ impl<'a, B: Backend> Tape<'a, B> {
 impl<B: Backend> Saved<'_, B> {
     pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
         let Some(gradient) = values[self.output].take() else { return };
-        // A gradient that is already there is continued, not added to.
+        // The op accumulates onto an existing gradient.
         let before = values[self.x.id].take();
         let accumulate = before.is_some();
         let mut dx = before.map_or_else(|| tape.take(self.x.data.length()), |before| tape.owned(before));

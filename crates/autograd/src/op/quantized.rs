@@ -1,9 +1,9 @@
-//! Products with frozen weights of four bits, of one layer or of a layer's experts
-//! (`docs/numerics.md`, "Product with 4-bit weights").
+//! Products with frozen 4-bit weights, of one layer or of a layer's experts (`docs/numerics.md`,
+//! "Product with 4-bit weights").
 //!
-//! A matrix may be made of several parts that a file has as modules of their own, one below the
-//! other: gate and up of experts. Outputs of the parts lie side by side; the input gradient adds
-//! the parts up in their order, the later ones accumulating.
+//! A matrix may consist of several parts stacked by rows, each a separate module in the file: gate
+//! and up of experts. The parts' outputs lie side by side; the input gradient adds the parts in
+//! order, the later ones accumulating.
 
 use crate::arena::{Lease, RowsLease};
 use crate::parameters::Quantized;
@@ -13,7 +13,7 @@ use isobit_kernels::op::{
     ColumnMode, Columns, CopyColumns, Place, Product, Product4Forward, Product4GradInput, Product4Rows, SliceShape,
 };
 
-/// Whether a plain slicing of the input is what the weight takes, so that layers can share it.
+/// Whether the weight takes a plain slicing of the input, which layers can share.
 pub(crate) fn takes_plain_rows<B: Backend>(part: &Quantized<B>) -> bool {
     part.shape.ordered == 0
 }
@@ -28,7 +28,7 @@ struct PartColumns {
 }
 
 impl PartColumns {
-    /// A copy from the whole, or to it.
+    /// A copy from the whole matrix, or into it.
     fn columns(self, join: bool) -> Columns {
         let Self { rows, offset, width, whole } = self;
         let (wide, one) = (Place::dense(whole, offset, width), Place::dense(width, 0, width));
@@ -38,8 +38,7 @@ impl PartColumns {
 }
 
 impl<B: Backend> Tape<'_, B> {
-    /// `y = W x` of the rows of each segment; `rows` are the slices of `x` if they are there
-    /// already.
+    /// `y = W x` for the rows of each segment; `rows` are the slices of `x` if already made.
     pub(crate) fn quantized_forward(
         &self,
         y: &mut Lease<B>,
@@ -84,7 +83,7 @@ impl<B: Backend> Tape<'_, B> {
         self.backend.run(Product4Forward { y: y.buffer_mut(), x: rows.slices(), w: &part.weight, p });
     }
 
-    /// Slices of rows whose channels are in the order of the weight that they meet.
+    /// Slices of rows, with channels in the order of the weight.
     fn ordered_rows(&self, x: &Lease<B>, part: &Quantized<B>, p: &Product) -> RowsLease<B> {
         let shape = SliceShape { rows: p.rows(), width: p.k, profile: p.profile };
         let mut rows = self.arena.rows(self.backend, shape);
@@ -92,7 +91,7 @@ impl<B: Backend> Tape<'_, B> {
         rows
     }
 
-    /// `dx = Wᵀ dy`, or added to what `dx` holds.
+    /// `dx = Wᵀ dy`, or added to `dx`.
     pub(crate) fn quantized_grad_input(
         &self,
         dx: &mut Lease<B>,

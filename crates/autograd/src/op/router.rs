@@ -1,9 +1,9 @@
-//! Router of a mixture of experts: logits, choices, and the weights of the chosen
-//! (`docs/numerics.md`, "Router").
+//! Router of a mixture of experts: logits, expert choices, and their weights (`docs/numerics.md`,
+//! "Router").
 //!
 //! Choices are data of the tape, made in the forward pass and kept by every policy: a recomputation
-//! weighs the same experts again, whatever its logits are. The product runs in both passes, always
-//! in profile x3: a near tie deserves the accuracy, and a router is small.
+//! weighs the same experts again, whatever its logits are. Both passes compute the product, always
+//! in profile x3: near ties need the accuracy, and a router is small.
 
 use crate::TapeError;
 use crate::arena::{Lease, RowsLease};
@@ -21,18 +21,18 @@ use isobit_kernels::{Backend, Matrix as Operand};
 use isobit_numerics::slices::Profile;
 use std::rc::Rc;
 
-/// The profile of every router, whatever the model's.
+/// The profile of every router, regardless of the model's.
 pub const ROUTER_PROFILE: Profile = Profile::X3;
 
 /// A router: its weight `[experts, hidden]`, and how logits become choices and weights.
 pub struct Router<B: Backend> {
     /// Sliced in [`ROUTER_PROFILE`].
     pub weight: Matrix<B>,
-    /// Added to sigmoid scores for choosing only.
+    /// Added to sigmoid scores, only for choosing.
     pub bias: Option<F32<B>>,
     pub hidden: usize,
     pub experts: usize,
-    /// Experts of each token.
+    /// Experts per token.
     pub chosen: usize,
     pub scoring: Scoring,
     pub renormalise: bool,
@@ -52,21 +52,21 @@ impl<B: Backend> Router<B> {
 pub(crate) struct Grouping<B: Backend> {
     pub(crate) expert_indices: Vec<u32>,
     pub(crate) grouped: Grouped,
-    /// Where rows of data start among the grouped rows.
+    /// Where rows of data start within the grouped rows.
     pub(crate) row_starts: Vec<usize>,
     pub(crate) device_indices: U32<B>,
     pub(crate) tokens: U32<B>,
     pub(crate) places: U32<B>,
 }
 
-/// A layer's choices, and the weights of the chosen as a value of the tape.
+/// A layer's expert choices, and their weights as a value of the tape.
 pub struct Routes<B: Backend> {
     pub(crate) grouping: Rc<Grouping<B>>,
     pub(crate) weights: Variable<B>,
 }
 
 impl<B: Backend> Routes<B> {
-    /// Experts of each token.
+    /// Experts per token.
     pub(crate) fn slots(&self) -> usize {
         self.weights.width
     }
@@ -77,7 +77,7 @@ pub(crate) struct Saved<'a, B: Backend> {
     input: usize,
     length: usize,
     needs_gradient: bool,
-    /// Only for a trained router.
+    /// Only if the router is trained.
     x: Option<Rc<Lease<B>>>,
     logits: Rc<Lease<B>>,
     grouping: Rc<Grouping<B>>,
@@ -85,12 +85,12 @@ pub(crate) struct Saved<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// Chooses the experts of every token, or takes the expert indices of the forward pass, and
-    /// weighs them.
+    /// Chooses the experts of every token, or reuses the expert indices of the forward pass, and
+    /// computes their weights.
     pub fn route(&mut self, x: &Variable<B>, router: &'a Router<B>) -> Result<Routes<B>, TapeError> {
         let shape = router.shape(self.layout.tokens);
         let logits = Rc::new(self.router_logits(x, router));
-        // The weights tell of the chosen only.
+        // The weights cover only the chosen experts, so the logits are an end too.
         self.end(&logits);
         let grouping = self.grouping(&logits, router, &shape)?;
         if !self.recomputing {
@@ -116,19 +116,19 @@ impl<'a, B: Backend> Tape<'a, B> {
                 grouping: Rc::clone(&grouping),
                 output: weights.id,
             };
-            // Rows of every expert: what the experts' tensors are made of.
+            // Rows per expert: they determine the sizes of the experts' tensors.
             self.record("router", &grouping.grouped.counts(), || Node::Router(saved));
         }
         Ok(Routes { grouping, weights })
     }
 
-    /// The experts of every token so far, strongest first, layer after layer.
+    /// The experts of every token so far, strongest first, layer by layer.
     pub fn expert_indices(&self) -> impl Iterator<Item = &[u32]> {
         self.groupings.iter().map(|grouping| grouping.expert_indices.as_slice())
     }
 
-    /// Whether a recomputation uses the expert indices of the forward pass; if not it makes its
-    /// own, as tests want to see.
+    /// Whether a recomputation reuses the expert indices of the forward pass; otherwise it chooses
+    /// again, which only tests want.
     #[doc(hidden)]
     #[must_use]
     pub fn with_cached_indices(self, cached_indices: bool) -> Self {
@@ -168,7 +168,7 @@ impl<'a, B: Backend> Tape<'a, B> {
         router.weight.with_slices(self.backend, self.parameters, 1, shape, use_it)
     }
 
-    /// Rows of a matrix as slices of a profile.
+    /// Rows of a matrix, sliced in the given profile.
     pub(crate) fn slice_in(&self, profile: Profile, count: usize, x: &Lease<B>, width: usize) -> RowsLease<B> {
         let mut rows = self.arena.rows(self.backend, SliceShape { rows: count, width, profile });
         self.backend.run(SliceRows { rows: rows.slices_mut(), x: x.buffer() });
@@ -181,7 +181,8 @@ fn router_product<'s, B: Backend>(router: &Router<B>, segments: &'s [usize]) -> 
 }
 
 impl<B: Backend> Saved<'_, B> {
-    /// Through the weights of the chosen and the load balance into the logits, then as any product.
+    /// Flows through the weights of the chosen experts and the load balance into the logits, then
+    /// as in any product.
     pub(crate) fn backward(self, tape: &Tape<B>, values: &mut [Gradient<B>], gradients: &mut Gradients<B>) {
         let Some(dweights) = values[self.output].take() else { return };
         let Self { router, logits, .. } = &self;

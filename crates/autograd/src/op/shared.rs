@@ -1,7 +1,7 @@
-//! The end of a layer of experts: routed and shared branch, and the residual stream.
+//! The end of a layer of experts: routed branch, shared branch and residual stream.
 //!
-//! A shared expert is what every token goes through besides its chosen experts; some models
-//! multiply it by the sigmoid of one number per token ("Gates").
+//! Every token goes through the shared expert in addition to its chosen experts; some models
+//! multiply its output by the sigmoid of one number per token ("Gates").
 
 use crate::arena::Lease;
 use crate::op::Node;
@@ -14,7 +14,7 @@ use isobit_kernels::Backend;
 use isobit_kernels::op::{Gate, GateBackward, GateForward};
 use std::rc::Rc;
 
-/// A shared expert before its last product.
+/// A shared expert, before its last product.
 pub struct SharedBranch<'a, B: Backend> {
     pub active: Variable<B>,
     pub down: &'a Linear<B>,
@@ -30,10 +30,10 @@ pub(crate) struct SavedGate<B: Backend> {
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// `residual + (experts + shared)`, the end of a block. Where the block is computed again, the
-    /// sums and what only they need are left out. The ends are what the last products start from
-    /// and what their gradients use: activations and weights of the experts, the rows that these
-    /// made, and of a shared expert its activations, its gate and what the gate multiplies.
+    /// `residual + (experts + shared)`, the end of a block. A recomputation skips the sums and what
+    /// only they need. The ends are the inputs of the last products and what their gradients use:
+    /// the experts' activations, weights and output rows, and a shared expert's activations, its
+    /// gate and what the gate multiplies.
     pub fn finish_experts(
         &mut self,
         residual: &Variable<B>,
@@ -59,15 +59,15 @@ impl<'a, B: Backend> Tape<'a, B> {
         self.add_where(residual, &y, wanted)
     }
 
-    /// Makes a value an end of the running block, if the block will be or is computed again.
+    /// Makes a value an end of the running block, if the block will be or is being recomputed.
     pub(crate) fn end(&mut self, data: &Rc<Lease<B>>) {
         if self.recomputing || self.policy != Policy::None {
             self.ends.push(Rc::clone(data));
         }
     }
 
-    /// Makes a value that is kept for the gradients alone part of the running block's digests, if
-    /// the block will be or is computed again.
+    /// Includes a value that is kept only for the gradients in the running block's digests, if the
+    /// block will be or is being recomputed.
     pub(crate) fn keep_aside(&mut self, data: &Rc<Lease<B>>) {
         if self.recomputing || self.policy != Policy::None {
             self.aside.push(Rc::clone(data));
