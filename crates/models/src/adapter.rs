@@ -13,18 +13,18 @@ pub enum Trained {
     Nothing,
     Lora(LoraConfig),
     Full,
-    /// The last so many blocks, the final norm and an untied head.
+    /// The last N blocks, the final norm and an untied head.
     LastBlocks(usize),
 }
 
-/// Which modules.
+/// Selects modules.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Targets {
     /// Every linear layer but the head.
     AllLinear,
-    /// Paths that equal an entry or end with a dot and the entry.
+    /// Paths that equal an entry, or end with a dot and the entry.
     Names(Vec<String>),
-    /// Paths that the expression matches from end to end.
+    /// Paths that the regular expression matches in full.
     Pattern(String),
 }
 
@@ -36,8 +36,8 @@ pub struct LoraConfig {
     /// Scale by `alpha / √rank` instead of `alpha / rank`.
     pub rslora: bool,
     pub targets: Targets,
-    /// Tensors that get an adapter where they are no linear module's, above all fused experts: full
-    /// names or their ends, at a dot.
+    /// Tensors outside linear modules that get an adapter, above all fused experts: full names, or
+    /// suffixes starting at a dot.
     pub parameters: Vec<String>,
     pub exclude: Option<Targets>,
     pub layers: Option<Vec<usize>>,
@@ -61,7 +61,7 @@ impl LoraConfig {
         }
     }
 
-    /// Rank and scale of a module's adapter, if it gets one.
+    /// Rank and scale of a module's adapter, or none.
     pub fn of(&self, path: &str) -> Result<Option<(usize, f32)>, ModelError> {
         let excluded = self.exclude.as_ref().map_or(Ok(false), |exclude| exclude.matches(path))?;
         if excluded || !self.targets.matches(path)? || !self.layers.as_ref().is_none_or(|of| in_layers(of, path)) {
@@ -78,7 +78,8 @@ impl LoraConfig {
         Ok(Some(self.rank_and_scale(name)?))
     }
 
-    /// As its config is written: PEFT takes a choice of layers only beside a list of names.
+    /// In the form its config is written: PEFT accepts a choice of layers only with a list of
+    /// names.
     #[must_use]
     pub fn written(&self, config: &Config) -> Self {
         let mut lora = self.clone();
@@ -106,7 +107,7 @@ fn scale(alpha: f64, rank: usize, rslora: bool) -> f32 {
 }
 
 impl Targets {
-    /// Whether a module is one of these.
+    /// Whether a module is selected.
     pub fn matches(&self, path: &str) -> Result<bool, ModelError> {
         Ok(match self {
             Self::AllLinear => true,
@@ -121,7 +122,7 @@ pub fn ends_with(path: &str, end: &str) -> bool {
     path.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-/// The value of the first key that matches the end of the path, at a dot.
+/// The value of the first key that matches a suffix of the path, starting at a dot.
 fn pattern_value<T: Copy>(patterns: &BTreeMap<String, T>, path: &str) -> Result<Option<T>, ModelError> {
     for (pattern, value) in patterns {
         if pattern_matches(pattern, path)? {
@@ -131,14 +132,15 @@ fn pattern_value<T: Copy>(patterns: &BTreeMap<String, T>, path: &str) -> Result<
     Ok(None)
 }
 
-/// Whether a key of `rank_pattern` or `alpha_pattern` matches the end of a path, at a dot.
+/// Whether a key of `rank_pattern` or `alpha_pattern` matches a suffix of a path, starting at a
+/// dot.
 pub fn pattern_matches(pattern: &str, path: &str) -> Result<bool, ModelError> {
     Ok(expression(&format!(r"^(?:.*\.)?(?:{pattern})$"))?.is_match(path))
 }
 
 fn expression(pattern: &str) -> Result<Regex, ModelError> {
-    /// Bytes of a compiled expression: names of modules need little, and a file of others may ask
-    /// for much.
+    /// Bytes of a compiled expression: module names need little, and an untrusted file may demand a
+    /// lot.
     const SIZE_MAX: usize = 1 << 20;
     RegexBuilder::new(pattern)
         .size_limit(SIZE_MAX)
@@ -152,7 +154,7 @@ fn in_layers(layers: &[usize], path: &str) -> bool {
     layer.is_some_and(|layer| layers.contains(&layer))
 }
 
-/// Whether weight decay applies to a trained tensor of this name.
+/// Whether weight decay applies to the trained tensor of this name.
 pub fn decays(name: &str) -> bool {
     let lower = name.to_lowercase();
     let excluded = ["bias", "layernorm", "rmsnorm"].iter().any(|part| lower.contains(part));

@@ -1,9 +1,8 @@
-//! Reads an `adapter_config.json` of any version of PEFT. Every key is one of three: it is
-//! supported, it says nothing about what a saved adapter computes, or it has a meaning that we
-//! cannot follow, and then it is an error that names it.
+//! Reads an `adapter_config.json` of any PEFT version. Every key is one of three kinds: supported;
+//! irrelevant to what a saved adapter computes; or unsupported, which is an error that names it.
 //!
-//! The judge is what PEFT does when it loads the same folder: some ways to initialise change the
-//! base model again at loading, so the same factors mean another model there.
+//! The reference is what PEFT does when it loads the same folder: some initialisations modify the
+//! base model again at load time, so the same factors mean a different model there.
 
 use crate::ModelError;
 use crate::adapter::{LoraConfig, Targets};
@@ -15,12 +14,12 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
 const FILE: &str = "adapter_config.json";
-/// BOUND: characters of a stranger's value that a message repeats.
+/// BOUND: characters of an untrusted value that a message repeats.
 const SHOWN_MAX: usize = 80;
 /// BOUND: alpha, so that scales stay far within float32.
 const ALPHA_MAX: f64 = 1e9;
 
-/// Keys that are read below, by name.
+/// Keys that are read below by name.
 const READ: [&str; 15] = [
     "alpha_pattern",
     "bias",
@@ -39,9 +38,8 @@ const READ: [&str; 15] = [
     "use_rslora",
 ];
 
-/// Keys that say nothing about what a saved adapter computes: who made it, from what, and settings
-/// of features that have a key of their own to turn them on. `runtime_config` is dropped by PEFT
-/// itself.
+/// Keys that do not affect what a saved adapter computes: who made it, from what, and settings of
+/// features that a separate key turns on. PEFT itself drops `runtime_config`.
 const NEUTRAL: [(&str, JsonType); 14] = [
     ("auto_mapping", JsonType::Object),
     ("base_model_name_or_path", JsonType::Text),
@@ -59,7 +57,7 @@ const NEUTRAL: [(&str, JsonType); 14] = [
     ("runtime_config", JsonType::Object),
 ];
 
-/// Keys that make another adapter of the same factors, or add tensors beside them.
+/// Keys that turn the same factors into a different adapter, or add tensors to them.
 const UNSUPPORTED: [(&str, JsonType); 14] = [
     ("alora_invocation_tokens", JsonType::List),
     ("arrow_config", JsonType::Object),
@@ -77,11 +75,11 @@ const UNSUPPORTED: [(&str, JsonType); 14] = [
     ("velora_config", JsonType::Object),
 ];
 
-/// What `init_lora_weights` may be besides true and false: PEFT then puts the factors of the file
-/// beside the base as it is.
+/// Values of `init_lora_weights`, besides true and false, with which PEFT adds the factors of the
+/// file to the unmodified base.
 const INITS: [&str; 5] = ["gaussian", "eva", "orthogonal", "lora_ga", "mica"];
-/// Beginnings of the others that PEFT knows: it takes the first factors out of the base, or
-/// quantises it, once more when such an adapter is loaded.
+/// Prefixes of the other values that PEFT accepts: on loading such an adapter, it again subtracts
+/// the initial factors from the base, or quantises it.
 const INITS_OF_BASE: [&str; 4] = ["pissa", "olora", "corda", "loftq"];
 
 #[derive(Clone, Copy)]
@@ -118,7 +116,7 @@ impl JsonType {
     }
 }
 
-/// What the file says of an adapter; an error names the key that we cannot follow.
+/// Parses an adapter's config; an error names the unsupported key.
 pub fn parse(text: &str) -> Result<LoraConfig, ModelError> {
     let value: Value = serde_json::from_str(text).map_err(|error| wrong(harmless(&error.to_string(), 200)))?;
     let Value::Object(map) = &value else { return Err(wrong("it is not a JSON object")) };
@@ -140,7 +138,7 @@ pub fn parse(text: &str) -> Result<LoraConfig, ModelError> {
         }
     };
     let exclude = match keys.get("exclude_modules") {
-        // Here "all-linear" is an expression like any other.
+        // Here "all-linear" is an ordinary expression.
         Some(Value::String(text)) => Some(Targets::Pattern(text.clone())),
         _ => keys.names("exclude_modules")?.filter(|names| !names.is_empty()).map(Targets::Names),
     };
@@ -173,16 +171,15 @@ pub fn parse(text: &str) -> Result<LoraConfig, ModelError> {
     })
 }
 
-/// The base that the file names, for messages: nothing that is wrong with the rest of the file
-/// matters here.
+/// The base named in the file, for messages: errors elsewhere in the file do not matter here.
 pub fn base_name(text: &str) -> Option<String> {
     let value: Value = serde_json::from_str(text).ok()?;
     let name = value.get("base_model_name_or_path")?.as_str()?;
     (!name.is_empty()).then(|| harmless(name, 200))
 }
 
-/// Of patterns the first that matches counts, in the order of the file. PEFT writes them sorted,
-/// and here they are kept so.
+/// The first matching pattern counts, in file order. PEFT writes patterns sorted, and the map here
+/// keeps them sorted.
 fn check_order(text: &str) -> Result<(), ModelError> {
     let orders: Orders = serde_json::from_str(text).map_err(|error| wrong(harmless(&error.to_string(), 200)))?;
     for (key, order) in [("rank_pattern", orders.rank_pattern), ("alpha_pattern", orders.alpha_pattern)] {
@@ -201,7 +198,7 @@ struct Orders {
     alpha_pattern: Option<Order>,
 }
 
-/// The keys of an object in the order of the file.
+/// The keys of an object in file order.
 struct Order(Vec<String>);
 
 impl<'de> Deserialize<'de> for Order {
@@ -234,7 +231,7 @@ fn shown(value: &Value) -> String {
     harmless(&value.to_string(), SHOWN_MAX)
 }
 
-/// Null, false and nothing: a key that is not used.
+/// Null, false and empty values: the key is unused.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -250,7 +247,7 @@ struct Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
-    /// None where the key holds null, too: PEFT writes both.
+    /// None if the key holds null, too: PEFT writes both.
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
@@ -276,8 +273,8 @@ impl<'a> Keys<'a> {
                     return Err(self.not(key, kind.name()));
                 }
             } else if let Some(kind) = type_in(&UNSUPPORTED, key) {
-                // What turns a feature off may have any type that is empty; what is of another type
-                // has no meaning at all.
+                // A value that turns a feature off may have any empty type; a non-empty value of
+                // the wrong type is invalid.
                 if !is_empty(value) && !kind.is(value) {
                     return Err(self.not(key, kind.name()));
                 }
@@ -291,7 +288,7 @@ impl<'a> Keys<'a> {
         Ok(())
     }
 
-    /// How the factors were made before training matters only where loading repeats it.
+    /// How the factors were initialised matters only if loading repeats it.
     fn check_init(&self) -> Result<(), ModelError> {
         let key = "init_lora_weights";
         match self.get(key) {
@@ -328,7 +325,7 @@ impl<'a> Keys<'a> {
         names.map(Some).ok_or_else(|| self.not(key, "a list of names"))
     }
 
-    /// One layer or several; none and an empty list are all of them.
+    /// One layer or several; null and an empty list mean all of them.
     fn layers(&self, targets: &Targets) -> Result<Option<Vec<usize>>, ModelError> {
         let key = "layers_to_transform";
         let layer = |value: &Value| value.as_u64().and_then(|layer| usize::try_from(layer).ok());
@@ -338,7 +335,7 @@ impl<'a> Keys<'a> {
             Some(value) => layer(value).map(|layer| vec![layer]),
         };
         let layers = layers.ok_or_else(|| self.not(key, "a list of layers"))?;
-        // Of another list of modules than the layers the numbers would mean something else.
+        // With a different list of modules than the layers, the indices would mean something else.
         let pattern = match self.get("layers_pattern") {
             None => true,
             Some(value) => is_empty(value) || *value == "layers" || *value == json!(["layers"]),
@@ -376,8 +373,7 @@ mod tests {
     use super::*;
     use crate::peft::config_json;
 
-    /// What PEFT 0.21 writes for a plain adapter, less its defaults' values for what is tested
-    /// below.
+    /// What PEFT 0.21 writes for a plain adapter, without the defaults of what is tested below.
     fn of_peft() -> Value {
         json!({
             "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null,
@@ -419,7 +415,7 @@ mod tests {
         let plain = LoraConfig::new(4, 8.0, &["q_proj"]);
         assert_eq!(parse(&of_peft().to_string()).expect("plain"), plain);
         for (key, value) in [
-            // Ways to initialise that loading does not repeat.
+            // Initialisations that loading does not repeat.
             ("init_lora_weights", json!(false)),
             ("init_lora_weights", json!("gaussian")),
             ("init_lora_weights", json!("eva")),
@@ -536,7 +532,7 @@ mod tests {
         assert!(parse(&config.to_string()).is_err(), "PEFT refuses this too");
     }
 
-    /// In a file that was not sorted PEFT would take another rank.
+    /// With an unsorted file PEFT would use a different rank.
     #[test]
     fn the_order_of_patterns_is_that_of_their_letters() {
         let text = of_peft().to_string();

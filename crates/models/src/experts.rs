@@ -1,10 +1,10 @@
-//! The experts of a layer, from any of the layouts in which they are published.
+//! The experts of a layer, from any published layout.
 //!
-//! Per expert (`experts.7.gate_proj.weight` `[width, hidden]`, `up_proj`, `down_proj`
-//! `[hidden, width]`), or fused: `experts.gate_up_proj` `[experts, 2·width, hidden]` (gate rows,
-//! then up rows) and `experts.down_proj` `[experts, hidden, width]`, or both of these transposed in
-//! their last two dimensions. The shapes of the pair tell which: one tensor may look the same both
-//! ways (`2·width = hidden`, or `width = hidden`), never both. Nothing is read before all is
+//! Per expert (`experts.7.gate_proj.weight` `[width, hidden]`, `up_proj`, `down_proj` `[hidden,
+//! width]`), or fused: `experts.gate_up_proj` `[experts, 2·width, hidden]` (gate rows, then up
+//! rows) and `experts.down_proj` `[experts, hidden, width]`, or both of these transposed in their
+//! last two dimensions. The shapes of the pair decide which: one tensor may fit both ways (`2·width
+//! = hidden`, or `width = hidden`), never both tensors. Nothing is read until everything is
 //! checked.
 
 use crate::ModelError;
@@ -40,7 +40,7 @@ pub enum Projection {
 impl Projection {
     pub const ALL: [Self; 3] = [Self::Gate, Self::Up, Self::Down];
 
-    /// Its module in an expert.
+    /// Its module name within an expert.
     pub fn module(self) -> &'static str {
         match self {
             Self::Gate => "gate_proj",
@@ -74,8 +74,8 @@ impl Experts<'_> {
     }
 }
 
-/// Finds and checks the experts of the feed-forward module at `path` (`model.layers.3.mlp`). No
-/// number is read yet.
+/// Finds and checks the experts of the feed-forward module at `path` (`model.layers.3.mlp`). Reads
+/// no weights yet.
 pub fn load<'a>(source: &'a dyn WeightSource, path: &str, shape: ExpertsShape) -> Result<Experts<'a>, ModelError> {
     let start = format!("{path}.experts.");
     let layer = LayerExperts { source, start, shape };
@@ -99,7 +99,7 @@ pub fn load<'a>(source: &'a dyn WeightSource, path: &str, shape: ExpertsShape) -
     single(layer, &found.parts)
 }
 
-/// Names here may be a stranger's.
+/// Names here may be untrusted.
 fn wrong(name: &str, what: String) -> ModelError {
     ModelError::Tensor { name: harmless(name, 200), what }
 }
@@ -135,7 +135,7 @@ impl LayerExperts<'_> {
     }
 }
 
-/// What a file holds of one matrix.
+/// What a file holds for one matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Presence {
     Missing,
@@ -143,12 +143,12 @@ enum Presence {
     Gptq,
 }
 
-/// What the names of a layer say.
+/// What the names of a layer show.
 struct Found {
     fused: Vec<String>,
     /// Per expert, in the order of `Projection::ALL`.
     parts: Vec<[Presence; 3]>,
-    /// Paths and outputs of modules with a bias.
+    /// Paths and output counts of modules with a bias.
     biases: Vec<(String, usize)>,
 }
 
@@ -190,7 +190,7 @@ impl Found {
     }
 }
 
-/// One tensor for all experts, twice.
+/// Two tensors, each for all experts.
 fn fused(layer: LayerExperts<'_>) -> Result<Experts<'_>, ModelError> {
     let ExpertsShape { experts: e, width, hidden: h } = layer.shape;
     let names = [layer.gate_up(), layer.down()];
@@ -206,7 +206,7 @@ fn fused(layer: LayerExperts<'_>) -> Result<Experts<'_>, ModelError> {
     } else if found == swapped {
         ExpertsLayout::Transposed
     } else {
-        // Name the tensor that fits neither way; where each fits one way, the second, which
+        // Name the tensor that fits neither way; if each fits one way, name the second, which
         // contradicts the first.
         let at = usize::from(found[0] == plain[0] || found[0] == swapped[0]);
         let what =
@@ -275,7 +275,7 @@ pub(crate) enum ExpertsLayout {
     Transposed,
 }
 
-/// Experts whose numbers are stored as such.
+/// Experts stored as floating-point numbers.
 #[derive(Clone)]
 pub struct StoredExperts<'a> {
     layer: LayerExperts<'a>,
@@ -284,7 +284,7 @@ pub struct StoredExperts<'a> {
 }
 
 impl<'a> StoredExperts<'a> {
-    /// The format of all of them.
+    /// The common format.
     pub fn format(&self) -> FloatFormat {
         self.format
     }
@@ -308,7 +308,7 @@ impl<'a> StoredExperts<'a> {
         let whole = self.whole(projection)?;
         let tall = if projection == Projection::Down { hidden } else { 2 * width };
         if whole.bytes.is_empty() {
-            // Shapes without numbers.
+            // Shapes without data.
             return Ok(StoredTensor { shape: vec![rows, columns], ..whole });
         }
         let bytes = self.format.bytes();
@@ -323,8 +323,8 @@ impl<'a> StoredExperts<'a> {
         Ok(StoredTensor { format: self.format, shape: vec![rows, columns], bytes })
     }
 
-    /// One matrix of all experts, one after another: `[experts, width, hidden]` or
-    /// `[experts, hidden, width]`.
+    /// One matrix of all experts, stacked: `[experts, width, hidden]` or `[experts, hidden,
+    /// width]`.
     pub fn stacked(&self, projection: Projection) -> Result<StoredTensor<'a>, ModelError> {
         let [rows, columns] = projection.shape(self.layer.shape);
         let count = self.layer.shape.experts;
@@ -339,7 +339,7 @@ impl<'a> StoredExperts<'a> {
         Ok(StoredTensor { format: self.format, shape: vec![count, rows, columns], bytes: Cow::Owned(bytes) })
     }
 
-    /// Gate and up of all experts: `[experts, 2·width, hidden]`, of each expert gate rows, then up
+    /// Gate and up of all experts: `[experts, 2·width, hidden]`, per expert gate rows, then up
     /// rows.
     pub fn stacked_gate_up(&self) -> Result<StoredTensor<'a>, ModelError> {
         let ExpertsShape { experts, width, hidden } = self.layer.shape;
@@ -369,14 +369,14 @@ impl<'a> StoredExperts<'a> {
         self.layer.source.tensor(&name, &shape)
     }
 
-    /// This matrix will not be asked for again. Fused ones go together, with `release`.
+    /// This matrix will not be requested again. Fused ones are released together, with `release`.
     pub fn release_expert(&self, projection: Projection, expert: usize) {
         if self.layout == ExpertsLayout::PerExpert {
             self.layer.source.release_weight(&self.layer.path(projection, expert));
         }
     }
 
-    /// None of the layer's experts will be asked for again.
+    /// None of the layer's experts will be requested again.
     pub fn release(&self) {
         if self.layout == ExpertsLayout::PerExpert {
             for expert in 0..self.layer.shape.experts {
@@ -391,7 +391,7 @@ impl<'a> StoredExperts<'a> {
     }
 }
 
-/// A matrix inside a tensor, from a byte on.
+/// A matrix inside a tensor, starting at a byte offset.
 fn part(whole: StoredTensor<'_>, start: usize, shape: Vec<usize>) -> StoredTensor<'_> {
     let range = start..start + shape.iter().product::<usize>() * whole.format.bytes();
     let bytes = match whole.bytes {
@@ -401,7 +401,7 @@ fn part(whole: StoredTensor<'_>, start: usize, shape: Vec<usize>) -> StoredTenso
     StoredTensor { format: whole.format, shape, bytes }
 }
 
-/// Some columns of a matrix whose rows have `width` elements of so many bytes, as rows.
+/// Some columns of a matrix, as rows; its rows have `width` elements of `bytes` bytes each.
 fn transposed(matrix: &[u8], width: usize, columns: std::ops::Range<usize>, bytes: usize) -> Vec<u8> {
     let mut rows = Vec::with_capacity(columns.len() * (matrix.len() / width.max(1)));
     for column in columns {
@@ -412,7 +412,7 @@ fn transposed(matrix: &[u8], width: usize, columns: std::ops::Range<usize>, byte
     rows
 }
 
-/// Experts of 4-bit integers.
+/// Experts stored as 4-bit integers.
 #[derive(Clone)]
 pub struct GptqExperts<'a> {
     layer: LayerExperts<'a>,
@@ -423,7 +423,7 @@ impl GptqExperts<'_> {
         self.layer.shape
     }
 
-    /// What all experts' matrices are like; none of their integers is read.
+    /// The common shape of all experts' matrices; reads none of their integers.
     pub fn quantized_shape(&self, projection: Projection) -> Result<QuantizedShape, ModelError> {
         let [rows, columns] = projection.shape(self.layer.shape);
         let mut all: Option<QuantizedShape> = None;
@@ -452,7 +452,7 @@ impl GptqExperts<'_> {
         }
     }
 
-    /// This matrix will not be asked for again.
+    /// This matrix will not be requested again.
     pub fn release_expert(&self, projection: Projection, expert: usize) {
         self.layer.source.release_weight(&self.layer.path(projection, expert));
     }

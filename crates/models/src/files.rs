@@ -1,7 +1,7 @@
-//! Trained tensors as files have them, where that is not how they lie in memory.
+//! Conversion between trained tensors in memory and in files, where the layouts differ.
 //!
-//! Experts are two tensors per layer in memory; a file may have them one by one or transposed, and
-//! whoever reads the trained model expects the layout of the base. PEFT puts the columns of all
+//! In memory, a layer's experts are two tensors; a file may store them one by one or transposed,
+//! and readers of the trained model expect the layout of the base. PEFT puts the columns of all
 //! experts' B side by side, rank first.
 
 use crate::build::ExpertTensor;
@@ -9,22 +9,22 @@ use crate::experts::{Experts, ExpertsLayout, ExpertsShape};
 use crate::source::WeightSource;
 use isobit_proof::safetensors::NamedTensor;
 
-/// How a parameter is written.
+/// How a parameter is stored in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// B of experts' adapters: `[experts, outputs, rank]` here, `[outputs, rank·experts]` in the
-    /// file.
+    /// B of experts' adapters: `[experts, outputs, rank]` in memory, `[outputs, rank·experts]` in
+    /// the file.
     RankMajor { experts: usize, outputs: usize, rank: usize },
-    /// Factors of experts' adapters, a pair for each matrix of each expert, `start` before their
-    /// names. Gate and up are blocks on the diagonal of one B: `[experts, 2·width, 2·rank]` here.
+    /// Factors of experts' adapters, one pair per matrix of each expert, with the name prefix
+    /// `start`. Gate and up are diagonal blocks of one B: `[experts, 2·width, 2·rank]` in memory.
     Factors { start: String, part: ExpertTensor, factor: Factor, shape: ExpertsShape, rank: usize },
-    /// A tensor for each matrix of each expert; `start` is what their names begin with.
+    /// One tensor per matrix of each expert; `start` is their name prefix.
     Single { start: String, part: ExpertTensor, shape: ExpertsShape },
-    /// The matrices of all experts transposed.
+    /// The matrices of all experts, transposed.
     Transposed { part: ExpertTensor, shape: ExpertsShape },
 }
 
-/// One of the two of an adapter.
+/// One of an adapter's two factors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Factor {
     A,
@@ -48,8 +48,8 @@ impl Factor {
 }
 
 impl Form {
-    /// How trained experts are written so that the file is like the base's; none where it is like
-    /// the memory.
+    /// The form in which trained experts match the layout of the base file; none if that is the
+    /// layout in memory.
     pub(crate) fn of_experts(
         source: &dyn WeightSource,
         path: &str,
@@ -97,7 +97,7 @@ impl Form {
         }
     }
 
-    /// Elements in memory for each in the file: the others are zero.
+    /// Elements in memory per element in the file; the rest are zero.
     fn room(&self) -> usize {
         match self {
             Self::Factors { part, factor: Factor::B, .. } => part.projections().len(),
@@ -105,7 +105,7 @@ impl Form {
         }
     }
 
-    /// The place in memory of every element, in the order of the file's tensors.
+    /// The index in memory of every element, in the order of the file's tensors.
     fn places(&self) -> Box<dyn Iterator<Item = usize>> {
         match *self {
             Self::RankMajor { experts, outputs, rank } => Box::new((0..outputs).flat_map(move |output| {
@@ -124,14 +124,14 @@ impl Form {
             Self::Factors { part, factor, shape, rank, .. } => {
                 let parts = part.projections().len();
                 let [rows, columns] = factor.shape(part.projections()[0].shape(shape), rank);
-                // Blocks of B lie side by side in memory as well, those of A only below each other.
+                // In memory, blocks of B also lie side by side; those of A are only stacked.
                 let across = if factor == Factor::B { parts } else { 1 };
                 Box::new((0..shape.experts * parts * rows).flat_map(move |row| {
                     let block = row / rows % parts % across;
                     (0..columns).map(move |column| (row * across + block) * columns + column)
                 }))
             }
-            // Gate, then up, expert after expert: the order in memory.
+            // Gate, then up, expert by expert: the order in memory.
             Self::Single { part, shape, .. } => {
                 let [rows, columns] = part.shape(shape);
                 Box::new(0..shape.experts * rows * columns)
@@ -152,7 +152,7 @@ impl Form {
             .collect()
     }
 
-    /// From file to memory; `find` gives each of `tensors`.
+    /// From file to memory; `find` returns each of `tensors`.
     pub(crate) fn read<E>(
         &self,
         name: &str,

@@ -1,9 +1,8 @@
-//! Matrices of float8 (e4m3, finite only) with a float32 scale per block, as DeepSeek-V3 publishes
-//! them.
+//! Float8 matrices (e4m3, finite only) with a float32 scale per block, as published by DeepSeek-V3.
 //!
 //! A weight is its 8-bit value times the scale of its block, one float32 product rounded once;
-//! nothing else is rounded, so every reader gets these numbers. The format has no infinities; its
-//! two NaN codes in a weight are a malformed file.
+//! nothing else is rounded, so every reader gets these numbers. The format has no infinities;
+//! either of its two NaN codes in a weight means a malformed file.
 
 use crate::ModelError;
 
@@ -14,8 +13,8 @@ pub const fn value(code: u8) -> f32 {
     if magnitude == 0x7f {
         return f32::NAN;
     }
-    // Seven bits in the place of a float32's exponent and mantissa, then the difference of the
-    // biases, 127 − 7.
+    // Puts the seven bits at a float32's exponent and mantissa, then corrects by the difference of
+    // the biases, 127 − 7.
     let value = f32::from_bits(magnitude << 20) * f32::from_bits((127 + 120) << 23);
     f32::from_bits(value.to_bits() | (code as u32 & 0x80) << 24)
 }
@@ -30,12 +29,12 @@ const VALUES: [f32; 256] = {
     values
 };
 
-/// Blocks along both sides of a matrix: the shape of its scales.
+/// Blocks along both dimensions of a matrix: the shape of its scales.
 pub fn scale_shape(rows: usize, columns: usize, block: [usize; 2]) -> [usize; 2] {
     [rows.div_ceil(block[0]), columns.div_ceil(block[1])]
 }
 
-/// The numbers of a matrix `[rows, columns]` of codes; `name` is what errors say.
+/// The numbers of a matrix `[rows, columns]` of codes; `name` is for errors.
 #[expect(clippy::float_arithmetic, reason = "the one product that defines the weight")]
 pub fn dequantise(
     name: &str,

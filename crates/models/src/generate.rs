@@ -1,6 +1,6 @@
-//! Generation with a cache of what earlier tokens left behind: keys and values, or inputs and state
-//! of a recurrence. A token's results depend on it and on what came before alone, so the logits are
-//! those of the full forward pass, bit for bit.
+//! Generation with a cache of earlier tokens: keys and values, or the inputs and state of a
+//! recurrence. A token's results depend only on it and on what came before, so the logits are those
+//! of the full forward pass, bit for bit.
 
 use crate::config::{AttentionKind, LayerConfig};
 use crate::model::Model;
@@ -12,7 +12,7 @@ use isobit_numerics::philox::{Key, Purpose, word};
 use isobit_numerics::slices::Profile;
 use std::cell::RefCell;
 
-/// What a layer keeps of earlier tokens, on the host.
+/// What a layer keeps from earlier tokens, on the host.
 #[derive(Clone, Debug)]
 pub(crate) enum LayerCache {
     Attention(KeysAndValues),
@@ -42,12 +42,12 @@ impl LayerCache {
     }
 }
 
-/// Of a delta rule: what its convolution reaches back to, the state at the last border of a chunk,
-/// and the rule's inputs since.
+/// The cache of a delta rule: the history that its convolution needs, the state at the last chunk
+/// boundary, and the rule's inputs since.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DeltaCache {
     pub(crate) history: Vec<f32>,
-    /// Empty before the first border.
+    /// Empty before the first boundary.
     pub(crate) state: Vec<f32>,
     /// Queries, keys, values, decays and write strengths.
     pub(crate) pending: [Vec<f32>; 5],
@@ -60,7 +60,7 @@ pub(crate) struct KeysAndValues {
 }
 
 impl KeysAndValues {
-    /// Adds those of new tokens and gives all of them.
+    /// Appends the new tokens' keys and values and returns all of them.
     pub(crate) fn extend<B: Backend>(
         &mut self,
         backend: &B,
@@ -95,7 +95,7 @@ impl<'a, B: Backend> Session<'a, B> {
         self.length
     }
 
-    /// Takes more tokens in and gives the logits of what follows the last of them.
+    /// Appends tokens and returns the logits after the last of them.
     ///
     /// # Panics
     /// If there are no tokens, or more than the model was built for.
@@ -125,9 +125,9 @@ impl<'a, B: Backend> Session<'a, B> {
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Zero takes the most likely token.
+    /// Zero chooses the most likely token.
     pub temperature: f64,
-    /// Only the most likely tokens whose probabilities reach this together.
+    /// Only the most likely tokens whose probabilities together reach this.
     pub top_p: f64,
     pub seed: u64,
 }
@@ -136,7 +136,7 @@ impl Sampling {
     pub const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, seed: 0 };
 
     /// The token at `position` of a text: a pure function of seed, logits and position, so a text
-    /// does not depend on its company. Host arithmetic in float64.
+    /// does not depend on other texts. Host arithmetic in float64.
     #[expect(clippy::float_arithmetic, reason = "sampling is defined here, on the host")]
     pub fn choose(&self, logits: &[f32], position: u64) -> u32 {
         let mut order: Vec<u32> = (0..logits.len() as u32).collect();
@@ -185,7 +185,7 @@ mod tests {
             assert_eq!(token, sampling.choose(&logits, position), "a pure function");
             counts[token as usize] += 1;
         }
-        // 0.665 and 0.245 reach 0.9 together; the others are never taken.
+        // 0.665 and 0.245 together reach 0.9; the others are never chosen.
         assert_eq!((counts[0], counts[3]), (0, 0), "{counts:?}");
         assert!((1900..2500).contains(&counts[2]), "{counts:?}");
     }

@@ -1,13 +1,13 @@
-//! Matrices of 4-bit integers as GPTQ's writers store them, checked and handed to the ops as they
-//! are: never expanded.
+//! 4-bit integer matrices in GPTQ's storage format, checked and passed to the ops as stored: never
+//! expanded.
 //!
 //! `W[output, input] = scale[group, output] · (q[input, output] − zero[group, output])` with
 //! `group = g_idx[input]`. Eight integers share a 32-bit word, the lowest bits first: `qweight` is
 //! packed along inputs, `qzeros` along outputs.
 //!
-//! Format 1 stores zeros less one, subtracted from whole words; so whole words have 0x11111111
-//! added, with wrap-around. A zero of 0 borrows from its neighbour there, which adding one to each
-//! four bits would not give back. Zeros are 0 to 15 either way.
+//! Format 1 stores zeros minus one, subtracted from whole words; so reading adds 0x11111111 to
+//! whole words, wrapping. There, a zero of 0 borrows from its neighbour, which adding one to each
+//! nibble would not undo. Zeros are 0 to 15 either way.
 
 use crate::ModelError;
 use crate::config::{GptqConfig, GptqFormat};
@@ -15,7 +15,7 @@ use half::f16;
 use isobit_kernels::op::{AsQuantized, Quantized, QuantizedShape, Scales};
 use isobit_proof::safetensors::{Checkpoint, Dtype, Tensor};
 
-/// Integers in a word.
+/// Integers per word.
 const PACKED: usize = 8;
 const NIBBLE: u32 = 0xf;
 /// One in every nibble of a word.
@@ -23,7 +23,7 @@ const ONES: u32 = 0x1111_1111;
 /// The zero of a symmetric file.
 const MIDDLE: u8 = 8;
 
-/// Largest scale: times sixteen steps it is still a number.
+/// Largest scale: sixteen steps of it are still finite.
 const SCALE_MAX: f32 = 1e37;
 
 /// One quantised linear layer.
@@ -31,7 +31,7 @@ const SCALE_MAX: f32 = 1e37;
 pub struct GptqWeight {
     pub outputs: usize,
     pub inputs: usize,
-    /// Inputs of a group.
+    /// Inputs per group.
     pub group_size: usize,
     /// `[inputs / 8, outputs]`: bits `4j..4j+4` of word `[r, o]` are the integer of input `8r + j`.
     pub qweight: Vec<i32>,
@@ -43,7 +43,7 @@ pub struct GptqWeight {
     pub group_of_input: Vec<u32>,
 }
 
-/// Scales in the format of their file; bfloat16 ones are made float32.
+/// Scales in their file's format; bfloat16 is converted to float32.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GptqScales {
     F32(Vec<f32>),
@@ -67,15 +67,15 @@ impl AsQuantized for GptqWeight {
     }
 }
 
-/// What is known of a quantised linear before its integers are read.
+/// What is known about a quantised linear layer before its integers are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GptqForm {
     pub group_size: usize,
     /// Whether scales are float16.
     pub half_scales: bool,
-    /// Whether the inputs are not in the order of their groups.
+    /// Whether the inputs are not sorted by group.
     pub ordered: bool,
-    /// The one zero of a symmetric file.
+    /// The single zero of a symmetric file.
     pub zero: Option<u8>,
 }
 
@@ -89,7 +89,7 @@ impl GptqForm {
 }
 
 impl GptqWeight {
-    /// The integer of an input and an output.
+    /// The integer at an input and an output.
     pub fn integer(&self, input: usize, output: usize) -> u8 {
         self.quantized().nibble(input, output)
     }
@@ -111,10 +111,10 @@ impl GptqWeight {
     }
 }
 
-/// What is stored for a quantised linear.
+/// The tensors of a quantised linear layer.
 pub(crate) const PARTS: [&str; 4] = ["qweight", "qzeros", "scales", "g_idx"];
 
-/// A quantised linear in a file: its path there, and what the config says of it.
+/// A quantised linear layer in a file: its path there, and its settings from the config.
 pub(crate) struct GptqModule<'a> {
     pub(crate) checkpoint: &'a Checkpoint,
     pub(crate) config: &'a GptqConfig,
@@ -136,7 +136,7 @@ impl GptqModule<'_> {
         self.inputs / self.group_size()
     }
 
-    /// Sizes that fit together.
+    /// Checks that the sizes are consistent.
     fn check(&self) -> Result<(), ModelError> {
         let (name, inputs, size) = (self.name("qweight"), self.inputs, self.group_size());
         for (count, what) in [(inputs, "inputs"), (self.outputs, "outputs")] {
@@ -150,7 +150,7 @@ impl GptqModule<'_> {
         Ok(())
     }
 
-    /// What is known before the integers are read: names, shapes, types and groups are checked.
+    /// What is known before the integers are read. Checks names, shapes, types and groups.
     pub(crate) fn form(&self) -> Result<GptqForm, ModelError> {
         self.check()?;
         let (groups, outputs) = (self.groups(), self.outputs);
@@ -189,8 +189,8 @@ impl GptqModule<'_> {
         if self.config.symmetric == Some(true)
             && let Some(at) = zeros.iter().position(|zero| *zero != MIDDLE)
         {
-            // Some readers take the zeros of a symmetric file for granted: two readings of one file
-            // are none.
+            // Some readers assume the zeros of a symmetric file; a file that can be read in two
+            // ways is refused.
             let what = format!("zero {at} is {}, `sym` says {MIDDLE}: is `checkpoint_format` right?", zeros[at]);
             return Err(wrong(&name, what));
         }
@@ -212,7 +212,7 @@ impl GptqModule<'_> {
         Ok(GptqScales::F16(bits.collect()))
     }
 
-    /// The group of each input: `g_idx`, or the inputs in order.
+    /// The group of each input: from `g_idx`, or consecutive.
     fn group_of_input(&self) -> Result<Vec<u32>, ModelError> {
         let (name, size) = (self.name("g_idx"), self.group_size());
         if self.checkpoint.contains(&name) {
@@ -237,7 +237,7 @@ fn shaped(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), ModelError
     Err(wrong(name, format!("its shape is {:?}, the config says {shape:?}", tensor.shape)))
 }
 
-/// A tensor of 32-bit words of this shape.
+/// Checks for a tensor of 32-bit words of this shape.
 fn packed(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), ModelError> {
     if tensor.dtype != Dtype::I32 {
         return Err(wrong(name, format!("it holds {}, not I32", tensor.dtype)));
@@ -250,7 +250,7 @@ fn integers(name: &str, tensor: Tensor, shape: &[usize]) -> Result<Vec<i32>, Mod
     Ok(tensor.to_i32()?)
 }
 
-/// Groups as numbers below `groups`, each of `size` inputs.
+/// Group indices below `groups`, each used by `size` inputs.
 fn group_of_input(name: &str, indexes: &[i32], groups: usize, size: usize) -> Result<Vec<u32>, ModelError> {
     let mut counts = vec![0_usize; groups];
     let mut of_input = Vec::with_capacity(indexes.len());

@@ -1,23 +1,22 @@
-//! What a config says that a model consists of, by name: linear modules, other tensors, experts.
-//! Nothing is opened for it.
+//! What a model consists of according to its config, by name: linear modules, other tensors,
+//! experts. Opens no files.
 //!
-//! `unused.rs` holds the tensors of a file against it, and whoever names modules learns from it
-//! which there are. `build/` asks for the same names; a test holds the two together on every
-//! family.
+//! `unused.rs` checks the tensors of a file against it, and code that takes module names looks them
+//! up here. `build/` requests the same names; a test keeps the two in sync for every family.
 
 use crate::config::{AttentionKind, Config, DeltaProjections, MlpKind, MlpNames};
 use crate::gptq;
 use std::collections::BTreeSet;
 
-/// Names as they are here: `model.…`, `lm_head`.
+/// Names in our form: `model.…`, `lm_head`.
 #[derive(Debug, Default)]
 pub struct Inventory {
-    /// Paths of linear modules that can get an adapter, in the order in which they are built.
+    /// Paths of linear modules that can get an adapter, in build order.
     adaptable: Vec<String>,
-    /// All modules with a matrix that may be quantised, those above included.
+    /// All modules with a matrix that may be quantised, including those above.
     modules: BTreeSet<String>,
     tensors: BTreeSet<String>,
-    /// What the names of a layer's experts begin with: `model.layers.3.mlp.experts.`
+    /// Name prefixes of a layer's experts: `model.layers.3.mlp.experts.`
     experts: BTreeSet<String>,
 }
 
@@ -33,7 +32,7 @@ impl Inventory {
         }
         all.norms("model", &["norm"]);
         if config.tied {
-            // Some files hold it once more.
+            // Some files also store the tied head.
             all.tensor("lm_head.weight".to_string());
         } else {
             all.modules.insert("lm_head".to_string());
@@ -109,7 +108,7 @@ impl Inventory {
         }
     }
 
-    /// Modules with nothing but a weight that is never quantised.
+    /// Modules with only a weight, which is never quantised.
     fn norms(&mut self, path: &str, names: &[&str]) {
         for name in names {
             self.tensor(format!("{path}.{name}.weight"));
@@ -125,14 +124,14 @@ impl Inventory {
         &self.adaptable
     }
 
-    /// What the names of experts begin with, a layer each.
+    /// Name prefixes of the experts, one per layer.
     pub fn experts(&self) -> impl Iterator<Item = &str> {
         self.experts.iter().map(String::as_str)
     }
 
-    /// Whether a tensor is one that the model reads. Experts check their own names, and biases that
-    /// the config does not have must be zero, which reading them tells. `is_there` knows the other
-    /// tensors of the file.
+    /// Whether the model reads a tensor. Experts check their own names; biases missing from the
+    /// config must be zero, which is checked on reading. `is_there` looks up the file's other
+    /// tensors.
     pub(crate) fn reads(&self, name: &str, is_there: impl Fn(&str) -> bool) -> bool {
         const EXPERTS: &str = ".experts.";
         if self.tensors.contains(name) {

@@ -1,13 +1,13 @@
-//! Model families: what a config says, which tensors there are, and the forward pass.
+//! Model families: configs, tensors and the forward pass.
 //!
-//! `families/` has a file for each family, with all that is particular to it; `config/` is what
-//! `config.json` says. `source.rs` is where weights come from: `weights.rs` a model folder with its
-//! names (`names.rs`), what of it nothing reads (`unused.rs`, against `inventory.rs`) and quantised
-//! matrices (`fp8.rs`, `gptq.rs`), `experts.rs` the experts of a layer in any layout.
+//! `families/` has one file per family, with everything specific to it; `config/` reads
+//! `config.json`. `source.rs` is where weights come from: `weights.rs` is a model folder with its
+//! names (`names.rs`), unused tensors (`unused.rs`, against `inventory.rs`) and quantised matrices
+//! (`fp8.rs`, `gptq.rs`); `experts.rs` reads the experts of a layer in any layout.
 
-// What is trained: `adapter.rs` says which modules get an adapter and `peft_rules.rs` which targets
-// are refused, `adapter_config.rs` reads PEFT's config, `files.rs` says how trained tensors are
-// written. `layer/` is the forward pass of each kind of layer, `build/` puts a model together.
+// What is trained: `adapter.rs` selects the modules that get an adapter, `peft_rules.rs` refuses
+// some targets, `adapter_config.rs` reads PEFT's config, and `files.rs` defines how trained tensors
+// are stored. `layer/` is the forward pass of each kind of layer; `build/` assembles a model.
 
 pub mod adapter;
 mod adapter_config;
@@ -41,7 +41,7 @@ pub use model::Model;
 pub use source::{FloatFormat, RandomSource, Shapes, StoredTensor, Weight, WeightSource};
 pub use weights::{Copied, Weights};
 
-/// Why a model cannot be put together.
+/// Why a model cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     #[error("{file}: {what}")]

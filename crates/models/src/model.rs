@@ -1,4 +1,4 @@
-//! A decoder of any family: embedding, layers, final norm, head. What a layer is, `layer/` says.
+//! A decoder of any family: embedding, layers, final norm, head. `layer/` defines the layers.
 
 use crate::config::Config;
 use crate::files::Form;
@@ -23,9 +23,9 @@ pub struct Model<B: Backend> {
     /// `[position, rotary_width / 2]`
     pub(crate) cos: F32<B>,
     pub(crate) sin: F32<B>,
-    /// Positions that the tables hold.
+    /// Positions covered by the tables.
     pub positions: usize,
-    /// Of parameters that a file has otherwise than the memory.
+    /// Forms of the parameters whose layout in a file differs from memory.
     pub(crate) forms: BTreeMap<ParameterId, Form>,
 }
 
@@ -62,7 +62,7 @@ impl<B: Backend> Model<B> {
         }
     }
 
-    /// A parameter's values from the tensors of a file, which `find` gives by name and shape.
+    /// A parameter's values from the tensors of a file, which `find` returns by name and shape.
     pub fn from_file<E>(
         &self,
         id: ParameterId,
@@ -79,8 +79,8 @@ impl<B: Backend> Model<B> {
         Rotation { cos: &self.cos, sin: &self.sin, width: self.config.rotary_width }
     }
 
-    /// Logits of the last token, given what came before: every layer takes that from its cache and
-    /// adds to it.
+    /// Logits of the last token, given earlier ones: every layer reads those from its cache and
+    /// appends to it.
     pub(crate) fn next_logits<'a>(
         &'a self,
         tape: &mut Tape<'a, B>,

@@ -1,9 +1,9 @@
-//! Names of tensors in the files of others: which prefix they carry, and which of them only predict
-//! further tokens.
+//! Tensor names in published files: which prefix they have, and which of them belong to multi-token
+//! prediction.
 //!
-//! Here every tensor of the text model is `model.…` or `lm_head.…`. Files of multimodal models say
-//! `model.language_model.…`. What predicts further tokens is passed over where the config or the
-//! family names it, never because it comes last.
+//! Here every tensor of the text model is `model.…` or `lm_head.…`; files of multimodal models use
+//! `model.language_model.…`. Multi-token prediction is skipped only where the config or the family
+//! names it, never because it comes last.
 
 use crate::ModelError;
 use crate::config::Config;
@@ -12,9 +12,9 @@ use std::collections::BTreeSet;
 
 const PLAIN: &str = "model.";
 const WRAPPED: &str = "model.language_model.";
-/// Beginnings of what belongs to pictures.
+/// Prefixes of the vision part.
 const VISION: [&str; 2] = ["model.visual.", "visual."];
-/// Modules of a layer that only predicts: what it makes of the hidden state and the embedding of
+/// Modules found only in a prediction layer: they combine the hidden state with the embedding of
 /// the next token.
 const PREDICTING: [&str; 3] = ["eh_proj", "enorm", "hnorm"];
 
@@ -22,14 +22,14 @@ const PREDICTING: [&str; 3] = ["eh_proj", "enorm", "hnorm"];
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Names {
     prefixed: bool,
-    /// Layers behind the last that only predict further tokens.
+    /// Layers after the last that only predict further tokens.
     predicting: BTreeSet<usize>,
     /// Whether `mtp.…` predicts further tokens.
     module: bool,
 }
 
 impl Names {
-    /// Looks through the names of a file.
+    /// Detects the naming from the names of a file.
     pub fn of<'a>(names: impl Iterator<Item = &'a str>, config: &Config) -> Result<Self, ModelError> {
         let behind = config.layers.len()..config.layers.len().saturating_add(config.prediction_layers);
         let (mut predicting, mut plain, mut prefixed) = (BTreeSet::new(), None, false);
@@ -61,7 +61,7 @@ impl Names {
         }
     }
 
-    /// Whether the file says `model.language_model.…`.
+    /// Whether the file uses `model.language_model.…`.
     pub fn prefixed(&self) -> bool {
         self.prefixed
     }
@@ -75,7 +75,7 @@ impl Names {
         rest.and_then(layer_of).is_some_and(|layer| self.predicting.contains(&layer))
     }
 
-    /// The name in the file of what is called `name` here.
+    /// The file's name for our `name`.
     pub fn in_file<'a>(&self, name: &'a str) -> Cow<'a, str> {
         match name.strip_prefix(PLAIN) {
             Some(rest) if self.prefixed => Cow::Owned(format!("{WRAPPED}{rest}")),
@@ -83,7 +83,7 @@ impl Names {
         }
     }
 
-    /// What a tensor of the file is called here; none where it is of pictures.
+    /// Our name for a tensor of the file; none for the vision part.
     pub(crate) fn here<'a>(&self, name: &'a str) -> Option<Cow<'a, str>> {
         match name.strip_prefix(WRAPPED) {
             Some(rest) if self.prefixed => Some(Cow::Owned(format!("{PLAIN}{rest}"))),
@@ -105,7 +105,7 @@ pub(crate) fn layer_of(rest: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Two layers of a family; `more` are further keys.
+    /// Two layers of a family, with further keys in `more`.
     fn of(names: &[&str], family: &str, more: &str) -> Result<Names, ModelError> {
         let text = format!(
             r#"{{"model_type":"{family}","vocab_size":8,"hidden_size":8,"intermediate_size":8,"num_hidden_layers":2,
@@ -133,7 +133,8 @@ mod tests {
         assert!(error.contains("`model.norm.weight`") && error.contains("model.language_model"), "{error}");
     }
 
-    /// Where the config says how many there are, and they hold what only such layers hold.
+    /// Accepted if the config states their number and they contain modules that only such layers
+    /// have.
     #[test]
     fn layers_that_predict_are_named_by_the_config() {
         let names =

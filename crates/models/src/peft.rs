@@ -10,7 +10,7 @@ use isobit_proof::safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// What `adapter_config.json` says of an adapter on the base named `base`.
+/// The `adapter_config.json` of an adapter on the base named `base`.
 pub fn config_json(lora: &LoraConfig, base: &str) -> Value {
     let targets = |targets: &Targets| match targets {
         Targets::AllLinear => json!("all-linear"),
@@ -49,8 +49,8 @@ fn whole(number: f64) -> Value {
     if libm::trunc(number) == number && number.abs() < 1e15 { json!(number as i64) } else { json!(number) }
 }
 
-/// Puts the tensors of an adapter's file in place. Every trained tensor must be there, with its
-/// shape, and nothing else.
+/// Loads the tensors of an adapter's file. Every trained tensor must be present with its shape, and
+/// nothing else.
 pub fn load<B: Backend>(backend: &B, built: &mut Built<B>, file: &SafeTensors) -> Result<(), ModelError> {
     let Built { model, parameters } = built;
     let ids: Vec<_> = parameters.iter().map(|(id, _)| id).collect();

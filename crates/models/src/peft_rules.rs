@@ -1,6 +1,6 @@
-//! What PEFT makes of target modules, where that is not what their names say. An adapter that is
-//! trained here must mean the same to PEFT; where it would not, the targets are refused before
-//! anything is loaded. Which rules hold, the family says.
+//! Cases in which PEFT interprets target modules differently from their names. An adapter trained
+//! here must mean the same to PEFT; otherwise the targets are refused before anything is loaded.
+//! The family selects the rules.
 
 use crate::ModelError;
 use crate::adapter::{LoraConfig, Targets};
@@ -9,22 +9,22 @@ use crate::config::{Config, LayerConfig, MlpKind};
 /// What PEFT does with the names of a family's modules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeftRules {
-    /// Names mean the modules that have them.
+    /// Names mean the modules of that name.
     Plain,
     /// transformers 5 fuses the experts, which were linear modules in transformers 4: PEFT turns
-    /// adapters on names that routers and experts had there into adapters on the fused tensors, and
+    /// adapters on the former names of routers and experts into adapters on the fused tensors, and
     /// modules of the same names elsewhere in the layer lose theirs.
     FusesExperts {
         /// Modules that keep their meaning.
         modules: &'static [&'static str],
-        /// Whether adapters on the modules of every expert may be trained: PEFT converts them,
-        /// where no other module has their names.
+        /// Whether adapters on the modules of every expert may be trained: PEFT converts them if no
+        /// other module has their names.
         converts_per_expert: bool,
     },
 }
 
 impl PeftRules {
-    /// Refuses targets that PEFT would understand otherwise.
+    /// Refuses targets that PEFT would interpret differently.
     pub(crate) fn check(self, config: &Config, lora: &LoraConfig) -> Result<(), ModelError> {
         if !lora.parameters.is_empty() && lora.dropout > 0.0 {
             return Err(ModelError::Adapter("target_parameters have no dropout: set it to 0".to_string()));
@@ -53,8 +53,8 @@ impl PeftRules {
         }
     }
 
-    /// Whether target modules mean the linear modules of every expert, as files of transformers 4
-    /// have them.
+    /// Whether target modules mean the linear modules of every expert, as in files of transformers
+    /// 4.
     pub(crate) fn per_expert(self, config: &Config, lora: &LoraConfig) -> bool {
         let alone = |layer: &LayerConfig| matches!(&layer.mlp, MlpKind::Experts(experts) if experts.shared.is_none());
         let named = matches!(&lora.targets, Targets::Names(names) if names.iter().any(|name| of_experts(name)));
@@ -63,9 +63,9 @@ impl PeftRules {
     }
 }
 
-/// PEFT reduces an expression to the last parts of what it matches. Those that routers and experts
-/// had in transformers 4 become fused tensors, and dense or shared layers of the same names would
-/// lose their adapters.
+/// PEFT reduces an expression to the last components of what it matches. Former names of routers
+/// and experts in transformers 4 become fused tensors, and dense or shared layers of the same names
+/// would lose their adapters.
 fn check_expression(config: &Config, lora: &LoraConfig, modules: &[&str]) -> Result<(), ModelError> {
     const PARENTS: [&str; 5] = ["mlp.", "mlp.experts.", "mlp.experts.0.", "mlp.shared_expert.", "mlp.shared_experts."];
     const NAMES: [&str; 4] = ["gate", "gate_proj", "up_proj", "down_proj"];
@@ -88,7 +88,7 @@ fn of_experts(name: &str) -> bool {
     ["gate_proj", "up_proj", "down_proj"].contains(&name.rsplit('.').next().unwrap_or(""))
 }
 
-/// What PEFT can convert: both of gate and up, one rank for all.
+/// Checks what PEFT can convert: both gate and up, with one rank for all.
 fn check_per_expert(lora: &LoraConfig, names: &[String]) -> Result<(), ModelError> {
     let has = |module: &str| names.iter().any(|name| name == module);
     let wrong = |what: &str| Err(ModelError::Adapter(format!("adapters on the modules of experts {what}")));

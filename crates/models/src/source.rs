@@ -1,10 +1,10 @@
-//! Where weights come from: a checkpoint on disk, numbers made up for a benchmark, or shapes alone
+//! Where weights come from: a checkpoint on disk, synthetic numbers for a benchmark, or only shapes
 //! for a plan.
 //!
-//! A `WeightSource` gives tensors by the names of the text model (`model.layers.0.…`). `weights.rs`
-//! is the one for model folders: it knows other prefixes and quantised matrices. A plain
-//! `Checkpoint` is one too, for files that have neither. `experts.rs` asks a source for the experts
-//! of a layer.
+//! A `WeightSource` returns tensors by their names in the text model (`model.layers.0.…`).
+//! `weights.rs` is the source for model folders: it handles other prefixes and quantised matrices.
+//! A plain `Checkpoint` is also a source, for files that have neither. `experts.rs` reads the
+//! experts of a layer from a source.
 
 use crate::ModelError;
 use crate::gptq::{GptqForm, GptqWeight};
@@ -30,7 +30,7 @@ impl FloatFormat {
     }
 }
 
-/// A tensor as its file has it, little-endian.
+/// A tensor as stored in its file, little-endian.
 #[derive(Clone, Debug)]
 pub struct StoredTensor<'a> {
     pub format: FloatFormat,
@@ -43,7 +43,7 @@ impl StoredTensor<'_> {
         self.shape.iter().product()
     }
 
-    /// As float32, exactly.
+    /// Converts to float32, exactly.
     pub fn to_f32(&self) -> Vec<f32> {
         match self.format {
             FloatFormat::F32 => self.bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
@@ -61,7 +61,7 @@ impl StoredTensor<'_> {
 /// The matrix of a linear layer.
 #[derive(Clone, Debug)]
 pub enum Weight<'a> {
-    /// `[outputs, inputs]`; float8 comes as the float32 numbers that it stands for.
+    /// `[outputs, inputs]`; float8 is expanded to float32.
     Stored(StoredTensor<'a>),
     Gptq(GptqWeight),
 }
@@ -70,29 +70,29 @@ pub enum Weight<'a> {
 pub trait WeightSource {
     fn contains(&self, name: &str) -> bool;
 
-    /// The tensor, whose shape must be the one given.
+    /// The tensor, which must have the given shape.
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>, ModelError>;
 
-    /// The format in which `tensor` gives it.
+    /// The format in which `tensor` returns it.
     fn format(&self, name: &str) -> Result<FloatFormat, ModelError>;
 
-    /// What the file calls the tensor that is `name` here.
+    /// The file's name for our `name`.
     fn name_in_file<'n>(&self, name: &'n str) -> Cow<'n, str> {
         Cow::Borrowed(name)
     }
 
-    /// The tensor will not be asked for again: its memory may go.
+    /// The tensor will not be requested again: its memory may be freed.
     fn release(&self, _name: &str) {}
 
-    /// Nothing that was asked for is used any more: memory that came with it may go too.
+    /// Nothing requested so far is still in use: memory that came with it may be freed too.
     fn release_all(&self) {}
 
-    /// Its shape in the file; none where there is no such tensor, or where every shape can be had.
+    /// Its shape in the file; none if there is no such tensor, or if the source accepts any shape.
     fn shape(&self, _name: &str) -> Option<Vec<usize>> {
         None
     }
 
-    /// Names that start like this, in sorted order; none where every name can be had.
+    /// Names with this prefix, sorted; none if the source accepts any name.
     fn names_under(&self, _start: &str) -> Option<Vec<String>> {
         None
     }
@@ -102,18 +102,18 @@ pub trait WeightSource {
         Ok(Weight::Stored(self.tensor(&format!("{path}.weight"), &[outputs, inputs])?))
     }
 
-    /// How that matrix is quantised, where it is: none of its integers is read.
+    /// How that matrix is quantised, if it is; reads none of its integers.
     fn quantised(&self, _path: &str, _outputs: usize, _inputs: usize) -> Result<Option<GptqForm>, ModelError> {
         Ok(None)
     }
 
-    /// That matrix will not be asked for again.
+    /// That matrix will not be requested again.
     fn release_weight(&self, path: &str) {
         self.release(&format!("{path}.weight"));
     }
 
-    /// The bias of the linear layer at `path`. Where the config has none the file may still hold
-    /// one, as quantisers write them: then it must be zero.
+    /// The bias of the linear layer at `path`. If the config has none the file may still hold one,
+    /// as quantisers write them: then it must be zero.
     fn bias(&self, path: &str, outputs: usize, wanted: bool) -> Result<Option<StoredTensor<'_>>, ModelError> {
         let name = format!("{path}.bias");
         if !wanted && self.shape(&name).is_none() {
@@ -165,7 +165,7 @@ impl WeightSource for Checkpoint {
     }
 }
 
-/// A tensor of a file, as it is.
+/// A tensor of a file, as stored.
 pub(crate) fn stored<'a>(tensor: Tensor<'a>, shape: &[usize]) -> Result<StoredTensor<'a>, ModelError> {
     let format = format_of(&tensor)?;
     check_shape(&tensor, shape)?;
@@ -192,7 +192,7 @@ pub(crate) fn check_shape(tensor: &Tensor, shape: &[usize]) -> Result<(), ModelE
     Err(ModelError::Tensor { name: tensor.name.to_string(), what })
 }
 
-/// Normal-like weights made on the fly: for benchmarks at sizes for which there is no file.
+/// Normal-like weights generated on the fly: for benchmarks at sizes without a file.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomSource {
     pub seed: u64,
@@ -216,7 +216,8 @@ impl WeightSource for RandomSource {
         let mut bytes = Vec::with_capacity(2 * length);
         for group in 0..length.div_ceil(4) {
             for word in block(key, 0, 0, tensor, group as u32) {
-                // Four bytes added: bell-shaped, standard deviation 0.02 as models are initialised.
+                // Sum of four bytes: bell-shaped, standard deviation 0.02 as models are
+                // initialised.
                 let sum: u32 = word.to_le_bytes().into_iter().map(u32::from).sum();
                 let value = (sum as f32 - 510.0) * (0.02 / 147.8);
                 let value = if norm { 1.0 + value } else { value };
@@ -228,8 +229,8 @@ impl WeightSource for RandomSource {
     }
 }
 
-/// Weights without numbers, for a backend that counts: shapes and formats of another source, or one
-/// format for all.
+/// Weights without data, for a backend that only counts: shapes and formats of another source, or
+/// one format for all.
 #[derive(Clone, Copy)]
 pub enum Shapes<'a> {
     All(FloatFormat),

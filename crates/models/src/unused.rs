@@ -1,7 +1,7 @@
 //! Tensors of a model's files that nothing reads. A config with fewer layers than the file, or a
-//! file with biases and norms that the config does not know, would train another model in silence:
-//! what looks like a part of the text model is refused. What belongs to pictures or to nothing we
-//! know is listed.
+//! file with biases and norms missing from the config, would silently train a different model:
+//! anything that looks like part of the text model is refused. Vision tensors and unknown ones are
+//! listed.
 
 use crate::ModelError;
 use crate::config::Config;
@@ -10,7 +10,7 @@ use crate::names::{Names, layer_of};
 use isobit_proof::name::{harmless, quoted};
 use isobit_proof::safetensors::Checkpoint;
 
-/// Ends of tables that old files store and every reader computes.
+/// Suffixes of tables that old files store and every reader computes.
 const BUFFERS: [&str; 5] = [
     "rotary_emb.inv_freq",
     "rotary_emb.original_inv_freq",
@@ -18,11 +18,11 @@ const BUFFERS: [&str; 5] = [
     "rotary_emb.sin_cached",
     "self_attn.masked_bias",
 ];
-/// Names that a note repeats.
+/// Number of names that a note lists.
 const SHOWN_MAX: usize = 10;
 
-/// Names in the file of what is not read, in their order; an error for what a reader of this model
-/// would have to read.
+/// File names of the tensors that are not read, in order; an error if a reader of this model would
+/// need one of them.
 pub(crate) fn find(checkpoint: &Checkpoint, names: &Names, config: &Config) -> Result<Vec<String>, ModelError> {
     let inventory = Inventory::of(config);
     let (mut unused, mut refused) = (Vec::new(), Vec::new());
@@ -48,7 +48,7 @@ pub(crate) fn find(checkpoint: &Checkpoint, names: &Names, config: &Config) -> R
     Err(ModelError::Tensor { name: harmless(name, 200), what: format!("nothing would read it: {what}{more}") })
 }
 
-/// Why a tensor looks like a part of the text model.
+/// Why a tensor looks like part of the text model.
 fn part_of_model(here: &str, layers: usize) -> Option<String> {
     let inner = here.strip_prefix("model.");
     if let Some(rest) = inner.filter(|rest| rest.starts_with("layers.")) {
@@ -71,7 +71,7 @@ fn part_of_model(here: &str, layers: usize) -> Option<String> {
     (here.starts_with("lm_head.") || extra).then(|| "config.json describes no such tensor of the model".to_string())
 }
 
-/// One line about tensors that are not read; none where all are.
+/// One line about tensors that are not read; none if all are.
 pub(crate) fn note(unused: &[String]) -> Option<String> {
     let shown: Vec<String> = unused.iter().take(SHOWN_MAX).map(|name| quoted(name)).collect();
     let more = match unused.len().saturating_sub(SHOWN_MAX) {

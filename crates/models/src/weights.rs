@@ -1,8 +1,8 @@
-//! The weights of a model folder: a checkpoint, how it names its tensors, and how its matrices are
+//! The weights of a model folder: a checkpoint, its tensor names, and how its matrices are
 //! quantised.
 //!
-//! What the file holds decides: a module with a `qweight` is quantised, one with a `weight` is not,
-//! a float8 `weight` needs its scales. The config says how to read them, and must not contradict.
+//! The file's contents decide: a module with a `qweight` is quantised, one with a `weight` is not,
+//! a float8 `weight` needs its scales. The config defines how to read them and must not contradict.
 
 use crate::ModelError;
 use crate::config::{Config, Fp8Config, GptqConfig, Quantization, quantization};
@@ -21,11 +21,11 @@ pub struct Weights {
     /// Tensors of the file that nothing reads.
     unused: Vec<String>,
     quantization: Quantization,
-    /// Modules that the config leaves as they are.
+    /// Modules that the config excludes from quantisation.
     excluded: Vec<Regex>,
 }
 
-/// A tensor on its way into a copy of the model.
+/// A tensor to be copied with the model.
 #[derive(Debug)]
 pub enum Copied<'a> {
     Numbers(Tensor<'a>),
@@ -33,8 +33,8 @@ pub enum Copied<'a> {
 }
 
 impl Weights {
-    /// Looks through the names of the checkpoint; no tensor is read. An error where the file holds
-    /// parts of a model that the config does not describe.
+    /// Checks the names of the checkpoint; reads no tensor. An error if the file holds parts of a
+    /// model that the config does not describe.
     pub fn new(checkpoint: Checkpoint, config: &Config) -> Result<Self, ModelError> {
         let names = Names::of(checkpoint.names(), config)?;
         let unused = unused::find(&checkpoint, &names, config)?;
@@ -50,12 +50,13 @@ impl Weights {
         &self.checkpoint
     }
 
-    /// Names in the file of tensors that nothing reads, but for layers that predict further tokens.
+    /// File names of tensors that nothing reads, except those of layers that predict further
+    /// tokens.
     pub fn unused(&self) -> &[String] {
         &self.unused
     }
 
-    /// One line about them, where there are any.
+    /// One line about them, if there are any.
     pub fn unused_note(&self) -> Option<String> {
         unused::note(&self.unused)
     }
@@ -65,9 +66,9 @@ impl Weights {
         &self.names
     }
 
-    /// What a copy of the model has of the tensor that the file calls `name`: its numbers, those of
-    /// float8 expanded, or the parts of a 4-bit module and whatever else is no number as they are.
-    /// Nothing of the scales that went into the numbers.
+    /// What a copy of the model holds for the file's tensor `name`: its numbers, with float8
+    /// expanded; parts of a 4-bit module and anything non-numeric as stored; nothing for scales
+    /// that went into the numbers.
     pub fn copied(&self, name: &str) -> Result<Option<Copied<'_>>, ModelError> {
         let tensor = self.checkpoint.get(name)?;
         let module = name.rsplit_once('.').map_or("", |(module, _)| module);
@@ -88,7 +89,7 @@ impl Weights {
         Ok(Some(Copied::Numbers(tensor)))
     }
 
-    /// The numbers of a tensor that [`Weights::copied`] says has them.
+    /// The numbers of a tensor for which [`Weights::copied`] returned `Numbers`.
     pub fn numbers<'a>(&'a self, tensor: Tensor<'a>) -> Result<StoredTensor<'a>, ModelError> {
         let shape = tensor.shape;
         self.stored(tensor, shape)
@@ -115,7 +116,7 @@ impl Weights {
         Ok(StoredTensor { format: FloatFormat::F32, shape: shape.to_vec(), bytes: Cow::Owned(bytes) })
     }
 
-    /// Whatever tensors there are of the matrix at `path`.
+    /// All tensors of the matrix at `path`.
     fn parts(&self, path: &str) -> impl Iterator<Item = Tensor<'_>> {
         let file_path = self.names.in_file(path).into_owned();
         let names = gptq::PARTS.into_iter().chain(["weight", "weight_scale_inv"]);
@@ -144,7 +145,7 @@ impl Weights {
         }
     }
 
-    /// The quantised module at `path`, which is `file_path` in the file.
+    /// The quantised module at `path`, or `file_path` in the file.
     fn gptq_module<'a>(
         &'a self,
         path: &str,

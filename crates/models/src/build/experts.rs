@@ -1,10 +1,10 @@
-//! The MLP of a mixture of experts from its tensors: router, experts of any layout as one grouped
-//! matrix, shared expert.
+//! Builds the MLP of a mixture of experts: router, experts of any layout as one grouped matrix,
+//! shared expert.
 //!
-//! Gate and up of an expert become one matrix (gate rows, then up rows), as transformers has them
-//! in memory; trained experts are two tensors per layer of that form, and `files.rs` gives them
-//! back the layout of the file. Of four bits, gate and up stay two: each has its own order of
-//! channels.
+//! Gate and up of an expert become one matrix (gate rows, then up rows), as in transformers' memory
+//! layout; trained experts are two such tensors per layer, and `files.rs` converts them back to the
+//! layout of the file. With 4-bit weights, gate and up stay separate: each has its own channel
+//! order.
 
 use crate::ModelError;
 use crate::adapter::Trained;
@@ -30,7 +30,7 @@ pub(crate) enum ExpertTensor {
 impl ExpertTensor {
     pub(crate) const ALL: [Self; 2] = [Self::GateUp, Self::Down];
 
-    /// Its name beside the experts.
+    /// Its name below the experts module.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::GateUp => "gate_up_proj",
@@ -54,12 +54,12 @@ impl ExpertTensor {
     }
 }
 
-/// The adapter that a tensor of experts gets.
+/// The adapter of an expert tensor.
 #[derive(Clone, Copy, Debug)]
 struct ExpertTarget {
     rank: usize,
     scale: f32,
-    /// Written as adapters of the linear modules of every expert.
+    /// Stored as adapters of the linear modules of every expert.
     single: bool,
 }
 
@@ -71,7 +71,7 @@ impl<B: Backend> Builder<'_, B> {
         let loaded = experts::load(self.source, path, shape)?;
         let gate_up_target = self.expert_target(path, ExpertTensor::GateUp)?;
         let down_target = self.expert_target(path, ExpertTensor::Down)?;
-        // The later wrapper is the outer one: alone, a tensor has no name inside.
+        // PEFT's later wrapper is the outer one: with a single target there is no inner name.
         let inner = if gate_up_target.is_some() && down_target.is_some() { ".base_layer" } else { "" };
         let gate_up =
             self.expert_matrix(path, ExpertTensor::GateUp, &loaded, trained, gate_up_target.map(|of| (of, inner)))?;
@@ -121,8 +121,8 @@ impl<B: Backend> Builder<'_, B> {
         })
     }
 
-    /// The adapter of a layer's experts, where their tensor is a target, or the linear modules that
-    /// they would be one by one.
+    /// The adapter of a layer's experts, if their tensor is a target, or the equivalent per-expert
+    /// linear modules are.
     fn expert_target(&self, path: &str, part: ExpertTensor) -> Result<Option<ExpertTarget>, ModelError> {
         let Trained::Lora(lora) = &self.settings.trained else { return Ok(None) };
         let name = format!("{path}.experts.{}", part.name());
@@ -204,7 +204,7 @@ impl<B: Backend> Builder<'_, B> {
     ) -> Result<ExpertAdapter, ModelError> {
         let path = format!("base_model.model.{}", self.config.module_path(path));
         let (experts, [outputs, inputs]) = (shape.experts, part.shape(shape));
-        // Gate and up one by one: blocks on the diagonal of one pair of factors of twice the rank.
+        // Separate gate and up: diagonal blocks of one pair of factors of twice the rank.
         let halves = target.single && part == ExpertTensor::GateUp;
         let rank = if halves { 2 * target.rank } else { target.rank };
         let (tensor, rows) = (self.modules, experts * rank);
@@ -227,7 +227,7 @@ impl<B: Backend> Builder<'_, B> {
         Ok(ExpertAdapter { a, b, rank, scale: target.scale, halves })
     }
 
-    /// One tensor of all experts, expert after expert.
+    /// One tensor of all experts, stacked.
     fn stacked<'s>(part: ExpertTensor, stored: &StoredExperts<'s>) -> Result<StoredTensor<'s>, ModelError> {
         match part {
             ExpertTensor::GateUp => stored.stacked_gate_up(),
@@ -235,7 +235,7 @@ impl<B: Backend> Builder<'_, B> {
         }
     }
 
-    /// A projection of all experts as four bits. One expert at a time is read, and its pages go.
+    /// A projection of all experts in 4 bits. Reads one expert at a time, then releases its pages.
     fn quantised_experts(&self, experts: &GptqExperts, projection: Projection) -> Result<Quantized<B>, ModelError> {
         let shape = experts.quantized_shape(projection)?;
         let weight = self.backend.quantized_weight(shape, |expert| {

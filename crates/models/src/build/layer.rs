@@ -1,5 +1,4 @@
-//! The layers of a model, each from the tensors that its kind has, by the names that the config
-//! gives them.
+//! Builds the layers of a model, each from the tensors of its kind, by the names in the config.
 
 use crate::ModelError;
 use crate::build::Builder;

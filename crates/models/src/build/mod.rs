@@ -1,8 +1,8 @@
-//! Puts a model together: every tensor found by name, checked for its shape, sliced or kept as what
-//! it is for.
+//! Builds a model: finds every tensor by name, checks its shape, and slices it or keeps it in the
+//! form its op needs.
 //!
-//! Frozen matrices are kept as slices only, so a model takes two bytes a weight (x2), or as the
-//! four bits they are stored in; a tensor's file pages may go as soon as it is read.
+//! Frozen matrices are kept only as slices, two bytes per weight (x2), or in their stored 4 bits; a
+//! tensor's file pages may be dropped once it is read.
 
 mod experts;
 mod layer;
@@ -30,20 +30,20 @@ use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 
-/// A model and what of it is trained.
+/// A model and its trained parameters.
 pub struct Built<B: Backend> {
     pub model: Model<B>,
     pub parameters: Parameters<B>,
 }
 
-/// What a model is built for.
+/// Options for building a model.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub trained: Trained,
     pub profile: Profile,
     /// Longest sequence.
     pub positions: usize,
-    /// Of the adapter's initial values.
+    /// For the adapter's initial values.
     pub seed: u64,
 }
 
@@ -54,7 +54,7 @@ pub fn build<B: Backend>(
     source: &dyn WeightSource,
     settings: &Settings,
 ) -> Result<Built<B>, ModelError> {
-    // Tables and first values are computed on this thread, after files have been opened.
+    // Tables and initial values are computed on this thread, after files have been opened.
     isobit_kernels::float_state::restore();
     if let Trained::Lora(lora) = &settings.trained {
         config.family.peft.check(config, lora)?;
@@ -78,9 +78,9 @@ struct Builder<'a, B: Backend> {
     source: &'a dyn WeightSource,
     settings: &'a Settings,
     parameters: Parameters<B>,
-    /// Parameters that a file has in another form.
+    /// Parameters stored in a file in another form.
     forms: BTreeMap<ParameterId, Form>,
-    /// Linear modules seen so far: the number of the next one, which keys its random numbers.
+    /// Number of linear modules so far: the index of the next one, which keys its random numbers.
     modules: u32,
     adapters: usize,
 }
@@ -131,8 +131,8 @@ impl<B: Backend> Builder<'_, B> {
         })
     }
 
-    /// A file may hold the head that the config ties to the embedding: then it must be the same, or
-    /// one of them would be lost.
+    /// A file may hold the head that the config ties to the embedding: it must then be identical,
+    /// or one of them would be lost.
     fn check_tied_head(&self, table: &str) -> Result<(), ModelError> {
         let (name, shape) = ("lm_head.weight", [self.config.vocabulary, self.config.hidden]);
         if self.source.shape(name).is_none() {
@@ -217,7 +217,7 @@ impl<B: Backend> Builder<'_, B> {
         self.shaped(name, &[length], trained)
     }
 
-    /// A vector that its file gives more dimensions.
+    /// A vector that has more dimensions in its file.
     fn shaped(&mut self, name: &str, shape: &[usize], trained: bool) -> Result<Vector<B>, ModelError> {
         if trained {
             return Ok(Vector::Trained(self.trained(name, shape)?));
@@ -245,7 +245,7 @@ impl<B: Backend> Builder<'_, B> {
         Ok(Matrix::Quantized(vec![Quantized { weight, shape }]))
     }
 
-    /// A frozen matrix whose op takes slices, even where it is stored as four bits.
+    /// A frozen matrix whose op takes slices, even if stored in 4 bits.
     fn sliced_matrix(&self, path: &str, rows: usize, width: usize, profile: Profile) -> Result<Matrix<B>, ModelError> {
         let stored = match self.source.weight(path, rows, width)? {
             Weight::Stored(stored) => stored,
@@ -319,12 +319,12 @@ impl<B: Backend> Builder<'_, B> {
     }
 }
 
-/// Four bits cannot take a step.
+/// 4-bit weights cannot be trained.
 fn only_adapters(name: String) -> ModelError {
     ModelError::Tensor { name, what: "it is quantised: only adapters can be trained".to_string() }
 }
 
-/// NaN or infinity in the weights is a malformed file, found before the first step.
+/// NaN or infinity in the weights means a malformed file; it is found before the first step.
 fn finite(name: &str, values: Vec<f32>) -> Result<Vec<f32>, ModelError> {
     match values.iter().position(|value| !value.is_finite()) {
         None => Ok(values),
@@ -332,7 +332,7 @@ fn finite(name: &str, values: Vec<f32>) -> Result<Vec<f32>, ModelError> {
     }
 }
 
-/// The same without making float32 numbers: an exponent of all ones is no number.
+/// The same without converting to float32: an exponent of all ones is not finite.
 fn stored_finite(name: &str, stored: &StoredTensor) -> Result<(), ModelError> {
     let exponent = |mask: u16| stored.bits().position(|bits| bits & mask == mask);
     let at = match stored.format {

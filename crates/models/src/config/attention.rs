@@ -1,5 +1,5 @@
 //! Softmax attention with grouped heads, as most families spell it: head counts and widths, biases,
-//! sliding windows. A family's file takes these readers and states its differences.
+//! sliding windows. A family's file uses these readers and adds its differences.
 
 use super::fields::{AXIS_MAX, Fields, POSITIONS_MAX, shown};
 use super::layer::{AttentionConfig, AttentionNames};
@@ -18,7 +18,7 @@ pub(crate) const NAMES: AttentionNames = AttentionNames {
     k_norm: "k_norm",
 };
 
-/// Attention that rotates whole heads: no norms of heads, no gate, `attention_bias` for all four
+/// Attention that rotates whole heads: no head norms, no gate, `attention_bias` for all four
 /// projections, every key visible.
 pub(crate) fn read(text: &TextConfig) -> Result<AttentionConfig, ModelError> {
     let heads = heads(text)?;
@@ -54,7 +54,7 @@ pub(crate) fn heads(text: &TextConfig) -> Result<GroupedHeads, ModelError> {
     Ok(GroupedHeads { heads, kv_heads, head_width })
 }
 
-/// Attention with these heads, of which the first channels are rotated.
+/// Attention with these heads, whose first channels are rotated.
 pub(crate) fn rotated(
     text: &TextConfig,
     heads: &GroupedHeads,
@@ -84,7 +84,7 @@ pub(crate) fn scale(width: usize, growth: f64) -> f32 {
     (1.0 / (width as f64).sqrt() * growth * growth) as f32
 }
 
-/// The window of every layer: what `layer_types` says, or with `use_sliding_window` all layers from
+/// The window of every layer: from `layer_types`, or with `use_sliding_window` for all layers from
 /// `max_window_layers` on.
 pub(crate) fn windows(text: &TextConfig) -> Result<Vec<Option<usize>>, ModelError> {
     let typed = typed_windows(text)?;
@@ -96,11 +96,11 @@ pub(crate) fn windows(text: &TextConfig) -> Result<Vec<Option<usize>>, ModelErro
     Ok((0..text.layer_count).map(|layer| (layer >= first).then_some(window)).collect())
 }
 
-/// What a file says of windows besides `use_sliding_window`.
+/// Window settings besides `use_sliding_window`.
 pub(crate) struct TypedWindows {
     /// `sliding_window`
     pub(crate) window: Option<usize>,
-    /// The window of every layer, where `layer_types` says it.
+    /// The window of every layer, if given by `layer_types`.
     pub(crate) layers: Option<Vec<Option<usize>>>,
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn typed_windows(text: &TextConfig) -> Result<TypedWindows, ModelErro
     Ok(TypedWindows { window, layers: Some(layers) })
 }
 
-/// The window where `use_sliding_window` turns it on.
+/// The window, if `use_sliding_window` turns it on.
 pub(crate) fn window_in_use(fields: Fields, window: Option<usize>) -> Result<Option<usize>, ModelError> {
     if !fields.flag("use_sliding_window", false)? {
         return Ok(None);

@@ -1,22 +1,22 @@
-//! The keys of a JSON object, read with limits, with errors that name them. A key that holds null
-//! counts as absent, as it does for the tools that write these files; where null means something,
-//! `is_null` asks.
+//! The keys of a JSON object, read with limits and with errors that name them. A key that holds
+//! null counts as absent, as in the tools that write these files; use `is_null` where null has a
+//! meaning.
 
 use crate::ModelError;
 use isobit_proof::name::harmless;
 use serde_json::Value;
 
-/// BOUND: what any published model stays far below; larger numbers are malformed files.
+/// BOUND: far above any published model; larger numbers mean a malformed file.
 pub(crate) const AXIS_MAX: u64 = 1 << 24;
 pub(crate) const POSITIONS_MAX: u64 = 1 << 30;
-/// BOUND: characters of a stranger's value that a message repeats.
+/// BOUND: characters of an untrusted value that a message repeats.
 const SHOWN_MAX: usize = 80;
 
 pub(crate) fn wrong(what: impl Into<String>) -> ModelError {
     ModelError::Config { file: "config.json".to_string(), what: what.into() }
 }
 
-/// A stranger's value in a message.
+/// An untrusted value in a message.
 pub(crate) fn shown(value: &Value) -> String {
     harmless(&value.to_string(), SHOWN_MAX)
 }
@@ -24,7 +24,7 @@ pub(crate) fn shown(value: &Value) -> String {
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a> {
     value: &'a Value,
-    /// What messages name.
+    /// The file name in messages.
     file: &'a str,
 }
 
@@ -41,7 +41,7 @@ impl<'a> Fields<'a> {
         self.value.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether the key is there and holds null.
+    /// Whether the key is present and holds null.
     pub(crate) fn is_null(&self, key: &str) -> bool {
         self.value.get(key).is_some_and(Value::is_null)
     }
@@ -68,7 +68,7 @@ impl<'a> Fields<'a> {
         value.as_str().map(Some).ok_or_else(|| self.wrong(format!("`{key}` is not a string")))
     }
 
-    /// A number from 1 to `most`; a missing one is the default, or an error where there is none.
+    /// A number from 1 to `most`; a missing one is the default, or an error without a default.
     pub(crate) fn size(&self, key: &str, most: u64, default: Option<usize>) -> Result<usize, ModelError> {
         self.optional_size(key, most)?.or(default).ok_or_else(|| self.wrong(format!("`{key}` is missing")))
     }

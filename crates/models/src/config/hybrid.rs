@@ -11,7 +11,7 @@ use serde_json::Value;
 
 /// BOUND: taps of a convolution; published models have four.
 const KERNEL_MAX: u64 = 8;
-/// Share of a head that is rotated where the file does not say.
+/// Rotated share of a head, if the file does not specify it.
 const ROTARY_SHARE: f64 = 0.25;
 
 const DELTA: DeltaNames = DeltaNames {
@@ -23,7 +23,7 @@ const DELTA: DeltaNames = DeltaNames {
     output: "out_proj",
 };
 
-/// Attention of every layer, and the channels of a head that are rotated.
+/// Attention of every layer, and the number of rotated channels per head.
 pub(crate) fn attention(
     text: &TextConfig,
     projections: DeltaProjections,

@@ -1,8 +1,8 @@
-//! What the layers of a model are: one description per layer that the model's code can match on,
-//! with the names that its weights have in files.
+//! The layers of a model: one description per layer, which the model's code matches on, with the
+//! names of its weights in files.
 //!
 //! A layer is attention, then an MLP. Sizes are those of the tensors; limits are those of the ops,
-//! so that whatever a config gives can be built.
+//! so every accepted config can be built.
 
 /// How norms use their weight. A property of the family; the norm after a delta rule is always
 /// plain.
@@ -22,7 +22,7 @@ pub struct LayerConfig {
     pub mlp: MlpKind,
 }
 
-/// Modules directly below `model.layers.N`, but for that of the attention.
+/// Modules directly below `model.layers.N`, except the attention's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerNames {
     pub attention_norm: &'static str,
@@ -31,7 +31,7 @@ pub struct LayerNames {
 }
 
 impl LayerNames {
-    /// Those of every family so far.
+    /// Common to every family so far.
     pub(crate) const COMMON: Self =
         Self { attention_norm: "input_layernorm", mlp_norm: "post_attention_layernorm", mlp: "mlp" };
 }
@@ -72,13 +72,13 @@ pub struct AttentionConfig {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_width: usize,
-    /// First channels of a head that are rotated; the others pass.
+    /// Rotated channels, the first of a head; the others pass through.
     pub rotary_width: usize,
-    /// Keys that a query sees; all of them where there is none.
+    /// Number of keys that a query sees; all if none.
     pub window: Option<usize>,
     pub qkv_bias: bool,
     pub output_bias: bool,
-    /// Queries and keys are normalised per head, in the style of the family.
+    /// Queries and keys are normalised per head, with the family's norm.
     pub head_norms: bool,
     /// `q_proj` is twice as tall: per head the query, then a gate whose sigmoid multiplies the
     /// head's output.
@@ -87,7 +87,7 @@ pub struct AttentionConfig {
     pub scale: f32,
 }
 
-/// The module below a layer, and those below it.
+/// The module below a layer, and its submodules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionNames {
     pub module: &'static str,
@@ -120,32 +120,32 @@ impl AttentionConfig {
 pub struct LatentConfig {
     pub names: &'static LatentNames,
     pub heads: usize,
-    /// Width between `q_a_proj` and `q_b_proj`; none where there is one `q_proj`.
+    /// Width between `q_a_proj` and `q_b_proj`; none if there is a single `q_proj`.
     pub query_rank: Option<usize>,
     /// Width between `kv_a_proj_with_mqa` and `kv_b_proj`.
     pub kv_rank: usize,
-    /// Channels of a key that are not rotated: the first of a head.
+    /// Unrotated channels of a key: the first of a head.
     pub plain_width: usize,
-    /// Channels that are: the last of a head; one key head shared by all.
+    /// Rotated channels: the last of a head; one key head shared by all.
     pub rotary_width: usize,
     pub value_width: usize,
     /// Whether pairs are (2i, 2i+1) instead of (i, i + width/2).
     pub interleaved: bool,
-    /// Of `q_a_proj`, `kv_a_proj_with_mqa` and `o_proj`; the other projections have none.
+    /// Bias of `q_a_proj`, `kv_a_proj_with_mqa` and `o_proj`; the other projections have none.
     pub bias: bool,
-    /// Of `q_a_layernorm` and `kv_a_layernorm`, whatever the config says of the others.
+    /// For `q_a_layernorm` and `kv_a_layernorm`, regardless of the config's eps for the others.
     pub norm_eps: f32,
-    /// `growth² / √key_width`, rounded once: scaled rotations make scores larger.
+    /// `growth² / √key_width`, rounded once: scaled rotations increase the scores.
     pub scale: f32,
 }
 
-/// The module below a layer, and those below it.
+/// The module below a layer, and its submodules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatentNames {
     pub module: &'static str,
-    /// Where queries have one projection.
+    /// With a single query projection.
     pub q: &'static str,
-    /// Where they have two.
+    /// With two query projections.
     pub q_a: &'static str,
     pub q_a_norm: &'static str,
     pub q_b: &'static str,
@@ -195,7 +195,7 @@ pub struct DeltaConfig {
     pub projections: DeltaProjections,
 }
 
-/// The module below a layer, and what is below it besides the input projections.
+/// The module below a layer, and its contents besides the input projections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeltaNames {
     pub module: &'static str,
@@ -213,8 +213,8 @@ pub struct DeltaNames {
 pub enum DeltaProjections {
     /// Rows of `qkv` are `[q | k | v]`.
     Separate { qkv: &'static str, z: &'static str, b: &'static str, a: &'static str },
-    /// Rows grouped by key head: `q`, `k`, `v` of its value heads, `z` of them; `b` of them, `a` of
-    /// them.
+    /// Rows grouped by key head: `q`, `k`, then `v` and `z` of its value heads; likewise `b`, then
+    /// `a`.
     Joined { qkvz: &'static str, ba: &'static str },
 }
 
@@ -237,41 +237,41 @@ impl DeltaConfig {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsConfig {
-    /// The router's module, beside the experts.
+    /// The router's module, next to the experts.
     pub router: &'static str,
     pub experts: usize,
-    /// Experts of each token.
+    /// Experts per token.
     pub chosen: usize,
     /// Width inside an expert.
     pub width: usize,
     pub scoring: Scoring,
     /// Divide the chosen scores by their sum.
     pub renormalise: bool,
-    /// Factor of the chosen scores.
+    /// Factor on the chosen scores.
     pub scale: f32,
-    /// The router's tensor that is added to scores for choosing, where there is one.
+    /// The router's tensor that is added to scores for choosing, if any.
     pub correction_bias: Option<&'static str>,
-    /// Groups of consecutive experts, of which each token keeps some before it chooses; 1 where
-    /// there are none.
+    /// Groups of consecutive experts; each token keeps some groups before it chooses. 1 means no
+    /// grouping.
     pub groups: usize,
     pub kept_groups: usize,
     pub shared: Option<SharedExpert>,
 }
 
-/// How logits of the router become scores.
+/// How router logits become scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scoring {
     Softmax,
     Sigmoid,
 }
 
-/// The MLP that every token goes through besides its chosen experts.
+/// The MLP that every token goes through in addition to its chosen experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedExpert {
-    /// Its module, beside the experts.
+    /// Its module, next to the experts.
     pub module: &'static str,
     pub names: &'static MlpNames,
     pub width: usize,
-    /// The module, beside the experts, whose sigmoid multiplies the output.
+    /// The module, next to the experts, whose sigmoid multiplies the output.
     pub gate: Option<&'static str>,
 }

@@ -1,17 +1,17 @@
-//! The MLP of every layer, dense or of experts: the keys that families share, and what the router
-//! can compute. A family's file says which layers have experts and how they are chosen.
+//! The MLP of every layer, dense or with experts: the keys that families share, and the router's
+//! limits. A family's file decides which layers have experts and how they are chosen.
 
 use super::fields::{AXIS_MAX, Fields};
 use super::layer::{ExpertsConfig, LayerConfig, MlpKind, MlpNames, Scoring, SharedExpert};
 use super::text::TextConfig;
 use crate::ModelError;
 
-/// BOUND: what the router takes.
+/// BOUND: the router's limit.
 const EXPERTS_MAX: u64 = 1024;
 const CHOSEN_MAX: u64 = 64;
 
 pub(crate) const NAMES: MlpNames = MlpNames { gate: "gate_proj", up: "up_proj", down: "down_proj" };
-/// The router's module, beside the experts.
+/// The router's module, next to the experts.
 const ROUTER: &str = "gate";
 
 /// A dense MLP without biases.
@@ -20,7 +20,7 @@ pub(crate) fn dense(text: &TextConfig) -> Result<MlpKind, ModelError> {
     Ok(MlpKind::Dense { names: &NAMES, width, bias: false })
 }
 
-/// The MLPs of all layers, of which some have experts. Nothing is read that no layer needs.
+/// The MLPs of all layers, some of which have experts. Reads only keys that some layer needs.
 pub(crate) fn mixed(
     text: &TextConfig,
     sparse: Vec<bool>,
@@ -36,9 +36,9 @@ pub(crate) fn mixed(
     Ok(sparse.into_iter().map(mlp).collect())
 }
 
-/// What a family says of its experts where the file does not.
+/// A family's defaults for its experts.
 pub(crate) struct ExpertsDefaults {
-    /// The key that holds their number; `num_local_experts` is an alias in every family.
+    /// The key with the expert count; `num_local_experts` is an alias in every family.
     pub(crate) count_key: &'static str,
     pub(crate) count: usize,
     pub(crate) chosen: usize,
@@ -67,7 +67,7 @@ impl ExpertsDefaults {
         })
     }
 
-    /// Which layers have experts: every `decoder_sparse_step`-th, but for `mlp_only_layers`.
+    /// Which layers have experts: every `decoder_sparse_step`-th, except `mlp_only_layers`.
     pub(crate) fn sparse_by_step(&self, text: &TextConfig) -> Result<Vec<bool>, ModelError> {
         let (fields, layers) = (text.fields, text.layer_count);
         let step = fields.size("decoder_sparse_step", AXIS_MAX, Some(1))?;
@@ -90,7 +90,7 @@ pub(crate) fn gated_shared_expert(fields: Fields) -> Result<SharedExpert, ModelE
     Ok(SharedExpert { module: "shared_expert", names: &NAMES, width, gate: Some("shared_expert_gate") })
 }
 
-/// Numbers that the router can work with.
+/// Checks that the router supports these numbers.
 pub(crate) fn check_experts(fields: Fields, config: &ExpertsConfig) -> Result<(), ModelError> {
     let ExpertsConfig { experts, chosen, groups, kept_groups, .. } = *config;
     if experts == 0 {
@@ -117,7 +117,7 @@ pub(crate) fn check_experts(fields: Fields, config: &ExpertsConfig) -> Result<()
     Ok(())
 }
 
-/// The coefficient of the load-balancing loss, where the file asks for that loss.
+/// The coefficient of the load-balancing loss, if the file enables that loss.
 pub(crate) fn balance(fields: Fields, layers: &[LayerConfig]) -> Result<Option<f64>, ModelError> {
     let asked = fields.flag("output_router_logits", false)?;
     let coefficient = fields.number("router_aux_loss_coef")?.unwrap_or(0.001);

@@ -1,9 +1,9 @@
 //! `config.json` of a model, old and new spellings, checked before anything is allocated.
 //!
-//! `layer.rs` is what a parsed config says of each layer. How a family spells its layers stands in
-//! its file in `families/`; what several share is read by `attention.rs`, `hybrid.rs` and `mlp.rs`,
-//! the rotation by `rope.rs`, and by `quantization.rs` how matrices are stored. Keys that no family
-//! reads are informational.
+//! `layer.rs` describes each layer of a parsed config. How a family spells its layers is in its
+//! file in `families/`; shared parts are read by `attention.rs`, `hybrid.rs` and `mlp.rs`, the
+//! rotation by `rope.rs`, and matrix storage by `quantization.rs`. Keys that no family reads are
+//! informational.
 
 pub(crate) mod attention;
 pub(crate) mod fields;
@@ -29,30 +29,30 @@ use serde_json::Value;
 use std::borrow::Cow;
 use text::TextConfig;
 
-/// Everything the forward pass needs to know.
+/// Everything the forward pass needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub family: &'static Family,
     pub vocabulary: usize,
     pub hidden: usize,
     pub max_positions: usize,
-    /// Of all norms but those inside latent attention.
+    /// For all norms except those inside latent attention.
     pub eps: f32,
     pub norm: NormStyle,
     pub rope_theta: f64,
     pub rope_scaling: RopeScaling,
-    /// Channels of a head that are rotated, the same in all layers that rotate any.
+    /// Rotated channels per head, the same in all layers that rotate any.
     pub rotary_width: usize,
     /// Whether the LM head is the embedding table.
     pub tied: bool,
     pub layers: Vec<LayerConfig>,
-    /// Coefficient of the load-balancing loss, one for the whole model; none where the file does
-    /// not ask for that loss.
+    /// Coefficient of the load-balancing loss, one for the whole model; none if the file does not
+    /// enable that loss.
     pub balance: Option<f64>,
     /// Whether this is the text part of a larger model: other tools call its modules
     /// `model.language_model.…`.
     pub wrapped: bool,
-    /// Layers behind the last that may only predict further tokens: their tensors are not read.
+    /// Layers after the last that may only predict further tokens: their tensors are not read.
     pub prediction_layers: usize,
     pub quantization: Quantization,
 }
@@ -66,9 +66,9 @@ impl Config {
         Self::parse_with(text, None)
     }
 
-    /// The same with the text of a `quantize_config.json`, where one lies beside it.
+    /// The same with the text of a `quantize_config.json`, if there is one.
     pub fn parse_with(text: &str, quantize_config: Option<&str>) -> Result<Self, ModelError> {
-        // Reading a decimal number computes.
+        // Parsing a decimal number uses floating-point arithmetic.
         isobit_kernels::float_state::restore();
         let value: Value = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
         if !value.is_object() {
@@ -116,7 +116,7 @@ impl Config {
         })
     }
 
-    /// What other tools call a module or tensor that is `model.…` here: adapters carry these names.
+    /// Other tools' name for our module or tensor `model.…`: adapters use these names.
     pub fn module_path<'a>(&self, path: &'a str) -> Cow<'a, str> {
         match path.strip_prefix("model.") {
             Some(rest) if self.wrapped => Cow::Owned(format!("model.language_model.{rest}")),
@@ -125,7 +125,7 @@ impl Config {
     }
 }
 
-/// Inside or outside of the text part; both must agree.
+/// May be set inside or outside the text part; both must agree.
 fn tied(outer: Fields, text_part: Option<Fields>) -> Result<bool, ModelError> {
     let key = "tie_word_embeddings";
     let inside = text_part.map_or(Ok(None), |part| part.optional_flag(key))?;

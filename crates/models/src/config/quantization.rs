@@ -1,7 +1,7 @@
 //! How a checkpoint's matrices are quantised: `quantization_config` of `config.json`, and GPTQ's
 //! `quantize_config.json`.
 //!
-//! This says how to read what the file holds; which modules are quantised, the file's tensors say.
+//! This defines how to read the file's contents; its tensors decide which modules are quantised.
 
 use super::fields::{AXIS_MAX, Fields, shown};
 use crate::ModelError;
@@ -15,21 +15,21 @@ pub enum Quantization {
     Gptq(GptqConfig),
 }
 
-/// Matrices of float8 (e4m3) with a scale per block.
+/// Float8 matrices (e4m3) with a scale per block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Config {
     /// Rows and columns of a block; blocks at the edges are smaller.
     pub block: [usize; 2],
 }
 
-/// Matrices of 4-bit integers with a scale and a zero per group of inputs.
+/// 4-bit integer matrices with a scale and a zero per group of inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GptqConfig {
-    /// Inputs of a group; none where all inputs are one.
+    /// Inputs per group; none if all inputs form one group.
     pub group_size: Option<usize>,
-    /// Whether groups were made in another order than the inputs': `g_idx` must be there.
+    /// Whether groups do not follow the order of the inputs: `g_idx` must then be present.
     pub desc_act: bool,
-    /// Whether every zero is 8; none where the file does not say.
+    /// Whether every zero is 8; none if the file does not specify it.
     pub symmetric: Option<bool>,
     pub format: GptqFormat,
     /// Expressions for modules that are not quantised, matched from the start of the module's path.
@@ -40,9 +40,9 @@ pub struct GptqConfig {
 /// How zeros are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GptqFormat {
-    /// `gptq`: every 32-bit word of zeros less 0x11111111.
+    /// `gptq`: every 32-bit word of zeros minus 0x11111111.
     V1,
-    /// `gptq_v2`: as they are.
+    /// `gptq_v2`: unchanged.
     V2,
 }
 
@@ -50,7 +50,7 @@ const QUANTIZE_CONFIG: &str = "quantize_config.json";
 /// BOUND: rows or columns of a block of float8.
 const BLOCK_MAX: usize = 1 << 16;
 
-/// `places` are the objects that may hold `quantization_config`; the first that does counts.
+/// `places` are the objects that may hold `quantization_config`; the first one that does is used.
 pub(crate) fn parse(places: &[Fields], quantize_config: Option<&str>) -> Result<Quantization, ModelError> {
     let mut inside = None;
     for fields in places {
@@ -71,8 +71,8 @@ pub(crate) fn parse(places: &[Fields], quantize_config: Option<&str>) -> Result<
             "gptq" => Ok(Quantization::Gptq(gptq(&Pair(fields, beside))?)),
             other => Err(fields.wrong(format!("`quant_method` {} is not one of fp8, gptq", quoted(other)))),
         },
-        // Older files have no `quantization_config`, and `quantize_config.json` has no method but
-        // this one.
+        // Older files have no `quantization_config`, and `quantize_config.json` supports only this
+        // method.
         (None, Some(fields)) => match fields.optional_text("quant_method")? {
             None | Some("gptq") => Ok(Quantization::Gptq(gptq(&Pair(fields, None))?)),
             Some(other) => Err(fields.wrong(format!("`quant_method` {} is not gptq", quoted(other)))),
@@ -94,11 +94,11 @@ fn fp8(fields: Fields) -> Result<Fp8Config, ModelError> {
     }
 }
 
-/// The two places of GPTQ's settings. A setting may be in either; in both it must be the same.
+/// The two locations of GPTQ's settings. A setting may be in either; if in both, they must agree.
 struct Pair<'a>(Fields<'a>, Option<Fields<'a>>);
 
 impl<'a> Pair<'a> {
-    /// The value of a key under any of its names, and the file that says so.
+    /// The value of a key under any of its names, and the file it comes from.
     fn get(&self, keys: &[&str]) -> Result<Option<(&'a str, &'a Value, Fields<'a>)>, ModelError> {
         let mut found: Option<(&str, &Value, Fields)> = None;
         for fields in [Some(self.0), self.1].into_iter().flatten() {
@@ -174,12 +174,12 @@ fn group_size(pair: &Pair) -> Result<Option<usize>, ModelError> {
     }
 }
 
-/// Rules for single modules: those that leave modules out are known, those that change how one is
+/// Per-module rules: those that exclude modules are supported, those that change how one is
 /// quantised are not.
 fn excluded(pair: &Pair) -> Result<Vec<String>, ModelError> {
     let Some((key, value, fields)) = pair.get(&["dynamic"])? else { return Ok(Vec::new()) };
     let Value::Object(rules) = value else {
-        // Writers put `false` or an empty list where there is no rule.
+        // Writers use `false` or an empty list for no rule.
         let empty = value == &Value::Bool(false) || value.as_array().is_some_and(Vec::is_empty);
         return if empty { Ok(Vec::new()) } else { Err(fields.wrong(format!("`{key}` is {}", shown(value)))) };
     };
@@ -200,7 +200,7 @@ fn excluded(pair: &Pair) -> Result<Vec<String>, ModelError> {
     Ok(excluded)
 }
 
-/// An expression that a path must match from its start.
+/// A regular expression anchored at the start of a path.
 pub(crate) fn expression(pattern: &str) -> Result<regex::Regex, String> {
     regex::Regex::new(&format!("^(?:{pattern})"))
         .map_err(|error| isobit_proof::name::harmless(&error.to_string().replace('\n', " "), 200))

@@ -1,6 +1,6 @@
-//! Rotary positions of a config: base, scaling, and how much of a head is turned. `rope_parameters`
-//! of new files, `rope_theta`, `rope_scaling` and `partial_rotary_factor` of old ones; what is
-//! inside wins over what is outside.
+//! Rotary positions of a config: base, scaling, and the rotated share of a head. Reads
+//! `rope_parameters` of new files, and `rope_theta`, `rope_scaling` and `partial_rotary_factor` of
+//! old ones; inner keys take precedence over outer ones.
 
 use super::fields::Fields;
 use crate::ModelError;
@@ -9,12 +9,12 @@ use isobit_numerics::rope::{RopeScaling, Yarn};
 pub(crate) struct Rope {
     pub(crate) theta: f64,
     pub(crate) scaling: RopeScaling,
-    /// Share of a head that is turned, where the file says so.
+    /// Rotated share of a head, if the file specifies it.
     pub(crate) partial: Option<f64>,
-    /// `mscale_all_dim` of a scaled rotation; zero where there is none.
+    /// `mscale_all_dim` of a scaled rotation; otherwise zero.
     pub(crate) mscale_all_dim: f64,
-    /// Widths of the three parts of a picture's position, in pairs. Text has the same position in
-    /// all of them.
+    /// Widths of the three parts of an image position, in pairs. In text all three are the same
+    /// position.
     sections: Option<Vec<usize>>,
 }
 
@@ -68,8 +68,7 @@ fn scaling(kind: &str, inner: Fields, outer: Fields, max_positions: usize) -> Re
 }
 
 impl Rope {
-    /// Channels of a head that are turned: all of them, or the share that the file or the family
-    /// says.
+    /// Rotated channels per head: all of them, or the share given by the file or the family.
     pub(crate) fn width(&self, fields: Fields, head_width: usize, share: f64) -> Result<usize, ModelError> {
         let share = self.partial.unwrap_or(share);
         #[expect(clippy::float_arithmetic, reason = "a width, cut to a whole number as its writers do")]
@@ -82,7 +81,7 @@ impl Rope {
         Ok(width)
     }
 
-    /// The parts of a picture's position fill the turned channels.
+    /// Checks that the parts of an image position fill the rotated channels.
     pub(crate) fn check_sections(&self, fields: Fields, rotary_width: usize) -> Result<(), ModelError> {
         let Some(sections) = &self.sections else { return Ok(()) };
         let sum = sections.iter().try_fold(0_usize, |sum, section| sum.checked_add(*section));
@@ -94,8 +93,8 @@ impl Rope {
             .wrong(format!("`mrope_section` is not three numbers whose sum is {pairs}, the pairs that are turned")))
     }
 
-    /// What the scale of latent attention is multiplied by, twice
-    /// (`0.1·mscale_all_dim·ln(factor) + 1`).
+    /// The factor applied twice to the scale of latent attention (`0.1·mscale_all_dim·ln(factor) +
+    /// 1`).
     pub(crate) fn latent_growth(&self) -> f64 {
         let factor = match self.scaling {
             RopeScaling::Default => return 1.0,

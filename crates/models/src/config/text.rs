@@ -1,11 +1,11 @@
-//! What a family's file reads its layers from: the part of `config.json` that describes the text
-//! model, with what is read alike for all families and the sizes that the family has as defaults.
+//! Input to a family's file: the part of `config.json` that describes the text model, with the
+//! fields common to all families and the family's default sizes.
 
 use super::fields::Fields;
 use super::layer::{AttentionKind, LayerConfig, LayerNames, MlpKind};
 use super::rope::Rope;
 
-/// Sizes that a `config.json` may leave out; where there is none, the file must say.
+/// Sizes that a `config.json` may omit; without a default, the file must state them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SizeDefaults {
     pub(crate) vocabulary: Option<usize>,
@@ -14,15 +14,15 @@ pub(crate) struct SizeDefaults {
     pub(crate) intermediate: Option<usize>,
     pub(crate) layers: Option<usize>,
     pub(crate) heads: Option<usize>,
-    /// As many as heads where there is none.
+    /// The number of heads if none.
     pub(crate) kv_heads: Option<usize>,
-    /// `hidden / heads` where there is none.
+    /// `hidden / heads` if none.
     pub(crate) head_width: Option<usize>,
     pub(crate) positions: usize,
 }
 
 impl SizeDefaults {
-    /// The file must say every size but the number of positions.
+    /// The file must state every size except the number of positions.
     pub(crate) const REQUIRED: Self = Self {
         vocabulary: None,
         hidden: None,
@@ -46,7 +46,7 @@ pub(crate) struct TextConfig<'a> {
 /// The layers of a model.
 pub(crate) struct Layers {
     pub(crate) layers: Vec<LayerConfig>,
-    /// Channels of a head that are rotated, the same in all layers that rotate any.
+    /// Rotated channels per head, the same in all layers that rotate any.
     pub(crate) rotary_width: usize,
 }
 

@@ -28,12 +28,12 @@ pub(super) static FAMILY: Family = Family {
     },
     norm: NormStyle::Plain,
     layers,
-    // The class knows no such loss: the correction bias balances instead.
+    // The transformers class has no such loss: the correction bias balances instead.
     balance_loss: false,
-    // Its files have one layer more whether their config says so or not.
+    // Its files have one extra layer whether or not their config states it.
     prediction: Prediction { layers: 1, module: false },
-    // `gate_proj` and its kin could mean a dense layer, the shared experts or the experts: PEFT
-    // takes them for the experts, and the others would lose their adapters.
+    // `gate_proj` and its siblings could mean a dense layer, the shared experts or the experts:
+    // PEFT takes them for the experts, and the others would lose their adapters.
     peft: PeftRules::FusesExperts {
         modules: &["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
         converts_per_expert: false,
@@ -51,13 +51,13 @@ const LATENT: LatentNames = LatentNames {
     kv_b: "kv_b_proj",
     o: "o_proj",
 };
-/// Of the norms inside attention, whatever `rms_norm_eps` says.
+/// For the norms inside attention, regardless of `rms_norm_eps`.
 const LATENT_NORM_EPS: f32 = 1e-6;
 
 const EXPERTS: ExpertsDefaults = ExpertsDefaults { count_key: "n_routed_experts", count: 256, chosen: 8, width: 2048 };
-/// BOUND: what the router takes.
+/// BOUND: the router's limit.
 const GROUPS_MAX: u64 = 32;
-/// BOUND: shared experts, which are one MLP of their joint width.
+/// BOUND: shared experts, which form one MLP of their combined width.
 const SHARED_MAX: u64 = 1024;
 
 fn layers(text: &TextConfig) -> Result<Layers, ModelError> {
@@ -91,7 +91,7 @@ fn latent(text: &TextConfig) -> Result<LatentConfig, ModelError> {
         return Err(fields.wrong("`partial_rotary_factor` is not one: `qk_rope_head_dim` says what is turned"));
     }
     rope.check_sections(fields, rotary_width)?;
-    // Null is how files say that queries have one projection.
+    // Null means that queries have a single projection.
     let query_rank =
         if fields.is_null("q_lora_rank") { None } else { Some(fields.size("q_lora_rank", AXIS_MAX, Some(1536))?) };
     Ok(LatentConfig {
@@ -140,9 +140,9 @@ fn experts(text: &TextConfig) -> Result<ExpertsConfig, ModelError> {
     Ok(experts)
 }
 
-/// All shared experts as one, without a gate.
+/// All shared experts as one MLP, without a gate.
 fn shared(fields: Fields, expert_width: usize) -> Result<Option<SharedExpert>, ModelError> {
-    // Null is how files say that there are none.
+    // Null means that there are none.
     let default = usize::from(!fields.is_null("n_shared_experts"));
     let count = fields.whole("n_shared_experts", 0, SHARED_MAX)?.unwrap_or(default);
     let width = count * expert_width;

@@ -1,5 +1,5 @@
-//! Llama 2 and 3 and the many models that say they are one: plain attention without windows, biases
-//! of attention and MLP by two switches. Its files must say their sizes.
+//! Llama 2 and 3 and the many models that declare themselves as one: plain attention without
+//! windows, biases of attention and MLP by two switches. Its files must state their sizes.
 
 use super::{Family, PeftRules, Prediction};
 use crate::ModelError;
@@ -22,7 +22,7 @@ pub(super) static FAMILY: Family = Family {
 
 fn layers(text: &TextConfig) -> Result<Layers, ModelError> {
     let attention = read(text)?;
-    // The class has no window; one that is no number is a malformed file all the same.
+    // The transformers class has no window; a value that is not a number is still a malformed file.
     text.fields.optional_size("sliding_window", POSITIONS_MAX)?;
     let mlp = MlpKind::Dense {
         names: &mlp::NAMES,

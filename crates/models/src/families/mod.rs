@@ -1,9 +1,8 @@
-//! The families of models: a file each, which holds all that is particular to it, listed once
-//! below.
+//! The model families: one file each, with everything specific to it, listed once below.
 //!
-//! A family is a value: its `model_type`s, the sizes its files may leave out, how a `config.json`
-//! becomes layers with the names of their weights, and what PEFT makes of target modules.
-//! Everything else in this crate works on what these values say. `docs/add-a-model.md` follows one.
+//! A family is a value: its `model_type`s, the sizes its files may omit, how a `config.json`
+//! becomes layers with the names of their weights, and how PEFT interprets target modules.
+//! Everything else in this crate works from these values. `docs/add-a-model.md` walks through one.
 
 mod deepseek_v3;
 mod llama;
@@ -36,17 +35,17 @@ static FAMILIES: [&Family; 8] = [
     &deepseek_v3::FAMILY,
 ];
 
-/// What is particular to a family.
+/// Everything specific to a family.
 pub struct Family {
-    /// As people call it.
+    /// Its common name.
     pub name: &'static str,
-    /// What `model_type` of its `config.json` may be.
+    /// Accepted values of `model_type` in its `config.json`.
     pub model_types: &'static [&'static str],
-    /// Those of them whose file may describe the text model in `text_config`, beside other parts.
+    /// Those whose file may describe the text model in `text_config`, next to other parts.
     pub multimodal_types: &'static [&'static str],
     pub(crate) defaults: SizeDefaults,
     pub(crate) norm: NormStyle,
-    /// Reads the layers, or says why such a model cannot be built.
+    /// Reads the layers, or returns why such a model cannot be built.
     pub(crate) layers: fn(&TextConfig) -> Result<Layers, ModelError>,
     /// Whether there is a load-balancing loss for its routers.
     pub(crate) balance_loss: bool,
@@ -54,11 +53,11 @@ pub struct Family {
     pub(crate) peft: PeftRules,
 }
 
-/// Parts of a family's files that only predict further tokens: they are not read.
+/// Parts of a family's files that only predict further tokens and are not read.
 pub(crate) struct Prediction {
-    /// Layers behind the last, where the config does not say how many.
+    /// Layers after the last, if the config does not state how many.
     pub(crate) layers: usize,
-    /// Whether `mtp.…` may be there without the config saying so.
+    /// Whether `mtp.…` may be present without being mentioned in the config.
     pub(crate) module: bool,
 }
 
@@ -68,7 +67,7 @@ impl Prediction {
 }
 
 impl Family {
-    /// The modules to name as LoRA targets; none where all linear modules can be had.
+    /// The modules to name as LoRA targets; none if all linear modules are available.
     pub fn lora_modules(&self) -> Option<&'static [&'static str]> {
         match self.peft {
             PeftRules::Plain => None,
@@ -97,8 +96,8 @@ fn of_type(model_type: &str) -> Result<&'static Family, ModelError> {
     })
 }
 
-/// The family of a `config.json`, and the part of the file that describes the text model where it
-/// is not the whole.
+/// The family of a `config.json`, and the part of the file that describes the text model if it is
+/// not the whole.
 pub(crate) fn of_file(outer: Fields<'_>) -> Result<(&'static Family, Option<Fields<'_>>), ModelError> {
     let model_type = outer.text("model_type")?;
     let Some(inner) = outer.object("text_config")? else { return Ok((of_type(model_type)?, None)) };
@@ -121,8 +120,8 @@ mod tests {
     const PAGE: &str = include_str!("../../../../docs/add-a-model.md");
     const FILES: [&str; 2] = [include_str!("qwen3_moe.rs"), include_str!("mod.rs")];
 
-    /// Every piece of code on the page stands in one of the files that it walks through, and all of
-    /// the family's file stands on the page but its opening and its imports.
+    /// Every code block on the page appears in one of the files that it walks through, and all of
+    /// the family's file except its opening and its imports appears on the page.
     #[test]
     fn the_page_about_adding_a_family_shows_its_files() {
         let pieces: Vec<&str> =

@@ -1,5 +1,5 @@
-//! Qwen2 and Qwen2.5: grouped attention with biases on queries, keys and values, and on nothing
-//! else. Its files must say their sizes.
+//! Qwen2 and Qwen2.5: grouped attention with biases only on queries, keys and values. Its files
+//! must state their sizes.
 
 use super::{Family, PeftRules, Prediction};
 use crate::ModelError;
@@ -20,7 +20,8 @@ pub(super) static FAMILY: Family = Family {
 };
 
 fn layers(text: &TextConfig) -> Result<Layers, ModelError> {
-    // The class has no switch for biases: `attention_bias` is checked for its type only.
+    // The transformers class has no switch for biases: only the type of `attention_bias` is
+    // checked.
     let attention = AttentionConfig { qkv_bias: true, output_bias: false, ..read(text)? };
     let windows = windows(text)?.into_iter();
     let kinds = windows.map(|window| AttentionKind::Softmax(AttentionConfig { window, ..attention.clone() }));

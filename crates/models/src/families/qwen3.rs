@@ -1,5 +1,5 @@
-//! Qwen3, dense: queries and keys are normalised per head, heads have a width of their own, biases
-//! are a switch. Its files must say their sizes but for that width.
+//! Qwen3, dense: queries and keys are normalised per head, the head width is set separately, biases
+//! are a switch. Its files must state every size except that width.
 
 use super::{Family, PeftRules, Prediction};
 use crate::ModelError;

@@ -1,5 +1,5 @@
 //! Qwen3.5 and its successors, dense: a hybrid with four input projections for the delta rule and a
-//! dense MLP in every layer. Published files wrap the text model in one that reads pictures.
+//! dense MLP in every layer. Published files wrap the text model in a multimodal one.
 
 use super::{Family, PeftRules, Prediction};
 use crate::ModelError;

@@ -1,5 +1,5 @@
-//! Qwen3.5-MoE and its successors: attention of Qwen3.5, experts with a gated shared one in every
-//! layer. Published files hold fused experts, and PEFT converts no names of modules.
+//! Qwen3.5-MoE and its successors: attention as in Qwen3.5, experts with a gated shared expert in
+//! every layer. Published files hold fused experts, and PEFT converts no module names.
 
 use super::{Family, PeftRules, Prediction};
 use crate::ModelError;
@@ -34,7 +34,7 @@ const EXPERTS: ExpertsDefaults = ExpertsDefaults { count_key: "num_experts", cou
 fn layers(text: &TextConfig) -> Result<Layers, ModelError> {
     let projections = DeltaProjections::Separate { qkv: "in_proj_qkv", z: "in_proj_z", b: "in_proj_b", a: "in_proj_a" };
     let (attention, rotary_width) = hybrid::attention(text, projections)?;
-    // The class has no `norm_topk_prob`: it always divides by the sum.
+    // The transformers class has no `norm_topk_prob`: it always divides by the sum.
     let mut experts = EXPERTS.experts(text.fields, true)?;
     experts.shared = Some(gated_shared_expert(text.fields)?);
     check_experts(text.fields, &experts)?;

@@ -1,5 +1,6 @@
-//! Qwen3-MoE: attention of Qwen3, experts chosen by softmax, no shared expert. Published files hold
-//! experts one by one; transformers 5 fuses them in memory, which decides what PEFT makes of names.
+//! Qwen3-MoE: attention as in Qwen3, experts chosen by softmax, no shared expert. Published files
+//! hold experts one by one; transformers 5 fuses them in memory, which decides how PEFT interprets
+//! names.
 
 use super::{Family, PeftRules, Prediction};
 use crate::ModelError;

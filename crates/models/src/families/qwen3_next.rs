@@ -1,5 +1,5 @@
 //! Qwen3-Next, the first of the hybrids: the delta rule's inputs come from two joint projections,
-//! experts with a gated shared one in most layers, zero-centred norms.
+//! most layers have experts with a gated shared expert, norms are zero-centred.
 
 use super::{Family, PeftRules, Prediction};
 use crate::ModelError;
@@ -25,7 +25,7 @@ pub(super) static FAMILY: Family = Family {
     layers,
     balance_loss: true,
     prediction: Prediction::MODULE,
-    // `gate_proj` and its kin could mean the shared expert, a dense layer or the experts: PEFT
+    // `gate_proj` and its siblings could mean the shared expert, a dense layer or the experts: PEFT
     // takes them for the experts, and the others would lose their adapters.
     peft: PeftRules::FusesExperts {
         modules: &["q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"],

@@ -1,6 +1,6 @@
-//! What each family supports, as plain data for `isobit models` and the docs. Nothing here is
-//! written down a second time: a small config of each family goes through the loader's own reading
-//! and checks, and what they accept is listed.
+//! What each family supports, as plain data for `isobit models` and the docs. Nothing is stated
+//! twice: a small config of each family goes through the loader's own parsing and checks, and what
+//! they accept is listed.
 
 use super::{FAMILIES, Family};
 use crate::adapter::LoraConfig;
@@ -11,13 +11,13 @@ use crate::inventory::Inventory;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// One family, as it is listed.
+/// One family, as listed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[expect(clippy::struct_excessive_bools, reason = "what is supported, one answer each")]
 pub struct FamilySupport {
     pub name: &'static str,
     pub model_types: Vec<&'static str>,
-    /// Those of them whose text model may be part of a multimodal one.
+    /// Those whose text model may be part of a multimodal one.
     pub multimodal_types: Vec<&'static str>,
     pub attention: Vec<&'static str>,
     pub mlp: Vec<&'static str>,
@@ -33,7 +33,7 @@ pub struct FamilySupport {
     pub gptq_4bit: bool,
     /// Whether a float8 base is read.
     pub fp8: bool,
-    /// Whether the head may be the embedding table.
+    /// Whether the head may be tied to the embedding table.
     pub tied_head: bool,
     /// Whether there is a load-balancing loss for its routers.
     pub balance_loss: bool,
@@ -46,7 +46,7 @@ pub fn families() -> Vec<FamilySupport> {
     FAMILIES.into_iter().map(support).collect()
 }
 
-/// A config with sizes that every family takes and enough layers to show every kind that it has.
+/// A config with sizes that every family accepts and enough layers to show each of its kinds.
 fn config(family: &Family, more: Option<(&str, Value)>) -> Option<Config> {
     let mut text = json!({"model_type": family.model_types[0], "vocab_size": 8, "hidden_size": 8,
         "intermediate_size": 8, "num_hidden_layers": 8, "num_attention_heads": 2, "num_key_value_heads": 2});
@@ -90,7 +90,7 @@ fn support(family: &'static Family) -> FamilySupport {
     }
 }
 
-/// The fused tensors of experts that may be targets, from the layer on.
+/// The fused expert tensors that may be targets, named from the layer down.
 fn expert_parameters(family: &Family, small: &Config) -> Vec<String> {
     let sparse = |layer: &&LayerConfig| matches!(layer.mlp, MlpKind::Experts(_));
     let Some(layer) = small.layers.iter().find(sparse) else { return Vec::new() };
@@ -102,7 +102,7 @@ fn expert_parameters(family: &Family, small: &Config) -> Vec<String> {
     names.into_iter().filter(accepted).collect()
 }
 
-/// What the layers have, each kind once, in the order of the layers.
+/// What the layers contain, each kind once, in layer order.
 fn kinds(config: &Config, of: impl Fn(&LayerConfig) -> &'static str) -> Vec<&'static str> {
     let mut kinds = Vec::new();
     for kind in config.layers.iter().map(of) {
@@ -139,7 +139,7 @@ mod tests {
         found.expect("a family")
     }
 
-    /// The loader reads a small config of each, and no `model_type` means two families.
+    /// The loader reads a small config of each, and no `model_type` belongs to two families.
     #[test]
     fn every_family_is_listed_once() {
         let all = families();

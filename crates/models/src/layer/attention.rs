@@ -1,5 +1,5 @@
-//! Softmax attention with grouped heads: `o(attention(rope(norm(q)), rope(norm(k)), v))`. Where it
-//! is gated, `q` brings a gate for every channel of the attention's output.
+//! Softmax attention with grouped heads: `o(attention(rope(norm(q)), rope(norm(k)), v))`. If gated,
+//! `q` also contains a gate for every channel of the attention's output.
 
 use crate::layer::Context;
 use isobit_autograd::{AttentionShape, Blocks, Linear, Move, Norm, RotatedHead, Tape, TapeError, Variable};
@@ -13,7 +13,7 @@ pub(crate) struct Attention<B: Backend> {
     pub(crate) q_norm: Option<Norm<B>>,
     pub(crate) k_norm: Option<Norm<B>>,
     pub(crate) shape: AttentionShape,
-    /// Whether `q` gives per head the query, then the gate.
+    /// Whether `q` returns, per head, the query and then the gate.
     pub(crate) gated: bool,
 }
 
@@ -58,7 +58,7 @@ impl<B: Backend> Attention<B> {
     }
 }
 
-/// Over the tape's tokens, or over those and what the cache holds.
+/// Over the tape's tokens, preceded by the cached ones if there is a cache.
 pub(crate) fn attend<'a, B: Backend>(
     tape: &mut Tape<'a, B>,
     q: Variable<B>,

@@ -8,7 +8,7 @@ use isobit_autograd::{Blocks, Convolution, DecayRates, DeltaShape, Linear, Move,
 use isobit_kernels::Backend;
 use isobit_kernels::op::delta_rule::CHUNK;
 
-/// Of the L2 norms of queries and keys, fixed by the families.
+/// For the L2 norms of queries and keys, fixed by the families.
 const L2_EPS: f32 = 1e-6;
 
 pub(crate) struct Delta<B: Backend> {
@@ -25,8 +25,8 @@ pub(crate) enum Projections<B: Backend> {
     Joined { qkvz: Linear<B>, ba: Linear<B> },
 }
 
-/// What the projections give: inputs of the convolution, gates of the norm, and of write strength
-/// and decay.
+/// The results of the projections: inputs of the convolution, gates of the norm, and inputs of
+/// write strength and decay.
 struct Projected<B: Backend> {
     qkv: Variable<B>,
     z: Variable<B>,
@@ -80,7 +80,7 @@ impl<B: Backend> Delta<B> {
         }
     }
 
-    /// Rows grouped by key head, `q k v z`, into `[q | k | v]` and `z`.
+    /// Splits rows grouped by key head, `q k v z`, into `[q | k | v]` and `z`.
     fn part_qkvz(&self, tape: &mut Tape<'_, B>, joined: &Variable<B>) -> [Variable<B>; 2] {
         let c = &self.config;
         let (key, value, keys) = (c.key_width, self.group() * c.value_width, c.keys());
@@ -100,7 +100,7 @@ impl<B: Backend> Delta<B> {
         tape.rearrange(&[joined], [c.channels(), c.values()], &moves)
     }
 
-    /// Rows grouped by key head, `b a`, into both.
+    /// Splits rows grouped by key head, `b a`, into both.
     fn part_ba(&self, tape: &mut Tape<'_, B>, joined: &Variable<B>) -> [Variable<B>; 2] {
         let (group, heads) = (self.group(), self.config.value_heads);
         let part = |of: usize| Move {
@@ -130,7 +130,7 @@ fn query_factor(width: usize) -> f32 {
 }
 
 impl DeltaCache {
-    /// The convolution of new tokens, whose window reaches back over those before.
+    /// The convolution of new tokens, whose window reaches back over earlier ones.
     fn convolve<B: Backend>(
         &mut self,
         tape: &mut Tape<'_, B>,
@@ -139,7 +139,7 @@ impl DeltaCache {
     ) -> Result<Variable<B>, TapeError> {
         let length = (convolution.kernel - 1) * convolution.channels;
         if self.history.is_empty() {
-            // Zeros in front of a document change nothing.
+            // Zeros before a document change nothing.
             self.history = vec![0.0; length];
         }
         let y = tape.conv1d_after(x, convolution, &tape.backend().upload(&self.history));
@@ -148,8 +148,8 @@ impl DeltaCache {
         Ok(y)
     }
 
-    /// The delta rule of new tokens. Those since the last chunk's border are computed again, so
-    /// that the chunks are those of the whole text.
+    /// The delta rule of new tokens. Recomputes the tokens since the last chunk boundary, so that
+    /// the chunks are those of the whole text.
     fn mix<B: Backend>(
         &mut self,
         tape: &mut Tape<'_, B>,

@@ -1,4 +1,4 @@
-//! The gated network of a dense layer: `down(silu(gate)·up)`.
+//! The gated MLP of a dense layer: `down(silu(gate)·up)`.
 
 use isobit_autograd::{Linear, Tape, Variable};
 use isobit_kernels::Backend;
@@ -10,7 +10,7 @@ pub(crate) struct Dense<B: Backend> {
 }
 
 impl<B: Backend> Dense<B> {
-    /// Adds the network of `x` to the residual stream: the end of a block.
+    /// Adds the MLP of `x` to the residual stream: the end of a block.
     pub(crate) fn finish<'a>(&'a self, tape: &mut Tape<'a, B>, residual: &Variable<B>, x: Variable<B>) -> Variable<B> {
         let [gate, up] = tape.linears_of(&x, [&self.gate, &self.up]);
         drop(x);

@@ -1,5 +1,5 @@
 //! The MLP of a mixture of experts: a router sends every token to some experts, and a shared
-//! expert, where there is one, sees all.
+//! expert, if any, processes all tokens.
 
 use isobit_autograd::{Experts, Linear, Router, SharedBranch, Tape, TapeError, Variable};
 use isobit_kernels::Backend;
@@ -10,7 +10,7 @@ pub(crate) struct SparseMlp<B: Backend> {
     pub(crate) shared: Option<SharedExpert<B>>,
 }
 
-/// What every token goes through.
+/// The MLP that every token goes through.
 pub(crate) struct SharedExpert<B: Backend> {
     pub(crate) gate: Linear<B>,
     pub(crate) up: Linear<B>,

@@ -1,5 +1,5 @@
 //! Attention over a compressed stream: keys and values of all heads come from one narrow value, and
-//! one turned key part is shared by all heads (DeepSeek).
+//! one rotated key part is shared by all heads (DeepSeek).
 
 use crate::config::LatentConfig;
 use crate::layer::Context;
@@ -16,10 +16,10 @@ pub(crate) struct Latent<B: Backend> {
     pub(crate) config: LatentConfig,
 }
 
-/// How queries come about.
+/// How queries are computed.
 pub(crate) enum Query<B: Backend> {
     Plain(Linear<B>),
-    /// Through a narrow value too.
+    /// Also through a narrow value.
     Narrow {
         a: Linear<B>,
         norm: Norm<B>,

@@ -1,7 +1,7 @@
 //! Layers of a decoder: attention of some kind, then an MLP, both on the normalised stream.
 //!
-//! One file per kind; `config::layer` says which of them a layer has. Only the forward pass is
-//! written.
+//! One file per kind; `config::layer` selects the kinds of a layer. Only the forward pass is
+//! written here.
 
 pub(crate) mod attention;
 pub(crate) mod delta;
@@ -39,10 +39,10 @@ pub(crate) enum AnyMlp<B: Backend> {
     Experts(SparseMlp<B>),
 }
 
-/// What a layer computes with besides its weights.
+/// What a layer needs besides its weights.
 pub(crate) struct Context<'a, B: Backend> {
     pub(crate) rotation: Rotation<'a, B>,
-    /// What earlier tokens left behind, in generation.
+    /// The cache of earlier tokens, in generation.
     pub(crate) cache: Option<&'a RefCell<LayerCache>>,
 }
 
