@@ -13,7 +13,7 @@ pub struct AdamW {
     pub weight_decay: f64,
 }
 
-/// What every element of a step is updated with. Each is computed in float64 and rounded once.
+/// Coefficients common to all elements of a step. Each is computed in float64 and rounded once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Coefficients {
     /// `1 − lr·weight_decay`.
@@ -84,7 +84,7 @@ mod tests {
                 let m_hat = m64 / (1.0 - libm::pow(0.9, step as f64));
                 let v_hat = v64 / (1.0 - libm::pow(0.999, step as f64));
                 p64 -= 1e-3 * m_hat / (libm::sqrt(v_hat) + 1e-8);
-                // A few roundings of 2⁻²⁴ a step, relative to the largest value each quantity has
+                // A few roundings of 2⁻²⁴ per step, relative to the largest value each quantity has
                 // held.
                 let tolerance = f64::from(f32::EPSILON) * 4.0 * step as f64;
                 let largest = row[..=index].iter().fold(0.0f64, |a, g| a.max(g.abs()));
@@ -107,7 +107,7 @@ mod tests {
     }
 
     /// The bias corrections stay float64 until the coefficient is formed; rounding them first gives
-    /// the bits named last.
+    /// the bits in `rounded_first`.
     #[test]
     fn bias_corrections_are_not_rounded() {
         let settings = AdamW { lr: 2e-4, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };

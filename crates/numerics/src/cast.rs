@@ -33,10 +33,10 @@ pub const fn f32_to_f16(x: f32) -> u16 {
     let sign = (x.to_bits() >> 16) & 0x8000;
     let bits = x.to_bits() & 0x7fff_ffff;
     let normal = bits.wrapping_sub(F16_REBIAS).wrapping_add(0x0fff + ((bits >> 13) & 1)) >> 13;
-    // Rounding may carry into infinity; whatever is larger is infinity too.
+    // Rounding may carry into infinity; anything larger is infinity too.
     let normal = if normal < 0x7c00 { normal } else { 0x7c00 };
-    // The last place of 1/2 is 2⁻²⁴, one unit of a subnormal float16: the addition rounds, the low
-    // bits are the result.
+    // The last place of 1/2 is 2⁻²⁴, one unit of a subnormal float16: the addition rounds, and the
+    // low bits are the result.
     let subnormal = (f32::from_bits(bits) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
     let finite = if bits < F16_NORMAL { subnormal } else { normal };
     if bits > F32_INFINITY { F16_NAN } else { (sign | finite) as u16 }
@@ -47,7 +47,7 @@ pub const fn f32_to_f16(x: f32) -> u16 {
 pub const fn f16_to_f32(x: u16) -> f32 {
     let sign = (x as u32 & 0x8000) << 16;
     let bits = (x as u32 & 0x7fff) << 13;
-    // Infinity needs the rebias twice, a subnormal is the difference of two normal numbers.
+    // Infinity needs the rebias twice; a subnormal is the difference of two normal numbers.
     let normal = bits + F16_REBIAS;
     let infinite = normal + F16_REBIAS;
     let subnormal = (f32::from_bits(bits + F16_NORMAL) - f32::from_bits(F16_NORMAL)).to_bits();

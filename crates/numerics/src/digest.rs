@@ -1,13 +1,13 @@
 //! The tensor digest: 128 bits from integer arithmetic alone, the same for every order and
 //! partition of the work.
 //!
-//! It finds wrong bits between devices, recomputations and resumed runs at memory speed. It is NOT
-//! cryptographic: the keys are public and whoever wants a collision can make one. Files and
+//! It detects differing bits between devices, recomputations and resumed runs at memory speed. It
+//! is NOT cryptographic: the keys are public, and anyone can construct a collision. Files and
 //! receipts use BLAKE3.
 //!
-//! The bytes are little-endian 32-bit words, the last one padded with zeros, in blocks of 1024
-//! words, the last one padded with zeros. A block becomes two sums of products (NH, with two
-//! overlapping keys), these and the block's index are mixed into two 64-bit numbers, the numbers of
+//! The bytes are read as little-endian 32-bit words, the last one padded with zeros, in blocks of
+//! 1024 words, the last one padded with zeros. A block becomes two sums of products (NH, with two
+//! overlapping keys); these and the block's index are mixed into two 64-bit numbers, the numbers of
 //! all blocks are added, and the byte length is mixed in at the end.
 
 use core::fmt;
@@ -22,7 +22,7 @@ pub const BLOCK_BYTES: usize = 4 * BLOCK_WORDS;
 
 /// "ISOB", "DGST" in ASCII.
 const KEY: Key = Key([0x4953_4f42, 0x4447_5354]);
-/// The second sum reads the key words this much further on.
+/// The second sum reads the key words at this offset.
 const KEY_SHIFT: usize = 4;
 const PAIRS: usize = BLOCK_WORDS / 2;
 const KEY_PAIRS: usize = PAIRS + KEY_SHIFT / 2;
@@ -76,8 +76,8 @@ impl Digest {
     }
 }
 
-/// Sum of the contributions of all blocks of `bytes`, the first of which has index `first`. All but
-/// the last part of a tensor are whole blocks.
+/// Sum of the contributions of all blocks of `bytes`, the first of which has index `first`. Every
+/// part of a tensor except the last consists of whole blocks.
 #[inline(always)]
 pub fn blocks(bytes: &[u8], first: u64) -> [u64; 2] {
     let (whole, rest) = bytes.as_chunks::<BLOCK_BYTES>();
@@ -118,7 +118,7 @@ pub const fn finish(sum: [u64; 2], byte_length: u64) -> Digest {
 }
 
 /// `h0` and `h1`: `Σ (w[2i] + k[2i]) · (w[2i+1] + k[2i+1])` with the inner sums modulo 2³² and the
-/// outer one modulo 2⁶⁴, and the same with `k` four words further on. `pair(i)` holds `w[2i]` in
+/// outer one modulo 2⁶⁴, and the same with `k` shifted by four words. `pair(i)` holds `w[2i]` in
 /// its low half and `w[2i+1]` in its high half.
 #[inline(always)]
 fn products(pair: impl Fn(usize) -> u64) -> [u64; 2] {
@@ -127,8 +127,8 @@ fn products(pair: impl Fn(usize) -> u64) -> [u64; 2] {
     for i in 0..PAIRS {
         let even = pair(i);
         let odd = even >> 32;
-        // Masked 64-bit sums stand for 32-bit ones: the compiler sees a 32 × 32 → 64 bit product in
-        // every lane.
+        // Masked 64-bit sums replace 32-bit ones, so the compiler sees a 32 × 32 → 64 bit product
+        // in every lane.
         let product = |k: usize| (even.wrapping_add(KEYS.even[k]) & LOW) * (odd.wrapping_add(KEYS.odd[k]) & LOW);
         h0 = h0.wrapping_add(product(i));
         h1 = h1.wrapping_add(product(i + KEY_SHIFT / 2));

@@ -1,9 +1,9 @@
 //! Elementary functions from named operations only (`docs/numerics.md`, "Elementary functions").
 //!
-//! Every function is a straight line of `+ - * /`, `sqrt`, `fma` and 32-bit integer operations with
-//! selects instead of branches, so a loop over lanes becomes vector code and the device header
-//! mirrors it line by line. Any NaN that comes out is the canonical one, `0x7fc00000`: payloads
-//! differ between devices, results may not.
+//! Every function is straight-line code of `+ - * /`, `sqrt`, `fma` and 32-bit integer operations
+//! with selects instead of branches, so a loop over lanes becomes vector code and the device header
+//! mirrors it line by line. Every NaN result is the canonical one, `0x7fc00000`: payloads differ
+//! between devices, results may not.
 
 mod activation;
 mod exponential;
@@ -24,7 +24,7 @@ const INFINITY_BITS: u32 = 0x7f80_0000;
 const SIGN_BIT: u32 = 0x8000_0000;
 
 /// `x`, with every NaN replaced by the canonical one. The comparison is on bits, so no compiler can
-/// reason it away.
+/// optimise it away.
 #[inline(always)]
 fn canonical(x: f32) -> f32 {
     let bits = x.to_bits();
@@ -32,8 +32,7 @@ fn canonical(x: f32) -> f32 {
     f32::from_bits(if nan { CANONICAL_NAN_BITS } else { bits })
 }
 
-/// `result`, or the canonical NaN where the argument was NaN: for bodies whose clamps swallow a
-/// NaN.
+/// `result`, or the canonical NaN if the argument was NaN: for bodies whose clamps lose a NaN.
 #[inline(always)]
 fn canonical_if_nan(x: f32, result: f32) -> f32 {
     if x.is_nan() { f32::from_bits(CANONICAL_NAN_BITS) } else { result }
@@ -44,7 +43,7 @@ fn magnitude(x: f32) -> f32 {
     f32::from_bits(x.to_bits() & !SIGN_BIT)
 }
 
-/// `x` kept within `±limit`; NaN becomes `-limit`. Written so that it is one `max` and one `min`
+/// `x` clamped to `±limit`; NaN becomes `-limit`. Written to compile to one `max` and one `min`
 /// instruction.
 #[inline(always)]
 fn clamp(x: f32, limit: f32) -> f32 {

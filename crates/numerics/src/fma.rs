@@ -1,15 +1,15 @@
-//! Fused multiply-add, by name. Two implementations with the same bits: the instruction, and
+//! Explicit fused multiply-add. Two implementations with the same bits: the instruction, and
 //! integer-exact software for machines without it. The platform's `fmaf` is never called.
 
-/// How `a * b + c` with one rounding is obtained. A type, not a value, so that a body is compiled
+/// How `a * b + c` with one rounding is computed. A type, not a value, so that a body is compiled
 /// once per choice.
 pub trait Fma: Copy + Send + Sync + 'static {
     /// `a * b + c`, rounded once.
     fn fma(a: f32, b: f32, c: f32) -> f32;
 }
 
-/// The fused multiply-add instruction. Only sound to use for speed inside a function compiled with
-/// the `fma` target feature; elsewhere it would fall back to the platform's library.
+/// The fused multiply-add instruction. Use it only inside a function compiled with the `fma` target
+/// feature; elsewhere it would fall back to the platform's library.
 #[derive(Clone, Copy, Debug)]
 pub struct HardFma;
 
@@ -32,10 +32,10 @@ impl Fma for SoftFma {
     }
 }
 
-/// `a * b + c` rounded once, without the instruction.
+/// `a * b + c`, rounded once, without the instruction.
 ///
-/// The product of two float32 is exact in float64. Their sum with `c` is rounded to odd in float64
-/// (53 bits, more than 24 + 2), after which the rounding to float32 is the only one that shows.
+/// The product of two float32 is exact in float64. Its sum with `c` is rounded to odd in float64
+/// (53 bits, more than 24 + 2), so that only the final rounding to float32 has an effect.
 #[inline(always)]
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {

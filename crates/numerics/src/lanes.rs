@@ -1,4 +1,4 @@
-//! Sums and maxima of fixed shape: 32 logical lanes and a halving tree, whatever the machine's
+//! Sums and maxima of fixed shape: 32 logical lanes and a halving tree, regardless of the machine's
 //! vector width.
 
 use crate::Fma;
@@ -23,7 +23,7 @@ pub fn tree_sum(mut lanes: Lanes) -> f32 {
 }
 
 /// Calls `step(lane_accumulator, element_index)` for every index in lane order, blocks of 32 first,
-/// then the tail. Lane `l` sees `l, l+32, …` in ascending order; a tail shorter than 32 touches
+/// then the tail. Lane `l` receives `l, l+32, …` in ascending order; a tail shorter than 32 touches
 /// only its own lanes.
 #[inline(always)]
 pub fn for_lanes(acc: &mut Lanes, length: usize, step: impl Fn(f32, usize) -> f32) {
@@ -44,8 +44,7 @@ pub fn for_lanes(acc: &mut Lanes, length: usize, step: impl Fn(f32, usize) -> f3
 #[inline(always)]
 pub fn sum(x: &[f32]) -> f32 {
     let mut acc = [0.0; LANES];
-    // The order of `for_lanes`, over arrays, so that no bounds check stands in the way of vector
-    // code.
+    // The order of `for_lanes`, over arrays, so that no bounds check prevents vectorisation.
     let (blocks, tail) = x.as_chunks::<LANES>();
     for block in blocks {
         for lane in 0..LANES {
@@ -75,7 +74,7 @@ pub fn dot<F: Fma>(x: &[f32], y: &[f32]) -> f32 {
     tree_sum(acc)
 }
 
-/// Larger of two numbers by the rule of the arithmetic: `a > b ? a : b`. Callers see to it that
+/// The larger of two numbers, as the contract defines it: `a > b ? a : b`. Callers ensure that
 /// neither is NaN.
 #[inline(always)]
 pub fn max(a: f32, b: f32) -> f32 {

@@ -1,8 +1,7 @@
-//! Counter-based random numbers: Philox4x32-10, addressed by what a number is for, never by who
-//! asks or when.
+//! Counter-based random numbers: Philox4x32-10, addressed by purpose, never by caller or time.
 //!
-//! A number is named by (seed, purpose, step, row, tensor, element). Seed and purpose make the key,
-//! the rest is the counter, so any thread or device can produce any element without the others.
+//! A number is identified by (seed, purpose, step, row, tensor, element). Seed and purpose make the
+//! key, the rest is the counter, so any thread or device can produce any element independently.
 
 use crate::Fma;
 use crate::elementary::{cos, ln, sin};
@@ -90,7 +89,7 @@ pub fn uniform(word: u32) -> f32 {
 /// float64.
 ///
 /// # Panics
-/// If `probability` is outside [0, 1); the configuration is checked before it gets here.
+/// If `probability` is outside [0, 1); the configuration is checked earlier.
 pub fn dropout_threshold(probability: f64) -> u32 {
     assert!((0.0..1.0).contains(&probability), "dropout probability {probability} is outside [0, 1)");
     // BOUND: the largest float64 below one would round up to 2³²; the conversion keeps it at 2³²
@@ -98,7 +97,7 @@ pub fn dropout_threshold(probability: f64) -> u32 {
     libm::rint(probability * 4294967296.0) as u32
 }
 
-/// Whether dropout keeps the element of this word.
+/// Whether dropout keeps the element with this word.
 #[inline(always)]
 pub const fn keep(word: u32, threshold: u32) -> bool {
     word >= threshold

@@ -1,17 +1,17 @@
-//! Rotary position tables, made once per run on the host in float64 through the `libm` crate.
+//! Rotary position tables, computed once per run on the host in float64 with the `libm` crate.
 //!
 //! An inverse frequency is rounded to float32 once. An angle is one float32 product, as in
 //! transformers; its cosine and sine are taken in float64, multiplied by the attention factor, and
 //! rounded once.
 
-/// How long contexts stretch the rotation.
+/// How the rotation is scaled for long contexts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
     Default,
     Linear {
         factor: f64,
     },
-    /// The base grows with the sequence once that is longer than `original_max_position`.
+    /// The base grows with the sequence once it is longer than `original_max_position`.
     Dynamic {
         factor: f64,
         original_max_position: f64,
@@ -26,20 +26,20 @@ pub enum RopeScaling {
     Yarn(Yarn),
 }
 
-/// Settings of the yarn rule. `Default` gives those a configuration may leave out.
+/// Settings of the yarn rule. `Default` gives those that a configuration may omit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Yarn {
     pub factor: f64,
     pub original_max_position: f64,
     pub beta_fast: f64,
     pub beta_slow: f64,
-    /// Whether the ends of the ramp are moved out to whole indices.
+    /// Whether the ends of the ramp are widened to whole indices.
     pub truncate: bool,
-    /// Multiplies cosine and sine; computed from the rest where absent.
+    /// Multiplies cosine and sine; computed from the rest if absent.
     pub attention_factor: Option<f64>,
-    /// Zero where absent.
+    /// Zero if absent.
     pub mscale: f64,
-    /// Zero where absent.
+    /// Zero if absent.
     pub mscale_all_dim: f64,
 }
 
@@ -73,7 +73,7 @@ impl Yarn {
         }
         low = low.max(0.0);
         high = high.min(width - 1.0);
-        // A ramp needs some width.
+        // The ramp must not have zero width.
         (low, if low == high { high + 0.001 } else { high })
     }
 
@@ -92,7 +92,7 @@ impl Yarn {
 }
 
 impl RopeScaling {
-    /// What cosine and sine are multiplied by.
+    /// The factor on cosine and sine.
     pub fn attention_factor(&self) -> f64 {
         match self {
             Self::Yarn(yarn) => yarn.attention_factor(),
@@ -101,8 +101,8 @@ impl RopeScaling {
     }
 }
 
-/// Inverse frequencies of the `rotary_width / 2` pairs. `sequence_length` matters to the dynamic
-/// rule alone.
+/// Inverse frequencies of the `rotary_width / 2` pairs. Only the dynamic rule uses
+/// `sequence_length`.
 pub fn inverse_frequencies(rotary_width: usize, base: f64, scaling: &RopeScaling, sequence_length: usize) -> Vec<f32> {
     let width = rotary_width as f64;
     let base = match *scaling {

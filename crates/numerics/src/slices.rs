@@ -4,12 +4,12 @@
 /// Elements of the contraction axis that share one scale and one exact integer sum.
 pub const CHUNK: usize = 512;
 
-/// How many 8-bit slices a number is cut into, and so how many products of them are kept.
+/// The number of 8-bit slices per number, which sets how many of their products are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Profile {
     /// Two slices, three products (`hi·hi`, `hi·lo`, `lo·hi`): the default.
     X2,
-    /// Three slices, the six leading products: accuracy of float32.
+    /// Three slices, the six leading products: float32 accuracy.
     X3,
 }
 
@@ -24,9 +24,9 @@ impl Profile {
         }
     }
 
-    /// What the largest magnitude is divided by to give a unit: the limit, less this operand's half
-    /// of the place that the kept products leave out (256 for x2, 65536 for x3): 16 and 256, powers
-    /// of two that cost no bit.
+    /// The largest magnitude divided by this gives the unit: the limit, less this operand's half of
+    /// the place that the kept products leave out (256 for x2, 65536 for x3): 16 and 256, powers of
+    /// two that cost no bit.
     pub const fn unit_divisor(self) -> f32 {
         match self {
             Self::X2 => 2032.0,
@@ -60,15 +60,14 @@ pub fn magnitude_bits(x: f32) -> u32 {
 const TINY_BITS: u32 = (127 - 100) << 23;
 const INFINITY_BITS: u32 = 0x7f80_0000;
 
-/// What one (row, chunk) is multiplied by before rounding, and what brings the integers back to
-/// size.
+/// The factor on one (row, chunk) before rounding, and the factor that scales the integers back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     /// `limit / max`, rounded once; zero when the chunk counts as zero or holds a non-finite
     /// number.
     pub multiplier: f32,
-    /// `max / unit_divisor`, rounded once: what the value of a chunk is multiplied by on this
-    /// operand's behalf. Zero when the chunk counts as zero, NaN when it holds a non-finite number.
+    /// `max / unit_divisor`, rounded once: this operand's factor on the value of a chunk. Zero when
+    /// the chunk counts as zero, NaN when it holds a non-finite number.
     pub unit: f32,
 }
 
@@ -87,7 +86,7 @@ impl Scale {
         Self { multiplier: limit / max, unit: max / profile.unit_divisor() }
     }
 
-    /// The integer of one element: `round_half_even(x · multiplier)`, kept within the limit. An
+    /// The integer of one element: `round_half_even(x · multiplier)`, clamped to the limit. An
     /// element of a poisoned chunk (multiplier zero, `x` possibly NaN or infinite) is zero.
     #[inline(always)]
     pub fn quantise(self, profile: Profile, x: f32) -> i32 {

@@ -1,8 +1,8 @@
-//! Files appear whole or not at all: written under a temporary name in the same folder, synced,
-//! renamed, folder synced.
+//! Atomic file writes: a file is written under a temporary name in the same folder, synced and
+//! renamed, then the folder is synced.
 //!
-//! A crash leaves at most a file called `.isobit-PROCESS-NUMBER.partial`, which nothing ever reads;
-//! `remove_partials` sweeps them.
+//! A crash leaves at most a file named `.isobit-PROCESS-NUMBER.partial`, which nothing ever reads;
+//! `remove_partials` deletes them.
 
 use crate::error::FileError;
 use std::fs::{self, File};
@@ -10,23 +10,23 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Tells the temporary files of one process apart.
+/// Distinguishes the temporary files of one process.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
-/// Temporary names tried before giving up: each one taken is a leftover of a dead process that had
+/// Temporary names tried before giving up: each name already taken was left by a dead process with
 /// our id.
 const ATTEMPTS: usize = 1000;
 const BUFFER_BYTES: usize = 1 << 20;
 const PREFIX: &str = ".isobit-";
 const SUFFIX: &str = ".partial";
 
-/// Writes a whole file, or leaves what was there.
+/// Writes a whole file, or leaves the old one.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let mut file = AtomicFile::create(path)?;
     file.write(bytes)?;
     file.commit()
 }
 
-/// A file in the making. Dropped without `commit`, it is removed.
+/// A file being written. Dropped without `commit`, it is removed.
 #[derive(Debug)]
 pub struct AtomicFile {
     path: PathBuf,
@@ -55,7 +55,7 @@ impl AtomicFile {
         writer.write_all(bytes).map_err(|error| FileError::from_io("write", &self.path, error))
     }
 
-    /// Makes the file appear under its name. When this returns, a power cut cannot take it back.
+    /// Makes the file appear under its name. Once this returns, it survives a power cut.
     pub fn commit(mut self) -> Result<(), FileError> {
         let writer = self.writer.take().expect("a committed file is consumed");
         let result = self.finish(writer);
@@ -67,7 +67,7 @@ impl AtomicFile {
 
     fn finish(&self, mut writer: BufWriter<File>) -> io::Result<()> {
         if let Err(error) = writer.flush() {
-            // Taken apart, so that dropping it does not write again.
+            // Disassembled, so that dropping it does not write again.
             drop(writer.into_parts());
             return Err(error);
         }
@@ -87,7 +87,7 @@ impl Drop for AtomicFile {
     }
 }
 
-/// Makes what was created, renamed or removed in a folder survive a power cut.
+/// Makes creations, renames and removals in a folder survive a power cut.
 pub fn sync_folder(folder: &Path) -> Result<(), FileError> {
     sync(folder).map_err(|error| FileError::from_io("write", folder, error))
 }
@@ -109,7 +109,7 @@ pub fn is_partial(name: &str) -> bool {
     middle.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-')
 }
 
-/// Removes what crashed runs left behind. Only for a folder whose lock is held.
+/// Removes files left by crashed runs. Only for a folder whose lock is held.
 pub fn remove_partials(folder: &Path) -> Result<(), FileError> {
     let failed = |error| FileError::from_io("clean", folder, error);
     for entry in fs::read_dir(folder).map_err(failed)? {
@@ -135,7 +135,7 @@ fn create_partial(folder: &Path) -> io::Result<(PathBuf, File)> {
     Err(last.expect("ATTEMPTS is not zero"))
 }
 
-/// The error that brought us here is the one worth telling.
+/// Ignores errors: the original error is the one to report.
 fn remove_best_effort(path: &Path) {
     let _ = fs::remove_file(path);
 }
@@ -210,7 +210,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("folder");
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o555)).expect("permissions");
-        // The superuser may write anywhere; then the kernel's own read-only tree stands in.
+        // The superuser can write anywhere; the kernel's read-only tree is used instead.
         let target = match File::create(folder.path().join("probe")) {
             Ok(_) => PathBuf::from("/proc"),
             Err(_) => folder.path().to_path_buf(),

@@ -1,6 +1,6 @@
-//! The one error of this crate. A variant says which kind of trouble it is, because the program's
-//! exit code follows the kind: a file that is not there (2), more bytes than memory (4), a disk
-//! that refuses (7), a file that does not hold what it says (8).
+//! The error type of this crate. Each variant is a kind of failure, and the program's exit code
+//! follows the kind: a missing file (2), not enough memory (4), a disk error (7), a file whose
+//! contents are wrong (8).
 
 use crate::name::quoted;
 use std::io;
@@ -26,28 +26,28 @@ pub enum FileError {
     /// The file breaks the rules of its format.
     #[error("{} is malformed: {what}", path.display())]
     Malformed { path: PathBuf, what: String },
-    /// The file is well formed and is not the one that was promised.
+    /// The file is well formed but is not the recorded one.
     #[error("{} does not match its record: {what}", path.display())]
     Altered { path: PathBuf, what: String },
     #[error("{} holds no safetensors file", folder.display())]
     NoTensors { folder: PathBuf },
     #[error("{} has no tensor {}", path.display(), quoted(name))]
     NoTensor { path: PathBuf, name: String },
-    /// A tensor was asked for in a form it does not have.
+    /// A tensor was requested in a form it does not have.
     #[error("tensor {} holds {found}, not {wanted}", quoted(name))]
     WrongType { name: String, found: &'static str, wanted: &'static str },
-    /// What we were asked to write breaks the rules of the format: a caller's mistake, found before
-    /// a byte is written.
+    /// The data to write breaks the rules of the format: a caller's mistake, found before a byte is
+    /// written.
     #[error("cannot write {}: {what}", path.display())]
     Unwritable { path: PathBuf, what: String },
 }
 
 impl FileError {
-    /// Sorts an error of the operating system into its kind.
+    /// Classifies an error of the operating system.
     pub fn from_io(action: &'static str, path: &Path, source: io::Error) -> Self {
         let path = path.to_path_buf();
         match source.kind() {
-            // A file in the place of a folder hides what would be below it.
+            // A file in place of a folder hides what would be below it.
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory if action != "write" => Self::Missing { path },
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull { path, source },
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
@@ -80,7 +80,7 @@ impl FileError {
         }
     }
 
-    /// One thing to try, where there is one.
+    /// One thing to try, if any.
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::Missing { .. } => "check the path; paths are relative to the current folder",

@@ -1,8 +1,7 @@
-//! BLAKE3 of bytes and files, and the manifest that says which files a folder holds and what is in
-//! them.
+//! BLAKE3 of bytes and files, and the manifest that lists a folder's files with their hashes.
 //!
-//! The manifest is written after everything it lists: a folder with a manifest is complete, and a
-//! folder that was being written when the power went has none.
+//! The manifest is written after everything it lists: a folder with a manifest is complete; one
+//! interrupted by a power cut has none.
 
 use crate::atomic::{is_partial, write_atomically};
 use crate::error::FileError;
@@ -28,7 +27,7 @@ impl Hash {
         Self(*blake3::hash(bytes).as_bytes())
     }
 
-    /// Of a file of any size, in constant memory.
+    /// Hashes a file of any size, in constant memory.
     pub fn of_file(path: &Path) -> Result<Self, FileError> {
         FileRecord::of(path).map(|record| record.blake3)
     }
@@ -80,7 +79,7 @@ impl<'de> Deserialize<'de> for Hash {
     }
 }
 
-/// What a manifest knows of one file.
+/// A manifest's record of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileRecord {
@@ -89,7 +88,7 @@ pub struct FileRecord {
 }
 
 impl FileRecord {
-    /// Size and hash of the same pass over the file.
+    /// Size and hash from one pass over the file.
     pub fn of(path: &Path) -> Result<Self, FileError> {
         let failed = |error| FileError::from_io("read", path, error);
         let (mut file, _) = regular::open(path)?;
@@ -111,17 +110,17 @@ impl FileRecord {
     }
 }
 
-/// The files of a folder, and who made them.
+/// The files of a folder, and the run and base they come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     pub files: BTreeMap<String, FileRecord>,
-    /// Digest of what the run is that made the folder; none in folders of earlier versions.
+    /// Digest that identifies the run that made the folder; none in folders of earlier versions.
     pub run: Option<Hash>,
     /// Digest of the model it was trained from.
     pub base: Option<Hash>,
 }
 
-/// The form in the file.
+/// The form on disk.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored<Files> {
@@ -131,13 +130,13 @@ struct Stored<Files> {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     base: Option<Hash>,
     files: Files,
-    /// Of the same without this field, in JSON without spaces.
+    /// Hash of the same content without this field, as JSON without spaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     digest: Option<Hash>,
 }
 
 impl Manifest {
-    /// Its name in the folder.
+    /// The manifest's file name.
     pub const NAME: &str = "MANIFEST.json";
     const SCHEMA: &str = "isobit.manifest/2";
     /// Without `run`, `base` and `digest`.
@@ -156,7 +155,7 @@ impl Manifest {
         Ok(Self { files, run: None, base: None })
     }
 
-    /// Writes the manifest into the folder: the last thing to be written there.
+    /// Writes the manifest into the folder; it must be the last file written there.
     pub fn write(&self, folder: &Path) -> Result<(), FileError> {
         let mut stored = self.stored(Self::SCHEMA);
         stored.digest = Some(digest(&stored));
@@ -165,7 +164,7 @@ impl Manifest {
         write_atomically(&folder.join(Self::NAME), json.as_bytes())
     }
 
-    /// Reads the manifest of a folder, without looking at the files it lists.
+    /// Reads the manifest of a folder, without checking the files it lists.
     pub fn read(folder: &Path) -> Result<Self, FileError> {
         let path = folder.join(Self::NAME);
         let Stored { schema, run, base, files, digest: recorded } = json::read::<Stored<UniqueMap<FileRecord>>>(&path)?;
@@ -185,8 +184,8 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Checks a folder that may be another tool's: where there is a manifest, the files it lists
-    /// are as recorded. Others may lie beside them.
+    /// Checks a folder that another tool may have written: if there is a manifest, the files it
+    /// lists must be as recorded. Other files may be present.
     pub fn check(folder: &Path) -> Result<Option<Self>, FileError> {
         match Self::read(folder) {
             Err(FileError::Missing { .. }) => Ok(None),
@@ -204,19 +203,19 @@ impl Manifest {
     }
 
     /// Compares a folder with this manifest. The error names the first file, by name, that is
-    /// missing, extra or of another size; if there is none, the first whose content differs.
+    /// missing, extra or of a different size; otherwise the first whose content differs.
     pub fn verify(&self, folder: &Path) -> Result<(), FileError> {
         let present = Self::present(folder)?;
         self.verify_names(folder, self.files.keys().chain(&present).map(String::as_str).collect())?;
         self.verify_content(folder)
     }
 
-    /// Whether a folder holds something that this manifest does not list.
+    /// Whether a folder holds anything that this manifest does not list.
     pub fn has_more(&self, folder: &Path) -> Result<bool, FileError> {
         Ok(Self::present(folder)?.iter().any(|name| !self.files.contains_key(name)))
     }
 
-    /// Whether these are listed, there, and of the size recorded.
+    /// Whether these are listed, present, and of the recorded size.
     fn verify_names(&self, folder: &Path, names: BTreeSet<&str>) -> Result<(), FileError> {
         let altered = |name: &str, what: String| Err(FileError::Altered { path: folder.join(name), what });
         for name in names {
@@ -248,7 +247,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// What lies in a folder, but for the manifest and what a crash left behind.
+    /// The contents of a folder, except the manifest and what a crash left behind.
     fn present(folder: &Path) -> Result<BTreeSet<String>, FileError> {
         let failed = |error| FileError::from_io("read", folder, error);
         let mut present = BTreeSet::new();
@@ -317,7 +316,7 @@ mod tests {
         assert_eq!(refusal(), ("a".to_string(), "it is missing".to_string()));
     }
 
-    /// One letter of anything it says, digests of run and base included.
+    /// Changes one letter anywhere, including the digests of run and base.
     #[test]
     fn a_manifest_covers_itself() {
         let folder = tempfile::tempdir().expect("folder");
@@ -338,7 +337,7 @@ mod tests {
             let error = Manifest::read(folder).expect_err("changed");
             assert_eq!(error.exit_code(), 8, "{at}: {error}");
         }
-        // As an earlier version wrote it: nothing but the files.
+        // As written by an earlier version: only the files.
         let earlier = serde_json::json!({"schema": "isobit.manifest/1", "files": made.files});
         std::fs::write(folder.join(Manifest::NAME), earlier.to_string()).expect("written");
         assert_eq!(Manifest::check(folder).expect("read"), Some(made));

@@ -1,5 +1,5 @@
-//! Untrusted JSON: a limit on their size, and no key twice, because two readers would each
-//! keep another one.
+//! Untrusted JSON: the size is limited and repeated keys are refused, because two readers might
+//! each keep a different one.
 
 use crate::error::FileError;
 use crate::name::{quoted, told};
@@ -18,7 +18,7 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
     serde_json::from_slice(&bytes).map_err(|error| FileError::malformed(path, told(&error)))
 }
 
-/// Reads a text file of at most as many.
+/// Reads a text file of at most `BYTES_MAX`.
 pub(crate) fn read_text(path: &Path) -> Result<String, FileError> {
     regular::read_text(path, BYTES_MAX)
 }

@@ -1,8 +1,7 @@
-//! Files that can be believed: safetensors read and written with care, hashes, differences.
+//! Trustworthy files: careful reading and writing of safetensors, hashes, differences.
 //!
-//! Everything here treats a file as a stranger's: limits before allocation, checked sums, and a
-//! typed error naming the file for whatever does not hold. Nothing prints and nothing panics on
-//! what a file says.
+//! Every file is treated as untrusted: limits before allocation, checked arithmetic, and a typed
+//! error naming the file for any violation. Nothing prints, and no file content causes a panic.
 
 pub mod atomic;
 pub mod difference;

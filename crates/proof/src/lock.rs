@@ -1,26 +1,26 @@
 //! One run per folder: the file `LOCK`, held by an advisory lock of the operating system for as
 //! long as the run lives.
 //!
-//! The lock goes with the process, however it ends, so a killed run leaves nothing to clean up: the
-//! file stays, the lock does not. The process id inside is for the message only. A link in its
-//! place is refused: writing the id would cut short what it leads to.
+//! The lock ends with the process, however it ends, so a killed run leaves nothing to clean up: the
+//! file stays, the lock does not. The process id inside is only for the message. A link in its
+//! place is refused: writing the id would truncate its target.
 
 use crate::error::FileError;
 use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::Path;
 
-/// A folder that is ours until this is dropped.
+/// A folder held exclusively until this is dropped.
 #[derive(Debug)]
 pub struct Lock {
     file: File,
 }
 
 impl Lock {
-    /// Its name in the folder.
+    /// The lock's file name.
     pub const NAME: &str = "LOCK";
 
-    /// Takes the folder, or says who has it.
+    /// Locks the folder, or returns an error that names the holder.
     pub fn acquire(folder: &Path) -> Result<Self, FileError> {
         let path = folder.join(Self::NAME);
         let failed = |error| FileError::from_io("write", &path, error);
@@ -28,7 +28,7 @@ impl Lock {
         // Not truncated: the file may belong to a run that is still alive.
         let mut file =
             File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
-        // Again, should a link have come in between: nothing has been written yet.
+        // Checked again, in case a link was created in between: nothing has been written yet.
         check_plain(&path)?;
         match file.try_lock() {
             Ok(()) => {}
@@ -43,7 +43,8 @@ impl Lock {
         Ok(Self { file })
     }
 
-    /// Who has the folder, without taking it or writing anything; none where it is free.
+    /// The error that names the folder's holder, without locking or writing anything; none if it is
+    /// free.
     pub fn in_use(folder: &Path) -> Option<FileError> {
         let path = folder.join(Self::NAME);
         check_plain(&path).ok()?;
@@ -53,7 +54,7 @@ impl Lock {
     }
 }
 
-/// An error where something other than a regular file has the lock's name; links are not followed.
+/// An error if something other than a regular file has the lock's name; links are not followed.
 fn check_plain(path: &Path) -> Result<(), FileError> {
     match path.symlink_metadata() {
         Ok(found) if !found.is_file() => {
@@ -65,14 +66,14 @@ fn check_plain(path: &Path) -> Result<(), FileError> {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // The file itself stays: removing it would take the lock away from one who has just opened
+        // The file itself stays: removing it would break the lock of a process that has just opened
         // it.
         let _ = self.file.set_len(0);
         let _ = self.file.unlock();
     }
 }
 
-/// The process that wrote its id into the file; None while it has not yet done so.
+/// The process that wrote its id into the file; None if it has not yet done so.
 fn holder(file: &mut File) -> Option<u32> {
     let mut text = String::new();
     file.take(32).read_to_string(&mut text).ok()?;

@@ -1,17 +1,17 @@
-//! Names that come from files: which of them may be opened, and how they are shown.
+//! Names that come from files: which of them may be opened, and how they are displayed.
 //!
-//! A name inside a manifest or an index may only point beside that file, and a name shown on a
-//! terminal may not carry its control sequences.
+//! A name inside a manifest or an index may only refer to a file in the same folder, and a name
+//! shown on a terminal must not contain control sequences.
 
-/// Longest file name any common file system takes.
+/// Longest file name that common file systems support.
 const LENGTH_MAX: usize = 255;
-/// Characters of a stranger's text that a message repeats.
+/// Characters of untrusted text that a message repeats.
 const SHOWN_MAX: usize = 160;
 /// Characters of a parser's message.
 const TOLD_MAX: usize = 600;
 
-/// Whether a name is a file directly in the folder it is looked up in: no separators, no parent, no
-/// drive, no control characters.
+/// Whether a name is a file directly in its folder: no separators, no parent, no drive, no control
+/// characters.
 pub fn is_plain(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= LENGTH_MAX
@@ -20,17 +20,17 @@ pub fn is_plain(name: &str) -> bool {
         && !name.chars().any(|c| matches!(c, '/' | '\\' | ':') || c.is_control())
 }
 
-/// A stranger's text in backquotes, shortened, control characters escaped.
+/// Untrusted text in backquotes, shortened, with control characters escaped.
 pub fn quoted(text: &str) -> String {
     format!("`{}`", harmless(text, SHOWN_MAX))
 }
 
-/// The message of a parser, which may repeat what it read.
+/// A parser's message, which may repeat what it read.
 pub(crate) fn told(error: &impl std::fmt::Display) -> String {
     harmless(&error.to_string(), TOLD_MAX)
 }
 
-/// A stranger's text of at most so many characters, control characters escaped.
+/// Untrusted text, at most `most` characters, with control characters escaped.
 pub fn harmless(text: &str, most: usize) -> String {
     let mut shown = String::new();
     for (count, c) in text.chars().enumerate() {

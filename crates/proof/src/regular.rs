@@ -1,8 +1,7 @@
-//! Opening files by a path that a stranger may have chosen: regular files only, with a limit on
-//! what is read.
+//! Opens files at untrusted paths: regular files only, with a limit on what is read.
 //!
-//! A pipe waits for a writer that never comes and a device never ends, so both are refused before
-//! they are opened. Links are followed, because model caches are made of them.
+//! Opening a pipe waits for a writer that may never come, and reading a device never ends, so both
+//! are refused before they are opened. Links are followed, because model caches consist of them.
 
 use crate::error::FileError;
 use std::fs::{File, Metadata};
@@ -16,8 +15,8 @@ pub fn open(path: &Path) -> Result<(File, u64), FileError> {
         let wrong = || FileError::NotRegular { path: path.to_path_buf(), found: kind(&metadata) };
         metadata.is_file().then_some(metadata.len()).ok_or_else(wrong)
     };
-    // Twice: before opening, because opening a pipe waits; on the open file, because the path may
-    // lead elsewhere by now.
+    // Checked twice: before opening, because opening a pipe blocks; and on the open file, because
+    // the path may have changed.
     regular(std::fs::metadata(path).map_err(failed)?)?;
     let file = File::open(path).map_err(failed)?;
     let size = regular(file.metadata().map_err(failed)?)?;
@@ -31,8 +30,8 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
     if size > limit {
         return Err(too_large(size));
     }
-    // The size is what the file system says (0 for files of /proc), and a file may grow: the limit
-    // holds for what is read.
+    // The size is what the file system reports (0 for files in /proc), and a file may grow: the
+    // limit applies to what is read.
     let mut bytes = Vec::new();
     let failed = |error| FileError::from_io("read", path, error);
     let refused = |_| failed(ErrorKind::OutOfMemory.into());
@@ -57,7 +56,7 @@ pub fn if_there<T>(result: Result<T, FileError>) -> Result<Option<T>, FileError>
     }
 }
 
-/// What stands in the place of a file, as a message calls it.
+/// What was found instead of a file, in a message's words.
 fn kind(metadata: &Metadata) -> &'static str {
     if metadata.is_dir() {
         return "a folder";

@@ -1,12 +1,12 @@
-//! Activation functions, built on `exp` and `ln`. They hold their relative error into the subnormal
-//! tails, which is why the exponential is used before its two factors are multiplied out.
+//! Activation functions, built on `exp` and `ln`. They keep their relative error into the subnormal
+//! tails, so they use the exponential before its two factors are multiplied out.
 
 use super::exponential::{exp_scaled, exp_within_limit};
 use super::logarithm::ln_normal;
 use super::{SIGN_BIT, canonical, canonical_if_nan, clamp, magnitude};
 use crate::Fma;
 
-/// Below this magnitude `tanh` is a polynomial, above it comes from `exp`.
+/// Below this magnitude `tanh` is a polynomial; above, it is computed from `exp`.
 const TANH_SPLIT: f32 = 0.625;
 
 /// tanh x = x + x³·(H0 + H1·x² + …), |x| < 5/8, relative error 2⁻³².
@@ -20,7 +20,7 @@ const H: [f32; 6] = [
 ];
 
 /// Beyond ±128 `silu` and its derivative are zero, the identity or one; within it `exp` needs no
-/// limit of its own.
+/// separate limit.
 const SILU_LIMIT: f32 = 128.0;
 
 /// 3/4 + 1/√2: the line `RECIPROCAL_START − d/2` is the best one for `1/d` on 1..=2.
@@ -44,9 +44,9 @@ pub fn tanh<F: Fma>(x: f32) -> f32 {
     canonical_if_nan(x, signed)
 }
 
-/// `(high + low) / (1 + e)` for `e` in 0..=1. The quotient is corrected by its own remainder, which
-/// also takes up what `1 + e` dropped; the correction is small, so a line that is within 9 % of
-/// `1/d` on 1..=2 serves as reciprocal.
+/// `(high + low) / (1 + e)` for `e` in 0..=1. The quotient is corrected by its remainder, which
+/// also recovers what `1 + e` dropped; the correction is small, so a line within 9 % of `1/d` on
+/// 1..=2 serves as the reciprocal.
 #[inline(always)]
 fn over_one_plus<F: Fma>(high: f32, low: f32, e: f32) -> f32 {
     let d = 1.0 + e;
@@ -105,8 +105,8 @@ pub fn silu_grad<F: Fma>(x: f32) -> f32 {
 pub fn softplus<F: Fma>(x: f32) -> f32 {
     let e = exp_scaled::<F>(-magnitude(x)).value();
     let d = 1.0 + e;
-    // What the addition dropped comes back through the derivative of the logarithm; for tiny `e` it
-    // is all there is.
+    // What the addition dropped is recovered through the derivative of the logarithm; for tiny `e`
+    // it is the whole result.
     let lost = e - (d - 1.0);
     let log = ln_normal::<F>(d, 0, lost / d);
     let positive = if x > 0.0 { x } else { 0.0 };

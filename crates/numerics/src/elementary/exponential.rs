@@ -34,13 +34,13 @@ const T: [f32; 6] = [
     f32::from_bits(0x3920_b5a9),
 ];
 
-/// Beyond ±150 the result is infinite or zero, also after a multiplication by the argument itself
+/// Beyond ±150 the result is infinite or zero, even after multiplication by the argument itself
 /// (`silu`).
 const EXP_LIMIT: f32 = 150.0;
 const EXP2_LIMIT: f32 = 200.0;
 
-/// A number `near · far`: `near` carries the digits, `far` is a power of two, and their product may
-/// over- or underflow.
+/// A number `near · far`: `near` carries the digits, `far` is a power of two, and the product may
+/// overflow or underflow.
 #[derive(Clone, Copy)]
 pub(super) struct Scaled {
     pub(super) near: f32,
@@ -69,7 +69,7 @@ pub(super) fn exp_scaled<F: Fma>(x: f32) -> Scaled {
     exp_within_limit::<F>(clamp(x, EXP_LIMIT))
 }
 
-/// As [`exp_scaled`] of a number that is already within ±[`EXP_LIMIT`].
+/// As [`exp_scaled`], for a number that is already within ±[`EXP_LIMIT`].
 #[inline(always)]
 pub(super) fn exp_within_limit<F: Fma>(x: f32) -> Scaled {
     let shifted = F::fma(x, LOG2_E, SHIFT);

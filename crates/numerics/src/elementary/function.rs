@@ -1,5 +1,4 @@
-//! The list of elementary functions with their stated error bounds, and the check that holds them
-//! to it.
+//! The list of elementary functions with their error bounds, and the check of those bounds.
 
 use super::*;
 use crate::Fma;
@@ -70,7 +69,7 @@ impl Function {
         }
     }
 
-    /// The function's values over a block of lanes; the choice of function is outside the loop.
+    /// The function's values over a block of lanes; the function is selected outside the loop.
     #[inline(always)]
     pub fn apply_lanes<F: Fma>(self, x: &Lanes) -> Lanes {
         match self {
@@ -88,7 +87,7 @@ impl Function {
         }
     }
 
-    /// Largest error over all arguments in the sense of [`error_ulp`], measured over all 2³² and
+    /// Largest error over all arguments as defined by [`error_ulp`], measured over all 2³² and
     /// rounded up.
     pub const fn bound_ulp(self) -> f32 {
         match self {
@@ -104,7 +103,7 @@ impl Function {
         }
     }
 
-    /// Magnitude below which an error is counted against this floor instead of the value. Zero
+    /// Magnitude below which an error is measured against this floor instead of the value. Zero
     /// except around the root of `silu_grad` near −1.278, where the result is the difference of two
     /// rounded numbers.
     fn floor(self, x: f64) -> f64 {
@@ -126,8 +125,8 @@ impl Function {
                 if negative { e / (1.0 + e) } else { 1.0 / (1.0 + e) }
             }
             Self::Silu => {
-                // From here on the value is below the smallest float32; infinity times zero would
-                // be NaN.
+                // Beyond this the value is below the smallest float32; infinity times zero would be
+                // NaN.
                 let x = if x < -700.0 { -700.0 } else { x };
                 x * Self::Sigmoid.reference_f64(x)
             }
@@ -154,8 +153,8 @@ fn each(x: &Lanes, f: impl Fn(f32) -> f32) -> Lanes {
 }
 
 /// Error of `function(x) = y` in units in the last place of the true value (2⁻¹⁴⁹ in the subnormal
-/// range). Infinite when a NaN is missing, misplaced or not canonical, or a zero has the wrong
-/// sign. An infinite `y` counts as 2¹²⁸, and so does a true value beyond it.
+/// range). Infinite if a NaN is missing, misplaced or not canonical, or if a zero has the wrong
+/// sign. An infinite `y` counts as 2¹²⁸, as does a true value beyond it.
 pub fn error_ulp(function: Function, x: f32, y: f32) -> f32 {
     const TOP: f64 = 340282366920938463463374607431768211456.0;
     let want = function.reference_f64(f64::from(x));
@@ -170,14 +169,14 @@ pub fn error_ulp(function: Function, x: f32, y: f32) -> f32 {
     }
     let want = want.clamp(-TOP, TOP);
     let scale = want.abs().max(function.floor(f64::from(x)));
-    // Exponent field of the true value, kept within the range of float32.
+    // Exponent field of the true value, clamped to the range of float32.
     let exponent = ((scale.to_bits() >> 52) as i64 - 1023).clamp(-126, 127);
     let ulp = f64::from_bits(((exponent + 1023 - 23) as u64) << 52);
     ((got - want).abs() / ulp) as f32
 }
 
-/// Largest [`error_ulp`] over the arguments with bits `start..=end`, and the bits where it occurs
-/// first.
+/// Largest [`error_ulp`] over the arguments with bits `start..=end`, and the bits of its first
+/// occurrence.
 pub fn check_range(function: Function, start_bits: u32, end_bits: u32) -> (f32, u32) {
     let mut worst = (0.0, start_bits);
     let mut base = u64::from(start_bits);
@@ -199,7 +198,7 @@ pub fn check_range(function: Function, start_bits: u32, end_bits: u32) -> (f32, 
     worst
 }
 
-/// One block on the fastest path for a sweep; the bits are the same on every path.
+/// One block, on the fastest path for a sweep; the bits are the same on every path.
 fn evaluate(function: Function, x: &Lanes) -> Lanes {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("fma") {

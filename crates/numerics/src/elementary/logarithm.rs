@@ -1,5 +1,5 @@
-//! `ln`, and the shared end of `ln` and `softplus`: `k·ln 2 + ln(1 + f) + c` with the large parts
-//! added exactly.
+//! `ln`, and the common final step of `ln` and `softplus`: `k·ln 2 + ln(1 + f) + c` with the large
+//! parts added exactly.
 
 use super::exponential::{LN2_HIGH, LN2_LOW};
 use super::{CANONICAL_NAN_BITS, INFINITY_BITS, canonical};
@@ -22,7 +22,7 @@ const L: [f32; 9] = [
     f32::from_bits(0x3df4_e8c5),
 ];
 
-/// `ln(x · 2^exponent) + tail` for a positive normal `x`; `tail` is small against the result.
+/// `ln(x · 2^exponent) + tail` for a positive normal `x`; `tail` is small relative to the result.
 #[inline(always)]
 pub(super) fn ln_normal<F: Fma>(x: f32, exponent: i32, tail: f32) -> f32 {
     let offset = x.to_bits().wrapping_sub(MANTISSA_START);

@@ -5,7 +5,7 @@ use super::{CANONICAL_NAN_BITS, INFINITY_BITS, SIGN_BIT};
 use crate::Fma;
 
 /// 32 zero bits, then the first 224 bits of 2/π. An argument `m·2^(e−150)` needs the 96 bits from
-/// bit `e − 120`: what stands before them contributes multiples of four quadrants, what follows
+/// bit `e − 120`: the bits before them contribute multiples of four quadrants, those after them
 /// less than 2⁻⁶⁹ of one.
 const TWO_OVER_PI: [u32; 8] =
     [0x0000_0000, 0xa2f9_836e, 0x4e44_1529, 0xfc27_57d1, 0xf534_ddc0, 0xdb62_9599, 0x3c43_9041, 0xfe51_63ab];
@@ -13,7 +13,7 @@ const TWO_OVER_PI: [u32; 8] =
 /// π/2 as a pair.
 const PI_HALF_HIGH: f32 = f32::from_bits(0x3fc9_0fdb);
 const PI_HALF_LOW: f32 = f32::from_bits(0xb33b_bd2e);
-/// Largest float32 below π/4: up to here the argument is its own reduction.
+/// Largest float32 below π/4: up to here the argument needs no reduction.
 const PI_QUARTER_BITS: u32 = 0x3f49_0fda;
 
 /// sin r = r + r³·(S0 + S1·r² + …), relative error 2⁻³².
@@ -50,7 +50,7 @@ fn reduce<F: Fma>(bits: u32) -> Reduced {
         top.wrapping_add(mantissa * u64::from(window(1))).wrapping_add((mantissa * u64::from(window(2))) >> 32);
     let rounded = product.wrapping_add(1 << 61);
     let quadrant = (rounded >> 62) as u32;
-    // The signed rest in [−2⁶¹, 2⁶¹), cut into 22 + 22 + 18 bits that are exact in float32.
+    // The signed remainder in [−2⁶¹, 2⁶¹), cut into 22 + 22 + 18 bits that are exact in float32.
     let rest = product.wrapping_sub(u64::from(quadrant) << 62);
     let upper = ((rest >> 32) as u32 as i32) >> 8;
     let middle = ((rest >> 18) as u32) & 0x003f_ffff;

@@ -1,21 +1,21 @@
-//! Two JSON documents, compared by what they say: the order of keys, spaces and the spelling of a
+//! Compares two JSON documents by meaning: the order of keys, whitespace and the spelling of a
 //! number do not matter.
 
 use serde_json::{Number, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// BOUND: differing keys listed for one file; the rest is only counted.
+/// BOUND: differing keys listed for one file; the rest are only counted.
 const LISTED_MAX: usize = 100;
 
-/// Lists of an adapter's config that are sets, which their writer stores in any order.
+/// Lists in an adapter's config that are sets, which PEFT stores in any order.
 const SETS: [&str; 3] = ["target_modules", "modules_to_save", "exclude_modules"];
 
 /// How two documents of the same name differ.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DocumentDifference {
-    /// In the order of the keys, at most a hundred.
+    /// In key order, at most a hundred.
     pub keys: Vec<KeyDifference>,
-    /// All of them.
+    /// The number of all of them.
     pub count: u64,
 }
 
@@ -23,7 +23,7 @@ pub struct DocumentDifference {
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyDifference {
     pub key: String,
-    /// None: the key is absent.
+    /// None if the key is absent.
     pub values: [Option<Value>; 2],
 }
 

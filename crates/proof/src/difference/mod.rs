@@ -1,9 +1,9 @@
 //! What differs between two files or folders: tensors by name, element by element, and the JSON
-//! beside them.
+//! files next to them.
 //!
-//! `source` finds out what a path holds, `tensor` matches and cuts up the work, `number` looks at
-//! elements, `document` at JSON, `run` at the metrics of two runs. A path may come from any tool
-//! that writes safetensors.
+//! `side` determines what a path holds, `tensor` matches tensors and splits the work, `number`
+//! compares elements, `document` JSON, and `run` the metrics of two runs. A path may come from any
+//! tool that writes safetensors.
 
 mod document;
 mod number;
@@ -33,12 +33,12 @@ pub struct Difference {
     /// Files on one side only: tensors or JSON.
     pub only_in_first: Vec<String>,
     pub only_in_second: Vec<String>,
-    /// Where both are runs: what their metrics say.
+    /// If both are runs: how their metrics differ.
     pub run: Option<RunDifference>,
 }
 
 impl Difference {
-    /// Whether both sides hold the same numbers and say the same.
+    /// Whether both sides hold the same numbers and the same JSON.
     pub fn is_none(&self) -> bool {
         self.documents.is_empty()
             && self.run.as_ref().is_none_or(RunDifference::is_none)
@@ -51,7 +51,7 @@ impl Difference {
         self.sets.values().flatten()
     }
 
-    /// All tallies together; the position of the first element means nothing here.
+    /// All tallies combined; the position of the first element is meaningless here.
     pub fn total(&self) -> Tally {
         let tallies = self.tensors().filter_map(|tensor| match &tensor.kind {
             TensorMismatch::Values(values) => Some(values.tally),
@@ -75,7 +75,7 @@ pub fn compare(a: &Path, b: &Path, threads: usize) -> Result<Difference, FileErr
     compare_held(a, b, threads)
 }
 
-/// What files and folders hold.
+/// Compares the contents of files and folders.
 fn compare_held(a: &Path, b: &Path, threads: usize) -> Result<Difference, FileError> {
     let (mut a, mut b) = (DiffSide::open(a)?, DiffSide::open(b)?);
     a.narrow_to(&b);
@@ -89,7 +89,7 @@ fn compare_held(a: &Path, b: &Path, threads: usize) -> Result<Difference, FileEr
 }
 
 fn compare_sets(difference: &mut Difference, a: &DiffSide, b: &DiffSide, threads: usize) -> Result<(), FileError> {
-    // A single set on each side is meant, whatever it is called.
+    // A single set on each side is compared whatever its name.
     if let (1, 1, Some((name, first)), Some(second)) =
         (a.sets.len(), b.sets.len(), a.sets.first_key_value(), b.sets.values().next())
     {

@@ -1,27 +1,27 @@
-//! Two runs of elements compared: how many differ, by how much, and how many representable numbers
-//! lie between.
+//! Compares two sequences of elements: how many differ, by how much, and how many representable
+//! numbers lie between.
 //!
-//! Elements differ when their bits do. Bytes are compared first, in blocks, because equal files are
-//! the common case and comparing bytes is as fast as memory. Every figure is a sum or a maximum, so
+//! Elements differ if their bits do. Bytes are compared first, in blocks, because equal files are
+//! the common case and comparing bytes runs at memory speed. Every figure is a sum or a maximum, so
 //! the order of the blocks does not matter.
 #![expect(clippy::float_arithmetic, reason = "differences are shown, never trained on")]
 
 use crate::safetensors::Dtype;
 use isobit_numerics::cast::{bf16_to_f32, f16_to_f32};
 
-/// Bytes compared at once before single elements are looked at: a multiple of every element's size.
+/// Bytes compared at once before looking at single elements: a multiple of every element size.
 const BLOCK_BYTES: usize = 4096;
 
-/// What is known of the differing elements of a tensor.
+/// Statistics of the differing elements of a tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Tally {
     /// Elements that differ.
     pub nonzero: u64,
-    /// Largest absolute difference; infinite where a number stands against a NaN, or the format has
+    /// Largest absolute difference; infinite if a number is compared with a NaN, or the format has
     /// no numbers to subtract.
     pub max: f64,
-    /// Largest number of steps from one representable number to the other, both zeros being one;
-    /// None without such steps.
+    /// Largest number of steps from one representable number to the other, counting both zeros as
+    /// one; None if the format has no such steps.
     pub ulps: Option<u64>,
     /// Differing elements with a NaN on at least one side.
     pub nan: u64,
@@ -30,7 +30,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Both together. Commutes, so threads may finish in any order.
+    /// Combines both. Commutative, so threads may finish in any order.
     pub(crate) fn join(self, other: Self) -> Self {
         Self {
             nonzero: self.nonzero + other.nonzero,
@@ -50,7 +50,7 @@ impl Tally {
                 self.max = f64::INFINITY;
             }
         } else {
-            // Equal infinities never come here, so this is a number.
+            // Equal infinities never get here, so this is not NaN.
             self.max = self.max.max((a - b).abs());
         }
     }
@@ -81,7 +81,7 @@ pub(crate) fn compare(dtype: Dtype, a: &[u8], b: &[u8], index: usize) -> Tally {
     }
 }
 
-/// Compares elements of two formats by value; None where the two have no common numbers.
+/// Compares elements of two formats by value; None if the two have no common numbers.
 pub(crate) fn compare_values(types: [Dtype; 2], a: &[u8], b: &[u8], index: usize) -> Option<Tally> {
     let (a, b) = (values(types[0], a)?, values(types[1], b)?);
     let mut tally = Tally::default();
@@ -93,7 +93,7 @@ pub(crate) fn compare_values(types: [Dtype; 2], a: &[u8], b: &[u8], index: usize
     Some(tally)
 }
 
-/// Whether `compare_values` knows the numbers of this format.
+/// Whether `compare_values` supports this format.
 pub(crate) fn has_values(dtype: Dtype) -> bool {
     values(dtype, &[]).is_some()
 }
@@ -114,7 +114,7 @@ fn values(dtype: Dtype, bytes: &[u8]) -> Option<Vec<f64>> {
     })
 }
 
-/// An element in decimal, for a reader; None for a format of less than a byte.
+/// An element in decimal, for display; None for a format of less than a byte.
 pub(crate) fn show(dtype: Dtype, bytes: &[u8]) -> Option<String> {
     fn integer<const N: usize, T: ToString>(bytes: &[u8], value: impl Fn([u8; N]) -> T) -> Option<String> {
         bytes.first_chunk().map(|&x| value(x).to_string())
@@ -133,7 +133,7 @@ pub(crate) fn show(dtype: Dtype, bytes: &[u8]) -> Option<String> {
     }
 }
 
-/// The shortest decimal that gives the number back; an exponent where it is shorter.
+/// The shortest decimal that round-trips; with an exponent if that is shorter.
 pub fn decimal(value: f64) -> String {
     let (plain, scientific) = (value.to_string(), format!("{value:e}"));
     if plain.len() <= scientific.len() { plain } else { scientific }
@@ -173,7 +173,7 @@ fn floats<const N: usize>(
             let position = pairs().position(|(x, y)| x != y).expect("the blocks differ");
             tally.first = Some((index + block * (BLOCK_BYTES / N) + position) as u64);
         }
-        // Without branches: in two unrelated files every element differs, and none is predictable.
+        // Branch-free: in two unrelated files every element differs, and no branch is predictable.
         let (mut nonzero, mut nan, mut max, mut ulps) = (0_u64, 0_u64, 0.0_f64, 0_u64);
         for (&x, &y) in pairs() {
             let (v, w) = (value(x), value(y));
@@ -226,7 +226,7 @@ fn parts(bytes: [u8; 8]) -> [f64; 2] {
     [f32_value([a, b, c, d]), f32_value([e, f, g, h])]
 }
 
-/// Formats of less than a byte: differing bytes are counted, their numbers are not looked at.
+/// Formats of less than a byte: differing bytes are counted, values are not decoded.
 fn packed(dtype: Dtype, a: &[u8], b: &[u8], index: usize) -> Tally {
     let mut tally = Tally::default();
     differing::<1>(a, b, 0, |byte, _, _| {
@@ -249,8 +249,8 @@ fn f16_value(bytes: [u8; 2]) -> f64 {
     f16_to_f32(u16::from_le_bytes(bytes)) as f64
 }
 
-/// Place of a number among all of its format: the magnitude's bits with the sign put to them. Both
-/// zeros share place 0.
+/// Rank of a number within its format: the bits of the magnitude with the sign applied. Both zeros
+/// have rank 0.
 fn signed(bits: u64) -> i64 {
     let magnitude = (bits & (u64::MAX >> 1)) as i64;
     if bits >> 63 == 1 { -magnitude } else { magnitude }

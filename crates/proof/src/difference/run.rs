@@ -1,8 +1,8 @@
-//! Two runs by their `metrics.jsonl`: the first step at which they say something else, and whether
-//! they took as many steps.
+//! Compares two runs by their `metrics.jsonl`: the first step at which they differ, and whether
+//! they took the same number of steps.
 //!
-//! Lines are matched by step and kind, `timing` is left out, and a loss counts only where both
-//! lines are the mean of the same steps: how often a run logs is no difference.
+//! Lines are matched by step and kind, `timing` is ignored, and a loss is compared only if both
+//! lines are the mean over the same steps: logging frequency is not a difference.
 
 use crate::error::FileError;
 use crate::json;
@@ -10,30 +10,30 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What makes a folder a run.
+/// The file that makes a folder a run.
 pub(super) const METRICS: &str = "metrics.jsonl";
 const FINAL: &str = "final";
 const CHECKPOINT: &str = "checkpoint-";
 
-/// How two runs differ, beside their tensors.
+/// How two runs differ, besides their tensors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunDifference {
     /// The last step of each.
     pub steps: [u64; 2],
-    /// Lines that both have.
+    /// Lines present in both.
     pub compared: u64,
     pub first: Option<MetricDifference>,
-    /// The folder of each whose tensors were compared: `final`, or the newest checkpoint that both
-    /// have. None: they share none.
+    /// The folder in each run whose tensors were compared: `final`, or the newest checkpoint that
+    /// both have. None if they share none.
     pub tensors: Option<String>,
 }
 
-/// The first field of the first line that is not the same.
+/// The first field of the first line that differs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MetricDifference {
     pub step: u64,
     pub field: String,
-    /// None: the line has no such field.
+    /// None if the line has no such field.
     pub values: [Option<Value>; 2],
 }
 
@@ -68,19 +68,19 @@ pub(super) fn compare(a: &Path, b: &Path) -> Result<(RunDifference, Option<[Path
     Ok((difference, folders))
 }
 
-/// Whether a line is of an evaluation; a step may have one of each kind.
+/// The flag marks an evaluation line; a step may have one of each kind.
 type Lines = BTreeMap<(u64, bool), Map<String, Value>>;
 
 fn lines(path: &Path) -> Result<Lines, FileError> {
     let text = json::read_text(path)?;
-    // What a crash cut short is no line.
+    // A line cut short by a crash is ignored.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let mut lines = Lines::new();
     for (index, line) in whole.lines().enumerate() {
         let wrong = || FileError::malformed(path, format!("line {}: it is not a line of metrics", index + 1));
         let Ok(Value::Object(mut line)) = serde_json::from_str(line) else { return Err(wrong()) };
         let step = line.get("step").and_then(Value::as_u64).ok_or_else(wrong)?;
-        // What a clock said, and the checksum over it.
+        // Timing, and the checksum that covers it.
         line.remove("timing");
         line.remove("check");
         lines.insert((step, line.contains_key("eval_loss")), line);
@@ -88,7 +88,7 @@ fn lines(path: &Path) -> Result<Lines, FileError> {
     Ok(lines)
 }
 
-/// For each line of training the step of the one before: its loss is the mean over what lies
+/// For each training line, the step of the previous one: its loss is the mean over the steps
 /// between.
 fn windows(lines: &Lines) -> BTreeMap<(u64, bool), u64> {
     let mut before = 0;
@@ -100,8 +100,8 @@ fn windows(lines: &Lines) -> BTreeMap<(u64, bool), u64> {
     windows
 }
 
-/// In the order of the file. A number is told by its decimal form and compared by its bits, which
-/// stand beside it.
+/// In file order. A number is reported in decimal and compared by its bits, which are stored next
+/// to it.
 fn first_difference(
     a: &Map<String, Value>,
     b: &Map<String, Value>,
@@ -124,7 +124,7 @@ fn first_difference(
         if a.get(field) == b.get(field) || (name == "loss" && !same_window) {
             continue;
         }
-        // Two numbers that are none are both null, and only their bits differ.
+        // Two NaNs are both null, and only their bits differ.
         let told =
             |line: &Map<String, Value>| line.get(name).filter(|value| !value.is_null()).or(line.get(field)).cloned();
         return Some((name.to_string(), [told(a), told(b)]));
@@ -132,7 +132,7 @@ fn first_difference(
     None
 }
 
-/// `final` where both have it, else the newest checkpoint that both have.
+/// `final` if both have it, else the newest checkpoint that both have.
 fn shared_folder(a: &Path, b: &Path) -> Result<Option<String>, FileError> {
     if a.join(FINAL).is_dir() && b.join(FINAL).is_dir() {
         return Ok(Some(FINAL.to_string()));

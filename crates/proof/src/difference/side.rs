@@ -1,9 +1,9 @@
-//! What a path means to `diff`: a file, an adapter, a checkpoint, a sharded model, or the `final`
+//! How `diff` interprets a path: a file, an adapter, a checkpoint, a sharded model, or the `final`
 //! folder of a run.
 //!
-//! Tensors come in sets, one for each stem: `adapter_model` and `optimizer` of a checkpoint,
-//! `model` of a model however many shards it has. JSON files come along, but for indexes and
-//! manifests, which follow from the rest.
+//! Tensors come in sets, one per stem: `adapter_model` and `optimizer` of a checkpoint, `model` of
+//! a model with any number of shards. JSON files are included, except indexes and manifests, which
+//! follow from the rest.
 
 use crate::error::FileError;
 use crate::hash::Manifest;
@@ -16,13 +16,13 @@ use std::path::Path;
 
 const TENSORS: &str = ".safetensors";
 const INDEX: &str = ".safetensors.index.json";
-/// Where a run keeps its result.
+/// Where a run stores its result.
 const FINAL: &str = "final";
 
-/// Everything of one side.
+/// Everything on one side.
 #[derive(Debug, Default)]
 pub(crate) struct DiffSide {
-    /// A file was named, not a folder.
+    /// The path is a file, not a folder.
     pub(crate) is_file: bool,
     /// By stem.
     pub(crate) sets: BTreeMap<String, Checkpoint>,
@@ -49,8 +49,8 @@ impl DiffSide {
         Ok(source)
     }
 
-    /// Against a single file, a folder counts for no more than the set of that name, or all of them
-    /// if it has none.
+    /// Against a single file, a folder is reduced to the set of that name, or to all of its sets if
+    /// it has none of that name.
     pub(crate) fn narrow_to(&mut self, other: &Self) {
         if !other.is_file || self.is_file {
             return;
@@ -108,19 +108,19 @@ fn is_json(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending == "json")
 }
 
-/// What tells shards from files of their own.
+/// Distinguishes shards from standalone files.
 #[derive(Deserialize)]
 struct Index {
     weight_map: UniqueMap<String>,
 }
 
-/// Names of the files in a folder; a name that is not UTF-8 is none we could look for.
+/// Names of the files in a folder; names that are not UTF-8 are skipped, as none is ever looked up.
 fn list(folder: &Path) -> Result<BTreeSet<String>, FileError> {
     let failed = |error| FileError::from_io("read", folder, error);
     let mut names = BTreeSet::new();
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        // Through links: model caches are made of them.
+        // Follows links: model caches consist of them.
         if let Ok(name) = entry.file_name().into_string()
             && entry.path().is_file()
         {

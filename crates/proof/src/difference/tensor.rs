@@ -1,6 +1,6 @@
-//! Two sets of tensors, matched by name. Work is cut into pieces of a fixed number of elements that
-//! threads take in turn; pages are given back piece by piece, so the files may be larger than
-//! memory.
+//! Compares two sets of tensors, matched by name. Work is split into pieces of a fixed number of
+//! elements, distributed over threads; pages are released piece by piece, so the files may be
+//! larger than memory.
 
 use super::number::{self, Tally};
 use crate::error::FileError;
@@ -8,10 +8,10 @@ use crate::safetensors::{Checkpoint, Dtype, Tensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Elements in one piece: a multiple of eight, so that packed formats begin on a byte.
+/// Elements per piece: a multiple of eight, so that packed formats begin on a byte.
 const PIECE: usize = 1 << 20;
 
-/// One tensor that is not the same on both sides.
+/// One tensor that differs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorDifference {
     pub name: String,
@@ -34,7 +34,7 @@ pub enum TensorMismatch {
     Values(Values),
 }
 
-/// Elements that differ. With two formats, they were compared by value; then `tally` may be empty.
+/// Elements that differ. Two different formats were compared by value; then `tally` may be empty.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Values {
     pub dtypes: [Dtype; 2],
@@ -42,12 +42,12 @@ pub struct Values {
     /// Elements of the tensor.
     pub count: u64,
     pub tally: Tally,
-    /// The first differing element of both sides: its bytes, as a hexadecimal number, and its
+    /// The first differing element on both sides: its bytes, as a hexadecimal number, and its
     /// value.
     pub first: Option<[Shown; 2]>,
 }
 
-/// One element for a reader.
+/// One element, for display.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shown {
     pub hex: String,
@@ -56,7 +56,7 @@ pub struct Shown {
 }
 
 impl TensorMismatch {
-    /// Whether the numbers differ. Two formats of the same numbers are worth a note, no more.
+    /// Whether the numbers differ. The same numbers in two formats are only worth a note.
     pub fn is_difference(&self) -> bool {
         !matches!(self, Self::Values(values) if values.tally.nonzero == 0)
     }
@@ -106,7 +106,7 @@ fn unlike([a, b]: &[Tensor; 2]) -> Option<TensorMismatch> {
     (!comparable).then_some(TensorMismatch::Dtype { first: a.dtype, second: b.dtype })
 }
 
-/// Tallies of the pairs that differ in any way, by position.
+/// Tallies of the pairs that differ in any way, by index.
 fn tallies(pairs: &[[Tensor; 2]], threads: usize) -> BTreeMap<usize, Tally> {
     let mut tallies: BTreeMap<usize, Tally> =
         pairs.iter().enumerate().filter(|(_, [a, b])| a.dtype != b.dtype).map(|(i, _)| (i, Tally::default())).collect();
@@ -118,7 +118,7 @@ fn tallies(pairs: &[[Tensor; 2]], threads: usize) -> BTreeMap<usize, Tally> {
         let workers: Vec<_> = (0..threads).map(start).collect();
         let done = workers.into_iter().map(|(thread, worker)| match worker {
             Ok(worker) => worker.join().expect("comparing does not panic"),
-            // The system gives no more threads: this one does its share.
+            // The system provides no more threads: this one does that share.
             Err(_) => share(pairs, thread, threads),
         });
         done.collect()
@@ -130,7 +130,7 @@ fn tallies(pairs: &[[Tensor; 2]], threads: usize) -> BTreeMap<usize, Tally> {
     tallies
 }
 
-/// The pieces of one thread: every `threads`th of all.
+/// The pieces of one thread: every `threads`-th.
 fn share(pairs: &[[Tensor; 2]], thread: usize, threads: usize) -> BTreeMap<usize, Tally> {
     let mut tallies = BTreeMap::<usize, Tally>::new();
     let mut turn = 0;
@@ -174,13 +174,13 @@ fn piece([a, b]: &[Tensor; 2], elements: Range<usize>) -> Tally {
     tally
 }
 
-/// One element for a reader.
+/// One element, for display.
 fn show(tensor: &Tensor, index: usize) -> Shown {
     let bits = tensor.dtype.bits();
     let bytes = &tensor.bytes[index * bits / 8..(index * bits / 8 + bits.div_ceil(8)).min(tensor.bytes.len())];
     let hex = bytes.iter().rev().fold("0x".to_string(), |hex, byte| format!("{hex}{byte:02x}"));
     let value = number::show(tensor.dtype, bytes);
-    // Looking at one element may have brought megabytes around it back.
+    // Reading one element may have paged in megabytes around it.
     tensor.release();
     Shown { hex, value }
 }

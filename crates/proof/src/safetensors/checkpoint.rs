@@ -1,8 +1,8 @@
-//! A folder of tensors: one file, or shards and the index that says which tensor lies in which.
+//! A folder of tensors: one file, or shards and an index that maps each tensor to its shard.
 //!
-//! The index is believed only as far as the shards bear it out: every tensor it lists is in the
-//! shard it names, and no tensor is in two. Tensors of a shard that the index forgot count as
-//! present, as they do for other loaders.
+//! The index is checked against the shards: every tensor it lists must be in the shard it names,
+//! and no tensor in two. Tensors of a shard that are missing from the index count as present, as in
+//! other loaders.
 
 use super::file::{SafeTensors, Tensor};
 use crate::error::FileError;
@@ -18,11 +18,11 @@ const SHARDS_MAX: usize = 10_000;
 /// The tensors of a folder, by name.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// The file, or the index: what messages name.
+    /// The file, or the index, as named in messages.
     path: PathBuf,
     /// Sorted by file name.
     files: Vec<SafeTensors>,
-    /// Tensor name to position in `files`.
+    /// Tensor name to index in `files`.
     places: BTreeMap<String, usize>,
 }
 
@@ -49,7 +49,7 @@ impl Checkpoint {
         Ok(Self { path: path.to_path_buf(), files: vec![file], places })
     }
 
-    /// Opens the shards that an index lists; they lie beside it.
+    /// Opens the shards that an index lists; they are in the same folder.
     pub fn open_index(index: &Path) -> Result<Self, FileError> {
         let malformed = |what: String| FileError::malformed(index, what);
         let weight_map = json::read::<Index>(index)?.weight_map.0;
@@ -119,7 +119,7 @@ fn places(files: &[SafeTensors]) -> Result<BTreeMap<String, usize>, String> {
     Ok(places)
 }
 
-/// What counts of an index.
+/// The part of an index that is used.
 #[derive(Deserialize)]
 struct Index {
     weight_map: UniqueMap<String>,

@@ -1,6 +1,6 @@
-//! The number formats of the container, by the names it gives them.
+//! The number formats of safetensors, by their names in the format.
 
-/// What a tensor's elements are.
+/// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dtype {
     Bool,
@@ -69,8 +69,8 @@ impl Dtype {
         Self::TABLE[self as usize].2
     }
 
-    /// Bytes of a tensor of this shape: None if they do not fit 64 bits or elements do not fill
-    /// whole bytes.
+    /// Bytes of a tensor of this shape: None if they do not fit in 64 bits or the elements do not
+    /// fill whole bytes.
     pub fn bytes_of(self, shape: &[usize]) -> Option<usize> {
         let elements = element_count(shape)?;
         let bits = elements.checked_mul(self.bits())?;

@@ -1,9 +1,9 @@
-//! One safetensors file, mapped into memory. Tensors borrow their bytes from the map; pages come in
-//! when they are read and leave with `release`.
+//! One safetensors file, mapped into memory. Tensors borrow their bytes from the map; pages are
+//! loaded when read and dropped with `release`.
 //!
-//! A mapped file must not be changed by others while it is open: what they write would show up
-//! here, and cutting the file short would stop the process. Isobit itself only ever replaces files
-//! whole (`atomic`), which leaves an open map as it was.
+//! A mapped file must not be changed by others while it is open: their writes would show up here,
+//! and truncating the file would kill the process. Isobit itself only ever replaces whole files
+//! (`atomic`), which leaves an open map unchanged.
 
 use super::HEADER_BYTES_MAX;
 use super::dtype::Dtype;
@@ -23,7 +23,7 @@ pub struct SafeTensors {
     path: PathBuf,
     content: Content,
     header: Header,
-    /// Where the data buffer begins.
+    /// Offset of the data buffer.
     data_begin: usize,
 }
 
@@ -91,7 +91,7 @@ impl SafeTensors {
         &self.header.metadata
     }
 
-    /// Tensors in the order of their bytes.
+    /// Tensors in byte order.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = Tensor<'_>> {
         self.header.entries.iter().map(|entry| self.tensor(entry))
     }
@@ -112,8 +112,7 @@ impl SafeTensors {
         }
     }
 
-    /// Gives all pages back to the system: around those of the tensors that were read it brought in
-    /// others.
+    /// Releases all pages: reading tensors also loaded pages around them.
     pub fn release(&self) {
         if let Content::Mapped(map) = &self.content {
             release(map, map);
@@ -165,12 +164,12 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// Bits of a BF16 tensor: borrowed where they lie aligned, else copied.
+    /// Bits of a BF16 tensor: borrowed if aligned, else copied.
     pub fn bf16_bits(&self) -> Result<Cow<'a, [u16]>, FileError> {
         if self.dtype == Dtype::Bf16 { Ok(self.bits16()) } else { Err(self.wrong_type("BF16")) }
     }
 
-    /// Bits of an F16 tensor: borrowed where they lie aligned, else copied.
+    /// Bits of an F16 tensor: borrowed if aligned, else copied.
     pub fn f16_bits(&self) -> Result<Cow<'a, [u16]>, FileError> {
         if self.dtype == Dtype::F16 { Ok(self.bits16()) } else { Err(self.wrong_type("F16")) }
     }
@@ -190,16 +189,15 @@ impl<'a> Tensor<'a> {
         if self.dtype == Dtype::U64 { Ok(self.elements(u64::from_le_bytes)) } else { Err(self.wrong_type("U64")) }
     }
 
-    /// Asks the system to bring a range of bytes in now, in one go: reading them would bring them
-    /// in page by page.
+    /// Asks the system to load a range of bytes now, at once: reading them would load them page by
+    /// page.
     pub fn prefetch_range(&self, range: Range<usize>) {
         let Some(bytes) = self.bytes.get(range) else { return };
         let Some(map) = self.map else { return };
         prefetch(map, bytes);
     }
 
-    /// Gives this tensor's pages back to the system. Its bytes stay readable: they come from the
-    /// file again.
+    /// Releases this tensor's pages. Its bytes stay readable: they are loaded from the file again.
     pub fn release(&self) {
         self.release_range(0..self.bytes.len());
     }
@@ -232,7 +230,7 @@ impl<'a> Tensor<'a> {
     }
 }
 
-/// Best effort: a system that refuses brings pages in when they are read.
+/// Best effort: a system that refuses loads pages when they are read.
 #[cfg(target_os = "linux")]
 fn prefetch(map: &Mmap, bytes: &[u8]) {
     let offset = bytes.as_ptr().addr() - map.as_ptr().addr();
@@ -242,7 +240,7 @@ fn prefetch(map: &Mmap, bytes: &[u8]) {
 #[cfg(not(target_os = "linux"))]
 fn prefetch(_map: &Mmap, _bytes: &[u8]) {}
 
-/// Best effort: a system that refuses merely keeps the pages a while longer.
+/// Best effort: a system that refuses only keeps the pages a while longer.
 #[cfg(target_os = "linux")]
 fn release(map: &Mmap, bytes: &[u8]) {
     let offset = bytes.as_ptr().addr() - map.as_ptr().addr();
@@ -269,8 +267,7 @@ mod tests {
         bytes
     }
 
-    /// One tensor behind a byte, so that nothing is aligned; and behind another header, so that it
-    /// is.
+    /// The same tensor at the start of the data and shifted by one byte: one of them is unaligned.
     fn shifted(dtype: &str, data: &[u8], count: usize) -> [SafeTensors; 2] {
         [0, 1].map(|pad| {
             let end = data.len() + pad;

@@ -1,8 +1,8 @@
-//! The JSON header, read as a stream: a map that swallows a repeated key would let two readers see
+//! The JSON header, parsed as a stream: a map that drops a repeated key would let two readers see
 //! two different files.
 //!
-//! Entries come out in the order of their bytes, and together they tile the data buffer: no hole,
-//! no overlap, no rest.
+//! Entries are sorted by offset, and together they tile the data buffer: no gap, no overlap,
+//! nothing left over.
 
 use super::dtype::Dtype;
 use super::{DIMENSIONS_MAX, METADATA, NAME_BYTES_MAX, TENSORS_MAX};
@@ -18,7 +18,7 @@ pub(crate) struct Header {
     pub(crate) metadata: BTreeMap<String, String>,
     /// In file order.
     pub(crate) entries: Vec<HeaderEntry>,
-    /// Positions in `entries`, sorted by name.
+    /// Indices into `entries`, sorted by name.
     by_name: Vec<u32>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct HeaderEntry {
 }
 
 impl Header {
-    /// Reads the JSON of a header in front of a data buffer of `data_bytes`.
+    /// Parses the JSON of a header before a data buffer of `data_bytes`.
     pub(crate) fn parse(json: &[u8], data_bytes: usize) -> Result<Self, String> {
         if json.first() != Some(&b'{') {
             return Err("the header does not start with `{`".to_string());
@@ -175,7 +175,7 @@ impl<'de> Visitor<'de> for EntryVisitor {
     }
 }
 
-/// Rules that one tensor can break on its own.
+/// Checks the rules that concern a single tensor.
 fn entry(
     name: String,
     dtype: Option<String>,
@@ -199,7 +199,7 @@ fn entry(
     }
 }
 
-/// At most so many sizes.
+/// A list of sizes of limited length.
 struct Numbers {
     most: usize,
 }

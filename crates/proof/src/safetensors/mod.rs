@@ -1,9 +1,9 @@
-//! The safetensors container: eight bytes of length, a JSON header, and the numbers.
+//! The safetensors container: an eight-byte length, a JSON header, and the data.
 //!
-//! `header` turns the JSON into entries and checks every rule of the format; `file` maps a file and
-//! hands out its tensors; `checkpoint` is a folder of one or many such files; `write` makes them.
-//! All reading borrows from the map: nothing is copied before somebody asks, and `Tensor::release`
-//! gives pages back, so a model may be larger than memory.
+//! `header` parses the JSON into entries and checks every rule of the format; `file` maps a file
+//! and provides its tensors; `checkpoint` is a folder of one or many such files; `write` creates
+//! them. All reading borrows from the map: nothing is copied until needed, and `Tensor::release`
+//! drops pages, so a model may be larger than memory.
 
 mod checkpoint;
 mod dtype;

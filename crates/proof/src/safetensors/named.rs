@@ -1,31 +1,31 @@
-//! A float32 tensor with its name: the one form in which trained tensors and their moments travel
-//! between a model and the files of a run.
+//! A named float32 tensor: the one form in which trained tensors and their moments move between a
+//! model and the files of a run.
 
 use super::{Declared, Dtype, Sink, Tensor, write_streamed};
 use crate::error::FileError;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Values turned into bytes at a time.
+/// Values converted to bytes at a time.
 const VALUES_AT_ONCE: usize = 1 << 16;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedTensor {
     pub name: String,
     pub shape: Vec<usize>,
-    /// Row-major; as many as the shape says.
+    /// Row-major; their number matches the shape.
     pub values: Vec<f32>,
 }
 
 impl NamedTensor {
-    /// A tensor of a file under a name of its own; its pages are given back.
+    /// Reads a tensor of a file under a new name and releases its pages.
     pub fn read(tensor: &Tensor<'_>, name: &str) -> Result<Self, FileError> {
         let values = tensor.to_f32()?;
         tensor.release();
         Ok(Self { name: name.to_string(), shape: tensor.shape.to_vec(), values })
     }
 
-    /// Writes tensors into a file, whole or not at all.
+    /// Writes tensors to a file, atomically.
     pub fn write<'a>(path: &Path, tensors: impl IntoIterator<Item = (String, &'a Self)>) -> Result<(), FileError> {
         let tensors: Vec<(String, &Self)> = tensors.into_iter().collect();
         let declared: Vec<Declared<'_>> =
@@ -35,7 +35,7 @@ impl NamedTensor {
 }
 
 impl Sink<'_> {
-    /// Numbers as they are, a few at a time: no second copy of a tensor is ever in memory.
+    /// Writes float32 values a few at a time: a tensor is never copied whole.
     pub fn write_f32(&mut self, values: &[f32]) -> Result<(), FileError> {
         values.chunks(VALUES_AT_ONCE).try_for_each(|values| {
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();

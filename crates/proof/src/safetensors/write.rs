@@ -1,8 +1,8 @@
-//! Writing a safetensors file: the same tensors give the same bytes, whatever order they are handed
-//! over in.
+//! Writes a safetensors file: the same tensors give the same bytes, in whatever order they are
+//! passed.
 //!
-//! Tensors lie by descending element size, then by name, behind a header padded to eight bytes, so
-//! that every element is aligned. Whatever this writes, the reader of this crate reads.
+//! Tensors are sorted by descending element size, then by name, after a header padded to eight
+//! bytes, so that every element is aligned. This crate's reader reads everything written here.
 
 use super::dtype::Dtype;
 use super::{DIMENSIONS_MAX, HEADER_BYTES_MAX, METADATA, NAME_BYTES_MAX, TENSORS_MAX};
@@ -23,7 +23,7 @@ pub struct Entry<'a> {
     pub bytes: &'a [u8],
 }
 
-/// A tensor whose bytes will come later.
+/// A tensor whose bytes are written later.
 #[derive(Clone, Copy, Debug)]
 pub struct Declared<'a> {
     pub name: &'a str,
@@ -31,11 +31,11 @@ pub struct Declared<'a> {
     pub shape: &'a [usize],
 }
 
-/// Writes a file whole or not at all. Metadata always says `"format": "pt"`, which other loaders
-/// ask for.
+/// Writes a file atomically. Metadata always contains `"format": "pt"`, which other loaders
+/// require.
 pub fn write(path: &Path, metadata: &BTreeMap<String, String>, tensors: &[Entry]) -> Result<(), FileError> {
     for tensor in tensors {
-        // Here rather than in the sink: a mistake should cost no disk.
+        // Here rather than in the sink: a mistake should write nothing to disk.
         let needed = tensor.dtype.bytes_of(tensor.shape);
         if needed != Some(tensor.bytes.len()) {
             let (name, shape, found) = (quoted(tensor.name), tensor.shape, tensor.bytes.len());
@@ -48,8 +48,8 @@ pub fn write(path: &Path, metadata: &BTreeMap<String, String>, tensors: &[Entry]
     write_streamed(path, metadata, &declared, |index, sink| sink.write(tensors[index].bytes))
 }
 
-/// The same for tensors that do not fit memory together: `fill` is called once for each, in file
-/// order, with its position in `tensors`, and writes its bytes in as many pieces as it likes.
+/// The same for tensors that do not fit in memory together: `fill` is called once for each, in file
+/// order, with its index in `tensors`, and writes its bytes in any number of pieces.
 pub fn write_streamed<E: From<FileError>>(
     path: &Path,
     metadata: &BTreeMap<String, String>,
@@ -78,7 +78,7 @@ pub fn write_streamed<E: From<FileError>>(
     Ok(file.commit()?)
 }
 
-/// Takes the bytes of one tensor.
+/// Receives the bytes of one tensor.
 #[derive(Debug)]
 pub struct Sink<'a> {
     path: &'a Path,
