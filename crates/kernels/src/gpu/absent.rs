@@ -1,5 +1,5 @@
-//! The runtime of a device that is not there. Sizes of workspaces are asked of a device; this one
-//! answers that and nothing else, so that memory can be planned for a machine one does not have.
+//! The runtime of an absent device. Workspace sizes depend on the device; this one answers only
+//! those queries, so that memory can be planned for a machine that is not available.
 
 use super::devices::Selector;
 use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};

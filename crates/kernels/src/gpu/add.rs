@@ -9,7 +9,7 @@ use crate::op::Add;
 
 static ADD: Program = program!("add");
 
-/// Elements of a work item, `EACH` in `gpu/add.cl`.
+/// Elements per work item, `EACH` in `gpu/add.cl`.
 const EACH: usize = 4;
 
 impl Run<Add<'_, GpuMemory>> for Gpu {

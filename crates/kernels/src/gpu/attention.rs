@@ -1,10 +1,10 @@
 //! Attention on a GPU (`op/attention.rs`): rows are sliced into the workspace, then a group owns a
-//! few queries (or, for the gradients of keys and values, a few keys) and passes over the tiles of
-//! what they see.
+//! few queries (or, for the gradients of keys and values, a few keys) and loops over the tiles
+//! visible to them.
 //!
-//! Planes lie over *places*: the positions of all spans one after another, each span padded to
-//! whole blocks. So tiles start at the span's first key whatever the rows of the tensors are, and
-//! rows of no span are never read.
+//! Planes are indexed by *places*: the concatenated positions of all spans, each span padded to
+//! whole blocks. So tiles start at the span's first key regardless of the tensors' rows, and rows
+//! outside all spans are never read.
 
 use super::device::{Gpu, Groups, arguments};
 use super::memory::{GpuBuffer, Parts, Place};
@@ -43,7 +43,7 @@ pub(super) const PLACE_BLOCK: usize = 32;
 const FORWARD_ROWS: usize = 16;
 const BACKWARD_ROWS: usize = 8;
 
-/// A tensor of rows over places: whose positions, how many heads, how wide.
+/// A tensor of rows over places: its positions, number of heads and width.
 #[derive(Clone, Copy)]
 pub(super) struct Operand {
     pub(super) rows: fn(&Span) -> &Range<usize>,
@@ -78,7 +78,7 @@ impl Operands {
     }
 }
 
-/// Along what four neighbours make a word.
+/// The axis along which four neighbours are packed into a word.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Packing {
     Width,
@@ -86,7 +86,7 @@ enum Packing {
     Both,
 }
 
-/// An operand in the workspace. A packing that was not asked for is not to be read.
+/// An operand in the workspace. A packing that was not requested must not be read.
 struct Planes {
     by_width: Place,
     by_place: Place,
@@ -159,9 +159,9 @@ impl Operand {
         blocks.collect()
     }
 
-    /// A group's rows, `per_group` or fewer, for every group of a head: what `rows_of` in
-    /// `gpu/attention.cl` reads, and how many there are. `columns` is the operand that these rows
-    /// meet.
+    /// The rows of every group of a head, `per_group` or fewer each, in the format that `rows_of`
+    /// in `gpu/attention.cl` reads, and the number of groups. `columns` is the other operand of the
+    /// product.
     fn table(&self, gpu: &Gpu, columns: &Self, p: &Attention, per_group: usize) -> (GpuBuffer<u32>, usize) {
         let mut table = Vec::new();
         let (mut place, mut column) = (0, 0);
@@ -182,7 +182,7 @@ impl Operand {
         self.check_rows(x, self.heads * self.width, p);
     }
 
-    /// Every row of every span lies inside a buffer of rows of `width` elements.
+    /// Checks that every row of every span lies inside a buffer of rows of `width` elements.
     pub(super) fn check_rows(&self, x: &GpuBuffer<f32>, width: usize, p: &Attention) {
         let rows = p.spans.iter().map(|span| (self.rows)(span).end).max().unwrap_or(0);
         assert!(
@@ -197,7 +197,7 @@ pub(super) fn narrow(x: usize) -> u32 {
     u32::try_from(x).expect("fewer than 2³² positions in a call")
 }
 
-/// No window is one that holds everything.
+/// Without a window, one that covers everything.
 pub(super) fn window(p: &Attention) -> u32 {
     p.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX))
 }

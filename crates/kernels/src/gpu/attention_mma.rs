@@ -1,10 +1,10 @@
 //! Attention on int8 tensor cores (`gpu/attention_mma.cuh`): NVIDIA devices from compute capability
 //! 8.0 on, profile x2.
 //!
-//! Rows are sliced into the workspace, by width for scores and by place for what is contracted over
-//! positions. The three gradients have a kernel each; those of keys and values are made per query
-//! head, then added over the heads of a group in their order. Until dQ is written, its memory holds
-//! these shares. Other devices take the portable kernels.
+//! Rows are sliced into the workspace, by width for scores and by place for contractions over
+//! positions. Each of the three gradients has its own kernel; those of keys and values are computed
+//! per query head, then added over the heads of a group in order. Until dQ is written, its memory
+//! holds these shares. Other devices use the portable kernels.
 
 use super::attention::{Operand, Operands, PLACE_BLOCK, narrow, trains, window};
 use super::device::{Gpu, Groups, arguments};
@@ -14,7 +14,7 @@ use super::runtime::{Argument, Language};
 use crate::op::Attention;
 use isobit_numerics::slices::Profile;
 
-/// The program in `crates/kernels/gpu/<name>.cu`, behind what all of them share.
+/// The program in `crates/kernels/gpu/<name>.cu`, after the code common to all of them.
 macro_rules! program {
     ($name:literal) => {
         Program {
@@ -32,26 +32,26 @@ static SLICES_OF_ROWS: Program = program!("attention_slices");
 static FORWARD: Program = program!("attention_forward");
 static BACKWARD: Program = program!("attention_backward");
 
-/// Of a block: `THREADS`, `ROWS`, `TILE` and `BLOCK` in the kernels, and the slices of an integer.
+/// Per block: `THREADS`, `ROWS`, `TILE` and `BLOCK` in the kernels, and the slices of an integer.
 const THREADS: usize = 128;
 const ROWS: usize = 64;
 const TILE: usize = 128;
 const BLOCK: usize = PLACE_BLOCK;
 const SLICES: usize = 2;
-/// Columns of results that a block keeps: `PART_MAX`.
+/// Result columns that a block keeps: `PART_MAX`.
 const PART_MAX: usize = 128;
-/// Numbers per column are kept for so many tiles: `AHEAD`.
+/// Number of tiles whose per-column numbers are kept: `AHEAD`.
 const AHEAD: usize = 4;
 /// Numbers per place: units of q and dO, lse and D; units of k and v.
 const QUERY_NUMBERS: usize = 4;
 const KEY_NUMBERS: usize = 2;
 
-/// Width of the planes of a head: steps of the tensor cores.
+/// Width of the planes of a head: whole tensor-core steps.
 fn padded(width: usize) -> usize {
     width.next_multiple_of(32)
 }
 
-/// In how many parts the columns of a result are made.
+/// The number of parts in which the columns of a result are computed.
 fn parts_of(width: usize) -> usize {
     let padded = padded(width);
     let part = if padded <= PART_MAX { padded } else { (padded / 32).div_ceil(2) * 32 };
@@ -90,7 +90,7 @@ impl Shared {
         }
     }
 
-    /// With the barriers of the slots and what the driver keeps for itself.
+    /// Including the barriers of the slots and the driver's reserve.
     fn most(&self) -> usize {
         self.forward.max(self.grad_query).max(self.grad_key).max(self.grad_value) + 1024
     }
@@ -101,7 +101,7 @@ fn is_roomy(architecture: (u32, u32)) -> bool {
     ((9, 0)..(12, 0)).contains(&architecture)
 }
 
-/// Bytes of shared memory that a block may have on a device of this compute capability.
+/// Bytes of shared memory available to a block on a device of this compute capability.
 fn shared_limit(architecture: (u32, u32)) -> usize {
     const KIB: usize = 1024;
     match architecture {
@@ -111,7 +111,7 @@ fn shared_limit(architecture: (u32, u32)) -> usize {
     }
 }
 
-/// Whether the device has these tensor cores and scratch for heads of these widths.
+/// Whether the device has these tensor cores and enough shared memory for heads of these widths.
 pub(super) fn serves(gpu: &Gpu, p: &Attention) -> bool {
     p.profile == Profile::X2
         && gpu.architecture().is_some_and(|it| it >= (8, 0) && Shared::new(p, it).most() <= shared_limit(it))
@@ -121,7 +121,7 @@ fn shared(gpu: &Gpu, p: &Attention) -> Shared {
     Shared::new(p, gpu.architecture().expect("a device that serves"))
 }
 
-/// Along what the bytes of planes are contracted.
+/// The axes along which the bytes of planes are contracted.
 #[derive(Clone, Copy)]
 struct Packing {
     by_width: bool,
@@ -132,11 +132,11 @@ const WIDTH: Packing = Packing { by_width: true, by_place: false };
 const PLACE: Packing = Packing { by_width: false, by_place: true };
 const BOTH: Packing = Packing { by_width: true, by_place: true };
 
-/// A tensor, and where its slices go. Planes that were not asked for are not there.
+/// A tensor, and where its slices go. Planes that were not requested are absent.
 struct Sliced<'a> {
     x: &'a GpuBuffer<f32>,
     operand: Operand,
-    /// Its blocks of places among the tables.
+    /// Its blocks of places within the tables.
     blocks: (usize, usize),
     by_width: Option<Place>,
     by_place: Option<Place>,
@@ -205,7 +205,7 @@ impl<'a> Sliced<'a> {
     }
 }
 
-/// The workspace of a call as it is handed out.
+/// Hands out the workspace of a call.
 struct Scratch<'a> {
     p: &'a Attention<'a>,
     parts: Parts,
@@ -235,7 +235,7 @@ fn operand_bytes(gpu: &Gpu, operand: &Operand, p: &Attention, packing: Packing) 
     planes * gpu.part::<i8>(plane_bytes(operand, p))
 }
 
-/// Whether shares of the gradient of values need memory of their own: dQ's is too narrow for them.
+/// Whether shares of the gradient of values need separate memory: dQ's is too narrow for them.
 fn wide_shares(p: &Attention) -> bool {
     p.group() > 1 && p.value_width > p.key_width
 }
@@ -251,9 +251,9 @@ pub(super) fn workspace(gpu: &Gpu, p: &Attention) -> usize {
     if trains(p) { forward.max(backward) } else { forward }
 }
 
-/// The rows of a block of threads, as `rows_of` in the kernels reads them, for every block of a
-/// head. Those with the most work come first. `rows` are queries or (`transposed`) keys; `source`
-/// says where their results go.
+/// The rows of every thread block of a head, in the format that `rows_of` in the kernels reads,
+/// those with the most work first. Rows are queries or, if `transposed`, keys; `source` selects
+/// where their results go.
 fn rows_table(all: &Operands, p: &Attention, transposed: bool, source: RowsOf) -> Vec<usize> {
     let (rows, columns) = if transposed { (&all.k, &all.q) } else { (&all.q, &all.k) };
     let mut blocks: Vec<(usize, [usize; 6])> = Vec::new();
@@ -267,8 +267,7 @@ fn rows_table(all: &Operands, p: &Attention, transposed: bool, source: RowsOf) -
         for first in (0..own.len()).step_by(ROWS) {
             let count = (own.len() - first).min(ROWS);
             let position = length - own.len() + first;
-            // Queries see what is before them, keys are seen by what is after; a window bounds
-            // both.
+            // Queries see earlier keys, keys are seen by later queries; a window bounds both.
             let met = if transposed { length - position } else { position + count };
             let met = p.window.map_or(met, |window| met.min(window.saturating_add(count)));
             blocks.push((met, [place + first, count, start + first, column, position, length]));
@@ -286,15 +285,15 @@ enum RowsOf<'a> {
     Places,
 }
 
-/// Tables of a call, which lie one after another: where each starts, and its length. Forward and
-/// backward have the same.
+/// The concatenated tables of a call: the start and length of each. Forward and backward use the
+/// same.
 struct Tables {
     words: Vec<usize>,
     query_blocks: (usize, usize),
     key_blocks: (usize, usize),
     query_rows: (usize, usize),
-    /// Rows of keys, and where shares of the gradients of values lie: at the rows of dQ, or over
-    /// places.
+    /// Rows of keys, and where shares of the gradients of values are stored: at the rows of dQ, or
+    /// over places.
     key_rows: (usize, usize),
     value_rows: (usize, usize),
     value_blocks: (usize, usize),
@@ -314,8 +313,8 @@ impl Tables {
         let query_rows = add(&rows_table(&all, p, false, RowsOf::Operand(&all.q)));
         let (mut key_rows, mut value_rows, mut value_blocks) = ((0, 0), (0, 0), query_blocks);
         if trains(p) {
-            // Shares lie where dQ's rows do, or over places; gradients of key heads of their own
-            // where the keys do.
+            // Shares are stored at dQ's rows, or over places; without head groups the gradients go
+            // directly to the rows of the keys.
             let own = RowsOf::Operand(if p.group() > 1 { &all.q } else { &all.k });
             key_rows = add(&rows_table(&all, p, true, own));
             value_rows = key_rows;
@@ -329,7 +328,7 @@ impl Tables {
     }
 }
 
-/// Rows that a kernel owns: their table, the width of their results, the shared memory of a block.
+/// Rows that a kernel owns: their table, the width of their results, the shared memory per block.
 #[derive(Clone, Copy)]
 struct Rows {
     table: (usize, usize),
@@ -353,13 +352,13 @@ impl<'a> Call<'a> {
         Place::from(&self.tables).at::<u32>(table.0)
     }
 
-    /// A kernel over blocks of places and heads, whatever the widths.
+    /// Launches a kernel over blocks of places and heads, whatever the widths.
     fn over_places(&self, kernel: &'static str, groups: usize, arguments: &[Argument]) {
         self.gpu.launch_sliced(&SLICES_OF_ROWS, kernel, self.p.profile, Groups::each(groups), arguments);
     }
 
-    /// A kernel over blocks of rows: one block of threads for each, per query head and part of the
-    /// result.
+    /// Launches a kernel over blocks of rows: one thread block for each, per query head and part of
+    /// the result.
     fn over_rows(&self, (program, kernel): (&Program, &'static str), rows: Rows, arguments: &[Argument]) {
         let p = self.p;
         let build = Build::with_widths(p.profile, padded(p.key_width), padded(p.value_width));
@@ -600,8 +599,7 @@ mod tests {
             let table = rows_table(&all, &p, transposed, RowsOf::Places);
             table.chunks(6).map(|entry| (entry[0], entry[1], entry[4])).collect::<Vec<_>>()
         };
-        // Place, rows and position: queries see what is before them, keys are seen by what is
-        // after.
+        // Place, rows and position: queries see earlier keys, keys are seen by later queries.
         let queries = [(320, 8, 192), (256, 64, 128), (192, 64, 64), (64, 36, 64), (0, 64, 0), (128, 64, 0)];
         let keys = [(128, 64, 0), (192, 64, 64), (0, 64, 0), (256, 64, 128), (64, 36, 64), (320, 8, 192)];
         assert_eq!((positions(false), positions(true)), (queries.to_vec(), keys.to_vec()));

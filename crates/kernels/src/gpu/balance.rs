@@ -10,7 +10,7 @@ use isobit_numerics::lanes::LANES;
 
 static BALANCE: Program = program!("balance");
 
-/// Tokens of a group: each has a work item per lane.
+/// Tokens per group: each has a work item per lane.
 const TOKENS: usize = GROUP / LANES;
 
 /// Sums of all blocks of tokens.

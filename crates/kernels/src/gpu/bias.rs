@@ -18,7 +18,7 @@ impl Run<BiasForward<'_, GpuMemory>> for Gpu {
     }
 }
 
-/// Linear layers add their bias with it, too.
+/// Also used by linear layers.
 pub(super) fn forward(gpu: &Gpu, y: &mut GpuBuffer<f32>, bias: &GpuBuffer<f32>) {
     let width = bias.len();
     if width == 0 {

@@ -12,7 +12,7 @@ static COLUMNS: Program = program!("columns");
 impl Run<CopyColumns<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut CopyColumns<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
         let p = &op.p;
-        // A work item per element of `y`: the groups that meet there are summed by it.
+        // One work item per element of `y`; it sums the groups that contribute to it.
         let (targets, summed) = if p.gathers() { (1, p.groups) } else { (p.groups, 1) };
         let length = p.tokens * targets * p.width;
         let [row, offset, stride] = [p.from.row, p.from.offset, p.from.stride].map(dimension);

@@ -10,7 +10,7 @@ use isobit_numerics::lanes::LANES;
 
 static COMBINE: Program = program!("combine");
 
-/// Pairs of a group of the backward pass, `PAIRS` in `gpu/combine.cl`.
+/// Pairs per group of the backward pass, `PAIRS` in `gpu/combine.cl`.
 const PAIRS: usize = GROUP / LANES;
 
 impl Run<CombineForward<'_, GpuMemory>> for Gpu {

@@ -1,5 +1,5 @@
-//! Causal convolution on a GPU (`op/conv1d.rs`). What a token sees of its document goes along as a
-//! number per token.
+//! Causal convolution on a GPU (`op/conv1d.rs`). A per-token table gives how far each token sees
+//! into its document.
 
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
@@ -11,10 +11,10 @@ use isobit_numerics::lanes::LANES;
 
 static CONV1D: Program = program!("conv1d");
 
-/// Tokens that a work item of the backward pass walks along, `STRETCH` in `gpu/conv1d.cl`.
+/// Tokens per work item of the backward pass, `STRETCH` in `gpu/conv1d.cl`.
 const STRETCH: usize = 32;
 
-/// For each token, the tokens of its document before it, `kernel − 1` at most.
+/// For each token, the number of earlier tokens in its document, at most `kernel − 1`.
 fn seen(gpu: &Gpu, p: &Conv1d) -> GpuBuffer<u32> {
     let places = p.starts.windows(2).flat_map(|ends| 0..ends[1] - ends[0]);
     gpu.upload(&places.map(|place| place.min(p.kernel - 1) as u32).collect::<Vec<_>>())

@@ -1,7 +1,7 @@
-//! CUDA: the driver for memory and launches, NVRTC for compiling. Both are opened at run time.
+//! CUDA: the driver for memory and launches, NVRTC for compiling. Both are loaded at run time.
 //!
-//! The driver's calls go to the context that is current on the calling thread, so a card makes its
-//! own current before every call (`cuda/context.rs`): two open cards do not mix.
+//! Driver calls apply to the context that is current on the calling thread, so a card makes its own
+//! current before every call (`cuda/context.rs`): two open cards do not interfere.
 
 mod context;
 
@@ -64,7 +64,7 @@ mod attribute {
     pub(super) const MAJOR: i32 = 75;
     pub(super) const MINOR: i32 = 76;
     pub(super) const MEMORY_POOLS: i32 = 115;
-    /// Of a function: bytes of dynamic shared memory it may ask for.
+    /// Function attribute: bytes of dynamic shared memory it may request.
     pub(super) const DYNAMIC_MEMORY: i32 = 8;
 }
 
@@ -124,8 +124,8 @@ impl Driver {
         text.map_or("unknown".to_string(), |text| text.to_string_lossy().into_owned())
     }
 
-    /// Released memory stays with the process: by default every synchronisation would return it, to
-    /// be mapped anew.
+    /// Keeps released memory in the process: by default every synchronisation would return it, to
+    /// be mapped again.
     fn keep_released_memory(&self, device: c_int) -> Answer<()> {
         const RELEASE_THRESHOLD: c_int = 4;
         let mut pool = null_mut();
@@ -251,7 +251,7 @@ pub(super) fn list() -> Result<Vec<Listing>, String> {
 
 /// An open card. Its handles are pointers, so it stays on the thread that opened it.
 pub(super) struct Cuda {
-    /// Used through [`Cuda::driver`] alone, which makes the context current.
+    /// Used only through [`Cuda::driver`], which makes the context current.
     functions: Driver,
     context: Context,
     compiler: Compiler,
@@ -330,7 +330,7 @@ impl Runtime for Cuda {
     }
 
     fn release(&self, memory: Handle) {
-        // Without its context the card is gone, and its memory with it.
+        // Without its context the card is gone, along with its memory.
         let Ok(driver) = self.driver() else { return };
         // SAFETY: `allocate` gave the address in this context; its owner releases it once, and the
         // stream orders that after the commands that use it.
@@ -372,7 +372,7 @@ impl Runtime for Cuda {
         let mut line: Vec<String> = [
             format!("--gpu-architecture=sm_{major}{minor}{own}"),
             "--std=c++17".to_string(),
-            // What the bits rest on: nothing contracted, subnormals kept, division and root
+            // The bits depend on these: no contraction, subnormals kept, division and square root
             // correctly rounded.
             "--fmad=false".to_string(),
             "--ftz=false".to_string(),
@@ -402,7 +402,7 @@ impl Runtime for Cuda {
     }
 
     fn launch(&self, kernel: Kernel, groups: usize, size: usize, dynamic: usize, arguments: &[Argument]) -> Answer<()> {
-        /// Every argument in a place of its own, aligned for the largest.
+        /// One slot per argument, aligned for the largest.
         #[repr(C, align(64))]
         struct Place([u64; 16]);
         let (driver, function) = (self.driver()?, kernel.0 as usize as Object);
@@ -485,7 +485,7 @@ fn padded(bytes: [u8; 4]) -> [u8; 8] {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // Without its context the card is gone, and its modules with it.
+        // Without its context the card is gone, along with its modules.
         let Ok(driver) = self.driver() else { return };
         // SAFETY: this context, which is current, loaded the modules; each is unloaded once, after
         // the device has finished. The context itself is released after this, by its own drop.

@@ -1,6 +1,6 @@
 //! The gated delta rule on a GPU (`op/delta_rule.rs`): scores and decays of all chunks at once,
-//! then a group per document, value head and block of state columns passes over the chunks;
-//! backward, sums over the value's width follow for all chunks at once.
+//! then one group per document, value head and block of state columns loops over the chunks; in the
+//! backward pass, sums over the value width follow for all chunks at once.
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
@@ -50,8 +50,8 @@ const HAS_FIRST: u32 = 8;
 type Inputs<'a> = [&'a GpuBuffer<f32>; 5];
 type Outputs<'a> = [&'a mut GpuBuffer<f32>; 5];
 
-/// Elements of the workspace's parts: scores, decays and weighed matrices; then, backward only, one
-/// tensor of states, one like `v`, one like `g`.
+/// Elements of the workspace's parts: scores, decays and weighted matrices; then, backward only,
+/// one tensor of states, one like `v`, one like `g`.
 fn lengths(p: &DeltaRule) -> ([usize; 3], [usize; 3]) {
     let chunks: usize = (0..p.documents()).map(|document| p.document(document).len().div_ceil(CHUNK)).sum();
     let [_, values, scalars, _] = p.lengths();
@@ -69,7 +69,7 @@ pub(super) fn workspace(gpu: &Gpu, p: &DeltaRule) -> usize {
     bytes(both) + 2 * bytes(backward)
 }
 
-/// What both passes begin with: where chunks and documents lie, scores and decays.
+/// The common start of both passes: where chunks and documents lie, scores and decays.
 struct Pass<'a> {
     gpu: &'a Gpu,
     p: &'a DeltaRule<'a>,
@@ -122,7 +122,7 @@ impl<'a> Pass<'a> {
         Groups::each(self.p.documents() * self.p.value_heads * self.p.value_width.div_ceil(COLUMNS))
     }
 
-    /// Passes over the chunks. Places that are not wanted are not touched.
+    /// Loops over the chunks. Outputs that are not `wanted` are not touched.
     fn states(&self, o: Place, states: Place, y: Place, last: Place, first: Place, wanted: u32) {
         let [key_heads, value_heads, key_width, value_width] = self.shape();
         let [q, k, v, _, beta] = self.inputs;

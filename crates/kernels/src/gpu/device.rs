@@ -1,5 +1,4 @@
-//! An open device: its compiled programs, the launch of kernels, and the first failure, which is
-//! kept.
+//! An open device: its compiled programs, kernel launches, and the first failure, which is kept.
 
 use super::absent::Absent;
 use super::devices::{Api, Selector};
@@ -16,10 +15,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// Work items of a group, unless a kernel says otherwise: `GROUP` in `gpu/exact.h`.
+/// Work items per group, unless a kernel specifies otherwise: `GROUP` in `gpu/exact.h`.
 pub(super) const GROUP: usize = 256;
 
-/// How many groups of how many work items.
+/// The number of groups and of work items per group.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Groups {
     pub(super) count: usize,
@@ -42,7 +41,7 @@ impl Groups {
     }
 }
 
-/// A dimension as kernels take it.
+/// A dimension in the type that kernels take.
 pub(super) fn dimension(size: usize) -> u32 {
     u32::try_from(size).expect("dimensions are below 2³²")
 }
@@ -59,7 +58,7 @@ pub(super) use arguments;
 pub(super) struct Device {
     pub(super) runtime: Rc<dyn Runtime>,
     selector: Selector,
-    /// Whether programs in a device's own language are left alone.
+    /// Whether programs in a device's native language are disabled.
     portable_only: bool,
     /// With their sources, by name.
     programs: RefCell<BTreeMap<(&'static str, Build), (Compiled, &'static str)>>,
@@ -72,14 +71,14 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// Asks the runtime, unless the device has failed before. A failure is kept.
+    /// Calls the runtime, unless the device has already failed. A failure is kept.
     pub(super) fn attempt<T>(&self, ask: impl FnOnce(&dyn Runtime) -> Answer<T>) -> Option<T> {
         if self.failure.borrow().is_some() {
             return None;
         }
         let answer = ask(&*self.runtime);
-        // A driver runs in this thread, and the next op on the host may not see what it left
-        // behind.
+        // The driver runs on this thread and may change its floating-point state, which the next op
+        // on the host must not see.
         float_state::restore();
         match answer {
             Ok(answer) => Some(answer),
@@ -126,26 +125,26 @@ impl Device {
     }
 }
 
-/// A GPU, or whatever else its driver offers. Clones share the device.
+/// A GPU, or any other device its driver offers. Clones share the device.
 #[derive(Clone)]
 pub struct Gpu {
     pub(super) device: Rc<Device>,
 }
 
 impl Gpu {
-    /// Opens a device and makes sure that its arithmetic is the one this program needs.
+    /// Opens a device and checks its arithmetic.
     pub fn open(selector: Selector) -> Result<Self, DeviceFailure> {
         Self::opened(selector, false, false)
     }
 
-    /// As [`Gpu::open`], with the kernels that every device runs alone, whatever matrix units this
-    /// one has. For comparisons.
+    /// As [`Gpu::open`], with only the portable kernels, whatever matrix units the device has. For
+    /// comparisons.
     pub fn open_portable(selector: Selector) -> Result<Self, DeviceFailure> {
         Self::opened(selector, false, true)
     }
 
-    /// As [`Gpu::open`], dividing in software as on devices without a correctly rounded division.
-    /// For tests.
+    /// As [`Gpu::open`], dividing in software as on devices without correctly rounded division. For
+    /// tests.
     pub fn open_with_soft_division(selector: Selector) -> Result<Self, DeviceFailure> {
         Self::opened(selector, true, false)
     }
@@ -162,9 +161,9 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// A device that is not there: it says what buffers and workspaces would take and computes
-    /// nothing. `architecture` is the compute capability of an NVIDIA device, if a plan should
-    /// count the room for its tensor cores.
+    /// An absent device: it reports the sizes of buffers and workspaces and computes nothing.
+    /// `architecture` is the compute capability of an NVIDIA device, if a plan should include
+    /// memory for its tensor cores.
     pub fn absent(selector: Selector, architecture: Option<(u32, u32)>) -> Self {
         Self::with_runtime(Rc::new(Absent::new(selector, architecture)), selector, false)
     }
@@ -195,19 +194,18 @@ impl Gpu {
         self.device.selector
     }
 
-    /// Compute capability of a device whose matrix units may be used. None where there is no such
-    /// thing.
+    /// Compute capability of a device whose matrix units may be used. None if there are none.
     pub(super) fn architecture(&self) -> Option<(u32, u32)> {
         self.device.runtime.architecture().filter(|_| !self.device.portable_only)
     }
 
-    /// Waits until everything is done.
+    /// Waits until all work is done.
     pub fn finish(&self) -> Result<(), DeviceFailure> {
         self.device.attempt(|runtime| runtime.finish());
         self.device.check()
     }
 
-    /// Enqueues a kernel of a program that knows no profile.
+    /// Enqueues a kernel of a program that does not depend on the profile.
     pub(super) fn launch(&self, program: &Program, kernel: &'static str, groups: Groups, arguments: &[Argument]) {
         self.launch_sliced(program, kernel, Profile::X2, groups, arguments);
     }
@@ -224,8 +222,8 @@ impl Gpu {
         self.launch_with(program, kernel, profile, groups, 0, arguments);
     }
 
-    /// As [`Gpu::launch_sliced`], with `shared` bytes on top of what the kernel declares. Nothing
-    /// to do is nothing enqueued.
+    /// As [`Gpu::launch_sliced`], with `shared` bytes in addition to what the kernel declares.
+    /// Enqueues nothing if there is no work.
     pub(super) fn launch_with(
         &self,
         program: &Program,
@@ -251,13 +249,13 @@ impl Gpu {
         self.device.runtime.alignment().max(256)
     }
 
-    /// Bytes of a workspace part of `length` elements.
+    /// Bytes of a workspace part with `length` elements.
     pub(super) fn part<T>(&self, length: usize) -> usize {
         part_bytes::<T>(length, self.alignment())
     }
 
-    /// Offsets of rows or segments as kernels read them. Nothing may write to them: others may have
-    /// the same table.
+    /// Offsets of rows or segments in the kernels' format. Nothing may write to them: the table may
+    /// be shared.
     pub(super) fn offsets(&self, offsets: &[usize]) -> GpuBuffer<u32> {
         let narrow = |&offset: &usize| u32::try_from(offset).expect("fewer than 2³² tokens in a call");
         let content: Vec<u32> = offsets.iter().map(narrow).collect();
@@ -269,7 +267,7 @@ impl Gpu {
         })
     }
 
-    /// First token and end of every block of a sum over tokens.
+    /// Start and end token of every block of a sum over tokens.
     pub(super) fn token_blocks(&self, row_starts: &[usize]) -> GpuBuffer<u32> {
         let ends = token_blocks(row_starts, TOKEN_BLOCK).flat_map(|block| [block.start, block.end]);
         self.offsets(&ends.collect::<Vec<_>>())

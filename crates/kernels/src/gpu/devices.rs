@@ -1,10 +1,10 @@
-//! Which devices there are, and how one is named: `opencl:0`, `cuda:1`.
+//! The available devices, and their names: `opencl:0`, `cuda:1`.
 
 use super::{cuda, opencl};
 use std::fmt;
 use std::str::FromStr;
 
-/// A device other than the CPU, as a configuration names it.
+/// A device other than the CPU, as named in a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Selector {
     pub api: Api,
@@ -50,7 +50,7 @@ impl FromStr for Selector {
 /// One device, as its driver describes it.
 #[derive(Clone, Debug)]
 pub struct Listing {
-    /// As a configuration names it.
+    /// The name used in a configuration.
     pub selector: String,
     pub name: String,
     /// Interface and driver versions.
@@ -59,13 +59,13 @@ pub struct Listing {
     pub memory: u64,
     /// Compute units or multiprocessors.
     pub units: u32,
-    /// Compute capability, where there is such a thing: (9, 0) on Hopper.
+    /// Compute capability, if applicable: (9, 0) on Hopper.
     pub architecture: Option<(u32, u32)>,
-    /// Why it cannot be used, if its driver says so.
+    /// Why it cannot be used, if so.
     pub objection: Option<String>,
 }
 
-/// Devices of one interface, or why there is none.
+/// Devices of one API, or why there are none.
 pub fn list(api: Api) -> Result<Vec<Listing>, String> {
     let listings = match api {
         Api::OpenCl => opencl::list(),

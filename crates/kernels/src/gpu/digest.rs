@@ -1,5 +1,5 @@
-//! Digest on a GPU: each group leaves the sum of its blocks, the host adds these when it wants to
-//! know.
+//! Digest on a GPU: each group stores the sum of its blocks; the host adds these when the digest is
+//! needed.
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
@@ -12,10 +12,10 @@ use isobit_numerics::digest::BLOCK_BYTES;
 
 static DIGEST: Program = program!("digest");
 
-/// Blocks that a group takes at once: `TOGETHER` in `gpu/digest.cl`.
+/// Blocks that a group processes at once: `TOGETHER` in `gpu/digest.cl`.
 const TOGETHER: usize = 4;
-/// Groups per multiprocessor: enough to keep it busy, few enough that making the keys does not
-/// count.
+/// Groups per multiprocessor: enough to keep it busy, few enough that generating the keys costs
+/// little.
 const GROUPS_EACH: usize = 8;
 
 impl Run<DigestSums<'_, GpuMemory>> for Gpu {

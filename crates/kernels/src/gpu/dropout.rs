@@ -9,7 +9,7 @@ use crate::op::ApplyDropout;
 
 static DROPOUT: Program = program!("dropout");
 
-/// Elements of one group: `GROUP_ELEMENTS` in `dropout.cl`.
+/// Elements per group: `GROUP_ELEMENTS` in `dropout.cl`.
 const GROUP_ELEMENTS: usize = 4 * GROUP;
 
 impl Run<ApplyDropout<'_, GpuMemory>> for Gpu {

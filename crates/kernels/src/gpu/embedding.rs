@@ -1,5 +1,5 @@
-//! Embedding on a GPU. Backward links the tokens of each id into a list, which the group of its
-//! first token walks.
+//! Embedding on a GPU. The backward pass links the tokens of each id into a list, which the group
+//! of its first token walks.
 
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
@@ -42,7 +42,7 @@ fn table_rows<T: Element>(table: &GpuBuffer<T>, width: usize) -> u32 {
     dimension(table.len() / width)
 }
 
-/// For every token the next one of its id, and whether there is an earlier one.
+/// For every token, the next one with its id, and whether there is an earlier one.
 pub(super) fn workspace(gpu: &Gpu, tokens: usize) -> usize {
     2 * gpu.part::<u32>(tokens)
 }

@@ -10,7 +10,7 @@ use isobit_numerics::lanes::LANES;
 
 static GATE: Program = program!("gate");
 
-/// Elements that one gate serves.
+/// Elements per gate.
 fn shared_by(p: &Gate) -> u32 {
     dimension(if p.per_token { p.width } else { 1 })
 }

@@ -1,6 +1,6 @@
-//! Slice products without an epilogue on the tensor cores of NVIDIA's Hopper
+//! Slice products without an epilogue on NVIDIA Hopper tensor cores
 //! (`gpu/product_groups_hopper.cu`): those of several weights, such as experts, in one launch, and
-//! profile x3. Other devices take the portable kernels; the bits are the same.
+//! profile x3. Other devices use the portable kernels; the bits are the same.
 
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::Place;
@@ -22,20 +22,20 @@ static PRODUCT_GROUPS: Program = Program {
     language: Language::Native,
 };
 
-/// Side of the square of bytes that a group transposes: `SQUARE` in `gpu/transpose.cu`.
+/// Side of the byte square that a group transposes: `SQUARE` in `gpu/transpose.cu`.
 const SQUARE: usize = 64;
 
-/// The rows that meet the weights, in tiles of [`ROWS`] rows of one weight each.
+/// The left rows, in tiles of [`ROWS`] rows with one weight each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tiles {
-    /// First row, end and weight of each, from this element on; none for the rows below and
+    /// Start row, end row and weight of each tile, starting at this element; if none, `rows` and
     /// weight 0.
     pub(super) table: Option<(Place, usize)>,
     pub(super) count: usize,
     pub(super) rows: (usize, usize),
 }
 
-/// Planes of bytes, and the rows of each.
+/// Planes of bytes, and the number of rows in each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Planes {
     pub(super) place: Place,
@@ -49,7 +49,7 @@ pub(super) struct WeightRows {
     pub(super) first_weight: usize,
     pub(super) step: usize,
     pub(super) first: usize,
-    /// How many of each weight take part: the columns of the output.
+    /// How many rows of each weight take part: the columns of the output.
     pub(super) count: usize,
 }
 
@@ -57,17 +57,17 @@ pub(super) struct WeightRows {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupsProduct {
     pub(super) y: Place,
-    /// Element of `y` that row `y_base` and the first column go to, and elements from row to row.
+    /// Element of `y` for row `y_base` and the first column, and the row stride.
     pub(super) y_start: usize,
     pub(super) y_stride: usize,
     pub(super) y_base: usize,
     pub(super) left: Planes,
-    /// Number of the row that is the left planes' first.
+    /// Index of the first row in the left planes.
     pub(super) left_base: usize,
     /// `[row, chunk]`
     pub(super) left_scales: Place,
     pub(super) right: Planes,
-    /// What each column is multiplied by at the end: one per row of the right planes.
+    /// The final factor on each column: one per row of the right planes.
     pub(super) right_scales: Option<Place>,
     pub(super) weights: WeightRows,
     pub(super) width: usize,
@@ -114,8 +114,8 @@ pub(super) fn product(gpu: &Gpu, p: &GroupsProduct, tiles: &Tiles) {
     gpu.launch_with(&PRODUCT_GROUPS, "product_groups_hopper", p.profile, blocks(gpu, pairs), shared, &arguments);
 }
 
-/// Exchanges rows and columns of `weights` weights, the first at row `first` of the planes and
-/// `rows.step` from one to the next: `[slice, weight, width, padded rows]`.
+/// Transposes `weights` weights, the first at row `first` of the planes, with stride `rows.step`:
+/// `[slice, weight, width, padded rows]`.
 pub(super) fn transpose(
     gpu: &Gpu,
     to: Place,

@@ -1,9 +1,9 @@
-//! LM head and cross-entropy on a GPU (`op/head_loss.rs` says what): logits exist for a batch of
-//! tokens and a stripe of the vocabulary, in the workspace.
+//! LM head and cross-entropy on a GPU (defined in `op/head_loss.rs`): the workspace holds the
+//! logits of one batch of tokens and one stripe of the vocabulary.
 //!
 //! Batches are whole token chunks and stripes whole vocabulary blocks, both in ascending order, so
-//! the sums of `dh` and `dhead` continue from what these hold. The sizes of both change memory and
-//! time, no bits.
+//! the sums in `dh` and `dhead` continue from their current values. The sizes of both change memory
+//! and time, not bits.
 
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
@@ -28,16 +28,16 @@ static HEAD_LOSS: Program = program!("head_loss");
 
 const _: () = assert!(VOCABULARY_BLOCK == CHUNK, "a vocabulary block is one chunk of the input gradient");
 
-/// Tokens of a batch, if their chunks allow it.
+/// Tokens per batch, if their chunks allow it.
 const BATCH_TOKENS: usize = 4096;
 /// Tokens or blocks that a group reduces: `TEAMS` in `gpu/head_loss.cl`.
 const TEAMS: usize = GROUP / LANES;
 
-/// What is in flight.
+/// Sizes of the data in flight.
 #[derive(Clone, Copy)]
 struct Sizes {
     limits: BatchLimits,
-    /// Vocabulary rows of a stripe.
+    /// Vocabulary rows per stripe.
     stripe: usize,
     /// Vocabulary blocks.
     blocks: usize,

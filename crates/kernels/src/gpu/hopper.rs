@@ -1,5 +1,5 @@
-//! The slice product on the tensor cores of NVIDIA's Hopper (`gpu/product_hopper.cu`), profile x2.
-//! Other devices take the portable kernel; the bits are the same.
+//! The slice product on NVIDIA Hopper tensor cores (`gpu/product_hopper.cu`), profile x2. Other
+//! devices use the portable kernel; the bits are the same.
 
 use super::device::{Gpu, Groups};
 use super::memory::Place;
@@ -14,18 +14,17 @@ static PRODUCT_HOPPER: Program = Program {
     language: Language::Native,
 };
 
-/// Work items of a block: a warpgroup that copies, two that multiply.
+/// Work items per block: one warpgroup that copies, two that multiply.
 const THREADS: usize = 384;
-/// Rows and columns of the tile that a block makes, and bytes of the contraction that one copy
-/// brings.
+/// Rows and columns of a block's tile, and bytes of the contraction axis per copy.
 const TILE: usize = 128;
-/// Blocks of a cluster; they share the right operand, each brings half of it.
+/// Blocks per cluster; they share the right operand, and each loads half of it.
 const CLUSTER: usize = 2;
 /// Floats that each of the two consumer warpgroups stages for its epilogue: `STAGED_FLOATS` of the
 /// kernel.
 const STAGED_FLOATS: usize = (64 + TILE) * (16 + 4) + 2 * TILE;
-/// `SHARED_BYTES` of the kernel: three slots of four planes, barriers, what the epilogue reads,
-/// slack to align.
+/// `SHARED_BYTES` of the kernel: three slots of four planes, barriers, the epilogue's inputs,
+/// alignment slack.
 const SHARED_BYTES: usize = 3 * 4 * TILE * TILE + 64 + 2 * 4 * STAGED_FLOATS + 1024;
 
 /// Sliced rows of one operand, both planes.
@@ -42,44 +41,43 @@ pub(super) struct Operand {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HopperProduct {
     pub(super) y: Place,
-    /// Element of `y` that the first row and column go to, and elements from row to row.
+    /// Element of `y` for the first row and column, and the row stride.
     pub(super) y_start: usize,
     pub(super) y_stride: usize,
     pub(super) left: Operand,
-    /// `[row, chunk]`, from the left operand's first row on.
+    /// `[row, chunk]`, starting at the left operand's first row.
     pub(super) left_units: Place,
     pub(super) left_units_start: usize,
     pub(super) right: Operand,
-    /// What each column is multiplied by at the end, from the right operand's first row on; nothing
-    /// if absent.
+    /// The final factor on each column, starting at the right operand's first row; none if absent.
     pub(super) right_units: Option<(Place, usize)>,
     pub(super) width: usize,
     pub(super) accumulate: bool,
     pub(super) end: Epilogue,
 }
 
-/// What a linear layer adds to its product before it is stored.
+/// The epilogue of a linear layer, applied before the product is stored.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Epilogue {
-    /// From this element on, one per column.
+    /// Starting at this element, one per column.
     pub(super) bias: Option<(Place, usize)>,
     pub(super) low: Option<LowRank>,
 }
 
-/// An adapter: its short side and its factor, from these elements on.
+/// An adapter: its low-rank input and its factor, starting at these elements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LowRank {
     pub(super) u: (Place, usize),
     pub(super) factor: (Place, usize),
     pub(super) rank: u32,
-    /// Elements of the factor from one rank, and from one column, to the next.
+    /// Stride in the factor between ranks, and between columns.
     pub(super) rank_step: usize,
     pub(super) width_step: usize,
     pub(super) alpha: f32,
 }
 
 impl Epilogue {
-    /// The same for the columns from `column` on.
+    /// The same for the columns starting at `column`.
     pub(super) fn at_column(self, column: usize) -> Self {
         let bias = self.bias.map(|(place, start)| (place, start + column));
         let low = self.low.map(|low| {
@@ -91,13 +89,13 @@ impl Epilogue {
 }
 
 impl LowRank {
-    /// No adapter: the kernel reads nothing of it.
+    /// No adapter: the kernel does not read it.
     fn absent(instead: Place) -> Self {
         Self { u: (instead, 0), factor: (instead, 0), rank: 0, rank_step: 0, width_step: 0, alpha: 0.0 }
     }
 }
 
-/// Whether the device has these tensor cores and they serve a contraction of this length.
+/// Whether the device has these tensor cores and they support a contraction of this length.
 pub(super) fn serves(gpu: &Gpu, profile: Profile, width: usize) -> bool {
     profile == Profile::X2 && width > 0 && gpu.architecture() == Some((9, 0))
 }

@@ -1,10 +1,10 @@
-//! Vendor libraries, opened at run time and never linked: a machine without them runs everything
+//! Vendor libraries, loaded at run time and never linked: machines without them run everything
 //! else.
 
 use libloading::Library;
 
-/// Opens the first of `names` that the system finds, for good: drivers that were unloaded do not
-/// always come back.
+/// Loads the first of `names` that the system finds and never unloads it: drivers cannot always be
+/// loaded again.
 pub(super) fn open(names: &[&str]) -> Option<&'static Library> {
     // SAFETY: loading runs the library's initialisers; these are the vendors' own drivers, opened
     // by plain file name, and what they may leave behind in this thread is put back below.
@@ -14,7 +14,7 @@ pub(super) fn open(names: &[&str]) -> Option<&'static Library> {
     Some(Box::leak(Box::new(library)))
 }
 
-/// A struct of function pointers, filled from a library. A missing function is an error that names
+/// A struct of function pointers, loaded from a library. A missing function is an error that names
 /// it.
 macro_rules! functions {
     ($name:ident { $($field:ident = $symbol:literal ($($argument:ty),* $(,)?) -> $result:ty;)* }) => {

@@ -1,5 +1,5 @@
-//! Linear layers on a GPU: where tensor cores form the product, bias and adapter are added before
-//! it is stored; elsewhere one op follows the other. The bits are the same.
+//! Linear layers on a GPU: with tensor cores, bias and adapter are added in the epilogue of the
+//! product; otherwise they are separate ops. The bits are the same.
 
 use super::device::{Gpu, dimension};
 use super::hopper::{self, Epilogue, LowRank};
@@ -38,7 +38,7 @@ impl Run<LinearGradInput<'_, GpuMemory>> for Gpu {
     }
 }
 
-/// An adapter as the end of a product.
+/// An adapter as an epilogue.
 fn low_rank(LowRankTerm { u, factor, p }: LowRankTerm<GpuMemory>) -> LowRank {
     let (rank_step, width_step) = low_rank::steps(&p);
     let [u, factor] = [u, factor].map(|buffer| (Place::from(buffer), 0));

@@ -1,5 +1,5 @@
-//! Low-rank products on a GPU (`op/low_rank.rs`). The factor is read as it lies; only the outer
-//! product has a workspace, for the sums of single blocks of tokens.
+//! Low-rank products on a GPU (`op/low_rank.rs`). The factor is read in place; only the outer
+//! product needs a workspace, for the sums of single blocks of tokens.
 
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
@@ -30,18 +30,18 @@ impl Run<LowRankOuter<'_, GpuMemory>> for Gpu {
 
 static LOW_RANK: Program = program!("low_rank");
 
-/// Tokens of a group, `TOKENS` in `gpu/low_rank.cl`.
+/// Tokens per group, `TOKENS` in `gpu/low_rank.cl`.
 const TOKENS: usize = GROUP / LANES;
-/// Ranks of a group, `RANKS` in `gpu/low_rank.cl`.
+/// Ranks per group, `RANKS` in `gpu/low_rank.cl`.
 const RANKS: usize = 8;
-/// From so many tokens on, a work item of `contract` has four of them.
+/// From this many tokens, a work item of `contract` processes four of them.
 const TOKENS_FOR_FOUR: usize = 4096;
-/// Columns of a group of the outer product, `OUTER_COLUMNS` in `gpu/low_rank.cl`.
+/// Columns per group of the outer product, `OUTER_COLUMNS` in `gpu/low_rank.cl`.
 const OUTER_COLUMNS: usize = 128;
 /// Blocks of tokens whose sums the outer product keeps at once.
 const BLOCKS_AT_ONCE: usize = 64;
 
-/// Elements of a factor from one rank, and from one column, to the next.
+/// Stride in a factor between ranks, and between columns.
 pub(super) fn steps(p: &LowRank) -> (usize, usize) {
     match p.layout {
         FactorLayout::RankMajor => (p.width, 1),
@@ -49,7 +49,7 @@ pub(super) fn steps(p: &LowRank) -> (usize, usize) {
     }
 }
 
-/// Rank, width, and the steps, as the kernels read them.
+/// Rank, width and strides, in the kernels' format.
 fn shape(p: &LowRank) -> [u32; 4] {
     let (rank_step, width_step) = steps(p);
     [p.rank, p.width, rank_step, width_step].map(|x| u32::try_from(x).expect("a width below 2³²"))
@@ -61,8 +61,8 @@ pub(super) fn check(u: &GpuBuffer<f32>, x: &GpuBuffer<f32>, factor: &GpuBuffer<f
     assert_eq!([u.len(), x.len(), factor.len()], want, "low-rank product");
 }
 
-/// The tokens in tiles of `size` that meet one factor each: how many, and where several factors ask
-/// for one, a table of them.
+/// The tokens in tiles of `size` with one factor each: the number of tiles and, if there are
+/// several factors, a table of them.
 fn tiles(gpu: &Gpu, p: &LowRank, size: usize) -> (usize, Option<GpuBuffer<u32>>) {
     if p.factors() == 1 {
         return (p.tokens().div_ceil(size), None);
@@ -76,12 +76,12 @@ fn tiles(gpu: &Gpu, p: &LowRank, size: usize) -> (usize, Option<GpuBuffer<u32>>)
     (table.len() / 3, Some(gpu.offsets(&table)))
 }
 
-/// The table, or any other memory where there is none, and whether there is one.
+/// The table, or other memory in its place if there is none, and whether there is one.
 fn table<'a>(tiles: Option<&'a GpuBuffer<u32>>, instead: &'a GpuBuffer<f32>) -> (Place, u32) {
     (tiles.map_or(Place::from(instead), Place::from), u32::from(tiles.is_some()))
 }
 
-/// The sums of as many blocks as the outer product keeps at once.
+/// Length of the sums of as many blocks as the outer product keeps at once.
 fn partial_length(p: &LowRank) -> usize {
     p.tokens().min(BLOCKS_AT_ONCE) * p.factor_length()
 }
@@ -90,7 +90,7 @@ pub(super) fn workspace(gpu: &Gpu, p: &LowRank) -> usize {
     gpu.part::<f32>(partial_length(p))
 }
 
-/// Factors that the device takes together have one layout and one width.
+/// Factors that are contracted together have the same layout and width.
 fn contract(gpu: &Gpu, parts: &mut [Contraction<GpuMemory>], x: &GpuBuffer<f32>) {
     let together = |a: &Contraction<GpuMemory>, b: &Contraction<GpuMemory>| {
         (a.p.layout, a.p.width) == (b.p.layout, b.p.width)

@@ -1,6 +1,6 @@
 //! The contract form of low-rank products on a CUDA device (`gpu/low_rank_contract.cu`): several
-//! factors share one read of `x`. Other devices, grouped factors, ranks that are no multiple of
-//! eight and widths that are none of four take the portable kernel; the bits are the same.
+//! factors share one read of `x`. Other devices, grouped factors, ranks that are not multiples of
+//! eight and widths that are not multiples of four use the portable kernel; the bits are the same.
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, dimension};
@@ -17,19 +17,19 @@ static LOW_RANK_CONTRACT: Program = Program {
     language: Language::Cuda,
 };
 
-/// Ranks of a part, and warps of a group: `RANKS` and `WARPS` of the kernel.
+/// Ranks per part, and warps per group: `RANKS` and `WARPS` of the kernel.
 const RANKS: usize = 8;
 const WARPS: usize = 8;
-/// Parts of a launch, at most.
+/// Maximum parts per launch.
 const PARTS: usize = 3;
-/// From so many tokens on, a warp has several of them instead of one.
+/// From this many tokens, a warp processes several instead of one.
 const MANY_TOKENS: usize = 4096;
 
 pub(super) fn serves(gpu: &Gpu, p: &LowRank) -> bool {
     gpu.architecture().is_some() && p.factors() == 1 && p.rank.is_multiple_of(RANKS) && p.width.is_multiple_of(4)
 }
 
-/// The parts of factors of one layout, few enough for a launch each.
+/// Contracts factors of one layout, with as many parts per launch as it can take.
 pub(super) fn contract(gpu: &Gpu, parts: &[Contraction<GpuMemory>], x: &GpuBuffer<f32>) {
     let Some(LowRank { width, layout, .. }) = parts.first().map(|part| part.p) else { return };
     let tokens = parts[0].p.tokens();
@@ -40,8 +40,8 @@ pub(super) fn contract(gpu: &Gpu, parts: &[Contraction<GpuMemory>], x: &GpuBuffe
     };
     let many = tokens >= MANY_TOKENS;
     for rows in rows.chunks(together) {
-        // Tokens of a warp, and columns that are staged at once: TOKENS and STEPS · STAGES · LANES
-        // in the kernel.
+        // Tokens per warp, and columns staged at once: TOKENS and STEPS · STAGES · LANES in the
+        // kernel.
         let (each, staged) = match (many, rows.len()) {
             (false, _) => (1, 2 * 16 * LANES),
             (true, 1) => (4, 8 * 2 * LANES),
@@ -68,7 +68,7 @@ pub(super) fn contract(gpu: &Gpu, parts: &[Contraction<GpuMemory>], x: &GpuBuffe
     }
 }
 
-/// Addresses of every eight ranks of a factor and of their results, and the rank of the whole.
+/// Addresses of each group of eight ranks of a factor and of their results, and the full rank.
 fn ranks<'a>(part: &'a Contraction<GpuMemory>) -> impl Iterator<Item = [u64; 3]> + use<'a> {
     let (factor, u) = (Place::from(part.factor).address(), Place::from(&*part.u).address());
     let rank_step = match part.p.layout {

@@ -1,4 +1,4 @@
-//! Device memory as buffers of elements, and a workspace handed out in parts.
+//! Device memory as buffers of elements, and a workspace that is handed out in parts.
 
 use super::device::Gpu;
 use super::runtime::{Argument, Handle, Runtime};
@@ -9,15 +9,15 @@ use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::rc::Rc;
 
-/// A fixed number of elements on the device. After a failure of the device it may have no memory;
-/// nothing touches it then.
+/// A fixed number of elements on the device. After a device failure it may have no memory; nothing
+/// accesses it then.
 pub struct GpuBuffer<T: Element> {
     memory: Rc<Memory>,
     length: usize,
     element: PhantomData<T>,
 }
 
-/// Memory of the device that is given back when nobody has it any more.
+/// Device memory, freed with its last owner.
 struct Memory {
     runtime: Rc<dyn Runtime>,
     handle: Option<Handle>,
@@ -25,7 +25,7 @@ struct Memory {
     usage: Rc<Usage>,
 }
 
-/// How much memory all buffers of a device have, and had at most.
+/// Current and peak memory of all buffers of a device.
 #[derive(Default)]
 pub(super) struct Usage {
     live: Cell<usize>,
@@ -73,7 +73,7 @@ impl<T: Element> GpuBuffer<T> {
         Self { memory: Rc::new(memory), length, element: PhantomData }
     }
 
-    /// The same memory once more, to be read only.
+    /// The same memory again, read-only.
     fn shared(&self) -> Self {
         Self { memory: Rc::clone(&self.memory), length: self.length, element: PhantomData }
     }
@@ -101,8 +101,8 @@ impl<T: Element> Length for GpuBuffer<T> {
     }
 }
 
-/// Small tables that ops read, by their content: every layer of a step asks for the same ones, and
-/// an upload waits for the device.
+/// Small tables that ops read, cached by content: every layer of a step needs the same ones, and an
+/// upload waits for the device.
 #[derive(Default)]
 pub(super) struct Tables {
     known: BTreeMap<Vec<u32>, GpuBuffer<u32>>,
@@ -110,7 +110,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// When more would be kept, all are forgotten; those in use live on with their users.
+    /// When this is exceeded, the cache is cleared; tables in use live on with their users.
     const BYTES_MAX: usize = 16 << 20;
 
     pub(super) fn find(&self, content: &[u32]) -> Option<GpuBuffer<u32>> {
@@ -132,7 +132,7 @@ impl<T: Element> std::fmt::Debug for GpuBuffer<T> {
     }
 }
 
-/// Bytes that a buffer of `bytes` asks its runtime for: drivers know no empty memory.
+/// Bytes to allocate for a buffer of `bytes`: drivers do not allow empty allocations.
 pub(super) fn allocated_bytes(bytes: usize) -> usize {
     bytes.max(1)
 }
@@ -140,7 +140,7 @@ pub(super) fn allocated_bytes(bytes: usize) -> usize {
 /// A place in device memory: a whole buffer or a part of a workspace.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    /// None after a failure of the device: nothing is launched any more.
+    /// None after a device failure: nothing is launched any more.
     handle: Option<Handle>,
     offset: usize,
 }
@@ -152,7 +152,8 @@ impl From<Place> for Argument {
 }
 
 impl Place {
-    /// From element `start` on. For devices that take any address; OpenCL's parts are aligned.
+    /// The place from element `start` on. For devices that accept any address; OpenCL's parts are
+    /// aligned.
     pub(super) fn at<T: Element>(&self, start: usize) -> Argument {
         Self { offset: self.offset + start * size_of::<T>(), ..*self }.into()
     }
@@ -161,7 +162,7 @@ impl Place {
         self.handle
     }
 
-    /// The address itself, on devices that have one address space.
+    /// The address itself, on devices with one address space.
     pub(super) fn address(self) -> u64 {
         self.handle.map_or(0, |handle| handle.0 + self.offset as u64)
     }
@@ -208,7 +209,7 @@ impl From<f32> for Argument {
     }
 }
 
-/// A workspace handed out front to back, each part aligned as the device asks.
+/// Hands out a workspace front to back, each part aligned as the device requires.
 pub(super) struct Parts {
     handle: Option<Handle>,
     alignment: usize,
@@ -221,7 +222,7 @@ impl Parts {
         Self { handle: workspace.memory.handle, alignment: gpu.alignment(), next: 0, end: workspace.length }
     }
 
-    /// The next `length` elements. Their content is whatever was there.
+    /// The next `length` elements, with unspecified contents.
     pub(super) fn take<T: Element>(&mut self, length: usize) -> Place {
         let place = Place { handle: self.handle, offset: self.next };
         // Neither number is above `isize::MAX`: the sum does not wrap.
@@ -231,7 +232,7 @@ impl Parts {
     }
 }
 
-/// Bytes that `take::<T>(length)` uses up: at least one alignment, so that no two parts share an
+/// Bytes that `take::<T>(length)` uses: at least one alignment unit, so that no two parts share an
 /// offset.
 pub(super) fn part_bytes<T>(length: usize, alignment: usize) -> usize {
     buffer::part_bytes::<T>(length, alignment).max(alignment)

@@ -1,8 +1,8 @@
 //! GPUs: device code from `crates/kernels/gpu`, compiled at run time through OpenCL or CUDA. One
 //! host file per op.
 //!
-//! Commands run in the order they were given. The first failure of the device is kept, nothing is
-//! launched after it, and it comes out at the next `download`, `digest` or `sum_squares`.
+//! Commands run in the order they were issued. The first failure of the device is kept, nothing is
+//! launched after it, and the next `download`, `digest` or `sum_squares` reports it.
 
 mod absent;
 mod adamw;
@@ -63,7 +63,7 @@ use crate::backend::{Device, DeviceFailure, Memory, Scratch, Workspaces};
 use crate::buffer::Element;
 use crate::op::{AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Product, QuantizedShape, SliceShape};
 
-/// Memory of the device; slices as planes.
+/// Device memory; slices are stored as planes.
 pub struct GpuMemory;
 
 impl Memory for GpuMemory {

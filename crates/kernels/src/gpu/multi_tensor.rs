@@ -1,6 +1,6 @@
 //! Many tensors in one launch on a CUDA device (`gpu/multi_tensor.cu`): sums of squares, scaling,
-//! AdamW. A table in device memory holds the addresses. Other devices take a launch per tensor; the
-//! bits are the same.
+//! AdamW. A table in device memory holds the addresses. Other devices use one launch per tensor;
+//! the bits are the same.
 
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
@@ -15,12 +15,12 @@ use isobit_numerics::lanes::LANES;
 static MULTI_TENSOR: Program =
     Program { name: "multi_tensor", text: include_str!("../../gpu/multi_tensor.cu"), language: Language::Cuda };
 
-/// Whether the device takes tables of addresses.
+/// Whether the device supports tables of addresses.
 pub(super) fn serves(gpu: &Gpu) -> bool {
     gpu.architecture().is_some()
 }
 
-/// Rows of a kernel's table, of 32-bit words, and how many blocks there are before each tensor.
+/// Rows of a kernel's table, in 32-bit words, and the number of blocks before each tensor.
 #[derive(Default)]
 struct Table {
     words: Vec<u32>,
@@ -29,8 +29,8 @@ struct Table {
 }
 
 impl Table {
-    /// A row for a tensor of `length` elements: addresses and length, then numbers of 32 bits.
-    /// Empty tensors have none.
+    /// Adds a row for a tensor of `length` elements: addresses and length, then 32-bit numbers.
+    /// Empty tensors get none.
     fn push(&mut self, addresses: &[u64], length: usize, numbers: &[f32]) {
         if length == 0 {
             return;
@@ -52,12 +52,12 @@ fn address(buffer: &GpuBuffer<f32>) -> u64 {
     Place::from(buffer).address()
 }
 
-/// Level after level for all tensors at once, until one number of each is left.
+/// Level by level for all tensors at once, until one number per tensor is left.
 pub(super) fn sums_of_squares(gpu: &Gpu, results: &GpuBuffer<f32>, tensors: &[&GpuBuffer<f32>]) {
     let result = |index: usize| address(results) + (index * size_of::<f32>()) as u64;
     let mut left: Vec<_> = tensors.iter().enumerate().map(|(index, x)| (index, address(x), x.len())).collect();
     let mut kernel = "sums_of_squares_first";
-    // The memory is this function's own: the op has no workspace.
+    // Allocated here: the op has no workspace.
     let mut below: Option<GpuBuffer<f32>> = None;
     while left.iter().any(|&(_, _, length)| length > 0) {
         let above: usize = left.iter().map(|&(_, _, length)| length.div_ceil(BLOCK)).sum();
@@ -76,7 +76,8 @@ pub(super) fn sums_of_squares(gpu: &Gpu, results: &GpuBuffer<f32>, tensors: &[&G
         let groups = Groups::each(table.blocks.div_ceil(GROUP / LANES));
         gpu.launch(&MULTI_TENSOR, kernel, groups, arguments![&rows, &starts, count, dimension(table.blocks)]);
         (kernel, left) = ("sums_of_squares_further", next);
-        // What this level has read is released after it: commands run in order.
+        // The previous level's sums are released after this one has read them: commands run in
+        // order.
         drop(below.replace(sums));
     }
 }

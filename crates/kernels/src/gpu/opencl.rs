@@ -1,5 +1,5 @@
 //! OpenCL 1.2 and later, of any vendor, through the system's loader. Every call names its context
-//! or queue, so several open devices cannot mix.
+//! or queue, so several open devices cannot interfere.
 
 use super::devices::Listing;
 use super::library::{functions, open};
@@ -45,12 +45,12 @@ const REGION: u32 = 0x1220;
 const BUFFER_SIZE: u32 = 0x1102;
 const BUILD_LOG: u32 = 0x1183;
 const WAIT: u32 = 1;
-/// What the largest kernel (attention) shares in a group.
+/// Local memory that the largest kernel (attention) needs per group.
 const LOCAL_MEMORY_MIN: u64 = 32 << 10;
-/// An upper bound on devices: what a loader claims beyond it is not listed.
+/// Maximum number of devices: any beyond it are not listed.
 const DEVICES_MAX: u32 = 64;
 
-/// Questions to a device.
+/// Device queries.
 mod ask {
     pub(super) const COMPUTE_UNITS: u32 = 0x1002;
     pub(super) const BASE_ALIGNMENT_BITS: u32 = 0x1019;
@@ -63,7 +63,7 @@ mod ask {
     pub(super) const VERSION: u32 = 0x102f;
 }
 
-/// What a device says about float32.
+/// Float32 capabilities that a device reports.
 mod precision {
     pub(super) const SUBNORMALS: u64 = 1;
     pub(super) const INFINITIES: u64 = 2;
@@ -141,7 +141,7 @@ impl Functions {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Why a device is not used: what it says it cannot do, or what is known of its driver.
+    /// Why a device is not used: a missing capability, or a known driver defect.
     fn objection(&self, device: Object) -> Answer<Option<&'static str>> {
         let can = self.number(device, ask::SINGLE_PRECISION)?;
         let lacks = |bit: u64| can & bit == 0;
@@ -156,7 +156,7 @@ impl Functions {
         } else if self.number(device, ask::LOCAL_MEMORY)? < LOCAL_MEMORY_MIN {
             Some("it has less than 32 KiB of local memory")
         } else if self.text(device, ask::NAME).contains("NVIDIA") {
-            // Version 580.159.04, also when every kernel is waited for. Every such driver brings
+            // Version 580.159.04, even when waiting for every kernel. Every such driver includes
             // CUDA.
             Some("NVIDIA's OpenCL driver crashes in the fused head; name the card as `cuda:N`")
         } else {
@@ -179,7 +179,7 @@ pub(super) fn list() -> Result<Vec<Listing>, String> {
     Ok(cl.all()?.into_iter().enumerate().map(describe).collect())
 }
 
-/// Buffers and parts that may wait for the queue to be empty.
+/// Maximum number of buffers and parts that wait for the queue to be empty.
 const PENDING_FREES_MAX: usize = 4096;
 
 pub(super) struct OpenCl {
@@ -192,10 +192,10 @@ pub(super) struct OpenCl {
     units: usize,
     exact_division: bool,
     /// Memory that commands may still use: released when the queue is known to be empty. Drivers
-    /// should count that themselves, but one of them crashes when a buffer goes while a kernel
-    /// waits with a part of it.
+    /// should track that themselves, but one of them crashes when a buffer is released while a
+    /// kernel that uses part of it is queued.
     pending_frees: RefCell<Vec<Object>>,
-    /// Parts of buffers that kernels were given, by buffer and offset.
+    /// Parts of buffers that were passed to kernels, by buffer and offset.
     parts: RefCell<BTreeMap<(u64, usize), Object>>,
     /// Released at the end.
     programs: RefCell<Vec<Object>>,
@@ -203,7 +203,7 @@ pub(super) struct OpenCl {
 }
 
 impl OpenCl {
-    /// `soft_division` forces the software division, for tests of it.
+    /// `soft_division` forces software division, for testing it.
     pub(super) fn open(index: usize, soft_division: bool) -> Result<Self, String> {
         let cl = Functions::open()?;
         let devices = cl.all()?;
@@ -255,7 +255,7 @@ impl OpenCl {
         String::from_utf8_lossy(&log[..length.min(LOG_BYTES_MAX)]).trim_end_matches('\0').trim().to_string()
     }
 
-    /// Releases what no command uses any more: the queue is empty.
+    /// Releases memory that no command uses any more: the queue is empty.
     fn sweep(&self) {
         for memory in self.pending_frees.take() {
             // SAFETY: a buffer or part that was made here and given up once, so that nobody has it
@@ -264,11 +264,11 @@ impl OpenCl {
         }
     }
 
-    /// Leaves memory to be released once no command uses it.
+    /// Queues memory for release once no command uses it.
     fn give_up(&self, memory: impl IntoIterator<Item = Object>) {
         self.pending_frees.borrow_mut().extend(memory);
         if self.pending_frees.borrow().len() > PENDING_FREES_MAX {
-            // A failure of the device comes out at the next command.
+            // The next command reports a device failure.
             let _ = self.finish();
         }
     }
@@ -280,7 +280,7 @@ impl OpenCl {
         check("clSetKernelArg", status)
     }
 
-    /// A memory argument as an object. Parts of a buffer are kept as long as the buffer.
+    /// A memory argument as an object. Parts live as long as their buffer.
     fn part(&self, memory: Handle, offset: usize) -> Answer<Object> {
         let whole = object(memory.0);
         if offset == 0 {

@@ -8,7 +8,7 @@ use crate::backend::{Device, DeviceFailure};
 
 static PROBE: Program = program!("probe");
 
-/// Arguments by the index that `probe.cl` gives them.
+/// Arguments by their index in `probe.cl`.
 const ARGUMENTS: [u32; 12] = [
     0x3f80_0001, // 1 + 2⁻²³
     0x3f80_0002, // 1 + 2⁻²², its square rounded

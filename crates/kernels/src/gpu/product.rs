@@ -1,9 +1,10 @@
-//! Slice products on a GPU (`op/product.rs` says what): tiles of 64 × 64 outputs from packed bytes.
+//! Slice products on a GPU (defined in `op/product.rs`): tiles of 64 × 64 outputs from packed
+//! bytes.
 //!
 //! Stored weights and folded gradients are sliced into the workspace. It is bounded: large operands
-//! are taken in stripes, whose sums continue from what the output holds. [`fold_forward`] and
-//! [`fold_input`] are products of sliced operands, which is where a device's own matrix units can
-//! take over; `product_weight.rs` has the third one, the weight gradient.
+//! are processed in stripes, whose sums continue from the current output. [`fold_forward`] and
+//! [`fold_input`] are products of sliced operands, where a device's native matrix units can take
+//! over; `product_weight.rs` has the third one, the weight gradient.
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
@@ -40,24 +41,23 @@ impl Run<ProductGradWeight<'_, GpuMemory>> for Gpu {
 
 static PRODUCT: Program = program!("product");
 
-/// Rows and columns of the outputs of a group: `PRODUCT_TILE` in `gpu/slices.h`.
+/// Rows and columns of a group's outputs: `PRODUCT_TILE` in `gpu/slices.h`.
 pub(super) const TILE: usize = 64;
-/// Side of the square of bytes that a group turns: `TRANSPOSE` in `gpu/slices.cl`.
+/// Side of the byte square that a group transposes: `TRANSPOSE` in `gpu/slices.cl`.
 const TRANSPOSE: usize = 64;
-/// Bytes of workspace that one sliced operand should not exceed. One chunk of it may.
+/// Bytes of workspace that one sliced operand should not exceed. A single chunk may exceed it.
 pub(super) const ROOM: usize = 64 << 20;
 
-/// The rows of the left operand, cut into tiles that meet one weight each.
+/// The rows of the left operand, split into tiles with one weight each.
 pub(super) struct RowTiles {
-    /// First row, end, weight of each tile. A single weight needs no table.
+    /// Start row, end row and weight of each tile. A single weight needs no table.
     pub(super) table: Option<GpuBuffer<u32>>,
     pub(super) rows: Range<usize>,
-    /// Tiles before each weight's first one, and all of them.
+    /// Number of tiles before each weight's first one, ending with the total.
     starts: Vec<usize>,
-    /// The same of the tiles of tensor cores, which follow in the table. Empty where there are
-    /// none.
+    /// The same for tensor-core tiles, which follow in the table. Empty if there are none.
     tensor_starts: Vec<usize>,
-    /// Rows before each weight's first one, and all of them.
+    /// Number of rows before each weight's first one, ending with the total.
     segments: Vec<usize>,
 }
 
@@ -108,20 +108,20 @@ impl RowTiles {
         Tiles { table: Some((Place::from(table), 3 * start)), count: end - start, rows }
     }
 
-    /// The table, or any other memory where there is none.
+    /// The table, or other memory in its place if there is none.
     pub(super) fn table(&self, instead: Place) -> Place {
         self.table.as_ref().map_or(instead, Place::from)
     }
 }
 
-/// The left operand, sliced along the contraction with units `[row, chunk]`.
+/// The left operand, sliced along the contraction axis with units `[row, chunk]`.
 #[derive(Clone, Copy)]
 pub(super) struct Left {
     pub(super) planes: Place,
     pub(super) units: Place,
     /// Shape of the planes.
     pub(super) shape: SliceShape,
-    /// Number of the row that is the planes' first.
+    /// Index of the first row in the planes.
     pub(super) base: usize,
 }
 
@@ -133,7 +133,7 @@ impl From<&SlicedRows> for Left {
 }
 
 impl Left {
-    /// Some rows for tensor cores, and where their units start.
+    /// Some rows, in the form tensor cores take, and where their units start.
     fn rows(&self, rows: &Range<usize>) -> (Operand, usize) {
         let (first_row, width) = (rows.start - self.base, self.shape.width);
         let plane = self.shape.rows * padded(width);
@@ -153,12 +153,12 @@ pub(super) struct Part {
 pub(super) struct Right {
     planes: Place,
     units: Place,
-    /// Rows of the planes, and from one weight to the next.
+    /// Rows per plane, and the stride between weights.
     plane_rows: usize,
     weight_rows: usize,
-    /// Number of the weight that is the planes' first.
+    /// Index of the first weight in the planes.
     first_weight: usize,
-    /// The rows of each weight that take part, as the planes count them.
+    /// The rows of each weight that take part, in plane coordinates.
     first: usize,
     rows: usize,
     width: usize,
@@ -166,12 +166,12 @@ pub(super) struct Right {
 }
 
 impl Right {
-    /// The rows of one weight that take part, as the planes count them.
+    /// The first row of one weight that takes part, in plane coordinates.
     fn first_row(&self, weight: usize) -> usize {
         (weight - self.first_weight) * self.weight_rows + self.first
     }
 
-    /// All its planes, and where the weights are in them.
+    /// All its planes, and where the weights lie in them.
     fn tensor(&self) -> (Planes, WeightRows) {
         let Self { first_weight, weight_rows, first, rows: count, .. } = *self;
         (
@@ -190,11 +190,11 @@ impl Right {
 #[derive(Clone, Copy)]
 pub(super) struct Output {
     pub(super) place: Place,
-    /// Elements from row to row.
+    /// Row stride in elements.
     pub(super) stride: usize,
-    /// Number of the row that is the output's first.
+    /// Index of the first row in the output.
     pub(super) base: usize,
-    /// The column that the part's first row gives.
+    /// The column of the part's first row.
     pub(super) column: usize,
 }
 
@@ -210,13 +210,13 @@ pub(super) fn stored_rows(width: usize, profile: Profile) -> usize {
     rows_within(ROOM, profile.slice_count() * padded(width))
 }
 
-/// How many rows of so many bytes fit: whole chunks, and one at least.
+/// How many rows of `row` bytes fit: whole chunks, at least one.
 pub(super) fn rows_within(bytes: usize, row: usize) -> usize {
     (bytes / row.max(1) / CHUNK).max(1) * CHUNK
 }
 
 impl WeightScratch {
-    /// `rows` is how many rows the weights have in all.
+    /// `rows` is the total number of rows of all weights.
     pub(super) fn bytes(gpu: &Gpu, rows: usize, width: usize, profile: Profile) -> usize {
         let rows = rows.min(stored_rows(width, profile));
         gpu.part::<i8>(plane_bytes(SliceShape { rows, width, profile })) + gpu.part::<f32>(rows)
@@ -229,7 +229,7 @@ impl WeightScratch {
     }
 }
 
-/// A weight `[count, n, k]` as the products take it, in parts.
+/// A weight `[count, n, k]`, which the products take in parts.
 pub(super) struct Weights<'a> {
     matrix: Matrix<'a, GpuMemory>,
     count: usize,
@@ -251,8 +251,8 @@ impl<'a> Weights<'a> {
         self.shape.rows
     }
 
-    /// Parts of at most `most` rows of each weight (whole chunks), in the order of the rows. One
-    /// part where there is nothing.
+    /// Parts of at most `most` rows of each weight (whole chunks), in row order. One part if there
+    /// is nothing.
     fn parts(&self, most: usize) -> Vec<Part> {
         let n = self.shape.rows;
         let (stripe, together) = match self.matrix {
@@ -270,7 +270,7 @@ impl<'a> Weights<'a> {
             .collect()
     }
 
-    /// A part as slices: those that are kept, or made now.
+    /// A part as slices: kept ones, or sliced now.
     pub(super) fn part(&self, gpu: &Gpu, part: &Part) -> Right {
         let SliceShape { rows: n, width, profile } = self.shape;
         match self.matrix {
@@ -308,13 +308,13 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Whether tensor cores take the products of all weights at once, without an epilogue.
+/// Whether tensor cores compute the products of all weights at once, without an epilogue.
 fn in_groups(gpu: &Gpu, tiles: &RowTiles, profile: Profile) -> bool {
     slice_tiles::serves(gpu) && (tiles.table.is_some() || profile == Profile::X3)
 }
 
 /// `y = acc · unit` of the right rows: the forward product of sliced operands. Only tensor cores
-/// take an epilogue.
+/// support an epilogue.
 pub(super) fn fold_forward(
     gpu: &Gpu,
     y: Output,
@@ -395,8 +395,8 @@ pub(super) fn fold_forward(
     gpu.launch_sliced(&PRODUCT, "product_forward", right.profile, groups, arguments);
 }
 
-/// A gradient that arrives at a product's output: `stride` columns, of which those from `column` on
-/// are taken.
+/// A gradient of a product's output: `stride` columns, of which those starting at `column` are
+/// used.
 #[derive(Clone, Copy)]
 pub(super) struct Arriving {
     pub(super) place: Place,
@@ -439,24 +439,23 @@ pub(super) fn slice_folded(
     gpu.launch_sliced(&SLICES, "slice_folded", right.profile, groups, arguments);
 }
 
-/// Scratch for parts of weights with rows and columns exchanged, on devices whose matrix units want
-/// it so.
+/// Scratch for transposed parts of weights, on devices whose matrix units need them.
 #[derive(Clone, Copy)]
 pub(super) struct TransposedScratch {
     place: Option<Place>,
-    /// Weights that are exchanged at a time.
+    /// Weights that are transposed at a time.
     weights: usize,
 }
 
 impl TransposedScratch {
-    /// How many weights at a time, and the length of that.
+    /// How many weights at a time, and the length of their scratch.
     fn length(gpu: &Gpu, weights: usize, rows: usize, width: usize, profile: Profile) -> Option<(usize, usize)> {
         let each = profile.slice_count() * width * padded(rows);
         let together = (ROOM / each.max(1)).min(weights).max(1);
         (slice_tiles::serves(gpu) && rows > 0).then_some((together, together * each))
     }
 
-    /// For parts of at most `rows` rows of each of so many weights.
+    /// For parts of at most `rows` rows of each of `weights` weights.
     pub(super) fn bytes(gpu: &Gpu, weights: usize, rows: usize, width: usize, profile: Profile) -> usize {
         Self::length(gpu, weights, rows, width, profile).map_or(0, |(_, length)| gpu.part::<i8>(length))
     }
@@ -478,7 +477,7 @@ impl TransposedScratch {
 }
 
 /// The input gradients of several weights, or of profile x3, on tensor cores: as many weights at a
-/// time as there is scratch to exchange rows and columns of.
+/// time as the scratch for transposed parts holds.
 fn fold_input_groups(
     gpu: &Gpu,
     dx: Place,
@@ -517,7 +516,7 @@ fn fold_input_groups(
     }
 }
 
-/// `dx = acc`, from zero when `fresh` and from `dx` otherwise: the input gradient of sliced
+/// `dx = acc`, starting from zero if `fresh` and from `dx` otherwise: the input gradient of sliced
 /// operands.
 pub(super) fn fold_input(
     gpu: &Gpu,
@@ -585,7 +584,7 @@ pub(super) fn fold_input(
     gpu.launch_sliced(&PRODUCT, "product_input", right.profile, groups, arguments);
 }
 
-/// Exchanges rows and columns of a part of one weight.
+/// Transposes a part of one weight.
 fn transpose(gpu: &Gpu, planes: Place, right: Right, weight: usize) {
     let arguments = arguments![
         planes,
@@ -671,7 +670,7 @@ pub(super) fn grad_input(
         let dy = Arriving { place: Place::from(dy), stride: p.n, column: part.rows.start };
         slice_folded(gpu, left, dy, right, &tiles, &part.weights);
         let fresh = part.rows.start == 0 && !p.accumulate;
-        // The sums are complete with the last part.
+        // The sums are complete only with the last part.
         let end = if part.rows.end == p.n { end } else { Epilogue::default() };
         fold_input(gpu, Place::from(&*dx), left, right, transposed, fresh, &tiles, &part.weights, end);
     }

@@ -1,6 +1,6 @@
-//! Products with 4-bit weights on a GPU (`op/product4.rs` says what): nibbles stay packed in memory
-//! and become bytes on their way into a group's local memory. The input gradient slices `dy·σ` into
-//! the workspace, one group of channels after another.
+//! Products with 4-bit weights on a GPU (defined in `op/product4.rs`): nibbles stay packed in
+//! memory and are expanded to bytes while loading into a group's local memory. The input gradient
+//! slices `dy·σ` into the workspace, one group of channels at a time.
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
@@ -36,7 +36,7 @@ impl Run<Product4GradInput<'_, GpuMemory>> for Gpu {
 
 static PRODUCT4: Program = program!("product4");
 
-/// Frozen weights of four bits with their scales and zero points.
+/// Frozen 4-bit weights with their scales and zero points.
 pub struct QuantizedWeight {
     shape: QuantizedShape,
     /// `[weight][line of eight places][output]`
@@ -46,7 +46,7 @@ pub struct QuantizedWeight {
     scales: KeptScales,
     /// `[weight][group + 1]`
     starts: GpuBuffer<u32>,
-    /// `[weight][place]`: channels; nothing where the places of all weights are their channels.
+    /// `[weight][place]`: channels; none if the places of all weights are their channels.
     order: Option<GpuBuffer<u32>>,
 }
 
@@ -63,7 +63,7 @@ enum KeptScales {
 }
 
 impl QuantizedWeight {
-    /// The scales and their format as `load_stored` knows it.
+    /// The scales and their format code for `load_stored`.
     fn scales(&self) -> (Place, u32) {
         match &self.scales {
             KeptScales::F32(scales) => (Place::from(scales), 0),
@@ -72,7 +72,7 @@ impl QuantizedWeight {
     }
 }
 
-/// Bytes that such weights take.
+/// Bytes of such weights.
 pub(super) fn quantized_bytes(shape: QuantizedShape) -> usize {
     let QuantizedShape { count, n, k, half_scales, ordered, .. } = shape;
     let (groups, word) = (shape.groups(), size_of::<u32>());
@@ -120,7 +120,7 @@ pub(super) fn quantized_weight<Q: AsQuantized, E>(
     })
 }
 
-/// Slices rows with their channels in the order of the weight they meet.
+/// Slices rows with their channels in the order of the weight.
 pub(super) fn rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>, w: &QuantizedWeight, p: &Product) {
     w.shape.check(p);
     assert_eq!(out.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "rows of the product");
@@ -145,7 +145,7 @@ pub(super) fn rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>, w: &Quan
     gpu.launch_sliced(&SLICES, "slice_ordered", p.profile, groups, arguments);
 }
 
-/// The input gradient's slices of one group.
+/// Space for the input gradient's slices of one group.
 pub(super) fn workspace(gpu: &Gpu, w: QuantizedShape, p: &Product) -> usize {
     w.check(p);
     let folded = folded_shape(p);

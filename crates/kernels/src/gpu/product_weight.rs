@@ -1,8 +1,8 @@
-//! Weight gradients on a GPU (`op/product.rs` says what): columns of tokens are sliced into the
-//! workspace, in batches of whole token chunks whose sums continue from what the gradient holds.
-//! How many tokens a batch has changes memory and time, no bits.
+//! Weight gradients on a GPU (defined in `op/product.rs`): columns of tokens are sliced into the
+//! workspace, in batches of whole token chunks whose sums continue from the current gradient. The
+//! number of tokens per batch changes memory and time, not bits.
 //!
-//! Tensor cores take columns laid along the tokens, in whole blocks ([`weight_hopper`]); the
+//! Tensor cores take columns stored along the tokens, in whole blocks ([`weight_hopper`]); the
 //! portable kernels take rows of tokens.
 
 use super::device::{Gpu, Groups, arguments, dimension};
@@ -20,29 +20,29 @@ static PRODUCT: Program = program!("product");
 
 /// Columns that a group slices along tokens: `COLUMNS` in `gpu/slices.cl`.
 const COLUMNS: usize = 64;
-/// Tokens for which there is scratch for one scale per column: rows of data that are shorter on
-/// average make smaller batches.
+/// Tokens per scale of a column in the scratch: if rows of data are shorter than this on average,
+/// batches are smaller.
 const TOKENS_PER_SCALE: usize = 64;
 /// Bytes of sliced columns on tensor cores: each batch reads and writes the whole gradient, which
-/// is what batches of [`ROOM`] would spend their time on.
+/// would dominate the time of batches of [`ROOM`].
 const TENSOR_ROOM: usize = 2 * ROOM;
 
-/// How much a batch may have.
+/// Limits of a batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BatchLimits {
-    /// Tokens, gaps between chunks included.
+    /// Tokens, including gaps between chunks.
     pub(super) tokens: usize,
-    /// Tokens as the planes hold them: with those that fill up the blocks of tensor cores.
+    /// Tokens in the planes, including those that pad the blocks of tensor cores.
     places: usize,
     chunks: usize,
 }
 
 impl BatchLimits {
-    /// For batches of at most `most` of all `tokens`; one chunk is always within.
+    /// For batches of at most `most` of all `tokens`; one chunk always fits.
     pub(super) fn new(gpu: &Gpu, most: usize, tokens: usize) -> Self {
         let tokens = most.max(CHUNK).min(tokens);
         if slice_tiles::serves(gpu) {
-            // An eighth more: chunks of odd lengths fill up their last block.
+            // An eighth more: chunks of odd lengths pad their last block.
             let places = (tokens + tokens / 8).next_multiple_of(BLOCK);
             return Self { tokens, places, chunks: places / BLOCK };
         }
@@ -75,7 +75,7 @@ impl TokenChunks {
         Self { table: gpu.offsets(&table), places, chunks }
     }
 
-    /// Consecutive chunks within the limits.
+    /// Splits the chunks into consecutive batches within the limits.
     pub(super) fn batches(&self, limits: BatchLimits) -> Vec<Range<usize>> {
         let mut batches: Vec<Range<usize>> = Vec::new();
         for (index, chunk) in self.chunks.iter().enumerate() {
@@ -96,7 +96,7 @@ impl TokenChunks {
         self.chunks[batch.start].start..self.chunks[batch.end - 1].end
     }
 
-    /// A batch as tensor cores take it.
+    /// A batch in the form tensor cores take.
     fn blocks(&self, batch: &Range<usize>) -> Chunks<'_> {
         let (first_block, end) = (self.places[batch.start].start / BLOCK, self.places[batch.end - 1].end / BLOCK);
         let (table, first, count) = (&self.table, batch.start, batch.len());
@@ -113,8 +113,7 @@ pub(super) struct ColumnSlices {
 }
 
 impl ColumnSlices {
-    /// Lengths of the planes and the scales: with their widths padded, more than either layout
-    /// takes.
+    /// Lengths of the planes and the scales: with padded widths, enough for either layout.
     fn lengths(limits: BatchLimits, width: usize, profile: Profile) -> (usize, usize) {
         (profile.slice_count() * limits.places * padded(width), limits.chunks * padded(width))
     }
@@ -139,8 +138,8 @@ impl ColumnSlices {
         Columns { planes: self.planes, scales: self.units, width: self.width }
     }
 
-    /// Slices the columns of `x` over a batch of chunks; `x_base` is the token that is the first
-    /// row of `x`.
+    /// Slices the columns of `x` over a batch of chunks; `x_base` is the token in the first row of
+    /// `x`.
     pub(super) fn slice(
         &self,
         gpu: &Gpu,
@@ -170,7 +169,7 @@ impl ColumnSlices {
     }
 }
 
-/// Chunks of a batch, and the first row of the gradient that they are folded into.
+/// Chunks of a batch, and the first row of the gradient they are folded into.
 pub(super) type Folded = (Range<usize>, usize);
 
 /// Folds chunks of a batch into `dw`: the weight gradients of sliced operands.
@@ -214,7 +213,7 @@ pub(super) fn fold_weights(
 fn batch_limits(gpu: &Gpu, p: &Product) -> BatchLimits {
     let scratch = if slice_tiles::serves(gpu) { TENSOR_ROOM } else { ROOM };
     let most = rows_within(scratch, p.profile.slice_count() * (padded(p.n) + padded(p.k)));
-    // Batches of one size: a small last one would need as much workspace and more time.
+    // Batches of equal size: a small last one would need as much workspace and more time.
     let even = p.rows().div_ceil(p.rows().div_ceil(most).max(1)).next_multiple_of(CHUNK);
     BatchLimits::new(gpu, even, p.rows())
 }
@@ -224,12 +223,12 @@ pub(super) fn workspace(gpu: &Gpu, p: &Product) -> usize {
     [p.n, p.k].into_iter().map(|width| ColumnSlices::bytes(gpu, limits, width, p.profile)).sum()
 }
 
-/// The token chunks that meet a weight, each with the number of its weight.
+/// The token chunks of all weights, each with the index of its weight.
 fn chunks_of_weights(p: &Product, row_starts: &[usize]) -> (Vec<Range<usize>>, Vec<usize>) {
     let (mut chunks, mut weights) = (Vec::new(), Vec::new());
     for chunk in token_blocks(row_starts, CHUNK) {
         let before = p.segments.partition_point(|&start| start <= chunk.start);
-        // Tokens outside all segments meet no weight.
+        // Tokens outside all segments have no weight.
         if (1..p.segments.len()).contains(&before) {
             assert!(chunk.end <= p.segments[before], "row starts include the segment borders");
             chunks.push(chunk);

@@ -1,5 +1,5 @@
-//! Device programs: the sources of `crates/kernels/gpu`, put together, compiled when first used and
-//! kept.
+//! Device programs: the sources of `crates/kernels/gpu`, assembled, compiled on first use and
+//! cached.
 
 use super::runtime::Language;
 use isobit_numerics::slices::Profile;
@@ -26,7 +26,7 @@ pub(super) use program;
 
 const OPENCL: &str = include_str!("../../gpu/opencl.h");
 const CUDA: &str = include_str!("../../gpu/cuda.h");
-/// What every portable program sees, in this order.
+/// Headers of every portable program, in this order.
 const HEADERS: [&str; 5] = [
     include_str!("../../gpu/exact.h"),
     include_str!("../../gpu/elementary.h"),
@@ -36,7 +36,7 @@ const HEADERS: [&str; 5] = [
 ];
 
 impl Program {
-    /// The whole source for one dialect; programs in a device's own language stand alone.
+    /// The whole source for one dialect; programs in a device's native language are self-contained.
     pub(super) fn source(&self, cuda: bool) -> String {
         match self.language {
             Language::Native => self.text.to_string(),
@@ -70,7 +70,7 @@ impl Build {
         Self { widths: Some((key_width, value_width)), ..Self::from(profile) }
     }
 
-    /// As the compiler takes them.
+    /// In the compiler's format.
     pub(super) fn options(&self) -> Vec<String> {
         let mut options = vec![format!("-DSLICES={}", self.slices)];
         if let Some((key_width, value_width)) = self.widths {

@@ -22,7 +22,7 @@ impl Run<RmsNormBackward<'_, GpuMemory>> for Gpu {
 
 static RMS_NORM: Program = program!("rms_norm");
 
-/// Tokens of a group: each has a work item per lane.
+/// Tokens per group: each has a work item per lane.
 const TOKENS: usize = GROUP / LANES;
 
 fn width(p: &RmsNorm) -> u32 {

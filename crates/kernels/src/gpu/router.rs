@@ -10,10 +10,10 @@ use isobit_numerics::lanes::LANES;
 
 static ROUTER: Program = program!("router");
 
-/// Tokens of a group: each has a work item per lane.
+/// Tokens per group: each has a work item per lane.
 const TOKENS: usize = GROUP / LANES;
 
-/// How logits become weights, as `gpu/router.cl` numbers it.
+/// How logits become weights, as numbered in `gpu/router.cl`.
 fn mode(p: &Router) -> u32 {
     match (p.scoring, p.renormalise) {
         (Scoring::Softmax, true) => 0,

@@ -1,12 +1,11 @@
-//! What a vendor's runtime must do for us: memory, copies, programs, launches, in the order they
-//! were asked for.
+//! The interface to a vendor's runtime: memory, copies, programs and launches, in call order.
 
 use crate::backend::DeviceFailure;
 
-/// A result of the runtime's own calls; the text names the call.
+/// The result of a runtime call; the error text names the call.
 pub(super) type Answer<T> = Result<T, String>;
 
-/// A block of device memory as its runtime knows it: an address or an object.
+/// A block of device memory as its runtime identifies it: an address or an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Handle(pub(super) u64);
 
@@ -18,10 +17,10 @@ pub(super) struct Compiled(pub(super) u64);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kernel(pub(super) u64);
 
-/// What a kernel is called with.
+/// An argument of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Argument {
-    /// Memory from a byte offset on.
+    /// Memory, starting at a byte offset.
     Memory(Handle, usize),
     U32(u32),
     U64(u64),
@@ -35,13 +34,13 @@ pub(super) enum Argument {
 pub(super) enum Language {
     /// The dialect of `gpu/opencl.h`.
     Portable,
-    /// CUDA C++ with the words of `gpu/cuda.h` and the headers that portable programs see.
+    /// CUDA C++ with the definitions of `gpu/cuda.h` and the headers of portable programs.
     Cuda,
-    /// CUDA C++ for one architecture, with its own instructions.
+    /// CUDA C++ for one architecture, with its native instructions.
     Native,
 }
 
-/// Commands are executed in the order of the calls. Sizes were checked by the caller.
+/// Commands are executed in call order. The caller has checked the sizes.
 pub(super) trait Runtime {
     /// For messages: `opencl:0 (name)`.
     fn name(&self) -> &str;
@@ -55,16 +54,16 @@ pub(super) trait Runtime {
     fn release(&self, memory: Handle);
     fn zero(&self, memory: Handle, bytes: usize) -> Answer<()>;
     fn write(&self, memory: Handle, bytes: &[u8]) -> Answer<()>;
-    /// Waits for everything before it.
+    /// Waits for all earlier commands.
     fn read(&self, bytes: &mut [u8], memory: Handle) -> Answer<()>;
     fn finish(&self) -> Answer<()>;
     fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled>;
     fn kernel(&self, program: Compiled, name: &str) -> Answer<Kernel>;
-    /// Launches `groups` groups of `size` work items; `dynamic` bytes of shared memory on top of
-    /// what the kernel declares.
+    /// Launches `groups` groups of `size` work items, with `dynamic` bytes of shared memory in
+    /// addition to what the kernel declares.
     fn launch(&self, kernel: Kernel, groups: usize, size: usize, dynamic: usize, arguments: &[Argument]) -> Answer<()>;
-    /// Tensor-core generation, for kernels in a device's own language: (9, 0) on Hopper. None where
-    /// there is no such thing.
+    /// Tensor-core generation, for kernels in a device's native language: (9, 0) on Hopper. None if
+    /// there is none.
     fn architecture(&self) -> Option<(u32, u32)> {
         None
     }
@@ -75,12 +74,12 @@ pub(super) trait Runtime {
     }
 }
 
-/// A matrix of bytes and the box that one bulk copy brings, in the 128-byte swizzle.
+/// A byte matrix and the box that one bulk copy transfers, in the 128-byte swizzle.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ByteMatrix {
     pub(super) rows: usize,
     pub(super) width: usize,
-    /// Bytes from row to row.
+    /// Row stride in bytes.
     pub(super) stride: usize,
     pub(super) box_rows: usize,
     pub(super) box_width: usize,

@@ -1,14 +1,14 @@
-//! What slice products on the tensor cores of NVIDIA's Hopper share (`gpu/slice_tiles.cuh`): the
-//! shape of tiles, launches, and how the copy engine sees the planes.
+//! The common part of slice products on NVIDIA Hopper tensor cores (`gpu/slice_tiles.cuh`): tile
+//! shapes, launches, and how the copy engine reads the planes.
 
 use super::device::{Gpu, Groups};
 use super::memory::Place;
 use super::runtime::{Argument, ByteMatrix};
 use isobit_numerics::slices::Profile;
 
-/// Bytes of the contraction that one bulk copy brings: `KBLOCK` in `gpu/hopper.cuh`.
+/// Bytes of the contraction axis per bulk copy: `KBLOCK` in `gpu/hopper.cuh`.
 pub(super) const BLOCK: usize = 128;
-/// Of `gpu/slice_tiles.cuh`: work items of a block, rows of its tile, blocks of a pair, slots.
+/// From `gpu/slice_tiles.cuh`: work items per block, rows of its tile, blocks of a pair, slots.
 pub(super) const THREADS: usize = 384;
 pub(super) const ROWS: usize = 128;
 pub(super) const CLUSTER: usize = 2;
@@ -28,7 +28,7 @@ pub(super) fn shared_bytes(profile: Profile) -> usize {
     STAGES * profile.slice_count() * both * BLOCK + (STAGES + 1) * both * 4 + 2 * STAGES * 8 + 1024
 }
 
-/// Blocks for so many pairs of tiles: as many pairs as the device runs at a time.
+/// Blocks for `pairs` pairs of tiles: at most as many pairs as the device runs at a time.
 pub(super) fn blocks(gpu: &Gpu, pairs: usize) -> Groups {
     let pairs = (gpu.device.runtime.multiprocessors() / CLUSTER).min(pairs).max(1);
     Groups::of(pairs * CLUSTER, THREADS)
@@ -39,8 +39,8 @@ pub(super) fn serves(gpu: &Gpu) -> bool {
     gpu.architecture() == Some((9, 0))
 }
 
-/// Planes of bytes `[row, stride]`, one after another, as the copy engine reads them in boxes of
-/// [`BLOCK`] bytes by `box_rows` rows. None after a failure of the device.
+/// Consecutive planes of bytes `[row, stride]`, which the copy engine reads in boxes of [`BLOCK`]
+/// bytes by `box_rows` rows. None after a device failure.
 pub(super) fn map(gpu: &Gpu, planes: Place, rows: usize, stride: usize, box_rows: usize) -> Option<Argument> {
     let matrix = ByteMatrix { rows, width: stride, stride, box_rows, box_width: BLOCK };
     let handle = planes.handle()?;

@@ -18,12 +18,12 @@ impl Run<SliceRows<'_, GpuMemory>> for Gpu {
 
 pub(super) static SLICES: Program = program!("slices");
 
-/// Rows are padded to a multiple of this many bytes, which bulk copies and packed loads count on.
+/// Rows are padded to a multiple of this many bytes, as bulk copies and packed loads require.
 pub(super) const PADDING: usize = 128;
 /// Work items that slice one chunk: `CHUNK_GROUP` in `gpu/slices.cl`.
 pub(super) const CHUNK_GROUP: usize = CHUNK / 4;
 
-/// Bytes of a row of a plane.
+/// Bytes per row of a plane.
 pub(super) fn padded(width: usize) -> usize {
     width.next_multiple_of(PADDING)
 }
@@ -100,7 +100,7 @@ pub(super) fn slice_rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>) {
     gpu.launch_sliced(&SLICES, "slice_rows", profile, groups, arguments);
 }
 
-/// Not sliced yet.
+/// Allocates a weight that is not sliced yet.
 pub(super) fn weight(gpu: &Gpu, count: usize, shape: SliceShape) -> SlicedWeight {
     let (planes, units) = weight_lengths(count, shape);
     SlicedWeight { shape, count, planes: GpuBuffer::new(gpu, planes), units: GpuBuffer::new(gpu, units) }
@@ -126,8 +126,7 @@ impl Shaped<(usize, SliceShape)> for SlicedWeight {
     }
 }
 
-/// Slices the rows of a stored weight from `first` on; how many and how wide they are is in
-/// `shape`.
+/// Slices the rows of a stored weight starting at `first`; `shape` gives their number and width.
 pub(super) fn slice_stored(
     gpu: &Gpu,
     planes: Place,

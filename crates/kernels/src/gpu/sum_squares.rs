@@ -1,5 +1,5 @@
-//! Sums of squares on a GPU, one launch per level, or per tensor and level where a launch takes one
-//! tensor.
+//! Sums of squares on a GPU, one launch per level, or per tensor and level if a launch takes only
+//! one tensor.
 
 use super::device::{GROUP, Gpu, Groups, arguments};
 use super::memory::GpuBuffer;
@@ -24,7 +24,7 @@ impl Run<SumSquares<'_, GpuMemory>> for Gpu {
     }
 }
 
-/// Level after level, until one number is left: `sums[index]`.
+/// Level by level, until one number is left: `sums[index]`.
 fn tensor(gpu: &Gpu, sums: &GpuBuffer<f32>, index: usize, x: &GpuBuffer<f32>) {
     let mut kernel = "sum_squares_first";
     let mut below: Option<GpuBuffer<f32>> = None;
@@ -35,7 +35,7 @@ fn tensor(gpu: &Gpu, sums: &GpuBuffer<f32>, index: usize, x: &GpuBuffer<f32>) {
         if blocks == 1 {
             return gpu.launch(&SUM_SQUARES, kernel, groups, arguments![sums, index, x, x.len()]);
         }
-        // The memory is this function's own: the op has no workspace.
+        // Allocated here: the op has no workspace.
         let level = GpuBuffer::new(gpu, blocks);
         gpu.launch(&SUM_SQUARES, kernel, groups, arguments![&level, 0usize, x, x.len()]);
         (kernel, below) = ("sum_squares_further", Some(level));

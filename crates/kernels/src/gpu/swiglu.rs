@@ -33,7 +33,7 @@ impl Run<SwigluPairsBackward<'_, GpuMemory>> for Gpu {
 
 static SWIGLU: Program = program!("swiglu");
 
-/// Elements of a work item, `EACH` in `gpu/swiglu.cl`.
+/// Elements per work item, `EACH` in `gpu/swiglu.cl`.
 const EACH: usize = 4;
 
 pub(super) fn forward(gpu: &Gpu, h: &mut GpuBuffer<f32>, gate: &GpuBuffer<f32>, up: &GpuBuffer<f32>) {

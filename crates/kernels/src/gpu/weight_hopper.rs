@@ -1,6 +1,6 @@
-//! The weight gradient on the tensor cores of NVIDIA's Hopper (`gpu/product_weight_hopper.cu`),
-//! both profiles: columns are sliced along the tokens in whole blocks (`gpu/column_slices.cu`),
-//! then multiplied. Other devices take the portable kernels; the bits are the same.
+//! The weight gradient on NVIDIA Hopper tensor cores (`gpu/product_weight_hopper.cu`), both
+//! profiles: columns are sliced along the tokens in whole blocks (`gpu/column_slices.cu`), then
+//! multiplied. Other devices use the portable kernels; the bits are the same.
 
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::{GpuBuffer, Place};
@@ -23,7 +23,7 @@ static PRODUCT_WEIGHT: Program = Program {
     language: Language::Native,
 };
 
-/// Of `gpu/column_slices.cu`: work items of a group, and its columns.
+/// From `gpu/column_slices.cu`: work items per group, and its columns.
 const COLUMN_GROUP: usize = 512;
 const COLUMNS_TOGETHER: usize = 32;
 
@@ -37,18 +37,18 @@ pub(super) struct Columns {
     pub(super) width: usize,
 }
 
-/// Consecutive chunks of a table of (start, length, first block) each.
+/// Consecutive chunks of a table of (start, length, first block) entries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chunks<'a> {
     pub(super) table: &'a GpuBuffer<u32>,
     pub(super) first: usize,
     pub(super) count: usize,
-    /// The blocks of the planes that they take.
+    /// The blocks of the planes that they occupy.
     pub(super) first_block: usize,
     pub(super) blocks: usize,
 }
 
-/// Slices the columns of `x`; `x_base` is the token that is its first row.
+/// Slices the columns of `x`; `x_base` is the token in its first row.
 pub(super) fn slice(gpu: &Gpu, columns: Columns, x: Place, x_base: usize, chunks: Chunks, profile: Profile) {
     let groups = Groups::of(chunks.count * (padded(columns.width) / COLUMNS_TOGETHER), COLUMN_GROUP);
     let arguments = arguments![
@@ -65,7 +65,7 @@ pub(super) fn slice(gpu: &Gpu, columns: Columns, x: Place, x_base: usize, chunks
     gpu.launch_sliced(&COLUMNS, "slice_along_tokens", profile, groups, arguments);
 }
 
-/// Adds to `dw`, for each of `groups`, its chunks from its first row on.
+/// Adds the chunks of each of `groups` to `dw`, starting at the group's first row.
 pub(super) fn product(
     gpu: &Gpu,
     dw: Place,

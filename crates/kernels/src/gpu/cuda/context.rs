@@ -1,5 +1,5 @@
-//! A CUDA context, and which one is current on a thread. The driver keeps one per thread; asking
-//! for it at every call would cost as much as a launch, so a thread remembers what it set last.
+//! A CUDA context, and which one is current on a thread. The driver keeps one per thread; querying
+//! it at every call would cost as much as a launch, so each thread caches the last one it set.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -10,11 +10,11 @@ type SetCurrent = unsafe extern "system" fn(*mut c_void) -> Status;
 type Release = unsafe extern "system" fn(c_int) -> Status;
 
 thread_local! {
-    /// The context that this thread made current last and has not released; null if none.
+    /// The context that this thread last made current and has not released; null if none.
     static CURRENT: Cell<*mut c_void> = const { Cell::new(null_mut()) };
 }
 
-/// The primary context of a device, retained until it is dropped. The pointer keeps it on its
+/// The primary context of a device, retained until it is dropped. The raw pointer keeps it on its
 /// thread.
 pub(super) struct Context {
     handle: *mut c_void,
@@ -29,13 +29,13 @@ impl Context {
     /// `cuCtxSetCurrent` and `cuDevicePrimaryCtxRelease` of the driver that retained it, and stay
     /// loaded.
     pub(super) unsafe fn new(handle: *mut c_void, device: c_int, set_current: SetCurrent, release: Release) -> Self {
-        // A device that was released and retained again may have the handle that this thread
-        // remembers.
+        // A device that was released and retained again may have the handle that this thread has
+        // cached.
         CURRENT.set(null_mut());
         Self { handle, device, set_current, release }
     }
 
-    /// Makes it current on this thread, if it is not; the driver's status.
+    /// Makes it current on this thread, if it is not already; returns the driver's status.
     pub(super) fn make_current(&self) -> Status {
         if CURRENT.get() == self.handle {
             return 0;
@@ -49,7 +49,8 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // Another context of the same device may live on, with the same handle: it sets it anew.
+        // Another context of the same device may live on, with the same handle: it must set it
+        // again.
         CURRENT.set(null_mut());
         // SAFETY: retained once for `self`, and released here alone.
         unsafe { (self.release)(self.device) };
