@@ -1,11 +1,11 @@
 //! The experts of a layer, from any published layout.
 //!
-//! Per expert (`experts.7.gate_proj.weight` `[width, hidden]`, `up_proj`, `down_proj` `[hidden,
-//! width]`), or fused: `experts.gate_up_proj` `[experts, 2·width, hidden]` (gate rows, then up
-//! rows) and `experts.down_proj` `[experts, hidden, width]`, or both of these transposed in their
-//! last two dimensions. The shapes of the pair decide which: one tensor may fit both ways (`2·width
-//! = hidden`, or `width = hidden`), never both tensors. Nothing is read until everything is
-//! checked.
+//! Per expert (`experts.7.gate_proj.weight` `[width, hidden]`, `up_proj`, `down_proj`
+//! `[hidden, width]`), or fused: `experts.gate_up_proj` `[experts, 2·width, hidden]` (gate rows,
+//! then up rows) and `experts.down_proj` `[experts, hidden, width]`, or both of these transposed in
+//! their last two dimensions. The shapes of the pair decide which: one tensor may fit both ways
+//! (`2·width = hidden`, or `width = hidden`), never both tensors. Nothing is read until everything
+//! is checked.
 
 use crate::ModelError;
 use crate::config::ExpertsConfig;
@@ -323,8 +323,8 @@ impl<'a> StoredExperts<'a> {
         Ok(StoredTensor { format: self.format, shape: vec![rows, columns], bytes })
     }
 
-    /// One matrix of all experts, stacked: `[experts, width, hidden]` or `[experts, hidden,
-    /// width]`.
+    /// One matrix of all experts, stacked: `[experts, width, hidden]` or
+    /// `[experts, hidden, width]`.
     pub fn stacked(&self, projection: Projection) -> Result<StoredTensor<'a>, ModelError> {
         let [rows, columns] = projection.shape(self.layer.shape);
         let count = self.layer.shape.experts;

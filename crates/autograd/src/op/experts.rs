@@ -96,8 +96,8 @@ pub(crate) struct SavedDown<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
-    /// `silu(gate)·up` of every pair of a token and one of its experts: a value with `tokens ·
-    /// slots` rows.
+    /// `silu(gate)·up` of every pair of a token and one of its experts: a value with
+    /// `tokens · slots` rows.
     pub fn experts_up(&mut self, x: &Variable<B>, routes: &Routes<B>, experts: &'a Experts<B>) -> Variable<B> {
         let matrix = &experts.gate_up;
         assert_eq!(matrix.inputs, x.width, "inputs of experts");

@@ -93,8 +93,8 @@ impl Rope {
             .wrong(format!("`mrope_section` is not three numbers whose sum is {pairs}, the pairs that are turned")))
     }
 
-    /// The factor applied twice to the scale of latent attention (`0.1·mscale_all_dim·ln(factor) +
-    /// 1`).
+    /// The factor applied twice to the scale of latent attention
+    /// (`0.1·mscale_all_dim·ln(factor) + 1`).
     pub(crate) fn latent_growth(&self) -> f64 {
         let factor = match self.scaling {
             RopeScaling::Default => return 1.0,
