@@ -1,8 +1,8 @@
-//! The whole contract of a backend on one page: its memory, and the ops that it runs.
+//! The complete backend contract on one page: its memory and the ops it runs.
 //!
-//! What each op takes and what its bits are stands in `op/` and `docs/numerics.md`. Ops are
-//! enqueued in order and cannot fail for a reason of arithmetic; a device's own failure surfaces
-//! where results come back to the host, in `download`. After it the device does nothing more.
+//! `op/` and `docs/numerics.md` specify the arguments and the exact bits of each op. Ops are
+//! enqueued in order and arithmetic never fails; a device failure surfaces in `download`, when
+//! results are copied to the host. After a failure the device does no more work.
 
 use crate::buffer::Element;
 use crate::op::digest::{self, AnyBuffer, DigestSums};
@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use isobit_numerics::digest::Digest;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Says what a backend must run: every op, by the stem of its files. The one list of all ops.
+/// The only list of all ops, by the stem of their files. A backend must run every one.
 macro_rules! ops {
     ($($stem:ident: $($op:ident),+;)+) => {
         /// A device that runs every op.
@@ -64,31 +64,32 @@ ops! {
     digest: DigestSums;
 }
 
-/// How a backend executes one op. Callers use [`Device::run`], which checks the op and finds its
+/// How a backend executes one op. Callers use [`Device::run`], which checks the op and provides its
 /// workspace.
 pub trait Run<O>: Device {
     fn execute(&self, op: &mut O, workspace: &mut Bytes<Self::Memory>);
 }
 
-/// What a backend keeps its tensors in.
+/// The storage types of a backend.
 pub trait Memory: 'static {
     type Buffer<T: Element>: Length;
-    /// Activations, sliced: the left operand of a product.
+    /// Sliced activations: the left operand of a product.
     type Rows: Shaped<SliceShape>;
-    /// Weights, sliced: the right operand of a product. Their number, and the shape of each.
+    /// Sliced weights: the right operand of a product. The shape is their count and the shape of
+    /// each.
     type Weight: Shaped<(usize, SliceShape)>;
-    /// Frozen weights of four bits: the right operand of a product.
+    /// Frozen 4-bit weights: the right operand of a product.
     type QuantizedWeight: Shaped<QuantizedShape>;
 }
 
-/// Buffers by what they hold.
+/// Buffers by element type.
 pub type F32<M> = <M as Memory>::Buffer<f32>;
 pub type U32<M> = <M as Memory>::Buffer<u32>;
 pub type I32<M> = <M as Memory>::Buffer<i32>;
 /// A workspace.
 pub type Bytes<M> = <M as Memory>::Buffer<u8>;
 
-/// A number of elements.
+/// Has a number of elements.
 pub trait Length: 'static {
     fn len(&self) -> usize;
 
@@ -97,29 +98,29 @@ pub trait Length: 'static {
     }
 }
 
-/// What has a shape.
+/// Has a shape.
 pub trait Shaped<S>: 'static {
     fn shape(&self) -> S;
 }
 
-/// A device: its memory, and how ops reach it.
+/// A device: its memory, and how ops run on it.
 pub trait Device {
     type Memory: Memory;
 
     fn name(&self) -> String;
-    /// The most bytes of the device's own memory that buffers had at once. None where buffers are
-    /// memory of the process.
+    /// Peak bytes of the device's own memory held by buffers. None if buffers are in the process's
+    /// memory.
     fn device_peak_bytes(&self) -> Option<u64> {
         None
     }
     fn zeros<T: Element>(&self, length: usize) -> <Self::Memory as Memory>::Buffer<T>;
     fn upload<T: Element>(&self, host: &[T]) -> <Self::Memory as Memory>::Buffer<T>;
-    /// `upload` into a buffer that is there, of the same length: in place where the backend can.
+    /// `upload` into an existing buffer of the same length, in place if the backend can.
     fn overwrite<T: Element>(&self, device: &mut <Self::Memory as Memory>::Buffer<T>, host: &[T]) {
         *device = self.upload(host);
     }
-    /// `upload` of the `length` numbers that `host` makes. A backend that holds no numbers does not
-    /// ask for them.
+    /// `upload` of the `length` numbers that `host` produces. A backend that stores no numbers does
+    /// not call `host`.
     fn upload_made<T: Element, H: AsRef<[T]>, E>(
         &self,
         length: usize,
@@ -132,19 +133,19 @@ pub trait Device {
     fn download<T: Element>(&self, device: &<Self::Memory as Memory>::Buffer<T>) -> Result<Vec<T>, DeviceFailure>;
 
     fn rows(&self, shape: SliceShape) -> <Self::Memory as Memory>::Rows;
-    /// `count` weights of `shape` each, one after another.
+    /// `count` weights of `shape` each, stored consecutively.
     fn weight(&self, count: usize, shape: SliceShape) -> <Self::Memory as Memory>::Weight;
-    /// Weights of one shape, one after another; each has passed its `check`. `make` is asked for
-    /// one at a time, in order; a backend that holds no numbers does not ask.
+    /// Weights of one shape, stored consecutively; each has passed its `check`. `make` is called
+    /// for one at a time, in order; a backend that stores no numbers does not call it.
     fn quantized_weight<Q: AsQuantized, E>(
         &self,
         shape: QuantizedShape,
         make: impl FnMut(usize) -> Result<Q, E>,
     ) -> Result<<Self::Memory as Memory>::QuantizedWeight, E>;
 
-    /// How many bytes ops work in on this device.
+    /// The workspace sizes of ops on this device.
     fn workspaces(&self) -> &dyn Workspaces;
-    /// The one workspace of all ops, which run one after another.
+    /// The workspace shared by all ops, which run sequentially.
     fn scratch(&self) -> &Scratch<Self::Memory>;
 
     fn run<O: Op<Self::Memory>>(&self, mut op: O)
@@ -157,8 +158,8 @@ pub trait Device {
     }
 }
 
-/// Bytes that ops work in, by their parameters alone: enough to plan a device's memory without its
-/// numbers.
+/// Workspace bytes of ops, from their parameters alone: enough to plan a device's memory without
+/// any data.
 pub trait Workspaces {
     fn product(&self, _p: &Product) -> usize {
         0
@@ -192,7 +193,7 @@ pub trait Workspaces {
     }
 }
 
-/// A workspace that grows to the largest that was asked for.
+/// A workspace that grows to the largest size requested.
 pub struct Scratch<M: Memory>(Mutex<Option<Bytes<M>>>);
 
 impl<M: Memory> Default for Scratch<M> {
@@ -210,12 +211,12 @@ impl<M: Memory> Scratch<M> {
         self.lock().as_ref().map_or(0, Length::len)
     }
 
-    /// Gives the memory back; the next op asks again.
+    /// Frees the memory; the next op allocates it again.
     pub fn clear(&self) {
         *self.lock() = None;
     }
 
-    /// At least `bytes` to work in, until `work` is done. It must not ask for the scratch again.
+    /// Runs `work` with at least `bytes` of workspace. `work` must not request the scratch again.
     fn with<D: Device<Memory = M>>(&self, device: &D, bytes: usize, work: impl FnOnce(&mut Bytes<M>)) {
         let mut held = self.lock();
         if held.as_ref().is_some_and(|held| held.len() < bytes) {
@@ -225,7 +226,7 @@ impl<M: Memory> Scratch<M> {
         work(held.get_or_insert_with(|| device.zeros(bytes)));
     }
 
-    /// A panic leaves a workspace as good as any.
+    /// A poisoned lock is fine: a workspace has no content to corrupt.
     fn lock(&self) -> MutexGuard<'_, Option<Bytes<M>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -239,15 +240,15 @@ pub struct DeviceFailure {
     pub what: String,
 }
 
-/// A weight matrix as one of the stored number formats.
+/// A weight matrix in one of the stored number formats.
 pub enum StoredMatrix<'a, M: Memory> {
     F32(&'a M::Buffer<f32>),
     Bf16(&'a M::Buffer<bf16>),
     F16(&'a M::Buffer<f16>),
 }
 
-/// A weight as a product takes it: stored numbers, sliced on the fly, or kept sliced. The bits do
-/// not differ.
+/// A weight operand of a product: stored numbers, sliced on the fly, or already sliced. Both give
+/// the same bits.
 pub enum Matrix<'a, M: Memory> {
     Stored(StoredMatrix<'a, M>),
     Sliced(&'a M::Weight),
@@ -280,14 +281,14 @@ impl<M: Memory> Clone for Matrix<'_, M> {
 }
 impl<M: Memory> Copy for Matrix<'_, M> {}
 
-/// A digest that was begun; a device may still be at work on it.
+/// A digest in progress; the device may still be computing it.
 pub struct BegunDigest<M: Memory> {
     sums: U32<M>,
     bytes: usize,
 }
 
 impl<M: Memory> BegunDigest<M> {
-    /// The digest of what `x` holds now; nothing is waited for.
+    /// Starts the digest of the current contents of `x` without waiting.
     pub fn new<B>(device: &B, x: AnyBuffer<M>) -> Self
     where
         B: Device<Memory = M> + for<'a> Run<DigestSums<'a, M>>,
@@ -298,7 +299,7 @@ impl<M: Memory> BegunDigest<M> {
         Self { sums, bytes }
     }
 
-    /// Waits for it.
+    /// Waits for the digest.
     pub fn finish<B: Device<Memory = M>>(&self, device: &B) -> Result<Digest, DeviceFailure> {
         Ok(digest::finish(&device.download(&self.sums)?, self.bytes))
     }

@@ -1,6 +1,6 @@
-//! Host memory for tensors: zeroed, aligned to a cache line, never grown. Large buffers are
-//! mappings of their own, in huge pages where the system has them: a product walks rows that are
-//! many pages apart.
+//! Host memory for tensors: zeroed, aligned to a cache line, never grown. Each large buffer is a
+//! separate mapping, in huge pages where the system has them: a product walks rows that are many
+//! pages apart.
 
 use crate::backend::Length;
 use half::{bf16, f16};
@@ -10,15 +10,15 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What a tensor element may be.
+/// A type of tensor element.
 ///
 /// # Safety
-/// Elements are viewed as bytes, digested and sent to devices so, and bytes of a workspace or of a
-/// device are viewed as elements. So the type has no padding, every pattern of bits is a valid
-/// value of it, and its alignment is at most that of a cache line (64 bytes).
+/// Elements are viewed as bytes to be digested and sent to devices, and bytes of a workspace or of
+/// a device are viewed as elements. So the type has no padding, every bit pattern is a valid value,
+/// and its alignment is at most that of a cache line (64 bytes).
 pub unsafe trait Element: Copy + Default + Send + Sync + PartialEq + std::fmt::Debug + 'static {
     const NAME: &'static str;
-    /// Bits in the low end, for comparison and printing.
+    /// The value's bits, in the low bits of the result, for comparison and printing.
     fn bits(self) -> u64;
     /// The value as float32, exactly; integers are not converted and give zero.
     fn to_f32(self) -> f32 {
@@ -53,35 +53,35 @@ element!(i32, "i32", self => u64::from(self as u32));
 const ALIGNMENT: usize = 64;
 const ALIGNMENT_NOT_ZERO: std::num::NonZero<usize> = std::num::NonZero::new(ALIGNMENT).expect("not zero");
 
-/// Bytes from which a buffer is a mapping of its own.
+/// Buffers of at least this many bytes get their own mapping.
 const LARGE: usize = 4 << 20;
 
-/// Bytes of all buffers of the process, now and at most. Nothing is decided by them: tests hold
-/// plans against them.
+/// Bytes of all buffers of the process, current and peak. No decision depends on them; tests
+/// compare plans with them.
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static HELD_MAX: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes that buffers of this process hold.
+/// Bytes currently held by buffers of this process.
 pub fn held_bytes() -> usize {
     HELD.load(Ordering::Relaxed)
 }
 
-/// The most they held at once since [`forget_held_bytes_peak`].
+/// Peak bytes held since [`forget_held_bytes_peak`].
 pub fn held_bytes_peak() -> usize {
     HELD_MAX.load(Ordering::Relaxed)
 }
 
-/// The peak starts again from what is held.
+/// Resets the peak to the bytes held now.
 pub fn forget_held_bytes_peak() {
     HELD_MAX.store(held_bytes(), Ordering::Relaxed);
 }
 
-/// What is thrown where the system has no memory for a buffer: ops and tapes hand out buffers, not
-/// results, and whoever started the work decides what a lack of memory means. It unwinds without a
-/// word; `std::panic::catch_unwind` gets it.
+/// The panic payload when the system has no memory for a buffer: ops and tapes return buffers, not
+/// results, and the caller that started the work decides how to handle it. It unwinds without a
+/// message; catch it with `std::panic::catch_unwind`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory {
-    /// Of the buffer that could not be had.
+    /// Size of the buffer that could not be allocated.
     pub bytes: usize,
 }
 
@@ -95,7 +95,7 @@ impl OutOfMemory {
 pub struct Buffer<T: Element> {
     pointer: NonNull<T>,
     length: usize,
-    /// The mapping of a large buffer; a small one is on the heap.
+    /// The mapping of a large buffer; small ones are on the heap.
     mapping: Option<memmap2::MmapMut>,
 }
 
@@ -106,7 +106,7 @@ unsafe impl<T: Element> Send for Buffer<T> {}
 unsafe impl<T: Element> Sync for Buffer<T> {}
 
 impl<T: Element> Buffer<T> {
-    /// All bits zero. Where there is no memory for it, [`OutOfMemory`] is thrown.
+    /// All bits zero. Panics with [`OutOfMemory`] if there is no memory for it.
     pub fn zeros(length: usize) -> Self {
         let bytes = length.saturating_mul(size_of::<T>());
         let Some(buffer) = Self::try_zeros(length) else { OutOfMemory::throw(bytes) };
@@ -115,7 +115,7 @@ impl<T: Element> Buffer<T> {
         buffer
     }
 
-    /// None where there is no memory for it.
+    /// None if there is no memory for it.
     fn try_zeros(length: usize) -> Option<Self> {
         let layout = Self::layout(length)?;
         if layout.size() == 0 {
@@ -133,7 +133,7 @@ impl<T: Element> Buffer<T> {
 
     fn mapped(length: usize, layout: Layout) -> Option<Self> {
         let mut mapping = memmap2::MmapMut::map_anon(layout.size()).ok()?;
-        // Only a wish: without huge pages the buffer is the same, slower.
+        // Only advice: without huge pages the buffer works the same, but slower.
         #[cfg(target_os = "linux")]
         let _ = mapping.advise(memmap2::Advice::HugePage);
         let pointer = NonNull::new(mapping.as_mut_ptr().cast::<T>())?;
@@ -146,7 +146,7 @@ impl<T: Element> Buffer<T> {
         buffer
     }
 
-    /// None where the length is beyond the address space.
+    /// None if the length exceeds the address space.
     fn layout(length: usize) -> Option<Layout> {
         Layout::array::<T>(length).and_then(|layout| layout.align_to(ALIGNMENT)).ok()
     }
@@ -200,8 +200,8 @@ impl<T: Element> std::fmt::Debug for Buffer<T> {
     }
 }
 
-/// The bytes of a workspace as zero-cost slices of other element types, handed out front to back on
-/// cache lines.
+/// A workspace's bytes, handed out front to back as cache-line-aligned slices of any element type,
+/// without copying.
 pub struct Workspace<'a> {
     rest: &'a mut [u8],
 }
@@ -211,13 +211,13 @@ impl<'a> Workspace<'a> {
         Self { rest: bytes }
     }
 
-    /// Bytes that `take::<T>(length)` uses up. [`OutOfMemory`] is thrown where no memory has so
-    /// many.
+    /// Bytes that `take::<T>(length)` uses. Panics with [`OutOfMemory`] if they exceed the address
+    /// space.
     pub fn bytes<T>(length: usize) -> usize {
         part_bytes::<T>(length, ALIGNMENT)
     }
 
-    /// The next `length` elements. Their content is whatever was there.
+    /// The next `length` elements. Their contents are arbitrary.
     pub fn take<T: Element>(&mut self, length: usize) -> &'a mut [T] {
         let bytes = Self::bytes::<T>(length);
         let rest = std::mem::take(&mut self.rest);
@@ -232,8 +232,8 @@ impl<'a> Workspace<'a> {
     }
 }
 
-/// Bytes of `length` elements in whole `alignment`s; [`OutOfMemory`] is thrown where the address
-/// space ends before them, so that a size never wraps.
+/// Bytes of `length` elements, rounded up to `alignment`. Panics with [`OutOfMemory`] if they
+/// exceed the address space, so a size never wraps.
 pub(crate) fn part_bytes<T>(length: usize, alignment: usize) -> usize {
     let bytes = length.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_next_multiple_of(alignment));
     match bytes {
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn a_workspace_size_that_would_wrap_is_thrown() {
         assert_eq!(Workspace::bytes::<f32>(17), 128);
-        // Four bytes each: these wrap to 0, to 64, and beyond what a slice may have.
+        // At four bytes each these wrap to 0, wrap to 64, and exceed the maximum size of a slice.
         for length in [1 << 62, (1 << 62) + 16, usize::MAX, 1 << 61] {
             let thrown = std::panic::catch_unwind(|| Workspace::bytes::<f32>(length)).expect_err("beyond memory");
             assert_eq!(thrown.downcast_ref::<OutOfMemory>(), Some(&OutOfMemory { bytes: usize::MAX }));
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn memory_that_is_not_there_is_thrown_with_its_size() {
         let held = held_bytes();
-        // Beyond every address space in elements, in bytes, and in what a system maps.
+        // Too large in elements, in bytes, and for any system's mappings.
         for length in [usize::MAX, usize::MAX / 4, 1 << 52] {
             let thrown = std::panic::catch_unwind(|| Buffer::<f32>::zeros(length)).expect_err("no machine has this");
             let wanted = OutOfMemory { bytes: length.saturating_mul(4) };

@@ -1,14 +1,13 @@
-//! How this thread's processor rounds and what it does with subnormal numbers. A program starts
-//! with the IEEE-754 defaults; a library that is preloaded or opened later may leave others behind
-//! (`-ffast-math` links a start-up routine that flushes subnormal numbers to zero), and a new
-//! thread inherits them. Every result would be off in its last bits, in silence.
+//! The rounding mode and subnormal handling of this thread's processor. A program starts with the
+//! IEEE-754 defaults; a library that is preloaded or opened later may change them (`-ffast-math`
+//! links a start-up routine that flushes subnormal numbers to zero), and new threads inherit the
+//! change. Every result would silently be off in its last bits.
 //!
-//! So the state is put back before it can matter: at the start of the program, after every call
-//! into a vendor's library, and on every thread of a pool before every job. Reading it costs a few
-//! cycles.
+//! So the state is restored before it can matter: at program start, after every call into a vendor
+//! library, and on every pool thread before every job. Reading it costs a few cycles.
 
-/// Puts the IEEE-754 defaults back: to nearest even, subnormal numbers kept, no traps. True where
-/// they had been changed.
+/// Restores the IEEE-754 defaults: round to nearest even, subnormals kept, no traps. Returns true
+/// if they had been changed.
 #[inline]
 pub fn restore() -> bool {
     let state = machine::read();
@@ -23,8 +22,8 @@ pub fn restore() -> bool {
 mod machine {
     use std::arch::asm;
 
-    /// All of MXCSR but the flags of past exceptions: rounding, both treatments of subnormal
-    /// numbers, traps. The older x87 unit has a word of its own, but nothing here computes with it.
+    /// All of MXCSR except the sticky exception flags: rounding, both subnormal modes, traps. The
+    /// x87 unit has its own control word, but nothing here uses it.
     pub(super) const CONTROL: u32 = 0xffc0;
     /// All traps off, everything else zero.
     pub(super) const STANDARD: u32 = 0x1f80;
@@ -48,7 +47,7 @@ mod machine {
 mod machine {
     use std::arch::asm;
 
-    /// All of FPCR: rounding, treatment of subnormal numbers and NaN, traps.
+    /// All of FPCR: rounding, handling of subnormals and NaN, traps.
     pub(super) const CONTROL: u64 = u64::MAX;
     pub(super) const STANDARD: u64 = 0;
 
@@ -67,7 +66,7 @@ mod machine {
     }
 }
 
-/// Elsewhere nothing is known of such a state.
+/// On other architectures there is no known state to restore.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod machine {
     pub(super) const CONTROL: u32 = 0;

@@ -1,9 +1,9 @@
-//! The op contract and every implementation of it.
+//! The op contract and all its implementations.
 //!
-//! `op/` says what each op computes and what its bits are, `backend.rs` is all ops on one page,
-//! `reference/` is the definition in plain loops, `cpu/` the same bits faster, `gpu/` the same bits
-//! on other devices, `plan/` counts what they would need. Nothing here touches files, clocks,
-//! environment or network.
+//! `op/` specifies what each op computes, to the bit; `backend.rs` lists all ops on one page;
+//! `reference/` is the definition in plain loops; `cpu/` gives the same bits faster, `gpu/` on
+//! other devices; `plan/` counts the memory and work they would need. Nothing here touches files,
+//! clocks, environment or network.
 #![expect(clippy::float_arithmetic, reason = "kernels are arithmetic")]
 
 pub mod backend;

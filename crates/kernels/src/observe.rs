@@ -1,8 +1,8 @@
-//! A backend around another one: every op goes through unchanged, and an observer sees it begin and
-//! end.
+//! A backend that wraps another: every op passes through unchanged, and an observer sees it begin
+//! and end.
 //!
-//! Benchmarks time the ops of a step this way; tests change a result, as drifting hardware would,
-//! to see who notices.
+//! Benchmarks use it to time the ops of a step; tests use it to corrupt a result, as faulty
+//! hardware would, and check that it is detected.
 
 use crate::backend::{Bytes, Device, DeviceFailure, Memory, Run, Scratch, Workspaces};
 use crate::buffer::Element;
@@ -12,14 +12,14 @@ use crate::op::{AsQuantized, Op, Output, QuantizedShape, SliceShape};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Call {
     pub op: &'static str,
-    /// Of a product: rows, outputs, inputs. Zero elsewhere.
+    /// Rows, outputs and inputs of a product; zero for other ops.
     pub size: [usize; 3],
 }
 
 pub trait Observer<D: Device> {
-    /// `workspace` is what the op will work in, or more.
+    /// `workspace` is at least as large as the op needs.
     fn before(&self, device: &D, call: Call, workspace: &mut Bytes<D::Memory>);
-    /// `outputs` are all that the op wrote.
+    /// `outputs` is everything the op wrote.
     fn after(&self, device: &D, call: Call, outputs: Vec<Output<'_, D::Memory>>);
 }
 

@@ -1,5 +1,5 @@
-//! Names for what a device keeps, by the device: what code above ops uses. Ops themselves know the
-//! memory alone.
+//! Storage types named by device, for code above the ops. Ops themselves are generic over the
+//! memory only.
 
 use crate::backend::{Device, Memory};
 

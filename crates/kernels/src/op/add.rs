@@ -1,7 +1,7 @@
 //! Sum of two tensors (`docs/numerics.md`, "Residual"): `y = a + b`, element by element, one
 //! rounding.
 //!
-//! The gradient of both summands is `dy` itself, so there is no backward op.
+//! The gradient of both operands is `dy` itself, so there is no backward op.
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output, lengths};

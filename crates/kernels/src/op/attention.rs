@@ -2,20 +2,20 @@
 //! per document.
 //!
 //! Layouts: `q[t, heads, key_width]`, `k[t, kv_heads, key_width]`, `v[t, kv_heads, value_width]`,
-//! `o[t, heads, value_width]`, `lse[t, heads]` (base 2); gradients like what they are gradients of.
-//! Query head `h` uses key head `h / (heads / kv_heads)`. Nothing a query computes depends on later
-//! keys, on other spans, or on where its span lies in the buffers: tiles count from the span's
-//! first key. Rows of the buffers that belong to no span are neither read nor written.
+//! `o[t, heads, value_width]`, `lse[t, heads]` (base 2); each gradient has the layout of its
+//! tensor. Query head `h` uses key head `h / (heads / kv_heads)`. Nothing a query computes depends
+//! on later keys, on other spans, or on where its span lies in the buffers: tiles count from the
+//! span's first key. Rows of the buffers that belong to no span are neither read nor written.
 //!
 //! # What the bits are
 //!
 //! Float32, round to nearest even, every operation below rounded once; `fma` is one operation.
-//! *Slicing* a vector is "Slices" of `docs/numerics.md` with the whole vector as one chunk:
+//! *Slicing* a vector follows "Slices" of `docs/numerics.md` with the whole vector as one chunk:
 //! integers `[x]` and one unit. `⟨a, b⟩` is the chunk value of the exact integer sums over the
 //! products that the profile keeps, as in the slice product. Sums written `lanes` have the shape of
 //! `numerics::lanes`: 32 lanes, then halves. Positions `i` (queries) and `j` (keys) count from the
 //! span's first key; key `j` is visible to query `i` iff `j ≤ i` and, with a window,
-//! `j + window > i`. A key that is not visible takes no part in any step.
+//! `j + window > i`. Keys that are not visible take no part in any step.
 //!
 //! Every row `q[i,h,:]`, `k[j,g,:]`, `v[j,g,:]` and (backward) `dO[i,h,:]` is sliced over its
 //! width: units `sq sk sv sdo`.
@@ -54,18 +54,17 @@
 //!
 //! Gradients of a key head are those of its query heads added in ascending order, starting from the
 //! first one's value. Maxima and integer sums are exact, so their order is free; signed zeros of
-//! `m` cannot reach a result. Where a visible row holds a non-finite number the results that use it
-//! are NaN, with unspecified payload.
+//! `m` cannot reach a result. If a visible row holds a non-finite number, the results that use it
+//! are NaN with unspecified payload.
 
 use crate::backend::{F32, Length, Memory, Workspaces};
 use crate::op::{Op, Output, lengths};
 use isobit_numerics::slices::Profile;
 use std::ops::Range;
 
-/// Keys of one tile: the unit of the running softmax and of the slices of probabilities.
+/// Keys per tile: the granularity of the running softmax and of slicing probabilities.
 pub const KEY_TILE: usize = 128;
-/// Queries of one tile: the unit of the slices of probabilities in the gradients of keys and
-/// values.
+/// Queries per tile: the granularity of slicing probabilities in the gradients of keys and values.
 pub const QUERY_TILE: usize = 128;
 /// Widest head, for keys and for values.
 pub const HEAD_WIDTH_MAX: usize = 256;
@@ -116,7 +115,7 @@ impl Attention<'_> {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1
     }
 
-    /// Pairs of a query and a key that it sees, of one head.
+    /// Visible (query, key) pairs of one head.
     pub(crate) fn pairs(&self) -> usize {
         let positions = self.spans.iter().flat_map(|span| span.first_position()..span.keys.len());
         positions.map(|position| self.visible(position).len()).sum()
@@ -135,7 +134,7 @@ impl Attention<'_> {
         }
     }
 
-    /// Panics on parameters that no implementation takes.
+    /// Panics on unsupported parameters.
     pub fn check(&self) {
         let widths = 1..=HEAD_WIDTH_MAX;
         assert!(
@@ -232,7 +231,7 @@ impl<M: Memory> Op<M> for AttentionBackward<'_, M> {
     }
 
     fn multiply_adds(&self) -> usize {
-        // The scores again, dP and dV, dQ and dK.
+        // Recomputed scores, dP and dV, dQ and dK.
         self.p.pairs() * self.p.heads * (3 * self.p.key_width + 2 * self.p.value_width)
     }
 

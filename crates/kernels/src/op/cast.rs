@@ -1,8 +1,8 @@
-//! Casts (`docs/numerics.md`, "Casts"): nearest, ties to even, on the way down; exact on the way
-//! up.
+//! Casts (`docs/numerics.md`, "Casts"): narrowing rounds to nearest, ties to even; widening is
+//! exact.
 //!
-//! A NaN becomes the canonical one of the target format, except from float32 to float32, which is a
-//! copy of the bits.
+//! A NaN becomes the canonical NaN of the target format, except from float32 to float32, which
+//! copies the bits.
 
 use crate::backend::{F32, Length, Memory, StoredMatrix};
 use crate::op::{Op, Output, lengths};

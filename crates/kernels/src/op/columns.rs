@@ -1,11 +1,11 @@
-//! Column copies (`docs/numerics.md`, "Column copies"): what splits and joins activation matrices.
+//! Column copies (`docs/numerics.md`, "Column copies"): they split and join activation matrices.
 //!
 //! For every token `t`, group `g`, column `j < width`, the element
 //! `x[t·from.row + from.offset + g·from.stride + j]` goes to
-//! `y[t·to.row + to.offset + g·to.stride + j]`, instead of what is there or added to it.
-//! `from.stride = 0` gives one block of columns to all groups. `to.stride = 0` gathers: the groups
-//! are added up in ascending order, from the first one's value or, adding, from what `y` holds; it
-//! is the gradient of the former. All other elements of `y` stay as they are.
+//! `y[t·to.row + to.offset + g·to.stride + j]`, overwriting or adding. `from.stride = 0` broadcasts
+//! one block of columns to all groups. `to.stride = 0` gathers: the groups are added up in
+//! ascending order, from the first one's value or, when adding, from what `y` holds; this is the
+//! gradient of the broadcast. All other elements of `y` are unchanged.
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output};
@@ -13,16 +13,16 @@ use crate::op::{Op, Output};
 /// Where the columns lie inside a token of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Elements of a token.
+    /// Elements per token.
     pub row: usize,
     /// The first group's first element.
     pub offset: usize,
-    /// From group to group; 0: the same columns for all groups.
+    /// Distance between groups; 0 means the same columns for all groups.
     pub stride: usize,
 }
 
 impl Place {
-    /// Columns `offset ..` of a matrix, the groups one after another.
+    /// Columns `offset ..` of a matrix, with consecutive groups.
     pub fn dense(row: usize, offset: usize, width: usize) -> Self {
         Self { row, offset, stride: width }
     }
@@ -47,12 +47,12 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Whether several groups meet in the same columns.
+    /// Whether several groups are added into the same columns.
     pub fn gathers(&self) -> bool {
         self.to.stride == 0 && self.groups > 1
     }
 
-    /// Panics on parameters that no implementation takes.
+    /// Panics on unsupported parameters.
     pub fn check(&self, y: usize, x: usize) {
         assert_eq!([y, x], [self.tokens * self.to.row, self.tokens * self.from.row], "elements of all tokens");
         if self.groups == 0 || self.width == 0 {
@@ -67,7 +67,7 @@ impl Columns {
     }
 }
 
-/// Copies or adds columns; elements of `y` outside of them stay.
+/// Copies or adds columns; other elements of `y` are unchanged.
 pub struct CopyColumns<'a, M: Memory> {
     pub y: &'a mut F32<M>,
     pub x: &'a F32<M>,

@@ -1,5 +1,4 @@
-//! Combine (`docs/numerics.md`, "Combine"): the rows that a token's experts made become the token's
-//! output.
+//! Combine (`docs/numerics.md`, "Combine"): sums the outputs of a token's experts.
 //!
 //! `places[t, j]` is the row of the grouped matrix that belongs to slot `j` of token `t`; each row
 //! belongs to one pair. Forward: a chain over slots, `acc = fma(weight[t, j], row, acc)`, or

@@ -1,18 +1,18 @@
 //! Causal depthwise convolution with SiLU (`docs/numerics.md`, "Causal convolution").
 //!
 //! `x`, `y` are `[tokens, channels]`, `weight` is `[channels, kernel]`. Documents are given by
-//! `starts`, ascending offsets into the tokens with the end as last; the window never reaches over
-//! a document's start. With `K = kernel`:
+//! `starts`, ascending offsets into the tokens, ending with the total; the window never crosses a
+//! document's start. With `K = kernel`:
 //!
 //! Forward: `c[t] = +0`, then `c = fma(w[j], x[t − (K−1) + j], c)` for `j` ascending over the taps
 //! inside the document; `y = silu(c)`. `history[documents, K−1, channels]`, if given, holds the
-//! inputs before each document's first token, the latest last, and all taps are there. Rows of
-//! zeros at its front change nothing, so a history that is not full yet is filled up with them.
+//! inputs before each document's first token, the latest last, and all taps are used. Leading rows
+//! of zeros change nothing, so a partial history is padded with them.
 //!
-//! Backward, without history: `dc[t] = dy[t]·silu_grad(c[t])`, `c` computed anew; `dx[t] = +0`,
-//! then `dx = fma(w[K−1−(t'−t)], dc[t'], dx)` for `t' = t, t+1, …` up to `t+K−1` or the document's
-//! end; `dweight[j]` gets the sum over tokens with the step `s = fma(dc[t], x[t − (K−1) + j], s)`,
-//! left out where the tap is.
+//! Backward, without history: `dc[t] = dy[t]·silu_grad(c[t])`, `c` recomputed; `dx[t] = +0`, then
+//! `dx = fma(w[K−1−(t'−t)], dc[t'], dx)` for `t' = t, t+1, …` up to `t+K−1` or the document's end;
+//! `dweight[j]` accumulates the sum over tokens with the step
+//! `s = fma(dc[t], x[t − (K−1) + j], s)`, skipped for taps outside the document.
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output, end, lengths};
@@ -41,7 +41,7 @@ impl Conv1d<'_> {
         self.documents() * (self.kernel - 1) * self.channels
     }
 
-    /// Panics on parameters that no implementation takes.
+    /// Panics on unsupported parameters.
     pub fn check(&self) {
         assert!((1..=KERNEL_MAX).contains(&self.kernel), "kernel {} is outside 1..={KERNEL_MAX}", self.kernel);
         assert!(self.starts.first() == Some(&0) && self.starts.is_sorted(), "starts of documents ascend from 0");
@@ -83,7 +83,7 @@ impl<M: Memory> Op<M> for Conv1dForward<'_, M> {
     }
 }
 
-/// `dx`, and `dweight` where it is asked for.
+/// `dx`, and `dweight` if requested.
 pub struct Conv1dBackward<'a, M: Memory> {
     pub dx: &'a mut F32<M>,
     pub dweight: Option<&'a mut F32<M>>,

@@ -3,9 +3,9 @@
 //!
 //! Forward: `u = a + dt_bias`, `rate = exp(a_log)`, `g = −(rate·softplus(u))`, `beta = sigmoid(b)`.
 //!
-//! Backward: `da = −((dg·rate)·sigmoid(u))`; `db = dbeta·(beta·(1 − beta))`; `da_log` gets the sum
-//! over tokens with the step `s = fma(dg, g, s)`, `ddt_bias` that of `da`. Everything is computed
-//! anew from `a` and `b`.
+//! Backward: `da = −((dg·rate)·sigmoid(u))`; `db = dbeta·(beta·(1 − beta))`; `da_log` accumulates
+//! the sum over tokens with the step `s = fma(dg, g, s)`, `ddt_bias` that of `da`. Everything is
+//! recomputed from `a` and `b`.
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output, end, lengths};
@@ -51,7 +51,7 @@ impl<M: Memory> Op<M> for DecayForward<'_, M> {
     }
 }
 
-/// Gradients of `a` and `b`, and of `a_log` and `dt_bias` where they are asked for.
+/// Gradients of `a` and `b`, and of `a_log` and `dt_bias` if requested.
 pub struct DecayBackward<'a, M: Memory> {
     pub da: &'a mut F32<M>,
     pub db: &'a mut F32<M>,

@@ -3,7 +3,7 @@
 //!
 //! Layouts: `q[t, key_heads, key_width]` and `k` (normalised and scaled by the caller),
 //! `v[t, value_heads, value_width]`, `g[t, value_heads]` (logarithm of the decay, at most 0),
-//! `beta[t, value_heads]`, `o` like `v`; gradients like what they are gradients of. Value head `h`
+//! `beta[t, value_heads]`, `o` like `v`; each gradient has the layout of its tensor. Value head `h`
 //! uses key head `h / (value_heads / key_heads)`. A document is a row of `row_starts`; its state,
 //! `[key_width, value_width]` per value head, starts from zero or from
 //! `initial_state[documents, value_heads, key_width, value_width]`; `final_state` has the same
@@ -31,10 +31,10 @@
 //! S_dc = A_{n-1}·S_dc, then chain over i of (Γ_{n-1,i}·k_id)·δ_ic
 //! ```
 //!
-//! Nothing of a token depends on later ones. The state after a whole chunk is all that later chunks
-//! see, so a document may be cut at chunk borders: the `final_state` of one call is the
-//! `initial_state` of the next, with the bits of one call. A decoder keeps the state of the last
-//! border and the inputs of the tokens since, and computes these again.
+//! No token depends on later ones. Later chunks depend only on the state after a whole chunk, so a
+//! document may be split at chunk boundaries: passing the `final_state` of one call as the
+//! `initial_state` of the next gives the bits of a single call. A decoder keeps the state at the
+//! last boundary and the inputs of the tokens since, and recomputes those tokens.
 //!
 //! The backward pass is in `docs/numerics.md`; no gradient goes through initial or final states.
 
@@ -42,14 +42,14 @@ use crate::backend::{F32, Length, Memory, Workspaces};
 use crate::op::{Op, Output, lengths};
 use std::ops::Range;
 
-/// Tokens of a chunk.
+/// Tokens per chunk.
 pub const CHUNK: usize = 64;
 /// Widest head, for keys and for values.
 pub const HEAD_WIDTH_MAX: usize = 256;
 
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaRule<'a> {
-    /// Documents: ascending offsets into the tokens, from 0, with the end as last.
+    /// Documents: ascending offsets into the tokens, from 0, ending with the total.
     pub row_starts: &'a [usize],
     pub key_heads: usize,
     pub value_heads: usize,
@@ -90,7 +90,7 @@ impl DeltaRule<'_> {
         ]
     }
 
-    /// Panics on parameters that no implementation takes.
+    /// Panics on unsupported parameters.
     pub fn check(&self) {
         let widths = 1..=HEAD_WIDTH_MAX;
         assert!(
@@ -116,7 +116,7 @@ pub fn chunks(document: Range<usize>) -> impl DoubleEndedIterator<Item = Range<u
     document.step_by(CHUNK).map(move |start| start..(start + CHUNK).min(end))
 }
 
-/// `o`, and the states after each document where they are asked for.
+/// `o`, and the states after each document if requested.
 pub struct DeltaRuleForward<'a, M: Memory> {
     pub o: &'a mut F32<M>,
     pub final_state: Option<&'a mut F32<M>>,
@@ -125,7 +125,7 @@ pub struct DeltaRuleForward<'a, M: Memory> {
     pub v: &'a F32<M>,
     pub g: &'a F32<M>,
     pub beta: &'a F32<M>,
-    /// Without one every document starts from zero.
+    /// If absent, every document starts from zero.
     pub initial_state: Option<&'a F32<M>>,
     pub p: DeltaRule<'a>,
 }
@@ -167,7 +167,7 @@ impl<M: Memory> Op<M> for DeltaRuleForward<'_, M> {
     }
 }
 
-/// Gradients of all inputs. Every document starts from zero; the states are computed again.
+/// Gradients of all inputs. Every document starts from zero; the states are recomputed.
 pub struct DeltaRuleBackward<'a, M: Memory> {
     pub dq: &'a mut F32<M>,
     pub dk: &'a mut F32<M>,

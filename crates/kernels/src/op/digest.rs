@@ -2,29 +2,29 @@
 //! in order.
 //!
 //! Contributions of blocks of 4,096 bytes are added modulo 2⁶⁴, so threads may take blocks in any
-//! order. The op leaves sums; whoever wants the digest downloads and finishes them, so that no
-//! device is waited for meanwhile.
+//! order. The op produces sums; the caller downloads and finishes them later, so the op never waits
+//! for the device.
 
 use crate::backend::{Length, Memory, U32};
 use crate::op::{Op, Output, lengths};
 use isobit_numerics::digest::{self, BLOCK_BYTES, Digest};
 
-/// Most pairs of sums that one digest has.
+/// Maximum pairs of sums per digest.
 pub const PAIRS_MAX: usize = 1024;
 
-/// 32-bit words of the sums of a tensor of so many bytes.
+/// 32-bit words in the sums of a tensor of `bytes` bytes.
 pub fn sums_length(bytes: usize) -> usize {
     4 * bytes.div_ceil(BLOCK_BYTES).clamp(1, PAIRS_MAX)
 }
 
-/// The digest of a tensor of so many bytes from its sums.
+/// The digest of a tensor of `bytes` bytes from its sums.
 pub fn finish(sums: &[u32], bytes: usize) -> Digest {
     let number = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
     let pairs = sums.as_chunks::<4>().0.iter().map(|&[a, b, c, d]| [number(a, b), number(c, d)]);
     digest::finish(pairs.fold([0; 2], digest::combine), bytes as u64)
 }
 
-/// One pair of sums, as the words of `sums`; the other pairs are zero.
+/// Writes one pair as the words of `sums`; the other pairs are zero.
 pub(crate) fn write_pair(sums: &mut [u32], [first, second]: [u64; 2]) {
     sums.fill(0);
     let words = [first, second].map(|sum| [sum as u32, (sum >> 32) as u32]);
@@ -52,7 +52,7 @@ impl<M: Memory> AnyBuffer<'_, M> {
     }
 }
 
-/// The sums that a digest is made of.
+/// The partial sums of a digest.
 pub struct DigestSums<'a, M: Memory> {
     /// Pairs of 64-bit sums, low word first; their sum is the digest's. A backend fills what it
     /// needs and zeroes the rest.

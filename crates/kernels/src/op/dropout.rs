@@ -3,8 +3,8 @@
 //! same function of the gradient.
 //!
 //! The word is keyed by (seed, purpose, step, row, tensor, element): `row` counts from `first_row`
-//! along `row_starts`, `element` from the start of its row. Which micro-batch a row sits in does
-//! not show.
+//! along `row_starts`, `element` from the start of its row. The result does not depend on which
+//! micro-batch a row is in.
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output, end, lengths};

@@ -2,13 +2,13 @@
 //!
 //! Forward: `y[t] = table[id(t)]`, exact. Backward: `dtable[id]` is a chain of additions that
 //! starts from what `dtable` holds and takes `dy[t]` for the tokens with that id in ascending `t`.
-//! It knows no blocks and no rows of data, so consecutive calls over consecutive tokens equal one
-//! call. Rows whose id does not occur are not touched.
+//! The chain ignores blocks and rows of data, so consecutive calls over consecutive tokens equal
+//! one call. Rows whose id does not occur are not touched.
 
 use crate::backend::{F32, Length, Memory, StoredMatrix, U32, Workspaces};
 use crate::op::{Op, Output, lengths};
 
-/// Panics unless a table of so many elements has whole rows.
+/// Panics unless a table of `length` elements has whole rows.
 fn check_table(op: &'static str, length: usize, width: usize) {
     assert!(width == 0 || length.is_multiple_of(width), "{op}: whole rows of the table");
 }

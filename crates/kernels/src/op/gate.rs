@@ -1,9 +1,9 @@
-//! Sigmoid gates (`docs/numerics.md`, "Gates"): of attention outputs, element by element, and of a
-//! shared expert, one per token.
+//! Sigmoid gates (`docs/numerics.md`, "Gates"): elementwise for attention outputs, one per token
+//! for a shared expert.
 //!
 //! Forward: `y = x·s` with `s = sigmoid(g)`. Backward: `dx = dy·s` and `dg = (dy·x)·(s·(1 − s))`;
 //! with one gate per token `dg = D·(s·(1 − s))`, where `D` is the lane sum over the width of
-//! `fma(dy, x, ·)`. Every operation is rounded; `s` is computed anew in the backward pass.
+//! `fma(dy, x, ·)`. Every operation is rounded; `s` is recomputed in the backward pass.
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output, lengths};
@@ -45,7 +45,7 @@ impl<M: Memory> Op<M> for GateForward<'_, M> {
     }
 }
 
-/// Gradients of both.
+/// Gradients of `x` and `g`.
 pub struct GateBackward<'a, M: Memory> {
     pub dx: &'a mut F32<M>,
     pub dg: &'a mut F32<M>,

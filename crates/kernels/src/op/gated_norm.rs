@@ -1,14 +1,14 @@
-//! Gated RMS norm (`docs/numerics.md`, "Gated norm") behind the gated delta rule. What is a token
-//! here is one head of a token; the weight is shared by the heads, and rows of data count heads as
-//! well (row starts times the number of heads).
+//! Gated RMS norm (`docs/numerics.md`, "Gated norm") after the gated delta rule. Here a "token" is
+//! one head of a token; heads share the weight, and rows of data count heads as well (row starts
+//! times the number of heads).
 //!
 //! Forward: `inv = 1 / sqrt(S / f32(width) + eps)`, `S` the lane sum of `fma(h, h, ·)`;
 //! `y = (weight·(h·inv))·silu(z)`. `inv` is kept.
 //!
 //! Backward: `n = h·inv`, `d = dy·silu(z)`, `g = d·weight`,
 //! `c = (lane sum of fma(g, n, ·)) / f32(width)`; `dh = fma(−n, c, g)·inv`;
-//! `dz = (dy·(weight·n))·silu_grad(z)`; `dweight` gets the sum over tokens (heads) of `d·n`, the
-//! product rounded, then added.
+//! `dz = (dy·(weight·n))·silu_grad(z)`; `dweight` accumulates the sum over tokens (heads) of `d·n`,
+//! the product rounded, then added.
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output, end, lengths};
@@ -55,7 +55,7 @@ impl<M: Memory> Op<M> for GatedNormForward<'_, M> {
     }
 }
 
-/// `dh`, `dz`, and `dweight` where it is asked for.
+/// `dh`, `dz`, and `dweight` if requested.
 pub struct GatedNormBackward<'a, M: Memory> {
     pub dh: &'a mut F32<M>,
     pub dz: &'a mut F32<M>,
@@ -66,7 +66,7 @@ pub struct GatedNormBackward<'a, M: Memory> {
     pub inverse: &'a F32<M>,
     pub weight: &'a F32<M>,
     pub p: GatedNorm,
-    /// They count heads, as `p.tokens` does.
+    /// In heads, like `p.tokens`.
     pub row_starts: &'a [usize],
 }
 

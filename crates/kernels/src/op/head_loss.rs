@@ -1,5 +1,5 @@
-//! Fused LM head and cross-entropy (`docs/numerics.md`, "Head and loss"): the logits never exist as
-//! a whole.
+//! Fused LM head and cross-entropy (`docs/numerics.md`, "Head and loss"): the full logits are never
+//! materialized.
 //!
 //! Logit `z[t, v]` is the forward slice product of hidden state and head row. Forward, over
 //! vocabulary blocks of 512:
@@ -9,18 +9,18 @@
 //! - `m = max m_b` and `s` = lane sum of the rounded products `s_b·exp(m_b − m)`, lane = block
 //!   index mod 32.
 //! - `lse = m + ln(s)`, `loss = lse − z[label]`, or +0 where the label is [`IGNORED`]. A NaN `lse`
-//!   or `loss` is the canonical one. `best` is the smallest `v` with `z[v] = m`, and 0 if there is
+//!   or `loss` is the canonical NaN. `best` is the smallest `v` with `z[v] = m`, and 0 if there is
 //!   none (every logit NaN).
 //!
 //! `lse` and `best` are given for every token, ignored or not. A token with a NaN or +∞ logit, or
-//! with a block of nothing but −∞, has a NaN `lse`; nothing is hidden by the maximum.
+//! with a block of nothing but −∞, has a NaN `lse`; the maximum hides nothing.
 //!
 //! Backward: `dz[t, v] = (exp(z − lse) − [v = label])·weight[t]`, the difference rounded, then the
 //! product; +0 for all of an ignored token. `dh` is the input-gradient slice product of `dz` and
 //! the head (`dz·unit_head[v]` rounded, sliced per token and 512 of the vocabulary, chunks folded
-//! ascending from zero); an ignored token's `dh` is +0 whatever the head holds. `dhead`, if asked
-//! for, accumulates the weight-gradient slice product of `dz` and `h` over token chunks of 512 that
-//! restart at row starts; ignored tokens take part with their zeros.
+//! ascending from zero); an ignored token's `dh` is +0 whatever the head holds. `dhead`, if
+//! requested, accumulates the weight-gradient slice product of `dz` and `h` over token chunks of
+//! 512 that restart at row starts; ignored tokens contribute their zeros.
 
 use crate::backend::{F32, I32, Length, Matrix, Memory, Shaped, U32, Workspaces};
 use crate::op::product::Product;
@@ -31,7 +31,7 @@ use isobit_numerics::slices::Profile;
 
 /// Label of a token that is not a target.
 pub const IGNORED: i32 = -100;
-/// Vocabulary rows whose maximum and sum are formed together: one chunk of the slice product.
+/// Vocabulary rows per maximum and sum: one chunk of the slice product.
 pub const VOCABULARY_BLOCK: usize = 512;
 
 #[derive(Clone, Copy, Debug)]
@@ -47,18 +47,18 @@ impl HeadLoss<'_> {
         self.row_starts[self.row_starts.len() - 1]
     }
 
-    /// Of one product with the head.
+    /// Multiply-adds of one product with the head.
     fn multiply_adds(&self) -> usize {
         self.tokens() * self.hidden * self.vocabulary
     }
 
-    /// Panics on parameters that no implementation takes.
+    /// Panics on unsupported parameters.
     fn check(&self) {
         assert!(self.vocabulary > 0 && self.hidden > 0, "a head");
         assert_eq!(self.row_starts.first(), Some(&0), "rows of data from the first token on");
     }
 
-    /// Panics unless these are the hidden states.
+    /// Panics unless `rows` is the shape of the hidden states.
     fn check_hidden(&self, rows: SliceShape) {
         assert_eq!(
             rows,
@@ -67,7 +67,7 @@ impl HeadLoss<'_> {
         );
     }
 
-    /// Panics unless this is the head.
+    /// Panics unless `head` has the head's shape.
     fn check_head<M: Memory>(&self, head: Matrix<M>) {
         let segments = [0, self.tokens()];
         let (n, k) = (self.vocabulary, self.hidden);
@@ -84,13 +84,13 @@ impl HeadLoss<'_> {
     }
 }
 
-/// `x`, any NaN replaced by the canonical one.
+/// `x`, with any NaN replaced by the canonical NaN.
 #[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
     if x.is_nan() { f32::from_bits(CANONICAL_NAN_BITS) } else { x }
 }
 
-/// Loss, logarithm of the denominator and best token, one of each per token.
+/// Loss, log-sum-exp and best token for each token.
 pub struct HeadLossForward<'a, M: Memory> {
     pub loss: &'a mut F32<M>,
     pub lse: &'a mut F32<M>,
@@ -134,7 +134,7 @@ impl<M: Memory> Op<M> for HeadLossForward<'_, M> {
     }
 }
 
-/// Gradient of the hidden states, and of the head where it is asked for.
+/// Gradient of the hidden states, and of the head if requested.
 pub struct HeadLossBackward<'a, M: Memory> {
     pub dh: &'a mut F32<M>,
     pub dhead: Option<&'a mut F32<M>>,
@@ -173,7 +173,7 @@ impl<M: Memory> Op<M> for HeadLossBackward<'_, M> {
     }
 
     fn multiply_adds(&self) -> usize {
-        // The logits again, the gradient of the hidden states, that of the head.
+        // Recomputed logits, the gradient of the hidden states, that of the head.
         self.p.multiply_adds() * if self.dhead.is_some() { 3 } else { 2 }
     }
 
@@ -209,7 +209,7 @@ impl<M: Memory> HeadLossStep<'_, M> {
         HeadLossForward { loss: self.loss, lse: self.lse, best: self.best, h, head, labels, p }
     }
 
-    /// After `forward`.
+    /// Call after `forward`.
     pub(crate) fn backward(&mut self) -> HeadLossBackward<'_, M> {
         let Self { rows, h, head, labels, weight, p, .. } = *self;
         HeadLossBackward { dh: self.dh, dhead: None, rows, h, head, labels, lse: self.lse, weight, p }

@@ -1,5 +1,5 @@
-//! L2 norm (`docs/numerics.md`, "L2 norm") of queries and keys of the gated delta rule. What is a
-//! token here is one head of a token.
+//! L2 norm (`docs/numerics.md`, "L2 norm") of queries and keys of the gated delta rule. Here a
+//! "token" is one head of a token.
 //!
 //! Forward: `inv = rsqrt(S + eps)` with `S` the lane sum of `fma(x, x, ·)`, three roundings
 //! (addition, root, division); `y = (x·inv)·factor`. `inv` is kept. Backward: `n = x·inv`,

@@ -1,9 +1,8 @@
 //! Linear layer (`docs/numerics.md`, "Composition"): a slice product and what follows it, in one
 //! op.
 //!
-//! The bits are those of the ops it is made of, one after another: `product_forward`,
-//! `bias_forward`, `low_rank_expand`; backward `product_grad_input`, `low_rank_expand`. A backend
-//! may do them in one pass.
+//! The bits are those of its component ops in sequence: `product_forward`, `bias_forward`,
+//! `low_rank_expand`; backward `product_grad_input`, `low_rank_expand`. A backend may fuse them.
 
 use crate::backend::{F32, Length, Matrix, Memory, Shaped, Workspaces};
 use crate::op::low_rank::LowRank;
@@ -25,7 +24,7 @@ impl<M: Memory> Clone for LowRankTerm<'_, M> {
 impl<M: Memory> Copy for LowRankTerm<'_, M> {}
 
 impl<M: Memory> LowRankTerm<'_, M> {
-    /// Panics unless the term fits a layer's output of so many rows and columns.
+    /// Panics unless the term fits an output of `rows` rows and `width` columns.
     fn check(&self, op: &'static str, rows: usize, width: usize) {
         assert_eq!((self.p.segments, self.p.width), (&[0, rows][..], width), "{op}: one factor for all rows");
         self.p.check_lengths(op, [self.u.len(), rows * width, self.factor.len()]);

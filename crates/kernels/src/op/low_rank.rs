@@ -1,7 +1,7 @@
 //! Low-rank products (`docs/numerics.md`, "Low-rank products"): float32 products with a rank of at
 //! most 64 on one side.
 //!
-//! A factor `M` joins a long axis (`width`) to a short one (`rank`). With `x[t, width]` and
+//! A factor `M` maps a long axis (`width`) to a short one (`rank`). With `x[t, width]` and
 //! `u[t, rank]`:
 //! - contract `u[t, j] = Σ_l x[t, l]·M[j, l]`: a lane sum of fused multiply-adds over `l`;
 //! - expand `y[t, l] = fma(alpha, Σ_j u[t, j]·M[j, l], y[t, l])`: the sum is an FMA chain from zero
@@ -16,8 +16,8 @@ use crate::op::{Op, Output, lengths};
 pub const RANK_MAX: usize = 64;
 
 /// A product or a group of products with one shape of factor: tokens `segments[e]..segments[e+1]`
-/// meet factor `e`. A plain product has the single segment `[0, tokens]`; adapters of experts have
-/// one each, empty ones allowed. Factors lie one after another.
+/// use factor `e`. A plain product has the single segment `[0, tokens]`; expert adapters have one
+/// each, possibly empty. Factors are stored consecutively.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LowRank<'a> {
     pub segments: &'a [usize],
@@ -28,12 +28,12 @@ pub struct LowRank<'a> {
     pub alpha: f32,
 }
 
-/// How a factor lies in memory.
+/// Memory layout of a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FactorLayout {
-    /// `[rank, width]`, as LoRA's A.
+    /// `[rank, width]`, like LoRA's A.
     RankMajor,
-    /// `[width, rank]`, as LoRA's B.
+    /// `[width, rank]`, like LoRA's B.
     WidthMajor,
 }
 
@@ -51,7 +51,7 @@ impl LowRank<'_> {
         self.rank * self.width
     }
 
-    /// Where factor element `(j, l)` lies.
+    /// Index of factor element `(j, l)`.
     #[inline(always)]
     pub fn at(&self, j: usize, l: usize) -> usize {
         match self.layout {
@@ -83,8 +83,8 @@ impl LowRank<'_> {
         assert!(ascend && self.segments.len() > 1, "segments ascend from 0");
     }
 
-    /// Blocks of a sum over tokens, each with its factor. `row_starts` has its ends at segment
-    /// borders too.
+    /// Blocks of a sum over tokens, each with its factor. `row_starts` includes the segment
+    /// boundaries.
     pub fn blocks(&self, row_starts: &[usize]) -> impl Iterator<Item = (usize, std::ops::Range<usize>)> {
         assert_eq!(row_starts.last(), Some(&self.tokens()), "rows of data end with the tokens");
         let mut factor = 0;
@@ -98,13 +98,13 @@ impl LowRank<'_> {
     }
 }
 
-/// `u = x Mᵀ`, of one input with one or several factors: a device may read the input once.
+/// `u = x Mᵀ` for one input and one or more factors, so a device can read the input once.
 pub struct LowRankContract<'a, M: Memory> {
     pub parts: Vec<Contraction<'a, M>>,
     pub x: &'a F32<M>,
 }
 
-/// A factor and what it makes of the input.
+/// A factor and its output.
 pub struct Contraction<'a, M: Memory> {
     pub u: &'a mut F32<M>,
     pub factor: &'a F32<M>,

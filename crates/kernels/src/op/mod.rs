@@ -3,8 +3,8 @@
 //!
 //! Conventions: matrices are row-major and dense; a *token* is one row of an activation matrix;
 //! *rows* in the sense of the data (sequences of a step) are given by `row_starts`, ascending
-//! offsets into the tokens with the end as last. Gradients of parameters accumulate, everything
-//! else overwrites unless `accumulate` says otherwise.
+//! offsets into the tokens, ending with the total. Parameter gradients accumulate; everything else
+//! overwrites unless `accumulate` is set.
 
 pub mod adamw;
 pub mod add;
@@ -73,39 +73,38 @@ use half::{bf16, f16};
 
 /// An op as a value: its arguments by name. Outputs come first, then inputs and parameters.
 ///
-/// Whatever is true of an op on every backend stands here, so that counting, observing and
-/// disturbing ops need not know any of them by name.
+/// Everything that holds for an op on every backend is here, so code that counts, observes or
+/// disturbs ops need not name any of them.
 pub trait Op<M: Memory> {
     const NAME: &'static str;
 
-    /// Panics unless lengths and parameters fit together: a wrong size is the caller's bug.
+    /// Panics unless lengths and parameters are consistent: a wrong size is the caller's bug.
     fn check(&self);
 
-    /// Products of two numbers that are added up, as the mathematics counts them: a slice product
-    /// of either profile is one.
+    /// Mathematical multiply-adds: a product of two sliced numbers counts as one in either profile.
     fn multiply_adds(&self) -> usize {
         0
     }
 
-    /// What tells two calls of one op apart in a report: rows, outputs and inputs of a product.
-    /// Zero elsewhere.
+    /// Distinguishes calls of one op in a report: rows, outputs and inputs of a product; zero for
+    /// other ops.
     fn size(&self) -> [usize; 3] {
         [0; 3]
     }
 
-    /// Bytes that the op works in, on a device whose needs are `of`.
+    /// Workspace bytes of the op on the device that `of` describes.
     fn workspace(&self, _of: &dyn Workspaces) -> usize {
         0
     }
 
-    /// Everything that the op writes.
+    /// Everything the op writes.
     fn outputs(&mut self) -> Vec<Output<'_, M>>;
 }
 
 /// One tensor that an op writes.
 pub enum Output<'a, M: Memory> {
     F32(&'a mut F32<M>),
-    /// For the op's gradient alone.
+    /// Used only by the op's backward pass.
     Kept(&'a mut F32<M>),
     Bf16(&'a mut M::Buffer<bf16>),
     F16(&'a mut M::Buffer<f16>),
@@ -114,7 +113,7 @@ pub enum Output<'a, M: Memory> {
     Weight(&'a mut M::Weight),
 }
 
-/// Panics unless each named tensor has the length that it should have.
+/// Panics unless each named tensor has its expected length.
 #[track_caller]
 fn lengths(op: &'static str, tensors: &[(&'static str, usize, usize)]) {
     for (tensor, length, wanted) in tensors {
@@ -122,13 +121,12 @@ fn lengths(op: &'static str, tensors: &[(&'static str, usize, usize)]) {
     }
 }
 
-/// Tokens of all rows.
+/// Total tokens of all rows.
 fn end(row_starts: &[usize]) -> usize {
     row_starts[row_starts.len() - 1]
 }
 
-/// Tokens that a sum over tokens adds up before it is folded into the running total ("Sums over
-/// tokens").
+/// Tokens summed before the block's sum is added to the running total ("Sums over tokens").
 pub const TOKEN_BLOCK: usize = 128;
 
 /// Splits the tokens of `row_starts` into blocks of at most `block` that never cross a row start.

@@ -20,8 +20,8 @@ use crate::op::{Op, Output, lengths};
 use isobit_numerics::slices::Profile;
 
 /// A product or a group of products with one shape of weight: rows `segments[e]..segments[e+1]` of
-/// the left operand meet weight `e`. A plain product has the single segment `[0, m]`; experts and
-/// batches have one each, empty ones allowed.
+/// the left operand use weight `e`. A plain product has the single segment `[0, m]`; experts and
+/// batches have one each, possibly empty.
 #[derive(Clone, Copy, Debug)]
 pub struct Product<'a> {
     pub segments: &'a [usize],
@@ -30,8 +30,8 @@ pub struct Product<'a> {
     /// Columns of one weight (inputs of the layer).
     pub k: usize,
     pub profile: Profile,
-    /// Input gradient: add to what the output holds. The forward product always overwrites, the
-    /// weight gradient always adds.
+    /// Input gradient: add to the output. The forward product always overwrites, the weight
+    /// gradient always adds.
     pub accumulate: bool,
 }
 
@@ -54,12 +54,12 @@ impl Product<'_> {
         [self.rows(), self.n, self.k]
     }
 
-    /// Panics unless these are the rows that the product takes.
+    /// Panics unless `rows` is the shape of the left operand.
     pub(crate) fn check_left(&self, rows: SliceShape) {
         assert_eq!(rows, SliceShape { rows: self.rows(), width: self.k, profile: self.profile }, "left operand");
     }
 
-    /// Panics unless this is the weight that the product takes.
+    /// Panics unless `w` has the weight's shape.
     pub(crate) fn check_weight<M: Memory>(&self, w: Matrix<M>) {
         let shape = SliceShape { rows: self.n, width: self.k, profile: self.profile };
         match w {
@@ -145,7 +145,7 @@ pub struct ProductGradWeight<'a, M: Memory> {
     pub dy: &'a F32<M>,
     pub x: &'a F32<M>,
     pub p: Product<'a>,
-    /// Includes the borders of segments: a row of data inside a segment limits a chunk.
+    /// Includes the segment boundaries. No chunk crosses a row start.
     pub row_starts: &'a [usize],
 }
 

@@ -6,7 +6,7 @@
 //! and pieces are counted along that order. `σ = scale·2⁻⁴` (profile x2) or `scale·2⁻⁸` (x3). Two
 //! forms, beside the slice product's:
 //! - forward `y[m, n] = Σ_k x[m, k]·W[n, k]`: `x` sliced per (row, 512 ordered channels). A *piece*
-//!   is what a chunk and a group have in common; pieces ascending,
+//!   is the intersection of a chunk and a group; in ascending order of pieces
 //!   `acc = fma(v, unit_x·σ[g, n], acc)`, the product of unit and σ rounded; `y = acc`.
 //! - input gradient `dx[m, k] = Σ_n dy[m, n]·W[n, k]`: for the group of `k`, `dy[m, n]·σ[g, n]`
 //!   (rounded once) is sliced per (row, 512 of n); per chunk `acc = fma(v, unit, acc)`, starting
@@ -23,19 +23,19 @@ use half::f16;
 use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
 
-/// Channels that one packed word holds; groups are made of whole eights.
+/// Channels per packed word; group sizes are multiples of it.
 pub const CHANNELS_PER_WORD: usize = 8;
-/// Largest zero point: 15, or 16 where a file keeps it one too small.
+/// Largest zero point: 15, or 16 for files that store it minus one.
 pub const ZERO_MAX: u8 = 16;
 
-/// Scales as they are stored; they are kept in their format.
+/// Scales in their stored format, which is kept.
 #[derive(Clone, Copy, Debug)]
 pub enum Scales<'a> {
     F32(&'a [f32]),
     F16(&'a [f16]),
 }
 
-/// What weights are like before their numbers are there: enough to place them in memory.
+/// Properties of weights that are known before their data: enough to allocate them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantizedShape {
     pub count: usize,
@@ -43,18 +43,18 @@ pub struct QuantizedShape {
     pub n: usize,
     /// Inputs of the layer.
     pub k: usize,
-    /// Channels of a group; the last one may have fewer.
+    /// Channels per group; the last group may have fewer.
     pub group_size: usize,
     /// Whether all scales are float16.
     pub half_scales: bool,
-    /// How many of the weights have channels that do not lie in the order of their groups.
+    /// How many of the weights have channels that are not stored in group order.
     pub ordered: usize,
-    /// The zero point of all groups and outputs, where it is one: a symmetric file.
+    /// The zero point, if all groups and outputs share one: a symmetric file.
     pub zero: Option<u8>,
 }
 
 impl QuantizedShape {
-    /// The shape of these weights, which are alike.
+    /// The common shape of these weights.
     pub fn of(weights: &[Quantized]) -> Self {
         let (n, k, group_size) = weights.first().map_or((0, 0, CHANNELS_PER_WORD), |w| (w.n, w.k, w.group_size));
         let half_scales = weights.iter().all(|weight| matches!(weight.scales, Scales::F16(_)));
@@ -68,12 +68,12 @@ impl QuantizedShape {
         self.k.div_ceil(self.group_size)
     }
 
-    /// Where each group's channels start in the order of the groups, and the end.
+    /// Where each group's channels start in group order, followed by the end.
     pub fn starts(&self) -> Vec<usize> {
         (0..=self.groups()).map(|group| (group * self.group_size).min(self.k)).collect()
     }
 
-    /// Stops where a weight is not what was announced.
+    /// Panics unless `weight` matches this shape.
     pub(crate) fn expect(&self, weight: &Quantized) {
         weight.check().unwrap_or_else(|what| panic!("a weight that was not checked: {what}"));
         assert_eq!((weight.n, weight.k, weight.group_size), (self.n, self.k, self.group_size), "weights of one shape");
@@ -86,7 +86,7 @@ impl QuantizedShape {
     }
 }
 
-/// What can be seen as a quantised weight: a loader's own type.
+/// A loader's type that can be viewed as a quantised weight.
 pub trait AsQuantized {
     fn quantized(&self) -> Quantized<'_>;
 }
@@ -97,14 +97,14 @@ impl AsQuantized for Quantized<'_> {
     }
 }
 
-/// One quantised weight in host memory, as a loader hands it over.
+/// One quantised weight in host memory, as a loader provides it.
 #[derive(Clone, Copy, Debug)]
 pub struct Quantized<'a> {
     /// Outputs of the layer.
     pub n: usize,
     /// Inputs of the layer: a multiple of eight.
     pub k: usize,
-    /// Channels of a group: a multiple of eight. The last group may have fewer.
+    /// Channels per group: a multiple of eight. The last group may have fewer.
     pub group_size: usize,
     /// `[k / 8, n]`: channel `8·r + j` of output `n` is in the bits `4·j..4·j + 4` of word
     /// `(r, n)`.
@@ -138,7 +138,7 @@ impl Scales<'_> {
 }
 
 impl Quantized<'_> {
-    /// What is wrong with it, if anything. Backends take only weights that pass.
+    /// Describes the first error, if any. Backends take only weights that pass.
     pub fn check(&self) -> Result<(), String> {
         let Self { n, k, group_size, .. } = *self;
         if k % CHANNELS_PER_WORD != 0 {
@@ -184,7 +184,7 @@ impl Quantized<'_> {
         }
     }
 
-    /// The channels in the order of their groups; nothing where they lie so already.
+    /// The channels in group order; None if they are stored that way.
     pub fn order(&self) -> Option<Vec<u32>> {
         if self.group_of.is_sorted() {
             return None;
@@ -202,8 +202,9 @@ impl Quantized<'_> {
 }
 
 impl Quantized<'_> {
-    /// The channels at places `8·line..` of the order for output `n`, as kernels unpack them: byte
-    /// `c` holds the channel at place `c` in its low and the one at place `c + 4` in its high bits.
+    /// The channels at positions `8·line..` of the order for output `n`, packed for the kernels:
+    /// byte `c` holds the channel at position `c` in its low bits and the one at `c + 4` in its
+    /// high bits.
     pub(crate) fn line(&self, order: Option<&[u32]>, line: usize, n: usize) -> u32 {
         let word = match order {
             None => self.words[line * self.n + n] as u32,
@@ -218,7 +219,7 @@ impl Quantized<'_> {
     }
 }
 
-/// What a chunk and a group have in common: ordered channels that share an exact sum.
+/// The intersection of a chunk and a group: ordered channels that share an exact sum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     pub group: usize,
@@ -245,7 +246,7 @@ pub fn pieces(starts: &[usize]) -> Vec<Piece> {
     pieces
 }
 
-/// What a scale is multiplied by to give σ: the power of two that a unit leaves to its partner
+/// The factor that turns a scale into σ: the power of two that a unit leaves to its partner
 /// (`Profile::unit_divisor`).
 pub const fn sigma_factor(profile: Profile) -> f32 {
     match profile {
@@ -254,7 +255,7 @@ pub const fn sigma_factor(profile: Profile) -> f32 {
     }
 }
 
-/// Slices the rows of `x`, each with its channels in the order of the weight that it meets.
+/// Slices the rows of `x`, each with its channels in the order of its weight.
 pub struct Product4Rows<'a, M: Memory> {
     pub rows: &'a mut M::Rows,
     pub x: &'a F32<M>,

@@ -5,8 +5,8 @@
 //! the backward pass.
 //!
 //! Backward: `n = x·inv`, `g = dy·w`, `c = (lane sum of fma(g, n, ·)) / f32(width)`,
-//! `dx = fma(−n, c, g)·inv`, added to `dx` when accumulating; `dweight` gets the sum over tokens of
-//! `dy·n` (product rounded, then added).
+//! `dx = fma(−n, c, g)·inv`, added to `dx` when accumulating; `dweight` accumulates the sum over
+//! tokens of `dy·n` (product rounded, then added).
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output, end, lengths};
@@ -17,7 +17,7 @@ pub struct RmsNorm {
     pub width: usize,
     pub eps: f32,
     pub zero_centred: bool,
-    /// Backward only: add to what `dx` holds.
+    /// Backward only: add to `dx`.
     pub accumulate: bool,
 }
 
@@ -53,7 +53,7 @@ impl<M: Memory> Op<M> for RmsNormForward<'_, M> {
     }
 }
 
-/// `dx`, and `dweight` where it is asked for.
+/// `dx`, and `dweight` if requested.
 pub struct RmsNormBackward<'a, M: Memory> {
     pub dx: &'a mut F32<M>,
     pub dweight: Option<&'a mut F32<M>>,

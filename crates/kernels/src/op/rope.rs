@@ -4,8 +4,8 @@
 //! token's position: `a' = fma(a, c, −(b·s))`, `b' = fma(b, c, a·s)`. Backward is the inverse
 //! rotation: `a' = fma(a, c, b·s)`, `b' = fma(b, c, −(a·s))`. Pair `i` is
 //! `(x[offset + i], x[offset + i + h])`, or `(x[offset + 2i], x[offset + 2i + 1])` when
-//! interleaved; results stay where their arguments were. Channels outside
-//! `offset .. offset + rotary_width` pass through.
+//! interleaved; results replace their arguments. Channels outside `offset .. offset + rotary_width`
+//! pass through.
 //!
 //! Tables are `[position, h]`, made on the host in float64 (`isobit_numerics::rope`).
 
@@ -18,14 +18,14 @@ pub struct Rope {
     pub heads: usize,
     pub head_width: usize,
     pub rotary_width: usize,
-    /// The first channel of a head that turns.
+    /// The first rotated channel of a head.
     pub offset: usize,
-    /// Neighbours are pairs, instead of channels half the rotary width apart.
+    /// Pairs are adjacent channels instead of channels half the rotary width apart.
     pub interleaved: bool,
 }
 
 impl Rope {
-    /// Panics on parameters that no implementation takes.
+    /// Panics on unsupported parameters.
     pub fn check(&self) {
         assert!(self.rotary_width.is_multiple_of(2), "rotated channels come in pairs");
         assert!(self.offset + self.rotary_width <= self.head_width, "rotated channels lie inside the head");
@@ -37,7 +37,7 @@ impl Rope {
         (self.offset + i * step, self.offset + i * step + distance)
     }
 
-    /// Channels from pair to pair, and from the first to the second of a pair.
+    /// Channel strides between pairs, and between the two elements of a pair.
     pub fn steps(&self) -> [usize; 2] {
         if self.interleaved { [2, 1] } else { [1, self.rotary_width / 2] }
     }

@@ -1,16 +1,16 @@
 //! Router of a mixture of experts (`docs/numerics.md`, "Router"): which experts a token goes to,
 //! and with what weight.
 //!
-//! Choosing and weighing are two ops, because a recomputation weighs the expert indices that the
-//! forward pass kept. Everything a token gets depends on its own logits alone. `grouped` is the
-//! host's part: the pairs (token, slot) in the order of the experts.
+//! Choosing and weighting are separate ops because recomputation computes weights for the expert
+//! indices that the forward pass kept. A token's results depend on its own logits alone. `grouped`
+//! runs on the host: it sorts the (token, slot) pairs by expert.
 //!
 //! - choose: the score is the logit, or `sigmoid(logit) + bias`; larger scores first, smaller index
-//!   first among equals, NaN last. Groups of experts compete beforehand by the sum of their two
-//!   best scores.
-//! - weights: a softmax over the chosen logits, or over all; or sigmoids, divided by their sum +
-//!   1e-20 or not. Sums over slots are chains, the sum over all experts is a lane sum. The result
-//!   is multiplied by `scale`.
+//!   first among equals, NaN last. Before that, groups of experts are selected by the sum of their
+//!   two best scores.
+//! - weights: a softmax over the chosen logits, or over all; or sigmoids, optionally divided by
+//!   their sum + 1e-20. Sums over slots are chains, the sum over all experts is a lane sum. The
+//!   result is multiplied by `scale`.
 //! - backward: with `g = dw·scale` and `M` the chain of `fma(g, q, ·)`, `dz = q·(g − M)`, times
 //!   `sigmoid(−z)` for sigmoids.
 
@@ -28,10 +28,9 @@ pub const SUM_FLOOR: f32 = 1e-20;
 /// How logits become scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scoring {
-    /// Probabilities over all experts. They are in the order of the logits, which are what is
-    /// compared.
+    /// Probabilities over all experts. They are ordered like the logits, so logits are compared.
     Softmax,
-    /// Each expert for itself; what is compared has a bias added, what weighs has not.
+    /// Each expert independently; the bias is added for choosing, not for weights.
     Sigmoid,
 }
 
@@ -39,26 +38,26 @@ pub enum Scoring {
 pub struct Router {
     pub tokens: usize,
     pub experts: usize,
-    /// Experts of each token.
+    /// Experts per token.
     pub chosen: usize,
     pub scoring: Scoring,
     /// Divide the chosen scores by their sum.
     pub renormalise: bool,
-    /// Factor of all weights.
+    /// Factor applied to all weights.
     pub scale: f32,
-    /// Groups of consecutive experts, of which each token keeps some before it chooses; 1 where
-    /// there are none.
+    /// Groups of consecutive experts, of which each token keeps some before choosing; 1 for no
+    /// grouping.
     pub groups: usize,
     pub kept_groups: usize,
 }
 
 impl Router {
-    /// Experts of one group.
+    /// Experts per group.
     pub fn group_size(&self) -> usize {
         self.experts / self.groups
     }
 
-    /// Panics unless the numbers fit together.
+    /// Panics unless the parameters are consistent.
     pub fn check(&self) {
         let Self { experts, chosen, groups, kept_groups, .. } = *self;
         assert!((1..=EXPERTS_MAX).contains(&experts), "{experts} experts are outside 1..={EXPERTS_MAX}");
@@ -74,7 +73,7 @@ impl Router {
 /// the experts' matrices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grouped {
-    /// First row of each expert, and the number of rows.
+    /// First row of each expert, then the number of rows.
     pub segments: Vec<usize>,
     /// The token of each row: what `gather_rows` reads.
     pub tokens: Vec<u32>,
@@ -82,8 +81,8 @@ pub struct Grouped {
     pub places: Vec<u32>,
 }
 
-/// Groups the pairs of `expert_indices[tokens, slots]` by expert: a counting sort, which keeps the
-/// order of (token, slot).
+/// Groups the pairs of `expert_indices[tokens, slots]` by expert: a stable counting sort, which
+/// keeps the order of (token, slot).
 pub fn grouped(expert_indices: &[u32], slots: usize, experts: usize) -> Grouped {
     assert!(expert_indices.len().is_multiple_of(slots), "choices of whole tokens");
     assert!(u32::try_from(expert_indices.len()).is_ok(), "rows are counted in 32 bits");
@@ -112,8 +111,8 @@ impl Grouped {
     }
 
     /// Where rows of data start among the grouped rows, given where they start among the tokens:
-    /// inside each expert's segment the rows whose token is of another row of data than the one
-    /// before, and the borders of segments. What sums over tokens take.
+    /// inside each expert's segment, the rows whose token belongs to a different row of data than
+    /// the previous one, and the segment boundaries. Sums over tokens use them.
     pub fn row_starts(&self, row_starts: &[usize]) -> Vec<usize> {
         let mut starts = vec![0];
         for segment in self.segments.windows(2) {
@@ -136,8 +135,8 @@ impl Grouped {
     }
 }
 
-/// How many pairs of each row of data each expert has, `[rows, experts]`: integers, so any split of
-/// the rows gives the same.
+/// Number of pairs per row of data and expert, `[rows, experts]`: integers, so any split of the
+/// rows gives the same result.
 pub fn expert_counts(expert_indices: &[u32], slots: usize, experts: usize, row_starts: &[usize]) -> Vec<u32> {
     let mut counts = vec![0; (row_starts.len() - 1) * experts];
     for (row, range) in row_starts.windows(2).enumerate() {
@@ -260,7 +259,7 @@ mod tests {
         assert_eq!(grouped.row_starts(&[0, 3, 5]), [0, 2, 4, 6, 7, 9, 10]);
         // Empty rows of data, also at the ends, change nothing.
         assert_eq!(grouped.row_starts(&[0, 0, 3, 3, 5, 5]), grouped.row_starts(&[0, 3, 5]));
-        // One row: the borders of segments alone.
+        // One row: only the segment boundaries.
         assert_eq!(grouped.row_starts(&[0, 5]), [0, 4, 7, 10]);
         let none = super::grouped(&[], 2, 4);
         assert_eq!((none.segments.clone(), none.row_starts(&[0, 0])), (vec![0; 5], vec![0]));

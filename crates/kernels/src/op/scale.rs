@@ -1,5 +1,5 @@
 //! Multiplication by a number (`docs/numerics.md`, "Residual"): `x = x·factor`, element by element,
-//! one rounding. It serves gradient clipping, of all tensors at once.
+//! one rounding. Used to clip the gradients of all tensors at once.
 
 use crate::backend::{F32, Memory};
 use crate::op::{Op, Output};

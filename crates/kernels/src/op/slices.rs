@@ -1,8 +1,8 @@
 //! Slicing (`docs/numerics.md`, "Slices"): float32 numbers become int8 slices with a power-of-two
 //! scale.
 //!
-//! Activations have one scale per row and chunk of 512 columns, weights one per row. How slices lie
-//! in memory is each backend's own affair; what they stand for is not.
+//! Activations have one scale per row and chunk of 512 columns, weights one per row. Each backend
+//! chooses its own memory layout of slices; the values they represent are fixed.
 
 use crate::backend::{Device, F32, Length, Memory, Run, Shaped, StoredMatrix};
 use crate::op::{Op, Output, lengths};
@@ -35,7 +35,7 @@ impl<M: Memory> Op<M> for SliceRows<'_, M> {
     }
 }
 
-/// Slices weights, one after another, with one scale per row.
+/// Slices consecutive weights, with one scale per row.
 pub struct SliceWeight<'a, M: Memory> {
     pub weight: &'a mut M::Weight,
     pub w: StoredMatrix<'a, M>,
@@ -54,7 +54,7 @@ impl<M: Memory> Op<M> for SliceWeight<'_, M> {
     }
 }
 
-/// `count` weights of `shape` each, sliced.
+/// Slices `count` weights of `shape` each.
 #[track_caller]
 pub fn sliced_weight<D>(
     device: &D,

@@ -1,13 +1,13 @@
 //! Sum of squares (`docs/numerics.md`, "Sum of squares and clipping"), level by level.
 //!
 //! Level 0: blocks of [`BLOCK`] elements, the last one shorter, each a lane sum of `fma(x, x, ·)`.
-//! Every further level: lane sums of blocks of [`BLOCK`] values of the level before, until one
-//! value is left. Nothing at all sums to +0.
+//! Every further level: lane sums of blocks of [`BLOCK`] values of the previous level, until one
+//! value is left. An empty tensor sums to +0.
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output, lengths};
 
-/// Elements of one block on every level.
+/// Elements per block on every level.
 pub const BLOCK: usize = 4096;
 
 /// `sums[i] = Σ tensors[i]²`.

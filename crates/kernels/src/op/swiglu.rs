@@ -3,7 +3,7 @@
 //!
 //! Forward: `h = silu(gate)·up`. Backward: `dup = dh·silu(gate)`,
 //! `dgate = (dh·up)·silu_grad(gate)`. Each product is rounded; `silu` and `silu_grad` are the
-//! elementary functions and are computed anew in the backward pass.
+//! elementary functions and are recomputed in the backward pass.
 
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output, lengths};
@@ -58,7 +58,7 @@ impl<M: Memory> Op<M> for SwigluBackward<'_, M> {
     }
 }
 
-/// `swiglu_forward` of pairs that lie side by side: `both` is `[rows, 2·width]`, gate before up.
+/// `swiglu_forward` of gate and up side by side: `both` is `[rows, 2·width]`, gate before up.
 pub struct SwigluPairsForward<'a, M: Memory> {
     pub h: &'a mut F32<M>,
     pub both: &'a F32<M>,
@@ -77,7 +77,7 @@ impl<M: Memory> Op<M> for SwigluPairsForward<'_, M> {
     }
 }
 
-/// `swiglu_backward` of pairs that lie side by side.
+/// `swiglu_backward` of `both`, laid out as in [`SwigluPairsForward`].
 pub struct SwigluPairsBackward<'a, M: Memory> {
     pub dboth: &'a mut F32<M>,
     pub dh: &'a F32<M>,

@@ -1,26 +1,26 @@
-//! The books of the counting backend: who holds how many bytes, now and when it was most, and what
-//! was computed.
+//! The ledger of the counting backend: the bytes of each holder, now and at the peak, and the work
+//! done.
 //!
-//! A holder is the line of code that asked for the memory, so that a plan can name every buffer
-//! without anything being labelled.
+//! A holder is the line of code that allocated the memory, so a plan can name every buffer without
+//! labels.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::panic::Location;
 use std::rc::Rc;
 
-/// What kind of memory it is.
+/// The kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// Elements of this type.
     Buffer(&'static str),
     /// Sliced activations.
     Rows,
-    /// Sliced weights, or weights of four bits.
+    /// Sliced weights, or 4-bit weights.
     Weight,
 }
 
-/// Memory of one kind that one line of code asked for.
+/// Memory of one kind allocated by one line of code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Holder {
     /// Source file and line.
@@ -32,12 +32,11 @@ pub struct Holder {
 /// Bytes by holder.
 pub type Holdings = BTreeMap<Holder, usize>;
 
-/// What an op was asked for.
+/// The work of one op.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     pub calls: u64,
-    /// Products of two numbers that are added up, as the mathematics counts them: a slice product
-    /// of either profile is one.
+    /// Mathematical multiply-adds: a product of two sliced numbers counts as one in either profile.
     pub multiply_adds: u64,
     /// Numbers written.
     pub outputs: u64,
@@ -47,7 +46,7 @@ pub struct Work {
 struct Books {
     held: Holdings,
     bytes: usize,
-    /// Written down when the peak is left, not whenever it rises.
+    /// Recorded when the total falls from the peak, not each time it rises.
     at_peak: Holdings,
     bytes_peak: usize,
     work: BTreeMap<&'static str, Work>,
@@ -59,11 +58,11 @@ impl Books {
     }
 }
 
-/// Shared by a backend and everything it handed out.
+/// Shared by a backend and everything it allocated.
 #[derive(Clone, Default)]
 pub(super) struct Ledger(Rc<RefCell<Books>>);
 
-/// Bytes that are held until it is dropped.
+/// Bytes held until the claim is dropped.
 pub(super) struct Claim {
     ledger: Ledger,
     holder: Holder,

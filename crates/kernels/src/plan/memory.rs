@@ -1,4 +1,4 @@
-//! What the counting backend hands out: lengths and shapes, each with its claim in the books.
+//! The storage of the counting backend: lengths and shapes, each with its claim in the ledger.
 
 use super::ledger::Claim;
 use crate::backend::{Length, Shaped, Workspaces};
@@ -6,18 +6,18 @@ use crate::buffer::Element;
 use crate::op::{QuantizedShape, SliceShape};
 use std::marker::PhantomData;
 
-/// How a device lays out what it keeps: all that must be known to count its memory without it.
+/// A device's memory layout: all that is needed to count its memory without the device.
 pub trait MemoryLayout: Workspaces {
     fn name(&self) -> String;
-    /// Bytes that a buffer with so many bytes of elements takes.
+    /// Bytes allocated for a buffer with `bytes` bytes of elements.
     fn buffer_bytes(&self, bytes: usize) -> usize {
         bytes
     }
-    /// Bytes of activations, sliced.
+    /// Bytes of sliced activations.
     fn rows_bytes(&self, shape: SliceShape) -> usize;
-    /// Bytes of `count` weights, sliced.
+    /// Bytes of `count` sliced weights.
     fn weight_bytes(&self, count: usize, shape: SliceShape) -> usize;
-    /// Bytes of weights of four bits.
+    /// Bytes of 4-bit weights.
     fn quantized_bytes(&self, shape: QuantizedShape) -> usize;
 }
 
@@ -47,7 +47,7 @@ pub struct CountedWeight {
     pub(super) _claim: Claim,
 }
 
-/// The shape of weights of four bits.
+/// The shape of 4-bit weights.
 pub struct CountedQuantizedWeight {
     pub(super) shape: QuantizedShape,
     pub(super) _claim: Claim,

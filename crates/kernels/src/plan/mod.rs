@@ -1,9 +1,9 @@
-//! A backend that computes nothing and counts every byte: what `plan` runs on.
+//! A backend that computes nothing and counts every byte; `plan` runs on it.
 //!
-//! [`Counting`] stands for another backend: it allocates as that one would (its layout of slices,
-//! its own workspace functions) and notes every call and its arithmetic, so a real training step
-//! run on it tells what the step needs and cannot disagree with it. Results are zeros, which keeps
-//! a step going. Not counted: tables of a few kilobytes that GPU ops make for a launch.
+//! [`Counting`] stands in for another backend: it uses that backend's slice layout and workspace
+//! sizes and records every call and its arithmetic. A real training step run on it therefore
+//! measures exactly what the step needs. Results are zeros, which is enough for a step to run. Not
+//! counted: tables of a few kilobytes that GPU ops build per launch.
 
 mod ledger;
 mod memory;
@@ -20,7 +20,7 @@ use std::marker::PhantomData;
 use std::panic::Location;
 use std::rc::Rc;
 
-/// Counts what `L` would hold and do. Clones share the books.
+/// Counts the memory and work of `L`. Clones share the ledger.
 pub struct Counting<L: MemoryLayout> {
     like: Rc<L>,
     ledger: Ledger,
@@ -43,7 +43,7 @@ impl<L: MemoryLayout> Counting<L> {
         self.ledger.bytes()
     }
 
-    /// The most bytes that were held at once.
+    /// Peak bytes held.
     pub fn bytes_peak(&self) -> usize {
         self.ledger.bytes_peak()
     }
@@ -52,17 +52,17 @@ impl<L: MemoryLayout> Counting<L> {
         self.ledger.held()
     }
 
-    /// Who held what at the peak.
+    /// Bytes by holder at the peak.
     pub fn held_at_peak(&self) -> Holdings {
         self.ledger.held_at_peak()
     }
 
-    /// What each op was asked for.
+    /// The work of each op.
     pub fn work(&self) -> BTreeMap<&'static str, Work> {
         self.ledger.work()
     }
 
-    /// The peak starts again from what is held, the work from nothing.
+    /// Resets the peak to the bytes held now, and the work to zero.
     pub fn forget(&self) {
         self.ledger.forget();
     }
@@ -78,7 +78,7 @@ impl<L: MemoryLayout> Counting<L> {
     }
 }
 
-/// Lengths and shapes, each with its claim in the books.
+/// Lengths and shapes, each with its claim in the ledger.
 pub struct CountedMemory;
 
 impl Memory for CountedMemory {
@@ -95,7 +95,7 @@ impl<L: MemoryLayout, P: Op<CountedMemory>> Run<P> for Counting<L> {
     }
 }
 
-/// Numbers that an op writes; slices are counted by what they stand for.
+/// Numbers that an op writes; slices count as the numbers they represent.
 fn elements(output: Output<'_, CountedMemory>) -> usize {
     match output {
         Output::F32(x) | Output::Kept(x) => x.len(),
