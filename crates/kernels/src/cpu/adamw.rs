@@ -26,7 +26,7 @@ impl Run<AdamWUpdate<'_, CpuMemory>> for Cpu {
 
 multiversion! {
     fn update_part<F>(parameter: &mut [f32], m: &mut [f32], v: &mut [f32], gradient: &[f32], c: &Coefficients) {
-        // A copy tells the compiler that the stores do not reach the coefficients.
+        // With a copy the compiler sees that the stores do not alias the coefficients.
         let c = *c;
         for (((parameter, m), v), gradient) in parameter.iter_mut().zip(m).zip(v).zip(gradient) {
             (*parameter, *m, *v) = adamw::update::<F>(*parameter, *m, *v, *gradient, &c);

@@ -1,12 +1,12 @@
 //! AMX int8 tiles through inline assembly: permission, tile state, and the three-product block.
 //!
-//! Stable Rust has no AMX intrinsics, so every tile instruction is an `asm!` line. Tile state
-//! belongs to a thread: [`Session`] configures it and releases it when dropped, so nothing outlives
-//! a kernel call.
+//! Stable Rust has no AMX intrinsics, so every tile instruction is an `asm!` line. Tile state is
+//! per thread: [`Session`] configures it and releases it when dropped, so nothing outlives a kernel
+//! call.
 #![cfg(target_arch = "x86_64")]
 
-// Why tile registers keep their values from one `asm!` block to the next (`zero`, `multiply_*`,
-// `store*`), which the language alone does not promise:
+// Why tile registers keep their values between `asm!` blocks (`zero`, `multiply_*`, `store*`),
+// which the language alone does not guarantee:
 // - A compiler touches them only in a function that enables an AMX target feature, for values of a
 //   tile type. No function of this crate or of its dependencies enables one, and Rust has no such
 //   type.
@@ -15,16 +15,16 @@
 //   (`epilogue::Whole`), and these functions are inlined too. The compiled program shows it: from
 //   `tilezero` to `tilestored`, only panics are called.
 // - No block is `pure`, so none is left out, repeated or moved across another.
-// - The kernel saves them with the other registers, at a switch of threads and for a signal
-//   handler. Every block still declares all eight as changed (`tile_asm!`): a compiler that did
-//   keep values there would have to save them.
+// - The kernel saves them with the other registers, on context switches and for signal handlers.
+//   Every block still declares all eight as changed (`tile_asm!`): a compiler that did keep values
+//   there would have to save them.
 
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 
-/// `asm!` with the options first, and with every tile register among what it changes.
+/// `asm!` with the options first and every tile register declared as clobbered.
 macro_rules! tile_asm {
     (options $options:tt, $($rest:tt)*) => {
         asm!(
@@ -36,7 +36,7 @@ macro_rules! tile_asm {
     };
 }
 
-/// Whether the processor has int8 tiles and the kernel lets this process use them. Asked once.
+/// Whether the processor has int8 tiles and the kernel lets this process use them. Checked once.
 pub(super) fn permitted() -> bool {
     static PERMITTED: OnceLock<bool> = OnceLock::new();
     *PERMITTED.get_or_init(|| {
@@ -72,7 +72,7 @@ fn request_permission() -> bool {
 struct TileConfig([u8; 64]);
 
 /// The calling thread's tile state, set to eight tiles of 16 rows × 64 bytes. It stays on its
-/// thread, and a thread has one at a time: what is dropped takes the state with it.
+/// thread, and a thread has at most one: dropping a session releases the state.
 pub(super) struct Session(PhantomData<*mut ()>);
 
 impl Session {
@@ -272,18 +272,17 @@ pub(super) struct Strip {
     pub(super) right: [*const i8; 2],
 }
 
-/// What is done while tiles are busy.
+/// Work to do while the tile unit is busy.
 pub(super) trait Pause {
     fn pause(&mut self);
 }
 
-/// Pauses in a strip.
+/// Pauses per strip.
 pub(super) const PAUSES: usize = 2;
 
 /// Tiles 0 and 1 += `high·high`, tiles 2 and 3 += `high·low + low·high`, with [`PAUSES`] for other
-/// instructions. Loads come together and products come together: on a core whose neighbour is busy,
-/// changing from one to the other takes time. Left tiles are used once and need no place in the
-/// first-level cache (`t1`).
+/// instructions. Loads are grouped and products are grouped: when the sibling hyperthread is busy,
+/// alternating between them costs time. Left tiles are used once and bypass the L1 cache (`t1`).
 ///
 /// # Safety
 /// This thread holds a [`Session`]; the strip's tiles are readable. [`Pause::pause`] calls no
@@ -337,10 +336,10 @@ pub(super) unsafe fn store_strip(first: *mut i32, second: *mut i32, width: usize
     }
 }
 
-/// int8 multiply-adds of one round of [`spin`].
+/// int8 multiply-adds per round of [`spin`].
 pub(super) const SPIN_MULTIPLY_ADDS: usize = 8 * 16 * 16 * 64;
 
-/// Eight tile products a round on registers alone.
+/// Eight tile products per round, on registers only.
 ///
 /// # Safety
 /// This thread holds a [`Session`].

@@ -1,5 +1,5 @@
-//! Load balancing of a router (`op/balance.rs`). Blocks of tokens are summed by whoever has them,
-//! then added in order.
+//! Load balancing of a router (`op/balance.rs`). Any thread may sum a block of tokens; the blocks
+//! are then added in order.
 
 use super::CpuMemory;
 use super::path::multiversion;
@@ -12,7 +12,7 @@ use crate::{Buffer, Cpu};
 use isobit_numerics::elementary::exp;
 use isobit_numerics::lanes;
 
-/// Sums of all blocks of tokens.
+/// The sums of all token blocks.
 pub(super) fn workspace(row_starts: &[usize], experts: usize) -> usize {
     Workspace::bytes::<f32>(token_blocks(row_starts, TOKEN_BLOCK).count() * experts)
 }

@@ -1,5 +1,5 @@
-//! Bias (`op/bias.rs`). Forward goes by tokens; backward by columns, so that no two threads share a
-//! sum.
+//! Bias (`op/bias.rs`). Forward is parallel over tokens, backward over columns, so no two threads
+//! share a sum.
 
 use super::CpuMemory;
 use super::path::multiversion;
@@ -9,9 +9,9 @@ use crate::op::{BiasBackward, BiasForward, TOKEN_BLOCK, token_blocks};
 use crate::{Buffer, Cpu};
 use std::ops::Range;
 
-/// Columns summed together: their running sums stay in the first-level cache.
+/// Columns summed together: their running sums stay in the L1 cache.
 pub(super) const COLUMNS: usize = 512;
-/// Columns that one thread gets at least, for whole cache lines.
+/// Minimum columns per thread, for whole cache lines.
 pub(super) const COLUMN_GRAIN: usize = 32;
 
 impl Run<BiasForward<'_, CpuMemory>> for Cpu {
@@ -28,8 +28,7 @@ impl Run<BiasBackward<'_, CpuMemory>> for Cpu {
     }
 }
 
-/// Some columns of a matrix over one block of tokens: those from `first` on, as many as there are
-/// sums.
+/// Columns of a matrix over one block of tokens: from `first`, one per sum.
 pub(super) struct ColumnBlock {
     pub(super) tokens: Range<usize>,
     pub(super) first: usize,
@@ -37,7 +36,7 @@ pub(super) struct ColumnBlock {
     pub(super) width: usize,
 }
 
-/// Adds to each column's sum, block of tokens by block of tokens; threads share the columns.
+/// Adds each column's sum, one token block at a time; parallel over columns.
 pub(super) fn sum_columns(
     cpu: &Cpu,
     sums: &mut [f32],

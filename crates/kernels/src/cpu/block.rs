@@ -1,9 +1,9 @@
-//! The heart of the slice product: exact integer sums of one 32×32 block over one chunk, per
+//! The core of the slice product: exact integer sums of one 32×32 block over one chunk, per
 //! instruction set.
 //!
 //! A profile is a list of slice products, each adding into a plane of sums. Every path fills the
-//! same planes; what differs is which instruction multiplies. Integers are exact, so there is
-//! nothing to agree on but the layout.
+//! same planes with different multiply instructions. Integer sums are exact, so the paths need to
+//! agree only on the layout.
 
 use super::path::Path;
 use super::slices::{BLOCK, CHUNK_TILES, TILE_BYTES, TILE_DEPTH, TILE_ROWS};
@@ -30,7 +30,7 @@ const fn products(profile: Profile) -> &'static [(usize, usize, usize)] {
     }
 }
 
-/// Where a left operand's rows lie: byte `(column, slice, row, depth)` is at
+/// Layout of a left operand's rows: byte `(column, slice, row, depth)` is at
 /// `column·column_stride + slice·slice_stride + row·64 + depth`. Rows may be read up to the next
 /// multiple of 16 or 32.
 #[derive(Clone, Copy)]
@@ -50,13 +50,13 @@ pub(super) struct RightView<'a> {
     pub(super) blocks: usize,
 }
 
-/// What a path prepares once per right panel and chunk and uses for every row block.
+/// Data that a path prepares once per right panel and chunk and reuses for every row block.
 pub(super) struct Prepared {
     /// Right bytes as 16-bit numbers, for paths without 8-bit multiplication:
     /// `[block][column][slice][group][row][4]`.
     /// BOUND: 96 KiB a thread.
     wide: Vec<i16>,
-    /// `128·Σ_k right`, `[slice][column of the block]`, which VNNI takes off again.
+    /// `128·Σ_k right`, `[slice][column of the block]`, which the VNNI path subtracts.
     bias: [[i32; BLOCK]; 3],
 }
 
@@ -154,7 +154,7 @@ unsafe fn amx_sums(sums: &mut Sums, left: LeftView, rows: usize, right: RightVie
                 left_stride: left.column_stride,
                 right: right.tiles.as_ptr().add(b * TILE_BYTES),
                 right_stride: slices * TILE_BYTES,
-                // A missing second block is computed twice and never looked at.
+                // For a missing second block the first is computed again and the result ignored.
                 right_second: if right.blocks == 2 { right.block_stride } else { 0 },
                 columns,
             };
@@ -174,8 +174,8 @@ unsafe fn amx_sums(sums: &mut Sums, left: LeftView, rows: usize, right: RightVie
 mod wide {
     use super::*;
 
-    /// One row and 16 columns at a time. Neighbouring products of 16-bit numbers are added in
-    /// pairs, which baseline x86-64 has an instruction for.
+    /// One row and 16 columns at a time. Adjacent 16-bit products are added in pairs, for which
+    /// baseline x86-64 has an instruction.
     pub(super) fn sums(
         sums: &mut Sums,
         left: LeftView,
@@ -277,8 +277,8 @@ mod wide {
                         }
                     }
                     for row in 0..count {
-                        // Neighbouring pairs are the two halves of one column; the permutation
-                        // undoes hadd's lane order.
+                        // Adjacent pairs are the two halves of one column; the permutation undoes
+                        // hadd's lane order.
                         let columns =
                             _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_hadd_epi32(acc[row][0], acc[row][1]));
                         // SAFETY: eight columns from `8·half`, which is at most 24, inside a row

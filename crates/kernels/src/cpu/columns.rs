@@ -1,4 +1,4 @@
-//! Column copies (`op/columns.rs`); threads share the tokens.
+//! Column copies (`op/columns.rs`); parallel over tokens.
 
 use super::CpuMemory;
 use super::path::multiversion;

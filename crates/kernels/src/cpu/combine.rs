@@ -1,6 +1,6 @@
-//! Combine (`op/combine.rs`). Forward goes by tokens. Backward goes by rows of the grouped matrix,
-//! so that every row has one owner whatever `places` holds: each thread looks through all pairs for
-//! those in its range.
+//! Combine (`op/combine.rs`). Forward is parallel over tokens. Backward is parallel over rows of
+//! the grouped matrix, so every row has one owner whatever `places` holds: each thread scans all
+//! pairs for those in its range.
 
 use super::CpuMemory;
 use super::path::multiversion;
@@ -10,7 +10,7 @@ use crate::op::{Combine, CombineBackward, CombineForward};
 use crate::{Buffer, Cpu};
 use isobit_numerics::lanes;
 
-/// Elements of a row that pass all slots while they are in registers.
+/// Elements of a row kept in registers while all slots are added.
 const PIECE: usize = 128;
 
 impl Run<CombineForward<'_, CpuMemory>> for Cpu {

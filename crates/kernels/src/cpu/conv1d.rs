@@ -1,6 +1,6 @@
-//! Causal convolution (`op/conv1d.rs`), tile by tile of channels. Forward shares tokens out,
-//! backward channels: there one pass over the tokens has the window, the sums that become `dx`, and
-//! those that become `dweight`.
+//! Causal convolution (`op/conv1d.rs`), in tiles of channels. Forward is parallel over tokens,
+//! backward over channels, where a single pass over the tokens computes the window, `dx` and
+//! `dweight`.
 
 use super::CpuMemory;
 use super::path::multiversion;
@@ -14,15 +14,15 @@ use isobit_numerics::elementary::{silu, silu_grad};
 use isobit_numerics::lanes::{LANES, Lanes};
 use std::ops::Range;
 
-/// Blocks of lanes of a tile: what it keeps per tap stays in the first-level cache.
+/// Lane blocks per tile: its data per tap stays in the L1 cache.
 const BLOCKS: usize = 8;
-/// Channels of a tile.
+/// Channels per tile.
 const TILE: usize = BLOCKS * LANES;
 
-/// Numbers of a tile by tap, then by block of lanes.
+/// Values of a tile, by tap, then by lane block.
 type Taps = [[Lanes; BLOCKS]; KERNEL_MAX];
 
-/// What both directions work on.
+/// Inputs of both passes.
 struct Convolution<'a> {
     x: &'a [f32],
     weight: &'a [f32],
@@ -67,7 +67,7 @@ impl Run<Conv1dBackward<'_, CpuMemory>> for Cpu {
     }
 }
 
-/// The weights of a tile. Channels past the last are zero.
+/// The weights of a tile, zero for channels past the last.
 #[inline(always)]
 fn taps(weight: &[f32], p: &Conv1d, first: usize) -> Taps {
     let mut taps = [[[0.0; LANES]; BLOCKS]; KERNEL_MAX];
@@ -85,13 +85,13 @@ fn blocks(first: usize, p: &Conv1d) -> impl Iterator<Item = (usize, usize)> {
     (first..p.channels).step_by(LANES).take(BLOCKS).enumerate()
 }
 
-/// A token's channels from `channel` on: a block of lanes, or what is left.
+/// A token's channels from `channel`: a lane block, or the remainder.
 #[inline(always)]
 fn channels<'a>(x: &'a [f32], row: usize, p: &Conv1d, channel: usize) -> &'a [f32] {
     &x[row * p.channels..(row + 1) * p.channels][channel..(channel + LANES).min(p.channels)]
 }
 
-/// `sums = fma(factors, row, sums)`; a short row has only its own lanes.
+/// `sums = fma(factors, row, sums)`; a short row updates only its own lanes.
 #[inline(always)]
 fn step<F: Fma>(sums: &mut Lanes, factors: &Lanes, row: &[f32]) {
     if let Some(row) = row.as_array::<LANES>() {
@@ -134,8 +134,8 @@ fn store(y: &mut [f32], lanes: &Lanes) {
 }
 
 multiversion! {
-    /// Channels `first ..` of the tokens `here` of the document that begins at `start`; `y` has
-    /// these tokens alone.
+    /// Channels `first ..` of the tokens `here` of the document that begins at `start`; `y` holds
+    /// only these tokens.
     fn forward_tile<F>(
         y: &mut [f32],
         convolution: &Convolution,
@@ -180,7 +180,7 @@ multiversion! {
         let Convolution { x, weight, p } = *convolution;
         let (taps, last) = (taps(weight, p, first), p.kernel - 1);
         let end = (first + TILE).min(p.channels);
-        // The growing gradients of the last tokens: that of token `t` lies at `t % kernel`.
+        // Partial gradients of the last tokens: that of token `t` is at `t % kernel`.
         let mut growing: Taps = [[[0.0; LANES]; BLOCKS]; KERNEL_MAX];
         let mut sums = WeightSums::new(dweight, p.kernel, row_starts);
         for ends in p.starts.windows(2) {
@@ -203,7 +203,7 @@ multiversion! {
                         }
                     }
                 }
-                // At the document's end all that are left are done.
+                // At the document's end all remaining ones are complete.
                 let done = if t + 1 == ends[1] { p.kernel } else { 1 };
                 for done in (there.start..done).map(|j| t + j - last) {
                     // SAFETY: channels of different threads do not overlap.
@@ -240,8 +240,8 @@ impl<'a> WeightSums<'a, ()> {
 }
 
 impl<I: Iterator<Item = Range<usize>>> WeightSums<'_, I> {
-    /// Makes ready for token `t`, which comes after all before; says whether there is anything to
-    /// sum up.
+    /// Prepares for token `t`; tokens come in ascending order. Returns whether there is anything to
+    /// sum.
     #[inline(always)]
     fn reaches(&mut self, t: usize) -> bool {
         if self.dweight.is_none() {

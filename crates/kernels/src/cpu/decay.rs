@@ -1,5 +1,5 @@
-//! Decay (`op/decay.rs`). Threads share the tokens, and the heads for the gradients of parameters:
-//! there is little of either.
+//! Decay (`op/decay.rs`). Parallel over tokens, and over heads for the parameter gradients; both
+//! are small.
 
 use super::CpuMemory;
 use super::bias::{COLUMN_GRAIN, COLUMNS, ColumnBlock};

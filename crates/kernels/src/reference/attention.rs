@@ -1,8 +1,7 @@
 //! Attention, the definition (`op/attention.rs` states it in words): plain loops over spans, heads,
 //! queries, tiles.
 //!
-//! Sums of integers are exact, so only the loops over tiles and the lane sums have an order, and it
-//! is written here.
+//! Integer sums are exact, so order matters only in the loops over tiles and the lane sums.
 
 use super::product::chunk_value;
 use super::{Reference, ReferenceMemory};
@@ -17,7 +16,7 @@ use isobit_numerics::lanes::{dot, max, sum};
 use isobit_numerics::slices::{Profile, Scale, magnitude_bits};
 use std::ops::Range;
 
-/// A vector as one chunk: integers and what one of them is worth.
+/// A vector as one chunk: integers and their unit.
 struct Sliced {
     integers: Vec<i32>,
     unit: f32,
@@ -99,16 +98,14 @@ fn query_forward(o: &mut [f32], q: &Sliced, k: &[Sliced], v: &[Sliced], visible:
     m + ln::<SoftFma>(l) * std::f32::consts::LOG2_E
 }
 
-/// The parts of `range` that lie in tiles of `size` counted from zero, ascending, each with its
-/// tile's first index.
+/// `range` split at multiples of `size`, ascending, each part with its tile's first index.
 fn tiles(range: &Range<usize>, size: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
     let range = range.clone();
     (range.start / size..range.end.div_ceil(size))
         .map(move |tile| (range.start.max(tile * size)..range.end.min((tile + 1) * size), tile * size))
 }
 
-/// What the backward pass of one (span, query head) works on; indices are positions of the
-/// document.
+/// Operands of the backward pass of one (span, query head); indices are positions in the document.
 struct Head {
     q: Vec<Sliced>,
     k: Vec<Sliced>,
@@ -183,7 +180,7 @@ fn query_backward(dq: &mut [f32], head: &Head, i: usize, p: &Attention) {
     }
 }
 
-/// What one query head adds to the gradients of one key and its value: query tiles ascend.
+/// One query head's contribution to the gradients of one key and its value: query tiles ascend.
 fn key_backward(head: &Head, j: usize, p: &Attention) -> (Vec<f32>, Vec<f32>) {
     let (mut dk, mut dv) = (vec![0.0; p.key_width], vec![0.0; p.value_width]);
     let seen_by = j..p.window.map_or(head.q.len(), |window| head.q.len().min(j + window));

@@ -9,7 +9,7 @@ use isobit_numerics::elementary::exp;
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{self, LANES, for_lanes, tree_sum};
 
-/// Probabilities of all experts of one token.
+/// One token's probabilities over all experts.
 pub(super) fn softmax(z: &[f32]) -> Vec<f32> {
     let most = z.iter().fold(f32::NEG_INFINITY, |most, &z| lanes::max(z, most));
     let powers: Vec<f32> = z.iter().map(|z| exp::<SoftFma>(z - most)).collect();

@@ -140,7 +140,7 @@ impl Run<DeltaRuleForward<'_, ReferenceMemory>> for Reference {
     }
 }
 
-/// What one value head adds to the gradients of a chunk.
+/// One value head's contribution to the gradients of a chunk.
 struct Gradients {
     q: Vec<Vec<f32>>,
     k: Vec<Vec<f32>>,

@@ -1,5 +1,5 @@
-//! Digest of a buffer, the definition (`docs/numerics.md`, "Tensor digest"): the bytes are spelled
-//! out, so that the order of bytes in memory does not matter.
+//! Digest of a buffer, the definition (`docs/numerics.md`, "Tensor digest"): bytes are taken
+//! explicitly as little-endian, so the host's byte order does not matter.
 
 use super::{Reference, ReferenceMemory};
 use crate::backend::Run;

@@ -20,7 +20,7 @@ impl Run<GateForward<'_, ReferenceMemory>> for Reference {
 
 impl Run<GateBackward<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut GateBackward<'_, ReferenceMemory>, workspace: &mut Buffer<u8>) {
-        // The gradient of `x` passes the gate as `x` did.
+        // The gradient of `x` is gated like `x`.
         self.execute(&mut GateForward { y: op.dx, x: op.dy, g: op.g, p: op.p }, workspace);
         let GateBackward { dg, dy, x, g, p, .. } = op;
         for index in 0..p.gates() {

@@ -1,6 +1,6 @@
 //! Fused LM head and cross-entropy, the definition (`docs/numerics.md`, "Head and loss").
 //!
-//! Here the logits do exist as a whole; both directions compute them afresh, as every backend does.
+//! Here the logits are materialized; both passes recompute them, as every backend does.
 
 use super::ReferenceMemory;
 use crate::backend::Run;
@@ -74,7 +74,7 @@ impl Run<HeadLossStep<'_, ReferenceMemory>> for Reference {
     }
 }
 
-/// All tokens and the head.
+/// The product of all tokens with the head.
 fn product<'a>(segments: &'a [usize; 2], p: &HeadLoss) -> Product<'a> {
     Product { segments, n: p.vocabulary, k: p.hidden, profile: p.profile, accumulate: false }
 }

@@ -1,5 +1,4 @@
-//! Linear layers, the definition (`op/linear.rs`): the ops that a layer is made of, one after
-//! another.
+//! Linear layers, the definition (`op/linear.rs`): a layer's component ops in sequence.
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;

@@ -1,4 +1,4 @@
-//! The definition of the right bits: plain loops, one file per op, in the order the contract
+//! The definition of the correct bits: plain loops, one file per op, in the order the contract
 //! states.
 
 mod adamw;
@@ -36,14 +36,14 @@ use crate::backend::{Device, DeviceFailure, Memory, Scratch, Workspaces};
 use crate::buffer::{Buffer, Element};
 use crate::op::{AsQuantized, QuantizedShape, SliceShape};
 
-/// The backend that is right by definition.
+/// The backend that is correct by definition.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reference;
 
-/// Its ops have no workspace, so all of them share an empty one.
+/// No reference op uses a workspace, so all share an empty one.
 static SCRATCH: Scratch<ReferenceMemory> = Scratch::new();
 
-/// Host memory; slices as plain integers.
+/// Host memory, with slices as plain integers.
 pub struct ReferenceMemory;
 
 impl Memory for ReferenceMemory {

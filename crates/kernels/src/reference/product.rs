@@ -8,7 +8,7 @@ use crate::{Buffer, Matrix, Reference};
 use isobit_numerics::fma::fma;
 use isobit_numerics::slices::{CHUNK, Profile, split2, split3};
 
-/// The value of one chunk: exact integer sums of the kept slice products, brought to float32.
+/// The value of one chunk: exact integer sums of the kept slice products, converted to float32.
 pub(super) fn chunk_value(profile: Profile, pairs: impl Iterator<Item = (i32, i32)>) -> f32 {
     match profile {
         Profile::X2 => {
@@ -34,7 +34,7 @@ pub(super) fn chunk_value(profile: Profile, pairs: impl Iterator<Item = (i32, i3
     }
 }
 
-/// The weight as slices, made here if it is stored otherwise.
+/// The weight as slices, sliced here if necessary.
 fn sliced(w: Matrix<ReferenceMemory>, p: &Product) -> SlicedWeight {
     match w {
         Matrix::Sliced(w) => w.clone(),

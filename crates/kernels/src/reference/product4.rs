@@ -9,7 +9,7 @@ use crate::op::{Product4Forward, Product4GradInput, Product4Rows, SliceShape};
 use isobit_numerics::fma::fma;
 use isobit_numerics::slices::{CHUNK, Profile, split2, split3};
 
-/// Weights as whole numbers and scales.
+/// Weights as integers and scales.
 #[derive(Clone, Debug)]
 pub struct QuantizedWeight {
     shape: QuantizedShape,
@@ -26,7 +26,7 @@ impl Shaped<QuantizedShape> for QuantizedWeight {
 
 #[derive(Clone, Debug)]
 struct One {
-    /// The channel at each place of the order.
+    /// The channel at each position of the order.
     order: Vec<u32>,
     /// `d[n, place]`
     numbers: Vec<i32>,
@@ -63,7 +63,7 @@ impl One {
     }
 }
 
-/// The value of exact sums of the left operand's slices with whole numbers.
+/// The value of exact sums of products of the left operand's slices and integers.
 fn value(profile: Profile, pairs: impl Iterator<Item = (i32, i32)>) -> f32 {
     let mut sums = [0i64; 3];
     for (a, d) in pairs {

@@ -10,14 +10,12 @@ use isobit_numerics::elementary::{exp, sigmoid};
 use isobit_numerics::fma::fma;
 use isobit_numerics::{SoftFma, lanes};
 
-/// Whether `a` comes before `b` in the order of expert indices: larger first, NaN last; equal ones
-/// keep their order.
+/// Whether score `a` ranks before `b`: larger first, NaN last; ties keep their order.
 fn before(a: f32, b: f32) -> bool {
     a > b || (!a.is_nan() && b.is_nan())
 }
 
-/// The first `count` of the candidates in the order of their scores, smaller index first among
-/// equals.
+/// The best `count` candidates by score; ties go to the smaller index.
 fn best(scores: &[f32], candidates: impl Iterator<Item = usize>, count: usize) -> Vec<usize> {
     let mut found: Vec<usize> = Vec::new();
     for candidate in candidates {
@@ -28,7 +26,7 @@ fn best(scores: &[f32], candidates: impl Iterator<Item = usize>, count: usize) -
     found
 }
 
-/// Larger plus smaller of the group's two best scores; a group of one has that one.
+/// Larger plus smaller of the group's two best scores; a group of one uses its only score.
 fn group_score(scores: &[f32]) -> f32 {
     match best(scores, 0..scores.len(), 2)[..] {
         [first, second] => scores[first] + scores[second],
@@ -57,7 +55,7 @@ impl Run<RouterChoose<'_, ReferenceMemory>> for Reference {
     }
 }
 
-/// Of one token: the weight of each slot before the scale.
+/// One token's weight per slot, before scaling.
 fn unscaled(z: &[f32], indices: &[u32], p: &Router) -> Vec<f32> {
     let chosen = indices.iter().map(|&e| z[e as usize]);
     // ORDER: a chain over slots.

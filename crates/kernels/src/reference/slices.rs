@@ -22,7 +22,7 @@ pub struct SlicedRows {
     pub units: Vec<f32>,
 }
 
-/// Weights: one unit for a whole row.
+/// Weights: one unit per row.
 #[derive(Clone, Debug)]
 pub struct SlicedWeight {
     pub shape: SliceShape,

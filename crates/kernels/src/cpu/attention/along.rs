@@ -2,7 +2,7 @@
 //!
 //! Heads of up to 32 elements would leave half of every tile empty. In profile x2 they share one
 //! tile instead: the left operand is `[high | low]`, the right ones `[high | 0]` and
-//! `[low | high]`, so that two products do the work of three.
+//! `[low | high]`, so two products do the work of three.
 
 use super::operands::Shape;
 use crate::cpu::block::{LeftView, Prepared, RightView, Sums, block_sums};
@@ -13,15 +13,15 @@ use isobit_numerics::slices::Profile;
 /// Elements of a packed head; the other half of a tile is the other slice.
 pub(super) const PACKED: usize = TILE_DEPTH / 2;
 
-/// Whether heads of this width lie packed.
+/// Whether heads of this width are packed.
 pub(super) fn packs(path: Path, width: usize, profile: Profile) -> bool {
     matches!(path, Path::Avx512 | Path::Amx) && width <= PACKED && profile == Profile::X2
 }
 
-/// What is prepared once per right panel of 32 rows.
+/// Data prepared once per right panel of 32 rows.
 pub(super) struct Panel {
     pub(super) prepared: Prepared,
-    /// `128·Σ_k right` of both right tiles, which VNNI takes off again.
+    /// `128·Σ_k right` of both right tiles, which the VNNI path subtracts.
     bias: [[i32; BLOCK]; 2],
 }
 
@@ -167,8 +167,8 @@ mod vnni {
                 let at = block * right.block_stride + tile * TILE_BYTES + group * 64;
                 _mm512_loadu_si512(right.tiles.as_ptr().add(at).cast())
             };
-            // One loop over both halves of a tile: two short ones would be unrolled until registers
-            // run out. The second half of the first right tile is empty.
+            // One loop over both halves of a tile: two short ones would be unrolled until they
+            // spill registers. The second half of the first right tile is empty.
             for group in 0..GROUPS / 2 {
                 let (h, c) = ([load(0, 0, group), load(1, 0, group)], [load(0, 1, group), load(1, 1, group)]);
                 for r in 0..ROWS {

@@ -1,9 +1,10 @@
-//! The backward pass: operands, who computes which tiles, and the sum over the heads of a group.
+//! The backward pass: operands, the assignment of tiles to tasks, and the sum over the heads of a
+//! group.
 //!
 //! A tile of 128 queries by 128 keys (`gradients.rs`) feeds dQ of its queries and dK, dV of its
-//! keys. Usually one task is a whole head of a span and makes each tile once; where such tasks are
-//! too few for the threads, queries and keys become tasks of their own and tiles are made twice.
-//! Both ways fold tiles in the same order.
+//! keys. Usually one task is a whole head of a span and computes each tile once. If that gives too
+//! few tasks for the threads, queries and keys become separate tasks and each tile is computed
+//! twice. Both ways fold tiles in the same order.
 
 use super::forward::shapes;
 use super::gradients::{Gradients, Tile};
@@ -100,8 +101,7 @@ pub(in crate::cpu) fn backward(
             delta[source.rows..].fill(0.0);
             lse_blocks[source.rows..].fill(0.0);
             for row in 0..source.rows {
-                // One row a call: with a loop around it the compiler makes vectors of the wrong
-                // axis.
+                // One row per call: with a loop here the compiler vectorizes the wrong axis.
                 delta[row] = inner(cpu.path, source.row(row, value.width), outputs.row(row, value.width));
                 lse_blocks[row] = lse[(source.first_row + row) * p.heads + head];
             }
@@ -185,7 +185,7 @@ multiversion! {
     }
 }
 
-/// Hands the tiles out.
+/// Distributes the tiles.
 fn run(cpu: &Cpu, pass: &Gradients, byte_scratch: &mut [i8], float_scratch: &mut [f32]) {
     let p = pass.p;
     let (byte_scratch, float_scratch) = (SharedMut::new(byte_scratch), SharedMut::new(float_scratch));
@@ -222,8 +222,8 @@ fn run(cpu: &Cpu, pass: &Gradients, byte_scratch: &mut [i8], float_scratch: &mut
         };
         return work(&whole, p.spans.len() * p.heads);
     }
-    // The last tiles of a span see most: take the blocks from the end. Only blocks that start a
-    // tile are tasks.
+    // The last tiles of a span see the most keys, so blocks are taken from the end. Only blocks
+    // that start a tile are tasks.
     let blocks = pass.q.blocks;
     let count = blocks.total() * p.heads;
     let locate = |task: usize| {
@@ -250,15 +250,15 @@ fn run(cpu: &Cpu, pass: &Gradients, byte_scratch: &mut [i8], float_scratch: &mut
     work(&keys, count);
 }
 
-/// First queries of the tiles that see something of the tile of keys.
+/// First queries of the tiles that see part of the key tile.
 fn query_tiles(p: &Attention, first_key: usize, length: usize) -> impl Iterator<Item = usize> {
     let last_key = length.min(first_key + TILE) - 1;
     let end = p.window.map_or(length, |window| length.min(last_key + window));
     (first_key..end).step_by(TILE)
 }
 
-/// Whether whole heads keep the threads busy: five products once, or seven in pieces. Time only; no
-/// bit depends on it.
+/// Whether whole heads keep the threads busy: five products in whole heads, seven when split.
+/// Affects time only, not bits.
 fn whole_heads(p: &Attention, threads: usize) -> bool {
     let cost = |length: usize| length.div_ceil(TILE) * length.div_ceil(TILE);
     let largest = p.spans.iter().map(|span| cost(span.keys.len())).max().unwrap_or(0);
@@ -266,7 +266,7 @@ fn whole_heads(p: &Attention, threads: usize) -> bool {
     5 * (largest * p.heads.div_ceil(threads)).max(total.div_ceil(threads)) <= 7 * total.div_ceil(threads)
 }
 
-/// Adds what the heads of a group found for their keys, and turns it back: partials are
+/// Adds the key gradients of a group's heads and transposes them back: partials are
 /// `[head][block][width][64 keys]`.
 fn add_heads(cpu: &Cpu, out: &mut [f32], partials: &[f32], tensor: Tensor, p: &Attention, scratch: &mut [f32]) {
     let width = tensor.shape.width;

@@ -1,9 +1,9 @@
 //! The forward pass: 64 queries of one head at a time run over the key tiles they see, with a
 //! running softmax.
 //!
-//! Scores of a tile are made in panels of 32 keys, become probabilities row by row, and leave as
-//! bytes for the product with the values. A row is touched only where it sees something, so what
-//! lies behind a mask may be anything.
+//! Scores of a tile are computed in panels of 32 keys, turned into probabilities row by row, and
+//! sliced into bytes for the product with the values. Only visible places of a row are touched, so
+//! masked places may hold anything.
 
 use super::operands::{Blocks, ROWS, SQUARE, Shape, Slicer, store_turned_right};
 use super::softmax::{State, divide, finish, score_block, score_maxima, slice_weights, value_block, weigh};
@@ -117,7 +117,7 @@ pub(in crate::cpu) fn forward(
         let mut state = State::new(cpu.path, p.profile, scratch);
         while let Some(tasks) = tasks.next(worker) {
             for task in tasks {
-                // Late queries see most keys: idle workers steal those first.
+                // Late queries see the most keys; idle workers steal those first.
                 pass.query_block(&mut state, task / p.heads, task % p.heads, &o, &lse);
             }
         }
@@ -143,11 +143,11 @@ struct Step {
     span: usize,
     head: usize,
     kv: usize,
-    /// Block of queries among all.
+    /// Index of the query block among all.
     block: usize,
     /// First key of the tile.
     first_key: usize,
-    /// Rows that see something of the tile, and the places that some of them sees.
+    /// Rows that see part of the tile, and the places visible to any of them.
     rows: Range<usize>,
     places: Range<usize>,
 }
@@ -197,7 +197,7 @@ impl Forward<'_> {
         self.p.value_width.next_multiple_of(BLOCK)
     }
 
-    /// Halves of 32 rows that see something of the step, each with its active rows.
+    /// Halves of 32 rows that see part of the tile, each with its active rows.
     fn halves(step: &Step) -> impl Iterator<Item = Range<usize>> {
         let rows = step.rows.clone();
         [0, BLOCK]
@@ -239,7 +239,7 @@ impl Forward<'_> {
 
     fn softmax(&self, state: &mut State, step: &Step) {
         let v_units = &self.v_units[self.v.index(step.kv, self.v.blocks.of(step.span).start) * ROWS..];
-        // A last block of 64 keys may end the span's units; what lies behind is never visible.
+        // The span's units may end with a block of 64 keys; nothing beyond it is visible.
         let mut units = [0.0; TILE];
         let count = TILE.min(self.v.blocks.of(step.span).len() * ROWS - step.first_key);
         units[..count].copy_from_slice(&v_units[step.first_key..step.first_key + count]);

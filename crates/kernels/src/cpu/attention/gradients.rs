@@ -1,8 +1,8 @@
 //! One tile of the backward pass: 128 queries by 128 keys of one head.
 //!
-//! Probabilities `P` and score gradients `G = P·(dP − D)` of the tile are made block by block and
-//! kept as float32. Their rows, sliced, are the left operand of dQ. Their columns, sliced, are the
-//! *right* operand of dK and dV: groups of four rows interleave into right tiles without a
+//! Probabilities `P` and score gradients `G = P·(dP − D)` of the tile are computed block by block
+//! and kept as float32. Their rows, sliced, are the left operand of dQ. Their columns, sliced, are
+//! the *right* operand of dK and dV: groups of four rows interleave into right tiles without a
 //! transpose, and the sums come out as `[width][key]`.
 
 use super::along::Panel;
@@ -17,7 +17,7 @@ use crate::op::Attention;
 use isobit_numerics::slices::Profile;
 use std::ops::Range;
 
-/// All operands of a call and where the results go.
+/// All operands and outputs of a call.
 pub(super) struct Gradients<'a> {
     pub(super) path: Path,
     pub(super) p: &'a Attention<'a>,
@@ -36,7 +36,7 @@ pub(super) struct Gradients<'a> {
     pub(super) d_o_left: &'a [i8],
     pub(super) d_o_transposed: &'a [i8],
     pub(super) d_o_units: &'a [f32],
-    /// Per block like units.
+    /// Laid out per block, like units.
     pub(super) lse: &'a [f32],
     pub(super) delta: &'a [f32],
     pub(super) dq: SharedMut<'a, f32>,
@@ -45,7 +45,7 @@ pub(super) struct Gradients<'a> {
     pub(super) value_partials: SharedMut<'a, f32>,
 }
 
-/// A tile and what is wanted of it. Positions count from the span's first.
+/// A tile and which gradients to compute. Positions count from the span's first.
 pub(super) struct Tile {
     pub(super) span: usize,
     pub(super) head: usize,
@@ -66,7 +66,7 @@ fn left<'s>(tensor: Tensor, bytes: &'s [i8], head: usize, span: usize, first: us
     }
 }
 
-/// Positions as differences: whether a query that is `distance` behind a key sees it.
+/// Whether any of the queries sees any of the keys.
 fn sees(p: &Attention, queries: &Range<usize>, keys: &Range<usize>) -> bool {
     !queries.is_empty()
         && !keys.is_empty()
@@ -84,12 +84,12 @@ impl Gradients<'_> {
         self.p.key_width.next_multiple_of(BLOCK)
     }
 
-    /// dQ of a tile of queries starts from zero.
+    /// Starts dQ of a query tile from zero.
     pub(super) fn start_queries(&self, state: &mut State) {
         state.dq[..TILE * self.row_stride()].fill(0.0);
     }
 
-    /// dQ of a tile of queries is complete.
+    /// Stores the complete dQ of a query tile.
     pub(super) fn store_queries(&self, state: &State, span: usize, head: usize, rows: Range<usize>) {
         for (index, row) in rows.enumerate() {
             let at = (self.p.spans[span].queries.start + row) * self.p.heads + head;
@@ -122,7 +122,7 @@ impl Gradients<'_> {
         }
     }
 
-    /// Fills `p`, `g` and the magnitudes of their columns; whatever no query sees is zero.
+    /// Fills `p`, `g` and the magnitudes of their columns; entries that no query sees are zero.
     fn probabilities(&self, state: &mut State, tile: &Tile) {
         let (p, length, kv) = (self.p, self.length(tile), tile.head / self.p.group());
         state.p_most.fill(0);
@@ -155,7 +155,7 @@ impl Gradients<'_> {
         }
     }
 
-    /// One block of up to 32 queries by 32 keys, some of which see each other.
+    /// One block of up to 32 queries by 32 keys, with at least one visible pair.
     fn block(
         &self,
         state: &mut State,
@@ -188,7 +188,7 @@ impl Gradients<'_> {
         }
     }
 
-    /// Sums of up to 32 rows against a panel that is contracted along keys or queries.
+    /// Products of up to 32 rows with a panel, contracted along keys or queries.
     fn sums(&self, sums: &mut Sums, panel: &Panel, left: LeftView, rows: usize, right: RightView, columns: usize) {
         block_sums(self.path, sums, left, rows, right, &panel.prepared, columns, self.p.profile);
     }
@@ -196,7 +196,7 @@ impl Gradients<'_> {
     fn query_gradients(&self, state: &mut State, tile: &Tile) {
         let (p, length, kv) = (self.p, self.length(tile), tile.head / self.p.group());
         let rows_end = length.min(tile.first_query + TILE) - tile.first_query;
-        // Rows that see something of the tile: those after lost it out of their window.
+        // Rows that see part of the tile: it is outside the window of later rows.
         let rows_end = p.window.map_or(rows_end, |window| {
             rows_end.min((tile.first_key + TILE + window - 1).saturating_sub(tile.first_query))
         });
@@ -204,7 +204,7 @@ impl Gradients<'_> {
         let column_stride = shape.slices() * 2 * SQUARE;
         for first in (0..rows_end).step_by(ROWS) {
             let rows = first..rows_end.min(first + ROWS);
-            // 64-key columns that some of these rows sees.
+            // 64-key columns visible to any of these rows.
             let seen_first = p.visible(tile.first_query + rows.start).start.max(tile.first_key) - tile.first_key;
             let seen_end = (tile.first_query + rows.end).min(tile.first_key + TILE) - tile.first_key;
             let columns = seen_first / TILE_DEPTH..seen_end.div_ceil(TILE_DEPTH);
@@ -239,7 +239,7 @@ impl Gradients<'_> {
         let key_end = length.min(tile.first_key + TILE);
         for first in (tile.first_key..key_end).step_by(BLOCK) {
             let keys = first..key_end.min(first + BLOCK);
-            // Queries that see some of these keys, as 64-query columns.
+            // Queries that see any of these keys, as 64-query columns.
             let seen_first = keys.start.max(tile.first_query);
             let seen_end = p.window.map_or(query_end, |window| query_end.min(keys.end - 1 + window));
             if seen_first >= seen_end {

@@ -1,16 +1,16 @@
 //! Halving trees over the 32 lanes of 32 rows at once: the shapes of `numerics::lanes`, row by row.
 //!
-//! A tree of one row is short chains of ever narrower shuffles. On AVX-512 the trees of 16 rows are
-//! joined instead, so that every step works on whole registers.
+//! The tree of a single row is a short chain of ever narrower shuffles. On AVX-512 the trees of 16
+//! rows are merged, so every step uses whole registers.
 
 use crate::cpu::path::{Path, Vector, multiversion};
 use crate::cpu::slices::BLOCK;
 use isobit_numerics::lanes::{LANES, max, tree_sum};
 
-/// Lanes of 32 rows.
+/// The lanes of 32 rows.
 pub(super) type Rows<T> = [[T; LANES]; BLOCK];
 
-/// Sums of the lanes of every row.
+/// Sum of the lanes of each row.
 pub(super) fn sums(path: Path, rows: &Rows<f32>) -> [f32; BLOCK] {
     #[cfg(target_arch = "x86_64")]
     if path.vector() == Vector::Avx512 {
@@ -20,7 +20,7 @@ pub(super) fn sums(path: Path, rows: &Rows<f32>) -> [f32; BLOCK] {
     plain_sums(path, rows)
 }
 
-/// Largest lanes of every row, none of which may be NaN where the result is to be used.
+/// Maximum lane of each row. A row with a NaN lane has an unusable result.
 pub(super) fn maxima(path: Path, rows: &Rows<f32>) -> [f32; BLOCK] {
     #[cfg(target_arch = "x86_64")]
     if path.vector() == Vector::Avx512 {
@@ -30,7 +30,7 @@ pub(super) fn maxima(path: Path, rows: &Rows<f32>) -> [f32; BLOCK] {
     plain_maxima(path, rows)
 }
 
-/// Largest lanes of every row.
+/// Maximum lane of each row.
 pub(super) fn integer_maxima(path: Path, rows: &Rows<u32>) -> [u32; BLOCK] {
     #[cfg(target_arch = "x86_64")]
     if path.vector() == Vector::Avx512 {
@@ -63,7 +63,7 @@ mod avx512 {
     use super::{BLOCK, LANES, Rows};
     use std::arch::x86_64::*;
 
-    /// Folds the lanes of 32 rows, in two goes of 16.
+    /// Folds the lanes of 32 rows, 16 rows at a time.
     macro_rules! fold {
         ($name:ident, $type:ty, $join:expr) => {
             #[target_feature(enable = "avx512f")]
@@ -119,7 +119,8 @@ mod tests {
 
     #[test]
     fn every_path_folds_alike() {
-        // Numbers of very different size, so that another order of additions shows.
+        // Numbers of very different magnitude, so a different order of additions changes the
+        // result.
         let number = |i: usize| ((i * 7919 % 1000) as f32 - 500.0) * [1.0, 1e-4, 1e4][i % 3];
         let rows: Rows<f32> = std::array::from_fn(|row| std::array::from_fn(|lane| number(row * LANES + lane)));
         let bits: Rows<u32> = rows.map(|lanes| lanes.map(f32::to_bits));

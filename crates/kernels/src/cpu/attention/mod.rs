@@ -1,9 +1,9 @@
-//! Attention on the CPU (`op/attention.rs` says what the bits are): every product runs on the block
+//! Attention on the CPU (`op/attention.rs` defines the bits): every product runs on the block
 //! kernels of the slice product.
 //!
-//! Rows are sliced once per call into the workspace (`operands.rs`), then threads take blocks of
-//! queries (`forward.rs`) or whole heads (`backward.rs`) as they come: who computes what decides no
-//! bit. Memory is linear in the length of a span.
+//! Rows are sliced once per call into the workspace (`operands.rs`), then threads take query blocks
+//! (`forward.rs`) or whole heads (`backward.rs`) dynamically; the assignment does not affect the
+//! bits. Memory is linear in the span length.
 
 mod along;
 mod backward;
@@ -51,7 +51,7 @@ impl Run<AttentionBackward<'_, CpuMemory>> for Cpu {
     }
 }
 
-/// Keys or queries of a tile: both are the same number here.
+/// Keys or queries per tile: the numbers are equal here.
 const TILE: usize = crate::op::attention::KEY_TILE;
 const _: () = assert!(TILE == crate::op::attention::QUERY_TILE && TILE == 2 * ROWS);
 
@@ -60,7 +60,7 @@ pub(super) fn workspace(cpu: &Cpu, p: &Attention) -> usize {
     forward::workspace(cpu, p).max(if trains { backward::workspace(cpu, p) } else { 0 })
 }
 
-/// One `[t, heads, width]` tensor and the blocks its spans are cut into.
+/// One `[t, heads, width]` tensor and the blocks of its spans.
 #[derive(Clone, Copy)]
 struct Tensor<'a> {
     x: &'a [f32],
@@ -94,7 +94,8 @@ impl<'a> Tensor<'a> {
         Source { x: self.x, first_row, rows: ROWS.min(rows.end - first_row), head, heads: self.heads }
     }
 
-    /// Where block `index` of a span lies among the transposed right tiles, group by group.
+    /// Offset of block `index` of a span in the transposed right tiles, which are stored group by
+    /// group.
     fn transposed_at(&self, head: usize, span: usize, index: usize, group: usize) -> usize {
         let blocks = self.blocks.of(span);
         self.index(head, blocks.start) * self.shape.transposed_bytes()
@@ -106,7 +107,7 @@ impl<'a> Tensor<'a> {
         self.shape.slices() * super::slices::TILE_BYTES
     }
 
-    /// Up to 32 rows from `first` of a span, out of right tiles.
+    /// Up to 32 rows of a span from `first`, as right tiles.
     fn right_panel<'s>(&self, tiles: &'s [i8], head: usize, span: usize, first: usize) -> RightView<'s> {
         let block = self.index(head, self.blocks.of(span).start + first / ROWS);
         let stride = self.shape.block_bytes() / 4;
@@ -133,11 +134,11 @@ impl<'a> Tensor<'a> {
     }
 }
 
-/// Makes another form of a block from its right tiles, called with
+/// Derives another form of a block from its right tiles; called with
 /// `(right tiles, head, span, index of the block in the span)`.
 type Transpose<'a> = &'a (dyn Fn(&[i8], usize, usize, usize) + Sync);
 
-/// A tensor to be sliced, the rows of a span, and which forms of a block are wanted where.
+/// A tensor to slice, its spans' rows, and the destinations of each block form.
 struct Slicing<'a> {
     tensor: Tensor<'a>,
     rows: &'a (dyn Fn(usize) -> Range<usize> + Sync),
@@ -148,12 +149,12 @@ struct Slicing<'a> {
 }
 
 impl Slicing<'_> {
-    /// Floats of a token that one task reads: heads of a token are neighbours in memory, and long
-    /// runs are read faster.
+    /// Floats of a token read by one task: heads of a token are adjacent in memory, and long runs
+    /// read faster.
     const RUN: usize = 512;
     const HEADS_MAX: usize = 16;
 
-    /// Heads of one task.
+    /// Heads per task.
     fn heads(&self) -> usize {
         (Self::RUN / self.tensor.shape.width).min(Self::HEADS_MAX).min(self.tensor.heads)
     }
@@ -207,7 +208,7 @@ fn slice_all(cpu: &Cpu, scratch: &mut [i8], slicings: &[Slicing]) {
     });
 }
 
-/// Part `index` of a shared buffer cut into parts of `size`.
+/// Part `index` of a shared buffer divided into parts of `size`.
 ///
 /// # Safety
 /// No one else uses this part while the result is alive, through parts of any size.
@@ -222,8 +223,7 @@ fn split<T, const N: usize>(scratch: &mut [T]) -> (&mut [T; N], &mut [T]) {
     scratch.split_first_chunk_mut::<N>().expect("a thread's scratch holds what it was made for")
 }
 
-/// Bytes that the sliced forms of a tensor take in a workspace: each `(is transposed)`, and the
-/// units.
+/// Workspace bytes of a tensor's sliced forms (each given as `is transposed`) and its units.
 fn tensor_bytes(heads: usize, blocks: usize, shape: Shape, straight: usize, transposed: usize) -> usize {
     straight * Workspace::bytes::<i8>(heads * blocks * shape.block_bytes())
         + transposed * Workspace::bytes::<i8>(heads * blocks * shape.transposed_bytes())

@@ -1,9 +1,9 @@
 //! Operands of attention's slice products: rows of a head as left tiles, as right tiles, or
 //! transposed.
 //!
-//! Everything is cut into blocks of 64 rows that start at a span's first row, so a product never
-//! sees two documents. Missing rows and elements are zero bytes with unit zero, wherever the block
-//! lies on the right of a product.
+//! Everything is divided into blocks of 64 rows that start at a span's first row, so a product
+//! never mixes documents. When the block is a right operand, missing rows and elements are zero
+//! bytes with unit zero.
 
 use super::along::{PACKED, packs};
 use crate::cpu::path::{Path, multiversion};
@@ -22,7 +22,7 @@ pub(super) const SQUARE: usize = ROWS * TILE_DEPTH;
 pub(super) struct Shape {
     pub(super) width: usize,
     pub(super) profile: Profile,
-    /// Whether straight blocks lie packed (`along.rs`).
+    /// Whether untransposed blocks are packed (`along.rs`).
     pub(super) packed: bool,
 }
 
@@ -45,7 +45,7 @@ impl Shape {
         self.profile.slice_count()
     }
 
-    /// Squares of a left block that are in use.
+    /// Squares used in a left block.
     fn left_squares(self) -> usize {
         if self.packed { 1 } else { self.columns() * self.slices() }
     }
@@ -64,15 +64,15 @@ impl Shape {
     }
 }
 
-/// Blocks of all spans, one after another: `starts[s]` is the first block of span `s`, the last
-/// entry the number of all.
+/// Blocks of all spans in order: `starts[s]` is the first block of span `s`, the last entry the
+/// total.
 #[derive(Clone, Copy)]
 pub(super) struct Blocks<'a> {
     starts: &'a [u32],
 }
 
 impl<'a> Blocks<'a> {
-    /// How many blocks ranges of these lengths have.
+    /// Total blocks of ranges of these lengths.
     pub(super) fn count(lengths: impl Iterator<Item = usize>) -> usize {
         lengths.map(|length| length.div_ceil(ROWS)).sum()
     }
@@ -102,7 +102,7 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// Where the rows of one block lie in a `[t, heads, width]` tensor.
+/// Location of one block's rows in a `[t, heads, width]` tensor.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
     pub(super) x: &'a [f32],
@@ -118,20 +118,20 @@ impl<'a> Source<'a> {
         self.run(row, width, 1)
     }
 
-    /// Rows of neighbouring heads, which lie one after another.
+    /// The rows of adjacent heads, which are contiguous.
     fn run(&self, row: usize, width: usize, heads: usize) -> &'a [f32] {
         &self.x[((self.first_row + row) * self.heads + self.head) * width..][..heads * width]
     }
 }
 
-/// Where one block goes: `left` and `right` are its straight forms, where they are wanted.
+/// Destinations of one block: `left` and `right` are its untransposed forms, if wanted.
 pub(super) struct Forms<'a> {
     pub(super) units: &'a mut [f32],
     pub(super) left: Option<&'a mut [i8]>,
     pub(super) right: Option<&'a mut [i8]>,
 }
 
-/// Slices blocks; holds the forms that a block passes through and nobody keeps.
+/// Slices blocks; holds the intermediate forms that are not kept.
 pub(super) struct Slicer<'a> {
     path: Path,
     left: &'a mut [i8],
@@ -147,9 +147,9 @@ impl<'a> Slicer<'a> {
         Self { path, left, right }
     }
 
-    /// Slices the rows of a block whose largest magnitudes are `most`. The result are its right
-    /// tiles, if wanted or if it is to be transposed. A left form that is kept has the bias of left
-    /// operands, and so have tiles made from it.
+    /// Slices the rows of a block whose largest magnitudes are `most`. Returns its right tiles, if
+    /// wanted or needed for transposing. A kept left form has the bias of left operands, as do
+    /// tiles derived from it.
     pub(super) fn load<'s>(
         &'s mut self,
         shape: Shape,
@@ -178,7 +178,7 @@ impl<'a> Slicer<'a> {
     }
 }
 
-/// Right tiles of a left block.
+/// Builds the right tiles of a left block.
 fn make_right(path: Path, shape: Shape, right: &mut [i8], left: &[i8]) {
     let tiles = shape.columns() * shape.slices();
     let (left, _) = left.as_chunks::<TILE_BYTES>();
@@ -229,8 +229,8 @@ pub(super) fn store_turned_left(path: Path, shape: Shape, out: &mut [i8], right:
     }
 }
 
-/// Largest magnitudes of the rows of neighbouring heads, in the order of memory: what follows finds
-/// them in the cache.
+/// Largest magnitudes of the rows of adjacent heads, in memory order: the next pass finds the rows
+/// in the cache.
 pub(super) fn row_maxima(path: Path, most: &mut [[u32; ROWS]], source: Source, width: usize) {
     match width {
         32 => maxima::<32>(path, most, source, width),
@@ -241,7 +241,7 @@ pub(super) fn row_maxima(path: Path, most: &mut [[u32; ROWS]], source: Source, w
 }
 
 multiversion! {
-    /// `WIDTH` is the width or zero: where it is known, a row is a few vectors.
+    /// `WIDTH` is the width if known at compile time, so a row is a few vectors, or zero.
     fn maxima<_F, const WIDTH: usize>(most: &mut [[u32; ROWS]], source: Source, width: usize) {
         let width = if WIDTH == 0 { width } else { WIDTH };
         for row in 0..source.rows {
@@ -259,11 +259,11 @@ multiversion! {
 }
 
 multiversion! {
-    /// Slices the rows of a left block; rows that are not there get unit zero.
+    /// Slices the rows of a left block; missing rows get unit zero.
     fn slice_rows<_F, const SLICES: usize>(left: &mut [i8], units: &mut [f32; ROWS], source: Source, width: usize, most: &[u32; ROWS], bias: i8) {
         let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
         let mut multipliers = [0.0; ROWS];
-        // All scales at once: one row's two divisions would be waited for.
+        // All scales at once, to hide the latency of the two divisions per row.
         for row in 0..ROWS {
             let scale = Scale::of(profile, most[row]);
             (units[row], multipliers[row]) = (scale.unit, scale.multiplier);
@@ -273,8 +273,7 @@ multiversion! {
             for (row, &multiplier) in multipliers.iter().enumerate().take(source.rows) {
                 let x = &source.row(row, width)[column..];
                 let mut bytes = [[bias; TILE_DEPTH]; SLICES];
-                // A multiplier of zero (nothing but tiny numbers, or something not finite) gives
-                // zeros.
+                // A multiplier of zero (only tiny numbers, or a non-finite one) gives zeros.
                 if multiplier == 0.0 {
                 } else if let Some(x) = x.first_chunk::<TILE_DEPTH>() {
                     bytes = quantise_row::<SLICES, TILE_DEPTH>(x, multiplier, bias);
@@ -297,7 +296,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// As `slice_rows` for packed heads: both slices of a row in one line.
+    /// `slice_rows` for packed heads: both slices of a row in one line.
     fn pack_rows<_F>(left: &mut [i8], units: &mut [f32; ROWS], source: Source, width: usize, most: &[u32; ROWS], bias: i8) {
         let mut multipliers = [0.0; ROWS];
         for row in 0..ROWS {
@@ -325,7 +324,7 @@ multiversion! {
 #[inline(always)]
 pub(super) fn quantise_finite<const SLICES: usize>(x: f32, multiplier: f32) -> i32 {
     if SLICES == 2 {
-        // A poisoned chunk gives any integers here; its unit is NaN, whatever they are.
+        // A non-finite chunk gives arbitrary integers here; its unit is NaN regardless.
         round_small(x * multiplier)
     } else {
         let scaled = x * multiplier;
@@ -401,8 +400,7 @@ multiversion! {
             let (r0, r1) = (places(values, at), places(values, at + 128));
             let (r2, r3) = (places(values, at + 256), places(values, at + 384));
             let mut words = [[0u32; 32]; SLICES];
-            // All four rows of a column at once, so that the loop over columns is what becomes
-            // vectors.
+            // All four rows of a column at once, so the loop over columns is vectorized.
             for column in 0..32 {
                 let m = multipliers[column];
                 let q0 = quantise_finite::<SLICES>(r0[column] * f0, m);

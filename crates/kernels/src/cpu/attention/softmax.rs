@@ -1,7 +1,7 @@
-//! What a thread holds for a block of queries of the forward pass, and the float arithmetic on it.
+//! Per-thread state for a query block of the forward pass, and the float arithmetic on it.
 //!
 //! Every function here is compiled per instruction set and works on rows of 32 places. `forward.rs`
-//! says when each runs.
+//! calls them.
 
 use super::along::Panel;
 use super::operands::{ROWS, SQUARE, quantise_row};
@@ -16,19 +16,19 @@ use isobit_numerics::lanes::{LANES, max};
 use isobit_numerics::slices::{Profile, Scale, magnitude_bits};
 use std::ops::Range;
 
-/// What a thread holds for one block of queries.
+/// Per-thread state for one query block.
 pub(super) struct State<'a> {
     pub(super) panel: Panel,
     pub(super) sums: Sums,
-    /// Running maximum, denominator, and of the current tile the factor of what was before and the
-    /// unit of the weights.
+    /// Running maximum and denominator; for the current tile, the factor that rescales earlier sums
+    /// and the unit of the weights.
     pub(super) m: [f32; ROWS],
     pub(super) l: [f32; ROWS],
     pub(super) alpha: [f32; ROWS],
     pub(super) unit: [f32; ROWS],
     /// Visible places of the current tile, per row.
     pub(super) visible: [(usize, usize); ROWS],
-    /// Of 32 rows, what is to be folded over lanes.
+    /// Values of 32 rows to be folded over lanes.
     pub(super) lanes: lanes::Rows<f32>,
     pub(super) magnitudes: lanes::Rows<u32>,
     pub(super) z: &'a mut [f32; ROWS * TILE],
@@ -77,9 +77,9 @@ multiversion! {
 }
 
 // From the scores of a tile to sliced weights in three steps, each of which runs over all rows: the
-// trees between them fold 32 rows at once. `rows` are among 32 from a multiple of 32. What there is
-// once per row is computed for all 32, so that these loops have a length the compiler knows; rows
-// without a place in the tile keep what they had.
+// trees between them fold 32 rows at once. `rows` are among 32 from a multiple of 32. Per-row
+// values are computed for all 32 rows, so these loops have a constant length; rows without a place
+// in the tile keep their values.
 
 multiversion! {
     /// Largest visible scores, lane by lane.
@@ -91,8 +91,8 @@ multiversion! {
             for block in visible[row].0 / BLOCK..visible[row].1.div_ceil(BLOCK) {
                 let z = &z[row * (TILE / BLOCK) + block];
                 let seen = Seen::of(block, visible[row]);
-                // Without a choice between whole and partly seen blocks: the compiler keeps this
-                // one in vectors.
+                // Without branching between fully and partly visible blocks: the compiler
+                // vectorizes this form.
                 for lane in 0..LANES {
                     most[lane] = max(most[lane], if seen.has(lane) { z[lane] } else { f32::NEG_INFINITY });
                 }
@@ -103,8 +103,8 @@ multiversion! {
 }
 
 multiversion! {
-    /// Maxima and factors from the largest scores of the tile, then the weights, with sums and
-    /// magnitudes lane by lane.
+    /// Computes maxima and factors from the tile's largest scores, then the weights, with their
+    /// sums and magnitudes lane by lane.
     pub(super) fn weigh<F>(state: &mut State, rows: Range<usize>, most: &[f32; BLOCK], v_units: &[f32; TILE]) {
         let State { m, alpha, visible, z, lanes, magnitudes, .. } = state;
         let (z, _) = z.as_chunks_mut::<BLOCK>();
@@ -148,7 +148,8 @@ multiversion! {
 }
 
 multiversion! {
-    /// Denominators and units from the sums and magnitudes, then the bytes of the weights.
+    /// Computes denominators and units from the sums and magnitudes, then slices the weights into
+    /// bytes.
     pub(super) fn slice_weights<F, const SLICES: usize>(
         state: &mut State,
         rows: Range<usize>,
@@ -183,14 +184,14 @@ multiversion! {
     }
 }
 
-/// Numbers of 32 of 64 rows.
+/// The values of 32 of 64 rows.
 #[inline(always)]
 fn half_mut<T>(of: &mut [T; ROWS], start: usize) -> &mut [T; BLOCK] {
     let Some(half) = of[start..].first_chunk_mut() else { unreachable!("half of the rows") };
     half
 }
 
-/// Which of a block's 32 places a row sees: all but in its first and its last block.
+/// Which of a block's 32 places a row sees: all of them, except in its first and last block.
 struct Seen {
     from: u32,
     count: u32,
@@ -226,7 +227,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// Logarithms of the wholes; what is left in `l` is the inverse of the denominator.
+    /// Computes `lse`; leaves the inverse of the denominator in `l`.
     pub(super) fn finish<F>(state: &mut State, lse: &mut [f32; ROWS]) {
         let State { m, l, .. } = state;
         for row in 0..ROWS {

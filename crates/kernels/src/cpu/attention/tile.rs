@@ -1,7 +1,7 @@
-//! What a thread holds while it makes a tile of the backward pass, and the float arithmetic on it.
+//! Per-thread state for a tile of the backward pass, and the float arithmetic on it.
 //!
 //! Every function here is compiled per instruction set and works on rows of 32 places.
-//! `gradients.rs` says when each runs.
+//! `gradients.rs` calls them.
 
 use super::along::Panel;
 use super::operands::{ROWS, SQUARE, pack_columns, quantise_row};
@@ -15,7 +15,7 @@ use isobit_numerics::elementary::exp2;
 use isobit_numerics::slices::{Profile, Scale, magnitude_bits};
 use std::ops::Range;
 
-/// Numbers of the tile's queries: units of q and dO, and what they are multiplied into.
+/// Per-query values of the tile: units of q and dO, and products with them.
 pub(super) struct Queries {
     /// `sq·scale2`, `sq·scale`
     pub(super) score_unit: [f32; TILE],
@@ -33,7 +33,7 @@ pub(super) struct Keys {
     pub(super) v: [f32; TILE],
 }
 
-/// What a thread holds.
+/// Per-thread state.
 pub(super) struct State<'a> {
     pub(super) panels: [Panel; 2],
     pub(super) score_sums: Sums,
@@ -83,7 +83,7 @@ impl<'a> State<'a> {
     }
 }
 
-/// Numbers of up to 128 rows from `first` of a span, times `factor`; zero past the span's last
+/// Values of up to 128 rows of a span from `first`, times `factor`; zero past the span's last
 /// block.
 pub(super) fn gather(
     out: &mut [f32; TILE],
@@ -103,7 +103,7 @@ pub(super) fn gather(
     }
 }
 
-/// Zeros where no query sees a key.
+/// Writes zeros where no query sees a key.
 pub(super) fn clear(state: &mut State, rows: Range<usize>, column: usize) {
     for row in rows {
         state.p[row * TILE + column..][..BLOCK].fill(0.0);
@@ -143,7 +143,7 @@ multiversion! {
                 }
             } else {
                 for lane in 0..BLOCK {
-                    // What is hidden is zero even where the row's units are NaN.
+                    // Masked entries are zero even if the row's units are NaN.
                     let seen = lane as u32 >= from && (lane as u32) < to;
                     let sizes = (magnitude_bits(p_row[lane] * d_o_unit), magnitude_bits(g_row[lane] * grad_unit));
                     p_largest[lane] = p_largest[lane].max(if seen { sizes.0 } else { 0 });
@@ -162,8 +162,8 @@ multiversion! {
 
 multiversion! {
     /// Slices rows of `g·(sk·scale)` over the tile's keys, for the 64-key columns named. Each stage
-    /// runs over all rows, so that the short chains at the end of a row overlap with other rows;
-    /// the products are cheap enough to make twice.
+    /// runs over all rows, so the short dependency chains at the end of a row overlap with other
+    /// rows; the products are cheap enough to compute twice.
     pub(super) fn slice_rows<_F, const SLICES: usize>(state: &mut State, rows: Range<usize>, columns: Range<usize>, bias: i8) {
         let State { g, keys, row_units, rows: bytes, .. } = state;
         let (g, _) = g.as_chunks::<TILE_DEPTH>();
@@ -202,14 +202,14 @@ multiversion! {
     }
 }
 
-/// `weight·unit`, zero where the weight is: a hidden key's unit may be NaN.
+/// `weight·unit`, or zero if the weight is zero: a masked key's unit may be NaN.
 #[inline(always)]
 fn fold_unit(weight: f32, unit: f32) -> f32 {
     if weight == 0.0 { 0.0 } else { weight * unit }
 }
 
-/// Right tiles of 32 keys from `first` of the tile, contracted along queries; the result are the
-/// keys' units.
+/// Right tiles of 32 keys from `first` of the tile, contracted along queries; returns the keys'
+/// units.
 pub(super) fn column_tiles<const SLICES: usize>(
     path: Path,
     state: &mut State,
@@ -238,7 +238,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// Folds a block into dQ: units belong to rows.
+    /// Folds a block into dQ, with one unit per row.
     pub(super) fn fold_rows<F, const PLANES: usize>(out: &mut [f32], sums: &Sums, units: &[f32], stride: usize) {
         for (row, unit) in units.iter().enumerate() {
             let out = &mut out[row * stride..][..BLOCK];
@@ -253,15 +253,15 @@ multiversion! {
 
 /// Which columns of a partial sum a block folds into.
 pub(super) struct Columns {
-    /// First of the 32 among the 64 keys of the block.
+    /// First of the 32 columns within the block's 64 keys.
     pub(super) place: usize,
-    /// First of the 32 that a query of the tile sees.
+    /// First of the 32 columns that any query of the tile sees.
     pub(super) active: usize,
     pub(super) from_zero: bool,
 }
 
 multiversion! {
-    /// Folds a block into dK or dV, which lie as `[width][64 keys]`: units belong to columns.
+    /// Folds a block into dK or dV, laid out as `[width][64 keys]`, with one unit per column.
     pub(super) fn fold_columns<F, const PLANES: usize>(out: &mut [f32], sums: &Sums, units: &[f32; BLOCK], target: &Columns) {
         for (row, out) in out.chunks_exact_mut(ROWS).enumerate() {
             let out = &mut out[target.place..][..BLOCK];

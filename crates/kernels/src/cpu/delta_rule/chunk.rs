@@ -24,7 +24,7 @@ impl Rows<'_> {
         &self.x[self.first + i * self.step..][..self.width]
     }
 
-    /// The first `n` rows; zeros beside and below.
+    /// Copies the first `n` rows, padded with zeros.
     #[inline(always)]
     pub(super) fn pack(&self, out: &mut [f32], n: usize) {
         let stride = out.len() / CHUNK;
@@ -64,8 +64,8 @@ multiversion! {
 }
 
 multiversion! {
-    /// Decays of a value head and the matrices that they weigh. Places above the diagonal hold
-    /// anything.
+    /// Decays of a value head and the matrices they scale. Entries above the diagonal are
+    /// arbitrary.
     pub(super) fn decays<F>(scratch: &mut Scratch, shape: Shape, n: usize, g: Rows, beta: Rows) {
         let mut row = [0.0f32; CHUNK];
         let mut from_start = 1.0;
@@ -105,8 +105,8 @@ multiversion! {
 }
 
 multiversion! {
-    /// `Y` and `δ` of one panel into the scratch, and `o` in place of `v` if wanted. No state is a
-    /// state of zeros.
+    /// `Y` and `δ` of one panel into the scratch, and `o` in place of `v` if wanted. An absent
+    /// state counts as zeros.
     pub(super) fn corrections<F>(
         scratch: &mut Scratch,
         shape: Shape,

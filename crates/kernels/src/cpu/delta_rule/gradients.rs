@@ -1,6 +1,6 @@
-//! One chunk backward. First panel by panel what runs from chunk to chunk: the gradients of `δ`,
-//! `v` and the state. Then, with both states at hand and without looking at other chunks, what adds
-//! over the value's width: gradients of `q`, `k`, `g`, `beta`.
+//! One chunk backward. First, panel by panel, the gradients carried between chunks: those of `δ`,
+//! `v` and the state. Then, from both states and independent of other chunks, the gradients summed
+//! over the value width: those of `q`, `k`, `g`, `beta`.
 
 use super::scratch::{GradScratch, Scratch, Shape};
 use super::tile::{
@@ -29,8 +29,8 @@ multiversion! {
 
 multiversion! {
     /// Gradients of `δ` and of `Y` (which is that of `v`) for one panel, from the rows of `dO` in
-    /// `scratch.values` and the gradient of the state after the chunk (none is one of zeros); then
-    /// that of the state before it, unless nobody asks.
+    /// `scratch.values` and the gradient of the state after the chunk (zeros if absent); then the
+    /// gradient of the state before it, if requested.
     pub(super) fn panel_backward<F>(
         grads: &mut GradScratch,
         scratch: &Scratch,
@@ -118,8 +118,8 @@ fn state_back(
 }
 
 multiversion! {
-    /// A panel of what was kept back into rows, plain and times `beta`: `Y` and `δ`, or the
-    /// gradients of `δ` and of `Y`.
+    /// Unpacks a kept panel into rows, plain and times `beta`: `Y` and `δ`, or the gradients of `δ`
+    /// and of `Y`.
     pub(super) fn unpack<_F>(
         plain: &mut [f32],
         scaled: &mut [f32],
@@ -139,7 +139,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// A panel of a state, transposed to panels along the key's width.
+    /// A panel of a state, transposed to panels along the key width.
     pub(super) fn transpose_state<_F>(out: &mut [f32], shape: Shape, panel: usize, state: &[f32]) {
         for keys in 0..shape.key_padded / PANEL {
             let out = &mut out[keys * shape.value_padded * PANEL + panel * PANEL * PANEL..];
@@ -163,9 +163,9 @@ multiversion! {
 }
 
 multiversion! {
-    /// What adds over the value's width. Leaves `dq` in `from_q`, `dk` in `from_k`, `dg` in `reads`
-    /// and `dbeta` in `ends`. `states` is the sum over both states' products, undecayed; `has` says
-    /// which of them is there, the state before and the gradient after.
+    /// The gradients summed over the value width. Leaves `dq` in `from_q`, `dk` in `from_k`, `dg`
+    /// in `reads` and `dbeta` in `ends`. `states` is the sum over both states' products, undecayed;
+    /// `has` flags which exist: the state before and the gradient after.
     pub(super) fn chunk_backward<F>(
         grads: &mut GradScratch,
         scratch: &Scratch,
@@ -214,7 +214,7 @@ fn weights(grads: &mut GradScratch, scratch: &Scratch, shape: Shape, n: usize) {
     }
 }
 
-/// What reaches `q` and `k` through the states before and after the chunk.
+/// Contributions to `q` and `k` through the states before and after the chunk.
 #[inline(always)]
 fn through_states(grads: &mut GradScratch, scratch: &Scratch, shape: Shape, n: usize, has: [bool; 2]) {
     let (stride, keys) = (shape.value_padded, shape.key_padded);
@@ -233,7 +233,7 @@ fn through_states(grads: &mut GradScratch, scratch: &Scratch, shape: Shape, n: u
     }
 }
 
-/// A tile of a product over the value's width, each row times `sign` times its factor, into rows at
+/// A tile of a product over the value width, each row times `sign` times its factor, into rows at
 /// `at`.
 #[inline(always)]
 fn through(out: &mut [f32], left: Left, right: Option<Right>, factors: &[f32], sign: f32, at: usize, shape: Shape) {
@@ -242,12 +242,12 @@ fn through(out: &mut [f32], left: Left, right: Option<Right>, factors: &[f32], s
         product(shape.path, &mut tile, left, right, shape.value);
     }
     for r in 0..ROWS {
-        // Both signs of one are exact factors.
+        // Factors of ±1 are exact.
         scale(columns_mut(out, at + r * shape.key_padded), &tile[r], sign * factors[r]);
     }
 }
 
-/// What reaches `q` and `k` from within the chunk, on top.
+/// Adds the contributions to `q` and `k` from within the chunk.
 #[inline(always)]
 fn through_weights<F: Fma>(grads: &mut GradScratch, scratch: &Scratch, shape: Shape, n: usize) {
     let (path, keys) = (shape.path, shape.key_padded);

@@ -1,6 +1,6 @@
-//! The gated delta rule (`op/delta_rule.rs`): who computes what. A task is a key head of a document
-//! with all its value heads, chunk after chunk; where such tasks are fewer than threads, the
-//! columns of the state, which never meet, become tasks of their own.
+//! The gated delta rule (`op/delta_rule.rs`): the division into tasks. A task is a key head of a
+//! document with all its value heads, chunk by chunk; if that gives fewer tasks than threads, the
+//! independent column panels of the state become separate tasks.
 //!
 //! `tile.rs` holds the chains, `chunk.rs` and `gradients.rs` a chunk forward and back, `scratch.rs`
 //! the memory.
@@ -54,12 +54,12 @@ fn whole(cpu: &Cpu, p: &DeltaRule) -> bool {
     tasks(p) >= cpu.threads()
 }
 
-/// What a key head keeps, forward: two states that take turns.
+/// Memory of a key head, forward: two alternating states.
 fn forward_sizes(p: &DeltaRule) -> Sizes {
     Sizes { heads: p.group(), states: 2, grads: 0, rows: 0 }
 }
 
-/// Backward: all states of a document, and their gradients unless they can take turns.
+/// Backward: all states of a document, and their gradients unless two can alternate.
 fn backward_sizes(cpu: &Cpu, p: &DeltaRule) -> Sizes {
     let chunks = p.longest().div_ceil(CHUNK);
     let grads = if whole(cpu, p) { 2 } else { chunks.max(2) };
@@ -81,7 +81,7 @@ struct Scratches<'a> {
     grads: GradScratch<'a>,
 }
 
-/// Everything that a task reads.
+/// Everything a task reads.
 struct Pass<'a> {
     cpu: &'a Cpu,
     p: &'a DeltaRule<'a>,
@@ -124,7 +124,7 @@ impl<'a> Pass<'a> {
         self.value_rows(x, tokens.start, head, self.p.value_width).pack(scratch.values, tokens.len());
     }
 
-    /// Columns of the panels that exist.
+    /// The existing columns of the panels.
     fn columns(&self, panels: &Range<usize>) -> Range<usize> {
         panels.start * PANEL..(panels.end * PANEL).min(self.p.value_width)
     }
@@ -141,8 +141,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Runs `task(scratches, index)` for every index on all threads; scratches are the threads'
-    /// own.
+    /// Runs `task(scratches, index)` for every index on all threads; each thread has its own
+    /// scratches.
     fn run(&self, scratches: &mut [f32], count: usize, task: impl Fn(&mut Scratches, usize) + Sync) {
         let (tasks, scratches) = (Tasks::new(count), SharedMut::new(scratches));
         let [length, grad_length] = [Scratch::length(self.shape), GradScratch::length(self.shape)];
@@ -172,7 +172,7 @@ impl<'a> Pass<'a> {
 
 /// The work of one task: some panels of some value heads of a key head of a document.
 struct Part {
-    /// Number of the pair of document and key head.
+    /// Index of the (document, key head) pair.
     pair: usize,
     document: usize,
     key_head: usize,
@@ -198,7 +198,7 @@ impl Part {
         Self { pair, document: pair / pass.p.key_heads, key_head: pair % pass.p.key_heads, heads, panels }
     }
 
-    /// Which of the kept scratches is that of the pair: the thread's if the pair is one task.
+    /// Index of the pair's kept scratch: the thread's if the pair is a single task.
     fn place(&self, pass: &Pass, worker: usize) -> usize {
         if whole(pass.cpu, pass.p) { worker } else { self.pair }
     }
@@ -362,7 +362,7 @@ struct At {
     head: usize,
 }
 
-/// Where the gradients other than that of `v` go.
+/// Destinations of all gradients except that of `v`.
 struct Sums<'a> {
     dq: SharedMut<'a, f32>,
     dk: SharedMut<'a, f32>,

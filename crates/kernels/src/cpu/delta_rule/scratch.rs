@@ -1,8 +1,8 @@
-//! What one thread needs for one chunk of one head, and what a key head of a document keeps over
-//! all its chunks.
+//! Per-thread scratch for one chunk of one head, and the memory a key head of a document keeps
+//! across its chunks.
 //!
-//! Rows are padded with zeros to whole panels and to whole chunks, so that tiles need no edges; a
-//! chain never runs over padding.
+//! Rows are padded with zeros to whole panels and to whole chunks, so tiles need no edge cases; a
+//! chain never includes padding.
 
 use super::tile::PANEL;
 use crate::buffer::Workspace;
@@ -12,7 +12,7 @@ use crate::op::DeltaRule;
 use crate::op::delta_rule::CHUNK;
 use std::ops::Range;
 
-/// Widths of a head, the same in whole panels, and the path that computes.
+/// Head widths, plain and rounded up to whole panels, and the compute path.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     pub(super) path: Path,
@@ -46,7 +46,7 @@ macro_rules! scratch {
         }
 
         impl<'a> $name<'a> {
-            /// Floats, each part on a cache line.
+            /// Floats, with each part aligned to a cache line.
             pub(super) fn length(shape: Shape) -> usize {
                 [$({ let $shape = shape; let _ = $shape; $length }),*].into_iter().map(|x: usize| x.next_multiple_of(16)).sum()
             }
@@ -92,7 +92,7 @@ scratch! {
 }
 
 scratch! {
-    /// What the backward pass needs on top.
+    /// Additional scratch of the backward pass.
     GradScratch {
         /// `A·q` and `-(A·k)`.
         q_decayed: |s| CHUNK * s.key_padded,
@@ -116,8 +116,8 @@ scratch! {
     }
 }
 
-/// What the value heads of one key head keep of a document, in panels: tasks may own one panel
-/// each.
+/// Data that the value heads of one key head keep for a document, in panels, so that tasks may own
+/// one panel each.
 #[derive(Clone, Copy)]
 pub(super) struct Kept<'a> {
     floats: &'a SharedMut<'a, f32>,
@@ -126,11 +126,11 @@ pub(super) struct Kept<'a> {
     sizes: Sizes,
 }
 
-/// How much that is.
+/// Sizes of that data.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) heads: usize,
-    /// States that are kept; later ones take the place of earlier ones.
+    /// States kept; later ones replace earlier ones.
     pub(super) states: usize,
     /// The same for gradients of states.
     pub(super) grads: usize,

@@ -1,14 +1,14 @@
 //! Tiles of chains: 8 rows by 32 columns of outputs, each the chain of its own contract, with one
-//! coefficient broadcast over a row of columns. Paths with fewer registers do a tile in quarters;
-//! the order within a chain is the same.
+//! coefficient broadcast over a row of columns. Paths with fewer registers compute a tile in
+//! quarters; the order within a chain is the same.
 
 use crate::cpu::path::{Path, Vector, multiversion};
 use isobit_numerics::Fma;
 use std::ops::Range;
 
-/// Columns that lie together in memory, and those of a tile.
+/// Columns stored together, and columns per tile.
 pub(super) const PANEL: usize = 32;
-/// Rows of a tile.
+/// Rows per tile.
 pub(super) const ROWS: usize = 8;
 
 pub(super) type Tile = [[f32; PANEL]; ROWS];
@@ -54,7 +54,7 @@ enum Way {
     Down,
 }
 
-/// Goes on with the chains of a tile over ascending depth.
+/// Continues the chains of a tile over ascending depth.
 pub(super) fn chain(path: Path, tile: &mut Tile, left: Left, right: Right, depth: Range<usize>) {
     dispatch(path, tile, left, right, depth, Way::Up);
 }
@@ -145,8 +145,8 @@ unsafe fn part<F: Fma, const R: usize, const W: usize>(tile: &mut Tile, row: usi
             let columns = x.right.offset(k * x.stride).add(column);
             (&*columns.cast(), std::array::from_fn(|r| *left.add((row + r) * x.row)))
         };
-        // Columns outside, rows inside: a body this long is vectorised over columns instead of
-        // being unrolled.
+        // Columns in the outer loop, rows in the inner: a body this long is vectorised over columns
+        // rather than unrolled.
         for c in 0..W {
             for r in 0..R {
                 acc[r][c] = F::fma(coefficients[r], columns[c], acc[r][c]);
