@@ -281,8 +281,9 @@ pub(super) trait Pause {
 pub(super) const PAUSES: usize = 2;
 
 /// Tiles 0 and 1 += `high·high`, tiles 2 and 3 += `high·low + low·high`, with [`PAUSES`] for other
-/// instructions. Loads are grouped and products are grouped: when the sibling hyperthread is busy,
-/// alternating between them costs time. Left tiles are used once and bypass the L1 cache (`t1`).
+/// instructions. Loads are grouped and products are grouped: on a core whose neighbour is busy,
+/// alternating between them costs time. Left tiles are used once and need not be kept in the L1
+/// cache (`t1`).
 ///
 /// # Safety
 /// This thread holds a [`Session`]; the strip's tiles are readable. [`Pause::pause`] calls no

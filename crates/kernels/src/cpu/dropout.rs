@@ -1,6 +1,6 @@
-//! Dropout (`op/dropout.rs`): sixteen Philox blocks side by side, which is 64 elements of a row.
+//! Dropout (`op/dropout.rs`): sixteen Philox blocks at a time, enough for 64 elements of a row.
 //!
-//! Threads share the elements without regard to rows; a range that starts inside a group of 64
+//! Elements are divided among threads regardless of rows; a range that starts inside a group of 64
 //! computes the whole group.
 
 use super::path::multiversion;
@@ -12,7 +12,7 @@ use isobit_numerics::philox::keep;
 
 /// Philox blocks computed together.
 const BLOCKS: usize = 16;
-/// Elements they decide about.
+/// Elements they cover.
 const GROUP: usize = 4 * BLOCKS;
 
 impl Run<ApplyDropout<'_, CpuMemory>> for Cpu {
@@ -64,9 +64,9 @@ fn select(x: f32, word: u32, p: &Dropout) -> f32 {
 }
 
 /// The words of sixteen blocks from `first` on, in element order: `isobit_numerics::philox::block`
-/// with every 32-bit word in a 64-bit lane. What gathers in the upper halves is masked away before
-/// a multiplication and cut off at the end, so a round is two multiplications, two shifts and two
-/// exclusive ors, without packing.
+/// with every 32-bit word in a 64-bit lane. The upper halves are masked before each multiplication
+/// and dropped at the end, so a round is two multiplications, two shifts and two exclusive ors,
+/// without packing.
 #[inline(always)]
 fn group(p: &Dropout, row: u32, first: u32) -> [u32; GROUP] {
     const LOW: u64 = 0xffff_ffff;

@@ -1,4 +1,4 @@
-//! Elementary functions (`op/elementary.rs`): blocks of 32 lanes, so that the choice of function is
+//! Elementary functions (`op/elementary.rs`): blocks of 32 lanes, so the function is selected
 //! outside the loop.
 
 use super::path::multiversion;

@@ -1,14 +1,14 @@
-//! How ops without sums are shared out: contiguous ranges of elements, whole cache lines each.
+//! Parallel elementwise ops: contiguous ranges of elements, in whole cache lines.
 
 use super::pool::SharedMut;
 use crate::Cpu;
 use isobit_numerics::lanes::LANES;
 use std::ops::Range;
 
-/// Elements below which a second thread is not worth waking.
+/// Below this many elements a second thread is not worth waking.
 pub(super) const GRAIN: usize = 1024;
 
-/// Gives each thread a range of `y` and its elements.
+/// Passes each thread a range of `y` and its elements.
 pub(super) fn split<T: Send>(cpu: &Cpu, y: &mut [T], job: impl Fn(Range<usize>, &mut [T]) + Sync) {
     let length = y.len();
     let y = SharedMut::new(y);
@@ -19,8 +19,8 @@ pub(super) fn split<T: Send>(cpu: &Cpu, y: &mut [T], job: impl Fn(Range<usize>, 
     });
 }
 
-/// `y[i] = f(inputs at i)`. Blocks of lanes go through local arrays: nothing they read can be what
-/// they write, so the compiler need not ask before it makes vector code.
+/// `y[i] = f(inputs at i)`. Lane blocks go through local arrays, so inputs and outputs cannot alias
+/// and the compiler vectorizes without runtime checks.
 #[inline(always)]
 pub(super) fn map<const N: usize>(y: &mut [f32], inputs: [&[f32]; N], f: impl Fn([f32; N]) -> f32) {
     let inputs = inputs.map(|input| &input[..y.len()]);

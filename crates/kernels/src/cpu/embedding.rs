@@ -1,8 +1,8 @@
-//! Embedding (`op/embedding.rs`). Backward sorts the tokens by id, stably, then gathers: nothing is
-//! scattered, no atomics.
+//! Embedding (`op/embedding.rs`). Backward stably sorts the tokens by id, then gathers: no scatter,
+//! no atomics.
 //!
-//! Threads split the columns, and where those are few also the runs of equal ids; a table row's
-//! columns have one owner.
+//! Threads split the columns and, if those are few, also the runs of equal ids; each column of a
+//! table row has one owner.
 
 use super::CpuMemory;
 use super::cast::{from_bf16, from_f16};
@@ -13,9 +13,9 @@ use crate::buffer::Workspace;
 use crate::op::{EmbeddingBackward, EmbeddingForward};
 use crate::{Buffer, Cpu, StoredMatrix};
 
-/// Columns that one thread gets at least.
+/// Minimum columns per thread.
 const COLUMN_GRAIN: usize = 64;
-/// Bits of an id that one pass of the sort looks at.
+/// Bits of an id per pass of the sort.
 const RADIX_BITS: usize = 11;
 const BUCKETS: usize = 1 << RADIX_BITS;
 
@@ -36,7 +36,7 @@ impl Run<EmbeddingForward<'_, CpuMemory>> for Cpu {
     }
 }
 
-/// Two orders of the tokens, between which the sort goes back and forth.
+/// Two token orders, between which the sort alternates.
 pub(super) fn workspace(_cpu: &Cpu, tokens: usize) -> usize {
     2 * Workspace::bytes::<u32>(tokens)
 }
@@ -61,7 +61,7 @@ impl Run<EmbeddingBackward<'_, CpuMemory>> for Cpu {
             let columns = share(width, 1, column_groups, worker % column_groups);
             let tokens = share(order.len(), 1, token_groups, worker / column_groups);
             let starts_run = |index: usize| index == 0 || ids[order[index] as usize] != ids[order[index - 1] as usize];
-            // A run of equal ids belongs to whoever has its first token.
+            // A run of equal ids belongs to the thread that has its first token.
             let whole_runs = |index: usize| (index..order.len()).find(|&at| starts_run(at)).unwrap_or(order.len());
             for &t in &order[whole_runs(tokens.start)..whole_runs(tokens.end)] {
                 let (at, from) = (ids[t as usize] as usize * width, t as usize * width);
@@ -81,7 +81,7 @@ multiversion! {
     }
 }
 
-/// Tokens in order of (id, token): a radix sort, which keeps equal ids in the order they came in.
+/// Tokens in order of (id, token): a stable radix sort.
 fn sort_by_id<'a>(mut order: &'a mut [u32], mut other: &'a mut [u32], ids: &[u32]) -> &'a mut [u32] {
     assert!(u32::try_from(ids.len()).is_ok(), "token indices fit 32 bits");
     for (token, order) in order.iter_mut().enumerate() {

@@ -1,5 +1,5 @@
-//! From exact sums to output: the value of a chunk, times the units, added to what the chunks
-//! before have left.
+//! The epilogue, from exact sums to output: the value of a chunk times the units, added to the
+//! result of earlier chunks.
 
 use super::block::Sums;
 use super::path::{Path, Vector, multiversion};
@@ -8,8 +8,8 @@ use super::slices::BLOCK;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-/// One block of output and what folds into it. Whoever makes one has these rows and columns of the
-/// output for itself ([`SharedMut::slice`]) until it is folded.
+/// One block of output and what is folded into it. Its creator has exclusive access to these rows
+/// and columns of the output ([`SharedMut::slice`]) until it is folded.
 pub(super) struct Target<'a> {
     pub(super) out: &'a SharedMut<'a, f32>,
     pub(super) at: usize,
@@ -21,15 +21,15 @@ pub(super) struct Target<'a> {
     pub(super) left_stride: usize,
     pub(super) chunk_units: Option<&'a [f32]>,
     pub(super) row_units: Option<&'a [f32]>,
-    /// What comes after the last chunk.
+    /// Applied after the last chunk.
     pub(super) after: Option<After<'a>>,
 }
 
-/// What a linear layer adds to its product, for one block: `y + bias`, then
+/// The terms a linear layer adds to its product, for one block: `y + bias`, then
 /// `fma(alpha, Σ_j u[row, j]·factor[j, column], ·)`.
 #[derive(Clone, Copy)]
 pub(super) struct After<'a> {
-    /// One for every column of the block, or none.
+    /// One per column of the block, or none.
     pub(super) bias: Option<&'a [f32]>,
     /// `[rows, rank]`
     pub(super) u: &'a [f32],
@@ -40,12 +40,12 @@ pub(super) struct After<'a> {
 }
 
 impl Target<'_> {
-    /// Panics unless this is a block of 32 columns and at least one row inside the output, with
+    /// Panics unless the block has 32 columns and at least one row, is inside the output, and has
     /// units, biases and factors for all of it.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn check_whole(&self) {
         assert!(self.width == BLOCK && (1..=BLOCK).contains(&self.rows), "a whole block");
-        // Rows ascend: where the last one is inside, all are.
+        // Rows ascend: if the last one is inside, all are.
         let last = self.at + (self.rows - 1) * self.stride;
         let _ = self.out.pointer_to(last..last + BLOCK);
         assert!((self.rows - 1) * self.left_stride < self.left_units.len(), "a unit for every row");
@@ -58,13 +58,13 @@ impl Target<'_> {
         }
     }
 
-    /// Of the adapter that follows, or zero.
+    /// Rank of the adapter applied afterwards, or zero.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn rank(&self) -> usize {
         self.after.as_ref().map_or(0, |after| after.rank)
     }
 
-    /// Asks for the output's cache lines while the block's sums are being formed.
+    /// Prefetches the output's cache lines while the block's sums are computed.
     pub(super) fn prefetch(&self) {
         for row in 0..self.rows {
             let at = self.at + row * self.stride;
@@ -84,8 +84,8 @@ pub(super) fn chunk_value<F: isobit_numerics::Fma, const PLANES: usize>(sums: [i
     }
 }
 
-/// Folds a block. Whole blocks on AVX-512 have their own code: there the fold is a good part of the
-/// time.
+/// Folds a block. Whole blocks on AVX-512 have their own code, because the fold is a large part of
+/// the time there.
 pub(super) fn fold_block<const PLANES: usize>(path: Path, sums: &Sums, target: &Target) {
     #[cfg(target_arch = "x86_64")]
     if path.vector() == Vector::Avx512 && target.width == BLOCK && target.rows > 0 {
@@ -97,9 +97,9 @@ pub(super) fn fold_block<const PLANES: usize>(path: Path, sums: &Sums, target: &
     fold_any::<PLANES>(path, sums, target);
 }
 
-/// As `fold_any` for a block of 32 columns, row by row: a few rows now, the others later. `RANK` is
-/// the adapter's, or [`ANY_RANK`]; of so many of its factors as are `HELD` the block's columns stay
-/// in registers, where loading them for every row would keep the load ports from tiles.
+/// `fold_any` for a block of 32 columns, resumable row by row. `RANK` is the adapter's rank, or
+/// [`ANY_RANK`]. The block's columns of the first `HELD` factor rows stay in registers: reloading
+/// them for every row would compete with tile loads for the load ports.
 #[cfg(target_arch = "x86_64")]
 pub(super) struct Whole<const PLANES: usize, const RANK: usize, const HELD: usize> {
     /// The next row's sums, output, unit and adapter.
@@ -117,11 +117,11 @@ pub(super) struct Whole<const PLANES: usize, const RANK: usize, const HELD: usiz
     factor: *const f32,
     rank: usize,
     alpha: __m512,
-    /// Lanes that go on from what the output holds: all or none.
+    /// Lanes that start from the output's contents: all or none.
     before: __mmask16,
 }
 
-/// A rank that is not known before.
+/// A rank not known at compile time.
 pub(super) const ANY_RANK: usize = usize::MAX;
 
 /// Calls a function with const parameters `RANK` and `HELD` for a target's rank.
@@ -183,7 +183,7 @@ impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RA
         self.rows
     }
 
-    /// Folds `count` rows, or those that are left.
+    /// Folds `count` rows, or the remaining ones.
     ///
     /// # Safety
     /// AVX-512 is enabled where this is inlined, and the promises of [`Self::new`] still hold.

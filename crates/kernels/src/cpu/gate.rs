@@ -1,4 +1,4 @@
-//! Sigmoid gates (`op/gate.rs`). Threads share elements, or tokens where a token has one gate.
+//! Sigmoid gates (`op/gate.rs`). Parallel over elements, or over tokens with one gate per token.
 
 use super::CpuMemory;
 use super::elements::{self, GRAIN, map};

@@ -1,5 +1,5 @@
-//! Gated norm (`op/gated_norm.rs`). Heads of all tokens are shared out for activations, columns for
-//! `dweight`.
+//! Gated norm (`op/gated_norm.rs`). Parallel over the heads of all tokens for activations, over
+//! columns for `dweight`.
 
 use super::CpuMemory;
 use super::bias::{COLUMNS, ColumnBlock, sum_columns};
@@ -71,7 +71,7 @@ multiversion! {
             let (dh, dz) = (&mut dh[row.clone()], &mut dz[row.clone()]);
             let (dy, h, z) = (&dy[row.clone()], &hz.0[row.clone()], &hz.1[row]);
             map(dz, [dy, h, z, weight], |[dy, h, z, weight]| (dy * (weight * (h * inv))) * silu_grad::<F>(z));
-            // The gradient of the norm's output waits in `dh` for its mean.
+            // `dh` holds the gradient of the norm's output until its mean is known.
             map(dh, [dy, z, weight], |[dy, z, weight]| (dy * silu::<F>(z)) * weight);
             let mean = normal_dot::<F>(dh, h, inv) / width as f32;
             for (dh, h) in dh.iter_mut().zip(h) {

@@ -1,12 +1,13 @@
-//! Fused LM head and cross-entropy on the CPU (`op/head_loss.rs` says what): logits live for one
-//! vocabulary block.
+//! Fused LM head and cross-entropy on the CPU (`op/head_loss.rs`): logits exist for one vocabulary
+//! block at a time.
 //!
-//! Tokens are taken in super-blocks of at most 512. Forward, threads share the vocabulary blocks
-//! and leave a maximum, a sum and a best index per (token, block), which are combined at the end.
-//! Backward, a group of blocks is recomputed, transposed into `dz` and sliced by the threads that
+//! Tokens are processed in super-blocks of at most 512. Forward, threads divide the vocabulary
+//! blocks and store a maximum, a sum and a best index per (token, block), which are combined at the
+//! end. Backward, a group of blocks is recomputed, converted to `dz` and sliced by the threads that
 //! computed it; then all threads fold the group into `dh` and `dhead`. Row blocks without a target
-//! are passed over. Where both passes run at once and a super-block's logits are few, they are kept
-//! instead of recomputed. The sizes of super-blocks and groups change memory and time, no bits.
+//! are skipped. If both passes run together and a super-block's logits are small enough, they are
+//! kept instead of recomputed. The sizes of super-blocks and groups affect memory and time, not
+//! bits.
 
 use super::CpuMemory;
 use super::block::RightView;
@@ -33,23 +34,23 @@ use std::ops::Range;
 
 const _: () = assert!(VOCABULARY_BLOCK == CHUNK, "a vocabulary block is one chunk of the input gradient");
 
-/// Blocks of a backward group, unless there are more threads.
+/// Blocks per backward group, unless there are more threads.
 const GROUP_MIN: usize = 4;
-/// Blocks of a backward group at most: beyond, threads share tokens too.
+/// Maximum blocks per backward group; beyond this, threads divide tokens too.
 const GROUP_MAX: usize = 16;
-/// Panels of 32 columns that take all chunks of the hidden width before the next ones come: their
-/// logits stay in cache.
+/// Panels of 32 columns that go through all chunks of the hidden width together: their logits stay
+/// in cache.
 const PANELS_TOGETHER: usize = 4;
-/// Bytes of a super-block's logits that are kept from one pass to the other, at most.
+/// Maximum bytes of a super-block's logits kept between the passes.
 const KEPT_MAX: usize = 96 << 20;
-/// Floats between rows of logits beyond their width: keeps rows out of each other's cache sets.
+/// Padding in floats between rows of logits, so that rows do not collide in the same cache sets.
 const STRIDE_EXTRA: usize = 16;
 
 /// Lengths of everything the workspace holds.
 struct Sizes {
-    /// Tokens of a super-block.
+    /// Tokens per super-block.
     tokens: usize,
-    /// Vocabulary blocks, and those of a backward group.
+    /// Vocabulary blocks, in total and per backward group.
     blocks: usize,
     group_blocks: usize,
     panels: usize,
@@ -57,7 +58,7 @@ struct Sizes {
     block_logits: usize,
     /// Logits of one group, shared.
     group_logits: usize,
-    /// Logits of a super-block, if they are few enough to be kept.
+    /// Logits of a super-block, if they are small enough to keep.
     kept_logits: Option<usize>,
     dz: LeftLayout,
     dz_transposed: LeftLayout,
@@ -68,7 +69,7 @@ impl Sizes {
     fn new(cpu: &Cpu, p: &HeadLoss) -> Self {
         let tokens = p.tokens().min(SUPER_BLOCK);
         let blocks = p.vocabulary.div_ceil(VOCABULARY_BLOCK);
-        // Whole rounds of the threads.
+        // A multiple of the thread count.
         let round = cpu.threads() * GROUP_MIN.div_ceil(cpu.threads());
         let group_blocks = round.min(GROUP_MAX).min(blocks);
         let group = (group_blocks * VOCABULARY_BLOCK).min(p.vocabulary);
@@ -87,7 +88,7 @@ impl Sizes {
         }
     }
 
-    /// Bytes of what the forward pass leaves per token and block.
+    /// Bytes of the forward statistics per token and block.
     fn statistics(&self) -> usize {
         3 * Workspace::bytes::<f32>(self.tokens * self.blocks) + Workspace::bytes::<f32>(self.tokens)
     }
@@ -111,7 +112,7 @@ pub(super) fn workspace(cpu: &Cpu, p: &HeadLoss) -> usize {
     2 * floats(p.vocabulary) + Workspace::bytes::<i8>(sizes.panels) + forward.max(backward)
 }
 
-/// Of both passes at once.
+/// Workspace of both passes together.
 pub(super) fn step_workspace(cpu: &Cpu, p: &HeadLoss) -> usize {
     let sizes = Sizes::new(cpu, p);
     let Some(kept) = sizes.kept_logits else { return workspace(cpu, p) };
@@ -120,8 +121,8 @@ pub(super) fn step_workspace(cpu: &Cpu, p: &HeadLoss) -> usize {
     2 * floats(p.vocabulary) + panels + floats(kept) + sizes.statistics() + sizes.sliced_group()
 }
 
-/// Blocks and rows, cut into tasks for whoever asks: a block each, with a part of the rows where
-/// there are fewer blocks than threads.
+/// Blocks and rows divided into tasks: one block each, and part of the rows if there are fewer
+/// blocks than threads.
 struct Cut {
     tasks: Tasks,
     row_parts: usize,
@@ -178,7 +179,7 @@ impl<'a> Logits<'a> {
         }
     }
 
-    /// Logits of some tokens, block by block, and what the loss needs of them.
+    /// Logits of some tokens, block by block, and their statistics for the loss.
     fn statistics(
         &self,
         cpu: &Cpu,
@@ -259,7 +260,7 @@ impl Run<HeadLossForward<'_, CpuMemory>> for Cpu {
     }
 }
 
-/// Both passes, one super-block after another where its logits are few enough to be kept.
+/// Both passes, one super-block at a time if its logits are small enough to keep.
 impl Run<HeadLossStep<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut HeadLossStep<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
         let sizes = Sizes::new(self, &op.p);
@@ -271,7 +272,7 @@ impl Run<HeadLossStep<'_, CpuMemory>> for Cpu {
     }
 }
 
-/// Both passes with `kept` logits of a super-block at a time.
+/// Both passes, keeping `kept` logits of one super-block at a time.
 fn step(cpu: &Cpu, op: &mut HeadLossStep<'_, CpuMemory>, sizes: &Sizes, kept: usize, workspace: &mut [u8]) {
     let HeadLossStep { loss, lse, best, dh, rows, head, labels, weight, p, .. } = op;
     p.check_labels(labels);
@@ -301,14 +302,14 @@ fn step(cpu: &Cpu, op: &mut HeadLossStep<'_, CpuMemory>, sizes: &Sizes, kept: us
     }
 }
 
-/// The gradient of tokens that are no targets.
+/// Zeroes the gradient of ignored tokens.
 fn zero_ignored(dh: &mut [f32], labels: &[i32], p: &HeadLoss) {
     for (dh, _) in dh.chunks_exact_mut(p.hidden).zip(labels).filter(|(_, label)| **label == IGNORED) {
         dh.fill(0.0);
     }
 }
 
-/// Where logits of the forward pass go.
+/// Destination of the forward pass's logits.
 enum Room<'a> {
     /// One block per thread, `each` floats apart.
     Own { z: &'a SharedMut<'a, f32>, each: usize },
@@ -316,7 +317,7 @@ enum Room<'a> {
     Kept { z: &'a SharedMut<'a, f32> },
 }
 
-/// Room for what the forward pass leaves.
+/// Storage for the forward statistics.
 struct Statistics<'a> {
     maxima: &'a mut [f32],
     sums: &'a mut [f32],
@@ -348,7 +349,7 @@ impl<'a> Statistics<'a> {
     }
 }
 
-/// What the forward pass leaves per (token, block), and the label's logit per token.
+/// Forward statistics per (token, block), and the label's logit per token.
 struct Partials<'a> {
     maxima: SharedMut<'a, f32>,
     sums: SharedMut<'a, f32>,
@@ -444,7 +445,8 @@ multiversion! {
 }
 
 multiversion! {
-    /// `z` becomes `(exp(z − lse) − [at the label])·weight`; no label here if it is out of range.
+    /// `z` becomes `(exp(z − lse) − [at the label])·weight`; a label out of range is not in this
+    /// block.
     fn grad_logits<F>(z: &mut [f32], lse: f32, weight: f32, label: usize) {
         let label_grad = z.get(label).map(|z| (exp::<F>(z - lse) - 1.0) * weight);
         let (whole, tail) = z.as_chunks_mut::<LANES>();
@@ -486,7 +488,7 @@ impl Run<HeadLossBackward<'_, CpuMemory>> for Cpu {
         let right = head_of(self, *head, p, units, multipliers);
         let pass = Backward { logits: Logits::new(rows, &right, p), labels, lse, weight };
         zero_ignored(dh, labels, p);
-        // Chunks of tokens matter to the gradient of the head alone.
+        // Chunks of tokens matter only to the gradient of the head.
         let whole = [0, p.tokens()];
         let row_starts = if dhead.is_some() { p.row_starts } else { &whole[..] };
         for tokens in packed(row_starts) {
@@ -555,7 +557,7 @@ struct GroupRoom<'a> {
     dz: &'a mut [f32],
     tiles: &'a mut [i8],
     units: &'a mut [f32],
-    /// `dz` holds all logits of the group's tokens, where the forward pass left them.
+    /// `dz` already holds all logits of the group's tokens, kept by the forward pass.
     kept: bool,
 }
 
@@ -587,7 +589,7 @@ impl Backward<'_> {
         self.labels[rows].iter().any(|label| *label != IGNORED)
     }
 
-    /// Recomputes the logits of a group, unless they were kept, and leaves `dz`, as numbers and
+    /// Recomputes the logits of a group, unless they were kept, and produces `dz`, as numbers and
     /// sliced.
     fn slice_group(&self, cpu: &Cpu, room: &mut GroupRoom, group: &Group, scratch: &mut [i8]) {
         let p = self.logits.p;
@@ -645,7 +647,7 @@ impl Backward<'_> {
         });
     }
 
-    /// `dh` of the group's tokens, on top of what earlier groups left.
+    /// Adds the group's contribution to `dh` of its tokens.
     fn fold_input(&self, cpu: &Cpu, dh: &mut [f32], room: &GroupRoom, group: &Group, scratch: &mut [i8]) {
         let p = self.logits.p;
         let left = Left { tiles: room.tiles, layout: group.layout(p), units: room.units, chunks: group.blocks.len() };

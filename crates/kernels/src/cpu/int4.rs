@@ -1,9 +1,8 @@
-//! Weights of four bits, packed in the order of right tiles, and the panels that a product
-//! multiplies.
+//! 4-bit weights, packed in right-tile order, and the panels that a product multiplies.
 //!
 //! A *line* is eight ordered channels of 16 outputs in 64 bytes: byte `(output, c)` holds channel
-//! `c` in its low and channel `c + 4` in its high bits, so that one mask and one shift give two
-//! groups of a right tile. Lines lie as `[16 outputs][line]`.
+//! `c` in its low bits and channel `c + 4` in its high bits, so one mask and one shift give two
+//! groups of a right tile. Lines are laid out as `[16 outputs][line]`.
 
 use super::block::RightView;
 use super::path::{Path, multiversion, prefetch};
@@ -21,22 +20,22 @@ use std::ops::Range;
 const LINE_BYTES: usize = 64;
 /// Lines of a tile's 64 channels.
 const TILE_LINES: usize = TILE_DEPTH / CHANNELS_PER_WORD;
-/// Bytes that a line is unpacked to.
+/// Bytes of an unpacked line.
 const UNPACKED: usize = 2 * LINE_BYTES;
 
-/// Frozen weights of four bits with their scales and zero points.
+/// Frozen 4-bit weights with their scales and zero points.
 pub struct QuantizedWeight {
     pub(super) shape: QuantizedShape,
     /// `[weight][16 outputs][line][64]`
     lines: Buffer<u8>,
-    /// `[weight][group][outputs, padded to 16]`; nothing is taken off what is padding. Empty where
-    /// all are one.
+    /// `[weight][group][outputs, padded to 16]`; zero for padding. Empty if all zero points are
+    /// equal.
     zeros: Buffer<u8>,
     /// `[weight][group][output]`
     scales: KeptScales,
     /// `[ordered weight][place]`: channels.
     orders: Buffer<u32>,
-    /// Which of the orders is each weight's; none where its places are its channels.
+    /// Index of each weight's order; None if its channels are already in order.
     order_of: Vec<Option<usize>>,
     pub(super) plan: Plan,
 }
@@ -52,15 +51,15 @@ enum KeptScales {
     F16(Buffer<f16>),
 }
 
-/// How the ordered channels are cut, the same for all weights.
+/// How the ordered channels are divided, the same for all weights.
 pub(super) struct Plan {
     /// Places of each group.
     pub(super) starts: Vec<usize>,
     /// Pieces of each chunk.
     pub(super) pieces: Vec<Vec<Piece>>,
-    /// Panels of up to 32 places that lie in one group, for the input gradient.
+    /// Panels of up to 32 places within one group, for the input gradient.
     pub(super) panels: Vec<Piece>,
-    /// The first panel of each group, and the end.
+    /// The first panel of each group, then the end.
     pub(super) panel_starts: Vec<usize>,
 }
 
@@ -91,14 +90,14 @@ fn lengths(shape: QuantizedShape) -> [usize; 4] {
     [lines, zeros, count * groups * n, ordered * k]
 }
 
-/// Bytes that such weights take.
+/// Bytes of weights of this shape.
 pub(super) fn quantized_bytes(shape: QuantizedShape) -> usize {
     let [lines, zeros, scales, orders] = lengths(shape);
     let scale_bytes = if shape.half_scales { size_of::<f16>() } else { size_of::<f32>() };
     lines + zeros + scales * scale_bytes + orders * size_of::<u32>()
 }
 
-/// Bytes of the tiles of one chunk's pieces, for a panel of 32 outputs; the largest of any chunk.
+/// Bytes of the tiles of one chunk's pieces, for a panel of 32 outputs; the maximum over chunks.
 pub(super) fn piece_bytes(shape: QuantizedShape) -> usize {
     let pieces = pieces(&shape.starts());
     let tiles = |chunk: &[Piece]| -> usize { chunk.iter().map(piece_tiles).sum() };
@@ -107,7 +106,7 @@ pub(super) fn piece_bytes(shape: QuantizedShape) -> usize {
 }
 
 impl QuantizedWeight {
-    /// The channel at each place; nothing where the places are the channels.
+    /// The channel at each place; None if the channels are already in order.
     pub(super) fn order(&self, e: usize) -> Option<&[u32]> {
         self.order_of[e].map(|at| &self.orders[at * self.shape.k..][..self.shape.k])
     }
@@ -143,7 +142,7 @@ impl QuantizedWeight {
         &self.lines[(e * self.row_blocks() + block) * bytes..][..bytes]
     }
 
-    /// Zero points of 16 outputs, each as often as a line has bytes for it.
+    /// Zero points of 16 outputs, each repeated for all its bytes of a line.
     fn spread_zeros(&self, e: usize, group: usize, block: usize) -> [u8; LINE_BYTES] {
         if let Some(zero) = self.shape.zero {
             return std::array::from_fn(|i| if block * TILE_ROWS + i / 4 < self.shape.n { zero } else { 0 });
@@ -153,8 +152,8 @@ impl QuantizedWeight {
         std::array::from_fn(|i| zeros[i / 4])
     }
 
-    /// Unpacks a piece for the outputs `first..first + 32`: right tiles from the tile that the
-    /// piece starts in. What lies in these tiles but not in the piece is zero.
+    /// Unpacks a piece for the outputs `first..first + 32`: right tiles, from the tile in which the
+    /// piece starts. Bytes of these tiles outside the piece are zero.
     pub(super) fn panel<'s>(
         &self,
         path: Path,
@@ -219,7 +218,7 @@ impl QuantizedWeight {
 /// Scratch for a transposed panel.
 pub(super) const TRANSPOSED_BYTES: usize = 2 * CHUNK_TILES * TILE_BYTES;
 
-/// Tiles that a piece lies in.
+/// Tiles that a piece spans.
 fn piece_tiles(piece: &Piece) -> usize {
     piece.channels.end.div_ceil(TILE_DEPTH) - piece.channels.start / TILE_DEPTH
 }
@@ -261,7 +260,7 @@ pub(super) fn quantized_weight<Q: AsQuantized, E>(
             at
         }));
         pack(cpu, &mut lines[e * line_bytes..][..line_bytes], &weight, order.as_deref());
-        // Nothing to keep where the shape says what they are.
+        // Nothing to store if the shape gives the zero point.
         keep_zeros(&mut zeros[e * zero_bytes..][..zero_bytes], &weight);
         scales.keep(e, &weight);
     }
@@ -270,7 +269,7 @@ pub(super) fn quantized_weight<Q: AsQuantized, E>(
 }
 
 impl KeptScales {
-    /// Those of weight `e`.
+    /// Stores the scales of weight `e`.
     fn keep(&mut self, e: usize, weight: &Quantized) {
         let given = weight.scales;
         let at = e * given.len()..(e + 1) * given.len();
@@ -294,7 +293,7 @@ fn keep_zeros(zeros: &mut [u8], weight: &Quantized) {
     }
 }
 
-/// All lines of a weight.
+/// Packs all lines of a weight.
 fn pack(cpu: &Cpu, lines: &mut [u8], weight: &Quantized, order: Option<&[u32]>) {
     let block_bytes = weight.k / CHANNELS_PER_WORD * LINE_BYTES;
     cpu.pool.run_rows(lines, block_bytes, |range, lines| {
@@ -305,7 +304,7 @@ fn pack(cpu: &Cpu, lines: &mut [u8], weight: &Quantized, order: Option<&[u32]>) 
     });
 }
 
-/// The lines of up to 16 outputs.
+/// Packs the lines of up to 16 outputs.
 fn pack_block(lines: &mut [u8], weight: &Quantized, order: Option<&[u32]>, outputs: Range<usize>) {
     for (line, bytes) in lines.as_chunks_mut::<LINE_BYTES>().0.iter_mut().enumerate() {
         for (bytes, n) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(outputs.clone()) {

@@ -1,9 +1,9 @@
-//! Exact sums of a 32×32 block whose right operand is one small byte a number, not slices:
+//! Exact sums of a 32×32 block whose right operand has one small byte per number instead of slices:
 //! `Σ slice·d` for every slice of the left operand (`op/product4.rs`). The layouts are those of
 //! `block.rs`; plane `s` of the sums belongs to left slice `s`.
 //!
-//! A piece may start and end inside a tile. Right bytes outside of it are zero, and paths that can
-//! skip them do.
+//! A piece may start and end inside a tile. Right bytes outside it are zero, and are skipped where
+//! the path allows.
 
 use super::block::{LeftView, RightView, Sums};
 use super::epilogue::{Target, fold_block};
@@ -15,7 +15,7 @@ use std::ops::Range;
 /// Groups of four elements in a tile.
 const TILE_GROUPS: usize = TILE_DEPTH / 4;
 
-/// `128·Σ_k right` of every column, which VNNI takes off again; other paths do not ask for it.
+/// `128·Σ_k right` of every column, which the VNNI path subtracts; other paths do not need it.
 pub(super) fn column_sums(path: Path, bias: &mut [i32; BLOCK], right: RightView, groups: Range<usize>) {
     check_right(right, &groups);
     #[cfg(target_arch = "x86_64")]
@@ -49,7 +49,7 @@ pub(super) fn single_fold(
     check(path, left, target.rows, right, &groups, profile.slice_count());
     #[cfg(target_arch = "x86_64")]
     if path == Path::Avx512 && target.width == BLOCK && target.rows > 0 {
-        // Pieces are short: here sums go from registers straight to the output.
+        // Pieces are short, so sums go straight from registers to the output.
         target.check_whole();
         // SAFETY: a `Cpu` holds this path only after checking AVX-512 VNNI; rows and groups of both
         // operands are inside (`check`), and the target is whole and its maker's own.
@@ -140,7 +140,7 @@ unsafe fn amx_sums(
                 left_stride: left.column_stride,
                 right: right.tiles.as_ptr().add(first * TILE_BYTES),
                 right_stride: TILE_BYTES,
-                // A missing second block is computed twice and never looked at.
+                // For a missing second block the first is computed again and the result ignored.
                 right_second: if right.blocks == 2 { right.block_stride } else { 0 },
                 columns,
             };
@@ -158,8 +158,8 @@ unsafe fn amx_sums(
 mod wide {
     use super::*;
 
-    /// One row and 16 columns at a time; neighbouring products are added in pairs, which baseline
-    /// x86-64 has an instruction for.
+    /// One row and 16 columns at a time; adjacent products are added in pairs, for which baseline
+    /// x86-64 has an instruction.
     pub(super) fn sums(
         sums: &mut Sums,
         left: LeftView,
@@ -250,7 +250,7 @@ mod wide {
                     }
                 }
                 for row in 0..count {
-                    // Neighbouring pairs are the two halves of one column; the permutation undoes
+                    // Adjacent pairs are the two halves of one column; the permutation undoes
                     // hadd's lane order.
                     let columns =
                         _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_hadd_epi32(acc[row][0], acc[row][1]));
@@ -290,7 +290,7 @@ mod vnni {
         }
     }
 
-    /// The sums, stored, or folded into a target of 32 columns where there is one.
+    /// Stores the sums, or folds them into a target of 32 columns if given.
     ///
     /// # Safety
     /// The machine has these features; `rows ≤ 32` rows of all slices and of all tiles with groups,
@@ -364,7 +364,7 @@ mod vnni {
             }
             for block in 0..2 {
                 let bias = _mm512_loadu_si512(bias.as_ptr().add(block * 16).cast());
-                // No closures here: one that is not inlined costs all registers.
+                // No closures here: one that is not inlined spills all registers.
                 let right = match target {
                     Some(Target { chunk_units: Some(units), .. }) => _mm512_loadu_ps(units.as_ptr().add(block * 16)),
                     _ => _mm512_set1_ps(1.0),
@@ -390,7 +390,7 @@ mod vnni {
         ROWS
     }
 
-    /// As `fold_block`, from registers; nothing that has these sums has units of rows. By value: a
+    /// Like `fold_block`, from registers; these sums never come with row units. By value: a
     /// reference would keep the accumulators in memory.
     ///
     /// # Safety

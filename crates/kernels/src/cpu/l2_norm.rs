@@ -1,4 +1,4 @@
-//! L2 norm (`op/l2_norm.rs`); threads share the heads of all tokens.
+//! L2 norm (`op/l2_norm.rs`); parallel over the heads of all tokens.
 
 use super::CpuMemory;
 use super::path::multiversion;

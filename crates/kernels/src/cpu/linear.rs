@@ -1,4 +1,4 @@
-//! Linear layers (`op/linear.rs`): one pass; bias and adapter are added where a block's last chunk
+//! Linear layers (`op/linear.rs`): one pass; bias and adapter are added when a block's last chunk
 //! is folded.
 
 use super::{CpuMemory, product};

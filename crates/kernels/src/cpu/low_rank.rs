@@ -1,8 +1,9 @@
-//! Low-rank products (`op/low_rank.rs`) as register tiles: each works on a few tokens or ranks at
-//! once, so that one load serves several multiply-adds. Tile sizes depend on the registers of the
-//! path; no sum does. AVX-512 has its own tiles (`low_rank_tiles.rs`) of `contract` and `outer`.
+//! Low-rank products (`op/low_rank.rs`) as register tiles: each covers a few tokens or ranks, so
+//! one load serves several multiply-adds. Tile sizes depend on the path's registers; sums do not.
+//! AVX-512 has its own tiles (`low_rank_tiles.rs`) for `contract` and `outer`.
 //!
-//! `contract` turns a factor that lies the other way, `expand` packs it, both into the workspace.
+//! `contract` transposes a width-major factor and `expand` packs the factor, both into the
+//! workspace.
 
 use super::CpuMemory;
 #[cfg(target_arch = "x86_64")]
@@ -38,16 +39,16 @@ impl Run<LowRankOuter<'_, CpuMemory>> for Cpu {
     }
 }
 
-/// Columns of a tile: four registers of AVX-512 or eight of AVX2.
+/// Columns per tile: four AVX-512 registers or eight AVX2 registers.
 const COLUMNS_WIDE: usize = 64;
-/// Columns of a tile of `outer` on AVX2, which keeps four ranks: two registers each.
+/// Columns per tile of `outer` on AVX2, which keeps four ranks in two registers each.
 const COLUMNS_NARROW: usize = 16;
-/// Columns that a thread of `outer` takes at least: a tile of AVX-512, two of AVX2.
+/// Minimum columns per thread of `outer`: one AVX-512 tile, two AVX2 tiles.
 const OUTER_GRAIN: usize = 32;
-/// Tokens that pass a few rows of the factor before the next rows are taken: they fit the
-/// second-level cache together.
+/// Tokens multiplied by a few rows of the factor before the next rows: together they fit the L2
+/// cache.
 const CONTRACT_TOKENS: usize = 24;
-/// Tokens that pass one panel of the factor while it is in the first-level cache.
+/// Tokens multiplied by one panel of the factor while it is in the L1 cache.
 const EXPAND_TOKENS: usize = 12;
 
 fn check(u: &[f32], x: &[f32], factor: &[f32], p: &LowRank) {
@@ -66,14 +67,14 @@ fn scratch(p: &LowRank) -> usize {
     p.width.div_ceil(COLUMNS_WIDE) * COLUMNS_WIDE * p.rank
 }
 
-/// Scratch for one factor, or for one in every thread where there are many.
+/// Scratch for one factor, or one per thread if there are many factors.
 pub(super) fn workspace(cpu: &Cpu, p: &LowRank) -> usize {
     let scratch_count = if p.factors() == 1 { 1 } else { cpu.threads() };
     scratch_count * Workspace::bytes::<f32>(scratch(p))
 }
 
-/// Shares out the tokens. Of each segment that a thread has tokens of, `job` gets the thread's
-/// scratch, the factor, which tokens these are, and their part of `out`.
+/// Divides the tokens among threads. For each segment in a thread's range, `job` gets the thread's
+/// scratch, the factor, the tokens, and their part of `out`.
 fn by_segments(
     cpu: &Cpu,
     out: &mut [f32],
@@ -101,8 +102,8 @@ fn by_segments(
     });
 }
 
-/// Some columns of the factor `[width, rank]` as those of `[rank, width]`; `transposed` is the
-/// whole of it.
+/// Transposes some columns of the factor `[width, rank]` to `[rank, width]`; `transposed` is the
+/// whole result.
 fn transpose(transposed: &SharedMut<f32>, factor: &[f32], columns: &Range<usize>, p: &LowRank) {
     for j in 0..p.rank {
         // SAFETY: the caller has these columns for itself.
@@ -170,8 +171,8 @@ pub(super) fn expand(cpu: &Cpu, y: &mut [f32], u: &[f32], factor: &[f32], p: &Lo
     cpu.pool.run_rows(y, p.width, |tokens, y| rows(y, tokens, panels));
 }
 
-/// Some panels of the factor as `[panel, rank, C]`, the last panel padded with zeros: what a tile
-/// reads lies together.
+/// Packs some panels of the factor as `[panel, rank, C]`, the last panel padded with zeros, so a
+/// tile reads contiguous memory.
 fn pack<const C: usize>(packed: &mut [f32], panels: Range<usize>, factor: &[f32], p: &LowRank) {
     for (panel, packed) in panels.zip(packed.chunks_exact_mut(p.rank * C)) {
         let columns = panel * C..((panel + 1) * C).min(p.width);
@@ -216,7 +217,7 @@ multiversion! {
     }
 }
 
-/// `T` tokens and `J` ranks at a time; what is left over of the tokens goes one by one.
+/// `T` tokens and `J` ranks at a time; leftover tokens go one by one.
 #[inline(always)]
 fn contract_tiles<F: Fma, const T: usize, const J: usize, const L: usize>(
     u: &mut [f32],
@@ -252,8 +253,8 @@ fn contract_tiles<F: Fma, const T: usize, const J: usize, const L: usize>(
     }
 }
 
-/// Lane sums of every row of `x` with every row of `m`; all have one length. Lanes do not meet
-/// before the tree, so where registers are few they are done `L` at a time.
+/// Lane sums of every row of `x` with every row of `m`; all have one length. Lanes are independent
+/// before the tree, so with few registers they are computed `L` at a time.
 #[inline(always)]
 fn contract_tile<F: Fma, const T: usize, const J: usize, const L: usize>(
     x: [&[f32]; T],
@@ -269,8 +270,8 @@ fn contract_tile<F: Fma, const T: usize, const J: usize, const L: usize>(
         for block in 0..blocks {
             // SAFETY: every row has `blocks` blocks, asserted above.
             let (x, m) = unsafe { (x.map(|x| x.0.get_unchecked(block)), m.map(|m| m.0.get_unchecked(block))) };
-            // Lanes outside, tile inside: a body this long is vectorised over lanes instead of
-            // being unrolled.
+            // Lanes in the outer loop, tile in the inner: a body this long is vectorised over lanes
+            // rather than unrolled.
             for lane in 0..L {
                 for t in 0..T {
                     for j in 0..J {
@@ -307,7 +308,7 @@ multiversion! {
     }
 }
 
-/// `T` tokens at a time; what is left over of the tokens goes one by one.
+/// `T` tokens at a time; leftover tokens go one by one.
 #[inline(always)]
 fn expand_tiles<F: Fma, const T: usize, const C: usize>(y: &mut [f32], u: &[f32], panels: &[f32], p: &LowRank) {
     let (width, rank) = (p.width, p.rank);
@@ -372,8 +373,7 @@ multiversion! {
     }
 }
 
-/// One block of tokens into the columns of one thread; the gradient of its factor starts at
-/// `origin`.
+/// Adds one block of tokens to one thread's columns; the gradient of its factor starts at `origin`.
 #[inline(always)]
 #[expect(clippy::large_stack_arrays, reason = "two arrays of 32 KiB, well within a thread's stack")]
 fn outer_tiles<F: Fma, const J: usize, const C: usize>(

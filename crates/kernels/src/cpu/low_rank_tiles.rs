@@ -1,10 +1,10 @@
-//! Tiles of low-rank products (`low_rank.rs`) for AVX-512, by hand: the multiply-adds are so few
-//! that the compiler's code for what comes after them (a tree per sum, a scattered gradient) takes
-//! as long.
+//! Tiles of low-rank products (`low_rank.rs`) hand-written for AVX-512: there are so few
+//! multiply-adds that compiled code for the steps after them (a tree per sum, a scattered gradient)
+//! would take as long.
 //!
-//! `contract` adds sixteen trees at once, lanes of different sums side by side; `outer` reads its
-//! rows where they lie and transposes its sums in registers. Every addition is the one that
-//! `docs/numerics.md` names, with the same operands.
+//! `contract` adds sixteen trees at once, with lanes of different sums side by side; `outer` reads
+//! its rows in place and transposes its sums in registers. Every addition is the one that
+//! `docs/numerics.md` specifies, with the same operands.
 
 use super::path::{Path, Vector, prefetch};
 use super::pool::SharedMut;
@@ -13,27 +13,27 @@ use isobit_numerics::lanes::LANES;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// Tokens and ranks of a tile of `contract`: sixteen sums, so that a register holds one of each.
+/// Tokens and ranks per tile of `contract`: sixteen sums, one per lane of a register.
 const SIDE: usize = 4;
-/// Tokens that pass a few rows of the factor before the next rows are taken: they fit the
-/// second-level cache together.
+/// Tokens multiplied by a few rows of the factor before the next rows: together they fit the L2
+/// cache.
 const CONTRACT_TOKENS: usize = 24;
-/// Elements of a register.
+/// Elements per register.
 const WIDE: usize = 16;
-/// Ranks of a tile of `outer`.
+/// Ranks per tile of `outer`.
 const OUTER_RANKS: usize = 8;
-/// Registers of each of them.
+/// Registers per rank.
 const OUTER_VECTORS: usize = 2;
-/// Columns of a tile of `outer`.
+/// Columns per tile of `outer`.
 const OUTER_COLUMNS: usize = OUTER_VECTORS * WIDE;
-/// Rows that `outer` asks for ahead of time: they lie a whole width apart, which a machine's own
-/// prefetching may not follow.
+/// Rows that `outer` prefetches ahead: they are a whole width apart, which hardware prefetchers may
+/// not follow.
 const OUTER_AHEAD: usize = 8;
 
 type ContractTile = [[__m512; SIDE]; SIDE];
 type OuterTile = [[__m512; OUTER_VECTORS]; OUTER_RANKS];
 
-/// As many lanes of a register as there are elements left.
+/// Mask of a register's lanes for the remaining elements.
 fn mask_of(elements: usize) -> __mmask16 {
     ((1u32 << elements.min(WIDE)) - 1) as u16
 }
@@ -66,7 +66,7 @@ pub(super) unsafe fn outer_block(
     assert!(block.len() <= TOKEN_BLOCK && columns.end <= p.width, "a block of tokens, columns of the factor");
     let u = &u[block.start * p.rank..block.end * p.rank];
     let x = &x[block.start * p.width..block.end * p.width];
-    // An address, not a slice: in between lie columns of other threads.
+    // An address, not a slice: other threads' columns lie in between.
     let dfactor = dfactor.pointer_to(origin..origin + p.factor_length());
     // SAFETY: a `Cpu` holds a path only after checking its features. `u` and `x` are whole tokens
     // of one block, and the whole factor is inside, all checked above; the columns are the caller's
@@ -105,8 +105,9 @@ unsafe fn contract_rows_avx512(u: &mut [f32], x: &[f32], factor: &[f32], p: &Low
     }
 }
 
-/// Sums of four rows with four rows, those of the first row of `x` first. Lanes do not meet before
-/// the tree, so one half of them comes after the other: then sixteen sums have a register each.
+/// Sums of four rows with four rows, those of the first row of `x` first. Lanes are independent
+/// before the tree, so they are computed in two halves: then each of the sixteen sums has one
+/// register.
 ///
 /// # Safety
 /// The machine has these features; every row has `width` readable elements.
@@ -142,15 +143,14 @@ unsafe fn contract_half(x: [*const f32; SIDE], m: [*const f32; SIDE], width: usi
         // SAFETY: `at` is `first` within a whole block of 32 lanes, so 16 elements from it are
         // inside rows of `width` elements.
         unsafe { contract_step(&mut acc, x, m, at, u16::MAX) };
-        // The rows of the next tile: a machine's own prefetching sees four short streams and half
+        // Prefetch the next tile's rows: hardware prefetchers see only four short streams and half
         // of their lines at a time.
         for row in x {
             prefetch(row.wrapping_add(at + SIDE * width));
         }
         at += LANES;
     }
-    // A tail touches only its own lanes: a product with zero would not leave the others as they
-    // are.
+    // A tail touches only its own lanes: a product with zero could change the others.
     if at < width {
         // SAFETY: the mask has a bit for each of the `width - at` elements that are left, up to 16,
         // and masked loads touch no others.
@@ -226,7 +226,7 @@ unsafe fn outer_block_avx512(dfactor: *mut f32, u: &[f32], x: &[f32], p: &LowRan
     for rank in (0..p.rank).step_by(OUTER_RANKS) {
         let ranks = OUTER_RANKS.min(p.rank - rank);
         let mask = (u8::MAX) >> (OUTER_RANKS - ranks);
-        // `alpha·u`; what pads the ranks is not stored in the end.
+        // `alpha·u`; results of padding ranks are not stored.
         let mut scaled = [[0.0; OUTER_RANKS]; TOKEN_BLOCK];
         for (scaled, u) in scaled.iter_mut().zip(u.chunks_exact(p.rank)) {
             let u = &u[rank..][..ranks];
@@ -266,7 +266,7 @@ unsafe fn outer_block_avx512(dfactor: *mut f32, u: &[f32], x: &[f32], p: &LowRan
     }
 }
 
-/// Sums over the tokens of `scaled`; `WHOLE` where `count` is all columns of a tile.
+/// Sums over the tokens of `scaled`; `WHOLE` if `count` is all columns of a tile.
 ///
 /// # Safety
 /// The machine has these features; for every token, `count` elements are readable at `x` plus as
@@ -300,7 +300,7 @@ unsafe fn outer_tile<const WHOLE: bool>(
     acc
 }
 
-/// Adds a tile to rows that lie `width` apart.
+/// Adds a tile to rows `width` apart.
 ///
 /// # Safety
 /// The machine has AVX-512; `count` elements of each of `ranks` rows from `dfactor` on are the
@@ -320,7 +320,7 @@ unsafe fn add_rows(dfactor: *mut f32, sums: &OuterTile, width: usize, ranks: usi
     }
 }
 
-/// Adds a tile to a factor whose ranks lie side by side.
+/// Adds a tile to a factor whose ranks are adjacent.
 ///
 /// # Safety
 /// The machine has these features; of each of `count` columns, `rank` elements apart from `dfactor`
@@ -359,8 +359,8 @@ unsafe fn add_transposed(dfactor: *mut f32, sums: &OuterTile, rank: usize, mask:
     }
 }
 
-/// Turns the four by four numbers of every quarter: quarter `q` of result `i` is element `4·q + i`
-/// of each.
+/// Transposes the 4×4 numbers of every quarter: quarter `q` of result `i` is element `4·q + i` of
+/// each.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transpose_fours(a: __m512, b: __m512, c: __m512, d: __m512) -> [__m512; 4] {

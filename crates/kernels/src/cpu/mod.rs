@@ -1,7 +1,6 @@
-//! The same bits as `reference/`, faster: threads that steal work, and the instruction sets of
-//! x86-64.
+//! The same bits as `reference/`, faster: work-stealing threads and the instruction sets of x86-64.
 //!
-//! Only slice products are written per instruction set; all other ops are one source compiled per
+//! Only slice products are written per instruction set; every other op is one source compiled per
 //! target feature.
 
 mod adamw;
@@ -59,14 +58,14 @@ use crate::buffer::{Buffer, Element};
 use crate::op::{AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Product, QuantizedShape, SliceShape};
 use pool::{Pool, THREADS_MAX, TooFewThreads};
 
-/// Threads and a path, chosen once.
+/// The thread pool and instruction path, chosen once.
 pub struct Cpu {
     pool: Pool,
     path: Path,
     scratch: Scratch<CpuMemory>,
 }
 
-/// Host memory; slices in the order in which tiles are multiplied.
+/// Host memory, with slices in tile order.
 pub struct CpuMemory;
 
 impl Memory for CpuMemory {
@@ -76,7 +75,7 @@ impl Memory for CpuMemory {
     type QuantizedWeight = int4::QuantizedWeight;
 }
 
-/// Why this machine cannot compute as it was asked to.
+/// Why this machine cannot run the requested configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
     #[error("this machine does not have the {0} path")]
@@ -106,8 +105,8 @@ impl Cpu {
         self.pool.threads()
     }
 
-    /// Runs the path's int8 unit flat out and says how many multiply-adds that was; none where
-    /// there is no such unit.
+    /// Runs the path's int8 unit at full rate and returns the number of multiply-adds; None if it
+    /// has no such unit.
     pub fn int8_roof(&self, iterations: usize) -> Option<f64> {
         roof::run(self, iterations)
     }

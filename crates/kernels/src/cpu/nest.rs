@@ -1,9 +1,9 @@
-//! The loop nest of every slice product: which block is computed by whom and when.
+//! The loop nest of every slice product: which thread computes which block, and when.
 //!
-//! Rows come in super-blocks of 512, so that one chunk of the left operand stays in the
-//! second-level cache. For a group of right panels of 32 columns, chunks ascend (the order of the
-//! fold), and for each panel all row blocks pass by. Threads share the panels, or the rows where
-//! panels are few; nobody shares an output element.
+//! Rows are processed in super-blocks of 512, so one chunk of the left operand stays in the L2
+//! cache. For a group of right panels of 32 columns, chunks ascend (the order of the fold), and
+//! each panel is multiplied by all row blocks. Threads divide the panels, or the rows if panels are
+//! few; each output element has one owner.
 
 use super::block::{LeftView, Prepared, Sums, block_sums};
 use super::epilogue::{After, Target, fold_block};
@@ -16,21 +16,21 @@ use crate::Cpu;
 use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
 
-/// Rows whose left slices are worked on together.
+/// Rows whose left slices are processed together.
 pub(super) const SUPER_BLOCK: usize = 512;
-/// Right panels that pass all chunks before the next ones, and that a thread takes at a time, at
-/// most: their outputs stay in the second-level cache meanwhile.
+/// Maximum right panels that go through all chunks together, and that a thread takes at a time:
+/// their outputs stay in the L2 cache.
 const PANEL_GROUP: usize = 8;
-/// Bytes of left slices that stay in the second-level cache over all chunks; then one panel at a
+/// Bytes of left slices that stay in the L2 cache over all chunks; up to this size one panel at a
 /// time is best.
 const LEFT_RESIDENT: usize = 1 << 20;
 
-/// Bytes of right slices that stay in the second-level cache while all rows pass by.
+/// Bytes of right slices that stay in the L2 cache while all rows are multiplied.
 const RIGHT_RESIDENT: usize = 1 << 20;
-/// Row blocks that a thread takes at least of those: a panel is worth loading for a few.
+/// Minimum row blocks per thread in that case: loading a panel pays off only for several.
 const LEAST_BLOCKS: usize = 4;
 
-/// Panels that pass all chunks together, for a thread with so many bytes of left slices.
+/// Panels that go through all chunks together, for a thread with `left_bytes` of left slices.
 pub(super) fn panels_together(left_bytes: usize) -> usize {
     if left_bytes <= LEFT_RESIDENT { 1 } else { PANEL_GROUP }
 }
@@ -53,20 +53,20 @@ pub(super) struct Left<'a> {
 /// How sums become output.
 #[derive(Clone, Copy)]
 pub(super) struct Fold<'a> {
-    /// Start from what the output holds instead of zero.
+    /// Start from the output's contents instead of zero.
     pub(super) accumulate: bool,
-    /// Right units of the one chunk there is (weight gradient).
+    /// Right units of the only chunk (weight gradient).
     pub(super) chunk_units: Option<&'a [f32]>,
     /// Right units applied after the last chunk (forward).
     pub(super) row_units: Option<&'a [f32]>,
     pub(super) after: Option<Follow<'a>>,
 }
 
-/// What follows the product in a linear layer.
+/// The epilogue of a linear layer: bias and adapter.
 #[derive(Clone, Copy)]
 pub(super) struct Follow<'a> {
     pub(super) bias: Option<&'a [f32]>,
-    /// `[rows, rank]`, rows as the nest counts them.
+    /// `[rows, rank]`, with rows numbered as in the nest.
     pub(super) u: &'a [f32],
     pub(super) rank: usize,
     /// `[panel, rank, BLOCK]`
@@ -94,7 +94,7 @@ pub(super) fn run(
     run_where(cpu, out, left, nest, fold, scratch, panels_of, &|_| true);
 }
 
-/// As [`run`], leaving alone the row blocks that are not `wanted`.
+/// Like [`run`], but skips row blocks that are not `wanted`.
 pub(super) fn run_where(
     cpu: &Cpu,
     out: &mut [f32],
@@ -109,8 +109,8 @@ pub(super) fn run_where(
     run_areas(cpu, out, left, nest, rows, scratch, &|_| (panels_of, fold), wanted);
 }
 
-/// As [`run_where`] for several areas of rows, each with a right operand and a fold of its own:
-/// threads go from one to the next without waiting for each other.
+/// Like [`run_where`] for several areas of rows, each with its own right operand and fold: threads
+/// move from one to the next without waiting for each other.
 pub(super) fn run_areas<'a, P: Panels + 'a>(
     cpu: &Cpu,
     out: &mut [f32],
@@ -141,13 +141,13 @@ pub(super) struct Piece {
     pub(super) rows: Range<usize>,
 }
 
-/// What is a thread's next piece.
+/// Returns a thread's next piece.
 pub(super) type Next<'a> = &'a mut dyn FnMut() -> Option<Piece>;
 
-/// Runs a job on every thread: with its own part of the scratch and, on AMX, within a session. It
-/// asks for pieces of the areas (of rows, each with all panels) until there are none left: a core
-/// that a neighbour slows down should not hold up the others. Where the right operand stays in a
-/// core's cache, threads share the rows as other ops do, and find what they themselves wrote.
+/// Runs a job on every thread, with its own part of the scratch and, on AMX, within a session. Each
+/// thread takes pieces of the areas (of rows, each with all panels) until none are left, so a core
+/// slowed by its neighbour does not hold up the others. If the right operand stays in a core's
+/// cache, threads divide the rows as other ops do and find in cache what they wrote themselves.
 pub(super) fn deal(
     cpu: &Cpu,
     panels: usize,
@@ -158,10 +158,10 @@ pub(super) fn deal(
 ) {
     let row_blocks = |rows: &Range<usize>| rows.len().div_ceil(BLOCK);
     let all_blocks = areas.iter().map(row_blocks).sum::<usize>();
-    // Few panels (narrow outputs), or small weights and many rows: threads share the rows instead.
+    // Few panels (narrow outputs), or small weights and many rows: threads divide the rows instead.
     let few_panels = panels * areas.len() < 2 * cpu.threads() && all_blocks > panels;
     let by_rows = few_panels || (right_resident && all_blocks >= 2 * LEAST_BLOCKS * cpu.threads());
-    // Units of work before each area, and in all.
+    // Units of work before each area, then the total.
     let mut before = vec![0];
     before.extend(areas.iter().scan(0, |sum, rows| {
         *sum += if by_rows { row_blocks(rows) } else { panels };
@@ -194,15 +194,14 @@ pub(super) fn deal(
     });
 }
 
-/// Where a nest's output lies: element `(row, column)` at `row·stride + column − origin`.
+/// Layout of a nest's output: element `(row, column)` at `row·stride + column − origin`.
 pub(super) struct Place<'a> {
     pub(super) out: &'a SharedMut<'a, f32>,
     pub(super) stride: usize,
     pub(super) origin: usize,
 }
 
-/// What a thread works with: a block's sums, what it prepared of the right panel, scratch to make
-/// panels in.
+/// Per-thread state: a block's sums, the prepared right panel, and scratch to build panels in.
 pub(super) struct Worker<'a> {
     path: Path,
     sums: [Sums; 2],
@@ -217,7 +216,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// One thread's part of a nest. Row blocks that are not `wanted` are left alone. On AMX the caller
+/// One thread's part of a nest. Row blocks that are not `wanted` are skipped. On AMX the caller
 /// holds a session.
 pub(super) fn part(
     worker: &mut Worker,

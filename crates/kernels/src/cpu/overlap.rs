@@ -1,8 +1,8 @@
 //! AMX, profile x2: a block is folded while the next one is multiplied.
 //!
-//! Tile instructions are few and slow. Between any two of them a core has time for the vector
-//! instructions of a fold, so each step of a product is followed by a few steps of the fold of the
-//! block before. Folds keep their order: blocks are folded one after another, each before the next.
+//! Tile instructions are few and slow. Between any two of them a core has time for vector
+//! instructions of a fold, so each step of a product is followed by a few steps of the previous
+//! block's fold. Folds keep their order: blocks are folded sequentially.
 
 use super::block::{LeftView, RightView, Sums};
 use super::epilogue::Target;
@@ -55,7 +55,7 @@ impl<'a> Overlap<'a> {
         unreachable!("AMX exists on x86-64 alone");
     }
 
-    /// Folds what is left. The sums are free then.
+    /// Folds the remaining block. The sums are then free.
     pub(super) fn finish(&mut self) -> &mut Sums {
         #[cfg(target_arch = "x86_64")]
         if let Some(target) = self.waiting.take() {
@@ -67,7 +67,7 @@ impl<'a> Overlap<'a> {
     }
 }
 
-/// The rows of the block before, a few in each pause of a product. Made in [`multiply`] alone.
+/// Folds the previous block, a few rows in each pause of a product. Created only in [`multiply`].
 #[cfg(target_arch = "x86_64")]
 struct Folding<const RANK: usize, const HELD: usize> {
     whole: Option<Whole<2, RANK, HELD>>,
@@ -86,7 +86,7 @@ impl<const RANK: usize, const HELD: usize> amx::Pause for Folding<RANK, HELD> {
     }
 }
 
-/// `tiles` blocks of 16 rows by 32 columns, with rows of a fold in between.
+/// `tiles` blocks of 16 rows by 32 columns, interleaved with rows of a fold.
 ///
 /// # Safety
 /// The machine has AVX-512 and this thread an AMX session. There are one or two `tiles` and at

@@ -1,5 +1,5 @@
-//! Right operands of a loop nest, a panel of 32 columns and one chunk at a time: kept slices as
-//! they lie, stored weights sliced on the fly, and both transposed for the input gradient, which
+//! Right operands of a loop nest, a panel of 32 columns and one chunk at a time: kept slices in
+//! place, stored weights sliced on the fly, and both transposed for the input gradient, which
 //! contracts along a weight's rows.
 
 use super::block::RightView;
@@ -14,13 +14,13 @@ use crate::op::{Product, SliceShape};
 use crate::{Cpu, Element, Matrix, StoredMatrix};
 use isobit_numerics::slices::{CHUNK, Profile};
 
-/// Where a nest gets its right operand from.
+/// The source of a nest's right operand.
 pub(super) trait Panels: Sync {
-    /// Whether panels are made each time they are asked for.
+    /// Whether panels are built on each request.
     fn made(&self) -> bool;
 
-    /// The panel of up to 32 columns from `first` over one chunk, made in the thread's own scratch
-    /// if it must be made.
+    /// The panel of up to 32 columns from `first` over one chunk, built in the thread's scratch if
+    /// necessary.
     fn panel<'s>(&'s self, path: Path, own: &'s mut [i8], chunk: usize, first: usize) -> RightView<'s>;
 }
 
@@ -215,8 +215,8 @@ struct Transpose<'a> {
 }
 
 impl Transpose<'_> {
-    /// Asks for a quarter of the tiles of some row blocks: they lie too far apart for the hardware
-    /// to guess.
+    /// Prefetches a quarter of the tiles of some row blocks: they are too far apart for the
+    /// hardware prefetcher.
     fn prefetch(&self, row_blocks: std::ops::Range<usize>, quarter: usize) {
         for (row_block, slice) in row_blocks.flat_map(|b| (0..self.profile.slice_count()).map(move |slice| (b, slice)))
         {

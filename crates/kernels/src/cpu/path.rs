@@ -1,5 +1,5 @@
-//! Which instructions a machine offers. Detected once; a path can be forced, never beyond what is
-//! there.
+//! The instruction sets of the machine. Detected once; a path can be forced only if the machine
+//! supports it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ pub enum Path {
     Avx2,
     /// AVX-512 (F, BW, DQ, VL, CD) with VNNI.
     Avx512,
-    /// As `Avx512`, slice products on AMX int8 tiles.
+    /// Like `Avx512`, with slice products on AMX int8 tiles.
     Amx,
 }
 
@@ -54,7 +54,7 @@ impl Path {
         self == Self::Scalar
     }
 
-    /// What float code is compiled for on this path.
+    /// The compilation of float code used on this path.
     pub fn vector(self) -> Vector {
         match self {
             Self::Scalar => Vector::Scalar,
@@ -97,7 +97,7 @@ impl FromStr for Path {
     }
 }
 
-/// Asks for the cache line of an address; nothing is read.
+/// Prefetches the cache line of an address.
 #[inline(always)]
 pub(super) fn prefetch<T>(address: *const T) {
     #[cfg(target_arch = "x86_64")]
@@ -109,9 +109,9 @@ pub(super) fn prefetch<T>(address: *const T) {
     let _ = address;
 }
 
-/// Writes a function once and compiles it per instruction set. The body is generic over `F: Fma`;
-/// the compiler neither contracts nor reorders float arithmetic, so the copies agree on bits. First
-/// argument of the result: the path.
+/// Compiles one function per instruction set. The body is generic over `F: Fma`; the compiler
+/// neither contracts nor reorders float arithmetic, so the copies agree on bits. The resulting
+/// function takes the path as its first argument.
 macro_rules! multiversion {
     ($(#[$meta:meta])* $visibility:vis fn $name:ident<$fma:ident $(, const $konst:ident: $konst_type:ty)?>($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*

@@ -1,10 +1,11 @@
-//! A thread pool: every thread runs a job once and takes its part of the work, by number or by
-//! asking (`pool/ranges.rs`). No result depends on how many threads there are or who does what.
+//! A thread pool: every thread runs a job once and takes its part of the work, by worker number or
+//! dynamically (`pool/ranges.rs`). No result depends on the number of threads or the division of
+//! work.
 //!
-//! What unsafe code may rest on: a job is called once for every number of `0..threads`, each on a
+//! What unsafe code may rely on: a job is called once for every number of `0..threads`, each on a
 //! thread of its own; all calls have returned, and their writes are visible, when [`Pool::run`]
-//! returns; ranges that are handed out tile the whole. `pool/protocol.rs` is how, and
-//! `pool/model.rs` checks that with `loom`.
+//! returns; ranges that are handed out tile the whole. `pool/protocol.rs` implements this, and
+//! `pool/model.rs` checks it with `loom`.
 
 #[cfg(test)]
 mod model;
@@ -34,7 +35,7 @@ pub struct Pool {
 /// BOUND: threads of a pool. No machine has more cores, and each takes megabytes of address space.
 pub const THREADS_MAX: usize = 1024;
 
-/// The system did not start as many threads as were asked for.
+/// The system did not start the requested number of threads.
 #[derive(Debug, thiserror::Error)]
 #[error("the system started {started} of {threads} threads: {source}")]
 pub struct TooFewThreads {
@@ -48,7 +49,7 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// This thread is inside a job until it is dropped.
+/// Marks this thread as inside a job until dropped.
 struct Inside;
 
 impl Inside {
@@ -78,7 +79,7 @@ impl Pool {
             };
             match std::thread::Builder::new().name(format!("isobit-{worker}")).spawn(serve) {
                 Ok(handle) => pool.workers.push(handle),
-                // Those that did start end with the pool, which runs no job.
+                // The started threads end with the pool, which runs no job.
                 Err(source) => return Err(TooFewThreads { started: worker, threads, source }),
             }
         }
@@ -90,13 +91,13 @@ impl Pool {
     }
 
     /// Calls `job(worker)` once for every `worker` of `0..threads`, each on its own thread, 0 on
-    /// this one, and returns when all have returned. What they wrote is visible then. A panic in
-    /// any of them is passed on, after all have returned.
+    /// this one, and returns when all have returned. Their writes are then visible. A panic in any
+    /// of them is propagated after all have returned.
     ///
     /// # Panics
-    /// Where a job, of this or another pool, calls it: the job would wait for itself for ever. It
-    /// is not run inline instead, since a job may hold what belongs to its thread (tile registers),
-    /// and since it would be slow in silence.
+    /// If called from a job of this or another pool: the job would deadlock. It is not run inline
+    /// instead, because a job may hold thread state (tile registers), and because it would be
+    /// silently slow.
     pub fn run(&self, job: impl Fn(usize) + Sync) {
         float_state::restore();
         let _inside = Inside::enter();
@@ -108,12 +109,12 @@ impl Pool {
         }
     }
 
-    /// Splits `0..count` into contiguous ranges, each a multiple of `grain` but the last, and hands
-    /// out every index once. A thread has its own share of the whole, the same one in every op on
-    /// as many rows, and finds in its caches what it wrote before; idle workers steal, so that a
-    /// slowed core does not hold up the others.
+    /// Splits `0..count` into contiguous ranges, each a multiple of `grain` except the last, and
+    /// hands out every index once. Each thread has its own share, the same in every op with the
+    /// same number of rows, so it finds in its caches what it wrote before; idle workers steal, so
+    /// a slow core does not hold up the others.
     pub fn run_ranges(&self, count: usize, grain: usize, job: impl Fn(Range<usize>) + Sync) {
-        /// Ranges of a thread's share that are not worth dividing any more.
+        /// Ranges of a thread's share below which it is not divided further.
         const RANGES_MIN: usize = 8;
         if count == 0 {
             return;
@@ -152,7 +153,7 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.protocol.stop();
         for worker in self.workers.drain(..) {
-            // A worker's panic was already passed on by `run`.
+            // `run` has already propagated a worker's panic.
             drop(worker.join());
         }
     }

@@ -30,8 +30,8 @@ impl Run<ProductGradWeight<'_, CpuMemory>> for Cpu {
     }
 }
 
-/// Bytes of output gradients that are sliced together, if not a super-block of them: narrow ones go
-/// by with fewer stops.
+/// Bytes of output gradients sliced together, unless a super-block is larger: narrow ones need
+/// fewer rounds.
 const GRADIENT_BYTES: usize = 1 << 20;
 
 /// Rows whose output gradients are sliced together.
@@ -41,7 +41,8 @@ fn gradient_rows(p: &Product) -> usize {
     (rows / SUPER_BLOCK).max(1).saturating_mul(SUPER_BLOCK).min(longest)
 }
 
-/// Bytes a product needs beside its operands: bounded by the widths, whatever the number of rows.
+/// Bytes a product needs besides its operands: bounded by the widths, regardless of the number of
+/// rows.
 pub(super) fn workspace(cpu: &Cpu, p: &Product) -> usize {
     let rows = gradient_rows(p);
     let left = SliceShape { rows, width: p.n, profile: p.profile };
@@ -65,13 +66,13 @@ pub(super) struct Low<'a> {
     pub(super) thin: &'a LowRank<'a>,
 }
 
-/// The adapter's factor in panels besides what the product needs.
+/// The product's workspace plus the adapter's factor in panels.
 pub(super) fn linear_workspace(cpu: &Cpu, p: &Product, low: Option<&LowRank>) -> usize {
     let panels = low.map_or(0, |low| Workspace::bytes::<f32>(low.width.div_ceil(BLOCK) * BLOCK * low.rank));
     panels + workspace(cpu, p)
 }
 
-/// What follows a plain product, its factor in panels of 32 columns.
+/// The epilogue of a plain product, with the factor in panels of 32 columns.
 fn follow<'a>(
     cpu: &Cpu,
     rows: usize,
@@ -107,7 +108,7 @@ pub(super) fn forward(
     forward_with(cpu, y, x, w, p, None, Workspace::new(workspace));
 }
 
-/// In one pass: bias and adapter are added where a block's last chunk is folded.
+/// In one pass: bias and adapter are added when a block's last chunk is folded.
 pub(super) fn linear_forward(
     cpu: &Cpu,
     y: &mut [f32],
@@ -152,7 +153,7 @@ fn forward_with(
     };
     let areas_of = |e: usize| super_blocks(p.segments[e]..p.segments[e + 1]);
     if let Matrix::Sliced(_) = w {
-        // Nothing to be made per weight: all of them at once.
+        // No per-weight preparation: all weights at once.
         let weights: Vec<_> = (0..p.weights()).map(|e| Weight::of(cpu, w, e, p, &mut [], &mut [])).collect();
         let areas: Vec<_> = (0..p.weights()).flat_map(|e| areas_of(e).map(move |rows| (e, rows))).collect();
         return products(&weights, &areas);
@@ -175,7 +176,7 @@ pub(super) fn grad_input(
     grad_input_with(cpu, dx, dy, w, p, None, Workspace::new(workspace));
 }
 
-/// In one pass, as [`linear_forward`].
+/// In one pass, like [`linear_forward`].
 pub(super) fn linear_grad_input(
     cpu: &Cpu,
     dx: &mut [f32],
@@ -221,7 +222,7 @@ fn grad_input_with(
             let left = LeftMut { shape, layout, tiles: &mut *left_tiles, units: &mut *left_units };
             fill_left(cpu, left, &dy[rows.start * p.n..rows.end * p.n], Some(right.units()));
             let left = Left { tiles: left_tiles, layout, units: left_units, chunks: p.n.div_ceil(CHUNK) };
-            // The nest counts rows from the first of these.
+            // The nest numbers rows from the first of these.
             let after = after.map(|after| Follow { u: &after.u[rows.start * after.rank..], ..after });
             let fold = Fold { accumulate: p.accumulate, chunk_units: None, row_units: None, after };
             let nest = Nest { rows: 0..rows.len(), n: p.k, contraction: p.n, profile: p.profile };

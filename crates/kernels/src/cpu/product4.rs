@@ -1,9 +1,9 @@
 //! Product with 4-bit weights on the CPU (`op/product4.rs`). Nibbles are unpacked once per panel
-//! and chunk and meet all rows.
+//! and chunk and used for all rows.
 //!
-//! Forward, the pieces of a chunk follow each other while a block of the output stays in the
-//! first-level cache. The input gradient slices `dy·σ` once per group; where a weight meets few
-//! rows, several groups are sliced together and share one loop nest.
+//! Forward, the pieces of a chunk are folded in sequence while a block of the output stays in the
+//! L1 cache. The input gradient slices `dy·σ` once per group; if a weight has few rows, several
+//! groups are sliced together and share one loop nest.
 
 use super::block::{LeftView, RightView, Sums};
 use super::epilogue::Target;
@@ -46,10 +46,10 @@ impl Run<Product4GradInput<'_, CpuMemory>> for Cpu {
     }
 }
 
-/// Pieces that a chunk can have.
+/// Maximum pieces per chunk.
 const PIECES_MAX: usize = CHUNK / CHANNELS_PER_WORD;
 
-/// Slices rows with their channels in the order of the weight they meet.
+/// Slices rows with their channels in the order of their weight.
 pub(super) fn rows(cpu: &Cpu, out: &mut SlicedRows, x: &[f32], w: &QuantizedWeight, p: &Product) {
     w.shape.check(p);
     assert_eq!(out.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "rows of the product");
@@ -104,20 +104,20 @@ fn slice_row(
     }
 }
 
-/// Rows that a weight's slices of `dy` are made for at a time, and how many rows of slices that is
-/// with all groups made together.
+/// Rows of `dy` sliced at a time for a weight, and the rows of slices that gives with all groups
+/// sliced together.
 fn gradient_rows(w: QuantizedShape, p: &Product) -> (usize, usize) {
     let rows = (0..p.weights()).map(|e| p.segments[e + 1] - p.segments[e]).max().unwrap_or(0).min(SUPER_BLOCK);
     (rows, (rows * w.groups()).min(SUPER_BLOCK))
 }
 
-/// Groups whose slices are made together for so many rows.
+/// Groups sliced together for `rows` rows.
 fn groups_together(w: QuantizedShape, rows: usize) -> usize {
     (SUPER_BLOCK / rows.max(1)).clamp(1, w.groups().max(1))
 }
 
-/// Elements of the ordered gradient that are kept until they go to their channels; none where they
-/// are there already.
+/// Elements of the ordered gradient buffered until they are scattered to their channels; none if
+/// the channels are already in order.
 fn ordered_elements(w: QuantizedShape, rows_sliced: usize) -> usize {
     if w.ordered == 0 { 0 } else { rows_sliced * w.group_size.min(w.k) }
 }
@@ -172,7 +172,7 @@ struct Forward<'a> {
     p: &'a Product<'a>,
 }
 
-/// What the pieces of a chunk bring beside their tiles.
+/// Per-piece data of a chunk besides the tiles.
 struct Prepared {
     bias: [[i32; BLOCK]; PIECES_MAX],
     sigma: [[f32; BLOCK]; PIECES_MAX],
@@ -206,7 +206,7 @@ impl Forward<'_> {
         }
     }
 
-    /// Unpacks the pieces of a chunk for 32 outputs, one after another.
+    /// Unpacks the pieces of a chunk for 32 outputs, in sequence.
     fn prepare(&self, own: &mut [i8], prepared: &mut Prepared, pieces: &[Piece], first: usize) {
         let (path, width) = (self.cpu.path, BLOCK.min(self.p.n - first));
         let mut rest = own;
@@ -407,7 +407,7 @@ impl Batch<'_> {
         });
     }
 
-    /// Folds one chunk of the outputs into a panel of places; `place` is where their columns lie.
+    /// Folds one chunk of the outputs into a panel of places; `place` is their columns' location.
     fn panel(
         &self,
         sums: &mut Sums,

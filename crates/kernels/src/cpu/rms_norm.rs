@@ -1,5 +1,5 @@
-//! RMS norm (`op/rms_norm.rs`). Tokens are shared out for `y` and `dx`, columns for `dweight`: two
-//! passes over the gradient instead of partial sums in memory.
+//! RMS norm (`op/rms_norm.rs`). Parallel over tokens for `y` and `dx`, over columns for `dweight`:
+//! two passes over the gradient instead of partial sums in memory.
 
 use super::CpuMemory;
 use super::bias::{COLUMNS, ColumnBlock, sum_columns};

@@ -1,10 +1,10 @@
-//! The roof a slice product is measured against: int8 multiply-adds on registers alone, nothing
-//! loaded or stored.
+//! The roof a slice product is measured against: int8 multiply-adds on registers only, without
+//! loads or stores.
 
 use super::{Cpu, Path};
 
-/// Multiply-adds of int8 numbers that `iterations` rounds do on all threads together, or none where
-/// the path has no such unit. The caller times the call.
+/// Total int8 multiply-adds of `iterations` rounds on all threads, or None if the path has no int8
+/// unit. The caller times the call.
 pub(super) fn run(cpu: &Cpu, iterations: usize) -> Option<f64> {
     let per_round = match cpu.path {
         #[cfg(target_arch = "x86_64")]
@@ -37,7 +37,7 @@ unsafe fn spin_vnni(iterations: usize) {
     let mut acc = [_mm512_setzero_si512(); 16];
     let (mut a, b) = (_mm512_set1_epi8(3), _mm512_set1_epi8(5));
     for _ in 0..iterations {
-        // The compiler must not see that nothing changes from round to round.
+        // Hides from the compiler that rounds are identical.
         a = std::hint::black_box(a);
         for acc in &mut acc {
             *acc = _mm512_dpbusd_epi32(*acc, a, b);

@@ -1,4 +1,4 @@
-//! Rotary embedding (`op/rope.rs`), in place; threads share the tokens.
+//! Rotary embedding (`op/rope.rs`), in place; parallel over tokens.
 
 use super::CpuMemory;
 use super::path::multiversion;

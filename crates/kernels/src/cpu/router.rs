@@ -1,6 +1,6 @@
-//! Router of a mixture of experts (`op/router.rs`), token by token. The order of expert indices
-//! becomes the order of integers: a score's bits, transposed so that they ascend with it, above the
-//! index, transposed so that it descends.
+//! Router of a mixture of experts (`op/router.rs`), token by token. Experts are ranked by integer
+//! keys: in the high bits the score's bits, mapped to ascend with the score; below them the
+//! complement of the index, so smaller indices rank higher.
 
 use super::CpuMemory;
 use super::path::multiversion;
@@ -44,7 +44,7 @@ impl Run<RouterBackward<'_, CpuMemory>> for Cpu {
     }
 }
 
-/// Ascends with the score; the zeros are equal, every NaN is below everything.
+/// Ascends with the score; both zeros are equal, and every NaN is below everything.
 #[inline(always)]
 fn ordinal(score: f32) -> u32 {
     let bits = (score + 0.0).to_bits();
@@ -52,7 +52,7 @@ fn ordinal(score: f32) -> u32 {
     if score.is_nan() { 0 } else { transposed }
 }
 
-/// Ascends in the reverse of the order of expert indices; no two are equal.
+/// Larger for experts ranked earlier; no two are equal.
 #[inline(always)]
 fn key(score: f32, index: usize) -> u64 {
     u64::from(ordinal(score)) << 32 | u64::from(u32::MAX - index as u32)
@@ -79,7 +79,7 @@ fn keep(best: &mut [u64], filled: &mut usize, key: u64) {
     best[at] = key;
 }
 
-/// Bits of the groups that a token keeps.
+/// Bit mask of the groups that a token keeps.
 #[inline(always)]
 fn kept_groups(scores: &[f32], p: &Router) -> u32 {
     if p.groups == 1 {
@@ -155,7 +155,7 @@ pub(super) fn softmax_scale<F: Fma>(z: &[f32]) -> (f32, f32) {
     (most, tree_sum(sums))
 }
 
-/// Weights of a token's slots before the scale.
+/// Weights of a token's slots, before scaling.
 #[inline(always)]
 fn unscaled<F: Fma>(q: &mut [f32], z: &[f32], indices: &[u32], p: &Router) {
     for (q, &expert) in q.iter_mut().zip(indices) {

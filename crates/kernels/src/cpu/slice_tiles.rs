@@ -1,9 +1,9 @@
-//! Slices of a row chunk (`slices.rs`) for AVX-512, by hand: the compiler packs bytes one slice and
-//! sixteen numbers at a time.
+//! Slices of a row chunk (`slices.rs`) hand-written for AVX-512: the compiler packs bytes one slice
+//! and sixteen numbers at a time.
 //!
-//! The integer of a number is kept so far above zero that its slices are whole bytes of it: with
-//! 128 added for every slice below the first, no slice borrows from the next, and each of those
-//! bytes is its slice with the top bit transposed over.
+//! A number's integer is offset so that its slices are its bytes: with 128 added for every slice
+//! below the first, no slice borrows from the next, and each of those bytes is its slice with the
+//! top bit flipped.
 
 use super::path::{Path, Vector};
 use super::pool::SharedMut;
@@ -13,9 +13,9 @@ use isobit_numerics::slices::{CHUNK, Profile, Scale};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-/// Numbers of a register.
+/// Numbers per register.
 const WIDE: usize = 16;
-/// Registers that make up a row of a tile.
+/// Registers per tile row.
 const PARTS: usize = TILE_DEPTH / WIDE;
 
 /// Slices one chunk of a row (times `factors`) into its left tiles, which the caller owns, and
@@ -26,7 +26,7 @@ pub(super) fn slice_chunk<const SLICES: usize>(path: Path, to: &LeftRow, x: &[f3
     if x.is_empty() {
         return 0.0;
     }
-    // Columns and slices ascend: where the last one is inside, all are.
+    // Columns and slices ascend: if the last one is inside, all are.
     let last = to.at + (x.len() - 1) / TILE_DEPTH * to.column_stride + (SLICES - 1) * to.slice_stride;
     let _ = to.tiles.pointer_to(last..last + TILE_DEPTH);
     // SAFETY: a `Cpu` holds the path only after checking AVX-512; all tiles of the row are inside
@@ -96,7 +96,7 @@ pub(super) fn slice_rows(
     }
 }
 
-/// Where the bytes of rows go.
+/// Destination of the rows' bytes.
 struct Rows<'a> {
     tiles: *mut i8,
     layout: &'a LeftLayout,
@@ -126,8 +126,8 @@ unsafe fn slice_rows_avx512<const SLICES: usize, const FACTORS: bool>(
     let mut scale = scale_at(piece(rows.start, 0));
     let (mut row, mut chunk) = (rows.start, 0);
     for unit in units {
-        // The next scale is on its way, with its long chain of maxima and divisions, while these
-        // numbers are rounded.
+        // The next scale, a long chain of maxima and divisions, is computed while these numbers are
+        // rounded.
         let next = if chunk + 1 < chunks { (row, chunk + 1) } else { (row + 1, 0) };
         let next_scale = if next.0 < rows.end { scale_at(piece(next.0, next.1)) } else { scale };
         let (x, factors) = piece(row, chunk);
@@ -181,7 +181,7 @@ unsafe fn store<const SLICES: usize, const FACTORS: bool>(
 ) {
     for first in (0..x.len()).step_by(TILE_DEPTH) {
         let bytes = if multiplier == 0.0 {
-            // Nothing but tiny numbers, or something not finite.
+            // Only tiny numbers, or a non-finite one.
             [_mm512_set1_epi8(bias as i8); SLICES]
         } else {
             // SAFETY: the loop keeps `first` below the length, and there are as many factors as
@@ -214,7 +214,7 @@ unsafe fn load<const FACTORS: bool>(x: &[f32], factors: &[f32], first: usize) ->
     }
 }
 
-/// As many numbers of a tile as there are bits in the mask.
+/// The numbers of a tile selected by the mask.
 ///
 /// # Safety
 /// The machine has AVX-512; the numbers of the mask, counted from `first`, are inside, and with
@@ -248,8 +248,8 @@ fn slices_of<const SLICES: usize>(x: [__m512; PARTS], multiplier: f32, bias: u8)
     for part in 0..PARTS {
         let scaled = _mm512_mul_ps(x[part], _mm512_set1_ps(multiplier));
         let raised = if SLICES == 2 {
-            // Below 2²² the sum with 1.5·2²³ ends in the nearest integer, ties to even; the 128 may
-            // as well be in it.
+            // Below 2²² the sum with 1.5·2²³ ends in the nearest integer, ties to even; the 128 is
+            // added in the same step.
             _mm512_castps_si512(_mm512_add_ps(scaled, _mm512_set1_ps(12582912.0 + 128.0)))
         } else {
             const NEAREST_EVEN: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
@@ -258,8 +258,8 @@ fn slices_of<const SLICES: usize>(x: [__m512; PARTS], multiplier: f32, bias: u8)
         parts[part] = _mm512_shuffle_epi8(raised, gather);
     }
     let [a, b, c, d] = parts;
-    // Now 32-bit lane `i` of every quarter has four bytes of place `i`: quarters of the parts of
-    // one place come together, and then into the order of the numbers.
+    // Now 32-bit lane `i` of every quarter has four bytes of place `i`: quarters of one place are
+    // joined across the parts, then put in the order of the numbers.
     let (ab_low, cd_low) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
     let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
     let places = [
@@ -289,8 +289,7 @@ mod tests {
         if i.is_multiple_of(3) { -x } else { x }
     }
 
-    /// Tiles and units of all rows: by rows, by chunks, and by plain code for a machine without any
-    /// vectors.
+    /// Tiles and units of all rows: by rows, by chunks, and by scalar code.
     fn check<const SLICES: usize>(path: Path, shape: SliceShape, x: &[f32], factors: Option<&[f32]>) {
         let layout = LeftLayout::new(shape);
         let chunks = shape.width.div_ceil(CHUNK);
@@ -324,8 +323,7 @@ mod tests {
         assert_eq!((tiles, units), want, "{path} {shape:?}");
     }
 
-    /// Both paths, which differ in the bias: whether there is an int8 unit to go with it does not
-    /// matter here.
+    /// Both paths, which differ in the bias; the int8 unit is not needed here.
     #[test]
     fn agrees_with_plain_code() {
         if !Path::Avx512.is_available() {
@@ -338,7 +336,7 @@ mod tests {
             for (row, last) in [0.0, 1e-38, f32::INFINITY, f32::NAN].into_iter().enumerate() {
                 x[(row + 1) * width - 1] = last;
             }
-            // Halves of a step, which are rounded to even.
+            // Half steps, which round to even.
             for (i, x) in x[4 * width..5 * width].iter_mut().enumerate() {
                 *x = if i == 0 { 32512.0 } else { i as f32 - 99.5 };
             }

@@ -1,10 +1,10 @@
 //! Sliced operands in tile order, and the code that fills them.
 //!
 //! A tile holds 64 elements of the contraction axis. A *left* tile is `[row][64]` bytes, and the
-//! rows of one 64-wide column lie one after another, so a product may start at any row:
+//! rows of one 64-wide column are contiguous, so a product may start at any row:
 //! `[column][slice][row][64]`. A *right* tile is 16 rows by 64 as `[16 groups of 4][row][4]` bytes,
-//! the order that AMX and VNNI multiply; tiles lie as `[16 rows][column][slice]`. Padding bytes of
-//! right tiles are zero, so whatever the left padding holds adds nothing.
+//! the order that AMX and VNNI multiply; tiles are laid out as `[16 rows][column][slice]`. Padding
+//! bytes of right tiles are zero, so left padding contributes nothing, whatever it holds.
 
 use super::CpuMemory;
 #[cfg(target_arch = "x86_64")]
@@ -36,8 +36,8 @@ pub(super) const CHUNK_TILES: usize = CHUNK / TILE_DEPTH;
 /// Rows and columns of the block that a kernel computes at a time.
 pub(super) const BLOCK: usize = 32;
 
-/// What left bytes are combined with by exclusive or: VNNI multiplies unsigned by signed bytes, so
-/// that path keeps the left operand 128 too large and takes it off again in integers.
+/// The value XORed into left bytes: VNNI multiplies unsigned by signed bytes, so that path keeps
+/// the left operand 128 too large and subtracts the excess from the integer sums.
 pub(super) fn left_bias(path: Path) -> u8 {
     if path == Path::Avx512 { 0x80 } else { 0 }
 }
@@ -55,8 +55,8 @@ impl LeftLayout {
     pub(super) fn new(shape: SliceShape) -> Self {
         let blocks = shape.rows.div_ceil(TILE_ROWS) + 2;
         Self {
-            // An odd number of tiles keeps the columns of one row block out of each other's cache
-            // sets.
+            // With an odd number of tiles, the columns of one row block do not collide in the same
+            // cache sets.
             rows_padded: (blocks | 1) * TILE_ROWS,
             columns: shape.width.div_ceil(TILE_DEPTH),
             slices: shape.profile.slice_count(),
@@ -107,7 +107,7 @@ impl Shaped<(usize, SliceShape)> for SlicedWeight {
 }
 
 impl SlicedWeight {
-    /// Bytes that the slices and units take.
+    /// Bytes of the slices and units.
     pub fn bytes(&self) -> usize {
         self.tiles.len() + 4 * self.units.len()
     }
@@ -168,8 +168,7 @@ pub(super) struct LeftMut<'a> {
     pub(super) units: &'a mut [f32],
 }
 
-/// Slices every row of `x`, multiplied element by element with `factors` (one rounding) where
-/// given.
+/// Slices every row of `x`, multiplied elementwise by `factors` (one rounding) if given.
 pub(super) fn fill_left(cpu: &Cpu, out: LeftMut, x: &[f32], factors: Option<&[f32]>) {
     let LeftMut { shape, layout, tiles, units } = out;
     let chunks = shape.width.div_ceil(CHUNK);
@@ -204,7 +203,7 @@ pub(super) fn fill_left(cpu: &Cpu, out: LeftMut, x: &[f32], factors: Option<&[f3
     });
 }
 
-/// Where the bytes of one row and chunk go. Whoever makes one has these tiles of the row for itself
+/// Destination of one row and chunk. Its creator has exclusive access to these tiles of the row
 /// ([`SharedMut::slice`]).
 pub(super) struct LeftRow<'a> {
     pub(super) tiles: &'a SharedMut<'a, i8>,
@@ -262,8 +261,7 @@ multiversion! {
     }
 }
 
-/// Slices of 64 numbers. A multiplier of zero (nothing but tiny numbers, or something not finite)
-/// gives zeros.
+/// Slices of 64 numbers. A multiplier of zero (only tiny numbers, or a non-finite one) gives zeros.
 #[inline(always)]
 pub(super) fn quantise_tile_row<const SLICES: usize>(
     x: &[f32; TILE_DEPTH],
@@ -283,7 +281,7 @@ pub(super) fn quantise_tile_row<const SLICES: usize>(
     bytes
 }
 
-/// Slices of one number that was multiplied by its chunk's multiplier and is within the limit.
+/// Slices of one number, already multiplied by its chunk's multiplier and within the limit.
 #[inline(always)]
 pub(super) fn slices_of<const SLICES: usize>(scaled: f32) -> [i8; SLICES] {
     let mut slices = [0; SLICES];
@@ -304,7 +302,7 @@ pub(super) fn round_small(x: f32) -> i32 {
     (x + SHIFT).to_bits().wrapping_sub(SHIFT.to_bits()) as i32
 }
 
-/// Not sliced yet.
+/// Allocated, not yet sliced.
 pub(super) fn weight(count: usize, shape: SliceShape) -> SlicedWeight {
     let (tiles, units) = weight_lengths(count, shape);
     SlicedWeight { shape, count, tiles: Buffer::zeros(tiles), units: Buffer::zeros(units) }
@@ -495,12 +493,12 @@ unsafe fn left_to_right_avx512(right: *mut i8, left: *const i8) {
     }
 }
 
-/// Turns 16 right rows × 64 into right tiles along the other axis: the contraction runs over the
-/// rows now.
+/// Transposes 16 right rows × 64 into right tiles along the other axis, so the contraction runs
+/// over the rows.
 ///
-/// `source` are the tiles (one slice) of the four row blocks that make up 64 rows, each at its own
-/// 64-wide column; `quarter` picks 16 of the 64 columns. The result is one right tile whose rows
-/// are those 16 columns.
+/// `source` holds the tiles (one slice) of the four row blocks that make up 64 rows, each at its
+/// own 64-wide column; `quarter` picks 16 of the 64 columns. The result is one right tile whose
+/// rows are those 16 columns.
 pub(super) fn transpose_tile(path: Path, out: &mut [i8], source: [&[i8]; 4], quarter: usize) {
     multiversion! {
         fn transpose<_F>(out: &mut [[[i8; 4]; 16]], source: [&[[[i8; 4]; 16]]; 4], quarter: usize) {

@@ -1,5 +1,5 @@
-//! Sum of squares (`op/sum_squares.rs`): threads share the blocks of level 0; further levels are
-//! 4,096 times smaller each.
+//! Sum of squares (`op/sum_squares.rs`): parallel over the blocks of level 0; each further level is
+//! 4,096 times smaller.
 
 use super::CpuMemory;
 use super::path::{Path, multiversion};
@@ -33,7 +33,7 @@ fn tensor(cpu: &Cpu, x: &[f32]) -> f32 {
     level_sum(cpu.path, &second[..second_count])
 }
 
-/// One value stays as it is.
+/// A single value is returned unchanged.
 fn level_sum(path: Path, level: &[f32]) -> f32 {
     match level {
         [] => 0.0,

@@ -1,5 +1,5 @@
-//! SwiGLU (`op/swiglu.rs`). The elementary functions are straight lines, so loops over lanes become
-//! vector code.
+//! SwiGLU (`op/swiglu.rs`). The elementary functions are branch-free, so loops over lanes are
+//! vectorized.
 
 use super::CpuMemory;
 use super::elements::{self, GRAIN};
@@ -87,8 +87,7 @@ multiversion! {
     }
 }
 
-// Blocks of lanes in local arrays: nothing they read can be what they write, so the compiler need
-// not ask.
+// Lane blocks in local arrays: inputs and outputs cannot alias, so no runtime checks are needed.
 
 #[inline(always)]
 fn forward_lanes<F: Fma>(gate: &Lanes, up: &Lanes) -> Lanes {

@@ -1,6 +1,6 @@
 //! Slices along tokens: columns of an activation matrix over one chunk of tokens become rows of an
-//! operand, for weight gradients. Values are gathered once into a buffer that the cache holds; rows
-//! of the source are pages apart.
+//! operand, for weight gradients. Values are gathered once into a buffer that fits the cache,
+//! because rows of the source are pages apart.
 
 use super::path::{Path, multiversion, prefetch};
 use super::pool::SharedMut;
@@ -38,7 +38,7 @@ pub(super) fn columns_to_right(
     });
 }
 
-/// The same as a left operand, from rows that lie `stride` apart.
+/// The same as a left operand, from rows `stride` apart.
 pub(super) fn columns_to_left(
     cpu: &Cpu,
     tiles: &mut [i8],
@@ -134,8 +134,8 @@ multiversion! {
             let mut words = [[0u32; TILE_ROWS]; SLICES];
             for (i, row) in gathered.iter().skip(group * 4).take(4).enumerate() {
                 for column in 0..TILE_ROWS {
-                    // A poisoned column holds non-finite values; its multiplier and so its integers
-                    // are zero.
+                    // A column with non-finite values has multiplier zero, so its integers are
+                    // zero.
                     let x = if multipliers[column] == 0.0 { 0.0 } else { row[column] };
                     let slices = slices_of::<SLICES>(x * multipliers[column]);
                     for slice in 0..SLICES {

@@ -177,7 +177,7 @@ pub(super) fn columns_mut<const W: usize>(x: &mut [f32], at: usize) -> &mut [f32
     x[at..].first_chunk_mut().expect("a row of whole panels")
 }
 
-/// Rows of a panel of a state, decayed. No state is a state of zeros.
+/// Rows of a panel of a state, decayed. An absent state counts as zeros.
 #[inline(always)]
 pub(super) fn start(tile: &mut Tile, state: Option<&[f32]>, row: usize, decay: f32) {
     let Some(state) = state else {

@@ -2,15 +2,15 @@
 //! preemptions, and every value that a weakly ordered machine may read in them.
 //!
 //! `protocol.rs` is compiled a second time here, with loom's primitives. Jobs write cells that loom
-//! watches: an access that is not ordered after another one to the same cell fails the test, and so
-//! does a thread that waits for ever.
+//! tracks: an access not ordered after another one to the same cell fails the test, and so does a
+//! thread that waits forever.
 
 /// In place of `pool/sync.rs`.
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicUsize, Ordering};
     pub(super) use loom::sync::{Condvar, Mutex, MutexGuard};
 
-    /// Enough for both ends of a waiting loop: what is waited for comes, or the thread parks.
+    /// Enough for both exits of a waiting loop: the event arrives, or the thread parks.
     pub(super) const SPINS: usize = 1;
 
     pub(super) fn pause(_turn: usize) {
@@ -51,7 +51,7 @@ impl Cells {
         self.own[worker].with_mut(|own| unsafe { *own += borrowed });
     }
 
-    /// What the caller does before a job and after it: takes everything back.
+    /// The caller's access before and after a job.
     fn set(&self, value: usize) {
         // SAFETY: loom checks that no worker reads it any more.
         self.borrowed.with_mut(|borrowed| unsafe { *borrowed = value });
@@ -80,22 +80,22 @@ fn stop(protocol: &Protocol, workers: Vec<JoinHandle<()>>) {
     }
 }
 
-/// Some jobs one after another on `workers` workers.
+/// Runs jobs in sequence on `workers` workers.
 fn run_jobs(workers: usize, jobs: &[usize]) {
     let (protocol, handles) = start(workers);
     let cells = Cells::new(workers + 1);
     for job in jobs {
         cells.set(*job);
         protocol.run(&|worker| cells.work(worker)).expect("no panic");
-        // The closure is gone, and what it borrowed may change: nobody may still be in the job.
+        // The closure is gone and its borrows have ended: no worker may still be in the job.
         cells.set(0);
     }
     assert_eq!(cells.own(), vec![jobs.iter().sum::<usize>(); workers + 1]);
     stop(&protocol, handles);
 }
 
-/// Explores a scenario with at most `preemptions` switches away from a thread that could go on
-/// (`LOOM_MAX_PREEMPTIONS` sets another bound); panics unless that were `executions_min`
+/// Explores a scenario with at most `preemptions` switches away from a runnable thread
+/// (`LOOM_MAX_PREEMPTIONS` overrides it); panics unless there were at least `executions_min`
 /// executions.
 fn explore(preemptions: usize, executions_min: usize, scenario: impl Fn() + Sync + Send + 'static) {
     let executions = std::sync::Arc::new(AtomicUsize::new(0));

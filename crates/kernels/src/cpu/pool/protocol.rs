@@ -1,5 +1,5 @@
-//! How the threads of a pool hand over a job and wait for each other: one mutex, two condition
-//! variables, and two atomics so that short waits need no lock.
+//! How a pool's threads receive a job and wait for each other: one mutex, two condition variables,
+//! and two atomics so that short waits need no lock.
 //!
 //! A job is borrowed from the caller of [`Protocol::run`]; workers call it through a raw pointer.
 //! That is sound because `run` returns only after it has seen `running` at zero, and a worker
@@ -12,7 +12,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 
-/// What a panic carries.
+/// The payload of a panic.
 pub(super) type Payload = Box<dyn Any + Send>;
 
 /// A borrowed closure whose type and lifetime are erased.
@@ -82,9 +82,9 @@ impl Protocol {
     }
 
     /// Calls `job(0)` here and `job(1..=workers)` on the workers, each once, and returns when all
-    /// have returned; what they wrote is visible then. A panic of any of them is the error. Callers
-    /// on different threads take turns; within a job this would wait for itself for ever
-    /// (`Pool::run` panics before it comes to that).
+    /// have returned; their writes are then visible. A panic in any of them is the error. Callers
+    /// on different threads take turns; within a job this would deadlock (`Pool::run` panics
+    /// first).
     pub(super) fn run<F: Fn(usize) + Sync>(&self, job: &F) -> Result<(), Payload> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.start(Job::new(job));
@@ -97,7 +97,7 @@ impl Protocol {
         }
     }
 
-    /// What a worker's thread does until [`Self::stop`]. Exactly one thread serves as each of
+    /// A worker thread's loop until [`Self::stop`]. Exactly one thread serves as each of
     /// `1..=workers`: jobs rely on having their number to themselves, and `running` counts each
     /// once.
     pub(super) fn serve(&self, worker: usize) {
@@ -139,7 +139,7 @@ impl Protocol {
 
     fn next_epoch(&self, state: &mut State) {
         state.epoch += 1;
-        // A hint to spinning workers, nothing more: they look again under the lock.
+        // Only a hint to spinning workers: they check again under the lock.
         self.epoch.store(state.epoch, Ordering::Relaxed);
         self.work.notify_all();
     }
@@ -159,7 +159,7 @@ impl Protocol {
         if state.stop { None } else { state.job }
     }
 
-    /// Until all workers have returned from the job; the first panic of theirs.
+    /// Waits until all workers have returned from the job; returns their first panic.
     fn wait(&self) -> Option<Payload> {
         for turn in 0..SPINS {
             if self.running.load(Ordering::Acquire) == 0 {

@@ -1,8 +1,9 @@
-//! How work is divided among threads: by number ([`share`]), in order of asking ([`Tasks`]), or as
-//! ranges that idle workers steal from ([`StealingRanges`]).
+//! How work is divided among threads: by worker number ([`share`]), in order of request
+//! ([`Tasks`]), or as ranges that idle workers steal from ([`StealingRanges`]).
 //!
-//! Unsafe code rests on all three: every index of `0..count` is handed out exactly once, whoever
-//! asks and however often, so threads that write only what they were handed never meet.
+//! Unsafe code relies on all three: every index of `0..count` is handed out exactly once,
+//! regardless of which threads ask and how often, so threads that write only what they were handed
+//! never overlap.
 
 use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,8 +17,8 @@ pub fn share(count: usize, grain: usize, workers: usize, worker: usize) -> Range
     at(worker)..at(worker + 1)
 }
 
-/// Work handed out in order of asking, for tasks of unequal length or threads of unequal speed.
-/// Each task is handed out once; results never depend on who asks.
+/// Work handed out in order of request, for tasks of unequal length or threads of unequal speed.
+/// Each task is handed out once; results never depend on which thread gets it.
 pub struct Tasks {
     next: AtomicUsize,
     count: usize,
@@ -40,15 +41,15 @@ impl Tasks {
 
 /// Work-stealing ranges. Every worker has a share of `0..count` and takes from its front, large
 /// ranges first and ever smaller ones; an idle worker steals from the end of the longest share
-/// left. So threads of unequal speed finish together, and those of equal speed keep to their own.
-/// Each index is handed out once, and results never depend on who gets it.
+/// left. So threads of unequal speed finish together, and those of equal speed keep to their own
+/// shares. Each index is handed out once, and results never depend on which thread gets it.
 pub struct StealingRanges {
     shares: Vec<Mutex<Range<usize>>>,
     sizes: RangeInclusive<usize>,
 }
 
 impl StealingRanges {
-    /// Of `0..count`, in ranges of such sizes.
+    /// Divides `0..count` into ranges of these sizes.
     pub fn new(count: usize, threads: usize, sizes: RangeInclusive<usize>) -> Self {
         let shares = (0..threads).map(|worker| Mutex::new(share(count, 1, threads, worker))).collect();
         Self { shares, sizes }
@@ -59,7 +60,7 @@ impl StealingRanges {
         self.next_within(worker, |_| 0..usize::MAX)
     }
 
-    /// As [`Self::next`]; a range keeps within `area(index)` of its indices.
+    /// Like [`Self::next`], but a range stays within one `area(index)`.
     pub fn next_within(&self, worker: usize, area: impl Fn(usize) -> Range<usize>) -> Option<Range<usize>> {
         let alone = self.shares.len() == 1;
         let size = |left: usize| {
@@ -80,7 +81,7 @@ impl StealingRanges {
                 return None;
             }
             let mut other = self.lock(longest);
-            // Its owner may have been faster.
+            // Its owner may have emptied it.
             if !other.is_empty() {
                 let range = (other.end - size(other.len())).max(area(other.end - 1).start)..other.end;
                 other.end = range.start;
@@ -109,7 +110,7 @@ mod tests {
             (97, 3, 4..=9, 7),
         ] {
             let area_of = |index: usize| index / area * area..(index / area + 1) * area;
-            // One thread that does everything, and threads that take turns.
+            // One thread that does everything, and threads in rotation.
             for workers in [1, threads] {
                 let ranges = StealingRanges::new(count, threads, sizes.clone());
                 let mut seen = vec![0; count];

@@ -1,8 +1,8 @@
-//! A mutable slice that several threads write disjoint parts of: where most unsafe code of the CPU
-//! backend meets memory.
+//! A mutable slice whose disjoint parts are written by several threads: most unsafe memory access
+//! of the CPU backend goes through it.
 //!
-//! Bounds are checked here, always. That no two parts overlap is the promise of whoever asks; it
-//! holds because every thread asks only for what its worker number, a share or a handed-out index
+//! Bounds are always checked here. The caller promises that no two parts overlap; this holds
+//! because every thread takes only what its worker number, a share or a handed-out index
 //! (`ranges.rs`) makes its own.
 
 use std::marker::PhantomData;
@@ -42,7 +42,7 @@ impl<'a, T> SharedMut<'a, T> {
         self.pointer.wrapping_add(range.start)
     }
 
-    /// Asks for the cache line of an element; nothing is read.
+    /// Prefetches the cache line of an element.
     #[inline(always)]
     pub fn prefetch(&self, index: usize) {
         crate::cpu::path::prefetch(self.pointer.wrapping_add(index));
