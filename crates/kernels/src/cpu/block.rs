@@ -121,8 +121,8 @@ pub(super) fn block_sums(
         // operands are inside (asserted above).
         Path::Avx512 => unsafe { vnni::sums(sums, left, rows, right, &prepared.bias, columns, profile) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: who computes on this path holds an AMX session; whole tiles of both operands are
-        // inside and there is at least one column (asserted above).
+        // SAFETY: whoever computes on this path holds an AMX session; whole tiles of both operands
+        // are inside and there is at least one column (asserted above).
         Path::Amx => unsafe { amx_sums(sums, left, rows, right, columns, profile) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("only the scalar path exists on this architecture"),

@@ -93,8 +93,8 @@ fn single_sums(
         // that rows and groups of both operands are inside.
         Path::Avx512 => unsafe { vnni::sums(sums, left, rows, right, bias, &groups, profile, None) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: who computes on this path holds an AMX session; `single_fold` checked that whole
-        // tiles of both operands are inside and that there is a group.
+        // SAFETY: whoever computes on this path holds an AMX session; `single_fold` checked that
+        // whole tiles of both operands are inside and that there is a group.
         Path::Amx => unsafe { amx_sums(sums, left, rows, right, &groups, slices) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("only the scalar path exists on this architecture"),

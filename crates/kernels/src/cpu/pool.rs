@@ -114,7 +114,7 @@ impl Pool {
     /// same number of rows, so it finds in its caches what it wrote before; idle workers steal, so
     /// a slow core does not hold up the others.
     pub fn run_ranges(&self, count: usize, grain: usize, job: impl Fn(Range<usize>) + Sync) {
-        /// Ranges of a thread's share below which it is not divided further.
+        /// The smallest range is a thread's share divided by this.
         const RANGES_MIN: usize = 8;
         if count == 0 {
             return;

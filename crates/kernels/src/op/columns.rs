@@ -10,7 +10,7 @@
 use crate::backend::{F32, Length, Memory};
 use crate::op::{Op, Output};
 
-/// Where the columns lie inside a token of a matrix.
+/// Layout of the columns within a token of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Elements per token.

@@ -65,7 +65,7 @@ impl Panel {
             // right blocks are inside (checked above).
             Path::Avx512 => unsafe { vnni::sums(sums, left.bytes, rows, right, &self.bias) },
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: who computes on this path holds an AMX session; whole left tiles and both
+            // SAFETY: whoever computes on this path holds an AMX session; whole left tiles and both
             // right blocks are inside (checked above).
             Path::Amx => unsafe { amx_sums(sums, left.bytes, rows, right) },
             _ => unreachable!("only paths with 8-bit products pack heads"),

@@ -49,7 +49,7 @@ fn tasks(p: &DeltaRule) -> usize {
     p.documents() * p.key_heads
 }
 
-/// Whether one task does all columns of all value heads of its key head.
+/// Whether one task handles all columns of all value heads of its key head.
 fn whole(cpu: &Cpu, p: &DeltaRule) -> bool {
     tasks(p) >= cpu.threads()
 }

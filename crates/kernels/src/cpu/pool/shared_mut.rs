@@ -28,8 +28,8 @@ impl<'a, T> SharedMut<'a, T> {
         Self { pointer: slice.as_mut_ptr(), length: slice.len(), owner: PhantomData }
     }
 
-    /// The address of the first element. It may be used for every element; whoever does keeps the
-    /// promise of [`Self::slice`] for the elements that are touched.
+    /// The address of the first element. It may be used for every element; the user keeps the
+    /// promise of [`Self::slice`] for the elements it touches.
     pub fn pointer(&self) -> *mut T {
         self.pointer
     }
