@@ -1,5 +1,5 @@
-//! Rows of a step as a micro-batch: tokens one after another, no padding, documents and positions
-//! beside them.
+//! Packs the rows of a step into a micro-batch: concatenated tokens without padding, with their
+//! documents and positions.
 
 use crate::row::Row;
 use isobit_autograd::{BatchLayout, Targets};
@@ -8,14 +8,14 @@ use isobit_kernels::op::{IGNORED, Span};
 use isobit_kernels::tensor::U32;
 use isobit_numerics::philox::{Key, Purpose};
 
-/// Where a micro-batch stands in the run.
+/// The position of a micro-batch in the run.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchPosition {
     pub seed: u64,
     pub step: u32,
-    /// Number of its first row inside the step.
+    /// Index of its first row within the step.
     pub first_row: u32,
-    /// What each target's loss counts.
+    /// The weight of each target's loss.
     pub weight: f32,
 }
 
@@ -24,7 +24,7 @@ pub struct Batch<B: Backend> {
     pub layout: BatchLayout<B>,
     pub ids: U32<B>,
     pub targets: Targets<B>,
-    /// What the tokens should predict, on the host too.
+    /// The tokens to predict, also kept on the host.
     pub labels: Vec<i32>,
 }
 
@@ -39,7 +39,7 @@ impl<B: Backend> Batch<B> {
                 positions.extend((0..span.len()).map(|position| position as u32));
                 spans.push(Span { queries: span.clone(), keys: span });
             }
-            // A token predicts the next one, where that is a target.
+            // Each token predicts the next one, if that is a target.
             let next = row.tokens().iter().zip(row.targets()).skip(1);
             labels.extend(next.map(|(token, target)| if *target { *token as i32 } else { IGNORED }));
             labels.extend(row.tokens().last().map(|_| IGNORED));

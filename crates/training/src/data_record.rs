@@ -1,5 +1,5 @@
-//! `data.json` of a run folder: the files that the run trains on, with format, size and digest.
-//! `generate` reads from it whether an adapter was trained on conversations.
+//! `data.json` in a run folder: the files the run trains on, with format, size and digest.
+//! `generate` reads it to find out whether an adapter was trained on conversations.
 
 use crate::data::{Report, RowFormat};
 use isobit_proof::atomic::write_atomically;
@@ -10,7 +10,7 @@ use std::path::Path;
 pub(crate) const NAME: &str = "data.json";
 const SCHEMA: &str = "isobit.data/1";
 
-/// BOUND: bytes of the file, far above what we write.
+/// BOUND: bytes of the file, far more than we write.
 const BYTES_MAX: u64 = 1 << 24;
 
 pub fn write(output_dir: &Path, report: &Report) -> Result<(), FileError> {
@@ -20,7 +20,7 @@ pub fn write(output_dir: &Path, report: &Report) -> Result<(), FileError> {
     write_atomically(&output_dir.join(NAME), text.as_bytes())
 }
 
-/// Whether there is no such file, or it is a run's.
+/// Whether the file is missing or was written by a run.
 pub(crate) fn is_ours(output_dir: &Path) -> Result<bool, FileError> {
     let bytes = regular::if_there(regular::read(&output_dir.join(NAME), BYTES_MAX));
     let is_record =
@@ -32,8 +32,8 @@ pub(crate) fn is_ours(output_dir: &Path) -> Result<bool, FileError> {
     }
 }
 
-/// The format of the conversations that the run in this folder trained on. None where there are
-/// none, or where the folder does not say: this is only ever a hint.
+/// The format of the conversations that the run in this folder trained on. None if there were none
+/// or the folder has no record of it: this is only a hint.
 pub fn conversations(output_dir: &Path) -> Option<String> {
     let bytes = regular::read(&output_dir.join(NAME), BYTES_MAX).ok()?;
     let value: serde_json::Value = serde_json::from_slice(&bytes).ok()?;

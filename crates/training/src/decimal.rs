@@ -1,5 +1,5 @@
-//! The digits of a number without memory from the heap: for a signal handler, and for an allocator
-//! that has none left.
+//! Formats a number without heap allocation: for signal handlers, and for an allocator that is out
+//! of memory.
 
 /// Digits of the largest number.
 pub(crate) const DIGITS_MAX: usize = 20;

@@ -1,17 +1,17 @@
-//! How much memory a run may take on this machine: the least of what the system could give a new
-//! process without swapping, what is left of its control group (a container, a job of a batch
-//! system) and what is left of `ulimit -v`. Only plans ask; no result depends on it.
+//! How much memory a run may take on this machine: the least of what the system can give a new
+//! process without swapping, what is left in its control group (a container or a batch job) and
+//! what is left of `ulimit -v`. Only plans use it; no result depends on it.
 
 use std::path::{Path, PathBuf};
 
-/// A figure and where it comes from.
+/// An amount and its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreeMemory {
     pub bytes: u64,
     pub of: &'static str,
 }
 
-/// None where the system does not say.
+/// None if the system does not report it.
 pub fn free_memory() -> Option<FreeMemory> {
     let free = |of| move |bytes| FreeMemory { bytes, of };
     let all = [
@@ -36,8 +36,8 @@ fn available(meminfo: &str) -> Option<u64> {
     field(meminfo, "MemAvailable")?.checked_mul(1024)
 }
 
-/// Names of the files of a control group: limit, use, and the cached files in the use, which make
-/// room when it is needed.
+/// Files of a control group: its limit, its usage, and the page cache counted in that usage, which
+/// is reclaimable.
 struct Names {
     limit: &'static str,
     used: &'static str,
@@ -51,8 +51,7 @@ const FIRST: Names = Names {
     cached: ["total_inactive_file", "total_active_file"],
 };
 
-/// What is left in the control groups of this process, of either version, and in all groups that
-/// hold them.
+/// Memory left in the control groups of this process, v1 or v2, and in all their ancestors.
 fn group(mount: &Path, groups: &str) -> Option<u64> {
     let all = groups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':');
@@ -66,8 +65,8 @@ fn group(mount: &Path, groups: &str) -> Option<u64> {
     all.min()
 }
 
-/// Inside a container the path may be that of the outside: what is not there says nothing, and the
-/// root always counts.
+/// Inside a container the path may be the host's: missing folders are ignored, and the root always
+/// counts.
 fn left(root: &Path, path: &str, names: &Names) -> Option<u64> {
     let mut folders = vec![root.to_path_buf()];
     for part in path.split('/').filter(|part| !part.is_empty() && *part != "..") {
@@ -83,7 +82,7 @@ fn left(root: &Path, path: &str, names: &Names) -> Option<u64> {
     folders.iter().filter_map(free).min()
 }
 
-/// What is left of the limit on this process's address space.
+/// What is left of the address space limit of this process.
 #[cfg(unix)]
 fn address_space() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -130,7 +129,7 @@ mod tests {
         );
         put("jobs/mine", &[("memory.max", "max\n"), ("memory.current", "900\n")]);
         assert_eq!(group(mount.path(), "0::/jobs/mine\n"), Some(400));
-        // The path of the outside, and no limit at all.
+        // A path from outside the container, and no limit at all.
         assert_eq!(group(mount.path(), "0::/../../elsewhere\n"), None);
         put("", &[("memory.max", "50"), ("memory.current", "60")]);
         assert_eq!(group(mount.path(), "0::/elsewhere\n"), Some(0));

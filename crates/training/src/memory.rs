@@ -1,20 +1,20 @@
-//! A limit on the memory that a stranger's program may take: a chat template is one, and it doubles
-//! a string as easily as it prints it. Its instructions and its output are bounded elsewhere;
-//! nothing but the allocator sees what lies between.
+//! A memory limit for untrusted programs. A chat template is one, and can double a string as easily
+//! as print it. Its instructions and its output are bounded elsewhere; only the allocator sees the
+//! memory it uses in between.
 //!
-//! The program makes `Limited` its allocator. It is the system's, and counts for threads under a
-//! limit. An allocator can neither return an error nor unwind, so the one that would go beyond the
-//! limit ends the process, with the message prepared for it. Templates run before anything is
-//! written, so there is nothing to lose. So does one that the system refuses: the large ones are
-//! buffers, which say so themselves; after a small one nothing could go on, and checkpoints are
-//! whole at every moment.
+//! The program installs `Limited` as its allocator. It forwards to the system allocator and counts
+//! bytes for threads under a limit. An allocator can neither return an error nor unwind, so an
+//! allocation beyond the limit ends the process with a message prepared in advance. Templates run
+//! before anything is written, so nothing is lost. An allocation that the system refuses also ends
+//! the process: large ones are buffers, which report it themselves; after a small one nothing could
+//! continue, and checkpoints are whole at every moment.
 
 #[cfg(unix)]
 use crate::decimal::{DIGITS_MAX, decimal};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The exit codes of a malformed file and of what does not fit.
+/// The exit codes for a malformed file and for a run that does not fit.
 #[cfg(unix)]
 const EXIT_CODE: i32 = 8;
 #[cfg(unix)]
@@ -22,15 +22,15 @@ const DOES_NOT_FIT: i32 = 4;
 const NO_LIMIT: isize = isize::MAX;
 
 thread_local! {
-    /// Bytes that this thread may still take.
+    /// Bytes that this thread may still allocate.
     static LEFT: Cell<isize> = const { Cell::new(NO_LIMIT) };
-    /// What is said when they are not enough.
+    /// The message printed when they run out.
     static LAST_WORDS: Cell<*const str> = const { Cell::new(std::ptr::from_ref("")) };
 }
 
-/// Does `work` with at most `bytes` more than this thread holds now. Where that is not enough the
-/// process says `last_words` on standard error and ends with the exit code 8, if [`Limited`] is its
-/// allocator.
+/// Runs `work` with at most `bytes` more than this thread holds now. If that is not enough and
+/// [`Limited`] is the allocator, the process prints `last_words` to standard error and ends with
+/// exit code 8.
 pub fn within<T>(bytes: usize, last_words: &str, work: impl FnOnce() -> T) -> T {
     struct Restore(isize, *const str);
     impl Drop for Restore {
@@ -44,7 +44,7 @@ pub fn within<T>(bytes: usize, last_words: &str, work: impl FnOnce() -> T) -> T 
     work()
 }
 
-/// The system's allocator, counting for threads under a limit.
+/// The system allocator, counting bytes for threads under a limit.
 #[derive(Debug)]
 pub struct Limited;
 
@@ -98,7 +98,8 @@ fn give(bytes: usize) {
     }
 }
 
-/// What the system gave; where it gave nothing the process says how much was asked for and ends.
+/// The memory from the system; if there is none, the process reports the size of the request and
+/// ends.
 fn granted(memory: *mut u8, bytes: usize) -> *mut u8 {
     if memory.is_null() {
         refused(bytes);
@@ -122,7 +123,7 @@ fn refused(bytes: usize) {
     unsafe { libc::_exit(DOES_NOT_FIT) }
 }
 
-/// Elsewhere the process is aborted by whoever asked.
+/// On other systems the caller aborts the process.
 #[cfg(not(unix))]
 fn refused(_bytes: usize) {}
 
@@ -139,7 +140,7 @@ fn end() {
     }
 }
 
-/// Elsewhere there is no way to leave from here that is known to be sound.
+/// On other systems no way of exiting from here is known to be sound.
 #[cfg(not(unix))]
 fn end() {}
 

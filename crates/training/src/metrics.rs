@@ -1,11 +1,11 @@
-//! `metrics.jsonl`: one JSON object a line, only ever appended to. Everything but `timing` is a
-//! function of the run, and numbers stand beside their bits, so two runs are compared line by line
-//! with `timing` cut off.
+//! `metrics.jsonl`: one JSON object per line, append-only. Everything but `timing` is a function of
+//! the run, and every number is stored with its bits, so two runs can be compared line by line with
+//! `timing` cut off.
 //!
-//! After a step: append its lines, `sync`, then save the checkpoint. A resumed run drops what came
-//! after its checkpoint, and the file ends as if nothing had happened. Every line ends with a
-//! checksum of itself, and a checkpoint holds the digest of all lines before it without their
-//! timing, so that a changed, missing or moved line is found.
+//! After a step: append its lines, `sync`, then save the checkpoint. A resumed run drops the lines
+//! after its checkpoint, so the file ends up as if the run had never stopped. Every line ends with
+//! its own checksum, and a checkpoint holds the digest of all lines before it without their timing,
+//! so a changed, missing or moved line is detected.
 
 use isobit_proof::atomic::AtomicFile;
 use isobit_proof::{FileError, Hash, regular};
@@ -18,15 +18,15 @@ use std::path::{Path, PathBuf};
 pub const NAME: &str = "metrics.jsonl";
 const SCHEMA: &str = "isobit.metrics/1";
 
-/// What every line begins with.
+/// The start of every line.
 pub(crate) const LINE_START: &str = "{\"schema\":\"isobit.metrics/";
-/// Before the two fields that are no part of what equal runs share.
+/// Starts the two fields that may differ between equal runs.
 const TIMING: &str = ",\"timing\":";
 const CHECK: &str = ",\"check\":\"";
 /// Hexadecimal digits of a line's checksum.
 const CHECK_DIGITS: usize = 16;
 
-/// BOUND: bytes of a line, far above what we write.
+/// BOUND: bytes of a line, far more than we write.
 const LINE_BYTES_MAX: u64 = 1 << 16;
 
 /// One line.
@@ -35,7 +35,7 @@ pub struct Record {
     /// Completed updates.
     pub step: u64,
     pub epoch: f64,
-    /// Trained on so far.
+    /// Tokens trained on so far.
     pub tokens: u64,
     pub event: Event,
     pub timing: Option<Timing>,
@@ -43,7 +43,8 @@ pub struct Record {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
-    /// The mean loss since the last such line; learning rate and norm before clipping of this step.
+    /// Mean loss since the last such line; learning rate of this step and its gradient norm before
+    /// clipping.
     Train {
         loss: f64,
         learning_rate: f64,
@@ -56,15 +57,15 @@ pub enum Event {
     },
 }
 
-/// What a clock said: never compared.
+/// Wall-clock measurements: never compared.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Timing {
     pub seconds: f64,
     pub tokens_per_s: f64,
 }
 
-/// The form in the file; fields come in this order. A number that is none is null and told by its
-/// bits.
+/// The form in the file; fields come in this order. A number that is not finite is written as null
+/// and identified by its bits.
 #[derive(Serialize)]
 struct Line {
     schema: &'static str,
@@ -98,7 +99,7 @@ enum EventLine {
 }
 
 impl Record {
-    /// What TensorBoard shows of it.
+    /// The values that TensorBoard shows.
     pub fn scalars(&self) -> Vec<(&'static str, f32)> {
         match self.event {
             Event::Train { loss, learning_rate, grad_norm } => vec![
@@ -131,22 +132,22 @@ impl Record {
         let Self { step, epoch, tokens, timing, .. } = *self;
         let line = Line { schema: SCHEMA, step, epoch, tokens, event, timing };
         let mut line = serde_json::to_string(&line).expect("strings and numbers have a JSON form");
-        // The brace that closes it.
+        // The closing brace.
         line.pop();
         let check = checksum(&line);
         line + CHECK + &check + "\"}"
     }
 }
 
-/// Of all that stands before it in its line.
+/// The checksum of everything before it in its line.
 fn checksum(before: &str) -> String {
     let mut digits = Hash::of_bytes(before.as_bytes()).to_string();
     digits.truncate(CHECK_DIGITS);
     digits
 }
 
-/// The line up to its checksum, and the checksum; none where it has none, as in files of earlier
-/// versions.
+/// The line up to its checksum, and the checksum; None if there is no checksum, as in files of
+/// earlier versions.
 fn checked(line: &str) -> Option<(&str, &str)> {
     let digits = line.strip_suffix("\"}")?;
     let (before, check) = digits.split_at_checked(digits.len().checked_sub(CHECK_DIGITS)?)?;
@@ -162,16 +163,16 @@ pub fn without_timing(line: &str) -> String {
     format!("{}}}", shared(line))
 }
 
-/// The same without the brace that closes it.
+/// The same without the closing brace.
 fn shared(line: &str) -> &str {
     let at = line.rfind(TIMING).or_else(|| line.rfind(CHECK));
     at.map_or(line.strip_suffix('}').unwrap_or(line), |at| &line[..at])
 }
 
-/// The digest of no line at all.
+/// The digest of zero lines.
 const NO_LINES: Hash = Hash([0; 32]);
 
-/// The digest of the lines before and this one.
+/// Extends the digest of the previous lines with this one.
 fn chained(before: Hash, line: &str) -> Hash {
     Hash::of_bytes(&[&before.0, shared(line).as_bytes()].concat())
 }
@@ -181,28 +182,28 @@ fn chained(before: Hash, line: &str) -> Hash {
 pub struct Metrics {
     path: PathBuf,
     file: File,
-    /// Of the lines so far.
+    /// Digest of the lines so far.
     digest: Hash,
 }
 
 impl Metrics {
-    /// A new file; one that is there is emptied.
+    /// Creates the file, or empties an existing one.
     pub fn create(folder: &Path) -> Result<Self, FileError> {
         let path = folder.join(NAME);
         AtomicFile::create(&path)?.commit()?;
         Self::append_to(path, NO_LINES)
     }
 
-    /// The file of a run that goes on after `step`: lines of later steps, and one that a crash cut
-    /// short, are dropped, all at once. The others must be those that the checkpoint has the digest
-    /// of; one of an earlier version has none.
+    /// The file of a run that resumes after `step`. Lines of later steps, and a line cut short by a
+    /// crash, are dropped, all at once. The remaining lines must match the digest in the
+    /// checkpoint; checkpoints of earlier versions have none.
     pub fn resume(folder: &Path, step: u64, recorded: Option<Hash>) -> Result<Self, FileError> {
         let path = folder.join(NAME);
         let digest = keep_up_to(&path, step, recorded)?;
         Self::append_to(path, digest)
     }
 
-    /// Of the lines so far, without their timing.
+    /// Digest of the lines so far, without their timing.
     pub fn digest(&self) -> Hash {
         self.digest
     }
@@ -214,7 +215,7 @@ impl Metrics {
         }
     }
 
-    /// In one write, so that a reader sees whole lines.
+    /// Appends in one write, so that readers see whole lines.
     pub fn append(&mut self, record: &Record) -> Result<(), FileError> {
         let mut line = record.to_line();
         self.digest = chained(self.digest, &line);
@@ -222,14 +223,14 @@ impl Metrics {
         self.file.write_all(line.as_bytes()).map_err(|error| FileError::from_io("write", &self.path, error))
     }
 
-    /// What was appended survives a power cut. To be called before a checkpoint is saved.
+    /// Makes appended lines survive a power cut. Call it before saving a checkpoint.
     pub fn sync(&mut self) -> Result<(), FileError> {
         self.file.sync_data().map_err(|error| FileError::from_io("write", &self.path, error))
     }
 }
 
-/// What matters of a line here. A line without a checksum has no other field either, or a letter of
-/// it has changed.
+/// The fields needed here. A line without a checksum may have only the fields of `Unchecked`;
+/// otherwise one of its characters has changed.
 #[derive(Deserialize)]
 struct Position {
     schema: String,
@@ -257,7 +258,7 @@ struct Unchecked {
     timing: Option<IgnoredAny>,
 }
 
-/// The step of a line, if it is one and its checksum holds.
+/// The step of a line, if it is well formed and its checksum matches.
 fn step_of(line: &[u8]) -> Result<u64, &'static str> {
     const STRANGE: &str = "it is not a line of metrics";
     let line = str::from_utf8(line).map_err(|_| STRANGE)?;
@@ -269,7 +270,7 @@ fn step_of(line: &[u8]) -> Result<u64, &'static str> {
     }
 }
 
-/// Gives the digest of the lines that stay.
+/// Returns the digest of the lines that stay.
 fn keep_up_to(path: &Path, step: u64, recorded: Option<Hash>) -> Result<Hash, FileError> {
     let failed = |error| FileError::from_io("read", path, error);
     let mut kept = AtomicFile::create(path)?;
@@ -287,7 +288,7 @@ fn keep_up_to(path: &Path, step: u64, recorded: Option<Hash>) -> Result<Hash, Fi
     let (mut bytes, mut had_check) = (Vec::new(), false);
     for number in 1.. {
         if recorded == Some(digest) {
-            // Whatever follows came after the checkpoint.
+            // Everything after this came after the checkpoint.
             return kept.commit().map(|()| digest);
         }
         bytes.clear();
@@ -301,7 +302,7 @@ fn keep_up_to(path: &Path, step: u64, recorded: Option<Hash>) -> Result<Hash, Fi
             }
             break;
         };
-        // Lines of an earlier version have none; whoever writes them now never leaves it out again.
+        // Lines of an earlier version have no checksum; once a line has one, all later lines must.
         let has_check = str::from_utf8(line).is_ok_and(|line| checked(line).is_some());
         if had_check && !has_check {
             return Err(malformed(path, number, "its checksum is missing"));
@@ -391,8 +392,8 @@ mod tests {
         }
     }
 
-    /// Every byte of the lines before the checkpoint, in several ways; what comes after it may be
-    /// anything.
+    /// Changes every byte of the lines before the checkpoint, in several ways; anything may follow
+    /// it.
     #[test]
     fn a_changed_byte_before_the_checkpoint_is_found() {
         let folder = tempfile::tempdir().expect("folder");

@@ -1,10 +1,10 @@
-//! `final/` of a run that trains the model's own weights: a whole model folder, which `eval
-//! --model` and other tools load. Tensors that were trained come from the run, all others from the
-//! base; float8 is expanded, 4-bit modules stay as they are.
+//! `final/` of a run that trains the model's own weights: a complete model folder that `eval
+//! --model` and other tools can load. Trained tensors come from the run, all others from the base;
+//! float8 is expanded, 4-bit modules stay as they are.
 //!
-//! Which tensors there will be is settled before the first step. They are written one at a time: no
-//! second copy of the model is ever in memory. Beside them lie the base's config, changed where it
-//! must be, and its tokenizer and template.
+//! The list of tensors is settled before the first step. They are written one at a time, so memory
+//! never holds a second copy of the model. The folder also gets the base's config, changed where
+//! necessary, and its tokenizer and template.
 
 use crate::checkpoint::{self, MODEL};
 use crate::config::SaveDtype;
@@ -19,19 +19,19 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 
-/// Names and shapes of the trained tensors, as files have them.
+/// Names and shapes of the trained tensors, as stored in files.
 pub type Shapes = BTreeMap<String, Vec<usize>>;
 
-/// Gives a trained tensor, by name and shape.
+/// Returns a trained tensor, given its name and shape.
 pub type Trained<'a> = &'a mut dyn FnMut(&str, &[usize]) -> Result<Vec<f32>, RunError>;
 
-/// Bytes of a file from which on the next tensor goes into another, as other tools do it.
+/// Once a file reaches this many bytes, the next tensor goes into a new file, as in other tools.
 const SHARD_BYTES: usize = 5_000_000_000;
-/// Which of several files a tensor is in.
+/// Maps each tensor to its file when there are several.
 const INDEX: &str = "model.safetensors.index.json";
-/// Values turned into bytes at a time.
+/// Values converted to bytes at a time.
 const VALUES_AT_ONCE: usize = 1 << 16;
-/// BOUND: bytes of a file that is copied along: far above any tokenizer.
+/// BOUND: bytes of a copied file, far more than any tokenizer.
 const COPIED_BYTES_MAX: u64 = 1 << 30;
 
 /// A tensor of the folder to be written.
@@ -47,7 +47,7 @@ struct PlannedTensor {
 enum ValuesFrom {
     Run,
     Base,
-    /// Not as numbers.
+    /// Copied as bytes, not converted.
     BaseAsStored,
 }
 
@@ -57,14 +57,14 @@ pub struct ModelFolder<'a> {
     base: &'a Path,
     weights: &'a Weights,
     dtype: SaveDtype,
-    /// Whether the config's quantisation no longer holds.
+    /// Whether the quantisation in the config no longer applies.
     expanded: bool,
     tensors: Vec<PlannedTensor>,
     shard_bytes: usize,
 }
 
 impl<'a> ModelFolder<'a> {
-    /// Settles which tensors there will be. `trained` must all be the base's: a folder that lacks
+    /// Settles the list of tensors. All of `trained` must exist in the base: a folder that lacks
     /// one could not be loaded.
     pub fn new(
         base: &'a Path,
@@ -81,7 +81,7 @@ impl<'a> ModelFolder<'a> {
                 shape: shape.to_vec(),
                 from,
             };
-            // A head of its own would contradict the table it is tied to.
+            // A separate head would contradict the table it is tied to.
             if model.tied && name == "lm_head.weight" {
                 continue;
             }
@@ -111,7 +111,7 @@ impl<'a> ModelFolder<'a> {
         Self { shard_bytes, ..self }
     }
 
-    /// Writes all files and gives their names.
+    /// Writes all files and returns their names.
     pub fn write(&self, folder: &Path, trained: Trained<'_>) -> Result<Vec<String>, RunError> {
         let mut names = self.copy_others(folder)?;
         let text = read_text(&self.base.join("config.json"))?;
@@ -142,7 +142,7 @@ impl<'a> ModelFolder<'a> {
         Ok(names)
     }
 
-    /// Pieces in the order of their names, a new file where one is full.
+    /// Tensors in order of their names, starting a new file when one is full.
     fn shards(&self) -> Vec<&[PlannedTensor]> {
         let (mut shards, mut begin, mut bytes) = (Vec::new(), 0, 0);
         for (index, planned) in self.tensors.iter().enumerate() {
@@ -177,7 +177,7 @@ impl<'a> ModelFolder<'a> {
         })
     }
 
-    /// A few at a time: the base may be larger than memory.
+    /// A few values at a time: the base may be larger than memory.
     fn put_numbers(&self, sink: &mut Sink<'_>, name: &str, stored: &StoredTensor<'_>) -> Result<(), RunError> {
         stored.bytes.chunks(VALUES_AT_ONCE * stored.format.bytes()).try_for_each(|bytes| {
             let values = bytes.len() / stored.format.bytes();
@@ -186,15 +186,15 @@ impl<'a> ModelFolder<'a> {
         })
     }
 
-    /// Tokenizer, template, generation config, licence and whatever else of text lies beside the
-    /// weights.
+    /// Copies the tokenizer, template, generation config, licence and any other text files beside
+    /// the weights.
     fn copy_others(&self, folder: &Path) -> Result<Vec<String>, FileError> {
         let failed = |error| FileError::from_io("read", self.base, error);
         let mut names = Vec::new();
         for entry in std::fs::read_dir(self.base).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let Ok(name) = entry.file_name().into_string() else { continue };
-            // Through links: model caches are made of them.
+            // Follows links: model caches are made of them.
             let Ok(found) = std::fs::metadata(entry.path()) else { continue };
             if found.is_file() && found.len() <= COPIED_BYTES_MAX && comes_along(&name) {
                 copy(&entry.path(), &folder.join(&name))?;
@@ -206,7 +206,7 @@ impl<'a> ModelFolder<'a> {
     }
 }
 
-/// A trained adapter's tensors in one file.
+/// Writes the tensors of a trained adapter into one file.
 pub fn put_tensors(path: &Path, shapes: &Shapes, dtype: SaveDtype, trained: Trained<'_>) -> Result<(), RunError> {
     let all: Vec<(&String, &Vec<usize>)> = shapes.iter().collect();
     let declared: Vec<Declared<'_>> =
@@ -229,7 +229,8 @@ fn bytes_of(planned: &PlannedTensor) -> usize {
     planned.dtype.bytes_of(&planned.shape).unwrap_or(usize::MAX)
 }
 
-/// Rounded to nearest, ties to even. A number that rounds to infinity would not come back.
+/// Rounds to nearest, ties to even. A number that rounds to infinity is an error, since it could
+/// not be restored.
 fn put_values(sink: &mut Sink<'_>, dtype: SaveDtype, name: &str, values: &[f32]) -> Result<(), RunError> {
     let narrow: fn(f32) -> u16 = match dtype {
         SaveDtype::Float32 => {
@@ -254,8 +255,7 @@ fn put_values(sink: &mut Sink<'_>, dtype: SaveDtype, name: &str, values: &[f32])
     Ok(())
 }
 
-/// Whether a file of the base belongs into the folder as it is. Weights and what lists them are
-/// written anew.
+/// Whether a file of the base is copied unchanged. Weights and their index are written anew.
 fn comes_along(name: &str) -> bool {
     const ENDINGS: [&str; 6] = ["json", "jinja", "txt", "model", "tiktoken", "py"];
     const NOT: [&str; 4] = ["config.json", Manifest::NAME, checkpoint::ADAPTER_CONFIG, checkpoint::STATE];
@@ -267,7 +267,7 @@ fn comes_along(name: &str) -> bool {
         && (licence || ENDINGS.contains(&ending))
 }
 
-/// Whether the folder may hold a file of this name, by what lies beside the base.
+/// Whether the folder may hold a file of this name, given the files of the base.
 pub fn may_hold(base: &Path, name: &str) -> bool {
     let is_shard = name.starts_with("model-") && name.ends_with(".safetensors");
     is_shard || [MODEL, INDEX, "config.json"].contains(&name) || comes_along(name) && base.join(name).exists()
@@ -290,9 +290,8 @@ fn read_text(path: &Path) -> Result<String, FileError> {
     regular::read_text(path, crate::prepare::CONFIG_BYTES_MAX)
 }
 
-/// `config.json` of the folder: the base's letter for letter, but for the type of its numbers, in
-/// its inner configs too, and the quantisation where that has been expanded. None where it is no
-/// object.
+/// `config.json` of the folder: the base's text unchanged, except for the dtype, in nested configs
+/// too, and the quantisation if it was expanded. None if it is not an object.
 fn with_dtype(text: &str, dtype: &str, expanded: bool) -> Option<String> {
     const KEYS: [&str; 2] = ["torch_dtype", "dtype"];
     Some(edited(text, dtype, expanded, !fields(text)?.iter().any(|(key, _)| KEYS.contains(&key.as_str())))? + "\n")
@@ -317,8 +316,8 @@ fn edited(text: &str, dtype: &str, expanded: bool, add: bool) -> Option<String> 
     Some(format!("{{\n{}\n}}", lines.join(",\n")))
 }
 
-/// Keys of a JSON object and the text of their values, untouched: numbers would not all survive
-/// being parsed and printed.
+/// Keys of a JSON object and the unchanged text of their values: not every number would survive
+/// parsing and printing.
 fn fields(text: &str) -> Option<Vec<(String, &str)>> {
     serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text).ok()?;
     let inner = text.trim().strip_prefix('{')?.strip_suffix('}')?;

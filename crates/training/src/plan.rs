@@ -1,9 +1,9 @@
-//! Memory of a run before anything is loaded: the real build and the real training step on the
-//! backend that counts, so the plan cannot disagree with the run. Every buffer is known by the line
-//! of code that asked for it; items are groups of such lines.
+//! Computes the memory of a run before anything is loaded: it runs the real build and the real
+//! training step on a counting backend, so the plan cannot disagree with the run. Every buffer is
+//! identified by the line of code that allocated it; items are groups of such lines.
 //!
-//! Beside the device's memory stands what the host holds while a checkpoint is written, all trained
-//! tensors and their moments, and while one is read back: one tensor.
+//! Besides device memory, the plan includes host memory for writing a checkpoint (all trained
+//! tensors and their moments) and for reading one back (one tensor).
 
 use crate::prepare::RunError;
 use crate::row::Row;
@@ -16,16 +16,16 @@ use std::collections::BTreeMap;
 /// What memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Item {
-    /// Frozen weights and the tables of positions.
+    /// Frozen weights and position tables.
     Weights,
     /// Trained tensors in float32 and their slices.
     Trained,
     Gradients,
     /// Moments of the optimizer.
     Optimizer,
-    /// What the tape holds, and the micro-batch itself.
+    /// Tensors held by the tape, and the micro-batch itself.
     Activations,
-    /// Room that ops work in.
+    /// Workspace of ops.
     Workspace,
 }
 
@@ -44,8 +44,8 @@ impl Item {
         }
     }
 
-    /// By the crate and file that asked; trained tensors are among the weights until they are told
-    /// apart by their number.
+    /// Classified by the crate and file that allocated it; trained tensors count as weights until
+    /// they are split off by count.
     fn of(holder: &Holder) -> Self {
         let file = holder.file.replace('\\', "/");
         let is_in = |part: &str| file.contains(part);
@@ -60,38 +60,38 @@ impl Item {
     }
 }
 
-/// What a run needs on its device and beside it.
+/// The memory a run needs on its device and on the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryPlan {
-    /// At the moment when it is most.
+    /// At the peak.
     pub items: BTreeMap<Item, usize>,
-    /// Their sum: the most bytes that are held at once while the model is built and trained.
+    /// Their sum: the most bytes held at once while the model is built and trained.
     pub bytes_peak: usize,
-    /// What stays on the device from step to step.
+    /// Bytes that stay on the device between steps.
     pub bytes_between_steps: usize,
     /// On the host while a checkpoint is written.
     pub bytes_save: usize,
-    /// On the device and the host together while a run is put where it was: the model, its moments,
-    /// and one tensor of the file.
+    /// On device and host together while a run is restored: the model, its moments, and one tensor
+    /// of the file.
     pub bytes_resume: usize,
-    /// Numbers that are trained.
+    /// Number of trained values.
     pub trained_count: usize,
     /// Every line of code that held memory at the peak.
     pub holdings: Holdings,
-    /// What the ops of one step do.
+    /// Work of each op in one step.
     pub work: BTreeMap<&'static str, Work>,
 }
 
 impl MemoryPlan {
-    /// The most bytes if host and device are the same memory: a step, a save between steps, or
-    /// going on from a checkpoint.
+    /// The peak if host and device share memory: the most of a step, a save between steps, and a
+    /// resume from a checkpoint.
     pub fn bytes_on_host(&self) -> usize {
         self.bytes_peak.max(self.bytes_between_steps + self.bytes_save).max(self.bytes_resume)
     }
 }
 
-/// Memory of training `model` with updates over `rows`. The source need not have numbers
-/// (`isobit_models::Shapes`).
+/// Memory needed to train `model` with updates over `rows`. The source may hold shapes without
+/// values (`isobit_models::Shapes`).
 pub fn memory<L: MemoryLayout>(
     like: L,
     model: &Config,
@@ -108,7 +108,7 @@ pub fn memory<L: MemoryLayout>(
     let bytes_built = backend.bytes();
     trainer.step(rows, 1, 0.0, step)?;
     let before = backend.work();
-    // The second step finds the buffers of the first, as all further ones do.
+    // The second step reuses the buffers of the first, as all later steps do.
     trainer.step(rows, 2, 0.0, step)?;
     let holdings = backend.held_at_peak();
     Ok(MemoryPlan {
@@ -123,20 +123,20 @@ pub fn memory<L: MemoryLayout>(
     })
 }
 
-/// Groups what was held. Of the weights, `trained` bytes are values that are trained.
+/// Groups the holdings into items. `trained` bytes of the weights are trained values.
 fn items(holdings: &Holdings, trained: usize) -> BTreeMap<Item, usize> {
     let mut items: BTreeMap<Item, usize> = Item::ALL.into_iter().map(|item| (item, 0)).collect();
     for (holder, bytes) in holdings {
         *items.entry(Item::of(holder)).or_default() += bytes;
     }
-    // Less than all of them are there if the peak is while the model is built.
+    // Fewer are present if the peak occurs while the model is built.
     let trained = trained.min(items[&Item::Weights]);
     *items.entry(Item::Weights).or_default() -= trained;
     *items.entry(Item::Trained).or_default() += trained;
     items
 }
 
-/// What was done after `before`.
+/// Work done since `before`.
 fn since(
     before: &BTreeMap<&'static str, Work>,
     mut after: BTreeMap<&'static str, Work>,
@@ -151,18 +151,18 @@ fn since(
     after
 }
 
-/// BOUND: tokens of a micro-batch that are counted. The plan lays a batch out on the host, some
-/// bytes a token; a run of more tokens would need terabytes for any model.
+/// BOUND: largest number of tokens of a micro-batch that is counted. The plan lays out a batch on
+/// the host at a few bytes per token; a run with more tokens would need terabytes for any model.
 pub const TOKENS_MAX: u64 = 1 << 27;
 
-/// Less than any step over a micro-batch of `tokens` needs: under every policy the input of each
-/// block is kept.
+/// A lower bound for any step over a micro-batch of `tokens`: every policy keeps the input of each
+/// block.
 pub fn least_bytes(model: &Config, tokens: u64) -> u64 {
     let each = model.hidden.saturating_mul(model.layers.len()).saturating_mul(size_of::<f32>());
     tokens.saturating_mul(each as u64)
 }
 
-/// Rows of a step as long as they may be, of zeros: the worst case of a config.
+/// Rows of zeros, each of the maximum length: the worst case of a config.
 pub fn longest_rows(count: usize, tokens: usize) -> Vec<Row> {
     vec![Row::document(vec![0; tokens], vec![true; tokens]); count]
 }

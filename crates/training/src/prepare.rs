@@ -1,5 +1,5 @@
-//! Everything a run needs before the first step: config of the model, weights on disk, tokenised
-//! rows, and what identifies them.
+//! Everything a run needs before the first step: model config, weights on disk, tokenised rows, and
+//! the digests that identify them.
 
 use crate::checkpoint::{self, Identity};
 use crate::config::{self, Adapter, EvalRows, Fields, Run, Steps};
@@ -16,7 +16,7 @@ use isobit_proof::regular;
 use isobit_proof::safetensors::Checkpoint;
 use std::path::{Path, PathBuf};
 
-/// Why a run does not start or does not go on.
+/// Why a run cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     #[error(transparent)]
@@ -35,7 +35,7 @@ pub enum RunError {
     Device(#[from] DeviceFailure),
     #[error("{what}")]
     Refused { what: String, hint: &'static str },
-    /// A name in [adapter] that means nothing in this model.
+    /// A name in [adapter] that matches nothing in this model.
     #[error("{what}")]
     Target { what: String, hint: String },
 }
@@ -100,7 +100,7 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
     Ok(Prepared { run, steps, model, weights, train, eval, report, identity })
 }
 
-/// Rows that the config allows have a place in the model.
+/// Checks that the longest rows the config allows fit the positions of the model.
 pub fn check_positions(run: &Run, model: &Config) -> Result<(), RunError> {
     let (longest, positions) = (run.training.max_seq_length as usize, model.max_positions);
     if longest > positions {
@@ -110,14 +110,14 @@ pub fn check_positions(run: &Run, model: &Config) -> Result<(), RunError> {
     Ok(())
 }
 
-/// BOUND: `config.json` and its kin; published ones stay below a megabyte.
+/// BOUND: `config.json` and similar files; published ones stay below a megabyte.
 pub const CONFIG_BYTES_MAX: u64 = 1 << 24;
 
-/// One thing to try for a name of the hub in the place of a path.
+/// The hint for a hub name given as a path.
 pub const HUB_HINT: &str = "this looks like a name on the Hugging Face hub, and isobit never downloads: get the files first \
      (`hf download NAME --local-dir FOLDER`), then give the folder";
 
-/// Whether a path that leads nowhere is written like a name on the hub: `Qwen/Qwen3-0.6B`.
+/// Whether a path that does not exist looks like a hub name: `Qwen/Qwen3-0.6B`.
 pub fn is_hub_name(path: &Path) -> bool {
     let parts: Vec<&str> = path.to_str().unwrap_or_default().split('/').collect();
     let plain = |part: &&str| {
@@ -128,14 +128,14 @@ pub fn is_hub_name(path: &Path) -> bool {
     parts.len() == 2 && parts.iter().all(plain) && !Path::new(parts[0]).exists()
 }
 
-/// The rows of a run, and what came of the data it trains on.
+/// The rows of a run, and a report on its training data.
 pub struct Rows {
     pub train: Vec<Row>,
     pub eval: Vec<Row>,
     pub report: Report,
 }
 
-/// Reads the data of a run, and holds rows out of it where it evaluates on those.
+/// Reads the data of a run, and holds out rows if it evaluates on those.
 pub fn rows(run: &Run, model: &Config) -> Result<Rows, RunError> {
     let (tokenizer, template) = data::open_if_there(&run.base_model, &run.date)?;
     let load = |files: &[PathBuf]| -> Result<(Vec<Row>, Report), RunError> {
@@ -156,13 +156,13 @@ pub fn rows(run: &Run, model: &Config) -> Result<Rows, RunError> {
     Ok(Rows { train, eval, report })
 }
 
-/// What some quantisers write beside `config.json`.
+/// Written by some quantisers beside `config.json`.
 const QUANTIZE_CONFIG: &str = "quantize_config.json";
 
-/// `config.json` of a model folder, and `quantize_config.json` where there is one.
+/// `config.json` of a model folder, with `quantize_config.json` if present.
 pub fn model_config(folder: &Path) -> Result<Config, RunError> {
     const HINT: &str = "a model folder holds config.json, tokenizer.json and *.safetensors";
-    // The folder itself first: that its config is not there would only be half of it.
+    // Check the folder first: a missing config would be only half the story.
     let found = std::fs::metadata(folder).map_err(|error| FileError::from_io("read", folder, error));
     if matches!(found, Err(FileError::Missing { .. })) && is_hub_name(folder) {
         return Err(RunError::Refused { what: format!("{} does not exist", folder.display()), hint: HUB_HINT });
@@ -208,7 +208,7 @@ pub fn data_config(run: &Run, files: &[PathBuf]) -> Result<DataConfig, DataError
     })
 }
 
-/// Takes rows out of the training data: the first of a fixed shuffle.
+/// Moves rows out of the training data: the first of a fixed shuffle.
 fn hold_out(train: &mut Vec<Row>, count: usize, seed: u64) -> Result<Vec<Row>, RunError> {
     if count >= train.len() {
         let what = format!("{count} rows are held out of {}: nothing is left to train on", train.len());
@@ -224,7 +224,7 @@ fn hold_out(train: &mut Vec<Row>, count: usize, seed: u64) -> Result<Vec<Row>, R
     Ok(eval)
 }
 
-/// Of `config.json`, what lies beside it, and every file of weights.
+/// Digest of `config.json`, `quantize_config.json` and every weight file.
 pub fn base_digest(folder: &Path, weights: &Weights) -> Result<Hash, FileError> {
     let mut text = Hash::of_file(&folder.join("config.json"))?.to_string();
     let beside = folder.join(QUANTIZE_CONFIG);
@@ -241,7 +241,7 @@ pub fn profile(run: &Run) -> Profile {
     run.profile
 }
 
-/// What the config says is trained.
+/// What the config trains.
 pub fn trained(run: &Run) -> Trained {
     match &run.adapter {
         Adapter::Full => Trained::Full,

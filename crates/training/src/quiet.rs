@@ -1,5 +1,5 @@
-//! Panics of a dependency that are caught and become errors: they print nothing, because the error
-//! says it all. Panics elsewhere print as ever.
+//! Catches panics of a dependency and turns them into errors. They print nothing, because the error
+//! covers it; panics elsewhere print as usual.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
@@ -9,7 +9,7 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What `work` returns, `None` where it panics.
+/// The result of `work`, or `None` if it panics.
 pub(crate) fn catch<T>(work: impl FnOnce() -> T) -> Option<T> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -1,12 +1,12 @@
-//! A row of training: tokens, which of them the loss counts, and the documents they belong to.
+//! A training row: tokens, which of them the loss counts, and the documents they belong to.
 //!
-//! There is one type from tokenising to the batch. It also holds the one rule that would be easy to
-//! state twice: nothing predicts the first token of a document, so that token is never a target.
+//! One type serves from tokenising to the batch. It also enforces a rule that would be easy to
+//! duplicate: nothing predicts the first token of a document, so that token is never a target.
 
 use crate::data::RowSource;
 use isobit_proof::Hash;
 
-/// Documents of tokens, one after another.
+/// Concatenated documents of tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     tokens: Vec<u32>,
@@ -16,8 +16,8 @@ pub struct Row {
 }
 
 impl Row {
-    /// Token `t` counts in the loss where `targets[t]`, unless it is the first of a document.
-    /// `document_starts` are where documents start: 0 first, the number of tokens last.
+    /// Token `t` counts in the loss if `targets[t]`, unless it is the first of a document.
+    /// `document_starts` holds the start of each document: 0 first, the number of tokens last.
     pub fn new(tokens: Vec<u32>, mut targets: Vec<bool>, document_starts: Vec<usize>) -> Self {
         assert_eq!(tokens.len(), targets.len(), "every token is a target or not");
         assert_eq!(document_starts.first(), Some(&0), "the first document starts the row");
@@ -37,7 +37,7 @@ impl Row {
         Self::new(tokens, targets, document_starts)
     }
 
-    /// The same, with the place in the data that all of its documents come from.
+    /// The same, with the source that all of its documents come from.
     #[must_use]
     pub(crate) fn with_source(self, source: RowSource) -> Self {
         let sources = vec![source; self.document_starts.len() - 1];
@@ -54,27 +54,27 @@ impl Row {
         &self.targets
     }
 
-    /// Where documents start: 0 first, the number of tokens last.
+    /// The start of each document: 0 first, the number of tokens last.
     pub fn document_starts(&self) -> &[usize] {
         &self.document_starts
     }
 
-    /// Where each document came from; empty for a row that is not from a file.
+    /// The source of each document; empty for a row that is not from a file.
     pub fn sources(&self) -> &[RowSource] {
         &self.sources
     }
 
-    /// Tokens that the loss counts.
+    /// Number of tokens that the loss counts.
     pub fn target_count(&self) -> usize {
         self.targets.iter().filter(|target| **target).count()
     }
 
-    /// Takes the first `count` tokens out of the loss.
+    /// Excludes the first `count` tokens from the loss.
     pub(crate) fn ignore_first(&mut self, count: usize) {
         self.targets[..count].fill(false);
     }
 
-    /// Cuts the end off.
+    /// Truncates the row to `length` tokens.
     pub(crate) fn truncate(&mut self, length: usize) {
         if length < self.tokens.len() {
             self.tokens.truncate(length);
@@ -85,7 +85,7 @@ impl Row {
         }
     }
 
-    /// Puts the documents of another row behind its own.
+    /// Appends the documents of another row.
     pub(crate) fn append(&mut self, other: Self) {
         let first = self.tokens.len();
         self.tokens.extend(other.tokens);
@@ -95,15 +95,15 @@ impl Row {
     }
 }
 
-/// BLAKE3 of everything that training sees of rows: tokens, targets and documents, in their order.
-/// It identifies the data of a run in its checkpoints. Where a row came from is no part of it.
+/// BLAKE3 of everything training sees of the rows: tokens, targets and documents, in order. It
+/// identifies the data of a run in its checkpoints. The source of a row is not part of it.
 pub fn digest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Hash {
     let mut hasher = blake3::Hasher::new();
     for row in rows {
         hasher.update(&(row.tokens.len() as u64).to_le_bytes());
         hasher.update(&row.tokens.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>());
         hasher.update(&row.targets.iter().map(|target| u8::from(*target)).collect::<Vec<u8>>());
-        // The last one is the number of tokens again, so no list of them needs its length.
+        // The last start is the number of tokens, so the list needs no length prefix.
         for start in &row.document_starts {
             hasher.update(&(*start as u64).to_le_bytes());
         }

@@ -1,6 +1,6 @@
-//! A training run, in the order things happen: build or restore, then step, measure, evaluate,
-//! save, until it is done or asked to stop. What happens at a step is a function of the config and
-//! the step alone, so a resumed run is the uninterrupted one.
+//! A training run, in order: build or restore, then step, measure, evaluate and save, until it is
+//! done or asked to stop. What happens at a step is a function of the config and the step alone, so
+//! a resumed run equals the uninterrupted one.
 #![expect(clippy::float_arithmetic, reason = "means of losses for the metrics")]
 
 use crate::checkpoint::{self, Opened, Progress, RESOLVED, Snapshot, Start};
@@ -26,15 +26,15 @@ use isobit_proof::safetensors::NamedTensor;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What a run tells whoever watches it. Nothing here changes a result.
+/// Observes a run. Nothing here changes a result.
 pub trait Watch {
     fn started(&mut self, _prepared: &Prepared, _trained: usize, _from_step: u64) {}
-    /// Seconds since some moment, for the timing fields.
+    /// Seconds since an arbitrary moment, for the timing fields.
     fn seconds(&mut self) -> f64;
     /// Seconds since 1970, for TensorBoard.
     fn wall_seconds(&mut self) -> f64;
     fn step(&mut self, _step: u64, _report: &StepReport, _learning_rate: f64) {}
-    /// A line went into the metrics.
+    /// A line was appended to the metrics.
     fn logged(&mut self, _record: &Record) {}
     fn evaluated(&mut self, _step: u64, _evaluation: &Evaluation, _best: bool) {}
     fn saved(&mut self, _folder: &Path) {}
@@ -51,14 +51,14 @@ pub enum Outcome {
         step: u64,
         early: bool,
     },
-    /// Saved, to be resumed.
+    /// Saved, and can be resumed.
     Stopped {
         step: u64,
         signal: Signal,
     },
 }
 
-/// Trains, in a folder that holds no run, or on from a checkpoint of this run.
+/// Trains in a folder that holds no run, or resumes from a checkpoint of this run.
 pub fn train<B: Backend>(
     backend: B,
     prepared: &Prepared,
@@ -70,7 +70,7 @@ pub fn train<B: Backend>(
     examine(prepared, start)?;
     std::fs::create_dir_all(output).map_err(|error| isobit_proof::FileError::from_io("write", output, error))?;
     let _lock = Lock::acquire(output)?;
-    // Again, now that nobody else can change it.
+    // Check again, now that we hold the lock.
     let from = examine(prepared, start)?;
     checkpoint::clean(output, &prepared.identity, |name| match run.adapter {
         Adapter::Lora(_) => [checkpoint::ADAPTER, checkpoint::ADAPTER_CONFIG].contains(&name),
@@ -96,7 +96,7 @@ pub fn train<B: Backend>(
         checkpoint::begin(output)?;
         Metrics::create(output)?
     };
-    // Not before: a run that is refused leaves the folder as it was.
+    // Not earlier: a refused run leaves the folder unchanged.
     write_atomically(&output.join(RESOLVED), run.to_toml().as_bytes())?;
     data_record::write(output, &prepared.report)?;
     let mut log = Log { metrics, events: None };
@@ -113,42 +113,42 @@ pub fn train<B: Backend>(
     Ok(outcome)
 }
 
-/// The step to go on from. Who has the folder comes before what is wrong with it: it may be half
-/// written.
+/// The step to resume from. Reports who holds the folder before what is wrong with it: it may be
+/// half written.
 fn examine(prepared: &Prepared, start: Start) -> Result<Option<u64>, RunError> {
     let output = &prepared.run.output_dir;
     checkpoint::examine(output, &prepared.identity, start)
         .map_err(|error| Lock::in_use(output).map_or_else(|| error.into(), RunError::from))
 }
 
-/// Puts the run where it was after `step`. Checkpoints of later steps stay: the same steps make
+/// Restores the run as it was after `step`. Checkpoints of later steps stay: the same steps produce
 /// them again, byte for byte.
 fn resume<B: Backend>(state: &mut State<B>, prepared: &Prepared, step: u64, start: Start) -> Result<Metrics, RunError> {
     let (run, output) = (&prepared.run, &prepared.run.output_dir);
     let opened = checkpoint::open(&checkpoint::folder_of(output, step), &prepared.identity);
     state.restore(opened.map_err(|error| with_changed_keys(error, run))?)?;
     if start == Start::From(step) {
-        // Before lines of the metrics go: killed in between, the run would else miss them.
+        // Before lines of the metrics are dropped: if killed in between, the run would miss them.
         checkpoint::go_back_to(output, step)?;
     }
     if state.progress.best.is_none_or(|best| is_kept(prepared, best.step, true)) {
         checkpoint::restore_best(output, &state.progress)?;
     }
-    // Killed between saving and pruning, it might have nothing left to save.
+    // A run killed between saving and pruning might have nothing left to save.
     checkpoint::prune(output, run.training.save_total_limit, &prepared.identity)?;
     Ok(Metrics::resume(output, step, state.progress.metrics)?)
 }
 
-/// Where a checkpoint was made with another config: the keys that matter, as they are and as they
-/// were.
+/// If a checkpoint was made with a different config, adds the keys that matter, with their present
+/// and saved values.
 fn with_changed_keys(error: checkpoint::Error, run: &Run) -> RunError {
     let is_config = |difference: &checkpoint::Difference| difference.what == "config";
     let checkpoint::Error::Different { folder, differences } = &error else { return error.into() };
     if !differences.iter().any(is_config) {
         return error.into();
     }
-    // The saved form may be of another version, or changed: then there is nothing to say about its
-    // keys.
+    // The saved config may come from another version, or have been changed: then nothing is
+    // reported about its keys.
     let Ok(saved) = config::read(&run.output_dir.join(RESOLVED), &[]) else { return error.into() };
     let named = run.differences(&saved.run).into_iter().map(|(key, now, before)| match key.as_str() {
         "training.rows_per_update" => format!(
@@ -172,7 +172,7 @@ fn with_changed_keys(error: checkpoint::Error, run: &Run) -> RunError {
     }
 }
 
-/// The loop.
+/// The training loop.
 fn steps<B: Backend>(
     state: &mut State<B>,
     prepared: &Prepared,
@@ -232,8 +232,8 @@ fn steps<B: Backend>(
     Ok(Outcome::Finished { step: state.progress.step, early: false })
 }
 
-/// Saves the state; gives the checkpoint's folder. Only one that is `kept` can be the best; one
-/// that only a signal asked for goes again.
+/// Saves the state and returns the checkpoint's folder. Only a `kept` checkpoint can be the best;
+/// one requested only by a signal is removed later.
 fn save<B: Backend>(
     state: &mut State<B>,
     prepared: &Prepared,
@@ -254,8 +254,8 @@ fn save<B: Backend>(
     Ok(folder)
 }
 
-/// Whether a checkpoint is due after `step` by the config alone. One that only a signal asked for
-/// is never marked as the best: a run that was not stopped would not have it.
+/// Whether the config alone makes a checkpoint due after `step`. One requested only by a signal is
+/// never marked as the best: a run that was not stopped would not have it.
 fn is_kept(prepared: &Prepared, step: u64, better: bool) -> bool {
     better || prepared.run.training.save.is_due(step, prepared.steps) || step == prepared.steps.total
 }
@@ -290,8 +290,8 @@ fn evaluate<B: Backend>(
     Ok(better)
 }
 
-/// What the folder `final` will hold, settled before the first step: a run should not end with what
-/// cannot be saved.
+/// The future contents of the folder `final`, settled before the first step: a run should not end
+/// with a result that cannot be saved.
 enum Final<'a> {
     Adapter { config: &'a serde_json::Value, shapes: Shapes },
     Model(ModelFolder<'a>),
@@ -314,7 +314,7 @@ impl<'a> Final<'a> {
     }
 }
 
-/// The folder `final`: the best weights where the config asks for them, else the last.
+/// Writes the folder `final`: the best weights if the config asks for them, else the last.
 fn finish<B: Backend>(state: &State<B>, prepared: &Prepared, result: &Final<'_>) -> Result<(), RunError> {
     let run = &prepared.run;
     let best = checkpoint::best(&run.output_dir)?.filter(|_| run.training.load_best_model_at_end);
@@ -338,11 +338,11 @@ fn finish<B: Backend>(state: &State<B>, prepared: &Prepared, result: &Final<'_>)
     Ok(())
 }
 
-/// Trained tensors as files have them, taken from the device when they are asked for.
+/// Trained tensors as stored in files, copied from the device on demand.
 struct Live<'a, B: Backend> {
     state: &'a State<B>,
     parameters: BTreeMap<String, ParameterId>,
-    /// The tensors of the last few parameters: a file has those of one layer's experts side by
+    /// The tensors of the last few parameters: a file stores those of one layer's experts side by
     /// side.
     recent: Vec<(ParameterId, Vec<NamedTensor>)>,
 }
@@ -371,17 +371,17 @@ impl<'a, B: Backend> Live<'a, B> {
         }
         let held = self.recent.iter_mut().find(|(other, _)| *other == id).map(|(_, tensors)| tensors);
         let tensor = held.into_iter().flatten().find(|tensor| tensor.name == name);
-        // Each is asked for once.
+        // Each is requested once.
         Ok(tensor.map(|tensor| std::mem::take(&mut tensor.values)).unwrap_or_default())
     }
 }
 
-/// The plain name of a folder: nothing absolute is stored.
+/// The last component of a path: nothing absolute is stored.
 fn base_name(folder: &Path) -> String {
     folder.file_name().map_or("base".to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Whatever can change during a run.
+/// Everything that can change during a run.
 struct State<B: Backend> {
     trainer: Trainer<B>,
     progress: Progress,
@@ -403,7 +403,7 @@ impl<B: Backend> State<B> {
         Ok(Snapshot { step: self.progress.step, weights, moments1, moments2, progress: self.progress.clone() })
     }
 
-    /// One tensor after another, each in the place of what was there: nothing is held twice.
+    /// Restores one tensor at a time, in place: nothing is held twice.
     fn restore(&mut self, opened: Opened) -> Result<(), RunError> {
         let ids: Vec<_> = self.trainer.parameters.iter().map(|(id, _)| id).collect();
         let Trainer { backend, model, parameters, moments, .. } = &mut self.trainer;
@@ -421,7 +421,7 @@ impl<B: Backend> State<B> {
     }
 }
 
-/// Where lines go: `metrics.jsonl`, and TensorBoard's file where it is asked for.
+/// Where lines go: `metrics.jsonl`, and TensorBoard's file if requested.
 struct Log {
     metrics: Metrics,
     events: Option<EventFile>,
@@ -439,7 +439,7 @@ impl Log {
     }
 }
 
-/// Time since the last line of the metrics. It is not part of the state: timing is never compared.
+/// Time since the last line of the metrics. Not part of the state: timing is never compared.
 #[derive(Default)]
 struct SinceLog {
     seconds: f64,

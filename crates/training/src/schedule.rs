@@ -1,7 +1,7 @@
 //! The learning rate of every update, in float64 with the pinned `libm`: a pure function of the
-//! update's number.
+//! number of the update.
 //!
-//! What would surprise: with a warm-up the first update has learning rate 0, as in other trainers.
+//! Surprising: with a warm-up the first update has learning rate 0, as in other trainers.
 #![expect(clippy::float_arithmetic, reason = "host arithmetic: schedules are float64 by the numerics contract")]
 
 use crate::config::{Run, Scheduler, Steps, Warmup};
@@ -24,7 +24,7 @@ impl Schedule {
         }
     }
 
-    /// Learning rate of the update that follows `completed` updates: the first one is `at(0)`.
+    /// Learning rate of the update that follows `completed` updates: the first is `at(0)`.
     pub fn at(&self, completed: u64) -> f64 {
         self.learning_rate * self.multiplier(completed)
     }
@@ -53,7 +53,7 @@ impl Schedule {
     }
 }
 
-/// A share is of all updates, rounded up.
+/// A share refers to all updates and is rounded up.
 fn warmup_steps(warmup: Warmup, total_steps: u64) -> u64 {
     match warmup {
         Warmup::Steps(steps) => steps,
@@ -80,7 +80,7 @@ mod tests {
         check(Scheduler::Linear, 2, 6, &[0.0, 0.5, 1.0, 0.75, 0.5, 0.25, 0.0]);
     }
 
-    /// Cosines known in closed form; the bound is the error of rounding π and the cosine near a
+    /// Cosines known in closed form; the bound is the rounding error of π and of the cosine near a
     /// zero crossing.
     fn check_near(scheduler: Scheduler, warmup_steps: u64, total_steps: u64, expected: &[f64]) {
         let schedule = Schedule { learning_rate: 2.0, scheduler, warmup_steps, total_steps };

@@ -1,16 +1,17 @@
-//! Ctrl-C and SIGTERM. While training, the first asks the loop to finish its step and save, the
-//! second stops the process at once. In a conversation Ctrl-C ends the answer, never the program.
+//! Ctrl-C and SIGTERM. During training, the first signal asks the loop to finish its step and save;
+//! the second stops the process at once. In a conversation Ctrl-C ends the answer, never the
+//! program.
 //!
-//! A handler may only touch atomics, write to a file descriptor or leave: the loop asks `requested`
-//! between steps. Checkpoints are whole at every moment, so leaving at once loses work and nothing
-//! else.
+//! A handler may only touch atomics, write to a file descriptor or exit, so the loop polls
+//! `requested` between steps. Checkpoints are whole at every moment, so exiting at once loses only
+//! work.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 /// Exit code of a process that a second signal stopped at once.
 pub const STOPPED_AT_ONCE: u8 = 9;
 
-/// What the process was asked with.
+/// The signal that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     Interrupt,
@@ -26,7 +27,7 @@ impl Signal {
         }
     }
 
-    /// What people call it.
+    /// The name shown to users.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Interrupt => "Ctrl-C",
@@ -35,35 +36,35 @@ impl Signal {
     }
 }
 
-/// Exit code of the first signal; 0 before there is one.
+/// Exit code of the first signal; 0 until there is one.
 static REQUESTED: AtomicU8 = AtomicU8::new(0);
-/// Step of the last whole checkpoint; 0 before there is one.
+/// Step of the last whole checkpoint; 0 until there is one.
 static SAVED: AtomicU64 = AtomicU64::new(0);
 /// Whether standard error is a terminal.
 static TERMINAL: AtomicBool = AtomicBool::new(false);
 /// Whether Ctrl-C came during a conversation.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-/// Whether a conversation waits for what the user types.
+/// Whether a conversation is waiting for input.
 static WAITING: AtomicBool = AtomicBool::new(false);
 
-/// The first signal that came, if one has.
+/// The first signal received, if any.
 pub fn requested() -> Option<Signal> {
     let code = REQUESTED.load(Ordering::Relaxed);
     [Signal::Interrupt, Signal::Terminate].into_iter().find(|signal| signal.exit_code() == code)
 }
 
-/// Asks as a signal would: the first time for a clean end, and true the second time.
+/// Records a signal: the first requests a clean end; true for the second.
 fn request(signal: Signal) -> bool {
     REQUESTED.compare_exchange(0, signal.exit_code(), Ordering::Relaxed, Ordering::Relaxed).is_err()
 }
 
-/// There is a whole checkpoint of this step: what a second signal says was the last to be saved.
+/// Records that there is a whole checkpoint of this step; a second signal reports the last one.
 pub fn saved(step: u64) {
     SAVED.store(step, Ordering::Relaxed);
 }
 
-/// Listens for both signals from now on. Elsewhere than on Unix nothing is listened for, and they
-/// stop the process.
+/// Handles both signals from now on. Only Unix has handlers; elsewhere the signals stop the
+/// process.
 pub fn install() -> std::io::Result<()> {
     #[cfg(unix)]
     {
@@ -80,12 +81,12 @@ pub fn install_for_conversation() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether Ctrl-C came since the last call.
+/// Whether Ctrl-C was pressed since the last call.
 pub fn interrupted() -> bool {
     INTERRUPTED.swap(false, Ordering::Relaxed)
 }
 
-/// Whether a conversation waits for its user: Ctrl-C then says how to leave.
+/// Sets whether a conversation is waiting for input: Ctrl-C then explains how to leave.
 pub fn waiting(waits: bool) {
     WAITING.store(waits, Ordering::Relaxed);
 }
@@ -103,7 +104,7 @@ mod unix {
         // SAFETY: all zeros is a valid sigaction; the fields that matter are set below.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = handler as *const () as libc::sighandler_t;
-        // Reads and writes that a signal interrupts go on.
+        // Reads and writes interrupted by a signal are restarted.
         action.sa_flags = libc::SA_RESTART;
         // SAFETY: the mask is ours; the handlers do only what a handler may; the old action is not
         // asked for.
@@ -147,7 +148,7 @@ mod unix {
         }
     }
 
-    /// A terminal has shown ^C, or a progress bar.
+    /// The terminal may have shown ^C or a progress bar.
     fn say_on_a_new_line(text: &[u8]) {
         if TERMINAL.load(Ordering::Relaxed) {
             say(b"\n");
@@ -155,8 +156,8 @@ mod unix {
         say(text);
     }
 
-    /// Onto standard error, as far as it goes. The code that was interrupted may be about to look
-    /// at `errno`: it stays.
+    /// Writes to standard error, as far as possible. The interrupted code may be about to read
+    /// `errno`, so it is preserved.
     fn say(text: &[u8]) {
         #[cfg(target_os = "linux")]
         // SAFETY: the address of this thread's errno is valid for as long as the thread runs.

@@ -1,7 +1,7 @@
 //! One update: forward and backward over the micro-batches of a step, clipping, AdamW.
 //!
-//! The loss is weighted by tokens over the whole step, and every gradient folds over rows in their
-//! order, so how rows are grouped into micro-batches changes memory and time, never a bit.
+//! The loss is weighted by tokens over the whole step, and every gradient accumulates over rows in
+//! order, so grouping rows into micro-batches changes memory and time, never a bit.
 #![expect(clippy::float_arithmetic, reason = "norms and schedules, as numerics.md defines them")]
 
 use crate::batch::{Batch, BatchPosition};
@@ -39,10 +39,10 @@ pub enum StepError {
 pub struct StepSettings {
     pub profile: Profile,
     pub policy: Policy,
-    /// Rows that are computed together.
+    /// Rows computed together.
     pub micro_batch_size: usize,
     pub seed: u64,
-    /// Largest norm of the gradient; none where clipping is off.
+    /// Largest gradient norm; None if clipping is off.
     pub max_grad_norm: Option<f32>,
     pub beta1: f64,
     pub beta2: f64,
@@ -53,8 +53,8 @@ pub struct StepSettings {
 /// What a step reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
-    /// Mean loss of the targets, summed in float64 in the order of rows and tokens, and the
-    /// load-balancing loss where the model asks for it.
+    /// Mean loss of the targets, summed in float64 in the order of rows and tokens, plus the
+    /// load-balancing loss if the model uses one.
     pub loss: f64,
     /// Before clipping.
     pub grad_norm: f32,
@@ -80,13 +80,13 @@ impl Evaluation {
         libm::exp(self.loss())
     }
 
-    /// Share of the targets that were the most likely token.
+    /// Share of targets that were predicted as the most likely token.
     pub fn accuracy(&self) -> f64 {
         self.correct as f64 / self.targets as f64
     }
 }
 
-/// A model in training: weights, moments, and the memory that steps share.
+/// A model in training: weights, moments, and the memory shared between steps.
 pub struct Trainer<B: Backend> {
     pub backend: B,
     pub model: Model<B>,
@@ -104,7 +104,7 @@ impl<B: Backend> Trainer<B> {
         Self { memory: Memory::new(), backend, model, parameters, moments }
     }
 
-    /// Bytes of activations and workspace that were in use at once, at most.
+    /// Peak bytes of activations and workspace.
     pub fn peak_bytes(&self) -> usize {
         self.memory.peak_bytes()
     }
@@ -117,7 +117,7 @@ impl<B: Backend> Trainer<B> {
         learning_rate: f64,
         settings: &StepSettings,
     ) -> Result<StepReport, StepError> {
-        // Norms and coefficients are computed here, by the calling thread.
+        // Norms and coefficients are computed on the calling thread.
         float_state::restore();
         let mut gradients = Gradients::zeros(&self.backend, &self.parameters);
         let (loss, targets) = self.gradients(&mut gradients, rows, step, settings)?;
@@ -127,8 +127,8 @@ impl<B: Backend> Trainer<B> {
         Ok(StepReport { loss: loss / targets as f64, grad_norm, tokens, targets })
     }
 
-    /// Adds up the gradients of all micro-batches; gives the sum of the losses, that of load
-    /// balance in it, and the number of targets.
+    /// Accumulates the gradients of all micro-batches; returns the sum of the losses, including
+    /// load balancing, and the number of targets.
     pub fn gradients(
         &self,
         gradients: &mut Gradients<B>,
@@ -164,7 +164,7 @@ impl<B: Backend> Trainer<B> {
         Ok((loss + balance, targets))
     }
 
-    /// Scales the gradients to the largest norm allowed; gives the norm before that.
+    /// Scales the gradients down to the largest allowed norm; returns the norm before that.
     fn clip(&self, gradients: &mut Gradients<B>, step: u64, max_norm: Option<f32>) -> Result<f32, StepError> {
         let tensors: Vec<&F32<B>> = self.parameters.iter().map(|(id, _)| gradients.get(id)).collect();
         let squares = self.sums_of_squares(&tensors)?;
@@ -206,7 +206,7 @@ impl<B: Backend> Trainer<B> {
         self.first_not_finite(&squares).map_or(Ok(()), |tensor| Err(StepError::Parameter { step, tensor }))
     }
 
-    /// One number per tensor; the device is waited for once.
+    /// One number per tensor; synchronises with the device once.
     fn sums_of_squares(&self, tensors: &[&F32<B>]) -> Result<Vec<f32>, StepError> {
         let mut sums = self.backend.zeros(tensors.len());
         self.backend.run(SumSquares { sums: &mut sums, tensors });
@@ -219,7 +219,8 @@ impl<B: Backend> Trainer<B> {
         named.find(|(_, number)| !number.is_finite()).map(|((_, parameter), _)| parameter.name.clone())
     }
 
-    /// Loss and accuracy of rows, `micro_batch_size` at a time; the size changes nothing.
+    /// Loss and accuracy of rows, `micro_batch_size` at a time; the size does not affect the
+    /// result.
     pub fn evaluate(&self, rows: &[&Row], profile: Profile, micro_batch_size: usize) -> Result<Evaluation, StepError> {
         let mut result = Evaluation::default();
         for (index, micro) in rows.chunks(micro_batch_size).enumerate() {
@@ -245,7 +246,7 @@ impl<B: Backend> Trainer<B> {
     }
 }
 
-/// In float64, token after token; a loss that is not finite is named.
+/// Sums in float64, token after token; an error names a loss that is not finite.
 fn add_losses<B: Backend>(
     mut sum: f64,
     losses: &[f32],

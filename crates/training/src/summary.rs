@@ -1,6 +1,6 @@
-//! What a run came to, read from its `metrics.jsonl`: first and last loss, the best evaluation, and
-//! whether it learned at all. It is a function of the run, so a run that was stopped and resumed
-//! ends with the same words as one that was not.
+//! Summary of a run from its `metrics.jsonl`: first and last loss, the best evaluation, and whether
+//! it learned at all. It is a function of the run, so a run that was stopped and resumed ends with
+//! the same words as one that was not.
 #![expect(clippy::float_arithmetic, reason = "means of losses, for people")]
 
 use crate::metrics;
@@ -9,22 +9,21 @@ use serde::Deserialize;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-/// A mean loss this far above what it should be below (in nats: a perplexity e times as large) is
-/// an explosion, not noise.
+/// A mean loss this far above its limit (in nats: a perplexity e times as large) is an explosion,
+/// not noise.
 const EXPLODED: f64 = 1.0;
 
-/// BOUND: bytes of a line, far above what we write.
+/// BOUND: bytes of a line, far more than we write.
 const LINE_BYTES_MAX: u64 = 1 << 16;
 
 /// How a run went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Ok,
-    /// The last gradient is exactly zero though the loss is not: no update changes anything any
-    /// more.
+    /// The last gradient is exactly zero though the loss is not: updates no longer change anything.
     Dead,
-    /// The loss of the last tenth of the run is far above the first, or above that of giving every
-    /// token the same probability.
+    /// The loss of the last tenth of the run is far above the first loss, or above the loss of
+    /// giving every token the same probability.
     Exploded,
 }
 
@@ -38,7 +37,7 @@ impl Verdict {
     }
 }
 
-/// A loss and the updates after which it was measured.
+/// A loss, and the number of updates after which it was measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
     pub step: u64,
@@ -47,7 +46,7 @@ pub struct Measured {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
-    /// Of the first and the last line of the metrics.
+    /// From the first and the last line of the metrics.
     pub first: Option<Measured>,
     pub last: Option<Measured>,
     /// The first of the lowest.
@@ -55,7 +54,7 @@ pub struct Summary {
     pub verdict: Verdict,
 }
 
-/// What matters of a line here. Numbers come from their bits: decimal readers differ in the last
+/// The fields needed here. Numbers are read from their bits: decimal parsers differ in the last
 /// place.
 #[derive(Deserialize)]
 struct Line {
@@ -66,7 +65,7 @@ struct Line {
 }
 
 impl Summary {
-    /// Of the run in this folder, with a model of so many tokens.
+    /// Summarises the run in this folder; `vocabulary` is the number of tokens of the model.
     pub fn of(output_dir: &Path, vocabulary: usize) -> Result<Self, FileError> {
         let path = output_dir.join(metrics::NAME);
         let failed = |error| FileError::from_io("read", &path, error);
@@ -109,13 +108,13 @@ impl Summary {
     }
 }
 
-/// By losses and gradient norms.
+/// Judges a run by its losses and gradient norms.
 fn verdict(train: &[(Measured, f64)], vocabulary: usize) -> Verdict {
     let (Some((first, _)), Some((last, norm))) = (train.first(), train.last()) else { return Verdict::Ok };
     if *norm == 0.0 && last.loss > 0.0 {
         return Verdict::Dead;
     }
-    // The last tenth, not the last line: a single update may hold nothing but hard rows.
+    // The last tenth, not the last line: a single update may contain only hard rows.
     let end = &train[train.len() - train.len().div_ceil(10)..];
     let mean = end.iter().map(|(measured, _)| measured.loss).sum::<f64>() / end.len() as f64;
     // A loss that fell did not explode, however large it still is: a short trial may begin far
@@ -130,7 +129,7 @@ pub fn even_loss(vocabulary: usize) -> f64 {
     libm::log(vocabulary as f64)
 }
 
-/// A number from the sixteen digits of its bits.
+/// A number from the sixteen hexadecimal digits of its bits.
 fn number(bits: &str) -> Option<f64> {
     u64::from_str_radix(bits, 16).ok().map(f64::from_bits)
 }
@@ -176,8 +175,8 @@ mod tests {
         assert_eq!(verdict(&[(3.0, 0.0), (2.0, 1.0)]), Verdict::Ok, "it came back");
         assert_eq!(verdict(&[(3.0, 1.0), (4.01, 1.0)]), Verdict::Exploded);
         assert_eq!(verdict(&[(3.0, 1.0), (4.0, 1.0)]), Verdict::Ok);
-        // Exploded before the first line was written: 1000 tokens of the same probability are a
-        // loss of 6.9.
+        // Exploded before the first line was written: 1000 equally likely tokens give a loss of
+        // 6.9.
         assert_eq!(verdict(&[(20.0, 1.0), (20.0, 1.0)]), Verdict::Exploded);
         assert_eq!(verdict(&[(20.0, 1.0), (19.9, 1.0)]), Verdict::Ok, "it falls");
         assert_eq!(verdict(&[(13.4, 1.0), (9.4, 1.0)]), Verdict::Ok, "a short trial of a base above guessing");

@@ -1,6 +1,6 @@
-//! Names in [adapter] held against the model before anything is loaded: every module, tensor,
-//! pattern and layer that is named must mean something there. A slip of the pen would otherwise
-//! train less than was asked for, and stand in the adapter's config.
+//! Checks the names in [adapter] against the model before anything is loaded: every module, tensor,
+//! pattern and layer must match something. A typo would otherwise train less than intended and end
+//! up in the adapter's config.
 
 use crate::config::nearest;
 use crate::prepare::RunError;
@@ -8,10 +8,10 @@ use isobit_models::adapter::{ends_with, pattern_matches};
 use isobit_models::{Config, Inventory, LoraConfig, ModelError, Projection, Targets, Trained};
 use isobit_proof::name::quoted;
 
-/// Names that a hint lists.
+/// Most names that a hint lists.
 const LISTED_MAX: usize = 24;
 
-/// Checks what a run trains; anything but an adapter names nothing.
+/// Checks what a run trains; only adapters name anything.
 pub fn check(model: &Config, trained: &Trained) -> Result<(), RunError> {
     let Trained::Lora(lora) = trained else { return Ok(()) };
     let all = Names::of(model);
@@ -40,10 +40,11 @@ pub fn check(model: &Config, trained: &Trained) -> Result<(), RunError> {
     Ok(())
 }
 
-/// What a model's modules and tensors are called, as adapters name them.
+/// The names of a model's modules and tensors, as adapters use them.
 struct Names {
     modules: Vec<String>,
-    /// Modules of the first expert of a layer: what a name may mean where experts come one by one.
+    /// Modules of the first expert of a layer: what a name may match if experts are separate
+    /// modules.
     of_experts: Vec<String>,
     parameters: Vec<String>,
 }
@@ -80,7 +81,7 @@ fn refused(what: String, hint: String) -> RunError {
     RunError::Target { what, hint }
 }
 
-/// Every name is that of something.
+/// Checks that every name matches something.
 fn each(names: &[String], key: &str, of: &[String], also: &[String]) -> Result<(), RunError> {
     let is_name = |name: &str| of.iter().chain(also).any(|path| ends_with(path, name));
     match names.iter().find(|name| !is_name(name)) {
@@ -105,7 +106,7 @@ fn any(paths: &[impl AsRef<str>], is: impl Fn(&str) -> Result<bool, ModelError>)
     Ok(false)
 }
 
-/// Every layer is there and has a module that gets an adapter.
+/// Checks that every layer exists and has a module that gets an adapter.
 fn layers(model: &Config, lora: &LoraConfig, adapted: &[&str]) -> Result<(), RunError> {
     for layer in lora.layers.iter().flatten() {
         let part = format!(".layers.{layer}.");
@@ -123,7 +124,7 @@ fn layers(model: &Config, lora: &LoraConfig, adapted: &[&str]) -> Result<(), Run
     Ok(())
 }
 
-/// Every pattern is of something that gets an adapter.
+/// Checks that every pattern matches something that gets an adapter.
 fn patterns<'a>(key: &str, patterns: impl Iterator<Item = &'a String>, adapted: &[&str]) -> Result<(), RunError> {
     for pattern in patterns {
         if !any(adapted, |path| pattern_matches(pattern, path))? {
@@ -135,7 +136,8 @@ fn patterns<'a>(key: &str, patterns: impl Iterator<Item = &'a String>, adapted: 
     Ok(())
 }
 
-/// Paths without what is the same for all layers: the last part of a module, two of a tensor.
+/// Paths reduced to the part that is the same in all layers: the last component of a module, the
+/// last two of a tensor.
 fn short(paths: &[String]) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     for path in paths {
@@ -149,7 +151,7 @@ fn short(paths: &[String]) -> Vec<String> {
     names
 }
 
-/// The name that was probably meant, or those there are.
+/// The name that was probably meant, or the list of valid names.
 fn meant(typed: &str, start: &str, names: &[String]) -> String {
     match nearest(typed, names.iter().map(String::as_str)) {
         Some(name) => format!("did you mean `{name}`?"),

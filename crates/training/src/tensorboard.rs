@@ -1,8 +1,8 @@
-//! TensorBoard event files: scalars in the record format it reads, written on request and never
-//! read back by us.
+//! TensorBoard event files: scalars in its record format, written on request and never read back by
+//! us.
 //!
-//! A record is a length, its checksum, the bytes and theirs; the bytes are an `Event` of protocol
-//! buffers, of which we need five fields. Wall-clock times are the caller's: nothing here looks at
+//! A record is a length, its checksum, the bytes and their checksum; the bytes are a protobuf
+//! `Event`, of which we need five fields. Wall-clock times come from the caller: nothing here reads
 //! a clock.
 
 use isobit_proof::FileError;
@@ -10,7 +10,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// Names tried before giving up: several runs may start in one second.
+/// Names to try before giving up: several runs may start in the same second.
 const ATTEMPTS: usize = 1000;
 
 #[derive(Debug)]
@@ -20,8 +20,8 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// A new file in a folder, which is made if need be. A run resumed after `completed` updates
-    /// tells TensorBoard to forget what older files say of later steps.
+    /// Creates a new file in a folder, and the folder if necessary. A run resumed after `completed`
+    /// updates makes TensorBoard discard later steps of older files.
     pub fn create(folder: &Path, completed: u64, wall_seconds: f64) -> Result<Self, FileError> {
         let failed = |error| FileError::from_io("write", folder, error);
         std::fs::create_dir_all(folder).map_err(failed)?;
@@ -43,7 +43,7 @@ impl EventFile {
         &self.path
     }
 
-    /// Several scalars of one step.
+    /// Writes several scalars of one step.
     pub fn scalars(&mut self, step: u64, wall_seconds: f64, values: &[(&str, f32)]) -> Result<(), FileError> {
         let mut summary = Vec::new();
         for (tag, value) in values {
@@ -72,7 +72,7 @@ impl EventFile {
 fn create_new(folder: &Path, wall_seconds: f64) -> std::io::Result<(PathBuf, File)> {
     let mut last = std::io::ErrorKind::AlreadyExists.into();
     for number in 0..ATTEMPTS {
-        // Float to integer saturates: a strange clock gives a strange name and nothing worse.
+        // Float to integer saturates: a wrong clock only gives an odd file name.
         let path = folder.join(format!("events.out.tfevents.{:010}.isobit.{number}", wall_seconds as u64));
         match File::options().write(true).create_new(true).open(&path) {
             Ok(file) => return Ok((path, file)),
@@ -96,7 +96,7 @@ mod field {
     pub(super) const SESSION_STATUS: u8 = 1;
 }
 
-/// How a field's bytes are laid out. Zero is a variable-length integer.
+/// Wire types. Zero is a variable-length integer.
 mod wire {
     pub(super) const FIXED64: u8 = 1;
     pub(super) const BYTES: u8 = 2;
@@ -117,7 +117,7 @@ fn put_bytes(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
     out.extend(bytes);
 }
 
-/// Seven bits a byte, the lowest first; the top bit says that more follow.
+/// Seven bits per byte, lowest first; the top bit marks that more follow.
 fn put_number(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);
@@ -136,7 +136,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| TABLE[usize::from(crc as u8 ^ byte)] ^ (crc >> 8))
 }
 
-/// Remainders of every byte by the polynomial of Castagnoli, bits reversed.
+/// CRC table of the Castagnoli polynomial, bits reversed.
 const TABLE: [u32; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(crc32c(b""), 0);
     }
 
-    /// Fields of a message: number, and the bytes (or number, little-endian) it holds.
+    /// Fields of a message: number, and the bytes it holds (or the number, little-endian).
     fn fields(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
         fn number(bytes: &mut &[u8]) -> u64 {
             let mut value = 0;

@@ -1,6 +1,5 @@
-//! The crash test: a save, a mark, a pruning, stopped before every single step that changes the
-//! disk. Whatever is left must be a run folder that goes on from a whole checkpoint, the old or the
-//! new.
+//! The crash test: saving, marking and pruning, stopped before every single change to the disk.
+//! What is left must be a run folder that resumes from a whole checkpoint, the old or the new one.
 
 use super::folder::{mark_best_watched, prune_watched};
 use super::stopped::announce_watched;
@@ -39,7 +38,7 @@ pub(super) fn config() -> serde_json::Value {
 
 type Work = fn(&Path, BeforeWrite<'_>) -> Result<(), Error>;
 
-/// Everything the loop does to the disk after step 30, when 10 (the best) and 20 are there.
+/// Everything the loop does to the disk after step 30, when checkpoints 10 (the best) and 20 exist.
 fn work(output_dir: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     save_watched(output_dir, &snapshot(30), Some(&config()), watch)?;
     mark_best_watched(output_dir, 30, 1.5, watch)?;
@@ -53,7 +52,7 @@ fn before(output_dir: &Path) {
     mark_best(output_dir, 10, 2.0).expect("marked");
 }
 
-/// The half of a file that a stopped writer leaves under its temporary name.
+/// The half-written file that a stopped writer leaves under its temporary name.
 fn leave_partial(path: &Path) {
     if let Some(parent) = path.parent().filter(|parent| parent.is_dir()) {
         fs::write(parent.join(".isobit-1-2.partial"), b"half").expect("written");
@@ -66,7 +65,7 @@ fn stopped_at(work: Work, output_dir: &Path, stop: usize) -> bool {
         work(output_dir, &mut |path| {
             if count == stop {
                 leave_partial(path);
-                // Unlike a panic this prints nothing.
+                // Unlike a panic, this prints nothing.
                 resume_unwind(Box::new("the power goes"));
             }
             count += 1;
@@ -82,13 +81,13 @@ fn stopped_at(work: Work, output_dir: &Path, stop: usize) -> bool {
     }
 }
 
-/// The checkpoint to go on from.
+/// The checkpoint to resume from.
 fn go_on(output_dir: &Path) -> PathBuf {
     let Ok(Latest::At(step)) = latest(output_dir) else { panic!("there was one before") };
     folder_of(output_dir, step)
 }
 
-/// Everything under a real name is whole.
+/// Checks that everything under a final name is whole.
 fn check_whole(output_dir: &Path) -> u64 {
     for entry in fs::read_dir(output_dir).expect("folder") {
         let entry = entry.expect("entry");
@@ -120,7 +119,7 @@ fn stopped_before_any_change_of_the_disk_the_run_goes_on() {
             .filter(|entry| entry.as_ref().expect("entry").file_name().to_string_lossy().starts_with('.'));
         assert_eq!(hidden.count(), 0, "stop {stop}");
         assert_eq!(check_whole(output_dir), *reached.last().expect("pushed"));
-        // Going on reaches the same folder, whatever was there.
+        // Continuing reaches the same folder, whatever was left.
         work(output_dir, &mut unwatched).expect("works");
         assert_eq!(check_whole(output_dir), 30);
         let mut names: Vec<_> =
@@ -134,7 +133,7 @@ fn stopped_before_any_change_of_the_disk_the_run_goes_on() {
     assert_eq!(reached.len(), 13);
 }
 
-/// The loop after step 25, when a signal has come, and after step 30, when the run has been
+/// The loop after step 25, when a signal has arrived, and after step 30, when the run has been
 /// resumed.
 fn signal(output_dir: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     announce_watched(output_dir, 25, true, watch)?;
@@ -148,8 +147,8 @@ fn resumed(output_dir: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     prune_watched(output_dir, 2, &identity(), watch)
 }
 
-/// Stopped by a signal after step 22 and again after 25, each save and each clearing up cut short
-/// anywhere.
+/// Stopped by a signal after step 22 and again after 25, with each save and each cleanup cut short
+/// at every point.
 #[test]
 fn what_a_signal_saved_goes_however_often_the_run_dies() {
     let whole = tempfile::tempdir().expect("folder");

@@ -1,5 +1,5 @@
 //! What can be wrong with a checkpoint: the file system or a file (`File`), its contents, or that
-//! it is another run's.
+//! it belongs to a different run.
 
 use isobit_proof::FileError;
 use std::fmt;
@@ -10,39 +10,39 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] FileError),
 
-    /// Every file is as recorded, and together they make no sense.
+    /// Every file is as recorded, but together they are inconsistent.
     #[error("{} cannot be continued: {what}", path.display())]
     Inconsistent { path: PathBuf, what: String },
 
-    /// A good checkpoint that belongs to something else.
+    /// A valid checkpoint that belongs to a different run.
     #[error("{} belongs to a different run: {}", folder.display(), listed(differences))]
     Different { folder: PathBuf, differences: Vec<Difference> },
 
-    /// Something has the name of a file or folder of a run, and this run has not made it.
+    /// Something has the name of a file or folder of a run, but this run did not make it.
     #[error("{} {what}", path.display())]
     Foreign { path: PathBuf, what: &'static str },
 
-    /// A run that was not asked to go on.
+    /// The folder holds a run, and resuming was not requested.
     #[error("{} already holds a run", folder.display())]
     Holds { folder: PathBuf },
 
-    /// Checkpoints, and nothing that says which of them to go on from.
+    /// There are checkpoints, but nothing records which of them to resume from.
     #[error("{} holds {newest} and no latest.json that says where to go on", folder.display())]
     NoPointer { folder: PathBuf, newest: String },
 
     #[error("{} has no {name}", folder.display())]
     NoSuch { folder: PathBuf, name: String },
 
-    /// A number that the format asked for cannot hold.
+    /// A number that the requested format cannot hold.
     #[error("{tensor} holds {value:e}, which is beyond {format}")]
     Beyond { tensor: String, value: f32, format: &'static str },
 
-    /// The same step was saved before, and its bits were others.
+    /// The same step was saved before with different bits.
     #[error("{} exists already and its {file} holds other bytes", folder.display())]
     Exists { folder: PathBuf, file: String },
 }
 
-/// One thing that a checkpoint and a run do not share.
+/// One respect in which a checkpoint and a run differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     pub what: &'static str,
@@ -61,7 +61,7 @@ fn listed(differences: &[Difference]) -> String {
 }
 
 impl Error {
-    /// The program's exit code for this kind.
+    /// The program's exit code for this error.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::File(error) => error.exit_code(),
@@ -71,7 +71,7 @@ impl Error {
         }
     }
 
-    /// One thing to try, where there is one.
+    /// One thing to try, if there is one.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::File(error) => error.hint(),

@@ -1,5 +1,5 @@
 //! The run folder around its checkpoints: pointers to the latest and the best, which of the others
-//! stay, and what a crash left behind. Only for a folder whose lock is held.
+//! to keep, and cleanup after a crash. Requires the folder's lock.
 
 use super::error::Error;
 use super::owner;
@@ -14,17 +14,17 @@ use isobit_proof::{FileError, Manifest};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// What `latest.json` says.
+/// The contents of `latest.json`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Latest {
-    /// It is not there.
+    /// The file is missing.
     Missing,
-    /// A run has begun and has not saved yet.
+    /// A run has begun but not saved yet.
     Begun,
     At(u64),
 }
 
-/// Which checkpoint is meant, and for the best why.
+/// The checkpoint pointed to, and for the best one its metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pointer {
     pub step: u64,
@@ -36,10 +36,10 @@ pub struct Pointer {
 #[serde(deny_unknown_fields)]
 struct Stored {
     schema: String,
-    /// None before the first.
+    /// None before the first checkpoint.
     checkpoint: Option<String>,
     step: u64,
-    /// For people.
+    /// For people only.
     #[serde(skip_serializing_if = "Option::is_none")]
     metric: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,7 +65,7 @@ impl Pointer {
         stored.write(&output_dir.join(name), watch)
     }
 
-    /// None where the pointer is not there or names nothing yet.
+    /// None if the pointer is missing or names nothing yet.
     pub(super) fn read(output_dir: &Path, name: &str) -> Result<Option<Self>, Error> {
         let path = output_dir.join(name);
         let stored: Stored = match read_json(&path) {
@@ -96,20 +96,20 @@ impl Stored {
     }
 }
 
-/// To be called when a run begins: from then on a folder with checkpoints and without `latest.json`
-/// has lost it.
+/// Call when a run begins: from then on, a folder with checkpoints but no `latest.json` has lost
+/// it.
 pub fn begin(output_dir: &Path) -> Result<(), Error> {
     let schema = Pointer::SCHEMA.to_string();
     let stored = Stored { schema, checkpoint: None, step: 0, metric: None, metric_bits: None };
     stored.write(&output_dir.join(Pointer::LATEST), &mut unwatched)
 }
 
-/// Points `latest.json` back at an earlier checkpoint, to go on from there.
+/// Points `latest.json` back at an earlier checkpoint, to resume from there.
 pub fn go_back_to(output_dir: &Path, step: u64) -> Result<(), Error> {
     Pointer { step, metric: None }.write(output_dir, Pointer::LATEST, &mut unwatched)
 }
 
-/// Where the run would go on.
+/// Where the run would resume.
 pub fn latest(output_dir: &Path) -> Result<Latest, Error> {
     Ok(match Pointer::read(output_dir, Pointer::LATEST)? {
         Some(pointer) => Latest::At(pointer.step),
@@ -137,9 +137,9 @@ pub(super) fn mark_best_watched(
     Pointer { step, metric: Some(metric) }.write(output_dir, Pointer::BEST, watch)
 }
 
-/// Puts `best.json` where the progress of a resumed run says it was. A run stopped between saving a
-/// checkpoint and marking it, or gone back to an earlier one, is then as if it had not been. False
-/// if that checkpoint is no longer there.
+/// Restores `best.json` from the progress of a resumed run. A run that was stopped between saving a
+/// checkpoint and marking it, or that went back to an earlier one, is then as if it had not been.
+/// False if that checkpoint no longer exists.
 pub fn restore_best(output_dir: &Path, progress: &Progress) -> Result<bool, Error> {
     match progress.best {
         Some(best) if folder_of(output_dir, best.step).is_dir() => {
@@ -160,8 +160,8 @@ pub fn restore_best(output_dir: &Path, progress: &Progress) -> Result<bool, Erro
 }
 
 /// Keeps the newest `limit` checkpoints, the latest and the best, and removes the others; 0 keeps
-/// all. One that only a signal asked for does not count, and goes when it is no longer the latest.
-/// What this run has not made, and what lies after the checkpoint that it has gone back to, is
+/// all. A checkpoint requested only by a signal does not count, and is removed once it is no longer
+/// the latest. Anything not made by this run, or later than the checkpoint it went back to, is
 /// neither counted nor touched.
 pub fn prune(output_dir: &Path, limit: u32, run: &Identity) -> Result<(), Error> {
     prune_watched(output_dir, limit, run, &mut unwatched)
@@ -194,8 +194,8 @@ pub(super) fn prune_watched(
     Ok(())
 }
 
-/// Removes what a crash left behind: temporary folders and files, and a checkpoint only where
-/// another has taken the place of one that a signal asked for. `is_of_final` says which files the
+/// Removes what a crash left behind: temporary folders and files, and a checkpoint only if it was
+/// requested by a signal and has been replaced by another. `is_of_final` decides which files the
 /// folder `final` may hold; anything else in a temporary folder is an error, and nothing is
 /// removed.
 pub fn clean(output_dir: &Path, run: &Identity, is_of_final: impl Fn(&str) -> bool) -> Result<(), Error> {
@@ -210,7 +210,7 @@ pub fn clean(output_dir: &Path, run: &Identity, is_of_final: impl Fn(&str) -> bo
     stopped::dismiss(output_dir, run, &mut unwatched)
 }
 
-/// That a folder on its way in or out holds nothing but files of ours.
+/// Checks that a temporary folder holds only files of ours.
 fn check_partial(folder: &Path, is_of_final: &dyn Fn(&str) -> bool) -> Result<(), Error> {
     const OF_CHECKPOINT: [&str; 6] = [ADAPTER, ADAPTER_CONFIG, MODEL, OPTIMIZER, STATE, Manifest::NAME];
     let foreign = |what: &'static str| Err(Error::Foreign { path: folder.to_path_buf(), what });
@@ -233,7 +233,7 @@ fn check_partial(folder: &Path, is_of_final: &dyn Fn(&str) -> bool) -> Result<()
     Ok(())
 }
 
-/// The name of a folder on its way in or out: hidden, and never mistaken for a checkpoint.
+/// The temporary name of a folder: hidden, and never mistaken for a checkpoint.
 pub(super) fn partial_name(name: &str) -> String {
     format!(".{name}.partial")
 }
@@ -244,7 +244,7 @@ fn is_partial(name: &str) -> bool {
     inner.is_some_and(|inner| step_of(inner).is_some() || inner == FINAL)
 }
 
-/// Renames first: a folder that is half removed must not look like a checkpoint.
+/// Renames first: a half-removed folder must not look like a checkpoint.
 pub(super) fn remove_folder(folder: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     let failed = |error| FileError::from_io("remove", folder, error);
     let (Some(parent), Some(name)) = (folder.parent(), folder.file_name().and_then(|name| name.to_str())) else {
@@ -265,12 +265,12 @@ pub(super) fn remove_folder(folder: &Path, watch: BeforeWrite<'_>) -> Result<(),
     Ok(std::fs::remove_dir_all(&leaving).map_err(failed)?)
 }
 
-/// Names of checkpoints on their way in or out, folders or not.
+/// Temporary names of checkpoints, whether folders or not.
 fn partials(output_dir: &Path) -> Result<Vec<String>, Error> {
     Ok(entries(output_dir)?.into_iter().map(|(name, _)| name).filter(|name| is_partial(name)).collect())
 }
 
-/// Names in the run folder, and whether each is of a folder.
+/// Names in the run folder, and whether each is a folder.
 fn entries(output_dir: &Path) -> Result<Vec<(String, bool)>, Error> {
     let failed = |error| FileError::from_io("read", output_dir, error);
     let mut entries = Vec::new();

@@ -1,11 +1,11 @@
-//! Checkpoints: everything a run needs to go on with the same bits, in a folder that exists whole
-//! or not at all.
+//! Checkpoints: everything a run needs to continue with the same bits, in a folder that exists
+//! whole or not at all.
 //!
 //! A checkpoint is written into a temporary folder, file by file, each synced, the manifest last;
-//! then the folder gets its name, and then `latest.json` points at it. Stopped anywhere, the run
-//! finds the checkpoint before or the new one. `state.rs` is what is saved, `write.rs` how,
-//! `read.rs` the way back, `folder.rs` the run folder around it, `owner.rs` what in it is this
-//! run's, `stopped.rs` the checkpoints that only a signal asked for.
+//! then the folder is renamed, and then `latest.json` points at it. Stopped anywhere, the run finds
+//! either the previous checkpoint or the new one. `state.rs` defines what is saved, `write.rs`
+//! saves it, `read.rs` reads it back, `folder.rs` manages the run folder, `owner.rs` finds what
+//! belongs to this run, and `stopped.rs` tracks checkpoints requested only by a signal.
 
 mod error;
 mod folder;
@@ -35,7 +35,7 @@ pub const MODEL: &str = "model.safetensors";
 pub const OPTIMIZER: &str = "optimizer.safetensors";
 pub const STATE: &str = "state.json";
 pub const FINAL: &str = "final";
-/// The config in full, beside the checkpoints.
+/// The complete config, beside the checkpoints.
 pub const RESOLVED: &str = "config.resolved.toml";
 
 /// The folder of a step inside the run folder.
@@ -47,14 +47,13 @@ pub(crate) fn folder_name(step: u64) -> String {
     format!("checkpoint-{step}")
 }
 
-/// The step of a checkpoint's folder name, if it is one.
+/// The step in a checkpoint's folder name; None for other names.
 pub fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix("checkpoint-")?.parse().ok()?;
     (folder_name(step) == name).then_some(step)
 }
 
-/// Called before every step that changes the disk, with the path it will change. The tests stop
-/// here.
+/// Called before every change to the disk, with the path about to change. Tests stop here.
 type BeforeWrite<'a> = &'a mut dyn FnMut(&Path) -> Result<(), FileError>;
 
 #[expect(clippy::unnecessary_wraps, reason = "the watch that never stops anything")]

@@ -1,6 +1,6 @@
-//! What in a run folder is this run's. Only that is ever pruned or replaced: folders whose manifest
-//! says that this run made them, and that hold nothing else. What merely has the name of something
-//! of ours is refused before anything is written.
+//! Finds what in a run folder belongs to this run. Only that is ever pruned or replaced: folders
+//! whose manifest names this run and lists everything in them. Anything else under one of our names
+//! is refused before anything is written.
 
 use super::error::Error;
 use super::folder::{Latest, Pointer, latest};
@@ -14,7 +14,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// How a run is asked to begin.
+/// How a run is to begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
     /// From its first step, in a folder that holds no run.
@@ -25,8 +25,8 @@ pub enum Start {
     From(u64),
 }
 
-/// Whether this run made the folder and may remove it: not a link, its manifest says so, and the
-/// manifest lists all that is in it.
+/// Whether this run made the folder and may remove it: it is not a link, its manifest names this
+/// run, and the manifest lists everything in it.
 pub(super) fn is_ours(folder: &Path, run: &Identity) -> bool {
     let is_folder = folder.symlink_metadata().is_ok_and(|found| found.is_dir());
     let made = |manifest: &Manifest| is_made_by(folder, manifest, run);
@@ -35,13 +35,13 @@ pub(super) fn is_ours(folder: &Path, run: &Identity) -> bool {
             .is_ok_and(|manifest| made(&manifest) && manifest.has_more(folder).is_ok_and(|more| !more))
 }
 
-/// Whether its manifest says that this run made it.
+/// Whether its manifest names this run.
 fn says_ours(folder: &Path, run: &Identity) -> bool {
     Manifest::read(folder).is_ok_and(|manifest| is_made_by(folder, &manifest, run))
 }
 
-/// Before there was a digest of the run in manifests, the state of a checkpoint said what it is of;
-/// `final` had none.
+/// Manifests of earlier versions have no run digest: there the state of a checkpoint identified the
+/// run; `final` had no such record.
 fn is_made_by(folder: &Path, manifest: &Manifest, run: &Identity) -> bool {
     match manifest.run {
         Some(digest) => digest == run.digest(),
@@ -52,11 +52,11 @@ fn is_made_by(folder: &Path, manifest: &Manifest, run: &Identity) -> bool {
     }
 }
 
-/// Looks at a folder that a run is to begin in, and says from which step it goes on; none is the
-/// beginning. Nothing is written. Whatever has the name of a file or folder of a run and is not of
-/// this one is an error.
+/// Examines the folder that a run is to begin in and returns the step to resume from; None is the
+/// beginning. Writes nothing. Anything under the name of a file or folder of a run that does not
+/// belong to this run is an error.
 pub fn examine(output_dir: &Path, run: &Identity, start: Start) -> Result<Option<u64>, Error> {
-    // What is in the way of the folder itself is found when it is made.
+    // Obstacles to the folder itself are found when it is created.
     if !output_dir.is_dir() {
         return match start {
             Start::From(step) => Err(Error::NoSuch { folder: output_dir.to_path_buf(), name: folder_name(step) }),
@@ -85,11 +85,10 @@ pub fn examine(output_dir: &Path, run: &Identity, start: Start) -> Result<Option
     if let Some(step) = from
         && !says_ours(&folder_of(output_dir, step), run)
     {
-        // How the two differ, or what is wrong with it, is told when it is opened, and nothing is
-        // written before.
+        // Differences or damage are reported when it is opened, and nothing is written before.
         return Ok(from);
     }
-    // Those before it are left alone; those after it and `final` would be in the way.
+    // Earlier ones are left alone; later ones and `final` would be in the way.
     let ahead = steps.iter().filter(|step| from.is_none_or(|from| **step > from));
     for folder in ahead.map(|step| folder_of(output_dir, *step)).chain([output_dir.join(FINAL)]) {
         if folder.symlink_metadata().is_ok() {
@@ -103,7 +102,7 @@ pub fn examine(output_dir: &Path, run: &Identity, start: Start) -> Result<Option
     Ok(from)
 }
 
-/// Steps of everything that is called a checkpoint, folder or not.
+/// Steps of everything named like a checkpoint, folder or not.
 fn steps(output_dir: &Path) -> Result<Vec<u64>, Error> {
     let failed = |error| FileError::from_io("read", output_dir, error);
     let mut steps = Vec::new();
@@ -114,7 +113,7 @@ fn steps(output_dir: &Path) -> Result<Vec<u64>, Error> {
     Ok(steps)
 }
 
-/// A new run begins where no run is.
+/// Checks that no run is in the folder.
 fn check_new(output_dir: &Path, steps: &[u64]) -> Result<(), Error> {
     for folder in steps.iter().map(|step| folder_of(output_dir, *step)).chain([output_dir.join(FINAL)]) {
         if folder.symlink_metadata().is_ok() && !is_of_a_run(&folder) {
@@ -122,7 +121,7 @@ fn check_new(output_dir: &Path, steps: &[u64]) -> Result<(), Error> {
         }
     }
     for name in [Pointer::LATEST, Pointer::BEST] {
-        // One that names a checkpoint which is not there is a run's too.
+        // A pointer to a missing checkpoint belongs to a run too.
         match Pointer::read(output_dir, name) {
             Ok(None) => {}
             Ok(Some(_)) | Err(Error::File(FileError::Altered { .. })) => return Err(holds(output_dir)),
@@ -135,8 +134,8 @@ fn check_new(output_dir: &Path, steps: &[u64]) -> Result<(), Error> {
     if is_empty && !is_over { Ok(()) } else { Err(holds(output_dir)) }
 }
 
-/// Nothing to go on from: killed before the first checkpoint, or between naming it and pointing at
-/// it. More than one, or one without a pointer, and the pointer was lost.
+/// Nothing to resume from: killed before the first checkpoint, or between naming it and pointing at
+/// it. With more than one checkpoint, or one without a pointer, the pointer was lost.
 fn check_begun(output_dir: &Path, steps: &[u64], latest: Latest, run: &Identity) -> Result<(), Error> {
     let Some(newest) = steps.last() else { return Ok(()) };
     for step in steps {
@@ -148,7 +147,7 @@ fn check_begun(output_dir: &Path, steps: &[u64], latest: Latest, run: &Identity)
     Err(Error::NoPointer { folder: output_dir.to_path_buf(), newest: folder_name(*newest) })
 }
 
-/// Nothing to go on from, but what a run came to: starting anew would replace it.
+/// Nothing to resume from, but results of a run exist: starting over would replace them.
 fn check_nothing_is_left(output_dir: &Path) -> Result<(), Error> {
     let left = if is_of_a_run(&output_dir.join(FINAL)) { Some(FINAL) } else { None };
     let left = left.or(has_metrics(output_dir).then_some(metrics::NAME));
@@ -167,7 +166,7 @@ fn has_metrics(output_dir: &Path) -> bool {
 
 pub(super) const NOT_OURS: &str = "was not made by Isobit, and a run would write over it";
 
-/// Whether some run of ours made it.
+/// Whether any run made it.
 fn is_of_a_run(folder: &Path) -> bool {
     folder.symlink_metadata().is_ok_and(|found| found.is_dir()) && Manifest::read(folder).is_ok()
 }
@@ -190,8 +189,8 @@ fn check_folder(folder: &Path, run: &Identity) -> Result<(), Error> {
     Err(Error::Foreign { path: folder.to_path_buf(), what })
 }
 
-/// Files that a run replaces: what it has written before, or nothing. Lines of metrics that a run
-/// goes on from are checked when they are read, every one of them.
+/// Checks the files that a run replaces: they were written by a run, or are missing. Metrics that a
+/// run resumes from are checked when they are read, every line.
 fn check_files(output_dir: &Path, from: Option<u64>) -> Result<(), Error> {
     let foreign = |name: &str| Err(Error::Foreign { path: output_dir.join(name), what: NOT_OURS });
     if from.is_none() && !begins_with(&output_dir.join(metrics::NAME), metrics::LINE_START)? {
@@ -202,7 +201,7 @@ fn check_files(output_dir: &Path, from: Option<u64>) -> Result<(), Error> {
     }
     match Pointer::read(output_dir, Pointer::BEST) {
         Err(error) if is_no_file_of_ours(&error) => return foreign(Pointer::BEST),
-        // Who goes on knows which the best is, and marks it again.
+        // A resumed run knows which checkpoint is best, and marks it again.
         Err(Error::File(FileError::Altered { .. })) if from.is_some() => {}
         other => _ = other?,
     }
@@ -213,13 +212,13 @@ fn check_files(output_dir: &Path, from: Option<u64>) -> Result<(), Error> {
     if data_record::is_ours(output_dir)? { Ok(()) } else { foreign(data_record::NAME) }
 }
 
-/// Whether what stands in the place of a file of ours is something else.
+/// Whether something else stands in place of a file of ours.
 fn is_no_file_of_ours(error: &Error) -> bool {
     use FileError::{Malformed, NotRegular, TooLarge};
     matches!(error, Error::File(Malformed { .. } | NotRegular { .. } | TooLarge { .. }))
 }
 
-/// Whether a file is not there, is empty, or begins like this.
+/// Whether a file is missing, empty, or begins with `start`.
 fn begins_with(path: &Path, start: &str) -> Result<bool, FileError> {
     let failed = |error| FileError::from_io("read", path, error);
     match path.symlink_metadata() {
@@ -233,7 +232,7 @@ fn begins_with(path: &Path, start: &str) -> Result<bool, FileError> {
     Ok(begun.is_empty() || begun == start.as_bytes())
 }
 
-/// A file of ours is empty or holds a process id.
+/// A lock file of ours is empty or holds a process id.
 fn check_lock(output_dir: &Path) -> Result<(), Error> {
     const BYTES_MAX: u64 = 32;
     let path = output_dir.join(Lock::NAME);

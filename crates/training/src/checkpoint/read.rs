@@ -1,5 +1,5 @@
-//! The way back: the manifest first, then whose checkpoint it is, then its tensors, and that they
-//! belong together.
+//! Reads checkpoints: the manifest first, then which run it belongs to, then its tensors and their
+//! consistency.
 
 use super::error::{Difference, Error};
 use super::state::{Identity, Progress, Snapshot};
@@ -13,7 +13,7 @@ use std::path::Path;
 /// BOUND: bytes of a pointer or a state.
 const JSON_BYTES_MAX: u64 = 1 << 20;
 
-/// Reads a checkpoint of this very run: every byte as recorded, and made under the same config,
+/// Reads a checkpoint of exactly this run: every byte as recorded, and made under the same config,
 /// data, base model, profile and numerics version.
 pub fn load(folder: &Path, identity: &Identity) -> Result<Snapshot, Error> {
     let opened = open(folder, identity)?;
@@ -28,10 +28,10 @@ pub fn load(folder: &Path, identity: &Identity) -> Result<Snapshot, Error> {
     Ok(Snapshot { step: opened.progress.step, weights, moments1, moments2, progress: opened.progress })
 }
 
-/// What the names of the two moments of a weight begin with.
+/// Name prefixes of the two moments of a weight.
 pub(super) const MOMENTS: [&str; 2] = ["moment1.", "moment2."];
 
-/// A checkpoint whose tensors are read when they are asked for, one at a time.
+/// A checkpoint whose tensors are read on demand, one at a time.
 #[derive(Debug)]
 pub struct Opened {
     pub progress: Progress,
@@ -58,12 +58,12 @@ fn values(file: &SafeTensors, name: &str, shape: &[usize]) -> Result<Vec<f32>, E
         return Err(Error::Inconsistent { path: file.path().to_path_buf(), what });
     }
     let values = tensor.to_f32()?;
-    // With what the system read around it.
+    // Including what the system read around it.
     file.release();
     Ok(values)
 }
 
-/// Opens a checkpoint of this very run, as `load` does, and reads no tensor.
+/// Opens a checkpoint of exactly this run, like `load`, but reads no tensor.
 pub fn open(folder: &Path, identity: &Identity) -> Result<Opened, Error> {
     let progress = inspect(folder)?;
     let differences = differences(&progress.identity, identity);
@@ -77,7 +77,7 @@ pub fn open(folder: &Path, identity: &Identity) -> Result<Opened, Error> {
     Ok(Opened { progress, weights, optimizer })
 }
 
-/// How far the run of a checkpoint had come and what it was, after every byte has been checked.
+/// The progress and identity stored in a checkpoint, after checking every byte.
 pub fn inspect(folder: &Path) -> Result<Progress, Error> {
     let manifest = Manifest::read(folder)?;
     manifest.verify(folder)?;
@@ -109,12 +109,13 @@ fn differences(saved: &Identity, wanted: &Identity) -> Vec<Difference> {
     differing.map(|(what, saved, wanted)| Difference { what, saved: short(saved), wanted: short(wanted) }).collect()
 }
 
-/// Digests by their first digits: enough to tell them apart on one line.
+/// Digests shortened to their first digits: enough to tell them apart on one line.
 fn short(text: &str) -> String {
     text.chars().filter(|letter| !letter.is_control()).take(16).collect()
 }
 
-/// Moments stand under the names of their weights, each of its weight's shape, both or neither.
+/// Moments are stored under the names of their weights, each with its weight's shape, both or
+/// neither.
 fn check_moments(optimizer: &SafeTensors, weights: &SafeTensors) -> Result<(), Error> {
     let inconsistent = |what: String| Error::Inconsistent { path: optimizer.path().to_path_buf(), what };
     let shapes: BTreeMap<&str, &[usize]> = weights.tensors().map(|tensor| (tensor.name, tensor.shape)).collect();

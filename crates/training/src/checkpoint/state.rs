@@ -1,6 +1,6 @@
-//! What a checkpoint holds: trainable tensors under the names of their file, the optimizer's
-//! moments, and how far the run has come. Whatever can change during a run is here; numbers that
-//! must come back exactly are stored as their bits.
+//! The contents of a checkpoint: trainable tensors under their names in files, the optimizer's
+//! moments, and the progress of the run. Everything that can change during a run is here; numbers
+//! that must be restored exactly are stored as their bits.
 
 use isobit_proof::Hash;
 use isobit_proof::safetensors::NamedTensor;
@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct Snapshot {
     /// Completed updates.
     pub step: u64,
-    /// Trainable tensors under the names other tools know: PEFT's keys, or the model's own. Loaded,
-    /// they are sorted by name.
+    /// Trainable tensors under the names other tools use: PEFT's keys, or the model's own. Sorted
+    /// by name once loaded.
     pub weights: Vec<NamedTensor>,
     /// First moments under the names of their weights. Moments of weights that were never updated
     /// may be missing.
@@ -20,7 +20,7 @@ pub struct Snapshot {
     pub progress: Progress,
 }
 
-/// How far a run has come.
+/// The progress of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Progress {
@@ -33,12 +33,12 @@ pub struct Progress {
     pub tokens_seen: u64,
     pub best: Option<Best>,
     pub evals_without_improvement: u32,
-    /// Losses since the last line of the metrics, and of how many updates: the next line is their
-    /// mean.
+    /// Sum of the losses since the last line of the metrics, and the number of updates: the next
+    /// line is their mean.
     #[serde(rename = "loss_sum_bits", with = "bits")]
     pub loss_sum: f64,
     pub loss_count: u64,
-    /// Digest of the lines of `metrics.jsonl` up to here, without their timing; none in checkpoints
+    /// Digest of the lines of `metrics.jsonl` up to here, without their timing; None in checkpoints
     /// of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<Hash>,
@@ -54,15 +54,15 @@ pub struct Best {
     pub metric: f64,
 }
 
-/// What a run is: a checkpoint goes on only under the same.
+/// The identity of a run: a checkpoint resumes only under the same one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
     /// `Run::digest`.
     pub run: String,
-    /// Of the training and evaluation rows.
+    /// Digest of the training and evaluation rows.
     pub data: String,
-    /// Of the base model's files.
+    /// Digest of the base model's files.
     pub base: String,
     pub profile: String,
     /// Version of the bit contract.
@@ -70,13 +70,13 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// What the manifests of its folders say.
+    /// The digest recorded in the manifests of its folders.
     pub fn digest(&self) -> Hash {
         Hash::of_bytes(serde_json::to_string(self).expect("strings have a JSON form").as_bytes())
     }
 }
 
-/// The schema's name in the file; nothing else is read.
+/// The schema's name in the file; no other is accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 enum Schema {
     #[default]
@@ -102,8 +102,8 @@ impl Progress {
         }
     }
 
-    /// Takes in an evaluation after the current step; lower is better. Says whether it is the best
-    /// so far: the first of equals stays, and a number that is none never is.
+    /// Records an evaluation after the current step; lower is better. Returns whether it is the
+    /// best so far: the first of equals stays, and NaN is never best.
     pub fn take_eval(&mut self, metric: f64) -> bool {
         let better = !metric.is_nan() && self.best.is_none_or(|best| metric < best.metric);
         if better {
@@ -116,7 +116,7 @@ impl Progress {
     }
 }
 
-/// A float64 as the sixteen hexadecimal digits of its bits: decimal readers differ in the last
+/// A float64 as the sixteen hexadecimal digits of its bits: decimal parsers differ in the last
 /// place.
 pub(crate) mod bits {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};

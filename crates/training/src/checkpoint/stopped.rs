@@ -1,7 +1,7 @@
-//! Checkpoints that only a signal asked for: a run that was never stopped would not have them.
-//! `stopped.json` names them from before they are saved; the next checkpoint takes their place, and
-//! pruning does not count them. So the folder of a run that was stopped and resumed ends as that of
-//! one that was not, killed in between or not.
+//! Checkpoints requested only by a signal: a run that was never stopped would not have them.
+//! `stopped.json` lists them from before they are saved; the next checkpoint replaces them, and
+//! pruning does not count them. So the folder of a run that was stopped and resumed ends like that
+//! of one that was not, even if it was killed in between.
 
 use super::error::Error;
 use super::folder::{Pointer, remove_folder};
@@ -25,7 +25,7 @@ struct Stored {
     steps: Vec<u64>,
 }
 
-/// To be called before a checkpoint is saved, with whether only a signal asks for it.
+/// Call before saving a checkpoint, with whether only a signal requested it.
 pub fn announce(output_dir: &Path, step: u64, only_signal: bool) -> Result<(), Error> {
     announce_watched(output_dir, step, only_signal, &mut unwatched)
 }
@@ -42,8 +42,7 @@ pub(super) fn announce_watched(
     if after == before { Ok(()) } else { put(output_dir, after, watch) }
 }
 
-/// Removes those that another checkpoint has taken the place of. One that the run would go on from
-/// stays.
+/// Removes those replaced by another checkpoint. One that the run would resume from stays.
 pub(super) fn dismiss(output_dir: &Path, run: &Identity, watch: BeforeWrite<'_>) -> Result<(), Error> {
     let all = steps(output_dir)?;
     if all.is_empty() {
@@ -60,7 +59,7 @@ pub(super) fn dismiss(output_dir: &Path, run: &Identity, watch: BeforeWrite<'_>)
     if stay == all { Ok(()) } else { put(output_dir, stay, watch) }
 }
 
-/// The steps of such checkpoints.
+/// The steps of checkpoints requested only by a signal.
 pub(super) fn steps(output_dir: &Path) -> Result<Vec<u64>, Error> {
     let path = output_dir.join(NAME);
     match read_json::<Stored>(&path) {

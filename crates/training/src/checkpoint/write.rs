@@ -1,5 +1,5 @@
-//! Saving: into a temporary folder, then under its name, then `latest.json`. Nothing under a real
-//! name is ever half done.
+//! Saving: into a temporary folder, then renamed, then `latest.json`. Nothing under a final name is
+//! ever half done.
 
 use super::error::Error;
 use super::folder::{Pointer, partial_name, remove_folder};
@@ -13,9 +13,9 @@ use isobit_proof::{FileError, Hash, Manifest};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Writes `checkpoint-N` into the run folder and points `latest.json` at it; gives back its folder.
-/// With the config of an adapter the weights are an adapter, without one they are a model. A
-/// checkpoint of that step that is there already must hold the same bytes: it then stays as it is.
+/// Writes `checkpoint-N` into the run folder, points `latest.json` at it and returns its folder.
+/// With an adapter config the weights are an adapter, without one a model. An existing checkpoint
+/// of that step must hold the same bytes; it is then left as it is.
 pub fn save(
     output_dir: &Path,
     snapshot: &Snapshot,
@@ -44,8 +44,7 @@ pub(super) fn save_watched(
         }
     });
     if let Err(error) = result {
-        // A failed save gives its disk space back; the error that brought us here is the one worth
-        // telling.
+        // A failed save frees its disk space; the original error is the one worth reporting.
         let _ = std::fs::remove_dir_all(&partial);
         return Err(error);
     }
@@ -53,8 +52,8 @@ pub(super) fn save_watched(
     Ok(folder)
 }
 
-/// Writes the folder `final`: what `fill` puts into a folder and gives the names of. What this run
-/// left there before is replaced.
+/// Writes the folder `final`: `fill` puts files into a folder and returns their names. An earlier
+/// `final` of this run is replaced.
 pub fn replace_final<E: From<Error>>(
     output_dir: &Path,
     run: &Identity,
@@ -75,13 +74,13 @@ pub fn replace_final<E: From<Error>>(
     Ok(folder)
 }
 
-/// Which files there are, which run made them and from which base.
+/// Records which files there are, which run made them and from which base.
 fn manifest<'a>(folder: &Path, names: impl IntoIterator<Item = &'a str>, run: &Identity) -> Result<Manifest, Error> {
     Ok(Manifest { run: Some(run.digest()), base: Hash::parse(&run.base), ..Manifest::of(folder, names)? })
 }
 
-/// An adapter as other tools load it: `tensors` writes the file of that name. Gives the names of
-/// its files.
+/// Writes an adapter as other tools load it: `tensors` writes the tensor file at the given path.
+/// Returns the names of its files.
 pub fn put_adapter<E: From<Error>>(
     folder: &Path,
     config: &serde_json::Value,
@@ -92,7 +91,7 @@ pub fn put_adapter<E: From<Error>>(
     Ok([ADAPTER, ADAPTER_CONFIG].map(str::to_string).to_vec())
 }
 
-/// All files of a checkpoint, the manifest last.
+/// Writes all files of a checkpoint, the manifest last.
 fn fill(
     partial: &Path,
     snapshot: &Snapshot,
@@ -138,7 +137,7 @@ fn put_tensors<'a>(
     Ok(NamedTensor::write(path, tensors)?)
 }
 
-/// With keys in order at every depth: how a map was built must not show in the bytes.
+/// Sorts keys at every depth: the way a map was built must not show in the bytes.
 fn sorted(value: &serde_json::Value) -> serde_json::Value {
     use serde_json::Value::{Array, Object};
     match value {
@@ -159,7 +158,7 @@ fn put_json(path: &Path, value: &impl serde::Serialize, watch: BeforeWrite<'_>) 
     Ok(write_atomically(path, json.as_bytes())?)
 }
 
-/// An empty folder under a temporary name; what a crash left under it goes.
+/// Creates an empty folder under a temporary name, removing what a crash left there.
 fn create_folder(partial: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     let failed = |error| FileError::from_io("write", partial, error);
     if partial.symlink_metadata().is_ok() {
@@ -170,8 +169,8 @@ fn create_folder(partial: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
     Ok(std::fs::create_dir(partial).map_err(failed)?)
 }
 
-/// Whether a good checkpoint of this name is there already. A damaged one is moved out of the way
-/// by `publish`; a good one with other bytes is a finding, not a thing to write over.
+/// Whether a valid checkpoint of this name already exists. A damaged one is moved away by
+/// `publish`; a valid one with different bytes is an error and is not overwritten.
 fn keeps_earlier(folder: &Path, manifest: &Manifest) -> Result<bool, Error> {
     let Ok(earlier) = Manifest::read(folder) else { return Ok(false) };
     if earlier.verify(folder).is_err() {
@@ -184,8 +183,8 @@ fn keeps_earlier(folder: &Path, manifest: &Manifest) -> Result<bool, Error> {
     }
 }
 
-/// Gives a finished folder its name, for good. One of this run that has the name goes; anything
-/// else stays, and is an error.
+/// Renames a finished folder to its final name, durably. An existing folder of this run is removed;
+/// anything else stays and is an error.
 fn publish(
     output_dir: &Path,
     partial: &Path,

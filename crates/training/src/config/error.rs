@@ -1,4 +1,4 @@
-//! What can be wrong with a config. The message names the place and says why; `hint` is one thing
+//! What can be wrong with a config. The message gives the place and the reason; `hint` is one thing
 //! to try.
 
 use super::value::Origin;
@@ -38,7 +38,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The program's exit code: 7 if the disk refused, else 2.
+    /// The program's exit code: 7 for a disk error, else 2.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Read { source: FileError::NotRegular { .. } } => 2,

@@ -1,6 +1,6 @@
-//! Every key a config may hold, one row each: section, canonical name, other names people know it
-//! by, type, default, whether it can influence the result, and what it is for. Parsing, resolving,
-//! printing, the digest, `init` and `docs/config.md` all read this table.
+//! Every config key, one row each: section, canonical name, aliases, type, default, whether it can
+//! influence the result, and what it is for. Parsing, resolving, printing, the digest, `init` and
+//! `docs/config.md` all read this table.
 
 use super::run::DEFAULT_DATE;
 use super::suggest::nearest;
@@ -29,7 +29,7 @@ impl Section {
         }
     }
 
-    /// As it stands in a file; nothing for the top.
+    /// As written in a file; empty for the top level.
     pub const fn heading(self) -> &'static str {
         match self {
             Self::Top => "",
@@ -46,7 +46,7 @@ pub enum ValueKind {
     Switch,
     SwitchOrText,
     Whole,
-    /// Whole numbers are welcome and become floats.
+    /// Accepts whole numbers and turns them into floats.
     Number,
     /// Kept as typed: a whole number is a count, a fraction a share.
     CountOrShare,
@@ -56,23 +56,23 @@ pub enum ValueKind {
     Wholes,
     TableOfWholes,
     TableOfNumbers,
-    /// Values of any kind.
+    /// Values of any type.
     Table,
 }
 
-/// What a key that is not given stands for.
+/// The value of a key that is not given.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fallback {
-    /// Nothing: it must be given.
+    /// None: it must be given.
     Required,
-    /// An empty list or table, or nothing chosen.
+    /// An empty list or table, or no choice.
     Unset,
     Off,
     On,
     Integer(u64),
     Float(f64),
     Str(&'static str),
-    /// Depends on other keys, in words.
+    /// Depends on other keys, as described.
     Depends(&'static str),
 }
 
@@ -111,7 +111,8 @@ use ValueKind::{
     Wholes,
 };
 
-/// Paths do not influence: what the files hold does, and that has digests of its own.
+/// Paths do not influence the result: the contents of the files do, and they have their own
+/// digests.
 #[rustfmt::skip]
 pub const KEYS: &[Key] = &[
     key(Top, "base_model", &["model_name_or_path", "model"], Text, Required, NO, "folder of the model in Hugging Face layout"),
@@ -186,13 +187,13 @@ impl Key {
         in_section(section).find(|key| key.name == typed || key.aliases.contains(&typed))
     }
 
-    /// The key of a canonical name; the program asks for no other.
+    /// The key with a canonical name; callers use no other names.
     pub(super) fn named(section: Section, name: &str) -> &'static Self {
         let found = in_section(section).find(|key| key.name == name);
         found.unwrap_or_else(|| panic!("the table of keys has no {name} in {section:?}"))
     }
 
-    /// The keys of that name in any section.
+    /// The keys with that name in any section.
     pub(super) fn anywhere(typed: &str) -> Vec<&'static Self> {
         KEYS.iter().filter(|key| key.name == typed || key.aliases.contains(&typed)).collect()
     }
@@ -210,14 +211,13 @@ fn in_section(section: Section) -> impl Iterator<Item = &'static Key> {
     KEYS.iter().filter(move |key| key.section == section)
 }
 
-/// Keys worth naming to somebody who typed another. Groups of gradients are part of the arithmetic,
-/// but only one is possible yet.
+/// Keys worth suggesting. Gradient groups are part of the arithmetic, but only one is possible yet.
 fn worth_naming(key: &Key) -> bool {
     key.name != "gradient_groups"
 }
 
 impl Fallback {
-    /// The value in the form the config has, where there is one.
+    /// The value in its config form, if there is one.
     pub fn value(self) -> Option<Value> {
         match self {
             Required | Unset | Depends(_) => None,
@@ -231,7 +231,7 @@ impl Fallback {
     }
 }
 
-/// What to try instead of an unknown key: the same name elsewhere, a near name here, a near name
+/// What to suggest for an unknown key: the same name elsewhere, a similar name here, a similar name
 /// elsewhere.
 pub(super) fn hint_for_unknown(section: Section, typed: &str) -> String {
     if let Some(key) = Key::anywhere(typed).first() {
@@ -279,7 +279,7 @@ impl ValueKind {
         }
     }
 
-    /// The value in the form this kind has, or nothing when it is of another type.
+    /// The value in the form of this kind, or None if it has a different type.
     pub(super) fn take(self, value: Value) -> Option<Value> {
         match (self, value) {
             (Self::Switch | Self::SwitchOrText, value @ Value::Switch(_))

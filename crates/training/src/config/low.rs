@@ -1,6 +1,5 @@
-//! The low form: what was typed, key by key, under canonical names and with its place. A file fills
-//! it, `--set` goes over it. Names and types are settled here; what the values mean is the business
-//! of `resolve.rs`.
+//! The low form: the keys as typed, under canonical names and with their places. A file fills it,
+//! `--set` overrides it. Names and types are settled here; `resolve.rs` interprets the values.
 
 use super::error::Error;
 use super::key::{Key, Section, ValueKind, hint_for_unknown};
@@ -23,8 +22,8 @@ pub(super) struct Entry {
     pub(super) typed: String,
     pub(super) value: Value,
     pub(super) place: Origin,
-    /// 0 in the file, then the number of the argument: of two that contradict each other the later
-    /// one counts.
+    /// 0 for the file, then the number of the argument: of two contradicting entries the later one
+    /// wins.
     pub(super) rank: u32,
 }
 
@@ -39,10 +38,10 @@ pub struct Low {
     pub(super) datasets: Vec<Entries>,
 }
 
-/// What a table is read from: its name, and its text to count lines in.
+/// The source of a table: its name, and its text for counting lines.
 struct ConfigText<'a> {
     name: &'a str,
-    /// None for an argument: it has no lines.
+    /// None for an argument, which has no lines.
     text: Option<&'a str>,
     rank: u32,
 }
@@ -84,8 +83,8 @@ impl Low {
     }
 
     /// Applies one `--set key=value`. The key is dotted (`training.lr`, `datasets.0.path`) or a
-    /// bare name that only one section knows; the value is TOML, or else a string, or a list of
-    /// strings set apart by commas.
+    /// bare name that only one section has; the value is TOML, or else a string, or a
+    /// comma-separated list of strings.
     pub fn set(&mut self, argument: &str) -> Result<(), Error> {
         let refuse = |why: &str| Error::Override { argument: argument.to_string(), why: why.to_string() };
         let (key, value) = argument.split_once('=').ok_or_else(|| refuse("there is no `=`"))?;
@@ -178,14 +177,14 @@ impl Low {
     }
 }
 
-/// By position in the text, so that the first fault of a file is the one reported.
+/// Sorted by position in the text, so that the first error of a file is the one reported.
 fn in_order<'t, 'i>(table: &'t DeTable<'i>) -> Vec<(&'t Spanned<std::borrow::Cow<'i, str>>, &'t Spanned<DeValue<'i>>)> {
     let mut entries: Vec<_> = table.iter().collect();
     entries.sort_by_key(|(name, _)| name.span().start);
     entries
 }
 
-/// The section of a key typed at the top. A file must say it; an argument may leave it out where
+/// The section of a key typed at the top level. A file must give it; an argument may omit it if
 /// only one fits.
 fn home_of(source: &ConfigText<'_>, name: &Spanned<std::borrow::Cow<'_, str>>, over: bool) -> Result<Section, Error> {
     let typed = name.get_ref().as_ref();
@@ -195,7 +194,7 @@ fn home_of(source: &ConfigText<'_>, name: &Spanned<std::borrow::Cow<'_, str>>, o
     match Key::anywhere(typed)[..] {
         [] => Ok(Section::Top),
         [key] if key.section != Section::Datasets => Ok(key.section),
-        // Of a key that evaluation has too, the one of training is meant.
+        // For a key that evaluation has too, training's is meant.
         ref several if several.iter().any(|key| key.section == Section::Training) => Ok(Section::Training),
         ref several => Err(Error::UnknownKey {
             place: source.place(0),
@@ -259,8 +258,8 @@ fn take_key(
     }
 }
 
-/// An override of a table (`--set adapter.rank_pattern.q_proj=4`) replaces what it names and keeps
-/// the rest.
+/// An override of a table (`--set adapter.rank_pattern.q_proj=4`) replaces the entries it names and
+/// keeps the rest.
 fn over_table(earlier: Option<&Entry>, value: Value) -> Value {
     match (earlier.map(|entry| &entry.value), value) {
         (Some(Value::Table(below)), Value::Table(above)) => {
@@ -280,7 +279,7 @@ fn hint_for_type(key: &Key, value: &Value) -> String {
     }
 }
 
-/// The kind of a `--set` key, where it can be told from the name alone.
+/// The kind of a `--set` key, if the name alone determines it.
 fn kind_of(dotted: &str) -> Option<ValueKind> {
     let mut parts = dotted.split('.').map(str::trim);
     let first = parts.next()?;
@@ -295,8 +294,9 @@ fn kind_of(dotted: &str) -> Option<ValueKind> {
     found.map(|key| key.kind)
 }
 
-/// The value of an argument as TOML. Text keys take anything as it stands (a path may look like a
-/// number); others are TOML if they can be, and a bare string, or a bare list of strings, if not.
+/// The value of an argument as TOML. Text keys take anything verbatim (a path may look like a
+/// number); others are parsed as TOML if possible, else taken as a bare string or a bare list of
+/// strings.
 fn toml_text(kind: Option<ValueKind>, value: &str) -> String {
     let quoted = value.starts_with(['"', '\'', '[', '{']);
     let parsed = DeValue::parse(value).is_ok();

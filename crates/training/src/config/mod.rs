@@ -1,10 +1,9 @@
 //! Config: TOML as typed (`low.rs`, by the table of `key.rs`) becomes a complete `Run`
 //! (`resolve.rs`), once.
 //!
-//! Below `Run` there are no defaults left to choose. `Run::to_toml` prints it under canonical names
-//! and parses back to the same `Run`; `Run::digest` covers exactly what can influence the weights.
-//! A value keeps the file and line it came from until it is resolved, so that every complaint can
-//! name its place.
+//! Below `Run` no defaults are left to choose. `Run::to_toml` prints it under canonical names and
+//! parses back to the same `Run`; `Run::digest` covers exactly what can influence the weights. A
+//! value keeps its file and line until it is resolved, so that every error can name its place.
 
 mod error;
 mod key;
@@ -32,11 +31,11 @@ pub use value::{Origin, Value};
 use isobit_kernels::float_state;
 use std::path::Path;
 
-/// A run, and the lines of the file that arguments took out of it.
+/// A run, and notes on the lines of the file that arguments overrode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settled {
     pub run: Run,
-    /// For whoever typed the arguments.
+    /// For the user who typed the arguments.
     pub notes: Vec<String>,
 }
 
@@ -45,14 +44,14 @@ pub fn read(path: &Path, overrides: &[String]) -> Result<Settled, Error> {
     settled(Low::read(path)?, overrides)
 }
 
-/// The same for text that is already in memory; `name` stands for the file in messages.
+/// The same for text already in memory; `name` stands for the file in messages.
 pub fn parse(name: &str, text: &str, overrides: &[String]) -> Result<Settled, Error> {
     settled(Low::parse(name, text)?, overrides)
 }
 
 fn settled(mut low: Low, overrides: &[String]) -> Result<Settled, Error> {
-    // Reading a decimal number computes: a library may have changed how the processor rounds since
-    // the start.
+    // Parsing a decimal number computes: a library may have changed the rounding mode since the
+    // start.
     float_state::restore();
     for argument in overrides {
         low.set(argument)?;

@@ -1,5 +1,6 @@
-//! A run as TOML under canonical names, sorted, every key written out; and the digest of those that
-//! can influence the result. Both walk the same list, so the digest covers what is printed.
+//! A run as TOML under canonical names, sorted, with every key written out; and the digest of the
+//! keys that can influence the result. Both walk the same list, so the digest covers what is
+//! printed.
 
 use super::key::{Key, Section};
 use super::run::{Adapter, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler, Targets, Warmup};
@@ -36,8 +37,8 @@ impl Run {
         blake3::hash(text.as_bytes()).to_hex().to_string()
     }
 
-    /// Where two runs differ in what can influence their results: key, this run's value, the
-    /// other's.
+    /// Where two runs differ in keys that can influence their results: key, this run's value, the
+    /// other run's value.
     pub fn differences(&self, other: &Self) -> Vec<(String, String, String)> {
         let (ours, theirs) = (self.influences(), other.influences());
         let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
@@ -84,7 +85,7 @@ fn whole(number: impl Into<u64>) -> Value {
     Value::Whole(i64::try_from(number.into()).expect("whole numbers of a config fit in 63 bits"))
 }
 
-/// Paths came from TOML strings, so nothing is lost.
+/// Paths came from TOML strings, so the conversion is lossless.
 fn path(path: &Path) -> Value {
     text(path.to_string_lossy())
 }
@@ -155,7 +156,7 @@ fn training(run: &Run) -> Lines {
         ("weight_decay", Value::Number(training.weight_decay)),
     ]);
     put_every(&mut lines, training.save, "save_strategy", "save_steps");
-    // Younger than the digests of runs that can be resumed: only where they say something.
+    // Newer than the digests of runs that can still be resumed: present only if set.
     if training.drop_special_token_rows {
         lines.insert("drop_special_token_rows", Value::Switch(true));
     }

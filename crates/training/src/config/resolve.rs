@@ -1,5 +1,4 @@
-//! From what was typed to what it means: defaults, ranges and the checks that look at several
-//! sections at once.
+//! Resolves typed values: defaults, ranges and the checks across several sections.
 
 use super::error::Error;
 use super::key::Section;
@@ -68,7 +67,7 @@ fn devices(top: &Table<'_>) -> Result<Vec<Device>, Error> {
     Ok(devices)
 }
 
-/// `opencl:1`, or `opencl` for its first.
+/// `opencl:1`, or `opencl` for the first device.
 fn device(name: &str) -> Option<Device> {
     let (make, index) = name.split_once(':').unwrap_or((name, "0"));
     let plain = !index.is_empty() && index.len() <= 4 && index.bytes().all(|byte| byte.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! What [adapter] means.
+//! Resolves [adapter].
 
 use super::error::Error;
 use super::run::{Adapter, Lora, Targets};
@@ -62,7 +62,7 @@ fn lora(table: &Table<'_>) -> Result<Lora, Error> {
 }
 
 fn targets(table: &Table<'_>) -> Result<Targets, Error> {
-    // Whoever names tensors means these; modules are named beside them.
+    // A config that names tensors gets only these by default; modules are named separately.
     let by_parameters = !names(table, "lora_target_parameters")?.is_empty();
     let Some(entry) = table.get("lora_target_modules") else {
         return Ok(if by_parameters { Targets::Named(vec![]) } else { Targets::AllLinear });
@@ -89,7 +89,7 @@ fn targets(table: &Table<'_>) -> Result<Targets, Error> {
     }
 }
 
-/// Names as typed, without repeats: they are a set.
+/// Names as typed, without duplicates: they are a set.
 fn names(table: &Table<'_>, key: &str) -> Result<Vec<String>, Error> {
     let Some(entry) = table.get(key) else { return Ok(vec![]) };
     let mut names: Vec<String> = Vec::new();

@@ -1,4 +1,4 @@
-//! What [training] means.
+//! Resolves [training].
 
 use super::error::Error;
 use super::low::Entry;
@@ -9,7 +9,7 @@ use crate::data::check_name;
 use isobit_autograd::Policy;
 use std::collections::BTreeMap;
 
-/// BOUND: rows of one update. What a run of any size needs, and far from overflow.
+/// BOUND: rows of one update. Enough for a run of any size, and far from overflow.
 const ROWS_PER_UPDATE_MAX: u64 = 1 << 24;
 const EPOCHS_MAX: f64 = 1e6;
 
@@ -81,7 +81,7 @@ fn agree(table: &Table<'_>, training: &Training) -> Result<(), Error> {
     Ok(())
 }
 
-/// Named together or not at all.
+/// Given together or not at all.
 fn fields(table: &Table<'_>) -> Result<Fields, Error> {
     match (table.text("prompt_field")?, table.text("completion_field")?) {
         (None, None) => Ok(Fields::Detected),
@@ -105,7 +105,7 @@ fn chat_template_kwargs(table: &Table<'_>) -> Result<BTreeMap<String, Value>, Er
 fn length(table: &Table<'_>) -> Result<Length, Error> {
     let fits = |epochs: f64| epochs > 0.0 && epochs <= EPOCHS_MAX;
     let epochs = table.number("num_epochs", fits, "above 0, at most a million")?;
-    // -1 is how other tools say "by epochs".
+    // -1 means "by epochs" in other tools.
     let by_epochs = table.get("max_steps").is_none_or(|entry| matches!(entry.value, Value::Whole(-1 | 0)));
     if by_epochs { Ok(Length::Epochs(epochs)) } else { Ok(Length::Steps(table.whole("max_steps", 1..=COUNT_MAX)?)) }
 }

@@ -1,4 +1,4 @@
-//! The high form: a complete run. Nothing here stands for "the default", and nothing below reads
+//! The high form: a complete run. Nothing here stands for "the default", and nothing below it reads
 //! flags or files.
 #![expect(clippy::float_arithmetic, reason = "the length of a run in epochs is a float, on the host")]
 
@@ -9,8 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-/// The day a chat template sees as today unless the config says another: no clock may reach the
-/// tokens.
+/// The date that chat templates see unless the config sets one: no clock may affect the tokens.
 pub const DEFAULT_DATE: &str = "2025-01-01";
 
 #[derive(Clone, Debug, PartialEq)]
@@ -55,10 +54,10 @@ impl fmt::Display for Device {
     }
 }
 
-/// Where a row's text stands.
+/// Where the text of a row is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fields {
-    /// Under names that tell the format, seen file by file.
+    /// Under names that identify the format, detected per file.
     Detected,
     Named {
         prompt: String,
@@ -73,12 +72,12 @@ pub struct Eval {
     pub micro_batch_size: u32,
 }
 
-/// What is evaluated on.
+/// The evaluation data.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EvalRows {
     None,
     File(PathBuf),
-    /// So many rows of the training data, held out.
+    /// This many rows held out of the training data.
     Count(u64),
     /// A share of the training data, above 0 and below 1, held out.
     Share(f64),
@@ -128,7 +127,7 @@ pub struct Training {
     pub adam_epsilon: f64,
     /// 0: no clipping.
     pub max_grad_norm: f64,
-    /// What `gradient_checkpointing` says.
+    /// The setting `gradient_checkpointing`.
     pub recomputation: Policy,
     pub save: Every,
     pub save_dtype: SaveDtype,
@@ -159,7 +158,7 @@ pub enum Scheduler {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Warmup {
     Steps(u64),
-    /// Of all updates, rounded up.
+    /// A share of all updates, rounded up.
     Share(f64),
 }
 
@@ -174,7 +173,7 @@ pub enum SaveDtype {
 /// What decides which checkpoint is best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
-    /// Of the evaluation; lower is better.
+    /// The evaluation loss; lower is better.
     Loss,
 }
 
@@ -193,7 +192,7 @@ pub struct Lora {
     pub alpha: f64,
     pub dropout: f64,
     pub targets: Targets,
-    /// Tensors that are no linear module's.
+    /// Tensors that do not belong to a linear module.
     pub target_parameters: Vec<String>,
     pub use_rslora: bool,
     /// Empty: all.
@@ -225,8 +224,8 @@ impl Run {
         u64::from(self.training.micro_batch_size) * u64::from(self.training.gradient_accumulation_steps)
     }
 
-    /// Updates for that many training rows (sequences, when packed). The last, shorter group of an
-    /// epoch still makes an update: `per_epoch = max(⌈rows / rows_per_update⌉, 1)`,
+    /// Number of updates for that many training rows (sequences, when packed). The last, shorter
+    /// group of an epoch still makes an update: `per_epoch = max(⌈rows / rows_per_update⌉, 1)`,
     /// `total = max_steps`, or `⌈epochs · per_epoch⌉`.
     pub fn steps(&self, row_count: u64) -> Steps {
         let per_epoch = row_count.div_ceil(self.rows_per_update()).max(1);

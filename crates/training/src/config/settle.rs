@@ -1,7 +1,7 @@
-//! Keys that contradict each other. Within a file that is an error (`resolve.rs`); an argument of
-//! the command line takes what contradicts it out of the file, and a later argument what
-//! contradicts it out of an earlier one. It happens once, when all arguments are known, so that
-//! their order decides nothing but that.
+//! Contradicting keys. Within a file they are an error (`resolve.rs`); a command-line argument
+//! removes what contradicts it from the file, and a later argument what contradicts it from an
+//! earlier one. This happens once, when all arguments are known, so that their order decides
+//! nothing else.
 
 use super::key::Section::{self, Adapter, Eval, Training};
 use super::low::{Entry, Low};
@@ -10,16 +10,16 @@ use super::value::Value;
 /// A key with the condition under which it counts.
 type Side = (Section, &'static str, fn(&Value) -> bool);
 
-/// Of two keys that cannot both hold, the later one stays. Where the rule is `OneWay` only the
-/// first can displace the second: the other way round nothing sensible would be left (`min_lr`
-/// alone does not say which schedule has one).
+/// Of two keys that cannot both hold, the later one stays. With `OneWay` only the first can
+/// displace the second: the other way round nothing sensible would be left (`min_lr` alone does not
+/// determine a schedule).
 enum Rule {
     Both(Side, Side),
     OneWay(Side, Side),
 }
 use Rule::{Both, OneWay};
 
-/// Causes come before what follows from them.
+/// Causes come before their consequences.
 const RULES: &[Rule] = &[
     Both((Eval, "path", always), (Eval, "val_set_size", not_zero)),
     Both((Eval, "eval_strategy", is_not_steps), (Eval, "eval_steps", always)),
@@ -35,7 +35,7 @@ const RULES: &[Rule] = &[
     OneWay((Training, "lr_scheduler_type", is_constant), (Training, "warmup_ratio", not_zero)),
 ];
 
-/// What evaluations are good for: without rows to evaluate on it has no meaning.
+/// Keys that need evaluations: without rows to evaluate on they have no meaning.
 const OF_EVALUATION: [Side; 4] = [
     (Eval, "eval_steps", always),
     (Eval, "eval_strategy", is_not_no),
@@ -43,7 +43,7 @@ const OF_EVALUATION: [Side; 4] = [
     (Training, "early_stopping_patience", not_zero),
 ];
 
-/// Takes out what later arguments contradict; says what went and why.
+/// Removes what later arguments contradict; returns notes on what was removed and why.
 pub(super) fn settle(low: &mut Low) -> Vec<String> {
     let mut notes = Vec::new();
     for rule in RULES {
@@ -61,7 +61,7 @@ pub(super) fn settle(low: &mut Low) -> Vec<String> {
     notes
 }
 
-/// A type of adapter takes out the keys of the others.
+/// An adapter type removes the keys of the others.
 fn settle_adapter(low: &mut Low, notes: &mut Vec<String>) {
     let Some(chosen) = counted(low, (Adapter, "type", always)).cloned() else { return };
     let stays = |key: &str| match &chosen.value {
@@ -93,7 +93,7 @@ fn note(gone: &Entry, winner: &Entry) -> String {
     format!("{} overrides `{typed} = {value}` ({place})", winner.place)
 }
 
-/// The entry of a key, if it is there and counts.
+/// The entry of a key, if present and in effect.
 fn counted(low: &Low, (section, key, counts): Side) -> Option<&Entry> {
     low.sections.get(&section)?.get(key).filter(|entry| counts(&entry.value))
 }

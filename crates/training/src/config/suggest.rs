@@ -1,11 +1,11 @@
-//! Did-you-mean: the known name nearest to what was typed, by edit distance with neighbouring
-//! swaps.
+//! Did-you-mean: the known name closest to what was typed, by edit distance with transpositions of
+//! adjacent letters.
 
-/// BOUND: what is longer than this is compared by its beginning only.
+/// BOUND: longer names are compared by this many leading letters.
 const LENGTH_MAX: usize = 64;
 
-/// The nearest candidate, if it is near enough to be a slip: at most a third of its letters differ.
-/// Ties go to the candidate that comes first.
+/// The closest candidate, if close enough to be a typo: at most a third of its letters differ. The
+/// first candidate wins ties.
 pub(crate) fn nearest<'a>(typed: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let mut best: Option<(usize, &str)> = None;
     for candidate in candidates {
@@ -18,7 +18,8 @@ pub(crate) fn nearest<'a>(typed: &str, candidates: impl IntoIterator<Item = &'a 
     best.map(|(_, candidate)| candidate)
 }
 
-/// Insertions, deletions, replacements and swaps of neighbours that turn one word into the other.
+/// Insertions, deletions, substitutions and adjacent transpositions that turn one word into the
+/// other.
 fn edit_distance(left: &str, right: &str) -> usize {
     let left: Vec<char> = left.chars().take(LENGTH_MAX).collect();
     let right: Vec<char> = right.chars().take(LENGTH_MAX).collect();

@@ -12,8 +12,8 @@ use std::ops::RangeInclusive;
 /// BOUND: updates, rows and the like.
 pub(super) const COUNT_MAX: u64 = 1 << 40;
 
-/// A table of typed keys. Types were settled before: a key that is there has the type asked for
-/// here. Defaults are those of the table of keys.
+/// A table of typed keys. Types were checked before: a key that is present has the type requested
+/// here. Defaults come from the table of keys.
 pub(super) struct Table<'a> {
     pub(super) section: Section,
     pub(super) entries: &'a Entries,
@@ -115,7 +115,7 @@ impl Entry {
         self.invalid("not known", &hint)
     }
 
-    /// The strings of a list, or the one string that stands alone.
+    /// The strings of a list, or a single string as a list.
     pub(super) fn texts(&self) -> Vec<String> {
         match &self.value {
             Value::Text(text) => vec![text.clone()],
@@ -133,7 +133,7 @@ pub(super) enum CountOrShare {
     Share(f64),
 }
 
-/// Whole numbers count, fractions below 1 are a share; 0 is none.
+/// Whole numbers are counts, fractions below 1 are shares; 0 is none.
 pub(super) fn count_or_share(entry: &Entry, what: &str) -> Result<CountOrShare, Error> {
     match entry.value {
         Value::Whole(count) if (0..=COUNT_MAX as i64).contains(&count) => Ok(CountOrShare::Count(count as u64)),

@@ -1,5 +1,5 @@
-//! A value of the config as typed, and the place it came from. Integers and floats stay apart until
-//! a key's kind joins them; dates become text.
+//! A config value as typed, and where it came from. Integers and floats stay distinct until the
+//! kind of the key joins them; dates become text.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +15,7 @@ const TEXT_BYTES_MAX: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     pub source: Arc<str>,
-    /// From 1; none for a file as a whole or an argument.
+    /// Counted from 1; None for a whole file or an argument.
     pub line: Option<u32>,
 }
 
@@ -60,7 +60,7 @@ impl Value {
         Self::List(texts.iter().map(|text| Self::Text(text.as_ref().to_string())).collect())
     }
 
-    /// The same as JSON, for what is handed on to others.
+    /// The same as JSON, for other tools.
     pub fn to_json(&self) -> serde_json::Value {
         match self {
             Self::Switch(switch) => (*switch).into(),
@@ -72,7 +72,7 @@ impl Value {
         }
     }
 
-    /// What the parser read, or why it cannot be a value here.
+    /// Converts a parsed value, or explains why it cannot be a value here.
     pub(super) fn of(value: &DeValue<'_>) -> Result<Self, String> {
         Ok(match value {
             DeValue::Boolean(switch) => Self::Switch(*switch),
@@ -112,7 +112,7 @@ fn finite(text: &str) -> Result<f64, String> {
     }
 }
 
-/// TOML, on one line; floats are the shortest that read back to the same bits.
+/// TOML on one line; floats are the shortest that read back to the same bits.
 impl fmt::Display for Value {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
