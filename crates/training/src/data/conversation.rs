@@ -1,6 +1,6 @@
-//! Conversations as templates want them: a list of messages, tools, and further variables of the
-//! template. Other names of the assistant's reasoning are filled in, nothing else is touched:
-//! content in parts is for the template to join.
+//! Conversations in the form templates expect: a list of messages, tools, and further template
+//! variables. Aliases of the assistant's reasoning field are filled in; nothing else changes: the
+//! template joins content given in parts.
 
 use super::error::RowError;
 use super::json::Json;
@@ -13,11 +13,11 @@ const MESSAGES_MAX: usize = 10_000;
 pub(super) struct Conversation {
     pub(super) messages: Vec<Json>,
     pub(super) tools: Option<Json>,
-    /// Variables of the template besides the usual, `enable_thinking` say.
+    /// Template variables besides the usual ones, such as `enable_thinking`.
     pub(super) extra: Vec<(String, Json)>,
 }
 
-/// An error about a field that is not what it must be.
+/// An error about a field of the wrong type or value.
 pub(super) fn field(field: impl Into<String>, want: &'static str, found: &Json) -> RowError {
     RowError::Field { field: field.into(), want, found: found.what().to_owned() }
 }
@@ -32,8 +32,8 @@ pub(super) fn message(role: &str, content: &str) -> Json {
 }
 
 impl Conversation {
-    /// Conversation of a row whose messages are given; `tools` and `chat_template_kwargs` are read
-    /// from the row.
+    /// The conversation of a row with the given messages; `tools` and `chat_template_kwargs` are
+    /// read from the row.
     pub(super) fn new(messages: Vec<Json>, row: &Json) -> Result<Self, RowError> {
         let count = messages.len();
         if count > MESSAGES_MAX {
@@ -53,7 +53,7 @@ impl Conversation {
         Ok(Self { messages, tools: tools(row)?, extra })
     }
 
-    /// Variables that hold for every row, where this one does not set its own.
+    /// Adds variables shared by all rows, unless this row sets its own.
     pub(super) fn add_variables(&mut self, variables: &[(String, Json)]) {
         let own: Vec<String> = self.extra.iter().map(|(name, _)| name.clone()).collect();
         self.extra.extend(variables.iter().filter(|(name, _)| !own.contains(name)).cloned());
@@ -74,7 +74,7 @@ pub(super) fn is_assistant(message: &Json) -> bool {
     matches!(message.get("role"), Some(Json::Text(role)) if role == "assistant")
 }
 
-/// `tools`: a list, or a string that holds one as JSON.
+/// `tools`: a list, or a string that holds a list as JSON.
 fn tools(row: &Json) -> Result<Option<Json>, RowError> {
     match row.get("tools") {
         None | Some(Json::Null) => Ok(None),
@@ -88,7 +88,7 @@ fn tools(row: &Json) -> Result<Option<Json>, RowError> {
     }
 }
 
-/// The messages of a list, each checked and put in order.
+/// The messages of a list, each checked and normalised.
 pub(super) fn messages(name: &str, list: &Json) -> Result<Vec<Json>, RowError> {
     let Json::Array(items) = list else { return Err(field(name, "a list of messages", list)) };
     if items.is_empty() {
@@ -100,8 +100,7 @@ pub(super) fn messages(name: &str, list: &Json) -> Result<Vec<Json>, RowError> {
 fn one_message(name: &str, item: &Json) -> Result<Json, RowError> {
     let Json::Object(entries) = item else { return Err(field(name, "a message", item)) };
     match item.get("role") {
-        // Names of another format: no template knows them, and most would print them without a
-        // word.
+        // Role names of another format: no template has them, and most would print them silently.
         Some(Json::Text(role)) if ["human", "gpt"].contains(&role.as_str()) => {
             return Err(RowError::Role { role: role.clone() });
         }
@@ -152,8 +151,7 @@ fn content(name: &str, value: &Json, has_calls: bool) -> Result<Json, RowError> 
     }
 }
 
-/// Templates read reasoning as `reasoning_content`, some as `thinking`; data call it either, or
-/// `reasoning`.
+/// Templates read reasoning as `reasoning_content` or `thinking`; data use either, or `reasoning`.
 fn with_reasoning(mut message: Vec<(String, Json)>) -> Vec<(String, Json)> {
     let value = |name: &str| message.iter().find(|(key, value)| key == name && *value != Json::Null);
     let names = ["reasoning_content", "thinking", "reasoning"];

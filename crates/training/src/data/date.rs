@@ -1,5 +1,5 @@
 //! The pinned date behind `strftime_now`: some templates print today's date into the prompt, and a
-//! run must not depend on the day it was made.
+//! run must not depend on the day it is made.
 
 use super::error::DataError;
 
@@ -53,18 +53,18 @@ impl Date {
         }
     }
 
-    /// From 1 to 366.
+    /// 1 to 366.
     fn day_of_year(self) -> u32 {
         (1..self.month).map(|month| Self { month, ..self }.month_length()).sum::<u32>() + self.day
     }
 
-    /// From 0, Sunday.
+    /// Counted from 0, Sunday.
     fn weekday(self) -> u32 {
         let past = self.year - 1;
         (past * 365 + past / 4 - past / 100 + past / 400 + self.day_of_year()) % 7
     }
 
-    /// `strftime` in the C locale. `None` for a directive that is not one of the usual.
+    /// `strftime` in the C locale. `None` for an unsupported directive.
     pub(super) fn strftime(self, format: &str) -> Option<String> {
         let Self { year, month, day } = self;
         let (month_name, day_name) = (MONTHS[month as usize - 1], DAYS[self.weekday() as usize]);

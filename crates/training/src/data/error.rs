@@ -1,18 +1,18 @@
 //! What can be wrong with data, tokenizer or chat template. A variant holds the facts: file, line,
-//! what was found. A way out comes from [`DataError::hint`], the exit code of the program from
-//! [`DataError::kind`].
+//! what was found. [`DataError::hint`] suggests a way out, [`DataError::kind`] gives the program's
+//! exit code.
 
 use super::format::RowFormat;
 use std::path::PathBuf;
 
-/// Which of the program's exit codes an error belongs to.
+/// The exit code that an error maps to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataErrorKind {
     /// Usage or config: exit code 2.
     Config,
     /// The data: exit code 3.
     Data,
-    /// More than memory holds: exit code 4.
+    /// Exceeds memory: exit code 4.
     Memory,
     /// Disk or I/O: exit code 7.
     Io,
@@ -125,7 +125,7 @@ pub enum RowError {
     Turn { turn: usize, why: String },
     #[error("chat template {template}: {why}")]
     Render { template: String, why: String },
-    /// The template asks for more than any conversation needs: its fault, not the row's.
+    /// The template demands more than any conversation needs: its fault, not the row's.
     #[error("chat template {template}: {why}")]
     Limit { template: String, why: String },
     #[error("chat template {template} refuses the conversation: {message}")]
@@ -225,7 +225,7 @@ impl DataError {
         }
     }
 
-    /// What rows with the same fault have in common.
+    /// What rows with the same error have in common.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Row { why, .. } => why.reason(),
@@ -242,7 +242,7 @@ impl RowError {
         if matches!(self, Self::Limit { .. }) { DataErrorKind::Malformed } else { DataErrorKind::Data }
     }
 
-    /// What rows with the same fault have in common.
+    /// What rows with the same error have in common.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::NotUtf8 { .. } => "not UTF-8",

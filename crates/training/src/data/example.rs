@@ -1,6 +1,5 @@
-//! One row of data to tokens, and which of them the loss counts. A conversation goes through the
-//! template once, as a whole; a completion begins where its tokens part from those of the prompt
-//! alone.
+//! Turns one row of data into tokens and a loss mask. A conversation is rendered by the template
+//! once, as a whole; a completion begins where its tokens diverge from those of the prompt alone.
 
 use super::conversation::{Conversation, is_assistant};
 use super::error::{RowError, Untrainable};
@@ -18,13 +17,14 @@ pub(super) struct Loss {
     pub(super) completion_only: bool,
 }
 
-/// The row of an example, and what the report says of it.
+/// The row of an example, and its entry in the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tokenised {
     pub(super) row: Row,
     /// Number of tokens before truncation.
     pub(super) length: usize,
-    /// The last tokens of the prompt changed when the completion followed, and count as completion.
+    /// The last tokens of the prompt changed when the completion was appended, and count as
+    /// completion.
     pub(super) boundary_merged: bool,
     pub(super) untrainable: Option<Untrainable>,
 }
@@ -34,13 +34,13 @@ impl Tokenised {
         Self { length: row.tokens().len(), row, boundary_merged: false, untrainable: None }
     }
 
-    /// A row that is left out whatever its tokens are.
+    /// A row that is dropped whatever its tokens are.
     fn dropped(why: Untrainable) -> Self {
         Self { untrainable: Some(why), ..Self::new(Row::document(Vec::new(), Vec::new())) }
     }
 
-    /// Takes the prompt out of the loss: the tokens that the row shares with the prompt alone, from
-    /// the start.
+    /// Excludes the prompt from the loss: the leading tokens that the row shares with the prompt
+    /// alone.
     fn after_prompt(mut self, prompt: &[u32]) -> Self {
         let shared = self.row.tokens().iter().zip(prompt).take_while(|(left, right)| left == right).count();
         self.row.ignore_first(shared);
@@ -48,8 +48,8 @@ impl Tokenised {
         self
     }
 
-    /// Cuts the end off and says why nothing is left to train on, where it is so; `nothing` is why
-    /// before the cut.
+    /// Truncates the row and records why nothing is left to train on, if so; `nothing` is the
+    /// reason if that was already so before truncation.
     fn finished(mut self, nothing: Untrainable, length_max: usize) -> Self {
         if self.row.target_count() == 0 {
             self.untrainable = Some(if self.length < 2 { Untrainable::Empty } else { nothing });
@@ -62,7 +62,7 @@ impl Tokenised {
     }
 }
 
-/// Why an example has no tokens.
+/// Why an example could not be tokenised.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Problem {
     Row(RowError),
@@ -73,7 +73,7 @@ pub(super) enum Problem {
         template: String,
         why: String,
     },
-    /// The tokenizer knows more tokens than the model.
+    /// The tokenizer has more tokens than the model.
     Vocabulary {
         token: u32,
         vocabulary: usize,
@@ -86,13 +86,13 @@ impl From<RowError> for Problem {
     }
 }
 
-/// What examples are made into tokens with.
+/// Everything needed to tokenise examples.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tools<'a> {
-    /// Rows of tokens need none.
+    /// Not needed for rows of tokens.
     pub(super) tokenizer: Option<&'a Tokenizer>,
     pub(super) template: Option<&'a Template>,
-    /// Tokens that the model knows.
+    /// Number of tokens of the model.
     pub(super) vocabulary: Option<usize>,
     pub(super) loss: Loss,
     pub(super) length_max: usize,
@@ -143,7 +143,7 @@ pub(super) fn tokenise(example: &Example, tools: Tools<'_>) -> Result<Tokenised,
 }
 
 /// Whether text of the row reads as a special token. An end-of-text token at the very end of a
-/// plain text is meant.
+/// plain text is intended.
 fn has_special(example: &Example, tokenizer: &Tokenizer) -> bool {
     let end = tokenizer.special_tokens().get("eos_token").map_or("", String::as_str);
     let special = |text: &str| tokenizer.has_special_text(text);
@@ -197,7 +197,7 @@ fn chat_pair(
     template: &Template,
     loss: Loss,
 ) -> Result<Tokenised, Problem> {
-    // The completion is the assistant's own unless others speak in it, too.
+    // The whole completion is the assistant's unless other roles occur in it.
     let others = conversation.messages[prompt_count..].iter().any(|message| !is_assistant(message));
     let assistant_only = loss.assistant_only && (others || !loss.completion_only);
     let whole = chat(conversation, tokenizer, template, assistant_only)?;
@@ -220,7 +220,8 @@ fn pair(prompt: &str, completion: &str, tokenizer: &Tokenizer, completion_only: 
     Ok(whole.after_prompt(&prompt))
 }
 
-/// A text that does not come from a template, with an end-of-text token unless it has one.
+/// Tokens of a text that does not come from a template, with an end-of-text token unless it has
+/// one.
 fn plain(text: &str, tokenizer: &Tokenizer) -> Result<Vec<u32>, Problem> {
     let end = tokenizer.end_of_text().ok_or(Problem::NoEndOfText)?;
     let mut tokens = tokenizer.encode(text, true)?.tokens;

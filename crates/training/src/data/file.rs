@@ -1,6 +1,6 @@
-//! One data file: cut into records, its format found, and every record made into a row by as many
-//! threads as the config says. Rows come out in the order of the file, and of several errors it is
-//! always the first one that is reported, whichever thread found it.
+//! Loads one data file: cuts it into records, detects its format, and turns every record into a row
+//! on as many threads as configured. Rows keep the order of the file, and of several errors the
+//! first in the file is always reported, whichever thread found it.
 
 use super::error::{DataError, DataErrorKind, RowError};
 use super::example::{self, Loss, Problem, Tokenised, Tools};
@@ -12,10 +12,10 @@ use super::{DataConfig, files};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Rows a worker takes at a time. The result does not depend on it.
+/// Rows a worker takes at a time. Does not affect the result.
 const CHUNK: usize = 128;
-/// Values that a template nests deeply are taken apart recursively; the stack holds what the
-/// template's fuel can build.
+/// Deeply nested template values are dropped recursively; the stack is large enough for anything
+/// the template's work limit can build.
 const STACK_BYTES: usize = 256 << 20;
 
 /// Loads one file.
@@ -24,14 +24,14 @@ pub(super) struct FileLoader<'a> {
     pub(super) tools: Tools<'a>,
     pub(super) variables: &'a [(String, Json)],
     pub(super) path: &'a Path,
-    /// Go on after rows that cannot be read.
+    /// Continue after rows that cannot be read.
     pub(super) list_bad: bool,
 }
 
-/// Rows of a file with their lines, in order: an example, or why there is none.
+/// Rows of a file with their lines, in order: an example, or the reason there is none.
 pub(super) type Examples = Vec<(usize, Result<Tokenised, DataError>)>;
 
-/// What the first row of a file settles for the others.
+/// What the first row of a file determines for the others.
 struct FileFormat {
     format: RowFormat,
     first_line: usize,
@@ -67,7 +67,7 @@ impl FileLoader<'_> {
         Ok((report, examples))
     }
 
-    /// The format of the file: that of its first row, or of the first that has one where bad rows
+    /// The format of the file: that of its first row, or of the first row that has one if bad rows
     /// are listed.
     fn shape(&self, records: &[Record]) -> Result<FileFormat, DataError> {
         let config = self.config;
@@ -96,12 +96,11 @@ impl FileLoader<'_> {
         DataError::UnknownFormat { file: self.path.to_owned(), line: record.line, keys: keys(row) }
     }
 
-    /// Workers take chunks of rows as they come; what they make of them is put together in the
-    /// order of rows.
+    /// Workers take chunks of rows as they become free; results are assembled in row order.
     fn tokenise_all(&self, records: &[Record], shape: &FileFormat) -> Result<Examples, DataError> {
         let next = AtomicUsize::new(0);
-        // The first chunk known to fail. Those after it need not be done; those before it are, so
-        // that the error reported is the first one of the file, whoever finds it.
+        // The first chunk known to fail. Later chunks are skipped; earlier ones still run, so that
+        // the error reported is the first in the file, whichever worker finds it.
         let failed = AtomicUsize::new(usize::MAX);
         let chunks: Vec<&[Record]> = records.chunks(CHUNK).collect();
         let work = || {
@@ -145,8 +144,8 @@ impl FileLoader<'_> {
         Ok(examples)
     }
 
-    /// Whether an error ends the loading: all do, unless bad rows are listed and it is the row's
-    /// own fault.
+    /// Whether an error stops loading: all do, unless bad rows are listed and the row itself is at
+    /// fault.
     fn ends(&self, error: &DataError) -> bool {
         !self.list_bad || error.kind() != DataErrorKind::Data
     }

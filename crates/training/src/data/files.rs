@@ -1,5 +1,5 @@
-//! Reading whole files: regular ones only, with a limit on their size that is checked before
-//! anything is allocated.
+//! Reads whole files: regular files only, with a size limit that is checked before anything is
+//! allocated.
 
 use super::error::DataError;
 use isobit_proof::{FileError, regular};
@@ -9,12 +9,12 @@ use std::path::Path;
 pub(super) const DATA_BYTES_MAX: u64 = 16 << 30;
 /// BOUND: `tokenizer.json`; the largest published ones have some 35 MB.
 pub(super) const TOKENIZER_BYTES_MAX: u64 = 512 << 20;
-/// BOUND: `tokenizer_config.json` and its kin.
+/// BOUND: `tokenizer_config.json` and similar files.
 pub(super) const CONFIG_BYTES_MAX: u64 = 64 << 20;
 /// BOUND: the source of a chat template; published ones stay below 50 kB.
 pub(super) const TEMPLATE_BYTES_MAX: u64 = 1 << 20;
 
-/// A regular file of at most `limit` bytes.
+/// Reads a regular file of at most `limit` bytes.
 pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
     regular::read(path, limit).map_err(|error| match error {
         FileError::Missing { path } => DataError::Missing { path },
@@ -28,7 +28,7 @@ pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, DataError> {
     })
 }
 
-/// As [`read`], with `None` for a file that does not exist.
+/// Like [`read`], but `None` for a file that does not exist.
 pub(super) fn read_if_there(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, DataError> {
     match read(path, limit) {
         Err(DataError::Missing { .. }) => Ok(None),
@@ -36,7 +36,7 @@ pub(super) fn read_if_there(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, 
     }
 }
 
-/// A JSON file of the model folder, `None` where it does not exist.
+/// A JSON file of the model folder; `None` if it does not exist.
 pub(super) fn json_if_there(path: &Path) -> Result<Option<serde_json::Value>, DataError> {
     let Some(bytes) = read_if_there(path, CONFIG_BYTES_MAX)? else { return Ok(None) };
     let parsed = serde_json::from_slice(&bytes);

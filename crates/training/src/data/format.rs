@@ -1,5 +1,5 @@
-//! The formats of data rows: which one a file has, seen by its keys, and what a row of it says. One
-//! file holds one format.
+//! The formats of data rows: detected from the keys of a file, and how to parse each. A file holds
+//! one format.
 
 use super::conversation::{self, Conversation, field, missing};
 use super::error::RowError;
@@ -19,18 +19,18 @@ pub enum RowFormat {
     PromptCompletion,
     /// `prompt` and `completion`, both lists of messages.
     PromptCompletionMessages,
-    /// `instruction`, `output`, and perhaps `input`, `system`, `history`.
+    /// `instruction`, `output`, and optionally `input`, `system`, `history`.
     Instruction,
     /// `text`.
     Text,
-    /// `input_ids`: tokenised already.
+    /// `input_ids`: already tokenised.
     Tokens,
     /// Two fields named in the config.
     Fields,
 }
 
 impl RowFormat {
-    /// Whether rows go through the chat template where the model has one.
+    /// Whether rows are rendered by the chat template if the model has one.
     pub fn is_conversation(self) -> bool {
         match self {
             Self::Messages | Self::ShareGpt | Self::PromptCompletionMessages | Self::Instruction => true,
@@ -54,24 +54,24 @@ impl fmt::Display for RowFormat {
     }
 }
 
-/// Names of the two fields the config asks for.
+/// Names of the two fields set in the config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FieldNames {
     pub(super) prompt: String,
     pub(super) completion: String,
 }
 
-/// What a row says.
+/// The contents of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Example {
     /// A whole conversation.
     Chat(Conversation),
-    /// A conversation whose first `prompt_count` messages are given.
+    /// A conversation whose first `prompt_count` messages are the prompt.
     ChatPair {
         conversation: Conversation,
         prompt_count: usize,
     },
-    /// A completion right after a prompt.
+    /// A completion directly after a prompt.
     Pair {
         prompt: String,
         completion: String,
@@ -80,16 +80,15 @@ pub(super) enum Example {
     Tokens(Tokens),
 }
 
-/// The format a row shows by its keys. `None` when it shows none. More telling keys come first:
-/// rows of instructions often have a rendered `text` beside them, and chat sets keep the first
-/// question as `prompt`.
+/// The format indicated by the keys of a row, or `None`. More specific keys come first: instruction
+/// rows often also have a rendered `text`, and chat data sets keep the first question as `prompt`.
 pub(super) fn detect(row: &Json, names: Option<&FieldNames>) -> Option<RowFormat> {
     let has = |key: &str| row.get(key).is_some_and(|value| *value != Json::Null);
     if let Some(names) = names {
         return (row.get(&names.prompt).is_some() && row.get(&names.completion).is_some()).then_some(RowFormat::Fields);
     }
     if has("input_ids") {
-        // What a row was tokenised from often still stands beside the tokens.
+        // The source text of tokenised rows is often kept beside the tokens.
         Some(RowFormat::Tokens)
     } else if has("messages") {
         Some(RowFormat::Messages)
@@ -109,8 +108,7 @@ pub(super) fn detect(row: &Json, names: Option<&FieldNames>) -> Option<RowFormat
     }
 }
 
-/// Reads a row. Instructions become a conversation where there is a template, and plain text where
-/// there is none.
+/// Parses a row. Instructions become a conversation if there is a template, and plain text if not.
 pub(super) fn parse(
     row: &Json,
     format: RowFormat,
@@ -181,7 +179,7 @@ fn share_gpt(row: &Json) -> Result<Example, RowError> {
             Some(other) => Err(field(format!("conversations[{index}].{name}"), "a string", other)),
             None => Err(missing(format!("conversations[{index}].{name}"), "a string")),
         };
-        // Some sets of this name already have the roles of messages.
+        // Some data sets under this name already use message roles.
         let old = turn.get("from").is_some();
         let (from, value) = if old { (text("from")?, text("value")?) } else { (text("role")?, text("content")?) };
         let role = match from {
@@ -225,7 +223,7 @@ fn instruction(row: &Json, has_template: bool) -> Result<Example, RowError> {
     Ok(Example::ChatPair { conversation: Conversation::new(messages, row)?, prompt_count })
 }
 
-/// `history`: earlier pairs of question and answer.
+/// `history`: earlier question and answer pairs.
 fn history(row: &Json) -> Result<Vec<(&str, &str)>, RowError> {
     let want = "a list of [question, answer]";
     match row.get("history") {

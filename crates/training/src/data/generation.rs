@@ -1,11 +1,11 @@
-//! The marks around the text of `{% generation %}` blocks. They travel with the text through
-//! whatever the template does with it, and are taken out of the rendering again, which leaves the
-//! spans the assistant wrote.
+//! Marks around the text of `{% generation %}` blocks. They stay with the text through whatever the
+//! template does to it and are removed from the rendering, which yields the spans the assistant
+//! wrote.
 
-/// Noncharacters of Unicode, never meant for text. Rows that contain them are refused.
+/// Unicode noncharacters, never meant for text. Rows that contain them are refused.
 pub(super) const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 
-/// Takes the marks out of a text: what is left, and the byte spans that were marked.
+/// Removes the marks from a text; returns the rest and the byte spans that were marked.
 pub(super) fn unmark(text: &str) -> (String, Vec<(usize, usize)>) {
     let mut plain = String::with_capacity(text.len());
     let mut spans = Vec::new();

@@ -1,7 +1,7 @@
-//! JSON values of data rows. Unlike the usual value type this one keeps the order of keys, which
-//! reaches the training text through `tojson`, refuses duplicate keys, because programs disagree
-//! about which one counts, and keeps numbers as Python's json has them: integers of any length,
-//! floats to the last bit, `-0` an integer.
+//! JSON values of data rows. Unlike the usual value type, this one keeps the order of keys, which
+//! affects the training text through `tojson`; refuses duplicate keys, because programs disagree
+//! about which one counts; and keeps numbers like Python's json: integers of any length, floats to
+//! the last bit, `-0` an integer.
 
 use super::error::RowError;
 use super::jinja::{self, Dict, Value};
@@ -33,7 +33,7 @@ impl Json {
         if parser.at < text.len() { parser.fail("trailing characters") } else { Ok(value) }
     }
 
-    /// What it is, for messages.
+    /// A description of the type, for messages.
     pub(super) fn what(&self) -> &'static str {
         match self {
             Self::Null => "null",
@@ -75,7 +75,7 @@ impl Json {
         })
     }
 
-    /// Bytes of what it holds, about as many as its text has.
+    /// Bytes of its contents, about the length of its text.
     pub(super) fn size(&self) -> usize {
         match self {
             Self::Text(text) | Self::Large(text) => text.len() + 2,
@@ -117,7 +117,7 @@ impl<'a> Parser<'a> {
     }
 
     fn fail<T>(&self, why: &str) -> Result<T, RowError> {
-        // The caller knows the line.
+        // The caller adds the line.
         let before = &self.text[..self.at];
         let start = before.rfind('\n').map_or(0, |at| at + 1);
         let column = self.at - start + usize::from(self.at < self.text.len());
@@ -159,7 +159,7 @@ impl<'a> Parser<'a> {
         value
     }
 
-    /// After an item: whether another one follows.
+    /// After an item: whether another follows.
     fn more(&mut self, end: u8, expected: &str, what: &str) -> Result<bool, RowError> {
         self.space();
         match self.peek() {
@@ -326,7 +326,7 @@ impl<'a> Parser<'a> {
         }
         let text = &self.text[start..self.at];
         if self.at > whole {
-            // The nearest float, as the standard library reads it.
+            // The nearest float, as the standard library parses it.
             return match text.parse::<f64>() {
                 Ok(float) if float.is_finite() => Ok(Json::Float(float)),
                 _ => self.fail("number out of range"),

@@ -1,8 +1,8 @@
-//! Data: files become rows of tokens with the loss mask. Each file (`file`) is cut into records
-//! (`records`), which are parsed (`json`), read (`format`), rendered (`template`) and tokenised
-//! (`example`); rows may then be packed (`packing`), and `order` says in which order an epoch
-//! visits them. The result is a function of files, tokenizer, template and config, never of the
-//! number of workers.
+//! Data: files become rows of tokens with a loss mask. Each file (`file`) is cut into records
+//! (`records`), which are parsed (`json`), interpreted (`format`), rendered (`template`) and
+//! tokenised (`example`); rows may then be packed (`packing`), and `order` determines the order of
+//! an epoch. The result is a function of files, tokenizer, template and config, never of the number
+//! of workers.
 
 mod conversation;
 mod date;
@@ -39,7 +39,7 @@ use example::{Loss, Tokenised, Tools};
 use file::FileLoader;
 use std::path::{Path, PathBuf};
 
-/// The date templates see where the config names none.
+/// The date templates see if the config sets none.
 pub const DATE_DEFAULT: &str = "2025-01-01";
 
 /// BOUND: workers, files, and tokens of all rows together.
@@ -52,28 +52,28 @@ const TOKENS_MAX: u64 = 1 << 36;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataConfig {
     pub files: Vec<PathBuf>,
-    /// Two fields that hold prompt and completion, for data with names of its own.
+    /// The two fields that hold prompt and completion, for data with custom names.
     pub prompt_field: Option<String>,
     pub completion_field: Option<String>,
-    /// Longer examples lose their end, and are listed.
+    /// Longer examples are truncated and listed.
     pub max_seq_length: usize,
-    /// Put several examples into one row.
+    /// Pack several examples into one row.
     pub sample_packing: bool,
-    /// In conversations, count the assistant's tokens only.
+    /// In conversations, count only the assistant's tokens.
     pub assistant_only_loss: bool,
-    /// In rows with prompt and completion, count the completion only; `None` means yes.
+    /// In rows with prompt and completion, count only the completion; `None` means yes.
     pub completion_only_loss: Option<bool>,
     /// Drop rows without a token to train on instead of refusing the data. They are listed.
     pub allow_untrainable_rows: bool,
     /// Drop rows whose text contains the text of a special token. They are listed.
     pub drop_special_token_rows: bool,
-    /// Variables of the chat template; rows may set their own.
+    /// Variables of the chat template; rows may override them.
     pub variables: Variables,
-    /// Tokens that the model knows, where it is known: rows with others are refused.
+    /// Number of tokens of the model, if known: rows with others are refused.
     pub vocabulary: Option<usize>,
-    /// What `strftime_now` of templates says, as `YYYY-MM-DD`.
+    /// The date of `strftime_now` in templates, as `YYYY-MM-DD`.
     pub date: String,
-    /// Threads that tokenise.
+    /// Number of tokenising threads.
     pub workers: usize,
 }
 
@@ -99,7 +99,7 @@ impl Default for DataConfig {
 
 /// Tokenizer and chat template of a model folder.
 pub fn open(model: &Path, date: &str) -> Result<(Tokenizer, Option<Template>), DataError> {
-    // The folder itself first: that its tokenizer is not there would only be half of it.
+    // Check the folder first: a missing tokenizer would be only half the story.
     if !model.exists() {
         return Err(DataError::Missing { path: model.to_owned() });
     }
@@ -108,7 +108,7 @@ pub fn open(model: &Path, date: &str) -> Result<(Tokenizer, Option<Template>), D
     Ok((tokenizer, template))
 }
 
-/// As [`open`], with nothing where the folder has no `tokenizer.json`: rows of tokens need none.
+/// Like [`open`], but None if the folder has no `tokenizer.json`: rows of tokens need none.
 pub fn open_if_there(model: &Path, date: &str) -> Result<(Option<Tokenizer>, Option<Template>), DataError> {
     match open(model, date) {
         Ok((tokenizer, template)) => Ok((Some(tokenizer), template)),
@@ -117,8 +117,8 @@ pub fn open_if_there(model: &Path, date: &str) -> Result<(Option<Tokenizer>, Opt
     }
 }
 
-/// Loads every file, tokenises every row, packs. `template` must have been made with the date of
-/// the config. The first row that cannot be read ends it.
+/// Loads every file, tokenises every row and packs. `template` must have been made with the date of
+/// the config. Stops at the first row that cannot be read.
 pub fn load<'t>(
     config: &DataConfig,
     tokenizer: impl Into<Option<&'t Tokenizer>>,
@@ -127,7 +127,7 @@ pub fn load<'t>(
     load_rows(config, tokenizer.into(), template, false)
 }
 
-/// As [`load`], with rows that cannot be read listed in the report.
+/// Like [`load`], but lists rows that cannot be read in the report.
 pub fn check<'t>(
     config: &DataConfig,
     tokenizer: impl Into<Option<&'t Tokenizer>>,
@@ -216,7 +216,7 @@ fn check_settings(config: &DataConfig) -> Result<(), DataError> {
     Ok(())
 }
 
-/// Drops what cannot be trained on, or refuses it, and counts.
+/// Drops or refuses untrainable rows, and counts.
 fn keep(
     config: &DataConfig,
     examples: Vec<(RowSource, Tokenised)>,
@@ -265,7 +265,7 @@ fn keep(
     Ok(kept)
 }
 
-/// Rows of several examples each.
+/// Packs several examples into each row.
 fn packed(examples: Vec<Row>, length_max: usize) -> Vec<Row> {
     let lengths: Vec<usize> = examples.iter().map(|row| row.tokens().len()).collect();
     let mut examples: Vec<_> = examples.into_iter().map(Some).collect();

@@ -1,13 +1,13 @@
-//! How much longer a tokenizer can make a text. Each `Replace` in a chain multiplies the length,
-//! and a file of a few kilobytes can ask for more memory than there is, so the product is bounded
-//! before the file is used. So is the size that a table of SentencePiece claims to have.
+//! How much a tokenizer can lengthen a text. Each `Replace` in a chain multiplies the length, and a
+//! file of a few kilobytes can demand more memory than there is, so the product is bounded before
+//! the file is used. The size that a SentencePiece table claims is bounded too.
 
 use serde::Deserialize;
 use serde_json::Value;
 
 /// BOUND: growth of a text by one of the tokenizer's chains. Published ones stay below 100.
 const GROWTH_MAX: u64 = 4096;
-/// BOUND: a normalised text, as far as can be told before it is made.
+/// BOUND: a normalised text, as far as its size is known in advance.
 pub(super) const NORMALISED_BYTES_MAX: u64 = 1 << 30;
 
 #[derive(Deserialize)]
@@ -16,8 +16,8 @@ pub(super) struct Added {
     content: Value,
 }
 
-/// How many times as long as its text a normalised text can be; otherwise why that is too much. The
-/// chains are the normalizer, the pre-tokenizer and the decoder.
+/// The largest factor by which normalising lengthens a text, or why it is too much. The chains are
+/// the normalizer, the pre-tokenizer and the decoder.
 pub(super) fn growth(chains: [&Option<Value>; 3], added_tokens: &[Added]) -> Result<u64, String> {
     let mut growth = 1;
     for (name, part) in ["normalizer", "pre_tokenizer", "decoder"].into_iter().zip(chains) {
@@ -36,8 +36,8 @@ pub(super) fn growth(chains: [&Option<Value>; 3], added_tokens: &[Added]) -> Res
     Ok(growth)
 }
 
-/// The product over everything inside: chains may be nested. `None` for a table that is larger than
-/// its file.
+/// The product over everything inside: chains may be nested. `None` for a table larger than its
+/// file.
 fn factor(part: &Value) -> Option<u64> {
     let own = match part.get("type").and_then(Value::as_str) {
         Some("Replace") => {
@@ -45,7 +45,7 @@ fn factor(part: &Value) -> Option<u64> {
             let pattern = part.get("pattern");
             match pattern.and_then(|pattern| pattern.get("String")).and_then(Value::as_str) {
                 Some(text) if !text.is_empty() => content.div_ceil(text.len() as u64).max(1),
-                // A regular expression may match a single character, or the place before one.
+                // A regular expression may match a single character, or the position before one.
                 _ => content.saturating_add(1),
             }
         }
@@ -63,8 +63,8 @@ fn factor(part: &Value) -> Option<u64> {
     inside.into_iter().try_fold(own, |product, child| Some(product.saturating_mul(factor(child)?)))
 }
 
-/// A table of SentencePiece: the length of a trie, the trie, and texts with a zero after each. The
-/// longest of them is what a character can become.
+/// A SentencePiece table: the length of a trie, the trie, and zero-terminated texts. The longest
+/// text bounds what one character can become.
 fn table_factor(table: &str) -> Option<u64> {
     let bytes = from_base64(table)?;
     let (length, rest) = bytes.split_at_checked(4)?;

@@ -1,9 +1,9 @@
-//! The order of rows in an epoch: Fisher and Yates with counter-based random numbers. A pure
-//! function of seed, epoch and number of rows, so a resumed run needs no state of a shuffler.
+//! The order of rows in an epoch: a Fisher-Yates shuffle with counter-based random numbers. A pure
+//! function of seed, epoch and number of rows, so a resumed run needs no shuffler state.
 
 use isobit_numerics::philox::{Key, Purpose, block};
 
-/// Positions of rows in the order of training: entry `k` is the row that comes as `k`-th.
+/// The training order of rows: entry `k` is the index of the `k`-th row.
 ///
 /// For `i` from `count − 1` down to 1 entry `i` changes places with entry `⌊u·(i + 1) / 2⁶⁴⌋`,
 /// where `u` is the 64-bit number (word 0 low, word 1 high) of the Philox block with counter (`i`
@@ -22,12 +22,12 @@ pub fn order(seed: u64, epoch: u64, count: usize) -> Vec<usize> {
 }
 
 /// The order of one epoch at a time, computed when the epoch changes and not at every update: eight
-/// bytes a row. Any epoch can be asked for next, so a resumed run finds its own.
+/// bytes per row. Any epoch can be requested next, so a resumed run finds its own.
 #[derive(Clone, Debug)]
 pub struct EpochOrder {
     seed: u64,
     count: usize,
-    /// The epoch and its order; none before one is asked for.
+    /// The epoch and its order; None before the first request.
     current: Option<(u64, Vec<usize>)>,
 }
 
@@ -36,10 +36,10 @@ impl EpochOrder {
         Self { seed, count, current: None }
     }
 
-    /// What [`order`] says of this epoch.
+    /// The result of [`order`] for this epoch.
     pub fn of(&mut self, epoch: u64) -> &[usize] {
         if self.current.as_ref().is_none_or(|(current, _)| *current != epoch) {
-            // The old one goes first: two are never held.
+            // The old order is dropped first: two are never held.
             self.current = None;
         }
         let (_, rows) = self.current.get_or_insert_with(|| (epoch, order(self.seed, epoch, self.count)));
@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn the_bits_are_pinned() {
-        // Written by a second implementation, in another language.
+        // Produced by a second implementation in another language.
         assert_eq!(order(42, 0, 10), [0, 7, 6, 3, 1, 5, 2, 8, 4, 9]);
         assert_eq!(order(42, (1 << 40) + 1, 10), [2, 5, 3, 0, 7, 1, 6, 9, 8, 4]);
     }
@@ -87,7 +87,7 @@ mod tests {
                 counts[place][row] += 1;
             }
         }
-        // Mean 4000, standard deviation 57: six of them.
+        // Mean 4000, standard deviation 57: within six of them.
         assert!(counts.iter().flatten().all(|count| (3660..4340).contains(count)), "{counts:?}");
     }
 }

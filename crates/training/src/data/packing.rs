@@ -1,6 +1,6 @@
-//! Packing: several examples in one row, each a document of its own. Best fit decreasing: the
-//! longest example first, into the row with the least room that is enough, the one waiting longest
-//! among equals. Examples stay whole.
+//! Packing: several examples in one row, each its own document. Best fit decreasing: the longest
+//! example first, into the row with the least sufficient room, the oldest among equals. Examples
+//! stay whole.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -47,8 +47,8 @@ mod tests {
     #[test]
     fn best_fit_decreasing() {
         assert_eq!(pack(&[3, 8, 2, 5, 4, 2], 10), [vec![1, 2], vec![3, 4], vec![0, 5]]);
-        // 6 and 6 leave two rows with room 4; the older one gets the first 4, then 3 and 1 share
-        // the other.
+        // 6 and 6 leave two rows with room 4; the older one gets the 4, then 3 and 1 share the
+        // other.
         assert_eq!(pack(&[6, 6, 1, 3, 4], 10), [vec![0, 4], vec![1, 3, 2]]);
         assert_eq!(pack(&[5, 5, 5, 5], 5), [[0], [1], [2], [3]]);
         assert!(pack(&[], 5).is_empty());
@@ -67,7 +67,7 @@ mod tests {
             assert!(used <= 100);
             total += used;
         }
-        // Better than 95% full.
+        // More than 95% full.
         assert!(rows.len() * 95 <= total, "{} rows for {total} tokens", rows.len());
     }
 }

@@ -1,5 +1,5 @@
 //! Cuts a data file into rows before anything is parsed: lines of JSONL, or the elements of one
-//! JSON array. Every row knows the line it starts at, so that errors can say it.
+//! JSON array. Every row records its first line, for errors.
 
 use super::error::RowError;
 
@@ -11,7 +11,7 @@ const ROWS_MAX: usize = 1 << 28;
 /// One row, not yet parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record<'a> {
-    /// From 1.
+    /// Counted from 1.
     pub(super) line: usize,
     pub(super) bytes: &'a [u8],
 }
@@ -30,14 +30,14 @@ pub(super) fn split(bytes: &[u8]) -> Result<Vec<Record<'_>>, Located> {
     Ok(records)
 }
 
-/// Lines that hold anything but white space.
+/// Lines that are not blank.
 fn lines(bytes: &[u8]) -> Vec<Record<'_>> {
     let numbered = bytes.split(|byte| *byte == b'\n').enumerate();
     let records = numbered.map(|(index, bytes)| Record { line: index + 1, bytes: bytes.trim_ascii() });
     records.filter(|record| !record.bytes.is_empty()).collect()
 }
 
-/// Walks over an array at byte level; that the elements are JSON is for the parser to say.
+/// Scans an array at byte level; the parser checks that the elements are JSON.
 fn elements(bytes: &[u8]) -> Result<Vec<Record<'_>>, Located> {
     let mut records = Vec::new();
     let (mut line, mut depth, mut in_text, mut escaped) = (1, 0usize, false, false);
@@ -130,7 +130,7 @@ mod tests {
             let (found, error) = split(text.as_bytes()).expect_err(text);
             assert_eq!(found, line, "{text:?}: {error}");
         }
-        // Brackets that do not match are the parser's to find; nothing here may underflow.
+        // The parser reports mismatched brackets; nothing here may underflow.
         for text in ["[}]", "[{]}", "[]]", "[{}}", "[\"\\"] {
             let _ = split(text.as_bytes());
         }

@@ -1,5 +1,5 @@
-//! What came of the data: counts, lengths, and every row that was cut or left out, by file and
-//! line. It is printed by `isobit data check` and goes into the receipt of a run.
+//! The data report: counts, lengths, and every row that was truncated or dropped, by file and line.
+//! `isobit data check` prints it, and it is part of a run's receipt.
 
 use super::error::Untrainable;
 use super::format::RowFormat;
@@ -11,17 +11,17 @@ use std::path::PathBuf;
 pub struct RowSource {
     /// Index into the list of files.
     pub file: usize,
-    /// From 1.
+    /// Counted from 1.
     pub line: usize,
 }
 
-/// What the loss of a file counts.
+/// What the loss counts in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LossTokens {
     Assistant,
     Completion,
-    /// As labels and masks of the rows say.
+    /// According to the labels and masks of the rows.
     Labels,
     All,
 }
@@ -40,15 +40,15 @@ pub struct FileReport {
     pub trainable_tokens: u64,
 }
 
-/// An example longer than `max_seq_length`: its end was cut off.
+/// An example longer than `max_seq_length`, which was truncated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Truncated {
     pub source: RowSource,
-    /// Tokens before the cut.
+    /// Tokens before truncation.
     pub tokens: usize,
 }
 
-/// An example left out: it has no token to train on, or the config asks for it.
+/// A dropped example: it has no token to train on, or the config excludes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Dropped {
     pub source: RowSource,
@@ -59,7 +59,7 @@ pub struct Dropped {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Bad {
     pub source: RowSource,
-    /// What rows with the same fault have in common.
+    /// What rows with the same error have in common.
     pub reason: &'static str,
     pub message: String,
     /// One thing to try.
@@ -97,8 +97,8 @@ pub struct Report {
     pub boundary_merged: usize,
     pub truncated: Vec<Truncated>,
     pub dropped: Vec<Dropped>,
-    /// Rows that cannot be read, in the order of files and lines: `data check` goes on after them,
-    /// training does not.
+    /// Rows that cannot be read, in the order of files and lines: `data check` continues after
+    /// them, training does not.
     pub bad: Vec<Bad>,
     pub lengths: Lengths,
     /// Digest of the rows: [`crate::row::digest`].
@@ -119,7 +119,7 @@ impl Lengths {
             done = below;
             (from, to) = (to + 1, to.saturating_mul(2));
         }
-        // The lower of the two in the middle, so that it is a length that occurs.
+        // The lower of the two middle ones, so that it is a length that occurs.
         Self { shortest, median: lengths[(lengths.len() - 1) / 2], longest, histogram }
     }
 }

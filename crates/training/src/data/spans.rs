@@ -1,21 +1,21 @@
-//! Which characters the assistant wrote, where a template does not mark them: known families of
-//! templates wrap every turn in tokens of their own, and the text between an assistant's header and
-//! the end of its turn is what it wrote. For other templates `turns` finds it by rendering.
-//! Anything that does not fit exactly is an error, never a guess.
+//! Finds the characters the assistant wrote if a template does not mark them. Known template
+//! families wrap every turn in special tokens; the assistant wrote the text between its header and
+//! the end of its turn. For other templates `turns` finds it by rendering. Anything that does not
+//! match exactly is an error, never a guess.
 
 use super::conversation::Conversation;
 use super::error::RowError;
 use super::template::Template;
 use super::turns;
 
-/// How a family wraps a turn of the assistant.
+/// How a family wraps an assistant turn.
 struct Family {
-    /// The token a turn begins with.
+    /// The token that begins a turn.
     open: &'static str,
     header: &'static str,
     /// Tokens that end a turn; they are trained on.
     ends: &'static [&'static str],
-    /// A line break after the end belongs to the turn, too.
+    /// A line break after the end also belongs to the turn.
     line_break: bool,
 }
 
@@ -36,7 +36,7 @@ pub(super) enum NoSpans {
     Template(String),
 }
 
-/// Byte spans of assistant text in the rendered conversation, `offsets` are those of its tokens.
+/// Byte spans of assistant text in the rendered conversation; `offsets` are those of its tokens.
 pub(super) fn derive(
     template: &Template,
     conversation: &Conversation,
@@ -49,7 +49,7 @@ pub(super) fn derive(
     }
 }
 
-/// The spans where the template is of a known family: one for every message of the assistant.
+/// The spans if the template belongs to a known family: one for every assistant message.
 pub(super) fn by_family(
     template: &Template,
     conversation: &Conversation,
@@ -90,7 +90,7 @@ pub(super) fn flags(offsets: &[(usize, usize)], spans: &[(usize, usize)]) -> Vec
     let mut flags = Vec::with_capacity(offsets.len());
     for &(start, end) in offsets {
         // Some tokenizers trim white space from offsets: a token of white space alone is then
-        // empty, and what it covers is what lies between the token before and its end.
+        // empty, and covers the range from the previous token to its end.
         let (start, end) = if start < end { (start, end) } else { (reached.min(end), end) };
         while next < spans.len() && spans[next].1 <= start {
             next += 1;
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(flags(&offsets, &[(5, 9)]), [false, false, true, true, false, false]);
         assert_eq!(flags(&offsets, &[(4, 7), (11, 12)]), [false, true, true, true, false, true]);
         assert_eq!(flags(&offsets, &[]), [false; 6]);
-        // Several tokens of one character share its range; trimmed white space has none of its own.
+        // Several tokens of one character share its range; trimmed white space has no range.
         assert_eq!(flags(&[(0, 1), (1, 4), (1, 4), (4, 6)], &[(1, 4)]), [false, true, true, false]);
         assert_eq!(flags(&[(0, 3), (4, 4), (4, 6)], &[(3, 4)]), [false, true, false]);
     }

@@ -1,6 +1,6 @@
-//! Chat templates: conversations become text, with the spans the assistant wrote. The variables are
-//! those that templates find in the library they are written for; the date is pinned, and work and
-//! output are bounded.
+//! Chat templates turn conversations into text, with the spans the assistant wrote. The variables
+//! are those of the library that templates are written for; the date is pinned, and work and output
+//! are bounded.
 
 use super::conversation::Conversation;
 use super::date::Date;
@@ -14,10 +14,10 @@ use crate::memory;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// BOUND: memory of a template at work, beside the conversation.
+/// BOUND: memory of a running template, besides the conversation.
 const MEMORY_BYTES_MAX: usize = 512 << 20;
 
-/// A chat template, parsed.
+/// A parsed chat template.
 #[derive(Debug)]
 pub struct Template {
     name: String,
@@ -27,17 +27,17 @@ pub struct Template {
     special_tokens: BTreeMap<String, String>,
 }
 
-/// A conversation as text.
+/// A conversation rendered as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendered {
     pub text: String,
-    /// Byte ranges inside `{% generation %}` blocks, in order; empty ones are left out.
+    /// Byte ranges inside `{% generation %}` blocks, in order, without empty ones.
     pub spans: Vec<(usize, usize)>,
 }
 
 impl Template {
     /// The template of a model folder: `chat_template.jinja`, else `tokenizer_config.json`, else
-    /// `chat_template.json`. `None` where there is none. `date` is what `strftime_now` says, as
+    /// `chat_template.json`. `None` if there is none. `date` is the result of `strftime_now`, as
     /// `YYYY-MM-DD`.
     pub fn load(
         folder: &Path,
@@ -85,7 +85,7 @@ impl Template {
         })
     }
 
-    /// Where it comes from.
+    /// The source it was loaded from.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -104,9 +104,8 @@ impl Template {
         blake3::hash(self.source.as_bytes())
     }
 
-    /// The text of a conversation given as JSON: `{"messages": […]}`, and perhaps `tools` and
-    /// `chat_template_kwargs`. `prompt` adds the header after which the assistant would begin to
-    /// write.
+    /// Renders a conversation given as JSON: `{"messages": […]}`, optionally with `tools` and
+    /// `chat_template_kwargs`. `prompt` adds the header that precedes the assistant's answer.
     pub fn render_row(&self, row: &str, prompt: bool) -> Result<Rendered, RowError> {
         match format::parse(&Json::parse(row)?, RowFormat::Messages, None, true)? {
             Example::Chat(conversation) => self.render(&conversation, prompt),
@@ -114,8 +113,7 @@ impl Template {
         }
     }
 
-    /// The text of a conversation; `prompt` adds the header after which the assistant would begin
-    /// to write.
+    /// Renders a conversation; `prompt` adds the header that precedes the assistant's answer.
     pub(super) fn render(&self, conversation: &Conversation, prompt: bool) -> Result<Rendered, RowError> {
         if self.marked() {
             refuse_marks(conversation)?;
@@ -168,7 +166,7 @@ fn refuse_marks(conversation: &Conversation) -> Result<(), RowError> {
     found.map_or(Ok(()), |mark| Err(RowError::Reserved { code: mark as u32 }))
 }
 
-/// A string, or the entry named `default` of a list of named ones.
+/// A string, or the entry named `default` in a list of named templates.
 fn default_template(value: &serde_json::Value) -> Option<&str> {
     value.as_str().or_else(|| {
         let named = value.as_array()?.iter().find(|entry| entry.get("name").is_some_and(|name| name == "default"));

@@ -1,6 +1,6 @@
-//! The model's tokenizer: `tokenizer.json` read by the `tokenizers` crate, special tokens from the
-//! files beside it. What would make tokens depend on chance or on the file's own truncation and
-//! padding is refused or switched off here.
+//! The model's tokenizer: `tokenizer.json` loaded by the `tokenizers` crate, special tokens from
+//! the files beside it. Anything that would make tokens depend on chance, or on truncation and
+//! padding set in the file, is refused or disabled here.
 
 use super::error::{DataError, RowError};
 use super::files;
@@ -10,29 +10,29 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Tokens of a text, each with its range of bytes in the text.
+/// Tokens of a text, each with its byte range in the text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Encoding {
     pub tokens: Vec<u32>,
     pub offsets: Vec<(usize, usize)>,
 }
 
-/// A loaded tokenizer. Encoding takes `&self` and gives the same tokens from any thread.
+/// A loaded tokenizer. Encoding takes `&self` and returns the same tokens on any thread.
 #[derive(Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     special_tokens: BTreeMap<String, String>,
     end_of_text: Vec<u32>,
     id_limit: u32,
-    /// Texts that are read as special tokens wherever they stand.
+    /// Texts that are read as special tokens anywhere.
     special_texts: Vec<String>,
     digest: blake3::Hash,
-    /// How many times as long as its text a normalised text can be.
+    /// The largest factor by which normalising lengthens a text.
     growth: u64,
 }
 
-/// The parts of `tokenizer.json` that are looked at before the crate sees them: what could bring
-/// chance in, and what could make text grow.
+/// The parts of `tokenizer.json` that are checked before the crate sees them: sources of randomness
+/// and of text growth.
 #[derive(Deserialize)]
 struct Probe {
     model: ModelProbe,
@@ -52,8 +52,7 @@ const SPECIAL_NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a model folder and what the files beside it say about special
-    /// tokens.
+    /// Reads `tokenizer.json` of a model folder, and special tokens from the files beside it.
     pub fn load(folder: &Path) -> Result<Self, DataError> {
         let path = folder.join("tokenizer.json");
         let bytes = files::read(&path, files::TOKENIZER_BYTES_MAX).map_err(of_model)?;
@@ -64,7 +63,7 @@ impl Tokenizer {
         }
         let chains = [&probe.normalizer, &probe.pre_tokenizer, &probe.decoder];
         let growth = normalizers::growth(chains, &probe.added_tokens).map_err(malformed)?;
-        // The crate reports what it expects to be wrong, and panics on some of what it does not.
+        // The crate reports errors it expects, and panics on some that it does not.
         let parsed = quiet::catch(|| tokenizers::Tokenizer::from_bytes(&bytes));
         let mut inner = parsed
             .ok_or_else(|| malformed("the tokenizer cannot be built".into()))?
@@ -107,9 +106,9 @@ impl Tokenizer {
         Ok(unique)
     }
 
-    /// Tokens of a text. `special` adds what the tokenizer puts around a plain text, a first token
-    /// say; the text of a chat template has it already. Special tokens written out in the text are
-    /// recognised either way.
+    /// Tokens of a text. `special` adds the tokens that surround a plain text, such as a first
+    /// token; text from a chat template already has them. Special tokens spelled out in the text
+    /// are recognised either way.
     pub fn encode(&self, text: &str, special: bool) -> Result<Encoding, RowError> {
         let grown = self.growth.saturating_mul(text.len() as u64);
         if grown > normalizers::NORMALISED_BYTES_MAX {
@@ -124,13 +123,14 @@ impl Tokenizer {
         Ok(Encoding { tokens: encoded.get_ids().to_vec(), offsets: encoded.get_offsets().to_vec() })
     }
 
-    /// The text of tokens, special ones included. Bytes that are no character become U+FFFD.
+    /// The text of tokens, including special ones. Bytes that do not form a character become
+    /// U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> String {
         let decoded = quiet::catch(|| self.inner.decode(tokens, false));
         decoded.and_then(Result::ok).unwrap_or_default()
     }
 
-    /// The id of a token given as the vocabulary writes it.
+    /// The id of a token, spelled as in the vocabulary.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
@@ -141,17 +141,17 @@ impl Tokenizer {
         self.end_of_text.first().copied()
     }
 
-    /// Every token at which generation stops, [`Self::end_of_text`] first.
+    /// All tokens that stop generation, [`Self::end_of_text`] first.
     pub fn end_of_text_all(&self) -> &[u32] {
         &self.end_of_text
     }
 
-    /// `bos_token`, `eos_token` and the others that are set.
+    /// `bos_token`, `eos_token` and any others that are set.
     pub fn special_tokens(&self) -> &BTreeMap<String, String> {
         &self.special_tokens
     }
 
-    /// Whether a text contains what is read as a special token.
+    /// Whether a text contains the text of a special token.
     pub fn has_special_text(&self, text: &str) -> bool {
         self.special_texts.iter().any(|special| text.contains(special.as_str()))
     }
@@ -161,7 +161,7 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
-    /// Every id is below this.
+    /// All ids are below this.
     pub fn id_limit(&self) -> u32 {
         self.id_limit
     }
@@ -172,7 +172,7 @@ impl Tokenizer {
     }
 }
 
-/// A file of the model that is too large is malformed: it cannot be split, as data can.
+/// A model file that is too large is malformed: unlike data, it cannot be split.
 pub(super) fn of_model(error: DataError) -> DataError {
     match error {
         DataError::FileTooLarge { path, bytes, limit } => {
@@ -182,7 +182,7 @@ pub(super) fn of_model(error: DataError) -> DataError {
     }
 }
 
-/// From `tokenizer_config.json`, and `special_tokens_map.json` for what the first leaves open.
+/// From `tokenizer_config.json`, with `special_tokens_map.json` for those it does not set.
 fn special_tokens(folder: &Path) -> Result<BTreeMap<String, String>, DataError> {
     let mut tokens = BTreeMap::new();
     for file in ["tokenizer_config.json", "special_tokens_map.json"] {

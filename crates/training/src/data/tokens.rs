@@ -1,7 +1,7 @@
-//! Rows that are tokens already: `input_ids`, and perhaps `labels`, `attention_mask`,
-//! `completion_mask` and `assistant_masks` as other tools write them. Nothing is added to them;
-//! padding at their ends is taken away. `position_ids` and `seq_lengths` say where packed documents
-//! start, and are refused where they say anything else.
+//! Rows that are already tokenised: `input_ids`, and optionally `labels`, `attention_mask`,
+//! `completion_mask` and `assistant_masks` as other tools write them. Nothing is added; padding at
+//! both ends is removed. `position_ids` and `seq_lengths` give the starts of packed documents, and
+//! are refused if they mean anything else.
 
 use super::conversation::{field, missing};
 use super::error::RowError;
@@ -12,15 +12,15 @@ use crate::row::Row;
 /// The label of a token that the loss does not count.
 const NO_LABEL: i64 = -100;
 
-/// A row of tokens; the lists are as long as `ids`.
+/// A row of tokens; all lists have the length of `ids`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tokens {
     ids: Vec<u32>,
-    /// Whether the label is the token itself.
+    /// Whether the label equals the token.
     labelled: Vec<bool>,
     completion: Option<Vec<bool>>,
     assistant: Option<Vec<bool>>,
-    /// Where further documents start, after the first at 0.
+    /// Starts of further documents, after the first at 0.
     later_starts: Vec<usize>,
 }
 
@@ -63,8 +63,8 @@ impl Tokens {
         self.ids = self.ids[range.clone()].to_vec();
     }
 
-    /// With targets: labelled, and inside the masks that the config asks for. Ids must be below
-    /// `limit`.
+    /// The row with its targets: labelled tokens inside the masks that the config selects. Ids must
+    /// be below `limit`.
     pub(super) fn row(&self, limit: u32, loss: Loss) -> Result<Row, RowError> {
         if let Some((index, id)) = self.ids.iter().enumerate().find(|(_, id)| **id >= limit) {
             let field = format!("input_ids[{index}]");
@@ -85,7 +85,7 @@ impl Tokens {
     }
 }
 
-/// The text between padding at the start and at the end.
+/// The tokens between padding at the start and at the end.
 fn text_of(attention: &[bool]) -> Result<std::ops::Range<usize>, RowError> {
     let start = attention.iter().position(|seen| *seen).unwrap_or(attention.len());
     let end = attention.iter().rposition(|seen| *seen).map_or(start, |last| last + 1);
@@ -98,8 +98,7 @@ fn text_of(attention: &[bool]) -> Result<std::ops::Range<usize>, RowError> {
     }
 }
 
-/// Where documents after the first start, as `position_ids` and `seq_lengths` say it; both must say
-/// the same.
+/// Starts of documents after the first, from `position_ids` and `seq_lengths`; both must agree.
 fn later_starts(row: &Json, length: usize, kept: std::ops::Range<usize>) -> Result<Vec<usize>, RowError> {
     let by_position = match same_length(row, "position_ids", length)? {
         Some(positions) => Some(restarts(&positions[kept.clone()], kept.start)?),
@@ -118,7 +117,7 @@ fn later_starts(row: &Json, length: usize, kept: std::ops::Range<usize>) -> Resu
     }
 }
 
-/// Positions count from 0 in every document; nothing else can be trained on.
+/// Positions must count from 0 in every document; nothing else can be trained on.
 fn restarts(positions: &[i64], first: usize) -> Result<Vec<usize>, RowError> {
     let mut starts = Vec::new();
     let mut next = 0;
@@ -157,7 +156,7 @@ fn sums(lengths: &[i64], total: usize) -> Result<Vec<usize>, RowError> {
     Ok(ends)
 }
 
-/// A list of whole numbers; none where it is absent or null.
+/// A list of whole numbers; None if absent or null.
 fn numbers(row: &Json, name: &str) -> Result<Option<Vec<i64>>, RowError> {
     let items = match row.get(name) {
         None | Some(Json::Null) => return Ok(None),
@@ -228,7 +227,7 @@ mod tests {
         assert_eq!(starts(r#"{"input_ids":[5,6,7,8],"position_ids":[0,1,0,0]}"#), [2, 3]);
         assert_eq!(starts(r#"{"input_ids":[5,6,7,8],"seq_lengths":[3,1]}"#), [3]);
         assert_eq!(starts(r#"{"input_ids":[5,6,7],"seq_lengths":[3],"position_ids":[0,1,2]}"#), [0usize; 0]);
-        // Padding is gone before documents are counted, whatever its positions are.
+        // Padding is removed before documents are counted, whatever its positions are.
         let padded =
             r#"{"input_ids":[0,5,6,7,0],"attention_mask":[0,1,1,1,0],"position_ids":[1,0,1,0,0],"seq_lengths":[2,1]}"#;
         assert_eq!(starts(padded), [2]);

@@ -1,12 +1,11 @@
-//! Which characters the assistant wrote, for any template: found by rendering, not by knowing the
-//! template.
+//! Finds the characters the assistant wrote, for any template: by rendering, without knowledge of
+//! the template.
 //!
-//! Strings of the conversation get invisible marks, and the text that comes out, marks removed,
-//! must be the text as it was: then the marks show where each message stands. An answer begins
-//! where the prompt for it ends (the messages before it, rendered with a generation prompt) and
-//! ends where a conversation that stops there would end. Both are compared from the nearest mark
-//! on, so that a template may change what stands further up. What does not fit is an error that
-//! names the turn.
+//! Strings of the conversation get invisible marks, and the rendered text with the marks removed
+//! must equal the unmarked rendering: the marks then locate each message. An answer begins where
+//! its prompt ends (the messages before it, rendered with a generation prompt) and ends where a
+//! conversation that stops there would end. Both are compared from the nearest mark on, so that a
+//! template may change earlier text. Anything that does not match is an error that names the turn.
 
 use super::conversation::{Conversation, is_assistant};
 use super::error::RowError;
@@ -14,19 +13,19 @@ use super::json::Json;
 use super::spans::NoSpans;
 use super::template::Template;
 
-/// Noncharacters of Unicode, never meant for text: a mark is OPEN, the number of its message in 8
+/// Unicode noncharacters, never meant for text: a mark is OPEN, the number of its message in 8
 /// hexadecimal digits, CLOSE.
 const OPEN: char = '\u{fdd2}';
 const CLOSE: char = '\u{fdd3}';
 const DIGIT_ZERO: u32 = 0xfde0;
 const RESERVED: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 
-/// BOUND: text rendered for one conversation. Every turn takes two renderings of all that comes
-/// before it.
+/// BOUND: text rendered for one conversation. Every turn takes two renderings of everything before
+/// it.
 const RENDERED_BYTES_MAX: usize = 1 << 28;
 
-/// Which strings are marked. A template may compare the names of tools, and then only content can
-/// be.
+/// Which strings are marked. A template may compare the names of tools; then only content can be
+/// marked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
     All,
@@ -34,7 +33,7 @@ enum Level {
     Nothing,
 }
 
-/// A rendered conversation and where its marks were: message and byte.
+/// A rendered conversation and the positions of its marks: message and byte.
 #[derive(Debug, Default)]
 struct Marked {
     text: String,
@@ -51,8 +50,8 @@ impl Marked {
     }
 }
 
-/// Byte spans of the assistant's turns in `text`, which is the conversation rendered; `offsets` are
-/// those of its tokens.
+/// Byte spans of the assistant's turns in `text`, the rendered conversation; `offsets` are those of
+/// its tokens.
 pub(super) fn derive(
     template: &Template,
     conversation: &Conversation,
@@ -72,7 +71,7 @@ pub(super) fn derive(
                 return Err(NoSpans::Template("it does not render the same conversation twice alike".into()));
             }
             Err(error) if turns.level == Level::Nothing => return Err(NoSpans::Row(error)),
-            // The marks change what the template prints: fewer of them.
+            // The marks change what the template prints: use fewer.
             _ => turns.level = if turns.level == Level::All { Level::Content } else { Level::Nothing },
         }
     };
@@ -148,8 +147,8 @@ impl Turns<'_> {
         };
         let asked = &prompt.text[there..];
         let shared = whole_tags(asked, common(asked, before));
-        // What stands between the prompt and the first word: a header that no prompt has, or an
-        // empty thought.
+        // The text between the prompt and the first word: a header that no prompt has, or an empty
+        // thought.
         let header = if bound.is_some() { before[shared..].trim().to_owned() } else { String::new() };
         let (start, whole, asked_bytes) = (here + shared, shared == asked.len(), there + shared);
         if whole && header.is_empty() {
@@ -160,7 +159,7 @@ impl Turns<'_> {
         };
         let history_bytes = common(&prompt.text, &history.text);
         let has_prompt = prompt.text.len() > history_bytes;
-        // A call begins with tags of its own, which are the assistant's too.
+        // A call begins with its own tags, which the assistant writes too.
         if whole && (has_prompt || !has_content(&self.conversation.messages[turn])) {
             return Ok(start);
         }
@@ -168,8 +167,8 @@ impl Turns<'_> {
             let why = format!("it has no generation prompt, and prints `{}` before an answer", header.escape_debug());
             return Err(NoSpans::Template(why));
         }
-        // A part of the prompt may be missing in the whole: the opening of a thought that is not
-        // repeated, say.
+        // A part of the prompt may be missing in the whole: for example, the opening of a thought
+        // that is not repeated.
         let some = asked_bytes > history_bytes || (asked_bytes == history_bytes && header.is_empty());
         if some && self.level != Level::Nothing {
             return Ok(start);
@@ -177,8 +176,8 @@ impl Turns<'_> {
         Err(ambiguous(turn, "the messages before it are printed differently without it"))
     }
 
-    /// Where there is nothing to render before the turn: after the header that the whole
-    /// conversation's prompt shows.
+    /// If there is nothing to render before the turn: after the header seen in the prompt of the
+    /// whole conversation.
     fn start_by_header(&mut self, turn: usize, bound: Option<usize>) -> Result<usize, NoSpans> {
         let whole = self.render(self.conversation.messages.len(), true).map_err(NoSpans::Row)?;
         let header = &whole.text[common(&whole.text, &self.full.text)..];
@@ -205,8 +204,8 @@ impl Turns<'_> {
         if marks.is_none() && (self.level == Level::Nothing || has_text(&self.conversation.messages[turn])) {
             return Err(ambiguous(turn, "its text is printed differently when messages follow"));
         }
-        // Something closes a conversation that stops, and something else follows here. They may
-        // begin alike: what counts is whole tags and whole tokens.
+        // One text closes a conversation that stops, and another follows here. They may begin
+        // alike: only whole tags and whole tokens count.
         let alike = here + whole_tags(tail, shared);
         let ends = self.offsets.iter().map(|(_, end)| *end).take_while(|end| *end <= alike);
         Ok(ends.last().unwrap_or(0).max(here).max(start))
@@ -221,18 +220,18 @@ fn has_content(message: &Json) -> bool {
     matches!(message.get("content"), Some(Json::Text(text)) if !text.trim().is_empty())
 }
 
-/// Whether the assistant says anything in this message.
+/// Whether the assistant writes anything in this message.
 fn has_text(message: &Json) -> bool {
     has_content(message) || matches!(message.get("tool_calls"), Some(Json::Array(calls)) if !calls.is_empty())
 }
 
-/// Bytes that two texts share from their start, whole characters only.
+/// Length of the common prefix in bytes, whole characters only.
 fn common(left: &str, right: &str) -> usize {
     let shared = left.bytes().zip(right.bytes()).take_while(|(left, right)| left == right).count();
     (0..=shared).rev().find(|at| left.is_char_boundary(*at)).unwrap_or(0)
 }
 
-/// The first `shared` bytes, less a tag that they cut in two.
+/// The first `shared` bytes, minus a tag that they would split.
 fn whole_tags(text: &str, shared: usize) -> usize {
     if shared == text.len() {
         return shared;
@@ -252,7 +251,7 @@ fn marked(message: &Json, index: usize, level: Level) -> Json {
     Json::Object(entries.iter().map(|(key, value)| (key.clone(), mark(key, value))).collect())
 }
 
-/// Names and arguments of tool calls, wherever they stand; ids and types stay as they are.
+/// Marks names and arguments of tool calls at any depth; ids and types stay unchanged.
 fn marked_calls(value: &Json, index: usize) -> Json {
     match value {
         Json::Array(items) => Json::Array(items.iter().map(|item| marked_calls(item, index)).collect()),
@@ -278,8 +277,8 @@ fn marked_value(value: &Json, index: usize) -> Json {
     }
 }
 
-/// Marks inside the white space at both ends, which templates trim, and after each thought, before
-/// which they cut.
+/// Marks go inside the white space at both ends, which templates trim, and after each thought,
+/// before which they cut.
 fn marked_text(text: &str, index: usize) -> String {
     const THOUGHT_END: &str = "</think>";
     let core = text.trim();
@@ -354,7 +353,7 @@ mod tests {
         rows.iter().map(conversation).collect()
     }
 
-    /// On the families whose turns are known by their tokens, rendering finds the same text.
+    /// On families whose turns are known from their tokens, rendering finds the same text.
     #[test]
     fn rendering_finds_what_the_families_tell() {
         let mut compared = 0;

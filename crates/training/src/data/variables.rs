@@ -1,13 +1,12 @@
-//! Variables that a chat template sees besides the usual ones: `enable_thinking`, say. They come
-//! from the config (`chat_template_kwargs`) or the command line, and a row may set its own over
-//! them.
+//! Chat template variables besides the usual ones, such as `enable_thinking`. They come from the
+//! config (`chat_template_kwargs`) or the command line, and a row may override them.
 
 use super::error::RowError;
 use super::json::Json;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What a template gets from us and nobody else may set.
+/// Variables that we set and nobody else may.
 const OURS: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 
 /// Names with their values as JSON.
@@ -15,8 +14,8 @@ const OURS: [&str; 4] = ["messages", "tools", "documents", "add_generation_promp
 pub struct Variables(BTreeMap<String, String>);
 
 impl Variables {
-    /// Adds `NAME=VALUE` as the command line has it. A value that is JSON means that; any other is
-    /// a string, but for Python's `True`, `False` and `None`.
+    /// Adds `NAME=VALUE` from the command line. A JSON value is taken as such; any other is a
+    /// string, except for Python's `True`, `False` and `None`.
     pub fn add_argument(&mut self, argument: &str) -> Result<(), String> {
         let (name, value) = argument.split_once('=').ok_or("there is no `=`")?;
         let json = match value {
@@ -36,7 +35,7 @@ impl Variables {
         Ok(())
     }
 
-    /// Adds those of `others`, which count where both have one.
+    /// Adds the variables of `others`, which take precedence.
     pub fn merge(&mut self, others: Self) {
         self.0.extend(others.0);
     }
@@ -46,7 +45,7 @@ impl Variables {
     }
 }
 
-/// As one JSON object: the `chat_template_kwargs` of a row.
+/// Prints one JSON object: the `chat_template_kwargs` of a row.
 impl fmt::Display for Variables {
     fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
         write!(out, "{{")?;
@@ -57,7 +56,7 @@ impl fmt::Display for Variables {
     }
 }
 
-/// Whether a template can have a variable of that name, and why not.
+/// Checks that a template can have a variable of that name; if not, says why.
 pub fn check_name(name: &str) -> Result<(), String> {
     let first = |letter: char| letter.is_ascii_alphabetic() || letter == '_';
     if !name.starts_with(first) || !name.chars().all(|letter| first(letter) || letter.is_ascii_digit()) {

@@ -1,4 +1,4 @@
-//! Arguments of a call, and how they find their parameters.
+//! Arguments of a call, and their binding to parameters.
 
 use super::value::Value;
 use super::{Result, fail};
@@ -15,8 +15,7 @@ impl Arguments {
         Self { positional: vec![value], named: Vec::new() }
     }
 
-    /// The arguments of a function in the order of its parameters; the first `required` of them
-    /// must be given.
+    /// The arguments of a function in parameter order; the first `required` of them must be given.
     pub(super) fn bind<const N: usize>(
         &self,
         function: &str,
@@ -45,13 +44,13 @@ impl Arguments {
         }
     }
 
-    /// Where nothing may be given.
+    /// Checks that no arguments are given.
     pub(super) fn none(&self, function: &str) -> Result<()> {
         self.bind::<0>(function, [], 0).map(drop)
     }
 }
 
-/// An integer argument, `default` where it is missing.
+/// An integer argument, or `default` if missing.
 pub(super) fn integer(function: &str, value: Option<&Value>, default: i128) -> Result<i128> {
     match value {
         None => Ok(default),
@@ -73,7 +72,7 @@ pub(super) fn text<'a>(function: &str, value: &'a Value) -> Result<&'a str> {
     }
 }
 
-/// A flag, `false` where it is missing.
+/// A flag, or `false` if missing.
 pub(super) fn flag(value: Option<&Value>) -> bool {
     value.is_some_and(Value::truth)
 }

@@ -1,5 +1,5 @@
-//! A parsed template. Every expression knows how high its tree is, and the parser refuses those
-//! that are too high, so that walking, evaluating and releasing them take a bounded stack.
+//! A parsed template. Every expression stores the height of its tree, and the parser refuses trees
+//! that are too high, so that walking, evaluating and dropping them take a bounded stack.
 
 use super::value::Value;
 use super::{HEIGHT_MAX, Result, limit};
@@ -64,7 +64,7 @@ pub(super) enum ExpressionKind {
     Item(Child, Child),
     Slice(Child, [Option<Child>; 3]),
     Call(Child, CallArguments),
-    /// Without a value it stands over a block.
+    /// Without a value it applies to a block.
     Filter(Option<Child>, Arc<str>, CallArguments),
     Test(Child, Arc<str>, CallArguments),
 }
@@ -127,7 +127,7 @@ impl Expression {
     }
 }
 
-/// What is assigned to.
+/// The target of an assignment.
 #[derive(Debug)]
 pub(super) enum Target {
     Name(NameId),
@@ -178,7 +178,7 @@ pub(super) struct Macro {
     pub(super) uses: Uses,
 }
 
-/// Which of the names that a macro finds beside its parameters its body uses.
+/// Which of a macro's implicit names its body uses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Uses {
     pub(super) caller: bool,

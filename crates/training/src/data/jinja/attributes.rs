@@ -1,6 +1,6 @@
-//! `value.name` and `value[key]`. A name is looked for among the methods of the type first and then
-//! among the keys, a key the other way round; what would change a value is out of reach, as in
-//! Jinja2's immutable sandbox.
+//! `value.name` and `value[key]`. A name is looked up among the methods of the type first and then
+//! among the keys, a key the other way round; mutating methods are unavailable, as in Jinja2's
+//! immutable sandbox.
 
 use super::interpreter::Interpreter;
 use super::value::{Items, Value};
@@ -130,7 +130,7 @@ impl Interpreter<'_> {
     }
 }
 
-/// A name for a message, cut where it is long.
+/// A name for a message, shortened if long.
 fn shown(name: &str) -> String {
     name.chars().take(80).flat_map(char::escape_debug).collect()
 }
@@ -139,7 +139,7 @@ fn item_at(list: &Items, key: &Value) -> Option<Value> {
     index(key, list.items.len()).map(|at| list.items[at].clone())
 }
 
-/// The place that an index names; negative ones count from the end.
+/// The position an index refers to; negative ones count from the end.
 fn index(key: &Value, length: usize) -> Option<usize> {
     let at = key.as_int()?;
     let at = if at < 0 { at.checked_add(length as i128)? } else { at };

@@ -1,5 +1,4 @@
-//! What can be called: macros, methods, and the functions that templates find beside their
-//! variables.
+//! Callables: macros, methods, and the functions available to templates besides their variables.
 
 use super::arguments::{self, Arguments};
 use super::interpreter::{Counter, Interpreter};

@@ -102,7 +102,7 @@ impl Interpreter<'_> {
             "string" => value.as_text().is_some(),
             "mapping" => matches!(value, Value::Dict(_)),
             "iterable" => value.is_iterable(),
-            // What has a length and can be indexed, an undefined value included.
+            // Anything with a length and an index operator, including an undefined value.
             "sequence" => value.length().is_some() && !matches!(value, Value::View(..)),
             "callable" => value.is_callable(),
             "escaped" => matches!(value, Value::Markup(_)),

@@ -1,5 +1,5 @@
-//! Filters by name. What Jinja2 has and a chat template cannot sensibly want, such as `urlize` or
-//! `random`, is refused.
+//! Filters by name. Jinja2 filters that make no sense in a chat template, such as `urlize` or
+//! `random`, are refused.
 
 use super::arguments::{self, Arguments};
 use super::interpreter::Interpreter;
@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Every filter there is, for `is filter`.
+/// All filter names, for `is filter`.
 pub(super) const NAMES: [&str; 48] = [
     "abs",
     "attr",
@@ -128,7 +128,7 @@ impl Interpreter<'_> {
         let [attribute] = given.bind("attr", ["name"], 1)?;
         let attribute = attribute.unwrap_or(Value::None);
         let attribute = arguments::text("attr", &attribute)?;
-        // Unlike the dot, the filter does not look among the keys.
+        // Unlike the dot, the filter does not look up keys.
         if value.as_dict().is_some_and(|dict| dict.get_text(attribute).is_some()) {
             return Ok(Value::undefined(format!("'dict object' has no attribute '{}'", attribute.escape_debug())));
         }
@@ -219,13 +219,13 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Filters that take the text of a value.
+    /// Filters on the text of a value.
     fn text_filter(&mut self, name: &str, value: &Value, given: &Arguments) -> Result<Value> {
         if !NAMES.contains(&name) {
             return fail(format!("no filter named '{}', or none that is supported", name.escape_debug()));
         }
         if let Value::Markup(text) = value {
-            // What only changes or removes characters leaves the mark.
+            // Filters that only change or remove characters keep the text marked.
             if matches!(name, "trim" | "upper" | "lower" | "capitalize") {
                 let changed = self.text_filter(name, &Value::Text(Arc::clone(text)), given)?;
                 return Ok(Value::Markup(print::text(&changed, &self.meter)?));
@@ -343,7 +343,7 @@ impl Interpreter<'_> {
         Ok(Value::text(&query))
     }
 
-    /// Percent-encoding; in a query a space is a plus and the slash is encoded, too.
+    /// Percent-encoding; in a query a space becomes a plus and the slash is encoded too.
     fn quote(&mut self, text: &str, query: bool) -> Result<String> {
         self.meter.charge(text.len(), 2 * CHARACTER)?;
         let mut quoted = String::with_capacity(text.len());

@@ -14,7 +14,7 @@ pub(super) fn padding(fill: char, count: usize) -> String {
     std::iter::repeat_n(fill, count).collect()
 }
 
-/// How one value is laid out.
+/// The layout of one value.
 #[derive(Debug)]
 struct Spec {
     fill: char,
@@ -35,8 +35,8 @@ impl Default for Spec {
     }
 }
 
-/// Reads a run of digits; numbers too large to be meant become the largest one, which the limit of
-/// work refuses.
+/// Reads a run of digits; numbers too large to be meant become the maximum, which the work limit
+/// refuses.
 fn digits(characters: &[char], at: &mut usize) -> Option<usize> {
     let from = *at;
     while characters.get(*at).is_some_and(char::is_ascii_digit) {
@@ -176,7 +176,7 @@ fn repr(value: &Value, meter: &Meter) -> Result<Arc<str>> {
     Ok(Arc::from(text))
 }
 
-/// Puts text into its width; `sign` stays before the zeros that fill it.
+/// Pads text to its width; `sign` stays before the zeros that fill it.
 fn lay_out(out: &mut String, sign: &str, text: &str, spec: &Spec, meter: &Meter) -> Result<()> {
     let length = sign.chars().count() + text.chars().count();
     let missing = spec.width.saturating_sub(length);
@@ -265,7 +265,7 @@ fn with_commas(text: &str) -> String {
     grouped + &text[end..]
 }
 
-/// A float that is not negative, in one of Python's float formats.
+/// A non-negative float in one of Python's float formats.
 fn float_text(float: f64, spec: &Spec) -> String {
     let upper = spec.kind.is_ascii_uppercase();
     if !float.is_finite() {
@@ -379,7 +379,7 @@ impl Interpreter<'_> {
     }
 }
 
-/// The part of a format that follows the colon: how to lay a value out, and the letter at its end.
+/// Parses a format specification (after the colon): the layout of a value, and the final letter.
 fn parse_spec(text: &str) -> Result<(Spec, Option<char>)> {
     let characters: Vec<char> = text.chars().collect();
     let mut spec = Spec::default();
@@ -412,7 +412,7 @@ fn parse_spec(text: &str) -> Result<(Spec, Option<char>)> {
     Ok((spec, kind))
 }
 
-/// One value with the part of a format that follows the colon.
+/// Formats one value with a format specification (after the colon).
 fn format_value(out: &mut String, value: &Value, text: &str, meter: &Meter) -> Result<()> {
     if text.is_empty() {
         let text = print::text(value, meter)?;

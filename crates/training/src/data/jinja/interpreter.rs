@@ -1,5 +1,6 @@
-//! Runs a program: statements, expressions, scopes. Scopes, namespaces and macros lie in tables and
-//! refer to each other by index, so there are no cycles to leak and no long chains to release.
+//! Runs a program: statements, expressions, scopes. Scopes, namespaces and macros are stored in
+//! tables and refer to each other by index, so there are no cycles to leak and no long chains to
+//! drop.
 
 use super::arguments::Arguments;
 use super::ast::{Body, CallArguments, Command, Expression, ExpressionKind, Macro, NameId, Target};
@@ -17,12 +18,12 @@ use std::sync::Arc;
 pub(super) struct Scope<'p> {
     pub(super) parent: Option<usize>,
     variables: Vec<(NameId, Value)>,
-    /// A macro or a value of a loop refers to it: it stays until the end.
+    /// A macro or a loop value refers to it: it is kept until the end.
     captured: bool,
     pub(super) looping: Option<Looping<'p>>,
 }
 
-/// What a body ended with.
+/// How a body ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Flow {
     Next,
@@ -52,7 +53,7 @@ pub(in crate::data) struct Interpreter<'p> {
 }
 
 impl<'p> Interpreter<'p> {
-    /// `bytes` is the size of the conversation, which the limit of work grows with.
+    /// `bytes` is the size of the conversation, which the work limit scales with.
     pub(in crate::data) fn new(program: &'p Program, date: Date, bytes: usize) -> Self {
         let loop_name = program.names.iter().position(|name| name.as_ref() == "loop").map(|at| at as NameId);
         Self {
@@ -70,14 +71,14 @@ impl<'p> Interpreter<'p> {
         }
     }
 
-    /// A variable of the template. One that the template never names is dropped.
+    /// Defines a template variable. One that the template never names is dropped.
     pub(in crate::data) fn define(&mut self, name: &str, value: Value) {
         if let Some(id) = self.name_id(name) {
             self.assign_name(id, value);
         }
     }
 
-    /// Runs the template; what it printed.
+    /// Runs the template and returns its output.
     pub(in crate::data) fn run(mut self) -> Result<String> {
         let program = self.program;
         match self.body(&program.body)? {
@@ -96,7 +97,7 @@ impl<'p> Interpreter<'p> {
         self.scope
     }
 
-    /// Leaves a scope for another one.
+    /// Leaves a scope for another.
     pub(super) fn pop_scope(&mut self, scope: usize, back: usize) {
         if scope + 1 == self.scopes.len() && !self.scopes[scope].captured {
             self.scopes.pop();
@@ -104,7 +105,7 @@ impl<'p> Interpreter<'p> {
         self.scope = back;
     }
 
-    /// Keeps a scope and those around it.
+    /// Keeps a scope and its ancestors.
     pub(super) fn capture_scope(&mut self, scope: usize) {
         let mut next = Some(scope);
         while let Some(at) = next.filter(|at| !self.scopes[*at].captured) {
@@ -196,7 +197,7 @@ impl<'p> Interpreter<'p> {
         Ok(())
     }
 
-    /// What a body prints, in a scope of its own.
+    /// The output of a body run in its own scope.
     pub(super) fn captured(&mut self, parent: usize, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<String> {
         let (back, outer) = (self.scope, std::mem::take(&mut self.out));
         let scope = self.push_scope(parent);
@@ -209,7 +210,7 @@ impl<'p> Interpreter<'p> {
         self.captured(self.scope, |interpreter| interpreter.whole_body(body))
     }
 
-    /// A body that no `break` may leave.
+    /// Runs a body that no `break` may leave.
     pub(super) fn whole_body(&mut self, body: &'p Body) -> Result<()> {
         match self.body(body)? {
             Flow::Next => Ok(()),
@@ -320,7 +321,7 @@ impl<'p> Interpreter<'p> {
         self.write(&text)
     }
 
-    /// A filter that stands over a block, given the block's text.
+    /// Applies a block's filter to the text of the block.
     fn filter_over(&mut self, filter: &'p Expression, text: Value) -> Result<Value> {
         self.deeper()?;
         let ExpressionKind::Filter(inner, name, arguments) = &filter.kind else { return fail("expected a filter") };
@@ -358,8 +359,7 @@ impl<'p> Interpreter<'p> {
         Ok(arguments)
     }
 
-    /// A value that is only looked into or called: a loop that is used so need not outlive its
-    /// block.
+    /// A value that is only indexed or called: a loop used this way need not outlive its block.
     fn base(&mut self, expression: &'p Expression) -> Result<Value> {
         match &expression.kind {
             ExpressionKind::Name(id) => Ok(self.name_value(*id)),

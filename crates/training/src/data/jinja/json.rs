@@ -1,5 +1,5 @@
-//! The `tojson` filter: `json.dumps` with `ensure_ascii=False` as its default, as chat templates
-//! have it.
+//! The `tojson` filter: `json.dumps` with `ensure_ascii=False` by default, as chat templates
+//! expect.
 
 use super::arguments::{self, Arguments};
 use super::lists;

@@ -1,6 +1,6 @@
-//! The source as tokens. White space around tags is treated as Jinja2 does with `trim_blocks` and
-//! `lstrip_blocks`: the line break after a block goes, and so does the indent of a line that begins
-//! with one.
+//! Splits the source into tokens. White space around tags is handled as in Jinja2 with
+//! `trim_blocks` and `lstrip_blocks`: the line break after a block is removed, and so is the indent
+//! of a line that begins with one.
 
 use super::number;
 use super::strings::is_space;
@@ -86,7 +86,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The text before a tag without the white space that the tag takes away.
+    /// The text before a tag, without the white space that the tag removes.
     fn trimmed(&self, text: &str, sign: Option<u8>, variable: bool) -> String {
         if sign == Some(b'-') {
             return text.trim_end_matches(is_space).to_owned();
@@ -97,7 +97,7 @@ impl<'a> Lexer<'a> {
         (if strips && blank { &text[..line] } else { text }).to_owned()
     }
 
-    /// Steps behind the end of a tag at `length` bytes from here; `sign` stands before it.
+    /// Moves past the end of a tag at `length` bytes from here; `sign` precedes it.
     fn close(&mut self, length: usize, sign: Option<u8>, block: bool) {
         let from = self.at;
         self.at += length;
@@ -116,7 +116,7 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// Whether the block that is open here is `raw`; steps behind it if so.
+    /// Whether the block opened here is `raw`; moves past it if so.
     fn raw_begins(&mut self) -> bool {
         let Some(rest) = self.rest().trim_start_matches(is_space).strip_prefix("raw") else { return false };
         let rest = rest.trim_start_matches(is_space);

@@ -1,5 +1,5 @@
-//! Filters over lists: sorting, grouping, picking, mapping. Those that are generators in Jinja2
-//! give iterators here.
+//! Filters over lists: sorting, grouping, selecting, mapping. Those that are generators in Jinja2
+//! return iterators here.
 
 use super::arguments::{self, Arguments};
 use super::interpreter::Interpreter;
@@ -8,7 +8,7 @@ use super::{CHARACTER, ITEM, Meter, Result, STEP, fail, operators, print};
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-/// A stable sort whose comparison may fail.
+/// A stable sort with a fallible comparison.
 pub(super) fn sorted<T>(
     mut items: Vec<T>,
     mut order: impl FnMut(&T, &T) -> Result<Option<Ordering>>,
@@ -30,7 +30,7 @@ pub(super) fn sorted<T>(
         let mut right = right.into_iter().peekable();
         for item in left {
             while let Some(other) = right.peek() {
-                // Python asks only whether one is less than the other.
+                // Python only compares with less-than.
                 if order(other, &item)? != Some(Ordering::Less) {
                     break;
                 }
@@ -45,7 +45,7 @@ pub(super) fn sorted<T>(
     Ok(items)
 }
 
-/// What a filter looks at in an item: a path of attributes, and whether case counts.
+/// What a filter reads of an item: a path of attributes, and whether case matters.
 struct Key {
     path: Vec<Value>,
     default: Option<Value>,
@@ -173,7 +173,7 @@ impl Interpreter<'_> {
         Value::iterator(items)
     }
 
-    /// The least or the greatest item, by `name`.
+    /// The least or the greatest item, depending on `name`.
     fn extreme(&mut self, name: &str, value: &Value, given: &Arguments) -> Result<Value> {
         let [case, attribute] = given.bind(name, ["case_sensitive", "attribute"], 0)?;
         let key = Key::new(attribute.as_ref(), !arguments::flag(case.as_ref()));
@@ -213,7 +213,7 @@ impl Interpreter<'_> {
         }
         let mut items = value.items(&self.meter)?;
         items.reverse();
-        // A generator cannot be read backwards, so Jinja2 makes a list of it.
+        // A generator cannot be read backwards, so Jinja2 turns it into a list.
         if matches!(value, Value::Iterator(_)) { Value::list(items) } else { Value::iterator(items) }
     }
 
@@ -223,7 +223,7 @@ impl Interpreter<'_> {
         for item in items {
             keyed.push((key.of(self, &item)?, item));
         }
-        // Equal items keep their order in a reversed sort, too.
+        // Equal items keep their order in a reversed sort too.
         if reverse {
             keyed.reverse();
         }

@@ -1,5 +1,5 @@
-//! `for`: items, the condition that picks them, the `loop` variable, recursion. Items are picked
-//! one by one, because a condition may ask for what the body has just set.
+//! `for`: items, the condition that filters them, the `loop` variable, recursion. Items are
+//! filtered one at a time, because a condition may read what the body has just set.
 
 use super::arguments::Arguments;
 use super::ast::Loop;
@@ -12,11 +12,11 @@ use std::collections::VecDeque;
 pub(super) struct Looping<'p> {
     statement: &'p Loop,
     depth: usize,
-    /// Items begun.
+    /// Number of items started.
     index: usize,
-    /// Not yet put to the condition, the next one last.
+    /// Items not yet tested by the condition, the next one last.
     source: Vec<Value>,
-    /// Picked, not yet begun.
+    /// Items that passed the condition but have not started.
     ready: VecDeque<Value>,
     previous: Option<Value>,
     current: Option<Value>,
@@ -57,7 +57,7 @@ impl<'p> Interpreter<'p> {
         Ok(())
     }
 
-    /// Whether there was an item at all.
+    /// Returns whether there was any item.
     fn iterate(&mut self, statement: &'p Loop, scope: usize) -> Result<bool> {
         let mut begun = false;
         while self.pick(scope)? {
@@ -78,7 +78,7 @@ impl<'p> Interpreter<'p> {
         Ok(begun)
     }
 
-    /// Makes sure that the next item is ready; false when there is none.
+    /// Ensures that the next item is ready; false if there is none.
     fn pick(&mut self, scope: usize) -> Result<bool> {
         loop {
             let Some(state) = self.scopes[scope].looping.as_mut() else { return Ok(false) };
@@ -91,7 +91,7 @@ impl<'p> Interpreter<'p> {
         }
     }
 
-    /// Puts one more item to the condition; false when there is none.
+    /// Tests one more item with the condition; false if there is none.
     fn pick_one(&mut self, scope: usize) -> Result<bool> {
         let Some(state) = self.scopes[scope].looping.as_mut() else { return Ok(false) };
         let statement = state.statement;

@@ -1,4 +1,4 @@
-//! Methods of strings, lists and dicts. Positions count characters, as they do in Python.
+//! Methods of strings, lists and dicts. Positions count characters, as in Python.
 
 use super::arguments::{self, Arguments};
 use super::interpreter::Interpreter;
@@ -190,8 +190,8 @@ fn plain_method(text: &str, name: &str) -> Result<Value> {
     }
 }
 
-/// The part of a text between two positions of characters, and the number of characters before it.
-/// `None` where the first lies behind the end: nothing is found there, not even the empty string.
+/// The part of a text between two character positions, and the number of characters before it.
+/// `None` if the first lies past the end: nothing is found there, not even the empty string.
 fn window<'a>(
     text: &'a str,
     name: &str,
@@ -253,7 +253,7 @@ fn affix(text: &str, name: &str, given: &Arguments, meter: &Meter) -> Result<Val
     Ok(Value::Bool(false))
 }
 
-/// The first `count` of `old` become `new`, all of them where it is negative.
+/// Replaces the first `count` occurrences of `old` with `new`, or all if `count` is negative.
 pub(super) fn replace(text: &str, old: &str, new: &str, count: i128, meter: &Meter) -> Result<Value> {
     meter.charge(text.len() + old.len(), CHARACTER)?;
     let count = usize::try_from(count).unwrap_or(usize::MAX);
@@ -288,7 +288,7 @@ fn pad(text: &str, name: &str, given: &Arguments, meter: &Meter) -> Result<Value
     }))
 }
 
-/// As Python shares out an odd number of fill characters.
+/// Distributes an odd number of fill characters as Python does.
 pub(super) fn centre(text: &str, width: usize, missing: usize, fill: char) -> String {
     let left = missing / 2 + (missing & width & 1);
     format!("{}{text}{}", format::padding(fill, left), format::padding(fill, missing - left))

@@ -1,8 +1,8 @@
-//! An interpreter for chat templates: the part of Jinja2 that templates are written in, with
-//! Python's values behind it. A template is a stranger's program, so everything it does is bounded:
-//! the size and nesting of the source before it runs, the nesting of calls and values, and the
-//! work, counted by what is touched. The count is a function of template and conversation alone, so
-//! a template that is refused on one machine is refused on all.
+//! An interpreter for chat templates: the part of Jinja2 that templates use, with Python's values.
+//! A template is an untrusted program, so everything it does is bounded: the size and nesting of
+//! the source before it runs, the nesting of calls and values, and the work, counted by the bytes
+//! touched. The count is a function of template and conversation alone, so a template refused on
+//! one machine is refused on all.
 
 mod arguments;
 mod ast;
@@ -33,7 +33,7 @@ use std::cell::Cell;
 
 /// BOUND: levels of nesting in the source: parentheses, lists, signs, `not`, blocks.
 const NESTING_MAX: usize = 100;
-/// BOUND: height of an expression's tree. A chain of operators is as high as it is long.
+/// BOUND: height of an expression tree. A chain of operators is as high as it is long.
 const HEIGHT_MAX: usize = 300;
 /// BOUND: nesting of values. Rows have 128 levels at most.
 const VALUE_DEPTH_MAX: usize = 160;
@@ -48,26 +48,25 @@ const WORK_PER_BYTE: u64 = 512;
 
 /// Work of one expression, statement or call.
 const STEP: usize = 64;
-/// Work of one value that is made: an allocation of its own.
+/// Work of creating one value: a separate allocation.
 const PIECE: usize = 192;
-/// Work of one character that is looked up in the tables of Unicode.
+/// Work of looking up one character in the Unicode tables.
 const LOOKUP: usize = 60;
-/// Work of one item of a list or dict that is read or copied.
+/// Work of reading or copying one item of a list or dict.
 const ITEM: usize = 32;
-/// Work of one byte that is copied as it is. Text that grows by a piece a message is copied again
-/// and again.
+/// Work of copying one byte unchanged. Text that grows by a piece per message is copied repeatedly.
 const COPY: usize = 1;
-/// Work of one byte that is compared, searched or filled in.
+/// Work of comparing, searching or filling in one byte.
 const BYTE: usize = 4;
-/// Work of one byte that is decoded, converted or escaped.
+/// Work of decoding, converting or escaping one byte.
 const CHARACTER: usize = 10;
 
-/// Why a template was not parsed or did not finish.
+/// Why a template failed to parse or to finish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// What Jinja2 would call an error; the line is that of the source, 0 where there is none.
+    /// An error in Jinja2 too; the line is that of the source, 0 if there is none.
     Error { line: usize, why: String },
-    /// A limit of this program.
+    /// A limit of this program was exceeded.
     Limit(String),
     /// `raise_exception` with its message.
     Raised(String),
@@ -84,7 +83,7 @@ fn limit<T>(why: impl Into<String>) -> Result<T> {
     Err(Fault::Limit(why.into()))
 }
 
-/// Counts work down.
+/// The remaining work.
 #[derive(Debug)]
 struct Meter {
     budget: u64,
@@ -97,8 +96,8 @@ impl Meter {
         Self { budget, left: Cell::new(budget) }
     }
 
-    /// `count` pieces of `cost` each. Called before the work is done and before its memory is
-    /// allocated.
+    /// Charges `count` pieces of `cost` each. Called before doing the work and before allocating
+    /// its memory.
     fn charge(&self, count: usize, cost: usize) -> Result<()> {
         let work = (count as u64).saturating_mul(cost as u64);
         match self.left.get().checked_sub(work) {

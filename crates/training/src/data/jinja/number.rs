@@ -1,6 +1,5 @@
-//! Numbers as Python has them: integers without a limit on size (exact here up to 128 bits, kept as
-//! digits beyond), floats that print with the fewest digits that give them back, and comparisons
-//! between the two that are exact.
+//! Python's numbers: integers of unlimited size (exact here up to 128 bits, kept as digits beyond),
+//! floats that print with the fewest digits that round-trip, and exact comparisons between the two.
 #![expect(
     clippy::float_arithmetic,
     reason = "templates calculate with float64, as Python does; each operation is exact IEEE"
@@ -15,7 +14,7 @@ use std::sync::Arc;
 /// BOUND: digits of an integer, as in Python.
 pub(in crate::data) const DIGITS_MAX: usize = 4300;
 
-/// An integer of decimal digits, perhaps with a sign. The caller has checked the characters.
+/// An integer of decimal digits, optionally with a sign. The caller has checked the characters.
 pub(in crate::data) fn integer(text: &str) -> Option<Value> {
     let digits = text.trim_start_matches(['-', '+']);
     if digits.len() > DIGITS_MAX {
@@ -29,11 +28,11 @@ pub(in crate::data) fn integer(text: &str) -> Option<Value> {
     Some(Value::Big(Arc::from(format!("{sign}{significant}"))))
 }
 
-/// The order of two numbers; `None` where one of them is NaN.
+/// The order of two numbers; `None` if one of them is NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Order(pub(super) Option<Ordering>);
 
-/// Compares numbers; `None` where one of the values is no number.
+/// Compares numbers; `None` if one of the values is not a number.
 pub(super) fn compare(left: &Value, right: &Value) -> Option<Order> {
     if let (Some(left), Some(right)) = (left.as_int(), right.as_int()) {
         return Some(Order(Some(left.cmp(&right))));
@@ -88,13 +87,13 @@ fn compare_float(float: f64, integer: &Integer) -> Option<Ordering> {
             let order = (whole as i128).cmp(integer);
             Some(order.then(float.partial_cmp(&whole)?))
         }
-        // A float from 1e38 on is whole, and so long as Rust prints it: all of its digits.
+        // A float from 1e38 up is whole, and Rust prints all of its digits.
         Integer::Small(integer) => Some(compare_digits(&float.trunc().to_string(), &integer.to_string())),
         Integer::Big(digits) => Some(compare_digits(&float.trunc().to_string(), digits)),
     }
 }
 
-/// Orders integers written in decimal without leading zeros.
+/// Compares integers written in decimal without leading zeros.
 fn compare_digits(left: &str, right: &str) -> Ordering {
     let parts = |text: &str| (text.starts_with('-'), text.trim_start_matches('-').to_owned());
     let ((left_negative, left), (right_negative, right)) = (parts(left), parts(right));
@@ -107,7 +106,7 @@ fn compare_digits(left: &str, right: &str) -> Ordering {
     }
 }
 
-/// As a float, correctly rounded; `None` for what is no number.
+/// Converts to a float, correctly rounded; `None` if it is not a number.
 pub(super) fn to_float(value: &Value) -> Result<Option<f64>> {
     Ok(match value {
         Value::Float(float) => Some(*float),
@@ -136,7 +135,7 @@ pub(super) fn truncate(float: f64) -> Result<Value> {
     integer(&float.trunc().to_string()).map_or_else(|| fail("an integer is too large"), Ok)
 }
 
-/// What Python's `float` reads: a decimal number, `inf`, `nan`, with spaces around and single
+/// Python's `float`: a decimal number, `inf`, `nan`, with optional surrounding spaces and single
 /// underscores between digits.
 pub(super) fn parse_float(text: &str) -> Option<f64> {
     let text = super::strings::strip(text, None, super::strings::Side::Both);
@@ -153,7 +152,7 @@ pub(super) fn parse_float(text: &str) -> Option<f64> {
     plain.parse().ok()
 }
 
-/// What Python's `int` reads in base 10.
+/// Python's `int` in base 10.
 pub(super) fn parse_integer(text: &str, base: u32) -> Option<Value> {
     let text = super::strings::strip(text, None, super::strings::Side::Both);
     let (sign, digits) = match text.strip_prefix('-') {
@@ -184,8 +183,7 @@ fn without_underscores(text: &str) -> Option<String> {
     sound.then(|| text.replace('_', ""))
 }
 
-/// The shortest digits that give the number back, laid out as Python does: plain from 1e-4 to 1e16,
-/// else `1e-05`.
+/// The shortest digits that round-trip, in Python's layout: plain from 1e-4 to 1e16, else `1e-05`.
 pub(super) fn print_float(text: &mut String, float: f64) {
     if !float.is_finite() {
         text.push_str(if float.is_nan() {
@@ -210,7 +208,7 @@ pub(super) fn print_float(text: &mut String, float: f64) {
     }
 }
 
-/// `+ - * / // %` of numbers; `None` where one side is no number.
+/// `+ - * / // %` of numbers; `None` if one side is not a number.
 pub(super) fn calculate(operator: &str, left: &Value, right: &Value) -> Result<Option<Value>> {
     let whole = |value: &Value| matches!(value, Value::Int(_) | Value::Bool(_) | Value::Big(_));
     if whole(left) && whole(right) {
@@ -238,7 +236,7 @@ fn whole_numbers(operator: &str, left: &Value, right: &Value) -> Result<Value> {
         "*" => left.checked_mul(right),
         "//" | "%" if right == 0 => return fail("integer division or modulo by zero"),
         "//" => left.checked_div_euclid(right).and_then(|quotient| {
-            // Euclid's remainder is never negative, Python's has the sign of the divisor.
+            // The Euclidean remainder is never negative; Python's has the sign of the divisor.
             let inexact = left.checked_rem_euclid(right)? != 0;
             if right < 0 && inexact { quotient.checked_sub(1) } else { Some(quotient) }
         }),
@@ -294,13 +292,13 @@ fn divide_floor(left: f64, right: f64) -> (f64, f64) {
     (whole, rest)
 }
 
-/// The nearest float of `digits` decimals, as Python's `round`.
+/// Rounds to `digits` decimals, like Python's `round`.
 pub(super) fn round(float: f64, digits: usize) -> f64 {
     // The exact decimal, rounded half to even, and read back.
     if float.is_finite() { format!("{float:.digits$}").parse().unwrap_or(float) } else { float }
 }
 
-/// Rounds up or down at a decimal, as Jinja2 calculates it.
+/// Rounds up or down at a decimal, with Jinja2's calculation.
 pub(super) fn round_towards(float: f64, digits: u32, up: bool) -> f64 {
     let scale = 10_i128.pow(digits.min(30)) as f64;
     let scaled = float * scale;

@@ -15,7 +15,7 @@ pub(super) fn positive(value: &Value) -> Result<Value> {
 }
 
 pub(super) fn binary(operator: &str, left: &Value, right: &Value, meter: &Meter) -> Result<Value> {
-    // Text with a percent sign is a format, and takes whatever stands to the right of it.
+    // Text before a percent sign is a format string, and accepts any right operand.
     if let (Value::Text(text), "%") = (left, operator) {
         return format::percent(text, right, meter);
     }
@@ -53,7 +53,7 @@ pub(super) fn binary(operator: &str, left: &Value, right: &Value, meter: &Meter)
     }
 }
 
-/// Marked text stays marked, and what is put beside it is escaped.
+/// Marked text stays marked, and what is added to it is escaped.
 fn add_marked(left: &Value, right: &Value, meter: &Meter) -> Result<Value> {
     let mut sum = String::new();
     for side in [left, right] {
@@ -145,7 +145,7 @@ pub(super) fn contains(container: &Value, value: &Value, meter: &Meter) -> Resul
     }
 }
 
-/// The places that a slice picks, first, step and number.
+/// The positions a slice selects: first, step and count.
 fn picked(bounds: [Option<i128>; 3], length: usize) -> Result<(usize, i128, usize)> {
     let length = length as i128;
     let step = bounds[2].unwrap_or(1);

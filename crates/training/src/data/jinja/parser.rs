@@ -1,6 +1,6 @@
-//! Tokens to a program, by the grammar of Jinja2: the same precedences, the same places where a
-//! tuple needs no parentheses. Nesting is counted on the way down, so that a hostile source ends in
-//! an error and not in the stack.
+//! Parses tokens into a program by Jinja2's grammar: the same precedences, and tuples without
+//! parentheses in the same places. Nesting is counted on the way down, so that a hostile source
+//! causes an error and not a stack overflow.
 
 use super::ast::{
     Body, CallArguments, Command, Expression, ExpressionKind, Literal, Loop, Macro, NameId, Statement, Target, Uses,
@@ -22,7 +22,7 @@ pub(in crate::data) struct Program {
 impl Program {
     pub(in crate::data) fn parse(source: &str) -> Result<Self> {
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
-        // One line break at the end is no part of the text.
+        // One line break at the end is not part of the text.
         let source = source.strip_suffix('\n').unwrap_or(&source);
         let tokens = lexer::tokens(source)?;
         let mut parser =
@@ -135,7 +135,7 @@ impl Parser {
         *self.names.entry(Arc::from(name)).or_insert(next)
     }
 
-    /// Goes one level down.
+    /// Parses one level deeper.
     fn nested<T>(&mut self, parse: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.depth >= NESTING_MAX {
             return limit(format!("line {}: it is nested more than {NESTING_MAX} levels deep", self.line()));
@@ -146,8 +146,8 @@ impl Parser {
         parsed
     }
 
-    /// Statements up to a tag with one of the names, or to the end where there are none. The tag's
-    /// name is current then.
+    /// Statements up to a tag with one of the names, or to the end if there are none. The tag's
+    /// name is then the current token.
     fn body(&mut self, ends: &[&str]) -> Result<Body> {
         let mut body = Body::new();
         loop {
@@ -184,14 +184,14 @@ impl Parser {
         Ok(())
     }
 
-    /// The end of an opening tag, and statements up to one of the ends.
+    /// The end of an opening tag, and the statements up to one of the ends.
     fn block(&mut self, ends: &[&str]) -> Result<Body> {
         self.skip(":");
         self.close()?;
         self.body(ends)
     }
 
-    /// As [`Self::block`] with one end, which is taken.
+    /// Like [`Self::block`] with one end, which is consumed.
     fn whole_block(&mut self, end: &str) -> Result<Body> {
         let body = self.block(&[end])?;
         self.at += 1;
@@ -327,7 +327,7 @@ impl Parser {
         Ok(Macro { name, parameters, body, uses })
     }
 
-    /// A name, a name of a namespace where that may stand, or a tuple of them.
+    /// A name, a namespace attribute if allowed, or a tuple of them.
     fn target(&mut self, namespaces: bool) -> Result<Target> {
         let mut targets = Vec::new();
         let mut tuple = false;
@@ -664,7 +664,7 @@ impl Parser {
         Ok(arguments)
     }
 
-    /// One filter or several; `inline` where the first has no bar before it.
+    /// One or more filters; `inline` if the first has no bar before it.
     fn filters(&mut self, mut value: Option<Expression>, mut inline: bool) -> Result<Expression> {
         loop {
             if !inline && !self.skip("|") {

@@ -1,4 +1,4 @@
-//! How values print: what Python's `str` and `repr` say, to the last character.
+//! Prints values: exactly Python's `str` and `repr`.
 
 use super::value::{Value, View};
 use super::{BYTE, CHARACTER, ITEM, LOOKUP, Meter, Result, fail, number};
@@ -77,7 +77,7 @@ fn sequence(text: &mut String, marks: [&str; 2], items: &[Value], meter: &Meter)
     Ok(())
 }
 
-/// A string as Python writes it in source.
+/// A string as a Python literal.
 fn quote(text: &mut String, content: &str, meter: &Meter) -> Result<()> {
     meter.charge(content.len(), if content.is_ascii() { CHARACTER } else { LOOKUP })?;
     let mark = if content.contains('\'') && !content.contains('"') { '"' } else { '\'' };

@@ -1,11 +1,11 @@
-//! Pieces of Python's string methods: white space, stripping, splitting, case.
+//! Building blocks of Python's string methods: white space, stripping, splitting, case.
 
-/// Python's idea of white space: Rust's, and the four separators of ASCII.
+/// White space in Python: Rust's, and the four ASCII separators.
 pub(super) fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\x1c'..='\x1f').contains(&character)
 }
 
-/// Where a strip takes away.
+/// The sides to strip.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Side {
     Left,
@@ -38,9 +38,9 @@ pub(super) fn split<'a>(
     })
 }
 
-/// At runs of white space; the rest past `limit` splits stays whole.
+/// Splits at runs of white space; the rest past `limit` splits stays whole.
 fn split_at_space(text: &str, limit: usize, from_right: bool) -> Vec<&str> {
-    // What stays whole keeps its white space on the far side.
+    // The unsplit rest keeps its white space on the far side.
     let mut rest = strip(text, None, if from_right { Side::Right } else { Side::Left });
     let mut pieces = Vec::new();
     while !rest.is_empty() {
@@ -63,7 +63,7 @@ fn split_at_space(text: &str, limit: usize, from_right: bool) -> Vec<&str> {
     pieces
 }
 
-/// Lines as Python's `splitlines` has them.
+/// Lines as split by Python's `splitlines`.
 pub(super) fn lines(text: &str, keep: bool) -> Vec<&str> {
     let breaks =
         |c: char| matches!(c, '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}');
@@ -95,7 +95,7 @@ pub(super) fn capitalize(text: &str) -> String {
     capitalized
 }
 
-/// The method `title`: a word begins after whatever has no case.
+/// The method `title`: a word begins after any character without case.
 pub(super) fn title(text: &str) -> String {
     let mut titled = String::with_capacity(text.len());
     let mut inside = false;
@@ -124,7 +124,7 @@ pub(super) fn title_filter(text: &str) -> String {
     titled
 }
 
-/// As HTML wants it.
+/// HTML escaping.
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -144,7 +144,7 @@ pub(super) fn is_cased(character: char) -> bool {
     character.is_lowercase() || character.is_uppercase()
 }
 
-/// `islower` and `isupper`: there is a character with case, and none of the other.
+/// `islower` and `isupper`: at least one cased character, and none of the other case.
 pub(super) fn has_case(text: &str, wanted: fn(char) -> bool, other: fn(char) -> bool) -> bool {
     text.chars().any(wanted) && !text.chars().any(other)
 }

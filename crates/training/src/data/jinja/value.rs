@@ -1,6 +1,5 @@
-//! Values of templates, with Python's meaning: what is true, what is equal, what comes first, what
-//! can be iterated. Lists and dicts know how deeply they are nested, so that nothing recursive runs
-//! out of stack, not even their release.
+//! Template values with Python's semantics: truth, equality, order, iteration. Lists and dicts
+//! store their nesting depth, so that nothing recursive runs out of stack, not even dropping them.
 
 use super::number;
 use super::{BYTE, ITEM, Meter, PIECE, Result, VALUE_DEPTH_MAX, fail, limit};
@@ -12,32 +11,32 @@ use std::sync::Arc;
 
 #[derive(Clone, Debug)]
 pub(in crate::data) enum Value {
-    /// With what is said when it is used.
+    /// With the message for its use.
     Undefined(Arc<str>),
     None,
     Bool(bool),
     Int(i128),
-    /// An integer of more than 128 bits, as its digits: it can be printed and compared, not
-    /// calculated with.
+    /// An integer of more than 128 bits, as its digits: it can be printed and compared, but not
+    /// used in arithmetic.
     Big(Arc<str>),
     Float(f64),
     Text(Arc<str>),
-    /// Text that `safe` or `escape` has marked.
+    /// Text marked by `safe` or `escape`.
     Markup(Arc<str>),
     List(Rc<Items>),
     Tuple(Rc<Items>),
     Dict(Rc<Dict>),
     View(View, Rc<Dict>),
     Range(Range),
-    /// What `map`, `select` and their like give: read once, of no length, always true.
+    /// The result of `map`, `select` and similar filters: read once, without a length, always true.
     Iterator(Rc<Once>),
-    /// Index of the interpreter's namespace.
+    /// Index of a namespace in the interpreter.
     Namespace(usize),
-    /// Index of the interpreter's macro.
+    /// Index of a macro in the interpreter.
     Macro(usize),
-    /// Index of the scope whose loop this is.
+    /// Index of the loop's scope.
     Loop(usize),
-    /// Index of the interpreter's cycler or joiner.
+    /// Index of a cycler or joiner in the interpreter.
     Counter(usize),
     Method(Rc<(Value, Arc<str>)>),
     Function(&'static str),
@@ -49,7 +48,7 @@ pub(in crate::data) struct Items {
     depth: usize,
 }
 
-/// A dict: entries in the order of insertion.
+/// A dict: entries in insertion order.
 #[derive(Debug, Default)]
 pub(in crate::data) struct Dict {
     pub(super) entries: Vec<(Value, Value)>,
@@ -85,7 +84,7 @@ pub(in crate::data) struct Once {
 }
 
 impl Once {
-    /// The next item; each is given once.
+    /// The next item; each is returned once.
     pub(super) fn next(&self) -> Option<Value> {
         let at = self.next.get();
         self.next.set(at + usize::from(at < self.items.len()));
@@ -94,7 +93,7 @@ impl Once {
 }
 
 impl Dict {
-    /// The last of equal keys counts, in the place of the first.
+    /// The last of equal keys wins, in the place of the first.
     pub(super) fn insert(&mut self, meter: &Meter, key: Value, value: Value) -> Result<()> {
         meter.charge(1, 2 * PIECE)?;
         self.depth = self.depth.max(1 + value.depth().max(key.depth()));
@@ -112,7 +111,7 @@ impl Dict {
         Ok(())
     }
 
-    /// For values that come from outside and are sound: keys differ, the nesting is bounded.
+    /// For values from outside that are already checked: distinct keys, bounded nesting.
     pub(in crate::data) fn from_row(entries: Vec<(Arc<str>, Value)>) -> Self {
         let depth = 1 + entries.iter().map(|(_, value)| value.depth()).max().unwrap_or(0);
         let by_text = entries.iter().enumerate().map(|(at, (key, _))| (Arc::clone(key), at)).collect();
@@ -171,7 +170,7 @@ impl Value {
         Ok(Self::Iterator(Rc::new(Once { items, next: Cell::new(0), depth })))
     }
 
-    /// For values that come from outside, whose nesting is bounded.
+    /// For values from outside with bounded nesting.
     pub(in crate::data) fn list_from_row(items: Vec<Value>) -> Self {
         let depth = 1 + items.iter().map(Value::depth).max().unwrap_or(0);
         Self::List(Rc::new(Items { items, depth }))
@@ -347,7 +346,7 @@ impl Value {
         self.length().is_some() || matches!(self, Self::Iterator(_) | Self::Loop(_))
     }
 
-    /// `==`. What is touched is charged, and the depth of values bounds the recursion.
+    /// `==`. Charges what it touches; the depth of values bounds the recursion.
     pub(super) fn equals(&self, other: &Value, meter: &Meter) -> Result<bool> {
         meter.charge(1, ITEM)?;
         if let Some(number::Order(order)) = number::compare(self, other) {
@@ -394,7 +393,7 @@ impl Value {
         }
     }
 
-    /// The order of two values, `None` where numbers have none; `symbol` is for the message.
+    /// The order of two values, `None` for unordered numbers; `symbol` is for the message.
     pub(super) fn order(&self, other: &Value, symbol: &str, meter: &Meter) -> Result<Option<Ordering>> {
         meter.charge(1, ITEM)?;
         if let Some(number::Order(order)) = number::compare(self, other) {
@@ -402,7 +401,7 @@ impl Value {
         }
         if let (Some(left), Some(right)) = (self.as_text(), other.as_text()) {
             meter.charge(left.len().min(right.len()), BYTE)?;
-            // UTF-8 keeps the order of code points.
+            // UTF-8 preserves the order of code points.
             return Ok(Some(left.cmp(right)));
         }
         match (self, other) {
