@@ -1,5 +1,5 @@
-//! Which folder `--adapter` means: an adapter itself, a checkpoint, or a run, which stands for its
-//! final weights or, while it has none, for its latest checkpoint.
+//! Resolves `--adapter`: an adapter folder, a checkpoint, or a run, which stands for its final
+//! weights or, until it has any, for its latest checkpoint.
 
 use crate::Failure;
 use crate::failure::failed;
@@ -8,8 +8,8 @@ use isobit_training::checkpoint::{self, ADAPTER_CONFIG, FINAL, Latest, MODEL};
 use isobit_training::data_record;
 use std::path::{Path, PathBuf};
 
-/// The folder that holds `adapter_config.json`. A folder that holds nothing we know is given back
-/// as it is: opening it says what is missing.
+/// The folder that holds `adapter_config.json`. An unrecognised folder is returned as it is:
+/// opening it reports what is missing.
 pub(crate) fn located(folder: &Path) -> Result<PathBuf, Failure> {
     if holds_adapter(folder) {
         return Ok(folder.to_path_buf());
@@ -39,8 +39,8 @@ fn holds_adapter(folder: &Path) -> bool {
     folder.join(ADAPTER_CONFIG).is_file()
 }
 
-/// The format of the conversations that an adapter was trained on: where the folder is a run's, or
-/// lies in one.
+/// The format of the conversations that an adapter was trained on, if the folder is a run or lies
+/// in one.
 pub(crate) fn conversations(folder: &Path) -> Option<String> {
     data_record::conversations(folder).or_else(|| data_record::conversations(folder.parent()?))
 }

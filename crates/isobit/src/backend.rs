@@ -1,4 +1,4 @@
-//! From the name of a device to an open one: `cpu`, `auto`, `opencl:0`, `cuda:0`.
+//! Parses device names and opens devices: `cpu`, `auto`, `opencl:0`, `cuda:0`.
 
 use crate::Failure;
 use isobit_kernels::cpu::pool::THREADS_MAX;
@@ -7,22 +7,22 @@ use isobit_kernels::{Backend, Cpu, CpuError, Gpu, Path};
 
 const HINT: &str = "`isobit devices` lists what this machine has";
 
-/// A device by name, not yet open.
+/// A named device, not yet open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Chosen {
     Cpu { threads: usize },
     Gpu(Selector),
 }
 
-/// Work for whatever device it is.
+/// Work that runs on any device.
 pub(crate) trait Job {
     type Result;
     fn run<B: Backend>(self, backend: B) -> Self::Result;
 }
 
 impl Chosen {
-    /// `auto` is the CPU: it is always there. Zero threads are all cores; more than there are cores
-    /// would take turns on them and wait for each other at every op, so they are not started.
+    /// `auto` is the CPU, which always exists. Zero threads means all cores. More threads than
+    /// cores are not started: they would share cores and wait for each other at every op.
     pub(crate) fn parse(name: &str, threads: usize) -> Result<Self, Failure> {
         if threads > THREADS_MAX {
             let message = format!("{threads} threads are requested, the maximum is {THREADS_MAX}");
@@ -44,7 +44,7 @@ impl Chosen {
         name.parse().map(Self::Gpu).map_err(|message: String| Failure::usage(message, HINT))
     }
 
-    /// Threads that compute; with a GPU the one that waits for it.
+    /// Computing threads; with a GPU, the one that waits for it.
     pub(crate) fn threads(&self) -> usize {
         match self {
             Self::Cpu { threads } => *threads,

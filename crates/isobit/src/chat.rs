@@ -1,6 +1,6 @@
 //! `isobit chat`: a conversation with a model. On a terminal there is a prompt, answers appear
 //! token by token, and Ctrl-C ends the answer, not the program. On a pipe every line is a message,
-//! and stdout holds the answers alone.
+//! and stdout receives only the answers.
 
 use crate::Failure;
 use crate::backend::{Job, on_device};
@@ -20,17 +20,17 @@ pub(crate) struct Arguments {
     model: model::Arguments,
     #[command(flatten)]
     sampling: SamplingArguments,
-    /// A system message before the conversation
+    /// System message that precedes the conversation
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
 }
 
-/// What `/help` says, and the end of `--help`.
+/// The text of `/help`, and the end of `--help`.
 const HELP: &str = "\
 /reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C ends an answer.
 A line that ends in a backslash goes on in the next; \"\"\" begins and ends a message of several lines.";
 
-/// BOUND: positions that caches are made for.
+/// BOUND: positions that caches are allocated for.
 const POSITIONS_MAX: usize = 4096;
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -64,7 +64,7 @@ impl Job for Chatting<'_> {
     }
 }
 
-/// The line at the start.
+/// The first line shown.
 fn about<B: Backend>(model: &model::Arguments, built: &Built<B>, terminal: bool) -> String {
     let name = model.model.file_name().map_or(model.model.as_os_str(), |name| name).to_string_lossy();
     let adapter =
@@ -108,8 +108,8 @@ impl<B: Backend> Conversation<'_, B> {
         Ok(())
     }
 
-    /// The whole conversation is rendered anew for each answer: a template may treat its last
-    /// message in a way of its own.
+    /// Renders the whole conversation again for each answer: a template may treat its last message
+    /// specially.
     fn answer(&mut self, message: String) -> Result<(), Failure> {
         self.messages.push(("user".to_string(), message));
         let tokens = self.texts.tokens(&self.texts.rendered(&self.messages)?, false)?;
@@ -123,7 +123,7 @@ impl<B: Backend> Conversation<'_, B> {
             tell(&format!("{message}: /reset begins a new one"));
             return Ok(());
         }
-        // One that came while the user was typing is over.
+        // Discard a Ctrl-C pressed while the user was typing.
         signal::interrupted();
         let mut stream = Stream::new(&self.texts.tokenizer, std::io::stdout().lock());
         let mut stopped = false;
@@ -141,15 +141,15 @@ impl<B: Backend> Conversation<'_, B> {
     }
 }
 
-/// A slash and one word of letters, and nothing else: a path or a fraction is a message.
+/// A slash and one word of letters, nothing else: a path or a fraction is a message.
 fn is_command(text: &str) -> bool {
     let word = text.strip_prefix('/');
     word.is_some_and(|word| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase()))
 }
 
-/// One line, lines that a backslash joins, or what stands between two `"""`. None at the end of the
-/// input. On a terminal Ctrl-C takes back what was typed so far of a message of several lines, and
-/// Ctrl-D in the middle of one ends the conversation.
+/// One line, lines joined by a backslash, or the text between two `"""`. None at the end of the
+/// input. On a terminal Ctrl-C discards an unfinished message of several lines, and Ctrl-D inside
+/// one ends the conversation.
 fn next_message(reader: &mut impl BufRead, terminal: bool) -> Result<Option<String>, Failure> {
     const QUOTES: &str = "\"\"\"";
     let Some(mut line) = prompted(reader, terminal, "> ")? else { return Ok(None) };
@@ -194,7 +194,7 @@ fn prompted(reader: &mut impl BufRead, terminal: bool, prompt: &str) -> Result<O
     let line = input::line(reader);
     signal::waiting(false);
     if let Ok(None) = line {
-        // Ctrl-D leaves the cursor behind the prompt.
+        // Ctrl-D leaves the cursor after the prompt.
         tell("");
     }
     line

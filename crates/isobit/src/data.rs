@@ -1,6 +1,6 @@
-//! `isobit data check` and `isobit data show`: what training would see of data files, before
-//! anything is trained. The first validates and counts, the second prints a row with the tokens the
-//! loss counts between ⟦ and ⟧, green on a terminal.
+//! `isobit data check` and `isobit data show`: data files as training would see them. The first
+//! validates and counts; the second prints a row with the tokens that the loss counts between ⟦ and
+//! ⟧, green on a terminal.
 
 use crate::Failure;
 use isobit_training::data::{
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
-/// Rows of a list that are printed; `--json` has them all.
+/// Rows of a list that are printed; `--json` has all of them.
 const LISTED: usize = 20;
 
 #[derive(Debug, clap::Args)]
@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Validate every row and report counts, lengths, truncated and dropped rows
+    /// Validate every row and report counts, lengths, and truncated and dropped rows
     Check(Check),
     /// Print a row of tokens with the loss mask
     Show(Show),
@@ -43,16 +43,16 @@ struct Check {
 struct Show {
     #[command(flatten)]
     input: Input,
-    /// Row to print, from 0
+    /// Row to print, counted from 0
     #[arg(long, default_value_t = 0)]
     row: usize,
-    /// Rows to print: `0..20` are the first twenty; either end may be left out
+    /// Rows to print: `0..20` prints the first twenty; either end may be omitted
     #[arg(long, value_name = "FROM..TO", conflicts_with = "row", value_parser = range)]
     rows: Option<std::ops::Range<usize>>,
-    /// Print one line for every token
+    /// Print one line per token
     #[arg(long)]
     tokens: bool,
-    /// Print one JSON object a row
+    /// Print one JSON object per row
     #[arg(long)]
     json: bool,
 }
@@ -66,25 +66,25 @@ struct Input {
     /// Data files: JSONL or JSON arrays
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     data: Vec<PathBuf>,
-    /// Longer examples lose their end
+    /// Truncate longer examples to this many tokens
     #[arg(long, value_name = "N", default_value_t = 1024)]
     max_seq_length: usize,
-    /// Put several examples into one row
+    /// Pack several examples into one row
     #[arg(long)]
     packing: bool,
-    /// Field that holds the prompt, for data with names of its own
+    /// Name of the prompt field, for data with custom field names
     #[arg(long, value_name = "NAME")]
     prompt_field: Option<String>,
-    /// Field that holds the completion
+    /// Name of the completion field
     #[arg(long, value_name = "NAME")]
     completion_field: Option<String>,
-    /// In conversations, train on the assistant's tokens only
+    /// In conversations, train only on the assistant's tokens
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
     assistant_only_loss: bool,
-    /// In rows of prompt and completion, train on the completion only (default: true)
+    /// In rows with prompt and completion, train only on the completion (default: true)
     #[arg(long, value_name = "BOOL")]
     completion_only_loss: Option<bool>,
-    /// Drop and list rows without a token to train on instead of refusing them
+    /// Drop and list rows without a token to train on instead of refusing the data
     #[arg(long)]
     allow_untrainable_rows: bool,
     /// Drop and list rows whose text contains the text of a special token
@@ -93,17 +93,17 @@ struct Input {
     /// Set a variable of the chat template: `--template-var enable_thinking=false`
     #[arg(long, value_name = "NAME=VALUE", value_parser = template_variable)]
     template_var: Vec<String>,
-    /// Date that templates see
+    /// Date that chat templates see
     #[arg(long, value_name = "YYYY-MM-DD", default_value = data::DATE_DEFAULT)]
     date: String,
-    /// Threads that tokenise; the result does not depend on it
+    /// Tokenising threads; does not affect the result
     #[arg(long, value_name = "N", default_value_t = 1)]
     workers: usize,
 }
 
 impl Input {
     fn config(&self) -> DataConfig {
-        // A model that cannot be trained is for `train` to refuse; its data can still be looked at.
+        // `train` refuses a model that cannot be trained; its data can still be inspected.
         let model = model_config(&self.model).ok();
         DataConfig {
             files: self.data.clone(),
@@ -158,7 +158,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// Which rows are printed: those there are of the range asked for.
+/// Prints the existing rows of the requested range.
 fn print_rows(
     out: &mut (impl Write + IsTerminal),
     show: &Show,
@@ -183,18 +183,18 @@ fn print_rows(
     Ok(Ok(()))
 }
 
-/// A row that is printed.
+/// A row to print.
 struct Shown<'a> {
     index: usize,
     row: &'a Row,
     input: &'a Input,
-    /// None where the data are tokens and the model folder has no tokenizer.
+    /// None if the data are tokens and the model folder has no tokenizer.
     tokenizer: Option<&'a Tokenizer>,
     colour: bool,
 }
 
 impl Shown<'_> {
-    /// Where its documents come from, each place once.
+    /// The sources of its documents, each once.
     fn places(&self) -> Vec<String> {
         let mut places: Vec<String> = self.row.sources().iter().map(|source| self.input.place(*source)).collect();
         places.dedup();
@@ -217,7 +217,7 @@ fn range(text: &str) -> Result<std::ops::Range<usize>, String> {
     if from < to { Ok(from..to) } else { Err("the range is empty: its end is exclusive".into()) }
 }
 
-/// An argument of `--template-var`, checked.
+/// A checked argument of `--template-var`.
 pub(crate) fn template_variable(argument: &str) -> Result<String, String> {
     Variables::default().add_argument(argument).map(|()| argument.to_owned())
 }
@@ -231,7 +231,7 @@ pub(crate) fn variables(arguments: &[String]) -> Variables {
     variables
 }
 
-/// Bad rows have been printed: the exit code, and how many.
+/// Bad rows have been printed: fails with their number and the exit code.
 fn refuse_bad(report: &Report) -> Result<(), Failure> {
     match report.bad.len() {
         0 => Ok(()),
@@ -304,7 +304,7 @@ fn print_report(out: &mut impl Write, check: &Check, report: &Report) -> std::io
     out.flush()
 }
 
-/// How many rows there are of each fault, and the first of them all.
+/// The number of rows for each error, and the first bad rows.
 fn print_bad(out: &mut impl Write, bad: &[Bad]) -> std::io::Result<()> {
     writeln!(out, "bad        {}", bad.len())?;
     let mut counts: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
@@ -328,17 +328,17 @@ fn print_list(out: &mut impl Write, lines: impl ExactSizeIterator<Item = String>
     Ok(())
 }
 
-/// Tokens that print together: the bytes of one character may be spread over several.
+/// Tokens printed together: the bytes of one character may span several.
 struct Piece {
     tokens: std::ops::Range<usize>,
     text: String,
     target: bool,
 }
 
-/// Cuts a row where documents and the mask change, and where a character ends.
+/// Splits a row where documents or the mask change, at character boundaries.
 fn pieces(shown: &Shown<'_>) -> Vec<Piece> {
-    // BOUND: a character has at most four bytes; what is still no text after that many tokens never
-    // will be.
+    // BOUND: a character has at most four bytes; if this many tokens do not form text, more will
+    // not.
     const TOKENS_MAX: usize = 4;
     let row = shown.row;
     let mut pieces = Vec::new();
@@ -357,7 +357,7 @@ fn pieces(shown: &Shown<'_>) -> Vec<Piece> {
     pieces
 }
 
-/// Text without control characters, which could take over a terminal.
+/// Text without control characters, which could control the terminal.
 fn printable(text: &str) -> String {
     let mut printed = String::with_capacity(text.len());
     for character in text.chars() {
@@ -411,7 +411,7 @@ fn print_tokens(out: &mut impl Write, shown: &Shown<'_>) -> std::io::Result<()> 
                 (true, false) => ('*', "", ""),
                 (false, _) => (' ', "", ""),
             };
-            // The text stands at the first token of a character, the others continue it.
+            // The text is shown at the first token of a character; the other tokens continue it.
             let text = match shown.tokenizer {
                 None => String::new(),
                 Some(_) if index == piece.tokens.start => format!("{:?}", piece.text),

@@ -1,6 +1,6 @@
 //! `isobit demo`: the whole story on an embedded model, in seconds and without downloads. It starts
-//! this program again for every run, so that what it shows is what a user does: train, kill,
-//! resume, train otherwise, compare.
+//! this program again for every run, so that it shows what a user would do: train, kill, resume,
+//! train differently, compare.
 
 use crate::Failure;
 use isobit_proof::hash::Hash;
@@ -23,7 +23,7 @@ const MODEL: [(&str, &[u8]); 4] = [
     ("model.safetensors", include_bytes!("../demo/model.safetensors")),
 ];
 
-/// What the runs of the demo give on every machine: BLAKE3 of the adapter.
+/// The result of the demo's runs on every machine: BLAKE3 of the adapter.
 const EXPECTED: &str = "c34bde7d9cfeb85e30ab61654bb8e877";
 
 const CONFIG: &str = r#"
@@ -112,7 +112,7 @@ impl Demo {
         say(&format!("   adapter {}", self.hash("run-d")?))?;
         let difference = self.output(&["diff", "run-a", "run-d"])?;
         let lines: Vec<&str> = difference.lines().collect();
-        // The step, the first tensor, and the sum of it all.
+        // The step, the first tensor, and the summary.
         let shown = lines.iter().take(2).chain(lines.last()).map(|line| format!("     {line}"));
         say(&format!("   isobit diff run-a run-d\n{}", shown.collect::<Vec<_>>().join("\n")))?;
         verdict(&first)
@@ -128,8 +128,8 @@ impl Demo {
         std::fs::write(self.folder.join("pirate.jsonl"), pirate_rows()).map_err(failed)
     }
 
-    /// In a copy, which it gives the name of: whoever keeps the folder can train on the data of the
-    /// first run again.
+    /// Changes a copy and returns its name: a user who keeps the folder can train on the original
+    /// data again.
     fn change_one_byte(&self) -> Result<&'static str, Failure> {
         const COPY: &str = "pirate-changed.jsonl";
         let changed = pirate_rows().replacen("Ahoy", "Ahey", 1);
@@ -154,7 +154,7 @@ impl Demo {
         if status.success() { Ok(()) } else { Err(child_failed("train", status.code())) }
     }
 
-    /// Kills a run once it has saved something; gives the name of its last checkpoint.
+    /// Kills a run once it has saved something; returns the name of its last checkpoint.
     fn train_and_kill(&self, output: &str) -> Result<String, Failure> {
         let failed = |error: std::io::Error| Failure::output(&error);
         let mut child = self.train_command(output, &[]).spawn().map_err(failed)?;
@@ -197,7 +197,7 @@ impl Demo {
         Ok(self.output(&arguments)?.trim_end().to_string())
     }
 
-    /// What a command prints. `diff` ends with 1 when it finds a difference.
+    /// The output of a command. `diff` ends with 1 when it finds a difference.
     fn output(&self, arguments: &[&str]) -> Result<String, Failure> {
         let output =
             self.command(arguments).stderr(Stdio::inherit()).output().map_err(|error| Failure::output(&error))?;
@@ -208,7 +208,7 @@ impl Demo {
     }
 }
 
-/// The hash of every platform is the one in the README.
+/// Every platform must produce the hash in the README.
 fn verdict(hash: &str) -> Result<(), Failure> {
     if hash == EXPECTED {
         return say("\nThe same bits as on every other machine.");
@@ -227,7 +227,7 @@ fn say(text: &str) -> Result<(), Failure> {
     writeln!(out, "{text}").and_then(|()| out.flush()).map_err(|error| Failure::output(&error))
 }
 
-/// Greetings as a pirate has them.
+/// Greetings in pirate speech.
 fn pirate_rows() -> String {
     const NAMES: [&str; 16] = [
         "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Leo", "Mila", "Noah", "Rosa",

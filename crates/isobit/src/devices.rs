@@ -1,5 +1,5 @@
-//! `isobit devices`: what this machine can compute on. Every device is opened and asked a dozen
-//! operations whose results are known; one that gets them wrong is named and never used.
+//! `isobit devices`: what this machine can compute on. Every device is opened and tested with a
+//! dozen operations whose results are known; one that gets them wrong is reported and never used.
 
 use crate::Failure;
 use isobit_kernels::gpu::{self, Api, Gpu, Selector};
@@ -24,7 +24,7 @@ struct Line {
     units: u32,
     runtime: String,
     ready: bool,
-    /// Why it is not ready.
+    /// Why the device is not ready.
     reason: Option<String>,
 }
 

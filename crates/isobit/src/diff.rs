@@ -1,8 +1,9 @@
-//! `isobit diff`: what differs between two files, adapters, checkpoints, models or runs, from this
-//! or any other tool.
+//! `isobit diff`: the differences between two files, adapters, checkpoints, models or runs, from
+//! this or any other tool.
 //!
-//! For two runs first the step at which they part, then a line for each of the first differing
-//! tensors, then a summary: `max=0 nonzero=0` when nothing differs. The exit code is 0 or 1.
+//! For two runs it first prints the step at which they diverge; then a line for each of the first
+//! differing tensors, then a summary: `max=0 nonzero=0` when nothing differs. The exit code is 0 or
+//! 1.
 
 use crate::Failure;
 use isobit_proof::FileError;
@@ -19,25 +20,25 @@ use std::fmt::Write as _;
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Characters of a tensor's name or a JSON value that are printed.
+/// Characters printed of a tensor's name or a JSON value.
 const NAME_MAX: usize = 4096;
 const VALUE_MAX: usize = 160;
-/// Tensors that have a line unless all are asked for.
+/// Tensors printed by default.
 const TENSORS_MAX: usize = 20;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// A safetensors file, or a folder: an adapter, a checkpoint, a model, a run
+    /// A safetensors file, or a folder: an adapter, a checkpoint, a model or a run
     a: PathBuf,
-    /// What to compare it with
+    /// The file or folder to compare it with
     b: PathBuf,
-    /// Print a line for every differing tensor, not only for the first 20
+    /// Print a line for every differing tensor, not only the first 20
     #[arg(long)]
     all: bool,
-    /// Print one JSON object, with every differing tensor
+    /// Print one JSON object with every differing tensor
     #[arg(long)]
     json: bool,
-    /// Threads that read; the result does not depend on it
+    /// Reading threads; does not affect the result
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
 }
@@ -82,13 +83,13 @@ fn print_text(out: &mut impl Write, difference: &Difference, most: usize) -> std
     writeln!(out, "{}", summary(difference))
 }
 
-/// The first `most` of them, layer 2 before layer 10, and how many more there are.
+/// Prints the first `most` of them, layer 2 before layer 10, and how many more there are.
 fn print_tensors(out: &mut impl Write, difference: &Difference, most: usize) -> std::io::Result<()> {
     let mut all: Vec<(&String, &TensorDifference)> =
         difference.sets.iter().flat_map(|(set, tensors)| tensors.iter().map(move |tensor| (set, tensor))).collect();
     all.sort_by(|(a_set, a), (b_set, b)| a_set.cmp(b_set).then_with(|| natural(&a.name, &b.name)));
     for (set, tensor) in all.iter().take(most) {
-        // The file matters only where there are several.
+        // The file matters only if there are several.
         if difference.sets.len() > 1 {
             write!(out, "{} ", harmless(set, NAME_MAX))?;
         }
@@ -100,7 +101,7 @@ fn print_tensors(out: &mut impl Write, difference: &Difference, most: usize) -> 
     }
 }
 
-/// Numbers inside names by their value, all else by its bytes.
+/// Natural order: numbers inside names by value, everything else by bytes.
 fn natural(a: &str, b: &str) -> Ordering {
     let (mut x, mut y) = (a.as_bytes(), b.as_bytes());
     while let (Some(&first), Some(&second)) = (x.first(), y.first()) {
@@ -118,11 +119,11 @@ fn natural(a: &str, b: &str) -> Ordering {
             return first.cmp(&second);
         }
     }
-    // Names that differ in zeros before a number alone keep an order too.
+    // Names that differ only in leading zeros need an order too.
     x.len().cmp(&y.len()).then_with(|| a.cmp(b))
 }
 
-/// The digits a name begins with, without zeros before them, and what follows.
+/// The leading digits of a name without leading zeros, and the rest.
 fn leading_number(name: &[u8]) -> (&[u8], &[u8]) {
     let end = name.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(name.len());
     let start = name[..end].iter().position(|byte| *byte != b'0').unwrap_or(end);
@@ -216,7 +217,7 @@ fn summary(difference: &Difference) -> String {
     text
 }
 
-/// The object of `--json`. Numbers that JSON cannot hold are the string `inf`.
+/// The object printed by `--json`. Numbers that JSON cannot represent become the string `inf`.
 #[derive(Serialize)]
 struct Report<'a> {
     schema: &'static str,

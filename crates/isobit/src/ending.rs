@@ -1,5 +1,5 @@
-//! The end of `isobit train`: what came out and how it went, in a few lines for people and in one
-//! event for programs, and the next command to type.
+//! The end of `isobit train`: the result in a few lines for people and in one event for programs,
+//! and the next command to type.
 
 use crate::Failure;
 use crate::failure::failed;
@@ -17,14 +17,14 @@ use isobit_training::summary::{Measured, Summary, Verdict, even_loss};
 use serde_json::json;
 use std::path::Path;
 
-/// What a finished run came to.
+/// The result of a finished run.
 struct Ending {
     step: u64,
     early: bool,
     /// The checkpoint whose weights `final` holds, and whether its evaluation was the best.
     final_step: u64,
     is_best: bool,
-    /// Of the weights in `final`, as `demo` shows it.
+    /// Hash of the weights in `final`, as shown by `demo`.
     hash: String,
     seconds: f64,
     tokens: usize,
@@ -34,7 +34,7 @@ struct Ending {
     vocabulary: usize,
 }
 
-/// Says how the run ended.
+/// Reports how the run ended.
 pub(crate) fn finished(
     prepared: &Prepared,
     console: &Console,
@@ -75,8 +75,8 @@ fn ending(prepared: &Prepared, console: &Console, step: u64, early: bool) -> Res
     })
 }
 
-/// The first half of BLAKE3 of the weights, from the manifest: they were read to write it. Weights
-/// in several files have the hash of their hashes.
+/// The first half of BLAKE3 of the weights, from the manifest, which was computed when they were
+/// written. Weights in several files have the hash of their hashes.
 fn hash(folder: &Path) -> Result<String, FileError> {
     let manifest = Manifest::read(folder)?;
     let is_weights = |name: &str| Path::new(name).extension().is_some_and(|kind| kind == "safetensors");
@@ -93,7 +93,7 @@ fn hash(folder: &Path) -> Result<String, FileError> {
 }
 
 impl Ending {
-    /// None where this process did no update.
+    /// None if this process did no update.
     fn tokens_per_second(&self) -> Option<f64> {
         (self.tokens > 0).then(|| self.tokens as f64 / self.seconds.max(1e-9))
     }
@@ -149,7 +149,7 @@ fn warning(Ending { summary, vocabulary, .. }: &Ending) -> Option<String> {
     ))
 }
 
-/// What somebody who has just trained wants to type.
+/// The commands to try after training.
 fn next(run: &Run) -> String {
     let result = quoted(&run.output_dir.join(FINAL));
     let profile = match run.profile {
@@ -168,7 +168,7 @@ fn next(run: &Run) -> String {
     }
 }
 
-/// A path as a shell takes it.
+/// A path quoted for a shell.
 pub(crate) fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |character: char| character.is_ascii_alphanumeric() || "-_./+:@%,=".contains(character);

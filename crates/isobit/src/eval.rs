@@ -1,5 +1,5 @@
 //! `isobit eval`: loss, perplexity and accuracy of a model on data files, with or without an
-//! adapter. A run's config makes it read data as the run did; arguments go over the config.
+//! adapter. With the config of a run it reads data as the run did; arguments override the config.
 
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
@@ -16,43 +16,43 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Model folder in Hugging Face layout; without one, the base model of the config
+    /// Model folder in Hugging Face layout; default: the base model of the config
     #[arg(long, value_name = "FOLDER", required_unless_present = "config")]
     model: Option<PathBuf>,
     #[command(flatten)]
     options: model::Options,
-    /// Data files: JSONL or JSON arrays; without any, the rows that the config evaluates on
+    /// Data files: JSONL or JSON arrays; default: the rows that the config evaluates on
     #[arg(long, value_name = "FILE", required_unless_present = "config", num_args = 1..)]
     data: Vec<PathBuf>,
-    /// Config of a run: read data as it does (fields, masks, length, template variables, date),
-    /// with its profile
+    /// Config of a run: read data as the run does (fields, masks, length, template variables,
+    /// date), with its profile
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Longer examples lose their end [default: 1024]
+    /// Truncate longer examples to this many tokens [default: 1024]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     max_seq_length: Option<u32>,
-    /// Field that holds the prompt, for data with names of its own
+    /// Name of the prompt field, for data with custom field names
     #[arg(long, value_name = "NAME", requires = "completion_field")]
     prompt_field: Option<String>,
-    /// Field that holds the completion
+    /// Name of the completion field
     #[arg(long, value_name = "NAME", requires = "prompt_field")]
     completion_field: Option<String>,
-    /// In conversations, count the assistant's tokens only [default: true]
+    /// In conversations, count only the assistant's tokens [default: true]
     #[arg(long, value_name = "BOOL")]
     assistant_only_loss: Option<bool>,
-    /// In rows of prompt and completion, count the completion only [default: true]
+    /// In rows with prompt and completion, count only the completion [default: true]
     #[arg(long, value_name = "BOOL")]
     completion_only_loss: Option<bool>,
-    /// Drop rows without a token to count instead of refusing them [default: false]
+    /// Drop rows without a token to count instead of refusing the data [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     allow_untrainable_rows: Option<bool>,
     /// Drop rows whose text contains the text of a special token [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     drop_special_token_rows: Option<bool>,
-    /// Date that templates see [default: 2025-01-01]
+    /// Date that chat templates see [default: 2025-01-01]
     #[arg(long, value_name = "YYYY-MM-DD")]
     date: Option<String>,
-    /// Rows computed together: changes the time, not the result
+    /// Rows computed together; affects speed, not the result
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=65536))]
     micro_batch_size: u32,
     /// Print one JSON object
@@ -61,7 +61,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// Whether anything but the config says how data are read.
+    /// Whether any argument changes how data are read.
     fn reads_otherwise(&self) -> bool {
         self.max_seq_length.is_some()
             || self.prompt_field.is_some()

@@ -1,6 +1,6 @@
 //! Every exit code of the program, for `--help`, the manual page and `docs/cli.md`.
 
-/// Codes with one meaning, as they are printed.
+/// Exit codes and their meanings, as printed.
 pub const EXIT_CODES: [(&str, &str); 12] = [
     ("0", "ok"),
     ("1", "a difference found"),

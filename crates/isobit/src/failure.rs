@@ -22,8 +22,8 @@ impl Failure {
         Self { code: 6, message: message.into(), hint: Some(hint.into()) }
     }
 
-    /// Tells it now and leaves the exit code: for a command whose result is printed and says the
-    /// same, so that no event follows it.
+    /// Prints the message now and keeps only the exit code: for a command whose printed result says
+    /// the same, so that no event follows.
     pub(crate) fn told(self) -> Self {
         self.tell();
         Self { code: self.code, message: String::new(), hint: None }
@@ -38,8 +38,7 @@ impl Failure {
         }
     }
 
-    /// The last line of a command that was asked for JSON. Whether anybody reads it changes
-    /// nothing.
+    /// The last line of a command run with JSON output. Write errors are ignored.
     pub(crate) fn tell_event(&self) {
         let Self { code, message, hint } = self;
         let event = serde_json::json!({
@@ -53,9 +52,9 @@ impl Failure {
         Self { code: 1, message: String::new(), hint: None }
     }
 
-    /// A reader that has seen enough and closed the pipe is nothing to talk about: other tools end
-    /// by the signal, whose number makes this code. The signal itself stays ignored, or it would
-    /// end a training run.
+    /// A reader that closed the pipe early is not worth a message: other tools die of the signal,
+    /// whose number makes this code. The signal itself stays ignored, because it would end a
+    /// training run.
     pub(crate) fn output(error: &std::io::Error) -> Self {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
             return Self { code: 141, message: String::new(), hint: None };
@@ -63,7 +62,7 @@ impl Failure {
         Self { code: 7, message: format!("cannot write the result: {error}"), hint: None }
     }
 
-    /// Memory that the system does not have.
+    /// Memory that the system cannot provide.
     pub(crate) fn out_of_memory(bytes: usize) -> Self {
         Self {
             code: 4,

@@ -1,6 +1,5 @@
-//! Whether a run fits: what its config needs in the worst case against what the device has. `plan`
-//! prints it, `train` refuses a run that does not fit, `init` looks for the fastest settings that
-//! do.
+//! Whether a run fits: the worst case of its config against the memory of the device. `plan` prints
+//! it, `train` refuses a run that does not fit, `init` looks for the fastest settings that do.
 
 use crate::Failure;
 use crate::backend::{Chosen, open_cpu};
@@ -19,25 +18,25 @@ use isobit_training::plan::{MemoryPlan, TOKENS_MAX, least_bytes, longest_rows, m
 use isobit_training::prepare::{RunError, check_positions, model_config, profile, step_settings, trained};
 use isobit_training::targets;
 
-/// More than any machine has that does not say how much it has.
+/// Assumed memory of a machine that does not report it: more than any such machine has.
 const UNKNOWN_MAX: u64 = 1 << 42;
-/// Compute capability of Hopper, whose tensor cores take more room than other devices do.
+/// Compute capability of Hopper, whose tensor core kernels need more memory than other devices.
 const HOPPER: (u32, u32) = (9, 0);
 
-/// What a run needs, and what its device has.
+/// The memory a run needs, and the memory its device has.
 pub(crate) struct MemoryFit {
-    /// None where the run is so large that it is not counted: `needed` is the least it would take.
+    /// None if the run is too large to count: `needed` is then a lower bound.
     pub(crate) plan: Option<MemoryPlan>,
     pub(crate) device: String,
     /// Bytes that the device must hold.
     pub(crate) needed: u64,
-    /// None where the system does not say.
+    /// None if the system does not report it.
     pub(crate) available: Option<Available>,
 }
 
 pub(crate) struct Available {
     pub(crate) bytes: u64,
-    /// Where the figure comes from.
+    /// The source of the figure.
     pub(crate) of: String,
 }
 
@@ -67,7 +66,7 @@ impl MemoryFit {
 fn hint(run: &Run) -> String {
     let training = &run.training;
     if training.micro_batch_size > 1 {
-        // Both keys: the rows of an update stay, and with them the weights.
+        // Both keys: the rows per update stay the same, and with them the weights.
         format!(
             "`--set training.micro_batch_size=1 --set training.gradient_accumulation_steps={}` needs less and gives the \
              same weights",
@@ -82,8 +81,8 @@ fn hint(run: &Run) -> String {
     }
 }
 
-/// Refuses a run that the plan says does not fit. If no plan can be made, the step after it reports
-/// why.
+/// Refuses a run that does not fit according to the plan. If no plan can be made, the next step
+/// reports why.
 pub(crate) fn check(run: &Run) -> Result<(), Failure> {
     let Ok(fit) = memory_fit(run, None) else { return Ok(()) };
     let Some(refusal) = fit.refusal(run) else { return Ok(()) };
@@ -91,7 +90,7 @@ pub(crate) fn check(run: &Run) -> Result<(), Failure> {
     Err(Failure { hint, ..refusal })
 }
 
-/// Plans a run for its device: one that is here, or any if its `memory` is given.
+/// Plans a run for its device: one of this machine, or any device if its `memory` is given.
 pub(crate) fn memory_fit(run: &Run, memory: Option<u64>) -> Result<MemoryFit, Failure> {
     let given = memory.map(|bytes| Available { bytes, of: "--memory".to_string() });
     let device = planned(&Chosen::of(run)?, given)?;
@@ -117,7 +116,7 @@ pub(crate) fn memory_fit(run: &Run, memory: Option<u64>) -> Result<MemoryFit, Fa
     Ok(MemoryFit { plan: Some(plan), device: device.name, needed: needed as u64, available: device.available })
 }
 
-/// What a plan must know of a device. None of them is opened: that takes longer than the plan.
+/// What a plan needs to know about a device. No device is opened: that takes longer than the plan.
 struct Planned {
     kind: PlannedDevice,
     name: String,
@@ -128,7 +127,7 @@ enum PlannedDevice {
     Cpu {
         threads: usize,
     },
-    /// Of all these architectures the one that needs most.
+    /// Plans for the most demanding of these architectures.
     Gpu {
         selector: Selector,
         architectures: Vec<Option<(u32, u32)>>,
@@ -164,7 +163,7 @@ fn planned(chosen: &Chosen, given: Option<Available>) -> Result<Planned, Failure
     Ok(Planned { kind: PlannedDevice::Gpu { selector, architectures }, name, available })
 }
 
-/// The worst case of a config: every row as long as it may be.
+/// The worst case of a config: every row of maximum length.
 fn plan<L: MemoryLayout>(run: &Run, model: &Config, like: L) -> Result<MemoryPlan, RunError> {
     check_positions(run, model)?;
     targets::check(model, &trained(run))?;
@@ -172,7 +171,7 @@ fn plan<L: MemoryLayout>(run: &Run, model: &Config, like: L) -> Result<MemoryPla
     let positions = run.training.max_seq_length as usize;
     let settings = Settings { trained: trained(run), profile: profile(run), positions, seed: run.seed };
     let step = step_settings(run);
-    // Two micro-batches: further ones find the buffers of these.
+    // Two micro-batches: further ones reuse their buffers.
     let count = (run.rows_per_update() as usize).min(2 * step.micro_batch_size);
     let row = longest_rows(1, positions);
     memory(like, model, &Shapes::Of(&weights), &settings, &step, &vec![&row[0]; count])

@@ -1,5 +1,5 @@
-//! `isobit generate`: text from a model, an adapter, or both side by side, shown as it comes; and
-//! what `isobit chat` shares with it.
+//! `isobit generate`: text from a model, an adapter, or both side by side, shown as it is
+//! generated; and the code it shares with `isobit chat`.
 
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
@@ -19,13 +19,13 @@ pub(crate) struct Arguments {
     model: model::Arguments,
     #[command(flatten)]
     sampling: SamplingArguments,
-    /// What to continue; several give several texts. Without any, lines of standard input
+    /// Text to continue; may be repeated. Default: the lines of standard input
     #[arg(long, value_name = "TEXT")]
     prompt: Vec<String>,
-    /// Put the prompt through the chat template as a user's message
+    /// Render the prompt with the chat template, as a user message
     #[arg(long)]
     chat: bool,
-    /// With an adapter: print the base model's text too
+    /// With an adapter: also print the base model's text
     #[arg(long, requires = "adapter")]
     compare: bool,
     /// Print one JSON object per text
@@ -35,15 +35,15 @@ pub(crate) struct Arguments {
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct SamplingArguments {
-    /// 0 takes the most likely token every time
+    /// Sampling temperature; 0 always picks the most likely token
     #[arg(long, default_value_t = 0.0)]
     temperature: f64,
-    /// Only the most likely tokens whose probabilities reach this together
+    /// Sample from the most likely tokens whose probabilities add up to this
     #[arg(long, default_value_t = 1.0)]
     top_p: f64,
     #[arg(long, default_value_t = 42)]
     seed: u64,
-    /// Most tokens to add
+    /// Maximum number of tokens to generate
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=131_072))]
     pub(crate) max_tokens: u32,
 }
@@ -59,13 +59,13 @@ impl SamplingArguments {
     }
 }
 
-/// Tokenizer, template and the limits of a model folder.
+/// Tokenizer, template and limits of a model folder.
 pub(crate) struct Texts {
     pub(crate) tokenizer: Tokenizer,
     template: Option<Template>,
     pub(crate) max_positions: usize,
     vocabulary: usize,
-    /// Of the chat template.
+    /// Variables of the chat template.
     variables: data::Variables,
 }
 
@@ -77,12 +77,12 @@ impl Texts {
         Ok(Self { tokenizer, template, max_positions: config.max_positions, vocabulary: config.vocabulary, variables })
     }
 
-    /// Says so where the model has no chat template.
+    /// Fails if the model has no chat template.
     pub(crate) fn needs_template(&self, hint: &str) -> Result<&Template, Failure> {
         self.template.as_ref().ok_or_else(|| Failure::usage("the model folder has no chat template", hint))
     }
 
-    /// A conversation as the text that an answer continues.
+    /// Renders a conversation as the text that an answer continues.
     pub(crate) fn rendered(&self, messages: &[(String, String)]) -> Result<String, Failure> {
         let template = self.needs_template("leave out `--chat`")?;
         let list: Vec<_> =
@@ -113,8 +113,8 @@ impl Texts {
     }
 }
 
-/// Continues `prompt` until the text ends, or until `each` says no: it gets all added tokens
-/// whenever there is another. Gives the added tokens.
+/// Continues `prompt` until the text ends or `each` returns false: it gets all added tokens
+/// whenever there is another. Returns the added tokens.
 pub(crate) fn continued<B: Backend>(
     backend: &B,
     built: &Built<B>,
@@ -149,12 +149,12 @@ pub(crate) fn continued<B: Backend>(
     Ok(added)
 }
 
-/// A text written while its tokens come. A character may take several tokens: only whole ones are
-/// written, and in the end all of what the tokens give together.
+/// A text written as its tokens arrive. A character may take several tokens: only whole characters
+/// are written, and at the end everything that the tokens form together.
 pub(crate) struct Stream<'a, W: Write> {
     tokenizer: &'a Tokenizer,
     out: W,
-    /// What was written.
+    /// The text written so far.
     written: String,
 }
 
@@ -163,19 +163,19 @@ impl<'a, W: Write> Stream<'a, W> {
         Self { tokenizer, out, written: String::new() }
     }
 
-    /// A line before the text.
+    /// Writes a line before the text.
     fn head(&mut self, name: &str) -> std::io::Result<()> {
         writeln!(self.out, "[{name}]")
     }
 
-    /// Writes what all tokens so far have made certain.
+    /// Writes the text that later tokens cannot change.
     pub(crate) fn add(&mut self, tokens: &[u32]) -> std::io::Result<()> {
         let text = self.tokenizer.decode(tokens);
-        // A character whose bytes are not all there yet is shown as this one.
+        // Decoding shows an incomplete character as this one.
         self.write(text.trim_end_matches(char::REPLACEMENT_CHARACTER))
     }
 
-    /// Writes the rest and ends the line; gives the text.
+    /// Writes the rest and ends the line; returns the text.
     pub(crate) fn end(mut self, tokens: &[u32]) -> std::io::Result<String> {
         let text = self.tokenizer.decode(tokens);
         self.write(&text)?;
@@ -194,7 +194,7 @@ impl<'a, W: Write> Stream<'a, W> {
     }
 }
 
-/// Checks the arguments that `generate` and `chat` share, and opens the model's texts.
+/// Checks the arguments shared by `generate` and `chat`, and opens the tokenizer and template.
 pub(crate) fn open(model: &model::Arguments, sampling: &SamplingArguments) -> Result<(Chosen, Texts), Failure> {
     let chosen = Chosen::parse(&model.options.device, model.options.threads)?;
     sampling.rule()?;
@@ -288,7 +288,7 @@ fn print_json(prompt: &str, results: &[(&str, String, Vec<u32>)]) -> std::io::Re
     out.flush()
 }
 
-/// An adapter that learned conversations, and a prompt that is none.
+/// Notes that the adapter was trained on conversations but the prompt is not one.
 fn note_conversations(arguments: &Arguments, texts: &Texts) {
     let (Some(adapter), Some(_), false) = (&arguments.model.options.adapter, &texts.template, arguments.chat) else {
         return;
@@ -305,7 +305,7 @@ fn note_conversations(arguments: &Arguments, texts: &Texts) {
 mod tests {
     use super::*;
 
-    /// Keeps what is written between two flushes apart.
+    /// Keeps the writes between two flushes apart.
     #[derive(Default)]
     struct Pieces(Vec<Vec<u8>>, Vec<u8>);
 

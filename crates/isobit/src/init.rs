@@ -1,6 +1,5 @@
-//! `isobit init`: a commented config for a model folder and a data file. Both are looked at first,
-//! as training would, so what is wrong with them comes out here; the comments are those of the
-//! table of keys.
+//! `isobit init`: a commented config for a model folder and a data file. It first reads both as
+//! training would, so problems show up here; the comments come from the table of keys.
 
 use crate::Failure;
 use crate::failure::failed;
@@ -19,17 +18,17 @@ use std::path::{Path, PathBuf};
 /// Rows of one update, and passes over the data.
 const ROWS_PER_UPDATE: usize = 8;
 const EPOCHS: usize = 3;
-/// How an update may be split. Policies are tried first to last and splits within each: computing
-/// activations again costs time at every length of rows (a fifth and more), small micro-batches
-/// only where rows are short. Memory does not fall from one to the next: the first of a policy may
-/// need more than the last of the one before.
+/// The ways to split an update. Policies are tried first to last, and all splits within each:
+/// recomputing activations costs time at every row length (a fifth and more), small micro-batches
+/// only if rows are short. Memory is not monotonic: the first split of a policy may need more than
+/// the last split of the policy before.
 const SPLITS: [usize; 4] = [8, 4, 2, 1];
-/// Fewer rows than this are all trained on.
+/// With fewer rows than this, none are held out.
 const ROWS_TO_HOLD_OUT_FROM: usize = 40;
-/// Longer rows are cut unless the reader raises it: memory grows with it.
+/// Longer rows are truncated unless the user raises this: memory grows with it.
 const LENGTH_MAX: usize = 2048;
 const LENGTH_MIN: usize = 64;
-/// Where the comments begin.
+/// Column where the comments begin.
 const COLUMN: usize = 48;
 
 #[derive(Debug, clap::Args)]
@@ -38,20 +37,20 @@ pub(crate) struct Arguments {
     model: PathBuf,
     /// Data file: JSONL or a JSON array
     data: PathBuf,
-    /// Config to write
+    /// Config file to write
     #[arg(short, long, value_name = "FILE", default_value = "run.toml")]
     output: PathBuf,
-    /// Write over a config that is there
+    /// Overwrite an existing config
     #[arg(long)]
     force: bool,
-    /// Memory in GiB that the run may take, to write a config for another machine; default: what
-    /// this one has
+    /// Memory in GiB that the run may use, to write a config for another machine; default: the
+    /// memory of this one
     #[arg(long, value_name = "GIB", value_parser = crate::plan::gibibytes)]
     memory: Option<u64>,
-    /// Field that holds the prompt, for data with names of its own
+    /// Name of the prompt field, for data with custom field names
     #[arg(long, value_name = "NAME", requires = "completion_field")]
     prompt_field: Option<String>,
-    /// Field that holds the completion
+    /// Name of the completion field
     #[arg(long, value_name = "NAME", requires = "prompt_field")]
     completion_field: Option<String>,
 }
@@ -71,16 +70,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How an update is split and what of it is kept for the backward pass. It decides over time and
-/// memory, never over a bit.
+/// How an update is split and what is kept for the backward pass. It affects time and memory, never
+/// a bit.
 struct Split {
     micro_batch_size: usize,
     recomputation: Policy,
     why: String,
 }
 
-/// The fastest split whose plan leaves a fifth of the memory to everything else; the smallest where
-/// none does.
+/// The fastest split whose plan leaves a fifth of the memory free; the smallest if none does.
 fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Split, Failure> {
     let candidates = Policy::ALL.into_iter().flat_map(|policy| SPLITS.map(|rows| (rows, policy)));
     let mut smallest = None;
@@ -110,7 +108,7 @@ fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Sp
     smallest.ok_or_else(|| Failure::usage("there is nothing to choose from", "this is a bug of the program"))
 }
 
-/// The model's config and what training would see of the data.
+/// The model's config, and the data as training would see it.
 fn looked_at(arguments: &Arguments) -> Result<(Config, Report), RunError> {
     let config = model_config(&arguments.model)?;
     let wanted = DataConfig {
@@ -131,7 +129,7 @@ fn found(report: &Report) -> String {
     format!("{format}: {} examples of {} to {} tokens", report.examples, lengths.shortest, lengths.longest)
 }
 
-/// Every row fits, up to a length that most machines have the memory for.
+/// Fits every row, up to a length that most machines have the memory for.
 fn max_seq_length(config: &Config, report: &Report) -> usize {
     report.lengths.longest.next_power_of_two().clamp(LENGTH_MIN, LENGTH_MAX).min(config.max_positions)
 }
@@ -198,7 +196,7 @@ fn written(arguments: &Arguments, config: &Config, report: &Report, split: &Spli
     file.0
 }
 
-/// A config in the making.
+/// A config being written.
 struct File(String);
 
 impl File {

@@ -1,13 +1,13 @@
-//! Lines of standard input, with a limit: what is not text, or never ends, is an error of the data
-//! and not of the disk.
+//! Lines of standard input, with a limit: a line that is not text, or never ends, is a data error,
+//! not a disk error.
 
 use crate::Failure;
 use std::io::{BufRead, Read};
 
-/// BOUND: bytes of a line, far above what any model has positions for.
+/// BOUND: bytes of a line, far more than any model has positions for.
 const LINE_BYTES_MAX: u64 = 1 << 24;
 
-/// The next line without its end; none after the last.
+/// The next line without its line break; None after the last.
 pub(crate) fn line(reader: &mut impl BufRead) -> Result<Option<String>, Failure> {
     let mut bytes = Vec::new();
     let read = reader.by_ref().take(LINE_BYTES_MAX + 1).read_until(b'\n', &mut bytes);

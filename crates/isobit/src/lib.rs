@@ -1,4 +1,4 @@
-//! The program: parses the command line, hands over to one file per command, turns errors into
+//! The program: parses the command line, dispatches to one file per command, and turns errors into
 //! messages and exit codes.
 #![expect(clippy::float_arithmetic, reason = "rates are printed")]
 
@@ -46,38 +46,38 @@ struct Arguments {
     command: Command,
 }
 
-/// What the command line takes: every command and flag, with its help.
+/// The command line definition: every command and flag, with its help.
 pub fn command() -> clap::Command {
     Arguments::command()
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// The whole story in about a minute: train, kill, resume, compare
+    /// Show the whole story in about a minute: train, kill, resume, compare
     Demo(demo::Arguments),
     /// Write a commented config for a model folder and a data file
     Init(init::Arguments),
-    /// Fine-tune a model as a config says, or go on with a run
+    /// Fine-tune a model with a config, or resume a run
     Train(train::Arguments),
-    /// Memory that a config needs, by item, before anything is loaded
+    /// Show the memory a config needs, by item, before anything is loaded
     Plan(plan::Arguments),
-    /// Loss, perplexity and accuracy on data files
+    /// Measure loss, perplexity and accuracy on data files
     Eval(eval::Arguments),
-    /// Continue texts
+    /// Generate text from prompts
     Generate(generate::Arguments),
-    /// Talk with a model
+    /// Chat with a model
     Chat(chat::Arguments),
-    /// Look at data as training would see it
+    /// Inspect data as training would see it
     Data(data::Arguments),
-    /// List the families of models and what each supports
+    /// List model families and what each supports
     Models(models::Arguments),
-    /// List what this machine can compute on
+    /// List the devices of this machine
     Devices(devices::Arguments),
     /// Compare two adapters, checkpoints, models or runs, bit for bit
     Diff(diff::Arguments),
-    /// Measure throughput
+    /// Measure the throughput of kernels and training steps
     Bench(bench::Arguments),
-    /// Print completions for a shell
+    /// Print shell completions
     Completions(shell::CompletionArguments),
     /// Print the manual page, or write one for every command
     Man(shell::ManArguments),
@@ -85,7 +85,7 @@ enum Command {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    // A preloaded library may have changed how this process rounds.
+    // A preloaded library may have changed the rounding mode of this process.
     float_state::restore();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -108,7 +108,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// A command line that is not run: help and version are results, all else is a usage error.
+/// Handles a command line that is not run: help and version are results, everything else is a usage
+/// error.
 fn refused(refusal: &clap::Error) -> ExitCode {
     let printed = refusal.print().and_then(|()| std::io::stdout().flush());
     if refusal.use_stderr() {
@@ -123,8 +124,8 @@ fn refused(refusal: &clap::Error) -> ExitCode {
     printed.map_or_else(|error| ExitCode::from(Failure::output(&error).code), |()| ExitCode::SUCCESS)
 }
 
-/// Whether the command line asks for JSON: read from the words themselves, since a usage error
-/// leaves nothing else.
+/// Whether the command line requests JSON: read from the raw words, since a usage error leaves
+/// nothing else.
 fn json_is_wanted(words: impl Iterator<Item = std::ffi::OsString>) -> bool {
     words.take_while(|word| word != "--").any(|word| word == "--json")
 }

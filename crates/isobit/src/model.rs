@@ -1,5 +1,5 @@
-//! A model from its folder, with an adapter where one is named: what `eval`, `generate` and `chat`
-//! share.
+//! Loads a model from its folder, with an adapter if given: shared by `eval`, `generate` and
+//! `chat`.
 
 use crate::Failure;
 use crate::adapter;
@@ -24,20 +24,20 @@ pub(crate) struct Arguments {
     pub(crate) options: Options,
 }
 
-/// What a model is used with, wherever its folder is named.
+/// Options that accompany a model folder.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Adapter folder (adapter_config.json, adapter_model.safetensors), ours or PEFT's; or a run or
-    /// checkpoint of ours
+    /// Adapter folder (adapter_config.json, adapter_model.safetensors) from isobit or PEFT, or an
+    /// isobit run or checkpoint
     #[arg(long, value_name = "FOLDER")]
     pub(crate) adapter: Option<PathBuf>,
-    /// cpu, opencl:N or cuda:N
+    /// Device: cpu, opencl:N or cuda:N
     #[arg(long, default_value = "cpu")]
     pub(crate) device: String,
-    /// Threads; 0 is all cores
+    /// Number of threads; 0 means all cores
     #[arg(long, default_value_t = 0)]
     pub(crate) threads: usize,
-    /// Profile of the slice products: x2 or x3 [default: x2]
+    /// Slice product profile: x2 or x3 [default: x2]
     #[arg(long)]
     pub(crate) profile: Option<String>,
     /// Set a variable of the chat template: `--template-var enable_thinking=false`
@@ -73,7 +73,7 @@ impl Arguments {
         })
     }
 
-    /// The base that the adapter names, beside the model: what to look at when they do not fit.
+    /// The base that the adapter names, and the model: what to check when they do not match.
     fn bases(&self, adapter: &Path) -> Option<String> {
         let text = regular::read_text(&adapter.join(ADAPTER_CONFIG), CONFIG_BYTES_MAX).ok()?;
         let base = peft::base_name(&text)?;
@@ -108,13 +108,13 @@ impl Arguments {
         if let Some(note) = weights.unused_note().filter(|_| warns) {
             tell(&format!("warning: {note}"));
         }
-        // Both read every byte of the model: at the same time, the second finds it in memory.
+        // Both read every byte of the model: run together, the second finds it in memory.
         let (checked, built) = std::thread::scope(|scope| {
             let checking = scope.spawn(|| self.check_model(&weights, made_on));
             let built = build(backend, &config, &weights, &settings);
             (checking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), built)
         });
-        // First: why it cannot be built may be that it is damaged.
+        // First: a damaged model may be the reason it cannot be built.
         checked?;
         let mut built = built?;
         if let Some(folder) = adapter {
@@ -124,8 +124,8 @@ impl Arguments {
         Ok(built)
     }
 
-    /// The files of the model are those of its manifest, if it has one, and it is the one that the
-    /// adapter was trained on, as far as the adapter says.
+    /// Checks the files of the model against its manifest, if it has one, and that it is the model
+    /// the adapter was trained on, if the adapter records that.
     fn check_model(&self, weights: &Weights, made_on: Option<Hash>) -> Result<(), FileError> {
         Manifest::check(&self.model)?;
         let Some(made_on) = made_on else { return Ok(()) };
@@ -141,7 +141,7 @@ impl Arguments {
     }
 }
 
-/// Whether it is the adapter's tensors or targets that do not fit the model.
+/// Whether the adapter's tensors or targets do not match the model.
 fn is_misfit(error: &RunError) -> bool {
     match error {
         RunError::Model(ModelError::Adapter(_)) => true,

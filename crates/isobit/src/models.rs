@@ -1,12 +1,12 @@
-//! `isobit models`: the families of models and what each supports, as the loader itself says it.
+//! `isobit models`: model families and what each supports, taken from the loader.
 
 use crate::Failure;
 use isobit_models::{FamilySupport, families};
 use std::io::Write;
 
-/// Columns of a line.
+/// Width of a line in columns.
 const WIDTH: usize = 100;
-/// Columns before what a line says.
+/// Columns before the contents of a line.
 const INDENT: usize = 15;
 
 #[derive(Debug, clap::Args)]
@@ -65,13 +65,13 @@ fn also(family: &FamilySupport) -> Vec<&'static str> {
     parts.into_iter().filter_map(|(there, name)| there.then_some(name)).collect()
 }
 
-/// A list behind its title, broken between entries; nothing where the list is empty.
+/// A list after its title, wrapped between entries; prints nothing if the list is empty.
 fn line(out: &mut impl Write, title: &str, entries: &[impl AsRef<str>]) -> std::io::Result<()> {
     let mut text = format!("  {title:<width$}", width = INDENT - 2);
     for (index, entry) in entries.iter().enumerate() {
         let entry = entry.as_ref();
         let end = if index + 1 < entries.len() { "," } else { "" };
-        // The first entry of a line stands behind the title, whatever its length.
+        // The first entry of a line follows the title, whatever its length.
         if text.len() > INDENT && text.len() + 1 + entry.len() + end.len() > WIDTH {
             writeln!(out, "{text}")?;
             text = " ".repeat(INDENT);

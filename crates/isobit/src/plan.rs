@@ -1,6 +1,5 @@
 //! `isobit plan`: the memory a config needs, by item, before anything is loaded. The real step runs
-//! on the backend that counts, with rows as long as the config allows. Exit code 4 if it does not
-//! fit.
+//! on the counting backend, with rows as long as the config allows. Exit code 4 if it does not fit.
 
 use crate::Failure;
 use crate::failure::failed;
@@ -23,13 +22,13 @@ pub(crate) struct Arguments {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     /// Plan for this device instead of the config's: cpu, opencl:N or cuda:N. With `--memory` it
-    /// need not be here
+    /// need not be in this machine
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
-    /// Memory of the device in GiB, to plan for another machine; default: what this one has
+    /// Memory of the device in GiB, to plan for another machine; default: the memory of this one
     #[arg(long, value_name = "GIB", value_parser = gibibytes)]
     memory: Option<u64>,
-    /// List every line of code that holds memory, and what the ops of a step do
+    /// List every line of code that holds memory, and the work of each op in a step
     #[arg(long)]
     explain: bool,
     /// Print one JSON object
@@ -37,7 +36,7 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Bytes of a number of GiB.
+/// Parses a number of GiB into bytes.
 pub(crate) fn gibibytes(text: &str) -> Result<u64, String> {
     let number: f64 = text.parse().map_err(|_| "not a number".to_string())?;
     if (0.0..1e9).contains(&number) { Ok((number * f64::from(1 << 30)) as u64) } else { Err("not a size".to_string()) }
@@ -51,11 +50,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let fit = memory_fit(&run, arguments.memory)?;
     tell_unused(&run)?;
     print(&fit, arguments).map_err(|error| Failure::output(&error))?;
-    // The result is printed, and says that it does not fit.
+    // The printed result already says that it does not fit.
     fit.refusal(&run).map_or(Ok(()), |refusal| Err(refusal.told()))
 }
 
-/// Warns of tensors that the model has and a run would not use.
+/// Warns about model tensors that a run would not use.
 fn tell_unused(run: &Run) -> Result<(), Failure> {
     let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
     let opened = Checkpoint::open(&run.base_model).map_err(RunError::from);

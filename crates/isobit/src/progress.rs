@@ -1,6 +1,5 @@
-//! What `isobit train` shows while it runs: a bar on a terminal, plain lines where there is none,
-//! so that a log file lives, and events as JSON on stdout where they are asked for. Nothing here
-//! changes a result.
+//! Progress of `isobit train`: a bar on a terminal, plain lines otherwise, so that a log file
+//! grows, and JSON events on stdout on request. Nothing here changes a result.
 
 use crate::stderr::tell;
 use crate::units::{size, time};
@@ -17,7 +16,7 @@ use std::path::Path;
 /// Schema of the events.
 pub(crate) const SCHEMA: &str = "isobit.train/1";
 
-/// How progress is told on stderr.
+/// How progress is shown on stderr.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Talk {
     Bar,
@@ -39,7 +38,7 @@ pub(crate) struct Console<'a> {
     warned: bool,
 }
 
-/// A clock whose only use is to be looked at.
+/// A clock used only for display.
 struct Clock(
     #[expect(clippy::disallowed_types, reason = "progress shows time; results never depend on it")] std::time::Instant,
 );
@@ -55,12 +54,12 @@ impl Clock {
     }
 }
 
-/// How fast this process goes. Updates before it do not count, and its first one does not as soon
-/// as there is another: that one compiles kernels and asks for memory.
+/// The speed of this process. Earlier updates do not count, nor does its first one once there is
+/// another: the first compiles kernels and allocates memory.
 #[derive(Debug, Default)]
 struct Pace {
     begun: f64,
-    /// When the first update was done.
+    /// When the first update finished.
     first_done: f64,
     done: u64,
 }
@@ -73,7 +72,7 @@ impl Pace {
         }
     }
 
-    /// Seconds for `left` more updates; none before the first is done.
+    /// Seconds for `left` more updates; None before the first finishes.
     fn seconds_left(&self, left: u64, now: f64) -> Option<f64> {
         match self.done {
             0 => None,
@@ -83,7 +82,7 @@ impl Pace {
     }
 }
 
-/// A number of any size in few characters; nothing but zero looks like zero.
+/// A number of any size in few characters; only zero looks like zero.
 fn short(value: f64) -> String {
     match value {
         0.0 => "0".to_string(),
@@ -117,12 +116,12 @@ impl<'a> Console<'a> {
         }
     }
 
-    /// The bar goes; what follows stands below what was said.
+    /// Removes the bar; further output appears below earlier lines.
     pub(crate) fn close(&self) {
         self.bar.finish_and_clear();
     }
 
-    /// Since the first update of this process began.
+    /// Seconds since the first update of this process began.
     pub(crate) fn seconds_of_training(&self) -> f64 {
         self.clock.seconds() - self.pace.begun
     }
@@ -230,7 +229,7 @@ mod tests {
         assert_eq!(pace.seconds_left(9, 100.0), None);
         pace.step(130.0);
         assert_eq!(pace.seconds_left(9, 130.0), Some(270.0));
-        // The first took 30 seconds, every further one two.
+        // The first took 30 seconds, each later one two.
         pace.step(132.0);
         assert_eq!(pace.seconds_left(8, 132.0), Some(16.0));
         pace.step(134.0);

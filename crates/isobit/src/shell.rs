@@ -1,4 +1,4 @@
-//! `isobit completions` and `isobit man`: files for a shell and for `man`, made from the same
+//! `isobit completions` and `isobit man`: files for a shell and for `man`, generated from the same
 //! definitions as `--help`.
 
 use crate::Failure;
@@ -7,13 +7,13 @@ use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct CompletionArguments {
-    /// Shell to complete in
+    /// Shell to generate completions for
     shell: clap_complete::Shell,
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct ManArguments {
-    /// Write a page for every command into this folder instead of printing the first
+    /// Write a page for every command into this folder instead of printing the main page
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! `isobit train`: runs a config, or goes on with a run. Progress on stderr, results in the output
+//! `isobit train`: runs a config or resumes a run. Progress goes to stderr, results to the output
 //! folder.
 
 use crate::Failure;
@@ -22,31 +22,31 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Arguments {
     /// Config file
     config: PathBuf,
-    /// Go on from the latest checkpoint of the output folder
+    /// Resume from the latest checkpoint in the output folder
     #[arg(long)]
     resume: bool,
-    /// Go on from this checkpoint of the output folder, `checkpoint-N`, instead of the latest
+    /// Resume from this checkpoint in the output folder, `checkpoint-N`, instead of the latest
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "resume")]
     resume_from: Option<PathBuf>,
     /// Override a key of the config: `--set training.learning_rate=1e-4`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Start even if the plan says that the run does not fit into memory
+    /// Start even if the run does not fit into memory according to the plan
     #[arg(long)]
     no_plan: bool,
-    /// Compute on this device, whatever the config says: cpu, opencl:N or cuda:N
+    /// Compute on this device, overriding the config: cpu, opencl:N or cuda:N
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
-    /// Print one JSON object per event on stdout
+    /// Print one JSON object per event to stdout
     #[arg(long)]
     json: bool,
-    /// No progress and no summary; warnings remain
+    /// Print no progress and no summary, only warnings
     #[arg(short, long)]
     quiet: bool,
 }
 
 impl Arguments {
-    /// Where the run is to begin. A checkpoint is named alone, or by its path in the output folder.
+    /// Where the run begins. A checkpoint is given by name, or by its path in the output folder.
     fn start(&self, output_dir: &Path) -> Result<Start, Failure> {
         let Some(named) = &self.resume_from else {
             return Ok(if self.resume { Start::Resume } else { Start::New });
@@ -75,7 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         crate::fits::check(&run)?;
     }
     let prepared = prepare(run).map_err(|error| failed(&error))?;
-    // Only from here on is there anything to save: before, a signal ends the program at once.
+    // Until here there is nothing to save, so a signal ends the program at once.
     signal::install().map_err(|error| Failure::output(&error))?;
     if !arguments.quiet {
         tell(&format!(
@@ -93,7 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     on_device(&chosen, Training { arguments, prepared: &prepared })?
 }
 
-/// What even a quiet run says.
+/// Warnings, printed even by a quiet run.
 fn warn(prepared: &Prepared) {
     if let Some(note) = prepared.weights.unused_note() {
         tell(&format!("warning: {note}"));
@@ -108,7 +108,7 @@ fn warn(prepared: &Prepared) {
     }
 }
 
-/// What the device does once it is open.
+/// The work to do once the device is open.
 struct Training<'a> {
     arguments: &'a Arguments,
     prepared: &'a Prepared,
@@ -133,7 +133,8 @@ impl Job for Training<'_> {
                 let output = prepared.run.output_dir.display();
                 console.event(serde_json::json!({"event": "stopped", "step": step, "signal": signal.name(),
                     "checkpoint": format!("checkpoint-{step}")}));
-                // A clean stop is no error: said even by a quiet run, which was asked just now.
+                // A clean stop is not an error. Even a quiet run reports it: the user has just
+                // requested it.
                 tell(&format!(
                     "stopped after {step} updates by {}, saved in {output}/checkpoint-{step}",
                     signal.name()
@@ -145,7 +146,7 @@ impl Job for Training<'_> {
     }
 }
 
-/// What of the layers needs saying before a run: routers, whose expert indices are kept, and
+/// Layer kinds worth reporting before a run: routers, whose expert indices are kept, and
 /// convolutions.
 fn kinds(prepared: &Prepared) -> Option<String> {
     let layers = &prepared.model.layers;
@@ -161,7 +162,7 @@ fn kinds(prepared: &Prepared) -> Option<String> {
     })
 }
 
-/// The device that a config names.
+/// The device named in a config.
 impl Chosen {
     pub(crate) fn of(run: &Run) -> Result<Self, Failure> {
         let [device] = run.devices[..] else {

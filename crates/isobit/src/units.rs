@@ -1,13 +1,13 @@
-//! Bytes and seconds as people read them.
+//! Bytes and seconds in readable form.
 
-/// Bytes in the unit that shows them.
+/// Bytes in a suitable unit.
 pub(crate) fn size(bytes: u64) -> String {
     let units = [("GiB", 1_u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     let (name, unit) = units.into_iter().find(|(_, unit)| bytes >= unit / 10).unwrap_or(units[2]);
     format!("{:.2} {name}", bytes as f64 / unit as f64)
 }
 
-/// A length of time as people say it: `42s`, `3m 05s`, `2h 07m`, `3d 04h`.
+/// A readable duration: `42s`, `3m 05s`, `2h 07m`, `3d 04h`.
 pub(crate) fn time(seconds: f64) -> String {
     let whole = seconds.round().max(0.0) as u64;
     match whole {

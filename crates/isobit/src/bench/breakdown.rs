@@ -23,7 +23,7 @@ impl Times {
         self.0.borrow_mut().clear();
     }
 
-    /// Per step, the largest first.
+    /// Per step, largest first.
     pub(super) fn shares(&self, steps: u32) -> Vec<Share> {
         let times = self.0.borrow();
         let all: f64 = times.values().map(|(_, seconds)| seconds).sum();
@@ -51,7 +51,7 @@ pub(super) struct Share {
     size: Option<[usize; 3]>,
     calls: f64,
     step_s: f64,
-    /// Of the time spent in ops.
+    /// Share of the time spent in ops.
     part: f64,
 }
 
@@ -66,7 +66,7 @@ impl fmt::Display for Share {
     }
 }
 
-/// Times one op after the other.
+/// Times each op separately.
 pub(super) struct Stopwatch {
     times: Times,
     started: Cell<Option<Instant>>,
@@ -84,8 +84,7 @@ impl<D: Device> Observer<D> for Stopwatch {
     }
 
     fn after(&self, device: &D, call: Call, _outputs: Vec<Output<'_, D::Memory>>) {
-        // A device works in order: what comes back was computed after everything enqueued before
-        // it.
+        // A device works in order: this download completes after everything enqueued before it.
         let _finished = device.download(&device.upload(&[0f32]));
         let seconds = self.started.take().map_or(0.0, |start| start.elapsed().as_secs_f64());
         let mut times = self.times.0.borrow_mut();

@@ -1,5 +1,5 @@
 //! `isobit bench kernels`: a table of rates per op, path and shape, or JSON lines; with `--serve`,
-//! one run per line of standard input, so that another program can alternate its own runs with
+//! one run per line of standard input, so that another program can interleave its own runs with
 //! ours.
 
 use super::cases::{self, Prepared, Target, Work};
@@ -17,31 +17,31 @@ pub(crate) struct Arguments {
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
-    /// Threads to use
+    /// Number of threads
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
-    /// Only this path (scalar, avx2, avx512, amx); default: the fastest of the machine. `all` takes
-    /// every one
+    /// Use this CPU path only: scalar, avx2, avx512 or amx, or `all` for every path of this
+    /// machine; default: the fastest
     #[arg(long)]
     path: Option<String>,
-    /// A device instead of the CPU: opencl:0, cuda:0, as `isobit devices` lists them
+    /// Use a device instead of the CPU: opencl:0, cuda:0, as listed by `isobit devices`
     #[arg(long, conflicts_with = "path")]
     device: Option<String>,
-    /// Only this op
+    /// Measure this op only
     #[arg(long)]
     op: Option<String>,
-    /// Only this profile of the slice product (x2, x3)
+    /// Use this slice product profile only (x2, x3)
     #[arg(long)]
     profile: Option<String>,
-    /// Only this shape, as the table prints it: 512x4864x896
+    /// Measure this shape only, written as in the table: 512x4864x896
     #[arg(long)]
     shape: Option<String>,
     /// Timed runs of each case; the best and the median are reported. Default: 20, or as many as
-    /// fit half a second
+    /// fit in half a second
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     runs: Option<u32>,
-    /// Read `OP SHAPE PROFILE PATH THREADS` lines from standard input, run each once and answer
-    /// with a JSON line
+    /// Read `OP SHAPE PROFILE PATH THREADS` lines from standard input, run each once and reply with
+    /// a JSON line
     #[arg(long, conflicts_with_all = ["op", "profile", "shape", "path", "device", "json"])]
     serve: bool,
 }
@@ -248,8 +248,8 @@ fn print(out: &mut impl Write, line: &Line, json: bool) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Answers requests until standard input ends. The last case stays prepared, so repeating a line
-/// repeats only the run.
+/// Serves requests until standard input ends. The last case stays prepared, so a repeated line only
+/// repeats the run.
 fn serve() -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     let mut current: Option<(String, Target, Prepared)> = None;

@@ -16,9 +16,9 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Rates of single ops, by path and shape
+    /// Measure the rates of single ops, by path and shape
     Kernels(kernels::Arguments),
-    /// Tokens per second and memory of a training step
+    /// Measure the speed and memory of a training step
     Step(step::Arguments),
 }
 

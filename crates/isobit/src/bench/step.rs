@@ -1,6 +1,6 @@
-//! `isobit bench step`: a training step of a published shape on random weights, LoRA or full, with
-//! the peer's names and JSON fields; or the update of a config, with its model, its data and its
-//! settings.
+//! `isobit bench step`: a training step of a published shape with random weights, LoRA or full,
+//! with the names and JSON fields of the peer benchmark; or the first update of a config, with its
+//! model, data and settings.
 
 use super::breakdown::{Share, Stopwatch, Times};
 use crate::Failure;
@@ -24,57 +24,57 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Shape: tiny, 0.5B or 1.5B of Qwen2, moe-small of Qwen3-MoE, hybrid-small of Qwen3.5
+    /// Model shape: tiny, 0.5B or 1.5B of Qwen2, moe-small of Qwen3-MoE, hybrid-small of Qwen3.5
     #[arg(long, default_value = "0.5B")]
     model: String,
-    /// Rows of a step
+    /// Rows per step
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: u32,
-    /// Tokens of a row
+    /// Tokens per row
     #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=131_072))]
     seq: u32,
-    /// lora, or full: every weight is trained
+    /// Training method: lora, or full to train every weight
     #[arg(long, default_value = "lora")]
     method: String,
-    /// Rank of the adapters on all seven projections, or on the four of attention where there are
+    /// Rank of the adapters on all seven projections, or on the four of attention if the model has
     /// experts
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
     rank: u32,
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
-    /// Timed steps; one more warms up
+    /// Timed steps, after one warm-up step
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     steps: u32,
-    /// cpu, or a device as `isobit devices` lists them
+    /// Device: cpu, or one listed by `isobit devices`
     #[arg(long, default_value = "cpu")]
     device: String,
-    /// x2 or x3
+    /// Slice product profile: x2 or x3
     #[arg(long, default_value = "x2")]
     profile: String,
-    /// none, selective or full
+    /// Recomputation of activations: none, selective or full
     #[arg(long, default_value = "full")]
     checkpointing: String,
-    /// Measure the first update of this config instead: its model, its rows, its settings
+    /// Measure the first update of this config instead, with its model, rows and settings
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "batch", "seq", "method", "rank", "threads", "device", "profile", "checkpointing", "micro_batch"])]
     config: Option<PathBuf>,
     /// Override a key of the config: `--set training.micro_batch_size=1`
     #[arg(long = "set", value_name = "KEY=VALUE", requires = "config")]
     overrides: Vec<String>,
-    /// Rows that are computed together; default: all of them
+    /// Rows computed together (default: all rows of the step)
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     micro_batch: Option<u32>,
-    /// Also time every op; on a device this waits for each of them and slows the step
+    /// Also time every op; on a device this waits for each op and slows the step
     #[arg(long)]
     breakdown: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Print one JSON object for every line of standard input, of one step each
+    /// Run one step for every line of standard input, and print one JSON object for each
     #[arg(long, conflicts_with_all = ["steps", "breakdown"])]
     serve: bool,
 }
 
-/// The result, as `bench/peer_lora_step.py` prints its own.
+/// The result, with the same fields as `bench/peer_lora_step.py`.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     schema: &'static str,
@@ -89,7 +89,7 @@ struct Line<'a> {
     step_s: f64,
     tokens_per_s: f64,
     peak_bytes: u64,
-    /// Of the device's own memory, where it has some.
+    /// Peak of the device's own memory, if it has any.
     #[serde(skip_serializing_if = "Option::is_none")]
     device_peak_bytes: Option<u64>,
     loss: f64,
@@ -103,7 +103,7 @@ const SHAPES: [(&str, [usize; 6]); 3] = [
     ("1.5B", [1536, 8960, 28, 12, 2, 151936]),
 ];
 
-/// What is measured.
+/// What to measure.
 struct Subject {
     name: String,
     chosen: Chosen,
@@ -144,7 +144,7 @@ fn configured(path: &Path, overrides: &[String]) -> Result<Subject, Failure> {
     })
 }
 
-/// A published shape on random weights.
+/// A published shape with random weights.
 fn published(arguments: &Arguments) -> Result<Subject, Failure> {
     let model = shape(&arguments.model)?;
     let profile = Profile::ALL.into_iter().find(|profile| profile.name() == arguments.profile);
@@ -306,7 +306,7 @@ fn timed<T>(run: impl FnOnce() -> T) -> (f64, T) {
     (start.elapsed().as_secs_f64(), result)
 }
 
-/// The most memory this process had resident, as the system counts it; zero where it does not say.
+/// The peak resident memory of this process, as reported by the system; zero if it is not reported.
 pub(crate) fn peak_resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

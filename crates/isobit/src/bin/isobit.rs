@@ -1,9 +1,9 @@
-//! The program `isobit`; all of it is in the library, so that `docs/cli.md` is generated from the
+//! The program `isobit`; all code is in the library, so that `docs/cli.md` is generated from the
 //! same definitions that parse the command line.
 
 use std::process::ExitCode;
 
-/// Chat templates come with models and run here: what they may take has a limit.
+/// Chat templates come with models and run here: their memory is limited.
 #[global_allocator]
 static ALLOCATOR: isobit_training::memory::Limited = isobit_training::memory::Limited;
 

@@ -1,4 +1,4 @@
-//! Ops that stream over memory: the rate is what they must touch.
+//! Ops that stream over memory: the rate counts the bytes they must touch.
 
 use super::{Prepared, Work, forever, noise};
 use isobit_kernels::Backend;

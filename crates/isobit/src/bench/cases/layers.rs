@@ -11,7 +11,7 @@ use isobit_kernels::{Backend, Matrix, StoredMatrix};
 use isobit_numerics::slices::Profile;
 use std::rc::Rc;
 
-/// Forward and backward of causal documents of one length, or one of both.
+/// Forward, backward or both, over causal documents of equal length.
 pub(super) fn attention<B: Backend + 'static>(
     b: Rc<B>,
     op: &str,
@@ -36,7 +36,7 @@ pub(super) fn attention<B: Backend + 'static>(
     if !forward {
         b.run(AttentionForward { o: &mut o, lse: &mut lse, q: &q, k: &k, v: &v, p });
     }
-    // Two products forward, five backward, over the half of the square that is visible.
+    // Two products forward, five backward, over the visible half of the square.
     let products = 2.0 * f64::from(u8::from(forward)) + 5.0 * f64::from(u8::from(backward));
     let flops = products * (documents * length * (length + 1) * heads * width) as f64;
     let run = move || {
@@ -52,8 +52,7 @@ pub(super) fn attention<B: Backend + 'static>(
     Prepared { work: Work { flops, bytes: 0.0, workspace }, run: Box::new(run) }
 }
 
-/// Forward, and backward if asked for. The work counted is that of the chunked form without what is
-/// computed twice.
+/// Forward, and backward if requested. Counts the work of the chunked form without recomputation.
 pub(super) fn delta_rule<B: Backend + 'static>(
     b: Rc<B>,
     backward: bool,
@@ -65,7 +64,7 @@ pub(super) fn delta_rule<B: Backend + 'static>(
     let row_starts = forever([0, tokens]);
     let p = DeltaRule { row_starts, key_heads, value_heads, key_width: width, value_width: width };
     let [keys, values, scalars, _] = p.lengths();
-    // Rows of norm one, as the layer gives them, and decays between exp(-1) and 1.
+    // Rows of norm one, as produced by the layer, and decays between exp(-1) and 1.
     let unit = 2.0 / (width as f32).sqrt();
     let unit_rows = |seed: u32| b.upload(&noise(keys, seed).iter().map(|x| x * unit).collect::<Vec<_>>());
     let (q, k, v, d_o) = (unit_rows(1), unit_rows(2), b.upload(&noise(values, 3)), b.upload(&noise(values, 4)));
@@ -112,7 +111,7 @@ pub(super) fn head_loss<B: Backend + 'static>(
     let (mut loss, mut lse, mut best) = (b.zeros(tokens), b.zeros(tokens), b.zeros(tokens));
     let mut dh = b.zeros(tokens * hidden);
     let workspace = b.workspaces().head_loss(&p);
-    // The mathematics has two products; the third, which recomputes the logits, is our own choice.
+    // Mathematically there are two products; the third, which recomputes the logits, is our choice.
     let flops = 4.0 * tokens as f64 * hidden as f64 * vocabulary as f64;
     let run = move || {
         b.run(SliceRows { rows: &mut rows, x: &h });

@@ -1,5 +1,4 @@
-//! What `bench kernels` measures: ops with the shapes that training meets, and how much work each
-//! is.
+//! What `bench kernels` measures: ops with shapes that occur in training, and the work of each.
 
 mod flat;
 mod layers;
@@ -16,15 +15,15 @@ use std::rc::Rc;
 /// An op and its shapes.
 pub(super) struct Case {
     pub(super) op: &'static str,
-    /// Whether the profile of slices matters.
+    /// Whether the slice profile matters.
     pub(super) sliced: bool,
-    /// On a CPU.
+    /// Shapes for a CPU.
     pub(super) shapes: &'static [&'static str],
-    /// On a device, which small shapes would leave idle.
+    /// Shapes for a device, which small shapes would leave idle.
     pub(super) large: &'static [&'static str],
 }
 
-/// What a benchmark runs on.
+/// The CPU or device a benchmark runs on.
 #[derive(Clone)]
 pub(super) enum Target {
     Cpu(Rc<Cpu>),
@@ -32,7 +31,7 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// As requests and results name it: a path or a device.
+    /// The name in requests and results: a path or a device.
     pub(super) fn name(&self) -> String {
         match self {
             Self::Cpu(cpu) => cpu.path().to_string(),
@@ -54,8 +53,8 @@ impl Target {
         }
     }
 
-    /// Runs that are timed together. A device is given several commands at once, so that the way to
-    /// it does not count.
+    /// Runs timed together. A device gets several commands at once, so that launch latency does not
+    /// count.
     pub(super) fn batch(&self) -> usize {
         match self {
             Self::Cpu(_) => 1,
@@ -72,12 +71,12 @@ impl Target {
 }
 
 /// The work of one run: floating-point operations of the mathematics (not of the slices), and bytes
-/// that must move.
+/// that must be moved.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Work {
     pub(super) flops: f64,
     pub(super) bytes: f64,
-    /// Memory the op asks for beside its operands.
+    /// Memory the op needs besides its operands.
     pub(super) workspace: usize,
 }
 
@@ -90,12 +89,12 @@ pub(super) struct Prepared {
 /// BOUND: elements of any matrix of two axes (2 GiB of float32).
 const MATRIX_MAX: usize = 1 << 29;
 
-/// Products are `rows x outputs x inputs` of the layer, `x experts` where the rows are spread over
+/// Products are `rows x outputs x inputs` of the layer, `x experts` if the rows are spread over
 /// several weights.
 const PRODUCTS: &[&str] = &["512x4864x896", "512x896x4864", "1024x8960x1536", "2048x2048x2048", "1x4864x896"];
 const BIG: &[&str] = PRODUCTS.split_at(4).0;
 const LARGE: &[&str] = &["8192x8960x1536", "8192x1536x8960", "4096x4096x4096", "8192x8192x8192", "32768x512x512x32"];
-/// `rows x outputs x inputs x group`, channels in their own order
+/// `rows x outputs x inputs x group`, channels in their original order
 const PRODUCTS4: &[&str] = &[
     "512x4864x896x128",
     "512x896x4864x128",
@@ -159,7 +158,7 @@ const fn plain(op: &'static str, shapes: &'static [&'static str], large: &'stati
     Case { op, sliced: false, shapes, large }
 }
 
-/// Makes inputs of a shape and the closure that runs the op once.
+/// Creates inputs of a shape and the closure that runs the op once.
 pub(super) fn prepare(target: &Target, op: &str, shape: &str, profile: Profile) -> Result<Prepared, String> {
     // BOUND: elements along an axis, and of any matrix of two axes (2 GiB of float32).
     const AXIS_MAX: usize = 1 << 20;
@@ -227,7 +226,8 @@ fn on<B: Backend + 'static>(b: Rc<B>, op: &str, axes: &[usize], profile: Profile
 }
 
 /// The int8 unit alone. A slice product of `n` multiply-adds needs three (x2) or six (x3) times as
-/// many int8 ones, so the rate is the ceiling of `product_*`; zero where the path has no int8 unit.
+/// many int8 multiply-adds, so the rate is the ceiling of `product_*`; zero if the path has no int8
+/// unit.
 fn roof(cpu: Rc<Cpu>, rounds: usize, profile: Profile) -> Prepared {
     let products = match profile {
         Profile::X2 => 3.0,
@@ -249,7 +249,7 @@ fn noise(length: usize, seed: u32) -> Vec<f32> {
     (0..length).map(|_| next() + next() + next() - 1.5).collect()
 }
 
-/// A benchmark's few descriptors live as long as the program.
+/// Leaks a benchmark's few descriptors: they live as long as the program.
 fn forever<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }

@@ -24,7 +24,7 @@ pub(super) fn slice_rows<B: Backend + 'static>(b: Rc<B>, m: usize, k: usize, pro
     }
 }
 
-/// Rows that are spread evenly over so many weights.
+/// Rows spread evenly over `experts` weights.
 pub(super) fn product<B: Backend + 'static>(
     b: Rc<B>,
     op: &str,
@@ -63,7 +63,7 @@ pub(super) fn product<B: Backend + 'static>(
     Prepared { work, run: Box::new(run) }
 }
 
-/// Slicing and product, as the layer of a model runs them.
+/// Slicing and product, as in a model's layer.
 pub(super) fn product4<B: Backend + 'static>(
     b: Rc<B>,
     op: &str,
@@ -101,7 +101,7 @@ pub(super) fn product4<B: Backend + 'static>(
     Prepared { work, run: Box::new(run) }
 }
 
-/// Factors as LoRA has them: A `[rank, width]` contracts, B `[width, rank]` expands.
+/// LoRA factors: A `[rank, width]` contracts, B `[width, rank]` expands.
 pub(super) fn low_rank<B: Backend + 'static>(b: Rc<B>, op: &str, tokens: usize, width: usize, rank: usize) -> Prepared {
     let layout = if op == "low_rank_contract" { FactorLayout::RankMajor } else { FactorLayout::WidthMajor };
     let p = LowRank { segments: forever([0, tokens]), rank, width, layout, alpha: 2.0 };

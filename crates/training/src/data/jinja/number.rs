@@ -152,7 +152,7 @@ pub(super) fn parse_float(text: &str) -> Option<f64> {
     plain.parse().ok()
 }
 
-/// Python's `int` in base 10.
+/// Python's `int` in the given base.
 pub(super) fn parse_integer(text: &str, base: u32) -> Option<Value> {
     let text = super::strings::strip(text, None, super::strings::Side::Both);
     let (sign, digits) = match text.strip_prefix('-') {

@@ -291,8 +291,8 @@ impl Value {
         }
     }
 
-    /// What `len` says; `None` where it refuses. Characters of text are counted by the caller's
-    /// leave.
+    /// The result of `len`, or `None` if there is none. For text this is bytes; the caller counts
+    /// characters.
     pub(super) fn length(&self) -> Option<usize> {
         match self {
             Self::Undefined(_) => Some(0),
