@@ -1,23 +1,23 @@
-//! Reads what a compiler made of a program for AMD: what each kernel takes, and every instruction
-//! that may cost the bits.
+//! Reads the compiler's assembly of a program for AMD: the resources of each kernel, and every
+//! instruction that may change the bits.
 //!
 //! A program is compiled twice. The *real* assembly is what a device runs. In the *marked* one
-//! (`-DAUDIT`, see `gpu/exact.h`) every `fma_rn`, `div_rn`, `sqrt_rn` and `dot4` is a comment, so a
-//! fused instruction, a division or a root that is still there was not asked for.
+//! (`-DAUDIT`, see `gpu/exact.h`) every `fma_rn`, `div_rn`, `sqrt_rn` and `dot4` is a comment, so
+//! any remaining fused instruction, division or root was not requested.
 
 use std::collections::BTreeMap;
 
-/// What a kernel's descriptor must say, and what that means.
+/// Required fields of a kernel's descriptor, and their meaning.
 const MODES: [(&str, u32, &str); 3] = [
     (".amdhsa_float_denorm_mode_32", 3, "subnormal float32 are not kept"),
     (".amdhsa_float_round_mode_32", 0, "float32 are not rounded to nearest even"),
     (".amdhsa_ieee_mode", 1, "the IEEE mode is off"),
 ];
 
-/// 2³² as float32: how an integer division puts the halves of 64 bits together.
+/// 2³² as float32: used by integer division to combine the halves of 64 bits.
 const TWO_TO_32: &str = "0x4f800000";
 
-/// What one kernel takes, and what is wrong with it.
+/// The resources of one kernel, and its problems.
 #[derive(Debug, Default)]
 pub(crate) struct Kernel {
     pub(crate) name: String,
@@ -26,9 +26,9 @@ pub(crate) struct Kernel {
     pub(crate) roots: usize,
     pub(crate) vgprs: u32,
     pub(crate) sgprs: u32,
-    /// Bytes that a group shares.
+    /// Bytes shared by a group.
     pub(crate) local: u32,
-    /// Bytes of memory that stand in for registers.
+    /// Bytes of memory used for spilled registers.
     pub(crate) scratch: u32,
     pub(crate) findings: Vec<String>,
 }
@@ -53,15 +53,15 @@ pub(crate) fn kernels(real: &str, marked: &str) -> Result<Vec<Kernel>, String> {
 struct Function<'a> {
     name: &'a str,
     instructions: Vec<Instruction<'a>>,
-    /// What the audit's comments name: `fma`, `div`, `sqrt`, `dot4`.
+    /// The marks in the audit's comments: `fma`, `div`, `sqrt`, `dot4`.
     marks: Vec<&'a str>,
-    /// Lines between `.amdhsa_kernel` and its end; a function that is no kernel has none.
+    /// Lines between `.amdhsa_kernel` and its end; empty for a function that is not a kernel.
     descriptor: BTreeMap<&'a str, u32>,
 }
 
 #[derive(Debug)]
 struct Instruction<'a> {
-    /// Without the suffix of its encoding.
+    /// Without its encoding suffix.
     name: &'a str,
     operands: Vec<&'a str>,
 }
@@ -109,7 +109,7 @@ fn instruction(text: &str) -> Instruction<'_> {
 }
 
 impl<'a> Instruction<'a> {
-    /// One rounding, or none, for a product and a sum.
+    /// A product and a sum with one rounding, or none.
     fn is_fused(&self) -> bool {
         let float = self.name.contains("_f32") || self.name.contains("_f16") || self.name.contains("_mix");
         ["v_fma", "v_pk_fma", "v_dot2"].iter().any(|start| self.name.starts_with(start)) && float
@@ -136,7 +136,7 @@ impl<'a> Instruction<'a> {
         self.name.starts_with("s_swappc") || self.name.starts_with("s_call")
     }
 
-    /// Registers that it writes: its first operand, unless it has no result.
+    /// Registers it writes: its first operand, unless it has no result.
     fn writes(&self) -> impl Iterator<Item = Register> + use<'a> {
         let stores = ["store", "write", "s_cbranch", "s_branch", "s_waitcnt"];
         let result = self.operands.first().copied().filter(|_| !stores.iter().any(|what| self.name.contains(what)));
@@ -153,7 +153,7 @@ impl<'a> Instruction<'a> {
 /// `v` or `s` and its number.
 type Register = (char, u32);
 
-/// `v7`, `-v7`, `|v7|` and `v[2:3]` are registers; constants and names are none.
+/// `v7`, `-v7`, `|v7|` and `v[2:3]` are registers; constants and names are not.
 fn registers(operand: &str) -> impl Iterator<Item = Register> + use<> {
     let plain = operand.trim_matches(['-', '|']);
     let kind = plain.chars().next().unwrap_or(' ');
@@ -166,21 +166,21 @@ fn registers(operand: &str) -> impl Iterator<Item = Register> + use<> {
     range.map(move |number| (kind, number))
 }
 
-/// Where a register's number comes from, as far as integer division is concerned.
+/// The origin of a register's value, as far as integer division is concerned.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Origin {
     Truncation,
     Conversion,
     /// The constant 2³².
     TwoTo32,
-    /// A 64-bit divisor as float32, whose reciprocal is the first guess.
+    /// A 64-bit divisor as float32, whose reciprocal is the first estimate.
     Divisor,
     Other,
 }
 
-/// Integer division guesses its quotient in float32 and corrects it in integers, so the fused
-/// instructions in it cost no bit. They are known by what they work on: nothing else truncates, and
-/// nothing else adds up 64 bits of unsigned integer.
+/// Integer division estimates its quotient in float32 and corrects it in integers, so its fused
+/// instructions do not change bits. They are recognised by their operands: nothing else truncates,
+/// and nothing else combines 64 bits of unsigned integer.
 #[derive(Default)]
 struct Origins(BTreeMap<Register, Origin>);
 
@@ -286,7 +286,7 @@ fn kernel(real: &Function, marked: &Function) -> Kernel {
 }
 
 /// Fused instructions that read the result of the first instruction before it is overwritten: a
-/// correctly rounded root tries both neighbours of the approximate one.
+/// correctly rounded root tries both neighbours of the approximation.
 fn corrections(instructions: &[Instruction]) -> usize {
     let Some((root, rest)) = instructions.split_first() else { return 0 };
     let Some(result) = root.writes().next() else { return 0 };

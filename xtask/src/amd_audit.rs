@@ -1,5 +1,5 @@
-//! `cargo xtask amd-audit`: every GPU program compiled for AMD's devices, and the compiler's
-//! assembly read for what would cost the bits. It needs a clang, not a device.
+//! `cargo xtask amd-audit`: compiles every GPU program for AMD's devices and checks the assembly
+//! for anything that would change the bits. It needs clang, not a device.
 
 use crate::amd_assembly::{Kernel, kernels};
 use crate::arguments::Arguments;
@@ -16,7 +16,7 @@ const SLICES: [u32; 2] = [2, 3];
 /// The header that depends on them.
 const SLICES_HEADER: &str = "slices.h";
 const FOLDER: &str = "crates/kernels/gpu";
-/// Where the order of the headers is written down.
+/// The file that defines the order of the headers.
 const ORDER: &str = "crates/kernels/src/gpu/program.rs";
 
 pub(crate) const NO_COMPILER: &str = "no clang that compiles for amdgcn";
@@ -36,7 +36,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
     }
 }
 
-/// A compiler that knows AMD's devices.
+/// A compiler that supports AMD's devices.
 pub(crate) fn compiler() -> Option<&'static str> {
     COMPILERS.into_iter().find(|name| {
         let output = command(&root(), name, &["--print-targets"]).output();
@@ -108,7 +108,7 @@ impl fmt::Display for Job<'_> {
     }
 }
 
-/// A folder that is gone when the audit is over.
+/// A folder that is removed when the audit ends.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -121,12 +121,12 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // What is left behind is in the folder for temporary files.
+        // Anything left behind is in the temporary folder.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Compiles and reads every program, prints the tables, and fails on any finding.
+/// Compiles and checks every program, prints the tables, and fails on any finding.
 pub(crate) fn audit(compiler: &str, threads: usize, every_kernel: bool) -> Result<(), String> {
     let start = now();
     let folder = Temporary::new()?;
@@ -185,7 +185,7 @@ fn programs() -> Result<Vec<String>, String> {
     if names.is_empty() { Err(format!("{FOLDER}: no programs")) } else { Ok(names) }
 }
 
-/// The program as the runtimes put it together: the dialect, the headers in their order, the file
+/// The program as assembled by the runtimes: the dialect, the headers in order, then the file
 /// itself.
 fn source(program: &str, dialect: Dialect, without: &[&str]) -> Result<String, String> {
     let read = |path: String| std::fs::read_to_string(root().join(&path)).map_err(|error| format!("{path}: {error}"));
@@ -198,8 +198,8 @@ fn source(program: &str, dialect: Dialect, without: &[&str]) -> Result<String, S
     Ok(text)
 }
 
-/// Whether the profile matters: a program that compiles without the header of the slices is the
-/// same for all.
+/// Whether the profile matters: a program that compiles without the slices header is the same for
+/// all profiles.
 fn uses_slices(compiler: &str, folder: &Path, program: &str) -> Result<bool, String> {
     let path = folder.join(format!("{program}.without"));
     write(&path, &source(program, Dialect::OpenCl, &[SLICES_HEADER])?)?;
@@ -215,8 +215,8 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
     std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Headers that every program sees, in the order in which the host includes them; the dialects are
-/// not among them.
+/// Headers that every program sees, in the order in which the host includes them, without the
+/// dialects.
 fn headers(order: &str) -> Vec<&str> {
     let included = order.split("include_str!(\"../../gpu/").skip(1).filter_map(|rest| rest.split('"').next());
     let dialects = Dialect::ALL.map(Dialect::header);
@@ -243,7 +243,7 @@ fn read(compiler: &str, job: &Job) -> Result<Vec<Kernel>, String> {
     kernels(&compiled(None)?, &compiled(Some("-DAUDIT"))?)
 }
 
-/// The answers in the order of the jobs.
+/// The results in the order of the jobs.
 fn in_parallel<J: Sync, R: Send>(jobs: &[J], threads: usize, work: impl Fn(&J) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());
@@ -317,7 +317,7 @@ fn print_kernels(jobs: &[Job], results: &Results) {
     println!();
 }
 
-/// Registers that went to memory cost time, not bits: told, not complained about.
+/// Spilled registers cost time, not bits: reported, not an error.
 fn print_scratch(jobs: &[Job], results: &Results) {
     for (job, result) in jobs.iter().zip(results) {
         for kernel in result.as_deref().unwrap_or_default().iter().filter(|kernel| kernel.scratch > 0) {

@@ -1,4 +1,4 @@
-//! Arguments of a chore: `--name value`, `--flag` and plain words, taken one by one; what is left
+//! Arguments of a chore: `--name value`, `--flag` and plain words, taken one by one; anything left
 //! over is an error.
 
 use std::fmt::Display;
@@ -42,7 +42,7 @@ impl Arguments {
         }
     }
 
-    /// All that is left.
+    /// Everything left.
     pub(crate) fn rest(&mut self) -> Vec<String> {
         std::mem::take(&mut self.0)
     }

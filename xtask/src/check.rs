@@ -94,7 +94,7 @@ fn ended(result: Result<(), String>) -> End {
     }
 }
 
-/// The database of advisories needs the network; the other checks do not.
+/// The advisory database needs the network; the other checks do not.
 fn deny_step() -> End {
     let mut version = command(&root(), "cargo", &["deny", "--version"]);
     let installed = version.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success());

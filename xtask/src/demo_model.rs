@@ -1,6 +1,6 @@
-//! `cargo xtask demo-model`: makes the model that `isobit demo` carries. Random weights and
-//! sentences from Philox, trained by `isobit train` with `crates/isobit/demo/pretrain.toml`; the
-//! result and its record are written beside it.
+//! `cargo xtask demo-model`: makes the model embedded in `isobit demo`. Random weights and
+//! sentences come from Philox, trained by `isobit train` with `crates/isobit/demo/pretrain.toml`;
+//! the result and its record are written beside it.
 
 use crate::arguments::Arguments;
 use crate::repository::{command, root};
@@ -63,7 +63,7 @@ fn make(folder: &Path, program: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Simple orders and what they ask for.
+/// Simple instructions and their answers.
 fn sentences() -> String {
     let key = Key::new(1, Purpose::TestData);
     let mut text = String::new();
@@ -82,7 +82,7 @@ fn sentences() -> String {
     text
 }
 
-/// Weights as models are initialised, from the benchmark's random source.
+/// Weights with the usual model initialisation, from the benchmark's random source.
 pub(crate) fn initial_weights(folder: &Path, config: &Config) -> Result<(), String> {
     let hidden = config.hidden;
     let mut shapes: BTreeMap<String, Vec<usize>> = BTreeMap::new();

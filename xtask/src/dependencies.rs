@@ -1,9 +1,9 @@
-//! Dependencies that nothing uses: each one in a `Cargo.toml` is named in a source of its crate,
+//! Finds unused dependencies: each one in a `Cargo.toml` must be named in a source of its crate,
 //! and each one of the workspace by a crate.
 
 use std::path::{Path, PathBuf};
 
-/// `read` gives the text of a file of the repository.
+/// `read` returns the text of a file of the repository.
 pub(crate) fn unused(
     files: &[PathBuf],
     read: &impl Fn(&Path) -> Result<String, String>,
@@ -39,7 +39,7 @@ pub(crate) fn unused(
     Ok(found)
 }
 
-/// Lines, from 1, and names of a table of dependencies.
+/// Lines, counted from 1, and names of a dependency table.
 fn listed(manifest: &str, table: &str) -> Vec<(usize, String)> {
     let mut inside = false;
     let mut found = Vec::new();
@@ -54,7 +54,7 @@ fn listed(manifest: &str, table: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Whether code, not comments, has the name as a crate: `name::` or `use name`.
+/// Whether code, not comments, uses the name as a crate: `name::` or `use name`.
 fn names(sources: &str, name: &str) -> bool {
     let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
     let code = sources.lines().map(str::trim_start).filter(|line| !line.starts_with("//"));

@@ -11,7 +11,7 @@ const GOLDEN: &str = "crates/conformance/golden/reference.txt";
 /// Case name to digest.
 type Digests = BTreeMap<String, String>;
 
-/// Prints whether the reference gives the same bits at `<rev>`.
+/// Prints whether the reference produces the same bits at `<rev>`.
 pub(crate) fn same_bits(arguments: &mut Arguments) -> Result<(), String> {
     let revision = arguments.word("a revision to compare with")?;
     arguments.finish()?;
@@ -67,7 +67,7 @@ fn blessed(old: &str, lines: &str, reason: &str) -> String {
     format!("{}\n# {}. {reason}\n{lines}", header.join("\n"), header.len())
 }
 
-/// `digest name` lines, as the conformance crate prints them.
+/// Lines `digest name`, as printed by the conformance crate.
 fn digests_at(folder: &Path, target: Option<&Path>) -> Result<String, String> {
     let mut arguments = vec!["run", "--quiet", "--release", "--package", "isobit-conformance", "--bin", "digests"];
     let target = target.map(|target| target.display().to_string());
@@ -112,7 +112,7 @@ fn compare(old: &Digests, new: &Digests) -> Comparison {
     comparison
 }
 
-/// Another revision, checked out beside this one for as long as the value lives.
+/// Another revision, checked out beside this one during the lifetime of the value.
 struct Worktree {
     folder: PathBuf,
 }

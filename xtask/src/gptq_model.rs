@@ -1,7 +1,6 @@
-//! `cargo xtask gptq-model FOLDER`: a GPTQ base of 4 bits with the widths of Qwen3.5-35B-A3B, 4
-//! layers of its 40 and a tenth of its vocabulary, random numbers; text, and a config for one step
-//! of LoRA with `isobit train FOLDER/run.toml`. `docs/performance.md` has the memory that this
-//! takes.
+//! `cargo xtask gptq-model FOLDER`: a 4-bit GPTQ base with the widths of Qwen3.5-35B-A3B, 4 of its
+//! 40 layers and a tenth of its vocabulary, with random numbers; text, and a config for one step of
+//! LoRA with `isobit train FOLDER/run.toml`. `docs/performance.md` states the memory it takes.
 //!
 //! Mixers, experts and shared experts are quantised, in groups of 128; routers, gates, norms,
 //! tables and the two narrow projections of a delta layer are bfloat16, as quantisers leave them.
@@ -78,15 +77,15 @@ const EXPERTS: usize = 256;
 const WIDTH: usize = 512;
 const VOCABULARY: usize = 24832;
 const GROUP: usize = 128;
-/// A zero of 8 in every four bits, less the one that the first format takes off.
+/// A zero point of 8 in every nibble, minus the one that the first format subtracts.
 const ZEROS: u32 = 0x7777_7777;
 
-/// How a tensor's bytes are made.
+/// How a tensor's bytes are generated.
 #[derive(Clone, Copy)]
 enum Content {
     /// Bell-shaped bfloat16.
     Numbers,
-    /// Any bits.
+    /// Arbitrary bits.
     Words,
     Zeros,
     /// Float16 between 2⁻⁸ and 2⁻⁷.
@@ -225,7 +224,7 @@ fn fill(index: usize, made: &Made, sink: &mut Sink) -> Result<(), FileError> {
     sink.write(&bytes)
 }
 
-/// Words of the tensor with this number.
+/// Random words of the tensor with this number.
 fn random(tensor: usize, count: usize) -> impl Iterator<Item = u32> {
     let key = Key::new(1, Purpose::TestData);
     (0..count.div_ceil(4)).flat_map(move |group| block(key, 0, 0, tensor as u32, group as u32)).take(count)

@@ -64,7 +64,7 @@ cargo xtask study --four-bit [--threads N]
     the same for products with 4-bit weights
 ";
 
-/// Chat templates run in the fuzzer as they do in the program: what they may take has a limit.
+/// Chat templates run in the fuzzer as in the program: their memory is limited.
 #[global_allocator]
 static ALLOCATOR: isobit_training::memory::Limited = isobit_training::memory::Limited;
 

@@ -1,17 +1,17 @@
 //! `cargo xtask memcheck`: small conformance cases under valgrind's memcheck, on the scalar and the
-//! AVX2 path with one and two threads. It sees reads of what was never written, accesses outside of
-//! a buffer and leaks; valgrind knows no AVX-512. Any error fails, and any difference from the
-//! reference but the one that valgrind itself makes: its `vfnmadd` (3.19) gives −0 where a
-//! processor gives +0.
+//! AVX2 path with one and two threads. It detects reads of uninitialised memory, out-of-bounds
+//! accesses and leaks; valgrind does not support AVX-512. Any error fails, and so does any
+//! difference from the reference except the one that valgrind itself causes: its `vfnmadd` (3.19)
+//! gives −0 where a processor gives +0.
 
 use crate::arguments::Arguments;
 use crate::repository::{command, now, root};
 use std::process::Stdio;
 
-/// What valgrind ends with where it found something: no exit code of `conform`.
+/// Valgrind's exit code for findings: not an exit code of `conform`.
 const FOUND: &str = "99";
 
-/// What `conform` says of a `vfnmadd` under valgrind; natively it finds no difference.
+/// The message of `conform` for a `vfnmadd` under valgrind; natively it finds no difference.
 const WRONG_ZERO: &str = ": 0e0 (0x00000000) wanted, -0e0 (0x80000000) given;";
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
@@ -44,9 +44,8 @@ fn version() -> Option<String> {
 fn check(path: &str, threads: &str, ops: &[String]) -> Result<(), String> {
     let start = now();
     let code = format!("--error-exitcode={FOUND}");
-    // Memory that is still reachable at the end is no leak: tables that live as long as the
-    // program. The threads of a pool spin for each other, so they take turns on valgrind's one
-    // lock.
+    // Memory still reachable at the end is not a leak: tables that live as long as the program. The
+    // threads of a pool spin for each other, so they must take turns on valgrind's single lock.
     let mut line =
         vec!["--quiet", "--fair-sched=yes", &code, "--leak-check=full", "--show-leak-kinds=definite,indirect"];
     line.extend(["--errors-for-leak-kinds=definite,indirect", "target/release/conform"]);

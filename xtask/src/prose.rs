@@ -6,7 +6,7 @@ use std::path::Path;
 /// Columns of a line of prose.
 const COLUMNS_MAX: usize = 100;
 
-/// Lines, from 1, whose prose is too wide.
+/// Lines, counted from 1, whose prose is too wide.
 pub(crate) fn wide_lines(path: &Path, text: &str) -> Vec<usize> {
     match path.extension().and_then(|ending| ending.to_str()) {
         Some("md") => wide(text, Some),
@@ -15,7 +15,7 @@ pub(crate) fn wide_lines(path: &Path, text: &str) -> Vec<usize> {
     }
 }
 
-/// What a line that is a comment says; nothing for code, also with a comment behind it.
+/// The text of a comment line; None for code, even with a trailing comment.
 fn comment(line: &str) -> Option<&str> {
     let line = line.trim_start();
     ["//!", "///", "//"].iter().find_map(|mark| line.strip_prefix(mark))
@@ -41,7 +41,7 @@ fn wide<'a>(text: &'a str, prose: impl Fn(&'a str) -> Option<&'a str>) -> Vec<us
     found
 }
 
-/// Whether there is a space to break at within the limit, after whatever opens the line.
+/// Whether there is a space to break at within the limit, after the line's prefix.
 fn is_breakable(line: &str) -> bool {
     let opening = line.trim_start_matches([' ', '/', '!', '-', '*', '>']).len();
     let kept: String = line.chars().take(COLUMNS_MAX + 1).collect();

@@ -3,14 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where `Cargo.toml` of the workspace lies.
+/// The folder of the workspace's `Cargo.toml`.
 pub(crate) fn root() -> PathBuf {
     let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
     xtask.parent().unwrap_or(xtask).to_path_buf()
 }
 
-/// Every text file, relative to the root and in order. Build outputs and git's own files are left
-/// out.
+/// Every text file, relative to the root and in order, without build outputs and git's own files.
 pub(crate) fn text_files() -> Result<Vec<PathBuf>, String> {
     const ENDINGS: [&str; 12] = ["rs", "md", "toml", "txt", "cl", "cu", "cuh", "h", "yml", "yaml", "json", "py"];
     let root = root();
@@ -57,7 +56,7 @@ pub(crate) fn output(folder: &Path, program: &str, arguments: &[&str]) -> Result
     String::from_utf8(output.stdout).map_err(|error| format!("`{line}`: {error}"))
 }
 
-/// For the times that chores report.
+/// A clock for the times that chores report.
 #[expect(clippy::disallowed_types, reason = "chores report how long they took")]
 pub(crate) fn now() -> std::time::Instant {
     std::time::Instant::now()

@@ -1,6 +1,6 @@
-//! `cargo xtask scratch-model FOLDER`: random weights of a model of 20 million parameters, the text
-//! of this repository as its data, and a config, for a full fine-tune from scratch with
-//! `isobit train FOLDER/run.toml`. `docs/performance.md` shows its curve.
+//! `cargo xtask scratch-model FOLDER`: random weights of a model with 20 million parameters, the
+//! text of this repository as data, and a config for training from scratch with `isobit train
+//! FOLDER/run.toml`. `docs/performance.md` shows its curve.
 
 use crate::arguments::Arguments;
 use crate::demo_model::initial_weights;
@@ -56,7 +56,7 @@ logging_steps = 1
 type = "full"
 "#;
 
-/// Characters of a row: two or three fill a sequence.
+/// Characters per row: two or three rows fill a sequence.
 const ROW: usize = 600;
 
 pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
@@ -75,7 +75,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
     initial_weights(&start, &Config::parse(CONFIG).map_err(|error| error.to_string())?)
 }
 
-/// Sources and documents, in the order of their names, cut into rows at line ends.
+/// Sources and documents in order of their names, cut into rows at line ends.
 pub(crate) fn text() -> Result<String, String> {
     let listed = command(&root(), "git", &["ls-files", "crates/*.rs", "crates/*.cl", "docs/*.md"]);
     let listed = { listed }.output().map_err(|error| error.to_string())?;

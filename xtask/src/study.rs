@@ -1,9 +1,9 @@
-//! `cargo xtask study`: the accuracy of the slice product against float64, measured, as Markdown
-//! tables on stdout.
+//! `cargo xtask study`: measures the accuracy of the slice product against float64 and prints
+//! Markdown tables to stdout.
 //!
-//! It answers what the constants of the arithmetic rest on: the chunk length, one weight unit per
-//! row, which products of slices are kept. `docs/numerics.md`, "Measurements behind the constants",
-//! quotes its output.
+//! It justifies the constants of the arithmetic: the chunk length, one weight unit per row, which
+//! products of slices are kept. `docs/numerics.md`, "Measurements behind the constants", quotes its
+//! output.
 
 use crate::arguments::Arguments;
 use crate::study_data::{Data, Random, Weights};
@@ -11,7 +11,7 @@ use crate::study_product::*;
 use isobit_numerics::slices::Scale;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Inputs and outputs of a linear layer, and where it is found.
+/// Inputs and outputs of a linear layer, and the model it comes from.
 pub(crate) const SHAPES: [(usize, usize, &str); 7] = [
     (896, 4864, "Qwen2.5-0.5B up"),
     (4864, 896, "Qwen2.5-0.5B down"),
@@ -22,7 +22,7 @@ pub(crate) const SHAPES: [(usize, usize, &str); 7] = [
     (4096, 2048, "Qwen3-30B-A3B o_proj"),
 ];
 
-/// Sampled part of each output.
+/// The sampled part of each output.
 const SAMPLE_ROWS: usize = 64;
 const SAMPLE_COLUMNS: usize = 128;
 /// Tokens of a weight gradient.
@@ -59,7 +59,7 @@ impl Form {
         }
     }
 
-    /// The rule of the contract for the unit of the right operand.
+    /// The contract's rule for the unit of the right operand.
     const fn rule(self) -> Unit {
         match self {
             Self::Forward => Unit::Row,
@@ -123,7 +123,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
         workers.into_iter().flat_map(|worker| worker.join().expect("a worker of the study")).collect()
     });
     lines.extend(grad_weight().into_iter().map(|line| (0, line)));
-    // Threads finish in any order; the tables have one.
+    // Threads finish in any order; the tables have a fixed one.
     lines.sort_by_key(|(weights, line)| (line.form as usize, line.left as usize, *weights, line.shape));
     let lines: Vec<Line> = lines.into_iter().map(|(_, line)| line).collect();
     for form in Form::ALL {
@@ -136,7 +136,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
 fn layer(shape: usize, weights: Weights) -> Vec<Line> {
     let (k, n, _) = SHAPES[shape];
     let mut random = Random::new(1000 * shape as u64 + weights as u64);
-    // Whole rows go by; kept are the first rows, the first columns and the units of all rows.
+    // Rows are streamed; the first rows, the first columns and the units of all rows are kept.
     let (mut rows, mut columns) = (Vec::new(), vec![0.0; SAMPLE_COLUMNS * n]);
     let mut scales: [Vec<Scale>; 2] = [Vec::new(), Vec::new()];
     for index in 0..n {
@@ -207,7 +207,7 @@ fn measure(form: Form, a: &Rows, b: &Rows, scales: Option<&[Vec<Scale>; 2]>) -> 
     form.variants().into_iter().map(|variant| Error::of(&compute(variant), &want, b.count)).collect()
 }
 
-/// A column of a table: title and what it shows of a line.
+/// A column of a table: its title and the value it shows of a line.
 type Column = (String, Box<dyn Fn(&Line) -> f64>);
 
 fn print_form(form: Form, lines: &[Line], every_shape: bool) {
@@ -265,7 +265,7 @@ fn print_form(form: Form, lines: &[Line], every_shape: bool) {
     print_table(&lines, &columns, false);
 }
 
-/// Lines with the same data are joined to their largest value over shapes, unless `every_shape`.
+/// Lines with the same data are merged to their largest value over shapes, unless `every_shape`.
 fn print_table(lines: &[&Line], columns: &[Column], every_shape: bool) {
     let shape_title = if every_shape { "shape | " } else { "" };
     let titles: Vec<&str> = columns.iter().map(|(title, _)| title.as_str()).collect();

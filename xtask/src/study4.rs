@@ -1,6 +1,6 @@
 //! `cargo xtask study --four-bit`: the accuracy of products with 4-bit weights against float64,
 //! beside the slice product of the same weights expanded to float32. Whole layers run on the CPU
-//! backend; errors are those of a sample of columns.
+//! backend; errors are measured on a sample of columns.
 
 use crate::study::SHAPES;
 use crate::study_data::{Data, Random, Weights, bf16};
@@ -18,7 +18,7 @@ const ROWS: usize = 64;
 /// Columns of the output that are compared.
 const SAMPLE: usize = 128;
 
-/// A weight quantised to the nearest of 16 steps between each group's smallest and largest number.
+/// A weight quantised to the nearest of 16 levels between each group's smallest and largest number.
 struct Layer {
     n: usize,
     k: usize,
@@ -72,7 +72,7 @@ fn half_bits(x: f32) -> u16 {
     isobit_numerics::cast::f32_to_f16(x)
 }
 
-/// Errors of bf16, then x2 and x3, each expanded and with four bits.
+/// Errors of bf16, then of x2 and x3, each expanded and with 4 bits.
 type Errors = [f64; 5];
 
 pub(crate) fn run(threads: usize) -> Result<(), String> {

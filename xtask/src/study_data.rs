@@ -1,11 +1,11 @@
-//! Numbers for the study: weights, activations and gradients with the shapes that hurt quantisers.
-//! A pure function of a seed, through the `libm` crate only, so that the tables come out the same
-//! on every machine.
+//! Numbers for the study: weights, activations and gradients with distributions that are hard on
+//! quantisers. A pure function of a seed, using only the `libm` crate, so that the tables are the
+//! same on every machine.
 
 use isobit_numerics::cast::{bf16_to_f32, f32_to_bf16};
 use isobit_numerics::philox::mix64;
 
-/// What activations and gradients look like.
+/// The distribution of activations and gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Data {
     Gaussian,
@@ -64,7 +64,7 @@ impl Data {
     }
 }
 
-/// What weights look like. All are bfloat16 numbers.
+/// The distribution of weights. All are bfloat16 numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weights {
     Gaussian,

@@ -1,7 +1,7 @@
 //! The products that the study compares, on small samples of an output: the slice product with
 //! other chunk lengths and other rules for the weight's unit, and the usual float formats. Integer
-//! sums are exact, float32 steps are those of the contract (`crates/kernels/src/op/product.rs`); a
-//! test holds the contract's own variant to the reference's bits.
+//! sums are exact, float32 steps follow the contract (`crates/kernels/src/op/product.rs`); a test
+//! checks that the contract's own variant has the reference's bits.
 
 use crate::study_data::{bf16, tf32};
 use isobit_numerics::fma::fma;
@@ -51,8 +51,8 @@ impl Kept {
     }
 }
 
-/// Unit and multiplier of a group. The kept products leave out a place of 256 (x2) or 65536 (x3);
-/// each operand's unit carries half of it, a factor of 16 or 256 that costs no bit.
+/// Unit and multiplier of a group. The kept products omit a factor of 256 (x2) or 65536 (x3); each
+/// operand's unit carries half of it, a factor of 16 or 256 that costs no bit.
 pub(crate) fn scale_of(profile: Profile, group: &[f32]) -> Scale {
     let max_bits = group.iter().map(|&x| magnitude_bits(x)).max().unwrap_or(0);
     let divisor = match profile {
@@ -108,14 +108,14 @@ impl Sliced {
     }
 }
 
-/// The rule by which a weight's unit enters.
+/// The rule for applying a weight's unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// One per (row, chunk): `acc = fma(v, unit_a·unit_b, acc)`.
     Chunk,
     /// One per row: `acc = fma(v, unit_a, acc)`, at the end `acc·unit_b`.
     Row,
-    /// Already inside the left operand.
+    /// Already applied to the left operand.
     Folded,
 }
 
@@ -192,7 +192,7 @@ pub(crate) fn float_product(a: &Rows, b: &Rows, format: Format) -> Vec<f32> {
     }
 }
 
-/// In float64: the measure of all others.
+/// In float64: the yardstick for all others.
 pub(crate) fn reference(a: &Rows, b: &Rows) -> Vec<f64> {
     each_pair(a, b, dot_f64)
 }
@@ -246,7 +246,7 @@ fn wide(a: &[f32], b: &[f32]) -> f64 {
     acc.iter().sum()
 }
 
-/// How far a product is from float64.
+/// The error of a product against float64.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Error {
     /// ‖out − ref‖ / ‖ref‖.
@@ -277,7 +277,7 @@ mod tests {
     use isobit_kernels::{Device, Matrix, Reference, StoredMatrix};
     use isobit_numerics::slices::CHUNK;
 
-    /// The study measures the arithmetic itself: its variant "whole row, 512" has the bits of the
+    /// The study measures the real arithmetic: its variant "whole row, 512" has the bits of the
     /// reference.
     #[test]
     fn the_contracts_variant_has_the_references_bits() {

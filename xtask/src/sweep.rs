@@ -1,11 +1,11 @@
 //! `cargo xtask sweep`: every elementary function over all 2³² arguments. Every path of this
-//! machine must give the same bits as the scalar one, and the error against float64 must stay
+//! machine must produce the same bits as the scalar one, and the error against float64 must stay
 //! within the stated bound.
 //!
-//! About a minute a function on two cores, several for the float64 sine of large arguments.
+//! Takes about a minute per function on two cores, several for the float64 sine of large arguments.
 //! `--scalar-stride 8` runs the scalar path on every eighth block (chosen by a hash),
-//! `--error-stride 4` measures every fourth argument. The vector paths are compared with each other
-//! on all arguments whatever the strides.
+//! `--error-stride 4` measures every fourth argument. The vector paths are always compared with
+//! each other on all arguments.
 
 use crate::arguments::Arguments;
 use crate::repository::now;
@@ -18,19 +18,19 @@ use isobit_numerics::philox::mix64;
 use isobit_numerics::{Fma, HardFma, SoftFma};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Arguments that a path computes in one go.
+/// Arguments that a path computes per call.
 pub(crate) const BLOCK: usize = 4096;
 /// Blocks that a thread takes at a time.
 const STRETCH: u64 = 256;
 const BLOCKS: u64 = (1 << 32) / BLOCK as u64;
 
-/// What a thread found, and later all of them.
+/// The findings of a thread, later merged over all threads.
 #[derive(Clone, Default)]
 struct Finding {
     differing: u64,
     /// Argument, and two paths with their results.
     first_difference: Option<(u32, Path, u32, Path, u32)>,
-    /// Arguments that the scalar path saw.
+    /// Arguments computed by the scalar path.
     scalar: u64,
     worst_ulp: f32,
     worst_bits: u32,
@@ -46,7 +46,7 @@ impl Finding {
         if earlier(other) < earlier(&self) {
             self.first_difference = other.first_difference;
         }
-        // The smallest argument with the largest error, whatever the threads did.
+        // The smallest argument with the largest error, independent of thread scheduling.
         let tie = other.worst_ulp == self.worst_ulp && other.worst_bits < self.worst_bits;
         if other.worst_ulp > self.worst_ulp || tie {
             (self.worst_ulp, self.worst_bits) = (other.worst_ulp, other.worst_bits);
@@ -139,7 +139,8 @@ fn sweep(function: Function, paths: &[Path], threads: usize, scalar_stride: usiz
     })
 }
 
-/// One block. Without the scalar path, the first vector path is what the others are compared with.
+/// Checks one block. Without the scalar path, the first vector path is the reference for the
+/// others.
 fn check(finding: &mut Finding, function: Function, paths: &[Path], block: u64, scalar: bool, error_stride: usize) {
     let first_argument = (block * BLOCK as u64) as u32;
     let (first, others) = if scalar { (Path::Scalar, paths) } else { (paths[0], &paths[1..]) };

@@ -1,8 +1,9 @@
 //! `cargo xtask sweep --device opencl:0,cuda:0`: every elementary function over all 2³² arguments
-//! on devices, against the fastest path of the CPU, which the plain sweep holds to the scalar one.
+//! on devices, compared with the fastest CPU path, which the plain sweep compares with the scalar
+//! one.
 //!
 //! Results are compared by digest, batch by batch; a batch whose digest differs is downloaded and
-//! its first difference named.
+//! its first difference reported.
 
 use crate::repository::now;
 use crate::sweep::{BLOCK, evaluate};
@@ -13,10 +14,10 @@ use isobit_kernels::{Device, DeviceFailure, Gpu, Path};
 use isobit_numerics::digest::Digest;
 use isobit_numerics::elementary::Function;
 
-/// Arguments that go to a device at once: 64 MiB.
+/// Arguments sent to a device at once: 64 MiB.
 const BATCH: usize = 1 << 24;
 
-/// A device with its buffers, and what was found on it per function.
+/// A device with its buffers and its findings per function.
 struct Swept {
     gpu: Gpu,
     arguments: isobit_kernels::gpu::GpuBuffer<f32>,
@@ -94,7 +95,7 @@ fn on_cpu(function: Function, first: u32, out: &mut [f32], threads: usize) {
     });
 }
 
-/// How many results differ; the first is named.
+/// The number of differing results; reports the first.
 fn differences(device: &str, function: Function, first: u32, want: &[f32], got: &[f32]) -> u64 {
     let pairs = (first..).zip(want.iter().zip(got));
     let mut wrong = pairs.filter(|(_, (want, got))| want.to_bits() != got.to_bits()).peekable();
@@ -102,6 +103,6 @@ fn differences(device: &str, function: Function, first: u32, want: &[f32], got: 
         let (want, got) = (want.to_bits(), got.to_bits());
         eprintln!("{}({argument:08x}) on {device}: {want:08x} wanted, {got:08x} given", function.name());
     }
-    // Equal numbers with different digests would be a wrong digest: that counts too.
+    // Equal numbers with different digests mean a wrong digest: that counts too.
     wrong.count().max(1) as u64
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask tidy`: hygiene of the repository. It is a test too, so `cargo test` finds what it
-//! finds.
+//! `cargo xtask tidy`: hygiene of the repository. It is also a test, so `cargo test` reports its
+//! findings.
 
 use crate::arguments::Arguments;
 use crate::dependencies;
@@ -10,13 +10,13 @@ use isobit_kernels::backend::OPS;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Longest file without a reason, not counting tests and tables.
+/// Longest file allowed without a reason, not counting tests and tables.
 const LINES_MAX: usize = 800;
 
-/// Names that say nothing.
+/// Names without meaning.
 const EMPTY_NAMES: [&str; 5] = ["utils", "common", "misc", "helpers", "manager"];
 
-/// Where every op has a file of its stem, and the ending it has there.
+/// Folders where every op has a file of its stem, and the file's ending there.
 const OP_HOMES: [(&str, &str); 6] = [
     ("crates/kernels/src/op", "rs"),
     ("crates/kernels/src/reference", "rs"),
@@ -66,7 +66,7 @@ pub(crate) fn findings() -> Result<Vec<String>, String> {
     Ok(findings)
 }
 
-/// A line number, from 1, and what is wrong there.
+/// A line number, counted from 1, and what is wrong there.
 type Finding = (usize, String);
 
 fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
@@ -121,7 +121,7 @@ fn code_lines(text: &str) -> usize {
 }
 
 fn left_behind(text: &str) -> Vec<Finding> {
-    // Put together here, so that this file does not find itself.
+    // Assembled here, so that this file does not match itself.
     let macros = ["todo", "unimplemented", "dbg"].map(|name| format!("{name}!("));
     let ignored = ["#[", "ignore"].concat();
     let mut found = Vec::new();
@@ -159,7 +159,7 @@ fn name(path: &Path) -> Vec<Finding> {
     if empty { vec![(1, format!("`{stem}` names nothing"))] } else { vec![] }
 }
 
-/// Links of a document that point nowhere. `exists` is asked about paths relative to the root.
+/// Broken links of a document. `exists` checks paths relative to the root.
 fn links(path: &Path, text: &str, exists: impl Fn(&Path) -> bool) -> Vec<Finding> {
     let folder = path.parent().unwrap_or(Path::new(""));
     let mut found = Vec::new();
@@ -175,13 +175,13 @@ fn links(path: &Path, text: &str, exists: impl Fn(&Path) -> bool) -> Vec<Finding
     found
 }
 
-/// Homes that a stem need not have, and why.
+/// Homes that a stem may lack, and why.
 const OP_EXCEPTIONS: [(&str, &str, &str); 2] = [
     ("linear", "crates/kernels/gpu", "a device runs it as the ops it is made of, or in a product's epilogue"),
     ("slices", "crates/conformance/src/cases", "slices are seen through the products that take them"),
 ];
 
-/// The list of all ops and the files by stem name the same ops, in every home.
+/// Checks that the list of all ops and the files by stem agree in every home.
 fn ops(listed: &BTreeSet<&str>, files: &[PathBuf]) -> Vec<String> {
     let stems = files.iter().filter_map(|path| path.strip_prefix("crates/kernels/src/op").ok()?.file_stem()?.to_str());
     let mut found = Vec::new();

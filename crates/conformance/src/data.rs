@@ -1,14 +1,14 @@
 //! Inputs for the cases: a pure function of a seed.
 
-/// What the numbers look like.
+/// The distribution of the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Roughly normal, standard deviation 1.
     Plain,
     /// Magnitudes over many orders, some columns a thousand times larger.
     Outliers,
-    /// Signed zeros, subnormals, the smallest and largest normals that products survive, ties of
-    /// the quantiser.
+    /// Signed zeros, subnormals, the smallest and largest normals whose products stay in range,
+    /// ties of the quantiser.
     Edges,
     /// All zero.
     Zeros,
@@ -18,7 +18,7 @@ impl Kind {
     pub const ALL: [Self; 4] = [Self::Plain, Self::Outliers, Self::Edges, Self::Zeros];
 }
 
-/// A small generator that only tests use.
+/// A small generator used only by tests.
 pub struct Random(u64);
 
 impl Random {
@@ -61,7 +61,7 @@ impl Random {
                 self.normal() * size * if index % 37 == 5 { 1000.0 } else { 1.0 }
             }
             Kind::Edges if self.below(3) == 0 => EDGES[self.below(EDGES.len())],
-            // Multiples of a half of the quantiser's unit for a maximum of 1: ties.
+            // Multiples of half the quantiser's unit for a maximum of 1: ties.
             Kind::Edges => (self.below(65025) as f32 - 32512.0) / 65024.0,
             Kind::Zeros => 0.0,
         }

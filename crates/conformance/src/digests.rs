@@ -1,5 +1,5 @@
-//! Digests of the reference's results, one per case: what the golden file holds and
-//! `cargo xtask same-bits` compares.
+//! Digests of the reference's results, one per case: stored in the golden file and compared by
+//! `cargo xtask same-bits`.
 
 use crate::{Case, Output, Visitor};
 use isobit_kernels::Reference;
@@ -17,7 +17,7 @@ impl Visitor for ReferenceDigests {
     }
 }
 
-/// Over the names, element types, lengths and bits of all outputs.
+/// Covers the names, element types, lengths and bits of all outputs.
 pub fn digest(outputs: &[Output]) -> Digest {
     let mut bytes = Vec::new();
     for output in outputs {

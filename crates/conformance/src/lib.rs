@@ -1,9 +1,9 @@
-//! Every op on every backend against the reference, on bits.
+//! Compares every op on every backend with the reference, bit for bit.
 //!
 //! A [`Case`] is one op with one set of inputs, written once for any backend. `cases/` holds a file
-//! per op that visits its cases; a visitor decides what to run them on. The tests visit with
-//! [`EveryBackend`]: every CPU path this machine has with 1, 2 and 7 threads, and every OpenCL and
-//! CUDA device, each twice, outputs filled with NaN beforehand.
+//! per op that visits its cases; a visitor decides what to run them on. The tests use
+//! [`EveryBackend`]: every CPU path of this machine with 1, 2 and 7 threads, and every OpenCL and
+//! CUDA device, each twice, with outputs filled with NaN beforehand.
 #![expect(clippy::float_arithmetic, reason = "test data is made of numbers")]
 
 pub mod cases;
@@ -49,14 +49,14 @@ pub trait Case {
     fn run<B: Backend>(&self, backend: &B) -> Vec<Output>;
 }
 
-/// What is done with each case.
+/// What to do with each case.
 pub trait Visitor {
     fn case<C: Case>(&mut self, case: &C);
-    /// The cases that follow are those of `name`.
+    /// The cases that follow belong to `name`.
     fn op(&mut self, _name: &'static str) {}
 }
 
-/// The first difference between two results, or none.
+/// The first difference between two results, if any.
 pub fn first_difference(want: &[Output], got: &[Output]) -> Option<String> {
     if want.len() != got.len() {
         return Some(format!("{} outputs wanted, {} given", want.len(), got.len()));
@@ -83,7 +83,7 @@ pub fn first_difference(want: &[Output], got: &[Output]) -> Option<String> {
     None
 }
 
-/// Thread counts that every path is tried with.
+/// Thread counts that every path is tested with.
 pub const THREADS: [usize; 3] = [1, 2, 7];
 
 /// Compares every CPU path and every device of this machine with the reference.
@@ -103,7 +103,7 @@ impl EveryBackend {
         Self::of(paths, devices().into_iter().filter_map(|(_, device)| device.ok()).collect())
     }
 
-    /// Those whose name holds `name`.
+    /// Backends whose name contains `name`.
     pub fn on(name: &str) -> Self {
         let mut named = Self::new();
         named.paths.retain(|cpu| cpu.name().contains(name));
@@ -111,7 +111,7 @@ impl EveryBackend {
         named
     }
 
-    /// Devices whose name holds `name`, with the kernels that every device runs alone.
+    /// Devices whose name contains `name`, with the portable kernels only.
     pub fn portable(name: &str) -> Self {
         let devices = Self::on(name).devices.into_iter();
         let devices = devices.filter_map(|gpu| Gpu::open_portable(gpu.inner.selector()).ok());
@@ -124,7 +124,7 @@ impl EveryBackend {
         Self { paths, devices, compared: 0, differences: Vec::new() }
     }
 
-    /// Fails on any difference, and on having compared nothing.
+    /// Fails on any difference, or if nothing was compared.
     pub fn finish(self) {
         assert!(self.compared > 0, "no case was compared");
         assert!(self.differences.is_empty(), "{}\n{}", self.differences.join("\n"), skipped().join("\n"));
@@ -134,15 +134,15 @@ impl EveryBackend {
 /// Why a device is not compared.
 #[derive(Clone, Debug)]
 pub enum Absent {
-    /// There is no driver, no device, or its driver itself says that it cannot do the arithmetic: a
+    /// There is no driver or no device, or the driver reports that it cannot do the arithmetic: a
     /// skip.
     Missing(String),
-    /// It is there and fails: an error.
+    /// The device exists but fails: an error.
     Broken(String),
 }
 
-/// Every device that a driver offers, opened, or why it is not; `opencl` or `cuda` alone where
-/// there is no driver.
+/// Every device that a driver offers, opened, or why it is not; just `opencl` or `cuda` if there is
+/// no driver.
 pub fn devices() -> Vec<(String, Result<Gpu, Absent>)> {
     let mut found = Vec::new();
     for api in Api::ALL {
@@ -165,7 +165,7 @@ pub fn devices() -> Vec<(String, Result<Gpu, Absent>)> {
     found
 }
 
-/// What this machine cannot compare: each is a skip that is reported, never a pass.
+/// What this machine cannot compare: each is reported as a skip, never as a pass.
 pub fn skipped() -> Vec<String> {
     let paths = Path::ALL.into_iter().filter(|path| !path.is_available());
     let paths = paths.map(|path| format!("skipped: no {path} on this machine"));
@@ -214,32 +214,33 @@ impl Visitor for EveryBackend {
     }
 }
 
-/// The fastest path of this machine, on two threads: for laws that need no matrix of backends.
+/// The fastest path of this machine with two threads: for properties that need no matrix of
+/// backends.
 pub fn fastest() -> Cpu {
     Cpu::new(2, Path::best()).expect("an available path")
 }
 
-/// Fails where two ways to one result differ.
+/// Fails if two ways to compute one result differ.
 pub fn assert_same(ways: &[Output; 2]) {
     assert_eq!(first_difference(&ways[..1], &ways[1..]), None);
 }
 
-/// A buffer whose every element is NaN: an op that overwrites must leave none.
+/// A buffer filled with NaN: an op that overwrites it must leave none.
 pub fn poisoned<B: Backend>(backend: &B, length: usize) -> Buffer<B, f32> {
     backend.upload(&vec![f32::NAN; length])
 }
 
-/// What the device holds; a device that fails ends the test.
+/// The contents of a device buffer; a device error fails the test.
 pub fn downloaded<B: Backend, T: Element>(backend: &B, buffer: &Buffer<B, T>) -> Vec<T> {
     backend.download(buffer).unwrap_or_else(|failure| panic!("{failure}"))
 }
 
-/// What the device says is the digest of a buffer; a device that fails ends the test.
+/// The digest of a buffer, computed by the device; a device error fails the test.
 pub fn digest<B: Backend>(backend: &B, x: AnyBuffer<B::Memory>) -> Digest {
     BegunDigest::new(backend, x).finish(backend).unwrap_or_else(|failure| panic!("{failure}"))
 }
 
-/// Fills every workspace with ones before an op sees it: an op may not count on zeros.
+/// Fills every workspace with ones before an op uses it: an op must not rely on zeros.
 pub struct DirtyWorkspace;
 
 impl<D: Device> Observer<D> for DirtyWorkspace {

@@ -1,17 +1,16 @@
-//! A test in a process of its own: for what belongs to the whole process (counters of memory,
-//! handlers of signals, the current folder), since tests run as threads of one.
+//! Runs a test in its own process, for state that belongs to the whole process (memory counters,
+//! signal handlers, the current folder), since tests run as threads of one.
 
 use std::process::{Command, Stdio};
 
-/// Set for the process that is started for one test.
+/// Set in a process started for a single test.
 const MARK: &str = "ISOBIT_TEST_IN_OWN_PROCESS";
 
-/// Runs `body` where this process was started for this test alone; otherwise starts such a process
-/// and fails as it does.
+/// Runs `body` if this process was started for this test alone; otherwise starts such a process and
+/// fails if it fails.
 ///
-/// `test` is the whole path of the calling test, crate included:
-/// `concat!(module_path!(), "::", "its_name")`. `prepare` may set the folder and the environment of
-/// the process.
+/// `test` is the full path of the calling test, including the crate: `concat!(module_path!(), "::",
+/// "its_name")`. `prepare` may set the folder and the environment of the process.
 pub fn in_own_process(test: &str, prepare: impl FnOnce(&mut Command), body: impl FnOnce()) {
     if std::env::var_os(MARK).is_some_and(|mark| mark == test) {
         return body();
@@ -23,7 +22,7 @@ pub fn in_own_process(test: &str, prepare: impl FnOnce(&mut Command), body: impl
     prepare(&mut command);
     let output = command.output().expect("the process starts");
     let [out, err] = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    // A name that no test has would be a success as well.
+    // A filter that matches no test succeeds too.
     let ran = output.status.success() && out.contains("1 passed");
     assert!(ran, "`{name}` in a process of its own: {}\n{out}{err}", output.status);
 }

@@ -1,13 +1,12 @@
-//! What must not be skipped. `ISOBIT_REQUIRE` names paths and interfaces (`avx2,opencl`): where one
-//! of them is missing, a test fails that would be skipped otherwise. A skip is printed where the
-//! captured output of tests does not hide it.
+//! What must not be skipped. `ISOBIT_REQUIRE` lists paths and interfaces (`avx2,opencl`): if one of
+//! them is missing, a test fails that would otherwise be skipped. Skips are printed past the test
+//! harness's output capture.
 
 use crate::{Absent, devices};
 use isobit_kernels::gpu::Gpu;
 use std::io::Write;
 
-/// Whether the build server says that this path, interface or device (`opencl` is that of
-/// `opencl:0`) must be there.
+/// Whether the build server requires this path, interface or device (`opencl` covers `opencl:0`).
 #[expect(clippy::disallowed_methods, reason = "a build server says here what must not be skipped")]
 pub fn is_required(name: &str) -> bool {
     let required = std::env::var("ISOBIT_REQUIRE").unwrap_or_default();
@@ -18,8 +17,8 @@ fn is_named(required: &str, name: &str) -> bool {
     required.split(',').any(|required| required == name || required == name.split(':').next().unwrap_or(name))
 }
 
-/// Says that a test, or a part of one, did not run: a line for every reason, and their count. Fails
-/// where what is missing is required. Each reason is a name and why it is missing.
+/// Reports that a test, or part of one, did not run: a line for every reason, and their count.
+/// Fails if anything missing is required. Each reason is a name and why it is missing.
 pub fn skip(test: &str, missing: &[(String, String)]) {
     let required: Vec<&(String, String)> = missing.iter().filter(|(name, _)| is_required(name)).collect();
     assert!(required.is_empty(), "{test}: ISOBIT_REQUIRE names what is missing: {required:?}");
@@ -30,13 +29,13 @@ pub fn skip(test: &str, missing: &[(String, String)]) {
     }
 }
 
-/// Prints past the capture of the test harness, which hides what a test that passes has to say.
+/// Prints past the test harness's capture, which hides the output of passing tests.
 pub fn report(text: &str) {
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// Every device of this machine; those that are missing are skips of `test`. A device that is there
-/// and fails is a failure.
+/// Every device of this machine; missing ones are skips of `test`. A device that exists but fails
+/// is a failure.
 pub fn devices_or_skips(test: &str) -> Vec<Gpu> {
     let (mut present, mut missing) = (Vec::new(), Vec::new());
     for (name, device) in devices() {

@@ -1,4 +1,4 @@
-//! One digest per op and backend, side by side: what `docs/devices.md` shows.
+//! One digest per op and backend, side by side: the table in `docs/devices.md`.
 
 use crate::digests::digest;
 use crate::{Case, Visitor, devices};
@@ -10,7 +10,7 @@ use std::fmt;
 pub struct Table {
     paths: Vec<Cpu>,
     devices: Vec<Gpu>,
-    /// An op, the number of its cases, and the digests of all of them so far, a list per column.
+    /// An op, the number of its cases, and the digests of all of them so far, one list per column.
     rows: Vec<(&'static str, usize, Vec<Vec<u8>>)>,
 }
 
@@ -29,7 +29,7 @@ impl Table {
         ["reference".to_string()].into_iter().chain(paths).chain(devices).collect()
     }
 
-    /// Ops for which some backend differs from the reference.
+    /// Ops for which a backend differs from the reference.
     pub fn differing(&self) -> Vec<&'static str> {
         let differs = |all: &[Vec<u8>]| all.iter().any(|one| *one != all[0]);
         self.rows.iter().filter(|(_, _, all)| differs(all)).map(|(op, ..)| *op).collect()
@@ -59,7 +59,7 @@ impl Visitor for Table {
     }
 }
 
-/// As Markdown.
+/// Prints Markdown.
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = self.columns();

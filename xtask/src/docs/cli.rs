@@ -50,7 +50,7 @@ fn is_shown(argument: &Arg) -> bool {
     !argument.is_hide_set() && !["help", "version"].contains(&argument.get_id().as_str())
 }
 
-/// `-o, --output <FILE>`, as the help has it.
+/// `-o, --output <FILE>`, as in the help.
 fn spelled(argument: &Arg) -> String {
     let values = argument.get_value_names().unwrap_or_default();
     let values: Vec<String> = values.iter().map(|value| format!("<{value}>")).collect();
@@ -63,7 +63,7 @@ fn spelled(argument: &Arg) -> String {
     [flags.join(", "), values].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
-/// Where the default is taken only if another argument is absent, the help names it at its end.
+/// If a default applies only when another argument is absent, the help states it at its end.
 fn said_default(help: &str) -> Option<(&str, &str)> {
     help.strip_suffix(']')?.split_once(" [default: ")
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask docs`: pages that are generated from the code, so that they cannot lie.
+//! `cargo xtask docs`: pages generated from the code, so that they cannot be wrong.
 //!
 //! Each page is a function from the repository to its text; nothing depends on the machine.
 //! `cargo xtask tidy` calls the same functions and compares.
@@ -14,7 +14,7 @@ use crate::repository::root;
 use std::fmt::Write;
 use std::path::Path;
 
-/// A page and how its text is made, given the text that is there.
+/// A page and the function that makes its text, given the current text.
 type Page = (&'static str, fn(&str) -> Result<String, String>);
 
 const PAGES: [Page; 5] = [
@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
     Ok(())
 }
 
-/// Pages that differ from what the code says now.
+/// Pages that differ from what the code generates now.
 pub(crate) fn stale() -> Result<Vec<String>, String> {
     let mut found = Vec::new();
     for (path, page) in PAGES {
@@ -56,12 +56,12 @@ pub(crate) fn stale() -> Result<Vec<String>, String> {
     Ok(found)
 }
 
-/// A page that is not there yet is empty.
+/// A page that does not exist yet is empty.
 fn current(path: &str) -> String {
     std::fs::read_to_string(root().join(path)).unwrap_or_default()
 }
 
-/// The first line, from 1, at which two texts differ.
+/// The first line, counted from 1, at which two texts differ.
 fn first_difference(old: &str, new: &str) -> Option<usize> {
     if old == new {
         return None;

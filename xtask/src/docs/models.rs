@@ -1,4 +1,4 @@
-//! `docs/models.md`: the families of models and what each supports, as the loader itself says it.
+//! `docs/models.md`: model families and what each supports, taken from the loader.
 
 use super::{NOTICE, Table, code};
 use isobit_models::{FamilySupport, families};

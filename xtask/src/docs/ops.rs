@@ -6,7 +6,7 @@ use isobit_conformance::{Case, Visitor, cases};
 use std::path::{Path, PathBuf};
 
 const KERNELS: &str = "crates/kernels/src";
-/// Modules of `cpu/` that multiply int8 blocks: on AMX tiles where the machine has them.
+/// Modules of `cpu/` that multiply int8 blocks, on AMX tiles if the machine has them.
 const INT8_BLOCKS: [&str; 3] = ["block", "nest", "int4_block"];
 /// Modules of `gpu/` that run NVIDIA's tensor cores.
 const TENSOR_CORES: [&str; 2] = ["hopper", "attention_mma"];
@@ -84,8 +84,8 @@ fn exists(path: Option<&Path>) -> bool {
     path.is_some()
 }
 
-/// Whether the sources of a module name one of others beside it. A module that is gone is an error:
-/// this list has to follow it.
+/// Whether the sources of a module use one of the given neighbouring modules. A missing module is
+/// an error: this list must follow it.
 fn uses(path: Option<&Path>, home: &str, modules: &[&str]) -> Result<bool, String> {
     for other in modules {
         if module(home, other).is_none() {
@@ -100,7 +100,7 @@ fn uses(path: Option<&Path>, home: &str, modules: &[&str]) -> Result<bool, Strin
     Ok(modules.iter().any(|other| names(&text, other)))
 }
 
-/// Whether code, not comments, says `super::block` or `block::`.
+/// Whether code, not comments, contains `super::block` or `block::`.
 fn names(text: &str, module: &str) -> bool {
     let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
     let [from, into] = [format!("super::{module}"), format!("{module}::")];

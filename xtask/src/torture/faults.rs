@@ -1,6 +1,6 @@
-//! System calls that fail: the N-th `write` has no space left, the N-th `fsync` an I/O error, and
-//! so on through a run. It must end with a message and an exit code, leave the checkpoints before
-//! it as they were, and end with the right bytes when it is resumed on a disk that works. Needs
+//! Failing system calls: the N-th `write` has no space left, the N-th `fsync` returns an I/O error,
+//! and so on through a run. The run must end with a message and an exit code, leave earlier
+//! checkpoints unchanged, and produce the right bytes when resumed on a working disk. Needs
 //! `strace`.
 
 use super::program::{self, Ended, Place, words};
@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const COUNT: usize = 450;
 const OUTPUT: &str = "out";
 
-/// Calls, and the errors that each can give. `brk` is not among them: the kernel never answers it
-/// with an error, and the C library would take one for an address.
+/// Calls, and the errors that each can return. `brk` is excluded: the kernel never returns an error
+/// for it, and the C library would take one for an address.
 const FAULTS: [(&str, &[&str]); 21] = [
     ("openat", &["ENOSPC", "EIO", "EDQUOT", "EMFILE"]),
     ("write", &["ENOSPC", "EIO", "EDQUOT"]),
@@ -123,8 +123,8 @@ fn counted(
     Ok(calls)
 }
 
-/// Faults in turn of call, error and start, each at another place, until there are `count` or no
-/// more.
+/// Faults cycling through call, error and start, each at a different place, until there are `count`
+/// or no more.
 fn planned(starts: &[Start], count: usize, seed: u64) -> Vec<Fault> {
     let mut queues: Vec<Vec<Fault>> = Vec::new();
     for (call, errors) in FAULTS {
@@ -178,13 +178,13 @@ fn suffered(program: &Path, fault: &Fault, start: &Start, place: &Place) -> Resu
     Ok(Suffered { met: !met.is_empty(), finished, wrong: what.map(|what| format!("{story}: {what}")) })
 }
 
-/// An end that does not fit.
+/// Why an end is wrong, if it is.
 fn wrong(ended: &Ended, fault: &Fault, met: &[String]) -> Option<String> {
-    // Where the message itself could not be written there is none.
+    // If the message itself could not be written, there is none.
     let mute = fault.call == "write" && met.iter().any(|line| line.contains("write(1,") || line.contains("write(2,"));
     let fitting: &[i32] = match fault.call {
         "write" | "fsync" | "fdatasync" | "rename" | "renameat2" | "mkdir" | "ftruncate" => &[0, 7],
-        // A file that cannot be read is a disk, a path or a device that is not there.
+        // A file that cannot be read may be a missing disk, path or device.
         _ => &[0, 2, 4, 6, 7, 8],
     };
     match ended.complaint() {
@@ -196,7 +196,7 @@ fn wrong(ended: &Ended, fault: &Fault, met: &[String]) -> Option<String> {
     }
 }
 
-/// The checkpoint that was there before is there still.
+/// Checks that the earlier checkpoint still exists.
 fn lost(start: &Start, output: &Path) -> Result<Option<String>, String> {
     let Some((folder, step)) = &start.stopped else { return Ok(None) };
     let name = format!("checkpoint-{step}");
@@ -207,11 +207,11 @@ fn lost(start: &Start, output: &Path) -> Result<Option<String>, String> {
     if now.is_none_or(|now| now < *step) {
         return Ok(Some(format!("{name} was there, and latest.json names {now:?}")));
     }
-    // A newer one may have taken its place.
+    // A newer one may have replaced it.
     if now == Some(*step) { run_folder::difference(&folder.join(&name), &output.join(&name)) } else { Ok(None) }
 }
 
-/// Resumed without a fault it ends as it should.
+/// Checks that the run ends correctly when resumed without a fault.
 fn afterwards(program: &Path, start: &Start, place: &Place) -> Result<Option<String>, String> {
     let ended = program::run(program, &arguments(start.shape, OUTPUT), place, SECONDS)?;
     if !ended.ok() {

@@ -1,7 +1,7 @@
-//! Hostile files: every file that the program reads, changed, cut, emptied, or replaced by a
-//! folder, a pipe, a link to itself, a device or 20 GB of nothing; then a command that reads it.
-//! Any end with a documented exit code is fine, and nothing but the output folder may change. A
-//! changed run folder is refused or gives the bytes of the run.
+//! Hostile files: every file that the program reads is changed, cut, emptied, or replaced by a
+//! folder, a pipe, a link to itself, a device or 20 GB of nothing; then a command reads it. Any
+//! documented exit code is fine, and only the output folder may change. A changed run folder is
+//! refused or produces the bytes of the run.
 
 use super::mutate::{Form, mutated};
 use super::program::{self, Ended, Place, words};
@@ -14,7 +14,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 const COUNT: usize = 3200;
-/// Time for one command. The longest undisturbed one takes a fraction of a second.
+/// Time limit of one command. The longest undisturbed one takes a fraction of a second.
 const SECONDS: u64 = 20;
 const OUTPUT: &str = "out";
 const SPARSE_BYTES: u64 = 20 << 30;
@@ -66,12 +66,12 @@ const DIFF: Line = &["diff", "adapter", "ours"];
 const DIFF_MODELS: Line = &["diff", "model", "sharded"];
 const RESUME: Line = &["train", "run.toml", "--resume", "-q", "--set", "output_dir=out"];
 
-/// A file, what it is made of, and the commands that read it. `@` is the latest checkpoint.
+/// A file, its form, and the commands that read it. `@` is the latest checkpoint.
 struct Subject {
     file: &'static str,
     form: Form,
     commands: &'static [Line],
-    /// A manifest lists it: any other byte is found.
+    /// A manifest lists it: any changed byte is detected.
     listed: bool,
 }
 
@@ -110,16 +110,16 @@ const SUBJECTS: [Subject; 24] = [
     listed("out/@/optimizer.safetensors", Form::Safetensors, &[RESUME]),
 ];
 
-/// Files that a model folder need not have, and what stands there when it has.
+/// Optional files of a model folder, and their contents if present.
 const ABSENT: [(&str, &str); 3] = [
     ("model/generation_config.json", r#"{"eos_token_id": [320, 322], "temperature": 0.7, "top_p": 0.9}"#),
     ("model/quantize_config.json", r#"{"bits": 4, "group_size": 128, "desc_act": false, "sym": true}"#),
     ("chat/chat_template.jinja", CHAT_TEMPLATE),
 ];
 
-/// What all threads share.
+/// Shared by all threads.
 struct Original {
-    /// The run that nothing happened to, and the one to resume.
+    /// The undisturbed run, and the one to resume.
     whole: PathBuf,
     stopped: PathBuf,
     checkpoint: String,
@@ -180,7 +180,7 @@ fn put(path: &Path, bytes: &[u8]) -> Result<(), String> {
     std::fs::write(path, bytes).map_err(failed)
 }
 
-/// One file changed, one command run, everything looked at and put back.
+/// Changes one file, runs one command, checks everything and restores it.
 fn attacked(settings: &Settings, original: &Original, place: &Place, case: usize) -> Result<Vec<String>, String> {
     let mut random = Random::of(settings.seed, "files", case);
     let subject = &SUBJECTS[case % SUBJECTS.len()];
@@ -219,8 +219,8 @@ fn attacked(settings: &Settings, original: &Original, place: &Place, case: usize
     Ok(wrong.into_iter().map(told).collect())
 }
 
-/// A success that should have been none: other bytes where a manifest stands, or another run at the
-/// end.
+/// Success that should have been a failure: changed bytes under a manifest, or a different run at
+/// the end.
 fn silent(
     ended: &Ended,
     listed_change: bool,
@@ -242,11 +242,11 @@ fn silent(
 
 struct Change {
     how: String,
-    /// What stands there now, where it is a file of its own.
+    /// The new contents, if it is a regular file.
     bytes: Option<Vec<u8>>,
 }
 
-/// Puts something else in place of a file.
+/// Replaces a file with something else.
 fn changed(random: &mut Random, form: Form, old: &[u8], path: &Path) -> Result<Change, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
     if !random.once_in(8) {
@@ -296,7 +296,7 @@ fn changed(random: &mut Random, form: Form, old: &[u8], path: &Path) -> Result<C
     Ok(Change { how: how.to_string(), bytes })
 }
 
-/// Inputs that are not what they were, and files that nobody asked for.
+/// Inputs that changed, and files that were not requested.
 fn touched(original: &Original, place: &Place, changed: &str, change: &Change) -> Result<Vec<String>, String> {
     let mut found = Vec::new();
     for (name, bytes) in original.files.iter().filter(|(name, _)| *name != changed) {
@@ -326,7 +326,7 @@ fn touched(original: &Original, place: &Place, changed: &str, change: &Change) -
     Ok(found)
 }
 
-/// Everything as it was before the case.
+/// Restores everything as it was before the case.
 fn restore(original: &Original, place: &Place, changed: &str) -> Result<(), String> {
     let path = place.scene.join(changed);
     if !changed.starts_with(OUTPUT) {

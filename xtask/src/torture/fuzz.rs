@@ -1,6 +1,6 @@
-//! Inputs by the hundred thousand, straight into the libraries. Workers are processes of their own,
+//! Feeds inputs by the hundred thousand directly to the libraries. Workers are separate processes,
 //! so that a stack overflow or a failed allocation is a finding and not the end: the parent sees at
-//! which input a worker died or hung, and starts another behind it.
+//! which input a worker died or hung, and starts another after it.
 
 use super::fuzz_targets::{TARGETS, Target};
 use super::random::Random;
@@ -20,15 +20,15 @@ use std::time::Duration;
 
 pub(crate) const WORKER: &str = "fuzz-worker";
 const COUNT: usize = 820_000;
-/// Inputs of a worker.
+/// Inputs per worker.
 const CHUNK: usize = 20_000;
-/// One input may take as long.
+/// Time limit of one input.
 const HANG_SECONDS: u64 = 20;
-/// Deaths of workers over one chunk after which the rest of it is given up.
+/// Worker deaths in one chunk before the rest of it is given up.
 const DEATHS_MAX: usize = 40;
 const MEMORY_BYTES: u64 = 6 << 30;
-/// How a worker ends where an input went over a limit that the program answers with an exit code: 4
-/// or 8.
+/// Exit codes of a worker whose input exceeded a limit that the program reports with an exit code:
+/// 4 or 8.
 const REFUSALS: [i32; 2] = [4, 8];
 
 struct Chunk {
@@ -88,7 +88,8 @@ fn chunks(settings: &Settings) -> Result<Vec<Chunk>, String> {
     Ok(chunks)
 }
 
-/// Runs workers over a chunk until it is done. How many inputs were tried, and what was found.
+/// Runs workers over a chunk until it is done. Returns the number of inputs tried, and the
+/// findings.
 fn supervised(seed: u64, chunk: &Chunk, place: &Path) -> Result<(usize, Vec<Finding>), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", place.display());
     let program = std::env::current_exe().map_err(failed)?;
@@ -148,7 +149,7 @@ fn read_progress(path: &Path) -> Result<usize, String> {
     Ok(bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)) as usize)
 }
 
-/// Adds what the workers wrote down themselves.
+/// Adds the findings that the workers recorded themselves.
 fn with_told(mut findings: Vec<Finding>, chunk: &Chunk, file: &Path) -> Result<Vec<Finding>, String> {
     let text = String::from_utf8_lossy(&super::run_folder::read(file)?).into_owned();
     for line in text.lines() {
@@ -159,7 +160,7 @@ fn with_told(mut findings: Vec<Finding>, chunk: &Chunk, file: &Path) -> Result<V
     Ok(findings)
 }
 
-/// The worker: inputs of one target, one after the other. A single one is also written to `input`.
+/// The worker: runs the inputs of one target in order. A single one is also written to `input`.
 pub(crate) fn work(arguments: &mut Arguments) -> Result<(), String> {
     let wants = |name: &str| format!("{name} is missing");
     let name = arguments.option("--target")?.ok_or_else(|| wants("--target"))?;
@@ -174,7 +175,7 @@ pub(crate) fn work(arguments: &mut Arguments) -> Result<(), String> {
     let mut found = File::options().append(true).open(place.join("findings")).map_err(failed)?;
     let corpus = (target.corpus)()?;
     let mut check = (target.prepare)(&place)?;
-    // A panic that somebody catches on the way is no finding, and one that comes out here is told
+    // A panic that is caught on the way is not a finding; one that reaches this point is reported
     // below.
     let last = std::sync::Arc::new(Mutex::new(String::new()));
     let seen = std::sync::Arc::clone(&last);

@@ -1,5 +1,5 @@
-//! What is fuzzed: entry points of the libraries that read what strangers wrote, each with a corpus
-//! from the repository's own fixtures and a property that must hold beside "no panic".
+//! What is fuzzed: entry points of the libraries that read untrusted input, each with a corpus from
+//! the repository's own fixtures and a property that must hold besides "no panic".
 
 use super::mutate::{Form, changed_bytes, mutated};
 use super::random::Random;
@@ -15,17 +15,17 @@ use isobit_training::metrics::without_timing;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Looks at one input; an error is a property that does not hold. Refusing an input is not one.
+/// Checks one input; an error means a property does not hold. Refusing an input is not an error.
 pub(crate) type Check = Box<dyn FnMut(&[u8]) -> Result<(), String>>;
 type Corpus = Vec<Vec<u8>>;
 
 pub(crate) struct Target {
     pub(crate) name: &'static str,
-    /// Its part of all inputs.
+    /// Its share of all inputs.
     pub(crate) share: usize,
     pub(crate) corpus: fn() -> Result<Corpus, String>,
     pub(crate) make: fn(&mut Random, &Corpus) -> Vec<u8>,
-    /// Gets a folder of its own.
+    /// Gets its own folder.
     pub(crate) prepare: fn(&Path) -> Result<Check, String>,
 }
 
@@ -136,7 +136,7 @@ const TOML: &str = "base_model = \"model\"\noutput_dir = \"out\"\nseed = 42\ndev
     save_steps = 10\nload_best_model_at_end = true\n\n[adapter]\ntype = \"lora\"\nlora_r = 8\nlora_alpha = 16\n\
     lora_target_modules = [\"q_proj\", \"v_proj\"]\nlayers_to_transform = [0, 1]\nrank_pattern = { q_proj = 4 }\n";
 
-/// Mostly a small change; now and then one that is long or deep.
+/// Mostly a small change; occasionally a long or deep one.
 fn change(random: &mut Random, form: Form, corpus: &Corpus) -> Vec<u8> {
     if random.once_in(100) {
         let noise: Vec<u8> = (0..random.below(200)).map(|_| random.next() as u8).collect();
@@ -155,13 +155,13 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     super::run_folder::read(path)
 }
 
-/// A file that was not there before: some file systems take milliseconds to write over one.
+/// Writes a new file: some file systems take milliseconds to overwrite one.
 fn fresh(path: &Path, bytes: &[u8]) -> Result<(), String> {
     super::scene::remove(path)?;
     std::fs::write(path, bytes).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Files of the models' fixtures, in order of their names.
+/// Fixture files of the models, in order of their names.
 fn fixtures(wanted: impl Fn(&Path) -> bool, bytes_most: u64) -> Result<Corpus, String> {
     let mut folders = vec![root().join("crates/models/tests/fixtures")];
     let mut paths: Vec<PathBuf> = Vec::new();
@@ -218,7 +218,7 @@ fn safetensors(input: &[u8]) -> Result<(), String> {
 fn model_config(input: &[u8]) -> Result<(), String> {
     let text = String::from_utf8_lossy(input);
     let Ok(config) = Config::parse(&text) else { return Ok(()) };
-    // Read once more, it says the same.
+    // Parsing again gives the same result.
     match Config::parse(&text) {
         Ok(again) if format!("{again:?}") == format!("{config:?}") => Ok(()),
         _ => Err("read twice, it says two things".to_string()),
@@ -337,7 +337,7 @@ fn tokenizer(place: &Path) -> Result<Check, String> {
     }))
 }
 
-/// Bits of a number, with every exponent as likely as any other.
+/// Bits of a number, with all exponents equally likely.
 fn number(random: &mut Random) -> Vec<u8> {
     let bits = random.next();
     let bits = match random.below(4) {
@@ -363,7 +363,7 @@ fn diff(place: &Path) -> Result<Check, String> {
     Ok(Box::new(move |input| {
         fresh(&paths[1], input)?;
         let _ = difference::compare(&paths[0], &paths[1], 1);
-        // A file that can be read is equal to itself.
+        // A readable file is equal to itself.
         if Checkpoint::open_file(&paths[1]).is_err() {
             return Ok(());
         }

@@ -1,8 +1,8 @@
-//! Values that have broken programs before, as the text of JSON, TOML and templates.
+//! Values that have broken programs before, as JSON, TOML and template text.
 
 use super::random::Random;
 
-/// JSON as it is written, some of it not JSON at all.
+/// JSON text, some of it invalid.
 const JSON: [&str; 62] = [
     "null",
     "true",
@@ -68,7 +68,7 @@ const JSON: [&str; 62] = [
     "{\"q_proj\":-1}",
 ];
 
-/// Values of TOML.
+/// TOML values.
 const TOML: [&str; 40] = [
     "0",
     "-1",
@@ -112,7 +112,7 @@ const TOML: [&str; 40] = [
     "{ q_proj = 0 }",
 ];
 
-/// Pieces of templates.
+/// Template fragments.
 const TEMPLATE: [&str; 44] = [
     "{{",
     "}}",
@@ -160,7 +160,7 @@ const TEMPLATE: [&str; 44] = [
     "{% include 'x' %}",
 ];
 
-/// A JSON value; `large` allows such as take a while to read.
+/// A JSON value; `large` allows values that are slow to read.
 pub(crate) fn json(random: &mut Random, large: bool) -> String {
     let deep = if large { 20_000 } else { 300 };
     match random.below(if large { 30 } else { 60 }) {
@@ -186,7 +186,7 @@ pub(crate) fn toml(random: &mut Random) -> String {
     }
 }
 
-/// A piece of a template; `large` allows chains and nests that a recursive reader falls over.
+/// A template fragment; `large` allows chains and nesting that overflow a recursive parser.
 pub(crate) fn template(random: &mut Random, large: bool) -> String {
     let long = if large { 60_000 } else { 400 };
     let expression = |inner: String| format!("{{{{ {inner} }}}}");

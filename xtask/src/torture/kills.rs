@@ -1,8 +1,8 @@
-//! Runs killed and stopped at random moments, resumed, killed again, until they end. The folder
-//! must then be that of a run that nothing happened to, and every resume must go on from the newest
-//! checkpoint.
+//! Runs are killed and stopped at random moments, resumed and killed again until they end. The
+//! folder must then equal that of an undisturbed run, and every resume must continue from the
+//! newest checkpoint.
 //!
-//! A moment is a time, the writing of a checkpoint (its temporary folder has appeared), or, where
+//! A moment is a time, the writing of a checkpoint (its temporary folder has appeared), or, if
 //! `strace` works, a certain system call.
 
 use super::program::{self, Ended, Place, Started, words};
@@ -16,18 +16,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 const COUNT: usize = 600;
-/// Kills of one run before it is let through to its end.
+/// Kills of one run before it may run to its end.
 const IN_A_ROW: usize = 8;
 /// Calls that change the disk.
 const CALLS: [&str; 9] =
     ["openat", "write", "fsync", "fdatasync", "rename", "unlinkat", "unlink", "mkdir", "ftruncate"];
 const OUTPUT: &str = "out";
 
-/// What is known of a shape before it is killed.
+/// Measurements of a shape before it is killed.
 struct Whole {
     shape: &'static Shape,
     folder: PathBuf,
-    /// How long it takes, start included.
+    /// How long it takes, including startup.
     microseconds: u64,
     calls: BTreeMap<String, Calls>,
 }
@@ -42,15 +42,15 @@ enum Blow {
 
 enum Moment {
     Time(Duration),
-    /// While a checkpoint is written, so much later.
+    /// This long after a checkpoint begins to be written.
     Saving(Duration),
     Call(String, usize),
 }
 
-/// What a run has told so far.
+/// What a run has reported so far.
 #[derive(Default)]
 struct Told {
-    /// The newest checkpoint that a `saved` event named.
+    /// The newest checkpoint in a `saved` event.
     saved: u64,
     kills: usize,
 }
@@ -117,7 +117,7 @@ struct Trial<'a> {
 }
 
 impl Trial<'_> {
-    /// One run, killed until it ends; what is wrong, if anything is.
+    /// One run, killed until it ends; returns what is wrong, if anything.
     fn run(&self, random: &mut Random, told: &mut Told) -> Result<Option<String>, String> {
         let output = self.place.scene.join(OUTPUT);
         remove(&output)?;
@@ -200,7 +200,7 @@ impl Trial<'_> {
         started.end(SECONDS)
     }
 
-    /// Until a temporary folder of a checkpoint appears, or the run is over.
+    /// Waits until a temporary checkpoint folder appears, or the run is over.
     fn wait_for_save(&self, started: &mut Started) {
         let output = self.place.scene.join(OUTPUT);
         while started.is_running() {
@@ -247,7 +247,7 @@ fn told_of(blow: Blow, moment: &Moment) -> String {
     }
 }
 
-/// Where a run went on, if it came so far as to say it: at the newest checkpoint.
+/// Checks that a run resumed from the newest checkpoint, if it got far enough to report it.
 fn resumed_elsewhere(ended: &Ended, latest: Option<u64>, newest: Option<u64>, saved: u64) -> Option<String> {
     let started = ended.events().find(|event| event["event"] == "started")?;
     let from = started["from_step"].as_u64()?;
@@ -258,13 +258,13 @@ fn resumed_elsewhere(ended: &Ended, latest: Option<u64>, newest: Option<u64>, sa
     })
 }
 
-/// A run that a blow ended has an end that fits.
+/// Checks that a run ended by a blow ended accordingly.
 fn ended_badly(ended: &Ended, blow: Option<Blow>) -> Option<String> {
     let begun = ended.events().any(|event| event["event"] == "started");
     let fits = match blow {
         None => false,
         Some(Blow::Kill) => ended.signal == Some(libc::SIGKILL),
-        // Before the program listens, a signal ends it as it ends any other.
+        // Before the handler is installed, a signal ends the program as any other.
         Some(Blow::Terminate) => ended.code == Some(143) || (!begun && ended.signal == Some(libc::SIGTERM)),
         Some(Blow::Interrupt) => ended.code == Some(130) || (!begun && ended.signal == Some(libc::SIGINT)),
         Some(Blow::InterruptTwice) => {
@@ -275,7 +275,7 @@ fn ended_badly(ended: &Ended, blow: Option<Blow>) -> Option<String> {
     (!fits || crash).then(|| ended.how())
 }
 
-/// A clean stop has saved the step it had come to.
+/// Checks that a clean stop saved the step it had reached.
 fn saved_badly(ended: &Ended, blow: Option<Blow>, latest: Option<u64>) -> Option<String> {
     let once = matches!(blow, Some(Blow::Terminate | Blow::Interrupt));
     if !once || !matches!(ended.code, Some(130 | 143)) {

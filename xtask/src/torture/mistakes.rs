@@ -1,5 +1,5 @@
-//! Mistakes that people make: a row each, with the exit code and the words that the message must
-//! contain. A row is easy to add: files to change, a command line, what must come of it.
+//! User mistakes: one row each, with the exit code and the words that the message must contain. A
+//! row is easy to add: files to change, a command line, and the expected result.
 
 use super::program::{self, Place, words};
 use super::scene::{SHAPES, Scene, copy, remove};
@@ -8,7 +8,7 @@ use std::path::Path;
 
 const SECONDS: u64 = 20;
 
-/// Keys and devices that a message must not advise.
+/// Keys and devices that a message must not suggest.
 const GONE: [&str; 2] = ["gradient_groups", "hip:0"];
 
 /// A change to the folder before the command.
@@ -20,15 +20,15 @@ enum Edit {
     Folder(&'static str),
     /// One bit of the last byte.
     Flip(&'static str),
-    /// The first bytes only.
+    /// Keeps the first bytes only.
     Cut(&'static str, u64),
-    /// `out/` is a run that was killed in its middle.
+    /// `out/` is a run that was killed midway.
     Stopped,
 }
 
 use Edit::{Bytes, Cut, Flip, Folder, Put, Remove, Replace, Stopped};
 
-/// What somebody did, typed, and must be told. Case does not matter in the words.
+/// What a user did and typed, and what the message must say. Words match regardless of case.
 struct Mistake {
     what: &'static str,
     edits: &'static [Edit],
@@ -198,7 +198,7 @@ fn made(edit: &Edit, scene: &Path, stopped: &Path) -> Result<(), String> {
     }
 }
 
-/// The commands that the help lists.
+/// The commands listed in the help.
 fn commands(help: &str) -> Vec<String> {
     let listed = help.lines().skip_while(|line| !line.starts_with("Commands:")).skip(1);
     let named = listed.take_while(|line| line.starts_with("  ")).filter_map(|line| line.split_whitespace().next());
@@ -224,7 +224,7 @@ fn judged(program: &Path, mistake: &Mistake, place: &Place, commands: &[String])
     Ok(Some(format!("{} (`isobit {}`): {wrong}", mistake.what, mistake.command)))
 }
 
-/// A command or a key in a message that nobody can use.
+/// A command or key in a message that does not exist.
 fn names_nothing(message: &str, commands: &[String]) -> Option<String> {
     for rest in message.split("`isobit ").skip(1) {
         let name = rest.split([' ', '`']).next().unwrap_or_default();

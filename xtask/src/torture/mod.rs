@@ -1,10 +1,10 @@
-//! `cargo xtask torture`: kills, I/O faults, hostile files, fuzzed inputs and the mistakes of
-//! users, in numbers.
+//! `cargo xtask torture`: kills, I/O faults, hostile files, fuzzed inputs and user mistakes, in
+//! large numbers.
 //!
 //! Each kind has a file. A case is a function of the seed and its number, so `--case N` repeats it
-//! alone and keeps its folder. All but `fuzz` run the release binary; `fuzz` calls the libraries. A
-//! finding is anything but a clean end: a panic, a signal, a hang, an exit code that no document
-//! names, a failure without a message, a lost checkpoint, a changed input, other bytes.
+//! alone and keeps its folder. All kinds but `fuzz` run the release binary; `fuzz` calls the
+//! libraries. A finding is anything but a clean end: a panic, a signal, a hang, an undocumented
+//! exit code, a failure without a message, a lost checkpoint, a changed input, different bytes.
 
 mod faults;
 mod files;
@@ -32,12 +32,12 @@ pub(crate) struct Settings {
     /// The program under test.
     program: PathBuf,
     seed: u64,
-    /// Cases at a time.
+    /// Cases run in parallel.
     jobs: usize,
     count: Option<usize>,
-    /// Only this one.
+    /// Run only this case.
     case: Option<usize>,
-    /// Only this target of `fuzz`.
+    /// Run only this target of `fuzz`.
     target: Option<String>,
     /// Everything is written below this folder.
     folder: PathBuf,
@@ -110,7 +110,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
         findings += report.findings.len();
     }
     if kept.is_none() && settings.case.is_none() {
-        // What is left of a temporary folder harms nobody.
+        // Remains of a temporary folder do no harm.
         let _ = std::fs::remove_dir_all(&settings.folder);
     } else {
         println!("files in {}", settings.folder.display());
@@ -118,10 +118,10 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
     if findings == 0 { Ok(()) } else { Err(format!("{findings} findings")) }
 }
 
-/// Findings of a kind that are told in full.
+/// Findings of a kind that are reported in full.
 const ALIKE_MAX: usize = 4;
 
-/// A line for each finding; of many that begin alike, the first few and how many there are.
+/// One line per finding; of many that begin alike, the first few and their count.
 fn told(findings: &[Finding]) -> Vec<String> {
     let mut alike: BTreeMap<String, usize> = BTreeMap::new();
     let mut lines = Vec::new();
@@ -139,21 +139,21 @@ fn told(findings: &[Finding]) -> Vec<String> {
 }
 
 impl Settings {
-    /// How many cases, where a kind has `default` of them.
+    /// The number of cases, if the kind's default is `default`.
     fn count(&self, default: usize) -> usize {
         self.count.unwrap_or(default)
     }
 
-    /// A folder for a kind, made.
+    /// Creates a folder for a kind.
     fn place(&self, name: &str) -> Result<PathBuf, String> {
         let place = self.folder.join(name);
         std::fs::create_dir_all(&place).map_err(|error| format!("{}: {error}", place.display()))?;
         Ok(place)
     }
 
-    /// Runs cases 0, 1, 2 … on `jobs` threads while `more` says so, each with a folder of its
-    /// thread, and collects what they find, in order. An error ends the kind: it is the machine's
-    /// or ours, not the program's.
+    /// Runs cases 0, 1, 2 … on `jobs` threads while `more` returns true, with a folder per thread,
+    /// and collects their findings in order. An error ends the kind: it is the machine's or ours,
+    /// not the program's.
     fn cases<W>(
         &self,
         kind: &str,

@@ -1,11 +1,11 @@
-//! Changes to files: bytes flipped, cut, moved and doubled, and, where the form is known, values
-//! put in place of others so that the file still parses and says nonsense.
+//! Changes to files: bytes flipped, cut, moved and duplicated, and, if the form is known, values
+//! replaced so that the file still parses but makes no sense.
 
 use super::hostile;
 use super::random::Random;
 use serde_json::Value;
 
-/// What a file is made of.
+/// The form of a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Form {
     Json,
@@ -15,10 +15,10 @@ pub(crate) enum Form {
     Safetensors,
 }
 
-/// A string that stands for JSON that `serde_json` would not write.
+/// Placeholder string for JSON that `serde_json` would not write.
 const RAW: &str = "@raw@";
 
-/// Another file in place of this one. `large` allows values that take a while to read.
+/// A mutated file. `large` allows values that are slow to read.
 pub(crate) fn mutated(random: &mut Random, form: Form, bytes: &[u8], large: bool) -> Vec<u8> {
     if random.once_in(4) {
         return changed_bytes(random, bytes);
@@ -34,7 +34,7 @@ pub(crate) fn mutated(random: &mut Random, form: Form, bytes: &[u8], large: bool
     }
 }
 
-/// Flips, cuts, copies: one to four of them.
+/// One to four flips, cuts or copies.
 pub(crate) fn changed_bytes(random: &mut Random, bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for _ in 0..=random.below(4) {
@@ -64,7 +64,7 @@ pub(crate) fn changed_bytes(random: &mut Random, bytes: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// One value replaced, removed, doubled or wrapped.
+/// Replaces, removes, duplicates or wraps one value.
 fn json(random: &mut Random, text: &str, large: bool) -> String {
     let Ok(mut value) = serde_json::from_str::<Value>(text) else { return text_edit(random, text) };
     let mut left = random.below(nodes(&value));
@@ -81,10 +81,10 @@ fn nodes(value: &Value) -> usize {
     }
 }
 
-/// Changes the node that is `left` nodes further on; text to put in place of `RAW`.
+/// Changes the node that is `left` nodes further on; returns the text to put in place of `RAW`.
 fn changed_node(random: &mut Random, value: &mut Value, left: &mut usize, large: bool) -> Option<String> {
     if *left == 0 {
-        // Not reached again.
+        // Never reached again.
         *left = usize::MAX;
         return change(random, value, large);
     }
@@ -118,7 +118,7 @@ fn change(random: &mut Random, value: &mut Value, large: bool) -> Option<String>
     match (random.below(10), &mut *value) {
         (0 | 1, Value::Object(entries)) => drop(entries.remove(&key)),
         (2, Value::Object(entries)) => {
-            // The same key a second time, with another value.
+            // The same key twice, with different values.
             let raw = hostile::json(random, large);
             let again = entries.get(&key).map_or_else(String::new, ToString::to_string);
             entries.insert(key.clone(), RAW.into());
@@ -147,7 +147,7 @@ fn change(random: &mut Random, value: &mut Value, large: bool) -> Option<String>
     None
 }
 
-/// Rows: one of them changed, doubled, emptied, or all of them but one removed.
+/// Changes, duplicates or empties one row, or removes all but one.
 fn lines(random: &mut Random, text: &str, large: bool) -> String {
     let mut lines: Vec<String> = text.lines().map(str::to_string).collect();
     if lines.is_empty() {
@@ -168,7 +168,7 @@ fn lines(random: &mut Random, text: &str, large: bool) -> String {
     lines.join(if random.once_in(9) { "\r\n" } else { "\n" }) + end
 }
 
-/// A line with another value, twice, in another place, or gone.
+/// Changes a line's value, or duplicates, moves or removes the line.
 fn toml(random: &mut Random, text: &str) -> String {
     let mut lines: Vec<String> = text.lines().map(str::to_string).collect();
     if lines.is_empty() {
@@ -198,7 +198,7 @@ fn template(random: &mut Random, text: &str, large: bool) -> String {
     }
 }
 
-/// Characters removed, moved or put in.
+/// Removes, moves or inserts characters.
 fn text_edit(random: &mut Random, text: &str) -> String {
     let mut characters: Vec<char> = text.chars().collect();
     let at = random.below(characters.len());
@@ -219,7 +219,7 @@ fn text_edit(random: &mut Random, text: &str) -> String {
     characters.into_iter().collect()
 }
 
-/// The header changed, with its length made to fit or not; or numbers that are not finite.
+/// Changes the header, with a matching length or not; or inserts non-finite numbers.
 fn safetensors(random: &mut Random, bytes: &[u8], large: bool) -> Vec<u8> {
     let length = bytes.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)) as usize;
     let Some(header) = bytes.get(8..8usize.saturating_add(length)) else { return changed_bytes(random, bytes) };
@@ -256,8 +256,8 @@ fn safetensors(random: &mut Random, bytes: &[u8], large: bool) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// Nearly every change changes something, in every form, and the same numbers make the same
-    /// change.
+    /// Nearly every mutation changes something, in every form, and the same random numbers make the
+    /// same change.
     #[test]
     fn changes_are_changes_and_can_be_repeated() {
         let header = br#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;

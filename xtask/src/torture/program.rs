@@ -1,4 +1,5 @@
-//! The program under test as a child process: its limits, its end, and what is wrong with an end.
+//! The program under test as a child process: its limits, how it ends, and what is wrong with an
+//! end.
 
 use crate::repository::now;
 use std::fs::File;
@@ -10,22 +11,22 @@ use std::time::Duration;
 
 /// Address space of a run: far more than the small models here need.
 const MEMORY_BYTES: u64 = 6 << 30;
-/// Text of a run that is looked at.
+/// Bytes of a run's output that are examined.
 const TEXT_BYTES: u64 = 8 << 20;
-/// Exit codes that the README names, but for those of signals.
+/// Exit codes documented in the README, except those of signals.
 const CODES: [i32; 9] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
-/// What only our own bugs print.
+/// Texts printed only by our own bugs.
 const BUG_TEXTS: [&str; 4] = ["panicked at", "overflowed its stack", "memory allocation of", "RUST_BACKTRACE"];
 
 /// Where a run starts and where its output goes.
 pub(crate) struct Place {
     /// The working folder.
     pub(crate) scene: PathBuf,
-    /// Files for standard output and error, outside of it.
+    /// Files for standard output and error, outside the working folder.
     pub(crate) logs: PathBuf,
 }
 
-/// A run that goes on.
+/// A running process.
 pub(crate) struct Started {
     pub(crate) child: Child,
     out: PathBuf,
@@ -41,7 +42,7 @@ pub(crate) struct Ended {
     pub(crate) err: String,
 }
 
-/// Starts `program` with these words. Its output goes to files: nobody has to read it while it
+/// Starts `program` with these words. Its output goes to files, so nothing has to read it while it
 /// runs.
 pub(crate) fn start(program: &Path, words: &[String], place: &Place) -> Result<Started, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", program.display());
@@ -81,7 +82,7 @@ impl Started {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits for the end, and makes one after `seconds`.
+    /// Waits for the end, and forces it after `seconds`.
     pub(crate) fn end(mut self, seconds: u64) -> Result<Ended, String> {
         let begun = now();
         let mut nap = Duration::from_micros(200);
@@ -108,7 +109,7 @@ impl Started {
 }
 
 impl Ended {
-    /// In words, with the first lines of the message.
+    /// A description with the first lines of the message.
     pub(crate) fn how(&self) -> String {
         let end = match (self.late, self.code, self.signal) {
             (true, ..) => "no end in time".to_string(),
@@ -122,7 +123,7 @@ impl Ended {
         format!("{end}: {shown}")
     }
 
-    /// What is wrong with an end, whatever the input was.
+    /// What is wrong with an end, whatever the input.
     pub(crate) fn complaint(&self) -> Option<String> {
         let what = if self.late {
             "it hangs"

@@ -1,4 +1,4 @@
-//! Random numbers of the torture: SplitMix64, a function of the seed, the kind and the case, so
+//! Random numbers for the torture: SplitMix64, a function of the seed, the kind and the case, so
 //! that every case can be repeated alone.
 
 pub(crate) struct Random(u64);
@@ -22,7 +22,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// Below `limit`; 0 where there is nothing below it.
+    /// A number below `limit`; 0 if `limit` is 0.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit.max(1) as u64) as usize
     }

@@ -1,15 +1,15 @@
-//! A run folder from the outside: whether two hold the same run, and where one stands.
+//! A run folder from the outside: whether two hold the same run, and the progress of one.
 
 use isobit_training::metrics::without_timing;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Files that say how a run was made and not what came out.
+/// Files that describe how a run was made, not its result.
 const NOT_COMPARED: [&str; 4] = ["LOCK", "config.resolved.toml", "config.toml", "plan.json"];
 const METRICS: &str = "metrics.jsonl";
 
 /// The first difference between two finished runs: weights, optimizer state, pointers and metrics
-/// without timing, byte by byte, and no file more or less.
+/// without timing, byte by byte, and no extra or missing file.
 pub(crate) fn difference(expected: &Path, other: &Path) -> Result<Option<String>, String> {
     let (names, others) = (names(expected)?, names(other)?);
     let odd = names.symmetric_difference(&others).find(|name| !NOT_COMPARED.contains(&name.as_str()));
@@ -49,8 +49,7 @@ fn different_metrics(expected: &Path, other: &Path) -> Result<Option<String>, St
     })
 }
 
-/// The step that `latest.json` names; none where there is no such file. Anything else in it is an
-/// error.
+/// The step in `latest.json`; None if there is no such file. Anything else in it is an error.
 pub(crate) fn latest(run: &Path) -> Result<Option<u64>, String> {
     let path = run.join("latest.json");
     if !path.exists() {
@@ -58,7 +57,7 @@ pub(crate) fn latest(run: &Path) -> Result<Option<u64>, String> {
     }
     let value: serde_json::Value =
         serde_json::from_slice(&read(&path)?).map_err(|error| format!("{}: {error}", path.display()))?;
-    // A run that has begun and not saved yet.
+    // A run that has begun but not saved yet.
     if value.get("checkpoint").is_some_and(serde_json::Value::is_null) {
         return Ok(None);
     }
@@ -69,7 +68,7 @@ pub(crate) fn latest(run: &Path) -> Result<Option<u64>, String> {
     Ok(Some(step))
 }
 
-/// The newest folder that has the name of a checkpoint: it has it only once it is whole.
+/// The newest folder named like a checkpoint: it gets that name only once it is whole.
 pub(crate) fn newest(run: &Path) -> Result<Option<u64>, String> {
     if !run.exists() {
         return Ok(None);

@@ -1,6 +1,6 @@
-//! What the program is let loose on: the model and data that `isobit demo` carries, the same model
-//! in shards and with a chat template, and configs for runs of a fraction of a second that save
-//! often.
+//! The inputs of the program under test: the model and data embedded in `isobit demo`, the same
+//! model in shards and with a chat template, and configs for runs of a fraction of a second that
+//! save often.
 
 use super::program::{self, Place, words};
 use super::{Settings, run_folder};
@@ -8,10 +8,10 @@ use isobit_proof::safetensors::{Entry, SafeTensors, write};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Seconds for anything that nobody disturbs.
+/// Time limit in seconds for an undisturbed command.
 pub(crate) const SECONDS: u64 = 60;
 
-/// A chat template with an assistant's mask, for the tokens that the demo's tokenizer has.
+/// A chat template with an assistant mask, for the tokens of the demo's tokenizer.
 pub(crate) const CHAT_TEMPLATE: &str = "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}\
     {%- if message.role == 'assistant' %}{% generation %}{{ message.content + '<|im_end|>' }}{% endgeneration %}\
     {%- else %}{{ message.content + '<|im_end|>' }}{%- endif %}{{ '\\n' }}{%- endfor %}\
@@ -29,7 +29,7 @@ const LORA: &str = "type = \"lora\"\nlora_r = 8\nlora_alpha = 16\nlora_dropout =
 const NO_EVAL: &str = "eval_strategy = \"no\"\n";
 const EVAL: &str = "val_set_size = 6\neval_steps = 3\n";
 
-/// Runs that save in all the ways there are.
+/// Runs that save in every possible way.
 pub(crate) const SHAPES: [Shape; 6] = [
     Shape { name: "lora", eval: NO_EVAL, training: "max_steps = 24\nsave_steps = 2\n", adapter: LORA },
     Shape {
@@ -65,7 +65,7 @@ pub(crate) const SHAPES: [Shape; 6] = [
 ];
 
 impl Shape {
-    /// The config of this run. `threads = 1` keeps a machine with other jobs quick.
+    /// The config of this run. `threads = 1` stays fast on a machine with other jobs.
     pub(crate) fn config(&self) -> String {
         format!(
             "base_model = \"model\"\noutput_dir = \"out\"\nseed = 7\nthreads = 1\n\n[[datasets]]\npath = \"pirate.jsonl\"\n\n[eval]\n{}\n\
@@ -80,7 +80,7 @@ impl Shape {
     }
 }
 
-/// A folder with everything in it, for as many copies as there are jobs.
+/// A folder with everything, copied once per job.
 pub(crate) struct Scene {
     pub(crate) folder: PathBuf,
     pub(crate) program: PathBuf,
@@ -127,7 +127,7 @@ impl Scene {
         std::fs::rename(&from, &to).map_err(|error| format!("{}: {error}", from.display()))
     }
 
-    /// The uninterrupted run of a shape, in `whole-NAME`; how many microseconds it took.
+    /// The uninterrupted run of a shape, in `whole-NAME`, and its time in microseconds.
     pub(crate) fn whole(&self, shape: &Shape) -> Result<(PathBuf, u64), String> {
         let name = format!("whole-{}", shape.name);
         let begun = crate::repository::now();
@@ -140,8 +140,7 @@ impl Scene {
         Ok((folder, begun.elapsed().as_micros() as u64))
     }
 
-    /// A run of a shape killed in its middle, in `stopped-NAME`, and the step of its latest
-    /// checkpoint.
+    /// A run of a shape killed midway, in `stopped-NAME`, and the step of its latest checkpoint.
     pub(crate) fn stopped(&self, shape: &Shape) -> Result<(PathBuf, u64), String> {
         let name = format!("stopped-{}", shape.name);
         let folder = self.folder.join(&name);
@@ -205,7 +204,7 @@ impl Scene {
     }
 }
 
-/// Copies a folder, or nothing where it is not there.
+/// Copies a folder; does nothing if it does not exist.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), String> {
     remove(to)?;
     std::fs::create_dir_all(to).map_err(|error| format!("{}: {error}", to.display()))?;

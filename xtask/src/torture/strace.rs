@@ -10,14 +10,14 @@ use std::process::{Command, Stdio};
 const PROGRAM: &str = "strace";
 const LOG: &str = "strace.log";
 
-/// A system call, and which of its calls in the main thread are the program's own.
+/// A system call, and which of its calls on the main thread are the program's own.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Calls {
     pub(crate) first: usize,
     pub(crate) last: usize,
 }
 
-/// Whether it is here and allowed to trace.
+/// Whether it is installed and allowed to trace.
 pub(crate) fn works() -> bool {
     let mut command = Command::new(PROGRAM);
     command.args(["-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", "trace=openat", "true"]);
@@ -25,7 +25,8 @@ pub(crate) fn works() -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Words that run `program` under it with `inject` (`fsync:error=EIO:when=3`), or only traced.
+/// The command line that runs `program` under strace with `inject` (`fsync:error=EIO:when=3`), or
+/// only traced.
 pub(crate) fn traced(
     program: &Path,
     arguments: &[String],
@@ -48,8 +49,8 @@ pub(crate) fn program() -> &'static Path {
     Path::new(PROGRAM)
 }
 
-/// How often a run makes each of these calls, found by tracing one. `config` is the file that marks
-/// its start.
+/// How often a run makes each of these calls, found by tracing one. `config` is the file whose
+/// opening marks its start.
 pub(crate) fn counted(
     program: &Path,
     arguments: &[String],
@@ -65,7 +66,7 @@ pub(crate) fn counted(
     counts(&log(place)?, calls, config).ok_or_else(|| format!("the traced run never opened {config}"))
 }
 
-/// Calls of the main thread, from the opening of `config` on; none where it was never opened.
+/// Calls on the main thread, from the opening of `config` on; None if it was never opened.
 fn counts(log: &str, calls: &[&str], config: &str) -> Option<BTreeMap<String, Calls>> {
     let main = log.split_whitespace().next()?;
     let mut counts: BTreeMap<String, Calls> = BTreeMap::new();
@@ -87,7 +88,7 @@ fn counts(log: &str, calls: &[&str], config: &str) -> Option<BTreeMap<String, Ca
     begun.then_some(counts)
 }
 
-/// The calls that an injection met.
+/// The calls hit by an injection.
 pub(crate) fn injected(place: &Place) -> Result<Vec<String>, String> {
     let met = |line: &&str| line.contains("(INJECTED)");
     Ok(log(place)?.lines().filter(met).map(|line| line.trim().to_string()).collect())

@@ -1,11 +1,11 @@
-//! The suite without a toolchain: every CPU path and every device of this machine against the
-//! reference, on every case.
+//! The suite without a toolchain: compares every CPU path and every device of this machine with the
+//! reference on every case.
 //!
-//! `conform [OP ...] [--on NAME] [--portable]` compares on bits, each case twice, CPU paths with 1,
-//! 2 and 7 threads: of some ops only, or on backends whose name holds `NAME` only, or devices
-//! without their own matrix units. `--path PATH --threads N` takes that one path alone and opens no
-//! device; `--small` leaves out cases that do much work. `conform --table` prints a digest per op
-//! and backend.
+//! `conform [OP ...] [--on NAME] [--portable]` compares bits, each case twice, CPU paths with 1, 2
+//! and 7 threads. It can be limited to some ops, to backends whose name contains `NAME`, or to
+//! devices without their own matrix units. `--path PATH --threads N` runs that path alone and opens
+//! no device; `--small` skips cases with much work. `conform --table` prints a digest per op and
+//! backend.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a report, and how far it is")]
 
 use isobit_conformance::table::Table;
@@ -13,7 +13,7 @@ use isobit_conformance::{Case, EveryBackend, Visitor, cases, skipped};
 use isobit_kernels::{Counting, Cpu, Path};
 use std::process::ExitCode;
 
-/// What was asked for.
+/// The parsed arguments.
 #[derive(Default)]
 struct Request {
     ops: Vec<String>,
@@ -72,12 +72,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// The cases of some ops, or of all; says which one it is at.
+/// The cases of some ops, or of all; prints the current one.
 struct Chosen {
     backends: EveryBackend,
     ops: Vec<String>,
     wanted: bool,
-    /// Says what a case would take, where only small ones are wanted.
+    /// Counts the work of a case if only small ones are wanted.
     small: Option<Counting<Cpu>>,
     left_out: usize,
 }

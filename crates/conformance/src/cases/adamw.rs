@@ -25,7 +25,7 @@ impl Case for AdamWCase {
         v.iter_mut().for_each(|v| *v = v.abs());
         let (gradient, nothing) = (b.upload(&gradient), b.upload(&[]));
         let coefficients = self.settings.coefficients(self.step);
-        // Twice the same, and a tensor without elements between them.
+        // The same tensor twice, with an empty tensor between.
         let hosts = [[&parameter, &m, &v].map(Vec::as_slice), [&[][..]; 3], [&parameter, &m, &v].map(Vec::as_slice)];
         let mut tensors = hosts.map(|host| host.map(|host| b.upload(host)));
         let gradients = [&gradient, &nothing, &gradient];

@@ -1,4 +1,4 @@
-//! Sum of two tensors, with scaling beside it, element by element.
+//! Elementwise sum of two tensors, and scaling.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};

@@ -7,7 +7,7 @@ use isobit_kernels::Backend;
 use isobit_kernels::op::{Attention, AttentionBackward, AttentionForward, Span};
 use isobit_numerics::slices::Profile;
 
-/// Documents one after another, all of whose positions are queries.
+/// Packed documents, with all positions as queries.
 pub fn packed(lengths: &[usize]) -> Vec<Span> {
     let mut start = 0;
     lengths
@@ -32,7 +32,7 @@ pub struct AttentionCase {
     pub kind: Kind,
 }
 
-/// Inputs of one call, in the layouts of the op.
+/// Inputs of one call, in the op's layouts.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     pub q: Vec<f32>,
@@ -66,7 +66,7 @@ impl AttentionCase {
     pub fn inputs(&self) -> Inputs {
         let mut random = Random::new((self.key_width * 1000 + self.query_rows()) as u64);
         let (queries, keys) = (self.query_rows() * self.heads, self.key_rows() * self.kv_heads);
-        // The gradient of edge values would overflow if the incoming one had them too.
+        // The gradient of edge values would overflow if the incoming gradient had them too.
         let grad_kind = if self.kind == Kind::Edges { Kind::Plain } else { self.kind };
         Inputs {
             q: random.f32s(self.kind, queries * self.key_width),
@@ -123,7 +123,8 @@ impl Case for AttentionCase {
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
         let inputs = self.inputs();
         let finite = |name: &str, x: &[f32]| {
-            // Payloads of NaN are no part of the contract, so a case that makes one proves nothing.
+            // NaN payloads are not part of the contract, so a case that produces NaN proves
+            // nothing.
             assert!(x.iter().all(|x| x.is_finite()), "{name} is finite: {self:?}");
         };
         let [o, lse] = self.forward(b, &inputs);
@@ -168,7 +169,7 @@ pub fn visit(visitor: &mut impl Visitor) {
                 ..case(&[3, length], (1, 1), (8, 16), profile, Kind::Outliers)
             });
         }
-        // Decoding: queries are the last positions; key rows lie elsewhere, in another order.
+        // Decoding: queries are the last positions; key rows lie elsewhere, in a different order.
         visitor.case(&AttentionCase {
             spans: vec![
                 Span { queries: 1..3, keys: 200..330 },
@@ -190,8 +191,8 @@ pub fn visit(visitor: &mut impl Visitor) {
     visit_fragments(visitor);
 }
 
-/// Shapes at the edges of what a warp of tensor cores holds: 16 rows, blocks of 32 and tiles of 128
-/// columns, widths in steps of 32 and beyond 128, where results are made in parts.
+/// Shapes at the edges of what a warp holds for tensor cores: 16 rows, blocks of 32 and tiles of
+/// 128 columns, widths in steps of 32 and beyond 128, where results are computed in parts.
 fn visit_fragments(visitor: &mut impl Visitor) {
     let case = |lengths: &[usize], (heads, kv_heads), (key_width, value_width), window| AttentionCase {
         spans: packed(lengths),

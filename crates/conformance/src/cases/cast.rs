@@ -1,5 +1,5 @@
-//! Casts: all 16-bit patterns on the way up; on the way down ties, subnormals, overflow, infinities
-//! and NaN.
+//! Casts: all 16-bit patterns when widening; ties, subnormals, overflow, infinities and NaN when
+//! narrowing.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
@@ -34,7 +34,7 @@ impl Case for NarrowCase {
     }
 }
 
-/// Every 16-bit pattern, as both formats.
+/// Every 16-bit pattern, in both formats.
 #[derive(Debug)]
 struct WidenCase;
 
@@ -58,7 +58,7 @@ pub fn visit(visitor: &mut impl Visitor) {
     for (kind, length) in Kind::ALL.into_iter().zip([1, 33, 4097, 0]) {
         visitor.case(&NarrowCase { name: "numbers", values: Random::new(2).f32s(kind, length) });
     }
-    // Around every boundary between two neighbours of either format, and a stride over all
+    // Around every boundary between neighbouring numbers of either format, and a stride over all
     // patterns.
     let boundaries = (0..=u16::MAX).step_by(7).flat_map(|bits| {
         let f16_boundary = f16::from_bits(bits).to_f32().to_bits() | 0x1000;

@@ -1,4 +1,4 @@
-//! Column copies: the splits and joins of model layers, sums over groups, widths around everything.
+//! Column copies: the splits and joins of model layers, sums over groups, padding on all sides.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor};
@@ -20,7 +20,7 @@ impl Case for ColumnCopyCase {
         let p = self.shape;
         let mut random = Random::new((p.tokens * p.from.row) as u64);
         let x = b.upload(&random.f32s(self.kind, p.tokens * p.from.row));
-        // What is outside of the columns has to stay.
+        // Values outside the columns must not change.
         let mut y = b.upload(&random.f32s(self.kind, p.tokens * p.to.row));
         b.run(CopyColumns { y: &mut y, x: &x, p });
         vec![Output::download(b, "y", &y)]
@@ -33,14 +33,14 @@ pub fn visit(visitor: &mut impl Visitor) {
     let shapes = [
         // The gate of each head: heads of query and gate.
         (5, 3, 7, place(42, 7, 14), place(21, 0, 7)),
-        // A block of columns out of several, and into several.
+        // One block of columns out of several, and into several.
         (9, 1, 33, place(71, 21, 0), place(33, 0, 0)),
         (9, 1, 33, place(33, 0, 0), place(71, 38, 0)),
-        // One head for all, and the sum over heads that is its gradient.
+        // One head broadcast to all, and the sum over heads that is its gradient.
         (6, 4, 8, place(24, 16, 0), place(96, 16, 24)),
         (6, 4, 8, place(96, 16, 24), place(24, 16, 0)),
         (3, 5, 300, place(1501, 1, 300), place(301, 0, 0)),
-        // From a sum to a sum of the same columns.
+        // From a sum to a sum over the same columns.
         (2, 3, 5, place(5, 0, 0), place(6, 1, 0)),
         // Single numbers, and 1 000 groups of them.
         (4, 3, 1, place(12, 2, 4), place(3, 0, 1)),

@@ -1,5 +1,5 @@
-//! Combine and gather: routed tokens there and back, with and without weights, from zero and from
-//! what is there.
+//! Combine and gather: tokens routed to experts and back, with and without weights, overwriting and
+//! accumulating.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
@@ -11,7 +11,7 @@ struct CombineCase {
     tokens: usize,
     slots: usize,
     width: usize,
-    /// Each pair goes to one of so many.
+    /// Each pair goes to one of this many experts.
     experts: usize,
     kind: Kind,
 }

@@ -56,8 +56,8 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor.case(&case(&[0, 1], &[0, 1], 1, 4, kind));
         visitor.case(&case(&[0, 0, 5, 5, 11], &[0, 0, 2, 5, 6, 11], 33, 4, kind));
         visitor.case(&case(&[0, 3, 40], &[0, 3, 3, 39, 40], 131, 4, kind));
-        // Documents of a row longer than a block of tokens, and one that reaches over the block's
-        // end.
+        // A row of documents longer than a block of tokens, with one that crosses the end of the
+        // block.
         visitor.case(&case(&[0, 300, 301], &[0, 1, 127, 131, 300, 301], 7, 4, kind));
         visitor.case(&case(&[0, 128, 257], &[0, 128, 257], 5, 3, kind));
         visitor.case(&case(&[0, 0], &[0, 0], 5, 4, kind));

@@ -22,8 +22,7 @@ impl Case for DecayCase {
         let (p, length) = (Decay { tokens, heads }, tokens * heads);
         let mut random = Random::new(length as u64);
         let [a, strength, dg, dbeta] = [(); 4].map(|()| b.upload(&random.f32s(self.kind, length)));
-        // Its exponential has to stay finite: infinity times zero is a NaN, whose bits are nobody's
-        // business.
+        // Its exponential must stay finite: infinity times zero is NaN, whose bits are not defined.
         let a_log = b.upload(&random.f32s(Kind::Plain, heads));
         let dt_bias = b.upload(&random.f32s(self.kind, heads));
         let [mut da_log, mut ddt_bias] = [(); 2].map(|()| b.upload(&random.f32s(Kind::Plain, heads)));

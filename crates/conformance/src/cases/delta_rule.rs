@@ -1,5 +1,5 @@
-//! The gated delta rule, forward and backward: lengths around a chunk, packed documents, widths
-//! even and odd, shared key heads, states.
+//! The gated delta rule, forward and backward: lengths around a chunk, packed documents, even and
+//! odd widths, shared key heads, states.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};
@@ -13,12 +13,12 @@ pub struct DeltaRuleCase {
     pub value_heads: usize,
     pub key_width: usize,
     pub value_width: usize,
-    /// Whether documents start from a state.
+    /// Whether documents start from a given state.
     pub initial: bool,
     pub kind: Kind,
 }
 
-/// Inputs of one call, in the layouts of the op.
+/// Inputs of one call, in the op's layouts.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     pub q: Vec<f32>,
@@ -46,7 +46,7 @@ impl DeltaRuleCase {
         let [keys, values, scalars, states] = self.op().lengths();
         let random = &mut Random::new((self.key_width * 1000 + self.op().tokens()) as u64);
         let edges = self.kind == Kind::Edges;
-        // The gradient of edge values would overflow if the incoming one had them too.
+        // The gradient of edge values would overflow if the incoming gradient had them too.
         let grad_kind = if edges { Kind::Plain } else { self.kind };
         let mut unit_rows = |length: usize, scale: f32| {
             let mut x = random.f32s(self.kind, length);
@@ -64,7 +64,7 @@ impl DeltaRuleCase {
         let decay = |random: &mut Random| match self.kind {
             Kind::Zeros => 0.0,
             Kind::Edges if random.below(2) == 0 => DECAYS[random.below(DECAYS.len())],
-            // Most decays are slow, so that a chunk's first token is still seen at its end; some
+            // Most decays are slow, so that a chunk's first token still matters at its end; some
             // are fast.
             _ if random.below(8) > 0 => -0.1 * random.uniform(),
             _ => -3.0 * random.uniform(),
@@ -132,7 +132,8 @@ impl Case for DeltaRuleCase {
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
         let inputs = self.inputs();
         let output = |name: &'static str, x: &[f32]| {
-            // Payloads of NaN are no part of the contract, so a case that makes one proves nothing.
+            // NaN payloads are not part of the contract, so a case that produces NaN proves
+            // nothing.
             assert!(x.iter().all(|x| x.is_finite()), "{name} is finite: {self:?}");
             Output::new(name, x)
         };

@@ -1,4 +1,4 @@
-//! Digest: lengths around the block of 4,096 bytes, several element types, NaN payloads included.
+//! Digest: lengths around the block of 4,096 bytes, several element types, including NaN payloads.
 
 use crate::data::Random;
 use crate::{Case, Output, Visitor, digest};

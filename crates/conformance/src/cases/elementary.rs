@@ -1,4 +1,4 @@
-//! Elementary functions: every exponent, both signs, mantissas at both ends and at random,
+//! Elementary functions: every exponent, both signs, mantissas at both ends and random ones,
 //! infinities and NaN.
 
 use crate::data::{Kind, Random};
@@ -43,7 +43,7 @@ pub fn visit(visitor: &mut impl Visitor) {
     let mut random = Random::new(1);
     for function in Function::ALL {
         visitor.case(&ElementaryCase { function, arguments: patterns(&mut random) });
-        // Where most arguments lie: a window around zero, an odd number of them.
+        // The most common arguments: a window around zero, an odd number of them.
         let arguments = random.f32s(Kind::Plain, 2003).iter().map(|x| x * 8.0).collect();
         visitor.case(&ElementaryCase { function, arguments });
     }

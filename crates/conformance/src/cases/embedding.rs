@@ -1,5 +1,5 @@
 //! Embedding: every storage format; gradients with many equal ids, one id for all tokens, ids at
-//! the ends of the table.
+//! both ends of the table.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};

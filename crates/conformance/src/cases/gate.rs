@@ -1,4 +1,4 @@
-//! Sigmoid gates, one per element and one per token, both directions.
+//! Sigmoid gates, one per element and one per token, forward and backward.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};

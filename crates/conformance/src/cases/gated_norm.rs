@@ -23,7 +23,7 @@ impl Case for GatedNormCase {
         let (p, length) = (GatedNorm { tokens, width, eps: 1e-6 }, tokens * width);
         let mut random = Random::new(length as u64);
         let [h, z, dy] = [(); 3].map(|()| b.upload(&random.f32s(self.kind, length)));
-        // The gradient is a product of three: only two of them may reach 1e15.
+        // The gradient is a product of three factors: only two may reach 1e15.
         let weight = b.upload(&random.f32s(Kind::Plain, width));
         let mut dweight = b.upload(&random.f32s(Kind::Plain, width));
         let (mut y, mut inverse) = (poisoned(b, length), poisoned(b, tokens));

@@ -1,8 +1,8 @@
 //! Fused LM head and cross-entropy: odd vocabularies and widths, ignored labels, every storage
 //! format and kept slices.
 //!
-//! Each case runs forward and backward, one after the other and at once, with the head stored and
-//! with the head kept sliced, and demands equal bits.
+//! Each case runs forward and backward, separately and fused, with a stored head and with a sliced
+//! head, and requires equal bits.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};
@@ -19,7 +19,7 @@ pub enum Format {
     F16,
 }
 
-/// Which tokens are no targets.
+/// Which tokens are not targets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Ignored {
     None,
@@ -44,7 +44,7 @@ pub struct HeadLossCase {
     pub poison: Option<usize>,
 }
 
-/// Inputs, as the host holds them.
+/// Inputs in host memory.
 #[derive(Clone, Debug)]
 pub struct Inputs {
     pub h: Vec<f32>,
@@ -54,7 +54,7 @@ pub struct Inputs {
     pub dhead: Vec<f32>,
 }
 
-/// Results, as the host sees them.
+/// Results in host memory.
 #[derive(Clone, Debug)]
 pub struct Results {
     pub loss: Vec<f32>,
@@ -171,7 +171,7 @@ impl Results {
     }
 }
 
-/// The contract defines that a product is NaN, not which one.
+/// The contract defines that a result is NaN, not which NaN.
 fn canonical(x: &[f32]) -> Vec<f32> {
     x.iter().map(|&x| if x.is_nan() { f32::NAN } else { x }).collect()
 }
@@ -246,7 +246,8 @@ pub fn visit(visitor: &mut impl Visitor) {
         // blocks.
         visitor.case(&case(&[0, 3, 530, 531, 560], 3, 17, F32, Plain, Ignored::Some, true));
         visitor.case(&case(&[0, 5], 2, 9000, F32, Plain, Ignored::None, true));
-        // A non-finite hidden state: its token's results are NaN, no other token's are.
+        // A non-finite hidden state: the results of its token are NaN, those of other tokens are
+        // not.
         let wounded = case(&[0, 4, 9], 33, 1100, F32, Plain, Ignored::None, true);
         visitor.case(&HeadLossCase { poison: Some(5), with_dhead: false, ..wounded });
     }

@@ -1,4 +1,4 @@
-//! L2 norm of heads, scaled and not, widths around the 32 lanes.
+//! L2 norm of heads, scaled and unscaled, widths around the 32 lanes.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};

@@ -1,5 +1,5 @@
-//! Linear layers: product, bias and adapter at once, forward and input gradient; weights kept
-//! sliced and sliced on the fly.
+//! Linear layers: product, bias and adapter fused, forward and input gradient; weights kept sliced
+//! and sliced on the fly.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
@@ -68,8 +68,8 @@ impl Case for LinearCase {
     }
 }
 
-/// More tiles than a device has multiprocessors, so that each of them makes several: contractions
-/// of one block and of several chunks, more ranks than are staged at once.
+/// More tiles than a device has multiprocessors, so that each computes several: contractions of one
+/// block and of several chunks, more ranks than are staged at once.
 pub(super) fn visit_many_tiles(visitor: &mut impl Visitor) {
     for (rows, n, k, rank, bias) in [(3, 8600, 650, 8, true), (300, 4400, 20, 17, false)] {
         visitor.case(&LinearCase { rows, n, k, rank, bias, profile: Profile::X2, kind: Kind::Outliers });
@@ -85,7 +85,7 @@ pub fn visit(visitor: &mut impl Visitor) {
             (525, 96, 64, 0, true),
             (33, 1027, 160, 64, true),
             (16, 32, 512, 16, false),
-            // Enough rows for every thread to have some of its own.
+            // Enough rows for every thread to get some.
             (1800, 64, 72, 8, true),
         ] {
             visitor.case(&LinearCase { rows, n, k, rank, bias, profile, kind: Kind::Outliers });

@@ -29,7 +29,7 @@ impl Case for ThinCase {
     }
 }
 
-/// Experts: a segment and a factor each.
+/// Experts: one segment and one factor each.
 #[derive(Debug)]
 struct GroupedThinCase {
     segments: Vec<usize>,
@@ -75,7 +75,7 @@ fn forms<B: Backend>(b: &B, p: &LowRank, row_starts: &[usize], kind: Kind) -> Ve
     vec![alone, Output::download(b, "y", &y), Output::download(b, "dfactor", &dfactor)]
 }
 
-/// Whole groups of ranks and aligned widths, of few and of many tokens: several factors share a
+/// Whole groups of ranks and aligned widths, with few and with many tokens: several factors share a
 /// pass over `x`.
 pub(super) fn visit_aligned(visitor: &mut impl Visitor) {
     for layout in [FactorLayout::RankMajor, FactorLayout::WidthMajor] {
@@ -103,7 +103,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor.case(&case(&[0, 5, 5], 17, 131, Kind::Outliers));
         visitor.case(&case(&[0, 3], 64, 193, Kind::Plain));
         visitor.case(&case(&[0, 129, 387], 5, 37, Kind::Outliers));
-        // Several tokens a work item, more columns than are staged at once, more blocks than are
+        // Several tokens per work item, more columns than are staged at once, more blocks than are
         // kept at once.
         visitor.case(&case(&[0, 4099], 8, 35, Kind::Plain));
         visitor.case(&case(&[0, 3, 21], 12, 619, Kind::Outliers));
@@ -124,7 +124,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor.case(&grouped(&[0, 0, 0], &[0], 4, 9, Kind::Plain));
         visitor.case(&grouped(&[0, 5, 5, 22, 39, 39], &[0, 2, 5, 11, 22, 39], 8, 65, Kind::Outliers));
         visitor.case(&grouped(&[0, 0, 1, 150, 151, 151, 290], &[0, 1, 150, 151, 160, 290], 17, 131, Kind::Plain));
-        // Many factors, some without a token.
+        // Many factors, some without tokens.
         let many: Vec<usize> = (0..=64).map(|e| e * e / 50).collect();
         for kind in Kind::ALL {
             visitor.case(&grouped(&many, &many, 5, 40, kind));

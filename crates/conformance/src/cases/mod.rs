@@ -1,4 +1,4 @@
-//! One file per op; each `visit` hands all cases of its op to the visitor.
+//! One file per op; each `visit` passes all cases of its op to the visitor.
 
 pub mod adamw;
 pub mod add;
@@ -76,7 +76,7 @@ ops! {
     digest
 }
 
-/// Cases beyond those with golden digests: shapes that only the kernels of some devices tell apart.
+/// Cases beyond those with golden digests: shapes that only some devices' kernels distinguish.
 pub fn visit_further(visitor: &mut impl Visitor) {
     visitor.op("linear");
     linear::visit_many_tiles(visitor);

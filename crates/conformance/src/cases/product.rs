@@ -97,12 +97,12 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor.case(&dense(37, 67, 513, profile, Format::Bf16, Kind::Outliers));
         visitor.case(&dense(7, 515, 131, profile, Format::F32, Kind::Plain));
         visitor.case(&dense(525, 19, 23, profile, Format::F32, Kind::Outliers));
-        // Whole token chunks and parts of them.
+        // Whole and partial token chunks.
         visitor.case(&dense(1100, 40, 24, profile, Format::F32, Kind::Outliers));
         for kind in Kind::ALL {
             visitor.case(&dense(13, 29, 71, profile, Format::F32, kind));
         }
-        // Experts: several segments, some empty, rows of data crossing none of their borders.
+        // Experts: several segments, some empty; no row of data crosses a segment border.
         visitor.case(&ProductCase {
             segments: vec![0, 5, 5, 22, 39, 39],
             row_starts: vec![0, 2, 5, 11, 22, 39],
@@ -112,8 +112,8 @@ pub fn visit(visitor: &mut impl Visitor) {
             format: Format::Bf16,
             kind: Kind::Outliers,
         });
-        // Experts of more rows, outputs and inputs than a tile of tensor cores has, none of them a
-        // multiple of it.
+        // Experts with more rows, outputs and inputs than a tensor core tile, none a multiple of
+        // it.
         visitor.case(&ProductCase {
             segments: vec![0, 130, 130, 300, 433],
             row_starts: vec![0, 60, 130, 300, 433],
@@ -123,8 +123,8 @@ pub fn visit(visitor: &mut impl Visitor) {
             format: Format::F32,
             kind: Kind::Outliers,
         });
-        // Many experts: most of them empty or of a few rows, one larger than a block, rows of data
-        // inside segments.
+        // Many experts: most are empty or have a few rows, one is larger than a block; rows of data
+        // lie inside segments.
         let (mut segments, mut row_starts) = (vec![0], vec![0]);
         for e in 0..256 {
             let (start, rows) = (segments[e], if e == 200 { 70 } else { [0, 1, 0, 3, 0, 0, 2][e % 7] });

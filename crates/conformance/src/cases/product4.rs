@@ -1,5 +1,5 @@
-//! Product with 4-bit weights: both forms and profiles, group sizes, orders of channels, formats of
-//! scales, experts.
+//! Product with 4-bit weights: both forms and profiles, group sizes, channel orders, scale formats,
+//! experts.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, poisoned};
@@ -20,14 +20,14 @@ pub struct HostWeight {
     pub words: Vec<i32>,
     pub zeros: Vec<u8>,
     pub scales: Vec<f32>,
-    /// The same numbers, where float16 holds them.
+    /// The same numbers, if float16 holds them.
     pub narrow: Option<Vec<f16>>,
     pub group_of: Vec<u32>,
 }
 
 impl HostWeight {
-    /// Random nibbles and zero points; scales of about 0.01 to 0.04, or what `kind` says. A group
-    /// size of 0 is one group.
+    /// Random nibbles and zero points; scales of about 0.01 to 0.04, or according to `kind`. A
+    /// group size of 0 is one group.
     pub fn new(random: &mut Random, n: usize, k: usize, group_size: usize, shuffled: bool, kind: Kind) -> Self {
         let group_size = if group_size == 0 { k.max(1) } else { group_size };
         let groups = k.div_ceil(group_size);
@@ -55,7 +55,7 @@ impl HostWeight {
     }
 }
 
-/// The weights as a backend keeps them.
+/// The weights in a backend's layout.
 pub fn packed<B: Backend>(b: &B, weights: &[Quantized]) -> QuantizedWeight<B> {
     let made = b.quantized_weight(QuantizedShape::of(weights), |e| Ok::<_, Infallible>(weights[e]));
     made.unwrap_or_else(|never| match never {})
@@ -68,7 +68,7 @@ struct Product4Case {
     k: usize,
     /// 0: one group.
     group_size: usize,
-    /// Channels are not in the order of their groups.
+    /// Channels are not ordered by group.
     shuffled: bool,
     profile: Profile,
     kind: Kind,
@@ -151,7 +151,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor.case(&dense(37, 67, 1032, 0, false, profile, Kind::Outliers));
         visitor.case(&dense(7, 515, 256, 64, true, profile, Kind::Plain));
         visitor.case(&dense(525, 19, 128, 32, true, profile, Kind::Outliers));
-        // Groups that straddle chunks and tiles, and a shorter last one.
+        // Groups that straddle chunks and tiles, and a shorter last group.
         visitor.case(&dense(9, 33, 1104, 200, false, profile, Kind::Plain));
         visitor.case(&dense(9, 1030, 584, 24, true, profile, Kind::Outliers));
         visitor.case(&dense(70, 80, 72, 8, true, profile, Kind::Plain));
@@ -161,7 +161,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         for scale_kind in [Kind::Outliers, Kind::Edges, Kind::Zeros] {
             visitor.case(&Product4Case { scale_kind, ..dense(13, 40, 136, 64, true, profile, Kind::Plain) });
         }
-        // Experts: several segments, some empty, each weight with its own order.
+        // Experts: several segments, some empty, each weight with its own channel order.
         visitor.case(&Product4Case {
             segments: vec![0, 5, 5, 22, 101, 101],
             ..dense(0, 33, 192, 64, true, profile, Kind::Outliers)

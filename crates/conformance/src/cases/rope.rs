@@ -17,7 +17,7 @@ impl Case for RopeCase {
         if offset > 0 || interleaved {
             return format!("{self:?}");
         }
-        // The names of these in the golden file are older than the two parameters.
+        // Their names in the golden file are older than the two parameters.
         let widths = format!("head_width: {head_width}, rotary_width: {rotary_width}");
         format!("RopeCase {{ shape: Rope {{ tokens: {tokens}, heads: {heads}, {widths} }}, kind: {:?} }}", self.kind)
     }
@@ -27,7 +27,7 @@ impl Case for RopeCase {
         let p = self.shape;
         let length = p.tokens * p.heads * p.head_width;
         let mut random = Random::new(length as u64);
-        // The op does not ask that cosine and sine belong to one angle.
+        // The op does not require cosine and sine to belong to one angle.
         let [cos, sin] = [(); 2].map(|()| b.upload(&random.f32s(self.kind, POSITIONS * p.rotary_width / 2)));
         let positions: Vec<u32> = (0..p.tokens).map(|_| random.below(POSITIONS) as u32).collect();
         let positions = b.upload(&positions);

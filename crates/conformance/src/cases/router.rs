@@ -1,5 +1,5 @@
 //! Router: both scorings, with and without renormalisation, bias, groups and scale; ties, signed
-//! zeros, numbers that are not finite; weights of the expert indices made and of others.
+//! zeros, non-finite numbers; weights for the computed expert indices and for others.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};
@@ -17,7 +17,7 @@ struct RouterCase {
     groups: usize,
     kept_groups: usize,
     biased: bool,
-    /// Some logits are NaN or infinite; only the expert indices are defined then.
+    /// Some logits are NaN or infinite; then only the expert indices are defined.
     poison: bool,
     kind: Kind,
 }

@@ -1,4 +1,4 @@
-//! Multiplication by a number, in place: lengths around the vector widths, special values.
+//! In-place multiplication by a number: lengths around the vector widths, special values.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor};

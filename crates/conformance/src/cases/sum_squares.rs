@@ -18,7 +18,7 @@ impl Case for SumSquaresCase {
     }
 
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
-        // A short pattern repeated: the third level needs more numbers than are worth drawing.
+        // A short repeated pattern: the third level needs more numbers than are worth generating.
         let pattern = Random::new(self.length as u64).f32s(self.kind, self.length.min(10007));
         let x: Vec<f32> = pattern.iter().copied().cycle().take(self.length).collect();
         let (x, nothing) = (b.upload(&x), b.upload(&[]));
@@ -40,8 +40,8 @@ pub fn visit(visitor: &mut impl Visitor) {
     }
 }
 
-/// One past 4,096 blocks: the level above has two values. Too large for every thread count of every
-/// path.
+/// One past 4,096 blocks: the level above has two values. Too large to run on every path with every
+/// thread count.
 pub fn visit_third_level(visitor: &mut impl Visitor) {
     visitor.case(&SumSquaresCase { length: 4096 * 4096 + 4097, kind: Kind::Outliers });
 }

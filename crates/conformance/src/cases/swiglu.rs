@@ -1,4 +1,4 @@
-//! SwiGLU, both directions, element by element.
+//! SwiGLU, forward and backward, elementwise.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};

@@ -48,8 +48,8 @@ impl Run<RouterBackward<'_, CpuMemory>> for Cpu {
 #[inline(always)]
 fn ordinal(score: f32) -> u32 {
     let bits = (score + 0.0).to_bits();
-    let transposed = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
-    if score.is_nan() { 0 } else { transposed }
+    let flipped = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    if score.is_nan() { 0 } else { flipped }
 }
 
 /// Larger for experts ranked earlier; no two are equal.
