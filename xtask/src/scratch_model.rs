@@ -1,6 +1,6 @@
 //! `cargo xtask scratch-model FOLDER`: random weights of a model with 20 million parameters, the
-//! text of this repository as data, and a config for training from scratch with `isobit train
-//! FOLDER/run.toml`. `docs/performance.md` shows its curve.
+//! text of this repository as data, and a config for training from scratch with
+//! `isobit train FOLDER/run.toml`. `docs/performance.md` shows its curve.
 
 use crate::arguments::Arguments;
 use crate::demo_model::initial_weights;

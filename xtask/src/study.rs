@@ -11,7 +11,7 @@ use crate::study_product::*;
 use isobit_numerics::slices::Scale;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Inputs and outputs of a linear layer, and the model it comes from.
+/// Inputs and outputs of a linear layer, and where it occurs.
 pub(crate) const SHAPES: [(usize, usize, &str); 7] = [
     (896, 4864, "Qwen2.5-0.5B up"),
     (4864, 896, "Qwen2.5-0.5B down"),

@@ -9,8 +9,9 @@ const MARK: &str = "ISOBIT_TEST_IN_OWN_PROCESS";
 /// Runs `body` if this process was started for this test alone; otherwise starts such a process and
 /// fails if it fails.
 ///
-/// `test` is the full path of the calling test, including the crate: `concat!(module_path!(), "::",
-/// "its_name")`. `prepare` may set the folder and the environment of the process.
+/// `test` is the full path of the calling test, including the crate:
+/// `concat!(module_path!(), "::", "its_name")`. `prepare` may set the folder and the environment of
+/// the process.
 pub fn in_own_process(test: &str, prepare: impl FnOnce(&mut Command), body: impl FnOnce()) {
     if std::env::var_os(MARK).is_some_and(|mark| mark == test) {
         return body();

@@ -1,6 +1,6 @@
-//! `final/` of a run that trains the model's own weights: a complete model folder that `eval
-//! --model` and other tools can load. Trained tensors come from the run, all others from the base;
-//! float8 is expanded, 4-bit modules stay as they are.
+//! `final/` of a run that trains the model's own weights: a complete model folder that
+//! `eval --model` and other tools can load. Trained tensors come from the run, all others from the
+//! base; float8 is expanded, 4-bit modules stay as they are.
 //!
 //! The list of tensors is settled before the first step. They are written one at a time, so memory
 //! never holds a second copy of the model. The folder also gets the base's config, changed where

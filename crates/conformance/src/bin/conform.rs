@@ -2,10 +2,10 @@
 //! reference on every case.
 //!
 //! `conform [OP ...] [--on NAME] [--portable]` compares bits, each case twice, CPU paths with 1, 2
-//! and 7 threads. It can be limited to some ops, to backends whose name contains `NAME`, or to
-//! devices without their own matrix units. `--path PATH --threads N` runs that path alone and opens
-//! no device; `--small` skips cases with much work. `conform --table` prints a digest per op and
-//! backend.
+//! and 7 threads. It can be limited to some ops, or to backends whose name contains `NAME`;
+//! `--portable` compares devices without using their matrix units. `--path PATH --threads N` runs
+//! that path alone and opens no device; `--small` skips cases with much work. `conform --table`
+//! prints a digest per op and backend.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a report, and how far it is")]
 
 use isobit_conformance::table::Table;

@@ -1,4 +1,4 @@
-//! Column copies: the splits and joins of model layers, sums over groups, padding on all sides.
+//! Column copies: the splits and joins of model layers, sums over groups, copies inside wider rows.
 
 use crate::data::{Kind, Random};
 use crate::{Case, Output, Visitor};
