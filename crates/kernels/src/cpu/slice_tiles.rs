@@ -270,9 +270,9 @@ fn slices_of<const SLICES: usize>(x: [__m512; PARTS], multiplier: f32, bias: u8)
     let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     let mut slices = [_mm512_setzero_si512(); SLICES];
     for slice in 0..SLICES {
-        let transposed = if slice == 0 { bias } else { bias ^ 0x80 };
+        let flipped = if slice == 0 { bias } else { bias ^ 0x80 };
         let bytes = _mm512_permutexvar_epi32(order, places[SLICES - 1 - slice]);
-        slices[slice] = _mm512_xor_si512(bytes, _mm512_set1_epi8(transposed as i8));
+        slices[slice] = _mm512_xor_si512(bytes, _mm512_set1_epi8(flipped as i8));
     }
     slices
 }
