@@ -21,7 +21,7 @@ const PAGES: [Page; 5] = [
     ("docs/cli.md", |_| Ok(cli::page())),
     ("docs/config.md", |_| Ok(config::page())),
     ("docs/devices.md", devices::page),
-    ("docs/models.md", |_| models::page()),
+    ("docs/models.md", |_| Ok(models::page())),
     ("docs/ops.md", |_| ops::page()),
 ];
 

@@ -12,7 +12,7 @@ float32, bfloat16 or float16 weights, and generates with a cache; 4-bit bases tr
 `lora_target_modules` may name the modules of every expert instead.
 ";
 
-pub(super) fn page() -> Result<String, String> {
+pub(super) fn page() -> String {
     let heads = ["family", "model_type", "attention", "MLP", "LoRA modules", "expert tensors", "per expert"];
     let mut table = Table::new(&[&heads[..], &["GPTQ 4-bit", "FP8", "tied head", "balance loss"]].concat());
     for family in families() {
@@ -25,7 +25,7 @@ pub(super) fn page() -> Result<String, String> {
         row.extend(flags.map(|flag| if flag { "yes" } else { "" }.to_string()));
         table.row(&row);
     }
-    Ok(format!("{NOTICE}\n{OPENING}\n{}", table.0))
+    format!("{NOTICE}\n{OPENING}\n{}", table.0)
 }
 
 fn codes<S: AsRef<str>>(names: &[S]) -> String {

@@ -22,7 +22,9 @@ impl Case for AdamWCase {
     fn run<B: Backend>(&self, b: &B) -> Vec<Output> {
         let mut random = Random::new(self.length as u64);
         let [parameter, m, mut v, gradient] = [(); 4].map(|()| random.f32s(self.kind, self.length));
-        v.iter_mut().for_each(|v| *v = v.abs());
+        for v in &mut v {
+            *v = v.abs();
+        }
         let (gradient, nothing) = (b.upload(&gradient), b.upload(&[]));
         let coefficients = self.settings.coefficients(self.step);
         // The same tensor twice, with an empty tensor between.

@@ -255,10 +255,10 @@ unsafe fn outer_block_avx512(dfactor: *mut f32, u: &[f32], x: &[f32], p: &LowRan
             unsafe {
                 match p.layout {
                     FactorLayout::RankMajor => {
-                        add_rows(dfactor.add(rank * p.width + first), &sums, p.width, ranks, count)
+                        add_rows(dfactor.add(rank * p.width + first), &sums, p.width, ranks, count);
                     }
                     FactorLayout::WidthMajor => {
-                        add_transposed(dfactor.add(first * p.rank + rank), &sums, p.rank, mask, count)
+                        add_transposed(dfactor.add(first * p.rank + rank), &sums, p.rank, mask, count);
                     }
                 }
             }

@@ -54,6 +54,9 @@ macro_rules! arguments {
 }
 pub(super) use arguments;
 
+/// A compiled program and its source.
+type WithSource = (Compiled, &'static str);
+
 /// An open device with its compiled programs.
 pub(super) struct Device {
     pub(super) runtime: Rc<dyn Runtime>,
@@ -61,7 +64,7 @@ pub(super) struct Device {
     /// Whether programs in a device's native language are disabled.
     portable_only: bool,
     /// With their sources, by name.
-    programs: RefCell<BTreeMap<(&'static str, Build), (Compiled, &'static str)>>,
+    programs: RefCell<BTreeMap<(&'static str, Build), WithSource>>,
     /// By program and name.
     kernels: RefCell<BTreeMap<(&'static str, &'static str, Build), Kernel>>,
     failure: RefCell<Option<DeviceFailure>>,
