@@ -708,6 +708,9 @@ def residual_case(length, factor, kind):
     a, b = random.f32s(kind, length), random.f32s(kind, length)
     return [("sum", a + b), ("scaled", a * F(factor))]
 
+def scale_case(length, factor, kind):
+    return [("x", Random(length).f32s(kind, length) * F(factor))]
+
 def swiglu_case(length, kind):
     random = Random(length)
     gate, up, dh = (random.f32s(kind, length) for _ in range(3))
@@ -1065,7 +1068,7 @@ CASES = dict(ProductCase=product_case, Product4Case=product4_case, Symmetric4Cas
              EmbeddingCase=embedding_case, HeadLossCase=head_loss_case, DropoutCase=dropout_case, AdamWCase=adamw_case,
              SumSquaresCase=sum_squares_case, DigestCase=digest_case, ColumnCopyCase=column_copy_case, GateCase=gate_case,
              Conv1dCase=conv1d_case, L2NormCase=l2_norm_case, DecayCase=decay_case, GatedNormCase=gated_norm_case,
-             DeltaRuleCase=delta_rule_case, LinearCase=linear_case)
+             DeltaRuleCase=delta_rule_case, LinearCase=linear_case, ScaleCase=scale_case)
 
 def parameters(text):
     """`A { b: 1, c: D { e: 0..2 }, f: Some(3) }` as a dict."""
