@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_void};
 use std::ptr::{null, null_mut};
 use std::rc::Rc;
+use std::sync::{Mutex, PoisonError};
 
 type Object = *mut c_void;
 type Status = i32;
@@ -96,7 +97,12 @@ impl Functions {
     }
 
     /// Every device of every platform, in the loader's order.
+    ///
+    /// One thread at a time: drivers discover their devices in the first call, and one of them
+    /// hands half-initialised devices to a second thread meanwhile, which crashes there.
     fn all(&self) -> Result<Vec<Object>, String> {
+        static DISCOVERY: Mutex<()> = Mutex::new(());
+        let _alone = DISCOVERY.lock().unwrap_or_else(PoisonError::into_inner);
         let mut platforms = [null_mut(); DEVICES_MAX as usize];
         let mut count = 0;
         // SAFETY: `platforms` has room for DEVICES_MAX objects, as stated, and `count` for the
