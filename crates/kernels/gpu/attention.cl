@@ -11,7 +11,7 @@
 #define TILE_WORDS (TILE / 4)
 #define PLACE_BLOCK 32
 // Words of the widest head.
-#define WORDS_MOST 64
+#define WORDS_MAX 64
 #define FORWARD_ROWS 16
 #define BACKWARD_ROWS 8
 // Work items of a row in the softmax: half the lanes.
@@ -340,7 +340,7 @@ KERNEL(GROUP) attention_forward(
     uint window,
     float scale2
 ) {
-    LOCAL int rows[SLICES * WORDS_MOST * FORWARD_ROWS];
+    LOCAL int rows[SLICES * WORDS_MAX * FORWARD_ROWS];
     LOCAL float values[FORWARD_ROWS * TILE];
     LOCAL int weights[SLICES * FORWARD_ROWS * TILE_WORDS];
     LOCAL float maxima[GROUP];
@@ -533,8 +533,8 @@ KERNEL(GROUP) attention_grad_query(
     float scale,
     float scale2
 ) {
-    LOCAL int q_rows[SLICES * WORDS_MOST * BACKWARD_ROWS];
-    LOCAL int d_o_rows[SLICES * WORDS_MOST * BACKWARD_ROWS];
+    LOCAL int q_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
+    LOCAL int d_o_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
     LOCAL float values[BACKWARD_ROWS * TILE];
     LOCAL int weights[SLICES * BACKWARD_ROWS * TILE_WORDS];
     LOCAL uint largest[GROUP];
@@ -674,8 +674,8 @@ KERNEL(GROUP) attention_grad_key(
     float scale,
     float scale2
 ) {
-    LOCAL int k_rows[SLICES * WORDS_MOST * BACKWARD_ROWS];
-    LOCAL int v_rows[SLICES * WORDS_MOST * BACKWARD_ROWS];
+    LOCAL int k_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
+    LOCAL int v_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
     LOCAL float key_values[BACKWARD_ROWS * TILE];
     LOCAL float value_values[BACKWARD_ROWS * TILE];
     LOCAL int weights[SLICES * BACKWARD_ROWS * TILE_WORDS];

@@ -25,7 +25,7 @@
 #define THREADS (32u * WARPS)
 #define ROWS (16u * WARPS)
 // Columns of results that a block of threads keeps: wider heads are split.
-#define PART_MOST 128
+#define PART_MAX 128
 // Tiles whose numbers per column are kept: as many as the ring may run ahead, rounded up.
 #define AHEAD 4u
 
@@ -146,7 +146,7 @@ template <int LENGTH> FUNCTION float chunk_of(int high, int cross) {
     return __int2float_rn(high * 256 + cross);
 }
 
-#define EXP2_LEAST -151.0f
+#define EXP2_MIN -151.0f
 
 // 2^f as in isobit_exp2.
 FUNCTION float exp2_polynomial(float f) {
@@ -164,7 +164,7 @@ FUNCTION float exp2_polynomial(float f) {
 // the place of two halves.
 FUNCTION float exp2_of(float x) {
     const float shift = START + 154.0f;
-    float c = larger_or_nan(x, EXP2_LEAST);
+    float c = larger_or_nan(x, EXP2_MIN);
     float shifted = c + shift;
     float p = exp2_polynomial(c - (shifted - shift));
     return (p * as_f32(as_u32(shifted) << 23)) * as_f32((127u - 27u) << 23);
@@ -174,7 +174,7 @@ FUNCTION float exp2_of(float x) {
 // exponent.
 FUNCTION float exp2_down(float x) {
     const float shift = START + 28.0f;
-    float c = x > EXP2_LEAST ? x : EXP2_LEAST;
+    float c = x > EXP2_MIN ? x : EXP2_MIN;
     float shifted = c + shift;
     float p = exp2_polynomial(c - (shifted - shift));
     return as_f32(as_u32(p) + (as_u32(shifted) << 23)) * as_f32((127u - 28u) << 23);
@@ -687,7 +687,7 @@ template <int PART> FUNCTION void store(
 
 // Columns of results that a block of threads makes.
 __device__ constexpr int part_of(int width) {
-    return width <= PART_MOST ? width : (width / 32 + 1) / 2 * 32;
+    return width <= PART_MAX ? width : (width / 32 + 1) / 2 * 32;
 }
 
 #define FORWARD_EACH (KEY_WIDTH <= 128 ? 2 : 1)

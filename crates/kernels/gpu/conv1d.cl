@@ -2,7 +2,7 @@
 // token how many tokens of its document stand before it, kernel - 1 at most. Loops over taps have a
 // fixed length, so that windows stay in registers.
 
-#define KERNEL_MOST 8u
+#define KERNEL_MAX 8u
 // Tokens that a work item of the backward pass walks along.
 #define STRETCH 32u
 #define BLOCKS (GROUP / LANES)
@@ -66,11 +66,11 @@ KERNEL(GROUP) conv1d_continue(
 }
 
 // dy * silu_grad of the sum over a window, whose first `absent` taps are left out. Tap j of a
-// window stands in place KERNEL_MOST - kernel_width + j; weights lie the same way, and `absent`
+// window stands in place KERNEL_MAX - kernel_width + j; weights lie the same way, and `absent`
 // counts places.
 FUNCTION float window_gradient(float dy, const float *window, const float *taps, uint absent) {
     float sum = 0.0f;
-    for (uint j = 0u; j < KERNEL_MOST; j++) {
+    for (uint j = 0u; j < KERNEL_MAX; j++) {
         if (j >= absent) {
             sum = fma_rn(taps[j], window[j], sum);
         }
@@ -79,25 +79,25 @@ FUNCTION float window_gradient(float dy, const float *window, const float *taps,
 }
 
 FUNCTION void load_taps(float *taps, GLOBAL const float *weight, uint channel, uint kernel_width) {
-    for (uint j = 0u; j < KERNEL_MOST; j++) {
-        uint unused = KERNEL_MOST - kernel_width;
+    for (uint j = 0u; j < KERNEL_MAX; j++) {
+        uint unused = KERNEL_MAX - kernel_width;
         taps[j] = j >= unused ? weight[(ulong)channel * kernel_width + (j - unused)] : 0.0f;
     }
 }
 
 // The inputs of the tokens before `token`, moved up by the next call of `next_input`.
 FUNCTION void load_window(float *window, GLOBAL const float *x, ulong token, uint channel, uint channels) {
-    for (uint j = 0u; j < KERNEL_MOST; j++) {
-        ulong back = KERNEL_MOST - j;
+    for (uint j = 0u; j < KERNEL_MAX; j++) {
+        ulong back = KERNEL_MAX - j;
         window[j] = token >= back ? x[(token - back) * channels + channel] : 0.0f;
     }
 }
 
 FUNCTION void next_input(float *window, float input) {
-    for (uint j = 0u; j + 1u < KERNEL_MOST; j++) {
+    for (uint j = 0u; j + 1u < KERNEL_MAX; j++) {
         window[j] = window[j + 1u];
     }
-    window[KERNEL_MOST - 1u] = input;
+    window[KERNEL_MAX - 1u] = input;
 }
 
 // A work item has one channel and STRETCH tokens; the gradients of the last ones need kernel - 1
@@ -119,12 +119,12 @@ KERNEL(GROUP) conv1d_backward(
     if (channel >= channels) {
         return;
     }
-    float taps[KERNEL_MOST];
-    float window[KERNEL_MOST];
-    float later[KERNEL_MOST];
+    float taps[KERNEL_MAX];
+    float window[KERNEL_MAX];
+    float later[KERNEL_MAX];
     load_taps(taps, weight, channel, kernel_width);
     load_window(window, x, first, channel, channels);
-    for (uint j = 0u; j < KERNEL_MOST; j++) {
+    for (uint j = 0u; j < KERNEL_MAX; j++) {
         later[j] = 0.0f;
     }
     uint reach = kernel_width - 1u;
@@ -133,26 +133,26 @@ KERNEL(GROUP) conv1d_backward(
     for (uint t = first; t < end + reach; t++) {
         if (t < tokens) {
             ulong at = (ulong)t * channels + channel;
-            uint absent = KERNEL_MOST - 1u - seen[t];
+            uint absent = KERNEL_MAX - 1u - seen[t];
             next_input(window, x[at]);
             float gradient = window_gradient(dy[at], window, taps, absent);
-            for (uint j = 0u; j < KERNEL_MOST; j++) {
+            for (uint j = 0u; j < KERNEL_MAX; j++) {
                 if (j >= absent) {
                     later[j] = fma_rn(taps[j], gradient, later[j]);
                 }
             }
         }
         float done = 0.0f;
-        for (uint j = 0u; j < KERNEL_MOST; j++) {
-            done = j == KERNEL_MOST - kernel_width ? later[j] : done;
+        for (uint j = 0u; j < KERNEL_MAX; j++) {
+            done = j == KERNEL_MAX - kernel_width ? later[j] : done;
         }
         if (t >= first + reach) {
             dx[(ulong)(t - reach) * channels + channel] = done;
         }
-        for (uint j = 0u; j + 1u < KERNEL_MOST; j++) {
+        for (uint j = 0u; j + 1u < KERNEL_MAX; j++) {
             later[j] = later[j + 1u];
         }
-        later[KERNEL_MOST - 1u] = 0.0f;
+        later[KERNEL_MAX - 1u] = 0.0f;
     }
 }
 
@@ -169,25 +169,25 @@ KERNEL(GROUP) conv1d_grad_weight(
     uint channels,
     uint kernel_width
 ) {
-    LOCAL float block_sums[BLOCKS * KERNEL_MOST * LANES];
+    LOCAL float block_sums[BLOCKS * KERNEL_MAX * LANES];
     uint lane = local_index() % LANES;
     uint slot = local_index() / LANES;
     uint channel = group_index() * LANES + lane;
-    // KERNEL_MOST equals BLOCKS: the slot of a block while summing is the place of a tap while
+    // KERNEL_MAX equals BLOCKS: the slot of a block while summing is the place of a tap while
     // adding.
-    uint unused = KERNEL_MOST - kernel_width;
+    uint unused = KERNEL_MAX - kernel_width;
     int adds = channel < channels && slot >= unused;
     ulong into = (ulong)channel * kernel_width + (slot - unused);
     float total = adds ? dweight[into] : 0.0f;
-    float taps[KERNEL_MOST];
-    float window[KERNEL_MOST];
-    float sums[KERNEL_MOST];
+    float taps[KERNEL_MAX];
+    float window[KERNEL_MAX];
+    float sums[KERNEL_MAX];
     if (channel < channels) {
         load_taps(taps, weight, channel, kernel_width);
     }
     for (uint first = 0u; first < block_count; first += BLOCKS) {
         uint block = first + slot;
-        for (uint j = 0u; j < KERNEL_MOST; j++) {
+        for (uint j = 0u; j < KERNEL_MAX; j++) {
             sums[j] = 0.0f;
         }
         if (block < block_count && channel < channels) {
@@ -196,23 +196,23 @@ KERNEL(GROUP) conv1d_grad_weight(
             load_window(window, x, start, channel, channels);
             for (uint t = start; t < end; t++) {
                 ulong at = (ulong)t * channels + channel;
-                uint absent = KERNEL_MOST - 1u - seen[t];
+                uint absent = KERNEL_MAX - 1u - seen[t];
                 next_input(window, x[at]);
                 float gradient = window_gradient(dy[at], window, taps, absent);
-                for (uint j = 0u; j < KERNEL_MOST; j++) {
+                for (uint j = 0u; j < KERNEL_MAX; j++) {
                     if (j >= absent) {
                         sums[j] = fma_rn(gradient, window[j], sums[j]);
                     }
                 }
             }
         }
-        for (uint j = 0u; j < KERNEL_MOST; j++) {
-            block_sums[(slot * KERNEL_MOST + j) * LANES + lane] = sums[j];
+        for (uint j = 0u; j < KERNEL_MAX; j++) {
+            block_sums[(slot * KERNEL_MAX + j) * LANES + lane] = sums[j];
         }
         barrier_local();
         if (adds) {
             for (uint n = 0u; n < BLOCKS && first + n < block_count; n++) {
-                total = total + block_sums[(n * KERNEL_MOST + slot) * LANES + lane];
+                total = total + block_sums[(n * KERNEL_MAX + slot) * LANES + lane];
             }
         }
         barrier_local();

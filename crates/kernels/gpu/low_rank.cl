@@ -3,7 +3,7 @@
 // holds first token, end and factor of every tile of tokens; where there is one, tiles follow each
 // other and the table is not read.
 
-#define RANK_MOST 64
+#define RANK_MAX 64
 // Ranks that a work item keeps at once.
 #define RANKS 8
 // Tokens that a group expands, and that it contracts at once.
@@ -140,7 +140,7 @@ KERNEL(GROUP) low_rank_expand(
     uint width_step,
     float alpha
 ) {
-    LOCAL float rows[TOKENS * RANK_MOST];
+    LOCAL float rows[TOKENS * RANK_MAX];
     uint width_tiles = (width + GROUP - 1u) / GROUP;
     uint column = group_index() % width_tiles * GROUP + local_index();
     TokenTile tile = token_tile(tiles, grouped, group_index() / width_tiles, tokens, TOKENS);

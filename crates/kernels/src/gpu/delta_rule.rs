@@ -38,6 +38,7 @@ impl Run<DeltaRuleBackward<'_, GpuMemory>> for Gpu {
 }
 
 static DELTA_RULE: Program = program!("delta_rule");
+static DELTA_RULE_GRADIENTS: Program = program!("delta_rule_gradients");
 
 /// `COLUMNS` in `gpu/delta_rule.cl`.
 const COLUMNS: usize = 16;
@@ -198,17 +199,17 @@ pub(super) fn backward(
     let (decays, mixed, table) = (pass.decays, pass.mixed, &pass.chunks);
     let shape = arguments![key_heads, value_heads, key_width, value_width];
     let dv = Place::from(&*dv);
-    let launch = |kernel, groups, arguments: &[_]| {
-        gpu.launch(&DELTA_RULE, kernel, groups, &[arguments, shape].concat());
+    let launch = |program, kernel, groups, arguments: &[_]| {
+        gpu.launch(program, kernel, groups, &[arguments, shape].concat());
     };
     let arguments = arguments![grads, d_delta, dv, d_o, q, k, beta, decays, mixed, table, &pass.documents];
-    launch("delta_rule_backward", pass.state_groups(), arguments);
+    launch(&DELTA_RULE, "delta_rule_backward", pass.state_groups(), arguments);
     let by_value_head = Groups::each(pass.chunk_count * p.value_heads);
     let arguments = arguments![mixed, d_o, dv, y, beta, decays, table, value_heads, value_width];
-    gpu.launch(&DELTA_RULE, "delta_rule_weights", by_value_head, arguments);
+    gpu.launch(&DELTA_RULE_GRADIENTS, "delta_rule_weights", by_value_head, arguments);
     let arguments = arguments![&*dq, &*dk, reads, ends, d_o, dv, y, beta, q, k, states, grads, decays, mixed, table];
-    launch("delta_rule_sums", Groups::each(pass.chunk_count * p.key_heads), arguments);
+    launch(&DELTA_RULE_GRADIENTS, "delta_rule_sums", Groups::each(pass.chunk_count * p.key_heads), arguments);
     let arguments =
         arguments![&*dg, &*dbeta, reads, ends, y, d_delta, states, grads, pass.scores, decays, mixed, table];
-    launch("delta_rule_scalars", by_value_head, arguments);
+    launch(&DELTA_RULE_GRADIENTS, "delta_rule_scalars", by_value_head, arguments);
 }
