@@ -15,7 +15,7 @@
 //
 // Planes lie in memory as they will in shared memory, where eight rows of 16 bytes are read at once
 // and should lie in different banks: 16-byte pieces of a row change places with their neighbours,
-// `turn` says how. By width [head, block, slice, place, width]; by place [head, block, width / 32,
+// `swizzle` says how. By width [head, block, slice, place, width]; by place [head, block, width / 32,
 // slice, width % 32, place].
 
 #define TILE 128u
@@ -490,17 +490,17 @@ template <int W1, int W2, int WIDTH, int NUMBERS, int EACH, int SLOTS> struct St
 // ---------------------------------------------------------------------------------------------------------------------
 // Products. Number 4 n + 2 r + e of a thread is column 8 n + 2 t + e of row lane / 4 + 8 r.
 
-// Piece number `piece` of row `row` lies where piece ^ turn<WIDTH>(row) would: pieces of eight rows
+// Piece number `piece` of row `row` lies where piece ^ swizzle<WIDTH>(row) would: pieces of eight rows
 // that differ in nothing but the row are in different banks.
-template <uint WIDTH> FUNCTION uint transpose(uint row) {
+template <uint WIDTH> FUNCTION uint swizzle(uint row) {
     return WIDTH % 128u == 0u ? row % 8u : WIDTH % 64u == 0u ? row / 2u % 4u : row / 4u % 2u;
 }
 // The same for widths known at run time.
-FUNCTION uint turn_of(uint width, uint row) {
+FUNCTION uint swizzle_of(uint width, uint row) {
     return width % 128u == 0u ? row % 8u : width % 64u == 0u ? row / 2u % 4u : row / 4u % 2u;
 }
 
-// Address of piece 2 k + n of a row, from that of piece n: what the turn does not reach is added.
+// Address of piece 2 k + n of a row, from that of piece n: what the swizzle does not reach is added.
 template <uint WIDTH> FUNCTION uint step_at(uint address, uint k) {
     return WIDTH % 128u == 0u ? (address ^ (k % 4u * 32u)) + k / 4u * 128u
            : WIDTH % 64u == 0u ? (address ^ (k % 2u * 32u)) + k / 2u * 64u
@@ -510,15 +510,15 @@ template <uint WIDTH> FUNCTION uint step_at(uint address, uint k) {
 // Where a lane's row of matrices starts: of the left operand; of 16 columns in the order of the
 // lanes; of 16 columns.
 template <uint WIDTH> FUNCTION uint left_lane(uint lane) {
-    return lane % 16u * WIDTH + (lane / 16u ^ turn<WIDTH>(lane % 16u)) * 16u;
+    return lane % 16u * WIDTH + (lane / 16u ^ swizzle<WIDTH>(lane % 16u)) * 16u;
 }
 template <uint WIDTH> FUNCTION uint column_lane(uint lane) {
     uint row = lane / 16u * 8u + lane % 2u * 4u + lane / 2u % 4u;
-    return row * WIDTH + (lane / 8u % 2u ^ turn<WIDTH>(row)) * 16u;
+    return row * WIDTH + (lane / 8u % 2u ^ swizzle<WIDTH>(row)) * 16u;
 }
 FUNCTION uint deep_lane(uint lane) {
     uint row = lane / 16u * 8u + lane % 8u;
-    return row * BLOCK + (lane / 8u % 2u ^ turn<BLOCK>(row)) * 16u;
+    return row * BLOCK + (lane / 8u % 2u ^ swizzle<BLOCK>(row)) * 16u;
 }
 
 // Where the rows of a warp start: two warps share a block.

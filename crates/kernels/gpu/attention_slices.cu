@@ -72,7 +72,7 @@ template <uint STEPS> FUNCTION void slice_rows(const Operand &operand, uint grou
                 rows[0][row][word] = high;
                 rows[1][row][word] = low;
                 if (by_width) {
-                    uint at = row * (padded / 4u) + ((word / 4u ^ turn_of(padded, row)) * 4u | word % 4u);
+                    uint at = row * (padded / 4u) + ((word / 4u ^ swizzle_of(padded, row)) * 4u | word % 4u);
                     by_width[plane + at] = high;
                     by_width[plane + BLOCK * (padded / 4u) + at] = low;
                 }
@@ -92,8 +92,8 @@ template <uint STEPS> FUNCTION void slice_rows(const Operand &operand, uint grou
         uint c = rows[slice][row + 8u][column], d = rows[slice][row + 12u][column];
         uint ab = __byte_perm(a, b, 0x5140), ab2 = __byte_perm(a, b, 0x7362);
         uint cd = __byte_perm(c, d, 0x5140), cd2 = __byte_perm(c, d, 0x7362);
-        // The same turn for the four columns.
-        uint at = (word / 4u ^ turn_of(BLOCK, 4u * column)) * 4u | word % 4u;
+        // The same swizzle for the four columns.
+        uint at = (word / 4u ^ swizzle_of(BLOCK, 4u * column)) * 4u | word % 4u;
         uint *to = by_place + plane + ((column / 8u * 2u + slice) * BLOCK + column % 8u * 4u) * 8u + at;
         to[0] = __byte_perm(ab, cd, 0x5410);
         to[8] = __byte_perm(ab, cd, 0x7632);
