@@ -3,6 +3,7 @@
 
 use crate::amd_audit;
 use crate::arguments::Arguments;
+use crate::cuda_audit;
 use crate::repository::{command, now, root};
 use crate::tidy;
 use std::process::{ExitCode, Stdio};
@@ -11,18 +12,19 @@ use std::time::Duration;
 /// How a step ended.
 enum End {
     Passed,
-    Skipped(&'static str),
+    Skipped(String),
     Failed(u8),
 }
 
 type Step = (&'static str, fn() -> End);
 
-const STEPS: [Step; 6] = [
+const STEPS: [Step; 7] = [
     ("format", || cargo(&["fmt", "--all", "--check"])),
     ("tidy", tidy_step),
     ("lint", || cargo(&["clippy", "--workspace", "--all-targets", "--release", "--", "-D", "warnings"])),
     ("licences", deny_step),
     ("amd-audit", amd_audit_step),
+    ("cuda-audit", cuda_audit_step),
     ("test", || cargo(&["test", "--release", "--workspace"])),
 ];
 
@@ -33,7 +35,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
     for (name, step) in STEPS {
         eprintln!("== {name}");
         let start = now();
-        let end = if fast && name == "test" { End::Skipped("--fast") } else { step() };
+        let end = if fast && name == "test" { End::Skipped("--fast".to_string()) } else { step() };
         let failed = matches!(end, End::Failed(_));
         done.push((name, end, start.elapsed()));
         if failed {
@@ -80,7 +82,14 @@ fn tidy_step() -> End {
 fn amd_audit_step() -> End {
     match amd_audit::compiler() {
         Some(compiler) => ended(amd_audit::audit(compiler, 2, false)),
-        None => End::Skipped(amd_audit::NO_COMPILER),
+        None => End::Skipped(amd_audit::NO_COMPILER.to_string()),
+    }
+}
+
+fn cuda_audit_step() -> End {
+    match cuda_audit::compiler() {
+        Ok(()) => ended(cuda_audit::audit()),
+        Err(why) => End::Skipped(why),
     }
 }
 
@@ -101,6 +110,6 @@ fn deny_step() -> End {
     if installed {
         cargo(&["deny", "check", "bans", "licenses", "sources"])
     } else {
-        End::Skipped("cargo-deny is not installed")
+        End::Skipped("cargo-deny is not installed".to_string())
     }
 }

@@ -6,6 +6,7 @@ mod amd_assembly;
 mod amd_audit;
 mod arguments;
 mod check;
+mod cuda_audit;
 mod demo_model;
 mod dependencies;
 mod digests;
@@ -30,7 +31,7 @@ use std::process::ExitCode;
 
 const HELP: &str = "\
 cargo xtask check [--fast]
-    what the build server runs: format, tidy, lint, licences, amd-audit, test; --fast leaves out the tests
+    what the build server runs: format, tidy, lint, licences, amd-audit, cuda-audit, test; --fast leaves out the tests
 cargo xtask tidy
     hygiene of the repository
 cargo xtask docs
@@ -45,10 +46,14 @@ cargo xtask sweep [--function NAME] [--path NAME] [--threads N] [--scalar-stride
 cargo xtask sweep --device opencl:0,cuda:0 [--function NAME] [--threads N]
     the same arguments on devices, against the fastest path of the CPU
 cargo xtask memcheck [OP ...]
-    small conformance cases under valgrind's memcheck, on the scalar and the AVX2 path, 1 and 2 threads (wants valgrind)
+    small conformance cases under valgrind's memcheck, on the scalar and the AVX2 path, 1 and 2 threads (needs valgrind)
 cargo xtask amd-audit [--require] [--kernels] [--threads N]
     every GPU program compiled for AMD's devices, its assembly read for what would cost the bits; --require fails where
     there is no compiler for it, --kernels prints the registers and memory of each
+cargo xtask cuda-audit [--require] [--kernels] [--every-build]
+    every CUDA program compiled as the host compiles it, and every launch of the conformance cases checked against the
+    machine code: kernel, parameters, shared memory; needs no card; --require fails where there is no NVRTC, --kernels
+    prints the registers and memory of each, --every-build compiles attention for every pair of head widths
 cargo xtask demo-model [--isobit PROGRAM]
     trains the model that `isobit demo` carries, from random weights; about two minutes
 cargo xtask scratch-model FOLDER
@@ -56,8 +61,8 @@ cargo xtask scratch-model FOLDER
 cargo xtask gptq-model FOLDER
     a base of four bits with the widths of Qwen3.5-35B-A3B, 4 of its layers (2 GB), and a config to train it with
 cargo xtask torture [kills|faults|files|fuzz|mistakes] [--count N] [--seed S] [--jobs N] [--case N] [--keep FOLDER]
-    the release binary under kills and signals, failing system calls (wants strace), hostile files, fuzzed inputs and the
-    mistakes of users: about 20 minutes for all; --case repeats one, fuzz wants --target NAME with it
+    the release binary under kills and signals, failing system calls (needs strace), hostile files, fuzzed inputs and the
+    mistakes of users: about 20 minutes for all; --case repeats one, fuzz needs --target NAME with it
 cargo xtask study [--every-shape] [--threads N]
     accuracy of the slice product against float64, as Markdown tables
 cargo xtask study --four-bit [--threads N]
@@ -86,6 +91,7 @@ fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
         "bless" => digests::bless(arguments)?,
         "memcheck" => memcheck::run(arguments)?,
         "amd-audit" => amd_audit::run(arguments)?,
+        "cuda-audit" => cuda_audit::run(arguments)?,
         "scratch-model" => scratch_model::run(arguments)?,
         "gptq-model" => gptq_model::run(arguments)?,
         "sweep" => sweep::run(arguments)?,

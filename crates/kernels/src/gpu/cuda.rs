@@ -3,7 +3,11 @@
 //! Driver calls apply to the context that is current on the calling thread, so a card makes its own
 //! current before every call (`cuda/context.rs`): two open cards do not interfere.
 
+mod compile_only;
 mod context;
+mod cubin;
+
+pub use compile_only::{CompileOnly, CompiledKernel, CompiledProgram};
 
 use super::devices::Listing;
 use super::library::{functions, open};
@@ -181,8 +185,8 @@ impl Compiler {
         String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_string()
     }
 
-    /// Machine code of `source` for one architecture.
-    fn machine_code(&self, source: &str, options: &[String]) -> Answer<Vec<u8>> {
+    /// Machine code of `source` for one architecture, and what the compiler says about it.
+    fn machine_code(&self, source: &str, options: &[String]) -> Answer<(Vec<u8>, String)> {
         let source = CString::new(source).map_err(|error| error.to_string())?;
         let mut program = null_mut();
         // SAFETY: `program` has room for the handle; source and name end with a zero and live until
@@ -196,7 +200,7 @@ impl Compiler {
         code
     }
 
-    fn code_of(&self, program: Object, options: &[String]) -> Answer<Vec<u8>> {
+    fn code_of(&self, program: Object, options: &[String]) -> Answer<(Vec<u8>, String)> {
         let options: Result<Vec<_>, _> = options.iter().map(|option| CString::new(option.as_str())).collect();
         let options = options.map_err(|error| error.to_string())?;
         let pointers: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
@@ -210,8 +214,26 @@ impl Compiler {
         let mut code = vec![0u8; size];
         // SAFETY: the vector has the size that the compiler stated for this program's code.
         self.check("nvrtcGetCUBIN", unsafe { (self.code)(program, code.as_mut_ptr().cast()) })?;
-        Ok(code)
+        Ok((code, self.log(program)))
     }
+}
+
+/// The compiler's arguments for a program.
+fn command_line((major, minor): (u32, u32), language: Language, options: &[String]) -> Vec<String> {
+    let own = if language == Language::Native { "a" } else { "" };
+    let mut line: Vec<String> = [
+        format!("--gpu-architecture=sm_{major}{minor}{own}"),
+        "--std=c++17".to_string(),
+        // The bits depend on these: no contraction, subnormals kept, division and square root
+        // correctly rounded.
+        "--fmad=false".to_string(),
+        "--ftz=false".to_string(),
+        "--prec-div=true".to_string(),
+        "--prec-sqrt=true".to_string(),
+    ]
+    .to_vec();
+    line.extend_from_slice(options);
+    line
 }
 
 pub(super) fn list() -> Result<Vec<Listing>, String> {
@@ -367,21 +389,8 @@ impl Runtime for Cuda {
     }
 
     fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled> {
-        let (major, minor) = self.architecture;
-        let own = if language == Language::Native { "a" } else { "" };
-        let mut line: Vec<String> = [
-            format!("--gpu-architecture=sm_{major}{minor}{own}"),
-            "--std=c++17".to_string(),
-            // The bits depend on these: no contraction, subnormals kept, division and square root
-            // correctly rounded.
-            "--fmad=false".to_string(),
-            "--ftz=false".to_string(),
-            "--prec-div=true".to_string(),
-            "--prec-sqrt=true".to_string(),
-        ]
-        .to_vec();
-        line.extend_from_slice(options);
-        let code = self.compiler.machine_code(source, &line)?;
+        let line = command_line(self.architecture, language, options);
+        let (code, _) = self.compiler.machine_code(source, &line)?;
         let (driver, mut module) = (self.driver()?, null_mut());
         // SAFETY: `module` has room for the handle; the code is the compiler's, whole, and carries
         // its own length.

@@ -171,7 +171,7 @@ impl Gpu {
         Self::with_runtime(Rc::new(Absent::new(selector, architecture)), selector, false)
     }
 
-    fn with_runtime(runtime: Rc<dyn Runtime>, selector: Selector, portable_only: bool) -> Self {
+    pub(super) fn with_runtime(runtime: Rc<dyn Runtime>, selector: Selector, portable_only: bool) -> Self {
         let device = Device {
             runtime,
             selector,
@@ -184,6 +184,11 @@ impl Gpu {
             usage: Rc::default(),
         };
         Self { device: Rc::new(device) }
+    }
+
+    /// Every program that was compiled: its name and what the runtime calls it.
+    pub(super) fn programs(&self) -> Vec<(&'static str, Compiled)> {
+        self.device.programs.borrow().iter().map(|(&(name, _), &(compiled, _))| (name, compiled)).collect()
     }
 
     /// Fills a buffer with zeros.

@@ -53,6 +53,7 @@ mod sum_squares;
 mod swiglu;
 mod weight_hopper;
 
+pub use cuda::{CompileOnly, CompiledKernel, CompiledProgram};
 pub use device::Gpu;
 pub use devices::{Api, Listing, Selector, list};
 pub use memory::GpuBuffer;
