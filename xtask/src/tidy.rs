@@ -44,12 +44,15 @@ pub(crate) fn findings() -> Result<Vec<String>, String> {
         found.extend(machine_paths(&text));
         found
             .extend(wide_lines(path, &text).into_iter().map(|line| (line, "prose wider than 100 columns".to_string())));
-        if path.extension().is_some_and(|ending| ending == "rs") {
+        let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+        if ending == "rs" {
             found.extend(opening(path, &text));
-            found.extend(length(&text));
             found.extend(left_behind(&text));
         }
-        if path.extension().is_some_and(|ending| ending == "md") {
+        if is_code(ending) {
+            found.extend(length(&text));
+        }
+        if ending == "md" {
             found.extend(links(path, &text, |target| root().join(target).exists()));
         }
         found.extend(name(path));
@@ -93,6 +96,11 @@ fn opening(path: &Path, text: &str) -> Vec<Finding> {
     let build_script = path.file_name().is_some_and(|name| name == "build.rs");
     let opens = text.starts_with("//!") || (build_script && text.starts_with("//"));
     if opens { vec![] } else { vec![(1, "the file does not open with `//!` and what it is".to_string())] }
+}
+
+/// Whether files with this ending are code, on the host or on a device.
+fn is_code(ending: &str) -> bool {
+    ["rs", "cl", "cu", "cuh", "h"].contains(&ending)
 }
 
 fn length(text: &str) -> Vec<Finding> {
@@ -229,6 +237,7 @@ mod tests {
         assert_eq!(length(&long).len(), 1);
         assert_eq!(length(&format!("{long}// tidy: one table of cases\n")), []);
         assert_eq!(length(&format!("{long}// tidy: \n")).len(), 1);
+        assert!(["rs", "cl", "cuh"].into_iter().all(is_code) && !["md", "json"].into_iter().any(is_code));
     }
 
     #[test]
