@@ -46,12 +46,12 @@ impl std::fmt::Display for Finding {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Op { op, tensor } => {
-                write!(f, "computed once more it differs again, first in tensor {tensor} that {op} saved")
+                write!(f, "a third computation differs again, first in tensor {tensor} that {op} saved")
             }
-            Self::Ends => write!(f, "computed once more it differs again, after everything that an op saved"),
+            Self::Ends => write!(f, "a third computation differs again, only in the outputs of the block"),
             Self::Agrees => write!(
                 f,
-                "computed once more it is the same as when recomputed: the forward pass went astray, or the recomputation does each time"
+                "a third computation equals the second: the forward pass was wrong, or the recomputation drifts consistently"
             ),
         }
     }
@@ -68,7 +68,7 @@ pub enum TapeError {
     )]
     Recompute { layer: usize, op: &'static str, forward: String, recomputed: String },
     #[error(
-        "the recomputation of layer {layer} gave other bits: digest {recomputed}, {forward} in the forward pass; {finding}"
+        "the recomputation of layer {layer} gave different bits: digest {recomputed}, but {forward} in the forward pass; {finding}"
     )]
     Digest { layer: usize, forward: String, recomputed: String, finding: Finding },
     #[error("the trained tensor {name} got no gradient")]

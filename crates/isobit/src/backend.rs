@@ -25,8 +25,8 @@ impl Chosen {
     /// cores are not started: they would share cores and wait for each other at every op.
     pub(crate) fn parse(name: &str, threads: usize) -> Result<Self, Failure> {
         if threads > THREADS_MAX {
-            let message = format!("{threads} threads are requested, the maximum is {THREADS_MAX}");
-            return Err(Failure::usage(message, "leave it out, or write 0, for one on every core"));
+            let message = format!("{threads} threads are requested; the maximum is {THREADS_MAX}");
+            return Err(Failure::usage(message, "leave it out, or write 0, for one thread per core"));
         }
         if name == "cpu" || name == "auto" {
             let threads = match (threads, cores()) {
@@ -64,7 +64,7 @@ pub(crate) fn open_cpu(threads: usize, path: Path) -> Result<Cpu, Failure> {
             let available: Vec<_> = Path::available().iter().map(|path| path.name()).collect();
             Failure::device(error.to_string(), format!("it has: {}", available.join(", ")))
         }
-        CpuError::Threads(_) => Failure::usage(error.to_string(), "name a number of threads within these"),
+        CpuError::Threads(_) => Failure::usage(error.to_string(), "choose a number of threads in that range"),
         CpuError::TooFewThreads(_) => Failure {
             code: 4,
             message: error.to_string(),

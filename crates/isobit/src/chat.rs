@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
 /// The text of `/help`, and the end of `--help`.
 const HELP: &str = "\
 /reset forgets the conversation, /quit or Ctrl-D ends it, Ctrl-C ends an answer.
-A line that ends in a backslash goes on in the next; \"\"\" begins and ends a message of several lines.";
+A line that ends in a backslash continues on the next; \"\"\" begins and ends a message of several lines.";
 
 /// BOUND: positions that caches are allocated for.
 const POSITIONS_MAX: usize = 4096;
@@ -101,7 +101,7 @@ impl<B: Backend> Conversation<'_, B> {
                     self.messages.retain(|(role, _)| role == "system");
                     tell("conversation cleared");
                 }
-                word if is_command(word) => tell(&format!("there is no {word}; type /help for commands")),
+                word if is_command(word) => tell(&format!("unknown command {word}; type /help for commands")),
                 _ => self.answer(message)?,
             }
         }
@@ -115,7 +115,7 @@ impl<B: Backend> Conversation<'_, B> {
         let tokens = self.texts.tokens(&self.texts.rendered(&self.messages)?, false)?;
         let room = self.built.model.positions;
         if tokens.len() >= room {
-            let message = format!("the conversation has {} tokens, there is room for {room}", tokens.len());
+            let message = format!("the conversation has {} tokens, but there is room for {room}", tokens.len());
             if !self.terminal {
                 return Err(Failure { code: 3, message, hint: Some("start a new conversation".to_string()) });
             }

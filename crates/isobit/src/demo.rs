@@ -58,7 +58,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let folder = arguments.keep.clone().unwrap_or_else(|| temporary.clone());
     std::fs::create_dir(&folder).map_err(|error| Failure {
         code: 7,
-        message: format!("cannot make {}: {error}", folder.display()),
+        message: format!("cannot create {}: {error}", folder.display()),
         hint: Some("name a folder that does not exist yet".to_string()),
     })?;
     let result = Demo { folder, program: std::env::current_exe().map_err(|error| Failure::output(&error))? }.tell();

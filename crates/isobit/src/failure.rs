@@ -67,7 +67,7 @@ impl Failure {
         Self {
             code: 4,
             message: format!("out of memory: the system refused {bytes} bytes ({})", size(bytes as u64)),
-            hint: Some("`isobit plan` says what a config needs and what would need less".to_string()),
+            hint: Some("`isobit plan` shows what a config needs and what would need less".to_string()),
         }
     }
 }

@@ -105,9 +105,10 @@ impl Texts {
             return Err(Failure::usage("the prompt is empty", "give a prompt of at least one token"));
         }
         match tokens.iter().find(|token| **token as usize >= self.vocabulary) {
-            Some(token) => {
-                Err(refused(format!("the tokenizer gives token {token}, the model has {}", self.vocabulary)))
-            }
+            Some(token) => Err(refused(format!(
+                "the tokenizer produces token {token}, but the model has {} tokens",
+                self.vocabulary
+            ))),
             None => Ok(tokens),
         }
     }
@@ -224,7 +225,7 @@ impl Job for Generating<'_> {
         let tokens = prompts.iter().map(|prompt| self.prompt_tokens(prompt)).collect::<Result<Vec<_>, _>>()?;
         if let Some(long) = tokens.iter().find(|tokens| tokens.len() > texts.max_positions) {
             let message =
-                format!("a prompt has {} tokens, the model has {} positions", long.len(), texts.max_positions);
+                format!("a prompt has {} tokens, but the model has {} positions", long.len(), texts.max_positions);
             return Err(Failure { code: 3, message, hint: Some("shorten the prompt".to_string()) });
         }
         let longest = tokens.iter().map(Vec::len).max().unwrap_or(0) + arguments.sampling.max_tokens as usize;

@@ -58,8 +58,8 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = &arguments.output;
     if !arguments.force && output.symlink_metadata().is_ok() {
-        let message = format!("{} is there already", output.display());
-        return Err(Failure::usage(message, "add `--force` to write over it, or choose another name with `-o`"));
+        let message = format!("{} already exists", output.display());
+        return Err(Failure::usage(message, "add `--force` to overwrite it, or choose another name with `-o`"));
     }
     let (config, report) = looked_at(arguments).map_err(|error| failed(&error))?;
     let split = fastest(arguments.memory, |split| written(arguments, &config, &report, split))?;
@@ -94,7 +94,7 @@ fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Sp
             recomputation.name()
         );
         let Some(available) = &fit.available else {
-            let why = "how much memory this machine has is unknown: the settings that need least".to_string();
+            let why = "the memory of this machine is unknown: these are the settings that need the least".to_string();
             return Ok(Split { micro_batch_size: 1, recomputation: Policy::Full, why });
         };
         let there = size(available.bytes);
@@ -102,10 +102,10 @@ fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Sp
             split.why = format!("{rows}: the fastest that fits, {needed} of {there}");
             return Ok(split);
         }
-        split.why = format!("warning: {rows} needs {needed}, {there} is there: lower `max_seq_length`");
+        split.why = format!("warning: {rows} needs {needed}, but only {there} is available: lower `max_seq_length`");
         smallest = Some(split);
     }
-    smallest.ok_or_else(|| Failure::usage("there is nothing to choose from", "this is a bug of the program"))
+    smallest.ok_or_else(|| Failure::usage("there is nothing to choose from", "this is a bug in the program"))
 }
 
 /// The model's config, and the data as training would see it.
@@ -142,7 +142,7 @@ fn written(arguments: &Arguments, config: &Config, report: &Report, split: &Spli
     let stem = arguments.data.file_stem().map_or("run".to_string(), |stem| stem.to_string_lossy().into_owned());
 
     let mut file = File(String::new());
-    file.comment("Paths are relative to the folder you start isobit in. Unknown keys are errors; `--set key=value` goes over a key.");
+    file.comment("Paths are relative to the folder you start isobit in. Unknown keys are errors; `--set key=value` overrides a key.");
     file.comment(&format!("{} positions in the model; {}", config.max_positions, found(report)));
     file.put(Section::Top, "base_model", &path(&arguments.model));
     file.put(Section::Top, "output_dir", &path(&Path::new("out").join(stem)));

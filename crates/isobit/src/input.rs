@@ -23,7 +23,7 @@ pub(crate) fn line(reader: &mut impl BufRead) -> Result<Option<String>, Failure>
     }
     if bytes.len() as u64 > LINE_BYTES_MAX {
         let message = format!("a line of standard input is longer than {LINE_BYTES_MAX} bytes");
-        return Err(Failure { code: 3, message, hint: Some("give one prompt a line".to_string()) });
+        return Err(Failure { code: 3, message, hint: Some("give one prompt per line".to_string()) });
     }
     String::from_utf8(bytes).map(Some).map_err(|_| Failure {
         code: 3,

@@ -78,7 +78,7 @@ impl Arguments {
         let text = regular::read_text(&adapter.join(ADAPTER_CONFIG), CONFIG_BYTES_MAX).ok()?;
         let base = peft::base_name(&text)?;
         Some(format!(
-            "the adapter was made for the base `{base}`, and --model is {}: give the model that it belongs to",
+            "the adapter was made for the base `{base}`, but --model is {}: use the model that it belongs to",
             self.model.display()
         ))
     }
@@ -133,7 +133,7 @@ impl Arguments {
         if found != made_on {
             let [made_on, found] = [made_on, found].map(|digest| digest.to_string()[..16].to_string());
             tell(&format!(
-                "warning: the adapter was trained on another base: its digest is {made_on}, that of {} is {found} (config and weights)",
+                "warning: the adapter was trained on a different base: its digest is {made_on}, that of {} is {found} (config and weights)",
                 self.model.display()
             ));
         }

@@ -75,7 +75,7 @@ fn print(fit: &MemoryFit, arguments: &Arguments) -> std::io::Result<()> {
         for (item, bytes) in &plan.items {
             writeln!(out, "{:<12} {:>12}", item.name(), size(*bytes as u64))?;
         }
-        writeln!(out, "{:<12} {:>12}  at most at once in a step", "total", size(plan.bytes_peak as u64))?;
+        writeln!(out, "{:<12} {:>12}  peak of a step", "total", size(plan.bytes_peak as u64))?;
         let save = size(plan.bytes_save as u64);
         writeln!(out, "{:<12} {save:>12}  on the host while a checkpoint is written", "save")?;
         let resume = size(plan.bytes_resume as u64);

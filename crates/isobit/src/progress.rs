@@ -148,7 +148,7 @@ impl Watch for Console<'_> {
         self.bar.set_position(from_step);
         let total = prepared.steps.total;
         if from_step > 0 {
-            self.say(&format!("going on after {from_step} of {total} updates"));
+            self.say(&format!("resuming after {from_step} of {total} updates"));
         }
         self.event(json!({"event": "started", "trained_parameters": trained, "from_step": from_step, "steps": total}));
     }

@@ -35,7 +35,7 @@ pub(crate) fn man(arguments: &ManArguments, command: clap::Command) -> Result<()
     made.map_err(|error| Failure {
         code: 7,
         message: format!("cannot write into {}: {error}", folder.display()),
-        hint: Some("name a folder that can be written".to_string()),
+        hint: Some("name a writable folder".to_string()),
     })
 }
 

@@ -100,7 +100,7 @@ fn warn(prepared: &Prepared) {
     }
     let (truncated, most) = (prepared.report.truncated.len(), prepared.report.max_seq_length);
     if truncated > 0 {
-        tell(&format!("warning: {truncated} rows are cut at {most} tokens: `isobit data check` lists them"));
+        tell(&format!("warning: {truncated} rows are truncated to {most} tokens: `isobit data check` lists them"));
     }
     let dropped = prepared.report.dropped.len();
     if dropped > 0 {
@@ -139,7 +139,7 @@ impl Job for Training<'_> {
                     "stopped after {step} updates by {}, saved in {output}/checkpoint-{step}",
                     signal.name()
                 ));
-                tell("run the same command with `--resume` to go on");
+                tell("run the same command with `--resume` to continue");
                 Err(Failure { code: signal.exit_code(), message: String::new(), hint: None })
             }
         }

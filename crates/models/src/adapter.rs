@@ -145,7 +145,7 @@ fn expression(pattern: &str) -> Result<Regex, ModelError> {
     RegexBuilder::new(pattern)
         .size_limit(SIZE_MAX)
         .build()
-        .map_err(|error| ModelError::Adapter(format!("`{pattern}` is not an expression: {error}")))
+        .map_err(|error| ModelError::Adapter(format!("`{pattern}` is not a regular expression: {error}")))
 }
 
 /// Whether the first number in the path is one of the layers.

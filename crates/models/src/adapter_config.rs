@@ -282,7 +282,7 @@ impl<'a> Keys<'a> {
                     return Err(wrong(format!("`{key}` is {}: only plain LoRA adapters are supported", shown(value))));
                 }
             } else if !is_empty(value) {
-                return Err(wrong(format!("{} is {}: this key is not known", quoted(key), shown(value))));
+                return Err(wrong(format!("{} is {}: unknown key", quoted(key), shown(value))));
             }
         }
         Ok(())
@@ -302,7 +302,7 @@ impl<'a> Keys<'a> {
                     "PEFT changes the base model when it loads such an adapter, and that is not supported: save it as plain \
                      LoRA (`path_initial_model_for_weight_conversion` of PEFT's `save_pretrained`)"
                 } else {
-                    "this way to initialise is not known"
+                    "unknown initialisation"
                 };
                 Err(wrong(format!("`{key}` is {}: {why}", self.shown(key))))
             }
@@ -347,7 +347,7 @@ impl<'a> Keys<'a> {
             )));
         }
         if !layers.is_empty() && matches!(targets, Targets::Pattern(_)) {
-            return Err(wrong(format!("`{key}` goes with a list of target_modules, not with an expression")));
+            return Err(wrong(format!("`{key}` needs a list of target_modules, not an expression")));
         }
         Ok((!layers.is_empty()).then_some(layers))
     }

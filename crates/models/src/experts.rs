@@ -164,11 +164,11 @@ impl Found {
         let expert = number.parse::<usize>().ok().filter(|expert| expert.to_string() == number);
         let index = Projection::ALL.iter().position(|projection| projection.module() == module);
         let (Some(expert), Some(index)) = (expert, index) else {
-            return Err(wrong(name, "this is no weight of an expert".to_string()));
+            return Err(wrong(name, "this is not a weight of an expert".to_string()));
         };
         let count = layer.shape.experts;
         let Some(parts) = self.parts.get_mut(expert) else {
-            return Err(wrong(name, format!("expert {expert} is there, the config has {count}")));
+            return Err(wrong(name, format!("it belongs to expert {expert}, but the config has {count} experts")));
         };
         let held = match part {
             "weight" => Presence::Stored,
@@ -180,7 +180,7 @@ impl Found {
             }
             "weight_scale_inv" => return Ok(()),
             part if gptq::PARTS.contains(&part) => return Ok(()),
-            _ => return Err(wrong(name, "this is no weight of an expert".to_string())),
+            _ => return Err(wrong(name, "this is not a weight of an expert".to_string())),
         };
         if parts[index] != Presence::Missing {
             return Err(wrong(name, "there is a `weight` and a `qweight`".to_string()));
@@ -209,8 +209,10 @@ fn fused(layer: LayerExperts<'_>) -> Result<Experts<'_>, ModelError> {
         // Name the tensor that fits neither way; if each fits one way, name the second, which
         // contradicts the first.
         let at = usize::from(found[0] == plain[0] || found[0] == swapped[0]);
-        let what =
-            format!("its shape is {:?}, the config says {:?} or, transposed, {:?}", found[at], plain[at], swapped[at]);
+        let what = format!(
+            "its shape is {:?}, but the config says {:?} or, transposed, {:?}",
+            found[at], plain[at], swapped[at]
+        );
         return Err(wrong(&names[at], what));
     };
     let format = layer.source.format(&names[0])?;
@@ -222,7 +224,7 @@ fn same_format(name: &str, found: FloatFormat, format: FloatFormat) -> Result<()
     if found == format {
         return Ok(());
     }
-    Err(wrong(name, format!("it comes as {found:?}, other experts of its layer as {format:?}")))
+    Err(wrong(name, format!("it is stored as {found:?}, but other experts of its layer as {format:?}")))
 }
 
 /// Three tensors for each expert.
@@ -263,7 +265,7 @@ fn check(layer: &LayerExperts, name: &str, projection: Projection, format: Float
     if let Some(found) = layer.source.shape(name)
         && found != wanted
     {
-        return Err(wrong(name, format!("its shape is {found:?}, the config says {wanted:?}")));
+        return Err(wrong(name, format!("its shape is {found:?}, but the config says {wanted:?}")));
     }
     same_format(name, layer.source.format(name)?, format)
 }

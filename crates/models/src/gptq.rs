@@ -141,7 +141,7 @@ impl GptqModule<'_> {
         let (name, inputs, size) = (self.name("qweight"), self.inputs, self.group_size());
         for (count, what) in [(inputs, "inputs"), (self.outputs, "outputs")] {
             if !count.is_multiple_of(PACKED) {
-                return Err(wrong(&name, format!("{count} {what} do not fill words of {PACKED}")));
+                return Err(wrong(&name, format!("{count} {what} are not a multiple of {PACKED}")));
             }
         }
         if !inputs.is_multiple_of(size) {
@@ -191,7 +191,7 @@ impl GptqModule<'_> {
         {
             // Some readers assume the zeros of a symmetric file; a file that can be read in two
             // ways is refused.
-            let what = format!("zero {at} is {}, `sym` says {MIDDLE}: is `checkpoint_format` right?", zeros[at]);
+            let what = format!("zero {at} is {}, but `sym` says {MIDDLE}: is `checkpoint_format` right?", zeros[at]);
             return Err(wrong(&name, what));
         }
         Ok(zeros)
@@ -220,7 +220,7 @@ impl GptqModule<'_> {
             return group_of_input(&name, &indexes, self.groups(), size);
         }
         if self.config.desc_act {
-            return Err(wrong(&name, "it is missing, and `desc_act` says that groups are not in order".to_string()));
+            return Err(wrong(&name, "it is missing, but `desc_act` says that groups are not in order".to_string()));
         }
         Ok((0..self.inputs).map(|input| (input / size) as u32).collect())
     }
@@ -234,7 +234,7 @@ fn shaped(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), ModelError
     if tensor.shape == shape {
         return Ok(());
     }
-    Err(wrong(name, format!("its shape is {:?}, the config says {shape:?}", tensor.shape)))
+    Err(wrong(name, format!("its shape is {:?}, but the config says {shape:?}", tensor.shape)))
 }
 
 /// Checks for a tensor of 32-bit words of this shape.

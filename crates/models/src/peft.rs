@@ -59,7 +59,7 @@ pub fn load<B: Backend>(backend: &B, built: &mut Built<B>, file: &SafeTensors) -
             let tensor = file.get(name)?;
             let wrong = |what: String| ModelError::Tensor { name: name.to_string(), what };
             if tensor.shape != shape {
-                return Err(wrong(format!("its shape is {:?}, the adapter's config says {shape:?}", tensor.shape)));
+                return Err(wrong(format!("its shape is {:?}, but the adapter's config says {shape:?}", tensor.shape)));
             }
             let values = tensor.to_f32()?;
             match values.iter().position(|value| !value.is_finite()) {

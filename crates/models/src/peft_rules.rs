@@ -27,7 +27,7 @@ impl PeftRules {
     /// Refuses targets that PEFT would interpret differently.
     pub(crate) fn check(self, config: &Config, lora: &LoraConfig) -> Result<(), ModelError> {
         if !lora.parameters.is_empty() && lora.dropout > 0.0 {
-            return Err(ModelError::Adapter("target_parameters have no dropout: set it to 0".to_string()));
+            return Err(ModelError::Adapter("target_parameters do not support dropout: set it to 0".to_string()));
         }
         let Self::FusesExperts { modules, .. } = self else { return Ok(()) };
         let names = match &lora.targets {
@@ -93,18 +93,16 @@ fn check_per_expert(lora: &LoraConfig, names: &[String]) -> Result<(), ModelErro
     let has = |module: &str| names.iter().any(|name| name == module);
     let wrong = |what: &str| Err(ModelError::Adapter(format!("adapters on the modules of experts {what}")));
     if has("gate_proj") != has("up_proj") {
-        return wrong("need both gate_proj and up_proj, or neither: PEFT cannot take over one of them");
+        return wrong("need both gate_proj and up_proj, or neither: PEFT cannot load one without the other");
     }
     if names.iter().any(|name| of_experts(name) && name.contains('.')) {
         return wrong("are named gate_proj, up_proj and down_proj, without a path");
     }
     if lora.dropout > 0.0 || lora.rslora || lora.layers.is_some() || lora.exclude.is_some() {
-        return wrong(
-            "have no dropout, no rsLoRA, no choice of layers and no exclusions: PEFT would not take them over",
-        );
+        return wrong("do not support dropout, rsLoRA, a choice of layers or exclusions: PEFT would ignore them");
     }
     if lora.rank_pattern.keys().chain(lora.alpha_pattern.keys()).any(|pattern| of_experts(pattern)) {
-        return wrong("have one rank and one alpha: PEFT would not take over a pattern");
+        return wrong("have one rank and one alpha: PEFT would ignore a pattern");
     }
     Ok(())
 }

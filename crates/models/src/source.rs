@@ -126,7 +126,7 @@ pub trait WeightSource {
         match bias.to_f32().iter().position(|value| *value != 0.0) {
             None => Ok(None),
             Some(at) => {
-                let what = format!("element {at} is not zero, and the config says that there is no bias");
+                let what = format!("element {at} is not zero, but the config says that there is no bias");
                 Err(ModelError::Tensor { name, what })
             }
         }
@@ -188,7 +188,7 @@ pub(crate) fn check_shape(tensor: &Tensor, shape: &[usize]) -> Result<(), ModelE
     if tensor.shape == shape {
         return Ok(());
     }
-    let what = format!("its shape is {:?}, the config says {shape:?}", tensor.shape);
+    let what = format!("its shape is {:?}, but the config says {shape:?}", tensor.shape);
     Err(ModelError::Tensor { name: tensor.name.to_string(), what })
 }
 

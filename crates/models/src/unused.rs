@@ -54,7 +54,9 @@ fn part_of_model(here: &str, layers: usize) -> Option<String> {
     if let Some(rest) = inner.filter(|rest| rest.starts_with("layers.")) {
         return Some(match layer_of(rest) {
             Some(layer) if layer >= layers => {
-                format!("it is of layer {layer}, counted from 0, and `num_hidden_layers` of config.json is {layers}")
+                format!(
+                    "it belongs to layer {layer} (counted from 0), but `num_hidden_layers` in config.json is {layers}"
+                )
             }
             _ => "config.json describes no such tensor of this layer".to_string(),
         });

@@ -83,7 +83,10 @@ impl Weights {
         if self.scales(&tensor)?.is_some() {
             self.fp8(tensor.name)?;
             if tensor.shape.len() != 2 {
-                return Err(wrong(name, format!("a float8 tensor of {} dimensions is no matrix", tensor.shape.len())));
+                return Err(wrong(
+                    name,
+                    format!("a float8 tensor of {} dimensions is not a matrix", tensor.shape.len()),
+                ));
             }
         }
         Ok(Some(Copied::Numbers(tensor)))
@@ -105,7 +108,7 @@ impl Weights {
         check_shape(&tensor, shape)?;
         let block = self.fp8(tensor.name)?.block;
         let &[rows, columns] = shape else {
-            return Err(wrong(tensor.name, format!("a float8 tensor of {} dimensions is no matrix", shape.len())));
+            return Err(wrong(tensor.name, format!("a float8 tensor of {} dimensions is not a matrix", shape.len())));
         };
         check_shape(&scales, &fp8::scale_shape(rows, columns, block))?;
         let values = fp8::dequantise(tensor.name, tensor.bytes, columns, &scales.to_f32()?, block)?;
@@ -130,8 +133,8 @@ impl Weights {
         match (tensor.dtype == Dtype::F8E4M3, there) {
             (false, false) => Ok(None),
             (true, true) => Ok(Some(self.checkpoint.get(&name)?)),
-            (true, false) => Err(wrong(tensor.name, format!("it holds F8_E4M3, and there is no {name}"))),
-            (false, true) => Err(wrong(tensor.name, format!("it holds {}, and yet there is {name}", tensor.dtype))),
+            (true, false) => Err(wrong(tensor.name, format!("it holds F8_E4M3, but there is no {name}"))),
+            (false, true) => Err(wrong(tensor.name, format!("it holds {}, but there is a {name}", tensor.dtype))),
         }
     }
 
@@ -140,7 +143,7 @@ impl Weights {
             Quantization::Fp8(config) => Ok(config),
             _ => Err(wrong(
                 name,
-                "it holds F8_E4M3, and the config has no `quantization_config` of method fp8".to_string(),
+                "it holds F8_E4M3, but the config has no `quantization_config` of method fp8".to_string(),
             )),
         }
     }
@@ -164,13 +167,13 @@ impl Weights {
     fn gptq(&self, path: &str, file_path: &str) -> Result<&GptqConfig, ModelError> {
         let wrong = |what: &str| Err(wrong(&format!("{file_path}.qweight"), what.to_string()));
         let Quantization::Gptq(config) = &self.quantization else {
-            return wrong("it is quantised, and the config has no `quantization_config` of method gptq");
+            return wrong("it is quantised, but the config has no `quantization_config` of method gptq");
         };
         if self.excluded.iter().any(|pattern| pattern.is_match(path) || pattern.is_match(file_path)) {
-            return wrong("it is quantised, and the config's `dynamic` says that it is not");
+            return wrong("it is quantised, but the config's `dynamic` says that it is not");
         }
         if path == "lm_head" && !config.lm_head {
-            return wrong("it is quantised, and the config's `lm_head` says that it is not");
+            return wrong("it is quantised, but the config's `lm_head` says that it is not");
         }
         Ok(config)
     }

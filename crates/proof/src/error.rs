@@ -21,7 +21,7 @@ pub enum FileError {
     InUse { folder: PathBuf, process: Option<u32> },
     #[error("{} is {found}, not a regular file", path.display())]
     NotRegular { path: PathBuf, found: &'static str },
-    #[error("{} has {bytes} bytes or more, the limit is {limit}", path.display())]
+    #[error("{} has {bytes} bytes or more; the limit is {limit}", path.display())]
     TooLarge { path: PathBuf, bytes: u64, limit: u64 },
     /// The file breaks the rules of its format.
     #[error("{} is malformed: {what}", path.display())]

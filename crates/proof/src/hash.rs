@@ -169,7 +169,7 @@ impl Manifest {
         let path = folder.join(Self::NAME);
         let Stored { schema, run, base, files, digest: recorded } = json::read::<Stored<UniqueMap<FileRecord>>>(&path)?;
         if schema != Self::SCHEMA && schema != Self::EARLIER {
-            let what = format!("its schema is {}, this version reads `{}`", quoted(&schema), Self::SCHEMA);
+            let what = format!("its schema is {}, but this version reads `{}`", quoted(&schema), Self::SCHEMA);
             return Err(FileError::malformed(&path, what));
         }
         if let Some(name) = files.0.keys().find(|name| !is_plain(name)) {
@@ -230,7 +230,7 @@ impl Manifest {
                 found => found.map_err(|error| FileError::from_io("read", &path, error))?,
             };
             if found.len() != record.size || !found.is_file() {
-                return altered(name, format!("{} bytes are recorded, {} found", record.size, found.len()));
+                return altered(name, format!("{} bytes are recorded, but it has {}", record.size, found.len()));
             }
         }
         Ok(())
@@ -241,7 +241,7 @@ impl Manifest {
         for (name, record) in &self.files {
             let found = Hash::of_file(&folder.join(name))?;
             if found != record.blake3 {
-                return altered(name, format!("hash {} is recorded, {found} found", record.blake3));
+                return altered(name, format!("the recorded hash is {}, but it has {found}", record.blake3));
             }
         }
         Ok(())
@@ -309,7 +309,7 @@ mod tests {
         let (name, what) = refusal();
         assert!(name == "b" && what.starts_with("hash "), "{what}");
         put("b", "22");
-        assert_eq!(refusal(), ("b".to_string(), "1 bytes are recorded, 2 found".to_string()));
+        assert_eq!(refusal(), ("b".to_string(), "1 bytes are recorded, but it has 2".to_string()));
         put("aa", "");
         assert_eq!(refusal(), ("aa".to_string(), "it is not in the manifest".to_string()));
         std::fs::remove_file(folder.join("a")).expect("removed");

@@ -278,7 +278,7 @@ fn keep_up_to(path: &Path, step: u64, recorded: Option<Hash>) -> Result<Hash, Fi
     let altered = |number: usize| FileError::Altered {
         path: path.to_path_buf(),
         what: format!(
-            "line {number}: a line up to here is missing or is not the one that the checkpoint of step {step} knows"
+            "line {number}: a line up to here is missing or differs from what the checkpoint of step {step} recorded"
         ),
     };
     let mut reader: Box<dyn BufRead> = match regular::if_there(regular::open(path))? {

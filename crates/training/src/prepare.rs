@@ -212,7 +212,7 @@ pub fn data_config(run: &Run, files: &[PathBuf]) -> Result<DataConfig, DataError
 fn hold_out(train: &mut Vec<Row>, count: usize, seed: u64) -> Result<Vec<Row>, RunError> {
     if count >= train.len() {
         let what = format!("{count} rows are held out of {}: nothing is left to train on", train.len());
-        return Err(RunError::Refused { what, hint: "lower `val_set_size`, or give an evaluation file" });
+        return Err(RunError::Refused { what, hint: "lower `val_set_size`, or name an evaluation file" });
     }
     let mut held = data::order(seed, u64::MAX, train.len())[..count].to_vec();
     held.sort_unstable();

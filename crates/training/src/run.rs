@@ -152,9 +152,9 @@ fn with_changed_keys(error: checkpoint::Error, run: &Run) -> RunError {
     let Ok(saved) = config::read(&run.output_dir.join(RESOLVED), &[]) else { return error.into() };
     let named = run.differences(&saved.run).into_iter().map(|(key, now, before)| match key.as_str() {
         "training.rows_per_update" => format!(
-            "an update has {now} rows, it had {before} (training.micro_batch_size × training.gradient_accumulation_steps)"
+            "an update has {now} rows, but had {before} (training.micro_batch_size × training.gradient_accumulation_steps)"
         ),
-        _ => format!("`{key}` is {now}, it was {before}"),
+        _ => format!("`{key}` is {now}, but was {before}"),
     });
     let mut changed: Vec<String> = named.collect();
     if changed.is_empty() {

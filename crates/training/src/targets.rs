@@ -34,7 +34,7 @@ pub fn check(model: &Config, trained: &Trained) -> Result<(), RunError> {
     patterns("rank_pattern", lora.rank_pattern.keys(), &adapted)?;
     patterns("alpha_pattern", lora.alpha_pattern.keys(), &adapted)?;
     if adapted.is_empty() {
-        let what = "no module of the model is a target: `exclude_modules` takes all that are named".to_string();
+        let what = "no module of the model is a target: `exclude_modules` excludes all that are named".to_string();
         return Err(refused(what, listed("the linear modules are", &short(&all.modules))));
     }
     Ok(())

@@ -136,7 +136,7 @@ fn profiles(given: Option<&str>) -> Result<Vec<Profile>, Failure> {
             .into_iter()
             .find(|profile| profile.name() == name)
             .map(|profile| vec![profile])
-            .ok_or_else(|| Failure::usage(format!("unknown profile `{name}`"), "x2 and x3 exist")),
+            .ok_or_else(|| Failure::usage(format!("unknown profile `{name}`"), "use x2 or x3")),
     }
 }
 

@@ -148,16 +148,16 @@ fn configured(path: &Path, overrides: &[String]) -> Result<Subject, Failure> {
 fn published(arguments: &Arguments) -> Result<Subject, Failure> {
     let model = shape(&arguments.model)?;
     let profile = Profile::ALL.into_iter().find(|profile| profile.name() == arguments.profile);
-    let profile = profile.ok_or_else(|| Failure::usage("unknown profile", "x2 and x3 exist"))?;
+    let profile = profile.ok_or_else(|| Failure::usage("unknown profile", "use x2 or x3"))?;
     let policy = Policy::ALL.into_iter().find(|policy| policy.name() == arguments.checkpointing);
-    let policy = policy.ok_or_else(|| Failure::usage("unknown policy", "none, selective and full exist"))?;
+    let policy = policy.ok_or_else(|| Failure::usage("unknown policy", "use none, selective or full"))?;
     let targets =
         ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_proj_qkv", "out_proj"];
     let targets = if arguments.model == SPARSE { &targets[..4] } else { &targets };
     let trained = match &arguments.method[..] {
         "lora" => Trained::Lora(LoraConfig::new(arguments.rank as usize, f64::from(2 * arguments.rank), targets)),
         "full" => Trained::Full,
-        _ => return Err(Failure::usage("unknown method", "lora and full exist")),
+        _ => return Err(Failure::usage("unknown method", "use lora or full")),
     };
     Ok(Subject {
         name: arguments.model.clone(),
@@ -253,7 +253,9 @@ fn measure<B: Backend>(backend: B, subject: &Subject, arguments: &Arguments, ops
 
 fn stopped(error: &StepError) -> Failure {
     match error {
-        StepError::Device(failure) => Failure::device(failure.to_string(), "`isobit devices` lists what there is"),
+        StepError::Device(failure) => {
+            Failure::device(failure.to_string(), "`isobit devices` lists what this machine has")
+        }
         other => Failure { code: 5, message: other.to_string(), hint: None },
     }
 }
@@ -277,13 +279,13 @@ const OTHERS: [(&str, &str); 2] = [
 ];
 
 fn shape(model: &str) -> Result<Config, Failure> {
-    let bug = |error: isobit_models::ModelError| Failure::usage(error.to_string(), "this is a bug of the benchmark");
+    let bug = |error: isobit_models::ModelError| Failure::usage(error.to_string(), "this is a bug in the benchmark");
     if let Some((_, text)) = OTHERS.into_iter().find(|(name, _)| *name == model) {
         return Config::parse(text).map_err(bug);
     }
     let shape = SHAPES.into_iter().find(|(name, _)| *name == model);
     let (_, [hidden, intermediate, layers, heads, kv_heads, vocabulary]) = shape.ok_or_else(|| {
-        Failure::usage(format!("unknown shape `{model}`"), "tiny, 0.5B, 1.5B, moe-small and hybrid-small exist")
+        Failure::usage(format!("unknown shape `{model}`"), "use tiny, 0.5B, 1.5B, moe-small or hybrid-small")
     })?;
     let text = format!(
         r#"{{"model_type":"qwen2","hidden_size":{hidden},"intermediate_size":{intermediate},"num_hidden_layers":{layers},

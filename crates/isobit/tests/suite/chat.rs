@@ -84,7 +84,7 @@ fn messages_of_several_lines_and_commands() {
     }
     let ran = chat(&folder, b"1+2=\n/reset\n7+1=\n/nothing\n/quit\n5+5=\n", &[]);
     assert_eq!(ran.out, format!("{}\n{}\n", of("1+2="), of("7+1=")));
-    ran.says(0, &["conversation cleared\n", "there is no /nothing"]);
+    ran.says(0, &["conversation cleared\n", "unknown command /nothing"]);
     chat(&folder, b"/help\n", &[]).says(0, &["/reset", "/quit", "backslash"]);
 }
 

@@ -88,7 +88,7 @@ fn rows_of_tokens_need_no_tokenizer() {
     assert!(shown.out.contains("row 1 from") && shown.out.contains("row 2 from"), "{}", shown.out);
     // What training refuses, the check refuses.
     folder.put("data.jsonl", "{\"input_ids\":[1,2,352]}\n");
-    let want = "`input_ids[2]` is 352, and token ids are below 352 here";
+    let want = "`input_ids[2]` is 352, but token ids are below 352 here";
     assert!(folder.run(&check).out.contains(want));
     folder.run(&check).says(3, &["1 of 1 rows cannot be trained on"]);
     folder.train("out2", &[]).says(3, &[want]);

@@ -170,9 +170,9 @@ fn an_adapter_on_a_base_of_other_weights_is_told() {
     let mut tensors = weights(folder.shape, 1);
     tensors[0].2[9] = 0.5;
     folder.put_model("other", &config_json(folder.shape), &tensors);
-    told("other").says(0, &["warning: the adapter was trained on another base"]);
+    told("other").says(0, &["warning: the adapter was trained on a different base"]);
     let eval = ["eval", "--model", "other", "--adapter", "adapter", "--data", "data.jsonl"];
-    folder.run(&eval).says(0, &["warning: the adapter was trained on another base"]);
+    folder.run(&eval).says(0, &["warning: the adapter was trained on a different base"]);
     // Without a word about its base there is nothing to compare.
     std::fs::remove_file(folder.path("adapter/MANIFEST.json")).expect("removed");
     assert_eq!(told("other").err, "");
@@ -258,7 +258,7 @@ fn configs_of_adapters_that_do_not_fit() {
     set("alora_invocation_tokens", serde_json::json!([1])).says(8, &["`alora_invocation_tokens` is [1]"]);
     set("modules_to_save", "lm_head".into()).says(8, &["`modules_to_save` is \"lm_head\""]);
     set("rank_pattern", "x".into()).says(8, &["`rank_pattern` is \"x\""]);
-    set("of_tomorrow", 2.into()).says(8, &["`of_tomorrow` is 2", "not known"]);
+    set("of_tomorrow", 2.into()).says(8, &["`of_tomorrow` is 2", "unknown key"]);
     set("r", 8.into()).says(8, &["lora_A", "[4, 32]", "[8, 32]"]);
     set("r", (1u64 << 60).into()).says(8, &["adapter_config.json", "`r`"]);
     set("target_modules", serde_json::json!(["nothing"])).says(2, &["no module of the model is a target"]);
@@ -273,7 +273,7 @@ fn an_adapter_of_another_model() {
     let wide = Shape { hidden: 64, ..Shape::TINY };
     folder.put_model("wide", &config_json(wide), &weights(wide, 2));
     let ran = folder.run(&["eval", "--model", "wide", "--data", "data.jsonl", "--adapter", "adapter"]);
-    ran.says(8, &["lora_A", "[4, 32]", "[4, 64]", "made for the base `model`, and --model is wide"]);
+    ran.says(8, &["lora_A", "[4, 32]", "[4, 64]", "made for the base `model`, but --model is wide"]);
     let ran = folder.run(&["eval", "--model", "model", "--data", "data.jsonl", "--adapter", "someone/adapter"]);
     ran.says(2, &["someone/adapter does not exist", "hub"]);
     folder.run(&["eval", "--model", "model", "--data", "none.jsonl"]).says(2, &["none.jsonl does not exist"]);

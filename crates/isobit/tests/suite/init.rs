@@ -90,7 +90,7 @@ fn other_data_and_other_names() {
 fn what_is_there_stays() {
     let folder = Folder::new(Shape::TINY);
     folder.put("run.toml", "mine");
-    folder.run(&["init", "model", "data.jsonl"]).says(2, &["run.toml is there already", "--force"]);
+    folder.run(&["init", "model", "data.jsonl"]).says(2, &["run.toml already exists", "--force"]);
     assert_eq!(folder.text("run.toml"), "mine");
     folder.run(&["init", "model", "data.jsonl", "--force"]).says(0, &[]);
     assert_ne!(folder.text("run.toml"), "mine");

@@ -79,7 +79,7 @@ fn overrides() {
         ("adapter.type=qlora", ["--set adapter.type=qlora", "4-bit GPTQ"]),
         ("base_model=data.jsonl", ["data.jsonl is not a folder", "config.json"]),
         ("datasets.0.path=nowhere.jsonl", ["nowhere.jsonl does not exist", "check the path"]),
-        ("datasets.0.path=model", ["model is a folder", "name a file"]),
+        ("datasets.0.path=model", ["model is a folder", "name files"]),
         ("datasets.0.path=data.jsonl/x", ["data.jsonl/x does not exist", "check the path"]),
         ("eval.path=nowhere.jsonl", ["nowhere.jsonl does not exist", "check the path"]),
     ] {
@@ -145,7 +145,7 @@ fn tensors_that_nothing_would_read() {
         config["num_hidden_layers"] = 1.into();
         folder.put("model/config.json", config.to_string());
     };
-    refused(fewer, &[], 8, &["model.layers.1.", "it is of layer 1", "`num_hidden_layers` of config.json is 1"]);
+    refused(fewer, &[], 8, &["model.layers.1.", "it belongs to layer 1", "`num_hidden_layers` of config.json is 1"]);
     let add = |name: &'static str, value: f32| {
         move |all: &mut Vec<Named>| all.push((name.to_string(), vec![32], vec![value; 32]))
     };
@@ -227,7 +227,7 @@ fn indexes_that_promise_too_much() {
             folder.put("model/model.safetensors.index.json", serde_json::json!({ "weight_map": map }).to_string());
         }
     };
-    refused(index(serde_json::json!({ "w": "gone.safetensors" })), &[], 8, &["gone.safetensors is not there"]);
+    refused(index(serde_json::json!({ "w": "gone.safetensors" })), &[], 8, &["gone.safetensors is missing"]);
     refused(index(serde_json::json!({ "stranger": "part.safetensors" })), &[], 8, &["stranger"]);
     refused(index(serde_json::json!([])), &[], 8, &["model.safetensors.index.json"]);
     refused(index(serde_json::json!({ "w": 7 })), &[], 8, &["model.safetensors.index.json"]);
@@ -306,14 +306,14 @@ fn rows_that_are_too_long_are_cut_and_counted() {
     let long = format!("{{\"prompt\":\"1\",\"completion\":\"{}\"}}\n", "12 ".repeat(200));
     folder.put("data.jsonl", rows(40) + &long + &long);
     let ran = folder.trained("out", &["max_steps=1"]);
-    assert!(ran.err.contains("warning: 2 rows are cut at 64 tokens"), "{}", ran.err);
+    assert!(ran.err.contains("warning: 2 rows are truncated to 64 tokens"), "{}", ran.err);
 }
 
 #[test]
 fn a_tokenizer_of_another_model() {
     let folder = Folder::new(Shape { vocabulary: 64, ..Shape::TINY });
     let ran = folder.train("out", &[]);
-    ran.says(2, &["the tokenizer gives token", "the model has 64"]);
+    ran.says(2, &["the tokenizer produces token", "the model has 64"]);
 }
 
 #[test]
@@ -331,10 +331,10 @@ fn output_folders() {
     let before = folder.text("held/config.resolved.toml");
     folder.train("held", &[]).says(2, &["held already holds a run", "--resume"]);
     let ran = folder.train("held", &["--resume", "learning_rate=2e-2", "threads=2"]);
-    ran.says(2, &["held/checkpoint-12", "`training.learning_rate` is 0.02, it was 0.01"]);
+    ran.says(2, &["held/checkpoint-12", "`training.learning_rate` is 0.02, but was 0.01"]);
     assert!(!ran.err.contains("threads"), "{}", ran.err);
-    folder.train("held", &["--resume", "seed=8"]).says(2, &["`seed` is 8, it was 7", "its data is"]);
-    let parts = ["an update has 12 rows, it had 8", "hint: set `training.gradient_accumulation_steps`"];
+    folder.train("held", &["--resume", "seed=8"]).says(2, &["`seed` is 8, but was 7", "its data is"]);
+    let parts = ["an update has 12 rows, but had 8", "hint: set `training.gradient_accumulation_steps`"];
     folder.train("held", &["--resume", "gradient_accumulation_steps=3"]).says(2, &parts);
     folder.put("data.jsonl", rows(41));
     folder.train("held", &["--resume"]).says(2, &["its data is"]);

@@ -329,7 +329,9 @@ fn other_files_in_the_folder_are_not_touched() {
     folder.trained("run", &[]);
     std::fs::create_dir(folder.path("run/.checkpoint-9.partial")).expect("folder");
     folder.put("run/.checkpoint-9.partial/thesis.txt", "years of work");
-    folder.train("run", &["--resume"]).says(2, &[".checkpoint-9.partial", "holds files that are not of a checkpoint"]);
+    folder
+        .train("run", &["--resume"])
+        .says(2, &[".checkpoint-9.partial", "holds files that do not belong to a checkpoint"]);
     assert_eq!(folder.text("run/.checkpoint-9.partial/thesis.txt"), "years of work");
     std::fs::remove_dir_all(folder.path("run/.checkpoint-9.partial")).expect("removed");
     // A folder of which only the metrics, or only the result, is left.

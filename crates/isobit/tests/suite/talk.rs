@@ -44,7 +44,7 @@ fn a_log_file_lives() {
     }
     // Resumed after its end, a run says where it stood.
     let ran = folder.trained("out", &["logging_steps=5", "--resume"]);
-    assert_eq!(lines(&ran.err, "going on after 12 of 12 updates").len(), 1, "{}", ran.err);
+    assert_eq!(lines(&ran.err, "resuming after 12 of 12 updates").len(), 1, "{}", ran.err);
     let quiet = folder.trained("quiet", &["-q"]);
     assert_eq!((quiet.out.as_str(), quiet.err.as_str()), ("", ""));
 }
@@ -215,6 +215,6 @@ mod signals {
         let ran = signalled(&folder, &overrides, step as usize, "kill -INT PID; kill -TERM PID");
         ran.says(9, &[&format!("stopped now: nothing since checkpoint {step} was saved\n")]);
         assert_eq!(folder.pointer("out", "latest"), step);
-        assert!(ran.err.contains(&format!("going on after {step} of 400 updates")), "{}", ran.err);
+        assert!(ran.err.contains(&format!("resuming after {step} of 400 updates")), "{}", ran.err);
     }
 }

@@ -149,7 +149,8 @@ impl<B: Backend> Builder<'_, B> {
         if equal {
             return Ok(());
         }
-        let what = format!("it is not {table}, and `tie_word_embeddings` of config.json says that they are one");
+        let what =
+            format!("it differs from {table}, but `tie_word_embeddings` in config.json says that they are the same");
         Err(ModelError::Tensor { name: name.to_string(), what })
     }
 

@@ -24,7 +24,7 @@ pub(crate) fn read(text: &TextConfig) -> Result<AttentionConfig, ModelError> {
     let heads = heads(text)?;
     let rotary_width = text.rope.width(text.fields, heads.head_width, 1.0)?;
     if rotary_width != heads.head_width {
-        return Err(text.fields.wrong("`partial_rotary_factor` is below one: this family turns whole heads"));
+        return Err(text.fields.wrong("`partial_rotary_factor` is below one: this family rotates whole heads"));
     }
     rotated(text, &heads, rotary_width)
 }
@@ -42,7 +42,7 @@ pub(crate) fn heads(text: &TextConfig) -> Result<GroupedHeads, ModelError> {
     let head_width = match fields.optional_size("head_dim", AXIS_MAX)?.or(text.defaults.head_width) {
         Some(width) => width,
         None if hidden.is_multiple_of(heads) => hidden / heads,
-        None => return Err(fields.wrong(format!("hidden_size {hidden} is no multiple of {heads} heads"))),
+        None => return Err(fields.wrong(format!("hidden_size {hidden} is not a multiple of {heads} heads"))),
     };
     let kv_heads = fields.optional_size("num_key_value_heads", AXIS_MAX)?.or(text.defaults.kv_heads).unwrap_or(heads);
     if !heads.is_multiple_of(kv_heads) {
@@ -111,7 +111,9 @@ pub(crate) fn typed_windows(text: &TextConfig) -> Result<TypedWindows, ModelErro
     let of = |kind: &Value| match (kind.as_str(), window) {
         (Some("full_attention"), _) => Ok(None),
         (Some("sliding_attention"), Some(window)) => Ok(Some(window)),
-        (Some("sliding_attention"), None) => Err(fields.wrong("`layer_types` slides without a `sliding_window`")),
+        (Some("sliding_attention"), None) => {
+            Err(fields.wrong("`layer_types` has sliding_attention without a `sliding_window`"))
+        }
         _ => Err(fields.wrong(format!("layer type {} is not full_attention or sliding_attention", shown(kind)))),
     };
     let layers = types.iter().map(of).collect::<Result<_, _>>()?;

@@ -89,7 +89,7 @@ impl<'a> Fields<'a> {
     pub(crate) fn alias(&self, names: [&str; 2], most: u64, default: usize) -> Result<usize, ModelError> {
         let [first, second] = names;
         match (self.whole(first, 0, most)?, self.whole(second, 0, most)?) {
-            (Some(a), Some(b)) if a != b => Err(self.wrong(format!("`{first}` is {a}, `{second}` is {b}"))),
+            (Some(a), Some(b)) if a != b => Err(self.wrong(format!("`{first}` is {a}, but `{second}` is {b}"))),
             (a, b) => Ok(a.or(b).unwrap_or(default)),
         }
     }

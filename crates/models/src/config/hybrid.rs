@@ -52,7 +52,7 @@ fn delta(text: &TextConfig, projections: DeltaProjections) -> Result<DeltaConfig
         (size("linear_num_key_heads", AXIS_MAX, 16)?, size("linear_num_value_heads", AXIS_MAX, 32)?);
     if !value_heads.is_multiple_of(key_heads) {
         let what =
-            format!("`linear_num_value_heads` {value_heads} is no multiple of `linear_num_key_heads` {key_heads}");
+            format!("`linear_num_value_heads` {value_heads} is not a multiple of `linear_num_key_heads` {key_heads}");
         return Err(text.fields.wrong(what));
     }
     Ok(DeltaConfig {

@@ -73,7 +73,7 @@ impl ExpertsDefaults {
         let step = fields.size("decoder_sparse_step", AXIS_MAX, Some(1))?;
         let plain = fields.numbers("mlp_only_layers", AXIS_MAX)?.unwrap_or_default();
         if let Some(layer) = plain.iter().find(|layer| **layer >= layers) {
-            return Err(fields.wrong(format!("`mlp_only_layers` names layer {layer} of {layers}")));
+            return Err(fields.wrong(format!("`mlp_only_layers` names layer {layer}, but there are {layers} layers")));
         }
         let any = self.count(fields)? > 0;
         let mut sparse: Vec<bool> = (1..=layers).map(|number| any && number.is_multiple_of(step)).collect();
@@ -94,24 +94,26 @@ pub(crate) fn gated_shared_expert(fields: Fields) -> Result<SharedExpert, ModelE
 pub(crate) fn check_experts(fields: Fields, config: &ExpertsConfig) -> Result<(), ModelError> {
     let ExpertsConfig { experts, chosen, groups, kept_groups, .. } = *config;
     if experts == 0 {
-        return Err(fields.wrong("a layer of experts has none: the number of experts is 0"));
+        return Err(fields.wrong("a layer has experts, but the number of experts is 0"));
     }
     if chosen > experts {
-        return Err(fields.wrong(format!("`num_experts_per_tok` is {chosen}, there are {experts} experts")));
+        return Err(fields.wrong(format!("`num_experts_per_tok` is {chosen}, but there are {experts} experts")));
     }
     if !experts.is_multiple_of(groups) {
         return Err(fields.wrong(format!("`n_group` {groups} does not divide {experts} experts")));
     }
     let size = experts / groups;
     if groups > 1 && size < 2 {
-        return Err(fields.wrong(format!("`n_group` {groups} leaves one expert a group: a group's score takes two")));
+        return Err(
+            fields.wrong(format!("`n_group` {groups} leaves one expert per group, but a group's score needs two"))
+        );
     }
     if kept_groups > groups {
-        return Err(fields.wrong(format!("`topk_group` is {kept_groups}, `n_group` is {groups}")));
+        return Err(fields.wrong(format!("`topk_group` is {kept_groups}, but `n_group` is {groups}")));
     }
     if chosen > kept_groups * size {
         let what =
-            format!("`num_experts_per_tok` is {chosen}, `topk_group` {kept_groups} leaves {}", kept_groups * size);
+            format!("`num_experts_per_tok` is {chosen}, but `topk_group` {kept_groups} leaves {}", kept_groups * size);
         return Err(fields.wrong(what));
     }
     Ok(())

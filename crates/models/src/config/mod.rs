@@ -161,7 +161,7 @@ mod tests {
             ("\"vocab_size\":97,", "", "`vocab_size` is missing"),
             ("\"vocab_size\":97", "\"vocab_size\":1e99", "vocab_size"),
             ("\"hidden_size\":32", "\"hidden_size\":-1", "hidden_size"),
-            ("\"hidden_size\":32", "\"hidden_size\":34", "no multiple of 4 heads"),
+            ("\"hidden_size\":32", "\"hidden_size\":34", "not a multiple of 4 heads"),
             ("\"num_key_value_heads\":2", "\"num_key_value_heads\":3", "do not share"),
             ("\"qwen2\"", "\"gpt2\"", "gpt2"),
             ("\"num_hidden_layers\":3", "\"num_hidden_layers\":4000000000", "num_hidden_layers"),

@@ -75,7 +75,7 @@ impl Rope {
         let width = libm::trunc(head_width as f64 * share) as usize;
         if width == 0 || width > head_width || !width.is_multiple_of(2) {
             return Err(fields.wrong(format!(
-                "`partial_rotary_factor` {share} turns {width} of {head_width} channels, not an even number of them"
+                "`partial_rotary_factor` {share} rotates {width} of {head_width} channels, which is not an even number"
             )));
         }
         Ok(width)
@@ -90,7 +90,7 @@ impl Rope {
         }
         let pairs = rotary_width / 2;
         Err(fields
-            .wrong(format!("`mrope_section` is not three numbers whose sum is {pairs}, the pairs that are turned")))
+            .wrong(format!("`mrope_section` is not three numbers whose sum is {pairs}, the number of rotated pairs")))
     }
 
     /// The factor applied twice to the scale of latent attention

@@ -73,22 +73,22 @@ fn latent(text: &TextConfig) -> Result<LatentConfig, ModelError> {
     let heads = fields.size("num_attention_heads", AXIS_MAX, text.defaults.heads)?;
     let kv_heads = fields.size("num_key_value_heads", AXIS_MAX, text.defaults.kv_heads)?;
     if kv_heads != heads {
-        return Err(fields
-            .wrong(format!("`num_key_value_heads` is {kv_heads}, `num_attention_heads` {heads}: they must agree")));
+        return Err(fields.wrong(format!(
+            "`num_key_value_heads` is {kv_heads}, but `num_attention_heads` is {heads}: they must be equal"
+        )));
     }
     let width = |key: &str, default: usize| fields.size(key, HEAD_WIDTH_MAX as u64, Some(default));
     let (plain_width, rotary_width) = (width("qk_nope_head_dim", 128)?, width("qk_rope_head_dim", 64)?);
     let key_width = plain_width + rotary_width;
     if key_width > HEAD_WIDTH_MAX {
-        return Err(
-            fields.wrong(format!("`qk_nope_head_dim` and `qk_rope_head_dim` make {key_width}, over {HEAD_WIDTH_MAX}"))
-        );
+        return Err(fields
+            .wrong(format!("`qk_nope_head_dim` and `qk_rope_head_dim` add up to {key_width}, over {HEAD_WIDTH_MAX}")));
     }
     if !rotary_width.is_multiple_of(2) {
         return Err(fields.wrong(format!("`qk_rope_head_dim` {rotary_width} is odd")));
     }
     if rope.partial.is_some_and(|share| share != 1.0) {
-        return Err(fields.wrong("`partial_rotary_factor` is not one: `qk_rope_head_dim` says what is turned"));
+        return Err(fields.wrong("`partial_rotary_factor` is not one: `qk_rope_head_dim` sets what is rotated"));
     }
     rope.check_sections(fields, rotary_width)?;
     // Null means that queries have a single projection.

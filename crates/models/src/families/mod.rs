@@ -103,7 +103,7 @@ pub(crate) fn of_file(outer: Fields<'_>) -> Result<(&'static Family, Option<Fiel
     let Some(inner) = outer.object("text_config")? else { return Ok((of_type(model_type)?, None)) };
     let Some(family) = FAMILIES.into_iter().find(|family| family.multimodal_types.contains(&model_type)) else {
         return Err(wrong(format!(
-            "model_type {} has a `text_config`: it is no known multimodal model",
+            "model_type {} has a `text_config`, but is not a known multimodal model",
             quoted(model_type)
         )));
     };

@@ -292,7 +292,7 @@ fn quantisation_is_read_from_both_places() {
 fn inconsistent_values_are_refused_by_key() {
     let cases = [
         (qwen3_moe(), "/num_experts_per_tok", json!(65), "`num_experts_per_tok` is 65"),
-        (qwen3_moe(), "/num_experts", json!(4), "`num_experts_per_tok` is 8, there are 4"),
+        (qwen3_moe(), "/num_experts", json!(4), "`num_experts_per_tok` is 8, but there are 4"),
         (qwen3_moe(), "/num_local_experts", json!(4), "`num_experts` is 128, `num_local_experts` is 4"),
         (qwen3_moe(), "/mlp_only_layers", json!([48]), "`mlp_only_layers` names layer 48 of 48"),
         (qwen3_moe(), "/mlp_only_layers", json!([-1]), "`mlp_only_layers` holds -1"),
@@ -314,7 +314,7 @@ fn inconsistent_values_are_refused_by_key() {
         (qwen35_moe(), "/text_config/linear_conv_kernel_dim", json!(9), "`linear_conv_kernel_dim` is 9"),
         (qwen35_moe(), "/text_config/linear_key_head_dim", json!(512), "`linear_key_head_dim` is 512"),
         (qwen35_moe(), "/text_config/shared_expert_intermediate_size", json!(0), "`shared_expert_intermediate_size`"),
-        (qwen35_moe(), "/text_config/num_experts", json!(0), "has none"),
+        (qwen35_moe(), "/text_config/num_experts", json!(0), "the number of experts is 0"),
         (qwen35_moe(), "/text_config/attn_output_gate", json!(false), "`attn_output_gate`"),
         (qwen35_moe(), "/text_config/tie_word_embeddings", json!(true), "`tie_word_embeddings` is true in"),
         (qwen35_moe(), "/text_config/model_type", json!("qwen3_moe"), "holds a text model of type"),
@@ -322,7 +322,7 @@ fn inconsistent_values_are_refused_by_key() {
         (deepseek(), "/n_group", json!(7), "`n_group` 7 does not divide"),
         (deepseek(), "/n_group", json!(33), "`n_group` is 33"),
         (deepseek(), "/topk_group", json!(9), "`topk_group` is 9"),
-        (deepseek(), "/n_routed_experts", json!(8), "leaves one expert a group"),
+        (deepseek(), "/n_routed_experts", json!(8), "leaves one expert per group"),
         (deepseek(), "/num_key_value_heads", json!(8), "`num_key_value_heads` is 8"),
         (deepseek(), "/qk_rope_head_dim", json!(63), "`qk_rope_head_dim` 63 is odd"),
         (deepseek(), "/qk_nope_head_dim", json!(200), "make 264"),

@@ -64,7 +64,7 @@ impl Checkpoint {
                 return Err(malformed(format!("{} is not the name of a file in this folder", quoted(name))));
             }
             files.push(match SafeTensors::open(&folder.join(name)) {
-                Err(FileError::Missing { .. }) => return Err(malformed(format!("the shard {name} is not there"))),
+                Err(FileError::Missing { .. }) => return Err(malformed(format!("the shard {name} is missing"))),
                 result => result?,
             });
         }
@@ -175,7 +175,7 @@ mod tests {
         let cases = [
             (r#"{"weight_map":{"b":"m-1.safetensors"}}"#, 8, "tensor `b` is not in `m-1.safetensors`"),
             (r#"{"weight_map":{"a":"m-1.safetensors","b":"m-2.safetensors"}}"#, 8, "tensor `a` is in two shards"),
-            (r#"{"weight_map":{"a":"m-3.safetensors"}}"#, 8, "the shard m-3.safetensors is not there"),
+            (r#"{"weight_map":{"a":"m-3.safetensors"}}"#, 8, "the shard m-3.safetensors is missing"),
             (r#"{"weight_map":{"a":"../m-1.safetensors"}}"#, 8, "not the name of a file"),
             (r#"{"weight_map":{"a":"/etc/passwd"}}"#, 8, "not the name of a file"),
             (r#"{"weight_map":{"a":".."}}"#, 8, "not the name of a file"),

@@ -75,7 +75,7 @@ impl SafeTensors {
         let length = length as usize;
         let Some((json, data)) = rest.split_at_checked(length) else {
             return Err(malformed(format!(
-                "its header is {length} bytes, only {} follow: it was cut short",
+                "its header is {length} bytes, but only {} follow: the file is truncated",
                 rest.len()
             )));
         };
@@ -334,7 +334,7 @@ mod tests {
             (b"", "shorter than 8"),
             (b"1234567", "shorter than 8"),
             (&[255; 16], "is this a safetensors file?"),
-            (&[9, 0, 0, 0, 0, 0, 0, 0, b'{', b'}'], "cut short"),
+            (&[9, 0, 0, 0, 0, 0, 0, 0, b'{', b'}'], "truncated"),
             (&[0; 8], "does not start with"),
         ];
         for (bytes, expected) in cases {

@@ -74,7 +74,9 @@ fn check_tiling(entries: &[HeaderEntry], data_bytes: usize) -> Result<(), String
         reached = entry.end;
     }
     if reached > data_bytes {
-        return Err(format!("tensors need {reached} bytes of data, the file has {data_bytes}: it was cut short"));
+        return Err(format!(
+            "the tensors need {reached} bytes of data, but the file has {data_bytes}: it is truncated"
+        ));
     }
     if reached < data_bytes {
         return Err(format!("{} bytes after the last tensor belong to no tensor", data_bytes - reached));
@@ -194,7 +196,7 @@ fn entry(
         end.checked_sub(begin).ok_or_else(|| format!("data_offsets end at {end}, before they begin at {begin}"))?;
     match dtype.bytes_of(&shape) {
         Some(needed) if needed == found => Ok(HeaderEntry { name, dtype, shape, begin, end }),
-        Some(needed) => Err(format!("shape {shape:?} of {dtype} needs {needed} bytes, data_offsets span {found}")),
+        Some(needed) => Err(format!("shape {shape:?} of {dtype} needs {needed} bytes, but data_offsets span {found}")),
         None => Err(format!("shape {shape:?} of {dtype} is not a whole number of bytes that fits 64 bits")),
     }
 }
@@ -262,7 +264,7 @@ mod tests {
             ("{} x".to_string(), 0, "trailing"),
             ("{\"a\":1}".to_string(), 0, "expected dtype, shape and data_offsets of tensor `a`"),
             (one("F33", "[1]", "[0,4]"), 4, "unknown dtype `F33`"),
-            (one("F32", "[1]", "[0,8]"), 8, "needs 4 bytes, data_offsets span 8"),
+            (one("F32", "[1]", "[0,8]"), 8, "needs 4 bytes, but data_offsets span 8"),
             (one("F32", "[1]", "[4,0]"), 4, "before they begin"),
             (one("F32", "[1]", "[0]"), 4, "must be two numbers"),
             (one("F32", "[1]", "[0,4,8]"), 4, "more than 2 numbers"),
@@ -273,7 +275,7 @@ mod tests {
             (one("F4", "[3]", "[0,2]"), 2, "whole number of bytes"),
             (one("F32", "[1]", "[4,8]"), 8, "4 bytes before tensor `a` belong to no tensor"),
             (one("F32", "[1]", "[0,4]"), 5, "1 bytes after the last tensor"),
-            (one("F32", "[1]", "[0,4]"), 3, "cut short"),
+            (one("F32", "[1]", "[0,4]"), 3, "truncated"),
             (r#"{"__metadata__":{},"__metadata__":{}}"#.to_string(), 0, "`__metadata__` appears twice"),
             (r#"{"__metadata__":{"a":"1","a":"1"}}"#.to_string(), 0, "the key `a` appears twice"),
             (r#"{"__metadata__":{"a":1}}"#.to_string(), 0, "invalid type"),

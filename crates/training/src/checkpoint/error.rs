@@ -11,7 +11,7 @@ pub enum Error {
     File(#[from] FileError),
 
     /// Every file is as recorded, but together they are inconsistent.
-    #[error("{} cannot be continued: {what}", path.display())]
+    #[error("{} cannot be resumed: {what}", path.display())]
     Inconsistent { path: PathBuf, what: String },
 
     /// A valid checkpoint that belongs to a different run.
@@ -27,18 +27,18 @@ pub enum Error {
     Holds { folder: PathBuf },
 
     /// There are checkpoints, but nothing records which of them to resume from.
-    #[error("{} holds {newest} and no latest.json that says where to go on", folder.display())]
+    #[error("{} holds {newest}, but no latest.json that says where to resume", folder.display())]
     NoPointer { folder: PathBuf, newest: String },
 
     #[error("{} has no {name}", folder.display())]
     NoSuch { folder: PathBuf, name: String },
 
     /// A number that the requested format cannot hold.
-    #[error("{tensor} holds {value:e}, which is beyond {format}")]
+    #[error("{tensor} holds {value:e}, which does not fit in {format}")]
     Beyond { tensor: String, value: f32, format: &'static str },
 
     /// The same step was saved before with different bits.
-    #[error("{} exists already and its {file} holds other bytes", folder.display())]
+    #[error("{} already exists, and its {file} has different bytes", folder.display())]
     Exists { folder: PathBuf, file: String },
 }
 
@@ -80,9 +80,9 @@ impl Error {
                 Some("resume with the config, data and model it was made with, or choose another output_dir")
             }
             Self::Foreign { .. } => Some("move it away, or choose another `output_dir`"),
-            Self::Holds { .. } => Some("add `--resume` to go on with it, or choose another `output_dir`"),
+            Self::Holds { .. } => Some("add `--resume` to continue it, or choose another `output_dir`"),
             Self::NoPointer { .. } => {
-                Some("`--resume-from checkpoint-N` goes on from one that is there; else choose another `output_dir`")
+                Some("`--resume-from checkpoint-N` resumes from one that is there; or choose another `output_dir`")
             }
             Self::NoSuch { .. } => Some("name one of the `checkpoint-N` folders there; `ls` shows them"),
             Self::Beyond { .. } => {

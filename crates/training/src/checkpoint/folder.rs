@@ -80,7 +80,7 @@ impl Pointer {
         }
         let Some(checkpoint) = checkpoint else { return Ok(None) };
         if !folder_of(output_dir, step).is_dir() {
-            let what = format!("{checkpoint} is not there");
+            let what = format!("{checkpoint} is missing");
             return Err(FileError::Altered { path, what }.into());
         }
         Ok(Some(Self { step, metric: metric_bits.map(|bits| bits.0) }))
@@ -226,8 +226,8 @@ fn check_partial(folder: &Path, is_of_final: &dyn Fn(&str) -> bool) -> Result<()
             || if is_final { is_of_final(name) || name == Manifest::NAME } else { OF_CHECKPOINT.contains(&name) };
         match is_ours {
             true => {}
-            false if is_final => return foreign("holds files that are not of `final`, and would be removed"),
-            false => return foreign("holds files that are not of a checkpoint, and would be removed"),
+            false if is_final => return foreign("holds files that do not belong to `final` and would be removed"),
+            false => return foreign("holds files that do not belong to a checkpoint and would be removed"),
         }
     }
     Ok(())

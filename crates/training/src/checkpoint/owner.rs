@@ -164,7 +164,7 @@ fn has_metrics(output_dir: &Path) -> bool {
     is_filled && begins_with(&path, metrics::LINE_START).unwrap_or(false)
 }
 
-pub(super) const NOT_OURS: &str = "was not made by Isobit, and a run would write over it";
+pub(super) const NOT_OURS: &str = "was not made by Isobit, and a run would overwrite it";
 
 /// Whether any run made it.
 fn is_of_a_run(folder: &Path) -> bool {

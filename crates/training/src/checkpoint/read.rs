@@ -132,7 +132,7 @@ fn check_moments(optimizer: &SafeTensors, weights: &SafeTensors) -> Result<(), E
         names[order].insert(of);
     }
     if names[0] != names[1] {
-        return Err(inconsistent("a first moment stands without its second".to_string()));
+        return Err(inconsistent("a first moment has no second moment".to_string()));
     }
     Ok(())
 }

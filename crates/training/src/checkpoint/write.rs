@@ -195,7 +195,10 @@ fn publish(
     let failed = |error| FileError::from_io("write", folder, error);
     if folder.symlink_metadata().is_ok() {
         if !owner::is_ours(folder, run) {
-            return Err(Error::Foreign { path: folder.to_path_buf(), what: "is in the way, and not of this run" });
+            return Err(Error::Foreign {
+                path: folder.to_path_buf(),
+                what: "is in the way, and does not belong to this run",
+            });
         }
         remove_folder(folder, watch)?;
     }

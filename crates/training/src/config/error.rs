@@ -24,7 +24,7 @@ pub enum Error {
     #[error("{place}: `{key}` must be {expected}, found {found}")]
     WrongType { place: Origin, key: String, expected: &'static str, found: String, hint: String },
 
-    #[error("{place}: `{key}` says again what `{earlier_key}` said at {earlier}")]
+    #[error("{place}: `{key}` repeats `{earlier_key}` from {earlier}")]
     Twice { place: Origin, key: String, earlier: Origin, earlier_key: String },
 
     #[error("{place}: `{key}` = {value}: {why}")]
@@ -53,7 +53,7 @@ impl Error {
             Self::Read { source: FileError::NotRegular { .. } } => "name a TOML file; `isobit init` writes one",
             Self::Read { .. } => "check the path; `isobit init` writes a new config",
             Self::TooLarge { .. } | Self::NotText { .. } => "a config is a short TOML file; was a data file given?",
-            Self::Syntax { .. } => "strings stand in quotes, and a section begins with [name]",
+            Self::Syntax { .. } => "strings need quotes, and a section begins with [name]",
             Self::Twice { .. } => "keep one of them",
             Self::Missing { hint, .. } => hint,
             Self::Override { .. } => "write --set key=value, for example --set training.learning_rate=1e-4",

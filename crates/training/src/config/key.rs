@@ -117,18 +117,18 @@ use ValueKind::{
 pub const KEYS: &[Key] = &[
     key(Top, "base_model", &["model_name_or_path", "model"], Text, Required, NO, "folder of the model in Hugging Face layout"),
     key(Top, "data_workers", &["dataloader_num_workers", "workers"], Whole, Integer(1), NO, "threads that prepare data"),
-    key(Top, "date", &[], Text, Str(DEFAULT_DATE), YES, "date that chat templates see as today, YYYY-MM-DD"),
+    key(Top, "date", &[], Text, Str(DEFAULT_DATE), YES, "date that chat templates take as today, YYYY-MM-DD"),
     key(Top, "device", &["devices"], TextOrTexts, Str("cpu"), NO, "cpu, opencl:0, cuda:0 or auto"),
     key(Top, "output_dir", &[], Text, Required, NO, "folder of the run"),
     key(Top, "profile", &[], Text, Str("x2"), YES, "x2, or x3 for the accuracy of float32"),
     key(Top, "report_to_tensorboard", &["tensorboard"], Switch, Off, NO, "also write TensorBoard event files"),
     key(Top, "seed", &[], Whole, Integer(42), YES, "seed of data order, dropout and new adapter weights"),
-    key(Top, "threads", &["num_threads"], Whole, Integer(0), NO, "compute threads; 0: every core, which is also the limit"),
+    key(Top, "threads", &["num_threads"], Whole, Integer(0), NO, "compute threads; 0: one per core, which is also the maximum"),
 
     key(Datasets, "path", &["file"], Text, Required, NO, "training data, a JSONL file"),
 
     key(Eval, "eval_strategy", &["evaluation_strategy", "strategy"], Text, Depends("\"steps\" with eval_steps; else \"epoch\" if there are rows to evaluate on, \"no\" if not"), YES, "no, steps or epoch"),
-    key(Eval, "eval_steps", &["steps"], Whole, Unset, YES, "evaluate every so many updates"),
+    key(Eval, "eval_steps", &["steps"], Whole, Unset, YES, "evaluate every N updates"),
     key(Eval, "micro_batch_size", &["per_device_eval_batch_size", "eval_batch_size"], Whole, Depends("that of [training]"), NO, "rows evaluated at once"),
     key(Eval, "path", &["file"], Text, Unset, NO, "evaluation data, a JSONL file"),
     key(Eval, "val_set_size", &[], CountOrShare, Integer(0), YES, "rows, or share of the rows, held out of the training data for evaluation"),
@@ -142,28 +142,28 @@ pub const KEYS: &[Key] = &[
     key(Training, "completion_field", &["field_output"], Text, Unset, YES, "field that holds the completion, with prompt_field"),
     key(Training, "completion_only_loss", &["train_on_completions_only"], Switch, On, YES, "in rows of prompt and completion, train on the completion only"),
     key(Training, "drop_special_token_rows", &[], Switch, Off, YES, "drop rows whose text contains the text of a special token"),
-    key(Training, "early_stopping_patience", &[], Whole, Integer(0), YES, "stop after so many evaluations without improvement; 0: never"),
+    key(Training, "early_stopping_patience", &[], Whole, Integer(0), YES, "stop after N evaluations without improvement; 0: never"),
     key(Training, "gradient_accumulation_steps", &["grad_accumulation_steps"], Whole, Integer(1), NO, "micro-batches per update"),
     key(Training, "gradient_checkpointing", &["activation_checkpointing"], SwitchOrText, Str("full"), NO, "none, selective or full: recomputes activations to save memory, same bits"),
-    key(Training, "gradient_groups", &[], Whole, Integer(1), YES, "groups whose gradients are summed separately and then combined; only 1 is possible yet"),
+    key(Training, "gradient_groups", &[], Whole, Integer(1), YES, "groups whose gradients are summed separately and then combined; only 1 is supported"),
     key(Training, "learning_rate", &["lr"], Number, Depends("0.0002 with LoRA, else 0.00002"), YES, "peak learning rate"),
     key(Training, "load_best_model_at_end", &[], Switch, Off, YES, "the final folder holds the best checkpoint, not the last"),
-    key(Training, "logging_steps", &[], Whole, Integer(10), NO, "log metrics every so many updates"),
+    key(Training, "logging_steps", &[], Whole, Integer(10), NO, "log metrics every N updates"),
     key(Training, "lr_scheduler_type", &["lr_scheduler"], Text, Str("linear"), YES, "constant, constant_with_warmup, linear, cosine or cosine_with_min_lr"),
-    key(Training, "max_grad_norm", &["gradient_clipping"], Number, Float(1.0), YES, "gradients are clipped to this norm; 0: never"),
-    key(Training, "max_seq_length", &["max_length", "sequence_len", "cutoff_len"], Whole, Integer(1024), YES, "tokens of a row; longer rows are cut"),
-    key(Training, "max_steps", &[], Whole, Integer(0), YES, "updates of the run, instead of num_epochs; 0 or -1: by epochs"),
+    key(Training, "max_grad_norm", &["gradient_clipping"], Number, Float(1.0), YES, "gradients are clipped to this norm; 0: no clipping"),
+    key(Training, "max_seq_length", &["max_length", "sequence_len", "cutoff_len"], Whole, Integer(1024), YES, "maximum tokens per row; longer rows are truncated"),
+    key(Training, "max_steps", &[], Whole, Integer(0), YES, "number of updates, instead of num_epochs; 0 or -1: use num_epochs"),
     key(Training, "metric_for_best", &["metric_for_best_model"], Text, Str("loss"), YES, "metric that decides the best checkpoint: loss"),
     key(Training, "micro_batch_size", &["per_device_train_batch_size", "batch_size"], Whole, Integer(8), NO, "rows computed at once"),
     key(Training, "min_lr", &[], Number, Unset, YES, "final learning rate of cosine_with_min_lr"),
     key(Training, "min_lr_rate", &["min_lr_ratio"], Number, Unset, YES, "the same as a share of learning_rate"),
     key(Training, "num_epochs", &["num_train_epochs", "epochs"], Number, Float(3.0), YES, "passes over the data"),
-    key(Training, "prompt_field", &["field_instruction"], Text, Unset, YES, "field that holds the prompt, for data with its own field names"),
+    key(Training, "prompt_field", &["field_instruction"], Text, Unset, YES, "field that holds the prompt, for data with custom field names"),
     key(Training, "sample_packing", &["packing"], Switch, Off, YES, "pack several rows into one sequence"),
     key(Training, "save_dtype", &[], Text, Str("float32"), NO, "float32, bfloat16 or float16: how the final folder stores weights"),
-    key(Training, "save_steps", &[], Whole, Integer(500), NO, "save a checkpoint every so many updates"),
+    key(Training, "save_steps", &[], Whole, Integer(500), NO, "save a checkpoint every N updates"),
     key(Training, "save_strategy", &[], Text, Str("steps"), NO, "no, steps or epoch"),
-    key(Training, "save_total_limit", &[], Whole, Integer(0), NO, "newest checkpoints kept; the best stays too; 0: all"),
+    key(Training, "save_total_limit", &[], Whole, Integer(0), NO, "newest checkpoints to keep; the best is kept too; 0: all"),
     key(Training, "warmup_ratio", &[], Number, Float(0.0), YES, "warm-up of the learning rate, as a share of the updates"),
     key(Training, "warmup_steps", &[], CountOrShare, Integer(0), YES, "warm-up in updates; below 1, as a share of them"),
     key(Training, "weight_decay", &[], Number, Float(0.0), YES, "decoupled weight decay; not on biases and norms"),
@@ -257,7 +257,7 @@ pub(super) fn hint_for_unknown(section: Section, typed: &str) -> String {
         Some(key) => format!("did you mean `{}` under {}?", key.name, key.section.heading()),
         None => {
             let names: Vec<&str> = in_section(section).filter(|key| worth_naming(key)).map(|key| key.name).collect();
-            format!("known here: {}", names.join(", "))
+            format!("known keys here: {}", names.join(", "))
         }
     }
 }
@@ -353,6 +353,6 @@ mod tests {
         assert_eq!(hint_for_unknown(Section::Training, "lora_rr"), "did you mean `lora_r` under [adapter]?");
         assert!(!hint_for_unknown(Section::Training, "flash_attention").contains("gradient_groups"));
         assert!(!hint_for_unknown(Section::Training, "gradient_group").contains("gradient_groups"));
-        assert!(hint_for_unknown(Section::Adapter, "flash_attention").starts_with("known here: alpha_pattern, "));
+        assert!(hint_for_unknown(Section::Adapter, "flash_attention").starts_with("known keys here: alpha_pattern, "));
     }
 }

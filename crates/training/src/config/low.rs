@@ -171,7 +171,7 @@ impl Low {
             _ => return Err(wrong("each dataset begins with [[datasets]], in double brackets")),
         }
         if self.datasets.len() > DATASETS_MAX {
-            return Err(wrong("a run has 1024 datasets at most"));
+            return Err(wrong("a run has at most 1024 datasets"));
         }
         Ok(())
     }
@@ -274,7 +274,7 @@ fn hint_for_type(key: &Key, value: &Value) -> String {
         Value::Text(text) if text.parse::<f64>().is_ok() => "remove the quotes".to_string(),
         Value::Text(text) if text == "true" || text == "false" => "remove the quotes".to_string(),
         Value::Text(text) if key.kind == ValueKind::Texts => format!("write [{text:?}]"),
-        Value::Number(number) if key.kind == ValueKind::Whole => format!("write it without a point; {number} has one"),
+        Value::Number(number) if key.kind == ValueKind::Whole => format!("write {number} without a decimal point"),
         _ => format!("`{}` is: {}", key.name, key.help),
     }
 }

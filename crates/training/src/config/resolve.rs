@@ -62,7 +62,7 @@ fn devices(top: &Table<'_>) -> Result<Vec<Device>, Error> {
         return Err(entry.invalid("the list has no device or too many", "name one device"));
     }
     if devices.len() > 1 && devices.contains(&Device::Auto) {
-        return Err(entry.invalid("auto stands alone", "name one device"));
+        return Err(entry.invalid("auto cannot be listed with other devices", "name one device"));
     }
     Ok(devices)
 }
@@ -90,7 +90,7 @@ fn date(top: &Table<'_>) -> Result<String, Error> {
     let Some(entry) = top.get("date") else { return Ok(DEFAULT_DATE.to_string()) };
     match &entry.value {
         Value::Text(text) if is_date(text) => Ok(text.clone()),
-        _ => Err(entry.invalid("not a day of the calendar", "write it as YYYY-MM-DD, for example \"2025-01-01\"")),
+        _ => Err(entry.invalid("not a valid date", "write it as YYYY-MM-DD, for example \"2025-01-01\"")),
     }
 }
 
@@ -140,7 +140,7 @@ fn eval_rows(table: &Table<'_>) -> Result<EvalRows, Error> {
         (Some(path), EvalRows::None) => Ok(EvalRows::File(PathBuf::from(path))),
         (Some(_), _) => {
             let entry = table.get("val_set_size").expect("rows are held out because the key is there");
-            Err(entry.invalid("[eval] has a path too", "keep one of them; val_set_size = 0 holds nothing out"))
+            Err(entry.invalid("[eval] also has a path", "keep one of them; val_set_size = 0 holds nothing out"))
         }
     }
 }

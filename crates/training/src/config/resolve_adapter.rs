@@ -18,7 +18,7 @@ pub(super) fn adapter(table: &Table<'_>) -> Result<Adapter, Error> {
         table.get("type").filter(|entry| entry.texts().iter().any(|text| text.eq_ignore_ascii_case("qlora")))
     {
         let hint = "write type = \"lora\", and name a base_model that is stored as 4-bit GPTQ: its weights stay packed";
-        return Err(entry.invalid("an adapter is one thing, four bits of the base another", hint));
+        return Err(entry.invalid("whether the base has 4 bits is a property of the base, not of the adapter", hint));
     }
     let chosen = table.one_of("type", &names)?;
     let stray = table.entries.iter().find(|(key, _)| match chosen {
@@ -29,7 +29,7 @@ pub(super) fn adapter(table: &Table<'_>) -> Result<Adapter, Error> {
     if let Some((_, entry)) = stray {
         let kind = table.get("type").map_or("lora".to_string(), |entry| entry.texts().concat());
         return Err(
-            entry.invalid(&format!("it has no meaning with type = \"{kind}\""), "remove this line, or change type")
+            entry.invalid(&format!("it has no effect with type = \"{kind}\""), "remove this line, or change type")
         );
     }
     match chosen {
@@ -72,12 +72,12 @@ fn targets(table: &Table<'_>) -> Result<Targets, Error> {
         // As an expression a single name matches no path.
         Value::Text(text) if text.chars().all(|letter| letter.is_alphanumeric() || letter == '_') => Err(entry
             .invalid(
-                "a string is an expression for whole paths, and this is a name",
+                "a string is a regular expression for whole paths, but this is a name",
                 "\"all-linear\", a list: [\"q_proj\", \"v_proj\"], or an expression: '.*\\.[qv]_proj'",
             )),
         // An empty list is how "all" is written out.
         Value::Text(_) if !layers(table)?.is_empty() => {
-            Err(entry.invalid("layers_to_transform goes with names", "let the expression choose the layers"))
+            Err(entry.invalid("layers_to_transform needs a list of names", "let the expression choose the layers"))
         }
         Value::Text(text) => Ok(Targets::Matching(text.clone())),
         _ => match names(table, "lora_target_modules")? {
@@ -95,7 +95,7 @@ fn names(table: &Table<'_>, key: &str) -> Result<Vec<String>, Error> {
     let mut names: Vec<String> = Vec::new();
     for name in entry.texts() {
         if name.is_empty() || names.contains(&name) {
-            return Err(entry.invalid("a name is empty or stands twice", "name every module once"));
+            return Err(entry.invalid("a name is empty or repeated", "name every module once"));
         }
         names.push(name);
     }

@@ -69,7 +69,7 @@ fn agree(table: &Table<'_>, training: &Training) -> Result<(), Error> {
     if let Some(entry) = table.get("gradient_groups")
         && training.gradient_groups != 1
     {
-        return Err(entry.invalid("the gradients of an update are one group in this version", "remove this line"));
+        return Err(entry.invalid("only one group is supported", "remove this line"));
     }
     if let Some(entry) = table.get("warmup_steps").or(table.get("warmup_ratio"))
         && training.scheduler == Scheduler::Constant
@@ -127,7 +127,7 @@ fn scheduler(table: &Table<'_>, usual_rate: f64) -> Result<Scheduler, Error> {
         }
         (Scheduler::CosineWithMinLr { .. }, None) => {
             let entry = table.get("lr_scheduler_type").expect("this schedule is never the default");
-            Err(entry.invalid("it does not say where the learning rate ends", "add min_lr_rate = 0.1"))
+            Err(entry.invalid("the final learning rate is missing", "add min_lr_rate = 0.1"))
         }
         (named, None) => Ok(named),
         (_, Some(entry)) => {
@@ -140,7 +140,7 @@ fn scheduler(table: &Table<'_>, usual_rate: f64) -> Result<Scheduler, Error> {
 #[expect(clippy::float_arithmetic, reason = "a share of the learning rate, once, on the host")]
 fn min_lr_rate(table: &Table<'_>, entry: &Entry, usual_rate: f64) -> Result<f64, Error> {
     if table.get("min_lr").is_some() && table.get("min_lr_rate").is_some() {
-        return Err(entry.invalid("min_lr_rate is there too", "keep one of them"));
+        return Err(entry.invalid("min_lr_rate is also set", "keep one of them"));
     }
     let at_most_one = |share: f64| (0.0..=1.0).contains(&share);
     if table.get("min_lr_rate").is_some() {
@@ -163,7 +163,7 @@ fn warmup(table: &Table<'_>) -> Result<Warmup, Error> {
     };
     match (steps, table.get("warmup_steps")) {
         (Warmup::Steps(0), _) if ratio > 0.0 => Ok(Warmup::Share(ratio)),
-        (_, Some(entry)) if ratio > 0.0 => Err(entry.invalid("warmup_ratio is there too", "keep one of them")),
+        (_, Some(entry)) if ratio > 0.0 => Err(entry.invalid("warmup_ratio is also set", "keep one of them")),
         (steps, _) => Ok(steps),
     }
 }

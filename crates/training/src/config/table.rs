@@ -74,7 +74,7 @@ impl Table<'_> {
             None => Ok(None),
             Some(entry) => match &entry.value {
                 Value::Text(text) if !text.is_empty() && !text.contains('\0') => Ok(Some(text.clone())),
-                _ => Err(entry.invalid("nothing is named", "write what it names, or remove the line")),
+                _ => Err(entry.invalid("it is empty", "give it a value, or remove the line")),
             },
         }
     }
@@ -167,7 +167,7 @@ pub(super) fn every(
         (Strategy::Unsaid, None) => Ok(default),
         (Strategy::Steps, None) if default_steps.is_none() => {
             let entry = table.get(strategy).expect("the strategy was said");
-            Err(entry.invalid("it does not say how many", &format!("add {steps} = 50")))
+            Err(entry.invalid("the number of steps is missing", &format!("add {steps} = 50")))
         }
         (Strategy::Unsaid, Some(_)) | (Strategy::Steps, _) => Ok(Every::Steps(count)),
         (Strategy::No, None) => Ok(Every::Never),

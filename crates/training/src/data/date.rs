@@ -30,7 +30,8 @@ pub(super) struct Date {
 impl Date {
     /// `YYYY-MM-DD`.
     pub(super) fn parse(text: &str) -> Result<Self, DataError> {
-        let wrong = || DataError::Setting { setting: "date", why: format!("`{text}` is no day written YYYY-MM-DD") };
+        let wrong =
+            || DataError::Setting { setting: "date", why: format!("`{text}` is not a date written as YYYY-MM-DD") };
         let digits = |range| text.get(range).filter(|part: &&str| part.bytes().all(|byte| byte.is_ascii_digit()));
         let number = |range| digits(range).and_then(|part| part.parse::<u32>().ok()).ok_or_else(wrong);
         if text.len() != 10 || text.get(4..5) != Some("-") || text.get(7..8) != Some("-") {

@@ -36,7 +36,7 @@ impl DataErrorKind {
 pub enum DataError {
     #[error("data setting `{setting}`: {why}")]
     Setting { setting: &'static str, why: String },
-    #[error("the system starts no thread to read data with: {source}")]
+    #[error("cannot start a thread to read data: {source}")]
     Threads { source: std::io::Error },
     #[error("{} does not exist", path.display())]
     Missing { path: PathBuf },
@@ -52,15 +52,15 @@ pub enum DataError {
     ModelFile { path: PathBuf, why: String },
     #[error("chat template {name}: {why}")]
     Template { name: String, why: String },
-    #[error("{}:{line}: {format} data needs the tokenizer, and the model folder has no tokenizer.json", file.display())]
+    #[error("{}:{line}: {format} data needs the tokenizer, but the model folder has no tokenizer.json", file.display())]
     NoTokenizer { file: PathBuf, line: usize, format: RowFormat },
-    #[error("the tokenizer gives token {token}, the model has {vocabulary} ({}:{line})", file.display())]
+    #[error("the tokenizer produces token {token}, but the model has {vocabulary} tokens ({}:{line})", file.display())]
     Vocabulary { file: PathBuf, line: usize, token: u32, vocabulary: usize },
-    #[error("{}:{line}: {format} data needs a chat template, and the model has none", file.display())]
+    #[error("{}:{line}: {format} data needs a chat template, but the model has none", file.display())]
     NoTemplate { file: PathBuf, line: usize, format: RowFormat },
     #[error("{}:{line}: chat template {template} marks no assistant text: {why}", file.display())]
     NoAssistantMask { file: PathBuf, line: usize, template: String, why: String },
-    #[error("{}:{line}: plain text ends with an end-of-text token, and the tokenizer names none", file.display())]
+    #[error("{}:{line}: plain text ends with an end-of-text token, but the tokenizer has none", file.display())]
     NoEndOfText { file: PathBuf, line: usize },
     #[error("{} holds no row", file.display())]
     Empty { file: PathBuf },
@@ -102,26 +102,26 @@ pub enum RowError {
     Json { why: String },
     #[error("{bytes} bytes in one row, {limit} at most")]
     TooLong { bytes: usize, limit: usize },
-    #[error("a row is a JSON object, and this is {found}")]
+    #[error("a row must be a JSON object, but this is {found}")]
     NotObject { found: &'static str },
-    #[error("`{field}` must be {want}, and is {found}")]
+    #[error("`{field}` must be {want}, but is {found}")]
     Field { field: String, want: &'static str, found: String },
     #[error("`{field}` has {count} items, {limit} at most")]
     TooMany { field: String, count: usize, limit: usize },
     #[error("the number {number} in a conversation cannot be kept exactly")]
     Number { number: String },
     #[error(
-        "`{field}` is {id}, and token ids are {}",
+        "`{field}` is {id}, but token ids are {}",
         match limit { Some(limit) => format!("below {limit} here"), None => "not negative and below 2³²".into() }
     )]
     Id { field: String, id: i64, limit: Option<u32> },
-    #[error("labels[{index}] is {label}, and the token there is {id}: a token can only be learnt as itself")]
+    #[error("labels[{index}] is {label}, but the token there is {id}: a label must equal its token")]
     Label { index: usize, label: i64, id: u32 },
     #[error("role `{role}` is unknown")]
     Role { role: String },
     #[error("`{field}` has `from` where messages have `role`")]
     FromAndValue { field: String },
-    #[error("messages[{turn}]: which text is the assistant's is ambiguous: {why}")]
+    #[error("messages[{turn}]: cannot tell which text is the assistant's: {why}")]
     Turn { turn: usize, why: String },
     #[error("chat template {template}: {why}")]
     Render { template: String, why: String },
@@ -132,7 +132,7 @@ pub enum RowError {
     Refused { template: String, message: String },
     #[error("the text contains U+{code:04X}, which marks the spans of assistant text")]
     Reserved { code: u32 },
-    #[error("the text contains `{token}`, so that the end of an assistant turn is ambiguous")]
+    #[error("the text contains `{token}`, so the end of an assistant turn is ambiguous")]
     Ambiguous { token: String },
     #[error("the tokenizer fails: {why}")]
     Tokenizer { why: String },
@@ -187,12 +187,12 @@ impl DataError {
             Self::Missing { .. } => "check the path; paths are relative to the current folder".into(),
             Self::NotRegular { .. } => "put a regular file, or a link to one, in its place".into(),
             Self::NoTokenizer { .. } => {
-                "a model folder holds config.json, tokenizer.json and *.safetensors; only rows of input_ids go without a tokenizer".into()
+                "a model folder holds config.json, tokenizer.json and *.safetensors; only rows of input_ids need no tokenizer".into()
             }
             Self::Vocabulary { .. } => "use the tokenizer that belongs to the model".into(),
-            Self::Folder { .. } => "name a file of it; several can be named".into(),
+            Self::Folder { .. } => "name files in it; several are allowed".into(),
             Self::Read { .. } => "check the disk and the permissions of the file".into(),
-            Self::FileTooLarge { .. } => "split the file; several files can be named".into(),
+            Self::FileTooLarge { .. } => "split the file; several files are allowed".into(),
             Self::ModelFile { .. } => "fetch the model's files again".into(),
             Self::Template { name, .. } => format!("compare {name} with the one the model was published with"),
             Self::NoTemplate { .. } => "put chat_template.jinja into the model folder, or use prompt/completion".into(),
@@ -213,14 +213,14 @@ impl DataError {
                 ..
             } => {
                 "the row has tool calls, and not every template takes them: `content` null, `arguments` as an object, \
-                 an answer of role `tool` after each call and `tools` in the row are what most want"
+                 an answer of role `tool` after each call and `tools` in the row are what most expect"
                     .into()
             }
             Self::Row { why, .. } => why.hint().into(),
             Self::Untrainable { why: Untrainable::Truncated, .. } => {
                 "raise max_seq_length, or set allow_untrainable_rows = true to drop such rows".into()
             }
-            Self::Untrainable { .. } => "mend the row, or set allow_untrainable_rows = true to drop such rows".into(),
+            Self::Untrainable { .. } => "fix the row, or set allow_untrainable_rows = true to drop such rows".into(),
             Self::TooManyTokens { .. } => "train on fewer files at a time".into(),
         }
     }
@@ -229,7 +229,7 @@ impl DataError {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Row { why, .. } => why.reason(),
-            Self::Mixed { .. } => "another format than the rows before",
+            Self::Mixed { .. } => "a different format from the rows before",
             Self::UnknownFormat { .. } => "no known format",
             Self::Untrainable { .. } => "no token to train on",
             _ => "cannot be read",
@@ -266,7 +266,7 @@ impl RowError {
         match self {
             Self::Limit { .. } => "compare the template with the one the model was published with",
             Self::Id { .. } => "tokenise the data with the tokenizer of this model",
-            Self::Label { .. } => "labels stand under their own tokens, not one further; -100 leaves a token out",
+            Self::Label { .. } => "each label stands at its own token, without a shift; -100 leaves a token out",
             Self::NotUtf8 { .. } => "convert the file to UTF-8",
             Self::Nul { .. } => "the file was probably cut off while it was written: write it again",
             Self::Json { .. } | Self::NotObject { .. } => "one JSON object a line, or one array of objects",
@@ -282,12 +282,12 @@ impl RowError {
             Self::Turn { .. } => {
                 "put {% generation %} … {% endgeneration %} around the assistant's text, or set assistant_only_loss = false"
             }
-            Self::Render { .. } | Self::Refused { .. } => "reorder the messages as the template wants them",
+            Self::Render { .. } | Self::Refused { .. } => "order the messages as the template expects",
             Self::Reserved { .. } => "remove the character; Unicode reserves it",
             Self::Ambiguous { .. } => {
                 "remove the token from the text, or set drop_special_token_rows = true to drop such rows"
             }
-            Self::Field { .. } | Self::Tokenizer { .. } => "correct the row, or remove it",
+            Self::Field { .. } | Self::Tokenizer { .. } => "fix the row, or remove it",
         }
     }
 }

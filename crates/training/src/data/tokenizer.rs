@@ -59,7 +59,7 @@ impl Tokenizer {
         let malformed = |why: String| DataError::ModelFile { path: path.clone(), why };
         let probe: Probe = serde_json::from_slice(&bytes).map_err(|error| malformed(error.to_string()))?;
         if probe.model.dropout.is_some_and(|dropout| dropout != 0.0) {
-            return Err(malformed("model.dropout makes tokens a matter of chance: set it to null".into()));
+            return Err(malformed("model.dropout makes tokens random: set it to null".into()));
         }
         let chains = [&probe.normalizer, &probe.pre_tokenizer, &probe.decoder];
         let growth = normalizers::growth(chains, &probe.added_tokens).map_err(malformed)?;

@@ -237,25 +237,25 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused() {
         for (row, want) in [
-            (r#"{"input_ids":[5,6],"position_ids":[1,2]}"#, "`position_ids[0]` must be 0 at the first token, and is 1"),
+            (r#"{"input_ids":[5,6],"position_ids":[1,2]}"#, "`position_ids[0]` must be 0 at the first token, but is 1"),
             (r#"{"input_ids":[5,6],"position_ids":[0,2]}"#, "`position_ids[1]` must be one more than before"),
             (r#"{"input_ids":[5,6],"position_ids":[0,-1]}"#, "`position_ids[1]` must be one more than before"),
             (r#"{"input_ids":[5,6],"position_ids":[0]}"#, "`position_ids` must be as long as input_ids"),
             (r#"{"input_ids":[5,6],"seq_lengths":[1]}"#, "`seq_lengths` must be the lengths of the documents"),
             (r#"{"input_ids":[5,6],"seq_lengths":[1,1,1]}"#, "3 lengths that do not sum to 2 tokens"),
             (r#"{"input_ids":[5,6],"seq_lengths":[9223372036854775807]}"#, "do not sum to 2 tokens"),
-            (r#"{"input_ids":[5,6],"seq_lengths":[2,0]}"#, "`seq_lengths[1]` must be above 0, and is 0"),
+            (r#"{"input_ids":[5,6],"seq_lengths":[2,0]}"#, "`seq_lengths[1]` must be above 0, but is 0"),
             (
                 r#"{"input_ids":[5,6],"seq_lengths":[2],"position_ids":[0,0]}"#,
-                "`seq_lengths` must be the lengths that position_ids shows, and is another list",
+                "`seq_lengths` must be the lengths that position_ids shows, but is another list",
             ),
-            (r#"{"input_ids":[5,100]}"#, "`input_ids[1]` is 100, and token ids are below 100"),
+            (r#"{"input_ids":[5,100]}"#, "`input_ids[1]` is 100, but token ids are below 100"),
             (r#"{"input_ids":[5,-1]}"#, "`input_ids[1]` is -1"),
             (r#"{"input_ids":[18446744073709551615]}"#, "`input_ids[0]` is"),
             (r#"{"input_ids":[5.0]}"#, "`input_ids[0]` must be a whole number"),
             (r#"{"input_ids":"5"}"#, "`input_ids` must be a list of whole numbers"),
             (r#"{"input_ids":[5,6],"labels":[5]}"#, "`labels` must be as long as input_ids"),
-            (r#"{"input_ids":[5,6],"labels":[6,-100]}"#, "labels[0] is 6, and the token there is 5"),
+            (r#"{"input_ids":[5,6],"labels":[6,-100]}"#, "labels[0] is 6, but the token there is 5"),
             (r#"{"input_ids":[5,6,7],"attention_mask":[1,0,1]}"#, "`attention_mask[1]`"),
             (r#"{"input_ids":[5],"attention_mask":[2]}"#, "`attention_mask[0]` must be 0 or 1"),
         ] {

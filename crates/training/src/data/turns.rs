@@ -68,7 +68,7 @@ pub(super) fn derive(
         match turns.render(conversation.messages.len(), false) {
             Ok(full) if full.text == text => break full,
             Ok(_) if turns.level == Level::Nothing => {
-                return Err(NoSpans::Template("it does not render the same conversation twice alike".into()));
+                return Err(NoSpans::Template("it does not render the same conversation the same way twice".into()));
             }
             Err(error) if turns.level == Level::Nothing => return Err(NoSpans::Row(error)),
             // The marks change what the template prints: use fewer.
@@ -118,7 +118,7 @@ impl Turns<'_> {
         if let Some((first, last)) = region
             && self.full.marks.iter().any(|(message, at)| *message != turn && first < *at && *at < last)
         {
-            return Err(ambiguous(turn, "another message stands inside it"));
+            return Err(ambiguous(turn, "it contains another message"));
         }
         if self.level == Level::All && region.is_none() && has_text(&self.conversation.messages[turn]) {
             return Err(ambiguous(turn, "the template leaves it out"));

@@ -137,7 +137,7 @@ fn damage_is_found_and_named() {
     let saved = save(folder.path(), &snapshot(5), None).expect("saved");
     fs::rename(&saved, folder_of(folder.path(), 6)).expect("renamed");
     let error = load(&folder_of(folder.path(), 6), &identity()).expect_err("not step 6");
-    assert!(error.to_string().ends_with("cannot be continued: it holds step 5"), "{error}");
+    assert!(error.to_string().ends_with("cannot be resumed: it holds step 5"), "{error}");
     assert_eq!(latest(folder.path()).expect_err("points at nothing").exit_code(), 8);
     for bad in ["", "{", "[]", r#"{"schema":"isobit.pointer/1","checkpoint":"../x","step":5}"#] {
         fs::write(folder.path().join("latest.json"), bad).expect("written");

@@ -267,12 +267,12 @@ fn faults_are_named_with_place_and_remedy() {
         (
             "[training]\nsave_steps = 2.5",
             &[],
-            "run.toml:6: `save_steps` must be a whole number, found a number (2.5)\nhint: write it without a point; 2.5 has one",
+            "run.toml:6: `save_steps` must be a whole number, found a number (2.5)\nhint: write 2.5 without a decimal point",
         ),
         (
             "[adapter]\nr = 8\nlora_r = 16",
             &[],
-            "run.toml:7: `lora_r` says again what `r` said at run.toml:6\nhint: keep one of them",
+            "run.toml:7: `lora_r` repeats `r` from run.toml:6\nhint: keep one of them",
         ),
         ("[adapter]\nr = 0", &[], "run.toml:6: `r` = 0: out of range\nhint: a whole number from 1 to 65536"),
         ("[adapter]\ndropout = 1", &[], "run.toml:6: `dropout` = 1.0: out of range\nhint: from 0, below 1"),
@@ -280,7 +280,7 @@ fn faults_are_named_with_place_and_remedy() {
         (
             "[adapter]\ntype = \"full\"\nr = 8",
             &[],
-            "run.toml:7: `r` = 8: it has no meaning with type = \"full\"\nhint: remove this line, or change type",
+            "run.toml:7: `r` = 8: it has no effect with type = \"full\"\nhint: remove this line, or change type",
         ),
         (
             "[eval]\neval_steps = 5",
@@ -300,12 +300,12 @@ fn faults_are_named_with_place_and_remedy() {
         (
             "[training]\nwarmup_steps = 5\nwarmup_ratio = 0.1",
             &[],
-            "run.toml:6: `warmup_steps` = 5: warmup_ratio is there too\nhint: keep one of them",
+            "run.toml:6: `warmup_steps` = 5: warmup_ratio is also set\nhint: keep one of them",
         ),
         (
             "[training]\ngradient_groups = 2",
             &[],
-            "run.toml:6: `gradient_groups` = 2: the gradients of an update are one group in this version\nhint: remove this line",
+            "run.toml:6: `gradient_groups` = 2: only one group is supported\nhint: remove this line",
         ),
         (
             "",

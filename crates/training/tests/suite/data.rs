@@ -298,10 +298,10 @@ fn rows_that_are_no_rows_name_their_line() {
         (b"{\"text\": \"a\0b\"}", "a NUL byte at column 12"),
         (b"\0\0\0\0", "a NUL byte at column 1"),
         (b"{\"text\": \"\\ud800\"}", "not JSON"),
-        (b"[1]", "a row is a JSON object, and this is an array"),
-        (b"\"text\"", "a row is a JSON object, and this is a string"),
-        (b"{\"messages\": \"hello\"}", "`messages` must be a list of messages, and is a string"),
-        (b"{\"messages\": [{\"role\": 5, \"content\": \"\"}]}", "`messages[0].role` must be a string, and is a number"),
+        (b"[1]", "a row must be a JSON object, but this is an array"),
+        (b"\"text\"", "a row must be a JSON object, but this is a string"),
+        (b"{\"messages\": \"hello\"}", "`messages` must be a list of messages, but is a string"),
+        (b"{\"messages\": [{\"role\": 5, \"content\": \"\"}]}", "`messages[0].role` must be a string, but is a number"),
         (b"{\"text\": 1, \"text\": 2}", "key `text` appears twice"),
         (b"{\"messages\": [], \"messages\": []} x", "not JSON"),
         (b"{} {}", "not JSON: trailing characters"),
@@ -389,7 +389,7 @@ fn a_template_that_marks_nothing_is_named() {
     assert!(
         error
             .to_string()
-            .contains("messages[1]: which text is the assistant's is ambiguous: the template leaves it out"),
+            .contains("messages[1]: cannot tell which text is the assistant's: the template leaves it out"),
         "{error}"
     );
 }
@@ -447,7 +447,7 @@ fn models_with_broken_files_are_errors() {
     assert!(!error.hint().contains("split"), "{}", error.hint());
     for (name, content, want) in [
         ("tokenizer.json", "{}", "model"),
-        ("tokenizer.json", "{\"model\": {\"dropout\": 0.1}}", "a matter of chance"),
+        ("tokenizer.json", "{\"model\": {\"dropout\": 0.1}}", "makes tokens random"),
         ("tokenizer.json", "not json", "expected"),
         ("tokenizer.json", &exploding, "the normalizer can make text more than 4096 times as long"),
         ("tokenizer_config.json", "{", "not JSON"),
@@ -529,7 +529,7 @@ fn rows_of_tokens_need_no_tokenizer_and_keep_their_documents() {
     };
     assert_eq!(load(packed, None).expect("data"), want);
     let error = load(packed, Some(9)).expect_err("an id the model does not have");
-    assert!(error.to_string().contains(":1: `input_ids[4]` is 9, and token ids are below 9 here"), "{error}");
+    assert!(error.to_string().contains(":1: `input_ids[4]` is 9, but token ids are below 9 here"), "{error}");
     let error = load(r#"{"text":"x"}"#, None).expect_err("text needs a tokenizer");
     assert!(
         matches!(error, DataError::NoTokenizer { line: 1, .. }) && error.kind() == DataErrorKind::Config,
@@ -580,10 +580,10 @@ fn checking_lists_every_bad_row() {
         let bad: Vec<_> = report.bad.iter().map(|row| (row.source.line, row.reason)).collect();
         let want = [
             (1, "not JSON"),
-            (3, "another format than the rows before"),
+            (3, "a different format from the rows before"),
             (4, "no token to train on"),
             (6, "not a JSON object"),
-            (7, "another format than the rows before"),
+            (7, "a different format from the rows before"),
         ];
         assert_eq!(bad, want);
         assert!(report.bad[0].message.contains("data.jsonl:1: not JSON"), "{}", report.bad[0].message);
@@ -613,7 +613,7 @@ fn hints_fit_the_mistake() {
         (
             MESSAGES.replace("\"content\":\"Seven.\"", "\"content\":null,\"function_call\":{}"),
             "`messages[1].function_call` must be absent: calls stand in `tool_calls`",
-            "correct the row",
+            "fix the row",
         ),
         (
             r#"{"conversations":[{"from":"human","value":"q"},{"from":"function_call","value":"{}"}]}"#.to_owned(),

@@ -189,7 +189,7 @@ fn choices_made_again_are_stopped_by_layer_op_and_counts() {
 #[test]
 fn with_kept_choices_shapes_agree_and_the_digest_names_the_op() {
     let setup = Setup::new(lora(), Profile::X2);
-    let error = setup.pass(FULL, Some(router_call(&setup, FULL)), false).map(|_| ()).expect_err("other bits");
+    let error = setup.pass(FULL, Some(router_call(&setup, FULL)), false).map(|_| ()).expect_err("different bits");
     let TapeError::Digest { layer, finding, .. } = &error else { panic!("{error}") };
     assert_eq!((*layer, finding), (0, &Finding::Op { op: "router", tensor: 0 }), "{error}");
 }
@@ -197,7 +197,7 @@ fn with_kept_choices_shapes_agree_and_the_digest_names_the_op() {
 #[test]
 fn a_drift_that_repeats_is_told_apart() {
     let setup = Setup::new(lora(), Profile::X2);
-    let error = setup.pass(FULL, Some(router_call(&setup, FULL)), true).map(|_| ()).expect_err("other bits");
+    let error = setup.pass(FULL, Some(router_call(&setup, FULL)), true).map(|_| ()).expect_err("different bits");
     let TapeError::Digest { finding, .. } = &error else { panic!("{error}") };
     assert_eq!(*finding, Finding::Agrees, "{error}");
 }

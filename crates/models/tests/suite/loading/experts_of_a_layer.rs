@@ -125,7 +125,7 @@ fn experts_that_do_not_fit_together_are_named() {
     check(
         ExpertsLayout::Single,
         &add("03.up_proj.weight", zeros(&[5, 4])),
-        &["03.up_proj.weight", "no weight of an expert"],
+        &["03.up_proj.weight", "not a weight of an expert"],
     );
     check(ExpertsLayout::Single, &add("0.gate_proj.weight", zeros(&[4, 5])), &["0.gate_proj", "[4, 5]", "[5, 4]"]);
     check(
@@ -133,7 +133,11 @@ fn experts_that_do_not_fit_together_are_named() {
         &add("2.down_proj.weight", f32s(&[4, 5], &[0.0; 20])),
         &["2.down_proj", "F32", "Bf16"],
     );
-    check(ExpertsLayout::Single, &add("2.router.weight", zeros(&[1])), &["2.router.weight", "no weight of an expert"]);
+    check(
+        ExpertsLayout::Single,
+        &add("2.router.weight", zeros(&[1])),
+        &["2.router.weight", "not a weight of an expert"],
+    );
     check(ExpertsLayout::Single, &add("gate_up_proj_bias", zeros(&[1])), &["gate_up_proj_bias"]);
     check(
         ExpertsLayout::Single,

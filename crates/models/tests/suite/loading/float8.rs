@@ -40,7 +40,7 @@ fn float8_matrices_are_their_numbers() {
     check(&fp8, &nan(0xff), "element 7 is not a number");
     check(&fp8, &|file| drop(file.remove(scale)), "there is no model.layers.0.self_attn.q_proj.weight_scale_inv");
     check(&fp8, &|file| drop(file.insert(scale.to_string(), f32s(&[4], &scales))), "[4]");
-    check(&fp8, &|file| drop(file.insert(name.to_string(), f32s(&[3, 5], &[0.0; 15]))), "yet there is");
+    check(&fp8, &|file| drop(file.insert(name.to_string(), f32s(&[3, 5], &[0.0; 15]))), "but there is a");
     check(&fp8, &|file| drop(file.insert(scale.to_string(), i32s(&[2, 2], &[0; 4]))), "I32");
     check(&config(&Value::Null), &|_| {}, "no `quantization_config`");
     check(&fp8, &|file| drop(file.insert(scale.to_string(), f32s(&[2, 2], &[f32::MAX; 4]))), "beyond float32");
