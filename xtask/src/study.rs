@@ -33,11 +33,11 @@ const LENGTHS: [usize; 5] = [128, 256, 512, 1024, usize::MAX];
 /// A way to compute a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Variant {
-    Float(Format),
+    Float(FloatArithmetic),
     Slices(Kept, Unit, usize),
 }
 
-use Format::{Bf16, F32Chain, F32Lanes, Tf32};
+use FloatArithmetic::{Bf16, F32Chain, F32Lanes, Tf32};
 use Kept::{X2, X2Full, X3};
 use Variant::{Float, Slices};
 

@@ -170,9 +170,9 @@ pub(crate) fn transposed(w: &Rows, scales: &[Scale], profile: Profile) -> Sliced
     Sliced::from_integers(w.count, w.width, w.width, units, &integers, profile)
 }
 
-/// Formats to compare with.
+/// Arithmetic to compare with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
+pub(crate) enum FloatArithmetic {
     /// Operands rounded to bfloat16, the sum exact and rounded once.
     Bf16,
     /// Operands rounded to TF32, the sum exact and rounded once.
@@ -183,12 +183,12 @@ pub(crate) enum Format {
     F32Lanes,
 }
 
-pub(crate) fn float_product(a: &Rows, b: &Rows, format: Format) -> Vec<f32> {
-    match format {
-        Format::Bf16 => reference(&a.map(bf16), &b.map(bf16)).into_iter().map(|x| x as f32).collect(),
-        Format::Tf32 => reference(&a.map(tf32), &b.map(tf32)).into_iter().map(|x| x as f32).collect(),
-        Format::F32Chain => each_pair(a, b, dot_chain),
-        Format::F32Lanes => each_pair(a, b, dot_lanes),
+pub(crate) fn float_product(a: &Rows, b: &Rows, arithmetic: FloatArithmetic) -> Vec<f32> {
+    match arithmetic {
+        FloatArithmetic::Bf16 => reference(&a.map(bf16), &b.map(bf16)).into_iter().map(|x| x as f32).collect(),
+        FloatArithmetic::Tf32 => reference(&a.map(tf32), &b.map(tf32)).into_iter().map(|x| x as f32).collect(),
+        FloatArithmetic::F32Chain => each_pair(a, b, dot_chain),
+        FloatArithmetic::F32Lanes => each_pair(a, b, dot_lanes),
     }
 }
 

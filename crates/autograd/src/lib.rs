@@ -20,7 +20,7 @@ pub use op::decay::DecayRates;
 pub use op::delta_rule::DeltaShape;
 pub use op::elementwise::{RotatedHead, Rotation};
 pub use op::experts::{ExpertAdapter, ExpertMatrix, Experts};
-pub use op::head::{HeadOutput, Targets};
+pub use op::head::{HeadOutput, LossTargets};
 pub use op::linear::{Adapter, Linear};
 pub use op::norm::Norm;
 pub use op::router::{ROUTER_PROFILE, Router, Routes};

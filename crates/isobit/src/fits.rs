@@ -11,7 +11,7 @@ use isobit_kernels::plan::MemoryLayout;
 use isobit_kernels::{Gpu, Path};
 use isobit_models::build::Settings;
 use isobit_models::{Config, Shapes, Weights};
-use isobit_proof::safetensors::Checkpoint;
+use isobit_proof::safetensors::TensorFiles;
 use isobit_training::config::{Adapter, Run};
 use isobit_training::free_memory::free_memory;
 use isobit_training::plan::{MemoryPlan, TOKENS_MAX, least_bytes, longest_rows, memory};
@@ -167,7 +167,7 @@ fn planned(chosen: &Chosen, given: Option<Available>) -> Result<Planned, Failure
 fn plan<L: MemoryLayout>(run: &Run, model: &Config, like: L) -> Result<MemoryPlan, RunError> {
     check_positions(run, model)?;
     targets::check(model, &trained(run))?;
-    let weights = Weights::new(Checkpoint::open(&run.base_model)?, model)?;
+    let weights = Weights::new(TensorFiles::open(&run.base_model)?, model)?;
     let positions = run.training.max_seq_length as usize;
     let settings = Settings { trained: trained(run), profile: profile(run), positions, seed: run.seed };
     let step = step_settings(run);

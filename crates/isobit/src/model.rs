@@ -9,7 +9,7 @@ use isobit_kernels::Backend;
 use isobit_models::build::Settings;
 use isobit_models::{Built, ModelError, Trained, Weights, build, peft};
 use isobit_numerics::slices::Profile;
-use isobit_proof::safetensors::{Checkpoint, SafeTensors};
+use isobit_proof::safetensors::{SafeTensors, TensorFiles};
 use isobit_proof::{FileError, Hash, Manifest, regular};
 use isobit_training::checkpoint::{ADAPTER, ADAPTER_CONFIG};
 use isobit_training::prepare::{CONFIG_BYTES_MAX, HUB_HINT, RunError, base_digest, is_hub_name, model_config};
@@ -104,7 +104,7 @@ impl Arguments {
             None => Trained::Nothing,
         };
         let settings = Settings { trained, profile, positions, seed: 0 };
-        let weights = Weights::new(Checkpoint::open(&self.model)?, &config)?;
+        let weights = Weights::new(TensorFiles::open(&self.model)?, &config)?;
         if let Some(note) = weights.unused_note().filter(|_| warns) {
             tell(&format!("warning: {note}"));
         }

@@ -7,7 +7,7 @@ use crate::fits::{MemoryFit, memory_fit};
 use crate::stderr::tell;
 use crate::units::size;
 use isobit_models::Weights;
-use isobit_proof::safetensors::Checkpoint;
+use isobit_proof::safetensors::TensorFiles;
 use isobit_training::config::{self, Run};
 use isobit_training::plan::{Item, MemoryPlan};
 use isobit_training::prepare::{RunError, model_config};
@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// Warns about model tensors that a run would not use.
 fn tell_unused(run: &Run) -> Result<(), Failure> {
     let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
-    let opened = Checkpoint::open(&run.base_model).map_err(RunError::from);
+    let opened = TensorFiles::open(&run.base_model).map_err(RunError::from);
     let weights = opened.and_then(|files| Ok(Weights::new(files, &model)?)).map_err(|error| failed(&error))?;
     if let Some(note) = weights.unused_note() {
         tell(&format!("warning: {note}"));

@@ -13,7 +13,7 @@ use crate::ModelError;
 use crate::config::{GptqConfig, GptqFormat};
 use half::f16;
 use isobit_kernels::op::{AsQuantized, Quantized, QuantizedShape, Scales};
-use isobit_proof::safetensors::{Checkpoint, Dtype, Tensor};
+use isobit_proof::safetensors::{Dtype, Tensor, TensorFiles};
 
 /// Integers per word.
 const PACKED: usize = 8;
@@ -116,7 +116,7 @@ pub(crate) const PARTS: [&str; 4] = ["qweight", "qzeros", "scales", "g_idx"];
 
 /// A quantised linear layer in a file: its path there, and its settings from the config.
 pub(crate) struct GptqModule<'a> {
-    pub(crate) checkpoint: &'a Checkpoint,
+    pub(crate) files: &'a TensorFiles,
     pub(crate) config: &'a GptqConfig,
     pub(crate) path: &'a str,
     pub(crate) outputs: usize,
@@ -155,9 +155,9 @@ impl GptqModule<'_> {
         self.check()?;
         let (groups, outputs) = (self.groups(), self.outputs);
         for (part, shape) in [("qweight", [self.inputs / PACKED, outputs]), ("qzeros", [groups, outputs / PACKED])] {
-            packed(&self.name(part), &self.checkpoint.get(&self.name(part))?, &shape)?;
+            packed(&self.name(part), &self.files.get(&self.name(part))?, &shape)?;
         }
-        let scales = self.checkpoint.get(&self.name("scales"))?;
+        let scales = self.files.get(&self.name("scales"))?;
         shaped(&self.name("scales"), &scales, &[groups, outputs])?;
         let ordered = !self.group_of_input()?.is_sorted();
         let zero = (self.config.symmetric == Some(true)).then_some(MIDDLE);
@@ -168,7 +168,7 @@ impl GptqModule<'_> {
         self.check()?;
         let &Self { outputs, inputs, .. } = self;
         let name = self.name("qweight");
-        let qweight = integers(&name, self.checkpoint.get(&name)?, &[inputs / PACKED, outputs])?;
+        let qweight = integers(&name, self.files.get(&name)?, &[inputs / PACKED, outputs])?;
         let (zeros, scales) = (self.zeros()?, self.scales()?);
         let group_of_input = self.group_of_input()?;
         Ok(GptqWeight { outputs, inputs, group_size: self.group_size(), qweight, zeros, scales, group_of_input })
@@ -176,7 +176,7 @@ impl GptqModule<'_> {
 
     fn zeros(&self) -> Result<Vec<u8>, ModelError> {
         let name = self.name("qzeros");
-        let words = integers(&name, self.checkpoint.get(&name)?, &[self.groups(), self.outputs / PACKED])?;
+        let words = integers(&name, self.files.get(&name)?, &[self.groups(), self.outputs / PACKED])?;
         let add = match self.config.format {
             GptqFormat::V1 => ONES,
             GptqFormat::V2 => 0,
@@ -199,7 +199,7 @@ impl GptqModule<'_> {
 
     fn scales(&self) -> Result<GptqScales, ModelError> {
         let name = self.name("scales");
-        let tensor = self.checkpoint.get(&name)?;
+        let tensor = self.files.get(&name)?;
         shaped(&name, &tensor, &[self.groups(), self.outputs])?;
         let scales = tensor.to_f32()?;
         if let Some(at) = scales.iter().position(|scale| !scale.is_finite() || scale.abs() > SCALE_MAX) {
@@ -215,8 +215,8 @@ impl GptqModule<'_> {
     /// The group of each input: from `g_idx`, or consecutive.
     fn group_of_input(&self) -> Result<Vec<u32>, ModelError> {
         let (name, size) = (self.name("g_idx"), self.group_size());
-        if self.checkpoint.contains(&name) {
-            let indexes = integers(&name, self.checkpoint.get(&name)?, &[self.inputs])?;
+        if self.files.contains(&name) {
+            let indexes = integers(&name, self.files.get(&name)?, &[self.inputs])?;
             return group_of_input(&name, &indexes, self.groups(), size);
         }
         if self.config.desc_act {

@@ -5,7 +5,7 @@ use crate::files::Form;
 use crate::generate::LayerCache;
 use crate::layer::{Block, Context};
 use isobit_autograd::{
-    HeadOutput, Matrix, Norm, Parameter, ParameterId, Rotation, Table, Tape, TapeError, Targets, Variable,
+    HeadOutput, LossTargets, Matrix, Norm, Parameter, ParameterId, Rotation, Table, Tape, TapeError, Variable,
 };
 use isobit_kernels::Backend;
 use isobit_kernels::tensor::{F32, U32};
@@ -103,7 +103,7 @@ impl<B: Backend> Model<B> {
         &'a self,
         tape: &mut Tape<'a, B>,
         ids: &'a U32<B>,
-        targets: &'a Targets<B>,
+        targets: &'a LossTargets<B>,
     ) -> Result<HeadOutput<B>, TapeError> {
         let hidden = self.hidden(tape, ids)?;
         Ok(tape.head_loss(hidden, &self.head, self.config.vocabulary, targets))

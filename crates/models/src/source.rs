@@ -1,16 +1,16 @@
-//! Where weights come from: a checkpoint on disk, synthetic numbers for a benchmark, or only shapes
+//! Where weights come from: files on disk, synthetic numbers for a benchmark, or only shapes
 //! for a plan.
 //!
 //! A `WeightSource` returns tensors by their names in the text model (`model.layers.0.…`).
 //! `weights.rs` is the source for model folders: it handles other prefixes and quantised matrices.
-//! A plain `Checkpoint` is also a source, for files that have neither. `experts.rs` reads the
+//! A plain `TensorFiles` is also a source, for files that have neither. `experts.rs` reads the
 //! experts of a layer from a source.
 
 use crate::ModelError;
 use crate::gptq::{GptqForm, GptqWeight};
 use half::bf16;
 use isobit_numerics::philox::{Key, Purpose, block};
-use isobit_proof::safetensors::{Checkpoint, Dtype, SafeTensors, Tensor};
+use isobit_proof::safetensors::{Dtype, SafeTensors, Tensor, TensorFiles};
 use std::borrow::Cow;
 
 /// How a tensor's numbers are stored.
@@ -133,9 +133,9 @@ pub trait WeightSource {
     }
 }
 
-impl WeightSource for Checkpoint {
+impl WeightSource for TensorFiles {
     fn contains(&self, name: &str) -> bool {
-        Checkpoint::contains(self, name)
+        TensorFiles::contains(self, name)
     }
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>, ModelError> {

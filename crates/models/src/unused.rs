@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::inventory::Inventory;
 use crate::names::{Names, layer_of};
 use isobit_proof::name::{harmless, quoted};
-use isobit_proof::safetensors::Checkpoint;
+use isobit_proof::safetensors::TensorFiles;
 
 /// Suffixes of tables that old files store and every reader computes.
 const BUFFERS: [&str; 5] = [
@@ -23,12 +23,12 @@ const SHOWN_MAX: usize = 10;
 
 /// File names of the tensors that are not read, in order; an error if a reader of this model would
 /// need one of them.
-pub(crate) fn find(checkpoint: &Checkpoint, names: &Names, config: &Config) -> Result<Vec<String>, ModelError> {
+pub(crate) fn find(files: &TensorFiles, names: &Names, config: &Config) -> Result<Vec<String>, ModelError> {
     let inventory = Inventory::of(config);
     let (mut unused, mut refused) = (Vec::new(), Vec::new());
-    for name in checkpoint.names() {
+    for name in files.names() {
         let here = names.here(name);
-        let is_there = |name: &str| checkpoint.contains(&names.in_file(name));
+        let is_there = |name: &str| files.contains(&names.in_file(name));
         if names.predicts(name)
             || BUFFERS.iter().any(|end| name.ends_with(end))
             || here.as_ref().is_some_and(|here| inventory.reads(here, is_there))

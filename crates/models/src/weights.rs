@@ -1,4 +1,4 @@
-//! The weights of a model folder: a checkpoint, its tensor names, and how its matrices are
+//! The weights of a model folder: its files, their tensor names, and how its matrices are
 //! quantised.
 //!
 //! The file's contents decide: a module with a `qweight` is quantised, one with a `weight` is not,
@@ -10,13 +10,13 @@ use crate::gptq::GptqForm;
 use crate::names::Names;
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource, check_shape, format_of, stored};
 use crate::{fp8, gptq, unused};
-use isobit_proof::safetensors::{Checkpoint, Dtype, Tensor};
+use isobit_proof::safetensors::{Dtype, Tensor, TensorFiles};
 use regex::Regex;
 use std::borrow::Cow;
 
 #[derive(Debug)]
 pub struct Weights {
-    checkpoint: Checkpoint,
+    files: TensorFiles,
     names: Names,
     /// Tensors of the file that nothing reads.
     unused: Vec<String>,
@@ -33,21 +33,21 @@ pub enum Copied<'a> {
 }
 
 impl Weights {
-    /// Checks the names of the checkpoint; reads no tensor. An error if the file holds parts of a
+    /// Checks the names in the files; reads no tensor. An error if the file holds parts of a
     /// model that the config does not describe.
-    pub fn new(checkpoint: Checkpoint, config: &Config) -> Result<Self, ModelError> {
-        let names = Names::of(checkpoint.names(), config)?;
-        let unused = unused::find(&checkpoint, &names, config)?;
+    pub fn new(files: TensorFiles, config: &Config) -> Result<Self, ModelError> {
+        let names = Names::of(files.names(), config)?;
+        let unused = unused::find(&files, &names, config)?;
         let excluded = match &config.quantization {
             Quantization::Gptq(gptq) => gptq.excluded.iter().map(|pattern| quantization::expression(pattern)).collect(),
             _ => Ok(Vec::new()),
         };
         let excluded = excluded.map_err(|what| ModelError::Config { file: "config.json".to_string(), what })?;
-        Ok(Self { checkpoint, names, unused, quantization: config.quantization.clone(), excluded })
+        Ok(Self { files, names, unused, quantization: config.quantization.clone(), excluded })
     }
 
-    pub fn checkpoint(&self) -> &Checkpoint {
-        &self.checkpoint
+    pub fn tensor_files(&self) -> &TensorFiles {
+        &self.files
     }
 
     /// File names of tensors that nothing reads, except those of layers that predict further
@@ -70,10 +70,10 @@ impl Weights {
     /// expanded; parts of a 4-bit module and anything non-numeric as stored; nothing for scales
     /// that went into the numbers.
     pub fn copied(&self, name: &str) -> Result<Option<Copied<'_>>, ModelError> {
-        let tensor = self.checkpoint.get(name)?;
+        let tensor = self.files.get(name)?;
         let module = name.rsplit_once('.').map_or("", |(module, _)| module);
-        let part = |part: &str| self.checkpoint.contains(&format!("{module}.{part}"));
-        if name.strip_suffix("_scale_inv").is_some_and(|of| self.checkpoint.contains(of)) {
+        let part = |part: &str| self.files.contains(&format!("{module}.{part}"));
+        if name.strip_suffix("_scale_inv").is_some_and(|of| self.files.contains(of)) {
             return Ok(None);
         }
         let number = matches!(tensor.dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16 | Dtype::F8E4M3);
@@ -99,7 +99,7 @@ impl Weights {
     }
 
     fn get(&self, name: &str) -> Result<Tensor<'_>, ModelError> {
-        Ok(self.checkpoint.get(&self.names.in_file(name))?)
+        Ok(self.files.get(&self.names.in_file(name))?)
     }
 
     /// A tensor of the file with float8 expanded.
@@ -123,16 +123,16 @@ impl Weights {
     fn parts(&self, path: &str) -> impl Iterator<Item = Tensor<'_>> {
         let file_path = self.names.in_file(path).into_owned();
         let names = gptq::PARTS.into_iter().chain(["weight", "weight_scale_inv"]);
-        names.filter_map(move |part| self.checkpoint.get(&format!("{file_path}.{part}")).ok())
+        names.filter_map(move |part| self.files.get(&format!("{file_path}.{part}")).ok())
     }
 
     /// The scales of a float8 matrix. Only such a matrix may have them.
     fn scales(&self, tensor: &Tensor) -> Result<Option<Tensor<'_>>, ModelError> {
         let name = format!("{}_scale_inv", tensor.name);
-        let there = tensor.name.ends_with(".weight") && self.checkpoint.contains(&name);
+        let there = tensor.name.ends_with(".weight") && self.files.contains(&name);
         match (tensor.dtype == Dtype::F8E4M3, there) {
             (false, false) => Ok(None),
-            (true, true) => Ok(Some(self.checkpoint.get(&name)?)),
+            (true, true) => Ok(Some(self.files.get(&name)?)),
             (true, false) => Err(wrong(tensor.name, format!("it holds F8_E4M3, but there is no {name}"))),
             (false, true) => Err(wrong(tensor.name, format!("it holds {}, but there is a {name}", tensor.dtype))),
         }
@@ -156,11 +156,11 @@ impl Weights {
         outputs: usize,
         inputs: usize,
     ) -> Result<gptq::GptqModule<'a>, ModelError> {
-        if self.checkpoint.contains(&format!("{file_path}.weight")) {
+        if self.files.contains(&format!("{file_path}.weight")) {
             return Err(wrong(&format!("{file_path}.qweight"), "there is a `weight` beside it".to_string()));
         }
         let config = self.gptq(path, file_path)?;
-        Ok(gptq::GptqModule { checkpoint: &self.checkpoint, config, path: file_path, outputs, inputs })
+        Ok(gptq::GptqModule { files: &self.files, config, path: file_path, outputs, inputs })
     }
 
     /// The settings of the quantised module at `path`.
@@ -185,7 +185,7 @@ fn wrong(name: &str, what: String) -> ModelError {
 
 impl WeightSource for Weights {
     fn contains(&self, name: &str) -> bool {
-        self.checkpoint.contains(&self.names.in_file(name))
+        self.files.contains(&self.names.in_file(name))
     }
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>, ModelError> {
@@ -202,26 +202,26 @@ impl WeightSource for Weights {
     }
 
     fn release(&self, name: &str) {
-        self.checkpoint.release(&self.names.in_file(name));
+        self.files.release(&self.names.in_file(name));
     }
 
     fn release_all(&self) {
-        self.checkpoint.release_all();
+        self.files.release_all();
     }
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        self.checkpoint.shape(&self.names.in_file(name))
+        self.files.shape(&self.names.in_file(name))
     }
 
     fn names_under(&self, start: &str) -> Option<Vec<String>> {
         let in_file = self.names.in_file(start);
-        let names = self.checkpoint.names().filter_map(|name| name.strip_prefix(in_file.as_ref()));
+        let names = self.files.names().filter_map(|name| name.strip_prefix(in_file.as_ref()));
         Some(names.map(|rest| format!("{start}{rest}")).collect())
     }
 
     fn weight(&self, path: &str, outputs: usize, inputs: usize) -> Result<Weight<'_>, ModelError> {
         let file_path = self.names.in_file(path);
-        let there = |part: &str| self.checkpoint.contains(&format!("{file_path}.{part}"));
+        let there = |part: &str| self.files.contains(&format!("{file_path}.{part}"));
         if !there("qweight") {
             return Ok(Weight::Stored(self.tensor(&format!("{path}.weight"), &[outputs, inputs])?));
         }
@@ -232,11 +232,11 @@ impl WeightSource for Weights {
 
     fn quantised(&self, path: &str, outputs: usize, inputs: usize) -> Result<Option<GptqForm>, ModelError> {
         let file_path = self.names.in_file(path);
-        if !self.checkpoint.contains(&format!("{file_path}.qweight")) {
+        if !self.files.contains(&format!("{file_path}.qweight")) {
             return Ok(None);
         }
         let form = self.gptq_module(path, &file_path, outputs, inputs)?.form()?;
-        self.checkpoint.release(&format!("{file_path}.g_idx"));
+        self.files.release(&format!("{file_path}.g_idx"));
         Ok(Some(form))
     }
 

@@ -2,7 +2,7 @@
 //! beyond. Each gives a typed error or a file that still obeys every rule; never a panic, and never
 //! bytes outside the file.
 
-use isobit_proof::safetensors::{Checkpoint, Dtype, Entry, SafeTensors, write};
+use isobit_proof::safetensors::{Dtype, Entry, SafeTensors, TensorFiles, write};
 use isobit_proof::{FileError, Manifest, difference};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -125,7 +125,7 @@ fn damaged_indexes_and_manifests_are_typed_errors() {
     let index = br#"{"metadata":{"total_size":31},"weight_map":{"b":"m-1.safetensors","empty":"m-1.safetensors"}}"#;
     let index_path = folder.join("model.safetensors.index.json");
     std::fs::write(&index_path, index).expect("written");
-    Checkpoint::open(folder).expect("well formed");
+    TensorFiles::open(folder).expect("well formed");
     Manifest::of(folder, ["m-1.safetensors"]).expect("made").write(folder).expect("written");
     let manifest = std::fs::read(folder.join(Manifest::NAME)).expect("read");
     for position in 0..index.len().max(manifest.len()) {
@@ -134,7 +134,7 @@ fn damaged_indexes_and_manifests_are_typed_errors() {
                 let mut damaged = index.to_vec();
                 damaged[position] = byte;
                 replace(&index_path, &damaged);
-                typed(Checkpoint::open(folder).err());
+                typed(TensorFiles::open(folder).err());
             }
             if position < manifest.len() {
                 let mut damaged = manifest.clone();

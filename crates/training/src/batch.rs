@@ -2,7 +2,7 @@
 //! documents and positions.
 
 use crate::row::Row;
-use isobit_autograd::{BatchLayout, Targets};
+use isobit_autograd::{BatchLayout, LossTargets};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{IGNORED, Span};
 use isobit_kernels::tensor::U32;
@@ -23,7 +23,7 @@ pub struct BatchPosition {
 pub struct Batch<B: Backend> {
     pub layout: BatchLayout<B>,
     pub ids: U32<B>,
-    pub targets: Targets<B>,
+    pub targets: LossTargets<B>,
     /// The tokens to predict, also kept on the host.
     pub labels: Vec<i32>,
 }
@@ -58,7 +58,7 @@ impl<B: Backend> Batch<B> {
                 first_row: place.first_row,
             },
             ids: backend.upload(&ids),
-            targets: Targets { labels: backend.upload(&labels), weight: backend.upload(&weight) },
+            targets: LossTargets { labels: backend.upload(&labels), weight: backend.upload(&weight) },
             labels,
         }
     }

@@ -74,7 +74,7 @@ impl<'a> ModelFolder<'a> {
         dtype: SaveDtype,
     ) -> Result<Self, ModelError> {
         let mut tensors = Vec::new();
-        for name in weights.checkpoint().names() {
+        for name in weights.tensor_files().names() {
             let planned = |dtype, shape: &[usize], from| PlannedTensor {
                 name: name.to_string(),
                 dtype,
@@ -166,7 +166,7 @@ impl<'a> ModelFolder<'a> {
             if planned.from == ValuesFrom::Run {
                 return put_values(sink, self.dtype, &planned.name, &trained(&planned.name, &planned.shape)?);
             }
-            let tensor = self.weights.checkpoint().get(&planned.name)?;
+            let tensor = self.weights.tensor_files().get(&planned.name)?;
             if planned.from == ValuesFrom::BaseAsStored {
                 sink.write(tensor.bytes)?;
             } else {

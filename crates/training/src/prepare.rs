@@ -13,7 +13,7 @@ use isobit_numerics::slices::Profile;
 use isobit_proof::FileError;
 use isobit_proof::hash::{Hash, Manifest};
 use isobit_proof::regular;
-use isobit_proof::safetensors::Checkpoint;
+use isobit_proof::safetensors::TensorFiles;
 use std::path::{Path, PathBuf};
 
 /// Why a run cannot start or continue.
@@ -87,7 +87,7 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
     check_positions(&run, &model)?;
     targets::check(&model, &trained(&run))?;
     Manifest::check(&run.base_model)?;
-    let weights = Weights::new(Checkpoint::open(&run.base_model)?, &model)?;
+    let weights = Weights::new(TensorFiles::open(&run.base_model)?, &model)?;
     let Rows { train, eval, report } = rows(&run, &model)?;
     let steps = run.steps(train.len() as u64);
     let identity = Identity {
@@ -231,7 +231,7 @@ pub fn base_digest(folder: &Path, weights: &Weights) -> Result<Hash, FileError> 
     if beside.exists() {
         text.push_str(&Hash::of_file(&beside)?.to_string());
     }
-    for file in weights.checkpoint().files() {
+    for file in weights.tensor_files().files() {
         text.push_str(&Hash::of_file(file.path())?.to_string());
     }
     Ok(Hash::of_bytes(text.as_bytes()))
@@ -251,11 +251,7 @@ pub fn trained(run: &Run) -> Trained {
             alpha: lora.alpha,
             dropout: lora.dropout,
             rslora: lora.use_rslora,
-            targets: match &lora.targets {
-                config::Targets::AllLinear => Targets::AllLinear,
-                config::Targets::Named(names) => Targets::Names(names.clone()),
-                config::Targets::Matching(expression) => Targets::Pattern(expression.clone()),
-            },
+            targets: lora.targets.clone(),
             parameters: lora.target_parameters.clone(),
             exclude: (!lora.exclude_modules.is_empty()).then(|| Targets::Names(lora.exclude_modules.clone())),
             layers: (!lora.layers_to_transform.is_empty())

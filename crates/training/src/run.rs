@@ -142,7 +142,7 @@ fn resume<B: Backend>(state: &mut State<B>, prepared: &Prepared, step: u64, star
 /// If a checkpoint was made with a different config, adds the keys that matter, with their present
 /// and saved values.
 fn with_changed_keys(error: checkpoint::Error, run: &Run) -> RunError {
-    let is_config = |difference: &checkpoint::Difference| difference.what == "config";
+    let is_config = |difference: &checkpoint::IdentityDifference| difference.what == "config";
     let checkpoint::Error::Different { folder, differences } = &error else { return error.into() };
     if !differences.iter().any(is_config) {
         return error.into();

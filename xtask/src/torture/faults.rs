@@ -3,7 +3,7 @@
 //! checkpoints unchanged, and produce the right bytes when resumed on a working disk. Needs
 //! `strace`.
 
-use super::program::{self, Ended, Place, words};
+use super::program::{self, Ended, RunPlace, words};
 use super::random::Random;
 use super::scene::{SECONDS, SHAPES, Scene, Shape, copy, remove};
 use super::strace::{self, Calls};
@@ -63,7 +63,7 @@ pub(crate) fn run(settings: &Settings) -> Result<Report, String> {
         return Err("faults need strace, which is missing or may not trace (Debian: apt install strace)".to_string());
     }
     let scene = Scene::new(settings)?;
-    let place = Place { scene: scene.folder.clone(), logs: settings.place("faults-calls")? };
+    let place = RunPlace { scene: scene.folder.clone(), logs: settings.place("faults-calls")? };
     let mut starts = Vec::new();
     for shape in SHAPES.iter().filter(|shape| ["best", "full"].contains(&shape.name)) {
         let (whole, _) = scene.whole(shape)?;
@@ -78,7 +78,7 @@ pub(crate) fn run(settings: &Settings) -> Result<Report, String> {
     let findings = settings.cases(
         "faults",
         |folder| {
-            let place = Place { scene: folder.join("scene"), logs: folder.to_path_buf() };
+            let place = RunPlace { scene: folder.join("scene"), logs: folder.to_path_buf() };
             copy(&scene.folder.join("model"), &place.scene.join("model"))?;
             for file in SHAPES.iter().map(Shape::file).chain(["pirate.jsonl".to_string()]) {
                 copy_file(&scene.folder.join(&file), &place.scene.join(&file))?;
@@ -108,7 +108,7 @@ fn arguments(shape: &Shape, output: &str) -> Vec<String> {
 
 fn counted(
     settings: &Settings,
-    place: &Place,
+    place: &RunPlace,
     shape: &Shape,
     stopped: Option<&(PathBuf, u64)>,
 ) -> Result<BTreeMap<String, Calls>, String> {
@@ -156,7 +156,7 @@ struct Suffered {
     wrong: Option<String>,
 }
 
-fn suffered(program: &Path, fault: &Fault, start: &Start, place: &Place) -> Result<Suffered, String> {
+fn suffered(program: &Path, fault: &Fault, start: &Start, place: &RunPlace) -> Result<Suffered, String> {
     let output = place.scene.join(OUTPUT);
     remove(&output)?;
     if let Some((folder, _)) = &start.stopped {
@@ -212,7 +212,7 @@ fn lost(start: &Start, output: &Path) -> Result<Option<String>, String> {
 }
 
 /// Checks that the run ends correctly when resumed without a fault.
-fn afterwards(program: &Path, start: &Start, place: &Place) -> Result<Option<String>, String> {
+fn afterwards(program: &Path, start: &Start, place: &RunPlace) -> Result<Option<String>, String> {
     let ended = program::run(program, &arguments(start.shape, OUTPUT), place, SECONDS)?;
     if !ended.ok() {
         return Ok(Some(format!("resumed afterwards: {}", ended.how())));

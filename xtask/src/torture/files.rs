@@ -4,7 +4,7 @@
 //! refused or produces the bytes of the run.
 
 use super::mutate::{Form, mutated};
-use super::program::{self, Ended, Place, words};
+use super::program::{self, Ended, RunPlace, words};
 use super::random::Random;
 use super::scene::{CHAT_TEMPLATE, SHAPES, Scene, copy, remove};
 use super::{Report, Settings, run_folder};
@@ -132,7 +132,7 @@ pub(crate) fn run(settings: &Settings) -> Result<Report, String> {
     let findings = settings.cases(
         "files",
         |folder| {
-            let place = Place { scene: folder.join("scene"), logs: folder.to_path_buf() };
+            let place = RunPlace { scene: folder.join("scene"), logs: folder.to_path_buf() };
             remove(&place.scene)?;
             for (name, bytes) in &original.files {
                 put(&place.scene.join(name), bytes)?;
@@ -181,7 +181,7 @@ fn put(path: &Path, bytes: &[u8]) -> Result<(), String> {
 }
 
 /// Changes one file, runs one command, checks everything and restores it.
-fn attacked(settings: &Settings, original: &Original, place: &Place, case: usize) -> Result<Vec<String>, String> {
+fn attacked(settings: &Settings, original: &Original, place: &RunPlace, case: usize) -> Result<Vec<String>, String> {
     let mut random = Random::of(settings.seed, "files", case);
     let subject = &SUBJECTS[case % SUBJECTS.len()];
     let name = subject.file.replace('@', &original.checkpoint);
@@ -297,7 +297,7 @@ fn changed(random: &mut Random, form: Form, old: &[u8], path: &Path) -> Result<C
 }
 
 /// Inputs that changed, and files that were not requested.
-fn touched(original: &Original, place: &Place, changed: &str, change: &Change) -> Result<Vec<String>, String> {
+fn touched(original: &Original, place: &RunPlace, changed: &str, change: &Change) -> Result<Vec<String>, String> {
     let mut found = Vec::new();
     for (name, bytes) in original.files.iter().filter(|(name, _)| *name != changed) {
         if std::fs::read(place.scene.join(name)).ok().as_ref() != Some(bytes) {
@@ -327,7 +327,7 @@ fn touched(original: &Original, place: &Place, changed: &str, change: &Change) -
 }
 
 /// Restores everything as it was before the case.
-fn restore(original: &Original, place: &Place, changed: &str) -> Result<(), String> {
+fn restore(original: &Original, place: &RunPlace, changed: &str) -> Result<(), String> {
     let path = place.scene.join(changed);
     if !changed.starts_with(OUTPUT) {
         remove(&path)?;

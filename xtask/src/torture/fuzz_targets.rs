@@ -8,7 +8,7 @@ use crate::repository::root;
 use isobit_models::{Config, peft};
 use isobit_proof::Manifest;
 use isobit_proof::difference;
-use isobit_proof::safetensors::{Checkpoint, SafeTensors};
+use isobit_proof::safetensors::{SafeTensors, TensorFiles};
 use isobit_training::config;
 use isobit_training::data::{DATE_DEFAULT, DataConfig, Template, Tokenizer, load, open};
 use isobit_training::metrics::without_timing;
@@ -364,7 +364,7 @@ fn diff(place: &Path) -> Result<Check, String> {
         fresh(&paths[1], input)?;
         let _ = difference::compare(&paths[0], &paths[1], 1);
         // A readable file is equal to itself.
-        if Checkpoint::open_file(&paths[1]).is_err() {
+        if TensorFiles::open_file(&paths[1]).is_err() {
             return Ok(());
         }
         match difference::compare(&paths[1], &paths[1], 1) {

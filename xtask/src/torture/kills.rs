@@ -5,7 +5,7 @@
 //! A moment is a time, the writing of a checkpoint (its temporary folder has appeared), or, if
 //! `strace` works, a certain system call.
 
-use super::program::{self, Ended, Place, Started, words};
+use super::program::{self, Ended, RunPlace, Started, words};
 use super::random::Random;
 use super::scene::{SECONDS, SHAPES, Scene, Shape, copy, remove};
 use super::strace::{self, Calls};
@@ -89,7 +89,7 @@ fn whole(scene: &Scene, shape: &'static Shape, settings: &Settings, traces: bool
     let (folder, microseconds) = scene.whole(shape)?;
     let mut calls = BTreeMap::new();
     if traces {
-        let place = Place { scene: scene.folder.clone(), logs: settings.place("kills-calls")? };
+        let place = RunPlace { scene: scene.folder.clone(), logs: settings.place("kills-calls")? };
         let file = shape.file();
         let arguments = words(&["train", &file, "-q", "--set", "output_dir=traced"]);
         calls = strace::counted(&settings.program, &arguments, &CALLS, &file, &place)?;
@@ -99,8 +99,8 @@ fn whole(scene: &Scene, shape: &'static Shape, settings: &Settings, traces: bool
 }
 
 /// A copy of the scene for one thread.
-fn prepared(scene: &Scene, folder: &Path) -> Result<Place, String> {
-    let place = Place { scene: folder.join("scene"), logs: folder.to_path_buf() };
+fn prepared(scene: &Scene, folder: &Path) -> Result<RunPlace, String> {
+    let place = RunPlace { scene: folder.join("scene"), logs: folder.to_path_buf() };
     remove(&place.scene)?;
     copy(&scene.folder.join("model"), &place.scene.join("model"))?;
     for file in SHAPES.iter().map(Shape::file).chain(["pirate.jsonl".to_string()]) {
@@ -113,7 +113,7 @@ fn prepared(scene: &Scene, folder: &Path) -> Result<Place, String> {
 struct Trial<'a> {
     program: &'a Path,
     whole: &'a Whole,
-    place: &'a Place,
+    place: &'a RunPlace,
 }
 
 impl Trial<'_> {

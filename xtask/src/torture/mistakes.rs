@@ -1,7 +1,7 @@
 //! User mistakes: one row each, with the exit code and the words that the message must contain. A
 //! row is easy to add: files to change, a command line, and the expected result.
 
-use super::program::{self, Place, words};
+use super::program::{self, RunPlace, words};
 use super::scene::{SHAPES, Scene, copy, remove};
 use super::{Report, Settings};
 use std::path::Path;
@@ -145,7 +145,7 @@ pub(crate) fn run(settings: &Settings) -> Result<Report, String> {
     let commands = commands(&scene.run(&["--help"])?.out);
     let findings = settings.cases(
         "mistakes",
-        |folder| Ok(Place { scene: folder.join("scene"), logs: folder.to_path_buf() }),
+        |folder| Ok(RunPlace { scene: folder.join("scene"), logs: folder.to_path_buf() }),
         |case| case < count,
         |place, case| {
             remove(&place.scene)?;
@@ -205,7 +205,7 @@ fn commands(help: &str) -> Vec<String> {
     named.map(str::to_string).collect()
 }
 
-fn judged(program: &Path, mistake: &Mistake, place: &Place, commands: &[String]) -> Result<Option<String>, String> {
+fn judged(program: &Path, mistake: &Mistake, place: &RunPlace, commands: &[String]) -> Result<Option<String>, String> {
     let command: Vec<&str> = mistake.command.split(' ').collect();
     let ended = program::run(program, &words(&command), place, SECONDS)?;
     let told = format!("{}{}", ended.out, ended.err).to_lowercase();

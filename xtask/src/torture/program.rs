@@ -19,7 +19,7 @@ const CODES: [i32; 9] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
 const BUG_TEXTS: [&str; 4] = ["panicked at", "overflowed its stack", "memory allocation of", "RUST_BACKTRACE"];
 
 /// Where a run starts and where its output goes.
-pub(crate) struct Place {
+pub(crate) struct RunPlace {
     /// The working folder.
     pub(crate) scene: PathBuf,
     /// Files for standard output and error, outside the working folder.
@@ -44,7 +44,7 @@ pub(crate) struct Ended {
 
 /// Starts `program` with these words. Its output goes to files, so nothing has to read it while it
 /// runs.
-pub(crate) fn start(program: &Path, words: &[String], place: &Place) -> Result<Started, String> {
+pub(crate) fn start(program: &Path, words: &[String], place: &RunPlace) -> Result<Started, String> {
     let failed = |error: std::io::Error| format!("{}: {error}", program.display());
     let (out, err) = (place.logs.join("stdout"), place.logs.join("stderr"));
     let file = |path: &Path| File::create(path).map_err(|error| format!("{}: {error}", path.display()));
@@ -68,7 +68,7 @@ fn limited() -> std::io::Result<()> {
 }
 
 /// Starts it and waits.
-pub(crate) fn run(program: &Path, words: &[String], place: &Place, seconds: u64) -> Result<Ended, String> {
+pub(crate) fn run(program: &Path, words: &[String], place: &RunPlace, seconds: u64) -> Result<Ended, String> {
     start(program, words, place)?.end(seconds)
 }
 
@@ -182,7 +182,7 @@ mod tests {
     fn a_child_that_does_not_end_is_ended() {
         let logs = std::env::temp_dir().join(format!("isobit-torture-child-{}", std::process::id()));
         std::fs::create_dir_all(&logs).expect("made");
-        let place = Place { scene: logs.clone(), logs: logs.clone() };
+        let place = RunPlace { scene: logs.clone(), logs: logs.clone() };
         let ended = run(Path::new("sleep"), &words(&["60"]), &place, 0).expect("started");
         assert!(ended.late && ended.complaint().is_some());
         let ended =

@@ -2,7 +2,7 @@
 //! model in shards and with a chat template, and configs for runs of a fraction of a second that
 //! save often.
 
-use super::program::{self, Place, words};
+use super::program::{self, RunPlace, words};
 use super::{Settings, run_folder};
 use isobit_proof::safetensors::{Entry, SafeTensors, write};
 use std::collections::BTreeMap;
@@ -110,7 +110,7 @@ impl Scene {
     pub(crate) fn run(&self, arguments: &[&str]) -> Result<program::Ended, String> {
         let logs = self.folder.with_extension("logs");
         std::fs::create_dir_all(&logs).map_err(|error| format!("{}: {error}", logs.display()))?;
-        let place = Place { scene: self.folder.clone(), logs };
+        let place = RunPlace { scene: self.folder.clone(), logs };
         program::run(&self.program, &words(arguments), &place, SECONDS)
     }
 
@@ -145,7 +145,7 @@ impl Scene {
         let name = format!("stopped-{}", shape.name);
         let folder = self.folder.join(&name);
         remove(&folder)?;
-        let place = Place { scene: self.folder.clone(), logs: self.folder.with_extension("logs") };
+        let place = RunPlace { scene: self.folder.clone(), logs: self.folder.with_extension("logs") };
         let arguments = words(&["train", &shape.file(), "--json", "--set", &format!("output_dir={name}")]);
         let mut started = program::start(&self.program, &arguments, &place)?;
         while started.is_running() && run_folder::newest(&folder)?.is_none_or(|step| step < 4) {

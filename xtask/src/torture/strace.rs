@@ -1,7 +1,7 @@
 //! `strace`, which makes the N-th call of a system call fail, or sends a signal there. Calls before
 //! the program opens its config belong to the loader and are left alone.
 
-use super::program::{self, Place, words};
+use super::program::{self, RunPlace, words};
 use super::scene::SECONDS;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -32,7 +32,7 @@ pub(crate) fn traced(
     arguments: &[String],
     calls: &[&str],
     inject: Option<&str>,
-    place: &Place,
+    place: &RunPlace,
 ) -> Vec<String> {
     let mut all = words(&["-f", "--seccomp-bpf", "-qq", "-s", "64", "-o"]);
     all.push(place.logs.join(LOG).display().to_string());
@@ -56,7 +56,7 @@ pub(crate) fn counted(
     arguments: &[String],
     calls: &[&str],
     config: &str,
-    place: &Place,
+    place: &RunPlace,
 ) -> Result<BTreeMap<String, Calls>, String> {
     let traced = traced(program, arguments, calls, None, place);
     let ended = program::run(self::program(), &traced, place, SECONDS)?;
@@ -89,12 +89,12 @@ fn counts(log: &str, calls: &[&str], config: &str) -> Option<BTreeMap<String, Ca
 }
 
 /// The calls hit by an injection.
-pub(crate) fn injected(place: &Place) -> Result<Vec<String>, String> {
+pub(crate) fn injected(place: &RunPlace) -> Result<Vec<String>, String> {
     let met = |line: &&str| line.contains("(INJECTED)");
     Ok(log(place)?.lines().filter(met).map(|line| line.trim().to_string()).collect())
 }
 
-fn log(place: &Place) -> Result<String, String> {
+fn log(place: &RunPlace) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&super::run_folder::read(&place.logs.join(LOG))?).into_owned())
 }
 

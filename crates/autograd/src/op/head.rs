@@ -12,7 +12,7 @@ use isobit_kernels::{Backend, Matrix as Operand};
 use std::rc::Rc;
 
 /// What the tokens should predict.
-pub struct Targets<B: Backend> {
+pub struct LossTargets<B: Backend> {
     /// The next token, or `IGNORED`.
     pub labels: I32<B>,
     /// The weight of each token's loss in the step.
@@ -35,7 +35,7 @@ pub(crate) enum Saved<'a, B: Backend> {
         head: &'a Matrix<B>,
         id: ParameterId,
         vocabulary: usize,
-        targets: &'a Targets<B>,
+        targets: &'a LossTargets<B>,
     },
     /// A frozen head: the token weights are already known, so the forward pass computes the
     /// gradient of the hidden states too.
@@ -48,14 +48,14 @@ impl<'a, B: Backend> Tape<'a, B> {
         h: Variable<B>,
         head: &'a Matrix<B>,
         vocabulary: usize,
-        targets: &'a Targets<B>,
+        targets: &'a LossTargets<B>,
     ) -> HeadOutput<B> {
         let tokens = self.layout.tokens;
         let rows = self.slice(&h.data, h.width);
         let mut lse = self.take(tokens);
         let (mut loss, mut best) = (self.backend.zeros(tokens), self.backend.zeros(tokens));
         let p = self.head_shape(h.width, vocabulary);
-        let Targets { labels, weight } = targets;
+        let LossTargets { labels, weight } = targets;
         let lengths = [h.data.length(), tokens];
         if let (Matrix::Frozen(frozen), true) = (head, self.recording && h.needs_gradient) {
             let mut dh = self.take(h.data.length());

@@ -3,8 +3,8 @@
 #![expect(clippy::float_arithmetic, reason = "differences of losses, made-up weights")]
 
 use isobit_autograd::{
-    Adapter, Balance, BatchLayout, ExpertAdapter, ExpertMatrix, Experts, Gradients, Linear, Matrix, ParameterId,
-    Parameters, Policy, Router, SharedBranch, Table, Tape, TapeError, Targets, Variable,
+    Adapter, Balance, BatchLayout, ExpertAdapter, ExpertMatrix, Experts, Gradients, Linear, LossTargets, Matrix,
+    ParameterId, Parameters, Policy, Router, SharedBranch, Table, Tape, TapeError, Variable,
 };
 use isobit_kernels::op::{Scoring, Span};
 use isobit_kernels::{Cpu, Device, Path};
@@ -120,7 +120,7 @@ impl Net {
         };
         let ids = backend.upload(&[3, 1, 4, 1, 5, 9, 2, 6, 10]);
         let labels = backend.upload(&[1, 4, 1, 5, 9, 2, 6, 5, 3]);
-        let targets = Targets { labels, weight: backend.upload(&[1.0 / TOKENS as f32; TOKENS]) };
+        let targets = LossTargets { labels, weight: backend.upload(&[1.0 / TOKENS as f32; TOKENS]) };
         let mut tape = Tape::new(backend, &self.parameters, &layout, Profile::X3, policy);
         if self.kind.balance {
             tape = tape.with_balance(Balance { coefficient: 0.5, targets: vec![4, 5], step_targets: TOKENS });

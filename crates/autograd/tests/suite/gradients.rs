@@ -2,8 +2,8 @@
 //! order.
 
 use isobit_autograd::{
-    BatchLayout, Blocks, Deferral, Frozen, Gradients, Linear, Matrix, Move, Norm, ParameterId, Parameters, Policy,
-    Table, Tape, TapeError, Targets, Variable, Vector,
+    BatchLayout, Blocks, Deferral, Frozen, Gradients, Linear, LossTargets, Matrix, Move, Norm, ParameterId, Parameters,
+    Policy, Table, Tape, TapeError, Variable, Vector,
 };
 use isobit_kernels::op::slices::sliced_weight;
 use isobit_kernels::op::{SliceShape, Span};
@@ -77,7 +77,7 @@ impl Net {
 struct Inputs {
     layout: BatchLayout<Reference>,
     ids: U32<Reference>,
-    targets: Targets<Reference>,
+    targets: LossTargets<Reference>,
 }
 
 fn inputs() -> Inputs {
@@ -90,7 +90,7 @@ fn inputs() -> Inputs {
         step: 1,
         first_row: 0,
     };
-    let targets = Targets { labels: Reference.upload(&[1, 4, 1, 5, 9]), weight: Reference.upload(&[0.2; TOKENS]) };
+    let targets = LossTargets { labels: Reference.upload(&[1, 4, 1, 5, 9]), weight: Reference.upload(&[0.2; TOKENS]) };
     Inputs { layout, ids: Reference.upload(&[3, 1, 4, 1, 5]), targets }
 }
 

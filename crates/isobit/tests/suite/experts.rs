@@ -3,7 +3,7 @@
 
 use crate::model_folder::{EXPERTS, Folder, WIDTH};
 use isobit_models::WeightSource;
-use isobit_proof::safetensors::{Checkpoint, SafeTensors};
+use isobit_proof::safetensors::{SafeTensors, TensorFiles};
 
 #[test]
 fn a_full_run_is_written_like_its_base_and_resumes() {
@@ -12,10 +12,10 @@ fn a_full_run_is_written_like_its_base_and_resumes() {
     let ran = folder.trained("first", &full);
     let header = "2 layers, 1 with recorded expert indices, 0 with conv1d; checkpointing full, profile x2";
     assert!(ran.err.contains(header), "{}", ran.err);
-    let base = Checkpoint::open(&folder.path("model")).expect("weights");
-    let written = Checkpoint::open(&folder.path("first/final")).expect("weights");
-    let of = |checkpoint: &Checkpoint| -> Vec<(String, Option<Vec<usize>>)> {
-        checkpoint.names().map(|name| (name.to_string(), checkpoint.shape(name))).collect()
+    let base = TensorFiles::open(&folder.path("model")).expect("weights");
+    let written = TensorFiles::open(&folder.path("first/final")).expect("weights");
+    let of = |files: &TensorFiles| -> Vec<(String, Option<Vec<usize>>)> {
+        files.names().map(|name| (name.to_string(), files.shape(name))).collect()
     };
     assert_eq!(of(&written), of(&base));
     let way = ["gradient_checkpointing=none", "training.micro_batch_size=8", "gradient_accumulation_steps=1"];

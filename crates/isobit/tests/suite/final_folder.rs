@@ -4,7 +4,7 @@
 use crate::model_folder::{Folder, Named, Shape, config_json, names, put_tensors, weights};
 use isobit_models::Weights;
 use isobit_numerics::cast::{bf16_to_f32, f32_to_bf16, f32_to_f16};
-use isobit_proof::safetensors::{Checkpoint, Dtype, Entry, SafeTensors, write};
+use isobit_proof::safetensors::{Dtype, Entry, SafeTensors, TensorFiles, write};
 use isobit_training::config::SaveDtype;
 use isobit_training::model_folder::{ModelFolder, Shapes};
 use isobit_training::prepare::model_config;
@@ -233,8 +233,8 @@ fn large_models_are_written_in_parts() {
     let folder = folder(FULL);
     let base = folder.path("model");
     let model = model_config(&base).expect("a config");
-    let checkpoint = Checkpoint::open(&base).expect("weights");
-    let weights = Weights::new(checkpoint, &model).expect("weights");
+    let files = TensorFiles::open(&base).expect("weights");
+    let weights = Weights::new(files, &model).expect("weights");
     let whole =
         ModelFolder::new(&base, &model, &weights, &Shapes::new(), SaveDtype::Float32).expect("all from the base");
     std::fs::create_dir(folder.path("parts")).expect("folder");

@@ -255,7 +255,7 @@ pub struct ExpertsConfig {
     /// grouping.
     pub groups: usize,
     pub kept_groups: usize,
-    pub shared: Option<SharedExpert>,
+    pub shared: Option<SharedExpertConfig>,
 }
 
 /// How router logits become scores.
@@ -267,7 +267,7 @@ pub enum Scoring {
 
 /// The MLP that every token goes through in addition to its chosen experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SharedExpert {
+pub struct SharedExpertConfig {
     /// Its module, next to the experts.
     pub module: &'static str,
     pub names: &'static MlpNames,

@@ -2,7 +2,7 @@
 //! limits. A family's file decides which layers have experts and how they are chosen.
 
 use super::fields::{AXIS_MAX, Fields};
-use super::layer::{ExpertsConfig, LayerConfig, MlpKind, MlpNames, Scoring, SharedExpert};
+use super::layer::{ExpertsConfig, LayerConfig, MlpKind, MlpNames, Scoring, SharedExpertConfig};
 use super::text::TextConfig;
 use crate::ModelError;
 
@@ -85,9 +85,9 @@ impl ExpertsDefaults {
 }
 
 /// One shared expert whose output a sigmoid gate scales.
-pub(crate) fn gated_shared_expert(fields: Fields) -> Result<SharedExpert, ModelError> {
+pub(crate) fn gated_shared_expert(fields: Fields) -> Result<SharedExpertConfig, ModelError> {
     let width = fields.size("shared_expert_intermediate_size", AXIS_MAX, Some(512))?;
-    Ok(SharedExpert { module: "shared_expert", names: &NAMES, width, gate: Some("shared_expert_gate") })
+    Ok(SharedExpertConfig { module: "shared_expert", names: &NAMES, width, gate: Some("shared_expert_gate") })
 }
 
 /// Checks that the router supports these numbers.

@@ -16,7 +16,7 @@ pub(crate) mod text;
 
 pub use layer::{
     AttentionConfig, AttentionKind, AttentionNames, DeltaConfig, DeltaNames, DeltaProjections, ExpertsConfig,
-    LatentConfig, LatentNames, LayerConfig, LayerNames, MlpKind, MlpNames, NormStyle, Scoring, SharedExpert,
+    LatentConfig, LatentNames, LayerConfig, LayerNames, MlpKind, MlpNames, NormStyle, Scoring, SharedExpertConfig,
 };
 pub use quantization::{Fp8Config, GptqConfig, GptqFormat, Quantization};
 

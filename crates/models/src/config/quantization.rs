@@ -1,4 +1,4 @@
-//! How a checkpoint's matrices are quantised: `quantization_config` of `config.json`, and GPTQ's
+//! How a model's matrices are quantised: `quantization_config` of `config.json`, and GPTQ's
 //! `quantize_config.json`.
 //!
 //! This defines how to read the file's contents; its tensors decide which modules are quantised.

@@ -8,7 +8,7 @@ use crate::config::fields::{AXIS_MAX, Fields};
 use crate::config::mlp::{self, ExpertsDefaults, check_experts, mixed};
 use crate::config::text::{Layers, SizeDefaults, TextConfig};
 use crate::config::{
-    AttentionKind, ExpertsConfig, LatentConfig, LatentNames, LayerNames, NormStyle, Scoring, SharedExpert,
+    AttentionKind, ExpertsConfig, LatentConfig, LatentNames, LayerNames, NormStyle, Scoring, SharedExpertConfig,
 };
 use isobit_kernels::op::attention::HEAD_WIDTH_MAX;
 
@@ -141,7 +141,7 @@ fn experts(text: &TextConfig) -> Result<ExpertsConfig, ModelError> {
 }
 
 /// All shared experts as one MLP, without a gate.
-fn shared(fields: Fields, expert_width: usize) -> Result<Option<SharedExpert>, ModelError> {
+fn shared(fields: Fields, expert_width: usize) -> Result<Option<SharedExpertConfig>, ModelError> {
     // Null means that there are none.
     let default = usize::from(!fields.is_null("n_shared_experts"));
     let count = fields.whole("n_shared_experts", 0, SHARED_MAX)?.unwrap_or(default);
@@ -149,5 +149,5 @@ fn shared(fields: Fields, expert_width: usize) -> Result<Option<SharedExpert>, M
     if width > AXIS_MAX as usize {
         return Err(fields.wrong(format!("`n_shared_experts` {count} are {width} wide, over {AXIS_MAX}")));
     }
-    Ok((count > 0).then_some(SharedExpert { module: "shared_experts", names: &mlp::NAMES, width, gate: None }))
+    Ok((count > 0).then_some(SharedExpertConfig { module: "shared_experts", names: &mlp::NAMES, width, gate: None }))
 }

@@ -109,7 +109,7 @@ fn compare_sets(difference: &mut Difference, a: &DiffSide, b: &DiffSide, threads
 fn add_set(
     difference: &mut Difference,
     name: &str,
-    [a, b]: [&crate::safetensors::Checkpoint; 2],
+    [a, b]: [&crate::safetensors::TensorFiles; 2],
     threads: usize,
 ) -> Result<(), FileError> {
     let tensors = compare_tensors(a, b, threads)?;

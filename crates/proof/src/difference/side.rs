@@ -8,7 +8,7 @@
 use crate::error::FileError;
 use crate::hash::Manifest;
 use crate::json::{self, UniqueMap};
-use crate::safetensors::Checkpoint;
+use crate::safetensors::TensorFiles;
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ pub(crate) struct DiffSide {
     /// The path is a file, not a folder.
     pub(crate) is_file: bool,
     /// By stem.
-    pub(crate) sets: BTreeMap<String, Checkpoint>,
+    pub(crate) sets: BTreeMap<String, TensorFiles>,
     /// By file name.
     pub(crate) documents: BTreeMap<String, Value>,
 }
@@ -39,12 +39,12 @@ impl DiffSide {
         let mut source = Self { is_file: true, ..Self::default() };
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if let Some(stem) = name.strip_suffix(INDEX) {
-            source.sets.insert(stem.to_string(), Checkpoint::open_index(path)?);
+            source.sets.insert(stem.to_string(), TensorFiles::open_index(path)?);
         } else if is_json(path) {
             source.documents.insert(name, json::read(path)?);
         } else {
             let stem = name.strip_suffix(TENSORS).unwrap_or(&name);
-            source.sets.insert(stem.to_string(), Checkpoint::open_file(path)?);
+            source.sets.insert(stem.to_string(), TensorFiles::open_file(path)?);
         }
         Ok(source)
     }
@@ -93,7 +93,7 @@ impl DiffSide {
         }
         let mut source = Self::default();
         for stem in stems {
-            source.sets.insert(stem.to_string(), Checkpoint::open_stem(folder, stem)?);
+            source.sets.insert(stem.to_string(), TensorFiles::open_stem(folder, stem)?);
         }
         for name in names {
             if is_json(Path::new(name)) && !name.ends_with(INDEX) && name != Manifest::NAME {

@@ -4,7 +4,7 @@
 
 use super::number::{self, Tally};
 use crate::error::FileError;
-use crate::safetensors::{Checkpoint, Dtype, Tensor};
+use crate::safetensors::{Dtype, Tensor, TensorFiles};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -63,7 +63,7 @@ impl TensorMismatch {
 }
 
 /// Compares all tensors; the result is sorted by name and does not depend on `threads`.
-pub fn compare(a: &Checkpoint, b: &Checkpoint, threads: usize) -> Result<Vec<TensorDifference>, FileError> {
+pub fn compare(a: &TensorFiles, b: &TensorFiles, threads: usize) -> Result<Vec<TensorDifference>, FileError> {
     let mut found = Vec::new();
     let mut pairs = Vec::new();
     let names: BTreeSet<&str> = a.names().chain(b.names()).collect();
@@ -191,9 +191,9 @@ mod tests {
     use crate::safetensors::{Entry, write};
     use std::path::Path;
 
-    fn file(folder: &Path, name: &str, tensors: &[Entry]) -> Checkpoint {
+    fn file(folder: &Path, name: &str, tensors: &[Entry]) -> TensorFiles {
         write(&folder.join(name), &BTreeMap::new(), tensors).expect("written");
-        Checkpoint::open_file(&folder.join(name)).expect("well formed")
+        TensorFiles::open_file(&folder.join(name)).expect("well formed")
     }
 
     fn entry(bytes: &[u8]) -> Entry<'_> {

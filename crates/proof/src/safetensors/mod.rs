@@ -1,21 +1,21 @@
 //! The safetensors container: an eight-byte length, a JSON header, and the data.
 //!
 //! `header` parses the JSON into entries and checks every rule of the format; `file` maps a file
-//! and provides its tensors; `checkpoint` is a folder of one or many such files; `write` creates
-//! them. All reading borrows from the map: nothing is copied until needed, and `Tensor::release`
+//! and provides its tensors; `tensor_files` is one or many such files of a folder; `write`
+//! creates them. All reading borrows from the map: nothing is copied until needed, and `Tensor::release`
 //! drops pages, so a model may be larger than memory.
 
-mod checkpoint;
 mod dtype;
 mod file;
 mod header;
 mod named;
+mod tensor_files;
 mod write;
 
-pub use checkpoint::Checkpoint;
 pub use dtype::Dtype;
 pub use file::{SafeTensors, Tensor};
 pub use named::NamedTensor;
+pub use tensor_files::TensorFiles;
 pub use write::{Declared, Entry, Sink, write, write_streamed};
 
 /// BOUND: bytes of a header, the limit of the format.

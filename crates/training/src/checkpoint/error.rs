@@ -16,7 +16,7 @@ pub enum Error {
 
     /// A valid checkpoint that belongs to a different run.
     #[error("{} belongs to a different run: {}", folder.display(), listed(differences))]
-    Different { folder: PathBuf, differences: Vec<Difference> },
+    Different { folder: PathBuf, differences: Vec<IdentityDifference> },
 
     /// Something has the name of a file or folder of a run, but this run did not make it.
     #[error("{} {what}", path.display())]
@@ -44,19 +44,19 @@ pub enum Error {
 
 /// One respect in which a checkpoint and a run differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
+pub struct IdentityDifference {
     pub what: &'static str,
     pub saved: String,
     pub wanted: String,
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for IdentityDifference {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "its {} is {}, this run's is {}", self.what, self.saved, self.wanted)
     }
 }
 
-fn listed(differences: &[Difference]) -> String {
+fn listed(differences: &[IdentityDifference]) -> String {
     differences.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 

@@ -18,7 +18,7 @@ mod write;
 #[cfg(test)]
 mod crash;
 
-pub use error::{Difference, Error};
+pub use error::{Error, IdentityDifference};
 pub use folder::{Latest, Pointer, begin, best, clean, go_back_to, latest, mark_best, prune, restore_best};
 pub use owner::{Start, examine};
 pub use read::{Opened, inspect, load, open};

@@ -1,7 +1,7 @@
 //! Reads checkpoints: the manifest first, then which run it belongs to, then its tensors and their
 //! consistency.
 
-use super::error::{Difference, Error};
+use super::error::{Error, IdentityDifference};
 use super::state::{Identity, Progress, Snapshot};
 use super::{ADAPTER, ADAPTER_CONFIG, MODEL, OPTIMIZER, STATE, step_of};
 use isobit_proof::safetensors::{NamedTensor, SafeTensors};
@@ -97,7 +97,7 @@ pub fn inspect(folder: &Path) -> Result<Progress, Error> {
     Ok(progress)
 }
 
-fn differences(saved: &Identity, wanted: &Identity) -> Vec<Difference> {
+fn differences(saved: &Identity, wanted: &Identity) -> Vec<IdentityDifference> {
     let pairs = [
         ("numerics version", &saved.numerics, &wanted.numerics),
         ("profile", &saved.profile, &wanted.profile),
@@ -106,7 +106,9 @@ fn differences(saved: &Identity, wanted: &Identity) -> Vec<Difference> {
         ("config", &saved.run, &wanted.run),
     ];
     let differing = pairs.into_iter().filter(|(_, saved, wanted)| saved != wanted);
-    differing.map(|(what, saved, wanted)| Difference { what, saved: short(saved), wanted: short(wanted) }).collect()
+    differing
+        .map(|(what, saved, wanted)| IdentityDifference { what, saved: short(saved), wanted: short(wanted) })
+        .collect()
 }
 
 /// Digests shortened to their first digits: enough to tell them apart on one line.

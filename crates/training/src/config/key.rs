@@ -2,9 +2,9 @@
 //! influence the result, and what it is for. Parsing, resolving, printing, the digest, `init` and
 //! `docs/config.md` all read this table.
 
-use super::run::DEFAULT_DATE;
 use super::suggest::nearest;
 use super::value::Value;
+use crate::data::DATE_DEFAULT;
 use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,7 +117,7 @@ use ValueKind::{
 pub const KEYS: &[Key] = &[
     key(Top, "base_model", &["model_name_or_path", "model"], Text, Required, NO, "folder of the model in Hugging Face layout"),
     key(Top, "data_workers", &["dataloader_num_workers", "workers"], Whole, Integer(1), NO, "threads that prepare data"),
-    key(Top, "date", &[], Text, Str(DEFAULT_DATE), YES, "date that chat templates take as today, YYYY-MM-DD"),
+    key(Top, "date", &[], Text, Str(DATE_DEFAULT), YES, "date that chat templates take as today, YYYY-MM-DD"),
     key(Top, "device", &["devices"], TextOrTexts, Str("cpu"), NO, "cpu, opencl:0, cuda:0 or auto"),
     key(Top, "output_dir", &[], Text, Required, NO, "folder of the run"),
     key(Top, "profile", &[], Text, Str("x2"), YES, "x2, or x3 for the accuracy of float32"),

@@ -22,8 +22,8 @@ pub use error::Error;
 pub use key::{Fallback, KEYS, Key, Section, ValueKind};
 pub use low::{BYTES_MAX, Low};
 pub use run::{
-    Adapter, DEFAULT_DATE, Device, Eval, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler,
-    Steps, Targets, Training, Warmup,
+    Adapter, Device, Eval, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler, Steps, Training,
+    Warmup,
 };
 pub(crate) use suggest::nearest;
 pub use value::{Origin, Value};

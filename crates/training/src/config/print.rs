@@ -3,8 +3,9 @@
 //! printed.
 
 use super::key::{Key, Section};
-use super::run::{Adapter, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler, Targets, Warmup};
+use super::run::{Adapter, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler, Warmup};
 use super::value::Value;
+use isobit_models::Targets;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
@@ -202,8 +203,8 @@ fn lora_lines(lora: &Lora) -> Lines {
             "lora_target_modules",
             match &lora.targets {
                 Targets::AllLinear => text("all-linear"),
-                Targets::Named(names) => Value::texts(names),
-                Targets::Matching(expression) => text(expression),
+                Targets::Names(names) => Value::texts(names),
+                Targets::Pattern(pattern) => text(pattern),
             },
         ),
         ("lora_target_parameters", Value::texts(&lora.target_parameters)),

@@ -5,9 +5,10 @@ use super::key::Section;
 use super::low::{Entries, Low};
 use super::resolve_adapter::adapter;
 use super::resolve_training::training;
-use super::run::{DEFAULT_DATE, Device, Eval, EvalRows, Every, Run};
+use super::run::{Device, Eval, EvalRows, Every, Run};
 use super::table::{CountOrShare, Table, count_or_share, every};
 use super::value::{Origin, Value};
+use crate::data::DATE_DEFAULT;
 use isobit_kernels::cpu::pool::THREADS_MAX;
 use isobit_numerics::slices::Profile;
 use std::path::PathBuf;
@@ -87,7 +88,7 @@ fn profile(top: &Table<'_>) -> Result<Profile, Error> {
 }
 
 fn date(top: &Table<'_>) -> Result<String, Error> {
-    let Some(entry) = top.get("date") else { return Ok(DEFAULT_DATE.to_string()) };
+    let Some(entry) = top.get("date") else { return Ok(DATE_DEFAULT.to_string()) };
     match &entry.value {
         Value::Text(text) if is_date(text) => Ok(text.clone()),
         _ => Err(entry.invalid("not a valid date", "write it as YYYY-MM-DD, for example \"2025-01-01\"")),

@@ -1,9 +1,10 @@
 //! Resolves [adapter].
 
 use super::error::Error;
-use super::run::{Adapter, Lora, Targets};
+use super::run::{Adapter, Lora};
 use super::table::Table;
 use super::value::Value;
+use isobit_models::Targets;
 use std::collections::BTreeMap;
 
 pub(super) fn adapter(table: &Table<'_>) -> Result<Adapter, Error> {
@@ -65,7 +66,7 @@ fn targets(table: &Table<'_>) -> Result<Targets, Error> {
     // A config that names tensors gets only these by default; modules are named separately.
     let by_parameters = !names(table, "lora_target_parameters")?.is_empty();
     let Some(entry) = table.get("lora_target_modules") else {
-        return Ok(if by_parameters { Targets::Named(vec![]) } else { Targets::AllLinear });
+        return Ok(if by_parameters { Targets::Names(vec![]) } else { Targets::AllLinear });
     };
     match &entry.value {
         Value::Text(text) if text.eq_ignore_ascii_case("all-linear") => Ok(Targets::AllLinear),
@@ -79,12 +80,12 @@ fn targets(table: &Table<'_>) -> Result<Targets, Error> {
         Value::Text(_) if !layers(table)?.is_empty() => {
             Err(entry.invalid("layers_to_transform needs a list of names", "let the expression choose the layers"))
         }
-        Value::Text(text) => Ok(Targets::Matching(text.clone())),
+        Value::Text(text) => Ok(Targets::Pattern(text.clone())),
         _ => match names(table, "lora_target_modules")? {
             names if names.is_empty() && !by_parameters => {
                 Err(entry.invalid("no module is named", "\"all-linear\" takes every linear module"))
             }
-            names => Ok(Targets::Named(names)),
+            names => Ok(Targets::Names(names)),
         },
     }
 }

@@ -4,13 +4,11 @@
 
 use super::value::Value;
 use isobit_autograd::Policy;
+use isobit_models::Targets;
 use isobit_numerics::slices::Profile;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
-
-/// The date that chat templates see unless the config sets one: no clock may affect the tokens.
-pub const DEFAULT_DATE: &str = "2025-01-01";
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
@@ -200,15 +198,6 @@ pub struct Lora {
     pub rank_pattern: BTreeMap<String, u32>,
     pub alpha_pattern: BTreeMap<String, f64>,
     pub exclude_modules: Vec<String>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Targets {
-    /// Every linear module of the blocks; not the head.
-    AllLinear,
-    Named(Vec<String>),
-    /// Modules whose path the regular expression matches from end to end.
-    Matching(String),
 }
 
 /// How long a run is, in updates.

@@ -39,7 +39,7 @@ use example::{Loss, Tokenised, Tools};
 use file::FileLoader;
 use std::path::{Path, PathBuf};
 
-/// The date templates see if the config sets none.
+/// The date that chat templates see unless the config sets one: no clock may affect the tokens.
 pub const DATE_DEFAULT: &str = "2025-01-01";
 
 /// BOUND: workers, files, and tokens of all rows together.

@@ -8,8 +8,8 @@ use super::error::RowError;
 use super::template::Template;
 use super::turns;
 
-/// How a family wraps an assistant turn.
-struct Family {
+/// How a family of templates wraps an assistant turn.
+struct TurnMarks {
     /// The token that begins a turn.
     open: &'static str,
     header: &'static str,
@@ -19,9 +19,9 @@ struct Family {
     line_break: bool,
 }
 
-const FAMILIES: [Family; 2] = [
-    Family { open: "<|im_start|>", header: "<|im_start|>assistant\n", ends: &["<|im_end|>"], line_break: true },
-    Family {
+const TURN_MARKS: [TurnMarks; 2] = [
+    TurnMarks { open: "<|im_start|>", header: "<|im_start|>assistant\n", ends: &["<|im_end|>"], line_break: true },
+    TurnMarks {
         open: "<|start_header_id|>",
         header: "<|start_header_id|>assistant<|end_header_id|>\n\n",
         ends: &["<|eot_id|>", "<|eom_id|>"],
@@ -56,8 +56,8 @@ pub(super) fn by_family(
     text: &str,
 ) -> Result<Option<Vec<(usize, usize)>>, NoSpans> {
     let source = template.source();
-    let fits = |family: &&Family| source.contains(family.open) && family.ends.iter().any(|end| source.contains(end));
-    let Some(family) = FAMILIES.iter().find(fits) else { return Ok(None) };
+    let fits = |family: &&TurnMarks| source.contains(family.open) && family.ends.iter().any(|end| source.contains(end));
+    let Some(family) = TURN_MARKS.iter().find(fits) else { return Ok(None) };
     let mut intruder = None;
     conversation.visit_text(&mut |text| {
         let mut tokens = family.ends.iter().chain([&family.open]);
@@ -70,7 +70,7 @@ pub(super) fn by_family(
     Ok((spans.len() == conversation.assistant_count()).then_some(spans))
 }
 
-fn turns<'a>(family: &'a Family, text: &'a str) -> impl Iterator<Item = (usize, usize)> + 'a {
+fn turns<'a>(family: &'a TurnMarks, text: &'a str) -> impl Iterator<Item = (usize, usize)> + 'a {
     text.match_indices(family.header).filter_map(|(at, header)| {
         let start = at + header.len();
         let rest = &text[start..];

@@ -2,9 +2,9 @@
 //! digest covers.
 
 use isobit_autograd::Policy;
+use isobit_models::Targets;
 use isobit_training::config::{
-    Adapter, Device, EvalRows, Every, KEYS, Key, Length, Run, Scheduler, Section, Steps, Targets, ValueKind, Warmup,
-    parse,
+    Adapter, Device, EvalRows, Every, KEYS, Key, Length, Run, Scheduler, Section, Steps, ValueKind, Warmup, parse,
 };
 use std::fmt::Write;
 
@@ -81,7 +81,7 @@ fn the_example_means_what_it_says() {
     assert_eq!(run.devices, [Device::Cpu]);
     let Adapter::Lora(lora) = &run.adapter else { panic!("lora") };
     assert_eq!((lora.r, lora.alpha), (8, 16.0));
-    assert!(matches!(&lora.targets, Targets::Named(names) if names.len() == 7));
+    assert!(matches!(&lora.targets, Targets::Names(names) if names.len() == 7));
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a_string_of_targets_is_an_expression() {
     )
     .expect("valid");
     let Adapter::Lora(lora) = &run.adapter else { panic!("an adapter") };
-    assert_eq!(lora.targets, Targets::Matching(r".*\.[qv]_proj".to_string()));
+    assert_eq!(lora.targets, Targets::Pattern(r".*\.[qv]_proj".to_string()));
     assert_eq!(with(&run.to_toml(), &[]), Ok(run));
     let layers = r"[adapter]
         lora_target_modules = '.*\.[qv]_proj'

@@ -11,7 +11,7 @@ use isobit_models::build::Settings;
 use isobit_models::{Config, LoraConfig, Session, Trained, WeightSource, Weights, build};
 use isobit_numerics::philox::{Key, Purpose};
 use isobit_numerics::slices::Profile;
-use isobit_proof::safetensors::Checkpoint;
+use isobit_proof::safetensors::TensorFiles;
 use isobit_training::row::Row;
 use isobit_training::step::Trainer;
 use std::path::Path;
@@ -80,7 +80,7 @@ fn layouts_of_the_file() {
     let config = Config::parse(&config).expect("a readable config");
     let mut found = Vec::new();
     for folder in [base.clone(), base.join("fused"), base.join("transposed")] {
-        let source = Weights::new(Checkpoint::open(&folder).expect("weights"), &config).expect("known names");
+        let source = Weights::new(TensorFiles::open(&folder).expect("weights"), &config).expect("known names");
         let backend = cpu(2, CpuPath::best());
         let settings = Settings { trained: Trained::Full, profile: Profile::X2, positions: 64, seed: 0 };
         let built = build(&backend, &config, &source, &settings).expect("a model");
@@ -96,7 +96,7 @@ fn layouts_of_the_file() {
             written.extend(trainer.model.to_file(id, parameter, parameter.value.to_vec()));
         }
         written.sort_by(|a, b| a.name.cmp(&b.name));
-        let names: Vec<&str> = source.checkpoint().names().collect();
+        let names: Vec<&str> = source.tensor_files().names().collect();
         assert_eq!(
             written.iter().map(|tensor| tensor.name.as_str()).collect::<Vec<_>>(),
             names,

@@ -15,7 +15,7 @@ use isobit_models::build::Settings;
 use isobit_models::config::{AttentionKind, MlpKind};
 use isobit_models::{Config, FloatFormat, LoraConfig, Shapes, Trained, WeightSource, Weights, build};
 use isobit_numerics::slices::Profile;
-use isobit_proof::safetensors::Checkpoint;
+use isobit_proof::safetensors::TensorFiles;
 use isobit_training::plan::{Item, MemoryPlan, least_bytes, longest_rows, memory};
 use isobit_training::row::Row;
 use isobit_training::step::{StepSettings, Trainer};
@@ -88,8 +88,8 @@ fn plan_against_buffers() {
         ("gptq-v2-order", lora(0.25), Profile::X3),
     ];
     for (model, trained, profile) in cases {
-        let checkpoint = Checkpoint::open(&folder(model)).expect("weights");
-        let source = Weights::new(checkpoint, &config(model)).expect("known names");
+        let files = TensorFiles::open(&folder(model)).expect("weights");
+        let source = Weights::new(files, &config(model)).expect("known names");
         for policy in Policy::ALL {
             for (threads, micro_batch_size) in [(1, 5), (2, 2), (2, 1)] {
                 let settings = settings(trained.clone(), profile);

@@ -14,7 +14,7 @@ use isobit_kernels::{Cpu, Device, Path as CpuPath};
 use isobit_models::build::Settings;
 use isobit_models::{Config, LoraConfig, Trained, Weights, build, peft};
 use isobit_numerics::slices::Profile;
-use isobit_proof::safetensors::{Checkpoint, SafeTensors};
+use isobit_proof::safetensors::{SafeTensors, TensorFiles};
 use isobit_training::batch::{Batch, BatchPosition};
 use isobit_training::row::Row;
 use isobit_training::step::{StepSettings, Trainer};
@@ -99,7 +99,7 @@ impl Case {
         let backend = Cpu::new(2, CpuPath::best()).expect("the best path");
         let config = std::fs::read_to_string(self.base.join("config.json")).expect("a config");
         let config = Config::parse(&config).expect("a readable config");
-        let source = Weights::new(Checkpoint::open(weights).expect("weights"), &config).expect("known names");
+        let source = Weights::new(TensorFiles::open(weights).expect("weights"), &config).expect("known names");
         let settings = Settings { trained: self.trained(), profile, positions: 128, seed: 1 };
         let mut built = build(&backend, &config, &source, &settings).expect("a model");
         if self.found["mode"] == "lora" {

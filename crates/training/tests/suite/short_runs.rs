@@ -12,7 +12,7 @@ use isobit_models::weights::Weights;
 use isobit_models::{Config, Trained, build};
 use isobit_numerics::digest::Digest;
 use isobit_numerics::slices::Profile;
-use isobit_proof::safetensors::Checkpoint;
+use isobit_proof::safetensors::TensorFiles;
 use isobit_training::row::Row;
 use isobit_training::step::{StepSettings, Trainer};
 use std::fmt::Write;
@@ -41,7 +41,7 @@ pub(crate) fn fixture<B: Backend>(backend: &B, name: &str, trained: Trained, pro
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures").join(name);
     let config = std::fs::read_to_string(folder.join("config.json")).expect("a config");
     let config = Config::parse(&config).expect("a readable config");
-    let source = Weights::new(Checkpoint::open(&folder).expect("weights"), &config).expect("known names");
+    let source = Weights::new(TensorFiles::open(&folder).expect("weights"), &config).expect("known names");
     build(backend, &config, &source, &Settings { trained, profile, positions: 256, seed: 7 }).expect("a model")
 }
 

@@ -1,4 +1,4 @@
-//! Hand-made checkpoints: every layout of experts gives the same matrices, quantised ones the
+//! Hand-made files: every layout of experts gives the same matrices, quantised ones the
 //! numbers of their formats, and whatever does not fit together is an error that names the tensor.
 //! Broken ones never end the program.
 #![expect(clippy::float_arithmetic, reason = "the numbers that formats define, written down a second time")]
@@ -11,7 +11,7 @@ mod unused;
 
 use isobit_models::config::Config;
 use isobit_models::{ModelError, Weights};
-use isobit_proof::safetensors::{Checkpoint, Dtype};
+use isobit_proof::safetensors::{Dtype, TensorFiles};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ pub(crate) fn weights_of(file: &File, config: &Config) -> Result<(tempfile::Temp
     let header = Value::Object(header).to_string().into_bytes();
     let bytes = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
     std::fs::write(&path, bytes).expect("written");
-    Ok((folder, Weights::new(Checkpoint::open_file(&path)?, config)?))
+    Ok((folder, Weights::new(TensorFiles::open_file(&path)?, config)?))
 }
 
 pub(crate) fn config(quantization: &Value) -> Config {

@@ -6,7 +6,7 @@ use isobit_models::build::Settings;
 use isobit_models::config::Config;
 use isobit_models::{Inventory, Trained, WeightSource, Weights, build, peft};
 use isobit_numerics::slices::Profile;
-use isobit_proof::safetensors::Checkpoint;
+use isobit_proof::safetensors::TensorFiles;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -147,8 +147,8 @@ fn the_inventory_is_what_files_hold() {
     for folder in models {
         let text = std::fs::read_to_string(folder.join("config.json")).expect("a config");
         let config = Config::parse(&text).expect("a config");
-        let checkpoint = Checkpoint::open(&folder).unwrap_or_else(|error| panic!("{error}"));
-        let weights = Weights::new(checkpoint, &config).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let files = TensorFiles::open(&folder).unwrap_or_else(|error| panic!("{error}"));
+        let weights = Weights::new(files, &config).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
         let text: Vec<_> = weights.unused().iter().filter(|name| !name.starts_with("model.visual.")).collect();
         assert_eq!(text, [""; 0], "{}", folder.display());
         let inventory = Inventory::of(&config);

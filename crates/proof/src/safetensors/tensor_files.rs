@@ -17,7 +17,7 @@ const SHARDS_MAX: usize = 10_000;
 
 /// The tensors of a folder, by name.
 #[derive(Debug)]
-pub struct Checkpoint {
+pub struct TensorFiles {
     /// The file, or the index, as named in messages.
     path: PathBuf,
     /// Sorted by file name.
@@ -26,7 +26,7 @@ pub struct Checkpoint {
     places: BTreeMap<String, usize>,
 }
 
-impl Checkpoint {
+impl TensorFiles {
     /// Opens `model.safetensors`, or the shards of `model.safetensors.index.json`.
     pub fn open(folder: &Path) -> Result<Self, FileError> {
         Self::open_stem(folder, "model")
@@ -148,22 +148,22 @@ mod tests {
     fn one_file_is_preferred_and_shards_are_found_through_the_index() {
         let folder = tempfile::tempdir().expect("folder");
         let folder = folder.path();
-        assert!(matches!(Checkpoint::open(folder), Err(FileError::Missing { .. })));
+        assert!(matches!(TensorFiles::open(folder), Err(FileError::Missing { .. })));
         shard(folder, "m-1.safetensors", &[("a", 1), ("c", 3)]);
         shard(folder, "m-2.safetensors", &[("b", 2), ("forgotten", 9)]);
         index(
             folder,
             r#"{"metadata":{"total_size":3},"weight_map":{"a":"m-1.safetensors","b":"m-2.safetensors","c":"m-1.safetensors"}}"#,
         );
-        let model = Checkpoint::open(folder).expect("well formed");
+        let model = TensorFiles::open(folder).expect("well formed");
         assert_eq!(model.names().collect::<Vec<_>>(), ["a", "b", "c", "forgotten"]);
         assert_eq!(model.get("b").expect("there").bytes, [2]);
         assert!(model.contains("c") && !model.contains("d"));
         assert!(model.get("d").expect_err("absent").to_string().contains("no tensor `d`"));
         shard(folder, "model.safetensors", &[("a", 7)]);
-        assert_eq!(Checkpoint::open(folder).expect("well formed").get("a").expect("there").bytes, [7]);
+        assert_eq!(TensorFiles::open(folder).expect("well formed").get("a").expect("there").bytes, [7]);
         shard(folder, "adapter_model.safetensors", &[("l", 8)]);
-        assert!(Checkpoint::open_stem(folder, "adapter_model").expect("well formed").contains("l"));
+        assert!(TensorFiles::open_stem(folder, "adapter_model").expect("well formed").contains("l"));
     }
 
     #[test]
@@ -188,7 +188,7 @@ mod tests {
         ];
         for (json, code, expected) in cases {
             index(folder, json);
-            let error = Checkpoint::open(folder).expect_err(json);
+            let error = TensorFiles::open(folder).expect_err(json);
             assert!(error.to_string().contains(expected), "{json}: {error}");
             assert_eq!(error.exit_code(), code, "{json}: {error}");
         }
