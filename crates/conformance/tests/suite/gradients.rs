@@ -5,6 +5,7 @@
 //! are right; what their bits are is the business of the other tests.
 #![expect(clippy::float_arithmetic, reason = "float64 is the yardstick here")]
 
+use crate::central_differences::{check, dot, largest, wide};
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::poisoned;
 use isobit_kernels::op::{
@@ -14,53 +15,6 @@ use isobit_kernels::op::{
 };
 use isobit_kernels::{Device, Reference};
 use isobit_numerics::elementary::Function;
-
-/// Half the distance of the two points of a difference.
-const STEP: f64 = 1e-5;
-/// Error of a central difference, absolute: a third derivative of at most 100 contributes
-/// 100·STEP²/6 < 2e-9; a loss of magnitude below 500 that is rounded to 2⁻⁵³ some 1,000 times
-/// contributes about √1000·500·2⁻⁵³/STEP < 2e-7.
-const DIFFERENCING: f64 = 3e-7;
-
-/// Compares `gradient` with the differences of `loss` around `at`.
-///
-/// A float32 result of `roundings` operations on terms whose magnitudes sum to at most `magnitude`
-/// is off by at most `roundings·2⁻²⁴·magnitude` to first order; twice that covers the rest.
-fn check(name: &str, gradient: &[f32], at: &[f32], roundings: usize, magnitude: f64, loss: impl Fn(&[f64]) -> f64) {
-    assert_eq!(gradient.len(), at.len(), "{name}");
-    let tolerance = roundings as f64 * f64::from(f32::EPSILON) * magnitude + DIFFERENCING;
-    let mut point: Vec<f64> = at.iter().copied().map(f64::from).collect();
-    let mut largest = 0.0f64;
-    for index in 0..point.len() {
-        let here = point[index];
-        point[index] = here + STEP;
-        let above = loss(&point);
-        point[index] = here - STEP;
-        let below = loss(&point);
-        point[index] = here;
-        let want = (above - below) / (2.0 * STEP);
-        let got = f64::from(gradient[index]);
-        assert!(
-            (got - want).abs() <= tolerance,
-            "{name}[{index}]: {want} by differences, {got} given, {tolerance:e} allowed"
-        );
-        largest = largest.max(want.abs());
-    }
-    // A gradient of zeros against a loss that does not move would prove nothing.
-    assert!(largest > 100.0 * tolerance, "{name}: largest gradient {largest}, tolerance {tolerance:e}");
-}
-
-fn largest(x: &[f32]) -> f64 {
-    x.iter().map(|x| f64::from(x.abs())).fold(0.0, f64::max)
-}
-
-fn wide(x: &[f32]) -> Vec<f64> {
-    x.iter().copied().map(f64::from).collect()
-}
-
-fn dot(weight: &[f32], output: impl IntoIterator<Item = f64>) -> f64 {
-    weight.iter().zip(output).map(|(w, y)| f64::from(*w) * y).sum()
-}
 
 #[test]
 fn rms_norm() {

@@ -4,6 +4,7 @@
 //! As in `gradients.rs`: the loss is `Σ weight·output`, so the incoming gradient is `weight`.
 #![expect(clippy::float_arithmetic, reason = "float64 is the yardstick here")]
 
+use crate::central_differences::{check, dot, largest, wide};
 use isobit_conformance::data::{Kind, Random};
 use isobit_conformance::{downloaded, poisoned};
 use isobit_kernels::op::{
@@ -14,39 +15,6 @@ use isobit_kernels::op::{
 use isobit_kernels::{Device, Reference};
 use isobit_numerics::elementary::Function;
 
-/// Half the distance of the two points of a difference.
-const STEP: f64 = 1e-5;
-/// Error of a central difference, absolute: a third derivative of at most 100 contributes
-/// 100·STEP²/6 < 2e-9; a loss of magnitude below 500 that is rounded to 2⁻⁵³ some 1,000 times
-/// contributes about √1000·500·2⁻⁵³/STEP < 2e-7.
-const DIFFERENCING: f64 = 3e-7;
-
-/// Compares `gradient` with the differences of `loss` around `at`; `roundings` and `magnitude` as
-/// in `gradients.rs`.
-fn check(name: &str, gradient: &[f32], at: &[f32], roundings: usize, magnitude: f64, loss: impl Fn(&[f64]) -> f64) {
-    assert_eq!(gradient.len(), at.len(), "{name}");
-    let tolerance = roundings as f64 * f64::from(f32::EPSILON) * magnitude + DIFFERENCING;
-    let mut point = wide(at);
-    let mut largest = 0.0f64;
-    for index in 0..point.len() {
-        let here = point[index];
-        point[index] = here + STEP;
-        let above = loss(&point);
-        point[index] = here - STEP;
-        let below = loss(&point);
-        point[index] = here;
-        let want = (above - below) / (2.0 * STEP);
-        let got = f64::from(gradient[index]);
-        assert!(
-            (got - want).abs() <= tolerance,
-            "{name}[{index}]: {want} by differences, {got} given, {tolerance:e} allowed"
-        );
-        largest = largest.max(want.abs());
-    }
-    // A gradient of zeros against a loss that does not move would prove nothing.
-    assert!(largest > 100.0 * tolerance, "{name}: largest gradient {largest}, tolerance {tolerance:e}");
-}
-
 /// The forward pass is the function that the differences are taken of.
 fn check_forward(name: &str, y: &[f32], want: &[f64], relative: f64) {
     assert_eq!(y.len(), want.len(), "{name}");
@@ -54,18 +22,6 @@ fn check_forward(name: &str, y: &[f32], want: &[f64], relative: f64) {
     for (index, (y, want)) in y.iter().zip(want).enumerate() {
         assert!((f64::from(*y) - want).abs() <= relative * scale, "{name}[{index}]: {want} wanted, {y} given");
     }
-}
-
-fn largest(x: &[f32]) -> f64 {
-    x.iter().map(|x| f64::from(x.abs())).fold(0.0, f64::max)
-}
-
-fn wide(x: &[f32]) -> Vec<f64> {
-    x.iter().copied().map(f64::from).collect()
-}
-
-fn dot(weight: &[f32], output: &[f64]) -> f64 {
-    weight.iter().zip(output).map(|(w, y)| f64::from(*w) * y).sum()
 }
 
 fn sigmoid(x: f64) -> f64 {
@@ -100,7 +56,7 @@ fn columns() {
         check_forward("y", &y, &forward(&wide(&x)), 0.0);
         let mut dx = b.zeros(x.len());
         b.run(CopyColumns { y: &mut dx, x: &b.upload(&dy), p: Columns { from: many, to: one, ..p } });
-        check("dx", &dx, &x, 4, 4.0 * largest(&dy), |x| dot(&dy, &forward(x)));
+        check("dx", &dx, &x, 4, 4.0 * largest(&dy), |x| dot(&dy, forward(x)));
     }
 }
 
@@ -133,7 +89,7 @@ fn rope_inside_a_head() {
         let mut dx = b.upload(&dy);
         b.run(RopeBackward { dx: &mut dx, cos: &cos_, sin: &sin_, positions: &positions_, p });
         // Two terms, two roundings.
-        check("dx", &dx, &x, 2, largest(&dy) * (largest(&cos) + largest(&sin)), |x| dot(&dy, &forward(x)));
+        check("dx", &dx, &x, 2, largest(&dy) * (largest(&cos) + largest(&sin)), |x| dot(&dy, forward(x)));
     }
 }
 
@@ -154,12 +110,12 @@ fn gate() {
         check_forward("y", &y, &forward(&wide(&x), &wide(&g)), 4.0 * f64::from(f32::EPSILON));
         b.run(GateBackward { dx: &mut dx, dg: &mut dg, dy: &dy_, x: &x_, g: &g_, p });
         // The sigmoid is good to three halves of a unit, and the product around it is rounded.
-        check("dx", &dx, &x, 4, largest(&dy), |x| dot(&dy, &forward(x, &wide(&g))));
+        check("dx", &dx, &x, 4, largest(&dy), |x| dot(&dy, forward(x, &wide(&g))));
         // Per token: two lane steps, five levels of the tree; then the derivative of the sigmoid,
         // below a quarter, whose parts are off by a few units of one.
         let terms = if per_token { p.width as f64 } else { 1.0 };
         let magnitude = terms * largest(&dy) * largest(&x);
-        check("dg", &dg, &g, 16, magnitude, |g| dot(&dy, &forward(&wide(&x), g)));
+        check("dg", &dg, &g, 16, magnitude, |g| dot(&dy, forward(&wide(&x), g)));
     }
 }
 
@@ -201,8 +157,8 @@ fn conv1d() {
     // of four steps (its slope is below a half), and four roundings around it.
     let point = 4.0 * largest(&x) * largest(&weight);
     let magnitude = |factor: f64, terms: f64| terms * 1.1 * largest(&dy) * factor * (1.0 + point);
-    check("dx", &dx, &x, 20, magnitude(largest(&weight), 4.0), |x| dot(&dy, &forward(x, &w64)));
-    check("dweight", &dweight, &weight, 30, magnitude(largest(&x), 14.0), |w| dot(&dy, &forward(&x64, w)));
+    check("dx", &dx, &x, 20, magnitude(largest(&weight), 4.0), |x| dot(&dy, forward(x, &w64)));
+    check("dweight", &dweight, &weight, 30, magnitude(largest(&x), 14.0), |w| dot(&dy, forward(&x64, w)));
 }
 
 #[test]
@@ -228,7 +184,7 @@ fn l2_norm() {
         // dozen operations around it.
         let (n, g) = (largest(&x) * largest(&inverse), largest(&dy) * f64::from(factor));
         let magnitude = largest(&inverse) * (g + n * (p.width as f64).sqrt() * g);
-        check("dx", &dx, &x, 30, magnitude, |x| dot(&dy, &forward(x)));
+        check("dx", &dx, &x, 30, magnitude, |x| dot(&dy, forward(x)));
     }
 }
 
@@ -273,13 +229,13 @@ fn decay() {
     // Exponential and sigmoid are good to two units each (their argument's rounding counts once
     // more), two products.
     let magnitude = largest(&dg) * rate;
-    check("da", &da, &a, 16, magnitude, |a| dot(&dg, &decays(a, &log64, &bias64)));
-    check("db", &db, &strength, 8, largest(&dbeta), |b| dot(&dbeta, &strengths(b)));
+    check("da", &da, &a, 16, magnitude, |a| dot(&dg, decays(a, &log64, &bias64)));
+    check("db", &db, &strength, 8, largest(&dbeta), |b| dot(&dbeta, strengths(b)));
     let terms = p.tokens as f64;
     check("da_log", &da_log, &a_log, 25, terms * largest(&dg) * largest(&g), |a_log| {
-        dot(&dg, &decays(&a64, a_log, &bias64))
+        dot(&dg, decays(&a64, a_log, &bias64))
     });
-    check("ddt_bias", &ddt_bias, &dt_bias, 25, terms * magnitude, |bias| dot(&dg, &decays(&a64, &log64, bias)));
+    check("ddt_bias", &ddt_bias, &dt_bias, 25, terms * magnitude, |bias| dot(&dg, decays(&a64, &log64, bias)));
 }
 
 #[test]
@@ -319,9 +275,9 @@ fn gated_norm() {
     // As the RMS norm, with the elementary function and one product more.
     let inv = largest(&downloaded(b, &inverse));
     let (n, g) = (largest(&h) * inv, largest(&dy) * largest(&z) * largest(&weight));
-    check("dh", &dh, &h, 40, inv * (g + n * n * g), |h| dot(&dy, &forward(h, &z64, &w64)));
+    check("dh", &dh, &h, 40, inv * (g + n * n * g), |h| dot(&dy, forward(h, &z64, &w64)));
     let magnitude = 1.1 * largest(&dy) * largest(&weight) * n;
-    check("dz", &dz, &z, 30, magnitude, |z| dot(&dy, &forward(&h64, z, &w64)));
+    check("dz", &dz, &z, 30, magnitude, |z| dot(&dy, forward(&h64, z, &w64)));
     let magnitude = tokens as f64 * largest(&dy) * largest(&z) * n;
-    check("dweight", &dweight, &weight, 2 * tokens + 20, magnitude, |weight| dot(&dy, &forward(&h64, &z64, weight)));
+    check("dweight", &dweight, &weight, 2 * tokens + 20, magnitude, |weight| dot(&dy, forward(&h64, &z64, weight)));
 }

@@ -40,6 +40,7 @@ cases_on_every_backend! {
 mod attention;
 mod attention_gradients;
 mod bias;
+mod central_differences;
 mod conv1d;
 mod decay;
 mod delta_rule;
