@@ -70,18 +70,18 @@ LIMIT = {"X2": F(32512), "X3": F(8323072)}
 DIVISOR = {"X2": F(2032), "X3": F(32512)}
 
 def cut(x, profile):
-    """Slices of the last axis as one group: arrays of whole numbers from high to low, and the unit."""
+    """Slices of the last axis as one group: arrays of whole numbers from high to low, and the scale."""
     largest = np.abs(x).max(axis=-1, initial=F(0))
     zero, finite = largest < F(2.0**-100), np.isfinite(largest)
     multiplier = np.where(zero | ~finite, F(0), LIMIT[profile] / largest)[..., None]
-    unit = np.where(finite, np.where(zero, F(0), largest / DIVISOR[profile]), F(np.nan))
+    scale = np.where(finite, np.where(zero, F(0), largest / DIVISOR[profile]), F(np.nan))
     q = np.where(multiplier == 0, F(0), np.rint(x * multiplier)).astype(np.int64)
     parts = []
     for _ in range(1 if profile == "X2" else 2):
         high = (q + 128) >> 8
         parts.append(q - 256 * high)
         q = high
-    return [part.astype(D) for part in [q] + parts[::-1]], unit
+    return [part.astype(D) for part in [q] + parts[::-1]], scale
 
 def value(a, b):
     """Chunk values of rows of `a` with rows of `b`. The sums are whole numbers below 2**53: exact in float64."""
@@ -94,19 +94,19 @@ def value(a, b):
 def transposed(parts, first, last): return [part[first:last].T for part in parts]
 
 def product_forward(x, weight, profile):
-    w, unit = weight
-    acc = np.zeros((len(x), len(unit)), F)
+    w, scale = weight
+    acc = np.zeros((len(x), len(scale)), F)
     for first, last in blocks(x.shape[1], 512):
-        a, ux = cut(x[:, first:last], profile)
-        acc = fma(value(a, [part[:, first:last] for part in w]), ux[:, None], acc)
-    return acc * unit
+        a, sx = cut(x[:, first:last], profile)
+        acc = fma(value(a, [part[:, first:last] for part in w]), sx[:, None], acc)
+    return acc * scale
 
 def product_grad_input(dy, weight, profile, acc):
-    w, unit = weight
-    d = dy * unit
+    w, scale = weight
+    d = dy * scale
     for first, last in blocks(d.shape[1], 512):
-        a, ud = cut(d[:, first:last], profile)
-        acc = fma(value(a, transposed(w, first, last)), ud[:, None], acc)
+        a, sd = cut(d[:, first:last], profile)
+        acc = fma(value(a, transposed(w, first, last)), sd[:, None], acc)
     return acc
 
 def product4_value(a, d):
@@ -123,12 +123,12 @@ def product4_forward(x, weight, profile):
     acc = np.zeros((len(x), len(d)), F)
     x = x[:, order]
     for first, last in blocks(x.shape[1], 512):
-        a, ux = cut(x[:, first:last], profile)
+        a, sx = cut(x[:, first:last], profile)
         for g, (start, end) in enumerate(rows_of(starts)):
             start, end = max(start, first), min(end, last)
             if start < end:
                 v = product4_value([part[:, start - first:end - first] for part in a], d[:, start:end])
-                acc = fma(v, ux[:, None] * sigma[g], acc)
+                acc = fma(v, sx[:, None] * sigma[g], acc)
     return acc
 
 def product4_grad_input(dy, weight, profile, acc):
@@ -137,17 +137,17 @@ def product4_grad_input(dy, weight, profile, acc):
     for g, (start, end) in enumerate(rows_of(starts)):
         channels = order[start:end]
         for first, last in blocks(dy.shape[1], 512):
-            a, uf = cut((dy * sigma[g])[:, first:last], profile)
+            a, sf = cut((dy * sigma[g])[:, first:last], profile)
             v = product4_value(a, d[first:last, start:end].T)
-            acc[:, channels] = fma(v, uf[:, None], acc[:, channels])
+            acc[:, channels] = fma(v, sf[:, None], acc[:, channels])
     return acc
 
 def product_grad_weight(dy, x, row_starts, profile, dw):
     for start, end in rows_of(row_starts):
         for first, last in blocks(end - start, 512):
             tokens = slice(start + first, start + last)
-            (a, ud), (b, ux) = cut(dy[tokens].T, profile), cut(x[tokens].T, profile)
-            dw = fma(value(a, b), ud[:, None] * ux[None, :], dw)
+            (a, sd), (b, sx) = cut(dy[tokens].T, profile), cut(x[tokens].T, profile)
+            dw = fma(value(a, b), sd[:, None] * sx[None, :], dw)
     return dw
 
 

@@ -1,14 +1,14 @@
 //! `cargo xtask study`: measures the accuracy of the slice product against float64 and prints
 //! Markdown tables to stdout.
 //!
-//! It justifies the constants of the arithmetic: the chunk length, one weight unit per row, which
+//! It justifies the constants of the arithmetic: the chunk length, one weight scale per row, which
 //! products of slices are kept. `docs/numerics.md`, "Measurements behind the constants", quotes its
 //! output.
 
 use crate::arguments::Arguments;
 use crate::study_data::{Data, Random, Weights};
 use crate::study_product::*;
-use isobit_numerics::slices::Scale;
+use isobit_numerics::slices::Quantiser;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Inputs and outputs of a linear layer, and where it occurs.
@@ -34,7 +34,7 @@ const LENGTHS: [usize; 5] = [128, 256, 512, 1024, usize::MAX];
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Variant {
     Float(FloatArithmetic),
-    Slices(Kept, Unit, usize),
+    Slices(Kept, ScaleRule, usize),
 }
 
 use FloatArithmetic::{Bf16, F32Chain, F32Lanes, Tf32};
@@ -59,12 +59,12 @@ impl Form {
         }
     }
 
-    /// The contract's rule for the unit of the right operand.
-    const fn rule(self) -> Unit {
+    /// The contract's rule for the scale of the right operand.
+    const fn rule(self) -> ScaleRule {
         match self {
-            Self::Forward => Unit::Row,
-            Self::GradInput => Unit::Folded,
-            Self::GradWeight => Unit::Chunk,
+            Self::Forward => ScaleRule::Row,
+            Self::GradInput => ScaleRule::Folded,
+            Self::GradWeight => ScaleRule::Chunk,
         }
     }
 
@@ -72,12 +72,12 @@ impl Form {
         let mut variants = vec![Float(Bf16), Float(Tf32), Float(F32Chain), Float(F32Lanes)];
         for kept in [X2, X3] {
             for length in LENGTHS {
-                variants.push(Slices(kept, Unit::Chunk, length));
+                variants.push(Slices(kept, ScaleRule::Chunk, length));
                 variants.push(Slices(kept, self.rule(), length));
             }
         }
-        for unit in [self.rule(), Unit::Chunk] {
-            variants.push(Slices(X2Full, unit, 512));
+        for rule in [self.rule(), ScaleRule::Chunk] {
+            variants.push(Slices(X2Full, rule, 512));
         }
         variants
     }
@@ -136,13 +136,13 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
 fn layer(shape: usize, weights: Weights) -> Vec<Line> {
     let (k, n, _) = SHAPES[shape];
     let mut random = Random::new(1000 * shape as u64 + weights as u64);
-    // Rows are streamed; the first rows, the first columns and the units of all rows are kept.
+    // Rows are streamed; the first rows, the first columns and the scales of all rows are kept.
     let (mut rows, mut columns) = (Vec::new(), vec![0.0; SAMPLE_COLUMNS * n]);
-    let mut scales: [Vec<Scale>; 2] = [Vec::new(), Vec::new()];
+    let mut quantisers: [Vec<Quantiser>; 2] = [Vec::new(), Vec::new()];
     for index in 0..n {
         let row = weights.row(&mut random, k);
-        for (scales, kept) in scales.iter_mut().zip([X2, X3]) {
-            scales.push(scale_of(kept.profile(), &row));
+        for (quantisers, kept) in quantisers.iter_mut().zip([X2, X3]) {
+            quantisers.push(quantiser_of(kept.profile(), &row));
         }
         for column in 0..SAMPLE_COLUMNS {
             columns[column * n + index] = row[column];
@@ -160,7 +160,7 @@ fn layer(shape: usize, weights: Weights) -> Vec<Line> {
     }
     for left in [Data::Gaussian, Data::Channels, Data::Student, Data::Products] {
         let dy = Rows::new(SAMPLE_ROWS, n, left.generate(&mut random, SAMPLE_ROWS, n));
-        let errors = measure(Form::GradInput, &dy, &columns, Some(&scales));
+        let errors = measure(Form::GradInput, &dy, &columns, Some(&quantisers));
         lines.push(Line { form: Form::GradInput, shape, left, right: weights.name(), errors });
     }
     lines
@@ -186,21 +186,21 @@ fn along_tokens(x: &[f32], width: usize) -> Rows {
     Rows::new(width, TOKENS, (0..width * TOKENS).map(|i| x[i % TOKENS * width + i / TOKENS]).collect())
 }
 
-fn measure(form: Form, a: &Rows, b: &Rows, scales: Option<&[Vec<Scale>; 2]>) -> Vec<Error> {
+fn measure(form: Form, a: &Rows, b: &Rows, quantisers: Option<&[Vec<Quantiser>; 2]>) -> Vec<Error> {
     let want = reference(a, b);
     let compute = |variant: Variant| match variant {
         Float(format) => float_product(a, b, format),
-        Slices(kept, unit, length) => {
+        Slices(kept, rule, length) => {
             let (length, profile) = (length.min(a.width), kept.profile());
             let sliced = |rows: &Rows, group: usize| Sliced::new(rows, group, profile);
-            match (unit, scales) {
-                (Unit::Chunk, _) => slice_product(&sliced(a, length), &sliced(b, length), kept, unit),
-                (Unit::Row, _) => slice_product(&sliced(a, length), &sliced(b, b.width), kept, unit),
-                (Unit::Folded, Some(scales)) => {
-                    let b = transposed(b, &scales[usize::from(kept == X3)], profile);
-                    slice_product(&sliced(&folded(a, &b.units), length), &b, kept, unit)
+            match (rule, quantisers) {
+                (ScaleRule::Chunk, _) => slice_product(&sliced(a, length), &sliced(b, length), kept, rule),
+                (ScaleRule::Row, _) => slice_product(&sliced(a, length), &sliced(b, b.width), kept, rule),
+                (ScaleRule::Folded, Some(quantisers)) => {
+                    let b = transposed(b, &quantisers[usize::from(kept == X3)], profile);
+                    slice_product(&sliced(&folded(a, &b.scales), length), &b, kept, rule)
                 }
-                (Unit::Folded, None) => unreachable!("the input gradient knows its weight's units"),
+                (ScaleRule::Folded, None) => unreachable!("the input gradient knows its weight's scales"),
             }
         }
     };
@@ -234,30 +234,30 @@ fn print_form(form: Form, lines: &[Line], every_shape: bool) {
     let lengths = if form == Form::GradWeight { &LENGTHS[..3] } else { &LENGTHS[..] };
     for kept in [X2, X3] {
         let mut columns = Vec::new();
-        let rules = if form == Form::GradWeight { &[Unit::Chunk][..] } else { &[Unit::Chunk, rule][..] };
-        for &unit in rules {
+        let rules = if form == Form::GradWeight { &[ScaleRule::Chunk][..] } else { &[ScaleRule::Chunk, rule][..] };
+        for &rule in rules {
             for &length in lengths {
                 let length_name = if length == usize::MAX { "all".to_string() } else { length.to_string() };
-                let unit_name = match (unit, form) {
+                let rule_name = match (rule, form) {
                     (_, Form::GradWeight) => "both per chunk",
-                    (Unit::Chunk, _) => "per chunk",
+                    (ScaleRule::Chunk, _) => "per chunk",
                     _ => "per row",
                 };
-                columns.push(whole(&format!("{unit_name}, {length_name}"), Slices(kept, unit, length)));
+                columns.push(whole(&format!("{rule_name}, {length_name}"), Slices(kept, rule, length)));
             }
         }
         if kept == X2 && form != Form::GradWeight {
-            columns.push(whole("per chunk, 512, lo·lo", Slices(X2Full, Unit::Chunk, 512)));
+            columns.push(whole("per chunk, 512, lo·lo", Slices(X2Full, ScaleRule::Chunk, 512)));
             columns.push(whole("per row, 512, lo·lo", Slices(X2Full, rule, 512)));
         }
         let name = kept.profile().name();
-        println!("\nUnit of the right operand and chunk length, {name}.\n");
+        println!("\nScale of the right operand and chunk length, {name}.\n");
         print_table(&lines, &columns, false);
     }
     println!("\nThe worst column of the output (chunks of 512).\n");
     let mut columns = vec![worst("bf16", Float(Bf16)), worst("f32, one chain", Float(F32Chain))];
     if form != Form::GradWeight {
-        columns.push(worst("x2, unit per chunk", Slices(X2, Unit::Chunk, 512)));
+        columns.push(worst("x2, scale per chunk", Slices(X2, ScaleRule::Chunk, 512)));
     }
     columns.push(worst("x2", Slices(X2, rule, 512)));
     columns.push(worst("x2 with lo·lo", Slices(X2Full, rule, 512)));

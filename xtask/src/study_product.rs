@@ -1,11 +1,11 @@
 //! The products that the study compares, on small samples of an output: the slice product with
-//! other chunk lengths and other rules for the weight's unit, and the usual float formats. Integer
+//! other chunk lengths and other rules for the weight's scale, and the usual float formats. Integer
 //! sums are exact, float32 steps follow the contract (`crates/kernels/src/op/product.rs`); a test
 //! checks that the contract's own variant has the reference's bits.
 
 use crate::study_data::{bf16, tf32};
 use isobit_numerics::fma::fma;
-use isobit_numerics::slices::{Profile, Scale, magnitude_bits, split2, split3};
+use isobit_numerics::slices::{Profile, Quantiser, magnitude_bits, split2, split3};
 use isobit_numerics::{Fma, HardFma, SoftFma, lanes};
 
 /// Rows along the contraction axis.
@@ -51,44 +51,44 @@ impl Kept {
     }
 }
 
-/// Unit and multiplier of a group. The kept products omit a factor of 256 (x2) or 65536 (x3); each
-/// operand's unit carries half of it, a factor of 16 or 256 that costs no bit.
-pub(crate) fn scale_of(profile: Profile, group: &[f32]) -> Scale {
+/// Multiplier and scale of a group. The kept products omit a factor of 256 (x2) or 65536 (x3); each
+/// operand's scale carries half of it, a factor of 16 or 256 that costs no bit.
+pub(crate) fn quantiser_of(profile: Profile, group: &[f32]) -> Quantiser {
     let max_bits = group.iter().map(|&x| magnitude_bits(x)).max().unwrap_or(0);
     let divisor = match profile {
         Profile::X2 => 32512.0 / 16.0,
         Profile::X3 => 8323072.0 / 256.0,
     };
-    Scale { unit: f32::from_bits(max_bits) / divisor, ..Scale::of(profile, max_bits) }
+    Quantiser { scale: f32::from_bits(max_bits) / divisor, ..Quantiser::of(profile, max_bits) }
 }
 
-/// Sliced rows; `units` holds one unit per (row, group of `group` elements).
+/// Sliced rows; `scales` holds one scale per (row, group of `group` elements).
 pub(crate) struct Sliced {
     pub(crate) count: usize,
     pub(crate) width: usize,
     pub(crate) group: usize,
-    pub(crate) units: Vec<f32>,
+    pub(crate) scales: Vec<f32>,
     slices: [Vec<i16>; 3],
 }
 
 impl Sliced {
     pub(crate) fn new(rows: &Rows, group: usize, profile: Profile) -> Self {
-        let (mut units, mut integers) = (Vec::new(), Vec::with_capacity(rows.values.len()));
+        let (mut scales, mut integers) = (Vec::new(), Vec::with_capacity(rows.values.len()));
         for row in rows.values.chunks_exact(rows.width) {
             for chunk in row.chunks(group) {
-                let scale = scale_of(profile, chunk);
-                units.push(scale.unit);
-                integers.extend(chunk.iter().map(|&x| scale.quantise(profile, x)));
+                let quantiser = quantiser_of(profile, chunk);
+                scales.push(quantiser.scale);
+                integers.extend(chunk.iter().map(|&x| quantiser.quantise(profile, x)));
             }
         }
-        Self::from_integers(rows.count, rows.width, group, units, &integers, profile)
+        Self::from_integers(rows.count, rows.width, group, scales, &integers, profile)
     }
 
     pub(crate) fn from_integers(
         count: usize,
         width: usize,
         group: usize,
-        units: Vec<f32>,
+        scales: Vec<f32>,
         integers: &[i32],
         profile: Profile,
     ) -> Self {
@@ -100,7 +100,7 @@ impl Sliced {
             Profile::X3 => split3(q),
         };
         let slices = [0, 1, 2].map(|part| integers.iter().map(|&q| i16::from(split(q)[part])).collect());
-        Self { count, width, group, units, slices }
+        Self { count, width, group, scales, slices }
     }
 
     fn slice(&self, part: usize, row: usize, at: &std::ops::Range<usize>) -> &[i16] {
@@ -108,19 +108,19 @@ impl Sliced {
     }
 }
 
-/// The rule for applying a weight's unit.
+/// The rule for applying a weight's scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unit {
-    /// One per (row, chunk): `acc = fma(v, unit_a·unit_b, acc)`.
+pub(crate) enum ScaleRule {
+    /// One per (row, chunk): `acc = fma(v, scale_a·scale_b, acc)`.
     Chunk,
-    /// One per row: `acc = fma(v, unit_a, acc)`, at the end `acc·unit_b`.
+    /// One per row: `acc = fma(v, scale_a, acc)`, at the end `acc·scale_b`.
     Row,
     /// Already applied to the left operand.
     Folded,
 }
 
 /// `out[m, n] = Σ a[m, ·]·b[n, ·]` in chunks of `a.group`.
-pub(crate) fn slice_product(a: &Sliced, b: &Sliced, kept: Kept, unit: Unit) -> Vec<f32> {
+pub(crate) fn slice_product(a: &Sliced, b: &Sliced, kept: Kept, rule: ScaleRule) -> Vec<f32> {
     let chunks = a.width.div_ceil(a.group);
     let mut out = Vec::with_capacity(a.count * b.count);
     for m in 0..a.count {
@@ -129,11 +129,11 @@ pub(crate) fn slice_product(a: &Sliced, b: &Sliced, kept: Kept, unit: Unit) -> V
             for c in 0..chunks {
                 let at = c * a.group..((c + 1) * a.group).min(a.width);
                 let v = chunk_value(a, b, kept, m, n, &at);
-                let unit_a = a.units[m * chunks + c];
-                let s = if unit == Unit::Chunk { unit_a * b.units[n * chunks + c] } else { unit_a };
+                let scale_a = a.scales[m * chunks + c];
+                let s = if rule == ScaleRule::Chunk { scale_a * b.scales[n * chunks + c] } else { scale_a };
                 acc = fma(v, s, acc);
             }
-            out.push(if unit == Unit::Row { acc * b.units[n] } else { acc });
+            out.push(if rule == ScaleRule::Row { acc * b.scales[n] } else { acc });
         }
     }
     out
@@ -155,19 +155,19 @@ fn chunk_value(a: &Sliced, b: &Sliced, kept: Kept, m: usize, n: usize, at: &std:
     }
 }
 
-/// The input gradient's left operand under the whole-row rule: `dy[m, n]·unit_w[n]`.
-pub(crate) fn folded(dy: &Rows, units: &[f32]) -> Rows {
-    let values = dy.values.chunks_exact(dy.width).flat_map(|row| row.iter().zip(units).map(|(x, u)| x * u)).collect();
+/// The input gradient's left operand under the whole-row rule: `dy[m, n]·scale_w[n]`.
+pub(crate) fn folded(dy: &Rows, scales: &[f32]) -> Rows {
+    let values = dy.values.chunks_exact(dy.width).flat_map(|row| row.iter().zip(scales).map(|(x, u)| x * u)).collect();
     Rows::new(dy.count, dy.width, values)
 }
 
-/// Columns `0..count` of whole weight rows, quantised with the rows' own units, as rows along the
+/// Columns `0..count` of whole weight rows, quantised with the rows' own scales, as rows along the
 /// other axis.
-pub(crate) fn transposed(w: &Rows, scales: &[Scale], profile: Profile) -> Sliced {
+pub(crate) fn transposed(w: &Rows, quantisers: &[Quantiser], profile: Profile) -> Sliced {
     let integers: Vec<i32> =
-        w.values.iter().enumerate().map(|(i, &x)| scales[i % w.width].quantise(profile, x)).collect();
-    let units = scales.iter().map(|scale| scale.unit).collect();
-    Sliced::from_integers(w.count, w.width, w.width, units, &integers, profile)
+        w.values.iter().enumerate().map(|(i, &x)| quantisers[i % w.width].quantise(profile, x)).collect();
+    let scales = quantisers.iter().map(|quantiser| quantiser.scale).collect();
+    Sliced::from_integers(w.count, w.width, w.width, scales, &integers, profile)
 }
 
 /// Arithmetic to compare with.
@@ -297,7 +297,7 @@ mod tests {
             let mut y = b.zeros(m * n);
             b.run(ProductForward { y: &mut y, x: &rows, w: Matrix::Stored(StoredMatrix::F32(&stored)), p });
             let sliced = Sliced::new(&w, k, profile);
-            let got = slice_product(&Sliced::new(&x, CHUNK, profile), &sliced, kept, Unit::Row);
+            let got = slice_product(&Sliced::new(&x, CHUNK, profile), &sliced, kept, ScaleRule::Row);
             same(&y, &got);
             assert!(Error::of(&got, &reference(&x, &w), n).whole < 1e-2, "a product, not a multiple of it");
 
@@ -305,10 +305,10 @@ mod tests {
             let stored = Matrix::Stored(StoredMatrix::F32(&stored));
             b.run(ProductGradInput { dx: &mut dx, dy: &b.upload(&dy.values), w: stored, p });
             let columns = Rows::new(k, n, (0..k * n).map(|i| w.values[i % n * k + i / n]).collect());
-            let scales: Vec<Scale> = w.values.chunks_exact(k).map(|row| scale_of(profile, row)).collect();
-            let sliced = transposed(&columns, &scales, profile);
-            let dy = Sliced::new(&folded(&dy, &sliced.units), CHUNK, profile);
-            same(&dx, &slice_product(&dy, &sliced, kept, Unit::Folded));
+            let quantisers: Vec<Quantiser> = w.values.chunks_exact(k).map(|row| quantiser_of(profile, row)).collect();
+            let sliced = transposed(&columns, &quantisers, profile);
+            let dy = Sliced::new(&folded(&dy, &sliced.scales), CHUNK, profile);
+            same(&dx, &slice_product(&dy, &sliced, kept, ScaleRule::Folded));
         }
     }
 

@@ -80,7 +80,7 @@ FUNCTION int holds(Extent extent, uint position) {
 // Slices PLACE_BLOCK rows of one head. `blocks` holds first row and number of rows of every block
 // of places.
 KERNEL(GROUP) attention_slice(
-    GLOBAL float *units,
+    GLOBAL float *scales,
     GLOBAL int *by_width,
     GLOBAL int *by_place,
     GLOBAL const float *x,
@@ -118,8 +118,8 @@ KERNEL(GROUP) attention_slice(
             uint here = largest[row * LANES + (n + row) % LANES];
             bits = here > bits ? here : bits;
         }
-        multipliers[row] = scale_multiplier(bits);
-        units[(ulong)head * places + place + row] = scale_unit(bits);
+        multipliers[row] = group_multiplier(bits);
+        scales[(ulong)head * places + place + row] = group_scale(bits);
     }
     barrier_local();
 
@@ -198,11 +198,11 @@ FUNCTION void products_over_width(
 }
 
 // Slices the tile's weights, values[row, place], zero where nothing is visible, into weights[slice,
-// row, word], and puts each row's unit into `units`. Every work item calls it, after a barrier; the
-// caller puts another one behind it.
+// row, word], and puts each row's scale into `scales`. Every work item calls it, after a barrier;
+// the caller puts another one behind it.
 FUNCTION void slice_weights(
     LOCAL_POINTER int *weights,
-    LOCAL_POINTER float *units,
+    LOCAL_POINTER float *scales,
     LOCAL_POINTER uint *largest,
     LOCAL_POINTER const float *values,
     uint row_count
@@ -221,9 +221,9 @@ FUNCTION void slice_weights(
         uint here = largest[row * per_row + n];
         bits = here > bits ? here : bits;
     }
-    float multiplier = scale_multiplier(bits);
+    float multiplier = group_multiplier(bits);
     if (member == 0u) {
-        units[row] = scale_unit(bits);
+        scales[row] = group_scale(bits);
     }
     for (uint word = member; word < TILE_WORDS; word += per_row) {
         int q[4];
@@ -243,13 +243,13 @@ FUNCTION uint columns_at_once(uint width) {
     return width <= 64u ? 64u : width <= 128u ? 128u : 256u;
 }
 
-// What a tile adds to this work item's results: acc = fma(product over the tile, unit, acc * decay)
-// for every row that sees something of the tile; a decay of 1 changes no bit. `step` is GROUP /
-// columns_at_once.
+// What a tile adds to this work item's results: acc = fma(product over the tile, scale, acc *
+// decay) for every row that sees something of the tile; a decay of 1 changes no bit. `step` is
+// GROUP / columns_at_once.
 FUNCTION void add_tile_by(
     float *acc,
     LOCAL_POINTER const int *weights,
-    LOCAL_POINTER const float *units,
+    LOCAL_POINTER const float *scales,
     LOCAL_POINTER const float *decays,
     LOCAL_POINTER const uint *active,
     GLOBAL const int *planes,
@@ -285,7 +285,7 @@ FUNCTION void add_tile_by(
     for (uint n = 0u; n < row_count / step; n++) {
         uint row = first + n * step;
         if (active[row] != 0u) {
-            acc[n] = fma_rn(chunk_value(sums[n]), units[row], acc[n] * decays[row]);
+            acc[n] = fma_rn(chunk_value(sums[n]), scales[row], acc[n] * decays[row]);
         }
     }
 }
@@ -295,7 +295,7 @@ FUNCTION void add_tile_by(
 FUNCTION void add_tile(
     float *acc,
     LOCAL_POINTER const int *weights,
-    LOCAL_POINTER const float *units,
+    LOCAL_POINTER const float *scales,
     LOCAL_POINTER const float *decays,
     LOCAL_POINTER const uint *active,
     GLOBAL const int *planes,
@@ -309,13 +309,13 @@ FUNCTION void add_tile(
     uint end = (seen.end - tile + 3u) / 4u;
     switch (columns_at_once(width)) {
     case 64u:
-        add_tile_by(acc, weights, units, decays, active, planes, slice_step, width, first, end, row_count, 4u);
+        add_tile_by(acc, weights, scales, decays, active, planes, slice_step, width, first, end, row_count, 4u);
         break;
     case 128u:
-        add_tile_by(acc, weights, units, decays, active, planes, slice_step, width, first, end, row_count, 2u);
+        add_tile_by(acc, weights, scales, decays, active, planes, slice_step, width, first, end, row_count, 2u);
         break;
     default:
-        add_tile_by(acc, weights, units, decays, active, planes, slice_step, width, first, end, row_count, 1u);
+        add_tile_by(acc, weights, scales, decays, active, planes, slice_step, width, first, end, row_count, 1u);
         break;
     }
 }
@@ -325,11 +325,11 @@ KERNEL(GROUP) attention_forward(
     GLOBAL float *o,
     GLOBAL float *lse,
     GLOBAL const int *q,
-    GLOBAL const float *q_units,
+    GLOBAL const float *q_scales,
     GLOBAL const int *k,
-    GLOBAL const float *k_units,
+    GLOBAL const float *k_scales,
     GLOBAL const int *v,
-    GLOBAL const float *v_units,
+    GLOBAL const float *v_scales,
     GLOBAL const uint *table,
     uint heads,
     uint heads_per_key,
@@ -338,7 +338,7 @@ KERNEL(GROUP) attention_forward(
     uint query_places,
     uint key_places,
     uint window,
-    float scale2
+    float softmax_scale2
 ) {
     LOCAL int rows[SLICES * WORDS_MAX * FORWARD_ROWS];
     LOCAL float values[FORWARD_ROWS * TILE];
@@ -346,8 +346,8 @@ KERNEL(GROUP) attention_forward(
     LOCAL float maxima[GROUP];
     LOCAL float sums[GROUP];
     LOCAL uint largest[GROUP];
+    LOCAL float score_scales[FORWARD_ROWS];
     LOCAL float scales[FORWARD_ROWS];
-    LOCAL float units[FORWARD_ROWS];
     LOCAL float decays[FORWARD_ROWS];
     LOCAL uint active[FORWARD_ROWS];
     uint head = group_index() % heads;
@@ -357,7 +357,7 @@ KERNEL(GROUP) attention_forward(
     ulong q_planes = (ulong)head * SLICES * key_words * query_places;
     load_rows(rows, q + q_planes, key_words, query_places, block.place, FORWARD_ROWS);
     if (local_index() < FORWARD_ROWS) {
-        scales[local_index()] = q_units[(ulong)head * query_places + block.place + local_index()] * scale2;
+        score_scales[local_index()] = q_scales[(ulong)head * query_places + block.place + local_index()] * softmax_scale2;
     }
 
     // Scores: a work item per key, half of the rows each.
@@ -379,8 +379,8 @@ KERNEL(GROUP) attention_forward(
     Extent seen = seen_from(block.position, window);
     seen.end = block.position + block.count;
     GLOBAL const int *key_planes = k + (ulong)key_head * SLICES * key_words * key_places + block.columns;
-    GLOBAL const float *key_units = k_units + (ulong)key_head * key_places + block.columns;
-    GLOBAL const float *value_units = v_units + (ulong)key_head * key_places + block.columns;
+    GLOBAL const float *key_scales = k_scales + (ulong)key_head * key_places + block.columns;
+    GLOBAL const float *value_scales = v_scales + (ulong)key_head * key_places + block.columns;
     ulong value_step = (ulong)(key_places / 4u) * value_width;
     GLOBAL const int *value_planes =
         v + (ulong)key_head * SLICES * value_step + (ulong)(block.columns / 4u) * value_width;
@@ -394,9 +394,9 @@ KERNEL(GROUP) attention_forward(
             products_over_width(
                 products, rows, key_planes + key, key_words, key_places, FORWARD_ROWS, first_row, FORWARD_ROWS / 2u
             );
-            float unit = key_units[key];
+            float scale = key_scales[key];
             for (uint n = 0u; n < FORWARD_ROWS / 2u; n++) {
-                values[(first_row + n) * TILE + column] = chunk_value(products[n]) * (scales[first_row + n] * unit);
+                values[(first_row + n) * TILE + column] = chunk_value(products[n]) * (score_scales[first_row + n] * scale);
             }
         }
         barrier_local();
@@ -427,7 +427,7 @@ KERNEL(GROUP) attention_forward(
             if (sees && holds(row_seen, here)) {
                 float p = isobit_exp2(values[at] - largest_score);
                 halves[i % 2u] = halves[i % 2u] + p;
-                folded = p * value_units[here];
+                folded = p * value_scales[here];
             }
             values[at] = folded;
         }
@@ -450,10 +450,10 @@ KERNEL(GROUP) attention_forward(
             decays[row] = decay;
             active[row] = sees ? 1u : 0u;
         }
-        slice_weights(weights, units, largest, values, FORWARD_ROWS);
+        slice_weights(weights, scales, largest, values, FORWARD_ROWS);
         barrier_local();
         add_tile(
-            acc, weights, units, decays, active, value_planes + (ulong)(tile / 4u) * value_width, value_step,
+            acc, weights, scales, decays, active, value_planes + (ulong)(tile / 4u) * value_width, value_step,
             value_width, tile_seen, tile, FORWARD_ROWS
         );
     }
@@ -513,14 +513,14 @@ KERNEL(GROUP) attention_delta(
 KERNEL(GROUP) attention_grad_query(
     GLOBAL float *dq,
     GLOBAL const int *q,
-    GLOBAL const float *q_units,
+    GLOBAL const float *q_scales,
     GLOBAL const int *k,
     GLOBAL const int *k_by_place,
-    GLOBAL const float *k_units,
+    GLOBAL const float *k_scales,
     GLOBAL const int *v,
-    GLOBAL const float *v_units,
+    GLOBAL const float *v_scales,
     GLOBAL const int *d_o,
-    GLOBAL const float *d_o_units,
+    GLOBAL const float *d_o_scales,
     GLOBAL const float *delta,
     GLOBAL const float *lse,
     GLOBAL const uint *table,
@@ -530,19 +530,19 @@ KERNEL(GROUP) attention_grad_query(
     uint value_width,
     uint places,
     uint window,
-    float scale,
-    float scale2
+    float softmax_scale,
+    float softmax_scale2
 ) {
     LOCAL int q_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
     LOCAL int d_o_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
     LOCAL float values[BACKWARD_ROWS * TILE];
     LOCAL int weights[SLICES * BACKWARD_ROWS * TILE_WORDS];
     LOCAL uint largest[GROUP];
-    LOCAL float units[BACKWARD_ROWS];
+    LOCAL float scales[BACKWARD_ROWS];
     LOCAL float decays[BACKWARD_ROWS];
     LOCAL uint active[BACKWARD_ROWS];
-    LOCAL float row_q_unit[BACKWARD_ROWS];
-    LOCAL float row_d_o_unit[BACKWARD_ROWS];
+    LOCAL float row_q_scale[BACKWARD_ROWS];
+    LOCAL float row_d_o_scale[BACKWARD_ROWS];
     LOCAL float row_delta[BACKWARD_ROWS];
     LOCAL float row_lse[BACKWARD_ROWS];
     uint head = group_index() % heads;
@@ -557,8 +557,8 @@ KERNEL(GROUP) attention_grad_query(
     if (local_index() < BACKWARD_ROWS) {
         uint row = local_index();
         ulong at = (ulong)head * places + block.place + row;
-        row_q_unit[row] = q_units[at];
-        row_d_o_unit[row] = d_o_units[at];
+        row_q_scale[row] = q_scales[at];
+        row_d_o_scale[row] = d_o_scales[at];
         row_delta[row] = delta[at];
         row_lse[row] = lse[at];
         decays[row] = 1.0f;
@@ -575,8 +575,8 @@ KERNEL(GROUP) attention_grad_query(
     seen.end = block.position + block.count;
     GLOBAL const int *key_planes = k + (ulong)key_head * SLICES * key_words * places + block.columns;
     GLOBAL const int *value_planes = v + (ulong)key_head * SLICES * value_words * places + block.columns;
-    GLOBAL const float *key_units = k_units + (ulong)key_head * places + block.columns;
-    GLOBAL const float *value_units = v_units + (ulong)key_head * places + block.columns;
+    GLOBAL const float *key_scales = k_scales + (ulong)key_head * places + block.columns;
+    GLOBAL const float *value_scales = v_scales + (ulong)key_head * places + block.columns;
     ulong key_step = (ulong)(places / 4u) * key_width;
     GLOBAL const int *keys_by_place =
         k_by_place + (ulong)key_head * SLICES * key_step + (ulong)(block.columns / 4u) * key_width;
@@ -588,8 +588,8 @@ KERNEL(GROUP) attention_grad_query(
         int key_seen = holds(tile_seen, key);
         Sums scores[BACKWARD_ROWS / 2];
         Sums grads[BACKWARD_ROWS / 2];
-        float key_unit = 0.0f;
-        float value_unit = 0.0f;
+        float key_scale = 0.0f;
+        float value_scale = 0.0f;
         if (key_seen) {
             products_over_width(
                 scores, q_rows, key_planes + key, key_words, places, BACKWARD_ROWS, first_row, BACKWARD_ROWS / 2u
@@ -597,17 +597,17 @@ KERNEL(GROUP) attention_grad_query(
             products_over_width(
                 grads, d_o_rows, value_planes + key, value_words, places, BACKWARD_ROWS, first_row, BACKWARD_ROWS / 2u
             );
-            key_unit = key_units[key];
-            value_unit = value_units[key];
+            key_scale = key_scales[key];
+            value_scale = value_scales[key];
         }
         for (uint n = 0u; n < BACKWARD_ROWS / 2u; n++) {
             uint row = first_row + n;
             float folded = 0.0f;
             if (key_seen && row < block.count && holds(seen_from(block.position + row, window), key)) {
-                float z = chunk_value(scores[n]) * ((row_q_unit[row] * scale2) * key_unit);
+                float z = chunk_value(scores[n]) * ((row_q_scale[row] * softmax_scale2) * key_scale);
                 float p = isobit_exp2(z - row_lse[row]);
-                float g = p * fma_rn(chunk_value(grads[n]), row_d_o_unit[row] * value_unit, -row_delta[row]);
-                folded = g * (key_unit * scale);
+                float g = p * fma_rn(chunk_value(grads[n]), row_d_o_scale[row] * value_scale, -row_delta[row]);
+                folded = g * (key_scale * softmax_scale);
             }
             values[row * TILE + column] = folded;
         }
@@ -617,10 +617,10 @@ KERNEL(GROUP) attention_grad_query(
             active[row] = row < block.count && row_seen.start < row_seen.end ? 1u : 0u;
         }
         barrier_local();
-        slice_weights(weights, units, largest, values, BACKWARD_ROWS);
+        slice_weights(weights, scales, largest, values, BACKWARD_ROWS);
         barrier_local();
         add_tile(
-            acc, weights, units, decays, active, keys_by_place + (ulong)(tile / 4u) * key_width, key_step, key_width,
+            acc, weights, scales, decays, active, keys_by_place + (ulong)(tile / 4u) * key_width, key_step, key_width,
             tile_seen, tile, BACKWARD_ROWS
         );
     }
@@ -654,14 +654,14 @@ KERNEL(GROUP) attention_grad_key(
     GLOBAL float *dv,
     GLOBAL const int *q,
     GLOBAL const int *q_by_place,
-    GLOBAL const float *q_units,
+    GLOBAL const float *q_scales,
     GLOBAL const int *k,
-    GLOBAL const float *k_units,
+    GLOBAL const float *k_scales,
     GLOBAL const int *v,
-    GLOBAL const float *v_units,
+    GLOBAL const float *v_scales,
     GLOBAL const int *d_o,
     GLOBAL const int *d_o_by_place,
-    GLOBAL const float *d_o_units,
+    GLOBAL const float *d_o_scales,
     GLOBAL const float *delta,
     GLOBAL const float *lse,
     GLOBAL const uint *table,
@@ -671,8 +671,8 @@ KERNEL(GROUP) attention_grad_key(
     uint value_width,
     uint places,
     uint window,
-    float scale,
-    float scale2
+    float softmax_scale,
+    float softmax_scale2
 ) {
     LOCAL int k_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
     LOCAL int v_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
@@ -680,11 +680,11 @@ KERNEL(GROUP) attention_grad_key(
     LOCAL float value_values[BACKWARD_ROWS * TILE];
     LOCAL int weights[SLICES * BACKWARD_ROWS * TILE_WORDS];
     LOCAL uint largest[GROUP];
-    LOCAL float units[BACKWARD_ROWS];
+    LOCAL float scales[BACKWARD_ROWS];
     LOCAL float decays[BACKWARD_ROWS];
     LOCAL uint active[BACKWARD_ROWS];
-    LOCAL float row_k_unit[BACKWARD_ROWS];
-    LOCAL float row_v_unit[BACKWARD_ROWS];
+    LOCAL float row_k_scale[BACKWARD_ROWS];
+    LOCAL float row_v_scale[BACKWARD_ROWS];
     uint key_head = group_index() % key_heads;
     Rows block = rows_of(table, group_index() / key_heads);
     uint key_words = (key_width + 3u) / 4u;
@@ -696,8 +696,8 @@ KERNEL(GROUP) attention_grad_key(
     if (local_index() < BACKWARD_ROWS) {
         uint row = local_index();
         ulong at = (ulong)key_head * places + block.place + row;
-        row_k_unit[row] = k_units[at];
-        row_v_unit[row] = v_units[at];
+        row_k_scale[row] = k_scales[at];
+        row_v_scale[row] = v_scales[at];
         decays[row] = 1.0f;
     }
 
@@ -732,8 +732,8 @@ KERNEL(GROUP) attention_grad_key(
             int query_seen = holds(tile_seen, query);
             Sums scores[BACKWARD_ROWS / 2];
             Sums grads[BACKWARD_ROWS / 2];
-            float q_unit = 0.0f;
-            float d_o_unit = 0.0f;
+            float q_scale = 0.0f;
+            float d_o_scale = 0.0f;
             float query_lse = 0.0f;
             float query_delta = 0.0f;
             if (query_seen) {
@@ -745,8 +745,8 @@ KERNEL(GROUP) attention_grad_key(
                     grads, v_rows, d_o_planes + query, value_words, places, BACKWARD_ROWS, first_row,
                     BACKWARD_ROWS / 2u
                 );
-                q_unit = q_units[per_place + query];
-                d_o_unit = d_o_units[per_place + query];
+                q_scale = q_scales[per_place + query];
+                d_o_scale = d_o_scales[per_place + query];
                 query_lse = lse[per_place + query];
                 query_delta = delta[per_place + query];
             }
@@ -756,11 +756,11 @@ KERNEL(GROUP) attention_grad_key(
                 float value_folded = 0.0f;
                 Extent seers = seeing(block.position + at, block.length, window);
                 if (query_seen && at < block.count && holds(seers, query)) {
-                    float z = chunk_value(scores[n]) * ((q_unit * scale2) * row_k_unit[at]);
+                    float z = chunk_value(scores[n]) * ((q_scale * softmax_scale2) * row_k_scale[at]);
                     float p = isobit_exp2(z - query_lse);
-                    float g = p * fma_rn(chunk_value(grads[n]), d_o_unit * row_v_unit[at], -query_delta);
-                    key_folded = g * (q_unit * scale);
-                    value_folded = p * d_o_unit;
+                    float g = p * fma_rn(chunk_value(grads[n]), d_o_scale * row_v_scale[at], -query_delta);
+                    key_folded = g * (q_scale * softmax_scale);
+                    value_folded = p * d_o_scale;
                 }
                 key_values[at * TILE + column] = key_folded;
                 value_values[at * TILE + column] = value_folded;
@@ -771,17 +771,17 @@ KERNEL(GROUP) attention_grad_key(
                 active[at] = at < block.count && seers.start < seers.end ? 1u : 0u;
             }
             barrier_local();
-            slice_weights(weights, units, largest, key_values, BACKWARD_ROWS);
+            slice_weights(weights, scales, largest, key_values, BACKWARD_ROWS);
             barrier_local();
             add_tile(
-                key_acc, weights, units, decays, active, queries_by_place + (ulong)(tile / 4u) * key_width, key_step,
+                key_acc, weights, scales, decays, active, queries_by_place + (ulong)(tile / 4u) * key_width, key_step,
                 key_width, tile_seen, tile, BACKWARD_ROWS
             );
             barrier_local();
-            slice_weights(weights, units, largest, value_values, BACKWARD_ROWS);
+            slice_weights(weights, scales, largest, value_values, BACKWARD_ROWS);
             barrier_local();
             add_tile(
-                value_acc, weights, units, decays, active, d_os_by_place + (ulong)(tile / 4u) * value_width, value_step,
+                value_acc, weights, scales, decays, active, d_os_by_place + (ulong)(tile / 4u) * value_width, value_step,
                 value_width, tile_seen, tile, BACKWARD_ROWS
             );
         }

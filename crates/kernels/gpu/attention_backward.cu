@@ -3,15 +3,15 @@
 enum Kind { QUERY, KEY, VALUE };
 
 // What the three kernels take: rows and columns by width for the scores (1) and for the gradient of
-// the weights (2, not for VALUE), columns by place, and numbers per place: units of q and dO, lse
-// and D, or units of k and v. `result_width` is that of the result as stored.
+// the weights (2, not for VALUE), columns by place, and numbers per place: scales of q and dO, lse
+// and D, or scales of k and v. `result_width` is that of the result as stored.
 struct Gradient {
     float *result;
     const uchar *rows, *rows2, *columns, *columns2, *deep;
     const float *row_numbers, *column_numbers;
     const uint *table;
     uint heads, row_heads_per, column_heads_per, result_width, places, window;
-    float scale, scale2;
+    float softmax_scale, softmax_scale2;
 };
 
 // QUERY: rows are queries, columns keys. KEY and VALUE: rows are keys, columns the queries of one
@@ -42,15 +42,15 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
     stream.begin(row_base, p.rows + row_place * (2u * W1), p.rows2 + row_place * (2u * W2), rows.count, warp, lane);
 
     WarpRows<TRANSPOSED> own(rows, p.window, warp, lane);
-    float units[2], units2[2], lse[2], delta[2];
+    float scales[2], scales2[2], lse[2], delta[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        units[r] = units2[r] = lse[r] = delta[r] = 0.0f;
+        scales[r] = scales2[r] = lse[r] = delta[r] = 0.0f;
         if (own.has(r, lane)) {
             ulong place = row_place + own.first + lane / 4u + 8u * r;
             const float *numbers = p.row_numbers + number_at(place, 0u, ROW_NUMBERS);
-            units[r] = TRANSPOSED ? numbers[0] : numbers[0] * p.scale2;
-            units2[r] = numbers[BLOCK];
+            scales[r] = TRANSPOSED ? numbers[0] : numbers[0] * p.softmax_scale2;
+            scales2[r] = numbers[BLOCK];
             if (!TRANSPOSED) {
                 lse[r] = numbers[2u * BLOCK];
                 delta[r] = numbers[3u * BLOCK];
@@ -87,8 +87,8 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
 #pragma unroll
                     for (int i = 0; i < 16; i++) {
                         int r = i / 2 % 2, c = i / 4 * 2 + i % 2;
-                        float scales = TRANSPOSED ? (near[c] * p.scale2) * units[r] : units[r] * near[c];
-                        float z = chunk_of<W1>(high[n][i], cross[n][i]) * scales;
+                        float score_scale = TRANSPOSED ? (near[c] * p.softmax_scale2) * scales[r] : scales[r] * near[c];
+                        float z = chunk_of<W1>(high[n][i], cross[n][i]) * score_scale;
                         prob[n][i] = exp2_of(z - (TRANSPOSED ? shifts[c] : lse[r]));
                     }
                 }
@@ -115,9 +115,9 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
                         for (int i = 0; i < 16; i++) {
                             int r = i / 2 % 2, c = i / 4 * 2 + i % 2;
                             float grad = fma_rn(
-                                chunk_of<W2>(high[n][i], cross[n][i]), units2[r] * far[c], TRANSPOSED ? -deltas[c] : -delta[r]
+                                chunk_of<W2>(high[n][i], cross[n][i]), scales2[r] * far[c], TRANSPOSED ? -deltas[c] : -delta[r]
                             );
-                            w[16 * b + i] = (prob[n][i] * grad) * (near[c] * p.scale);
+                            w[16 * b + i] = (prob[n][i] * grad) * (near[c] * p.softmax_scale);
                         }
                     }
                     if (!own.whole(column)) {
@@ -154,10 +154,10 @@ template <Kind KIND> FUNCTION void gradient(const Gradient &p) {
 extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_grad_query_mma(
     float *dq, const uchar *q, const uchar *d_o, const float *query_numbers, const uchar *k, const uchar *k_by_place,
     const uchar *v, const float *key_numbers, const uint *table, uint heads, uint heads_per_key, uint key_width,
-    uint places, uint window, float scale, float scale2
+    uint places, uint window, float softmax_scale, float softmax_scale2
 ) {
     Gradient p = {dq, q, d_o, k, v, k_by_place, query_numbers, key_numbers, table,
-                  heads, 1u, heads_per_key, key_width, places, window, scale, scale2};
+                  heads, 1u, heads_per_key, key_width, places, window, softmax_scale, softmax_scale2};
     gradient<QUERY>(p);
 }
 
@@ -166,19 +166,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_grad_
 extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_grad_key_mma(
     float *dk, const uchar *q, const uchar *q_by_place, const uchar *d_o, const float *query_numbers, const uchar *k,
     const uchar *v, const float *key_numbers, const uint *table, uint heads, uint heads_per_key, uint key_width,
-    uint places, uint window, float scale, float scale2
+    uint places, uint window, float softmax_scale, float softmax_scale2
 ) {
     Gradient p = {dk, k, v, q, d_o, q_by_place, key_numbers, query_numbers, table,
-                  heads, heads_per_key, 1u, key_width, places, window, scale, scale2};
+                  heads, heads_per_key, 1u, key_width, places, window, softmax_scale, softmax_scale2};
     gradient<KEY>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_grad_value_mma(
     float *dv, const uchar *q, const uchar *d_o_by_place, const float *query_numbers, const uchar *k,
     const float *key_numbers, const uint *table, uint heads, uint heads_per_key, uint value_width, uint places,
-    uint window, float scale, float scale2
+    uint window, float softmax_scale, float softmax_scale2
 ) {
     Gradient p = {dv, k, nullptr, q, nullptr, d_o_by_place, key_numbers, query_numbers, table,
-                  heads, heads_per_key, 1u, value_width, places, window, scale, scale2};
+                  heads, heads_per_key, 1u, value_width, places, window, softmax_scale, softmax_scale2};
     gradient<VALUE>(p);
 }

@@ -31,7 +31,7 @@ struct Visible {
         }
     }
 
-    // Weights of a block that are not visible are zero, even where their unit is NaN.
+    // Weights of a block that are not visible are zero, even where their scale is NaN.
     MEMBER void clear(float (&w)[64], int b) const {
         if ((whole >> b & 1u) == 0u) {
 #pragma unroll
@@ -78,14 +78,14 @@ struct Running {
             }
 #pragma unroll
             for (int b = step * EACH; b < (step + 1) * EACH; b++) {
-                float units[8];
-                stream.numbers(units, 1u, tile, b, lane);
+                float scales[8];
+                stream.numbers(scales, 1u, tile, b, lane);
 #pragma unroll
                 for (int i = 0; i < 16; i++) {
                     int r = i / 2 % 2, c = i / 4 * 2 + i % 2;
                     float p = exp2_down(z[16 * b + i] - base[r]);
                     lanes[r][c] = lanes[r][c] + p;
-                    z[16 * b + i] = p * units[c];
+                    z[16 * b + i] = p * scales[c];
                 }
                 visible.clear(z, b);
 #pragma unroll
@@ -121,9 +121,9 @@ struct Running {
 
 // A block per ROWS queries, head and part of the value's width.
 extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forward_mma(
-    float *o, float *lse, const uchar *q, const float *q_units, const uchar *k, const uchar *v, const float *numbers,
+    float *o, float *lse, const uchar *q, const float *q_scales, const uchar *k, const uchar *v, const float *numbers,
     const uint *table, uint heads, uint heads_per_key, uint value_width, uint query_places,
-    uint key_places, uint window, float scale2
+    uint key_places, uint window, float softmax_scale2
 ) {
     constexpr int PART = part_of(VALUE_WIDTH), PARTS = (VALUE_WIDTH + PART - 1) / PART;
     // Fragments of the queries stay in registers where there is room.
@@ -148,11 +148,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
 
     WarpRows<false> own(rows, window, warp, lane);
     Running running;
-    float scales[2];
+    float score_scales[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         ulong place = (ulong)head * query_places + rows.place + own.first + lane / 4u + 8u * r;
-        scales[r] = own.has(r, lane) ? q_units[number_at(place, 0u, 4u)] * scale2 : 0.0f;
+        score_scales[r] = own.has(r, lane) ? q_scales[number_at(place, 0u, 4u)] * softmax_scale2 : 0.0f;
         running.m[r] = MINUS_INFINITY;
         running.l[r] = 0.0f;
     }
@@ -197,12 +197,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS) attention_forwa
                 } else {
                     over_width<KEY_WIDTH>(high, cross, left_address, columns);
                 }
-                float units[8];
-                stream.numbers(units, 0u, tile, b, lane);
+                float scales[8];
+                stream.numbers(scales, 0u, tile, b, lane);
 #pragma unroll
                 for (int i = 0; i < 16; i++) {
-                    float unit = scales[i / 2 % 2] * units[i / 4 * 2 + i % 2];
-                    z[16 * b + i] = chunk_of<KEY_WIDTH>(high[0][i], cross[0][i]) * unit;
+                    float scale = score_scales[i / 2 % 2] * scales[i / 4 * 2 + i % 2];
+                    z[16 * b + i] = chunk_of<KEY_WIDTH>(high[0][i], cross[0][i]) * scale;
                 }
                 visible.mask(z, b, own, tile, lane);
             }

@@ -15,8 +15,8 @@
 //
 // Planes lie in memory as they will in shared memory, where eight rows of 16 bytes are read at once
 // and should lie in different banks: 16-byte pieces of a row change places with their neighbours,
-// `swizzle` says how. By width [head, block, slice, place, width]; by place [head, block, width / 32,
-// slice, width % 32, place].
+// `swizzle` says how. By width [head, block, slice, place, width]; by place [head, block, width /
+// 32, slice, width % 32, place].
 
 #define TILE 128u
 #define BLOCK 32u
@@ -490,8 +490,8 @@ template <int W1, int W2, int WIDTH, int NUMBERS, int EACH, int SLOTS> struct St
 // ---------------------------------------------------------------------------------------------------------------------
 // Products. Number 4 n + 2 r + e of a thread is column 8 n + 2 t + e of row lane / 4 + 8 r.
 
-// Piece number `piece` of row `row` lies where piece ^ swizzle<WIDTH>(row) would: pieces of eight rows
-// that differ in nothing but the row are in different banks.
+// Piece number `piece` of row `row` lies where piece ^ swizzle<WIDTH>(row) would: pieces of eight
+// rows that differ in nothing but the row are in different banks.
 template <uint WIDTH> FUNCTION uint swizzle(uint row) {
     return WIDTH % 128u == 0u ? row % 8u : WIDTH % 64u == 0u ? row / 2u % 4u : row / 4u % 2u;
 }
@@ -500,7 +500,8 @@ FUNCTION uint swizzle_of(uint width, uint row) {
     return width % 128u == 0u ? row % 8u : width % 64u == 0u ? row / 2u % 4u : row / 4u % 2u;
 }
 
-// Address of piece 2 k + n of a row, from that of piece n: what the swizzle does not reach is added.
+// Address of piece 2 k + n of a row, from that of piece n: what the swizzle does not reach is
+// added.
 template <uint WIDTH> FUNCTION uint step_at(uint address, uint k) {
     return WIDTH % 128u == 0u ? (address ^ (k % 4u * 32u)) + k / 4u * 128u
            : WIDTH % 64u == 0u ? (address ^ (k % 2u * 32u)) + k / 2u * 64u
@@ -585,23 +586,23 @@ template <int WIDTH, int EACH> FUNCTION void over_width(int (&high)[EACH][16], i
 // A tile's weights as left operands of the product over the tile.
 struct Weights {
     uint high[BLOCKS][4], low[BLOCKS][4];
-    float units[2];
+    float scales[2];
 
     // `most`: the row's largest magnitude among this thread's columns.
     MEMBER void slice(const float (&w)[64], const float (&most)[2], uint lane) {
         float largest[2] = {most_of_quad(most[0]), most_of_quad(most[1])};
-        // Of the four divisions each thread of a quad does one: thread 2 r + 1 the unit of row r,
+        // Of the four divisions each thread of a quad does one: thread 2 r + 1 the scale of row r,
         // thread 2 r the multiplier.
         float mine = lane % 4u < 2u ? largest[0] : largest[1];
-        bool is_unit = lane % 2u != 0u;
+        bool is_scale = lane % 2u != 0u;
         uint bits = magnitude_bits(mine);
-        float quotient = div_rn(is_unit ? mine : SLICE_LIMIT, is_unit ? UNIT_DIVISOR : mine);
+        float quotient = div_rn(is_scale ? mine : SLICE_LIMIT, is_scale ? SCALE_DIVISOR : mine);
         bool none = bits < (127u - 100u) << 23, all = bits >= F32_INFINITY;
-        quotient = none ? 0.0f : all ? (is_unit ? as_f32(CANONICAL_NAN) : 0.0f) : quotient;
+        quotient = none ? 0.0f : all ? (is_scale ? as_f32(CANONICAL_NAN) : 0.0f) : quotient;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float multiplier = __shfl_sync(0xffffffffu, quotient, 2 * r, 4);
-            units[r] = __shfl_sync(0xffffffffu, quotient, 2 * r + 1, 4);
+            scales[r] = __shfl_sync(0xffffffffu, quotient, 2 * r + 1, 4);
 #pragma unroll
             for (int b = 0; b < BLOCKS; b++) {
 #pragma unroll
@@ -623,7 +624,7 @@ struct Weights {
     }
 };
 
-// Adds what a tile gives to the results: acc = fma(product over the tile, unit, acc * decay) where
+// Adds what a tile gives to the results: acc = fma(product over the tile, scale, acc * decay) where
 // a row meets something of the tile. `sees`: some row does. A decay of 1 is one that is left out.
 template <int PART, bool DECAYS, class Columns> FUNCTION void add_tile(
     float (&acc)[PART / 2], Columns &stream, const Weights &weights, const float (&decays)[2], const bool (&active)[2],
@@ -644,7 +645,7 @@ template <int PART, bool DECAYS, class Columns> FUNCTION void add_tile(
                         float &sum = acc[16 * g + i];
                         if (active[r]) {
                             float before = DECAYS ? sum * decays[r] : sum;
-                            sum = fma_rn(chunk_of<TILE>(high[i], cross[i]), weights.units[r], before);
+                            sum = fma_rn(chunk_of<TILE>(high[i], cross[i]), weights.scales[r], before);
                         }
                     }
                 }

@@ -1,7 +1,7 @@
 // What attention_mma.cuh takes and leaves: slices of rows, D, and sums over heads. Any widths.
 
 // Rows [row, head, width] and where their slices go: planes by width and by place (null: not
-// wanted) of `padded` columns, and units, number `n` of `count` per place. `groups` counts blocks
+// wanted) of `padded` columns, and scales, number `n` of `count` per place. `groups` counts blocks
 // of places and heads, with those of operands before.
 struct __align__(64) Operand {
     const float *x;
@@ -54,10 +54,10 @@ template <uint STEPS> FUNCTION void slice_rows(const Operand &operand, uint grou
             uint there = from_lane(bits, other);
             bits = there > bits ? there : bits;
         }
-        float multiplier = scale_multiplier(bits);
+        float multiplier = group_multiplier(bits);
         if (lane == 0u) {
             ulong place = (ulong)head * places + block * BLOCK + row;
-            operand.numbers[number_at(place, operand.n, operand.count)] = scale_unit(bits);
+            operand.numbers[number_at(place, operand.n, operand.count)] = group_scale(bits);
         }
 #pragma unroll
         for (uint s = 0u; s < STEPS; s++) {

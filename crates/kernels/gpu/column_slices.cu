@@ -66,9 +66,9 @@ extern "C" __global__ void __launch_bounds__(COLUMN_GROUP, 2) slice_along_tokens
         max_bits = max(max_bits, maxima[other][lane]);
     }
     if (warp == 0u) {
-        scales[(ulong)chunk * padded_width + column] = scale_unit(max_bits);
+        scales[(ulong)chunk * padded_width + column] = group_scale(max_bits);
     }
-    const float multiplier = scale_multiplier(max_bits);
+    const float multiplier = group_multiplier(max_bits);
     uint q[COLUMN_TOKENS];
     #pragma unroll
     for (uint i = 0u; i < COLUMN_TOKENS; i++) {

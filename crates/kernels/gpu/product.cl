@@ -92,17 +92,17 @@ FUNCTION void multiply(Sums *sums, LOCAL_POINTER const int *left, LOCAL_POINTER 
     }
 }
 
-// acc = fma(value, unit of the row, acc) for every output of a work item.
+// acc = fma(value, scale of the row, acc) for every output of a work item.
 FUNCTION void fold_rows(
-    float *acc, const Sums *sums, GLOBAL const float *units, ulong first, uint chunks, uint chunk, uint rows
+    float *acc, const Sums *sums, GLOBAL const float *scales, ulong first, uint chunks, uint chunk, uint rows
 ) {
     #pragma unroll
     for (uint i = 0u; i < EACH; i++) {
         uint row = local_index() / SIDE + i * SIDE;
-        float unit = row < rows ? units[(first + row) * chunks + chunk] : 0.0f;
+        float scale = row < rows ? scales[(first + row) * chunks + chunk] : 0.0f;
         #pragma unroll
         for (uint j = 0u; j < EACH; j++) {
-            acc[i * EACH + j] = fma_rn(chunk_value(sums[i * EACH + j]), unit, acc[i * EACH + j]);
+            acc[i * EACH + j] = fma_rn(chunk_value(sums[i * EACH + j]), scale, acc[i * EACH + j]);
         }
     }
 }
@@ -111,8 +111,8 @@ FUNCTION void fold_rows(
 // m - y_base of y; the `columns` weight rows from `weight_first` on become the columns of y from
 // `y_column` on.
 KERNEL(GROUP) product_forward(
-    GLOBAL float *y, ulong y_stride, uint y_base, uint y_column, GLOBAL const int *left, GLOBAL const float *left_units,
-    uint left_rows, uint left_base, GLOBAL const int *right, GLOBAL const float *right_units, uint right_rows,
+    GLOBAL float *y, ulong y_stride, uint y_base, uint y_column, GLOBAL const int *left, GLOBAL const float *left_scales,
+    uint left_rows, uint left_base, GLOBAL const int *right, GLOBAL const float *right_scales, uint right_rows,
     uint first_weight, uint weight_rows, uint weight_first, uint columns, uint width, GLOBAL const uint *table, uint tabled,
     uint first_tile, uint tiles, uint first_row, uint end_row
 ) {
@@ -144,7 +144,7 @@ KERNEL(GROUP) product_forward(
             barrier_local();
             multiply(sums, left_tile, right_tile, end - at);
         }
-        fold_rows(acc, sums, left_units, left_first, chunks, chunk, rows);
+        fold_rows(acc, sums, left_scales, left_first, chunks, chunk, rows);
     }
     #pragma unroll
     for (uint i = 0u; i < EACH; i++) {
@@ -154,17 +154,17 @@ KERNEL(GROUP) product_forward(
             uint column = local_index() % SIDE + j * SIDE;
             if (row < rows && column_tile + column < columns) {
                 y[(ulong)(tile.first + row - y_base) * y_stride + y_column + column_tile + column] =
-                    acc[i * EACH + j] * right_units[right_first + column];
+                    acc[i * EACH + j] * right_scales[right_first + column];
             }
         }
     }
 }
 
-// dx[m, k] = sum over n of d[m, n] W[n, k], d being dy with the units of W folded in. Row m of d is
-// row m - left_base of its planes; its `width` columns meet the weight rows from `weight_first` on.
-// A `fresh` sum starts from zero, others from dx.
+// dx[m, k] = sum over n of d[m, n] W[n, k], d being dy with the scales of W folded in. Row m of d
+// is row m - left_base of its planes; its `width` columns meet the weight rows from `weight_first`
+// on. A `fresh` sum starts from zero, others from dx.
 KERNEL(GROUP) product_input(
-    GLOBAL float *dx, GLOBAL const int *left, GLOBAL const float *left_units, uint left_rows, uint left_base,
+    GLOBAL float *dx, GLOBAL const int *left, GLOBAL const float *left_scales, uint left_rows, uint left_base,
     GLOBAL const int *right, uint right_rows, uint first_weight, uint weight_rows, uint weight_first, uint columns,
     uint width, uint fresh, GLOBAL const uint *table, uint tabled, uint first_tile, uint tiles, uint first_row, uint end_row
 ) {
@@ -203,7 +203,7 @@ KERNEL(GROUP) product_input(
             barrier_local();
             multiply(sums, left_tile, right_tile, end - at);
         }
-        fold_rows(acc, sums, left_units, left_first, chunks, chunk, rows);
+        fold_rows(acc, sums, left_scales, left_first, chunks, chunk, rows);
     }
     #pragma unroll
     for (uint i = 0u; i < EACH; i++) {
@@ -220,10 +220,10 @@ KERNEL(GROUP) product_input(
 
 // dW[n, k] += sum over tokens of dy[t, n] x[t, k], from dW's row `first_row` on, for chunks
 // first_chunk..end_chunk of the table (start, length). Token `base` is the first row of both
-// planes, chunk `base_chunk` has the first units.
+// planes, chunk `base_chunk` has the first scales.
 KERNEL(GROUP) product_weight(
-    GLOBAL float *dw, ulong first_row, uint rows, uint columns, GLOBAL const int *left, GLOBAL const float *left_units,
-    GLOBAL const int *right, GLOBAL const float *right_units, uint tokens, GLOBAL const uint *table, uint first_chunk,
+    GLOBAL float *dw, ulong first_row, uint rows, uint columns, GLOBAL const int *left, GLOBAL const float *left_scales,
+    GLOBAL const int *right, GLOBAL const float *right_scales, uint tokens, GLOBAL const uint *table, uint first_chunk,
     uint end_chunk, uint base_chunk, uint base
 ) {
     LOCAL int left_tile[TILE_WORDS];
@@ -261,21 +261,21 @@ KERNEL(GROUP) product_weight(
             barrier_local();
             multiply(sums, left_tile, right_tile, length - t);
         }
-        float row_units[EACH];
-        float column_units[EACH];
+        float row_scales[EACH];
+        float column_scales[EACH];
         #pragma unroll
         for (uint i = 0u; i < EACH; i++) {
             uint row = row_first + local_index() / SIDE + i * SIDE;
             uint column = column_first + local_index() % SIDE + i * SIDE;
-            row_units[i] = row < rows ? left_units[(ulong)(chunk - base_chunk) * rows + row] : 0.0f;
-            column_units[i] = column < columns ? right_units[(ulong)(chunk - base_chunk) * columns + column] : 0.0f;
+            row_scales[i] = row < rows ? left_scales[(ulong)(chunk - base_chunk) * rows + row] : 0.0f;
+            column_scales[i] = column < columns ? right_scales[(ulong)(chunk - base_chunk) * columns + column] : 0.0f;
         }
         #pragma unroll
         for (uint i = 0u; i < EACH; i++) {
             #pragma unroll
             for (uint j = 0u; j < EACH; j++) {
-                float unit = row_units[i] * column_units[j];
-                acc[i * EACH + j] = fma_rn(chunk_value(sums[i * EACH + j]), unit, acc[i * EACH + j]);
+                float scale = row_scales[i] * column_scales[j];
+                acc[i * EACH + j] = fma_rn(chunk_value(sums[i * EACH + j]), scale, acc[i * EACH + j]);
             }
         }
     }

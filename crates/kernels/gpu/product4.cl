@@ -70,8 +70,8 @@ FUNCTION void multiply(Sums *sums, LOCAL_POINTER const int *left, LOCAL_POINTER 
 // y[m, n] = sum over k of x[m, k] W[n, k], for `lines` [weight][width / 8][columns] and starts of
 // groups [weight][groups + 1].
 KERNEL(GROUP) product4_forward(
-    GLOBAL float *y, GLOBAL const int *left, GLOBAL const float *left_units, uint left_rows, GLOBAL const uint *lines,
-    GLOBAL const uchar *zeros, GLOBAL const uchar *scales, uint format, GLOBAL const uint *starts, uint groups, uint columns,
+    GLOBAL float *y, GLOBAL const int *left, GLOBAL const float *left_scales, uint left_rows, GLOBAL const uint *lines,
+    GLOBAL const uchar *zeros, GLOBAL const uchar *group_scales, uint format, GLOBAL const uint *starts, uint groups, uint columns,
     uint width, GLOBAL const uint *table, uint tabled, uint first_tile, uint tiles, uint first_row, uint end_row
 ) {
     LOCAL int left_tile[SLICES * DEPTH * PITCH];
@@ -122,15 +122,15 @@ KERNEL(GROUP) product4_forward(
             for (uint j = 0u; j < EACH; j++) {
                 uint column = local_index() % SIDE + j * SIDE;
                 int inside = column_tile + column < columns;
-                sigma[j] = inside ? load_stored(scales, format, group_first + column) * SIGMA_FACTOR : 0.0f;
+                sigma[j] = inside ? load_stored(group_scales, format, group_first + column) * SIGMA_FACTOR : 0.0f;
             }
             #pragma unroll
             for (uint i = 0u; i < EACH; i++) {
                 uint row = local_index() / SIDE + i * SIDE;
-                float unit = row < rows ? left_units[(ulong)(tile.first + row) * chunks + chunk] : 0.0f;
+                float scale = row < rows ? left_scales[(ulong)(tile.first + row) * chunks + chunk] : 0.0f;
                 #pragma unroll
                 for (uint j = 0u; j < EACH; j++) {
-                    acc[i * EACH + j] = fma_rn(chunk_value(sums[i * EACH + j]), unit * sigma[j], acc[i * EACH + j]);
+                    acc[i * EACH + j] = fma_rn(chunk_value(sums[i * EACH + j]), scale * sigma[j], acc[i * EACH + j]);
                 }
             }
             start = end;
@@ -154,7 +154,7 @@ KERNEL(GROUP) product4_forward(
 // starts from zero, others from dx. Place p is channel order[p] of dx where the weights are
 // `ordered`.
 KERNEL(GROUP) product4_input(
-    GLOBAL float *dx, GLOBAL const int *left, GLOBAL const float *left_units, uint left_rows, GLOBAL const uint *lines,
+    GLOBAL float *dx, GLOBAL const int *left, GLOBAL const float *left_scales, uint left_rows, GLOBAL const uint *lines,
     GLOBAL const uchar *zeros, GLOBAL const uint *starts, GLOBAL const uint *order, uint ordered, uint groups, uint group,
     uint outputs, uint channels, uint first_output, uint width, uint fresh, GLOBAL const uint *table, uint tabled,
     uint first_tile, uint tiles, uint first_row, uint end_row
@@ -222,10 +222,10 @@ KERNEL(GROUP) product4_input(
         #pragma unroll
         for (uint i = 0u; i < EACH; i++) {
             uint row = local_index() / SIDE + i * SIDE;
-            float unit = row < rows ? left_units[(ulong)(tile.first + row) * chunks + chunk] : 0.0f;
+            float scale = row < rows ? left_scales[(ulong)(tile.first + row) * chunks + chunk] : 0.0f;
             #pragma unroll
             for (uint j = 0u; j < EACH; j++) {
-                acc[i * EACH + j] = fma_rn(chunk_value(sums[i * EACH + j]), unit, acc[i * EACH + j]);
+                acc[i * EACH + j] = fma_rn(chunk_value(sums[i * EACH + j]), scale, acc[i * EACH + j]);
             }
         }
     }

@@ -30,7 +30,7 @@ namespace slice_product {
 using namespace hopper;
 
 constexpr int TILE = 128;                       // rows and columns of a block's tile of y
-constexpr int CHUNK = 512;                      // elements of k that share a unit: part of the arithmetic
+constexpr int CHUNK = 512;                      // elements of k that share a scale: part of the arithmetic
 constexpr int STAGES = 3;
 constexpr int BLOCKS_PER_CHUNK = CHUNK / KBLOCK;
 constexpr int GROUP = 16;                       // tiles along m that are walked together, for reuse in L2
@@ -462,17 +462,17 @@ __device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblock
         if (bias) stage_columns(staged + STAGED_BIAS, bias, n, first_column);
         if (low.rank > 0) stage_ranks(staged, low, 0, m, n, first_row, first_column);
 
-        // Rows beyond the end borrow the last one's units; they are not stored.
-        const float *units_0 = ux + (u64)(row < m ? row : m - 1) * chunks;
-        const float *units_8 = ux + (u64)(row + 8 < m ? row + 8 : m - 1) * chunks;
+        // Rows beyond the end borrow the last one's scales; they are not stored.
+        const float *scales_0 = ux + (u64)(row < m ? row : m - 1) * chunks;
+        const float *scales_8 = ux + (u64)(row + 8 < m ? row + 8 : m - 1) * chunks;
 
         float acc[64];
 #pragma unroll
         for (int i = 0; i < 64; i++) acc[i] = 0.f;
 
         for (int chunk = 0; chunk < chunks; chunk++) {
-            // Units first: they arrive while the products run.
-            const float unit_0 = __ldg(units_0 + chunk), unit_8 = __ldg(units_8 + chunk);
+            // Scales first: they arrive while the products run.
+            const float scale_0 = __ldg(scales_0 + chunk), scale_8 = __ldg(scales_8 + chunk);
 
             const int left = kblocks - chunk * BLOCKS_PER_CHUNK;
             const int blocks = left < BLOCKS_PER_CHUNK ? left : BLOCKS_PER_CHUNK;
@@ -499,7 +499,7 @@ __device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblock
 #pragma unroll
             for (int i = 0; i < 64; i++) {
                 const float v = __int2float_rn(sums[64 + i] * 256 + sums[i]);
-                acc[i] = __fmaf_rn(v, i % 4 < 2 ? unit_0 : unit_8, acc[i]);
+                acc[i] = __fmaf_rn(v, i % 4 < 2 ? scale_0 : scale_8, acc[i]);
             }
             pin(acc);   // fold before the next products overwrite the sums
         }

@@ -60,7 +60,7 @@ FUNCTION void store_slices(GLOBAL int *planes, ulong plane, ulong at, const floa
 // Slices chunk `chunk` of a row, four elements x to a work item; nothing is stored where the row
 // does not exist.
 FUNCTION void slice_chunk(
-    GLOBAL int *planes, GLOBAL float *units, LOCAL_POINTER uint *scratch, const float *x, ulong plane, ulong row, uint width,
+    GLOBAL int *planes, GLOBAL float *scales, LOCAL_POINTER uint *scratch, const float *x, ulong plane, ulong row, uint width,
     uint chunk, int exists
 ) {
     uint l = local_index();
@@ -69,7 +69,7 @@ FUNCTION void slice_chunk(
         max_bits = larger(max_bits, magnitude_bits(x[i]));
     }
     max_bits = group_max(scratch, CHUNK_GROUP, max_bits);
-    float multiplier = scale_multiplier(max_bits);
+    float multiplier = group_multiplier(max_bits);
     float multipliers[4];
     for (int i = 0; i < 4; i++) {
         multipliers[i] = multiplier;
@@ -80,12 +80,12 @@ FUNCTION void slice_chunk(
         store_slices(planes, plane, row * words + word, x, multipliers);
     }
     if (exists && l == 0u) {
-        units[row * ((width + (CHUNK - 1u)) / CHUNK) + chunk] = scale_unit(max_bits);
+        scales[row * ((width + (CHUNK - 1u)) / CHUNK) + chunk] = group_scale(max_bits);
     }
 }
 
 // One group per (row, chunk).
-KERNEL(CHUNK_GROUP) slice_rows(GLOBAL int *planes, GLOBAL float *units, GLOBAL const float *x, uint rows, uint width) {
+KERNEL(CHUNK_GROUP) slice_rows(GLOBAL int *planes, GLOBAL float *scales, GLOBAL const float *x, uint rows, uint width) {
     LOCAL uint scratch[CHUNK_GROUP];
     uint chunks = (width + (CHUNK - 1u)) / CHUNK;
     uint row = group_index() / chunks;
@@ -100,13 +100,13 @@ KERNEL(CHUNK_GROUP) slice_rows(GLOBAL int *planes, GLOBAL float *units, GLOBAL c
             values[i] = exists && column + i < width ? x[(ulong)row * width + column + i] : 0.0f;
         }
     }
-    slice_chunk(planes, units, scratch, values, (ulong)rows * row_words(width), row, width, chunk, exists);
+    slice_chunk(planes, scales, scratch, values, (ulong)rows * row_words(width), row, width, chunk, exists);
 }
 
 // As slice_rows, the channels of a row in the order of the weight that it meets. One group per
 // (tile, row of the tile, chunk).
 KERNEL(CHUNK_GROUP) slice_ordered(
-    GLOBAL int *planes, GLOBAL float *units, GLOBAL const float *x, GLOBAL const uint *order, GLOBAL const uint *table,
+    GLOBAL int *planes, GLOBAL float *scales, GLOBAL const float *x, GLOBAL const uint *order, GLOBAL const uint *table,
     uint tabled, uint first_tile, uint first_row, uint end_row, uint rows, uint width
 ) {
     LOCAL uint scratch[CHUNK_GROUP];
@@ -122,14 +122,14 @@ KERNEL(CHUNK_GROUP) slice_ordered(
     for (uint i = 0u; i < 4u; i++) {
         values[i] = exists && column + i < width ? x[(ulong)row * width + channels[column + i]] : 0.0f;
     }
-    slice_chunk(planes, units, scratch, values, (ulong)rows * row_words(width), row, width, chunk, exists);
+    slice_chunk(planes, scales, scratch, values, (ulong)rows * row_words(width), row, width, chunk, exists);
 }
 
 // The left operand of an input gradient: `width` columns of dy from `first_column` on, each times
-// its weight row's unit. One group per (tile, row of the tile, chunk); row numbers start at `base`
+// its weight row's scale. One group per (tile, row of the tile, chunk); row numbers start at `base`
 // in dy and in the planes.
 KERNEL(CHUNK_GROUP) slice_folded(
-    GLOBAL int *planes, GLOBAL float *units, GLOBAL const float *dy, GLOBAL const float *weight_units,
+    GLOBAL int *planes, GLOBAL float *scales, GLOBAL const float *dy, GLOBAL const float *weight_scales,
     GLOBAL const uint *table, uint tabled, uint first_tile, uint first_row, uint end_row, uint base, uint rows, uint width,
     ulong dy_stride, uint first_column, uint first_weight, uint weight_rows, uint weight_first
 ) {
@@ -140,34 +140,34 @@ KERNEL(CHUNK_GROUP) slice_folded(
     RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + place / PRODUCT_TILE);
     uint row = tile.first + place % PRODUCT_TILE;
     int exists = row < tile.end;
-    GLOBAL const float *unit = weight_units + (ulong)(tile.weight - first_weight) * weight_rows + weight_first;
+    GLOBAL const float *scale = weight_scales + (ulong)(tile.weight - first_weight) * weight_rows + weight_first;
     uint column = chunk * CHUNK + local_index() * 4u;
     float values[4];
     // Whether four neighbours start at multiples of 16 bytes in both.
     int aligned = ((width | (uint)dy_stride | first_column | weight_rows | weight_first) & 3u) == 0u;
     if (exists && aligned && column < width) {
-        float scales[4];
+        float factors[4];
         load4_global(values, dy + (ulong)(row - base) * dy_stride + first_column + column);
-        load4_global(scales, unit + column);
+        load4_global(factors, scale + column);
         for (uint i = 0u; i < 4u; i++) {
-            values[i] = values[i] * scales[i];
+            values[i] = values[i] * factors[i];
         }
     } else {
         for (uint i = 0u; i < 4u; i++) {
             uint c = column + i;
-            values[i] = exists && c < width ? dy[(ulong)(row - base) * dy_stride + first_column + c] * unit[c] : 0.0f;
+            values[i] = exists && c < width ? dy[(ulong)(row - base) * dy_stride + first_column + c] * scale[c] : 0.0f;
         }
     }
-    slice_chunk(planes, units, scratch, values, (ulong)rows * row_words(width), row - base, width, chunk, exists);
+    slice_chunk(planes, scales, scratch, values, (ulong)rows * row_words(width), row - base, width, chunk, exists);
 }
 
 // The left operand of an input gradient with 4-bit weights: `width` columns of dy from
 // `first_column` on, each times the sigma of its output in one group; the scales of weight e and
-// this group start at e * weight_scales + first_scale.
+// this group start at e * scales_per_weight + first_scale.
 KERNEL(CHUNK_GROUP) slice_scaled(
-    GLOBAL int *planes, GLOBAL float *units, GLOBAL const float *dy, GLOBAL const uchar *scales, uint format,
+    GLOBAL int *planes, GLOBAL float *scales, GLOBAL const float *dy, GLOBAL const uchar *group_scales, uint format,
     GLOBAL const uint *table, uint tabled, uint first_tile, uint first_row, uint end_row, uint rows, uint width,
-    ulong dy_stride, uint first_column, ulong weight_scales, ulong first_scale
+    ulong dy_stride, uint first_column, ulong scales_per_weight, ulong first_scale
 ) {
     LOCAL uint scratch[CHUNK_GROUP];
     uint chunks = (width + (CHUNK - 1u)) / CHUNK;
@@ -176,22 +176,22 @@ KERNEL(CHUNK_GROUP) slice_scaled(
     RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + place / PRODUCT_TILE);
     uint row = tile.first + place % PRODUCT_TILE;
     int exists = row < tile.end;
-    ulong scale = tile.weight * weight_scales + first_scale + first_column;
+    ulong first = tile.weight * scales_per_weight + first_scale + first_column;
     uint column = chunk * CHUNK + local_index() * 4u;
     float values[4];
     for (uint i = 0u; i < 4u; i++) {
         uint c = column + i;
         int inside = exists && c < width;
-        float sigma = inside ? load_stored(scales, format, scale + c) * SIGMA_FACTOR : 0.0f;
+        float sigma = inside ? load_stored(group_scales, format, first + c) * SIGMA_FACTOR : 0.0f;
         values[i] = inside ? dy[(ulong)row * dy_stride + first_column + c] * sigma : 0.0f;
     }
-    slice_chunk(planes, units, scratch, values, (ulong)rows * row_words(width), row, width, chunk, exists);
+    slice_chunk(planes, scales, scratch, values, (ulong)rows * row_words(width), row, width, chunk, exists);
 }
 
 // One group per row: one scale over its whole width. Rows from `first` on become the rows of the
 // planes.
 KERNEL(GROUP) slice_weight(
-    GLOBAL int *planes, GLOBAL float *units, GLOBAL const uchar *w, uint format, ulong first, uint rows, uint width
+    GLOBAL int *planes, GLOBAL float *scales, GLOBAL const uchar *w, uint format, ulong first, uint rows, uint width
 ) {
     LOCAL uint scratch[GROUP];
     uint l = local_index();
@@ -204,7 +204,7 @@ KERNEL(GROUP) slice_weight(
     max_bits = group_max(scratch, GROUP, max_bits);
     float multipliers[4];
     for (int i = 0; i < 4; i++) {
-        multipliers[i] = scale_multiplier(max_bits);
+        multipliers[i] = group_multiplier(max_bits);
     }
     uint words = row_words(width);
     for (uint word = l; word < words; word += GROUP) {
@@ -216,16 +216,16 @@ KERNEL(GROUP) slice_weight(
         store_slices(planes, (ulong)rows * words, (ulong)row * words + word, values, multipliers);
     }
     if (l == 0u) {
-        units[row] = scale_unit(max_bits);
+        scales[row] = group_scale(max_bits);
     }
 }
 
 // Activations contracted over tokens: one scale per (token chunk, column). One group per (chunk,
 // COLUMNS columns); the table holds start and length of every chunk. Chunk `first_chunk` has the
-// first units, token `base` the first row of the planes [slice][token][padded width]; in x that row
-// has the number `x_base`.
+// first scales, token `base` the first row of the planes [slice][token][padded width]; in x that
+// row has the number `x_base`.
 KERNEL(GROUP) slice_columns(
-    GLOBAL int *planes, GLOBAL float *units, GLOBAL const float *x, GLOBAL const uint *table, uint first_chunk, uint base,
+    GLOBAL int *planes, GLOBAL float *scales, GLOBAL const float *x, GLOBAL const uint *table, uint first_chunk, uint base,
     uint x_base, uint tokens, uint width
 ) {
     LOCAL uint maxima[TOKENS_TOGETHER * COLUMNS];
@@ -257,9 +257,9 @@ KERNEL(GROUP) slice_columns(
         for (uint other = 0u; other < TOKENS_TOGETHER; other++) {
             max_bits[i] = larger(max_bits[i], maxima[other * COLUMNS + word * 4u + i]);
         }
-        multipliers[i] = scale_multiplier(max_bits[i]);
+        multipliers[i] = group_multiplier(max_bits[i]);
         if (phase == 0u && column + i < width) {
-            units[(ulong)chunk * width + column + i] = scale_unit(max_bits[i]);
+            scales[(ulong)chunk * width + column + i] = group_scale(max_bits[i]);
         }
     }
     for (uint t = phase; t < length; t += TOKENS_TOGETHER) {

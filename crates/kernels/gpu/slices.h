@@ -38,11 +38,11 @@ FUNCTION RowTile row_tile(GLOBAL const uint *table, uint tabled, uint first, uin
 // SIGMA_FACTOR times the scale of a 4-bit weight is its sigma.
 #if SLICES == 2
 #define SLICE_LIMIT 32512.0f
-#define UNIT_DIVISOR 2032.0f
+#define SCALE_DIVISOR 2032.0f
 #define SIGMA_FACTOR 0.0625f
 #else
 #define SLICE_LIMIT 8323072.0f
-#define UNIT_DIVISOR 32512.0f
+#define SCALE_DIVISOR 32512.0f
 #define SIGMA_FACTOR 0.00390625f
 #endif
 
@@ -61,16 +61,16 @@ FUNCTION uint magnitude_bits(float x) {
 
 // Both from the largest magnitude_bits of the group: what its numbers are multiplied by, and what
 // one integer is worth.
-FUNCTION float scale_multiplier(uint max_bits) {
+FUNCTION float group_multiplier(uint max_bits) {
     int none = max_bits < ((127u - 100u) << 23) || max_bits >= F32_INFINITY;
     return none ? 0.0f : div_rn(SLICE_LIMIT, as_f32(max_bits));
 }
 
-FUNCTION float scale_unit(uint max_bits) {
+FUNCTION float group_scale(uint max_bits) {
     if (max_bits < ((127u - 100u) << 23)) {
         return 0.0f;
     }
-    return max_bits >= F32_INFINITY ? as_f32(CANONICAL_NAN) : div_rn(as_f32(max_bits), UNIT_DIVISOR);
+    return max_bits >= F32_INFINITY ? as_f32(CANONICAL_NAN) : div_rn(as_f32(max_bits), SCALE_DIVISOR);
 }
 
 // round_half_even(x * multiplier), within the limit; zero where the multiplier is.

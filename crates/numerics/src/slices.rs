@@ -24,10 +24,10 @@ impl Profile {
         }
     }
 
-    /// The largest magnitude divided by this gives the unit: the limit, less this operand's half of
-    /// the place that the kept products leave out (256 for x2, 65536 for x3): 16 and 256, powers of
-    /// two that cost no bit.
-    pub const fn unit_divisor(self) -> f32 {
+    /// The largest magnitude divided by this gives the scale: the limit, less this operand's half
+    /// of the place that the kept products leave out (256 for x2, 65536 for x3): 16 and 256, powers
+    /// of two that cost no bit.
+    pub const fn scale_divisor(self) -> f32 {
         match self {
             Self::X2 => 2032.0,
             Self::X3 => 32512.0,
@@ -62,28 +62,28 @@ const INFINITY_BITS: u32 = 0x7f80_0000;
 
 /// The factor on one (row, chunk) before rounding, and the factor that scales the integers back.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scale {
+pub struct Quantiser {
     /// `limit / max`, rounded once; zero when the chunk counts as zero or holds a non-finite
     /// number.
     pub multiplier: f32,
-    /// `max / unit_divisor`, rounded once: this operand's factor on the value of a chunk. Zero when
-    /// the chunk counts as zero, NaN when it holds a non-finite number.
-    pub unit: f32,
+    /// `max / scale_divisor`, rounded once: this operand's factor on the value of a chunk. Zero
+    /// when the chunk counts as zero, NaN when it holds a non-finite number.
+    pub scale: f32,
 }
 
-impl Scale {
+impl Quantiser {
     /// From the largest [`magnitude_bits`] of the chunk.
     #[inline(always)]
     pub fn of(profile: Profile, max_bits: u32) -> Self {
         if max_bits < TINY_BITS {
-            return Self { multiplier: 0.0, unit: 0.0 };
+            return Self { multiplier: 0.0, scale: 0.0 };
         }
         if max_bits >= INFINITY_BITS {
-            return Self { multiplier: 0.0, unit: f32::NAN };
+            return Self { multiplier: 0.0, scale: f32::NAN };
         }
         let max = f32::from_bits(max_bits);
         let limit = profile.limit() as f32;
-        Self { multiplier: limit / max, unit: max / profile.unit_divisor() }
+        Self { multiplier: limit / max, scale: max / profile.scale_divisor() }
     }
 
     /// The integer of one element: `round_half_even(x · multiplier)`, clamped to the limit. An
@@ -164,18 +164,18 @@ mod tests {
     #[test]
     fn scale_edges() {
         for profile in Profile::ALL {
-            let zero = Scale::of(profile, 0);
-            assert_eq!((zero.multiplier, zero.unit), (0.0, 0.0));
-            assert_eq!(Scale::of(profile, 1), zero, "a subnormal chunk counts as zero");
-            let poisoned = Scale::of(profile, f32::INFINITY.to_bits());
-            assert!(poisoned.unit.is_nan());
+            let zero = Quantiser::of(profile, 0);
+            assert_eq!((zero.multiplier, zero.scale), (0.0, 0.0));
+            assert_eq!(Quantiser::of(profile, 1), zero, "a subnormal chunk counts as zero");
+            let poisoned = Quantiser::of(profile, f32::INFINITY.to_bits());
+            assert!(poisoned.scale.is_nan());
             for x in [f32::NAN, f32::INFINITY, 1.0] {
                 assert_eq!(poisoned.quantise(profile, x), 0);
             }
             for max in [f32::MAX, 1.0, 3.0, 7.9e-31, 1.17e-7] {
-                let scale = Scale::of(profile, max.to_bits());
-                assert_eq!(scale.quantise(profile, max), profile.limit());
-                assert_eq!(scale.quantise(profile, -max), -profile.limit());
+                let quantiser = Quantiser::of(profile, max.to_bits());
+                assert_eq!(quantiser.quantise(profile, max), profile.limit());
+                assert_eq!(quantiser.quantise(profile, -max), -profile.limit());
             }
         }
     }

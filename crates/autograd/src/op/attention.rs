@@ -23,7 +23,7 @@ pub struct AttentionShape {
 impl AttentionShape {
     pub fn over(self, spans: &[Span], profile: Profile) -> Attention<'_> {
         let Self { heads, kv_heads, key_width, value_width, scale, window } = self;
-        Attention { spans, heads, kv_heads, key_width, value_width, scale, window, profile }
+        Attention { spans, heads, kv_heads, key_width, value_width, softmax_scale: scale, window, profile }
     }
 }
 

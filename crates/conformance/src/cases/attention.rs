@@ -49,7 +49,7 @@ impl AttentionCase {
             kv_heads: self.kv_heads,
             key_width: self.key_width,
             value_width: self.value_width,
-            scale: 1.0 / (self.key_width as f32).sqrt(),
+            softmax_scale: 1.0 / (self.key_width as f32).sqrt(),
             window: self.window,
             profile: self.profile,
         }

@@ -61,7 +61,7 @@ impl<'a> Exact<'a> {
             .visible(i)
             .map(|j| {
                 let k = &self.k[((start + j) * p.kv_heads + kv) * width..][..width];
-                (start + j, dot(q, k) * f64::from(p.scale))
+                (start + j, dot(q, k) * f64::from(p.softmax_scale))
             })
             .collect();
         let most = scores.iter().fold(f64::NEG_INFINITY, |m, s| m.max(s.1));
@@ -109,7 +109,7 @@ impl<'a> Exact<'a> {
                         probabilities.iter().map(|&(j, _)| dot(d_o, &self.v[key_row(j) * vw..][..vw])).collect();
                     let delta: f64 = probabilities.iter().zip(&d_p).map(|((_, p), d)| p * d).sum();
                     for (&(j, probability), d_p) in probabilities.iter().zip(&d_p) {
-                        let d_s = probability * (d_p - delta) * f64::from(p.scale);
+                        let d_s = probability * (d_p - delta) * f64::from(p.softmax_scale);
                         for d in 0..vw {
                             r.o[row * vw + d] += probability * self.v[key_row(j) * vw + d];
                             r.dv[key_row(j) * vw + d] += probability * d_o[d];

@@ -1,4 +1,4 @@
-//! The epilogue, from exact sums to output: the value of a chunk times the units, added to the
+//! The epilogue, from exact sums to output: the value of a chunk times the scales, added to the
 //! result of earlier chunks.
 
 use super::block::Sums;
@@ -17,10 +17,10 @@ pub(super) struct Target<'a> {
     pub(super) rows: usize,
     pub(super) width: usize,
     pub(super) from_zero: bool,
-    pub(super) left_units: &'a [f32],
+    pub(super) left_scales: &'a [f32],
     pub(super) left_stride: usize,
-    pub(super) chunk_units: Option<&'a [f32]>,
-    pub(super) row_units: Option<&'a [f32]>,
+    pub(super) chunk_scales: Option<&'a [f32]>,
+    pub(super) row_scales: Option<&'a [f32]>,
     /// Applied after the last chunk.
     pub(super) after: Option<After<'a>>,
 }
@@ -41,16 +41,16 @@ pub(super) struct After<'a> {
 
 impl Target<'_> {
     /// Panics unless the block has 32 columns and at least one row, is inside the output, and has
-    /// units, biases and factors for all of it.
+    /// scales, biases and factors for all of it.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn check_whole(&self) {
         assert!(self.width == BLOCK && (1..=BLOCK).contains(&self.rows), "a whole block");
         // Rows ascend: if the last one is inside, all are.
         let last = self.at + (self.rows - 1) * self.stride;
         let _ = self.out.pointer_to(last..last + BLOCK);
-        assert!((self.rows - 1) * self.left_stride < self.left_units.len(), "a unit for every row");
-        for units in [self.chunk_units, self.row_units].into_iter().flatten() {
-            assert_eq!(units.len(), BLOCK, "a unit for every column");
+        assert!((self.rows - 1) * self.left_stride < self.left_scales.len(), "a scale for every row");
+        for scales in [self.chunk_scales, self.row_scales].into_iter().flatten() {
+            assert_eq!(scales.len(), BLOCK, "a scale for every column");
         }
         if let Some(after) = &self.after {
             assert!(after.bias.is_none_or(|bias| bias.len() == BLOCK), "a bias for every column");
@@ -102,16 +102,16 @@ pub(super) fn fold_block<const PLANES: usize>(path: Path, sums: &Sums, target: &
 /// them for every row would compete with tile loads for the load ports.
 #[cfg(target_arch = "x86_64")]
 pub(super) struct Whole<const PLANES: usize, const RANK: usize, const HELD: usize> {
-    /// The next row's sums, output, unit and adapter.
+    /// The next row's sums, output, scale and adapter.
     sums: [*const i32; PLANES],
     out: *mut f32,
-    left_unit: *const f32,
+    left_scale: *const f32,
     u: *const f32,
     rows: usize,
     stride: usize,
     left_stride: usize,
-    chunk_units: [__m512; 2],
-    row_units: [__m512; 2],
+    chunk_scales: [__m512; 2],
+    row_scales: [__m512; 2],
     bias: Option<[__m512; 2]>,
     held: [[__m512; 2]; HELD],
     factor: *const f32,
@@ -147,12 +147,12 @@ impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RA
     /// folded, sums and target are neither moved nor written.
     #[inline(always)]
     pub(super) unsafe fn new(sums: &Sums, target: &Target) -> Self {
-        // SAFETY: `check_whole` saw 32 units, 32 biases, `rank` rows of 32 factors (of which
+        // SAFETY: `check_whole` saw 32 scales, 32 biases, `rank` rows of 32 factors (of which
         // `HELD`, at most `RANK`, are loaded here) and the block inside the output.
         unsafe {
             let load = |row: *const f32| [_mm512_loadu_ps(row), _mm512_loadu_ps(row.add(16))];
             let ones = [_mm512_set1_ps(1.0); 2];
-            let units = |units: Option<&[f32]>| units.map_or(ones, |units| load(units.as_ptr()));
+            let scales = |scales: Option<&[f32]>| scales.map_or(ones, |scales| load(scales.as_ptr()));
             let after = target.after.as_ref();
             let factor = after.map_or(std::ptr::null(), |after| after.factor.as_ptr());
             let mut held = [ones; HELD];
@@ -162,13 +162,13 @@ impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RA
             Self {
                 sums: std::array::from_fn(|plane| sums.0[plane].as_ptr().cast()),
                 out: target.out.pointer().add(target.at),
-                left_unit: target.left_units.as_ptr(),
+                left_scale: target.left_scales.as_ptr(),
                 u: after.map_or(std::ptr::null(), |after| after.u.as_ptr()),
                 rows: target.rows,
                 stride: target.stride,
                 left_stride: target.left_stride,
-                chunk_units: units(target.chunk_units),
-                row_units: units(target.row_units),
+                chunk_scales: scales(target.chunk_scales),
+                row_scales: scales(target.row_scales),
                 bias: after.and_then(|after| after.bias).map(|bias| load(bias.as_ptr())),
                 held,
                 factor,
@@ -199,12 +199,12 @@ impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RA
     /// As [`Self::some`], and a row is left.
     #[inline(always)]
     unsafe fn row(&mut self) {
-        // SAFETY: the next row is one of the target's: its unit, its `rank` numbers of `u` and 32
+        // SAFETY: the next row is one of the target's: its scale, its `rank` numbers of `u` and 32
         // columns of output are inside (`check_whole`), and a plane has 32 rows of 32 sums, so that
         // the address after the last is still that of the plane's end. Other addresses may run past
         // theirs, unused.
         unsafe {
-            let left = _mm512_set1_ps(*self.left_unit);
+            let left = _mm512_set1_ps(*self.left_scale);
             let mut y = [self.product(left, 0), self.product(left, 1)];
             if let Some(bias) = &self.bias {
                 y = [_mm512_add_ps(y[0], bias[0]), _mm512_add_ps(y[1], bias[1])];
@@ -223,7 +223,7 @@ impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RA
             _mm512_storeu_ps(self.out.add(16), y[1]);
             self.sums = self.sums.map(|sums| sums.add(BLOCK));
             self.out = self.out.wrapping_add(self.stride);
-            self.left_unit = self.left_unit.wrapping_add(self.left_stride);
+            self.left_scale = self.left_scale.wrapping_add(self.left_stride);
             self.u = self.u.wrapping_add(self.rank);
             self.rows -= 1;
         }
@@ -247,8 +247,8 @@ impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RA
                 _mm512_fmadd_ps(first, _mm512_set1_ps(65536.0), lower)
             };
             let before = _mm512_maskz_loadu_ps(self.before, self.out.add(half * 16));
-            let folded = _mm512_fmadd_ps(v, _mm512_mul_ps(left, self.chunk_units[half]), before);
-            _mm512_mul_ps(folded, self.row_units[half])
+            let folded = _mm512_fmadd_ps(v, _mm512_mul_ps(left, self.chunk_scales[half]), before);
+            _mm512_mul_ps(folded, self.row_scales[half])
         }
     }
 }
@@ -271,14 +271,14 @@ pub(super) unsafe fn fold_whole<const PLANES: usize, const RANK: usize, const HE
 
 multiversion! {
     fn fold_any<F, const PLANES: usize>(sums: &Sums, target: &Target) {
-        let padded = |units: Option<&[f32]>| {
+        let padded = |scales: Option<&[f32]>| {
             let mut row = [1.0f32; BLOCK];
-            if let Some(units) = units {
-                row[..units.len()].copy_from_slice(units);
+            if let Some(scales) = scales {
+                row[..scales.len()].copy_from_slice(scales);
             }
             row
         };
-        let (chunk_units, row_units) = (padded(target.chunk_units), padded(target.row_units));
+        let (chunk_scales, row_scales) = (padded(target.chunk_scales), padded(target.row_scales));
         let follow = |y: f32, row: usize, column: usize, after: &After| {
             let y = after.bias.and_then(|bias| bias.get(column)).map_or(y, |bias| y + bias);
             if after.rank == 0 {
@@ -288,15 +288,15 @@ multiversion! {
             let sum = u.iter().enumerate().fold(0.0, |sum, (j, &u)| F::fma(u, after.factor[j * BLOCK + column], sum));
             F::fma(after.alpha, sum, y)
         };
-        // ORDER: one fused multiply-add per chunk, then the weight's unit. A missing right unit is
-        // 1, which changes nothing.
+        // ORDER: one fused multiply-add per chunk, then the weight's scale. A missing right scale
+        // is 1, which changes nothing.
         let fold_row = |out: &mut [f32; BLOCK], row: usize| {
-            let left = target.left_units[row * target.left_stride];
+            let left = target.left_scales[row * target.left_stride];
             let [first, second, third] = [&sums.0[0][row], &sums.0[1][row], &sums.0[2][row]];
             for column in 0..BLOCK {
                 let v = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
                 let acc = if target.from_zero { 0.0 } else { out[column] };
-                out[column] = F::fma(v, left * chunk_units[column], acc) * row_units[column];
+                out[column] = F::fma(v, left * chunk_scales[column], acc) * row_scales[column];
             }
             if let Some(after) = &target.after {
                 for column in 0..BLOCK {

@@ -156,7 +156,7 @@ struct Logits<'a> {
 
 impl<'a> Logits<'a> {
     fn new(h: &'a SlicedRows, right: &'a Weight<'a>, p: &'a HeadLoss<'a>) -> Self {
-        let left = Left { tiles: &h.tiles, layout: h.layout, units: &h.units, chunks: p.hidden.div_ceil(CHUNK) };
+        let left = Left { tiles: &h.tiles, layout: h.layout, scales: &h.scales, chunks: p.hidden.div_ceil(CHUNK) };
         Self { left, right, p }
     }
 
@@ -171,7 +171,7 @@ impl<'a> Logits<'a> {
     ) {
         let p = self.p;
         let nest = Nest { rows: rows.clone(), n: p.vocabulary, contraction: p.hidden, profile: p.profile };
-        let fold = Fold { accumulate: false, chunk_units: None, row_units: Some(self.right.units()), after: None };
+        let fold = Fold { accumulate: false, chunk_scales: None, row_scales: Some(self.right.scales()), after: None };
         let panels = columns.start / BLOCK..columns.end.div_ceil(BLOCK);
         for first in panels.clone().step_by(PANELS_TOGETHER) {
             let panels = first..(first + PANELS_TOGETHER).min(panels.end);
@@ -229,12 +229,12 @@ fn head_of<'a>(
     cpu: &Cpu,
     head: Matrix<'a, CpuMemory>,
     p: &HeadLoss,
-    units: &'a mut [f32],
+    scales: &'a mut [f32],
     multipliers: &'a mut [f32],
 ) -> Weight<'a> {
     let product =
         Product { segments: &[0, p.tokens()], n: p.vocabulary, k: p.hidden, profile: p.profile, accumulate: false };
-    Weight::of(cpu, head, 0, &product, units, multipliers)
+    Weight::of(cpu, head, 0, &product, scales, multipliers)
 }
 
 impl Run<HeadLossForward<'_, CpuMemory>> for Cpu {
@@ -243,12 +243,12 @@ impl Run<HeadLossForward<'_, CpuMemory>> for Cpu {
         p.check_labels(labels);
         let sizes = Sizes::new(self, p);
         let mut workspace = Workspace::new(workspace);
-        let (units, multipliers) = (workspace.take::<f32>(p.vocabulary), workspace.take::<f32>(p.vocabulary));
+        let (scales, multipliers) = (workspace.take::<f32>(p.vocabulary), workspace.take::<f32>(p.vocabulary));
         let scratch = workspace.take::<i8>(sizes.panels);
         let z_each = Workspace::bytes::<f32>(sizes.block_logits) / size_of::<f32>();
         let z = workspace.take::<f32>(self.threads() * z_each);
         let mut statistics = Statistics::new(&mut workspace, &sizes);
-        let right = head_of(self, *head, p, units, multipliers);
+        let right = head_of(self, *head, p, scales, multipliers);
         let logits = Logits::new(h, &right, p);
         for tokens in super_blocks(0..p.tokens()) {
             let partial = statistics.partials();
@@ -277,13 +277,13 @@ fn step(cpu: &Cpu, op: &mut HeadLossStep<'_, CpuMemory>, sizes: &Sizes, kept: us
     let HeadLossStep { loss, lse, best, dh, rows, head, labels, weight, p, .. } = op;
     p.check_labels(labels);
     let mut workspace = Workspace::new(workspace);
-    let (units, multipliers) = (workspace.take::<f32>(p.vocabulary), workspace.take::<f32>(p.vocabulary));
+    let (scales, multipliers) = (workspace.take::<f32>(p.vocabulary), workspace.take::<f32>(p.vocabulary));
     let scratch = workspace.take::<i8>(sizes.panels);
     let z = workspace.take::<f32>(kept);
     let mut statistics = Statistics::new(&mut workspace, sizes);
-    let (tiles, group_units) =
+    let (tiles, group_scales) =
         (workspace.take::<i8>(sizes.dz.bytes()), workspace.take::<f32>(sizes.tokens * sizes.group_blocks));
-    let right = head_of(cpu, *head, p, units, multipliers);
+    let right = head_of(cpu, *head, p, scales, multipliers);
     for tokens in super_blocks(0..p.tokens()) {
         {
             let (partial, z) = (statistics.partials(), SharedMut::new(&mut *z));
@@ -294,7 +294,7 @@ fn step(cpu: &Cpu, op: &mut HeadLossStep<'_, CpuMemory>, sizes: &Sizes, kept: us
         let pass = Backward { logits: Logits::new(rows, &right, p), labels, lse, weight };
         let dh = &mut dh[tokens.start * p.hidden..tokens.end * p.hidden];
         zero_ignored(dh, &labels[tokens.clone()], p);
-        let mut room = GroupRoom { dz: z, tiles, units: group_units, kept: true };
+        let mut room = GroupRoom { dz: z, tiles, scales: group_scales, kept: true };
         for group in Group::all(&tokens, sizes, p) {
             pass.slice_group(cpu, &mut room, &group, scratch);
             pass.fold_input(cpu, dh, &room, &group, scratch);
@@ -470,22 +470,22 @@ impl Run<HeadLossBackward<'_, CpuMemory>> for Cpu {
         p.check_labels(labels);
         let sizes = Sizes::new(self, p);
         let mut workspace = Workspace::new(workspace);
-        let (units, multipliers) = (workspace.take::<f32>(p.vocabulary), workspace.take::<f32>(p.vocabulary));
+        let (scales, multipliers) = (workspace.take::<f32>(p.vocabulary), workspace.take::<f32>(p.vocabulary));
         let scratch = workspace.take::<i8>(sizes.panels);
         let mut room = GroupRoom {
             dz: workspace.take::<f32>(sizes.group_logits),
             tiles: workspace.take::<i8>(sizes.dz.bytes()),
-            units: workspace.take::<f32>(sizes.tokens * sizes.group_blocks),
+            scales: workspace.take::<f32>(sizes.tokens * sizes.group_blocks),
             kept: false,
         };
         let mut transposed = TransposedRoom {
             dz_tiles: workspace.take::<i8>(sizes.dz_transposed.bytes()),
-            dz_units: workspace.take::<f32>(sizes.group_blocks * VOCABULARY_BLOCK),
+            dz_scales: workspace.take::<f32>(sizes.group_blocks * VOCABULARY_BLOCK),
             h_tiles: workspace.take::<i8>(sizes.h_transposed),
-            h_units: workspace.take::<f32>(p.hidden),
+            h_scales: workspace.take::<f32>(p.hidden),
             p,
         };
-        let right = head_of(self, *head, p, units, multipliers);
+        let right = head_of(self, *head, p, scales, multipliers);
         let pass = Backward { logits: Logits::new(rows, &right, p), labels, lse, weight };
         zero_ignored(dh, labels, p);
         // Chunks of tokens matter only to the gradient of the head.
@@ -552,11 +552,11 @@ impl Group {
     }
 }
 
-/// `dz` of one group: as numbers, and times the head's units, sliced along the vocabulary.
+/// `dz` of one group: as numbers, and times the head's scales, sliced along the vocabulary.
 struct GroupRoom<'a> {
     dz: &'a mut [f32],
     tiles: &'a mut [i8],
-    units: &'a mut [f32],
+    scales: &'a mut [f32],
     /// `dz` already holds all logits of the group's tokens, kept by the forward pass.
     kept: bool,
 }
@@ -598,7 +598,7 @@ impl Backward<'_> {
             if room.kept { (p.vocabulary + STRIDE_EXTRA, 0) } else { (group.stride(), group.columns.start) };
         let kept = room.kept;
         let (dz, tiles) = (SharedMut::new(&mut *room.dz), SharedMut::new(&mut *room.tiles));
-        let (units, scratch) = (SharedMut::new(&mut *room.units), SharedMut::new(scratch));
+        let (scales, scratch) = (SharedMut::new(&mut *room.scales), SharedMut::new(scratch));
         let origin = group.tokens.start * stride + first_column;
         let cut = Cut::new(cpu, group.blocks.len(), &group.tokens);
         cpu.pool.run(|worker| {
@@ -626,7 +626,7 @@ impl Backward<'_> {
                     } else {
                         let label = (self.labels[row] as usize).wrapping_sub(columns.start);
                         grad_logits(cpu.path, z, self.lse[row], self.weight[row], label);
-                        Some(&self.logits.right.units()[columns.clone()])
+                        Some(&self.logits.right.scales()[columns.clone()])
                     };
                     let to = LeftRow {
                         tiles: &tiles,
@@ -635,13 +635,13 @@ impl Backward<'_> {
                         slice_stride: layout.slice_stride(),
                         bias: left_bias(cpu.path),
                     };
-                    let unit = match p.profile {
+                    let scale = match p.profile {
                         Profile::X2 => slice_chunk::<2>(cpu.path, &to, z, factors),
                         Profile::X3 => slice_chunk::<3>(cpu.path, &to, z, factors),
                     };
                     let at = local * group.blocks.len() + chunk;
                     // SAFETY: the cell of this row and chunk, which are this thread's alone.
-                    unsafe { units.slice(at..at + 1)[0] = unit };
+                    unsafe { scales.slice(at..at + 1)[0] = scale };
                 }
             }
         });
@@ -650,10 +650,10 @@ impl Backward<'_> {
     /// Adds the group's contribution to `dh` of its tokens.
     fn fold_input(&self, cpu: &Cpu, dh: &mut [f32], room: &GroupRoom, group: &Group, scratch: &mut [i8]) {
         let p = self.logits.p;
-        let left = Left { tiles: room.tiles, layout: group.layout(p), units: room.units, chunks: group.blocks.len() };
+        let left = Left { tiles: room.tiles, layout: group.layout(p), scales: room.scales, chunks: group.blocks.len() };
         let rows = 0..group.tokens.len();
         let nest = Nest { rows, n: p.hidden, contraction: group.columns.len(), profile: p.profile };
-        let fold = Fold { accumulate: group.blocks.start > 0, chunk_units: None, row_units: None, after: None };
+        let fold = Fold { accumulate: group.blocks.start > 0, chunk_scales: None, row_scales: None, after: None };
         let head = TransposedFrom { head: Transposed(self.logits.right), chunk: group.blocks.start };
         let start = group.tokens.start;
         let wanted = |rows: Range<usize>| self.any_target(start + rows.start..start + rows.end);
@@ -664,9 +664,9 @@ impl Backward<'_> {
 /// `dz` and `h` of one chunk of tokens, sliced along the tokens.
 struct TransposedRoom<'a> {
     dz_tiles: &'a mut [i8],
-    dz_units: &'a mut [f32],
+    dz_scales: &'a mut [f32],
     h_tiles: &'a mut [i8],
-    h_units: &'a mut [f32],
+    h_scales: &'a mut [f32],
     p: &'a HeadLoss<'a>,
 }
 
@@ -676,10 +676,10 @@ impl TransposedRoom<'_> {
         let p = self.p;
         let (tokens, width) = (h.len() / p.hidden, group.columns.len());
         let layout = LeftLayout::new(SliceShape { rows: width, width: tokens, profile: p.profile });
-        columns_to_left(cpu, self.dz_tiles, self.dz_units, layout, dz, group.stride(), width, p.profile);
-        columns_to_right(cpu, self.h_tiles, self.h_units, h, p.hidden, p.profile);
-        let left = Left { tiles: self.dz_tiles, layout, units: self.dz_units, chunks: 1 };
-        let fold = Fold { accumulate: true, chunk_units: Some(self.h_units), row_units: None, after: None };
+        columns_to_left(cpu, self.dz_tiles, self.dz_scales, layout, dz, group.stride(), width, p.profile);
+        columns_to_right(cpu, self.h_tiles, self.h_scales, h, p.hidden, p.profile);
+        let left = Left { tiles: self.dz_tiles, layout, scales: self.dz_scales, chunks: 1 };
+        let fold = Fold { accumulate: true, chunk_scales: Some(self.h_scales), row_scales: None, after: None };
         let block_bytes = right_block_bytes(tokens, p.profile);
         let panels = Columns { tiles: self.h_tiles, block_bytes, width: p.hidden };
         for rows in super_blocks(0..width) {

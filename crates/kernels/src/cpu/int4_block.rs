@@ -343,8 +343,8 @@ mod vnni {
         let second = if right.blocks == 2 { right.block_stride } else { 0 };
         // SAFETY: reads groups of four bytes of each slice of each row and of 64 bytes of the right
         // operand, inside by the caller's promise (a missing second block is the first one again).
-        // Of the target, 32 units of columns, one of each row and 32 outputs of each row are inside
-        // (`check_whole`); rows of planes are indexed.
+        // Of the target, 32 scales of columns, one of each row and 32 outputs of each row are
+        // inside (`check_whole`); rows of planes are indexed.
         unsafe {
             for (tile, within) in by_tile(groups) {
                 let a = left.bytes.as_ptr().add(tile * left.column_stride + row * TILE_DEPTH);
@@ -366,7 +366,7 @@ mod vnni {
                 let bias = _mm512_loadu_si512(bias.as_ptr().add(block * 16).cast());
                 // No closures here: one that is not inlined spills all registers.
                 let right = match target {
-                    Some(Target { chunk_units: Some(units), .. }) => _mm512_loadu_ps(units.as_ptr().add(block * 16)),
+                    Some(Target { chunk_scales: Some(scales), .. }) => _mm512_loadu_ps(scales.as_ptr().add(block * 16)),
                     _ => _mm512_set1_ps(1.0),
                 };
                 for r in 0..ROWS {
@@ -375,7 +375,7 @@ mod vnni {
                         exact[slice] = _mm512_sub_epi32(acc[r][slice][block], bias);
                     }
                     if let Some(target) = target {
-                        let left = *target.left_units.as_ptr().add((row + r) * target.left_stride);
+                        let left = *target.left_scales.as_ptr().add((row + r) * target.left_stride);
                         let out = target.out.pointer().add(target.at + (row + r) * target.stride + block * 16);
                         fold::<SLICES>(out, exact, _mm512_mul_ps(_mm512_set1_ps(left), right), target.from_zero);
                     } else {
@@ -390,13 +390,13 @@ mod vnni {
         ROWS
     }
 
-    /// Like `fold_block`, from registers; these sums never come with row units. By value: a
+    /// Like `fold_block`, from registers; these sums never come with row scales. By value: a
     /// reference would keep the accumulators in memory.
     ///
     /// # Safety
     /// AVX-512 is enabled where this is inlined; 16 outputs at `out` are the caller's own.
     #[inline(always)]
-    unsafe fn fold<const SLICES: usize>(out: *mut f32, sums: [__m512i; SLICES], unit: __m512, from_zero: bool) {
+    unsafe fn fold<const SLICES: usize>(out: *mut f32, sums: [__m512i; SLICES], scale: __m512, from_zero: bool) {
         // SAFETY: reads and writes the 16 outputs, which are the caller's.
         unsafe {
             let v = if SLICES == 2 {
@@ -407,7 +407,7 @@ mod vnni {
                 _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[0]), _mm512_set1_ps(65536.0), lower)
             };
             let old = if from_zero { _mm512_setzero_ps() } else { _mm512_loadu_ps(out) };
-            _mm512_storeu_ps(out, _mm512_fmadd_ps(v, unit, old));
+            _mm512_storeu_ps(out, _mm512_fmadd_ps(v, scale, old));
         }
     }
 }

@@ -46,7 +46,7 @@ pub(super) struct Left<'a> {
     pub(super) tiles: &'a [i8],
     pub(super) layout: LeftLayout,
     /// `[rows, chunks]`
-    pub(super) units: &'a [f32],
+    pub(super) scales: &'a [f32],
     pub(super) chunks: usize,
 }
 
@@ -55,10 +55,10 @@ pub(super) struct Left<'a> {
 pub(super) struct Fold<'a> {
     /// Start from the output's contents instead of zero.
     pub(super) accumulate: bool,
-    /// Right units of the only chunk (weight gradient).
-    pub(super) chunk_units: Option<&'a [f32]>,
-    /// Right units applied after the last chunk (forward).
-    pub(super) row_units: Option<&'a [f32]>,
+    /// Right scales of the only chunk (weight gradient).
+    pub(super) chunk_scales: Option<&'a [f32]>,
+    /// Right scales applied after the last chunk (forward).
+    pub(super) row_scales: Option<&'a [f32]>,
     pub(super) after: Option<Follow<'a>>,
 }
 
@@ -161,7 +161,7 @@ pub(super) fn deal(
     // Few panels (narrow outputs), or small weights and many rows: threads divide the rows instead.
     let few_panels = panels * areas.len() < 2 * cpu.threads() && all_blocks > panels;
     let by_rows = few_panels || (right_resident && all_blocks >= 2 * LEAST_BLOCKS * cpu.threads());
-    // Units of work before each area, then the total.
+    // Items of work before each area, then the total.
     let mut before = vec![0];
     before.extend(areas.iter().scan(0, |sum, rows| {
         *sum += if by_rows { row_blocks(rows) } else { panels };
@@ -173,7 +173,7 @@ pub(super) fn deal(
         _ => 1..=PANEL_GROUP,
     };
     let ranges = StealingRanges::new(before[areas.len()], cpu.threads(), sizes);
-    let area_of = |unit: usize| before.partition_point(|before| *before <= unit) - 1;
+    let area_of = |item: usize| before.partition_point(|before| *before <= item) - 1;
     let scratch_each = scratch.len() / cpu.threads();
     let scratch = SharedMut::new(scratch);
     cpu.pool.run(|worker| {
@@ -182,14 +182,14 @@ pub(super) fn deal(
         // SAFETY: each thread has its own part.
         let own = unsafe { scratch.slice(worker * scratch_each..(worker + 1) * scratch_each) };
         job(own, &mut || {
-            let units = ranges.next_within(worker, |unit| before[area_of(unit)]..before[area_of(unit) + 1])?;
-            let area = area_of(units.start);
-            let (units, rows) = (units.start - before[area]..units.end - before[area], areas[area].clone());
+            let items = ranges.next_within(worker, |item| before[area_of(item)]..before[area_of(item) + 1])?;
+            let area = area_of(items.start);
+            let (items, rows) = (items.start - before[area]..items.end - before[area], areas[area].clone());
             if by_rows {
-                let rows = rows.start + units.start * BLOCK..(rows.start + units.end * BLOCK).min(rows.end);
+                let rows = rows.start + items.start * BLOCK..(rows.start + items.end * BLOCK).min(rows.end);
                 return Some(Piece { area, panels: 0..panels, rows });
             }
-            Some(Piece { area, panels: units, rows })
+            Some(Piece { area, panels: items, rows })
         });
     });
 }
@@ -254,13 +254,13 @@ pub(super) fn part(
                     rows,
                     width,
                     from_zero: chunk == 0 && !fold.accumulate,
-                    left_units: &left.units[row * left.chunks + chunk..],
+                    left_scales: &left.scales[row * left.chunks + chunk..],
                     left_stride: left.chunks,
-                    chunk_units: fold.chunk_units.map(|units| &units[first_column..first_column + width]),
-                    row_units: fold
-                        .row_units
+                    chunk_scales: fold.chunk_scales.map(|scales| &scales[first_column..first_column + width]),
+                    row_scales: fold
+                        .row_scales
                         .filter(|_| chunk + 1 == chunks)
-                        .map(|units| &units[first_column..first_column + width]),
+                        .map(|scales| &scales[first_column..first_column + width]),
                     after: fold.after.filter(|_| chunk + 1 == chunks).map(|follow| After {
                         bias: follow.bias.map(|bias| &bias[first_column..first_column + width]),
                         u: &follow.u[row * follow.rank..],

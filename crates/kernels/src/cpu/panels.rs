@@ -57,7 +57,7 @@ impl Panels for Columns<'_> {
 
 /// The right operand of one segment.
 pub(super) enum Weight<'a> {
-    Sliced { tiles: &'a [i8], units: &'a [f32], n: usize, k: usize, profile: Profile },
+    Sliced { tiles: &'a [i8], scales: &'a [f32], n: usize, k: usize, profile: Profile },
     F32(Stored<'a, f32>),
     Bf16(Stored<'a, half::bf16>),
     F16(Stored<'a, half::f16>),
@@ -66,7 +66,7 @@ pub(super) enum Weight<'a> {
 /// A stored weight with the scales of its rows.
 pub(super) struct Stored<'a, T> {
     w: &'a [T],
-    units: &'a [f32],
+    scales: &'a [f32],
     multipliers: &'a [f32],
     k: usize,
     profile: Profile,
@@ -79,29 +79,29 @@ impl<'a> Weight<'a> {
         w: Matrix<'a, CpuMemory>,
         e: usize,
         p: &Product,
-        units: &'a mut [f32],
+        scales: &'a mut [f32],
         multipliers: &'a mut [f32],
     ) -> Self {
         match w {
             Matrix::Sliced(w) => {
-                let SlicedWeight { shape, tiles, units, .. } = w;
+                let SlicedWeight { shape, tiles, scales, .. } = w;
                 assert_eq!(*shape, SliceShape { rows: p.n, width: p.k, profile: p.profile }, "sliced weight");
                 let bytes = p.n.div_ceil(TILE_ROWS) * right_block_bytes(p.k, p.profile);
                 let tiles = &tiles[e * bytes..(e + 1) * bytes];
-                Self::Sliced { tiles, units: &units[e * p.n..(e + 1) * p.n], n: p.n, k: p.k, profile: p.profile }
+                Self::Sliced { tiles, scales: &scales[e * p.n..(e + 1) * p.n], n: p.n, k: p.k, profile: p.profile }
             }
-            Matrix::Stored(StoredMatrix::F32(w)) => Self::F32(Stored::of(cpu, w, e, p, units, multipliers)),
-            Matrix::Stored(StoredMatrix::Bf16(w)) => Self::Bf16(Stored::of(cpu, w, e, p, units, multipliers)),
-            Matrix::Stored(StoredMatrix::F16(w)) => Self::F16(Stored::of(cpu, w, e, p, units, multipliers)),
+            Matrix::Stored(StoredMatrix::F32(w)) => Self::F32(Stored::of(cpu, w, e, p, scales, multipliers)),
+            Matrix::Stored(StoredMatrix::Bf16(w)) => Self::Bf16(Stored::of(cpu, w, e, p, scales, multipliers)),
+            Matrix::Stored(StoredMatrix::F16(w)) => Self::F16(Stored::of(cpu, w, e, p, scales, multipliers)),
         }
     }
 
-    pub(super) fn units(&self) -> &'a [f32] {
+    pub(super) fn scales(&self) -> &'a [f32] {
         match self {
-            Self::Sliced { units, .. } => units,
-            Self::F32(w) => w.units,
-            Self::Bf16(w) => w.units,
-            Self::F16(w) => w.units,
+            Self::Sliced { scales, .. } => scales,
+            Self::F32(w) => w.scales,
+            Self::Bf16(w) => w.scales,
+            Self::F16(w) => w.scales,
         }
     }
 }
@@ -156,18 +156,18 @@ impl Panels for Transposed<'_> {
 }
 
 impl<'a, T: Element> Stored<'a, T> {
-    fn of(cpu: &Cpu, w: &'a [T], e: usize, p: &Product, units: &'a mut [f32], multipliers: &'a mut [f32]) -> Self {
+    fn of(cpu: &Cpu, w: &'a [T], e: usize, p: &Product, scales: &'a mut [f32], multipliers: &'a mut [f32]) -> Self {
         assert_eq!(w.len(), p.weights() * p.n * p.k, "stored weight");
         let w = &w[e * p.n * p.k..(e + 1) * p.n * p.k];
         {
             let multipliers = SharedMut::new(multipliers);
-            cpu.pool.run_rows(units, 1, |rows, units| {
+            cpu.pool.run_rows(scales, 1, |rows, scales| {
                 // SAFETY: rows of different threads do not overlap.
                 let multipliers = unsafe { multipliers.slice(rows.clone()) };
-                row_scales(cpu.path, units, multipliers, &w[rows.start * p.k..rows.end * p.k], p.k, p.profile);
+                row_scales(cpu.path, scales, multipliers, &w[rows.start * p.k..rows.end * p.k], p.k, p.profile);
             });
         }
-        Self { w, units, multipliers, k: p.k, profile: p.profile }
+        Self { w, scales, multipliers, k: p.k, profile: p.profile }
     }
 
     /// Tiles of 16 rows from `row` at tile column `column`, all slices.

@@ -139,15 +139,15 @@ fn forward_with(
     assert_eq!(x.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "left operand");
     assert_eq!(y.len(), p.rows() * p.n, "output");
     assert!(!p.accumulate, "the forward product overwrites");
-    let left = Left { tiles: &x.tiles, layout: x.layout, units: &x.units, chunks: p.k.div_ceil(CHUNK) };
+    let left = Left { tiles: &x.tiles, layout: x.layout, scales: &x.scales, chunks: p.k.div_ceil(CHUNK) };
     let scratch = workspace.take::<i8>(cpu.threads() * panel_bytes(p.profile));
-    let (units, multipliers) = (workspace.take::<f32>(p.n), workspace.take::<f32>(p.n));
+    let (scales, multipliers) = (workspace.take::<f32>(p.n), workspace.take::<f32>(p.n));
     let nest = Nest { rows: 0..p.rows(), n: p.n, contraction: p.k, profile: p.profile };
     let mut products = |weights: &[Weight], areas: &[(usize, Range<usize>)]| {
         let rows: Vec<_> = areas.iter().map(|(_, rows)| rows.clone()).collect();
         let of_area = |area: usize| {
             let right = &weights[areas[area].0];
-            (right, Fold { accumulate: false, chunk_units: None, row_units: Some(right.units()), after })
+            (right, Fold { accumulate: false, chunk_scales: None, row_scales: Some(right.scales()), after })
         };
         run_areas(cpu, y, left, &nest, &rows, scratch, &of_area, &|_| true);
     };
@@ -159,7 +159,7 @@ fn forward_with(
         return products(&weights, &areas);
     }
     for e in 0..p.weights() {
-        let right = Weight::of(cpu, w, e, p, units, multipliers);
+        let right = Weight::of(cpu, w, e, p, scales, multipliers);
         let areas: Vec<_> = areas_of(e).map(|rows| (0, rows)).collect();
         products(&[right], &areas);
     }
@@ -204,27 +204,27 @@ fn grad_input_with(
 ) {
     assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients");
     let scratch = workspace.take::<i8>(cpu.threads() * panel_bytes(p.profile));
-    let (units, multipliers) = (workspace.take::<f32>(p.n), workspace.take::<f32>(p.n));
+    let (scales, multipliers) = (workspace.take::<f32>(p.n), workspace.take::<f32>(p.n));
     let rows_most = gradient_rows(p);
     let layout_most = LeftLayout::new(SliceShape { rows: rows_most, width: p.n, profile: p.profile });
     let left_tiles = workspace.take::<i8>(layout_most.bytes());
-    let left_units = workspace.take::<f32>(rows_most * p.n.div_ceil(CHUNK));
+    let left_scales = workspace.take::<f32>(rows_most * p.n.div_ceil(CHUNK));
     for e in 0..p.weights() {
         let segment = p.segments[e]..p.segments[e + 1];
         if segment.is_empty() || p.k == 0 {
             continue;
         }
-        let right = Weight::of(cpu, w, e, p, units, multipliers);
+        let right = Weight::of(cpu, w, e, p, scales, multipliers);
         for start in segment.clone().step_by(rows_most) {
             let rows = start..(start + rows_most).min(segment.end);
             let shape = SliceShape { rows: rows.len(), width: p.n, profile: p.profile };
             let layout = LeftLayout::new(shape);
-            let left = LeftMut { shape, layout, tiles: &mut *left_tiles, units: &mut *left_units };
-            fill_left(cpu, left, &dy[rows.start * p.n..rows.end * p.n], Some(right.units()));
-            let left = Left { tiles: left_tiles, layout, units: left_units, chunks: p.n.div_ceil(CHUNK) };
+            let left = LeftMut { shape, layout, tiles: &mut *left_tiles, scales: &mut *left_scales };
+            fill_left(cpu, left, &dy[rows.start * p.n..rows.end * p.n], Some(right.scales()));
+            let left = Left { tiles: left_tiles, layout, scales: left_scales, chunks: p.n.div_ceil(CHUNK) };
             // The nest numbers rows from the first of these.
             let after = after.map(|after| Follow { u: &after.u[rows.start * after.rank..], ..after });
-            let fold = Fold { accumulate: p.accumulate, chunk_units: None, row_units: None, after };
+            let fold = Fold { accumulate: p.accumulate, chunk_scales: None, row_scales: None, after };
             let nest = Nest { rows: 0..rows.len(), n: p.k, contraction: p.n, profile: p.profile };
             let dx = &mut dx[rows.start * p.k..rows.end * p.k];
             let areas: Vec<_> = super_blocks(0..rows.len()).collect();
@@ -249,9 +249,9 @@ pub(super) fn grad_weight(
     let scratch = workspace.take::<i8>(cpu.threads() * panel_bytes(p.profile));
     let shape = SliceShape { rows: p.n, width: CHUNK, profile: p.profile };
     let left_tiles = workspace.take::<i8>(LeftLayout::new(shape).bytes());
-    let left_units = workspace.take::<f32>(p.n);
+    let left_scales = workspace.take::<f32>(p.n);
     let right_tiles = workspace.take::<i8>(p.k.div_ceil(TILE_ROWS) * right_block_bytes(CHUNK, p.profile));
-    let right_units = workspace.take::<f32>(p.k);
+    let right_scales = workspace.take::<f32>(p.k);
     for e in 0..p.weights() {
         let segment = p.segments[e]..p.segments[e + 1];
         let dw = &mut dw[e * p.n * p.k..(e + 1) * p.n * p.k];
@@ -262,18 +262,18 @@ pub(super) fn grad_weight(
             columns_to_left(
                 cpu,
                 left_tiles,
-                left_units,
+                left_scales,
                 layout,
                 &dy[block.start * p.n..block.end * p.n],
                 p.n,
                 p.n,
                 p.profile,
             );
-            columns_to_right(cpu, right_tiles, right_units, &x[block.start * p.k..block.end * p.k], p.k, p.profile);
+            columns_to_right(cpu, right_tiles, right_scales, &x[block.start * p.k..block.end * p.k], p.k, p.profile);
             let block_bytes = right_block_bytes(block.len(), p.profile);
-            let (tiles, units): (&[i8], &[f32]) = (right_tiles, right_units);
-            let left = Left { tiles: left_tiles, layout, units: left_units, chunks: 1 };
-            let fold = Fold { accumulate: true, chunk_units: Some(units), row_units: None, after: None };
+            let (tiles, scales): (&[i8], &[f32]) = (right_tiles, right_scales);
+            let left = Left { tiles: left_tiles, layout, scales: left_scales, chunks: 1 };
+            let fold = Fold { accumulate: true, chunk_scales: Some(scales), row_scales: None, after: None };
             for rows in super_blocks(0..p.n) {
                 let nest = Nest { rows, n: p.k, contraction: block.len(), profile: p.profile };
                 run(cpu, dw, left, &nest, fold, scratch, &Columns { tiles, block_bytes, width: p.k });

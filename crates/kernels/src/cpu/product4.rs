@@ -58,7 +58,7 @@ pub(super) fn rows(cpu: &Cpu, out: &mut SlicedRows, x: &[f32], w: &QuantizedWeig
         return slices::slice_rows(cpu, out, x);
     }
     let (layout, chunks) = (out.layout, p.k.div_ceil(CHUNK));
-    let (tiles, units) = (SharedMut::new(&mut out.tiles), SharedMut::new(&mut out.units));
+    let (tiles, scales) = (SharedMut::new(&mut out.tiles), SharedMut::new(&mut out.scales));
     cpu.pool.run_ranges(p.rows(), 1, |range| {
         let mut gathered = [0.0; CHUNK];
         for row in range {
@@ -66,8 +66,8 @@ pub(super) fn rows(cpu: &Cpu, out: &mut SlicedRows, x: &[f32], w: &QuantizedWeig
             let order = after.checked_sub(1).and_then(|e| w.order(e));
             let x = &x[row * p.k..][..p.k];
             // SAFETY: this thread alone has this row.
-            let units = unsafe { units.slice(row * chunks..(row + 1) * chunks) };
-            for (chunk, unit) in units.iter_mut().enumerate() {
+            let scales = unsafe { scales.slice(row * chunks..(row + 1) * chunks) };
+            for (chunk, scale) in scales.iter_mut().enumerate() {
                 let places = chunk * CHUNK..((chunk + 1) * CHUNK).min(p.k);
                 let gathered = &mut gathered[..places.len()];
                 match order {
@@ -78,13 +78,13 @@ pub(super) fn rows(cpu: &Cpu, out: &mut SlicedRows, x: &[f32], w: &QuantizedWeig
                         }
                     }
                 }
-                *unit = slice_row(cpu.path, &tiles, layout, row, chunk, gathered, None, p.profile);
+                *scale = slice_row(cpu.path, &tiles, layout, row, chunk, gathered, None, p.profile);
             }
         }
     });
 }
 
-/// Slices one chunk of a row (times `factors`), which is the caller's own, and returns its unit.
+/// Slices one chunk of a row (times `factors`), which is the caller's own, and returns its scale.
 fn slice_row(
     path: Path,
     tiles: &SharedMut<i8>,
@@ -152,7 +152,7 @@ pub(super) fn forward(
     if p.k == 0 {
         return y.fill(0.0);
     }
-    let left = Left { tiles: &x.tiles, layout: x.layout, units: &x.units, chunks: p.k.div_ceil(CHUNK) };
+    let left = Left { tiles: &x.tiles, layout: x.layout, scales: &x.scales, chunks: p.k.div_ceil(CHUNK) };
     let scratch = Workspace::new(workspace).take::<i8>(scratch_bytes(cpu, w.shape));
     let out = SharedMut::new(y);
     for e in 0..p.weights() {
@@ -246,10 +246,10 @@ impl Forward<'_> {
                 rows: rows.len(),
                 width,
                 from_zero: piece.channels.start == 0,
-                left_units: &left.units[rows.start * left.chunks + chunk..],
+                left_scales: &left.scales[rows.start * left.chunks + chunk..],
                 left_stride: left.chunks,
-                chunk_units: Some(&prepared.sigma[index][..width]),
-                row_units: None,
+                chunk_scales: Some(&prepared.sigma[index][..width]),
+                row_scales: None,
                 after: None,
             };
             if piece.channels.start == 0 {
@@ -288,7 +288,7 @@ pub(super) fn grad_input(
     let sigma = workspace.take::<f32>(w.shape.groups().min(SUPER_BLOCK) * p.n);
     let layout = LeftLayout::new(SliceShape { rows: sliced, width: p.n, profile: p.profile });
     let tiles = workspace.take::<i8>(layout.bytes());
-    let units = workspace.take::<f32>(sliced * p.n.div_ceil(CHUNK));
+    let scales = workspace.take::<f32>(sliced * p.n.div_ceil(CHUNK));
     let ordered = workspace.take::<f32>(ordered_elements(w.shape, sliced));
     for e in 0..p.weights() {
         for rows in super_blocks(p.segments[e]..p.segments[e + 1]) {
@@ -298,8 +298,8 @@ pub(super) fn grad_input(
                 let groups = first..(first + together).min(w.shape.groups());
                 let shape = SliceShape { rows: groups.len() * rows.len(), width: p.n, profile: p.profile };
                 let layout = LeftLayout::new(shape);
-                slice_gradient(cpu, tiles, units, layout, dy, sigma, (w, e), &groups, p);
-                let left = Left { tiles, layout, units, chunks: p.n.div_ceil(CHUNK) };
+                slice_gradient(cpu, tiles, scales, layout, dy, sigma, (w, e), &groups, p);
+                let left = Left { tiles, layout, scales, chunks: p.n.div_ceil(CHUNK) };
                 let batch = Batch { cpu, left, w, e, p, rows: rows.len(), groups };
                 batch.run(dx, ordered, scratch);
             }
@@ -312,7 +312,7 @@ pub(super) fn grad_input(
 fn slice_gradient(
     cpu: &Cpu,
     tiles: &mut [i8],
-    units: &mut [f32],
+    scales: &mut [f32],
     layout: LeftLayout,
     dy: &[f32],
     sigma: &mut [f32],
@@ -324,16 +324,16 @@ fn slice_gradient(
         w.sigma(cpu.path, sigma, e, group, 0..p.n, p.profile);
     }
     let (sigma, rows, chunks) = (&*sigma, dy.len() / p.n, p.n.div_ceil(CHUNK));
-    let (tiles, units) = (SharedMut::new(tiles), SharedMut::new(units));
+    let (tiles, scales) = (SharedMut::new(tiles), SharedMut::new(scales));
     cpu.pool.run_ranges(groups.len() * rows, 1, |range| {
         for row in range {
             let (dy, sigma) = (&dy[row % rows * p.n..][..p.n], &sigma[row / rows * p.n..][..p.n]);
             // SAFETY: this thread alone has this row.
-            let units = unsafe { units.slice(row * chunks..(row + 1) * chunks) };
-            for (chunk, ((unit, dy), sigma)) in
-                units.iter_mut().zip(dy.chunks(CHUNK)).zip(sigma.chunks(CHUNK)).enumerate()
+            let scales = unsafe { scales.slice(row * chunks..(row + 1) * chunks) };
+            for (chunk, ((scale, dy), sigma)) in
+                scales.iter_mut().zip(dy.chunks(CHUNK)).zip(sigma.chunks(CHUNK)).enumerate()
             {
-                *unit = slice_row(cpu.path, &tiles, layout, row, chunk, dy, Some(sigma), p.profile);
+                *scale = slice_row(cpu.path, &tiles, layout, row, chunk, dy, Some(sigma), p.profile);
             }
         }
     });
@@ -433,10 +433,10 @@ impl Batch<'_> {
                 rows: count,
                 width: panel.channels.len(),
                 from_zero: chunk == 0 && !p.accumulate,
-                left_units: &left.units[left_row * left.chunks + chunk..],
+                left_scales: &left.scales[left_row * left.chunks + chunk..],
                 left_stride: left.chunks,
-                chunk_units: None,
-                row_units: None,
+                chunk_scales: None,
+                row_scales: None,
                 after: None,
             };
             if chunk == 0 {

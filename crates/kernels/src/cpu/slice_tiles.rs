@@ -9,7 +9,7 @@ use super::path::{Path, Vector};
 use super::pool::SharedMut;
 use super::slices::{CHUNK_TILES, LeftLayout, LeftRow, TILE_DEPTH, left_bias};
 use crate::op::SliceShape;
-use isobit_numerics::slices::{CHUNK, Profile, Scale};
+use isobit_numerics::slices::{CHUNK, Profile, Quantiser};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ const WIDE: usize = 16;
 const PARTS: usize = TILE_DEPTH / WIDE;
 
 /// Slices one chunk of a row (times `factors`) into its left tiles, which the caller owns, and
-/// returns its unit.
+/// returns its scale.
 pub(super) fn slice_chunk<const SLICES: usize>(path: Path, to: &LeftRow, x: &[f32], factors: Option<&[f32]>) -> f32 {
     assert_eq!(path.vector(), Vector::Avx512, "tiles of AVX-512");
     assert!(x.len() <= CHUNK && factors.is_none_or(|factors| factors.len() == x.len()), "a chunk and its factors");
@@ -53,17 +53,17 @@ unsafe fn slice_chunk_avx512<const SLICES: usize, const FACTORS: bool>(
     // SAFETY: features, factors and tiles are as the caller promises; `tiles` is the address of the
     // row's first byte, from which strides lead to the others.
     unsafe {
-        let scale = scale_of::<SLICES, FACTORS>(x, factors);
-        store::<SLICES, FACTORS>(tiles, strides, x, factors, scale.multiplier, to.bias);
-        scale.unit
+        let quantiser = quantiser_of::<SLICES, FACTORS>(x, factors);
+        store::<SLICES, FACTORS>(tiles, strides, x, factors, quantiser.multiplier, to.bias);
+        quantiser.scale
     }
 }
 
-/// Slices some rows of `x` (times `factors`), each in chunks, into their left tiles and `units`,
+/// Slices some rows of `x` (times `factors`), each in chunks, into their left tiles and `scales`,
 /// which the caller owns.
 pub(super) fn slice_rows(
     path: Path,
-    (tiles, units): (&SharedMut<i8>, &mut [f32]),
+    (tiles, scales): (&SharedMut<i8>, &mut [f32]),
     layout: &LeftLayout,
     shape: SliceShape,
     rows: Range<usize>,
@@ -71,27 +71,27 @@ pub(super) fn slice_rows(
     factors: Option<&[f32]>,
 ) {
     assert_eq!(path.vector(), Vector::Avx512, "tiles of AVX-512");
-    assert_eq!(units.len(), rows.len() * shape.width.div_ceil(CHUNK), "a unit for every chunk");
+    assert_eq!(scales.len(), rows.len() * shape.width.div_ceil(CHUNK), "a scale for every chunk");
     assert!(rows.end <= shape.rows && shape.rows * shape.width <= x.len(), "rows to slice");
     assert!(factors.is_none_or(|factors| shape.width <= factors.len()), "a factor for every column");
     assert!(
         shape.rows <= layout.rows_padded && layout.columns == shape.width.div_ceil(TILE_DEPTH),
         "layout of the shape"
     );
-    if units.is_empty() {
+    if scales.is_empty() {
         return;
     }
     let whole = tiles.pointer_to(0..layout.bytes());
     let into = Rows { tiles: whole, layout, width: shape.width, bias: left_bias(path) };
     // SAFETY: a `Cpu` holds the path only after checking AVX-512. The whole operand is inside, the
-    // layout has all rows and columns, and there is a unit for every chunk and a factor for every
+    // layout has all rows and columns, and there is a scale for every chunk and a factor for every
     // column (all checked above); the rows are the caller's own.
     unsafe {
         match (shape.profile, factors) {
-            (Profile::X2, None) => slice_rows_avx512::<2, false>(&into, units, rows, x, x),
-            (Profile::X2, Some(factors)) => slice_rows_avx512::<2, true>(&into, units, rows, x, factors),
-            (Profile::X3, None) => slice_rows_avx512::<3, false>(&into, units, rows, x, x),
-            (Profile::X3, Some(factors)) => slice_rows_avx512::<3, true>(&into, units, rows, x, factors),
+            (Profile::X2, None) => slice_rows_avx512::<2, false>(&into, scales, rows, x, x),
+            (Profile::X2, Some(factors)) => slice_rows_avx512::<2, true>(&into, scales, rows, x, factors),
+            (Profile::X3, None) => slice_rows_avx512::<3, false>(&into, scales, rows, x, x),
+            (Profile::X3, Some(factors)) => slice_rows_avx512::<3, true>(&into, scales, rows, x, factors),
         }
     }
 }
@@ -111,7 +111,7 @@ struct Rows<'a> {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn slice_rows_avx512<const SLICES: usize, const FACTORS: bool>(
     into: &Rows,
-    units: &mut [f32],
+    scales: &mut [f32],
     rows: Range<usize>,
     x: &[f32],
     factors: &[f32],
@@ -122,34 +122,34 @@ unsafe fn slice_rows_avx512<const SLICES: usize, const FACTORS: bool>(
         (&x[row * into.width..][columns.clone()], if FACTORS { &factors[columns] } else { x })
     };
     // SAFETY: these features are enabled here, and `piece` gives as many factors as numbers.
-    let scale_at = |(x, factors): (&[f32], &[f32])| unsafe { scale_of::<SLICES, FACTORS>(x, factors) };
-    let mut scale = scale_at(piece(rows.start, 0));
+    let quantiser_at = |(x, factors): (&[f32], &[f32])| unsafe { quantiser_of::<SLICES, FACTORS>(x, factors) };
+    let mut quantiser = quantiser_at(piece(rows.start, 0));
     let (mut row, mut chunk) = (rows.start, 0);
-    for unit in units {
-        // The next scale, a long chain of maxima and divisions, is computed while these numbers are
-        // rounded.
+    for scale in scales {
+        // The next quantiser, a long chain of maxima and divisions, is computed while these numbers
+        // are rounded.
         let next = if chunk + 1 < chunks { (row, chunk + 1) } else { (row + 1, 0) };
-        let next_scale = if next.0 < rows.end { scale_at(piece(next.0, next.1)) } else { scale };
+        let next_quantiser = if next.0 < rows.end { quantiser_at(piece(next.0, next.1)) } else { quantiser };
         let (x, factors) = piece(row, chunk);
         let at = chunk * CHUNK_TILES * into.layout.column_stride() + row * TILE_DEPTH;
         let strides = [into.layout.column_stride(), into.layout.slice_stride()];
         // SAFETY: these features are enabled here; row and chunk are those of the layout, whose
         // tiles are inside and in this row the caller's own; `piece` gives as many factors as
         // numbers.
-        unsafe { store::<SLICES, FACTORS>(into.tiles.add(at), strides, x, factors, scale.multiplier, into.bias) };
-        *unit = scale.unit;
+        unsafe { store::<SLICES, FACTORS>(into.tiles.add(at), strides, x, factors, quantiser.multiplier, into.bias) };
+        *scale = quantiser.scale;
         (row, chunk) = next;
-        scale = next_scale;
+        quantiser = next_quantiser;
     }
 }
 
-/// The scale of the numbers, times their factors.
+/// The quantiser of the numbers, times their factors.
 ///
 /// # Safety
 /// The machine has these features; with `FACTORS` there are at least as many as numbers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn scale_of<const SLICES: usize, const FACTORS: bool>(x: &[f32], factors: &[f32]) -> Scale {
+unsafe fn quantiser_of<const SLICES: usize, const FACTORS: bool>(x: &[f32], factors: &[f32]) -> Quantiser {
     let mut largest = [_mm512_setzero_si512(); PARTS];
     for first in (0..x.len()).step_by(TILE_DEPTH) {
         // SAFETY: `first` is below the length, and the caller has as many factors as numbers.
@@ -161,7 +161,7 @@ unsafe fn scale_of<const SLICES: usize, const FACTORS: bool>(x: &[f32], factors:
     }
     let [a, b, c, d] = largest;
     let bits = _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_max_epu32(a, b), _mm512_max_epu32(c, d)));
-    Scale::of(if SLICES == 2 { Profile::X2 } else { Profile::X3 }, bits)
+    Quantiser::of(if SLICES == 2 { Profile::X2 } else { Profile::X3 }, bits)
 }
 
 /// Writes the slices of the numbers, times their factors, to tiles from `to` on.
@@ -289,14 +289,14 @@ mod tests {
         if i.is_multiple_of(3) { -x } else { x }
     }
 
-    /// Tiles and units of all rows: by rows, by chunks, and by scalar code.
+    /// Tiles and scales of all rows: by rows, by chunks, and by scalar code.
     fn check<const SLICES: usize>(path: Path, shape: SliceShape, x: &[f32], factors: Option<&[f32]>) {
         let layout = LeftLayout::new(shape);
         let chunks = shape.width.div_ceil(CHUNK);
         let by_chunks = |slice: &ChunkSlicer| {
             let mut tiles = vec![77; layout.bytes()];
             let shared = SharedMut::new(&mut tiles);
-            let mut units = Vec::new();
+            let mut scales = Vec::new();
             for (row, x) in x.chunks_exact(shape.width).enumerate() {
                 for (chunk, x) in x.chunks(CHUNK).enumerate() {
                     let to = LeftRow {
@@ -307,20 +307,20 @@ mod tests {
                         bias: left_bias(path),
                     };
                     let factors = factors.map(|factors| &factors[chunk * CHUNK..][..x.len()]);
-                    units.push(slice(&to, x, factors).to_bits());
+                    scales.push(slice(&to, x, factors).to_bits());
                 }
             }
-            (tiles, units)
+            (tiles, scales)
         };
         let want = by_chunks(&|to, x, factors| slice_chunk_any::<SLICES>(Path::Scalar, to, x, factors));
         assert_eq!(by_chunks(&|to, x, factors| slice_chunk::<SLICES>(path, to, x, factors)), want, "{path} {shape:?}");
-        let (mut tiles, mut units) = (vec![77; layout.bytes()], vec![1.0f32; shape.rows * chunks]);
+        let (mut tiles, mut scales) = (vec![77; layout.bytes()], vec![1.0f32; shape.rows * chunks]);
         let shared = SharedMut::new(&mut tiles);
-        let (first, second) = units.split_at_mut(chunks);
+        let (first, second) = scales.split_at_mut(chunks);
         slice_rows(path, (&shared, first), &layout, shape, 0..1, x, factors);
         slice_rows(path, (&shared, second), &layout, shape, 1..shape.rows, x, factors);
-        let units: Vec<_> = units.iter().map(|unit| unit.to_bits()).collect();
-        assert_eq!((tiles, units), want, "{path} {shape:?}");
+        let scales: Vec<_> = scales.iter().map(|scale| scale.to_bits()).collect();
+        assert_eq!((tiles, scales), want, "{path} {shape:?}");
     }
 
     /// Both paths, which differ in the bias; the int8 unit is not needed here.

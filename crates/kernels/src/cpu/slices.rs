@@ -17,7 +17,7 @@ use crate::buffer::Buffer;
 use crate::op::{QuantizedShape, SliceRows, SliceShape, SliceWeight};
 use crate::plan::MemoryLayout;
 use crate::{Cpu, Element, StoredMatrix};
-use isobit_numerics::slices::{CHUNK, Profile, Scale, magnitude_bits, round_half_even, split2, split3};
+use isobit_numerics::slices::{CHUNK, Profile, Quantiser, magnitude_bits, round_half_even, split2, split3};
 use std::ops::Range;
 
 impl Run<SliceRows<'_, CpuMemory>> for Cpu {
@@ -76,22 +76,22 @@ impl LeftLayout {
     }
 }
 
-/// Left operand: rows with one unit per (row, chunk).
+/// Left operand: rows with one scale per (row, chunk).
 pub struct SlicedRows {
     pub(super) shape: SliceShape,
     pub(super) layout: LeftLayout,
     pub(super) tiles: Buffer<i8>,
     /// `[rows, chunks]`
-    pub(super) units: Buffer<f32>,
+    pub(super) scales: Buffer<f32>,
 }
 
-/// Right operand: `count` weights with one unit per row.
+/// Right operand: `count` weights with one scale per row.
 pub struct SlicedWeight {
     pub(super) shape: SliceShape,
     count: usize,
     pub(super) tiles: Buffer<i8>,
     /// `[count, rows]`
-    pub(super) units: Buffer<f32>,
+    pub(super) scales: Buffer<f32>,
 }
 
 impl Shaped<SliceShape> for SlicedRows {
@@ -107,9 +107,9 @@ impl Shaped<(usize, SliceShape)> for SlicedWeight {
 }
 
 impl SlicedWeight {
-    /// Bytes of the slices and units.
+    /// Bytes of the slices and scales.
     pub fn bytes(&self) -> usize {
-        self.tiles.len() + 4 * self.units.len()
+        self.tiles.len() + 4 * self.scales.len()
     }
 }
 
@@ -118,12 +118,12 @@ pub(super) fn right_block_bytes(width: usize, profile: Profile) -> usize {
     width.div_ceil(TILE_DEPTH) * profile.slice_count() * TILE_BYTES
 }
 
-/// Lengths of the tiles and the units of sliced rows.
+/// Lengths of the tiles and the scales of sliced rows.
 fn rows_lengths(shape: SliceShape) -> (usize, usize) {
     (LeftLayout::new(shape).bytes(), shape.rows * shape.width.div_ceil(CHUNK))
 }
 
-/// Lengths of the tiles and the units of sliced weights.
+/// Lengths of the tiles and the scales of sliced weights.
 fn weight_lengths(count: usize, shape: SliceShape) -> (usize, usize) {
     let blocks = shape.rows.div_ceil(TILE_ROWS);
     (count * blocks * right_block_bytes(shape.width, shape.profile), count * shape.rows)
@@ -135,13 +135,13 @@ impl MemoryLayout for Cpu {
     }
 
     fn rows_bytes(&self, shape: SliceShape) -> usize {
-        let (tiles, units) = rows_lengths(shape);
-        tiles + size_of::<f32>() * units
+        let (tiles, scales) = rows_lengths(shape);
+        tiles + size_of::<f32>() * scales
     }
 
     fn weight_bytes(&self, count: usize, shape: SliceShape) -> usize {
-        let (tiles, units) = weight_lengths(count, shape);
-        tiles + size_of::<f32>() * units
+        let (tiles, scales) = weight_lengths(count, shape);
+        tiles + size_of::<f32>() * scales
     }
 
     fn quantized_bytes(&self, shape: QuantizedShape) -> usize {
@@ -150,13 +150,13 @@ impl MemoryLayout for Cpu {
 }
 
 pub(super) fn rows(_cpu: &Cpu, shape: SliceShape) -> SlicedRows {
-    let (tiles, units) = rows_lengths(shape);
-    SlicedRows { shape, layout: LeftLayout::new(shape), tiles: Buffer::zeros(tiles), units: Buffer::zeros(units) }
+    let (tiles, scales) = rows_lengths(shape);
+    SlicedRows { shape, layout: LeftLayout::new(shape), tiles: Buffer::zeros(tiles), scales: Buffer::zeros(scales) }
 }
 
 pub(super) fn slice_rows(cpu: &Cpu, out: &mut SlicedRows, x: &[f32]) {
     assert_eq!(x.len(), out.shape.rows * out.shape.width, "rows to slice");
-    let left = LeftMut { shape: out.shape, layout: out.layout, tiles: &mut out.tiles, units: &mut out.units };
+    let left = LeftMut { shape: out.shape, layout: out.layout, tiles: &mut out.tiles, scales: &mut out.scales };
     fill_left(cpu, left, x, None);
 }
 
@@ -165,26 +165,26 @@ pub(super) struct LeftMut<'a> {
     pub(super) shape: SliceShape,
     pub(super) layout: LeftLayout,
     pub(super) tiles: &'a mut [i8],
-    pub(super) units: &'a mut [f32],
+    pub(super) scales: &'a mut [f32],
 }
 
 /// Slices every row of `x`, multiplied elementwise by `factors` (one rounding) if given.
 pub(super) fn fill_left(cpu: &Cpu, out: LeftMut, x: &[f32], factors: Option<&[f32]>) {
-    let LeftMut { shape, layout, tiles, units } = out;
+    let LeftMut { shape, layout, tiles, scales } = out;
     let chunks = shape.width.div_ceil(CHUNK);
-    let (tiles, units) = (SharedMut::new(tiles), SharedMut::new(units));
+    let (tiles, scales) = (SharedMut::new(tiles), SharedMut::new(scales));
     let bias = left_bias(cpu.path);
     cpu.pool.run_ranges(shape.rows, 1, |range| {
         #[cfg(target_arch = "x86_64")]
         if cpu.path.vector() == Vector::Avx512 {
             // SAFETY: this thread alone has these rows.
-            let units = unsafe { units.slice(range.start * chunks..range.end * chunks) };
-            return slice_tiles::slice_rows(cpu.path, (&tiles, units), &layout, shape, range, x, factors);
+            let scales = unsafe { scales.slice(range.start * chunks..range.end * chunks) };
+            return slice_tiles::slice_rows(cpu.path, (&tiles, scales), &layout, shape, range, x, factors);
         }
         for row in range {
             let x = &x[row * shape.width..][..shape.width];
             // SAFETY: this thread alone has this row.
-            let units = unsafe { units.slice(row * chunks..(row + 1) * chunks) };
+            let scales = unsafe { scales.slice(row * chunks..(row + 1) * chunks) };
             for (chunk, x) in x.chunks(CHUNK).enumerate() {
                 let factors = factors.map(|factors| &factors[chunk * CHUNK..][..x.len()]);
                 let to = LeftRow {
@@ -194,7 +194,7 @@ pub(super) fn fill_left(cpu: &Cpu, out: LeftMut, x: &[f32], factors: Option<&[f3
                     slice_stride: layout.slice_stride(),
                     bias,
                 };
-                units[chunk] = match shape.profile {
+                scales[chunk] = match shape.profile {
                     Profile::X2 => slice_chunk::<2>(cpu.path, &to, x, factors),
                     Profile::X3 => slice_chunk::<3>(cpu.path, &to, x, factors),
                 };
@@ -214,7 +214,7 @@ pub(super) struct LeftRow<'a> {
 }
 
 /// Slices one chunk of a row (times `factors`) into its left tiles, which the caller owns, and
-/// returns its unit.
+/// returns its scale.
 pub(super) fn slice_chunk<const SLICES: usize>(path: Path, to: &LeftRow, x: &[f32], factors: Option<&[f32]>) -> f32 {
     #[cfg(target_arch = "x86_64")]
     if path.vector() == Vector::Avx512 {
@@ -244,20 +244,20 @@ multiversion! {
             }
         };
         let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
-        let scale = Scale::of(profile, bits);
+        let quantiser = Quantiser::of(profile, bits);
         let (whole, tail) = x.as_chunks::<TILE_DEPTH>();
         let mut last = [0.0; TILE_DEPTH];
         last[..tail.len()].copy_from_slice(tail);
         let last = if tail.is_empty() { None } else { Some(&last) };
         for (column, x) in whole.iter().chain(last).enumerate() {
-            let bytes = quantise_tile_row::<SLICES>(x, scale.multiplier, to.bias);
+            let bytes = quantise_tile_row::<SLICES>(x, quantiser.multiplier, to.bias);
             for (slice, bytes) in bytes.iter().enumerate() {
                 let at = to.at + column * to.column_stride + slice * to.slice_stride;
                 // SAFETY: the row is the caller's own.
                 unsafe { to.tiles.slice(at..at + TILE_DEPTH) }.copy_from_slice(bytes);
             }
         }
-        scale.unit
+        quantiser.scale
     }
 }
 
@@ -304,8 +304,8 @@ pub(super) fn round_small(x: f32) -> i32 {
 
 /// Allocated, not yet sliced.
 pub(super) fn weight(count: usize, shape: SliceShape) -> SlicedWeight {
-    let (tiles, units) = weight_lengths(count, shape);
-    SlicedWeight { shape, count, tiles: Buffer::zeros(tiles), units: Buffer::zeros(units) }
+    let (tiles, scales) = weight_lengths(count, shape);
+    SlicedWeight { shape, count, tiles: Buffer::zeros(tiles), scales: Buffer::zeros(scales) }
 }
 
 impl Run<SliceWeight<'_, CpuMemory>> for Cpu {
@@ -322,15 +322,15 @@ fn slice_stored<T: Element>(cpu: &Cpu, out: &mut SlicedWeight, w: &[T]) {
     let SliceShape { rows, width, profile } = out.shape;
     let blocks = rows.div_ceil(TILE_ROWS);
     let block_bytes = right_block_bytes(width, profile);
-    let shared = SharedMut::new(&mut out.units);
+    let shared = SharedMut::new(&mut out.scales);
     cpu.pool.run_rows(&mut out.tiles, block_bytes.max(1), |range, tiles| {
         let mut multipliers = [0.0; TILE_ROWS];
         for (block, tiles) in range.zip(tiles.chunks_exact_mut(block_bytes)) {
             let first = block / blocks * rows + block % blocks * TILE_ROWS;
             let here = first..(first + TILE_ROWS).min((block / blocks + 1) * rows);
             // SAFETY: the rows of one block belong to one thread.
-            let units = unsafe { shared.slice(here.clone()) };
-            row_scales(cpu.path, units, &mut multipliers, &w[here.start * width..here.end * width], width, profile);
+            let scales = unsafe { shared.slice(here.clone()) };
+            row_scales(cpu.path, scales, &mut multipliers, &w[here.start * width..here.end * width], width, profile);
             for column in 0..width.div_ceil(TILE_DEPTH) {
                 let tiles =
                     &mut tiles[column * profile.slice_count() * TILE_BYTES..][..profile.slice_count() * TILE_BYTES];
@@ -348,10 +348,10 @@ fn slice_stored<T: Element>(cpu: &Cpu, out: &mut SlicedWeight, w: &[T]) {
     });
 }
 
-/// Units and multipliers of whole rows.
+/// Scales and multipliers of whole rows.
 pub(super) fn row_scales<T: Element>(
     path: Path,
-    units: &mut [f32],
+    scales: &mut [f32],
     multipliers: &mut [f32],
     w: &[T],
     width: usize,
@@ -363,14 +363,14 @@ pub(super) fn row_scales<T: Element>(
         }
     }
     let mut values = [0.0f32; CHUNK];
-    for ((unit, multiplier), row) in units.iter_mut().zip(multipliers).zip(w.chunks_exact(width.max(1))) {
+    for ((scale, multiplier), row) in scales.iter_mut().zip(multipliers).zip(w.chunks_exact(width.max(1))) {
         let mut bits = 0;
         for chunk in row.chunks(CHUNK) {
             widen(path, &mut values, chunk);
             bits = bits.max(max_of(path, &values[..chunk.len()]));
         }
-        let scale = Scale::of(profile, bits);
-        (*unit, *multiplier) = (scale.unit, scale.multiplier);
+        let quantiser = Quantiser::of(profile, bits);
+        (*scale, *multiplier) = (quantiser.scale, quantiser.multiplier);
     }
 }
 

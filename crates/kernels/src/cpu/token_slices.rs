@@ -8,7 +8,7 @@ use super::slices::{
     CHUNK_TILES, LeftLayout, TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_bias, left_to_right, right_block_bytes, slices_of,
 };
 use crate::Cpu;
-use isobit_numerics::slices::{CHUNK, Profile, Scale, magnitude_bits};
+use isobit_numerics::slices::{CHUNK, Profile, Quantiser, magnitude_bits};
 use std::ops::Range;
 
 /// Up to 16 columns over a chunk of tokens.
@@ -18,22 +18,22 @@ type Gathered = [[f32; TILE_ROWS]; CHUNK];
 pub(super) fn columns_to_right(
     cpu: &Cpu,
     tiles: &mut [i8],
-    units: &mut [f32],
+    scales: &mut [f32],
     x: &[f32],
     width: usize,
     profile: Profile,
 ) {
     let tokens = x.len() / width.max(1);
     let block_bytes = right_block_bytes(tokens, profile);
-    let units = SharedMut::new(units);
+    let scales = SharedMut::new(scales);
     cpu.pool.run_rows(&mut tiles[..width.div_ceil(TILE_ROWS) * block_bytes], block_bytes, |blocks, tiles| {
         #[expect(clippy::large_stack_arrays, reason = "32 KiB, far below the stack of a thread")]
         let mut gathered: Gathered = [[0.0; TILE_ROWS]; CHUNK];
         for (block, tiles) in blocks.zip(tiles.chunks_exact_mut(block_bytes)) {
             let columns = block * TILE_ROWS..((block + 1) * TILE_ROWS).min(width);
             // SAFETY: columns of one block belong to one thread.
-            let units = unsafe { units.slice(columns.clone()) };
-            column_tiles(cpu.path, tiles, units, &mut gathered, x, width, columns, profile);
+            let scales = unsafe { scales.slice(columns.clone()) };
+            column_tiles(cpu.path, tiles, scales, &mut gathered, x, width, columns, profile);
         }
     });
 }
@@ -42,7 +42,7 @@ pub(super) fn columns_to_right(
 pub(super) fn columns_to_left(
     cpu: &Cpu,
     tiles: &mut [i8],
-    units: &mut [f32],
+    scales: &mut [f32],
     layout: LeftLayout,
     x: &[f32],
     stride: usize,
@@ -51,7 +51,7 @@ pub(super) fn columns_to_left(
 ) {
     let tokens = x.len() / stride.max(1);
     let bytes = right_block_bytes(tokens, profile);
-    let (tiles, units) = (SharedMut::new(tiles), SharedMut::new(units));
+    let (tiles, scales) = (SharedMut::new(tiles), SharedMut::new(scales));
     let bias = left_bias(cpu.path) as i8;
     cpu.pool.run_ranges(width.div_ceil(TILE_ROWS), 1, |blocks| {
         #[expect(clippy::large_stack_arrays, reason = "56 KiB, far below the stack of a thread")]
@@ -59,8 +59,8 @@ pub(super) fn columns_to_left(
         for block in blocks {
             let columns = block * TILE_ROWS..((block + 1) * TILE_ROWS).min(width);
             // SAFETY: columns of one block belong to one thread.
-            let units = unsafe { units.slice(columns.clone()) };
-            column_tiles(cpu.path, &mut right[..bytes], units, &mut gathered, x, stride, columns.clone(), profile);
+            let scales = unsafe { scales.slice(columns.clone()) };
+            column_tiles(cpu.path, &mut right[..bytes], scales, &mut gathered, x, stride, columns.clone(), profile);
             for (index, tile) in right[..bytes].as_chunks::<TILE_BYTES>().0.iter().enumerate() {
                 let at = index / layout.slices * layout.column_stride()
                     + index % layout.slices * layout.slice_stride()
@@ -79,12 +79,12 @@ pub(super) fn columns_to_left(
     });
 }
 
-/// Right tiles and units of up to 16 columns of `x[.., stride]` over all its tokens (at most a
+/// Right tiles and scales of up to 16 columns of `x[.., stride]` over all its tokens (at most a
 /// chunk).
 fn column_tiles(
     path: Path,
     tiles: &mut [i8],
-    units: &mut [f32],
+    scales: &mut [f32],
     gathered: &mut Gathered,
     x: &[f32],
     stride: usize,
@@ -105,13 +105,13 @@ fn column_tiles(
         }
     }
     match profile {
-        Profile::X2 => slice_gathered::<2>(path, tiles, units, gathered),
-        Profile::X3 => slice_gathered::<3>(path, tiles, units, gathered),
+        Profile::X2 => slice_gathered::<2>(path, tiles, scales, gathered),
+        Profile::X3 => slice_gathered::<3>(path, tiles, scales, gathered),
     }
 }
 
 multiversion! {
-    fn slice_gathered<_F, const SLICES: usize>(tiles: &mut [i8], units: &mut [f32], gathered: &[[f32; TILE_ROWS]]) {
+    fn slice_gathered<_F, const SLICES: usize>(tiles: &mut [i8], scales: &mut [f32], gathered: &[[f32; TILE_ROWS]]) {
         let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
         let mut bits = [0u32; TILE_ROWS];
         for row in gathered {
@@ -121,10 +121,10 @@ multiversion! {
         }
         let mut multipliers = [0.0f32; TILE_ROWS];
         for column in 0..TILE_ROWS {
-            let scale = Scale::of(profile, bits[column]);
-            multipliers[column] = scale.multiplier;
-            if column < units.len() {
-                units[column] = scale.unit;
+            let quantiser = Quantiser::of(profile, bits[column]);
+            multipliers[column] = quantiser.multiplier;
+            if column < scales.len() {
+                scales[column] = quantiser.scale;
             }
         }
         let (groups, _) = tiles.as_chunks_mut::<4>();

@@ -90,7 +90,7 @@ enum Packing {
 struct Planes {
     by_width: Place,
     by_place: Place,
-    units: Place,
+    scales: Place,
 }
 
 impl Operand {
@@ -104,13 +104,13 @@ impl Operand {
         (per_element * self.width.div_ceil(4), per_element / 4 * self.width)
     }
 
-    pub(super) fn units(&self, p: &Attention) -> usize {
+    pub(super) fn scale_count(&self, p: &Attention) -> usize {
         self.places(p) * self.heads
     }
 
     fn bytes(&self, gpu: &Gpu, p: &Attention, packing: Packing) -> usize {
         let (by_width, by_place) = self.words(p);
-        let mut bytes = gpu.part::<f32>(self.units(p));
+        let mut bytes = gpu.part::<f32>(self.scale_count(p));
         if packing != Packing::Place {
             bytes += gpu.part::<i32>(by_width);
         }
@@ -123,10 +123,10 @@ impl Operand {
     fn slice(&self, gpu: &Gpu, x: &GpuBuffer<f32>, p: &Attention, packing: Packing, parts: &mut Parts) -> Planes {
         self.check(x, p);
         let (by_width, by_place) = self.words(p);
-        let units = parts.take::<f32>(self.units(p));
+        let scales = parts.take::<f32>(self.scale_count(p));
         let [wide, deep] = [packing != Packing::Place, packing != Packing::Width];
-        let by_width = if wide { parts.take::<i32>(by_width) } else { units };
-        let by_place = if deep { parts.take::<i32>(by_place) } else { units };
+        let by_width = if wide { parts.take::<i32>(by_width) } else { scales };
+        let by_place = if deep { parts.take::<i32>(by_place) } else { scales };
         let blocks = gpu.offsets(&self.blocks(p));
         let shape = [self.heads, self.width, self.places(p)].map(narrow);
         gpu.launch_sliced(
@@ -135,7 +135,7 @@ impl Operand {
             p.profile,
             Groups::each(self.places(p) / PLACE_BLOCK * self.heads),
             arguments![
-                units,
+                scales,
                 by_width,
                 by_place,
                 x,
@@ -147,7 +147,7 @@ impl Operand {
                 u32::from(deep)
             ],
         );
-        Planes { by_width, by_place, units }
+        Planes { by_width, by_place, scales }
     }
 
     /// First row and number of rows of every block of places.
@@ -217,7 +217,7 @@ pub(super) fn workspace(gpu: &Gpu, p: &Attention) -> usize {
         + all.k.bytes(gpu, p, Packing::Both)
         + all.v.bytes(gpu, p, Packing::Width)
         + all.d_o.bytes(gpu, p, Packing::Both)
-        + 2 * gpu.part::<f32>(all.q.units(p));
+        + 2 * gpu.part::<f32>(all.q.scale_count(p));
     if trains(p) { forward.max(backward) } else { forward }
 }
 
@@ -248,11 +248,11 @@ pub(super) fn forward(
         o,
         lse,
         q.by_width,
-        q.units,
+        q.scales,
         k.by_width,
-        k.units,
+        k.scales,
         v.by_place,
-        v.units,
+        v.scales,
         &table,
         heads,
         group,
@@ -261,7 +261,7 @@ pub(super) fn forward(
         narrow(all.q.places(p)),
         narrow(all.k.places(p)),
         window(p),
-        p.scale_base2()
+        p.softmax_scale_base2()
     ];
     gpu.launch_sliced(&ATTENTION, "attention_forward", p.profile, Groups::each(blocks * p.heads), arguments);
 }
@@ -293,7 +293,7 @@ pub(super) fn backward(
     let q = all.q.slice(gpu, q, p, Packing::Both, &mut parts);
     let k = all.k.slice(gpu, k, p, Packing::Both, &mut parts);
     let v = all.v.slice(gpu, v, p, Packing::Width, &mut parts);
-    let [delta, lse_by_place] = [(); 2].map(|()| parts.take::<f32>(all.q.units(p)));
+    let [delta, lse_by_place] = [(); 2].map(|()| parts.take::<f32>(all.q.scale_count(p)));
 
     let [heads, key_heads, group] = [p.heads, p.kv_heads, p.group()].map(narrow);
     let [key_width, value_width] = [p.key_width, p.value_width].map(narrow);
@@ -315,14 +315,14 @@ pub(super) fn backward(
         arguments![
             dq,
             q.by_width,
-            q.units,
+            q.scales,
             k.by_width,
             k.by_place,
-            k.units,
+            k.scales,
             v.by_width,
-            v.units,
+            v.scales,
             sliced_d_o.by_width,
-            sliced_d_o.units,
+            sliced_d_o.scales,
             delta,
             lse_by_place,
             &table,
@@ -332,8 +332,8 @@ pub(super) fn backward(
             value_width,
             places,
             window(p),
-            p.scale,
-            p.scale_base2()
+            p.softmax_scale,
+            p.softmax_scale_base2()
         ],
     );
     let (table, blocks) = all.k.table(gpu, &all.q, p, BACKWARD_ROWS);
@@ -345,14 +345,14 @@ pub(super) fn backward(
             dv,
             q.by_width,
             q.by_place,
-            q.units,
+            q.scales,
             k.by_width,
-            k.units,
+            k.scales,
             v.by_width,
-            v.units,
+            v.scales,
             sliced_d_o.by_width,
             sliced_d_o.by_place,
-            sliced_d_o.units,
+            sliced_d_o.scales,
             delta,
             lse_by_place,
             &table,
@@ -362,8 +362,8 @@ pub(super) fn backward(
             value_width,
             places,
             window(p),
-            p.scale,
-            p.scale_base2()
+            p.softmax_scale,
+            p.softmax_scale_base2()
         ],
     );
 }

@@ -42,7 +42,7 @@ const SLICES: usize = 2;
 const PART_MAX: usize = 128;
 /// Number of tiles whose per-column numbers are kept: `AHEAD`.
 const AHEAD: usize = 4;
-/// Numbers per place: units of q and dO, lse and D; units of k and v.
+/// Numbers per place: scales of q and dO, lse and D; scales of k and v.
 const QUERY_NUMBERS: usize = 4;
 const KEY_NUMBERS: usize = 2;
 
@@ -140,7 +140,7 @@ struct Sliced<'a> {
     blocks: (usize, usize),
     by_width: Option<Place>,
     by_place: Option<Place>,
-    /// Numbers per place; units are number `index` of `count`.
+    /// Numbers per place; scales are number `index` of `count`.
     numbers: Place,
     index: usize,
     count: usize,
@@ -219,15 +219,15 @@ impl<'a> Scratch<'a> {
     fn new(call: &Call<'a>, plan: &Tables, workspace: &mut GpuBuffer<u8>) -> Self {
         let (p, all) = (call.p, Operands::new(call.p));
         let mut parts = Parts::new(call.gpu, workspace);
-        let query_numbers = parts.take::<f32>(all.q.units(p) * QUERY_NUMBERS);
-        let key_numbers = parts.take::<f32>(all.k.units(p) * KEY_NUMBERS);
+        let query_numbers = parts.take::<f32>(all.q.scale_count(p) * QUERY_NUMBERS);
+        let key_numbers = parts.take::<f32>(all.k.scale_count(p) * KEY_NUMBERS);
         let (query_blocks, key_blocks) = (plan.query_blocks, plan.key_blocks);
         Self { p, parts, query_numbers, key_numbers, query_blocks, key_blocks }
     }
 }
 
 fn plane_bytes(operand: &Operand, p: &Attention) -> usize {
-    SLICES * operand.units(p) * padded(operand.width)
+    SLICES * operand.scale_count(p) * padded(operand.width)
 }
 
 fn operand_bytes(gpu: &Gpu, operand: &Operand, p: &Attention, packing: Packing) -> usize {
@@ -243,9 +243,10 @@ fn wide_shares(p: &Attention) -> bool {
 pub(super) fn workspace(gpu: &Gpu, p: &Attention) -> usize {
     let all = Operands::new(p);
     let bytes = |operand: &Operand, packing| operand_bytes(gpu, operand, p, packing);
-    let numbers = gpu.part::<f32>(all.q.units(p) * QUERY_NUMBERS) + gpu.part::<f32>(all.k.units(p) * KEY_NUMBERS);
+    let numbers =
+        gpu.part::<f32>(all.q.scale_count(p) * QUERY_NUMBERS) + gpu.part::<f32>(all.k.scale_count(p) * KEY_NUMBERS);
     let forward = numbers + bytes(&all.q, WIDTH) + bytes(&all.k, WIDTH) + bytes(&all.v, PLACE);
-    let shares = if wide_shares(p) { gpu.part::<f32>(all.d_o.units(p) * p.value_width) } else { 0 };
+    let shares = if wide_shares(p) { gpu.part::<f32>(all.d_o.scale_count(p) * p.value_width) } else { 0 };
     let backward =
         numbers + bytes(&all.q, BOTH) + bytes(&all.k, BOTH) + bytes(&all.v, WIDTH) + bytes(&all.d_o, BOTH) + shares;
     if trains(p) { forward.max(backward) } else { forward }
@@ -430,7 +431,7 @@ pub(super) fn forward(
         narrow(all.q.places(p)),
         narrow(all.k.places(p)),
         window(p),
-        p.scale_base2()
+        p.softmax_scale_base2()
     ];
     let rows = Rows { table: rows, width: p.value_width, shared: shared(gpu, p).forward };
     call.over_rows((&FORWARD, "attention_forward_mma"), rows, arguments);
@@ -457,13 +458,14 @@ pub(super) fn backward(
     let Tables { query_blocks, key_blocks, query_rows, key_rows, value_rows, value_blocks, .. } = tables;
     let (query_numbers, key_numbers) = (scratch.query_numbers, scratch.key_numbers);
     let dq_place = Place::from(&*dq);
-    let shares = if wide_shares(p) { scratch.parts.take::<f32>(all.d_o.units(p) * p.value_width) } else { dq_place };
+    let shares =
+        if wide_shares(p) { scratch.parts.take::<f32>(all.d_o.scale_count(p) * p.value_width) } else { dq_place };
 
     let [heads, group] = [p.heads, p.group()].map(narrow);
     let [key_width, value_width] = [p.key_width, p.value_width].map(narrow);
     // All positions are queries, so queries and keys have the same places.
     let places = narrow(all.q.places(p));
-    let (scale, scale2, window) = (p.scale, p.scale_base2(), window(p));
+    let (softmax_scale, softmax_scale2, window) = (p.softmax_scale, p.softmax_scale_base2(), window(p));
     call.over_places(
         "attention_delta_mma",
         query_blocks.1 / 2 * p.heads,
@@ -487,8 +489,8 @@ pub(super) fn backward(
             value_width,
             places,
             window,
-            scale,
-            scale2
+            softmax_scale,
+            softmax_scale2
         ],
     );
     if grouped {
@@ -513,8 +515,8 @@ pub(super) fn backward(
             key_width,
             places,
             window,
-            scale,
-            scale2
+            softmax_scale,
+            softmax_scale2
         ],
     );
     if grouped {
@@ -538,8 +540,8 @@ pub(super) fn backward(
             key_width,
             places,
             window,
-            scale,
-            scale2
+            softmax_scale,
+            softmax_scale2
         ],
     );
 }
@@ -555,7 +557,7 @@ mod tests {
     }
 
     fn op(spans: &[Span], key_width: usize, value_width: usize, profile: Profile) -> Attention<'_> {
-        Attention { spans, heads: 12, kv_heads: 2, key_width, value_width, scale: 1.0, window: None, profile }
+        Attention { spans, heads: 12, kv_heads: 2, key_width, value_width, softmax_scale: 1.0, window: None, profile }
     }
 
     fn document(length: usize) -> [Span; 1] {

@@ -163,7 +163,7 @@ impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
         let logits = Logits::new(op.rows, op.head, p, &sizes, &mut parts);
         let scratch = sizes.gradient(p);
         let planes = parts.take::<i8>(plane_bytes(scratch));
-        let units = parts.take::<f32>(scratch.rows * scratch.width.div_ceil(CHUNK));
+        let scales = parts.take::<f32>(scratch.rows * scratch.width.div_ceil(CHUNK));
         let dz_columns = ColumnSlices::take(&mut parts, sizes.limits, sizes.stripe, profile);
         let h_columns = ColumnSlices::take(&mut parts, sizes.limits, p.hidden, profile);
         let transposed = TransposedScratch::take(self, &mut parts, 1, sizes.stripe, p.hidden, profile);
@@ -190,7 +190,7 @@ impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
                 ];
                 self.launch(&HEAD_LOSS, "head_gradient", Groups::each(rows.len() * groups), arguments);
                 let shape = SliceShape { rows: rows.len(), width: stripe.len(), profile };
-                let left = Left { planes, units, shape, base: rows.start };
+                let left = Left { planes, scales, shape, base: rows.start };
                 let dz = Arriving { place: logits.place, stride: stripe.len(), column: 0 };
                 slice_folded(self, left, dz, right, &tiles, &(0..1));
                 let (fresh, end) = (stripe.start == 0, Epilogue::default());

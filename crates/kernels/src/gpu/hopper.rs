@@ -37,7 +37,7 @@ pub(super) struct Operand {
     pub(super) rows: usize,
 }
 
-/// `y = left · rightᵀ` over `width`, chunks folded with the left operand's units.
+/// `y = left · rightᵀ` over `width`, chunks folded with the left operand's scales.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HopperProduct {
     pub(super) y: Place,
@@ -46,11 +46,11 @@ pub(super) struct HopperProduct {
     pub(super) y_stride: usize,
     pub(super) left: Operand,
     /// `[row, chunk]`, starting at the left operand's first row.
-    pub(super) left_units: Place,
-    pub(super) left_units_start: usize,
+    pub(super) left_scales: Place,
+    pub(super) left_scales_start: usize,
     pub(super) right: Operand,
     /// The final factor on each column, starting at the right operand's first row; none if absent.
-    pub(super) right_units: Option<(Place, usize)>,
+    pub(super) right_scales: Option<(Place, usize)>,
     pub(super) width: usize,
     pub(super) accumulate: bool,
     pub(super) end: Epilogue,
@@ -116,8 +116,8 @@ pub(super) fn product(gpu: &Gpu, p: &HopperProduct) {
         left_low,
         right_high,
         right_low,
-        p.left_units.at::<f32>(p.left_units_start),
-        p.right_units.map_or(Argument::U64(0), |(units, start)| units.at::<f32>(start)),
+        p.left_scales.at::<f32>(p.left_scales_start),
+        p.right_scales.map_or(Argument::U64(0), |(scales, start)| scales.at::<f32>(start)),
         p.y.at::<f32>(p.y_start),
         p.y_stride.into(),
         m32.into(),

@@ -114,11 +114,11 @@ impl RowTiles {
     }
 }
 
-/// The left operand, sliced along the contraction axis with units `[row, chunk]`.
+/// The left operand, sliced along the contraction axis with scales `[row, chunk]`.
 #[derive(Clone, Copy)]
 pub(super) struct Left {
     pub(super) planes: Place,
-    pub(super) units: Place,
+    pub(super) scales: Place,
     /// Shape of the planes.
     pub(super) shape: SliceShape,
     /// Index of the first row in the planes.
@@ -127,13 +127,13 @@ pub(super) struct Left {
 
 impl From<&SlicedRows> for Left {
     fn from(rows: &SlicedRows) -> Self {
-        let (planes, units) = (Place::from(&rows.planes), Place::from(&rows.units));
-        Self { planes, units, shape: rows.shape, base: 0 }
+        let (planes, scales) = (Place::from(&rows.planes), Place::from(&rows.scales));
+        Self { planes, scales, shape: rows.shape, base: 0 }
     }
 }
 
 impl Left {
-    /// Some rows, in the form tensor cores take, and where their units start.
+    /// Some rows, in the form tensor cores take, and where their scales start.
     fn rows(&self, rows: &Range<usize>) -> (Operand, usize) {
         let (first_row, width) = (rows.start - self.base, self.shape.width);
         let plane = self.shape.rows * padded(width);
@@ -148,11 +148,11 @@ pub(super) struct Part {
     pub(super) rows: Range<usize>,
 }
 
-/// A part of the right operand, sliced with one unit per row.
+/// A part of the right operand, sliced with one scale per row.
 #[derive(Clone, Copy)]
 pub(super) struct Right {
     planes: Place,
-    units: Place,
+    scales: Place,
     /// Rows per plane, and the stride between weights.
     plane_rows: usize,
     weight_rows: usize,
@@ -202,7 +202,7 @@ pub(super) struct Output {
 #[derive(Clone, Copy)]
 pub(super) struct WeightScratch {
     planes: Place,
-    units: Place,
+    scales: Place,
 }
 
 /// Rows of a stored weight that are sliced at a time: whole chunks.
@@ -225,7 +225,7 @@ impl WeightScratch {
     pub(super) fn take(parts: &mut Parts, rows: usize, width: usize, profile: Profile) -> Self {
         let rows = rows.min(stored_rows(width, profile));
         let planes = parts.take::<i8>(plane_bytes(SliceShape { rows, width, profile }));
-        Self { planes, units: parts.take::<f32>(rows) }
+        Self { planes, scales: parts.take::<f32>(rows) }
     }
 }
 
@@ -276,7 +276,7 @@ impl<'a> Weights<'a> {
         match self.matrix {
             Matrix::Sliced(w) => Right {
                 planes: Place::from(&w.planes),
-                units: Place::from(&w.units),
+                scales: Place::from(&w.scales),
                 plane_rows: self.count * n,
                 weight_rows: n,
                 first_weight: 0,
@@ -289,12 +289,12 @@ impl<'a> Weights<'a> {
                 assert!(part.weights.len() == 1 || part.rows.len() == n, "consecutive rows");
                 let rows = part.weights.len() * part.rows.len();
                 assert!(rows <= stored_rows(width, profile).min(self.count * n), "scratch for the slices");
-                let WeightScratch { planes, units } = self.scratch;
+                let WeightScratch { planes, scales } = self.scratch;
                 let shape = SliceShape { rows, width, profile };
-                slice_stored(gpu, planes, units, w, part.weights.start * n + part.rows.start, shape);
+                slice_stored(gpu, planes, scales, w, part.weights.start * n + part.rows.start, shape);
                 Right {
                     planes,
-                    units,
+                    scales,
                     plane_rows: rows,
                     weight_rows: part.rows.len(),
                     first_weight: part.weights.start,
@@ -313,7 +313,7 @@ fn in_groups(gpu: &Gpu, tiles: &RowTiles, profile: Profile) -> bool {
     slice_tiles::serves(gpu) && (tiles.table.is_some() || profile == Profile::X3)
 }
 
-/// `y = acc · unit` of the right rows: the forward product of sliced operands. Only tensor cores
+/// `y = acc · scale` of the right rows: the forward product of sliced operands. Only tensor cores
 /// support an epilogue.
 pub(super) fn fold_forward(
     gpu: &Gpu,
@@ -334,9 +334,9 @@ pub(super) fn fold_forward(
             y_base: y.base,
             left: Planes { place: left.planes, rows: left.shape.rows },
             left_base: left.base,
-            left_scales: left.units,
+            left_scales: left.scales,
             right: planes,
-            right_scales: Some(right.units),
+            right_scales: Some(right.scales),
             weights: weight_rows,
             width: right.width,
             profile: right.profile,
@@ -348,16 +348,16 @@ pub(super) fn fold_forward(
         for weight in weights.clone() {
             let rows = tiles.of_weight(weight);
             let first_row = right.first_row(weight);
-            let (operand, left_units_start) = left.rows(&rows);
+            let (operand, left_scales_start) = left.rows(&rows);
             let product = HopperProduct {
                 y: y.place,
                 y_start: (rows.start - y.base) * y.stride + y.column,
                 y_stride: y.stride,
                 left: operand,
-                left_units: left.units,
-                left_units_start,
+                left_scales: left.scales,
+                left_scales_start,
                 right: Operand { planes: right.planes, plane: right.plane(), first_row, rows: right.rows },
-                right_units: Some((right.units, first_row)),
+                right_scales: Some((right.scales, first_row)),
                 width: right.width,
                 accumulate: false,
                 end,
@@ -373,18 +373,18 @@ pub(super) fn fold_forward(
         dimension(y.base),
         dimension(y.column),
         left.planes,
-        left.units,
+        left.scales,
         dimension(left.shape.rows),
         dimension(left.base),
         right.planes,
-        right.units,
+        right.scales,
         dimension(right.plane_rows),
         dimension(right.first_weight),
         dimension(right.weight_rows),
         dimension(right.first),
         dimension(right.rows),
         dimension(right.width),
-        tiles.table(left.units),
+        tiles.table(left.scales),
         u32::from(tiles.table.is_some()),
         dimension(chosen.start),
         dimension(chosen.len()),
@@ -404,7 +404,7 @@ pub(super) struct Arriving {
     pub(super) column: usize,
 }
 
-/// Folds the weights' units into the gradient and slices it into `left`, whose width is the number
+/// Folds the weights' scales into the gradient and slices it into `left`, whose width is the number
 /// of rows of the part.
 pub(super) fn slice_folded(
     gpu: &Gpu,
@@ -418,10 +418,10 @@ pub(super) fn slice_folded(
     let chosen = tiles.of_weights(weights);
     let arguments = arguments![
         left.planes,
-        left.units,
+        left.scales,
         dy.place,
-        right.units,
-        tiles.table(right.units),
+        right.scales,
+        tiles.table(right.scales),
         u32::from(tiles.table.is_some()),
         dimension(chosen.start),
         dimension(tiles.rows.start),
@@ -504,7 +504,7 @@ fn fold_input_groups(
             y_base: 0,
             left: Planes { place: left.planes, rows: left.shape.rows },
             left_base: left.base,
-            left_scales: left.units,
+            left_scales: left.scales,
             right: Planes { place: transposed, rows: part.len() * right.width },
             right_scales: None,
             weights: WeightRows { first_weight: first, step: right.width, first: 0, count: right.width },
@@ -540,16 +540,16 @@ pub(super) fn fold_input(
                 continue;
             }
             transpose(gpu, planes, right, weight);
-            let (operand, left_units_start) = left.rows(&rows);
+            let (operand, left_scales_start) = left.rows(&rows);
             let product = HopperProduct {
                 y: dx,
                 y_start: rows.start * right.width,
                 y_stride: right.width,
                 left: operand,
-                left_units: left.units,
-                left_units_start,
+                left_scales: left.scales,
+                left_scales_start,
                 right: Operand { planes, plane: right.width * padded(right.rows), first_row: 0, rows: right.width },
-                right_units: None,
+                right_scales: None,
                 width: right.rows,
                 accumulate: !fresh,
                 end,
@@ -562,7 +562,7 @@ pub(super) fn fold_input(
     let arguments = arguments![
         dx,
         left.planes,
-        left.units,
+        left.scales,
         dimension(left.shape.rows),
         dimension(left.base),
         right.planes,
@@ -573,7 +573,7 @@ pub(super) fn fold_input(
         dimension(right.width),
         dimension(right.rows),
         u32::from(fresh),
-        tiles.table(right.units),
+        tiles.table(right.scales),
         u32::from(tiles.table.is_some()),
         dimension(chosen.start),
         dimension(chosen.len()),
@@ -661,12 +661,12 @@ pub(super) fn grad_input(
     let weights = weights(w, p, &mut parts);
     let scratch = folded_shape(p);
     let planes = parts.take::<i8>(plane_bytes(scratch));
-    let units = parts.take::<f32>(scratch.rows * scratch.width.div_ceil(CHUNK));
+    let scales = parts.take::<f32>(scratch.rows * scratch.width.div_ceil(CHUNK));
     let transposed = TransposedScratch::take(gpu, &mut parts, p.weights(), scratch.width, p.k, p.profile);
     let tiles = RowTiles::of_segments(gpu, p.segments);
     for part in weights.parts(folded_columns(p)) {
         let right = weights.part(gpu, &part);
-        let left = Left { planes, units, shape: SliceShape { width: part.rows.len(), ..scratch }, base: 0 };
+        let left = Left { planes, scales, shape: SliceShape { width: part.rows.len(), ..scratch }, base: 0 };
         let dy = Arriving { place: Place::from(dy), stride: p.n, column: part.rows.start };
         slice_folded(gpu, left, dy, right, &tiles, &part.weights);
         let fresh = part.rows.start == 0 && !p.accumulate;

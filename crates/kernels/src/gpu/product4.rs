@@ -36,14 +36,14 @@ impl Run<Product4GradInput<'_, GpuMemory>> for Gpu {
 
 static PRODUCT4: Program = program!("product4");
 
-/// Frozen 4-bit weights with their scales and zero points.
+/// Frozen 4-bit weights with their group scales and zero points.
 pub struct QuantizedWeight {
     shape: QuantizedShape,
     /// `[weight][line of eight places][output]`
     lines: GpuBuffer<u32>,
     /// `[weight][group][output]`
     zeros: GpuBuffer<u8>,
-    scales: KeptScales,
+    group_scales: KeptScales,
     /// `[weight][group + 1]`
     starts: GpuBuffer<u32>,
     /// `[weight][place]`: channels; none if the places of all weights are their channels.
@@ -63,9 +63,9 @@ enum KeptScales {
 }
 
 impl QuantizedWeight {
-    /// The scales and their format code for `load_stored`.
-    fn scales(&self) -> (Place, u32) {
-        match &self.scales {
+    /// The group scales and their format code for `load_stored`.
+    fn group_scales(&self) -> (Place, u32) {
+        match &self.group_scales {
             KeptScales::F32(scales) => (Place::from(scales), 0),
             KeptScales::F16(scales) => (Place::from(scales), 2),
         }
@@ -114,7 +114,11 @@ pub(super) fn quantized_weight<Q: AsQuantized, E>(
         shape,
         lines: gpu.upload(&lines),
         zeros: gpu.upload(&zeros),
-        scales: if half_scales { KeptScales::F16(gpu.upload(&narrow)) } else { KeptScales::F32(gpu.upload(&wide)) },
+        group_scales: if half_scales {
+            KeptScales::F16(gpu.upload(&narrow))
+        } else {
+            KeptScales::F32(gpu.upload(&wide))
+        },
         starts: gpu.offsets(&starts),
         order: (ordered > 0).then(|| gpu.upload(&order)),
     })
@@ -130,7 +134,7 @@ pub(super) fn rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>, w: &Quan
     let chosen = tiles.of_weights(&(0..p.weights()));
     let arguments = arguments![
         &mut out.planes,
-        &mut out.units,
+        &mut out.scales,
         x,
         order,
         tiles.table(Place::from(order)),
@@ -166,15 +170,15 @@ pub(super) fn forward(
     assert_eq!(y.len(), p.rows() * p.n, "outputs of the product");
     let tiles = RowTiles::of_segments(gpu, p.segments);
     let chosen = tiles.of_weights(&(0..p.weights()));
-    let (scales, format) = w.scales();
+    let (group_scales, format) = w.group_scales();
     let arguments = arguments![
         y,
         &x.planes,
-        &x.units,
+        &x.scales,
         dimension(p.rows()),
         &w.lines,
         &w.zeros,
-        scales,
+        group_scales,
         format,
         &w.starts,
         dimension(w.shape.groups()),
@@ -195,7 +199,7 @@ pub(super) fn forward(
 #[derive(Clone, Copy)]
 struct Folded {
     planes: Place,
-    units: Place,
+    scales: Place,
 }
 
 pub(super) fn grad_input(
@@ -212,7 +216,7 @@ pub(super) fn grad_input(
     let scratch = folded_shape(p);
     let folded = Folded {
         planes: parts.take::<i8>(plane_bytes(scratch)),
-        units: parts.take::<f32>(scratch.rows * scratch.width.div_ceil(CHUNK)),
+        scales: parts.take::<f32>(scratch.rows * scratch.width.div_ceil(CHUNK)),
     };
     let tiles = RowTiles::of_segments(gpu, p.segments);
     // ORDER: stripes of the outputs ascend for every element; groups are independent.
@@ -235,13 +239,13 @@ fn slice_scaled(
     tiles: &RowTiles,
     p: &Product,
 ) {
-    let (scales, format) = w.scales();
+    let (group_scales, format) = w.group_scales();
     let chosen = tiles.of_weights(&(0..p.weights()));
     let arguments = arguments![
         folded.planes,
-        folded.units,
+        folded.scales,
         dy,
-        scales,
+        group_scales,
         format,
         tiles.table(Place::from(&w.starts)),
         u32::from(tiles.table.is_some()),
@@ -273,7 +277,7 @@ fn fold_group(
     let arguments = arguments![
         dx,
         folded.planes,
-        folded.units,
+        folded.scales,
         dimension(p.rows()),
         &w.lines,
         &w.zeros,

@@ -108,7 +108,7 @@ impl TokenChunks {
 #[derive(Clone, Copy)]
 pub(super) struct ColumnSlices {
     planes: Place,
-    units: Place,
+    scales: Place,
     width: usize,
 }
 
@@ -119,13 +119,13 @@ impl ColumnSlices {
     }
 
     pub(super) fn bytes(gpu: &Gpu, limits: BatchLimits, width: usize, profile: Profile) -> usize {
-        let (planes, units) = Self::lengths(limits, width, profile);
-        gpu.part::<i8>(planes) + gpu.part::<f32>(units)
+        let (planes, scales) = Self::lengths(limits, width, profile);
+        gpu.part::<i8>(planes) + gpu.part::<f32>(scales)
     }
 
     pub(super) fn take(parts: &mut Parts, limits: BatchLimits, width: usize, profile: Profile) -> Self {
-        let (planes, units) = Self::lengths(limits, width, profile);
-        Self { planes: parts.take::<i8>(planes), units: parts.take::<f32>(units), width }
+        let (planes, scales) = Self::lengths(limits, width, profile);
+        Self { planes: parts.take::<i8>(planes), scales: parts.take::<f32>(scales), width }
     }
 
     /// The same scratch for fewer columns.
@@ -135,7 +135,7 @@ impl ColumnSlices {
     }
 
     fn columns(self) -> Columns {
-        Columns { planes: self.planes, scales: self.units, width: self.width }
+        Columns { planes: self.planes, scales: self.scales, width: self.width }
     }
 
     /// Slices the columns of `x` over a batch of chunks; `x_base` is the token in the first row of
@@ -156,7 +156,7 @@ impl ColumnSlices {
         let groups = Groups::each(batch.len() * (padded(self.width) / COLUMNS));
         let arguments = arguments![
             self.planes,
-            self.units,
+            self.scales,
             x,
             &chunks.table,
             dimension(batch.start),
@@ -195,9 +195,9 @@ pub(super) fn fold_weights(
             dimension(left.width),
             dimension(right.width),
             left.planes,
-            left.units,
+            left.scales,
             right.planes,
-            right.units,
+            right.scales,
             dimension(tokens.len()),
             &chunks.table,
             dimension(folded.start),

@@ -33,31 +33,31 @@ pub(super) fn plane_bytes(shape: SliceShape) -> usize {
     shape.profile.slice_count() * shape.rows * padded(shape.width)
 }
 
-/// Rows cut into chunks along their width, each with its own unit.
+/// Rows cut into chunks along their width, each with its own scale.
 pub struct SlicedRows {
     pub(super) shape: SliceShape,
     /// `[slice, row, padded width]`
     pub(super) planes: GpuBuffer<i8>,
     /// `[row, chunk]`
-    pub(super) units: GpuBuffer<f32>,
+    pub(super) scales: GpuBuffer<f32>,
 }
 
-/// Weights: one unit for a whole row.
+/// Weights: one scale for a whole row.
 pub struct SlicedWeight {
     pub(super) shape: SliceShape,
     pub(super) count: usize,
     /// `[slice, weight, row, padded width]`
     pub(super) planes: GpuBuffer<i8>,
     /// `[weight, row]`
-    pub(super) units: GpuBuffer<f32>,
+    pub(super) scales: GpuBuffer<f32>,
 }
 
-/// Lengths of the planes and the units of sliced rows.
+/// Lengths of the planes and the scales of sliced rows.
 fn rows_lengths(shape: SliceShape) -> (usize, usize) {
     (plane_bytes(shape), shape.rows * shape.width.div_ceil(CHUNK))
 }
 
-/// Lengths of the planes and the units of sliced weights.
+/// Lengths of the planes and the scales of sliced weights.
 fn weight_lengths(count: usize, shape: SliceShape) -> (usize, usize) {
     let rows = count * shape.rows;
     (plane_bytes(SliceShape { rows, ..shape }), rows)
@@ -73,13 +73,13 @@ impl MemoryLayout for Gpu {
     }
 
     fn rows_bytes(&self, shape: SliceShape) -> usize {
-        let (planes, units) = rows_lengths(shape);
-        allocated_bytes(planes) + allocated_bytes(size_of::<f32>() * units)
+        let (planes, scales) = rows_lengths(shape);
+        allocated_bytes(planes) + allocated_bytes(size_of::<f32>() * scales)
     }
 
     fn weight_bytes(&self, count: usize, shape: SliceShape) -> usize {
-        let (planes, units) = weight_lengths(count, shape);
-        allocated_bytes(planes) + allocated_bytes(size_of::<f32>() * units)
+        let (planes, scales) = weight_lengths(count, shape);
+        allocated_bytes(planes) + allocated_bytes(size_of::<f32>() * scales)
     }
 
     fn quantized_bytes(&self, shape: QuantizedShape) -> usize {
@@ -88,29 +88,29 @@ impl MemoryLayout for Gpu {
 }
 
 pub(super) fn rows(gpu: &Gpu, shape: SliceShape) -> SlicedRows {
-    let (planes, units) = rows_lengths(shape);
-    SlicedRows { shape, planes: GpuBuffer::new(gpu, planes), units: GpuBuffer::new(gpu, units) }
+    let (planes, scales) = rows_lengths(shape);
+    SlicedRows { shape, planes: GpuBuffer::new(gpu, planes), scales: GpuBuffer::new(gpu, scales) }
 }
 
 pub(super) fn slice_rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>) {
     let SliceShape { rows, width, profile } = out.shape;
     assert_eq!(x.len(), rows * width, "rows to slice");
     let groups = Groups::of(rows * width.div_ceil(CHUNK), CHUNK_GROUP);
-    let arguments = arguments![&mut out.planes, &mut out.units, x, dimension(rows), dimension(width)];
+    let arguments = arguments![&mut out.planes, &mut out.scales, x, dimension(rows), dimension(width)];
     gpu.launch_sliced(&SLICES, "slice_rows", profile, groups, arguments);
 }
 
 /// Allocates a weight that is not sliced yet.
 pub(super) fn weight(gpu: &Gpu, count: usize, shape: SliceShape) -> SlicedWeight {
-    let (planes, units) = weight_lengths(count, shape);
-    SlicedWeight { shape, count, planes: GpuBuffer::new(gpu, planes), units: GpuBuffer::new(gpu, units) }
+    let (planes, scales) = weight_lengths(count, shape);
+    SlicedWeight { shape, count, planes: GpuBuffer::new(gpu, planes), scales: GpuBuffer::new(gpu, scales) }
 }
 
 impl Run<SliceWeight<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut SliceWeight<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
-        let SlicedWeight { shape, count, ref planes, ref units } = *op.weight;
+        let SlicedWeight { shape, count, ref planes, ref scales } = *op.weight;
         let all = SliceShape { rows: count * shape.rows, ..shape };
-        slice_stored(self, Place::from(planes), Place::from(units), op.w, 0, all);
+        slice_stored(self, Place::from(planes), Place::from(scales), op.w, 0, all);
     }
 }
 
@@ -130,7 +130,7 @@ impl Shaped<(usize, SliceShape)> for SlicedWeight {
 pub(super) fn slice_stored(
     gpu: &Gpu,
     planes: Place,
-    units: Place,
+    scales: Place,
     w: StoredMatrix<GpuMemory>,
     first: usize,
     shape: SliceShape,
@@ -142,6 +142,6 @@ pub(super) fn slice_stored(
         StoredMatrix::F16(w) => (2, Place::from(w)),
     };
     let groups = Groups::of(shape.rows, GROUP);
-    let arguments = arguments![planes, units, w, format, first, dimension(shape.rows), dimension(shape.width)];
+    let arguments = arguments![planes, scales, w, format, first, dimension(shape.rows), dimension(shape.width)];
     gpu.launch_sliced(&SLICES, "slice_weight", shape.profile, groups, arguments);
 }

@@ -11,17 +11,17 @@
 //!
 //! Float32, round to nearest even, every operation below rounded once; `fma` is one operation.
 //! *Slicing* a vector follows "Slices" of `docs/numerics.md` with the whole vector as one chunk:
-//! integers `[x]` and one unit. `⟨a, b⟩` is the chunk value of the exact integer sums over the
+//! integers `[x]` and one scale. `⟨a, b⟩` is the chunk value of the exact integer sums over the
 //! products that the profile keeps, as in the slice product. Sums written `lanes` have the shape of
 //! `numerics::lanes`: 32 lanes, then halves. Positions `i` (queries) and `j` (keys) count from the
 //! span's first key; key `j` is visible to query `i` iff `j ≤ i` and, with a window,
 //! `j + window > i`. Keys that are not visible take no part in any step.
 //!
 //! Every row `q[i,h,:]`, `k[j,g,:]`, `v[j,g,:]` and (backward) `dO[i,h,:]` is sliced over its
-//! width: units `sq sk sv sdo`.
+//! width: scales `sq sk sv sdo`.
 //!
-//! Score, base 2: `z = ⟨q_i, k_j⟩ · ((sq_i · scale2) · sk_j)` with
-//! `scale2 = f32(f64(scale) · log2 e)`.
+//! Score, base 2: `z = ⟨q_i, k_j⟩ · ((sq_i · softmax_scale2) · sk_j)` with
+//! `softmax_scale2 = f32(f64(softmax_scale) · log2 e)`.
 //!
 //! Forward, per query, from `m = −∞`, `l = 0`, `O = 0`. Over the tiles of [`KEY_TILE`] keys,
 //! ascending, that hold a visible key:
@@ -31,8 +31,8 @@
 //! a   = exp2(m - m')
 //! p_j = exp2(z_j - m')
 //! l   = fma(l, a, lanes Σ p_j)                lane = (j mod 128) mod 32; places without a visible key add +0
-//! w   = slices of (p_j · sv_j) over the tile's visible keys, unit u
-//! O_d = fma(⟨w, v_:d⟩, u, O_d · a)            integers of v; their units are in w
+//! w   = slices of (p_j · sv_j) over the tile's visible keys, scale sw
+//! O_d = fma(⟨w, v_:d⟩, sw, O_d · a)            integers of v; their scales are in w
 //! m   = m'
 //! ```
 //!
@@ -44,12 +44,12 @@
 //! D_i  = lanes Σ_d fma(dO_id, o_id, ·)
 //! p_ij = exp2(z_ij - lse_i)
 //! g_ij = p_ij · fma(⟨dO_i, v_j⟩, sdo_i · sv_j, -D_i)
-//! dQ_i: from 0, key tiles ascending;            weights g_ij · (sk_j · scale) sliced over the tile's visible keys, unit u:
-//!       dQ_id = fma(⟨w, k_:d⟩, u, dQ_id)
-//! dK_j: from 0, tiles of QUERY_TILE ascending;  weights g_ij · (sq_i · scale) sliced over the tile's queries that see j:
-//!       dK_jd = fma(⟨w, q_:d⟩, u, dK_jd)
+//! dQ_i: from 0, key tiles ascending;            weights g_ij · (sk_j · softmax_scale) sliced over the tile's visible keys, scale sw:
+//!       dQ_id = fma(⟨w, k_:d⟩, sw, dQ_id)
+//! dK_j: from 0, tiles of QUERY_TILE ascending;  weights g_ij · (sq_i · softmax_scale) sliced over the tile's queries that see j:
+//!       dK_jd = fma(⟨w, q_:d⟩, sw, dK_jd)
 //! dV_j: likewise;                               weights p_ij · sdo_i:
-//!       dV_jd = fma(⟨w, dO_:d⟩, u, dV_jd)
+//!       dV_jd = fma(⟨w, dO_:d⟩, sw, dV_jd)
 //! ```
 //!
 //! Gradients of a key head are those of its query heads added in ascending order, starting from the
@@ -93,7 +93,7 @@ pub struct Attention<'a> {
     pub key_width: usize,
     pub value_width: usize,
     /// Multiplies the scores; usually `1 / sqrt(key_width)`.
-    pub scale: f32,
+    pub softmax_scale: f32,
     /// Key `j` is visible to query `i` iff `j <= i` and `j + window > i`.
     pub window: Option<usize>,
     pub profile: Profile,
@@ -106,8 +106,8 @@ impl Attention<'_> {
     }
 
     /// The scale of base-2 scores.
-    pub fn scale_base2(&self) -> f32 {
-        (f64::from(self.scale) * std::f64::consts::LOG2_E) as f32
+    pub fn softmax_scale_base2(&self) -> f32 {
+        (f64::from(self.softmax_scale) * std::f64::consts::LOG2_E) as f32
     }
 
     /// Positions of the keys that the query at `position` sees.

@@ -1,14 +1,15 @@
 //! Slice product (`docs/numerics.md`, "Slice product"): matrix multiplication exact on integer
-//! units.
+//! scales.
 //!
-//! Three forms, all over the same sliced weight `W[n, k]` (one unit per row `n`):
+//! Three forms, all over the same sliced weight `W[n, k]` (one scale per row `n`):
 //! - forward `y[m, n] = Σ_k x[m, k]·W[n, k]`: `x` sliced per (row, 512 of k). Per chunk
-//!   `acc = fma(v, unit_x, acc)`, at the end `y = acc · unit_w[n]`. It always overwrites.
-//! - input gradient `dx[m, k] = Σ_n dy[m, n]·W[n, k]`: `dy[m, n]·unit_w[n]` (rounded once) is
-//!   sliced per (row, 512 of n); per chunk `acc = fma(v, unit_dy, acc)`, starting from zero or from
-//!   `dx` when accumulating.
+//!   `acc = fma(v, scale_x, acc)`, at the end `y = acc · scale_w[n]`. It always overwrites.
+//! - input gradient `dx[m, k] = Σ_n dy[m, n]·W[n, k]`: `dy[m, n]·scale_w[n]` (rounded once) is
+//!   sliced per (row, 512 of n); per chunk `acc = fma(v, scale_dy, acc)`, starting from zero or
+//!   from `dx` when accumulating.
 //! - weight gradient `dW[n, k] += Σ_t dy[t, n]·x[t, k]`: both sliced along tokens, chunks of 512
-//!   that restart at row starts; per chunk `acc = fma(v, unit_dy·unit_x, acc)`, starting from `dW`.
+//!   that restart at row starts; per chunk `acc = fma(v, scale_dy·scale_x, acc)`, starting from
+//!   `dW`.
 //!
 //! Inside a chunk `v` comes from exact integer sums: profile x2 `v = f32(256·Σhh + Σ(hl + lh))`,
 //! one rounding; profile x3

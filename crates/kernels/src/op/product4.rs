@@ -7,9 +7,9 @@
 //! forms, beside the slice product's:
 //! - forward `y[m, n] = Σ_k x[m, k]·W[n, k]`: `x` sliced per (row, 512 ordered channels). A *piece*
 //!   is the intersection of a chunk and a group; in ascending order of pieces
-//!   `acc = fma(v, unit_x·σ[g, n], acc)`, the product of unit and σ rounded; `y = acc`.
+//!   `acc = fma(v, scale_x·σ[g, n], acc)`, the product of both factors rounded; `y = acc`.
 //! - input gradient `dx[m, k] = Σ_n dy[m, n]·W[n, k]`: for the group of `k`, `dy[m, n]·σ[g, n]`
-//!   (rounded once) is sliced per (row, 512 of n); per chunk `acc = fma(v, unit, acc)`, starting
+//!   (rounded once) is sliced per (row, 512 of n); per chunk `acc = fma(v, scale, acc)`, starting
 //!   from zero or from `dx` when accumulating.
 //!
 //! `v` comes from exact sums of the left operand's slices with `d`: x2
@@ -246,8 +246,8 @@ pub fn pieces(starts: &[usize]) -> Vec<Piece> {
     pieces
 }
 
-/// The factor that turns a scale into σ: the power of two that a unit leaves to its partner
-/// (`Profile::unit_divisor`).
+/// The factor that turns a group scale into σ: the power of two that a slice scale leaves to its
+/// partner (`Profile::scale_divisor`).
 pub const fn sigma_factor(profile: Profile) -> f32 {
     match profile {
         Profile::X2 => 1.0 / 16.0,

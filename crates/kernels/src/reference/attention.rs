@@ -13,19 +13,19 @@ use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::{exp2, ln};
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{dot, max, sum};
-use isobit_numerics::slices::{Profile, Scale, magnitude_bits};
+use isobit_numerics::slices::{Profile, Quantiser, magnitude_bits};
 use std::ops::Range;
 
-/// A vector as one chunk: integers and their unit.
+/// A vector as one chunk: integers and their scale.
 struct Sliced {
     integers: Vec<i32>,
-    unit: f32,
+    scale: f32,
 }
 
 impl Sliced {
     fn new(profile: Profile, x: &[f32]) -> Self {
-        let scale = Scale::of(profile, x.iter().map(|&x| magnitude_bits(x)).max().unwrap_or(0));
-        Self { integers: x.iter().map(|&x| scale.quantise(profile, x)).collect(), unit: scale.unit }
+        let quantiser = Quantiser::of(profile, x.iter().map(|&x| magnitude_bits(x)).max().unwrap_or(0));
+        Self { integers: x.iter().map(|&x| quantiser.quantise(profile, x)).collect(), scale: quantiser.scale }
     }
 
     /// Rows `rows` of head `head` of a `[t, heads, width]` tensor.
@@ -34,20 +34,20 @@ impl Sliced {
     }
 }
 
-/// `Σ_d a[d]·b[d]` in units of both.
+/// `Σ_d a[d]·b[d]` before the scales of both.
 fn inner(profile: Profile, a: &Sliced, b: &Sliced) -> f32 {
     chunk_value(profile, a.integers.iter().copied().zip(b.integers.iter().copied()))
 }
 
-/// `Σ_j weights[j]·rows[j][d]` in units of the weights; the rows' units are already part of the
-/// weights.
+/// `Σ_j weights[j]·rows[j][d]` before the scale of the weights; the rows' scales are already part
+/// of the weights.
 fn combine(profile: Profile, weights: &Sliced, rows: &[Sliced], d: usize) -> f32 {
     chunk_value(profile, weights.integers.iter().zip(rows).map(|(&w, row)| (w, row.integers[d])))
 }
 
 /// Score of query and key, base 2.
 fn score(p: &Attention, q: &Sliced, k: &Sliced) -> f32 {
-    inner(p.profile, q, k) * ((q.unit * p.scale_base2()) * k.unit)
+    inner(p.profile, q, k) * ((q.scale * p.softmax_scale_base2()) * k.scale)
 }
 
 impl Run<AttentionForward<'_, ReferenceMemory>> for Reference {
@@ -84,10 +84,10 @@ fn query_forward(o: &mut [f32], q: &Sliced, k: &[Sliced], v: &[Sliced], visible:
         let mut places = [0.0; KEY_TILE];
         places[keys.start - tile..keys.end - tile].copy_from_slice(&probabilities);
         l = fma(l, alpha, sum(&places));
-        let folded: Vec<f32> = keys.clone().zip(&probabilities).map(|(j, p)| p * v[j].unit).collect();
+        let folded: Vec<f32> = keys.clone().zip(&probabilities).map(|(j, p)| p * v[j].scale).collect();
         let weights = Sliced::new(p.profile, &folded);
         for (d, o) in o.iter_mut().enumerate() {
-            *o = fma(combine(p.profile, &weights, &v[keys.clone()], d), weights.unit, *o * alpha);
+            *o = fma(combine(p.profile, &weights, &v[keys.clone()], d), weights.scale, *o * alpha);
         }
         m = m_new;
     }
@@ -121,10 +121,10 @@ impl Head {
         exp2::<SoftFma>(score(p, &self.q[i], &self.k[j]) - self.lse[i])
     }
 
-    /// Gradient of the score before its scale: `P·(dP − D)`.
+    /// Gradient of the score before its softmax scale: `P·(dP − D)`.
     fn grad_score(&self, p: &Attention, i: usize, j: usize) -> f32 {
         let (d_o, v) = (&self.d_o[i], &self.v[j]);
-        self.probability(p, i, j) * fma(inner(p.profile, d_o, v), d_o.unit * v.unit, -self.delta[i])
+        self.probability(p, i, j) * fma(inner(p.profile, d_o, v), d_o.scale * v.scale, -self.delta[i])
     }
 }
 
@@ -172,10 +172,11 @@ impl Run<AttentionBackward<'_, ReferenceMemory>> for Reference {
 fn query_backward(dq: &mut [f32], head: &Head, i: usize, p: &Attention) {
     dq.fill(0.0);
     for (keys, _) in tiles(&p.visible(i), KEY_TILE) {
-        let folded: Vec<f32> = keys.clone().map(|j| head.grad_score(p, i, j) * (head.k[j].unit * p.scale)).collect();
+        let folded: Vec<f32> =
+            keys.clone().map(|j| head.grad_score(p, i, j) * (head.k[j].scale * p.softmax_scale)).collect();
         let weights = Sliced::new(p.profile, &folded);
         for (d, dq) in dq.iter_mut().enumerate() {
-            *dq = fma(combine(p.profile, &weights, &head.k[keys.clone()], d), weights.unit, *dq);
+            *dq = fma(combine(p.profile, &weights, &head.k[keys.clone()], d), weights.scale, *dq);
         }
     }
 }
@@ -187,13 +188,13 @@ fn key_backward(head: &Head, j: usize, p: &Attention) -> (Vec<f32>, Vec<f32>) {
     for (queries, _) in tiles(&seen_by, QUERY_TILE) {
         let folded =
             |weight: &dyn Fn(usize) -> f32| Sliced::new(p.profile, &queries.clone().map(weight).collect::<Vec<_>>());
-        let keys = folded(&|i| head.grad_score(p, i, j) * (head.q[i].unit * p.scale));
+        let keys = folded(&|i| head.grad_score(p, i, j) * (head.q[i].scale * p.softmax_scale));
         for (d, dk) in dk.iter_mut().enumerate() {
-            *dk = fma(combine(p.profile, &keys, &head.q[queries.clone()], d), keys.unit, *dk);
+            *dk = fma(combine(p.profile, &keys, &head.q[queries.clone()], d), keys.scale, *dk);
         }
-        let values = folded(&|i| head.probability(p, i, j) * head.d_o[i].unit);
+        let values = folded(&|i| head.probability(p, i, j) * head.d_o[i].scale);
         for (d, dv) in dv.iter_mut().enumerate() {
-            *dv = fma(combine(p.profile, &values, &head.d_o[queries.clone()], d), values.unit, *dv);
+            *dv = fma(combine(p.profile, &values, &head.d_o[queries.clone()], d), values.scale, *dv);
         }
     }
     (dk, dv)

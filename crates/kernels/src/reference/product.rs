@@ -59,9 +59,9 @@ impl Run<ProductForward<'_, ReferenceMemory>> for Reference {
                     for c in 0..chunks {
                         let at = c * CHUNK..((c + 1) * CHUNK).min(p.k);
                         let v = chunk_value(p.profile, at.map(|k| (xm[k], wn[k])));
-                        acc = fma(v, x.units[m * chunks + c], acc);
+                        acc = fma(v, x.scales[m * chunks + c], acc);
                     }
-                    y[m * p.n + n] = acc * w.units[e * p.n + n];
+                    y[m * p.n + n] = acc * w.scales[e * p.n + n];
                 }
             }
         }
@@ -76,7 +76,7 @@ impl Run<ProductGradInput<'_, ReferenceMemory>> for Reference {
         for e in 0..p.weights() {
             let weight = &w.integers[e * p.n * p.k..];
             for m in p.segments[e]..p.segments[e + 1] {
-                let folded: Vec<f32> = (0..p.n).map(|n| dy[m * p.n + n] * w.units[e * p.n + n]).collect();
+                let folded: Vec<f32> = (0..p.n).map(|n| dy[m * p.n + n] * w.scales[e * p.n + n]).collect();
                 let mut row = slices::rows(SliceShape { rows: 1, width: p.n, profile: p.profile });
                 slices::slice_rows(&mut row, &folded);
                 for k in 0..p.k {
@@ -85,7 +85,7 @@ impl Run<ProductGradInput<'_, ReferenceMemory>> for Reference {
                     for c in 0..chunks {
                         let at = c * CHUNK..((c + 1) * CHUNK).min(p.n);
                         let v = chunk_value(p.profile, at.map(|n| (row.integers[n], weight[n * p.k + k])));
-                        acc = fma(v, row.units[c], acc);
+                        acc = fma(v, row.scales[c], acc);
                     }
                     *dx = acc;
                 }
@@ -108,7 +108,7 @@ impl Run<ProductGradWeight<'_, ReferenceMemory>> for Reference {
                         let (an, bk) = (&a.integers[n * length..], &b.integers[k * length..]);
                         let v = chunk_value(p.profile, (0..length).map(|t| (an[t], bk[t])));
                         let dw = &mut dw[(e * p.n + n) * p.k + k];
-                        *dw = fma(v, a.units[n] * b.units[k], *dw);
+                        *dw = fma(v, a.scales[n] * b.scales[k], *dw);
                     }
                 }
             }

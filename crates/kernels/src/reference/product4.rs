@@ -9,7 +9,7 @@ use crate::op::{Product4Forward, Product4GradInput, Product4Rows, SliceShape};
 use isobit_numerics::fma::fma;
 use isobit_numerics::slices::{CHUNK, Profile, split2, split3};
 
-/// Weights as integers and scales.
+/// Weights as integers and group scales.
 #[derive(Clone, Debug)]
 pub struct QuantizedWeight {
     shape: QuantizedShape,
@@ -31,7 +31,7 @@ struct One {
     /// `d[n, place]`
     numbers: Vec<i32>,
     /// `[groups, n]`
-    scales: Vec<f32>,
+    group_scales: Vec<f32>,
 }
 
 pub(super) fn quantized_weight<Q: AsQuantized, E>(
@@ -58,8 +58,8 @@ impl One {
         };
         let numbers =
             (0..n).flat_map(|n| (0..k).map(move |place| (place, n))).map(|(place, n)| number(place, n)).collect();
-        let scales = (0..w.scales.len()).map(|at| w.scales.get(at)).collect();
-        Self { order, numbers, scales }
+        let group_scales = (0..w.scales.len()).map(|at| w.scales.get(at)).collect();
+        Self { order, numbers, group_scales }
     }
 }
 
@@ -110,8 +110,8 @@ impl Run<Product4Forward<'_, ReferenceMemory>> for Reference {
                     let mut acc = 0.0;
                     for piece in &w.pieces {
                         let v = value(p.profile, piece.channels.clone().map(|place| (xm[place], d[place])));
-                        let sigma = weight.scales[piece.group * p.n + n] * sigma_factor(p.profile);
-                        acc = fma(v, x.units[m * chunks + piece.chunk()] * sigma, acc);
+                        let sigma = weight.group_scales[piece.group * p.n + n] * sigma_factor(p.profile);
+                        acc = fma(v, x.scales[m * chunks + piece.chunk()] * sigma, acc);
                     }
                     y[m * p.n + n] = acc;
                 }
@@ -126,17 +126,17 @@ impl Run<Product4GradInput<'_, ReferenceMemory>> for Reference {
         for (e, weight) in w.weights.iter().enumerate() {
             for m in p.segments[e]..p.segments[e + 1] {
                 for (group, ends) in w.starts.windows(2).enumerate() {
-                    let sigma = |n: usize| weight.scales[group * p.n + n] * sigma_factor(p.profile);
+                    let sigma = |n: usize| weight.group_scales[group * p.n + n] * sigma_factor(p.profile);
                     let folded: Vec<f32> = (0..p.n).map(|n| dy[m * p.n + n] * sigma(n)).collect();
                     let mut row = slices::rows(SliceShape { rows: 1, width: p.n, profile: p.profile });
                     slices::slice_rows(&mut row, &folded);
                     for place in ends[0]..ends[1] {
                         let dx = &mut dx[m * p.k + weight.order[place] as usize];
                         let mut acc = if p.accumulate { *dx } else { 0.0 };
-                        for (c, unit) in row.units.iter().enumerate() {
+                        for (c, scale) in row.scales.iter().enumerate() {
                             let at = c * CHUNK..((c + 1) * CHUNK).min(p.n);
                             let v = value(p.profile, at.map(|n| (row.integers[n], weight.numbers[n * p.k + place])));
-                            acc = fma(v, *unit, acc);
+                            acc = fma(v, *scale, acc);
                         }
                         *dx = acc;
                     }

@@ -1,10 +1,10 @@
-//! Slices in their plainest form: integers and units (`docs/numerics.md`, "Slices").
+//! Slices in their plainest form: integers and scales (`docs/numerics.md`, "Slices").
 
 use super::ReferenceMemory;
 use crate::backend::{Run, Shaped};
 use crate::op::{SliceRows, SliceShape, SliceWeight};
 use crate::{Buffer, Element, Reference, StoredMatrix};
-use isobit_numerics::slices::{CHUNK, Scale, magnitude_bits};
+use isobit_numerics::slices::{CHUNK, Quantiser, magnitude_bits};
 
 impl Run<SliceRows<'_, ReferenceMemory>> for Reference {
     fn execute(&self, op: &mut SliceRows<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
@@ -12,17 +12,17 @@ impl Run<SliceRows<'_, ReferenceMemory>> for Reference {
     }
 }
 
-/// Rows cut into chunks along their width, each with its own unit.
+/// Rows cut into chunks along their width, each with its own scale.
 #[derive(Clone, Debug)]
 pub struct SlicedRows {
     pub shape: SliceShape,
     /// `[rows, width]`
     pub integers: Vec<i32>,
     /// `[rows, chunks]`
-    pub units: Vec<f32>,
+    pub scales: Vec<f32>,
 }
 
-/// Weights: one unit per row.
+/// Weights: one scale per row.
 #[derive(Clone, Debug)]
 pub struct SlicedWeight {
     pub shape: SliceShape,
@@ -30,17 +30,17 @@ pub struct SlicedWeight {
     /// `[count, rows, width]`
     pub integers: Vec<i32>,
     /// `[count, rows]`
-    pub units: Vec<f32>,
+    pub scales: Vec<f32>,
 }
 
 pub(super) fn rows(shape: SliceShape) -> SlicedRows {
     let chunks = shape.width.div_ceil(CHUNK);
-    SlicedRows { shape, integers: vec![0; shape.rows * shape.width], units: vec![0.0; shape.rows * chunks] }
+    SlicedRows { shape, integers: vec![0; shape.rows * shape.width], scales: vec![0.0; shape.rows * chunks] }
 }
 
 pub(super) fn weight(count: usize, shape: SliceShape) -> SlicedWeight {
     let rows = count * shape.rows;
-    SlicedWeight { shape, count, integers: vec![0; rows * shape.width], units: vec![0.0; rows] }
+    SlicedWeight { shape, count, integers: vec![0; rows * shape.width], scales: vec![0.0; rows] }
 }
 
 impl Shaped<SliceShape> for SlicedRows {
@@ -58,16 +58,16 @@ impl Shaped<(usize, SliceShape)> for SlicedWeight {
 pub(super) fn slice_rows(out: &mut SlicedRows, x: &[f32]) {
     let SliceShape { rows, width, profile } = out.shape;
     assert_eq!(x.len(), rows * width, "rows to slice");
-    let mut units = Vec::new();
+    let mut scales = Vec::new();
     let mut integers = Vec::new();
     for row in x.chunks_exact(width.max(1)) {
         for chunk in row.chunks(CHUNK) {
-            let scale = Scale::of(profile, chunk.iter().map(|&x| magnitude_bits(x)).max().unwrap_or(0));
-            units.push(scale.unit);
-            integers.extend(chunk.iter().map(|&x| scale.quantise(profile, x)));
+            let quantiser = Quantiser::of(profile, chunk.iter().map(|&x| magnitude_bits(x)).max().unwrap_or(0));
+            scales.push(quantiser.scale);
+            integers.extend(chunk.iter().map(|&x| quantiser.quantise(profile, x)));
         }
     }
-    (out.units, out.integers) = (units, integers);
+    (out.scales, out.integers) = (scales, integers);
 }
 
 impl Run<SliceWeight<'_, ReferenceMemory>> for Reference {
@@ -87,12 +87,12 @@ pub(super) fn slice_stored(out: &mut SlicedWeight, w: StoredMatrix<ReferenceMemo
 fn slice<T: Element>(out: &mut SlicedWeight, w: &[T]) {
     let SliceShape { width, profile, .. } = out.shape;
     let integers = out.integers.chunks_exact_mut(width.max(1));
-    for ((row, integers), unit) in w.chunks_exact(width.max(1)).zip(integers).zip(&mut out.units) {
+    for ((row, integers), scale) in w.chunks_exact(width.max(1)).zip(integers).zip(&mut out.scales) {
         let max = row.iter().map(|x| magnitude_bits(x.to_f32())).max().unwrap_or(0);
-        let scale = Scale::of(profile, max);
-        *unit = scale.unit;
+        let quantiser = Quantiser::of(profile, max);
+        *scale = quantiser.scale;
         for (integer, x) in integers.iter_mut().zip(row) {
-            *integer = scale.quantise(profile, x.to_f32());
+            *integer = quantiser.quantise(profile, x.to_f32());
         }
     }
 }

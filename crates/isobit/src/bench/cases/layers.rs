@@ -25,7 +25,16 @@ pub(super) fn attention<B: Backend + 'static>(
     let tokens = documents * length;
     let scale = 1.0 / (width as f32).sqrt();
     let spans = &forever(spans)[..];
-    let p = Attention { spans, heads, kv_heads, key_width: width, value_width: width, scale, window: None, profile };
+    let p = Attention {
+        spans,
+        heads,
+        kv_heads,
+        key_width: width,
+        value_width: width,
+        softmax_scale: scale,
+        window: None,
+        profile,
+    };
     let (large, small) = (tokens * heads * width, tokens * kv_heads * width);
     let tensor = |length: usize, seed: u32| b.upload(&noise(length, seed));
     let (q, k, v, d_o) = (tensor(large, 1), tensor(small, 2), tensor(small, 3), tensor(large, 4));

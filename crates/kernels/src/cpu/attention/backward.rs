@@ -59,15 +59,15 @@ pub(in crate::cpu) fn backward(
     let queries = |span: usize| p.spans[span].queries.clone();
     let keys = |span: usize| p.spans[span].keys.clone();
 
-    let q_units = workspace.take::<f32>(q.units());
+    let q_scales = workspace.take::<f32>(q.scale_count());
     let (q_left, q_transposed) = (workspace.take::<i8>(q.bytes()), workspace.take::<i8>(q.transposed_bytes()));
-    let k_units = workspace.take::<f32>(k.units());
+    let k_scales = workspace.take::<f32>(k.scale_count());
     let (k_right, k_transposed) = (workspace.take::<i8>(k.bytes()), workspace.take::<i8>(k.transposed_bytes()));
-    let v_units = workspace.take::<f32>(v.units());
+    let v_scales = workspace.take::<f32>(v.scale_count());
     let v_right = workspace.take::<i8>(v.bytes());
-    let d_o_units = workspace.take::<f32>(d_o.units());
+    let d_o_scales = workspace.take::<f32>(d_o.scale_count());
     let (d_o_left, d_o_transposed) = (workspace.take::<i8>(d_o.bytes()), workspace.take::<i8>(d_o.transposed_bytes()));
-    let (delta, lse_blocks) = (workspace.take::<f32>(d_o.units()), workspace.take::<f32>(d_o.units()));
+    let (delta, lse_blocks) = (workspace.take::<f32>(d_o.scale_count()), workspace.take::<f32>(d_o.scale_count()));
     {
         let transpose_left = |tensor: Tensor, out: &SharedMut<i8>, right: &[i8], index: usize| {
             // SAFETY: called by the one task that has block `index` of all heads' blocks.
@@ -113,7 +113,7 @@ pub(in crate::cpu) fn backward(
                 Slicing {
                     tensor: q,
                     rows: &queries,
-                    units: SharedMut::new(q_units),
+                    scales: SharedMut::new(q_scales),
                     left: Some(SharedMut::new(q_left)),
                     right: None,
                     transposed: Some(&transpose_q),
@@ -121,7 +121,7 @@ pub(in crate::cpu) fn backward(
                 Slicing {
                     tensor: k,
                     rows: &keys,
-                    units: SharedMut::new(k_units),
+                    scales: SharedMut::new(k_scales),
                     left: None,
                     right: Some(SharedMut::new(k_right)),
                     transposed: Some(&transpose_k),
@@ -129,7 +129,7 @@ pub(in crate::cpu) fn backward(
                 Slicing {
                     tensor: v,
                     rows: &keys,
-                    units: SharedMut::new(v_units),
+                    scales: SharedMut::new(v_scales),
                     left: None,
                     right: Some(SharedMut::new(v_right)),
                     transposed: None,
@@ -137,7 +137,7 @@ pub(in crate::cpu) fn backward(
                 Slicing {
                     tensor: d_o,
                     rows: &queries,
-                    units: SharedMut::new(d_o_units),
+                    scales: SharedMut::new(d_o_scales),
                     left: Some(SharedMut::new(d_o_left)),
                     right: None,
                     transposed: Some(&transpose_d_o),
@@ -145,8 +145,8 @@ pub(in crate::cpu) fn backward(
             ],
         );
     }
-    let key_partials = workspace.take::<f32>(q.units() * key.width);
-    let value_partials = workspace.take::<f32>(d_o.units() * value.width);
+    let key_partials = workspace.take::<f32>(q.scale_count() * key.width);
+    let value_partials = workspace.take::<f32>(d_o.scale_count() * value.width);
     let (dq, dk, dv) = grads;
     {
         let pass = Gradients {
@@ -158,15 +158,15 @@ pub(in crate::cpu) fn backward(
             d_o,
             q_left,
             q_transposed,
-            q_units,
+            q_scales,
             k_right,
             k_transposed,
-            k_units,
+            k_scales,
             v_right,
-            v_units,
+            v_scales,
             d_o_left,
             d_o_transposed,
-            d_o_units,
+            d_o_scales,
             lse: lse_blocks,
             delta,
             dq: SharedMut::new(dq),

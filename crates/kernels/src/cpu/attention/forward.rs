@@ -56,9 +56,9 @@ pub(in crate::cpu) fn forward(
     let k = Tensor { x: k, heads: p.kv_heads, shape: key, blocks: keys };
     let v = Tensor { x: v, heads: p.kv_heads, shape: value, blocks: keys };
 
-    let (q_left, q_units) = (workspace.take::<i8>(q.bytes()), workspace.take(q.units()));
-    let (k_right, k_units) = (workspace.take::<i8>(k.bytes()), workspace.take(k.units()));
-    let (v_transposed, v_units) = (workspace.take::<i8>(v.transposed_bytes()), workspace.take(v.units()));
+    let (q_left, q_scales) = (workspace.take::<i8>(q.bytes()), workspace.take(q.scale_count()));
+    let (k_right, k_scales) = (workspace.take::<i8>(k.bytes()), workspace.take(k.scale_count()));
+    let (v_transposed, v_scales) = (workspace.take::<i8>(v.transposed_bytes()), workspace.take(v.scale_count()));
     {
         let transposed = SharedMut::new(v_transposed);
         let transpose_v = |right: &[i8], head: usize, span: usize, index: usize| {
@@ -79,7 +79,7 @@ pub(in crate::cpu) fn forward(
                 Slicing {
                     tensor: q,
                     rows: &query_rows,
-                    units: SharedMut::new(q_units),
+                    scales: SharedMut::new(q_scales),
                     left: Some(SharedMut::new(q_left)),
                     right: None,
                     transposed: None,
@@ -87,7 +87,7 @@ pub(in crate::cpu) fn forward(
                 Slicing {
                     tensor: k,
                     rows: &key_rows,
-                    units: SharedMut::new(k_units),
+                    scales: SharedMut::new(k_scales),
                     left: None,
                     right: Some(SharedMut::new(k_right)),
                     transposed: None,
@@ -95,7 +95,7 @@ pub(in crate::cpu) fn forward(
                 Slicing {
                     tensor: v,
                     rows: &key_rows,
-                    units: SharedMut::new(v_units),
+                    scales: SharedMut::new(v_scales),
                     left: None,
                     right: None,
                     transposed: Some(&transpose_v),
@@ -103,7 +103,7 @@ pub(in crate::cpu) fn forward(
             ],
         );
     }
-    let pass = Forward { path: cpu.path, p, q, k, v, q_left, q_units, k_right, k_units, v_transposed, v_units };
+    let pass = Forward { path: cpu.path, p, q, k, v, q_left, q_scales, k_right, k_scales, v_transposed, v_scales };
     let (o, lse) = (SharedMut::new(o), SharedMut::new(lse));
     let count = p.heads * queries.total();
     let tasks = StealingRanges::new(count, cpu.threads(), 1..=1);
@@ -131,11 +131,11 @@ struct Forward<'a> {
     k: Tensor<'a>,
     v: Tensor<'a>,
     q_left: &'a [i8],
-    q_units: &'a [f32],
+    q_scales: &'a [f32],
     k_right: &'a [i8],
-    k_units: &'a [f32],
+    k_scales: &'a [f32],
     v_transposed: &'a [i8],
-    v_units: &'a [f32],
+    v_scales: &'a [f32],
 }
 
 /// One tile of keys for one block of queries.
@@ -209,8 +209,8 @@ impl Forward<'_> {
     fn scores(&self, state: &mut State, step: &Step) {
         let (p, shape) = (self.p, self.k.shape);
         let q = &self.q_left[self.q.index(step.head, step.block) * shape.block_bytes()..][..shape.block_bytes()];
-        let q_units = &self.q_units[self.q.index(step.head, step.block) * ROWS..][..ROWS];
-        let k_units = &self.k_units[self.k.index(step.kv, self.k.blocks.of(step.span).start) * ROWS..];
+        let q_scales = &self.q_scales[self.q.index(step.head, step.block) * ROWS..][..ROWS];
+        let k_scales = &self.k_scales[self.k.index(step.kv, self.k.blocks.of(step.span).start) * ROWS..];
         for panel in step.places.start / BLOCK..step.places.end.div_ceil(BLOCK) {
             let (first, place) = (step.first_key + panel * BLOCK, panel * BLOCK);
             let right = self.k.right_panel(self.k_right, step.kv, step.span, first);
@@ -228,26 +228,30 @@ impl Forward<'_> {
                 let count = rows.end - start;
                 state.panel.sums(self.path, shape, &mut state.sums, left, count, right);
                 let z = &mut state.z[start * TILE + place..];
-                let (q_units, k_units) = (&q_units[start..start + count], &k_units[first..first + BLOCK]);
+                let (q_scales, k_scales) = (&q_scales[start..start + count], &k_scales[first..first + BLOCK]);
                 match p.profile {
-                    Profile::X2 => score_block::<2>(self.path, z, &state.sums, q_units, k_units, p.scale_base2()),
-                    Profile::X3 => score_block::<3>(self.path, z, &state.sums, q_units, k_units, p.scale_base2()),
+                    Profile::X2 => {
+                        score_block::<2>(self.path, z, &state.sums, q_scales, k_scales, p.softmax_scale_base2())
+                    }
+                    Profile::X3 => {
+                        score_block::<3>(self.path, z, &state.sums, q_scales, k_scales, p.softmax_scale_base2())
+                    }
                 }
             }
         }
     }
 
     fn softmax(&self, state: &mut State, step: &Step) {
-        let v_units = &self.v_units[self.v.index(step.kv, self.v.blocks.of(step.span).start) * ROWS..];
-        // The span's units may end with a block of 64 keys; nothing beyond it is visible.
-        let mut units = [0.0; TILE];
+        let v_scales = &self.v_scales[self.v.index(step.kv, self.v.blocks.of(step.span).start) * ROWS..];
+        // The span's scales may end with a block of 64 keys; nothing beyond it is visible.
+        let mut scales = [0.0; TILE];
         let count = TILE.min(self.v.blocks.of(step.span).len() * ROWS - step.first_key);
-        units[..count].copy_from_slice(&v_units[step.first_key..step.first_key + count]);
+        scales[..count].copy_from_slice(&v_scales[step.first_key..step.first_key + count]);
         let bias = left_bias(self.path) as i8;
         for rows in Self::halves(step) {
             score_maxima(self.path, state, rows.clone());
             let most = lanes::maxima(self.path, &state.lanes);
-            weigh(self.path, state, rows.clone(), &most, &units);
+            weigh(self.path, state, rows.clone(), &most, &scales);
             let totals = lanes::sums(self.path, &state.lanes);
             let largest = lanes::integer_maxima(self.path, &state.magnitudes);
             match self.p.profile {

@@ -27,16 +27,16 @@ pub(super) struct Gradients<'a> {
     pub(super) d_o: Tensor<'a>,
     pub(super) q_left: &'a [i8],
     pub(super) q_transposed: &'a [i8],
-    pub(super) q_units: &'a [f32],
+    pub(super) q_scales: &'a [f32],
     pub(super) k_right: &'a [i8],
     pub(super) k_transposed: &'a [i8],
-    pub(super) k_units: &'a [f32],
+    pub(super) k_scales: &'a [f32],
     pub(super) v_right: &'a [i8],
-    pub(super) v_units: &'a [f32],
+    pub(super) v_scales: &'a [f32],
     pub(super) d_o_left: &'a [i8],
     pub(super) d_o_transposed: &'a [i8],
-    pub(super) d_o_units: &'a [f32],
-    /// Laid out per block, like units.
+    pub(super) d_o_scales: &'a [f32],
+    /// Laid out per block, like scales.
     pub(super) lse: &'a [f32],
     pub(super) delta: &'a [f32],
     pub(super) dq: SharedMut<'a, f32>,
@@ -104,15 +104,15 @@ impl Gradients<'_> {
         let (span, head, kv) = (tile.span, tile.head, tile.head / self.p.group());
         let (query, key) = (tile.first_query, tile.first_key);
         let (p, q) = (self.p, &mut state.queries);
-        gather(&mut q.score_unit, self.q, self.q_units, head, span, query, p.scale_base2());
-        gather(&mut q.grad_unit, self.q, self.q_units, head, span, query, p.scale);
-        gather(&mut q.d_o_unit, self.d_o, self.d_o_units, head, span, query, 1.0);
+        gather(&mut q.score_scale, self.q, self.q_scales, head, span, query, p.softmax_scale_base2());
+        gather(&mut q.grad_scale, self.q, self.q_scales, head, span, query, p.softmax_scale);
+        gather(&mut q.d_o_scale, self.d_o, self.d_o_scales, head, span, query, 1.0);
         gather(&mut q.lse, self.d_o, self.lse, head, span, query, 1.0);
         gather(&mut q.delta, self.d_o, self.delta, head, span, query, 1.0);
         let k = &mut state.keys;
-        gather(&mut k.k, self.k, self.k_units, kv, span, key, 1.0);
-        gather(&mut k.k_grad, self.k, self.k_units, kv, span, key, p.scale);
-        gather(&mut k.v, self.v, self.v_units, kv, span, key, 1.0);
+        gather(&mut k.k, self.k, self.k_scales, kv, span, key, 1.0);
+        gather(&mut k.k_grad, self.k, self.k_scales, kv, span, key, p.softmax_scale);
+        gather(&mut k.v, self.v, self.v_scales, kv, span, key, 1.0);
         self.probabilities(state, tile);
         if tile.queries {
             self.query_gradients(state, tile);
@@ -222,11 +222,11 @@ impl Gradients<'_> {
                     let count = BLOCK.min(rows.end - row);
                     let sums = &mut state.score_sums;
                     self.sums(sums, &state.panels[0], left, count, right, columns.len());
-                    let units = &state.row_units[row..row + count];
+                    let scales = &state.row_scales[row..row + count];
                     let out = &mut state.dq[row * self.row_stride() + panel * BLOCK..];
                     match p.profile {
-                        Profile::X2 => fold_rows::<2>(self.path, out, sums, units, self.row_stride()),
-                        Profile::X3 => fold_rows::<3>(self.path, out, sums, units, self.row_stride()),
+                        Profile::X2 => fold_rows::<2>(self.path, out, sums, scales, self.row_stride()),
+                        Profile::X3 => fold_rows::<3>(self.path, out, sums, scales, self.row_stride()),
                     }
                 }
             }
@@ -255,7 +255,7 @@ impl Gradients<'_> {
                 } else {
                     (self.q, self.q_transposed, &self.key_partials)
                 };
-                let units = match p.profile {
+                let scales = match p.profile {
                     Profile::X2 => column_tiles::<2>(self.path, state, first - tile.first_key, columns.clone(), values),
                     Profile::X3 => column_tiles::<3>(self.path, state, first - tile.first_key, columns.clone(), values),
                 };
@@ -283,8 +283,8 @@ impl Gradients<'_> {
                     let from_zero = tile.first_query == tile.first_key;
                     let target = Columns { place: first % ROWS, active, from_zero };
                     match p.profile {
-                        Profile::X2 => fold_columns::<2>(self.path, out, sums, &units, &target),
-                        Profile::X3 => fold_columns::<3>(self.path, out, sums, &units, &target),
+                        Profile::X2 => fold_columns::<2>(self.path, out, sums, &scales, &target),
+                        Profile::X3 => fold_columns::<3>(self.path, out, sums, &scales, &target),
                     }
                 }
             }

@@ -79,8 +79,8 @@ impl<'a> Tensor<'a> {
         self.heads * self.blocks.total() * self.shape.transposed_bytes()
     }
 
-    /// Units of all heads.
-    fn units(&self) -> usize {
+    /// Scales of all heads.
+    fn scale_count(&self) -> usize {
         self.heads * self.blocks.total() * ROWS
     }
 
@@ -142,7 +142,7 @@ type Transpose<'a> = &'a (dyn Fn(&[i8], usize, usize, usize) + Sync);
 struct Slicing<'a> {
     tensor: Tensor<'a>,
     rows: &'a (dyn Fn(usize) -> Range<usize> + Sync),
-    units: SharedMut<'a, f32>,
+    scales: SharedMut<'a, f32>,
     left: Option<SharedMut<'a, i8>>,
     right: Option<SharedMut<'a, i8>>,
     transposed: Option<Transpose<'a>>,
@@ -165,7 +165,7 @@ impl Slicing<'_> {
 
     /// Slices one block of a few heads.
     fn run(&self, slicer: &mut Slicer, path: Path, most: &mut [[u32; ROWS]], task: usize) {
-        let Self { tensor, rows, units, left, right, transposed } = self;
+        let Self { tensor, rows, scales, left, right, transposed } = self;
         let (group, block) = (task / tensor.blocks.total(), task % tensor.blocks.total());
         let first = group * self.heads();
         let most = &mut most[..self.heads().min(tensor.heads - first)];
@@ -178,7 +178,7 @@ impl Slicing<'_> {
             // part of every form; forms are different buffers.
             let forms = unsafe {
                 Forms {
-                    units: part(units, block, ROWS),
+                    scales: part(scales, block, ROWS),
                     left: left.as_ref().map(|left| part(left, block, bytes)),
                     right: right.as_ref().map(|right| part(right, block, bytes)),
                 }
@@ -223,7 +223,7 @@ fn split<T, const N: usize>(scratch: &mut [T]) -> (&mut [T; N], &mut [T]) {
     scratch.split_first_chunk_mut::<N>().expect("a thread's scratch holds what it was made for")
 }
 
-/// Workspace bytes of a tensor's sliced forms (each given as `is transposed`) and its units.
+/// Workspace bytes of a tensor's sliced forms (each given as `is transposed`) and its scales.
 fn tensor_bytes(heads: usize, blocks: usize, shape: Shape, straight: usize, transposed: usize) -> usize {
     straight * Workspace::bytes::<i8>(heads * blocks * shape.block_bytes())
         + transposed * Workspace::bytes::<i8>(heads * blocks * shape.transposed_bytes())

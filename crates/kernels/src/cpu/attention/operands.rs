@@ -3,13 +3,13 @@
 //!
 //! Everything is divided into blocks of 64 rows that start at a span's first row, so a product
 //! never mixes documents. When the block is a right operand, missing rows and elements are zero
-//! bytes with unit zero.
+//! bytes with scale zero.
 
 use super::along::{PACKED, packs};
 use crate::cpu::path::{Path, multiversion};
 use crate::cpu::slices::{TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_bias, left_to_right, round_small, transpose_tile};
 use crate::op::attention::HEAD_WIDTH_MAX;
-use isobit_numerics::slices::{Profile, Scale, magnitude_bits, round_half_even};
+use isobit_numerics::slices::{Profile, Quantiser, magnitude_bits, round_half_even};
 use std::ops::Range;
 
 /// Rows of one block: a transposed block is one tile deep.
@@ -126,7 +126,7 @@ impl<'a> Source<'a> {
 
 /// Destinations of one block: `left` and `right` are its untransposed forms, if wanted.
 pub(super) struct Forms<'a> {
-    pub(super) units: &'a mut [f32],
+    pub(super) scales: &'a mut [f32],
     pub(super) left: Option<&'a mut [i8]>,
     pub(super) right: Option<&'a mut [i8]>,
 }
@@ -160,11 +160,11 @@ impl<'a> Slicer<'a> {
     ) -> &'s [i8] {
         let bias = if forms.left.is_some() { left_bias(self.path) as i8 } else { 0 };
         let left = forms.left.unwrap_or(self.left);
-        let units = forms.units.as_mut_array().expect("a block has 64 units");
+        let scales = forms.scales.as_mut_array().expect("a block has 64 scales");
         match shape.profile {
-            _ if shape.packed => pack_rows(self.path, left, units, source, shape.width, most, bias),
-            Profile::X2 => slice_rows::<2>(self.path, left, units, source, shape.width, most, bias),
-            Profile::X3 => slice_rows::<3>(self.path, left, units, source, shape.width, most, bias),
+            _ if shape.packed => pack_rows(self.path, left, scales, source, shape.width, most, bias),
+            Profile::X2 => slice_rows::<2>(self.path, left, scales, source, shape.width, most, bias),
+            Profile::X3 => slice_rows::<3>(self.path, left, scales, source, shape.width, most, bias),
         }
         for square in left.chunks_exact_mut(SQUARE).take(shape.left_squares()) {
             square[source.rows * TILE_DEPTH..].fill(bias);
@@ -259,14 +259,14 @@ multiversion! {
 }
 
 multiversion! {
-    /// Slices the rows of a left block; missing rows get unit zero.
-    fn slice_rows<_F, const SLICES: usize>(left: &mut [i8], units: &mut [f32; ROWS], source: Source, width: usize, most: &[u32; ROWS], bias: i8) {
+    /// Slices the rows of a left block; missing rows get scale zero.
+    fn slice_rows<_F, const SLICES: usize>(left: &mut [i8], scales: &mut [f32; ROWS], source: Source, width: usize, most: &[u32; ROWS], bias: i8) {
         let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
         let mut multipliers = [0.0; ROWS];
         // All scales at once, to hide the latency of the two divisions per row.
         for row in 0..ROWS {
-            let scale = Scale::of(profile, most[row]);
-            (units[row], multipliers[row]) = (scale.unit, scale.multiplier);
+            let quantiser = Quantiser::of(profile, most[row]);
+            (scales[row], multipliers[row]) = (quantiser.scale, quantiser.multiplier);
         }
         let (lines, _) = left.as_chunks_mut::<TILE_DEPTH>();
         for (column, lines) in (0..width).step_by(TILE_DEPTH).zip(lines.chunks_exact_mut(SLICES * ROWS)) {
@@ -297,11 +297,11 @@ multiversion! {
 
 multiversion! {
     /// `slice_rows` for packed heads: both slices of a row in one line.
-    fn pack_rows<_F>(left: &mut [i8], units: &mut [f32; ROWS], source: Source, width: usize, most: &[u32; ROWS], bias: i8) {
+    fn pack_rows<_F>(left: &mut [i8], scales: &mut [f32; ROWS], source: Source, width: usize, most: &[u32; ROWS], bias: i8) {
         let mut multipliers = [0.0; ROWS];
         for row in 0..ROWS {
-            let scale = Scale::of(Profile::X2, most[row]);
-            (units[row], multipliers[row]) = (scale.unit, scale.multiplier);
+            let quantiser = Quantiser::of(Profile::X2, most[row]);
+            (scales[row], multipliers[row]) = (quantiser.scale, quantiser.multiplier);
         }
         let (halves, _) = left.as_chunks_mut::<PACKED>();
         let (lines, _) = halves.as_chunks_mut::<2>();
@@ -320,17 +320,17 @@ multiversion! {
     }
 }
 
-/// `Scale::quantise` for a chunk whose multiplier is zero if it holds anything non-finite.
+/// `Quantiser::quantise` for a chunk whose multiplier is zero if it holds anything non-finite.
 #[inline(always)]
 pub(super) fn quantise_finite<const SLICES: usize>(x: f32, multiplier: f32) -> i32 {
     if SLICES == 2 {
-        // A non-finite chunk gives arbitrary integers here; its unit is NaN regardless.
+        // A non-finite chunk gives arbitrary integers here; its scale is NaN regardless.
         round_small(x * multiplier)
     } else {
         let scaled = x * multiplier;
         let scaled = if scaled.is_nan() { 0.0 } else { scaled };
         // SAFETY: not NaN, and a row's multiplier brings its largest magnitude to at most 127·65536
-        // and half a unit, far inside 32 bits.
+        // and half a step, far inside 32 bits.
         unsafe { round_half_even(scaled).to_int_unchecked::<i32>() }
     }
 }

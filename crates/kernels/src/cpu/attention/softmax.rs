@@ -13,7 +13,7 @@ use crate::cpu::slices::{BLOCK, TILE_DEPTH};
 use crate::op::attention::HEAD_WIDTH_MAX;
 use isobit_numerics::elementary::{exp2, ln};
 use isobit_numerics::lanes::{LANES, max};
-use isobit_numerics::slices::{Profile, Scale, magnitude_bits};
+use isobit_numerics::slices::{Profile, Quantiser, magnitude_bits};
 use std::ops::Range;
 
 /// Per-thread state for one query block.
@@ -21,11 +21,11 @@ pub(super) struct State<'a> {
     pub(super) panel: Panel,
     pub(super) sums: Sums,
     /// Running maximum and denominator; for the current tile, the factor that rescales earlier sums
-    /// and the unit of the weights.
+    /// and the scale of the weights.
     pub(super) m: [f32; ROWS],
     pub(super) l: [f32; ROWS],
     pub(super) alpha: [f32; ROWS],
-    pub(super) unit: [f32; ROWS],
+    pub(super) scale: [f32; ROWS],
     /// Visible places of the current tile, per row.
     pub(super) visible: [(usize, usize); ROWS],
     /// Values of 32 rows to be folded over lanes.
@@ -49,7 +49,7 @@ impl<'a> State<'a> {
             m: [0.0; ROWS],
             l: [0.0; ROWS],
             alpha: [0.0; ROWS],
-            unit: [0.0; ROWS],
+            scale: [0.0; ROWS],
             visible: [(0, 0); ROWS],
             lanes: [[0.0; LANES]; BLOCK],
             magnitudes: [[0; LANES]; BLOCK],
@@ -62,15 +62,15 @@ impl<'a> State<'a> {
 
 multiversion! {
     /// Scores of a block from its sums; rows of `z` are a tile apart.
-    pub(super) fn score_block<F, const PLANES: usize>(z: &mut [f32], sums: &Sums, q_units: &[f32], k_units: &[f32], scale: f32) {
-        let Ok(k_units) = <&[f32; BLOCK]>::try_from(k_units) else { unreachable!("a panel of units") };
-        for (row, q_unit) in q_units.iter().enumerate() {
-            let q_unit = q_unit * scale;
+    pub(super) fn score_block<F, const PLANES: usize>(z: &mut [f32], sums: &Sums, q_scales: &[f32], k_scales: &[f32], softmax_scale: f32) {
+        let Ok(k_scales) = <&[f32; BLOCK]>::try_from(k_scales) else { unreachable!("a panel of scales") };
+        for (row, q_scale) in q_scales.iter().enumerate() {
+            let q_scale = q_scale * softmax_scale;
             let (first, second, third) = (&sums.0[0][row], &sums.0[1][row], &sums.0[2][row]);
             let z = &mut z[row * TILE..][..BLOCK];
             for column in 0..BLOCK {
                 let value = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
-                z[column] = value * (q_unit * k_units[column]);
+                z[column] = value * (q_scale * k_scales[column]);
             }
         }
     }
@@ -105,7 +105,7 @@ multiversion! {
 multiversion! {
     /// Computes maxima and factors from the tile's largest scores, then the weights, with their
     /// sums and magnitudes lane by lane.
-    pub(super) fn weigh<F>(state: &mut State, rows: Range<usize>, most: &[f32; BLOCK], v_units: &[f32; TILE]) {
+    pub(super) fn weigh<F>(state: &mut State, rows: Range<usize>, most: &[f32; BLOCK], v_scales: &[f32; TILE]) {
         let State { m, alpha, visible, z, lanes, magnitudes, .. } = state;
         let (z, _) = z.as_chunks_mut::<BLOCK>();
         let start = rows.start / BLOCK * BLOCK;
@@ -121,12 +121,12 @@ multiversion! {
             let mut magnitude = [0u32; LANES];
             for block in visible[row].0 / BLOCK..visible[row].1.div_ceil(BLOCK) {
                 let z = &mut z[row * (TILE / BLOCK) + block];
-                let Some(units) = v_units[block * BLOCK..].first_chunk::<BLOCK>() else { unreachable!("units of a tile") };
+                let Some(scales) = v_scales[block * BLOCK..].first_chunk::<BLOCK>() else { unreachable!("scales of a tile") };
                 let seen = Seen::of(block, visible[row]);
                 if seen.count == BLOCK as u32 {
                     for lane in 0..LANES {
                         let p = exp2::<F>(z[lane] - m);
-                        let w = p * units[lane];
+                        let w = p * scales[lane];
                         total[lane] += p;
                         magnitude[lane] = magnitude[lane].max(magnitude_bits(w));
                         z[lane] = w;
@@ -134,8 +134,8 @@ multiversion! {
                 } else {
                     for lane in 0..LANES {
                         let p = exp2::<F>(z[lane] - m);
-                        // A hidden key's unit may be NaN.
-                        let (p, w) = if seen.has(lane) { (p, p * units[lane]) } else { (0.0, 0.0) };
+                        // A hidden key's scale may be NaN.
+                        let (p, w) = if seen.has(lane) { (p, p * scales[lane]) } else { (0.0, 0.0) };
                         total[lane] += p;
                         magnitude[lane] = magnitude[lane].max(magnitude_bits(w));
                         z[lane] = w;
@@ -148,7 +148,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// Computes denominators and units from the sums and magnitudes, then slices the weights into
+    /// Computes denominators and scales from the sums and magnitudes, then slices the weights into
     /// bytes.
     pub(super) fn slice_weights<F, const SLICES: usize>(
         state: &mut State,
@@ -157,16 +157,16 @@ multiversion! {
         folded: (&[f32; BLOCK], &[u32; BLOCK]),
         bias: i8,
     ) {
-        let State { l, alpha, unit, visible, z, weights, .. } = state;
+        let State { l, alpha, scale, visible, z, weights, .. } = state;
         let (z, _) = z.as_chunks::<BLOCK>();
         let start = rows.start / BLOCK * BLOCK;
-        let (l, alpha, unit) = (half_mut(l, start), half_mut(alpha, start), half_mut(unit, start));
+        let (l, alpha, scale) = (half_mut(l, start), half_mut(alpha, start), half_mut(scale, start));
         let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
         let mut multipliers = [0.0f32; BLOCK];
         for row in 0..BLOCK {
             l[row] = if rows.contains(&(start + row)) { F::fma(l[row], alpha[row], folded.0[row]) } else { l[row] };
-            let scale = Scale::of(profile, folded.1[row]);
-            (unit[row], multipliers[row]) = (scale.unit, scale.multiplier);
+            let quantiser = Quantiser::of(profile, folded.1[row]);
+            (scale[row], multipliers[row]) = (quantiser.scale, quantiser.multiplier);
         }
         for row in rows {
             let seen = visible[row].0 / BLOCK..visible[row].1.div_ceil(BLOCK);
@@ -215,12 +215,12 @@ multiversion! {
     /// Folds a block of the product with the values into the running sum.
     pub(super) fn value_block<F, const PLANES: usize>(state: &mut State, rows: Range<usize>, first: usize, stride: usize) {
         for row in rows {
-            let (unit, alpha) = (state.unit[row], state.alpha[row]);
+            let (scale, alpha) = (state.scale[row], state.alpha[row]);
             let (one, two, three) = (&state.sums.0[0][row % BLOCK], &state.sums.0[1][row % BLOCK], &state.sums.0[2][row % BLOCK]);
             let o = &mut state.o[row * stride + first..][..BLOCK];
             for column in 0..BLOCK {
                 let value = chunk_value::<F, PLANES>([one[column], two[column], three[column]]);
-                o[column] = F::fma(value, unit, o[column] * alpha);
+                o[column] = F::fma(value, scale, o[column] * alpha);
             }
         }
     }

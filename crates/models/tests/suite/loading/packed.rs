@@ -98,8 +98,8 @@ pub(crate) fn quantised(weight: Result<Weight, ModelError>) -> GptqWeight {
 }
 
 /// Whether the op's product multiplies by these numbers: the rows of the unit matrix come out as
-/// columns of weights. The unit of a row, its product with the scale and the sum are rounded, by
-/// 2⁻²⁴ each (2.4e-7 is four of these); the next weight is farther by a sixteenth.
+/// columns of weights. The scale of a row of `x`, its product with the group scale and the sum are
+/// rounded, by 2⁻²⁴ each (2.4e-7 is four of these); the next weight is farther by a sixteenth.
 fn multiplies_by(weight: &GptqWeight, form: GptqForm, wanted: &[f32]) {
     let (n, k) = (weight.outputs, weight.inputs);
     let shape = form.shape(n, k);
