@@ -1,8 +1,8 @@
 //! The safetensors container: an eight-byte length, a JSON header, and the data.
 //!
 //! `header` parses the JSON into entries and checks every rule of the format; `file` maps a file
-//! and provides its tensors; `tensor_files` is one or many such files of a folder; `write`
-//! creates them. All reading borrows from the map: nothing is copied until needed, and `Tensor::release`
+//! and provides its tensors; `tensor_files` is one or many such files of a folder; `write` creates
+//! them. All reading borrows from the map: nothing is copied until needed, and `Tensor::release`
 //! drops pages, so a model may be larger than memory.
 
 mod dtype;

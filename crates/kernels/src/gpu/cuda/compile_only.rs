@@ -83,7 +83,8 @@ impl CompileOnly {
         });
         let selector = Selector { api: Api::Cuda, index: 0 };
         let devices = [false, true].map(|portable| Gpu::with_runtime(Rc::clone(&card) as _, selector, portable));
-        // Nothing is computed, so the probe fails; its kernel is compiled and looked up all the same.
+        // Nothing is computed, so the probe fails; its kernel is compiled and looked up all the
+        // same.
         if probe::check(&devices[0]).is_ok() {
             return Err("a card that computes nothing passed the probe".to_string());
         }
