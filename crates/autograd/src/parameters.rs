@@ -4,6 +4,7 @@ use crate::TapeError;
 use half::{bf16, f16};
 use isobit_kernels::op::slices::sliced_weight;
 use isobit_kernels::op::{Add, QuantizedShape, SliceShape};
+use isobit_kernels::backend::Length;
 use isobit_kernels::tensor::{Buffer, F32, QuantizedWeight, Weight};
 use isobit_kernels::{Backend, Matrix as Operand, StoredMatrix};
 use std::cell::RefCell;
@@ -90,8 +91,8 @@ pub struct Gradients<B: Backend> {
     reached: Vec<bool>,
     /// Whether deferred parts are still to come.
     awaited: Vec<bool>,
-    /// The embedding's part of a tied table, separate from the head's: each sum folds over the rows
-    /// of the step on its own; otherwise the order would depend on the micro-batches.
+    /// The embedding's part of a tied table, separate from the head's: each is a sum over the rows of
+    /// the step on its own; otherwise the order would depend on the micro-batches.
     tied: Option<(ParameterId, F32<B>)>,
 }
 
@@ -153,8 +154,24 @@ impl<B: Backend> Gradients<B> {
         &mut self.tied.get_or_insert_with(|| (id, backend.zeros(length))).1
     }
 
+    /// The sum of the gradients of two groups of rows, tensor by tensor.
+    #[must_use]
+    pub fn plus(mut self, backend: &B, right: Self) -> Self {
+        let add = |left: &mut F32<B>, right: &F32<B>| {
+            let mut sum = backend.zeros(left.len());
+            backend.run(Add { y: &mut sum, a: left, b: right });
+            *left = sum;
+        };
+        self.all.iter_mut().zip(right.all).for_each(|(left, right)| add(left, &right));
+        // Every group uses the table, or none does: the tape is the same for all rows.
+        if let (Some((_, left)), Some((_, right))) = (&mut self.tied, &right.tied) {
+            add(left, right);
+        }
+        self
+    }
+
     /// Adds the parts of a tied table: the head's, then the embedding's. Called once, after the
-    /// last micro-batch.
+    /// last group.
     pub fn combine(&mut self, backend: &B, parameters: &Parameters<B>) {
         if let Some((id, embedding)) = self.tied.take() {
             let mut sum = backend.zeros(parameters.get(id).length());

@@ -14,7 +14,8 @@ use isobit_models::{Config, Shapes, Weights};
 use isobit_proof::safetensors::TensorFiles;
 use isobit_training::config::{Adapter, Run};
 use isobit_training::free_memory::free_memory;
-use isobit_training::plan::{MemoryPlan, TOKENS_MAX, least_bytes, longest_rows, memory};
+use isobit_training::plan::{MemoryPlan, PeakOfUpdate, TOKENS_MAX, least_bytes, longest_rows, memory};
+use isobit_training::step::StepSettings;
 use isobit_training::prepare::{RunError, check_positions, model_config, profile, step_settings, trained};
 use isobit_training::targets;
 
@@ -171,8 +172,8 @@ fn plan<L: MemoryLayout>(run: &Run, model: &Config, like: L) -> Result<MemoryPla
     let positions = run.training.max_seq_length as usize;
     let settings = Settings { trained: trained(run), profile: profile(run), positions, seed: run.seed };
     let step = step_settings(run);
-    // Two micro-batches: further ones reuse their buffers.
-    let count = (run.rows_per_update() as usize).min(2 * step.micro_batch_size);
+    let peak = PeakOfUpdate::new(run.rows_per_update() as usize, step.gradient_groups, step.micro_batch_size);
+    let step = StepSettings { gradient_groups: peak.groups, ..step };
     let row = longest_rows(1, positions);
-    memory(like, model, &Shapes::Of(&weights), &settings, &step, &vec![&row[0]; count])
+    memory(like, model, &Shapes::Of(&weights), &settings, &step, &vec![&row[0]; peak.rows], peak.waiting)
 }

@@ -5,9 +5,11 @@
 //! Besides device memory, the plan includes host memory for writing a checkpoint (all trained
 //! tensors and their moments) and for reading one back (one tensor).
 
+use crate::groups::Groups;
 use crate::prepare::RunError;
 use crate::row::Row;
 use crate::step::{StepSettings, Trainer};
+use isobit_autograd::Gradients;
 use isobit_kernels::plan::{Counting, Holder, Holdings, Kind, MemoryLayout, Work};
 use isobit_models::build::Settings;
 use isobit_models::{Config, WeightSource, build};
@@ -90,8 +92,8 @@ impl MemoryPlan {
     }
 }
 
-/// Memory needed to train `model` with updates over `rows`. The source may hold shapes without
-/// values (`isobit_models::Shapes`).
+/// Memory needed to train `model` with updates over `rows`, while `waiting` more gradients exist.
+/// The source may hold shapes without values (`isobit_models::Shapes`).
 pub fn memory<L: MemoryLayout>(
     like: L,
     model: &Config,
@@ -99,6 +101,7 @@ pub fn memory<L: MemoryLayout>(
     settings: &Settings,
     step: &StepSettings,
     rows: &[&Row],
+    waiting: usize,
 ) -> Result<MemoryPlan, RunError> {
     let backend = Counting::new(like);
     let built = build(&backend, model, source, settings)?;
@@ -106,11 +109,13 @@ pub fn memory<L: MemoryLayout>(
     let largest = built.parameters.iter().map(|(_, parameter)| parameter.length()).max().unwrap_or(0);
     let mut trainer = Trainer::new(backend.clone(), built);
     let bytes_built = backend.bytes();
+    let waiting: Vec<_> = (0..waiting).map(|_| Gradients::zeros(&backend, &trainer.parameters)).collect();
     trainer.step(rows, 1, 0.0, step)?;
     let before = backend.work();
     // The second step reuses the buffers of the first, as all later steps do.
     trainer.step(rows, 2, 0.0, step)?;
     let holdings = backend.held_at_peak();
+    drop(waiting);
     Ok(MemoryPlan {
         items: items(&holdings, trained_count * size_of::<f32>()),
         bytes_peak: backend.bytes_peak(),
@@ -160,6 +165,29 @@ pub const TOKENS_MAX: u64 = 1 << 27;
 pub fn least_bytes(model: &Config, tokens: u64) -> u64 {
     let each = model.hidden.saturating_mul(model.layers.len()).saturating_mul(size_of::<f32>());
     tokens.saturating_mul(each as u64)
+}
+
+/// The part of an update that shows its peak: groups and rows of each to compute, and the gradients
+/// of other groups that wait meanwhile. Two micro-batches of a group are enough, since further ones
+/// reuse their buffers, and so are two groups that are added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeakOfUpdate {
+    pub groups: usize,
+    pub rows: usize,
+    pub waiting: usize,
+}
+
+impl PeakOfUpdate {
+    pub fn new(rows: usize, groups: usize, micro_batch_size: usize) -> Self {
+        let all = Groups::new(rows, groups);
+        let computed = groups.min(rows).min(2);
+        let of_group = rows.div_ceil(groups).min(2 * micro_batch_size);
+        Self {
+            groups: computed,
+            rows: computed * of_group,
+            waiting: all.gradients_at_once() - Groups::new(computed, computed).gradients_at_once(),
+        }
+    }
 }
 
 /// Rows of zeros, each of the maximum length: the worst case of a config.

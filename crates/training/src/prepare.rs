@@ -268,6 +268,7 @@ pub fn step_settings(run: &Run) -> StepSettings {
         profile: profile(run),
         policy: training.recomputation,
         micro_batch_size: training.micro_batch_size as usize,
+        gradient_groups: training.gradient_groups as usize,
         seed: run.seed,
         max_grad_norm: (training.max_grad_norm > 0.0).then_some(training.max_grad_norm as f32),
         beta1: training.adam_beta1,

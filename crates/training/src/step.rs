@@ -1,10 +1,12 @@
 //! One update: forward and backward over the micro-batches of a step, clipping, AdamW.
 //!
-//! The loss is weighted by tokens over the whole step, and every gradient accumulates over rows in
-//! order, so grouping rows into micro-batches changes memory and time, never a bit.
+//! The loss is weighted by tokens over the whole step, and within a gradient group every gradient
+//! accumulates over rows in order, so grouping rows into micro-batches changes memory and time, never
+//! a bit.
 #![expect(clippy::float_arithmetic, reason = "norms and schedules, as numerics.md defines them")]
 
 use crate::batch::{Batch, BatchPosition};
+use crate::groups::Groups;
 use crate::row::Row;
 use isobit_autograd::{Balance, Gradients, Memory, Parameters, Policy, Tape, TapeError};
 use isobit_kernels::op::{AdamWTensor, AdamWUpdate, IGNORED, Scale, SumSquares};
@@ -14,6 +16,7 @@ use isobit_models::{Built, Model};
 use isobit_numerics::adamw::AdamW;
 use isobit_numerics::lanes::sum;
 use isobit_numerics::slices::Profile;
+use std::ops::Range;
 
 /// Why a step stops before the update.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +44,8 @@ pub struct StepSettings {
     pub policy: Policy,
     /// Rows computed together.
     pub micro_batch_size: usize,
+    /// Groups of rows whose gradients are summed on their own.
+    pub gradient_groups: usize,
     pub seed: u64,
     /// Largest gradient norm; None if clipping is off.
     pub max_grad_norm: Option<f32>,
@@ -48,6 +53,14 @@ pub struct StepSettings {
     pub beta2: f64,
     pub eps: f64,
     pub weight_decay: f64,
+}
+
+/// The gradients of an update.
+pub struct StepGradients<B: Backend> {
+    pub gradients: Gradients<B>,
+    /// Sum of the losses of all targets, including load balancing.
+    pub loss: f64,
+    pub targets: usize,
 }
 
 /// What a step reports.
@@ -119,49 +132,59 @@ impl<B: Backend> Trainer<B> {
     ) -> Result<StepReport, StepError> {
         // Norms and coefficients are computed on the calling thread.
         float_state::restore();
-        let mut gradients = Gradients::zeros(&self.backend, &self.parameters);
-        let (loss, targets) = self.gradients(&mut gradients, rows, step, settings)?;
+        let StepGradients { mut gradients, loss, targets } = self.gradients(rows, step, settings)?;
         let grad_norm = self.clip(&mut gradients, step, settings.max_grad_norm)?;
         self.update(&gradients, step, learning_rate, settings)?;
         let tokens = rows.iter().map(|row| row.tokens().len()).sum();
         Ok(StepReport { loss: loss / targets as f64, grad_norm, tokens, targets })
     }
 
-    /// Accumulates the gradients of all micro-batches; returns the sum of the losses, including
-    /// load balancing, and the number of targets.
-    pub fn gradients(
-        &self,
-        gradients: &mut Gradients<B>,
-        rows: &[&Row],
-        step: u64,
-        settings: &StepSettings,
-    ) -> Result<(f64, usize), StepError> {
+    /// The gradients of an update, and the sum of its losses.
+    pub fn gradients(&self, rows: &[&Row], step: u64, settings: &StepSettings) -> Result<StepGradients<B>, StepError> {
         let targets: usize = rows.iter().map(|row| row.target_count()).sum();
         if targets == 0 {
             return Err(StepError::NoTarget { step });
         }
-        let weight = (1.0 / targets as f64) as f32;
-        let (mut loss, mut balance) = (0.0, 0.0);
-        for (index, micro) in rows.chunks(settings.micro_batch_size).enumerate() {
-            let first_row = index * settings.micro_batch_size;
-            let place = BatchPosition { seed: settings.seed, step: step as u32, first_row: first_row as u32, weight };
+        let update = Update { rows, step, targets };
+        let mut losses = Losses::default();
+        let gradients = Groups::new(rows.len(), settings.gradient_groups).reduce(
+            &mut |_, rows| self.group_gradients(&update, rows, settings, &mut losses),
+            &mut |left, right| Ok(left.plus(&self.backend, right)),
+        )?;
+        let mut gradients = gradients.expect("a row with a target is in a group");
+        gradients.combine(&self.backend, &self.parameters);
+        Ok(StepGradients { gradients, loss: losses.total(), targets })
+    }
+
+    /// The gradients of a group of rows, micro-batch after micro-batch. Appends the group's losses.
+    fn group_gradients(
+        &self,
+        update: &Update<'_>,
+        group: Range<usize>,
+        settings: &StepSettings,
+        losses: &mut Losses,
+    ) -> Result<Gradients<B>, StepError> {
+        let mut gradients = Gradients::zeros(&self.backend, &self.parameters);
+        let weight = (1.0 / update.targets as f64) as f32;
+        for first_row in group.clone().step_by(settings.micro_batch_size) {
+            let micro = &update.rows[first_row..group.end.min(first_row + settings.micro_batch_size)];
+            let (step, of_batch) = (update.step as u32, first_row as u32);
+            let place = BatchPosition { seed: settings.seed, step, first_row: of_batch, weight };
             let batch = Batch::new(&self.backend, micro, place);
             let mut tape = Tape::new(&self.backend, &self.parameters, &batch.layout, settings.profile, settings.policy)
                 .with_buffers_of(&self.memory);
             if let Some(coefficient) = self.model.config.balance {
                 let of_rows = micro.iter().map(|row| row.target_count()).collect();
-                tape = tape.with_balance(Balance { coefficient, targets: of_rows, step_targets: targets });
+                tape = tape.with_balance(Balance { coefficient, targets: of_rows, step_targets: update.targets });
             }
             let output = self.model.loss(&mut tape, &batch.ids, &batch.targets)?;
-            let losses = self.backend.download(&output.loss)?;
-            loss = add_losses(loss, &losses, &batch, step, first_row)?;
-            // ORDER: row after row, apart from the tokens' losses, so that micro-batches do not
-            // show.
-            tape.balance_loss(|of_row| balance += of_row)?;
-            tape.backward(gradients)?;
+            let of_tokens = self.backend.download(&output.loss)?;
+            check_losses(&of_tokens, &batch, update.step, first_row)?;
+            losses.tokens.extend(of_tokens);
+            tape.balance_loss(|of_row| losses.balance.push(of_row))?;
+            tape.backward(&mut gradients)?;
         }
-        gradients.combine(&self.backend, &self.parameters);
-        Ok((loss + balance, targets))
+        Ok(gradients)
     }
 
     /// Scales the gradients down to the largest allowed norm; returns the norm before that.
@@ -231,11 +254,11 @@ impl<B: Backend> Trainer<B> {
                 Tape::inference(&self.backend, &self.parameters, &batch.layout, profile).with_buffers_of(&self.memory);
             let output = self.model.loss(&mut tape, &batch.ids, &batch.targets)?;
             let losses = self.backend.download(&output.loss)?;
-            let sum = add_losses(result.loss_sum, &losses, &batch, 0, first_row);
-            result.loss_sum = sum.map_err(|error| match error {
+            check_losses(&losses, &batch, 0, first_row).map_err(|error| match error {
                 StepError::Loss { row, value, .. } => StepError::EvaluationLoss { row, value },
                 other => other,
             })?;
+            result.loss_sum = add_losses(result.loss_sum, &losses);
             let best = self.backend.download(&output.best)?;
             for (best, label) in best.into_iter().zip(&batch.labels).filter(|(_, label)| **label != IGNORED) {
                 result.targets += 1;
@@ -246,20 +269,37 @@ impl<B: Backend> Trainer<B> {
     }
 }
 
-/// Sums in float64, token after token; an error names a loss that is not finite.
-fn add_losses<B: Backend>(
-    mut sum: f64,
-    losses: &[f32],
-    batch: &Batch<B>,
+/// The rows of an update.
+struct Update<'a> {
+    rows: &'a [&'a Row],
     step: u64,
-    first_row: usize,
-) -> Result<f64, StepError> {
-    for (token, loss) in losses.iter().enumerate() {
-        if !loss.is_finite() {
-            let row = first_row + batch.layout.row_starts.partition_point(|start| *start <= token) - 1;
-            return Err(StepError::Loss { step, row, value: *loss });
-        }
-        sum += f64::from(*loss);
+    targets: usize,
+}
+
+/// The losses of an update in the order of its rows.
+#[derive(Default)]
+struct Losses {
+    tokens: Vec<f32>,
+    /// Load balancing, one per row.
+    balance: Vec<f64>,
+}
+
+impl Losses {
+    fn total(&self) -> f64 {
+        // ORDER: token after token, and apart from that row after row, so that neither micro-batches
+        // nor groups show.
+        add_losses(0.0, &self.tokens) + self.balance.iter().fold(0.0, |sum, of_row| sum + of_row)
     }
-    Ok(sum)
+}
+
+/// The first loss that is not finite is an error.
+fn check_losses<B: Backend>(losses: &[f32], batch: &Batch<B>, step: u64, first_row: usize) -> Result<(), StepError> {
+    let Some(token) = losses.iter().position(|loss| !loss.is_finite()) else { return Ok(()) };
+    let row = first_row + batch.layout.row_starts.partition_point(|start| *start <= token) - 1;
+    Err(StepError::Loss { step, row, value: losses[token] })
+}
+
+/// Sums in float64, token after token.
+fn add_losses(sum: f64, losses: &[f32]) -> f64 {
+    losses.iter().fold(sum, |sum, loss| sum + f64::from(*loss))
 }

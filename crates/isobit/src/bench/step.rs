@@ -169,6 +169,7 @@ fn published(arguments: &Arguments) -> Result<Subject, Failure> {
             profile,
             policy,
             micro_batch_size: arguments.micro_batch.unwrap_or(arguments.batch) as usize,
+            gradient_groups: 1,
             seed: 0,
             max_grad_norm: Some(1.0),
             beta1: 0.9,

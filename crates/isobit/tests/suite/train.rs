@@ -80,6 +80,29 @@ fn any_split_of_the_batch() {
 }
 
 #[test]
+fn gradient_groups_are_part_of_a_run_and_its_split_is_not() {
+    for (kind, overrides) in KINDS {
+        let folder = folder(kind, overrides);
+        let grouped = |output: &str, groups: usize, micro: usize, accumulation: usize| {
+            let keys = [
+                format!("gradient_groups={groups}"),
+                format!("training.micro_batch_size={micro}"),
+                format!("gradient_accumulation_steps={accumulation}"),
+            ];
+            let keys: Vec<&str> = overrides.iter().copied().chain(keys.iter().map(String::as_str)).collect();
+            folder.trained(output, &keys);
+        };
+        grouped("three", 3, 8, 1);
+        grouped("three-by-rows", 3, 1, 8);
+        grouped("three-by-twos", 3, 2, 4);
+        folder.same("three", "three-by-rows");
+        folder.same("three", "three-by-twos");
+        let diff = folder.run(&["diff", "first", "three"]);
+        assert_eq!(diff.code, 1, "{kind}: three groups are another sum: {}", diff.out);
+    }
+}
+
+#[test]
 fn any_checkpoint_policy() {
     for (kind, overrides) in KINDS {
         let folder = folder(kind, overrides);

@@ -145,7 +145,7 @@ pub const KEYS: &[Key] = &[
     key(Training, "early_stopping_patience", &[], Whole, Integer(0), YES, "stop after N evaluations without improvement; 0: never"),
     key(Training, "gradient_accumulation_steps", &["grad_accumulation_steps"], Whole, Integer(1), NO, "micro-batches per update"),
     key(Training, "gradient_checkpointing", &["activation_checkpointing"], SwitchOrText, Str("full"), NO, "none, selective or full: recomputes activations to save memory, same bits"),
-    key(Training, "gradient_groups", &[], Whole, Integer(1), YES, "groups whose gradients are summed separately and then combined; only 1 is supported"),
+    key(Training, "gradient_groups", &[], Whole, Integer(1), YES, "groups of rows whose gradients are summed separately, then added in a fixed tree"),
     key(Training, "learning_rate", &["lr"], Number, Depends("0.0002 with LoRA, else 0.00002"), YES, "peak learning rate"),
     key(Training, "load_best_model_at_end", &[], Switch, Off, YES, "the final folder holds the best checkpoint, not the last"),
     key(Training, "logging_steps", &[], Whole, Integer(10), NO, "log metrics every N updates"),
@@ -211,11 +211,6 @@ fn in_section(section: Section) -> impl Iterator<Item = &'static Key> {
     KEYS.iter().filter(move |key| key.section == section)
 }
 
-/// Keys worth suggesting. Gradient groups are part of the arithmetic, but only one is possible yet.
-fn worth_naming(key: &Key) -> bool {
-    key.name != "gradient_groups"
-}
-
 impl Fallback {
     /// The value in its config form, if there is one.
     pub fn value(self) -> Option<Value> {
@@ -241,7 +236,7 @@ pub(super) fn hint_for_unknown(section: Section, typed: &str) -> String {
         };
     }
     let here = in_section(section)
-        .filter(|key| worth_naming(key))
+        
         .flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
     let sections = Section::NAMED.iter().map(|named| named.name());
     let candidates = here.chain(sections.filter(|_| section == Section::Top));
@@ -250,13 +245,13 @@ pub(super) fn hint_for_unknown(section: Section, typed: &str) -> String {
     }
     let elsewhere = KEYS
         .iter()
-        .filter(|key| worth_naming(key))
+        
         .flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
     match nearest(typed, elsewhere).and_then(|name| Key::anywhere(name).first().copied()) {
         Some(key) if key.section == Section::Top => format!("did you mean `{}` at the top of the file?", key.name),
         Some(key) => format!("did you mean `{}` under {}?", key.name, key.section.heading()),
         None => {
-            let names: Vec<&str> = in_section(section).filter(|key| worth_naming(key)).map(|key| key.name).collect();
+            let names: Vec<&str> = in_section(section).map(|key| key.name).collect();
             format!("known keys here: {}", names.join(", "))
         }
     }
@@ -351,8 +346,7 @@ mod tests {
         assert_eq!(hint_for_unknown(Section::Top, "learning_rate"), "`learning_rate` belongs under [training]");
         assert_eq!(hint_for_unknown(Section::Top, "trainin"), "did you mean `training`?");
         assert_eq!(hint_for_unknown(Section::Training, "lora_rr"), "did you mean `lora_r` under [adapter]?");
-        assert!(!hint_for_unknown(Section::Training, "flash_attention").contains("gradient_groups"));
-        assert!(!hint_for_unknown(Section::Training, "gradient_group").contains("gradient_groups"));
+        assert_eq!(hint_for_unknown(Section::Training, "gradient_group"), "did you mean `gradient_groups`?");
         assert!(hint_for_unknown(Section::Adapter, "flash_attention").starts_with("known keys here: alpha_pattern, "));
     }
 }

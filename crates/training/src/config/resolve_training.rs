@@ -66,11 +66,6 @@ fn agree(table: &Table<'_>, training: &Training) -> Result<(), Error> {
         let why = format!("micro_batch_size × gradient_accumulation_steps is {rows} rows per update");
         return Err(entry.invalid(&why, &format!("{ROWS_PER_UPDATE_MAX} at most")));
     }
-    if let Some(entry) = table.get("gradient_groups")
-        && training.gradient_groups != 1
-    {
-        return Err(entry.invalid("only one group is supported", "remove this line"));
-    }
     if let Some(entry) = table.get("warmup_steps").or(table.get("warmup_ratio"))
         && training.scheduler == Scheduler::Constant
         && training.warmup != Warmup::Steps(0)

@@ -303,9 +303,9 @@ fn faults_are_named_with_place_and_remedy() {
             "run.toml:6: `warmup_steps` = 5: warmup_ratio is also set\nhint: keep one of them",
         ),
         (
-            "[training]\ngradient_groups = 2",
+            "[training]\ngradient_groups = 0",
             &[],
-            "run.toml:6: `gradient_groups` = 2: only one group is supported\nhint: remove this line",
+            "run.toml:6: `gradient_groups` = 0: out of range\nhint: a whole number from 1 to 65536",
         ),
         (
             "",

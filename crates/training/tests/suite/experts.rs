@@ -4,7 +4,7 @@
 
 use crate::hard_to_route::{Ties, VOCABULARY, config};
 use crate::short_runs::{self, Run, cpu, step_settings};
-use isobit_autograd::{BatchLayout, Gradients, Policy, Tape};
+use isobit_autograd::{BatchLayout, Policy, Tape};
 use isobit_kernels::op::Span;
 use isobit_kernels::{Device, Path as CpuPath};
 use isobit_models::build::Settings;
@@ -13,7 +13,7 @@ use isobit_numerics::philox::{Key, Purpose};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::TensorFiles;
 use isobit_training::row::Row;
-use isobit_training::step::Trainer;
+use isobit_training::step::{StepGradients, Trainer};
 use std::path::Path;
 
 /// Everything trained with load balance; adapters on attention; adapters on experts.
@@ -86,9 +86,8 @@ fn layouts_of_the_file() {
         let built = build(&backend, &config, &source, &settings).expect("a model");
         let trainer = Trainer::new(backend, built);
         let row = Row::document((0..30).map(|t| (t * 11 + 3) % 37).collect(), vec![true; 30]);
-        let mut gradients = Gradients::zeros(&trainer.backend, &trainer.parameters);
         let settings = step_settings(Profile::X2, Policy::Full, 1);
-        let (loss, _) = trainer.gradients(&mut gradients, &[&row], 1, &settings).expect("gradients");
+        let StepGradients { gradients, loss, .. } = trainer.gradients(&[&row], 1, &settings).expect("gradients");
         let mut bits = vec![loss.to_bits()];
         let mut written = Vec::new();
         for (id, parameter) in trainer.parameters.iter() {

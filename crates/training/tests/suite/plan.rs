@@ -117,7 +117,7 @@ fn plan_of<L: MemoryLayout>(like: L, model: &str, trained: Trained, policy: Poli
     let (source, rows) = (Shapes::All(FloatFormat::Bf16), longest_rows(2, 64));
     let rows: Vec<&Row> = rows.iter().collect();
     let step = step_settings(Profile::X2, policy, 1);
-    memory(like, &config(model), &source, &settings(trained, Profile::X2), &step, &rows).expect("a plan")
+    memory(like, &config(model), &source, &settings(trained, Profile::X2), &step, &rows, 0).expect("a plan")
 }
 
 fn cpu() -> Cpu {
@@ -224,7 +224,7 @@ fn a_large_model_is_planned_without_its_weights() {
     let rows: Vec<&Row> = rows.iter().collect();
     let settings = Settings { trained: Trained::Full, profile: Profile::X2, positions: 2048, seed: 0 };
     let step = step_settings(Profile::X2, Policy::Full, 1);
-    let plan = memory(cpu(), &model, &Shapes::All(FloatFormat::Bf16), &settings, &step, &rows).expect("a plan");
+    let plan = memory(cpu(), &model, &Shapes::All(FloatFormat::Bf16), &settings, &step, &rows, 0).expect("a plan");
     assert_eq!(plan.trained_count, 1_543_714_304);
     // Values, moments, gradients and slices.
     assert!(plan.bytes_peak > 18 * plan.trained_count && plan.bytes_peak < 24 * plan.trained_count, "{plan:?}");
@@ -246,7 +246,7 @@ fn published_sizes_of_hybrid_and_latent_models() {
         for trained in [Trained::Full, Trained::Lora(LoraConfig::new(8, 16.0, &targets))] {
             let full = trained == Trained::Full;
             let settings = Settings { trained, profile: Profile::X2, positions: 256, seed: 0 };
-            let plan = memory(cpu(), &model, &Shapes::All(FloatFormat::Bf16), &settings, &step, &rows).expect("a plan");
+            let plan = memory(cpu(), &model, &Shapes::All(FloatFormat::Bf16), &settings, &step, &rows, 0).expect("a plan");
             assert!(plan.bytes_peak > plan.trained_count, "{text}");
             if let Some(count) = count.filter(|_| full) {
                 assert_eq!(plan.trained_count, count, "{text}");

@@ -9,7 +9,7 @@
 //! their update: the norm of the deviation over the norm of the update.
 #![expect(clippy::float_arithmetic, reason = "comparison with another framework")]
 
-use isobit_autograd::{Gradients, Parameter, ParameterId, Policy, Tape};
+use isobit_autograd::{Parameter, ParameterId, Policy, Tape};
 use isobit_kernels::{Cpu, Device, Path as CpuPath};
 use isobit_models::build::Settings;
 use isobit_models::{Config, LoraConfig, Trained, Weights, build, peft};
@@ -17,7 +17,7 @@ use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::{SafeTensors, TensorFiles};
 use isobit_training::batch::{Batch, BatchPosition};
 use isobit_training::row::Row;
-use isobit_training::step::{StepSettings, Trainer};
+use isobit_training::step::{StepGradients, StepSettings, Trainer};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -180,6 +180,7 @@ fn settings(profile: Profile, policy: Policy, micro_batch_size: usize) -> StepSe
         profile,
         policy,
         micro_batch_size,
+        gradient_groups: 1,
         seed: 1,
         max_grad_norm: Some(1.0),
         beta1: 0.9,
@@ -196,8 +197,7 @@ fn check(name: &'static str) {
     for profile in [Profile::X3, Profile::X2] {
         let mut trainer = case.trainer(profile);
         let settings = settings(profile, Policy::Full, 1);
-        let mut gradients = Gradients::zeros(&trainer.backend, &trainer.parameters);
-        let (loss, targets) = trainer.gradients(&mut gradients, &rows, 1, &settings).expect("gradients");
+        let StepGradients { gradients, loss, targets } = trainer.gradients(&rows, 1, &settings).expect("gradients");
         let want = case.found["loss"]["float64"].as_f64().expect("a loss");
         let error = (loss / targets as f64 - want).abs();
         assert!(error < case.bound(profile, "losses", None), "{name} {profile:?}: loss {error:e}");

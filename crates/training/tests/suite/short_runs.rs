@@ -27,6 +27,7 @@ pub(crate) fn step_settings(profile: Profile, policy: Policy, micro_batch_size: 
         profile,
         policy,
         micro_batch_size,
+        gradient_groups: 1,
         seed: 7,
         max_grad_norm: Some(1.0),
         beta1: 0.9,
