@@ -172,7 +172,7 @@ pub(crate) fn audit(compiler: &str, threads: usize, every_kernel: bool) -> Resul
     for problem in &problems {
         println!("{problem}");
     }
-    if problems.is_empty() { Ok(()) } else { Err(format!("{} places that may cost the bits", problems.len())) }
+    if problems.is_empty() { Ok(()) } else { Err(format!("{} places that may change the bits", problems.len())) }
 }
 
 /// Names of all programs.

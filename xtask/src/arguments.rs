@@ -19,7 +19,7 @@ impl Arguments {
     pub(crate) fn option(&mut self, name: &str) -> Result<Option<String>, String> {
         let Some(at) = self.0.iter().position(|word| word == name) else { return Ok(None) };
         if at + 1 == self.0.len() {
-            return Err(format!("{name} wants a value"));
+            return Err(format!("{name} needs a value"));
         }
         self.0.remove(at);
         Ok(Some(self.0.remove(at)))

@@ -91,7 +91,7 @@ pub(crate) fn initial_weights(folder: &Path, config: &Config) -> Result<(), Stri
     for (layer, described) in config.layers.iter().enumerate() {
         let (AttentionKind::Softmax(attention), MlpKind::Dense { width, .. }) = (&described.attention, &described.mlp)
         else {
-            return Err(format!("layer {layer} of the demo's config is no dense layer"));
+            return Err(format!("layer {layer} of the demo's config is not a dense layer"));
         };
         let (wide, narrow) = (attention.output_width(), attention.kv_rows());
         let path = format!("model.layers.{layer}");

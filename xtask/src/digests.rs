@@ -38,7 +38,7 @@ pub(crate) fn same_bits(arguments: &mut Arguments) -> Result<(), String> {
 
 /// Rewrites the golden file and appends the reason to its header.
 pub(crate) fn bless(arguments: &mut Arguments) -> Result<(), String> {
-    let reason = arguments.option("--reason")?.ok_or("bless wants --reason \"why the bits are new\"")?;
+    let reason = arguments.option("--reason")?.ok_or("bless needs --reason \"why the bits are new\"")?;
     arguments.finish()?;
     if reason.trim().is_empty() || reason.contains('\n') {
         return Err("the reason is one line".to_string());

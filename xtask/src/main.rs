@@ -48,11 +48,11 @@ cargo xtask sweep --device opencl:0,cuda:0 [--function NAME] [--threads N]
 cargo xtask memcheck [OP ...]
     small conformance cases under valgrind's memcheck, on the scalar and the AVX2 path, 1 and 2 threads (needs valgrind)
 cargo xtask amd-audit [--require] [--kernels] [--threads N]
-    every GPU program compiled for AMD's devices, its assembly read for what would cost the bits; --require fails where
+    every GPU program compiled for AMD's devices, its assembly searched for what would change the bits; --require fails if
     there is no compiler for it, --kernels prints the registers and memory of each
 cargo xtask cuda-audit [--require] [--kernels] [--every-build]
     every CUDA program compiled as the host compiles it, and every launch of the conformance cases checked against the
-    machine code: kernel, parameters, shared memory; needs no card; --require fails where there is no NVRTC, --kernels
+    machine code: kernel, parameters, shared memory; needs no card; --require fails if there is no NVRTC, --kernels
     prints the registers and memory of each, --every-build compiles attention for every pair of head widths
 cargo xtask demo-model [--isobit PROGRAM]
     trains the model that `isobit demo` carries, from random weights; about two minutes

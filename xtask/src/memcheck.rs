@@ -19,7 +19,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
     if let Some(option) = ops.iter().find(|op| op.starts_with("--")) {
         return Err(format!("unknown argument `{option}`"));
     }
-    let version = version().ok_or("valgrind is not installed: `apt-get install valgrind` brings it")?;
+    let version = version().ok_or("valgrind is not installed: try `apt-get install valgrind`")?;
     let build = ["build", "--release", "--package", "isobit-conformance", "--bin", "conform"];
     let built = command(&root(), "cargo", &build).status().map_err(|error| format!("cargo: {error}"))?;
     if !built.success() {

@@ -307,7 +307,7 @@ mod tests {
         };
         put("b", "3");
         let (name, what) = refusal();
-        assert!(name == "b" && what.starts_with("hash "), "{what}");
+        assert!(name == "b" && what.starts_with("the recorded hash is "), "{what}");
         put("b", "22");
         assert_eq!(refusal(), ("b".to_string(), "1 bytes are recorded, but it has 2".to_string()));
         put("aa", "");

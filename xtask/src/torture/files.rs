@@ -237,7 +237,7 @@ fn silent(
     if !resumed {
         return Ok(None);
     }
-    Ok(run_folder::difference(&original.whole, output)?.map(|what| format!("finished as another run: {what}")))
+    Ok(run_folder::difference(&original.whole, output)?.map(|what| format!("finished as a different run: {what}")))
 }
 
 struct Change {

@@ -74,7 +74,7 @@ fn chunks(settings: &Settings) -> Result<Vec<Chunk>, String> {
     }
     if let Some(case) = settings.case {
         if targets.len() != 1 {
-            return Err("--case of fuzz wants --target too".to_string());
+            return Err("--case of fuzz needs --target too".to_string());
         }
         return Ok(vec![Chunk { target: targets[0], from: case, to: case + 1 }]);
     }

@@ -208,7 +208,7 @@ fn safetensors(input: &[u8]) -> Result<(), String> {
         }
         let found = file.get(tensor.name).map_err(|error| error.to_string())?;
         if found.bytes != tensor.bytes {
-            return Err(format!("{} is found as another", tensor.name));
+            return Err(format!("{} is found as a different tensor", tensor.name));
         }
         let _ = (tensor.to_f32(), tensor.to_i32(), tensor.to_i64(), tensor.bf16_bits(), tensor.f16_bits());
     }
@@ -221,7 +221,7 @@ fn model_config(input: &[u8]) -> Result<(), String> {
     // Parsing again gives the same result.
     match Config::parse(&text) {
         Ok(again) if format!("{again:?}") == format!("{config:?}") => Ok(()),
-        _ => Err("read twice, it says two things".to_string()),
+        _ => Err("reading it twice gives two results".to_string()),
     }
 }
 
@@ -237,8 +237,8 @@ fn run_config(input: &[u8]) -> Result<(), String> {
     let printed = settled.run.to_toml();
     match config::parse("printed.toml", &printed, &[]) {
         Ok(again) if again.run == settled.run => Ok(()),
-        Ok(_) => Err("printed and read it is another run".to_string()),
-        Err(error) => Err(format!("printed it does not parse: {error}")),
+        Ok(_) => Err("printing and reading it gives a different run".to_string()),
+        Err(error) => Err(format!("what it prints does not parse: {error}")),
     }
 }
 
@@ -252,7 +252,7 @@ fn template(input: &[u8]) -> Result<(), String> {
         match (first, second) {
             (Ok(first), Ok(second)) if first == second => spans_fit(&first.text, &first.spans)?,
             (Err(_), Err(_)) => {}
-            _ => return Err("rendered twice, it gives two results".to_string()),
+            _ => return Err("rendering it twice gives two results".to_string()),
         }
     }
     Ok(())
@@ -260,7 +260,7 @@ fn template(input: &[u8]) -> Result<(), String> {
 
 fn spans_fit(text: &str, spans: &[(usize, usize)]) -> Result<(), String> {
     let fits = |&(begin, end): &(usize, usize)| text.get(begin..end).is_some();
-    if spans.iter().all(fits) { Ok(()) } else { Err("a span that is none of the text".to_string()) }
+    if spans.iter().all(fits) { Ok(()) } else { Err("a span outside the text".to_string()) }
 }
 
 fn conversation(_: &Path) -> Result<Check, String> {
@@ -382,7 +382,7 @@ fn manifest(place: &Path) -> Result<Check, String> {
     Ok(Box::new(move |input| {
         fresh(&folder.join(Manifest::NAME), input)?;
         if Manifest::read(&folder).is_ok_and(|manifest| manifest.verify(&folder).is_ok()) {
-            return Err("a manifest with another hash was believed".to_string());
+            return Err("a manifest with a wrong hash was accepted".to_string());
         }
         let text = String::from_utf8_lossy(input);
         for line in text.lines() {

@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
     let chosen: Vec<Kind> = KINDS.into_iter().filter(|(name, _)| kind == "all" || kind == *name).collect();
     if chosen.is_empty() {
         let names: Vec<&str> = KINDS.iter().map(|(name, _)| *name).collect();
-        return Err(format!("`{kind}` is none of {}, all", names.join(", ")));
+        return Err(format!("`{kind}` is not one of {}, all", names.join(", ")));
     }
     let program = arguments.option("--isobit")?.map_or_else(|| root().join("target/release/isobit"), PathBuf::from);
     let program = std::fs::canonicalize(&program)

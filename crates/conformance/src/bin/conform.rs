@@ -29,7 +29,7 @@ impl Request {
     fn new(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut request = Self { threads: 1, ..Self::default() };
         while let Some(argument) = arguments.next() {
-            let mut value = || arguments.next().ok_or(format!("{argument} wants a value"));
+            let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
             match argument.as_str() {
                 "--table" => request.table = true,
                 "--portable" => request.portable = true,

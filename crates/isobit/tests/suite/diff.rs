@@ -218,7 +218,7 @@ fn refusals_have_their_exit_codes() {
     let cases = [
         ("none.safetensors", 2, "none.safetensors does not exist"),
         ("empty", 2, "empty holds no safetensors file"),
-        ("cut.safetensors", 8, "cut.safetensors is malformed: tensors need 4 bytes of data, the file has 3"),
+        ("cut.safetensors", 8, "cut.safetensors is malformed: the tensors need 4 bytes of data, but the file has 3"),
         ("text.safetensors", 8, "text.safetensors is malformed: its header would be"),
     ];
     for (name, expected_code, expected) in cases {

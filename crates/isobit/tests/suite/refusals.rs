@@ -145,7 +145,7 @@ fn tensors_that_nothing_would_read() {
         config["num_hidden_layers"] = 1.into();
         folder.put("model/config.json", config.to_string());
     };
-    refused(fewer, &[], 8, &["model.layers.1.", "it belongs to layer 1", "`num_hidden_layers` of config.json is 1"]);
+    refused(fewer, &[], 8, &["model.layers.1.", "it belongs to layer 1", "`num_hidden_layers` in config.json is 1"]);
     let add = |name: &'static str, value: f32| {
         move |all: &mut Vec<Named>| all.push((name.to_string(), vec![32], vec![value; 32]))
     };

@@ -226,7 +226,7 @@ fn a_lost_pointer_is_an_error_with_a_way_out() {
     folder.trained("lost", &[]);
     std::fs::remove_file(folder.path("lost/latest.json")).expect("removed");
     let before = contents(&folder, "lost");
-    folder.train("lost", &["--resume"]).says(8, &["lost holds checkpoint-12 and no latest.json", "--resume-from"]);
+    folder.train("lost", &["--resume"]).says(8, &["lost holds checkpoint-12, but no latest.json", "--resume-from"]);
     folder.train("lost", &[]).says(2, &["already holds a run", "--resume"]);
     folder.train("lost", &["--resume-from=checkpoint-7"]).says(2, &["lost has no checkpoint-7"]);
     for other in ["elsewhere/checkpoint-6", "final", "checkpoint-06", "6"] {
@@ -341,9 +341,9 @@ fn other_files_in_the_folder_are_not_touched() {
     }
     std::fs::remove_file(folder.path("run/latest.json")).expect("removed");
     std::fs::remove_file(folder.path("run/best.json")).expect("removed");
-    folder.train("run", &["--resume"]).says(8, &["run holds final and no latest.json"]);
+    folder.train("run", &["--resume"]).says(8, &["run holds final, but no latest.json"]);
     std::fs::remove_dir_all(folder.path("run/final")).expect("removed");
-    folder.train("run", &["--resume"]).says(8, &["run holds metrics.jsonl and no latest.json"]);
+    folder.train("run", &["--resume"]).says(8, &["run holds metrics.jsonl, but no latest.json"]);
     folder.train("run", &[]).says(2, &["run already holds a run"]);
     assert_eq!(folder.text("run/metrics.jsonl"), lines);
 }

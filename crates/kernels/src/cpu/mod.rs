@@ -80,7 +80,7 @@ impl Memory for CpuMemory {
 pub enum CpuError {
     #[error("this machine does not have the {0} path")]
     PathMissing(Path),
-    #[error("{0} threads are asked for: 1 to {THREADS_MAX} are possible")]
+    #[error("{0} threads are requested; 1 to {THREADS_MAX} are possible")]
     Threads(usize),
     #[error(transparent)]
     TooFewThreads(#[from] TooFewThreads),

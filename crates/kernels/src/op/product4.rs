@@ -157,7 +157,7 @@ impl Quantized<'_> {
             ("group indices", self.group_of.len(), k),
         ];
         if let Some((what, got, want)) = lengths.into_iter().find(|(_, got, want)| got != want) {
-            return Err(format!("{got} {what}, {want} wanted for {k} inputs, {n} outputs and {groups} groups"));
+            return Err(format!("{got} {what}, but {want} are needed for {k} inputs, {n} outputs and {groups} groups"));
         }
         if let Some(at) = self.zeros.iter().position(|&zero| zero > ZERO_MAX) {
             return Err(format!(
@@ -171,7 +171,7 @@ impl Quantized<'_> {
             return Err(format!("the scale of group {}, output {} is not finite", at / n, at % n));
         }
         if let Some(at) = self.group_of.iter().position(|&group| group as usize >= groups) {
-            return Err(format!("channel {at} is in group {}, there are {groups}", self.group_of[at]));
+            return Err(format!("channel {at} is in group {}, but there are {groups} groups", self.group_of[at]));
         }
         let mut counts = vec![0; groups];
         for &group in self.group_of {

@@ -45,9 +45,41 @@ struct Program {
     key: (String, Vec<String>),
     architecture: String,
     options: Vec<String>,
-    entries: Vec<Entry>,
+    /// None if it does not compile.
+    entries: Option<Vec<Entry>>,
     resources: Vec<CompiledKernel>,
     problems: BTreeSet<String>,
+}
+
+impl Program {
+    /// The index of a kernel that the host looks up.
+    fn find(&mut self, kernel: &str) -> Option<usize> {
+        let entries = self.entries.as_ref()?;
+        let index = entries.iter().position(|entry| entry.name == kernel);
+        if index.is_none() {
+            self.problems.insert(format!("has no kernel `{kernel}`, which the host launches"));
+        }
+        index
+    }
+
+    /// Checks a launch with blocks of `size` threads and `dynamic` bytes of shared memory, of which
+    /// a block may have `limit` in all.
+    fn launch(&mut self, kernel: usize, size: usize, dynamic: usize, limit: usize, arguments: &[Argument]) {
+        let entry = self.entries.as_ref().and_then(|entries| entries.get(kernel));
+        let (Some(entry), Some(resources)) = (entry, self.resources.get_mut(kernel)) else { return };
+        let name = &entry.name;
+        resources.launched = true;
+        resources.dynamic = resources.dynamic.max(dynamic);
+        let shared = resources.shared + dynamic;
+        let problems = &mut self.problems;
+        problems.extend(mismatch(entry, arguments));
+        if entry.threads.is_some_and(|threads| threads < size) {
+            problems.insert(format!("`{name}` is launched with {size} threads per block, which is too many"));
+        }
+        if shared > limit {
+            problems.insert(format!("`{name}` needs {shared} bytes of shared memory, but a block has {limit}"));
+        }
+    }
 }
 
 struct Card {
@@ -83,8 +115,7 @@ impl CompileOnly {
         });
         let selector = Selector { api: Api::Cuda, index: 0 };
         let devices = [false, true].map(|portable| Gpu::with_runtime(Rc::clone(&card) as _, selector, portable));
-        // Nothing is computed, so the probe fails; its kernel is compiled and looked up all the
-        // same.
+        // Nothing is computed, so the probe fails; its kernel is compiled and looked up anyway.
         if probe::check(&devices[0]).is_ok() {
             return Err("a card that computes nothing passed the probe".to_string());
         }
@@ -136,7 +167,7 @@ impl Card {
             key: (source.to_string(), line.to_vec()),
             architecture,
             options: options.to_vec(),
-            entries: Vec::new(),
+            entries: None,
             resources: Vec::new(),
             problems: BTreeSet::new(),
         };
@@ -150,7 +181,7 @@ impl Card {
                 }
                 Some(entries) => {
                     program.resources = entries.iter().map(|entry| resources(&entry.name, &log)).collect();
-                    program.entries = entries;
+                    program.entries = Some(entries);
                 }
             },
         }
@@ -182,7 +213,7 @@ fn resources(kernel: &str, log: &str) -> CompiledKernel {
 fn mismatch(entry: &Entry, arguments: &[Argument]) -> Option<String> {
     if entry.parameters.len() != arguments.len() {
         let (takes, given) = (entry.parameters.len(), arguments.len());
-        return Some(format!("`{}` takes {takes} parameters; the host passes {given}", entry.name));
+        return Some(format!("`{}` takes {takes} parameters, but the host passes {given}", entry.name));
     }
     let fits = |(&bytes, argument): (&usize, &Argument)| match argument {
         Argument::Memory(..) | Argument::U64(_) => bytes == 8,
@@ -191,7 +222,7 @@ fn mismatch(entry: &Entry, arguments: &[Argument]) -> Option<String> {
     };
     let wrong = entry.parameters.iter().zip(arguments).position(|pair| !fits(pair))?;
     let (bytes, given) = (entry.parameters[wrong], &arguments[wrong]);
-    Some(format!("parameter {wrong} of `{}` has {bytes} bytes; the host passes {given:?}", entry.name))
+    Some(format!("parameter {wrong} of `{}` has {bytes} bytes, but the host passes {given:?}", entry.name))
 }
 
 impl Runtime for Card {
@@ -261,37 +292,79 @@ impl Runtime for Card {
 
     /// The program and the kernel in it, as 32 bits each.
     fn kernel(&self, program: Compiled, name: &str) -> Answer<Kernel> {
-        let own = &mut self.programs.borrow_mut()[program.0 as usize];
-        let index = own.entries.iter().position(|entry| entry.name == name);
-        // Nothing is in a program that does not compile, which is a problem already.
-        if index.is_none() && !own.entries.is_empty() {
-            own.problems.insert(format!("has no kernel `{name}`, which the host launches"));
-        }
+        let index = self.programs.borrow_mut()[program.0 as usize].find(name);
         Ok(Kernel(program.0 << 32 | index.map_or(u64::from(u32::MAX), |index| index as u64)))
     }
 
     fn launch(&self, kernel: Kernel, _groups: usize, size: usize, dynamic: usize, args: &[Argument]) -> Answer<()> {
-        let program = &mut self.programs.borrow_mut()[(kernel.0 >> 32) as usize];
-        let index = kernel.0 as u32 as usize;
-        let (Some(entry), Some(resources)) = (program.entries.get(index), program.resources.get_mut(index)) else {
-            return Ok(());
-        };
-        program.problems.extend(mismatch(entry, args));
-        if entry.threads.is_some_and(|threads| threads < size) {
-            program.problems.insert(format!("`{}` is launched with {size} threads a block, too many", entry.name));
-        }
-        resources.launched = true;
-        resources.dynamic = resources.dynamic.max(dynamic);
-        let (shared, limit) = (resources.shared + resources.dynamic, shared_limit(self.architecture));
-        if shared > limit {
-            let name = &entry.name;
-            program.problems.insert(format!("`{name}` wants {shared} bytes of shared memory; a block has {limit}"));
-        }
+        let (program, index) = ((kernel.0 >> 32) as usize, kernel.0 as u32 as usize);
+        let limit = shared_limit(self.architecture);
+        self.programs.borrow_mut()[program].launch(index, size, dynamic, limit, args);
         Ok(())
     }
 
     /// Of no address: no copy is made.
     fn matrix_descriptor(&self, _memory: Handle, _offset: usize, _matrix: &ByteMatrix) -> Answer<[u64; 16]> {
         Ok([0; 16])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: &str = "\
+ptxas info    : Compiling entry function 'other' for 'sm_80'
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers, used 0 barriers
+ptxas info    : Compiling entry function 'run' for 'sm_80'
+ptxas         .     64 bytes stack frame, 24 bytes spill stores, 40 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 2048 bytes smem, 380 bytes cmem[0]
+";
+
+    fn program() -> Program {
+        let entry = Entry { name: "run".to_string(), parameters: vec![8, 4, 72], threads: Some(256) };
+        Program {
+            key: (String::new(), Vec::new()),
+            architecture: "sm_80".to_string(),
+            options: Vec::new(),
+            entries: Some(vec![entry]),
+            resources: vec![resources("run", LOG)],
+            problems: BTreeSet::new(),
+        }
+    }
+
+    const RIGHT: [Argument; 3] = [Argument::Memory(Handle(256), 0), Argument::F32(1.0), Argument::Descriptor([0; 16])];
+
+    #[test]
+    fn resources_are_those_of_the_kernel() {
+        let run = resources("run", LOG);
+        assert_eq!((run.registers, run.spilled, run.shared), (255, 64, 2048));
+        assert_eq!(resources("other", LOG).registers, 8);
+    }
+
+    #[test]
+    fn a_launch_that_fits_is_no_problem() {
+        let mut program = program();
+        assert_eq!(program.find("run"), Some(0));
+        program.launch(0, 256, 1024, 4096, &RIGHT);
+        assert!(program.problems.is_empty() && program.resources[0].launched, "{:?}", program.problems);
+        assert_eq!(program.resources[0].dynamic, 1024);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_a_problem() {
+        let said = |act: &dyn Fn(&mut Program)| {
+            let mut program = program();
+            act(&mut program);
+            assert_eq!(program.problems.len(), 1, "{:?}", program.problems);
+            program.problems.pop_first().unwrap_or_default()
+        };
+        assert!(said(&|program| assert_eq!(program.find("walk"), None)).contains("no kernel `walk`"));
+        assert!(said(&|program| program.launch(0, 256, 0, 4096, &RIGHT[..2])).contains("passes 2"));
+        let wrong = [RIGHT[0], Argument::U64(1), RIGHT[2]];
+        assert!(said(&|program| program.launch(0, 256, 0, 4096, &wrong)).contains("parameter 1 of `run`"));
+        assert!(said(&|program| program.launch(0, 512, 0, 4096, &RIGHT)).contains("512 threads"));
+        assert!(said(&|program| program.launch(0, 256, 2049, 4096, &RIGHT)).contains("4097 bytes"));
     }
 }
