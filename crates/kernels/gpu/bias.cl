@@ -23,8 +23,8 @@ KERNEL(GROUP) bias_backward(
     uint l = local_index();
     uint own = l / COLUMNS;
     uint column = group_index() * COLUMNS + l % COLUMNS;
-    int folds = l < COLUMNS && column < width;
-    float total = folds ? dbias[column] : 0.0f;
+    int owns = l < COLUMNS && column < width;
+    float total = owns ? dbias[column] : 0.0f;
     for (uint first = 0u; first < blocks; first += BLOCKS) {
         float sum = 0.0f;
         if (first + own < blocks && column < width) {
@@ -35,14 +35,14 @@ KERNEL(GROUP) bias_backward(
         }
         sums[l] = sum;
         barrier_local();
-        if (folds) {
+        if (owns) {
             for (uint b = 0u; b < BLOCKS && first + b < blocks; b++) {
                 total = total + sums[b * COLUMNS + l];
             }
         }
         barrier_local();
     }
-    if (folds) {
+    if (owns) {
         dbias[column] = total;
     }
 }

@@ -93,7 +93,7 @@ FUNCTION void multiply(Sums *sums, LOCAL_POINTER const int *left, LOCAL_POINTER 
 }
 
 // acc = fma(value, scale of the row, acc) for every output of a work item.
-FUNCTION void fold_rows(
+FUNCTION void accumulate_rows(
     float *acc, const Sums *sums, GLOBAL const float *scales, ulong first, uint chunks, uint chunk, uint rows
 ) {
     #pragma unroll
@@ -144,7 +144,7 @@ KERNEL(GROUP) product_forward(
             barrier_local();
             multiply(sums, left_tile, right_tile, end - at);
         }
-        fold_rows(acc, sums, left_scales, left_first, chunks, chunk, rows);
+        accumulate_rows(acc, sums, left_scales, left_first, chunks, chunk, rows);
     }
     #pragma unroll
     for (uint i = 0u; i < EACH; i++) {
@@ -203,7 +203,7 @@ KERNEL(GROUP) product_input(
             barrier_local();
             multiply(sums, left_tile, right_tile, end - at);
         }
-        fold_rows(acc, sums, left_scales, left_first, chunks, chunk, rows);
+        accumulate_rows(acc, sums, left_scales, left_first, chunks, chunk, rows);
     }
     #pragma unroll
     for (uint i = 0u; i < EACH; i++) {

@@ -14,8 +14,8 @@
 //   - warpgroup 0: one thread feeds a ring of STAGES slots in shared memory by bulk copies. A tile
 //     of B serves both blocks of the pair: each copies half of it and sends it to both, or reading
 //     L2 would bind;
-//   - warpgroups 1 and 2: 64 rows of the tile each, wgmma from shared memory, sums and fold in
-//     registers. While one folds, the other keeps the tensor cores busy.
+//   - warpgroups 1 and 2: 64 rows of the tile each, wgmma from shared memory, sums and epilogue in
+//     registers. During the epilogue of one, the other keeps the tensor cores busy.
 //
 // One slot holds [Ah 128 rows][Al 128][Bl 128][Bh 128], each row 128 bytes, swizzled. Bl and Bh lie
 // next to each other so that they are one matrix of 256 columns: m64n256 with A = Ah gives Ah*Bl in
@@ -99,7 +99,7 @@ struct Ring {
 // wgmma
 
 // sums[0..127] = a (64 x 32) times b (256 x 32, transposed), or += that. The first form is one of
-// its own, with outputs only, so that the compiler knows the sums to be dead during fold and
+// its own, with outputs only, so that the compiler knows the sums to be dead during epilogue and
 // epilogue.
 __device__ inline void start_256(int (&sums)[128], u64 a, u64 b) {
     asm volatile("{\n"
@@ -501,7 +501,7 @@ __device__ inline void consume(Ring ring, const Walk &walk, u32 rank, int kblock
                 const float v = __int2float_rn(sums[64 + i] * 256 + sums[i]);
                 acc[i] = __fmaf_rn(v, i % 4 < 2 ? scale_0 : scale_8, acc[i]);
             }
-            pin(acc);   // fold before the next products overwrite the sums
+            pin(acc);   // add before the next products overwrite the sums
         }
 
         staged_wait();

@@ -71,7 +71,7 @@ __device__ inline void produce(Ring ring, const Work &work, u32 rank, const Oper
 }
 
 // acc = fma(value, row scale * column scale, acc), the scales from shared memory.
-__device__ inline void fold(float (&acc)[EACH], const int (&sums)[SUMS], const float *scales, int row, int column) {
+__device__ inline void accumulate(float (&acc)[EACH], const int (&sums)[SUMS], const float *scales, int row, int column) {
     const float row_0 = scales[row], row_8 = scales[row + 8];
 #pragma unroll
     for (int j = 0; j < EACH / 4; j++) {
@@ -99,7 +99,7 @@ __device__ inline void consume(Ring ring, const Work &work, u32 rank, u32 warpgr
         for (int chunk = group.first; chunk < group.end; chunk++) {
             int sums[SUMS];
             sum_chunk(sums, ring, work.blocks(chunk), warpgroup, lane);
-            fold(acc, sums, (const float *)(shared + (ring.scales() - shared_start)), row_inside, column_inside);
+            accumulate(acc, sums, (const float *)(shared + (ring.scales() - shared_start)), row_inside, column_inside);
             ring.next_scales();
         }
         store_tile(acc, out, row + row_inside, column + column_inside);

@@ -31,7 +31,7 @@ constexpr u32 LEFT_PLANE = ROWS * KBLOCK, RIGHT_PLANE = COLUMNS * KBLOCK;
 constexpr u32 RIGHT = SLICES * LEFT_PLANE;
 constexpr u32 SLOT_BYTES = RIGHT + SLICES * RIGHT_PLANE;
 // Scales of a chunk, of the rows and of the columns, for kernels that copy them. One place more
-// than slots: a warp has folded a chunk before it releases a slot of the next, so the place that
+// than slots: a warp has added a chunk before it releases a slot of the next, so the place that
 // the copy of the fourth chunk ahead overwrites is no longer read.
 constexpr u32 SCALES = STAGES * SLOT_BYTES;
 constexpr u32 SCALE_PLACES = STAGES + 1;

@@ -214,11 +214,11 @@ multiversion! {
                 }
             }
         }
-        sums.fold();
+        sums.flush();
     }
 }
 
-/// The running sums of a tile's `dweight`, folded in at the end of every block of tokens.
+/// The running sums of a tile's `dweight`, added at the end of every block of tokens.
 struct WeightSums<'a, I> {
     dweight: Option<&'a mut [f32]>,
     kernel: usize,
@@ -248,13 +248,13 @@ impl<I: Iterator<Item = Range<usize>>> WeightSums<'_, I> {
             return false;
         }
         if t >= self.end {
-            self.fold();
+            self.flush();
             self.end = self.blocks.next().map_or(usize::MAX, |block| block.end);
         }
         true
     }
 
-    fn fold(&mut self) {
+    fn flush(&mut self) {
         let Some(dweight) = self.dweight.as_mut().filter(|_| self.end > 0) else { return };
         for (channel, dweight) in dweight.chunks_exact_mut(self.kernel).enumerate() {
             for (dweight, block) in dweight.iter_mut().zip(&self.block) {

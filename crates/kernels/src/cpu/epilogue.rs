@@ -8,8 +8,8 @@ use super::slices::BLOCK;
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-/// One block of output and what is folded into it. Its creator has exclusive access to these rows
-/// and columns of the output ([`SharedMut::slice`]) until it is folded.
+/// One block of output and the epilogue that writes it. Its creator has exclusive access to these
+/// rows and columns of the output ([`SharedMut::slice`]) until its epilogue is done.
 pub(super) struct Target<'a> {
     pub(super) out: &'a SharedMut<'a, f32>,
     pub(super) at: usize,
@@ -22,13 +22,13 @@ pub(super) struct Target<'a> {
     pub(super) chunk_scales: Option<&'a [f32]>,
     pub(super) row_scales: Option<&'a [f32]>,
     /// Applied after the last chunk.
-    pub(super) after: Option<After<'a>>,
+    pub(super) after: Option<BlockTerms<'a>>,
 }
 
 /// The terms a linear layer adds to its product, for one block: `y + bias`, then
 /// `fma(alpha, Σ_j u[row, j]·factor[j, column], ·)`.
 #[derive(Clone, Copy)]
-pub(super) struct After<'a> {
+pub(super) struct BlockTerms<'a> {
     /// One per column of the block, or none.
     pub(super) bias: Option<&'a [f32]>,
     /// `[rows, rank]`
@@ -84,20 +84,20 @@ pub(super) fn chunk_value<F: isobit_numerics::Fma, const PLANES: usize>(sums: [i
     }
 }
 
-/// Folds a block. Whole blocks on AVX-512 have their own code, because the fold is a large part of
-/// the time there.
-pub(super) fn fold_block<const PLANES: usize>(path: Path, sums: &Sums, target: &Target) {
+/// Runs the epilogue of a block. Whole blocks on AVX-512 have their own code, because the epilogue
+/// is a large part of the time there.
+pub(super) fn epilogue_block<const PLANES: usize>(path: Path, sums: &Sums, target: &Target) {
     #[cfg(target_arch = "x86_64")]
     if path.vector() == Vector::Avx512 && target.width == BLOCK && target.rows > 0 {
         target.check_whole();
         // SAFETY: a `Cpu` holds the path only after checking AVX-512; the target is whole (checked
         // above) and its rank is the one that `for_rank` chooses by.
-        return unsafe { for_rank!(target.rank(), fold_whole::<PLANES>(sums, target)) };
+        return unsafe { for_rank!(target.rank(), epilogue_whole::<PLANES>(sums, target)) };
     }
-    fold_any::<PLANES>(path, sums, target);
+    epilogue_any::<PLANES>(path, sums, target);
 }
 
-/// `fold_any` for a block of 32 columns, resumable row by row. `RANK` is the adapter's rank, or
+/// `epilogue_any` for a block of 32 columns, resumable row by row. `RANK` is the adapter's rank, or
 /// [`ANY_RANK`]. The block's columns of the first `HELD` factor rows stay in registers: reloading
 /// them for every row would compete with tile loads for the load ports.
 #[cfg(target_arch = "x86_64")]
@@ -144,7 +144,7 @@ impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RA
     /// # Safety
     /// AVX-512 is enabled where this is inlined. The target, of rank `RANK` unless that is any,
     /// passed [`Target::check_whole`], and its output is the caller's own. Until the last row is
-    /// folded, sums and target are neither moved nor written.
+    /// written, sums and target are neither moved nor written.
     #[inline(always)]
     pub(super) unsafe fn new(sums: &Sums, target: &Target) -> Self {
         // SAFETY: `check_whole` saw 32 scales, 32 biases, `rank` rows of 32 factors (of which
@@ -183,7 +183,7 @@ impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RA
         self.rows
     }
 
-    /// Folds `count` rows, or the remaining ones.
+    /// Finishes `count` rows, or the remaining ones.
     ///
     /// # Safety
     /// AVX-512 is enabled where this is inlined, and the promises of [`Self::new`] still hold.
@@ -247,30 +247,30 @@ impl<const PLANES: usize, const RANK: usize, const HELD: usize> Whole<PLANES, RA
                 _mm512_fmadd_ps(first, _mm512_set1_ps(65536.0), lower)
             };
             let before = _mm512_maskz_loadu_ps(self.before, self.out.add(half * 16));
-            let folded = _mm512_fmadd_ps(v, _mm512_mul_ps(left, self.chunk_scales[half]), before);
-            _mm512_mul_ps(folded, self.row_scales[half])
+            let sum = _mm512_fmadd_ps(v, _mm512_mul_ps(left, self.chunk_scales[half]), before);
+            _mm512_mul_ps(sum, self.row_scales[half])
         }
     }
 }
 
-/// Folds a whole block at once.
+/// The epilogue of a whole block at once.
 ///
 /// # Safety
 /// The machine has AVX-512. The target, of rank `RANK` unless that is any, passed
 /// [`Target::check_whole`], and its output is the caller's own.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,fma")]
-pub(super) unsafe fn fold_whole<const PLANES: usize, const RANK: usize, const HELD: usize>(
+pub(super) unsafe fn epilogue_whole<const PLANES: usize, const RANK: usize, const HELD: usize>(
     sums: &Sums,
     target: &Target,
 ) {
     // SAFETY: AVX-512 is enabled here, the target is as the caller promises, and both borrows last
-    // until all rows are folded.
+    // until all rows are finished.
     unsafe { Whole::<PLANES, RANK, HELD>::new(sums, target).some(BLOCK) }
 }
 
 multiversion! {
-    fn fold_any<F, const PLANES: usize>(sums: &Sums, target: &Target) {
+    fn epilogue_any<F, const PLANES: usize>(sums: &Sums, target: &Target) {
         let padded = |scales: Option<&[f32]>| {
             let mut row = [1.0f32; BLOCK];
             if let Some(scales) = scales {
@@ -279,7 +279,7 @@ multiversion! {
             row
         };
         let (chunk_scales, row_scales) = (padded(target.chunk_scales), padded(target.row_scales));
-        let follow = |y: f32, row: usize, column: usize, after: &After| {
+        let add_terms = |y: f32, row: usize, column: usize, after: &BlockTerms| {
             let y = after.bias.and_then(|bias| bias.get(column)).map_or(y, |bias| y + bias);
             if after.rank == 0 {
                 return y;
@@ -290,7 +290,7 @@ multiversion! {
         };
         // ORDER: one fused multiply-add per chunk, then the weight's scale. A missing right scale
         // is 1, which changes nothing.
-        let fold_row = |out: &mut [f32; BLOCK], row: usize| {
+        let finish_row = |out: &mut [f32; BLOCK], row: usize| {
             let left = target.left_scales[row * target.left_stride];
             let [first, second, third] = [&sums.0[0][row], &sums.0[1][row], &sums.0[2][row]];
             for column in 0..BLOCK {
@@ -300,7 +300,7 @@ multiversion! {
             }
             if let Some(after) = &target.after {
                 for column in 0..BLOCK {
-                    out[column] = follow(out[column], row, column, after);
+                    out[column] = add_terms(out[column], row, column, after);
                 }
             }
         };
@@ -310,11 +310,11 @@ multiversion! {
             // borrowed.
             let out = unsafe { target.out.slice(at..at + target.width) };
             if let Ok(out) = out.try_into() {
-                fold_row(out, row);
+                finish_row(out, row);
             } else {
                 let mut whole = [0.0f32; BLOCK];
                 whole[..out.len()].copy_from_slice(out);
-                fold_row(&mut whole, row);
+                finish_row(&mut whole, row);
                 out.copy_from_slice(&whole[..out.len()]);
             }
         }

@@ -4,14 +4,14 @@
 //! Tokens are processed in super-blocks of at most 512. Forward, threads divide the vocabulary
 //! blocks and store a maximum, a sum and a best index per (token, block), which are combined at the
 //! end. Backward, a group of blocks is recomputed, converted to `dz` and sliced by the threads that
-//! computed it; then all threads fold the group into `dh` and `dhead`. Row blocks without a target
+//! computed it; then all threads add the group to `dh` and `dhead`. Row blocks without a target
 //! are skipped. If both passes run together and a super-block's logits are small enough, they are
 //! kept instead of recomputed. The sizes of super-blocks and groups affect memory and time, not
 //! bits.
 
 use super::CpuMemory;
 use super::block::RightView;
-use super::nest::{Fold, Left, Nest, Place, SUPER_BLOCK, Worker, part, run, run_where, super_blocks};
+use super::nest::{Epilogue, Left, Nest, Place, SUPER_BLOCK, Worker, part, run, run_where, super_blocks};
 use super::panels::{Columns, Panels, Transposed, Weight, panel_bytes};
 use super::path::{Path, multiversion};
 use super::pool::{SharedMut, Tasks, share};
@@ -171,11 +171,12 @@ impl<'a> Logits<'a> {
     ) {
         let p = self.p;
         let nest = Nest { rows: rows.clone(), n: p.vocabulary, contraction: p.hidden, profile: p.profile };
-        let fold = Fold { accumulate: false, chunk_scales: None, row_scales: Some(self.right.scales()), after: None };
+        let epilogue =
+            Epilogue { accumulate: false, chunk_scales: None, row_scales: Some(self.right.scales()), after: None };
         let panels = columns.start / BLOCK..columns.end.div_ceil(BLOCK);
         for first in panels.clone().step_by(PANELS_TOGETHER) {
             let panels = first..(first + PANELS_TOGETHER).min(panels.end);
-            part(worker, place, self.left, &nest, fold, self.right, panels, rows.clone(), wanted);
+            part(worker, place, self.left, &nest, epilogue, self.right, panels, rows.clone(), wanted);
         }
     }
 
@@ -297,7 +298,7 @@ fn step(cpu: &Cpu, op: &mut HeadLossStep<'_, CpuMemory>, sizes: &Sizes, kept: us
         let mut room = GroupRoom { dz: z, tiles, scales: group_scales, kept: true };
         for group in Group::all(&tokens, sizes, p) {
             pass.slice_group(cpu, &mut room, &group, scratch);
-            pass.fold_input(cpu, dh, &room, &group, scratch);
+            pass.grad_input(cpu, dh, &room, &group, scratch);
         }
     }
 }
@@ -498,14 +499,14 @@ impl Run<HeadLossBackward<'_, CpuMemory>> for Cpu {
             for group in Group::all(&tokens, &sizes, p) {
                 pass.slice_group(self, &mut room, &group, scratch);
                 let dh = &mut dh[tokens.start * p.hidden..tokens.end * p.hidden];
-                pass.fold_input(self, dh, &room, &group, scratch);
+                pass.grad_input(self, dh, &room, &group, scratch);
                 let Some(dhead) = dhead else { continue };
                 let dhead = &mut dhead[group.columns.start * p.hidden..group.columns.end * p.hidden];
                 for chunk in token_blocks(row_starts, CHUNK).filter(|chunk| tokens.contains(&chunk.start)) {
                     let h = &h[chunk.start * p.hidden..chunk.end * p.hidden];
                     let rows = chunk.start - tokens.start..chunk.end - tokens.start;
                     let dz = &room.dz[rows.start * group.stride()..rows.end * group.stride()];
-                    transposed.fold_weight(self, dhead, h, dz, &group, scratch);
+                    transposed.grad_weight(self, dhead, h, dz, &group, scratch);
                 }
             }
         }
@@ -648,16 +649,17 @@ impl Backward<'_> {
     }
 
     /// Adds the group's contribution to `dh` of its tokens.
-    fn fold_input(&self, cpu: &Cpu, dh: &mut [f32], room: &GroupRoom, group: &Group, scratch: &mut [i8]) {
+    fn grad_input(&self, cpu: &Cpu, dh: &mut [f32], room: &GroupRoom, group: &Group, scratch: &mut [i8]) {
         let p = self.logits.p;
         let left = Left { tiles: room.tiles, layout: group.layout(p), scales: room.scales, chunks: group.blocks.len() };
         let rows = 0..group.tokens.len();
         let nest = Nest { rows, n: p.hidden, contraction: group.columns.len(), profile: p.profile };
-        let fold = Fold { accumulate: group.blocks.start > 0, chunk_scales: None, row_scales: None, after: None };
+        let epilogue =
+            Epilogue { accumulate: group.blocks.start > 0, chunk_scales: None, row_scales: None, after: None };
         let head = TransposedFrom { head: Transposed(self.logits.right), chunk: group.blocks.start };
         let start = group.tokens.start;
         let wanted = |rows: Range<usize>| self.any_target(start + rows.start..start + rows.end);
-        run_where(cpu, dh, left, &nest, fold, scratch, &head, &wanted);
+        run_where(cpu, dh, left, &nest, epilogue, scratch, &head, &wanted);
     }
 }
 
@@ -672,19 +674,19 @@ struct TransposedRoom<'a> {
 
 impl TransposedRoom<'_> {
     /// Adds one chunk of tokens to the group's rows of `dhead`.
-    fn fold_weight(&mut self, cpu: &Cpu, dhead: &mut [f32], h: &[f32], dz: &[f32], group: &Group, scratch: &mut [i8]) {
+    fn grad_weight(&mut self, cpu: &Cpu, dhead: &mut [f32], h: &[f32], dz: &[f32], group: &Group, scratch: &mut [i8]) {
         let p = self.p;
         let (tokens, width) = (h.len() / p.hidden, group.columns.len());
         let layout = LeftLayout::new(SliceShape { rows: width, width: tokens, profile: p.profile });
         columns_to_left(cpu, self.dz_tiles, self.dz_scales, layout, dz, group.stride(), width, p.profile);
         columns_to_right(cpu, self.h_tiles, self.h_scales, h, p.hidden, p.profile);
         let left = Left { tiles: self.dz_tiles, layout, scales: self.dz_scales, chunks: 1 };
-        let fold = Fold { accumulate: true, chunk_scales: Some(self.h_scales), row_scales: None, after: None };
+        let epilogue = Epilogue { accumulate: true, chunk_scales: Some(self.h_scales), row_scales: None, after: None };
         let block_bytes = right_block_bytes(tokens, p.profile);
         let panels = Columns { tiles: self.h_tiles, block_bytes, width: p.hidden };
         for rows in super_blocks(0..width) {
             let nest = Nest { rows, n: p.hidden, contraction: tokens, profile: p.profile };
-            run(cpu, dhead, left, &nest, fold, scratch, &panels);
+            run(cpu, dhead, left, &nest, epilogue, scratch, &panels);
         }
     }
 }

@@ -6,7 +6,7 @@
 //! the path allows.
 
 use super::block::{LeftView, RightView, Sums};
-use super::epilogue::{Target, fold_block};
+use super::epilogue::{Target, epilogue_block};
 use super::path::Path;
 use super::slices::{BLOCK, CHUNK_TILES, TILE_BYTES, TILE_DEPTH, TILE_ROWS};
 use isobit_numerics::slices::Profile;
@@ -35,8 +35,8 @@ fn check_right(right: RightView, groups: &Range<usize>) {
 }
 
 /// Sums of a block of the target's rows against a right panel over groups of four elements, counted
-/// from the first tile of both, folded into the target. `sums` is scratch.
-pub(super) fn single_fold(
+/// from the first tile of both, with the target's epilogue. `sums` is scratch.
+pub(super) fn multiply_block(
     path: Path,
     sums: &mut Sums,
     left: LeftView,
@@ -57,8 +57,8 @@ pub(super) fn single_fold(
     }
     single_sums(path, sums, left, target.rows, right, bias, groups, profile);
     match profile {
-        Profile::X2 => fold_block::<2>(path, sums, target),
-        Profile::X3 => fold_block::<3>(path, sums, target),
+        Profile::X2 => epilogue_block::<2>(path, sums, target),
+        Profile::X3 => epilogue_block::<3>(path, sums, target),
     }
 }
 
@@ -70,7 +70,7 @@ fn check(path: Path, left: LeftView, rows: usize, right: RightView, groups: &Ran
     assert!(rows <= BLOCK && left_end + rows_read * TILE_DEPTH <= left.bytes.len(), "left block in bounds");
 }
 
-/// The sums of [`single_fold`], not folded. The caller has checked the bounds.
+/// The sums of [`multiply_block`], without its epilogue. The caller has checked the bounds.
 fn single_sums(
     path: Path,
     sums: &mut Sums,
@@ -89,11 +89,11 @@ fn single_sums(
         // SAFETY: a `Cpu` holds this path only after checking AVX2.
         Path::Avx2 => unsafe { wide::sums_avx2(sums, left, rows, right, groups, slices) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: a `Cpu` holds this path only after checking AVX-512 VNNI; `single_fold` checked
-        // that rows and groups of both operands are inside.
+        // SAFETY: a `Cpu` holds this path only after checking AVX-512 VNNI; `multiply_block`
+        // checked that rows and groups of both operands are inside.
         Path::Avx512 => unsafe { vnni::sums(sums, left, rows, right, bias, &groups, profile, None) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: whoever computes on this path holds an AMX session; `single_fold` checked that
+        // SAFETY: whoever computes on this path holds an AMX session; `multiply_block` checked that
         // whole tiles of both operands are inside and that there is a group.
         Path::Amx => unsafe { amx_sums(sums, left, rows, right, &groups, slices) },
         #[cfg(not(target_arch = "x86_64"))]
@@ -290,7 +290,7 @@ mod vnni {
         }
     }
 
-    /// Stores the sums, or folds them into a target of 32 columns if given.
+    /// Stores the sums, or adds them to a target of 32 columns if given.
     ///
     /// # Safety
     /// The machine has these features; `rows ≤ 32` rows of all slices and of all tiles with groups,
@@ -377,7 +377,7 @@ mod vnni {
                     if let Some(target) = target {
                         let left = *target.left_scales.as_ptr().add((row + r) * target.left_stride);
                         let out = target.out.pointer().add(target.at + (row + r) * target.stride + block * 16);
-                        fold::<SLICES>(out, exact, _mm512_mul_ps(_mm512_set1_ps(left), right), target.from_zero);
+                        accumulate::<SLICES>(out, exact, _mm512_mul_ps(_mm512_set1_ps(left), right), target.from_zero);
                     } else {
                         for slice in 0..SLICES {
                             let to = sums.0[slice][row + r].as_mut_ptr().add(block * 16);
@@ -390,13 +390,13 @@ mod vnni {
         ROWS
     }
 
-    /// Like `fold_block`, from registers; these sums never come with row scales. By value: a
+    /// Like `epilogue_block`, from registers; these sums never come with row scales. By value: a
     /// reference would keep the accumulators in memory.
     ///
     /// # Safety
     /// AVX-512 is enabled where this is inlined; 16 outputs at `out` are the caller's own.
     #[inline(always)]
-    unsafe fn fold<const SLICES: usize>(out: *mut f32, sums: [__m512i; SLICES], scale: __m512, from_zero: bool) {
+    unsafe fn accumulate<const SLICES: usize>(out: *mut f32, sums: [__m512i; SLICES], scale: __m512, from_zero: bool) {
         // SAFETY: reads and writes the 16 outputs, which are the caller's.
         unsafe {
             let v = if SLICES == 2 {

@@ -1,5 +1,5 @@
 //! Linear layers (`op/linear.rs`): one pass; bias and adapter are added when a block's last chunk
-//! is folded.
+//! is written.
 
 use super::{CpuMemory, product};
 use crate::backend::Run;
@@ -20,6 +20,6 @@ impl Run<LinearGradInput<'_, CpuMemory>> for Cpu {
     }
 }
 
-fn low<'a>(adapter: &'a LowRankTerm<'a, CpuMemory>) -> product::Low<'a> {
-    product::Low { u: adapter.u, factor: adapter.factor, thin: &adapter.p }
+fn low<'a>(adapter: &'a LowRankTerm<'a, CpuMemory>) -> product::Adapter<'a> {
+    product::Adapter { u: adapter.u, factor: adapter.factor, p: &adapter.p }
 }

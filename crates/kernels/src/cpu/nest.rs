@@ -1,12 +1,12 @@
 //! The loop nest of every slice product: which thread computes which block, and when.
 //!
 //! Rows are processed in super-blocks of 512, so one chunk of the left operand stays in the L2
-//! cache. For a group of right panels of 32 columns, chunks ascend (the order of the fold), and
+//! cache. For a group of right panels of 32 columns, chunks ascend (the order of the sums), and
 //! each panel is multiplied by all row blocks. Threads divide the panels, or the rows if panels are
 //! few; each output element has one owner.
 
 use super::block::{LeftView, Prepared, Sums, block_sums};
-use super::epilogue::{After, Target, fold_block};
+use super::epilogue::{BlockTerms, Target, epilogue_block};
 use super::overlap::Overlap;
 use super::panels::Panels;
 use super::path::Path;
@@ -52,19 +52,19 @@ pub(super) struct Left<'a> {
 
 /// How sums become output.
 #[derive(Clone, Copy)]
-pub(super) struct Fold<'a> {
+pub(super) struct Epilogue<'a> {
     /// Start from the output's contents instead of zero.
     pub(super) accumulate: bool,
     /// Right scales of the only chunk (weight gradient).
     pub(super) chunk_scales: Option<&'a [f32]>,
     /// Right scales applied after the last chunk (forward).
     pub(super) row_scales: Option<&'a [f32]>,
-    pub(super) after: Option<Follow<'a>>,
+    pub(super) after: Option<LinearTerms<'a>>,
 }
 
-/// The epilogue of a linear layer: bias and adapter.
+/// What a linear layer adds to its product: bias and adapter.
 #[derive(Clone, Copy)]
-pub(super) struct Follow<'a> {
+pub(super) struct LinearTerms<'a> {
     pub(super) bias: Option<&'a [f32]>,
     /// `[rows, rank]`, with rows numbered as in the nest.
     pub(super) u: &'a [f32],
@@ -87,11 +87,11 @@ pub(super) fn run(
     out: &mut [f32],
     left: Left,
     nest: &Nest,
-    fold: Fold,
+    epilogue: Epilogue,
     scratch: &mut [i8],
     panels_of: &impl Panels,
 ) {
-    run_where(cpu, out, left, nest, fold, scratch, panels_of, &|_| true);
+    run_where(cpu, out, left, nest, epilogue, scratch, panels_of, &|_| true);
 }
 
 /// Like [`run`], but skips row blocks that are not `wanted`.
@@ -100,17 +100,17 @@ pub(super) fn run_where(
     out: &mut [f32],
     left: Left,
     nest: &Nest,
-    fold: Fold,
+    epilogue: Epilogue,
     scratch: &mut [i8],
     panels_of: &impl Panels,
     wanted: &(impl Fn(Range<usize>) -> bool + Sync),
 ) {
     let rows = std::slice::from_ref(&nest.rows);
-    run_areas(cpu, out, left, nest, rows, scratch, &|_| (panels_of, fold), wanted);
+    run_areas(cpu, out, left, nest, rows, scratch, &|_| (panels_of, epilogue), wanted);
 }
 
-/// Like [`run_where`] for several areas of rows, each with its own right operand and fold: threads
-/// move from one to the next without waiting for each other.
+/// Like [`run_where`] for several areas of rows, each with its own right operand and epilogue:
+/// threads move from one to the next without waiting for each other.
 pub(super) fn run_areas<'a, P: Panels + 'a>(
     cpu: &Cpu,
     out: &mut [f32],
@@ -118,7 +118,7 @@ pub(super) fn run_areas<'a, P: Panels + 'a>(
     nest: &Nest,
     areas: &[Range<usize>],
     scratch: &mut [i8],
-    of_area: &(impl Fn(usize) -> (&'a P, Fold<'a>) + Sync),
+    of_area: &(impl Fn(usize) -> (&'a P, Epilogue<'a>) + Sync),
     wanted: &(impl Fn(Range<usize>) -> bool + Sync),
 ) {
     let out = SharedMut::new(out);
@@ -128,8 +128,8 @@ pub(super) fn run_areas<'a, P: Panels + 'a>(
         let place = Place { out: &out, stride: nest.n, origin: 0 };
         let worker = &mut Worker::new(cpu.path, nest.profile, own);
         while let Some(Piece { area, panels, rows }) = next() {
-            let (panels_of, fold) = of_area(area);
-            part(worker, &place, left, nest, fold, panels_of, panels, rows, wanted);
+            let (panels_of, epilogue) = of_area(area);
+            part(worker, &place, left, nest, epilogue, panels_of, panels, rows, wanted);
         }
     });
 }
@@ -223,7 +223,7 @@ pub(super) fn part(
     place: &Place,
     left: Left,
     nest: &Nest,
-    fold: Fold,
+    epilogue: Epilogue,
     panels_of: &impl Panels,
     my_panels: Range<usize>,
     my_rows: Range<usize>,
@@ -253,20 +253,20 @@ pub(super) fn part(
                     stride: place.stride,
                     rows,
                     width,
-                    from_zero: chunk == 0 && !fold.accumulate,
+                    from_zero: chunk == 0 && !epilogue.accumulate,
                     left_scales: &left.scales[row * left.chunks + chunk..],
                     left_stride: left.chunks,
-                    chunk_scales: fold.chunk_scales.map(|scales| &scales[first_column..first_column + width]),
-                    row_scales: fold
+                    chunk_scales: epilogue.chunk_scales.map(|scales| &scales[first_column..first_column + width]),
+                    row_scales: epilogue
                         .row_scales
                         .filter(|_| chunk + 1 == chunks)
                         .map(|scales| &scales[first_column..first_column + width]),
-                    after: fold.after.filter(|_| chunk + 1 == chunks).map(|follow| After {
-                        bias: follow.bias.map(|bias| &bias[first_column..first_column + width]),
-                        u: &follow.u[row * follow.rank..],
-                        rank: follow.rank,
-                        factor: &follow.panels[first_column * follow.rank..],
-                        alpha: follow.alpha,
+                    after: epilogue.after.filter(|_| chunk + 1 == chunks).map(|terms| BlockTerms {
+                        bias: terms.bias.map(|bias| &bias[first_column..first_column + width]),
+                        u: &terms.u[row * terms.rank..],
+                        rank: terms.rank,
+                        factor: &terms.panels[first_column * terms.rank..],
+                        alpha: terms.alpha,
                     }),
                 };
                 let view = LeftView {
@@ -284,8 +284,8 @@ pub(super) fn part(
                 let sums = overlap.finish();
                 block_sums(path, sums, view, rows, right, prepared, columns, nest.profile);
                 match nest.profile {
-                    Profile::X2 => fold_block::<2>(path, sums, &target),
-                    Profile::X3 => fold_block::<3>(path, sums, &target),
+                    Profile::X2 => epilogue_block::<2>(path, sums, &target),
+                    Profile::X3 => epilogue_block::<3>(path, sums, &target),
                 }
             }
         }

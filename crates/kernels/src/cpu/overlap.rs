@@ -1,19 +1,19 @@
-//! AMX, profile x2: a block is folded while the next one is multiplied.
+//! AMX, profile x2: the epilogue of a block runs while the next one is multiplied.
 //!
 //! Tile instructions are few and slow. Between any two of them a core has time for vector
-//! instructions of a fold, so each step of a product is followed by a few steps of the previous
-//! block's fold. Folds keep their order: blocks are folded sequentially.
+//! instructions of an epilogue, so each step of a product is followed by a few steps of the
+//! previous block's epilogue. Epilogues keep their order: one block after the other.
 
 use super::block::{LeftView, RightView, Sums};
 use super::epilogue::Target;
 #[cfg(target_arch = "x86_64")]
 use super::{
     amx,
-    epilogue::{ANY_RANK, Whole, fold_whole, for_rank},
+    epilogue::{ANY_RANK, Whole, epilogue_whole, for_rank},
     slices::{BLOCK, TILE_BYTES, TILE_DEPTH, TILE_ROWS},
 };
 
-/// A thread's blocks in flight: one being multiplied, one waiting to be folded.
+/// A thread's blocks in flight: one being multiplied, one waiting for its epilogue.
 pub(super) struct Overlap<'a> {
     sums: &'a mut [Sums; 2],
     turn: usize,
@@ -25,8 +25,8 @@ impl<'a> Overlap<'a> {
         Self { sums, turn: 0, waiting: None }
     }
 
-    /// Multiplies a block of up to 32 rows and 32 columns; it is folded later. The caller holds an
-    /// AMX session.
+    /// Multiplies a block of up to 32 rows and 32 columns; its epilogue runs later. The caller
+    /// holds an AMX session.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn block(&mut self, left: LeftView, right: RightView, columns: usize, target: Target<'a>) {
         target.check_whole();
@@ -55,27 +55,28 @@ impl<'a> Overlap<'a> {
         unreachable!("AMX exists on x86-64 alone");
     }
 
-    /// Folds the remaining block. The sums are then free.
+    /// Runs the epilogue of the remaining block. The sums are then free.
     pub(super) fn finish(&mut self) -> &mut Sums {
         #[cfg(target_arch = "x86_64")]
         if let Some(target) = self.waiting.take() {
             // SAFETY: the target passed `check_whole` when it came in (`block`), and the AMX path,
             // which alone makes targets wait, has AVX-512.
-            unsafe { for_rank!(target.rank(), fold_whole::<2>(&self.sums[1 - self.turn], &target)) };
+            unsafe { for_rank!(target.rank(), epilogue_whole::<2>(&self.sums[1 - self.turn], &target)) };
         }
         &mut self.sums[0]
     }
 }
 
-/// Folds the previous block, a few rows in each pause of a product. Created only in [`multiply`].
+/// The epilogue of the previous block, a few rows in each pause of a product. Created only in
+/// [`multiply`].
 #[cfg(target_arch = "x86_64")]
-struct Folding<const RANK: usize, const HELD: usize> {
+struct PendingEpilogue<const RANK: usize, const HELD: usize> {
     whole: Option<Whole<2, RANK, HELD>>,
     each: usize,
 }
 
 #[cfg(target_arch = "x86_64")]
-impl<const RANK: usize, const HELD: usize> amx::Pause for Folding<RANK, HELD> {
+impl<const RANK: usize, const HELD: usize> amx::Pause for PendingEpilogue<RANK, HELD> {
     #[inline(always)]
     fn pause(&mut self) {
         if let Some(whole) = &mut self.whole {
@@ -86,7 +87,7 @@ impl<const RANK: usize, const HELD: usize> amx::Pause for Folding<RANK, HELD> {
     }
 }
 
-/// `tiles` blocks of 16 rows by 32 columns, interleaved with rows of a fold.
+/// `tiles` blocks of 16 rows by 32 columns, interleaved with rows of an epilogue.
 ///
 /// # Safety
 /// The machine has AVX-512 and this thread an AMX session. There are one or two `tiles` and at
@@ -104,11 +105,12 @@ unsafe fn multiply<const RANK: usize, const HELD: usize>(
 ) {
     // SAFETY: addresses of tiles are those of the operands, all inside by the caller's promise. A
     // strip's 16 rows of sums lie in both planes: `tile` is 0 or 1, and the slices check it; their
-    // pointers are made of the exclusive borrow. What is folded keeps the promise of `Whole::new`.
+    // pointers are made of the exclusive borrow. The pending epilogue keeps the promise of
+    // `Whole::new`.
     unsafe {
         let whole = waiting.map(|(sums, target)| Whole::new(sums, target));
         let rows = whole.as_ref().map_or(0, Whole::rows);
-        let mut folding = Folding::<RANK, HELD> { whole, each: rows.div_ceil(tiles * columns * amx::PAUSES) };
+        let mut pending = PendingEpilogue::<RANK, HELD> { whole, each: rows.div_ceil(tiles * columns * amx::PAUSES) };
         for tile in 0..tiles {
             amx::zero();
             for column in 0..columns {
@@ -119,7 +121,7 @@ unsafe fn multiply<const RANK: usize, const HELD: usize>(
                     low: high.add(left.slice_stride),
                     right: [first, first.add(right.block_stride)],
                 };
-                amx::multiply_strip(strip, &mut folding);
+                amx::multiply_strip(strip, &mut pending);
             }
             let [first, second] = [0, 1].map(|plane| sums.0[plane][tile * TILE_ROWS..][..TILE_ROWS].as_mut_ptr());
             amx::store_strip(first.cast(), second.cast(), BLOCK);

@@ -1,7 +1,7 @@
 //! Slice product on the CPU (`op/product.rs`): its three forms as loop nests over sliced operands.
 
 use super::CpuMemory;
-use super::nest::{Fold, Follow, Left, Nest, SUPER_BLOCK, run, run_areas, super_blocks};
+use super::nest::{Epilogue, Left, LinearTerms, Nest, SUPER_BLOCK, run, run_areas, super_blocks};
 use super::panels::{Columns, Transposed, Weight, panel_bytes};
 use super::slices::{BLOCK, LeftLayout, LeftMut, SlicedRows, TILE_ROWS, fill_left, right_block_bytes};
 use super::token_slices::{columns_to_left, columns_to_right};
@@ -60,10 +60,10 @@ pub(super) fn workspace(cpu: &Cpu, p: &Product) -> usize {
 
 /// The adapter's part of a linear layer.
 #[derive(Clone, Copy)]
-pub(super) struct Low<'a> {
+pub(super) struct Adapter<'a> {
     pub(super) u: &'a [f32],
     pub(super) factor: &'a [f32],
-    pub(super) thin: &'a LowRank<'a>,
+    pub(super) p: &'a LowRank<'a>,
 }
 
 /// The product's workspace plus the adapter's factor in panels.
@@ -72,29 +72,31 @@ pub(super) fn linear_workspace(cpu: &Cpu, p: &Product, low: Option<&LowRank>) ->
     panels + workspace(cpu, p)
 }
 
-/// The epilogue of a plain product, with the factor in panels of 32 columns.
-fn follow<'a>(
+/// Bias and adapter of a linear layer, with the factor in panels of 32 columns.
+fn linear_terms<'a>(
     cpu: &Cpu,
     rows: usize,
     bias: Option<&'a [f32]>,
-    low: Option<Low<'a>>,
+    low: Option<Adapter<'a>>,
     workspace: &mut Workspace<'a>,
-) -> Follow<'a> {
-    let Some(Low { u, factor, thin }) = low else { return Follow { bias, u: &[], rank: 0, panels: &[], alpha: 0.0 } };
-    assert_eq!(thin.segments, [0, rows], "one factor for all rows");
-    assert_eq!((u.len(), factor.len()), (rows * thin.rank, thin.rank * thin.width), "adapter");
-    let panels = workspace.take::<f32>(thin.width.div_ceil(BLOCK) * BLOCK * thin.rank);
-    cpu.pool.run_rows(panels, thin.rank * BLOCK, |range, panels| {
-        for (panel, panels) in range.zip(panels.chunks_exact_mut(thin.rank * BLOCK)) {
+) -> LinearTerms<'a> {
+    let Some(Adapter { u, factor, p }) = low else {
+        return LinearTerms { bias, u: &[], rank: 0, panels: &[], alpha: 0.0 };
+    };
+    assert_eq!(p.segments, [0, rows], "one factor for all rows");
+    assert_eq!((u.len(), factor.len()), (rows * p.rank, p.rank * p.width), "adapter");
+    let panels = workspace.take::<f32>(p.width.div_ceil(BLOCK) * BLOCK * p.rank);
+    cpu.pool.run_rows(panels, p.rank * BLOCK, |range, panels| {
+        for (panel, panels) in range.zip(panels.chunks_exact_mut(p.rank * BLOCK)) {
             let first = panel * BLOCK;
             for (j, row) in panels.chunks_exact_mut(BLOCK).enumerate() {
                 for (column, value) in row.iter_mut().enumerate() {
-                    *value = if first + column < thin.width { factor[thin.at(j, first + column)] } else { 0.0 };
+                    *value = if first + column < p.width { factor[p.at(j, first + column)] } else { 0.0 };
                 }
             }
         }
     });
-    Follow { bias, u, rank: thin.rank, panels, alpha: thin.alpha }
+    LinearTerms { bias, u, rank: p.rank, panels, alpha: p.alpha }
 }
 
 pub(super) fn forward(
@@ -108,7 +110,7 @@ pub(super) fn forward(
     forward_with(cpu, y, x, w, p, None, Workspace::new(workspace));
 }
 
-/// In one pass: bias and adapter are added when a block's last chunk is folded.
+/// In one pass: bias and adapter are added in the epilogue of a block's last chunk.
 pub(super) fn linear_forward(
     cpu: &Cpu,
     y: &mut [f32],
@@ -116,14 +118,14 @@ pub(super) fn linear_forward(
     w: Matrix<CpuMemory>,
     p: &Product,
     bias: Option<&[f32]>,
-    low: Option<Low>,
+    low: Option<Adapter>,
     workspace: &mut [u8],
 ) {
     assert_eq!(p.weights(), 1, "a linear layer has one weight");
     assert!(p.k > 0 && bias.is_none_or(|bias| bias.len() == p.n), "inputs and bias");
-    assert!(low.is_none_or(|low| low.thin.width == p.n), "adapter");
+    assert!(low.is_none_or(|low| low.p.width == p.n), "adapter");
     let mut workspace = Workspace::new(workspace);
-    let after = follow(cpu, p.rows(), bias, low, &mut workspace);
+    let after = linear_terms(cpu, p.rows(), bias, low, &mut workspace);
     forward_with(cpu, y, x, w, p, Some(after), workspace);
 }
 
@@ -133,7 +135,7 @@ fn forward_with(
     x: &SlicedRows,
     w: Matrix<CpuMemory>,
     p: &Product,
-    after: Option<Follow>,
+    after: Option<LinearTerms>,
     mut workspace: Workspace,
 ) {
     assert_eq!(x.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "left operand");
@@ -147,7 +149,7 @@ fn forward_with(
         let rows: Vec<_> = areas.iter().map(|(_, rows)| rows.clone()).collect();
         let of_area = |area: usize| {
             let right = &weights[areas[area].0];
-            (right, Fold { accumulate: false, chunk_scales: None, row_scales: Some(right.scales()), after })
+            (right, Epilogue { accumulate: false, chunk_scales: None, row_scales: Some(right.scales()), after })
         };
         run_areas(cpu, y, left, &nest, &rows, scratch, &of_area, &|_| true);
     };
@@ -183,13 +185,13 @@ pub(super) fn linear_grad_input(
     dy: &[f32],
     w: Matrix<CpuMemory>,
     p: &Product,
-    low: Option<Low>,
+    low: Option<Adapter>,
     workspace: &mut [u8],
 ) {
     assert_eq!(p.weights(), 1, "a linear layer has one weight");
-    assert!(p.n > 0 && low.is_none_or(|low| low.thin.width == p.k), "outputs and adapter");
+    assert!(p.n > 0 && low.is_none_or(|low| low.p.width == p.k), "outputs and adapter");
     let mut workspace = Workspace::new(workspace);
-    let after = follow(cpu, p.rows(), None, low, &mut workspace);
+    let after = linear_terms(cpu, p.rows(), None, low, &mut workspace);
     grad_input_with(cpu, dx, dy, w, p, Some(after), workspace);
 }
 
@@ -199,7 +201,7 @@ fn grad_input_with(
     dy: &[f32],
     w: Matrix<CpuMemory>,
     p: &Product,
-    after: Option<Follow>,
+    after: Option<LinearTerms>,
     mut workspace: Workspace,
 ) {
     assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients");
@@ -223,13 +225,13 @@ fn grad_input_with(
             fill_left(cpu, left, &dy[rows.start * p.n..rows.end * p.n], Some(right.scales()));
             let left = Left { tiles: left_tiles, layout, scales: left_scales, chunks: p.n.div_ceil(CHUNK) };
             // The nest numbers rows from the first of these.
-            let after = after.map(|after| Follow { u: &after.u[rows.start * after.rank..], ..after });
-            let fold = Fold { accumulate: p.accumulate, chunk_scales: None, row_scales: None, after };
+            let after = after.map(|after| LinearTerms { u: &after.u[rows.start * after.rank..], ..after });
+            let epilogue = Epilogue { accumulate: p.accumulate, chunk_scales: None, row_scales: None, after };
             let nest = Nest { rows: 0..rows.len(), n: p.k, contraction: p.n, profile: p.profile };
             let dx = &mut dx[rows.start * p.k..rows.end * p.k];
             let areas: Vec<_> = super_blocks(0..rows.len()).collect();
             let transposed = Transposed(&right);
-            run_areas(cpu, dx, left, &nest, &areas, scratch, &|_| (&transposed, fold), &|_| true);
+            run_areas(cpu, dx, left, &nest, &areas, scratch, &|_| (&transposed, epilogue), &|_| true);
         }
     }
 }
@@ -273,10 +275,10 @@ pub(super) fn grad_weight(
             let block_bytes = right_block_bytes(block.len(), p.profile);
             let (tiles, scales): (&[i8], &[f32]) = (right_tiles, right_scales);
             let left = Left { tiles: left_tiles, layout, scales: left_scales, chunks: 1 };
-            let fold = Fold { accumulate: true, chunk_scales: Some(scales), row_scales: None, after: None };
+            let epilogue = Epilogue { accumulate: true, chunk_scales: Some(scales), row_scales: None, after: None };
             for rows in super_blocks(0..p.n) {
                 let nest = Nest { rows, n: p.k, contraction: block.len(), profile: p.profile };
-                run(cpu, dw, left, &nest, fold, scratch, &Columns { tiles, block_bytes, width: p.k });
+                run(cpu, dw, left, &nest, epilogue, scratch, &Columns { tiles, block_bytes, width: p.k });
             }
         }
     }

@@ -1,14 +1,14 @@
 //! Product with 4-bit weights on the CPU (`op/product4.rs`). Nibbles are unpacked once per panel
 //! and chunk and used for all rows.
 //!
-//! Forward, the pieces of a chunk are folded in sequence while a block of the output stays in the
+//! Forward, the pieces of a chunk are added in sequence while a block of the output stays in the
 //! L1 cache. The input gradient slices `dy·σ` once per group; if a weight has few rows, several
 //! groups are sliced together and share one loop nest.
 
 use super::block::{LeftView, RightView, Sums};
 use super::epilogue::Target;
 use super::int4::{Plan, QuantizedWeight, TRANSPOSED_BYTES, piece_bytes};
-use super::int4_block::{column_sums, single_fold};
+use super::int4_block::{column_sums, multiply_block};
 use super::nest::{self, Left, Next, SUPER_BLOCK, deal, panels_together, super_blocks};
 use super::path::Path;
 use super::pool::SharedMut;
@@ -220,7 +220,7 @@ impl Forward<'_> {
         }
     }
 
-    /// Folds the pieces of a chunk into a block of the output.
+    /// Adds the pieces of a chunk to a block of the output.
     fn block(
         &self,
         sums: &mut Sums,
@@ -261,7 +261,7 @@ impl Forward<'_> {
                 slice_stride: left.layout.slice_stride(),
             };
             let bias = &prepared.bias[index];
-            single_fold(cpu.path, sums, view, right, bias, groups, p.profile, &target);
+            multiply_block(cpu.path, sums, view, right, bias, groups, p.profile, &target);
         }
     }
 }
@@ -407,7 +407,7 @@ impl Batch<'_> {
         });
     }
 
-    /// Folds one chunk of the outputs into a panel of places; `place` is their columns' location.
+    /// Adds one chunk of the outputs to a panel of places; `place` is their columns' location.
     fn panel(
         &self,
         sums: &mut Sums,
@@ -447,7 +447,7 @@ impl Batch<'_> {
                 column_stride: left.layout.column_stride(),
                 slice_stride: left.layout.slice_stride(),
             };
-            single_fold(cpu.path, sums, view, right, &bias, groups.clone(), p.profile, &target);
+            multiply_block(cpu.path, sums, view, right, &bias, groups.clone(), p.profile, &target);
         }
     }
 }

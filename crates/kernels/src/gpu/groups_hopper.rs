@@ -53,7 +53,7 @@ pub(super) struct WeightRows {
     pub(super) count: usize,
 }
 
-/// `y = left · rightᵀ` over `width`, chunks folded with the left operand's scales.
+/// `y = left · rightᵀ` over `width`, chunks added with the left operand's scales.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupsProduct {
     pub(super) y: Place,

@@ -10,10 +10,10 @@ use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::hopper::Epilogue;
 use super::memory::{GpuBuffer, Parts, Place};
 use super::product::{
-    Arriving, Left, Output, Part, ROOM, Right, RowTiles, TransposedScratch, WeightScratch, Weights, fold_forward,
-    fold_input, slice_folded, stored_rows,
+    Arriving, Left, Output, Part, ROOM, Right, RowTiles, TransposedScratch, WeightScratch, Weights, forward_sliced,
+    grad_input_sliced, slice_folded, stored_rows,
 };
-use super::product_weight::{BatchLimits, ColumnSlices, TokenChunks, fold_weights};
+use super::product_weight::{BatchLimits, ColumnSlices, TokenChunks, grad_weight_sliced};
 use super::program::{Program, program};
 use super::slices::{SlicedRows, plane_bytes};
 use crate::Matrix;
@@ -97,7 +97,7 @@ impl<'a> Logits<'a> {
     fn compute(&self, gpu: &Gpu, tiles: &RowTiles, tokens: &Range<usize>, stripe: &Range<usize>) -> Right {
         let right = self.head.part(gpu, &Part { weights: 0..1, rows: stripe.clone() });
         let z = Output { place: self.place, stride: stripe.len(), base: tokens.start, column: 0 };
-        fold_forward(gpu, z, self.hidden, right, tiles, &(0..1), Epilogue::default());
+        forward_sliced(gpu, z, self.hidden, right, tiles, &(0..1), Epilogue::default());
         right
     }
 }
@@ -193,14 +193,24 @@ impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
                 let left = Left { planes, scales, shape, base: rows.start };
                 let dz = Arriving { place: logits.place, stride: stripe.len(), column: 0 };
                 slice_folded(self, left, dz, right, &tiles, &(0..1));
-                let (fresh, end) = (stripe.start == 0, Epilogue::default());
-                fold_input(self, Place::from(&*op.dh), left, right, transposed, fresh, &tiles, &(0..1), end);
+                let (fresh, epilogue) = (stripe.start == 0, Epilogue::default());
+                grad_input_sliced(
+                    self,
+                    Place::from(&*op.dh),
+                    left,
+                    right,
+                    transposed,
+                    fresh,
+                    &tiles,
+                    &(0..1),
+                    epilogue,
+                );
                 if let Some(dhead) = dhead {
                     let dz_columns = dz_columns.narrowed(stripe.len());
                     dz_columns.slice(self, logits.place, rows.start, &chunks, &batch, profile);
                     let operands = (dz_columns, h_columns);
-                    let folded = (batch.clone(), stripe.start);
-                    fold_weights(self, dhead, &[folded], operands, &chunks, &batch, profile);
+                    let run = (batch.clone(), stripe.start);
+                    grad_weight_sliced(self, dhead, &[run], operands, &chunks, &batch, profile);
                 }
             }
         }

@@ -37,7 +37,7 @@ pub(super) struct Operand {
     pub(super) rows: usize,
 }
 
-/// `y = left · rightᵀ` over `width`, chunks folded with the left operand's scales.
+/// `y = left · rightᵀ` over `width`, chunks added with the left operand's scales.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HopperProduct {
     pub(super) y: Place,
@@ -53,7 +53,7 @@ pub(super) struct HopperProduct {
     pub(super) right_scales: Option<(Place, usize)>,
     pub(super) width: usize,
     pub(super) accumulate: bool,
-    pub(super) end: Epilogue,
+    pub(super) epilogue: Epilogue,
 }
 
 /// The epilogue of a linear layer, applied before the product is stored.
@@ -110,7 +110,7 @@ pub(super) fn product(gpu: &Gpu, p: &HopperProduct) {
     assert!([m32, n32, k32].iter().all(|&size| size < 1 << 30), "sizes are 32-bit signed in the kernel");
     let Some([left_high, left_low]) = maps(gpu, &p.left, p.width, TILE) else { return };
     let Some([right_high, right_low]) = maps(gpu, &p.right, p.width, TILE / CLUSTER) else { return };
-    let low = p.end.low.unwrap_or(LowRank::absent(p.y));
+    let low = p.epilogue.low.unwrap_or(LowRank::absent(p.y));
     let arguments = [
         left_high,
         left_low,
@@ -124,7 +124,7 @@ pub(super) fn product(gpu: &Gpu, p: &HopperProduct) {
         n32.into(),
         k32.into(),
         u32::from(p.accumulate).into(),
-        p.end.bias.map_or(Argument::U64(0), |(bias, start)| bias.at::<f32>(start)),
+        p.epilogue.bias.map_or(Argument::U64(0), |(bias, start)| bias.at::<f32>(start)),
         low.u.0.at::<f32>(low.u.1),
         low.factor.0.at::<f32>(low.factor.1),
         low.rank_step.into(),

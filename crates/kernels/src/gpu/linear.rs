@@ -12,8 +12,8 @@ impl Run<LinearForward<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut LinearForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
         if hopper::serves(self, op.p.profile, op.p.k) {
             let bias = op.bias.map(|bias| (Place::from(bias), 0));
-            let end = Epilogue { bias, low: op.adapter.map(low_rank) };
-            return product::forward(self, op.y, op.x, op.w, &op.p, end, workspace);
+            let epilogue = Epilogue { bias, low: op.adapter.map(low_rank) };
+            return product::forward(self, op.y, op.x, op.w, &op.p, epilogue, workspace);
         }
         product::forward(self, op.y, op.x, op.w, &op.p, Epilogue::default(), workspace);
         if let Some(bias) = op.bias {
@@ -28,8 +28,8 @@ impl Run<LinearForward<'_, GpuMemory>> for Gpu {
 impl Run<LinearGradInput<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut LinearGradInput<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
         if hopper::serves(self, op.p.profile, op.p.n) {
-            let end = Epilogue { bias: None, low: op.adapter.map(low_rank) };
-            return product::grad_input(self, op.dx, op.dy, op.w, &op.p, end, workspace);
+            let epilogue = Epilogue { bias: None, low: op.adapter.map(low_rank) };
+            return product::grad_input(self, op.dx, op.dy, op.w, &op.p, epilogue, workspace);
         }
         product::grad_input(self, op.dx, op.dy, op.w, &op.p, Epilogue::default(), workspace);
         if let Some(LowRankTerm { u, factor, p }) = &op.adapter {

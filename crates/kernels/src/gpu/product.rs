@@ -2,9 +2,9 @@
 //! bytes.
 //!
 //! Stored weights and folded gradients are sliced into the workspace. It is bounded: large operands
-//! are processed in stripes, whose sums continue from the current output. [`fold_forward`] and
-//! [`fold_input`] are products of sliced operands, where a device's native matrix units can take
-//! over; `product_weight.rs` has the third one, the weight gradient.
+//! are processed in stripes, whose sums continue from the current output. [`forward_sliced`] and
+//! [`grad_input_sliced`] are products of sliced operands, where a device's native matrix units can
+//! take over; `product_weight.rs` has the third one, the weight gradient.
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
@@ -315,14 +315,14 @@ fn in_groups(gpu: &Gpu, tiles: &RowTiles, profile: Profile) -> bool {
 
 /// `y = acc · scale` of the right rows: the forward product of sliced operands. Only tensor cores
 /// support an epilogue.
-pub(super) fn fold_forward(
+pub(super) fn forward_sliced(
     gpu: &Gpu,
     y: Output,
     left: Left,
     right: Right,
     tiles: &RowTiles,
     weights: &Range<usize>,
-    end: Epilogue,
+    epilogue: Epilogue,
 ) {
     assert_eq!((left.shape.width, left.shape.profile), (right.width, right.profile), "operands of a product");
     if in_groups(gpu, tiles, right.profile) && right.width > 0 {
@@ -360,7 +360,7 @@ pub(super) fn fold_forward(
                 right_scales: Some((right.scales, first_row)),
                 width: right.width,
                 accumulate: false,
-                end,
+                epilogue,
             };
             hopper::product(gpu, &product);
         }
@@ -478,7 +478,7 @@ impl TransposedScratch {
 
 /// The input gradients of several weights, or of profile x3, on tensor cores: as many weights at a
 /// time as the scratch for transposed parts holds.
-fn fold_input_groups(
+fn grad_input_groups(
     gpu: &Gpu,
     dx: Place,
     left: Left,
@@ -518,7 +518,7 @@ fn fold_input_groups(
 
 /// `dx = acc`, starting from zero if `fresh` and from `dx` otherwise: the input gradient of sliced
 /// operands.
-pub(super) fn fold_input(
+pub(super) fn grad_input_sliced(
     gpu: &Gpu,
     dx: Place,
     left: Left,
@@ -527,11 +527,11 @@ pub(super) fn fold_input(
     fresh: bool,
     tiles: &RowTiles,
     weights: &Range<usize>,
-    end: Epilogue,
+    epilogue: Epilogue,
 ) {
     assert_eq!((left.shape.width, left.shape.profile), (right.rows, right.profile), "operands of a product");
     if let (Some(planes), true) = (transposed.place, in_groups(gpu, tiles, right.profile) && right.rows > 0) {
-        return fold_input_groups(gpu, dx, left, right, (planes, transposed.weights), fresh, tiles, weights);
+        return grad_input_groups(gpu, dx, left, right, (planes, transposed.weights), fresh, tiles, weights);
     }
     if let (Some(planes), true) = (transposed.place, hopper::serves(gpu, right.profile, right.rows)) {
         for weight in weights.clone() {
@@ -552,7 +552,7 @@ pub(super) fn fold_input(
                 right_scales: None,
                 width: right.rows,
                 accumulate: !fresh,
-                end,
+                epilogue,
             };
             hopper::product(gpu, &product);
         }
@@ -631,7 +631,7 @@ pub(super) fn forward(
     x: &SlicedRows,
     w: Matrix<GpuMemory>,
     p: &Product,
-    end: Epilogue,
+    epilogue: Epilogue,
     workspace: &mut GpuBuffer<u8>,
 ) {
     assert!(!p.accumulate, "the forward product overwrites");
@@ -642,8 +642,8 @@ pub(super) fn forward(
     for part in weights.parts(p.n.next_multiple_of(CHUNK).max(CHUNK)) {
         let right = weights.part(gpu, &part);
         let y = Output { place: Place::from(&*y), stride: p.n, base: 0, column: part.rows.start };
-        let end = end.at_column(part.rows.start);
-        fold_forward(gpu, y, Left::from(x), right, &tiles, &part.weights, end);
+        let epilogue = epilogue.at_column(part.rows.start);
+        forward_sliced(gpu, y, Left::from(x), right, &tiles, &part.weights, epilogue);
     }
 }
 
@@ -653,7 +653,7 @@ pub(super) fn grad_input(
     dy: &GpuBuffer<f32>,
     w: Matrix<GpuMemory>,
     p: &Product,
-    end: Epilogue,
+    epilogue: Epilogue,
     workspace: &mut GpuBuffer<u8>,
 ) {
     assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients of the product");
@@ -671,7 +671,7 @@ pub(super) fn grad_input(
         slice_folded(gpu, left, dy, right, &tiles, &part.weights);
         let fresh = part.rows.start == 0 && !p.accumulate;
         // The sums are complete only with the last part.
-        let end = if part.rows.end == p.n { end } else { Epilogue::default() };
-        fold_input(gpu, Place::from(&*dx), left, right, transposed, fresh, &tiles, &part.weights, end);
+        let epilogue = if part.rows.end == p.n { epilogue } else { Epilogue::default() };
+        grad_input_sliced(gpu, Place::from(&*dx), left, right, transposed, fresh, &tiles, &part.weights, epilogue);
     }
 }

@@ -224,7 +224,7 @@ pub(super) fn grad_input(
         let outputs = first..(first + folded_columns(p)).min(p.n);
         for group in 0..w.shape.groups() {
             slice_scaled(gpu, folded, dy, w, group, &outputs, &tiles, p);
-            fold_group(gpu, dx, folded, w, group, &outputs, &tiles, p);
+            grad_input_group(gpu, dx, folded, w, group, &outputs, &tiles, p);
         }
     }
 }
@@ -263,7 +263,7 @@ fn slice_scaled(
     gpu.launch_sliced(&SLICES, "slice_scaled", p.profile, groups, arguments);
 }
 
-fn fold_group(
+fn grad_input_group(
     gpu: &Gpu,
     dx: &GpuBuffer<f32>,
     folded: Folded,

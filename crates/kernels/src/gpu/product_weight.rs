@@ -169,14 +169,14 @@ impl ColumnSlices {
     }
 }
 
-/// Chunks of a batch, and the first row of the gradient they are folded into.
-pub(super) type Folded = (Range<usize>, usize);
+/// Chunks of a batch, and the first row of the gradient they are added to.
+pub(super) type ChunkRun = (Range<usize>, usize);
 
-/// Folds chunks of a batch into `dw`: the weight gradients of sliced operands.
-pub(super) fn fold_weights(
+/// Adds chunks of a batch to `dw`: the weight gradients of sliced operands.
+pub(super) fn grad_weight_sliced(
     gpu: &Gpu,
     dw: Place,
-    folded: &[Folded],
+    runs: &[ChunkRun],
     operands: (ColumnSlices, ColumnSlices),
     chunks: &TokenChunks,
     batch: &Range<usize>,
@@ -185,10 +185,10 @@ pub(super) fn fold_weights(
     let (left, right) = operands;
     if slice_tiles::serves(gpu) {
         let operands = (left.columns(), right.columns());
-        return weight_hopper::product(gpu, dw, folded, operands, chunks.blocks(batch), profile);
+        return weight_hopper::product(gpu, dw, runs, operands, chunks.blocks(batch), profile);
     }
     let tokens = chunks.tokens(batch);
-    for (folded, first_row) in folded {
+    for (run, first_row) in runs {
         let arguments = arguments![
             dw,
             *first_row,
@@ -200,8 +200,8 @@ pub(super) fn fold_weights(
             right.scales,
             dimension(tokens.len()),
             &chunks.table,
-            dimension(folded.start),
-            dimension(folded.end),
+            dimension(run.start),
+            dimension(run.end),
             dimension(batch.start),
             dimension(tokens.start),
         ];
@@ -259,11 +259,11 @@ pub(super) fn grad_weight(
     for batch in chunks.batches(limits) {
         left.slice(gpu, Place::from(dy), 0, &chunks, &batch, p.profile);
         right.slice(gpu, Place::from(x), 0, &chunks, &batch, p.profile);
-        let (mut folded, mut first): (Vec<Folded>, usize) = (Vec::new(), batch.start);
+        let (mut runs, mut first): (Vec<ChunkRun>, usize) = (Vec::new(), batch.start);
         for same in weights[batch.clone()].chunk_by(|a, b| a == b) {
-            folded.push((first..first + same.len(), same[0] * p.n));
+            runs.push((first..first + same.len(), same[0] * p.n));
             first += same.len();
         }
-        fold_weights(gpu, Place::from(&*dw), &folded, (left, right), &chunks, &batch, p.profile);
+        grad_weight_sliced(gpu, Place::from(&*dw), &runs, (left, right), &chunks, &batch, p.profile);
     }
 }

@@ -4,12 +4,12 @@
 
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::{GpuBuffer, Place};
+use super::product_weight::ChunkRun;
 use super::program::Program;
 use super::runtime::{Argument, Language};
 use super::slice_tiles::{BLOCK, CLUSTER, ROWS, blocks, map, shared_bytes, tile_columns};
 use super::slices::padded;
 use isobit_numerics::slices::Profile;
-use std::ops::Range;
 
 static COLUMNS: Program =
     Program { name: "column_slices", text: include_str!("../../gpu/column_slices.cu"), language: Language::Cuda };
@@ -65,24 +65,24 @@ pub(super) fn slice(gpu: &Gpu, columns: Columns, x: Place, x_base: usize, chunks
     gpu.launch_sliced(&COLUMNS, "slice_along_tokens", profile, groups, arguments);
 }
 
-/// Adds the chunks of each of `groups` to `dw`, starting at the group's first row.
+/// Adds the chunks of each of `runs` to `dw`, starting at its first row.
 pub(super) fn product(
     gpu: &Gpu,
     dw: Place,
-    groups: &[(Range<usize>, usize)],
+    runs: &[ChunkRun],
     (left, right): (Columns, Columns),
     chunks: Chunks,
     profile: Profile,
 ) {
     let (n, k, slices) = (left.width, right.width, profile.slice_count());
-    let Some((folded, first_row)) = groups.first().filter(|_| n > 0 && k > 0) else { return };
+    let Some((run, first_row)) = runs.first().filter(|_| n > 0 && k > 0) else { return };
     let signed = |size: usize| size < 1 << 29;
     assert!([n, k, chunks.blocks * BLOCK].into_iter().all(signed), "sizes are 32-bit signed in the kernel");
     let pitch = chunks.blocks * BLOCK;
     let Some(left_map) = map(gpu, left.planes, slices * n, pitch, ROWS / CLUSTER) else { return };
     let Some(right_map) = map(gpu, right.planes, slices * k, pitch, tile_columns(profile)) else { return };
-    let table = (groups.len() > 1).then(|| {
-        let entries = groups.iter().flat_map(|(folded, row)| [folded.start, folded.end, *row]);
+    let table = (runs.len() > 1).then(|| {
+        let entries = runs.iter().flat_map(|(run, row)| [run.start, run.end, *row]);
         gpu.offsets(&entries.collect::<Vec<_>>())
     });
     let arguments = [
@@ -95,14 +95,14 @@ pub(super) fn product(
         dimension(k).into(),
         chunks.table.into(),
         table.as_ref().map_or(Argument::U64(0), Argument::from),
-        dimension(groups.len()).into(),
-        dimension(folded.start).into(),
-        dimension(folded.end).into(),
+        dimension(runs.len()).into(),
+        dimension(run.start).into(),
+        dimension(run.end).into(),
         (*first_row).into(),
         dimension(chunks.first).into(),
         dimension(chunks.first_block).into(),
     ];
-    let pairs = groups.len() * n.div_ceil(ROWS) * k.div_ceil(CLUSTER * tile_columns(profile));
+    let pairs = runs.len() * n.div_ceil(ROWS) * k.div_ceil(CLUSTER * tile_columns(profile));
     let shared = shared_bytes(profile);
     gpu.launch_with(&PRODUCT_WEIGHT, "product_weight_hopper", profile, blocks(gpu, pairs), shared, &arguments);
 }

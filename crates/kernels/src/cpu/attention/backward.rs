@@ -4,7 +4,7 @@
 //! A tile of 128 queries by 128 keys (`gradients.rs`) feeds dQ of its queries and dK, dV of its
 //! keys. Usually one task is a whole head of a span and computes each tile once. If that gives too
 //! few tasks for the threads, queries and keys become separate tasks and each tile is computed
-//! twice. Both ways fold tiles in the same order.
+//! twice. Both ways add tiles in the same order.
 
 use super::forward::shapes;
 use super::gradients::{Gradients, Tile};

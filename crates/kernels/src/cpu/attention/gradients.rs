@@ -7,7 +7,9 @@
 
 use super::along::Panel;
 use super::operands::{ROWS, SQUARE, as_tiles};
-use super::tile::{Columns, State, clear, column_tiles, fold_columns, fold_rows, gather, grad_block, slice_rows};
+use super::tile::{
+    Columns, State, accumulate_columns, accumulate_rows, clear, column_tiles, gather, grad_block, slice_rows,
+};
 use super::{TILE, Tensor, part};
 use crate::cpu::block::{LeftView, RightView, Sums, block_sums};
 use crate::cpu::path::Path;
@@ -225,8 +227,8 @@ impl Gradients<'_> {
                     let scales = &state.row_scales[row..row + count];
                     let out = &mut state.dq[row * self.row_stride() + panel * BLOCK..];
                     match p.profile {
-                        Profile::X2 => fold_rows::<2>(self.path, out, sums, scales, self.row_stride()),
-                        Profile::X3 => fold_rows::<3>(self.path, out, sums, scales, self.row_stride()),
+                        Profile::X2 => accumulate_rows::<2>(self.path, out, sums, scales, self.row_stride()),
+                        Profile::X3 => accumulate_rows::<3>(self.path, out, sums, scales, self.row_stride()),
                     }
                 }
             }
@@ -283,8 +285,8 @@ impl Gradients<'_> {
                     let from_zero = tile.first_query == tile.first_key;
                     let target = Columns { place: first % ROWS, active, from_zero };
                     match p.profile {
-                        Profile::X2 => fold_columns::<2>(self.path, out, sums, &scales, &target),
-                        Profile::X3 => fold_columns::<3>(self.path, out, sums, &scales, &target),
+                        Profile::X2 => accumulate_columns::<2>(self.path, out, sums, &scales, &target),
+                        Profile::X3 => accumulate_columns::<3>(self.path, out, sums, &scales, &target),
                     }
                 }
             }

@@ -63,8 +63,8 @@ mod avx512 {
     use super::{BLOCK, LANES, Rows};
     use std::arch::x86_64::*;
 
-    /// Folds the lanes of 32 rows, 16 rows at a time.
-    macro_rules! fold {
+    /// Reduces the lanes of 32 rows, 16 rows at a time.
+    macro_rules! reduce {
         ($name:ident, $type:ty, $join:expr) => {
             #[target_feature(enable = "avx512f")]
             pub(super) fn $name(rows: &Rows<$type>) -> [$type; BLOCK] {
@@ -75,8 +75,8 @@ mod avx512 {
                     unsafe {
                         let load = |row: usize, at: usize| _mm512_loadu_ps(rows[row].as_ptr().add(at).cast());
                         let row = |row: usize| $join(load(row, 0), load(row, LANES / 2));
-                        let folded = fold16(row, |a, b| $join(a, b));
-                        _mm512_storeu_ps(out.as_mut_ptr().cast(), folded);
+                        let reduced = reduce16(row, |a, b| $join(a, b));
+                        _mm512_storeu_ps(out.as_mut_ptr().cast(), reduced);
                     }
                 }
                 out
@@ -84,9 +84,9 @@ mod avx512 {
         };
     }
 
-    fold!(sums, f32, |a, b| _mm512_add_ps(a, b));
-    fold!(maxima, f32, |a, b| _mm512_max_ps(a, b));
-    fold!(integer_maxima, u32, |a, b| {
+    reduce!(sums, f32, |a, b| _mm512_add_ps(a, b));
+    reduce!(maxima, f32, |a, b| _mm512_max_ps(a, b));
+    reduce!(integer_maxima, u32, |a, b| {
         _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b)))
     });
 
@@ -94,7 +94,7 @@ mod avx512 {
     /// row `i`'s.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn fold16(row: impl Fn(usize) -> __m512, join: impl Fn(__m512, __m512) -> __m512) -> __m512 {
+    fn reduce16(row: impl Fn(usize) -> __m512, join: impl Fn(__m512, __m512) -> __m512) -> __m512 {
         // Eight lanes of each of two rows, four of each of four, two of each of eight.
         let two = |a: usize, b: usize| {
             let (a, b) = (row(a), row(b));
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_path_folds_alike() {
+    fn every_path_reduces_alike() {
         // Numbers of very different magnitude, so a different order of additions changes the
         // result.
         let number = |i: usize| ((i * 7919 % 1000) as f32 - 500.0) * [1.0, 1e-4, 1e4][i % 3];

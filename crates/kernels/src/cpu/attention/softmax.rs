@@ -28,7 +28,7 @@ pub(super) struct State<'a> {
     pub(super) scale: [f32; ROWS],
     /// Visible places of the current tile, per row.
     pub(super) visible: [(usize, usize); ROWS],
-    /// Values of 32 rows to be folded over lanes.
+    /// Values of 32 rows to be reduced over lanes.
     pub(super) lanes: lanes::Rows<f32>,
     pub(super) magnitudes: lanes::Rows<u32>,
     pub(super) z: &'a mut [f32; ROWS * TILE],
@@ -77,7 +77,7 @@ multiversion! {
 }
 
 // From the scores of a tile to sliced weights in three steps, each of which runs over all rows: the
-// trees between them fold 32 rows at once. `rows` are among 32 from a multiple of 32. Per-row
+// trees between them reduce 32 rows at once. `rows` are among 32 from a multiple of 32. Per-row
 // values are computed for all 32 rows, so these loops have a constant length; rows without a place
 // in the tile keep their values.
 
@@ -154,7 +154,7 @@ multiversion! {
         state: &mut State,
         rows: Range<usize>,
         places: &Range<usize>,
-        folded: (&[f32; BLOCK], &[u32; BLOCK]),
+        reduced: (&[f32; BLOCK], &[u32; BLOCK]),
         bias: i8,
     ) {
         let State { l, alpha, scale, visible, z, weights, .. } = state;
@@ -164,8 +164,8 @@ multiversion! {
         let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
         let mut multipliers = [0.0f32; BLOCK];
         for row in 0..BLOCK {
-            l[row] = if rows.contains(&(start + row)) { F::fma(l[row], alpha[row], folded.0[row]) } else { l[row] };
-            let quantiser = Quantiser::of(profile, folded.1[row]);
+            l[row] = if rows.contains(&(start + row)) { F::fma(l[row], alpha[row], reduced.0[row]) } else { l[row] };
+            let quantiser = Quantiser::of(profile, reduced.1[row]);
             (scale[row], multipliers[row]) = (quantiser.scale, quantiser.multiplier);
         }
         for row in rows {
@@ -212,7 +212,7 @@ impl Seen {
 }
 
 multiversion! {
-    /// Folds a block of the product with the values into the running sum.
+    /// Adds a block of the product with the values to the running sum.
     pub(super) fn value_block<F, const PLANES: usize>(state: &mut State, rows: Range<usize>, first: usize, stride: usize) {
         for row in rows {
             let (scale, alpha) = (state.scale[row], state.alpha[row]);

@@ -238,8 +238,8 @@ multiversion! {
 }
 
 multiversion! {
-    /// Folds a block into dQ, with one scale per row.
-    pub(super) fn fold_rows<F, const PLANES: usize>(out: &mut [f32], sums: &Sums, scales: &[f32], stride: usize) {
+    /// Adds a block to dQ, with one scale per row.
+    pub(super) fn accumulate_rows<F, const PLANES: usize>(out: &mut [f32], sums: &Sums, scales: &[f32], stride: usize) {
         for (row, scale) in scales.iter().enumerate() {
             let out = &mut out[row * stride..][..BLOCK];
             let (first, second, third) = (&sums.0[0][row], &sums.0[1][row], &sums.0[2][row]);
@@ -251,7 +251,7 @@ multiversion! {
     }
 }
 
-/// Which columns of a partial sum a block folds into.
+/// Which columns of a partial sum a block is added to.
 pub(super) struct Columns {
     /// First of the 32 columns within the block's 64 keys.
     pub(super) place: usize,
@@ -261,8 +261,8 @@ pub(super) struct Columns {
 }
 
 multiversion! {
-    /// Folds a block into dK or dV, laid out as `[width][64 keys]`, with one scale per column.
-    pub(super) fn fold_columns<F, const PLANES: usize>(out: &mut [f32], sums: &Sums, scales: &[f32; BLOCK], target: &Columns) {
+    /// Adds a block to dK or dV, laid out as `[width][64 keys]`, with one scale per column.
+    pub(super) fn accumulate_columns<F, const PLANES: usize>(out: &mut [f32], sums: &Sums, scales: &[f32; BLOCK], target: &Columns) {
         for (row, out) in out.chunks_exact_mut(ROWS).enumerate() {
             let out = &mut out[target.place..][..BLOCK];
             if target.from_zero {
@@ -271,8 +271,8 @@ multiversion! {
             let (first, second, third) = (&sums.0[0][row], &sums.0[1][row], &sums.0[2][row]);
             for column in 0..BLOCK {
                 let value = chunk_value::<F, PLANES>([first[column], second[column], third[column]]);
-                let folded = F::fma(value, scales[column], out[column]);
-                out[column] = if column >= target.active { folded } else { out[column] };
+                let sum = F::fma(value, scales[column], out[column]);
+                out[column] = if column >= target.active { sum } else { out[column] };
             }
         }
     }
