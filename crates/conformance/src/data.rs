@@ -2,7 +2,7 @@
 
 /// The distribution of the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Distribution {
     /// Roughly normal, standard deviation 1.
     Plain,
     /// Magnitudes over many orders, some columns a thousand times larger.
@@ -14,7 +14,7 @@ pub enum Kind {
     Zeros,
 }
 
-impl Kind {
+impl Distribution {
     pub const ALL: [Self; 4] = [Self::Plain, Self::Outliers, Self::Edges, Self::Zeros];
 }
 
@@ -47,23 +47,23 @@ impl Random {
         (self.uniform() + self.uniform() + self.uniform() + self.uniform() - 2.0) * 1.7320508
     }
 
-    pub fn f32s(&mut self, kind: Kind, length: usize) -> Vec<f32> {
+    pub fn f32s(&mut self, kind: Distribution, length: usize) -> Vec<f32> {
         (0..length).map(|index| self.f32(kind, index)).collect()
     }
 
-    fn f32(&mut self, kind: Kind, index: usize) -> f32 {
+    fn f32(&mut self, kind: Distribution, index: usize) -> f32 {
         const EDGES: [f32; 14] =
             [0.0, -0.0, 1e-45, -1e-45, 1.1754942e-38, -1.1754944e-38, 1e-20, -1e-20, 1e15, -1e15, 1.0, -1.0, 0.5, 1.5];
         match kind {
-            Kind::Plain => self.normal(),
-            Kind::Outliers => {
+            Distribution::Plain => self.normal(),
+            Distribution::Outliers => {
                 let size = (0..self.below(8)).fold(1e-3f32, |size, _| size * 4.0);
                 self.normal() * size * if index % 37 == 5 { 1000.0 } else { 1.0 }
             }
-            Kind::Edges if self.below(3) == 0 => EDGES[self.below(EDGES.len())],
+            Distribution::Edges if self.below(3) == 0 => EDGES[self.below(EDGES.len())],
             // Multiples of half the quantiser's unit for a maximum of 1: ties.
-            Kind::Edges => (self.below(65025) as f32 - 32512.0) / 65024.0,
-            Kind::Zeros => 0.0,
+            Distribution::Edges => (self.below(65025) as f32 - 32512.0) / 65024.0,
+            Distribution::Zeros => 0.0,
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::prepare::RunError;
 use crate::row::Row;
 use crate::step::{StepSettings, Trainer};
 use isobit_autograd::Gradients;
-use isobit_kernels::plan::{Counting, Holder, Holdings, Kind, MemoryLayout, Work};
+use isobit_kernels::plan::{Counting, Holder, Holdings, MemoryKind, MemoryLayout, Work};
 use isobit_models::build::Settings;
 use isobit_models::{Config, WeightSource, build};
 use std::collections::BTreeMap;
@@ -53,8 +53,8 @@ impl Item {
         let is_in = |part: &str| file.contains(part);
         match holder.kind {
             _ if is_in("models/") => Self::Weights,
-            Kind::Weight => Self::Trained,
-            Kind::Buffer("u8") => Self::Workspace,
+            MemoryKind::Weight => Self::Trained,
+            MemoryKind::Buffer("u8") => Self::Workspace,
             _ if is_in("autograd/src/parameters.rs") => Self::Gradients,
             _ if is_in("training/src/step.rs") => Self::Optimizer,
             _ => Self::Activations,

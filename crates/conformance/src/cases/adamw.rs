@@ -1,6 +1,6 @@
 //! AdamW: first and later steps, with and without decay.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{AdamWTensor, AdamWUpdate};
@@ -11,7 +11,7 @@ struct AdamWCase {
     length: usize,
     step: u64,
     settings: AdamW,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for AdamWCase {
@@ -44,7 +44,7 @@ impl Case for AdamWCase {
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
-    for kind in Kind::ALL {
+    for kind in Distribution::ALL {
         for (length, step, weight_decay) in [(0, 1, 0.0), (1, 1, 0.1), (33, 7, 0.0), (4099, 1000, 0.01)] {
             let settings = AdamW { lr: 3e-4, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay };
             visitor.case(&AdamWCase { length, step, settings, kind });

@@ -1,6 +1,6 @@
 //! Elementwise sum of two tensors, and scaling.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{Add, Scale};
@@ -9,7 +9,7 @@ use isobit_kernels::op::{Add, Scale};
 struct ResidualCase {
     length: usize,
     factor: f32,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for ResidualCase {
@@ -29,7 +29,7 @@ impl Case for ResidualCase {
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
-    for kind in Kind::ALL {
+    for kind in Distribution::ALL {
         for (length, factor) in [(0, 1.0), (1, 0.3), (31, -0.0), (33, 1.0), (4097, 1e-30), (10007, 0.7)] {
             visitor.case(&ResidualCase { length, factor, kind });
         }

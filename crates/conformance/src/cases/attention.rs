@@ -1,7 +1,7 @@
 //! Attention, forward and backward: widths even and odd, grouped heads, packed documents, windows,
 //! cached decoding.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{Attention, AttentionBackward, AttentionForward, Span};
@@ -29,7 +29,7 @@ pub struct AttentionCase {
     pub value_width: usize,
     pub window: Option<usize>,
     pub profile: Profile,
-    pub kind: Kind,
+    pub kind: Distribution,
 }
 
 /// Inputs of one call, in the op's layouts.
@@ -67,7 +67,7 @@ impl AttentionCase {
         let mut random = Random::new((self.key_width * 1000 + self.query_rows()) as u64);
         let (queries, keys) = (self.query_rows() * self.heads, self.key_rows() * self.kv_heads);
         // The gradient of edge values would overflow if the incoming gradient had them too.
-        let grad_kind = if self.kind == Kind::Edges { Kind::Plain } else { self.kind };
+        let grad_kind = if self.kind == Distribution::Edges { Distribution::Plain } else { self.kind };
         Inputs {
             q: random.f32s(self.kind, queries * self.key_width),
             k: random.f32s(self.kind, keys * self.key_width),
@@ -154,19 +154,19 @@ pub fn visit(visitor: &mut impl Visitor) {
         kind,
     };
     for profile in Profile::ALL {
-        visitor.case(&case(&[1], (1, 1), (1, 1), profile, Kind::Plain));
-        visitor.case(&case(&[1, 2, 65], (2, 1), (24, 40), profile, Kind::Outliers));
-        visitor.case(&case(&[33, 1, 31], (7, 1), (16, 8), profile, Kind::Plain));
-        visitor.case(&case(&[40], (2, 2), (256, 256), profile, Kind::Outliers));
-        visitor.case(&case(&[35], (1, 1), (192, 128), profile, Kind::Plain));
-        visitor.case(&case(&[127, 2, 128], (1, 1), (32, 20), profile, Kind::Outliers));
-        for kind in Kind::ALL {
+        visitor.case(&case(&[1], (1, 1), (1, 1), profile, Distribution::Plain));
+        visitor.case(&case(&[1, 2, 65], (2, 1), (24, 40), profile, Distribution::Outliers));
+        visitor.case(&case(&[33, 1, 31], (7, 1), (16, 8), profile, Distribution::Plain));
+        visitor.case(&case(&[40], (2, 2), (256, 256), profile, Distribution::Outliers));
+        visitor.case(&case(&[35], (1, 1), (192, 128), profile, Distribution::Plain));
+        visitor.case(&case(&[127, 2, 128], (1, 1), (32, 20), profile, Distribution::Outliers));
+        for kind in Distribution::ALL {
             visitor.case(&case(&[5, 41], (4, 2), (20, 33), profile, kind));
         }
         for (window, length) in [(1, 40), (5, 131), (128, 140), (130, 140)] {
             visitor.case(&AttentionCase {
                 window: Some(window),
-                ..case(&[3, length], (1, 1), (8, 16), profile, Kind::Outliers)
+                ..case(&[3, length], (1, 1), (8, 16), profile, Distribution::Outliers)
             });
         }
         // Decoding: queries are the last positions; key rows lie elsewhere, in a different order.
@@ -176,18 +176,21 @@ pub fn visit(visitor: &mut impl Visitor) {
                 Span { queries: 0..1, keys: 70..199 },
                 Span { queries: 3..70, keys: 0..70 },
             ],
-            ..case(&[], (2, 1), (12, 36), profile, Kind::Outliers)
+            ..case(&[], (2, 1), (12, 36), profile, Distribution::Outliers)
         });
     }
-    visitor.case(&case(&[129, 1, 64], (2, 1), (64, 64), Profile::X2, Kind::Outliers));
-    visitor.case(&case(&[130], (7, 1), (64, 64), Profile::X3, Kind::Plain));
-    visitor.case(&case(&[200], (4, 2), (128, 128), Profile::X2, Kind::Plain));
-    visitor.case(&case(&[150], (1, 1), (256, 256), Profile::X3, Kind::Outliers));
-    visitor.case(&case(&[257, 127], (1, 1), (16, 16), Profile::X2, Kind::Outliers));
-    visitor.case(&case(&[129, 385], (1, 1), (64, 64), Profile::X2, Kind::Plain));
-    visitor.case(&AttentionCase { window: Some(128), ..case(&[385], (2, 1), (64, 24), Profile::X2, Kind::Plain) });
-    visitor.case(&AttentionCase { window: Some(100), ..case(&[300], (1, 1), (24, 64), Profile::X3, Kind::Edges) });
-    visitor.case(&AttentionCase { window: Some(5), ..case(&[300], (1, 1), (24, 64), Profile::X2, Kind::Plain) });
+    visitor.case(&case(&[129, 1, 64], (2, 1), (64, 64), Profile::X2, Distribution::Outliers));
+    visitor.case(&case(&[130], (7, 1), (64, 64), Profile::X3, Distribution::Plain));
+    visitor.case(&case(&[200], (4, 2), (128, 128), Profile::X2, Distribution::Plain));
+    visitor.case(&case(&[150], (1, 1), (256, 256), Profile::X3, Distribution::Outliers));
+    visitor.case(&case(&[257, 127], (1, 1), (16, 16), Profile::X2, Distribution::Outliers));
+    visitor.case(&case(&[129, 385], (1, 1), (64, 64), Profile::X2, Distribution::Plain));
+    visitor
+        .case(&AttentionCase { window: Some(128), ..case(&[385], (2, 1), (64, 24), Profile::X2, Distribution::Plain) });
+    visitor
+        .case(&AttentionCase { window: Some(100), ..case(&[300], (1, 1), (24, 64), Profile::X3, Distribution::Edges) });
+    visitor
+        .case(&AttentionCase { window: Some(5), ..case(&[300], (1, 1), (24, 64), Profile::X2, Distribution::Plain) });
     visit_fragments(visitor);
 }
 
@@ -202,7 +205,7 @@ fn visit_fragments(visitor: &mut impl Visitor) {
         value_width,
         window,
         profile: Profile::X2,
-        kind: Kind::Outliers,
+        kind: Distribution::Outliers,
     };
     visitor.case(&case(&[1, 127, 130, 31], (6, 2), (128, 128), None));
     visitor.case(&case(&[129, 64], (4, 2), (96, 64), None));

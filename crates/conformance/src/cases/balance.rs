@@ -1,6 +1,6 @@
 //! Load balance: rows of data with empty ones, rows longer than a block, few and many experts.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{BalanceBackward, BalanceForward};
@@ -9,7 +9,7 @@ use isobit_kernels::op::{BalanceBackward, BalanceForward};
 struct BalanceCase {
     row_starts: Vec<usize>,
     experts: usize,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for BalanceCase {
@@ -25,7 +25,7 @@ impl Case for BalanceCase {
         let share = b.upload(&random.f32s(self.kind, rows * experts));
         let mut sums = poisoned(b, rows * experts);
         b.run(BalanceForward { sums: &mut sums, logits: &logits, row_starts: &self.row_starts, experts });
-        let mut dlogits = b.upload(&random.f32s(Kind::Plain, tokens * experts));
+        let mut dlogits = b.upload(&random.f32s(Distribution::Plain, tokens * experts));
         b.run(BalanceBackward {
             dlogits: &mut dlogits,
             share: &share,
@@ -39,13 +39,13 @@ impl Case for BalanceCase {
 
 pub fn visit(visitor: &mut impl Visitor) {
     let case = |row_starts: &[usize], experts, kind| BalanceCase { row_starts: row_starts.to_vec(), experts, kind };
-    visitor.case(&case(&[0, 1], 1, Kind::Plain));
-    visitor.case(&case(&[0, 0], 5, Kind::Plain));
-    visitor.case(&case(&[0, 300], 33, Kind::Plain));
-    visitor.case(&case(&[0, 9, 9, 138, 138], 128, Kind::Plain));
-    visitor.case(&case(&[0, 5], 1024, Kind::Outliers));
-    visitor.case(&case(&[0, 3, 4, 7, 11, 12, 20, 21], 300, Kind::Outliers));
-    for kind in Kind::ALL {
+    visitor.case(&case(&[0, 1], 1, Distribution::Plain));
+    visitor.case(&case(&[0, 0], 5, Distribution::Plain));
+    visitor.case(&case(&[0, 300], 33, Distribution::Plain));
+    visitor.case(&case(&[0, 9, 9, 138, 138], 128, Distribution::Plain));
+    visitor.case(&case(&[0, 5], 1024, Distribution::Outliers));
+    visitor.case(&case(&[0, 3, 4, 7, 11, 12, 20, 21], 300, Distribution::Outliers));
+    for kind in Distribution::ALL {
         visitor.case(&case(&[0, 128, 257], 37, kind));
     }
 }

@@ -1,7 +1,7 @@
 //! Casts: all 16-bit patterns when widening; ties, subnormals, overflow, infinities and NaN when
 //! narrowing.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use half::{bf16, f16};
 use isobit_kernels::op::{ToBf16, ToF16, ToF32};
@@ -55,7 +55,7 @@ impl Case for WidenCase {
 
 pub fn visit(visitor: &mut impl Visitor) {
     visitor.case(&WidenCase);
-    for (kind, length) in Kind::ALL.into_iter().zip([1, 33, 4097, 0]) {
+    for (kind, length) in Distribution::ALL.into_iter().zip([1, 33, 4097, 0]) {
         visitor.case(&NarrowCase { name: "numbers", values: Random::new(2).f32s(kind, length) });
     }
     // Around every boundary between neighbouring numbers of either format, and a stride over all

@@ -1,6 +1,6 @@
 //! Column copies: the splits and joins of model layers, sums over groups, copies inside wider rows.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{ColumnMode, Columns, CopyColumns, Place};
@@ -8,7 +8,7 @@ use isobit_kernels::op::{ColumnMode, Columns, CopyColumns, Place};
 #[derive(Debug)]
 struct ColumnCopyCase {
     shape: Columns,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for ColumnCopyCase {
@@ -53,7 +53,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         (2, 0, 3, place(6, 0, 3), place(6, 0, 3)),
         (2, 2, 0, place(6, 6, 0), place(6, 6, 0)),
     ];
-    for kind in Kind::ALL {
+    for kind in Distribution::ALL {
         for mode in [ColumnMode::Overwrite, ColumnMode::Add] {
             for (tokens, groups, width, from, to) in shapes {
                 visitor.case(&ColumnCopyCase { shape: Columns { tokens, groups, width, from, to, mode }, kind });

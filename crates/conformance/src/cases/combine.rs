@@ -1,7 +1,7 @@
 //! Combine and gather: tokens routed to experts and back, with and without weights, overwriting and
 //! accumulating.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::op::{Combine, CombineBackward, CombineForward, EmbeddingForward, router};
 use isobit_kernels::{Backend, StoredMatrix};
@@ -13,7 +13,7 @@ struct CombineCase {
     width: usize,
     /// Each pair goes to one of this many experts.
     experts: usize,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for CombineCase {
@@ -35,7 +35,7 @@ impl Case for CombineCase {
         let mut outputs = vec![Output::download(b, "gathered", &gathered)];
         let rows = b.upload(&random.f32s(kind, p.rows() * width));
         let weights = b.upload(&random.f32s(kind, p.rows()));
-        let old = random.f32s(Kind::Plain, tokens * width);
+        let old = random.f32s(Distribution::Plain, tokens * width);
         for (name, weights) in [("y", Some(&weights)), ("y without weights", None)] {
             for accumulate in [false, true] {
                 let mut y = if accumulate { b.upload(&old) } else { poisoned(b, tokens * width) };
@@ -66,12 +66,12 @@ impl Case for CombineCase {
 
 pub fn visit(visitor: &mut impl Visitor) {
     let case = |tokens, slots, width, experts, kind| CombineCase { tokens, slots, width, experts, kind };
-    visitor.case(&case(0, 2, 3, 4, Kind::Plain));
-    visitor.case(&case(1, 1, 1, 1, Kind::Plain));
-    visitor.case(&case(37, 8, 129, 16, Kind::Outliers));
-    visitor.case(&case(5, 3, 1030, 2, Kind::Plain));
-    visitor.case(&case(130, 2, 31, 60, Kind::Outliers));
-    for kind in Kind::ALL {
+    visitor.case(&case(0, 2, 3, 4, Distribution::Plain));
+    visitor.case(&case(1, 1, 1, 1, Distribution::Plain));
+    visitor.case(&case(37, 8, 129, 16, Distribution::Outliers));
+    visitor.case(&case(5, 3, 1030, 2, Distribution::Plain));
+    visitor.case(&case(130, 2, 31, 60, Distribution::Outliers));
+    for kind in Distribution::ALL {
         visitor.case(&case(23, 4, 65, 7, kind));
     }
 }

@@ -1,7 +1,7 @@
 //! Causal convolution: documents shorter than the window, empty ones, rows of several documents,
 //! every kernel width, with and without history.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{Conv1d, Conv1dBackward, Conv1dForward};
@@ -12,7 +12,7 @@ struct Conv1dCase {
     starts: Vec<usize>,
     channels: usize,
     kernel: usize,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for Conv1dCase {
@@ -27,7 +27,7 @@ impl Case for Conv1dCase {
         let [x, dy] = [(); 2].map(|()| b.upload(&random.f32s(self.kind, length)));
         let weight = b.upload(&random.f32s(self.kind, p.channels * p.kernel));
         let history = b.upload(&random.f32s(self.kind, p.history()));
-        let mut dweight = b.upload(&random.f32s(Kind::Plain, p.channels * p.kernel));
+        let mut dweight = b.upload(&random.f32s(Distribution::Plain, p.channels * p.kernel));
         let [mut y, mut continued, mut dx, mut alone] = [(); 4].map(|()| poisoned(b, length));
         b.run(Conv1dForward { y: &mut y, x: &x, weight: &weight, history: None, p });
         b.run(Conv1dForward { y: &mut continued, x: &x, weight: &weight, history: Some(&history), p });
@@ -52,7 +52,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         kernel,
         kind,
     };
-    for kind in Kind::ALL {
+    for kind in Distribution::ALL {
         visitor.case(&case(&[0, 1], &[0, 1], 1, 4, kind));
         visitor.case(&case(&[0, 0, 5, 5, 11], &[0, 0, 2, 5, 6, 11], 33, 4, kind));
         visitor.case(&case(&[0, 3, 40], &[0, 3, 3, 39, 40], 131, 4, kind));
@@ -63,8 +63,8 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor.case(&case(&[0, 0], &[0, 0], 5, 4, kind));
     }
     for kernel in 1..=8 {
-        visitor.case(&case(&[0, 4, 71], &[0, 4, 6, 13, 20, 71], 37, kernel, Kind::Plain));
-        visitor.case(&case(&[0, 97], &[0, 31, 33, 64, 65, 97], 3, kernel, Kind::Outliers));
+        visitor.case(&case(&[0, 4, 71], &[0, 4, 6, 13, 20, 71], 37, kernel, Distribution::Plain));
+        visitor.case(&case(&[0, 97], &[0, 31, 33, 64, 65, 97], 3, kernel, Distribution::Outliers));
     }
-    visitor.case(&case(&[0, 6, 19], &[0, 6, 19], 1543, 4, Kind::Outliers));
+    visitor.case(&case(&[0, 6, 19], &[0, 6, 19], 1543, 4, Distribution::Outliers));
 }

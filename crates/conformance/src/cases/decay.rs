@@ -1,6 +1,6 @@
 //! Decay and write strength: heads around the 32 lanes, rows longer than a token block, empty rows.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{Decay, DecayBackward, DecayForward};
@@ -9,7 +9,7 @@ use isobit_kernels::op::{Decay, DecayBackward, DecayForward};
 struct DecayCase {
     row_starts: Vec<usize>,
     heads: usize,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for DecayCase {
@@ -23,9 +23,9 @@ impl Case for DecayCase {
         let mut random = Random::new(length as u64);
         let [a, strength, dg, dbeta] = [(); 4].map(|()| b.upload(&random.f32s(self.kind, length)));
         // Its exponential must stay finite: infinity times zero is NaN, whose bits are not defined.
-        let a_log = b.upload(&random.f32s(Kind::Plain, heads));
+        let a_log = b.upload(&random.f32s(Distribution::Plain, heads));
         let dt_bias = b.upload(&random.f32s(self.kind, heads));
-        let [mut da_log, mut ddt_bias] = [(); 2].map(|()| b.upload(&random.f32s(Kind::Plain, heads)));
+        let [mut da_log, mut ddt_bias] = [(); 2].map(|()| b.upload(&random.f32s(Distribution::Plain, heads)));
         let [mut g, mut beta] = [(); 2].map(|()| poisoned(b, length));
         let (a, strength, dg, dbeta, a_log, dt_bias) = (&a, &strength, &dg, &dbeta, &a_log, &dt_bias);
         b.run(DecayForward { g: &mut g, beta: &mut beta, a, b: strength, a_log, dt_bias, p });
@@ -54,7 +54,7 @@ impl Case for DecayCase {
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
-    for kind in Kind::ALL {
+    for kind in Distribution::ALL {
         for (row_starts, heads) in [
             (&[0, 1][..], 1),
             (&[0, 0, 5, 5, 11], 32),

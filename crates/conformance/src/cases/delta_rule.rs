@@ -1,7 +1,7 @@
 //! The gated delta rule, forward and backward: lengths around a chunk, packed documents, even and
 //! odd widths, shared key heads, states.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{DeltaRule, DeltaRuleBackward, DeltaRuleForward};
@@ -15,7 +15,7 @@ pub struct DeltaRuleCase {
     pub value_width: usize,
     /// Whether documents start from a given state.
     pub initial: bool,
-    pub kind: Kind,
+    pub kind: Distribution,
 }
 
 /// Inputs of one call, in the op's layouts.
@@ -45,9 +45,9 @@ impl DeltaRuleCase {
         const DECAYS: [f32; 8] = [0.0, -0.0, -1e-45, -1e-20, -1e-3, -20.0, -90.0, -200.0];
         let [keys, values, scalars, states] = self.op().lengths();
         let random = &mut Random::new((self.key_width * 1000 + self.op().tokens()) as u64);
-        let edges = self.kind == Kind::Edges;
+        let edges = self.kind == Distribution::Edges;
         // The gradient of edge values would overflow if the incoming gradient had them too.
-        let grad_kind = if edges { Kind::Plain } else { self.kind };
+        let grad_kind = if edges { Distribution::Plain } else { self.kind };
         let mut unit_rows = |length: usize, scale: f32| {
             let mut x = random.f32s(self.kind, length);
             for row in x.chunks_mut(self.key_width) {
@@ -62,8 +62,8 @@ impl DeltaRuleCase {
         let k = unit_rows(keys, 1.0);
         let v = random.f32s(self.kind, values);
         let decay = |random: &mut Random| match self.kind {
-            Kind::Zeros => 0.0,
-            Kind::Edges if random.below(2) == 0 => DECAYS[random.below(DECAYS.len())],
+            Distribution::Zeros => 0.0,
+            Distribution::Edges if random.below(2) == 0 => DECAYS[random.below(DECAYS.len())],
             // Most decays are slow, so that a chunk's first token still matters at its end; some
             // are fast.
             _ if random.below(8) > 0 => -0.1 * random.uniform(),
@@ -71,8 +71,8 @@ impl DeltaRuleCase {
         };
         let g = (0..scalars).map(|_| decay(random)).collect();
         let strength = |random: &mut Random| match self.kind {
-            Kind::Zeros => 0.0,
-            Kind::Edges if random.below(4) == 0 => [0.0, 1.0, 1e-30, 0.5][random.below(4)],
+            Distribution::Zeros => 0.0,
+            Distribution::Edges if random.below(4) == 0 => [0.0, 1.0, 1e-30, 0.5][random.below(4)],
             _ => random.uniform(),
         };
         let beta = (0..scalars).map(|_| strength(random)).collect();
@@ -157,22 +157,22 @@ pub fn visit(visitor: &mut impl Visitor) {
         initial: false,
         kind,
     };
-    visitor.case(&case(&[0], (1, 1), (4, 4), Kind::Plain));
-    visitor.case(&case(&[0, 1], (1, 1), (1, 1), Kind::Plain));
-    visitor.case(&case(&[0, 5], (1, 2), (16, 33), Kind::Plain));
-    visitor.case(&case(&[0, 63], (2, 2), (24, 17), Kind::Outliers));
-    visitor.case(&case(&[0, 64], (1, 1), (33, 31), Kind::Plain));
-    visitor.case(&case(&[0, 65], (1, 3), (7, 65), Kind::Outliers));
-    visitor.case(&case(&[0, 130], (2, 4), (32, 16), Kind::Plain));
-    visitor.case(&case(&[0, 70], (1, 1), (128, 128), Kind::Outliers));
-    visitor.case(&case(&[0, 20], (1, 1), (256, 256), Kind::Plain));
-    visitor.case(&case(&[0, 0, 3, 3, 131, 140, 140], (1, 2), (20, 12), Kind::Outliers));
-    visitor.case(&case(&[0, 64, 192, 193], (2, 2), (9, 40), Kind::Plain));
-    for kind in Kind::ALL {
+    visitor.case(&case(&[0], (1, 1), (4, 4), Distribution::Plain));
+    visitor.case(&case(&[0, 1], (1, 1), (1, 1), Distribution::Plain));
+    visitor.case(&case(&[0, 5], (1, 2), (16, 33), Distribution::Plain));
+    visitor.case(&case(&[0, 63], (2, 2), (24, 17), Distribution::Outliers));
+    visitor.case(&case(&[0, 64], (1, 1), (33, 31), Distribution::Plain));
+    visitor.case(&case(&[0, 65], (1, 3), (7, 65), Distribution::Outliers));
+    visitor.case(&case(&[0, 130], (2, 4), (32, 16), Distribution::Plain));
+    visitor.case(&case(&[0, 70], (1, 1), (128, 128), Distribution::Outliers));
+    visitor.case(&case(&[0, 20], (1, 1), (256, 256), Distribution::Plain));
+    visitor.case(&case(&[0, 0, 3, 3, 131, 140, 140], (1, 2), (20, 12), Distribution::Outliers));
+    visitor.case(&case(&[0, 64, 192, 193], (2, 2), (9, 40), Distribution::Plain));
+    for kind in Distribution::ALL {
         visitor.case(&case(&[0, 12, 89], (2, 4), (19, 21), kind));
     }
     for row_starts in [&[0, 1][..], &[0, 65], &[0, 3, 3, 80]] {
-        visitor.case(&DeltaRuleCase { initial: true, ..case(row_starts, (1, 2), (23, 37), Kind::Outliers) });
+        visitor.case(&DeltaRuleCase { initial: true, ..case(row_starts, (1, 2), (23, 37), Distribution::Outliers) });
     }
-    visitor.case(&DeltaRuleCase { initial: true, ..case(&[0, 40], (2, 2), (64, 64), Kind::Plain) });
+    visitor.case(&DeltaRuleCase { initial: true, ..case(&[0, 40], (2, 2), (64, 64), Distribution::Plain) });
 }

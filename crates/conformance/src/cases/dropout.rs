@@ -1,7 +1,7 @@
 //! Dropout: rows whose ends fall inside a Philox block, empty rows, every element kept, almost none
 //! kept.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{ApplyDropout, Dropout};
@@ -12,7 +12,7 @@ struct DropoutCase {
     row_starts: Vec<usize>,
     width: usize,
     probability: f64,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for DropoutCase {
@@ -40,7 +40,7 @@ impl Case for DropoutCase {
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
-    for kind in Kind::ALL {
+    for kind in Distribution::ALL {
         for row_starts in [&[0, 1][..], &[0, 3, 3, 4, 50], &[0, 0, 129], &[0, 0]] {
             for (width, probability) in [(1, 0.5), (7, 0.1), (33, 0.0), (129, 0.99)] {
                 visitor.case(&DropoutCase { row_starts: row_starts.to_vec(), width, probability, kind });

@@ -1,7 +1,7 @@
 //! Elementary functions: every exponent, both signs, mantissas at both ends and random ones,
 //! infinities and NaN.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
 use isobit_kernels::op::Elementary;
@@ -44,7 +44,7 @@ pub fn visit(visitor: &mut impl Visitor) {
     for function in Function::ALL {
         visitor.case(&ElementaryCase { function, arguments: patterns(&mut random) });
         // The most common arguments: a window around zero, an odd number of them.
-        let arguments = random.f32s(Kind::Plain, 2003).iter().map(|x| x * 8.0).collect();
+        let arguments = random.f32s(Distribution::Plain, 2003).iter().map(|x| x * 8.0).collect();
         visitor.case(&ElementaryCase { function, arguments });
     }
 }

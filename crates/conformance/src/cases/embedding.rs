@@ -1,7 +1,7 @@
 //! Embedding: every storage format; gradients with many equal ids, one id for all tokens, ids at
 //! both ends of the table.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use half::{bf16, f16};
 use isobit_kernels::op::{EmbeddingBackward, EmbeddingForward};
@@ -15,7 +15,7 @@ struct EmbeddingCase {
     width: usize,
     /// Ids are drawn from this many of the table's rows.
     distinct: usize,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for EmbeddingCase {
@@ -41,7 +41,7 @@ impl Case for EmbeddingCase {
         gather("y bf16", StoredMatrix::Bf16(&b.upload(&narrow)));
         let narrow: Vec<f16> = table.iter().map(|&x| f16::from_bits(cast::f32_to_f16(x))).collect();
         gather("y f16", StoredMatrix::F16(&b.upload(&narrow)));
-        let mut dtable = b.upload(&random.f32s(Kind::Plain, self.vocabulary * width));
+        let mut dtable = b.upload(&random.f32s(Distribution::Plain, self.vocabulary * width));
         let dy = b.upload(&random.f32s(self.kind, tokens * width));
         b.run(EmbeddingBackward { dtable: &mut dtable, dy: &dy, ids: &ids, width });
         outputs.push(Output::download(b, "dtable", &dtable));
@@ -50,7 +50,7 @@ impl Case for EmbeddingCase {
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
-    for kind in Kind::ALL {
+    for kind in Distribution::ALL {
         for (tokens, vocabulary, width, distinct) in
             [(0, 3, 5, 1), (1, 1, 1, 1), (37, 11, 33, 11), (129, 5000, 3, 40), (64, 7, 131, 1), (300, 2100, 17, 2)]
         {

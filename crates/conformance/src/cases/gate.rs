@@ -1,6 +1,6 @@
 //! Sigmoid gates, one per element and one per token, forward and backward.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{Gate, GateBackward, GateForward};
@@ -8,7 +8,7 @@ use isobit_kernels::op::{Gate, GateBackward, GateForward};
 #[derive(Debug)]
 struct GateCase {
     shape: Gate,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for GateCase {
@@ -30,7 +30,7 @@ impl Case for GateCase {
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
-    for kind in Kind::ALL {
+    for kind in Distribution::ALL {
         for per_token in [false, true] {
             for (tokens, width) in [(0, 5), (1, 1), (3, 31), (17, 64), (9, 121), (2, 1031), (300, 3)] {
                 visitor.case(&GateCase { shape: Gate { tokens, width, per_token }, kind });

@@ -1,7 +1,7 @@
 //! Gated norm: with and without weight gradient, widths around the 32 lanes, many heads in a row of
 //! data.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{GatedNorm, GatedNormBackward, GatedNormForward};
@@ -10,7 +10,7 @@ use isobit_kernels::op::{GatedNorm, GatedNormBackward, GatedNormForward};
 struct GatedNormCase {
     row_starts: Vec<usize>,
     width: usize,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for GatedNormCase {
@@ -24,8 +24,8 @@ impl Case for GatedNormCase {
         let mut random = Random::new(length as u64);
         let [h, z, dy] = [(); 3].map(|()| b.upload(&random.f32s(self.kind, length)));
         // The gradient is a product of three factors: only two may reach 1e15.
-        let weight = b.upload(&random.f32s(Kind::Plain, width));
-        let mut dweight = b.upload(&random.f32s(Kind::Plain, width));
+        let weight = b.upload(&random.f32s(Distribution::Plain, width));
+        let mut dweight = b.upload(&random.f32s(Distribution::Plain, width));
         let (mut y, mut inverse) = (poisoned(b, length), poisoned(b, tokens));
         b.run(GatedNormForward { y: &mut y, inverse: &mut inverse, h: &h, z: &z, weight: &weight, p });
         let mut outputs = vec![Output::download(b, "y", &y), Output::download(b, "inverse", &inverse)];
@@ -52,7 +52,7 @@ impl Case for GatedNormCase {
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
-    for kind in Kind::ALL {
+    for kind in Distribution::ALL {
         for (row_starts, width) in [
             (&[0, 1][..], 1),
             (&[0, 0, 5, 5, 11], 31),

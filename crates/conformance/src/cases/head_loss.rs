@@ -4,7 +4,7 @@
 //! Each case runs forward and backward, separately and fused, with a stored head and with a sliced
 //! head, and requires equal bits.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};
 use half::{bf16, f16};
 use isobit_kernels::op::slices::sliced_weight;
@@ -13,7 +13,7 @@ use isobit_kernels::{Backend, Matrix, StoredMatrix};
 use isobit_numerics::slices::Profile;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Format {
+pub enum HeadFormat {
     F32,
     Bf16,
     F16,
@@ -36,8 +36,8 @@ pub struct HeadLossCase {
     pub hidden: usize,
     pub vocabulary: usize,
     pub profile: Profile,
-    pub format: Format,
-    pub kind: Kind,
+    pub format: HeadFormat,
+    pub kind: Distribution,
     pub ignored: Ignored,
     pub with_dhead: bool,
     /// One element of this token's hidden state is NaN.
@@ -74,7 +74,7 @@ impl HeadLossCase {
         let mut random = Random::new((tokens * 1009 + vocabulary * 31 + self.hidden) as u64);
         let mut h = random.f32s(self.kind, tokens * self.hidden);
         let head = random.f32s(self.kind, vocabulary * self.hidden);
-        if self.kind == Kind::Plain {
+        if self.kind == Distribution::Plain {
             // Logits of a few units: a softmax that is neither flat nor one-hot.
             for x in &mut h {
                 *x *= 0.1;
@@ -94,8 +94,8 @@ impl HeadLossCase {
             if ignored { IGNORED } else { label }
         });
         let labels = labels.collect();
-        let weight = random.f32s(Kind::Plain, tokens);
-        let dhead = random.f32s(Kind::Plain, vocabulary * self.hidden);
+        let weight = random.f32s(Distribution::Plain, tokens);
+        let dhead = random.f32s(Distribution::Plain, vocabulary * self.hidden);
         Inputs { h, head, labels, weight, dhead }
     }
 
@@ -191,12 +191,12 @@ impl Case for HeadLossCase {
             kept
         };
         match self.format {
-            Format::F32 => both(StoredMatrix::F32(&b.upload(&inputs.head))),
-            Format::Bf16 => {
+            HeadFormat::F32 => both(StoredMatrix::F32(&b.upload(&inputs.head))),
+            HeadFormat::Bf16 => {
                 let head: Vec<_> = inputs.head.iter().map(|&x| bf16::from_f32(x)).collect();
                 both(StoredMatrix::Bf16(&b.upload(&head)))
             }
-            Format::F16 => {
+            HeadFormat::F16 => {
                 let head: Vec<_> = inputs.head.iter().map(|&x| f16::from_f32(x)).collect();
                 both(StoredMatrix::F16(&b.upload(&head)))
             }
@@ -205,16 +205,16 @@ impl Case for HeadLossCase {
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
-    use Format::{Bf16, F16, F32};
-    use Kind::{Edges, Outliers, Plain, Zeros};
+    use Distribution::{Edges, Outliers, Plain, Zeros};
+    use HeadFormat::{Bf16, F16, F32};
     for profile in Profile::ALL {
         let plain = HeadLossCase {
             row_starts: vec![0, 1],
             hidden: 1,
             vocabulary: 1,
             profile,
-            format: Format::F32,
-            kind: Kind::Plain,
+            format: HeadFormat::F32,
+            kind: Distribution::Plain,
             ignored: Ignored::None,
             with_dhead: true,
             poison: None,

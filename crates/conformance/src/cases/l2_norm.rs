@@ -1,6 +1,6 @@
 //! L2 norm of heads, scaled and unscaled, widths around the 32 lanes.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{L2Norm, L2NormBackward, L2NormForward};
@@ -10,7 +10,7 @@ struct L2NormCase {
     tokens: usize,
     width: usize,
     scaled: bool,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for L2NormCase {
@@ -32,7 +32,7 @@ impl Case for L2NormCase {
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
-    for kind in Kind::ALL {
+    for kind in Distribution::ALL {
         for scaled in [false, true] {
             for (tokens, width) in [(0, 4), (1, 1), (5, 31), (17, 128), (9, 33), (3, 517)] {
                 visitor.case(&L2NormCase { tokens, width, scaled, kind });

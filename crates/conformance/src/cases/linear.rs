@@ -1,7 +1,7 @@
 //! Linear layers: product, bias and adapter fused, forward and input gradient; weights kept sliced
 //! and sliced on the fly.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::op::slices::sliced_weight;
 use isobit_kernels::op::{
@@ -19,7 +19,7 @@ struct LinearCase {
     rank: usize,
     bias: bool,
     profile: Profile,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for LinearCase {
@@ -34,7 +34,7 @@ impl Case for LinearCase {
         let (w, x, dy) = (numbers(kind, n * k), numbers(kind, m * k), numbers(kind, m * n));
         let (w, x, dy) = (b.upload(&w), b.upload(&x), b.upload(&dy));
         let bias = bias.then(|| b.upload(&numbers(kind, n)));
-        let old = numbers(Kind::Plain, m * k);
+        let old = numbers(Distribution::Plain, m * k);
         let mut made = |kind, length| b.upload(&numbers(kind, length));
         let (u, up, down) = (made(kind, m * rank), made(kind, n * rank), made(kind, rank * k));
         let segments = [0, m];
@@ -72,7 +72,7 @@ impl Case for LinearCase {
 /// block and of several chunks, more ranks than are staged at once.
 pub(super) fn visit_many_tiles(visitor: &mut impl Visitor) {
     for (rows, n, k, rank, bias) in [(3, 8600, 650, 8, true), (300, 4400, 20, 17, false)] {
-        visitor.case(&LinearCase { rows, n, k, rank, bias, profile: Profile::X2, kind: Kind::Outliers });
+        visitor.case(&LinearCase { rows, n, k, rank, bias, profile: Profile::X2, kind: Distribution::Outliers });
     }
 }
 
@@ -88,9 +88,9 @@ pub fn visit(visitor: &mut impl Visitor) {
             // Enough rows for every thread to get some.
             (1800, 64, 72, 8, true),
         ] {
-            visitor.case(&LinearCase { rows, n, k, rank, bias, profile, kind: Kind::Outliers });
+            visitor.case(&LinearCase { rows, n, k, rank, bias, profile, kind: Distribution::Outliers });
         }
-        for kind in Kind::ALL {
+        for kind in Distribution::ALL {
             visitor.case(&LinearCase { rows: 13, n: 64, k: 71, rank: 4, bias: true, profile, kind });
         }
     }

@@ -1,7 +1,7 @@
 //! Low-rank products: contract, expand and outer, both layouts, ranks around the tile sizes, rows
 //! of data with empty ones; one factor and many.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{Contraction, FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter};
@@ -13,7 +13,7 @@ struct ThinCase {
     width: usize,
     layout: FactorLayout,
     alpha: f32,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for ThinCase {
@@ -38,7 +38,7 @@ struct GroupedThinCase {
     width: usize,
     layout: FactorLayout,
     alpha: f32,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for GroupedThinCase {
@@ -53,7 +53,7 @@ impl Case for GroupedThinCase {
     }
 }
 
-fn forms<B: Backend>(b: &B, p: &LowRank, row_starts: &[usize], kind: Kind) -> Vec<Output> {
+fn forms<B: Backend>(b: &B, p: &LowRank, row_starts: &[usize], kind: Distribution) -> Vec<Output> {
     let (tokens, factors) = (p.tokens(), p.factors() * p.factor_length());
     let mut random = Random::new(tokens as u64);
     let x = b.upload(&random.f32s(kind, tokens * p.width));
@@ -68,9 +68,9 @@ fn forms<B: Backend>(b: &B, p: &LowRank, row_starts: &[usize], kind: Kind) -> Ve
     for one_of_several in [&again, &third] {
         assert_eq!(alone, Output::download(b, "u", one_of_several), "one factor and several");
     }
-    let mut y = b.upload(&random.f32s(Kind::Plain, tokens * p.width));
+    let mut y = b.upload(&random.f32s(Distribution::Plain, tokens * p.width));
     b.run(LowRankExpand { y: &mut y, u: &u, factor: &factor, p: *p });
-    let mut dfactor = b.upload(&random.f32s(Kind::Plain, factors));
+    let mut dfactor = b.upload(&random.f32s(Distribution::Plain, factors));
     b.run(LowRankOuter { dfactor: &mut dfactor, u: &u, x: &x, p: *p, row_starts });
     vec![alone, Output::download(b, "y", &y), Output::download(b, "dfactor", &dfactor)]
 }
@@ -80,7 +80,7 @@ fn forms<B: Backend>(b: &B, p: &LowRank, row_starts: &[usize], kind: Kind) -> Ve
 pub(super) fn visit_aligned(visitor: &mut impl Visitor) {
     for layout in [FactorLayout::RankMajor, FactorLayout::WidthMajor] {
         for (tokens, rank, width) in [(37, 24, 516), (9, 8, 1028), (4100, 8, 132), (4099, 16, 260), (4097, 24, 128)] {
-            let (row_starts, kind) = (vec![0, tokens / 3, tokens], Kind::Outliers);
+            let (row_starts, kind) = (vec![0, tokens / 3, tokens], Distribution::Outliers);
             visitor.case(&ThinCase { row_starts, rank, width, layout, alpha: 0.37, kind });
         }
     }
@@ -96,20 +96,20 @@ pub fn visit(visitor: &mut impl Visitor) {
             alpha: 0.37,
             kind,
         };
-        visitor.case(&case(&[0, 1], 1, 1, Kind::Plain));
-        visitor.case(&case(&[0, 7], 3, 33, Kind::Plain));
-        visitor.case(&case(&[0, 0, 2, 2, 29], 8, 65, Kind::Outliers));
-        visitor.case(&case(&[0, 13], 16, 128, Kind::Plain));
-        visitor.case(&case(&[0, 5, 5], 17, 131, Kind::Outliers));
-        visitor.case(&case(&[0, 3], 64, 193, Kind::Plain));
-        visitor.case(&case(&[0, 129, 387], 5, 37, Kind::Outliers));
+        visitor.case(&case(&[0, 1], 1, 1, Distribution::Plain));
+        visitor.case(&case(&[0, 7], 3, 33, Distribution::Plain));
+        visitor.case(&case(&[0, 0, 2, 2, 29], 8, 65, Distribution::Outliers));
+        visitor.case(&case(&[0, 13], 16, 128, Distribution::Plain));
+        visitor.case(&case(&[0, 5, 5], 17, 131, Distribution::Outliers));
+        visitor.case(&case(&[0, 3], 64, 193, Distribution::Plain));
+        visitor.case(&case(&[0, 129, 387], 5, 37, Distribution::Outliers));
         // Several tokens per work item, more columns than are staged at once, more blocks than are
         // kept at once.
-        visitor.case(&case(&[0, 4099], 8, 35, Kind::Plain));
-        visitor.case(&case(&[0, 3, 21], 12, 619, Kind::Outliers));
+        visitor.case(&case(&[0, 4099], 8, 35, Distribution::Plain));
+        visitor.case(&case(&[0, 3, 21], 12, 619, Distribution::Outliers));
         let short_rows: Vec<usize> = (0..=150).map(|row| row * 3 / 2).collect();
-        visitor.case(&case(&short_rows, 8, 33, Kind::Plain));
-        for kind in Kind::ALL {
+        visitor.case(&case(&short_rows, 8, 33, Distribution::Plain));
+        for kind in Distribution::ALL {
             visitor.case(&case(&[0, 4, 11], 9, 71, kind));
         }
         let grouped = |segments: &[usize], row_starts: &[usize], rank, width, kind| GroupedThinCase {
@@ -121,12 +121,18 @@ pub fn visit(visitor: &mut impl Visitor) {
             alpha: 0.37,
             kind,
         };
-        visitor.case(&grouped(&[0, 0, 0], &[0], 4, 9, Kind::Plain));
-        visitor.case(&grouped(&[0, 5, 5, 22, 39, 39], &[0, 2, 5, 11, 22, 39], 8, 65, Kind::Outliers));
-        visitor.case(&grouped(&[0, 0, 1, 150, 151, 151, 290], &[0, 1, 150, 151, 160, 290], 17, 131, Kind::Plain));
+        visitor.case(&grouped(&[0, 0, 0], &[0], 4, 9, Distribution::Plain));
+        visitor.case(&grouped(&[0, 5, 5, 22, 39, 39], &[0, 2, 5, 11, 22, 39], 8, 65, Distribution::Outliers));
+        visitor.case(&grouped(
+            &[0, 0, 1, 150, 151, 151, 290],
+            &[0, 1, 150, 151, 160, 290],
+            17,
+            131,
+            Distribution::Plain,
+        ));
         // Many factors, some without tokens.
         let many: Vec<usize> = (0..=64).map(|e| e * e / 50).collect();
-        for kind in Kind::ALL {
+        for kind in Distribution::ALL {
             visitor.case(&grouped(&many, &many, 5, 40, kind));
         }
     }

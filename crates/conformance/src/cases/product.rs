@@ -1,7 +1,7 @@
 //! Slice product: three forms, both profiles, every storage format, kept slices, segments with
 //! empty ones.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use half::{bf16, f16};
 use isobit_kernels::op::slices::sliced_weight;
@@ -10,7 +10,7 @@ use isobit_kernels::{Backend, Matrix, StoredMatrix};
 use isobit_numerics::slices::Profile;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Format {
+enum WeightFormat {
     F32,
     Bf16,
     F16,
@@ -23,8 +23,8 @@ struct ProductCase {
     n: usize,
     k: usize,
     profile: Profile,
-    format: Format,
-    kind: Kind,
+    format: WeightFormat,
+    kind: Distribution,
 }
 
 impl ProductCase {
@@ -33,7 +33,7 @@ impl ProductCase {
         let mut random = Random::new(m as u64 + 2);
         let x = random.f32s(self.kind, m * self.k);
         let dy = random.f32s(self.kind, m * self.n);
-        let old = random.f32s(Kind::Plain, m * self.k);
+        let old = random.f32s(Distribution::Plain, m * self.k);
         let p = Product { segments: &self.segments, n: self.n, k: self.k, profile: self.profile, accumulate: false };
         let mut rows = b.rows(SliceShape { rows: m, width: self.k, profile: self.profile });
         b.run(SliceRows { rows: &mut rows, x: &b.upload(&x) });
@@ -46,7 +46,7 @@ impl ProductCase {
         let mut dx = b.upload(&old);
         b.run(ProductGradInput { dx: &mut dx, dy: &b.upload(&dy), w, p: Product { accumulate: true, ..p } });
         outputs.push(Output::download(b, "dx accumulated", &dx));
-        let mut dw = b.upload(&random.f32s(Kind::Plain, p.weights() * self.n * self.k));
+        let mut dw = b.upload(&random.f32s(Distribution::Plain, p.weights() * self.n * self.k));
         b.run(ProductGradWeight { dw: &mut dw, dy: &b.upload(&dy), x: &b.upload(&x), p, row_starts: &self.row_starts });
         outputs.push(Output::download(b, "dw", &dw));
     }
@@ -67,11 +67,13 @@ impl Case for ProductCase {
             self.form(b, Matrix::Sliced(&sliced_weight(b, stored, count, shape)), &mut outputs);
         };
         match self.format {
-            Format::F32 => both(StoredMatrix::F32(&b.upload(&w))),
-            Format::Bf16 => {
+            WeightFormat::F32 => both(StoredMatrix::F32(&b.upload(&w))),
+            WeightFormat::Bf16 => {
                 both(StoredMatrix::Bf16(&b.upload(&w.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>())));
             }
-            Format::F16 => both(StoredMatrix::F16(&b.upload(&w.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>()))),
+            WeightFormat::F16 => {
+                both(StoredMatrix::F16(&b.upload(&w.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>())))
+            }
         }
         let (on_the_fly, kept) = outputs.split_at(outputs.len() / 2);
         assert_eq!(on_the_fly, kept, "sliced on the fly equals kept slices");
@@ -90,17 +92,17 @@ pub fn visit(visitor: &mut impl Visitor) {
         kind,
     };
     for profile in Profile::ALL {
-        visitor.case(&dense(1, 1, 1, profile, Format::F32, Kind::Plain));
-        visitor.case(&dense(3, 17, 65, profile, Format::Bf16, Kind::Plain));
-        visitor.case(&dense(33, 31, 64, profile, Format::F16, Kind::Outliers));
-        visitor.case(&dense(16, 32, 512, profile, Format::F32, Kind::Outliers));
-        visitor.case(&dense(37, 67, 513, profile, Format::Bf16, Kind::Outliers));
-        visitor.case(&dense(7, 515, 131, profile, Format::F32, Kind::Plain));
-        visitor.case(&dense(525, 19, 23, profile, Format::F32, Kind::Outliers));
+        visitor.case(&dense(1, 1, 1, profile, WeightFormat::F32, Distribution::Plain));
+        visitor.case(&dense(3, 17, 65, profile, WeightFormat::Bf16, Distribution::Plain));
+        visitor.case(&dense(33, 31, 64, profile, WeightFormat::F16, Distribution::Outliers));
+        visitor.case(&dense(16, 32, 512, profile, WeightFormat::F32, Distribution::Outliers));
+        visitor.case(&dense(37, 67, 513, profile, WeightFormat::Bf16, Distribution::Outliers));
+        visitor.case(&dense(7, 515, 131, profile, WeightFormat::F32, Distribution::Plain));
+        visitor.case(&dense(525, 19, 23, profile, WeightFormat::F32, Distribution::Outliers));
         // Whole and partial token chunks.
-        visitor.case(&dense(1100, 40, 24, profile, Format::F32, Kind::Outliers));
-        for kind in Kind::ALL {
-            visitor.case(&dense(13, 29, 71, profile, Format::F32, kind));
+        visitor.case(&dense(1100, 40, 24, profile, WeightFormat::F32, Distribution::Outliers));
+        for kind in Distribution::ALL {
+            visitor.case(&dense(13, 29, 71, profile, WeightFormat::F32, kind));
         }
         // Experts: several segments, some empty; no row of data crosses a segment border.
         visitor.case(&ProductCase {
@@ -109,8 +111,8 @@ pub fn visit(visitor: &mut impl Visitor) {
             n: 33,
             k: 47,
             profile,
-            format: Format::Bf16,
-            kind: Kind::Outliers,
+            format: WeightFormat::Bf16,
+            kind: Distribution::Outliers,
         });
         // Experts with more rows, outputs and inputs than a tensor core tile, none a multiple of
         // it.
@@ -120,8 +122,8 @@ pub fn visit(visitor: &mut impl Visitor) {
             n: 523,
             k: 139,
             profile,
-            format: Format::F32,
-            kind: Kind::Outliers,
+            format: WeightFormat::F32,
+            kind: Distribution::Outliers,
         });
         // Many experts: most are empty or have a few rows, one is larger than a block; rows of data
         // lie inside segments.
@@ -135,7 +137,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         for experts in [32, 256] {
             let segments = segments[..=experts].to_vec();
             let row_starts = row_starts.iter().copied().filter(|start| *start <= segments[experts]).collect();
-            let (format, kind) = (Format::Bf16, Kind::Plain);
+            let (format, kind) = (WeightFormat::Bf16, Distribution::Plain);
             visitor.case(&ProductCase { segments, row_starts, n: 19, k: 37, profile, format, kind });
         }
     }

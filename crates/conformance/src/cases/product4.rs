@@ -1,7 +1,7 @@
 //! Product with 4-bit weights: both forms and profiles, group sizes, channel orders, scale formats,
 //! experts.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use half::f16;
 use isobit_kernels::Backend;
@@ -28,17 +28,17 @@ pub struct HostWeight {
 impl HostWeight {
     /// Random nibbles and zero points; scales of about 0.01 to 0.04, or according to `kind`. A
     /// group size of 0 is one group.
-    pub fn new(random: &mut Random, n: usize, k: usize, group_size: usize, shuffled: bool, kind: Kind) -> Self {
+    pub fn new(random: &mut Random, n: usize, k: usize, group_size: usize, shuffled: bool, kind: Distribution) -> Self {
         let group_size = if group_size == 0 { k.max(1) } else { group_size };
         let groups = k.div_ceil(group_size);
         let words = (0..k / 8 * n).map(|_| random.word() as i32).collect();
         let zeros = (0..groups * n).map(|_| random.below(17) as u8).collect();
         let plain = |random: &mut Random| f16::from_f32(0.01 + 0.03 * random.uniform()).to_f32();
         let scales: Vec<f32> = match kind {
-            Kind::Plain => (0..groups * n).map(|_| plain(random)).collect(),
+            Distribution::Plain => (0..groups * n).map(|_| plain(random)).collect(),
             _ => random.f32s(kind, groups * n),
         };
-        let narrow = (kind == Kind::Plain).then(|| scales.iter().map(|&scale| f16::from_f32(scale)).collect());
+        let narrow = (kind == Distribution::Plain).then(|| scales.iter().map(|&scale| f16::from_f32(scale)).collect());
         let mut group_of: Vec<u32> = (0..k).map(|channel| (channel / group_size) as u32).collect();
         if shuffled {
             for last in (1..k).rev() {
@@ -71,8 +71,8 @@ struct Product4Case {
     /// Channels are not ordered by group.
     shuffled: bool,
     profile: Profile,
-    kind: Kind,
-    scale_kind: Kind,
+    kind: Distribution,
+    scale_kind: Distribution,
 }
 
 impl Case for Product4Case {
@@ -115,7 +115,7 @@ impl Product4Case {
         let weights: Vec<_> = host.iter().map(HostWeight::view).collect();
         let x = b.upload(&random.f32s(self.kind, m * self.k));
         let dy = b.upload(&random.f32s(self.kind, m * self.n));
-        let old = random.f32s(Kind::Plain, m * self.k);
+        let old = random.f32s(Distribution::Plain, m * self.k);
         let w = packed(b, &weights);
         let p = Product { segments: &self.segments, n: self.n, k: self.k, profile: self.profile, accumulate: false };
         let mut rows = b.rows(SliceShape { rows: m, width: self.k, profile: self.profile });
@@ -142,35 +142,39 @@ pub fn visit(visitor: &mut impl Visitor) {
         shuffled,
         profile,
         kind,
-        scale_kind: Kind::Plain,
+        scale_kind: Distribution::Plain,
     };
     for profile in Profile::ALL {
-        visitor.case(&dense(1, 1, 8, 0, false, profile, Kind::Plain));
-        visitor.case(&dense(3, 17, 64, 32, false, profile, Kind::Plain));
-        visitor.case(&dense(33, 31, 640, 128, false, profile, Kind::Outliers));
-        visitor.case(&dense(37, 67, 1032, 0, false, profile, Kind::Outliers));
-        visitor.case(&dense(7, 515, 256, 64, true, profile, Kind::Plain));
-        visitor.case(&dense(525, 19, 128, 32, true, profile, Kind::Outliers));
+        visitor.case(&dense(1, 1, 8, 0, false, profile, Distribution::Plain));
+        visitor.case(&dense(3, 17, 64, 32, false, profile, Distribution::Plain));
+        visitor.case(&dense(33, 31, 640, 128, false, profile, Distribution::Outliers));
+        visitor.case(&dense(37, 67, 1032, 0, false, profile, Distribution::Outliers));
+        visitor.case(&dense(7, 515, 256, 64, true, profile, Distribution::Plain));
+        visitor.case(&dense(525, 19, 128, 32, true, profile, Distribution::Outliers));
         // Groups that straddle chunks and tiles, and a shorter last group.
-        visitor.case(&dense(9, 33, 1104, 200, false, profile, Kind::Plain));
-        visitor.case(&dense(9, 1030, 584, 24, true, profile, Kind::Outliers));
-        visitor.case(&dense(70, 80, 72, 8, true, profile, Kind::Plain));
-        for kind in [Kind::Edges, Kind::Zeros] {
+        visitor.case(&dense(9, 33, 1104, 200, false, profile, Distribution::Plain));
+        visitor.case(&dense(9, 1030, 584, 24, true, profile, Distribution::Outliers));
+        visitor.case(&dense(70, 80, 72, 8, true, profile, Distribution::Plain));
+        for kind in [Distribution::Edges, Distribution::Zeros] {
             visitor.case(&dense(13, 29, 72, 24, false, profile, kind));
         }
-        for scale_kind in [Kind::Outliers, Kind::Edges, Kind::Zeros] {
-            visitor.case(&Product4Case { scale_kind, ..dense(13, 40, 136, 64, true, profile, Kind::Plain) });
+        for scale_kind in [Distribution::Outliers, Distribution::Edges, Distribution::Zeros] {
+            visitor.case(&Product4Case { scale_kind, ..dense(13, 40, 136, 64, true, profile, Distribution::Plain) });
         }
         // Experts: several segments, some empty, each weight with its own channel order.
         visitor.case(&Product4Case {
             segments: vec![0, 5, 5, 22, 101, 101],
-            ..dense(0, 33, 192, 64, true, profile, Kind::Outliers)
+            ..dense(0, 33, 192, 64, true, profile, Distribution::Outliers)
         });
-        visitor
-            .case(&Product4Case { segments: vec![0, 2, 2, 40], ..dense(0, 65, 144, 128, false, profile, Kind::Plain) });
-        let experts =
-            Product4Case { segments: vec![0, 3, 3, 41], ..dense(0, 37, 160, 64, true, profile, Kind::Outliers) };
+        visitor.case(&Product4Case {
+            segments: vec![0, 2, 2, 40],
+            ..dense(0, 65, 144, 128, false, profile, Distribution::Plain)
+        });
+        let experts = Product4Case {
+            segments: vec![0, 3, 3, 41],
+            ..dense(0, 37, 160, 64, true, profile, Distribution::Outliers)
+        };
         visitor.case(&Symmetric4Case { of: experts, zero: 8 });
-        visitor.case(&Symmetric4Case { of: dense(35, 530, 136, 32, false, profile, Kind::Plain), zero: 16 });
+        visitor.case(&Symmetric4Case { of: dense(35, 530, 136, 32, false, profile, Distribution::Plain), zero: 16 });
     }
 }

@@ -1,7 +1,7 @@
 //! RMS norm: both variants, with and without accumulation and weight gradient, widths around the 32
 //! lanes.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, poisoned};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{RmsNorm, RmsNormBackward, RmsNormForward};
@@ -11,7 +11,7 @@ pub struct RmsNormCase {
     pub row_starts: Vec<usize>,
     pub width: usize,
     pub zero_centred: bool,
-    pub kind: Kind,
+    pub kind: Distribution,
 }
 
 impl Case for RmsNormCase {
@@ -33,8 +33,8 @@ impl Case for RmsNormCase {
         b.run(RmsNormBackward { dx: &mut dx, dweight: None, dy, x, inverse, weight, p, row_starts });
         let mut outputs =
             vec![Output::download(b, "y", &y), Output::download(b, "inverse", inverse), Output::download(b, "dx", &dx)];
-        let mut dx = b.upload(&random.f32s(Kind::Plain, tokens * width));
-        let mut dweight = b.upload(&random.f32s(Kind::Plain, width));
+        let mut dx = b.upload(&random.f32s(Distribution::Plain, tokens * width));
+        let mut dweight = b.upload(&random.f32s(Distribution::Plain, width));
         let p = RmsNorm { accumulate: true, ..p };
         b.run(RmsNormBackward { dx: &mut dx, dweight: Some(&mut dweight), dy, x, inverse, weight, p, row_starts });
         outputs.push(Output::download(b, "dx accumulated", &dx));
@@ -51,7 +51,7 @@ pub fn visit(visitor: &mut impl Visitor) {
             zero_centred,
             kind,
         };
-        for kind in Kind::ALL {
+        for kind in Distribution::ALL {
             visitor.case(&case(&[0, 1], 1, kind));
             visitor.case(&case(&[0, 0, 5, 5, 11], 31, kind));
             visitor.case(&case(&[0, 3, 8], 64, kind));

@@ -1,6 +1,6 @@
 //! Rotary embedding: whole and partial rotation, halves and neighbours, positions out of order.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{Rope, RopeBackward, RopeForward};
@@ -8,7 +8,7 @@ use isobit_kernels::op::{Rope, RopeBackward, RopeForward};
 #[derive(Debug)]
 struct RopeCase {
     shape: Rope,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for RopeCase {
@@ -39,7 +39,7 @@ impl Case for RopeCase {
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
-    for kind in Kind::ALL {
+    for kind in Distribution::ALL {
         for (tokens, heads, head_width, rotary_width) in
             [(1, 1, 2, 2), (5, 3, 64, 64), (17, 2, 66, 66), (9, 2, 80, 32), (3, 7, 5, 4), (4, 1, 3, 0), (129, 1, 6, 6)]
         {

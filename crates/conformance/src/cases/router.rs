@@ -1,7 +1,7 @@
 //! Router: both scorings, with and without renormalisation, bias, groups and scale; ties, signed
 //! zeros, non-finite numbers; weights for the computed expert indices and for others.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{Router, RouterBackward, RouterChoose, RouterWeights, Scoring};
@@ -19,7 +19,7 @@ struct RouterCase {
     biased: bool,
     /// Some logits are NaN or infinite; then only the expert indices are defined.
     poison: bool,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for RouterCase {
@@ -43,7 +43,7 @@ impl Case for RouterCase {
             }
         }
         let logits = b.upload(&logits);
-        let bias = self.biased.then(|| b.upload(&random.f32s(Kind::Plain, experts)));
+        let bias = self.biased.then(|| b.upload(&random.f32s(Distribution::Plain, experts)));
         let mut expert_indices = b.upload(&vec![u32::MAX; tokens * chosen]);
         b.run(RouterChoose { indices: &mut expert_indices, logits: &logits, bias: bias.as_ref(), p });
         let mut outputs = vec![Output::download(b, "choices", &expert_indices)];
@@ -87,19 +87,19 @@ pub fn visit(visitor: &mut impl Visitor) {
             poison: false,
             kind,
         };
-        visitor.case(&case(1, 1, 1, 1, 1, Kind::Plain));
-        visitor.case(&case(9, 33, 5, 1, 1, Kind::Outliers));
-        visitor.case(&case(70, 128, 8, 1, 1, Kind::Plain));
-        visitor.case(&case(3, 512, 10, 1, 1, Kind::Plain));
-        visitor.case(&case(2, 1024, 64, 1, 1, Kind::Edges));
-        visitor.case(&case(17, 256, 8, 8, 4, Kind::Plain));
-        visitor.case(&case(11, 96, 7, 32, 3, Kind::Outliers));
+        visitor.case(&case(1, 1, 1, 1, 1, Distribution::Plain));
+        visitor.case(&case(9, 33, 5, 1, 1, Distribution::Outliers));
+        visitor.case(&case(70, 128, 8, 1, 1, Distribution::Plain));
+        visitor.case(&case(3, 512, 10, 1, 1, Distribution::Plain));
+        visitor.case(&case(2, 1024, 64, 1, 1, Distribution::Edges));
+        visitor.case(&case(17, 256, 8, 8, 4, Distribution::Plain));
+        visitor.case(&case(11, 96, 7, 32, 3, Distribution::Outliers));
         // All experts, and groups of one.
-        visitor.case(&case(5, 7, 7, 7, 7, Kind::Edges));
-        for kind in Kind::ALL {
+        visitor.case(&case(5, 7, 7, 7, 7, Distribution::Edges));
+        for kind in Distribution::ALL {
             visitor.case(&case(13, 45, 6, 3, 2, kind));
             visitor.case(&RouterCase { poison: true, ..case(19, 40, 4, 5, 2, kind) });
         }
-        visitor.case(&RouterCase { poison: true, ..case(19, 37, 20, 1, 1, Kind::Plain) });
+        visitor.case(&RouterCase { poison: true, ..case(19, 37, 20, 1, 1, Distribution::Plain) });
     }
 }

@@ -1,6 +1,6 @@
 //! In-place multiplication by a number: lengths around the vector widths, special values.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor};
 use isobit_kernels::Backend;
 use isobit_kernels::op::Scale;
@@ -9,7 +9,7 @@ use isobit_kernels::op::Scale;
 struct ScaleCase {
     length: usize,
     factor: f32,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for ScaleCase {
@@ -28,7 +28,7 @@ impl Case for ScaleCase {
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
-    for kind in Kind::ALL {
+    for kind in Distribution::ALL {
         for (length, factor) in [(0, 2.0), (1, -0.0), (33, 0.37), (4099, 1e-40)] {
             visitor.case(&ScaleCase { length, factor, kind });
         }

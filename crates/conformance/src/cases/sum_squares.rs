@@ -1,7 +1,7 @@
 //! Sum of squares: nothing, less than a lane block, blocks of 4,096 and one past, and a third
 //! level.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};
 use isobit_kernels::Backend;
 use isobit_kernels::op::SumSquares;
@@ -9,7 +9,7 @@ use isobit_kernels::op::SumSquares;
 #[derive(Debug)]
 struct SumSquaresCase {
     length: usize,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for SumSquaresCase {
@@ -33,7 +33,7 @@ impl Case for SumSquaresCase {
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
-    for kind in Kind::ALL {
+    for kind in Distribution::ALL {
         for length in [0, 1, 31, 32, 33, 4095, 4096, 4097, 12289, 99991] {
             visitor.case(&SumSquaresCase { length, kind });
         }
@@ -43,5 +43,5 @@ pub fn visit(visitor: &mut impl Visitor) {
 /// One past 4,096 blocks: the level above has two values. Too large to run on every path with every
 /// thread count.
 pub fn visit_third_level(visitor: &mut impl Visitor) {
-    visitor.case(&SumSquaresCase { length: 4096 * 4096 + 4097, kind: Kind::Outliers });
+    visitor.case(&SumSquaresCase { length: 4096 * 4096 + 4097, kind: Distribution::Outliers });
 }

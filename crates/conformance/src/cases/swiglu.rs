@@ -1,6 +1,6 @@
 //! SwiGLU, forward and backward, elementwise.
 
-use crate::data::{Kind, Random};
+use crate::data::{Distribution, Random};
 use crate::{Case, Output, Visitor, downloaded, poisoned};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{SwigluBackward, SwigluForward, SwigluPairsBackward, SwigluPairsForward};
@@ -8,7 +8,7 @@ use isobit_kernels::op::{SwigluBackward, SwigluForward, SwigluPairsBackward, Swi
 #[derive(Debug)]
 struct SwigluCase {
     length: usize,
-    kind: Kind,
+    kind: Distribution,
 }
 
 impl Case for SwigluCase {
@@ -50,7 +50,7 @@ impl SwigluCase {
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
-    for kind in Kind::ALL {
+    for kind in Distribution::ALL {
         for length in [0, 1, 33, 1025, 7919] {
             visitor.case(&SwigluCase { length, kind });
         }

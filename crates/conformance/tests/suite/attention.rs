@@ -1,7 +1,7 @@
 //! Attention on every CPU path, and the laws that make cached decoding and packing exact.
 
 use isobit_conformance::cases::attention::{AttentionCase, Inputs, packed, visit};
-use isobit_conformance::data::Kind;
+use isobit_conformance::data::Distribution;
 use isobit_conformance::{EveryBackend, Output, devices, first_difference};
 use isobit_kernels::op::Span;
 use isobit_kernels::{Backend, Cpu, Path, Reference};
@@ -23,7 +23,7 @@ fn case(lengths: &[usize], window: Option<usize>, profile: Profile) -> Attention
         value_width: 20,
         window,
         profile,
-        kind: Kind::Outliers,
+        kind: Distribution::Outliers,
     }
 }
 

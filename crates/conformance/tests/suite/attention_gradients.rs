@@ -6,7 +6,7 @@
 #![expect(clippy::float_arithmetic, reason = "errors are measured in float64")]
 
 use isobit_conformance::cases::attention::{AttentionCase, packed};
-use isobit_conformance::data::Kind;
+use isobit_conformance::data::Distribution;
 use isobit_kernels::Reference;
 use isobit_numerics::slices::Profile;
 
@@ -135,7 +135,7 @@ fn case(lengths: &[usize], widths: (usize, usize), window: Option<usize>, profil
         value_width: widths.1,
         window,
         profile,
-        kind: Kind::Plain,
+        kind: Distribution::Plain,
     }
 }
 

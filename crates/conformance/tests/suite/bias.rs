@@ -1,6 +1,6 @@
 //! Bias on every CPU path and every device.
 
-use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::data::{Distribution, Random};
 use isobit_conformance::{Output, assert_same, fastest};
 use isobit_kernels::op::BiasBackward;
 use isobit_kernels::{Backend, Reference};
@@ -21,7 +21,7 @@ fn rows_may_be_split_over_calls() {
 fn split<B: Backend>(b: &B) {
     let (width, random) = (37, &mut Random::new(3));
     let row_starts = [0, 130, 130, 171, 304];
-    let (first, dy) = (random.f32s(Kind::Plain, width), random.f32s(Kind::Outliers, 304 * width));
+    let (first, dy) = (random.f32s(Distribution::Plain, width), random.f32s(Distribution::Outliers, 304 * width));
     let mut whole = b.upload(&first);
     b.run(BiasBackward { dbias: &mut whole, dy: &b.upload(&dy), row_starts: &row_starts });
     let mut parts = b.upload(&first);

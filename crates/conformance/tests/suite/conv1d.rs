@@ -1,6 +1,6 @@
 //! Causal convolution on every CPU path and every device, and its laws: splits, packing, decoding.
 
-use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::data::{Distribution, Random};
 use isobit_conformance::{Output, assert_same, downloaded, fastest, poisoned};
 use isobit_kernels::op::{ColumnMode, Columns, Conv1d, Conv1dBackward, Conv1dForward, CopyColumns, Place};
 use isobit_kernels::tensor::F32;
@@ -20,9 +20,9 @@ fn rows_may_be_split_over_calls() {
 
 fn split<B: Backend>(b: &B) {
     let (channels, kernel, random) = (37, 4, &mut Random::new(3));
-    let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, 170 * channels));
-    let weight = b.upload(&random.f32s(Kind::Plain, channels * kernel));
-    let first = random.f32s(Kind::Plain, channels * kernel);
+    let [x, dy] = [(); 2].map(|()| random.f32s(Distribution::Plain, 170 * channels));
+    let weight = b.upload(&random.f32s(Distribution::Plain, channels * kernel));
+    let first = random.f32s(Distribution::Plain, channels * kernel);
     let run = |cuts: &[usize]| {
         let mut dweight = b.upload(&first);
         let (mut ys, mut dxs) = (Vec::new(), Vec::new());
@@ -61,7 +61,7 @@ fn decoding_equals_the_whole_document() {
 
 fn decode<B: Backend>(b: &B) {
     let (tokens, channels, kernel, random) = (23, 19, 4, &mut Random::new(5));
-    for kind in [Kind::Plain, Kind::Edges] {
+    for kind in [Distribution::Plain, Distribution::Edges] {
         let x = random.f32s(kind, tokens * channels);
         let weight = b.upload(&random.f32s(kind, channels * kernel));
         let whole = Conv1d { channels, kernel, starts: &[0, tokens] };

@@ -1,6 +1,6 @@
 //! Decay on every CPU path and every device.
 
-use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::data::{Distribution, Random};
 use isobit_conformance::{Output, assert_same, downloaded, fastest, poisoned};
 use isobit_kernels::op::{Decay, DecayBackward};
 use isobit_kernels::{Backend, Reference};
@@ -19,8 +19,8 @@ fn rows_may_be_split_over_calls() {
 
 fn split<B: Backend>(b: &B) {
     let (heads, random) = (9, &mut Random::new(3));
-    let [a, strength, dg, dbeta] = [(); 4].map(|()| random.f32s(Kind::Plain, 170 * heads));
-    let [a_log, dt_bias] = [(); 2].map(|()| b.upload(&random.f32s(Kind::Plain, heads)));
+    let [a, strength, dg, dbeta] = [(); 4].map(|()| random.f32s(Distribution::Plain, 170 * heads));
+    let [a_log, dt_bias] = [(); 2].map(|()| b.upload(&random.f32s(Distribution::Plain, heads)));
     let run = |cuts: &[usize]| {
         let [mut da_log, mut ddt_bias] = [(); 2].map(|()| b.zeros(heads));
         for cut in cuts.windows(2) {

@@ -1,7 +1,7 @@
 //! The gated delta rule on every CPU path and every device, and what follows from its contract.
 
 use isobit_conformance::cases::delta_rule::{DeltaRuleCase, Inputs};
-use isobit_conformance::data::Kind;
+use isobit_conformance::data::Distribution;
 use isobit_conformance::{Output, assert_same, fastest};
 use isobit_kernels::op::DeltaRuleForward;
 use isobit_kernels::op::delta_rule::CHUNK;
@@ -21,7 +21,7 @@ fn case(row_starts: &[usize]) -> DeltaRuleCase {
         key_width: 20,
         value_width: 36,
         initial: false,
-        kind: Kind::Outliers,
+        kind: Distribution::Outliers,
     }
 }
 

@@ -5,7 +5,7 @@
 #![expect(clippy::float_arithmetic, reason = "errors are measured in float64")]
 
 use isobit_conformance::cases::delta_rule::{DeltaRuleCase, Inputs};
-use isobit_conformance::data::Kind;
+use isobit_conformance::data::Distribution;
 use isobit_kernels::Reference;
 
 /// The inputs, widened.
@@ -121,7 +121,7 @@ fn case(row_starts: &[usize], widths: (usize, usize)) -> DeltaRuleCase {
         key_width: widths.0,
         value_width: widths.1,
         initial: false,
-        kind: Kind::Plain,
+        kind: Distribution::Plain,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Dropout on every CPU path and every device.
 
-use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::data::{Distribution, Random};
 use isobit_conformance::{Output, assert_same, downloaded, fastest, poisoned};
 use isobit_kernels::op::{ApplyDropout, Dropout};
 use isobit_kernels::{Backend, Device, Reference};
@@ -21,7 +21,7 @@ fn rows_may_be_split_over_calls() {
 
 fn split<B: Backend>(b: &B) {
     let (width, random) = (13, &mut Random::new(3));
-    let x = random.f32s(Kind::Plain, 30 * width);
+    let x = random.f32s(Distribution::Plain, 30 * width);
     let base = Dropout {
         key: Key::new(1, Purpose::Dropout),
         step: 2,

@@ -1,6 +1,6 @@
 //! Embedding on every CPU path and every device.
 
-use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::data::{Distribution, Random};
 use isobit_conformance::{Output, assert_same, fastest};
 use isobit_kernels::op::EmbeddingBackward;
 use isobit_kernels::{Backend, Reference};
@@ -19,7 +19,8 @@ fn tokens_may_be_split_over_calls() {
 
 fn split<B: Backend>(b: &B) {
     let (tokens, width, random) = (97, 19, &mut Random::new(3));
-    let (first, dy) = (random.f32s(Kind::Plain, 5 * width), random.f32s(Kind::Outliers, tokens * width));
+    let (first, dy) =
+        (random.f32s(Distribution::Plain, 5 * width), random.f32s(Distribution::Outliers, tokens * width));
     let ids: Vec<u32> = (0..tokens).map(|_| random.below(5) as u32).collect();
     let run = |cuts: &[usize]| {
         let mut dtable = b.upload(&first);

@@ -1,6 +1,6 @@
 //! Gated norm on every CPU path and every device.
 
-use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::data::{Distribution, Random};
 use isobit_conformance::{Output, assert_same, downloaded, fastest, poisoned};
 use isobit_kernels::op::{GatedNorm, GatedNormBackward, GatedNormForward};
 use isobit_kernels::{Backend, Reference};
@@ -20,8 +20,8 @@ fn rows_may_be_split_over_calls() {
 
 fn split<B: Backend>(b: &B) {
     let (width, random) = (67, &mut Random::new(3));
-    let [h, z, dy] = [(); 3].map(|()| random.f32s(Kind::Plain, 150 * width));
-    let weight = b.upload(&random.f32s(Kind::Plain, width));
+    let [h, z, dy] = [(); 3].map(|()| random.f32s(Distribution::Plain, 150 * width));
+    let weight = b.upload(&random.f32s(Distribution::Plain, width));
     let run = |cuts: &[usize]| {
         let mut dweight = b.zeros(width);
         let mut all = Vec::new();

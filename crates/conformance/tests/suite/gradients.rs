@@ -6,7 +6,7 @@
 #![expect(clippy::float_arithmetic, reason = "float64 is the yardstick here")]
 
 use crate::central_differences::{check, dot, largest, wide};
-use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::data::{Distribution, Random};
 use isobit_conformance::poisoned;
 use isobit_kernels::op::{
     BalanceBackward, BalanceForward, BiasBackward, Combine, CombineBackward, CombineForward, EmbeddingBackward,
@@ -22,8 +22,8 @@ fn rms_norm() {
         let (tokens, width, eps) = (5, 41, 1e-5f32);
         let p = RmsNorm { tokens, width, eps, zero_centred, accumulate: false };
         let mut random = Random::new(1);
-        let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * width));
-        let weight = random.f32s(Kind::Plain, width);
+        let [x, dy] = [(); 2].map(|()| random.f32s(Distribution::Plain, tokens * width));
+        let weight = random.f32s(Distribution::Plain, width);
         let forward = |x: &[f64], weight: &[f64]| {
             let mut y = Vec::new();
             for row in x.chunks_exact(width) {
@@ -64,7 +64,7 @@ fn rms_norm() {
 fn swiglu() {
     let (length, b) = (151, &Reference);
     let mut random = Random::new(2);
-    let [gate, up, dh] = [(); 3].map(|()| random.f32s(Kind::Plain, length));
+    let [gate, up, dh] = [(); 3].map(|()| random.f32s(Distribution::Plain, length));
     let forward = |gate: &[f64], up: &[f64]| -> Vec<f64> {
         gate.iter().zip(up).map(|(&gate, up)| Function::Silu.reference_f64(gate) * up).collect()
     };
@@ -89,9 +89,9 @@ fn rope() {
     let p = Rope { tokens: 4, heads: 2, head_width: 12, rotary_width: 8, offset: 0, interleaved: false };
     let (half, b) = (p.rotary_width / 2, &Reference);
     let mut random = Random::new(3);
-    let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, p.tokens * p.heads * p.head_width));
+    let [x, dy] = [(); 2].map(|()| random.f32s(Distribution::Plain, p.tokens * p.heads * p.head_width));
     // Any table will do: backward is the transposed map, whether or not it is a rotation.
-    let [cos, sin] = [(); 2].map(|()| random.f32s(Kind::Plain, 6 * half));
+    let [cos, sin] = [(); 2].map(|()| random.f32s(Distribution::Plain, 6 * half));
     let positions = [5u32, 0, 3, 3];
     let forward = |x: &[f64]| {
         let mut y = x.to_vec();
@@ -121,8 +121,8 @@ fn rope() {
 fn bias() {
     let (tokens, width, b) = (9, 17, &Reference);
     let mut random = Random::new(4);
-    let [y, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * width));
-    let bias = random.f32s(Kind::Plain, width);
+    let [y, dy] = [(); 2].map(|()| random.f32s(Distribution::Plain, tokens * width));
+    let bias = random.f32s(Distribution::Plain, width);
     let mut dbias = b.zeros(width);
     b.run(BiasBackward { dbias: &mut dbias, dy: &b.upload(&dy), row_starts: &[0, 4, 4, tokens] });
     let forward =
@@ -148,9 +148,9 @@ fn low_rank() {
         let (tokens, rank, width, b) = (6, 3, 37, &Reference);
         let one = LowRank { segments: &[0, tokens], rank, width, layout, alpha: 1.0 };
         let mut random = Random::new(5);
-        let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * width));
-        let [u, du] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * rank));
-        let factor = random.f32s(Kind::Plain, rank * width);
+        let [x, dy] = [(); 2].map(|()| random.f32s(Distribution::Plain, tokens * width));
+        let [u, du] = [(); 2].map(|()| random.f32s(Distribution::Plain, tokens * rank));
+        let factor = random.f32s(Distribution::Plain, rank * width);
         let (m, d) = (largest(&factor), largest(&dy));
 
         // `contract` is the gradient of `expand` by `u`: a lane sum over the width.
@@ -190,8 +190,8 @@ fn embedding() {
     let (width, b) = (5, &Reference);
     let ids = [3u32, 0, 3, 1, 3, 3, 0];
     let mut random = Random::new(6);
-    let table = random.f32s(Kind::Plain, 5 * width);
-    let dy = random.f32s(Kind::Plain, ids.len() * width);
+    let table = random.f32s(Distribution::Plain, 5 * width);
+    let dy = random.f32s(Distribution::Plain, ids.len() * width);
     let mut dtable = b.zeros(table.len());
     b.run(EmbeddingBackward { dtable: &mut dtable, dy: &b.upload(&dy), ids: &b.upload(&ids), width });
     // At most one addition per token.
@@ -225,8 +225,8 @@ fn router() {
         let (tokens, experts, chosen, b) = (7, 24, 5, &Reference);
         let p = Router { tokens, experts, chosen, scoring, renormalise, scale: 2.5, groups: 4, kept_groups: 2 };
         let mut random = Random::new(7);
-        let logits = random.f32s(Kind::Plain, tokens * experts);
-        let dweights = random.f32s(Kind::Plain, tokens * chosen);
+        let logits = random.f32s(Distribution::Plain, tokens * experts);
+        let dweights = random.f32s(Distribution::Plain, tokens * chosen);
         let logits_ = b.upload(&logits);
         let mut expert_indices = b.zeros(tokens * chosen);
         b.run(RouterChoose { indices: &mut expert_indices, logits: &logits_, bias: None, p });
@@ -263,8 +263,8 @@ fn router() {
 fn balance() {
     let (row_starts, experts, b) = ([0, 4, 4, 11], 37, &Reference);
     let mut random = Random::new(8);
-    let logits = random.f32s(Kind::Plain, 11 * experts);
-    let share = random.f32s(Kind::Plain, 3 * experts);
+    let logits = random.f32s(Distribution::Plain, 11 * experts);
+    let share = random.f32s(Distribution::Plain, 3 * experts);
     let forward = |z: &[f64]| {
         let mut sums = vec![0.0; 3 * experts];
         for (t, z) in z.chunks_exact(experts).enumerate() {
@@ -301,8 +301,9 @@ fn combine() {
     let mut random = Random::new(9);
     let expert_indices: Vec<u32> = (0..p.rows()).map(|_| random.below(experts) as u32).collect();
     let router::Grouped { tokens: of_rows, places, .. } = router::grouped(&expert_indices, slots, experts);
-    let (rows, weights) = (random.f32s(Kind::Plain, p.rows() * width), random.f32s(Kind::Plain, p.rows()));
-    let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, tokens * width));
+    let (rows, weights) =
+        (random.f32s(Distribution::Plain, p.rows() * width), random.f32s(Distribution::Plain, p.rows()));
+    let [x, dy] = [(); 2].map(|()| random.f32s(Distribution::Plain, tokens * width));
     let forward = |rows: &[f64], weights: &[f64]| {
         let mut y = vec![0.0; tokens * width];
         for (pair, &place) in places.iter().enumerate() {

@@ -1,8 +1,8 @@
 //! Fused LM head and cross-entropy: every CPU path against the reference, and what must hold on any
 //! backend.
 
-use isobit_conformance::cases::head_loss::{Format, HeadLossCase, Ignored, Inputs, Results, visit};
-use isobit_conformance::data::Kind;
+use isobit_conformance::cases::head_loss::{HeadFormat, HeadLossCase, Ignored, Inputs, Results, visit};
+use isobit_conformance::data::Distribution;
 use isobit_kernels::{Backend, Cpu, Device, Matrix, Path, Reference, StoredMatrix};
 use isobit_numerics::slices::Profile;
 
@@ -50,8 +50,8 @@ fn splits_agree<B: Backend>(b: &B, profile: Profile) {
         hidden: 40,
         vocabulary: 700,
         profile,
-        format: Format::F32,
-        kind: Kind::Outliers,
+        format: HeadFormat::F32,
+        kind: Distribution::Outliers,
         ignored: Ignored::Some,
         with_dhead: true,
         poison: None,
@@ -90,8 +90,8 @@ fn a_poisoned_token_is_nan_alone() {
         hidden: 33,
         vocabulary: 600,
         profile: Profile::X2,
-        format: Format::F32,
-        kind: Kind::Plain,
+        format: HeadFormat::F32,
+        kind: Distribution::Plain,
         ignored: Ignored::None,
         with_dhead: false,
         poison: Some(3),
@@ -119,8 +119,8 @@ fn a_label_outside_the_vocabulary_is_a_bug() {
         hidden: 4,
         vocabulary: 600,
         profile: Profile::X2,
-        format: Format::F32,
-        kind: Kind::Plain,
+        format: HeadFormat::F32,
+        kind: Distribution::Plain,
         ignored: Ignored::None,
         with_dhead: false,
         poison: None,

@@ -3,8 +3,8 @@
 #![expect(clippy::float_arithmetic, reason = "gradients are numbers")]
 #![expect(clippy::disallowed_methods, reason = "float64 of the platform is what the reference is compared with")]
 
-use isobit_conformance::cases::head_loss::{Format, HeadLossCase, Ignored, Inputs};
-use isobit_conformance::data::Kind;
+use isobit_conformance::cases::head_loss::{HeadFormat, HeadLossCase, Ignored, Inputs};
+use isobit_conformance::data::Distribution;
 use isobit_kernels::op::IGNORED;
 use isobit_kernels::{Device, Matrix, Reference, StoredMatrix};
 use isobit_numerics::slices::Profile;
@@ -75,8 +75,8 @@ fn case() -> HeadLossCase {
         hidden: HIDDEN,
         vocabulary: VOCABULARY,
         profile: Profile::X3,
-        format: Format::F32,
-        kind: Kind::Plain,
+        format: HeadFormat::F32,
+        kind: Distribution::Plain,
         ignored: Ignored::Some,
         with_dhead: true,
         poison: None,

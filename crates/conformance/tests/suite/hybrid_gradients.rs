@@ -5,7 +5,7 @@
 #![expect(clippy::float_arithmetic, reason = "float64 is the yardstick here")]
 
 use crate::central_differences::{check, dot, largest, wide};
-use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::data::{Distribution, Random};
 use isobit_conformance::{downloaded, poisoned};
 use isobit_kernels::op::{
     ColumnMode, Columns, Conv1d, Conv1dBackward, Conv1dForward, CopyColumns, Decay, DecayBackward, DecayForward, Gate,
@@ -43,7 +43,7 @@ fn columns() {
     ] {
         let p = Columns { tokens: 3, groups: 4, width: 8, from: one, to: many, mode: ColumnMode::Overwrite };
         let mut random = Random::new(1);
-        let (x, dy) = (random.f32s(Kind::Plain, 3 * one.row), random.f32s(Kind::Plain, 3 * many.row));
+        let (x, dy) = (random.f32s(Distribution::Plain, 3 * one.row), random.f32s(Distribution::Plain, 3 * many.row));
         let forward = |x: &[f64]| {
             let mut y = vec![0.0; 3 * many.row];
             for (t, g, j) in (0..3).flat_map(|t| (0..4).flat_map(move |g| (0..8).map(move |j| (t, g, j)))) {
@@ -66,8 +66,8 @@ fn rope_inside_a_head() {
         let p = Rope { tokens: 4, heads: 2, head_width: 14, rotary_width: 8, offset: 5, interleaved };
         let (half, b) = (p.rotary_width / 2, &Reference);
         let mut random = Random::new(3);
-        let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, p.tokens * p.heads * p.head_width));
-        let [cos, sin] = [(); 2].map(|()| random.f32s(Kind::Plain, 6 * half));
+        let [x, dy] = [(); 2].map(|()| random.f32s(Distribution::Plain, p.tokens * p.heads * p.head_width));
+        let [cos, sin] = [(); 2].map(|()| random.f32s(Distribution::Plain, 6 * half));
         let positions = [5u32, 0, 3, 3];
         let forward = |x: &[f64]| {
             let mut y = x.to_vec();
@@ -98,8 +98,8 @@ fn gate() {
     for per_token in [false, true] {
         let (p, b) = (Gate { tokens: 5, width: 37, per_token }, &Reference);
         let mut random = Random::new(2);
-        let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, p.tokens * p.width));
-        let g = random.f32s(Kind::Plain, p.gates());
+        let [x, dy] = [(); 2].map(|()| random.f32s(Distribution::Plain, p.tokens * p.width));
+        let g = random.f32s(Distribution::Plain, p.gates());
         let forward = |x: &[f64], g: &[f64]| -> Vec<f64> {
             let gate = |index: usize| if per_token { g[index / p.width] } else { g[index] };
             x.iter().enumerate().map(|(index, x)| x * sigmoid(gate(index))).collect()
@@ -124,8 +124,8 @@ fn conv1d() {
     let (channels, kernel, starts) = (5, 4, [0, 2, 2, 9, 10, 14]);
     let (p, b) = (Conv1d { channels, kernel, starts: &starts }, &Reference);
     let mut random = Random::new(3);
-    let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, p.tokens() * channels));
-    let weight = random.f32s(Kind::Plain, channels * kernel);
+    let [x, dy] = [(); 2].map(|()| random.f32s(Distribution::Plain, p.tokens() * channels));
+    let weight = random.f32s(Distribution::Plain, channels * kernel);
     let forward = |x: &[f64], weight: &[f64]| {
         let mut y = Vec::new();
         for ends in starts.windows(2) {
@@ -166,7 +166,7 @@ fn l2_norm() {
     for factor in [1.0f32, 0.125] {
         let (p, b) = (L2Norm { tokens: 6, width: 41, eps: 1e-6, factor }, &Reference);
         let mut random = Random::new(4);
-        let [x, dy] = [(); 2].map(|()| random.f32s(Kind::Plain, p.tokens * p.width));
+        let [x, dy] = [(); 2].map(|()| random.f32s(Distribution::Plain, p.tokens * p.width));
         let forward = |x: &[f64]| {
             let mut y = Vec::new();
             for row in x.chunks_exact(p.width) {
@@ -192,8 +192,8 @@ fn l2_norm() {
 fn decay() {
     let (p, b) = (Decay { tokens: 9, heads: 5 }, &Reference);
     let mut random = Random::new(5);
-    let [a, strength, dg, dbeta] = [(); 4].map(|()| random.f32s(Kind::Plain, p.tokens * p.heads));
-    let [a_log, dt_bias] = [(); 2].map(|()| random.f32s(Kind::Plain, p.heads));
+    let [a, strength, dg, dbeta] = [(); 4].map(|()| random.f32s(Distribution::Plain, p.tokens * p.heads));
+    let [a_log, dt_bias] = [(); 2].map(|()| random.f32s(Distribution::Plain, p.heads));
     let decays = |a: &[f64], a_log: &[f64], dt_bias: &[f64]| -> Vec<f64> {
         let head = |index: usize| index % p.heads;
         let of = |(index, a): (usize, &f64)| {
@@ -243,8 +243,8 @@ fn gated_norm() {
     let (tokens, width, eps) = (7, 41, 1e-6f32);
     let (p, b) = (GatedNorm { tokens, width, eps }, &Reference);
     let mut random = Random::new(6);
-    let [h, z, dy] = [(); 3].map(|()| random.f32s(Kind::Plain, tokens * width));
-    let weight = random.f32s(Kind::Plain, width);
+    let [h, z, dy] = [(); 3].map(|()| random.f32s(Distribution::Plain, tokens * width));
+    let weight = random.f32s(Distribution::Plain, width);
     let forward = |h: &[f64], z: &[f64], weight: &[f64]| {
         let mut y = Vec::new();
         for (h, z) in h.chunks_exact(width).zip(z.chunks_exact(width)) {

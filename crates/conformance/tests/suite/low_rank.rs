@@ -1,6 +1,6 @@
 //! Low-rank products on every CPU path and every device.
 
-use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::data::{Distribution, Random};
 use isobit_conformance::{Output, assert_same, fastest};
 use isobit_kernels::op::{FactorLayout, LowRank, LowRankOuter};
 use isobit_kernels::{Backend, Reference};
@@ -20,8 +20,8 @@ fn rows_may_be_split_over_calls() {
 fn split<B: Backend>(b: &B) {
     let (rank, width, random) = (5, 33, &mut Random::new(3));
     let p = LowRank { segments: &[0, 190], rank, width, layout: FactorLayout::WidthMajor, alpha: 0.7 };
-    let first = random.f32s(Kind::Plain, rank * width);
-    let (u, x) = (random.f32s(Kind::Plain, 190 * rank), random.f32s(Kind::Outliers, 190 * width));
+    let first = random.f32s(Distribution::Plain, rank * width);
+    let (u, x) = (random.f32s(Distribution::Plain, 190 * rank), random.f32s(Distribution::Outliers, 190 * width));
     let mut whole = b.upload(&first);
     b.run(LowRankOuter { dfactor: &mut whole, u: &b.upload(&u), x: &b.upload(&x), p, row_starts: &[0, 131, 190] });
     let mut parts = b.upload(&first);

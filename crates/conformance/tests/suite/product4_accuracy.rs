@@ -3,7 +3,7 @@
 #![expect(clippy::float_arithmetic, reason = "float64 is the judge")]
 
 use isobit_conformance::cases::product4::{HostWeight, packed};
-use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::data::{Distribution, Random};
 use isobit_kernels::op::{
     Product, Product4Forward, Product4GradInput, Product4Rows, ProductForward, ProductGradInput, SliceRows, SliceShape,
 };
@@ -32,9 +32,9 @@ fn expanded(weight: &HostWeight) -> Vec<f32> {
 }
 
 /// Errors of `y` and `dx`: with 4-bit weights, then of the slice product of the expanded weight.
-fn errors(profile: Profile, group_size: usize, shuffled: bool, kind: Kind) -> [[f64; 2]; 2] {
+fn errors(profile: Profile, group_size: usize, shuffled: bool, kind: Distribution) -> [[f64; 2]; 2] {
     let mut random = Random::new(11);
-    let host = HostWeight::new(&mut random, N, K, group_size, shuffled, Kind::Plain);
+    let host = HostWeight::new(&mut random, N, K, group_size, shuffled, Distribution::Plain);
     let [x, dy] = [M * K, M * N].map(|length| random.f32s(kind, length));
     let weight = expanded(&host);
     let b = &Reference;
@@ -68,7 +68,7 @@ fn errors(profile: Profile, group_size: usize, shuffled: bool, kind: Kind) -> [[
 fn errors_are_those_of_the_left_operand() {
     for (group_size, shuffled) in [(128, false), (128, true), (32, false), (0, false)] {
         for (profile, bound) in [(Profile::X2, 4e-5), (Profile::X3, 6e-7)] {
-            let [packed, expanded] = errors(profile, group_size, shuffled, Kind::Plain);
+            let [packed, expanded] = errors(profile, group_size, shuffled, Distribution::Plain);
             for (error, other) in packed.into_iter().zip(expanded) {
                 assert!(error < bound, "{profile:?}, groups of {group_size}: {error:e}, bound {bound:e}");
                 assert!(error <= other, "{profile:?}, groups of {group_size}: {error:e}, {other:e} when expanded");
@@ -80,7 +80,7 @@ fn errors_are_those_of_the_left_operand() {
 #[test]
 fn outliers_cost_no_more_than_with_expanded_weights() {
     for profile in Profile::ALL {
-        let [packed, expanded] = errors(profile, 128, false, Kind::Outliers);
+        let [packed, expanded] = errors(profile, 128, false, Distribution::Outliers);
         for (error, other) in packed.into_iter().zip(expanded) {
             assert!(error <= other, "{profile:?}: {error:e}, {other:e} when expanded");
         }

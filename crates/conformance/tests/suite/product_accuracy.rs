@@ -2,7 +2,7 @@
 //! compares the reference with the mathematics.
 #![expect(clippy::float_arithmetic, reason = "float64 is the judge")]
 
-use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::data::{Distribution, Random};
 use isobit_kernels::op::{Product, ProductForward, ProductGradInput, ProductGradWeight, SliceRows, SliceShape};
 use isobit_kernels::{Device, Matrix, Reference, StoredMatrix};
 use isobit_numerics::slices::Profile;
@@ -20,7 +20,7 @@ fn relative_error(got: &[f32], want: &[f64]) -> f64 {
 
 fn check(profile: Profile, bound: f64) {
     let mut random = Random::new(7);
-    let [x, w, dy] = [M * K, N * K, M * N].map(|length| random.f32s(Kind::Plain, length));
+    let [x, w, dy] = [M * K, N * K, M * N].map(|length| random.f32s(Distribution::Plain, length));
     let b = &Reference;
     let p = Product { segments: &[0, M], n: N, k: K, profile, accumulate: false };
     let (mut y, mut dx, mut dw) = (b.zeros(M * N), b.zeros(M * K), b.zeros(N * K));

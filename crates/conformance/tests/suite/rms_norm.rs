@@ -1,6 +1,6 @@
 //! RMS norm on every CPU path and every device.
 
-use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::data::{Distribution, Random};
 use isobit_conformance::{Output, assert_same, downloaded, fastest, poisoned};
 use isobit_kernels::op::{RmsNorm, RmsNormBackward, RmsNormForward};
 use isobit_kernels::{Backend, Reference};
@@ -21,9 +21,9 @@ fn rows_may_be_split_over_calls() {
 fn split<B: Backend>(b: &B) {
     let (width, random) = (67, &mut Random::new(3));
     let whole = RmsNorm { tokens: 150, width, eps: 1e-5, zero_centred: true, accumulate: false };
-    let x = random.f32s(Kind::Outliers, 150 * width);
-    let dy = random.f32s(Kind::Plain, 150 * width);
-    let (weight, first) = (random.f32s(Kind::Plain, width), random.f32s(Kind::Plain, width));
+    let x = random.f32s(Distribution::Outliers, 150 * width);
+    let dy = random.f32s(Distribution::Plain, 150 * width);
+    let (weight, first) = (random.f32s(Distribution::Plain, width), random.f32s(Distribution::Plain, width));
     let w = b.upload(&weight);
     let run = |cuts: &[usize]| {
         let mut dweight = b.upload(&first);

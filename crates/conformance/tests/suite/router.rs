@@ -1,7 +1,7 @@
 //! The router of a mixture of experts on every CPU path and every device, and what it promises
 //! beyond bits.
 
-use isobit_conformance::data::{Kind, Random};
+use isobit_conformance::data::{Distribution, Random};
 use isobit_conformance::{Output, assert_same, fastest};
 use isobit_kernels::op::{
     EmbeddingForward, LowRank, LowRankOuter, Product, ProductGradWeight, Router, RouterChoose, Scoring, router,
@@ -29,8 +29,8 @@ const K: usize = 20;
 
 fn split<B: Backend>(b: &B) {
     let (row_starts, random) = ([0, 150, 190, 190, 430], &mut Random::new(3));
-    let logits = random.f32s(Kind::Plain, 430 * EXPERTS);
-    let (x, dy) = (random.f32s(Kind::Outliers, 430 * K), random.f32s(Kind::Plain, 430 * N));
+    let logits = random.f32s(Distribution::Plain, 430 * EXPERTS);
+    let (x, dy) = (random.f32s(Distribution::Outliers, 430 * K), random.f32s(Distribution::Plain, 430 * N));
     let gradients = |calls: &[[usize; 2]]| {
         let (mut dw, mut dfactor) = (b.zeros(EXPERTS * N * K), b.zeros(EXPERTS * N * K));
         for &[first, end] in calls {

@@ -11,7 +11,7 @@
 
 use super::CpuMemory;
 use super::block::RightView;
-use super::nest::{Epilogue, Left, Nest, Place, SUPER_BLOCK, Worker, part, run, run_where, super_blocks};
+use super::nest::{Epilogue, Left, Nest, OutputView, SUPER_BLOCK, Worker, part, run, run_where, super_blocks};
 use super::panels::{Columns, Panels, Transposed, Weight, panel_bytes};
 use super::path::{Path, multiversion};
 use super::pool::{SharedMut, Tasks, share};
@@ -164,7 +164,7 @@ impl<'a> Logits<'a> {
     fn block(
         &self,
         worker: &mut Worker,
-        place: &Place,
+        output: &OutputView,
         rows: Range<usize>,
         columns: &Range<usize>,
         wanted: &impl Fn(Range<usize>) -> bool,
@@ -176,7 +176,7 @@ impl<'a> Logits<'a> {
         let panels = columns.start / BLOCK..columns.end.div_ceil(BLOCK);
         for first in panels.clone().step_by(PANELS_TOGETHER) {
             let panels = first..(first + PANELS_TOGETHER).min(panels.end);
-            part(worker, place, self.left, &nest, epilogue, self.right, panels, rows.clone(), wanted);
+            part(worker, output, self.left, &nest, epilogue, self.right, panels, rows.clone(), wanted);
         }
     }
 
@@ -211,8 +211,8 @@ impl<'a> Logits<'a> {
                     }
                     Room::Kept { z } => (*z, p.vocabulary + STRIDE_EXTRA, tokens.start * (p.vocabulary + STRIDE_EXTRA)),
                 };
-                let place = Place { out, stride, origin };
-                self.block(&mut state, &place, my_rows.clone(), &columns, &|_| true);
+                let output = OutputView { out, stride, origin };
+                self.block(&mut state, &output, my_rows.clone(), &columns, &|_| true);
                 for row in my_rows.clone() {
                     let at = row * stride + columns.start - origin;
                     // SAFETY: this row and block are this thread's alone, the logits and the cell.
@@ -611,10 +611,10 @@ impl Backward<'_> {
             let mut worker = Worker::new(cpu.path, p.profile, own);
             while let Some((chunk, my_rows)) = cut.next() {
                 let columns = block_columns(group.blocks.start + chunk, p);
-                let place = Place { out: &dz, stride, origin };
+                let output = OutputView { out: &dz, stride, origin };
                 if !kept {
                     let wanted = |rows: Range<usize>| self.any_target(rows);
-                    self.logits.block(&mut worker, &place, my_rows.clone(), &columns, &wanted);
+                    self.logits.block(&mut worker, &output, my_rows.clone(), &columns, &wanted);
                 }
                 for row in my_rows.clone() {
                     let at = row * stride + columns.start - origin;

@@ -125,11 +125,11 @@ pub(super) fn run_areas<'a, P: Panels + 'a>(
     let right_bytes = nest.n * nest.contraction * nest.profile.slice_count();
     let right_resident = right_bytes <= RIGHT_RESIDENT && (0..areas.len()).all(|area| !of_area(area).0.made());
     deal(cpu, nest.n.div_ceil(BLOCK), areas, right_resident, scratch, &|own, next| {
-        let place = Place { out: &out, stride: nest.n, origin: 0 };
+        let output = OutputView { out: &out, stride: nest.n, origin: 0 };
         let worker = &mut Worker::new(cpu.path, nest.profile, own);
         while let Some(Piece { area, panels, rows }) = next() {
             let (panels_of, epilogue) = of_area(area);
-            part(worker, &place, left, nest, epilogue, panels_of, panels, rows, wanted);
+            part(worker, &output, left, nest, epilogue, panels_of, panels, rows, wanted);
         }
     });
 }
@@ -195,7 +195,7 @@ pub(super) fn deal(
 }
 
 /// Layout of a nest's output: element `(row, column)` at `row·stride + column − origin`.
-pub(super) struct Place<'a> {
+pub(super) struct OutputView<'a> {
     pub(super) out: &'a SharedMut<'a, f32>,
     pub(super) stride: usize,
     pub(super) origin: usize,
@@ -220,7 +220,7 @@ impl<'a> Worker<'a> {
 /// holds a session.
 pub(super) fn part(
     worker: &mut Worker,
-    place: &Place,
+    output: &OutputView,
     left: Left,
     nest: &Nest,
     epilogue: Epilogue,
@@ -248,9 +248,9 @@ pub(super) fn part(
                     continue;
                 }
                 let target = Target {
-                    out: place.out,
-                    at: row * place.stride + first_column - place.origin,
-                    stride: place.stride,
+                    out: output.out,
+                    at: row * output.stride + first_column - output.origin,
+                    stride: output.stride,
                     rows,
                     width,
                     from_zero: chunk == 0 && !epilogue.accumulate,

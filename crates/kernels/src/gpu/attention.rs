@@ -7,7 +7,7 @@
 //! outside all spans are never read.
 
 use super::device::{Gpu, Groups, arguments};
-use super::memory::{GpuBuffer, Parts, Place};
+use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::program::{Program, program};
 use super::{GpuMemory, attention_mma};
 use crate::backend::Run;
@@ -88,9 +88,9 @@ enum Packing {
 
 /// An operand in the workspace. A packing that was not requested must not be read.
 struct Planes {
-    by_width: Place,
-    by_place: Place,
-    scales: Place,
+    by_width: DevicePointer,
+    by_place: DevicePointer,
+    scales: DevicePointer,
 }
 
 impl Operand {

@@ -8,7 +8,7 @@
 
 use super::attention::{Operand, Operands, PLACE_BLOCK, narrow, trains, window};
 use super::device::{Gpu, Groups, arguments};
-use super::memory::{GpuBuffer, Parts, Place};
+use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::program::{Build, Program};
 use super::runtime::{Argument, Language};
 use crate::op::Attention;
@@ -138,10 +138,10 @@ struct Sliced<'a> {
     operand: Operand,
     /// Its blocks of places within the tables.
     blocks: (usize, usize),
-    by_width: Option<Place>,
-    by_place: Option<Place>,
+    by_width: Option<DevicePointer>,
+    by_place: Option<DevicePointer>,
     /// Numbers per place; scales are number `index` of `count`.
-    numbers: Place,
+    numbers: DevicePointer,
     index: usize,
     count: usize,
 }
@@ -167,7 +167,7 @@ impl<'a> Sliced<'a> {
         x: &'a GpuBuffer<f32>,
         operand: Operand,
         blocks: (usize, usize),
-        (numbers, index, count): (Place, usize, usize),
+        (numbers, index, count): (DevicePointer, usize, usize),
         scratch: &mut Scratch,
         packing: Packing,
     ) -> Self {
@@ -180,12 +180,12 @@ impl<'a> Sliced<'a> {
 
     /// `Operand` in the kernels.
     fn descriptor(&self, call: &Call, groups: usize) -> [u64; 16] {
-        let address = |place: Option<Place>| place.map_or(0, Place::address);
+        let address = |place: Option<DevicePointer>| place.map_or(0, DevicePointer::address);
         let pair = |low: usize, high: usize| u64::from(narrow(low)) | u64::from(narrow(high)) << 32;
         let width = self.operand.width;
         let mut words = [0; 16];
-        words[0] = Place::from(self.x).address();
-        words[1] = Place::from(&call.tables).address() + (self.blocks.0 * size_of::<u32>()) as u64;
+        words[0] = DevicePointer::from(self.x).address();
+        words[1] = DevicePointer::from(&call.tables).address() + (self.blocks.0 * size_of::<u32>()) as u64;
         words[2] = address(self.by_width);
         words[3] = address(self.by_place);
         words[4] = self.numbers.address();
@@ -196,11 +196,11 @@ impl<'a> Sliced<'a> {
         words
     }
 
-    fn wide(&self) -> Place {
+    fn wide(&self) -> DevicePointer {
         self.by_width.expect("planes by width were asked for")
     }
 
-    fn deep(&self) -> Place {
+    fn deep(&self) -> DevicePointer {
         self.by_place.expect("planes by place were asked for")
     }
 }
@@ -209,8 +209,8 @@ impl<'a> Sliced<'a> {
 struct Scratch<'a> {
     p: &'a Attention<'a>,
     parts: Parts,
-    query_numbers: Place,
-    key_numbers: Place,
+    query_numbers: DevicePointer,
+    key_numbers: DevicePointer,
     query_blocks: (usize, usize),
     key_blocks: (usize, usize),
 }
@@ -350,7 +350,7 @@ impl<'a> Call<'a> {
     }
 
     fn table(&self, table: (usize, usize)) -> Argument {
-        Place::from(&self.tables).at::<u32>(table.0)
+        DevicePointer::from(&self.tables).at::<u32>(table.0)
     }
 
     /// Launches a kernel over blocks of places and heads, whatever the widths.
@@ -386,7 +386,7 @@ impl<'a> Call<'a> {
     fn add_heads(
         &self,
         to: &GpuBuffer<f32>,
-        shares: Place,
+        shares: DevicePointer,
         blocks: (usize, usize),
         share_blocks: (usize, usize),
         width: usize,
@@ -457,7 +457,7 @@ pub(super) fn backward(
     call.slice(&[&q, &sliced_d_o, &k, &v]);
     let Tables { query_blocks, key_blocks, query_rows, key_rows, value_rows, value_blocks, .. } = tables;
     let (query_numbers, key_numbers) = (scratch.query_numbers, scratch.key_numbers);
-    let dq_place = Place::from(&*dq);
+    let dq_place = DevicePointer::from(&*dq);
     let shares =
         if wide_shares(p) { scratch.parts.take::<f32>(all.d_o.scale_count(p) * p.value_width) } else { dq_place };
 
@@ -472,7 +472,7 @@ pub(super) fn backward(
         arguments![query_numbers, d_o, o, lse, call.table(query_blocks), heads, value_width, places],
     );
 
-    let to = if grouped { shares } else { Place::from(&*dv) };
+    let to = if grouped { shares } else { DevicePointer::from(&*dv) };
     call.over_rows(
         (&BACKWARD, "attention_grad_value_mma"),
         Rows { table: value_rows, width: p.value_width, shared: shared.grad_value },
@@ -496,7 +496,7 @@ pub(super) fn backward(
     if grouped {
         call.add_heads(dv, shares, key_blocks, value_blocks, p.value_width);
     }
-    let to = if grouped { dq_place } else { Place::from(&*dk) };
+    let to = if grouped { dq_place } else { DevicePointer::from(&*dk) };
     call.over_rows(
         (&BACKWARD, "attention_grad_key_mma"),
         Rows { table: key_rows, width: p.key_width, shared: shared.grad_key },

@@ -413,7 +413,7 @@ impl Runtime for Cuda {
     fn launch(&self, kernel: Kernel, groups: usize, size: usize, dynamic: usize, arguments: &[Argument]) -> Answer<()> {
         /// One slot per argument, aligned for the largest.
         #[repr(C, align(64))]
-        struct Place([u64; 16]);
+        struct ArgumentSlot([u64; 16]);
         let (driver, function) = (self.driver()?, kernel.0 as usize as Object);
         let groups = i32::try_from(groups).map_err(|_| "too many groups")? as u32;
         if dynamic > 0 {
@@ -422,23 +422,23 @@ impl Runtime for Cuda {
             let status = unsafe { (driver.function_attribute)(function, attribute::DYNAMIC_MEMORY, dynamic as c_int) };
             driver.check("cuFuncSetAttribute", status)?;
         }
-        let mut places: Vec<Place> = arguments
+        let mut slots: Vec<ArgumentSlot> = arguments
             .iter()
             .map(|argument| {
-                let mut place = Place([0; 16]);
+                let mut slot = ArgumentSlot([0; 16]);
                 match argument {
-                    Argument::Memory(memory, offset) => place.0[0] = memory.0 + *offset as u64,
-                    Argument::U32(x) => place.0[0] = u64::from_le_bytes(padded(x.to_le_bytes())),
-                    Argument::U64(x) => place.0[0] = *x,
-                    Argument::F32(x) => place.0[0] = u64::from_le_bytes(padded(x.to_le_bytes())),
-                    Argument::Descriptor(words) => place.0 = *words,
+                    Argument::Memory(memory, offset) => slot.0[0] = memory.0 + *offset as u64,
+                    Argument::U32(x) => slot.0[0] = u64::from_le_bytes(padded(x.to_le_bytes())),
+                    Argument::U64(x) => slot.0[0] = *x,
+                    Argument::F32(x) => slot.0[0] = u64::from_le_bytes(padded(x.to_le_bytes())),
+                    Argument::Descriptor(words) => slot.0 = *words,
                 }
-                place
+                slot
             })
             .collect();
-        let mut pointers: Vec<*mut c_void> = places.iter_mut().map(|place| (&raw mut *place).cast()).collect();
+        let mut pointers: Vec<*mut c_void> = slots.iter_mut().map(|slot| (&raw mut *slot).cast()).collect();
         // SAFETY: a function of a module that this context has loaded. One pointer per argument in
-        // the kernel's order, each to a place of 128 bytes, aligned for all and larger than any;
+        // the kernel's order, each to a slot of 128 bytes, aligned for all and larger than any;
         // the driver copies them before it returns. What the kernel does with its memory is its
         // op's to keep inside.
         let status = unsafe {

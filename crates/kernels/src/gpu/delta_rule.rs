@@ -4,7 +4,7 @@
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
-use super::memory::{GpuBuffer, Parts, Place};
+use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::program::{Program, program};
 use crate::backend::Run;
 use crate::op::delta_rule::{CHUNK, chunks};
@@ -80,9 +80,9 @@ struct Pass<'a> {
     chunk_count: usize,
     /// First chunk and number of chunks of every document.
     documents: GpuBuffer<u32>,
-    scores: Place,
-    decays: Place,
-    mixed: Place,
+    scores: DevicePointer,
+    decays: DevicePointer,
+    mixed: DevicePointer,
 }
 
 impl<'a> Pass<'a> {
@@ -124,7 +124,15 @@ impl<'a> Pass<'a> {
     }
 
     /// Loops over the chunks. Outputs that are not `wanted` are not touched.
-    fn states(&self, o: Place, states: Place, y: Place, last: Place, first: Place, wanted: u32) {
+    fn states(
+        &self,
+        o: DevicePointer,
+        states: DevicePointer,
+        y: DevicePointer,
+        last: DevicePointer,
+        first: DevicePointer,
+        wanted: u32,
+    ) {
         let [key_heads, value_heads, key_width, value_width] = self.shape();
         let [q, k, v, _, beta] = self.inputs;
         let arguments = arguments![
@@ -166,14 +174,14 @@ pub(super) fn forward(
     assert!(given.into_iter().all(|state| state.len() == states), "states of the delta rule");
     let pass = Pass::new(gpu, p, inputs, &mut Parts::new(gpu, workspace));
     let mut wanted = WANT_OUTPUT;
-    let o = Place::from(&*o);
+    let o = DevicePointer::from(&*o);
     let last = final_state.map_or(o, |state| {
         wanted |= WANT_LAST;
-        Place::from(&*state)
+        DevicePointer::from(&*state)
     });
     let first = initial_state.map_or(o, |state| {
         wanted |= HAS_FIRST;
-        Place::from(state)
+        DevicePointer::from(state)
     });
     pass.states(o, o, o, last, first, wanted);
 }
@@ -198,7 +206,7 @@ pub(super) fn backward(
     let [q, k, _, _, beta] = inputs;
     let (decays, mixed, table) = (pass.decays, pass.mixed, &pass.chunks);
     let shape = arguments![key_heads, value_heads, key_width, value_width];
-    let dv = Place::from(&*dv);
+    let dv = DevicePointer::from(&*dv);
     let launch = |program, kernel, groups, arguments: &[_]| {
         gpu.launch(program, kernel, groups, &[arguments, shape].concat());
     };

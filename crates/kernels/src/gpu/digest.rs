@@ -3,7 +3,7 @@
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
-use super::memory::{GpuBuffer, Place};
+use super::memory::{DevicePointer, GpuBuffer};
 use super::program::{Program, program};
 use crate::backend::Run;
 use crate::op::digest::PAIRS_MAX;
@@ -34,12 +34,12 @@ impl Run<DigestSums<'_, GpuMemory>> for Gpu {
     }
 }
 
-fn place(x: &AnyBuffer<GpuMemory>) -> Place {
+fn place(x: &AnyBuffer<GpuMemory>) -> DevicePointer {
     match *x {
-        AnyBuffer::F32(x) => Place::from(x),
-        AnyBuffer::Bf16(x) => Place::from(x),
-        AnyBuffer::F16(x) => Place::from(x),
-        AnyBuffer::U32(x) => Place::from(x),
-        AnyBuffer::U8(x) => Place::from(x),
+        AnyBuffer::F32(x) => DevicePointer::from(x),
+        AnyBuffer::Bf16(x) => DevicePointer::from(x),
+        AnyBuffer::F16(x) => DevicePointer::from(x),
+        AnyBuffer::U32(x) => DevicePointer::from(x),
+        AnyBuffer::U8(x) => DevicePointer::from(x),
     }
 }

@@ -3,7 +3,7 @@
 //! profile x3. Other devices use the portable kernels; the bits are the same.
 
 use super::device::{Gpu, Groups, arguments, dimension};
-use super::memory::Place;
+use super::memory::DevicePointer;
 use super::program::Program;
 use super::runtime::{Argument, Language};
 use super::slice_tiles::{CLUSTER, ROWS, blocks, map, shared_bytes, tile_columns};
@@ -30,7 +30,7 @@ const SQUARE: usize = 64;
 pub(super) struct Tiles {
     /// Start row, end row and weight of each tile, starting at this element; if none, `rows` and
     /// weight 0.
-    pub(super) table: Option<(Place, usize)>,
+    pub(super) table: Option<(DevicePointer, usize)>,
     pub(super) count: usize,
     pub(super) rows: (usize, usize),
 }
@@ -38,7 +38,7 @@ pub(super) struct Tiles {
 /// Planes of bytes, and the number of rows in each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Planes {
-    pub(super) place: Place,
+    pub(super) place: DevicePointer,
     pub(super) rows: usize,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct WeightRows {
 /// `y = left · rightᵀ` over `width`, chunks added with the left operand's scales.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroupsProduct {
-    pub(super) y: Place,
+    pub(super) y: DevicePointer,
     /// Element of `y` for row `y_base` and the first column, and the row stride.
     pub(super) y_start: usize,
     pub(super) y_stride: usize,
@@ -65,10 +65,10 @@ pub(super) struct GroupsProduct {
     /// Index of the first row in the left planes.
     pub(super) left_base: usize,
     /// `[row, chunk]`
-    pub(super) left_scales: Place,
+    pub(super) left_scales: DevicePointer,
     pub(super) right: Planes,
     /// The final factor on each column: one per row of the right planes.
-    pub(super) right_scales: Option<Place>,
+    pub(super) right_scales: Option<DevicePointer>,
     pub(super) weights: WeightRows,
     pub(super) width: usize,
     pub(super) profile: Profile,
@@ -118,7 +118,7 @@ pub(super) fn product(gpu: &Gpu, p: &GroupsProduct, tiles: &Tiles) {
 /// `[slice, weight, width, padded rows]`.
 pub(super) fn transpose(
     gpu: &Gpu,
-    to: Place,
+    to: DevicePointer,
     from: Planes,
     rows: &WeightRows,
     weights: usize,

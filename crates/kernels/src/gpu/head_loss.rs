@@ -8,10 +8,10 @@
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::hopper::Epilogue;
-use super::memory::{GpuBuffer, Parts, Place};
+use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::product::{
-    Arriving, Left, Output, Part, ROOM, Right, RowTiles, TransposedScratch, WeightScratch, Weights, forward_sliced,
-    grad_input_sliced, slice_folded, stored_rows,
+    Arriving, Left, Output, ROOM, Right, RowTiles, TransposedScratch, WeightScratch, WeightStripe, Weights,
+    forward_sliced, grad_input_sliced, slice_folded, stored_rows,
 };
 use super::product_weight::{BatchLimits, ColumnSlices, TokenChunks, grad_weight_sliced};
 use super::program::{Program, program};
@@ -74,7 +74,7 @@ pub(super) fn workspace(gpu: &Gpu, p: &HeadLoss) -> usize {
 struct Logits<'a> {
     hidden: Left,
     head: Weights<'a>,
-    place: Place,
+    place: DevicePointer,
     stripe: usize,
 }
 
@@ -95,7 +95,7 @@ impl<'a> Logits<'a> {
 
     /// Computes the logits of some tokens and one stripe: `[token, vocabulary row of the stripe]`.
     fn compute(&self, gpu: &Gpu, tiles: &RowTiles, tokens: &Range<usize>, stripe: &Range<usize>) -> Right {
-        let right = self.head.part(gpu, &Part { weights: 0..1, rows: stripe.clone() });
+        let right = self.head.part(gpu, &WeightStripe { weights: 0..1, rows: stripe.clone() });
         let z = Output { place: self.place, stride: stripe.len(), base: tokens.start, column: 0 };
         forward_sliced(gpu, z, self.hidden, right, tiles, &(0..1), Epilogue::default());
         right
@@ -157,7 +157,7 @@ impl Run<HeadLossForward<'_, GpuMemory>> for Gpu {
 impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut HeadLossBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
         let (p, profile) = (&op.p, op.p.profile);
-        let dhead = op.dhead.as_deref().map(Place::from);
+        let dhead = op.dhead.as_deref().map(DevicePointer::from);
         let mut parts = Parts::new(self, workspace);
         let sizes = Sizes::new(self, p);
         let logits = Logits::new(op.rows, op.head, p, &sizes, &mut parts);
@@ -172,7 +172,7 @@ impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
             let rows = chunks.tokens(&batch);
             let tiles = RowTiles::of_rows(rows.clone());
             if dhead.is_some() {
-                h_columns.slice(self, Place::from(op.h), 0, &chunks, &batch, profile);
+                h_columns.slice(self, DevicePointer::from(op.h), 0, &chunks, &batch, profile);
             }
             for stripe in logits.stripes() {
                 let right = logits.compute(self, &tiles, &rows, &stripe);
@@ -196,7 +196,7 @@ impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
                 let (fresh, epilogue) = (stripe.start == 0, Epilogue::default());
                 grad_input_sliced(
                     self,
-                    Place::from(&*op.dh),
+                    DevicePointer::from(&*op.dh),
                     left,
                     right,
                     transposed,

@@ -2,7 +2,7 @@
 //! devices use the portable kernel; the bits are the same.
 
 use super::device::{Gpu, Groups};
-use super::memory::Place;
+use super::memory::DevicePointer;
 use super::program::Program;
 use super::runtime::{Argument, ByteMatrix, Language};
 use super::slices::padded;
@@ -30,7 +30,7 @@ const SHARED_BYTES: usize = 3 * 4 * TILE * TILE + 64 + 2 * 4 * STAGED_FLOATS + 1
 /// Sliced rows of one operand, both planes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operand {
-    pub(super) planes: Place,
+    pub(super) planes: DevicePointer,
     /// Bytes from the high plane to the low one.
     pub(super) plane: usize,
     pub(super) first_row: usize,
@@ -40,17 +40,17 @@ pub(super) struct Operand {
 /// `y = left · rightᵀ` over `width`, chunks added with the left operand's scales.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HopperProduct {
-    pub(super) y: Place,
+    pub(super) y: DevicePointer,
     /// Element of `y` for the first row and column, and the row stride.
     pub(super) y_start: usize,
     pub(super) y_stride: usize,
     pub(super) left: Operand,
     /// `[row, chunk]`, starting at the left operand's first row.
-    pub(super) left_scales: Place,
+    pub(super) left_scales: DevicePointer,
     pub(super) left_scales_start: usize,
     pub(super) right: Operand,
     /// The final factor on each column, starting at the right operand's first row; none if absent.
-    pub(super) right_scales: Option<(Place, usize)>,
+    pub(super) right_scales: Option<(DevicePointer, usize)>,
     pub(super) width: usize,
     pub(super) accumulate: bool,
     pub(super) epilogue: Epilogue,
@@ -60,15 +60,15 @@ pub(super) struct HopperProduct {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Epilogue {
     /// Starting at this element, one per column.
-    pub(super) bias: Option<(Place, usize)>,
+    pub(super) bias: Option<(DevicePointer, usize)>,
     pub(super) low: Option<LowRank>,
 }
 
 /// An adapter: its low-rank input and its factor, starting at these elements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LowRank {
-    pub(super) u: (Place, usize),
-    pub(super) factor: (Place, usize),
+    pub(super) u: (DevicePointer, usize),
+    pub(super) factor: (DevicePointer, usize),
     pub(super) rank: u32,
     /// Stride in the factor between ranks, and between columns.
     pub(super) rank_step: usize,
@@ -90,7 +90,7 @@ impl Epilogue {
 
 impl LowRank {
     /// No adapter: the kernel does not read it.
-    fn absent(instead: Place) -> Self {
+    fn absent(instead: DevicePointer) -> Self {
         Self { u: (instead, 0), factor: (instead, 0), rank: 0, rank_step: 0, width_step: 0, alpha: 0.0 }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::device::{Gpu, dimension};
 use super::hopper::{self, Epilogue, LowRank};
-use super::memory::{GpuBuffer, Place};
+use super::memory::{DevicePointer, GpuBuffer};
 use super::{GpuMemory, bias, low_rank, product};
 use crate::backend::Run;
 use crate::op::{LinearForward, LinearGradInput, LowRankTerm};
@@ -11,7 +11,7 @@ use crate::op::{LinearForward, LinearGradInput, LowRankTerm};
 impl Run<LinearForward<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut LinearForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
         if hopper::serves(self, op.p.profile, op.p.k) {
-            let bias = op.bias.map(|bias| (Place::from(bias), 0));
+            let bias = op.bias.map(|bias| (DevicePointer::from(bias), 0));
             let epilogue = Epilogue { bias, low: op.adapter.map(low_rank) };
             return product::forward(self, op.y, op.x, op.w, &op.p, epilogue, workspace);
         }
@@ -41,6 +41,6 @@ impl Run<LinearGradInput<'_, GpuMemory>> for Gpu {
 /// An adapter as an epilogue.
 fn low_rank(LowRankTerm { u, factor, p }: LowRankTerm<GpuMemory>) -> LowRank {
     let (rank_step, width_step) = low_rank::steps(&p);
-    let [u, factor] = [u, factor].map(|buffer| (Place::from(buffer), 0));
+    let [u, factor] = [u, factor].map(|buffer| (DevicePointer::from(buffer), 0));
     LowRank { u, factor, rank: dimension(p.rank), rank_step, width_step, alpha: p.alpha }
 }

@@ -4,7 +4,7 @@
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::low_rank_contract;
-use super::memory::{GpuBuffer, Parts, Place};
+use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::program::{Program, program};
 use crate::backend::Run;
 use crate::op::{Contraction, FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter};
@@ -77,8 +77,8 @@ fn tiles(gpu: &Gpu, p: &LowRank, size: usize) -> (usize, Option<GpuBuffer<u32>>)
 }
 
 /// The table, or other memory in its place if there is none, and whether there is one.
-fn table<'a>(tiles: Option<&'a GpuBuffer<u32>>, instead: &'a GpuBuffer<f32>) -> (Place, u32) {
-    (tiles.map_or(Place::from(instead), Place::from), u32::from(tiles.is_some()))
+fn table<'a>(tiles: Option<&'a GpuBuffer<u32>>, instead: &'a GpuBuffer<f32>) -> (DevicePointer, u32) {
+    (tiles.map_or(DevicePointer::from(instead), DevicePointer::from), u32::from(tiles.is_some()))
 }
 
 /// Length of the sums of as many blocks as the outer product keeps at once.

@@ -4,7 +4,7 @@
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, dimension};
-use super::memory::{GpuBuffer, Place};
+use super::memory::{DevicePointer, GpuBuffer};
 use super::program::Program;
 use super::runtime::{Argument, Language};
 use crate::op::{Contraction, FactorLayout, LowRank};
@@ -61,8 +61,12 @@ pub(super) fn contract(gpu: &Gpu, parts: &[Contraction<GpuMemory>], x: &GpuBuffe
         let mut table = [0; 16];
         table[..3 * rows.len()].copy_from_slice(rows.as_flattened());
         let groups = Groups::of(tokens.div_ceil(WARPS * each), WARPS * LANES);
-        let arguments =
-            [Argument::Descriptor(table), Place::from(x).into(), dimension(tokens).into(), dimension(width).into()];
+        let arguments = [
+            Argument::Descriptor(table),
+            DevicePointer::from(x).into(),
+            dimension(tokens).into(),
+            dimension(width).into(),
+        ];
         let shared = rows.len() * RANKS * staged * size_of::<f32>();
         gpu.launch_with(&LOW_RANK_CONTRACT, kernel, Profile::X2, groups, shared, &arguments);
     }
@@ -70,7 +74,7 @@ pub(super) fn contract(gpu: &Gpu, parts: &[Contraction<GpuMemory>], x: &GpuBuffe
 
 /// Addresses of each group of eight ranks of a factor and of their results, and the full rank.
 fn ranks<'a>(part: &'a Contraction<GpuMemory>) -> impl Iterator<Item = [u64; 3]> + use<'a> {
-    let (factor, u) = (Place::from(part.factor).address(), Place::from(&*part.u).address());
+    let (factor, u) = (DevicePointer::from(part.factor).address(), DevicePointer::from(&*part.u).address());
     let rank_step = match part.p.layout {
         FactorLayout::RankMajor => part.p.width,
         FactorLayout::WidthMajor => 1,

@@ -137,22 +137,22 @@ pub(super) fn allocated_bytes(bytes: usize) -> usize {
     bytes.max(1)
 }
 
-/// A place in device memory: a whole buffer or a part of a workspace.
+/// An address in device memory: a whole buffer or a part of a workspace.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct DevicePointer {
     /// None after a device failure: nothing is launched any more.
     handle: Option<Handle>,
     offset: usize,
 }
 
-impl From<Place> for Argument {
-    fn from(place: Place) -> Self {
-        Self::Memory(place.handle.unwrap_or(Handle(0)), place.offset)
+impl From<DevicePointer> for Argument {
+    fn from(pointer: DevicePointer) -> Self {
+        Self::Memory(pointer.handle.unwrap_or(Handle(0)), pointer.offset)
     }
 }
 
-impl Place {
-    /// The place from element `start` on. For devices that accept any address; OpenCL's parts are
+impl DevicePointer {
+    /// The address of element `start` on. For devices that accept any address; OpenCL's parts are
     /// aligned.
     pub(super) fn at<T: Element>(&self, start: usize) -> Argument {
         Self { offset: self.offset + start * size_of::<T>(), ..*self }.into()
@@ -172,7 +172,7 @@ impl Place {
     }
 }
 
-impl<T: Element> From<&GpuBuffer<T>> for Place {
+impl<T: Element> From<&GpuBuffer<T>> for DevicePointer {
     fn from(buffer: &GpuBuffer<T>) -> Self {
         Self { handle: buffer.memory.handle, offset: 0 }
     }
@@ -180,13 +180,13 @@ impl<T: Element> From<&GpuBuffer<T>> for Place {
 
 impl<T: Element> From<&GpuBuffer<T>> for Argument {
     fn from(buffer: &GpuBuffer<T>) -> Self {
-        Place::from(buffer).into()
+        DevicePointer::from(buffer).into()
     }
 }
 
 impl<T: Element> From<&mut GpuBuffer<T>> for Argument {
     fn from(buffer: &mut GpuBuffer<T>) -> Self {
-        Place::from(&*buffer).into()
+        DevicePointer::from(&*buffer).into()
     }
 }
 
@@ -223,8 +223,8 @@ impl Parts {
     }
 
     /// The next `length` elements, with unspecified contents.
-    pub(super) fn take<T: Element>(&mut self, length: usize) -> Place {
-        let place = Place { handle: self.handle, offset: self.next };
+    pub(super) fn take<T: Element>(&mut self, length: usize) -> DevicePointer {
+        let place = DevicePointer { handle: self.handle, offset: self.next };
         // Neither number is above `isize::MAX`: the sum does not wrap.
         self.next += part_bytes::<T>(length, self.alignment);
         assert!(self.next <= self.end, "workspace too small: {} bytes wanted, {} there", self.next, self.end);

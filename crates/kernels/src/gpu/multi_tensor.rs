@@ -4,7 +4,7 @@
 
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
-use super::memory::{GpuBuffer, Place};
+use super::memory::{DevicePointer, GpuBuffer};
 use super::program::Program;
 use super::runtime::Language;
 use crate::backend::Device;
@@ -49,7 +49,7 @@ impl Table {
 }
 
 fn address(buffer: &GpuBuffer<f32>) -> u64 {
-    Place::from(buffer).address()
+    DevicePointer::from(buffer).address()
 }
 
 /// Level by level for all tensors at once, until one number per tensor is left.

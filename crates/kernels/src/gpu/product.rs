@@ -10,7 +10,7 @@ use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::groups_hopper::{self, GroupsProduct, Planes, Tiles, WeightRows};
 use super::hopper::{self, Epilogue, HopperProduct, Operand};
-use super::memory::{GpuBuffer, Parts, Place};
+use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::product_weight;
 use super::program::{Program, program};
 use super::slice_tiles;
@@ -105,20 +105,20 @@ impl RowTiles {
         let (rows, all) = ((self.rows.start, self.rows.end), self.rows.len().div_ceil(slice_tiles::ROWS));
         let Some(table) = &self.table else { return Tiles { table: None, count: all, rows } };
         let (start, end) = (self.tensor_starts[weights.start], self.tensor_starts[weights.end]);
-        Tiles { table: Some((Place::from(table), 3 * start)), count: end - start, rows }
+        Tiles { table: Some((DevicePointer::from(table), 3 * start)), count: end - start, rows }
     }
 
     /// The table, or other memory in its place if there is none.
-    pub(super) fn table(&self, instead: Place) -> Place {
-        self.table.as_ref().map_or(instead, Place::from)
+    pub(super) fn table(&self, instead: DevicePointer) -> DevicePointer {
+        self.table.as_ref().map_or(instead, DevicePointer::from)
     }
 }
 
 /// The left operand, sliced along the contraction axis with scales `[row, chunk]`.
 #[derive(Clone, Copy)]
 pub(super) struct Left {
-    pub(super) planes: Place,
-    pub(super) scales: Place,
+    pub(super) planes: DevicePointer,
+    pub(super) scales: DevicePointer,
     /// Shape of the planes.
     pub(super) shape: SliceShape,
     /// Index of the first row in the planes.
@@ -127,7 +127,7 @@ pub(super) struct Left {
 
 impl From<&SlicedRows> for Left {
     fn from(rows: &SlicedRows) -> Self {
-        let (planes, scales) = (Place::from(&rows.planes), Place::from(&rows.scales));
+        let (planes, scales) = (DevicePointer::from(&rows.planes), DevicePointer::from(&rows.scales));
         Self { planes, scales, shape: rows.shape, base: 0 }
     }
 }
@@ -143,7 +143,7 @@ impl Left {
 
 /// Some rows of some weights.
 #[derive(Clone, Debug)]
-pub(super) struct Part {
+pub(super) struct WeightStripe {
     pub(super) weights: Range<usize>,
     pub(super) rows: Range<usize>,
 }
@@ -151,8 +151,8 @@ pub(super) struct Part {
 /// A part of the right operand, sliced with one scale per row.
 #[derive(Clone, Copy)]
 pub(super) struct Right {
-    planes: Place,
-    scales: Place,
+    planes: DevicePointer,
+    scales: DevicePointer,
     /// Rows per plane, and the stride between weights.
     plane_rows: usize,
     weight_rows: usize,
@@ -189,7 +189,7 @@ impl Right {
 /// Where the results of a forward product go.
 #[derive(Clone, Copy)]
 pub(super) struct Output {
-    pub(super) place: Place,
+    pub(super) place: DevicePointer,
     /// Row stride in elements.
     pub(super) stride: usize,
     /// Index of the first row in the output.
@@ -201,8 +201,8 @@ pub(super) struct Output {
 /// Scratch for the slices of a stored weight.
 #[derive(Clone, Copy)]
 pub(super) struct WeightScratch {
-    planes: Place,
-    scales: Place,
+    planes: DevicePointer,
+    scales: DevicePointer,
 }
 
 /// Rows of a stored weight that are sliced at a time: whole chunks.
@@ -253,7 +253,7 @@ impl<'a> Weights<'a> {
 
     /// Parts of at most `most` rows of each weight (whole chunks), in row order. One part if there
     /// is nothing.
-    fn parts(&self, most: usize) -> Vec<Part> {
+    fn parts(&self, most: usize) -> Vec<WeightStripe> {
         let n = self.shape.rows;
         let (stripe, together) = match self.matrix {
             Matrix::Sliced(_) => (most, self.count),
@@ -266,17 +266,19 @@ impl<'a> Weights<'a> {
         let stripes: Vec<_> = (0..n.max(1)).step_by(stripe).map(|first| first..(first + stripe).min(n)).collect();
         let groups = (0..self.count).step_by(together.max(1)).map(|first| first..(first + together).min(self.count));
         groups
-            .flat_map(|weights| stripes.iter().map(move |rows| Part { weights: weights.clone(), rows: rows.clone() }))
+            .flat_map(|weights| {
+                stripes.iter().map(move |rows| WeightStripe { weights: weights.clone(), rows: rows.clone() })
+            })
             .collect()
     }
 
     /// A part as slices: kept ones, or sliced now.
-    pub(super) fn part(&self, gpu: &Gpu, part: &Part) -> Right {
+    pub(super) fn part(&self, gpu: &Gpu, part: &WeightStripe) -> Right {
         let SliceShape { rows: n, width, profile } = self.shape;
         match self.matrix {
             Matrix::Sliced(w) => Right {
-                planes: Place::from(&w.planes),
-                scales: Place::from(&w.scales),
+                planes: DevicePointer::from(&w.planes),
+                scales: DevicePointer::from(&w.scales),
                 plane_rows: self.count * n,
                 weight_rows: n,
                 first_weight: 0,
@@ -399,7 +401,7 @@ pub(super) fn forward_sliced(
 /// used.
 #[derive(Clone, Copy)]
 pub(super) struct Arriving {
-    pub(super) place: Place,
+    pub(super) place: DevicePointer,
     pub(super) stride: usize,
     pub(super) column: usize,
 }
@@ -442,7 +444,7 @@ pub(super) fn slice_folded(
 /// Scratch for transposed parts of weights, on devices whose matrix units need them.
 #[derive(Clone, Copy)]
 pub(super) struct TransposedScratch {
-    place: Option<Place>,
+    place: Option<DevicePointer>,
     /// Weights that are transposed at a time.
     weights: usize,
 }
@@ -480,10 +482,10 @@ impl TransposedScratch {
 /// time as the scratch for transposed parts holds.
 fn grad_input_groups(
     gpu: &Gpu,
-    dx: Place,
+    dx: DevicePointer,
     left: Left,
     right: Right,
-    (transposed, together): (Place, usize),
+    (transposed, together): (DevicePointer, usize),
     fresh: bool,
     tiles: &RowTiles,
     weights: &Range<usize>,
@@ -520,7 +522,7 @@ fn grad_input_groups(
 /// operands.
 pub(super) fn grad_input_sliced(
     gpu: &Gpu,
-    dx: Place,
+    dx: DevicePointer,
     left: Left,
     right: Right,
     transposed: TransposedScratch,
@@ -585,7 +587,7 @@ pub(super) fn grad_input_sliced(
 }
 
 /// Transposes a part of one weight.
-fn transpose(gpu: &Gpu, planes: Place, right: Right, weight: usize) {
+fn transpose(gpu: &Gpu, planes: DevicePointer, right: Right, weight: usize) {
     let arguments = arguments![
         planes,
         right.planes,
@@ -641,7 +643,7 @@ pub(super) fn forward(
     let tiles = RowTiles::of_segments(gpu, p.segments);
     for part in weights.parts(p.n.next_multiple_of(CHUNK).max(CHUNK)) {
         let right = weights.part(gpu, &part);
-        let y = Output { place: Place::from(&*y), stride: p.n, base: 0, column: part.rows.start };
+        let y = Output { place: DevicePointer::from(&*y), stride: p.n, base: 0, column: part.rows.start };
         let epilogue = epilogue.at_column(part.rows.start);
         forward_sliced(gpu, y, Left::from(x), right, &tiles, &part.weights, epilogue);
     }
@@ -667,11 +669,21 @@ pub(super) fn grad_input(
     for part in weights.parts(folded_columns(p)) {
         let right = weights.part(gpu, &part);
         let left = Left { planes, scales, shape: SliceShape { width: part.rows.len(), ..scratch }, base: 0 };
-        let dy = Arriving { place: Place::from(dy), stride: p.n, column: part.rows.start };
+        let dy = Arriving { place: DevicePointer::from(dy), stride: p.n, column: part.rows.start };
         slice_folded(gpu, left, dy, right, &tiles, &part.weights);
         let fresh = part.rows.start == 0 && !p.accumulate;
         // The sums are complete only with the last part.
         let epilogue = if part.rows.end == p.n { epilogue } else { Epilogue::default() };
-        grad_input_sliced(gpu, Place::from(&*dx), left, right, transposed, fresh, &tiles, &part.weights, epilogue);
+        grad_input_sliced(
+            gpu,
+            DevicePointer::from(&*dx),
+            left,
+            right,
+            transposed,
+            fresh,
+            &tiles,
+            &part.weights,
+            epilogue,
+        );
     }
 }

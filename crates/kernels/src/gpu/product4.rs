@@ -4,7 +4,7 @@
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
-use super::memory::{GpuBuffer, Parts, Place, allocated_bytes};
+use super::memory::{DevicePointer, GpuBuffer, Parts, allocated_bytes};
 use super::product::{RowTiles, TILE, folded_columns, folded_shape};
 use super::program::{Program, program};
 use super::slices::{self, CHUNK_GROUP, SLICES, SlicedRows, plane_bytes};
@@ -64,10 +64,10 @@ enum KeptScales {
 
 impl QuantizedWeight {
     /// The group scales and their format code for `load_stored`.
-    fn group_scales(&self) -> (Place, u32) {
+    fn group_scales(&self) -> (DevicePointer, u32) {
         match &self.group_scales {
-            KeptScales::F32(scales) => (Place::from(scales), 0),
-            KeptScales::F16(scales) => (Place::from(scales), 2),
+            KeptScales::F32(scales) => (DevicePointer::from(scales), 0),
+            KeptScales::F16(scales) => (DevicePointer::from(scales), 2),
         }
     }
 }
@@ -137,7 +137,7 @@ pub(super) fn rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>, w: &Quan
         &mut out.scales,
         x,
         order,
-        tiles.table(Place::from(order)),
+        tiles.table(DevicePointer::from(order)),
         u32::from(tiles.table.is_some()),
         dimension(chosen.start),
         dimension(tiles.rows.start),
@@ -184,7 +184,7 @@ pub(super) fn forward(
         dimension(w.shape.groups()),
         dimension(p.n),
         dimension(p.k),
-        tiles.table(Place::from(&w.starts)),
+        tiles.table(DevicePointer::from(&w.starts)),
         u32::from(tiles.table.is_some()),
         dimension(chosen.start),
         dimension(chosen.len()),
@@ -198,8 +198,8 @@ pub(super) fn forward(
 /// `dy·σ` of some outputs, sliced for one group of channels.
 #[derive(Clone, Copy)]
 struct Folded {
-    planes: Place,
-    scales: Place,
+    planes: DevicePointer,
+    scales: DevicePointer,
 }
 
 pub(super) fn grad_input(
@@ -247,7 +247,7 @@ fn slice_scaled(
         dy,
         group_scales,
         format,
-        tiles.table(Place::from(&w.starts)),
+        tiles.table(DevicePointer::from(&w.starts)),
         u32::from(tiles.table.is_some()),
         dimension(chosen.start),
         dimension(tiles.rows.start),
@@ -282,7 +282,7 @@ fn grad_input_group(
         &w.lines,
         &w.zeros,
         &w.starts,
-        w.order.as_ref().map_or(Place::from(&w.starts), Place::from),
+        w.order.as_ref().map_or(DevicePointer::from(&w.starts), DevicePointer::from),
         u32::from(w.order.is_some()),
         dimension(w.shape.groups()),
         dimension(group),
@@ -291,7 +291,7 @@ fn grad_input_group(
         dimension(outputs.start),
         dimension(outputs.len()),
         u32::from(outputs.start == 0 && !p.accumulate),
-        tiles.table(Place::from(&w.starts)),
+        tiles.table(DevicePointer::from(&w.starts)),
         u32::from(tiles.table.is_some()),
         dimension(chosen.start),
         dimension(chosen.len()),

@@ -6,7 +6,7 @@
 //! portable kernels take rows of tokens.
 
 use super::device::{Gpu, Groups, arguments, dimension};
-use super::memory::{GpuBuffer, Parts, Place};
+use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::product::{ROOM, TILE, rows_within};
 use super::program::{Program, program};
 use super::slice_tiles::{self, BLOCK};
@@ -107,8 +107,8 @@ impl TokenChunks {
 /// Columns sliced along the tokens of a batch: an operand of a weight gradient.
 #[derive(Clone, Copy)]
 pub(super) struct ColumnSlices {
-    planes: Place,
-    scales: Place,
+    planes: DevicePointer,
+    scales: DevicePointer,
     width: usize,
 }
 
@@ -143,7 +143,7 @@ impl ColumnSlices {
     pub(super) fn slice(
         &self,
         gpu: &Gpu,
-        x: Place,
+        x: DevicePointer,
         x_base: usize,
         chunks: &TokenChunks,
         batch: &Range<usize>,
@@ -175,7 +175,7 @@ pub(super) type ChunkRun = (Range<usize>, usize);
 /// Adds chunks of a batch to `dw`: the weight gradients of sliced operands.
 pub(super) fn grad_weight_sliced(
     gpu: &Gpu,
-    dw: Place,
+    dw: DevicePointer,
     runs: &[ChunkRun],
     operands: (ColumnSlices, ColumnSlices),
     chunks: &TokenChunks,
@@ -257,13 +257,13 @@ pub(super) fn grad_weight(
     let (chunks, weights) = chunks_of_weights(p, row_starts);
     let chunks = TokenChunks::new(gpu, chunks);
     for batch in chunks.batches(limits) {
-        left.slice(gpu, Place::from(dy), 0, &chunks, &batch, p.profile);
-        right.slice(gpu, Place::from(x), 0, &chunks, &batch, p.profile);
+        left.slice(gpu, DevicePointer::from(dy), 0, &chunks, &batch, p.profile);
+        right.slice(gpu, DevicePointer::from(x), 0, &chunks, &batch, p.profile);
         let (mut runs, mut first): (Vec<ChunkRun>, usize) = (Vec::new(), batch.start);
         for same in weights[batch.clone()].chunk_by(|a, b| a == b) {
             runs.push((first..first + same.len(), same[0] * p.n));
             first += same.len();
         }
-        grad_weight_sliced(gpu, Place::from(&*dw), &runs, (left, right), &chunks, &batch, p.profile);
+        grad_weight_sliced(gpu, DevicePointer::from(&*dw), &runs, (left, right), &chunks, &batch, p.profile);
     }
 }

@@ -2,7 +2,7 @@
 //! shapes, launches, and how the copy engine reads the planes.
 
 use super::device::{Gpu, Groups};
-use super::memory::Place;
+use super::memory::DevicePointer;
 use super::runtime::{Argument, ByteMatrix};
 use isobit_numerics::slices::Profile;
 
@@ -41,7 +41,7 @@ pub(super) fn serves(gpu: &Gpu) -> bool {
 
 /// Consecutive planes of bytes `[row, stride]`, which the copy engine reads in boxes of [`BLOCK`]
 /// bytes by `box_rows` rows. None after a device failure.
-pub(super) fn map(gpu: &Gpu, planes: Place, rows: usize, stride: usize, box_rows: usize) -> Option<Argument> {
+pub(super) fn map(gpu: &Gpu, planes: DevicePointer, rows: usize, stride: usize, box_rows: usize) -> Option<Argument> {
     let matrix = ByteMatrix { rows, width: stride, stride, box_rows, box_width: BLOCK };
     let handle = planes.handle()?;
     gpu.device.attempt(|runtime| runtime.matrix_descriptor(handle, planes.offset(), &matrix)).map(Argument::Descriptor)

@@ -2,7 +2,7 @@
 
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
-use super::memory::{GpuBuffer, Place, allocated_bytes};
+use super::memory::{DevicePointer, GpuBuffer, allocated_bytes};
 use super::program::{Program, program};
 use crate::StoredMatrix;
 use crate::backend::{Device, Run, Shaped};
@@ -110,7 +110,7 @@ impl Run<SliceWeight<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut SliceWeight<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
         let SlicedWeight { shape, count, ref planes, ref scales } = *op.weight;
         let all = SliceShape { rows: count * shape.rows, ..shape };
-        slice_stored(self, Place::from(planes), Place::from(scales), op.w, 0, all);
+        slice_stored(self, DevicePointer::from(planes), DevicePointer::from(scales), op.w, 0, all);
     }
 }
 
@@ -129,17 +129,17 @@ impl Shaped<(usize, SliceShape)> for SlicedWeight {
 /// Slices the rows of a stored weight starting at `first`; `shape` gives their number and width.
 pub(super) fn slice_stored(
     gpu: &Gpu,
-    planes: Place,
-    scales: Place,
+    planes: DevicePointer,
+    scales: DevicePointer,
     w: StoredMatrix<GpuMemory>,
     first: usize,
     shape: SliceShape,
 ) {
     assert!((first + shape.rows) * shape.width <= w.len(), "rows of the weight");
     let (format, w) = match w {
-        StoredMatrix::F32(w) => (0u32, Place::from(w)),
-        StoredMatrix::Bf16(w) => (1, Place::from(w)),
-        StoredMatrix::F16(w) => (2, Place::from(w)),
+        StoredMatrix::F32(w) => (0u32, DevicePointer::from(w)),
+        StoredMatrix::Bf16(w) => (1, DevicePointer::from(w)),
+        StoredMatrix::F16(w) => (2, DevicePointer::from(w)),
     };
     let groups = Groups::of(shape.rows, GROUP);
     let arguments = arguments![planes, scales, w, format, first, dimension(shape.rows), dimension(shape.width)];

@@ -3,7 +3,7 @@
 //! multiplied. Other devices use the portable kernels; the bits are the same.
 
 use super::device::{Gpu, Groups, arguments, dimension};
-use super::memory::{GpuBuffer, Place};
+use super::memory::{DevicePointer, GpuBuffer};
 use super::product_weight::ChunkRun;
 use super::program::Program;
 use super::runtime::{Argument, Language};
@@ -31,9 +31,9 @@ const COLUMNS_TOGETHER: usize = 32;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Columns {
     /// `[slice, column, token of the batch]`
-    pub(super) planes: Place,
+    pub(super) planes: DevicePointer,
     /// `[chunk, padded column]`
-    pub(super) scales: Place,
+    pub(super) scales: DevicePointer,
     pub(super) width: usize,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Chunks<'a> {
 }
 
 /// Slices the columns of `x`; `x_base` is the token in its first row.
-pub(super) fn slice(gpu: &Gpu, columns: Columns, x: Place, x_base: usize, chunks: Chunks, profile: Profile) {
+pub(super) fn slice(gpu: &Gpu, columns: Columns, x: DevicePointer, x_base: usize, chunks: Chunks, profile: Profile) {
     let groups = Groups::of(chunks.count * (padded(columns.width) / COLUMNS_TOGETHER), COLUMN_GROUP);
     let arguments = arguments![
         columns.planes,
@@ -68,7 +68,7 @@ pub(super) fn slice(gpu: &Gpu, columns: Columns, x: Place, x_base: usize, chunks
 /// Adds the chunks of each of `runs` to `dw`, starting at its first row.
 pub(super) fn product(
     gpu: &Gpu,
-    dw: Place,
+    dw: DevicePointer,
     runs: &[ChunkRun],
     (left, right): (Columns, Columns),
     chunks: Chunks,

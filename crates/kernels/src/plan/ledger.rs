@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 /// The kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum MemoryKind {
     /// Elements of this type.
     Buffer(&'static str),
     /// Sliced activations.
@@ -26,7 +26,7 @@ pub struct Holder {
     /// Source file and line.
     pub file: &'static str,
     pub line: u32,
-    pub kind: Kind,
+    pub kind: MemoryKind,
 }
 
 /// Bytes by holder.
@@ -70,7 +70,7 @@ pub(super) struct Claim {
 }
 
 impl Ledger {
-    pub(super) fn claim(&self, kind: Kind, bytes: usize, at: &'static Location<'static>) -> Claim {
+    pub(super) fn claim(&self, kind: MemoryKind, bytes: usize, at: &'static Location<'static>) -> Claim {
         let holder = Holder { file: at.file(), line: at.line(), kind };
         if bytes > 0 {
             let mut books = self.0.borrow_mut();
@@ -144,20 +144,20 @@ mod tests {
         let ledger = Ledger::default();
         let at = Location::caller();
         let claim = |kind, bytes| ledger.claim(kind, bytes, at);
-        let first = claim(Kind::Rows, 10);
-        let second = claim(Kind::Weight, 5);
+        let first = claim(MemoryKind::Rows, 10);
+        let second = claim(MemoryKind::Weight, 5);
         drop(first);
-        let third = claim(Kind::Rows, 7);
+        let third = claim(MemoryKind::Rows, 7);
         let of =
             |holdings: Holdings, kind| holdings.iter().find(|(of, _)| of.kind == kind).map_or(0, |(_, bytes)| *bytes);
         assert_eq!((ledger.bytes(), ledger.bytes_peak()), (12, 15));
-        assert_eq!((of(ledger.held_at_peak(), Kind::Rows), of(ledger.held(), Kind::Rows)), (10, 7));
-        let fourth = claim(Kind::Rows, 8);
-        assert_eq!((ledger.bytes_peak(), of(ledger.held_at_peak(), Kind::Rows)), (20, 15));
+        assert_eq!((of(ledger.held_at_peak(), MemoryKind::Rows), of(ledger.held(), MemoryKind::Rows)), (10, 7));
+        let fourth = claim(MemoryKind::Rows, 8);
+        assert_eq!((ledger.bytes_peak(), of(ledger.held_at_peak(), MemoryKind::Rows)), (20, 15));
         drop((second, third));
-        assert_eq!((ledger.bytes(), of(ledger.held_at_peak(), Kind::Rows)), (8, 15));
+        assert_eq!((ledger.bytes(), of(ledger.held_at_peak(), MemoryKind::Rows)), (8, 15));
         ledger.forget();
-        assert_eq!((ledger.bytes_peak(), of(ledger.held_at_peak(), Kind::Rows)), (8, 8));
+        assert_eq!((ledger.bytes_peak(), of(ledger.held_at_peak(), MemoryKind::Rows)), (8, 8));
         drop(fourth);
         assert!(ledger.held().is_empty());
     }

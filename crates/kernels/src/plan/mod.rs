@@ -8,7 +8,7 @@
 mod ledger;
 mod memory;
 
-pub use ledger::{Holder, Holdings, Kind, Work};
+pub use ledger::{Holder, Holdings, MemoryKind, Work};
 pub use memory::{CountedBuffer, CountedQuantizedWeight, CountedRows, CountedWeight, MemoryLayout};
 
 use crate::backend::{Bytes, Device, DeviceFailure, Length, Memory, Run, Scratch, Workspaces};
@@ -69,11 +69,11 @@ impl<L: MemoryLayout> Counting<L> {
 
     fn buffer<T: Element>(&self, length: usize, at: &'static Location<'static>) -> CountedBuffer<T> {
         let bytes = length.checked_mul(size_of::<T>()).expect("a buffer's byte length fits the address space");
-        let claim = self.claim(Kind::Buffer(T::NAME), self.like.buffer_bytes(bytes), at);
+        let claim = self.claim(MemoryKind::Buffer(T::NAME), self.like.buffer_bytes(bytes), at);
         CountedBuffer { length, _claim: claim, element: PhantomData }
     }
 
-    fn claim(&self, kind: Kind, bytes: usize, at: &'static Location<'static>) -> Claim {
+    fn claim(&self, kind: MemoryKind, bytes: usize, at: &'static Location<'static>) -> Claim {
         self.ledger.claim(kind, bytes, at)
     }
 }
@@ -139,13 +139,13 @@ impl<L: MemoryLayout> Device for Counting<L> {
 
     #[track_caller]
     fn rows(&self, shape: SliceShape) -> CountedRows {
-        let claim = self.claim(Kind::Rows, self.like.rows_bytes(shape), Location::caller());
+        let claim = self.claim(MemoryKind::Rows, self.like.rows_bytes(shape), Location::caller());
         CountedRows { shape, _claim: claim }
     }
 
     #[track_caller]
     fn weight(&self, count: usize, shape: SliceShape) -> CountedWeight {
-        let claim = self.claim(Kind::Weight, self.like.weight_bytes(count, shape), Location::caller());
+        let claim = self.claim(MemoryKind::Weight, self.like.weight_bytes(count, shape), Location::caller());
         CountedWeight { shape, count, _claim: claim }
     }
 
@@ -155,7 +155,7 @@ impl<L: MemoryLayout> Device for Counting<L> {
         shape: QuantizedShape,
         _make: impl FnMut(usize) -> Result<Q, E>,
     ) -> Result<CountedQuantizedWeight, E> {
-        let claim = self.claim(Kind::Weight, self.like.quantized_bytes(shape), Location::caller());
+        let claim = self.claim(MemoryKind::Weight, self.like.quantized_bytes(shape), Location::caller());
         Ok(CountedQuantizedWeight { shape, _claim: claim })
     }
 

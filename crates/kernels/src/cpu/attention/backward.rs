@@ -8,7 +8,7 @@
 
 use super::forward::shapes;
 use super::gradients::{Gradients, Tile};
-use super::operands::{Blocks, ROWS, Slicer, Source, store_turned_left, store_turned_right};
+use super::operands::{BlockRows, Blocks, ROWS, Slicer, store_turned_left, store_turned_right};
 use super::tile::State;
 use super::{Slicing, TILE, Tensor, part, slice_all, tensor_bytes};
 use crate::Cpu;
@@ -97,7 +97,7 @@ pub(in crate::cpu) fn backward(
             // different buffers.
             let (delta, lse_blocks) = unsafe { (part(&delta, block, ROWS), part(&lse_blocks, block, ROWS)) };
             let source = d_o.source(&queries(span), index, head);
-            let outputs = Source { x: o, ..source };
+            let outputs = BlockRows { x: o, ..source };
             delta[source.rows..].fill(0.0);
             lse_blocks[source.rows..].fill(0.0);
             for row in 0..source.rows {

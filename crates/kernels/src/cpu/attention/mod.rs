@@ -20,7 +20,7 @@ use super::pool::{SharedMut, StealingRanges};
 use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::op::Attention;
-use operands::{Blocks, Forms, ROWS, Shape, Slicer, Source, row_maxima};
+use operands::{BlockRows, Blocks, Forms, ROWS, Shape, Slicer, row_maxima};
 use std::ops::Range;
 
 use super::CpuMemory;
@@ -89,9 +89,9 @@ impl<'a> Tensor<'a> {
         head * self.blocks.total() + block
     }
 
-    fn source(&self, rows: &Range<usize>, index: usize, head: usize) -> Source<'a> {
+    fn source(&self, rows: &Range<usize>, index: usize, head: usize) -> BlockRows<'a> {
         let first_row = rows.start + index * ROWS;
-        Source { x: self.x, first_row, rows: ROWS.min(rows.end - first_row), head, heads: self.heads }
+        BlockRows { x: self.x, first_row, rows: ROWS.min(rows.end - first_row), head, heads: self.heads }
     }
 
     /// Offset of block `index` of a span in the transposed right tiles, which are stored group by

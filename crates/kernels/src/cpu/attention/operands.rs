@@ -104,7 +104,7 @@ impl<'a> Blocks<'a> {
 
 /// Location of one block's rows in a `[t, heads, width]` tensor.
 #[derive(Clone, Copy)]
-pub(super) struct Source<'a> {
+pub(super) struct BlockRows<'a> {
     pub(super) x: &'a [f32],
     pub(super) first_row: usize,
     /// Up to 64.
@@ -113,7 +113,7 @@ pub(super) struct Source<'a> {
     pub(super) heads: usize,
 }
 
-impl<'a> Source<'a> {
+impl<'a> BlockRows<'a> {
     pub(super) fn row(&self, row: usize, width: usize) -> &'a [f32] {
         self.run(row, width, 1)
     }
@@ -153,7 +153,7 @@ impl<'a> Slicer<'a> {
     pub(super) fn load<'s>(
         &'s mut self,
         shape: Shape,
-        source: Source,
+        source: BlockRows,
         most: &[u32; ROWS],
         forms: Forms<'s>,
         transposes: bool,
@@ -231,7 +231,7 @@ pub(super) fn store_turned_left(path: Path, shape: Shape, out: &mut [i8], right:
 
 /// Largest magnitudes of the rows of adjacent heads, in memory order: the next pass finds the rows
 /// in the cache.
-pub(super) fn row_maxima(path: Path, most: &mut [[u32; ROWS]], source: Source, width: usize) {
+pub(super) fn row_maxima(path: Path, most: &mut [[u32; ROWS]], source: BlockRows, width: usize) {
     match width {
         32 => maxima::<32>(path, most, source, width),
         64 => maxima::<64>(path, most, source, width),
@@ -242,7 +242,7 @@ pub(super) fn row_maxima(path: Path, most: &mut [[u32; ROWS]], source: Source, w
 
 multiversion! {
     /// `WIDTH` is the width if known at compile time, so a row is a few vectors, or zero.
-    fn maxima<_F, const WIDTH: usize>(most: &mut [[u32; ROWS]], source: Source, width: usize) {
+    fn maxima<_F, const WIDTH: usize>(most: &mut [[u32; ROWS]], source: BlockRows, width: usize) {
         let width = if WIDTH == 0 { width } else { WIDTH };
         for row in 0..source.rows {
             let mut rest = source.run(row, width, most.len());
@@ -260,7 +260,7 @@ multiversion! {
 
 multiversion! {
     /// Slices the rows of a left block; missing rows get scale zero.
-    fn slice_rows<_F, const SLICES: usize>(left: &mut [i8], scales: &mut [f32; ROWS], source: Source, width: usize, most: &[u32; ROWS], bias: i8) {
+    fn slice_rows<_F, const SLICES: usize>(left: &mut [i8], scales: &mut [f32; ROWS], source: BlockRows, width: usize, most: &[u32; ROWS], bias: i8) {
         let profile = if SLICES == 2 { Profile::X2 } else { Profile::X3 };
         let mut multipliers = [0.0; ROWS];
         // All scales at once, to hide the latency of the two divisions per row.
@@ -297,7 +297,7 @@ multiversion! {
 
 multiversion! {
     /// `slice_rows` for packed heads: both slices of a row in one line.
-    fn pack_rows<_F>(left: &mut [i8], scales: &mut [f32; ROWS], source: Source, width: usize, most: &[u32; ROWS], bias: i8) {
+    fn pack_rows<_F>(left: &mut [i8], scales: &mut [f32; ROWS], source: BlockRows, width: usize, most: &[u32; ROWS], bias: i8) {
         let mut multipliers = [0.0; ROWS];
         for row in 0..ROWS {
             let quantiser = Quantiser::of(Profile::X2, most[row]);

@@ -148,7 +148,7 @@ impl<'a> Pass<'a> {
         let [length, grad_length] = [Scratch::length(self.shape), GradScratch::length(self.shape)];
         self.cpu.pool.run(|worker| {
             let at = worker * (length + grad_length);
-            // SAFETY: each thread has its own part, by its number.
+            // SAFETY: each thread has its own task, by its number.
             let scratch = unsafe { scratches.slice(at..at + length + grad_length) };
             let (scratch, grads) = scratch.split_at_mut(length);
             let (scratch, grads) = (Scratch::new(scratch, self.shape), GradScratch::new(grads, self.shape));
@@ -171,7 +171,7 @@ impl<'a> Pass<'a> {
 }
 
 /// The work of one task: some panels of some value heads of a key head of a document.
-struct Part {
+struct Task {
     /// Index of the (document, key head) pair.
     pair: usize,
     document: usize,
@@ -181,7 +181,7 @@ struct Part {
     panels: Range<usize>,
 }
 
-impl Part {
+impl Task {
     fn count(pass: &Pass) -> usize {
         let parts = if whole(pass.cpu, pass.p) { 1 } else { pass.p.group() * pass.shape.panels() };
         tasks(pass.p) * parts
@@ -223,13 +223,13 @@ pub(super) fn forward(
     let scratches = workspace.take::<f32>(cpu.threads() * (Scratch::length(shape) + GradScratch::length(shape)));
     let kept = SharedMut::new(workspace.take::<f32>(cpu.threads().min(tasks(p)) * sizes.length(shape)));
     let (o, last) = (SharedMut::new(o), final_state.map(SharedMut::new));
-    pass.run(scratches, Part::count(&pass), |Scratches { worker, scratch, .. }, index| {
-        let part = Part::new(&pass, index);
-        let kept = Kept::new(&kept, part.place(&pass, *worker), shape, sizes);
-        let chunks = pass.chunks(part.document);
-        let state_at = |head: usize| (part.document * p.value_heads + part.key_head * p.group() + head) * p.key_width;
-        for head in part.heads.clone() {
-            for panel in part.panels.clone() {
+    pass.run(scratches, Task::count(&pass), |Scratches { worker, scratch, .. }, index| {
+        let task = Task::new(&pass, index);
+        let kept = Kept::new(&kept, task.place(&pass, *worker), shape, sizes);
+        let chunks = pass.chunks(task.document);
+        let state_at = |head: usize| (task.document * p.value_heads + task.key_head * p.group() + head) * p.key_width;
+        for head in task.heads.clone() {
+            for panel in task.panels.clone() {
                 // SAFETY: what is kept of these panels is this task's alone: its place is the
                 // thread's where a task is a whole pair, else the pair's, whose tasks have
                 // different panels.
@@ -238,13 +238,13 @@ pub(super) fn forward(
             }
         }
         for chunk in 0..chunks {
-            let tokens = pass.chunk(part.document, chunk);
-            pass.scores(scratch, &tokens, part.key_head, true);
-            for within in part.heads.clone() {
-                let head = part.key_head * p.group() + within;
+            let tokens = pass.chunk(task.document, chunk);
+            pass.scores(scratch, &tokens, task.key_head, true);
+            for within in task.heads.clone() {
+                let head = task.key_head * p.group() + within;
                 pass.decays(scratch, &tokens, head);
                 pass.values(scratch, inputs[2], &tokens, head);
-                for panel in part.panels.clone() {
+                for panel in task.panels.clone() {
                     // SAFETY: this task's panel; two states take turns, so those of two chunks in a
                     // row are different slots.
                     let (state, next) =
@@ -255,12 +255,12 @@ pub(super) fn forward(
                         chunk::advance(pass.cpu.path, next, scratch, shape, tokens.len(), panel, state);
                     }
                 }
-                pass.store(&o, scratch.values, &tokens, head, &part.panels);
+                pass.store(&o, scratch.values, &tokens, head, &task.panels);
             }
         }
         if let Some(last) = &last {
-            for head in part.heads.clone() {
-                for panel in part.panels.clone() {
+            for head in task.heads.clone() {
+                for panel in task.panels.clone() {
                     // SAFETY: this task's panel, of which nothing else is borrowed any more.
                     write_state(last, unsafe { kept.state(head, panel, chunks) }, state_at(head), panel, p);
                 }
@@ -289,16 +289,16 @@ fn write_state(states: &SharedMut<f32>, panel_state: &[f32], row: usize, panel: 
 }
 
 /// The state before every chunk, and `Y`.
-fn recompute(pass: &Pass, scratch: &mut Scratch, kept: Kept, part: &Part) {
-    let (shape, chunks) = (pass.shape, pass.chunks(part.document));
+fn recompute(pass: &Pass, scratch: &mut Scratch, kept: Kept, task: &Task) {
+    let (shape, chunks) = (pass.shape, pass.chunks(task.document));
     for chunk in 0..chunks {
-        let tokens = pass.chunk(part.document, chunk);
-        pass.scores(scratch, &tokens, part.key_head, false);
-        for within in part.heads.clone() {
-            let head = part.key_head * pass.p.group() + within;
+        let tokens = pass.chunk(task.document, chunk);
+        pass.scores(scratch, &tokens, task.key_head, false);
+        for within in task.heads.clone() {
+            let head = task.key_head * pass.p.group() + within;
             pass.decays(scratch, &tokens, head);
             pass.values(scratch, pass.inputs[2], &tokens, head);
-            for panel in part.panels.clone() {
+            for panel in task.panels.clone() {
                 // SAFETY: what is kept of this panel is this task's alone, and this state is only
                 // read while it is borrowed.
                 let state = (chunk > 0).then(|| unsafe { &*kept.state(within, panel, chunk) });
@@ -325,21 +325,21 @@ fn columns_backward(
     pass: &Pass,
     scratches: &mut Scratches,
     kept: Kept,
-    part: &Part,
+    task: &Task,
     at: &At,
     d_o: &[f32],
     dv: &SharedMut<f32>,
 ) {
     let (Scratches { scratch, grads, .. }, shape, n) = (scratches, pass.shape, at.tokens.len());
-    let head = part.key_head * pass.p.group() + at.head;
+    let head = task.key_head * pass.p.group() + at.head;
     pass.decays(scratch, &at.tokens, head);
     pass.values(scratch, d_o, &at.tokens, head);
     gradients::decayed(pass.cpu.path, grads, scratch, shape);
-    for panel in part.panels.clone() {
+    for panel in task.panels.clone() {
         // SAFETY: what is kept of this panel is this task's alone, and this gradient is only read
         // while it is borrowed.
         let after =
-            (at.chunk + 1 < pass.chunks(part.document)).then(|| unsafe { &*kept.grad(at.head, panel, at.chunk) });
+            (at.chunk + 1 < pass.chunks(task.document)).then(|| unsafe { &*kept.grad(at.head, panel, at.chunk) });
         // SAFETY: this task's panel; at least two gradients are kept, so that of the chunk before
         // is another slot than `after`.
         let before = (at.chunk > 0).then(|| unsafe { kept.grad(at.head, panel, at.chunk - 1) });
@@ -351,7 +351,7 @@ fn columns_backward(
             out.copy_from_slice(&from[panel * PANEL..][..PANEL]);
         }
     }
-    pass.store(dv, grads.dy, &at.tokens, head, &part.panels);
+    pass.store(dv, grads.dy, &at.tokens, head, &task.panels);
 }
 
 /// A chunk of a document for one value head.
@@ -372,12 +372,12 @@ struct Sums<'a> {
 
 /// Gradients of `q`, `k`, `g`, `beta` for one chunk of one value head. The scratches hold what
 /// [`columns_backward`] left there for all panels.
-fn sums_backward(pass: &Pass, scratches: &mut Scratches, kept: Kept, part: &Part, at: &At, sums: &Sums) {
+fn sums_backward(pass: &Pass, scratches: &mut Scratches, kept: Kept, task: &Task, at: &At, sums: &Sums) {
     let (Scratches { scratch, grads, .. }, shape, p, n) = (scratches, pass.shape, pass.p, at.tokens.len());
-    let head = part.key_head * p.group() + at.head;
+    let head = task.key_head * p.group() + at.head;
     let path = pass.cpu.path;
     // A first chunk has no state before it, a last one no gradient after it.
-    let has = [at.chunk > 0, at.chunk + 1 < pass.chunks(part.document)];
+    let has = [at.chunk > 0, at.chunk + 1 < pass.chunks(task.document)];
     let mut products = [0.0; crate::op::delta_rule::HEAD_WIDTH_MAX];
     for panel in 0..shape.panels() {
         let rows = at.chunk * CHUNK..(at.chunk + 1) * CHUNK;
@@ -401,7 +401,7 @@ fn sums_backward(pass: &Pass, scratches: &mut Scratches, kept: Kept, part: &Part
     }
     gradients::chunk_backward(path, grads, scratch, shape, n, sum(&products[..p.value_width]), has);
     for (i, t) in at.tokens.clone().enumerate() {
-        let key_row = (t * p.key_heads + part.key_head) * p.key_width;
+        let key_row = (t * p.key_heads + task.key_head) * p.key_width;
         for (out, from) in [(&sums.dq, &*grads.from_q), (&sums.dk, &*grads.from_k)] {
             // SAFETY: one task has these tokens of this key head, whatever the value head.
             let out = unsafe { out.slice(key_row..key_row + p.key_width) };
@@ -443,31 +443,31 @@ pub(super) fn backward(
     let [dq, dk, dg, dbeta] = [dq, dk, dg, dbeta].map(SharedMut::new);
     let sums = Sums { dq, dk, dg, dbeta };
     if whole(cpu, p) {
-        pass.run(scratches, Part::count(&pass), |scratches, index| {
-            let part = Part::new(&pass, index);
-            let kept = Kept::new(&kept, part.place(&pass, scratches.worker), shape, sizes);
-            recompute(&pass, &mut scratches.scratch, kept, &part);
-            for chunk in (0..pass.chunks(part.document)).rev() {
-                let tokens = pass.chunk(part.document, chunk);
-                pass.scores(&mut scratches.scratch, &tokens, part.key_head, true);
-                for head in part.heads.clone() {
+        pass.run(scratches, Task::count(&pass), |scratches, index| {
+            let task = Task::new(&pass, index);
+            let kept = Kept::new(&kept, task.place(&pass, scratches.worker), shape, sizes);
+            recompute(&pass, &mut scratches.scratch, kept, &task);
+            for chunk in (0..pass.chunks(task.document)).rev() {
+                let tokens = pass.chunk(task.document, chunk);
+                pass.scores(&mut scratches.scratch, &tokens, task.key_head, true);
+                for head in task.heads.clone() {
                     let at = At { chunk, tokens: tokens.clone(), head };
-                    columns_backward(&pass, scratches, kept, &part, &at, d_o, &dv);
-                    sums_backward(&pass, scratches, kept, &part, &at, &sums);
+                    columns_backward(&pass, scratches, kept, &task, &at, d_o, &dv);
+                    sums_backward(&pass, scratches, kept, &task, &at, &sums);
                 }
             }
         });
         return;
     }
-    pass.run(scratches, Part::count(&pass), |scratches, index| {
-        let part = Part::new(&pass, index);
-        let kept = Kept::new(&kept, part.pair, shape, sizes);
-        recompute(&pass, &mut scratches.scratch, kept, &part);
-        for chunk in (0..pass.chunks(part.document)).rev() {
-            let tokens = pass.chunk(part.document, chunk);
-            pass.scores(&mut scratches.scratch, &tokens, part.key_head, true);
-            let at = At { chunk, tokens, head: part.heads.start };
-            columns_backward(&pass, scratches, kept, &part, &at, d_o, &dv);
+    pass.run(scratches, Task::count(&pass), |scratches, index| {
+        let task = Task::new(&pass, index);
+        let kept = Kept::new(&kept, task.pair, shape, sizes);
+        recompute(&pass, &mut scratches.scratch, kept, &task);
+        for chunk in (0..pass.chunks(task.document)).rev() {
+            let tokens = pass.chunk(task.document, chunk);
+            pass.scores(&mut scratches.scratch, &tokens, task.key_head, true);
+            let at = At { chunk, tokens, head: task.heads.start };
+            columns_backward(&pass, scratches, kept, &task, &at, d_o, &dv);
         }
     });
     let chunks: Vec<usize> = (0..p.documents()).map(|document| pass.chunks(document)).collect();
@@ -479,21 +479,21 @@ pub(super) fn backward(
         }
         let key_head = index % p.key_heads;
         let pair = document * p.key_heads + key_head;
-        let part = Part { pair, document, key_head, heads: 0..p.group(), panels: 0..shape.panels() };
+        let task = Task { pair, document, key_head, heads: 0..p.group(), panels: 0..shape.panels() };
         let tokens = pass.chunk(document, chunk);
         pass.scores(&mut scratches.scratch, &tokens, key_head, true);
-        for head in part.heads.clone() {
+        for head in task.heads.clone() {
             let kept = Kept::new(&kept, pair, shape, sizes);
             let value_head = key_head * p.group() + head;
             pass.decays(&mut scratches.scratch, &tokens, value_head);
             pass.values(&mut scratches.scratch, d_o, &tokens, value_head);
-            for panel in part.panels.clone() {
+            for panel in task.panels.clone() {
                 // SAFETY: the job that wrote it is over, and one task has this chunk of this head.
                 let d_delta = unsafe { &*kept.rows(1, head, panel, chunk * CHUNK..(chunk + 1) * CHUNK) };
                 let Scratches { scratch, grads, .. } = &mut *scratches;
                 gradients::unpack(cpu.path, grads.d_delta, grads.dy, scratch.beta, shape, tokens.len(), panel, d_delta);
             }
-            sums_backward(&pass, scratches, kept, &part, &At { chunk, tokens: tokens.clone(), head }, &sums);
+            sums_backward(&pass, scratches, kept, &task, &At { chunk, tokens: tokens.clone(), head }, &sums);
         }
     });
 }
