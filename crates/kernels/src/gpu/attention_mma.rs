@@ -565,6 +565,30 @@ mod tests {
     }
 
     #[test]
+    fn constants_are_those_of_the_device_code() {
+        let warps = THREADS / 32;
+        let defines = [
+            format!("TILE {TILE}u"),
+            format!("BLOCK {BLOCK}u"),
+            format!("BLOCKS {}", TILE / BLOCK),
+            format!("WARPS {warps}"),
+            "THREADS (32u * WARPS)".to_string(),
+            format!("ROWS ({}u * WARPS)", ROWS / warps),
+            format!("PART_MAX {PART_MAX}"),
+            format!("AHEAD {AHEAD}u"),
+            "ROOMY (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)".to_string(),
+            "FORWARD_EACH (KEY_WIDTH <= 128 ? 2 : 1)".to_string(),
+            "FORWARD_SLOTS (KEY_WIDTH <= 128 ? 4 : 3)".to_string(),
+            "QUERY_EACH (ROOMY && KEY_WIDTH + VALUE_WIDTH <= 256 ? 2 : 1)".to_string(),
+            "QUERY_SLOTS (!ROOMY && KEY_WIDTH + VALUE_WIDTH <= 256 ? 3 : 2)".to_string(),
+        ];
+        let lines: Vec<&str> = include_str!("../../gpu/attention_mma.cuh").lines().collect();
+        for define in defines {
+            assert!(lines.contains(&format!("#define {define}").as_str()), "{define}");
+        }
+    }
+
+    #[test]
     fn what_is_served_depends_on_device_widths_and_profile() {
         let spans = document(100);
         let [usual, wide] = [(128, 128), (256, 256)].map(|(key, value)| op(&spans, key, value, Profile::X2));
