@@ -72,7 +72,7 @@ impl Case for ProductCase {
                 both(StoredMatrix::Bf16(&b.upload(&w.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>())));
             }
             WeightFormat::F16 => {
-                both(StoredMatrix::F16(&b.upload(&w.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>())))
+                both(StoredMatrix::F16(&b.upload(&w.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>())));
             }
         }
         let (on_the_fly, kept) = outputs.split_at(outputs.len() / 2);

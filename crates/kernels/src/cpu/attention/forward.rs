@@ -229,13 +229,10 @@ impl Forward<'_> {
                 state.panel.sums(self.path, shape, &mut state.sums, left, count, right);
                 let z = &mut state.z[start * TILE + place..];
                 let (q_scales, k_scales) = (&q_scales[start..start + count], &k_scales[first..first + BLOCK]);
+                let (sums, softmax_scale) = (&state.sums, p.softmax_scale_base2());
                 match p.profile {
-                    Profile::X2 => {
-                        score_block::<2>(self.path, z, &state.sums, q_scales, k_scales, p.softmax_scale_base2())
-                    }
-                    Profile::X3 => {
-                        score_block::<3>(self.path, z, &state.sums, q_scales, k_scales, p.softmax_scale_base2())
-                    }
+                    Profile::X2 => score_block::<2>(self.path, z, sums, q_scales, k_scales, softmax_scale),
+                    Profile::X3 => score_block::<3>(self.path, z, sums, q_scales, k_scales, softmax_scale),
                 }
             }
         }
