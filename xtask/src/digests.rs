@@ -31,6 +31,9 @@ pub(crate) fn same_bits(arguments: &mut Arguments) -> Result<(), String> {
     );
     match (comparison.equal, comparison.differ) {
         (0, 0) => Err("no case exists on both sides: nothing was compared".to_string()),
+        (_, 0) if comparison.gone > 0 => {
+            Err(format!("{} cases are gone, so nothing compares their bits", comparison.gone))
+        }
         (_, 0) => Ok(()),
         (_, differ) => Err(format!("{differ} cases have new bits: the numerics version has to rise")),
     }
@@ -88,6 +91,7 @@ struct Comparison {
     equal: usize,
     differ: usize,
     alone: usize,
+    gone: usize,
 }
 
 fn compare(old: &Digests, new: &Digests) -> Comparison {
@@ -101,6 +105,7 @@ fn compare(old: &Digests, new: &Digests) -> Comparison {
             }
             None => {
                 comparison.alone += 1;
+                comparison.gone += 1;
                 comparison.lines.push(format!("gone:    {name}"));
             }
         }

@@ -12,7 +12,7 @@ pub const EXIT_CODES: [(&str, &str); 12] = [
     ("7", "disk or I/O"),
     ("8", "damaged or malformed file"),
     ("9", "stopped at once by a second signal"),
-    ("130 and 143", "stopped by Ctrl-C or SIGTERM after a clean save"),
+    ("129, 130, 143", "stopped by SIGHUP, Ctrl-C or SIGTERM after a clean save"),
     ("141", "closed pipe"),
 ];
 

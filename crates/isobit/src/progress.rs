@@ -10,6 +10,7 @@ use isobit_training::run::Watch;
 use isobit_training::signal::{self, Signal};
 use isobit_training::step::{Evaluation, StepReport};
 use serde_json::{Value, json};
+use std::cell::Cell;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 
@@ -36,6 +37,8 @@ pub(crate) struct Console<'a> {
     /// Updates before this process.
     pub(crate) from_step: u64,
     warned: bool,
+    /// Whether an event could not be written.
+    events_lost: Cell<bool>,
 }
 
 /// A clock used only for display.
@@ -105,14 +108,21 @@ impl<'a> Console<'a> {
             bar.set_draw_target(ProgressDrawTarget::hidden());
         }
         let clock = Clock::start();
-        Self { bar, talk, json, prepared, clock, pace: Pace::default(), tokens: 0, from_step: 0, warned: false }
+        let (pace, events_lost) = (Pace::default(), Cell::new(false));
+        Self { bar, talk, json, prepared, clock, pace, tokens: 0, from_step: 0, warned: false, events_lost }
     }
 
     pub(crate) fn event(&self, mut value: Value) {
         if self.json {
             value["schema"] = SCHEMA.into();
-            // A closed pipe ends the events, not the training.
-            let _ = writeln!(std::io::stdout().lock(), "{value}");
+            // A closed pipe or a full disk ends the events, not the training.
+            let written = writeln!(std::io::stdout().lock(), "{value}");
+            let is_lost = |error: &std::io::Error| error.kind() != std::io::ErrorKind::BrokenPipe;
+            if let Some(error) = written.err().filter(is_lost)
+                && !self.events_lost.replace(true)
+            {
+                tell(&format!("warning: events are lost, training goes on: cannot write to stdout: {error}"));
+            }
         }
     }
 

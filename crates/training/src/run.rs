@@ -9,7 +9,7 @@ use crate::data::EpochOrder;
 use crate::data_record;
 use crate::metrics::{Event, Metrics, Record, Timing};
 use crate::model_folder::{self, ModelFolder, Shapes};
-use crate::prepare::{Prepared, RunError, profile, step_settings, trained};
+use crate::prepare::{Prepared, RunError, base_digest, profile, step_settings, trained};
 use crate::row::Row;
 use crate::schedule::Schedule;
 use crate::signal::Signal;
@@ -20,6 +20,7 @@ use isobit_kernels::tensor::F32;
 use isobit_kernels::{Backend, float_state};
 use isobit_models::build::Settings;
 use isobit_models::{Trained, build, peft};
+use isobit_proof::FileError;
 use isobit_proof::atomic::write_atomically;
 use isobit_proof::lock::Lock;
 use isobit_proof::safetensors::NamedTensor;
@@ -68,7 +69,7 @@ pub fn train<B: Backend>(
     let run = &prepared.run;
     let output = &run.output_dir;
     examine(prepared, start)?;
-    std::fs::create_dir_all(output).map_err(|error| isobit_proof::FileError::from_io("write", output, error))?;
+    std::fs::create_dir_all(output).map_err(|error| FileError::from_io("write", output, error))?;
     let _lock = Lock::acquire(output)?;
     // Check again, now that we hold the lock.
     let from = examine(prepared, start)?;
@@ -333,9 +334,27 @@ fn finish<B: Backend>(state: &State<B>, prepared: &Prepared, result: &Final<'_>)
         Final::Adapter { config, shapes } => checkpoint::put_adapter(folder, config, |path| {
             model_folder::put_tensors(path, shapes, run.training.save_dtype, &mut tensor)
         }),
-        Final::Model(whole) => whole.write(folder, &mut tensor),
+        Final::Model(whole) => {
+            let names = whole.write(folder, &mut tensor)?;
+            check_base(prepared)?;
+            Ok(names)
+        }
     })?;
     Ok(())
+}
+
+/// Frozen tensors of the result are copied from the base's files: those must be what they were when
+/// the run began.
+fn check_base(prepared: &Prepared) -> Result<(), RunError> {
+    let folder = &prepared.run.base_model;
+    if base_digest(folder, &prepared.weights)?.to_string() == prepared.identity.base {
+        return Ok(());
+    }
+    Err(FileError::Malformed {
+        path: folder.clone(),
+        what: "the base model changed during the run; restore it and run again with `--resume`".to_string(),
+    }
+    .into())
 }
 
 /// Trained tensors as stored in files, copied from the device on demand.

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM. During training, the first signal asks the loop to finish its step and save;
+//! Ctrl-C, SIGTERM and SIGHUP. During training, the first signal asks the loop to finish its step and save;
 //! the second stops the process at once. In a conversation Ctrl-C ends the answer, never the
 //! program.
 //!
@@ -16,12 +16,15 @@ pub const STOPPED_AT_ONCE: u8 = 9;
 pub enum Signal {
     Interrupt,
     Terminate,
+    /// The terminal or connection is gone.
+    HangUp,
 }
 
 impl Signal {
     /// The program's exit code after a clean save.
     pub const fn exit_code(self) -> u8 {
         match self {
+            Self::HangUp => 129,
             Self::Interrupt => 130,
             Self::Terminate => 143,
         }
@@ -32,6 +35,7 @@ impl Signal {
         match self {
             Self::Interrupt => "Ctrl-C",
             Self::Terminate => "SIGTERM",
+            Self::HangUp => "SIGHUP",
         }
     }
 }
@@ -50,7 +54,7 @@ static WAITING: AtomicBool = AtomicBool::new(false);
 /// The first signal received, if any.
 pub fn requested() -> Option<Signal> {
     let code = REQUESTED.load(Ordering::Relaxed);
-    [Signal::Interrupt, Signal::Terminate].into_iter().find(|signal| signal.exit_code() == code)
+    [Signal::Interrupt, Signal::Terminate, Signal::HangUp].into_iter().find(|signal| signal.exit_code() == code)
 }
 
 /// Records a signal: the first requests a clean end; true for the second.
@@ -63,15 +67,28 @@ pub fn saved(step: u64) {
     SAVED.store(step, Ordering::Relaxed);
 }
 
-/// Handles both signals from now on. Only Unix has handlers; elsewhere the signals stop the
-/// process.
+/// Handles the signals from now on. A hang-up that is already ignored (`nohup`) stays ignored. Only
+/// Unix has handlers; elsewhere the signals stop the process.
 pub fn install() -> std::io::Result<()> {
     #[cfg(unix)]
     {
         unix::install(libc::SIGINT, unix::stop)?;
         unix::install(libc::SIGTERM, unix::stop)?;
+        if !unix::is_ignored(libc::SIGHUP)? {
+            unix::install(libc::SIGHUP, unix::stop)?;
+        }
     }
     Ok(())
+}
+
+/// From now on a write beyond the limit on file sizes (`ulimit -f`) is an error, not the end of the
+/// process.
+pub fn ignore_file_size_limit() {
+    #[cfg(unix)]
+    // SAFETY: ignoring a signal runs no code of ours.
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
 }
 
 /// From now on Ctrl-C only makes `interrupted` true.
@@ -115,8 +132,22 @@ mod unix {
         if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
+    pub(super) fn is_ignored(number: libc::c_int) -> io::Result<bool> {
+        // SAFETY: all zeros is a valid sigaction, and is overwritten.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: no new action is given; the old one is written to a value of its type.
+        if unsafe { libc::sigaction(number, std::ptr::null(), &raw mut action) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(action.sa_sigaction == libc::SIG_IGN)
+    }
+
     pub(super) extern "C" fn stop(number: libc::c_int) {
-        let signal = if number == libc::SIGTERM { Signal::Terminate } else { Signal::Interrupt };
+        let signal = match number {
+            libc::SIGTERM => Signal::Terminate,
+            libc::SIGHUP => Signal::HangUp,
+            _ => Signal::Interrupt,
+        };
         if request(signal) {
             say_lost();
             // SAFETY: one of the few functions a handler may call; nothing is cleaned up, and
@@ -125,7 +156,7 @@ mod unix {
         }
         say_on_a_new_line(match signal {
             Signal::Interrupt => b"finishing this step and saving; Ctrl-C again to stop now\n",
-            Signal::Terminate => b"finishing this step and saving; a second signal stops now\n",
+            Signal::Terminate | Signal::HangUp => b"finishing this step and saving; a second signal stops now\n",
         });
     }
 

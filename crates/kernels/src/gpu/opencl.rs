@@ -405,10 +405,16 @@ impl Runtime for OpenCl {
             unsafe { (self.cl.create_program)(self.context, 1, &raw const text, &raw const length, &raw mut status) };
         check("clCreateProgramWithSource", status)?;
         self.programs.borrow_mut().push(program);
-        // SAFETY: the program made above, for one device, ours; options end with a zero; no
-        // callback, so that the call returns when it is built.
-        let status = unsafe { (self.cl.build)(program, 1, &raw const self.device, line.as_ptr(), null(), null_mut()) };
-        check("clBuildProgram", status).map_err(|error| format!("{error}\n{}", self.build_log(program)))?;
+        let build = || {
+            // SAFETY: the program made above, for one device, ours; options end with a zero; no
+            // callback, so that the call returns when it is built.
+            let status =
+                unsafe { (self.cl.build)(program, 1, &raw const self.device, line.as_ptr(), null(), null_mut()) };
+            check("clBuildProgram", status).map_err(|error| format!("{error}\n{}", self.build_log(program)))
+        };
+        // A second attempt: drivers built on LLVM remove their temporary files when the process gets
+        // a signal, which here may only ask for a clean stop.
+        build().or_else(|_| build())?;
         Ok(Compiled(program as usize as u64))
     }
 

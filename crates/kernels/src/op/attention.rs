@@ -150,6 +150,7 @@ impl Attention<'_> {
             self.kv_heads
         );
         assert!(self.window != Some(0), "a window holds at least the query's own key");
+        check_disjoint("queries", self.spans.iter().map(|span| span.queries.clone()));
         for span in self.spans {
             assert!(
                 span.queries.len() <= span.keys.len(),
@@ -160,9 +161,19 @@ impl Attention<'_> {
 
     /// Panics unless every position of every document is a query, as the gradients of keys require.
     pub fn check_backward(&self) {
+        check_disjoint("keys", self.spans.iter().map(|span| span.keys.clone()));
         for span in self.spans {
             assert_eq!(span.queries.len(), span.keys.len(), "in the backward pass all positions are queries: {span:?}");
         }
+    }
+}
+
+/// Panics if two ranges overlap: backends give the spans to different threads.
+fn check_disjoint(what: &str, ranges: impl Iterator<Item = Range<usize>>) {
+    let mut ranges: Vec<Range<usize>> = ranges.filter(|range| !range.is_empty()).collect();
+    ranges.sort_unstable_by_key(|range| range.start);
+    for pair in ranges.windows(2) {
+        assert!(pair[0].end <= pair[1].start, "{what} of two spans overlap: {pair:?}");
     }
 }
 

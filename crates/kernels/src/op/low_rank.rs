@@ -79,8 +79,7 @@ impl LowRank<'_> {
     /// Panics unless the rank is allowed and the segments ascend from 0.
     pub fn check(&self) {
         assert!((1..=RANK_MAX).contains(&self.rank), "rank {} is outside 1..={RANK_MAX}", self.rank);
-        let ascend = self.segments.first() == Some(&0) && self.segments.is_sorted();
-        assert!(ascend && self.segments.len() > 1, "segments ascend from 0");
+        super::check_segments(self.segments);
     }
 
     /// Blocks of a sum over tokens, each with its factor. `row_starts` includes the segment

@@ -121,6 +121,13 @@ fn lengths(op: &'static str, tensors: &[(&'static str, usize, usize)]) {
     }
 }
 
+/// Panics unless segments ascend from 0: backends give them to different threads.
+#[track_caller]
+fn check_segments(segments: &[usize]) {
+    let ascend = segments.first() == Some(&0) && segments.is_sorted();
+    assert!(ascend && segments.len() > 1, "segments ascend from 0, not as {segments:?}");
+}
+
 /// Total tokens of all rows.
 fn end(row_starts: &[usize]) -> usize {
     row_starts[row_starts.len() - 1]

@@ -55,6 +55,11 @@ impl Product<'_> {
         [self.rows(), self.n, self.k]
     }
 
+    /// Panics unless the segments ascend from 0: backends give each to a thread of its own.
+    pub(crate) fn check(&self) {
+        super::check_segments(self.segments);
+    }
+
     /// Panics unless `rows` is the shape of the left operand.
     pub(crate) fn check_left(&self, rows: SliceShape) {
         assert_eq!(rows, SliceShape { rows: self.rows(), width: self.k, profile: self.profile }, "left operand");
@@ -62,6 +67,7 @@ impl Product<'_> {
 
     /// Panics unless `w` has the weight's shape.
     pub(crate) fn check_weight<M: Memory>(&self, w: Matrix<M>) {
+        self.check();
         let shape = SliceShape { rows: self.n, width: self.k, profile: self.profile };
         match w {
             Matrix::Sliced(w) => assert_eq!(w.shape(), (self.weights(), shape), "sliced weight"),
@@ -155,6 +161,7 @@ impl<M: Memory> Op<M> for ProductGradWeight<'_, M> {
 
     fn check(&self) {
         let p = &self.p;
+        p.check();
         lengths(
             Self::NAME,
             &[

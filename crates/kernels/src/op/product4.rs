@@ -268,6 +268,7 @@ impl<M: Memory> Op<M> for Product4Rows<'_, M> {
 
     fn check(&self) {
         let p = &self.p;
+        p.check();
         self.w.shape().check(p);
         p.check_left(self.rows.shape());
         lengths(Self::NAME, &[("x", self.x.len(), p.rows() * p.k)]);
@@ -292,6 +293,7 @@ impl<M: Memory> Op<M> for Product4Forward<'_, M> {
     fn check(&self) {
         let p = &self.p;
         assert!(!p.accumulate, "the forward product overwrites");
+        p.check();
         self.w.shape().check(p);
         p.check_left(self.x.shape());
         lengths(Self::NAME, &[("y", self.y.len(), p.rows() * p.n)]);
@@ -327,6 +329,7 @@ impl<M: Memory> Op<M> for Product4GradInput<'_, M> {
 
     fn check(&self) {
         let p = &self.p;
+        p.check();
         self.w.shape().check(p);
         lengths(Self::NAME, &[("dx", self.dx.len(), p.rows() * p.k), ("dy", self.dy.len(), p.rows() * p.n)]);
     }

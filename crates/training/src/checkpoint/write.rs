@@ -5,17 +5,17 @@ use super::error::Error;
 use super::folder::{Pointer, partial_name, remove_folder};
 use super::owner;
 use super::read::MOMENTS;
-use super::state::{Identity, Snapshot};
+use super::state::{Identity, Progress, Snapshot};
 use super::{ADAPTER, ADAPTER_CONFIG, BeforeWrite, FINAL, MODEL, OPTIMIZER, STATE, folder_name, folder_of, unwatched};
 use isobit_proof::atomic::{sync_folder, write_atomically};
 use isobit_proof::safetensors::NamedTensor;
 use isobit_proof::{FileError, Hash, Manifest};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Writes `checkpoint-N` into the run folder, points `latest.json` at it and returns its folder.
 /// With an adapter config the weights are an adapter, without one a model. An existing checkpoint
-/// of that step must hold the same bytes; it is then left as it is.
+/// of that step must hold the same bytes, apart from what is logged; it is then left as it is.
 pub fn save(
     output_dir: &Path,
     snapshot: &Snapshot,
@@ -37,7 +37,7 @@ pub(super) fn save_watched(
     }
     let partial = output_dir.join(partial_name(&folder_name(snapshot.step)));
     let result = fill(&partial, snapshot, adapter_config, watch).and_then(|manifest| {
-        if keeps_earlier(&folder, &manifest)? {
+        if keeps_earlier(&folder, &manifest, &snapshot.progress)? {
             remove_folder(&partial, watch)
         } else {
             publish(output_dir, &partial, &folder, &snapshot.progress.identity, watch)
@@ -170,17 +170,32 @@ fn create_folder(partial: &Path, watch: BeforeWrite<'_>) -> Result<(), Error> {
 }
 
 /// Whether a valid checkpoint of this name already exists. A damaged one is moved away by
-/// `publish`; a valid one with different bytes is an error and is not overwritten.
-fn keeps_earlier(folder: &Path, manifest: &Manifest) -> Result<bool, Error> {
+/// `publish`, and so is one that differs only in what is logged; any other valid one with different
+/// bytes is an error and is not overwritten.
+fn keeps_earlier(folder: &Path, manifest: &Manifest, progress: &Progress) -> Result<bool, Error> {
     let Ok(earlier) = Manifest::read(folder) else { return Ok(false) };
     if earlier.verify(folder).is_err() {
         return Ok(false);
     }
-    let names = manifest.files.keys().chain(earlier.files.keys());
-    match names.into_iter().find(|name| manifest.files.get(*name) != earlier.files.get(*name)) {
-        Some(file) => Err(Error::Exists { folder: folder.to_path_buf(), file: file.clone() }),
-        None => Ok(true),
+    let names: BTreeSet<&String> = manifest.files.keys().chain(earlier.files.keys()).collect();
+    let differs = |name: &&String| manifest.files.get(*name) != earlier.files.get(*name);
+    match names.into_iter().filter(differs).collect::<Vec<_>>()[..] {
+        [] => Ok(true),
+        [file] if file == STATE && is_logged_differently(&folder.join(STATE), progress) => Ok(false),
+        [file, ..] => Err(Error::Exists { folder: folder.to_path_buf(), file: file.clone() }),
     }
+}
+
+/// Whether a saved state is this one but for the lines of the metrics: `logging_steps` may change
+/// when a run is resumed.
+fn is_logged_differently(path: &Path, progress: &Progress) -> bool {
+    let Ok(text) = std::fs::read_to_string(path) else { return false };
+    let Ok(saved) = serde_json::from_str::<Progress>(&text) else { return false };
+    let as_logged = |mut state: Progress| {
+        (state.loss_sum, state.loss_count, state.metrics) = (0.0, 0, None);
+        state
+    };
+    as_logged(saved) == as_logged(progress.clone())
 }
 
 /// Renames a finished folder to its final name, durably. An existing folder of this run is removed;
