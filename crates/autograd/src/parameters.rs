@@ -2,9 +2,9 @@
 
 use crate::TapeError;
 use half::{bf16, f16};
+use isobit_kernels::backend::Length;
 use isobit_kernels::op::slices::sliced_weight;
 use isobit_kernels::op::{Add, QuantizedShape, SliceShape};
-use isobit_kernels::backend::Length;
 use isobit_kernels::tensor::{Buffer, F32, QuantizedWeight, Weight};
 use isobit_kernels::{Backend, Matrix as Operand, StoredMatrix};
 use std::cell::RefCell;

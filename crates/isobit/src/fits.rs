@@ -15,8 +15,8 @@ use isobit_proof::safetensors::TensorFiles;
 use isobit_training::config::{Adapter, Run};
 use isobit_training::free_memory::free_memory;
 use isobit_training::plan::{MemoryPlan, PeakOfUpdate, TOKENS_MAX, least_bytes, longest_rows, memory};
-use isobit_training::step::StepSettings;
 use isobit_training::prepare::{RunError, check_positions, model_config, profile, step_settings, trained};
+use isobit_training::step::StepSettings;
 use isobit_training::targets;
 
 /// Assumed memory of a machine that does not report it: more than any such machine has.

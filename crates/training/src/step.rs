@@ -147,10 +147,10 @@ impl<B: Backend> Trainer<B> {
         }
         let update = Update { rows, step, targets };
         let mut losses = Losses::default();
-        let gradients = Groups::new(rows.len(), settings.gradient_groups).reduce(
-            &mut |_, rows| self.group_gradients(&update, rows, settings, &mut losses),
-            &mut |left, right| Ok(left.plus(&self.backend, right)),
-        )?;
+        let gradients = Groups::new(rows.len(), settings.gradient_groups)
+            .reduce(&mut |_, rows| self.group_gradients(&update, rows, settings, &mut losses), &mut |left, right| {
+                Ok(left.plus(&self.backend, right))
+            })?;
         let mut gradients = gradients.expect("a row with a target is in a group");
         gradients.combine(&self.backend, &self.parameters);
         Ok(StepGradients { gradients, loss: losses.total(), targets })

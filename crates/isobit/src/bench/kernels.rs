@@ -5,11 +5,12 @@
 use super::cases::{self, Prepared, Target, Work};
 use crate::Failure;
 use crate::backend::open_cpu;
+use crate::input;
 use isobit_kernels::gpu::Selector;
 use isobit_kernels::{DeviceFailure, Gpu, Path};
 use isobit_numerics::slices::Profile;
 use serde::Serialize;
-use std::io::{BufRead, Write};
+use std::io::Write;
 use std::rc::Rc;
 
 #[derive(Debug, clap::Args)]
@@ -253,8 +254,8 @@ fn print(out: &mut impl Write, line: &Line, json: bool) -> std::io::Result<()> {
 fn serve() -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     let mut current: Option<(String, Target, Prepared)> = None;
-    for request in std::io::stdin().lock().lines() {
-        let request = request.map_err(|error| Failure::output(&error))?;
+    let mut requests = std::io::stdin().lock();
+    while let Some(request) = input::line(&mut requests)? {
         let fields: Vec<_> = request.split_whitespace().collect();
         let [op, shape, profile, path, threads] = fields[..] else {
             return Err(Failure::usage(

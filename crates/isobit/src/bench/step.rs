@@ -6,6 +6,7 @@ use super::breakdown::{Share, Stopwatch, Times};
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
 use crate::failure::failed;
+use crate::input;
 use crate::units::size;
 use isobit_autograd::Policy;
 use isobit_kernels::Backend;
@@ -230,8 +231,9 @@ fn measure<B: Backend>(backend: B, subject: &Subject, arguments: &Arguments, ops
         Ok::<_, Failure>((seconds, report.loss, trainer.backend.device_peak_bytes()))
     };
     if arguments.serve {
-        for (number, asked) in (1..).zip(std::io::stdin().lines()) {
-            asked.map_err(|error| Failure::output(&error))?;
+        let (mut requests, mut number) = (std::io::stdin().lock(), 0);
+        while input::line(&mut requests)?.is_some() {
+            number += 1;
             let measured = step(number)?;
             print(&line(measured, Vec::new()), true).map_err(|error| Failure::output(&error))?;
         }

@@ -97,7 +97,7 @@ fn stopped_by_a_signal_and_resumed_in_another_way() {
     for (name, code, change) in [
         ("-INT", 130, ["threads=2", "training.micro_batch_size=1", "gradient_accumulation_steps=8"]),
         ("-TERM", 143, ["gradient_checkpointing=none", "training.micro_batch_size=8", "gradient_accumulation_steps=1"]),
-        ("-INT", 130, ["gradient_checkpointing=selective", "data_workers=3", "eval.micro_batch_size=1"]),
+        ("-HUP", 129, ["gradient_checkpointing=selective", "data_workers=3", "eval.micro_batch_size=1"]),
     ] {
         let output = format!("stopped{name}-{}", change[1].len());
         let child = at_step(&folder, &output, &overrides, 6);
@@ -110,6 +110,19 @@ fn stopped_by_a_signal_and_resumed_in_another_way() {
         folder.trained(&output, &[&overrides[..], &change, &["--resume"]].concat());
         folder.same("whole", &output);
     }
+}
+
+/// Later checkpoints are made again with other lines of metrics in between.
+#[test]
+fn logged_more_often_after_going_back() {
+    let folder = long();
+    let overrides = ["max_steps=8", "save_steps=2", "eval_strategy=no", "logging_steps=8"];
+    folder.trained("seldom", &overrides);
+    folder.trained("often", &overrides);
+    folder.trained("often", &[&overrides[..], &["logging_steps=3", "--resume-from=checkpoint-2"]].concat());
+    let diff = folder.run(&["diff", "seldom/final", "often/final"]);
+    assert_eq!((diff.code, diff.out.as_str()), (0, "max=0 nonzero=0\n"), "{}", diff.err);
+    assert_ne!(folder.metrics("seldom"), folder.metrics("often"));
 }
 
 /// Stopped after every single step, with a limit that a checkpoint too many would push a regular

@@ -254,3 +254,42 @@ impl<M: Memory> Op<M> for AttentionBackward<'_, M> {
         vec![Output::F32(self.dq), Output::F32(self.dk), Output::F32(self.dv)]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attention(spans: &[Span]) -> Attention<'_> {
+        Attention {
+            spans,
+            heads: 1,
+            kv_heads: 1,
+            key_width: 4,
+            value_width: 4,
+            softmax_scale: 0.5,
+            window: None,
+            profile: Profile::X2,
+        }
+    }
+
+    #[test]
+    fn spans_in_any_order_with_empty_ones() {
+        let span = |start: usize, end: usize| Span { queries: start..end, keys: start..end };
+        attention(&[span(4, 7), span(0, 4), span(2, 2), span(7, 9)]).check();
+        attention(&[span(4, 7), span(0, 4), span(2, 2), span(7, 9)]).check_backward();
+    }
+
+    #[test]
+    #[should_panic(expected = "queries of two spans overlap: [0..4, 3..7]")]
+    fn queries_of_two_spans() {
+        attention(&[Span { queries: 3..7, keys: 3..7 }, Span { queries: 0..4, keys: 0..4 }]).check();
+    }
+
+    #[test]
+    #[should_panic(expected = "keys of two spans overlap: [0..4, 0..4]")]
+    fn keys_of_two_spans() {
+        let spans = [Span { queries: 0..4, keys: 0..4 }, Span { queries: 4..8, keys: 0..4 }];
+        attention(&spans).check();
+        attention(&spans).check_backward();
+    }
+}

@@ -143,3 +143,18 @@ pub fn token_blocks(row_starts: &[usize], block: usize) -> impl Iterator<Item = 
         (row[0]..row[1]).step_by(block).map(move |start| start..(start + block).min(row[1]))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::check_segments;
+
+    #[test]
+    fn segments_ascend_from_zero() {
+        for segments in [&[0, 0][..], &[0, 5], &[0, 2, 2, 5]] {
+            check_segments(segments);
+        }
+        for segments in [&[][..], &[0], &[3, 5], &[5, 0, 5], &[0, 5, 3, 5], &[0, 5, 0, 5]] {
+            assert!(std::panic::catch_unwind(|| check_segments(segments)).is_err(), "{segments:?}");
+        }
+    }
+}

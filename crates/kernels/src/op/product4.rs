@@ -369,7 +369,7 @@ mod tests {
             let text = weight.check().expect_err("a broken weight");
             assert!(text.contains(what), "{text}");
         };
-        says(quantized(&words[..3], &zeros, &scales, &sorted), "3 packed words, 4 wanted");
+        says(quantized(&words[..3], &zeros, &scales, &sorted), "3 packed words, but 4 are needed");
         says(quantized(&words, &[8, 17, 8, 8], &scales, &sorted), "zero point 17 of group 0, output 1");
         says(quantized(&words, &zeros, &[1.0, 1.0, f32::NAN, 1.0], &sorted), "group 1, output 0 is not finite");
         let mut lopsided = sorted;

@@ -246,7 +246,8 @@ fn published_sizes_of_hybrid_and_latent_models() {
         for trained in [Trained::Full, Trained::Lora(LoraConfig::new(8, 16.0, &targets))] {
             let full = trained == Trained::Full;
             let settings = Settings { trained, profile: Profile::X2, positions: 256, seed: 0 };
-            let plan = memory(cpu(), &model, &Shapes::All(FloatFormat::Bf16), &settings, &step, &rows, 0).expect("a plan");
+            let plan =
+                memory(cpu(), &model, &Shapes::All(FloatFormat::Bf16), &settings, &step, &rows, 0).expect("a plan");
             assert!(plan.bytes_peak > plan.trained_count, "{text}");
             if let Some(count) = count.filter(|_| full) {
                 assert_eq!(plan.trained_count, count, "{text}");

@@ -130,7 +130,8 @@ fn resumed_against_plan() {
     let rows = longest_rows(1, 16);
     let rows: Vec<&Row> = rows.iter().collect();
     let step = step_settings(&prepared.run);
-    let plan = memory(cpu(), &prepared.model, &Shapes::Of(&prepared.weights), &settings, &step, &rows, 0).expect("a plan");
+    let plan =
+        memory(cpu(), &prepared.model, &Shapes::Of(&prepared.weights), &settings, &step, &rows, 0).expect("a plan");
     assert_eq!(plan.trained_count * 4 * 3, plan.bytes_save);
     let largest = 4 * WIDE * HIDDEN;
     assert!(
