@@ -2,8 +2,8 @@
 //! instruction that may change the bits.
 //!
 //! A program is compiled twice. The *real* assembly is what a device runs. In the *marked* one
-//! (`-DAUDIT`, see `gpu/exact.h`) every `fma_rn`, `div_rn`, `sqrt_rn` and `dot4` is a comment, so
-//! any remaining fused instruction, division or root was not requested.
+//! (`-DAUDIT`, see `gpu/exact.h`) every `fma_rn`, `div_rn`, `sqrt_rn`, integer division and `dot4`
+//! is a comment, so any remaining fused instruction, reciprocal or root was not requested.
 
 use std::collections::BTreeMap;
 
@@ -14,15 +14,13 @@ const MODES: [(&str, u32, &str); 3] = [
     (".amdhsa_ieee_mode", 1, "the IEEE mode is off"),
 ];
 
-/// 2³² as float32: used by integer division to combine the halves of 64 bits.
-const TWO_TO_32: &str = "0x4f800000";
-
 /// The resources of one kernel, and its problems.
 #[derive(Debug, Default)]
 pub(crate) struct Kernel {
     pub(crate) name: String,
     pub(crate) dot4: usize,
     pub(crate) divisions: usize,
+    pub(crate) integer_divisions: usize,
     pub(crate) roots: usize,
     pub(crate) vgprs: u32,
     pub(crate) sgprs: u32,
@@ -53,7 +51,7 @@ pub(crate) fn kernels(real: &str, marked: &str) -> Result<Vec<Kernel>, String> {
 struct Function<'a> {
     name: &'a str,
     instructions: Vec<Instruction<'a>>,
-    /// The marks in the audit's comments: `fma`, `div`, `sqrt`, `dot4`.
+    /// The marks in the audit's comments: `fma`, `div`, `sqrt`, `int_div`, `dot4`.
     marks: Vec<&'a str>,
     /// Lines between `.amdhsa_kernel` and its end; empty for a function that is not a kernel.
     descriptor: BTreeMap<&'a str, u32>,
@@ -132,6 +130,20 @@ impl<'a> Instruction<'a> {
             || self.name.starts_with("v_") && (self.name.contains("_f64") || self.name.contains("_f16"))
     }
 
+    /// Within a ULP of a reciprocal.
+    fn is_reciprocal(&self) -> bool {
+        self.name.starts_with("v_rcp")
+    }
+
+    fn is_root(&self) -> bool {
+        self.name.starts_with("v_sqrt")
+    }
+
+    /// Scales an estimate; exact, or made good by what follows.
+    fn is_product(&self) -> bool {
+        ["v_mul_f32", "v_pk_mul_f32", "v_ldexp_f32"].contains(&self.name)
+    }
+
     fn is_call(&self) -> bool {
         self.name.starts_with("s_swappc") || self.name.starts_with("s_call")
     }
@@ -166,55 +178,11 @@ fn registers(operand: &str) -> impl Iterator<Item = Register> + use<> {
     range.map(move |number| (kind, number))
 }
 
-/// The origin of a register's value, as far as integer division is concerned.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Origin {
-    Truncation,
-    Conversion,
-    /// The constant 2³².
-    TwoTo32,
-    /// A 64-bit divisor as float32, whose reciprocal is the first estimate.
-    Divisor,
-    Other,
-}
-
-/// Integer division estimates its quotient in float32 and corrects it in integers, so its fused
-/// instructions do not change bits. They are recognised by their operands: nothing else truncates,
-/// and nothing else combines 64 bits of unsigned integer.
-#[derive(Default)]
-struct Origins(BTreeMap<Register, Origin>);
-
-impl Origins {
-    fn reads(&self, instruction: &Instruction, origin: Origin) -> bool {
-        instruction.reads().any(|register| self.0.get(&register) == Some(&origin))
-    }
-
-    /// Whether a fused instruction or a reciprocal belongs to an integer division.
-    fn is_integer_division(&self, instruction: &Instruction) -> bool {
-        if instruction.name == "v_rcp_f32" {
-            return self.reads(instruction, Origin::Divisor);
-        }
-        let widens = instruction.operands.contains(&TWO_TO_32) || self.reads(instruction, Origin::TwoTo32);
-        self.reads(instruction, Origin::Truncation) || widens && self.reads(instruction, Origin::Conversion)
-    }
-
-    fn step(&mut self, instruction: &Instruction) {
-        let origin = match instruction.name {
-            "v_trunc_f32" => Origin::Truncation,
-            "v_cvt_f32_u32" => Origin::Conversion,
-            "s_mov_b32" | "v_mov_b32" if instruction.operands.contains(&TWO_TO_32) => Origin::TwoTo32,
-            _ if instruction.is_fused() && self.is_integer_division(instruction) => Origin::Divisor,
-            _ => Origin::Other,
-        };
-        self.0.extend(instruction.writes().map(|register| (register, origin)));
-    }
-}
-
 fn kernel(real: &Function, marked: &Function) -> Kernel {
     let mut findings = Vec::new();
-    let count = |name: &str| real.instructions.iter().filter(|instruction| instruction.name == name).count();
     let dot4 = real.instructions.iter().filter(|instruction| instruction.name.starts_with("v_dot4")).count();
-    let (divisions, roots) = (count("v_div_fixup_f32"), count("v_sqrt_f32"));
+    let fused = real.instructions.iter().filter(|instruction| instruction.is_fused()).count();
+    let [mut divisions, mut integer_divisions, mut roots] = [0; 3];
 
     if !real.descriptor.is_empty() {
         for (key, wanted, what) in MODES {
@@ -225,8 +193,6 @@ fn kernel(real: &Function, marked: &Function) -> Kernel {
             }
         }
     }
-    let mut origins = Origins::default();
-    let mut reciprocals = 0;
     for (index, instruction) in real.instructions.iter().enumerate() {
         let name = instruction.name;
         if instruction.is_forbidden() {
@@ -235,36 +201,39 @@ fn kernel(real: &Function, marked: &Function) -> Kernel {
         if instruction.is_call() {
             findings.push("a function that is not inlined".to_string());
         }
-        if instruction.flushes_subnormals() && !origins.is_integer_division(instruction) {
+        if instruction.flushes_subnormals() {
             findings.push(format!("`{name}` loses subnormals"));
         }
-        reciprocals += usize::from(name == "v_rcp_f32" && !origins.is_integer_division(instruction));
-        if name == "v_sqrt_f32" && corrections(&real.instructions[index..]) < 2 {
-            findings.push("a root without its correction".to_string());
+        if name.starts_with("v_div_") {
+            findings.push(format!("`{name}`: the compiler's own division"));
         }
-        origins.step(instruction);
-    }
-    if reciprocals > divisions {
-        findings.push(format!("{reciprocals} reciprocals, but {divisions} divisions"));
-    }
-    if divisions > 0 && (count("v_div_scale_f32") == 0 || count("v_div_fmas_f32") == 0) {
-        findings.push("a division that is not whole".to_string());
+        let from_here = &real.instructions[index..];
+        if instruction.is_reciprocal() {
+            match correction(from_here) {
+                Some(Correction::Fused) => divisions += 1,
+                Some(Correction::Integer) => integer_divisions += 1,
+                None => findings.push("a reciprocal without its correction".to_string()),
+            }
+        }
+        if instruction.is_root() {
+            roots += 1;
+            if correction(from_here) != Some(Correction::Integer) {
+                findings.push("a root without its correction".to_string());
+            }
+        }
     }
 
-    let mut origins = Origins::default();
     for instruction in &marked.instructions {
         let name = instruction.name;
-        if instruction.is_fused() && !origins.is_integer_division(instruction) {
+        if instruction.is_fused() {
             findings.push(format!("`{name}` that no fma_rn asked for"));
         }
-        let divides = name.starts_with("v_div_") || name == "v_rcp_f32" && !origins.is_integer_division(instruction);
-        if divides || name == "v_sqrt_f32" {
-            findings.push(format!("`{name}` outside div_rn and sqrt_rn"));
+        if name.starts_with("v_div_") || instruction.is_reciprocal() || instruction.is_root() {
+            findings.push(format!("`{name}` outside div_rn, sqrt_rn and div_u32"));
         }
-        origins.step(instruction);
     }
-    let fused = real.instructions.iter().filter(|instruction| instruction.is_fused()).count();
-    for (mark, found) in [("fma", fused), ("div", divisions), ("sqrt", roots), ("dot4", dot4)] {
+    let counts = [("fma", fused), ("div", divisions), ("sqrt", roots), ("int_div", integer_divisions), ("dot4", dot4)];
+    for (mark, found) in counts {
         if marked.marks.contains(&mark) && found == 0 {
             findings.push(format!("{mark} is in the source and not in the code"));
         }
@@ -276,6 +245,7 @@ fn kernel(real: &Function, marked: &Function) -> Kernel {
         name: real.name.to_string(),
         dot4,
         divisions,
+        integer_divisions,
         roots,
         vgprs: resource(".amdhsa_next_free_vgpr"),
         sgprs: resource(".amdhsa_next_free_sgpr"),
@@ -285,19 +255,42 @@ fn kernel(real: &Function, marked: &Function) -> Kernel {
     }
 }
 
-/// Fused instructions that read the result of the first instruction before it is overwritten: a
-/// correctly rounded root tries both neighbours of the approximation.
-fn corrections(instructions: &[Instruction]) -> usize {
-    let Some((root, rest)) = instructions.split_first() else { return 0 };
-    let Some(result) = root.writes().next() else { return 0 };
-    let mut count = 0;
-    for instruction in rest {
-        count += usize::from(instruction.is_fused() && instruction.reads().any(|register| register == result));
+/// How the estimate of the first instruction is made exact: `gpu/exact.h` corrects a quotient with
+/// fused instructions and then in integers, roots and quotients of integers in integers alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Correction {
+    Fused,
+    Integer,
+}
+
+/// None if the estimate is used as it is. A reader of the estimate is a fused instruction, or a
+/// product on its way to an integer.
+fn correction(instructions: &[Instruction]) -> Option<Correction> {
+    let readers = readers(instructions);
+    if readers.iter().any(|at| instructions[*at].is_fused()) {
+        return Some(Correction::Fused);
+    }
+    let becomes_integer = |at: &usize| {
+        let later = &instructions[*at..];
+        later[0].is_product() && self::readers(later).iter().any(|at| later[*at].name == "v_cvt_u32_f32")
+    };
+    let corrected = !readers.is_empty() && readers.iter().all(becomes_integer);
+    corrected.then_some(Correction::Integer)
+}
+
+/// Which instructions read the result of the first one before it is overwritten.
+fn readers(instructions: &[Instruction]) -> Vec<usize> {
+    let Some(result) = instructions.first().and_then(|first| first.writes().next()) else { return Vec::new() };
+    let mut readers = Vec::new();
+    for (index, instruction) in instructions.iter().enumerate().skip(1) {
+        if instruction.reads().any(|register| register == result) {
+            readers.push(index);
+        }
         if instruction.writes().any(|register| register == result) {
             break;
         }
     }
-    count
+    readers
 }
 
 #[cfg(test)]
@@ -362,38 +355,43 @@ mod tests {
         assert!(found(&GOOD.replace("ieee_mode 1", "ieee_mode 0"))[0].contains("IEEE"));
     }
 
-    const DIVISION: &str = "v_div_scale_f32 v10, s[0:1], v6, v6, v8\nv_div_scale_f32 v11, vcc, v8, v6, v8\n\
-                            v_rcp_f32_e32 v12, v10\nv_fma_f32 v13, -v10, v12, 1.0\nv_fmac_f32_e32 v12, v13, v12\n\
-                            v_div_fmas_f32 v10, v10, v12, v13\nv_div_fixup_f32 v6, v10, v6, v8";
+    const DIVISION: &str = "v_rcp_iflag_f32_e32 v12, v10\nv_mul_f32_e32 v13, v11, v12\nv_fma_f32 v14, -v10, v13, v11\n\
+                            v_fmac_f32_e32 v13, v14, v12\nv_mul_f32_e32 v13, 0x4b000000, v13\nv_cvt_u32_f32_e32 v13, v13";
+    const INTEGERS: &str = "v_cvt_f32_u32_e32 v1, s4\nv_rcp_iflag_f32_e32 v1, v1\nv_mul_f32_e32 v1, 0x4f7ffff8, v1\n\
+                            v_cvt_u32_f32_e32 v1, v1";
+    const ROOT: &str = "v_sqrt_f32_e32 v2, v1\nv_mul_f32_e32 v2, 0x45000000, v2\nv_cvt_u32_f32_e32 v2, v2";
 
     #[test]
-    fn divisions_are_whole() {
-        assert_eq!(findings(DIVISION, "; audit div"), Vec::<String>::new());
-        assert!(findings("v_rcp_f32_e32 v0, v1\nv_mul_f32_e32 v0, v0, v2", "; audit div").len() == 2);
-        assert!(findings("v_rcp_f32_e32 v0, v1", "")[0].contains("1 reciprocals"));
-        assert!(findings(DIVISION, DIVISION).iter().any(|finding| finding.contains("outside div_rn")));
-    }
-
-    #[test]
-    fn roots_are_corrected() {
-        let root = "v_sqrt_f32_e32 v12, v11\nv_add_u32_e32 v6, -1, v12\nv_add_u32_e32 v14, 1, v12\n\
-                    v_fma_f32 v15, -v6, v12, v11\nv_fma_f32 v16, -v14, v12, v11";
-        assert_eq!(findings(root, "; audit sqrt"), Vec::<String>::new());
-        let found =
-            findings("v_sqrt_f32_e32 v12, v11\nv_mov_b32_e32 v12, 0\nv_fma_f32 v0, v12, v12, v12", "; audit sqrt");
-        assert_eq!(found, ["a root without its correction"]);
-    }
-
-    #[test]
-    fn integer_division_may_use_floats() {
-        let narrow = "v_trunc_f32_e32 v8, v8\nv_mad_f32 v7, -v8, v5, v7\nv_rcp_iflag_f32_e32 v8, v5";
-        let wide = "v_cvt_f32_u32_e32 v0, s10\nv_cvt_f32_u32_e32 v1, s11\nv_madmk_f32 v0, v1, 0x4f800000, v0\n\
-                    v_rcp_f32_e32 v0, v0\nv_mul_f32_e32 v1, 0x2f800000, v0\nv_trunc_f32_e32 v1, v1\n\
-                    v_madmk_f32 v0, v1, 0xcf800000, v0";
-        let hoisted = "s_mov_b32 s4, 0x4f800000\nv_cvt_f32_u32_e32 v1, s11\nv_fmac_f32_e32 v0, s4, v1";
-        for division in [narrow, wide, hoisted] {
-            assert_eq!(findings(division, division), Vec::<String>::new());
+    fn estimates_are_corrected() {
+        for (code, mark) in [(DIVISION, "div"), (INTEGERS, "int_div"), (ROOT, "sqrt")] {
+            assert_eq!(findings(code, &format!("; audit {mark}")), Vec::<String>::new());
+            // Not asked for.
+            assert!(findings(code, code).iter().any(|finding| finding.contains("outside div_rn")), "{code}");
         }
+        for (bare, what) in [
+            ("v_rcp_f32_e32 v0, v1\nv_mul_f32_e32 v0, v0, v2\nglobal_store_dword v3, v0, s[0:1]", "reciprocal"),
+            ("v_rcp_f32_e32 v0, v1\nv_mov_b32_e32 v0, 0\nv_fma_f32 v4, v0, v0, v0", "reciprocal"),
+            ("v_sqrt_f32_e32 v0, v1\nglobal_store_dword v3, v0, s[0:1]", "root"),
+            // Corrected, and used as it is as well.
+            (
+                "v_sqrt_f32_e32 v0, v1\nv_mul_f32_e32 v2, v0, v4\nv_cvt_u32_f32_e32 v2, v2\nv_add_f32_e32 v3, v0, v0",
+                "root",
+            ),
+            // The compiler's own correction.
+            ("v_sqrt_f32_e32 v0, v1\nv_fma_f32 v5, -v6, v0, v1", "root"),
+        ] {
+            assert_eq!(findings(bare, ""), [format!("a {what} without its correction")], "{bare}");
+        }
+    }
+
+    #[test]
+    fn the_compilers_own_division_is_found() {
+        let found = findings("v_div_scale_f32 v10, s[0:1], v6, v6, v8\nv_div_fixup_f32 v6, v10, v6, v8", "");
+        assert_eq!(found.len(), 2);
+        assert!(found[0].contains("the compiler's own division"), "{found:?}");
+        // As for 64-bit integers.
+        let wide = "v_madmk_f32 v0, v1, 0x4f800000, v0";
+        assert_eq!(findings(wide, ""), ["`v_madmk_f32` loses subnormals"]);
     }
 
     #[test]

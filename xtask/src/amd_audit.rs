@@ -63,16 +63,9 @@ impl Dialect {
     /// The options that the runtimes compile with.
     fn options(self, device: &str) -> Vec<String> {
         let own: &[&str] = match self {
-            Self::OpenCl => &[
-                "-x",
-                "cl",
-                "-cl-std=CL1.2",
-                "-Xclang",
-                "-finclude-default-header",
-                "-target",
-                "amdgcn-amd-amdhsa",
-                "-cl-fp32-correctly-rounded-divide-sqrt",
-            ],
+            Self::OpenCl => {
+                &["-x", "cl", "-cl-std=CL1.2", "-Xclang", "-finclude-default-header", "-target", "amdgcn-amd-amdhsa"]
+            }
             Self::Hip => &["-x", "hip", "--cuda-device-only", "-nogpuinc", "-fno-gpu-rdc"],
         };
         let device = match self {
@@ -267,7 +260,9 @@ fn in_parallel<J: Sync, R: Send>(jobs: &[J], threads: usize, work: impl Fn(&J) -
 type Results = [Result<Vec<Kernel>, String>];
 
 fn print_devices(jobs: &[Job], results: &Results) {
-    println!("device  dialect  kernels  dot4  divisions  roots  VGPRs  SGPRs  local bytes  scratch bytes  verdict");
+    println!(
+        "device  dialect  kernels  dot4  divisions  roots  integer divisions  VGPRs  SGPRs  local bytes  scratch bytes  verdict"
+    );
     for device in DEVICES {
         for dialect in Dialect::ALL {
             let here = || jobs.iter().zip(results).filter(|(job, _)| job.device == device && job.dialect == dialect);
@@ -277,11 +272,12 @@ fn print_devices(jobs: &[Job], results: &Results) {
             let sum = |of: fn(&Kernel) -> usize| kernels.iter().map(|kernel| of(kernel)).sum::<usize>();
             let most = |of: fn(&Kernel) -> u32| kernels.iter().map(|kernel| of(kernel)).max().unwrap_or(0);
             println!(
-                "{device:<7} {dialect:<7} {:>8} {:>5} {:>10} {:>6} {:>6} {:>6} {:>12} {:>14}  {}",
+                "{device:<7} {dialect:<7} {:>8} {:>5} {:>10} {:>6} {:>18} {:>6} {:>6} {:>12} {:>14}  {}",
                 kernels.len(),
                 sum(|kernel| kernel.dot4),
                 sum(|kernel| kernel.divisions),
                 sum(|kernel| kernel.roots),
+                sum(|kernel| kernel.integer_divisions),
                 most(|kernel| kernel.vgprs),
                 most(|kernel| kernel.sgprs),
                 most(|kernel| kernel.local),
@@ -294,12 +290,12 @@ fn print_devices(jobs: &[Job], results: &Results) {
 
 fn print_kernels(jobs: &[Job], results: &Results) {
     println!(
-        "device  dialect  slices  kernel                           VGPRs  SGPRs  local bytes  scratch bytes  dot4  divisions  roots"
+        "device  dialect  slices  kernel                           VGPRs  SGPRs  local bytes  scratch bytes  dot4  divisions  roots  integer divisions"
     );
     for (job, result) in jobs.iter().zip(results) {
         for kernel in result.as_deref().unwrap_or_default() {
             println!(
-                "{:<7} {:<7} {:>7}  {:<32} {:>5} {:>6} {:>12} {:>14} {:>5} {:>10} {:>6}",
+                "{:<7} {:<7} {:>7}  {:<32} {:>5} {:>6} {:>12} {:>14} {:>5} {:>10} {:>6} {:>18}",
                 job.device,
                 job.dialect,
                 job.slices,
@@ -310,7 +306,8 @@ fn print_kernels(jobs: &[Job], results: &Results) {
                 kernel.scratch,
                 kernel.dot4,
                 kernel.divisions,
-                kernel.roots
+                kernel.roots,
+                kernel.integer_divisions
             );
         }
     }

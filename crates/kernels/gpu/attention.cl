@@ -93,8 +93,8 @@ KERNEL(GROUP) attention_slice(
 ) {
     LOCAL uint largest[PLACE_BLOCK * LANES];
     LOCAL float multipliers[PLACE_BLOCK];
-    uint head = group_index() % heads;
-    uint block = group_index() / heads;
+    uint head = mod_u32(group_index(), heads);
+    uint block = div_u32(group_index(), heads);
     uint count = blocks[2u * block + 1u];
     ulong step = (ulong)heads * width;
     GLOBAL const float *rows = x + (ulong)blocks[2u * block] * step + (ulong)head * width;
@@ -142,8 +142,8 @@ KERNEL(GROUP) attention_slice(
     }
     if (wants_by_place != 0u) {
         for (uint i = local_index(); i < PLACE_BLOCK / 4u * width; i += GROUP) {
-            uint d = i % width;
-            uint word = i / width;
+            uint d = mod_u32(i, width);
+            uint word = div_u32(i, width);
             int q[4];
             for (uint n = 0u; n < 4u; n++) {
                 uint row = 4u * word + n;
@@ -350,9 +350,9 @@ KERNEL(GROUP) attention_forward(
     LOCAL float scales[FORWARD_ROWS];
     LOCAL float decays[FORWARD_ROWS];
     LOCAL uint active[FORWARD_ROWS];
-    uint head = group_index() % heads;
-    uint key_head = head / heads_per_key;
-    Rows block = rows_of(table, group_index() / heads);
+    uint head = mod_u32(group_index(), heads);
+    uint key_head = div_u32(head, heads_per_key);
+    Rows block = rows_of(table, div_u32(group_index(), heads));
     uint key_words = (key_width + 3u) / 4u;
     ulong q_planes = (ulong)head * SLICES * key_words * query_places;
     load_rows(rows, q + q_planes, key_words, query_places, block.place, FORWARD_ROWS);
@@ -465,9 +465,9 @@ KERNEL(GROUP) attention_forward(
     }
     barrier_local();
     uint at_once = columns_at_once(value_width);
-    uint d = local_index() % at_once;
+    uint d = mod_u32(local_index(), at_once);
     for (uint n = 0u; n < FORWARD_ROWS; n++) {
-        uint to = local_index() / at_once + n * (GROUP / at_once);
+        uint to = div_u32(local_index(), at_once) + n * (GROUP / at_once);
         if (to < block.count && d < value_width) {
             o[((ulong)(block.source + to) * heads + head) * value_width + d] = acc[n] * decays[to];
         }
@@ -487,8 +487,8 @@ KERNEL(GROUP) attention_delta(
     uint places
 ) {
     LOCAL float lanes[PLACE_BLOCK * LANES];
-    uint head = group_index() % heads;
-    uint block = group_index() / heads;
+    uint head = mod_u32(group_index(), heads);
+    uint block = div_u32(group_index(), heads);
     uint first = blocks[2u * block];
     uint count = blocks[2u * block + 1u];
     uint lane = local_index() % LANES;
@@ -545,9 +545,9 @@ KERNEL(GROUP) attention_grad_query(
     LOCAL float row_d_o_scale[BACKWARD_ROWS];
     LOCAL float row_delta[BACKWARD_ROWS];
     LOCAL float row_lse[BACKWARD_ROWS];
-    uint head = group_index() % heads;
-    uint key_head = head / heads_per_key;
-    Rows block = rows_of(table, group_index() / heads);
+    uint head = mod_u32(group_index(), heads);
+    uint key_head = div_u32(head, heads_per_key);
+    Rows block = rows_of(table, div_u32(group_index(), heads));
     uint key_words = (key_width + 3u) / 4u;
     uint value_words = (value_width + 3u) / 4u;
     ulong q_planes = (ulong)head * SLICES * key_words * places;
@@ -626,9 +626,9 @@ KERNEL(GROUP) attention_grad_query(
     }
 
     uint at_once = columns_at_once(key_width);
-    uint d = local_index() % at_once;
+    uint d = mod_u32(local_index(), at_once);
     for (uint n = 0u; n < BACKWARD_ROWS; n++) {
-        uint to = local_index() / at_once + n * (GROUP / at_once);
+        uint to = div_u32(local_index(), at_once) + n * (GROUP / at_once);
         if (to < block.count && d < key_width) {
             dq[((ulong)(block.source + to) * heads + head) * key_width + d] = acc[n];
         }
@@ -638,9 +638,9 @@ KERNEL(GROUP) attention_grad_query(
 // Adds one query head's gradient to that of its key head, or stores it if it is the first.
 FUNCTION void add_head(GLOBAL float *into, const float *acc, uint count, ulong row_step, uint width, uint is_first) {
     uint at_once = columns_at_once(width);
-    uint d = local_index() % at_once;
+    uint d = mod_u32(local_index(), at_once);
     for (uint n = 0u; n < BACKWARD_ROWS; n++) {
-        uint to = local_index() / at_once + n * (GROUP / at_once);
+        uint to = div_u32(local_index(), at_once) + n * (GROUP / at_once);
         if (to < count && d < width) {
             ulong at = to * row_step + d;
             into[at] = is_first != 0u ? acc[n] : into[at] + acc[n];
@@ -685,8 +685,8 @@ KERNEL(GROUP) attention_grad_key(
     LOCAL uint active[BACKWARD_ROWS];
     LOCAL float row_k_scale[BACKWARD_ROWS];
     LOCAL float row_v_scale[BACKWARD_ROWS];
-    uint key_head = group_index() % key_heads;
-    Rows block = rows_of(table, group_index() / key_heads);
+    uint key_head = mod_u32(group_index(), key_heads);
+    Rows block = rows_of(table, div_u32(group_index(), key_heads));
     uint key_words = (key_width + 3u) / 4u;
     uint value_words = (value_width + 3u) / 4u;
     ulong k_planes = (ulong)key_head * SLICES * key_words * places;

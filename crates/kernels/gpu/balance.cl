@@ -50,8 +50,8 @@ KERNEL(GROUP) balance_rows(
     GLOBAL float *sums, GLOBAL const float *block_sums, GLOBAL const uint *firsts, ulong length, uint experts) {
     ulong i = (ulong)group_index() * GROUP + local_index();
     if (i < length) {
-        ulong row = i / experts;
-        ulong e = i % experts;
+        ulong row = div_u64(i, experts);
+        ulong e = mod_u64(i, experts);
         float sum = 0.0f;
         for (uint block = firsts[row]; block < firsts[row + 1]; block++) {
             sum = sum + block_sums[(ulong)block * experts + e];

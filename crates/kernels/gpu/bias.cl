@@ -3,8 +3,8 @@
 
 // `tiles` groups for each token.
 KERNEL(GROUP) bias_forward(GLOBAL float *y, GLOBAL const float *bias, uint width, uint tiles) {
-    ulong token = group_index() / tiles;
-    uint column = group_index() % tiles * GROUP + local_index();
+    ulong token = div_u32(group_index(), tiles);
+    uint column = mod_u32(group_index(), tiles) * GROUP + local_index();
     if (column < width) {
         ulong i = token * width + column;
         y[i] = y[i] + bias[column];

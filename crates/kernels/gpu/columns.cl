@@ -22,9 +22,9 @@ KERNEL(GROUP) columns(
     }
     uint items = targets * width;
     // Division of 32-bit numbers is several times faster.
-    ulong token = i >> 32 == 0 ? (uint)i / items : i / items;
+    ulong token = i >> 32 == 0 ? div_u32((uint)i, items) : div_u64(i, items);
     uint item = (uint)(i - token * items);
-    uint group = item / width;
+    uint group = div_u32(item, width);
     uint column = item - group * width;
     ulong from = token * row + offset + (ulong)group * stride + column;
     ulong to = token * to_row + to_offset + (ulong)group * to_stride + column;

@@ -16,8 +16,8 @@ KERNEL(GROUP) combine_forward(
     uint weighted,
     uint accumulate
 ) {
-    ulong token = group_index() / tiles;
-    uint column = group_index() % tiles * GROUP + local_index();
+    ulong token = div_u32(group_index(), tiles);
+    uint column = mod_u32(group_index(), tiles) * GROUP + local_index();
     if (column >= width) {
         return;
     }
@@ -48,7 +48,7 @@ KERNEL(GROUP) combine_backward(
     uint place = pair < row_count ? places[pair] : row_count;
     uint here = place < row_count ? width : 0u;
     ulong at = (ulong)place * width;
-    ulong from = (ulong)(pair / slots) * width;
+    ulong from = (ulong)div_u32(pair, slots) * width;
     float weight = pair < row_count ? weights[pair] : 0.0f;
     float sum = 0.0f;
     for (uint c = lane; c < here; c += LANES) {

@@ -20,7 +20,7 @@ KERNEL(GROUP) conv1d_forward(
     if (i >= length) {
         return;
     }
-    ulong token = i >> 32 == 0 ? (uint)i / channels : i / channels;
+    ulong token = i >> 32 == 0 ? div_u32((uint)i, channels) : div_u64(i, channels);
     uint channel = (uint)(i - token * channels);
     uint before = seen[token];
     float sum = 0.0f;
@@ -47,7 +47,7 @@ KERNEL(GROUP) conv1d_continue(
     if (i >= length) {
         return;
     }
-    ulong token = i >> 32 == 0 ? (uint)i / channels : i / channels;
+    ulong token = i >> 32 == 0 ? div_u32((uint)i, channels) : div_u64(i, channels);
     uint channel = (uint)(i - token * channels);
     uint before = seen[token];
     uint absent = kernel_width - 1u - before;
@@ -114,8 +114,8 @@ KERNEL(GROUP) conv1d_backward(
     uint kernel_width,
     uint tiles
 ) {
-    uint channel = group_index() % tiles * GROUP + local_index();
-    uint first = group_index() / tiles * STRETCH;
+    uint channel = mod_u32(group_index(), tiles) * GROUP + local_index();
+    uint first = div_u32(group_index(), tiles) * STRETCH;
     if (channel >= channels) {
         return;
     }

@@ -39,7 +39,9 @@ typedef unsigned long long ulong;
         __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup"); \
     } while (0)
 #define fma_rn(a, b, c) __builtin_fmaf(a, b, c)
-#define hardware_sqrt(x) __builtin_sqrtf(x)
+// Within one ULP: exact.h corrects them.
+#define reciprocal_estimate(x) __builtin_amdgcn_rcpf(x)
+#define root_estimate(x) __builtin_amdgcn_sqrtf(x)
 #define as_f32(bits) __builtin_bit_cast(float, (uint)(bits))
 #define as_u32(value) __builtin_bit_cast(uint, (float)(value))
 #if defined(__gfx1100__) || defined(__gfx1101__) || defined(__gfx1102__) || defined(__gfx1200__) || defined(__gfx1201__)

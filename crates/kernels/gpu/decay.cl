@@ -19,7 +19,7 @@ KERNEL(GROUP) decay_forward(
 ) {
     ulong i = (ulong)group_index() * GROUP + local_index();
     if (i < length) {
-        uint head = (uint)(i % heads);
+        uint head = (uint)mod_u64(i, heads);
         g[i] = log_decay(a[i], a_log[head], dt_bias[head]);
         beta[i] = isobit_sigmoid(b[i]);
     }
@@ -39,7 +39,7 @@ KERNEL(GROUP) decay_backward(
 ) {
     ulong i = (ulong)group_index() * GROUP + local_index();
     if (i < length) {
-        uint head = (uint)(i % heads);
+        uint head = (uint)mod_u64(i, heads);
         da[i] = -((dg[i] * isobit_exp(a_log[head])) * isobit_sigmoid(a[i] + dt_bias[head]));
         float s = isobit_sigmoid(b[i]);
         db[i] = dbeta[i] * (s * (1.0f - s));

@@ -42,8 +42,8 @@ KERNEL(GROUP) delta_rule_scores(
 ) {
     LOCAL ALIGNED float q_slice[PITCH * SLICE];
     LOCAL ALIGNED float k_slice[PITCH * SLICE];
-    uint chunk = group_index() / key_heads;
-    uint head = group_index() % key_heads;
+    uint chunk = div_u32(group_index(), key_heads);
+    uint head = mod_u32(group_index(), key_heads);
     ulong token = chunks[2u * chunk];
     uint n = chunks[2u * chunk + 1u];
     uint row = local_index() / 16u * 4u;
@@ -99,8 +99,8 @@ KERNEL(PLACES) delta_rule_decays(
     uint value_heads
 ) {
     LOCAL float steps[PLACES];
-    uint chunk = group_index() / value_heads;
-    uint head = group_index() % value_heads;
+    uint chunk = div_u32(group_index(), value_heads);
+    uint head = mod_u32(group_index(), value_heads);
     ulong token = chunks[2u * chunk];
     uint n = chunks[2u * chunk + 1u];
     uint j = local_index();
@@ -115,7 +115,7 @@ KERNEL(PLACES) delta_rule_decays(
             own[PLACES + i] = decay;
         }
     }
-    ulong score = ((ulong)chunk * key_heads + head / (value_heads / key_heads)) * 2u * SQUARE;
+    ulong score = ((ulong)chunk * key_heads + div_u32(head, div_u32(value_heads, key_heads))) * 2u * SQUARE;
     ulong at = (ulong)group_index() * 2u * SQUARE;
     if (j < n) {
         own[j] = steps[j];
@@ -187,12 +187,12 @@ KERNEL(GROUP) delta_rule_forward(
     LOCAL ALIGNED float k_slice[PITCH * SLICE];
     LOCAL float delta[PLACES * COLUMNS];
     uint blocks = (value_width + COLUMNS - 1u) / COLUMNS;
-    uint head = group_index() / blocks % value_heads;
-    uint document = group_index() / blocks / value_heads;
-    uint key_head = head / (value_heads / key_heads);
+    uint head = mod_u32(div_u32(group_index(), blocks), value_heads);
+    uint document = div_u32(div_u32(group_index(), blocks), value_heads);
+    uint key_head = div_u32(head, div_u32(value_heads, key_heads));
     uint x = local_index() % COLUMNS;
     uint band = local_index() / COLUMNS;
-    uint column = group_index() % blocks * COLUMNS + x;
+    uint column = mod_u32(group_index(), blocks) * COLUMNS + x;
     uint here = column < value_width;
     ulong state_at = ((ulong)document * value_heads + head) * key_width * value_width + column;
     for (uint d = band; d < key_width; d += BANDS) {
@@ -360,12 +360,12 @@ KERNEL(GROUP) delta_rule_backward(
     LOCAL float outputs[PLACES * COLUMNS];
     LOCAL float dy[PLACES * COLUMNS];
     uint blocks = (value_width + COLUMNS - 1u) / COLUMNS;
-    uint head = group_index() / blocks % value_heads;
-    uint document = group_index() / blocks / value_heads;
-    uint key_head = head / (value_heads / key_heads);
+    uint head = mod_u32(div_u32(group_index(), blocks), value_heads);
+    uint document = div_u32(div_u32(group_index(), blocks), value_heads);
+    uint key_head = div_u32(head, div_u32(value_heads, key_heads));
     uint x = local_index() % COLUMNS;
     uint band = local_index() / COLUMNS;
-    uint column = group_index() % blocks * COLUMNS + x;
+    uint column = mod_u32(group_index(), blocks) * COLUMNS + x;
     uint here = column < value_width;
     for (uint d = band; d < key_width; d += BANDS) {
         grad[d * COLUMNS + x] = 0.0f;

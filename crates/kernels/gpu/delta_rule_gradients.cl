@@ -54,8 +54,8 @@ KERNEL(GROUP) delta_rule_weights(
     LOCAL ALIGNED float outputs[PITCH * COLUMNS];
     LOCAL ALIGNED float dy[PITCH * COLUMNS];
     LOCAL ALIGNED float delta[PITCH * COLUMNS];
-    uint chunk = group_index() / value_heads;
-    uint head = group_index() % value_heads;
+    uint chunk = div_u32(group_index(), value_heads);
+    uint head = mod_u32(group_index(), value_heads);
     ulong token = chunks[2u * chunk];
     uint n = chunks[2u * chunk + 1u];
     uint row = local_index() / 16u * 4u;
@@ -197,9 +197,9 @@ KERNEL(GROUP) delta_rule_sums(
     LOCAL float before[2 * COLUMNS * (COLUMNS + 1)];
     LOCAL float after[2 * COLUMNS * (COLUMNS + 1)];
     LOCAL float lanes[PLACES * LANES];
-    uint chunk = group_index() / key_heads;
-    uint key_head = group_index() % key_heads;
-    uint group = value_heads / key_heads;
+    uint chunk = div_u32(group_index(), key_heads);
+    uint key_head = mod_u32(group_index(), key_heads);
+    uint group = div_u32(value_heads, key_heads);
     ulong token = chunks[2u * chunk];
     uint n = chunks[2u * chunk + 1u];
     uint x = local_index() % COLUMNS;
@@ -340,8 +340,8 @@ KERNEL(GROUP) delta_rule_scalars(
     LOCAL float crossing[SQUARE];
     LOCAL float lanes[PLACES * LANES];
     LOCAL float columns[WIDTH_MAX];
-    uint chunk = group_index() / value_heads;
-    uint head = group_index() % value_heads;
+    uint chunk = div_u32(group_index(), value_heads);
+    uint head = mod_u32(group_index(), value_heads);
     ulong token = chunks[2u * chunk];
     uint n = chunks[2u * chunk + 1u];
     uint at = local_index();
@@ -381,7 +381,7 @@ KERNEL(GROUP) delta_rule_scalars(
         dbeta[(token + at) * value_heads + head] = lanes[at * LANES];
     }
     // Pairs of tokens on both sides of a step: crossing[m, j] adds the rows from the last to m.
-    ulong score = ((ulong)chunk * key_heads + head / (value_heads / key_heads)) * 2u * SQUARE;
+    ulong score = ((ulong)chunk * key_heads + div_u32(head, div_u32(value_heads, key_heads))) * 2u * SQUARE;
     GLOBAL const float *wk = mixed + (ulong)group_index() * 2u * SQUARE;
     if (at < PLACES) {
         float sum = 0.0f;

@@ -6,8 +6,8 @@
 #define EMBEDDING_FORWARD(name, stored, value) \
     KERNEL(GROUP) embedding_forward_##name( \
         GLOBAL uint *y, GLOBAL const stored *table, GLOBAL const uint *ids, uint rows, uint width, uint tiles) { \
-        uint token = group_index() / tiles; \
-        uint column = group_index() % tiles * GROUP + local_index(); \
+        uint token = div_u32(group_index(), tiles); \
+        uint column = mod_u32(group_index(), tiles) * GROUP + local_index(); \
         if (column < width) { \
             uint id = ids[token]; \
             uint found = id < rows ? value(table[(ulong)id * width + column]) : CANONICAL_NAN; \
@@ -52,8 +52,8 @@ KERNEL(GROUP) embedding_links(GLOBAL uint *next, GLOBAL uint *later, GLOBAL cons
 KERNEL(GROUP) embedding_backward(
     GLOBAL float *dtable, GLOBAL const float *dy, GLOBAL const uint *ids, GLOBAL const uint *next,
     GLOBAL const uint *later, uint tokens, uint rows, uint width, uint tiles) {
-    uint token = group_index() / tiles;
-    uint column = group_index() % tiles * GROUP + local_index();
+    uint token = div_u32(group_index(), tiles);
+    uint column = mod_u32(group_index(), tiles) * GROUP + local_index();
     uint id = ids[token];
     if (later[token] != 0u || id >= rows || column >= width) {
         return;

@@ -1,30 +1,64 @@
-// Division and square root, correctly rounded, and the casts that are exact. Devices that promise
-// to divide so use their own division; for the others (SOFT_DIVISION) quotient and root are formed
-// in integers, sticky bit included, and rounded once.
+// Division and square root, correctly rounded, integer division, and the casts that are exact. A
+// device that promises to divide so uses its own division. On AMD, whose reciprocal and root are off
+// by up to a ULP, and where a driver promises nothing (SOFT_DIVISION), the device gives only an
+// estimate; integers correct it and round once, so that the bits do not depend on the estimate.
 
 #define GROUP 256
 #define F32_INFINITY 0x7f800000u
 #define CANONICAL_NAN 0x7fc00000u
 #define SIGN_BIT 0x80000000u
 
-#ifdef SOFT_DIVISION
+#ifdef AUDIT
+// For `cargo xtask amd-audit`, which reads the compiler's assembly: each wanted operation is a
+// comment there, so whatever else fuses, divides or takes a root is the compiler's own doing.
+#undef fma_rn
+FUNCTION float fma_rn(float a, float b, float c) {
+    float result;
+    __asm__("; audit fma" : "=v"(result) : "v"(a), "v"(b), "v"(c));
+    return result;
+}
 
-// significand (24 bits or fewer) and exponent of a finite, nonzero magnitude, normalised: value =
-// s * 2^(e - 150), s in [2^23, 2^24).
+FUNCTION float div_rn(float a, float b) {
+    float result;
+    __asm__("; audit div" : "=v"(result) : "v"(a), "v"(b));
+    return result;
+}
+
+FUNCTION float sqrt_rn(float x) {
+    float result;
+    __asm__("; audit sqrt" : "=v"(result) : "v"(x));
+    return result;
+}
+
+#undef dot4
+FUNCTION int dot4(int a, int b, int acc) {
+    int result;
+    __asm__("; audit dot4" : "=v"(result) : "v"(a), "v"(b), "v"(acc));
+    return result;
+}
+
+FUNCTION uint div_u32(uint a, uint b) {
+    uint result;
+    __asm__("; audit int_div" : "=v"(result) : "v"(a), "v"(b));
+    return result;
+}
+
+FUNCTION ulong div_u64(ulong a, ulong b) {
+    ulong result;
+    __asm__("; audit int_div" : "=v"(result) : "v"(a), "v"(b));
+    return result;
+}
+
+#elif defined(SOFT_DIVISION) || defined(__AMDGCN__)
+
+// Significand and exponent of a finite, nonzero magnitude: value = s * 2^(e - 150), s in [2^23,
+// 2^24).
 FUNCTION uint normalised(uint bits, int *exponent) {
-    uint s = bits & 0x007fffffu;
-    int e = (int)(bits >> 23);
-    if (e > 0) {
-        s |= 0x00800000u;
-    } else {
-        e = 1;
-        while (s < 0x00800000u) {
-            s <<= 1;
-            e -= 1;
-        }
-    }
-    *exponent = e;
-    return s;
+    int lift = bits < 0x00800000u ? 24 : 0;
+    // Exact: a power of two.
+    bits = lift != 0 ? as_u32(as_f32(bits) * 16777216.0f) : bits;
+    *exponent = (int)(bits >> 23) - lift;
+    return (bits & 0x007fffffu) | 0x00800000u;
 }
 
 // Rounds s * 2^(e - 150 - 3) to nearest even, s in [2^26, 2^27) with its lowest bit sticky.
@@ -60,16 +94,29 @@ FUNCTION float div_rn(float a, float b) {
         return as_f32(sign);
     }
     int ex, ey;
-    ulong sx = normalised(x, &ex);
-    ulong sy = normalised(y, &ey);
+    uint sx = normalised(x, &ex);
+    uint sy = normalised(y, &ey);
     int e = ex - ey + 127;
     if (sx < sy) {
         sx <<= 1;
         e -= 1;
     }
-    ulong n = sx << 26;
-    ulong q = n / sy;
-    return as_f32(sign | rounded((uint)q | (q * sy != n ? 1u : 0u), e));
+    // The quotient of the significands is in [1, 2); both convert without rounding.
+    float top = (float)sx;
+    float bottom = (float)sy;
+    float reciprocal = reciprocal_estimate(bottom);
+    float estimate = top * reciprocal;
+    estimate = fma_rn(fma_rn(-bottom, estimate, top), reciprocal, estimate);
+    // BOUND: with a reciprocal off by d, the estimate is off by 2 d^2 and half a ULP of 2^-23. Up to
+    // d = 2^-13, which is a thousand ULP, q is the integer below the quotient or the one above, and
+    // the remainder is within one divisor of zero: 32 bits hold it.
+    uint q = (uint)(estimate * 8388608.0f);
+    int rest = (int)((sx << 23) - q * sy);
+    q -= rest < 0 ? 1u : 0u;
+    uint twice = (uint)(rest < 0 ? rest + (int)sy : rest) * 2u;
+    uint guard = twice >= sy ? 4u : 0u;
+    uint sticky = twice != (guard != 0u ? sy : 0u) ? 1u : 0u;
+    return as_f32(sign | rounded((q << 3) | guard | sticky, e));
 }
 
 FUNCTION float sqrt_rn(float a) {
@@ -81,54 +128,69 @@ FUNCTION float sqrt_rn(float a) {
         return as_f32(CANONICAL_NAN);
     }
     int e;
-    ulong s = normalised(x, &e);
-    // value = s * 2^(e - 150); make the exponent of the radicand even, then root = sqrt(s * 2^29 or
-    // 2^30) * 2^...
-    int odd = (e & 1) == 0;
-    ulong n = s << (29 + odd);
-    // Digit by digit: the root of a number below 2^54 has 27 bits.
-    ulong root = 0;
-    for (int bit = 26; bit >= 0; bit--) {
-        ulong trial = root | ((ulong)1 << bit);
-        if (trial * trial <= n) {
-            root = trial;
+    uint s = normalised(x, &e);
+    // With an even exponent the root of s * 2^23 or 2^24 is in [2^23, 2^24).
+    int odd = (e & 1) == 0 ? 1 : 0;
+    uint root = (uint)(root_estimate((float)(s << (1 + odd))) * 2048.0f);
+    // BOUND: 32 bits hold the remainder for any estimate within 30 ULP.
+    int rest = (int)((s << (23 + odd)) - root * root);
+    while (rest < 0) {
+        root -= 1u;
+        rest += (int)(2u * root + 1u);
+    }
+    while (rest > (int)(2u * root)) {
+        rest -= (int)(2u * root + 1u);
+        root += 1u;
+    }
+    // Never a tie: (root + 1/2)^2 is no integer.
+    uint up = rest > (int)root ? 1u : 0u;
+    return as_f32(((uint)((e + 127 - odd) / 2) << 23) + (root - 0x00800000u) + up);
+}
+
+// The compilers' own division of integers takes a reciprocal that is at most 3/4 ULP too large.
+FUNCTION uint div_u32(uint a, uint b) {
+    // BOUND: the factor is 2^32 (1 - 2^-21); conversion, reciprocal (up to 1.5 ULP) and product lose
+    // less, so r is at most 2^32 / b before and after the Newton step, and q is at most two too small.
+    uint r = (uint)(reciprocal_estimate((float)b) * 4294965248.0f);
+    r += mul_high(r, 0u - r * b);
+    uint q = mul_high(a, r);
+    uint rest = a - q * b;
+    q += rest >= b ? 1u : 0u;
+    rest -= rest >= b ? b : 0u;
+    return q + (rest >= b ? 1u : 0u);
+}
+
+// b is below 2^63.
+FUNCTION ulong div_u64(ulong a, ulong b) {
+    if (((a | b) >> 32) == 0) {
+        return div_u32((uint)a, (uint)b);
+    }
+    // Bit by bit: such lengths are rare.
+    ulong q = 0;
+    ulong rest = 0;
+    for (int bit = 63; bit >= 0; bit--) {
+        rest = (rest << 1) | ((a >> bit) & 1u);
+        q <<= 1;
+        if (rest >= b) {
+            rest -= b;
+            q |= 1u;
         }
     }
-    return as_f32(rounded((uint)root | (root * root != n ? 1u : 0u), (e + 127 - odd) / 2));
-}
-
-#elif defined(AUDIT)
-// For `cargo xtask amd-audit`, which reads the compiler's assembly: each wanted operation is a
-// comment there, so whatever else fuses, divides or takes a root is the compiler's own doing.
-#undef fma_rn
-FUNCTION float fma_rn(float a, float b, float c) {
-    float result;
-    __asm__("; audit fma" : "=v"(result) : "v"(a), "v"(b), "v"(c));
-    return result;
-}
-
-FUNCTION float div_rn(float a, float b) {
-    float result;
-    __asm__("; audit div" : "=v"(result) : "v"(a), "v"(b));
-    return result;
-}
-
-FUNCTION float sqrt_rn(float x) {
-    float result;
-    __asm__("; audit sqrt" : "=v"(result) : "v"(x));
-    return result;
-}
-
-#undef dot4
-FUNCTION int dot4(int a, int b, int acc) {
-    int result;
-    __asm__("; audit dot4" : "=v"(result) : "v"(a), "v"(b), "v"(acc));
-    return result;
+    return q;
 }
 
 #else
 #define div_rn(a, b) ((float)(a) / (float)(b))
 #define sqrt_rn(x) hardware_sqrt(x)
+#define div_u32(a, b) ((a) / (b))
+#define mod_u32(a, b) ((a) % (b))
+#define div_u64(a, b) ((a) / (b))
+#define mod_u64(a, b) ((a) % (b))
+#endif
+
+#ifndef mod_u32
+#define mod_u32(a, b) ((uint)(a) - div_u32(a, b) * (uint)(b))
+#define mod_u64(a, b) ((ulong)(a) - div_u64(a, b) * (ulong)(b))
 #endif
 
 // Four numbers from an address that is a multiple of 16 bytes.

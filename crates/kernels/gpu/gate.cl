@@ -7,7 +7,7 @@ KERNEL(GROUP) gate_forward(
     GLOBAL float *y, GLOBAL const float *x, GLOBAL const float *g, ulong length, uint shared_by) {
     ulong i = (ulong)group_index() * GROUP + local_index();
     if (i < length) {
-        ulong gate = i >> 32 == 0 ? (uint)i / shared_by : i / shared_by;
+        ulong gate = i >> 32 == 0 ? div_u32((uint)i, shared_by) : div_u64(i, shared_by);
         y[i] = x[i] * isobit_sigmoid(g[gate]);
     }
 }

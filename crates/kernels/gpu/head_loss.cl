@@ -71,8 +71,8 @@ KERNEL(GROUP) head_blocks(
     uint lane = local_index() % LANES;
     uint stripe_blocks = (columns + (CHUNK - 1u)) / CHUNK;
     ulong pair = (ulong)group_index() * TEAMS + local_index() / LANES;
-    uint token = (uint)(pair / stripe_blocks);
-    uint block = (uint)(pair % stripe_blocks);
+    uint token = (uint)div_u64(pair, stripe_blocks);
+    uint block = (uint)mod_u64(pair, stripe_blocks);
     int exists = token < tokens;
     uint start = block * CHUNK;
     uint length = !exists ? 0u : columns - start < CHUNK ? columns - start : CHUNK;
@@ -149,8 +149,8 @@ KERNEL(GROUP) head_gradient(
     GLOBAL float *z, GLOBAL const int *labels, GLOBAL const float *lse, GLOBAL const float *weight, uint base,
     uint first_column, uint columns, uint groups
 ) {
-    uint token = group_index() / groups;
-    uint column = group_index() % groups * GROUP + local_index();
+    uint token = div_u32(group_index(), groups);
+    uint column = mod_u32(group_index(), groups) * GROUP + local_index();
     if (column < columns) {
         ulong at = (ulong)token * columns + column;
         int label = labels[base + token];
@@ -163,7 +163,7 @@ KERNEL(GROUP) head_gradient(
 // dh of an ignored token is zero, whatever the head holds.
 KERNEL(GROUP) head_ignored(GLOBAL float *dh, GLOBAL const int *labels, ulong length, uint hidden) {
     ulong i = (ulong)group_index() * GROUP + local_index();
-    if (i < length && labels[i / hidden] == IGNORED) {
+    if (i < length && labels[div_u64(i, hidden)] == IGNORED) {
         dh[i] = 0.0f;
     }
 }

@@ -70,8 +70,8 @@ FUNCTION void stage_factor(
     ) { \
         LOCAL float shared[RANKS * STAGED_STEP]; \
         uint rank_tiles = (rank + RANKS - 1u) / RANKS; \
-        uint first_rank = group_index() % rank_tiles * RANKS; \
-        TokenTile tile = token_tile(tiles, grouped, group_index() / rank_tiles, tokens, TOKENS * PER_ITEM); \
+        uint first_rank = mod_u32(group_index(), rank_tiles) * RANKS; \
+        TokenTile tile = token_tile(tiles, grouped, div_u32(group_index(), rank_tiles), tokens, TOKENS * PER_ITEM); \
         GLOBAL const float *own = factor + tile.factor * rank * width; \
         uint lane = local_index() % LANES; \
         uint row = local_index() / LANES; \
@@ -142,8 +142,8 @@ KERNEL(GROUP) low_rank_expand(
 ) {
     LOCAL float rows[TOKENS * RANK_MAX];
     uint width_tiles = (width + GROUP - 1u) / GROUP;
-    uint column = group_index() % width_tiles * GROUP + local_index();
-    TokenTile tile = token_tile(tiles, grouped, group_index() / width_tiles, tokens, TOKENS);
+    uint column = mod_u32(group_index(), width_tiles) * GROUP + local_index();
+    TokenTile tile = token_tile(tiles, grouped, div_u32(group_index(), width_tiles), tokens, TOKENS);
     ulong first = tile.first;
     ulong origin = tile.factor * rank * width;
     uint here = tile.end - first < TOKENS ? (uint)(tile.end - first) : TOKENS;
@@ -197,10 +197,10 @@ KERNEL(OUTER_COLUMNS) low_rank_outer_blocks(
 ) {
     LOCAL float scaled[TOKEN_BLOCK * RANKS];
     uint rank_tiles = (rank + RANKS - 1u) / RANKS;
-    uint first_rank = group_index() % rank_tiles * RANKS;
+    uint first_rank = mod_u32(group_index(), rank_tiles) * RANKS;
     uint width_tiles = (width + OUTER_COLUMNS - 1u) / OUTER_COLUMNS;
-    uint column = group_index() / rank_tiles % width_tiles * OUTER_COLUMNS + local_index();
-    uint block = group_index() / rank_tiles / width_tiles;
+    uint column = mod_u32(div_u32(group_index(), rank_tiles), width_tiles) * OUTER_COLUMNS + local_index();
+    uint block = div_u32(div_u32(group_index(), rank_tiles), width_tiles);
     uint first = blocks[2u * (first_block + block)];
     uint count = blocks[2u * (first_block + block) + 1u] - first;
     for (uint start = local_index(); start < count * RANKS; start += STAGED_TOGETHER * OUTER_COLUMNS) {
@@ -265,9 +265,9 @@ KERNEL(GROUP) low_rank_outer_add(
     uint width_step
 ) {
     uint width_tiles = (width + GROUP - 1u) / GROUP;
-    uint column = group_index() % width_tiles * GROUP + local_index();
-    uint j = group_index() / width_tiles % rank;
-    uint index = group_index() / width_tiles / rank;
+    uint column = mod_u32(group_index(), width_tiles) * GROUP + local_index();
+    uint j = mod_u32(div_u32(group_index(), width_tiles), rank);
+    uint index = div_u32(div_u32(group_index(), width_tiles), rank);
     uint block = starts[index] > first_block ? starts[index] : first_block;
     uint end = starts[index + 1u] < end_block ? starts[index + 1u] : end_block;
     if (column >= width || block >= end) {

@@ -34,13 +34,21 @@
         __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup"); \
     } while (0)
 #define fma_rn(a, b, c) __builtin_fmaf(a, b, c)
-#define hardware_sqrt(x) __builtin_sqrtf(x)
 #else
 #define local_index() ((uint)get_local_id(0))
 #define group_index() ((uint)get_group_id(0))
 #define barrier_local() barrier(CLK_LOCAL_MEM_FENCE)
 #define fma_rn(a, b, c) fma((float)(a), (float)(b), (float)(c))
 #define hardware_sqrt(x) sqrt((float)(x))
+#endif
+
+// Within a few ULP, of arguments far from subnormal: exact.h corrects them.
+#if defined(__AMDGCN__)
+#define reciprocal_estimate(x) __builtin_amdgcn_rcpf(x)
+#define root_estimate(x) __builtin_amdgcn_sqrtf(x)
+#else
+#define reciprocal_estimate(x) (1.0f / (x))
+#define root_estimate(x) sqrt((float)(x))
 #endif
 
 // Four neighbours in memory.

@@ -119,8 +119,8 @@ KERNEL(GROUP) product_forward(
     LOCAL int left_tile[TILE_WORDS];
     LOCAL int right_tile[TILE_WORDS];
     // Neighbouring groups share weights: these are the larger operand.
-    RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + group_index() % tiles);
-    uint column_tile = group_index() / tiles * PRODUCT_TILE;
+    RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + mod_u32(group_index(), tiles));
+    uint column_tile = div_u32(group_index(), tiles) * PRODUCT_TILE;
     uint rows = tile.end - tile.first;
     uint words = row_words(width);
     uint chunks = (width + (CHUNK - 1u)) / CHUNK;
@@ -170,8 +170,8 @@ KERNEL(GROUP) product_input(
 ) {
     LOCAL int left_tile[TILE_WORDS];
     LOCAL int right_tile[TILE_WORDS];
-    RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + group_index() % tiles);
-    uint column_tile = group_index() / tiles * PRODUCT_TILE;
+    RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + mod_u32(group_index(), tiles));
+    uint column_tile = div_u32(group_index(), tiles) * PRODUCT_TILE;
     uint rows = tile.end - tile.first;
     uint left_words = row_words(width);
     uint right_words = row_words(columns);
@@ -229,8 +229,8 @@ KERNEL(GROUP) product_weight(
     LOCAL int left_tile[TILE_WORDS];
     LOCAL int right_tile[TILE_WORDS];
     uint column_tiles = (columns + (PRODUCT_TILE - 1u)) / PRODUCT_TILE;
-    uint row_first = group_index() / column_tiles * PRODUCT_TILE;
-    uint column_first = group_index() % column_tiles * PRODUCT_TILE;
+    uint row_first = div_u32(group_index(), column_tiles) * PRODUCT_TILE;
+    uint column_first = mod_u32(group_index(), column_tiles) * PRODUCT_TILE;
     uint left_words = row_words(rows);
     uint right_words = row_words(columns);
     float acc[EACH * EACH];

@@ -77,8 +77,8 @@ KERNEL(GROUP) product4_forward(
     LOCAL int left_tile[SLICES * DEPTH * PITCH];
     LOCAL int right_tile[DEPTH * PITCH];
     // Neighbouring groups share weights: these are the larger operand.
-    RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + group_index() % tiles);
-    uint column_tile = group_index() / tiles * PRODUCT_TILE;
+    RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + mod_u32(group_index(), tiles));
+    uint column_tile = div_u32(group_index(), tiles) * PRODUCT_TILE;
     uint rows = tile.end - tile.first;
     uint words = row_words(width);
     uint chunks = (width + (CHUNK - 1u)) / CHUNK;
@@ -161,8 +161,8 @@ KERNEL(GROUP) product4_input(
 ) {
     LOCAL int left_tile[SLICES * DEPTH * PITCH];
     LOCAL int right_tile[DEPTH * PITCH];
-    RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + group_index() % tiles);
-    uint first = starts[(ulong)tile.weight * (groups + 1u) + group] + group_index() / tiles * PRODUCT_TILE;
+    RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + mod_u32(group_index(), tiles));
+    uint first = starts[(ulong)tile.weight * (groups + 1u) + group] + div_u32(group_index(), tiles) * PRODUCT_TILE;
     uint group_end = starts[(ulong)tile.weight * (groups + 1u) + group + 1u];
     // Groups of other weights may be longer.
     uint columns = first < group_end ? group_end - first : 0u;

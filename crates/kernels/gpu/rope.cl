@@ -7,15 +7,15 @@
         GLOBAL float *x, GLOBAL const float *cosines, GLOBAL const float *sines, GLOBAL const uint *positions, \
         uint table_rows, uint heads, uint head_width, uint pairs, uint offset, uint stride, uint apart, \
         uint tiles) { \
-        uint token = group_index() / tiles; \
-        uint pair = group_index() % tiles * GROUP + local_index(); \
+        uint token = div_u32(group_index(), tiles); \
+        uint pair = mod_u32(group_index(), tiles) * GROUP + local_index(); \
         uint position = positions[token]; \
         if (pair >= heads * pairs || position >= table_rows) { \
             return; \
         } \
-        uint i = pair % pairs; \
+        uint i = mod_u32(pair, pairs); \
         ulong table = (ulong)position * pairs + i; \
-        ulong first = ((ulong)token * heads + pair / pairs) * head_width + offset + i * stride; \
+        ulong first = ((ulong)token * heads + div_u32(pair, pairs)) * head_width + offset + i * stride; \
         float a = x[first]; \
         float b = x[first + apart]; \
         float c = cosines[table]; \

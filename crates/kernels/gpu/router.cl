@@ -87,7 +87,7 @@ KERNEL(GROUP) router_choose(
     ulong token = (ulong)group_index() * TOKENS + local_index() / LANES;
     int inside = token < tokens;
     GLOBAL const float *z = logits + (inside ? token : (ulong)0) * experts;
-    uint size = experts / groups;
+    uint size = div_u32(experts, groups);
     // Without groups there are no rounds.
     uint rounds = groups > 1u ? kept_groups : 0u;
     uint kept = groups > 1u ? 0u : ~0u;
@@ -107,7 +107,7 @@ KERNEL(GROUP) router_choose(
     for (uint j = 0u; j < chosen; j++) {
         ulong own = 0;
         for (uint e = lane; inside && e < experts; e += LANES) {
-            if (((kept >> (e / size)) & 1u) != 0u) {
+            if (((kept >> div_u32(e, size)) & 1u) != 0u) {
                 ulong key = choice_key(choice_score(z, bias, e, sigmoid, biased), e);
                 own = key < bound && key > own ? key : own;
             }

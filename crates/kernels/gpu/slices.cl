@@ -88,8 +88,8 @@ FUNCTION void slice_chunk(
 KERNEL(CHUNK_GROUP) slice_rows(GLOBAL int *planes, GLOBAL float *scales, GLOBAL const float *x, uint rows, uint width) {
     LOCAL uint scratch[CHUNK_GROUP];
     uint chunks = (width + (CHUNK - 1u)) / CHUNK;
-    uint row = group_index() / chunks;
-    uint chunk = group_index() % chunks;
+    uint row = div_u32(group_index(), chunks);
+    uint chunk = mod_u32(group_index(), chunks);
     uint column = chunk * CHUNK + local_index() * 4u;
     int exists = row < rows;
     float values[4];
@@ -111,8 +111,8 @@ KERNEL(CHUNK_GROUP) slice_ordered(
 ) {
     LOCAL uint scratch[CHUNK_GROUP];
     uint chunks = (width + (CHUNK - 1u)) / CHUNK;
-    uint chunk = group_index() % chunks;
-    uint place = group_index() / chunks;
+    uint chunk = mod_u32(group_index(), chunks);
+    uint place = div_u32(group_index(), chunks);
     RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + place / PRODUCT_TILE);
     uint row = tile.first + place % PRODUCT_TILE;
     int exists = row < tile.end;
@@ -135,8 +135,8 @@ KERNEL(CHUNK_GROUP) slice_folded(
 ) {
     LOCAL uint scratch[CHUNK_GROUP];
     uint chunks = (width + (CHUNK - 1u)) / CHUNK;
-    uint chunk = group_index() % chunks;
-    uint place = group_index() / chunks;
+    uint chunk = mod_u32(group_index(), chunks);
+    uint place = div_u32(group_index(), chunks);
     RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + place / PRODUCT_TILE);
     uint row = tile.first + place % PRODUCT_TILE;
     int exists = row < tile.end;
@@ -171,8 +171,8 @@ KERNEL(CHUNK_GROUP) slice_scaled(
 ) {
     LOCAL uint scratch[CHUNK_GROUP];
     uint chunks = (width + (CHUNK - 1u)) / CHUNK;
-    uint chunk = group_index() % chunks;
-    uint place = group_index() / chunks;
+    uint chunk = mod_u32(group_index(), chunks);
+    uint place = div_u32(group_index(), chunks);
     RowTile tile = row_tile(table, tabled, first_row, end_row, first_tile + place / PRODUCT_TILE);
     uint row = tile.first + place % PRODUCT_TILE;
     int exists = row < tile.end;
@@ -231,12 +231,12 @@ KERNEL(GROUP) slice_columns(
     LOCAL uint maxima[TOKENS_TOGETHER * COLUMNS];
     uint words = row_words(width);
     uint blocks = words / COLUMN_WORDS;
-    uint chunk = group_index() / blocks;
+    uint chunk = div_u32(group_index(), blocks);
     uint start = table[(ulong)(first_chunk + chunk) * 2u];
     uint length = table[(ulong)(first_chunk + chunk) * 2u + 1u];
     uint word = local_index() % COLUMN_WORDS;
     uint phase = local_index() / COLUMN_WORDS;
-    uint column = (group_index() % blocks) * COLUMNS + word * 4u;
+    uint column = mod_u32(group_index(), blocks) * COLUMNS + word * 4u;
     GLOBAL const float *from = x + (ulong)(start - x_base) * width;
     uint max_bits[4];
     for (uint i = 0u; i < 4u; i++) {
@@ -283,8 +283,8 @@ KERNEL(GROUP) transpose_planes(
     uint row_length = row_words(rows);
     ulong column_length = row_words(width);
     uint across = row_length / (TRANSPOSE / 4);
-    uint row_first = group_index() % across * TRANSPOSE;
-    uint column_first = group_index() / across * TRANSPOSE;
+    uint row_first = mod_u32(group_index(), across) * TRANSPOSE;
+    uint column_first = div_u32(group_index(), across) * TRANSPOSE;
     uint fast = local_index() % (TRANSPOSE / 4);
     uint slow = local_index() / (TRANSPOSE / 4);
     for (uint s = 0u; s < SLICES; s++) {

@@ -47,7 +47,7 @@ KERNEL(GROUP) swiglu_backward(
 KERNEL(GROUP) swiglu_pairs_forward(GLOBAL float *h, GLOBAL const float *both, ulong length, ulong width) {
     ulong i = (ulong)group_index() * GROUP + local_index();
     if (i < length) {
-        ulong at = i + i / width * width;
+        ulong at = i + div_u64(i, width) * width;
         h[i] = isobit_silu(both[at]) * both[at + width];
     }
 }
@@ -56,7 +56,7 @@ KERNEL(GROUP) swiglu_pairs_backward(
     GLOBAL float *dboth, GLOBAL const float *dh, GLOBAL const float *both, ulong length, ulong width) {
     ulong i = (ulong)group_index() * GROUP + local_index();
     if (i < length) {
-        ulong at = i + i / width * width;
+        ulong at = i + div_u64(i, width) * width;
         float d = dh[i];
         float g = both[at];
         float u = both[at + width];
