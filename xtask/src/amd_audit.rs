@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 const COMPILERS: [&str; 2] = ["clang-19", "clang"];
 const DEVICES: [&str; 4] = ["gfx906", "gfx908", "gfx90a", "gfx942"];
 /// Slices of the profiles x2 and x3.
-const SLICES: [u32; 2] = [2, 3];
+pub(crate) const SLICES: [u32; 2] = [2, 3];
 /// The header that depends on them.
 const SLICES_HEADER: &str = "slices.h";
 const FOLDER: &str = "crates/kernels/gpu";
@@ -45,7 +45,7 @@ pub(crate) fn compiler() -> Option<&'static str> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Dialect {
+pub(crate) enum Dialect {
     OpenCl,
     Hip,
 }
@@ -169,7 +169,7 @@ pub(crate) fn audit(compiler: &str, threads: usize, every_kernel: bool) -> Resul
 }
 
 /// Names of all programs.
-fn programs() -> Result<Vec<String>, String> {
+pub(crate) fn programs() -> Result<Vec<String>, String> {
     let entries = std::fs::read_dir(root().join(FOLDER)).map_err(|error| format!("{FOLDER}: {error}"))?;
     let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
     let programs = paths.filter(|path| path.extension().is_some_and(|ending| ending == "cl"));
@@ -180,7 +180,7 @@ fn programs() -> Result<Vec<String>, String> {
 
 /// The program as assembled by the runtimes: the dialect, the headers in order, then the file
 /// itself.
-fn source(program: &str, dialect: Dialect, without: &[&str]) -> Result<String, String> {
+pub(crate) fn source(program: &str, dialect: Dialect, without: &[&str]) -> Result<String, String> {
     let read = |path: String| std::fs::read_to_string(root().join(&path)).map_err(|error| format!("{path}: {error}"));
     let order = read(ORDER.to_string())?;
     let mut text = read(format!("{FOLDER}/{}", dialect.header()))?;

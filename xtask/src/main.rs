@@ -12,6 +12,7 @@ mod dependencies;
 mod digests;
 mod docs;
 mod gptq_model;
+mod hip_compile;
 mod memcheck;
 mod prose;
 mod repository;
@@ -54,6 +55,9 @@ cargo xtask cuda-audit [--require] [--kernels] [--every-build]
     every CUDA program compiled as the host compiles it, and every launch of the conformance cases checked against the
     machine code: kernel, parameters, shared memory; needs no card; --require fails if there is no NVRTC, --kernels
     prints the registers and memory of each, --every-build compiles attention for every pair of head widths
+cargo xtask hip-compile [--require]
+    every GPU program compiled by hipRTC in a child process, without a card, and an architecture that does not exist;
+    --require fails where there is no hipRTC
 cargo xtask demo-model [--isobit PROGRAM]
     trains the model that `isobit demo` carries, from random weights; about two minutes
 cargo xtask scratch-model FOLDER
@@ -74,6 +78,9 @@ cargo xtask study --four-bit [--threads N]
 static ALLOCATOR: isobit_training::memory::Limited = isobit_training::memory::Limited;
 
 fn main() -> ExitCode {
+    if let Some(code) = isobit_kernels::gpu::hip::start(|name| std::env::var_os(name)) {
+        return code;
+    }
     let mut arguments = Arguments::new(std::env::args().skip(1));
     run(&mut arguments).unwrap_or_else(|error| {
         eprintln!("error: {error}");
@@ -92,6 +99,7 @@ fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
         "memcheck" => memcheck::run(arguments)?,
         "amd-audit" => amd_audit::run(arguments)?,
         "cuda-audit" => cuda_audit::run(arguments)?,
+        "hip-compile" => hip_compile::run(arguments)?,
         "scratch-model" => scratch_model::run(arguments)?,
         "gptq-model" => gptq_model::run(arguments)?,
         "sweep" => sweep::run(arguments)?,

@@ -1,4 +1,4 @@
-//! Parses device names and opens devices: `cpu`, `auto`, `opencl:0`, `cuda:0`.
+//! Parses device names and opens devices: `cpu`, `auto`, `opencl:0`, `cuda:0`, `hip:0`.
 
 use crate::Failure;
 use isobit_kernels::cpu::pool::THREADS_MAX;
@@ -35,11 +35,6 @@ impl Chosen {
                 (threads, None) => threads,
             };
             return Ok(Self::Cpu { threads: threads.min(THREADS_MAX) });
-        }
-        if name == "hip" || name.starts_with("hip:") {
-            let message =
-                format!("{name}: there is no HIP runtime in this build yet; AMD cards are reached through OpenCL");
-            return Err(Failure::device(message, "name it `opencl:N`; `isobit devices` lists what this machine has"));
         }
         name.parse().map(Self::Gpu).map_err(|message: String| Failure::usage(message, HINT))
     }

@@ -34,6 +34,7 @@ pub use exit_codes::EXIT_CODES;
 use clap::{CommandFactory, Parser, Subcommand};
 use isobit_kernels::buffer::OutOfMemory;
 use isobit_kernels::float_state;
+use isobit_kernels::gpu::hip;
 use isobit_training::signal;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -89,6 +90,9 @@ pub fn main() -> ExitCode {
     // A preloaded library may have changed the rounding mode of this process.
     float_state::restore();
     signal::ignore_file_size_limit();
+    if let Some(code) = hip::start(|name| std::env::var_os(name)) {
+        return code;
+    }
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(refusal) => return refused(&refusal),

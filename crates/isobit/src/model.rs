@@ -31,7 +31,7 @@ pub(crate) struct Options {
     /// isobit run or checkpoint
     #[arg(long, value_name = "FOLDER")]
     pub(crate) adapter: Option<PathBuf>,
-    /// Device: cpu, opencl:N or cuda:N
+    /// Device: cpu, opencl:N, cuda:N or hip:N
     #[arg(long, default_value = "cpu")]
     pub(crate) device: String,
     /// Number of threads; 0 means all cores

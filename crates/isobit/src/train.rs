@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     /// Start even if the run does not fit into memory according to the plan
     #[arg(long)]
     no_plan: bool,
-    /// Compute on this device, overriding the config: cpu, opencl:N or cuda:N
+    /// Compute on this device, overriding the config: cpu, opencl:N, cuda:N or hip:N
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// Print one JSON object per event to stdout

@@ -8,8 +8,8 @@ use std::path::Path;
 
 const SECONDS: u64 = 20;
 
-/// Keys and devices that a message must not suggest.
-const GONE: [&str; 2] = ["gradient_groups", "hip:0"];
+/// Keys that a message must not suggest.
+const GONE: [&str; 1] = ["gradient_groups"];
 
 /// A change to the folder before the command.
 enum Edit {

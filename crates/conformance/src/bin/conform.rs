@@ -10,6 +10,7 @@
 
 use isobit_conformance::table::Table;
 use isobit_conformance::{Case, EveryBackend, Visitor, cases, skipped};
+use isobit_kernels::gpu::hip;
 use isobit_kernels::{Counting, Cpu, Path};
 use std::process::ExitCode;
 
@@ -54,6 +55,9 @@ impl Request {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = hip::start(|name| std::env::var_os(name)) {
+        return code;
+    }
     let same = Request::new(std::env::args().skip(1)).and_then(|request| {
         if request.path.is_none() {
             for skip in skipped() {

@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     /// machine; default: the fastest
     #[arg(long)]
     path: Option<String>,
-    /// Use a device instead of the CPU: opencl:0, cuda:0, as listed by `isobit devices`
+    /// Use a device instead of the CPU: opencl:0, cuda:0, hip:0, as listed by `isobit devices`
     #[arg(long, conflicts_with = "path")]
     device: Option<String>,
     /// Measure this op only

@@ -14,7 +14,7 @@ fn json_lines_have_the_promised_fields() {
     let text = isobit(&["devices", "--json"]);
     let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     assert_eq!(lines[0]["device"], "cpu");
-    assert!(lines.len() >= 3, "the processor, OpenCL and CUDA each have a line: {text}");
+    assert!(lines.len() >= 4, "the processor, OpenCL, CUDA and HIP each have a line: {text}");
     for line in &lines {
         assert_eq!(line["schema"], "isobit.devices/1");
         for field in ["device", "name", "memory_bytes", "units", "runtime", "ready", "reason"] {
@@ -27,7 +27,7 @@ fn json_lines_have_the_promised_fields() {
 #[test]
 fn the_table_names_every_interface() {
     let text = isobit(&["devices"]);
-    for name in ["cpu", "opencl", "cuda"] {
+    for name in ["cpu", "opencl", "cuda", "hip"] {
         assert!(text.lines().any(|line| line.starts_with(name)), "{name} in {text}");
     }
 }

@@ -157,7 +157,7 @@ fn the_device_of_the_command_line() {
     ran.says(6, &["opencl:999", "isobit devices"]);
     folder
         .run(&["train", "config.toml", "--device", "gpu"])
-        .says(2, &["not a device", "hint: cpu, opencl:0, cuda:0 or auto;"]);
+        .says(2, &["not a device", "hint: cpu, opencl:0, cuda:0, hip:0 or auto;"]);
     assert!(!folder.has("out"));
     let config = folder.text("config.toml").replace("threads = 1", "threads = 1\ndevice = \"opencl:999\"");
     folder.put("config.toml", config);

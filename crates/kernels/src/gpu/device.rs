@@ -5,7 +5,7 @@ use super::devices::{Api, Selector};
 use super::memory::{GpuBuffer, Tables, Usage, part_bytes};
 use super::program::{Build, Program};
 use super::runtime::{Answer, Argument, Compiled, Kernel, Runtime, failure};
-use super::{GpuMemory, cuda, opencl, probe};
+use super::{GpuMemory, cuda, hip, opencl, probe};
 use crate::backend::{Device as _, DeviceFailure, Scratch};
 use crate::buffer::Element;
 use crate::float_state;
@@ -121,7 +121,7 @@ impl Device {
         if !self.runtime.exact_division() {
             options.push("-DSOFT_DIVISION".to_string());
         }
-        let source = program.source(self.selector.api == Api::Cuda);
+        let source = program.source(self.selector.api != Api::OpenCl);
         self.runtime
             .compile(&source, program.language, &options)
             .map_err(|error| format!("{} does not compile: {error}", program.name))
@@ -156,6 +156,7 @@ impl Gpu {
         let runtime: Result<Rc<dyn Runtime>, String> = match selector.api {
             Api::OpenCl => opencl::OpenCl::open(selector.index, soft_division).map(|runtime| Rc::new(runtime) as _),
             Api::Cuda => cuda::Cuda::open(selector.index).map(|runtime| Rc::new(runtime) as _),
+            Api::Hip => hip::Hip::open(selector.index).map(|runtime| Rc::new(runtime) as _),
         };
         float_state::restore();
         let runtime = runtime.map_err(|what| failure(&selector.to_string(), what))?;

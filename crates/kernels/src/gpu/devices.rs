@@ -1,6 +1,6 @@
-//! The available devices, and their names: `opencl:0`, `cuda:1`.
+//! The available devices, and their names: `opencl:0`, `cuda:1`, `hip:0`.
 
-use super::{cuda, opencl};
+use super::{cuda, hip, opencl};
 use std::fmt;
 use std::str::FromStr;
 
@@ -16,15 +16,17 @@ pub struct Selector {
 pub enum Api {
     OpenCl,
     Cuda,
+    Hip,
 }
 
 impl Api {
-    pub const ALL: [Self; 2] = [Self::OpenCl, Self::Cuda];
+    pub const ALL: [Self; 3] = [Self::OpenCl, Self::Cuda, Self::Hip];
 
     pub const fn name(self) -> &'static str {
         match self {
             Self::OpenCl => "opencl",
             Self::Cuda => "cuda",
+            Self::Hip => "hip",
         }
     }
 }
@@ -41,7 +43,7 @@ impl FromStr for Selector {
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, index) = text.split_once(':').unwrap_or((text, ""));
         let api = Api::ALL.into_iter().find(|api| api.name() == name);
-        let api = api.ok_or_else(|| format!("unknown device `{text}`: cpu, opencl:N and cuda:N exist"))?;
+        let api = api.ok_or_else(|| format!("unknown device `{text}`: cpu, opencl:N, cuda:N and hip:N exist"))?;
         let index = index.parse().map_err(|_| format!("`{text}` lacks a device number: write `{name}:0`"))?;
         Ok(Self { api, index })
     }
@@ -70,6 +72,7 @@ pub fn list(api: Api) -> Result<Vec<Listing>, String> {
     let listings = match api {
         Api::OpenCl => opencl::list(),
         Api::Cuda => cuda::list(),
+        Api::Hip => hip::list(),
     };
     crate::float_state::restore();
     listings
@@ -81,7 +84,7 @@ mod tests {
 
     #[test]
     fn selectors_round_trip_and_refuse_nonsense() {
-        for text in ["opencl:0", "cuda:12"] {
+        for text in ["opencl:0", "cuda:12", "hip:1"] {
             assert_eq!(text.parse::<Selector>().map(|selector| selector.to_string()), Ok(text.to_string()));
         }
         for text in

@@ -1,5 +1,5 @@
-//! GPUs: device code from `crates/kernels/gpu`, compiled at run time through OpenCL or CUDA. One
-//! host file per op.
+//! GPUs: device code from `crates/kernels/gpu`, compiled at run time through OpenCL, CUDA or HIP.
+//! One host file per op.
 //!
 //! Commands run in the order they were issued. The first failure of the device is kept, nothing is
 //! launched after it, and the next `download`, `digest` or `sum_squares` reports it.
@@ -28,6 +28,7 @@ mod gate;
 mod gated_norm;
 mod groups_hopper;
 mod head_loss;
+pub mod hip;
 mod hopper;
 mod l2_norm;
 mod library;

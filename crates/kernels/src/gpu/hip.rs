@@ -1,0 +1,268 @@
+//! HIP: AMD's runtime for memory and launches, hipRTC for compiling. Both are loaded at run time
+//! and compiled programs are kept on disk (`hip/cache.rs`).
+//!
+//! Calls apply to the device that is current on the calling thread, so a card makes itself current
+//! before every call. Everything is queued on the null stream, in call order.
+
+mod cache;
+mod child;
+mod compiler;
+mod library;
+mod memory;
+mod settings;
+mod system;
+mod target;
+
+pub use child::start;
+pub use compiler::{Request, compile, has_compiler};
+
+use super::devices::Listing;
+use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
+use compiler::Program;
+use library::{Functions, Object};
+use memory::Freed;
+use std::cell::RefCell;
+use std::ffi::{CString, c_int, c_void};
+use std::ptr::null_mut;
+use target::Target;
+
+/// The default stream: commands run in order.
+const STREAM: Object = null_mut();
+
+/// Why a device is not used.
+fn objection(functions: &Functions, device: c_int, target: &Target) -> Option<String> {
+    let settings = settings::current();
+    let kfd = functions.pci_address(device).and_then(|address| system::architecture(system::NODES, address));
+    target
+        .objection(functions.major())
+        .or_else(|| settings.override_objection(target, kfd.as_deref()))
+        .or_else(|| settings.option_objection())
+        .or_else(|| has_compiler().err())
+}
+
+pub(super) fn list() -> Result<Vec<Listing>, String> {
+    let functions = Functions::open()?;
+    let version = functions.versions();
+    let mut listings = Vec::new();
+    for device in 0..functions.device_count()? {
+        let target = functions.target(device)?;
+        listings.push(Listing {
+            selector: format!("hip:{device}"),
+            name: functions.name(device),
+            runtime: format!("{version}, {target}"),
+            memory: functions.total_memory(device)?,
+            units: functions.compute_units(device)? as u32,
+            architecture: None,
+            objection: objection(&functions, device, &target),
+        });
+    }
+    Ok(listings)
+}
+
+/// An open card. Its handles are pointers, so it stays on the thread that opened it.
+pub(super) struct Hip {
+    functions: Functions,
+    device: c_int,
+    name: String,
+    target: Target,
+    units: usize,
+    /// With their code, which the runtime reads for as long as a module lives.
+    modules: RefCell<Vec<(Object, Vec<u8>)>>,
+    freed: RefCell<Freed>,
+}
+
+impl Hip {
+    pub(super) fn open(index: usize) -> Result<Self, String> {
+        let functions = Functions::open()?;
+        let count = functions.device_count()?;
+        let device = c_int::try_from(index).ok().filter(|device| *device < count);
+        let device = device.ok_or_else(|| format!("HIP has {count} devices, counted from 0"))?;
+        let target = functions.target(device)?;
+        let name = functions.name(device);
+        if let Some(objection) = objection(&functions, device, &target) {
+            return Err(format!("{name} is not used: {objection}"));
+        }
+        Ok(Self {
+            name: format!("hip:{index} ({name}, {target})"),
+            units: functions.compute_units(device)?,
+            functions,
+            device,
+            target,
+            modules: RefCell::default(),
+            freed: RefCell::default(),
+        })
+    }
+
+    /// The runtime's functions, with this card current on this thread.
+    fn functions(&self) -> Answer<&Functions> {
+        // SAFETY: the device exists; the call takes its number.
+        self.functions.check("hipSetDevice", unsafe { (self.functions.set_device)(self.device) })?;
+        Ok(&self.functions)
+    }
+
+    fn load(&self, code: Vec<u8>) -> Answer<Object> {
+        let (functions, mut module) = (self.functions()?, null_mut());
+        // SAFETY: `module` has room for the handle; the code is a whole code object, which carries
+        // its own length, and is kept until the module is unloaded.
+        let status = unsafe { (functions.load_module)(&raw mut module, code.as_ptr().cast()) };
+        functions.check("hipModuleLoadData", status)?;
+        self.modules.borrow_mut().push((module, code));
+        Ok(module)
+    }
+
+    /// Returns unused memory to the driver.
+    fn return_freed(&self) {
+        let Ok(functions) = self.functions() else { return };
+        for pointer in self.freed.borrow_mut().take_all() {
+            // SAFETY: `allocate` gave the address on this device and its owner has released it; the
+            // call waits for the commands that still use it.
+            unsafe { (functions.free)(pointer as usize as *mut c_void) };
+        }
+    }
+}
+
+impl Runtime for Hip {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn alignment(&self) -> usize {
+        256
+    }
+
+    /// The kernels divide by themselves on AMD.
+    fn exact_division(&self) -> bool {
+        true
+    }
+
+    fn multiprocessors(&self) -> usize {
+        self.units
+    }
+
+    fn allocate(&self, bytes: usize) -> Answer<Handle> {
+        let bytes = memory::rounded(bytes);
+        // Commands run in order: whatever still uses the block comes before its next user.
+        if let Some(pointer) = self.freed.borrow_mut().take(bytes) {
+            return Ok(Handle(pointer));
+        }
+        let (functions, mut pointer) = (self.functions()?, null_mut());
+        // SAFETY: `pointer` has room for the address.
+        let mut status = unsafe { (functions.allocate)(&raw mut pointer, bytes) };
+        if status == library::OUT_OF_MEMORY {
+            self.return_freed();
+            // SAFETY: as above.
+            status = unsafe { (functions.allocate)(&raw mut pointer, bytes) };
+        }
+        functions.check(&format!("hipMalloc of {bytes} bytes"), status)?;
+        let pointer = pointer as usize as u64;
+        self.freed.borrow_mut().register(pointer, bytes);
+        Ok(Handle(pointer))
+    }
+
+    fn release(&self, memory: Handle) {
+        self.freed.borrow_mut().give(memory.0);
+    }
+
+    fn zero(&self, memory: Handle, bytes: usize) -> Answer<()> {
+        let functions = self.functions()?;
+        // SAFETY: the caller's memory on this device has as many bytes.
+        functions
+            .check("hipMemsetAsync", unsafe { (functions.fill)(memory.0 as usize as *mut c_void, 0, bytes, STREAM) })
+    }
+
+    fn write(&self, memory: Handle, bytes: &[u8]) -> Answer<()> {
+        let functions = self.functions()?;
+        let (to, from) = (memory.0 as usize as *mut c_void, bytes.as_ptr().cast());
+        // SAFETY: the caller's memory on this device has as many bytes; the call waits until they
+        // are there, so that the host's may change afterwards.
+        let status = unsafe { (functions.copy)(to, from, bytes.len(), library::TO_DEVICE) };
+        functions.check("hipMemcpy to the device", status)
+    }
+
+    fn read(&self, bytes: &mut [u8], memory: Handle) -> Answer<()> {
+        let functions = self.functions()?;
+        let (to, from) = (bytes.as_mut_ptr().cast(), memory.0 as usize as *const c_void);
+        // SAFETY: the caller's memory on this device has as many bytes; the call waits until they
+        // are in `bytes`, which is borrowed exclusively.
+        let status = unsafe { (functions.copy)(to, from, bytes.len(), library::TO_HOST) };
+        functions.check("hipMemcpy to the host", status)
+    }
+
+    fn finish(&self) -> Answer<()> {
+        let functions = self.functions()?;
+        // SAFETY: takes nothing; waits for the commands of this device.
+        functions.check("hipDeviceSynchronize", unsafe { (functions.synchronize)() })
+    }
+
+    fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled> {
+        if language == Language::Native {
+            return Err("HIP compiles only the portable kernels".to_string());
+        }
+        let request = Request { architecture: self.target.architecture(), source, options };
+        let version = self.functions.compiler_version();
+        let module = match compiler::compiled(&request, &version)? {
+            Program { code, from_cache: false } => self.load(code)?,
+            // A code object that the driver refuses is compiled again.
+            Program { code, from_cache: true } => {
+                self.load(code).or_else(|_| self.load(compiler::compiled_again(&request, &version)?))?
+            }
+        };
+        Ok(Compiled(module as usize as u64))
+    }
+
+    fn kernel(&self, program: Compiled, name: &str) -> Answer<Kernel> {
+        let text = CString::new(name).map_err(|error| error.to_string())?;
+        let (functions, mut function) = (self.functions()?, null_mut());
+        // SAFETY: `function` has room for the handle; `compile` loaded the module on this device,
+        // and it stays until the card is closed; the name ends with a zero.
+        let status = unsafe { (functions.function)(&raw mut function, program.0 as usize as Object, text.as_ptr()) };
+        functions.check(&format!("hipModuleGetFunction of {name}"), status)?;
+        Ok(Kernel(function as usize as u64))
+    }
+
+    fn launch(&self, kernel: Kernel, groups: usize, size: usize, dynamic: usize, arguments: &[Argument]) -> Answer<()> {
+        let functions = self.functions()?;
+        // The runtime counts the work items of a launch in 32 bits.
+        let items = groups.checked_mul(size).filter(|items| u32::try_from(*items).is_ok());
+        items.ok_or_else(|| format!("{groups} groups of {size} are more work items than HIP can start"))?;
+        let mut places = Vec::with_capacity(arguments.len());
+        for argument in arguments {
+            // Little-endian: a kernel reads the first four or all eight bytes.
+            places.push(match argument {
+                Argument::Memory(memory, offset) => memory.0 + *offset as u64,
+                Argument::U32(x) => u64::from(*x),
+                Argument::U64(x) => *x,
+                Argument::F32(x) => u64::from(x.to_bits()),
+                Argument::Descriptor(_) => return Err("HIP has no bulk copies".to_string()),
+            });
+        }
+        let mut pointers: Vec<*mut c_void> = places.iter_mut().map(|place| (&raw mut *place).cast()).collect();
+        let function = kernel.0 as usize as Object;
+        // SAFETY: a function of a module that this device has loaded. One pointer per argument in
+        // the kernel's order, each to eight bytes, more than any argument has; the runtime copies
+        // them before it returns. What the kernel does with its memory is its op's to keep inside.
+        let status = unsafe {
+            let (groups, size, dynamic) = (groups as u32, size as u32, dynamic as u32);
+            let pointers = pointers.as_mut_ptr();
+            (functions.launch)(function, groups, 1, 1, size, 1, 1, dynamic, STREAM, pointers, null_mut())
+        };
+        functions.check("hipModuleLaunchKernel", status)
+    }
+}
+
+impl Drop for Hip {
+    fn drop(&mut self) {
+        // Without its device the card is gone, along with its modules.
+        let Ok(functions) = self.functions() else { return };
+        // SAFETY: this device loaded the modules; each is unloaded once, after the device has
+        // finished, and its code is dropped after that.
+        unsafe {
+            (functions.synchronize)();
+            for (module, code) in self.modules.take() {
+                (functions.unload_module)(module);
+                drop(code);
+            }
+        }
+        self.return_freed();
+    }
+}

@@ -1,0 +1,120 @@
+//! Compiling in a child process: hipRTC aborts its process on an architecture that it does not
+//! know. The child is this program again, with an argument that only `start` understands. Source
+//! and options go in through a pipe, and code or an error comes out of another.
+
+use super::compiler::Compiler;
+use super::settings::{self, Settings};
+use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::process::{Command, ExitCode, Stdio};
+
+/// The argument that makes a program a compiler.
+const ARGUMENT: &str = "--compile-hip-program";
+/// What the child writes begins with this: a library may have written before.
+const MARK: &[u8] = b"\0isobit code object\0";
+const INPUT_BYTES_MAX: u64 = 64 << 20;
+
+/// Every program that uses HIP devices calls this first in `main`, and ends with the exit code if
+/// there is one: the process was started to compile a program. `variable` gives the value of an
+/// environment variable. Without this call HIP compiles in the process itself, and keeps nothing on
+/// disk.
+pub fn start(variable: impl Fn(&str) -> Option<OsString>) -> Option<ExitCode> {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_some_and(|argument| argument == ARGUMENT) && arguments.next().is_none() {
+        return Some(if serve().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    settings::set(Settings { children: true, ..Settings::from_environment(variable) });
+    None
+}
+
+/// The child's side.
+fn serve() -> std::io::Result<()> {
+    let mut input = Vec::new();
+    std::io::stdin().lock().take(INPUT_BYTES_MAX).read_to_end(&mut input)?;
+    let answer = match texts(&input).as_deref() {
+        Some([line @ .., source]) => Compiler::open().and_then(|compiler| compiler.code(line, source)),
+        _ => Err("the request is not whole".to_string()),
+    };
+    let (kind, bytes) = match &answer {
+        Ok(code) => (0u8, code.as_slice()),
+        Err(error) => (1u8, error.as_bytes()),
+    };
+    let mut out = std::io::stdout().lock();
+    for part in [MARK, &[kind], &(bytes.len() as u64).to_le_bytes(), bytes] {
+        out.write_all(part)?;
+    }
+    out.flush()
+}
+
+/// The parent's side.
+pub(super) fn compile(line: &[String], source: &str) -> Result<Vec<u8>, String> {
+    let program = std::env::current_exe().map_err(|error| format!("this program cannot be found: {error}"))?;
+    let mut command = Command::new(program);
+    command.arg(ARGUMENT).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Ctrl-C asks this program to stop after its step, not the compiler to fail.
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let mut child = command.spawn().map_err(|error| format!("the compiler cannot be started: {error}"))?;
+    let mut request = Vec::new();
+    for text in line.iter().map(String::as_str).chain([source]) {
+        request.extend((text.len() as u64).to_le_bytes());
+        request.extend(text.as_bytes());
+    }
+    if let Some(mut input) = child.stdin.take() {
+        // A child that ends before it has read everything says why below.
+        let _ = input.write_all(&request);
+    }
+    let output = child.wait_with_output().map_err(|error| format!("the compiler: {error}"))?;
+    answer(&output.stdout).unwrap_or_else(|| {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said: Vec<&str> = said.lines().rev().take(3).collect();
+        let said = said.into_iter().rev().collect::<Vec<_>>().join("; ");
+        Err(format!("the compiler died, {}: {said}", output.status))
+    })
+}
+
+/// Texts with their lengths in front.
+fn texts(mut bytes: &[u8]) -> Option<Vec<String>> {
+    let mut texts = Vec::new();
+    while !bytes.is_empty() {
+        let (length, rest) = bytes.split_first_chunk::<8>()?;
+        let (text, rest) = rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+        texts.push(String::from_utf8(text.to_vec()).ok()?);
+        bytes = rest;
+    }
+    Some(texts)
+}
+
+/// What the child answered; None if it did not finish.
+fn answer(output: &[u8]) -> Option<Result<Vec<u8>, String>> {
+    let at = output.windows(MARK.len()).position(|window| window == MARK)?;
+    let (kind, rest) = output[at + MARK.len()..].split_first()?;
+    let (length, rest) = rest.split_first_chunk::<8>()?;
+    let bytes = rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+    Some(if *kind == 0 { Ok(bytes.to_vec()) } else { Err(String::from_utf8_lossy(bytes).into_owned()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_found_behind_what_a_library_printed() {
+        let mut output = b"warning: something\n".to_vec();
+        assert_eq!(answer(&output), None);
+        output.extend([MARK, &[0], &3u64.to_le_bytes()].concat());
+        assert_eq!(answer(&output), None, "not whole");
+        output.extend(b"abc and more");
+        assert_eq!(answer(&output), Some(Ok(b"abc".to_vec())));
+        let refused = [MARK, &[1], &2u64.to_le_bytes(), b"no"].concat();
+        assert_eq!(answer(&refused), Some(Err("no".to_string())));
+    }
+
+    #[test]
+    fn requests_are_whole_or_nothing() {
+        let whole = [&2u64.to_le_bytes()[..], b"-O", &0u64.to_le_bytes()].concat();
+        assert_eq!(texts(&whole), Some(vec!["-O".to_string(), String::new()]));
+        assert_eq!(texts(&whole[..whole.len() - 1]), None);
+        assert_eq!(texts(&u64::MAX.to_le_bytes()), None);
+    }
+}

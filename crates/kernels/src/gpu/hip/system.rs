@@ -1,0 +1,157 @@
+//! What the system says about AMD devices besides their runtime: the kernel driver's list, the
+//! permissions on the device files, and which library files are loaded.
+
+use isobit_numerics::digest::Digest;
+use std::fmt::Write;
+use std::fs::{self, OpenOptions};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::target::architecture_of_version;
+
+/// The kernel driver's devices.
+pub(super) const NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
+/// Device files.
+pub(super) const DEVICES: &str = "/dev";
+
+/// The architecture of the device with a PCI address (domain, bus, device), whatever the runtime
+/// was told to believe. None if the driver has no such device.
+pub(super) fn architecture(nodes: impl AsRef<Path>, address: [usize; 3]) -> Option<String> {
+    let nodes = fs::read_dir(nodes).ok()?.filter_map(Result::ok);
+    nodes.filter_map(|node| fs::read_to_string(node.path().join("properties")).ok()).find_map(|text| {
+        let property = |name: &str| {
+            let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            value.and_then(|value| value.trim().parse::<usize>().ok())
+        };
+        let (domain, location) = (property("domain").unwrap_or(0), property("location_id")?);
+        let here = [domain, location >> 8 & 0xff, location >> 3 & 0x1f] == address;
+        let version = property("gfx_target_version").filter(|version| here && *version > 0)?;
+        architecture_of_version(&format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+    })
+}
+
+/// Why the runtime shows no device, and what to do.
+pub(super) fn why_no_device(devices: impl AsRef<Path>, hidden_by: &[String]) -> String {
+    let devices = devices.as_ref();
+    let driver = devices.join("kfd");
+    let render = fs::read_dir(devices.join("dri")).into_iter().flatten().filter_map(Result::ok);
+    let render = render
+        .map(|entry| entry.path())
+        .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("renderD")));
+    let mut files = vec![driver];
+    files.extend(render);
+    if let Some(problem) = files.iter().find_map(|file| access_problem(file, &open(file).err()?)) {
+        return problem;
+    }
+    match hidden_by {
+        [] => "no AMD device that this HIP runtime knows".to_string(),
+        hidden => format!("no AMD device is visible: unset {}, or correct it", hidden.join(" and ")),
+    }
+}
+
+fn open(file: &Path) -> std::io::Result<fs::File> {
+    OpenOptions::new().read(true).write(true).open(file)
+}
+
+fn access_problem(file: &Path, error: &std::io::Error) -> Option<String> {
+    let name = file.display();
+    match error.kind() {
+        ErrorKind::NotFound => Some(format!(
+            "no AMD device: there is no {name}; load the amdgpu driver, and start a container with `--device=/dev/kfd \
+             --device=/dev/dri`"
+        )),
+        ErrorKind::PermissionDenied => Some(format!(
+            "no permission on {name}: add yourself to the group `render` (on older systems `video`) and log in again; \
+             start a container with `--group-add` and the host's number of that group"
+        )),
+        _ => None,
+    }
+}
+
+/// Distinguishes the installed compilers: a digest of names, sizes and times of the libraries
+/// beside the loaded one.
+pub(super) fn library_files(loaded: &str) -> String {
+    let Some(folder) = folder_of(loaded) else { return "unknown files".to_string() };
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    let mut files: Vec<String> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let ours = ["libamdhip64", "libhiprtc", "libamd_comgr"].iter().any(|stem| name.starts_with(stem));
+            let about = fs::metadata(entry.path()).ok().filter(|_| ours)?;
+            let time = about.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
+            let mut line = name;
+            let _ = write!(line, " {} {}", about.len(), time.as_nanos());
+            Some(line)
+        })
+        .collect();
+    files.sort();
+    format!("files {}", Digest::of_bytes(files.join("\n").as_bytes()))
+}
+
+/// The folder that the loader found a library in.
+fn folder_of(loaded: &str) -> Option<PathBuf> {
+    let name = Path::new(loaded).file_name()?.to_str()?;
+    let stem = name.split(".so").next()?;
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let path = maps.lines().find_map(|line| line.find('/').map(|at| &line[at..]).filter(|path| path.contains(stem)))?;
+    Some(Path::new(path).parent()?.to_path_buf())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder of this test alone, removed at the end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("isobit-hip-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).expect("a folder");
+            Self(path)
+        }
+
+        fn put(&self, name: &str, text: &str) {
+            let path = self.0.join(name);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+            fs::write(path, text).expect("a file");
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn the_kernel_driver_knows_what_a_card_is() {
+        let nodes = Folder::new("nodes");
+        nodes.put("0/properties", "cpu_cores_count 16\ngfx_target_version 0\nlocation_id 0\ndomain 0\n");
+        nodes.put("1/properties", "simd_count 240\ngfx_target_version 90006\nlocation_id 2304\ndomain 0\n");
+        nodes.put("2/properties", "simd_count 416\ngfx_target_version 90010\nlocation_id 2304\ndomain 1\n");
+        assert_eq!(architecture(&nodes.0, [0, 9, 0]).as_deref(), Some("gfx906"));
+        assert_eq!(architecture(&nodes.0, [1, 9, 0]).as_deref(), Some("gfx90a"));
+        assert_eq!(architecture(&nodes.0, [0, 0, 0]), None, "a processor");
+        assert_eq!(architecture(nodes.0.join("nowhere"), [0, 9, 0]), None);
+    }
+
+    #[test]
+    fn a_missing_device_has_a_reason() {
+        let devices = Folder::new("devices");
+        let reason = |hidden: &[String]| why_no_device(&devices.0, hidden);
+        assert!(reason(&[]).contains("there is no") && reason(&[]).contains("amdgpu"), "{}", reason(&[]));
+        devices.put("kfd", "");
+        devices.put("dri/renderD128", "");
+        assert!(reason(&[]).contains("no AMD device that"), "{}", reason(&[]));
+        let hidden = ["HIP_VISIBLE_DEVICES=".to_string()];
+        assert!(reason(&hidden).contains("unset HIP_VISIBLE_DEVICES="), "{}", reason(&hidden));
+    }
+
+    #[test]
+    fn a_missing_permission_names_the_group() {
+        let denied = access_problem(Path::new("/dev/kfd"), &ErrorKind::PermissionDenied.into()).expect("a problem");
+        assert!(denied.contains("/dev/kfd") && denied.contains("`render`"), "{denied}");
+        assert_eq!(access_problem(Path::new("/dev/kfd"), &ErrorKind::Interrupted.into()), None);
+    }
+}

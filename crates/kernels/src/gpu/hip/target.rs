@@ -1,0 +1,98 @@
+//! Architectures of AMD devices: their names, and which of them the kernels are made for.
+
+use std::fmt;
+
+/// Architectures whose machine code is audited (`cargo xtask amd-audit`), and the first ROCm whose
+/// compiler knows them: an older one aborts the process.
+const KNOWN: [(&str, i32); 4] = [("gfx906", 5), ("gfx908", 5), ("gfx90a", 5), ("gfx942", 6)];
+
+/// What a device calls itself: `gfx906:sramecc+:xnack-`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    architecture: String,
+}
+
+impl Target {
+    pub(super) fn parse(name: &str) -> Result<Self, String> {
+        let architecture = name.split(':').next().unwrap_or_default().trim();
+        let plain = architecture.strip_prefix("gfx").is_some_and(|rest| {
+            !rest.is_empty() && rest.len() <= 8 && rest.bytes().all(|byte| byte.is_ascii_alphanumeric())
+        });
+        if plain {
+            Ok(Self { architecture: architecture.to_string() })
+        } else {
+            Err(format!("the device calls its architecture `{name}`, which is no AMD one"))
+        }
+    }
+
+    /// Without features: code for the plain name runs with any setting of them.
+    pub(super) fn architecture(&self) -> &str {
+        &self.architecture
+    }
+
+    /// Why there is no code for it.
+    pub(super) fn objection(&self, rocm: i32) -> Option<String> {
+        let name = &self.architecture;
+        match KNOWN.into_iter().find(|(known, _)| known == name) {
+            None => {
+                let known = KNOWN.map(|(known, _)| known).join(", ");
+                Some(format!("{name} is not supported: HIP kernels are made for {known}; try the card as `opencl:N`"))
+            }
+            Some((_, since)) if rocm < since => {
+                Some(format!("the compiler of ROCm {rocm} does not know {name}: install ROCm {since} or later"))
+            }
+            Some(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.architecture)
+    }
+}
+
+/// The name of `9.0.10` is `gfx90a`: minor version and stepping are one hexadecimal digit each.
+pub(super) fn architecture_of_version(version: &str) -> Option<String> {
+    let parts: Option<Vec<u32>> = version.split('.').map(|part| part.parse().ok()).collect();
+    match parts?[..] {
+        [major, minor, stepping] if major < 100 && minor < 16 && stepping < 16 => {
+            Some(format!("gfx{major}{minor:x}{stepping:x}"))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_are_cut_off() {
+        for name in ["gfx906", "gfx906:sramecc+:xnack-", "gfx906:xnack-"] {
+            assert_eq!(Target::parse(name).expect("a target").architecture(), "gfx906");
+        }
+        for name in ["", "gfx", "sm_90", "gfx9 06 -O0", "gfx906 --save-temps", "GFX906"] {
+            assert!(Target::parse(name).is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_with_a_way_out() {
+        let objection = |name, rocm| Target::parse(name).expect("a target").objection(rocm);
+        assert_eq!(objection("gfx906", 5), None);
+        assert_eq!(objection("gfx942", 6), None);
+        assert!(objection("gfx942", 5).is_some_and(|text| text.contains("install ROCm 6")));
+        assert!(objection("gfx803", 7).is_some_and(|text| text.contains("gfx803") && text.contains("opencl:N")));
+    }
+
+    #[test]
+    fn versions_are_names() {
+        for (version, name) in [("9.0.6", "gfx906"), ("9.0.10", "gfx90a"), ("10.3.0", "gfx1030"), ("9.4.2", "gfx942")] {
+            assert_eq!(architecture_of_version(version).as_deref(), Some(name));
+        }
+        for version in ["", "9", "9.0", "9.0.6.1", "gfx906", "9.0.16", "9.-1.0"] {
+            assert_eq!(architecture_of_version(version), None, "{version}");
+        }
+    }
+}
