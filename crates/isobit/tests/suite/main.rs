@@ -14,6 +14,8 @@ mod experts;
 mod final_folder;
 mod generate;
 mod hints;
+#[cfg(target_os = "linux")]
+mod hip;
 mod init;
 mod interrupt;
 mod json_errors;
