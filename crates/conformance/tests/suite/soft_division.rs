@@ -1,4 +1,5 @@
-//! Division and square root in software, as on devices without correctly rounded ones.
+//! Division, of integers too, and square root in software, as on devices without correctly rounded
+//! ones.
 
 use isobit_conformance::{EveryBackend, cases, skip};
 use isobit_kernels::gpu::{self, Api, Gpu, Selector};
@@ -18,5 +19,8 @@ fn software_division() {
     cases::elementary::visit(&mut backends);
     cases::adamw::visit(&mut backends);
     cases::swiglu::visit(&mut backends);
+    cases::rms_norm::visit(&mut backends);
+    cases::rope::visit(&mut backends);
+    cases::columns::visit(&mut backends);
     backends.finish();
 }
