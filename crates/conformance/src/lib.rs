@@ -9,6 +9,7 @@
 pub mod cases;
 pub mod data;
 pub mod digests;
+pub mod emulated;
 mod own_process;
 mod required;
 pub mod table;

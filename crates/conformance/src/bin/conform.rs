@@ -6,10 +6,16 @@
 //! `--portable` compares devices without using their matrix units. `--path PATH --threads N` runs
 //! that path alone and opens no device; `--small` skips cases with much work. `conform --table`
 //! prints a digest per op and backend.
+//!
+//! `conform --on gfx906` (or `gfx908`) runs the machine code that clang makes of the kernels in an
+//! emulator, each case once. `--seed N` moves what hardware leaves open, `--dialect opencl` compiles
+//! the other dialect, and cases with more work than `--work N` are left out, by name.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a report, and how far it is")]
 
+use isobit_conformance::emulated::{Emulated, work_of};
 use isobit_conformance::table::Table;
-use isobit_conformance::{Case, EveryBackend, Visitor, cases, skipped};
+use isobit_conformance::{Absent, Case, EveryBackend, Visitor, cases, skipped};
+use isobit_gcn::{Architecture, Dialect, Settings};
 use isobit_kernels::gpu::hip;
 use isobit_kernels::{Counting, Cpu, Path};
 use std::process::ExitCode;
@@ -24,6 +30,9 @@ struct Request {
     small: bool,
     path: Option<Path>,
     threads: usize,
+    seed: u64,
+    dialect: Option<Dialect>,
+    work_max: Option<u64>,
 }
 
 impl Request {
@@ -38,11 +47,28 @@ impl Request {
                 "--on" => request.on = value()?,
                 "--path" => request.path = Some(value()?.parse()?),
                 "--threads" => request.threads = value()?.parse().map_err(|error| format!("--threads: {error}"))?,
+                "--seed" => request.seed = value()?.parse().map_err(|error| format!("--seed: {error}"))?,
+                "--dialect" => request.dialect = Some(dialect(&value()?)?),
+                "--work" => {
+                    request.work_max = Some(value()?.parse().map_err(|error| format!("--work: {error}"))?);
+                }
                 option if option.starts_with("--") => return Err(format!("unknown option `{option}`")),
                 _ => request.ops.push(argument),
             }
         }
+        let emulates = request.architecture().is_some();
+        if !emulates && (request.seed != 0 || request.dialect.is_some() || request.work_max.is_some()) {
+            return Err("--seed, --dialect and --work want `--on gfx906` or `--on gfx908`".to_string());
+        }
+        if emulates && (request.table || request.portable || request.small || request.path.is_some()) {
+            return Err(format!("--on {} goes with --seed, --dialect and --work only", request.on));
+        }
         Ok(request)
+    }
+
+    /// The card to emulate, if one is named.
+    fn architecture(&self) -> Option<Architecture> {
+        self.on.parse().ok()
     }
 
     fn backends(&self) -> Result<EveryBackend, String> {
@@ -54,11 +80,19 @@ impl Request {
     }
 }
 
+fn dialect(name: &str) -> Result<Dialect, String> {
+    let found = Dialect::ALL.into_iter().find(|dialect| dialect.name().eq_ignore_ascii_case(name));
+    found.ok_or_else(|| format!("unknown dialect `{name}`: hip and opencl exist"))
+}
+
 fn main() -> ExitCode {
     if let Some(code) = hip::start(|name| std::env::var_os(name)) {
         return code;
     }
     let same = Request::new(std::env::args().skip(1)).and_then(|request| {
+        if let Some(architecture) = request.architecture() {
+            return emulate(architecture, request);
+        }
         if request.path.is_none() {
             for skip in skipped() {
                 println!("{skip}");
@@ -77,8 +111,8 @@ fn main() -> ExitCode {
 }
 
 /// The cases of some ops, or of all; prints the current one.
-struct Chosen {
-    backends: EveryBackend,
+struct Chosen<V> {
+    backends: V,
     ops: Vec<String>,
     wanted: bool,
     /// Counts the work of a case if only small ones are wanted.
@@ -86,20 +120,17 @@ struct Chosen {
     left_out: usize,
 }
 
-impl Chosen {
+impl<V> Chosen<V> {
     /// BOUND: multiply-adds and outputs of a small case.
     const WORK_MAX: u64 = 100_000;
 
     fn is_small(&self, case: &impl Case) -> bool {
         let Some(counting) = &self.small else { return true };
-        counting.forget();
-        case.run(counting);
-        let work: u64 = counting.work().values().map(|work| work.multiply_adds + work.outputs).sum();
-        work <= Self::WORK_MAX
+        work_of(counting, case) <= Self::WORK_MAX
     }
 }
 
-impl Visitor for Chosen {
+impl<V: Visitor> Visitor for Chosen<V> {
     fn op(&mut self, name: &'static str) {
         self.wanted = self.ops.is_empty() || self.ops.iter().any(|op| op == name);
         if self.wanted {
@@ -134,6 +165,35 @@ fn compare(request: Request) -> Result<bool, String> {
     }
     println!("{} comparisons, {} differences", chosen.backends.compared, chosen.backends.differences.len());
     Ok(chosen.backends.compared > 0 && chosen.backends.differences.is_empty())
+}
+
+/// Every wanted case on an emulated card.
+fn emulate(architecture: Architecture, request: Request) -> Result<bool, String> {
+    let dialect = request.dialect.unwrap_or(Dialect::Hip);
+    let settings = Settings { dialect, seed: request.seed, ..Settings::new(architecture) };
+    let work_max = request.work_max.unwrap_or(Emulated::WORK_MAX);
+    let backends = Emulated::new(settings, work_max).map_err(|absent| match absent {
+        Absent::Missing(why) | Absent::Broken(why) => why,
+    })?;
+    let mut chosen = Chosen { backends, ops: request.ops, wanted: false, small: None, left_out: 0 };
+    cases::visit_all(&mut chosen);
+    cases::visit_further(&mut chosen);
+    let emulated = chosen.backends;
+    for difference in &emulated.differences {
+        println!("{difference}");
+    }
+    for name in &emulated.left_out {
+        println!("left out, too much work: {name}");
+    }
+    println!(
+        "{architecture} {dialect} seed {}: {} cases, {} differences, {} left out, {:.1} million wave instructions",
+        request.seed,
+        emulated.compared,
+        emulated.differences.len(),
+        emulated.left_out.len(),
+        emulated.work().steps as f64 / 1e6
+    );
+    Ok(emulated.compared > 0 && emulated.differences.is_empty())
 }
 
 fn table() -> bool {

@@ -160,7 +160,15 @@ impl Gpu {
         };
         float_state::restore();
         let runtime = runtime.map_err(|what| failure(&selector.to_string(), what))?;
-        let gpu = Self::with_runtime(runtime, selector, portable_only);
+        let gpu = Self::from_parts(runtime, selector, portable_only);
+        probe::check(&gpu)?;
+        Ok(gpu)
+    }
+
+    /// A device with a runtime of the caller's, whose arithmetic is checked like any other's. The
+    /// selector's interface decides the dialect of the sources. For tests.
+    pub fn with_runtime(runtime: Rc<dyn Runtime>, selector: Selector) -> Result<Self, DeviceFailure> {
+        let gpu = Self::from_parts(runtime, selector, false);
         probe::check(&gpu)?;
         Ok(gpu)
     }
@@ -169,10 +177,10 @@ impl Gpu {
     /// `architecture` is the compute capability of an NVIDIA device, if a plan should include
     /// memory for its tensor cores.
     pub fn absent(selector: Selector, architecture: Option<(u32, u32)>) -> Self {
-        Self::with_runtime(Rc::new(Absent::new(selector, architecture)), selector, false)
+        Self::from_parts(Rc::new(Absent::new(selector, architecture)), selector, false)
     }
 
-    pub(super) fn with_runtime(runtime: Rc<dyn Runtime>, selector: Selector, portable_only: bool) -> Self {
+    pub(super) fn from_parts(runtime: Rc<dyn Runtime>, selector: Selector, portable_only: bool) -> Self {
         let device = Device {
             runtime,
             selector,

@@ -46,7 +46,7 @@ mod program;
 mod rms_norm;
 mod rope;
 mod router;
-mod runtime;
+pub mod runtime;
 mod scale;
 mod slice_tiles;
 mod slices;

@@ -1,25 +1,26 @@
 //! The interface to a vendor's runtime: memory, copies, programs and launches, in call order.
+//! Public so that a test can bring a device of its own, such as an emulated one.
 
 use crate::backend::DeviceFailure;
 
 /// The result of a runtime call; the error text names the call.
-pub(super) type Answer<T> = Result<T, String>;
+pub type Answer<T> = Result<T, String>;
 
 /// A block of device memory as its runtime identifies it: an address or an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Handle(pub(super) u64);
+pub struct Handle(pub u64);
 
 /// A compiled program.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Compiled(pub(super) u64);
+pub struct Compiled(pub u64);
 
 /// A kernel of a compiled program.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kernel(pub(super) u64);
+pub struct Kernel(pub u64);
 
 /// An argument of a kernel.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Argument {
+pub enum Argument {
     /// Memory, starting at a byte offset.
     Memory(Handle, usize),
     U32(u32),
@@ -31,7 +32,7 @@ pub(super) enum Argument {
 
 /// How a program is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Language {
+pub enum Language {
     /// The dialect of `gpu/opencl.h`.
     Portable,
     /// CUDA C++ with the definitions of `gpu/cuda.h` and the headers of portable programs.
@@ -41,7 +42,7 @@ pub(super) enum Language {
 }
 
 /// Commands are executed in call order. The caller has checked the sizes.
-pub(super) trait Runtime {
+pub trait Runtime {
     /// For messages: `opencl:0 (name)`.
     fn name(&self) -> &str;
     /// Bytes to which the offset of [`Argument::Memory`] must be aligned.
@@ -76,13 +77,13 @@ pub(super) trait Runtime {
 
 /// A byte matrix and the box that one bulk copy transfers, in the 128-byte swizzle.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ByteMatrix {
-    pub(super) rows: usize,
-    pub(super) width: usize,
+pub struct ByteMatrix {
+    pub rows: usize,
+    pub width: usize,
     /// Row stride in bytes.
-    pub(super) stride: usize,
-    pub(super) box_rows: usize,
-    pub(super) box_width: usize,
+    pub stride: usize,
+    pub box_rows: usize,
+    pub box_width: usize,
 }
 
 pub(super) fn failure(device: &str, what: impl Into<String>) -> DeviceFailure {

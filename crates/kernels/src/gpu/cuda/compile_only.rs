@@ -114,7 +114,7 @@ impl CompileOnly {
             free: Cell::new(ALIGNMENT as u64),
         });
         let selector = Selector { api: Api::Cuda, index: 0 };
-        let devices = [false, true].map(|portable| Gpu::with_runtime(Rc::clone(&card) as _, selector, portable));
+        let devices = [false, true].map(|portable| Gpu::from_parts(Rc::clone(&card) as _, selector, portable));
         // Nothing is computed, so the probe fails; its kernel is compiled and looked up anyway.
         if probe::check(&devices[0]).is_ok() {
             return Err("a card that computes nothing passed the probe".to_string());

@@ -1,0 +1,179 @@
+//! Loads and stores of the lanes: global, shared and private memory.
+
+use crate::execute::World;
+use crate::instruction::*;
+use crate::wave::Wave;
+
+/// The active lanes, in the order of the seed: hardware promises none.
+fn lanes(exec: u64, seed: u64) -> impl Iterator<Item = usize> {
+    let backwards = seed & 1 == 1;
+    let order = move |index: usize| if backwards { LANES - 1 - index } else { index };
+    (0..LANES).map(order).filter(move |lane| exec >> lane & 1 == 1)
+}
+
+impl Wave {
+    /// The address in every lane; inactive lanes hold nothing of use.
+    fn addresses(&self, address: Address, offset: i64) -> Result<[u64; LANES], String> {
+        Ok(match address {
+            Address::Vector(register) => {
+                let ((low, high), [low_defined, high_defined]) = self.wide(WideSource::Vector(register))?;
+                self.must_be_defined(low_defined & high_defined, "the address")?;
+                std::array::from_fn(|lane| ((high[lane] as u64) << 32 | low[lane] as u64).wrapping_add_signed(offset))
+            }
+            Address::ScalarPlus(base, register) => {
+                let base = self.get_wide(base)?;
+                let (lanes, defined) = self.vector(register);
+                self.must_be_defined(defined, "the address")?;
+                std::array::from_fn(|lane| base.wrapping_add(lanes[lane] as u64).wrapping_add_signed(offset))
+            }
+        })
+    }
+
+    pub(crate) fn access(&mut self, instruction: &Instruction, world: &mut World) -> Result<(), String> {
+        world.lane_steps += u64::from(self.exec().count_ones());
+        match *instruction {
+            Instruction::GlobalLoad { width, data, address, offset } => {
+                let addresses = self.addresses(address, offset)?;
+                self.global_load(width, data, &addresses, world)
+            }
+            Instruction::GlobalStore { width, data, address, offset } => {
+                let addresses = self.addresses(address, offset)?;
+                self.global_store(width, data, &addresses, world)
+            }
+            Instruction::SharedLoad { dwords, data, address, offsets, two } => {
+                self.shared_load(dwords, data, address, &offsets[..1 + two as usize], world)
+            }
+            Instruction::SharedStore { dwords, data, address, offsets, two } => {
+                let parts = [(data[0], offsets[0]), (data[1], offsets[1])];
+                self.shared_store(dwords, address, &parts[..1 + two as usize], world)
+            }
+            Instruction::PrivateLoad { dwords, data, address, offset } => {
+                for lane in lanes(self.exec(), world.seed) {
+                    let first = self.private_address(address, lane, offset)?;
+                    for dword in 0..dwords {
+                        let (value, defined) = self.private.load(lane, first + 4 * u32::from(dword))?;
+                        self.put_lane(data + u16::from(dword), lane, value, defined);
+                    }
+                }
+                Ok(())
+            }
+            Instruction::PrivateStore { dwords, data, address, offset } => {
+                for lane in lanes(self.exec(), world.seed) {
+                    let first = self.private_address(address, lane, offset)?;
+                    for dword in 0..dwords {
+                        let (lanes, defined) = self.vector(data + u16::from(dword));
+                        let value = (lanes[lane], defined >> lane & 1 == 1);
+                        self.private.store(lane, first + 4 * u32::from(dword), value)?;
+                    }
+                }
+                Ok(())
+            }
+            _ => Err("not an access to memory".to_string()),
+        }
+    }
+
+    fn private_address(&self, address: Option<u16>, lane: usize, offset: u32) -> Result<u32, String> {
+        let Some(register) = address else { return Ok(offset) };
+        let (lanes, defined) = self.vector(register);
+        self.must_be_defined(defined, "the address")?;
+        Ok(lanes[lane].wrapping_add(offset))
+    }
+
+    fn global_load(
+        &mut self,
+        width: Width,
+        data: u16,
+        addresses: &[u64; LANES],
+        world: &mut World,
+    ) -> Result<(), String> {
+        let exec = self.exec();
+        for lane in lanes(exec, world.seed) {
+            if let Width::Dwords(count) = width {
+                let mut loaded = [(0, false); 4];
+                let loaded = &mut loaded[..count as usize];
+                world.memory.load(addresses[lane], loaded, world.tag)?;
+                for (register, (value, defined)) in (data..).zip(loaded) {
+                    self.put_lane(register, lane, *value, *defined);
+                }
+            } else {
+                let (value, defined) = world.memory.load_part(addresses[lane], width, world.tag)?;
+                self.put_lane(data, lane, value, defined);
+            }
+        }
+        Ok(())
+    }
+
+    fn global_store(
+        &mut self,
+        width: Width,
+        data: u16,
+        addresses: &[u64; LANES],
+        world: &mut World,
+    ) -> Result<(), String> {
+        let count = if let Width::Dwords(count) = width { count } else { 1 };
+        for register in data..data + u16::from(count) {
+            self.must_be_defined(self.vector(register).1, "what is stored")?;
+        }
+        for lane in lanes(self.exec(), world.seed) {
+            let mut values = [0; 4];
+            for (register, value) in (data..data + u16::from(count)).zip(&mut values) {
+                *value = self.vector(register).0[lane];
+            }
+            if width == Width::U16 {
+                world.memory.store_short(addresses[lane], values[0], world.tag)?;
+            } else {
+                world.memory.store(addresses[lane], &values[..count as usize], world.tag)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn shared_load(
+        &mut self,
+        dwords: u8,
+        data: u16,
+        address: u16,
+        offsets: &[u32],
+        world: &mut World,
+    ) -> Result<(), String> {
+        let (addresses, defined) = self.vector(address);
+        self.must_be_defined(defined, "the address")?;
+        let addresses = *addresses;
+        for lane in lanes(self.exec(), world.seed) {
+            let mut register = data;
+            for offset in offsets {
+                let mut loaded = [(0, false); 4];
+                let loaded = &mut loaded[..dwords as usize];
+                world.shared.load(addresses[lane].wrapping_add(*offset), loaded, world.who)?;
+                for (value, defined) in loaded {
+                    self.put_lane(register, lane, *value, *defined);
+                    register += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn shared_store(
+        &mut self,
+        dwords: u8,
+        address: u16,
+        parts: &[(u16, u32)],
+        world: &mut World,
+    ) -> Result<(), String> {
+        let (addresses, defined) = self.vector(address);
+        self.must_be_defined(defined, "the address")?;
+        for lane in lanes(self.exec(), world.seed) {
+            for (data, offset) in parts {
+                let mut values = [(0, false); 4];
+                for (register, value) in (*data..data + u16::from(dwords)).zip(&mut values) {
+                    let (lanes, defined) = self.vector(register);
+                    *value = (lanes[lane], defined >> lane & 1 == 1);
+                }
+                let values = &values[..dwords as usize];
+                world.shared.store(addresses[lane].wrapping_add(*offset), values, world.who)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,201 @@
+//! An emulated card as a runtime of the kernels crate.
+
+use crate::compiler::{Architecture, Dialect, Request, compile};
+use crate::launch::{Launch, Machine, Work};
+use crate::memory::ALIGNMENT;
+use crate::program::{Kernel as Entry, Program};
+use isobit_kernels::backend::DeviceFailure;
+use isobit_kernels::gpu::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
+use isobit_kernels::gpu::{Api, Gpu, Selector};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// What to emulate, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    pub architecture: Architecture,
+    pub dialect: Dialect,
+    /// 0 is plain; others move what hardware leaves open.
+    pub seed: u64,
+    /// Compiler options after the usual ones, for negative controls.
+    pub options: Vec<String>,
+}
+
+impl Settings {
+    pub fn new(architecture: Architecture) -> Self {
+        Self { architecture, dialect: Dialect::Hip, seed: 0, options: Vec::new() }
+    }
+}
+
+/// A program that was compiled for the card.
+struct Loaded {
+    program: Arc<Program>,
+    image: u64,
+    source: String,
+}
+
+#[derive(Default)]
+struct Programs {
+    loaded: Vec<Loaded>,
+    /// Program and index of the kernel in it.
+    kernels: Vec<(usize, usize)>,
+}
+
+/// An emulated card. Commands run at once.
+pub struct Card {
+    name: String,
+    settings: Settings,
+    machine: RefCell<Machine>,
+    programs: RefCell<Programs>,
+}
+
+impl Card {
+    pub fn new(settings: Settings) -> Self {
+        let Settings { architecture, dialect, seed, .. } = &settings;
+        let name = format!("{architecture} (emulated, {dialect}, seed {seed})");
+        let machine = RefCell::new(Machine::new(*seed));
+        Self { name, machine, settings, programs: RefCell::default() }
+    }
+
+    /// The card as a device whose arithmetic is checked like any other's.
+    pub fn open(settings: Settings) -> Result<Gpu, DeviceFailure> {
+        Self::new(settings).into_gpu().map(|(gpu, _)| gpu)
+    }
+
+    /// The same, with the card itself, which counts its work.
+    pub fn into_gpu(self) -> Result<(Gpu, Rc<Self>), DeviceFailure> {
+        // The interface decides the dialect of the sources.
+        let api = match self.settings.dialect {
+            Dialect::Hip => Api::Cuda,
+            Dialect::OpenCl => Api::OpenCl,
+        };
+        let card = Rc::new(self);
+        let gpu = Gpu::with_runtime(Rc::clone(&card) as Rc<dyn Runtime>, Selector { api, index: 0 })?;
+        Ok((gpu, card))
+    }
+
+    /// What it executed so far.
+    pub fn work(&self) -> Work {
+        self.machine.borrow().work
+    }
+}
+
+/// The argument segment of a launch.
+fn segment(kernel: &Entry, arguments: &[Argument]) -> Answer<Vec<u8>> {
+    if kernel.parameters.len() != arguments.len() {
+        return Err(format!("{} arguments; the kernel takes {}", arguments.len(), kernel.parameters.len()));
+    }
+    let mut bytes = vec![0; kernel.argument_bytes];
+    for (index, (argument, parameter)) in arguments.iter().zip(&kernel.parameters).enumerate() {
+        let (value, width, is_pointer) = match argument {
+            Argument::Memory(memory, offset) => (memory.0 + *offset as u64, 8, true),
+            Argument::U32(x) => (u64::from(*x), 4, false),
+            Argument::U64(x) => (*x, 8, false),
+            Argument::F32(x) => (u64::from(x.to_bits()), 4, false),
+            Argument::Descriptor(_) => return Err("this card has no bulk copies".to_string()),
+        };
+        if (width, is_pointer) != (parameter.bytes, parameter.is_pointer) {
+            return Err(format!("argument {index} has {width} bytes; the kernel wants {}", parameter.bytes));
+        }
+        let place = bytes.get_mut(parameter.offset..parameter.offset + width);
+        place.ok_or("an argument outside its segment")?.copy_from_slice(&value.to_le_bytes()[..width]);
+    }
+    Ok(bytes)
+}
+
+impl Runtime for Card {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn alignment(&self) -> usize {
+        ALIGNMENT
+    }
+
+    fn exact_division(&self) -> bool {
+        true
+    }
+
+    fn allocate(&self, bytes: usize) -> Answer<Handle> {
+        self.machine.borrow_mut().memory.allocate(bytes).map(Handle)
+    }
+
+    fn release(&self, memory: Handle) {
+        self.machine.borrow_mut().memory.release(memory.0);
+    }
+
+    fn zero(&self, memory: Handle, bytes: usize) -> Answer<()> {
+        self.write(memory, &vec![0; bytes])
+    }
+
+    fn write(&self, memory: Handle, bytes: &[u8]) -> Answer<()> {
+        self.machine.borrow_mut().memory.write(memory.0, bytes)
+    }
+
+    fn read(&self, bytes: &mut [u8], memory: Handle) -> Answer<()> {
+        self.machine.borrow_mut().memory.read(bytes, memory.0)
+    }
+
+    fn finish(&self) -> Answer<()> {
+        Ok(())
+    }
+
+    fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled> {
+        if language == Language::Native {
+            return Err("programs in CUDA's native language do not run on AMD's devices".to_string());
+        }
+        let program = compile(&Request {
+            source: source.to_string(),
+            options: options.iter().chain(&self.settings.options).cloned().collect(),
+            architecture: self.settings.architecture,
+            dialect: self.settings.dialect,
+        })?;
+        let memory = &mut self.machine.borrow_mut().memory;
+        let image = memory.allocate(program.image.len().max(1))?;
+        for range in &program.data {
+            memory.write(image + range.start as u64, &program.image[range.clone()])?;
+        }
+        memory.protect(image);
+        let loaded = &mut self.programs.borrow_mut().loaded;
+        loaded.push(Loaded { program, image, source: source.to_string() });
+        Ok(Compiled(loaded.len() as u64 - 1))
+    }
+
+    fn kernel(&self, program: Compiled, name: &str) -> Answer<Kernel> {
+        let programs = &mut *self.programs.borrow_mut();
+        let index = program.0 as usize;
+        let loaded = programs.loaded.get(index).ok_or("no such program")?;
+        let found = loaded.program.kernels.iter().position(|kernel| kernel.name == name);
+        programs.kernels.push((index, found.ok_or_else(|| format!("no kernel `{name}` in the program"))?));
+        Ok(Kernel(programs.kernels.len() as u64 - 1))
+    }
+
+    fn launch(&self, kernel: Kernel, groups: usize, size: usize, dynamic: usize, arguments: &[Argument]) -> Answer<()> {
+        let programs = self.programs.borrow();
+        let &(program, entry) = programs.kernels.get(kernel.0 as usize).ok_or("no such kernel")?;
+        let loaded = &programs.loaded[program];
+        let kernel = &loaded.program.kernels[entry];
+        let launch = Launch {
+            program: &loaded.program,
+            image: loaded.image,
+            kernel,
+            groups,
+            group_size: size,
+            dynamic_bytes: dynamic,
+            arguments: &segment(kernel, arguments)?,
+        };
+        self.machine.borrow_mut().launch(&launch).map_err(|fault| {
+            let line = (fault.line as usize).checked_sub(1).and_then(|line| loaded.source.lines().nth(line));
+            let quoted = line.map(|line| format!(" `{}`", line.trim())).unwrap_or_default();
+            format!("{fault}{quoted}")
+        })
+    }
+
+    fn multiprocessors(&self) -> usize {
+        match self.settings.architecture {
+            Architecture::Gfx906 => 60,
+            Architecture::Gfx908 => 120,
+        }
+    }
+}

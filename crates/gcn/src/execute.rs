@@ -1,0 +1,457 @@
+//! Executes instructions of a wave until a barrier or the end.
+
+use crate::instruction::*;
+use crate::memory::{Memory, Tag};
+use crate::program::Program;
+use crate::shared::{Shared, Who};
+use crate::vector::{self, Lanes};
+use crate::wave::{Defined, Wave};
+use crate::{divide, float, matrix, scalar};
+use isobit_numerics::Fma;
+
+/// BOUND: instructions of a wave between two barriers; more is an endless loop.
+const STEPS_MAX: u64 = 1 << 31;
+
+/// What a wave can reach besides its registers.
+pub(crate) struct World<'a> {
+    pub(crate) program: &'a Program,
+    /// Address of the program's image.
+    pub(crate) image: u64,
+    pub(crate) memory: &'a mut Memory,
+    pub(crate) shared: &'a mut Shared,
+    pub(crate) tag: Tag,
+    pub(crate) who: Who,
+    pub(crate) seed: u64,
+    /// Instructions and active lanes so far.
+    pub(crate) steps: u64,
+    pub(crate) lane_steps: u64,
+}
+
+/// Why a wave paused.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Pause {
+    Barrier,
+    End,
+}
+
+/// Where an instruction leads.
+enum Next {
+    Following,
+    To(usize),
+    Pause(Pause),
+}
+
+type Step = Result<Next, String>;
+
+impl Wave {
+    /// Runs until a barrier or the end. After an error `pc` is the instruction that failed.
+    #[inline(always)]
+    pub(crate) fn run<F: Fma>(&mut self, world: &mut World) -> Result<Pause, String> {
+        let program = world.program;
+        for _ in 0..STEPS_MAX {
+            let Some(instruction) = program.code.get(self.pc) else {
+                return Err("the program runs past its end".to_string());
+            };
+            world.steps += 1;
+            match self.step::<F>(instruction, world)? {
+                Next::Following => self.pc += 1,
+                Next::To(target) => self.pc = target,
+                Next::Pause(pause) => {
+                    self.pc += 1;
+                    self.ended = pause == Pause::End;
+                    return Ok(pause);
+                }
+            }
+        }
+        Err("an endless loop".to_string())
+    }
+
+    #[inline(always)]
+    fn step<F: Fma>(&mut self, instruction: &Instruction, world: &mut World) -> Step {
+        use Instruction as I;
+        match *instruction {
+            I::Unary { op, dst, a } => self.unary(op, dst, a, world)?,
+            I::Binary { op, dst, a, b } => self.binary(op, dst, [a, b], world)?,
+            I::Ternary { op, dst, a, b, c } => self.ternary::<F>(op, dst, [a, b, c], world)?,
+            _ => return self.other::<F>(instruction, world),
+        }
+        world.lane_steps += LANES as u64;
+        Ok(Next::Following)
+    }
+
+    /// Everything but plain arithmetic of lanes.
+    #[inline(always)]
+    fn other<F: Fma>(&mut self, instruction: &Instruction, world: &mut World) -> Step {
+        use Instruction as I;
+        match *instruction {
+            I::Nop => {}
+            I::End => return Ok(Next::Pause(Pause::End)),
+            I::Barrier => return Ok(Next::Pause(Pause::Barrier)),
+            I::Branch { condition, target } => {
+                return Ok(if self.holds(condition)? { Next::To(target) } else { Next::Following });
+            }
+            I::ScalarUnary { .. }
+            | I::ScalarBinary { .. }
+            | I::ScalarCompare { .. }
+            | I::GetPc { .. }
+            | I::ScalarLoad { .. }
+            | I::SetMode { .. }
+            | I::IndexOn { .. }
+            | I::IndexOff => self.scalar_step(instruction, world)?,
+            I::GlobalLoad { .. }
+            | I::GlobalStore { .. }
+            | I::SharedLoad { .. }
+            | I::SharedStore { .. }
+            | I::PrivateLoad { .. }
+            | I::PrivateStore { .. } => self.access(instruction, world)?,
+            _ => {
+                world.lane_steps += LANES as u64;
+                self.vector_step::<F>(instruction, world)?;
+            }
+        }
+        Ok(Next::Following)
+    }
+
+    fn holds(&self, condition: Condition) -> Result<bool, String> {
+        Ok(match condition {
+            Condition::Always => true,
+            Condition::SccClear => !self.scc()?,
+            Condition::SccSet => self.scc()?,
+            Condition::VccZero => self.get_wide(VCC)? == 0,
+            Condition::VccNotZero => self.get_wide(VCC)? != 0,
+            Condition::ExecZero => self.exec() == 0,
+            Condition::ExecNotZero => self.exec() != 0,
+        })
+    }
+
+    fn scalar_step(&mut self, instruction: &Instruction, world: &mut World) -> Result<(), String> {
+        match *instruction {
+            Instruction::ScalarUnary { op, dst, a } => {
+                let a = self.scalar_source(a, op.is_wide())?;
+                self.scalar_unary(op, dst, a);
+            }
+            Instruction::ScalarBinary { op, dst, a, b } => {
+                let a = self.scalar_source(a, op.is_wide())?;
+                let b = self.scalar_source(b, op.is_wide() && !op.is_wide_shift())?;
+                let reads_scc = matches!(
+                    op,
+                    ScalarBinary::AddcU32 | ScalarBinary::SubbU32 | ScalarBinary::Select32 | ScalarBinary::Select64
+                );
+                let scc = reads_scc && self.scc()?;
+                let (value, set) = scalar::binary(op, a, b, scc);
+                self.set_result(dst, value, op.is_wide());
+                self.scc = set.or(self.scc);
+            }
+            Instruction::ScalarCompare { op, a, b } => {
+                let (a, b) = (self.scalar_source(a, op.is_wide())?, self.scalar_source(b, op.is_wide())?);
+                self.scc = Some(scalar::compare(op, a, b));
+            }
+            Instruction::GetPc { dst, next } => self.set_wide(dst, world.image.wrapping_add(next)),
+            Instruction::ScalarLoad { dst, dwords, base, offset } => {
+                let address = self.get_wide(base)?.wrapping_add_signed(offset) & !3;
+                let mut loaded = [(0, false); 16];
+                let loaded = &mut loaded[..dwords as usize];
+                world.memory.load(address, loaded, world.tag)?;
+                for (register, (value, defined)) in (dst..).zip(loaded) {
+                    if !*defined {
+                        return Err("a scalar load of memory that was never written".to_string());
+                    }
+                    self.set(register, *value);
+                }
+            }
+            Instruction::SetMode { first, count, value } => self.set_mode(first, count, value)?,
+            Instruction::IndexOn { index } => {
+                let index = self.scalar_source(index, false)? as u32 & 0xff;
+                self.set(M0, 1 << 12 | index);
+                self.index = Some(index as u16);
+            }
+            Instruction::IndexOff => self.index = None,
+            _ => return Err("not a scalar instruction".to_string()),
+        }
+        Ok(())
+    }
+
+    fn set_result(&mut self, dst: u8, value: u64, wide: bool) {
+        if wide { self.set_wide(dst, value) } else { self.set(dst, value as u32) }
+    }
+
+    fn scalar_unary(&mut self, op: ScalarUnary, dst: u8, a: u64) {
+        let old = self.exec();
+        let saved = match op {
+            ScalarUnary::AndSaveExec => Some(a & old),
+            ScalarUnary::OrSaveExec => Some(a | old),
+            ScalarUnary::AndNotSaveExec => Some(a & !old),
+            ScalarUnary::XorSaveExec => Some(a ^ old),
+            _ => None,
+        };
+        if let Some(new) = saved {
+            self.set_wide(dst, old);
+            self.set_wide(EXEC, new);
+            self.scc = Some(new != 0);
+            return;
+        }
+        let value = match op {
+            ScalarUnary::Not32 => !(a as u32) as u64,
+            ScalarUnary::Not64 => !a,
+            ScalarUnary::Reverse32 => (a as u32).reverse_bits() as u64,
+            _ => a,
+        };
+        if matches!(op, ScalarUnary::Not32 | ScalarUnary::Not64) {
+            self.scc = Some(value != 0);
+        }
+        self.set_result(dst, value, op.is_wide());
+    }
+
+    /// Rounding is bits 3:0 of MODE, float32 denormals bits 5:4; the rest concerns other types and
+    /// exceptions.
+    fn set_mode(&mut self, first: u8, count: u8, value: u32) -> Result<(), String> {
+        if u32::from(first) + u32::from(count) > 32 {
+            return Err("a field outside MODE".to_string());
+        }
+        let mask = (((1u64 << count) - 1) as u32) << first;
+        let old = u32::from(self.mode.rounding) | u32::from(self.mode.denormals) << 4;
+        let new = old & !mask | value << first & mask;
+        (self.mode.rounding, self.mode.denormals) = ((new & 15) as u8, (new >> 4 & 3) as u8);
+        if self.mode.rounding == 0 { Ok(()) } else { Err("only rounding to nearest even is supported".to_string()) }
+    }
+
+    /// Denormal sources become zero if MODE says so.
+    #[inline(always)]
+    fn flush_sources(&self, lanes: &mut [&mut Lanes]) {
+        if self.mode.denormals & 1 == 0 {
+            lanes.iter_mut().for_each(|lanes| **lanes = lanes.map(float::flushed));
+        }
+    }
+
+    /// What MODE and the seed make of float results.
+    #[inline(always)]
+    fn finish_floats(&self, lanes: &mut Lanes, seed: u64) {
+        if self.mode.denormals & 2 == 0 {
+            *lanes = lanes.map(float::flushed);
+        }
+        float::choose_nans(seed, lanes);
+    }
+
+    #[inline(always)]
+    fn unary(&mut self, op: Unary, dst: u16, a: Operand, world: &World) -> Result<(), String> {
+        let mut a = a;
+        if let Some(index) = self.index {
+            let Source::Vector(register) = a.source else { return Err("an index without a register".to_string()) };
+            if op != Unary::Move || register + index >= ACCUMULATORS {
+                return Err("an indexed register that is not of a move, or past the last".to_string());
+            }
+            a.source = Source::Vector(register + index);
+        }
+        let (mut x, defined) = self.operand(a)?;
+        if op.takes_float() {
+            self.flush_sources(&mut [&mut x]);
+        }
+        let mut out = vector::unary(op, &x, world.seed);
+        if op.makes_float() {
+            self.finish_floats(&mut out, world.seed);
+        }
+        self.put(dst, &out, defined);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn binary(&mut self, op: Binary, dst: u16, [a, b]: [Operand; 2], world: &World) -> Result<(), String> {
+        self.not_indexed()?;
+        let ((mut x, defined_x), (mut y, defined_y)) = (self.operand(a)?, self.operand(b)?);
+        let out = if op.is_float() {
+            self.flush_sources(&mut [&mut x]);
+            if op != Binary::ScaleByPower {
+                self.flush_sources(&mut [&mut y]);
+            }
+            let mut out = vector::binary(op, &x, &y);
+            self.finish_floats(&mut out, world.seed);
+            out
+        } else {
+            vector::binary(op, &x, &y)
+        };
+        self.put(dst, &out, defined_x & defined_y);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn ternary<F: Fma>(&mut self, op: Ternary, dst: u16, [a, b, c]: [Operand; 3], world: &World) -> Result<(), String> {
+        self.not_indexed()?;
+        let (mut x, defined_x) = self.operand(a)?;
+        let (mut y, defined_y) = self.operand(b)?;
+        let (mut z, defined_z) = self.operand(c)?;
+        let out = if op.is_float() {
+            self.flush_sources(&mut [&mut x, &mut y, &mut z]);
+            let mut out = vector::ternary::<F>(op, &x, &y, &z);
+            self.finish_floats(&mut out, world.seed);
+            out
+        } else {
+            vector::ternary::<F>(op, &x, &y, &z)
+        };
+        self.put(dst, &out, defined_x & defined_y & defined_z);
+        Ok(())
+    }
+
+    fn not_indexed(&self) -> Result<(), String> {
+        match self.index {
+            None => Ok(()),
+            Some(_) => Err("register indexing is supported for v_mov_b32 only".to_string()),
+        }
+    }
+
+    /// Writes a mask: bits of inactive lanes are 0.
+    fn put_mask(&mut self, dst: u8, mask: u64, defined: u64) -> Result<(), String> {
+        self.must_be_defined(defined, "a mask")?;
+        self.set_wide(dst, mask & self.exec());
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn vector_step<F: Fma>(&mut self, instruction: &Instruction, world: &mut World) -> Result<(), String> {
+        self.not_indexed()?;
+        match *instruction {
+            Instruction::Compare { op, dst, a, b } => {
+                let ((mut x, defined_x), (mut y, defined_y)) = (self.operand(a)?, self.operand(b)?);
+                if op.is_float() {
+                    self.flush_sources(&mut [&mut x, &mut y]);
+                }
+                self.put_mask(dst, vector::compare(op, &x, &y), defined_x & defined_y)
+            }
+            Instruction::WideCompare { op, dst, a, b } => {
+                let ((x, [x0, x1]), (y, [y0, y1])) = (self.wide(a)?, self.wide(b)?);
+                self.put_mask(dst, vector::wide_compare(op, &x, &y), x0 & x1 & y0 & y1)
+            }
+            Instruction::WideShift { op, dst, count, a } => {
+                let ((count, counted), (x, [x0, x1])) = (self.operand(count)?, self.wide(a)?);
+                let out = vector::wide_shift(op, &count, &x);
+                // A shift to the left does not look at the high half for the low one.
+                let low = if op == WideShift::Left { x0 } else { x0 & x1 };
+                let high = if op == WideShift::Left { x0 & x1 } else { x1 };
+                self.put(dst, &out.0, low & counted);
+                self.put(dst + 1, &out.1, high & counted);
+                Ok(())
+            }
+            Instruction::Carry { op, dst, out, a, b, carry } => {
+                let ((x, defined_x), (y, defined_y)) = (self.operand(a)?, self.operand(b)?);
+                let taken = if op.takes_carry() { self.get_wide(carry)? } else { 0 };
+                let (sum, bits) = vector::carry(op, &x, &y, taken);
+                self.put(dst, &sum, defined_x & defined_y);
+                // The carry of an undefined sum is only wrong if the sum is used.
+                self.set_wide(out, bits & self.exec());
+                Ok(())
+            }
+            Instruction::Choose { dst, a, b, mask } => {
+                let ((x, defined_x), (y, defined_y)) = (self.operand(a)?, self.operand(b)?);
+                let mask = self.get_wide(mask)?;
+                let chosen = |lane: usize| if mask >> lane & 1 == 1 { y[lane] } else { x[lane] };
+                self.put(dst, &std::array::from_fn(chosen), defined_y & mask | defined_x & !mask);
+                Ok(())
+            }
+            Instruction::WideMad { dst, carry, a, b, c } => {
+                let ((x, defined_x), (y, defined_y)) = (self.operand(a)?, self.operand(b)?);
+                let (z, [z0, z1]) = self.wide(c)?;
+                let (out, bits) = vector::wide_mad(&x, &y, &z);
+                self.put(dst, &out.0, defined_x & defined_y & z0);
+                self.put(dst + 1, &out.1, defined_x & defined_y & z0 & z1);
+                self.set_wide(carry, bits & self.exec());
+                Ok(())
+            }
+            Instruction::DivideScale { dst, mask, a, b, c } => self.divide_scale(dst, mask, [a, b, c], world.seed),
+            Instruction::DivideFmas { dst, a, b, c } => self.divide_fmas::<F>(dst, [a, b, c], world.seed),
+            Instruction::Matrix { op, dst, a, b, c } => self.matrix(op, dst, a, b, c),
+            _ => self.lanes_step(instruction),
+        }
+    }
+
+    fn three(&self, [a, b, c]: [Operand; 3]) -> Result<Defined<[Lanes; 3]>, String> {
+        let ((x, defined_x), (y, defined_y), (z, defined_z)) = (self.operand(a)?, self.operand(b)?, self.operand(c)?);
+        let mut all = [x, y, z];
+        if self.mode.denormals & 1 == 0 {
+            all = all.map(|lanes| lanes.map(float::flushed));
+        }
+        Ok((all, defined_x & defined_y & defined_z))
+    }
+
+    fn divide_scale(&mut self, dst: u16, mask: u8, sources: [Operand; 3], seed: u64) -> Result<(), String> {
+        let ([x, y, z], defined) = self.three(sources)?;
+        let mut out = [0; LANES];
+        let mut bits = 0;
+        for lane in 0..LANES {
+            let (value, bit) = divide::scale(x[lane], y[lane], z[lane]);
+            out[lane] = value;
+            bits |= u64::from(bit) << lane;
+        }
+        self.finish_floats(&mut out, seed);
+        self.put(dst, &out, defined);
+        self.set_wide(mask, bits & self.exec());
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn divide_fmas<F: Fma>(&mut self, dst: u16, sources: [Operand; 3], seed: u64) -> Result<(), String> {
+        let ([x, y, z], defined) = self.three(sources)?;
+        let mask = self.get_wide(VCC)?;
+        let mut out = vector::ternary::<F>(Ternary::Fma, &x, &y, &z);
+        for lane in 0..LANES {
+            if let Some(scaled) = divide::fmas(x[lane], y[lane], z[lane], mask >> lane & 1 == 1) {
+                out[lane] = scaled;
+            }
+        }
+        self.finish_floats(&mut out, seed);
+        self.put(dst, &out, defined);
+        Ok(())
+    }
+
+    /// Moves between lanes and scalar registers.
+    fn lanes_step(&mut self, instruction: &Instruction) -> Result<(), String> {
+        match *instruction {
+            Instruction::ReadFirstLane { dst, source } => {
+                let exec = self.exec();
+                let lane = if exec == 0 { 0 } else { exec.trailing_zeros() as usize };
+                self.read_lane(dst, source, lane)
+            }
+            Instruction::ReadLane { dst, source, lane } => {
+                let lane = self.scalar_source(lane, false)? as usize % LANES;
+                self.read_lane(dst, source, lane)
+            }
+            Instruction::WriteLane { dst, a, lane } => {
+                let lane = self.scalar_source(lane, false)? as usize % LANES;
+                let value = self.scalar_source(a, false)? as u32;
+                self.put_lane(dst, lane, value, true);
+                Ok(())
+            }
+            _ => Err("not a vector instruction".to_string()),
+        }
+    }
+
+    fn read_lane(&mut self, dst: u8, source: u16, lane: usize) -> Result<(), String> {
+        let (lanes, defined) = self.vector(source);
+        if defined >> lane & 1 == 0 {
+            return Err(format!("lane {lane} of v{source} is read before it is written"));
+        }
+        let value = lanes[lane];
+        self.set(dst, value);
+        Ok(())
+    }
+
+    fn matrix(&mut self, op: Matrix, dst: u16, a: u16, b: u16, c: u16) -> Result<(), String> {
+        if self.exec() != u64::MAX {
+            return Err("a matrix product with inactive lanes, whose meaning is not certain".to_string());
+        }
+        let ((x, defined_x), (y, defined_y)) = (self.vector(a), self.vector(b));
+        self.must_be_defined(defined_x & defined_y, "a matrix product")?;
+        let (x, y) = (*x, *y);
+        let mut defined = u64::MAX;
+        let mut sums: Vec<Lanes> = (c..c + op.sums())
+            .map(|register| {
+                let (lanes, known) = self.vector(register);
+                defined &= known;
+                *lanes
+            })
+            .collect();
+        matrix::multiply(op, &x, &y, &mut sums);
+        for (register, lanes) in (dst..).zip(&sums) {
+            self.put_all(register, lanes, defined);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,196 @@
+//! Launches: groups one after the other in seeded order, and within a group its waves from barrier
+//! to barrier, in an order that the seed changes at every barrier.
+
+use crate::execute::{Pause, World};
+use crate::instruction::LANES;
+use crate::memory::{Memory, Tag};
+use crate::program::{Kernel, Program};
+use crate::random::{mix, order};
+use crate::shared::Shared;
+use crate::wave::{Start, Wave};
+use isobit_numerics::{HardFma, SoftFma};
+use std::fmt;
+
+/// Shared memory that a group can have.
+const SHARED_BYTES_MAX: usize = 64 << 10;
+
+/// Why a launch failed, and where.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fault {
+    pub kernel: String,
+    /// The instruction's text; empty if no instruction is to blame.
+    pub instruction: String,
+    /// Line of the source; 0 if unknown.
+    pub line: u32,
+    pub what: String,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kernel, self.what)?;
+        if !self.instruction.is_empty() {
+            write!(f, ", in `{}`", self.instruction)?;
+        }
+        if self.line > 0 {
+            write!(f, ", line {} of the source", self.line)?;
+        }
+        Ok(())
+    }
+}
+
+/// Instructions executed, in waves and in lanes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    pub steps: u64,
+    pub lane_steps: u64,
+}
+
+/// Memory and waves of an emulated card.
+pub(crate) struct Machine {
+    pub(crate) memory: Memory,
+    /// Reused by every group.
+    waves: Vec<Wave>,
+    launches: u64,
+    seed: u64,
+    pub(crate) work: Work,
+}
+
+/// A kernel with its launch parameters.
+pub(crate) struct Launch<'a> {
+    pub(crate) program: &'a Program,
+    /// Address of the program's image.
+    pub(crate) image: u64,
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) groups: usize,
+    pub(crate) group_size: usize,
+    pub(crate) dynamic_bytes: usize,
+    /// The argument segment.
+    pub(crate) arguments: &'a [u8],
+}
+
+impl Launch<'_> {
+    fn fault(&self, pc: Option<usize>, what: String) -> Fault {
+        let origin = pc.and_then(|pc| self.program.origins.get(pc));
+        Fault {
+            kernel: self.kernel.name.clone(),
+            instruction: origin.map(|origin| origin.text.to_string()).unwrap_or_default(),
+            line: origin.map_or(0, |origin| origin.line),
+            what,
+        }
+    }
+
+    /// Bytes of shared memory of a group.
+    fn shared_bytes(&self) -> usize {
+        self.kernel.shared_bytes + self.dynamic_bytes
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let kernel = self.kernel;
+        if self.group_size == 0 || self.group_size > kernel.group_size_max.min(1024) {
+            return Err(format!("groups of {}; the kernel is for {}", self.group_size, kernel.group_size_max));
+        }
+        if self.groups >= Tag::GROUPS_MAX {
+            return Err(format!("{} groups are more than the emulator counts", self.groups));
+        }
+        if self.shared_bytes() > SHARED_BYTES_MAX {
+            return Err(format!("{} bytes of shared memory; a group has {SHARED_BYTES_MAX}", self.shared_bytes()));
+        }
+        if kernel.mode.rounding != 0 {
+            return Err("the kernel does not round to nearest even".to_string());
+        }
+        Ok(())
+    }
+}
+
+impl Machine {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { memory: Memory::new(seed), waves: Vec::new(), launches: 0, seed, work: Work::default() }
+    }
+
+    /// Runs all groups.
+    pub(crate) fn launch(&mut self, launch: &Launch) -> Result<(), Fault> {
+        launch.check().map_err(|what| launch.fault(None, what))?;
+        self.launches += 1;
+        if self.launches >= Tag::LAUNCHES_MAX {
+            return Err(launch.fault(None, "more launches than the emulator counts".to_string()));
+        }
+        let bytes = launch.arguments.len().max(launch.kernel.argument_bytes);
+        let arguments = self.memory.allocate(bytes.max(1)).map_err(|what| launch.fault(None, what))?;
+        self.memory.write(arguments, launch.arguments).map_err(|what| launch.fault(None, what))?;
+        self.memory.protect(arguments);
+        let wave_count = launch.group_size.div_ceil(LANES);
+        while self.waves.len() < wave_count {
+            self.waves.push(Wave::new(mix(self.seed, self.waves.len() as u64) as u32));
+        }
+        let turn = if self.seed == 0 { 0 } else { mix(self.seed, self.launches) };
+        let mut shared = Shared::new(launch.shared_bytes(), turn as u32);
+        let ran = order(turn, launch.groups).into_iter().try_for_each(|group| {
+            shared.forget();
+            let start = Start {
+                kernel: launch.kernel,
+                arguments,
+                group: group as u32,
+                group_size: launch.group_size,
+                poison: turn as u32,
+            };
+            self.group(launch, &start, &mut shared, mix(turn, group as u64) * u64::from(turn != 0))
+        });
+        self.memory.release(arguments);
+        ran
+    }
+
+    /// Runs a group: all waves to a barrier, then all to the next one.
+    fn group(&mut self, launch: &Launch, start: &Start, shared: &mut Shared, turn: u64) -> Result<(), Fault> {
+        let wave_count = launch.group_size.div_ceil(LANES);
+        let waves = &mut self.waves[..wave_count];
+        for (index, wave) in waves.iter_mut().enumerate() {
+            wave.enter(index, start);
+        }
+        for epoch in 0..Tag::EPOCHS_MAX {
+            let turn = if turn == 0 { 0 } else { mix(turn, epoch as u64) };
+            let mut waiting = false;
+            for index in order(turn, wave_count) {
+                let wave = &mut waves[index];
+                if wave.ended {
+                    continue;
+                }
+                let mut world = World {
+                    program: launch.program,
+                    image: launch.image,
+                    memory: &mut self.memory,
+                    shared,
+                    tag: Tag::new(self.launches, start.group as usize, epoch, index),
+                    who: (epoch as u32 + 1, index as u8),
+                    seed: self.seed,
+                    steps: 0,
+                    lane_steps: 0,
+                };
+                let paused = run(wave, &mut world).map_err(|what| launch.fault(Some(wave.pc), what));
+                self.work.steps += world.steps;
+                self.work.lane_steps += world.lane_steps;
+                waiting |= paused? == Pause::Barrier;
+            }
+            if !waiting {
+                return Ok(());
+            }
+        }
+        Err(launch.fault(None, "more barriers than the emulator counts".to_string()))
+    }
+}
+
+/// Runs a wave to its next pause with the widest instructions of the host; the bits are the same.
+fn run(wave: &mut Wave, world: &mut World) -> Result<Pause, String> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2,fma,bmi1,bmi2")]
+        fn wide(wave: &mut Wave, world: &mut World) -> Result<Pause, String> {
+            wave.run::<HardFma>(world)
+        }
+        let vectors = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        if vectors && is_x86_feature_detected!("bmi1") && is_x86_feature_detected!("bmi2") {
+            // SAFETY: the host has every feature that is enabled above.
+            return unsafe { wide(wave, world) };
+        }
+    }
+    wave.run::<SoftFma>(world)
+}

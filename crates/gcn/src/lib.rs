@@ -1,0 +1,35 @@
+//! An emulator of AMD's gfx906 (MI50) and gfx908 (MI100) at the level of machine code, for tests
+//! without a card. It is not part of the program.
+//!
+//! A [`Program`] is read from the compiler's assembly or from a code object. A [`Card`] runs it:
+//! waves of 64 lanes, with every access checked. It is a runtime of the kernels crate, so all ops
+//! run on it as on any device. A seed makes it adversarial where hardware is free.
+#![expect(clippy::float_arithmetic, reason = "it emulates float arithmetic")]
+
+mod access;
+mod assembly;
+mod card;
+mod compiler;
+mod decode;
+mod divide;
+mod execute;
+mod float;
+pub mod instruction;
+mod integer;
+mod launch;
+mod matrix;
+mod memory;
+mod metadata;
+mod operand;
+mod program;
+mod random;
+mod scalar;
+mod shared;
+mod vector;
+mod wave;
+
+pub use assembly::read as read_assembly;
+pub use card::{Card, Settings};
+pub use compiler::{Architecture, Dialect, compiler};
+pub use launch::{Fault, Work};
+pub use program::{EntryRegisters, FloatMode, Kernel, Origin, Parameter, Program};
