@@ -4,6 +4,7 @@
 
 mod amd_assembly;
 mod amd_audit;
+mod amd_run;
 mod arguments;
 mod check;
 mod cuda_audit;
@@ -58,6 +59,9 @@ cargo xtask cuda-audit [--require] [--kernels] [--every-build]
 cargo xtask hip-compile [--require]
     every GPU program compiled by hipRTC in a child process, without a card, and an architecture that does not exist;
     --require fails where there is no hipRTC
+cargo xtask amd-run [--seeds N] [--work N] [--threads N] [--require]
+    every conformance case that is small enough, as machine code of gfx906 and gfx908 in an emulator: both dialects, plain
+    and with seeds 1 to 5, and code objects of clang and hipRTC (wants clang 19, llvm, lld; hipRTC 5)
 cargo xtask demo-model [--isobit PROGRAM]
     trains the model that `isobit demo` carries, from random weights; about two minutes
 cargo xtask scratch-model FOLDER
@@ -100,6 +104,7 @@ fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
         "amd-audit" => amd_audit::run(arguments)?,
         "cuda-audit" => cuda_audit::run(arguments)?,
         "hip-compile" => hip_compile::run(arguments)?,
+        "amd-run" => amd_run::run(arguments)?,
         "scratch-model" => scratch_model::run(arguments)?,
         "gptq-model" => gptq_model::run(arguments)?,
         "sweep" => sweep::run(arguments)?,

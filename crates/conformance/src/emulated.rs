@@ -1,7 +1,7 @@
 //! Cases on emulated AMD cards. Emulation is slow, so cases with much work are left out, by name.
 
 use crate::{Absent, Case, DirtyWorkspace, Visitor, first_difference};
-use isobit_gcn::{Card, Settings, Work, compiler};
+use isobit_gcn::{Card, Settings, Work};
 use isobit_kernels::gpu::Gpu;
 use isobit_kernels::observe::Observed;
 use isobit_kernels::{Counting, Cpu, Device, Path, Reference};
@@ -36,8 +36,8 @@ impl Emulated {
     pub const WORK_MAX: u64 = 2_000_000;
 
     pub fn new(settings: Settings, work_max: u64) -> Result<Self, Absent> {
-        if compiler().is_none() {
-            return Err(Absent::Missing("no clang that compiles for amdgcn".to_string()));
+        if let Some(objection) = settings.toolchain.objection() {
+            return Err(Absent::Missing(objection));
         }
         let (gpu, card) = opened(&settings)?;
         let cpu = Cpu::new(1, Path::Scalar).map_err(|error| Absent::Broken(error.to_string()))?;

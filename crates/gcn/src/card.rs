@@ -1,6 +1,6 @@
 //! An emulated card as a runtime of the kernels crate.
 
-use crate::compiler::{Architecture, Dialect, Request, compile};
+use crate::compiler::{Architecture, Dialect, Request, Toolchain, compile};
 use crate::launch::{Launch, Machine, Work};
 use crate::memory::ALIGNMENT;
 use crate::program::{Kernel as Entry, Program};
@@ -16,6 +16,7 @@ use std::sync::Arc;
 pub struct Settings {
     pub architecture: Architecture,
     pub dialect: Dialect,
+    pub toolchain: Toolchain,
     /// 0 is plain; others move what hardware leaves open.
     pub seed: u64,
     /// Compiler options after the usual ones, for negative controls.
@@ -24,7 +25,7 @@ pub struct Settings {
 
 impl Settings {
     pub fn new(architecture: Architecture) -> Self {
-        Self { architecture, dialect: Dialect::Hip, seed: 0, options: Vec::new() }
+        Self { architecture, dialect: Dialect::Hip, toolchain: Toolchain::Assembly, seed: 0, options: Vec::new() }
     }
 }
 
@@ -52,8 +53,8 @@ pub struct Card {
 
 impl Card {
     pub fn new(settings: Settings) -> Self {
-        let Settings { architecture, dialect, seed, .. } = &settings;
-        let name = format!("{architecture} (emulated, {dialect}, seed {seed})");
+        let Settings { architecture, dialect, toolchain, seed, .. } = &settings;
+        let name = format!("{architecture} (emulated, {dialect} by {}, seed {seed})", toolchain.name());
         let machine = RefCell::new(Machine::new(*seed));
         Self { name, machine, settings, programs: RefCell::default() }
     }
@@ -150,6 +151,7 @@ impl Runtime for Card {
             options: options.iter().chain(&self.settings.options).cloned().collect(),
             architecture: self.settings.architecture,
             dialect: self.settings.dialect,
+            toolchain: self.settings.toolchain,
         })?;
         let memory = &mut self.machine.borrow_mut().memory;
         let image = memory.allocate(program.image.len().max(1))?;

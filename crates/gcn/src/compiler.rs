@@ -1,5 +1,5 @@
-//! Compiles kernels to assembly with clang in a child process, as the runtimes of AMD's devices
-//! would, and remembers what it compiled.
+//! Compiles kernels in a child process, with clang as the runtimes of AMD's devices would, or with
+//! AMD's own hipRTC, and remembers what it compiled.
 
 use crate::program::Program;
 use std::collections::BTreeMap;
@@ -95,6 +95,63 @@ impl fmt::Display for Dialect {
     }
 }
 
+/// What turns source into machine code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Toolchain {
+    /// clang's assembly; lines of source are known.
+    Assembly,
+    /// clang and its linker; the code object is disassembled by `llvm-objdump`.
+    CodeObject,
+    /// hipRTC of an installed ROCm, through `tools/hiprtc_compile.py`; disassembled likewise.
+    HipRtc,
+}
+
+impl Toolchain {
+    pub const ALL: [Self; 3] = [Self::Assembly, Self::CodeObject, Self::HipRtc];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Assembly => "clang",
+            Self::CodeObject => "clang-object",
+            Self::HipRtc => "hiprtc",
+        }
+    }
+
+    /// Why it cannot be used here, if so.
+    pub fn objection(self) -> Option<String> {
+        let runs = |name: &str, argument: &str| Command::new(name).arg(argument).output().is_ok();
+        match self {
+            Self::Assembly | Self::CodeObject if compiler().is_none() => {
+                Some("no clang that compiles for amdgcn".to_string())
+            }
+            Self::CodeObject | Self::HipRtc if disassembler().is_none() => Some("no llvm-objdump".to_string()),
+            Self::CodeObject if !LINKERS.iter().any(|linker| runs(linker, "--version")) => {
+                Some("no ld.lld".to_string())
+            }
+            Self::HipRtc => {
+                let check = Command::new("python3").arg(HIPRTC).arg("--check").output();
+                let found = check.is_ok_and(|output| output.status.success());
+                if found { None } else { Some("no hipRTC (libamdhip64, libhiprtc)".to_string()) }
+            }
+            _ => None,
+        }
+    }
+}
+
+const LINKERS: [&str; 2] = ["ld.lld-19", "ld.lld"];
+const DISASSEMBLERS: [&str; 3] = ["llvm-objdump-19", "llvm-objdump", "llvm-objdump-15"];
+const HIPRTC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tools/hiprtc_compile.py");
+
+fn disassembler() -> Option<&'static str> {
+    static FOUND: OnceLock<Option<&str>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        DISASSEMBLERS.into_iter().find(|name| {
+            let output = Command::new(name).arg("--version").output();
+            output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("amdgcn"))
+        })
+    })
+}
+
 /// A compiler that supports AMD's devices, if there is one.
 pub fn compiler() -> Option<&'static str> {
     static FOUND: OnceLock<Option<&str>> = OnceLock::new();
@@ -113,6 +170,7 @@ pub(crate) struct Request {
     pub(crate) options: Vec<String>,
     pub(crate) architecture: Architecture,
     pub(crate) dialect: Dialect,
+    pub(crate) toolchain: Toolchain,
 }
 
 /// Assembles what is not known yet; cards of one process share the programs.
@@ -122,31 +180,65 @@ pub(crate) fn compile(request: &Request) -> Result<Arc<Program>, String> {
     if let Some(program) = known().get(request) {
         return Ok(Arc::clone(program));
     }
-    let program = Arc::new(crate::assembly::read(&assembly(request)?)?);
+    let program = match request.toolchain {
+        Toolchain::Assembly => {
+            let text = clang(request, &["-S"])?;
+            crate::assembly::read(&String::from_utf8(text).map_err(|error| error.to_string())?)?
+        }
+        Toolchain::CodeObject => {
+            let bundle = if request.dialect == Dialect::Hip { &["--no-gpu-bundle-output"][..] } else { &[] };
+            disassembled(&clang(request, bundle)?)?
+        }
+        Toolchain::HipRtc => disassembled(&hiprtc(request)?)?,
+    };
+    let program = Arc::new(program);
     known().insert(request.clone(), Arc::clone(&program));
     Ok(program)
 }
 
-fn assembly(request: &Request) -> Result<String, String> {
+fn clang(request: &Request, output: &[&str]) -> Result<Vec<u8>, String> {
     let clang = compiler().ok_or("no clang that compiles for amdgcn; install clang-19")?;
     let options = request.dialect.options(request.architecture);
-    let mut child = Command::new(clang)
-        .args(options.iter().chain(&request.options))
-        .args(["-S", "-o", "-", "-"])
+    let mut command = Command::new(clang);
+    command.args(options.iter().chain(&request.options)).args(output).args(["-o", "-", "-"]);
+    piped(command, request.source.clone().into_bytes())
+}
+
+fn hiprtc(request: &Request) -> Result<Vec<u8>, String> {
+    if request.dialect != Dialect::Hip {
+        return Err("hipRTC compiles HIP only".to_string());
+    }
+    let mut command = Command::new("python3");
+    let options = [format!("--offload-arch={}", request.architecture), "-ffp-contract=off".into(), "-O3".into()];
+    command.arg(HIPRTC).args(options).args(&request.options);
+    piped(command, request.source.clone().into_bytes())
+}
+
+/// A code object as a program.
+fn disassembled(object: &[u8]) -> Result<Program, String> {
+    let mut command = Command::new(disassembler().ok_or("no llvm-objdump; install llvm-19")?);
+    command.args(["-d", "-"]);
+    let text = piped(command, object.to_vec())?;
+    crate::codeobject::read(object, &String::from_utf8_lossy(&text))
+}
+
+/// What a command prints when it is given `input`.
+fn piped(mut command: Command, input: Vec<u8>) -> Result<Vec<u8>, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|error| format!("{clang}: {error}"))?;
-    let mut input = child.stdin.take().ok_or("the compiler has no input")?;
-    let source = request.source.clone();
-    // A thread of its own: the compiler may write before it has read everything.
-    let writer = std::thread::spawn(move || input.write_all(source.as_bytes()));
-    let output = child.wait_with_output().map_err(|error| format!("{clang}: {error}"))?;
-    let written = writer.join().map_err(|_| "the compiler's input was not written".to_string())?;
+        .map_err(|error| format!("{name}: {error}"))?;
+    let mut pipe = child.stdin.take().ok_or("a command without input")?;
+    // A thread of its own: the command may write before it has read everything.
+    let writer = std::thread::spawn(move || pipe.write_all(&input));
+    let output = child.wait_with_output().map_err(|error| format!("{name}: {error}"))?;
+    let written = writer.join().map_err(|_| format!("{name}: its input was not written"))?;
     if !output.status.success() {
-        return Err(format!("{clang} failed\n{}", String::from_utf8_lossy(&output.stderr)));
+        return Err(format!("{name} failed\n{}", String::from_utf8_lossy(&output.stderr)));
     }
-    written.map_err(|error| format!("{clang}: {error}"))?;
-    String::from_utf8(output.stdout).map_err(|error| error.to_string())
+    written.map_err(|error| format!("{name}: {error}"))?;
+    Ok(output.stdout)
 }

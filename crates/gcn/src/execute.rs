@@ -153,10 +153,10 @@ impl Wave {
                 let loaded = &mut loaded[..dwords as usize];
                 world.memory.load(address, loaded, world.tag)?;
                 for (register, (value, defined)) in (dst..).zip(loaded) {
-                    if !*defined {
-                        return Err("a scalar load of memory that was never written".to_string());
-                    }
                     self.set(register, *value);
+                    if !*defined {
+                        self.forget(register);
+                    }
                 }
             }
             Instruction::SetMode { first, count, value } => self.set_mode(first, count, value)?,

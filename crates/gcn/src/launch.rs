@@ -14,7 +14,7 @@ use std::fmt;
 /// Shared memory that a group can have.
 const SHARED_BYTES_MAX: usize = 64 << 10;
 
-/// Why a launch failed, and where.
+/// Why a launch failed, and where. Displayed without the kernel's name, which callers put in front.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
     pub kernel: String,
@@ -27,7 +27,7 @@ pub struct Fault {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.kernel, self.what)?;
+        write!(f, "{}", self.what)?;
         if !self.instruction.is_empty() {
             write!(f, ", in `{}`", self.instruction)?;
         }
@@ -115,7 +115,9 @@ impl Machine {
             return Err(launch.fault(None, "more launches than the emulator counts".to_string()));
         }
         let bytes = launch.arguments.len().max(launch.kernel.argument_bytes);
-        let arguments = self.memory.allocate(bytes.max(1)).map_err(|what| launch.fault(None, what))?;
+        // Compilers load past the last argument, up to the alignment of the segment.
+        let arguments =
+            self.memory.allocate(bytes.max(1).next_multiple_of(16)).map_err(|what| launch.fault(None, what))?;
         self.memory.write(arguments, launch.arguments).map_err(|what| launch.fault(None, what))?;
         self.memory.protect(arguments);
         let wave_count = launch.group_size.div_ceil(LANES);

@@ -9,6 +9,7 @@
 mod access;
 mod assembly;
 mod card;
+mod codeobject;
 mod compiler;
 mod decode;
 mod divide;
@@ -19,17 +20,20 @@ mod integer;
 mod launch;
 mod matrix;
 mod memory;
+mod message_pack;
 mod metadata;
 mod operand;
 mod program;
 mod random;
 mod scalar;
 mod shared;
+#[cfg(test)]
+mod tests;
 mod vector;
 mod wave;
 
 pub use assembly::read as read_assembly;
 pub use card::{Card, Settings};
-pub use compiler::{Architecture, Dialect, compiler};
+pub use compiler::{Architecture, Dialect, Toolchain, compiler};
 pub use launch::{Fault, Work};
 pub use program::{EntryRegisters, FloatMode, Kernel, Origin, Parameter, Program};

@@ -12,7 +12,7 @@ pub(crate) struct Arguments {
 }
 
 /// A parameter from its fields. Kernels of ours have explicit ones only.
-fn parameter(offset: Option<u64>, size: Option<u64>, kind: Option<&str>) -> Result<Parameter, String> {
+pub(crate) fn parameter(offset: Option<u64>, size: Option<u64>, kind: Option<&str>) -> Result<Parameter, String> {
     let is_pointer = match kind {
         Some("global_buffer") => true,
         Some("by_value") => false,

@@ -131,6 +131,11 @@ impl Wave {
         }
     }
 
+    /// A register whose value was loaded from memory that was never written.
+    pub(crate) fn forget(&mut self, register: u8) {
+        self.scalar_defined &= !(1 << register);
+    }
+
     pub(crate) fn set_wide(&mut self, register: u8, value: u64) {
         self.set(register, value as u32);
         self.set(register + 1, (value >> 32) as u32);

@@ -9,13 +9,14 @@
 //!
 //! `conform --on gfx906` (or `gfx908`) runs the machine code that clang makes of the kernels in an
 //! emulator, each case once. `--seed N` moves what hardware leaves open, `--dialect opencl` compiles
-//! the other dialect, and cases with more work than `--work N` are left out, by name.
+//! the other dialect, `--toolchain clang-object` or `hiprtc` runs code objects, and cases with more
+//! work than `--work N` are left out, by name.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a report, and how far it is")]
 
 use isobit_conformance::emulated::{Emulated, work_of};
 use isobit_conformance::table::Table;
 use isobit_conformance::{Absent, Case, EveryBackend, Visitor, cases, skipped};
-use isobit_gcn::{Architecture, Dialect, Settings};
+use isobit_gcn::{Architecture, Dialect, Settings, Toolchain};
 use isobit_kernels::gpu::hip;
 use isobit_kernels::{Counting, Cpu, Path};
 use std::process::ExitCode;
@@ -32,6 +33,7 @@ struct Request {
     threads: usize,
     seed: u64,
     dialect: Option<Dialect>,
+    toolchain: Option<Toolchain>,
     work_max: Option<u64>,
 }
 
@@ -49,6 +51,7 @@ impl Request {
                 "--threads" => request.threads = value()?.parse().map_err(|error| format!("--threads: {error}"))?,
                 "--seed" => request.seed = value()?.parse().map_err(|error| format!("--seed: {error}"))?,
                 "--dialect" => request.dialect = Some(dialect(&value()?)?),
+                "--toolchain" => request.toolchain = Some(toolchain(&value()?)?),
                 "--work" => {
                     request.work_max = Some(value()?.parse().map_err(|error| format!("--work: {error}"))?);
                 }
@@ -57,11 +60,12 @@ impl Request {
             }
         }
         let emulates = request.architecture().is_some();
-        if !emulates && (request.seed != 0 || request.dialect.is_some() || request.work_max.is_some()) {
-            return Err("--seed, --dialect and --work want `--on gfx906` or `--on gfx908`".to_string());
+        let choices = request.dialect.is_some() || request.toolchain.is_some() || request.work_max.is_some();
+        if !emulates && (request.seed != 0 || choices) {
+            return Err("--seed, --dialect, --toolchain and --work want `--on gfx906` or `--on gfx908`".to_string());
         }
         if emulates && (request.table || request.portable || request.small || request.path.is_some()) {
-            return Err(format!("--on {} goes with --seed, --dialect and --work only", request.on));
+            return Err(format!("--on {} goes with --seed, --dialect, --toolchain and --work only", request.on));
         }
         Ok(request)
     }
@@ -83,6 +87,11 @@ impl Request {
 fn dialect(name: &str) -> Result<Dialect, String> {
     let found = Dialect::ALL.into_iter().find(|dialect| dialect.name().eq_ignore_ascii_case(name));
     found.ok_or_else(|| format!("unknown dialect `{name}`: hip and opencl exist"))
+}
+
+fn toolchain(name: &str) -> Result<Toolchain, String> {
+    let found = Toolchain::ALL.into_iter().find(|toolchain| toolchain.name() == name);
+    found.ok_or_else(|| format!("unknown toolchain `{name}`: clang, clang-object and hiprtc exist"))
 }
 
 fn main() -> ExitCode {
@@ -170,7 +179,8 @@ fn compare(request: Request) -> Result<bool, String> {
 /// Every wanted case on an emulated card.
 fn emulate(architecture: Architecture, request: Request) -> Result<bool, String> {
     let dialect = request.dialect.unwrap_or(Dialect::Hip);
-    let settings = Settings { dialect, seed: request.seed, ..Settings::new(architecture) };
+    let toolchain = request.toolchain.unwrap_or(Toolchain::Assembly);
+    let settings = Settings { dialect, toolchain, seed: request.seed, ..Settings::new(architecture) };
     let work_max = request.work_max.unwrap_or(Emulated::WORK_MAX);
     let backends = Emulated::new(settings, work_max).map_err(|absent| match absent {
         Absent::Missing(why) | Absent::Broken(why) => why,
@@ -186,7 +196,8 @@ fn emulate(architecture: Architecture, request: Request) -> Result<bool, String>
         println!("left out, too much work: {name}");
     }
     println!(
-        "{architecture} {dialect} seed {}: {} cases, {} differences, {} left out, {:.1} million wave instructions",
+        "{architecture} {dialect} by {}, seed {}: {} cases, {} differences, {} left out, {:.1} million wave instructions",
+        toolchain.name(),
         request.seed,
         emulated.compared,
         emulated.differences.len(),

@@ -47,6 +47,7 @@ mod delta_rule;
 mod delta_rule_gradients;
 mod dropout;
 mod embedding;
+mod emulated;
 mod exact_division;
 mod float_state;
 mod further;

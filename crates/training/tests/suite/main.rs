@@ -10,6 +10,7 @@ mod data_templates;
 mod data_turns;
 mod deferred;
 mod drift;
+mod emulated;
 mod experts;
 mod hard_to_route;
 mod laws;

@@ -69,7 +69,7 @@ impl Run {
     }
 
     /// Three steps; losses, norms, weights and moments as one line.
-    fn on<B: Backend>(&self, backend: B) -> String {
+    pub(crate) fn on<B: Backend>(&self, backend: B) -> String {
         let built = self.built(&backend);
         let mut trainer = Trainer::new(backend, built);
         let settings = step_settings(self.profile, self.policy, self.micro_batch_size);

@@ -1,0 +1,195 @@
+//! The machine code of gfx906 and gfx908 in an emulator: a sample of the cases with adversarial
+//! seeds (`cargo xtask amd-run` runs the rest), and mistakes that must be found.
+
+use isobit_conformance::emulated::Emulated;
+use isobit_conformance::{Absent, Visitor, cases, skip};
+use isobit_gcn::{Architecture, Card, Dialect, Settings, Toolchain};
+use isobit_kernels::backend::BegunDigest;
+use isobit_kernels::gpu::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
+use isobit_kernels::gpu::{Api, Gpu, Selector};
+use isobit_kernels::op::{Add, AnyBuffer};
+use isobit_kernels::{Device, DeviceFailure};
+use std::rc::Rc;
+
+/// BOUND: multiply-adds and outputs of a case, so that the samples take a minute together.
+const WORK_MAX: u64 = 10_000;
+
+/// Whether the tools are there; a missing one is a skip, and a failure where `clang` is required.
+fn available(test: &str, toolchain: Toolchain) -> bool {
+    let objection = toolchain.objection();
+    // Only clang is something that a build server can be required to have.
+    let name = if toolchain == Toolchain::Assembly { "clang" } else { toolchain.name() };
+    skip(test, &objection.iter().map(|why| (name.to_string(), why.clone())).collect::<Vec<_>>());
+    objection.is_none()
+}
+
+fn emulated(settings: Settings, visit: impl Fn(&mut Emulated)) {
+    let mut emulated = Emulated::new(settings, WORK_MAX).unwrap_or_else(|absent| match absent {
+        Absent::Missing(why) | Absent::Broken(why) => panic!("{why}"),
+    });
+    visit(&mut emulated);
+    assert!(emulated.compared > 0, "no case was compared");
+    assert!(emulated.differences.is_empty(), "{}", emulated.differences.join("\n"));
+}
+
+fn sample(test: &str, settings: Settings) {
+    if available(test, settings.toolchain) {
+        emulated(settings, |emulated| cases::visit_all(emulated));
+    }
+}
+
+#[test]
+fn gfx906_in_hip() {
+    sample("emulated::gfx906_in_hip", Settings { seed: 1, ..Settings::new(Architecture::Gfx906) });
+}
+
+#[test]
+fn gfx908_in_hip() {
+    sample("emulated::gfx908_in_hip", Settings { seed: 2, ..Settings::new(Architecture::Gfx908) });
+}
+
+#[test]
+fn gfx906_in_opencl() {
+    let settings = Settings { seed: 3, dialect: Dialect::OpenCl, ..Settings::new(Architecture::Gfx906) };
+    if available("emulated::gfx906_in_opencl", settings.toolchain) {
+        emulated(settings, some_ops);
+    }
+}
+
+/// Ops that together use most kinds of instruction.
+fn some_ops<V: Visitor>(visitor: &mut V) {
+    cases::elementary::visit(visitor);
+    cases::rms_norm::visit(visitor);
+    cases::product::visit(visitor);
+    cases::adamw::visit(visitor);
+}
+
+#[test]
+fn code_objects_of_clang_and_hiprtc() {
+    for toolchain in [Toolchain::CodeObject, Toolchain::HipRtc] {
+        if available("emulated::code_objects_of_clang_and_hiprtc", toolchain) {
+            for architecture in Architecture::ALL {
+                emulated(Settings { toolchain, ..Settings::new(architecture) }, some_ops);
+            }
+        }
+    }
+}
+
+/// A card that compiles edited sources.
+struct Edited {
+    card: Card,
+    from: &'static str,
+    to: &'static str,
+}
+
+impl Runtime for Edited {
+    fn name(&self) -> &str {
+        self.card.name()
+    }
+
+    fn alignment(&self) -> usize {
+        self.card.alignment()
+    }
+
+    fn exact_division(&self) -> bool {
+        self.card.exact_division()
+    }
+
+    fn allocate(&self, bytes: usize) -> Answer<Handle> {
+        self.card.allocate(bytes)
+    }
+
+    fn release(&self, memory: Handle) {
+        self.card.release(memory);
+    }
+
+    fn zero(&self, memory: Handle, bytes: usize) -> Answer<()> {
+        self.card.zero(memory, bytes)
+    }
+
+    fn write(&self, memory: Handle, bytes: &[u8]) -> Answer<()> {
+        self.card.write(memory, bytes)
+    }
+
+    fn read(&self, bytes: &mut [u8], memory: Handle) -> Answer<()> {
+        self.card.read(bytes, memory)
+    }
+
+    fn finish(&self) -> Answer<()> {
+        self.card.finish()
+    }
+
+    fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled> {
+        self.card.compile(&source.replace(self.from, self.to), language, options)
+    }
+
+    fn kernel(&self, program: Compiled, name: &str) -> Answer<Kernel> {
+        self.card.kernel(program, name)
+    }
+
+    fn launch(&self, kernel: Kernel, groups: usize, size: usize, dynamic: usize, arguments: &[Argument]) -> Answer<()> {
+        self.card.launch(kernel, groups, size, dynamic, arguments)
+    }
+
+    fn multiprocessors(&self) -> usize {
+        self.card.multiprocessors()
+    }
+}
+
+/// What goes wrong in `run` with edited kernels.
+fn mistake(from: &'static str, to: &'static str, run: impl Fn(&Gpu) -> Result<(), DeviceFailure>) -> String {
+    let card = Card::new(Settings::new(Architecture::Gfx906));
+    let selector = Selector { api: Api::Cuda, index: 0 };
+    let gpu = Gpu::with_runtime(Rc::new(Edited { card, from, to }), selector).expect("the probe finds nothing");
+    run(&gpu).expect_err("the mistake is found").what
+}
+
+/// Launches the kernels of the digest, which has a shared array and barriers.
+fn digest(gpu: &Gpu) -> Result<(), DeviceFailure> {
+    let buffer = gpu.upload(&vec![1.0f32; 5000]);
+    BegunDigest::new(gpu, AnyBuffer::F32(&buffer)).finish(gpu).map(drop)
+}
+
+#[test]
+fn a_missing_barrier_is_found() {
+    if available("emulated::a_missing_barrier_is_found", Toolchain::Assembly) {
+        let found = mistake("__builtin_amdgcn_s_barrier();", ";", digest);
+        assert!(found.contains("race"), "{found}");
+        assert!(found.contains("ds_") && found.contains("line ") && found.contains("of the source `"), "{found}");
+    }
+}
+
+#[test]
+fn an_index_too_far_is_found() {
+    if available("emulated::an_index_too_far_is_found", Toolchain::Assembly) {
+        let found = mistake("i < length", "i <= length", |gpu| {
+            let (x, mut y) = (gpu.upload(&[1.0f32; 300]), gpu.zeros::<f32>(300));
+            gpu.run(Add { y: &mut y, a: &x, b: &x });
+            gpu.download(&y).map(drop)
+        });
+        assert!(found.contains("out of bounds"), "{found}");
+        assert!(found.contains("add_elements") && found.contains("line "), "{found}");
+    }
+}
+
+/// Opens a card whose programs are compiled with one more option; the probe must refuse it.
+fn refused(option: &str) -> String {
+    let settings = Settings { options: vec![option.to_string()], ..Settings::new(Architecture::Gfx906) };
+    Card::open(settings).map(drop).expect_err("the option is found").what
+}
+
+#[test]
+fn contraction_is_found() {
+    if available("emulated::contraction_is_found", Toolchain::Assembly) {
+        let found = refused("-ffp-contract=fast");
+        assert!(found.contains("a product and a sum are contracted"), "{found}");
+    }
+}
+
+#[test]
+fn a_flushed_subnormal_is_found() {
+    if available("emulated::a_flushed_subnormal_is_found", Toolchain::Assembly) {
+        let found = refused("-fgpu-flush-denormals-to-zero");
+        assert!(found.contains("a subnormal"), "{found}");
+    }
+}

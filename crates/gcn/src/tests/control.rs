@@ -1,0 +1,164 @@
+//! Memory instructions, register indexing, and uses of what was never written.
+
+use super::Bench;
+use crate::instruction::EXEC;
+
+#[test]
+fn global_memory() {
+    let mut bench = Bench::new(0);
+    let address = bench.memory.allocate(4096).expect("memory");
+    bench.memory.write(address, &(0..=255).collect::<Vec<u8>>()).expect("inside");
+    bench.wave.set_wide(2, address);
+    bench.lanes(1, |lane| 4 * lane as u32);
+    bench.run("global_load_dword v0, v1, s[2:3]");
+    assert_eq!(bench.lane(0, 3), 0x0f0e_0d0c);
+    bench.wave.set_wide(EXEC, 1);
+    bench.run("global_load_dwordx3 v[4:6], v1, s[2:3] offset:16");
+    assert_eq!([4, 5, 6].map(|register| bench.lane(register, 0)), [0x1312_1110, 0x1716_1514, 0x1b1a_1918]);
+    bench.run("global_load_ubyte v0, v1, s[2:3] offset:5\n global_load_sshort v7, v1, s[2:3] offset:254");
+    assert_eq!((bench.lane(0, 0), bench.lane(7, 0)), (5, 0xffff_fffe));
+    // A 64-bit address in registers, and a negative offset.
+    bench.fill(8, (address + 400) as u32);
+    bench.fill(9, ((address + 400) >> 32) as u32);
+    bench.run("global_store_dwordx2 v[8:9], v[4:5], off offset:-144\n global_store_short v[8:9], v6, off");
+    let mut bytes = [0; 8];
+    bench.memory.read(&mut bytes, address + 256).expect("inside");
+    assert_eq!(bytes, [0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17]);
+    bench.memory.read(&mut bytes[..2], address + 400).expect("inside");
+    assert_eq!(bytes[..2], [0x18, 0x19]);
+    let fault = bench.try_run("global_load_dword v0, v1, s[2:3] offset:4094").expect_err("past the end");
+    assert!(fault.contains("out of bounds"), "{fault}");
+    let fault = bench.try_run("global_load_dword v0, v1, s[2:3] offset:2").expect_err("not aligned");
+    assert!(fault.contains("misaligned"), "{fault}");
+}
+
+#[test]
+fn the_offset_register_is_not_signed() {
+    let mut bench = Bench::new(0);
+    let address = bench.memory.allocate(64).expect("memory");
+    bench.memory.write(address, &[1; 64]).expect("inside");
+    bench.wave.set_wide(2, address.wrapping_sub(0xffff_fff0));
+    bench.fill(1, 0xffff_fff0);
+    bench.run("global_load_dword v0, v1, s[2:3]");
+    assert_eq!(bench.lane(0, 0), 0x0101_0101);
+}
+
+#[test]
+fn scalar_loads_clear_two_bits_and_know_what_was_written() {
+    let mut bench = Bench::new(0);
+    let address = bench.memory.allocate(64).expect("memory");
+    bench.memory.write(address, &(0..24).collect::<Vec<u8>>()).expect("inside");
+    bench.wave.set_wide(2, address + 3);
+    bench.run("s_load_dword s8, s[2:3], 0x2\n s_load_dwordx4 s[12:15], s[2:3], 0x10");
+    assert_eq!((bench.wave.get(8), bench.wave.get(13)), (Ok(0x0706_0504), Ok(0x1716_1514)));
+    assert!(bench.wave.get(14).is_err(), "the last bytes were never written");
+}
+
+#[test]
+fn shared_memory() {
+    let mut bench = Bench::new(0);
+    bench.wave.set_wide(EXEC, 1);
+    for (register, value) in [(1, 0), (2, 22), (3, 33), (4, 44), (5, 55)] {
+        bench.fill(register, value);
+    }
+    bench.run("ds_write_b128 v1, v[2:5] offset:16\n ds_read_b96 v[6:8], v1 offset:20");
+    assert_eq!([6, 7, 8].map(|register| bench.lane(register, 0)), [33, 44, 55]);
+    bench.run("ds_write2_b32 v1, v2, v3 offset0:1 offset1:3\n ds_read2_b32 v[6:7], v1 offset0:3 offset1:1");
+    assert_eq!([6, 7].map(|register| bench.lane(register, 0)), [33, 22]);
+    bench.run("ds_write_b64 v1, v[4:5] offset:8\n ds_read2_b64 v[6:9], v1 offset0:1 offset1:2");
+    assert_eq!([6, 7, 8, 9].map(|register| bench.lane(register, 0)), [44, 55, 22, 33]);
+    for text in ["ds_read_b64 v[6:7], v1 offset:60", "ds_read2st64_b32 v[6:7], v1 offset1:1"] {
+        let fault = bench.try_run(text).expect_err("past the end");
+        assert!(fault.contains("out of bounds"), "{fault}");
+    }
+}
+
+#[test]
+fn strides_of_the_far_forms() {
+    let mut bench = Bench::new(0);
+    bench.shared = crate::shared::Shared::new(2048, 0);
+    bench.wave.set_wide(EXEC, 1);
+    for (register, value) in [(1, 4), (2, 22), (3, 33), (4, 44), (5, 55)] {
+        bench.fill(register, value);
+    }
+    bench.run("ds_write2st64_b64 v1, v[2:3], v[4:5] offset0:1 offset1:3\n ds_read_b64 v[6:7], v1 offset:1536");
+    assert_eq!([6, 7].map(|register| bench.lane(register, 0)), [44, 55]);
+    bench.run("ds_write2st64_b32 v1, v2, v3 offset1:2\n ds_read2st64_b32 v[6:7], v1 offset0:2");
+    assert_eq!([6, 7].map(|register| bench.lane(register, 0)), [33, 22]);
+}
+
+#[test]
+fn private_memory() {
+    let mut bench = Bench::new(0);
+    bench.lanes(1, |lane| if lane % 2 == 0 { 0 } else { 8 });
+    bench.lanes(2, |lane| lane as u32);
+    bench.run("buffer_store_dword v2, v1, s[0:3], 0 offen offset:4\n buffer_load_dword v3, off, s[0:3], 0 offset:4");
+    assert_eq!(bench.lane(3, 6), 6);
+    let (_, defined) = bench.wave.vector(3);
+    assert_eq!(defined, 0x5555_5555_5555_5555, "odd lanes have written elsewhere");
+    let fault = bench.try_run("buffer_load_dword v3, off, s[0:3], 0 offset:16").expect_err("past the end");
+    assert!(fault.contains("out of bounds"), "{fault}");
+}
+
+#[test]
+fn an_indexed_move_reads_another_register() {
+    let mut bench = Bench::new(0);
+    bench.wave.set(3, 2);
+    for register in 4..8 {
+        bench.fill(register, 10 * u32::from(register));
+    }
+    bench.run("s_set_gpr_idx_on s3, gpr_idx(SRC0)\n v_mov_b32_e32 v0, v4\n s_set_gpr_idx_off\n v_mov_b32_e32 v1, v4");
+    assert_eq!((bench.lane(0, 0), bench.lane(1, 0)), (60, 40));
+    let fault = bench.try_run("s_set_gpr_idx_on s3, gpr_idx(SRC0)\n v_not_b32_e32 v0, v4").expect_err("not a move");
+    assert!(fault.contains("index"), "{fault}");
+}
+
+#[test]
+fn what_was_never_written_may_be_moved_but_not_used() {
+    let fault = |setup: &str, text: &str| {
+        let mut bench = Bench::new(0);
+        let address = bench.memory.allocate(64).expect("memory");
+        bench.wave.set_wide(2, address);
+        bench.fill(1, 0);
+        bench.run(setup);
+        bench.try_run(text).expect_err(text)
+    };
+    let moved = "v_mov_b32_e32 v5, v4\n v_add_u32_e32 v6, v5, v1";
+    for text in [
+        "global_store_dword v1, v6, s[2:3]",
+        "global_store_dword v6, v1, s[2:3]",
+        "global_load_dword v0, v6, s[2:3]",
+        "ds_write_b32 v6, v1",
+        "ds_read_b32 v0, v6",
+        "v_cmp_eq_u32_e32 vcc, v6, v1",
+        "ds_read_b32 v0, v1\n v_cmp_eq_u32_e32 vcc, v0, v1",
+        "global_load_dword v0, v1, s[2:3]\n global_store_dword v1, v0, s[2:3]",
+        "buffer_load_dword v0, off, s[0:3], 0\n v_cmp_eq_u32_e32 vcc, v0, v1",
+    ] {
+        let fault = fault(moved, text);
+        assert!(fault.contains("never written"), "{text}: {fault}");
+    }
+    for text in ["s_add_u32 s0, s50, s50", "v_mov_b32_e32 v0, s50", "s_cbranch_vccz 0", "v_readfirstlane_b32 s0, v6"] {
+        let fault = fault("", text);
+        assert!(fault.contains("before it is written") || fault.contains("no label"), "{text}: {fault}");
+    }
+    assert!(fault("", "s_cselect_b32 s0, 0, 1").contains("SCC"));
+    // Only the chosen source of a selection counts.
+    let mut bench = Bench::new(0);
+    bench.fill(1, 5);
+    bench.wave.set_wide(106, u64::MAX);
+    bench.run("v_cndmask_b32_e32 v0, v4, v1, vcc");
+    assert_eq!(bench.lane(0, 0), 5);
+}
+
+#[test]
+fn a_matrix_product_needs_all_lanes() {
+    let mut bench = Bench::new(0);
+    for register in [1, 2, 256, 257, 258, 259] {
+        bench.fill(register, 0x0101_0101);
+    }
+    bench.run("v_mfma_i32_16x16x16i8 a[0:3], v1, v2, a[0:3]");
+    assert_eq!(bench.lane(256, 17), 0x0101_0101 + 16);
+    bench.wave.set_wide(EXEC, 1);
+    assert!(bench.try_run("v_mfma_i32_16x16x16i8 a[0:3], v1, v2, a[0:3]").is_err());
+}

@@ -1,0 +1,121 @@
+//! `cargo xtask amd-run`: every conformance case that is small enough, on emulated AMD cards, both
+//! dialects, plain and with adversarial seeds, and code objects of clang and hipRTC.
+
+use crate::amd_audit;
+use crate::arguments::Arguments;
+use crate::repository::{command, now, root};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const DEVICES: [&str; 2] = ["gfx906", "gfx908"];
+const DIALECTS: [&str; 2] = ["hip", "opencl"];
+const CONFORM: &str = "target/release/conform";
+
+/// One run of `conform`: its arguments.
+type Job = Vec<String>;
+
+pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
+    let require = arguments.flag("--require");
+    let threads = arguments.number("--threads", 2)?;
+    let seeds = arguments.number("--seeds", 5)?;
+    let work = arguments.number("--work", 0)?;
+    arguments.finish()?;
+    if amd_audit::compiler().is_none() {
+        println!("0 runs, 1 skipped: {}", amd_audit::NO_COMPILER);
+        return if require { Err(amd_audit::NO_COMPILER.to_string()) } else { Ok(()) };
+    }
+    let build = ["build", "--release", "--package", "isobit-conformance", "--bin", "conform"];
+    let built = command(&root(), "cargo", &build).status().map_err(|error| format!("cargo: {error}"))?;
+    if !built.success() {
+        return Err("conform does not build".to_string());
+    }
+    let start = now();
+    let jobs = jobs(seeds, work);
+    let failed = all(&jobs, threads);
+    println!("{} runs, {failed} with differences or failures, {:.0} s", jobs.len(), start.elapsed().as_secs_f64());
+    if failed == 0 { Ok(()) } else { Err(format!("{failed} runs found differences")) }
+}
+
+/// The seeds of both dialects, then code objects.
+fn jobs(seeds: usize, work: usize) -> Vec<Job> {
+    let mut jobs: Vec<Job> = Vec::new();
+    let mut add = |device: &str, rest: &[&str]| {
+        let mut job = vec!["--on".to_string(), device.to_string()];
+        job.extend(rest.iter().map(|word| (*word).to_string()));
+        if work > 0 {
+            job.extend(["--work".to_string(), work.to_string()]);
+        }
+        jobs.push(job);
+    };
+    for seed in 0..=seeds {
+        for device in DEVICES {
+            for dialect in DIALECTS {
+                add(device, &["--dialect", dialect, "--seed", &seed.to_string()]);
+            }
+        }
+    }
+    for device in DEVICES {
+        add(device, &["--toolchain", "clang-object"]);
+        add(device, &["--toolchain", "hiprtc"]);
+    }
+    jobs
+}
+
+/// Runs the jobs, prints the last line of each and what it found; how many failed.
+fn all(jobs: &[Job], threads: usize) -> usize {
+    let (next, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let printing = Mutex::new(());
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(|| {
+                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let start = now();
+                    let line: Vec<&str> = job.iter().map(String::as_str).collect();
+                    let output = command(&root(), CONFORM, &line).output();
+                    let (text, passed) = match output {
+                        Ok(output) => {
+                            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+                            let told = String::from_utf8_lossy(&output.stderr).into_owned();
+                            (told_apart(&said, &told), output.status.success())
+                        }
+                        Err(error) => (format!("{CONFORM}: {error}"), false),
+                    };
+                    failed.fetch_add(usize::from(!passed), Ordering::Relaxed);
+                    let _alone = printing.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    println!("{text}, {:.0} s", start.elapsed().as_secs_f64());
+                }
+            });
+        }
+    });
+    failed.into_inner()
+}
+
+/// Differences and the summary, without the names of what was left out; the error if there is no
+/// summary.
+fn told_apart(said: &str, told: &str) -> String {
+    let lines: Vec<&str> = said.lines().filter(|line| !line.starts_with("left out")).collect();
+    if lines.is_empty() { told.lines().last().unwrap_or("nothing was compared").to_string() } else { lines.join("\n") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_seed_on_every_device_in_both_dialects() {
+        let jobs = jobs(5, 100);
+        assert_eq!(jobs.len(), 2 * 2 * 6 + 4);
+        assert_eq!(jobs[0], ["--on", "gfx906", "--dialect", "hip", "--seed", "0", "--work", "100"]);
+        let distinct: std::collections::BTreeSet<_> = jobs.iter().collect();
+        assert_eq!(distinct.len(), jobs.len());
+    }
+
+    #[test]
+    fn names_of_what_was_left_out_are_not_repeated() {
+        assert_eq!(
+            told_apart("a difference\nleft out, too much work: x\nthe summary\n", ""),
+            "a difference\nthe summary"
+        );
+        assert_eq!(told_apart("", "warning\nerror: no clang\n"), "error: no clang");
+    }
+}
