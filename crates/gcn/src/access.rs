@@ -16,7 +16,7 @@ impl Wave {
     fn addresses(&self, address: Address, offset: i64) -> Result<[u64; LANES], String> {
         Ok(match address {
             Address::Vector(register) => {
-                let ((low, high), [low_defined, high_defined]) = self.wide(WideSource::Vector(register))?;
+                let ((low, high), [low_defined, high_defined]) = self.wide(WideSource::Vector(register));
                 self.must_be_defined(low_defined & high_defined, "the address")?;
                 std::array::from_fn(|lane| ((high[lane] as u64) << 32 | low[lane] as u64).wrapping_add_signed(offset))
             }

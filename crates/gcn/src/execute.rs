@@ -5,7 +5,7 @@ use crate::memory::{Memory, Tag};
 use crate::program::Program;
 use crate::shared::{Shared, Who};
 use crate::vector::{self, Lanes};
-use crate::wave::{Defined, Wave};
+use crate::wave::{Defined, Known, Wave};
 use crate::{divide, float, matrix, scalar};
 use isobit_numerics::Fma;
 
@@ -127,24 +127,32 @@ impl Wave {
     fn scalar_step(&mut self, instruction: &Instruction, world: &mut World) -> Result<(), String> {
         match *instruction {
             Instruction::ScalarUnary { op, dst, a } => {
-                let a = self.scalar_source(a, op.is_wide())?;
-                self.scalar_unary(op, dst, a);
+                let a = self.scalar_source(a, op.is_wide());
+                self.scalar_unary(op, dst, a)?;
             }
             Instruction::ScalarBinary { op, dst, a, b } => {
-                let a = self.scalar_source(a, op.is_wide())?;
-                let b = self.scalar_source(b, op.is_wide() && !op.is_wide_shift())?;
+                let a = self.scalar_source(a, op.is_wide());
+                let b = self.scalar_source(b, op.is_wide() && !op.is_wide_shift());
                 let reads_scc = matches!(
                     op,
                     ScalarBinary::AddcU32 | ScalarBinary::SubbU32 | ScalarBinary::Select32 | ScalarBinary::Select64
                 );
                 let scc = reads_scc && self.scc()?;
-                let (value, set) = scalar::binary(op, a, b, scc);
-                self.set_result(dst, value, op.is_wide());
-                self.scc = set.or(self.scc);
+                let (value, set) = scalar::binary(op, a.0, b.0, scc);
+                let defined = scalar::defined(op, a, b, scc);
+                if let Some(set) = set {
+                    self.scc = if defined == u64::MAX || (set && op.is_logic() && value & defined != 0) {
+                        Some(set)
+                    } else {
+                        None
+                    };
+                }
+                self.set_result(dst, (value, defined), op.is_wide())?;
             }
             Instruction::ScalarCompare { op, a, b } => {
-                let (a, b) = (self.scalar_source(a, op.is_wide())?, self.scalar_source(b, op.is_wide())?);
-                self.scc = Some(scalar::compare(op, a, b));
+                let (a, b) = (self.scalar_source(a, op.is_wide()), self.scalar_source(b, op.is_wide()));
+                let defined = a.1 & b.1 == u64::MAX;
+                self.scc = defined.then(|| scalar::compare(op, a.0, b.0));
             }
             Instruction::GetPc { dst, next } => self.set_wide(dst, world.image.wrapping_add(next)),
             Instruction::ScalarLoad { dst, dwords, base, offset } => {
@@ -153,15 +161,12 @@ impl Wave {
                 let loaded = &mut loaded[..dwords as usize];
                 world.memory.load(address, loaded, world.tag)?;
                 for (register, (value, defined)) in (dst..).zip(loaded) {
-                    self.set(register, *value);
-                    if !*defined {
-                        self.forget(register);
-                    }
+                    self.set_known(register, (*value, if *defined { u32::MAX } else { 0 }));
                 }
             }
             Instruction::SetMode { first, count, value } => self.set_mode(first, count, value)?,
             Instruction::IndexOn { index } => {
-                let index = self.scalar_source(index, false)? as u32 & 0xff;
+                let index = self.scalar_value(index)? & 0xff;
                 self.set(M0, 1 << 12 | index);
                 self.index = Some(index as u16);
             }
@@ -171,24 +176,35 @@ impl Wave {
         Ok(())
     }
 
-    fn set_result(&mut self, dst: u8, value: u64, wide: bool) {
-        if wide { self.set_wide(dst, value) } else { self.set(dst, value as u32) }
+    /// EXEC must be defined; other registers may be in part.
+    fn set_result(&mut self, dst: u8, (value, defined): Known<u64>, wide: bool) -> Result<(), String> {
+        if dst >= EXEC && defined != u64::MAX {
+            return Err("EXEC depends on a register or memory that was never written".to_string());
+        }
+        if wide {
+            self.set_known_wide(dst, (value, defined));
+        } else {
+            self.set_known(dst, (value as u32, defined as u32));
+        }
+        Ok(())
     }
 
-    fn scalar_unary(&mut self, op: ScalarUnary, dst: u8, a: u64) {
+    fn scalar_unary(&mut self, op: ScalarUnary, dst: u8, (a, defined): Known<u64>) -> Result<(), String> {
         let old = self.exec();
-        let saved = match op {
-            ScalarUnary::AndSaveExec => Some(a & old),
-            ScalarUnary::OrSaveExec => Some(a | old),
-            ScalarUnary::AndNotSaveExec => Some(a & !old),
-            ScalarUnary::XorSaveExec => Some(a ^ old),
+        let of_exec = match op {
+            ScalarUnary::AndSaveExec => Some(ScalarBinary::And64),
+            ScalarUnary::OrSaveExec => Some(ScalarBinary::Or64),
+            ScalarUnary::AndNotSaveExec => Some(ScalarBinary::AndNot64),
+            ScalarUnary::XorSaveExec => Some(ScalarBinary::Xor64),
             _ => None,
         };
-        if let Some(new) = saved {
-            self.set_wide(dst, old);
-            self.set_wide(EXEC, new);
+        if let Some(of_exec) = of_exec {
+            let (new, _) = scalar::binary(of_exec, a, old, false);
+            let defined = scalar::defined(of_exec, (a, defined), (old, u64::MAX), false);
+            self.set_result(EXEC, (new, defined), true)?;
             self.scc = Some(new != 0);
-            return;
+            self.set_wide(dst, old);
+            return Ok(());
         }
         let value = match op {
             ScalarUnary::Not32 => !(a as u32) as u64,
@@ -197,9 +213,10 @@ impl Wave {
             _ => a,
         };
         if matches!(op, ScalarUnary::Not32 | ScalarUnary::Not64) {
-            self.scc = Some(value != 0);
+            self.scc = (defined == u64::MAX).then_some(value != 0);
         }
-        self.set_result(dst, value, op.is_wide());
+        let defined = if op == ScalarUnary::Reverse32 && defined != u64::MAX { 0 } else { defined };
+        self.set_result(dst, (value, defined), op.is_wide())
     }
 
     /// Rounding is bits 3:0 of MODE, float32 denormals bits 5:4; the rest concerns other types and
@@ -242,7 +259,7 @@ impl Wave {
             }
             a.source = Source::Vector(register + index);
         }
-        let (mut x, defined) = self.operand(a)?;
+        let (mut x, defined) = self.operand(a);
         if op.takes_float() {
             self.flush_sources(&mut [&mut x]);
         }
@@ -257,7 +274,7 @@ impl Wave {
     #[inline(always)]
     fn binary(&mut self, op: Binary, dst: u16, [a, b]: [Operand; 2], world: &World) -> Result<(), String> {
         self.not_indexed()?;
-        let ((mut x, defined_x), (mut y, defined_y)) = (self.operand(a)?, self.operand(b)?);
+        let ((mut x, defined_x), (mut y, defined_y)) = (self.operand(a), self.operand(b));
         let out = if op.is_float() {
             self.flush_sources(&mut [&mut x]);
             if op != Binary::ScaleByPower {
@@ -276,9 +293,9 @@ impl Wave {
     #[inline(always)]
     fn ternary<F: Fma>(&mut self, op: Ternary, dst: u16, [a, b, c]: [Operand; 3], world: &World) -> Result<(), String> {
         self.not_indexed()?;
-        let (mut x, defined_x) = self.operand(a)?;
-        let (mut y, defined_y) = self.operand(b)?;
-        let (mut z, defined_z) = self.operand(c)?;
+        let (mut x, defined_x) = self.operand(a);
+        let (mut y, defined_y) = self.operand(b);
+        let (mut z, defined_z) = self.operand(c);
         let out = if op.is_float() {
             self.flush_sources(&mut [&mut x, &mut y, &mut z]);
             let mut out = vector::ternary::<F>(op, &x, &y, &z);
@@ -300,9 +317,8 @@ impl Wave {
 
     /// Writes a mask: bits of inactive lanes are 0.
     fn put_mask(&mut self, dst: u8, mask: u64, defined: u64) -> Result<(), String> {
-        self.must_be_defined(defined, "a mask")?;
-        self.set_wide(dst, mask & self.exec());
-        Ok(())
+        let exec = self.exec();
+        self.set_result(dst, (mask & exec, defined | !exec), true)
     }
 
     #[inline(always)]
@@ -310,18 +326,18 @@ impl Wave {
         self.not_indexed()?;
         match *instruction {
             Instruction::Compare { op, dst, a, b } => {
-                let ((mut x, defined_x), (mut y, defined_y)) = (self.operand(a)?, self.operand(b)?);
+                let ((mut x, defined_x), (mut y, defined_y)) = (self.operand(a), self.operand(b));
                 if op.is_float() {
                     self.flush_sources(&mut [&mut x, &mut y]);
                 }
                 self.put_mask(dst, vector::compare(op, &x, &y), defined_x & defined_y)
             }
             Instruction::WideCompare { op, dst, a, b } => {
-                let ((x, [x0, x1]), (y, [y0, y1])) = (self.wide(a)?, self.wide(b)?);
+                let ((x, [x0, x1]), (y, [y0, y1])) = (self.wide(a), self.wide(b));
                 self.put_mask(dst, vector::wide_compare(op, &x, &y), x0 & x1 & y0 & y1)
             }
             Instruction::WideShift { op, dst, count, a } => {
-                let ((count, counted), (x, [x0, x1])) = (self.operand(count)?, self.wide(a)?);
+                let ((count, counted), (x, [x0, x1])) = (self.operand(count), self.wide(a));
                 let out = vector::wide_shift(op, &count, &x);
                 // A shift to the left does not look at the high half for the low one.
                 let low = if op == WideShift::Left { x0 } else { x0 & x1 };
@@ -331,48 +347,50 @@ impl Wave {
                 Ok(())
             }
             Instruction::Carry { op, dst, out, a, b, carry } => {
-                let ((x, defined_x), (y, defined_y)) = (self.operand(a)?, self.operand(b)?);
-                let taken = if op.takes_carry() { self.get_wide(carry)? } else { 0 };
+                let ((x, defined_x), (y, defined_y)) = (self.operand(a), self.operand(b));
+                let (taken, known) = if op.takes_carry() { self.known_wide(carry) } else { (0, u64::MAX) };
+                let defined = defined_x & defined_y & known;
                 let (sum, bits) = vector::carry(op, &x, &y, taken);
-                self.put(dst, &sum, defined_x & defined_y);
-                // The carry of an undefined sum is only wrong if the sum is used.
-                self.set_wide(out, bits & self.exec());
-                Ok(())
+                self.put(dst, &sum, defined);
+                self.put_mask(out, bits, defined)
             }
             Instruction::Choose { dst, a, b, mask } => {
-                let ((x, defined_x), (y, defined_y)) = (self.operand(a)?, self.operand(b)?);
-                let mask = self.get_wide(mask)?;
+                let ((x, defined_x), (y, defined_y)) = (self.operand(a), self.operand(b));
+                let (mask, known) = self.known_wide(mask);
                 let chosen = |lane: usize| if mask >> lane & 1 == 1 { y[lane] } else { x[lane] };
-                self.put(dst, &std::array::from_fn(chosen), defined_y & mask | defined_x & !mask);
+                self.put(dst, &std::array::from_fn(chosen), (defined_y & mask | defined_x & !mask) & known);
                 Ok(())
             }
             Instruction::WideMad { dst, carry, a, b, c } => {
-                let ((x, defined_x), (y, defined_y)) = (self.operand(a)?, self.operand(b)?);
-                let (z, [z0, z1]) = self.wide(c)?;
+                let ((x, defined_x), (y, defined_y)) = (self.operand(a), self.operand(b));
+                let (z, [z0, z1]) = self.wide(c);
                 let (out, bits) = vector::wide_mad(&x, &y, &z);
                 self.put(dst, &out.0, defined_x & defined_y & z0);
-                self.put(dst + 1, &out.1, defined_x & defined_y & z0 & z1);
-                self.set_wide(carry, bits & self.exec());
-                Ok(())
+                let defined = defined_x & defined_y & z0 & z1;
+                self.put(dst + 1, &out.1, defined);
+                self.put_mask(carry, bits, defined)
             }
             Instruction::DivideScale { dst, mask, a, b, c } => self.divide_scale(dst, mask, [a, b, c], world.seed),
-            Instruction::DivideFmas { dst, a, b, c } => self.divide_fmas::<F>(dst, [a, b, c], world.seed),
+            Instruction::DivideFmas { dst, a, b, c } => {
+                self.divide_fmas::<F>(dst, [a, b, c], world.seed);
+                Ok(())
+            }
             Instruction::Matrix { op, dst, a, b, c } => self.matrix(op, dst, a, b, c),
             _ => self.lanes_step(instruction),
         }
     }
 
-    fn three(&self, [a, b, c]: [Operand; 3]) -> Result<Defined<[Lanes; 3]>, String> {
-        let ((x, defined_x), (y, defined_y), (z, defined_z)) = (self.operand(a)?, self.operand(b)?, self.operand(c)?);
+    fn three(&self, [a, b, c]: [Operand; 3]) -> Defined<[Lanes; 3]> {
+        let ((x, defined_x), (y, defined_y), (z, defined_z)) = (self.operand(a), self.operand(b), self.operand(c));
         let mut all = [x, y, z];
         if self.mode.denormals & 1 == 0 {
             all = all.map(|lanes| lanes.map(float::flushed));
         }
-        Ok((all, defined_x & defined_y & defined_z))
+        (all, defined_x & defined_y & defined_z)
     }
 
     fn divide_scale(&mut self, dst: u16, mask: u8, sources: [Operand; 3], seed: u64) -> Result<(), String> {
-        let ([x, y, z], defined) = self.three(sources)?;
+        let ([x, y, z], defined) = self.three(sources);
         let mut out = [0; LANES];
         let mut bits = 0;
         for lane in 0..LANES {
@@ -382,14 +400,13 @@ impl Wave {
         }
         self.finish_floats(&mut out, seed);
         self.put(dst, &out, defined);
-        self.set_wide(mask, bits & self.exec());
-        Ok(())
+        self.put_mask(mask, bits, defined)
     }
 
     #[inline(always)]
-    fn divide_fmas<F: Fma>(&mut self, dst: u16, sources: [Operand; 3], seed: u64) -> Result<(), String> {
-        let ([x, y, z], defined) = self.three(sources)?;
-        let mask = self.get_wide(VCC)?;
+    fn divide_fmas<F: Fma>(&mut self, dst: u16, sources: [Operand; 3], seed: u64) {
+        let ([x, y, z], defined) = self.three(sources);
+        let (mask, known) = self.known_wide(VCC);
         let mut out = vector::ternary::<F>(Ternary::Fma, &x, &y, &z);
         for lane in 0..LANES {
             if let Some(scaled) = divide::fmas(x[lane], y[lane], z[lane], mask >> lane & 1 == 1) {
@@ -397,8 +414,7 @@ impl Wave {
             }
         }
         self.finish_floats(&mut out, seed);
-        self.put(dst, &out, defined);
-        Ok(())
+        self.put(dst, &out, defined & known);
     }
 
     /// Moves between lanes and scalar registers.
@@ -410,13 +426,13 @@ impl Wave {
                 self.read_lane(dst, source, lane)
             }
             Instruction::ReadLane { dst, source, lane } => {
-                let lane = self.scalar_source(lane, false)? as usize % LANES;
+                let lane = self.scalar_value(lane)? as usize % LANES;
                 self.read_lane(dst, source, lane)
             }
             Instruction::WriteLane { dst, a, lane } => {
-                let lane = self.scalar_source(lane, false)? as usize % LANES;
-                let value = self.scalar_source(a, false)? as u32;
-                self.put_lane(dst, lane, value, true);
+                let lane = self.scalar_value(lane)? as usize % LANES;
+                let (value, defined) = self.scalar_source(a, false);
+                self.put_lane(dst, lane, value as u32, defined == u64::MAX);
                 Ok(())
             }
             _ => Err("not a vector instruction".to_string()),
@@ -425,12 +441,8 @@ impl Wave {
 
     fn read_lane(&mut self, dst: u8, source: u16, lane: usize) -> Result<(), String> {
         let (lanes, defined) = self.vector(source);
-        if defined >> lane & 1 == 0 {
-            return Err(format!("lane {lane} of v{source} is read before it is written"));
-        }
-        let value = lanes[lane];
-        self.set(dst, value);
-        Ok(())
+        let value = (lanes[lane] as u64, if defined >> lane & 1 == 1 { u64::MAX } else { 0 });
+        self.set_result(dst, value, false)
     }
 
     fn matrix(&mut self, op: Matrix, dst: u16, a: u16, b: u16, c: u16) -> Result<(), String> {

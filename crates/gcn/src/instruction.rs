@@ -165,6 +165,13 @@ impl ScalarBinary {
         )
     }
 
+    /// Whether SCC says that some bit of the result is set.
+    pub fn is_logic(self) -> bool {
+        use ScalarBinary as B;
+        let narrow = matches!(self, B::And32 | B::Or32 | B::Xor32 | B::AndNot32 | B::OrNot32);
+        narrow || (self.is_wide() && !self.is_wide_shift() && self != B::Select64)
+    }
+
     /// Whether the second source is a 32-bit count beside a 64-bit value.
     pub fn is_wide_shift(self) -> bool {
         matches!(self, Self::ShiftLeft64 | Self::ShiftRight64 | Self::ShiftRightI64)

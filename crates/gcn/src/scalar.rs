@@ -58,6 +58,25 @@ pub(crate) fn binary(op: ScalarBinary, a: u64, b: u64, scc: bool) -> (u64, Optio
     }
 }
 
+/// Defined bits of the result. Logic is followed bit by bit, since masks may be defined for some
+/// lanes only; other results are defined as a whole or not at all.
+pub(crate) fn defined(op: ScalarBinary, (a, known_a): (u64, u64), (b, known_b): (u64, u64), scc: bool) -> u64 {
+    use ScalarBinary as B;
+    let both = known_a & known_b;
+    // A zero decides a conjunction, a one a disjunction, whatever the other bit is.
+    match op {
+        B::And32 | B::And64 | B::Nand64 => both | known_a & !a | known_b & !b,
+        B::AndNot32 | B::AndNot64 => both | known_a & !a | known_b & b,
+        B::Or32 | B::Or64 | B::Nor64 => both | known_a & a | known_b & b,
+        B::OrNot32 | B::OrNot64 => both | known_a & a | known_b & !b,
+        B::Xor32 | B::Xor64 | B::Xnor64 => both,
+        B::Select32 | B::Select64 if scc => known_a,
+        B::Select32 | B::Select64 => known_b,
+        _ if both == u64::MAX => u64::MAX,
+        _ => 0,
+    }
+}
+
 /// `width` bits from bit `first` on.
 fn extract(x: u32, first: u32, width: u32) -> u32 {
     let mask = 1u64.wrapping_shl(width).wrapping_sub(1);

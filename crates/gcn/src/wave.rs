@@ -6,6 +6,9 @@ use crate::program::{FloatMode, Kernel};
 use crate::shared::Private;
 use crate::vector::{Lanes, WideLanes};
 
+/// A scalar value and its defined bits.
+pub(crate) type Known<T> = (T, T);
+
 /// The value of a source in every lane, and the lanes in which it was ever written.
 pub(crate) type Defined<T> = (T, u64);
 
@@ -13,7 +16,8 @@ pub(crate) struct Wave {
     pub(crate) pc: usize,
     pub(crate) ended: bool,
     scalar: [u32; SCALAR_REGISTERS],
-    scalar_defined: u128,
+    /// Bits that were ever written: masks may be defined for some lanes only.
+    scalar_defined: [u32; SCALAR_REGISTERS],
     pub(crate) scc: Option<bool>,
     vector: Box<[Lanes]>,
     vector_defined: Box<[u64]>,
@@ -42,7 +46,7 @@ impl Wave {
             pc: 0,
             ended: false,
             scalar: std::array::from_fn(|register| poison.wrapping_mul(register as u32 | 1)),
-            scalar_defined: 0,
+            scalar_defined: [0; SCALAR_REGISTERS],
             scc: None,
             vector: (0..VECTOR_REGISTERS).map(garbage).collect(),
             vector_defined: vec![0; VECTOR_REGISTERS].into(),
@@ -59,7 +63,7 @@ impl Wave {
         let kernel = start.kernel;
         self.pc = kernel.entry;
         self.ended = false;
-        self.scalar_defined = 0;
+        self.scalar_defined = [0; SCALAR_REGISTERS];
         self.vector_defined.fill(0);
         self.scc = None;
         self.mode = kernel.mode;
@@ -106,52 +110,75 @@ impl Wave {
         (self.scalar[EXEC as usize + 1] as u64) << 32 | self.scalar[EXEC as usize] as u64
     }
 
-    fn check(&self, register: u8, count: u32) -> Result<(), String> {
-        let mask = ((1u128 << count) - 1) << register;
-        if self.scalar_defined & mask == mask { Ok(()) } else { Err(unwritten(register)) }
+    /// The value of a register and its defined bits.
+    pub(crate) fn known(&self, register: u8) -> Known<u32> {
+        (self.scalar[register as usize], self.scalar_defined[register as usize])
     }
 
+    pub(crate) fn known_wide(&self, register: u8) -> Known<u64> {
+        let ((low, low_defined), (high, high_defined)) = (self.known(register), self.known(register + 1));
+        ((high as u64) << 32 | low as u64, (high_defined as u64) << 32 | low_defined as u64)
+    }
+
+    /// A register that must be defined as a whole.
     pub(crate) fn get(&self, register: u8) -> Result<u32, String> {
-        self.check(register, 1)?;
-        Ok(self.scalar[register as usize])
+        match self.known(register) {
+            (value, u32::MAX) => Ok(value),
+            _ => Err(unwritten(register)),
+        }
     }
 
     pub(crate) fn get_wide(&self, register: u8) -> Result<u64, String> {
-        self.check(register, 2)?;
-        let at = register as usize;
-        Ok((self.scalar[at + 1] as u64) << 32 | self.scalar[at] as u64)
+        match self.known_wide(register) {
+            (value, u64::MAX) => Ok(value),
+            _ => Err(unwritten(register)),
+        }
     }
 
     pub(crate) fn set(&mut self, register: u8, value: u32) {
+        self.set_known(register, (value, u32::MAX));
+    }
+
+    pub(crate) fn set_known(&mut self, register: u8, (value, defined): Known<u32>) {
         self.scalar[register as usize] = value;
-        self.scalar_defined |= 1 << register;
+        self.scalar_defined[register as usize] = defined;
         if register >= EXEC {
             let exec = self.exec();
             self.active = std::array::from_fn(|lane| if exec >> lane & 1 == 1 { u32::MAX } else { 0 });
         }
     }
 
-    /// A register whose value was loaded from memory that was never written.
-    pub(crate) fn forget(&mut self, register: u8) {
-        self.scalar_defined &= !(1 << register);
-    }
-
     pub(crate) fn set_wide(&mut self, register: u8, value: u64) {
-        self.set(register, value as u32);
-        self.set(register + 1, (value >> 32) as u32);
+        self.set_known_wide(register, (value, u64::MAX));
     }
 
-    pub(crate) fn scalar_source(&self, source: ScalarSource, wide: bool) -> Result<u64, String> {
+    pub(crate) fn set_known_wide(&mut self, register: u8, (value, defined): Known<u64>) {
+        self.set_known(register, (value as u32, defined as u32));
+        self.set_known(register + 1, ((value >> 32) as u32, (defined >> 32) as u32));
+    }
+
+    pub(crate) fn scalar_source(&self, source: ScalarSource, wide: bool) -> Known<u64> {
         match source {
-            ScalarSource::Constant(value) => Ok(value),
-            ScalarSource::Register(register) if wide => self.get_wide(register),
-            ScalarSource::Register(register) => self.get(register).map(u64::from),
+            ScalarSource::Constant(value) => (value, u64::MAX),
+            ScalarSource::Register(register) if wide => self.known_wide(register),
+            ScalarSource::Register(register) => {
+                let (value, defined) = self.known(register);
+                (value as u64, defined as u64 | !0xffff_ffff)
+            }
+        }
+    }
+
+    /// A source that must be defined as a whole.
+    pub(crate) fn scalar_value(&self, source: ScalarSource) -> Result<u32, String> {
+        match source {
+            ScalarSource::Constant(value) => Ok(value as u32),
+            ScalarSource::Register(register) => self.get(register),
         }
     }
 
     /// SCC, if an instruction has set it.
     pub(crate) fn scc(&self) -> Result<bool, String> {
-        self.scc.ok_or_else(|| "SCC is read before it is set".to_string())
+        self.scc.ok_or_else(|| "SCC is used, and depends on what was never written".to_string())
     }
 
     pub(crate) fn vector(&self, register: u16) -> Defined<&Lanes> {
@@ -160,13 +187,16 @@ impl Wave {
 
     /// The value of a 32-bit source, with its modifiers.
     #[inline(always)]
-    pub(crate) fn operand(&self, operand: Operand) -> Result<Defined<Lanes>, String> {
+    pub(crate) fn operand(&self, operand: Operand) -> Defined<Lanes> {
         let (mut lanes, defined) = match operand.source {
             Source::Vector(register) => {
                 let (lanes, defined) = self.vector(register);
                 (*lanes, defined)
             }
-            Source::Scalar(register) => ([self.get(register)?; LANES], u64::MAX),
+            Source::Scalar(register) => {
+                let (value, defined) = self.known(register);
+                ([value; LANES], if defined == u32::MAX { u64::MAX } else { 0 })
+            }
             Source::Constant(value) => ([value; LANES], u64::MAX),
         };
         match operand.select {
@@ -180,24 +210,25 @@ impl Wave {
         if operand.negate {
             lanes = lanes.map(|x| x ^ 0x8000_0000);
         }
-        Ok((lanes, defined))
+        (lanes, defined)
     }
 
     /// The halves of a 64-bit source, and the lanes in which each was written.
     #[inline(always)]
-    pub(crate) fn wide(&self, source: WideSource) -> Result<(WideLanes, [u64; 2]), String> {
-        Ok(match source {
+    pub(crate) fn wide(&self, source: WideSource) -> (WideLanes, [u64; 2]) {
+        match source {
             WideSource::Vector(register) => {
                 let (low, low_defined) = self.vector(register);
                 let (high, high_defined) = self.vector(register + 1);
                 ((*low, *high), [low_defined, high_defined])
             }
             WideSource::Scalar(register) => {
-                let value = self.get_wide(register)?;
-                (([value as u32; LANES], [(value >> 32) as u32; LANES]), [u64::MAX; 2])
+                let ((low, low_defined), (high, high_defined)) = (self.known(register), self.known(register + 1));
+                let whole = |defined: u32| if defined == u32::MAX { u64::MAX } else { 0 };
+                (([low; LANES], [high; LANES]), [whole(low_defined), whole(high_defined)])
             }
             WideSource::Constant(value) => (([value as u32; LANES], [(value >> 32) as u32; LANES]), [u64::MAX; 2]),
-        })
+        }
     }
 
     /// Writes the active lanes of a register.
@@ -249,5 +280,5 @@ fn unwritten(register: u8) -> String {
         M0 => "m0".to_string(),
         register => format!("s{register}"),
     };
-    format!("{name} is read before it is written")
+    format!("{name} is used before it is written")
 }

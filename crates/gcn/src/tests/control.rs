@@ -130,25 +130,48 @@ fn what_was_never_written_may_be_moved_but_not_used() {
         "global_load_dword v0, v6, s[2:3]",
         "ds_write_b32 v6, v1",
         "ds_read_b32 v0, v6",
-        "v_cmp_eq_u32_e32 vcc, v6, v1",
-        "ds_read_b32 v0, v1\n v_cmp_eq_u32_e32 vcc, v0, v1",
+        "v_cmp_eq_u32_e32 vcc, v6, v1\n s_and_saveexec_b64 s[0:1], vcc",
+        "v_cmp_eq_u32_e32 vcc, v6, v1\n s_mov_b64 exec, vcc",
+        "ds_read_b32 v0, v1\n global_store_dword v1, v0, s[2:3]",
         "global_load_dword v0, v1, s[2:3]\n global_store_dword v1, v0, s[2:3]",
-        "buffer_load_dword v0, off, s[0:3], 0\n v_cmp_eq_u32_e32 vcc, v0, v1",
+        "buffer_load_dword v0, off, s[0:3], 0\n global_store_dword v1, v0, s[2:3]",
+        "v_readfirstlane_b32 s0, v6\n v_mov_b32_e32 v0, s0\n global_store_dword v1, v0, s[2:3]",
+        "v_cndmask_b32_e64 v0, v1, v6, s[50:51]\n global_store_dword v1, v0, s[2:3]",
     ] {
         let fault = fault(moved, text);
         assert!(fault.contains("never written"), "{text}: {fault}");
     }
-    for text in ["s_add_u32 s0, s50, s50", "v_mov_b32_e32 v0, s50", "s_cbranch_vccz 0", "v_readfirstlane_b32 s0, v6"] {
+    for text in ["s_load_dword s0, s[50:51], 0x0", "global_load_dword v0, v1, s[50:51]", "v_readlane_b32 s0, v1, s50"] {
         let fault = fault("", text);
-        assert!(fault.contains("before it is written") || fault.contains("no label"), "{text}: {fault}");
+        assert!(fault.contains("before it is written"), "{text}: {fault}");
     }
-    assert!(fault("", "s_cselect_b32 s0, 0, 1").contains("SCC"));
+    for text in [
+        "s_cselect_b32 s0, 0, 1",
+        "s_cmp_eq_u32 s50, 0\n s_cselect_b32 s0, 0, 1",
+        "s_add_u32 s0, s50, 1\n s_addc_u32 s0, 0, 0",
+    ] {
+        let fault = fault("", text);
+        assert!(fault.contains("SCC"), "{text}: {fault}");
+    }
     // Only the chosen source of a selection counts.
     let mut bench = Bench::new(0);
     bench.fill(1, 5);
     bench.wave.set_wide(106, u64::MAX);
     bench.run("v_cndmask_b32_e32 v0, v4, v1, vcc");
     assert_eq!(bench.lane(0, 0), 5);
+}
+
+#[test]
+fn masks_may_be_defined_for_some_lanes() {
+    let mut bench = Bench::new(0);
+    bench.wave.set_wide(2, 0xff);
+    // Ones decide a disjunction, zeros a conjunction, whatever the unwritten s[4:5] holds.
+    bench.run("s_or_b64 s[6:7], s[4:5], s[2:3]\n s_and_b64 s[8:9], s[6:7], s[2:3]\n s_mov_b64 exec, s[8:9]");
+    assert_eq!(bench.wave.exec(), 0xff);
+    bench.run("s_andn2_b64 s[8:9], s[2:3], s[6:7]\n s_mov_b64 exec, s[8:9]");
+    assert_eq!(bench.wave.exec(), 0);
+    assert!(bench.try_run("s_mov_b64 exec, s[6:7]").is_err());
+    assert!(bench.try_run("s_xor_b64 s[8:9], s[6:7], s[6:7]\n s_mov_b64 exec, s[8:9]").is_err());
 }
 
 #[test]
