@@ -1,5 +1,5 @@
-//! `cargo xtask hip-compile`: every GPU program through hipRTC as a run would compile it, in a child
-//! process, for the devices that ROCm 5 knows. It needs ROCm's libraries, not a device.
+//! `cargo xtask hip-compile`: every GPU program through hipRTC as a run would compile it, in a
+//! child process, for the devices that ROCm 5 knows. It needs ROCm's libraries, not a device.
 
 use crate::amd_audit::{Dialect, SLICES, programs, source};
 use crate::arguments::Arguments;

@@ -91,8 +91,8 @@ pub struct Gradients<B: Backend> {
     reached: Vec<bool>,
     /// Whether deferred parts are still to come.
     awaited: Vec<bool>,
-    /// The embedding's part of a tied table, separate from the head's: each is a sum over the rows of
-    /// the step on its own; otherwise the order would depend on the micro-batches.
+    /// The embedding's part of a tied table, separate from the head's: each is a sum over the rows
+    /// of the step on its own; otherwise the order would depend on the micro-batches.
     tied: Option<(ParameterId, F32<B>)>,
 }
 

@@ -1,6 +1,6 @@
 // Division and square root, correctly rounded, integer division, and the casts that are exact. A
-// device that promises to divide so uses its own division. On AMD, whose reciprocal and root are off
-// by up to a ULP, and where a driver promises nothing (SOFT_DIVISION), the device gives only an
+// device that promises to divide so uses its own division. On AMD, whose reciprocal and root are
+// off by up to a ULP, and where a driver promises nothing (SOFT_DIVISION), the device gives only an
 // estimate; integers correct it and round once, so that the bits do not depend on the estimate.
 
 #define GROUP 256
@@ -107,9 +107,9 @@ FUNCTION float div_rn(float a, float b) {
     float reciprocal = reciprocal_estimate(bottom);
     float estimate = top * reciprocal;
     estimate = fma_rn(fma_rn(-bottom, estimate, top), reciprocal, estimate);
-    // BOUND: with a reciprocal off by d, the estimate is off by 2 d^2 and half a ULP of 2^-23. Up to
-    // d = 2^-13, which is a thousand ULP, q is the integer below the quotient or the one above, and
-    // the remainder is within one divisor of zero: 32 bits hold it.
+    // BOUND: with a reciprocal off by d, the estimate is off by 2 d^2 and half a ULP of 2^-23. Up
+    // to d = 2^-13, which is a thousand ULP, q is the integer below the quotient or the one above,
+    // and the remainder is within one divisor of zero: 32 bits hold it.
     uint q = (uint)(estimate * 8388608.0f);
     int rest = (int)((sx << 23) - q * sy);
     q -= rest < 0 ? 1u : 0u;
@@ -149,8 +149,9 @@ FUNCTION float sqrt_rn(float a) {
 
 // The compilers' own division of integers takes a reciprocal that is at most 3/4 ULP too large.
 FUNCTION uint div_u32(uint a, uint b) {
-    // BOUND: the factor is 2^32 (1 - 2^-21); conversion, reciprocal (up to 1.5 ULP) and product lose
-    // less, so r is at most 2^32 / b before and after the Newton step, and q is at most two too small.
+    // BOUND: the factor is 2^32 (1 - 2^-21); conversion, reciprocal (up to 1.5 ULP) and product
+    // lose less, so r is at most 2^32 / b before and after the Newton step, and q is at most two
+    // too small.
     uint r = (uint)(reciprocal_estimate((float)b) * 4294965248.0f);
     r += mul_high(r, 0u - r * b);
     uint q = mul_high(a, r);

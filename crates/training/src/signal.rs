@@ -1,6 +1,6 @@
-//! Ctrl-C, SIGTERM and SIGHUP. During training, the first signal asks the loop to finish its step and save;
-//! the second stops the process at once. In a conversation Ctrl-C ends the answer, never the
-//! program.
+//! Ctrl-C, SIGTERM and SIGHUP. During training, the first signal asks the loop to finish its step
+//! and save; the second stops the process at once. In a conversation Ctrl-C ends the answer, never
+//! the program.
 //!
 //! A handler may only touch atomics, write to a file descriptor or exit, so the loop polls
 //! `requested` between steps. Checkpoints are whole at every moment, so exiting at once loses only

@@ -1,8 +1,8 @@
 //! One update: forward and backward over the micro-batches of a step, clipping, AdamW.
 //!
 //! The loss is weighted by tokens over the whole step, and within a gradient group every gradient
-//! accumulates over rows in order, so grouping rows into micro-batches changes memory and time, never
-//! a bit.
+//! accumulates over rows in order, so grouping rows into micro-batches changes memory and time,
+//! never a bit.
 #![expect(clippy::float_arithmetic, reason = "norms and schedules, as numerics.md defines them")]
 
 use crate::batch::{Batch, BatchPosition};
@@ -286,8 +286,8 @@ struct Losses {
 
 impl Losses {
     fn total(&self) -> f64 {
-        // ORDER: token after token, and apart from that row after row, so that neither micro-batches
-        // nor groups show.
+        // ORDER: token after token, and apart from that row after row, so that neither
+        // micro-batches nor groups show.
         add_losses(0.0, &self.tokens) + self.balance.iter().fold(0.0, |sum, of_row| sum + of_row)
     }
 }

@@ -8,9 +8,6 @@ use std::path::Path;
 
 const SECONDS: u64 = 20;
 
-/// Keys that a message must not suggest.
-const GONE: [&str; 1] = ["gradient_groups"];
-
 /// A change to the folder before the command.
 enum Edit {
     Put(&'static str, &'static str),
@@ -224,7 +221,7 @@ fn judged(program: &Path, mistake: &Mistake, place: &RunPlace, commands: &[Strin
     Ok(Some(format!("{} (`isobit {}`): {wrong}", mistake.what, mistake.command)))
 }
 
-/// A command or key in a message that does not exist.
+/// A command in a message that does not exist.
 fn names_nothing(message: &str, commands: &[String]) -> Option<String> {
     for rest in message.split("`isobit ").skip(1) {
         let name = rest.split([' ', '`']).next().unwrap_or_default();
@@ -233,7 +230,7 @@ fn names_nothing(message: &str, commands: &[String]) -> Option<String> {
             return Some(format!("isobit {name}"));
         }
     }
-    GONE.iter().find(|gone| message.contains(**gone)).map(ToString::to_string)
+    None
 }
 
 #[cfg(test)]

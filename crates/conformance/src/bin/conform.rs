@@ -8,9 +8,9 @@
 //! prints a digest per op and backend.
 //!
 //! `conform --on gfx906` (or `gfx908`) runs the machine code that clang makes of the kernels in an
-//! emulator, each case once. `--seed N` moves what hardware leaves open, `--dialect opencl` compiles
-//! the other dialect, `--toolchain clang-object` or `hiprtc` runs code objects, and cases with more
-//! work than `--work N` are left out, by name.
+//! emulator, each case once. `--seed N` moves what hardware leaves open, `--dialect opencl`
+//! compiles the other dialect, `--toolchain clang-object` or `hiprtc` runs code objects, and cases
+//! with more work than `--work N` are left out, by name.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a report, and how far it is")]
 
 use isobit_conformance::emulated::{Emulated, work_of};

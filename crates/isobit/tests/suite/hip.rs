@@ -1,5 +1,6 @@
-//! HIP's host side without a card: a fake runtime (`tests/fake_hip`), compiled here, is found by the
-//! loader like the real one. It runs the probe and nothing else, and fails where a test says so.
+//! HIP's host side without a card: a fake runtime (`tests/fake_hip`), compiled here, is found by
+//! the loader like the real one. It runs the probe and nothing else, and fails where a test says
+//! so.
 
 use isobit_conformance::skip;
 use std::path::PathBuf;

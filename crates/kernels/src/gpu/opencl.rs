@@ -412,8 +412,8 @@ impl Runtime for OpenCl {
                 unsafe { (self.cl.build)(program, 1, &raw const self.device, line.as_ptr(), null(), null_mut()) };
             check("clBuildProgram", status).map_err(|error| format!("{error}\n{}", self.build_log(program)))
         };
-        // A second attempt: drivers built on LLVM remove their temporary files when the process gets
-        // a signal, which here may only ask for a clean stop.
+        // A second attempt: drivers built on LLVM remove their temporary files when the process
+        // gets a signal, which here may only ask for a clean stop.
         build().or_else(|_| build())?;
         Ok(Compiled(program as usize as u64))
     }
