@@ -1,14 +1,19 @@
 //! Parses device names and opens devices: `cpu`, `auto`, `opencl:0`, `cuda:0`, `hip:0`.
 
 use crate::Failure;
+use crate::stderr::tell;
 use isobit_kernels::cpu::pool::THREADS_MAX;
-use isobit_kernels::gpu::Selector;
-use isobit_kernels::{Backend, Cpu, CpuError, Gpu, Path};
+use isobit_kernels::gpu::{self, Api, Selector};
+use isobit_kernels::{Backend, Cpu, CpuError, Device, Gpu, Path};
+use std::sync::OnceLock;
 
 const HINT: &str = "`isobit devices` lists what this machine has";
 
+/// Where `auto` looks for a card, in this order.
+const CARDS: [Api; 2] = [Api::Cuda, Api::OpenCl];
+
 /// A named device, not yet open.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Chosen {
     Cpu { threads: usize },
     Gpu(Selector),
@@ -21,12 +26,15 @@ pub(crate) trait Job {
 }
 
 impl Chosen {
-    /// `auto` is the CPU, which always exists. Zero threads means all cores. More threads than
-    /// cores are not started: they would share cores and wait for each other at every op.
+    /// `auto` is the first card that works, or the CPU. Zero threads means all cores. More threads
+    /// than cores are not started: they would share cores and wait for each other at every op.
     pub(crate) fn parse(name: &str, threads: usize) -> Result<Self, Failure> {
         if threads > THREADS_MAX {
             let message = format!("{threads} threads are requested; the maximum is {THREADS_MAX}");
             return Err(Failure::usage(message, "leave it out, or write 0, for one thread per core"));
+        }
+        if let ("auto", Some(card)) = (name, automatic()) {
+            return Ok(Self::Gpu(card));
         }
         if name == "cpu" || name == "auto" {
             let threads = match (threads, cores()) {
@@ -39,6 +47,14 @@ impl Chosen {
         name.parse().map(Self::Gpu).map_err(|message: String| Failure::usage(message, HINT))
     }
 
+    /// The name that a config or `--device` would use.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Cpu { .. } => "cpu".to_string(),
+            Self::Gpu(selector) => selector.to_string(),
+        }
+    }
+
     /// Computing threads; with a GPU, the one that waits for it.
     pub(crate) fn threads(&self) -> usize {
         match self {
@@ -46,6 +62,21 @@ impl Chosen {
             Self::Gpu(_) => 1,
         }
     }
+}
+
+/// The card that `auto` stands for, if one works. Looked for once: opening a card takes a while.
+fn automatic() -> Option<Selector> {
+    static CARD: OnceLock<Option<Selector>> = OnceLock::new();
+    *CARD.get_or_init(|| {
+        let count = |api| gpu::list(api).map_or(0, |listings| listings.len());
+        first_card(count, |card| gpu::is_gpu(card) && Gpu::open(card).is_ok())
+    })
+}
+
+/// The first card that works, given how many devices each API has.
+fn first_card(count: impl Fn(Api) -> usize, works: impl Fn(Selector) -> bool) -> Option<Selector> {
+    let mut all = CARDS.into_iter().flat_map(|api| (0..count(api)).map(move |index| Selector { api, index }));
+    all.find(|card| works(*card))
 }
 
 #[expect(clippy::disallowed_methods, reason = "the program chooses the thread count where the config leaves it open")]
@@ -71,12 +102,38 @@ pub(crate) fn open_cpu(threads: usize, path: Path) -> Result<Cpu, Failure> {
     })
 }
 
-pub(crate) fn on_device<J: Job>(chosen: &Chosen, job: J) -> Result<J::Result, Failure> {
-    match *chosen {
-        Chosen::Cpu { threads } => Ok(job.run(open_cpu(threads, Path::best())?)),
-        Chosen::Gpu(selector) => {
-            let gpu = Gpu::open(selector);
-            Ok(job.run(gpu.map_err(|failure| Failure::device(failure.to_string(), HINT))?))
+/// Opens the device and runs a job on it. Says which device it is, unless `quiet`.
+pub(crate) fn on_device<J: Job>(chosen: &Chosen, quiet: bool, job: J) -> Result<J::Result, Failure> {
+    let say = |device: &str| {
+        if !quiet {
+            tell(&format!("device: {device}"));
         }
+    };
+    match *chosen {
+        Chosen::Cpu { threads } => {
+            let cpu = open_cpu(threads, Path::best())?;
+            say(&format!("cpu, {threads} {}, {}", if threads == 1 { "thread" } else { "threads" }, cpu.path()));
+            Ok(job.run(cpu))
+        }
+        Chosen::Gpu(selector) => {
+            let gpu = Gpu::open(selector).map_err(|failure| Failure::device(failure.to_string(), HINT))?;
+            say(&gpu.name());
+            Ok(job.run(gpu))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_card_that_works() {
+        let card = |text: &str| text.parse::<Selector>().expect("a device");
+        let of = |ready: &[&str]| first_card(|_| 2, |found| ready.iter().any(|name| card(name) == found));
+        assert_eq!(of(&["opencl:0", "opencl:1", "cuda:1"]), Some(card("cuda:1")));
+        assert_eq!(of(&["opencl:1"]), Some(card("opencl:1")));
+        assert_eq!(of(&[]), None);
+        assert_eq!(first_card(|_| 0, |_| true), None);
     }
 }

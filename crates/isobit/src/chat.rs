@@ -36,11 +36,13 @@ const POSITIONS_MAX: usize = 4096;
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (chosen, texts) = open(&arguments.model, &arguments.sampling)?;
     texts.needs_template("use `isobit generate`, which continues a text as it stands")?;
-    on_device(&chosen, Chatting { arguments, texts: &texts })?
+    // The first line says which device it is.
+    on_device(&chosen, true, Chatting { arguments, device: chosen.name(), texts: &texts })?
 }
 
 struct Chatting<'a> {
     arguments: &'a Arguments,
+    device: String,
     texts: &'a Texts,
 }
 
@@ -48,13 +50,15 @@ impl Job for Chatting<'_> {
     type Result = Result<(), Failure>;
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
-        let Self { arguments, texts } = self;
+        let Self { arguments, device, texts } = self;
         let built = arguments.model.build(&backend, texts.max_positions.min(POSITIONS_MAX), true)?;
         let terminal = std::io::stdin().is_terminal();
         if terminal {
             signal::install_for_conversation().map_err(|error| Failure::output(&error))?;
         }
-        tell(&about(&arguments.model, &built, terminal));
+        if !arguments.model.options.quiet {
+            tell(&about(&arguments.model, &device, &built, terminal));
+        }
         let system = arguments.system.iter().map(|text| ("system".to_string(), text.clone())).collect();
         let rule = (arguments.sampling.rule()?, arguments.sampling.max_tokens);
         let profile = arguments.model.profile()?;
@@ -65,15 +69,15 @@ impl Job for Chatting<'_> {
 }
 
 /// The first line shown.
-fn about<B: Backend>(model: &model::Arguments, built: &Built<B>, terminal: bool) -> String {
+fn about<B: Backend>(model: &model::Arguments, device: &str, built: &Built<B>, terminal: bool) -> String {
     let name = model.model.file_name().map_or(model.model.as_os_str(), |name| name).to_string_lossy();
     let adapter =
         model.options.adapter.as_ref().map_or(String::new(), |folder| format!(" with adapter {}", folder.display()));
     let help = if terminal { "; type /help for commands" } else { "" };
     format!(
-        "{name}{adapter}: {} layers on {}, profile {}, room for {} tokens{help}",
+        "{name}{adapter}: {} layers on {}, profile {}, up to {} tokens{help}",
         built.model.config.layers.len(),
-        model.options.device,
+        device,
         model.profile_name(),
         built.model.positions
     )
@@ -113,9 +117,9 @@ impl<B: Backend> Conversation<'_, B> {
     fn answer(&mut self, message: String) -> Result<(), Failure> {
         self.messages.push(("user".to_string(), message));
         let tokens = self.texts.tokens(&self.texts.rendered(&self.messages)?, false)?;
-        let room = self.built.model.positions;
-        if tokens.len() >= room {
-            let message = format!("the conversation has {} tokens, but there is room for {room}", tokens.len());
+        let most = self.built.model.positions;
+        if tokens.len() >= most {
+            let message = format!("the conversation has {} tokens; the maximum is {most}", tokens.len());
             if !self.terminal {
                 return Err(Failure { code: 3, message, hint: Some("start a new conversation".to_string()) });
             }

@@ -192,7 +192,7 @@ impl Demo {
 
     fn generate(&self, prompt: &str, adapter: Option<&str>) -> Result<String, Failure> {
         let mut arguments =
-            vec!["generate", "--model", "model", "--prompt", prompt, "--max-tokens", "24", "--threads", "2"];
+            vec!["generate", "--model", "model", "--prompt", prompt, "--max-tokens", "24", "--threads", "2", "-q"];
         arguments.extend(adapter.iter().flat_map(|adapter| ["--adapter", adapter]));
         Ok(self.output(&arguments)?.trim_end().to_string())
     }

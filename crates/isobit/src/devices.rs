@@ -2,6 +2,7 @@
 //! dozen operations whose results are known; one that gets them wrong is reported and never used.
 
 use crate::Failure;
+use crate::backend::Chosen;
 use isobit_kernels::gpu::{self, Api, Gpu, Selector};
 use isobit_kernels::{Device, Path};
 use serde::Serialize;
@@ -26,12 +27,18 @@ struct Line {
     ready: bool,
     /// Why the device is not ready.
     reason: Option<String>,
+    /// Whether the device `auto` is this one.
+    auto: bool,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut lines = vec![cpu()];
     for api in Api::ALL {
         lines.extend(devices(api));
+    }
+    let auto = Chosen::parse("auto", 0)?.name();
+    for line in &mut lines {
+        line.auto = line.device == auto;
     }
     let mut out = std::io::stdout().lock();
     print(&mut out, &lines, arguments.json).map_err(|error| Failure::output(&error))
@@ -56,6 +63,7 @@ fn line(device: impl Into<String>) -> Line {
         runtime: String::new(),
         ready: true,
         reason: None,
+        auto: false,
     }
 }
 
@@ -90,7 +98,7 @@ fn print(out: &mut impl Write, lines: &[Line], json: bool) -> std::io::Result<()
             writeln!(out, "{}", serde_json::to_string(line)?)?;
             continue;
         }
-        let state = line.reason.as_deref().unwrap_or("ready");
+        let state = line.reason.as_deref().unwrap_or(if line.auto { "ready, used by `auto`" } else { "ready" });
         if line.name.is_empty() {
             writeln!(out, "{:<9} {state}", line.device)?;
             continue;

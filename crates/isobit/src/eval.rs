@@ -87,8 +87,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         model.options.profile = Some(run.profile.name().to_string());
     }
     let rows = rows(arguments, folder, run.as_ref())?;
-    let evaluation = on_device(&chosen, Evaluating { arguments, model: &model, rows: &rows })??;
-    print(arguments, &evaluation).map_err(|error| Failure::output(&error))
+    let evaluation = on_device(&chosen, arguments.options.quiet, Evaluating { arguments, model: &model, rows: &rows })??;
+    print(arguments, &chosen.name(), &evaluation).map_err(|error| Failure::output(&error))
 }
 
 fn rows(arguments: &Arguments, folder: &Path, run: Option<&Run>) -> Result<Vec<Row>, Failure> {
@@ -162,12 +162,13 @@ impl Job for Evaluating<'_> {
     }
 }
 
-fn print(arguments: &Arguments, evaluation: &Evaluation) -> std::io::Result<()> {
+fn print(arguments: &Arguments, device: &str, evaluation: &Evaluation) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     let (loss, perplexity, accuracy) = (evaluation.loss(), evaluation.perplexity(), evaluation.accuracy());
     if arguments.json {
         let value = serde_json::json!({"schema": "isobit.eval/1", "loss": loss, "loss_bits": format!("{:016x}", loss.to_bits()),
-            "perplexity": perplexity, "accuracy": accuracy, "targets": evaluation.targets});
+            "perplexity": perplexity, "accuracy": accuracy, "targets": evaluation.targets,
+            "device": device});
         writeln!(out, "{value}")?;
     } else {
         writeln!(

@@ -205,11 +205,12 @@ pub(crate) fn open(model: &model::Arguments, sampling: &SamplingArguments) -> Re
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (chosen, texts) = open(&arguments.model, &arguments.sampling)?;
     note_conversations(arguments, &texts);
-    on_device(&chosen, Generating { arguments, texts: &texts })?
+    on_device(&chosen, arguments.model.options.quiet, Generating { arguments, device: chosen.name(), texts: &texts })?
 }
 
 struct Generating<'a> {
     arguments: &'a Arguments,
+    device: String,
     texts: &'a Texts,
 }
 
@@ -217,7 +218,7 @@ impl Job for Generating<'_> {
     type Result = Result<(), Failure>;
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
-        let Self { arguments, texts } = self;
+        let Self { arguments, texts, .. } = self;
         let prompts = match &arguments.prompt[..] {
             [] => input::lines(&mut std::io::stdin().lock())?,
             prompts => prompts.to_vec(),
@@ -261,7 +262,7 @@ impl Job for Generating<'_> {
                 }
             }
             if arguments.json {
-                print_json(prompt, &results).map_err(output)?;
+                print_json(prompt, &self.device, &results).map_err(output)?;
             }
         }
         Ok(())
@@ -278,9 +279,9 @@ impl Generating<'_> {
     }
 }
 
-fn print_json(prompt: &str, results: &[(&str, String, Vec<u32>)]) -> std::io::Result<()> {
+fn print_json(prompt: &str, device: &str, results: &[(&str, String, Vec<u32>)]) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    let mut value = serde_json::json!({"schema": "isobit.generate/1", "prompt": prompt});
+    let mut value = serde_json::json!({"schema": "isobit.generate/1", "prompt": prompt, "device": device});
     for (name, text, tokens) in results {
         value[*name] = serde_json::json!(text);
         value[format!("{name}_tokens")] = serde_json::json!(tokens);
@@ -294,7 +295,7 @@ fn note_conversations(arguments: &Arguments, texts: &Texts) {
     let (Some(adapter), Some(_), false) = (&arguments.model.options.adapter, &texts.template, arguments.chat) else {
         return;
     };
-    if let Some(format) = adapter::conversations(adapter) {
+    if let (false, Some(format)) = (arguments.model.options.quiet, adapter::conversations(adapter)) {
         tell(&format!(
             "note: this adapter was trained on conversations (`{format}`): `--chat` puts the prompt through the chat template \
              as training did"

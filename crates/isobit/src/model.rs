@@ -31,7 +31,7 @@ pub(crate) struct Options {
     /// isobit run or checkpoint
     #[arg(long, value_name = "FOLDER")]
     pub(crate) adapter: Option<PathBuf>,
-    /// Device: cpu, opencl:N, cuda:N or hip:N
+    /// Device: cpu, opencl:N, cuda:N, hip:N, or auto for the first card that works, else the CPU
     #[arg(long, default_value = "cpu")]
     pub(crate) device: String,
     /// Number of threads; 0 means all cores
@@ -43,6 +43,9 @@ pub(crate) struct Options {
     /// Set a variable of the chat template: `--template-var enable_thinking=false`
     #[arg(long, value_name = "NAME=VALUE", value_parser = crate::data::template_variable)]
     pub(crate) template_var: Vec<String>,
+    /// Print results, warnings and errors only
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
 }
 
 impl Arguments {

@@ -30,6 +30,7 @@ pub(crate) struct Console<'a> {
     talk: Talk,
     json: bool,
     prepared: &'a Prepared,
+    device: String,
     clock: Clock,
     pace: Pace,
     /// Tokens trained on by this process.
@@ -95,7 +96,7 @@ fn short(value: f64) -> String {
 }
 
 impl<'a> Console<'a> {
-    pub(crate) fn new(prepared: &'a Prepared, json: bool, quiet: bool) -> Self {
+    pub(crate) fn new(prepared: &'a Prepared, device: String, json: bool, quiet: bool) -> Self {
         let talk = match (quiet || json, std::io::stderr().is_terminal()) {
             (true, _) => Talk::Nothing,
             (false, true) => Talk::Bar,
@@ -109,7 +110,7 @@ impl<'a> Console<'a> {
         }
         let clock = Clock::start();
         let (pace, events_lost) = (Pace::default(), Cell::new(false));
-        Self { bar, talk, json, prepared, clock, pace, tokens: 0, from_step: 0, warned: false, events_lost }
+        Self { bar, talk, json, prepared, device, clock, pace, tokens: 0, from_step: 0, warned: false, events_lost }
     }
 
     pub(crate) fn event(&self, mut value: Value) {
@@ -160,7 +161,8 @@ impl Watch for Console<'_> {
         if from_step > 0 {
             self.say(&format!("resuming after {from_step} of {total} updates"));
         }
-        self.event(json!({"event": "started", "trained_parameters": trained, "from_step": from_step, "steps": total}));
+        self.event(json!({"event": "started", "device": self.device, "trained_parameters": trained,
+            "from_step": from_step, "steps": total}));
     }
 
     fn seconds(&mut self) -> f64 {

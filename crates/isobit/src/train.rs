@@ -34,7 +34,8 @@ pub(crate) struct Arguments {
     /// Start even if the run does not fit into memory according to the plan
     #[arg(long)]
     no_plan: bool,
-    /// Compute on this device, overriding the config: cpu, opencl:N, cuda:N or hip:N
+    /// Compute on this device, overriding the config: cpu, opencl:N, cuda:N, hip:N, or auto for the
+    /// first card that works, else the CPU
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// Print one JSON object per event to stdout
@@ -90,7 +91,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     warn(&prepared);
-    on_device(&chosen, Training { arguments, prepared: &prepared })?
+    on_device(&chosen, arguments.quiet, Training { arguments, device: chosen.name(), prepared: &prepared })?
 }
 
 /// Warnings, printed even by a quiet run.
@@ -111,6 +112,7 @@ fn warn(prepared: &Prepared) {
 /// The work to do once the device is open.
 struct Training<'a> {
     arguments: &'a Arguments,
+    device: String,
     prepared: &'a Prepared,
 }
 
@@ -118,13 +120,13 @@ impl Job for Training<'_> {
     type Result = Result<(), Failure>;
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
-        let Self { arguments, prepared } = self;
+        let Self { arguments, device, prepared } = self;
         let output = &prepared.run.output_dir;
         let is_empty = std::fs::read_dir(output).map_or(true, |mut entries| entries.next().is_none());
         if arguments.resume && is_empty && !arguments.quiet {
             tell(&format!("note: {} holds no run yet: starting at step 0", output.display()));
         }
-        let mut console = Console::new(prepared, arguments.json, arguments.quiet);
+        let mut console = Console::new(prepared, device, arguments.json, arguments.quiet);
         let outcome = train(backend, prepared, arguments.start(&prepared.run.output_dir)?, &mut console);
         console.close();
         match outcome.map_err(|error| failed(&error))? {

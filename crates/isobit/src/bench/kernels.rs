@@ -4,7 +4,7 @@
 
 use super::cases::{self, Prepared, Target, Work};
 use crate::Failure;
-use crate::backend::open_cpu;
+use crate::backend::{Chosen, open_cpu};
 use crate::input;
 use isobit_kernels::gpu::Selector;
 use isobit_kernels::{DeviceFailure, Gpu, Path};
@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     /// machine; default: the fastest
     #[arg(long)]
     path: Option<String>,
-    /// Use a device instead of the CPU: opencl:0, cuda:0, hip:0, as listed by `isobit devices`
+    /// Use a device instead of the CPU: opencl:N, cuda:N, hip:N, or auto for the first card that works
     #[arg(long, conflicts_with = "path")]
     device: Option<String>,
     /// Measure this op only
@@ -69,12 +69,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         return serve();
     }
     let threads = usize::from(arguments.threads);
-    let targets = match arguments.device.as_deref() {
-        None | Some("cpu") => {
+    let targets = match Chosen::parse(arguments.device.as_deref().unwrap_or("cpu"), threads)? {
+        Chosen::Cpu { .. } => {
             let paths = paths(arguments.path.as_deref())?;
             paths.into_iter().map(|path| cpu(threads, path)).collect::<Result<_, _>>()?
         }
-        Some(name) => vec![device(name)?],
+        Chosen::Gpu(selector) => vec![device(selector)?],
     };
     let profiles = profiles(arguments.profile.as_deref())?;
     let wanted = |name: &str, given: &Option<String>| given.as_deref().is_none_or(|given| given == name);
@@ -145,9 +145,7 @@ fn cpu(threads: usize, path: Path) -> Result<Target, Failure> {
     open_cpu(threads, path).map(|cpu| Target::Cpu(Rc::new(cpu)))
 }
 
-fn device(name: &str) -> Result<Target, Failure> {
-    let selector: Selector =
-        name.parse().map_err(|message: String| Failure::usage(message, "`isobit devices` lists them"))?;
+fn device(selector: Selector) -> Result<Target, Failure> {
     Gpu::open(selector).map(Target::Gpu).map_err(|failure| device_failed(&failure))
 }
 
@@ -270,7 +268,10 @@ fn serve() -> Result<(), Failure> {
                 count.ok_or_else(|| Failure::usage(format!("`{threads}` is not a thread count"), "1 to 1024"))?;
             let target = match path {
                 "best" => cpu(threads, Path::best())?,
-                name if name.contains(':') => device(name)?,
+                name if name.contains(':') => match Chosen::parse(name, threads)? {
+                    Chosen::Gpu(selector) => device(selector)?,
+                    Chosen::Cpu { .. } => return Err(Failure::usage(format!("unknown device `{name}`"), "`isobit devices` lists them")),
+                },
                 name => cpu(threads, paths(Some(name))?[0])?,
             };
             let profile = profiles(Some(profile))?[0];

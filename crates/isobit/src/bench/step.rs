@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
     /// Timed steps, after one warm-up step
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     steps: u32,
-    /// Device: cpu, or one listed by `isobit devices`
+    /// Device: cpu, opencl:N, cuda:N, or auto for the first card that works, else the CPU
     #[arg(long, default_value = "cpu")]
     device: String,
     /// Slice product profile: x2 or x3
@@ -122,7 +122,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         None => published(arguments)?,
     };
     let chosen = subject.chosen;
-    on_device(&chosen, Measuring { subject, arguments })?
+    // The result says which device it is.
+    on_device(&chosen, true, Measuring { subject, arguments })?
 }
 
 /// The first update of a config.
@@ -136,7 +137,7 @@ fn configured(path: &Path, overrides: &[String]) -> Result<Subject, Failure> {
     Ok(Subject {
         name: run.base_model.display().to_string(),
         chosen,
-        device: run.devices.first().map_or(String::new(), ToString::to_string),
+        device: chosen.name(),
         settings: Settings { trained: trained(run), profile: run.profile, positions, seed: run.seed },
         step: step_settings(run),
         rows: first.map(|row| prepared.train[row].clone()).collect(),
@@ -160,10 +161,11 @@ fn published(arguments: &Arguments) -> Result<Subject, Failure> {
         "full" => Trained::Full,
         _ => return Err(Failure::usage("unknown method", "use lora or full")),
     };
+    let chosen = Chosen::parse(&arguments.device, usize::from(arguments.threads))?;
     Ok(Subject {
         name: arguments.model.clone(),
-        chosen: Chosen::parse(&arguments.device, usize::from(arguments.threads))?,
-        device: arguments.device.clone(),
+        chosen,
+        device: chosen.name(),
         source: Box::new(RandomSource { seed: 0 }),
         settings: Settings { trained, profile, positions: arguments.seq as usize, seed: 0 },
         step: StepSettings {

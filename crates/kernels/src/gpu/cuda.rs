@@ -288,7 +288,7 @@ impl Cuda {
         let driver = Driver::open()?;
         let devices = driver.devices()?;
         let Some(&device) = devices.get(index) else {
-            return Err(format!("CUDA has {} devices, counted from 0", devices.len()));
+            return Err(super::devices::no_such("CUDA", index, devices.len()));
         };
         let compiler = Compiler::open()?;
         if driver.attribute(device, attribute::MEMORY_POOLS)? == 0 {

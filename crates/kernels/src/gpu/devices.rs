@@ -43,7 +43,7 @@ impl FromStr for Selector {
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, index) = text.split_once(':').unwrap_or((text, ""));
         let api = Api::ALL.into_iter().find(|api| api.name() == name);
-        let api = api.ok_or_else(|| format!("unknown device `{text}`: cpu, opencl:N, cuda:N and hip:N exist"))?;
+        let api = api.ok_or_else(|| format!("unknown device `{text}`: auto, cpu, opencl:N, cuda:N and hip:N exist"))?;
         let index = index.parse().map_err(|_| format!("`{text}` lacks a device number: write `{name}:0`"))?;
         Ok(Self { api, index })
     }
@@ -76,6 +76,22 @@ pub fn list(api: Api) -> Result<Vec<Listing>, String> {
     };
     crate::float_state::restore();
     listings
+}
+
+/// Whether a device is a GPU. OpenCL also offers processors.
+pub fn is_gpu(selector: Selector) -> bool {
+    let is_gpu = selector.api != Api::OpenCl || opencl::is_gpu(selector.index);
+    crate::float_state::restore();
+    is_gpu
+}
+
+/// The error for a device number that an API does not have.
+pub(super) fn no_such(api: &str, index: usize, count: usize) -> String {
+    match count {
+        0 => format!("{api} has no device"),
+        1 => format!("{api} has one device, number 0; there is no number {index}"),
+        _ => format!("{api} has {count} devices, numbers 0 to {}; there is no number {index}", count - 1),
+    }
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ mod weight_hopper;
 
 pub use cuda::{CompileOnly, CompiledKernel, CompiledProgram};
 pub use device::Gpu;
-pub use devices::{Api, Listing, Selector, list};
+pub use devices::{Api, Listing, Selector, is_gpu, list};
 pub use memory::GpuBuffer;
 pub use product4::QuantizedWeight;
 pub use slices::{SlicedRows, SlicedWeight};

@@ -54,6 +54,7 @@ const DEVICES_MAX: u32 = 64;
 
 /// Device queries.
 mod ask {
+    pub(super) const TYPE: u32 = 0x1000;
     pub(super) const COMPUTE_UNITS: u32 = 0x1002;
     pub(super) const BASE_ALIGNMENT_BITS: u32 = 0x1019;
     pub(super) const SINGLE_PRECISION: u32 = 0x101b;
@@ -64,6 +65,9 @@ mod ask {
     pub(super) const DRIVER: u32 = 0x102d;
     pub(super) const VERSION: u32 = 0x102f;
 }
+
+/// The type of a device that is a GPU, as a bit.
+const TYPE_GPU: u64 = 4;
 
 /// Float32 capabilities that a device reports.
 mod precision {
@@ -186,6 +190,12 @@ pub(super) fn list() -> Result<Vec<Listing>, String> {
     Ok(cl.all()?.into_iter().enumerate().map(describe).collect())
 }
 
+/// Whether the device is a GPU: some drivers offer the processor.
+pub(super) fn is_gpu(index: usize) -> bool {
+    let of_type = |cl: &Functions, device: Object| cl.number(device, ask::TYPE).unwrap_or(0) & TYPE_GPU != 0;
+    Functions::open().is_ok_and(|cl| cl.all().is_ok_and(|all| all.get(index).is_some_and(|device| of_type(&cl, *device))))
+}
+
 /// Maximum number of buffers and parts that wait for the queue to be empty.
 const PENDING_FREES_MAX: usize = 4096;
 
@@ -215,7 +225,7 @@ impl OpenCl {
         let cl = Functions::open()?;
         let devices = cl.all()?;
         let Some(&device) = devices.get(index) else {
-            return Err(format!("OpenCL has {} devices, counted from 0", devices.len()));
+            return Err(super::devices::no_such("OpenCL", index, devices.len()));
         };
         if let Some(objection) = cl.objection(device)? {
             return Err(format!("{} is not used: {objection}", cl.text(device, ask::NAME)));

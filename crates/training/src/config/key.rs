@@ -118,7 +118,7 @@ pub const KEYS: &[Key] = &[
     key(Top, "base_model", &["model_name_or_path", "model"], Text, Required, NO, "folder of the model in Hugging Face layout"),
     key(Top, "data_workers", &["dataloader_num_workers", "workers"], Whole, Integer(1), NO, "threads that prepare data"),
     key(Top, "date", &[], Text, Str(DATE_DEFAULT), YES, "date that chat templates take as today, YYYY-MM-DD"),
-    key(Top, "device", &["devices"], TextOrTexts, Str("cpu"), NO, "cpu, opencl:0, cuda:0, hip:0 or auto"),
+    key(Top, "device", &["devices"], TextOrTexts, Str("cpu"), NO, "cpu, opencl:0, cuda:0, hip:0, or auto: the first card that works, else the CPU"),
     key(Top, "output_dir", &[], Text, Required, NO, "folder of the run"),
     key(Top, "profile", &[], Text, Str("x2"), YES, "x2, or x3 for the accuracy of float32"),
     key(Top, "report_to_tensorboard", &["tensorboard"], Switch, Off, NO, "also write TensorBoard event files"),
