@@ -111,7 +111,7 @@ impl Demo {
         self.train("run-d", &["--set", &changed])?;
         say(&format!("   adapter {}", self.hash("run-d")?))?;
         let difference = self.output(&["diff", "run-a", "run-d"])?;
-        let lines: Vec<&str> = difference.lines().collect();
+        let lines: Vec<&str> = difference.lines().filter(|line| !line.starts_with("config ")).collect();
         // The step, the first tensor, and the summary.
         let shown = lines.iter().take(2).chain(lines.last()).map(|line| format!("     {line}"));
         say(&format!("   isobit diff run-a run-d\n{}", shown.collect::<Vec<_>>().join("\n")))?;

@@ -2,8 +2,8 @@
 //! this or any other tool.
 //!
 //! For two runs it first prints the step at which they diverge; then a line for each of the first
-//! differing tensors, then a summary: `max=0 nonzero=0` when nothing differs. The exit code is 0 or
-//! 1.
+//! differing tensors, then a summary: `max=0 nonzero=0` when nothing differs, and only then. The
+//! exit code is 0 or 1.
 
 use crate::Failure;
 use isobit_proof::FileError;
@@ -13,12 +13,14 @@ use isobit_proof::difference::{
 };
 use isobit_proof::name::harmless;
 use isobit_proof::safetensors::Dtype;
+use isobit_training::checkpoint::RESOLVED;
+use isobit_training::config::{self, KeyOfRuns};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::cmp::Ordering;
 use std::fmt::Write as _;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Characters printed of a tensor's name or a JSON value.
 const NAME_MAX: usize = 4096;
@@ -46,23 +48,60 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let difference = difference::compare(&arguments.a, &arguments.b, usize::from(arguments.threads))
         .map_err(|error| failure(&error))?;
+    let config = if difference.run.is_some() { differing_keys(&arguments.a, &arguments.b) } else { Vec::new() };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let printed = if arguments.json {
-        print_json(&mut out, arguments, &difference)
+        print_json(&mut out, arguments, &difference, &config)
     } else {
-        print_text(&mut out, &difference, if arguments.all { usize::MAX } else { TENSORS_MAX })
+        print_text(&mut out, &difference, &config, if arguments.all { usize::MAX } else { TENSORS_MAX })
     };
     printed.and_then(|()| out.flush()).map_err(|error| Failure::output(&error))?;
     if difference.is_none() { Ok(()) } else { Err(Failure::difference()) }
+}
+
+/// The config keys in which two runs differ, those that can affect the weights first. A config that
+/// is missing or cannot be read has none: the weights are compared all the same.
+fn differing_keys(a: &Path, b: &Path) -> Vec<KeyOfRuns> {
+    let read = |run: &Path| config::read(&run.join(RESOLVED), &[]).ok().map(|settled| settled.run);
+    let (Some(a), Some(b)) = (read(a), read(b)) else { return Vec::new() };
+    let mut keys = a.all_differences(&b);
+    // Two runs never share it.
+    keys.retain(|difference| difference.key != "output_dir");
+    keys.sort_by_key(|difference| !difference.influences);
+    keys
+}
+
+fn kind(kind: &str) -> &str {
+    match kind {
+        "adapter" => "an adapter",
+        "model" => "a model",
+        other => other,
+    }
 }
 
 fn failure(error: &FileError) -> Failure {
     Failure { code: error.exit_code(), message: error.to_string(), hint: error.hint().map(str::to_string) }
 }
 
-fn print_text(out: &mut impl Write, difference: &Difference, most: usize) -> std::io::Result<()> {
+fn print_text(
+    out: &mut impl Write,
+    difference: &Difference,
+    config: &[KeyOfRuns],
+    most: usize,
+) -> std::io::Result<()> {
     if let Some(run) = &difference.run {
         print_run(out, run)?;
+    }
+    if !difference.is_none() {
+        for KeyOfRuns { key, values: [a, b], influences } in config {
+            let note = if *influences { "" } else { " (does not affect the weights)" };
+            let [a, b] = [a, b].map(|value| harmless(value, VALUE_MAX));
+            writeln!(out, "config {key}: {a} against {b}{note}")?;
+        }
+    }
+    let [a, b] = difference.kinds;
+    if a != b {
+        writeln!(out, "A holds {}, B {}", kind(a), kind(b))?;
     }
     for (side, files) in [("A", &difference.only_in_first), ("B", &difference.only_in_second)] {
         for file in files {
@@ -131,9 +170,18 @@ fn leading_number(name: &[u8]) -> (&[u8], &[u8]) {
 }
 
 fn print_run(out: &mut impl Write, run: &RunDifference) -> std::io::Result<()> {
-    if let Some(MetricDifference { step, field, values }) = &run.first {
+    if let Some(MetricDifference { step, same_until, field, values }) = &run.first {
         let [a, b] = values.each_ref().map(|value| shown(value.as_ref()));
-        writeln!(out, "first differing step {step}: {} {a} against {b}", harmless(field, NAME_MAX))?;
+        let (from, field) = (same_until + 1, harmless(field, NAME_MAX));
+        if from < *step {
+            let every = step - same_until;
+            writeln!(
+                out,
+                "first difference between steps {from} and {step} (logged every {every}): {field} {a} against {b}"
+            )?;
+        } else {
+            writeln!(out, "first differing step {step}: {field} {a} against {b}")?;
+        }
     }
     let [a, b] = run.steps;
     if a != b {
@@ -195,26 +243,37 @@ fn coordinates(index: u64, shape: &[usize]) -> Vec<u64> {
     place
 }
 
-/// Exactly `max=0 nonzero=0` when nothing differs.
+/// Exactly `max=0 nonzero=0` when nothing differs, and only then: where no element differs, but
+/// something else does, it begins with how many tensors were compared.
 fn summary(difference: &Difference) -> String {
     let Tally { max, nonzero, ulps, .. } = difference.total();
-    let mut text = format!("max={} nonzero={nonzero}", decimal(max));
-    if difference.is_none() {
-        return text;
+    let mut words = Vec::new();
+    if nonzero > 0 || difference.is_none() {
+        words.push(format!("max={} nonzero={nonzero}", decimal(max)));
     }
-    if let Some(ulps) = ulps {
-        let _ = write!(text, " ulps={ulps}");
+    if difference.is_none() {
+        return words.concat();
+    }
+    words.extend(ulps.map(|ulps| format!("ulps={ulps}")));
+    let (compared, count) = (difference.compared_count(), difference.tensor_count);
+    if nonzero == 0 || compared < count {
+        words.push(format!("compared={compared} of {count}"));
     }
     let differing = difference.tensors().filter(|tensor| tensor.kind.is_difference()).count();
-    let _ = write!(text, " tensors={differing} of {}", difference.tensor_count);
+    words.push(format!("tensors={differing} of {count}"));
     if let Some(first) = difference.run.as_ref().and_then(|run| run.first.as_ref()) {
-        let _ = write!(text, " first_step={}", first.step);
+        let from = first.same_until + 1;
+        words.push(if from < first.step {
+            format!("first_step={from}..{}", first.step)
+        } else {
+            format!("first_step={}", first.step)
+        });
     }
     let files = difference.only_in_first.len() + difference.only_in_second.len() + difference.documents.len();
     if files > 0 {
-        let _ = write!(text, " files={files}");
+        words.push(format!("files={files}"));
     }
-    text
+    words.join(" ")
 }
 
 /// The object printed by `--json`. Numbers that JSON cannot represent become the string `inf`.
@@ -227,7 +286,9 @@ struct Report<'a> {
     max: Value,
     nonzero: u64,
     ulps: Option<u64>,
+    kinds: [&'static str; 2],
     tensor_count: u64,
+    tensors_compared: u64,
     tensors: Vec<Value>,
     json: Vec<Value>,
     only_in_a: &'a [String],
@@ -236,7 +297,12 @@ struct Report<'a> {
     run: Option<Value>,
 }
 
-fn print_json(out: &mut impl Write, arguments: &Arguments, difference: &Difference) -> std::io::Result<()> {
+fn print_json(
+    out: &mut impl Write,
+    arguments: &Arguments,
+    difference: &Difference,
+    config: &[KeyOfRuns],
+) -> std::io::Result<()> {
     let total = difference.total();
     let tensors = difference.sets.iter().flat_map(|(set, tensors)| tensors.iter().map(move |tensor| line(set, tensor)));
     let keys = difference.documents.iter().flat_map(|(file, document)| {
@@ -252,22 +318,29 @@ fn print_json(out: &mut impl Write, arguments: &Arguments, difference: &Differen
         max: number(total.max),
         nonzero: total.nonzero,
         ulps: total.ulps,
+        kinds: difference.kinds,
         tensor_count: difference.tensor_count,
+        tensors_compared: difference.compared_count(),
         tensors: tensors.collect(),
         json: keys.collect(),
         only_in_a: &difference.only_in_first,
         only_in_b: &difference.only_in_second,
-        run: difference.run.as_ref().map(run_object),
+        run: difference.run.as_ref().map(|run| run_object(run, config)),
     };
     writeln!(out, "{}", serde_json::to_string(&report)?)
 }
 
-fn run_object(run: &RunDifference) -> Value {
-    let first = run.first.as_ref().map(
-        |MetricDifference { step, field, values: [a, b] }| json!({ "step": step, "field": field, "a": a, "b": b }),
-    );
+fn run_object(run: &RunDifference, config: &[KeyOfRuns]) -> Value {
+    let first = run.first.as_ref().map(|MetricDifference { step, same_until, field, values: [a, b] }| {
+        json!({ "step": step, "same_until": same_until, "field": field, "a": a, "b": b })
+    });
+    let config = config.iter().map(|KeyOfRuns { key, values: [a, b], influences }| {
+        json!({ "key": key, "a": a, "b": b, "affects_weights": influences })
+    });
+    let config: Vec<Value> = config.collect();
     let [a, b] = run.steps;
-    json!({ "steps_a": a, "steps_b": b, "lines_compared": run.compared, "first_difference": first, "tensors": run.tensors })
+    json!({ "steps_a": a, "steps_b": b, "lines_compared": run.compared, "first_difference": first,
+        "tensors": run.tensors, "config": config })
 }
 
 fn number(value: f64) -> Value {

@@ -1,6 +1,7 @@
 //! `isobit diff` from the outside: what it prints for equal and for differing files and folders,
 //! and with which exit code.
 
+use crate::model_folder::{Folder, Shape};
 use isobit_proof::safetensors::{Dtype, Entry, write};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -69,7 +70,7 @@ b\\u{1b}: only in B
 half: max=0 nonzero=0 of 1 (F32 against BF16, by value)
 shape: shape [1, 1] against [1]
 w: max=1.1920928955078125e-7 nonzero=1 of 6 ulps=1 first=[1, 1] 1 (0x3f800000) against 1.0000001192092896 (0x3f800001)
-max=1.1920928955078125e-7 nonzero=1 ulps=1 tensors=4 of 5
+max=1.1920928955078125e-7 nonzero=1 ulps=1 compared=2 of 5 tensors=4 of 5
 ";
     assert_eq!((code, out.as_str(), err.as_str()), (1, expected, ""));
     for threads in ["1", "7"] {
@@ -117,7 +118,7 @@ fn adapters_are_compared_with_their_config() {
 adapter_config.json extra: absent against null
 adapter_config.json lora_alpha: 16 against 32
 adapter_config.json target_modules[1]: \"v_proj\" against absent
-max=0 nonzero=0 tensors=0 of 1 files=1
+compared=1 of 1 tensors=0 of 1 files=1
 ";
     assert_eq!(diff(folder, &["a", "c"]), (1, expected.to_string(), String::new()));
     assert_eq!(diff(folder, &["a/adapter_model.safetensors", "c"]).0, 0, "against a file, only tensors count");
@@ -133,7 +134,7 @@ fn runs_checkpoints_and_sharded_models_are_found() {
     put(&folder.join("checkpoint/adapter_model.safetensors"), &[w]);
     put(&folder.join("checkpoint/optimizer.safetensors"), &[v]);
     let (code, out, _) = diff(folder, &["run", "checkpoint"]);
-    assert_eq!((code, out.as_str()), (1, "optimizer.safetensors: only in B\nmax=0 nonzero=0 tensors=0 of 1 files=1\n"));
+    assert_eq!((code, out.as_str()), (1, "optimizer.safetensors: only in B\ncompared=1 of 1 tensors=0 of 1 files=1\n"));
     assert_eq!(diff(folder, &["run", "checkpoint/adapter_model.safetensors"]).0, 0);
     put(&folder.join("other/adapter_model.safetensors"), &[w]);
     put(&folder.join("other/optimizer.safetensors"), &[float("v", &[1], &ONE)]);
@@ -187,12 +188,12 @@ max=1.1920928955078125e-7 nonzero=1 ulps=1 tensors=1 of 1 first_step=2
 ";
     assert_eq!(diff(folder, &["a", "other"]), (1, expected.to_string(), String::new()));
     let report = json(&diff(folder, &["a", "other", "--json"]).1);
-    let first = serde_json::json!({ "step": 2, "field": "loss", "a": 2.0, "b": 2.5 });
+    let first = serde_json::json!({ "step": 2, "same_until": 1, "field": "loss", "a": 2.0, "b": 2.5 });
     assert_eq!((&report["run"]["first_difference"], &report["run"]["steps_b"]), (&first, &3.into()));
     let expected = "\
 steps: 3 against 2, the same as far as both go
 tensors of checkpoint-2: one of the runs has no final ones
-max=0 nonzero=0 tensors=0 of 1
+compared=1 of 1 tensors=0 of 1
 ";
     assert_eq!(diff(folder, &["a", "short"]), (1, expected.to_string(), String::new()));
     let (code, out, _) = diff(folder, &["a", "shorter"]);
@@ -204,6 +205,42 @@ max=0 nonzero=0 tensors=0 of 1
     std::fs::write(folder.join("other/metrics.jsonl"), "{}\n").expect("written");
     let (code, _, err) = diff(folder, &["a", "other"]);
     assert!(code == 8 && err.contains("other/metrics.jsonl is malformed: line 1"), "{err}");
+}
+
+#[test]
+fn what_cannot_be_compared_does_not_read_as_equal() {
+    let folder = tempfile::tempdir().expect("folder");
+    let folder = folder.path();
+    put(&folder.join("adapter/adapter_model.safetensors"), &[float("q.lora_A.weight", &[1], &ONE)]);
+    put(&folder.join("base/model.safetensors"), &[float("model.embed_tokens.weight", &[1], &ONE)]);
+    let expected = "\
+A holds an adapter, B a model
+model.embed_tokens.weight: only in B
+q.lora_A.weight: only in A
+compared=0 of 2 tensors=2 of 2
+";
+    assert_eq!(diff(folder, &["adapter", "base"]), (1, expected.to_string(), String::new()));
+    let report = json(&diff(folder, &["adapter", "base", "--json"]).1);
+    assert_eq!((&report["kinds"][0], &report["tensors_compared"]), (&"adapter".into(), &0.into()));
+}
+
+/// Two runs of the tiny model that log every fifth step.
+#[test]
+fn runs_name_the_keys_and_the_steps_between_which_they_part() {
+    let folder = Folder::new(Shape::TINY);
+    folder.trained("a", &["max_steps=5", "logging_steps=5"]);
+    folder.trained("b", &["max_steps=5", "logging_steps=5", "threads=1", "learning_rate=1e-4"]);
+    let ran = folder.run(&["diff", "a", "b"]);
+    let lines: Vec<&str> = ran.out.lines().collect();
+    assert!(lines[0].starts_with("first difference between steps 1 and 5 (logged every 5): loss "), "{}", ran.out);
+    assert!(lines[1].starts_with("config training.learning_rate: "), "{}", ran.out);
+    assert!(lines[1].ends_with(" against 0.0001"), "{}", ran.out);
+    let threads = lines.iter().find(|line| line.starts_with("config threads: ")).expect("another key");
+    assert!(threads.ends_with("against 1 (does not affect the weights)"), "{threads}");
+    assert!(!ran.out.contains("output_dir"), "{}", ran.out);
+    assert!(lines.last().is_some_and(|last| last.ends_with(" first_step=1..5")), "{}", ran.out);
+    let report = json(&folder.run(&["diff", "a", "b", "--json"]).out);
+    assert_eq!(report["run"]["config"][0]["affects_weights"], true);
 }
 
 #[test]

@@ -24,6 +24,8 @@ use std::path::Path;
 /// What differs between two paths.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Difference {
+    /// What each side holds.
+    pub kinds: [&'static str; 2],
     /// Tensors present on either side.
     pub tensor_count: u64,
     /// Differing tensors by set (`adapter_model`, `model`), each sorted by name.
@@ -49,6 +51,13 @@ impl Difference {
 
     pub fn tensors(&self) -> impl Iterator<Item = &TensorDifference> {
         self.sets.values().flatten()
+    }
+
+    /// Tensors whose elements were compared: both sides have them, with one shape and formats that
+    /// have numbers in common.
+    pub fn compared_count(&self) -> u64 {
+        let compared = |kind: &TensorMismatch| matches!(kind, TensorMismatch::Values(_));
+        self.tensor_count - self.tensors().filter(|tensor| !compared(&tensor.kind)).count() as u64
     }
 
     /// All tallies combined; the position of the first element is meaningless here.
@@ -80,7 +89,7 @@ fn compare_held(a: &Path, b: &Path, threads: usize) -> Result<Difference, FileEr
     let (mut a, mut b) = (DiffSide::open(a)?, DiffSide::open(b)?);
     a.narrow_to(&b);
     b.narrow_to(&a);
-    let mut difference = Difference::default();
+    let mut difference = Difference { kinds: [a.kind(), b.kind()], ..Difference::default() };
     compare_sets(&mut difference, &a, &b, threads)?;
     compare_documents(&mut difference, a, b);
     difference.only_in_first.sort();

@@ -31,7 +31,10 @@ pub struct RunDifference {
 /// The first field of the first line that differs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MetricDifference {
+    /// The first logged step that differs.
     pub step: u64,
+    /// The last logged step before it that does not, or 0: the runs part after it.
+    pub same_until: u64,
     pub field: String,
     /// None if the line has no such field.
     pub values: [Option<Value>; 2],
@@ -53,14 +56,18 @@ pub(super) fn compare(a: &Path, b: &Path) -> Result<(RunDifference, Option<[Path
     let last = |lines: &Lines| lines.keys().next_back().map_or(0, |(step, _)| *step);
     let mut difference = RunDifference { steps: [last(&lines_a), last(&lines_b)], ..RunDifference::default() };
     let windows = [windows(&lines_a), windows(&lines_b)];
+    let mut same_until = 0;
     for (place, first) in &lines_a {
         let Some(second) = lines_b.get(place) else { continue };
         difference.compared += 1;
         let same_window = windows[0].get(place) == windows[1].get(place);
-        if difference.first.is_none()
-            && let Some((field, values)) = first_difference(first, second, same_window)
-        {
-            difference.first = Some(MetricDifference { step: place.0, field, values });
+        if difference.first.is_none() {
+            match first_difference(first, second, same_window) {
+                Some((field, values)) => {
+                    difference.first = Some(MetricDifference { step: place.0, same_until, field, values });
+                }
+                None => same_until = place.0,
+            }
         }
     }
     difference.tensors = shared_folder(a, b)?;
@@ -170,12 +177,21 @@ mod tests {
         let a = run(&[line(1, 3.0, ""), line(2, 2.0, ""), line(3, 1.0, "")].concat());
         let b = run(&[line(1, 3.0, ""), line(2, 2.5, ""), line(3, 1.5, "")].concat());
         let (difference, folders) = compare(a.path(), b.path()).expect("readable");
-        let expected = MetricDifference { step: 2, field: "loss".into(), values: [Some(2.0.into()), Some(2.5.into())] };
+        let values = [Some(2.0.into()), Some(2.5.into())];
+        let expected = MetricDifference { step: 2, same_until: 1, field: "loss".into(), values };
         assert_eq!((difference.first, difference.steps, folders), (Some(expected), [3, 3], None));
         assert!(compare(a.path(), a.path()).expect("readable").0.is_none());
         let c = run(&(line(1, 3.0, "") + "{\"step\":2"));
         let (difference, _) = compare(a.path(), c.path()).expect("readable");
         assert_eq!((difference.steps, difference.compared, difference.first), ([3, 1], 1, None));
+    }
+
+    #[test]
+    fn a_difference_lies_between_two_logged_steps() {
+        let a = run(&[line(10, 3.0, ""), line(20, 2.0, "")].concat());
+        let b = run(&[line(10, 3.0, ""), line(20, 2.5, "")].concat());
+        let first = compare(a.path(), b.path()).expect("readable").0.first.expect("a difference");
+        assert_eq!((first.same_until, first.step), (10, 20));
     }
 
     #[test]

@@ -49,6 +49,20 @@ impl DiffSide {
         Ok(source)
     }
 
+    /// What it holds, judged by its files and the names of its tensors.
+    pub(crate) fn kind(&self) -> &'static str {
+        let has = |part: &str| self.sets.values().any(|set| set.names().any(|name| name.contains(part)));
+        if self.documents.contains_key("adapter_config.json") || has(".lora_A.") || has(".lora_embedding_A") {
+            "adapter"
+        } else if has("embed_tokens.") || has(".layers.") {
+            "model"
+        } else if self.sets.is_empty() {
+            "JSON"
+        } else {
+            "tensors"
+        }
+    }
+
     /// Against a single file, a folder is reduced to the set of that name, or to all of its sets if
     /// it has none of that name.
     pub(crate) fn narrow_to(&mut self, other: &Self) {

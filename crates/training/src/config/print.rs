@@ -41,18 +41,32 @@ impl Run {
     /// Where two runs differ in keys that can influence their results: key, this run's value, the
     /// other run's value.
     pub fn differences(&self, other: &Self) -> Vec<(String, String, String)> {
-        let (ours, theirs) = (self.influences(), other.influences());
-        let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
-        let shown = |values: &BTreeMap<String, String>, key| values.get(key).map_or("-".to_string(), String::clone);
-        let pairs = keys.into_iter().map(|key| (key.clone(), shown(&ours, key), shown(&theirs, key)));
-        pairs.filter(|(_, ours, theirs)| ours != theirs).collect()
+        let found = differing(&self.influences(), &other.influences());
+        found.map(|(key, [ours, theirs])| (key, ours, theirs)).collect()
+    }
+
+    /// All keys in which two runs differ.
+    pub fn all_differences(&self, other: &Self) -> Vec<KeyOfRuns> {
+        let found = [true, false].into_iter().flat_map(|influences| {
+            let [ours, theirs] = [self, other].map(|run| run.keys(influences));
+            let all: Vec<_> = differing(&ours, &theirs).collect();
+            all.into_iter().map(move |(key, values)| KeyOfRuns { key, values, influences })
+        });
+        found.collect()
     }
 
     /// Dotted keys and values that the digest covers.
     fn influences(&self) -> BTreeMap<String, String> {
-        let mut all = BTreeMap::from([("training.rows_per_update".to_string(), self.rows_per_update().to_string())]);
+        let mut all = self.keys(true);
+        all.insert("training.rows_per_update".to_string(), self.rows_per_update().to_string());
+        all
+    }
+
+    /// Dotted keys and values: those that influence the result, or the others.
+    fn keys(&self, influences: bool) -> BTreeMap<String, String> {
+        let mut all = BTreeMap::new();
         let mut put = |section: Section, prefix: &str, lines: Lines| {
-            let counts = |name: &str| Key::find(section, name).is_some_and(|key| key.influences);
+            let counts = |name: &str| Key::find(section, name).is_some_and(|key| key.influences == influences);
             let counted = lines.into_iter().filter(|(name, _)| counts(name));
             all.extend(counted.map(|(name, value)| (format!("{prefix}{name}"), value.to_string())));
         };
@@ -60,8 +74,31 @@ impl Run {
         put(Section::Adapter, "adapter.", adapter(&self.adapter));
         put(Section::Eval, "eval.", eval(self));
         put(Section::Training, "training.", training(self));
+        for (index, dataset) in self.datasets.iter().enumerate() {
+            put(Section::Datasets, &format!("datasets.{index}."), Lines::from([("path", path(dataset))]));
+        }
         all
     }
+}
+
+/// A key in which two runs differ, as a dotted name, and its values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyOfRuns {
+    pub key: String,
+    pub values: [String; 2],
+    /// Whether it can influence the weights.
+    pub influences: bool,
+}
+
+/// Keys whose values differ; a missing value is a dash.
+fn differing<'a>(
+    ours: &'a BTreeMap<String, String>,
+    theirs: &'a BTreeMap<String, String>,
+) -> impl Iterator<Item = (String, [String; 2])> + 'a {
+    let keys: BTreeSet<&String> = ours.keys().chain(theirs.keys()).collect();
+    let shown = |values: &BTreeMap<String, String>, key| values.get(key).map_or("-".to_string(), String::clone);
+    let pairs = keys.into_iter().map(move |key| (key.clone(), [shown(ours, key), shown(theirs, key)]));
+    pairs.filter(|(_, [ours, theirs])| ours != theirs)
 }
 
 fn put_section(out: &mut String, section: Section, lines: &Lines) {
