@@ -2,6 +2,7 @@
 //! influence the result, and what it is for. Parsing, resolving, printing, the digest, `init` and
 //! `docs/config.md` all read this table.
 
+use super::foreign;
 use super::suggest::nearest;
 use super::value::Value;
 use crate::data::DATE_DEFAULT;
@@ -226,8 +227,8 @@ impl Fallback {
     }
 }
 
-/// What to suggest for an unknown key: the same name elsewhere, a similar name here, a similar name
-/// elsewhere.
+/// What to suggest for an unknown key: the same name elsewhere, what replaces a key of another
+/// trainer, a similar name here, a similar name elsewhere.
 pub(super) fn hint_for_unknown(section: Section, typed: &str) -> String {
     if let Some(key) = Key::anywhere(typed).first() {
         return match key.section {
@@ -235,13 +236,19 @@ pub(super) fn hint_for_unknown(section: Section, typed: &str) -> String {
             home => format!("`{}` belongs under {}", key.name, home.heading()),
         };
     }
-    let here = in_section(section).flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
+    if let Some(hint) = foreign::hint(typed) {
+        return hint.to_string();
+    }
+    let here = in_section(section)
+        .flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
     let sections = Section::NAMED.iter().map(|named| named.name());
     let candidates = here.chain(sections.filter(|_| section == Section::Top));
     if let Some(name) = nearest(typed, candidates) {
         return format!("did you mean `{name}`?");
     }
-    let elsewhere = KEYS.iter().flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
+    let elsewhere = KEYS
+        .iter()
+        .flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
     match nearest(typed, elsewhere).and_then(|name| Key::anywhere(name).first().copied()) {
         Some(key) if key.section == Section::Top => format!("did you mean `{}` at the top of the file?", key.name),
         Some(key) => format!("did you mean `{}` under {}?", key.name, key.section.heading()),
@@ -342,6 +349,8 @@ mod tests {
         assert_eq!(hint_for_unknown(Section::Top, "trainin"), "did you mean `training`?");
         assert_eq!(hint_for_unknown(Section::Training, "lora_rr"), "did you mean `lora_r` under [adapter]?");
         assert_eq!(hint_for_unknown(Section::Training, "gradient_group"), "did you mean `gradient_groups`?");
-        assert!(hint_for_unknown(Section::Adapter, "flash_attention").starts_with("known keys here: alpha_pattern, "));
+        assert!(hint_for_unknown(Section::Adapter, "zzz").starts_with("known keys here: alpha_pattern, "));
+        assert!(hint_for_unknown(Section::Training, "bf16").starts_with("not needed: "));
+        assert!(hint_for_unknown(Section::Top, "load_in_4bit").starts_with("not yet: "));
     }
 }

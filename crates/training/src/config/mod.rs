@@ -6,6 +6,7 @@
 //! value keeps its file and line until it is resolved, so that every error can name its place.
 
 mod error;
+mod foreign;
 mod key;
 mod low;
 mod print;
