@@ -41,8 +41,8 @@ impl Run {
     /// Where two runs differ in keys that can influence their results: key, this run's value, the
     /// other run's value.
     pub fn differences(&self, other: &Self) -> Vec<(String, String, String)> {
-        let found = differing(&self.influences(), &other.influences());
-        found.map(|(key, [ours, theirs])| (key, ours, theirs)).collect()
+        let [ours, theirs] = [self, other].map(Self::influences);
+        differing(&ours, &theirs).map(|(key, [ours, theirs])| (key, ours, theirs)).collect()
     }
 
     /// All keys in which two runs differ.
