@@ -46,6 +46,9 @@ pub use weights::{Copied, Weights};
 pub enum ModelError {
     #[error("{file}: {what}")]
     Config { file: String, what: String },
+    /// A `model_type` that no family has.
+    #[error("{file}: {what}")]
+    Family { file: String, what: String },
     #[error("tensor {name}: {what}")]
     Tensor { name: String, what: String },
     #[error(transparent)]

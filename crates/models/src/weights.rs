@@ -98,6 +98,16 @@ impl Weights {
         self.stored(tensor, shape)
     }
 
+    /// Adds where the tensor is.
+    fn placed(&self, error: ModelError) -> ModelError {
+        match error {
+            ModelError::Tensor { name, what } => {
+                ModelError::Tensor { name: format!("{name} of {}", self.files.path().display()), what }
+            }
+            other => other,
+        }
+    }
+
     fn get(&self, name: &str) -> Result<Tensor<'_>, ModelError> {
         Ok(self.files.get(&self.names.in_file(name))?)
     }
@@ -189,7 +199,7 @@ impl WeightSource for Weights {
     }
 
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<StoredTensor<'_>, ModelError> {
-        self.stored(self.get(name)?, shape)
+        self.stored(self.get(name)?, shape).map_err(|error| self.placed(error))
     }
 
     fn format(&self, name: &str) -> Result<FloatFormat, ModelError> {

@@ -1,7 +1,7 @@
 //! Everything a run needs before the first step: model config, weights on disk, tokenised rows, and
 //! the digests that identify them.
 
-use crate::checkpoint::{self, Identity};
+use crate::checkpoint::{self, ADAPTER_CONFIG, FINAL, Identity};
 use crate::config::{self, Adapter, EvalRows, Fields, Run, Steps};
 use crate::data::{self, DataConfig, DataError, Report, Variables};
 use crate::row::{self, Row};
@@ -44,7 +44,9 @@ impl RunError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Config(error) => error.exit_code(),
-            Self::Refused { .. } | Self::Target { .. } | Self::Model(ModelError::Adapter(_)) => 2,
+            Self::Refused { .. }
+            | Self::Target { .. }
+            | Self::Model(ModelError::Adapter(_) | ModelError::Family { .. }) => 2,
             Self::Data(error) => error.kind().exit_code(),
             Self::Model(ModelError::File(error)) | Self::File(error) => error.exit_code(),
             Self::Model(_) => 8,
@@ -58,7 +60,19 @@ impl RunError {
         match self {
             Self::Config(error) => Some(error.hint().to_string()),
             Self::Data(error) => Some(error.hint()),
+            Self::Model(ModelError::File(FileError::NoTensors { .. })) | Self::File(FileError::NoTensors { .. }) => {
+                Some(format!("{FOLDER_HINT}: fetch the weights too"))
+            }
             Self::Model(ModelError::File(error)) | Self::File(error) => error.hint().map(str::to_string),
+            Self::Model(ModelError::Family { .. }) => {
+                Some("`isobit models` lists the families that can be trained".to_string())
+            }
+            Self::Model(ModelError::Config { .. }) => {
+                Some("compare it with the file the model was published with, or fetch it again".to_string())
+            }
+            Self::Model(ModelError::Tensor { .. }) => {
+                Some("config.json and the weights do not belong together: fetch both again from one place".to_string())
+            }
             Self::Checkpoint(error) => error.hint().map(str::to_string),
             Self::Refused { hint, .. } => Some((*hint).to_string()),
             Self::Target { hint, .. } => Some(hint.clone()),
@@ -104,11 +118,18 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
 pub fn check_positions(run: &Run, model: &Config) -> Result<(), RunError> {
     let (longest, positions) = (run.training.max_seq_length as usize, model.max_positions);
     if longest > positions {
-        let what = format!("max_seq_length {longest} is beyond the model's {positions} positions");
-        return Err(RunError::Refused { what, hint: "lower `max_seq_length`" });
+        let default = if run.training.max_seq_length == LENGTH_DEFAULT { " (the default)" } else { "" };
+        let what = format!("max_seq_length {longest}{default} is beyond the model's {positions} positions");
+        return Err(RunError::Target { what, hint: format!("set `max_seq_length = {positions}` or less") });
     }
     Ok(())
 }
+
+/// What `max_seq_length` is unless given.
+const LENGTH_DEFAULT: u32 = 1024;
+
+/// What belongs into a model folder.
+const FOLDER_HINT: &str = "a model folder holds config.json, tokenizer.json and *.safetensors";
 
 /// BOUND: `config.json` and similar files; published ones stay below a megabyte.
 pub const CONFIG_BYTES_MAX: u64 = 1 << 24;
@@ -161,23 +182,34 @@ const QUANTIZE_CONFIG: &str = "quantize_config.json";
 
 /// `config.json` of a model folder, with `quantize_config.json` if present.
 pub fn model_config(folder: &Path) -> Result<Config, RunError> {
-    const HINT: &str = "a model folder holds config.json, tokenizer.json and *.safetensors";
-    // Check the folder first: a missing config would be only half the story.
+    // Check the folder first: a missing config would only be a symptom.
     let found = std::fs::metadata(folder).map_err(|error| FileError::from_io("read", folder, error));
     if matches!(found, Err(FileError::Missing { .. })) && is_hub_name(folder) {
         return Err(RunError::Refused { what: format!("{} does not exist", folder.display()), hint: HUB_HINT });
     }
     if !found?.is_dir() {
-        return Err(RunError::Refused { what: format!("{} is not a folder", folder.display()), hint: HINT });
+        return Err(RunError::Refused { what: format!("{} is not a folder", folder.display()), hint: FOLDER_HINT });
+    }
+    if [folder, &folder.join(FINAL)].iter().any(|folder| folder.join(ADAPTER_CONFIG).is_file())
+        && !folder.join("config.json").exists()
+    {
+        let what = format!("{} holds an adapter, not a model", folder.display());
+        let hint = "name its base model with `--model`, and this folder with `--adapter`";
+        return Err(RunError::Refused { what, hint });
     }
     let beside = regular::if_there(regular::read_text(&folder.join(QUANTIZE_CONFIG), CONFIG_BYTES_MAX))?;
     let text = regular::read_text(&folder.join("config.json"), CONFIG_BYTES_MAX).map_err(|error| match error {
         FileError::Missing { path } => {
-            RunError::Refused { what: format!("{} does not exist", path.display()), hint: HINT }
+            RunError::Refused { what: format!("{} does not exist", path.display()), hint: FOLDER_HINT }
         }
         other => other.into(),
     })?;
-    Ok(Config::parse_with(&text, beside.as_deref())?)
+    let placed = |file: String| folder.join(file).display().to_string();
+    Config::parse_with(&text, beside.as_deref()).map_err(|error| match error {
+        ModelError::Config { file, what } => ModelError::Config { file: placed(file), what }.into(),
+        ModelError::Family { file, what } => ModelError::Family { file: placed(file), what }.into(),
+        other => other.into(),
+    })
 }
 
 /// How a run reads data files.

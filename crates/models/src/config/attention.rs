@@ -29,7 +29,7 @@ pub(crate) fn read(text: &TextConfig) -> Result<AttentionConfig, ModelError> {
     rotated(text, &heads, rotary_width)
 }
 
-/// GroupedHeads of queries and keys, and their width.
+/// How many heads queries and keys have, and their width.
 pub(crate) struct GroupedHeads {
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,

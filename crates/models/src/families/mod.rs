@@ -24,7 +24,7 @@ use crate::config::text::{Layers, SizeDefaults, TextConfig};
 use isobit_proof::name::quoted;
 
 /// Every family, in the order in which messages and `isobit models` list them.
-static FAMILIES: [&Family; 8] = [
+static FAMILIES: &[&Family] = &[
     &qwen2::FAMILY,
     &qwen3::FAMILY,
     &llama::FAMILY,
@@ -88,11 +88,15 @@ impl std::fmt::Debug for Family {
     }
 }
 
+fn unknown(what: String) -> ModelError {
+    ModelError::Family { file: "config.json".to_string(), what }
+}
+
 fn of_type(model_type: &str) -> Result<&'static Family, ModelError> {
-    let found = FAMILIES.into_iter().find(|family| family.model_types.contains(&model_type));
-    found.ok_or_else(|| {
+    let found = FAMILIES.iter().find(|family| family.model_types.contains(&model_type));
+    found.copied().ok_or_else(|| {
         let known: Vec<&str> = FAMILIES.iter().flat_map(|family| family.model_types).copied().collect();
-        wrong(format!("model_type {} is not one of {}", quoted(model_type), known.join(", ")))
+        unknown(format!("model_type {} is not one of {}", quoted(model_type), known.join(", ")))
     })
 }
 
@@ -101,8 +105,8 @@ fn of_type(model_type: &str) -> Result<&'static Family, ModelError> {
 pub(crate) fn of_file(outer: Fields<'_>) -> Result<(&'static Family, Option<Fields<'_>>), ModelError> {
     let model_type = outer.text("model_type")?;
     let Some(inner) = outer.object("text_config")? else { return Ok((of_type(model_type)?, None)) };
-    let Some(family) = FAMILIES.into_iter().find(|family| family.multimodal_types.contains(&model_type)) else {
-        return Err(wrong(format!(
+    let Some(&family) = FAMILIES.iter().find(|family| family.multimodal_types.contains(&model_type)) else {
+        return Err(unknown(format!(
             "model_type {} has a `text_config`, but is not a known multimodal model",
             quoted(model_type)
         )));

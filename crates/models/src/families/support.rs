@@ -43,7 +43,7 @@ pub struct FamilySupport {
 
 /// Every family and what it supports.
 pub fn families() -> Vec<FamilySupport> {
-    FAMILIES.into_iter().map(support).collect()
+    FAMILIES.iter().copied().map(support).collect()
 }
 
 /// A config with sizes that every family accepts and enough layers to show each of its kinds.
