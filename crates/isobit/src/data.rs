@@ -3,6 +3,7 @@
 //! ⟧, green on a terminal.
 
 use crate::Failure;
+use crate::model::located;
 use isobit_training::data::{
     self, Bad, DataConfig, DataError, DataErrorKind, Report, RowSource, Template, Tokenizer, Variables,
 };
@@ -73,10 +74,10 @@ struct Input {
     #[arg(long)]
     packing: bool,
     /// Name of the prompt field, for data with custom field names
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", requires = "completion_field")]
     prompt_field: Option<String>,
     /// Name of the completion field
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", requires = "prompt_field")]
     completion_field: Option<String>,
     /// In conversations, train only on the assistant's tokens
     #[arg(long, value_name = "BOOL", default_value_t = true, action = clap::ArgAction::Set)]
@@ -104,7 +105,7 @@ struct Input {
 impl Input {
     fn config(&self) -> DataConfig {
         // `train` refuses a model that cannot be trained; its data can still be inspected.
-        let model = model_config(&self.model).ok();
+        let model = model_config(&located(&self.model)).ok();
         DataConfig {
             files: self.data.clone(),
             prompt_field: self.prompt_field.clone(),
@@ -123,7 +124,7 @@ impl Input {
     }
 
     fn open(&self) -> Result<(Option<Tokenizer>, Option<Template>), DataError> {
-        data::open_if_there(&self.model, &self.date)
+        data::open_if_there(&located(&self.model), &self.date)
     }
 
     fn place(&self, source: RowSource) -> String {
@@ -272,7 +273,7 @@ fn print_report(out: &mut impl Write, check: &Check, report: &Report) -> std::io
         };
         writeln!(
             out,
-            "{}: {}, {} examples, {} tokens, {} trained on ({loss})",
+            "{}: {}, {} rows, {} tokens, {} trained on ({loss})",
             file.path.display(),
             file.format,
             file.examples,
@@ -280,8 +281,7 @@ fn print_report(out: &mut impl Write, check: &Check, report: &Report) -> std::io
             file.trainable_tokens
         )?;
     }
-    let packed = if report.sample_packing { " (packed)" } else { "" };
-    writeln!(out, "rows       {}{packed}", report.rows)?;
+    writeln!(out, "rows       {}", rows_line(report))?;
     writeln!(out, "tokens     {}, {} trained on", report.tokens, report.trainable_tokens)?;
     let lengths = &report.lengths;
     writeln!(out, "lengths    {} to {}, median {}", lengths.shortest, lengths.longest, lengths.median)?;
@@ -302,6 +302,18 @@ fn print_report(out: &mut impl Write, check: &Check, report: &Report) -> std::io
     }
     writeln!(out, "digest     {}", report.digest)?;
     out.flush()
+}
+
+/// The rows to train on, and what became of the others.
+fn rows_line(report: &Report) -> String {
+    let all: usize = report.files.iter().map(|file| file.examples).sum();
+    let (bad, dropped) = (report.bad.len(), report.dropped.len());
+    let used = all - bad - dropped;
+    let of = if bad + dropped > 0 { format!(" of {all}: {bad} bad, {dropped} dropped") } else { String::new() };
+    match report.sample_packing {
+        true => format!("{}, packed from {used} examples{of}", report.rows),
+        false => format!("{}{of}", report.rows),
+    }
 }
 
 /// The number of rows for each error, and the first bad rows.

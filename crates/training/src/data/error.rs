@@ -66,8 +66,19 @@ pub enum DataError {
     Empty { file: PathBuf },
     #[error("no row is left to train on: {dropped} dropped of {rows}")]
     NothingLeft { rows: usize, dropped: usize },
-    #[error("{}:{line}: the keys {} match no known format", file.display(), list(keys))]
-    UnknownFormat { file: PathBuf, line: usize, keys: Vec<String> },
+    #[error(
+        "{}:{line}: the keys {} match no known format{}",
+        file.display(),
+        list(keys),
+        slip.as_ref().map_or(String::new(), |slip| format!(": {slip}"))
+    )]
+    UnknownFormat {
+        file: PathBuf,
+        line: usize,
+        keys: Vec<String>,
+        /// What is missing or misspelt, if that can be told.
+        slip: Option<String>,
+    },
     #[error(
         "{}:{line}: {found} in a file of {first} (since line {first_line}): one file holds one format",
         file.display()
@@ -203,6 +214,7 @@ impl DataError {
             Self::NoEndOfText { .. } => "set eos_token in tokenizer_config.json".into(),
             Self::Empty { .. } => "remove the file from the list, or check what wrote it".into(),
             Self::NothingLeft { .. } => "raise max_seq_length, or check the rows with `isobit data check`".into(),
+            Self::UnknownFormat { slip: Some(_), .. } => "correct the row, or remove it".into(),
             Self::UnknownFormat { .. } => "rows have messages, conversations, prompt and completion, instruction and \
                  output, text, or input_ids; other names: prompt_field and completion_field"
                 .into(),
@@ -230,6 +242,7 @@ impl DataError {
         match self {
             Self::Row { why, .. } => why.reason(),
             Self::Mixed { .. } => "a different format from the rows before",
+            Self::UnknownFormat { slip: Some(_), .. } => "a key that is missing or misspelt",
             Self::UnknownFormat { .. } => "no known format",
             Self::Untrainable { .. } => "no token to train on",
             _ => "cannot be read",

@@ -77,9 +77,10 @@ impl FileLoader<'_> {
         });
         let mut problem = DataError::Empty { file: self.path.to_owned() };
         for (index, record) in records.iter().enumerate() {
-            let format = self
-                .parse(record)
-                .and_then(|row| format::detect(&row, names.as_ref()).ok_or_else(|| self.unknown_format(record, &row)));
+            let format = self.parse(record).and_then(|row| {
+                let found = format::detect(&row, names.as_ref());
+                found.ok_or_else(|| self.unknown_format(record, &row, names.as_ref()))
+            });
             match format {
                 Ok(format) => return Ok(FileFormat { format, first_line: record.line, names }),
                 Err(error) if index == 0 => problem = error,
@@ -92,8 +93,10 @@ impl FileLoader<'_> {
         Err(problem)
     }
 
-    fn unknown_format(&self, record: &Record, row: &Json) -> DataError {
-        DataError::UnknownFormat { file: self.path.to_owned(), line: record.line, keys: keys(row) }
+    fn unknown_format(&self, record: &Record, row: &Json, names: Option<&FieldNames>) -> DataError {
+        let keys = keys(row);
+        let slip = format::slip(&keys, names);
+        DataError::UnknownFormat { file: self.path.to_owned(), line: record.line, keys, slip }
     }
 
     /// Workers take chunks of rows as they become free; results are assembled in row order.
@@ -154,8 +157,9 @@ impl FileLoader<'_> {
         let (file, line) = (self.path.to_owned(), record.line);
         let row = self.parse(record)?;
         let found = format::detect(&row, shape.names.as_ref());
-        if found.is_none() && record.line < shape.first_line {
-            return Err(self.unknown_format(record, &row));
+        let names = shape.names.as_ref();
+        if found.is_none() && (record.line < shape.first_line || format::slip(&keys(&row), names).is_some()) {
+            return Err(self.unknown_format(record, &row, names));
         }
         if found != Some(shape.format) {
             let found = found.map_or_else(

@@ -5,6 +5,7 @@ use super::conversation::{self, Conversation, field, missing};
 use super::error::RowError;
 use super::json::Json;
 use super::tokens::Tokens;
+use crate::config::nearest;
 use std::fmt;
 
 /// How the rows of a file are written.
@@ -106,6 +107,31 @@ pub(super) fn detect(row: &Json, names: Option<&FieldNames>) -> Option<RowFormat
     } else {
         None
     }
+}
+
+/// What a row of no known format lacks, if that can be told: a key that is missing beside its
+/// partner, or that looks misspelt.
+pub(super) fn slip(keys: &[String], names: Option<&FieldNames>) -> Option<String> {
+    const PAIRS: [[&str; 2]; 2] = [["prompt", "completion"], ["instruction", "output"]];
+    const ALONE: [&str; 4] = ["messages", "conversations", "text", "input_ids"];
+    let has = |wanted: &str| keys.iter().any(|key| key == wanted);
+    let pairs = match names {
+        Some(names) => vec![[names.prompt.as_str(), names.completion.as_str()]],
+        None => PAIRS.to_vec(),
+    };
+    let alone = ALONE.into_iter().filter(|_| names.is_none());
+    let wanted: Vec<&str> = pairs.iter().flatten().copied().chain(alone).collect();
+    let missing: Vec<&str> = wanted.iter().copied().filter(|name| !has(name)).collect();
+    for key in keys.iter().filter(|key| !wanted.contains(&key.as_str())) {
+        if let Some(meant) = nearest(key, missing.iter().copied()) {
+            return Some(format!("is `{}` meant to be `{meant}`?", key.escape_debug()));
+        }
+    }
+    pairs.iter().find_map(|[first, second]| match (has(first), has(second)) {
+        (true, false) => Some(format!("`{second}` is missing beside `{first}`")),
+        (false, true) => Some(format!("`{first}` is missing beside `{second}`")),
+        _ => None,
+    })
 }
 
 /// Parses a row. Instructions become a conversation if there is a template, and plain text if not.
@@ -289,6 +315,22 @@ mod tests {
         let names = FieldNames { prompt: "question".into(), completion: "answer".into() };
         assert_eq!(detect(&row(r#"{"question":"q","answer":"a"}"#), Some(&names)), Some(RowFormat::Fields));
         assert_eq!(detect(&row(r#"{"prompt":"p","completion":"c"}"#), Some(&names)), None);
+    }
+
+    #[test]
+    fn a_slip_is_named() {
+        let slip = |keys: &[&str], names: Option<&FieldNames>| {
+            super::slip(&keys.iter().map(ToString::to_string).collect::<Vec<_>>(), names)
+        };
+        assert_eq!(slip(&["prompt"], None).as_deref(), Some("`completion` is missing beside `prompt`"));
+        assert_eq!(slip(&["output", "input"], None).as_deref(), Some("`instruction` is missing beside `output`"));
+        let promt = slip(&["promt", "completion"], None);
+        assert_eq!(promt.as_deref(), Some("is `promt` meant to be `prompt`?"));
+        assert_eq!(slip(&["message"], None).as_deref(), Some("is `message` meant to be `messages`?"));
+        assert_eq!(slip(&["question", "answer"], None), None);
+        assert_eq!(slip(&["id", "note"], None), None);
+        let names = FieldNames { prompt: "question".into(), completion: "answer".into() };
+        assert_eq!(slip(&["question"], Some(&names)).as_deref(), Some("`answer` is missing beside `question`"));
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl Default for DataConfig {
 
 /// Tokenizer and chat template of a model folder.
 pub fn open(model: &Path, date: &str) -> Result<(Tokenizer, Option<Template>), DataError> {
-    // Check the folder first: a missing tokenizer would be only half the story.
+    // Check the folder first: a missing tokenizer would only be a symptom.
     if !model.exists() {
         return Err(DataError::Missing { path: model.to_owned() });
     }
@@ -225,12 +225,13 @@ fn keep(
 ) -> Result<Vec<Row>, DataError> {
     let mut kept = Vec::with_capacity(examples.len());
     for (source, example) in examples {
+        let special = example.untrainable == Some(Untrainable::SpecialToken);
+        if example.length > example.row.tokens().len().min(config.max_seq_length) && !special {
+            report.truncated.push(Truncated { source, tokens: example.length });
+        }
         if let Some(reason) = example.untrainable {
             report.dropped.push(Dropped { source, reason });
             continue;
-        }
-        if example.length > example.row.tokens().len() {
-            report.truncated.push(Truncated { source, tokens: example.length });
         }
         let tokens = example.row.tokens().len() as u64;
         let trainable = example.row.target_count() as u64;
