@@ -30,8 +30,8 @@ pub enum Error {
     #[error("{} holds {newest}, but no latest.json that says where to resume", folder.display())]
     NoPointer { folder: PathBuf, newest: String },
 
-    #[error("{} has no {name}", folder.display())]
-    NoSuch { folder: PathBuf, name: String },
+    #[error("{} has no {name}{}", folder.display(), present(there))]
+    NoSuch { folder: PathBuf, name: String, there: Vec<String> },
 
     /// A number that the requested format cannot hold.
     #[error("{tensor} holds {value:e}, which does not fit in {format}")]
@@ -54,6 +54,10 @@ impl fmt::Display for IdentityDifference {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "its {} is {}, this run's is {}", self.what, self.saved, self.wanted)
     }
+}
+
+fn present(there: &[String]) -> String {
+    if there.is_empty() { "; it has no checkpoint".to_string() } else { format!("; it has {}", there.join(", ")) }
 }
 
 fn listed(differences: &[IdentityDifference]) -> String {
@@ -84,7 +88,8 @@ impl Error {
             Self::NoPointer { .. } => {
                 Some("`--resume-from checkpoint-N` resumes from one that is there; or choose another `output_dir`")
             }
-            Self::NoSuch { .. } => Some("name one of the `checkpoint-N` folders there; `ls` shows them"),
+            Self::NoSuch { there, .. } if there.is_empty() => Some("leave out `--resume-from` to begin a new run"),
+            Self::NoSuch { .. } => Some("name one of these, or use `--resume` for the latest"),
             Self::Beyond { .. } => {
                 Some("nothing is lost: `--resume` with `--set training.save_dtype=float32` writes `final` again")
             }

@@ -52,6 +52,11 @@ fn is_made_by(folder: &Path, manifest: &Manifest, run: &Identity) -> bool {
     }
 }
 
+fn no_such(output_dir: &Path, step: u64, there: &[u64]) -> Error {
+    let there = there.iter().map(|step| folder_name(*step)).collect();
+    Error::NoSuch { folder: output_dir.to_path_buf(), name: folder_name(step), there }
+}
+
 /// Examines the folder that a run is to begin in and returns the step to resume from; None is the
 /// beginning. Writes nothing. Anything under the name of a file or folder of a run that does not
 /// belong to this run is an error.
@@ -59,7 +64,7 @@ pub fn examine(output_dir: &Path, run: &Identity, start: Start) -> Result<Option
     // Obstacles to the folder itself are found when it is created.
     if !output_dir.is_dir() {
         return match start {
-            Start::From(step) => Err(Error::NoSuch { folder: output_dir.to_path_buf(), name: folder_name(step) }),
+            Start::From(step) => Err(no_such(output_dir, step, &[])),
             _ => Ok(None),
         };
     }
@@ -72,7 +77,7 @@ pub fn examine(output_dir: &Path, run: &Identity, start: Start) -> Result<Option
         }
         Start::From(step) if steps.contains(&step) => Some(step),
         Start::From(step) => {
-            return Err(Error::NoSuch { folder: output_dir.to_path_buf(), name: folder_name(step) });
+            return Err(no_such(output_dir, step, &steps));
         }
         Start::Resume => match latest(output_dir)? {
             Latest::At(step) => Some(step),
