@@ -31,6 +31,8 @@ pub(crate) struct MemoryFit {
     pub(crate) device: String,
     /// Bytes that the device must hold.
     pub(crate) needed: u64,
+    /// Whether the run is in the memory of the host.
+    pub(crate) on_host: bool,
     /// None if the system does not report it.
     pub(crate) available: Option<Available>,
 }
@@ -50,7 +52,7 @@ impl MemoryFit {
     }
 
     /// The failure of a run that does not fit.
-    pub(crate) fn refusal(&self, run: &Run) -> Option<Failure> {
+    pub(crate) fn refusal(&self, run: &Run, memory: Option<u64>) -> Option<Failure> {
         if self.fits() != Some(false) {
             return None;
         }
@@ -59,26 +61,38 @@ impl MemoryFit {
             format!("{} is available ({})", size(available.bytes), available.of)
         });
         let message = format!("this run needs {least}{} on {}, {there}", size(self.needed), self.device);
-        Some(Failure { code: 4, message, hint: Some(hint(run)) })
+        Some(Failure { code: 4, message, hint: Some(hint(run, memory)) })
     }
 }
 
-/// One thing to try.
-fn hint(run: &Run) -> String {
-    let training = &run.training;
-    if training.micro_batch_size > 1 {
+/// One thing to try: settings that give the same weights and fit, if there are any.
+fn hint(run: &Run, memory: Option<u64>) -> String {
+    let mut smaller = run.clone();
+    let mut sets = String::new();
+    if run.training.micro_batch_size > 1 {
         // Both keys: the rows per update stay the same, and with them the weights.
-        format!(
-            "`--set training.micro_batch_size=1 --set training.gradient_accumulation_steps={}` needs less and gives the \
-             same weights",
-            run.rows_per_update()
-        )
-    } else if training.recomputation != Policy::Full {
-        "`--set training.gradient_checkpointing=full` needs less and gives the same weights".to_string()
-    } else if matches!(run.adapter, Adapter::Lora(_)) {
-        "lower `max_seq_length`, or take a smaller base model, or one in 4 bits (GPTQ)".to_string()
+        let rows = run.rows_per_update();
+        smaller.training.micro_batch_size = 1;
+        smaller.training.gradient_accumulation_steps = rows as u32;
+        sets = format!("--set training.micro_batch_size=1 --set training.gradient_accumulation_steps={rows}");
+    }
+    let fits = |run: &Run| memory_fit(run, memory).is_ok_and(|fit| fit.fits() == Some(true));
+    if !sets.is_empty() && fits(&smaller) {
+        return format!("`{sets}` fits and gives the same weights");
+    }
+    if run.training.recomputation != Policy::Full {
+        smaller.training.recomputation = Policy::Full;
+        if fits(&smaller) {
+            let sets = format!("{sets} --set training.gradient_checkpointing=full");
+            return format!("`{}` fits and gives the same weights", sets.trim_start());
+        }
+    }
+    if matches!(run.adapter, Adapter::Lora(_)) {
+        "even one row at a time does not fit: lower `max_seq_length`, or take a smaller base model, or one in 4 bits (GPTQ)"
+            .to_string()
     } else {
-        "train an adapter: `type = \"lora\"` under [adapter]; or lower `max_seq_length`".to_string()
+        "even one row at a time does not fit: train an adapter (`type = \"lora\"` under [adapter]), or lower `max_seq_length`"
+            .to_string()
     }
 }
 
@@ -86,7 +100,7 @@ fn hint(run: &Run) -> String {
 /// reports why.
 pub(crate) fn check(run: &Run) -> Result<(), Failure> {
     let Ok(fit) = memory_fit(run, None) else { return Ok(()) };
-    let Some(refusal) = fit.refusal(run) else { return Ok(()) };
+    let Some(refusal) = fit.refusal(run, None) else { return Ok(()) };
     let hint = refusal.hint.map(|hint| format!("{hint}; `--no-plan` starts it anyway"));
     Err(Failure { hint, ..refusal })
 }
@@ -99,22 +113,24 @@ pub(crate) fn memory_fit(run: &Run, memory: Option<u64>) -> Result<MemoryFit, Fa
     let tokens = u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length);
     let least = least_bytes(&model, tokens);
     if tokens > TOKENS_MAX || least > device.available.as_ref().map_or(UNKNOWN_MAX, |available| available.bytes) {
-        return Ok(MemoryFit { plan: None, device: device.name, needed: least, available: device.available });
+        let on_host = matches!(device.kind, PlannedDevice::Cpu { .. });
+        return Ok(MemoryFit { plan: None, device: device.name, needed: least, on_host, available: device.available });
     }
-    let (needed, plan) = match device.kind {
+    let (on_host, needed, plan) = match device.kind {
         PlannedDevice::Cpu { threads } => {
             let plan = plan(run, &model, open_cpu(threads, Path::best())?).map_err(|error| failed(&error))?;
-            (plan.bytes_on_host(), plan)
+            (true, plan.bytes_on_host(), plan)
         }
         PlannedDevice::Gpu { selector, architectures } => {
             let plans = architectures.into_iter().map(|known| plan(run, &model, Gpu::absent(selector, known)));
             let plans: Vec<MemoryPlan> = plans.collect::<Result<_, _>>().map_err(|error| failed(&error))?;
             let largest = plans.into_iter().max_by_key(|plan| plan.bytes_peak);
             let plan = largest.ok_or_else(|| Failure::device("no such device", "`isobit devices` lists them"))?;
-            (plan.bytes_peak, plan)
+            (false, plan.bytes_peak, plan)
         }
     };
-    Ok(MemoryFit { plan: Some(plan), device: device.name, needed: needed as u64, available: device.available })
+    let (device, available) = (device.name, device.available);
+    Ok(MemoryFit { plan: Some(plan), device, needed: needed as u64, on_host, available })
 }
 
 /// What a plan needs to know about a device. No device is opened: that takes longer than the plan.
@@ -138,8 +154,8 @@ enum PlannedDevice {
 fn planned(chosen: &Chosen, given: Option<Available>) -> Result<Planned, Failure> {
     let selector = match *chosen {
         Chosen::Cpu { threads } => {
-            let room = free_memory().map(|free| Available { bytes: free.bytes, of: free.of.to_string() });
-            let (name, available) = ("the CPU".to_string(), given.or(room));
+            let free = free_memory().map(|free| Available { bytes: free.bytes, of: free.of.to_string() });
+            let (name, available) = ("the CPU".to_string(), given.or(free));
             return Ok(Planned { kind: PlannedDevice::Cpu { threads }, name, available });
         }
         Chosen::Gpu(selector) => selector,

@@ -4,6 +4,7 @@
 use crate::Failure;
 use crate::failure::failed;
 use crate::fits::{MemoryFit, memory_fit};
+use crate::model;
 use crate::stderr::tell;
 use crate::units::size;
 use isobit_models::Weights;
@@ -46,12 +47,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut overrides = arguments.overrides.clone();
     overrides.extend(arguments.device.iter().map(|device| format!("device={device}")));
     let settled = config::read(&arguments.config, &overrides);
-    let run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
+    let mut run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
+    run.base_model = model::located(&run.base_model);
     let fit = memory_fit(&run, arguments.memory)?;
     tell_unused(&run)?;
     print(&fit, arguments).map_err(|error| Failure::output(&error))?;
     // The printed result already says that it does not fit.
-    fit.refusal(&run).map_or(Ok(()), |refusal| Err(refusal.told()))
+    fit.refusal(&run, arguments.memory).map_or(Ok(()), |refusal| Err(refusal.told()))
 }
 
 /// Warns about model tensors that a run would not use.
@@ -75,28 +77,59 @@ fn print(fit: &MemoryFit, arguments: &Arguments) -> std::io::Result<()> {
         for (item, bytes) in &plan.items {
             writeln!(out, "{:<12} {:>12}", item.name(), size(*bytes as u64))?;
         }
-        writeln!(out, "{:<12} {:>12}  peak of a step", "total", size(plan.bytes_peak as u64))?;
-        let save = size(plan.bytes_save as u64);
-        writeln!(out, "{:<12} {save:>12}  on the host while a checkpoint is written", "save")?;
-        let resume = size(plan.bytes_resume as u64);
-        writeln!(out, "{:<12} {resume:>12}  with the device's, while a checkpoint is read back", "resume")?;
+        for (name, bytes, when) in moments(plan, fit.on_host) {
+            writeln!(out, "{name:<12} {:>12}  {when}", size(bytes as u64))?;
+        }
     }
     let least = if fit.plan.is_none() { "at least " } else { "" };
-    let needed = format!("{least}{}", size(fit.needed));
+    let moment = fit.plan.as_ref().map_or("", |plan| largest_moment(plan, fit.on_host));
+    let needed = format!("{least}{} needed{moment}", size(fit.needed));
     let device = &fit.device;
     match (&fit.available, fit.fits()) {
         (Some(available), fits) => {
             let answer = if fits == Some(true) { "fits" } else { "does not fit" };
             let (there, of) = (size(available.bytes), &available.of);
-            writeln!(out, "{answer}: {needed} needed, {there} available on {device} ({of})")?;
+            writeln!(out, "{answer}: {needed}, {there} available on {device} ({of})")?;
         }
-        (None, Some(false)) => writeln!(out, "does not fit: {needed} needed on {device}")?,
-        (None, _) => writeln!(out, "{needed} needed; how much {device} has is unknown")?,
+        (None, Some(false)) => writeln!(out, "does not fit: {needed} on {device}")?,
+        (None, _) => writeln!(out, "{needed}; how much {device} has is unknown")?,
     }
     if let (true, Some(plan)) = (arguments.explain, &fit.plan) {
         explain(&mut out, plan)?;
     }
     out.flush()
+}
+
+/// The moments at which a run needs the most: name, bytes, and when. The host has to hold a save
+/// together with the run only if the run is on it.
+fn moments(plan: &MemoryPlan, on_host: bool) -> [(&'static str, usize, &'static str); 3] {
+    let (save, saving, reading) = if on_host {
+        let save = plan.bytes_between_steps + plan.bytes_save;
+        (save, "between steps, while a checkpoint is written", "while a checkpoint is read back")
+    } else {
+        (
+            plan.bytes_save,
+            "on the host, while a checkpoint is written",
+            "on device and host together, while a checkpoint is read back",
+        )
+    };
+    [
+        ("total", plan.bytes_peak, "all of the above: the peak of a step"),
+        ("save", save, saving),
+        ("resume", plan.bytes_resume, reading),
+    ]
+}
+
+/// Which of them the device must have memory for, if it is not the total.
+fn largest_moment(plan: &MemoryPlan, on_host: bool) -> &'static str {
+    let [total, save, resume] = moments(plan, on_host).map(|(_, bytes, _)| bytes);
+    if !on_host || total >= save.max(resume) {
+        ""
+    } else if save >= resume {
+        " to save"
+    } else {
+        " to resume"
+    }
 }
 
 fn explain(out: &mut impl Write, plan: &MemoryPlan) -> std::io::Result<()> {
