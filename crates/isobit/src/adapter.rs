@@ -4,13 +4,17 @@
 use crate::Failure;
 use crate::failure::failed;
 use crate::stderr::tell;
-use isobit_training::checkpoint::{self, ADAPTER_CONFIG, FINAL, Latest, MODEL};
+use isobit_training::checkpoint::{self, ADAPTER, ADAPTER_CONFIG, FINAL, Latest, MODEL};
 use isobit_training::data_record;
 use std::path::{Path, PathBuf};
 
 /// The folder that holds `adapter_config.json`. An unrecognised folder is returned as it is:
 /// opening it reports what is missing.
 pub(crate) fn located(folder: &Path) -> Result<PathBuf, Failure> {
+    // Its file stands for the folder it is in, where its config is.
+    let is_file = folder.file_name().is_some_and(|name| name == ADAPTER) && folder.is_file();
+    let folder = if is_file { folder.parent().filter(|parent| !parent.as_os_str().is_empty()) } else { Some(folder) };
+    let folder = folder.unwrap_or(Path::new("."));
     if holds_adapter(folder) {
         return Ok(folder.to_path_buf());
     }

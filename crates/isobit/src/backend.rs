@@ -80,7 +80,7 @@ fn first_card(count: impl Fn(Api) -> usize, works: impl Fn(Selector) -> bool) ->
 }
 
 #[expect(clippy::disallowed_methods, reason = "the program chooses the thread count where the config leaves it open")]
-fn cores() -> Option<usize> {
+pub(crate) fn cores() -> Option<usize> {
     std::thread::available_parallelism().ok().map(std::num::NonZero::get)
 }
 

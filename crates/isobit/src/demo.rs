@@ -1,6 +1,6 @@
-//! `isobit demo`: the whole story on an embedded model, in seconds and without downloads. It starts
-//! this program again for every run, so that it shows what a user would do: train, kill, resume,
-//! train differently, compare.
+//! `isobit demo`: what the program promises, shown on an embedded model, in seconds and without
+//! downloads. It starts this program again for every run, so that it shows what a user would do:
+//! train, kill, resume, train differently, compare.
 
 use crate::Failure;
 use isobit_proof::hash::Hash;

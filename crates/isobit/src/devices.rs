@@ -2,7 +2,7 @@
 //! dozen operations whose results are known; one that gets them wrong is reported and never used.
 
 use crate::Failure;
-use crate::backend::Chosen;
+use crate::backend::{Chosen, cores};
 use isobit_kernels::gpu::{self, Api, Gpu, Selector};
 use isobit_kernels::{Device, Path};
 use serde::Serialize;
@@ -21,8 +21,9 @@ struct Line {
     schema: &'static str,
     device: String,
     name: String,
-    memory_bytes: u64,
-    units: u32,
+    /// None if the system does not report it, or there is no device.
+    memory_bytes: Option<u64>,
+    units: Option<u32>,
     runtime: String,
     ready: bool,
     /// Why the device is not ready.
@@ -48,9 +49,17 @@ fn cpu() -> Line {
     let paths: Vec<_> = Path::available().into_iter().map(Path::name).collect();
     Line {
         name: format!("this machine's processor, {}", Path::best()),
+        memory_bytes: total_memory(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default()),
+        units: cores().and_then(|cores| u32::try_from(cores).ok()),
         runtime: format!("paths {}", paths.join(", ")),
         ..line("cpu")
     }
+}
+
+/// Bytes of memory that the machine has, from the text of `/proc/meminfo`.
+fn total_memory(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 fn line(device: impl Into<String>) -> Line {
@@ -58,8 +67,8 @@ fn line(device: impl Into<String>) -> Line {
         schema: "isobit.devices/1",
         device: device.into(),
         name: String::new(),
-        memory_bytes: 0,
-        units: 0,
+        memory_bytes: None,
+        units: None,
         runtime: String::new(),
         ready: true,
         reason: None,
@@ -81,8 +90,8 @@ fn devices(api: Api) -> Vec<Line> {
         };
         Line {
             name: listing.name,
-            memory_bytes: listing.memory,
-            units: listing.units,
+            memory_bytes: Some(listing.memory).filter(|bytes| *bytes > 0),
+            units: Some(listing.units).filter(|units| *units > 0),
             runtime: listing.runtime,
             ready: opened.is_ok(),
             reason: opened.err(),
@@ -104,12 +113,23 @@ fn print(out: &mut impl Write, lines: &[Line], json: bool) -> std::io::Result<()
             continue;
         }
         writeln!(out, "{:<9} {}: {state}", line.device, line.name)?;
-        if line.memory_bytes > 0 {
-            let gib = line.memory_bytes as f64 / f64::from(1 << 30);
-            writeln!(out, "{:<9} {gib:.1} GiB, {} compute units, {}", "", line.units, line.runtime)?;
-        } else {
-            writeln!(out, "{:<9} {}", "", line.runtime)?;
-        }
+        let memory = line.memory_bytes.map(|bytes| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)));
+        let name = if line.device == "cpu" { "cores" } else { "compute units" };
+        let units = line.units.map(|units| format!("{units} {name}"));
+        let parts: Vec<String> = memory.into_iter().chain(units).chain([line.runtime.clone()]).collect();
+        writeln!(out, "{:<9} {}", "", parts.join(", "))?;
     }
     out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_as_the_system_tells_it() {
+        assert_eq!(total_memory("MemFree: 1 kB\nMemTotal:       16384 kB\n"), Some(1 << 24));
+        assert_eq!(total_memory("MemTotal: many kB\n"), None);
+        assert_eq!(total_memory(""), None);
+    }
 }

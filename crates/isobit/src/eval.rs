@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Model folder in Hugging Face layout; default: the base model of the config
+    /// Model folder in Hugging Face layout, or an isobit run that trained all weights; default: the
+    /// base model of the config
     #[arg(long, value_name = "FOLDER", required_unless_present = "config")]
     model: Option<PathBuf>,
     #[command(flatten)]
@@ -82,6 +83,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let folder = arguments.model.as_ref().or(run.as_ref().map(|run| &run.base_model));
     let folder = folder.ok_or_else(|| Failure::usage("no model is named", "name its folder with `--model`"))?;
+    let folder = &model::located(folder);
     let mut model = model::Arguments { model: folder.clone(), options: arguments.options.clone() };
     if let (None, Some(run)) = (&model.options.profile, &run) {
         model.options.profile = Some(run.profile.name().to_string());
@@ -103,7 +105,8 @@ fn rows(arguments: &Arguments, folder: &Path, run: Option<&Run>) -> Result<Vec<R
 /// The rows that a run holds out of its training data.
 fn held_out(arguments: &Arguments, folder: &Path, run: &Run) -> Result<Vec<Row>, Failure> {
     if !run.has_eval() {
-        return Err(Failure::usage("the config has nothing to evaluate on", "name files with `--data`"));
+        let hint = "name files with `--data`, or add [eval] with `path = \"valid.jsonl\"` or `val_set_size = 0.05` to it";
+        return Err(Failure::usage("the config has nothing to evaluate on", hint));
     }
     if arguments.reads_otherwise() {
         let hint = "name files with `--data`, or leave out the arguments that change how data are read";

@@ -36,10 +36,10 @@ pub(crate) struct Arguments {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct SamplingArguments {
     /// Sampling temperature; 0 always picks the most likely token
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     temperature: f64,
     /// Sample from the most likely tokens whose probabilities add up to this
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     top_p: f64,
     #[arg(long, default_value_t = 42)]
     seed: u64,
@@ -50,10 +50,13 @@ pub(crate) struct SamplingArguments {
 
 impl SamplingArguments {
     pub(crate) fn rule(&self) -> Result<Sampling, Failure> {
-        let share = self.top_p > 0.0 && self.top_p <= 1.0;
-        if !(share && (0.0..=100.0).contains(&self.temperature)) {
-            let message = format!("temperature {} or top-p {} is out of range", self.temperature, self.top_p);
-            return Err(Failure::usage(message, "temperature is 0 to 100, top-p above 0 and at most 1"));
+        if !(0.0..=100.0).contains(&self.temperature) {
+            let message = format!("--temperature {} is out of range", self.temperature);
+            return Err(Failure::usage(message, "give 0 for the most likely token, or a number up to 100"));
+        }
+        if !(self.top_p > 0.0 && self.top_p <= 1.0) {
+            let message = format!("--top-p {} is out of range", self.top_p);
+            return Err(Failure::usage(message, "give a number above 0 and at most 1; 1 leaves no token out"));
         }
         Ok(Sampling { temperature: self.temperature, top_p: self.top_p, seed: self.seed })
     }
@@ -71,8 +74,9 @@ pub(crate) struct Texts {
 
 impl Texts {
     fn open(arguments: &model::Arguments) -> Result<Self, RunError> {
-        let config = model_config(&arguments.model)?;
-        let (tokenizer, template) = data::open(&arguments.model, &data::DataConfig::default().date)?;
+        let folder = model::located(&arguments.model);
+        let config = model_config(&folder)?;
+        let (tokenizer, template) = data::open(&folder, &data::DataConfig::default().date)?;
         let variables = crate::data::variables(&arguments.options.template_var);
         Ok(Self { tokenizer, template, max_positions: config.max_positions, vocabulary: config.vocabulary, variables })
     }

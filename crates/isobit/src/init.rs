@@ -4,6 +4,7 @@
 use crate::Failure;
 use crate::failure::failed;
 use crate::fits;
+use crate::model;
 use crate::stderr::tell;
 use crate::units::size;
 use isobit_autograd::Policy;
@@ -33,7 +34,7 @@ const COLUMN: usize = 48;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Model folder in Hugging Face layout
+    /// Model folder in Hugging Face layout, or an isobit run that trained all weights
     model: PathBuf,
     /// Data file: JSONL or a JSON array
     data: PathBuf,
@@ -60,6 +61,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     if !arguments.force && output.symlink_metadata().is_ok() {
         let message = format!("{} already exists", output.display());
         return Err(Failure::usage(message, "add `--force` to overwrite it, or choose another name with `-o`"));
+    }
+    if let Some(folder) = output.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        let message = format!("cannot write {}: {} is not a folder", output.display(), folder.display());
+        return Err(Failure { code: 7, message, hint: Some("create the folder, or choose another name with `-o`".to_string()) });
     }
     let (config, report) = looked_at(arguments).map_err(|error| failed(&error))?;
     let split = fastest(arguments.memory, |split| written(arguments, &config, &report, split))?;
@@ -110,7 +115,8 @@ fn fastest(memory: Option<u64>, written: impl Fn(&Split) -> String) -> Result<Sp
 
 /// The model's config, and the data as training would see it.
 fn looked_at(arguments: &Arguments) -> Result<(Config, Report), RunError> {
-    let config = model_config(&arguments.model)?;
+    let folder = model::located(&arguments.model);
+    let config = model_config(&folder)?;
     let wanted = DataConfig {
         files: vec![arguments.data.clone()],
         prompt_field: arguments.prompt_field.clone(),
@@ -118,7 +124,7 @@ fn looked_at(arguments: &Arguments) -> Result<(Config, Report), RunError> {
         max_seq_length: config.max_positions,
         ..DataConfig::default()
     };
-    let (tokenizer, template) = data::open_if_there(&arguments.model, &wanted.date)?;
+    let (tokenizer, template) = data::open_if_there(&folder, &wanted.date)?;
     let (_, report) = data::load(&wanted, tokenizer.as_ref(), template.as_ref())?;
     Ok((config, report))
 }
@@ -144,7 +150,7 @@ fn written(arguments: &Arguments, config: &Config, report: &Report, split: &Spli
     let mut file = File(String::new());
     file.comment("Paths are relative to the folder you start isobit in. Unknown keys are errors; `--set key=value` overrides a key.");
     file.comment(&format!("{} positions in the model; {}", config.max_positions, found(report)));
-    file.put(Section::Top, "base_model", &path(&arguments.model));
+    file.put(Section::Top, "base_model", &path(&model::located(&arguments.model)));
     file.put(Section::Top, "output_dir", &path(&Path::new("out").join(stem)));
     file.put(Section::Top, "seed", &whole(42));
     file.put(Section::Top, "device", &text("cpu"));
@@ -156,6 +162,12 @@ fn written(arguments: &Arguments, config: &Config, report: &Report, split: &Spli
         file.section(Section::Eval);
         file.put(Section::Eval, "val_set_size", &Value::Number(0.05));
         file.put(Section::Eval, "eval_steps", &whole(often));
+    } else {
+        // A section of its own would need a file that may not exist.
+        file.line("");
+        file.comment("To evaluate, while training and with `isobit eval --config`, remove the marks from these lines:");
+        file.comment("[eval]");
+        file.comment("path = \"valid.jsonl\"  # a file like the one above; or val_set_size = 0.05, a share of its rows");
     }
 
     file.section(Section::Training);

@@ -36,6 +36,7 @@ use isobit_kernels::buffer::OutOfMemory;
 use isobit_kernels::float_state;
 use isobit_kernels::gpu::hip;
 use isobit_training::signal;
+use std::ffi::OsString;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
@@ -55,7 +56,7 @@ pub fn command() -> clap::Command {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show the whole story in about a minute: train, kill, resume, compare
+    /// Train, kill, resume and compare a small embedded model, in seconds
     Demo(demo::Arguments),
     /// Write a commented config for a model folder and a data file
     Init(init::Arguments),
@@ -93,7 +94,7 @@ pub fn main() -> ExitCode {
     if let Some(code) = hip::start(|name| std::env::var_os(name)) {
         return code;
     }
-    let arguments = match Arguments::try_parse() {
+    let arguments = match Arguments::try_parse_from(with_help_as_flag(std::env::args_os().collect())) {
         Ok(arguments) => arguments,
         Err(refusal) => return refused(&refusal),
     };
@@ -114,6 +115,15 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// `isobit help train` asks for `isobit train --help`.
+fn with_help_as_flag(mut words: Vec<OsString>) -> Vec<OsString> {
+    if words.get(1).is_some_and(|word| word == "help") {
+        words.remove(1);
+        words.push("--help".into());
+    }
+    words
+}
+
 /// Handles a command line that is not run: help and version are results, everything else is a usage
 /// error.
 fn refused(refusal: &clap::Error) -> ExitCode {
@@ -132,7 +142,7 @@ fn refused(refusal: &clap::Error) -> ExitCode {
 
 /// Whether the command line requests JSON: read from the raw words, since a usage error leaves
 /// nothing else.
-fn json_is_wanted(words: impl Iterator<Item = std::ffi::OsString>) -> bool {
+fn json_is_wanted(words: impl Iterator<Item = OsString>) -> bool {
     words.take_while(|word| word != "--").any(|word| word == "--json")
 }
 

@@ -11,13 +11,13 @@ use isobit_models::{Built, ModelError, Trained, Weights, build, peft};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::{SafeTensors, TensorFiles};
 use isobit_proof::{FileError, Hash, Manifest, regular};
-use isobit_training::checkpoint::{ADAPTER, ADAPTER_CONFIG};
+use isobit_training::checkpoint::{ADAPTER, ADAPTER_CONFIG, FINAL};
 use isobit_training::prepare::{CONFIG_BYTES_MAX, HUB_HINT, RunError, base_digest, is_hub_name, model_config};
 use std::path::{Path, PathBuf};
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Model folder in Hugging Face layout
+    /// Model folder in Hugging Face layout, or an isobit run that trained all weights
     #[arg(long, value_name = "FOLDER")]
     pub(crate) model: PathBuf,
     #[command(flatten)]
@@ -94,7 +94,8 @@ impl Arguments {
         adapter: Option<&Path>,
         warns: bool,
     ) -> Result<Built<B>, RunError> {
-        let config = model_config(&self.model)?;
+        let folder = located(&self.model);
+        let config = model_config(&folder)?;
         let made_on = adapter.map(Manifest::check).transpose()?.flatten().and_then(|manifest| manifest.base);
         let trained = match adapter {
             Some(folder) if !folder.exists() && is_hub_name(folder) => {
@@ -107,13 +108,13 @@ impl Arguments {
             None => Trained::Nothing,
         };
         let settings = Settings { trained, profile, positions, seed: 0 };
-        let weights = Weights::new(TensorFiles::open(&self.model)?, &config)?;
+        let weights = Weights::new(TensorFiles::open(&folder)?, &config)?;
         if let Some(note) = weights.unused_note().filter(|_| warns) {
             tell(&format!("warning: {note}"));
         }
         // Both read every byte of the model: run together, the second finds it in memory.
         let (checked, built) = std::thread::scope(|scope| {
-            let checking = scope.spawn(|| self.check_model(&weights, made_on));
+            let checking = scope.spawn(|| check_model(&folder, &weights, made_on));
             let built = build(backend, &config, &weights, &settings);
             (checking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), built)
         });
@@ -126,22 +127,29 @@ impl Arguments {
         }
         Ok(built)
     }
+}
 
-    /// Checks the files of the model against its manifest, if it has one, and that it is the model
-    /// the adapter was trained on, if the adapter records that.
-    fn check_model(&self, weights: &Weights, made_on: Option<Hash>) -> Result<(), FileError> {
-        Manifest::check(&self.model)?;
-        let Some(made_on) = made_on else { return Ok(()) };
-        let found = base_digest(&self.model, weights)?;
-        if found != made_on {
-            let [made_on, found] = [made_on, found].map(|digest| digest.to_string()[..16].to_string());
-            tell(&format!(
-                "warning: the adapter was trained on a different base: its digest is {made_on}, that of {} is {found} (config and weights)",
-                self.model.display()
-            ));
-        }
-        Ok(())
+/// Checks the files of the model against its manifest, if it has one, and that it is the model the
+/// adapter was trained on, if the adapter records that.
+fn check_model(folder: &Path, weights: &Weights, made_on: Option<Hash>) -> Result<(), FileError> {
+    Manifest::check(folder)?;
+    let Some(made_on) = made_on else { return Ok(()) };
+    let found = base_digest(folder, weights)?;
+    if found != made_on {
+        let [made_on, found] = [made_on, found].map(|digest| digest.to_string()[..16].to_string());
+        tell(&format!(
+            "warning: the adapter was trained on a different base: its digest is {made_on}, that of {} is {found} (config and weights)",
+            folder.display()
+        ));
     }
+    Ok(())
+}
+
+/// The folder of a model. A run that trained all weights stands for its final ones, as it does for
+/// `--adapter`.
+pub(crate) fn located(folder: &Path) -> PathBuf {
+    let (there, last) = (folder.join("config.json"), folder.join(FINAL));
+    if !there.exists() && last.join("config.json").is_file() { last } else { folder.to_path_buf() }
 }
 
 /// Whether the adapter's tensors or targets do not match the model.

@@ -4,6 +4,7 @@
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
 use crate::ending;
+use crate::model;
 use crate::failure::failed;
 use crate::progress::Console;
 use crate::stderr::tell;
@@ -38,6 +39,9 @@ pub(crate) struct Arguments {
     /// first card that works, else the CPU
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
+    /// Number of threads, overriding the config; 0 means all cores
+    #[arg(long, value_name = "N")]
+    threads: Option<u32>,
     /// Print one JSON object per event to stdout
     #[arg(long)]
     json: bool,
@@ -64,12 +68,19 @@ impl Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut overrides = arguments.overrides.clone();
     overrides.extend(arguments.device.iter().map(|device| format!("device={device}")));
+    overrides.extend(arguments.threads.iter().map(|threads| format!("threads={threads}")));
     let settled = config::read(&arguments.config, &overrides);
-    let Settled { run, notes } = settled.map_err(|error| failed(&RunError::Config(error)))?;
+    let Settled { mut run, notes } = settled.map_err(|error| failed(&RunError::Config(error)))?;
+    run.base_model = model::located(&run.base_model);
     if !arguments.quiet {
         for note in &notes {
             tell(&format!("note: {note}"));
         }
+    }
+    let output = &run.output_dir;
+    if output.exists() && !output.is_dir() {
+        let message = format!("output_dir {} is a file", output.display());
+        return Err(Failure::usage(message, "name a folder; it is created if it does not exist"));
     }
     let chosen = Chosen::of(&run)?;
     if !arguments.no_plan {

@@ -7,6 +7,7 @@ use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
 use crate::failure::failed;
 use crate::input;
+use crate::model;
 use crate::units::size;
 use isobit_autograd::Policy;
 use isobit_kernels::Backend;
@@ -129,8 +130,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// The first update of a config.
 fn configured(path: &Path, overrides: &[String]) -> Result<Subject, Failure> {
     let settled = config::read(path, overrides).map_err(|error| failed(&RunError::Config(error)))?;
-    let chosen = Chosen::of(&settled.run)?;
-    let prepared = prepare(settled.run).map_err(|error| failed(&error))?;
+    let mut run = settled.run;
+    run.base_model = model::located(&run.base_model);
+    let chosen = Chosen::of(&run)?;
+    let prepared = prepare(run).map_err(|error| failed(&error))?;
     let run = &prepared.run;
     let first = data::order(run.seed, 0, prepared.train.len()).into_iter().take(run.rows_per_update() as usize);
     let positions = run.training.max_seq_length as usize;
