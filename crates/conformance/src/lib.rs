@@ -10,10 +10,12 @@ pub mod cases;
 pub mod data;
 pub mod digests;
 pub mod emulated;
+mod nearest;
 mod own_process;
 mod required;
 pub mod table;
 
+pub use nearest::nearest;
 pub use own_process::in_own_process;
 pub use required::{devices_or_skips, is_required, report, skip};
 
@@ -123,6 +125,10 @@ impl EveryBackend {
         let paths = paths.into_iter().map(|inner| Observed { inner, observer: DirtyWorkspace }).collect();
         let devices = devices.into_iter().map(|inner| Observed { inner, observer: DirtyWorkspace }).collect();
         Self { paths, devices, compared: 0, differences: Vec::new() }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.paths.is_empty() && self.devices.is_empty()
     }
 
     /// Fails on any difference, or if nothing was compared.

@@ -23,6 +23,19 @@ impl Table {
         }
     }
 
+    /// Columns whose name contains `name`, beside the reference.
+    pub fn on(name: &str) -> Self {
+        let mut named = Self::new();
+        named.paths.retain(|cpu| cpu.name().contains(name));
+        named.devices.retain(|gpu| gpu.name().contains(name));
+        named
+    }
+
+    /// Whether the reference is its only column.
+    pub fn is_empty(&self) -> bool {
+        self.paths.is_empty() && self.devices.is_empty()
+    }
+
     fn columns(&self) -> Vec<String> {
         let paths = self.paths.iter().map(|cpu| format!("cpu/{}", cpu.path()));
         let devices = self.devices.iter().map(Device::name);

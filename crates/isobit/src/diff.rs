@@ -83,12 +83,7 @@ fn failure(error: &FileError) -> Failure {
     Failure { code: error.exit_code(), message: error.to_string(), hint: error.hint().map(str::to_string) }
 }
 
-fn print_text(
-    out: &mut impl Write,
-    difference: &Difference,
-    config: &[KeyOfRuns],
-    most: usize,
-) -> std::io::Result<()> {
+fn print_text(out: &mut impl Write, difference: &Difference, config: &[KeyOfRuns], most: usize) -> std::io::Result<()> {
     if let Some(run) = &difference.run {
         print_run(out, run)?;
     }

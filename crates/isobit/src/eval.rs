@@ -89,7 +89,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         model.options.profile = Some(run.profile.name().to_string());
     }
     let rows = rows(arguments, folder, run.as_ref())?;
-    let evaluation = on_device(&chosen, arguments.options.quiet, Evaluating { arguments, model: &model, rows: &rows })??;
+    let evaluation =
+        on_device(&chosen, arguments.options.quiet, Evaluating { arguments, model: &model, rows: &rows })??;
     print(arguments, &chosen.name(), &evaluation).map_err(|error| Failure::output(&error))
 }
 
@@ -105,7 +106,8 @@ fn rows(arguments: &Arguments, folder: &Path, run: Option<&Run>) -> Result<Vec<R
 /// The rows that a run holds out of its training data.
 fn held_out(arguments: &Arguments, folder: &Path, run: &Run) -> Result<Vec<Row>, Failure> {
     if !run.has_eval() {
-        let hint = "name files with `--data`, or add [eval] with `path = \"valid.jsonl\"` or `val_set_size = 0.05` to it";
+        let hint =
+            "name files with `--data`, or add [eval] with `path = \"valid.jsonl\"` or `val_set_size = 0.05` to it";
         return Err(Failure::usage("the config has nothing to evaluate on", hint));
     }
     if arguments.reads_otherwise() {

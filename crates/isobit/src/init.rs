@@ -64,7 +64,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     if let Some(folder) = output.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
         let message = format!("cannot write {}: {} is not a folder", output.display(), folder.display());
-        return Err(Failure { code: 7, message, hint: Some("create the folder, or choose another name with `-o`".to_string()) });
+        return Err(Failure {
+            code: 7,
+            message,
+            hint: Some("create the folder, or choose another name with `-o`".to_string()),
+        });
     }
     let (config, report) = looked_at(arguments).map_err(|error| failed(&error))?;
     let split = fastest(arguments.memory, |split| written(arguments, &config, &report, split))?;
@@ -167,7 +171,9 @@ fn written(arguments: &Arguments, config: &Config, report: &Report, split: &Spli
         file.line("");
         file.comment("To evaluate, while training and with `isobit eval --config`, remove the marks from these lines:");
         file.comment("[eval]");
-        file.comment("path = \"valid.jsonl\"  # a file like the one above; or val_set_size = 0.05, a share of its rows");
+        file.comment(
+            "path = \"valid.jsonl\"  # a file like the one above; or val_set_size = 0.05, a share of its rows",
+        );
     }
 
     file.section(Section::Training);

@@ -4,8 +4,8 @@
 use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
 use crate::ending;
-use crate::model;
 use crate::failure::failed;
+use crate::model;
 use crate::progress::Console;
 use crate::stderr::tell;
 use isobit_kernels::Backend;

@@ -1,25 +1,40 @@
 //! The suite without a toolchain: compares every CPU path and every device of this machine with the
 //! reference on every case.
 //!
-//! `conform [OP ...] [--on NAME] [--portable]` compares bits, each case twice, CPU paths with 1, 2
-//! and 7 threads. It can be limited to some ops, or to backends whose name contains `NAME`;
-//! `--portable` compares devices without using their matrix units. `--path PATH --threads N` runs
-//! that path alone and opens no device; `--small` skips cases with much work. `conform --table`
-//! prints a digest per op and backend.
-//!
-//! `conform --on gfx906` (or `gfx908`) runs the machine code that clang makes of the kernels in an
-//! emulator, each case once. `--seed N` moves what hardware leaves open, `--dialect opencl`
-//! compiles the other dialect, `--toolchain clang-object` or `hiprtc` runs code objects, and cases
-//! with more work than `--work N` are left out, by name.
+//! `conform --help` lists the options. Exit codes: 0 same bits, 1 a difference, 2 usage, 6 a device
+//! that is not there.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a report, and how far it is")]
 
 use isobit_conformance::emulated::{Emulated, work_of};
 use isobit_conformance::table::Table;
-use isobit_conformance::{Absent, Case, EveryBackend, Visitor, cases, skipped};
+use isobit_conformance::{Absent, Case, EveryBackend, Visitor, cases, devices, nearest, skipped};
 use isobit_gcn::{Architecture, Dialect, Settings, Toolchain};
 use isobit_kernels::gpu::hip;
 use isobit_kernels::{Counting, Cpu, Path};
 use std::process::ExitCode;
+
+const HELP: &str = "\
+Compare every CPU path and every device of this machine with the reference, bit for bit
+
+Usage: conform [OP]... [OPTIONS]
+
+  OP             Ops to compare; default: all
+  --on NAME      Only backends whose name contains NAME: cuda:0, opencl, avx2
+  --portable     Only devices, and without their matrix units
+  --path PATH    One CPU path (scalar, avx2, avx512, amx), and no device
+  --threads N    Its threads [default: 1]
+  --small        Skip cases with much work
+  --table        Print a digest for each op and backend, as in docs/devices.md; with OP and --on
+  --help         Print help
+
+In an emulator of AMD cards, which runs the machine code that clang makes of the kernels:
+  --on gfx906    This card, or gfx908; each case once
+  --seed N       Vary what the hardware leaves unspecified; 0 varies nothing [default: 0]
+  --dialect D    hip or opencl [default: hip]
+  --toolchain T  clang, clang-object or hiprtc [default: clang]
+  --work N       Leave out cases with more multiply-adds and outputs, by name
+
+Exit codes: 0 same bits, 1 a difference, 2 usage, 6 a device that is not there.";
 
 /// The parsed arguments.
 #[derive(Default)]
@@ -30,16 +45,28 @@ struct Request {
     portable: bool,
     small: bool,
     path: Option<Path>,
-    threads: usize,
+    threads: Option<usize>,
     seed: u64,
     dialect: Option<Dialect>,
     toolchain: Option<Toolchain>,
     work_max: Option<u64>,
 }
 
+/// What went wrong, with the exit code of its kind.
+struct Refusal {
+    code: u8,
+    message: String,
+}
+
+impl From<String> for Refusal {
+    fn from(message: String) -> Self {
+        Self { code: 2, message }
+    }
+}
+
 impl Request {
-    fn new(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
-        let mut request = Self { threads: 1, ..Self::default() };
+    fn new(mut arguments: impl Iterator<Item = String>) -> Result<Self, Refusal> {
+        let mut request = Self::default();
         while let Some(argument) = arguments.next() {
             let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
             match argument.as_str() {
@@ -48,26 +75,46 @@ impl Request {
                 "--small" => request.small = true,
                 "--on" => request.on = value()?,
                 "--path" => request.path = Some(value()?.parse()?),
-                "--threads" => request.threads = value()?.parse().map_err(|error| format!("--threads: {error}"))?,
+                "--threads" => {
+                    request.threads = Some(value()?.parse().map_err(|error| format!("--threads: {error}"))?);
+                }
                 "--seed" => request.seed = value()?.parse().map_err(|error| format!("--seed: {error}"))?,
                 "--dialect" => request.dialect = Some(dialect(&value()?)?),
                 "--toolchain" => request.toolchain = Some(toolchain(&value()?)?),
                 "--work" => {
                     request.work_max = Some(value()?.parse().map_err(|error| format!("--work: {error}"))?);
                 }
-                option if option.starts_with("--") => return Err(format!("unknown option `{option}`")),
-                _ => request.ops.push(argument),
+                option if option.starts_with('-') => {
+                    return Err(format!("unknown option `{option}`: `conform --help` lists them").into());
+                }
+                _ => request.ops.push(known(argument)?),
             }
         }
-        let emulates = request.architecture().is_some();
-        let choices = request.dialect.is_some() || request.toolchain.is_some() || request.work_max.is_some();
-        if !emulates && (request.seed != 0 || choices) {
-            return Err("--seed, --dialect, --toolchain and --work want `--on gfx906` or `--on gfx908`".to_string());
-        }
-        if emulates && (request.table || request.portable || request.small || request.path.is_some()) {
-            return Err(format!("--on {} goes with --seed, --dialect, --toolchain and --work only", request.on));
-        }
+        request.check()?;
         Ok(request)
+    }
+
+    /// Options that say nothing together are refused.
+    fn check(&self) -> Result<(), String> {
+        let alone = !self.on.is_empty() || self.portable;
+        if self.path.is_some() && alone {
+            return Err("--path goes without --on and --portable: it names one CPU path".to_string());
+        }
+        if self.path.is_none() && self.threads.is_some() {
+            return Err("--threads needs --path; without it 1, 2 and 7 threads are compared".to_string());
+        }
+        if self.table && (self.portable || self.small || self.path.is_some()) {
+            return Err("--table goes with ops and --on only".to_string());
+        }
+        let emulates = self.architecture().is_some();
+        let settings = self.dialect.is_some() || self.toolchain.is_some() || self.work_max.is_some();
+        if !emulates && (self.seed != 0 || settings) {
+            return Err("--seed, --dialect, --toolchain and --work need `--on gfx906` or `--on gfx908`".to_string());
+        }
+        if emulates && (self.table || self.portable || self.small) {
+            return Err(format!("--on {} goes with --seed, --dialect, --toolchain and --work only", self.on));
+        }
+        Ok(())
     }
 
     /// The card to emulate, if one is named.
@@ -75,13 +122,55 @@ impl Request {
         self.on.parse().ok()
     }
 
-    fn backends(&self) -> Result<EveryBackend, String> {
+    fn backends(&self) -> Result<EveryBackend, Refusal> {
         if let Some(path) = self.path {
-            let cpu = Cpu::new(self.threads, path).map_err(|error| error.to_string())?;
+            let cpu = Cpu::new(self.threads.unwrap_or(1), path);
+            let cpu = cpu.map_err(|error| Refusal { code: 6, message: error.to_string() })?;
             return Ok(EveryBackend::of(vec![cpu], Vec::new()));
         }
-        Ok(if self.portable { EveryBackend::portable(&self.on) } else { EveryBackend::on(&self.on) })
+        let backends = if self.portable { EveryBackend::portable(&self.on) } else { EveryBackend::on(&self.on) };
+        if backends.is_empty() {
+            return Err(Refusal { code: 6, message: absent(&self.on) });
+        }
+        Ok(backends)
     }
+}
+
+/// An op of the suite, or which one was meant.
+fn known(name: String) -> Result<String, String> {
+    struct Names(Vec<&'static str>);
+    impl Visitor for Names {
+        fn op(&mut self, name: &'static str) {
+            self.0.push(name);
+        }
+        fn case<C: Case>(&mut self, _: &C) {}
+    }
+    let mut ops = Names(Vec::new());
+    cases::visit_all(&mut ops);
+    if ops.0.contains(&name.as_str()) {
+        return Ok(name);
+    }
+    let hint = nearest(&name, &ops.0)
+        .map_or_else(|| format!("the ops are {}", ops.0.join(", ")), |op| format!("did you mean `{op}`?"));
+    Err(format!("unknown op `{name}`: {hint}"))
+}
+
+/// Why no backend has such a name: the reason of the device, or the names there are.
+fn absent(name: &str) -> String {
+    let all = devices();
+    let reasons = all.iter().filter_map(|(device, opened)| match opened {
+        Err(Absent::Missing(why) | Absent::Broken(why)) if name.starts_with(device.as_str()) => Some(why),
+        _ => None,
+    });
+    if let Some(why) = reasons.into_iter().next() {
+        return format!("{name}: {why}");
+    }
+    let paths = Path::available().into_iter().map(|path| format!("cpu/{path}"));
+    let present = all.iter().filter(|(_, opened)| opened.is_ok()).map(|(device, _)| device.clone());
+    format!(
+        "no backend here has `{name}` in its name: there are {}",
+        paths.chain(present).collect::<Vec<_>>().join(", ")
+    )
 }
 
 fn dialect(name: &str) -> Result<Dialect, String> {
@@ -98,6 +187,10 @@ fn main() -> ExitCode {
     if let Some(code) = hip::start(|name| std::env::var_os(name)) {
         return code;
     }
+    if std::env::args().any(|argument| ["--help", "-h"].contains(&argument.as_str())) {
+        println!("{HELP}");
+        return ExitCode::SUCCESS;
+    }
     let same = Request::new(std::env::args().skip(1)).and_then(|request| {
         if let Some(architecture) = request.architecture() {
             return emulate(architecture, request);
@@ -107,14 +200,14 @@ fn main() -> ExitCode {
                 println!("{skip}");
             }
         }
-        if request.table { Ok(table()) } else { compare(request) }
+        if request.table { table(&request) } else { compare(request) }
     });
     match same {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
+        Err(Refusal { code, message }) => {
+            eprintln!("error: {message}");
+            ExitCode::from(code)
         }
     }
 }
@@ -159,7 +252,7 @@ impl<V: Visitor> Visitor for Chosen<V> {
     }
 }
 
-fn compare(request: Request) -> Result<bool, String> {
+fn compare(request: Request) -> Result<bool, Refusal> {
     let backends = request.backends()?;
     let counting = || Cpu::new(1, Path::Scalar).map(Counting::new).map_err(|error| error.to_string());
     let small = if request.small { Some(counting()?) } else { None };
@@ -177,13 +270,13 @@ fn compare(request: Request) -> Result<bool, String> {
 }
 
 /// Every wanted case on an emulated card.
-fn emulate(architecture: Architecture, request: Request) -> Result<bool, String> {
+fn emulate(architecture: Architecture, request: Request) -> Result<bool, Refusal> {
     let dialect = request.dialect.unwrap_or(Dialect::Hip);
     let toolchain = request.toolchain.unwrap_or(Toolchain::Assembly);
     let settings = Settings { dialect, toolchain, seed: request.seed, ..Settings::new(architecture) };
     let work_max = request.work_max.unwrap_or(Emulated::WORK_MAX);
     let backends = Emulated::new(settings, work_max).map_err(|absent| match absent {
-        Absent::Missing(why) | Absent::Broken(why) => why,
+        Absent::Missing(message) | Absent::Broken(message) => Refusal { code: 6, message },
     })?;
     let mut chosen = Chosen { backends, ops: request.ops, wanted: false, small: None, left_out: 0 };
     cases::visit_all(&mut chosen);
@@ -207,10 +300,36 @@ fn emulate(architecture: Architecture, request: Request) -> Result<bool, String>
     Ok(emulated.compared > 0 && emulated.differences.is_empty())
 }
 
-fn table() -> bool {
-    let mut table = Table::new();
-    cases::visit_all(&mut table);
-    print!("{table}");
-    println!("ops that differ from the reference: {:?}", table.differing());
-    table.differing().is_empty()
+/// The rows of the table: some ops, or all.
+struct Rows {
+    table: Table,
+    ops: Vec<String>,
+    wanted: bool,
+}
+
+impl Visitor for Rows {
+    fn op(&mut self, name: &'static str) {
+        self.wanted = self.ops.is_empty() || self.ops.iter().any(|op| op == name);
+        if self.wanted {
+            self.table.op(name);
+        }
+    }
+
+    fn case<C: Case>(&mut self, case: &C) {
+        if self.wanted {
+            self.table.case(case);
+        }
+    }
+}
+
+fn table(request: &Request) -> Result<bool, Refusal> {
+    let table = Table::on(&request.on);
+    if table.is_empty() {
+        return Err(Refusal { code: 6, message: absent(&request.on) });
+    }
+    let mut rows = Rows { table, ops: request.ops.clone(), wanted: false };
+    cases::visit_all(&mut rows);
+    print!("{}", rows.table);
+    println!("ops that differ from the reference: {:?}", rows.table.differing());
+    Ok(rows.table.differing().is_empty())
 }

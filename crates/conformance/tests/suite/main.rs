@@ -41,6 +41,7 @@ mod attention;
 mod attention_gradients;
 mod bias;
 mod central_differences;
+mod conform;
 mod conv1d;
 mod decay;
 mod delta_rule;

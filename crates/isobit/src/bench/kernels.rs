@@ -270,7 +270,9 @@ fn serve() -> Result<(), Failure> {
                 "best" => cpu(threads, Path::best())?,
                 name if name.contains(':') => match Chosen::parse(name, threads)? {
                     Chosen::Gpu(selector) => device(selector)?,
-                    Chosen::Cpu { .. } => return Err(Failure::usage(format!("unknown device `{name}`"), "`isobit devices` lists them")),
+                    Chosen::Cpu { .. } => {
+                        return Err(Failure::usage(format!("unknown device `{name}`"), "`isobit devices` lists them"));
+                    }
                 },
                 name => cpu(threads, paths(Some(name))?[0])?,
             };

@@ -193,7 +193,8 @@ pub(super) fn list() -> Result<Vec<Listing>, String> {
 /// Whether the device is a GPU: some drivers offer the processor.
 pub(super) fn is_gpu(index: usize) -> bool {
     let of_type = |cl: &Functions, device: Object| cl.number(device, ask::TYPE).unwrap_or(0) & TYPE_GPU != 0;
-    Functions::open().is_ok_and(|cl| cl.all().is_ok_and(|all| all.get(index).is_some_and(|device| of_type(&cl, *device))))
+    Functions::open()
+        .is_ok_and(|cl| cl.all().is_ok_and(|all| all.get(index).is_some_and(|device| of_type(&cl, *device))))
 }
 
 /// Maximum number of buffers and parts that wait for the queue to be empty.

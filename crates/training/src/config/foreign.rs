@@ -66,8 +66,14 @@ const KEYS: &[(&[&str], &str)] = &[
         "not needed: the format is detected from the fields of the rows; remove this line",
     ),
     (&["chat_template"], "put the template into the model folder, as chat_template.jinja"),
-    (&["task_type", "peft_type", "fan_in_fan_out", "inference_mode"], "not needed: it follows from the model; remove this line"),
-    (&["modules_to_save", "use_dora", "bias", "lora_bias"], "not yet: adapters are LoRA matrices alone; remove this line"),
+    (
+        &["task_type", "peft_type", "fan_in_fan_out", "inference_mode"],
+        "not needed: it follows from the model; remove this line",
+    ),
+    (
+        &["modules_to_save", "use_dora", "bias", "lora_bias"],
+        "not yet: adapters are LoRA matrices alone; remove this line",
+    ),
 ];
 
 /// What to tell somebody who writes this key, if it is one of another trainer.

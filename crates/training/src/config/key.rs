@@ -239,16 +239,13 @@ pub(super) fn hint_for_unknown(section: Section, typed: &str) -> String {
     if let Some(hint) = foreign::hint(typed) {
         return hint.to_string();
     }
-    let here = in_section(section)
-        .flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
+    let here = in_section(section).flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
     let sections = Section::NAMED.iter().map(|named| named.name());
     let candidates = here.chain(sections.filter(|_| section == Section::Top));
     if let Some(name) = nearest(typed, candidates) {
         return format!("did you mean `{name}`?");
     }
-    let elsewhere = KEYS
-        .iter()
-        .flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
+    let elsewhere = KEYS.iter().flat_map(|key| std::iter::once(key.name).chain(key.aliases.iter().copied()));
     match nearest(typed, elsewhere).and_then(|name| Key::anywhere(name).first().copied()) {
         Some(key) if key.section == Section::Top => format!("did you mean `{}` at the top of the file?", key.name),
         Some(key) => format!("did you mean `{}` under {}?", key.name, key.section.heading()),
