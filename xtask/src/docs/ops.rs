@@ -20,7 +20,8 @@ VNNI, AMX) with 1, 2 and 7 threads, and on each OpenCL and CUDA device, every ca
 
 *AMX* and *tensor cores* mark ops with a path of their own for these units: int8 tiles on the CPU,
 `wgmma` or `mma.sync` on NVIDIA cards, where the card and the shape allow it. Everywhere else the
-same op runs the vector or portable code, with the same bits. `docs/devices.md` has the results.
+same op runs the vector or portable code, with the same bits. An op without kernels of its own is
+computed by those of the ops it consists of. `docs/devices.md` has the results.
 ";
 
 pub(super) fn page() -> Result<String, String> {
@@ -30,15 +31,17 @@ pub(super) fn page() -> Result<String, String> {
     for (op, cases) in &ops {
         let names = cases.len().to_string();
         let [reference, cpu, host] = ["reference", "cpu", "gpu"].map(|home| module(home, op));
-        let device = Path::new("crates/kernels/gpu").join(format!("{op}.cl"));
-        let portable = exists(host.as_deref()) && root().join(device).is_file();
+        let parts = made_of(op, host.as_deref(), ops.iter().map(|(op, _)| *op))?;
+        let portable = exists(host.as_deref()) && !parts.is_empty();
+        let amx = parts.iter().chain([op]).map(|part| uses(module("cpu", part).as_deref(), "cpu", &INT8_BLOCKS));
+        let amx = amx.collect::<Result<Vec<_>, _>>()?.contains(&true);
         let contract = format!("[op/{op}.rs](../{KERNELS}/op/{op}.rs)");
         table.row(&[
             code(op),
             names,
             yes(exists(reference.as_deref())),
             yes(exists(cpu.as_deref())),
-            yes(uses(cpu.as_deref(), "cpu", &INT8_BLOCKS)?),
+            yes(amx),
             yes(portable),
             yes(portable),
             yes(uses(host.as_deref(), "gpu", &TENSOR_CORES)?),
@@ -82,6 +85,22 @@ fn module(home: &str, stem: &str) -> Option<PathBuf> {
 
 fn exists(path: Option<&Path>) -> bool {
     path.is_some()
+}
+
+/// The ops whose device code computes this one: itself if it has a file of kernels, else the ops
+/// that its module for devices calls.
+fn made_of<'a>(op: &'a str, host: Option<&Path>, ops: impl Iterator<Item = &'a str>) -> Result<Vec<&'a str>, String> {
+    let has_kernels = |op: &str| root().join("crates/kernels/gpu").join(format!("{op}.cl")).is_file();
+    if has_kernels(op) {
+        return Ok(vec![op]);
+    }
+    let mut parts = Vec::new();
+    for other in ops.filter(|other| *other != op && has_kernels(other)) {
+        if uses(host, "gpu", &[other])? {
+            parts.push(other);
+        }
+    }
+    Ok(parts)
 }
 
 /// Whether the sources of a module use one of the given neighbouring modules. A missing module is
@@ -143,6 +162,13 @@ mod tests {
         assert!(names("use super::hopper::{self};\n", "hopper"));
         assert!(!names("// block::run\n", "block"));
         assert!(!names("super_block::run(x); use super::blocks;\n", "block"));
+    }
+
+    #[test]
+    fn an_op_without_kernels_of_its_own_is_made_of_others() {
+        let parts = |op| made_of(op, module("gpu", op).as_deref(), listed().iter().map(|(op, _)| *op)).expect("sources");
+        assert_eq!(parts("linear"), ["product", "low_rank", "bias"]);
+        assert_eq!(parts("product"), ["product"]);
     }
 
     #[test]
