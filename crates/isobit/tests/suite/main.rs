@@ -12,6 +12,7 @@ mod document;
 mod evaluate;
 mod experts;
 mod final_folder;
+mod first_steps;
 mod generate;
 mod hints;
 #[cfg(target_os = "linux")]

@@ -44,26 +44,29 @@ fn policies_and_splits_show() {
 }
 
 #[test]
+#[expect(clippy::float_arithmetic, reason = "a size in GiB, exact")]
 fn what_does_not_fit_exits_with_four() {
     let folder = Folder::new(Shape::TINY);
-    let small = ["plan", "config.toml", "--memory", "0.0001"];
-    let ran = folder.run(&small);
-    ran.says(
-        4,
-        &[
-            "error: this run needs",
-            "0.10 MiB is available",
-            "hint: `--set training.micro_batch_size=1 --set training.gradient_accumulation_steps=",
-        ],
-    );
+    let plan = |memory: &str, sets: &[&str]| {
+        let sets = sets.iter().flat_map(|&set| ["--set", set]);
+        folder.run(&["plan", "config.toml", "--memory", memory].into_iter().chain(sets).collect::<Vec<_>>())
+    };
+    let ran = plan("0.0001", &[]);
+    ran.says(4, &["error: this run needs", "0.10 MiB is available", "hint: even one row at a time does not fit: "]);
     assert!(ran.out.contains("does not fit"), "{}", ran.out);
-    ran.says(4, &["gradient_accumulation_steps=8` needs less and gives the same weights"]);
-    let one = [&small[..], &["--set", "training.micro_batch_size=1"]].concat();
-    folder
-        .run(&one)
-        .says(4, &["hint: lower `max_seq_length`, or take a smaller base model, or one in 4 bits (GPTQ)\n"]);
-    let kept = [&one[..], &["--set", "training.gradient_checkpointing=none"]].concat();
-    folder.run(&kept).says(4, &["hint: `--set training.gradient_checkpointing=full`"]);
+    plan("0", &[]).says(4, &["hint: even one row at a time does not fit: "]);
+    // Memory for one row at a time, and not a byte more: that is what the hint says.
+    let least = ["--json", "--set", "training.micro_batch_size=1", "--set", "training.gradient_checkpointing=full"];
+    let least = number(&folder.run(&[&["plan", "config.toml"], &least[..]].concat()).json()[0], "needed_bytes");
+    let memory = format!("{}", least as f64 / f64::from(1 << 30));
+    let split = "--set training.micro_batch_size=1 --set training.gradient_accumulation_steps=8";
+    let full = ["training.gradient_checkpointing=full"];
+    plan(&memory, &full).says(4, &[&format!("hint: `{split}` fits and gives the same weights")]);
+    let none = ["training.gradient_checkpointing=none"];
+    let both = format!("hint: `{split} --set training.gradient_checkpointing=full` fits and gives the same weights");
+    plan(&memory, &none).says(4, &[&both]);
+    let one = ["training.gradient_checkpointing=none", "training.micro_batch_size=1"];
+    plan(&memory, &one).says(4, &["hint: `--set training.gradient_checkpointing=full` fits"]);
     assert_eq!(folder.run(&["plan", "config.toml", "--memory", "64"]).code, 0);
     folder.run(&["plan", "config.toml", "--memory", "much"]).says(2, &["--memory", "not a number"]);
 }
@@ -78,7 +81,7 @@ fn absurd_sizes_are_not_counted() {
             4,
             &[
                 "error: this run needs at least ",
-                "hint: `--set training.micro_batch_size=1 --set training.gradient_accumulation_steps=",
+                "hint: even one row at a time does not fit: lower `max_seq_length`",
             ],
         );
         assert!(ran.out.starts_with("does not fit: at least "), "{}", ran.out);

@@ -111,13 +111,13 @@ fn files_of_the_model() {
     refused(config("intermediate_size", (1 << 24).into()), &[], 8, &["model.layers.0.mlp.gate_proj.weight"]);
     refused(config("max_position_embeddings", (1u64 << 40).into()), &[], 8, &["max_position_embeddings"]);
     refused(config("num_key_value_heads", 3.into()), &[], 8, &["config.json", "3 key heads"]);
-    refused(config("model_type", "gpt9".into()), &[], 8, &["config.json", "gpt9"]);
+    refused(config("model_type", "gpt9".into()), &[], 2, &["model/config.json: ", "gpt9", "hint: `isobit models` lists"]);
     refused(config("rms_norm_eps", (-1).into()), &[], 8, &["rms_norm_eps"]);
-    refused(|folder| folder.put("model/config.json", "{\"model_type\":"), &[], 8, &["config.json"]);
+    refused(|folder| folder.put("model/config.json", "{\"model_type\":"), &[], 8, &["model/config.json: ", "hint: compare it"]);
     refused(|folder| folder.put("model/config.json", [0xff]), &[], 8, &["config.json", "UTF-8"]);
     refused(|folder| folder.put("model/tokenizer.json", "{}"), &[], 8, &["tokenizer.json"]);
     let gone = |name: &'static str| move |folder: &Folder| std::fs::remove_file(folder.path(name)).expect("removed");
-    refused(gone("model/model.safetensors"), &[], 2, &["model", "safetensors"]);
+    refused(gone("model/model.safetensors"), &[], 2, &["model holds no safetensors file", "fetch the weights too"]);
     refused(gone("model/tokenizer.json"), &[], 2, &["the model folder has no tokenizer.json", "hint: a model folder"]);
     refused(gone("model/config.json"), &[], 2, &["model/config.json does not exist", "hint: a model folder"]);
 }
@@ -130,7 +130,8 @@ fn tensors_of_the_model() {
     refused_weights(|all| find(all, norm).2[3] = f32::NAN, 8, &[norm, "element 3 is NaN"]);
     refused_weights(|all| find(all, bias).2[0] = f32::INFINITY, 8, &[bias, "element 0 is inf"]);
     let matrix = "model.layers.1.mlp.up_proj.weight";
-    refused_weights(|all| find(all, matrix).1.swap(0, 1), 8, &[matrix, "[32, 48]", "[48, 32]"]);
+    let said = [&format!("{matrix} of model/model.safetensors: "), "[32, 48]", "[48, 32]", "hint: config.json and"];
+    refused_weights(|all| find(all, matrix).1.swap(0, 1), 8, &said);
 }
 
 /// Half of a model, or a model that is more than its config says.
