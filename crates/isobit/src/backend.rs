@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 const HINT: &str = "`isobit devices` lists what this machine has";
 
 /// Where `auto` looks for a card, in this order.
-const CARDS: [Api; 2] = [Api::Cuda, Api::OpenCl];
+const CARDS: [Api; 3] = [Api::Cuda, Api::Hip, Api::OpenCl];
 
 /// A named device, not yet open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

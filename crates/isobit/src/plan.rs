@@ -22,8 +22,8 @@ pub(crate) struct Arguments {
     /// Override a key of the config: `--set training.micro_batch_size=1`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Plan for this device instead of the config's: cpu, opencl:N, cuda:N, hip:N or auto. With `--memory`
-    /// it need not be in this machine
+    /// Plan for this device instead of the config's: cpu, opencl:N, cuda:N, hip:N or auto. With
+    /// `--memory` it need not be in this machine
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// Memory of the device in GiB, to plan for another machine; default: the memory of this one

@@ -61,46 +61,37 @@ FUNCTION uint normalised(uint bits, int *exponent) {
     return (bits & 0x007fffffu) | 0x00800000u;
 }
 
-// Rounds s * 2^(e - 150 - 3) to nearest even, s in [2^26, 2^27) with its lowest bit sticky.
+// Rounds s * 2^(e - 150 - 3) to nearest even, s in [2^26, 2^27) with its lowest bit sticky, where
+// the result is not normal: e is not in 1 to 254.
 FUNCTION uint rounded(uint s, int e) {
-    if (e >= 255) {
-        return F32_INFINITY;
-    }
-    if (e < 1) {
-        int shift = 1 - e;
-        shift = shift > 31 ? 31 : shift;
-        uint lost = s & ((1u << shift) - 1u);
-        s = (s >> shift) | (lost != 0u ? 1u : 0u);
-        e = 0;
-    }
+    int shift = e < -30 ? 31 : 1 - e;
+    shift = e > 0 ? 0 : shift;
+    uint lost = s & ((1u << shift) - 1u);
+    s = (s >> shift) | (lost != 0u ? 1u : 0u);
     uint low = s & 7u;
     uint q = s >> 3;
-    uint result = e > 0 ? ((uint)e << 23) + (q - 0x00800000u) : q;
     // A carry out of the significand moves into the exponent, as it should.
-    return result + ((low > 4u || (low == 4u && (q & 1u))) ? 1u : 0u);
+    q += (low > 4u || (low == 4u && (q & 1u))) ? 1u : 0u;
+    return e > 0 ? F32_INFINITY : q;
 }
 
+// No return before the end, and what is rare in two branches: a wavefront jumps over them.
 FUNCTION float div_rn(float a, float b) {
     uint sign = (as_u32(a) ^ as_u32(b)) & SIGN_BIT;
     uint x = as_u32(a) & ~SIGN_BIT;
     uint y = as_u32(b) & ~SIGN_BIT;
-    if (x > F32_INFINITY || y > F32_INFINITY || (x == y && (x == 0u || x == F32_INFINITY))) {
-        return as_f32(CANONICAL_NAN);
+    int ex = (int)(x >> 23);
+    int ey = (int)(y >> 23);
+    uint sx = (x & 0x007fffffu) | 0x00800000u;
+    uint sy = (y & 0x007fffffu) | 0x00800000u;
+    // Zero, subnormal, infinite or NaN.
+    int special = (uint)(ex - 1) >= 254u || (uint)(ey - 1) >= 254u;
+    if (special) {
+        sx = normalised(x, &ex);
+        sy = normalised(y, &ey);
     }
-    if (x == F32_INFINITY || y == 0u) {
-        return as_f32(sign | F32_INFINITY);
-    }
-    if (y == F32_INFINITY || x == 0u) {
-        return as_f32(sign);
-    }
-    int ex, ey;
-    uint sx = normalised(x, &ex);
-    uint sy = normalised(y, &ey);
-    int e = ex - ey + 127;
-    if (sx < sy) {
-        sx <<= 1;
-        e -= 1;
-    }
+    int e = ex - ey + 127 - (sx < sy ? 1 : 0);
+    sx = sx < sy ? sx << 1 : sx;
     // The quotient of the significands is in [1, 2); both convert without rounding.
     float top = (float)sx;
     float bottom = (float)sy;
@@ -114,21 +105,26 @@ FUNCTION float div_rn(float a, float b) {
     int rest = (int)((sx << 23) - q * sy);
     q -= rest < 0 ? 1u : 0u;
     uint twice = (uint)(rest < 0 ? rest + (int)sy : rest) * 2u;
-    uint guard = twice >= sy ? 4u : 0u;
-    uint sticky = twice != (guard != 0u ? sy : 0u) ? 1u : 0u;
-    return as_f32(sign | rounded((q << 3) | guard | sticky, e));
+    // A quotient of 24 bits is never a tie.
+    uint bits = ((uint)e << 23) + (q - 0x00800000u) + (twice > sy ? 1u : 0u);
+    int abnormal = (uint)(e - 1) >= 254u;
+    if (special || abnormal) {
+        uint guard = twice >= sy ? 4u : 0u;
+        uint sticky = twice != (guard != 0u ? sy : 0u) ? 1u : 0u;
+        bits = abnormal ? rounded((q << 3) | guard | sticky, e) : bits;
+        bits = x == F32_INFINITY || y == 0u ? F32_INFINITY : bits;
+        bits = y == F32_INFINITY || x == 0u ? 0u : bits;
+        int nan = x > F32_INFINITY || y > F32_INFINITY || (x == y && (x == 0u || x == F32_INFINITY));
+        bits = nan ? CANONICAL_NAN : bits;
+        sign = nan ? 0u : sign;
+    }
+    return as_f32(sign | bits);
 }
 
 FUNCTION float sqrt_rn(float a) {
     uint x = as_u32(a);
-    if ((x & ~SIGN_BIT) == 0u || x == F32_INFINITY) {
-        return a;
-    }
-    if (x > F32_INFINITY) {
-        return as_f32(CANONICAL_NAN);
-    }
     int e;
-    uint s = normalised(x, &e);
+    uint s = normalised(x & ~SIGN_BIT, &e);
     // With an even exponent the root of s * 2^23 or 2^24 is in [2^23, 2^24).
     int odd = (e & 1) == 0 ? 1 : 0;
     uint root = (uint)(root_estimate((float)(s << (1 + odd))) * 2048.0f);
@@ -144,7 +140,9 @@ FUNCTION float sqrt_rn(float a) {
     }
     // Never a tie: (root + 1/2)^2 is no integer.
     uint up = rest > (int)root ? 1u : 0u;
-    return as_f32(((uint)((e + 127 - odd) / 2) << 23) + (root - 0x00800000u) + up);
+    uint bits = ((uint)((e + 127 - odd) / 2) << 23) + (root - 0x00800000u) + up;
+    bits = x > F32_INFINITY ? CANONICAL_NAN : bits;
+    return as_f32((x & ~SIGN_BIT) == 0u || x == F32_INFINITY ? x : bits);
 }
 
 // The compilers' own division of integers takes a reciprocal that is at most 3/4 ULP too large.
