@@ -68,7 +68,7 @@ impl Card {
     pub fn into_gpu(self) -> Result<(Gpu, Rc<Self>), DeviceFailure> {
         // The interface decides the dialect of the sources.
         let api = match self.settings.dialect {
-            Dialect::Hip => Api::Cuda,
+            Dialect::Hip => Api::Hip,
             Dialect::OpenCl => Api::OpenCl,
         };
         let card = Rc::new(self);

@@ -136,7 +136,8 @@ fn scalar_alu(line: &mut Line, places: &dyn Places) -> Found {
         return Ok(Some(Instruction::ScalarUnary { op, dst, a }));
     }
     if let Some(op) = ScalarBinary::from_mnemonic(line.mnemonic) {
-        let [dst, a, b] = line.operands()?;
+        let [dst, a, b] =
+            if op.is_in_place() { line.operands().map(|[dst, b]| [dst, dst, b])? } else { line.operands()? };
         let dst = scalar(dst, width(op.is_wide()))?;
         let a = literal_source(a, op.is_wide(), places)?;
         let b = literal_source(b, op.is_wide() && !op.is_wide_shift(), places)?;

@@ -142,6 +142,8 @@ operations!(
         MaxI32 "s_max_i32",
         Select32 "s_cselect_b32",
         Select64 "s_cselect_b64",
+        ClearBit "s_bitset0_b32",
+        SetBit "s_bitset1_b32",
     }
 );
 
@@ -163,6 +165,11 @@ impl ScalarBinary {
                 | B::ShiftRightI64
                 | B::Select64
         )
+    }
+
+    /// Whether the destination is also the first source, and not written as such.
+    pub fn is_in_place(self) -> bool {
+        matches!(self, Self::ClearBit | Self::SetBit)
     }
 
     /// Whether SCC says that some bit of the result is set.

@@ -55,6 +55,8 @@ pub(crate) fn binary(op: ScalarBinary, a: u64, b: u64, scc: bool) -> (u64, Optio
         B::MinI32 => (i.min(j) as u32 as u64, Some(i < j)),
         B::MaxI32 => (i.max(j) as u32 as u64, Some(i >= j)),
         B::Select32 | B::Select64 => (if scc { a } else { b }, None),
+        B::ClearBit => ((x & !(1 << (y & 31))) as u64, None),
+        B::SetBit => ((x | 1 << (y & 31)) as u64, None),
     }
 }
 

@@ -139,7 +139,7 @@ impl Runtime for Edited {
 /// What goes wrong in `run` with edited kernels.
 fn mistake(from: &'static str, to: &'static str, run: impl Fn(&Gpu) -> Result<(), DeviceFailure>) -> String {
     let card = Card::new(Settings::new(Architecture::Gfx906));
-    let selector = Selector { api: Api::Cuda, index: 0 };
+    let selector = Selector { api: Api::Hip, index: 0 };
     let gpu = Gpu::with_runtime(Rc::new(Edited { card, from, to }), selector).expect("the probe finds nothing");
     run(&gpu).expect_err("the mistake is found").what
 }

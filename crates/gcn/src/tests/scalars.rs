@@ -54,6 +54,8 @@ const BINARY: &[Row] = &[
     ("s_cselect_b32 s0, s2, s4", 1, 2, true, 1, None),
     ("s_cselect_b32 s0, s2, s4", 1, 2, false, 2, None),
     ("s_cselect_b64 s[0:1], -1, 0", 0, 0, true, u64::MAX, None),
+    ("s_bitset1_b32 s0, 23", 0, 0, true, 0x0080_0000, None),
+    ("s_bitset0_b32 s0, s2", 32, 0, false, 0, None),
     ("s_addk_i32 s2, 0xff9c\n s_mov_b32 s0, s2", 1000, 0, true, 900, NO),
     ("s_mulk_i32 s2, 0xfffe\n s_mov_b32 s0, s2", 3, 0, true, M - 5, None),
 ];
