@@ -144,8 +144,12 @@ impl Wave {
             for offset in offsets {
                 let mut loaded = [(0, false); 4];
                 let loaded = &mut loaded[..dwords as usize];
-                world.shared.load(addresses[lane].wrapping_add(*offset), loaded, world.who)?;
+                let address = addresses[lane].wrapping_add(*offset);
+                world.shared.load(address, loaded, world.who)?;
                 for (value, defined) in loaded {
+                    if !*defined {
+                        return Err(format!("shared memory from byte {address} on is read before it is written"));
+                    }
                     self.put_lane(register, lane, *value, *defined);
                     register += 1;
                 }

@@ -132,7 +132,6 @@ fn what_was_never_written_may_be_moved_but_not_used() {
         "ds_read_b32 v0, v6",
         "v_cmp_eq_u32_e32 vcc, v6, v1\n s_and_saveexec_b64 s[0:1], vcc",
         "v_cmp_eq_u32_e32 vcc, v6, v1\n s_mov_b64 exec, vcc",
-        "ds_read_b32 v0, v1\n global_store_dword v1, v0, s[2:3]",
         "global_load_dword v0, v1, s[2:3]\n global_store_dword v1, v0, s[2:3]",
         "buffer_load_dword v0, off, s[0:3], 0\n global_store_dword v1, v0, s[2:3]",
         "v_readfirstlane_b32 s0, v6\n v_mov_b32_e32 v0, s0\n global_store_dword v1, v0, s[2:3]",
@@ -141,7 +140,12 @@ fn what_was_never_written_may_be_moved_but_not_used() {
         let fault = fault(moved, text);
         assert!(fault.contains("never written"), "{text}: {fault}");
     }
-    for text in ["s_load_dword s0, s[50:51], 0x0", "global_load_dword v0, v1, s[50:51]", "v_readlane_b32 s0, v1, s50"] {
+    for text in [
+        "s_load_dword s0, s[50:51], 0x0",
+        "global_load_dword v0, v1, s[50:51]",
+        "v_readlane_b32 s0, v1, s50",
+        "ds_read_b32 v0, v1",
+    ] {
         let fault = fault("", text);
         assert!(fault.contains("before it is written"), "{text}: {fault}");
     }
