@@ -52,6 +52,7 @@ pub(super) struct RightView<'a> {
 
 /// Data that a path prepares once per right panel and chunk and reuses for every row block.
 pub(super) struct Prepared {
+    profile: Profile,
     /// Right bytes as 16-bit numbers, for paths without 8-bit multiplication:
     /// `[block][column][slice][group][row][4]`.
     /// BOUND: 96 KiB a thread.
@@ -66,11 +67,11 @@ impl Prepared {
             Path::Scalar | Path::Avx2 => 2 * CHUNK_TILES * profile.slice_count() * TILE_BYTES,
             Path::Avx512 | Path::Amx => 0,
         };
-        Self { wide: vec![0; wide], bias: [[0; BLOCK]; 3] }
+        Self { profile, wide: vec![0; wide], bias: [[0; BLOCK]; 3] }
     }
 
-    pub(super) fn prepare(&mut self, path: Path, right: RightView, columns: usize, profile: Profile) {
-        let slices = profile.slice_count();
+    pub(super) fn prepare(&mut self, path: Path, right: RightView, columns: usize) {
+        let slices = self.profile.slice_count();
         let length = columns * slices * TILE_BYTES;
         assert!((right.blocks - 1) * right.block_stride + length <= right.tiles.len(), "right panel in bounds");
         match path {
@@ -101,8 +102,8 @@ pub(super) fn block_sums(
     right: RightView,
     prepared: &Prepared,
     columns: usize,
-    profile: Profile,
 ) {
+    let profile = prepared.profile;
     let slices = profile.slice_count();
     assert!(rows <= BLOCK && (1..=2).contains(&right.blocks), "a block of rows and columns");
     assert!((1..=CHUNK_TILES).contains(&columns), "tile columns of one chunk");

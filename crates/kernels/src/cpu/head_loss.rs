@@ -16,7 +16,7 @@ use super::panels::{Columns, Panels, Transposed, Weight, panel_bytes};
 use super::path::{Path, multiversion};
 use super::pool::{SharedMut, Tasks, share};
 use super::slices::{
-    BLOCK, CHUNK_TILES, LeftLayout, LeftRow, SlicedRows, TILE_DEPTH, TILE_ROWS, left_bias, right_block_bytes,
+    BLOCK, CHUNK_TILES, LeftLayout, LeftMut, LeftRow, SlicedRows, TILE_DEPTH, TILE_ROWS, left_bias, right_block_bytes,
     slice_chunk,
 };
 use super::token_slices::{columns_to_left, columns_to_right};
@@ -170,13 +170,14 @@ impl<'a> Logits<'a> {
         wanted: &impl Fn(Range<usize>) -> bool,
     ) {
         let p = self.p;
-        let nest = Nest { rows: rows.clone(), n: p.vocabulary, contraction: p.hidden, profile: p.profile };
+        let (left, n) = (self.left, p.vocabulary);
+        let nest = Nest { left, rows: rows.clone(), n, contraction: p.hidden, profile: p.profile };
         let epilogue =
             Epilogue { accumulate: false, chunk_scales: None, row_scales: Some(self.right.scales()), after: None };
         let panels = columns.start / BLOCK..columns.end.div_ceil(BLOCK);
         for first in panels.clone().step_by(PANELS_TOGETHER) {
             let panels = first..(first + PANELS_TOGETHER).min(panels.end);
-            part(worker, output, self.left, &nest, epilogue, self.right, panels, rows.clone(), wanted);
+            part(worker, output, &nest, (self.right, epilogue), panels, rows.clone(), wanted);
         }
     }
 
@@ -653,13 +654,13 @@ impl Backward<'_> {
         let p = self.logits.p;
         let left = Left { tiles: room.tiles, layout: group.layout(p), scales: room.scales, chunks: group.blocks.len() };
         let rows = 0..group.tokens.len();
-        let nest = Nest { rows, n: p.hidden, contraction: group.columns.len(), profile: p.profile };
+        let nest = Nest { left, rows, n: p.hidden, contraction: group.columns.len(), profile: p.profile };
         let epilogue =
             Epilogue { accumulate: group.blocks.start > 0, chunk_scales: None, row_scales: None, after: None };
         let head = TransposedFrom { head: Transposed(self.logits.right), chunk: group.blocks.start };
         let start = group.tokens.start;
         let wanted = |rows: Range<usize>| self.any_target(start + rows.start..start + rows.end);
-        run_where(cpu, dh, left, &nest, epilogue, scratch, &head, &wanted);
+        run_where(cpu, dh, &nest, epilogue, scratch, &head, &wanted);
     }
 }
 
@@ -677,16 +678,18 @@ impl TransposedRoom<'_> {
     fn grad_weight(&mut self, cpu: &Cpu, dhead: &mut [f32], h: &[f32], dz: &[f32], group: &Group, scratch: &mut [i8]) {
         let p = self.p;
         let (tokens, width) = (h.len() / p.hidden, group.columns.len());
-        let layout = LeftLayout::new(SliceShape { rows: width, width: tokens, profile: p.profile });
-        columns_to_left(cpu, self.dz_tiles, self.dz_scales, layout, dz, group.stride(), width, p.profile);
+        let shape = SliceShape { rows: width, width: tokens, profile: p.profile };
+        let layout = LeftLayout::new(shape);
+        let sliced = LeftMut { shape, layout, tiles: &mut *self.dz_tiles, scales: &mut *self.dz_scales };
+        columns_to_left(cpu, sliced, dz, group.stride());
         columns_to_right(cpu, self.h_tiles, self.h_scales, h, p.hidden, p.profile);
         let left = Left { tiles: self.dz_tiles, layout, scales: self.dz_scales, chunks: 1 };
         let epilogue = Epilogue { accumulate: true, chunk_scales: Some(self.h_scales), row_scales: None, after: None };
         let block_bytes = right_block_bytes(tokens, p.profile);
         let panels = Columns { tiles: self.h_tiles, block_bytes, width: p.hidden };
         for rows in super_blocks(0..width) {
-            let nest = Nest { rows, n: p.hidden, contraction: tokens, profile: p.profile };
-            run(cpu, dhead, left, &nest, epilogue, scratch, &panels);
+            let nest = Nest { left, rows, n: p.hidden, contraction: tokens, profile: p.profile };
+            run(cpu, dhead, &nest, epilogue, scratch, &panels);
         }
     }
 }

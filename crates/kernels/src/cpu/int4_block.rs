@@ -34,28 +34,34 @@ fn check_right(right: RightView, groups: &Range<usize>) {
     assert!(end <= right.tiles.len(), "right block in bounds");
 }
 
-/// Sums of a block of the target's rows against a right panel over groups of four elements, counted
-/// from the first tile of both, with the target's epilogue. `sums` is scratch.
+/// A right panel whose groups of four elements, counted from the first tile, take part. `bias` are
+/// its [`column_sums`].
+pub(super) struct Int4Panel<'a> {
+    pub(super) right: RightView<'a>,
+    pub(super) bias: &'a [i32; BLOCK],
+    pub(super) groups: Range<usize>,
+}
+
+/// Sums of a block of the target's rows against a right panel, with the target's epilogue. `sums`
+/// is scratch.
 pub(super) fn multiply_block(
     path: Path,
     sums: &mut Sums,
     left: LeftView,
-    right: RightView,
-    bias: &[i32; BLOCK],
-    groups: Range<usize>,
+    panel: &Int4Panel,
     profile: Profile,
     target: &Target,
 ) {
-    check(path, left, target.rows, right, &groups, profile.slice_count());
+    check(path, left, target.rows, panel.right, &panel.groups, profile.slice_count());
     #[cfg(target_arch = "x86_64")]
     if path == Path::Avx512 && target.width == BLOCK && target.rows > 0 {
         // Pieces are short, so sums go straight from registers to the output.
         target.check_whole();
         // SAFETY: a `Cpu` holds this path only after checking AVX-512 VNNI; rows and groups of both
         // operands are inside (`check`), and the target is whole and its maker's own.
-        return unsafe { vnni::sums(sums, left, target.rows, right, bias, &groups, profile, Some(target)) };
+        return unsafe { vnni::sums(sums, left, target.rows, panel, profile, Some(target)) };
     }
-    single_sums(path, sums, left, target.rows, right, bias, groups, profile);
+    single_sums(path, sums, left, target.rows, panel, profile);
     match profile {
         Profile::X2 => epilogue_block::<2>(path, sums, target),
         Profile::X3 => epilogue_block::<3>(path, sums, target),
@@ -71,18 +77,8 @@ fn check(path: Path, left: LeftView, rows: usize, right: RightView, groups: &Ran
 }
 
 /// The sums of [`multiply_block`], without its epilogue. The caller has checked the bounds.
-fn single_sums(
-    path: Path,
-    sums: &mut Sums,
-    left: LeftView,
-    rows: usize,
-    right: RightView,
-    bias: &[i32; BLOCK],
-    groups: Range<usize>,
-    profile: Profile,
-) {
-    let slices = profile.slice_count();
-    let _ = bias;
+fn single_sums(path: Path, sums: &mut Sums, left: LeftView, rows: usize, panel: &Int4Panel, profile: Profile) {
+    let (slices, right, groups) = (profile.slice_count(), panel.right, panel.groups.clone());
     match path {
         Path::Scalar => wide::sums(sums, left, rows, right, groups, slices),
         #[cfg(target_arch = "x86_64")]
@@ -91,7 +87,7 @@ fn single_sums(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a `Cpu` holds this path only after checking AVX-512 VNNI; `multiply_block`
         // checked that rows and groups of both operands are inside.
-        Path::Avx512 => unsafe { vnni::sums(sums, left, rows, right, bias, &groups, profile, None) },
+        Path::Avx512 => unsafe { vnni::sums(sums, left, rows, panel, profile, None) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: whoever computes on this path holds an AMX session; `multiply_block` checked that
         // whole tiles of both operands are inside and that there is a group.
@@ -301,12 +297,11 @@ mod vnni {
         sums: &mut Sums,
         left: LeftView,
         rows: usize,
-        right: RightView,
-        bias: &[i32; BLOCK],
-        groups: &Range<usize>,
+        panel: &Int4Panel,
         profile: Profile,
         target: Option<&Target>,
     ) {
+        let Int4Panel { right, bias, ref groups } = *panel;
         let mut row = 0;
         while row < rows {
             // SAFETY: all by the caller's promise; at least as many rows are left as each arm

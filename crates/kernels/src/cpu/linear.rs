@@ -1,6 +1,7 @@
 //! Linear layers (`op/linear.rs`): one pass; bias and adapter are added when a block's last chunk
 //! is written.
 
+use super::product::{Adapter, Added};
 use super::{CpuMemory, product};
 use crate::backend::Run;
 use crate::op::{LinearForward, LinearGradInput, LowRankTerm};
@@ -8,18 +9,18 @@ use crate::{Buffer, Cpu};
 
 impl Run<LinearForward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut LinearForward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
-        let low = op.adapter.as_ref().map(low);
-        product::linear_forward(self, op.y, op.x, op.w, &op.p, op.bias.map(|bias| &bias[..]), low, workspace);
+        let added = Added { bias: op.bias.map(|bias| &bias[..]), adapter: op.adapter.as_ref().map(adapter) };
+        product::linear_forward(self, op.y, op.x, op.w, &op.p, added, workspace);
     }
 }
 
 impl Run<LinearGradInput<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut LinearGradInput<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
-        let low = op.adapter.as_ref().map(low);
-        product::linear_grad_input(self, op.dx, op.dy, op.w, &op.p, low, workspace);
+        let adapter = op.adapter.as_ref().map(adapter);
+        product::linear_grad_input(self, op.dx, op.dy, op.w, &op.p, adapter, workspace);
     }
 }
 
-fn low<'a>(adapter: &'a LowRankTerm<'a, CpuMemory>) -> product::Adapter<'a> {
-    product::Adapter { u: adapter.u, factor: adapter.factor, p: &adapter.p }
+fn adapter<'a>(adapter: &'a LowRankTerm<'a, CpuMemory>) -> Adapter<'a> {
+    Adapter { u: adapter.u, factor: adapter.factor, p: &adapter.p }
 }

@@ -50,6 +50,17 @@ pub(super) struct Left<'a> {
     pub(super) chunks: usize,
 }
 
+impl<'a> Left<'a> {
+    /// The rows of a block from `row`, over one chunk.
+    pub(super) fn view(&self, row: usize, chunk: usize) -> LeftView<'a> {
+        LeftView {
+            bytes: &self.tiles[chunk * CHUNK_TILES * self.layout.column_stride() + row * TILE_DEPTH..],
+            column_stride: self.layout.column_stride(),
+            slice_stride: self.layout.slice_stride(),
+        }
+    }
+}
+
 /// How sums become output.
 #[derive(Clone, Copy)]
 pub(super) struct Epilogue<'a> {
@@ -60,6 +71,40 @@ pub(super) struct Epilogue<'a> {
     /// Right scales applied after the last chunk (forward).
     pub(super) row_scales: Option<&'a [f32]>,
     pub(super) after: Option<LinearTerms<'a>>,
+}
+
+impl<'a> Epilogue<'a> {
+    /// What becomes of the sums of a block of `(rows, columns)` after one of `chunks` chunks.
+    #[inline(always)]
+    fn target(
+        &self,
+        output: &OutputView<'a>,
+        left: Left<'a>,
+        (rows, columns): (Range<usize>, Range<usize>),
+        chunk: usize,
+        chunks: usize,
+    ) -> Target<'a> {
+        let is_last = chunk + 1 == chunks;
+        Target {
+            out: output.out,
+            at: rows.start * output.stride + columns.start - output.origin,
+            stride: output.stride,
+            rows: rows.len(),
+            width: columns.len(),
+            from_zero: chunk == 0 && !self.accumulate,
+            left_scales: &left.scales[rows.start * left.chunks + chunk..],
+            left_stride: left.chunks,
+            chunk_scales: self.chunk_scales.map(|scales| &scales[columns.clone()]),
+            row_scales: self.row_scales.filter(|_| is_last).map(|scales| &scales[columns.clone()]),
+            after: self.after.filter(|_| is_last).map(|terms| BlockTerms {
+                bias: terms.bias.map(|bias| &bias[columns.clone()]),
+                u: &terms.u[rows.start * terms.rank..],
+                rank: terms.rank,
+                factor: &terms.panels[columns.start * terms.rank..],
+                alpha: terms.alpha,
+            }),
+        }
+    }
 }
 
 /// What a linear layer adds to its product: bias and adapter.
@@ -75,7 +120,8 @@ pub(super) struct LinearTerms<'a> {
 }
 
 /// The shape of a loop nest: `out[first_row.., n] ← left[first_row.., contraction] · right`.
-pub(super) struct Nest {
+pub(super) struct Nest<'a> {
+    pub(super) left: Left<'a>,
     pub(super) rows: Range<usize>,
     pub(super) n: usize,
     pub(super) contraction: usize,
@@ -85,20 +131,18 @@ pub(super) struct Nest {
 pub(super) fn run(
     cpu: &Cpu,
     out: &mut [f32],
-    left: Left,
     nest: &Nest,
     epilogue: Epilogue,
     scratch: &mut [i8],
     panels_of: &impl Panels,
 ) {
-    run_where(cpu, out, left, nest, epilogue, scratch, panels_of, &|_| true);
+    run_where(cpu, out, nest, epilogue, scratch, panels_of, &|_| true);
 }
 
 /// Like [`run`], but skips row blocks that are not `wanted`.
 pub(super) fn run_where(
     cpu: &Cpu,
     out: &mut [f32],
-    left: Left,
     nest: &Nest,
     epilogue: Epilogue,
     scratch: &mut [i8],
@@ -106,7 +150,7 @@ pub(super) fn run_where(
     wanted: &(impl Fn(Range<usize>) -> bool + Sync),
 ) {
     let rows = std::slice::from_ref(&nest.rows);
-    run_areas(cpu, out, left, nest, rows, scratch, &|_| (panels_of, epilogue), wanted);
+    run_areas(cpu, out, nest, rows, scratch, &|_| (panels_of, epilogue), wanted);
 }
 
 /// Like [`run_where`] for several areas of rows, each with its own right operand and epilogue:
@@ -114,7 +158,6 @@ pub(super) fn run_where(
 pub(super) fn run_areas<'a, P: Panels + 'a>(
     cpu: &Cpu,
     out: &mut [f32],
-    left: Left,
     nest: &Nest,
     areas: &[Range<usize>],
     scratch: &mut [i8],
@@ -128,8 +171,7 @@ pub(super) fn run_areas<'a, P: Panels + 'a>(
         let output = OutputView { out: &out, stride: nest.n, origin: 0 };
         let worker = &mut Worker::new(cpu.path, nest.profile, own);
         while let Some(Piece { area, panels, rows }) = next() {
-            let (panels_of, epilogue) = of_area(area);
-            part(worker, &output, left, nest, epilogue, panels_of, panels, rows, wanted);
+            part(worker, &output, nest, of_area(area), panels, rows, wanted);
         }
     });
 }
@@ -216,15 +258,13 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// One thread's part of a nest. Row blocks that are not `wanted` are skipped. On AMX the caller
+/// One thread's part of a nest with its right operand and epilogue. Row blocks that are not `wanted` are skipped. On AMX the caller
 /// holds a session.
 pub(super) fn part(
     worker: &mut Worker,
     output: &OutputView,
-    left: Left,
     nest: &Nest,
-    epilogue: Epilogue,
-    panels_of: &impl Panels,
+    (panels_of, epilogue): (&impl Panels, Epilogue),
     my_panels: Range<usize>,
     my_rows: Range<usize>,
     wanted: &impl Fn(Range<usize>) -> bool,
@@ -233,7 +273,7 @@ pub(super) fn part(
     let path = *path;
     let mut overlap = Overlap::new(sums);
     let chunks = nest.contraction.div_ceil(CHUNK);
-    let group_size = panels_together(my_rows.len() * nest.contraction * left.layout.slices);
+    let group_size = panels_together(my_rows.len() * nest.contraction * nest.left.layout.slices);
     for group in my_panels.clone().step_by(group_size) {
         let group = group..(group + group_size).min(my_panels.end);
         for (chunk, index) in (0..chunks).flat_map(|chunk| group.clone().map(move |index| (chunk, index))) {
@@ -241,39 +281,15 @@ pub(super) fn part(
             let first_column = index * BLOCK;
             let width = BLOCK.min(nest.n - first_column);
             let right = panels_of.panel(path, own, chunk, first_column);
-            prepared.prepare(path, right, columns, nest.profile);
+            prepared.prepare(path, right, columns);
             for row in my_rows.clone().step_by(BLOCK) {
                 let rows = BLOCK.min(my_rows.end - row);
                 if !wanted(row..row + rows) {
                     continue;
                 }
-                let target = Target {
-                    out: output.out,
-                    at: row * output.stride + first_column - output.origin,
-                    stride: output.stride,
-                    rows,
-                    width,
-                    from_zero: chunk == 0 && !epilogue.accumulate,
-                    left_scales: &left.scales[row * left.chunks + chunk..],
-                    left_stride: left.chunks,
-                    chunk_scales: epilogue.chunk_scales.map(|scales| &scales[first_column..first_column + width]),
-                    row_scales: epilogue
-                        .row_scales
-                        .filter(|_| chunk + 1 == chunks)
-                        .map(|scales| &scales[first_column..first_column + width]),
-                    after: epilogue.after.filter(|_| chunk + 1 == chunks).map(|terms| BlockTerms {
-                        bias: terms.bias.map(|bias| &bias[first_column..first_column + width]),
-                        u: &terms.u[row * terms.rank..],
-                        rank: terms.rank,
-                        factor: &terms.panels[first_column * terms.rank..],
-                        alpha: terms.alpha,
-                    }),
-                };
-                let view = LeftView {
-                    bytes: &left.tiles[chunk * CHUNK_TILES * left.layout.column_stride() + row * TILE_DEPTH..],
-                    column_stride: left.layout.column_stride(),
-                    slice_stride: left.layout.slice_stride(),
-                };
+                let block = (row..row + rows, first_column..first_column + width);
+                let target = epilogue.target(output, nest.left, block, chunk, chunks);
+                let view = nest.left.view(row, chunk);
                 if path == Path::Amx && nest.profile == Profile::X2 && width == BLOCK {
                     overlap.block(view, right, columns, target);
                     continue;
@@ -282,7 +298,7 @@ pub(super) fn part(
                     target.prefetch();
                 }
                 let sums = overlap.finish();
-                block_sums(path, sums, view, rows, right, prepared, columns, nest.profile);
+                block_sums(path, sums, view, rows, right, prepared, columns);
                 match nest.profile {
                     Profile::X2 => epilogue_block::<2>(path, sums, &target),
                     Profile::X3 => epilogue_block::<3>(path, sums, &target),

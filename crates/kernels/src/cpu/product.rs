@@ -72,15 +72,21 @@ pub(super) fn linear_workspace(cpu: &Cpu, p: &Product, low: Option<&LowRank>) ->
     panels + workspace(cpu, p)
 }
 
+/// What a linear layer adds to its product.
+#[derive(Clone, Copy)]
+pub(super) struct Added<'a> {
+    pub(super) bias: Option<&'a [f32]>,
+    pub(super) adapter: Option<Adapter<'a>>,
+}
+
 /// Bias and adapter of a linear layer, with the factor in panels of 32 columns.
 fn linear_terms<'a>(
     cpu: &Cpu,
     rows: usize,
-    bias: Option<&'a [f32]>,
-    low: Option<Adapter<'a>>,
+    Added { bias, adapter }: Added<'a>,
     workspace: &mut Workspace<'a>,
 ) -> LinearTerms<'a> {
-    let Some(Adapter { u, factor, p }) = low else {
+    let Some(Adapter { u, factor, p }) = adapter else {
         return LinearTerms { bias, u: &[], rank: 0, panels: &[], alpha: 0.0 };
     };
     assert_eq!(p.segments, [0, rows], "one factor for all rows");
@@ -117,15 +123,14 @@ pub(super) fn linear_forward(
     x: &SlicedRows,
     w: Matrix<CpuMemory>,
     p: &Product,
-    bias: Option<&[f32]>,
-    low: Option<Adapter>,
+    added: Added,
     workspace: &mut [u8],
 ) {
     assert_eq!(p.weights(), 1, "a linear layer has one weight");
-    assert!(p.k > 0 && bias.is_none_or(|bias| bias.len() == p.n), "inputs and bias");
-    assert!(low.is_none_or(|low| low.p.width == p.n), "adapter");
+    assert!(p.k > 0 && added.bias.is_none_or(|bias| bias.len() == p.n), "inputs and bias");
+    assert!(added.adapter.is_none_or(|adapter| adapter.p.width == p.n), "adapter");
     let mut workspace = Workspace::new(workspace);
-    let after = linear_terms(cpu, p.rows(), bias, low, &mut workspace);
+    let after = linear_terms(cpu, p.rows(), added, &mut workspace);
     forward_with(cpu, y, x, w, p, Some(after), workspace);
 }
 
@@ -144,14 +149,14 @@ fn forward_with(
     let left = Left { tiles: &x.tiles, layout: x.layout, scales: &x.scales, chunks: p.k.div_ceil(CHUNK) };
     let scratch = workspace.take::<i8>(cpu.threads() * panel_bytes(p.profile));
     let (scales, multipliers) = (workspace.take::<f32>(p.n), workspace.take::<f32>(p.n));
-    let nest = Nest { rows: 0..p.rows(), n: p.n, contraction: p.k, profile: p.profile };
+    let nest = Nest { left, rows: 0..p.rows(), n: p.n, contraction: p.k, profile: p.profile };
     let mut products = |weights: &[Weight], areas: &[(usize, Range<usize>)]| {
         let rows: Vec<_> = areas.iter().map(|(_, rows)| rows.clone()).collect();
         let of_area = |area: usize| {
             let right = &weights[areas[area].0];
             (right, Epilogue { accumulate: false, chunk_scales: None, row_scales: Some(right.scales()), after })
         };
-        run_areas(cpu, y, left, &nest, &rows, scratch, &of_area, &|_| true);
+        run_areas(cpu, y, &nest, &rows, scratch, &of_area, &|_| true);
     };
     let areas_of = |e: usize| super_blocks(p.segments[e]..p.segments[e + 1]);
     if let Matrix::Sliced(_) = w {
@@ -185,13 +190,13 @@ pub(super) fn linear_grad_input(
     dy: &[f32],
     w: Matrix<CpuMemory>,
     p: &Product,
-    low: Option<Adapter>,
+    adapter: Option<Adapter>,
     workspace: &mut [u8],
 ) {
     assert_eq!(p.weights(), 1, "a linear layer has one weight");
-    assert!(p.n > 0 && low.is_none_or(|low| low.p.width == p.k), "outputs and adapter");
+    assert!(p.n > 0 && adapter.is_none_or(|adapter| adapter.p.width == p.k), "outputs and adapter");
     let mut workspace = Workspace::new(workspace);
-    let after = linear_terms(cpu, p.rows(), None, low, &mut workspace);
+    let after = linear_terms(cpu, p.rows(), Added { bias: None, adapter }, &mut workspace);
     grad_input_with(cpu, dx, dy, w, p, Some(after), workspace);
 }
 
@@ -227,11 +232,11 @@ fn grad_input_with(
             // The nest numbers rows from the first of these.
             let after = after.map(|after| LinearTerms { u: &after.u[rows.start * after.rank..], ..after });
             let epilogue = Epilogue { accumulate: p.accumulate, chunk_scales: None, row_scales: None, after };
-            let nest = Nest { rows: 0..rows.len(), n: p.k, contraction: p.n, profile: p.profile };
+            let nest = Nest { left, rows: 0..rows.len(), n: p.k, contraction: p.n, profile: p.profile };
             let dx = &mut dx[rows.start * p.k..rows.end * p.k];
             let areas: Vec<_> = super_blocks(0..rows.len()).collect();
             let transposed = Transposed(&right);
-            run_areas(cpu, dx, left, &nest, &areas, scratch, &|_| (&transposed, epilogue), &|_| true);
+            run_areas(cpu, dx, &nest, &areas, scratch, &|_| (&transposed, epilogue), &|_| true);
         }
     }
 }
@@ -261,24 +266,16 @@ pub(super) fn grad_weight(
             assert!(block.end <= segment.end, "row starts include the segment borders");
             let shape = SliceShape { rows: p.n, width: block.len(), profile: p.profile };
             let layout = LeftLayout::new(shape);
-            columns_to_left(
-                cpu,
-                left_tiles,
-                left_scales,
-                layout,
-                &dy[block.start * p.n..block.end * p.n],
-                p.n,
-                p.n,
-                p.profile,
-            );
+            let sliced = LeftMut { shape, layout, tiles: &mut *left_tiles, scales: &mut *left_scales };
+            columns_to_left(cpu, sliced, &dy[block.start * p.n..block.end * p.n], p.n);
             columns_to_right(cpu, right_tiles, right_scales, &x[block.start * p.k..block.end * p.k], p.k, p.profile);
             let block_bytes = right_block_bytes(block.len(), p.profile);
             let (tiles, scales): (&[i8], &[f32]) = (right_tiles, right_scales);
             let left = Left { tiles: left_tiles, layout, scales: left_scales, chunks: 1 };
             let epilogue = Epilogue { accumulate: true, chunk_scales: Some(scales), row_scales: None, after: None };
             for rows in super_blocks(0..p.n) {
-                let nest = Nest { rows, n: p.k, contraction: block.len(), profile: p.profile };
-                run(cpu, dw, left, &nest, epilogue, scratch, &Columns { tiles, block_bytes, width: p.k });
+                let nest = Nest { left, rows, n: p.k, contraction: block.len(), profile: p.profile };
+                run(cpu, dw, &nest, epilogue, scratch, &Columns { tiles, block_bytes, width: p.k });
             }
         }
     }

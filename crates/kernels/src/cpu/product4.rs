@@ -8,12 +8,12 @@
 use super::block::{LeftView, RightView, Sums};
 use super::epilogue::Target;
 use super::int4::{Plan, QuantizedWeight, TRANSPOSED_BYTES, piece_bytes};
-use super::int4_block::{column_sums, multiply_block};
+use super::int4_block::{Int4Panel, column_sums, multiply_block};
 use super::nest::{self, Left, Next, SUPER_BLOCK, deal, panels_together, super_blocks};
 use super::path::Path;
 use super::pool::SharedMut;
 use super::slices::{
-    self, BLOCK, CHUNK_TILES, LeftLayout, LeftRow, SlicedRows, TILE_BYTES, TILE_DEPTH, left_bias, slice_chunk,
+    self, BLOCK, CHUNK_TILES, LeftLayout, LeftMut, LeftRow, SlicedRows, TILE_BYTES, TILE_DEPTH, left_bias, slice_chunk,
 };
 use crate::Cpu;
 use crate::buffer::Workspace;
@@ -59,6 +59,7 @@ pub(super) fn rows(cpu: &Cpu, out: &mut SlicedRows, x: &[f32], w: &QuantizedWeig
     }
     let (layout, chunks) = (out.layout, p.k.div_ceil(CHUNK));
     let (tiles, scales) = (SharedMut::new(&mut out.tiles), SharedMut::new(&mut out.scales));
+    let slicer = RowSlicer { path: cpu.path, tiles, layout, profile: p.profile };
     cpu.pool.run_ranges(p.rows(), 1, |range| {
         let mut gathered = [0.0; CHUNK];
         for row in range {
@@ -78,29 +79,31 @@ pub(super) fn rows(cpu: &Cpu, out: &mut SlicedRows, x: &[f32], w: &QuantizedWeig
                         }
                     }
                 }
-                *scale = slice_row(cpu.path, &tiles, layout, row, chunk, gathered, None, p.profile);
+                *scale = slicer.slice(row, chunk, gathered, None);
             }
         }
     });
 }
 
-/// Slices one chunk of a row (times `factors`), which is the caller's own, and returns its scale.
-fn slice_row(
+/// Slices rows into the tiles of a left operand.
+struct RowSlicer<'a> {
     path: Path,
-    tiles: &SharedMut<i8>,
+    tiles: SharedMut<'a, i8>,
     layout: LeftLayout,
-    row: usize,
-    chunk: usize,
-    x: &[f32],
-    factors: Option<&[f32]>,
     profile: Profile,
-) -> f32 {
-    let (column_stride, slice_stride) = (layout.column_stride(), layout.slice_stride());
-    let at = chunk * CHUNK_TILES * column_stride + row * TILE_DEPTH;
-    let to = LeftRow { tiles, at, column_stride, slice_stride, bias: left_bias(path) };
-    match profile {
-        Profile::X2 => slice_chunk::<2>(path, &to, x, factors),
-        Profile::X3 => slice_chunk::<3>(path, &to, x, factors),
+}
+
+impl RowSlicer<'_> {
+    /// Slices one chunk of a row (times `factors`), which is the caller's own, and returns its
+    /// scale.
+    fn slice(&self, row: usize, chunk: usize, x: &[f32], factors: Option<&[f32]>) -> f32 {
+        let (column_stride, slice_stride) = (self.layout.column_stride(), self.layout.slice_stride());
+        let at = chunk * CHUNK_TILES * column_stride + row * TILE_DEPTH;
+        let to = LeftRow { tiles: &self.tiles, at, column_stride, slice_stride, bias: left_bias(self.path) };
+        match self.profile {
+            Profile::X2 => slice_chunk::<2>(self.path, &to, x, factors),
+            Profile::X3 => slice_chunk::<3>(self.path, &to, x, factors),
+        }
     }
 }
 
@@ -260,8 +263,8 @@ impl Forward<'_> {
                 column_stride: left.layout.column_stride(),
                 slice_stride: left.layout.slice_stride(),
             };
-            let bias = &prepared.bias[index];
-            multiply_block(cpu.path, sums, view, right, bias, groups, p.profile, &target);
+            let panel = Int4Panel { right, bias: &prepared.bias[index], groups };
+            multiply_block(cpu.path, sums, view, &panel, p.profile, &target);
         }
     }
 }
@@ -298,7 +301,8 @@ pub(super) fn grad_input(
                 let groups = first..(first + together).min(w.shape.groups());
                 let shape = SliceShape { rows: groups.len() * rows.len(), width: p.n, profile: p.profile };
                 let layout = LeftLayout::new(shape);
-                slice_gradient(cpu, tiles, scales, layout, dy, sigma, (w, e), &groups, p);
+                let sliced = LeftMut { shape, layout, tiles: &mut *tiles, scales: &mut *scales };
+                slice_gradient(cpu, sliced, dy, sigma, (w, e), &groups, p);
                 let left = Left { tiles, layout, scales, chunks: p.n.div_ceil(CHUNK) };
                 let batch = Batch { cpu, left, w, e, p, rows: rows.len(), groups };
                 batch.run(dx, ordered, scratch);
@@ -311,9 +315,7 @@ pub(super) fn grad_input(
 /// operand.
 fn slice_gradient(
     cpu: &Cpu,
-    tiles: &mut [i8],
-    scales: &mut [f32],
-    layout: LeftLayout,
+    out: LeftMut,
     dy: &[f32],
     sigma: &mut [f32],
     (w, e): (&QuantizedWeight, usize),
@@ -324,7 +326,9 @@ fn slice_gradient(
         w.sigma(cpu.path, sigma, e, group, 0..p.n, p.profile);
     }
     let (sigma, rows, chunks) = (&*sigma, dy.len() / p.n, p.n.div_ceil(CHUNK));
+    let LeftMut { layout, tiles, scales, .. } = out;
     let (tiles, scales) = (SharedMut::new(tiles), SharedMut::new(scales));
+    let slicer = RowSlicer { path: cpu.path, tiles, layout, profile: p.profile };
     cpu.pool.run_ranges(groups.len() * rows, 1, |range| {
         for row in range {
             let (dy, sigma) = (&dy[row % rows * p.n..][..p.n], &sigma[row / rows * p.n..][..p.n]);
@@ -333,7 +337,7 @@ fn slice_gradient(
             for (chunk, ((scale, dy), sigma)) in
                 scales.iter_mut().zip(dy.chunks(CHUNK)).zip(sigma.chunks(CHUNK)).enumerate()
             {
-                *scale = slice_row(cpu.path, &tiles, layout, row, chunk, dy, Some(sigma), p.profile);
+                *scale = slicer.slice(row, chunk, dy, Some(sigma));
             }
         }
     });
@@ -423,6 +427,7 @@ impl Batch<'_> {
         let groups = 0..(p.n - chunk * CHUNK).min(CHUNK).div_ceil(4);
         let mut bias = [0; BLOCK];
         column_sums(cpu.path, &mut bias, right, groups.clone());
+        let int4 = Int4Panel { right, bias: &bias, groups };
         for row in rows.clone().step_by(BLOCK) {
             let count = BLOCK.min(rows.end - row);
             let left_row = (panel.group - self.groups.start) * self.rows + row;
@@ -442,12 +447,7 @@ impl Batch<'_> {
             if chunk == 0 {
                 target.prefetch();
             }
-            let view = LeftView {
-                bytes: &left.tiles[chunk * CHUNK_TILES * left.layout.column_stride() + left_row * TILE_DEPTH..],
-                column_stride: left.layout.column_stride(),
-                slice_stride: left.layout.slice_stride(),
-            };
-            multiply_block(cpu.path, sums, view, right, &bias, groups.clone(), p.profile, &target);
+            multiply_block(cpu.path, sums, left.view(left_row, chunk), &int4, p.profile, &target);
         }
     }
 }

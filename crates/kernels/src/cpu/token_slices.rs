@@ -5,7 +5,7 @@
 use super::path::{Path, multiversion, prefetch};
 use super::pool::SharedMut;
 use super::slices::{
-    CHUNK_TILES, LeftLayout, TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_bias, left_to_right, right_block_bytes, slices_of,
+    CHUNK_TILES, LeftMut, TILE_BYTES, TILE_DEPTH, TILE_ROWS, left_bias, left_to_right, right_block_bytes, slices_of,
 };
 use crate::Cpu;
 use isobit_numerics::slices::{CHUNK, Profile, Quantiser, magnitude_bits};
@@ -25,6 +25,7 @@ pub(super) fn columns_to_right(
 ) {
     let tokens = x.len() / width.max(1);
     let block_bytes = right_block_bytes(tokens, profile);
+    let source = Source { x, stride: width, profile };
     let scales = SharedMut::new(scales);
     cpu.pool.run_rows(&mut tiles[..width.div_ceil(TILE_ROWS) * block_bytes], block_bytes, |blocks, tiles| {
         #[expect(clippy::large_stack_arrays, reason = "32 KiB, far below the stack of a thread")]
@@ -33,24 +34,17 @@ pub(super) fn columns_to_right(
             let columns = block * TILE_ROWS..((block + 1) * TILE_ROWS).min(width);
             // SAFETY: columns of one block belong to one thread.
             let scales = unsafe { scales.slice(columns.clone()) };
-            column_tiles(cpu.path, tiles, scales, &mut gathered, x, width, columns, profile);
+            source.tiles(cpu.path, tiles, scales, &mut gathered, columns);
         }
     });
 }
 
-/// The same as a left operand, from rows `stride` apart.
-pub(super) fn columns_to_left(
-    cpu: &Cpu,
-    tiles: &mut [i8],
-    scales: &mut [f32],
-    layout: LeftLayout,
-    x: &[f32],
-    stride: usize,
-    width: usize,
-    profile: Profile,
-) {
-    let tokens = x.len() / stride.max(1);
-    let bytes = right_block_bytes(tokens, profile);
+/// The same for the first columns of rows `stride` apart: they become the rows of a left operand.
+pub(super) fn columns_to_left(cpu: &Cpu, out: LeftMut, x: &[f32], stride: usize) {
+    let LeftMut { shape, layout, tiles, scales } = out;
+    let (tokens, width) = (x.len() / stride.max(1), shape.rows);
+    let bytes = right_block_bytes(tokens, shape.profile);
+    let source = Source { x, stride, profile: shape.profile };
     let (tiles, scales) = (SharedMut::new(tiles), SharedMut::new(scales));
     let bias = left_bias(cpu.path) as i8;
     cpu.pool.run_ranges(width.div_ceil(TILE_ROWS), 1, |blocks| {
@@ -60,7 +54,7 @@ pub(super) fn columns_to_left(
             let columns = block * TILE_ROWS..((block + 1) * TILE_ROWS).min(width);
             // SAFETY: columns of one block belong to one thread.
             let scales = unsafe { scales.slice(columns.clone()) };
-            column_tiles(cpu.path, &mut right[..bytes], scales, &mut gathered, x, stride, columns.clone(), profile);
+            source.tiles(cpu.path, &mut right[..bytes], scales, &mut gathered, columns.clone());
             for (index, tile) in right[..bytes].as_chunks::<TILE_BYTES>().0.iter().enumerate() {
                 let at = index / layout.slices * layout.column_stride()
                     + index % layout.slices * layout.slice_stride()
@@ -79,34 +73,33 @@ pub(super) fn columns_to_left(
     });
 }
 
-/// Right tiles and scales of up to 16 columns of `x[.., stride]` over all its tokens (at most a
-/// chunk).
-fn column_tiles(
-    path: Path,
-    tiles: &mut [i8],
-    scales: &mut [f32],
-    gathered: &mut Gathered,
-    x: &[f32],
+/// Tokens (at most a chunk) in rows `stride` apart, whose columns are sliced.
+struct Source<'a> {
+    x: &'a [f32],
     stride: usize,
-    columns: Range<usize>,
     profile: Profile,
-) {
-    let gathered = &mut gathered[..x.len() / stride];
-    if columns.len() < TILE_ROWS {
-        gathered.fill([0.0; TILE_ROWS]);
-    }
-    for (row, x) in gathered.iter_mut().zip(x.chunks_exact(stride)) {
-        prefetch(x.as_ptr().wrapping_add(columns.end));
-        let x = &x[columns.clone()];
-        if let Ok(whole) = x.try_into() {
-            *row = whole;
-        } else {
-            row[..x.len()].copy_from_slice(x);
+}
+
+impl Source<'_> {
+    /// Right tiles and scales of up to 16 columns over all tokens.
+    fn tiles(&self, path: Path, tiles: &mut [i8], scales: &mut [f32], gathered: &mut Gathered, columns: Range<usize>) {
+        let gathered = &mut gathered[..self.x.len() / self.stride];
+        if columns.len() < TILE_ROWS {
+            gathered.fill([0.0; TILE_ROWS]);
         }
-    }
-    match profile {
-        Profile::X2 => slice_gathered::<2>(path, tiles, scales, gathered),
-        Profile::X3 => slice_gathered::<3>(path, tiles, scales, gathered),
+        for (row, x) in gathered.iter_mut().zip(self.x.chunks_exact(self.stride)) {
+            prefetch(x.as_ptr().wrapping_add(columns.end));
+            let x = &x[columns.clone()];
+            if let Ok(whole) = x.try_into() {
+                *row = whole;
+            } else {
+                row[..x.len()].copy_from_slice(x);
+            }
+        }
+        match self.profile {
+            Profile::X2 => slice_gathered::<2>(path, tiles, scales, gathered),
+            Profile::X3 => slice_gathered::<3>(path, tiles, scales, gathered),
+        }
     }
 }
 

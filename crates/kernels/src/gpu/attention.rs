@@ -16,22 +16,13 @@ use std::ops::Range;
 
 impl Run<AttentionForward<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut AttentionForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
-        forward(self, op.o, op.lse, op.q, op.k, op.v, &op.p, workspace);
+        forward(self, op, workspace);
     }
 }
 
 impl Run<AttentionBackward<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut AttentionBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
-        backward(
-            self,
-            (&mut *op.dq, &mut *op.dk, &mut *op.dv),
-            op.d_o,
-            (op.q, op.k, op.v),
-            op.o,
-            op.lse,
-            &op.p,
-            workspace,
-        );
+        backward(self, op, workspace);
     }
 }
 
@@ -221,32 +212,24 @@ pub(super) fn workspace(gpu: &Gpu, p: &Attention) -> usize {
     if trains(p) { forward.max(backward) } else { forward }
 }
 
-pub(super) fn forward(
-    gpu: &Gpu,
-    o: &mut GpuBuffer<f32>,
-    lse: &mut GpuBuffer<f32>,
-    q: &GpuBuffer<f32>,
-    k: &GpuBuffer<f32>,
-    v: &GpuBuffer<f32>,
-    p: &Attention,
-    workspace: &mut GpuBuffer<u8>,
-) {
+fn forward(gpu: &Gpu, op: &mut AttentionForward<GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    let p = &op.p;
     p.check();
     let all = Operands::new(p);
-    all.d_o.check(o, p);
-    all.q.check_rows(lse, p.heads, p);
+    all.d_o.check(op.o, p);
+    all.q.check_rows(op.lse, p.heads, p);
     if attention_mma::serves(gpu, p) {
-        return attention_mma::forward(gpu, (o, lse), (q, k, v), p, workspace);
+        return attention_mma::forward(gpu, op, workspace);
     }
     let mut parts = Parts::new(gpu, workspace);
-    let q = all.q.slice(gpu, q, p, Packing::Width, &mut parts);
-    let k = all.k.slice(gpu, k, p, Packing::Width, &mut parts);
-    let v = all.v.slice(gpu, v, p, Packing::Place, &mut parts);
+    let q = all.q.slice(gpu, op.q, p, Packing::Width, &mut parts);
+    let k = all.k.slice(gpu, op.k, p, Packing::Width, &mut parts);
+    let v = all.v.slice(gpu, op.v, p, Packing::Place, &mut parts);
     let (table, blocks) = all.q.table(gpu, &all.k, p, FORWARD_ROWS);
     let [heads, group, key_width, value_width] = [p.heads, p.group(), p.key_width, p.value_width].map(narrow);
     let arguments = arguments![
-        o,
-        lse,
+        &*op.o,
+        &*op.lse,
         q.by_width,
         q.scales,
         k.by_width,
@@ -266,53 +249,58 @@ pub(super) fn forward(
     gpu.launch_sliced(&ATTENTION, "attention_forward", p.profile, Groups::each(blocks * p.heads), arguments);
 }
 
-pub(super) fn backward(
-    gpu: &Gpu,
-    grads: (&mut GpuBuffer<f32>, &mut GpuBuffer<f32>, &mut GpuBuffer<f32>),
-    d_o: &GpuBuffer<f32>,
-    qkv: (&GpuBuffer<f32>, &GpuBuffer<f32>, &GpuBuffer<f32>),
-    o: &GpuBuffer<f32>,
-    lse: &GpuBuffer<f32>,
-    p: &Attention,
-    workspace: &mut GpuBuffer<u8>,
-) {
+fn backward(gpu: &Gpu, op: &mut AttentionBackward<GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    let p = &op.p;
     p.check();
     p.check_backward();
     let all = Operands::new(p);
-    let ((dq, dk, dv), (q, k, v)) = (grads, qkv);
-    all.q.check(dq, p);
-    all.k.check(dk, p);
-    all.v.check(dv, p);
-    all.d_o.check(o, p);
-    all.q.check_rows(lse, p.heads, p);
+    all.q.check(op.dq, p);
+    all.k.check(op.dk, p);
+    all.v.check(op.dv, p);
+    all.d_o.check(op.o, p);
+    all.q.check_rows(op.lse, p.heads, p);
     if attention_mma::serves(gpu, p) {
-        return attention_mma::backward(gpu, (dq, dk, dv), d_o, (q, k, v), (o, lse), p, workspace);
+        return attention_mma::backward(gpu, op, workspace);
     }
     let mut parts = Parts::new(gpu, workspace);
-    let sliced_d_o = all.d_o.slice(gpu, d_o, p, Packing::Both, &mut parts);
-    let q = all.q.slice(gpu, q, p, Packing::Both, &mut parts);
-    let k = all.k.slice(gpu, k, p, Packing::Both, &mut parts);
-    let v = all.v.slice(gpu, v, p, Packing::Width, &mut parts);
-    let [delta, lse_by_place] = [(); 2].map(|()| parts.take::<f32>(all.q.scale_count(p)));
-
-    let [heads, key_heads, group] = [p.heads, p.kv_heads, p.group()].map(narrow);
-    let [key_width, value_width] = [p.key_width, p.value_width].map(narrow);
-    // All positions are queries, so queries and keys have the same places.
-    let places = narrow(all.q.places(p));
-    let launch = |kernel, groups, arguments: &[_]| {
-        gpu.launch_sliced(&ATTENTION, kernel, p.profile, Groups::each(groups), arguments);
-    };
+    let d_o = all.d_o.slice(gpu, op.d_o, p, Packing::Both, &mut parts);
+    let q = all.q.slice(gpu, op.q, p, Packing::Both, &mut parts);
+    let k = all.k.slice(gpu, op.k, p, Packing::Both, &mut parts);
+    let v = all.v.slice(gpu, op.v, p, Packing::Width, &mut parts);
+    let [delta, lse] = [(); 2].map(|()| parts.take::<f32>(all.q.scale_count(p)));
     let blocks = gpu.offsets(&all.q.blocks(p));
-    launch(
+    let [heads, value_width, places] = [p.heads, p.value_width, all.q.places(p)].map(narrow);
+    gpu.launch_sliced(
+        &ATTENTION,
         "attention_delta",
-        all.q.places(p) / PLACE_BLOCK * p.heads,
-        arguments![delta, lse_by_place, d_o, o, lse, &blocks, heads, value_width, places],
+        p.profile,
+        Groups::each(all.q.places(p) / PLACE_BLOCK * p.heads),
+        arguments![delta, lse, op.d_o, op.o, op.lse, &blocks, heads, value_width, places],
     );
-    let (table, blocks) = all.q.table(gpu, &all.k, p, BACKWARD_ROWS);
-    launch(
-        "attention_grad_query",
-        blocks * p.heads,
-        arguments![
+    let backward = Backward { gpu, p, all, q, k, v, d_o, delta, lse };
+    backward.grad_query(op.dq);
+    backward.grad_key(op.dk, op.dv);
+}
+
+/// The sliced operands of a backward pass, with the inner products and log-sum-exps by place. All
+/// positions are queries, so queries and keys have the same places.
+struct Backward<'a> {
+    gpu: &'a Gpu,
+    p: &'a Attention<'a>,
+    all: Operands,
+    q: Planes,
+    k: Planes,
+    v: Planes,
+    d_o: Planes,
+    delta: DevicePointer,
+    lse: DevicePointer,
+}
+
+impl Backward<'_> {
+    fn grad_query(&self, dq: &GpuBuffer<f32>) {
+        let Self { gpu, p, all, q, k, v, d_o, .. } = self;
+        let (table, blocks) = all.q.table(gpu, &all.k, p, BACKWARD_ROWS);
+        let arguments = arguments![
             dq,
             q.by_width,
             q.scales,
@@ -321,26 +309,27 @@ pub(super) fn backward(
             k.scales,
             v.by_width,
             v.scales,
-            sliced_d_o.by_width,
-            sliced_d_o.scales,
-            delta,
-            lse_by_place,
+            d_o.by_width,
+            d_o.scales,
+            self.delta,
+            self.lse,
             &table,
-            heads,
-            group,
-            key_width,
-            value_width,
-            places,
+            narrow(p.heads),
+            narrow(p.group()),
+            narrow(p.key_width),
+            narrow(p.value_width),
+            narrow(all.q.places(p)),
             window(p),
             p.softmax_scale,
             p.softmax_scale_base2()
-        ],
-    );
-    let (table, blocks) = all.k.table(gpu, &all.q, p, BACKWARD_ROWS);
-    launch(
-        "attention_grad_key",
-        blocks * p.kv_heads,
-        arguments![
+        ];
+        gpu.launch_sliced(&ATTENTION, "attention_grad_query", p.profile, Groups::each(blocks * p.heads), arguments);
+    }
+
+    fn grad_key(&self, dk: &GpuBuffer<f32>, dv: &GpuBuffer<f32>) {
+        let Self { gpu, p, all, q, k, v, d_o, .. } = self;
+        let (table, blocks) = all.k.table(gpu, &all.q, p, BACKWARD_ROWS);
+        let arguments = arguments![
             dk,
             dv,
             q.by_width,
@@ -350,20 +339,21 @@ pub(super) fn backward(
             k.scales,
             v.by_width,
             v.scales,
-            sliced_d_o.by_width,
-            sliced_d_o.by_place,
-            sliced_d_o.scales,
-            delta,
-            lse_by_place,
+            d_o.by_width,
+            d_o.by_place,
+            d_o.scales,
+            self.delta,
+            self.lse,
             &table,
-            key_heads,
-            group,
-            key_width,
-            value_width,
-            places,
+            narrow(p.kv_heads),
+            narrow(p.group()),
+            narrow(p.key_width),
+            narrow(p.value_width),
+            narrow(all.q.places(p)),
             window(p),
             p.softmax_scale,
             p.softmax_scale_base2()
-        ],
-    );
+        ];
+        gpu.launch_sliced(&ATTENTION, "attention_grad_key", p.profile, Groups::each(blocks * p.kv_heads), arguments);
+    }
 }

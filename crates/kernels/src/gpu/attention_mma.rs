@@ -6,12 +6,13 @@
 //! per query head, then added over the heads of a group in order. Until dQ is written, its memory
 //! holds these shares. Other devices use the portable kernels.
 
+use super::GpuMemory;
 use super::attention::{Operand, Operands, PLACE_BLOCK, narrow, trains, window};
 use super::device::{Gpu, Groups, arguments};
 use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::program::{Build, Program};
 use super::runtime::{Argument, Language};
-use crate::op::Attention;
+use crate::op::{Attention, AttentionBackward, AttentionForward};
 use isobit_numerics::slices::Profile;
 
 /// The program in `crates/kernels/gpu/<name>.cu`, after the code common to all of them.
@@ -400,25 +401,20 @@ impl<'a> Call<'a> {
     }
 }
 
-pub(super) fn forward(
-    gpu: &Gpu,
-    (o, lse): (&mut GpuBuffer<f32>, &mut GpuBuffer<f32>),
-    (q, k, v): (&GpuBuffer<f32>, &GpuBuffer<f32>, &GpuBuffer<f32>),
-    p: &Attention,
-    workspace: &mut GpuBuffer<u8>,
-) {
+pub(super) fn forward(gpu: &Gpu, op: &mut AttentionForward<GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    let p = &op.p;
     let (all, tables) = (Operands::new(p), Tables::new(p));
     let call = Call::new(gpu, p, &tables);
     let mut scratch = Scratch::new(&call, &tables, workspace);
-    let q = Sliced::of_queries(q, all.q, 0, &mut scratch, WIDTH);
-    let k = Sliced::of_keys(k, all.k, 0, &mut scratch, WIDTH);
-    let v = Sliced::of_keys(v, all.v, 1, &mut scratch, PLACE);
+    let q = Sliced::of_queries(op.q, all.q, 0, &mut scratch, WIDTH);
+    let k = Sliced::of_keys(op.k, all.k, 0, &mut scratch, WIDTH);
+    let v = Sliced::of_keys(op.v, all.v, 1, &mut scratch, PLACE);
     call.slice(&[&q, &k, &v]);
     let rows = tables.query_rows;
     let [heads, group, value_width] = [p.heads, p.group(), p.value_width].map(narrow);
     let arguments = arguments![
-        o,
-        lse,
+        &*op.o,
+        &*op.lse,
         q.wide(),
         scratch.query_numbers,
         k.wide(),
@@ -437,113 +433,103 @@ pub(super) fn forward(
     call.over_rows((&FORWARD, "attention_forward_mma"), rows, arguments);
 }
 
-pub(super) fn backward(
-    gpu: &Gpu,
-    (dq, dk, dv): (&mut GpuBuffer<f32>, &mut GpuBuffer<f32>, &mut GpuBuffer<f32>),
-    d_o: &GpuBuffer<f32>,
-    (q, k, v): (&GpuBuffer<f32>, &GpuBuffer<f32>, &GpuBuffer<f32>),
-    (o, lse): (&GpuBuffer<f32>, &GpuBuffer<f32>),
-    p: &Attention,
-    workspace: &mut GpuBuffer<u8>,
-) {
+pub(super) fn backward(gpu: &Gpu, op: &mut AttentionBackward<GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    let p = &op.p;
     let (all, tables) = (Operands::new(p), Tables::new(p));
-    let (shared, grouped) = (shared(gpu, p), p.group() > 1);
     let call = Call::new(gpu, p, &tables);
     let mut scratch = Scratch::new(&call, &tables, workspace);
-    let q = Sliced::of_queries(q, all.q, 0, &mut scratch, BOTH);
-    let sliced_d_o = Sliced::of_queries(d_o, all.d_o, 1, &mut scratch, BOTH);
-    let k = Sliced::of_keys(k, all.k, 0, &mut scratch, BOTH);
-    let v = Sliced::of_keys(v, all.v, 1, &mut scratch, WIDTH);
-    call.slice(&[&q, &sliced_d_o, &k, &v]);
-    let Tables { query_blocks, key_blocks, query_rows, key_rows, value_rows, value_blocks, .. } = tables;
+    let q = Sliced::of_queries(op.q, all.q, 0, &mut scratch, BOTH);
+    let d_o = Sliced::of_queries(op.d_o, all.d_o, 1, &mut scratch, BOTH);
+    let k = Sliced::of_keys(op.k, all.k, 0, &mut scratch, BOTH);
+    let v = Sliced::of_keys(op.v, all.v, 1, &mut scratch, WIDTH);
+    call.slice(&[&q, &d_o, &k, &v]);
+    let [dq, dk, dv] = [&*op.dq, &*op.dk, &*op.dv].map(DevicePointer::from);
+    let shares = if wide_shares(p) { scratch.parts.take::<f32>(all.d_o.scale_count(p) * p.value_width) } else { dq };
     let (query_numbers, key_numbers) = (scratch.query_numbers, scratch.key_numbers);
-    let dq_place = DevicePointer::from(&*dq);
-    let shares =
-        if wide_shares(p) { scratch.parts.take::<f32>(all.d_o.scale_count(p) * p.value_width) } else { dq_place };
-
-    let [heads, group] = [p.heads, p.group()].map(narrow);
-    let [key_width, value_width] = [p.key_width, p.value_width].map(narrow);
     // All positions are queries, so queries and keys have the same places.
     let places = narrow(all.q.places(p));
-    let (softmax_scale, softmax_scale2, window) = (p.softmax_scale, p.softmax_scale_base2(), window(p));
+    let Tables { query_blocks, key_blocks, value_blocks, .. } = tables;
     call.over_places(
         "attention_delta_mma",
         query_blocks.1 / 2 * p.heads,
-        arguments![query_numbers, d_o, o, lse, call.table(query_blocks), heads, value_width, places],
+        arguments![
+            query_numbers,
+            op.d_o,
+            op.o,
+            op.lse,
+            call.table(query_blocks),
+            narrow(p.heads),
+            narrow(p.value_width),
+            places
+        ],
     );
+    let pass = Backward { call, tables, q, k, v, d_o, query_numbers, key_numbers, places, shared: shared(gpu, p) };
+    if p.group() == 1 {
+        pass.grad_value(dv);
+        pass.grad_key(dk);
+    } else {
+        pass.grad_value(shares);
+        pass.call.add_heads(op.dv, shares, key_blocks, value_blocks, p.value_width);
+        pass.grad_key(dq);
+        pass.call.add_heads(op.dk, dq, key_blocks, query_blocks, p.key_width);
+    }
+    pass.grad_query(dq);
+}
 
-    let to = if grouped { shares } else { DevicePointer::from(&*dv) };
-    call.over_rows(
-        (&BACKWARD, "attention_grad_value_mma"),
-        Rows { table: value_rows, width: p.value_width, shared: shared.grad_value },
-        arguments![
-            to,
-            q.wide(),
-            sliced_d_o.deep(),
-            query_numbers,
-            k.wide(),
-            key_numbers,
-            call.table(value_rows),
-            heads,
-            group,
-            value_width,
-            places,
-            window,
-            softmax_scale,
-            softmax_scale2
-        ],
-    );
-    if grouped {
-        call.add_heads(dv, shares, key_blocks, value_blocks, p.value_width);
+/// The sliced operands of a backward pass.
+struct Backward<'a> {
+    call: Call<'a>,
+    tables: Tables,
+    q: Sliced<'a>,
+    k: Sliced<'a>,
+    v: Sliced<'a>,
+    d_o: Sliced<'a>,
+    query_numbers: DevicePointer,
+    key_numbers: DevicePointer,
+    places: u32,
+    shared: Shared,
+}
+
+impl Backward<'_> {
+    /// Launches the kernel of one gradient, whose own arguments come first.
+    fn launch(&self, kernel: &'static str, rows: Rows, own: &[Argument]) {
+        let p = self.call.p;
+        let common = arguments![
+            self.call.table(rows.table),
+            narrow(p.heads),
+            narrow(p.group()),
+            narrow(rows.width),
+            self.places,
+            window(p),
+            p.softmax_scale,
+            p.softmax_scale_base2()
+        ];
+        self.call.over_rows((&BACKWARD, kernel), rows, &[own, common].concat());
     }
-    let to = if grouped { dq_place } else { DevicePointer::from(&*dk) };
-    call.over_rows(
-        (&BACKWARD, "attention_grad_key_mma"),
-        Rows { table: key_rows, width: p.key_width, shared: shared.grad_key },
-        arguments![
-            to,
-            q.wide(),
-            q.deep(),
-            sliced_d_o.wide(),
-            query_numbers,
-            k.wide(),
-            v.wide(),
-            key_numbers,
-            call.table(key_rows),
-            heads,
-            group,
-            key_width,
-            places,
-            window,
-            softmax_scale,
-            softmax_scale2
-        ],
-    );
-    if grouped {
-        call.add_heads(dk, dq_place, key_blocks, query_blocks, p.key_width);
+
+    fn grad_value(&self, to: DevicePointer) {
+        let Self { q, k, d_o, query_numbers, key_numbers, .. } = self;
+        let width = self.call.p.value_width;
+        let rows = Rows { table: self.tables.value_rows, width, shared: self.shared.grad_value };
+        let own = arguments![to, q.wide(), d_o.deep(), *query_numbers, k.wide(), *key_numbers];
+        self.launch("attention_grad_value_mma", rows, own);
     }
-    call.over_rows(
-        (&BACKWARD, "attention_grad_query_mma"),
-        Rows { table: query_rows, width: p.key_width, shared: shared.grad_query },
-        arguments![
-            dq_place,
-            q.wide(),
-            sliced_d_o.wide(),
-            query_numbers,
-            k.wide(),
-            k.deep(),
-            v.wide(),
-            key_numbers,
-            call.table(query_rows),
-            heads,
-            group,
-            key_width,
-            places,
-            window,
-            softmax_scale,
-            softmax_scale2
-        ],
-    );
+
+    fn grad_key(&self, to: DevicePointer) {
+        let Self { q, k, v, d_o, query_numbers, key_numbers, .. } = self;
+        let width = self.call.p.key_width;
+        let rows = Rows { table: self.tables.key_rows, width, shared: self.shared.grad_key };
+        let own = arguments![to, q.wide(), q.deep(), d_o.wide(), *query_numbers, k.wide(), v.wide(), *key_numbers];
+        self.launch("attention_grad_key_mma", rows, own);
+    }
+
+    fn grad_query(&self, to: DevicePointer) {
+        let Self { q, k, v, d_o, query_numbers, key_numbers, .. } = self;
+        let width = self.call.p.key_width;
+        let rows = Rows { table: self.tables.query_rows, width, shared: self.shared.grad_query };
+        let own = arguments![to, q.wide(), d_o.wide(), *query_numbers, k.wide(), k.deep(), v.wide(), *key_numbers];
+        self.launch("attention_grad_query_mma", rows, own);
+    }
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::hopper::Epilogue;
 use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::product::{
-    Arriving, Left, Output, ROOM, Right, RowTiles, TransposedScratch, WeightScratch, WeightStripe, Weights,
-    forward_sliced, grad_input_sliced, slice_folded, stored_rows,
+    Arriving, Left, Output, ROOM, Right, RowTiles, SlicedOperands, TransposedScratch, WeightScratch, WeightStripe,
+    Weights, forward_sliced, grad_input_sliced, slice_folded, stored_rows,
 };
 use super::product_weight::{BatchLimits, ColumnSlices, TokenChunks, grad_weight_sliced};
 use super::program::{Program, program};
@@ -97,7 +97,8 @@ impl<'a> Logits<'a> {
     fn compute(&self, gpu: &Gpu, tiles: &RowTiles, tokens: &Range<usize>, stripe: &Range<usize>) -> Right {
         let right = self.head.part(gpu, &WeightStripe { weights: 0..1, rows: stripe.clone() });
         let z = Output { place: self.place, stride: stripe.len(), base: tokens.start, column: 0 };
-        forward_sliced(gpu, z, self.hidden, right, tiles, &(0..1), Epilogue::default());
+        let operands = SlicedOperands { left: self.hidden, right, tiles, weights: &(0..1) };
+        forward_sliced(gpu, z, &operands, Epilogue::default());
         right
     }
 }
@@ -192,19 +193,10 @@ impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
                 let shape = SliceShape { rows: rows.len(), width: stripe.len(), profile };
                 let left = Left { planes, scales, shape, base: rows.start };
                 let dz = Arriving { place: logits.place, stride: stripe.len(), column: 0 };
-                slice_folded(self, left, dz, right, &tiles, &(0..1));
-                let (fresh, epilogue) = (stripe.start == 0, Epilogue::default());
-                grad_input_sliced(
-                    self,
-                    DevicePointer::from(&*op.dh),
-                    left,
-                    right,
-                    transposed,
-                    fresh,
-                    &tiles,
-                    &(0..1),
-                    epilogue,
-                );
+                let operands = SlicedOperands { left, right, tiles: &tiles, weights: &(0..1) };
+                slice_folded(self, dz, &operands);
+                let (dh, fresh) = (DevicePointer::from(&*op.dh), stripe.start == 0);
+                grad_input_sliced(self, dh, fresh, &operands, transposed, Epilogue::default());
                 if let Some(dhead) = dhead {
                     let dz_columns = dz_columns.narrowed(stripe.len());
                     dz_columns.slice(self, logits.place, rows.start, &chunks, &batch, profile);

@@ -315,17 +315,18 @@ fn in_groups(gpu: &Gpu, tiles: &RowTiles, profile: Profile) -> bool {
     slice_tiles::serves(gpu) && (tiles.table.is_some() || profile == Profile::X3)
 }
 
+/// Two sliced operands of a product: the left rows in `tiles`, and their part of the weights.
+pub(super) struct SlicedOperands<'a> {
+    pub(super) left: Left,
+    pub(super) right: Right,
+    pub(super) tiles: &'a RowTiles,
+    pub(super) weights: &'a Range<usize>,
+}
+
 /// `y = acc · scale` of the right rows: the forward product of sliced operands. Only tensor cores
 /// support an epilogue.
-pub(super) fn forward_sliced(
-    gpu: &Gpu,
-    y: Output,
-    left: Left,
-    right: Right,
-    tiles: &RowTiles,
-    weights: &Range<usize>,
-    epilogue: Epilogue,
-) {
+pub(super) fn forward_sliced(gpu: &Gpu, y: Output, operands: &SlicedOperands, epilogue: Epilogue) {
+    let SlicedOperands { left, right, tiles, weights } = *operands;
     assert_eq!((left.shape.width, left.shape.profile), (right.width, right.profile), "operands of a product");
     if in_groups(gpu, tiles, right.profile) && right.width > 0 {
         let (planes, weight_rows) = right.tensor();
@@ -347,26 +348,7 @@ pub(super) fn forward_sliced(
         return groups_hopper::product(gpu, &product, &tiles.tensor(weights));
     }
     if hopper::serves(gpu, right.profile, right.width) {
-        for weight in weights.clone() {
-            let rows = tiles.of_weight(weight);
-            let first_row = right.first_row(weight);
-            let (operand, left_scales_start) = left.rows(&rows);
-            let product = HopperProduct {
-                y: y.place,
-                y_start: (rows.start - y.base) * y.stride + y.column,
-                y_stride: y.stride,
-                left: operand,
-                left_scales: left.scales,
-                left_scales_start,
-                right: Operand { planes: right.planes, plane: right.plane(), first_row, rows: right.rows },
-                right_scales: Some((right.scales, first_row)),
-                width: right.width,
-                accumulate: false,
-                epilogue,
-            };
-            hopper::product(gpu, &product);
-        }
-        return;
+        return forward_hopper(gpu, y, operands, epilogue);
     }
     let chosen = tiles.of_weights(weights);
     let arguments = arguments![
@@ -397,6 +379,30 @@ pub(super) fn forward_sliced(
     gpu.launch_sliced(&PRODUCT, "product_forward", right.profile, groups, arguments);
 }
 
+/// One weight at a time on Hopper's tensor cores.
+fn forward_hopper(gpu: &Gpu, y: Output, operands: &SlicedOperands, epilogue: Epilogue) {
+    let SlicedOperands { left, right, tiles, weights } = *operands;
+    for weight in weights.clone() {
+        let rows = tiles.of_weight(weight);
+        let first_row = right.first_row(weight);
+        let (operand, left_scales_start) = left.rows(&rows);
+        let product = HopperProduct {
+            y: y.place,
+            y_start: (rows.start - y.base) * y.stride + y.column,
+            y_stride: y.stride,
+            left: operand,
+            left_scales: left.scales,
+            left_scales_start,
+            right: Operand { planes: right.planes, plane: right.plane(), first_row, rows: right.rows },
+            right_scales: Some((right.scales, first_row)),
+            width: right.width,
+            accumulate: false,
+            epilogue,
+        };
+        hopper::product(gpu, &product);
+    }
+}
+
 /// A gradient of a product's output: `stride` columns, of which those starting at `column` are
 /// used.
 #[derive(Clone, Copy)]
@@ -406,16 +412,10 @@ pub(super) struct Arriving {
     pub(super) column: usize,
 }
 
-/// Folds the weights' scales into the gradient and slices it into `left`, whose width is the number
-/// of rows of the part.
-pub(super) fn slice_folded(
-    gpu: &Gpu,
-    left: Left,
-    dy: Arriving,
-    right: Right,
-    tiles: &RowTiles,
-    weights: &Range<usize>,
-) {
+/// Folds the weights' scales into the gradient and slices it into the left operand, whose width is
+/// the number of rows of the part.
+pub(super) fn slice_folded(gpu: &Gpu, dy: Arriving, operands: &SlicedOperands) {
+    let SlicedOperands { left, right, tiles, weights } = *operands;
     assert_eq!((left.shape.width, left.shape.profile), (right.rows, right.profile), "operands of a product");
     let chosen = tiles.of_weights(weights);
     let arguments = arguments![
@@ -483,13 +483,11 @@ impl TransposedScratch {
 fn grad_input_groups(
     gpu: &Gpu,
     dx: DevicePointer,
-    left: Left,
-    right: Right,
-    (transposed, together): (DevicePointer, usize),
     fresh: bool,
-    tiles: &RowTiles,
-    weights: &Range<usize>,
+    operands: &SlicedOperands,
+    (transposed, together): (DevicePointer, usize),
 ) {
+    let SlicedOperands { left, right, tiles, weights } = *operands;
     let (planes, rows) = right.tensor();
     for first in weights.clone().step_by(together) {
         let part = first..(first + together).min(weights.end);
@@ -523,17 +521,15 @@ fn grad_input_groups(
 pub(super) fn grad_input_sliced(
     gpu: &Gpu,
     dx: DevicePointer,
-    left: Left,
-    right: Right,
-    transposed: TransposedScratch,
     fresh: bool,
-    tiles: &RowTiles,
-    weights: &Range<usize>,
+    operands: &SlicedOperands,
+    transposed: TransposedScratch,
     epilogue: Epilogue,
 ) {
+    let SlicedOperands { left, right, tiles, weights } = *operands;
     assert_eq!((left.shape.width, left.shape.profile), (right.rows, right.profile), "operands of a product");
     if let (Some(planes), true) = (transposed.place, in_groups(gpu, tiles, right.profile) && right.rows > 0) {
-        return grad_input_groups(gpu, dx, left, right, (planes, transposed.weights), fresh, tiles, weights);
+        return grad_input_groups(gpu, dx, fresh, operands, (planes, transposed.weights));
     }
     if let (Some(planes), true) = (transposed.place, hopper::serves(gpu, right.profile, right.rows)) {
         for weight in weights.clone() {
@@ -645,7 +641,8 @@ pub(super) fn forward(
         let right = weights.part(gpu, &part);
         let y = Output { place: DevicePointer::from(&*y), stride: p.n, base: 0, column: part.rows.start };
         let epilogue = epilogue.at_column(part.rows.start);
-        forward_sliced(gpu, y, Left::from(x), right, &tiles, &part.weights, epilogue);
+        let operands = SlicedOperands { left: Left::from(x), right, tiles: &tiles, weights: &part.weights };
+        forward_sliced(gpu, y, &operands, epilogue);
     }
 }
 
@@ -670,20 +667,11 @@ pub(super) fn grad_input(
         let right = weights.part(gpu, &part);
         let left = Left { planes, scales, shape: SliceShape { width: part.rows.len(), ..scratch }, base: 0 };
         let dy = Arriving { place: DevicePointer::from(dy), stride: p.n, column: part.rows.start };
-        slice_folded(gpu, left, dy, right, &tiles, &part.weights);
+        let operands = SlicedOperands { left, right, tiles: &tiles, weights: &part.weights };
+        slice_folded(gpu, dy, &operands);
         let fresh = part.rows.start == 0 && !p.accumulate;
         // The sums are complete only with the last part.
         let epilogue = if part.rows.end == p.n { epilogue } else { Epilogue::default() };
-        grad_input_sliced(
-            gpu,
-            DevicePointer::from(&*dx),
-            left,
-            right,
-            transposed,
-            fresh,
-            &tiles,
-            &part.weights,
-            epilogue,
-        );
+        grad_input_sliced(gpu, DevicePointer::from(&*dx), fresh, &operands, transposed, epilogue);
     }
 }

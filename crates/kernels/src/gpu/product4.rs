@@ -195,11 +195,17 @@ pub(super) fn forward(
     gpu.launch_sliced(&PRODUCT4, "product4_forward", p.profile, groups, arguments);
 }
 
-/// `dy·σ` of some outputs, sliced for one group of channels.
-#[derive(Clone, Copy)]
-struct Folded {
+/// The input gradient of one group of channels: `dy·σ` of some outputs is sliced into the scratch,
+/// then multiplied by the group.
+struct GroupGradient<'a> {
+    gpu: &'a Gpu,
     planes: DevicePointer,
     scales: DevicePointer,
+    w: &'a QuantizedWeight,
+    group: usize,
+    outputs: &'a Range<usize>,
+    tiles: &'a RowTiles,
+    p: &'a Product<'a>,
 }
 
 pub(super) fn grad_input(
@@ -214,90 +220,75 @@ pub(super) fn grad_input(
     assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients of the product");
     let mut parts = Parts::new(gpu, workspace);
     let scratch = folded_shape(p);
-    let folded = Folded {
-        planes: parts.take::<i8>(plane_bytes(scratch)),
-        scales: parts.take::<f32>(scratch.rows * scratch.width.div_ceil(CHUNK)),
-    };
+    let planes = parts.take::<i8>(plane_bytes(scratch));
+    let scales = parts.take::<f32>(scratch.rows * scratch.width.div_ceil(CHUNK));
     let tiles = RowTiles::of_segments(gpu, p.segments);
     // ORDER: stripes of the outputs ascend for every element; groups are independent.
     for first in (0..p.n.max(1)).step_by(folded_columns(p)) {
         let outputs = first..(first + folded_columns(p)).min(p.n);
         for group in 0..w.shape.groups() {
-            slice_scaled(gpu, folded, dy, w, group, &outputs, &tiles, p);
-            grad_input_group(gpu, dx, folded, w, group, &outputs, &tiles, p);
+            let gradient = GroupGradient { gpu, planes, scales, w, group, outputs: &outputs, tiles: &tiles, p };
+            gradient.slice_scaled(dy);
+            gradient.multiply(dx);
         }
     }
 }
 
-fn slice_scaled(
-    gpu: &Gpu,
-    folded: Folded,
-    dy: &GpuBuffer<f32>,
-    w: &QuantizedWeight,
-    group: usize,
-    outputs: &Range<usize>,
-    tiles: &RowTiles,
-    p: &Product,
-) {
-    let (group_scales, format) = w.group_scales();
-    let chosen = tiles.of_weights(&(0..p.weights()));
-    let arguments = arguments![
-        folded.planes,
-        folded.scales,
-        dy,
-        group_scales,
-        format,
-        tiles.table(DevicePointer::from(&w.starts)),
-        u32::from(tiles.table.is_some()),
-        dimension(chosen.start),
-        dimension(tiles.rows.start),
-        dimension(tiles.rows.end),
-        dimension(p.rows()),
-        dimension(outputs.len()),
-        p.n,
-        dimension(outputs.start),
-        w.shape.groups() * p.n,
-        group * p.n,
-    ];
-    let groups = Groups::of(chosen.len() * TILE * outputs.len().div_ceil(CHUNK), CHUNK_GROUP);
-    gpu.launch_sliced(&SLICES, "slice_scaled", p.profile, groups, arguments);
-}
+impl GroupGradient<'_> {
+    fn slice_scaled(&self, dy: &GpuBuffer<f32>) {
+        let Self { gpu, planes, scales, w, group, outputs, tiles, p } = *self;
+        let (group_scales, format) = w.group_scales();
+        let chosen = tiles.of_weights(&(0..p.weights()));
+        let arguments = arguments![
+            planes,
+            scales,
+            dy,
+            group_scales,
+            format,
+            tiles.table(DevicePointer::from(&w.starts)),
+            u32::from(tiles.table.is_some()),
+            dimension(chosen.start),
+            dimension(tiles.rows.start),
+            dimension(tiles.rows.end),
+            dimension(p.rows()),
+            dimension(outputs.len()),
+            p.n,
+            dimension(outputs.start),
+            w.shape.groups() * p.n,
+            group * p.n,
+        ];
+        let groups = Groups::of(chosen.len() * TILE * outputs.len().div_ceil(CHUNK), CHUNK_GROUP);
+        gpu.launch_sliced(&SLICES, "slice_scaled", p.profile, groups, arguments);
+    }
 
-fn grad_input_group(
-    gpu: &Gpu,
-    dx: &GpuBuffer<f32>,
-    folded: Folded,
-    w: &QuantizedWeight,
-    group: usize,
-    outputs: &Range<usize>,
-    tiles: &RowTiles,
-    p: &Product,
-) {
-    let chosen = tiles.of_weights(&(0..p.weights()));
-    let arguments = arguments![
-        dx,
-        folded.planes,
-        folded.scales,
-        dimension(p.rows()),
-        &w.lines,
-        &w.zeros,
-        &w.starts,
-        w.order.as_ref().map_or(DevicePointer::from(&w.starts), DevicePointer::from),
-        u32::from(w.order.is_some()),
-        dimension(w.shape.groups()),
-        dimension(group),
-        dimension(p.n),
-        dimension(p.k),
-        dimension(outputs.start),
-        dimension(outputs.len()),
-        u32::from(outputs.start == 0 && !p.accumulate),
-        tiles.table(DevicePointer::from(&w.starts)),
-        u32::from(tiles.table.is_some()),
-        dimension(chosen.start),
-        dimension(chosen.len()),
-        dimension(tiles.rows.start),
-        dimension(tiles.rows.end),
-    ];
-    let groups = Groups::each(chosen.len() * w.shape.group_size.min(p.k).div_ceil(TILE));
-    gpu.launch_sliced(&PRODUCT4, "product4_input", p.profile, groups, arguments);
+    fn multiply(&self, dx: &GpuBuffer<f32>) {
+        let Self { gpu, planes, scales, w, group, outputs, tiles, p } = *self;
+        let chosen = tiles.of_weights(&(0..p.weights()));
+        let arguments = arguments![
+            dx,
+            planes,
+            scales,
+            dimension(p.rows()),
+            &w.lines,
+            &w.zeros,
+            &w.starts,
+            w.order.as_ref().map_or(DevicePointer::from(&w.starts), DevicePointer::from),
+            u32::from(w.order.is_some()),
+            dimension(w.shape.groups()),
+            dimension(group),
+            dimension(p.n),
+            dimension(p.k),
+            dimension(outputs.start),
+            dimension(outputs.len()),
+            u32::from(outputs.start == 0 && !p.accumulate),
+            tiles.table(DevicePointer::from(&w.starts)),
+            u32::from(tiles.table.is_some()),
+            dimension(chosen.start),
+            dimension(chosen.len()),
+            dimension(tiles.rows.start),
+            dimension(tiles.rows.end),
+        ];
+        let groups = Groups::each(chosen.len() * w.shape.group_size.min(p.k).div_ceil(TILE));
+        gpu.launch_sliced(&PRODUCT4, "product4_input", p.profile, groups, arguments);
+    }
 }

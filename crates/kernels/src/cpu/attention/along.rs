@@ -32,7 +32,7 @@ impl Panel {
 
     pub(super) fn prepare(&mut self, path: Path, shape: Shape, right: RightView) {
         if !shape.packed {
-            return self.prepared.prepare(path, right, shape.columns(), shape.profile);
+            return self.prepared.prepare(path, right, shape.columns());
         }
         check_right(right);
         #[cfg(target_arch = "x86_64")]
@@ -54,7 +54,7 @@ impl Panel {
         right: RightView,
     ) {
         if !shape.packed {
-            return block_sums(path, sums, left, rows, right, &self.prepared, shape.columns(), shape.profile);
+            return block_sums(path, sums, left, rows, right, &self.prepared, shape.columns());
         }
         check_right(right);
         let rows_read = if path == Path::Amx { rows.next_multiple_of(TILE_ROWS) } else { rows };

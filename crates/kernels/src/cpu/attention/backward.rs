@@ -7,15 +7,16 @@
 //! twice. Both ways add tiles in the same order.
 
 use super::forward::shapes;
-use super::gradients::{Gradients, Tile};
-use super::operands::{BlockRows, Blocks, ROWS, Slicer, store_turned_left, store_turned_right};
+use super::gradients::{Gradients, Operands, SlicedTensor, Tile};
+use super::operands::{BlockRows, Blocks, ROWS, Slicer};
 use super::tile::State;
 use super::{Slicing, TILE, Tensor, part, slice_all, tensor_bytes};
 use crate::Cpu;
 use crate::buffer::Workspace;
+use crate::cpu::CpuMemory;
 use crate::cpu::path::{Path, multiversion};
 use crate::cpu::pool::{SharedMut, StealingRanges};
-use crate::op::Attention;
+use crate::op::{Attention, AttentionBackward};
 use isobit_numerics::lanes::dot;
 use std::ops::Range;
 
@@ -35,16 +36,8 @@ pub(super) fn workspace(cpu: &Cpu, p: &Attention) -> usize {
         + partial(p.value_width)
 }
 
-pub(in crate::cpu) fn backward(
-    cpu: &Cpu,
-    grads: (&mut [f32], &mut [f32], &mut [f32]),
-    d_o: &[f32],
-    qkv: (&[f32], &[f32], &[f32]),
-    o: &[f32],
-    lse: &[f32],
-    p: &Attention,
-    workspace: &mut [u8],
-) {
+pub(super) fn backward(cpu: &Cpu, op: &mut AttentionBackward<CpuMemory>, workspace: &mut [u8]) {
+    let p = &op.p;
     p.check();
     p.check_backward();
     let (key, value) = shapes(cpu, p);
@@ -52,131 +45,109 @@ pub(in crate::cpu) fn backward(
     let blocks = Blocks::new(workspace.take(p.spans.len() + 1), p.spans.iter().map(|span| span.keys.len()));
     let byte_scratch = workspace.take::<i8>(cpu.threads() * Slicer::SCRATCH_BYTES.max(State::BYTES));
     let float_scratch = workspace.take::<f32>(cpu.threads() * State::FLOATS);
-    let q = Tensor { x: qkv.0, heads: p.heads, shape: key, blocks };
-    let k = Tensor { x: qkv.1, heads: p.kv_heads, shape: key, blocks };
-    let v = Tensor { x: qkv.2, heads: p.kv_heads, shape: value, blocks };
-    let d_o = Tensor { x: d_o, heads: p.heads, shape: value, blocks };
-    let queries = |span: usize| p.spans[span].queries.clone();
-    let keys = |span: usize| p.spans[span].keys.clone();
-
-    let q_scales = workspace.take::<f32>(q.scale_count());
-    let (q_left, q_transposed) = (workspace.take::<i8>(q.bytes()), workspace.take::<i8>(q.transposed_bytes()));
-    let k_scales = workspace.take::<f32>(k.scale_count());
-    let (k_right, k_transposed) = (workspace.take::<i8>(k.bytes()), workspace.take::<i8>(k.transposed_bytes()));
-    let v_scales = workspace.take::<f32>(v.scale_count());
-    let v_right = workspace.take::<i8>(v.bytes());
-    let d_o_scales = workspace.take::<f32>(d_o.scale_count());
-    let (d_o_left, d_o_transposed) = (workspace.take::<i8>(d_o.bytes()), workspace.take::<i8>(d_o.transposed_bytes()));
-    let (delta, lse_blocks) = (workspace.take::<f32>(d_o.scale_count()), workspace.take::<f32>(d_o.scale_count()));
-    {
-        let transpose_left = |tensor: Tensor, out: &SharedMut<i8>, right: &[i8], index: usize| {
-            // SAFETY: called by the one task that has block `index` of all heads' blocks.
-            let out = unsafe { part(out, index, tensor.shape.transposed_bytes()) };
-            store_turned_left(cpu.path, tensor.shape, out, right);
-        };
-        let q_transposed = SharedMut::new(q_transposed);
-        let transpose_q = |right: &[i8], head: usize, span: usize, index: usize| {
-            transpose_left(q, &q_transposed, right, q.index(head, blocks.of(span).start + index));
-        };
-        let k_transposed = SharedMut::new(k_transposed);
-        let transpose_k = |right: &[i8], head: usize, span: usize, index: usize| {
-            for group in 0..key.groups() {
-                let at = k.transposed_at(head, span, index, group);
-                // SAFETY: called by the one task that has this block of this head; its tile of each
-                // group is a range of its own.
-                let out = unsafe { k_transposed.slice(at..at + k.transposed_tile()) };
-                store_turned_right(cpu.path, key, group, out, right);
-            }
-        };
-        let d_o_transposed = SharedMut::new(d_o_transposed);
-        let (delta, lse_blocks) = (SharedMut::new(delta), SharedMut::new(lse_blocks));
-        let transpose_d_o = |right: &[i8], head: usize, span: usize, index: usize| {
-            let block = d_o.index(head, blocks.of(span).start + index);
-            transpose_left(d_o, &d_o_transposed, right, block);
-            // SAFETY: called by the one task that has this block of this head; the two are
-            // different buffers.
-            let (delta, lse_blocks) = unsafe { (part(&delta, block, ROWS), part(&lse_blocks, block, ROWS)) };
-            let source = d_o.source(&queries(span), index, head);
-            let outputs = BlockRows { x: o, ..source };
-            delta[source.rows..].fill(0.0);
-            lse_blocks[source.rows..].fill(0.0);
-            for row in 0..source.rows {
-                // One row per call: with a loop here the compiler vectorizes the wrong axis.
-                delta[row] = inner(cpu.path, source.row(row, value.width), outputs.row(row, value.width));
-                lse_blocks[row] = lse[(source.first_row + row) * p.heads + head];
-            }
-        };
-        slice_all(
-            cpu,
-            byte_scratch,
-            &[
-                Slicing {
-                    tensor: q,
-                    rows: &queries,
-                    scales: SharedMut::new(q_scales),
-                    left: Some(SharedMut::new(q_left)),
-                    right: None,
-                    transposed: Some(&transpose_q),
-                },
-                Slicing {
-                    tensor: k,
-                    rows: &keys,
-                    scales: SharedMut::new(k_scales),
-                    left: None,
-                    right: Some(SharedMut::new(k_right)),
-                    transposed: Some(&transpose_k),
-                },
-                Slicing {
-                    tensor: v,
-                    rows: &keys,
-                    scales: SharedMut::new(v_scales),
-                    left: None,
-                    right: Some(SharedMut::new(v_right)),
-                    transposed: None,
-                },
-                Slicing {
-                    tensor: d_o,
-                    rows: &queries,
-                    scales: SharedMut::new(d_o_scales),
-                    left: Some(SharedMut::new(d_o_left)),
-                    right: None,
-                    transposed: Some(&transpose_d_o),
-                },
-            ],
-        );
-    }
+    let q = Tensor { x: op.q, heads: p.heads, shape: key, blocks };
+    let k = Tensor { x: op.k, heads: p.kv_heads, shape: key, blocks };
+    let v = Tensor { x: op.v, heads: p.kv_heads, shape: value, blocks };
+    let d_o = Tensor { x: op.d_o, heads: p.heads, shape: value, blocks };
+    let operands = slice(cpu, p, [q, k, v, d_o], (op.o, op.lse), byte_scratch, &mut workspace);
     let key_partials = workspace.take::<f32>(q.scale_count() * key.width);
     let value_partials = workspace.take::<f32>(d_o.scale_count() * value.width);
-    let (dq, dk, dv) = grads;
     {
         let pass = Gradients {
             path: cpu.path,
             p,
-            q,
-            k,
-            v,
-            d_o,
-            q_left,
-            q_transposed,
-            q_scales,
-            k_right,
-            k_transposed,
-            k_scales,
-            v_right,
-            v_scales,
-            d_o_left,
-            d_o_transposed,
-            d_o_scales,
-            lse: lse_blocks,
-            delta,
-            dq: SharedMut::new(dq),
+            operands,
+            dq: SharedMut::new(op.dq),
             key_partials: SharedMut::new(key_partials),
             value_partials: SharedMut::new(value_partials),
         };
         run(cpu, &pass, byte_scratch, float_scratch);
     }
-    add_heads(cpu, dk, key_partials, k, p, float_scratch);
-    add_heads(cpu, dv, value_partials, v, p, float_scratch);
+    add_heads(cpu, op.dk, key_partials, k, p, float_scratch);
+    add_heads(cpu, op.dv, value_partials, v, p, float_scratch);
+}
+
+/// Slices all operands into the workspace, with the inner products and log-sum-exps of their
+/// queries. `scratch` is that of the threads.
+fn slice<'a>(
+    cpu: &Cpu,
+    p: &'a Attention<'a>,
+    [q, k, v, d_o]: [Tensor<'a>; 4],
+    (o, lse): (&[f32], &[f32]),
+    scratch: &mut [i8],
+    workspace: &mut Workspace<'a>,
+) -> Operands<'a> {
+    let [q_scales, k_scales, v_scales, d_o_scales] = [q, k, v, d_o].map(|x| workspace.take::<f32>(x.scale_count()));
+    let [q_left, k_right, v_right, d_o_left] = [q, k, v, d_o].map(|x| workspace.take::<i8>(x.bytes()));
+    let [q_transposed, k_transposed, d_o_transposed] = [q, k, d_o].map(|x| workspace.take::<i8>(x.transposed_bytes()));
+    let [delta, lse_blocks] = [(); 2].map(|()| workspace.take::<f32>(d_o.scale_count()));
+    let queries = |span: usize| p.spans[span].queries.clone();
+    let keys = |span: usize| p.spans[span].keys.clone();
+    {
+        let [q_out, k_out, d_o_out] =
+            [&mut *q_transposed, &mut *k_transposed, &mut *d_o_transposed].map(SharedMut::new);
+        let (delta, lse_blocks) = (SharedMut::new(&mut *delta), SharedMut::new(&mut *lse_blocks));
+        // SAFETY: `slice_all` calls it once for every block of every head of `q`.
+        let transpose_q = |right: &[i8], head: usize, span: usize, index: usize| unsafe {
+            q.transpose_left(cpu.path, &q_out, right, (head, span, index));
+        };
+        // SAFETY: `slice_all` calls it once for every block of every head of `k`.
+        let transpose_k = |right: &[i8], head: usize, span: usize, index: usize| unsafe {
+            k.transpose_right(cpu.path, &k_out, right, (head, span, index));
+        };
+        let transpose_d_o = |right: &[i8], head: usize, span: usize, index: usize| {
+            let block = d_o.index(head, d_o.blocks.of(span).start + index);
+            // SAFETY: called by the one task that has this block of this head; the three are
+            // different buffers.
+            let (delta, lse_blocks) = unsafe {
+                d_o.transpose_left(cpu.path, &d_o_out, right, (head, span, index));
+                (part(&delta, block, ROWS), part(&lse_blocks, block, ROWS))
+            };
+            let source = d_o.source(&queries(span), index, head);
+            fill_statistics(cpu.path, delta, lse_blocks, source, (o, lse), d_o.shape.width);
+        };
+        let [q_left, d_o_left] = [&mut *q_left, &mut *d_o_left].map(|x| Some(SharedMut::new(x)));
+        let [k_right, v_right] = [&mut *k_right, &mut *v_right].map(|x| Some(SharedMut::new(x)));
+        let [of_q, of_k] = [Slicing::new(q, &queries, q_scales), Slicing::new(k, &keys, k_scales)];
+        let [of_v, of_d_o] = [Slicing::new(v, &keys, v_scales), Slicing::new(d_o, &queries, d_o_scales)];
+        slice_all(
+            cpu,
+            scratch,
+            &[
+                Slicing { left: q_left, transposed: Some(&transpose_q), ..of_q },
+                Slicing { right: k_right, transposed: Some(&transpose_k), ..of_k },
+                Slicing { right: v_right, ..of_v },
+                Slicing { left: d_o_left, transposed: Some(&transpose_d_o), ..of_d_o },
+            ],
+        );
+    }
+    Operands {
+        q: SlicedTensor { tensor: q, straight: q_left, transposed: q_transposed, scales: q_scales },
+        k: SlicedTensor { tensor: k, straight: k_right, transposed: k_transposed, scales: k_scales },
+        v: SlicedTensor { tensor: v, straight: v_right, transposed: &[], scales: v_scales },
+        d_o: SlicedTensor { tensor: d_o, straight: d_o_left, transposed: d_o_transposed, scales: d_o_scales },
+        lse: lse_blocks,
+        delta,
+    }
+}
+
+/// `D = dO·O` and the log-sum-exp of the queries of a block; padding rows have zeros.
+fn fill_statistics(
+    path: Path,
+    delta: &mut [f32],
+    lse_block: &mut [f32],
+    source: BlockRows,
+    (o, lse): (&[f32], &[f32]),
+    width: usize,
+) {
+    let outputs = BlockRows { x: o, ..source };
+    delta[source.rows..].fill(0.0);
+    lse_block[source.rows..].fill(0.0);
+    for row in 0..source.rows {
+        // One row per call: with a loop here the compiler vectorizes the wrong axis.
+        delta[row] = inner(path, source.row(row, width), outputs.row(row, width));
+        lse_block[row] = lse[(source.first_row + row) * source.heads + source.head];
+    }
 }
 
 multiversion! {
@@ -224,7 +195,7 @@ fn run(cpu: &Cpu, pass: &Gradients, byte_scratch: &mut [i8], float_scratch: &mut
     }
     // The last tiles of a span see the most keys, so blocks are taken from the end. Only blocks
     // that start a tile are tasks.
-    let blocks = pass.q.blocks;
+    let blocks = pass.operands.q.tensor.blocks;
     let count = blocks.total() * p.heads;
     let locate = |task: usize| {
         let (span, index) = blocks.locate((count - 1 - task) / p.heads);

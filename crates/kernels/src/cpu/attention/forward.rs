@@ -5,16 +5,17 @@
 //! sliced into bytes for the product with the values. Only visible places of a row are touched, so
 //! masked places may hold anything.
 
-use super::operands::{Blocks, ROWS, SQUARE, Shape, Slicer, store_turned_right};
+use super::operands::{Blocks, ROWS, SQUARE, Shape, Slicer};
 use super::softmax::{State, divide, finish, score_block, score_maxima, slice_weights, value_block, weigh};
 use super::{Slicing, TILE, Tensor, lanes, part, slice_all, tensor_bytes};
 use crate::Cpu;
 use crate::buffer::Workspace;
+use crate::cpu::CpuMemory;
 use crate::cpu::block::{LeftView, block_sums};
 use crate::cpu::path::Path;
 use crate::cpu::pool::{SharedMut, StealingRanges};
 use crate::cpu::slices::{BLOCK, TILE_DEPTH, left_bias};
-use crate::op::Attention;
+use crate::op::{Attention, AttentionForward};
 use isobit_numerics::slices::Profile;
 use std::ops::Range;
 
@@ -35,16 +36,8 @@ pub(super) fn shapes(cpu: &Cpu, p: &Attention) -> (Shape, Shape) {
     (Shape::new(cpu.path, p.key_width, p.profile), Shape::new(cpu.path, p.value_width, p.profile))
 }
 
-pub(in crate::cpu) fn forward(
-    cpu: &Cpu,
-    o: &mut [f32],
-    lse: &mut [f32],
-    q: &[f32],
-    k: &[f32],
-    v: &[f32],
-    p: &Attention,
-    workspace: &mut [u8],
-) {
+pub(super) fn forward(cpu: &Cpu, op: &mut AttentionForward<CpuMemory>, workspace: &mut [u8]) {
+    let p = &op.p;
     p.check();
     let (key, value) = shapes(cpu, p);
     let mut workspace = Workspace::new(workspace);
@@ -52,61 +45,13 @@ pub(in crate::cpu) fn forward(
     let keys = Blocks::new(workspace.take(p.spans.len() + 1), p.spans.iter().map(|span| span.keys.len()));
     let byte_scratch = workspace.take::<i8>(cpu.threads() * Slicer::SCRATCH_BYTES.max(State::BYTES));
     let float_scratch = workspace.take::<f32>(cpu.threads() * State::FLOATS);
-    let q = Tensor { x: q, heads: p.heads, shape: key, blocks: queries };
-    let k = Tensor { x: k, heads: p.kv_heads, shape: key, blocks: keys };
-    let v = Tensor { x: v, heads: p.kv_heads, shape: value, blocks: keys };
+    let q = Tensor { x: op.q, heads: p.heads, shape: key, blocks: queries };
+    let k = Tensor { x: op.k, heads: p.kv_heads, shape: key, blocks: keys };
+    let v = Tensor { x: op.v, heads: p.kv_heads, shape: value, blocks: keys };
+    let pass = Forward::slice(cpu, p, (q, k, v), byte_scratch, &mut workspace);
 
-    let (q_left, q_scales) = (workspace.take::<i8>(q.bytes()), workspace.take(q.scale_count()));
-    let (k_right, k_scales) = (workspace.take::<i8>(k.bytes()), workspace.take(k.scale_count()));
-    let (v_transposed, v_scales) = (workspace.take::<i8>(v.transposed_bytes()), workspace.take(v.scale_count()));
-    {
-        let transposed = SharedMut::new(v_transposed);
-        let transpose_v = |right: &[i8], head: usize, span: usize, index: usize| {
-            for group in 0..value.groups() {
-                let at = v.transposed_at(head, span, index, group);
-                // SAFETY: called by the one task that has this block of this head; its tile of each
-                // group is a range of its own.
-                let out = unsafe { transposed.slice(at..at + v.transposed_tile()) };
-                store_turned_right(cpu.path, value, group, out, right);
-            }
-        };
-        let query_rows = |span: usize| p.spans[span].queries.clone();
-        let key_rows = |span: usize| p.spans[span].keys.clone();
-        slice_all(
-            cpu,
-            byte_scratch,
-            &[
-                Slicing {
-                    tensor: q,
-                    rows: &query_rows,
-                    scales: SharedMut::new(q_scales),
-                    left: Some(SharedMut::new(q_left)),
-                    right: None,
-                    transposed: None,
-                },
-                Slicing {
-                    tensor: k,
-                    rows: &key_rows,
-                    scales: SharedMut::new(k_scales),
-                    left: None,
-                    right: Some(SharedMut::new(k_right)),
-                    transposed: None,
-                },
-                Slicing {
-                    tensor: v,
-                    rows: &key_rows,
-                    scales: SharedMut::new(v_scales),
-                    left: None,
-                    right: None,
-                    transposed: Some(&transpose_v),
-                },
-            ],
-        );
-    }
-    let pass = Forward { path: cpu.path, p, q, k, v, q_left, q_scales, k_right, k_scales, v_transposed, v_scales };
-    let (o, lse) = (SharedMut::new(o), SharedMut::new(lse));
-    let count = p.heads * queries.total();
-    let tasks = StealingRanges::new(count, cpu.threads(), 1..=1);
+    let (o, lse) = (SharedMut::new(op.o), SharedMut::new(op.lse));
+    let tasks = StealingRanges::new(p.heads * queries.total(), cpu.threads(), 1..=1);
     let (byte_scratch, float_scratch) = (SharedMut::new(byte_scratch), SharedMut::new(float_scratch));
     cpu.pool.run(|worker| {
         #[cfg(target_arch = "x86_64")]
@@ -152,7 +97,41 @@ struct Step {
     places: Range<usize>,
 }
 
-impl Forward<'_> {
+impl<'a> Forward<'a> {
+    /// Slices the operands into the workspace; `scratch` is that of the threads.
+    fn slice(
+        cpu: &Cpu,
+        p: &'a Attention<'a>,
+        (q, k, v): (Tensor<'a>, Tensor<'a>, Tensor<'a>),
+        scratch: &mut [i8],
+        workspace: &mut Workspace<'a>,
+    ) -> Self {
+        let (q_left, q_scales) = (workspace.take::<i8>(q.bytes()), workspace.take(q.scale_count()));
+        let (k_right, k_scales) = (workspace.take::<i8>(k.bytes()), workspace.take(k.scale_count()));
+        let (v_transposed, v_scales) = (workspace.take::<i8>(v.transposed_bytes()), workspace.take(v.scale_count()));
+        let query_rows = |span: usize| p.spans[span].queries.clone();
+        let key_rows = |span: usize| p.spans[span].keys.clone();
+        {
+            let transposed = SharedMut::new(v_transposed);
+            // SAFETY: `slice_all` calls it once for every block of every head.
+            let transpose_v = |right: &[i8], head: usize, span: usize, index: usize| unsafe {
+                v.transpose_right(cpu.path, &transposed, right, (head, span, index));
+            };
+            let left = Some(SharedMut::new(q_left));
+            let right = Some(SharedMut::new(k_right));
+            slice_all(
+                cpu,
+                scratch,
+                &[
+                    Slicing { left, ..Slicing::new(q, &query_rows, q_scales) },
+                    Slicing { right, ..Slicing::new(k, &key_rows, k_scales) },
+                    Slicing { transposed: Some(&transpose_v), ..Slicing::new(v, &key_rows, v_scales) },
+                ],
+            );
+        }
+        Self { path: cpu.path, p, q, k, v, q_left, q_scales, k_right, k_scales, v_transposed, v_scales }
+    }
+
     fn query_block(&self, state: &mut State, block: usize, head: usize, o: &SharedMut<f32>, lse: &SharedMut<f32>) {
         let p = self.p;
         let (span, index) = self.q.blocks.locate(block);
@@ -265,14 +244,14 @@ impl Forward<'_> {
         for panel in 0..shape.groups().div_ceil(2) {
             let index = step.first_key / ROWS + columns.start;
             let right = self.v.transposed_panel(self.v_transposed, step.kv, step.span, index, panel);
-            state.panel.prepared.prepare(self.path, right, columns.len(), p.profile);
+            state.panel.prepared.prepare(self.path, right, columns.len());
             for rows in Self::halves(step) {
                 let start = rows.start / BLOCK * BLOCK;
                 let bytes = &state.weights[columns.start * column_stride + start * TILE_DEPTH..];
                 let left = LeftView { bytes, column_stride, slice_stride: SQUARE };
                 let count = rows.end - start;
                 let prepared = &state.panel.prepared;
-                block_sums(self.path, &mut state.sums, left, count, right, prepared, columns.len(), p.profile);
+                block_sums(self.path, &mut state.sums, left, count, right, prepared, columns.len());
                 match p.profile {
                     Profile::X2 => value_block::<2>(self.path, state, rows, panel * BLOCK, stride),
                     Profile::X3 => value_block::<3>(self.path, state, rows, panel * BLOCK, stride),

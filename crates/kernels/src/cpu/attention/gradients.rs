@@ -19,28 +19,33 @@ use crate::op::Attention;
 use isobit_numerics::slices::Profile;
 use std::ops::Range;
 
+/// One operand and its forms in the workspace.
+#[derive(Clone, Copy)]
+pub(super) struct SlicedTensor<'a> {
+    pub(super) tensor: Tensor<'a>,
+    /// Left tiles of queries, right tiles of keys.
+    pub(super) straight: &'a [i8],
+    /// Transposed tiles, for contractions along the rows; `v` has none.
+    pub(super) transposed: &'a [i8],
+    pub(super) scales: &'a [f32],
+}
+
+/// All operands of a call.
+pub(super) struct Operands<'a> {
+    pub(super) q: SlicedTensor<'a>,
+    pub(super) k: SlicedTensor<'a>,
+    pub(super) v: SlicedTensor<'a>,
+    pub(super) d_o: SlicedTensor<'a>,
+    /// Laid out per block, like scales.
+    pub(super) lse: &'a [f32],
+    pub(super) delta: &'a [f32],
+}
+
 /// All operands and outputs of a call.
 pub(super) struct Gradients<'a> {
     pub(super) path: Path,
     pub(super) p: &'a Attention<'a>,
-    pub(super) q: Tensor<'a>,
-    pub(super) k: Tensor<'a>,
-    pub(super) v: Tensor<'a>,
-    pub(super) d_o: Tensor<'a>,
-    pub(super) q_left: &'a [i8],
-    pub(super) q_transposed: &'a [i8],
-    pub(super) q_scales: &'a [f32],
-    pub(super) k_right: &'a [i8],
-    pub(super) k_transposed: &'a [i8],
-    pub(super) k_scales: &'a [f32],
-    pub(super) v_right: &'a [i8],
-    pub(super) v_scales: &'a [f32],
-    pub(super) d_o_left: &'a [i8],
-    pub(super) d_o_transposed: &'a [i8],
-    pub(super) d_o_scales: &'a [f32],
-    /// Laid out per block, like scales.
-    pub(super) lse: &'a [f32],
-    pub(super) delta: &'a [f32],
+    pub(super) operands: Operands<'a>,
     pub(super) dq: SharedMut<'a, f32>,
     /// `[head][block][width][64 keys]`
     pub(super) key_partials: SharedMut<'a, f32>,
@@ -106,15 +111,16 @@ impl Gradients<'_> {
         let (span, head, kv) = (tile.span, tile.head, tile.head / self.p.group());
         let (query, key) = (tile.first_query, tile.first_key);
         let (p, q) = (self.p, &mut state.queries);
-        gather(&mut q.score_scale, self.q, self.q_scales, head, span, query, p.softmax_scale_base2());
-        gather(&mut q.grad_scale, self.q, self.q_scales, head, span, query, p.softmax_scale);
-        gather(&mut q.d_o_scale, self.d_o, self.d_o_scales, head, span, query, 1.0);
-        gather(&mut q.lse, self.d_o, self.lse, head, span, query, 1.0);
-        gather(&mut q.delta, self.d_o, self.delta, head, span, query, 1.0);
+        let x = &self.operands;
+        gather(&mut q.score_scale, x.q.tensor, x.q.scales, head, span, query, p.softmax_scale_base2());
+        gather(&mut q.grad_scale, x.q.tensor, x.q.scales, head, span, query, p.softmax_scale);
+        gather(&mut q.d_o_scale, x.d_o.tensor, x.d_o.scales, head, span, query, 1.0);
+        gather(&mut q.lse, x.d_o.tensor, x.lse, head, span, query, 1.0);
+        gather(&mut q.delta, x.d_o.tensor, x.delta, head, span, query, 1.0);
         let k = &mut state.keys;
-        gather(&mut k.k, self.k, self.k_scales, kv, span, key, 1.0);
-        gather(&mut k.k_grad, self.k, self.k_scales, kv, span, key, p.softmax_scale);
-        gather(&mut k.v, self.v, self.v_scales, kv, span, key, 1.0);
+        gather(&mut k.k, x.k.tensor, x.k.scales, kv, span, key, 1.0);
+        gather(&mut k.k_grad, x.k.tensor, x.k.scales, kv, span, key, p.softmax_scale);
+        gather(&mut k.v, x.v.tensor, x.v.scales, kv, span, key, 1.0);
         self.probabilities(state, tile);
         if tile.queries {
             self.query_gradients(state, tile);
@@ -140,11 +146,11 @@ impl Gradients<'_> {
                 continue;
             }
             let right = [
-                self.k.right_panel(self.k_right, kv, tile.span, first_key),
-                self.v.right_panel(self.v_right, kv, tile.span, first_key),
+                self.operands.k.tensor.right_panel(self.operands.k.straight, kv, tile.span, first_key),
+                self.operands.v.tensor.right_panel(self.operands.v.straight, kv, tile.span, first_key),
             ];
-            state.panels[0].prepare(self.path, self.k.shape, right[0]);
-            state.panels[1].prepare(self.path, self.v.shape, right[1]);
+            state.panels[0].prepare(self.path, self.operands.k.tensor.shape, right[0]);
+            state.panels[1].prepare(self.path, self.operands.v.tensor.shape, right[1]);
             for row in (0..rows_end).step_by(BLOCK) {
                 let first = tile.first_query + row;
                 let queries = first..query_end.min(first + BLOCK).max(first);
@@ -168,11 +174,11 @@ impl Gradients<'_> {
     ) {
         let p = self.p;
         let (row, column) = (queries.start - tile.first_query, keys.start - tile.first_key);
-        let q = left(self.q, self.q_left, tile.head, tile.span, queries.start);
-        let d_o = left(self.d_o, self.d_o_left, tile.head, tile.span, queries.start);
+        let q = left(self.operands.q.tensor, self.operands.q.straight, tile.head, tile.span, queries.start);
+        let d_o = left(self.operands.d_o.tensor, self.operands.d_o.straight, tile.head, tile.span, queries.start);
         let count = queries.len();
-        state.panels[0].sums(self.path, self.k.shape, &mut state.score_sums, q, count, right[0]);
-        state.panels[1].sums(self.path, self.v.shape, &mut state.value_sums, d_o, count, right[1]);
+        state.panels[0].sums(self.path, self.operands.k.tensor.shape, &mut state.score_sums, q, count, right[0]);
+        state.panels[1].sums(self.path, self.operands.v.tensor.shape, &mut state.value_sums, d_o, count, right[1]);
         let block = keys.start..keys.start + BLOCK;
         let (first, last) = (p.visible(queries.start), p.visible(queries.end - 1));
         if count == BLOCK && first.end >= block.end && last.start <= block.start {
@@ -192,7 +198,7 @@ impl Gradients<'_> {
 
     /// Products of up to 32 rows with a panel, contracted along keys or queries.
     fn sums(&self, sums: &mut Sums, panel: &Panel, left: LeftView, rows: usize, right: RightView, columns: usize) {
-        block_sums(self.path, sums, left, rows, right, &panel.prepared, columns, self.p.profile);
+        block_sums(self.path, sums, left, rows, right, &panel.prepared, columns);
     }
 
     fn query_gradients(&self, state: &mut State, tile: &Tile) {
@@ -202,7 +208,7 @@ impl Gradients<'_> {
         let rows_end = p.window.map_or(rows_end, |window| {
             rows_end.min((tile.first_key + TILE + window - 1).saturating_sub(tile.first_query))
         });
-        let (shape, bias) = (self.k.shape, left_bias(self.path) as i8);
+        let (shape, bias) = (self.operands.k.tensor.shape, left_bias(self.path) as i8);
         let column_stride = shape.slices() * 2 * SQUARE;
         for first in (0..rows_end).step_by(ROWS) {
             let rows = first..rows_end.min(first + ROWS);
@@ -216,8 +222,9 @@ impl Gradients<'_> {
             }
             for panel in 0..shape.groups().div_ceil(2) {
                 let index = tile.first_key / ROWS + columns.start;
-                let right = self.k.transposed_panel(self.k_transposed, kv, tile.span, index, panel);
-                state.panels[0].prepared.prepare(self.path, right, columns.len(), p.profile);
+                let right =
+                    self.operands.k.tensor.transposed_panel(self.operands.k.transposed, kv, tile.span, index, panel);
+                state.panels[0].prepared.prepare(self.path, right, columns.len());
                 for row in rows.clone().step_by(BLOCK) {
                     let bytes = &state.rows[columns.start * column_stride + row * TILE_DEPTH..];
                     let left = LeftView { bytes, column_stride, slice_stride: 2 * SQUARE };
@@ -253,9 +260,9 @@ impl Gradients<'_> {
             let active = p.window.map_or(0, |window| (tile.first_query + 1).saturating_sub(window + first));
             for values in [false, true] {
                 let (tensor, transposed, partials) = if values {
-                    (self.d_o, self.d_o_transposed, &self.value_partials)
+                    (self.operands.d_o.tensor, self.operands.d_o.transposed, &self.value_partials)
                 } else {
-                    (self.q, self.q_transposed, &self.key_partials)
+                    (self.operands.q.tensor, self.operands.q.transposed, &self.key_partials)
                 };
                 let scales = match p.profile {
                     Profile::X2 => column_tiles::<2>(self.path, state, first - tile.first_key, columns.clone(), values),
@@ -265,8 +272,8 @@ impl Gradients<'_> {
                 let block_stride = 2 * shape.slices() * TILE_BYTES;
                 let tiles = &as_tiles(&state.columns)[columns.start * shape.slices() * TILE_BYTES..];
                 let right = RightView { tiles, block_stride, blocks: 2 };
-                state.panels[0].prepared.prepare(self.path, right, columns.len(), p.profile);
-                let block = self.q.blocks.of(tile.span).start + tile.first_query / ROWS + columns.start;
+                state.panels[0].prepared.prepare(self.path, right, columns.len());
+                let block = self.operands.q.tensor.blocks.of(tile.span).start + tile.first_query / ROWS + columns.start;
                 let key_block = tensor.index(tile.head, tensor.blocks.of(tile.span).start + first / ROWS);
                 for row in (0..shape.width).step_by(BLOCK) {
                     let at = tensor.index(tile.head, block) * shape.transposed_bytes() + row * TILE_DEPTH;

@@ -20,34 +20,25 @@ use super::pool::{SharedMut, StealingRanges};
 use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::op::Attention;
-use operands::{BlockRows, Blocks, Forms, ROWS, Shape, Slicer, row_maxima};
+use operands::{BlockRows, Blocks, Forms, ROWS, Shape, Slicer, row_maxima, store_turned_left, store_turned_right};
 use std::ops::Range;
 
 use super::CpuMemory;
 use crate::Buffer;
 use crate::backend::Run;
 use crate::op::{AttentionBackward, AttentionForward};
-pub(super) use backward::backward;
-pub(super) use forward::forward;
+use backward::backward;
+use forward::forward;
 
 impl Run<AttentionForward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut AttentionForward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
-        forward(self, op.o, op.lse, op.q, op.k, op.v, &op.p, workspace);
+        forward(self, op, workspace);
     }
 }
 
 impl Run<AttentionBackward<'_, CpuMemory>> for Cpu {
     fn execute(&self, op: &mut AttentionBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
-        backward(
-            self,
-            (&mut *op.dq, &mut *op.dk, &mut *op.dv),
-            op.d_o,
-            (op.q, op.k, op.v),
-            op.o,
-            op.lse,
-            &op.p,
-            workspace,
-        );
+        backward(self, op, workspace);
     }
 }
 
@@ -102,6 +93,43 @@ impl<'a> Tensor<'a> {
             + (group * blocks.len() + index) * self.transposed_tile()
     }
 
+    /// Transposes block `index` of a span of a head into right tiles for a contraction along rows.
+    ///
+    /// # Safety
+    /// No one else uses this block of this head in `out` meanwhile.
+    unsafe fn transpose_right(
+        &self,
+        path: Path,
+        out: &SharedMut<i8>,
+        right: &[i8],
+        (head, span, index): (usize, usize, usize),
+    ) {
+        for group in 0..self.shape.groups() {
+            let at = self.transposed_at(head, span, index, group);
+            // SAFETY: the caller has this block of this head, and each group's tile of it is a
+            // range of its own.
+            let out = unsafe { out.slice(at..at + self.transposed_tile()) };
+            store_turned_right(path, self.shape, group, out, right);
+        }
+    }
+
+    /// The same into left tiles.
+    ///
+    /// # Safety
+    /// No one else uses this block of this head in `out` meanwhile.
+    unsafe fn transpose_left(
+        &self,
+        path: Path,
+        out: &SharedMut<i8>,
+        right: &[i8],
+        (head, span, index): (usize, usize, usize),
+    ) {
+        let block = self.index(head, self.blocks.of(span).start + index);
+        // SAFETY: the caller has this block of this head.
+        let out = unsafe { part(out, block, self.shape.transposed_bytes()) };
+        store_turned_left(path, self.shape, out, right);
+    }
+
     /// Bytes of one transposed right tile, all slices.
     fn transposed_tile(&self) -> usize {
         self.shape.slices() * super::slices::TILE_BYTES
@@ -148,7 +176,12 @@ struct Slicing<'a> {
     transposed: Option<Transpose<'a>>,
 }
 
-impl Slicing<'_> {
+impl<'a> Slicing<'a> {
+    /// Only scales yet; fields name further forms.
+    fn new(tensor: Tensor<'a>, rows: &'a (dyn Fn(usize) -> Range<usize> + Sync), scales: &'a mut [f32]) -> Self {
+        Self { tensor, rows, scales: SharedMut::new(scales), left: None, right: None, transposed: None }
+    }
+
     /// Floats of a token read by one task: heads of a token are adjacent in memory, and long runs
     /// read faster.
     const RUN: usize = 512;

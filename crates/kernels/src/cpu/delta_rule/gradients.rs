@@ -12,6 +12,14 @@ use crate::op::delta_rule::CHUNK;
 use isobit_numerics::Fma;
 use isobit_numerics::lanes::{dot, sum};
 
+/// A panel of columns of a chunk of `n` tokens.
+#[derive(Clone, Copy)]
+pub(super) struct PanelAt {
+    pub(super) shape: Shape,
+    pub(super) n: usize,
+    pub(super) panel: usize,
+}
+
 multiversion! {
     /// `A·q` and `-(A·k)`.
     pub(super) fn decayed<_F>(grads: &mut GradScratch, scratch: &Scratch, shape: Shape) {
@@ -34,12 +42,11 @@ multiversion! {
     pub(super) fn panel_backward<F>(
         grads: &mut GradScratch,
         scratch: &Scratch,
-        shape: Shape,
-        n: usize,
-        panel: usize,
+        at: PanelAt,
         after: Option<&[f32]>,
         before: Option<&mut [f32]>,
     ) {
+        let PanelAt { shape, n, panel } = at;
         corrections_back::<F>(grads, scratch, shape, n, panel, after);
         if let Some(before) = before {
             state_back(before, grads, scratch, shape, n, panel, after);
@@ -124,11 +131,10 @@ multiversion! {
         plain: &mut [f32],
         scaled: &mut [f32],
         beta: &[f32],
-        shape: Shape,
-        n: usize,
-        panel: usize,
+        at: PanelAt,
         kept: &[f32],
     ) {
+        let PanelAt { shape, n, panel } = at;
         for i in 0..n.next_multiple_of(ROWS) {
             let at = i * shape.value_padded + panel * PANEL;
             let row = columns::<PANEL>(kept, i * PANEL);

@@ -18,6 +18,7 @@ use crate::op::delta_rule::CHUNK;
 use crate::op::{DeltaRule, DeltaRuleBackward, DeltaRuleForward};
 use crate::{Buffer, Cpu};
 use chunk::Rows;
+use gradients::PanelAt;
 use isobit_numerics::lanes::sum;
 use scratch::{GradScratch, Kept, Scratch, Shape, Sizes};
 use std::ops::Range;
@@ -343,7 +344,7 @@ fn columns_backward(
         // SAFETY: this task's panel; at least two gradients are kept, so that of the chunk before
         // is another slot than `after`.
         let before = (at.chunk > 0).then(|| unsafe { kept.grad(at.head, panel, at.chunk - 1) });
-        gradients::panel_backward(pass.cpu.path, grads, scratch, shape, n, panel, after, before);
+        gradients::panel_backward(pass.cpu.path, grads, scratch, PanelAt { shape, n, panel }, after, before);
         // SAFETY: this task's panel; the rows of the gradient of `δ` are another part than the
         // gradients of states.
         let d_delta = unsafe { kept.rows(1, at.head, panel, at.chunk * CHUNK..(at.chunk + 1) * CHUNK) };
@@ -384,7 +385,7 @@ fn sums_backward(pass: &Pass, scratches: &mut Scratches, kept: Kept, task: &Task
         // SAFETY: one task has this chunk of this head: that which wrote it, or the only one of a
         // later job to read it.
         let y = unsafe { &*kept.rows(0, at.head, panel, rows) };
-        gradients::unpack(path, scratch.y, scratch.delta, scratch.beta, shape, n, panel, y);
+        gradients::unpack(path, scratch.y, scratch.delta, scratch.beta, PanelAt { shape, n, panel }, y);
         // SAFETY: the state and the gradient that belong to this chunk, different parts of what one
         // task has: that which wrote them, or the only one of a later job to read them.
         let (before, after) =
@@ -423,6 +424,76 @@ fn sums_backward(pass: &Pass, scratches: &mut Scratches, kept: Kept, task: &Task
     }
 }
 
+/// The backward pass of all documents and heads.
+struct Backward<'a> {
+    pass: Pass<'a>,
+    kept: SharedMut<'a, f32>,
+    sizes: Sizes,
+    d_o: &'a [f32],
+    dv: SharedMut<'a, f32>,
+    sums: Sums<'a>,
+}
+
+impl Backward<'_> {
+    fn kept(&self, place: usize) -> Kept<'_> {
+        Kept::new(&self.kept, place, self.pass.shape, self.sizes)
+    }
+
+    /// Everything of one key head.
+    fn whole(&self, scratches: &mut Scratches, task: &Task) {
+        let pass = &self.pass;
+        let kept = self.kept(task.place(pass, scratches.worker));
+        recompute(pass, &mut scratches.scratch, kept, task);
+        for chunk in (0..pass.chunks(task.document)).rev() {
+            let tokens = pass.chunk(task.document, chunk);
+            pass.scores(&mut scratches.scratch, &tokens, task.key_head, true);
+            for head in task.heads.clone() {
+                let at = At { chunk, tokens: tokens.clone(), head };
+                columns_backward(pass, scratches, kept, task, &at, self.d_o, &self.dv);
+                sums_backward(pass, scratches, kept, task, &at, &self.sums);
+            }
+        }
+    }
+
+    /// The gradients carried between chunks, of some columns of one value head.
+    fn columns(&self, scratches: &mut Scratches, task: &Task) {
+        let pass = &self.pass;
+        let kept = self.kept(task.pair);
+        recompute(pass, &mut scratches.scratch, kept, task);
+        for chunk in (0..pass.chunks(task.document)).rev() {
+            let tokens = pass.chunk(task.document, chunk);
+            pass.scores(&mut scratches.scratch, &tokens, task.key_head, true);
+            let at = At { chunk, tokens, head: task.heads.start };
+            columns_backward(pass, scratches, kept, task, &at, self.d_o, &self.dv);
+        }
+    }
+
+    /// The gradients summed over all columns, of one chunk of one key head. The job that ran
+    /// [`Self::columns`] is over.
+    fn chunk_sums(&self, scratches: &mut Scratches, document: usize, chunk: usize, key_head: usize) {
+        let (pass, shape) = (&self.pass, self.pass.shape);
+        let pair = document * pass.p.key_heads + key_head;
+        let task = Task { pair, document, key_head, heads: 0..pass.p.group(), panels: 0..shape.panels() };
+        let tokens = pass.chunk(document, chunk);
+        pass.scores(&mut scratches.scratch, &tokens, key_head, true);
+        for head in task.heads.clone() {
+            let kept = self.kept(pair);
+            let value_head = key_head * pass.p.group() + head;
+            pass.decays(&mut scratches.scratch, &tokens, value_head);
+            pass.values(&mut scratches.scratch, self.d_o, &tokens, value_head);
+            for panel in task.panels.clone() {
+                // SAFETY: the job that wrote it is over, and one task has this chunk of this head.
+                let d_delta = unsafe { &*kept.rows(1, head, panel, chunk * CHUNK..(chunk + 1) * CHUNK) };
+                let Scratches { scratch, grads, .. } = &mut *scratches;
+                let at = PanelAt { shape, n: tokens.len(), panel };
+                gradients::unpack(pass.cpu.path, grads.d_delta, grads.dy, scratch.beta, at, d_delta);
+            }
+            let at = At { chunk, tokens: tokens.clone(), head };
+            sums_backward(pass, scratches, kept, &task, &at, &self.sums);
+        }
+    }
+}
+
 pub(super) fn backward(
     cpu: &Cpu,
     [dq, dk, dv, dg, dbeta]: Outputs,
@@ -441,35 +512,13 @@ pub(super) fn backward(
     let kept = SharedMut::new(workspace.take::<f32>(cpu.threads().min(tasks(p)) * sizes.length(shape)));
     let dv = SharedMut::new(dv);
     let [dq, dk, dg, dbeta] = [dq, dk, dg, dbeta].map(SharedMut::new);
-    let sums = Sums { dq, dk, dg, dbeta };
+    let all = Backward { pass, kept, sizes, d_o, dv, sums: Sums { dq, dk, dg, dbeta } };
+    let pass = &all.pass;
     if whole(cpu, p) {
-        pass.run(scratches, Task::count(&pass), |scratches, index| {
-            let task = Task::new(&pass, index);
-            let kept = Kept::new(&kept, task.place(&pass, scratches.worker), shape, sizes);
-            recompute(&pass, &mut scratches.scratch, kept, &task);
-            for chunk in (0..pass.chunks(task.document)).rev() {
-                let tokens = pass.chunk(task.document, chunk);
-                pass.scores(&mut scratches.scratch, &tokens, task.key_head, true);
-                for head in task.heads.clone() {
-                    let at = At { chunk, tokens: tokens.clone(), head };
-                    columns_backward(&pass, scratches, kept, &task, &at, d_o, &dv);
-                    sums_backward(&pass, scratches, kept, &task, &at, &sums);
-                }
-            }
-        });
+        pass.run(scratches, Task::count(pass), |scratches, index| all.whole(scratches, &Task::new(pass, index)));
         return;
     }
-    pass.run(scratches, Task::count(&pass), |scratches, index| {
-        let task = Task::new(&pass, index);
-        let kept = Kept::new(&kept, task.pair, shape, sizes);
-        recompute(&pass, &mut scratches.scratch, kept, &task);
-        for chunk in (0..pass.chunks(task.document)).rev() {
-            let tokens = pass.chunk(task.document, chunk);
-            pass.scores(&mut scratches.scratch, &tokens, task.key_head, true);
-            let at = At { chunk, tokens, head: task.heads.start };
-            columns_backward(&pass, scratches, kept, &task, &at, d_o, &dv);
-        }
-    });
+    pass.run(scratches, Task::count(pass), |scratches, index| all.columns(scratches, &Task::new(pass, index)));
     let chunks: Vec<usize> = (0..p.documents()).map(|document| pass.chunks(document)).collect();
     pass.run(scratches, chunks.iter().sum::<usize>() * p.key_heads, |scratches, index| {
         let (mut document, mut chunk) = (0, index / p.key_heads);
@@ -477,23 +526,6 @@ pub(super) fn backward(
             chunk -= chunks[document];
             document += 1;
         }
-        let key_head = index % p.key_heads;
-        let pair = document * p.key_heads + key_head;
-        let task = Task { pair, document, key_head, heads: 0..p.group(), panels: 0..shape.panels() };
-        let tokens = pass.chunk(document, chunk);
-        pass.scores(&mut scratches.scratch, &tokens, key_head, true);
-        for head in task.heads.clone() {
-            let kept = Kept::new(&kept, pair, shape, sizes);
-            let value_head = key_head * p.group() + head;
-            pass.decays(&mut scratches.scratch, &tokens, value_head);
-            pass.values(&mut scratches.scratch, d_o, &tokens, value_head);
-            for panel in task.panels.clone() {
-                // SAFETY: the job that wrote it is over, and one task has this chunk of this head.
-                let d_delta = unsafe { &*kept.rows(1, head, panel, chunk * CHUNK..(chunk + 1) * CHUNK) };
-                let Scratches { scratch, grads, .. } = &mut *scratches;
-                gradients::unpack(cpu.path, grads.d_delta, grads.dy, scratch.beta, shape, tokens.len(), panel, d_delta);
-            }
-            sums_backward(&pass, scratches, kept, &task, &At { chunk, tokens: tokens.clone(), head }, &sums);
-        }
+        all.chunk_sums(scratches, document, chunk, index % p.key_heads);
     });
 }
