@@ -64,11 +64,15 @@ ops! {
     digest: DigestSums;
 }
 
-/// How a backend executes one op. Callers use [`Device::run`], which checks the op and provides its
-/// workspace.
+/// How a backend executes one op. Only [`Device::run`] and [`Device::run_in`] can call it: they
+/// check the op and provide its workspace.
 pub trait Run<O>: Device {
-    fn execute(&self, op: &mut O, workspace: &mut Bytes<Self::Memory>);
+    fn execute(&self, op: &mut O, workspace: &mut Bytes<Self::Memory>, checked: Checked);
 }
+
+/// The op passed its [`Op::check`] just now, so a backend checks no length again. Only this file
+/// makes one, and a decorator hands it on together with the op.
+pub struct Checked(());
 
 /// The storage types of a backend.
 pub trait Memory: 'static {
@@ -154,7 +158,16 @@ pub trait Device {
     {
         op.check();
         let bytes = op.workspace(self.workspaces());
-        self.scratch().with(self, bytes, |workspace| self.execute(&mut op, workspace));
+        self.scratch().with(self, bytes, |workspace| self.execute(&mut op, workspace, Checked(())));
+    }
+
+    /// [`Self::run`] in the workspace of the op that this one is a part of.
+    fn run_in<O: Op<Self::Memory>>(&self, workspace: &mut Bytes<Self::Memory>, mut op: O)
+    where
+        Self: Run<O> + Sized,
+    {
+        op.check();
+        self.execute(&mut op, workspace, Checked(()));
     }
 }
 
@@ -302,5 +315,46 @@ impl<M: Memory> BegunDigest<M> {
     /// Waits for the digest.
     pub fn finish<B: Device<Memory = M>>(&self, device: &B) -> Result<Digest, DeviceFailure> {
         Ok(digest::finish(&device.download(&self.sums)?, self.bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::{LinearForward, SwigluForward};
+    use crate::{Cpu, Path, Reference};
+    use isobit_numerics::slices::Profile;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    fn refusal(run: impl FnOnce()) -> String {
+        let thrown = catch_unwind(AssertUnwindSafe(run)).expect_err("refused");
+        thrown.downcast_ref::<String>().cloned().unwrap_or_else(|| thrown.downcast::<&str>().expect("text").to_string())
+    }
+
+    fn refuses_wrong_sizes<B: Backend>(backend: &B) {
+        let [mut h, gate, up] = [4, 3, 4].map(|length| backend.zeros::<f32>(length));
+        let swiglu = refusal(|| backend.run(SwigluForward { h: &mut h, gate: &gate, up: &up }));
+        assert_eq!(swiglu, "swiglu_forward: `gate` has 3 elements where 4 are needed");
+        let part = refusal(|| {
+            backend.run_in(&mut backend.zeros(0), SwigluForward { h: &mut h, gate: &gate, up: &up });
+        });
+        assert_eq!(part, swiglu);
+
+        let linear = |segments: &[usize], k: usize| {
+            let p = Product { segments, n: 2, k, profile: Profile::X2, accumulate: false };
+            let x = backend.rows(SliceShape { rows: p.rows(), width: k, profile: p.profile });
+            let [mut y, w] = [p.rows() * p.n, p.weights() * p.n * k].map(|length| backend.zeros::<f32>(length));
+            let w = Matrix::Stored(StoredMatrix::F32(&w));
+            refusal(|| backend.run(LinearForward { y: &mut y, x: &x, w, p, bias: None, adapter: None }))
+        };
+        assert_eq!(linear(&[2, 1], 4), "segments ascend");
+        assert_eq!(linear(&[0, 1, 2], 4), "a linear layer has one weight, and inputs");
+        assert_eq!(linear(&[0, 1], 0), "a linear layer has one weight, and inputs");
+    }
+
+    #[test]
+    fn an_op_with_wrong_sizes_is_refused_before_a_backend_sees_it() {
+        refuses_wrong_sizes(&Reference);
+        refuses_wrong_sizes(&Cpu::new(1, Path::Scalar).expect("every machine has this path"));
     }
 }

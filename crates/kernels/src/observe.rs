@@ -4,7 +4,7 @@
 //! Benchmarks use it to time the ops of a step; tests use it to corrupt a result, as faulty
 //! hardware would, and check that it is detected.
 
-use crate::backend::{Bytes, Device, DeviceFailure, Memory, Run, Scratch, Workspaces};
+use crate::backend::{Bytes, Checked, Device, DeviceFailure, Memory, Run, Scratch, Workspaces};
 use crate::buffer::Element;
 use crate::op::{AsQuantized, Op, Output, QuantizedShape, SliceShape};
 
@@ -33,10 +33,10 @@ impl<D: Device, O: Observer<D>, P: Op<D::Memory>> Run<P> for Observed<D, O>
 where
     D: Run<P>,
 {
-    fn execute(&self, op: &mut P, workspace: &mut Bytes<D::Memory>) {
+    fn execute(&self, op: &mut P, workspace: &mut Bytes<D::Memory>, checked: Checked) {
         let call = Call { op: P::NAME, size: op.size() };
         self.observer.before(&self.inner, call, workspace);
-        self.inner.execute(op, workspace);
+        self.inner.execute(op, workspace, checked);
         self.observer.after(&self.inner, call, op.outputs());
     }
 }

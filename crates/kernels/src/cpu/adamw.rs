@@ -4,13 +4,13 @@ use super::CpuMemory;
 use super::elements::GRAIN;
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{AdamWTensor, AdamWUpdate};
 use crate::{Buffer, Cpu};
 use isobit_numerics::adamw::{self, Coefficients};
 
 impl Run<AdamWUpdate<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut AdamWUpdate<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut AdamWUpdate<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         for AdamWTensor { parameter, m, v, gradient, coefficients } in &mut op.tensors {
             let length = parameter.len();
             let (parameter, m, v) = (SharedMut::new(parameter), SharedMut::new(m), SharedMut::new(v));

@@ -2,12 +2,12 @@
 
 use super::path::multiversion;
 use super::{CpuMemory, elements};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::Add;
 use crate::{Buffer, Cpu};
 
 impl Run<Add<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut Add<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut Add<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let Add { y, a, b } = op;
         elements::split(self, y, |range, y| add_part(self.path, y, &a[range.clone()], &b[range]));
     }

@@ -4,7 +4,7 @@
 use super::CpuMemory;
 use super::path::multiversion;
 use super::router::softmax_scale;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::buffer::Workspace;
 use crate::op::router::EXPERTS_MAX;
 use crate::op::{BalanceBackward, BalanceForward, TOKEN_BLOCK, token_blocks};
@@ -18,7 +18,7 @@ pub(super) fn workspace(row_starts: &[usize], experts: usize) -> usize {
 }
 
 impl Run<BalanceForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut BalanceForward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut BalanceForward<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         let BalanceForward { sums, logits, row_starts, .. } = op;
         let experts = op.experts;
         let count = token_blocks(row_starts, TOKEN_BLOCK).count();
@@ -56,7 +56,7 @@ multiversion! {
 }
 
 impl Run<BalanceBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut BalanceBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut BalanceBackward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let BalanceBackward { dlogits, share, logits, row_starts, .. } = op;
         let experts = op.experts;
         self.pool.run_rows(dlogits, experts, |tokens, dlogits| {

@@ -4,7 +4,7 @@
 use super::CpuMemory;
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{BiasBackward, BiasForward, TOKEN_BLOCK, token_blocks};
 use crate::{Buffer, Cpu};
 use std::ops::Range;
@@ -15,14 +15,14 @@ pub(super) const COLUMNS: usize = 512;
 pub(super) const COLUMN_GRAIN: usize = 32;
 
 impl Run<BiasForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut BiasForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut BiasForward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let BiasForward { y, bias } = op;
         self.pool.run_rows(y, bias.len(), |_, y| add_rows(self.path, y, bias));
     }
 }
 
 impl Run<BiasBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut BiasBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut BiasBackward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let BiasBackward { dbias, dy, row_starts } = op;
         sum_columns(self, dbias, row_starts, |dbias, block| add_block(self.path, dbias, dy, block));
     }

@@ -2,28 +2,28 @@
 
 use super::path::multiversion;
 use super::{CpuMemory, elements};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{ToBf16, ToF16, ToF32};
 use crate::{Buffer, Cpu, StoredMatrix};
 use half::{bf16, f16};
 use isobit_numerics::cast;
 
 impl Run<ToBf16<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut ToBf16<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut ToBf16<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let ToBf16 { y, x } = op;
         elements::split(self, y, |range, y| to_bf16_part(self.path, y, &x[range]));
     }
 }
 
 impl Run<ToF16<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut ToF16<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut ToF16<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let ToF16 { y, x } = op;
         elements::split(self, y, |range, y| to_f16_part(self.path, y, &x[range]));
     }
 }
 
 impl Run<ToF32<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut ToF32<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut ToF32<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let y = &mut *op.y;
         match op.x {
             StoredMatrix::F32(x) => elements::split(self, y, |range, y| y.copy_from_slice(&x[range])),

@@ -2,12 +2,12 @@
 
 use super::CpuMemory;
 use super::path::multiversion;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{ColumnMode, Columns, CopyColumns};
 use crate::{Buffer, Cpu};
 
 impl Run<CopyColumns<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut CopyColumns<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut CopyColumns<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let CopyColumns { y, x, p } = op;
         if p.groups == 0 || p.width == 0 {
             return;

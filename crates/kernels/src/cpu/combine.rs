@@ -5,7 +5,7 @@
 use super::CpuMemory;
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{Combine, CombineBackward, CombineForward};
 use crate::{Buffer, Cpu};
 use isobit_numerics::lanes;
@@ -14,7 +14,7 @@ use isobit_numerics::lanes;
 const PIECE: usize = 128;
 
 impl Run<CombineForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut CombineForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut CombineForward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let CombineForward { y, rows, weights, places, p } = op;
         self.pool.run_rows(y, p.width, |tokens, y| {
             let pairs = tokens.start * p.slots..tokens.end * p.slots;
@@ -24,7 +24,7 @@ impl Run<CombineForward<'_, CpuMemory>> for Cpu {
 }
 
 impl Run<CombineBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut CombineBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut CombineBackward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let CombineBackward { drows, dweights, dy, rows, weights, places, p } = op;
         let dweights = SharedMut::new(dweights);
         self.pool.run_rows(drows, p.width, |owned, drows| {

@@ -5,7 +5,7 @@
 use super::CpuMemory;
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::conv1d::KERNEL_MAX;
 use crate::op::{Conv1d, Conv1dBackward, Conv1dForward, TOKEN_BLOCK, token_blocks};
 use crate::{Buffer, Cpu};
@@ -30,7 +30,7 @@ struct Convolution<'a> {
 }
 
 impl Run<Conv1dForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut Conv1dForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut Conv1dForward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let Conv1dForward { y, x, weight, history, p } = op;
         let convolution = Convolution { x, weight, p };
         let before = (p.kernel - 1) * p.channels;
@@ -51,7 +51,7 @@ impl Run<Conv1dForward<'_, CpuMemory>> for Cpu {
 }
 
 impl Run<Conv1dBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut Conv1dBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut Conv1dBackward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let Conv1dBackward { dx, dweight, dy, x, weight, p, row_starts } = op;
         let convolution = Convolution { x, weight, p };
         let dweight = dweight.as_deref_mut().map(|dweight| SharedMut::new(dweight));

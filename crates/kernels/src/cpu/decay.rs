@@ -6,14 +6,14 @@ use super::bias::{COLUMN_GRAIN, COLUMNS, ColumnBlock};
 use super::elements::map;
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{DecayBackward, DecayForward, TOKEN_BLOCK, token_blocks};
 use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 use isobit_numerics::elementary::{exp, sigmoid, softplus};
 
 impl Run<DecayForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut DecayForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut DecayForward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let DecayForward { g, beta, a, b, a_log, dt_bias, p } = op;
         let (g, beta) = (SharedMut::new(g), SharedMut::new(beta));
         self.pool.run_ranges(p.tokens, 1, |tokens| {
@@ -26,7 +26,7 @@ impl Run<DecayForward<'_, CpuMemory>> for Cpu {
 }
 
 impl Run<DecayBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut DecayBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut DecayBackward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let DecayBackward { da, db, dparameters, dg, dbeta, a, b, a_log, dt_bias, p, row_starts } = op;
         let (da_shared, db_shared) = (SharedMut::new(da), SharedMut::new(db));
         self.pool.run_ranges(p.tokens, 1, |tokens| {

@@ -3,7 +3,7 @@
 
 use super::CpuMemory;
 use super::path::multiversion;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::digest::write_pair;
 use crate::op::{AnyBuffer, DigestSums};
 use crate::{Buffer, Cpu, Element};
@@ -11,7 +11,7 @@ use isobit_numerics::digest::{self, BLOCK_BYTES};
 use std::sync::{Mutex, PoisonError};
 
 impl Run<DigestSums<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut DigestSums<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut DigestSums<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let sum = match op.x {
             AnyBuffer::F32(x) => tensor(self, x),
             AnyBuffer::Bf16(x) => tensor(self, x),

@@ -5,7 +5,7 @@
 
 use super::path::multiversion;
 use super::{CpuMemory, elements};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{ApplyDropout, Dropout};
 use crate::{Buffer, Cpu};
 use isobit_numerics::philox::keep;
@@ -16,7 +16,7 @@ const BLOCKS: usize = 16;
 const GROUP: usize = 4 * BLOCKS;
 
 impl Run<ApplyDropout<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut ApplyDropout<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut ApplyDropout<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let ApplyDropout { y, x, p } = op;
         elements::split(self, y, |range, y| {
             for (row, ends) in p.row_starts.windows(2).enumerate() {

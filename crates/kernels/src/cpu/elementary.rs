@@ -3,14 +3,14 @@
 
 use super::path::multiversion;
 use super::{CpuMemory, elements};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::Elementary;
 use crate::{Buffer, Cpu};
 use isobit_numerics::elementary::Function;
 use isobit_numerics::lanes::LANES;
 
 impl Run<Elementary<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut Elementary<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut Elementary<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let Elementary { y, x, .. } = op;
         let function = op.function;
         elements::split(self, y, |range, y| apply_part(self.path, y, &x[range], function));

@@ -8,7 +8,7 @@ use super::CpuMemory;
 use super::cast::{from_bf16, from_f16};
 use super::path::multiversion;
 use super::pool::{SharedMut, share};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::buffer::Workspace;
 use crate::op::{EmbeddingBackward, EmbeddingForward};
 use crate::{Buffer, Cpu, StoredMatrix};
@@ -20,7 +20,7 @@ const RADIX_BITS: usize = 11;
 const BUCKETS: usize = 1 << RADIX_BITS;
 
 impl Run<EmbeddingForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut EmbeddingForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut EmbeddingForward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let EmbeddingForward { y, ids, .. } = op;
         let (table, width) = (op.table, op.width);
         self.pool.run_rows(y, width, |tokens, y| {
@@ -42,7 +42,7 @@ pub(super) fn workspace(_cpu: &Cpu, tokens: usize) -> usize {
 }
 
 impl Run<EmbeddingBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut EmbeddingBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut EmbeddingBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         let EmbeddingBackward { dtable, dy, ids, .. } = op;
         let width = op.width;
         if dy.is_empty() {

@@ -4,14 +4,14 @@ use super::CpuMemory;
 use super::elements::{self, GRAIN, map};
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{GateBackward, GateForward};
 use crate::{Buffer, Cpu};
 use isobit_numerics::elementary::sigmoid;
 use isobit_numerics::lanes;
 
 impl Run<GateForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut GateForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut GateForward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let GateForward { y, x, g, p } = op;
         if p.per_token {
             self.pool.run_rows(y, p.width, |tokens, y| {
@@ -25,7 +25,7 @@ impl Run<GateForward<'_, CpuMemory>> for Cpu {
 }
 
 impl Run<GateBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut GateBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut GateBackward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let GateBackward { dx, dg, dy, x, g, p } = op;
         let (dx, dg) = (SharedMut::new(dx), SharedMut::new(dg));
         if p.per_token {

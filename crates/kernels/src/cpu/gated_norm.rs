@@ -6,7 +6,7 @@ use super::bias::{COLUMNS, ColumnBlock, sum_columns};
 use super::elements::map;
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{GatedNorm, GatedNormBackward, GatedNormForward};
 use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
@@ -14,7 +14,7 @@ use isobit_numerics::elementary::{silu, silu_grad};
 use isobit_numerics::lanes::{self, LANES, tree_sum};
 
 impl Run<GatedNormForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut GatedNormForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut GatedNormForward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let GatedNormForward { y, inverse, h, z, weight, p } = op;
         let inverse = SharedMut::new(inverse);
         self.pool.run_rows(y, p.width, |tokens, y| {
@@ -27,7 +27,7 @@ impl Run<GatedNormForward<'_, CpuMemory>> for Cpu {
 }
 
 impl Run<GatedNormBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut GatedNormBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut GatedNormBackward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let GatedNormBackward { dh, dz, dweight, dy, h, z, inverse, weight, p, row_starts } = op;
         let dz = SharedMut::new(dz);
         self.pool.run_rows(dh, p.width, |tokens, dh| {

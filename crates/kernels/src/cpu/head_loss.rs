@@ -20,7 +20,7 @@ use super::slices::{
     slice_chunk,
 };
 use super::token_slices::{columns_to_left, columns_to_right};
-use crate::backend::Run;
+use crate::backend::{Checked, Device, Run};
 use crate::buffer::Workspace;
 use crate::op::head_loss::{VOCABULARY_BLOCK, canonical};
 use crate::op::{
@@ -240,7 +240,7 @@ fn head_of<'a>(
 }
 
 impl Run<HeadLossForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut HeadLossForward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut HeadLossForward<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         let HeadLossForward { loss, lse, best, h, head, labels, p } = op;
         p.check_labels(labels);
         let sizes = Sizes::new(self, p);
@@ -264,13 +264,13 @@ impl Run<HeadLossForward<'_, CpuMemory>> for Cpu {
 
 /// Both passes, one super-block at a time if its logits are small enough to keep.
 impl Run<HeadLossStep<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut HeadLossStep<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut HeadLossStep<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         let sizes = Sizes::new(self, &op.p);
         if let Some(kept) = sizes.kept_logits {
             return step(self, op, &sizes, kept, workspace);
         }
-        self.execute(&mut op.forward(), workspace);
-        self.execute(&mut op.backward(), workspace);
+        self.run_in(workspace, op.forward());
+        self.run_in(workspace, op.backward());
     }
 }
 
@@ -467,7 +467,7 @@ multiversion! {
 }
 
 impl Run<HeadLossBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut HeadLossBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut HeadLossBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         let HeadLossBackward { dh, dhead, rows, h, head, labels, lse, weight, p } = op;
         p.check_labels(labels);
         let sizes = Sizes::new(self, p);

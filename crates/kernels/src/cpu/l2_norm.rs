@@ -3,7 +3,7 @@
 use super::CpuMemory;
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{L2Norm, L2NormBackward, L2NormForward};
 use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
@@ -11,7 +11,7 @@ use isobit_numerics::elementary::rsqrt;
 use isobit_numerics::lanes::{self, LANES, tree_sum};
 
 impl Run<L2NormForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut L2NormForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut L2NormForward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let L2NormForward { y, inverse, x, p } = op;
         let inverse = SharedMut::new(inverse);
         self.pool.run_rows(y, p.width, |tokens, y| {
@@ -23,7 +23,7 @@ impl Run<L2NormForward<'_, CpuMemory>> for Cpu {
 }
 
 impl Run<L2NormBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut L2NormBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut L2NormBackward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let L2NormBackward { dx, dy, x, inverse, p } = op;
         self.pool.run_rows(dx, p.width, |tokens, dx| {
             let here = tokens.start * p.width..tokens.end * p.width;

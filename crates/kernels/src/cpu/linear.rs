@@ -3,19 +3,19 @@
 
 use super::product::{Adapter, Added};
 use super::{CpuMemory, product};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{LinearForward, LinearGradInput, LowRankTerm};
 use crate::{Buffer, Cpu};
 
 impl Run<LinearForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut LinearForward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut LinearForward<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         let added = Added { bias: op.bias.map(|bias| &bias[..]), adapter: op.adapter.as_ref().map(adapter) };
         product::linear_forward(self, op.y, op.x, op.w, &op.p, added, workspace);
     }
 }
 
 impl Run<LinearGradInput<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut LinearGradInput<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut LinearGradInput<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         let adapter = op.adapter.as_ref().map(adapter);
         product::linear_grad_input(self, op.dx, op.dy, op.w, &op.p, adapter, workspace);
     }

@@ -10,7 +10,7 @@ use super::CpuMemory;
 use super::low_rank_tiles;
 use super::path::{Vector, multiversion};
 use super::pool::{SharedMut, share};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::buffer::Workspace;
 use crate::op::low_rank::RANK_MAX;
 use crate::op::{Contraction, FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter, TOKEN_BLOCK};
@@ -20,7 +20,7 @@ use isobit_numerics::lanes::{LANES, tree_sum};
 use std::ops::Range;
 
 impl Run<LowRankContract<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut LowRankContract<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut LowRankContract<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         for Contraction { u, factor, p } in &mut op.parts {
             contract(self, u, op.x, factor, p, workspace);
         }
@@ -28,13 +28,13 @@ impl Run<LowRankContract<'_, CpuMemory>> for Cpu {
 }
 
 impl Run<LowRankExpand<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut LowRankExpand<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut LowRankExpand<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         expand(self, op.y, op.u, op.factor, &op.p, workspace);
     }
 }
 
 impl Run<LowRankOuter<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut LowRankOuter<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut LowRankOuter<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         outer(self, op.dfactor, op.u, op.x, &op.p, op.row_starts);
     }
 }
@@ -50,12 +50,6 @@ const OUTER_GRAIN: usize = 32;
 const CONTRACT_TOKENS: usize = 24;
 /// Tokens multiplied by one panel of the factor while it is in the L1 cache.
 const EXPAND_TOKENS: usize = 12;
-
-fn check(u: &[f32], x: &[f32], factor: &[f32], p: &LowRank) {
-    p.check();
-    let want = [p.tokens() * p.rank, p.tokens() * p.width, p.factors() * p.factor_length()];
-    assert_eq!([u.len(), x.len(), factor.len()], want, "low-rank product");
-}
 
 /// Whether tiles may use the thirty-two wide registers.
 fn is_wide(cpu: &Cpu) -> bool {
@@ -115,7 +109,6 @@ fn transpose(transposed: &SharedMut<f32>, factor: &[f32], columns: &Range<usize>
 }
 
 pub(super) fn contract(cpu: &Cpu, u: &mut [f32], x: &[f32], factor: &[f32], p: &LowRank, workspace: &mut [u8]) {
-    check(u, x, factor, p);
     let rows = |u: &mut [f32], tokens: Range<usize>, factor: &[f32]| {
         let x = &x[tokens.start * p.width..tokens.end * p.width];
         #[cfg(target_arch = "x86_64")]
@@ -148,7 +141,6 @@ pub(super) fn contract(cpu: &Cpu, u: &mut [f32], x: &[f32], factor: &[f32], p: &
 }
 
 pub(super) fn expand(cpu: &Cpu, y: &mut [f32], u: &[f32], factor: &[f32], p: &LowRank, workspace: &mut [u8]) {
-    check(u, y, factor, p);
     let rows = |y: &mut [f32], tokens: Range<usize>, panels: &[f32]| {
         let u = &u[tokens.start * p.rank..tokens.end * p.rank];
         if is_wide(cpu) {
@@ -195,7 +187,6 @@ fn pack<const C: usize>(packed: &mut [f32], panels: Range<usize>, factor: &[f32]
 }
 
 pub(super) fn outer(cpu: &Cpu, dfactor: &mut [f32], u: &[f32], x: &[f32], p: &LowRank, row_starts: &[usize]) {
-    check(u, x, dfactor, p);
     let dfactor = SharedMut::new(dfactor);
     cpu.pool.run_ranges(p.width, OUTER_GRAIN, |columns| {
         for (index, block) in p.blocks(row_starts) {

@@ -10,7 +10,7 @@ use super::slices::{
     transpose_tile,
 };
 use crate::cpu::CpuMemory;
-use crate::op::{Product, SliceShape};
+use crate::op::Product;
 use crate::{Cpu, Element, Matrix, StoredMatrix};
 use isobit_numerics::slices::{CHUNK, Profile};
 
@@ -84,8 +84,7 @@ impl<'a> Weight<'a> {
     ) -> Self {
         match w {
             Matrix::Sliced(w) => {
-                let SlicedWeight { shape, tiles, scales, .. } = w;
-                assert_eq!(*shape, SliceShape { rows: p.n, width: p.k, profile: p.profile }, "sliced weight");
+                let SlicedWeight { tiles, scales, .. } = w;
                 let bytes = p.n.div_ceil(TILE_ROWS) * right_block_bytes(p.k, p.profile);
                 let tiles = &tiles[e * bytes..(e + 1) * bytes];
                 Self::Sliced { tiles, scales: &scales[e * p.n..(e + 1) * p.n], n: p.n, k: p.k, profile: p.profile }
@@ -157,7 +156,6 @@ impl Panels for Transposed<'_> {
 
 impl<'a, T: Element> Stored<'a, T> {
     fn of(cpu: &Cpu, w: &'a [T], e: usize, p: &Product, scales: &'a mut [f32], multipliers: &'a mut [f32]) -> Self {
-        assert_eq!(w.len(), p.weights() * p.n * p.k, "stored weight");
         let w = &w[e * p.n * p.k..(e + 1) * p.n * p.k];
         {
             let multipliers = SharedMut::new(multipliers);

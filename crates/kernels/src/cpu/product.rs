@@ -5,7 +5,7 @@ use super::nest::{Epilogue, Left, LinearTerms, Nest, SUPER_BLOCK, run, run_areas
 use super::panels::{Columns, Transposed, Weight, panel_bytes};
 use super::slices::{BLOCK, LeftLayout, LeftMut, SlicedRows, TILE_ROWS, fill_left, right_block_bytes};
 use super::token_slices::{columns_to_left, columns_to_right};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::buffer::Workspace;
 use crate::op::{LowRank, Product, ProductForward, ProductGradInput, ProductGradWeight, SliceShape, token_blocks};
 use crate::{Buffer, Cpu, Matrix};
@@ -13,19 +13,19 @@ use isobit_numerics::slices::CHUNK;
 use std::ops::Range;
 
 impl Run<ProductForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut ProductForward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut ProductForward<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         forward(self, op.y, op.x, op.w, &op.p, workspace);
     }
 }
 
 impl Run<ProductGradInput<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut ProductGradInput<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut ProductGradInput<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         grad_input(self, op.dx, op.dy, op.w, &op.p, workspace);
     }
 }
 
 impl Run<ProductGradWeight<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut ProductGradWeight<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut ProductGradWeight<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         grad_weight(self, op.dw, op.dy, op.x, &op.p, op.row_starts, workspace);
     }
 }
@@ -80,17 +80,10 @@ pub(super) struct Added<'a> {
 }
 
 /// Bias and adapter of a linear layer, with the factor in panels of 32 columns.
-fn linear_terms<'a>(
-    cpu: &Cpu,
-    rows: usize,
-    Added { bias, adapter }: Added<'a>,
-    workspace: &mut Workspace<'a>,
-) -> LinearTerms<'a> {
+fn linear_terms<'a>(cpu: &Cpu, Added { bias, adapter }: Added<'a>, workspace: &mut Workspace<'a>) -> LinearTerms<'a> {
     let Some(Adapter { u, factor, p }) = adapter else {
         return LinearTerms { bias, u: &[], rank: 0, panels: &[], alpha: 0.0 };
     };
-    assert_eq!(p.segments, [0, rows], "one factor for all rows");
-    assert_eq!((u.len(), factor.len()), (rows * p.rank, p.rank * p.width), "adapter");
     let panels = workspace.take::<f32>(p.width.div_ceil(BLOCK) * BLOCK * p.rank);
     cpu.pool.run_rows(panels, p.rank * BLOCK, |range, panels| {
         for (panel, panels) in range.zip(panels.chunks_exact_mut(p.rank * BLOCK)) {
@@ -126,11 +119,8 @@ pub(super) fn linear_forward(
     added: Added,
     workspace: &mut [u8],
 ) {
-    assert_eq!(p.weights(), 1, "a linear layer has one weight");
-    assert!(p.k > 0 && added.bias.is_none_or(|bias| bias.len() == p.n), "inputs and bias");
-    assert!(added.adapter.is_none_or(|adapter| adapter.p.width == p.n), "adapter");
     let mut workspace = Workspace::new(workspace);
-    let after = linear_terms(cpu, p.rows(), added, &mut workspace);
+    let after = linear_terms(cpu, added, &mut workspace);
     forward_with(cpu, y, x, w, p, Some(after), workspace);
 }
 
@@ -143,9 +133,6 @@ fn forward_with(
     after: Option<LinearTerms>,
     mut workspace: Workspace,
 ) {
-    assert_eq!(x.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "left operand");
-    assert_eq!(y.len(), p.rows() * p.n, "output");
-    assert!(!p.accumulate, "the forward product overwrites");
     let left = Left { tiles: &x.tiles, layout: x.layout, scales: &x.scales, chunks: p.k.div_ceil(CHUNK) };
     let scratch = workspace.take::<i8>(cpu.threads() * panel_bytes(p.profile));
     let (scales, multipliers) = (workspace.take::<f32>(p.n), workspace.take::<f32>(p.n));
@@ -193,10 +180,8 @@ pub(super) fn linear_grad_input(
     adapter: Option<Adapter>,
     workspace: &mut [u8],
 ) {
-    assert_eq!(p.weights(), 1, "a linear layer has one weight");
-    assert!(p.n > 0 && adapter.is_none_or(|adapter| adapter.p.width == p.k), "outputs and adapter");
     let mut workspace = Workspace::new(workspace);
-    let after = linear_terms(cpu, p.rows(), Added { bias: None, adapter }, &mut workspace);
+    let after = linear_terms(cpu, Added { bias: None, adapter }, &mut workspace);
     grad_input_with(cpu, dx, dy, w, p, Some(after), workspace);
 }
 
@@ -209,7 +194,6 @@ fn grad_input_with(
     after: Option<LinearTerms>,
     mut workspace: Workspace,
 ) {
-    assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients");
     let scratch = workspace.take::<i8>(cpu.threads() * panel_bytes(p.profile));
     let (scales, multipliers) = (workspace.take::<f32>(p.n), workspace.take::<f32>(p.n));
     let rows_most = gradient_rows(p);
@@ -250,8 +234,6 @@ pub(super) fn grad_weight(
     row_starts: &[usize],
     workspace: &mut [u8],
 ) {
-    assert_eq!(dw.len(), p.weights() * p.n * p.k, "weight gradient");
-    assert_eq!((dy.len(), x.len()), (p.rows() * p.n, p.rows() * p.k), "activations and their gradient");
     let mut workspace = Workspace::new(workspace);
     let scratch = workspace.take::<i8>(cpu.threads() * panel_bytes(p.profile));
     let shape = SliceShape { rows: p.n, width: CHUNK, profile: p.profile };

@@ -25,23 +25,23 @@ use std::ops::Range;
 use super::CpuMemory;
 pub(super) use super::int4::{quantized_bytes, quantized_weight};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{Product4Forward, Product4GradInput, Product4Rows};
 
 impl Run<Product4Rows<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut Product4Rows<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut Product4Rows<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         rows(self, op.rows, op.x, op.w, &op.p);
     }
 }
 
 impl Run<Product4Forward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut Product4Forward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut Product4Forward<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         forward(self, op.y, op.x, op.w, &op.p, workspace);
     }
 }
 
 impl Run<Product4GradInput<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut Product4GradInput<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut Product4GradInput<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         grad_input(self, op.dx, op.dy, op.w, &op.p, workspace);
     }
 }
@@ -51,9 +51,6 @@ const PIECES_MAX: usize = CHUNK / CHANNELS_PER_WORD;
 
 /// Slices rows with their channels in the order of their weight.
 pub(super) fn rows(cpu: &Cpu, out: &mut SlicedRows, x: &[f32], w: &QuantizedWeight, p: &Product) {
-    w.shape.check(p);
-    assert_eq!(out.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "rows of the product");
-    assert_eq!(x.len(), p.rows() * p.k, "rows to slice");
     if w.shape.ordered == 0 {
         return slices::slice_rows(cpu, out, x);
     }
@@ -130,7 +127,6 @@ fn scratch_bytes(cpu: &Cpu, w: QuantizedShape) -> usize {
 }
 
 pub(super) fn workspace(cpu: &Cpu, w: QuantizedShape, p: &Product) -> usize {
-    w.check(p);
     let (_, sliced) = gradient_rows(w, p);
     let layout = LeftLayout::new(SliceShape { rows: sliced, width: p.n, profile: p.profile });
     Workspace::bytes::<i8>(scratch_bytes(cpu, w))
@@ -148,10 +144,6 @@ pub(super) fn forward(
     p: &Product,
     workspace: &mut [u8],
 ) {
-    w.shape.check(p);
-    assert_eq!(x.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "left operand");
-    assert_eq!(y.len(), p.rows() * p.n, "output");
-    assert!(!p.accumulate, "the forward product overwrites");
     if p.k == 0 {
         return y.fill(0.0);
     }
@@ -277,8 +269,6 @@ pub(super) fn grad_input(
     p: &Product,
     workspace: &mut [u8],
 ) {
-    w.shape.check(p);
-    assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients");
     if p.n == 0 {
         if !p.accumulate {
             dx.fill(0.0);

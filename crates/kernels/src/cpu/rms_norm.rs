@@ -5,14 +5,14 @@ use super::CpuMemory;
 use super::bias::{COLUMNS, ColumnBlock, sum_columns};
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{RmsNorm, RmsNormBackward, RmsNormForward};
 use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 use isobit_numerics::lanes::{self, LANES, tree_sum};
 
 impl Run<RmsNormForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut RmsNormForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut RmsNormForward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let RmsNormForward { y, inverse, x, weight, p } = op;
         let inverse = SharedMut::new(inverse);
         self.pool.run_rows(y, p.width, |tokens, y| {
@@ -29,7 +29,7 @@ impl Run<RmsNormForward<'_, CpuMemory>> for Cpu {
 }
 
 impl Run<RmsNormBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut RmsNormBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut RmsNormBackward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let RmsNormBackward { dx, dweight, dy, x, inverse, weight, p, row_starts } = op;
         self.pool.run_rows(dx, p.width, |tokens, dx| {
             let here = tokens.start * p.width..tokens.end * p.width;

@@ -2,19 +2,19 @@
 
 use super::CpuMemory;
 use super::path::multiversion;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{Rope, RopeBackward, RopeForward};
 use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
 
 impl Run<RopeForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut RopeForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut RopeForward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         run::<false>(self, op.x, op.cos, op.sin, op.positions, &op.p);
     }
 }
 
 impl Run<RopeBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut RopeBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut RopeBackward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         run::<true>(self, op.dx, op.cos, op.sin, op.positions, &op.p);
     }
 }

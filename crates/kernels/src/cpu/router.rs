@@ -4,7 +4,7 @@
 
 use super::CpuMemory;
 use super::path::multiversion;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::router::{CHOSEN_MAX, EXPERTS_MAX, GROUPS_MAX, SUM_FLOOR};
 use crate::op::{Router, RouterBackward, RouterChoose, RouterWeights, Scoring};
 use crate::{Buffer, Cpu};
@@ -13,7 +13,7 @@ use isobit_numerics::elementary::{exp, sigmoid};
 use isobit_numerics::lanes::{self, LANES, tree_sum};
 
 impl Run<RouterChoose<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut RouterChoose<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut RouterChoose<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let RouterChoose { indices, logits, bias, p } = op;
         let bias = bias.map(|bias| &bias[..]);
         self.pool.run_rows(indices, p.chosen, |tokens, indices| {
@@ -24,7 +24,7 @@ impl Run<RouterChoose<'_, CpuMemory>> for Cpu {
 }
 
 impl Run<RouterWeights<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut RouterWeights<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut RouterWeights<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let RouterWeights { weights, logits, indices, p } = op;
         self.pool.run_rows(weights, p.chosen, |tokens, weights| {
             let logits = &logits[tokens.start * p.experts..tokens.end * p.experts];
@@ -34,7 +34,7 @@ impl Run<RouterWeights<'_, CpuMemory>> for Cpu {
 }
 
 impl Run<RouterBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut RouterBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut RouterBackward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let RouterBackward { dlogits, dweights, logits, indices, p } = op;
         self.pool.run_rows(dlogits, p.experts, |tokens, dlogits| {
             let logits = &logits[tokens.start * p.experts..tokens.end * p.experts];

@@ -2,12 +2,12 @@
 
 use super::path::multiversion;
 use super::{CpuMemory, elements};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::Scale;
 use crate::{Buffer, Cpu};
 
 impl Run<Scale<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut Scale<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut Scale<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let factor = op.factor;
         for x in &mut op.tensors {
             elements::split(self, x, |_, x| scale_part(self.path, x, factor));

@@ -12,7 +12,7 @@ use super::path::{Path, Vector, multiversion};
 use super::pool::SharedMut;
 #[cfg(target_arch = "x86_64")]
 use super::slice_tiles;
-use crate::backend::{Device, Run, Shaped};
+use crate::backend::{Checked, Device, Run, Shaped};
 use crate::buffer::Buffer;
 use crate::op::{QuantizedShape, SliceRows, SliceShape, SliceWeight};
 use crate::plan::MemoryLayout;
@@ -21,7 +21,7 @@ use isobit_numerics::slices::{CHUNK, Profile, Quantiser, magnitude_bits, round_h
 use std::ops::Range;
 
 impl Run<SliceRows<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut SliceRows<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut SliceRows<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         slice_rows(self, op.rows, op.x);
     }
 }
@@ -155,7 +155,6 @@ pub(super) fn rows(_cpu: &Cpu, shape: SliceShape) -> SlicedRows {
 }
 
 pub(super) fn slice_rows(cpu: &Cpu, out: &mut SlicedRows, x: &[f32]) {
-    assert_eq!(x.len(), out.shape.rows * out.shape.width, "rows to slice");
     let left = LeftMut { shape: out.shape, layout: out.layout, tiles: &mut out.tiles, scales: &mut out.scales };
     fill_left(cpu, left, x, None);
 }
@@ -309,7 +308,7 @@ pub(super) fn weight(count: usize, shape: SliceShape) -> SlicedWeight {
 }
 
 impl Run<SliceWeight<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut SliceWeight<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut SliceWeight<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         match op.w {
             StoredMatrix::F32(w) => slice_stored(self, op.weight, w),
             StoredMatrix::Bf16(w) => slice_stored(self, op.weight, w),

@@ -3,14 +3,14 @@
 
 use super::CpuMemory;
 use super::path::{Path, multiversion};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::SumSquares;
 use crate::op::sum_squares::BLOCK;
 use crate::{Buffer, Cpu};
 use isobit_numerics::lanes;
 
 impl Run<SumSquares<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut SumSquares<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut SumSquares<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         for (sum, x) in op.sums.iter_mut().zip(op.tensors) {
             *sum = tensor(self, x);
         }

@@ -5,7 +5,7 @@ use super::CpuMemory;
 use super::elements::{self, GRAIN};
 use super::path::multiversion;
 use super::pool::SharedMut;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{SwigluBackward, SwigluForward, SwigluPairsBackward, SwigluPairsForward};
 use crate::{Buffer, Cpu};
 use isobit_numerics::Fma;
@@ -13,14 +13,14 @@ use isobit_numerics::elementary::{silu, silu_grad};
 use isobit_numerics::lanes::{LANES, Lanes};
 
 impl Run<SwigluForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut SwigluForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut SwigluForward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let SwigluForward { h, gate, up } = op;
         elements::split(self, h, |range, h| forward_part(self.path, h, &gate[range.clone()], &up[range]));
     }
 }
 
 impl Run<SwigluBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut SwigluBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut SwigluBackward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let SwigluBackward { dgate, dup, dh, gate, up } = op;
         let length = dh.len();
         let (dgate, dup) = (SharedMut::new(dgate), SharedMut::new(dup));
@@ -33,7 +33,7 @@ impl Run<SwigluBackward<'_, CpuMemory>> for Cpu {
 }
 
 impl Run<SwigluPairsForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut SwigluPairsForward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut SwigluPairsForward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let SwigluPairsForward { h, both, .. } = op;
         let width = op.width;
         self.pool.run_rows(h, width, |rows, h| {
@@ -46,7 +46,7 @@ impl Run<SwigluPairsForward<'_, CpuMemory>> for Cpu {
 }
 
 impl Run<SwigluPairsBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut SwigluPairsBackward<'_, CpuMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut SwigluPairsBackward<'_, CpuMemory>, _: &mut Buffer<u8>, _: Checked) {
         let SwigluPairsBackward { dboth, dh, both, .. } = op;
         let width = op.width;
         self.pool.run_rows(dboth, 2 * width, |rows, dboth| {

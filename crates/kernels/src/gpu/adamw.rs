@@ -4,13 +4,13 @@ use super::device::{Gpu, Groups, arguments};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
 use super::{GpuMemory, multi_tensor};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{AdamWTensor, AdamWUpdate};
 
 static ADAMW: Program = program!("adamw");
 
 impl Run<AdamWUpdate<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut AdamWUpdate<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut AdamWUpdate<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         if multi_tensor::serves(self) {
             return multi_tensor::adamw(self, &op.tensors);
         }

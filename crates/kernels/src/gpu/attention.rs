@@ -10,18 +10,18 @@ use super::device::{Gpu, Groups, arguments};
 use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::program::{Program, program};
 use super::{GpuMemory, attention_mma};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{Attention, AttentionBackward, AttentionForward, Span};
 use std::ops::Range;
 
 impl Run<AttentionForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut AttentionForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut AttentionForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         forward(self, op, workspace);
     }
 }
 
 impl Run<AttentionBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut AttentionBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut AttentionBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         backward(self, op, workspace);
     }
 }
@@ -112,7 +112,6 @@ impl Operand {
     }
 
     fn slice(&self, gpu: &Gpu, x: &GpuBuffer<f32>, p: &Attention, packing: Packing, parts: &mut Parts) -> Planes {
-        self.check(x, p);
         let (by_width, by_place) = self.words(p);
         let scales = parts.take::<f32>(self.scale_count(p));
         let [wide, deep] = [packing != Packing::Place, packing != Packing::Width];
@@ -168,20 +167,6 @@ impl Operand {
         }
         (gpu.offsets(&table), table.len() / 6)
     }
-
-    pub(super) fn check(&self, x: &GpuBuffer<f32>, p: &Attention) {
-        self.check_rows(x, self.heads * self.width, p);
-    }
-
-    /// Checks that every row of every span lies inside a buffer of rows of `width` elements.
-    pub(super) fn check_rows(&self, x: &GpuBuffer<f32>, width: usize, p: &Attention) {
-        let rows = p.spans.iter().map(|span| (self.rows)(span).end).max().unwrap_or(0);
-        assert!(
-            x.len().is_multiple_of(width) && rows * width <= x.len(),
-            "{} elements do not hold {rows} rows of {width}",
-            x.len()
-        );
-    }
 }
 
 pub(super) fn narrow(x: usize) -> u32 {
@@ -214,10 +199,7 @@ pub(super) fn workspace(gpu: &Gpu, p: &Attention) -> usize {
 
 fn forward(gpu: &Gpu, op: &mut AttentionForward<GpuMemory>, workspace: &mut GpuBuffer<u8>) {
     let p = &op.p;
-    p.check();
     let all = Operands::new(p);
-    all.d_o.check(op.o, p);
-    all.q.check_rows(op.lse, p.heads, p);
     if attention_mma::serves(gpu, p) {
         return attention_mma::forward(gpu, op, workspace);
     }
@@ -251,14 +233,7 @@ fn forward(gpu: &Gpu, op: &mut AttentionForward<GpuMemory>, workspace: &mut GpuB
 
 fn backward(gpu: &Gpu, op: &mut AttentionBackward<GpuMemory>, workspace: &mut GpuBuffer<u8>) {
     let p = &op.p;
-    p.check();
-    p.check_backward();
     let all = Operands::new(p);
-    all.q.check(op.dq, p);
-    all.k.check(op.dk, p);
-    all.v.check(op.dv, p);
-    all.d_o.check(op.o, p);
-    all.q.check_rows(op.lse, p.heads, p);
     if attention_mma::serves(gpu, p) {
         return attention_mma::backward(gpu, op, workspace);
     }

@@ -4,7 +4,7 @@ use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::{GpuBuffer, Parts};
 use super::program::{Program, program};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{BalanceBackward, BalanceForward, TOKEN_BLOCK, token_blocks};
 use isobit_numerics::lanes::LANES;
 
@@ -19,7 +19,7 @@ pub(super) fn workspace(gpu: &Gpu, row_starts: &[usize], experts: usize) -> usiz
 }
 
 impl Run<BalanceForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut BalanceForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut BalanceForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         let mut firsts = vec![0];
         for row in op.row_starts.windows(2) {
             firsts.push(firsts[firsts.len() - 1] + token_blocks(row, TOKEN_BLOCK).count());
@@ -35,7 +35,7 @@ impl Run<BalanceForward<'_, GpuMemory>> for Gpu {
 }
 
 impl Run<BalanceBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut BalanceBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut BalanceBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let tokens = op.row_starts[op.row_starts.len() - 1];
         let (starts, experts) = (self.offsets(op.row_starts), dimension(op.experts));
         let arguments = arguments![&*op.dlogits, op.share, op.logits, &starts, tokens, experts];

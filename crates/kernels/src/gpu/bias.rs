@@ -4,7 +4,7 @@ use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{BiasBackward, BiasForward, TOKEN_BLOCK, token_blocks};
 
 static BIAS: Program = program!("bias");
@@ -13,7 +13,7 @@ static BIAS: Program = program!("bias");
 const COLUMNS: usize = 32;
 
 impl Run<BiasForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut BiasForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut BiasForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         forward(self, op.y, op.bias);
     }
 }
@@ -30,7 +30,7 @@ pub(super) fn forward(gpu: &Gpu, y: &mut GpuBuffer<f32>, bias: &GpuBuffer<f32>) 
 }
 
 impl Run<BiasBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut BiasBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut BiasBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let width = op.dbias.len();
         let mut starts: Vec<usize> = token_blocks(op.row_starts, TOKEN_BLOCK).map(|block| block.start).collect();
         if starts.is_empty() || width == 0 {

@@ -4,13 +4,13 @@ use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{ColumnMode, CopyColumns};
 
 static COLUMNS: Program = program!("columns");
 
 impl Run<CopyColumns<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut CopyColumns<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut CopyColumns<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         // One work item per element of `y`; it sums the groups that contribute to it.
         let (targets, summed) = if p.gathers() { (1, p.groups) } else { (p.groups, 1) };

@@ -4,7 +4,7 @@ use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{CombineBackward, CombineForward};
 use isobit_numerics::lanes::LANES;
 
@@ -14,7 +14,7 @@ static COMBINE: Program = program!("combine");
 const PAIRS: usize = GROUP / LANES;
 
 impl Run<CombineForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut CombineForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut CombineForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         let tiles = p.width.div_ceil(GROUP);
         let [row_count, slots, width, tile_count] = [p.rows(), p.slots, p.width, tiles].map(dimension);
@@ -27,7 +27,7 @@ impl Run<CombineForward<'_, GpuMemory>> for Gpu {
 }
 
 impl Run<CombineBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut CombineBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut CombineBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         let [row_count, slots, width] = [p.rows(), p.slots, p.width].map(dimension);
         let arguments =

@@ -5,7 +5,7 @@ use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::backend::{Device, Run};
+use crate::backend::{Checked, Device, Run};
 use crate::op::{Conv1d, Conv1dBackward, Conv1dForward};
 use isobit_numerics::lanes::LANES;
 
@@ -21,7 +21,7 @@ fn seen(gpu: &Gpu, p: &Conv1d) -> GpuBuffer<u32> {
 }
 
 impl Run<Conv1dForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut Conv1dForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut Conv1dForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         let (length, channels, kernel) = (op.x.len(), dimension(p.channels), dimension(p.kernel));
         let seen = seen(self, p);
@@ -37,7 +37,7 @@ impl Run<Conv1dForward<'_, GpuMemory>> for Gpu {
 }
 
 impl Run<Conv1dBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut Conv1dBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut Conv1dBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         let [tokens, channels, kernel] = [p.tokens(), p.channels, p.kernel].map(dimension);
         let tiles = p.channels.div_ceil(GROUP);

@@ -4,14 +4,14 @@ use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{DecayBackward, DecayForward};
 use isobit_numerics::lanes::LANES;
 
 static DECAY: Program = program!("decay");
 
 impl Run<DecayForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut DecayForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut DecayForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         let length = p.tokens * p.heads;
         let arguments = arguments![&*op.g, &*op.beta, op.a, op.b, op.a_log, op.dt_bias, length, dimension(p.heads)];
@@ -20,7 +20,7 @@ impl Run<DecayForward<'_, GpuMemory>> for Gpu {
 }
 
 impl Run<DecayBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut DecayBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut DecayBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         let (length, heads) = (p.tokens * p.heads, dimension(p.heads));
         let arguments = arguments![&*op.da, &*op.db, op.dg, op.dbeta, op.a, op.b, op.a_log, op.dt_bias, length, heads];

@@ -6,12 +6,12 @@ use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::program::{Program, program};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::delta_rule::{CHUNK, chunks};
 use crate::op::{DeltaRule, DeltaRuleBackward, DeltaRuleForward};
 
 impl Run<DeltaRuleForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut DeltaRuleForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut DeltaRuleForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         forward(
             self,
             op.o,
@@ -25,7 +25,7 @@ impl Run<DeltaRuleForward<'_, GpuMemory>> for Gpu {
 }
 
 impl Run<DeltaRuleBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut DeltaRuleBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut DeltaRuleBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         backward(
             self,
             [&mut *op.dq, &mut *op.dk, &mut *op.dv, &mut *op.dg, &mut *op.dbeta],
@@ -64,7 +64,6 @@ fn lengths(p: &DeltaRule) -> ([usize; 3], [usize; 3]) {
 }
 
 pub(super) fn workspace(gpu: &Gpu, p: &DeltaRule) -> usize {
-    p.check();
     let (both, backward) = lengths(p);
     let bytes = |lengths: [usize; 3]| lengths.into_iter().map(|length| gpu.part::<f32>(length)).sum::<usize>();
     bytes(both) + 2 * bytes(backward)
@@ -87,9 +86,6 @@ struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     fn new(gpu: &'a Gpu, p: &'a DeltaRule<'a>, inputs: Inputs<'a>, parts: &mut Parts) -> Self {
-        p.check();
-        let [keys, values, scalars, _] = p.lengths();
-        assert_eq!(inputs.map(GpuBuffer::len), [keys, keys, values, scalars, scalars], "inputs of the delta rule");
         let (mut table, mut documents) = (Vec::new(), Vec::new());
         for document in 0..p.documents() {
             documents.extend([table.len() / 2, p.document(document).len().div_ceil(CHUNK)]);
@@ -168,10 +164,6 @@ pub(super) fn forward(
     p: &DeltaRule,
     workspace: &mut GpuBuffer<u8>,
 ) {
-    let [_, values, _, states] = p.lengths();
-    assert_eq!(o.len(), values, "output of the delta rule");
-    let given = final_state.as_deref().into_iter().chain(initial_state);
-    assert!(given.into_iter().all(|state| state.len() == states), "states of the delta rule");
     let pass = Pass::new(gpu, p, inputs, &mut Parts::new(gpu, workspace));
     let mut wanted = WANT_OUTPUT;
     let o = DevicePointer::from(&*o);
@@ -194,9 +186,6 @@ pub(super) fn backward(
     p: &DeltaRule,
     workspace: &mut GpuBuffer<u8>,
 ) {
-    let [keys, values, scalars, _] = p.lengths();
-    let given = [dq.len(), dk.len(), dv.len(), dg.len(), dbeta.len(), d_o.len()];
-    assert_eq!(given, [keys, keys, values, scalars, scalars, values], "gradients of the delta rule");
     let mut parts = Parts::new(gpu, workspace);
     let pass = Pass::new(gpu, p, inputs, &mut parts);
     let [states, y, reads] = lengths(p).1.map(|length| parts.take::<f32>(length));

@@ -5,7 +5,7 @@ use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::{DevicePointer, GpuBuffer};
 use super::program::{Program, program};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::digest::PAIRS_MAX;
 use crate::op::{AnyBuffer, DigestSums};
 use isobit_numerics::digest::BLOCK_BYTES;
@@ -19,7 +19,7 @@ const TOGETHER: usize = 4;
 const GROUPS_EACH: usize = 8;
 
 impl Run<DigestSums<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut DigestSums<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut DigestSums<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let (bytes, x) = (op.x.bytes(), place(&op.x));
         let blocks = bytes.div_ceil(BLOCK_BYTES);
         let groups =

@@ -4,7 +4,7 @@ use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::ApplyDropout;
 
 static DROPOUT: Program = program!("dropout");
@@ -13,7 +13,7 @@ static DROPOUT: Program = program!("dropout");
 const GROUP_ELEMENTS: usize = 4 * GROUP;
 
 impl Run<ApplyDropout<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut ApplyDropout<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut ApplyDropout<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         let mut group_starts = vec![0];
         let mut groups = 0;

@@ -4,14 +4,14 @@ use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::Elementary;
 use isobit_numerics::elementary::Function;
 
 static ELEMENTARY: Program = program!("elementary");
 
 impl Run<Elementary<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut Elementary<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut Elementary<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let kernel = match op.function {
             Function::Exp => "elementary_exp",
             Function::Exp2 => "elementary_exp2",

@@ -6,14 +6,14 @@ use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::{GpuBuffer, Parts};
 use super::program::{Program, program};
 use crate::StoredMatrix;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::buffer::Element;
 use crate::op::{EmbeddingBackward, EmbeddingForward};
 
 static EMBEDDING: Program = program!("embedding");
 
 impl Run<EmbeddingForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut EmbeddingForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut EmbeddingForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         match op.table {
             StoredMatrix::F32(table) => gather(self, "embedding_forward_f32", op.y, table, op.ids, op.width),
             StoredMatrix::Bf16(table) => gather(self, "embedding_forward_bf16", op.y, table, op.ids, op.width),
@@ -48,7 +48,7 @@ pub(super) fn workspace(gpu: &Gpu, tokens: usize) -> usize {
 }
 
 impl Run<EmbeddingBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut EmbeddingBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut EmbeddingBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         if op.dy.is_empty() {
             return;
         }

@@ -4,7 +4,7 @@ use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{Gate, GateBackward, GateForward};
 use isobit_numerics::lanes::LANES;
 
@@ -16,7 +16,7 @@ fn shared_by(p: &Gate) -> u32 {
 }
 
 impl Run<GateForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut GateForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut GateForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         let length = p.tokens * p.width;
         self.launch(&GATE, "gate_forward", Groups::over(length), arguments![&*op.y, op.x, op.g, length, shared_by(p)]);
@@ -24,7 +24,7 @@ impl Run<GateForward<'_, GpuMemory>> for Gpu {
 }
 
 impl Run<GateBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut GateBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut GateBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         if p.per_token {
             let groups = Groups::each(p.tokens.div_ceil(GROUP / LANES));

@@ -4,7 +4,7 @@ use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{GatedNorm, GatedNormBackward, GatedNormForward};
 use isobit_numerics::lanes::LANES;
 
@@ -16,7 +16,7 @@ fn groups(p: &GatedNorm) -> Groups {
 }
 
 impl Run<GatedNormForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut GatedNormForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut GatedNormForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         let arguments = arguments![&*op.y, &*op.inverse, op.h, op.z, op.weight, p.tokens, dimension(p.width), p.eps];
         self.launch(&GATED_NORM, "gated_norm_forward", groups(p), arguments);
@@ -24,7 +24,7 @@ impl Run<GatedNormForward<'_, GpuMemory>> for Gpu {
 }
 
 impl Run<GatedNormBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut GatedNormBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut GatedNormBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         let width = dimension(p.width);
         let arguments = arguments![&*op.dh, &*op.dz, op.dy, op.h, op.z, op.inverse, op.weight, p.tokens, width];

@@ -17,7 +17,7 @@ use super::product_weight::{BatchLimits, ColumnSlices, TokenChunks, grad_weight_
 use super::program::{Program, program};
 use super::slices::{SlicedRows, plane_bytes};
 use crate::Matrix;
-use crate::backend::Run;
+use crate::backend::{Checked, Device, Run};
 use crate::op::head_loss::VOCABULARY_BLOCK;
 use crate::op::{HeadLoss, HeadLossBackward, HeadLossForward, HeadLossStep, SliceShape, token_blocks};
 use isobit_numerics::lanes::LANES;
@@ -104,7 +104,7 @@ impl<'a> Logits<'a> {
 }
 
 impl Run<HeadLossForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut HeadLossForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut HeadLossForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         let tokens = p.tokens();
         let mut parts = Parts::new(self, workspace);
@@ -156,7 +156,7 @@ impl Run<HeadLossForward<'_, GpuMemory>> for Gpu {
 }
 
 impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut HeadLossBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut HeadLossBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         let (p, profile) = (&op.p, op.p.profile);
         let dhead = op.dhead.as_deref().map(DevicePointer::from);
         let mut parts = Parts::new(self, workspace);
@@ -217,8 +217,8 @@ impl Run<HeadLossBackward<'_, GpuMemory>> for Gpu {
 }
 
 impl Run<HeadLossStep<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut HeadLossStep<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
-        self.execute(&mut op.forward(), workspace);
-        self.execute(&mut op.backward(), workspace);
+    fn execute(&self, op: &mut HeadLossStep<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
+        self.run_in(workspace, op.forward());
+        self.run_in(workspace, op.backward());
     }
 }

@@ -5,11 +5,11 @@ use super::device::{Gpu, dimension};
 use super::hopper::{self, Epilogue, LowRank};
 use super::memory::{DevicePointer, GpuBuffer};
 use super::{GpuMemory, bias, low_rank, product};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{LinearForward, LinearGradInput, LowRankTerm};
 
 impl Run<LinearForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut LinearForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut LinearForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         if hopper::serves(self, op.p.profile, op.p.k) {
             let bias = op.bias.map(|bias| (DevicePointer::from(bias), 0));
             let epilogue = Epilogue { bias, low: op.adapter.map(low_rank) };
@@ -26,7 +26,7 @@ impl Run<LinearForward<'_, GpuMemory>> for Gpu {
 }
 
 impl Run<LinearGradInput<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut LinearGradInput<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut LinearGradInput<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         if hopper::serves(self, op.p.profile, op.p.n) {
             let epilogue = Epilogue { bias: None, low: op.adapter.map(low_rank) };
             return product::grad_input(self, op.dx, op.dy, op.w, &op.p, epilogue, workspace);

@@ -6,24 +6,24 @@ use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::low_rank_contract;
 use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::program::{Program, program};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{Contraction, FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter};
 use isobit_numerics::lanes::LANES;
 
 impl Run<LowRankContract<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut LowRankContract<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut LowRankContract<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         contract(self, &mut op.parts, op.x);
     }
 }
 
 impl Run<LowRankExpand<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut LowRankExpand<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut LowRankExpand<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         expand(self, op.y, op.u, op.factor, &op.p, workspace);
     }
 }
 
 impl Run<LowRankOuter<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut LowRankOuter<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut LowRankOuter<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         outer(self, op.dfactor, op.u, op.x, &op.p, op.row_starts, workspace);
     }
 }
@@ -53,12 +53,6 @@ pub(super) fn steps(p: &LowRank) -> (usize, usize) {
 fn shape(p: &LowRank) -> [u32; 4] {
     let (rank_step, width_step) = steps(p);
     [p.rank, p.width, rank_step, width_step].map(|x| u32::try_from(x).expect("a width below 2³²"))
-}
-
-pub(super) fn check(u: &GpuBuffer<f32>, x: &GpuBuffer<f32>, factor: &GpuBuffer<f32>, p: &LowRank) {
-    p.check();
-    let want = [p.tokens() * p.rank, p.tokens() * p.width, p.factors() * p.factor_length()];
-    assert_eq!([u.len(), x.len(), factor.len()], want, "low-rank product");
 }
 
 /// The tokens in tiles of `size` with one factor each: the number of tiles and, if there are
@@ -126,7 +120,6 @@ pub(super) fn expand(
     p: &LowRank,
     _workspace: &mut GpuBuffer<u8>,
 ) {
-    check(u, y, factor, p);
     let [rank, width, rank_step, width_step] = shape(p);
     let (count, tiles) = tiles(gpu, p, TOKENS);
     let (tiles, grouped) = table(tiles.as_ref(), u);
@@ -144,7 +137,6 @@ pub(super) fn outer(
     row_starts: &[usize],
     workspace: &mut GpuBuffer<u8>,
 ) {
-    check(u, x, dfactor, p);
     let [rank, width, rank_step, width_step] = shape(p);
     let (mut starts, mut ends) = (vec![0; p.factors() + 1], Vec::new());
     for (factor, block) in p.blocks(row_starts) {

@@ -136,8 +136,8 @@ impl Workspaces for Gpu {
         product::workspace(self, p)
     }
 
-    fn product4(&self, w: QuantizedShape, p: &Product) -> usize {
-        product4::workspace(self, w, p)
+    fn product4(&self, _w: QuantizedShape, p: &Product) -> usize {
+        product4::workspace(self, p)
     }
 
     fn low_rank(&self, p: &LowRank) -> usize {

@@ -16,25 +16,25 @@ use super::program::{Program, program};
 use super::slice_tiles;
 use super::slices::{CHUNK_GROUP, SLICES, SlicedRows, padded, plane_bytes, slice_stored};
 use crate::Matrix;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{Product, ProductForward, ProductGradInput, ProductGradWeight, SliceShape};
 use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
 
 impl Run<ProductForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut ProductForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut ProductForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         forward(self, op.y, op.x, op.w, &op.p, Epilogue::default(), workspace);
     }
 }
 
 impl Run<ProductGradInput<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut ProductGradInput<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut ProductGradInput<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         grad_input(self, op.dx, op.dy, op.w, &op.p, Epilogue::default(), workspace);
     }
 }
 
 impl Run<ProductGradWeight<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut ProductGradWeight<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut ProductGradWeight<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         grad_weight(self, op.dw, op.dy, op.x, &op.p, op.row_starts, workspace);
     }
 }
@@ -69,14 +69,12 @@ impl RowTiles {
 
     pub(super) fn of_segments(gpu: &Gpu, segments: &[usize]) -> Self {
         if let [first, end] = *segments {
-            assert!(first <= end, "segments ascend");
             return Self::of_rows(first..end);
         }
         let mut table = Vec::new();
         let mut cut = |height: usize| {
             let mut starts = vec![table.len() / 3];
             for (weight, segment) in segments.windows(2).enumerate() {
-                assert!(segment[0] <= segment[1], "segments ascend");
                 for first in (segment[0]..segment[1]).step_by(height) {
                     table.extend([first, (first + height).min(segment[1]), weight]);
                 }
@@ -239,10 +237,6 @@ pub(super) struct Weights<'a> {
 
 impl<'a> Weights<'a> {
     pub(super) fn new(matrix: Matrix<'a, GpuMemory>, count: usize, shape: SliceShape, scratch: WeightScratch) -> Self {
-        match matrix {
-            Matrix::Sliced(w) => assert_eq!((w.shape, w.count), (shape, count), "sliced weight"),
-            Matrix::Stored(w) => assert_eq!(w.len(), count * shape.rows * shape.width, "stored weight"),
-        }
         Self { matrix, count, shape, scratch }
     }
 
@@ -632,9 +626,6 @@ pub(super) fn forward(
     epilogue: Epilogue,
     workspace: &mut GpuBuffer<u8>,
 ) {
-    assert!(!p.accumulate, "the forward product overwrites");
-    assert_eq!(x.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "left operand");
-    assert_eq!(y.len(), p.rows() * p.n, "outputs of the product");
     let weights = weights(w, p, &mut Parts::new(gpu, workspace));
     let tiles = RowTiles::of_segments(gpu, p.segments);
     for part in weights.parts(p.n.next_multiple_of(CHUNK).max(CHUNK)) {
@@ -655,7 +646,6 @@ pub(super) fn grad_input(
     epilogue: Epilogue,
     workspace: &mut GpuBuffer<u8>,
 ) {
-    assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients of the product");
     let mut parts = Parts::new(gpu, workspace);
     let weights = weights(w, p, &mut parts);
     let scratch = folded_shape(p);

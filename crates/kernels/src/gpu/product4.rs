@@ -9,27 +9,27 @@ use super::product::{RowTiles, TILE, folded_columns, folded_shape};
 use super::program::{Program, program};
 use super::slices::{self, CHUNK_GROUP, SLICES, SlicedRows, plane_bytes};
 use crate::Device;
-use crate::backend::{Run, Shaped};
+use crate::backend::{Checked, Run, Shaped};
 use crate::op::product4::{AsQuantized, CHANNELS_PER_WORD, QuantizedShape, Scales};
-use crate::op::{Product, Product4Forward, Product4GradInput, Product4Rows, SliceShape};
+use crate::op::{Product, Product4Forward, Product4GradInput, Product4Rows};
 use half::f16;
 use isobit_numerics::slices::CHUNK;
 use std::ops::Range;
 
 impl Run<Product4Rows<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut Product4Rows<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut Product4Rows<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         rows(self, op.rows, op.x, op.w, &op.p);
     }
 }
 
 impl Run<Product4Forward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut Product4Forward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut Product4Forward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         forward(self, op.y, op.x, op.w, &op.p, workspace);
     }
 }
 
 impl Run<Product4GradInput<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut Product4GradInput<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut Product4GradInput<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         grad_input(self, op.dx, op.dy, op.w, &op.p, workspace);
     }
 }
@@ -126,10 +126,7 @@ pub(super) fn quantized_weight<Q: AsQuantized, E>(
 
 /// Slices rows with their channels in the order of the weight.
 pub(super) fn rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>, w: &QuantizedWeight, p: &Product) {
-    w.shape.check(p);
-    assert_eq!(out.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "rows of the product");
     let Some(order) = &w.order else { return slices::slice_rows(gpu, out, x) };
-    assert_eq!(x.len(), p.rows() * p.k, "rows to slice");
     let tiles = RowTiles::of_segments(gpu, p.segments);
     let chosen = tiles.of_weights(&(0..p.weights()));
     let arguments = arguments![
@@ -150,8 +147,7 @@ pub(super) fn rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>, w: &Quan
 }
 
 /// Space for the input gradient's slices of one group.
-pub(super) fn workspace(gpu: &Gpu, w: QuantizedShape, p: &Product) -> usize {
-    w.check(p);
+pub(super) fn workspace(gpu: &Gpu, p: &Product) -> usize {
     let folded = folded_shape(p);
     gpu.part::<i8>(plane_bytes(folded)) + gpu.part::<f32>(folded.rows * folded.width.div_ceil(CHUNK))
 }
@@ -164,10 +160,6 @@ pub(super) fn forward(
     p: &Product,
     _workspace: &mut GpuBuffer<u8>,
 ) {
-    w.shape.check(p);
-    assert!(!p.accumulate, "the forward product overwrites");
-    assert_eq!(x.shape, SliceShape { rows: p.rows(), width: p.k, profile: p.profile }, "left operand");
-    assert_eq!(y.len(), p.rows() * p.n, "outputs of the product");
     let tiles = RowTiles::of_segments(gpu, p.segments);
     let chosen = tiles.of_weights(&(0..p.weights()));
     let (group_scales, format) = w.group_scales();
@@ -216,8 +208,6 @@ pub(super) fn grad_input(
     p: &Product,
     workspace: &mut GpuBuffer<u8>,
 ) {
-    w.shape.check(p);
-    assert_eq!((dx.len(), dy.len()), (p.rows() * p.k, p.rows() * p.n), "gradients of the product");
     let mut parts = Parts::new(gpu, workspace);
     let scratch = folded_shape(p);
     let planes = parts.take::<i8>(plane_bytes(scratch));

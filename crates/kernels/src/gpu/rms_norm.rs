@@ -4,16 +4,13 @@ use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{RmsNorm, RmsNormBackward, RmsNormForward};
 use isobit_numerics::lanes::LANES;
 
 impl Run<RmsNormForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut RmsNormForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut RmsNormForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
-        let length = p.tokens * p.width;
-        let lengths = [op.y.len(), op.x.len(), op.inverse.len(), op.weight.len()];
-        assert_eq!(lengths, [length, length, p.tokens, p.width], "norm");
         let flag = u32::from(p.zero_centred);
         let arguments = arguments![&mut *op.y, &mut *op.inverse, op.x, op.weight, p.tokens, width(p), flag, p.eps];
         self.launch(&RMS_NORM, "rms_norm_forward", Groups::each(p.tokens.div_ceil(TOKENS)), arguments);
@@ -21,17 +18,13 @@ impl Run<RmsNormForward<'_, GpuMemory>> for Gpu {
 }
 
 impl Run<RmsNormBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut RmsNormBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut RmsNormBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
-        let length = p.tokens * p.width;
-        assert_eq!([op.dx.len(), op.dy.len(), op.x.len()], [length; 3], "norm");
-        assert_eq!([op.inverse.len(), op.weight.len()], [p.tokens, p.width], "norm");
         let flags = [p.zero_centred, p.accumulate].map(u32::from);
         let arguments =
             arguments![&mut *op.dx, op.dy, op.x, op.inverse, op.weight, p.tokens, width(p), flags[0], flags[1]];
         self.launch(&RMS_NORM, "rms_norm_backward", Groups::each(p.tokens.div_ceil(TOKENS)), arguments);
         let Some(dweight) = op.dweight.as_deref_mut() else { return };
-        assert_eq!((dweight.len(), op.row_starts[op.row_starts.len() - 1]), (p.width, p.tokens), "norm");
         let blocks = self.token_blocks(op.row_starts);
         let count = u32::try_from(blocks.len() / 2).expect("blocks are fewer than tokens");
         let arguments = arguments![dweight, op.dy, op.x, op.inverse, &blocks, count, width(p)];

@@ -4,19 +4,19 @@ use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{Rope, RopeBackward, RopeForward};
 
 static ROPE: Program = program!("rope");
 
 impl Run<RopeForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut RopeForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut RopeForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         rotate(self, "rope_forward", op.x, op.cos, op.sin, op.positions, &op.p);
     }
 }
 
 impl Run<RopeBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut RopeBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut RopeBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         rotate(self, "rope_backward", op.dx, op.cos, op.sin, op.positions, &op.p);
     }
 }

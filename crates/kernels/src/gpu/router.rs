@@ -4,7 +4,7 @@ use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{Router, RouterBackward, RouterChoose, RouterWeights, Scoring};
 use isobit_numerics::lanes::LANES;
 
@@ -28,7 +28,7 @@ fn groups(p: &Router) -> Groups {
 }
 
 impl Run<RouterChoose<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut RouterChoose<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut RouterChoose<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         let [experts, chosen, all, kept] = [p.experts, p.chosen, p.groups, p.kept_groups].map(dimension);
         let [sigmoid, biased] = [p.scoring == Scoring::Sigmoid, op.bias.is_some()].map(u32::from);
@@ -39,7 +39,7 @@ impl Run<RouterChoose<'_, GpuMemory>> for Gpu {
 }
 
 impl Run<RouterWeights<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut RouterWeights<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut RouterWeights<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         let [experts, chosen] = [p.experts, p.chosen].map(dimension);
         let arguments = arguments![&*op.weights, op.logits, op.indices, p.tokens, experts, chosen, mode(p), p.scale];
@@ -48,7 +48,7 @@ impl Run<RouterWeights<'_, GpuMemory>> for Gpu {
 }
 
 impl Run<RouterBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut RouterBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut RouterBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         let [experts, chosen] = [p.experts, p.chosen].map(dimension);
         let (dweights, logits, indices) = (op.dweights, op.logits, op.indices);

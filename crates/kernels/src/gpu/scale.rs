@@ -4,13 +4,13 @@ use super::device::{Gpu, Groups, arguments};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
 use super::{GpuMemory, multi_tensor};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::Scale;
 
 static SCALE: Program = program!("scale");
 
 impl Run<Scale<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut Scale<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut Scale<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         if multi_tensor::serves(self) {
             return multi_tensor::scale(self, &op.tensors, op.factor);
         }

@@ -5,13 +5,13 @@ use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::{DevicePointer, GpuBuffer, allocated_bytes};
 use super::program::{Program, program};
 use crate::StoredMatrix;
-use crate::backend::{Device, Run, Shaped};
+use crate::backend::{Checked, Device, Run, Shaped};
 use crate::op::{QuantizedShape, SliceRows, SliceShape, SliceWeight};
 use crate::plan::MemoryLayout;
 use isobit_numerics::slices::CHUNK;
 
 impl Run<SliceRows<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut SliceRows<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut SliceRows<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         slice_rows(self, op.rows, op.x);
     }
 }
@@ -94,7 +94,6 @@ pub(super) fn rows(gpu: &Gpu, shape: SliceShape) -> SlicedRows {
 
 pub(super) fn slice_rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>) {
     let SliceShape { rows, width, profile } = out.shape;
-    assert_eq!(x.len(), rows * width, "rows to slice");
     let groups = Groups::of(rows * width.div_ceil(CHUNK), CHUNK_GROUP);
     let arguments = arguments![&mut out.planes, &mut out.scales, x, dimension(rows), dimension(width)];
     gpu.launch_sliced(&SLICES, "slice_rows", profile, groups, arguments);
@@ -107,7 +106,7 @@ pub(super) fn weight(gpu: &Gpu, count: usize, shape: SliceShape) -> SlicedWeight
 }
 
 impl Run<SliceWeight<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut SliceWeight<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut SliceWeight<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         let SlicedWeight { shape, count, ref planes, ref scales } = *op.weight;
         let all = SliceShape { rows: count * shape.rows, ..shape };
         slice_stored(self, DevicePointer::from(planes), DevicePointer::from(scales), op.w, 0, all);

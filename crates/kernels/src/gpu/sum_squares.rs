@@ -5,7 +5,7 @@ use super::device::{GROUP, Gpu, Groups, arguments};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
 use super::{GpuMemory, multi_tensor};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::SumSquares;
 use crate::op::sum_squares::BLOCK;
 use isobit_numerics::lanes::LANES;
@@ -13,7 +13,7 @@ use isobit_numerics::lanes::LANES;
 static SUM_SQUARES: Program = program!("sum_squares");
 
 impl Run<SumSquares<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut SumSquares<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut SumSquares<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         self.zero(op.sums);
         if multi_tensor::serves(self) {
             return multi_tensor::sums_of_squares(self, op.sums, op.tensors);

@@ -4,29 +4,29 @@ use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{SwigluBackward, SwigluForward, SwigluPairsBackward, SwigluPairsForward};
 
 impl Run<SwigluForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut SwigluForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut SwigluForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         forward(self, op.h, op.gate, op.up);
     }
 }
 
 impl Run<SwigluBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut SwigluBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut SwigluBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         backward(self, op.dgate, op.dup, op.dh, op.gate, op.up);
     }
 }
 
 impl Run<SwigluPairsForward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut SwigluPairsForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut SwigluPairsForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         pairs_forward(self, op.h, op.both, op.width);
     }
 }
 
 impl Run<SwigluPairsBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut SwigluPairsBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>) {
+    fn execute(&self, op: &mut SwigluPairsBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
         pairs_backward(self, op.dboth, op.dh, op.both, op.width);
     }
 }
@@ -38,7 +38,6 @@ const EACH: usize = 4;
 
 pub(super) fn forward(gpu: &Gpu, h: &mut GpuBuffer<f32>, gate: &GpuBuffer<f32>, up: &GpuBuffer<f32>) {
     let length = h.len();
-    assert_eq!((gate.len(), up.len()), (length, length), "gate and up");
     gpu.launch(&SWIGLU, "swiglu_forward", Groups::over(length.div_ceil(EACH)), arguments![h, gate, up, length]);
 }
 
@@ -51,7 +50,6 @@ pub(super) fn backward(
     up: &GpuBuffer<f32>,
 ) {
     let length = dh.len();
-    assert_eq!([dgate.len(), dup.len(), gate.len(), up.len()], [length; 4], "gradients, gate and up");
     gpu.launch(
         &SWIGLU,
         "swiglu_backward",
@@ -62,7 +60,6 @@ pub(super) fn backward(
 
 pub(super) fn pairs_forward(gpu: &Gpu, h: &mut GpuBuffer<f32>, both: &GpuBuffer<f32>, width: usize) {
     let length = h.len();
-    assert_eq!(both.len(), 2 * length, "pairs");
     gpu.launch(&SWIGLU, "swiglu_pairs_forward", Groups::over(length), arguments![h, both, length, width]);
 }
 
@@ -74,6 +71,5 @@ pub(super) fn pairs_backward(
     width: usize,
 ) {
     let length = dh.len();
-    assert_eq!([dboth.len(), both.len()], [2 * length; 2], "pairs and their gradients");
     gpu.launch(&SWIGLU, "swiglu_pairs_backward", Groups::over(length), arguments![dboth, dh, both, length, width]);
 }

@@ -46,11 +46,8 @@ impl<M: Memory> Op<M> for LinearForward<'_, M> {
 
     fn check(&self) {
         let p = &self.p;
-        assert_eq!(p.weights(), 1, "a linear layer has one weight");
-        assert!(!p.accumulate, "the forward product overwrites");
-        p.check_left(self.x.shape());
-        p.check_weight(self.w);
-        lengths(Self::NAME, &[("y", self.y.len(), p.rows() * p.n)]);
+        p.check_forward(Self::NAME, self.y.len(), self.x.shape(), self.w);
+        assert!(p.weights() == 1 && p.k > 0, "a linear layer has one weight, and inputs");
         if let Some(bias) = self.bias {
             lengths(Self::NAME, &[("bias", bias.len(), p.n)]);
         }
@@ -90,9 +87,8 @@ impl<M: Memory> Op<M> for LinearGradInput<'_, M> {
 
     fn check(&self) {
         let p = &self.p;
-        assert_eq!(p.weights(), 1, "a linear layer has one weight");
-        p.check_weight(self.w);
-        lengths(Self::NAME, &[("dx", self.dx.len(), p.rows() * p.k), ("dy", self.dy.len(), p.rows() * p.n)]);
+        p.check_grad_input(Self::NAME, self.dx.len(), self.dy.len(), self.w);
+        assert!(p.weights() == 1 && p.n > 0, "a linear layer has one weight, and outputs");
         if let Some(adapter) = &self.adapter {
             adapter.check(Self::NAME, p.rows(), p.k);
         }

@@ -74,6 +74,22 @@ impl Product<'_> {
             Matrix::Stored(w) => assert_eq!(w.len(), self.weights() * self.n * self.k, "stored weight"),
         }
     }
+
+    /// Panics unless these are the operands of a forward product and the length of its output.
+    pub(crate) fn check_forward<M: Memory>(&self, op: &'static str, y: usize, x: SliceShape, w: Matrix<M>) {
+        self.check();
+        assert!(!self.accumulate, "the forward product overwrites");
+        self.check_left(x);
+        self.check_weight(w);
+        lengths(op, &[("y", y, self.rows() * self.n)]);
+    }
+
+    /// Panics unless these are the lengths of an input gradient and its source, and their weight.
+    pub(crate) fn check_grad_input<M: Memory>(&self, op: &'static str, dx: usize, dy: usize, w: Matrix<M>) {
+        self.check();
+        self.check_weight(w);
+        lengths(op, &[("dx", dx, self.rows() * self.k), ("dy", dy, self.rows() * self.n)]);
+    }
 }
 
 /// `y = x Wᵀ`; overwrites.
@@ -88,11 +104,7 @@ impl<M: Memory> Op<M> for ProductForward<'_, M> {
     const NAME: &'static str = "product_forward";
 
     fn check(&self) {
-        let p = &self.p;
-        assert!(!p.accumulate, "the forward product overwrites");
-        p.check_left(self.x.shape());
-        p.check_weight(self.w);
-        lengths(Self::NAME, &[("y", self.y.len(), p.rows() * p.n)]);
+        self.p.check_forward(Self::NAME, self.y.len(), self.x.shape(), self.w);
     }
 
     fn multiply_adds(&self) -> usize {
@@ -124,9 +136,7 @@ impl<M: Memory> Op<M> for ProductGradInput<'_, M> {
     const NAME: &'static str = "product_grad_input";
 
     fn check(&self) {
-        let p = &self.p;
-        p.check_weight(self.w);
-        lengths(Self::NAME, &[("dx", self.dx.len(), p.rows() * p.k), ("dy", self.dy.len(), p.rows() * p.n)]);
+        self.p.check_grad_input(Self::NAME, self.dx.len(), self.dy.len(), self.w);
     }
 
     fn multiply_adds(&self) -> usize {

@@ -82,6 +82,7 @@ impl QuantizedShape {
     }
 
     pub(crate) fn check(&self, p: &Product) {
+        p.check();
         assert_eq!((self.count, self.n, self.k), (p.weights(), p.n, p.k), "quantised weight");
     }
 }

@@ -11,7 +11,7 @@ mod memory;
 pub use ledger::{Holder, Holdings, MemoryKind, Work};
 pub use memory::{CountedBuffer, CountedQuantizedWeight, CountedRows, CountedWeight, MemoryLayout};
 
-use crate::backend::{Bytes, Device, DeviceFailure, Length, Memory, Run, Scratch, Workspaces};
+use crate::backend::{Bytes, Checked, Device, DeviceFailure, Length, Memory, Run, Scratch, Workspaces};
 use crate::buffer::Element;
 use crate::op::{AsQuantized, Op, Output, QuantizedShape, SliceShape};
 use ledger::{Claim, Ledger};
@@ -89,7 +89,7 @@ impl Memory for CountedMemory {
 }
 
 impl<L: MemoryLayout, P: Op<CountedMemory>> Run<P> for Counting<L> {
-    fn execute(&self, op: &mut P, _: &mut Bytes<CountedMemory>) {
+    fn execute(&self, op: &mut P, _: &mut Bytes<CountedMemory>, _: Checked) {
         let outputs = op.outputs().into_iter().map(elements).sum();
         self.ledger.did(P::NAME, op.multiply_adds(), outputs);
     }

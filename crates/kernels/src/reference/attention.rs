@@ -6,7 +6,7 @@
 use super::product::chunk_value;
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::attention::{KEY_TILE, QUERY_TILE};
 use crate::op::{Attention, AttentionBackward, AttentionForward};
 use isobit_numerics::SoftFma;
@@ -51,7 +51,7 @@ fn score(p: &Attention, q: &Sliced, k: &Sliced) -> f32 {
 }
 
 impl Run<AttentionForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut AttentionForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut AttentionForward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let AttentionForward { o, lse, q, k, v, p } = op;
         for span in p.spans {
             for h in 0..p.heads {
@@ -129,7 +129,7 @@ impl Head {
 }
 
 impl Run<AttentionBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut AttentionBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut AttentionBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let AttentionBackward { dq, dk, dv, d_o, q, k, v, o, lse, p } = op;
         let (kw, vw) = (p.key_width, p.value_width);
         for span in p.spans {

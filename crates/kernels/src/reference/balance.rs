@@ -2,7 +2,7 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{BalanceBackward, BalanceForward, TOKEN_BLOCK, token_blocks};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::exp;
@@ -18,7 +18,7 @@ pub(super) fn softmax(z: &[f32]) -> Vec<f32> {
 }
 
 impl Run<BalanceForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut BalanceForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut BalanceForward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let BalanceForward { sums, logits, row_starts, .. } = op;
         let experts = op.experts;
         sums.fill(0.0);
@@ -39,7 +39,7 @@ impl Run<BalanceForward<'_, ReferenceMemory>> for Reference {
 }
 
 impl Run<BalanceBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut BalanceBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut BalanceBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let BalanceBackward { dlogits, share, logits, row_starts, .. } = op;
         let experts = op.experts;
         for (share, row) in share.chunks_exact(experts).zip(row_starts.windows(2)) {

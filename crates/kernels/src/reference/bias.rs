@@ -2,11 +2,11 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{BiasBackward, BiasForward, TOKEN_BLOCK, token_blocks};
 
 impl Run<BiasForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut BiasForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut BiasForward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let BiasForward { y, bias } = op;
         for (index, y) in y.iter_mut().enumerate() {
             *y += bias[index % bias.len()];
@@ -15,7 +15,7 @@ impl Run<BiasForward<'_, ReferenceMemory>> for Reference {
 }
 
 impl Run<BiasBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut BiasBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut BiasBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let BiasBackward { dbias, dy, row_starts } = op;
         let width = dbias.len();
         for block in token_blocks(row_starts, TOKEN_BLOCK) {

@@ -2,11 +2,11 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{ColumnMode, CopyColumns};
 
 impl Run<CopyColumns<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut CopyColumns<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut CopyColumns<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let CopyColumns { y, x, p } = op;
         for t in 0..p.tokens {
             for g in 0..p.groups {

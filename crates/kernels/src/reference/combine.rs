@@ -2,13 +2,13 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{CombineBackward, CombineForward};
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{LANES, for_lanes, tree_sum};
 
 impl Run<CombineForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut CombineForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut CombineForward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let CombineForward { y, rows, weights, places, p } = op;
         for t in 0..p.tokens {
             for c in 0..p.width {
@@ -25,7 +25,7 @@ impl Run<CombineForward<'_, ReferenceMemory>> for Reference {
 }
 
 impl Run<CombineBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut CombineBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut CombineBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let CombineBackward { drows, dweights, dy, rows, weights, places, p } = op;
         for t in 0..p.tokens {
             for pair in t * p.slots..(t + 1) * p.slots {

@@ -2,14 +2,14 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{Conv1d, Conv1dBackward, Conv1dForward, TOKEN_BLOCK, token_blocks};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::{silu, silu_grad};
 use isobit_numerics::fma::fma;
 
 impl Run<Conv1dForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut Conv1dForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut Conv1dForward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let Conv1dForward { y, x, weight, history, p } = op;
         let before = (p.kernel - 1) * p.channels;
         for (document, ends) in p.starts.windows(2).enumerate() {
@@ -48,7 +48,7 @@ fn window(
 }
 
 impl Run<Conv1dBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut Conv1dBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut Conv1dBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let Conv1dBackward { dx, dweight, dy, x, weight, p, row_starts } = op;
         // The gradient of the sums, and the first token of each token's document.
         let mut dc = vec![0.0; dy.len()];

@@ -2,14 +2,14 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{DecayBackward, DecayForward, TOKEN_BLOCK, token_blocks};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::{exp, sigmoid, softplus};
 use isobit_numerics::fma::fma;
 
 impl Run<DecayForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut DecayForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut DecayForward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let DecayForward { g, beta, a, b, a_log, dt_bias, p } = op;
         for index in 0..p.tokens * p.heads {
             let head = index % p.heads;
@@ -24,7 +24,7 @@ fn log_decay(a: f32, a_log: f32, dt_bias: f32) -> f32 {
 }
 
 impl Run<DecayBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut DecayBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut DecayBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let DecayBackward { da, db, dparameters, dg, dbeta, a, b, a_log, dt_bias, p, row_starts } = op;
         for index in 0..p.tokens * p.heads {
             let head = index % p.heads;

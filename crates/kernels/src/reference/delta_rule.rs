@@ -2,7 +2,7 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::delta_rule::chunks;
 use crate::op::{DeltaRule, DeltaRuleBackward, DeltaRuleForward};
 use isobit_numerics::SoftFma;
@@ -111,7 +111,7 @@ impl Chunk {
 }
 
 impl Run<DeltaRuleForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut DeltaRuleForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut DeltaRuleForward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let DeltaRuleForward { o, final_state, q, k, v, g, beta, initial_state, p } = op;
         let inputs: Inputs = [q, k, v, g, beta];
         let state_length = p.key_width * p.value_width;
@@ -209,7 +209,7 @@ fn backward_chunk(chunk: &Chunk, ds: &mut [Vec<f32>], s: &[Vec<f32>], d_o: &[Vec
 }
 
 impl Run<DeltaRuleBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut DeltaRuleBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut DeltaRuleBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let DeltaRuleBackward { dq, dk, dv, dg, dbeta, d_o, q, k, v, g, beta, p } = op;
         let inputs: Inputs = [q, k, v, g, beta];
         let (kw, vw) = (p.key_width, p.value_width);

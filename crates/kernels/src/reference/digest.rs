@@ -2,14 +2,14 @@
 //! explicitly as little-endian, so the host's byte order does not matter.
 
 use super::{Reference, ReferenceMemory};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::digest::write_pair;
 use crate::op::{AnyBuffer, DigestSums};
 use crate::{Buffer, Element};
 use isobit_numerics::digest;
 
 impl Run<DigestSums<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut DigestSums<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut DigestSums<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let bytes = match op.x {
             AnyBuffer::F32(x) => bytes(x),
             AnyBuffer::Bf16(x) => bytes(x),

@@ -2,12 +2,12 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::ApplyDropout;
 use isobit_numerics::philox;
 
 impl Run<ApplyDropout<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut ApplyDropout<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut ApplyDropout<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let ApplyDropout { y, x, p } = op;
         for (row, ends) in p.row_starts.windows(2).enumerate() {
             let start = ends[0] * p.width;

@@ -2,12 +2,12 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::Elementary;
 use isobit_numerics::SoftFma;
 
 impl Run<Elementary<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut Elementary<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut Elementary<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let Elementary { y, x, .. } = op;
         let function = op.function;
         for index in 0..y.len() {

@@ -2,14 +2,14 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Device, Run};
 use crate::op::{GateBackward, GateForward};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::sigmoid;
 use isobit_numerics::lanes::dot;
 
 impl Run<GateForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut GateForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut GateForward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let GateForward { y, x, g, p } = op;
         for index in 0..p.tokens * p.width {
             let gate = if p.per_token { g[index / p.width] } else { g[index] };
@@ -19,9 +19,9 @@ impl Run<GateForward<'_, ReferenceMemory>> for Reference {
 }
 
 impl Run<GateBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut GateBackward<'_, ReferenceMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut GateBackward<'_, ReferenceMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         // The gradient of `x` is gated like `x`.
-        self.execute(&mut GateForward { y: op.dx, x: op.dy, g: op.g, p: op.p }, workspace);
+        self.run_in(workspace, GateForward { y: op.dx, x: op.dy, g: op.g, p: op.p });
         let GateBackward { dg, dy, x, g, p, .. } = op;
         for index in 0..p.gates() {
             let s = sigmoid::<SoftFma>(g[index]);

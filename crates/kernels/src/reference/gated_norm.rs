@@ -2,7 +2,7 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{GatedNormBackward, GatedNormForward, TOKEN_BLOCK, token_blocks};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::{silu, silu_grad};
@@ -10,7 +10,7 @@ use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{LANES, dot, for_lanes, tree_sum};
 
 impl Run<GatedNormForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut GatedNormForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut GatedNormForward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let GatedNormForward { y, inverse, h, z, weight, p } = op;
         for t in 0..p.tokens {
             let at = t * p.width;
@@ -25,7 +25,7 @@ impl Run<GatedNormForward<'_, ReferenceMemory>> for Reference {
 }
 
 impl Run<GatedNormBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut GatedNormBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut GatedNormBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let GatedNormBackward { dh, dz, dweight, dy, h, z, inverse, weight, p, row_starts } = op;
         let normal = |t: usize, c: usize| h[t * p.width + c] * inverse[t];
         let gated = |t: usize, c: usize| dy[t * p.width + c] * silu::<SoftFma>(z[t * p.width + c]);

@@ -3,7 +3,7 @@
 //! Here the logits are materialized; both passes recompute them, as every backend does.
 
 use super::ReferenceMemory;
-use crate::backend::Run;
+use crate::backend::{Checked, Device, Run};
 use crate::op::head_loss::{VOCABULARY_BLOCK, canonical};
 use crate::op::{
     HeadLoss, HeadLossBackward, HeadLossForward, HeadLossStep, IGNORED, Product, ProductForward, ProductGradInput,
@@ -15,12 +15,12 @@ use isobit_numerics::elementary::{exp, ln};
 use isobit_numerics::lanes::{LANES, for_lanes, max, tree_sum};
 
 impl Run<HeadLossForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut HeadLossForward<'_, ReferenceMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut HeadLossForward<'_, ReferenceMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         op.p.check_labels(op.labels);
         let z = &mut Buffer::zeros(op.p.tokens() * op.p.vocabulary);
         let segments = [0, op.p.tokens()];
         let product = product(&segments, &op.p);
-        self.execute(&mut ProductForward { y: z, x: op.h, w: op.head, p: product }, workspace);
+        self.run_in(workspace, ProductForward { y: z, x: op.h, w: op.head, p: product });
         let HeadLossForward { loss, lse, best, labels, p, .. } = op;
         for (t, z) in z.chunks_exact(p.vocabulary).enumerate() {
             let (mut maxima, mut sums) = (Vec::new(), Vec::new());
@@ -42,12 +42,12 @@ impl Run<HeadLossForward<'_, ReferenceMemory>> for Reference {
 }
 
 impl Run<HeadLossBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut HeadLossBackward<'_, ReferenceMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut HeadLossBackward<'_, ReferenceMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         op.p.check_labels(op.labels);
         let dz = &mut Buffer::zeros(op.p.tokens() * op.p.vocabulary);
         let segments = [0, op.p.tokens()];
         let (product, row_starts) = (product(&segments, &op.p), op.p.row_starts);
-        self.execute(&mut ProductForward { y: dz, x: op.rows, w: op.head, p: product }, workspace);
+        self.run_in(workspace, ProductForward { y: dz, x: op.rows, w: op.head, p: product });
         let HeadLossBackward { labels, lse, weight, p, .. } = op;
         for (t, row) in dz.chunks_exact_mut(p.vocabulary).enumerate() {
             for (v, z) in row.iter_mut().enumerate() {
@@ -55,22 +55,22 @@ impl Run<HeadLossBackward<'_, ReferenceMemory>> for Reference {
                 *z = if labels[t] == IGNORED { 0.0 } else { (exp::<SoftFma>(*z - lse[t]) - target) * weight[t] };
             }
         }
-        self.execute(&mut ProductGradInput { dx: op.dh, dy: dz, w: op.head, p: product }, workspace);
+        self.run_in(workspace, ProductGradInput { dx: op.dh, dy: dz, w: op.head, p: product });
         for (dh, label) in op.dh.chunks_exact_mut(op.p.hidden).zip(op.labels.iter()) {
             if *label == IGNORED {
                 dh.fill(0.0);
             }
         }
         if let Some(dw) = op.dhead.as_deref_mut() {
-            self.execute(&mut ProductGradWeight { dw, dy: dz, x: op.h, p: product, row_starts }, workspace);
+            self.run_in(workspace, ProductGradWeight { dw, dy: dz, x: op.h, p: product, row_starts });
         }
     }
 }
 
 impl Run<HeadLossStep<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut HeadLossStep<'_, ReferenceMemory>, workspace: &mut Buffer<u8>) {
-        self.execute(&mut op.forward(), workspace);
-        self.execute(&mut op.backward(), workspace);
+    fn execute(&self, op: &mut HeadLossStep<'_, ReferenceMemory>, workspace: &mut Buffer<u8>, _: Checked) {
+        self.run_in(workspace, op.forward());
+        self.run_in(workspace, op.backward());
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{L2NormBackward, L2NormForward};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::rsqrt;
@@ -10,7 +10,7 @@ use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{LANES, dot, for_lanes, tree_sum};
 
 impl Run<L2NormForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut L2NormForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut L2NormForward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let L2NormForward { y, inverse, x, p } = op;
         for t in 0..p.tokens {
             let x = &x[t * p.width..][..p.width];
@@ -23,7 +23,7 @@ impl Run<L2NormForward<'_, ReferenceMemory>> for Reference {
 }
 
 impl Run<L2NormBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut L2NormBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut L2NormBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let L2NormBackward { dx, dy, x, inverse, p } = op;
         for t in 0..p.tokens {
             let at = t * p.width;

@@ -2,13 +2,13 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{Contraction, LowRankContract, LowRankExpand, LowRankOuter};
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{LANES, for_lanes, tree_sum};
 
 impl Run<LowRankContract<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut LowRankContract<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut LowRankContract<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         for Contraction { u, factor, p } in &mut op.parts {
             for (segment, factor) in p.segments.windows(2).zip(factor.chunks_exact(p.factor_length())) {
                 for t in segment[0]..segment[1] {
@@ -24,7 +24,7 @@ impl Run<LowRankContract<'_, ReferenceMemory>> for Reference {
 }
 
 impl Run<LowRankExpand<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut LowRankExpand<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut LowRankExpand<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let LowRankExpand { y, u, factor, p } = op;
         for (segment, factor) in p.segments.windows(2).zip(factor.chunks_exact(p.factor_length())) {
             for t in segment[0]..segment[1] {
@@ -42,7 +42,7 @@ impl Run<LowRankExpand<'_, ReferenceMemory>> for Reference {
 }
 
 impl Run<LowRankOuter<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut LowRankOuter<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut LowRankOuter<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let LowRankOuter { dfactor, u, x, p, row_starts } = op;
         for (e, block) in p.blocks(row_starts) {
             for j in 0..p.rank {

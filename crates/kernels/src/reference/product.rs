@@ -2,7 +2,7 @@
 
 use super::ReferenceMemory;
 use super::slices::{self, SlicedRows, SlicedWeight};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{Product, ProductForward, ProductGradInput, ProductGradWeight, SliceShape, token_blocks};
 use crate::{Buffer, Matrix, Reference};
 use isobit_numerics::fma::fma;
@@ -47,7 +47,7 @@ fn sliced(w: Matrix<ReferenceMemory>, p: &Product) -> SlicedWeight {
 }
 
 impl Run<ProductForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut ProductForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut ProductForward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let ProductForward { y, x, w, p } = op;
         let w = sliced(*w, p);
         let chunks = p.k.div_ceil(CHUNK);
@@ -69,7 +69,7 @@ impl Run<ProductForward<'_, ReferenceMemory>> for Reference {
 }
 
 impl Run<ProductGradInput<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut ProductGradInput<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut ProductGradInput<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let ProductGradInput { dx, dy, w, p } = op;
         let w = sliced(*w, p);
         let chunks = p.n.div_ceil(CHUNK);
@@ -95,7 +95,7 @@ impl Run<ProductGradInput<'_, ReferenceMemory>> for Reference {
 }
 
 impl Run<ProductGradWeight<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut ProductGradWeight<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut ProductGradWeight<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let ProductGradWeight { dw, dy, x, p, row_starts } = op;
         for e in 0..p.weights() {
             let segment = p.segments[e]..p.segments[e + 1];

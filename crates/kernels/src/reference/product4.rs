@@ -3,7 +3,7 @@
 use super::slices;
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::{Run, Shaped};
+use crate::backend::{Checked, Run, Shaped};
 use crate::op::product4::{AsQuantized, Piece, Quantized, QuantizedShape, pieces, sigma_factor};
 use crate::op::{Product4Forward, Product4GradInput, Product4Rows, SliceShape};
 use isobit_numerics::fma::fma;
@@ -85,7 +85,7 @@ fn value(profile: Profile, pairs: impl Iterator<Item = (i32, i32)>) -> f32 {
 }
 
 impl Run<Product4Rows<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut Product4Rows<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut Product4Rows<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let Product4Rows { rows, x, w, p } = op;
         let mut ordered = x.to_vec();
         for (e, weight) in w.weights.iter().enumerate() {
@@ -100,7 +100,7 @@ impl Run<Product4Rows<'_, ReferenceMemory>> for Reference {
 }
 
 impl Run<Product4Forward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut Product4Forward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut Product4Forward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let Product4Forward { y, x, w, p } = op;
         let chunks = p.k.div_ceil(CHUNK);
         for (e, weight) in w.weights.iter().enumerate() {
@@ -121,7 +121,7 @@ impl Run<Product4Forward<'_, ReferenceMemory>> for Reference {
 }
 
 impl Run<Product4GradInput<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut Product4GradInput<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut Product4GradInput<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let Product4GradInput { dx, dy, w, p } = op;
         for (e, weight) in w.weights.iter().enumerate() {
             for m in p.segments[e]..p.segments[e + 1] {

@@ -2,7 +2,7 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{RmsNorm, RmsNormBackward, RmsNormForward, TOKEN_BLOCK, token_blocks};
 use isobit_numerics::fma::fma;
 use isobit_numerics::lanes::{LANES, for_lanes, tree_sum};
@@ -12,7 +12,7 @@ fn factor(weight: f32, p: &RmsNorm) -> f32 {
 }
 
 impl Run<RmsNormForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut RmsNormForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut RmsNormForward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let RmsNormForward { y, inverse, x, weight, p } = op;
         for t in 0..p.tokens {
             let x = &x[t * p.width..][..p.width];
@@ -28,7 +28,7 @@ impl Run<RmsNormForward<'_, ReferenceMemory>> for Reference {
 }
 
 impl Run<RmsNormBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut RmsNormBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut RmsNormBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let RmsNormBackward { dx, dweight, dy, x, inverse, weight, p, row_starts } = op;
         for t in 0..p.tokens {
             let at = t * p.width;

@@ -2,19 +2,19 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{Rope, RopeBackward, RopeForward};
 use isobit_numerics::fma::fma;
 
 impl Run<RopeForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut RopeForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut RopeForward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let rotate = |a: f32, b: f32, c: f32, s: f32| (fma(a, c, -(b * s)), fma(b, c, a * s));
         each_pair(op.x, op.cos, op.sin, op.positions, &op.p, rotate);
     }
 }
 
 impl Run<RopeBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut RopeBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut RopeBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let rotate = |a: f32, b: f32, c: f32, s: f32| (fma(a, c, b * s), fma(b, c, -(a * s)));
         each_pair(op.dx, op.cos, op.sin, op.positions, &op.p, rotate);
     }

@@ -3,7 +3,7 @@
 use super::balance::softmax;
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::router::SUM_FLOOR;
 use crate::op::{Router, RouterBackward, RouterChoose, RouterWeights, Scoring};
 use isobit_numerics::elementary::{exp, sigmoid};
@@ -35,7 +35,7 @@ fn group_score(scores: &[f32]) -> f32 {
 }
 
 impl Run<RouterChoose<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut RouterChoose<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut RouterChoose<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let RouterChoose { indices, logits, bias, p } = op;
         for t in 0..p.tokens {
             let z = &logits[t * p.experts..][..p.experts];
@@ -80,7 +80,7 @@ fn unscaled(z: &[f32], indices: &[u32], p: &Router) -> Vec<f32> {
 }
 
 impl Run<RouterWeights<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut RouterWeights<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut RouterWeights<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let RouterWeights { weights, logits, indices, p } = op;
         for t in 0..p.tokens {
             let slots = t * p.chosen..(t + 1) * p.chosen;
@@ -93,7 +93,7 @@ impl Run<RouterWeights<'_, ReferenceMemory>> for Reference {
 }
 
 impl Run<RouterBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut RouterBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut RouterBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let RouterBackward { dlogits, dweights, logits, indices, p } = op;
         for t in 0..p.tokens {
             let slots = t * p.chosen..(t + 1) * p.chosen;

@@ -1,13 +1,13 @@
 //! Slices in their plainest form: integers and scales (`docs/numerics.md`, "Slices").
 
 use super::ReferenceMemory;
-use crate::backend::{Run, Shaped};
+use crate::backend::{Checked, Run, Shaped};
 use crate::op::{SliceRows, SliceShape, SliceWeight};
 use crate::{Buffer, Element, Reference, StoredMatrix};
 use isobit_numerics::slices::{CHUNK, Quantiser, magnitude_bits};
 
 impl Run<SliceRows<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut SliceRows<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut SliceRows<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         slice_rows(op.rows, op.x);
     }
 }
@@ -56,8 +56,7 @@ impl Shaped<(usize, SliceShape)> for SlicedWeight {
 }
 
 pub(super) fn slice_rows(out: &mut SlicedRows, x: &[f32]) {
-    let SliceShape { rows, width, profile } = out.shape;
-    assert_eq!(x.len(), rows * width, "rows to slice");
+    let SliceShape { width, profile, .. } = out.shape;
     let mut scales = Vec::new();
     let mut integers = Vec::new();
     for row in x.chunks_exact(width.max(1)) {
@@ -71,7 +70,7 @@ pub(super) fn slice_rows(out: &mut SlicedRows, x: &[f32]) {
 }
 
 impl Run<SliceWeight<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut SliceWeight<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut SliceWeight<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         slice_stored(op.weight, op.w);
     }
 }

@@ -2,14 +2,14 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::SumSquares;
 use crate::op::sum_squares::BLOCK;
 use isobit_numerics::SoftFma;
 use isobit_numerics::lanes::{dot, sum};
 
 impl Run<SumSquares<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut SumSquares<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut SumSquares<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         for (total, x) in op.sums.iter_mut().zip(op.tensors) {
             let mut level: Vec<f32> = x.chunks(BLOCK).map(|block| dot::<SoftFma>(block, block)).collect();
             while level.len() > 1 {

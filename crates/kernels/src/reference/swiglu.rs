@@ -2,19 +2,19 @@
 
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{SwigluBackward, SwigluForward, SwigluPairsBackward, SwigluPairsForward};
 use isobit_numerics::SoftFma;
 use isobit_numerics::elementary::{silu, silu_grad};
 
 impl Run<SwigluForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut SwigluForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut SwigluForward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         forward(op.h, op.gate, op.up);
     }
 }
 
 impl Run<SwigluBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut SwigluBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut SwigluBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         backward(op.dgate, op.dup, op.dh, op.gate, op.up);
     }
 }
@@ -33,7 +33,7 @@ fn backward(dgate: &mut [f32], dup: &mut [f32], dh: &[f32], gate: &[f32], up: &[
 }
 
 impl Run<SwigluPairsForward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut SwigluPairsForward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut SwigluPairsForward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let SwigluPairsForward { h, both, .. } = op;
         let width = op.width;
         for (row, h) in h.chunks_exact_mut(width.max(1)).enumerate() {
@@ -44,7 +44,7 @@ impl Run<SwigluPairsForward<'_, ReferenceMemory>> for Reference {
 }
 
 impl Run<SwigluPairsBackward<'_, ReferenceMemory>> for Reference {
-    fn execute(&self, op: &mut SwigluPairsBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut SwigluPairsBackward<'_, ReferenceMemory>, _: &mut Buffer<u8>, _: Checked) {
         let SwigluPairsBackward { dboth, dh, both, .. } = op;
         let width = op.width;
         for (row, dboth) in dboth.chunks_exact_mut(2 * width.max(1)).enumerate() {

@@ -38,7 +38,6 @@ pub(super) fn shapes(cpu: &Cpu, p: &Attention) -> (Shape, Shape) {
 
 pub(super) fn forward(cpu: &Cpu, op: &mut AttentionForward<CpuMemory>, workspace: &mut [u8]) {
     let p = &op.p;
-    p.check();
     let (key, value) = shapes(cpu, p);
     let mut workspace = Workspace::new(workspace);
     let queries = Blocks::new(workspace.take(p.spans.len() + 1), p.spans.iter().map(|span| span.queries.len()));

@@ -25,19 +25,19 @@ use std::ops::Range;
 
 use super::CpuMemory;
 use crate::Buffer;
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::op::{AttentionBackward, AttentionForward};
 use backward::backward;
 use forward::forward;
 
 impl Run<AttentionForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut AttentionForward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut AttentionForward<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         forward(self, op, workspace);
     }
 }
 
 impl Run<AttentionBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut AttentionBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut AttentionBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         backward(self, op, workspace);
     }
 }

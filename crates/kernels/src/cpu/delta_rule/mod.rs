@@ -12,7 +12,7 @@ mod tile;
 
 use super::CpuMemory;
 use super::pool::{SharedMut, Tasks};
-use crate::backend::Run;
+use crate::backend::{Checked, Run};
 use crate::buffer::Workspace;
 use crate::op::delta_rule::CHUNK;
 use crate::op::{DeltaRule, DeltaRuleBackward, DeltaRuleForward};
@@ -25,7 +25,7 @@ use std::ops::Range;
 use tile::PANEL;
 
 impl Run<DeltaRuleForward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut DeltaRuleForward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut DeltaRuleForward<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         let (final_state, initial_state) = (op.final_state.as_deref_mut(), op.initial_state);
         let (final_state, initial_state) =
             (final_state.map(|state| &mut state[..]), initial_state.map(|state| &state[..]));
@@ -35,7 +35,7 @@ impl Run<DeltaRuleForward<'_, CpuMemory>> for Cpu {
 }
 
 impl Run<DeltaRuleBackward<'_, CpuMemory>> for Cpu {
-    fn execute(&self, op: &mut DeltaRuleBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>) {
+    fn execute(&self, op: &mut DeltaRuleBackward<'_, CpuMemory>, workspace: &mut Buffer<u8>, _: Checked) {
         let grads = [&mut *op.dq, &mut *op.dk, &mut *op.dv, &mut *op.dg, &mut *op.dbeta].map(|x| &mut x[..]);
         backward(self, grads, op.d_o, [op.q, op.k, op.v, op.g, op.beta].map(|x| &x[..]), &op.p, workspace);
     }
@@ -68,7 +68,6 @@ fn backward_sizes(cpu: &Cpu, p: &DeltaRule) -> Sizes {
 }
 
 pub(super) fn workspace(cpu: &Cpu, p: &DeltaRule) -> usize {
-    p.check();
     let (shape, kept) = (Shape::new(cpu.path, p), cpu.threads().min(tasks(p)));
     let scratch = Workspace::bytes::<f32>(Scratch::length(shape) + GradScratch::length(shape));
     let sizes = [forward_sizes(p), backward_sizes(cpu, p)].map(|sizes| sizes.bytes(shape));
@@ -92,9 +91,6 @@ struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     fn new(cpu: &'a Cpu, p: &'a DeltaRule<'a>, inputs: Inputs<'a>) -> Self {
-        p.check();
-        let [keys, values, scalars, _] = p.lengths();
-        assert_eq!(inputs.map(<[f32]>::len), [keys, keys, values, scalars, scalars], "inputs of the delta rule");
         Self { cpu, p, shape: Shape::new(cpu.path, p), inputs }
     }
 
@@ -215,10 +211,6 @@ pub(super) fn forward(
     workspace: &mut [u8],
 ) {
     let pass = Pass::new(cpu, p, inputs);
-    let [_, values, _, states] = p.lengths();
-    assert_eq!(o.len(), values, "output of the delta rule");
-    let given = final_state.as_deref().into_iter().chain(initial_state);
-    assert!(given.into_iter().all(|state| state.len() == states), "states of the delta rule");
     let (shape, sizes) = (pass.shape, forward_sizes(p));
     let mut workspace = Workspace::new(workspace);
     let scratches = workspace.take::<f32>(cpu.threads() * (Scratch::length(shape) + GradScratch::length(shape)));
@@ -503,9 +495,6 @@ pub(super) fn backward(
     workspace: &mut [u8],
 ) {
     let pass = Pass::new(cpu, p, inputs);
-    let [keys, values, scalars, _] = p.lengths();
-    let lengths = [dq.len(), dk.len(), dv.len(), dg.len(), dbeta.len(), d_o.len()];
-    assert_eq!(lengths, [keys, keys, values, scalars, scalars, values], "gradients of the delta rule");
     let (shape, sizes) = (pass.shape, backward_sizes(cpu, p));
     let mut workspace = Workspace::new(workspace);
     let scratches = workspace.take::<f32>(cpu.threads() * (Scratch::length(shape) + GradScratch::length(shape)));
