@@ -60,6 +60,7 @@ mod head_loss_gradients;
 mod hybrid_gradients;
 mod low_rank;
 mod negative_control;
+mod page;
 mod paths;
 mod product4_accuracy;
 mod product_accuracy;
