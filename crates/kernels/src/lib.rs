@@ -2,8 +2,8 @@
 //!
 //! `op/` specifies what each op computes, to the bit; `backend.rs` lists all ops on one page;
 //! `reference/` is the definition in plain loops; `cpu/` gives the same bits faster, `gpu/` on
-//! other devices; `plan/` counts the memory and work they would need. Nothing here touches clocks,
-//! environment or network, and files only where a program names a folder for compiled HIP code.
+//! other devices; `plan/` counts the memory and work they would need. Only `gpu/hip` touches the
+//! system: device nodes, a child process that compiles, cached code. It decides no bit.
 #![expect(clippy::float_arithmetic, reason = "kernels are arithmetic")]
 
 pub mod backend;
