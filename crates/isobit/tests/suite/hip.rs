@@ -115,7 +115,7 @@ fn what_is_wrong_is_said_with_a_way_out() {
     let Some(fake) = Fake::new("hip::what_is_wrong_is_said_with_a_way_out", &[]) else { return };
     for (name, value, words) in [
         ("FAKE_HIP_ARCHITECTURE", "gfx803", ["gfx803 is not supported", "opencl:N"]),
-        ("FAKE_HIP_ARCHITECTURE", "sm_90", ["`sm_90`", "no AMD one"]),
+        ("FAKE_HIP_ARCHITECTURE", "sm_90", ["`sm_90`", "not one of AMD's"]),
         ("HSA_OVERRIDE_GFX_VERSION", "9.0.8", ["HSA_OVERRIDE_GFX_VERSION=9.0.8", "unset it"]),
         ("HIPRTC_COMPILE_OPTIONS_APPEND", "-ffast-math", ["HIPRTC_COMPILE_OPTIONS_APPEND", "unset it"]),
         ("FAKE_HIP_COUNT", "0", ["no AMD device", ""]),

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The first word of an entry; changes with its layout.
 const LAYOUT: &str = "isobit-hip-1";
-/// Code objects begin so.
+/// The magic number of an ELF file.
 const ELF: &[u8] = b"\x7fELF";
 const ENTRY_BYTES_MAX: u64 = 64 << 20;
 /// When the folder exceeds this, the oldest entries go until it is half full.

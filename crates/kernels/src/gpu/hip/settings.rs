@@ -54,8 +54,8 @@ impl Settings {
         }
     }
 
-    /// Code for an architecture that is not the card's own computes anything. `real` is what the
-    /// kernel driver says that the card is.
+    /// Code compiled for another architecture may compute wrong results. `real` is the card's
+    /// architecture according to the kernel driver.
     pub(super) fn override_objection(&self, target: &Target, real: Option<&str>) -> Option<String> {
         let value = self.gfx_override.as_deref()?;
         let claimed = architecture_of_version(value).unwrap_or_else(|| target.to_string());

@@ -44,7 +44,7 @@ pub(super) fn why_no_device(devices: impl AsRef<Path>, hidden_by: &[String]) -> 
         return problem;
     }
     match hidden_by {
-        [] => "no AMD device that this HIP runtime knows".to_string(),
+        [] => "this HIP runtime finds no AMD device".to_string(),
         hidden => format!("no AMD device is visible: unset {}, or correct it", hidden.join(" and ")),
     }
 }
@@ -143,7 +143,7 @@ mod tests {
         assert!(reason(&[]).contains("there is no") && reason(&[]).contains("amdgpu"), "{}", reason(&[]));
         devices.put("kfd", "");
         devices.put("dri/renderD128", "");
-        assert!(reason(&[]).contains("no AMD device that"), "{}", reason(&[]));
+        assert!(reason(&[]).contains("this HIP runtime finds no AMD device"), "{}", reason(&[]));
         let hidden = ["HIP_VISIBLE_DEVICES=".to_string()];
         assert!(reason(&hidden).contains("unset HIP_VISIBLE_DEVICES="), "{}", reason(&hidden));
     }

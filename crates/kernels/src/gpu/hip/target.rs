@@ -21,7 +21,7 @@ impl Target {
         if plain {
             Ok(Self { architecture: architecture.to_string() })
         } else {
-            Err(format!("the device calls its architecture `{name}`, which is no AMD one"))
+            Err(format!("the device reports the architecture `{name}`, which is not one of AMD's"))
         }
     }
 
