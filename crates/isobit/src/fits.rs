@@ -15,7 +15,7 @@ use isobit_proof::safetensors::TensorFiles;
 use isobit_training::config::{Adapter, Run};
 use isobit_training::free_memory::free_memory;
 use isobit_training::plan::{MemoryPlan, PeakOfUpdate, TOKENS_MAX, least_bytes, longest_rows, memory};
-use isobit_training::prepare::{RunError, check_positions, model_config, profile, step_settings, trained};
+use isobit_training::prepare::{RunError, check_positions, model_config, step_settings, trained};
 use isobit_training::step::StepSettings;
 use isobit_training::targets;
 
@@ -186,7 +186,7 @@ fn plan<L: MemoryLayout>(run: &Run, model: &Config, like: L) -> Result<MemoryPla
     targets::check(model, &trained(run))?;
     let weights = Weights::new(TensorFiles::open(&run.base_model)?, model)?;
     let positions = run.training.max_seq_length as usize;
-    let settings = Settings { trained: trained(run), profile: profile(run), positions, seed: run.seed };
+    let settings = Settings { trained: trained(run), profile: run.profile, positions, seed: run.seed };
     let step = step_settings(run);
     let peak = PeakOfUpdate::new(run.rows_per_update() as usize, step.gradient_groups, step.micro_batch_size);
     let step = StepSettings { gradient_groups: peak.groups, ..step };

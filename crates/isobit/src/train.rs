@@ -12,7 +12,7 @@ use isobit_kernels::Backend;
 use isobit_models::config::{AttentionKind, MlpKind};
 use isobit_training::checkpoint::{Start, step_of};
 use isobit_training::config::{self, Run, Settled};
-use isobit_training::prepare::{Prepared, RunError, prepare, profile, step_settings};
+use isobit_training::prepare::{Prepared, RunError, prepare, step_settings};
 use isobit_training::row::Row;
 use isobit_training::run::{Outcome, train};
 use isobit_training::signal;
@@ -170,7 +170,7 @@ fn kinds(prepared: &Prepared) -> Option<String> {
             "{} layers, {sparse} with recorded expert indices, {convolved} with conv1d; checkpointing {}, profile {}",
             layers.len(),
             step_settings(&prepared.run).policy.name(),
-            profile(&prepared.run).name()
+            prepared.run.profile.name()
         )
     })
 }

@@ -9,7 +9,6 @@ use crate::step::{StepError, StepSettings};
 use crate::targets;
 use isobit_kernels::DeviceFailure;
 use isobit_models::{Config, LoraConfig, ModelError, Targets, Trained, Weights};
-use isobit_numerics::slices::Profile;
 use isobit_proof::FileError;
 use isobit_proof::hash::{Hash, Manifest};
 use isobit_proof::regular;
@@ -108,7 +107,7 @@ pub fn prepare(run: Run) -> Result<Prepared, RunError> {
         run: run.digest(),
         data: Hash::of_bytes(format!("{}{}", row::digest(&train), row::digest(&eval)).as_bytes()).to_string(),
         base: base_digest(&run.base_model, &weights)?.to_string(),
-        profile: profile(&run).name().to_string(),
+        profile: run.profile.name().to_string(),
         numerics: isobit_numerics::VERSION.to_string(),
     };
     Ok(Prepared { run, steps, model, weights, train, eval, report, identity })
@@ -269,10 +268,6 @@ pub fn base_digest(folder: &Path, weights: &Weights) -> Result<Hash, FileError> 
     Ok(Hash::of_bytes(text.as_bytes()))
 }
 
-pub fn profile(run: &Run) -> Profile {
-    run.profile
-}
-
 /// What the config trains.
 pub fn trained(run: &Run) -> Trained {
     match &run.adapter {
@@ -297,7 +292,7 @@ pub fn trained(run: &Run) -> Trained {
 pub fn step_settings(run: &Run) -> StepSettings {
     let training = &run.training;
     StepSettings {
-        profile: profile(run),
+        profile: run.profile,
         policy: training.recomputation,
         micro_batch_size: training.micro_batch_size as usize,
         gradient_groups: training.gradient_groups as usize,

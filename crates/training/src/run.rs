@@ -9,7 +9,7 @@ use crate::data::EpochOrder;
 use crate::data_record;
 use crate::metrics::{Event, Metrics, Record, Timing};
 use crate::model_folder::{self, ModelFolder, Shapes};
-use crate::prepare::{Prepared, RunError, base_digest, profile, step_settings, trained};
+use crate::prepare::{Prepared, RunError, base_digest, step_settings, trained};
 use crate::row::Row;
 use crate::schedule::Schedule;
 use crate::signal::Signal;
@@ -79,7 +79,7 @@ pub fn train<B: Backend>(
     })?;
     let settings = Settings {
         trained: trained(run),
-        profile: profile(run),
+        profile: run.profile,
         positions: run.training.max_seq_length as usize,
         seed: run.seed,
     };
@@ -280,7 +280,7 @@ fn evaluate<B: Backend>(
     let begun = watch.seconds();
     let rows: Vec<&Row> = prepared.eval.iter().collect();
     let micro = prepared.run.eval.micro_batch_size.max(1) as usize;
-    let evaluation = state.trainer.evaluate(&rows, profile(&prepared.run), micro)?;
+    let evaluation = state.trainer.evaluate(&rows, prepared.run.profile, micro)?;
     let better = state.progress.take_eval(evaluation.loss());
     let tokens: usize = rows.iter().map(|row| row.tokens().len()).sum();
     let event =

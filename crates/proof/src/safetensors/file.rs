@@ -184,11 +184,6 @@ impl<'a> Tensor<'a> {
         if self.dtype == Dtype::I64 { Ok(self.elements(i64::from_le_bytes)) } else { Err(self.wrong_type("I64")) }
     }
 
-    /// Values of a U64 tensor.
-    pub fn to_u64(&self) -> Result<Vec<u64>, FileError> {
-        if self.dtype == Dtype::U64 { Ok(self.elements(u64::from_le_bytes)) } else { Err(self.wrong_type("U64")) }
-    }
-
     /// Asks the system to load a range of bytes now, at once: reading them would load them page by
     /// page.
     pub fn prefetch_range(&self, range: Range<usize>) {

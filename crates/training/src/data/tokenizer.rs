@@ -156,11 +156,6 @@ impl Tokenizer {
         self.special_texts.iter().any(|special| text.contains(special.as_str()))
     }
 
-    /// Number of tokens; the embedding may have more rows.
-    pub fn vocabulary_size(&self) -> usize {
-        self.inner.get_vocab_size(true)
-    }
-
     /// All ids are below this.
     pub fn id_limit(&self) -> u32 {
         self.id_limit

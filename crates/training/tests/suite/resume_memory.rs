@@ -11,7 +11,7 @@ use isobit_proof::safetensors::{Dtype, Entry, write};
 use isobit_training::checkpoint::Start;
 use isobit_training::config;
 use isobit_training::plan::{longest_rows, memory};
-use isobit_training::prepare::{prepare, profile, step_settings, trained};
+use isobit_training::prepare::{prepare, step_settings, trained};
 use isobit_training::row::Row;
 use isobit_training::run::{Outcome, Watch, train};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -125,8 +125,7 @@ fn resumed_against_plan() {
     let cpu = || Cpu::new(1, CpuPath::best()).expect("a thread");
     train(cpu(), &prepared, Start::New, &mut Silent).expect("trained");
 
-    let settings =
-        Settings { trained: trained(&prepared.run), profile: profile(&prepared.run), positions: 16, seed: 0 };
+    let settings = Settings { trained: trained(&prepared.run), profile: prepared.run.profile, positions: 16, seed: 0 };
     let rows = longest_rows(1, 16);
     let rows: Vec<&Row> = rows.iter().collect();
     let step = step_settings(&prepared.run);
