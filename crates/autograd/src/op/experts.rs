@@ -7,7 +7,7 @@
 
 use crate::arena::Lease;
 use crate::op::Node;
-use crate::op::quantized::takes_plain_rows;
+use crate::op::product4::takes_plain_rows;
 use crate::op::router::{Grouping, Routes};
 use crate::parameters::{Gradients, Matrix, ParameterId};
 use crate::tape::{Gradient, Tape, Variable};

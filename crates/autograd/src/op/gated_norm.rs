@@ -2,7 +2,7 @@
 
 use crate::arena::Lease;
 use crate::op::Node;
-use crate::op::norm::Norm;
+use crate::op::rms_norm::Norm;
 use crate::parameters::{Gradients, Vector};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::Backend;

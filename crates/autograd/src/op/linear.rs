@@ -3,7 +3,7 @@
 
 use crate::arena::{Lease, RowsLease};
 use crate::op::Node;
-use crate::op::quantized::takes_plain_rows;
+use crate::op::product4::takes_plain_rows;
 use crate::parameters::{Gradients, Matrix, ParameterId, Vector};
 use crate::tape::{Gradient, Tape, Variable};
 use isobit_kernels::op::{

@@ -3,24 +3,26 @@
 //! A value that is used several times receives its gradients in the reverse order of its uses: the
 //! first is stored, later ones are added (`docs/numerics.md`, "Composition").
 
+pub(crate) mod add;
 pub(crate) mod attention;
 pub(crate) mod balance;
 pub(crate) mod columns;
 pub(crate) mod conv1d;
 pub(crate) mod decay;
 pub(crate) mod delta_rule;
-pub(crate) mod elementwise;
 pub(crate) mod embedding;
 pub(crate) mod experts;
 pub(crate) mod gate;
 pub(crate) mod gated_norm;
-pub(crate) mod head;
+pub(crate) mod head_loss;
 pub(crate) mod l2_norm;
 pub(crate) mod linear;
-pub(crate) mod norm;
-pub(crate) mod quantized;
+pub(crate) mod product4;
+pub(crate) mod rms_norm;
+pub(crate) mod rope;
 pub(crate) mod router;
 pub(crate) mod shared;
+pub(crate) mod swiglu;
 
 use crate::TapeError;
 use crate::arena::Lease;
@@ -34,12 +36,12 @@ use std::rc::Rc;
 /// One recorded op.
 pub(crate) enum Node<'a, B: Backend> {
     Embedding(embedding::Saved<'a, B>),
-    RmsNorm(norm::Saved<'a, B>),
+    RmsNorm(rms_norm::Saved<'a, B>),
     Linears(linear::Saved<'a, B>),
-    Rope(elementwise::SavedRope<'a, B>),
+    Rope(rope::Saved<'a, B>),
     Attention(attention::Saved<B>),
-    Swiglu(elementwise::SavedSwiglu<B>),
-    Add(elementwise::SavedAdd),
+    Swiglu(swiglu::Saved<B>),
+    Add(add::Saved),
     Columns(columns::Saved),
     Gate(gate::Saved<B>),
     Conv1d(conv1d::Saved<'a, B>),
@@ -51,7 +53,7 @@ pub(crate) enum Node<'a, B: Backend> {
     ExpertsUp(experts::SavedUp<'a, B>),
     ExpertsDown(experts::SavedDown<'a, B>),
     TokenGate(shared::SavedGate<B>),
-    Head(head::Saved<'a, B>),
+    Head(head_loss::Saved<'a, B>),
     Recomputation(Recomputation<'a, B>),
     /// Where the nodes of a block begin; the backward pass reaches it once the block is done.
     BlockStart,
