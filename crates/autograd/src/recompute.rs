@@ -122,7 +122,7 @@ pub(crate) struct Recomputation<'a, B: Backend> {
     digests: Vec<BegunDigest<B::Memory>>,
     trace: Trace,
     kept: VecDeque<Results<B>>,
-    /// Expert choices of its routers.
+    /// Expert indices of its routers.
     groupings: Vec<Rc<Grouping<B>>>,
 }
 

@@ -102,9 +102,9 @@ pub struct Tape<'a, B: Backend> {
     pub(crate) deferral: Deferral,
     /// Deferred weight gradients.
     pub(crate) deferred: Queue<'a, B>,
-    /// Expert choices of all routers so far.
+    /// Expert indices of all routers so far.
     pub(crate) groupings: Vec<Rc<Grouping<B>>>,
-    /// Expert choices of the forward pass, reused by the routers of a recomputation.
+    /// Expert indices of the forward pass, reused by the routers of a recomputation.
     pub(crate) replayed: VecDeque<Rc<Grouping<B>>>,
     /// For the load-balancing loss, if enabled.
     pub(crate) collected: Option<Collected<B>>,

@@ -61,7 +61,7 @@ impl Random {
                 self.normal() * size * if index % 37 == 5 { 1000.0 } else { 1.0 }
             }
             Distribution::Edges if self.below(3) == 0 => EDGES[self.below(EDGES.len())],
-            // Multiples of half the quantiser's unit for a maximum of 1: ties.
+            // Multiples of half the quantiser's scale for a maximum of 1: ties.
             Distribution::Edges => (self.below(65025) as f32 - 32512.0) / 65024.0,
             Distribution::Zeros => 0.0,
         }

@@ -87,7 +87,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         crate::fits::check(&run)?;
     }
     let prepared = prepare(run).map_err(|error| failed(&error))?;
-    // Until here there is nothing to save, so a signal ends the program at once.
+    // Until here there is nothing to save, so a signal stops the process immediately.
     signal::install().map_err(|error| Failure::output(&error))?;
     if !arguments.quiet {
         tell(&format!(

@@ -98,7 +98,7 @@ impl Form {
     }
 
     /// Elements in memory per element in the file; the rest are zero.
-    fn room(&self) -> usize {
+    fn expansion(&self) -> usize {
         match self {
             Self::Factors { part, factor: Factor::B, .. } => part.projections().len(),
             _ => 1,
@@ -162,7 +162,7 @@ impl Form {
         for (name, shape) in self.tensors(name) {
             in_file.extend(find(&name, &shape)?);
         }
-        let mut values = vec![0.0; in_file.len() * self.room()];
+        let mut values = vec![0.0; in_file.len() * self.expansion()];
         for (place, value) in self.places().zip(in_file) {
             values[place] = value;
         }

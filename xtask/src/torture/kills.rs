@@ -264,7 +264,7 @@ fn ended_badly(ended: &Ended, blow: Option<Blow>) -> Option<String> {
     let fits = match blow {
         None => false,
         Some(Blow::Kill) => ended.signal == Some(libc::SIGKILL),
-        // Before the handler is installed, a signal ends the program as any other.
+        // Before the handler is installed, a signal stops it as it does any other program.
         Some(Blow::Terminate) => ended.code == Some(143) || (!begun && ended.signal == Some(libc::SIGTERM)),
         Some(Blow::Interrupt) => ended.code == Some(130) || (!begun && ended.signal == Some(libc::SIGINT)),
         Some(Blow::InterruptTwice) => {

@@ -1,8 +1,8 @@
-//! Router of a mixture of experts: logits, expert choices, and their weights (`docs/numerics.md`,
+//! Router of a mixture of experts: logits, expert indices, and their weights (`docs/numerics.md`,
 //! "Router").
 //!
-//! Choices are data of the tape, made in the forward pass and kept by every policy: a recomputation
-//! weighs the same experts again, whatever its logits are. Both passes compute the product, always
+//! Expert indices are data of the tape, computed in the forward pass and kept by every policy: a
+//! recomputation weighs the same experts again, whatever its logits are. Both passes compute the product, always
 //! in profile x3: near ties need the accuracy, and a router is small.
 
 use crate::TapeError;
@@ -24,7 +24,7 @@ use std::rc::Rc;
 /// The profile of every router, regardless of the model's.
 pub const ROUTER_PROFILE: Profile = Profile::X3;
 
-/// A router: its weight `[experts, hidden]`, and how logits become choices and weights.
+/// A router: its weight `[experts, hidden]`, and how logits become expert indices and weights.
 pub struct Router<B: Backend> {
     /// Sliced in [`ROUTER_PROFILE`].
     pub weight: Matrix<B>,
@@ -59,7 +59,7 @@ pub(crate) struct Grouping<B: Backend> {
     pub(crate) places: U32<B>,
 }
 
-/// A layer's expert choices, and their weights as a value of the tape.
+/// A layer's expert indices, and their weights as a value of the tape.
 pub struct Routes<B: Backend> {
     pub(crate) grouping: Rc<Grouping<B>>,
     pub(crate) weights: Variable<B>,

@@ -207,7 +207,7 @@ fn softmax(z: &[f64]) -> Vec<f64> {
     powers.iter().map(|power| power / sum).collect()
 }
 
-/// Weights of one token's choices.
+/// Weights of one token's experts.
 fn weights(z: &[f64], expert_indices: &[u32], p: &Router) -> Vec<f64> {
     let scores = match p.scoring {
         Scoring::Softmax => softmax(z),

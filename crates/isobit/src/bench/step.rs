@@ -76,7 +76,7 @@ pub(crate) struct Arguments {
     serve: bool,
 }
 
-/// The result, with the same fields as `bench/peer_lora_step.py`.
+/// The result, with the same fields as `tools/peer_lora_step.py`.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     schema: &'static str,

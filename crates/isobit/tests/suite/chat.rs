@@ -148,7 +148,7 @@ fn on_a_terminal() {
     terminal.press("1+2=\n");
     terminal.until("1+2=\r\n");
     assert_eq!(terminal.until("\r\n> "), expected, "as if nothing had been said");
-    // Too long a conversation does not end the program.
+    // Too long a conversation does not stop the program.
     terminal.press("\"\"\"\n");
     for _ in 0..40 {
         terminal.press(&("1+2= ".repeat(20) + "\n"));

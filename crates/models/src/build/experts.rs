@@ -60,7 +60,7 @@ struct ExpertTarget {
     rank: usize,
     scale: f32,
     /// Stored as adapters of the linear modules of every expert.
-    single: bool,
+    per_expert: bool,
 }
 
 impl<B: Backend> Builder<'_, B> {
@@ -127,23 +127,23 @@ impl<B: Backend> Builder<'_, B> {
         let Trained::Lora(lora) = &self.settings.trained else { return Ok(None) };
         let name = format!("{path}.experts.{}", part.name());
         let fused = lora.of_parameter(&self.config.module_path(&name))?;
-        let single = format!("{path}.experts.0.{}", part.projections()[0].module());
-        let single = if self.config.family.peft.per_expert(self.config, lora) {
-            lora.of(&self.config.module_path(&single))?
+        let per_expert = if self.config.family.peft.per_expert(self.config, lora) {
+            let module = format!("{path}.experts.0.{}", part.projections()[0].module());
+            lora.of(&self.config.module_path(&module))?
         } else {
             None
         };
-        let most = if single.is_some() { RANK_MAX / part.projections().len() } else { RANK_MAX };
-        let target = match (fused, single) {
+        let rank_max = if per_expert.is_some() { RANK_MAX / part.projections().len() } else { RANK_MAX };
+        let target = match (fused, per_expert) {
             (Some(_), Some(_)) => {
                 return Err(ModelError::Adapter(format!("{name} is a target, and so are the modules of its experts")));
             }
-            (fused, single) => {
-                fused.or(single).map(|(rank, scale)| ExpertTarget { rank, scale, single: fused.is_none() })
+            (fused, per_expert) => {
+                fused.or(per_expert).map(|(rank, scale)| ExpertTarget { rank, scale, per_expert: fused.is_none() })
             }
         };
-        if let Some(ExpertTarget { rank, .. }) = target.filter(|target| !(1..=most).contains(&target.rank)) {
-            return Err(ModelError::Adapter(format!("rank {rank} of {name} is not 1 to {most}")));
+        if let Some(ExpertTarget { rank, .. }) = target.filter(|target| !(1..=rank_max).contains(&target.rank)) {
+            return Err(ModelError::Adapter(format!("rank {rank} of {name} is not 1 to {rank_max}")));
         }
         Ok(target)
     }
@@ -187,7 +187,7 @@ impl<B: Backend> Builder<'_, B> {
         };
         let adapter = target
             .map(|(target, inner)| {
-                let inner = if target.single { "" } else { inner };
+                let inner = if target.per_expert { "" } else { inner };
                 self.expert_adapter(&format!("{path}.experts{inner}"), part, shape, target)
             })
             .transpose()?;
@@ -205,17 +205,17 @@ impl<B: Backend> Builder<'_, B> {
         let path = format!("base_model.model.{}", self.config.module_path(path));
         let (experts, [outputs, inputs]) = (shape.experts, part.shape(shape));
         // Separate gate and up: diagonal blocks of one pair of factors of twice the rank.
-        let halves = target.single && part == ExpertTensor::GateUp;
+        let halves = target.per_expert && part == ExpertTensor::GateUp;
         let rank = if halves { 2 * target.rank } else { target.rank };
         let (tensor, rows) = (self.modules, experts * rank);
         let initial = || Ok::<_, ModelError>(initial_a(self.settings.seed, tensor, rows, inputs));
         let a = self.backend.upload_made(rows * inputs, initial)?;
         let b = self.backend.zeros(rows * outputs);
-        let inside = if target.single { format!(".{}", part.name()) } else { String::new() };
+        let inside = if target.per_expert { format!(".{}", part.name()) } else { String::new() };
         let name = |factor: &str| format!("{path}{inside}.{factor}.weight");
         let a = self.parameters.add(name("lora_A"), vec![rows, inputs], a, true);
         let b = self.parameters.add(name("lora_B"), vec![experts, outputs, rank], b, true);
-        if target.single {
+        if target.per_expert {
             for (id, factor) in [(a, Factor::A), (b, Factor::B)] {
                 let start = format!("{path}.");
                 self.forms.insert(id, Form::Factors { start, part, factor, shape, rank: target.rank });

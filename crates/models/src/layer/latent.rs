@@ -61,21 +61,21 @@ impl<B: Backend> Latent<B> {
         context: Context<'a, B>,
     ) -> (Variable<B>, Variable<B>) {
         let c = &self.config;
-        let (plain, turned, value) = (c.plain_width, c.rotary_width, c.value_width);
-        let cuts = [Move::cut(0, c.kv_rank, 0), Move::cut(c.kv_rank, turned, 1)];
-        let [narrow, shared] = tape.rearrange(&[&kv], [c.kv_rank, turned], &cuts);
+        let (plain, rotary, value) = (c.plain_width, c.rotary_width, c.value_width);
+        let cuts = [Move::cut(0, c.kv_rank, 0), Move::cut(c.kv_rank, rotary, 1)];
+        let [narrow, shared] = tape.rearrange(&[&kv], [c.kv_rank, rotary], &cuts);
         drop(kv);
         let narrow = tape.rms_norm(&narrow, &self.kv_norm);
         let parts = tape.linear(&narrow, &self.kv_b);
         drop(narrow);
-        let head = RotatedHead { width: turned, offset: 0, interleaved: c.interleaved };
+        let head = RotatedHead { width: rotary, offset: 0, interleaved: c.interleaved };
         let shared = tape.rope(shared, head, context.rotation);
         let [parts_of, shared_of, keys_of, values_of] = [0, 1, 0, 1];
         let blocks = |of, offset, stride| Blocks { of, offset, stride };
         let per_head = |width, from, to| Move { groups: c.heads, width, from, to };
         let moves = [
-            per_head(plain, blocks(parts_of, 0, plain + value), blocks(keys_of, 0, plain + turned)),
-            per_head(turned, blocks(shared_of, 0, 0), blocks(keys_of, plain, plain + turned)),
+            per_head(plain, blocks(parts_of, 0, plain + value), blocks(keys_of, 0, plain + rotary)),
+            per_head(rotary, blocks(shared_of, 0, 0), blocks(keys_of, plain, plain + rotary)),
             per_head(value, blocks(parts_of, plain, plain + value), blocks(values_of, 0, value)),
         ];
         let widths = [c.query_rows(), c.output_width()];

@@ -174,7 +174,7 @@ fn router_call(setup: &Setup, how: How) -> usize {
 }
 
 #[test]
-fn choices_made_again_are_stopped_by_layer_op_and_counts() {
+fn expert_indices_computed_again_are_stopped_by_layer_op_and_counts() {
     let setup = Setup::new(lora(), Profile::X2);
     let how = How { cached: false, checked: false, ..FULL };
     // Without drift choosing again chooses the same.
@@ -187,7 +187,7 @@ fn choices_made_again_are_stopped_by_layer_op_and_counts() {
 }
 
 #[test]
-fn with_kept_choices_shapes_agree_and_the_digest_names_the_op() {
+fn with_kept_expert_indices_shapes_agree_and_the_digest_names_the_op() {
     let setup = Setup::new(lora(), Profile::X2);
     let error = setup.pass(FULL, Some(router_call(&setup, FULL)), false).map(|_| ()).expect_err("different bits");
     let TapeError::Digest { layer, finding, .. } = &error else { panic!("{error}") };

@@ -84,8 +84,8 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
-/// Models of every kind of mixer.
-const MIXERS: [&str; 7] = [
+/// Models of every kind of attention, MLP and delta layer.
+const MODELS: [&str; 7] = [
     "qwen2-window",
     "qwen3-base",
     "llama3-rope",
@@ -99,7 +99,7 @@ const MIXERS: [&str; 7] = [
 /// text comes in.
 #[test]
 fn a_cache_equals_the_full_forward() {
-    for name in MIXERS {
+    for name in MODELS {
         let backend = cpu(2, CpuPath::best());
         let built = fixture(&backend, name, Trained::Nothing, Profile::X2);
         let vocabulary = built.model.config.vocabulary;
@@ -121,7 +121,7 @@ fn a_cache_equals_the_full_forward() {
 /// A document's logits are its own, whatever it shares a row with.
 #[test]
 fn packed_documents_equal_separate_ones() {
-    for name in MIXERS {
+    for name in MODELS {
         let backend = cpu(2, CpuPath::best());
         let built = fixture(&backend, name, Trained::Nothing, Profile::X2);
         let vocabulary = built.model.config.vocabulary as u32;

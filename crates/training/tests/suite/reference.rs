@@ -118,7 +118,7 @@ impl Case {
     /// After so many updates every router chooses what the judge's does. The judge's are sorted by
     /// weight, ours by what decided; a correction bias makes these differ, so the order inside a
     /// token is left out.
-    fn check_choices(&self, trainer: &Trainer<Cpu>, profile: Profile, updates: usize) {
+    fn check_expert_indices(&self, trainer: &Trainer<Cpu>, profile: Profile, updates: usize) {
         let path = self.folder.join("routing.json");
         if !path.exists() {
             return;
@@ -134,7 +134,8 @@ impl Case {
             assert_eq!(got.len(), layers.len(), "{}: layers with experts", self.name);
             for (got, (layer, want)) in got.iter().zip(layers) {
                 let mut got = got.to_vec();
-                let mut want: Vec<u32> = serde_json::from_value(want["experts"][updates].clone()).expect("choices");
+                let mut want: Vec<u32> =
+                    serde_json::from_value(want["experts"][updates].clone()).expect("expert indices");
                 let chosen = routing["experts_per_token"].as_u64().expect("experts of a token") as usize;
                 for all in [&mut got, &mut want] {
                     all.chunks_mut(chosen).for_each(<[u32]>::sort_unstable);
@@ -217,7 +218,7 @@ fn check(name: &'static str) {
         };
         let start = values(&trainer);
         for step in 1..=5 {
-            case.check_choices(&trainer, profile, step as usize - 1);
+            case.check_expert_indices(&trainer, profile, step as usize - 1);
             let report = trainer.step(&rows, step, 1e-2, &settings).expect("a step");
             let want = case.found["steps"][step as usize - 1]["loss"]["float64"].as_f64().expect("a loss");
             let error = (report.loss - want).abs() / want;
@@ -226,7 +227,7 @@ fn check(name: &'static str) {
                 "{name} {profile:?}: loss of step {step} {error:e}"
             );
         }
-        case.check_choices(&trainer, profile, 5);
+        case.check_expert_indices(&trainer, profile, 5);
         for (((id, parameter), start), got) in trainer.parameters.iter().zip(&start).zip(values(&trainer)) {
             let want = judged(&trainer, id, parameter, &wanted);
             let (error, bound) = (deviation(start, &want, &got), case.bound(profile, "updates", Some(&parameter.name)));

@@ -31,12 +31,12 @@ pub(crate) fn expert_file(shape: ExpertsShape, layout: ExpertsLayout) -> File {
         }
         return file;
     }
-    let turned = layout == ExpertsLayout::Transposed;
+    let transposed = layout == ExpertsLayout::Transposed;
     let make = |tall: usize, across: usize, of: &dyn Fn(usize, usize, usize) -> u16| {
-        let dims = if turned { [experts, across, tall] } else { [experts, tall, across] };
+        let dims = if transposed { [experts, across, tall] } else { [experts, tall, across] };
         bf16(&dims, |at| {
             let (expert, row, column) = (at / dims[2] / dims[1], at / dims[2] % dims[1], at % dims[2]);
-            if turned { of(expert, column, row) } else { of(expert, row, column) }
+            if transposed { of(expert, column, row) } else { of(expert, row, column) }
         })
     };
     let gate_up = make(2 * width, hidden, &|expert, row, column| {

@@ -1,6 +1,6 @@
 //! Hand-made files: every layout of experts gives the same matrices, quantised ones the
 //! numbers of their formats, and whatever does not fit together is an error that names the tensor.
-//! Broken ones never end the program.
+//! Broken ones never panic.
 #![expect(clippy::float_arithmetic, reason = "the numbers that formats define, written down a second time")]
 
 mod broken;
