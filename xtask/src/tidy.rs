@@ -52,6 +52,7 @@ pub(crate) fn findings() -> Result<Vec<String>, String> {
         if is_code(ending) {
             found.extend(length(&text));
         }
+        found.extend(quoted_paths(path, &text, |target| files.iter().any(|file| file.ends_with(target))));
         if ending == "md" {
             found.extend(links(path, &text, |target| root().join(target).exists()));
         }
@@ -183,6 +184,33 @@ fn links(path: &Path, text: &str, exists: impl Fn(&Path) -> bool) -> Vec<Finding
     found
 }
 
+/// Paths in backticks, in documents and comments, that end no file's path: files get new names and
+/// the prose keeps the old ones. `exists` takes the end of a path.
+fn quoted_paths(path: &Path, text: &str, exists: impl Fn(&Path) -> bool) -> Vec<Finding> {
+    let is_document = path.extension().is_some_and(|ending| ending == "md");
+    let is_prose = |line: &str| is_document || line.trim_start().starts_with("//");
+    let mut found = Vec::new();
+    for (number, line) in numbered(text).filter(|(_, line)| is_prose(line)) {
+        for quoted in line.split('`').skip(1).step_by(2).filter(|quoted| is_source_path(quoted)) {
+            if !exists(Path::new(quoted)) {
+                found.push((number, format!("names `{quoted}`, which does not exist")));
+            }
+        }
+    }
+    found
+}
+
+/// Whether this reads as the path of a source file or document: `op/add.rs`.
+fn is_source_path(quoted: &str) -> bool {
+    const ENDINGS: [&str; 7] = ["rs", "md", "py", "cl", "cu", "cuh", "h"];
+    let is_plain = |part: &str| {
+        !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
+    };
+    quoted.contains('/')
+        && quoted.split('/').all(is_plain)
+        && quoted.rsplit_once('.').is_some_and(|(_, ending)| ENDINGS.contains(&ending))
+}
+
 /// Homes that a stem may lack, and why.
 const OP_EXCEPTIONS: [(&str, &str, &str); 2] = [
     ("linear", "crates/kernels/gpu", "a device runs it as the ops it is made of, or in a product's epilogue"),
@@ -257,6 +285,15 @@ mod tests {
         let text = "[a](b.md#c) [d](https://e.f) [g](#h) [i](../j.md)\n";
         let found = links(Path::new("docs/x.md"), text, |path| path == Path::new("docs/b.md"));
         assert_eq!(found.len(), 1, "{found:?}");
+    }
+
+    #[test]
+    fn quoted_paths_must_exist() {
+        let exists = |path: &Path| Path::new("crates/a/src/op/b.rs").ends_with(path);
+        let of = |path: &str, text: &str| quoted_paths(Path::new(path), text, exists);
+        assert_eq!(of("x.md", "`op/b.rs`, `op/*.rs`, `b/op.md/x`, `cargo c/d.rs`, `out/run.toml`, `d.rs`\n"), []);
+        assert_eq!(of("x.md", "`a`\nthe file `op/c.rs`\n"), [(2, "names `op/c.rs`, which does not exist".to_string())]);
+        assert_eq!(of("x.rs", "    /// `p/b.rs`\nlet text = \"`op/c.rs`\";\n").len(), 1);
     }
 
     #[test]
