@@ -89,7 +89,11 @@ fn print_text(out: &mut impl Write, difference: &Difference, config: &[KeyOfRuns
     }
     if !difference.is_none() {
         for KeyOfRuns { key, values: [a, b], influences } in config {
-            let note = if *influences { "" } else { " (does not affect the weights)" };
+            let note = match (influences, key == "base_model" || key.ends_with("path")) {
+                (true, _) => "",
+                (false, true) => " (the contents count, not the path)",
+                (false, false) => " (does not affect the weights)",
+            };
             let [a, b] = [a, b].map(|value| harmless(value, VALUE_MAX));
             writeln!(out, "config {key}: {a} against {b}{note}")?;
         }

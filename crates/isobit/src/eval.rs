@@ -89,8 +89,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         model.options.profile = Some(run.profile.name().to_string());
     }
     let rows = rows(arguments, folder, run.as_ref())?;
-    let evaluation =
-        on_device(&chosen, arguments.options.quiet, Evaluating { arguments, model: &model, rows: &rows })??;
+    let evaluation = on_device(
+        &chosen,
+        arguments.options.quiet || arguments.json,
+        Evaluating { arguments, model: &model, rows: &rows },
+    )??;
     print(arguments, &chosen.name(), &evaluation).map_err(|error| Failure::output(&error))
 }
 

@@ -209,7 +209,8 @@ pub(crate) fn open(model: &model::Arguments, sampling: &SamplingArguments) -> Re
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let (chosen, texts) = open(&arguments.model, &arguments.sampling)?;
     note_conversations(arguments, &texts);
-    on_device(&chosen, arguments.model.options.quiet, Generating { arguments, device: chosen.name(), texts: &texts })?
+    let quiet = arguments.model.options.quiet || arguments.json;
+    on_device(&chosen, quiet, Generating { arguments, device: chosen.name(), texts: &texts })?
 }
 
 struct Generating<'a> {

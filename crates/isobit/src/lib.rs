@@ -115,7 +115,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// `isobit help train` asks for `isobit train --help`.
+/// `help train` asks for `train --help`.
 fn with_help_as_flag(mut words: Vec<OsString>) -> Vec<OsString> {
     if words.get(1).is_some_and(|word| word == "help") {
         words.remove(1);

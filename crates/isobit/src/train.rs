@@ -80,7 +80,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let output = &run.output_dir;
     if output.exists() && !output.is_dir() {
         let message = format!("output_dir {} is a file", output.display());
-        return Err(Failure::usage(message, "name a folder; it is created if it does not exist"));
+        let hint = "name a folder; it is created if it does not exist";
+        return Err(Failure { code: 7, message, hint: Some(hint.to_string()) });
     }
     let chosen = Chosen::of(&run)?;
     if !arguments.no_plan {
@@ -102,7 +103,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     warn(&prepared);
-    on_device(&chosen, arguments.quiet, Training { arguments, device: chosen.name(), prepared: &prepared })?
+    let quiet = arguments.quiet || arguments.json;
+    on_device(&chosen, quiet, Training { arguments, device: chosen.name(), prepared: &prepared })?
 }
 
 /// Warnings, printed even by a quiet run.

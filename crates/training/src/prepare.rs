@@ -59,7 +59,9 @@ impl RunError {
         match self {
             Self::Config(error) => Some(error.hint().to_string()),
             Self::Data(error) => Some(error.hint()),
-            Self::Model(ModelError::File(FileError::NoTensors { .. })) | Self::File(FileError::NoTensors { .. }) => {
+            Self::Model(ModelError::File(FileError::Missing { path })) | Self::File(FileError::Missing { path })
+                if path.ends_with("model.safetensors") =>
+            {
                 Some(format!("{FOLDER_HINT}: fetch the weights too"))
             }
             Self::Model(ModelError::File(error)) | Self::File(error) => error.hint().map(str::to_string),

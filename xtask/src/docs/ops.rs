@@ -166,7 +166,8 @@ mod tests {
 
     #[test]
     fn an_op_without_kernels_of_its_own_is_made_of_others() {
-        let parts = |op| made_of(op, module("gpu", op).as_deref(), listed().iter().map(|(op, _)| *op)).expect("sources");
+        let parts =
+            |op| made_of(op, module("gpu", op).as_deref(), listed().iter().map(|(op, _)| *op)).expect("sources");
         assert_eq!(parts("linear"), ["product", "low_rank", "bias"]);
         assert_eq!(parts("product"), ["product"]);
     }

@@ -65,7 +65,7 @@ fn two_turns_are_what_generate_says_to_the_conversation() {
 fn ends_and_refusals() {
     let folder = folder();
     let ran = chat(&folder, b"", &[]);
-    let about = "model: 2 layers on cpu, profile x2, room for 512 tokens\n";
+    let about = "model: 2 layers on cpu, profile x2, up to 512 tokens\n";
     assert_eq!((ran.code, ran.out.as_str(), ran.err.as_str()), (0, "", about));
     let long = "1+2= ".repeat(600);
     chat(&folder, long.as_bytes(), &[]).says(3, &["the conversation has", "room for 512"]);
@@ -119,7 +119,7 @@ fn a_prompt_that_is_no_conversation() {
     std::fs::remove_file(folder.path("model/chat_template.jinja")).expect("removed");
     let ran =
         folder.run(&["generate", "--model", "model", "--max-tokens=2", "--prompt", "1", "--adapter", "talked/final"]);
-    assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+    assert!(ran.code == 0 && ran.err.starts_with("device: ") && !ran.err.contains(note), "{}", ran.err);
 }
 
 #[cfg(unix)]
@@ -132,10 +132,7 @@ fn on_a_terminal() {
         &["chat", "--model", "model", "--adapter", "run", "--max-tokens", "6"],
     );
     let start = terminal.until("\r\n> ");
-    assert_eq!(
-        start,
-        "model with adapter run: 2 layers on cpu, profile x2, room for 512 tokens; type /help for commands"
-    );
+    assert_eq!(start, "model with adapter run: 2 layers on cpu, profile x2, up to 512 tokens; type /help for commands");
     terminal.press("1+2=\n");
     terminal.until("1+2=\r\n");
     assert_eq!(terminal.until("\r\n> "), expected);

@@ -34,7 +34,7 @@ fn stdout(output: &Output) -> String {
 fn check_counts_and_lists() {
     let (folder, data) = folder();
     let text = stdout(&isobit("check", &folder, &data, &[]));
-    assert!(text.contains("messages, 2 examples") && text.contains("rows       2\n"), "{text}");
+    assert!(text.contains("messages, 2 rows") && text.contains("rows       2\n"), "{text}");
     assert!(text.contains("truncated  0 longer than 1024 tokens") && text.contains("digest     "), "{text}");
     let more = ["--max-seq-length", "50", "--allow-untrainable-rows", "--json", "--workers", "2"];
     let report: serde_json::Value =
@@ -102,7 +102,10 @@ fn check_lists_bad_rows_and_counts_them() {
     );
     assert_eq!(text.matches("data.jsonl:3: not JSON").count(), 1, "{text}");
     assert_eq!(text.matches(": not JSON: ").count(), 20, "{text}");
-    assert!(text.contains("and 8 more: --json lists them all") && text.contains("rows       4\n"), "{text}");
+    assert!(
+        text.contains("and 8 more: --json lists them all") && text.contains("rows       4 of 32: 28 bad, 0 dropped\n"),
+        "{text}"
+    );
     let message = String::from_utf8_lossy(&output.stderr);
     assert!(message.contains("28 of 32 rows cannot be trained on") && message.contains("hint: "), "{message}");
     let output = isobit("check", &folder, &data, &["--json"]);

@@ -82,7 +82,7 @@ fn other_data_and_other_names() {
     let ran = folder.run(&[&["init", "model", "own.jsonl", "-o", "own.toml"], &fields[..]].concat());
     ran.says(0, &["named fields: 3 examples"]);
     // Too few rows to hold any out.
-    assert!(!folder.text("own.toml").contains("[eval]"));
+    assert!(!folder.text("own.toml").contains("\n[eval]"));
     folder.run(&["train", "own.toml", "--set", "max_steps=2"]).says(0, &["finished after 2 updates"]);
 }
 

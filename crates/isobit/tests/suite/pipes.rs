@@ -44,8 +44,8 @@ fn a_closed_pipe_ends_quietly() {
         vec!["bench", "step", "--config", "config.toml", "--steps", "1"],
         [&["data", "check"], &model[..], &data].concat(),
         [&["data", "show"], &model[..], &data].concat(),
-        [&["eval"], &model[..], &data].concat(),
-        [&["generate", "--prompt", "1+1=", "--max-tokens", "2"], &model[..]].concat(),
+        [&["eval", "-q"], &model[..], &data].concat(),
+        [&["generate", "-q", "--prompt", "1+1=", "--max-tokens", "2"], &model[..]].concat(),
     ] {
         for both in [false, true] {
             let ran = into_closed(&folder, &arguments, both);

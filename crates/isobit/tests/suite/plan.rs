@@ -79,10 +79,7 @@ fn absurd_sizes_are_not_counted() {
         let ran = folder.run(&[&["plan", "config.toml"], &absurd[..], memory].concat());
         ran.says(
             4,
-            &[
-                "error: this run needs at least ",
-                "hint: even one row at a time does not fit: lower `max_seq_length`",
-            ],
+            &["error: this run needs at least ", "hint: even one row at a time does not fit: lower `max_seq_length`"],
         );
         assert!(ran.out.starts_with("does not fit: at least "), "{}", ran.out);
     }
@@ -100,7 +97,7 @@ fn absurd_sizes_are_not_counted() {
 #[test]
 fn rows_beyond_the_positions_have_one_answer() {
     let folder = Folder::new(Shape::TINY);
-    let parts = ["max_seq_length 513 is beyond the model's 512 positions", "hint: lower `max_seq_length`"];
+    let parts = ["max_seq_length 513 is beyond the model's 512 positions", "hint: set `max_seq_length = 512` or less"];
     folder.run(&["plan", "config.toml", "--set", "max_seq_length=513"]).says(2, &parts);
     folder.train("out", &["max_seq_length=513"]).says(2, &parts);
     folder.train("out", &["max_seq_length=513", "--no-plan"]).says(2, &parts);

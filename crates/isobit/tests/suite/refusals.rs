@@ -111,13 +111,28 @@ fn files_of_the_model() {
     refused(config("intermediate_size", (1 << 24).into()), &[], 8, &["model.layers.0.mlp.gate_proj.weight"]);
     refused(config("max_position_embeddings", (1u64 << 40).into()), &[], 8, &["max_position_embeddings"]);
     refused(config("num_key_value_heads", 3.into()), &[], 8, &["config.json", "3 key heads"]);
-    refused(config("model_type", "gpt9".into()), &[], 2, &["model/config.json: ", "gpt9", "hint: `isobit models` lists"]);
+    refused(
+        config("model_type", "gpt9".into()),
+        &[],
+        2,
+        &["model/config.json: ", "gpt9", "hint: `isobit models` lists"],
+    );
     refused(config("rms_norm_eps", (-1).into()), &[], 8, &["rms_norm_eps"]);
-    refused(|folder| folder.put("model/config.json", "{\"model_type\":"), &[], 8, &["model/config.json: ", "hint: compare it"]);
+    refused(
+        |folder| folder.put("model/config.json", "{\"model_type\":"),
+        &[],
+        8,
+        &["model/config.json: ", "hint: compare it"],
+    );
     refused(|folder| folder.put("model/config.json", [0xff]), &[], 8, &["config.json", "UTF-8"]);
     refused(|folder| folder.put("model/tokenizer.json", "{}"), &[], 8, &["tokenizer.json"]);
     let gone = |name: &'static str| move |folder: &Folder| std::fs::remove_file(folder.path(name)).expect("removed");
-    refused(gone("model/model.safetensors"), &[], 2, &["model holds no safetensors file", "fetch the weights too"]);
+    refused(
+        gone("model/model.safetensors"),
+        &[],
+        2,
+        &["model/model.safetensors does not exist", "fetch the weights too"],
+    );
     refused(gone("model/tokenizer.json"), &[], 2, &["the model folder has no tokenizer.json", "hint: a model folder"]);
     refused(gone("model/config.json"), &[], 2, &["model/config.json does not exist", "hint: a model folder"]);
 }
