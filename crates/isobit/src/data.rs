@@ -310,10 +310,8 @@ fn rows_line(report: &Report) -> String {
     let (bad, dropped) = (report.bad.len(), report.dropped.len());
     let used = all - bad - dropped;
     let of = if bad + dropped > 0 { format!(" of {all}: {bad} bad, {dropped} dropped") } else { String::new() };
-    match report.sample_packing {
-        true => format!("{}, packed from {used} examples{of}", report.rows),
-        false => format!("{}{of}", report.rows),
-    }
+    let packed = if report.sample_packing { format!(", packed from {used} examples") } else { String::new() };
+    format!("{}{packed}{of}", report.rows)
 }
 
 /// The number of rows for each error, and the first bad rows.

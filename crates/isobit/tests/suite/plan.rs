@@ -44,7 +44,6 @@ fn policies_and_splits_show() {
 }
 
 #[test]
-#[expect(clippy::float_arithmetic, reason = "a size in GiB, exact")]
 fn what_does_not_fit_exits_with_four() {
     let folder = Folder::new(Shape::TINY);
     let plan = |memory: &str, sets: &[&str]| {

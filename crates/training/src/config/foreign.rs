@@ -1,5 +1,5 @@
-//! Keys of other trainers that have no counterpart here: for each, in one line, why it is not needed
-//! or what replaces it.
+//! Keys of other trainers that have no counterpart here: for each, in one line, why it is not
+//! needed or what replaces it.
 
 /// Names, and what to tell somebody who writes one of them.
 const KEYS: &[(&[&str], &str)] = &[
