@@ -33,7 +33,7 @@ pub struct Emulated {
 
 impl Emulated {
     /// BOUND: multiply-adds and outputs of a case, unless a caller says otherwise.
-    pub const WORK_MAX: u64 = 2_000_000;
+    pub const WORK_MAX: u64 = 100_000;
 
     pub fn new(settings: Settings, work_max: u64) -> Result<Self, Absent> {
         if let Some(objection) = settings.toolchain.objection() {

@@ -41,11 +41,11 @@ impl Wave {
                 self.global_store(width, data, &addresses, world)
             }
             Instruction::SharedLoad { dwords, data, address, offsets, two } => {
-                self.shared_load(dwords, data, address, &offsets[..1 + two as usize], world)
+                self.shared_load(dwords, data, address, &offsets[..=two as usize], world)
             }
             Instruction::SharedStore { dwords, data, address, offsets, two } => {
                 let parts = [(data[0], offsets[0]), (data[1], offsets[1])];
-                self.shared_store(dwords, address, &parts[..1 + two as usize], world)
+                self.shared_store(dwords, address, &parts[..=two as usize], world)
             }
             Instruction::PrivateLoad { dwords, data, address, offset } => {
                 for lane in lanes(self.exec(), world.seed) {

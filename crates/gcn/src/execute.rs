@@ -236,7 +236,9 @@ impl Wave {
     #[inline(always)]
     fn flush_sources(&self, lanes: &mut [&mut Lanes]) {
         if self.mode.denormals & 1 == 0 {
-            lanes.iter_mut().for_each(|lanes| **lanes = lanes.map(float::flushed));
+            for lanes in lanes {
+                **lanes = lanes.map(float::flushed);
+            }
         }
     }
 

@@ -44,6 +44,7 @@ pub struct Kernel {
 }
 
 /// Which scalar registers hold what at entry, in this order.
+#[expect(clippy::struct_excessive_bools, reason = "the descriptor has a bit for each")]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EntryRegisters {
     pub private_buffer: bool,

@@ -67,11 +67,11 @@ pub(crate) fn binary(op: Binary, a: &Lanes, b: &Lanes) -> Lanes {
         B::SubrevU32 => each!(out, |a, b| b.wrapping_sub(a)),
         B::SubU32Saturated => each!(out, |a, b| a.saturating_sub(b)),
         B::MulLow => each!(out, |a, b| a.wrapping_mul(b)),
-        B::MulHighU32 => each!(out, |a, b| (a as u64 * b as u64 >> 32) as u32),
-        B::MulHighI32 => each!(out, |a, b| (a as i32 as i64 * b as i32 as i64 >> 32) as u32),
+        B::MulHighU32 => each!(out, |a, b| ((a as u64 * b as u64) >> 32) as u32),
+        B::MulHighI32 => each!(out, |a, b| ((a as i32 as i64 * b as i32 as i64) >> 32) as u32),
         B::MulU24 => each!(out, |a, b| u24(a).wrapping_mul(u24(b))),
         B::MulI24 => each!(out, |a, b| i24(a).wrapping_mul(i24(b)) as u32),
-        B::MulHighU24 => each!(out, |a, b| (u24(a) as u64 * u24(b) as u64 >> 32) as u32),
+        B::MulHighU24 => each!(out, |a, b| ((u24(a) as u64 * u24(b) as u64) >> 32) as u32),
         B::MinU32 => each!(out, |a, b| a.min(b)),
         B::MaxU32 => each!(out, |a, b| a.max(b)),
         B::MinI32 => each!(out, |a, b| (a as i32).min(b as i32) as u32),
@@ -129,6 +129,11 @@ fn mask(test: impl Fn(usize) -> bool) -> u64 {
     bits
 }
 
+/// Less or greater: false for NaN, unlike `!=`.
+fn differ(a: f32, b: f32) -> bool {
+    a.partial_cmp(&b).is_some_and(std::cmp::Ordering::is_ne)
+}
+
 #[inline(always)]
 pub(crate) fn compare(op: Compare, a: &Lanes, b: &Lanes) -> u64 {
     use Compare as C;
@@ -156,7 +161,7 @@ pub(crate) fn compare(op: Compare, a: &Lanes, b: &Lanes) -> u64 {
         C::LessEqualF32 => real(|a, b| a <= b),
         C::GreaterF32 => real(|a, b| a > b),
         C::GreaterEqualF32 => real(|a, b| a >= b),
-        C::LessGreaterF32 => real(|a, b| a < b || a > b),
+        C::LessGreaterF32 => real(differ),
         C::OrderedF32 => real(|a, b| !a.is_nan() && !b.is_nan()),
         C::UnorderedF32 => real(|a, b| a.is_nan() || b.is_nan()),
         // The negations are true if a NaN is present.
@@ -165,7 +170,7 @@ pub(crate) fn compare(op: Compare, a: &Lanes, b: &Lanes) -> u64 {
         C::NotLessEqualF32 => !real(|a, b| a <= b),
         C::NotGreaterF32 => !real(|a, b| a > b),
         C::NotGreaterEqualF32 => !real(|a, b| a >= b),
-        C::NotLessGreaterF32 => !real(|a, b| a < b || a > b),
+        C::NotLessGreaterF32 => !real(differ),
         C::ClassF32 => unsigned(|a, b| b >> float::class(a) & 1 == 1),
     }
 }

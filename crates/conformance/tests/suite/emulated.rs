@@ -34,7 +34,7 @@ fn emulated(settings: Settings, visit: impl Fn(&mut Emulated)) {
 
 fn sample(test: &str, settings: Settings) {
     if available(test, settings.toolchain) {
-        emulated(settings, |emulated| cases::visit_all(emulated));
+        emulated(settings, cases::visit_all);
     }
 }
 
