@@ -353,9 +353,8 @@ mod tests {
         let ordered = |first: (bool, Tag), second: (bool, Tag)| {
             let mut memory = Memory::new(0);
             let a = memory.allocate(4).expect("memory");
-            let mut access = |(write, by)| match write {
-                true => memory.store(a, &[0], by),
-                false => words(&mut memory, a, 1, by).map(drop),
+            let mut access = |(write, by)| {
+                if write { memory.store(a, &[0], by) } else { words(&mut memory, a, 1, by).map(drop) }
             };
             access(first).expect("the first access");
             access(second).is_ok()

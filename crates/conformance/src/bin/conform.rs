@@ -289,13 +289,13 @@ fn emulate(architecture: Architecture, request: Request) -> Result<bool, Refusal
         println!("left out, too much work: {name}");
     }
     println!(
-        "{architecture} {dialect} by {}, seed {}: {} cases, {} differences, {} left out, {:.1} million wave instructions",
+        "{architecture} {dialect} by {}, seed {}: {} cases, {} differences, {} left out, {} thousand wave instructions",
         toolchain.name(),
         request.seed,
         emulated.compared,
         emulated.differences.len(),
         emulated.left_out.len(),
-        emulated.work().steps as f64 / 1e6
+        emulated.work().steps / 1000
     );
     Ok(emulated.compared > 0 && emulated.differences.is_empty())
 }

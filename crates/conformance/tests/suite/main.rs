@@ -49,6 +49,7 @@ mod delta_rule_gradients;
 mod dropout;
 mod embedding;
 mod emulated;
+mod emulated_division;
 mod exact_division;
 mod float_state;
 mod further;

@@ -184,10 +184,12 @@ fn wide_operations() {
     assert_covered(WideShift::MNEMONICS, &shifts.iter().map(|row| row.0).collect::<Vec<_>>());
 }
 
+/// The instruction, its sources, and result and carry out for carry in 0 and 1.
+type Sum = (&'static str, u32, u32, [(u32, bool); 2]);
+
 #[test]
 fn carries() {
-    // Carry in 0 and 1 by lane; the result, and the carry out.
-    let rows: &[(&str, u32, u32, [(u32, bool); 2])] = &[
+    let rows: &[Sum] = &[
         ("v_add_co_u32_e32 v0, vcc, v1, v2", u32::MAX, 1, [(0, true); 2]),
         ("v_sub_co_u32_e32 v0, vcc, v1, v2", 1, 2, [(u32::MAX, true); 2]),
         ("v_subrev_co_u32_e32 v0, vcc, v1, v2", 1, 2, [(1, false); 2]),
