@@ -2,8 +2,8 @@
 //! "Router").
 //!
 //! Expert indices are data of the tape, computed in the forward pass and kept by every policy: a
-//! recomputation weighs the same experts again, whatever its logits are. Both passes compute the product, always
-//! in profile x3: near ties need the accuracy, and a router is small.
+//! recomputation weighs the same experts again, whatever its logits are. Both passes compute the
+//! product, always in profile x3: near ties need the accuracy, and a router is small.
 
 use crate::TapeError;
 use crate::arena::{Lease, RowsLease};
