@@ -68,7 +68,7 @@ fn ends_and_refusals() {
     let about = "model: 2 layers on cpu, profile x2, up to 512 tokens\n";
     assert_eq!((ran.code, ran.out.as_str(), ran.err.as_str()), (0, "", about));
     let long = "1+2= ".repeat(600);
-    chat(&folder, long.as_bytes(), &[]).says(3, &["the conversation has", "room for 512"]);
+    chat(&folder, long.as_bytes(), &[]).says(3, &["the conversation has", "the maximum is 512"]);
     chat(&folder, b"\xff\xfe\n", &[]).says(3, &["not UTF-8"]);
     chat(&folder, b"1\n", &["--model", "model"]).says(2, &["--model"]);
     std::fs::remove_file(folder.path("model/chat_template.jinja")).expect("removed");
@@ -151,7 +151,7 @@ fn on_a_terminal() {
         terminal.press(&("1+2= ".repeat(20) + "\n"));
     }
     terminal.press("\"\"\"\n");
-    terminal.until("there is room for 512: /reset begins a new one\r\n> ");
+    terminal.until("the maximum is 512: /reset begins a new one\r\n> ");
     terminal.press("\x04");
     assert_eq!(terminal.code(), 0);
 }

@@ -188,7 +188,7 @@ fn what_a_format_cannot_hold_is_named_and_nothing_is_lost() {
     let bias = "model.layers.0.self_attn.q_proj.bias";
     all.iter_mut().find(|tensor| tensor.0 == bias).expect("a bias").2[0] = 70_000.0;
     put_tensors(&folder.path("model/model.safetensors"), &all);
-    folder.train("run", &["save_dtype=float16"]).says(5, &[bias, "7e4", "beyond float16", "--resume"]);
+    folder.train("run", &["save_dtype=float16"]).says(5, &[bias, "7e4", "does not fit in float16", "--resume"]);
     assert!(folder.has("run/checkpoint-12") && !folder.has("run/final") && !folder.has("run/.final.partial"));
     folder.trained("run", &["save_dtype=bfloat16", "--resume"]);
     evaluated(&folder, "run/final");
