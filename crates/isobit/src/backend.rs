@@ -33,7 +33,9 @@ impl Chosen {
             let message = format!("{threads} threads are requested; the maximum is {THREADS_MAX}");
             return Err(Failure::usage(message, "leave it out, or write 0, for one thread per core"));
         }
-        if let ("auto", Some(card)) = (name, automatic()) {
+        if name == "auto"
+            && let Some(card) = automatic()
+        {
             return Ok(Self::Gpu(card));
         }
         if name == "cpu" || name == "auto" {
