@@ -67,6 +67,7 @@ fn shared_memory() {
     assert_eq!([6, 7].map(|register| bench.lane(register, 0)), [33, 22]);
     bench.run("ds_write_b64 v1, v[4:5] offset:8\n ds_read2_b64 v[6:9], v1 offset0:1 offset1:2");
     assert_eq!([6, 7, 8, 9].map(|register| bench.lane(register, 0)), [44, 55, 22, 33]);
+    bench.run("ds_write_b32 v1, v2");
     for text in ["ds_read_b64 v[6:7], v1 offset:60", "ds_read2st64_b32 v[6:7], v1 offset1:1"] {
         let fault = bench.try_run(text).expect_err("past the end");
         assert!(fault.contains("out of bounds"), "{fault}");
