@@ -148,17 +148,6 @@ template <int LENGTH> FUNCTION float chunk_of(int high, int cross) {
 
 #define EXP2_MIN -151.0f
 
-// 2^f as in isobit_exp2.
-FUNCTION float exp2_polynomial(float f) {
-    float p = as_f32(0x3920b5a9u);
-    p = fma_rn(p, f, as_f32(0x3aaf8417u));
-    p = fma_rn(p, f, as_f32(0x3c1d96f0u));
-    p = fma_rn(p, f, as_f32(0x3d6357beu));
-    p = fma_rn(p, f, as_f32(0x3e75fdeeu));
-    p = fma_rn(p, f, as_f32(0x3f317218u));
-    return fma_rn(p, f, 1.0f);
-}
-
 // isobit_exp2 of numbers up to 100 (a score less the row's maximum or logarithm is at most about
 // 0): below the limit the result is zero, and one power of two that keeps the number normal takes
 // the place of two halves.
@@ -182,7 +171,7 @@ FUNCTION float exp2_down(float x) {
 
 // Slices of four weights times a multiplier, as the bytes of two words. START + 128 leaves q + 128
 // in the low bits: its second byte is the high slice, its first the low one with the highest bit
-// transposed.
+// flipped.
 FUNCTION void slice4(uint &high, uint &low, float a, float b, float c, float d, float multiplier) {
     const float shift = START + 128.0f;
     uint ab = __byte_perm(as_u32(a * multiplier + shift), as_u32(b * multiplier + shift), 0x5140);

@@ -61,17 +61,21 @@ FUNCTION float isobit_exp(float x) {
     return canonical_if_nan(x, scaled_value(exp_scaled(x)));
 }
 
-FUNCTION float isobit_exp2(float x) {
-    float c = clamped(x, 200.0f);
-    float shifted = c + EXP_SHIFT;
-    float f = c - (shifted - EXP_SHIFT);
+// 2^f of a fraction.
+FUNCTION float exp2_polynomial(float f) {
     float p = as_f32(0x3920b5a9u);
     p = fma_rn(p, f, as_f32(0x3aaf8417u));
     p = fma_rn(p, f, as_f32(0x3c1d96f0u));
     p = fma_rn(p, f, as_f32(0x3d6357beu));
     p = fma_rn(p, f, as_f32(0x3e75fdeeu));
     p = fma_rn(p, f, as_f32(0x3f317218u));
-    p = fma_rn(p, f, 1.0f);
+    return fma_rn(p, f, 1.0f);
+}
+
+FUNCTION float isobit_exp2(float x) {
+    float c = clamped(x, 200.0f);
+    float shifted = c + EXP_SHIFT;
+    float p = exp2_polynomial(c - (shifted - EXP_SHIFT));
     return canonical_if_nan(x, scaled_value(scaled_power(p, shifted)));
 }
 
