@@ -11,7 +11,7 @@
 //! the product rounded, then added.
 
 use crate::backend::{F32, Length, Memory};
-use crate::op::{Op, Output, end, lengths};
+use crate::op::{Op, Output, norm_lengths, norm_weight_gradient};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatedNorm {
@@ -36,18 +36,9 @@ impl<M: Memory> Op<M> for GatedNormForward<'_, M> {
     const NAME: &'static str = "gated_norm_forward";
 
     fn check(&self) {
-        let p = &self.p;
-        let length = p.tokens * p.width;
-        lengths(
-            Self::NAME,
-            &[
-                ("y", self.y.len(), length),
-                ("inverse", self.inverse.len(), p.tokens),
-                ("h", self.h.len(), length),
-                ("z", self.z.len(), length),
-                ("weight", self.weight.len(), p.width),
-            ],
-        );
+        let shape = (self.p.tokens, self.p.width);
+        let whole = [("y", self.y.len()), ("h", self.h.len()), ("z", self.z.len())];
+        norm_lengths(Self::NAME, shape, &whole, self.inverse.len(), self.weight.len());
     }
 
     fn outputs(&mut self) -> Vec<Output<'_, M>> {
@@ -74,23 +65,17 @@ impl<M: Memory> Op<M> for GatedNormBackward<'_, M> {
     const NAME: &'static str = "gated_norm_backward";
 
     fn check(&self) {
-        let p = &self.p;
-        let length = p.tokens * p.width;
-        lengths(
-            Self::NAME,
-            &[
-                ("dh", self.dh.len(), length),
-                ("dz", self.dz.len(), length),
-                ("dy", self.dy.len(), length),
-                ("h", self.h.len(), length),
-                ("z", self.z.len(), length),
-                ("inverse", self.inverse.len(), p.tokens),
-                ("weight", self.weight.len(), p.width),
-            ],
-        );
-        if let Some(dweight) = &self.dweight {
-            lengths(Self::NAME, &[("dweight", dweight.len(), p.width), ("row_starts", end(self.row_starts), p.tokens)]);
-        }
+        let shape = (self.p.tokens, self.p.width);
+        let whole = [
+            ("dh", self.dh.len()),
+            ("dz", self.dz.len()),
+            ("dy", self.dy.len()),
+            ("h", self.h.len()),
+            ("z", self.z.len()),
+        ];
+        norm_lengths(Self::NAME, shape, &whole, self.inverse.len(), self.weight.len());
+        let dweight = self.dweight.as_ref().map(|dweight| dweight.len());
+        norm_weight_gradient(Self::NAME, shape, dweight, self.row_starts);
     }
 
     fn outputs(&mut self) -> Vec<Output<'_, M>> {

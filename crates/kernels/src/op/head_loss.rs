@@ -52,26 +52,31 @@ impl HeadLoss<'_> {
         self.tokens() * self.hidden * self.vocabulary
     }
 
-    /// Panics on unsupported parameters.
-    fn check(&self) {
+    /// Panics unless the parameters are supported, `hidden` is the shape of the hidden states,
+    /// `head` has the head's shape, and every tensor of `per_token` has one element per token.
+    fn check<M: Memory>(
+        &self,
+        op: &'static str,
+        hidden: SliceShape,
+        head: Matrix<M>,
+        per_token: &[(&'static str, usize)],
+    ) {
         assert!(self.vocabulary > 0 && self.hidden > 0, "a head");
         assert_eq!(self.row_starts.first(), Some(&0), "rows of data from the first token on");
-    }
-
-    /// Panics unless `rows` is the shape of the hidden states.
-    fn check_hidden(&self, rows: SliceShape) {
-        assert_eq!(
-            rows,
-            SliceShape { rows: self.tokens(), width: self.hidden, profile: self.profile },
-            "hidden states"
-        );
-    }
-
-    /// Panics unless `head` has the head's shape.
-    fn check_head<M: Memory>(&self, head: Matrix<M>) {
         let segments = [0, self.tokens()];
         let (n, k) = (self.vocabulary, self.hidden);
-        Product { segments: &segments, n, k, profile: self.profile, accumulate: false }.check_weight(head);
+        let logits = Product { segments: &segments, n, k, profile: self.profile, accumulate: false };
+        logits.check_left(hidden);
+        logits.check_weight(head);
+        for &(tensor, length) in per_token {
+            lengths(op, &[(tensor, length, self.tokens())]);
+        }
+    }
+
+    /// Panics unless hidden states and their gradient have these lengths.
+    fn check_gradient(&self, op: &'static str, h: usize, dh: usize) {
+        let length = self.tokens() * self.hidden;
+        lengths(op, &[("h", h, length), ("dh", dh, length)]);
     }
 
     /// A label that is neither a row of the head nor ignored is the caller's bug.
@@ -105,20 +110,13 @@ impl<M: Memory> Op<M> for HeadLossForward<'_, M> {
     const NAME: &'static str = "head_loss_forward";
 
     fn check(&self) {
-        let p = &self.p;
-        let tokens = p.tokens();
-        p.check();
-        p.check_hidden(self.h.shape());
-        p.check_head(self.head);
-        lengths(
-            Self::NAME,
-            &[
-                ("loss", self.loss.len(), tokens),
-                ("lse", self.lse.len(), tokens),
-                ("best", self.best.len(), tokens),
-                ("labels", self.labels.len(), tokens),
-            ],
-        );
+        let per_token = [
+            ("loss", self.loss.len()),
+            ("lse", self.lse.len()),
+            ("best", self.best.len()),
+            ("labels", self.labels.len()),
+        ];
+        self.p.check(Self::NAME, self.h.shape(), self.head, &per_token);
     }
 
     fn multiply_adds(&self) -> usize {
@@ -153,20 +151,9 @@ impl<M: Memory> Op<M> for HeadLossBackward<'_, M> {
 
     fn check(&self) {
         let p = &self.p;
-        let tokens = p.tokens();
-        p.check();
-        p.check_hidden(self.rows.shape());
-        p.check_head(self.head);
-        lengths(
-            Self::NAME,
-            &[
-                ("dh", self.dh.len(), tokens * p.hidden),
-                ("h", self.h.len(), tokens * p.hidden),
-                ("labels", self.labels.len(), tokens),
-                ("lse", self.lse.len(), tokens),
-                ("weight", self.weight.len(), tokens),
-            ],
-        );
+        let per_token = [("labels", self.labels.len()), ("lse", self.lse.len()), ("weight", self.weight.len())];
+        p.check(Self::NAME, self.rows.shape(), self.head, &per_token);
+        p.check_gradient(Self::NAME, self.h.len(), self.dh.len());
         if let Some(dhead) = &self.dhead {
             lengths(Self::NAME, &[("dhead", dhead.len(), p.vocabulary * p.hidden)]);
         }
@@ -220,23 +207,15 @@ impl<M: Memory> Op<M> for HeadLossStep<'_, M> {
     const NAME: &'static str = "head_loss_step";
 
     fn check(&self) {
-        let p = &self.p;
-        let tokens = p.tokens();
-        p.check();
-        p.check_hidden(self.rows.shape());
-        p.check_head(self.head);
-        lengths(
-            Self::NAME,
-            &[
-                ("loss", self.loss.len(), tokens),
-                ("lse", self.lse.len(), tokens),
-                ("best", self.best.len(), tokens),
-                ("dh", self.dh.len(), tokens * p.hidden),
-                ("h", self.h.len(), tokens * p.hidden),
-                ("labels", self.labels.len(), tokens),
-                ("weight", self.weight.len(), tokens),
-            ],
-        );
+        let per_token = [
+            ("loss", self.loss.len()),
+            ("lse", self.lse.len()),
+            ("best", self.best.len()),
+            ("labels", self.labels.len()),
+            ("weight", self.weight.len()),
+        ];
+        self.p.check(Self::NAME, self.rows.shape(), self.head, &per_token);
+        self.p.check_gradient(Self::NAME, self.h.len(), self.dh.len());
     }
 
     fn multiply_adds(&self) -> usize {

@@ -128,6 +128,36 @@ fn check_segments(segments: &[usize]) {
     assert!(ascend && segments.len() > 1, "segments ascend from 0, not as {segments:?}");
 }
 
+/// Panics unless every tensor of `whole` is `[tokens, width]`, and a norm's inverses and weight have
+/// one element per token and per column.
+#[track_caller]
+fn norm_lengths(
+    op: &'static str,
+    (tokens, width): (usize, usize),
+    whole: &[(&'static str, usize)],
+    inverse: usize,
+    weight: usize,
+) {
+    for &(tensor, length) in whole {
+        lengths(op, &[(tensor, length, tokens * width)]);
+    }
+    lengths(op, &[("inverse", inverse, tokens), ("weight", weight, width)]);
+}
+
+/// Panics unless the gradient of a norm's weight, if requested, has one element per column, and the
+/// rows of data end with the tokens.
+#[track_caller]
+fn norm_weight_gradient(
+    op: &'static str,
+    (tokens, width): (usize, usize),
+    dweight: Option<usize>,
+    row_starts: &[usize],
+) {
+    if let Some(dweight) = dweight {
+        lengths(op, &[("dweight", dweight, width), ("row_starts", end(row_starts), tokens)]);
+    }
+}
+
 /// Total tokens of all rows.
 fn end(row_starts: &[usize]) -> usize {
     row_starts[row_starts.len() - 1]

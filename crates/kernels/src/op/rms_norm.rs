@@ -9,7 +9,7 @@
 //! tokens of `dy·n` (product rounded, then added).
 
 use crate::backend::{F32, Length, Memory};
-use crate::op::{Op, Output, end, lengths};
+use crate::op::{Op, Output, norm_lengths, norm_weight_gradient};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RmsNorm {
@@ -35,17 +35,9 @@ impl<M: Memory> Op<M> for RmsNormForward<'_, M> {
     const NAME: &'static str = "rms_norm_forward";
 
     fn check(&self) {
-        let p = &self.p;
-        let length = p.tokens * p.width;
-        lengths(
-            Self::NAME,
-            &[
-                ("y", self.y.len(), length),
-                ("inverse", self.inverse.len(), p.tokens),
-                ("x", self.x.len(), length),
-                ("weight", self.weight.len(), p.width),
-            ],
-        );
+        let shape = (self.p.tokens, self.p.width);
+        let whole = [("y", self.y.len()), ("x", self.x.len())];
+        norm_lengths(Self::NAME, shape, &whole, self.inverse.len(), self.weight.len());
     }
 
     fn outputs(&mut self) -> Vec<Output<'_, M>> {
@@ -69,21 +61,11 @@ impl<M: Memory> Op<M> for RmsNormBackward<'_, M> {
     const NAME: &'static str = "rms_norm_backward";
 
     fn check(&self) {
-        let p = &self.p;
-        let length = p.tokens * p.width;
-        lengths(
-            Self::NAME,
-            &[
-                ("dx", self.dx.len(), length),
-                ("dy", self.dy.len(), length),
-                ("x", self.x.len(), length),
-                ("inverse", self.inverse.len(), p.tokens),
-                ("weight", self.weight.len(), p.width),
-            ],
-        );
-        if let Some(dweight) = &self.dweight {
-            lengths(Self::NAME, &[("dweight", dweight.len(), p.width), ("row_starts", end(self.row_starts), p.tokens)]);
-        }
+        let shape = (self.p.tokens, self.p.width);
+        let whole = [("dx", self.dx.len()), ("dy", self.dy.len()), ("x", self.x.len())];
+        norm_lengths(Self::NAME, shape, &whole, self.inverse.len(), self.weight.len());
+        let dweight = self.dweight.as_ref().map(|dweight| dweight.len());
+        norm_weight_gradient(Self::NAME, shape, dweight, self.row_starts);
     }
 
     fn outputs(&mut self) -> Vec<Output<'_, M>> {
