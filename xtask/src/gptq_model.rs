@@ -2,8 +2,9 @@
 //! 40 layers and a tenth of its vocabulary, with random numbers; text, and a config for one step of
 //! LoRA with `isobit train FOLDER/run.toml`. `docs/performance.md` states the memory it takes.
 //!
-//! Attention, delta layers, experts and shared experts are quantised, in groups of 128; routers, gates, norms,
-//! tables and the two narrow projections of a delta layer are bfloat16, as quantisers leave them.
+//! Attention, delta layers, experts and shared experts are quantised, in groups of 128; routers,
+//! gates, norms, tables and the two narrow projections of a delta layer are bfloat16, as quantisers
+//! leave them.
 
 use crate::arguments::Arguments;
 use crate::repository::root;

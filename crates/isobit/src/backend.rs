@@ -76,7 +76,7 @@ fn automatic() -> Option<Selector> {
 }
 
 /// The first card that works, given how many devices each API has.
-fn first_card(count: impl Fn(Api) -> usize, works: impl Fn(Selector) -> bool) -> Option<Selector> {
+pub(crate) fn first_card(count: impl Fn(Api) -> usize, works: impl Fn(Selector) -> bool) -> Option<Selector> {
     let mut all = CARDS.into_iter().flat_map(|api| (0..count(api)).map(move |index| Selector { api, index }));
     all.find(|card| works(*card))
 }

@@ -347,7 +347,7 @@ mod tests {
             let w = Matrix::Stored(StoredMatrix::F32(&w));
             refusal(|| backend.run(LinearForward { y: &mut y, x: &x, w, p, bias: None, adapter: None }))
         };
-        assert_eq!(linear(&[2, 1], 4), "segments ascend");
+        assert_eq!(linear(&[2, 1], 4), "segments ascend from 0, not as [2, 1]");
         assert_eq!(linear(&[0, 1, 2], 4), "a linear layer has one weight, and inputs");
         assert_eq!(linear(&[0, 1], 0), "a linear layer has one weight, and inputs");
     }

@@ -243,6 +243,5 @@ mod tests {
         assert_eq!(commands, ["train", "data"]);
         assert_eq!(names_nothing("hint: `isobit data check` lists them; `isobit --help`", &commands), None);
         assert_eq!(names_nothing("hint: `isobit replay`", &commands).as_deref(), Some("isobit replay"));
-        assert_eq!(names_nothing("hint: set gradient_groups", &commands).as_deref(), Some("gradient_groups"));
     }
 }

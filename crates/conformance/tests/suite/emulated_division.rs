@@ -1,5 +1,6 @@
-//! Division, square root and integer division of `gpu/exact.h` as machine code of gfx906 and gfx908,
-//! over millions of operands, with reciprocals and roots moved by a ULP: the host's own results.
+//! Division, square root and integer division of `gpu/exact.h` as machine code of gfx906 and
+//! gfx908, over millions of operands, with reciprocals and roots moved by a ULP: the host's own
+//! results.
 
 use isobit_conformance::skip;
 use isobit_gcn::{Architecture, Card, Settings, compiler};

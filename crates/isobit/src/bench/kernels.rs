@@ -25,7 +25,8 @@ pub(crate) struct Arguments {
     /// machine; default: the fastest
     #[arg(long)]
     path: Option<String>,
-    /// Use a device instead of the CPU: opencl:N, cuda:N, hip:N, or auto for the first card that works
+    /// Use a device instead of the CPU: opencl:N, cuda:N, hip:N, or auto for the first card that
+    /// works
     #[arg(long, conflicts_with = "path")]
     device: Option<String>,
     /// Measure this op only

@@ -258,8 +258,8 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// One thread's part of a nest with its right operand and epilogue. Row blocks that are not `wanted` are skipped. On AMX the caller
-/// holds a session.
+/// One thread's part of a nest with its right operand and epilogue. Row blocks that are not
+/// `wanted` are skipped. On AMX the caller holds a session.
 pub(super) fn part(
     worker: &mut Worker,
     output: &OutputView,

@@ -128,8 +128,8 @@ fn check_segments(segments: &[usize]) {
     assert!(ascend && segments.len() > 1, "segments ascend from 0, not as {segments:?}");
 }
 
-/// Panics unless every tensor of `whole` is `[tokens, width]`, and a norm's inverses and weight have
-/// one element per token and per column.
+/// Panics unless every tensor of `whole` is `[tokens, width]`, and a norm's inverses and weight
+/// have one element per token and per column.
 #[track_caller]
 fn norm_lengths(
     op: &'static str,
