@@ -189,7 +189,7 @@ impl<'a> Logits<'a> {
         labels: &[i32],
         partial: &Partials,
         scratch: &mut [i8],
-        room: &Room,
+        target: &LogitsTarget,
     ) {
         let p = self.p;
         let scratch = SharedMut::new(scratch);
@@ -203,14 +203,16 @@ impl<'a> Logits<'a> {
             let mut state = Worker::new(cpu.path, p.profile, own);
             while let Some((block, my_rows)) = cut.next() {
                 let columns = block_columns(block, p);
-                let (out, stride, origin) = match room {
-                    Room::Own { z, each } => {
+                let (out, stride, origin) = match target {
+                    LogitsTarget::Own { z, each } => {
                         let stride = VOCABULARY_BLOCK + STRIDE_EXTRA;
                         // SAFETY: each thread has its own part, by its number.
                         let z = unsafe { z.slice(worker * each..(worker + 1) * each) };
                         (&SharedMut::new(z), stride, my_rows.start * stride + columns.start)
                     }
-                    Room::Kept { z } => (*z, p.vocabulary + STRIDE_EXTRA, tokens.start * (p.vocabulary + STRIDE_EXTRA)),
+                    LogitsTarget::Kept { z } => {
+                        (*z, p.vocabulary + STRIDE_EXTRA, tokens.start * (p.vocabulary + STRIDE_EXTRA))
+                    }
                 };
                 let output = OutputView { out, stride, origin };
                 self.block(&mut state, &output, my_rows.clone(), &columns, &|_| true);
@@ -255,7 +257,7 @@ impl Run<HeadLossForward<'_, CpuMemory>> for Cpu {
         for tokens in super_blocks(0..p.tokens()) {
             let partial = statistics.partials();
             let z = SharedMut::new(z);
-            logits.statistics(self, &tokens, labels, &partial, scratch, &Room::Own { z: &z, each: z_each });
+            logits.statistics(self, &tokens, labels, &partial, scratch, &LogitsTarget::Own { z: &z, each: z_each });
             let outputs = [&mut loss[tokens.clone()], &mut lse[tokens.clone()]];
             combine(self, outputs, &mut best[tokens.clone()], &partial, &labels[tokens]);
         }
@@ -289,14 +291,21 @@ fn step(cpu: &Cpu, op: &mut HeadLossStep<'_, CpuMemory>, sizes: &Sizes, kept: us
     for tokens in super_blocks(0..p.tokens()) {
         {
             let (partial, z) = (statistics.partials(), SharedMut::new(&mut *z));
-            Logits::new(rows, &right, p).statistics(cpu, &tokens, labels, &partial, scratch, &Room::Kept { z: &z });
+            Logits::new(rows, &right, p).statistics(
+                cpu,
+                &tokens,
+                labels,
+                &partial,
+                scratch,
+                &LogitsTarget::Kept { z: &z },
+            );
             let outputs = [&mut loss[tokens.clone()], &mut lse[tokens.clone()]];
             combine(cpu, outputs, &mut best[tokens.clone()], &partial, &labels[tokens.clone()]);
         }
         let pass = Backward { logits: Logits::new(rows, &right, p), labels, lse, weight };
         let dh = &mut dh[tokens.start * p.hidden..tokens.end * p.hidden];
         zero_ignored(dh, &labels[tokens.clone()], p);
-        let mut room = GroupRoom { dz: z, tiles, scales: group_scales, kept: true };
+        let mut room = GroupScratch { dz: z, tiles, scales: group_scales, kept: true };
         for group in Group::all(&tokens, sizes, p) {
             pass.slice_group(cpu, &mut room, &group, scratch);
             pass.grad_input(cpu, dh, &room, &group, scratch);
@@ -312,7 +321,7 @@ fn zero_ignored(dh: &mut [f32], labels: &[i32], p: &HeadLoss) {
 }
 
 /// Destination of the forward pass's logits.
-enum Room<'a> {
+enum LogitsTarget<'a> {
     /// One block per thread, `each` floats apart.
     Own { z: &'a SharedMut<'a, f32>, each: usize },
     /// All blocks of the super-block, `[tokens, vocabulary]`.
@@ -474,13 +483,13 @@ impl Run<HeadLossBackward<'_, CpuMemory>> for Cpu {
         let mut workspace = Workspace::new(workspace);
         let (scales, multipliers) = (workspace.take::<f32>(p.vocabulary), workspace.take::<f32>(p.vocabulary));
         let scratch = workspace.take::<i8>(sizes.panels);
-        let mut room = GroupRoom {
+        let mut room = GroupScratch {
             dz: workspace.take::<f32>(sizes.group_logits),
             tiles: workspace.take::<i8>(sizes.dz.bytes()),
             scales: workspace.take::<f32>(sizes.tokens * sizes.group_blocks),
             kept: false,
         };
-        let mut transposed = TransposedRoom {
+        let mut transposed = TransposedScratch {
             dz_tiles: workspace.take::<i8>(sizes.dz_transposed.bytes()),
             dz_scales: workspace.take::<f32>(sizes.group_blocks * VOCABULARY_BLOCK),
             h_tiles: workspace.take::<i8>(sizes.h_transposed),
@@ -555,7 +564,7 @@ impl Group {
 }
 
 /// `dz` of one group: as numbers, and times the head's scales, sliced along the vocabulary.
-struct GroupRoom<'a> {
+struct GroupScratch<'a> {
     dz: &'a mut [f32],
     tiles: &'a mut [i8],
     scales: &'a mut [f32],
@@ -593,7 +602,7 @@ impl Backward<'_> {
 
     /// Recomputes the logits of a group, unless they were kept, and produces `dz`, as numbers and
     /// sliced.
-    fn slice_group(&self, cpu: &Cpu, room: &mut GroupRoom, group: &Group, scratch: &mut [i8]) {
+    fn slice_group(&self, cpu: &Cpu, room: &mut GroupScratch, group: &Group, scratch: &mut [i8]) {
         let p = self.logits.p;
         let layout = group.layout(p);
         let (stride, first_column) =
@@ -650,7 +659,7 @@ impl Backward<'_> {
     }
 
     /// Adds the group's contribution to `dh` of its tokens.
-    fn grad_input(&self, cpu: &Cpu, dh: &mut [f32], room: &GroupRoom, group: &Group, scratch: &mut [i8]) {
+    fn grad_input(&self, cpu: &Cpu, dh: &mut [f32], room: &GroupScratch, group: &Group, scratch: &mut [i8]) {
         let p = self.logits.p;
         let left = Left { tiles: room.tiles, layout: group.layout(p), scales: room.scales, chunks: group.blocks.len() };
         let rows = 0..group.tokens.len();
@@ -665,7 +674,7 @@ impl Backward<'_> {
 }
 
 /// `dz` and `h` of one chunk of tokens, sliced along the tokens.
-struct TransposedRoom<'a> {
+struct TransposedScratch<'a> {
     dz_tiles: &'a mut [i8],
     dz_scales: &'a mut [f32],
     h_tiles: &'a mut [i8],
@@ -673,7 +682,7 @@ struct TransposedRoom<'a> {
     p: &'a HeadLoss<'a>,
 }
 
-impl TransposedRoom<'_> {
+impl TransposedScratch<'_> {
     /// Adds one chunk of tokens to the group's rows of `dhead`.
     fn grad_weight(&mut self, cpu: &Cpu, dhead: &mut [f32], h: &[f32], dz: &[f32], group: &Group, scratch: &mut [i8]) {
         let p = self.p;

@@ -150,7 +150,7 @@ impl Runtime for Hip {
         let mut status = unsafe { (functions.allocate)(&raw mut pointer, bytes) };
         if status == library::OUT_OF_MEMORY {
             self.return_freed();
-            // SAFETY: as above.
+            // SAFETY: `pointer` has room for the address.
             status = unsafe { (functions.allocate)(&raw mut pointer, bytes) };
         }
         functions.check(&format!("hipMalloc of {bytes} bytes"), status)?;

@@ -20,7 +20,9 @@ use super::pool::{SharedMut, StealingRanges};
 use crate::Cpu;
 use crate::buffer::Workspace;
 use crate::op::Attention;
-use operands::{BlockRows, Blocks, Forms, ROWS, Shape, Slicer, row_maxima, store_turned_left, store_turned_right};
+use operands::{
+    BlockRows, Blocks, Forms, ROWS, Shape, Slicer, row_maxima, store_transposed_left, store_transposed_right,
+};
 use std::ops::Range;
 
 use super::CpuMemory;
@@ -109,7 +111,7 @@ impl<'a> Tensor<'a> {
             // SAFETY: the caller has this block of this head, and each group's tile of it is a
             // range of its own.
             let out = unsafe { out.slice(at..at + self.transposed_tile()) };
-            store_turned_right(path, self.shape, group, out, right);
+            store_transposed_right(path, self.shape, group, out, right);
         }
     }
 
@@ -127,7 +129,7 @@ impl<'a> Tensor<'a> {
         let block = self.index(head, self.blocks.of(span).start + index);
         // SAFETY: the caller has this block of this head.
         let out = unsafe { part(out, block, self.shape.transposed_bytes()) };
-        store_turned_left(path, self.shape, out, right);
+        store_transposed_left(path, self.shape, out, right);
     }
 
     /// Bytes of one transposed right tile, all slices.

@@ -210,14 +210,14 @@ fn transpose(path: Path, shape: Shape, out: &mut [i8], right: &[i8], group: usiz
 }
 
 /// A block's right tiles as right tiles contracted along rows: 16 elements of the width.
-pub(super) fn store_turned_right(path: Path, shape: Shape, group: usize, out: &mut [i8], right: &[i8]) {
+pub(super) fn store_transposed_right(path: Path, shape: Shape, group: usize, out: &mut [i8], right: &[i8]) {
     for slice in 0..shape.slices() {
         transpose(path, shape, &mut out[slice * TILE_BYTES..][..TILE_BYTES], right, group, slice);
     }
 }
 
 /// A block's right tiles as a left operand whose rows are the width.
-pub(super) fn store_turned_left(path: Path, shape: Shape, out: &mut [i8], right: &[i8]) {
+pub(super) fn store_transposed_left(path: Path, shape: Shape, out: &mut [i8], right: &[i8]) {
     let mut tile = [0i8; TILE_BYTES];
     for slice in 0..shape.slices() {
         for group in 0..shape.groups() {
