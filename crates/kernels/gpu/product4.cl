@@ -1,6 +1,6 @@
 // Products with 4-bit weights (docs/numerics.md, "Product with 4-bit weights"). A group of 256
 // computes PRODUCT_TILE x PRODUCT_TILE outputs, 4 x 4 to a work item, as in product.cl; packed
-// nibbles become bytes on their way into local memory. A packed word holds eight places of one
+// int4 values become bytes on their way into local memory. A packed word holds eight places of one
 // output: byte c has place c in its low and place c + 4 in its high bits.
 
 // Words of the contraction that are in local memory at a time, four elements each.

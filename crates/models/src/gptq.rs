@@ -7,7 +7,7 @@
 //!
 //! Format 1 stores zeros minus one, subtracted from whole words; so reading adds 0x11111111 to
 //! whole words, wrapping. There, a zero of 0 borrows from its neighbour, which adding one to each
-//! nibble would not undo. Zeros are 0 to 15 either way.
+//! four bits would not undo. Zeros are 0 to 15 either way.
 
 use crate::ModelError;
 use crate::config::{GptqConfig, GptqFormat};
@@ -17,8 +17,8 @@ use isobit_proof::safetensors::{Dtype, Tensor, TensorFiles};
 
 /// Integers per word.
 const PACKED: usize = 8;
-const NIBBLE: u32 = 0xf;
-/// One in every nibble of a word.
+const INT4_MASK: u32 = 0xf;
+/// One in every four bits of a word.
 const ONES: u32 = 0x1111_1111;
 /// The zero of a symmetric file.
 const MIDDLE: u8 = 8;
@@ -91,7 +91,7 @@ impl GptqForm {
 impl GptqWeight {
     /// The integer at an input and an output.
     pub fn integer(&self, input: usize, output: usize) -> u8 {
-        self.quantized().nibble(input, output)
+        self.quantized().int4(input, output)
     }
 
     /// The matrix `[outputs, inputs]`: a difference of integers times the scale, rounded once. For
@@ -181,11 +181,11 @@ impl GptqModule<'_> {
             GptqFormat::V1 => ONES,
             GptqFormat::V2 => 0,
         };
-        let nibbles = |word: i32| {
+        let unpacked = |word: i32| {
             let word = (word as u32).wrapping_add(add);
-            (0..PACKED).map(move |place| (word >> (4 * place) & NIBBLE) as u8)
+            (0..PACKED).map(move |place| (word >> (4 * place) & INT4_MASK) as u8)
         };
-        let zeros: Vec<u8> = words.into_iter().flat_map(nibbles).collect();
+        let zeros: Vec<u8> = words.into_iter().flat_map(unpacked).collect();
         if self.config.symmetric == Some(true)
             && let Some(at) = zeros.iter().position(|zero| *zero != MIDDLE)
         {

@@ -26,7 +26,7 @@ pub struct HostWeight {
 }
 
 impl HostWeight {
-    /// Random nibbles and zero points; scales of about 0.01 to 0.04, or according to `kind`. A
+    /// Random integers and zero points; scales of about 0.01 to 0.04, or according to `kind`. A
     /// group size of 0 is one group.
     pub fn new(random: &mut Random, n: usize, k: usize, group_size: usize, shuffled: bool, kind: Distribution) -> Self {
         let group_size = if group_size == 0 { k.max(1) } else { group_size };

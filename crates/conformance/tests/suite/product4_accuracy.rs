@@ -26,7 +26,7 @@ fn expanded(weight: &HostWeight) -> Vec<f32> {
     let view = weight.view();
     let element = |n: usize, k: usize| {
         let at = weight.group_of[k] as usize * N + n;
-        weight.scales[at] * (f32::from(view.nibble(k, n)) - f32::from(weight.zeros[at]))
+        weight.scales[at] * (f32::from(view.int4(k, n)) - f32::from(weight.zeros[at]))
     };
     (0..N * K).map(|index| element(index / K, index % K)).collect()
 }

@@ -11,7 +11,7 @@ use crate::Cpu;
 use crate::backend::Shaped;
 use crate::buffer::Buffer;
 use crate::op::product4::{
-    AsQuantized, CHANNELS_PER_WORD, Piece, Quantized, QuantizedShape, Scales, pieces, sigma_factor,
+    AsQuantized, CHANNELS_PER_WORD, GroupChunk, Quantized, QuantizedShape, Scales, group_chunks, sigma_factor,
 };
 use half::f16;
 use isobit_numerics::slices::{CHUNK, Profile};
@@ -56,9 +56,9 @@ pub(super) struct Plan {
     /// Places of each group.
     pub(super) starts: Vec<usize>,
     /// Pieces of each chunk.
-    pub(super) pieces: Vec<Vec<Piece>>,
+    pub(super) group_chunks: Vec<Vec<GroupChunk>>,
     /// Panels of up to 32 places within one group, for the input gradient.
-    pub(super) panels: Vec<Piece>,
+    pub(super) panels: Vec<GroupChunk>,
     /// The first panel of each group, then the end.
     pub(super) panel_starts: Vec<usize>,
 }
@@ -67,17 +67,17 @@ impl Plan {
     fn of(shape: QuantizedShape) -> Self {
         let starts = shape.starts();
         let mut by_chunk = vec![Vec::new(); shape.k.div_ceil(CHUNK)];
-        for piece in pieces(&starts) {
+        for piece in group_chunks(&starts) {
             by_chunk[piece.chunk()].push(piece);
         }
         let (mut panels, mut panel_starts) = (Vec::new(), vec![0]);
         for (group, ends) in starts.windows(2).enumerate() {
             for first in (ends[0]..ends[1]).step_by(BLOCK) {
-                panels.push(Piece { group, channels: first..(first + BLOCK).min(ends[1]) });
+                panels.push(GroupChunk { group, channels: first..(first + BLOCK).min(ends[1]) });
             }
             panel_starts.push(panels.len());
         }
-        Self { starts, pieces: by_chunk, panels, panel_starts }
+        Self { starts, group_chunks: by_chunk, panels, panel_starts }
     }
 }
 
@@ -97,11 +97,11 @@ pub(super) fn quantized_bytes(shape: QuantizedShape) -> usize {
     lines + zeros + scales * scale_bytes + orders * size_of::<u32>()
 }
 
-/// Bytes of the tiles of one chunk's pieces, for a panel of 32 outputs; the maximum over chunks.
+/// Bytes of the tiles of one chunk's group_chunks, for a panel of 32 outputs; the maximum over chunks.
 pub(super) fn piece_bytes(shape: QuantizedShape) -> usize {
-    let pieces = pieces(&shape.starts());
-    let tiles = |chunk: &[Piece]| -> usize { chunk.iter().map(piece_tiles).sum() };
-    let most = pieces.chunk_by(|a, b| a.chunk() == b.chunk()).map(tiles).max().unwrap_or(0);
+    let group_chunks = group_chunks(&shape.starts());
+    let tiles = |chunk: &[GroupChunk]| -> usize { chunk.iter().map(piece_tiles).sum() };
+    let most = group_chunks.chunk_by(|a, b| a.chunk() == b.chunk()).map(tiles).max().unwrap_or(0);
     2 * most * TILE_BYTES
 }
 
@@ -159,7 +159,7 @@ impl QuantizedWeight {
         path: Path,
         own: &'s mut [i8],
         e: usize,
-        piece: &Piece,
+        piece: &GroupChunk,
         first: usize,
     ) -> RightView<'s> {
         let tiles = piece_tiles(piece);
@@ -185,7 +185,7 @@ impl QuantizedWeight {
         path: Path,
         own: &'s mut [i8],
         e: usize,
-        panel: &Piece,
+        panel: &GroupChunk,
         chunk: usize,
     ) -> RightView<'s> {
         let block_stride = CHUNK_TILES * TILE_BYTES;
@@ -219,7 +219,7 @@ impl QuantizedWeight {
 pub(super) const TRANSPOSED_BYTES: usize = 2 * CHUNK_TILES * TILE_BYTES;
 
 /// Tiles that a piece spans.
-fn piece_tiles(piece: &Piece) -> usize {
+fn piece_tiles(piece: &GroupChunk) -> usize {
     piece.channels.end.div_ceil(TILE_DEPTH) - piece.channels.start / TILE_DEPTH
 }
 

@@ -61,7 +61,7 @@ pub(super) fn multiply_block(
         // operands are inside (`check`), and the target is whole and its maker's own.
         return unsafe { vnni::sums(sums, left, target.rows, panel, profile, Some(target)) };
     }
-    single_sums(path, sums, left, target.rows, panel, profile);
+    int4_sums(path, sums, left, target.rows, panel, profile);
     match profile {
         Profile::X2 => epilogue_block::<2>(path, sums, target),
         Profile::X3 => epilogue_block::<3>(path, sums, target),
@@ -77,7 +77,7 @@ fn check(path: Path, left: LeftView, rows: usize, right: RightView, groups: &Ran
 }
 
 /// The sums of [`multiply_block`], without its epilogue. The caller has checked the bounds.
-fn single_sums(path: Path, sums: &mut Sums, left: LeftView, rows: usize, panel: &Int4Panel, profile: Profile) {
+fn int4_sums(path: Path, sums: &mut Sums, left: LeftView, rows: usize, panel: &Int4Panel, profile: Profile) {
     let (slices, right, groups) = (profile.slice_count(), panel.right, panel.groups.clone());
     match path {
         Path::Scalar => wide::sums(sums, left, rows, right, groups, slices),

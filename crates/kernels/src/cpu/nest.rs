@@ -170,21 +170,21 @@ pub(super) fn run_areas<'a, P: Panels + 'a>(
     deal(cpu, nest.n.div_ceil(BLOCK), areas, right_resident, scratch, &|own, next| {
         let output = OutputView { out: &out, stride: nest.n, origin: 0 };
         let worker = &mut Worker::new(cpu.path, nest.profile, own);
-        while let Some(Piece { area, panels, rows }) = next() {
+        while let Some(WorkRange { area, panels, rows }) = next() {
             part(worker, &output, nest, of_area(area), panels, rows, wanted);
         }
     });
 }
 
 /// Some panels and rows of an area.
-pub(super) struct Piece {
+pub(super) struct WorkRange {
     pub(super) area: usize,
     pub(super) panels: Range<usize>,
     pub(super) rows: Range<usize>,
 }
 
 /// Returns a thread's next piece.
-pub(super) type Next<'a> = &'a mut dyn FnMut() -> Option<Piece>;
+pub(super) type Next<'a> = &'a mut dyn FnMut() -> Option<WorkRange>;
 
 /// Runs a job on every thread, with its own part of the scratch and, on AMX, within a session. Each
 /// thread takes pieces of the areas (of rows, each with all panels) until none are left, so a core
@@ -229,9 +229,9 @@ pub(super) fn deal(
             let (items, rows) = (items.start - before[area]..items.end - before[area], areas[area].clone());
             if by_rows {
                 let rows = rows.start + items.start * BLOCK..(rows.start + items.end * BLOCK).min(rows.end);
-                return Some(Piece { area, panels: 0..panels, rows });
+                return Some(WorkRange { area, panels: 0..panels, rows });
             }
-            Some(Piece { area, panels: items, rows })
+            Some(WorkRange { area, panels: items, rows })
         });
     });
 }

@@ -1,7 +1,7 @@
-//! Product with 4-bit weights on the CPU (`op/product4.rs`). Nibbles are unpacked once per panel
+//! Product with 4-bit weights on the CPU (`op/product4.rs`). Integers are unpacked once per panel
 //! and chunk and used for all rows.
 //!
-//! Forward, the pieces of a chunk are added in sequence while a block of the output stays in the
+//! Forward, the group_chunks of a chunk are added in sequence while a block of the output stays in the
 //! L1 cache. The input gradient slices `dy·σ` once per group; if a weight has few rows, several
 //! groups are sliced together and share one loop nest.
 
@@ -17,7 +17,7 @@ use super::slices::{
 };
 use crate::Cpu;
 use crate::buffer::Workspace;
-use crate::op::product4::{CHANNELS_PER_WORD, Piece, QuantizedShape};
+use crate::op::product4::{CHANNELS_PER_WORD, GroupChunk, QuantizedShape};
 use crate::op::{Product, SliceShape};
 use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
@@ -46,7 +46,7 @@ impl Run<Product4GradInput<'_, CpuMemory>> for Cpu {
     }
 }
 
-/// Maximum pieces per chunk.
+/// Maximum group_chunks per chunk.
 const PIECES_MAX: usize = CHUNK / CHANNELS_PER_WORD;
 
 /// Slices rows with their channels in the order of their weight.
@@ -174,7 +174,7 @@ struct Prepared {
 }
 
 /// The first tile of a piece, and its groups of four counted from there.
-fn tile_and_groups(piece: &Piece) -> (usize, Range<usize>) {
+fn tile_and_groups(piece: &GroupChunk) -> (usize, Range<usize>) {
     let first = piece.channels.start % TILE_DEPTH / 4;
     (piece.channels.start / TILE_DEPTH, first..first + piece.channels.len() / 4)
 }
@@ -184,28 +184,29 @@ impl Forward<'_> {
     fn run(&self, own: &mut [i8], next: Next) {
         let mut sums = Sums::new();
         let mut prepared = Prepared { bias: [[0; BLOCK]; PIECES_MAX], sigma: [[0.0; BLOCK]; PIECES_MAX] };
-        let pieces = &self.w.plan.pieces;
-        while let Some(nest::Piece { panels, rows, .. }) = next() {
+        let group_chunks = &self.w.plan.group_chunks;
+        while let Some(nest::WorkRange { panels, rows, .. }) = next() {
             let together = panels_together(rows.len() * self.p.k * self.left.layout.slices);
             for group in panels.clone().step_by(together) {
                 let group = group..(group + together).min(panels.end);
-                for (chunk, panel) in (0..pieces.len()).flat_map(|chunk| group.clone().map(move |panel| (chunk, panel)))
+                for (chunk, panel) in
+                    (0..group_chunks.len()).flat_map(|chunk| group.clone().map(move |panel| (chunk, panel)))
                 {
-                    self.prepare(own, &mut prepared, &pieces[chunk], panel * BLOCK);
+                    self.prepare(own, &mut prepared, &group_chunks[chunk], panel * BLOCK);
                     for row in rows.clone().step_by(BLOCK) {
                         let count = BLOCK.min(rows.end - row);
-                        self.block(&mut sums, own, &prepared, &pieces[chunk], row..row + count, panel * BLOCK);
+                        self.block(&mut sums, own, &prepared, &group_chunks[chunk], row..row + count, panel * BLOCK);
                     }
                 }
             }
         }
     }
 
-    /// Unpacks the pieces of a chunk for 32 outputs, in sequence.
-    fn prepare(&self, own: &mut [i8], prepared: &mut Prepared, pieces: &[Piece], first: usize) {
+    /// Unpacks the group_chunks of a chunk for 32 outputs, in sequence.
+    fn prepare(&self, own: &mut [i8], prepared: &mut Prepared, group_chunks: &[GroupChunk], first: usize) {
         let (path, width) = (self.cpu.path, BLOCK.min(self.p.n - first));
         let mut rest = own;
-        for (index, piece) in pieces.iter().enumerate() {
+        for (index, piece) in group_chunks.iter().enumerate() {
             let right = self.w.panel(path, rest, self.e, piece, first);
             column_sums(path, &mut prepared.bias[index], right, tile_and_groups(piece).1);
             let used = right.blocks * right.block_stride;
@@ -215,20 +216,20 @@ impl Forward<'_> {
         }
     }
 
-    /// Adds the pieces of a chunk to a block of the output.
+    /// Adds the group_chunks of a chunk to a block of the output.
     fn block(
         &self,
         sums: &mut Sums,
         own: &[i8],
         prepared: &Prepared,
-        pieces: &[Piece],
+        group_chunks: &[GroupChunk],
         rows: Range<usize>,
         first: usize,
     ) {
         let Self { cpu, left, p, .. } = *self;
         let width = BLOCK.min(p.n - first);
         let mut tiles = own;
-        for (index, piece) in pieces.iter().enumerate() {
+        for (index, piece) in group_chunks.iter().enumerate() {
             let (tile, groups) = tile_and_groups(piece);
             let block_stride = groups.end.div_ceil(TILE_DEPTH / 4) * TILE_BYTES;
             let right = RightView { tiles, block_stride, blocks: width.div_ceil(slices::TILE_ROWS) };
@@ -387,7 +388,7 @@ impl Batch<'_> {
         let rows = 0..self.rows;
         deal(self.cpu, end - first, std::slice::from_ref(&rows), false, scratch, &|own, next| {
             let mut sums = Sums::new();
-            while let Some(nest::Piece { panels, rows, .. }) = next() {
+            while let Some(nest::WorkRange { panels, rows, .. }) = next() {
                 let panels = &self.plan().panels[first + panels.start..first + panels.end];
                 let together = panels_together(rows.len() * self.p.n * self.left.layout.slices);
                 for panels in panels.chunk_by(|a, b| a.group == b.group).flat_map(|same| same.chunks(together)) {
@@ -407,7 +408,7 @@ impl Batch<'_> {
         sums: &mut Sums,
         own: &mut [i8],
         place: (&SharedMut<f32>, usize, usize),
-        panel: &Piece,
+        panel: &GroupChunk,
         chunk: usize,
         rows: Range<usize>,
     ) {

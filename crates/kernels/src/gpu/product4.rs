@@ -1,4 +1,4 @@
-//! Products with 4-bit weights on a GPU (defined in `op/product4.rs`): nibbles stay packed in
+//! Products with 4-bit weights on a GPU (defined in `op/product4.rs`): integers stay packed in
 //! memory and are expanded to bytes while loading into a group's local memory. The input gradient
 //! slices `dy·σ` into the workspace, one group of channels at a time.
 

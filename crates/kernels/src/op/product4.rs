@@ -3,10 +3,10 @@
 //!
 //! `W[n, k] = scale[g, n]·d[n, k]` with `g` the group of channel `k` and `d = q − z` a whole number
 //! from −16 to 15. The channels are taken in the *order* of their groups (stable), and all chunks
-//! and pieces are counted along that order. `σ = scale·2⁻⁴` (profile x2) or `scale·2⁻⁸` (x3). Two
+//! and group_chunks are counted along that order. `σ = scale·2⁻⁴` (profile x2) or `scale·2⁻⁸` (x3). Two
 //! forms, beside the slice product's:
 //! - forward `y[m, n] = Σ_k x[m, k]·W[n, k]`: `x` sliced per (row, 512 ordered channels). A *piece*
-//!   is the intersection of a chunk and a group; in ascending order of pieces
+//!   is the intersection of a chunk and a group; in ascending order of group_chunks
 //!   `acc = fma(v, scale_x·σ[g, n], acc)`, the product of both factors rounded; `y = acc`.
 //! - input gradient `dx[m, k] = Σ_n dy[m, n]·W[n, k]`: for the group of `k`, `dy[m, n]·σ[g, n]`
 //!   (rounded once) is sliced per (row, 512 of n); per chunk `acc = fma(v, scale, acc)`, starting
@@ -196,7 +196,7 @@ impl Quantized<'_> {
     }
 
     /// The four bits of a channel (as the file counts it) and output.
-    pub fn nibble(&self, channel: usize, n: usize) -> u8 {
+    pub fn int4(&self, channel: usize, n: usize) -> u8 {
         let word = self.words[channel / CHANNELS_PER_WORD * self.n + n];
         (word >> (4 * (channel % CHANNELS_PER_WORD)) & 15) as u8
     }
@@ -211,8 +211,8 @@ impl Quantized<'_> {
             None => self.words[line * self.n + n] as u32,
             Some(order) => {
                 let channels = &order[line * CHANNELS_PER_WORD..][..CHANNELS_PER_WORD];
-                let nibble = |channel: u32| u32::from(self.nibble(channel as usize, n));
-                channels.iter().rev().fold(0, |word, &channel| word << 4 | nibble(channel))
+                let int4 = |channel: u32| u32::from(self.int4(channel as usize, n));
+                channels.iter().rev().fold(0, |word, &channel| word << 4 | int4(channel))
             }
         };
         let byte = |c: usize| (word >> (4 * c) & 15 | (word >> (4 * c + 16) & 15) << 4) as u8;
@@ -222,29 +222,29 @@ impl Quantized<'_> {
 
 /// The intersection of a chunk and a group: ordered channels that share an exact sum.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct GroupChunk {
     pub group: usize,
     pub channels: Range<usize>,
 }
 
-impl Piece {
+impl GroupChunk {
     pub fn chunk(&self) -> usize {
         self.channels.start / CHUNK
     }
 }
 
-/// The pieces of groups with these starts, ascending.
-pub fn pieces(starts: &[usize]) -> Vec<Piece> {
-    let mut pieces = Vec::new();
+/// The group_chunks of groups with these starts, ascending.
+pub fn group_chunks(starts: &[usize]) -> Vec<GroupChunk> {
+    let mut group_chunks = Vec::new();
     for (group, ends) in starts.windows(2).enumerate() {
         let mut first = ends[0];
         while first < ends[1] {
             let end = ((first / CHUNK + 1) * CHUNK).min(ends[1]);
-            pieces.push(Piece { group, channels: first..end });
+            group_chunks.push(GroupChunk { group, channels: first..end });
             first = end;
         }
     }
-    pieces
+    group_chunks
 }
 
 /// The factor that turns a group scale into σ: the power of two that a slice scale leaves to its
@@ -389,13 +389,13 @@ mod tests {
         assert_eq!(weight.order(), Some(vec![0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15]));
         let shape = QuantizedShape::of(&[weight]);
         assert_eq!((shape.starts(), shape.ordered, shape.half_scales), (vec![0, 8, 16], 1, false));
-        assert_eq!([weight.nibble(3, 0), weight.nibble(7, 0), weight.nibble(7, 1), weight.nibble(9, 0)], [3, 7, 15, 0]);
+        assert_eq!([weight.int4(3, 0), weight.int4(7, 0), weight.int4(7, 1), weight.int4(9, 0)], [3, 7, 15, 0]);
     }
 
     #[test]
     fn pieces_end_with_chunks_and_groups() {
         let ranges =
-            |starts: &[usize]| -> Vec<_> { pieces(starts).into_iter().map(|p| (p.group, p.channels)).collect() };
+            |starts: &[usize]| -> Vec<_> { group_chunks(starts).into_iter().map(|p| (p.group, p.channels)).collect() };
         assert_eq!(ranges(&[0, 384, 384, 768]), [(0, 0..384), (2, 384..512), (2, 512..768)]);
         assert_eq!(ranges(&[0, 1100]), [(0, 0..512), (0, 512..1024), (0, 1024..1100)]);
         assert_eq!(ranges(&[0, 0]), []);

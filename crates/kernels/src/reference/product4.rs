@@ -4,7 +4,7 @@ use super::slices;
 use super::{Reference, ReferenceMemory};
 use crate::Buffer;
 use crate::backend::{Checked, Run, Shaped};
-use crate::op::product4::{AsQuantized, Piece, Quantized, QuantizedShape, pieces, sigma_factor};
+use crate::op::product4::{AsQuantized, GroupChunk, Quantized, QuantizedShape, group_chunks, sigma_factor};
 use crate::op::{Product4Forward, Product4GradInput, Product4Rows, SliceShape};
 use isobit_numerics::fma::fma;
 use isobit_numerics::slices::{CHUNK, Profile, split2, split3};
@@ -14,7 +14,7 @@ use isobit_numerics::slices::{CHUNK, Profile, split2, split3};
 pub struct QuantizedWeight {
     shape: QuantizedShape,
     starts: Vec<usize>,
-    pieces: Vec<Piece>,
+    group_chunks: Vec<GroupChunk>,
     weights: Vec<One>,
 }
 
@@ -45,7 +45,7 @@ pub(super) fn quantized_weight<Q: AsQuantized, E>(
     };
     let weights = (0..shape.count).map(&mut one).collect::<Result<_, _>>()?;
     let starts = shape.starts();
-    Ok(QuantizedWeight { shape, pieces: pieces(&starts), starts, weights })
+    Ok(QuantizedWeight { shape, group_chunks: group_chunks(&starts), starts, weights })
 }
 
 impl One {
@@ -54,7 +54,7 @@ impl One {
         let order = w.order().unwrap_or_else(|| (0u32..).take(k).collect());
         let number = |place: usize, n: usize| {
             let channel = order[place] as usize;
-            i32::from(w.nibble(channel, n)) - i32::from(w.zeros[w.group_of[channel] as usize * w.n + n])
+            i32::from(w.int4(channel, n)) - i32::from(w.zeros[w.group_of[channel] as usize * w.n + n])
         };
         let numbers =
             (0..n).flat_map(|n| (0..k).map(move |place| (place, n))).map(|(place, n)| number(place, n)).collect();
@@ -108,7 +108,7 @@ impl Run<Product4Forward<'_, ReferenceMemory>> for Reference {
                 for n in 0..p.n {
                     let (xm, d) = (&x.integers[m * p.k..], &weight.numbers[n * p.k..]);
                     let mut acc = 0.0;
-                    for piece in &w.pieces {
+                    for piece in &w.group_chunks {
                         let v = value(p.profile, piece.channels.clone().map(|place| (xm[place], d[place])));
                         let sigma = weight.group_scales[piece.group * p.n + n] * sigma_factor(p.profile);
                         acc = fma(v, x.scales[m * chunks + piece.chunk()] * sigma, acc);
