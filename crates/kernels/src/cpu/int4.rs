@@ -55,7 +55,7 @@ enum KeptScales {
 pub(super) struct Plan {
     /// Places of each group.
     pub(super) starts: Vec<usize>,
-    /// Pieces of each chunk.
+    /// Group chunks of each chunk.
     pub(super) group_chunks: Vec<Vec<GroupChunk>>,
     /// Panels of up to 32 places within one group, for the input gradient.
     pub(super) panels: Vec<GroupChunk>,
@@ -67,8 +67,8 @@ impl Plan {
     fn of(shape: QuantizedShape) -> Self {
         let starts = shape.starts();
         let mut by_chunk = vec![Vec::new(); shape.k.div_ceil(CHUNK)];
-        for piece in group_chunks(&starts) {
-            by_chunk[piece.chunk()].push(piece);
+        for part in group_chunks(&starts) {
+            by_chunk[part.chunk()].push(part);
         }
         let (mut panels, mut panel_starts) = (Vec::new(), vec![0]);
         for (group, ends) in starts.windows(2).enumerate() {
@@ -97,10 +97,11 @@ pub(super) fn quantized_bytes(shape: QuantizedShape) -> usize {
     lines + zeros + scales * scale_bytes + orders * size_of::<u32>()
 }
 
-/// Bytes of the tiles of one chunk's group_chunks, for a panel of 32 outputs; the maximum over chunks.
-pub(super) fn piece_bytes(shape: QuantizedShape) -> usize {
+/// Bytes of the tiles of one chunk's group chunks, for a panel of 32 outputs; the maximum over
+/// chunks.
+pub(super) fn group_chunk_bytes(shape: QuantizedShape) -> usize {
     let group_chunks = group_chunks(&shape.starts());
-    let tiles = |chunk: &[GroupChunk]| -> usize { chunk.iter().map(piece_tiles).sum() };
+    let tiles = |chunk: &[GroupChunk]| -> usize { chunk.iter().map(group_chunk_tiles).sum() };
     let most = group_chunks.chunk_by(|a, b| a.chunk() == b.chunk()).map(tiles).max().unwrap_or(0);
     2 * most * TILE_BYTES
 }
@@ -152,26 +153,26 @@ impl QuantizedWeight {
         std::array::from_fn(|i| zeros[i / 4])
     }
 
-    /// Unpacks a piece for the outputs `first..first + 32`: right tiles, from the tile in which the
-    /// piece starts. Bytes of these tiles outside the piece are zero.
+    /// Unpacks a group chunk for the outputs `first..first + 32`: right tiles, from the tile in
+    /// which the group chunk starts. Bytes of these tiles outside it are zero.
     pub(super) fn panel<'s>(
         &self,
         path: Path,
         own: &'s mut [i8],
         e: usize,
-        piece: &GroupChunk,
+        part: &GroupChunk,
         first: usize,
     ) -> RightView<'s> {
-        let tiles = piece_tiles(piece);
+        let tiles = group_chunk_tiles(part);
         let block_stride = tiles * TILE_BYTES;
         let blocks = (self.row_blocks() - first / TILE_ROWS).min(2);
-        let lines = piece.channels.start / CHANNELS_PER_WORD..piece.channels.end / CHANNELS_PER_WORD;
+        let lines = part.channels.start / CHANNELS_PER_WORD..part.channels.end / CHANNELS_PER_WORD;
         let skipped = lines.start % TILE_LINES;
         for (block, out) in own[..blocks * block_stride].chunks_exact_mut(block_stride).enumerate() {
             if lines.len() < tiles * TILE_LINES {
                 out.fill(0);
             }
-            let zeros = self.spread_zeros(e, piece.group, first / TILE_ROWS + block);
+            let zeros = self.spread_zeros(e, part.group, first / TILE_ROWS + block);
             let packed =
                 &self.block_lines(e, first / TILE_ROWS + block)[lines.start * LINE_BYTES..lines.end * LINE_BYTES];
             unpack(path, &mut out[skipped * UNPACKED..], packed, &zeros);
@@ -218,9 +219,9 @@ impl QuantizedWeight {
 /// Scratch for a transposed panel.
 pub(super) const TRANSPOSED_BYTES: usize = 2 * CHUNK_TILES * TILE_BYTES;
 
-/// Tiles that a piece spans.
-fn piece_tiles(piece: &GroupChunk) -> usize {
-    piece.channels.end.div_ceil(TILE_DEPTH) - piece.channels.start / TILE_DEPTH
+/// Tiles that a group chunk spans.
+fn group_chunk_tiles(part: &GroupChunk) -> usize {
+    part.channels.end.div_ceil(TILE_DEPTH) - part.channels.start / TILE_DEPTH
 }
 
 multiversion! {

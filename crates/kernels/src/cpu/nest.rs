@@ -183,11 +183,11 @@ pub(super) struct WorkRange {
     pub(super) rows: Range<usize>,
 }
 
-/// Returns a thread's next piece.
+/// Returns a thread's next range.
 pub(super) type Next<'a> = &'a mut dyn FnMut() -> Option<WorkRange>;
 
 /// Runs a job on every thread, with its own part of the scratch and, on AMX, within a session. Each
-/// thread takes pieces of the areas (of rows, each with all panels) until none are left, so a core
+/// thread takes ranges of the areas (of rows, each with all panels) until none are left, so a core
 /// slowed by its neighbour does not hold up the others. If the right operand stays in a core's
 /// cache, threads divide the rows as other ops do and find in cache what they wrote themselves.
 pub(super) fn deal(

@@ -1,13 +1,13 @@
 //! Product with 4-bit weights on the CPU (`op/product4.rs`). Integers are unpacked once per panel
 //! and chunk and used for all rows.
 //!
-//! Forward, the group_chunks of a chunk are added in sequence while a block of the output stays in the
-//! L1 cache. The input gradient slices `dy·σ` once per group; if a weight has few rows, several
+//! Forward, the group chunks of a chunk are added in sequence while a block of the output stays in
+//! the L1 cache. The input gradient slices `dy·σ` once per group; if a weight has few rows, several
 //! groups are sliced together and share one loop nest.
 
 use super::block::{LeftView, RightView, Sums};
 use super::epilogue::Target;
-use super::int4::{Plan, QuantizedWeight, TRANSPOSED_BYTES, piece_bytes};
+use super::int4::{Plan, QuantizedWeight, TRANSPOSED_BYTES, group_chunk_bytes};
 use super::int4_block::{Int4Panel, column_sums, multiply_block};
 use super::nest::{self, Left, Next, SUPER_BLOCK, deal, panels_together, super_blocks};
 use super::path::Path;
@@ -46,7 +46,7 @@ impl Run<Product4GradInput<'_, CpuMemory>> for Cpu {
     }
 }
 
-/// Maximum group_chunks per chunk.
+/// Maximum group chunks per chunk.
 const PIECES_MAX: usize = CHUNK / CHANNELS_PER_WORD;
 
 /// Slices rows with their channels in the order of their weight.
@@ -123,7 +123,7 @@ fn ordered_elements(w: QuantizedShape, rows_sliced: usize) -> usize {
 }
 
 fn scratch_bytes(cpu: &Cpu, w: QuantizedShape) -> usize {
-    cpu.threads() * piece_bytes(w).max(TRANSPOSED_BYTES)
+    cpu.threads() * group_chunk_bytes(w).max(TRANSPOSED_BYTES)
 }
 
 pub(super) fn workspace(cpu: &Cpu, w: QuantizedShape, p: &Product) -> usize {
@@ -167,16 +167,16 @@ struct Forward<'a> {
     p: &'a Product<'a>,
 }
 
-/// Per-piece data of a chunk besides the tiles.
+/// Per group chunk, the data of a chunk besides the tiles.
 struct Prepared {
     bias: [[i32; BLOCK]; PIECES_MAX],
     sigma: [[f32; BLOCK]; PIECES_MAX],
 }
 
-/// The first tile of a piece, and its groups of four counted from there.
-fn tile_and_groups(piece: &GroupChunk) -> (usize, Range<usize>) {
-    let first = piece.channels.start % TILE_DEPTH / 4;
-    (piece.channels.start / TILE_DEPTH, first..first + piece.channels.len() / 4)
+/// The first tile of a group chunk, and its groups of four counted from there.
+fn tile_and_groups(part: &GroupChunk) -> (usize, Range<usize>) {
+    let first = part.channels.start % TILE_DEPTH / 4;
+    (part.channels.start / TILE_DEPTH, first..first + part.channels.len() / 4)
 }
 
 impl Forward<'_> {
@@ -202,21 +202,21 @@ impl Forward<'_> {
         }
     }
 
-    /// Unpacks the group_chunks of a chunk for 32 outputs, in sequence.
+    /// Unpacks the group chunks of a chunk for 32 outputs, in sequence.
     fn prepare(&self, own: &mut [i8], prepared: &mut Prepared, group_chunks: &[GroupChunk], first: usize) {
         let (path, width) = (self.cpu.path, BLOCK.min(self.p.n - first));
         let mut rest = own;
-        for (index, piece) in group_chunks.iter().enumerate() {
-            let right = self.w.panel(path, rest, self.e, piece, first);
-            column_sums(path, &mut prepared.bias[index], right, tile_and_groups(piece).1);
+        for (index, part) in group_chunks.iter().enumerate() {
+            let right = self.w.panel(path, rest, self.e, part, first);
+            column_sums(path, &mut prepared.bias[index], right, tile_and_groups(part).1);
             let used = right.blocks * right.block_stride;
             rest = &mut rest[used..];
             let sigma = &mut prepared.sigma[index][..width];
-            self.w.sigma(path, sigma, self.e, piece.group, first..first + width, self.p.profile);
+            self.w.sigma(path, sigma, self.e, part.group, first..first + width, self.p.profile);
         }
     }
 
-    /// Adds the group_chunks of a chunk to a block of the output.
+    /// Adds the group chunks of a chunk to a block of the output.
     fn block(
         &self,
         sums: &mut Sums,
@@ -229,26 +229,26 @@ impl Forward<'_> {
         let Self { cpu, left, p, .. } = *self;
         let width = BLOCK.min(p.n - first);
         let mut tiles = own;
-        for (index, piece) in group_chunks.iter().enumerate() {
-            let (tile, groups) = tile_and_groups(piece);
+        for (index, part) in group_chunks.iter().enumerate() {
+            let (tile, groups) = tile_and_groups(part);
             let block_stride = groups.end.div_ceil(TILE_DEPTH / 4) * TILE_BYTES;
             let right = RightView { tiles, block_stride, blocks: width.div_ceil(slices::TILE_ROWS) };
             tiles = &tiles[right.blocks * block_stride..];
-            let chunk = piece.chunk();
+            let chunk = part.chunk();
             let target = Target {
                 out: self.out,
                 at: rows.start * p.n + first,
                 stride: p.n,
                 rows: rows.len(),
                 width,
-                from_zero: piece.channels.start == 0,
+                from_zero: part.channels.start == 0,
                 left_scales: &left.scales[rows.start * left.chunks + chunk..],
                 left_stride: left.chunks,
                 chunk_scales: Some(&prepared.sigma[index][..width]),
                 row_scales: None,
                 after: None,
             };
-            if piece.channels.start == 0 {
+            if part.channels.start == 0 {
                 target.prefetch();
             }
             let view = LeftView {

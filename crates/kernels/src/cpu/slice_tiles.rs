@@ -117,24 +117,24 @@ unsafe fn slice_rows_avx512<const SLICES: usize, const FACTORS: bool>(
     factors: &[f32],
 ) {
     let chunks = into.width.div_ceil(CHUNK);
-    let piece = |row: usize, chunk: usize| {
+    let chunk_of = |row: usize, chunk: usize| {
         let columns = chunk * CHUNK..((chunk + 1) * CHUNK).min(into.width);
         (&x[row * into.width..][columns.clone()], if FACTORS { &factors[columns] } else { x })
     };
-    // SAFETY: these features are enabled here, and `piece` gives as many factors as numbers.
+    // SAFETY: these features are enabled here, and `chunk_of` gives as many factors as numbers.
     let quantiser_at = |(x, factors): (&[f32], &[f32])| unsafe { quantiser_of::<SLICES, FACTORS>(x, factors) };
-    let mut quantiser = quantiser_at(piece(rows.start, 0));
+    let mut quantiser = quantiser_at(chunk_of(rows.start, 0));
     let (mut row, mut chunk) = (rows.start, 0);
     for scale in scales {
         // The next quantiser, a long chain of maxima and divisions, is computed while these numbers
         // are rounded.
         let next = if chunk + 1 < chunks { (row, chunk + 1) } else { (row + 1, 0) };
-        let next_quantiser = if next.0 < rows.end { quantiser_at(piece(next.0, next.1)) } else { quantiser };
-        let (x, factors) = piece(row, chunk);
+        let next_quantiser = if next.0 < rows.end { quantiser_at(chunk_of(next.0, next.1)) } else { quantiser };
+        let (x, factors) = chunk_of(row, chunk);
         let at = chunk * CHUNK_TILES * into.layout.column_stride() + row * TILE_DEPTH;
         let strides = [into.layout.column_stride(), into.layout.slice_stride()];
         // SAFETY: these features are enabled here; row and chunk are those of the layout, whose
-        // tiles are inside and in this row the caller's own; `piece` gives as many factors as
+        // tiles are inside and in this row the caller's own; `chunk_of` gives as many factors as
         // numbers.
         unsafe { store::<SLICES, FACTORS>(into.tiles.add(at), strides, x, factors, quantiser.multiplier, into.bias) };
         *scale = quantiser.scale;

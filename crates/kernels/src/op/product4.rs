@@ -3,10 +3,10 @@
 //!
 //! `W[n, k] = scale[g, n]·d[n, k]` with `g` the group of channel `k` and `d = q − z` a whole number
 //! from −16 to 15. The channels are taken in the *order* of their groups (stable), and all chunks
-//! and group_chunks are counted along that order. `σ = scale·2⁻⁴` (profile x2) or `scale·2⁻⁸` (x3). Two
-//! forms, beside the slice product's:
-//! - forward `y[m, n] = Σ_k x[m, k]·W[n, k]`: `x` sliced per (row, 512 ordered channels). A *piece*
-//!   is the intersection of a chunk and a group; in ascending order of group_chunks
+//! and group chunks are counted along that order. `σ = scale·2⁻⁴` (profile x2) or `scale·2⁻⁸` (x3).
+//! Two forms, beside the slice product's:
+//! - forward `y[m, n] = Σ_k x[m, k]·W[n, k]`: `x` sliced per (row, 512 ordered channels). A *group
+//!   chunk* is the intersection of a chunk and a group; in ascending order of group chunks
 //!   `acc = fma(v, scale_x·σ[g, n], acc)`, the product of both factors rounded; `y = acc`.
 //! - input gradient `dx[m, k] = Σ_n dy[m, n]·W[n, k]`: for the group of `k`, `dy[m, n]·σ[g, n]`
 //!   (rounded once) is sliced per (row, 512 of n); per chunk `acc = fma(v, scale, acc)`, starting
@@ -233,7 +233,7 @@ impl GroupChunk {
     }
 }
 
-/// The group_chunks of groups with these starts, ascending.
+/// The group chunks of groups with these starts, ascending.
 pub fn group_chunks(starts: &[usize]) -> Vec<GroupChunk> {
     let mut group_chunks = Vec::new();
     for (group, ends) in starts.windows(2).enumerate() {

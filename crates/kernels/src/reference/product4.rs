@@ -108,10 +108,10 @@ impl Run<Product4Forward<'_, ReferenceMemory>> for Reference {
                 for n in 0..p.n {
                     let (xm, d) = (&x.integers[m * p.k..], &weight.numbers[n * p.k..]);
                     let mut acc = 0.0;
-                    for piece in &w.group_chunks {
-                        let v = value(p.profile, piece.channels.clone().map(|place| (xm[place], d[place])));
-                        let sigma = weight.group_scales[piece.group * p.n + n] * sigma_factor(p.profile);
-                        acc = fma(v, x.scales[m * chunks + piece.chunk()] * sigma, acc);
+                    for part in &w.group_chunks {
+                        let v = value(p.profile, part.channels.clone().map(|place| (xm[place], d[place])));
+                        let sigma = weight.group_scales[part.group * p.n + n] * sigma_factor(p.profile);
+                        acc = fma(v, x.scales[m * chunks + part.chunk()] * sigma, acc);
                     }
                     y[m * p.n + n] = acc;
                 }
