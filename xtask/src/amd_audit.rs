@@ -4,12 +4,12 @@
 use crate::amd_assembly::{Kernel, kernels};
 use crate::arguments::Arguments;
 use crate::repository::{command, now, root};
+use isobit_gcn::{COMPILERS, Dialect, compiler};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-const COMPILERS: [&str; 2] = ["clang-19", "clang"];
 const DEVICES: [&str; 4] = ["gfx906", "gfx908", "gfx90a", "gfx942"];
 /// Slices of the profiles x2 and x3.
 pub(crate) const SLICES: [u32; 2] = [2, 3];
@@ -36,53 +36,11 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
     }
 }
 
-/// A compiler that supports AMD's devices.
-pub(crate) fn compiler() -> Option<&'static str> {
-    COMPILERS.into_iter().find(|name| {
-        let output = command(&root(), name, &["--print-targets"]).output();
-        output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("amdgcn"))
-    })
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Dialect {
-    OpenCl,
-    Hip,
-}
-
-impl Dialect {
-    const ALL: [Self; 2] = [Self::OpenCl, Self::Hip];
-
-    fn header(self) -> &'static str {
-        match self {
-            Self::OpenCl => "opencl.h",
-            Self::Hip => "cuda.h",
-        }
-    }
-
-    /// The options that the runtimes compile with.
-    fn options(self, device: &str) -> Vec<String> {
-        let own: &[&str] = match self {
-            Self::OpenCl => {
-                &["-x", "cl", "-cl-std=CL1.2", "-Xclang", "-finclude-default-header", "-target", "amdgcn-amd-amdhsa"]
-            }
-            Self::Hip => &["-x", "hip", "--cuda-device-only", "-nogpuinc", "-fno-gpu-rdc"],
-        };
-        let device = match self {
-            Self::OpenCl => format!("-mcpu={device}"),
-            Self::Hip => format!("--offload-arch={device}"),
-        };
-        let common = ["-nogpulib", "-ffp-contract=off", "-O3", "-S"];
-        own.iter().chain(&common).map(|option| (*option).to_string()).chain([device]).collect()
-    }
-}
-
-impl fmt::Display for Dialect {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::OpenCl => "OpenCL",
-            Self::Hip => "HIP",
-        })
+/// The header that comes first in a dialect.
+fn header(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::OpenCl => "opencl.h",
+        Dialect::Hip => "cuda.h",
     }
 }
 
@@ -183,7 +141,7 @@ pub(crate) fn programs() -> Result<Vec<String>, String> {
 pub(crate) fn source(program: &str, dialect: Dialect, without: &[&str]) -> Result<String, String> {
     let read = |path: String| std::fs::read_to_string(root().join(&path)).map_err(|error| format!("{path}: {error}"));
     let order = read(ORDER.to_string())?;
-    let mut text = read(format!("{FOLDER}/{}", dialect.header()))?;
+    let mut text = read(format!("{FOLDER}/{}", header(dialect)))?;
     for header in headers(&order).into_iter().filter(|header| !without.contains(header)) {
         text.push_str(&read(format!("{FOLDER}/{header}"))?);
     }
@@ -212,7 +170,7 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
 /// dialects.
 fn headers(order: &str) -> Vec<&str> {
     let included = order.split("include_str!(\"../../gpu/").skip(1).filter_map(|rest| rest.split('"').next());
-    let dialects = Dialect::ALL.map(Dialect::header);
+    let dialects = Dialect::ALL.map(header);
     included.filter(|name| is_header(name) && !dialects.contains(name)).collect()
 }
 
@@ -225,7 +183,7 @@ fn read(compiler: &str, job: &Job) -> Result<Vec<Kernel>, String> {
         let mut line = job.dialect.options(job.device);
         line.push(format!("-DSLICES={}", job.slices));
         line.extend(marks.map(str::to_string));
-        line.extend(["-o".to_string(), "-".to_string(), job.source.display().to_string()]);
+        line.extend(["-S".to_string(), "-o".to_string(), "-".to_string(), job.source.display().to_string()]);
         let line: Vec<&str> = line.iter().map(String::as_str).collect();
         let output = command(&root(), compiler, &line).output().map_err(|error| format!("{compiler}: {error}"))?;
         if !output.status.success() {
@@ -340,7 +298,7 @@ mod tests {
         let used = headers(&order);
         for entry in std::fs::read_dir(root().join(FOLDER)).expect("the programs") {
             let name = entry.expect("an entry").file_name().into_string().expect("a plain name");
-            let dialect = Dialect::ALL.iter().any(|dialect| dialect.header() == name);
+            let dialect = Dialect::ALL.iter().any(|dialect| header(*dialect) == name);
             assert!(!is_header(&name) || dialect || used.contains(&name.as_str()), "{name}");
         }
     }

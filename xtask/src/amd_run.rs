@@ -4,6 +4,7 @@
 use crate::amd_audit;
 use crate::arguments::Arguments;
 use crate::repository::{command, now, root};
+use isobit_gcn::Toolchain;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -20,7 +21,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
     let seeds = arguments.number("--seeds", 5)?;
     let work = arguments.number("--work", 0)?;
     arguments.finish()?;
-    if amd_audit::compiler().is_none() {
+    if isobit_gcn::compiler().is_none() {
         println!("0 runs, 1 skipped: {}", amd_audit::NO_COMPILER);
         return if require { Err(amd_audit::NO_COMPILER.to_string()) } else { Ok(()) };
     }
@@ -30,15 +31,26 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
         return Err("conform does not build".to_string());
     }
     let start = now();
-    let jobs = jobs(seeds, work);
+    let (jobs, skipped) = jobs(seeds, work);
+    for skip in &skipped {
+        println!("skipped: {skip}");
+    }
+    if require && !skipped.is_empty() {
+        return Err(skipped.join("; "));
+    }
     let failed = all(&jobs, threads);
-    println!("{} runs, {failed} with differences or failures, {:.0} s", jobs.len(), start.elapsed().as_secs_f64());
+    println!(
+        "{} runs, {failed} with differences or failures, {} toolchains skipped, {:.0} s",
+        jobs.len(),
+        skipped.len(),
+        start.elapsed().as_secs_f64()
+    );
     if failed == 0 { Ok(()) } else { Err(format!("{failed} runs found differences")) }
 }
 
-/// The seeds of both dialects, then code objects.
-fn jobs(seeds: usize, work: usize) -> Vec<Job> {
-    let mut jobs: Vec<Job> = Vec::new();
+/// The seeds of both dialects, then code objects; and the toolchains that are missing.
+fn jobs(seeds: usize, work: usize) -> (Vec<Job>, Vec<String>) {
+    let (mut jobs, mut skipped): (Vec<Job>, Vec<String>) = (Vec::new(), Vec::new());
     let mut add = |device: &str, rest: &[&str]| {
         let mut job = vec!["--on".to_string(), device.to_string()];
         job.extend(rest.iter().map(|word| (*word).to_string()));
@@ -54,11 +66,13 @@ fn jobs(seeds: usize, work: usize) -> Vec<Job> {
             }
         }
     }
-    for device in DEVICES {
-        add(device, &["--toolchain", "clang-object"]);
-        add(device, &["--toolchain", "hiprtc"]);
+    for toolchain in [Toolchain::CodeObject, Toolchain::HipRtc] {
+        match toolchain.objection() {
+            Some(why) => skipped.push(format!("{}: {why}", toolchain.name())),
+            None => DEVICES.iter().for_each(|device| add(device, &["--toolchain", toolchain.name()])),
+        }
     }
-    jobs
+    (jobs, skipped)
 }
 
 /// Runs the jobs, prints the last line of each and what it found; how many failed.
@@ -103,8 +117,8 @@ mod tests {
 
     #[test]
     fn every_seed_on_every_device_in_both_dialects() {
-        let jobs = jobs(5, 100);
-        assert_eq!(jobs.len(), 2 * 2 * 6 + 4);
+        let (jobs, skipped) = jobs(5, 100);
+        assert_eq!(jobs.len(), 2 * 2 * 6 + 2 * (2 - skipped.len()));
         assert_eq!(jobs[0], ["--on", "gfx906", "--dialect", "hip", "--seed", "0", "--work", "100"]);
         let distinct: std::collections::BTreeSet<_> = jobs.iter().collect();
         assert_eq!(distinct.len(), jobs.len());

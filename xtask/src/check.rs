@@ -80,7 +80,7 @@ fn tidy_step() -> End {
 }
 
 fn amd_audit_step() -> End {
-    match amd_audit::compiler() {
+    match isobit_gcn::compiler() {
         Some(compiler) => ended(amd_audit::audit(compiler, 2, false)),
         None => End::Skipped(amd_audit::NO_COMPILER.to_string()),
     }

@@ -1,9 +1,10 @@
 //! `cargo xtask hip-compile`: every GPU program through hipRTC as a run would compile it, in a
 //! child process, for the devices that ROCm 5 knows. It needs ROCm's libraries, not a device.
 
-use crate::amd_audit::{Dialect, SLICES, programs, source};
+use crate::amd_audit::{SLICES, programs, source};
 use crate::arguments::Arguments;
 use crate::repository::now;
+use isobit_gcn::Dialect;
 use isobit_kernels::gpu::hip::{self, Request};
 
 /// With the low byte of the flags in the header of their code objects.

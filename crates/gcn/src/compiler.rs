@@ -1,7 +1,8 @@
-//! Compiles kernels in a child process, with clang as the runtimes of AMD's devices would, or with
-//! AMD's own hipRTC, and remembers what it compiled.
+//! Compiles kernels with clang, as the runtimes of AMD's devices would, or with AMD's own hipRTC,
+//! and remembers what it compiled.
 
 use crate::program::Program;
+use isobit_kernels::gpu::hip;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
@@ -10,7 +11,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Compilers to try, in order.
-const COMPILERS: [&str; 2] = ["clang-19", "clang"];
+pub const COMPILERS: [&str; 2] = ["clang-19", "clang"];
 
 /// A device that is emulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -64,8 +65,8 @@ impl Dialect {
         }
     }
 
-    /// The options that the runtimes compile with.
-    fn options(self, architecture: Architecture) -> Vec<String> {
+    /// The options that the runtimes compile with, for clang and any of AMD's architectures.
+    pub fn options(self, architecture: &str) -> Vec<String> {
         let own: &[&str] = match self {
             Self::OpenCl => &[
                 "-x",
@@ -83,8 +84,7 @@ impl Dialect {
             Self::OpenCl => format!("-mcpu={architecture}"),
             Self::Hip => format!("--offload-arch={architecture}"),
         };
-        // Lines of source cost nothing: no instruction differs.
-        let common = ["-nogpulib", "-ffp-contract=off", "-O3", "-gline-tables-only"];
+        let common = ["-nogpulib", "-ffp-contract=off", "-O3"];
         own.iter().chain(&common).map(|option| (*option).to_string()).chain([device]).collect()
     }
 }
@@ -102,7 +102,7 @@ pub enum Toolchain {
     Assembly,
     /// clang and its linker; the code object is disassembled by `llvm-objdump`.
     CodeObject,
-    /// hipRTC of an installed ROCm, through `tools/hiprtc_compile.py`; disassembled likewise.
+    /// hipRTC of an installed ROCm, as a run on a card calls it; disassembled likewise.
     HipRtc,
 }
 
@@ -128,11 +128,7 @@ impl Toolchain {
             Self::CodeObject if !LINKERS.iter().any(|linker| runs(linker, "--version")) => {
                 Some("no ld.lld".to_string())
             }
-            Self::HipRtc => {
-                let check = Command::new("python3").arg(HIPRTC).arg("--check").output();
-                let found = check.is_ok_and(|output| output.status.success());
-                if found { None } else { Some("no hipRTC (libamdhip64, libhiprtc)".to_string()) }
-            }
+            Self::HipRtc => hip::has_compiler().err(),
             _ => None,
         }
     }
@@ -140,7 +136,6 @@ impl Toolchain {
 
 const LINKERS: [&str; 2] = ["ld.lld-19", "ld.lld"];
 const DISASSEMBLERS: [&str; 3] = ["llvm-objdump-19", "llvm-objdump", "llvm-objdump-15"];
-const HIPRTC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tools/hiprtc_compile.py");
 
 fn disassembler() -> Option<&'static str> {
     static FOUND: OnceLock<Option<&str>> = OnceLock::new();
@@ -198,9 +193,11 @@ pub(crate) fn compile(request: &Request) -> Result<Arc<Program>, String> {
 
 fn clang(request: &Request, output: &[&str]) -> Result<Vec<u8>, String> {
     let clang = compiler().ok_or("no clang that compiles for amdgcn; install clang-19")?;
-    let options = request.dialect.options(request.architecture);
+    let options = request.dialect.options(request.architecture.name());
     let mut command = Command::new(clang);
-    command.args(options.iter().chain(&request.options)).args(output).args(["-o", "-", "-"]);
+    // Lines of source cost nothing: no instruction differs.
+    command.args(options.iter().chain(&request.options)).arg("-gline-tables-only");
+    command.args(output).args(["-o", "-", "-"]);
     piped(command, request.source.clone().into_bytes())
 }
 
@@ -208,10 +205,8 @@ fn hiprtc(request: &Request) -> Result<Vec<u8>, String> {
     if request.dialect != Dialect::Hip {
         return Err("hipRTC compiles HIP only".to_string());
     }
-    let mut command = Command::new("python3");
-    let options = [format!("--offload-arch={}", request.architecture), "-ffp-contract=off".into(), "-O3".into()];
-    command.arg(HIPRTC).args(options).args(&request.options);
-    piped(command, request.source.clone().into_bytes())
+    let Request { source, options, architecture, .. } = request;
+    hip::compile(&hip::Request { architecture: architecture.name(), source, options })
 }
 
 /// A code object as a program.

@@ -3,7 +3,7 @@
 //!
 //! A [`Program`] is read from the compiler's assembly or from a code object. A [`Card`] runs it:
 //! waves of 64 lanes, with every access checked. It is a runtime of the kernels crate, so all ops
-//! run on it as on any device. A seed makes it adversarial where hardware is free.
+//! run on it as on any device. A non-zero seed varies whatever the hardware leaves unspecified.
 #![expect(clippy::float_arithmetic, reason = "it emulates float arithmetic")]
 
 mod access;
@@ -34,6 +34,6 @@ mod wave;
 
 pub use assembly::read as read_assembly;
 pub use card::{Card, Settings};
-pub use compiler::{Architecture, Dialect, Toolchain, compiler};
+pub use compiler::{Architecture, COMPILERS, Dialect, Toolchain, compiler};
 pub use launch::{Fault, Work};
 pub use program::{EntryRegisters, FloatMode, Kernel, Origin, Parameter, Program};
