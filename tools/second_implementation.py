@@ -673,7 +673,7 @@ def linear_case(rows, n, k, rank, bias, profile, kind):
 
     return [("y", expanded(y, up.T)), ("dx", expanded(dx[0], down)), ("dx accumulated", expanded(dx[1], down))]
 
-def grouped_thin_case(segments, row_starts, rank, width, layout, alpha, kind):
+def grouped_low_rank_case(segments, row_starts, rank, width, layout, alpha, kind):
     tokens, count, random = segments[-1], len(segments) - 1, Random(segments[-1])
     x, u = random.f32s(kind, tokens * width).reshape(-1, width), random.f32s(kind, tokens * rank).reshape(-1, rank)
     major = layout == "RankMajor"
@@ -694,8 +694,8 @@ def grouped_thin_case(segments, row_starts, rank, width, layout, alpha, kind):
         dfactors[e] = sum_over_tokens(dfactors[e], starts, lambda t, s: fma(scaled_u[t][:, None], x[t], s))
     return [("u", contracted), ("y", y), ("dfactor", dfactors if major else dfactors.transpose(0, 2, 1))]
 
-def thin_case(row_starts, rank, width, layout, alpha, kind):
-    return grouped_thin_case([0, row_starts[-1]], row_starts, rank, width, layout, alpha, kind)
+def low_rank_case(row_starts, rank, width, layout, alpha, kind):
+    return grouped_low_rank_case([0, row_starts[-1]], row_starts, rank, width, layout, alpha, kind)
 
 def bias_case(row_starts, width, kind):
     tokens, random = row_starts[-1], Random(row_starts[-1])
@@ -1062,7 +1062,7 @@ def elementary_arguments():
 
 # ------------------------------------------------------------------ the suite
 CASES = dict(ProductCase=product_case, Product4Case=product4_case, Symmetric4Case=symmetric4_case,
-             ThinCase=thin_case, GroupedThinCase=grouped_thin_case, BiasCase=bias_case,
+             LowRankCase=low_rank_case, GroupedLowRankCase=grouped_low_rank_case, BiasCase=bias_case,
              RouterCase=router_case, BalanceCase=balance_case, CombineCase=combine_case, ResidualCase=residual_case,
              SwigluCase=swiglu_case, RmsNormCase=rms_norm_case, RopeCase=rope_case, AttentionCase=attention_case,
              EmbeddingCase=embedding_case, HeadLossCase=head_loss_case, DropoutCase=dropout_case, AdamWCase=adamw_case,

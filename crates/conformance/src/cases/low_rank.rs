@@ -7,7 +7,7 @@ use isobit_kernels::Backend;
 use isobit_kernels::op::{Contraction, FactorLayout, LowRank, LowRankContract, LowRankExpand, LowRankOuter};
 
 #[derive(Debug)]
-struct ThinCase {
+struct LowRankCase {
     row_starts: Vec<usize>,
     rank: usize,
     width: usize,
@@ -16,7 +16,7 @@ struct ThinCase {
     kind: Distribution,
 }
 
-impl Case for ThinCase {
+impl Case for LowRankCase {
     fn name(&self) -> String {
         format!("{self:?}")
     }
@@ -31,7 +31,7 @@ impl Case for ThinCase {
 
 /// Experts: one segment and one factor each.
 #[derive(Debug)]
-struct GroupedThinCase {
+struct GroupedLowRankCase {
     segments: Vec<usize>,
     row_starts: Vec<usize>,
     rank: usize,
@@ -41,7 +41,7 @@ struct GroupedThinCase {
     kind: Distribution,
 }
 
-impl Case for GroupedThinCase {
+impl Case for GroupedLowRankCase {
     fn name(&self) -> String {
         format!("{self:?}")
     }
@@ -81,14 +81,14 @@ pub(super) fn visit_aligned(visitor: &mut impl Visitor) {
     for layout in [FactorLayout::RankMajor, FactorLayout::WidthMajor] {
         for (tokens, rank, width) in [(37, 24, 516), (9, 8, 1028), (4100, 8, 132), (4099, 16, 260), (4097, 24, 128)] {
             let (row_starts, kind) = (vec![0, tokens / 3, tokens], Distribution::Outliers);
-            visitor.case(&ThinCase { row_starts, rank, width, layout, alpha: 0.37, kind });
+            visitor.case(&LowRankCase { row_starts, rank, width, layout, alpha: 0.37, kind });
         }
     }
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
     for layout in [FactorLayout::RankMajor, FactorLayout::WidthMajor] {
-        let case = |row_starts: &[usize], rank, width, kind| ThinCase {
+        let case = |row_starts: &[usize], rank, width, kind| LowRankCase {
             row_starts: row_starts.to_vec(),
             rank,
             width,
@@ -112,7 +112,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         for kind in Distribution::ALL {
             visitor.case(&case(&[0, 4, 11], 9, 71, kind));
         }
-        let grouped = |segments: &[usize], row_starts: &[usize], rank, width, kind| GroupedThinCase {
+        let grouped = |segments: &[usize], row_starts: &[usize], rank, width, kind| GroupedLowRankCase {
             segments: segments.to_vec(),
             row_starts: row_starts.to_vec(),
             rank,

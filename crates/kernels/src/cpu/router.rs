@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_descend_in_the_order_of_choices() {
+    fn keys_descend_in_the_order_of_experts() {
         let scores =
             [f32::INFINITY, 3.0, 3.0, 1e-45, 0.0, -0.0, 0.0, -1e-45, -2.0, f32::NEG_INFINITY, f32::NAN, -f32::NAN];
         let keys: Vec<u64> = scores.iter().enumerate().map(|(index, score)| key(*score, index)).collect();

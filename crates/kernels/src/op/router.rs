@@ -84,7 +84,7 @@ pub struct Grouped {
 /// Groups the pairs of `expert_indices[tokens, slots]` by expert: a stable counting sort, which
 /// keeps the order of (token, slot).
 pub fn grouped(expert_indices: &[u32], slots: usize, experts: usize) -> Grouped {
-    assert!(expert_indices.len().is_multiple_of(slots), "choices of whole tokens");
+    assert!(expert_indices.len().is_multiple_of(slots), "expert indices of whole tokens");
     assert!(u32::try_from(expert_indices.len()).is_ok(), "rows are counted in 32 bits");
     let mut segments = vec![0; experts + 1];
     for &expert in expert_indices {
