@@ -1,11 +1,12 @@
-//! A thread pool: every thread runs a job once and takes its part of the work, by worker number or
-//! dynamically (`pool/ranges.rs`). No result depends on the number of threads or the division of
+//! A thread pool: a job is called once per thread and takes its part of the work, by worker number
+//! or dynamically (`pool/ranges.rs`). No result depends on the number of threads or the division of
 //! work.
 //!
-//! What unsafe code may rely on: a job is called once for every number of `0..threads`, each on a
-//! thread of its own; all calls have returned, and their writes are visible, when [`Pool::run`]
-//! returns; ranges that are handed out tile the whole. `pool/protocol.rs` implements this, and
-//! `pool/model.rs` checks it with `loom`.
+//! What unsafe code may rely on: a job is called once for every number of `0..threads`; all calls
+//! have returned, and their writes are visible, when [`Pool::run`] returns; ranges that are handed
+//! out tile the whole. Calls need not run at the same time, so none may wait for another: the
+//! caller makes the calls of workers whose cores are busy with something else. `pool/protocol.rs`
+//! implements this, and `pool/model.rs` checks it with `loom`.
 
 #[cfg(test)]
 mod model;
@@ -90,9 +91,9 @@ impl Pool {
         self.threads
     }
 
-    /// Calls `job(worker)` once for every `worker` of `0..threads`, each on its own thread, 0 on
-    /// this one, and returns when all have returned. Their writes are then visible. A panic in any
-    /// of them is propagated after all have returned.
+    /// Calls `job(worker)` once for every `worker` of `0..threads`, 0 on this thread, the others on
+    /// their own or, if those come too late, on this one, and returns when all have returned. Their
+    /// writes are then visible. A panic in any of them is propagated after all have returned.
     ///
     /// # Panics
     /// If called from a job of this or another pool: the job would deadlock. It is not run inline

@@ -112,7 +112,7 @@ fn explore(preemptions: usize, executions_min: usize, scenario: impl Fn() + Sync
 
 #[test]
 fn a_worker_and_its_caller() {
-    explore(4, 10_000, || run_jobs(1, &[1, 10]));
+    explore(4, 5_000, || run_jobs(1, &[1, 10]));
 }
 
 #[test]

@@ -1,10 +1,14 @@
 //! How a pool's threads receive a job and wait for each other: one mutex, two condition variables,
-//! and two atomics so that short waits need no lock.
+//! and atomics so that short waits need no lock.
+//!
+//! A worker claims its number before it calls the job. The caller claims and calls what no worker
+//! has claimed when its own part is done: it waits for workers inside the job, never for one that
+//! has not begun, because other programs may hold its core.
 //!
 //! A job is borrowed from the caller of [`Protocol::run`]; workers call it through a raw pointer.
-//! That is sound because `run` returns only after it has seen `running` at zero, and a worker
-//! counts down only after its call. `model.rs` checks exactly this file with `loom`, over all
-//! interleavings.
+//! That is sound because only the claimant of a number calls the job, `run` returns only after it
+//! has seen `running` at zero, and a claimant counts down only after its call. `model.rs` checks
+//! exactly this file with `loom`, over all interleavings.
 
 use super::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, SPINS, pause};
 use crate::float_state;
@@ -46,9 +50,10 @@ impl Job {
     }
 }
 
-/// Shared by the caller of a job and `workers` threads that [serve](Self::serve).
+/// Shared by the caller of a job and the threads that [serve](Self::serve), one per claim.
 pub(super) struct Protocol {
-    workers: usize,
+    /// For each worker's number, the last epoch in which it was claimed.
+    claims: Vec<AtomicUsize>,
     /// Held by the caller of a job: one job at a time.
     turn: Mutex<()>,
     state: Mutex<State>,
@@ -56,12 +61,12 @@ pub(super) struct Protocol {
     done: Condvar,
     /// Mirrors `State::epoch`.
     epoch: AtomicUsize,
-    /// Workers that have not yet returned from the job of this epoch.
+    /// Workers' numbers for which the job of this epoch has not yet returned.
     running: AtomicUsize,
 }
 
 struct State {
-    /// Counts jobs; a worker runs each once.
+    /// Counts jobs; each number is claimed once in each.
     epoch: usize,
     job: Option<Job>,
     panic: Option<Payload>,
@@ -71,7 +76,7 @@ struct State {
 impl Protocol {
     pub(super) fn new(workers: usize) -> Self {
         Self {
-            workers,
+            claims: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
             turn: Mutex::new(()),
             state: Mutex::new(State { epoch: 0, job: None, panic: None, stop: false }),
             work: Condvar::new(),
@@ -81,32 +86,50 @@ impl Protocol {
         }
     }
 
-    /// Calls `job(0)` here and `job(1..=workers)` on the workers, each once, and returns when all
-    /// have returned; their writes are then visible. A panic in any of them is the error. Callers
-    /// on different threads take turns; within a job this would deadlock (`Pool::run` panics
-    /// first).
+    /// Calls `job(0)` here and `job(1..=workers)` on the workers, or here if they come too late,
+    /// each once, and returns when all have returned; their writes are then visible. A panic in any
+    /// of them is the error. Callers on different threads take turns; within a job this would
+    /// deadlock (`Pool::run` panics first).
     pub(super) fn run<F: Fn(usize) + Sync>(&self, job: &F) -> Result<(), Payload> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.start(Job::new(job));
-        let own = catch_unwind(AssertUnwindSafe(|| job(0)));
+        let epoch = self.start(Job::new(job));
+        let call = |number: usize| {
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| job(number))) {
+                self.keep(payload);
+            }
+        };
+        call(0);
+        for worker in 1..=self.claims.len() {
+            if self.claim(worker, epoch) {
+                call(worker);
+                // Only this thread reads what it wrote itself.
+                self.running.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
         let panic = self.wait();
         drop(turn);
-        match own.err().or(panic) {
-            Some(payload) => Err(payload),
-            None => Ok(()),
-        }
+        panic.map_or(Ok(()), Err)
     }
 
-    /// A worker thread's loop until [`Self::stop`]. Exactly one thread serves as each of
-    /// `1..=workers`: jobs rely on having their number to themselves, and `running` counts each
-    /// once.
+    /// Whether the number is the caller's for this epoch. The job itself is handed over under the
+    /// lock.
+    fn claim(&self, worker: usize, epoch: usize) -> bool {
+        self.claims[worker - 1].compare_exchange(epoch - 1, epoch, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// A worker thread's loop until [`Self::stop`]: one thread for each of `1..=workers`.
     pub(super) fn serve(&self, worker: usize) {
-        debug_assert!((1..=self.workers).contains(&worker), "worker {worker} of {}", self.workers);
+        debug_assert!((1..=self.claims.len()).contains(&worker), "worker {worker} of {}", self.claims.len());
         let mut seen = 0;
         while let Some(job) = self.next_job(&mut seen) {
+            if !self.claim(worker, seen) {
+                // Too late: the closure may be gone.
+                continue;
+            }
             float_state::restore();
-            // SAFETY: `run`, which borrows the closure, waits until `running` is zero. This worker
-            // is one of those counted, and counts down below, after the call.
+            // SAFETY: `run`, which borrows the closure, waits until `running` is zero. This number
+            // is one of those counted, its claim is this thread's, and it counts down below, after
+            // the call.
             let result = catch_unwind(AssertUnwindSafe(|| unsafe { job.call(worker) }));
             if let Err(payload) = result {
                 self.keep(payload);
@@ -129,12 +152,14 @@ impl Protocol {
         self.next_epoch(&mut state);
     }
 
-    fn start(&self, job: Job) {
+    /// Returns the job's epoch.
+    fn start(&self, job: Job) -> usize {
         let mut state = self.lock();
         state.job = Some(job);
         // Workers read it after they have seen the new epoch under the lock.
-        self.running.store(self.workers, Ordering::Relaxed);
+        self.running.store(self.claims.len(), Ordering::Relaxed);
         self.next_epoch(&mut state);
+        state.epoch
     }
 
     fn next_epoch(&self, state: &mut State) {
@@ -152,14 +177,20 @@ impl Protocol {
             pause(turn);
         }
         let mut state = self.lock();
-        while state.epoch == *seen {
+        while !state.stop {
+            if state.epoch != *seen {
+                *seen = state.epoch;
+                // A job that ended before this worker saw it is gone.
+                if state.job.is_some() {
+                    return state.job;
+                }
+            }
             state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        *seen = state.epoch;
-        if state.stop { None } else { state.job }
+        None
     }
 
-    /// Waits until all workers have returned from the job; returns their first panic.
+    /// Waits until the job has returned for every number; returns the first panic.
     fn wait(&self) -> Option<Payload> {
         for turn in 0..SPINS {
             if self.running.load(Ordering::Acquire) == 0 {
