@@ -93,7 +93,7 @@ pub(crate) fn audit(compiler: &str, threads: usize, every_kernel: bool) -> Resul
     }
     let mut jobs = Vec::new();
     for (program, dialect, profiles, source) in &sources {
-        for device in DEVICES {
+        for device in DEVICES.into_iter().filter(|device| runs_on(program, device)) {
             let job = |slices: &u32| Job { program, source, device, dialect: *dialect, slices: *slices };
             jobs.extend(profiles.iter().map(job));
         }
@@ -124,6 +124,11 @@ pub(crate) fn audit(compiler: &str, threads: usize, every_kernel: bool) -> Resul
         println!("{problem}");
     }
     if problems.is_empty() { Ok(()) } else { Err(format!("{} places that may change the bits", problems.len())) }
+}
+
+/// Whether a device has what a program needs: those named `*_mfma` use matrix cores.
+pub(crate) fn runs_on(program: &str, device: &str) -> bool {
+    !program.ends_with("_mfma") || isobit_kernels::gpu::hip::has_mfma(device)
 }
 
 /// Names of all programs.

@@ -93,13 +93,13 @@ fn programs(architecture: (u32, u32), builds_max: usize) -> Result<Compilations,
     Ok((card.programs(), card.left_out()))
 }
 
-/// Stems of all files of device code that are programs.
+/// Stems of all files of device code that are programs, but those for AMD's matrix cores.
 fn sources() -> Result<Vec<String>, String> {
     let entries = std::fs::read_dir(root().join(FOLDER)).map_err(|error| format!("{FOLDER}: {error}"))?;
     let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
     let is_program = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "cl" || ending == "cu");
     let stems = paths.filter(is_program).filter_map(|path| Some(path.file_stem()?.to_str()?.to_string()));
-    let mut stems: Vec<String> = stems.collect();
+    let mut stems: Vec<String> = stems.filter(|stem| !stem.ends_with("_mfma")).collect();
     stems.sort();
     Ok(stems)
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask hip-compile`: every GPU program through hipRTC as a run would compile it, in a
 //! child process, for the devices that ROCm 5 knows. It needs ROCm's libraries, not a device.
 
-use crate::amd_audit::{SLICES, programs, source};
+use crate::amd_audit::{SLICES, programs, runs_on, source};
 use crate::arguments::Arguments;
 use crate::repository::now;
 use isobit_gcn::Dialect;
@@ -26,7 +26,7 @@ pub(crate) fn run(arguments: &mut Arguments) -> Result<(), String> {
     let mut count = 0;
     for program in programs()? {
         let source = source(&program, Dialect::Hip, &[])?;
-        for (architecture, flags) in DEVICES {
+        for (architecture, flags) in DEVICES.into_iter().filter(|(device, _)| runs_on(&program, device)) {
             for slices in SLICES {
                 let options = [format!("-DSLICES={slices}")];
                 let request = Request { architecture, source: &source, options: &options };

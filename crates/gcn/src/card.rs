@@ -6,7 +6,7 @@ use crate::memory::ALIGNMENT;
 use crate::program::{Kernel as Entry, Program};
 use isobit_kernels::backend::DeviceFailure;
 use isobit_kernels::gpu::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
-use isobit_kernels::gpu::{Api, Gpu, Selector};
+use isobit_kernels::gpu::{Api, Gpu, Selector, hip};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,13 +19,16 @@ pub struct Settings {
     pub toolchain: Toolchain,
     /// 0 is plain; others move what hardware leaves open.
     pub seed: u64,
+    /// Only kernels that need no matrix cores.
+    pub portable: bool,
     /// Compiler options after the usual ones, for negative controls.
     pub options: Vec<String>,
 }
 
 impl Settings {
     pub fn new(architecture: Architecture) -> Self {
-        Self { architecture, dialect: Dialect::Hip, toolchain: Toolchain::Assembly, seed: 0, options: Vec::new() }
+        let (dialect, toolchain) = (Dialect::Hip, Toolchain::Assembly);
+        Self { architecture, dialect, toolchain, seed: 0, portable: false, options: Vec::new() }
     }
 }
 
@@ -192,6 +195,10 @@ impl Runtime for Card {
             let quoted = line.map(|line| format!(" `{}`", line.trim())).unwrap_or_default();
             format!("{fault}{quoted}")
         })
+    }
+
+    fn has_mfma(&self) -> bool {
+        hip::has_mfma(self.settings.architecture.name()) && !self.settings.portable
     }
 
     fn multiprocessors(&self) -> usize {

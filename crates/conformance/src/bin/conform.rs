@@ -111,8 +111,9 @@ impl Request {
         if !emulates && (self.seed != 0 || settings) {
             return Err("--seed, --dialect, --toolchain and --work need `--on gfx906` or `--on gfx908`".to_string());
         }
-        if emulates && (self.table || self.portable || self.small) {
-            return Err(format!("--on {} goes with --seed, --dialect, --toolchain and --work only", self.on));
+        if emulates && (self.table || self.small) {
+            let name = &self.on;
+            return Err(format!("--on {name} goes with --portable, --seed, --dialect, --toolchain and --work only"));
         }
         Ok(())
     }
@@ -273,7 +274,8 @@ fn compare(request: Request) -> Result<bool, Refusal> {
 fn emulate(architecture: Architecture, request: Request) -> Result<bool, Refusal> {
     let dialect = request.dialect.unwrap_or(Dialect::Hip);
     let toolchain = request.toolchain.unwrap_or(Toolchain::Assembly);
-    let settings = Settings { dialect, toolchain, seed: request.seed, ..Settings::new(architecture) };
+    let Request { seed, portable, .. } = request;
+    let settings = Settings { dialect, toolchain, seed, portable, ..Settings::new(architecture) };
     let work_max = request.work_max.unwrap_or(Emulated::WORK_MAX);
     let backends = Emulated::new(settings, work_max).map_err(|absent| match absent {
         Absent::Missing(message) | Absent::Broken(message) => Refusal { code: 6, message },

@@ -149,6 +149,10 @@ impl Runtime for Edited {
         self.card.launch(kernel, groups, size, dynamic, arguments)
     }
 
+    fn has_mfma(&self) -> bool {
+        self.card.has_mfma()
+    }
+
     fn multiprocessors(&self) -> usize {
         self.card.multiprocessors()
     }

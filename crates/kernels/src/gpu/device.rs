@@ -216,6 +216,11 @@ impl Gpu {
         self.device.runtime.architecture().filter(|_| !self.device.portable_only)
     }
 
+    /// Whether AMD's matrix cores may be used.
+    pub(super) fn has_mfma(&self) -> bool {
+        self.device.runtime.has_mfma() && !self.device.portable_only
+    }
+
     /// Waits until all work is done.
     pub fn finish(&self) -> Result<(), DeviceFailure> {
         self.device.attempt(|runtime| runtime.finish());

@@ -15,6 +15,7 @@ mod target;
 
 pub use child::start;
 pub use compiler::{Request, compile, has_compiler};
+pub use target::has_mfma;
 
 use super::devices::Listing;
 use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
@@ -137,6 +138,10 @@ impl Runtime for Hip {
 
     fn multiprocessors(&self) -> usize {
         self.units
+    }
+
+    fn has_mfma(&self) -> bool {
+        has_mfma(self.target.architecture())
     }
 
     fn allocate(&self, bytes: usize) -> Answer<Handle> {

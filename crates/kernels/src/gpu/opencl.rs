@@ -2,6 +2,7 @@
 //! or queue, so several open devices cannot interfere.
 
 use super::devices::Listing;
+use super::hip;
 use super::library::{functions, open};
 use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
 use std::cell::RefCell;
@@ -208,6 +209,7 @@ pub(super) struct OpenCl {
     name: String,
     alignment: usize,
     units: usize,
+    has_mfma: bool,
     exact_division: bool,
     /// Memory that commands may still use: released when the queue is known to be empty. Drivers
     /// should track that themselves, but one of them crashes when a buffer is released while a
@@ -245,8 +247,11 @@ impl OpenCl {
             // SAFETY: made above, and nobody else has it.
             unsafe { (cl.release_context)(context) };
         })?;
+        let name = cl.text(device, ask::NAME);
         Ok(Self {
-            name: format!("opencl:{index} ({})", cl.text(device, ask::NAME)),
+            // AMD's driver names a device by its architecture: `gfx908:sramecc+:xnack-`.
+            has_mfma: name.split(':').next().is_some_and(hip::has_mfma),
+            name: format!("opencl:{index} ({name})"),
             alignment,
             units,
             exact_division: exact && !soft_division,
@@ -342,6 +347,10 @@ impl Runtime for OpenCl {
 
     fn multiprocessors(&self) -> usize {
         self.units
+    }
+
+    fn has_mfma(&self) -> bool {
+        self.has_mfma
     }
 
     fn allocate(&self, bytes: usize) -> Answer<Handle> {

@@ -40,6 +40,8 @@ impl Run<ProductGradWeight<'_, GpuMemory>> for Gpu {
 }
 
 static PRODUCT: Program = program!("product");
+/// The same kernels on AMD's matrix cores.
+static PRODUCT_MFMA: Program = program!("product_mfma");
 
 /// Rows and columns of a group's outputs: `PRODUCT_TILE` in `gpu/slices.h`.
 pub(super) const TILE: usize = 64;
@@ -47,6 +49,14 @@ pub(super) const TILE: usize = 64;
 const TRANSPOSE: usize = 64;
 /// Bytes of workspace that one sliced operand should not exceed. A single chunk may exceed it.
 pub(super) const ROOM: usize = 64 << 20;
+
+/// Columns of a group's outputs on AMD's matrix cores: `COLUMNS` in `gpu/product_mfma.cl`.
+const MFMA_COLUMNS: usize = 128;
+
+/// The program of the product kernels, and the columns of a group's outputs.
+pub(super) fn kernels(gpu: &Gpu) -> (&'static Program, usize) {
+    if gpu.has_mfma() { (&PRODUCT_MFMA, MFMA_COLUMNS) } else { (&PRODUCT, TILE) }
+}
 
 /// The rows of the left operand, split into tiles with one weight each.
 pub(super) struct RowTiles {
@@ -369,8 +379,9 @@ pub(super) fn forward_sliced(gpu: &Gpu, y: Output, operands: &SlicedOperands, ep
         dimension(tiles.rows.start),
         dimension(tiles.rows.end),
     ];
-    let groups = Groups::each(chosen.len() * right.rows.div_ceil(TILE));
-    gpu.launch_sliced(&PRODUCT, "product_forward", right.profile, groups, arguments);
+    let (program, columns) = kernels(gpu);
+    let groups = Groups::each(chosen.len() * right.rows.div_ceil(columns));
+    gpu.launch_sliced(program, "product_forward", right.profile, groups, arguments);
 }
 
 /// One weight at a time on Hopper's tensor cores.
@@ -572,8 +583,9 @@ pub(super) fn grad_input_sliced(
         dimension(tiles.rows.start),
         dimension(tiles.rows.end),
     ];
-    let groups = Groups::each(chosen.len() * right.width.div_ceil(TILE));
-    gpu.launch_sliced(&PRODUCT, "product_input", right.profile, groups, arguments);
+    let (program, columns) = kernels(gpu);
+    let groups = Groups::each(chosen.len() * right.width.div_ceil(columns));
+    gpu.launch_sliced(program, "product_input", right.profile, groups, arguments);
 }
 
 /// Transposes a part of one weight.

@@ -7,16 +7,13 @@
 
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::{DevicePointer, GpuBuffer, Parts};
-use super::product::{ROOM, TILE, rows_within};
-use super::program::{Program, program};
+use super::product::{ROOM, TILE, kernels, rows_within};
 use super::slice_tiles::{self, BLOCK};
 use super::slices::{SLICES, padded};
 use super::weight_hopper::{self, Chunks, Columns};
 use crate::op::{Product, token_blocks};
 use isobit_numerics::slices::{CHUNK, Profile};
 use std::ops::Range;
-
-static PRODUCT: Program = program!("product");
 
 /// Columns that a group slices along tokens: `COLUMNS` in `gpu/slices.cl`.
 const COLUMNS: usize = 64;
@@ -188,6 +185,7 @@ pub(super) fn grad_weight_sliced(
         return weight_hopper::product(gpu, dw, runs, operands, chunks.blocks(batch), profile);
     }
     let tokens = chunks.tokens(batch);
+    let (program, columns) = kernels(gpu);
     for (run, first_row) in runs {
         let arguments = arguments![
             dw,
@@ -205,8 +203,8 @@ pub(super) fn grad_weight_sliced(
             dimension(batch.start),
             dimension(tokens.start),
         ];
-        let groups = Groups::each(left.width.div_ceil(TILE) * right.width.div_ceil(TILE));
-        gpu.launch_sliced(&PRODUCT, "product_weight", profile, groups, arguments);
+        let groups = Groups::each(left.width.div_ceil(TILE) * right.width.div_ceil(columns));
+        gpu.launch_sliced(program, "product_weight", profile, groups, arguments);
     }
 }
 

@@ -68,6 +68,10 @@ pub trait Runtime {
     fn architecture(&self) -> Option<(u32, u32)> {
         None
     }
+    /// Whether the device has AMD's matrix cores for bytes, which programs named `*_mfma` use.
+    fn has_mfma(&self) -> bool {
+        false
+    }
     fn multiprocessors(&self) -> usize;
     /// A descriptor of a row-major matrix of bytes for the bulk copy engine.
     fn matrix_descriptor(&self, _memory: Handle, _offset: usize, _matrix: &ByteMatrix) -> Answer<[u64; 16]> {

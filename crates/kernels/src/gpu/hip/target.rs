@@ -6,6 +6,11 @@ use std::fmt;
 /// compiler knows them: an older one aborts the process.
 const KNOWN: [(&str, i32); 4] = [("gfx906", 5), ("gfx908", 5), ("gfx90a", 5), ("gfx942", 6)];
 
+/// Whether an architecture has matrix cores for bytes that the programs named `*_mfma` know.
+pub fn has_mfma(architecture: &str) -> bool {
+    ["gfx908", "gfx90a", "gfx942"].contains(&architecture)
+}
+
 /// What a device calls itself: `gfx906:sramecc+:xnack-`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
@@ -84,6 +89,13 @@ mod tests {
         assert_eq!(objection("gfx942", 6), None);
         assert!(objection("gfx942", 5).is_some_and(|text| text.contains("install ROCm 6")));
         assert!(objection("gfx803", 7).is_some_and(|text| text.contains("gfx803") && text.contains("opencl:N")));
+    }
+
+    #[test]
+    fn matrix_cores_are_known_by_name() {
+        let with: Vec<_> = KNOWN.into_iter().filter(|(name, _)| has_mfma(name)).map(|(name, _)| name).collect();
+        assert_eq!(with, ["gfx908", "gfx90a", "gfx942"]);
+        assert!(!has_mfma("gfx950") && !has_mfma("gfx1100"));
     }
 
     #[test]
