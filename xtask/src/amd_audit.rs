@@ -151,6 +151,10 @@ pub(crate) fn source(program: &str, dialect: Dialect, without: &[&str]) -> Resul
         text.push_str(&read(format!("{FOLDER}/{header}"))?);
     }
     text.push_str(&read(format!("{FOLDER}/{program}.cl"))?);
+    // As in `attention.rs`: this file replaces functions of the other.
+    if program == "attention_mfma" {
+        text.push_str(&read(format!("{FOLDER}/attention.cl"))?);
+    }
     Ok(text)
 }
 

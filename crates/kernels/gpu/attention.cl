@@ -5,7 +5,8 @@
 // plane packs four neighbours along the width, [head, slice, word, place], for products over the
 // width, or four along the places, [head, slice, place / 4, width], for products over positions. A
 // group then owns a few rows (queries, or keys) and passes over tiles of TILE columns (keys, or
-// queries): products over the width, weights of the tile, products over the tile.
+// queries): products over the width, weights of the tile, products over the tile. For AMD's matrix
+// cores attention_mfma.cl stands before this file and brings its own products.
 
 #define TILE 128
 #define TILE_WORDS (TILE / 4)
@@ -13,7 +14,11 @@
 // Words of the widest head.
 #define WORDS_MAX 64
 #define FORWARD_ROWS 16
+#ifndef ATTENTION_MFMA
 #define BACKWARD_ROWS 8
+// Words from row to row of the sliced weights.
+#define WEIGHT_PITCH TILE_WORDS
+#endif
 // Work items of a row in the softmax: half the lanes.
 #define MEMBERS (GROUP / FORWARD_ROWS)
 #define LOG2_E as_f32(0x3fb8aa3bu)
@@ -80,16 +85,8 @@ FUNCTION int holds(Extent extent, uint position) {
 // Slices PLACE_BLOCK rows of one head. `blocks` holds first row and number of rows of every block
 // of places.
 KERNEL(GROUP) attention_slice(
-    GLOBAL float *scales,
-    GLOBAL int *by_width,
-    GLOBAL int *by_place,
-    GLOBAL const float *x,
-    GLOBAL const uint *blocks,
-    uint heads,
-    uint width,
-    uint places,
-    uint wants_by_width,
-    uint wants_by_place
+    GLOBAL float *scales, GLOBAL int *by_width, GLOBAL int *by_place, GLOBAL const float *x,
+    GLOBAL const uint *blocks, uint heads, uint width, uint places, uint wants_by_width, uint wants_by_place
 ) {
     LOCAL uint largest[PLACE_BLOCK * LANES];
     LOCAL float multipliers[PLACE_BLOCK];
@@ -167,45 +164,51 @@ FUNCTION void load_rows(
     }
 }
 
-// Products over the width of `count` of the group's rows, from `first` on, with the column at
-// `columns`.
+#ifndef ATTENTION_MFMA
+// Scores of a work item: one column, half of the rows.
+FUNCTION uint score_row(uint n, uint row_count) {
+    return local_index() / TILE * (row_count / 2u) + n;
+}
+
+FUNCTION uint score_column(uint n) {
+    return local_index() % TILE;
+}
+
+// Products over the width of a work item's scores, if its column is one of those from `first` to
+// before `end`. `columns` are the planes of the tile's columns.
 FUNCTION void products_over_width(
-    Sums *sums,
-    LOCAL_POINTER const int *rows,
-    GLOBAL const int *columns,
-    uint words,
-    uint places,
-    uint row_count,
-    uint first,
-    uint count
+    Sums *sums, LOCAL_POINTER const int *rows, GLOBAL const int *columns, uint words, uint places, uint row_count,
+    uint first, uint end
 ) {
-    for (uint n = 0u; n < count; n++) {
+    uint at = score_column(0u);
+    for (uint n = 0u; n < row_count / 2u; n++) {
         sums[n] = no_sums();
+    }
+    if (at < first || at >= end) {
+        return;
     }
     for (uint word = 0u; word < words; word++) {
         int column[SLICES];
         for (uint s = 0u; s < SLICES; s++) {
-            column[s] = columns[(ulong)(s * words + word) * places];
+            column[s] = columns[(ulong)(s * words + word) * places + at];
         }
-        for (uint n = 0u; n < count; n++) {
+        for (uint n = 0u; n < row_count / 2u; n++) {
             int row[SLICES];
             for (uint s = 0u; s < SLICES; s++) {
-                row[s] = rows[(s * words + word) * row_count + first + n];
+                row[s] = rows[(s * words + word) * row_count + score_row(n, row_count)];
             }
             sums[n] = add_products(sums[n], row, column);
         }
     }
 }
+#endif
 
 // Slices the tile's weights, values[row, place], zero where nothing is visible, into weights[slice,
 // row, word], and puts each row's scale into `scales`. Every work item calls it, after a barrier;
 // the caller puts another one behind it.
 FUNCTION void slice_weights(
-    LOCAL_POINTER int *weights,
-    LOCAL_POINTER float *scales,
-    LOCAL_POINTER uint *largest,
-    LOCAL_POINTER const float *values,
-    uint row_count
+    LOCAL_POINTER int *weights, LOCAL_POINTER float *scales, LOCAL_POINTER uint *largest,
+    LOCAL_POINTER const float *values, uint row_count
 ) {
     uint per_row = GROUP / row_count;
     uint row = local_index() / per_row;
@@ -231,34 +234,36 @@ FUNCTION void slice_weights(
             q[n] = quantise(values[row * TILE + 4u * word + n], multiplier);
         }
         for (int s = 0; s < SLICES; s++) {
-            weights[((uint)s * row_count + row) * TILE_WORDS + word] =
+            weights[((uint)s * row_count + row) * WEIGHT_PITCH + word] =
                 pack4(slice_of(q[0], s), slice_of(q[1], s), slice_of(q[2], s), slice_of(q[3], s));
         }
     }
 }
 
+#ifndef ATTENTION_MFMA
 // Work items that share a row of results `width` wide: each has one column of every (GROUP /
 // this)th row.
 FUNCTION uint columns_at_once(uint width) {
     return width <= 64u ? 64u : width <= 128u ? 128u : 256u;
 }
 
+// Results of a work item, `width` columns in all.
+FUNCTION uint result_row(uint n, uint width) {
+    uint at_once = columns_at_once(width);
+    return local_index() / at_once + n * (GROUP / at_once);
+}
+
+FUNCTION uint result_column(uint n, uint width) {
+    return local_index() % columns_at_once(width);
+}
+
 // What a tile adds to this work item's results: acc = fma(product over the tile, scale, acc *
 // decay) for every row that sees something of the tile; a decay of 1 changes no bit. `step` is
 // GROUP / columns_at_once.
 FUNCTION void add_tile_by(
-    float *acc,
-    LOCAL_POINTER const int *weights,
-    LOCAL_POINTER const float *scales,
-    LOCAL_POINTER const float *decays,
-    LOCAL_POINTER const uint *active,
-    GLOBAL const int *planes,
-    ulong slice_step,
-    uint width,
-    uint first_word,
-    uint end_word,
-    uint row_count,
-    uint step
+    float *acc, LOCAL_POINTER const int *weights, LOCAL_POINTER const float *scales,
+    LOCAL_POINTER const float *decays, LOCAL_POINTER const uint *active, GLOBAL const int *planes, ulong slice_step,
+    uint width, uint first_word, uint end_word, uint row_count, uint step
 ) {
     uint column = local_index() % (GROUP / step);
     uint first = local_index() / (GROUP / step);
@@ -277,7 +282,7 @@ FUNCTION void add_tile_by(
         for (uint n = 0u; n < row_count / step; n++) {
             int weight[SLICES];
             for (uint s = 0u; s < SLICES; s++) {
-                weight[s] = weights[(s * row_count + first + n * step) * TILE_WORDS + word];
+                weight[s] = weights[(s * row_count + first + n * step) * WEIGHT_PITCH + word];
             }
             sums[n] = add_products(sums[n], weight, positions);
         }
@@ -290,23 +295,13 @@ FUNCTION void add_tile_by(
     }
 }
 
-// `planes` are packed by place, those of one head from the tile on; only the words that hold `seen`
-// are read.
+// `planes` are packed by place, those of one head from the tile on; only the words from `first` to
+// before `end` are read.
 FUNCTION void add_tile(
-    float *acc,
-    LOCAL_POINTER const int *weights,
-    LOCAL_POINTER const float *scales,
-    LOCAL_POINTER const float *decays,
-    LOCAL_POINTER const uint *active,
-    GLOBAL const int *planes,
-    ulong slice_step,
-    uint width,
-    Extent seen,
-    uint tile,
-    uint row_count
+    float *acc, LOCAL_POINTER const int *weights, LOCAL_POINTER const float *scales,
+    LOCAL_POINTER const float *decays, LOCAL_POINTER const uint *active, GLOBAL const int *planes, ulong slice_step,
+    uint width, uint first, uint end, uint row_count
 ) {
-    uint first = (seen.start - tile) / 4u;
-    uint end = (seen.end - tile + 3u) / 4u;
     switch (columns_at_once(width)) {
     case 64u:
         add_tile_by(acc, weights, scales, decays, active, planes, slice_step, width, first, end, row_count, 4u);
@@ -319,30 +314,18 @@ FUNCTION void add_tile(
         break;
     }
 }
+#endif
 
 // A group per block of FORWARD_ROWS queries and head.
 KERNEL(GROUP) attention_forward(
-    GLOBAL float *o,
-    GLOBAL float *lse,
-    GLOBAL const int *q,
-    GLOBAL const float *q_scales,
-    GLOBAL const int *k,
-    GLOBAL const float *k_scales,
-    GLOBAL const int *v,
-    GLOBAL const float *v_scales,
-    GLOBAL const uint *table,
-    uint heads,
-    uint heads_per_key,
-    uint key_width,
-    uint value_width,
-    uint query_places,
-    uint key_places,
-    uint window,
+    GLOBAL float *o, GLOBAL float *lse, GLOBAL const int *q, GLOBAL const float *q_scales, GLOBAL const int *k,
+    GLOBAL const float *k_scales, GLOBAL const int *v, GLOBAL const float *v_scales, GLOBAL const uint *table,
+    uint heads, uint heads_per_key, uint key_width, uint value_width, uint query_places, uint key_places, uint window,
     float softmax_scale2
 ) {
     LOCAL int rows[SLICES * WORDS_MAX * FORWARD_ROWS];
     LOCAL float values[FORWARD_ROWS * TILE];
-    LOCAL int weights[SLICES * FORWARD_ROWS * TILE_WORDS];
+    LOCAL int weights[SLICES * FORWARD_ROWS * WEIGHT_PITCH];
     LOCAL float maxima[GROUP];
     LOCAL float sums[GROUP];
     LOCAL uint largest[GROUP];
@@ -360,9 +343,6 @@ KERNEL(GROUP) attention_forward(
         score_scales[local_index()] = q_scales[(ulong)head * query_places + block.place + local_index()] * softmax_scale2;
     }
 
-    // Scores: a work item per key, half of the rows each.
-    uint column = local_index() % TILE;
-    uint first_row = local_index() / TILE * (FORWARD_ROWS / 2u);
     // Softmax: MEMBERS work items per row, each with the lanes `member` and `member + 16`.
     uint row = local_index() / MEMBERS;
     uint member = local_index() % MEMBERS;
@@ -388,15 +368,16 @@ KERNEL(GROUP) attention_forward(
     for (uint tile = seen.start / TILE * TILE; tile < seen.end; tile += TILE) {
         barrier_local();
         Extent tile_seen = in_tile(seen, tile);
-        uint key = tile + column;
-        if (holds(tile_seen, key)) {
-            Sums products[FORWARD_ROWS / 2];
-            products_over_width(
-                products, rows, key_planes + key, key_words, key_places, FORWARD_ROWS, first_row, FORWARD_ROWS / 2u
-            );
-            float scale = key_scales[key];
-            for (uint n = 0u; n < FORWARD_ROWS / 2u; n++) {
-                values[(first_row + n) * TILE + column] = chunk_value(products[n]) * (score_scales[first_row + n] * scale);
+        Sums products[FORWARD_ROWS / 2];
+        products_over_width(
+            products, rows, key_planes + tile, key_words, key_places, FORWARD_ROWS, tile_seen.start - tile,
+            tile_seen.end - tile
+        );
+        for (uint n = 0u; n < FORWARD_ROWS / 2u; n++) {
+            uint at = score_row(n, FORWARD_ROWS);
+            uint key = tile + score_column(n);
+            if (holds(tile_seen, key)) {
+                values[at * TILE + key - tile] = chunk_value(products[n]) * (score_scales[at] * key_scales[key]);
             }
         }
         barrier_local();
@@ -454,7 +435,7 @@ KERNEL(GROUP) attention_forward(
         barrier_local();
         add_tile(
             acc, weights, scales, decays, active, value_planes + (ulong)(tile / 4u) * value_width, value_step,
-            value_width, tile_seen, tile, FORWARD_ROWS
+            value_width, (tile_seen.start - tile) / 4u, (tile_seen.end - tile + 3u) / 4u, FORWARD_ROWS
         );
     }
 
@@ -464,10 +445,9 @@ KERNEL(GROUP) attention_forward(
         lse[(ulong)(block.source + row) * heads + head] = m + isobit_ln(l) * LOG2_E;
     }
     barrier_local();
-    uint at_once = columns_at_once(value_width);
-    uint d = mod_u32(local_index(), at_once);
     for (uint n = 0u; n < FORWARD_ROWS; n++) {
-        uint to = div_u32(local_index(), at_once) + n * (GROUP / at_once);
+        uint to = result_row(n, value_width);
+        uint d = result_column(n, value_width);
         if (to < block.count && d < value_width) {
             o[((ulong)(block.source + to) * heads + head) * value_width + d] = acc[n] * decays[to];
         }
@@ -476,15 +456,8 @@ KERNEL(GROUP) attention_forward(
 
 // Per query and head, over places: D and a copy of lse.
 KERNEL(GROUP) attention_delta(
-    GLOBAL float *delta,
-    GLOBAL float *lse_by_place,
-    GLOBAL const float *d_o,
-    GLOBAL const float *o,
-    GLOBAL const float *lse,
-    GLOBAL const uint *blocks,
-    uint heads,
-    uint width,
-    uint places
+    GLOBAL float *delta, GLOBAL float *lse_by_place, GLOBAL const float *d_o, GLOBAL const float *o,
+    GLOBAL const float *lse, GLOBAL const uint *blocks, uint heads, uint width, uint places
 ) {
     LOCAL float lanes[PLACE_BLOCK * LANES];
     uint head = mod_u32(group_index(), heads);
@@ -511,32 +484,16 @@ KERNEL(GROUP) attention_delta(
 
 // A group per block of BACKWARD_ROWS queries and head: the gradient of the queries.
 KERNEL(GROUP) attention_grad_query(
-    GLOBAL float *dq,
-    GLOBAL const int *q,
-    GLOBAL const float *q_scales,
-    GLOBAL const int *k,
-    GLOBAL const int *k_by_place,
-    GLOBAL const float *k_scales,
-    GLOBAL const int *v,
-    GLOBAL const float *v_scales,
-    GLOBAL const int *d_o,
-    GLOBAL const float *d_o_scales,
-    GLOBAL const float *delta,
-    GLOBAL const float *lse,
-    GLOBAL const uint *table,
-    uint heads,
-    uint heads_per_key,
-    uint key_width,
-    uint value_width,
-    uint places,
-    uint window,
-    float softmax_scale,
-    float softmax_scale2
+    GLOBAL float *dq, GLOBAL const int *q, GLOBAL const float *q_scales, GLOBAL const int *k,
+    GLOBAL const int *k_by_place, GLOBAL const float *k_scales, GLOBAL const int *v, GLOBAL const float *v_scales,
+    GLOBAL const int *d_o, GLOBAL const float *d_o_scales, GLOBAL const float *delta, GLOBAL const float *lse,
+    GLOBAL const uint *table, uint heads, uint heads_per_key, uint key_width, uint value_width, uint places,
+    uint window, float softmax_scale, float softmax_scale2
 ) {
     LOCAL int q_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
     LOCAL int d_o_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
     LOCAL float values[BACKWARD_ROWS * TILE];
-    LOCAL int weights[SLICES * BACKWARD_ROWS * TILE_WORDS];
+    LOCAL int weights[SLICES * BACKWARD_ROWS * WEIGHT_PITCH];
     LOCAL uint largest[GROUP];
     LOCAL float scales[BACKWARD_ROWS];
     LOCAL float decays[BACKWARD_ROWS];
@@ -564,9 +521,6 @@ KERNEL(GROUP) attention_grad_query(
         decays[row] = 1.0f;
     }
 
-    // A work item per key, half of the rows each.
-    uint column = local_index() % TILE;
-    uint first_row = local_index() / TILE * (BACKWARD_ROWS / 2u);
     float acc[BACKWARD_ROWS];
     for (uint n = 0u; n < BACKWARD_ROWS; n++) {
         acc[n] = 0.0f;
@@ -584,32 +538,25 @@ KERNEL(GROUP) attention_grad_query(
     for (uint tile = seen.start / TILE * TILE; tile < seen.end; tile += TILE) {
         barrier_local();
         Extent tile_seen = in_tile(seen, tile);
-        uint key = tile + column;
-        int key_seen = holds(tile_seen, key);
+        uint first = tile_seen.start - tile;
+        uint end = tile_seen.end - tile;
         Sums scores[BACKWARD_ROWS / 2];
         Sums grads[BACKWARD_ROWS / 2];
-        float key_scale = 0.0f;
-        float value_scale = 0.0f;
-        if (key_seen) {
-            products_over_width(
-                scores, q_rows, key_planes + key, key_words, places, BACKWARD_ROWS, first_row, BACKWARD_ROWS / 2u
-            );
-            products_over_width(
-                grads, d_o_rows, value_planes + key, value_words, places, BACKWARD_ROWS, first_row, BACKWARD_ROWS / 2u
-            );
-            key_scale = key_scales[key];
-            value_scale = value_scales[key];
-        }
+        products_over_width(scores, q_rows, key_planes + tile, key_words, places, BACKWARD_ROWS, first, end);
+        products_over_width(grads, d_o_rows, value_planes + tile, value_words, places, BACKWARD_ROWS, first, end);
         for (uint n = 0u; n < BACKWARD_ROWS / 2u; n++) {
-            uint row = first_row + n;
+            uint row = score_row(n, BACKWARD_ROWS);
+            uint key = tile + score_column(n);
             float folded = 0.0f;
-            if (key_seen && row < block.count && holds(seen_from(block.position + row, window), key)) {
+            if (holds(tile_seen, key) && row < block.count && holds(seen_from(block.position + row, window), key)) {
+                float key_scale = key_scales[key];
+                float value_scale = value_scales[key];
                 float z = chunk_value(scores[n]) * ((row_q_scale[row] * softmax_scale2) * key_scale);
                 float p = isobit_exp2(z - row_lse[row]);
                 float g = p * fma_rn(chunk_value(grads[n]), row_d_o_scale[row] * value_scale, -row_delta[row]);
                 folded = g * (key_scale * softmax_scale);
             }
-            values[row * TILE + column] = folded;
+            values[row * TILE + key - tile] = folded;
         }
         if (local_index() < BACKWARD_ROWS) {
             uint row = local_index();
@@ -621,14 +568,13 @@ KERNEL(GROUP) attention_grad_query(
         barrier_local();
         add_tile(
             acc, weights, scales, decays, active, keys_by_place + (ulong)(tile / 4u) * key_width, key_step, key_width,
-            tile_seen, tile, BACKWARD_ROWS
+            first / 4u, (end + 3u) / 4u, BACKWARD_ROWS
         );
     }
 
-    uint at_once = columns_at_once(key_width);
-    uint d = mod_u32(local_index(), at_once);
     for (uint n = 0u; n < BACKWARD_ROWS; n++) {
-        uint to = div_u32(local_index(), at_once) + n * (GROUP / at_once);
+        uint to = result_row(n, key_width);
+        uint d = result_column(n, key_width);
         if (to < block.count && d < key_width) {
             dq[((ulong)(block.source + to) * heads + head) * key_width + d] = acc[n];
         }
@@ -637,10 +583,9 @@ KERNEL(GROUP) attention_grad_query(
 
 // Adds one query head's gradient to that of its key head, or stores it if it is the first.
 FUNCTION void add_head(GLOBAL float *into, const float *acc, uint count, ulong row_step, uint width, uint is_first) {
-    uint at_once = columns_at_once(width);
-    uint d = mod_u32(local_index(), at_once);
     for (uint n = 0u; n < BACKWARD_ROWS; n++) {
-        uint to = div_u32(local_index(), at_once) + n * (GROUP / at_once);
+        uint to = result_row(n, width);
+        uint d = result_column(n, width);
         if (to < count && d < width) {
             ulong at = to * row_step + d;
             into[at] = is_first != 0u ? acc[n] : into[at] + acc[n];
@@ -650,35 +595,18 @@ FUNCTION void add_head(GLOBAL float *into, const float *acc, uint count, ulong r
 
 // A group per block of BACKWARD_ROWS keys and key head: the gradients of keys and values.
 KERNEL(GROUP) attention_grad_key(
-    GLOBAL float *dk,
-    GLOBAL float *dv,
-    GLOBAL const int *q,
-    GLOBAL const int *q_by_place,
-    GLOBAL const float *q_scales,
-    GLOBAL const int *k,
-    GLOBAL const float *k_scales,
-    GLOBAL const int *v,
-    GLOBAL const float *v_scales,
-    GLOBAL const int *d_o,
-    GLOBAL const int *d_o_by_place,
-    GLOBAL const float *d_o_scales,
-    GLOBAL const float *delta,
-    GLOBAL const float *lse,
-    GLOBAL const uint *table,
-    uint key_heads,
-    uint heads_per_key,
-    uint key_width,
-    uint value_width,
-    uint places,
-    uint window,
-    float softmax_scale,
-    float softmax_scale2
+    GLOBAL float *dk, GLOBAL float *dv, GLOBAL const int *q, GLOBAL const int *q_by_place,
+    GLOBAL const float *q_scales, GLOBAL const int *k, GLOBAL const float *k_scales, GLOBAL const int *v,
+    GLOBAL const float *v_scales, GLOBAL const int *d_o, GLOBAL const int *d_o_by_place,
+    GLOBAL const float *d_o_scales, GLOBAL const float *delta, GLOBAL const float *lse, GLOBAL const uint *table,
+    uint key_heads, uint heads_per_key, uint key_width, uint value_width, uint places, uint window,
+    float softmax_scale, float softmax_scale2
 ) {
     LOCAL int k_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
     LOCAL int v_rows[SLICES * WORDS_MAX * BACKWARD_ROWS];
     LOCAL float key_values[BACKWARD_ROWS * TILE];
     LOCAL float value_values[BACKWARD_ROWS * TILE];
-    LOCAL int weights[SLICES * BACKWARD_ROWS * TILE_WORDS];
+    LOCAL int weights[SLICES * BACKWARD_ROWS * WEIGHT_PITCH];
     LOCAL uint largest[GROUP];
     LOCAL float scales[BACKWARD_ROWS];
     LOCAL float decays[BACKWARD_ROWS];
@@ -701,9 +629,6 @@ KERNEL(GROUP) attention_grad_key(
         decays[row] = 1.0f;
     }
 
-    // A work item per query, half of the rows each.
-    uint column = local_index() % TILE;
-    uint first_row = local_index() / TILE * (BACKWARD_ROWS / 2u);
     Extent seen = seeing(block.position + block.count - 1u, block.length, window);
     seen.start = block.position;
     ulong key_step = (ulong)(places / 4u) * key_width;
@@ -728,42 +653,30 @@ KERNEL(GROUP) attention_grad_key(
         for (uint tile = seen.start / TILE * TILE; tile < seen.end; tile += TILE) {
             barrier_local();
             Extent tile_seen = in_tile(seen, tile);
-            uint query = tile + column;
-            int query_seen = holds(tile_seen, query);
+            uint first = tile_seen.start - tile;
+            uint end = tile_seen.end - tile;
             Sums scores[BACKWARD_ROWS / 2];
             Sums grads[BACKWARD_ROWS / 2];
-            float q_scale = 0.0f;
-            float d_o_scale = 0.0f;
-            float query_lse = 0.0f;
-            float query_delta = 0.0f;
-            if (query_seen) {
-                products_over_width(
-                    scores, k_rows, query_planes + query, key_words, places, BACKWARD_ROWS, first_row,
-                    BACKWARD_ROWS / 2u
-                );
-                products_over_width(
-                    grads, v_rows, d_o_planes + query, value_words, places, BACKWARD_ROWS, first_row,
-                    BACKWARD_ROWS / 2u
-                );
-                q_scale = q_scales[per_place + query];
-                d_o_scale = d_o_scales[per_place + query];
-                query_lse = lse[per_place + query];
-                query_delta = delta[per_place + query];
-            }
+            products_over_width(scores, k_rows, query_planes + tile, key_words, places, BACKWARD_ROWS, first, end);
+            products_over_width(grads, v_rows, d_o_planes + tile, value_words, places, BACKWARD_ROWS, first, end);
             for (uint n = 0u; n < BACKWARD_ROWS / 2u; n++) {
-                uint at = first_row + n;
+                uint at = score_row(n, BACKWARD_ROWS);
+                uint query = tile + score_column(n);
                 float key_folded = 0.0f;
                 float value_folded = 0.0f;
                 Extent seers = seeing(block.position + at, block.length, window);
-                if (query_seen && at < block.count && holds(seers, query)) {
+                if (holds(tile_seen, query) && at < block.count && holds(seers, query)) {
+                    float q_scale = q_scales[per_place + query];
+                    float d_o_scale = d_o_scales[per_place + query];
                     float z = chunk_value(scores[n]) * ((q_scale * softmax_scale2) * row_k_scale[at]);
-                    float p = isobit_exp2(z - query_lse);
-                    float g = p * fma_rn(chunk_value(grads[n]), d_o_scale * row_v_scale[at], -query_delta);
+                    float p = isobit_exp2(z - lse[per_place + query]);
+                    float delta_here = delta[per_place + query];
+                    float g = p * fma_rn(chunk_value(grads[n]), d_o_scale * row_v_scale[at], -delta_here);
                     key_folded = g * (q_scale * softmax_scale);
                     value_folded = p * d_o_scale;
                 }
-                key_values[at * TILE + column] = key_folded;
-                value_values[at * TILE + column] = value_folded;
+                key_values[at * TILE + query - tile] = key_folded;
+                value_values[at * TILE + query - tile] = value_folded;
             }
             if (local_index() < BACKWARD_ROWS) {
                 uint at = local_index();
@@ -775,14 +688,14 @@ KERNEL(GROUP) attention_grad_key(
             barrier_local();
             add_tile(
                 key_acc, weights, scales, decays, active, queries_by_place + (ulong)(tile / 4u) * key_width, key_step,
-                key_width, tile_seen, tile, BACKWARD_ROWS
+                key_width, first / 4u, (end + 3u) / 4u, BACKWARD_ROWS
             );
             barrier_local();
             slice_weights(weights, scales, largest, value_values, BACKWARD_ROWS);
             barrier_local();
             add_tile(
                 value_acc, weights, scales, decays, active, d_os_by_place + (ulong)(tile / 4u) * value_width, value_step,
-                value_width, tile_seen, tile, BACKWARD_ROWS
+                value_width, first / 4u, (end + 3u) / 4u, BACKWARD_ROWS
             );
         }
         uint is_first = member == 0u ? 1u : 0u;

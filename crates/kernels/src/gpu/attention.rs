@@ -9,6 +9,7 @@
 use super::device::{Gpu, Groups, arguments};
 use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::program::{Program, program};
+use super::runtime::Language;
 use super::{GpuMemory, attention_mma};
 use crate::backend::{Checked, Run};
 use crate::op::{Attention, AttentionBackward, AttentionForward, Span};
@@ -27,12 +28,25 @@ impl Run<AttentionBackward<'_, GpuMemory>> for Gpu {
 }
 
 static ATTENTION: Program = program!("attention");
+/// The same kernels with the products of AMD's matrix cores.
+static ATTENTION_MFMA: Program = Program {
+    name: "attention_mfma",
+    text: concat!(include_str!("../../gpu/attention_mfma.cl"), include_str!("../../gpu/attention.cl")),
+    language: Language::Portable,
+};
 
 /// `PLACE_BLOCK`, `FORWARD_ROWS` and `BACKWARD_ROWS` in `gpu/attention.cl`. Blocks of places hold
 /// whole blocks of rows.
 pub(super) const PLACE_BLOCK: usize = 32;
 const FORWARD_ROWS: usize = 16;
 const BACKWARD_ROWS: usize = 8;
+/// `BACKWARD_ROWS` in `gpu/attention_mfma.cl`.
+const MFMA_BACKWARD_ROWS: usize = 16;
+
+/// The program of the kernels, and the rows of a group in the backward pass.
+fn kernels(gpu: &Gpu) -> (&'static Program, usize) {
+    if gpu.has_mfma() { (&ATTENTION_MFMA, MFMA_BACKWARD_ROWS) } else { (&ATTENTION, BACKWARD_ROWS) }
+}
 
 /// A tensor of rows over places: its positions, number of heads and width.
 #[derive(Clone, Copy)]
@@ -120,7 +134,7 @@ impl Operand {
         let blocks = gpu.offsets(&self.blocks(p));
         let shape = [self.heads, self.width, self.places(p)].map(narrow);
         gpu.launch_sliced(
-            &ATTENTION,
+            kernels(gpu).0,
             "attention_slice",
             p.profile,
             Groups::each(self.places(p) / PLACE_BLOCK * self.heads),
@@ -228,7 +242,7 @@ fn forward(gpu: &Gpu, op: &mut AttentionForward<GpuMemory>, workspace: &mut GpuB
         window(p),
         p.softmax_scale_base2()
     ];
-    gpu.launch_sliced(&ATTENTION, "attention_forward", p.profile, Groups::each(blocks * p.heads), arguments);
+    gpu.launch_sliced(kernels(gpu).0, "attention_forward", p.profile, Groups::each(blocks * p.heads), arguments);
 }
 
 fn backward(gpu: &Gpu, op: &mut AttentionBackward<GpuMemory>, workspace: &mut GpuBuffer<u8>) {
@@ -246,7 +260,7 @@ fn backward(gpu: &Gpu, op: &mut AttentionBackward<GpuMemory>, workspace: &mut Gp
     let blocks = gpu.offsets(&all.q.blocks(p));
     let [heads, value_width, places] = [p.heads, p.value_width, all.q.places(p)].map(narrow);
     gpu.launch_sliced(
-        &ATTENTION,
+        kernels(gpu).0,
         "attention_delta",
         p.profile,
         Groups::each(all.q.places(p) / PLACE_BLOCK * p.heads),
@@ -274,7 +288,8 @@ struct Backward<'a> {
 impl Backward<'_> {
     fn grad_query(&self, dq: &GpuBuffer<f32>) {
         let Self { gpu, p, all, q, k, v, d_o, .. } = self;
-        let (table, blocks) = all.q.table(gpu, &all.k, p, BACKWARD_ROWS);
+        let (program, rows) = kernels(gpu);
+        let (table, blocks) = all.q.table(gpu, &all.k, p, rows);
         let arguments = arguments![
             dq,
             q.by_width,
@@ -298,12 +313,13 @@ impl Backward<'_> {
             p.softmax_scale,
             p.softmax_scale_base2()
         ];
-        gpu.launch_sliced(&ATTENTION, "attention_grad_query", p.profile, Groups::each(blocks * p.heads), arguments);
+        gpu.launch_sliced(program, "attention_grad_query", p.profile, Groups::each(blocks * p.heads), arguments);
     }
 
     fn grad_key(&self, dk: &GpuBuffer<f32>, dv: &GpuBuffer<f32>) {
         let Self { gpu, p, all, q, k, v, d_o, .. } = self;
-        let (table, blocks) = all.k.table(gpu, &all.q, p, BACKWARD_ROWS);
+        let (program, rows) = kernels(gpu);
+        let (table, blocks) = all.k.table(gpu, &all.q, p, rows);
         let arguments = arguments![
             dk,
             dv,
@@ -329,6 +345,6 @@ impl Backward<'_> {
             p.softmax_scale,
             p.softmax_scale_base2()
         ];
-        gpu.launch_sliced(&ATTENTION, "attention_grad_key", p.profile, Groups::each(blocks * p.kv_heads), arguments);
+        gpu.launch_sliced(program, "attention_grad_key", p.profile, Groups::each(blocks * p.kv_heads), arguments);
     }
 }
