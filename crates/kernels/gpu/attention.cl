@@ -250,11 +250,11 @@ FUNCTION uint columns_at_once(uint width) {
 // Results of a work item, `width` columns in all.
 FUNCTION uint result_row(uint n, uint width) {
     uint at_once = columns_at_once(width);
-    return local_index() / at_once + n * (GROUP / at_once);
+    return div_u32(local_index(), at_once) + n * (GROUP / at_once);
 }
 
 FUNCTION uint result_column(uint n, uint width) {
-    return local_index() % columns_at_once(width);
+    return mod_u32(local_index(), columns_at_once(width));
 }
 
 // What a tile adds to this work item's results: acc = fma(product over the tile, scale, acc *

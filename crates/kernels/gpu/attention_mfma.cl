@@ -42,7 +42,7 @@ FUNCTION uint block_row(uint r) {
     return local_index() % WAVE / BLOCK * 4u + r;
 }
 
-FUNCTION uint clamped(uint x, uint first, uint end) {
+FUNCTION uint within(uint x, uint first, uint end) {
     return x < first ? first : x < end ? x : end - 1u;
 }
 
@@ -85,7 +85,7 @@ FUNCTION void products_over_width(
     uint column[SCORE_BLOCKS];
     #pragma unroll
     for (uint block = 0u; block < SCORE_BLOCKS; block++) {
-        column[block] = clamped(score_column(block * 4u), first, end);
+        column[block] = within(score_column(block * 4u), first, end);
         #pragma unroll
         for (uint s = 0u; s < SLICES; s++) {
             acc[block][s] = 0;
@@ -145,7 +145,7 @@ FUNCTION void add_tile(
     #pragma unroll
     for (uint block = 0u; block < RESULT_BLOCKS; block++) {
         if ((wave_index() + block * 4u) * BLOCK < width) {
-            uint column = clamped(result_column(block * 4u, width), 0u, width);
+            uint column = within(result_column(block * 4u, width), 0u, width);
             INT4 sums[SLICES];
             #pragma unroll
             for (uint s = 0u; s < SLICES; s++) {
@@ -157,7 +157,7 @@ FUNCTION void add_tile(
                 #pragma unroll
                 for (uint i = 0u; i < 2u; i++) {
                     uint here = word + lane_word + i * 4u;
-                    uint from = clamped(here, first, end);
+                    uint from = within(here, first, end);
                     #pragma unroll
                     for (uint s = 0u; s < SLICES; s++) {
                         a[s][i] = weights[(s * row_count + local_index() % BLOCK) * WEIGHT_PITCH + here];
