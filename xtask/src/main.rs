@@ -4,6 +4,7 @@
 
 mod amd_assembly;
 mod amd_audit;
+mod amd_rates;
 mod amd_run;
 mod arguments;
 mod check;
@@ -59,6 +60,8 @@ cargo xtask cuda-audit [--require] [--kernels] [--every-build]
 cargo xtask hip-compile [--require]
     every GPU program compiled by hipRTC in a child process, without a card, and an architecture that does not exist;
     --require fails where there is no hipRTC
+cargo xtask amd-rates [--require]
+    the share of an AMD chip's int8 peak that the product kernels can reach, from clang's instructions and published rates
 cargo xtask amd-run [--seeds N] [--work N] [--threads N] [--require]
     every conformance case that is small enough, as machine code of gfx906 and gfx908 in an emulator: both dialects, plain
     and with seeds 1 to 5, and code objects of clang and hipRTC (wants clang 19, llvm, lld; hipRTC 5)
@@ -104,6 +107,7 @@ fn run(arguments: &mut Arguments) -> Result<ExitCode, String> {
         "amd-audit" => amd_audit::run(arguments)?,
         "cuda-audit" => cuda_audit::run(arguments)?,
         "hip-compile" => hip_compile::run(arguments)?,
+        "amd-rates" => amd_rates::run(arguments)?,
         "amd-run" => amd_run::run(arguments)?,
         "scratch-model" => scratch_model::run(arguments)?,
         "gptq-model" => gptq_model::run(arguments)?,
