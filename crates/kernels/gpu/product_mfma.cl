@@ -14,7 +14,7 @@
 #define SIDE 32u
 #define BLOCKS 2u
 #define COLUMNS (2u * BLOCKS * SIDE)
-// Words from row to row. Rows start four banks apart; pieces rotate with every eighth row, so that
+// Words from row to row. Rows start four banks apart; pieces swap places with every eighth row, so that
 // transposed stores, which are four rows apart, hit distinct banks as well.
 #define PITCH 20u
 // Units of 16 bytes per work item and slice in each tile.
@@ -52,7 +52,7 @@ FUNCTION INT16 add_block(INT16 sums, INT4 a, INT4 b) {
 
 // Word of a tile: the piece of 16 bytes `piece` of a row.
 FUNCTION uint place(uint row, uint piece) {
-    return row * PITCH + (piece + row / 8u) % 4u * 4u;
+    return row * PITCH + (piece ^ (row / 8u)) % 4u * 4u;
 }
 
 // Addresses are the sum of a pointer that all lanes share and a lane's offset of 32 bits in bytes,
@@ -126,7 +126,7 @@ FUNCTION void store_transposed(LOCAL_POINTER int *tile, const INT4 *from, uint u
             uint even_high = __builtin_amdgcn_perm((uint)r[1], (uint)r[0], 0x07030602u);
             uint odd_low = __builtin_amdgcn_perm((uint)r[3], (uint)r[2], 0x05010400u);
             uint odd_high = __builtin_amdgcn_perm((uint)r[3], (uint)r[2], 0x07030602u);
-            // Four columns share the rotation of their row of the tile.
+            // Four columns, and their pieces, lie alike.
             uint column = unit_columns(i);
             uint word = s * units * WAVE * PITCH + place(column, unit_rows() / 16u) + unit_rows() / 4u % 4u;
             tile[word] = (int)__builtin_amdgcn_perm(odd_low, even_low, 0x05040100u);

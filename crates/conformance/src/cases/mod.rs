@@ -80,6 +80,8 @@ ops! {
 pub fn visit_further(visitor: &mut impl Visitor) {
     visitor.op("linear");
     linear::visit_many_tiles(visitor);
+    visitor.op("product");
+    product::visit_tile_borders(visitor);
     visitor.op("low_rank");
     low_rank::visit_aligned(visitor);
 }

@@ -81,16 +81,20 @@ impl Case for ProductCase {
     }
 }
 
+fn dense(m: usize, n: usize, k: usize, profile: Profile, format: WeightFormat, kind: Distribution) -> ProductCase {
+    ProductCase { segments: vec![0, m], row_starts: vec![0, m / 3, m], n, k, profile, format, kind }
+}
+
+/// Sizes at and around the sides of tiles of 32, 64 and 128, and no rows at all.
+pub fn visit_tile_borders(visitor: &mut impl Visitor) {
+    for profile in Profile::ALL {
+        for (m, n, k) in [(0, 5, 7), (1, 129, 63), (32, 65, 64), (33, 64, 129), (65, 33, 128), (64, 128, 31)] {
+            visitor.case(&dense(m, n, k, profile, WeightFormat::F32, Distribution::Outliers));
+        }
+    }
+}
+
 pub fn visit(visitor: &mut impl Visitor) {
-    let dense = |m: usize, n: usize, k: usize, profile, format, kind| ProductCase {
-        segments: vec![0, m],
-        row_starts: vec![0, m / 3, m],
-        n,
-        k,
-        profile,
-        format,
-        kind,
-    };
     for profile in Profile::ALL {
         visitor.case(&dense(1, 1, 1, profile, WeightFormat::F32, Distribution::Plain));
         visitor.case(&dense(3, 17, 65, profile, WeightFormat::Bf16, Distribution::Plain));

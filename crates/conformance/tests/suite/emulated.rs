@@ -1,19 +1,23 @@
 //! The machine code of gfx906 and gfx908 in an emulator: a sample of the cases with adversarial
 //! seeds (`cargo xtask amd-run` runs the rest), and mistakes that must be found.
 
-use isobit_conformance::emulated::Emulated;
-use isobit_conformance::{Absent, Visitor, cases, skip};
+use isobit_conformance::emulated::{Emulated, work_of};
+use isobit_conformance::{Absent, Case, Visitor, cases, first_difference, skip};
 use isobit_gcn::{Architecture, Card, Dialect, Settings, Toolchain};
 use isobit_kernels::backend::BegunDigest;
 use isobit_kernels::gpu::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
 use isobit_kernels::gpu::{Api, Gpu, Selector};
 use isobit_kernels::op::{Add, AnyBuffer};
-use isobit_kernels::{Device, DeviceFailure};
+use isobit_kernels::{Counting, Cpu, Device, DeviceFailure, Path, Reference};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::rc::Rc;
 
 /// BOUND: multiply-adds and outputs of a case, so that the samples take a minute together.
 const WORK_MAX: u64 = 10_000;
+
+/// BOUND: the same for cases on matrix cores.
+const MFMA_WORK_MAX: u64 = 1_500_000;
 
 /// Whether the tools are there; a missing one is a skip, and a failure where `clang` is required.
 fn available(test: &str, toolchain: Toolchain) -> bool {
@@ -25,7 +29,11 @@ fn available(test: &str, toolchain: Toolchain) -> bool {
 }
 
 fn emulated(settings: Settings, visit: impl Fn(&mut Emulated)) {
-    let mut emulated = Emulated::new(settings, WORK_MAX).unwrap_or_else(|absent| match absent {
+    emulated_up_to(WORK_MAX, settings, visit);
+}
+
+fn emulated_up_to(work_max: u64, settings: Settings, visit: impl Fn(&mut Emulated)) {
+    let mut emulated = Emulated::new(settings, work_max).unwrap_or_else(|absent| match absent {
         Absent::Missing(why) | Absent::Broken(why) => panic!("{why}"),
     });
     visit(&mut emulated);
@@ -47,6 +55,62 @@ fn gfx906_in_hip() {
 #[test]
 fn gfx908_in_hip() {
     sample("emulated::gfx908_in_hip", Settings { seed: 2, ..Settings::new(Architecture::Gfx908) });
+}
+
+/// Products and attention on matrix cores: tiles are large, and so are the cases.
+#[test]
+fn matrix_cores_of_gfx908() {
+    let settings = Settings { seed: 4, ..Settings::new(Architecture::Gfx908) };
+    if available("emulated::matrix_cores_of_gfx908", settings.toolchain) {
+        emulated_up_to(MFMA_WORK_MAX, settings, |visitor| {
+            cases::product::visit(visitor);
+            cases::product::visit_tile_borders(visitor);
+            cases::attention::visit(visitor);
+        });
+    }
+}
+
+/// Finds out whether the first case of some work differs from the reference.
+struct FirstCase {
+    gpu: Gpu,
+    counting: Counting<Cpu>,
+    differs: Option<bool>,
+}
+
+impl Visitor for FirstCase {
+    fn op(&mut self, _: &'static str) {}
+
+    fn case<C: Case>(&mut self, case: &C) {
+        if self.differs.is_none() && (10_000..MFMA_WORK_MAX).contains(&work_of(&self.counting, case)) {
+            let want = case.run(&Reference);
+            // A fault of the card arrives as a panic.
+            let got = catch_unwind(AssertUnwindSafe(|| case.run(&self.gpu)));
+            self.differs = Some(got.map_or(true, |got| first_difference(&want, &got).is_some()));
+        }
+    }
+}
+
+#[test]
+fn a_wrong_layout_of_matrix_operands_is_found() {
+    if !available("emulated::a_wrong_layout_of_matrix_operands_is_found", Toolchain::Assembly) {
+        return;
+    }
+    let differs = |edit: [&'static str; 2], visit: fn(&mut FirstCase)| {
+        let cpu = Cpu::new(1, Path::Scalar).expect("a path that is always there");
+        let gpu = edited(Settings::new(Architecture::Gfx908), edit);
+        let mut first = FirstCase { gpu, counting: Counting::new(cpu), differs: None };
+        visit(&mut first);
+        first.differs.expect("a case of that size")
+    };
+    let products = |edit| differs(edit, cases::product::visit);
+    let attention = |edit| differs(edit, cases::attention::visit);
+    assert!(!products(["not in the source", ""]) && !attention(["not in the source", ""]));
+    // Rows of the sums, halves of the contraction, and words of one operand against the other's.
+    assert!(products(["i % EACH / 4u * 8u", "i % EACH / 4u * 4u"]));
+    assert!(products(["place(row, piece + half_wave)", "place(row, piece)"]));
+    assert!(products(["(a[3], b[3], sums", "(a[3], b[2], sums"]));
+    assert!(attention(["/ BLOCK * 4u + r;", "/ BLOCK + 4u * r;"]));
+    assert!(attention(["(a[1], b[1], sums", "(a[1], b[0], sums"]));
 }
 
 #[test]
@@ -158,11 +222,15 @@ impl Runtime for Edited {
     }
 }
 
+/// A card with edited kernels.
+fn edited(settings: Settings, [from, to]: [&'static str; 2]) -> Gpu {
+    let (card, selector) = (Card::new(settings), Selector { api: Api::Hip, index: 0 });
+    Gpu::with_runtime(Rc::new(Edited { card, from, to }), selector).expect("the probe finds nothing")
+}
+
 /// What goes wrong in `run` with edited kernels.
-fn mistake(seed: u64, [from, to]: [&'static str; 2], run: impl Fn(&Gpu) -> Result<(), DeviceFailure>) -> String {
-    let card = Card::new(Settings { seed, ..Settings::new(Architecture::Gfx906) });
-    let selector = Selector { api: Api::Hip, index: 0 };
-    let gpu = Gpu::with_runtime(Rc::new(Edited { card, from, to }), selector).expect("the probe finds nothing");
+fn mistake(seed: u64, edit: [&'static str; 2], run: impl Fn(&Gpu) -> Result<(), DeviceFailure>) -> String {
+    let gpu = edited(Settings { seed, ..Settings::new(Architecture::Gfx906) }, edit);
     run(&gpu).expect_err("the mistake is found").what
 }
 
