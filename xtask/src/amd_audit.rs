@@ -150,10 +150,14 @@ pub(crate) fn source(program: &str, dialect: Dialect, without: &[&str]) -> Resul
     for header in headers(&order).into_iter().filter(|header| !without.contains(header)) {
         text.push_str(&read(format!("{FOLDER}/{header}"))?);
     }
-    text.push_str(&read(format!("{FOLDER}/{program}.cl"))?);
-    // As in `attention.rs`: this file replaces functions of the other.
-    if program == "attention_mfma" {
-        text.push_str(&read(format!("{FOLDER}/attention.cl"))?);
+    // As in `attention.rs` and `product4.rs` of the host.
+    let files = match program {
+        "attention_mfma" => &["attention_mfma", "attention"][..],
+        "product4_mfma" => &["product_mfma", "product4_mfma"],
+        _ => &[program],
+    };
+    for file in files {
+        text.push_str(&read(format!("{FOLDER}/{file}.cl"))?);
     }
     Ok(text)
 }

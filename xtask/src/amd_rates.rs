@@ -1,6 +1,6 @@
-//! `cargo xtask amd-rates`: which share of an AMD chip's int8 peak the product kernels can reach, from
-//! the instructions that clang makes of them and the published rates of the units. It needs clang,
-//! not a device, and is a model: it knows no latencies, caches or clocks.
+//! `cargo xtask amd-rates`: which share of an AMD chip's int8 peak the product kernels can reach,
+//! from the instructions that clang makes of them and the published rates of the units. It needs
+//! clang, not a device, and is a model: it knows no latencies, caches or clocks.
 
 use crate::amd_audit::{NO_COMPILER, SLICES, source};
 use crate::arguments::Arguments;
@@ -244,7 +244,7 @@ impl Rates {
     /// Percent of the peak if all units work at the same time and the busiest one decides.
     fn share(&self, device: &str) -> f64 {
         let Counts { int8, int8_cycles, valu_cycles, local_cycles, global_cycles, .. } = self.chunk;
-        // v_dot4 is one of the vector unit's own; a matrix instruction takes one of its issue slots.
+        // v_dot4 is one of the vector unit's own; a matrix instruction takes an issue slot of it.
         let vector = if has_mfma(device) { valu_cycles + 4 * int8 } else { valu_cycles + int8_cycles };
         let busiest = [int8_cycles, vector, WAVES * local_cycles, WAVES * global_cycles].into_iter().max();
         percent(int8_cycles, busiest.unwrap_or(int8_cycles))

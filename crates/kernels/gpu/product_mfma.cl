@@ -14,8 +14,8 @@
 #define SIDE 32u
 #define BLOCKS 2u
 #define COLUMNS (2u * BLOCKS * SIDE)
-// Words from row to row. Rows start four banks apart; pieces swap places with every eighth row, so that
-// transposed stores, which are four rows apart, hit distinct banks as well.
+// Words from row to row. Rows start four banks apart; pieces swap places with every eighth row, so
+// that transposed stores, which are four rows apart, hit distinct banks as well.
 #define PITCH 20u
 // Units of 16 bytes per work item and slice in each tile.
 #define LEFT_UNITS 1u

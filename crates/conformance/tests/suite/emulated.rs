@@ -65,6 +65,7 @@ fn matrix_cores_of_gfx908() {
         emulated_up_to(MFMA_WORK_MAX, settings, |visitor| {
             cases::product::visit(visitor);
             cases::product::visit_tile_borders(visitor);
+            cases::product4::visit(visitor);
             cases::attention::visit(visitor);
         });
     }

@@ -51,7 +51,7 @@ const TRANSPOSE: usize = 64;
 pub(super) const ROOM: usize = 64 << 20;
 
 /// Columns of a group's outputs on AMD's matrix cores: `COLUMNS` in `gpu/product_mfma.cl`.
-const MFMA_COLUMNS: usize = 128;
+pub(super) const MFMA_COLUMNS: usize = 128;
 
 /// The program of the product kernels, and the columns of a group's outputs.
 pub(super) fn kernels(gpu: &Gpu) -> (&'static Program, usize) {

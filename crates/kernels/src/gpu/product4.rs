@@ -5,8 +5,9 @@
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::{DevicePointer, GpuBuffer, Parts, allocated_bytes};
-use super::product::{RowTiles, TILE, folded_columns, folded_shape};
+use super::product::{MFMA_COLUMNS, RowTiles, TILE, folded_columns, folded_shape};
 use super::program::{Program, program};
+use super::runtime::Language;
 use super::slices::{self, CHUNK_GROUP, SLICES, SlicedRows, plane_bytes};
 use crate::Device;
 use crate::backend::{Checked, Run, Shaped};
@@ -35,6 +36,17 @@ impl Run<Product4GradInput<'_, GpuMemory>> for Gpu {
 }
 
 static PRODUCT4: Program = program!("product4");
+/// The same kernels on AMD's matrix cores.
+static PRODUCT4_MFMA: Program = Program {
+    name: "product4_mfma",
+    text: concat!(include_str!("../../gpu/product_mfma.cl"), include_str!("../../gpu/product4_mfma.cl")),
+    language: Language::Portable,
+};
+
+/// The program of the kernels, and the columns of a group's outputs.
+fn kernels(gpu: &Gpu) -> (&'static Program, usize) {
+    if gpu.has_mfma() { (&PRODUCT4_MFMA, MFMA_COLUMNS) } else { (&PRODUCT4, TILE) }
+}
 
 /// Frozen 4-bit weights with their group scales and zero points.
 pub struct QuantizedWeight {
@@ -183,8 +195,9 @@ pub(super) fn forward(
         dimension(tiles.rows.start),
         dimension(tiles.rows.end),
     ];
-    let groups = Groups::each(chosen.len() * p.n.div_ceil(TILE));
-    gpu.launch_sliced(&PRODUCT4, "product4_forward", p.profile, groups, arguments);
+    let (program, columns) = kernels(gpu);
+    let groups = Groups::each(chosen.len() * p.n.div_ceil(columns));
+    gpu.launch_sliced(program, "product4_forward", p.profile, groups, arguments);
 }
 
 /// The input gradient of one group of channels: `dy·σ` of some outputs is sliced into the scratch,
@@ -278,7 +291,8 @@ impl GroupGradient<'_> {
             dimension(tiles.rows.start),
             dimension(tiles.rows.end),
         ];
-        let groups = Groups::each(chosen.len() * w.shape.group_size.min(p.k).div_ceil(TILE));
-        gpu.launch_sliced(&PRODUCT4, "product4_input", p.profile, groups, arguments);
+        let (program, columns) = kernels(gpu);
+        let groups = Groups::each(chosen.len() * w.shape.group_size.min(p.k).div_ceil(columns));
+        gpu.launch_sliced(program, "product4_input", p.profile, groups, arguments);
     }
 }
