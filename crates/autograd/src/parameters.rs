@@ -103,6 +103,20 @@ impl<B: Backend> Gradients<B> {
         Self { all, reached, awaited, tied: None }
     }
 
+    /// Gradients made elsewhere: a part per parameter, and possibly the embedding's part of a tied
+    /// table, which is the first parameter.
+    pub fn from_parts(mut all: Vec<F32<B>>, parameters: &Parameters<B>) -> Self {
+        let mut rest = all.split_off(parameters.len());
+        let tied = rest.pop().map(|part| (ParameterId(0), part));
+        let [reached, awaited] = [true, false].map(|value| vec![value; parameters.len()]);
+        Self { all, reached, awaited, tied }
+    }
+
+    /// The embedding's part of a tied table, until [`Gradients::combine`] adds it.
+    pub fn tied_part(&self) -> Option<&F32<B>> {
+        self.tied.as_ref().map(|(_, part)| part)
+    }
+
     pub fn get(&self, id: ParameterId) -> &F32<B> {
         &self.all[id.0]
     }

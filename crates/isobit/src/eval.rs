@@ -8,9 +8,11 @@ use crate::model;
 use isobit_kernels::Backend;
 use isobit_training::config::{self, EvalRows, Run};
 use isobit_training::data::{self, DataConfig};
+use isobit_training::engine::Engine;
 use isobit_training::prepare::{self, RunError, data_config, model_config};
 use isobit_training::row::Row;
-use isobit_training::step::{Evaluation, Trainer};
+use isobit_training::step::Evaluation;
+use isobit_training::trainer::Trainer;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 

@@ -9,6 +9,46 @@ use crate::experts::{Experts, ExpertsLayout, ExpertsShape};
 use crate::source::WeightSource;
 use isobit_proof::safetensors::NamedTensor;
 
+/// A trained tensor apart from its values: its name and shape in memory, and how files store it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrainedTensor {
+    pub name: String,
+    pub shape: Vec<usize>,
+    /// None if a file stores it as it is in memory.
+    pub(crate) form: Option<Form>,
+}
+
+impl TrainedTensor {
+    /// Number of values.
+    pub fn length(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Names and shapes of its tensors in a file.
+    pub fn in_file(&self) -> Vec<(String, Vec<usize>)> {
+        match &self.form {
+            Some(form) => form.tensors(&self.name),
+            None => vec![(self.name.clone(), self.shape.clone())],
+        }
+    }
+
+    /// Its values as the tensors of a file.
+    pub fn to_file(&self, values: Vec<f32>) -> Vec<NamedTensor> {
+        match &self.form {
+            Some(form) => form.write(&self.name, &values),
+            None => vec![NamedTensor { name: self.name.clone(), shape: self.shape.clone(), values }],
+        }
+    }
+
+    /// Its values from the tensors of a file, which `find` returns by name and shape.
+    pub fn from_file<E>(&self, mut find: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, E>) -> Result<Vec<f32>, E> {
+        match &self.form {
+            Some(form) => form.read(&self.name, find),
+            None => find(&self.name, &self.shape),
+        }
+    }
+}
+
 /// How a parameter is stored in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Form {

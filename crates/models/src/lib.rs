@@ -34,6 +34,7 @@ pub use build::{Built, build};
 pub use config::Config;
 pub use experts::{Experts, ExpertsShape, Projection};
 pub use families::{Family, FamilySupport, families};
+pub use files::TrainedTensor;
 pub use generate::{Sampling, Session};
 pub use gptq::{GptqForm, GptqScales, GptqWeight};
 pub use inventory::Inventory;

@@ -1,7 +1,7 @@
 //! A decoder of any family: embedding, layers, final norm, head. `layer/` defines the layers.
 
 use crate::config::Config;
-use crate::files::Form;
+use crate::files::{Form, TrainedTensor};
 use crate::generate::LayerCache;
 use crate::layer::{Block, Context};
 use isobit_autograd::{
@@ -9,7 +9,6 @@ use isobit_autograd::{
 };
 use isobit_kernels::Backend;
 use isobit_kernels::tensor::{F32, U32};
-use isobit_proof::safetensors::NamedTensor;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
@@ -41,38 +40,10 @@ impl<B: Backend> Model<B> {
         Ok(tape.rms_norm(&x, &self.norm))
     }
 
-    /// A parameter's values as the tensors of a file.
-    pub fn to_file(&self, id: ParameterId, parameter: &Parameter<B>, values: Vec<f32>) -> Vec<NamedTensor> {
-        match self.forms.get(&id) {
-            Some(form) => form.write(&parameter.name, &values),
-            None => vec![NamedTensor { name: parameter.name.clone(), shape: parameter.shape.clone(), values }],
-        }
-    }
-
-    /// Names of a parameter's tensors in a file.
-    pub fn names_in_file(&self, id: ParameterId, parameter: &Parameter<B>) -> Vec<String> {
-        self.tensors_in_file(id, parameter).into_iter().map(|(name, _)| name).collect()
-    }
-
-    /// Names and shapes of a parameter's tensors in a file.
-    pub fn tensors_in_file(&self, id: ParameterId, parameter: &Parameter<B>) -> Vec<(String, Vec<usize>)> {
-        match self.forms.get(&id) {
-            Some(form) => form.tensors(&parameter.name),
-            None => vec![(parameter.name.clone(), parameter.shape.clone())],
-        }
-    }
-
-    /// A parameter's values from the tensors of a file, which `find` returns by name and shape.
-    pub fn from_file<E>(
-        &self,
-        id: ParameterId,
-        parameter: &Parameter<B>,
-        mut find: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, E>,
-    ) -> Result<Vec<f32>, E> {
-        match self.forms.get(&id) {
-            Some(form) => form.read(&parameter.name, find),
-            None => find(&parameter.name, &parameter.shape),
-        }
+    /// A parameter as files know it.
+    pub fn trained_tensor(&self, id: ParameterId, parameter: &Parameter<B>) -> TrainedTensor {
+        let Parameter { name, shape, .. } = parameter;
+        TrainedTensor { name: name.clone(), shape: shape.clone(), form: self.forms.get(&id).cloned() }
     }
 
     fn rotation(&self) -> Rotation<'_, B> {

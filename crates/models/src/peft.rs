@@ -55,7 +55,7 @@ pub fn load<B: Backend>(backend: &B, built: &mut Built<B>, file: &SafeTensors) -
     let Built { model, parameters } = built;
     let ids: Vec<_> = parameters.iter().map(|(id, _)| id).collect();
     for &id in &ids {
-        let values = model.from_file(id, parameters.get(id), |name, shape| {
+        let values = model.trained_tensor(id, parameters.get(id)).from_file(|name, shape| {
             let tensor = file.get(name)?;
             let wrong = |what: String| ModelError::Tensor { name: name.to_string(), what };
             if tensor.shape != shape {
@@ -69,7 +69,8 @@ pub fn load<B: Backend>(backend: &B, built: &mut Built<B>, file: &SafeTensors) -
         })?;
         parameters.get_mut(id).value = backend.upload(&values);
     }
-    let known: BTreeSet<_> = parameters.iter().flat_map(|(id, parameter)| model.names_in_file(id, parameter)).collect();
+    let tensors = parameters.iter().flat_map(|(id, parameter)| model.trained_tensor(id, parameter).in_file());
+    let known: BTreeSet<_> = tensors.map(|(name, _)| name).collect();
     match file.names().find(|name| !known.contains(*name)) {
         Some(extra) => Err(ModelError::Adapter(format!("{extra} belongs to no module that the config targets"))),
         None => Ok(()),

@@ -2,6 +2,7 @@
 //! documents and positions.
 
 use crate::row::Row;
+use crate::step::Update;
 use isobit_autograd::{BatchLayout, LossTargets};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{IGNORED, Span};
@@ -17,6 +18,20 @@ pub struct BatchPosition {
     pub first_row: u32,
     /// The weight of each target's loss.
     pub weight: f32,
+}
+
+impl BatchPosition {
+    /// Of a micro-batch in an update.
+    #[expect(clippy::float_arithmetic, reason = "the weight of a target, as numerics.md defines it")]
+    pub(crate) fn of(update: &Update<'_>, first_row: usize, seed: u64) -> Self {
+        let weight = (1.0 / update.targets as f64) as f32;
+        Self { seed, step: update.step as u32, first_row: first_row as u32, weight }
+    }
+
+    /// Of a micro-batch that is evaluated.
+    pub(crate) fn of_evaluation(first_row: usize) -> Self {
+        Self { seed: 0, step: 0, first_row: first_row as u32, weight: 0.0 }
+    }
 }
 
 /// A micro-batch on the device.

@@ -9,6 +9,7 @@ pub mod data;
 pub mod data_record;
 #[cfg(unix)]
 mod decimal;
+pub mod engine;
 pub mod free_memory;
 pub mod groups;
 pub mod memory;
@@ -25,3 +26,4 @@ pub mod step;
 pub mod summary;
 pub mod targets;
 pub mod tensorboard;
+pub mod trainer;

@@ -5,10 +5,12 @@
 //! Besides device memory, the plan includes host memory for writing a checkpoint (all trained
 //! tensors and their moments) and for reading one back (one tensor).
 
+use crate::engine::Engine;
 use crate::groups::Groups;
 use crate::prepare::RunError;
 use crate::row::Row;
-use crate::step::{StepSettings, Trainer};
+use crate::step::StepSettings;
+use crate::trainer::Trainer;
 use isobit_autograd::Gradients;
 use isobit_kernels::plan::{Counting, Holder, Holdings, MemoryKind, MemoryLayout, Work};
 use isobit_models::build::Settings;
@@ -56,7 +58,7 @@ impl Item {
             MemoryKind::Weight => Self::Trained,
             MemoryKind::Buffer("u8") => Self::Workspace,
             _ if is_in("autograd/src/parameters.rs") => Self::Gradients,
-            _ if is_in("training/src/step.rs") => Self::Optimizer,
+            _ if is_in("training/src/trainer.rs") => Self::Optimizer,
             _ => Self::Activations,
         }
     }

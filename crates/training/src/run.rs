@@ -7,19 +7,19 @@ use crate::checkpoint::{self, Opened, Progress, RESOLVED, Snapshot, Start};
 use crate::config::{self, Adapter, Run};
 use crate::data::EpochOrder;
 use crate::data_record;
+use crate::engine::{Engine, Stored};
 use crate::metrics::{Event, Metrics, Record, Timing};
 use crate::model_folder::{self, ModelFolder, Shapes};
 use crate::prepare::{Prepared, RunError, base_digest, step_settings, trained};
 use crate::row::Row;
 use crate::schedule::Schedule;
 use crate::signal::Signal;
-use crate::step::{Evaluation, StepReport, Trainer};
+use crate::step::{Evaluation, StepReport};
 use crate::tensorboard::EventFile;
-use isobit_autograd::ParameterId;
-use isobit_kernels::tensor::F32;
+use crate::trainer::Trainer;
 use isobit_kernels::{Backend, float_state};
 use isobit_models::build::Settings;
-use isobit_models::{Trained, build, peft};
+use isobit_models::{Trained, TrainedTensor, build, peft};
 use isobit_proof::FileError;
 use isobit_proof::atomic::write_atomically;
 use isobit_proof::lock::Lock;
@@ -59,9 +59,24 @@ pub enum Outcome {
     },
 }
 
-/// Trains in a folder that holds no run, or resumes from a checkpoint of this run.
+/// Trains on one device.
 pub fn train<B: Backend>(
     backend: B,
+    prepared: &Prepared,
+    start: Start,
+    watch: &mut dyn Watch,
+) -> Result<Outcome, RunError> {
+    let make = |settings: &Settings| {
+        let built = build(&backend, &prepared.model, &prepared.weights, settings)?;
+        Ok(Trainer::new(backend, built))
+    };
+    train_with(make, prepared, start, watch)
+}
+
+/// Trains in a folder that holds no run, or resumes from a checkpoint of this run. `make` builds
+/// the model once the folder is found to be usable.
+pub fn train_with<E: Engine>(
+    make: impl FnOnce(&Settings) -> Result<E, RunError>,
     prepared: &Prepared,
     start: Start,
     watch: &mut dyn Watch,
@@ -83,9 +98,7 @@ pub fn train<B: Backend>(
         positions: run.training.max_seq_length as usize,
         seed: run.seed,
     };
-    let built = build(&backend, &prepared.model, &prepared.weights, &settings)?;
-    let mut state =
-        State { trainer: Trainer::new(backend, built), progress: Progress::start(prepared.identity.clone()) };
+    let mut state = State { engine: make(&settings)?, progress: Progress::start(prepared.identity.clone()) };
     let adapter_config = match &settings.trained {
         Trained::Lora(lora) => Some(peft::config_json(&lora.written(&prepared.model), &base_name(&run.base_model))),
         _ => None,
@@ -105,7 +118,7 @@ pub fn train<B: Backend>(
         let folder = output.join("tensorboard");
         log.events = Some(EventFile::create(&folder, state.progress.step, watch.wall_seconds())?);
     }
-    let trained_count = state.trainer.parameters.iter().map(|(_, parameter)| parameter.length()).sum();
+    let trained_count = state.engine.tensors().iter().map(TrainedTensor::length).sum();
     watch.started(prepared, trained_count, state.progress.step);
     let outcome = steps(&mut state, prepared, &mut log, adapter_config.as_ref(), watch)?;
     if let Outcome::Finished { .. } = outcome {
@@ -124,7 +137,7 @@ fn examine(prepared: &Prepared, start: Start) -> Result<Option<u64>, RunError> {
 
 /// Restores the run as it was after `step`. Checkpoints of later steps stay: the same steps produce
 /// them again, byte for byte.
-fn resume<B: Backend>(state: &mut State<B>, prepared: &Prepared, step: u64, start: Start) -> Result<Metrics, RunError> {
+fn resume<E: Engine>(state: &mut State<E>, prepared: &Prepared, step: u64, start: Start) -> Result<Metrics, RunError> {
     let (run, output) = (&prepared.run, &prepared.run.output_dir);
     let opened = checkpoint::open(&checkpoint::folder_of(output, step), &prepared.identity);
     state.restore(opened.map_err(|error| with_changed_keys(error, run))?)?;
@@ -174,8 +187,8 @@ fn with_changed_keys(error: checkpoint::Error, run: &Run) -> RunError {
 }
 
 /// The training loop.
-fn steps<B: Backend>(
-    state: &mut State<B>,
+fn steps<E: Engine>(
+    state: &mut State<E>,
     prepared: &Prepared,
     log: &mut Log,
     adapter_config: Option<&serde_json::Value>,
@@ -197,7 +210,7 @@ fn steps<B: Backend>(
         let (completed, begun) = (state.progress.step, watch.seconds());
         let rows = rows_of(prepared, &mut order, completed);
         let learning_rate = schedule.at(completed);
-        let report = state.trainer.step(&rows, completed + 1, learning_rate, &settings)?;
+        let report = state.engine.step(&rows, completed + 1, learning_rate, &settings)?;
         let step = completed + 1;
         state.progress.step = step;
         state.progress.epoch = step / prepared.steps.per_epoch;
@@ -235,8 +248,8 @@ fn steps<B: Backend>(
 
 /// Saves the state and returns the checkpoint's folder. Only a `kept` checkpoint can be the best;
 /// one requested only by a signal is removed later.
-fn save<B: Backend>(
-    state: &mut State<B>,
+fn save<E: Engine>(
+    state: &mut State<E>,
     prepared: &Prepared,
     log: &mut Log,
     adapter_config: Option<&serde_json::Value>,
@@ -270,8 +283,8 @@ fn rows_of<'a>(prepared: &'a Prepared, order: &mut EpochOrder, completed: u64) -
     chosen.iter().map(|row| &prepared.train[*row]).collect()
 }
 
-fn evaluate<B: Backend>(
-    state: &mut State<B>,
+fn evaluate<E: Engine>(
+    state: &mut State<E>,
     prepared: &Prepared,
     log: &mut Log,
     watch: &mut dyn Watch,
@@ -280,7 +293,7 @@ fn evaluate<B: Backend>(
     let begun = watch.seconds();
     let rows: Vec<&Row> = prepared.eval.iter().collect();
     let micro = prepared.run.eval.micro_batch_size.max(1) as usize;
-    let evaluation = state.trainer.evaluate(&rows, prepared.run.profile, micro)?;
+    let evaluation = state.engine.evaluate(&rows, prepared.run.profile, micro)?;
     let better = state.progress.take_eval(evaluation.loss());
     let tokens: usize = rows.iter().map(|row| row.tokens().len()).sum();
     let event =
@@ -299,14 +312,12 @@ enum Final<'a> {
 }
 
 impl<'a> Final<'a> {
-    fn new<B: Backend>(
-        state: &State<B>,
+    fn new<E: Engine>(
+        state: &State<E>,
         prepared: &'a Prepared,
         adapter_config: Option<&'a serde_json::Value>,
     ) -> Result<Self, RunError> {
-        let Trainer { model, parameters, .. } = &state.trainer;
-        let shapes: Shapes =
-            parameters.iter().flat_map(|(id, parameter)| model.tensors_in_file(id, parameter)).collect();
+        let shapes: Shapes = state.engine.tensors().iter().flat_map(TrainedTensor::in_file).collect();
         let Prepared { run, model, weights, .. } = prepared;
         Ok(match adapter_config {
             Some(config) => Self::Adapter { config, shapes },
@@ -316,7 +327,7 @@ impl<'a> Final<'a> {
 }
 
 /// Writes the folder `final`: the best weights if the config asks for them, else the last.
-fn finish<B: Backend>(state: &State<B>, prepared: &Prepared, result: &Final<'_>) -> Result<(), RunError> {
+fn finish<E: Engine>(state: &State<E>, prepared: &Prepared, result: &Final<'_>) -> Result<(), RunError> {
     let run = &prepared.run;
     let best = checkpoint::best(&run.output_dir)?.filter(|_| run.training.load_best_model_at_end);
     let saved = match best {
@@ -325,7 +336,7 @@ fn finish<B: Backend>(state: &State<B>, prepared: &Prepared, result: &Final<'_>)
         }
         _ => None,
     };
-    let mut live = Live::new(state);
+    let mut live = Live::new(&state.engine);
     let mut tensor = |name: &str, shape: &[usize]| match &saved {
         Some(saved) => Ok(saved.weight(name, shape)?),
         None => live.tensor(name),
@@ -358,37 +369,33 @@ fn check_base(prepared: &Prepared) -> Result<(), RunError> {
 }
 
 /// Trained tensors as stored in files, copied from the device on demand.
-struct Live<'a, B: Backend> {
-    state: &'a State<B>,
-    parameters: BTreeMap<String, ParameterId>,
-    /// The tensors of the last few parameters: a file stores those of one layer's experts side by
-    /// side.
-    recent: Vec<(ParameterId, Vec<NamedTensor>)>,
+struct Live<'a, E: Engine> {
+    engine: &'a E,
+    /// The tensor in memory for every name in a file.
+    tensors: BTreeMap<String, usize>,
+    /// The last few tensors: a file stores those of one layer's experts side by side.
+    recent: Vec<(usize, Vec<NamedTensor>)>,
 }
 
-impl<'a, B: Backend> Live<'a, B> {
+impl<'a, E: Engine> Live<'a, E> {
     const RECENT_MAX: usize = 2;
 
-    fn new(state: &'a State<B>) -> Self {
-        let Trainer { model, parameters, .. } = &state.trainer;
-        let named = parameters
-            .iter()
-            .flat_map(|(id, parameter)| model.names_in_file(id, parameter).into_iter().map(move |name| (name, id)));
-        Self { state, parameters: named.collect(), recent: Vec::new() }
+    fn new(engine: &'a E) -> Self {
+        let all = engine.tensors().iter().enumerate();
+        let named = all.flat_map(|(at, tensor)| tensor.in_file().into_iter().map(move |(name, _)| (name, at)));
+        Self { engine, tensors: named.collect(), recent: Vec::new() }
     }
 
     fn tensor(&mut self, name: &str) -> Result<Vec<f32>, RunError> {
-        let Trainer { backend, model, parameters, .. } = &self.state.trainer;
-        let id = self.parameters[name];
-        if !self.recent.iter().any(|(other, _)| *other == id) {
+        let at = self.tensors[name];
+        if !self.recent.iter().any(|(other, _)| *other == at) {
             if self.recent.len() == Self::RECENT_MAX {
                 self.recent.remove(0);
             }
-            let parameter = parameters.get(id);
-            let tensors = model.to_file(id, parameter, backend.download(&parameter.value)?);
-            self.recent.push((id, tensors));
+            let values = self.engine.read(at, Stored::Value)?;
+            self.recent.push((at, self.engine.tensors()[at].to_file(values)));
         }
-        let held = self.recent.iter_mut().find(|(other, _)| *other == id).map(|(_, tensors)| tensors);
+        let held = self.recent.iter_mut().find(|(other, _)| *other == at).map(|(_, tensors)| tensors);
         let tensor = held.into_iter().flatten().find(|tensor| tensor.name == name);
         // Each is requested once.
         Ok(tensor.map(|tensor| std::mem::take(&mut tensor.values)).unwrap_or_default())
@@ -401,39 +408,32 @@ fn base_name(folder: &Path) -> String {
 }
 
 /// Everything that can change during a run.
-struct State<B: Backend> {
-    trainer: Trainer<B>,
+struct State<E: Engine> {
+    engine: E,
     progress: Progress,
 }
 
-impl<B: Backend> State<B> {
+impl<E: Engine> State<E> {
     fn snapshot(&self) -> Result<Snapshot, RunError> {
-        let backend = &self.trainer.backend;
         let (mut weights, mut moments1, mut moments2) = (Vec::new(), Vec::new(), Vec::new());
-        for ((id, parameter), [first, second]) in self.trainer.parameters.iter().zip(&self.trainer.moments) {
-            let put = |all: &mut Vec<NamedTensor>, buffer: &F32<B>| -> Result<(), RunError> {
-                all.extend(self.trainer.model.to_file(id, parameter, backend.download(buffer)?));
-                Ok(())
-            };
-            put(&mut weights, &parameter.value)?;
-            put(&mut moments1, first)?;
-            put(&mut moments2, second)?;
+        for (at, tensor) in self.engine.tensors().iter().enumerate() {
+            weights.extend(tensor.to_file(self.engine.read(at, Stored::Value)?));
+            moments1.extend(tensor.to_file(self.engine.read(at, Stored::Moment(0))?));
+            moments2.extend(tensor.to_file(self.engine.read(at, Stored::Moment(1))?));
         }
         Ok(Snapshot { step: self.progress.step, weights, moments1, moments2, progress: self.progress.clone() })
     }
 
     /// Restores one tensor at a time, in place: nothing is held twice.
     fn restore(&mut self, opened: Opened) -> Result<(), RunError> {
-        let ids: Vec<_> = self.trainer.parameters.iter().map(|(id, _)| id).collect();
-        let Trainer { backend, model, parameters, moments, .. } = &mut self.trainer;
-        for (id, moments) in ids.into_iter().zip(moments) {
-            for (order, moment) in moments.iter_mut().enumerate() {
+        for at in 0..self.engine.tensors().len() {
+            for order in 0..2 {
                 let find = |name: &str, shape: &[usize]| opened.moment(order, name, shape);
-                backend.overwrite(moment, &model.from_file(id, parameters.get(id), find)?);
+                let values = self.engine.tensors()[at].from_file(find)?;
+                self.engine.write(at, Stored::Moment(order), values)?;
             }
-            let find = |name: &str, shape: &[usize]| opened.weight(name, shape);
-            let values = model.from_file(id, parameters.get(id), find)?;
-            backend.overwrite(&mut parameters.get_mut(id).value, &values);
+            let values = self.engine.tensors()[at].from_file(|name, shape| opened.weight(name, shape))?;
+            self.engine.write(at, Stored::Value, values)?;
         }
         self.progress = opened.progress;
         Ok(())

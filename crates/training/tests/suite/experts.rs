@@ -12,8 +12,9 @@ use isobit_models::{Config, LoraConfig, Session, Trained, WeightSource, Weights,
 use isobit_numerics::philox::{Key, Purpose};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::TensorFiles;
+use isobit_training::engine::{Engine, StepGradients};
 use isobit_training::row::Row;
-use isobit_training::step::{StepGradients, Trainer};
+use isobit_training::trainer::Trainer;
 use std::path::Path;
 
 /// Everything trained with load balance; adapters on attention; adapters on experts.
@@ -92,7 +93,7 @@ fn layouts_of_the_file() {
         let mut written = Vec::new();
         for (id, parameter) in trainer.parameters.iter() {
             bits.extend(gradients.get(id).iter().map(|x| u64::from(x.to_bits())));
-            written.extend(trainer.model.to_file(id, parameter, parameter.value.to_vec()));
+            written.extend(trainer.model.trained_tensor(id, parameter).to_file(parameter.value.to_vec()));
         }
         written.sort_by(|a, b| a.name.cmp(&b.name));
         let names: Vec<&str> = source.tensor_files().names().collect();

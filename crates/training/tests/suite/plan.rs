@@ -16,9 +16,11 @@ use isobit_models::config::{AttentionKind, MlpKind};
 use isobit_models::{Config, FloatFormat, LoraConfig, Shapes, Trained, WeightSource, Weights, build};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::TensorFiles;
+use isobit_training::engine::Engine;
 use isobit_training::plan::{Item, MemoryPlan, least_bytes, longest_rows, memory};
 use isobit_training::row::Row;
-use isobit_training::step::{StepSettings, Trainer};
+use isobit_training::step::StepSettings;
+use isobit_training::trainer::Trainer;
 use std::path::{Path, PathBuf};
 
 const SEVEN: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];

@@ -16,8 +16,10 @@ use isobit_models::{Config, LoraConfig, Trained, Weights, build, peft};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::{SafeTensors, TensorFiles};
 use isobit_training::batch::{Batch, BatchPosition};
+use isobit_training::engine::{Engine, StepGradients};
 use isobit_training::row::Row;
-use isobit_training::step::{StepGradients, StepSettings, Trainer};
+use isobit_training::step::StepSettings;
+use isobit_training::trainer::Trainer;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -106,7 +108,7 @@ impl Case {
             let start = SafeTensors::open(&self.folder.join("adapter/adapter_model.safetensors")).expect("an adapter");
             peft::load(&backend, &mut built, &start).unwrap_or_else(|error| panic!("{}: {error}", self.name));
             for (id, parameter) in built.parameters.iter() {
-                let written = built.model.to_file(id, parameter, parameter.value.to_vec());
+                let written = built.model.trained_tensor(id, parameter).to_file(parameter.value.to_vec());
                 let tensor = start.get(&parameter.name).expect("PEFT's name");
                 assert_eq!(written[0].shape, tensor.shape, "{}", parameter.name);
                 assert_eq!(written[0].values, tensor.to_f32().expect("float32"), "{}", parameter.name);
@@ -241,7 +243,8 @@ fn check(name: &'static str) {
 fn judged(trainer: &Trainer<Cpu>, id: ParameterId, parameter: &Parameter<Cpu>, file: &SafeTensors) -> Vec<f32> {
     let get = |name: &str| Some(file.get(name).ok()?.to_f32().expect("float32"));
     if parameter.name.contains("lora_") {
-        return trainer.model.from_file(id, parameter, |name, _| get(name).ok_or(())).expect("the judge's name");
+        let tensor = trainer.model.trained_tensor(id, parameter);
+        return tensor.from_file(|name, _| get(name).ok_or(())).expect("the judge's name");
     }
     get(&parameter.name).unwrap_or_else(|| panic!("the judge has no {}", parameter.name))
 }

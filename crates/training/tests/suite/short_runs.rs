@@ -13,8 +13,10 @@ use isobit_models::{Config, Trained, build};
 use isobit_numerics::digest::Digest;
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::TensorFiles;
+use isobit_training::engine::Engine;
 use isobit_training::row::Row;
-use isobit_training::step::{StepSettings, Trainer};
+use isobit_training::step::StepSettings;
+use isobit_training::trainer::Trainer;
 use std::fmt::Write;
 use std::path::Path;
 
