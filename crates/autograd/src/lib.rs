@@ -8,12 +8,13 @@ mod arena;
 mod deferred;
 mod op;
 mod parameters;
+mod part;
 mod recompute;
 mod tape;
 
 pub use deferred::Deferral;
 pub use op::attention::AttentionShape;
-pub use op::balance::Balance;
+pub use op::balance::{Balance, BalanceSums};
 pub use op::columns::{Blocks, Move};
 pub use op::conv1d::Convolution;
 pub use op::decay::DecayRates;

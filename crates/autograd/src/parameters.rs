@@ -194,6 +194,13 @@ impl<B: Backend> Gradients<B> {
         }
     }
 
+    /// The same where the head's part was formed on another device: `self` has the embedding's.
+    pub fn combine_with(&mut self, backend: &B, id: ParameterId, head: &F32<B>) {
+        let mut sum = backend.zeros(head.len());
+        backend.run(Add { y: &mut sum, a: head, b: &self.all[id.0] });
+        self.all[id.0] = sum;
+    }
+
     /// Fails if a trained tensor received no gradient.
     pub fn check_reached(&self, parameters: &Parameters<B>) -> Result<(), TapeError> {
         match self.reached.iter().position(|reached| !reached) {

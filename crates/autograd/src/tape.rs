@@ -109,6 +109,9 @@ pub struct Tape<'a, B: Backend> {
     /// For the load-balancing loss, if enabled.
     pub(crate) collected: Option<Collected<B>>,
     pub(crate) contract: Contract,
+    /// The values that enter and leave a part of a model, by their ids.
+    pub(crate) input: Option<usize>,
+    pub(crate) output: Option<usize>,
 }
 
 impl<'a, B: Backend> Tape<'a, B> {
@@ -141,6 +144,8 @@ impl<'a, B: Backend> Tape<'a, B> {
             replayed: VecDeque::new(),
             collected: None,
             contract: Contract::default(),
+            input: None,
+            output: None,
         }
     }
 
@@ -176,9 +181,15 @@ impl<'a, B: Backend> Tape<'a, B> {
 
     /// A value from host numbers: `[tokens, width]`, without a gradient.
     pub fn constant(&mut self, numbers: &[f32], width: usize) -> Variable<B> {
-        let mut data = self.take(self.layout.tokens * width);
-        self.backend.run(ToF32 { y: &mut *data, x: StoredMatrix::F32(&self.backend.upload(numbers)) });
+        let data = self.lease_of(numbers);
         self.variable(Rc::new(data), width, false)
+    }
+
+    /// Host numbers in a buffer of the arena.
+    pub(crate) fn lease_of(&self, numbers: &[f32]) -> Lease<B> {
+        let mut data = self.take(numbers.len());
+        self.backend.run(ToF32 { y: &mut *data, x: StoredMatrix::F32(&self.backend.upload(numbers)) });
+        data
     }
 
     pub(crate) fn variable(&mut self, data: Rc<Lease<B>>, width: usize, needs_gradient: bool) -> Variable<B> {

@@ -17,7 +17,7 @@ pub mod table;
 
 pub use nearest::nearest;
 pub use own_process::in_own_process;
-pub use required::{devices_or_skips, is_required, report, skip};
+pub use required::{devices_or_skips, is_required, named_devices_or_skips, report, skip};
 
 use isobit_kernels::backend::{BegunDigest, Bytes, Length};
 use isobit_kernels::gpu::{self, Api, Gpu, Selector};

@@ -37,10 +37,15 @@ pub fn report(text: &str) {
 /// Every device of this machine; missing ones are skips of `test`. A device that exists but fails
 /// is a failure.
 pub fn devices_or_skips(test: &str) -> Vec<Gpu> {
+    named_devices_or_skips(test).into_iter().map(|(_, gpu)| gpu).collect()
+}
+
+/// The same with their names: for tests that open them again on other threads.
+pub fn named_devices_or_skips(test: &str) -> Vec<(String, Gpu)> {
     let (mut present, mut missing) = (Vec::new(), Vec::new());
     for (name, device) in devices() {
         match device {
-            Ok(gpu) => present.push(gpu),
+            Ok(gpu) => present.push((name, gpu)),
             Err(Absent::Missing(why)) => missing.push((name, why)),
             Err(Absent::Broken(why)) => panic!("{test}: {name} is there and fails: {why}"),
         }

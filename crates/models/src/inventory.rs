@@ -40,6 +40,21 @@ impl Inventory {
         all
     }
 
+    /// The index of every layer's first module with a weight matrix, in build order, and the number
+    /// of all: linear modules, and two tensors for the experts of a layer.
+    pub(crate) fn first_modules(config: &Config) -> Vec<u32> {
+        let mut all = Self::default();
+        let mut firsts = vec![0];
+        let mut of_experts = 0;
+        for layer in &config.layers {
+            all.attention("", &layer.attention);
+            all.mlp("", &layer.mlp);
+            of_experts += if matches!(layer.mlp, MlpKind::Experts(_)) { 2 } else { 0 };
+            firsts.push(all.adaptable.len() as u32 + of_experts);
+        }
+        firsts
+    }
+
     fn attention(&mut self, layer: &str, attention: &AttentionKind) {
         match attention {
             AttentionKind::Softmax(config) => {

@@ -30,7 +30,7 @@ mod unused;
 pub mod weights;
 
 pub use adapter::{LoraConfig, Targets, Trained};
-pub use build::{Built, build};
+pub use build::{Built, build, build_part};
 pub use config::Config;
 pub use experts::{Experts, ExpertsShape, Projection};
 pub use families::{Family, FamilySupport, families};
@@ -38,7 +38,7 @@ pub use files::TrainedTensor;
 pub use generate::{Sampling, Session};
 pub use gptq::{GptqForm, GptqScales, GptqWeight};
 pub use inventory::Inventory;
-pub use model::Model;
+pub use model::{Model, Part};
 pub use source::{FloatFormat, RandomSource, Shapes, StoredTensor, Weight, WeightSource};
 pub use weights::{Copied, Weights};
 

@@ -11,33 +11,107 @@ use isobit_kernels::Backend;
 use isobit_kernels::tensor::{F32, U32};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-/// A model with its weights.
+/// Consecutive layers of a model. The part with the first layer also has the embedding, the part
+/// with the last one the final norm and the head.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub layers: Range<usize>,
+    /// Layers of the whole model.
+    pub of: usize,
+}
+
+impl Part {
+    pub fn whole(config: &Config) -> Self {
+        Self { layers: 0..config.layers.len(), of: config.layers.len() }
+    }
+
+    /// The parts with these numbers of layers, which together are the model's.
+    pub fn divide(config: &Config, counts: &[usize]) -> Vec<Self> {
+        let of = config.layers.len();
+        assert_eq!(counts.iter().sum::<usize>(), of, "every layer is in one part");
+        let mut next = 0;
+        let part = |&count: &usize| {
+            next += count;
+            Self { layers: next - count..next, of }
+        };
+        counts.iter().map(part).collect()
+    }
+
+    pub fn is_first(&self) -> bool {
+        self.layers.start == 0
+    }
+
+    pub fn is_last(&self) -> bool {
+        self.layers.end == self.of
+    }
+}
+
+/// What follows the last block.
+pub(crate) struct Head<B: Backend> {
+    pub(crate) norm: Norm<B>,
+    pub(crate) matrix: Matrix<B>,
+}
+
+/// A model with its weights, or a part of one.
 pub struct Model<B: Backend> {
     pub config: Config,
-    pub(crate) embedding: Table<B>,
+    /// The layers in `blocks`: all, or those of a part.
+    pub part: Part,
+    /// In the first part.
+    pub(crate) embedding: Option<Table<B>>,
     pub(crate) blocks: Vec<Block<B>>,
-    pub(crate) norm: Norm<B>,
-    pub(crate) head: Matrix<B>,
+    /// In the last part.
+    pub(crate) head: Option<Head<B>>,
     /// `[position, rotary_width / 2]`
     pub(crate) cos: F32<B>,
     pub(crate) sin: F32<B>,
     /// Positions covered by the tables.
     pub positions: usize,
+    /// The head's copy of a trained table in the last part, where the first part has the table
+    /// itself: it is the last parameter, and not updated but overwritten.
+    pub table_copy: Option<ParameterId>,
     /// Forms of the parameters whose layout in a file differs from memory.
     pub(crate) forms: BTreeMap<ParameterId, Form>,
 }
 
 impl<B: Backend> Model<B> {
-    /// Hidden states after the final norm.
-    pub fn hidden<'a>(&'a self, tape: &mut Tape<'a, B>, ids: &'a U32<B>) -> Result<Variable<B>, TapeError> {
-        let mut x = tape.embedding(&self.embedding, ids, self.config.hidden);
-        for (layer, block) in self.blocks.iter().enumerate() {
+    /// The embedding of tokens: what enters the first layer.
+    pub fn embed<'a>(&'a self, tape: &mut Tape<'a, B>, ids: &'a U32<B>) -> Variable<B> {
+        let table = self.embedding.as_ref().expect("only the first part of a model embeds");
+        tape.embedding(table, ids, self.config.hidden)
+    }
+
+    /// Hidden states after the layers of this part.
+    pub fn forward<'a>(&'a self, tape: &mut Tape<'a, B>, mut x: Variable<B>) -> Result<Variable<B>, TapeError> {
+        for (layer, block) in self.part.layers.clone().zip(&self.blocks) {
             let context = Context { rotation: self.rotation(), cache: None };
-            let is_last = layer + 1 == self.blocks.len();
+            let is_last = layer + 1 == self.part.of;
             x = tape.block(layer, is_last, x, move |tape, x| block.forward(tape, &x, context))?;
         }
-        Ok(tape.rms_norm(&x, &self.norm))
+        Ok(x)
+    }
+
+    /// Losses of all tokens, given the hidden states after the last layer.
+    pub fn head_loss<'a>(
+        &'a self,
+        tape: &mut Tape<'a, B>,
+        x: &Variable<B>,
+        targets: &'a LossTargets<B>,
+    ) -> HeadOutput<B> {
+        let head = self.head();
+        let hidden = tape.rms_norm(x, &head.norm);
+        tape.head_loss(hidden, &head.matrix, self.config.vocabulary, targets)
+    }
+
+    /// Whether this part trains a table that is also the head of another part.
+    pub fn has_split_table(&self) -> bool {
+        self.config.tied && matches!(self.embedding, Some(Table::Trained(_)))
+    }
+
+    fn head(&self) -> &Head<B> {
+        self.head.as_ref().expect("only the last part of a model has a head")
     }
 
     /// A parameter as files know it.
@@ -58,15 +132,15 @@ impl<B: Backend> Model<B> {
         ids: &'a U32<B>,
         caches: &'a [RefCell<LayerCache>],
     ) -> Result<Vec<f32>, TapeError> {
-        let config = &self.config;
-        let mut x = tape.embedding(&self.embedding, ids, config.hidden);
+        let (vocabulary, head) = (self.config.vocabulary, self.head());
+        let mut x = self.embed(tape, ids);
         for (block, cache) in self.blocks.iter().zip(caches) {
             x = block.forward(tape, &x, Context { rotation: self.rotation(), cache: Some(cache) })?;
         }
-        let hidden = tape.rms_norm(&x, &self.norm);
-        let logits = tape.project(&hidden, &self.head, config.vocabulary);
+        let hidden = tape.rms_norm(&x, &head.norm);
+        let logits = tape.project(&hidden, &head.matrix, vocabulary);
         let mut all = tape.backend().download(logits.buffer())?;
-        Ok(all.split_off(all.len() - config.vocabulary))
+        Ok(all.split_off(all.len() - vocabulary))
     }
 
     /// Losses of all tokens.
@@ -76,13 +150,17 @@ impl<B: Backend> Model<B> {
         ids: &'a U32<B>,
         targets: &'a LossTargets<B>,
     ) -> Result<HeadOutput<B>, TapeError> {
-        let hidden = self.hidden(tape, ids)?;
-        Ok(tape.head_loss(hidden, &self.head, self.config.vocabulary, targets))
+        let x = self.embed(tape, ids);
+        let x = self.forward(tape, x)?;
+        Ok(self.head_loss(tape, &x, targets))
     }
 
     /// Logits of all tokens, `[tokens, vocabulary]`: for generation and comparisons.
     pub fn logits<'a>(&'a self, tape: &mut Tape<'a, B>, ids: &'a U32<B>) -> Result<Variable<B>, TapeError> {
-        let hidden = self.hidden(tape, ids)?;
-        Ok(tape.project(&hidden, &self.head, self.config.vocabulary))
+        let x = self.embed(tape, ids);
+        let x = self.forward(tape, x)?;
+        let head = self.head();
+        let hidden = tape.rms_norm(&x, &head.norm);
+        Ok(tape.project(&hidden, &head.matrix, self.config.vocabulary))
     }
 }

@@ -7,6 +7,7 @@ use isobit_autograd::{BatchLayout, LossTargets};
 use isobit_kernels::Backend;
 use isobit_kernels::op::{IGNORED, Span};
 use isobit_kernels::tensor::U32;
+use isobit_models::Part;
 use isobit_numerics::philox::{Key, Purpose};
 
 /// The position of a micro-batch in the run.
@@ -45,6 +46,15 @@ pub struct Batch<B: Backend> {
 
 impl<B: Backend> Batch<B> {
     pub fn new(backend: &B, rows: &[&Row], place: BatchPosition) -> Self {
+        Self::of_ends(backend, rows, place, [true; 2])
+    }
+
+    /// With the ids only for the first part of a model, and with the targets only for the last.
+    pub(crate) fn of_part(backend: &B, rows: &[&Row], place: BatchPosition, part: &Part) -> Self {
+        Self::of_ends(backend, rows, place, [part.is_first(), part.is_last()])
+    }
+
+    fn of_ends(backend: &B, rows: &[&Row], place: BatchPosition, [with_ids, with_targets]: [bool; 2]) -> Self {
         let (mut ids, mut labels, mut positions) = (Vec::new(), Vec::new(), Vec::new());
         let (mut row_starts, mut spans) = (vec![0], Vec::new());
         for row in rows {
@@ -62,9 +72,14 @@ impl<B: Backend> Batch<B> {
             row_starts.push(ids.len());
         }
         let weight: Vec<f32> = labels.iter().map(|label| if *label == IGNORED { 0.0 } else { place.weight }).collect();
+        let tokens = ids.len();
+        if !with_ids {
+            ids.clear();
+        }
+        let (shown, weight) = if with_targets { (&labels[..], &weight[..]) } else { (&[][..], &[][..]) };
         Self {
             layout: BatchLayout {
-                tokens: ids.len(),
+                tokens,
                 row_starts,
                 spans,
                 positions: backend.upload(&positions),
@@ -73,7 +88,7 @@ impl<B: Backend> Batch<B> {
                 first_row: place.first_row,
             },
             ids: backend.upload(&ids),
-            targets: LossTargets { labels: backend.upload(&labels), weight: backend.upload(&weight) },
+            targets: LossTargets { labels: backend.upload(shown), weight: backend.upload(weight) },
             labels,
         }
     }

@@ -22,6 +22,7 @@ pub mod row;
 pub mod run;
 pub mod schedule;
 pub mod signal;
+pub mod stages;
 pub mod step;
 pub mod summary;
 pub mod targets;

@@ -5,16 +5,18 @@
 //! Besides device memory, the plan includes host memory for writing a checkpoint (all trained
 //! tensors and their moments) and for reading one back (one tensor).
 
+use crate::batch::{Batch, BatchPosition};
 use crate::engine::Engine;
 use crate::groups::Groups;
 use crate::prepare::RunError;
 use crate::row::Row;
+use crate::stages::Alone;
 use crate::step::StepSettings;
 use crate::trainer::Trainer;
 use isobit_autograd::Gradients;
 use isobit_kernels::plan::{Counting, Holder, Holdings, MemoryKind, MemoryLayout, Work};
 use isobit_models::build::Settings;
-use isobit_models::{Config, WeightSource, build};
+use isobit_models::{Config, Part, TrainedTensor, WeightSource, build, build_part};
 use std::collections::BTreeMap;
 
 /// What memory is for.
@@ -107,19 +109,75 @@ pub fn memory<L: MemoryLayout>(
 ) -> Result<MemoryPlan, RunError> {
     let backend = Counting::new(like);
     let built = build(&backend, model, source, settings)?;
-    let trained_count: usize = built.parameters.iter().map(|(_, parameter)| parameter.length()).sum();
-    let largest = built.parameters.iter().map(|(_, parameter)| parameter.length()).max().unwrap_or(0);
-    let mut trainer = Trainer::new(backend.clone(), built);
+    let trainer = Trainer::new(backend.clone(), built);
+    counted(&backend, trainer, |trainer| trainer, step, rows, waiting)
+}
+
+/// One device of a list.
+pub struct PlannedStage<'a> {
+    pub part: Part,
+    /// Devices behind this one.
+    pub behind: usize,
+    /// Whether a device before it trains anything.
+    pub trained_before: bool,
+    pub settings: &'a Settings,
+    pub step: &'a StepSettings,
+    /// The rows that show the peak.
+    pub rows: &'a [&'a Row],
+    /// Rows of the largest group.
+    pub group_rows: usize,
+    /// Gradients of other groups that exist meanwhile.
+    pub waiting: usize,
+}
+
+/// Memory that one device of a list needs, for the micro-batches in flight too.
+pub fn stage_memory<L: MemoryLayout>(
+    like: L,
+    model: &Config,
+    source: &dyn WeightSource,
+    stage: &PlannedStage<'_>,
+) -> Result<MemoryPlan, RunError> {
+    let PlannedStage { part, settings, step, rows, .. } = stage;
+    let backend = Counting::new(like);
+    let built = build_part(&backend, model, source, settings, part)?;
+    let trainer = Trainer::new(backend.clone(), built);
+    let alone = |trainer| Alone { trainer, behind: stage.behind, trained_before: stage.trained_before };
+    let mut plan = counted(&backend, trainer, alone, step, rows, stage.waiting)?;
+    // The batches of a group stay until it is done; those of rows that were not counted are added.
+    let before = backend.bytes();
+    let place = BatchPosition::of_evaluation(0);
+    let batch = Batch::of_part(&backend, &rows[..1], place, part);
+    let each = backend.bytes() - before;
+    drop(batch);
+    let more = each * stage.group_rows.saturating_sub(rows.len() / step.gradient_groups);
+    plan.bytes_peak += more;
+    *plan.items.entry(Item::Activations).or_default() += more;
+    Ok(plan)
+}
+
+/// Counts two steps of an engine around `trainer`.
+fn counted<L: MemoryLayout, E: Engine>(
+    backend: &Counting<L>,
+    trainer: Trainer<Counting<L>>,
+    engine: impl FnOnce(Trainer<Counting<L>>) -> E,
+    step: &StepSettings,
+    rows: &[&Row],
+    waiting: usize,
+) -> Result<MemoryPlan, RunError> {
+    let lengths = || trainer.tensors().iter().map(TrainedTensor::length);
+    let (trained_count, largest) = (lengths().sum::<usize>(), lengths().max().unwrap_or(0));
+    let values: usize = trainer.parameters.iter().map(|(_, parameter)| parameter.length()).sum();
     let bytes_built = backend.bytes();
-    let waiting: Vec<_> = (0..waiting).map(|_| Gradients::zeros(&backend, &trainer.parameters)).collect();
-    trainer.step(rows, 1, 0.0, step)?;
+    let waiting: Vec<_> = (0..waiting).map(|_| Gradients::zeros(backend, &trainer.parameters)).collect();
+    let mut engine = engine(trainer);
+    engine.step(rows, 1, 0.0, step)?;
     let before = backend.work();
     // The second step reuses the buffers of the first, as all later steps do.
-    trainer.step(rows, 2, 0.0, step)?;
+    engine.step(rows, 2, 0.0, step)?;
     let holdings = backend.held_at_peak();
     drop(waiting);
     Ok(MemoryPlan {
-        items: items(&holdings, trained_count * size_of::<f32>()),
+        items: items(&holdings, values * size_of::<f32>()),
         bytes_peak: backend.bytes_peak(),
         bytes_between_steps: backend.bytes(),
         bytes_save: 3 * trained_count * size_of::<f32>(),
@@ -181,9 +239,14 @@ pub struct PeakOfUpdate {
 
 impl PeakOfUpdate {
     pub fn new(rows: usize, groups: usize, micro_batch_size: usize) -> Self {
+        Self::of_stage(rows, groups, micro_batch_size, 0)
+    }
+
+    /// On a device with `behind` more behind it, which holds a micro-batch for each of them too.
+    pub fn of_stage(rows: usize, groups: usize, micro_batch_size: usize, behind: usize) -> Self {
         let all = Groups::new(rows, groups);
         let computed = groups.min(rows).min(2);
-        let of_group = rows.div_ceil(groups).min(2 * micro_batch_size);
+        let of_group = rows.div_ceil(groups).min((behind + 2) * micro_batch_size);
         Self {
             groups: computed,
             rows: computed * of_group,

@@ -50,7 +50,7 @@ impl RunError {
             Self::Model(ModelError::File(error)) | Self::File(error) => error.exit_code(),
             Self::Model(_) => 8,
             Self::Checkpoint(error) => error.exit_code(),
-            Self::Step(StepError::Device(_) | StepError::Tape(_)) | Self::Device(_) => 6,
+            Self::Step(StepError::Device(_) | StepError::Tape(_) | StepError::Stage { .. }) | Self::Device(_) => 6,
             Self::Step(_) => 5,
         }
     }

@@ -14,6 +14,9 @@ pub enum StepError {
     Tape(#[from] TapeError),
     #[error(transparent)]
     Device(#[from] DeviceFailure),
+    /// The thread of a device panicked.
+    #[error("{device}: {what}")]
+    Stage { device: String, what: String },
     #[error("step {step}: the loss of row {row} is {value}")]
     Loss { step: u64, row: usize, value: f32 },
     #[error("the loss of evaluation row {row} is {value}")]

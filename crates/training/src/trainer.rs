@@ -13,7 +13,8 @@ use isobit_numerics::adamw::AdamW;
 use isobit_numerics::slices::Profile;
 use std::ops::Range;
 
-/// A model in training on one device.
+/// A model in training on one device, or the part of a model that a device has. The copy of a tied
+/// table (`Model::table_copy`) is none of its trained tensors: another device updates the table.
 pub struct Trainer<B: Backend> {
     pub backend: B,
     pub model: Model<B>,
@@ -22,22 +23,30 @@ pub struct Trainer<B: Backend> {
     pub moments: Vec<[F32<B>; 2]>,
     tensors: Vec<TrainedTensor>,
     ids: Vec<ParameterId>,
-    memory: Memory<B>,
+    pub(crate) memory: Memory<B>,
 }
 
 impl<B: Backend> Trainer<B> {
     pub fn new(backend: B, built: Built<B>) -> Self {
         let Built { model, parameters } = built;
+        let own = || parameters.iter().filter(|(id, _)| Some(*id) != model.table_copy);
         let zeros = |length: usize| [(); 2].map(|()| backend.zeros(length));
-        let moments = parameters.iter().map(|(_, parameter)| zeros(parameter.length())).collect();
-        let tensors = parameters.iter().map(|(id, parameter)| model.trained_tensor(id, parameter)).collect();
-        let ids = parameters.iter().map(|(id, _)| id).collect();
+        let moments = own().map(|(_, parameter)| zeros(parameter.length())).collect();
+        let tensors = own().map(|(id, parameter)| model.trained_tensor(id, parameter)).collect();
+        let ids = own().map(|(id, _)| id).collect();
         Self { memory: Memory::new(), backend, model, parameters, moments, tensors, ids }
     }
 
     /// Peak bytes of activations and workspace.
     pub fn peak_bytes(&self) -> usize {
         self.memory.peak_bytes()
+    }
+
+    /// Overwrites the copy of a tied table.
+    pub(crate) fn write_table(&mut self, values: &[f32]) {
+        if let Some(id) = self.model.table_copy {
+            self.backend.overwrite(&mut self.parameters.get_mut(id).value, values);
+        }
     }
 
     /// The forward and backward pass of one micro-batch; adds to `gradients` and `losses`.
@@ -67,6 +76,9 @@ impl<B: Backend> Trainer<B> {
 
     /// One number per tensor; synchronises with the device once.
     fn squares(&self, tensors: &[&F32<B>]) -> Result<Vec<f32>, StepError> {
+        if tensors.is_empty() {
+            return Ok(Vec::new());
+        }
         let mut sums = self.backend.zeros(tensors.len());
         self.backend.run(SumSquares { sums: &mut sums, tensors });
         Ok(self.backend.download(&sums)?)
@@ -114,11 +126,14 @@ impl<B: Backend> Engine for Trainer<B> {
     }
 
     fn sums_of_squares(&self, gradients: &Gradients<B>) -> Result<Vec<f32>, StepError> {
-        self.squares(&gradients.iter().collect::<Vec<_>>())
+        self.squares(&self.ids.iter().map(|id| gradients.get(*id)).collect::<Vec<_>>())
     }
 
     fn scale(&self, gradients: &mut Gradients<B>, factor: f32) -> Result<(), StepError> {
-        self.backend.run(Scale { tensors: gradients.iter_mut().collect(), factor });
+        let tensors: Vec<_> = gradients.iter_mut().take(self.ids.len()).collect();
+        if !tensors.is_empty() {
+            self.backend.run(Scale { tensors, factor });
+        }
         Ok(())
     }
 
@@ -139,8 +154,11 @@ impl<B: Backend> Engine for Trainer<B> {
             let coefficients = if parameter.decays { decaying } else { plain };
             AdamWTensor { parameter: &mut parameter.value, m, v, gradient, coefficients }
         });
-        self.backend.run(AdamWUpdate { tensors: tensors.collect() });
-        self.squares(&self.parameters.iter().map(|(_, parameter)| &parameter.value).collect::<Vec<_>>())
+        let tensors: Vec<_> = tensors.collect();
+        if !tensors.is_empty() {
+            self.backend.run(AdamWUpdate { tensors });
+        }
+        self.squares(&self.ids.iter().map(|id| &self.parameters.get(*id).value).collect::<Vec<_>>())
     }
 
     fn evaluate_rows(

@@ -26,7 +26,19 @@ pub struct Balance {
     pub step_targets: usize,
 }
 
-/// What the layers have contributed so far.
+/// What layers have contributed to the loss of a micro-batch, on the host.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BalanceSums {
+    experts: usize,
+    /// Layers with a router.
+    layers: usize,
+    /// `[rows, experts]`: how often each expert was chosen.
+    counts: Vec<u64>,
+    /// `[rows, experts]`: the sum of its probabilities.
+    pooled: Vec<f64>,
+}
+
+/// What the layers of a tape have contributed so far.
 pub(crate) struct Collected<B: Backend> {
     pub(crate) balance: Balance,
     experts: usize,
@@ -75,35 +87,64 @@ impl<B: Backend> Tape<'_, B> {
     /// The loss of every row times its number of targets, summed over the rows, on the scale of the
     /// tokens' losses in the step. Each row's term is passed to `add` in turn. After this call the
     /// backward pass has the gradient.
-    pub fn balance_loss(&mut self, mut add: impl FnMut(f64)) -> Result<(), TapeError> {
-        let Some(collected) = &mut self.collected else { return Ok(()) };
-        let (experts, layers) = (collected.experts, collected.sums.len());
-        let mut pooled = vec![0.0f64; collected.counts.len()];
+    pub fn balance_loss(&mut self, add: impl FnMut(f64)) -> Result<(), TapeError> {
+        if let Some(share) = self.balance_sums(None)?.and_then(|sums| self.balance_loss_of(&sums, add)) {
+            self.set_balance_share(&share);
+        }
+        Ok(())
+    }
+
+    /// What the layers of this tape have contributed, after the layers of earlier parts of the
+    /// model; None if the loss is off.
+    pub fn balance_sums(&self, before: Option<BalanceSums>) -> Result<Option<BalanceSums>, TapeError> {
+        let Some(collected) = &self.collected else { return Ok(None) };
+        let mut all = before.unwrap_or_default();
+        if collected.experts > 0 {
+            all.experts = collected.experts;
+            all.counts.resize(collected.counts.len(), 0);
+            all.pooled.resize(collected.counts.len(), 0.0);
+        }
+        for (sum, count) in all.counts.iter_mut().zip(&collected.counts) {
+            *sum += count;
+        }
         // ORDER: layer after layer.
         for sums in &collected.sums {
-            for (pooled, sum) in pooled.iter_mut().zip(self.backend.download(sums)?) {
+            for (pooled, sum) in all.pooled.iter_mut().zip(self.backend.download(sums)?) {
                 *pooled += f64::from(sum);
             }
         }
-        let mut share = Vec::with_capacity(pooled.len());
-        let balance = &collected.balance;
+        all.layers += collected.sums.len();
+        Ok(Some(all))
+    }
+
+    /// The loss from what all layers have contributed. Returns its gradient, for the tape of every
+    /// part of the model; None if the loss is off.
+    pub fn balance_loss_of(&self, all: &BalanceSums, mut add: impl FnMut(f64)) -> Option<Vec<f32>> {
+        let balance = &self.collected.as_ref()?.balance;
+        let mut share = Vec::with_capacity(all.pooled.len());
         for (row, range) in self.layout.row_starts.windows(2).enumerate() {
-            let tokens = (layers * (range[1] - range[0])) as f64;
+            let tokens = (all.layers * (range[1] - range[0])) as f64;
             let weight = balance.coefficient * balance.targets[row] as f64;
             let mut sum = 0.0;
-            for at in row * experts..(row + 1) * experts {
-                let frequency = collected.counts[at] as f64 / tokens;
-                sum += frequency * (pooled[at] / tokens);
-                share.push((weight / balance.step_targets as f64 * experts as f64 * frequency / tokens) as f32);
+            for at in row * all.experts..(row + 1) * all.experts {
+                let frequency = all.counts[at] as f64 / tokens;
+                sum += frequency * (all.pooled[at] / tokens);
+                share.push((weight / balance.step_targets as f64 * all.experts as f64 * frequency / tokens) as f32);
             }
-            add(weight * (experts as f64 * sum));
+            add(weight * (all.experts as f64 * sum));
         }
-        collected.share = Some(Rc::new(self.backend.upload(&share)));
-        Ok(())
+        Some(share)
+    }
+
+    /// The gradient of the loss, for the backward pass.
+    pub fn set_balance_share(&mut self, share: &[f32]) {
+        if let Some(collected) = &mut self.collected {
+            collected.share = Some(Rc::new(self.backend.upload(share)));
+        }
     }
 
     pub(crate) fn balance_share(&self) -> Option<&F32<B>> {
         let collected = self.collected.as_ref()?;
-        Some(collected.share.as_ref().expect("`balance_loss` is called before the backward pass"))
+        Some(collected.share.as_ref().expect("the balance loss is known before the backward pass"))
     }
 }

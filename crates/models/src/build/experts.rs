@@ -223,7 +223,6 @@ impl<B: Backend> Builder<'_, B> {
         } else {
             self.forms.insert(b, Form::RankMajor { experts, outputs, rank });
         }
-        self.adapters += 1;
         Ok(ExpertAdapter { a, b, rank, scale: target.scale, halves })
     }
 

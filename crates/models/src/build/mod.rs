@@ -13,7 +13,9 @@ use crate::ModelError;
 use crate::adapter::{Trained, decays};
 use crate::config::{Config, NormStyle};
 use crate::files::Form;
-use crate::model::Model;
+use crate::inventory::Inventory;
+use crate::layer::Block;
+use crate::model::{Head, Model, Part};
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource};
 use half::{bf16, f16};
 use isobit_autograd::{Adapter, Frozen, Linear, Matrix, Norm, ParameterId, Parameters, Quantized, Table, Vector};
@@ -29,6 +31,9 @@ use std::borrow::Cow;
 use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+
+/// The name of the embedding table.
+const TABLE: &str = "model.embed_tokens.weight";
 
 /// A model and its trained parameters.
 pub struct Built<B: Backend> {
@@ -54,21 +59,37 @@ pub fn build<B: Backend>(
     source: &dyn WeightSource,
     settings: &Settings,
 ) -> Result<Built<B>, ModelError> {
+    let built = build_part(backend, config, source, settings, &Part::whole(config))?;
+    match settings.trained {
+        Trained::Lora(_) if built.parameters.is_empty() => Err(no_adapter()),
+        _ => Ok(built),
+    }
+}
+
+/// Adapters were asked for, but nothing gets one.
+pub fn no_adapter() -> ModelError {
+    ModelError::Adapter("no module of the model is a target".to_string())
+}
+
+/// Loads the tensors of a part of the model. The parameters of all parts, one part after the other,
+/// are those of the whole model, apart from [`Model::table_copy`].
+pub fn build_part<B: Backend>(
+    backend: &B,
+    config: &Config,
+    source: &dyn WeightSource,
+    settings: &Settings,
+    part: &Part,
+) -> Result<Built<B>, ModelError> {
     // Tables and initial values are computed on this thread, after files have been opened.
     isobit_kernels::float_state::restore();
     if let Trained::Lora(lora) = &settings.trained {
         config.family.peft.check(config, lora)?;
     }
     let (parameters, forms) = (Parameters::default(), BTreeMap::new());
-    let mut builder = Builder { backend, config, source, settings, parameters, forms, modules: 0, adapters: 0 };
-    let mut model = builder.model()?;
+    let mut builder = Builder { backend, config, source, settings, parameters, forms, modules: 0 };
+    let mut model = builder.model(part)?;
     source.release_all();
     model.forms = std::mem::take(&mut builder.forms);
-    if let Trained::Lora(_) = settings.trained
-        && builder.adapters == 0
-    {
-        return Err(ModelError::Adapter("no module of the model is a target".to_string()));
-    }
     Ok(Built { model, parameters: builder.parameters })
 }
 
@@ -82,53 +103,88 @@ struct Builder<'a, B: Backend> {
     forms: BTreeMap<ParameterId, Form>,
     /// Number of linear modules so far: the index of the next one, which keys its random numbers.
     modules: u32,
-    adapters: usize,
 }
 
 impl<B: Backend> Builder<'_, B> {
-    fn model(&mut self) -> Result<Model<B>, ModelError> {
-        let config = self.config;
-        let (vocabulary, hidden) = (config.vocabulary, config.hidden);
-        let table = "model.embed_tokens.weight";
-        let full = self.settings.trained == Trained::Full;
-        let (embedding, tied_head) = if full {
-            let id = self.trained(table, &[vocabulary, hidden])?;
-            let table = if config.tied { Table::Tied(id) } else { Table::Trained(id) };
-            (table, config.tied.then_some(Matrix::Trained(id)))
-        } else {
-            let stored = self.source.tensor(table, &[vocabulary, hidden])?;
-            stored_finite(table, &stored)?;
-            let frozen = self.frozen(&stored);
-            let head = config.tied.then(|| self.sliced(&frozen, vocabulary, hidden));
-            (Table::Frozen(frozen), head)
-        };
-        if config.tied {
-            self.check_tied_head(table)?;
+    fn model(&mut self, part: &Part) -> Result<Model<B>, ModelError> {
+        let (embedding, tied_head) = if part.is_first() { self.embedding(part.is_last())? } else { (None, None) };
+        let blocks = self.blocks(part)?;
+        let (mut head, mut table_copy) = (None, None);
+        if part.is_last() {
+            let norm = self.norm("model.norm", self.config.hidden, self.ends_trained())?;
+            let matrix = match tied_head {
+                Some(head) => head,
+                None => self.head()?,
+            };
+            table_copy = match matrix {
+                Matrix::Trained(id) if self.config.tied && !part.is_first() => Some(id),
+                _ => None,
+            };
+            head = Some(Head { norm, matrix });
         }
-        self.source.release(table);
-        let blocks = (0..config.layers.len()).map(|layer| self.block(layer)).collect::<Result<_, _>>()?;
-        let ends = self.ends_trained();
-        let norm = self.norm("model.norm", hidden, ends)?;
-        if tied_head.is_none() {
-            self.source.bias("lm_head", vocabulary, false)?;
-        }
-        let head = match tied_head {
-            Some(head) => head,
-            None if ends => Matrix::Trained(self.trained("lm_head.weight", &[vocabulary, hidden])?),
-            None => self.sliced_matrix("lm_head", vocabulary, hidden, self.settings.profile)?,
-        };
         let (cos, sin) = self.rotation();
         Ok(Model {
-            config: config.clone(),
+            config: self.config.clone(),
+            part: part.clone(),
             embedding,
             blocks,
-            norm,
             head,
             cos,
             sin,
             positions: self.settings.positions,
+            table_copy,
             forms: BTreeMap::new(),
         })
+    }
+
+    /// The embedding, and `with_head` also the head if they are tied.
+    fn embedding(&mut self, with_head: bool) -> Result<(Option<Table<B>>, Option<Matrix<B>>), ModelError> {
+        let (vocabulary, hidden, tied) = (self.config.vocabulary, self.config.hidden, self.config.tied);
+        let both = tied && with_head;
+        let (embedding, head) = if self.settings.trained == Trained::Full {
+            let id = self.trained(TABLE, &[vocabulary, hidden])?;
+            (if both { Table::Tied(id) } else { Table::Trained(id) }, both.then_some(Matrix::Trained(id)))
+        } else {
+            let stored = self.source.tensor(TABLE, &[vocabulary, hidden])?;
+            stored_finite(TABLE, &stored)?;
+            let frozen = self.frozen(&stored);
+            let head = both.then(|| self.sliced(&frozen, vocabulary, hidden));
+            (Table::Frozen(frozen), head)
+        };
+        if tied {
+            self.check_tied_head(TABLE)?;
+        }
+        self.source.release(TABLE);
+        Ok((Some(embedding), head))
+    }
+
+    /// A head that is not also the embedding of this part.
+    fn head(&mut self) -> Result<Matrix<B>, ModelError> {
+        let (vocabulary, hidden, profile) = (self.config.vocabulary, self.config.hidden, self.settings.profile);
+        if self.config.tied {
+            if self.settings.trained == Trained::Full {
+                return Ok(Matrix::Trained(self.trained(TABLE, &[vocabulary, hidden])?));
+            }
+            return self.sliced_matrix("model.embed_tokens", vocabulary, hidden, profile);
+        }
+        self.source.bias("lm_head", vocabulary, false)?;
+        if self.ends_trained() {
+            return Ok(Matrix::Trained(self.trained("lm_head.weight", &[vocabulary, hidden])?));
+        }
+        self.sliced_matrix("lm_head", vocabulary, hidden, profile)
+    }
+
+    /// The blocks of a part. Modules are counted over the whole model, since their numbers key
+    /// random numbers.
+    fn blocks(&mut self, part: &Part) -> Result<Vec<Block<B>>, ModelError> {
+        let firsts = Inventory::first_modules(self.config);
+        let mut blocks = Vec::with_capacity(part.layers.len());
+        for layer in part.layers.clone() {
+            self.modules = firsts[layer];
+            blocks.push(self.block(layer)?);
+            assert_eq!(self.modules, firsts[layer + 1], "the inventory counts the modules that layer {layer} has");
+        }
+        Ok(blocks)
     }
 
     /// A file may hold the head that the config ties to the embedding: it must then be identical,
@@ -210,7 +266,6 @@ impl<B: Backend> Builder<'_, B> {
         let b = self.backend.zeros(outputs * rank);
         let a = self.parameters.add(name("lora_A"), vec![rank, inputs], a, true);
         let b = self.parameters.add(name("lora_B"), vec![outputs, rank], b, true);
-        self.adapters += 1;
         Ok(Some(Adapter { a, b, rank, scale, dropout: lora.dropout, tensor }))
     }
 

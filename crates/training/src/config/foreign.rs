@@ -24,7 +24,7 @@ const KEYS: &[(&[&str], &str)] = &[
     ),
     (
         &["deepspeed", "fsdp", "fsdp_config", "ddp_backend", "ddp_find_unused_parameters", "local_rank"],
-        "not yet: a run uses one device; remove this line (`isobit plan` shows what fits)",
+        "not needed: `device = [\"cuda:0\", \"cuda:1\"]` divides the layers among devices; remove this line",
     ),
     (
         &["gradient_checkpointing_kwargs", "use_reentrant"],

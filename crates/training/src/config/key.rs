@@ -56,6 +56,8 @@ pub enum ValueKind {
     TextOrTexts,
     Wholes,
     TableOfWholes,
+    /// Whole numbers by name, or in the order of another key.
+    Counts,
     TableOfNumbers,
     /// Values of any type.
     Table,
@@ -108,8 +110,8 @@ use Fallback::{Depends, Float, Integer, Off, On, Required, Str, Unset};
 
 use Section::{Adapter, Datasets, Eval, Top, Training};
 use ValueKind::{
-    CountOrShare, Number, Switch, SwitchOrText, Table, TableOfNumbers, TableOfWholes, Text, TextOrTexts, Texts, Whole,
-    Wholes,
+    CountOrShare, Counts, Number, Switch, SwitchOrText, Table, TableOfNumbers, TableOfWholes, Text, TextOrTexts, Texts,
+    Whole, Wholes,
 };
 
 /// Paths do not influence the result: the contents of the files do, and they have their own
@@ -119,7 +121,8 @@ pub const KEYS: &[Key] = &[
     key(Top, "base_model", &["model_name_or_path", "model"], Text, Required, NO, "folder of the model in Hugging Face layout"),
     key(Top, "data_workers", &["dataloader_num_workers", "workers"], Whole, Integer(1), NO, "threads that prepare data"),
     key(Top, "date", &[], Text, Str(DATE_DEFAULT), YES, "date that chat templates take as today, YYYY-MM-DD"),
-    key(Top, "device", &["devices"], TextOrTexts, Str("cpu"), NO, "cpu, opencl:0, cuda:0, hip:0, or auto: the first card that works, else the CPU"),
+    key(Top, "device", &["devices"], TextOrTexts, Str("cpu"), NO, "cpu, opencl:0, cuda:0, hip:0, or auto: the first card that works, else the CPU; a list divides the layers among its devices"),
+    key(Top, "device_map", &[], Counts, Unset, NO, "layers of each device of a list: { \"cuda:0\" = 14, cpu = 14 }, or [14, 14] in its order; unset: equal numbers that fit"),
     key(Top, "output_dir", &[], Text, Required, NO, "folder of the run"),
     key(Top, "profile", &[], Text, Str("x2"), YES, "x2, or x3 for the accuracy of float32"),
     key(Top, "report_to_tensorboard", &["tensorboard"], Switch, Off, NO, "also write TensorBoard event files"),
@@ -268,6 +271,7 @@ impl ValueKind {
             Self::TextOrTexts => "a string or a list of strings",
             Self::Wholes => "a list of whole numbers",
             Self::TableOfWholes => "a table of names and whole numbers",
+            Self::Counts => "a table of names and whole numbers, or a list of whole numbers",
             Self::TableOfNumbers => "a table of names and numbers",
             Self::Table => "a table of names and values",
         }
@@ -285,7 +289,8 @@ impl ValueKind {
             (Self::Texts | Self::TextOrTexts, Value::List(items)) => each(items, Self::Text),
             (Self::Wholes, Value::List(items)) => each(items, Self::Whole),
             (Self::Wholes, value @ Value::Whole(_)) => Some(Value::List(vec![value])),
-            (Self::TableOfWholes, Value::Table(entries)) => every(entries, Self::Whole),
+            (Self::Counts, Value::List(items)) => each(items, Self::Whole),
+            (Self::TableOfWholes | Self::Counts, Value::Table(entries)) => every(entries, Self::Whole),
             (Self::TableOfNumbers, Value::Table(entries)) => every(entries, Self::Number),
             _ => None,
         }

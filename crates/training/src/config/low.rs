@@ -304,7 +304,7 @@ fn toml_text(kind: Option<ValueKind>, value: &str) -> String {
     match kind {
         Some(ValueKind::Text) if !(quoted && parsed) => Value::Text(value.to_string()).to_string(),
         _ if parsed => value.to_string(),
-        Some(ValueKind::Texts | ValueKind::TextOrTexts | ValueKind::Wholes) if listed => {
+        Some(ValueKind::Texts | ValueKind::TextOrTexts | ValueKind::Wholes | ValueKind::Counts) if listed => {
             let items = value.trim_start_matches('[').trim_end_matches(']').split(',');
             let items = items.map(str::trim).filter(|item| !item.is_empty());
             let items: Vec<String> = items.map(|item| bare_item(kind, item)).collect();
@@ -316,6 +316,7 @@ fn toml_text(kind: Option<ValueKind>, value: &str) -> String {
 }
 
 fn bare_item(kind: Option<ValueKind>, item: &str) -> String {
-    let keeps = (kind == Some(ValueKind::Wholes) || item.starts_with(['"', '\''])) && DeValue::parse(item).is_ok();
+    let keeps = (matches!(kind, Some(ValueKind::Wholes | ValueKind::Counts)) || item.starts_with(['"', '\'']))
+        && DeValue::parse(item).is_ok();
     if keeps { item.to_string() } else { Value::Text(item.to_string()).to_string() }
 }

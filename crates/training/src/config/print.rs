@@ -130,7 +130,7 @@ fn path(path: &Path) -> Value {
 
 fn top(run: &Run) -> Lines {
     let devices: Vec<String> = run.devices.iter().map(ToString::to_string).collect();
-    Lines::from([
+    let mut lines = Lines::from([
         ("base_model", path(&run.base_model)),
         ("data_workers", whole(run.data_workers)),
         ("date", text(&run.date)),
@@ -140,7 +140,11 @@ fn top(run: &Run) -> Lines {
         ("report_to_tensorboard", Value::Switch(run.report_to_tensorboard)),
         ("seed", whole(run.seed)),
         ("threads", whole(run.threads)),
-    ])
+    ]);
+    if !run.device_layers.is_empty() {
+        lines.insert("device_map", Value::List(run.device_layers.iter().map(|&layers| whole(layers)).collect()));
+    }
+    lines
 }
 
 fn eval(run: &Run) -> Lines {

@@ -37,6 +37,7 @@ pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
         base_model: path(&top, "base_model", "name the folder of a model: base_model = \"models/…\"")?,
         output_dir: path(&top, "output_dir", "name the folder of the run: output_dir = \"out/run-a\"")?,
         seed: top.whole("seed", 0..=i64::MAX as u64)?,
+        device_layers: device_layers(&top, &devices(&top)?)?,
         devices: devices(&top)?,
         profile: profile(&top)?,
         threads: top.whole("threads", 0..=THREADS_MAX as u64)? as u32,
@@ -60,12 +61,48 @@ fn devices(top: &Table<'_>) -> Result<Vec<Device>, Error> {
         entry.invalid("not a device", "cpu, opencl:0, cuda:0, hip:0 or auto; `isobit devices` lists what is here")
     })?;
     if devices.is_empty() || devices.len() > DEVICES_MAX {
-        return Err(entry.invalid("the list has no device or too many", "name one device"));
+        return Err(entry.invalid("the list has no device or too many", "name 1 to 64 devices"));
     }
     if devices.len() > 1 && devices.contains(&Device::Auto) {
-        return Err(entry.invalid("auto cannot be listed with other devices", "name one device"));
+        return Err(entry.invalid("auto cannot be listed with other devices", "name each device of the list"));
     }
     Ok(devices)
+}
+
+/// `device_map`: a table by the names of the list, or a list in its order. A table has no order of
+/// its own, so the list must be there, and it cannot tell a device that is listed twice.
+fn device_layers(top: &Table<'_>, devices: &[Device]) -> Result<Vec<u32>, Error> {
+    let Some(entry) = top.get("device_map") else { return Ok(Vec::new()) };
+    let listed = top.get("device");
+    if entry.rank == 0 && listed.is_some_and(|listed| listed.rank > 0) {
+        // The command line names other devices than the file: its map is not theirs.
+        return Ok(Vec::new());
+    }
+    let list = "name the devices in order: device = [\"cuda:0\", \"cpu\"]";
+    if devices.len() < 2 {
+        return Err(entry.invalid("`device` is not a list of devices", list));
+    }
+    let counts: Option<Vec<&Value>> = match &entry.value {
+        Value::Table(map) => {
+            let twice = devices.iter().enumerate().any(|(at, device)| devices[..at].contains(device));
+            if twice {
+                let hint = "write a list in the order of `device`: device_map = [14, 14]";
+                return Err(entry.invalid("a device is listed twice", hint));
+            }
+            let of = |device: &Device| map.iter().find(|(name, _)| self::device(name) == Some(*device));
+            let counts = devices.iter().map(|device| of(device).map(|(_, count)| count)).collect();
+            if map.len() == devices.len() { counts } else { None }
+        }
+        Value::List(counts) if counts.len() == devices.len() => Some(counts.iter().collect()),
+        _ => None,
+    };
+    let counts = counts.ok_or_else(|| entry.invalid("it does not give every device of `device` one number", list))?;
+    let layers = |count: &&Value| match count {
+        Value::Whole(count) => u32::try_from(*count).ok().filter(|count| *count > 0),
+        _ => None,
+    };
+    let layers: Option<Vec<u32>> = counts.iter().map(layers).collect();
+    layers.ok_or_else(|| entry.invalid("every device has at least one layer", "leave out a device without layers"))
 }
 
 /// `opencl:1`, or `opencl` for the first device.

@@ -15,8 +15,10 @@ pub struct Run {
     pub base_model: PathBuf,
     pub output_dir: PathBuf,
     pub seed: u64,
-    /// More than one: the layers are split over them.
+    /// More than one: the layers are divided among them, in this order.
     pub devices: Vec<Device>,
+    /// Layers of each device of a list; empty: equal numbers that fit.
+    pub device_layers: Vec<u32>,
     pub profile: Profile,
     /// 0: every core of the machine.
     pub threads: u32,

@@ -589,6 +589,7 @@ impl Dice {
             ValueKind::TextOrTexts if self.below(2) == 0 => self.of(&TEXTS).to_owned(),
             ValueKind::Texts | ValueKind::TextOrTexts => list(self, &TEXTS),
             ValueKind::Wholes => list(self, &["0", "1", "5"]),
+            ValueKind::Counts => self.of(&["[]", "[1, 2]", "{ cpu = 1, \"cuda:0\" = 2 }", "{ cpu = 0 }"]).to_owned(),
             ValueKind::TableOfWholes => self.of(&["{}", "{ q_proj = 4 }", "{ \"a.b\" = 1, \"ü\" = 2 }"]).to_owned(),
             ValueKind::TableOfNumbers => self.of(&["{}", "{ q_proj = 4 }", "{ \"a.b\" = 1e-7, c = 2.5 }"]).to_owned(),
             ValueKind::Table => self

@@ -10,7 +10,7 @@ use isobit_models::{LoraConfig, Session, Trained};
 use isobit_numerics::philox::{Key, Purpose};
 use isobit_numerics::slices::Profile;
 
-const SEVEN: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+pub(crate) const SEVEN: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
 
 /// Linear layers of delta rules and latent attention.
 const RECURRENT: [&str; 5] = ["in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"];

@@ -20,3 +20,4 @@ mod resume_memory;
 mod short_runs;
 #[cfg(unix)]
 mod signal;
+mod stages;

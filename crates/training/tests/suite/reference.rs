@@ -130,7 +130,7 @@ impl Case {
             let place = BatchPosition { seed: 0, step: 1, first_row: 0, weight: 1.0 };
             let batch = Batch::new(&trainer.backend, &[row], place);
             let mut tape = Tape::inference(&trainer.backend, &trainer.parameters, &batch.layout, profile);
-            trainer.model.hidden(&mut tape, &batch.ids).expect("hidden states");
+            trainer.model.logits(&mut tape, &batch.ids).expect("logits");
             let layers = routing["rows"][index].as_object().expect("layers");
             let got: Vec<&[u32]> = tape.expert_indices().collect();
             assert_eq!(got.len(), layers.len(), "{}: layers with experts", self.name);

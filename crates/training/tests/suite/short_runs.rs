@@ -39,12 +39,18 @@ pub(crate) fn step_settings(profile: Profile, policy: Policy, micro_batch_size: 
     }
 }
 
-/// A model of the fixtures.
-pub(crate) fn fixture<B: Backend>(backend: &B, name: &str, trained: Trained, profile: Profile) -> Built<B> {
+/// Config and weights of a model of the fixtures.
+pub(crate) fn fixture_files(name: &str) -> (Config, Weights) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/fixtures").join(name);
     let config = std::fs::read_to_string(folder.join("config.json")).expect("a config");
     let config = Config::parse(&config).expect("a readable config");
     let source = Weights::new(TensorFiles::open(&folder).expect("weights"), &config).expect("known names");
+    (config, source)
+}
+
+/// A model of the fixtures.
+pub(crate) fn fixture<B: Backend>(backend: &B, name: &str, trained: Trained, profile: Profile) -> Built<B> {
+    let (config, source) = fixture_files(name);
     build(backend, &config, &source, &Settings { trained, profile, positions: 256, seed: 7 }).expect("a model")
 }
 

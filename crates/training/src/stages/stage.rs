@@ -1,0 +1,242 @@
+//! The thread of a stage: it opens its device, builds its part of the model, and does what it is
+//! told until nobody is left to tell it anything. Backends stay on the thread that opened them.
+
+use super::link::Links;
+use super::schedule::{self, Group, Stop};
+use crate::engine::{Engine, Stored};
+use crate::prepare::RunError;
+use crate::row::Row;
+use crate::step::{Evaluated, Losses, StepError, StepSettings, Update};
+use crate::trainer::Trainer;
+use isobit_autograd::Gradients;
+use isobit_kernels::{Backend, float_state};
+use isobit_models::build::Settings;
+use isobit_models::{Config, Part, TrainedTensor, WeightSource, build_part};
+use isobit_numerics::slices::Profile;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+
+/// Gradients that every stage holds its part of, by number.
+pub(crate) type Slot = u64;
+
+/// What a stage is told. All but `Free` are answered.
+pub(crate) enum Command {
+    /// Compute the gradients of a group of rows.
+    Group {
+        slot: Slot,
+        group: SharedGroup,
+        links: Links,
+    },
+    Evaluate {
+        rows: Arc<Vec<Row>>,
+        first_row: usize,
+        profile: Profile,
+        micro_batch_size: usize,
+        links: Links,
+    },
+    /// Add the gradients `right` to `left`.
+    Add {
+        left: Slot,
+        right: Slot,
+    },
+    /// Combine the head's part of a tied table with the embedding's, in the first stage.
+    CombineTable {
+        slot: Slot,
+        head: Vec<f32>,
+    },
+    Download {
+        slot: Slot,
+    },
+    Upload {
+        slot: Slot,
+        parts: Vec<Vec<f32>>,
+    },
+    SumsOfSquares {
+        slot: Slot,
+    },
+    Scale {
+        slot: Slot,
+        factor: f32,
+    },
+    Apply {
+        slot: Slot,
+        step: u64,
+        learning_rate: f64,
+        settings: StepSettings,
+    },
+    Read {
+        tensor: usize,
+        which: Stored,
+    },
+    Write {
+        tensor: usize,
+        which: Stored,
+        values: Vec<f32>,
+    },
+    /// Overwrite the copy of a tied table, in the last stage.
+    WriteTable {
+        values: Vec<f32>,
+    },
+    Free {
+        slot: Slot,
+    },
+}
+
+/// The rows of a group, shared by all stages.
+#[derive(Clone)]
+pub(crate) struct SharedGroup {
+    pub(crate) rows: Arc<Vec<Row>>,
+    pub(crate) first_row: usize,
+    pub(crate) step: u64,
+    pub(crate) targets: usize,
+    pub(crate) settings: StepSettings,
+}
+
+/// What a stage answers.
+pub(crate) enum Answer {
+    Done,
+    Losses(Losses),
+    Evaluated(Evaluated),
+    Numbers(Vec<f32>),
+    /// The gradients of its tensors, the copy of a tied table last.
+    Parts(Vec<Vec<f32>>),
+}
+
+pub(crate) enum Reply {
+    /// The model is built; with the tensors that this stage trains.
+    Built(Result<Vec<TrainedTensor>, RunError>),
+    Answered(Result<Answer, Stop>),
+    /// The thread ended with this panic.
+    Panicked(Box<dyn std::any::Any + Send>),
+}
+
+/// Everything a stage needs but its device. [`Stage::run`] is called on the stage's own thread,
+/// with the device that was opened there.
+pub struct Stage<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) source: &'a (dyn WeightSource + Sync),
+    pub(crate) settings: Settings,
+    pub(crate) part: Part,
+    /// Stages behind this one.
+    pub(crate) behind: usize,
+    pub(crate) commands: Receiver<Command>,
+    pub(crate) replies: Sender<Reply>,
+}
+
+impl Stage<'_> {
+    /// Serves until the engine is dropped.
+    pub fn run<B: Backend>(self, backend: B) {
+        let built = build_part(&backend, self.config, self.source, &self.settings, &self.part);
+        let mut worker = match built {
+            Ok(built) => {
+                Worker { trainer: Trainer::new(backend, built), behind: self.behind, gradients: BTreeMap::new() }
+            }
+            Err(error) => {
+                // Nobody waits for it any more if another stage failed first.
+                let _ = self.replies.send(Reply::Built(Err(error.into())));
+                return;
+            }
+        };
+        if self.replies.send(Reply::Built(Ok(worker.trainer.tensors().to_vec()))).is_err() {
+            return;
+        }
+        for command in self.commands {
+            float_state::restore();
+            if let Some(answer) = worker.obey(command)
+                && self.replies.send(Reply::Answered(answer)).is_err()
+            {
+                return;
+            }
+        }
+    }
+}
+
+struct Worker<B: Backend> {
+    trainer: Trainer<B>,
+    behind: usize,
+    gradients: BTreeMap<Slot, Gradients<B>>,
+}
+
+impl<B: Backend> Worker<B> {
+    fn obey(&mut self, command: Command) -> Option<Result<Answer, Stop>> {
+        if let Command::Free { slot } = command {
+            self.gradients.remove(&slot);
+            return None;
+        }
+        Some(self.answer(command))
+    }
+
+    fn answer(&mut self, command: Command) -> Result<Answer, Stop> {
+        let trainer = &mut self.trainer;
+        match command {
+            Command::Group { slot, group, links } => return self.group(slot, &group, &links),
+            Command::Evaluate { rows, first_row, profile, micro_batch_size, links } => {
+                let rows: Vec<&Row> = rows.iter().collect();
+                let how = (profile, micro_batch_size);
+                return schedule::evaluate(trainer, &rows, first_row, how, &links).map(Answer::Evaluated);
+            }
+            Command::Add { left, right } => {
+                if let (Some(a), Some(b)) = (self.gradients.remove(&left), self.gradients.remove(&right)) {
+                    self.gradients.insert(left, trainer.add(a, b)?);
+                }
+            }
+            Command::CombineTable { slot, head } => {
+                let head = trainer.backend.upload(&head);
+                if let (Some(gradients), Some((id, _))) =
+                    (self.gradients.get_mut(&slot), trainer.parameters.iter().next())
+                {
+                    gradients.combine_with(&trainer.backend, id, &head);
+                }
+            }
+            Command::Download { slot } => return Ok(Answer::Parts(self.trainer.download(self.held(slot))?)),
+            Command::Upload { slot, parts } => {
+                let gradients = trainer.upload(parts)?;
+                self.gradients.insert(slot, gradients);
+            }
+            Command::SumsOfSquares { slot } => {
+                return Ok(Answer::Numbers(self.trainer.sums_of_squares(self.held(slot))?));
+            }
+            Command::Scale { slot, factor } => {
+                if let Some(gradients) = self.gradients.get_mut(&slot) {
+                    trainer.scale(gradients, factor)?;
+                }
+            }
+            Command::Apply { slot, step, learning_rate, settings } => {
+                let gradients = self.gradients.get(&slot).expect(HELD);
+                return Ok(Answer::Numbers(trainer.apply(gradients, step, learning_rate, &settings)?));
+            }
+            Command::Read { tensor, which } => return Ok(Answer::Numbers(trainer.read(tensor, which)?)),
+            Command::Write { tensor, which, values } => trainer.write(tensor, which, values)?,
+            Command::WriteTable { values } => trainer.write_table(&values),
+            Command::Free { .. } => {}
+        }
+        Ok(Answer::Done)
+    }
+
+    fn held(&self, slot: Slot) -> &Gradients<B> {
+        self.gradients.get(&slot).expect(HELD)
+    }
+
+    fn group(&mut self, slot: Slot, shared: &SharedGroup, links: &Links) -> Result<Answer, Stop> {
+        let rows: Vec<&Row> = shared.rows.iter().collect();
+        let update = Update { rows: &rows, step: shared.step, targets: shared.targets };
+        let group = Group { update, first_row: shared.first_row, settings: &shared.settings };
+        let (gradients, losses) = schedule::group_gradients(&self.trainer, &group, links, self.behind)?;
+        self.gradients.insert(slot, gradients);
+        Ok(Answer::Losses(losses))
+    }
+}
+
+/// Why gradients are there.
+const HELD: &str = "the engine names gradients that it has made and not freed";
+
+/// For the engine, which must see every failure as one of its own.
+impl From<Stop> for StepError {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::Failed(error) => error,
+            Stop::Neighbour => Self::Stage { device: "a device".to_string(), what: "it stopped".to_string() },
+        }
+    }
+}
