@@ -5,9 +5,10 @@ use crate::stderr::tell;
 use isobit_kernels::cpu::pool::THREADS_MAX;
 use isobit_kernels::gpu::{self, Api, Selector};
 use isobit_kernels::{Backend, Cpu, CpuError, Device, Gpu, Path};
+use isobit_training::stages::{Open, Stage};
 use std::sync::OnceLock;
 
-const HINT: &str = "`isobit devices` lists what this machine has";
+pub(crate) const HINT: &str = "`isobit devices` lists what this machine has";
 
 /// Where `auto` looks for a card, in this order.
 const CARDS: [Api; 3] = [Api::Cuda, Api::Hip, Api::OpenCl];
@@ -33,6 +34,10 @@ impl Chosen {
             let message = format!("{threads} threads are requested; the maximum is {THREADS_MAX}");
             return Err(Failure::usage(message, "leave it out, or write 0, for one thread per core"));
         }
+        if name.contains(',') {
+            let hint = "name one device; a list is for `train`, `plan`, `eval` and `bench step`";
+            return Err(Failure::usage(format!("`{name}` is a list of devices"), hint));
+        }
         if name == "auto"
             && let Some(card) = automatic()
         {
@@ -47,6 +52,42 @@ impl Chosen {
             return Ok(Self::Cpu { threads: threads.min(THREADS_MAX) });
         }
         name.parse().map(Self::Gpu).map_err(|message: String| Failure::usage(message, HINT))
+    }
+
+    /// One device, or the devices that divide the layers among them: `cuda:0,cpu`. Stages on the
+    /// CPU share its threads.
+    pub(crate) fn parse_list(names: &[&str], threads: usize) -> Result<Vec<Self>, Failure> {
+        if names.len() > 1 && names.contains(&"auto") {
+            let hint = "name each device of the list; `isobit devices` shows what is here";
+            return Err(Failure::usage("auto cannot be listed with other devices", hint));
+        }
+        let mut all = names.iter().map(|name| Self::parse(name, threads)).collect::<Result<Vec<_>, _>>()?;
+        let stages = all.iter().filter(|chosen| matches!(chosen, Self::Cpu { .. })).count();
+        let on_cpu = all.iter_mut().filter_map(|chosen| match chosen {
+            Self::Cpu { threads } => Some(threads),
+            Self::Gpu(_) => None,
+        });
+        for (at, threads) in on_cpu.enumerate() {
+            *threads = (*threads / stages + usize::from(at < *threads % stages)).max(1);
+        }
+        Ok(all)
+    }
+
+    /// The device as a stage opens it: a card on the stage's own thread, since it must stay there.
+    pub(crate) fn opener(self) -> Result<Open, Failure> {
+        Ok(match self {
+            Self::Cpu { threads } => {
+                let cpu = open_cpu(threads, Path::best())?;
+                Box::new(move |stage: Stage<'_>| {
+                    stage.run(cpu);
+                    Ok(())
+                })
+            }
+            Self::Gpu(selector) => Box::new(move |stage: Stage<'_>| {
+                stage.run(Gpu::open(selector)?);
+                Ok(())
+            }),
+        })
     }
 
     /// The name that a config or `--device` would use.
@@ -137,5 +178,19 @@ mod tests {
         assert_eq!(of(&["opencl:1"]), Some(card("opencl:1")));
         assert_eq!(of(&[]), None);
         assert_eq!(first_card(|_| 0, |_| true), None);
+    }
+
+    #[test]
+    fn stages_on_the_cpu_share_its_threads() {
+        let shares = |names: &[&str], threads: usize| -> Vec<usize> {
+            let all = Chosen::parse_list(names, threads).expect("devices");
+            all.iter().map(Chosen::threads).collect()
+        };
+        let all = cores().unwrap_or(1).min(THREADS_MAX);
+        assert_eq!(shares(&["cpu"], 0), [all]);
+        assert_eq!(shares(&["cpu", "cpu"], 0), [all.div_ceil(2), (all / 2).max(1)]);
+        assert_eq!(shares(&["cpu", "cpu", "cpu"], 1), [1, 1, 1]);
+        assert_eq!(shares(&["cuda:0", "cpu"], 1), [1, 1]);
+        assert!(Chosen::parse_list(&["auto", "cpu"], 1).is_err() && Chosen::parse("cpu,cpu", 1).is_err());
     }
 }

@@ -5,12 +5,16 @@ use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
 use crate::failure::failed;
 use crate::model;
+use crate::split::Split;
+use crate::stderr::tell;
 use isobit_kernels::Backend;
+use isobit_models::peft;
 use isobit_training::config::{self, EvalRows, Run};
 use isobit_training::data::{self, DataConfig};
-use isobit_training::engine::Engine;
+use isobit_training::engine::{Engine, Stored};
 use isobit_training::prepare::{self, RunError, data_config, model_config};
 use isobit_training::row::Row;
+use isobit_training::stages::{Divided, Stages};
 use isobit_training::step::Evaluation;
 use isobit_training::trainer::Trainer;
 use std::io::Write;
@@ -78,7 +82,8 @@ impl Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let chosen = Chosen::parse(&arguments.options.device, arguments.options.threads)?;
+    let names: Vec<&str> = arguments.options.device.split(',').map(str::trim).collect();
+    let devices = Chosen::parse_list(&names, arguments.options.threads)?;
     let run = match &arguments.config {
         Some(path) => Some(config::read(path, &[]).map_err(|error| failed(&error.into()))?.run),
         None => None,
@@ -91,12 +96,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         model.options.profile = Some(run.profile.name().to_string());
     }
     let rows = rows(arguments, folder, run.as_ref())?;
-    let evaluation = on_device(
-        &chosen,
-        arguments.options.quiet || arguments.json,
-        Evaluating { arguments, model: &model, rows: &rows },
-    )??;
-    print(arguments, &chosen.name(), &evaluation).map_err(|error| Failure::output(&error))
+    let quiet = arguments.options.quiet || arguments.json;
+    let work = Evaluating { arguments, model: &model, rows: &rows };
+    let (device, evaluation) = match &devices[..] {
+        [chosen] => (chosen.name(), on_device(chosen, quiet, work)??),
+        _ => work.divided(devices, quiet)?,
+    };
+    print(arguments, &device, &evaluation).map_err(|error| Failure::output(&error))
 }
 
 fn rows(arguments: &Arguments, folder: &Path, run: Option<&Run>) -> Result<Vec<Row>, Failure> {
@@ -162,13 +168,45 @@ impl Job for Evaluating<'_> {
     type Result = Result<Evaluation, Failure>;
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
-        let model = self.model;
-        let longest = self.rows.iter().map(|row| row.tokens().len()).max().unwrap_or(1);
-        let built = model.build(&backend, longest, true)?;
-        let trainer = Trainer::new(backend, built);
+        let built = self.model.build(&backend, self.longest(), true)?;
+        self.evaluate(&Trainer::new(backend, built))
+    }
+}
+
+impl Evaluating<'_> {
+    fn longest(&self) -> usize {
+        self.rows.iter().map(|row| row.tokens().len()).max().unwrap_or(1)
+    }
+
+    fn evaluate(&self, engine: &impl Engine) -> Result<Evaluation, Failure> {
         let rows: Vec<&Row> = self.rows.iter().collect();
-        let evaluation = trainer.evaluate(&rows, model.profile()?, self.arguments.micro_batch_size as usize);
+        let evaluation = engine.evaluate(&rows, self.model.profile()?, self.arguments.micro_batch_size as usize);
         evaluation.map_err(|error| failed(&error.into()))
+    }
+
+    /// With the layers divided among devices, in equal numbers.
+    fn divided(&self, devices: Vec<Chosen>, quiet: bool) -> Result<(String, Evaluation), Failure> {
+        let opened = self.model.open(self.longest(), true)?;
+        let split = Split::equal(devices, &opened.config)?;
+        if !quiet {
+            tell(&format!("devices: {}", split.described()));
+        }
+        let stages = split.stages()?;
+        std::thread::scope(|scope| {
+            let made = opened.while_checked(|| {
+                let model = Divided { config: &opened.config, source: &opened.weights };
+                let mut engine = Stages::new(scope, model, &opened.settings, stages)?;
+                if let Some(file) = &opened.adapter_file()? {
+                    let tensors = engine.tensors().to_vec();
+                    peft::read(&tensors, file, |at, values| {
+                        engine.write(at, Stored::Value, values).map_err(RunError::from)
+                    })?;
+                }
+                Ok(engine)
+            });
+            let engine = made.map_err(|error| self.model.misfit(&error, opened.adapter.as_deref()))?;
+            Ok((split.name(), self.evaluate(&engine)?))
+        })
     }
 }
 

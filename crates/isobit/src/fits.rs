@@ -10,7 +10,8 @@ use isobit_kernels::gpu::{self, Api, Selector};
 use isobit_kernels::plan::MemoryLayout;
 use isobit_kernels::{Gpu, Path};
 use isobit_models::build::Settings;
-use isobit_models::{Config, Shapes, Weights};
+use isobit_models::{Config, ConfigShapes, Shapes, WeightSource, Weights};
+use isobit_proof::FileError;
 use isobit_proof::safetensors::TensorFiles;
 use isobit_training::config::{Adapter, Run};
 use isobit_training::free_memory::free_memory;
@@ -61,12 +62,13 @@ impl MemoryFit {
             format!("{} is available ({})", size(available.bytes), available.of)
         });
         let message = format!("this run needs {least}{} on {}, {there}", size(self.needed), self.device);
-        Some(Failure { code: 4, message, hint: Some(hint(run, memory)) })
+        let fits = |run: &Run| memory_fit(run, memory).is_ok_and(|fit| fit.fits() == Some(true));
+        Some(Failure { code: 4, message, hint: Some(hint(run, fits)) })
     }
 }
 
 /// One thing to try: settings that give the same weights and fit, if there are any.
-fn hint(run: &Run, memory: Option<u64>) -> String {
+pub(crate) fn hint(run: &Run, fits: impl Fn(&Run) -> bool) -> String {
     let mut smaller = run.clone();
     let mut sets = String::new();
     if run.training.micro_batch_size > 1 {
@@ -76,7 +78,6 @@ fn hint(run: &Run, memory: Option<u64>) -> String {
         smaller.training.gradient_accumulation_steps = rows as u32;
         sets = format!("--set training.micro_batch_size=1 --set training.gradient_accumulation_steps={rows}");
     }
-    let fits = |run: &Run| memory_fit(run, memory).is_ok_and(|fit| fit.fits() == Some(true));
     if !sets.is_empty() && fits(&smaller) {
         return format!("`{sets}` fits and gives the same weights");
     }
@@ -101,8 +102,13 @@ fn hint(run: &Run, memory: Option<u64>) -> String {
 pub(crate) fn check(run: &Run) -> Result<(), Failure> {
     let Ok(fit) = memory_fit(run, None) else { return Ok(()) };
     let Some(refusal) = fit.refusal(run, None) else { return Ok(()) };
+    Err(with_way_out(refusal))
+}
+
+/// The refusal of a run that may be started nevertheless.
+pub(crate) fn with_way_out(refusal: Failure) -> Failure {
     let hint = refusal.hint.map(|hint| format!("{hint}; `--no-plan` starts it anyway"));
-    Err(Failure { hint, ..refusal })
+    Failure { hint, ..refusal }
 }
 
 /// Plans a run for its device: one of this machine, or any device if its `memory` is given.
@@ -134,13 +140,13 @@ pub(crate) fn memory_fit(run: &Run, memory: Option<u64>) -> Result<MemoryFit, Fa
 }
 
 /// What a plan needs to know about a device. No device is opened: that takes longer than the plan.
-struct Planned {
-    kind: PlannedDevice,
-    name: String,
-    available: Option<Available>,
+pub(crate) struct Planned {
+    pub(crate) kind: PlannedDevice,
+    pub(crate) name: String,
+    pub(crate) available: Option<Available>,
 }
 
-enum PlannedDevice {
+pub(crate) enum PlannedDevice {
     Cpu {
         threads: usize,
     },
@@ -151,7 +157,7 @@ enum PlannedDevice {
     },
 }
 
-fn planned(chosen: &Chosen, given: Option<Available>) -> Result<Planned, Failure> {
+pub(crate) fn planned(chosen: &Chosen, given: Option<Available>) -> Result<Planned, Failure> {
     let selector = match *chosen {
         Chosen::Cpu { threads } => {
             let free = free_memory().map(|free| Available { bytes: free.bytes, of: free.of.to_string() });
@@ -184,12 +190,40 @@ fn planned(chosen: &Chosen, given: Option<Available>) -> Result<Planned, Failure
 fn plan<L: MemoryLayout>(run: &Run, model: &Config, like: L) -> Result<MemoryPlan, RunError> {
     check_positions(run, model)?;
     targets::check(model, &trained(run))?;
-    let weights = Weights::new(TensorFiles::open(&run.base_model)?, model)?;
-    let positions = run.training.max_seq_length as usize;
-    let settings = Settings { trained: trained(run), profile: run.profile, positions, seed: run.seed };
+    let settings = settings(run);
     let step = step_settings(run);
     let peak = PeakOfUpdate::new(run.rows_per_update() as usize, step.gradient_groups, step.micro_batch_size);
     let step = StepSettings { gradient_groups: peak.groups, ..step };
-    let row = longest_rows(1, positions);
-    memory(like, model, &Shapes::Of(&weights), &settings, &step, &vec![&row[0]; peak.rows], peak.waiting)
+    let row = longest_rows(1, settings.positions);
+    with_shapes(run, model, |source| {
+        memory(like, model, source, &settings, &step, &vec![&row[0]; peak.rows], peak.waiting)
+    })
+}
+
+/// How a run builds its model.
+pub(crate) fn settings(run: &Run) -> Settings {
+    let positions = run.training.max_seq_length as usize;
+    Settings { trained: trained(run), profile: run.profile, positions, seed: run.seed }
+}
+
+/// Passes on the shapes of the model's weights: from its files, or, if there are none, from its
+/// config alone.
+pub(crate) fn with_shapes<R>(
+    run: &Run,
+    model: &Config,
+    work: impl FnOnce(&dyn WeightSource) -> Result<R, RunError>,
+) -> Result<R, RunError> {
+    match weights(run, model)? {
+        Some(weights) => work(&Shapes::Of(&weights)),
+        None => work(&ConfigShapes::new(model)?),
+    }
+}
+
+/// The weights of the model; none if its folder holds no weight file.
+pub(crate) fn weights(run: &Run, model: &Config) -> Result<Option<Weights>, RunError> {
+    match TensorFiles::open(&run.base_model) {
+        Ok(files) => Ok(Some(Weights::new(files, model)?)),
+        Err(FileError::Missing { path }) if path.ends_with("model.safetensors") => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }

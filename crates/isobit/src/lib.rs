@@ -23,6 +23,7 @@ mod models;
 mod plan;
 mod progress;
 mod shell;
+mod split;
 mod stderr;
 mod train;
 mod units;

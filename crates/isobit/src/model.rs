@@ -7,7 +7,7 @@ use crate::failure::failed;
 use crate::stderr::tell;
 use isobit_kernels::Backend;
 use isobit_models::build::Settings;
-use isobit_models::{Built, ModelError, Trained, Weights, build, peft};
+use isobit_models::{Built, Config, ModelError, Trained, Weights, build, peft};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::{SafeTensors, TensorFiles};
 use isobit_proof::{FileError, Hash, Manifest, regular};
@@ -31,7 +31,8 @@ pub(crate) struct Options {
     /// isobit run or checkpoint
     #[arg(long, value_name = "FOLDER")]
     pub(crate) adapter: Option<PathBuf>,
-    /// Device: cpu, opencl:N, cuda:N, hip:N, or auto for the first card that works, else the CPU
+    /// Device: cpu, opencl:N, cuda:N, hip:N, or auto for the first card that works, else the CPU;
+    /// `eval` also takes a list that divides the layers: cuda:0,cpu
     #[arg(long, default_value = "cpu")]
     pub(crate) device: String,
     /// Number of threads; 0 means all cores
@@ -65,15 +66,32 @@ impl Arguments {
         positions: usize,
         with_adapter: bool,
     ) -> Result<Built<B>, Failure> {
+        let opened = self.open(positions, with_adapter)?;
+        let built = opened.while_checked(|| {
+            let mut built = build(backend, &opened.config, &opened.weights, &opened.settings)?;
+            if let Some(file) = &opened.adapter_file()? {
+                peft::load(backend, &mut built, file)?;
+            }
+            Ok(built)
+        });
+        built.map_err(|error| self.misfit(&error, opened.adapter.as_deref()))
+    }
+
+    /// Opens the files of the model, and of the adapter if there is one.
+    pub(crate) fn open(&self, positions: usize, with_adapter: bool) -> Result<Opened, Failure> {
         let profile = self.profile()?;
         let adapter = self.options.adapter.as_deref().filter(|_| with_adapter).map(adapter::located).transpose()?;
-        self.built(backend, profile, positions, adapter.as_deref(), with_adapter).map_err(|error| {
-            let mut failure = failed(&error);
-            if let Some(adapter) = adapter.as_deref().filter(|_| is_misfit(&error)) {
-                failure.hint = self.bases(adapter).or(failure.hint);
-            }
-            failure
-        })
+        self.opened(profile, positions, adapter.clone(), with_adapter)
+            .map_err(|error| self.misfit(&error, adapter.as_deref()))
+    }
+
+    /// The failure of an adapter that does not match the model names both.
+    pub(crate) fn misfit(&self, error: &RunError, adapter: Option<&Path>) -> Failure {
+        let mut failure = failed(error);
+        if let Some(adapter) = adapter.filter(|_| is_misfit(error)) {
+            failure.hint = self.bases(adapter).or(failure.hint);
+        }
+        failure
     }
 
     /// The base that the adapter names, and the model: what to check when they do not match.
@@ -86,18 +104,17 @@ impl Arguments {
         ))
     }
 
-    fn built<B: Backend>(
+    fn opened(
         &self,
-        backend: &B,
         profile: Profile,
         positions: usize,
-        adapter: Option<&Path>,
+        adapter: Option<PathBuf>,
         warns: bool,
-    ) -> Result<Built<B>, RunError> {
+    ) -> Result<Opened, RunError> {
         let folder = located(&self.model);
         let config = model_config(&folder)?;
-        let made_on = adapter.map(Manifest::check).transpose()?.flatten().and_then(|manifest| manifest.base);
-        let trained = match adapter {
+        let made_on = adapter.as_deref().map(Manifest::check).transpose()?.flatten().and_then(|manifest| manifest.base);
+        let trained = match &adapter {
             Some(folder) if !folder.exists() && is_hub_name(folder) => {
                 let what = format!("{} does not exist", folder.display());
                 return Err(RunError::Refused { what, hint: HUB_HINT });
@@ -112,20 +129,37 @@ impl Arguments {
         if let Some(note) = weights.unused_note().filter(|_| warns) {
             tell(&format!("warning: {note}"));
         }
-        // Both read every byte of the model: run together, the second finds it in memory.
+        Ok(Opened { folder, config, weights, settings, adapter, made_on })
+    }
+}
+
+/// The files of a model and its adapter, before anything is built.
+pub(crate) struct Opened {
+    folder: PathBuf,
+    pub(crate) config: Config,
+    pub(crate) weights: Weights,
+    pub(crate) settings: Settings,
+    pub(crate) adapter: Option<PathBuf>,
+    /// The digest of the base that the adapter was made on.
+    made_on: Option<Hash>,
+}
+
+impl Opened {
+    /// Builds the model while its files are checked: both read every byte of them, and the second
+    /// finds it in memory.
+    pub(crate) fn while_checked<T>(&self, build: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
         let (checked, built) = std::thread::scope(|scope| {
-            let checking = scope.spawn(|| check_model(&folder, &weights, made_on));
-            let built = build(backend, &config, &weights, &settings);
+            let checking = scope.spawn(|| check_model(&self.folder, &self.weights, self.made_on));
+            let built = build();
             (checking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), built)
         });
         // First: a damaged model may be the reason it cannot be built.
         checked?;
-        let mut built = built?;
-        if let Some(folder) = adapter {
-            let file = SafeTensors::open(&folder.join(ADAPTER))?;
-            peft::load(backend, &mut built, &file)?;
-        }
-        Ok(built)
+        built
+    }
+
+    pub(crate) fn adapter_file(&self) -> Result<Option<SafeTensors>, FileError> {
+        self.adapter.as_deref().map(|folder| SafeTensors::open(&folder.join(ADAPTER))).transpose()
     }
 }
 

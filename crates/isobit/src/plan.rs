@@ -3,12 +3,12 @@
 
 use crate::Failure;
 use crate::failure::failed;
-use crate::fits::{MemoryFit, memory_fit};
+use crate::fits::{Available, MemoryFit, memory_fit, weights};
 use crate::model;
+use crate::split::{SplitFit, layers, split_fit};
 use crate::stderr::tell;
 use crate::units::size;
-use isobit_models::Weights;
-use isobit_proof::safetensors::TensorFiles;
+use isobit_models::Part;
 use isobit_training::config::{self, Run};
 use isobit_training::plan::{Item, MemoryPlan};
 use isobit_training::prepare::{RunError, model_config};
@@ -22,13 +22,14 @@ pub(crate) struct Arguments {
     /// Override a key of the config: `--set training.micro_batch_size=1`
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Plan for this device instead of the config's: cpu, opencl:N, cuda:N, hip:N or auto. With
-    /// `--memory` it need not be in this machine
+    /// Plan for this device instead of the config's: cpu, opencl:N, cuda:N, hip:N or auto; a list
+    /// divides the layers: cuda:0,cpu. With `--memory` they need not be in this machine
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
-    /// Memory of the device in GiB, to plan for another machine; default: the memory of this one
-    #[arg(long, value_name = "GIB", value_parser = gibibytes)]
-    memory: Option<u64>,
+    /// Memory of the device in GiB, to plan for another machine; one number for each device of a
+    /// list, or one for all; default: the memory of this machine
+    #[arg(long, value_name = "GIB", value_parser = gibibytes, value_delimiter = ',')]
+    memory: Vec<u64>,
     /// List every line of code that holds memory, and the work of each op in a step
     #[arg(long)]
     explain: bool,
@@ -37,9 +38,10 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Parses a number of GiB into bytes.
+/// Parses a number of GiB into bytes: `32` or `32GiB`.
 pub(crate) fn gibibytes(text: &str) -> Result<u64, String> {
-    let number: f64 = text.parse().map_err(|_| "not a number".to_string())?;
+    let number: f64 =
+        text.strip_suffix("GiB").unwrap_or(text).trim_end().parse().map_err(|_| "not a number".to_string())?;
     if (0.0..1e9).contains(&number) { Ok((number * f64::from(1 << 30)) as u64) } else { Err("not a size".to_string()) }
 }
 
@@ -49,20 +51,35 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let settled = config::read(&arguments.config, &overrides);
     let mut run = settled.map_err(|error| failed(&RunError::Config(error)))?.run;
     run.base_model = model::located(&run.base_model);
-    let fit = memory_fit(&run, arguments.memory)?;
-    tell_unused(&run)?;
-    print(&fit, arguments).map_err(|error| Failure::output(&error))?;
+    let refusal = if run.devices.len() > 1 {
+        let fit = split_fit(&run, &arguments.memory)?;
+        tell_unused(&run)?;
+        print_split(&fit, arguments).map_err(|error| Failure::output(&error))?;
+        fit.refusal(&run, &arguments.memory)
+    } else {
+        let [memory] = match arguments.memory[..] {
+            [] => [None],
+            [bytes] => [Some(bytes)],
+            _ => return Err(Failure::usage("several memories are given for one device", "give one: --memory 32")),
+        };
+        let fit = memory_fit(&run, memory)?;
+        tell_unused(&run)?;
+        print(&fit, arguments).map_err(|error| Failure::output(&error))?;
+        fit.refusal(&run, memory)
+    };
     // The printed result already says that it does not fit.
-    fit.refusal(&run, arguments.memory).map_or(Ok(()), |refusal| Err(refusal.told()))
+    refusal.map_or(Ok(()), |refusal| Err(refusal.told()))
 }
 
 /// Warns about model tensors that a run would not use.
 fn tell_unused(run: &Run) -> Result<(), Failure> {
     let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
-    let opened = TensorFiles::open(&run.base_model).map_err(RunError::from);
-    let weights = opened.and_then(|files| Ok(Weights::new(files, &model)?)).map_err(|error| failed(&error))?;
-    if let Some(note) = weights.unused_note() {
-        tell(&format!("warning: {note}"));
+    match weights(run, &model).map_err(|error| failed(&error))? {
+        Some(weights) => weights.unused_note().iter().for_each(|note| tell(&format!("warning: {note}"))),
+        None => tell(&format!(
+            "note: {} holds no weights: planned from its config, with two bytes for a number that is not quantised",
+            run.base_model.display()
+        )),
     }
     Ok(())
 }
@@ -98,6 +115,77 @@ fn print(fit: &MemoryFit, arguments: &Arguments) -> std::io::Result<()> {
         explain(&mut out, plan)?;
     }
     out.flush()
+}
+
+/// Device after device, then what they need together.
+fn print_split(fit: &SplitFit, arguments: &Arguments) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    if arguments.json {
+        writeln!(out, "{}", split_json(fit, arguments.explain))?;
+        return out.flush();
+    }
+    for (stage, part) in fit.stages.iter().zip(&fit.split.parts) {
+        writeln!(out, "{}, {}:", stage.device, layers(part))?;
+        for (item, bytes) in &stage.plan.items {
+            writeln!(out, "  {:<12} {:>12}", item.name(), size(*bytes as u64))?;
+        }
+        let (total, flight) = (size(stage.plan.bytes_peak as u64), fit.stages.len() - part_index(fit, part));
+        writeln!(
+            out,
+            "  {:<12} {total:>12}  the peak of a step, with {flight} micro-batches in flight at most",
+            "total"
+        )?;
+        if arguments.explain {
+            explain(&mut out, &stage.plan)?;
+        }
+    }
+    let transfer = size(fit.bytes_transfer);
+    writeln!(out, "{:<14} {transfer:>12}  on the host, for what travels between devices", "transfer")?;
+    for pool in &fit.pools {
+        let (name, needed) = (&pool.name, size(pool.needed));
+        match &pool.available {
+            Some(Available { bytes, of }) => {
+                writeln!(out, "{name}: {needed} needed, {} available ({of})", size(*bytes))?
+            }
+            None => writeln!(out, "{name}: {needed} needed; how much it has is unknown")?,
+        }
+    }
+    match fit.fits() {
+        Some(true) => writeln!(out, "fits as {}", fit.counts())?,
+        Some(false) => writeln!(out, "does not fit as {}", fit.counts())?,
+        None => writeln!(out, "divided into {}", fit.counts())?,
+    }
+    out.flush()
+}
+
+/// The position of a part in the list.
+fn part_index(fit: &SplitFit, part: &Part) -> usize {
+    fit.split.parts.iter().position(|other| other == part).unwrap_or(0)
+}
+
+fn split_json(fit: &SplitFit, explained: bool) -> serde_json::Value {
+    let stages = fit.stages.iter().zip(&fit.split.parts).map(|(stage, part)| {
+        let mut value = serde_json::json!({
+            "device": stage.device, "first_layer": part.layers.start, "layers": part.layers.len(),
+            "micro_batches_in_flight": fit.stages.len() - part_index(fit, part),
+        });
+        put_plan(&mut value, &stage.plan);
+        if explained {
+            explain_json(&mut value, &stage.plan);
+        }
+        value
+    });
+    let pools = fit.pools.iter().map(|pool| {
+        serde_json::json!({
+            "of": pool.name, "needed_bytes": pool.needed,
+            "available_bytes": pool.available.as_ref().map(|available| available.bytes),
+            "available_of": pool.available.as_ref().map(|available| available.of.as_str()),
+        })
+    });
+    serde_json::json!({
+        "schema": "isobit.plan/1", "device": fit.split.name(), "devices": stages.collect::<Vec<_>>(),
+        "memories": pools.collect::<Vec<_>>(), "transfer_host_bytes": fit.bytes_transfer, "fits": fit.fits(),
+    })
 }
 
 /// The moments at which a run needs the most: name, bytes, and when. The host has to hold a save
@@ -153,13 +241,7 @@ fn explain(out: &mut impl Write, plan: &MemoryPlan) -> std::io::Result<()> {
 fn json(fit: &MemoryFit, explained: bool) -> serde_json::Value {
     let mut value = serde_json::json!({"schema": "isobit.plan/1", "device": fit.device});
     if let Some(plan) = &fit.plan {
-        for item in Item::ALL {
-            value[format!("{}_bytes", item.name())] = plan.items[&item].into();
-        }
-        value["total_bytes"] = plan.bytes_peak.into();
-        value["save_host_bytes"] = plan.bytes_save.into();
-        value["resume_bytes"] = plan.bytes_resume.into();
-        value["trained_parameters"] = plan.trained_count.into();
+        put_plan(&mut value, plan);
     }
     value["needed_bytes"] = fit.needed.into();
     value["available_bytes"] = fit.available.as_ref().map(|available| available.bytes).into();
@@ -169,6 +251,16 @@ fn json(fit: &MemoryFit, explained: bool) -> serde_json::Value {
         explain_json(&mut value, plan);
     }
     value
+}
+
+fn put_plan(value: &mut serde_json::Value, plan: &MemoryPlan) {
+    for item in Item::ALL {
+        value[format!("{}_bytes", item.name())] = plan.items[&item].into();
+    }
+    value["total_bytes"] = plan.bytes_peak.into();
+    value["save_host_bytes"] = plan.bytes_save.into();
+    value["resume_bytes"] = plan.bytes_resume.into();
+    value["trained_parameters"] = plan.trained_count.into();
 }
 
 fn explain_json(value: &mut serde_json::Value, plan: &MemoryPlan) {

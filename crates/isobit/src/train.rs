@@ -5,8 +5,10 @@ use crate::Failure;
 use crate::backend::{Chosen, Job, on_device};
 use crate::ending;
 use crate::failure::failed;
+use crate::fits;
 use crate::model;
 use crate::progress::Console;
+use crate::split::{Split, split_fit};
 use crate::stderr::tell;
 use isobit_kernels::Backend;
 use isobit_models::config::{AttentionKind, MlpKind};
@@ -14,8 +16,9 @@ use isobit_training::checkpoint::{Start, step_of};
 use isobit_training::config::{self, Run, Settled};
 use isobit_training::prepare::{Prepared, RunError, prepare, step_settings};
 use isobit_training::row::Row;
-use isobit_training::run::{Outcome, train};
+use isobit_training::run::{Outcome, train, train_with};
 use isobit_training::signal;
+use isobit_training::stages::{Divided, Stages};
 use std::path::{Path, PathBuf};
 
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
@@ -36,7 +39,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     no_plan: bool,
     /// Compute on this device, overriding the config: cpu, opencl:N, cuda:N, hip:N, or auto for the
-    /// first card that works, else the CPU
+    /// first card that works, else the CPU; a list divides the layers: cuda:0,cpu
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// Number of threads, overriding the config; 0 means all cores
@@ -83,10 +86,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let hint = "name a folder; it is created if it does not exist";
         return Err(Failure { code: 7, message, hint: Some(hint.to_string()) });
     }
-    let chosen = Chosen::of(&run)?;
-    if !arguments.no_plan {
-        crate::fits::check(&run)?;
-    }
+    let devices = Devices::of(&run, !arguments.no_plan)?;
     let prepared = prepare(run).map_err(|error| failed(&error))?;
     // Until here there is nothing to save, so a signal stops the process immediately.
     signal::install().map_err(|error| Failure::output(&error))?;
@@ -104,7 +104,51 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
     warn(&prepared);
     let quiet = arguments.quiet || arguments.json;
-    on_device(&chosen, quiet, Training { arguments, device: chosen.name(), prepared: &prepared })?
+    match devices {
+        Devices::One(chosen) => {
+            on_device(&chosen, quiet, Training { arguments, device: chosen.name(), prepared: &prepared })?
+        }
+        Devices::Several(split) => {
+            if !quiet {
+                tell(&format!("devices: {}", split.described()));
+            }
+            let stages = split.stages()?;
+            let training = Training { arguments, device: split.name(), prepared: &prepared };
+            training.run_with(|start, console| {
+                std::thread::scope(|scope| {
+                    let model = Divided { config: &prepared.model, source: &prepared.weights };
+                    train_with(|settings| Stages::new(scope, model, settings, stages), &prepared, start, console)
+                })
+            })
+        }
+    }
+}
+
+/// What a run computes on.
+enum Devices {
+    One(Chosen),
+    Several(Split),
+}
+
+impl Devices {
+    /// Refuses a run that does not fit, if it is `planned`.
+    fn of(run: &Run, planned: bool) -> Result<Self, Failure> {
+        if run.devices.len() < 2 {
+            let chosen = Chosen::of(run)?;
+            if planned {
+                fits::check(run)?;
+            }
+            return Ok(Self::One(chosen));
+        }
+        if !planned {
+            return Ok(Self::Several(Split::unplanned(run)?));
+        }
+        let fit = split_fit(run, &[])?;
+        match fit.refusal(run, &[]) {
+            None => Ok(Self::Several(fit.split)),
+            Some(refusal) => Err(fits::with_way_out(refusal)),
+        }
+    }
 }
 
 /// Warnings, printed even by a quiet run.
@@ -133,6 +177,14 @@ impl Job for Training<'_> {
     type Result = Result<(), Failure>;
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
+        let prepared = self.prepared;
+        self.run_with(|start, console| train(backend, prepared, start, console))
+    }
+}
+
+impl Training<'_> {
+    /// Runs `train` and tells how it ended.
+    fn run_with(self, train: impl FnOnce(Start, &mut Console<'_>) -> Result<Outcome, RunError>) -> Result<(), Failure> {
         let Self { arguments, device, prepared } = self;
         let output = &prepared.run.output_dir;
         let is_empty = std::fs::read_dir(output).map_or(true, |mut entries| entries.next().is_none());
@@ -140,7 +192,7 @@ impl Job for Training<'_> {
             tell(&format!("note: {} holds no run yet: starting at step 0", output.display()));
         }
         let mut console = Console::new(prepared, device, arguments.json, arguments.quiet);
-        let outcome = train(backend, prepared, arguments.start(&prepared.run.output_dir)?, &mut console);
+        let outcome = train(arguments.start(&prepared.run.output_dir)?, &mut console);
         console.close();
         match outcome.map_err(|error| failed(&error))? {
             Outcome::Finished { step, early } => ending::finished(prepared, &console, step, early, arguments.quiet),
@@ -181,7 +233,8 @@ fn kinds(prepared: &Prepared) -> Option<String> {
 impl Chosen {
     pub(crate) fn of(run: &Run) -> Result<Self, Failure> {
         let [device] = run.devices[..] else {
-            return Err(Failure::usage("layers cannot be split over devices yet", "name one device"));
+            let hint = "name one device; a list is for `train`, `plan`, `eval` and `bench step`";
+            return Err(Failure::usage("the config lists several devices", hint));
         };
         Self::parse(&device.to_string(), run.threads as usize)
     }

@@ -5,6 +5,7 @@ use crate::adapter::{LoraConfig, Targets};
 
 pub use crate::adapter_config::{base_name, parse as parse_config};
 use crate::build::Built;
+use crate::files::TrainedTensor;
 use isobit_kernels::Backend;
 use isobit_proof::safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -54,25 +55,40 @@ fn whole(number: f64) -> Value {
 pub fn load<B: Backend>(backend: &B, built: &mut Built<B>, file: &SafeTensors) -> Result<(), ModelError> {
     let Built { model, parameters } = built;
     let ids: Vec<_> = parameters.iter().map(|(id, _)| id).collect();
-    for &id in &ids {
-        let values = model.trained_tensor(id, parameters.get(id)).from_file(|name, shape| {
-            let tensor = file.get(name)?;
-            let wrong = |what: String| ModelError::Tensor { name: name.to_string(), what };
-            if tensor.shape != shape {
-                return Err(wrong(format!("its shape is {:?}, but the adapter's config says {shape:?}", tensor.shape)));
-            }
-            let values = tensor.to_f32()?;
-            match values.iter().position(|value| !value.is_finite()) {
-                None => Ok(values),
-                Some(at) => Err(wrong(format!("element {at} is {}", values[at]))),
-            }
-        })?;
-        parameters.get_mut(id).value = backend.upload(&values);
+    let tensors: Vec<_> = parameters.iter().map(|(id, parameter)| model.trained_tensor(id, parameter)).collect();
+    read(&tensors, file, |at, values| {
+        parameters.get_mut(ids[at]).value = backend.upload(&values);
+        Ok(())
+    })
+}
+
+/// Reads the tensors of an adapter's file one after the other and passes each to `put`, with its
+/// index. Every one must be present with its shape, and nothing else.
+pub fn read<E: From<ModelError>>(
+    tensors: &[TrainedTensor],
+    file: &SafeTensors,
+    mut put: impl FnMut(usize, Vec<f32>) -> Result<(), E>,
+) -> Result<(), E> {
+    for (at, tensor) in tensors.iter().enumerate() {
+        put(at, tensor.from_file(|name, shape| values(file, name, shape))?)?;
     }
-    let tensors = parameters.iter().flat_map(|(id, parameter)| model.trained_tensor(id, parameter).in_file());
-    let known: BTreeSet<_> = tensors.map(|(name, _)| name).collect();
+    let known: BTreeSet<_> = tensors.iter().flat_map(TrainedTensor::in_file).map(|(name, _)| name).collect();
     match file.names().find(|name| !known.contains(*name)) {
-        Some(extra) => Err(ModelError::Adapter(format!("{extra} belongs to no module that the config targets"))),
+        Some(extra) => Err(ModelError::Adapter(format!("{extra} belongs to no module that the config targets")).into()),
         None => Ok(()),
+    }
+}
+
+/// A tensor of the file, which must have the given shape and finite values.
+fn values(file: &SafeTensors, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+    let tensor = file.get(name)?;
+    let wrong = |what: String| ModelError::Tensor { name: name.to_string(), what };
+    if tensor.shape != shape {
+        return Err(wrong(format!("its shape is {:?}, but the adapter's config says {shape:?}", tensor.shape)));
+    }
+    let values = tensor.to_f32()?;
+    match values.iter().position(|value| !value.is_finite()) {
+        None => Ok(values),
+        Some(at) => Err(wrong(format!("element {at} is {}", values[at]))),
     }
 }

@@ -77,6 +77,7 @@ impl RunError {
             Self::Checkpoint(error) => error.hint().map(str::to_string),
             Self::Refused { hint, .. } => Some((*hint).to_string()),
             Self::Target { hint, .. } => Some(hint.clone()),
+            Self::Device(_) => Some("`isobit devices` lists what this machine has".to_string()),
             Self::Step(StepError::Loss { .. } | StepError::Gradient { .. } | StepError::Parameter { .. }) => {
                 Some("try a smaller learning rate, or look at the row with `isobit data show`".to_string())
             }

@@ -8,6 +8,7 @@ use crate::backend::{Chosen, Job, on_device};
 use crate::failure::failed;
 use crate::input;
 use crate::model;
+use crate::split::Split;
 use crate::units::size;
 use isobit_autograd::Policy;
 use isobit_kernels::Backend;
@@ -19,6 +20,7 @@ use isobit_numerics::slices::Profile;
 use isobit_training::engine::Engine;
 use isobit_training::prepare::{RunError, prepare, step_settings, trained};
 use isobit_training::row::Row;
+use isobit_training::stages::{Divided, Stages};
 use isobit_training::step::{StepError, StepSettings};
 use isobit_training::trainer::Trainer;
 use isobit_training::{config, data};
@@ -49,7 +51,8 @@ pub(crate) struct Arguments {
     /// Timed steps, after one warm-up step
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     steps: u32,
-    /// Device: cpu, opencl:N, cuda:N, or auto for the first card that works, else the CPU
+    /// Device: cpu, opencl:N, cuda:N, or auto for the first card that works, else the CPU; a list
+    /// divides the layers: cuda:0,cpu
     #[arg(long, default_value = "cpu")]
     device: String,
     /// Slice product profile: x2 or x3
@@ -110,10 +113,11 @@ const SHAPES: [(&str, [usize; 6]); 3] = [
 /// What to measure.
 struct Subject {
     name: String,
-    chosen: Chosen,
+    /// More than one divide the layers among them.
+    devices: Vec<Chosen>,
     device: String,
     model: Config,
-    source: Box<dyn WeightSource>,
+    source: Box<dyn WeightSource + Sync>,
     settings: Settings,
     step: StepSettings,
     rows: Vec<Row>,
@@ -124,9 +128,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Some(path) => configured(path, &arguments.overrides)?,
         None => published(arguments)?,
     };
-    let chosen = subject.chosen;
     // The result says which device it is.
-    on_device(&chosen, true, Measuring { subject, arguments })?
+    match subject.devices[..] {
+        [chosen] => on_device(&chosen, true, Measuring { subject, arguments })?,
+        _ => measure_stages(&subject, arguments),
+    }
+}
+
+/// With the layers divided among devices, in equal numbers.
+fn measure_stages(subject: &Subject, arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.breakdown {
+        return Err(Failure::usage("ops are timed on one device only", "leave out --breakdown, or name one device"));
+    }
+    let stages = Split::equal(subject.devices.clone(), &subject.model)?.stages()?;
+    std::thread::scope(|scope| {
+        let model = Divided { config: &subject.model, source: &*subject.source };
+        let engine = Stages::new(scope, model, &subject.settings, stages).map_err(|error| failed(&error))?;
+        measure(engine, |_| None, subject, arguments, &Times::default())
+    })
 }
 
 /// The first update of a config.
@@ -134,21 +153,25 @@ fn configured(path: &Path, overrides: &[String]) -> Result<Subject, Failure> {
     let settled = config::read(path, overrides).map_err(|error| failed(&RunError::Config(error)))?;
     let mut run = settled.run;
     run.base_model = model::located(&run.base_model);
-    let chosen = Chosen::of(&run)?;
+    let devices = Chosen::all_of(&run)?;
     let prepared = prepare(run).map_err(|error| failed(&error))?;
     let run = &prepared.run;
     let first = data::order(run.seed, 0, prepared.train.len()).into_iter().take(run.rows_per_update() as usize);
     let positions = run.training.max_seq_length as usize;
     Ok(Subject {
         name: run.base_model.display().to_string(),
-        chosen,
-        device: chosen.name(),
+        device: names(&devices),
+        devices,
         settings: Settings { trained: trained(run), profile: run.profile, positions, seed: run.seed },
         step: step_settings(run),
         rows: first.map(|row| prepared.train[row].clone()).collect(),
         model: prepared.model,
         source: Box::new(prepared.weights),
     })
+}
+
+fn names(devices: &[Chosen]) -> String {
+    devices.iter().map(Chosen::name).collect::<Vec<_>>().join(",")
 }
 
 /// A published shape with random weights.
@@ -166,11 +189,12 @@ fn published(arguments: &Arguments) -> Result<Subject, Failure> {
         "full" => Trained::Full,
         _ => return Err(Failure::usage("unknown method", "use lora or full")),
     };
-    let chosen = Chosen::parse(&arguments.device, usize::from(arguments.threads))?;
+    let listed: Vec<&str> = arguments.device.split(',').map(str::trim).collect();
+    let devices = Chosen::parse_list(&listed, usize::from(arguments.threads))?;
     Ok(Subject {
         name: arguments.model.clone(),
-        chosen,
-        device: chosen.name(),
+        device: names(&devices),
+        devices,
         source: Box::new(RandomSource { seed: 0 }),
         settings: Settings { trained, profile, positions: arguments.seq as usize, seed: 0 },
         step: StepSettings {
@@ -201,17 +225,27 @@ impl Job for Measuring<'_> {
     fn run<B: Backend>(self, backend: B) -> Self::Result {
         let times = Times::default();
         if !self.arguments.breakdown {
-            return measure(backend, &self.subject, self.arguments, &times);
+            return measure_one(backend, &self.subject, self.arguments, &times);
         }
         let observer = Stopwatch::new(times.clone());
-        measure(Observed { inner: backend, observer }, &self.subject, self.arguments, &times)
+        measure_one(Observed { inner: backend, observer }, &self.subject, self.arguments, &times)
     }
 }
 
-fn measure<B: Backend>(backend: B, subject: &Subject, arguments: &Arguments, ops: &Times) -> Result<(), Failure> {
+fn measure_one<B: Backend>(backend: B, subject: &Subject, arguments: &Arguments, ops: &Times) -> Result<(), Failure> {
     let Subject { model, source, settings, .. } = subject;
     let built = build(&backend, model, &**source, settings).map_err(|error| failed(&error.into()))?;
-    let mut trainer = Trainer::new(backend, built);
+    let peak = |trainer: &Trainer<B>| trainer.backend.device_peak_bytes();
+    measure(Trainer::new(backend, built), peak, subject, arguments, ops)
+}
+
+fn measure<E: Engine>(
+    mut engine: E,
+    device_peak: impl Fn(&E) -> Option<u64>,
+    subject: &Subject,
+    arguments: &Arguments,
+    ops: &Times,
+) -> Result<(), Failure> {
     let rows: Vec<&Row> = subject.rows.iter().collect();
     let tokens: usize = rows.iter().map(|row| row.tokens().len()).sum();
     let settings = &subject.step;
@@ -224,7 +258,7 @@ fn measure<B: Backend>(backend: B, subject: &Subject, arguments: &Arguments, ops
         device: &subject.device,
         profile: settings.profile.name(),
         checkpointing: settings.policy.name(),
-        threads: subject.chosen.threads(),
+        threads: subject.devices.iter().map(Chosen::threads).sum(),
         step_s,
         tokens_per_s: tokens as f64 / step_s,
         peak_bytes: peak_resident_bytes(),
@@ -233,9 +267,9 @@ fn measure<B: Backend>(backend: B, subject: &Subject, arguments: &Arguments, ops
         breakdown,
     };
     let mut step = |number: u64| {
-        let (seconds, report) = timed(|| trainer.step(&rows, number, 1e-4, settings));
+        let (seconds, report) = timed(|| engine.step(&rows, number, 1e-4, settings));
         let report = report.map_err(|error| stopped(&error))?;
-        Ok::<_, Failure>((seconds, report.loss, trainer.backend.device_peak_bytes()))
+        Ok::<_, Failure>((seconds, report.loss, device_peak(&engine)))
     };
     if arguments.serve {
         let (mut requests, mut number) = (std::io::stdin().lock(), 0);

@@ -6,6 +6,7 @@ mod bench;
 mod chat;
 mod data;
 mod demo;
+mod device_lists;
 mod devices;
 mod diff;
 mod document;

@@ -13,12 +13,15 @@ use isobit_kernels::plan::{Counting, MemoryLayout};
 use isobit_kernels::{Backend, Cpu, Gpu, Path as CpuPath, buffer};
 use isobit_models::build::Settings;
 use isobit_models::config::{AttentionKind, MlpKind};
-use isobit_models::{Config, FloatFormat, LoraConfig, Shapes, Trained, WeightSource, Weights, build};
+use isobit_models::{Config, FloatFormat, LoraConfig, Part, Shapes, Trained, WeightSource, Weights, build};
 use isobit_numerics::slices::Profile;
 use isobit_proof::safetensors::TensorFiles;
 use isobit_training::engine::Engine;
-use isobit_training::plan::{Item, MemoryPlan, least_bytes, longest_rows, memory};
+use isobit_training::plan::{
+    Item, MemoryPlan, PeakOfUpdate, PlannedStage, least_bytes, longest_rows, memory, stage_memory,
+};
 use isobit_training::row::Row;
+use isobit_training::stages::{Divided, Stage, StageDevice, Stages};
 use isobit_training::step::StepSettings;
 use isobit_training::trainer::Trainer;
 use std::path::{Path, PathBuf};
@@ -113,6 +116,73 @@ fn plan_against_buffers() {
             }
         }
     }
+}
+
+#[test]
+fn the_plan_of_a_list_is_what_its_devices_allocate() {
+    let test = concat!(module_path!(), "::the_plan_of_a_list_is_what_its_devices_allocate");
+    in_own_process(test, |_| (), stages_against_buffers);
+}
+
+/// Between steps to the byte; during a step their peaks need not coincide.
+fn stages_against_buffers() {
+    let cases = [
+        ("qwen2-base", lora(0.25), Profile::X2, &[1, 1][..]),
+        ("qwen2-tied", Trained::Full, Profile::X2, &[1, 1]),
+        ("qwen2-window", Trained::LastBlocks(1), Profile::X2, &[1, 1, 1]),
+        ("qwen3moe-aux", Trained::Full, Profile::X2, &[1, 1]),
+        ("qwen3_5-hybrid", Trained::Full, Profile::X2, &[2, 1, 1]),
+    ];
+    let all = longest_rows(6, 40);
+    let all: Vec<&Row> = all.iter().collect();
+    for (model, trained, profile, counts) in cases {
+        let files = TensorFiles::open(&folder(model)).expect("weights");
+        let config = config(model);
+        let source = Weights::new(files, &config).expect("known names");
+        let settings = settings(trained, profile);
+        for policy in Policy::ALL {
+            let step = step_settings(profile, policy, 1);
+            let case = format!("{model} as {counts:?}, {}", policy.name());
+            assert_eq!(buffer::held_bytes(), 0, "{case}: nothing is left of the case before");
+            buffer::forget_held_bytes_peak();
+            let (held, peak) = std::thread::scope(|scope| {
+                let divided = Divided { config: &config, source: &source };
+                let mut stages = Stages::new(scope, divided, &settings, on_cpus(counts)).expect("stages");
+                for number in 1..=2 {
+                    stages.step(&all, number, 1e-3, &step).expect("a step");
+                }
+                // Answered after everything before it.
+                stages.evaluate(&[], profile, 1).expect("nothing");
+                (buffer::held_bytes(), buffer::held_bytes_peak())
+            });
+            let (mut between, mut peaks, mut trained_before) = (0, 0, false);
+            for (at, part) in Part::divide(&config, counts).into_iter().enumerate() {
+                let behind = counts.len() - 1 - at;
+                let rows = &all[..PeakOfUpdate::of_stage(6, 1, 1, behind).rows];
+                let (settings, step) = (&settings, &step);
+                let stage =
+                    PlannedStage { part, behind, trained_before, settings, step, rows, group_rows: 6, waiting: 0 };
+                let plan = stage_memory(cpu(), &config, &Shapes::Of(&source), &stage).expect("a plan");
+                assert_eq!(plan.items.values().sum::<usize>(), plan.bytes_peak, "{case}: items and their sum");
+                trained_before |= plan.trained_count > 0;
+                between += plan.bytes_between_steps;
+                peaks += plan.bytes_peak;
+            }
+            assert_eq!(held, between, "{case}: between steps");
+            assert!(peak <= peaks && between < peak, "{case}: {peak} bytes at most, {peaks} planned");
+        }
+    }
+}
+
+fn on_cpus(counts: &[usize]) -> Vec<StageDevice> {
+    let device = |&layers: &usize| {
+        let open = |stage: Stage<'_>| {
+            stage.run(cpu());
+            Ok(())
+        };
+        StageDevice { name: "cpu".to_string(), layers, open: Box::new(open) }
+    };
+    counts.iter().map(device).collect()
 }
 
 fn plan_of<L: MemoryLayout>(like: L, model: &str, trained: Trained, policy: Policy) -> MemoryPlan {

@@ -35,6 +35,8 @@ fn cases() -> Vec<Case> {
     let lora = |dropout| Trained::Lora(LoraConfig { dropout, ..LoraConfig::new(3, 6.0, &LINEAR) });
     let attention = |dropout| Trained::Lora(LoraConfig { dropout, ..LoraConfig::new(3, 6.0, &ATTENTION) });
     let of_layer = |layer| Trained::Lora(LoraConfig { layers: Some(vec![layer]), ..LoraConfig::new(2, 4.0, &LINEAR) });
+    let parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"].map(str::to_string).to_vec();
+    let experts = Trained::Lora(LoraConfig { parameters, ..LoraConfig::new(2, 4.0, &ATTENTION) });
     let case = |name, trained, splits| Case { name, trained, profile: Profile::X2, splits };
     vec![
         case("qwen2-tied", Trained::Full, &[&[1, 1]]),
@@ -48,7 +50,8 @@ fn cases() -> Vec<Case> {
         Case { profile: Profile::X3, ..case("qwen3-base", Trained::Full, &[&[1, 1]]) },
         case("qwen3moe-aux", Trained::Full, &[&[1, 1]]),
         case("qwen3_5moe-aux", attention(0.0), &[&[1, 1]]),
-        case("qwen3moe-mixed", Trained::Lora(LoraConfig::new(2, 4.0, &SEVEN)), &[&[1, 3], &[1, 2, 1]]),
+        case("qwen3moe-base", Trained::Lora(LoraConfig::new(2, 4.0, &SEVEN)), &[&[1, 1]]),
+        case("qwen3moe-mixed", experts, &[&[1, 3], &[1, 2, 1]]),
         case("qwen3_5-hybrid", Trained::Full, &[&[1, 1, 1, 1], &[3, 1]]),
         case("qwen3next-hybrid", attention(0.25), &[&[2, 2]]),
         case("deepseek-base", Trained::Full, &[&[2, 1]]),

@@ -1,0 +1,366 @@
+//! How the layers of a run are divided among a list of devices: as `device_map` says, or into equal
+//! numbers, from which layers move to where memory is left until every device has what it needs.
+
+use crate::Failure;
+use crate::backend::{Chosen, open_cpu};
+use crate::failure::failed;
+use crate::fits::{self, Available, Planned, PlannedDevice};
+use crate::units::size;
+use isobit_kernels::plan::MemoryLayout;
+use isobit_kernels::{Gpu, Path};
+use isobit_models::{Config, Part, WeightSource};
+use isobit_training::config::Run;
+use isobit_training::plan::{MemoryPlan, PeakOfUpdate, PlannedStage, TOKENS_MAX, longest_rows, stage_memory};
+use isobit_training::prepare::{RunError, check_positions, model_config, step_settings, trained};
+use isobit_training::stages::StageDevice;
+use isobit_training::step::StepSettings;
+use isobit_training::targets;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The devices of a run and their layers.
+pub(crate) struct Split {
+    pub(crate) devices: Vec<Chosen>,
+    pub(crate) parts: Vec<Part>,
+}
+
+impl Split {
+    /// For devices that get layers in equal numbers.
+    pub(crate) fn equal(devices: Vec<Chosen>, model: &Config) -> Result<Self, Failure> {
+        let counts = equal(model.layers.len(), devices.len())?;
+        Ok(Self { parts: Part::divide(model, &counts), devices })
+    }
+
+    /// For a run that is not planned.
+    pub(crate) fn unplanned(run: &Run) -> Result<Self, Failure> {
+        let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
+        let counts = counts(run, &model)?;
+        Ok(Self { devices: Chosen::all_of(run)?, parts: Part::divide(&model, &counts) })
+    }
+
+    /// `cuda:0,cpu`
+    pub(crate) fn name(&self) -> String {
+        self.devices.iter().map(Chosen::name).collect::<Vec<_>>().join(",")
+    }
+
+    /// The devices with their layers, for people.
+    pub(crate) fn described(&self) -> String {
+        let one = |(device, part): (&Chosen, &Part)| match device {
+            Chosen::Cpu { threads } => format!("cpu ({}, threads: {threads})", layers(part)),
+            Chosen::Gpu(selector) => format!("{selector} ({})", layers(part)),
+        };
+        self.devices.iter().zip(&self.parts).map(one).collect::<Vec<_>>().join(", ")
+    }
+
+    pub(crate) fn stages(&self) -> Result<Vec<StageDevice>, Failure> {
+        let stage = |(device, part): (&Chosen, &Part)| {
+            Ok(StageDevice { name: device.name(), layers: part.layers.len(), open: device.opener()? })
+        };
+        self.devices.iter().zip(&self.parts).map(stage).collect()
+    }
+}
+
+/// `layers 0 to 13`
+pub(crate) fn layers(part: &Part) -> String {
+    match part.layers.len() {
+        1 => format!("layer {}", part.layers.start),
+        _ => format!("layers {} to {}", part.layers.start, part.layers.end - 1),
+    }
+}
+
+/// Layers in equal numbers; the first devices get one more if they do not divide evenly.
+fn equal(layers: usize, devices: usize) -> Result<Vec<usize>, Failure> {
+    if devices > layers {
+        let message = format!("{devices} devices are listed, but the model has {layers} layers");
+        return Err(Failure::usage(message, format!("name at most {layers} devices: each has a layer at least")));
+    }
+    Ok((0..devices).map(|at| layers / devices + usize::from(at < layers % devices)).collect())
+}
+
+/// The layers that the config gives each device, or equal numbers.
+fn counts(run: &Run, model: &Config) -> Result<Vec<usize>, Failure> {
+    let (given, all) = (&run.device_layers, model.layers.len());
+    if given.is_empty() {
+        return equal(all, run.devices.len());
+    }
+    let counts: Vec<usize> = given.iter().map(|count| *count as usize).collect();
+    let sum = counts.iter().fold(0_usize, |sum, count| sum.saturating_add(*count));
+    if sum != all {
+        let message = format!("`device_map` divides {sum} layers, but the model has {all}");
+        return Err(Failure::usage(message, "make its numbers add up to that, or leave it out"));
+    }
+    Ok(counts)
+}
+
+/// A division with its memory.
+pub(crate) struct SplitFit {
+    pub(crate) split: Split,
+    pub(crate) stages: Vec<StageFit>,
+    /// The memories that the devices have; a device listed twice has one.
+    pub(crate) pools: Vec<Pool>,
+    /// Activations and gradients on their way, on the host.
+    pub(crate) bytes_transfer: u64,
+}
+
+pub(crate) struct StageFit {
+    pub(crate) device: String,
+    pub(crate) plan: MemoryPlan,
+}
+
+/// A memory and what the stages on it need together.
+pub(crate) struct Pool {
+    pub(crate) name: String,
+    pub(crate) needed: u64,
+    pub(crate) available: Option<Available>,
+    stages: Vec<usize>,
+}
+
+impl Pool {
+    /// Bytes that are missing, if any are.
+    fn missing(&self) -> Option<u64> {
+        let available = self.available.as_ref()?.bytes;
+        (self.needed > available).then(|| self.needed - available)
+    }
+
+    fn left(&self) -> u64 {
+        self.available.as_ref().map_or(u64::MAX, |available| available.bytes.saturating_sub(self.needed))
+    }
+}
+
+impl SplitFit {
+    /// None if a device does not say how much memory it has, and no other lacks any.
+    pub(crate) fn fits(&self) -> Option<bool> {
+        if self.pools.iter().any(|pool| pool.missing().is_some()) {
+            return Some(false);
+        }
+        self.pools.iter().all(|pool| pool.available.is_some()).then_some(true)
+    }
+
+    /// The failure of a run that does not fit.
+    pub(crate) fn refusal(&self, run: &Run, memories: &[u64]) -> Option<Failure> {
+        let short = self.pools.iter().filter(|pool| pool.missing().is_some()).map(|pool| {
+            let available = pool.available.as_ref().map_or(0, |available| available.bytes);
+            format!("{} needs {} of {}", pool.name, size(pool.needed), size(available))
+        });
+        let short: Vec<String> = short.collect();
+        if short.is_empty() {
+            return None;
+        }
+        let message = format!("this run does not fit as {}: {}", self.counts(), short.join(", "));
+        let fits = |run: &Run| split_fit(run, memories).is_ok_and(|fit| fit.fits() == Some(true));
+        Some(Failure { code: 4, message, hint: Some(fits::hint(run, fits)) })
+    }
+
+    /// `14 + 14 layers`
+    pub(crate) fn counts(&self) -> String {
+        let counts = self.split.parts.iter().map(|part| part.layers.len().to_string());
+        format!("{} layers", counts.collect::<Vec<_>>().join(" + "))
+    }
+}
+
+/// Plans a run for its list of devices. `memories`: one for each, or one for all, to plan for
+/// devices that are not here.
+pub(crate) fn split_fit(run: &Run, memories: &[u64]) -> Result<SplitFit, Failure> {
+    let devices = Chosen::all_of(run)?;
+    if memories.len() > 1 && memories.len() != devices.len() {
+        let message = format!("{} memories are given for {} devices", memories.len(), devices.len());
+        return Err(Failure::usage(message, "give one for each device: --memory 32,32"));
+    }
+    let given = |at: usize| {
+        let bytes = memories.get(at).or(memories.first());
+        bytes.map(|bytes| Available { bytes: *bytes, of: "--memory".to_string() })
+    };
+    let planned = devices.iter().enumerate().map(|(at, device)| fits::planned(device, given(at)));
+    let planned = planned.collect::<Result<Vec<_>, _>>()?;
+    let model = model_config(&run.base_model).map_err(|error| failed(&error))?;
+    let counts = counts(run, &model)?;
+    let checked = check_positions(run, &model).and_then(|()| targets::check(&model, &trained(run)));
+    checked.map_err(|error| failed(&error))?;
+    let tokens = u64::from(run.training.micro_batch_size) * u64::from(run.training.max_seq_length);
+    if tokens > TOKENS_MAX {
+        let message = format!("a micro-batch of {tokens} tokens fits no device");
+        return Err(Failure { code: 4, message, hint: Some("lower `micro_batch_size`".to_string()) });
+    }
+    let fit = fits::with_shapes(run, &model, |source| {
+        let mut plans = Plans { run, model: &model, source, planned: &planned, known: BTreeMap::new() };
+        plans.settled(counts, run.device_layers.is_empty(), tokens)
+    });
+    let (counts, stages, pools) = fit.map_err(|error| failed(&error))?;
+    let parts = Part::divide(&model, &counts);
+    let bytes_transfer = transfer(&model, tokens, devices.len());
+    Ok(SplitFit { split: Split { devices, parts }, stages, pools, bytes_transfer })
+}
+
+/// Every link holds a message for each device of the list at most.
+fn transfer(model: &Config, tokens: u64, devices: usize) -> u64 {
+    let message = tokens * model.hidden as u64 * size_of::<f32>() as u64;
+    message.saturating_mul((devices * (devices - 1)) as u64)
+}
+
+/// Plans of devices with consecutive layers.
+struct Plans<'a> {
+    run: &'a Run,
+    model: &'a Config,
+    source: &'a dyn WeightSource,
+    planned: &'a [Planned],
+    /// By device and layers.
+    known: BTreeMap<(usize, usize, usize), MemoryPlan>,
+}
+
+type Settled = (Vec<usize>, Vec<StageFit>, Vec<Pool>);
+
+impl Plans<'_> {
+    /// Moves layers until all devices have enough memory, or no move helps.
+    fn settled(&mut self, mut counts: Vec<usize>, may_move: bool, tokens: u64) -> Result<Settled, RunError> {
+        let mut tried = BTreeSet::from([counts.clone()]);
+        loop {
+            let stages = self.stages(&counts)?;
+            let pools = self.pools(&stages, tokens);
+            let next = if may_move { moved(&counts, &stages, &pools) } else { None };
+            match next.filter(|next| tried.insert(next.clone())) {
+                Some(next) => counts = next,
+                None => return Ok((counts, stages, pools)),
+            }
+        }
+    }
+
+    fn stages(&mut self, counts: &[usize]) -> Result<Vec<StageFit>, RunError> {
+        let (mut stages, mut trained_before) = (Vec::new(), false);
+        for (at, part) in Part::divide(self.model, counts).into_iter().enumerate() {
+            let key = (at, part.layers.start, part.layers.end);
+            if !self.known.contains_key(&key) {
+                let plan = self.stage(at, part, trained_before)?;
+                self.known.insert(key, plan);
+            }
+            let plan = self.known[&key].clone();
+            trained_before |= plan.trained_count > 0;
+            stages.push(StageFit { device: self.planned[at].name.clone(), plan });
+        }
+        Ok(stages)
+    }
+
+    fn stage(&self, at: usize, part: Part, trained_before: bool) -> Result<MemoryPlan, RunError> {
+        match &self.planned[at].kind {
+            PlannedDevice::Cpu { threads } => {
+                let cpu = open_cpu(*threads, Path::best()).map_err(|failure| RunError::Target {
+                    what: failure.message,
+                    hint: failure.hint.unwrap_or_default(),
+                })?;
+                self.on(cpu, at, part, trained_before)
+            }
+            PlannedDevice::Gpu { selector, architectures } => {
+                let mut largest: Option<MemoryPlan> = None;
+                for known in architectures {
+                    let plan = self.on(Gpu::absent(*selector, *known), at, part.clone(), trained_before)?;
+                    largest = largest.filter(|largest| largest.bytes_peak >= plan.bytes_peak).or(Some(plan));
+                }
+                Ok(largest.expect("a device has an architecture, known or not"))
+            }
+        }
+    }
+
+    /// The worst case of a config: every row of maximum length.
+    fn on<L: MemoryLayout>(
+        &self,
+        like: L,
+        at: usize,
+        part: Part,
+        trained_before: bool,
+    ) -> Result<MemoryPlan, RunError> {
+        let (settings, step) = (fits::settings(self.run), step_settings(self.run));
+        let (rows, behind) = (self.run.rows_per_update() as usize, self.planned.len() - 1 - at);
+        let peak = PeakOfUpdate::of_stage(rows, step.gradient_groups, step.micro_batch_size, behind);
+        let group_rows = rows.div_ceil(step.gradient_groups);
+        let step = StepSettings { gradient_groups: peak.groups, ..step };
+        let row = longest_rows(1, settings.positions);
+        let stage = PlannedStage {
+            part,
+            behind,
+            trained_before,
+            settings: &settings,
+            step: &step,
+            rows: &vec![&row[0]; peak.rows],
+            group_rows,
+            waiting: peak.waiting,
+        };
+        stage_memory(like, self.model, self.source, &stage)
+    }
+
+    fn pools(&self, stages: &[StageFit], tokens: u64) -> Vec<Pool> {
+        let mut pools: Vec<Pool> = Vec::new();
+        for (at, planned) in self.planned.iter().enumerate() {
+            let available = |bytes, of: &Available| Available { bytes, of: of.of.clone() };
+            match pools.iter_mut().find(|pool| pool.name == planned.name) {
+                Some(pool) => {
+                    pool.stages.push(at);
+                    // What `--memory` says of a device that is listed twice is said of each.
+                    if let (Some(all), Some(more)) = (&mut pool.available, &planned.available)
+                        && more.of == "--memory"
+                    {
+                        all.bytes = all.bytes.saturating_add(more.bytes);
+                    }
+                }
+                None => pools.push(Pool {
+                    name: planned.name.clone(),
+                    needed: 0,
+                    available: planned.available.as_ref().map(|of| available(of.bytes, of)),
+                    stages: vec![at],
+                }),
+            }
+        }
+        let saved: usize = stages.iter().map(|stage| stage.plan.bytes_save).sum();
+        for pool in &mut pools {
+            let sum = |bytes: fn(&MemoryPlan) -> usize| -> usize {
+                pool.stages.iter().map(|at| bytes(&stages[*at].plan)).sum()
+            };
+            let step = sum(|plan| plan.bytes_peak) as u64;
+            let on_host = matches!(self.planned[pool.stages[0]].kind, PlannedDevice::Cpu { .. });
+            pool.needed = if on_host {
+                let transfer = transfer(self.model, tokens, self.planned.len());
+                let save = sum(|plan| plan.bytes_between_steps) + saved;
+                (step + transfer).max(save as u64).max(sum(|plan| plan.bytes_resume) as u64)
+            } else {
+                step
+            };
+        }
+        pools
+    }
+}
+
+/// Moves layers from the memory that lacks most to the one that has most left.
+fn moved(counts: &[usize], stages: &[StageFit], pools: &[Pool]) -> Option<Vec<usize>> {
+    let short = pools.iter().filter(|pool| pool.missing() > Some(0)).max_by_key(|pool| pool.missing())?;
+    let rich = pools.iter().filter(|pool| pool.missing().is_none()).max_by_key(|pool| pool.left())?;
+    let from = *short.stages.iter().max_by_key(|at| counts[**at])?;
+    let to = *rich.stages.iter().min_by_key(|at| counts[**at])?;
+    if counts[from] < 2 {
+        return None;
+    }
+    // The bytes of a layer are less than this, so not too many are moved at once.
+    let each = (stages[from].plan.bytes_peak / counts[from]).max(1) as u64;
+    let count = (short.missing()? / each).clamp(1, counts[from] as u64 - 1) as usize;
+    let mut next = counts.to_vec();
+    next[from] -= count;
+    next[to] += count;
+    Some(next)
+}
+
+impl Chosen {
+    /// The devices of a config.
+    pub(crate) fn all_of(run: &Run) -> Result<Vec<Self>, Failure> {
+        let names: Vec<String> = run.devices.iter().map(ToString::to_string).collect();
+        Self::parse_list(&names.iter().map(String::as_str).collect::<Vec<_>>(), run.threads as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_dealt_out_evenly() {
+        assert_eq!(equal(28, 2).expect("enough layers"), [14, 14]);
+        assert_eq!(equal(5, 3).expect("enough layers"), [2, 2, 1]);
+        assert_eq!(equal(2, 2).expect("enough layers"), [1, 1]);
+        assert_eq!(equal(2, 3).expect_err("too many devices").code, 2);
+    }
+}
