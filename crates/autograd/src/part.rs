@@ -22,7 +22,7 @@ impl<B: Backend> Tape<'_, B> {
     }
 
     /// The activations that leave the part, and whether it wants their gradient.
-    pub fn leave(&mut self, x: Variable<B>) -> Result<(Vec<f32>, bool), TapeError> {
+    pub fn leave(&mut self, x: &Variable<B>) -> Result<(Vec<f32>, bool), TapeError> {
         self.output = x.needs_gradient.then_some(x.id);
         Ok((self.backend.download(x.buffer())?, x.needs_gradient))
     }

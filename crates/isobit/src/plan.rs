@@ -129,12 +129,12 @@ fn print_split(fit: &SplitFit, arguments: &Arguments) -> std::io::Result<()> {
         for (item, bytes) in &stage.plan.items {
             writeln!(out, "  {:<12} {:>12}", item.name(), size(*bytes as u64))?;
         }
-        let (total, flight) = (size(stage.plan.bytes_peak as u64), fit.stages.len() - part_index(fit, part));
-        writeln!(
-            out,
-            "  {:<12} {total:>12}  the peak of a step, with {flight} micro-batches in flight at most",
-            "total"
-        )?;
+        let total = size(stage.plan.bytes_peak as u64);
+        let flight = match in_flight(fit, part) {
+            1 => "one micro-batch".to_string(),
+            count => format!("{count} micro-batches"),
+        };
+        writeln!(out, "  {:<12} {total:>12}  the peak of a step, with {flight} in flight", "total")?;
         if arguments.explain {
             explain(&mut out, &stage.plan)?;
         }
@@ -145,7 +145,7 @@ fn print_split(fit: &SplitFit, arguments: &Arguments) -> std::io::Result<()> {
         let (name, needed) = (&pool.name, size(pool.needed));
         match &pool.available {
             Some(Available { bytes, of }) => {
-                writeln!(out, "{name}: {needed} needed, {} available ({of})", size(*bytes))?
+                writeln!(out, "{name}: {needed} needed, {} available ({of})", size(*bytes))?;
             }
             None => writeln!(out, "{name}: {needed} needed; how much it has is unknown")?,
         }
@@ -158,16 +158,16 @@ fn print_split(fit: &SplitFit, arguments: &Arguments) -> std::io::Result<()> {
     out.flush()
 }
 
-/// The position of a part in the list.
-fn part_index(fit: &SplitFit, part: &Part) -> usize {
-    fit.split.parts.iter().position(|other| other == part).unwrap_or(0)
+/// The most micro-batches whose activations a device holds: one, and one for each device behind it.
+fn in_flight(fit: &SplitFit, part: &Part) -> usize {
+    fit.split.parts.iter().filter(|other| other.layers.start >= part.layers.start).count()
 }
 
 fn split_json(fit: &SplitFit, explained: bool) -> serde_json::Value {
     let stages = fit.stages.iter().zip(&fit.split.parts).map(|(stage, part)| {
         let mut value = serde_json::json!({
             "device": stage.device, "first_layer": part.layers.start, "layers": part.layers.len(),
-            "micro_batches_in_flight": fit.stages.len() - part_index(fit, part),
+            "micro_batches_in_flight": in_flight(fit, part),
         });
         put_plan(&mut value, &stage.plan);
         if explained {

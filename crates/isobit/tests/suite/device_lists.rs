@@ -157,6 +157,46 @@ fn layers_go_where_memory_is() {
     assert_eq!((ran.code, [of(value, 0), of(value, 1)]), (0, [Some(5), Some(3)]));
 }
 
+/// The text part of Qwen3.5-35B-A3B as GPTQ: its config is all there is.
+const LARGE: &str = r#"{"model_type":"qwen3_5_moe","tie_word_embeddings":false,"text_config":{"model_type":"qwen3_5_moe_text",
+    "vocab_size":248320,"hidden_size":2048,"num_hidden_layers":40,"num_attention_heads":16,"num_key_value_heads":2,
+    "head_dim":256,"max_position_embeddings":262144,"rms_norm_eps":1e-6,"tie_word_embeddings":false,
+    "linear_conv_kernel_dim":4,"linear_key_head_dim":128,"linear_value_head_dim":128,"linear_num_key_heads":16,
+    "linear_num_value_heads":32,"moe_intermediate_size":512,"shared_expert_intermediate_size":512,
+    "num_experts_per_tok":8,"num_experts":256,"full_attention_interval":4,
+    "rope_parameters":{"rope_type":"default","rope_theta":10000000,"partial_rotary_factor":0.25}},
+    "quantization_config":{"quant_method":"gptq","bits":4,"group_size":128,"desc_act":false,"sym":true,
+    "dynamic":{"-:.*mlp\\.gate$":{},"-:.*shared_expert_gate$":{}}}}"#;
+
+/// The figures of `docs/scale.md`: two cards of 32 GiB hold rows that one does not.
+#[test]
+fn a_large_model_is_divided_from_its_config_alone() {
+    let folder = Folder::new(Shape::TINY);
+    std::fs::create_dir(folder.path("large")).expect("a folder");
+    folder.put("large/config.json", LARGE);
+    let plan = |device: &str, tokens: u32| {
+        let tokens = format!("max_seq_length={tokens}");
+        let modules = "lora_target_modules=q_proj,k_proj,v_proj,o_proj,in_proj_qkv,in_proj_z,out_proj";
+        let sets =
+            ["base_model=large", "micro_batch_size=1", "gradient_accumulation_steps=8", "lora_r=16", modules, &tokens];
+        let sets = sets.iter().flat_map(|&set| ["--set", set]);
+        let given = ["plan", "config.toml", "--json", "--device", device, "--memory", "32GiB"];
+        let ran = folder.run(&given.into_iter().chain(sets).collect::<Vec<_>>());
+        (ran.code, ran.json().remove(0))
+    };
+    for (tokens, fits_one) in [(4096, true), (16384, false)] {
+        let (code, one) = plan("cuda:0", tokens);
+        assert_eq!((code, &one["fits"]), (if fits_one { 0 } else { 4 }, &fits_one.into()), "{tokens}");
+        let (code, two) = plan("cuda:0,cuda:1", tokens);
+        assert_eq!((code, &two["fits"], &two["devices"][1]["first_layer"]), (0, &true.into(), &20.into()), "{tokens}");
+        // Each has about half of the weights: 4 bits and a scale for 34 billion of them, the embedding or the head.
+        for device in two["devices"].as_array().expect("devices") {
+            let weights = device["weights_bytes"].as_u64().expect("bytes");
+            assert!((9 << 30..10 << 30).contains(&weights), "{weights}");
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_divided_is_refused() {
     let folder = Folder::new(Shape::TINY);

@@ -107,7 +107,10 @@ struct Builder<'a, B: Backend> {
 
 impl<B: Backend> Builder<'_, B> {
     fn model(&mut self, part: &Part) -> Result<Model<B>, ModelError> {
-        let (embedding, tied_head) = if part.is_first() { self.embedding(part.is_last())? } else { (None, None) };
+        let (embedding, tied_head) = match part.is_first().then(|| self.embedding(part.is_last())).transpose()? {
+            Some((embedding, head)) => (Some(embedding), head),
+            None => (None, None),
+        };
         let blocks = self.blocks(part)?;
         let (mut head, mut table_copy) = (None, None);
         if part.is_last() {
@@ -138,7 +141,7 @@ impl<B: Backend> Builder<'_, B> {
     }
 
     /// The embedding, and `with_head` also the head if they are tied.
-    fn embedding(&mut self, with_head: bool) -> Result<(Option<Table<B>>, Option<Matrix<B>>), ModelError> {
+    fn embedding(&mut self, with_head: bool) -> Result<(Table<B>, Option<Matrix<B>>), ModelError> {
         let (vocabulary, hidden, tied) = (self.config.vocabulary, self.config.hidden, self.config.tied);
         let both = tied && with_head;
         let (embedding, head) = if self.settings.trained == Trained::Full {
@@ -155,7 +158,7 @@ impl<B: Backend> Builder<'_, B> {
             self.check_tied_head(TABLE)?;
         }
         self.source.release(TABLE);
-        Ok((Some(embedding), head))
+        Ok((embedding, head))
     }
 
     /// A head that is not also the embedding of this part.

@@ -45,7 +45,7 @@ impl<B: Backend> Alone<B> {
             for (at, micro) in micro.iter().enumerate() {
                 let needs_gradient = self.trained_before;
                 let message = Forward { at, values: zeros(micro), needs_gradient, balance: None };
-                send.try_send(message).ok().expect(full);
+                send.try_send(message).expect(full);
             }
             (links.before, ends.0) = (Some((receive, back)), Some(end));
         }
@@ -54,7 +54,7 @@ impl<B: Backend> Alone<B> {
             let (back, receive) = sync_channel(micro.len());
             for (at, micro) in micro.iter().enumerate() {
                 let share = config.balance.and(experts).map(|experts| vec![0.0; micro.len() * experts]);
-                back.try_send(Backward { at, values: zeros(micro), share }).ok().expect(full);
+                back.try_send(Backward { at, values: zeros(micro), share }).expect(full);
             }
             (links.after, ends.1) = (Some((send, receive)), Some(end));
         }

@@ -5,6 +5,7 @@ use isobit_autograd::BalanceSums;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 /// The activations of a micro-batch.
+#[derive(Debug)]
 pub(crate) struct Forward {
     /// Index of the micro-batch.
     pub(crate) at: usize,
@@ -16,6 +17,7 @@ pub(crate) struct Forward {
 }
 
 /// Their gradient.
+#[derive(Debug)]
 pub(crate) struct Backward {
     pub(crate) at: usize,
     pub(crate) values: Vec<f32>,

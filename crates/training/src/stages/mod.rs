@@ -55,7 +55,7 @@ pub struct Divided<'a> {
 
 /// The engine. Its threads end when it is dropped, and the scope waits for them.
 pub struct Stages {
-    stages: Vec<Handle>,
+    handles: Vec<Handle>,
     /// Where commands go; shared with the gradients, which free themselves.
     commands: Rc<Vec<Sender<Command>>>,
     tensors: Vec<TrainedTensor>,
@@ -98,7 +98,7 @@ impl Stages {
     ) -> Result<Self, RunError> {
         let counts: Vec<usize> = devices.iter().map(|device| device.layers).collect();
         let parts = Part::divide(model.config, &counts);
-        let (mut stages, mut commands) = (Vec::new(), Vec::new());
+        let (mut handles, mut commands) = (Vec::new(), Vec::new());
         for (at, (device, part)) in devices.into_iter().zip(parts).enumerate() {
             let ((command, orders), (answer, replies)) = (channel(), channel());
             let stage = Stage {
@@ -116,18 +116,18 @@ impl Stages {
                 device: device.name.clone(),
                 what: format!("the system did not start its thread: {error}"),
             })?;
-            stages.push(Handle { device: device.name, replies });
+            handles.push(Handle { device: device.name, replies });
             commands.push(command);
         }
-        let built = stages.iter().map(Handle::built).collect::<Result<Vec<_>, _>>()?;
+        let built = handles.iter().map(Handle::built).collect::<Result<Vec<_>, _>>()?;
         let numbered = built.iter().enumerate().flat_map(|(stage, own)| (0..own.len()).map(move |at| (stage, at)));
         let places: Vec<_> = numbered.collect();
         let tensors: Vec<TrainedTensor> = built.into_iter().flatten().collect();
         if tensors.is_empty() && matches!(settings.trained, Trained::Lora(_)) {
             return Err(no_adapter().into());
         }
-        let tied = model.config.tied && settings.trained == Trained::Full && stages.len() > 1;
-        Ok(Self { stages, commands: Rc::new(commands), tensors, places, tied, next: Cell::new(0) })
+        let tied = model.config.tied && settings.trained == Trained::Full && handles.len() > 1;
+        Ok(Self { handles, commands: Rc::new(commands), tensors, places, tied, next: Cell::new(0) })
     }
 
     fn new_gradients(&self) -> StageGradients {
@@ -136,7 +136,7 @@ impl Stages {
     }
 
     fn last(&self) -> usize {
-        self.stages.len() - 1
+        self.handles.len() - 1
     }
 
     fn tell(&self, stage: usize, command: Command) {
@@ -146,15 +146,15 @@ impl Stages {
 
     fn ask(&self, stage: usize, command: Command) -> Result<Answer, StepError> {
         self.tell(stage, command);
-        Ok(self.stages[stage].answer()?)
+        Ok(self.handles[stage].answer()?)
     }
 
     /// Asks all stages at once. A stage's own failure is reported before that of a neighbour which
     /// stopped because of it.
     fn ask_all(&self, mut command: impl FnMut(usize) -> Command) -> Result<Vec<Answer>, StepError> {
-        (0..self.stages.len()).for_each(|stage| self.tell(stage, command(stage)));
+        (0..self.handles.len()).for_each(|stage| self.tell(stage, command(stage)));
         let (mut answers, mut failed, mut stopped) = (Vec::new(), None, None);
-        for stage in &self.stages {
+        for stage in &self.handles {
             match stage.answer() {
                 Ok(answer) => answers.push(answer),
                 Err(Stop::Failed(error)) => failed = failed.or(Some(error)),
@@ -246,7 +246,7 @@ impl Engine for Stages {
             settings: settings.clone(),
         };
         // A stage is at most so many micro-batches ahead: nobody waits for a place in a link.
-        let mut links = Links::chain(self.stages.len(), self.stages.len()).into_iter();
+        let mut links = Links::chain(self.handles.len(), self.handles.len()).into_iter();
         let mut answers = self.ask_all(|_| Command::Group {
             slot: gradients.slot,
             group: group.clone(),
@@ -349,7 +349,7 @@ impl Engine for Stages {
     ) -> Result<Evaluated, StepError> {
         let first_row = range.start;
         let rows: Arc<Vec<Row>> = Arc::new(rows[range].iter().map(|row| (*row).clone()).collect());
-        let mut links = Links::chain(self.stages.len(), 1).into_iter();
+        let mut links = Links::chain(self.handles.len(), 1).into_iter();
         let mut answers = self.ask_all(|_| Command::Evaluate {
             rows: Arc::clone(&rows),
             first_row,

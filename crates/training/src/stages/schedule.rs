@@ -125,7 +125,8 @@ impl<'a, B: Backend> Schedule<'a, B> {
             return Ok(Some(InFlight { at, tape, share }));
         };
         let balance = tape.balance_sums(before)?;
-        let (values, needs_gradient) = tape.leave(x)?;
+        let (values, needs_gradient) = tape.leave(&x)?;
+        drop(x);
         send.send(Forward { at, values, needs_gradient, balance }).map_err(|_| Stop::Neighbour)?;
         Ok(needs_gradient.then_some(InFlight { at, tape, share: None }))
     }
@@ -177,7 +178,8 @@ pub(crate) fn evaluate<B: Backend>(
         };
         let x = model.forward(&mut tape, x)?;
         if let Some((send, _)) = &links.after {
-            let (values, needs_gradient) = tape.leave(x)?;
+            let (values, needs_gradient) = tape.leave(&x)?;
+            drop(x);
             send.send(Forward { at, values, needs_gradient, balance: None }).map_err(|_| Stop::Neighbour)?;
             continue;
         }

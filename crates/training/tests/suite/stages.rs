@@ -19,6 +19,7 @@ use isobit_training::stages::{Divided, Open, Stage, StageDevice, Stages};
 use isobit_training::step::StepSettings;
 use isobit_training::trainer::Trainer;
 use std::cell::Cell;
+use std::fmt::Write;
 
 const LINEAR: [&str; 4] = ["q_proj", "o_proj", "gate_proj", "down_proj"];
 const ATTENTION: [&str; 3] = ["q_proj", "v_proj", "o_proj"];
@@ -92,10 +93,10 @@ impl Subject {
         let mut text = String::new();
         for step in 1..=2 {
             let report = engine.step(&rows, step, 1e-2, settings).expect("a step");
-            text += &format!("{:016x} {:08x}\n", report.loss.to_bits(), report.grad_norm.to_bits());
+            let _ = writeln!(text, "{:016x} {:08x}", report.loss.to_bits(), report.grad_norm.to_bits());
         }
         let evaluation = engine.evaluate(&rows, settings.profile, settings.micro_batch_size).expect("an evaluation");
-        text += &format!("{:016x} {} {}\n", evaluation.loss_sum.to_bits(), evaluation.correct, evaluation.targets);
+        let _ = writeln!(text, "{:016x} {} {}", evaluation.loss_sum.to_bits(), evaluation.correct, evaluation.targets);
         text + &tensors(engine)
     }
 }
@@ -106,7 +107,7 @@ fn tensors(engine: &impl Engine) -> String {
     for (at, tensor) in engine.tensors().iter().enumerate() {
         for which in [Stored::Value, Stored::Moment(0), Stored::Moment(1)] {
             let bytes: Vec<u8> = engine.read(at, which).expect("read").into_iter().flat_map(f32::to_le_bytes).collect();
-            text += &format!("{} {which:?} {}\n", tensor.name, isobit_proof::Hash::of_bytes(&bytes));
+            let _ = writeln!(text, "{} {which:?} {}", tensor.name, isobit_proof::Hash::of_bytes(&bytes));
         }
     }
     text
