@@ -57,6 +57,7 @@ fn type_of(kind: ValueKind) -> &'static str {
         ValueKind::TableOfWholes => "table of integers",
         ValueKind::TableOfNumbers => "table of numbers",
         ValueKind::Table => "table",
+        ValueKind::Counts => "table or list of integers",
     }
 }
 
