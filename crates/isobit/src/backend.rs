@@ -116,6 +116,13 @@ fn automatic() -> Option<Selector> {
     })
 }
 
+/// The card of a rank, if enough of them work: the one with this number among those of the machine.
+pub(crate) fn card(number: usize) -> Option<Selector> {
+    let count = |api| gpu::list(api).map_or(0, |listings| listings.len());
+    let all = CARDS.into_iter().flat_map(|api| (0..count(api)).map(move |index| Selector { api, index }));
+    all.filter(|card| gpu::is_gpu(*card) && Gpu::open(*card).is_ok()).nth(number)
+}
+
 /// The first card that works, given how many devices each API has.
 pub(crate) fn first_card(count: impl Fn(Api) -> usize, works: impl Fn(Selector) -> bool) -> Option<Selector> {
     let mut all = CARDS.into_iter().flat_map(|api| (0..count(api)).map(move |index| Selector { api, index }));

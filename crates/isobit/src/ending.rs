@@ -32,18 +32,22 @@ struct Ending {
     peak_bytes: u64,
     summary: Summary,
     vocabulary: usize,
+    ranks: usize,
+    /// Seconds of rank 0 spent waiting for the others.
+    communication: f64,
 }
 
 /// Reports how the run ended.
 pub(crate) fn finished(
     prepared: &Prepared,
     console: &Console,
-    step: u64,
-    early: bool,
+    (step, early): (u64, bool),
+    ranks: usize,
     quiet: bool,
 ) -> Result<(), Failure> {
     let run = &prepared.run;
     let ending = ending(prepared, console, step, early).map_err(|error| failed(&error))?;
+    let ending = Ending { ranks, ..ending };
     console.event(event(run, &ending));
     if let Some(warning) = warning(&ending) {
         tell(&warning);
@@ -72,6 +76,8 @@ fn ending(prepared: &Prepared, console: &Console, step: u64, early: bool) -> Res
         peak_bytes: crate::bench::peak_resident_bytes(),
         summary: Summary::of(&run.output_dir, vocabulary)?,
         vocabulary,
+        ranks: 1,
+        communication: console.communication,
     })
 }
 
@@ -112,6 +118,10 @@ fn lines(run: &Run, ending: &Ending) -> Vec<String> {
         if ending.seconds < 60.0 { format!("{:.1}s", ending.seconds) } else { time(ending.seconds) },
         size(ending.peak_bytes)
     ));
+    if ending.ranks > 1 {
+        let share = 100.0 * ending.communication / ending.seconds.max(1e-9);
+        lines.push(format!("  {} ranks, {:.1}s in communication ({share:.0}%)", ending.ranks, ending.communication));
+    }
     if let (Some(first), Some(last)) = (summary.first, summary.last) {
         let eval = summary
             .best_eval
@@ -177,7 +187,7 @@ pub(crate) fn quoted(path: &Path) -> String {
 
 fn event(run: &Run, ending: &Ending) -> serde_json::Value {
     let summary = &ending.summary;
-    json!({
+    let mut event = json!({
         "event": "finished", "step": ending.step, "stopped_early": ending.early, "hash": ending.hash,
         "folder": run.output_dir.join(FINAL).display().to_string(),
         "checkpoint": format!("checkpoint-{}", ending.final_step), "is_best": ending.is_best,
@@ -189,7 +199,12 @@ fn event(run: &Run, ending: &Ending) -> serde_json::Value {
         "best_eval_loss": summary.best_eval.map(|measured| measured.loss),
         "best_eval_step": summary.best_eval.map(|measured| measured.step),
         "verdict": summary.verdict.name(),
-    })
+    });
+    if ending.ranks > 1 {
+        event["ranks"] = ending.ranks.into();
+        event["communication_s"] = ending.communication.into();
+    }
+    event
 }
 
 #[cfg(test)]

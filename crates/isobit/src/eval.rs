@@ -195,7 +195,7 @@ impl Evaluating<'_> {
         std::thread::scope(|scope| {
             let made = opened.while_checked(|| {
                 let model = Divided { config: &opened.config, source: &opened.weights };
-                let mut engine = Stages::new(scope, model, &opened.settings, stages)?;
+                let mut engine = Stages::new(scope, model, &opened.settings, false, stages)?;
                 if let Some(file) = &opened.adapter_file()? {
                     let tensors = engine.tensors().to_vec();
                     peft::read(&tensors, file, |at, values| {

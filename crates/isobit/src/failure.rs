@@ -6,7 +6,7 @@ use isobit_training::prepare::RunError;
 use std::io::Write;
 
 /// What went wrong, with the exit code of its kind.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
     pub(crate) message: String,

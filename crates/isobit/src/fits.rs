@@ -97,11 +97,17 @@ pub(crate) fn hint(run: &Run, fits: impl Fn(&Run) -> bool) -> String {
     }
 }
 
-/// Refuses a run that does not fit according to the plan. If no plan can be made, the next step
-/// reports why.
-pub(crate) fn check(run: &Run) -> Result<(), Failure> {
-    let Ok(fit) = memory_fit(run, None) else { return Ok(()) };
-    let Some(refusal) = fit.refusal(run, None) else { return Ok(()) };
+/// Refuses a run that does not fit according to the plan, beside the other ranks of this machine.
+/// If no plan can be made, the next step reports why.
+pub(crate) fn check(run: &Run, ranks_here: usize) -> Result<(), Failure> {
+    let Ok(mut fit) = memory_fit(run, None) else { return Ok(()) };
+    let mut share = None;
+    if let (true, Some(available)) = (fit.on_host && ranks_here > 1, &mut fit.available) {
+        available.bytes /= ranks_here as u64;
+        available.of = format!("{}, shared by {ranks_here} ranks", available.of);
+        share = Some(available.bytes);
+    }
+    let Some(refusal) = fit.refusal(run, share) else { return Ok(()) };
     Err(with_way_out(refusal))
 }
 

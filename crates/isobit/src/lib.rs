@@ -22,6 +22,7 @@ mod model;
 mod models;
 mod plan;
 mod progress;
+mod ranks;
 mod shell;
 mod split;
 mod stderr;

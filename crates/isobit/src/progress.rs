@@ -37,6 +37,8 @@ pub(crate) struct Console<'a> {
     pub(crate) tokens: usize,
     /// Updates before this process.
     pub(crate) from_step: u64,
+    /// Seconds spent waiting for other ranks.
+    pub(crate) communication: f64,
     warned: bool,
     /// Whether an event could not be written.
     events_lost: Cell<bool>,
@@ -110,7 +112,20 @@ impl<'a> Console<'a> {
         }
         let clock = Clock::start();
         let (pace, events_lost) = (Pace::default(), Cell::new(false));
-        Self { bar, talk, json, prepared, device, clock, pace, tokens: 0, from_step: 0, warned: false, events_lost }
+        Self {
+            bar,
+            talk,
+            json,
+            prepared,
+            device,
+            clock,
+            pace,
+            tokens: 0,
+            from_step: 0,
+            communication: 0.0,
+            warned: false,
+            events_lost,
+        }
     }
 
     pub(crate) fn event(&self, mut value: Value) {
@@ -191,6 +206,10 @@ impl Watch for Console<'_> {
         }
         self.event(json!({"event": "step", "step": step, "loss": report.loss, "grad_norm": report.grad_norm,
             "learning_rate": learning_rate, "tokens": report.tokens}));
+    }
+
+    fn communicated(&mut self, seconds: f64) {
+        self.communication += seconds;
     }
 
     fn logged(&mut self, record: &Record) {

@@ -51,6 +51,12 @@ impl Split {
         self.devices.iter().zip(&self.parts).map(one).collect::<Vec<_>>().join(", ")
     }
 
+    /// Of all CPUs among the devices.
+    pub(crate) fn threads(&self) -> usize {
+        let of = |device: &Chosen| if let Chosen::Cpu { threads } = device { *threads } else { 0 };
+        self.devices.iter().map(of).sum::<usize>().max(1)
+    }
+
     pub(crate) fn stages(&self) -> Result<Vec<StageDevice>, Failure> {
         let stage = |(device, part): (&Chosen, &Part)| {
             Ok(StageDevice { name: device.name(), layers: part.layers.len(), open: device.opener()? })

@@ -8,18 +8,25 @@ use crate::failure::failed;
 use crate::fits;
 use crate::model;
 use crate::progress::Console;
+use crate::ranks;
 use crate::split::{Split, split_fit};
 use crate::stderr::tell;
 use isobit_kernels::Backend;
+use isobit_kernels::buffer::OutOfMemory;
+use isobit_models::build::Settings;
 use isobit_models::config::{AttentionKind, MlpKind};
 use isobit_training::checkpoint::{Start, step_of};
 use isobit_training::config::{self, Run, Settled};
 use isobit_training::prepare::{Prepared, RunError, prepare, step_settings};
+use isobit_training::ranks::handshake::{self, Introduction};
+use isobit_training::ranks::{Team, World};
 use isobit_training::row::Row;
-use isobit_training::run::{Outcome, train, train_with};
+use isobit_training::run::{Outcome, is_sharded, train, train_with};
 use isobit_training::signal;
-use isobit_training::stages::{Divided, Stages};
+use isobit_training::stages::{Divided, StageDevice, Stages};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 #[derive(Debug, clap::Args)]
@@ -69,13 +76,55 @@ impl Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let world = ranks::world()?;
+    let ready = ready(arguments, &*world);
+    let timeout = ready.as_ref().map_or(RANK_TIMEOUT, |ready| ready.prepared.run.rank_timeout);
+    let team = Team::new(&*world, Duration::from_secs(timeout.into())).with_signals(signal::requested);
+    let team = team.with_threads(ready.as_ref().map_or(1, |ready| ready.devices.threads()));
+    if team.is_alone() {
+        return train_on_device(arguments, &ready?, &team);
+    }
+    let trained = || {
+        let introduction = ready.as_ref().map(|ready| Introduction::of(&ready.prepared));
+        let introduction = introduction.map_err(|failure| ranks::shared(failure, team.rank()));
+        handshake::compare(&team, introduction).map_err(|error| ranks::said(&error, &team))?;
+        train_on_device(arguments, ready.as_ref().map_err(Failure::clone)?, &team)
+    };
+    let result = catch_unwind(AssertUnwindSafe(trained)).unwrap_or_else(|thrown| {
+        let Some(OutOfMemory { bytes }) = thrown.downcast_ref() else { resume_unwind(thrown) };
+        Err(Failure::out_of_memory(*bytes))
+    });
+    result.map_err(|failure| {
+        if !team.knows_of_the_end() {
+            // The others are stopped at once, and so is this process.
+            let failure = failure.told();
+            team.abandon(failure.code);
+            return failure;
+        }
+        failure
+    })
+}
+
+/// Used until the config is read.
+const RANK_TIMEOUT: u32 = 600;
+
+/// A run that is ready to start, and what it is to run on.
+struct Ready {
+    prepared: Prepared,
+    devices: Devices,
+    start: Start,
+}
+
+/// Reads config, model and data. Of several ranks only the first talks.
+fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
+    let quiet = arguments.quiet || world.rank() > 0;
     let mut overrides = arguments.overrides.clone();
     overrides.extend(arguments.device.iter().map(|device| format!("device={device}")));
     overrides.extend(arguments.threads.iter().map(|threads| format!("threads={threads}")));
     let settled = config::read(&arguments.config, &overrides);
     let Settled { mut run, notes } = settled.map_err(|error| failed(&RunError::Config(error)))?;
     run.base_model = model::located(&run.base_model);
-    if !arguments.quiet {
+    if !quiet {
         for note in &notes {
             tell(&format!("note: {note}"));
         }
@@ -86,11 +135,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let hint = "name a folder; it is created if it does not exist";
         return Err(Failure { code: 7, message, hint: Some(hint.to_string()) });
     }
-    let devices = Devices::of(&run, !arguments.no_plan)?;
+    let start = arguments.start(output)?;
+    let devices = Devices::of(&ranks::of_rank(&run, world)?, !arguments.no_plan, world.neighbours().count)?;
     let prepared = prepare(run).map_err(|error| failed(&error))?;
     // Until here there is nothing to save, so a signal stops the process immediately.
     signal::install().map_err(|error| Failure::output(&error))?;
-    if !arguments.quiet {
+    if world.size() > 1 {
+        signal::install_forwarded().map_err(|error| Failure::output(&error))?;
+    }
+    if !quiet {
         tell(&format!(
             "{} rows, {} tokens, {} of them targets; {} updates",
             prepared.train.len(),
@@ -102,25 +155,36 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
             tell(&line);
         }
     }
-    warn(&prepared);
+    if world.rank() == 0 {
+        warn(&prepared);
+    }
+    Ok(Ready { prepared, devices, start })
+}
+
+fn train_on_device(arguments: &Arguments, ready: &Ready, team: &Team<'_>) -> Result<(), Failure> {
+    let Ready { prepared, devices, start } = ready;
     let quiet = arguments.quiet || arguments.json;
-    match devices {
-        Devices::One(chosen) => {
-            on_device(&chosen, quiet, Training { arguments, device: chosen.name(), prepared: &prepared })?
-        }
+    let job = Training { arguments, device: devices.name(), prepared, start: *start, team };
+    if !team.is_alone() && !quiet {
+        tell(&format!("rank {} of {}: {}", team.rank(), team.size(), devices.described()));
+    }
+    let trained = match devices {
+        Devices::One(chosen) => on_device(chosen, quiet || !team.is_alone(), job),
         Devices::Several(split) => {
-            if !quiet {
+            if team.is_alone() && !quiet {
                 tell(&format!("devices: {}", split.described()));
             }
-            let stages = split.stages()?;
-            let training = Training { arguments, device: split.name(), prepared: &prepared };
-            training.run_with(|start, console| {
-                std::thread::scope(|scope| {
-                    let model = Divided { config: &prepared.model, source: &prepared.weights };
-                    train_with(|settings| Stages::new(scope, model, settings, stages), &prepared, start, console)
-                })
-            })
+            split.stages().map(|stages| job.run_on(stages))
         }
+    };
+    match trained {
+        Ok(result) => result,
+        // The other ranks hear of it where they agree for the first time.
+        Err(failure) if !team.is_alone() => {
+            let agreed: Result<(), RunError> = team.agree_on(Err(ranks::shared(&failure, team.rank())));
+            agreed.map_err(|error| ranks::said(&error, team))
+        }
+        Err(failure) => Err(failure),
     }
 }
 
@@ -131,12 +195,12 @@ enum Devices {
 }
 
 impl Devices {
-    /// Refuses a run that does not fit, if it is `planned`.
-    fn of(run: &Run, planned: bool) -> Result<Self, Failure> {
+    /// Refuses a run that does not fit beside the other ranks of this machine, if it is `planned`.
+    fn of(run: &Run, planned: bool, ranks_here: usize) -> Result<Self, Failure> {
         if run.devices.len() < 2 {
             let chosen = Chosen::of(run)?;
             if planned {
-                fits::check(run)?;
+                fits::check(run, ranks_here)?;
             }
             return Ok(Self::One(chosen));
         }
@@ -147,6 +211,30 @@ impl Devices {
         match fit.refusal(run, &[]) {
             None => Ok(Self::Several(fit.split)),
             Some(refusal) => Err(fits::with_way_out(refusal)),
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Self::One(chosen) => chosen.name(),
+            Self::Several(split) => split.name(),
+        }
+    }
+
+    /// With the threads of a CPU, or the layers of each device.
+    fn described(&self) -> String {
+        match self {
+            Self::One(Chosen::Cpu { threads }) => format!("cpu, threads {threads}"),
+            Self::One(chosen) => chosen.name(),
+            Self::Several(split) => split.described(),
+        }
+    }
+
+    /// Of the host's work on the optimizer.
+    fn threads(&self) -> usize {
+        match self {
+            Self::One(chosen) => chosen.threads(),
+            Self::Several(split) => split.threads(),
         }
     }
 }
@@ -171,31 +259,52 @@ struct Training<'a> {
     arguments: &'a Arguments,
     device: String,
     prepared: &'a Prepared,
+    start: Start,
+    team: &'a Team<'a>,
 }
 
 impl Job for Training<'_> {
     type Result = Result<(), Failure>;
 
     fn run<B: Backend>(self, backend: B) -> Self::Result {
-        let prepared = self.prepared;
-        self.run_with(|start, console| train(backend, prepared, start, console))
+        let (prepared, team) = (self.prepared, self.team);
+        self.run_with(|start, console| train(backend, prepared, start, team, console))
     }
 }
 
 impl Training<'_> {
+    fn run_on(self, stages: Vec<StageDevice>) -> Result<(), Failure> {
+        let (prepared, team) = (self.prepared, self.team);
+        let with_moments = !is_sharded(&prepared.run, team);
+        self.run_with(|start, console| {
+            std::thread::scope(|scope| {
+                let model = Divided { config: &prepared.model, source: &prepared.weights };
+                let make = |settings: &Settings| Stages::new(scope, model, settings, with_moments, stages);
+                train_with(make, prepared, start, team, console)
+            })
+        })
+    }
+
     /// Runs `train` and tells how it ended.
     fn run_with(self, train: impl FnOnce(Start, &mut Console<'_>) -> Result<Outcome, RunError>) -> Result<(), Failure> {
-        let Self { arguments, device, prepared } = self;
+        let Self { arguments, device, prepared, start, team } = self;
+        let (json, quiet) = (arguments.json && team.is_first(), arguments.quiet || !team.is_first());
         let output = &prepared.run.output_dir;
         let is_empty = std::fs::read_dir(output).map_or(true, |mut entries| entries.next().is_none());
-        if arguments.resume && is_empty && !arguments.quiet {
+        if arguments.resume && is_empty && !quiet {
             tell(&format!("note: {} holds no run yet: starting at step 0", output.display()));
         }
-        let mut console = Console::new(prepared, device, arguments.json, arguments.quiet);
-        let outcome = train(arguments.start(&prepared.run.output_dir)?, &mut console);
+        let mut console = Console::new(prepared, device, json, quiet);
+        let outcome = train(start, &mut console);
         console.close();
-        match outcome.map_err(|error| failed(&error))? {
-            Outcome::Finished { step, early } => ending::finished(prepared, &console, step, early, arguments.quiet),
+        match outcome.map_err(|error| ranks::said(&error, team))? {
+            Outcome::Finished { .. } if !team.is_first() => Ok(()),
+            Outcome::Finished { step, early } => {
+                ending::finished(prepared, &console, (step, early), team.size(), arguments.quiet)
+            }
+            Outcome::Stopped { signal, .. } if !team.is_first() => {
+                Err(Failure { code: signal.exit_code(), message: String::new(), hint: None })
+            }
             Outcome::Stopped { step, signal } => {
                 let output = prepared.run.output_dir.display();
                 console.event(serde_json::json!({"event": "stopped", "step": step, "signal": signal.name(),

@@ -14,6 +14,8 @@ use isobit_proof::safetensors::NamedTensor;
 pub struct TrainedTensor {
     pub name: String,
     pub shape: Vec<usize>,
+    /// Whether weight decay applies.
+    pub decays: bool,
     /// None if a file stores it as it is in memory.
     pub(crate) form: Option<Form>,
 }

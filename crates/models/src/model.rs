@@ -116,8 +116,9 @@ impl<B: Backend> Model<B> {
 
     /// A parameter as files know it.
     pub fn trained_tensor(&self, id: ParameterId, parameter: &Parameter<B>) -> TrainedTensor {
-        let Parameter { name, shape, .. } = parameter;
-        TrainedTensor { name: name.clone(), shape: shape.clone(), form: self.forms.get(&id).cloned() }
+        let Parameter { name, shape, decays, .. } = parameter;
+        let form = self.forms.get(&id).cloned();
+        TrainedTensor { name: name.clone(), shape: shape.clone(), decays: *decays, form }
     }
 
     fn rotation(&self) -> Rotation<'_, B> {

@@ -11,6 +11,7 @@ use crate::row::Row;
 use crate::step::{Evaluated, Evaluation, Losses, StepError, StepReport, StepSettings, Update};
 use isobit_kernels::float_state;
 use isobit_models::TrainedTensor;
+use isobit_numerics::digest::Digest;
 use isobit_numerics::lanes::sum;
 use isobit_numerics::slices::Profile;
 use std::ops::Range;
@@ -112,13 +113,32 @@ pub trait Engine {
         // Norms and coefficients are computed on the calling thread.
         float_state::restore();
         let StepGradients { mut gradients, loss, targets } = self.gradients(rows, step, settings)?;
-        let grad_norm = clip(self, &mut gradients, step, settings.max_grad_norm)?;
-        let squares = self.apply(&gradients, step, learning_rate, settings)?;
+        let grad_norm = self.clip_and_apply(&mut gradients, step, learning_rate, settings)?;
+        let tokens = rows.iter().map(|row| row.tokens().len()).sum();
+        Ok(StepReport { loss: loss / targets as f64, grad_norm, tokens, targets })
+    }
+
+    /// The second half of an update: clips the gradients, applies them and checks the new values.
+    /// Returns the norm before clipping.
+    fn clip_and_apply(
+        &mut self,
+        gradients: &mut Self::Gradients,
+        step: u64,
+        learning_rate: f64,
+        settings: &StepSettings,
+    ) -> Result<f32, StepError> {
+        let grad_norm = clip(self, gradients, step, settings.max_grad_norm)?;
+        let squares = self.apply(gradients, step, learning_rate, settings)?;
         if let Some(tensor) = first_not_finite(self, &squares) {
             return Err(StepError::Parameter { step, tensor });
         }
-        let tokens = rows.iter().map(|row| row.tokens().len()).sum();
-        Ok(StepReport { loss: loss / targets as f64, grad_norm, tokens, targets })
+        Ok(grad_norm)
+    }
+
+    /// The digest of the values of each trained tensor.
+    fn digests(&self) -> Result<Vec<Digest>, StepError> {
+        let all = 0..self.tensors().len();
+        all.map(|tensor| Ok(Digest::of_f32(&self.read(tensor, Stored::Value)?))).collect()
     }
 
     /// Loss and accuracy of rows; `micro_batch_size` does not affect the result.
@@ -151,23 +171,37 @@ fn clip<E: Engine + ?Sized>(
     max_norm: Option<f32>,
 ) -> Result<f32, StepError> {
     let squares = engine.sums_of_squares(gradients)?;
-    if let Some(tensor) = first_not_finite(engine, &squares) {
-        return Err(StepError::Gradient { step, tensor });
-    }
-    let total = sum(&squares).sqrt();
-    if !total.is_finite() {
-        return Err(StepError::Gradient { step, tensor: "all tensors together".to_string() });
-    }
-    if let Some(max_norm) = max_norm {
-        let ratio = max_norm / (total + 1e-6);
-        let coefficient = if ratio < 1.0 { ratio } else { 1.0 };
+    let (total, coefficient) = norm(engine, &squares, step, max_norm)?;
+    if let Some(coefficient) = coefficient {
         engine.scale(gradients, coefficient)?;
     }
     Ok(total)
 }
 
+/// The norm of all gradients from the sums of the squares of each, and the factor that clips it, if
+/// there is a largest norm.
+pub(crate) fn norm<E: Engine + ?Sized>(
+    engine: &E,
+    squares: &[f32],
+    step: u64,
+    max_norm: Option<f32>,
+) -> Result<(f32, Option<f32>), StepError> {
+    if let Some(tensor) = first_not_finite(engine, squares) {
+        return Err(StepError::Gradient { step, tensor });
+    }
+    let total = sum(squares).sqrt();
+    if !total.is_finite() {
+        return Err(StepError::Gradient { step, tensor: "all tensors together".to_string() });
+    }
+    let coefficient = max_norm.map(|max_norm| {
+        let ratio = max_norm / (total + 1e-6);
+        if ratio < 1.0 { ratio } else { 1.0 }
+    });
+    Ok((total, coefficient))
+}
+
 /// The name of the first tensor whose number is not finite.
-fn first_not_finite<E: Engine + ?Sized>(engine: &E, numbers: &[f32]) -> Option<String> {
+pub(crate) fn first_not_finite<E: Engine + ?Sized>(engine: &E, numbers: &[f32]) -> Option<String> {
     let mut named = engine.tensors().iter().zip(numbers);
     named.find(|(_, number)| !number.is_finite()).map(|(tensor, _)| tensor.name.clone())
 }

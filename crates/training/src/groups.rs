@@ -33,10 +33,11 @@ impl Groups {
         leaf: &mut impl FnMut(usize, Range<usize>) -> Result<T, E>,
         add: &mut impl FnMut(T, T) -> Result<T, E>,
     ) -> Result<Option<T>, E> {
-        self.node(0..self.groups, leaf, add)
+        self.reduce_node(0..self.groups, leaf, add)
     }
 
-    fn node<T, E>(
+    /// The same for a node of the tree.
+    pub fn reduce_node<T, E>(
         self,
         groups: Range<usize>,
         leaf: &mut impl FnMut(usize, Range<usize>) -> Result<T, E>,
@@ -48,8 +49,8 @@ impl Groups {
         let Some(middle) = middle(&groups) else {
             return leaf(groups.start, self.rows_of(groups.start)).map(Some);
         };
-        let left = self.node(groups.start..middle, leaf, add)?;
-        let right = self.node(middle..groups.end, leaf, add)?;
+        let left = self.reduce_node(groups.start..middle, leaf, add)?;
+        let right = self.reduce_node(middle..groups.end, leaf, add)?;
         Ok(match (left, right) {
             (Some(left), Some(right)) => Some(add(left, right)?),
             (left, right) => left.or(right),

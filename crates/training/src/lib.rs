@@ -18,6 +18,7 @@ pub mod model_folder;
 pub mod plan;
 pub mod prepare;
 mod quiet;
+pub mod ranks;
 pub mod row;
 pub mod run;
 pub mod schedule;

@@ -62,6 +62,9 @@ pub enum Event {
 pub struct Timing {
     pub seconds: f64,
     pub tokens_per_s: f64,
+    /// Of the seconds, those spent waiting for other ranks; None without any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub communication_s: Option<f64>,
 }
 
 /// The form in the file; fields come in this order. A number that is not finite is written as null
@@ -333,7 +336,7 @@ mod tests {
             epoch: 0.25,
             tokens: 512 * step,
             event,
-            timing: Some(Timing { seconds: 1.5, tokens_per_s: 9.0 }),
+            timing: Some(Timing { seconds: 1.5, tokens_per_s: 9.0, communication_s: None }),
         }
     }
 

@@ -4,6 +4,7 @@
 use crate::checkpoint::{self, ADAPTER_CONFIG, FINAL, Identity};
 use crate::config::{self, Adapter, EvalRows, Fields, Run, Steps};
 use crate::data::{self, DataConfig, DataError, Report, Variables};
+use crate::ranks::RankError;
 use crate::row::{self, Row};
 use crate::step::{StepError, StepSettings};
 use crate::targets;
@@ -32,9 +33,14 @@ pub enum RunError {
     Step(#[from] StepError),
     #[error(transparent)]
     Device(#[from] DeviceFailure),
+    #[error(transparent)]
+    Rank(#[from] RankError),
     #[error("{what}")]
     Refused { what: String, hint: &'static str },
-    /// A name in [adapter] that matches nothing in this model.
+    /// Files that should be the same and are not.
+    #[error("{what}")]
+    Differs { what: String, hint: &'static str },
+    /// A setting that does not go with the model or the ranks.
     #[error("{what}")]
     Target { what: String, hint: String },
 }
@@ -43,12 +49,13 @@ impl RunError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Config(error) => error.exit_code(),
+            Self::Rank(error) => error.exit_code(),
             Self::Refused { .. }
             | Self::Target { .. }
             | Self::Model(ModelError::Adapter(_) | ModelError::Family { .. }) => 2,
             Self::Data(error) => error.kind().exit_code(),
             Self::Model(ModelError::File(error)) | Self::File(error) => error.exit_code(),
-            Self::Model(_) => 8,
+            Self::Model(_) | Self::Differs { .. } => 8,
             Self::Checkpoint(error) => error.exit_code(),
             Self::Step(StepError::Device(_) | StepError::Tape(_) | StepError::Stage { .. }) | Self::Device(_) => 6,
             Self::Step(_) => 5,
@@ -75,7 +82,8 @@ impl RunError {
                 Some("config.json and the weights do not belong together: fetch both again from one place".to_string())
             }
             Self::Checkpoint(error) => error.hint().map(str::to_string),
-            Self::Refused { hint, .. } => Some((*hint).to_string()),
+            Self::Rank(error) => error.hint(),
+            Self::Refused { hint, .. } | Self::Differs { hint, .. } => Some((*hint).to_string()),
             Self::Target { hint, .. } => Some(hint.clone()),
             Self::Device(_) => Some("`isobit devices` lists what this machine has".to_string()),
             Self::Step(StepError::Loss { .. } | StepError::Gradient { .. } | StepError::Parameter { .. }) => {

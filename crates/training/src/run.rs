@@ -11,13 +11,15 @@ use crate::engine::{Engine, Stored};
 use crate::metrics::{Event, Metrics, Record, Timing};
 use crate::model_folder::{self, ModelFolder, Shapes};
 use crate::prepare::{Prepared, RunError, base_digest, step_settings, trained};
+use crate::ranks::shards::Shards;
+use crate::ranks::{Team, sharded, update};
 use crate::row::Row;
 use crate::schedule::Schedule;
 use crate::signal::Signal;
 use crate::step::{Evaluation, StepReport};
 use crate::tensorboard::EventFile;
 use crate::trainer::Trainer;
-use isobit_kernels::{Backend, float_state};
+use isobit_kernels::{Backend, Cpu, Path as CpuPath, float_state};
 use isobit_models::build::Settings;
 use isobit_models::{Trained, TrainedTensor, build, peft};
 use isobit_proof::FileError;
@@ -25,7 +27,7 @@ use isobit_proof::atomic::write_atomically;
 use isobit_proof::lock::Lock;
 use isobit_proof::safetensors::NamedTensor;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Observes a run. Nothing here changes a result.
 pub trait Watch {
@@ -35,6 +37,8 @@ pub trait Watch {
     /// Seconds since 1970, for TensorBoard.
     fn wall_seconds(&mut self) -> f64;
     fn step(&mut self, _step: u64, _report: &StepReport, _learning_rate: f64) {}
+    /// Seconds of the step before that were spent waiting for other ranks.
+    fn communicated(&mut self, _seconds: f64) {}
     /// A line was appended to the metrics.
     fn logged(&mut self, _record: &Record) {}
     fn evaluated(&mut self, _step: u64, _evaluation: &Evaluation, _best: bool) {}
@@ -59,38 +63,42 @@ pub enum Outcome {
     },
 }
 
-/// Trains on one device.
+/// Trains on one device, alone or with the other ranks of a team.
 pub fn train<B: Backend>(
     backend: B,
     prepared: &Prepared,
     start: Start,
+    team: &Team<'_>,
     watch: &mut dyn Watch,
 ) -> Result<Outcome, RunError> {
     let make = |settings: &Settings| {
         let built = build(&backend, &prepared.model, &prepared.weights, settings)?;
-        Ok(Trainer::new(backend, built))
+        let new = if is_sharded(&prepared.run, team) { Trainer::without_moments } else { Trainer::new };
+        Ok(new(backend, built))
     };
-    train_with(make, prepared, start, watch)
+    train_with(make, prepared, start, team, watch)
+}
+
+/// Whether each rank holds a shard of the optimizer state. That of an adapter is small.
+pub fn is_sharded(run: &Run, team: &Team<'_>) -> bool {
+    !team.is_alone() && !matches!(run.adapter, Adapter::Lora(_))
 }
 
 /// Trains in a folder that holds no run, or resumes from a checkpoint of this run. `make` builds
-/// the model once the folder is found to be usable.
+/// the model once the folder is found to be usable. Of a team, only rank 0 touches the folder.
 pub fn train_with<E: Engine>(
     make: impl FnOnce(&Settings) -> Result<E, RunError>,
     prepared: &Prepared,
     start: Start,
+    team: &Team<'_>,
     watch: &mut dyn Watch,
 ) -> Result<Outcome, RunError> {
     let run = &prepared.run;
-    let output = &run.output_dir;
-    examine(prepared, start)?;
-    std::fs::create_dir_all(output).map_err(|error| FileError::from_io("write", output, error))?;
-    let _lock = Lock::acquire(output)?;
-    // Check again, now that we hold the lock.
-    let from = examine(prepared, start)?;
-    checkpoint::clean(output, &prepared.identity, |name| match run.adapter {
-        Adapter::Lora(_) => [checkpoint::ADAPTER, checkpoint::ADAPTER_CONFIG].contains(&name),
-        Adapter::Full | Adapter::LastBlocks(_) => model_folder::may_hold(&run.base_model, name),
+    let mut lock = None;
+    let from = team.from_first(|| {
+        let (held, from) = claim(prepared, start)?;
+        lock = Some(held);
+        Ok(from)
     })?;
     let settings = Settings {
         trained: trained(run),
@@ -98,14 +106,71 @@ pub fn train_with<E: Engine>(
         positions: run.training.max_seq_length as usize,
         seed: run.seed,
     };
-    let mut state = State { engine: make(&settings)?, progress: Progress::start(prepared.identity.clone()) };
+    let engine = team.agree_on(make(&settings))?;
+    let shards = if is_sharded(run, team) { Some(team.agree_on(shards(&engine, team))?) } else { None };
+    let mut state = State { engine, shards, progress: Progress::start(prepared.identity.clone()) };
     let adapter_config = match &settings.trained {
         Trained::Lora(lora) => Some(peft::config_json(&lora.written(&prepared.model), &base_name(&run.base_model))),
         _ => None,
     };
-    let result = Final::new(&state, prepared, adapter_config.as_ref())?;
+    let result = first(team, || Final::new(&state, prepared, adapter_config.as_ref()))?;
+    if let Some(step) = from {
+        let opened = first(team, || open(prepared, step))?;
+        state.restore(opened.as_ref(), team)?;
+    }
+    let mut log = first(team, || begin(&state, prepared, from, start, watch))?;
+    let trained_count = state.engine.tensors().iter().map(TrainedTensor::length).sum();
+    watch.started(prepared, trained_count, state.progress.step);
+    let outcome = steps(&mut state, prepared, &mut log, adapter_config.as_ref(), team, watch)?;
+    if let Outcome::Finished { .. } = outcome {
+        let finish = |result: &Final<'_>| finish(&state, prepared, result);
+        team.agree_on(result.as_ref().map_or(Ok(()), finish))?;
+    }
+    team.end();
+    Ok(outcome)
+}
+
+/// This rank's part of the optimizer, on its host.
+fn shards<E: Engine>(engine: &E, team: &Team<'_>) -> Result<Shards, RunError> {
+    let cpu = Cpu::new(team.threads(), CpuPath::best()).map_err(|error| RunError::Refused {
+        what: error.to_string(),
+        hint: "ask for fewer threads, or raise the limits on memory and processes",
+    })?;
+    Ok(Shards::new(cpu, engine, team)?)
+}
+
+/// What only rank 0 does. If it fails, all ranks do.
+fn first<T>(team: &Team<'_>, make: impl FnOnce() -> Result<T, RunError>) -> Result<Option<T>, RunError> {
+    team.agree_on(if team.is_first() { make().map(Some) } else { Ok(None) })
+}
+
+/// Locks the folder and finds the step to resume from.
+fn claim(prepared: &Prepared, start: Start) -> Result<(Lock, Option<u64>), RunError> {
+    let run = &prepared.run;
+    let output = &run.output_dir;
+    examine(prepared, start)?;
+    std::fs::create_dir_all(output).map_err(|error| FileError::from_io("write", output, error))?;
+    let lock = Lock::acquire(output)?;
+    // Check again, now that we hold the lock.
+    let from = examine(prepared, start)?;
+    checkpoint::clean(output, &prepared.identity, |name| match run.adapter {
+        Adapter::Lora(_) => [checkpoint::ADAPTER, checkpoint::ADAPTER_CONFIG].contains(&name),
+        Adapter::Full | Adapter::LastBlocks(_) => model_folder::may_hold(&run.base_model, name),
+    })?;
+    Ok((lock, from))
+}
+
+/// The files that lines go to, in a folder that is ready for the first step.
+fn begin<E: Engine>(
+    state: &State<E>,
+    prepared: &Prepared,
+    from: Option<u64>,
+    start: Start,
+    watch: &mut dyn Watch,
+) -> Result<Log, RunError> {
+    let (run, output) = (&prepared.run, &prepared.run.output_dir);
     let metrics = if let Some(step) = from {
-        resume(&mut state, prepared, step, start)?
+        resume(state, prepared, step, start)?
     } else {
         checkpoint::begin(output)?;
         Metrics::create(output)?
@@ -118,13 +183,7 @@ pub fn train_with<E: Engine>(
         let folder = output.join("tensorboard");
         log.events = Some(EventFile::create(&folder, state.progress.step, watch.wall_seconds())?);
     }
-    let trained_count = state.engine.tensors().iter().map(TrainedTensor::length).sum();
-    watch.started(prepared, trained_count, state.progress.step);
-    let outcome = steps(&mut state, prepared, &mut log, adapter_config.as_ref(), watch)?;
-    if let Outcome::Finished { .. } = outcome {
-        finish(&state, prepared, &result)?;
-    }
-    Ok(outcome)
+    Ok(log)
 }
 
 /// The step to resume from. Reports who holds the folder before what is wrong with it: it may be
@@ -135,12 +194,17 @@ fn examine(prepared: &Prepared, start: Start) -> Result<Option<u64>, RunError> {
         .map_err(|error| Lock::in_use(output).map_or_else(|| error.into(), RunError::from))
 }
 
-/// Restores the run as it was after `step`. Checkpoints of later steps stay: the same steps produce
-/// them again, byte for byte.
-fn resume<E: Engine>(state: &mut State<E>, prepared: &Prepared, step: u64, start: Start) -> Result<Metrics, RunError> {
+/// Opens the checkpoint to resume from.
+fn open(prepared: &Prepared, step: u64) -> Result<Opened, RunError> {
+    let run = &prepared.run;
+    let opened = checkpoint::open(&checkpoint::folder_of(&run.output_dir, step), &prepared.identity);
+    opened.map_err(|error| with_changed_keys(error, run))
+}
+
+/// Takes the folder back to the restored `step`. Checkpoints of later steps stay: the same steps
+/// produce them again, byte for byte.
+fn resume<E: Engine>(state: &State<E>, prepared: &Prepared, step: u64, start: Start) -> Result<Metrics, RunError> {
     let (run, output) = (&prepared.run, &prepared.run.output_dir);
-    let opened = checkpoint::open(&checkpoint::folder_of(output, step), &prepared.identity);
-    state.restore(opened.map_err(|error| with_changed_keys(error, run))?)?;
     if start == Start::From(step) {
         // Before lines of the metrics are dropped: if killed in between, the run would miss them.
         checkpoint::go_back_to(output, step)?;
@@ -190,8 +254,9 @@ fn with_changed_keys(error: checkpoint::Error, run: &Run) -> RunError {
 fn steps<E: Engine>(
     state: &mut State<E>,
     prepared: &Prepared,
-    log: &mut Log,
+    log: &mut Option<Log>,
     adapter_config: Option<&serde_json::Value>,
+    team: &Team<'_>,
     watch: &mut dyn Watch,
 ) -> Result<Outcome, RunError> {
     let (run, total) = (&prepared.run, prepared.steps.total);
@@ -210,7 +275,13 @@ fn steps<E: Engine>(
         let (completed, begun) = (state.progress.step, watch.seconds());
         let rows = rows_of(prepared, &mut order, completed);
         let learning_rate = schedule.at(completed);
-        let report = state.engine.step(&rows, completed + 1, learning_rate, &settings)?;
+        let waited = team.seconds();
+        let State { engine, shards, .. } = state;
+        let report = match shards {
+            Some(shards) => sharded::step(engine, shards, team, &rows, completed + 1, learning_rate, &settings)?,
+            None => update::step(engine, team, &rows, completed + 1, learning_rate, &settings)?,
+        };
+        let waited = team.seconds() - waited;
         let step = completed + 1;
         state.progress.step = step;
         state.progress.epoch = step / prepared.steps.per_epoch;
@@ -218,23 +289,29 @@ fn steps<E: Engine>(
         state.progress.tokens_seen += report.tokens as u64;
         state.progress.loss_sum += report.loss;
         state.progress.loss_count += 1;
-        since_log.add(&report, watch.seconds() - begun);
+        since_log.add(&report, watch.seconds() - begun, (!team.is_alone()).then_some(waited));
         watch.step(step, &report, learning_rate);
+        watch.communicated(waited);
         if step.is_multiple_of(run.training.logging_steps.max(1)) || step == total {
-            log.append(&since_log.record(prepared, &state.progress, &report, learning_rate), watch)?;
+            if let Some(log) = log {
+                log.append(&since_log.record(prepared, &state.progress, &report, learning_rate), watch)?;
+            }
             since_log = SinceLog::default();
             (state.progress.loss_sum, state.progress.loss_count) = (0.0, 0);
         }
         let mut better = false;
         if run.has_eval() && run.eval.every.is_due(step, prepared.steps) {
-            better = evaluate(state, prepared, log, watch)?;
+            better = evaluate(state, prepared, log, team, watch)?;
         }
         let early = stops_early(&state.progress);
-        let signal = watch.stop();
+        let signal = if team.is_alone() { watch.stop() } else { team.signal() };
         let kept = is_kept(prepared, step, better);
         if kept || early || signal.is_some() {
             let only_signal = !(kept || early);
-            watch.saved(&save(state, prepared, log, adapter_config, kept, only_signal)?);
+            let moments = state.shards.as_ref().map(|shards| shards.gather_moments(team)).transpose()?;
+            let save = |log: &mut Log| save(state, prepared, log, moments, adapter_config, (kept, only_signal));
+            team.agree_on(log.as_mut().map_or(Ok(()), save))?;
+            watch.saved(&checkpoint::folder_of(&run.output_dir, step));
         }
         if early {
             return Ok(Outcome::Finished { step, early });
@@ -246,26 +323,26 @@ fn steps<E: Engine>(
     Ok(Outcome::Finished { step: state.progress.step, early: false })
 }
 
-/// Saves the state and returns the checkpoint's folder. Only a `kept` checkpoint can be the best;
-/// one requested only by a signal is removed later.
+/// Saves the state. Only a `kept` checkpoint can be the best; one requested only by a signal is
+/// removed later.
 fn save<E: Engine>(
     state: &mut State<E>,
     prepared: &Prepared,
     log: &mut Log,
+    moments: Option<[Vec<Vec<f32>>; 2]>,
     adapter_config: Option<&serde_json::Value>,
-    kept: bool,
-    only_signal: bool,
-) -> Result<PathBuf, RunError> {
+    (kept, only_signal): (bool, bool),
+) -> Result<(), RunError> {
     let (run, step) = (&prepared.run, state.progress.step);
     log.metrics.sync()?;
     state.progress.metrics = Some(log.metrics.digest());
     checkpoint::announce(&run.output_dir, step, only_signal)?;
-    let folder = checkpoint::save(&run.output_dir, &state.snapshot()?, adapter_config)?;
+    checkpoint::save(&run.output_dir, &state.snapshot(moments)?, adapter_config)?;
     if let Some(best) = state.progress.best.filter(|best| kept && best.step == step) {
         checkpoint::mark_best(&run.output_dir, step, best.metric)?;
     }
     checkpoint::prune(&run.output_dir, run.training.save_total_limit, &prepared.identity)?;
-    Ok(folder)
+    Ok(())
 }
 
 /// Whether the config alone makes a checkpoint due after `step`. One requested only by a signal is
@@ -286,20 +363,25 @@ fn rows_of<'a>(prepared: &'a Prepared, order: &mut EpochOrder, completed: u64) -
 fn evaluate<E: Engine>(
     state: &mut State<E>,
     prepared: &Prepared,
-    log: &mut Log,
+    log: &mut Option<Log>,
+    team: &Team<'_>,
     watch: &mut dyn Watch,
 ) -> Result<bool, RunError> {
     float_state::restore();
     let begun = watch.seconds();
     let rows: Vec<&Row> = prepared.eval.iter().collect();
     let micro = prepared.run.eval.micro_batch_size.max(1) as usize;
-    let evaluation = state.engine.evaluate(&rows, prepared.run.profile, micro)?;
+    let waited = team.seconds();
+    let evaluation = update::evaluate(&state.engine, team, &rows, prepared.run.profile, micro)?;
+    let waited = (!team.is_alone()).then(|| team.seconds() - waited);
     let better = state.progress.take_eval(evaluation.loss());
     let tokens: usize = rows.iter().map(|row| row.tokens().len()).sum();
     let event =
         Event::Eval { loss: evaluation.loss(), accuracy: evaluation.accuracy(), tokens: evaluation.targets as u64 };
-    let timing = timing(watch.seconds() - begun, tokens);
-    log.append(&record(prepared, &state.progress, event, timing), watch)?;
+    let timing = timing(watch.seconds() - begun, tokens, waited);
+    if let Some(log) = log {
+        log.append(&record(prepared, &state.progress, event, timing), watch)?;
+    }
     watch.evaluated(state.progress.step, &evaluation, better);
     Ok(better)
 }
@@ -410,32 +492,61 @@ fn base_name(folder: &Path) -> String {
 /// Everything that can change during a run.
 struct State<E: Engine> {
     engine: E,
+    /// The optimizer state, where ranks share it.
+    shards: Option<Shards>,
     progress: Progress,
 }
 
 impl<E: Engine> State<E> {
-    fn snapshot(&self) -> Result<Snapshot, RunError> {
+    /// `moments` are those of all tensors if the engine does not hold them.
+    fn snapshot(&self, mut moments: Option<[Vec<Vec<f32>>; 2]>) -> Result<Snapshot, RunError> {
         let (mut weights, mut moments1, mut moments2) = (Vec::new(), Vec::new(), Vec::new());
         for (at, tensor) in self.engine.tensors().iter().enumerate() {
             weights.extend(tensor.to_file(self.engine.read(at, Stored::Value)?));
-            moments1.extend(tensor.to_file(self.engine.read(at, Stored::Moment(0))?));
-            moments2.extend(tensor.to_file(self.engine.read(at, Stored::Moment(1))?));
+            let mut moment = |order: usize| match &mut moments {
+                Some(gathered) => Ok(std::mem::take(&mut gathered[order][at])),
+                None => self.engine.read(at, Stored::Moment(order)),
+            };
+            moments1.extend(tensor.to_file(moment(0)?));
+            moments2.extend(tensor.to_file(moment(1)?));
         }
         Ok(Snapshot { step: self.progress.step, weights, moments1, moments2, progress: self.progress.clone() })
     }
 
-    /// Restores one tensor at a time, in place: nothing is held twice.
-    fn restore(&mut self, opened: Opened) -> Result<(), RunError> {
+    /// Restores one tensor at a time, in place: nothing is held twice. Rank 0 reads the checkpoint
+    /// and sends it to the others.
+    fn restore(&mut self, opened: Option<&Opened>, team: &Team<'_>) -> Result<(), RunError> {
+        let mut restored = Ok(());
         for at in 0..self.engine.tensors().len() {
-            for order in 0..2 {
-                let find = |name: &str, shape: &[usize]| opened.moment(order, name, shape);
-                let values = self.engine.tensors()[at].from_file(find)?;
-                self.engine.write(at, Stored::Moment(order), values)?;
+            for which in [Stored::Moment(0), Stored::Moment(1), Stored::Value] {
+                let tensor = &self.engine.tensors()[at];
+                let read = |opened: &Opened| -> Result<Vec<f32>, RunError> {
+                    Ok(tensor.from_file(|name, shape| match which {
+                        Stored::Moment(order) => opened.moment(order, name, shape),
+                        Stored::Value => opened.weight(name, shape),
+                    })?)
+                };
+                match team.share_first(opened.map(read)) {
+                    // A rank that cannot write still takes part in what follows.
+                    Ok(values) => restored = restored.and(self.put(at, which, values)),
+                    Err(error) => return team.agree_on(Err(error)),
+                }
             }
-            let values = self.engine.tensors()[at].from_file(|name, shape| opened.weight(name, shape))?;
-            self.engine.write(at, Stored::Value, values)?;
         }
-        self.progress = opened.progress;
+        let engine = &self.engine;
+        let read = |shards: &mut Shards| shards.read_values(engine).map_err(RunError::from);
+        team.agree_on(restored.and_then(|()| self.shards.as_mut().map_or(Ok(()), read)))?;
+        let progress = || opened.map(|opened| opened.progress.clone()).expect("rank 0 has opened it");
+        self.progress = team.from_first(|| Ok(progress()))?;
+        Ok(())
+    }
+
+    /// Overwrites a tensor, or this rank's part of it.
+    fn put(&mut self, tensor: usize, which: Stored, values: Vec<f32>) -> Result<(), RunError> {
+        match (which, &mut self.shards) {
+            (Stored::Moment(order), Some(shards)) => shards.write_moment(tensor, order, &values),
+            _ => self.engine.write(tensor, which, values)?,
+        }
         Ok(())
     }
 }
@@ -463,23 +574,26 @@ impl Log {
 struct SinceLog {
     seconds: f64,
     tokens: usize,
+    /// Of the seconds, those spent waiting for other ranks; None without any.
+    communication: Option<f64>,
 }
 
 impl SinceLog {
-    fn add(&mut self, report: &StepReport, seconds: f64) {
+    fn add(&mut self, report: &StepReport, seconds: f64, communication: Option<f64>) {
         self.seconds += seconds;
         self.tokens += report.tokens;
+        self.communication = communication.map(|more| self.communication.unwrap_or(0.0) + more);
     }
 
     fn record(&self, prepared: &Prepared, progress: &Progress, last: &StepReport, learning_rate: f64) -> Record {
         let loss = progress.loss_sum / progress.loss_count as f64;
         let event = Event::Train { loss, learning_rate, grad_norm: f64::from(last.grad_norm) };
-        record(prepared, progress, event, timing(self.seconds, self.tokens))
+        record(prepared, progress, event, timing(self.seconds, self.tokens, self.communication))
     }
 }
 
-fn timing(seconds: f64, tokens: usize) -> Timing {
-    Timing { seconds, tokens_per_s: if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 } }
+fn timing(seconds: f64, tokens: usize, communication_s: Option<f64>) -> Timing {
+    Timing { seconds, tokens_per_s: if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 }, communication_s }
 }
 
 fn record(prepared: &Prepared, progress: &Progress, event: Event, timing: Timing) -> Record {

@@ -30,6 +30,10 @@ impl Signal {
         }
     }
 
+    pub(crate) fn from_exit_code(code: u8) -> Option<Self> {
+        [Self::Interrupt, Self::Terminate, Self::HangUp].into_iter().find(|signal| signal.exit_code() == code)
+    }
+
     /// The name shown to users.
     pub const fn name(self) -> &'static str {
         match self {
@@ -53,8 +57,7 @@ static WAITING: AtomicBool = AtomicBool::new(false);
 
 /// The first signal received, if any.
 pub fn requested() -> Option<Signal> {
-    let code = REQUESTED.load(Ordering::Relaxed);
-    [Signal::Interrupt, Signal::Terminate, Signal::HangUp].into_iter().find(|signal| signal.exit_code() == code)
+    Signal::from_exit_code(REQUESTED.load(Ordering::Relaxed))
 }
 
 /// Records a signal: the first requests a clean end; true for the second.
@@ -78,6 +81,14 @@ pub fn install() -> std::io::Result<()> {
             unix::install(libc::SIGHUP, unix::stop)?;
         }
     }
+    Ok(())
+}
+
+/// Also handles SIGUSR1, as SIGTERM: `mpirun` passes it on to its ranks, but stops them for good
+/// soon after any of the others.
+pub fn install_forwarded() -> std::io::Result<()> {
+    #[cfg(unix)]
+    unix::install(libc::SIGUSR1, unix::stop)?;
     Ok(())
 }
 
@@ -144,7 +155,7 @@ mod unix {
 
     pub(super) extern "C" fn stop(number: libc::c_int) {
         let signal = match number {
-            libc::SIGTERM => Signal::Terminate,
+            libc::SIGTERM | libc::SIGUSR1 => Signal::Terminate,
             libc::SIGHUP => Signal::HangUp,
             _ => Signal::Interrupt,
         };

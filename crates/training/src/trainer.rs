@@ -6,10 +6,12 @@ use crate::row::Row;
 use crate::step::{Evaluated, Losses, StepError, StepSettings, Update};
 use isobit_autograd::{Balance, Gradients, Memory, ParameterId, Parameters, Tape};
 use isobit_kernels::Backend;
-use isobit_kernels::op::{AdamWTensor, AdamWUpdate, IGNORED, Scale, SumSquares};
+use isobit_kernels::backend::BegunDigest;
+use isobit_kernels::op::{AdamWTensor, AdamWUpdate, AnyBuffer, IGNORED, Scale, SumSquares};
 use isobit_kernels::tensor::F32;
 use isobit_models::{Built, Model, TrainedTensor};
 use isobit_numerics::adamw::AdamW;
+use isobit_numerics::digest::Digest;
 use isobit_numerics::slices::Profile;
 use std::ops::Range;
 
@@ -28,13 +30,19 @@ pub struct Trainer<B: Backend> {
 
 impl<B: Backend> Trainer<B> {
     pub fn new(backend: B, built: Built<B>) -> Self {
+        let zeros = |length: usize| [(); 2].map(|()| backend.zeros(length));
+        let own = built.parameters.iter().filter(|(id, _)| Some(*id) != built.model.table_copy);
+        let moments = own.map(|(_, parameter)| zeros(parameter.length())).collect();
+        Self { moments, ..Self::without_moments(backend, built) }
+    }
+
+    /// Without optimizer state: ranks keep it in shards. Such an engine does not apply updates.
+    pub fn without_moments(backend: B, built: Built<B>) -> Self {
         let Built { model, parameters } = built;
         let own = || parameters.iter().filter(|(id, _)| Some(*id) != model.table_copy);
-        let zeros = |length: usize| [(); 2].map(|()| backend.zeros(length));
-        let moments = own().map(|(_, parameter)| zeros(parameter.length())).collect();
         let tensors = own().map(|(id, parameter)| model.trained_tensor(id, parameter)).collect();
         let ids = own().map(|(id, _)| id).collect();
-        Self { memory: Memory::new(), backend, model, parameters, moments, tensors, ids }
+        Self { memory: Memory::new(), backend, model, parameters, moments: Vec::new(), tensors, ids }
     }
 
     /// Peak bytes of activations and workspace.
@@ -198,6 +206,13 @@ impl<B: Backend> Engine for Trainer<B> {
         };
         self.backend.overwrite(buffer, &values);
         Ok(())
+    }
+
+    fn digests(&self) -> Result<Vec<Digest>, StepError> {
+        let values = self.parameters.iter().map(|(_, parameter)| &parameter.value);
+        // All are begun before the first is waited for.
+        let begun: Vec<_> = values.map(|value| BegunDigest::new(&self.backend, AnyBuffer::F32(value))).collect();
+        begun.iter().map(|digest| Ok(digest.finish(&self.backend)?)).collect()
     }
 }
 

@@ -143,7 +143,7 @@ fn measure_stages(subject: &Subject, arguments: &Arguments) -> Result<(), Failur
     let stages = Split::equal(subject.devices.clone(), &subject.model)?.stages()?;
     std::thread::scope(|scope| {
         let model = Divided { config: &subject.model, source: &*subject.source };
-        let engine = Stages::new(scope, model, &subject.settings, stages).map_err(|error| failed(&error))?;
+        let engine = Stages::new(scope, model, &subject.settings, true, stages).map_err(|error| failed(&error))?;
         measure(engine, |_| None, subject, arguments, &Times::default())
     })
 }

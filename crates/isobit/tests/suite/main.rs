@@ -28,6 +28,7 @@ mod models;
 mod pipes;
 mod plan;
 mod quantized;
+mod ranks;
 mod refusals;
 mod resume;
 mod snapshots;

@@ -240,7 +240,8 @@ pub(crate) fn finished(output: std::process::Output) -> Ran {
     ran
 }
 
-fn train_arguments(output: &str, more: &[&str]) -> Vec<String> {
+/// `train config.toml` into `output`, with more arguments or `key=value` overrides.
+pub(crate) fn train_arguments(output: &str, more: &[&str]) -> Vec<String> {
     let mut arguments: Vec<String> = ["train", "config.toml", "--set"].map(str::to_string).to_vec();
     arguments.push(format!("output_dir={output}"));
     for argument in more {

@@ -3,7 +3,7 @@
 //! printed.
 
 use super::key::{Key, Section};
-use super::run::{Adapter, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler, Warmup};
+use super::run::{Adapter, Device, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler, Warmup};
 use super::value::Value;
 use isobit_models::Targets;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +13,9 @@ use std::path::Path;
 type Lines = BTreeMap<&'static str, Value>;
 
 impl Run {
+    /// The key that says how many groups of rows an update has.
+    pub const GROUPS: &'static str = "training.gradient_groups";
+
     /// The resolved config; parsing it gives this run again.
     pub fn to_toml(&self) -> String {
         let mut out = String::new();
@@ -60,6 +63,14 @@ impl Run {
         let mut all = self.keys(true);
         all.insert("training.rows_per_update".to_string(), self.rows_per_update().to_string());
         all
+    }
+
+    /// Dotted keys and values that must be the same on all ranks: those that influence the result,
+    /// and those that decide when something is saved.
+    pub fn keys_of_ranks(&self) -> BTreeMap<String, String> {
+        let saves = |key: &String| key.starts_with("training.save_s");
+        let others = self.keys(false).into_iter().filter(|(key, _)| saves(key));
+        self.influences().into_iter().chain(others).collect()
     }
 
     /// Dotted keys and values: those that influence the result, or the others.
@@ -137,12 +148,17 @@ fn top(run: &Run) -> Lines {
         ("device", if let [device] = &devices[..] { text(device) } else { Value::texts(&devices) }),
         ("output_dir", path(&run.output_dir)),
         ("profile", text(run.profile.name())),
+        ("rank_timeout", whole(run.rank_timeout)),
         ("report_to_tensorboard", Value::Switch(run.report_to_tensorboard)),
         ("seed", whole(run.seed)),
         ("threads", whole(run.threads)),
     ]);
     if !run.device_layers.is_empty() {
         lines.insert("device_map", Value::List(run.device_layers.iter().map(|&layers| whole(layers)).collect()));
+    }
+    if !run.devices_by_rank.is_empty() {
+        let of_rank = |devices: &Vec<Device>| devices.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        lines.insert("devices_by_rank", Value::texts(&run.devices_by_rank.iter().map(of_rank).collect::<Vec<_>>()));
     }
     lines
 }

@@ -13,6 +13,11 @@ use isobit_kernels::cpu::pool::THREADS_MAX;
 use isobit_numerics::slices::Profile;
 use std::path::PathBuf;
 
+/// BOUND: a week, in seconds.
+const RANK_TIMEOUT_MAX: u64 = 7 * 24 * 3600;
+/// BOUND: ranks with devices of their own.
+const RANKS_MAX: usize = 65_536;
+
 /// BOUND: devices that layers are split over.
 const DEVICES_MAX: usize = 64;
 
@@ -42,6 +47,8 @@ pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
         profile: profile(&top)?,
         threads: top.whole("threads", 0..=THREADS_MAX as u64)? as u32,
         data_workers: top.whole("data_workers", 1..=1024)? as u32,
+        rank_timeout: top.whole("rank_timeout", 1..=RANK_TIMEOUT_MAX)? as u32,
+        devices_by_rank: devices_by_rank(&top)?,
         date: date(&top)?,
         report_to_tensorboard: top.switch("report_to_tensorboard"),
         eval: eval(&section(Section::Eval), training.micro_batch_size)?,
@@ -103,6 +110,18 @@ fn device_layers(top: &Table<'_>, devices: &[Device]) -> Result<Vec<u32>, Error>
     };
     let layers: Option<Vec<u32>> = counts.iter().map(layers).collect();
     layers.ok_or_else(|| entry.invalid("every device has at least one layer", "leave out a device without layers"))
+}
+
+/// The devices of each rank: a device, or several with commas between them.
+fn devices_by_rank(top: &Table<'_>) -> Result<Vec<Vec<Device>>, Error> {
+    let Some(entry) = top.get("devices_by_rank") else { return Ok(Vec::new()) };
+    let names = entry.texts();
+    let of_rank = |names: &String| names.split(',').map(|name| device(name.trim())).collect::<Option<Vec<Device>>>();
+    let all: Option<Vec<Vec<Device>>> = names.iter().map(of_rank).collect();
+    let all = all.filter(|all| all.len() <= RANKS_MAX && all.iter().all(|devices| devices.len() <= DEVICES_MAX));
+    all.ok_or_else(|| {
+        entry.invalid("not a list of devices", "one entry per rank: devices_by_rank = [\"cuda:0\", \"cpu\"]")
+    })
 }
 
 /// `opencl:1`, or `opencl` for the first device.

@@ -23,6 +23,10 @@ pub struct Run {
     /// 0: every core of the machine.
     pub threads: u32,
     pub data_workers: u32,
+    /// Seconds after which a rank that does not answer counts as lost.
+    pub rank_timeout: u32,
+    /// The devices of each rank; empty: `devices`, on every rank.
+    pub devices_by_rank: Vec<Vec<Device>>,
     /// `YYYY-MM-DD`, for chat templates.
     pub date: String,
     pub report_to_tensorboard: bool,

@@ -89,11 +89,13 @@ impl Drop for StageGradients {
 }
 
 impl Stages {
-    /// Starts a thread per device; each opens its device and builds its part of the model.
+    /// Starts a thread per device; each opens its device and builds its part of the model, with
+    /// optimizer state or without it.
     pub fn new<'scope, 'env>(
         scope: &'scope Scope<'scope, 'env>,
         model: Divided<'env>,
         settings: &Settings,
+        with_moments: bool,
         devices: Vec<StageDevice>,
     ) -> Result<Self, RunError> {
         let counts: Vec<usize> = devices.iter().map(|device| device.layers).collect();
@@ -105,6 +107,7 @@ impl Stages {
                 config: model.config,
                 source: model.source,
                 settings: settings.clone(),
+                with_moments,
                 part,
                 behind: counts.len() - 1 - at,
                 commands: orders,

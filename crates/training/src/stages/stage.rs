@@ -117,6 +117,8 @@ pub struct Stage<'a> {
     pub(crate) config: &'a Config,
     pub(crate) source: &'a (dyn WeightSource + Sync),
     pub(crate) settings: Settings,
+    /// Whether it holds the optimizer state of its tensors.
+    pub(crate) with_moments: bool,
     pub(crate) part: Part,
     /// Stages behind this one.
     pub(crate) behind: usize,
@@ -130,7 +132,8 @@ impl Stage<'_> {
         let built = build_part(&backend, self.config, self.source, &self.settings, &self.part);
         let mut worker = match built {
             Ok(built) => {
-                Worker { trainer: Trainer::new(backend, built), behind: self.behind, gradients: BTreeMap::new() }
+                let new = if self.with_moments { Trainer::new } else { Trainer::without_moments };
+                Worker { trainer: new(backend, built), behind: self.behind, gradients: BTreeMap::new() }
             }
             Err(error) => {
                 // Nobody waits for it any more if another stage failed first.

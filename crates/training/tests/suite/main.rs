@@ -15,6 +15,8 @@ mod experts;
 mod hard_to_route;
 mod laws;
 mod plan;
+mod ranks;
+mod ranks_ground;
 mod reference;
 mod resume_memory;
 mod short_runs;

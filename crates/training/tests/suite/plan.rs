@@ -147,7 +147,7 @@ fn stages_against_buffers() {
             buffer::forget_held_bytes_peak();
             let (held, peak) = std::thread::scope(|scope| {
                 let divided = Divided { config: &config, source: &source };
-                let mut stages = Stages::new(scope, divided, &settings, on_cpus(counts)).expect("stages");
+                let mut stages = Stages::new(scope, divided, &settings, true, on_cpus(counts)).expect("stages");
                 for number in 1..=2 {
                     stages.step(&all, number, 1e-3, &step).expect("a step");
                 }

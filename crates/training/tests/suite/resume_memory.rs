@@ -12,6 +12,7 @@ use isobit_training::checkpoint::Start;
 use isobit_training::config;
 use isobit_training::plan::{longest_rows, memory};
 use isobit_training::prepare::{prepare, step_settings, trained};
+use isobit_training::ranks::Team;
 use isobit_training::row::Row;
 use isobit_training::run::{Outcome, Watch, train};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -123,7 +124,7 @@ fn resumed_against_plan() {
     let run = config::read(&at("run.toml"), &[]).expect("a config").run;
     let prepared = prepare(run).expect("a run");
     let cpu = || Cpu::new(1, CpuPath::best()).expect("a thread");
-    train(cpu(), &prepared, Start::New, &mut Silent).expect("trained");
+    train(cpu(), &prepared, Start::New, &Team::alone(), &mut Silent).expect("trained");
 
     let settings = Settings { trained: trained(&prepared.run), profile: prepared.run.profile, positions: 16, seed: 0 };
     let rows = longest_rows(1, 16);
@@ -144,7 +145,7 @@ fn resumed_against_plan() {
     // tensor of `final` at a time.
     let before = HELD.load(Ordering::Relaxed);
     MOST.store(before, Ordering::Relaxed);
-    let outcome = train(cpu(), &prepared, Start::Resume, &mut Silent).expect("resumed");
+    let outcome = train(cpu(), &prepared, Start::Resume, &Team::alone(), &mut Silent).expect("resumed");
     assert_eq!(outcome, Outcome::Finished { step: 1, early: false });
     let most = MOST.load(Ordering::Relaxed) - before;
     // Beside the tensors: buffers of files and the threads' own, whatever the size of the model.

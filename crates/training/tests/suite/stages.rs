@@ -81,7 +81,7 @@ impl Subject {
     fn on<R>(&self, devices: Vec<StageDevice>, work: impl FnOnce(&mut Stages) -> R) -> R {
         std::thread::scope(|scope| {
             let model = Divided { config: &self.config, source: &self.weights };
-            let stages = Stages::new(scope, model, &self.settings, devices);
+            let stages = Stages::new(scope, model, &self.settings, true, devices);
             work(&mut stages.unwrap_or_else(|error| panic!("stages: {error}")))
         })
     }
@@ -352,7 +352,7 @@ fn a_device_that_does_not_open_is_named() {
     let error = |device: StageDevice| {
         std::thread::scope(|scope| {
             let model = Divided { config: &subject.config, source: &subject.weights };
-            let made = Stages::new(scope, model, &subject.settings, vec![on_cpu(1), device]);
+            let made = Stages::new(scope, model, &subject.settings, true, vec![on_cpu(1), device]);
             made.err().expect("a device that does not open").to_string()
         })
     };

@@ -1,0 +1,105 @@
+//! `isobit train` on several ranks: whether a launcher started this process as one of them, what
+//! each computes on, and how they end together.
+
+use crate::Failure;
+use crate::backend::{self, cores};
+use crate::failure::failed;
+use isobit_kernels::gpu::Api;
+use isobit_training::config::{Device, Run};
+use isobit_training::prepare::RunError;
+use isobit_training::ranks::launch::Launch;
+use isobit_training::ranks::{Alone, Elsewhere, RankError, Team, World};
+
+/// The processes of this run: usually this one alone.
+pub(crate) fn world() -> Result<Box<dyn World>, Failure> {
+    #[expect(clippy::disallowed_methods, reason = "launchers say here how many processes they started")]
+    let launch = Launch::from(|name| std::env::var(name).ok());
+    match launch.filter(Launch::is_shared) {
+        Some(launch) => connected(&launch),
+        None => Ok(Box::new(Alone)),
+    }
+}
+
+/// Who started how many processes.
+fn started(launch: &Launch) -> String {
+    let count = launch.size.map_or("this process as one of several".to_string(), |size| format!("{size} processes"));
+    format!("{} started {count}", launch.launcher)
+}
+
+#[cfg(not(feature = "mpi"))]
+fn connected(launch: &Launch) -> Result<Box<dyn World>, Failure> {
+    Err(Failure::usage(
+        format!("{}, but this program is built without MPI: each would train alone", started(launch)),
+        "install an MPI and libclang (Debian: `apt install libopenmpi-dev openmpi-bin libclang-dev`) and build with \
+         `cargo install --path crates/isobit --features mpi`, or start one process",
+    ))
+}
+
+#[cfg(feature = "mpi")]
+fn connected(launch: &Launch) -> Result<Box<dyn World>, Failure> {
+    let hint = "start it with the `mpirun` of the MPI that it was built with; `ldd` on the program names that MPI";
+    let world = isobit_training::ranks::mpi::Mpi::start().map_err(|why| Failure::device(why, hint))?;
+    if launch.size.is_some_and(|size| size != world.size()) {
+        let message = format!("{}, but MPI connects {} of them", started(launch), world.size());
+        return Err(Failure::usage(message, hint));
+    }
+    Ok(Box::new(world))
+}
+
+/// The config as this rank runs it: with its own device and its share of the cores.
+pub(crate) fn of_rank(run: &Run, world: &dyn World) -> Result<Run, Failure> {
+    let mut run = run.clone();
+    if !run.devices_by_rank.is_empty() {
+        let (named, size) = (run.devices_by_rank.len(), world.size());
+        if named != size {
+            let message = format!("`devices_by_rank` names the devices of {named} ranks, but there are {size}");
+            return Err(Failure::usage(message, "name one entry per rank, or only `device`"));
+        }
+        run.devices = run.devices_by_rank[world.rank()].clone();
+    }
+    let neighbours = world.neighbours();
+    if run.devices == [Device::Auto] && neighbours.count > 1 {
+        // Each rank of a machine gets a card of its own, as far as there are cards.
+        run.devices = vec![backend::card(neighbours.index).map_or(Device::Cpu, |card| {
+            let index = card.index as u32;
+            match card.api {
+                Api::Cuda => Device::Cuda(index),
+                Api::Hip => Device::Hip(index),
+                Api::OpenCl => Device::OpenCl(index),
+            }
+        })];
+    }
+    if run.threads == 0 && neighbours.sharing > 1 {
+        run.threads = (cores().unwrap_or(1) / neighbours.sharing).max(1) as u32;
+    }
+    Ok(run)
+}
+
+/// A failure of this rank in the form that others hear of.
+pub(crate) fn shared(failure: &Failure, rank: usize) -> RunError {
+    let Failure { code, message, hint } = failure;
+    RankError::Elsewhere(Elsewhere { rank, code: *code, what: message.clone(), hint: hint.clone() }).into()
+}
+
+/// What this rank says about an error. One that another rank reports is only an exit code here.
+pub(crate) fn said(error: &RunError, team: &Team<'_>) -> Failure {
+    let failure = match error {
+        RunError::Rank(RankError::Elsewhere(elsewhere)) => {
+            let Elsewhere { rank, code, what, hint } = elsewhere.clone();
+            if rank != team.rank() {
+                return Failure { code, message: String::new(), hint: None };
+            }
+            Failure { code, message: what, hint }
+        }
+        RunError::Rank(RankError::Aborted { code }) => {
+            return Failure { code: *code, message: String::new(), hint: None };
+        }
+        other => failed(other),
+    };
+    // What rank 0 says is said for all.
+    if team.is_first() {
+        failure
+    } else {
+        Failure { message: format!("rank {}: {}", team.rank(), failure.message), ..failure }
+    }
+}

@@ -1,0 +1,162 @@
+//! Law 9 from the outside: `mpirun isobit train` with any number of ranks is the run of one
+//! process. Needs a program built with `--features mpi`, and `mpirun`; a program without MPI must
+//! refuse to be one of several.
+
+use crate::model_folder::{Folder, Shape};
+
+/// A launcher's variables are enough: each of the processes would take itself for the only one.
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn a_program_without_mpi_is_not_one_of_several() {
+    let folder = Folder::new(Shape::TINY);
+    let train = |variables: &[(&str, &str)]| {
+        let mut command = folder.command(&["train", "config.toml", "-q", "--set", "output_dir=out"]);
+        crate::model_folder::finished(command.envs(variables.iter().copied()).output().expect("the program starts"))
+    };
+    for (variables, who) in [
+        (&[("OMPI_COMM_WORLD_SIZE", "4"), ("PMIX_RANK", "0")][..], "mpirun started 4 processes"),
+        (&[("PMI_SIZE", "2")], "mpiexec started 2 processes"),
+        (&[("SLURM_STEP_NUM_TASKS", "3")], "srun started 3 processes"),
+        (&[("PMIX_RANK", "0")], "as one of several"),
+    ] {
+        train(variables).says(2, &[who, "built without MPI", "libopenmpi-dev", "--features mpi"]);
+        assert!(!folder.has("out"), "{who}");
+    }
+    // One process is no team, and a batch script starts its commands once.
+    assert_eq!(train(&[("OMPI_COMM_WORLD_SIZE", "1"), ("SLURM_NTASKS", "8")]).code, 0);
+}
+
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn ranks() {
+    let why = "the program is built without `--features mpi`".to_string();
+    isobit_conformance::skip("ranks", &[("mpi".to_string(), why)]);
+}
+
+#[cfg(feature = "mpi")]
+mod mpi {
+    use super::*;
+    use crate::model_folder::{Ran, finished, train_arguments};
+    use std::process::{Child, Command, Stdio};
+    use std::time::Duration;
+
+    /// Groups for up to four ranks.
+    const GROUPS: [&str; 4] = ["gradient_groups=4", "threads=1", "max_steps=6", "save_steps=2"];
+    const LONG: [&str; 5] = ["gradient_groups=4", "threads=1", "max_steps=60", "save_steps=3", "logging_steps=1"];
+
+    /// True if `mpirun` is there; otherwise the test is skipped.
+    fn is_there(test: &str) -> bool {
+        let found = Command::new("mpirun").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let missing = found.err().map(|error| ("mpi".to_string(), format!("mpirun does not start: {error}")));
+        isobit_conformance::skip(test, &missing.clone().into_iter().collect::<Vec<_>>());
+        missing.is_none()
+    }
+
+    /// `mpirun -n RANKS isobit train`, while it runs.
+    fn started(folder: &Folder, ranks: usize, output: &str, more: &[&str]) -> Child {
+        let program = train_arguments(output, more);
+        let mut command = Command::new("mpirun");
+        command.args(["--oversubscribe", "-n", &ranks.to_string(), env!("CARGO_BIN_EXE_isobit")]).args(program);
+        command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        command.current_dir(folder.path("")).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("mpirun starts")
+    }
+
+    fn ended(child: Child) -> Ran {
+        finished(child.wait_with_output().expect("it ends"))
+    }
+
+    #[track_caller]
+    fn trained(folder: &Folder, ranks: usize, output: &str, more: &[&str]) {
+        let ran = ended(started(folder, ranks, output, more));
+        assert_eq!(ran.code, 0, "{ranks} ranks: {}", ran.err);
+    }
+
+    /// Waits until the run has written so many lines of metrics.
+    fn at_step(folder: &Folder, ranks: usize, output: &str, more: &[&str], step: usize) -> Child {
+        let child = started(folder, ranks, output, more);
+        let metrics = folder.path(&format!("{output}/metrics.jsonl"));
+        for _ in 0..20_000 {
+            if std::fs::read_to_string(&metrics).unwrap_or_default().lines().count() >= step {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child
+    }
+
+    /// Sends a signal to one rank of a run, by its process id.
+    fn signal(launcher: &Child, rank: usize, name: &str) {
+        let wanted = format!("OMPI_COMM_WORLD_RANK={rank}");
+        let parent = format!("PPid:\t{}\n", launcher.id());
+        let processes = std::fs::read_dir("/proc").expect("processes").filter_map(Result::ok);
+        let of_rank = processes.map(|entry| entry.path()).find(|process| {
+            let read = |name: &str| std::fs::read(process.join(name)).unwrap_or_default();
+            String::from_utf8_lossy(&read("status")).contains(&parent)
+                && read("environ").split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes())
+        });
+        let id = of_rank.expect("the rank runs").file_name().expect("an id").to_string_lossy().into_owned();
+        assert!(Command::new("kill").args([name, &id]).status().expect("kill").success());
+    }
+
+    #[test]
+    fn any_number_of_ranks() {
+        if !is_there("ranks::mpi::any_number_of_ranks") {
+            return;
+        }
+        let dense = Folder::new(Shape::TINY);
+        let experts = Folder::of_experts();
+        experts.put("config.toml", experts.text("config.toml") + "[adapter]\ntype = \"full\"\n");
+        for (folder, counts) in [(dense, &[2, 3, 4][..]), (experts, &[3])] {
+            folder.trained("one", &GROUPS);
+            for ranks in counts {
+                let output = format!("ranks-{ranks}");
+                trained(&folder, *ranks, &output, &GROUPS);
+                folder.same("one", &output);
+            }
+            assert!(folder.text("ranks-3/metrics.jsonl").contains("\"communication_s\":"));
+        }
+    }
+
+    #[test]
+    fn killed_stopped_or_hanging_and_resumed_with_other_ranks() {
+        if !is_there("ranks::mpi::killed_stopped_or_hanging_and_resumed_with_other_ranks") {
+            return;
+        }
+        let folder = Folder::new(Shape::TINY);
+        folder.trained("one", &LONG);
+        let resume = [&LONG[..], &["--resume"]].concat();
+
+        let child = at_step(&folder, 3, "killed", &LONG, 7);
+        signal(&child, 2, "-KILL");
+        assert_ne!(ended(child).code, 0);
+        trained(&folder, 2, "killed", &resume);
+        folder.same("one", "killed");
+
+        let child = at_step(&folder, 2, "stopped", &LONG, 7);
+        signal(&child, 1, "-TERM");
+        ended(child).says(143, &["stopped after", "by SIGTERM", "--resume"]);
+        trained(&folder, 4, "stopped", &resume);
+        folder.same("one", "stopped");
+
+        let child = at_step(&folder, 3, "hanging", &[&LONG[..], &["rank_timeout=1"]].concat(), 7);
+        signal(&child, 1, "-STOP");
+        ended(child).says(6, &["rank 1 did not answer within 1 seconds"]);
+        folder.trained("hanging", &resume);
+        folder.same("one", "hanging");
+    }
+
+    #[test]
+    fn refusals_come_once_and_before_the_folder() {
+        if !is_there("ranks::mpi::refusals_come_once_and_before_the_folder") {
+            return;
+        }
+        let folder = Folder::new(Shape::TINY);
+        let ran = ended(started(&folder, 3, "out", &["gradient_groups=2", "threads=1"]));
+        ran.says(2, &["3 ranks cannot share 2 gradient groups", "gradient_groups = 3"]);
+        assert_eq!(ran.err.matches("error: ").count(), 1, "{}", ran.err);
+        let ran = ended(started(&folder, 2, "out", &["gradient_groups=2", "devices_by_rank=[\"cpu\"]"]));
+        ran.says(2, &["`devices_by_rank` names the devices of 1 ranks, but there are 2"]);
+        assert!(!folder.has("out"));
+    }
+}

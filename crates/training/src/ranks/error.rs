@@ -1,0 +1,68 @@
+//! Why ranks cannot go on together.
+
+use serde::{Deserialize, Serialize};
+
+/// A failure of one rank, as the others hear of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Elsewhere {
+    pub rank: usize,
+    pub code: u8,
+    pub what: String,
+    pub hint: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RankError {
+    #[error("rank {rank} did not answer within {seconds} seconds: it hangs, is too slow, or its machine is lost")]
+    Silent { rank: usize, seconds: u64 },
+    #[error("rank {rank} is gone: {why}")]
+    Gone { rank: usize, why: String },
+    #[error("a message from rank {rank} arrived damaged: {what}")]
+    Damaged { rank: usize, what: String },
+    #[error("a rank ended the run with exit code {code}")]
+    Aborted { code: u8 },
+    #[error("after update {step} the weights of {} differ from those of rank {reference}", named(.ranks))]
+    Weights { step: u64, ranks: Vec<usize>, reference: usize },
+    /// All ranks know of this one; the rank itself reports it.
+    #[error("rank {}: {}", .0.rank, .0.what)]
+    Elsewhere(Elsewhere),
+}
+
+/// `rank 2`, or `ranks 2, 3`.
+fn named(ranks: &[usize]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+    format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, numbers.join(", "))
+}
+
+impl RankError {
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Silent { .. } | Self::Gone { .. } | Self::Damaged { .. } | Self::Weights { .. } => 6,
+            Self::Aborted { code } => *code,
+            Self::Elsewhere(elsewhere) => elsewhere.code,
+        }
+    }
+
+    pub fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Silent { .. } => "look at that rank's machine; a larger `rank_timeout` waits longer, and \
+                                    `--resume` continues from the last checkpoint"
+                .to_string(),
+            Self::Gone { .. } | Self::Aborted { .. } => {
+                "`--resume` continues from the last checkpoint, with any number of ranks".to_string()
+            }
+            Self::Damaged { .. } => {
+                "check the network and memory of both machines, then continue with `--resume`".to_string()
+            }
+            Self::Weights { .. } => "the device or memory of that rank computes wrong results: run `isobit devices` \
+                                     there, leave it out, and continue with `--resume`"
+                .to_string(),
+            Self::Elsewhere(elsewhere) => return elsewhere.hint.clone(),
+        })
+    }
+
+    /// Whether messages can still be exchanged with every rank.
+    pub fn leaves_all_reachable(&self) -> bool {
+        matches!(self, Self::Elsewhere(_) | Self::Weights { .. })
+    }
+}

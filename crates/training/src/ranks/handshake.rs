@@ -1,0 +1,101 @@
+//! Before the first step all ranks compare what they are about to do. A rank with another program,
+//! arithmetic, config, data or base model is refused, and the message says what differs and where.
+
+use super::{RankError, Team};
+use crate::config::Run;
+use crate::prepare::{Prepared, RunError};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The version of the messages between ranks.
+const PROTOCOL: u32 = 1;
+
+/// What a rank is about to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Introduction {
+    pub program: String,
+    pub protocol: u32,
+    pub numerics: String,
+    /// Every key that must be the same on all ranks, with its value.
+    pub keys: BTreeMap<String, String>,
+    pub data: String,
+    pub base: String,
+}
+
+impl Introduction {
+    pub fn of(prepared: &Prepared) -> Self {
+        Self {
+            program: env!("CARGO_PKG_VERSION").to_string(),
+            protocol: PROTOCOL,
+            numerics: prepared.identity.numerics.clone(),
+            keys: prepared.run.keys_of_ranks(),
+            data: prepared.identity.data.clone(),
+            base: prepared.identity.base.clone(),
+        }
+    }
+
+    /// What differs first, most basic first.
+    fn difference(&self, rank: usize, other: &Self) -> Option<RunError> {
+        let refused = |what: String, hint: &'static str| Some(RunError::Refused { what, hint });
+        let version =
+            |of: &Self| format!("isobit {} (messages {}, arithmetic {})", of.program, of.protocol, of.numerics);
+        if version(self) != version(other) {
+            let what = format!("rank {rank} runs {}, rank 0 {}", version(other), version(self));
+            return refused(what, "install the same program on every machine");
+        }
+        let ours = self.keys.keys().chain(other.keys.keys());
+        if let Some(key) = ours.into_iter().find(|key| self.keys.get(*key) != other.keys.get(*key)) {
+            let value = |of: &Self| of.keys.get(key).map_or("not set".to_string(), |value| format!("set to {value}"));
+            let what = format!("`{key}` is {} on rank {rank} and {} on rank 0", value(other), value(self));
+            return refused(what, "give every rank the same config");
+        }
+        let differs = |what: &str, hint| {
+            let what = format!("the {what} of rank {rank} differs from that of rank 0");
+            Some(RunError::Differs { what, hint })
+        };
+        if self.data != other.data {
+            return differs("data", "copy the same data files and tokenizer to every machine");
+        }
+        if self.base != other.base {
+            return differs("base model", "copy the same model folder to every machine");
+        }
+        None
+    }
+}
+
+/// Compares all ranks. `own` is a failure if this rank could not even prepare.
+pub fn compare(team: &Team<'_>, own: Result<Introduction, RunError>) -> Result<(), RunError> {
+    if team.is_alone() {
+        return own.map(drop);
+    }
+    let answer = own.and_then(|own| {
+        check_size(team.size(), &own)?;
+        Ok(serde_json::to_vec(&own).expect("strings and numbers have a JSON form"))
+    });
+    team.agree(answer, |answers| {
+        let mut read = Vec::new();
+        for (rank, answer) in answers.iter().enumerate() {
+            let introduction: Introduction =
+                serde_json::from_slice(answer).map_err(|error| RankError::Damaged { rank, what: error.to_string() })?;
+            read.push(introduction);
+        }
+        let found = read.iter().enumerate().find_map(|(rank, other)| read[0].difference(rank, other));
+        found.map_or(Ok(Vec::new()), Err)
+    })?;
+    Ok(())
+}
+
+/// Each rank computes whole groups.
+fn check_size(size: usize, own: &Introduction) -> Result<(), RunError> {
+    let groups: usize = own.keys.get(Run::GROUPS).and_then(|groups| groups.parse().ok()).unwrap_or(1);
+    if size <= groups {
+        return Ok(());
+    }
+    Err(RunError::Target {
+        what: format!("{size} ranks cannot share {groups} gradient {}", if groups == 1 { "group" } else { "groups" }),
+        hint: format!(
+            "start at most {groups} ranks, or set `gradient_groups = {size}` or more under [training]; \
+             the number of groups is part of the arithmetic"
+        ),
+    })
+}

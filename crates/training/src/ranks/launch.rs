@@ -1,0 +1,56 @@
+//! Whether this process was started as one of several: what `mpirun`, `mpiexec` and `srun` leave in
+//! the environment. A program built without MPI must not take itself for the only one.
+
+/// What the environment says about a launcher.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Who started the processes.
+    pub launcher: &'static str,
+    /// How many there are; None if the launcher does not say.
+    pub size: Option<usize>,
+}
+
+impl Launch {
+    /// Reads the environment through `variable`. None if no launcher started this process.
+    pub fn from(variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
+        // SLURM_NTASKS would not do: a batch script has it too, and starts one process.
+        const SIZES: [(&str, &str); 4] = [
+            ("OMPI_COMM_WORLD_SIZE", "mpirun"),
+            ("PMI_SIZE", "mpiexec"),
+            ("MPI_LOCALNRANKS", "mpiexec"),
+            ("SLURM_STEP_NUM_TASKS", "srun"),
+        ];
+        let sized = SIZES.iter().find_map(|(name, launcher)| {
+            let size = variable(name)?.trim().parse().ok()?;
+            Some(Self { launcher, size: Some(size) })
+        });
+        sized.or_else(|| variable("PMIX_RANK").map(|_| Self { launcher: "a launcher with PMIx", size: None }))
+    }
+
+    /// Whether there may be other processes.
+    pub fn is_shared(&self) -> bool {
+        self.size != Some(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launchers() {
+        let of = |set: &[(&str, &str)]| {
+            Launch::from(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_string()))
+        };
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[("SLURM_NTASKS", "4"), ("SLURM_PROCID", "0")]), None, "a batch script");
+        for (name, launcher) in
+            [("OMPI_COMM_WORLD_SIZE", "mpirun"), ("PMI_SIZE", "mpiexec"), ("SLURM_STEP_NUM_TASKS", "srun")]
+        {
+            assert_eq!(of(&[(name, "3")]), Some(Launch { launcher, size: Some(3) }));
+            assert!(of(&[(name, "3")]).is_some_and(|launch| launch.is_shared()));
+            assert!(!of(&[(name, "1"), ("PMIX_RANK", "0")]).is_some_and(|launch| launch.is_shared()));
+        }
+        assert!(of(&[("PMIX_RANK", "0")]).is_some_and(|launch| launch.is_shared()), "the size is not known");
+    }
+}
