@@ -205,6 +205,8 @@ impl Runtime for Card {
         match self.settings.architecture {
             Architecture::Gfx906 => 60,
             Architecture::Gfx908 => 120,
+            Architecture::Gfx90a => 110,
+            Architecture::Gfx942 => 304,
         }
     }
 }

@@ -20,15 +20,21 @@ pub enum Architecture {
     Gfx906,
     /// MI100.
     Gfx908,
+    /// MI210, MI250.
+    Gfx90a,
+    /// MI300.
+    Gfx942,
 }
 
 impl Architecture {
-    pub const ALL: [Self; 2] = [Self::Gfx906, Self::Gfx908];
+    pub const ALL: [Self; 4] = [Self::Gfx906, Self::Gfx908, Self::Gfx90a, Self::Gfx942];
 
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gfx906 => "gfx906",
             Self::Gfx908 => "gfx908",
+            Self::Gfx90a => "gfx90a",
+            Self::Gfx942 => "gfx942",
         }
     }
 }
@@ -44,7 +50,7 @@ impl FromStr for Architecture {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.into_iter().find(|architecture| architecture.name() == text);
-        found.ok_or_else(|| format!("no emulator of `{text}`: gfx906 and gfx908 exist"))
+        found.ok_or_else(|| format!("no emulator of `{text}`: gfx906, gfx908, gfx90a and gfx942 exist"))
     }
 }
 

@@ -289,10 +289,15 @@ fn vector_alu(line: &mut Line, _: &dyn Places) -> Found {
         return Ok(Some(Instruction::Ternary { op, dst, a: operand(a)?, b: operand(b)?, c }));
     }
     // D = S0 * K + S1, and D = S0 * S1 + K: in the order of the text.
-    if let "v_madmk_f32" | "v_madak_f32" = line.mnemonic {
+    let with_literal = match line.mnemonic {
+        "v_madmk_f32" | "v_madak_f32" => Some(Ternary::MultiplyThenAdd),
+        "v_fmamk_f32" | "v_fmaak_f32" => Some(Ternary::Fma),
+        _ => None,
+    };
+    if let Some(op) = with_literal {
         let [dst, a, b, c] = line.operands()?;
         let (dst, a, b, c) = (vector(dst, 1)?, operand(a)?, operand(b)?, operand(c)?);
-        return Ok(Some(Instruction::Ternary { op: Ternary::MultiplyThenAdd, dst, a, b, c }));
+        return Ok(Some(Instruction::Ternary { op, dst, a, b, c }));
     }
     Ok(None)
 }
@@ -321,6 +326,9 @@ fn vector_special(line: &mut Line, _: &dyn Places) -> Found {
     if let Some(op) = Matrix::from_mnemonic(line.mnemonic) {
         return matrix(op, line).map(Some);
     }
+    if let Some(op) = Packed::from_mnemonic(line.mnemonic) {
+        return packed(op, line).map(Some);
+    }
     Ok(Some(match line.mnemonic {
         "v_cndmask_b32" => {
             let [dst, a, b, mask] = line.operands()?;
@@ -330,6 +338,21 @@ fn vector_special(line: &mut Line, _: &dyn Places) -> Found {
             let [dst, carry, a, b, c] = line.operands()?;
             let (dst, carry, c) = (vector(dst, 2)?, scalar(carry, 2)?, wide_source(c)?);
             Instruction::WideMad { dst, carry, a: operand(a)?, b: operand(b)?, c }
+        }
+        "v_mov_b64" => {
+            let [dst, a] = line.operands()?;
+            // An integer is extended to 64 bits.
+            let sources = match wide_source(a)? {
+                WideSource::Constant(value) => [value as u32, (value >> 32) as u32].map(Source::Constant),
+                _ => [pair(a)?; 2],
+            };
+            let sources = [sources[0], sources[1], Source::Constant(0)];
+            Instruction::Packed { op: Packed::Move, dst: vector(dst, 2)?, sources, halves: [0, 2], negate: [0; 2] }
+        }
+        "v_lshl_add_u64" => {
+            let [dst, a, count, c] = line.operands()?;
+            let (dst, a, c) = (vector(dst, 2)?, wide_source(a)?, wide_source(c)?);
+            Instruction::WideShiftAdd { dst, a, count: operand(count)?, c }
         }
         "v_div_scale_f32" => {
             let [dst, mask, a, b, c] = line.operands()?;
@@ -361,10 +384,44 @@ fn vector_special(line: &mut Line, _: &dyn Places) -> Found {
 fn matrix(op: Matrix, line: &mut Line) -> Result<Instruction, String> {
     let [dst, a, b, c] = line.operands()?;
     let sums = op.sums();
-    let found =
-        Instruction::Matrix { op, dst: vector(dst, sums)?, a: vector(a, 1)?, b: vector(b, 1)?, c: vector(c, sums)? };
+    let words = op.operand_words();
+    let (a, b) = (vector(a, words)?, vector(b, words)?);
+    let found = Instruction::Matrix { op, dst: vector(dst, sums)?, a, b, c: vector(c, sums)? };
     let permuted = ["cbsz", "abid", "blgp"].into_iter().any(|name| line.number(name) != Ok(0));
     if permuted { Err("permuted operands are not supported".to_string()) } else { Ok(found) }
+}
+
+/// A mask such as `[0,1]` of a modifier, bit 0 being the first; `default` if it is missing.
+fn mask(line: &mut Line, name: &str, default: u8) -> Result<u8, String> {
+    let Some(text) = line.field(name) else { return Ok(default) };
+    let inside = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or_default();
+    inside.split(',').enumerate().try_fold(0, |mask, (bit, digit)| match digit.trim() {
+        "0" => Ok(mask),
+        "1" if bit < 3 => Ok(mask | 1 << bit),
+        _ => Err(format!("`{text}` is not a mask")),
+    })
+}
+
+/// The low register of a pair, or a constant, which feeds both halves.
+fn pair(text: &str) -> Result<Source, String> {
+    match wide_source(text) {
+        Ok(WideSource::Vector(register)) => Ok(Source::Vector(register)),
+        Ok(WideSource::Scalar(register)) => Ok(Source::Scalar(register)),
+        _ => operand(text).map(|operand| operand.source),
+    }
+}
+
+fn packed(op: Packed, line: &mut Line) -> Result<Instruction, String> {
+    let (dst, sources) = match op {
+        Packed::Fma => line.operands().map(|[dst, a, b, c]| (dst, [a, b, c]))?,
+        _ => line.operands().map(|[dst, a, b]| (dst, [a, b, "0"]))?,
+    };
+    let [a, b, c] = sources.map(pair);
+    let low = mask(line, "op_sel", 0)?;
+    // A move has one mask: its two results come from one source each.
+    let high = if op == Packed::Move { low } else { mask(line, "op_sel_hi", 7)? };
+    let negate = [mask(line, "neg_lo", 0)?, mask(line, "neg_hi", 0)?];
+    Ok(Instruction::Packed { op, dst: vector(dst, 2)?, sources: [a?, b?, c?], halves: [low, high], negate })
 }
 
 fn global(line: &mut Line, _: &dyn Places) -> Found {

@@ -372,6 +372,24 @@ impl Wave {
                 self.put(dst + 1, &out.1, defined);
                 self.put_mask(carry, bits, defined)
             }
+            Instruction::Packed { op, dst, sources, halves, negate } => {
+                let low = self.half::<F>(op, 0, sources, halves[0], negate[0], world.seed);
+                let high = self.half::<F>(op, 1, sources, halves[1], negate[1], world.seed);
+                self.put(dst, &low.0, low.1);
+                self.put(dst + 1, &high.0, high.1);
+                Ok(())
+            }
+            Instruction::WideShiftAdd { dst, a, count, c } => {
+                let ((x, [x0, x1]), (count, counted), (z, [z0, z1])) =
+                    (self.wide(a), self.operand(count), self.wide(c));
+                let joined =
+                    |(low, high): &(Lanes, Lanes), lane: usize| u64::from(high[lane]) << 32 | u64::from(low[lane]);
+                let sum = |lane: usize| (joined(&x, lane) << (count[lane] & 7)).wrapping_add(joined(&z, lane));
+                self.put(dst, &std::array::from_fn(|lane| sum(lane) as u32), x0 & counted & z0);
+                let high = std::array::from_fn(|lane| (sum(lane) >> 32) as u32);
+                self.put(dst + 1, &high, x0 & x1 & counted & z0 & z1);
+                Ok(())
+            }
             Instruction::DivideScale { dst, mask, a, b, c } => self.divide_scale(dst, mask, [a, b, c], world.seed),
             Instruction::DivideFmas { dst, a, b, c } => {
                 self.divide_fmas::<F>(dst, [a, b, c], world.seed);
@@ -380,6 +398,41 @@ impl Wave {
             Instruction::Matrix { op, dst, a, b, c } => self.matrix(op, dst, a, b, c),
             _ => self.lanes_step(instruction),
         }
+    }
+
+    /// One result of a packed operation: bit `i` of the masks is for source `i`.
+    #[inline(always)]
+    fn half<F: Fma>(
+        &self,
+        op: Packed,
+        result: usize,
+        sources: [Source; 3],
+        halves: u8,
+        negate: u8,
+        seed: u64,
+    ) -> Defined<Lanes> {
+        let source = |index: usize| {
+            let half = halves >> index & 1;
+            let source = match sources[index] {
+                Source::Vector(register) => Source::Vector(register + u16::from(half)),
+                Source::Scalar(register) => Source::Scalar(register + half),
+                constant => constant,
+            };
+            let negate = negate >> index & 1 == 1;
+            self.operand(Operand { negate, ..Operand::plain(source) })
+        };
+        if op == Packed::Move {
+            return source(result);
+        }
+        let ((mut x, defined_x), (mut y, defined_y), (mut z, defined_z)) = (source(0), source(1), source(2));
+        self.flush_sources(&mut [&mut x, &mut y, &mut z]);
+        let mut out = match op {
+            Packed::Add => vector::binary(Binary::AddF32, &x, &y),
+            Packed::Multiply => vector::binary(Binary::MulF32, &x, &y),
+            _ => vector::ternary::<F>(Ternary::Fma, &x, &y, &z),
+        };
+        self.finish_floats(&mut out, seed);
+        (out, defined_x & defined_y & defined_z)
     }
 
     fn three(&self, [a, b, c]: [Operand; 3]) -> Defined<[Lanes; 3]> {
@@ -451,9 +504,17 @@ impl Wave {
         if self.exec() != u64::MAX {
             return Err("a matrix product with inactive lanes, whose meaning is not certain".to_string());
         }
-        let ((x, defined_x), (y, defined_y)) = (self.vector(a), self.vector(b));
-        self.must_be_defined(defined_x & defined_y, "a matrix product")?;
-        let (x, y) = (*x, *y);
+        let mut known = u64::MAX;
+        let mut words = |first: u16| -> Vec<Lanes> {
+            let read = (first..first + op.operand_words()).map(|register| self.vector(register));
+            read.map(|(lanes, defined)| {
+                known &= defined;
+                *lanes
+            })
+            .collect()
+        };
+        let (x, y) = (words(a), words(b));
+        self.must_be_defined(known, "a matrix product")?;
         let mut defined = u64::MAX;
         let mut sums: Vec<Lanes> = (c..c + op.sums())
             .map(|register| {

@@ -456,6 +456,16 @@ operations!(
 );
 
 operations!(
+    /// Two results in a register pair.
+    Packed {
+        Add "v_pk_add_f32",
+        Multiply "v_pk_mul_f32",
+        Fma "v_pk_fma_f32",
+        Move "v_pk_mov_b32",
+    }
+);
+
+operations!(
     /// Matrix products of signed bytes with 32-bit sums.
     Matrix {
         M32x32x8 "v_mfma_i32_32x32x8i8",
@@ -463,6 +473,8 @@ operations!(
         M4x4x4 "v_mfma_i32_4x4x4i8",
         M32x32x4 "v_mfma_i32_32x32x4i8",
         M16x16x4 "v_mfma_i32_16x16x4i8",
+        M32x32x16 "v_mfma_i32_32x32x16_i8",
+        M16x16x32 "v_mfma_i32_16x16x32_i8",
     }
 );
 
@@ -600,6 +612,23 @@ pub enum Instruction {
         carry: u8,
         a: Operand,
         b: Operand,
+        c: WideSource,
+    },
+    /// The same operation for both halves of register pairs; bit `i` of a mask is for source `i`.
+    Packed {
+        op: Packed,
+        dst: u16,
+        /// The low registers of the sources.
+        sources: [Source; 3],
+        /// Which half is taken for the low and for the high result.
+        halves: [u8; 2],
+        negate: [u8; 2],
+    },
+    /// `(a << count) + c`.
+    WideShiftAdd {
+        dst: u16,
+        a: WideSource,
+        count: Operand,
         c: WideSource,
     },
     DivideScale {

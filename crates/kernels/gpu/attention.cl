@@ -249,12 +249,13 @@ FUNCTION uint columns_at_once(uint width) {
 
 // Results of a work item, `width` columns in all.
 FUNCTION uint result_row(uint n, uint width) {
-    uint at_once = columns_at_once(width);
-    return div_u32(local_index(), at_once) + n * (GROUP / at_once);
+    // Powers of two, written so that no compiler divides.
+    uint step = width <= 64u ? 4u : width <= 128u ? 2u : 1u;
+    return local_index() * step / GROUP + n * step;
 }
 
 FUNCTION uint result_column(uint n, uint width) {
-    return mod_u32(local_index(), columns_at_once(width));
+    return local_index() & (columns_at_once(width) - 1u);
 }
 
 // What a tile adds to this work item's results: acc = fma(product over the tile, scale, acc *

@@ -28,7 +28,7 @@ Usage: conform [OP]... [OPTIONS]
   --help         Print help
 
 In an emulator of AMD cards, which runs the machine code that clang makes of the kernels:
-  --on gfx906    This card, or gfx908; each case once
+  --on gfx906    This card, or gfx908, gfx90a, gfx942; each case once
   --seed N       Vary what the hardware leaves unspecified; 0 varies nothing [default: 0]
   --dialect D    hip or opencl [default: hip]
   --toolchain T  clang, clang-object or hiprtc [default: clang]
@@ -109,7 +109,7 @@ impl Request {
         let emulates = self.architecture().is_some();
         let settings = self.dialect.is_some() || self.toolchain.is_some() || self.work_max.is_some();
         if !emulates && (self.seed != 0 || settings) {
-            return Err("--seed, --dialect, --toolchain and --work need `--on gfx906` or `--on gfx908`".to_string());
+            return Err("--seed, --dialect, --toolchain and --work need an emulated card: `--on gfx906`".to_string());
         }
         if emulates && (self.table || self.small) {
             let name = &self.on;

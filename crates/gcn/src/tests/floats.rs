@@ -215,3 +215,30 @@ pub(super) const COMPARISONS: &[(&str, u32, u32, bool)] = &[
 fn comparisons() {
     integers::compare(COMPARISONS);
 }
+
+#[test]
+fn packed_floats_and_literals() {
+    let mut bench = Bench::new(0);
+    let values = [(2, 2.0f32), (3, 3.0), (4, 10.0), (5, 20.0), (6, 0.5), (7, 0.25)];
+    for (register, value) in values {
+        bench.fill(register, value.to_bits());
+    }
+    let mut pair = |text: &str| {
+        bench.run(text);
+        [bench.lane(0, 5), bench.lane(1, 5)].map(f32::from_bits)
+    };
+    assert_eq!(pair("v_pk_add_f32 v[0:1], v[2:3], v[4:5]"), [12.0, 23.0]);
+    assert_eq!(pair("v_pk_mul_f32 v[0:1], v[2:3], v[4:5]"), [20.0, 60.0]);
+    // The high result takes the low half of the second source.
+    assert_eq!(pair("v_pk_mul_f32 v[0:1], v[2:3], v[4:5] op_sel_hi:[1,0]"), [20.0, 30.0]);
+    assert_eq!(pair("v_pk_mul_f32 v[0:1], v[2:3], v[4:5] op_sel:[1,0] neg_lo:[1,0] neg_hi:[0,1]"), [-30.0, -60.0]);
+    assert_eq!(pair("v_pk_fma_f32 v[0:1], v[2:3], v[4:5], v[6:7]"), [20.5, 60.25]);
+    assert_eq!(pair("v_pk_fma_f32 v[0:1], v[2:3], v[4:5], v[6:7] op_sel_hi:[1,1,0] neg_lo:[0,0,1]"), [19.5, 60.5]);
+    assert_eq!(pair("v_pk_mul_f32 v[0:1], v[2:3], 4.0"), [8.0, 12.0]);
+    // Once rounded: (1 + 2^-12)^2 - 1 keeps its last bit.
+    let square = 1.0f32 + f32::EPSILON * 2048.0;
+    bench.fill(2, square.to_bits());
+    bench.run("v_fmaak_f32 v0, v2, v2, 0xbf800000\n v_fmamk_f32 v1, v2, 0x40000000, v6");
+    let want = [square.mul_add(square, -1.0), square.mul_add(2.0, 0.5)];
+    assert_eq!([bench.lane(0, 5), bench.lane(1, 5)].map(f32::from_bits), want);
+}

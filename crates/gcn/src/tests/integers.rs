@@ -256,3 +256,40 @@ fn inactive_lanes_keep_their_value() {
     bench.run("v_add_u32_e32 v0, v0, v1\n v_cmp_eq_u32_e32 vcc, v0, v0");
     assert_eq!((bench.lane(0, 2), bench.wave.get_wide(106)), (102, Ok(0)));
 }
+
+#[test]
+fn pairs_of_gfx90a_and_gfx942() {
+    let mut bench = Bench::new(0);
+    for (register, value) in [(2, 7), (3, 9), (4, 0xffff_ffff), (5, 1)] {
+        bench.fill(register, value);
+    }
+    let mut pair = |text: &str| {
+        bench.run(text);
+        [bench.lane(0, 5), bench.lane(1, 5)]
+    };
+    // Low from the first source, high from the second; a mask chooses the halves.
+    assert_eq!(pair("v_pk_mov_b32 v[0:1], v[2:3], v[4:5] op_sel:[1,0]"), [9, 0xffff_ffff]);
+    assert_eq!(pair("v_pk_mov_b32 v[0:1], v[2:3], v[4:5] op_sel:[0,1]"), [7, 1]);
+    assert_eq!(pair("v_pk_mov_b32 v[0:1], -1, 3"), [u32::MAX, 3]);
+    assert_eq!(pair("v_mov_b64_e32 v[0:1], v[2:3]"), [7, 9]);
+    assert_eq!(pair("v_mov_b64_e32 v[0:1], -2"), [0xffff_fffe, u32::MAX]);
+    assert_eq!(pair("v_mov_b64_e32 v[0:1], 5"), [5, 0]);
+    // (0x1ffffffff << 1) + 0x900000007, with a carry into the high half.
+    assert_eq!(pair("v_lshl_add_u64 v[0:1], v[4:5], 1, v[2:3]"), [5, 13]);
+    assert_eq!(pair("v_lshl_add_u64 v[0:1], v[2:3], 0, -1"), [6, 9]);
+    assert!(bench.try_run("v_pk_mov_b32 v[0:1], v[2:3], v[4:5] op_sel:[2,0]").is_err());
+}
+
+#[test]
+fn matrix_products_with_operands_in_pairs() {
+    let mut bench = Bench::new(0);
+    for (register, value) in [(0, 0x0101_0101), (1, 0x0202_0202), (2, 0x0101_0101), (3, 0xffff_ffff)] {
+        bench.fill(register, value);
+    }
+    for register in 4..8 {
+        bench.fill(register, 100);
+    }
+    // 32 products: 16 of 1 and 1, 16 of 2 and -1.
+    bench.run("v_mfma_i32_16x16x32_i8 v[4:7], v[0:1], v[2:3], v[4:7]");
+    assert_eq!([4, 5, 6, 7].map(|register| bench.lane(register, 5) as i32), [84; 4]);
+}
