@@ -10,8 +10,8 @@ use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::hopper::Epilogue;
 use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::product::{
-    Arriving, Left, Output, ROOM, Right, RowTiles, SlicedOperands, TransposedScratch, WeightScratch, WeightStripe,
-    Weights, forward_sliced, grad_input_sliced, slice_folded, stored_rows,
+    Arriving, Left, Output, Right, RowTiles, SCRATCH_BYTES, SlicedOperands, TransposedScratch, WeightScratch,
+    WeightStripe, Weights, forward_sliced, grad_input_sliced, slice_folded, stored_rows,
 };
 use super::product_weight::{BatchLimits, ColumnSlices, TokenChunks, grad_weight_sliced};
 use super::program::{Program, program};
@@ -46,7 +46,7 @@ struct Sizes {
 impl Sizes {
     fn new(gpu: &Gpu, p: &HeadLoss) -> Self {
         let limits = BatchLimits::new(gpu, BATCH_TOKENS, p.tokens());
-        let logits = ROOM / size_of::<f32>() / limits.tokens.max(1) / VOCABULARY_BLOCK;
+        let logits = SCRATCH_BYTES / size_of::<f32>() / limits.tokens.max(1) / VOCABULARY_BLOCK;
         let stripe = (logits.max(1) * VOCABULARY_BLOCK).min(stored_rows(p.hidden, p.profile)).min(p.vocabulary);
         Self { limits, stripe, blocks: p.vocabulary.div_ceil(VOCABULARY_BLOCK) }
     }

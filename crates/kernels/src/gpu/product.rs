@@ -48,7 +48,7 @@ pub(super) const TILE: usize = 64;
 /// Side of the byte square that a group transposes: `TRANSPOSE` in `gpu/slices.cl`.
 const TRANSPOSE: usize = 64;
 /// Bytes of workspace that one sliced operand should not exceed. A single chunk may exceed it.
-pub(super) const ROOM: usize = 64 << 20;
+pub(super) const SCRATCH_BYTES: usize = 64 << 20;
 
 /// Columns of a group's outputs on AMD's matrix cores: `COLUMNS` in `gpu/product_mfma.cl`.
 pub(super) const MFMA_COLUMNS: usize = 128;
@@ -215,7 +215,7 @@ pub(super) struct WeightScratch {
 
 /// Rows of a stored weight that are sliced at a time: whole chunks.
 pub(super) fn stored_rows(width: usize, profile: Profile) -> usize {
-    rows_within(ROOM, profile.slice_count() * padded(width))
+    rows_within(SCRATCH_BYTES, profile.slice_count() * padded(width))
 }
 
 /// How many rows of `row` bytes fit: whole chunks, at least one.
@@ -458,7 +458,7 @@ impl TransposedScratch {
     /// How many weights at a time, and the length of their scratch.
     fn length(gpu: &Gpu, weights: usize, rows: usize, width: usize, profile: Profile) -> Option<(usize, usize)> {
         let each = profile.slice_count() * width * padded(rows);
-        let together = (ROOM / each.max(1)).min(weights).max(1);
+        let together = (SCRATCH_BYTES / each.max(1)).min(weights).max(1);
         (slice_tiles::serves(gpu) && rows > 0).then_some((together, together * each))
     }
 
@@ -604,7 +604,7 @@ fn transpose(gpu: &Gpu, planes: DevicePointer, right: Right, weight: usize) {
 
 /// Columns of a gradient that are folded and sliced at a time.
 pub(super) fn folded_columns(p: &Product) -> usize {
-    rows_within(ROOM, p.profile.slice_count() * p.rows())
+    rows_within(SCRATCH_BYTES, p.profile.slice_count() * p.rows())
 }
 
 pub(super) fn folded_shape(p: &Product) -> SliceShape {
