@@ -56,6 +56,7 @@ fn type_of(kind: ValueKind) -> &'static str {
         ValueKind::Wholes => "list of integers",
         ValueKind::TableOfWholes => "table of integers",
         ValueKind::TableOfNumbers => "table of numbers",
+        ValueKind::Counts => "table or list of integers",
         ValueKind::Table => "table",
         ValueKind::Counts => "table or list of integers",
     }

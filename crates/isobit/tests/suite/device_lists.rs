@@ -189,7 +189,8 @@ fn a_large_model_is_divided_from_its_config_alone() {
         assert_eq!((code, &one["fits"]), (if fits_one { 0 } else { 4 }, &fits_one.into()), "{tokens}");
         let (code, two) = plan("cuda:0,cuda:1", tokens);
         assert_eq!((code, &two["fits"], &two["devices"][1]["first_layer"]), (0, &true.into(), &20.into()), "{tokens}");
-        // Each has about half of the weights: 4 bits and a scale for 34 billion of them, the embedding or the head.
+        // Half of the 34 billion weights each, in 4 bits with their scales, and the embedding or
+        // the head.
         for device in two["devices"].as_array().expect("devices") {
             let weights = device["weights_bytes"].as_u64().expect("bytes");
             assert!((9 << 30..10 << 30).contains(&weights), "{weights}");
