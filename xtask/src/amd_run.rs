@@ -9,6 +9,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const DEVICES: [&str; 2] = ["gfx906", "gfx908"];
+/// Devices of which one seed is run.
+const FURTHER: [&str; 2] = ["gfx90a", "gfx942"];
 const DIALECTS: [&str; 2] = ["hip", "opencl"];
 const CONFORM: &str = "target/release/conform";
 
@@ -66,6 +68,9 @@ fn jobs(seeds: usize, work: usize) -> (Vec<Job>, Vec<String>) {
             }
         }
     }
+    for device in FURTHER {
+        add(device, &["--seed", "1"]);
+    }
     for toolchain in [Toolchain::CodeObject, Toolchain::HipRtc] {
         match toolchain.objection() {
             Some(why) => skipped.push(format!("{}: {why}", toolchain.name())),
@@ -118,7 +123,7 @@ mod tests {
     #[test]
     fn every_seed_on_every_device_in_both_dialects() {
         let (jobs, skipped) = jobs(5, 100);
-        assert_eq!(jobs.len(), 2 * 2 * 6 + 2 * (2 - skipped.len()));
+        assert_eq!(jobs.len(), 2 * 2 * 6 + 2 + 2 * (2 - skipped.len()));
         assert_eq!(jobs[0], ["--on", "gfx906", "--dialect", "hip", "--seed", "0", "--work", "100"]);
         let distinct: std::collections::BTreeSet<_> = jobs.iter().collect();
         assert_eq!(distinct.len(), jobs.len());

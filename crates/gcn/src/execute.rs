@@ -416,7 +416,7 @@ impl Wave {
             let source = match sources[index] {
                 Source::Vector(register) => Source::Vector(register + u16::from(half)),
                 Source::Scalar(register) => Source::Scalar(register + half),
-                constant => constant,
+                constant @ Source::Constant(_) => constant,
             };
             let negate = negate >> index & 1 == 1;
             self.operand(Operand { negate, ..Operand::plain(source) })

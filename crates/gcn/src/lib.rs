@@ -1,5 +1,5 @@
-//! An emulator of AMD's gfx906 (MI50), gfx908 (MI100), gfx90a (MI200) and gfx942 (MI300) at the level
-//! of machine code, for tests without a card. It is not part of the program.
+//! An emulator of AMD's gfx906 (MI50), gfx908 (MI100), gfx90a (MI200) and gfx942 (MI300) at the
+//! level of machine code, for tests without a card. It is not part of the program.
 //!
 //! A [`Program`] is read from the compiler's assembly or from a code object. A [`Card`] runs it:
 //! waves of 64 lanes, with every access checked. It is a runtime of the kernels crate, so all ops
