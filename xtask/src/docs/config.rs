@@ -58,7 +58,6 @@ fn type_of(kind: ValueKind) -> &'static str {
         ValueKind::TableOfNumbers => "table of numbers",
         ValueKind::Counts => "table or list of integers",
         ValueKind::Table => "table",
-        ValueKind::Counts => "table or list of integers",
     }
 }
 
