@@ -39,7 +39,7 @@
 extern __shared__ __align__(1024) uchar shared[];
 
 // ---------------------------------------------------------------------------------------------------------------------
-// Instructions
+// Copies
 
 #if BULK
 
@@ -68,57 +68,18 @@ FUNCTION void copy_bulk(uint to, const void *from, uint bytes, uint barrier) {
 
 #else
 
-FUNCTION void copy16(uint to, const void *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
-}
-
 // By all threads.
 FUNCTION void copy_all(uint to, const uchar *from, uint bytes) {
     for (uint i = 16u * threadIdx.x; i < bytes; i += 16u * THREADS) {
-        copy16(to + i, from + i);
+        copy_16(to + i, from + i);
     }
-}
-
-FUNCTION void copies_end(void) {
-    asm volatile("cp.async.commit_group;");
-}
-
-template <int PENDING> FUNCTION void copies_wait(void) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 #endif
 
-FUNCTION uint lane_index(void) {
-    uint lane;
-    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-    return lane;
-}
-
 // The same for all of a warp, and the compiler is told so.
 FUNCTION uint warp_index(void) {
     return __shfl_sync(0xffffffffu, threadIdx.x / 32u, 0);
-}
-
-// Four matrices of 8 rows of 16 bytes; a thread gets four bytes of each.
-FUNCTION void load_matrices(uint (&to)[4], uint address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address)
-                 : "memory");
-}
-
-// sums (16 x 8) += a (16 x 32) times b (32 x 8).
-FUNCTION void multiply(int *sums, const uint (&a)[4], uint b0, uint b1) {
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-FUNCTION float larger_or_nan(float a, float b) {
-    float most;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
-    return most;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -468,10 +429,7 @@ template <int W1, int W2, int WIDTH, int NUMBERS, int EACH, int SLOTS> struct St
         uint address = numbers_at(tile, block) + n * BLOCK * 4u + lane % 4u * 32u;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                         : "=f"(to[4 * half]), "=f"(to[4 * half + 1]), "=f"(to[4 * half + 2]), "=f"(to[4 * half + 3])
-                         : "r"(address + 16u * half)
-                         : "memory");
+            load_floats(to + 4 * half, address + 16u * half);
         }
     }
 };
@@ -535,12 +493,12 @@ FUNCTION void add_step(
         load_matrices(right_low, columns + 16u * pair * stride + low);
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            multiply(high + 8 * pair + 4 * n, left_high, right_high[2 * n], right_high[2 * n + 1]);
-            multiply(cross + 8 * pair + 4 * n, left_high, right_low[2 * n], right_low[2 * n + 1]);
+            multiply_bytes(high + 8 * pair + 4 * n, left_high, right_high[2 * n], right_high[2 * n + 1]);
+            multiply_bytes(cross + 8 * pair + 4 * n, left_high, right_low[2 * n], right_low[2 * n + 1]);
         }
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            multiply(cross + 8 * pair + 4 * n, left_low, right_high[2 * n], right_high[2 * n + 1]);
+            multiply_bytes(cross + 8 * pair + 4 * n, left_low, right_high[2 * n], right_high[2 * n + 1]);
         }
     }
 }

@@ -20,15 +20,8 @@ struct alignas(64) Parts {
 };
 
 // Sixteen bytes to shared memory, or as many zeros.
-FUNCTION void copy_16(float *to, const float *from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((uint)__cvta_generic_to_shared(to)), "l"(from),
-                 "r"(there ? 16 : 0)
-                 : "memory");
-}
-FUNCTION void copies_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-FUNCTION void copies_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+FUNCTION void stage_4(float *to, const float *from, bool there) {
+    copy_16_or_zeros((uint)__cvta_generic_to_shared(to), from, there);
 }
 
 // Brings RANKS ranks of SEGMENT columns from `first` on. By rank, element (j, l) of a factor lies
@@ -41,11 +34,11 @@ FUNCTION void stage(float *staged, const Part &part, uint width, uint first) {
         if (BY_RANK) {
             uint n = i / (SEGMENT / 4), c = i % (SEGMENT / 4) * 4u;
             bool there = first + c < width;
-            copy_16(staged + n * SEGMENT + c, part.factor + (there ? (ulong)n * width + first + c : 0), there);
+            stage_4(staged + n * SEGMENT + c, part.factor + (there ? (ulong)n * width + first + c : 0), there);
         } else {
             uint half = i % 2u, c = i / 2u;
             bool there = first + c < width;
-            copy_16(staged + (half * SEGMENT + c) * 4u, part.factor + (there ? (first + c) * part.rank + half * 4u : 0), there);
+            stage_4(staged + (half * SEGMENT + c) * 4u, part.factor + (there ? (first + c) * part.rank + half * 4u : 0), there);
         }
     }
 }
@@ -160,7 +153,7 @@ FUNCTION void contract(const Parts &parts, const float *x, uint tokens, uint wid
                 stage<SEGMENT, BY_RANK>(to + p * RANKS * SEGMENT, parts.part[p], width, segment * SEGMENT);
             }
         }
-        copies_end_group();
+        copies_end();
     };
 #pragma unroll
     for (int s = 0; s < STAGES - 1; s++) stage_segment(s);

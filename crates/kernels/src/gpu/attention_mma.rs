@@ -21,6 +21,7 @@ macro_rules! program {
         Program {
             name: $name,
             text: concat!(
+                include_str!("../../gpu/mma.cuh"),
                 include_str!("../../gpu/attention_mma.cuh"),
                 include_str!(concat!("../../gpu/", $name, ".cu"))
             ),

@@ -13,7 +13,7 @@ use isobit_numerics::slices::Profile;
 
 static LOW_RANK_CONTRACT: Program = Program {
     name: "low_rank_contract",
-    text: include_str!("../../gpu/low_rank_contract.cu"),
+    text: concat!(include_str!("../../gpu/mma.cuh"), include_str!("../../gpu/low_rank_contract.cu")),
     language: Language::Cuda,
 };
 
