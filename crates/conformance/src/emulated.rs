@@ -1,7 +1,9 @@
-//! Cases on emulated AMD cards. Emulation is slow, so cases with much work are left out, by name.
+//! Cases on emulated cards: AMD's (`isobit-gcn`), and CUDA source on the CPU (`isobit-simt`).
+//! Emulation is slow, so cases with much work are left out, by name.
 
 use crate::{Absent, Case, DirtyWorkspace, Visitor, first_difference};
 use isobit_gcn::{Card, Settings, Work};
+use isobit_kernels::DeviceFailure;
 use isobit_kernels::gpu::Gpu;
 use isobit_kernels::observe::Observed;
 use isobit_kernels::{Counting, Cpu, Device, Path, Reference};
@@ -15,11 +17,60 @@ pub fn work_of(counting: &Counting<Cpu>, case: &impl Case) -> u64 {
     counting.work().values().map(|work| work.multiply_adds + work.outputs).sum()
 }
 
+/// The settings of an emulated card.
+pub trait Emulation {
+    type Card;
+    /// What a card counts.
+    type Work: Copy + Default;
+
+    /// Why no card can be opened here, if so.
+    fn objection(&self) -> Option<String>;
+    fn open(&self) -> Result<(Gpu, Rc<Self::Card>), DeviceFailure>;
+    /// What a card has done, added to what earlier ones have.
+    fn work(card: &Self::Card, earlier: Self::Work) -> Self::Work;
+}
+
+impl Emulation for Settings {
+    type Card = Card;
+    type Work = Work;
+
+    fn objection(&self) -> Option<String> {
+        self.toolchain.objection()
+    }
+
+    fn open(&self) -> Result<(Gpu, Rc<Card>), DeviceFailure> {
+        Card::new(self.clone()).into_gpu()
+    }
+
+    fn work(card: &Card, earlier: Work) -> Work {
+        let now = card.work();
+        Work { steps: earlier.steps + now.steps, lane_steps: earlier.lane_steps + now.lane_steps }
+    }
+}
+
+impl Emulation for isobit_simt::Settings {
+    type Card = isobit_simt::Card;
+    /// How often a thread was continued.
+    type Work = u64;
+
+    fn objection(&self) -> Option<String> {
+        isobit_simt::objection()
+    }
+
+    fn open(&self) -> Result<(Gpu, Rc<isobit_simt::Card>), DeviceFailure> {
+        isobit_simt::Card::new(self.clone()).into_gpu()
+    }
+
+    fn work(card: &isobit_simt::Card, earlier: u64) -> u64 {
+        earlier + card.switches()
+    }
+}
+
 /// Compares an emulated card with the reference.
-pub struct Emulated {
-    settings: Settings,
+pub struct Emulated<S: Emulation = Settings> {
+    settings: S,
     gpu: Observed<Gpu, DirtyWorkspace>,
-    card: Rc<Card>,
+    card: Rc<S::Card>,
     counting: Counting<Cpu>,
     /// Work of the largest case to run.
     work_max: u64,
@@ -28,15 +79,18 @@ pub struct Emulated {
     /// Cases with more work.
     pub left_out: Vec<String>,
     /// Of cards that failed and were replaced.
-    earlier: Work,
+    earlier: S::Work,
 }
 
-impl Emulated {
-    /// BOUND: multiply-adds and outputs of a case, unless a caller says otherwise.
-    pub const WORK_MAX: u64 = 100_000;
+/// BOUND: multiply-adds and outputs of a case, unless a caller says otherwise.
+pub const WORK_MAX: u64 = 100_000;
 
-    pub fn new(settings: Settings, work_max: u64) -> Result<Self, Absent> {
-        if let Some(objection) = settings.toolchain.objection() {
+/// BOUND: the same for source on the CPU, which is faster.
+pub const SOURCE_WORK_MAX: u64 = 1_000_000;
+
+impl<S: Emulation> Emulated<S> {
+    pub fn new(settings: S, work_max: u64) -> Result<Self, Absent> {
+        if let Some(objection) = settings.objection() {
             return Err(Absent::Missing(objection));
         }
         let (gpu, card) = opened(&settings)?;
@@ -50,14 +104,13 @@ impl Emulated {
             compared: 0,
             differences: Vec::new(),
             left_out: Vec::new(),
-            earlier: Work::default(),
+            earlier: S::Work::default(),
         })
     }
 
-    /// Instructions that the card executed.
-    pub fn work(&self) -> Work {
-        let now = self.card.work();
-        Work { steps: self.earlier.steps + now.steps, lane_steps: self.earlier.lane_steps + now.lane_steps }
+    /// What the card has done.
+    pub fn work(&self) -> S::Work {
+        S::work(&self.card, self.earlier)
     }
 
     fn difference(&self, case: &impl Case) -> Option<String> {
@@ -74,13 +127,12 @@ impl Emulated {
     }
 }
 
-fn opened(settings: &Settings) -> Result<(Observed<Gpu, DirtyWorkspace>, Rc<Card>), Absent> {
-    let opened = Card::new(settings.clone()).into_gpu();
-    let (inner, card) = opened.map_err(|failure| Absent::Broken(failure.to_string()))?;
+fn opened<S: Emulation>(settings: &S) -> Result<(Observed<Gpu, DirtyWorkspace>, Rc<S::Card>), Absent> {
+    let (inner, card) = settings.open().map_err(|failure| Absent::Broken(failure.to_string()))?;
     Ok((Observed { inner, observer: DirtyWorkspace }, card))
 }
 
-impl Visitor for Emulated {
+impl<S: Emulation> Visitor for Emulated<S> {
     fn case<C: Case>(&mut self, case: &C) {
         if work_of(&self.counting, case) > self.work_max {
             self.left_out.push(case.name());

@@ -5,7 +5,7 @@
 //! that is not there.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a report, and how far it is")]
 
-use isobit_conformance::emulated::{Emulated, work_of};
+use isobit_conformance::emulated::{Emulated, Emulation, SOURCE_WORK_MAX, WORK_MAX, work_of};
 use isobit_conformance::table::Table;
 use isobit_conformance::{Absent, Case, EveryBackend, Visitor, cases, devices, nearest, skipped};
 use isobit_gcn::{Architecture, Dialect, Settings, Toolchain};
@@ -33,6 +33,9 @@ In an emulator of AMD cards, which runs the machine code that clang makes of the
   --dialect D    hip or opencl [default: hip]
   --toolchain T  clang, clang-object or hiprtc [default: clang]
   --work N       Leave out cases with more multiply-adds and outputs, by name
+
+The CUDA source of the kernels, compiled for the CPU, as a card with tensor cores would run it:
+  --on sm80      This card; each case once. With --seed and --work, as above
 
 Exit codes: 0 same bits, 1 a difference, 2 usage, 6 a device that is not there.";
 
@@ -106,16 +109,24 @@ impl Request {
         if self.table && (self.portable || self.small || self.path.is_some()) {
             return Err("--table goes with ops and --on only".to_string());
         }
-        let emulates = self.architecture().is_some();
+        let emulates = self.architecture().is_some() || self.is_source();
         let settings = self.dialect.is_some() || self.toolchain.is_some() || self.work_max.is_some();
         if !emulates && (self.seed != 0 || settings) {
-            return Err("--seed, --dialect, --toolchain and --work need an emulated card: `--on gfx906`".to_string());
+            return Err("--seed, --dialect, --toolchain and --work need an emulated card: `--on gfx906`, `--on sm80`".to_string());
         }
         if emulates && (self.table || self.small) {
             let name = &self.on;
             return Err(format!("--on {name} goes with --portable, --seed, --dialect, --toolchain and --work only"));
         }
+        if self.is_source() && (self.portable || self.dialect.is_some() || self.toolchain.is_some()) {
+            return Err("--on sm80 goes with --seed and --work only".to_string());
+        }
         Ok(())
+    }
+
+    /// Whether CUDA source is to be run on the CPU.
+    fn is_source(&self) -> bool {
+        self.on == "sm80"
     }
 
     /// The card to emulate, if one is named.
@@ -194,7 +205,10 @@ fn main() -> ExitCode {
     }
     let same = Request::new(std::env::args().skip(1)).and_then(|request| {
         if let Some(architecture) = request.architecture() {
-            return emulate(architecture, request);
+            return emulate_amd(architecture, request);
+        }
+        if request.is_source() {
+            return run_source(request);
         }
         if request.path.is_none() {
             for skip in skipped() {
@@ -270,13 +284,9 @@ fn compare(request: Request) -> Result<bool, Refusal> {
     Ok(chosen.backends.compared > 0 && chosen.backends.differences.is_empty())
 }
 
-/// Every wanted case on an emulated card.
-fn emulate(architecture: Architecture, request: Request) -> Result<bool, Refusal> {
-    let dialect = request.dialect.unwrap_or(Dialect::Hip);
-    let toolchain = request.toolchain.unwrap_or(Toolchain::Assembly);
-    let Request { seed, portable, .. } = request;
-    let settings = Settings { dialect, toolchain, seed, portable, ..Settings::new(architecture) };
-    let work_max = request.work_max.unwrap_or(Emulated::WORK_MAX);
+/// Every wanted case on an emulated card; prints what differs and what was left out.
+fn emulate<S: Emulation>(settings: S, request: Request, work_max: u64) -> Result<Emulated<S>, Refusal> {
+    let work_max = request.work_max.unwrap_or(work_max);
     let backends = Emulated::new(settings, work_max).map_err(|absent| match absent {
         Absent::Missing(message) | Absent::Broken(message) => Refusal { code: 6, message },
     })?;
@@ -290,16 +300,36 @@ fn emulate(architecture: Architecture, request: Request) -> Result<bool, Refusal
     for name in &emulated.left_out {
         println!("left out, too much work: {name}");
     }
-    println!(
-        "{architecture} {dialect} by {}, seed {}: {} cases, {} differences, {} left out, {} thousand wave instructions",
-        toolchain.name(),
-        request.seed,
-        emulated.compared,
-        emulated.differences.len(),
-        emulated.left_out.len(),
-        emulated.work().steps / 1000
-    );
-    Ok(emulated.compared > 0 && emulated.differences.is_empty())
+    Ok(emulated)
+}
+
+/// What became of the cases, as text, and whether all are the same.
+fn outcome<S: Emulation>(emulated: &Emulated<S>) -> (String, bool) {
+    let (compared, differences) = (emulated.compared, emulated.differences.len());
+    let text = format!("{compared} cases, {differences} differences, {} left out", emulated.left_out.len());
+    (text, compared > 0 && differences == 0)
+}
+
+fn emulate_amd(architecture: Architecture, request: Request) -> Result<bool, Refusal> {
+    let dialect = request.dialect.unwrap_or(Dialect::Hip);
+    let toolchain = request.toolchain.unwrap_or(Toolchain::Assembly);
+    let Request { seed, portable, .. } = request;
+    let settings = Settings { dialect, toolchain, seed, portable, ..Settings::new(architecture) };
+    let emulated = emulate(settings, request, WORK_MAX)?;
+    let (text, same) = outcome(&emulated);
+    let instructions = emulated.work().steps / 1000;
+    let name = toolchain.name();
+    println!("{architecture} {dialect} by {name}, seed {seed}: {text}, {instructions} thousand wave instructions");
+    Ok(same)
+}
+
+/// Every wanted case in CUDA source on the CPU.
+fn run_source(request: Request) -> Result<bool, Refusal> {
+    let seed = request.seed;
+    let emulated = emulate(isobit_simt::Settings { seed, ..Default::default() }, request, SOURCE_WORK_MAX)?;
+    let (text, same) = outcome(&emulated);
+    println!("sm_80 source on the CPU, seed {seed}: {text}, {} thousand thread switches", emulated.work() / 1000);
+    Ok(same)
 }
 
 /// The rows of the table: some ops, or all.

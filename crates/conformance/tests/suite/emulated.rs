@@ -1,11 +1,11 @@
 //! The machine code of gfx906 and gfx908 in an emulator: a sample of the cases with adversarial
 //! seeds (`cargo xtask amd-run` runs the rest), and mistakes that must be found.
 
+use crate::edited::Edited;
 use isobit_conformance::emulated::{Emulated, work_of};
 use isobit_conformance::{Absent, Case, Visitor, cases, first_difference, skip};
 use isobit_gcn::{Architecture, Card, Dialect, Settings, Toolchain};
 use isobit_kernels::backend::BegunDigest;
-use isobit_kernels::gpu::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
 use isobit_kernels::gpu::{Api, Gpu, Selector};
 use isobit_kernels::op::{Add, AnyBuffer};
 use isobit_kernels::{Counting, Cpu, Device, DeviceFailure, Path, Reference};
@@ -173,71 +173,6 @@ fn code_objects_of_hiprtc() {
         let text = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
         assert!(text.contains("0 differences"), "{text}");
-    }
-}
-
-/// A card that compiles edited sources.
-struct Edited {
-    card: Card,
-    from: &'static str,
-    to: &'static str,
-}
-
-impl Runtime for Edited {
-    fn name(&self) -> &str {
-        self.card.name()
-    }
-
-    fn alignment(&self) -> usize {
-        self.card.alignment()
-    }
-
-    fn exact_division(&self) -> bool {
-        self.card.exact_division()
-    }
-
-    fn allocate(&self, bytes: usize) -> Answer<Handle> {
-        self.card.allocate(bytes)
-    }
-
-    fn release(&self, memory: Handle) {
-        self.card.release(memory);
-    }
-
-    fn zero(&self, memory: Handle, bytes: usize) -> Answer<()> {
-        self.card.zero(memory, bytes)
-    }
-
-    fn write(&self, memory: Handle, bytes: &[u8]) -> Answer<()> {
-        self.card.write(memory, bytes)
-    }
-
-    fn read(&self, bytes: &mut [u8], memory: Handle) -> Answer<()> {
-        self.card.read(bytes, memory)
-    }
-
-    fn finish(&self) -> Answer<()> {
-        self.card.finish()
-    }
-
-    fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled> {
-        self.card.compile(&source.replace(self.from, self.to), language, options)
-    }
-
-    fn kernel(&self, program: Compiled, name: &str) -> Answer<Kernel> {
-        self.card.kernel(program, name)
-    }
-
-    fn launch(&self, kernel: Kernel, groups: usize, size: usize, dynamic: usize, arguments: &[Argument]) -> Answer<()> {
-        self.card.launch(kernel, groups, size, dynamic, arguments)
-    }
-
-    fn has_mfma(&self) -> bool {
-        self.card.has_mfma()
-    }
-
-    fn multiprocessors(&self) -> usize {
-        self.card.multiprocessors()
     }
 }
 

@@ -47,6 +47,7 @@ mod decay;
 mod delta_rule;
 mod delta_rule_gradients;
 mod dropout;
+mod edited;
 mod embedding;
 mod emulated;
 mod emulated_division;
@@ -68,6 +69,7 @@ mod product_accuracy;
 mod rms_norm;
 mod router;
 mod soft_division;
+mod source;
 mod sum_squares;
 
 use isobit_conformance::{Case, Visitor};
