@@ -119,6 +119,8 @@ SIMT_INLINE float __fmul_rn(float a, float b) { return a * b; }
 SIMT_INLINE float __fadd_rn(float a, float b) { return a + b; }
 SIMT_INLINE float __fsqrt_rn(float x) { return __builtin_sqrtf(x); }
 SIMT_INLINE float __int2float_rn(int x) { return (float)x; }
+SIMT_INLINE unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+SIMT_INLINE unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 template <class T> SIMT_INLINE T __ldg(const T *from) { return *from; }
 template <class T> SIMT_INLINE void __stcs(T *to, T value) { *to = value; }
 

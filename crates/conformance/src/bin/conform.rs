@@ -112,7 +112,8 @@ impl Request {
         let emulates = self.architecture().is_some() || self.is_source();
         let settings = self.dialect.is_some() || self.toolchain.is_some() || self.work_max.is_some();
         if !emulates && (self.seed != 0 || settings) {
-            return Err("--seed, --dialect, --toolchain and --work need an emulated card: `--on gfx906`, `--on sm80`".to_string());
+            return Err("--seed, --dialect, --toolchain and --work need an emulated card: `--on gfx906`, `--on sm80`"
+                .to_string());
         }
         if emulates && (self.table || self.small) {
             let name = &self.on;

@@ -57,12 +57,21 @@ pub(super) use arguments;
 /// A compiled program and its source.
 type WithSource = (Compiled, &'static str);
 
+/// Which of a device's matrix units are used; fewer than there are for comparisons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MatrixUnits {
+    All,
+    /// No kernels for Hopper alone: what other NVIDIA devices run.
+    MmaSync,
+    /// None: the portable kernels.
+    Portable,
+}
+
 /// An open device with its compiled programs.
 pub(super) struct Device {
     pub(super) runtime: Rc<dyn Runtime>,
     selector: Selector,
-    /// Whether programs in a device's native language are disabled.
-    portable_only: bool,
+    units: MatrixUnits,
     /// With their sources, by name.
     programs: RefCell<BTreeMap<(&'static str, Build), WithSource>>,
     /// By program and name.
@@ -137,22 +146,28 @@ pub struct Gpu {
 impl Gpu {
     /// Opens a device and checks its arithmetic.
     pub fn open(selector: Selector) -> Result<Self, DeviceFailure> {
-        Self::opened(selector, false, false)
+        Self::opened(selector, false, MatrixUnits::All)
+    }
+
+    /// As [`Gpu::open`], with the tensor-core kernels of every NVIDIA device from compute
+    /// capability 8.0 on instead of Hopper's own. For comparisons.
+    pub fn open_mma_sync(selector: Selector) -> Result<Self, DeviceFailure> {
+        Self::opened(selector, false, MatrixUnits::MmaSync)
     }
 
     /// As [`Gpu::open`], with only the portable kernels, whatever matrix units the device has. For
     /// comparisons.
     pub fn open_portable(selector: Selector) -> Result<Self, DeviceFailure> {
-        Self::opened(selector, false, true)
+        Self::opened(selector, false, MatrixUnits::Portable)
     }
 
     /// As [`Gpu::open`], dividing in software as on devices without correctly rounded division. For
     /// tests.
     pub fn open_with_soft_division(selector: Selector) -> Result<Self, DeviceFailure> {
-        Self::opened(selector, true, false)
+        Self::opened(selector, true, MatrixUnits::All)
     }
 
-    fn opened(selector: Selector, soft_division: bool, portable_only: bool) -> Result<Self, DeviceFailure> {
+    fn opened(selector: Selector, soft_division: bool, units: MatrixUnits) -> Result<Self, DeviceFailure> {
         let runtime: Result<Rc<dyn Runtime>, String> = match selector.api {
             Api::OpenCl => opencl::OpenCl::open(selector.index, soft_division).map(|runtime| Rc::new(runtime) as _),
             Api::Cuda => cuda::Cuda::open(selector.index).map(|runtime| Rc::new(runtime) as _),
@@ -160,7 +175,7 @@ impl Gpu {
         };
         float_state::restore();
         let runtime = runtime.map_err(|what| failure(&selector.to_string(), what))?;
-        let gpu = Self::from_parts(runtime, selector, portable_only);
+        let gpu = Self::from_parts(runtime, selector, units);
         probe::check(&gpu)?;
         Ok(gpu)
     }
@@ -168,7 +183,7 @@ impl Gpu {
     /// A device with a runtime of the caller's, whose arithmetic is checked like any other's. The
     /// selector's interface decides the dialect of the sources. For tests.
     pub fn with_runtime(runtime: Rc<dyn Runtime>, selector: Selector) -> Result<Self, DeviceFailure> {
-        let gpu = Self::from_parts(runtime, selector, false);
+        let gpu = Self::from_parts(runtime, selector, MatrixUnits::All);
         probe::check(&gpu)?;
         Ok(gpu)
     }
@@ -177,14 +192,14 @@ impl Gpu {
     /// `architecture` is the compute capability of an NVIDIA device, if a plan should include
     /// memory for its tensor cores.
     pub fn absent(selector: Selector, architecture: Option<(u32, u32)>) -> Self {
-        Self::from_parts(Rc::new(Absent::new(selector, architecture)), selector, false)
+        Self::from_parts(Rc::new(Absent::new(selector, architecture)), selector, MatrixUnits::All)
     }
 
-    pub(super) fn from_parts(runtime: Rc<dyn Runtime>, selector: Selector, portable_only: bool) -> Self {
+    pub(super) fn from_parts(runtime: Rc<dyn Runtime>, selector: Selector, units: MatrixUnits) -> Self {
         let device = Device {
             runtime,
             selector,
-            portable_only,
+            units,
             programs: RefCell::default(),
             kernels: RefCell::default(),
             failure: RefCell::default(),
@@ -213,12 +228,17 @@ impl Gpu {
 
     /// Compute capability of a device whose matrix units may be used. None if there are none.
     pub(super) fn architecture(&self) -> Option<(u32, u32)> {
-        self.device.runtime.architecture().filter(|_| !self.device.portable_only)
+        self.device.runtime.architecture().filter(|_| self.device.units != MatrixUnits::Portable)
+    }
+
+    /// Whether kernels for Hopper alone are left out.
+    pub(super) fn only_mma_sync(&self) -> bool {
+        self.device.units == MatrixUnits::MmaSync
     }
 
     /// Whether AMD's matrix cores may be used.
     pub(super) fn has_mfma(&self) -> bool {
-        self.device.runtime.has_mfma() && !self.device.portable_only
+        self.device.runtime.has_mfma() && self.device.units != MatrixUnits::Portable
     }
 
     /// Waits until all work is done.

@@ -1,12 +1,15 @@
 //! Slice products without an epilogue on NVIDIA Hopper tensor cores
 //! (`gpu/product_groups_hopper.cu`): those of several weights, such as experts, in one launch, and
-//! profile x3. Other devices use the portable kernels; the bits are the same.
+//! profile x3. Other NVIDIA tensor cores take the same operands in `product_mma.rs`, other devices
+//! use the portable kernels; the bits are the same.
 
 use super::device::{Gpu, Groups, arguments, dimension};
+use super::hopper::Epilogue;
 use super::memory::DevicePointer;
+use super::product_mma;
 use super::program::Program;
 use super::runtime::{Argument, Language};
-use super::slice_tiles::{CLUSTER, ROWS, blocks, map, shared_bytes, tile_columns};
+use super::slice_tiles::{CLUSTER, ROWS, blocks, is_hopper, map, shared_bytes, tile_columns};
 use super::slices::padded;
 use isobit_numerics::slices::{CHUNK, Profile};
 
@@ -73,9 +76,14 @@ pub(super) struct GroupsProduct {
     pub(super) width: usize,
     pub(super) profile: Profile,
     pub(super) accumulate: bool,
+    /// Only `mma.sync` kernels support one.
+    pub(super) epilogue: Epilogue,
 }
 
 pub(super) fn product(gpu: &Gpu, p: &GroupsProduct, tiles: &Tiles) {
+    if !is_hopper(gpu) {
+        return product_mma::product(gpu, p, tiles);
+    }
     assert!(p.width > 0, "the copy engine knows no empty axes");
     let (columns, slices) = (p.weights.count, p.profile.slice_count());
     if tiles.count == 0 || columns == 0 {

@@ -5,6 +5,7 @@ use super::device::{Gpu, Groups};
 use super::memory::DevicePointer;
 use super::program::Program;
 use super::runtime::{Argument, ByteMatrix, Language};
+use super::slice_tiles;
 use super::slices::padded;
 use isobit_numerics::slices::Profile;
 
@@ -90,14 +91,14 @@ impl Epilogue {
 
 impl LowRank {
     /// No adapter: the kernel does not read it.
-    fn absent(instead: DevicePointer) -> Self {
+    pub(super) fn absent(instead: DevicePointer) -> Self {
         Self { u: (instead, 0), factor: (instead, 0), rank: 0, rank_step: 0, width_step: 0, alpha: 0.0 }
     }
 }
 
 /// Whether the device has these tensor cores and they support a contraction of this length.
 pub(super) fn serves(gpu: &Gpu, profile: Profile, width: usize) -> bool {
-    profile == Profile::X2 && width > 0 && gpu.architecture() == Some((9, 0))
+    profile == Profile::X2 && width > 0 && slice_tiles::is_hopper(gpu)
 }
 
 pub(super) fn product(gpu: &Gpu, p: &HopperProduct) {

@@ -2,7 +2,7 @@
 //! product; otherwise they are separate ops. The bits are the same.
 
 use super::device::{Gpu, dimension};
-use super::hopper::{self, Epilogue, LowRank};
+use super::hopper::{Epilogue, LowRank};
 use super::memory::{DevicePointer, GpuBuffer};
 use super::{GpuMemory, bias, low_rank, product};
 use crate::backend::{Checked, Run};
@@ -10,7 +10,7 @@ use crate::op::{LinearForward, LinearGradInput, LowRankTerm};
 
 impl Run<LinearForward<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut LinearForward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
-        if hopper::serves(self, op.p.profile, op.p.k) {
+        if product::takes_epilogue(self, op.p.profile, op.p.k) {
             let bias = op.bias.map(|bias| (DevicePointer::from(bias), 0));
             let epilogue = Epilogue { bias, low: op.adapter.map(low_rank) };
             return product::forward(self, op.y, op.x, op.w, &op.p, epilogue, workspace);
@@ -27,7 +27,7 @@ impl Run<LinearForward<'_, GpuMemory>> for Gpu {
 
 impl Run<LinearGradInput<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut LinearGradInput<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
-        if hopper::serves(self, op.p.profile, op.p.n) {
+        if product::takes_epilogue(self, op.p.profile, op.p.n) {
             let epilogue = Epilogue { bias: None, low: op.adapter.map(low_rank) };
             return product::grad_input(self, op.dx, op.dy, op.w, &op.p, epilogue, workspace);
         }

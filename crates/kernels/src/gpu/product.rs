@@ -314,9 +314,16 @@ impl<'a> Weights<'a> {
     }
 }
 
-/// Whether tensor cores compute the products of all weights at once, without an epilogue.
+/// Whether tensor cores compute the products of all weights at once.
 fn in_groups(gpu: &Gpu, tiles: &RowTiles, profile: Profile) -> bool {
-    slice_tiles::serves(gpu) && (tiles.table.is_some() || profile == Profile::X3)
+    let is_hopper = slice_tiles::is_hopper(gpu);
+    slice_tiles::serves(gpu) && (!is_hopper || tiles.table.is_some() || profile == Profile::X3)
+}
+
+/// Whether products over `width` take the epilogue of a linear layer with one weight.
+pub(super) fn takes_epilogue(gpu: &Gpu, profile: Profile, width: usize) -> bool {
+    let by_mma_sync = slice_tiles::serves(gpu) && !slice_tiles::is_hopper(gpu) && width > 0;
+    by_mma_sync || hopper::serves(gpu, profile, width)
 }
 
 /// Two sliced operands of a product: the left rows in `tiles`, and their part of the weights.
@@ -348,6 +355,7 @@ pub(super) fn forward_sliced(gpu: &Gpu, y: Output, operands: &SlicedOperands, ep
             width: right.width,
             profile: right.profile,
             accumulate: false,
+            epilogue,
         };
         return groups_hopper::product(gpu, &product, &tiles.tensor(weights));
     }
@@ -491,6 +499,7 @@ fn grad_input_groups(
     fresh: bool,
     operands: &SlicedOperands,
     (transposed, together): (DevicePointer, usize),
+    epilogue: Epilogue,
 ) {
     let SlicedOperands { left, right, tiles, weights } = *operands;
     let (planes, rows) = right.tensor();
@@ -516,6 +525,7 @@ fn grad_input_groups(
             width: right.rows,
             profile: right.profile,
             accumulate: !fresh,
+            epilogue,
         };
         groups_hopper::product(gpu, &product, &tiles);
     }
@@ -534,7 +544,7 @@ pub(super) fn grad_input_sliced(
     let SlicedOperands { left, right, tiles, weights } = *operands;
     assert_eq!((left.shape.width, left.shape.profile), (right.rows, right.profile), "operands of a product");
     if let (Some(planes), true) = (transposed.place, in_groups(gpu, tiles, right.profile) && right.rows > 0) {
-        return grad_input_groups(gpu, dx, fresh, operands, (planes, transposed.weights));
+        return grad_input_groups(gpu, dx, fresh, operands, (planes, transposed.weights), epilogue);
     }
     if let (Some(planes), true) = (transposed.place, hopper::serves(gpu, right.profile, right.rows)) {
         for weight in weights.clone() {

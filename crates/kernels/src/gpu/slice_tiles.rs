@@ -1,5 +1,6 @@
-//! The common part of slice products on NVIDIA Hopper tensor cores (`gpu/slice_tiles.cuh`): tile
-//! shapes, launches, and how the copy engine reads the planes.
+//! The common part of slice products on NVIDIA tensor cores: which devices have them, and for
+//! Hopper's (`gpu/slice_tiles.cuh`) tile shapes, launches, and how the copy engine reads the
+//! planes.
 
 use super::device::{Gpu, Groups};
 use super::memory::DevicePointer;
@@ -34,9 +35,15 @@ pub(super) fn blocks(gpu: &Gpu, pairs: usize) -> Groups {
     Groups::of(pairs * CLUSTER, THREADS)
 }
 
-/// Whether the device has these tensor cores.
+/// Whether the device's tensor cores multiply operands in this layout: those of Hopper, or by
+/// `mma.sync` (`product_mma.rs`).
 pub(super) fn serves(gpu: &Gpu) -> bool {
-    gpu.architecture() == Some((9, 0))
+    gpu.architecture().is_some_and(|architecture| architecture >= (8, 0))
+}
+
+/// Whether they are used by kernels of their own.
+pub(super) fn is_hopper(gpu: &Gpu) -> bool {
+    gpu.architecture() == Some((9, 0)) && !gpu.only_mma_sync()
 }
 
 /// Consecutive planes of bytes `[row, stride]`, which the copy engine reads in boxes of [`BLOCK`]

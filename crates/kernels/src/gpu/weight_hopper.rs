@@ -1,13 +1,15 @@
 //! The weight gradient on NVIDIA Hopper tensor cores (`gpu/product_weight_hopper.cu`), both
 //! profiles: columns are sliced along the tokens in whole blocks (`gpu/column_slices.cu`), then
-//! multiplied. Other devices use the portable kernels; the bits are the same.
+//! multiplied. Other NVIDIA tensor cores multiply in `product_mma.rs`, other devices use the
+//! portable kernels; the bits are the same.
 
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::{DevicePointer, GpuBuffer};
+use super::product_mma;
 use super::product_weight::ChunkRun;
 use super::program::Program;
 use super::runtime::{Argument, Language};
-use super::slice_tiles::{BLOCK, CLUSTER, ROWS, blocks, map, shared_bytes, tile_columns};
+use super::slice_tiles::{BLOCK, CLUSTER, ROWS, blocks, is_hopper, map, shared_bytes, tile_columns};
 use super::slices::padded;
 use isobit_numerics::slices::Profile;
 
@@ -74,6 +76,9 @@ pub(super) fn product(
     chunks: Chunks,
     profile: Profile,
 ) {
+    if !is_hopper(gpu) {
+        return product_mma::weight_product(gpu, dw, runs, (left, right), chunks, profile);
+    }
     let (n, k, slices) = (left.width, right.width, profile.slice_count());
     let Some((run, first_row)) = runs.first().filter(|_| n > 0 && k > 0) else { return };
     let signed = |size: usize| size < 1 << 29;

@@ -6,7 +6,7 @@
 
 use super::cubin::{Entry, entries};
 use super::{Compiler, command_line};
-use crate::gpu::device::Gpu;
+use crate::gpu::device::{Gpu, MatrixUnits};
 use crate::gpu::devices::{Api, Selector};
 use crate::gpu::probe;
 use crate::gpu::runtime::{Answer, Argument, ByteMatrix, Compiled, Handle, Kernel, Language, Runtime};
@@ -94,10 +94,11 @@ struct Card {
     free: Cell<u64>,
 }
 
-/// The card, and two devices on it: one uses tensor cores, one the portable kernels only.
+/// The card, and devices on it: one uses all its tensor cores, one the portable kernels only, one
+/// the tensor-core kernels of devices that have none of their own.
 pub struct CompileOnly {
     card: Rc<Card>,
-    devices: [Gpu; 2],
+    devices: [Gpu; 3],
 }
 
 impl CompileOnly {
@@ -114,7 +115,8 @@ impl CompileOnly {
             free: Cell::new(ALIGNMENT as u64),
         });
         let selector = Selector { api: Api::Cuda, index: 0 };
-        let devices = [false, true].map(|portable| Gpu::from_parts(Rc::clone(&card) as _, selector, portable));
+        let units = [MatrixUnits::All, MatrixUnits::Portable, MatrixUnits::MmaSync];
+        let devices = units.map(|units| Gpu::from_parts(Rc::clone(&card) as _, selector, units));
         // Nothing is computed, so the probe fails; its kernel is compiled and looked up anyway.
         if probe::check(&devices[0]).is_ok() {
             return Err("a card that computes nothing passed the probe".to_string());
@@ -123,7 +125,7 @@ impl CompileOnly {
     }
 
     /// The devices whose ops are to be run.
-    pub fn devices(&self) -> &[Gpu; 2] {
+    pub fn devices(&self) -> &[Gpu; 3] {
         &self.devices
     }
 
