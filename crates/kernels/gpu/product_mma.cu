@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) product_mma(
     const Output out = {y + (ulong)(first - y_base) * y_stride + column, y_stride, rows, columns};
     uint steps = (width + STEP - 1u) / STEP, chunks = (width + CHUNK - 1u) / CHUNK;
 
-    Ring ring(left_planes, right_planes, steps);
+    Ring<RightCopies> ring(left_planes, right_planes, steps);
     const Place place;
     TileResults results;
     if (accumulate) {
@@ -140,17 +140,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) product_mma(
         results.clear();
     }
     for (uint chunk = 0u; chunk < chunks; chunk++) {
-        // Scales first: they arrive while the products run.
+        TileSums sums;
+        uint here = steps < STEPS_PER_CHUNK ? steps : STEPS_PER_CHUNK;
+        sum_steps(sums, ring, place, here);
+        steps -= here;
+        // Not before the products, which need the registers; the line is in L1 from the second
+        // chunk on.
         float scales[2 * ROW_TILES];
 #pragma unroll
         for (uint i = 0u; i < 2u * ROW_TILES; i++) {
             uint row = place.row + 8u * i < rows ? place.row + 8u * i : rows - 1u;
             scales[i] = __ldg(left_scales + (ulong)(first - left_base + row) * chunks + chunk);
         }
-        TileSums sums;
-        uint here = steps < STEPS_PER_CHUNK ? steps : STEPS_PER_CHUNK;
-        sum_steps(sums, ring, place, here);
-        steps -= here;
 #pragma unroll
         for (int m = 0; m < ROW_TILES; m++) {
 #pragma unroll

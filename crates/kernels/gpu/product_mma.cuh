@@ -27,10 +27,15 @@
 #define COLUMN_TILES 4
 #endif
 
+// Planes of the right operand: 1 where it has no slices.
+#ifndef RIGHT_SLICES
+#define RIGHT_SLICES SLICES
+#endif
+
 #define LEFT_PLANE (ROWS * STEP)
 #define RIGHT_PLANE (COLUMNS * STEP)
 #define RIGHT (SLICES * LEFT_PLANE)
-#define SLOT_BYTES (RIGHT + SLICES * RIGHT_PLANE)
+#define SLOT_BYTES (RIGHT + RIGHT_SLICES * RIGHT_PLANE)
 // Tiles along the rows that are walked together, for reuse in L2.
 #define WALK_ROWS 16u
 
@@ -46,60 +51,63 @@ struct Planes {
     uint rows;
 };
 
-// The row and the piece of it that this thread copies, of every 64 rows.
-FUNCTION uint copied_row(void) {
-    return threadIdx.x / 4u;
-}
-FUNCTION uint row_at(const Planes &planes, uint row) {
-    return (row < planes.rows ? row : planes.rows - 1u) * (uint)planes.pitch + threadIdx.x % 4u * 16u;
-}
+// Copies COUNT rows of STEP bytes of some planes, this thread a piece of every 64th row.
+template <uint COUNT, int SLICE_COUNT> struct Copies {
+    const uchar *from;
+    // From plane to plane, in pieces of 16 bytes.
+    uint plane;
+    // This thread's rows, from the pointer on.
+    uint at[COUNT / 64u];
 
-// The stream of steps: both operands' bytes from one on, `steps` times STEP of them.
-struct Ring {
-    const uchar *left, *right;
-    ulong left_plane, right_plane;
-    // This thread's rows, from the pointers on.
-    uint left_at[ROWS / 64u], right_at[COLUMNS / 64u];
-    uint base, to;
+    MEMBER Copies(const Planes &planes) : from(planes.from), plane((uint)(planes.plane / 16u)) {
+#pragma unroll
+        for (uint i = 0u; i < COUNT / 64u; i++) {
+            uint row = threadIdx.x / 4u + 64u * i;
+            at[i] = (row < planes.rows ? row : planes.rows - 1u) * (uint)planes.pitch + threadIdx.x % 4u * 16u;
+        }
+    }
+
+    // The next STEP bytes of every row. `to` is where planes start in a slot.
+    MEMBER void fill(uint to) {
+        uint row = threadIdx.x / 4u;
+        to += row * STEP + (threadIdx.x % 4u ^ row / 2u % 4u) * 16u;
+#pragma unroll
+        for (uint s = 0u; s < SLICE_COUNT; s++) {
+#pragma unroll
+            for (uint i = 0u; i < COUNT / 64u; i++) {
+                copy_16(to + (s * COUNT + 64u * i) * STEP, from + (ulong)(s * plane) * 16u + at[i]);
+            }
+        }
+        from += STEP;
+    }
+};
+
+typedef Copies<ROWS, SLICES> LeftCopies;
+typedef Copies<COLUMNS, RIGHT_SLICES> RightCopies;
+
+// The stream of steps: STEP bytes of both operands, `rest` times.
+template <class Right> struct Ring {
+    LeftCopies left;
+    Right right;
     // Steps that are left to copy; the slot that is read next.
     uint rest, out;
 
-    MEMBER Ring(const Planes &left, const Planes &right, uint steps)
-        : left(left.from), right(right.from), left_plane(left.plane), right_plane(right.plane), rest(steps), out(0u) {
-        uint row = copied_row();
-#pragma unroll
-        for (uint i = 0u; i < ROWS / 64u; i++) {
-            left_at[i] = row_at(left, row + 64u * i);
-        }
-#pragma unroll
-        for (uint i = 0u; i < COLUMNS / 64u; i++) {
-            right_at[i] = row_at(right, row + 64u * i);
-        }
-        base = (uint)__cvta_generic_to_shared(shared);
-        to = base + row * STEP + (threadIdx.x % 4u ^ row / 2u % 4u) * 16u;
+    MEMBER Ring(const LeftCopies &left, const Right &right, uint steps) : left(left), right(right), rest(steps), out(0u) {
 #pragma unroll 1
         for (int i = 0; i < STAGES - 1; i++) {
             load(i);
         }
     }
 
+    MEMBER uint slot(uint index) const {
+        return (uint)__cvta_generic_to_shared(shared) + index * SLOT_BYTES;
+    }
+
     // Starts the copies of the next step to a slot, if there is one.
     MEMBER void load(uint into) {
         if (rest > 0u) {
-            uint slot = to + into * SLOT_BYTES;
-#pragma unroll
-            for (uint s = 0u; s < SLICES; s++) {
-#pragma unroll
-                for (uint i = 0u; i < ROWS / 64u; i++) {
-                    copy_16(slot + s * LEFT_PLANE + 64u * i * STEP, left + s * left_plane + left_at[i]);
-                }
-#pragma unroll
-                for (uint i = 0u; i < COLUMNS / 64u; i++) {
-                    copy_16(slot + RIGHT + s * RIGHT_PLANE + 64u * i * STEP, right + s * right_plane + right_at[i]);
-                }
-            }
-            left += STEP;
-            right += STEP;
+            left.fill(slot(into));
+            right.fill(slot(into) + RIGHT);
             rest--;
         }
         copies_end();
@@ -111,9 +119,9 @@ struct Ring {
         copies_wait<STAGES - 2>();
         __syncthreads();
         load(out == 0u ? STAGES - 1u : out - 1u);
-        uint slot = base + out * SLOT_BYTES;
+        uint filled = slot(out);
         out = out + 1u == STAGES ? 0u : out + 1u;
-        return slot;
+        return filled;
     }
 };
 
@@ -135,35 +143,33 @@ struct TileSums {
         }
     }
 
-    // The products of a slot. The addresses are the lane's, from the slot's start on.
-    MEMBER void add(uint slot, uint left, uint right) {
+    // The products of bytes 32 k to 32 k + 31 of a slot. The addresses are the lane's, from the
+    // slot's start on.
+    MEMBER void add(uint slot, uint left, uint right, uint k) {
+        uint a[SLICES][ROW_TILES][4];
 #pragma unroll
-        for (uint k = 0u; k < STEP / 32u; k++) {
-            uint a[SLICES][ROW_TILES][4];
+        for (uint i = 0u; i < SLICES; i++) {
 #pragma unroll
-            for (uint i = 0u; i < SLICES; i++) {
-#pragma unroll
-                for (uint m = 0u; m < ROW_TILES; m++) {
-                    load_matrices(a[i][m], (slot + left ^ 32u * k) + i * LEFT_PLANE + 16u * m * STEP);
-                }
+            for (uint m = 0u; m < ROW_TILES; m++) {
+                load_matrices(a[i][m], (slot + left ^ 32u * k) + i * LEFT_PLANE + 16u * m * STEP);
             }
+        }
 #pragma unroll
-            for (uint n = 0u; n < COLUMN_TILES; n += 2u) {
-                uint b[SLICES][4];
+        for (uint n = 0u; n < COLUMN_TILES; n += 2u) {
+            uint b[RIGHT_SLICES][4];
 #pragma unroll
-                for (uint j = 0u; j < SLICES; j++) {
-                    load_matrices(b[j], (slot + right ^ 32u * k) + j * RIGHT_PLANE + 8u * n * STEP);
-                }
-                // Products that add to the same sums are apart.
+            for (uint j = 0u; j < RIGHT_SLICES; j++) {
+                load_matrices(b[j], (slot + right ^ 32u * k) + j * RIGHT_PLANE + 8u * n * STEP);
+            }
+            // Products that add to the same sums are apart.
 #pragma unroll
-                for (int i = 0; i < SLICES; i++) {
+            for (int i = 0; i < SLICES; i++) {
 #pragma unroll
-                    for (int j = 0; i + j < SLICES; j++) {
+                for (int j = 0; j < RIGHT_SLICES && i + j < SLICES; j++) {
 #pragma unroll
-                        for (int m = 0; m < ROW_TILES; m++) {
-                            multiply_bytes(s[i + j][m] + 4u * n, a[i][m], b[j][0], b[j][1]);
-                            multiply_bytes(s[i + j][m] + 4u * n + 4u, a[i][m], b[j][2], b[j][3]);
-                        }
+                    for (int m = 0; m < ROW_TILES; m++) {
+                        multiply_bytes(s[i + j][m] + 4u * n, a[i][m], b[j][0], b[j][1]);
+                        multiply_bytes(s[i + j][m] + 4u * n + 4u, a[i][m], b[j][2], b[j][3]);
                     }
                 }
             }
@@ -197,12 +203,15 @@ struct Place {
 };
 
 // The exact sums of the next `steps` steps.
-FUNCTION void sum_steps(TileSums &sums, Ring &ring, const Place &place, uint steps) {
+template <class Right> FUNCTION void sum_steps(TileSums &sums, Ring<Right> &ring, const Place &place, uint steps) {
     sums.clear();
 #pragma unroll 1
     for (uint step = 0u; step < steps; step++) {
         uint slot = ring.next();
-        sums.add(slot, place.left, place.right);
+#pragma unroll
+        for (uint k = 0u; k < STEP / 32u; k++) {
+            sums.add(slot, place.left, place.right, k);
+        }
     }
 }
 

@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) product_weight_mma(
     const Output out = {dw + (first_row + row) * k + column, k, n - row, k - column};
     uint row_pitch = row_words(n) * 4u, column_pitch = row_words(k) * 4u;
 
-    Ring ring(left_planes, right_planes, (end_block - first[2]) * STEPS_PER_BLOCK);
+    Ring<RightCopies> ring(left_planes, right_planes, (end_block - first[2]) * STEPS_PER_BLOCK);
     const Place place;
     TileResults results;
     out.load(results, place);
@@ -45,20 +45,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) product_weight_mma(
         // Both are padded to whole tiles.
         const float *row_scales = left_scales + (ulong)(chunk - base_chunk) * row_pitch + row + place.row;
         const float *column_scales = right_scales + (ulong)(chunk - base_chunk) * column_pitch + column + place.column;
-        float scales[2 * ROW_TILES];
 #pragma unroll
         for (int i = 0; i < 2 * ROW_TILES; i++) {
-            scales[i] = __ldg(row_scales + 8 * i);
-        }
+            float scale = __ldg(row_scales + 8 * i);
 #pragma unroll
-        for (int n = 0; n < COLUMN_TILES; n++) {
-            float2 own = __ldg((const float2 *)(column_scales + 8 * n));
-#pragma unroll
-            for (int i = 0; i < 2 * ROW_TILES; i++) {
+            for (int n = 0; n < COLUMN_TILES; n++) {
+                float2 own = __ldg((const float2 *)(column_scales + 8 * n));
                 int at = 4 * n + 2 * (i % 2);
                 float *x = results.v[i / 2] + at;
-                x[0] = fma_rn(sums.value(i / 2, at), scales[i] * own.x, x[0]);
-                x[1] = fma_rn(sums.value(i / 2, at + 1), scales[i] * own.y, x[1]);
+                x[0] = fma_rn(sums.value(i / 2, at), scale * own.x, x[0]);
+                x[1] = fma_rn(sums.value(i / 2, at + 1), scale * own.y, x[1]);
             }
         }
     }

@@ -41,6 +41,7 @@ mod opencl;
 mod probe;
 mod product;
 mod product4;
+mod product4_mma;
 mod product_mma;
 mod product_weight;
 mod program;

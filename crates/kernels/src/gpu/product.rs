@@ -109,7 +109,7 @@ impl RowTiles {
     }
 
     /// The tiles of some weights for tensor cores.
-    fn tensor(&self, weights: &Range<usize>) -> Tiles {
+    pub(super) fn tensor(&self, weights: &Range<usize>) -> Tiles {
         let (rows, all) = ((self.rows.start, self.rows.end), self.rows.len().div_ceil(slice_tiles::ROWS));
         let Some(table) = &self.table else { return Tiles { table: None, count: all, rows } };
         let (start, end) = (self.tensor_starts[weights.start], self.tensor_starts[weights.end]);

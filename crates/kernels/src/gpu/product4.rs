@@ -1,11 +1,13 @@
 //! Products with 4-bit weights on a GPU (defined in `op/product4.rs`): integers stay packed in
 //! memory and are expanded to bytes while loading into a group's local memory. The input gradient
-//! slices `dy·σ` into the workspace, one group of channels at a time.
+//! slices `dy·σ` into the workspace, one group of channels at a time. Tensor cores multiply in
+//! `product4_mma.rs`.
 
 use super::GpuMemory;
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::{DevicePointer, GpuBuffer, Parts, allocated_bytes};
 use super::product::{MFMA_COLUMNS, RowTiles, TILE, folded_columns, folded_shape};
+use super::product4_mma::{self, Packed, Rows};
 use super::program::{Program, program};
 use super::runtime::Language;
 use super::slices::{self, CHUNK_GROUP, SLICES, SlicedRows, plane_bytes};
@@ -81,6 +83,12 @@ impl QuantizedWeight {
             KeptScales::F32(scales) => (DevicePointer::from(scales), 0),
             KeptScales::F16(scales) => (DevicePointer::from(scales), 2),
         }
+    }
+
+    /// For tensor cores.
+    fn packed(&self) -> Packed<'_> {
+        let (lines, zeros, order) = (&self.lines, &self.zeros, self.order.as_ref());
+        Packed { shape: self.shape, lines, zeros, group_scales: self.group_scales(), order }
     }
 }
 
@@ -173,6 +181,10 @@ pub(super) fn forward(
     _workspace: &mut GpuBuffer<u8>,
 ) {
     let tiles = RowTiles::of_segments(gpu, p.segments);
+    if product4_mma::serves(gpu, w.shape) && p.k > 0 {
+        let rows = Rows { planes: (&x.planes).into(), scales: (&x.scales).into(), count: p.rows() };
+        return product4_mma::forward(gpu, y, rows, w.packed(), &tiles.tensor(&(0..p.weights())), p.profile);
+    }
     let chosen = tiles.of_weights(&(0..p.weights()));
     let (group_scales, format) = w.group_scales();
     let arguments = arguments![
@@ -266,6 +278,12 @@ impl GroupGradient<'_> {
 
     fn multiply(&self, dx: &GpuBuffer<f32>) {
         let Self { gpu, planes, scales, w, group, outputs, tiles, p } = *self;
+        let fresh = outputs.start == 0 && !p.accumulate;
+        if product4_mma::serves(gpu, w.shape) && !outputs.is_empty() {
+            let (rows, tiles) = (Rows { planes, scales, count: p.rows() }, tiles.tensor(&(0..p.weights())));
+            let part = (group, outputs, fresh);
+            return product4_mma::grad_input(gpu, dx, rows, w.packed(), part, &tiles, p.profile);
+        }
         let chosen = tiles.of_weights(&(0..p.weights()));
         let arguments = arguments![
             dx,
@@ -283,7 +301,7 @@ impl GroupGradient<'_> {
             dimension(p.k),
             dimension(outputs.start),
             dimension(outputs.len()),
-            u32::from(outputs.start == 0 && !p.accumulate),
+            u32::from(fresh),
             tiles.table(DevicePointer::from(&w.starts)),
             u32::from(tiles.table.is_some()),
             dimension(chosen.start),

@@ -33,23 +33,24 @@ static PRODUCT: Program = program!("product_mma");
 static PRODUCT_WEIGHT: Program = program!("product_weight_mma");
 
 /// From `gpu/product_mma.cuh`: threads of a block, and bytes of the contraction per step.
-const THREADS: usize = 256;
+pub(super) const THREADS: usize = 256;
 const STEP: usize = 64;
 
-/// `COLUMNS` and `STAGES`.
-fn tile_columns(profile: Profile) -> usize {
+/// `COLUMNS`.
+pub(super) fn tile_columns(profile: Profile) -> usize {
     match profile {
         Profile::X2 => 128,
         Profile::X3 => 64,
     }
 }
 
-fn shared_bytes(profile: Profile) -> usize {
+/// `STAGES` of `SLOT_BYTES`, with this many planes on the right.
+pub(super) fn shared_bytes(profile: Profile, right_slices: usize) -> usize {
     let stages = match profile {
         Profile::X2 => 3,
         Profile::X3 => 2,
     };
-    stages * profile.slice_count() * (ROWS + tile_columns(profile)) * STEP
+    stages * (profile.slice_count() * ROWS + right_slices * tile_columns(profile)) * STEP
 }
 
 /// A row of planes must be shorter than this, for offsets in a tile to have 32 bits.
@@ -62,9 +63,8 @@ pub(super) fn product(gpu: &Gpu, p: &GroupsProduct, tiles: &Tiles) {
         return;
     }
     let low = p.epilogue.low.unwrap_or(LowRank::absent(p.y));
-    let optional = |place: Option<(DevicePointer, usize)>| {
-        place.map_or(Argument::U64(0), |(place, start)| place.at::<f32>(start))
-    };
+    let optional =
+        |place: Option<(DevicePointer, usize)>| place.map_or(Argument::U64(0), |(place, start)| place.at::<f32>(start));
     let arguments = [
         p.y.at::<f32>(p.y_start),
         p.y_stride.into(),
@@ -95,7 +95,8 @@ pub(super) fn product(gpu: &Gpu, p: &GroupsProduct, tiles: &Tiles) {
         low.alpha.into(),
     ];
     let groups = Groups::of(tiles.count * columns.div_ceil(tile_columns(p.profile)), THREADS);
-    gpu.launch_with(&PRODUCT, "product_mma", p.profile, groups, shared_bytes(p.profile), &arguments);
+    let shared = shared_bytes(p.profile, p.profile.slice_count());
+    gpu.launch_with(&PRODUCT, "product_mma", p.profile, groups, shared, &arguments);
 }
 
 /// Adds the chunks of each of `runs` to `dw`, starting at its first row.
@@ -135,7 +136,8 @@ pub(super) fn weight_product(
     ];
     let tiles = n.div_ceil(ROWS) * k.div_ceil(tile_columns(profile));
     let groups = Groups::of(runs.len() * tiles, THREADS);
-    gpu.launch_with(&PRODUCT_WEIGHT, "product_weight_mma", profile, groups, shared_bytes(profile), arguments);
+    let shared = shared_bytes(profile, profile.slice_count());
+    gpu.launch_with(&PRODUCT_WEIGHT, "product_weight_mma", profile, groups, shared, arguments);
 }
 
 const _: () = assert!(BLOCK.is_multiple_of(STEP), "planes are whole steps");
