@@ -24,7 +24,7 @@ use isobit_kernels::gpu::{self, Api, Gpu, Selector};
 use isobit_kernels::observe::{Call, Observed, Observer};
 use isobit_kernels::op::{AnyBuffer, Output as Written};
 use isobit_kernels::tensor::Buffer;
-use isobit_kernels::{Backend, Cpu, Device, Element, Path, Reference};
+use isobit_kernels::{Backend, Cpu, Device, DeviceFailure, Element, Path, Reference};
 use isobit_numerics::digest::Digest;
 
 /// A named result, as bits.
@@ -116,9 +116,17 @@ impl EveryBackend {
 
     /// Devices whose name contains `name`, with the portable kernels only.
     pub fn portable(name: &str) -> Self {
+        Self::reopened(name, Gpu::open_portable)
+    }
+
+    /// The same with the `mma.sync` kernels of every NVIDIA device instead of Hopper's own.
+    pub fn mma_sync(name: &str) -> Self {
+        Self::reopened(name, Gpu::open_mma_sync)
+    }
+
+    fn reopened(name: &str, open: fn(Selector) -> Result<Gpu, DeviceFailure>) -> Self {
         let devices = Self::on(name).devices.into_iter();
-        let devices = devices.filter_map(|gpu| Gpu::open_portable(gpu.inner.selector()).ok());
-        Self::of(Vec::new(), devices.collect())
+        Self::of(Vec::new(), devices.filter_map(|gpu| open(gpu.inner.selector()).ok()).collect())
     }
 
     pub fn of(paths: Vec<Cpu>, devices: Vec<Gpu>) -> Self {

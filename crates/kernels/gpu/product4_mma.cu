@@ -144,6 +144,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) product4_forward_mma(
                 slot = ring.next();
             }
             sums.add(slot, place.left, place.right, at % STEP / 32u);
+            if (at % STEP == 0u) {
+                ring.fill();
+            }
         }
         add_part(
             results, sums, place, left_scales + (ulong)first * chunks + chunk, chunks, rows, group_scales, format,

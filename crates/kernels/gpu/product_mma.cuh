@@ -113,15 +113,18 @@ template <class Right> struct Ring {
         copies_end();
     }
 
-    // The slot of the next step, filled. The one before it is free for what comes STAGES - 1 steps
-    // later.
+    // The slot of the next step, filled. The one before it is free.
     MEMBER uint next(void) {
         copies_wait<STAGES - 2>();
         __syncthreads();
+        return slot(out);
+    }
+
+    // Fills the free slot with what comes STAGES - 1 steps later. Once after every `next`, when the
+    // tensor cores have work.
+    MEMBER void fill(void) {
         load(out == 0u ? STAGES - 1u : out - 1u);
-        uint filled = slot(out);
         out = out + 1u == STAGES ? 0u : out + 1u;
-        return filled;
     }
 };
 
@@ -208,10 +211,9 @@ template <class Right> FUNCTION void sum_steps(TileSums &sums, Ring<Right> &ring
 #pragma unroll 1
     for (uint step = 0u; step < steps; step++) {
         uint slot = ring.next();
-#pragma unroll
-        for (uint k = 0u; k < STEP / 32u; k++) {
-            sums.add(slot, place.left, place.right, k);
-        }
+        sums.add(slot, place.left, place.right, 0u);
+        ring.fill();
+        sums.add(slot, place.left, place.right, 1u);
     }
 }
 

@@ -21,6 +21,7 @@ Usage: conform [OP]... [OPTIONS]
   OP             Ops to compare; default: all
   --on NAME      Only backends whose name contains NAME: cuda:0, opencl, avx2
   --portable     Only devices, and without their matrix units
+  --mma-sync     Only devices, and on Hopper with the tensor-core kernels of other NVIDIA devices
   --path PATH    One CPU path (scalar, avx2, avx512, amx), and no device
   --threads N    Its threads [default: 1]
   --small        Skip cases with much work
@@ -46,6 +47,7 @@ struct Request {
     on: String,
     table: bool,
     portable: bool,
+    mma_sync: bool,
     small: bool,
     path: Option<Path>,
     threads: Option<usize>,
@@ -75,6 +77,7 @@ impl Request {
             match argument.as_str() {
                 "--table" => request.table = true,
                 "--portable" => request.portable = true,
+                "--mma-sync" => request.mma_sync = true,
                 "--small" => request.small = true,
                 "--on" => request.on = value()?,
                 "--path" => request.path = Some(value()?.parse()?),
@@ -99,14 +102,18 @@ impl Request {
 
     /// Options that say nothing together are refused.
     fn check(&self) -> Result<(), String> {
-        let alone = !self.on.is_empty() || self.portable;
+        if self.portable && self.mma_sync {
+            return Err("--portable and --mma-sync name different kernels: take one".to_string());
+        }
+        let reopens = self.portable || self.mma_sync;
+        let alone = !self.on.is_empty() || reopens;
         if self.path.is_some() && alone {
-            return Err("--path goes without --on and --portable: it names one CPU path".to_string());
+            return Err("--path goes without --on, --portable and --mma-sync: it names one CPU path".to_string());
         }
         if self.path.is_none() && self.threads.is_some() {
             return Err("--threads needs --path; without it 1, 2 and 7 threads are compared".to_string());
         }
-        if self.table && (self.portable || self.small || self.path.is_some()) {
+        if self.table && (reopens || self.small || self.path.is_some()) {
             return Err("--table goes with ops and --on only".to_string());
         }
         let emulates = self.architecture().is_some() || self.is_source();
@@ -115,7 +122,7 @@ impl Request {
             return Err("--seed, --dialect, --toolchain and --work need an emulated card: `--on gfx906`, `--on sm80`"
                 .to_string());
         }
-        if emulates && (self.table || self.small) {
+        if emulates && (self.table || self.mma_sync || self.small) {
             let name = &self.on;
             return Err(format!("--on {name} goes with --portable, --seed, --dialect, --toolchain and --work only"));
         }
@@ -141,7 +148,11 @@ impl Request {
             let cpu = cpu.map_err(|error| Refusal { code: 6, message: error.to_string() })?;
             return Ok(EveryBackend::of(vec![cpu], Vec::new()));
         }
-        let backends = if self.portable { EveryBackend::portable(&self.on) } else { EveryBackend::on(&self.on) };
+        let backends = match (self.portable, self.mma_sync) {
+            (true, _) => EveryBackend::portable(&self.on),
+            (_, true) => EveryBackend::mma_sync(&self.on),
+            _ => EveryBackend::on(&self.on),
+        };
         if backends.is_empty() {
             return Err(Refusal { code: 6, message: absent(&self.on) });
         }

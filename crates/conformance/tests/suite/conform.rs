@@ -13,7 +13,7 @@ fn conform(arguments: &[&str]) -> (i32, String, String) {
 fn help_lists_every_option() {
     let (code, out, _) = conform(&["--help"]);
     assert_eq!(code, 0);
-    for option in ["--on", "--portable", "--path", "--threads", "--small", "--table"] {
+    for option in ["--on", "--portable", "--mma-sync", "--path", "--threads", "--small", "--table"] {
         assert!(out.contains(&format!("  {option} ")), "{option} in {out}");
     }
 }

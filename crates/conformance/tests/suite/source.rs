@@ -37,7 +37,9 @@ fn sample(seed: u64, work_max: u64, visit: fn(&mut Emulated<Settings>)) {
 fn tensor_ops<V: Visitor>(visitor: &mut V) {
     cases::attention::visit(visitor);
     cases::product::visit(visitor);
+    cases::product4::visit(visitor);
     cases::linear::visit(visitor);
+    cases::head_loss::visit(visitor);
 }
 
 #[test]
@@ -137,12 +139,18 @@ fn a_copy_that_nobody_waits_for_is_found() {
     }
 }
 
+/// Every kernel on tensor cores: a case that finds nothing has not reached it.
 #[test]
 fn a_wrong_lane_is_found() {
     if available("source::a_wrong_lane_is_found") {
-        let [from, to] = ["lane / 16u * 8u + lane % 8u;", "lane / 16u * 8u + (lane % 8u ^ 1u);"];
-        for found in found(from, to, TENSOR_WORK_MAX, cases::attention::visit) {
-            assert!(found.contains("wanted"), "{found}");
+        let (from, to) = ("lane / 16u * 8u + lane % 8u;", "lane / 16u * 8u + (lane % 8u ^ 1u);");
+        let attention = found(from, to, TENSOR_WORK_MAX, cases::attention::visit);
+        let (from, to) = ("(lane / 8u % 2u ^ b", "((lane / 8u % 2u ^ 1u) ^ b");
+        let product = found(from, to, TENSOR_WORK_MAX, cases::product::visit);
+        let product4 = found(from, to, TENSOR_WORK_MAX, cases::product4::visit);
+        let linear = found(from, to, TENSOR_WORK_MAX, cases::linear::visit);
+        for found in [attention, product, product4, linear].concat() {
+            assert!(found.contains(" wanted, "), "{found}");
         }
     }
 }

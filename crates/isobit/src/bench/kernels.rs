@@ -29,6 +29,9 @@ pub(crate) struct Arguments {
     /// works
     #[arg(long, conflicts_with = "path")]
     device: Option<String>,
+    /// Use the tensor-core kernels of other NVIDIA cards on a Hopper card too
+    #[arg(long, requires = "device")]
+    mma_sync: bool,
     /// Measure this op only
     #[arg(long)]
     op: Option<String>,
@@ -44,7 +47,7 @@ pub(crate) struct Arguments {
     runs: Option<u32>,
     /// Read `OP SHAPE PROFILE PATH THREADS` lines from standard input, run each once and reply with
     /// a JSON line
-    #[arg(long, conflicts_with_all = ["op", "profile", "shape", "path", "device", "json"])]
+    #[arg(long, conflicts_with_all = ["op", "profile", "shape", "path", "device", "mma_sync", "json"])]
     serve: bool,
 }
 
@@ -74,6 +77,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         Chosen::Cpu { .. } => {
             let paths = paths(arguments.path.as_deref())?;
             paths.into_iter().map(|path| cpu(threads, path)).collect::<Result<_, _>>()?
+        }
+        Chosen::Gpu(selector) if arguments.mma_sync => {
+            vec![Gpu::open_mma_sync(selector).map(Target::Gpu).map_err(|failure| device_failed(&failure))?]
         }
         Chosen::Gpu(selector) => vec![device(selector)?],
     };
