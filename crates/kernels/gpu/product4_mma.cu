@@ -207,7 +207,8 @@ struct PackedColumns {
     }
 };
 
-// As product4_input in product4.cl, for the places of group `group`; `order` may be null. width > 0.
+// As product4_input in product4.cl, for the places of group `group`; `order` may be null, and the
+// width is positive.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) product4_input_mma(
     float *dx, const uchar *left, const float *left_scales, uint left_rows, const uint *lines, const uchar *zeros,
     const uint *order, uint groups, uint group, uint group_size, uint outputs, uint channels, uint first_output, uint width,

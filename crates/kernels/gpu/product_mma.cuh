@@ -128,8 +128,8 @@ template <class Right> struct Ring {
     }
 };
 
-// Number 4 n + 2 r + e of tile m of a thread is column 8 n + 2 (lane % 4) + e of row 16 m + lane / 4
-// + 8 r of the warp's part.
+// Number 4 n + 2 r + e of tile m of a thread is column 8 n + 2 (lane % 4) + e of row
+// 16 m + lane / 4 + 8 r of the warp's part.
 struct TileSums {
     int s[SLICES][ROW_TILES][4 * COLUMN_TILES];
 
