@@ -127,7 +127,10 @@ impl<S: Emulation> Emulated<S> {
     }
 }
 
-fn opened<S: Emulation>(settings: &S) -> Result<(Observed<Gpu, DirtyWorkspace>, Rc<S::Card>), Absent> {
+/// A device, and the card that it is on.
+type Opened<S> = (Observed<Gpu, DirtyWorkspace>, Rc<<S as Emulation>::Card>);
+
+fn opened<S: Emulation>(settings: &S) -> Result<Opened<S>, Absent> {
     let (inner, card) = settings.open().map_err(|failure| Absent::Broken(failure.to_string()))?;
     Ok((Observed { inner, observer: DirtyWorkspace }, card))
 }

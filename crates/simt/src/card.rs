@@ -186,6 +186,8 @@ impl Runtime for Card {
 impl Drop for Card {
     fn drop(&mut self) {
         let left: Vec<usize> = self.memory.borrow().keys().copied().collect();
-        left.into_iter().for_each(|address| self.release(Handle(address as u64)));
+        for address in left {
+            self.release(Handle(address as u64));
+        }
     }
 }

@@ -135,8 +135,8 @@ fn load((source, options): &Request) -> Result<Program, String> {
     write("")?;
     let preprocessed = clang(&text, options, &["-E", "-P"], Path::new("-"))?;
     let names = kernels(&String::from_utf8_lossy(&preprocessed));
-    let entries: String = names.iter().map(|name| format!("SIMT_ENTRY({name})\n")).collect();
-    write(&format!("{entries}{PLACES}"))?;
+    let entries: Vec<String> = names.iter().map(|name| format!("SIMT_ENTRY({name})\n")).collect();
+    write(&format!("{}{PLACES}", entries.concat()))?;
     clang(&text, options, &HOOKS, &object)?;
     let bytes = std::fs::read(&object).map_err(|error| format!("{}: {error}", object.display()))?;
     // SAFETY: compiled just now; its only initialiser is the hooks' own, which the engine has.

@@ -41,6 +41,7 @@ The CUDA source of the kernels, compiled for the CPU, as a card with tensor core
 Exit codes: 0 same bits, 1 a difference, 2 usage, 6 a device that is not there.";
 
 /// The parsed arguments.
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 #[derive(Default)]
 struct Request {
     ops: Vec<String>,
