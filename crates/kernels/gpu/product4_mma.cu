@@ -29,19 +29,20 @@ FUNCTION uchar *slot_pointer(uint slot) {
 #define LINES (COLUMNS * STEP / PLACES / THREADS)
 
 struct PackedRight {
-    const uint *lines;      // this thread's next word
-    const uchar *zeros;     // of its output in the first group
-    uint columns;           // of the weight: from word to word, and from group to group
-    uint place, places;     // the next word's first place, and all places
-    uint group_size;
-    bool inside;
+    const uint *lines;           // this thread's next word
+    const uchar *zeros;          // of its output, in that word's group
+    uint columns;                // of the weight: from word to word, and from group to group
+    uint place, places;          // the next word's first place, and how many its output has
+    uint group_size, group_end;  // the first place after the group
     // Read ahead.
     uint words[LINES], zero;
 
     MEMBER PackedRight(const uint *lines, const uchar *zeros, uint columns, uint first_column, uint places, uint group_size)
-        : lines(lines), zeros(zeros), columns(columns), places(places), group_size(group_size) {
+        : lines(lines), zeros(zeros), columns(columns), places(places), group_size(group_size), group_end(group_size) {
         uint column = first_column + threadIdx.x % COLUMNS, line = threadIdx.x / COLUMNS * LINES;
-        inside = column < columns;
+        if (column >= columns) {
+            this->places = 0u;
+        }
         place = line * PLACES;
         this->lines += (ulong)line * columns + column;
         this->zeros += column;
@@ -49,13 +50,13 @@ struct PackedRight {
     }
 
     MEMBER void read(void) {
-        zero = 0u;
-        if (inside && place < places) {
-            zero = zeros[(ulong)(place / group_size) * columns] * 0x01010101u;
+        for (; place >= group_end; group_end += group_size) {
+            zeros += columns;
         }
+        zero = place < places ? zeros[0] * 0x01010101u : 0u;
 #pragma unroll
         for (uint i = 0u; i < LINES; i++) {
-            words[i] = inside && place + PLACES * i < places ? lines[(ulong)i * columns] : 0u;
+            words[i] = place + PLACES * i < places ? lines[(ulong)i * columns] : 0u;
         }
     }
 

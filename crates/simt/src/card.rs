@@ -116,9 +116,8 @@ impl Runtime for Card {
 
     fn release(&self, memory: Handle) {
         let address = memory.0 as usize;
-        if let (Some(bytes), true) = (self.memory.borrow_mut().remove(&address), memory.0 != 0)
-            && let Ok(layout) = layout(bytes)
-        {
+        let bytes = self.memory.borrow_mut().remove(&address);
+        if let Some(Ok(layout)) = bytes.map(layout) {
             // SAFETY: allocated with this layout, and forgotten just now.
             unsafe { dealloc(address as *mut u8, layout) };
         }

@@ -231,3 +231,23 @@ pub(crate) fn message(bytes: &[c_char]) -> String {
     let text: Vec<u8> = bytes.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
     String::from_utf8_lossy(&text).into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_found_by_their_mark() {
+        let text = format!(
+            "void plain(int a); extern \"C\" __attribute__(({KERNEL_MARK})) void first(float *y) {{}}\n\
+             extern \"C\" __attribute__(({KERNEL_MARK}))\nvoid second_2(\n) {{}}"
+        );
+        assert_eq!(kernels(&text), ["first", "second_2"]);
+        assert!(kernels("void plain(int a);").is_empty());
+    }
+
+    #[test]
+    fn a_message_ends_with_a_zero() {
+        assert_eq!(message(&[b'n' as c_char, b'o' as c_char, 0, b'x' as c_char]), "no");
+    }
+}

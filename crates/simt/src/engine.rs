@@ -146,3 +146,29 @@ pub(crate) fn launch(
     let line = (launch.culprit != 0).then(|| program.line(launch.culprit)).flatten();
     Err(format!("{}{}", message(&text), line.map(|line| format!(", {line}")).unwrap_or_default()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use isobit_kernels::gpu::runtime::Handle;
+
+    #[test]
+    fn arguments_must_be_those_of_the_kernel() {
+        let kernel = Kernel { name: "run".to_string(), run: 0, parameters: vec![8, 4, 72] };
+        let right = [Argument::Memory(Handle(256), 16), Argument::F32(1.0), Argument::Descriptor([7; 16])];
+        let passed = slots(&kernel, &right).expect("arguments that fit");
+        assert_eq!((passed[0].0[0], passed[1].0[0], passed[2].0[15]), (272, 0x3f80_0000, 7));
+        let said = |arguments: &[Argument]| slots(&kernel, arguments).map(drop).expect_err("arguments that do not fit");
+        assert!(said(&right[..2]).contains("2 arguments; the kernel takes 3"));
+        assert!(said(&[right[0], Argument::U64(1), right[2]]).contains("argument 1"));
+        assert!(said(&[right[2], right[1], right[2]]).contains("argument 0"));
+    }
+
+    #[test]
+    fn a_block_has_limits() {
+        let shape = Shape { groups: 1, size: 256, dynamic: 96 << 10 };
+        assert!(shape.check().is_ok());
+        assert!(Shape { size: 1025, ..shape }.check().is_err_and(|what| what.contains("1025 threads")));
+        assert!(Shape { dynamic: 200 << 10, ..shape }.check().is_err_and(|what| what.contains("204800 bytes")));
+    }
+}

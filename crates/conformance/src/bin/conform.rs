@@ -40,6 +40,13 @@ The CUDA source of the kernels, compiled for the CPU, as a card with tensor core
 
 Exit codes: 0 same bits, 1 a difference, 2 usage, 6 a device that is not there.";
 
+/// Kernels that devices are limited to.
+#[derive(Clone, Copy, PartialEq)]
+enum Kernels {
+    Portable,
+    MmaSync,
+}
+
 /// The parsed arguments.
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the command line")]
 #[derive(Default)]
@@ -47,8 +54,7 @@ struct Request {
     ops: Vec<String>,
     on: String,
     table: bool,
-    portable: bool,
-    mma_sync: bool,
+    kernels: Option<Kernels>,
     small: bool,
     path: Option<Path>,
     threads: Option<usize>,
@@ -77,8 +83,8 @@ impl Request {
             let mut value = || arguments.next().ok_or(format!("{argument} needs a value"));
             match argument.as_str() {
                 "--table" => request.table = true,
-                "--portable" => request.portable = true,
-                "--mma-sync" => request.mma_sync = true,
+                "--portable" => request.limit_to(Kernels::Portable)?,
+                "--mma-sync" => request.limit_to(Kernels::MmaSync)?,
                 "--small" => request.small = true,
                 "--on" => request.on = value()?,
                 "--path" => request.path = Some(value()?.parse()?),
@@ -101,12 +107,16 @@ impl Request {
         Ok(request)
     }
 
-    /// Options that say nothing together are refused.
-    fn check(&self) -> Result<(), String> {
-        if self.portable && self.mma_sync {
+    fn limit_to(&mut self, kernels: Kernels) -> Result<(), String> {
+        if self.kernels.replace(kernels).is_some_and(|before| before != kernels) {
             return Err("--portable and --mma-sync name different kernels: take one".to_string());
         }
-        let reopens = self.portable || self.mma_sync;
+        Ok(())
+    }
+
+    /// Options that say nothing together are refused.
+    fn check(&self) -> Result<(), String> {
+        let reopens = self.kernels.is_some();
         let alone = !self.on.is_empty() || reopens;
         if self.path.is_some() && alone {
             return Err("--path goes without --on, --portable and --mma-sync: it names one CPU path".to_string());
@@ -123,11 +133,11 @@ impl Request {
             return Err("--seed, --dialect, --toolchain and --work need an emulated card: `--on gfx906`, `--on sm80`"
                 .to_string());
         }
-        if emulates && (self.table || self.mma_sync || self.small) {
+        if emulates && (self.table || self.kernels == Some(Kernels::MmaSync) || self.small) {
             let name = &self.on;
             return Err(format!("--on {name} goes with --portable, --seed, --dialect, --toolchain and --work only"));
         }
-        if self.is_source() && (self.portable || self.dialect.is_some() || self.toolchain.is_some()) {
+        if self.is_source() && (reopens || self.dialect.is_some() || self.toolchain.is_some()) {
             return Err("--on sm80 goes with --seed and --work only".to_string());
         }
         Ok(())
@@ -149,10 +159,10 @@ impl Request {
             let cpu = cpu.map_err(|error| Refusal { code: 6, message: error.to_string() })?;
             return Ok(EveryBackend::of(vec![cpu], Vec::new()));
         }
-        let backends = match (self.portable, self.mma_sync) {
-            (true, _) => EveryBackend::portable(&self.on),
-            (_, true) => EveryBackend::mma_sync(&self.on),
-            _ => EveryBackend::on(&self.on),
+        let backends = match self.kernels {
+            Some(Kernels::Portable) => EveryBackend::portable(&self.on),
+            Some(Kernels::MmaSync) => EveryBackend::mma_sync(&self.on),
+            None => EveryBackend::on(&self.on),
         };
         if backends.is_empty() {
             return Err(Refusal { code: 6, message: absent(&self.on) });
@@ -326,7 +336,8 @@ fn outcome<S: Emulation>(emulated: &Emulated<S>) -> (String, bool) {
 fn emulate_amd(architecture: Architecture, request: Request) -> Result<bool, Refusal> {
     let dialect = request.dialect.unwrap_or(Dialect::Hip);
     let toolchain = request.toolchain.unwrap_or(Toolchain::Assembly);
-    let Request { seed, portable, .. } = request;
+    let seed = request.seed;
+    let portable = request.kernels == Some(Kernels::Portable);
     let settings = Settings { dialect, toolchain, seed, portable, ..Settings::new(architecture) };
     let emulated = emulate(settings, request, WORK_MAX)?;
     let (text, same) = outcome(&emulated);
