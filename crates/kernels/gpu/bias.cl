@@ -1,5 +1,4 @@
-// Bias (docs/numerics.md, "Bias"). Backward is a sum over tokens in blocks of 128
-// (docs/numerics.md, "Sums over tokens").
+// Bias (docs/numerics.md, "Bias"). Backward is a sum over tokens; token_sums.cl adds the blocks.
 
 // `tiles` groups for each token.
 KERNEL(GROUP) bias_forward(GLOBAL float *y, GLOBAL const float *bias, uint width, uint tiles) {
@@ -11,38 +10,38 @@ KERNEL(GROUP) bias_forward(GLOBAL float *y, GLOBAL const float *bias, uint width
     }
 }
 
-#define COLUMNS 32
-#define BLOCKS (GROUP / COLUMNS)
+// Values that a work item asks for before it uses the first.
+#define AHEAD 8u
 
-// A group has 32 columns and sums eight token blocks at a time, each by one work item per column;
-// the first 32 work items then add the sums in order. Blocks are without gaps: each ends where the
-// next one starts.
+// Sums of single blocks of tokens from `first_block` on, `tiles` groups of columns for each; `blocks`
+// holds first token and end of each.
 KERNEL(GROUP) bias_backward(
-    GLOBAL float *dbias, GLOBAL const float *dy, GLOBAL const uint *block_starts, uint blocks, uint width) {
-    LOCAL float sums[GROUP];
-    uint l = local_index();
-    uint own = l / COLUMNS;
-    uint column = group_index() * COLUMNS + l % COLUMNS;
-    int owns = l < COLUMNS && column < width;
-    float total = owns ? dbias[column] : 0.0f;
-    for (uint first = 0u; first < blocks; first += BLOCKS) {
-        float sum = 0.0f;
-        if (first + own < blocks && column < width) {
-            uint end = block_starts[first + own + 1u];
-            for (uint t = block_starts[first + own]; t < end; t++) {
-                sum = sum + dy[(ulong)t * width + column];
-            }
-        }
-        sums[l] = sum;
-        barrier_local();
-        if (owns) {
-            for (uint b = 0u; b < BLOCKS && first + b < blocks; b++) {
-                total = total + sums[b * COLUMNS + l];
-            }
-        }
-        barrier_local();
+    GLOBAL float *sums,
+    GLOBAL const float *dy,
+    GLOBAL const uint *blocks,
+    uint first_block,
+    uint width,
+    uint tiles
+) {
+    uint block = div_u32(group_index(), tiles);
+    uint column = mod_u32(group_index(), tiles) * GROUP + local_index();
+    if (column >= width) {
+        return;
     }
-    if (owns) {
-        dbias[column] = total;
+    uint t = blocks[2u * (first_block + block)];
+    uint end = blocks[2u * (first_block + block) + 1u];
+    float sum = 0.0f;
+    for (; t + AHEAD <= end; t += AHEAD) {
+        float values[AHEAD];
+        for (uint n = 0u; n < AHEAD; n++) {
+            values[n] = dy[(ulong)(t + n) * width + column];
+        }
+        for (uint n = 0u; n < AHEAD; n++) {
+            sum = sum + values[n];
+        }
     }
+    for (; t < end; t++) {
+        sum = sum + dy[(ulong)t * width + column];
+    }
+    sums[(ulong)block * width + column] = sum;
 }

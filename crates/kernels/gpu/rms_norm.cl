@@ -1,5 +1,5 @@
-// RMS norm (docs/numerics.md, "RMS norm"). Eight tokens per group, a work item per lane; dweight by
-// columns.
+// RMS norm (docs/numerics.md, "RMS norm"). Eight tokens per group, a work item per lane;
+// dweight by columns.
 
 #define TOKENS (GROUP / LANES)
 // Elements that a work item asks for before it uses the first.
@@ -120,43 +120,41 @@ KERNEL(GROUP) rms_norm_backward(
     }
 }
 
-// 32 columns per group; eight blocks of tokens are summed side by side and then added in order.
-// `blocks` holds first token and end of each.
+// Sums of single blocks of tokens from `first_block` on, `tiles` groups of columns for each; `blocks`
+// holds first token and end of each. token_sums.cl adds them.
 KERNEL(GROUP) rms_norm_grad_weight(
-    GLOBAL float *dweight,
+    GLOBAL float *sums,
     GLOBAL const float *dy,
     GLOBAL const float *x,
     GLOBAL const float *inverse,
     GLOBAL const uint *blocks,
-    uint block_count,
-    uint width
+    uint first_block,
+    uint width,
+    uint tiles
 ) {
-    LOCAL float sums[GROUP];
-    uint lane = local_index() % LANES;
-    uint slot = local_index() / LANES;
-    uint column = group_index() * LANES + lane;
-    int adds = slot == 0u && column < width;
-    float total = adds ? dweight[column] : 0.0f;
-    for (uint first = 0u; first < block_count; first += TOKENS) {
-        uint block = first + slot;
-        float sum = 0.0f;
-        if (block < block_count && column < width) {
-            uint end = blocks[2u * block + 1u];
-            for (uint t = blocks[2u * block]; t < end; t++) {
-                ulong at = (ulong)t * width + column;
-                sum = sum + dy[at] * (x[at] * inverse[t]);
-            }
-        }
-        sums[local_index()] = sum;
-        barrier_local();
-        if (adds) {
-            for (uint n = 0u; n < TOKENS && first + n < block_count; n++) {
-                total = total + sums[n * LANES + lane];
-            }
-        }
-        barrier_local();
+    uint block = div_u32(group_index(), tiles);
+    uint column = mod_u32(group_index(), tiles) * GROUP + local_index();
+    if (column >= width) {
+        return;
     }
-    if (adds) {
-        dweight[column] = total;
+    uint t = blocks[2u * (first_block + block)];
+    uint end = blocks[2u * (first_block + block) + 1u];
+    float sum = 0.0f;
+    for (; t + AHEAD <= end; t += AHEAD) {
+        float left[AHEAD];
+        float right[AHEAD];
+        for (uint n = 0u; n < AHEAD; n++) {
+            ulong at = (ulong)(t + n) * width + column;
+            left[n] = dy[at];
+            right[n] = x[at];
+        }
+        for (uint n = 0u; n < AHEAD; n++) {
+            sum = sum + left[n] * (right[n] * inverse[t + n]);
+        }
     }
+    for (; t < end; t++) {
+        ulong at = (ulong)t * width + column;
+        sum = sum + dy[at] * (x[at] * inverse[t]);
+    }
+    sums[(ulong)block * width + column] = sum;
 }

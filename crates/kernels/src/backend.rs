@@ -204,6 +204,10 @@ pub trait Workspaces {
     fn balance(&self, _row_starts: &[usize], _experts: usize) -> usize {
         0
     }
+    /// Of a sum over tokens for each of `width` columns.
+    fn token_sums(&self, _row_starts: &[usize], _width: usize) -> usize {
+        0
+    }
 }
 
 /// A workspace that grows to the largest size requested.

@@ -107,7 +107,13 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor.case(&dense(1100, 40, 24, profile, WeightFormat::F32, Distribution::Outliers));
         for kind in Distribution::ALL {
             visitor.case(&dense(13, 29, 71, profile, WeightFormat::F32, kind));
+            // Devices load multiples of four at once.
+            visitor.case(&dense(9, 12, 76, profile, WeightFormat::F32, kind));
         }
+        visitor.case(&dense(5, 20, 516, profile, WeightFormat::Bf16, Distribution::Outliers));
+        // More numbers in a row than a group of work items keeps in registers.
+        visitor.case(&dense(3, 8, 9476, profile, WeightFormat::F32, Distribution::Outliers));
+        visitor.case(&dense(2, 4, 9220, profile, WeightFormat::F16, Distribution::Outliers));
         // Experts: several segments, some empty; no row of data crosses a segment border.
         visitor.case(&ProductCase {
             segments: vec![0, 5, 5, 22, 39, 39],

@@ -4,13 +4,11 @@ use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
+use super::token_sums::{self, Blocks};
 use crate::backend::{Checked, Run};
-use crate::op::{BiasBackward, BiasForward, TOKEN_BLOCK, token_blocks};
+use crate::op::{BiasBackward, BiasForward};
 
 static BIAS: Program = program!("bias");
-
-/// Columns that one group sums: `COLUMNS` in `bias.cl`.
-const COLUMNS: usize = 32;
 
 impl Run<BiasForward<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut BiasForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
@@ -30,16 +28,10 @@ pub(super) fn forward(gpu: &Gpu, y: &mut GpuBuffer<f32>, bias: &GpuBuffer<f32>) 
 }
 
 impl Run<BiasBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut BiasBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
-        let width = op.dbias.len();
-        let mut starts: Vec<usize> = token_blocks(op.row_starts, TOKEN_BLOCK).map(|block| block.start).collect();
-        if starts.is_empty() || width == 0 {
-            return;
-        }
-        let blocks = dimension(starts.len());
-        starts.push(op.row_starts[op.row_starts.len() - 1]);
-        let starts = self.offsets(&starts);
-        let groups = Groups::each(width.div_ceil(COLUMNS));
-        self.launch(&BIAS, "bias_backward", groups, arguments![&*op.dbias, op.dy, &starts, blocks, dimension(width)]);
+    fn execute(&self, op: &mut BiasBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
+        let width = dimension(op.dbias.len());
+        token_sums::add(self, op.dbias, op.row_starts, workspace, |Blocks { sums, blocks, first, tiles, groups }| {
+            self.launch(&BIAS, "bias_backward", groups, arguments![sums, op.dy, blocks, first, width, tiles]);
+        });
     }
 }

@@ -54,6 +54,7 @@ mod slice_tiles;
 mod slices;
 mod sum_squares;
 mod swiglu;
+mod token_sums;
 mod weight_hopper;
 
 pub use cuda::{CompileOnly, CompiledKernel, CompiledProgram};
@@ -164,5 +165,9 @@ impl Workspaces for Gpu {
 
     fn balance(&self, row_starts: &[usize], experts: usize) -> usize {
         balance::workspace(self, row_starts, experts)
+    }
+
+    fn token_sums(&self, row_starts: &[usize], width: usize) -> usize {
+        token_sums::workspace(self, row_starts, width)
     }
 }

@@ -14,7 +14,7 @@ use super::memory::{DevicePointer, GpuBuffer, Parts};
 use super::product_weight;
 use super::program::{Program, program};
 use super::slice_tiles;
-use super::slices::{CHUNK_GROUP, SLICES, SlicedRows, padded, plane_bytes, slice_stored};
+use super::slices::{self, CHUNK_GROUP, FactoredRows, SLICES, SlicedRows, padded, plane_bytes, slice_stored};
 use crate::Matrix;
 use crate::backend::{Checked, Run};
 use crate::op::{Product, ProductForward, ProductGradInput, ProductGradWeight, SliceShape};
@@ -49,6 +49,14 @@ pub(super) const TILE: usize = 64;
 const TRANSPOSE: usize = 64;
 /// Bytes of workspace that one sliced operand should not exceed. A single chunk may exceed it.
 pub(super) const SCRATCH_BYTES: usize = 64 << 20;
+/// The same on Hopper, whose products are so fast that reading and writing a gradient once more for
+/// every part of an operand costs a tenth of the time, and whose cards have 80 GB and more.
+const HOPPER_SCRATCH_BYTES: usize = 256 << 20;
+
+/// Bytes of workspace that a sliced gradient should not exceed.
+pub(super) fn scratch_bytes(gpu: &Gpu) -> usize {
+    if slice_tiles::is_hopper(gpu) { HOPPER_SCRATCH_BYTES } else { SCRATCH_BYTES }
+}
 
 /// Columns of a group's outputs on AMD's matrix cores: `COLUMNS` in `gpu/product_mfma.cl`.
 pub(super) const MFMA_COLUMNS: usize = 128;
@@ -430,6 +438,14 @@ pub(super) struct Arriving {
 pub(super) fn slice_folded(gpu: &Gpu, dy: Arriving, operands: &SlicedOperands) {
     let SlicedOperands { left, right, tiles, weights } = *operands;
     assert_eq!((left.shape.width, left.shape.profile), (right.rows, right.profile), "operands of a product");
+    let SliceShape { rows: plane_rows, width, profile } = left.shape;
+    let whole = tiles.table.is_none() && tiles.rows.start == left.base;
+    if whole && slices::in_fours(gpu, &[width, dy.stride, dy.column, right.first]) {
+        let rows = tiles.rows.len();
+        let factors = Some(right.scales.at::<f32>(right.first));
+        let rows = FactoredRows { x: dy.place.at::<f32>(dy.column), factors, rows, width, stride: dy.stride };
+        return slices::slice_rows_4(gpu, (left.planes, left.scales, plane_rows), rows, profile);
+    }
     let chosen = tiles.of_weights(weights);
     let arguments = arguments![
         left.planes,
@@ -613,19 +629,19 @@ fn transpose(gpu: &Gpu, planes: DevicePointer, right: Right, weight: usize) {
 }
 
 /// Columns of a gradient that are folded and sliced at a time.
-pub(super) fn folded_columns(p: &Product) -> usize {
-    rows_within(SCRATCH_BYTES, p.profile.slice_count() * p.rows())
+pub(super) fn folded_columns(gpu: &Gpu, p: &Product) -> usize {
+    rows_within(scratch_bytes(gpu), p.profile.slice_count() * p.rows())
 }
 
-pub(super) fn folded_shape(p: &Product) -> SliceShape {
-    SliceShape { rows: p.rows(), width: folded_columns(p).min(p.n), profile: p.profile }
+pub(super) fn folded_shape(gpu: &Gpu, p: &Product) -> SliceShape {
+    SliceShape { rows: p.rows(), width: folded_columns(gpu, p).min(p.n), profile: p.profile }
 }
 
 pub(super) use product_weight::grad_weight;
 
 pub(super) fn workspace(gpu: &Gpu, p: &Product) -> usize {
     let weight = WeightScratch::bytes(gpu, p.weights() * p.n, p.k, p.profile);
-    let folded = folded_shape(p);
+    let folded = folded_shape(gpu, p);
     let input = weight
         + gpu.part::<i8>(plane_bytes(folded))
         + gpu.part::<f32>(folded.rows * folded.width.div_ceil(CHUNK))
@@ -670,12 +686,12 @@ pub(super) fn grad_input(
 ) {
     let mut parts = Parts::new(gpu, workspace);
     let weights = weights(w, p, &mut parts);
-    let scratch = folded_shape(p);
+    let scratch = folded_shape(gpu, p);
     let planes = parts.take::<i8>(plane_bytes(scratch));
     let scales = parts.take::<f32>(scratch.rows * scratch.width.div_ceil(CHUNK));
     let transposed = TransposedScratch::take(gpu, &mut parts, p.weights(), scratch.width, p.k, p.profile);
     let tiles = RowTiles::of_segments(gpu, p.segments);
-    for part in weights.parts(folded_columns(p)) {
+    for part in weights.parts(folded_columns(gpu, p)) {
         let right = weights.part(gpu, &part);
         let left = Left { planes, scales, shape: SliceShape { width: part.rows.len(), ..scratch }, base: 0 };
         let dy = Arriving { place: DevicePointer::from(dy), stride: p.n, column: part.rows.start };

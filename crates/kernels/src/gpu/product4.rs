@@ -168,7 +168,7 @@ pub(super) fn rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>, w: &Quan
 
 /// Space for the input gradient's slices of one group.
 pub(super) fn workspace(gpu: &Gpu, p: &Product) -> usize {
-    let folded = folded_shape(p);
+    let folded = folded_shape(gpu, p);
     gpu.part::<i8>(plane_bytes(folded)) + gpu.part::<f32>(folded.rows * folded.width.div_ceil(CHUNK))
 }
 
@@ -234,13 +234,13 @@ pub(super) fn grad_input(
     workspace: &mut GpuBuffer<u8>,
 ) {
     let mut parts = Parts::new(gpu, workspace);
-    let scratch = folded_shape(p);
+    let scratch = folded_shape(gpu, p);
     let planes = parts.take::<i8>(plane_bytes(scratch));
     let scales = parts.take::<f32>(scratch.rows * scratch.width.div_ceil(CHUNK));
     let tiles = RowTiles::of_segments(gpu, p.segments);
     // ORDER: stripes of the outputs ascend for every element; groups are independent.
-    for first in (0..p.n.max(1)).step_by(folded_columns(p)) {
-        let outputs = first..(first + folded_columns(p)).min(p.n);
+    for first in (0..p.n.max(1)).step_by(folded_columns(gpu, p)) {
+        let outputs = first..(first + folded_columns(gpu, p)).min(p.n);
         for group in 0..w.shape.groups() {
             let gradient = GroupGradient { gpu, planes, scales, w, group, outputs: &outputs, tiles: &tiles, p };
             gradient.slice_scaled(dy);

@@ -7,7 +7,7 @@
 
 use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::{DevicePointer, GpuBuffer, Parts};
-use super::product::{SCRATCH_BYTES, TILE, kernels, rows_within};
+use super::product::{SCRATCH_BYTES, TILE, kernels, rows_within, scratch_bytes};
 use super::slice_tiles::{self, BLOCK};
 use super::slices::{SLICES, padded};
 use super::weight_hopper::{self, Chunks, Columns};
@@ -20,9 +20,9 @@ const COLUMNS: usize = 64;
 /// Tokens per scale of a column in the scratch: if rows of data are shorter than this on average,
 /// batches are smaller.
 const TOKENS_PER_SCALE: usize = 64;
-/// Bytes of sliced columns on tensor cores: each batch reads and writes the whole gradient, which
-/// would dominate the time of batches of [`SCRATCH_BYTES`].
-const TENSOR_ROOM: usize = 2 * SCRATCH_BYTES;
+/// Bytes of sliced columns on tensor cores, at least: each batch reads and writes the whole
+/// gradient, which would dominate the time of batches of [`SCRATCH_BYTES`].
+const TENSOR_SCRATCH_BYTES: usize = 2 * SCRATCH_BYTES;
 
 /// Limits of a batch.
 #[derive(Clone, Copy, Debug)]
@@ -209,7 +209,8 @@ pub(super) fn grad_weight_sliced(
 }
 
 fn batch_limits(gpu: &Gpu, p: &Product) -> BatchLimits {
-    let scratch = if slice_tiles::serves(gpu) { TENSOR_ROOM } else { SCRATCH_BYTES };
+    let tensor = TENSOR_SCRATCH_BYTES.max(scratch_bytes(gpu));
+    let scratch = if slice_tiles::serves(gpu) { tensor } else { SCRATCH_BYTES };
     let most = rows_within(scratch, p.profile.slice_count() * (padded(p.n) + padded(p.k)));
     // Batches of equal size: a small last one would need as much workspace and more time.
     let even = p.rows().div_ceil(p.rows().div_ceil(most).max(1)).next_multiple_of(CHUNK);

@@ -4,6 +4,7 @@ use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments};
 use super::memory::GpuBuffer;
 use super::program::{Program, program};
+use super::token_sums::{self, Blocks};
 use crate::backend::{Checked, Run};
 use crate::op::{RmsNorm, RmsNormBackward, RmsNormForward};
 use isobit_numerics::lanes::LANES;
@@ -18,17 +19,17 @@ impl Run<RmsNormForward<'_, GpuMemory>> for Gpu {
 }
 
 impl Run<RmsNormBackward<'_, GpuMemory>> for Gpu {
-    fn execute(&self, op: &mut RmsNormBackward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
+    fn execute(&self, op: &mut RmsNormBackward<'_, GpuMemory>, workspace: &mut GpuBuffer<u8>, _: Checked) {
         let p = &op.p;
         let flags = [p.zero_centred, p.accumulate].map(u32::from);
         let arguments =
             arguments![&mut *op.dx, op.dy, op.x, op.inverse, op.weight, p.tokens, width(p), flags[0], flags[1]];
         self.launch(&RMS_NORM, "rms_norm_backward", Groups::each(p.tokens.div_ceil(TOKENS)), arguments);
         let Some(dweight) = op.dweight.as_deref_mut() else { return };
-        let blocks = self.token_blocks(op.row_starts);
-        let count = u32::try_from(blocks.len() / 2).expect("blocks are fewer than tokens");
-        let arguments = arguments![dweight, op.dy, op.x, op.inverse, &blocks, count, width(p)];
-        self.launch(&RMS_NORM, "rms_norm_grad_weight", Groups::each(p.width.div_ceil(LANES)), arguments);
+        token_sums::add(self, dweight, op.row_starts, workspace, |Blocks { sums, blocks, first, tiles, groups }| {
+            let arguments = arguments![sums, op.dy, op.x, op.inverse, blocks, first, width(p), tiles];
+            self.launch(&RMS_NORM, "rms_norm_grad_weight", groups, arguments);
+        });
     }
 }
 

@@ -4,11 +4,13 @@ use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::{DevicePointer, GpuBuffer, allocated_bytes};
 use super::program::{Program, program};
+use super::runtime::{Argument, Language};
+use super::slice_tiles;
 use crate::StoredMatrix;
 use crate::backend::{Checked, Device, Run, Shaped};
 use crate::op::{QuantizedShape, SliceRows, SliceShape, SliceWeight};
 use crate::plan::MemoryLayout;
-use isobit_numerics::slices::CHUNK;
+use isobit_numerics::slices::{CHUNK, Profile};
 
 impl Run<SliceRows<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut SliceRows<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {
@@ -17,11 +19,19 @@ impl Run<SliceRows<'_, GpuMemory>> for Gpu {
 }
 
 pub(super) static SLICES: Program = program!("slices");
+/// Those of its kernels that NVIDIA cards run with wide loads.
+static ROW_SLICES: Program = Program {
+    name: "row_slices",
+    text: concat!(include_str!("../../gpu/quantise.cuh"), include_str!("../../gpu/row_slices.cu")),
+    language: Language::Cuda,
+};
 
 /// Rows are padded to a multiple of this many bytes, as bulk copies and packed loads require.
 pub(super) const PADDING: usize = 128;
 /// Work items that slice one chunk: `CHUNK_GROUP` in `gpu/slices.cl`.
 pub(super) const CHUNK_GROUP: usize = CHUNK / 4;
+/// Chunks that a group of `gpu/row_slices.cu` slices: `WARPS`.
+const WARPS: usize = GROUP / 32;
 
 /// Bytes per row of a plane.
 pub(super) fn padded(width: usize) -> usize {
@@ -94,9 +104,58 @@ pub(super) fn rows(gpu: &Gpu, shape: SliceShape) -> SlicedRows {
 
 pub(super) fn slice_rows(gpu: &Gpu, out: &mut SlicedRows, x: &GpuBuffer<f32>) {
     let SliceShape { rows, width, profile } = out.shape;
+    if in_fours(gpu, &[width]) {
+        let (planes, scales) = (DevicePointer::from(&out.planes), DevicePointer::from(&out.scales));
+        let x = Argument::from(x);
+        return slice_rows_4(
+            gpu,
+            (planes, scales, rows),
+            FactoredRows { x, factors: None, rows, width, stride: width },
+            profile,
+        );
+    }
     let groups = Groups::of(rows * width.div_ceil(CHUNK), CHUNK_GROUP);
     let arguments = arguments![&mut out.planes, &mut out.scales, x, dimension(rows), dimension(width)];
     gpu.launch_sliced(&SLICES, "slice_rows", profile, groups, arguments);
+}
+
+/// Whether the device has the kernels of `gpu/row_slices.cu` and they take rows that start at
+/// multiples of these numbers.
+pub(super) fn in_fours(gpu: &Gpu, starts: &[usize]) -> bool {
+    slice_tiles::serves(gpu) && starts.iter().all(|start| start.is_multiple_of(4))
+}
+
+/// Rows of `width` numbers, `stride` from row to row, each number times the factor of its column.
+#[derive(Clone, Copy)]
+pub(super) struct FactoredRows {
+    pub(super) x: Argument,
+    pub(super) factors: Option<Argument>,
+    pub(super) rows: usize,
+    pub(super) width: usize,
+    pub(super) stride: usize,
+}
+
+/// Slices rows into the first rows of `planes` and `scales`, which have `plane_rows` of them. Starts
+/// are [`in_fours`].
+pub(super) fn slice_rows_4(
+    gpu: &Gpu,
+    (planes, scales, plane_rows): (DevicePointer, DevicePointer, usize),
+    from: FactoredRows,
+    profile: Profile,
+) {
+    let FactoredRows { x, factors, rows, width, stride } = from;
+    let arguments = [
+        planes.into(),
+        scales.into(),
+        x,
+        factors.unwrap_or(Argument::U64(0)),
+        dimension(rows).into(),
+        dimension(plane_rows).into(),
+        dimension(width).into(),
+        stride.into(),
+    ];
+    let groups = Groups::each((rows * width.div_ceil(CHUNK)).div_ceil(WARPS));
+    gpu.launch_sliced(&ROW_SLICES, "slice_rows_4", profile, groups, &arguments);
 }
 
 /// Allocates a weight that is not sliced yet.
@@ -142,5 +201,9 @@ pub(super) fn slice_stored(
     };
     let groups = Groups::of(shape.rows, GROUP);
     let arguments = arguments![planes, scales, w, format, first, dimension(shape.rows), dimension(shape.width)];
-    gpu.launch_sliced(&SLICES, "slice_weight", shape.profile, groups, arguments);
+    if in_fours(gpu, &[shape.width]) {
+        gpu.launch_sliced(&ROW_SLICES, "slice_weight_4", shape.profile, groups, arguments);
+    } else {
+        gpu.launch_sliced(&SLICES, "slice_weight", shape.profile, groups, arguments);
+    }
 }

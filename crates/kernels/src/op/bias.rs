@@ -5,7 +5,7 @@
 //! starts) a chain of additions from +0 in ascending `t`; the block's sum is then added to
 //! `dbias[n]`, blocks in order. The gradient of `y` passes through.
 
-use crate::backend::{F32, Length, Memory};
+use crate::backend::{F32, Length, Memory, Workspaces};
 use crate::op::{Op, Output, end, lengths};
 
 /// `y += bias` for every token.
@@ -43,6 +43,10 @@ impl<M: Memory> Op<M> for BiasBackward<'_, M> {
 
     fn check(&self) {
         lengths(Self::NAME, &[("dy", self.dy.len(), end(self.row_starts) * self.dbias.len())]);
+    }
+
+    fn workspace(&self, of: &dyn Workspaces) -> usize {
+        of.token_sums(self.row_starts, self.dbias.len())
     }
 
     fn outputs(&mut self) -> Vec<Output<'_, M>> {

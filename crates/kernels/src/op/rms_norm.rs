@@ -8,7 +8,7 @@
 //! `dx = fma(−n, c, g)·inv`, added to `dx` when accumulating; `dweight` accumulates the sum over
 //! tokens of `dy·n` (product rounded, then added).
 
-use crate::backend::{F32, Length, Memory};
+use crate::backend::{F32, Length, Memory, Workspaces};
 use crate::op::{Op, Output, norm_lengths, norm_weight_gradient};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,6 +66,10 @@ impl<M: Memory> Op<M> for RmsNormBackward<'_, M> {
         norm_lengths(Self::NAME, shape, &whole, self.inverse.len(), self.weight.len());
         let dweight = self.dweight.as_ref().map(|dweight| dweight.len());
         norm_weight_gradient(Self::NAME, shape, dweight, self.row_starts);
+    }
+
+    fn workspace(&self, of: &dyn Workspaces) -> usize {
+        self.dweight.as_ref().map_or(0, |_| of.token_sums(self.row_starts, self.p.width))
     }
 
     fn outputs(&mut self) -> Vec<Output<'_, M>> {
