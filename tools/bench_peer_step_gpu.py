@@ -5,7 +5,7 @@ Needs: pip install torch transformers peft (with CUDA, in a virtual environment 
 Example: tools/bench_peer_step_gpu.py --isobit target/release/isobit --model 1.5B --batch 8 --seq 1024 --steps 20
 For LoRA and for a full fine-tune, with full checkpointing and without, three programs stay alive and take turns, one step each: Isobit, the peer as it is,
 and the peer under torch.compile. The first steps of each are not counted: the peer compiles in them. Prints a Markdown table: tokens per second of the best
-step and of the median one, and peak device memory. All three hold their memory at once: take a smaller batch where the card is too small for that.
+step and of the median one, and peak device memory. A full fine-tune of the peer computes in bf16 (autocast) with float32 weights and AdamW state. All three hold their memory at once: take a smaller batch where the card is too small for that.
 --device cpu --model tiny --batch 1 --seq 32 --steps 1 --skip-compile tries the script without a card.
 """
 import argparse, json, os, statistics, subprocess, sys
