@@ -10,6 +10,8 @@ use crate::op::{self, AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Op, 
 use crate::reference::ReferenceMemory;
 use half::{bf16, f16};
 use isobit_numerics::digest::Digest;
+use isobit_numerics::slices::Profile;
+use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The only list of all ops, by the stem of their files. A backend must run every one.
@@ -117,6 +119,9 @@ pub trait Device {
     fn device_peak_bytes(&self) -> Option<u64> {
         None
     }
+    /// A model of this kind is about to be built: a device may prepare for it in the background.
+    /// Changes no result.
+    fn prepare(&self, _work: &Expected) {}
     fn zeros<T: Element>(&self, length: usize) -> <Self::Memory as Memory>::Buffer<T>;
     fn upload<T: Element>(&self, host: &[T]) -> <Self::Memory as Memory>::Buffer<T>;
     /// `upload` into an existing buffer of the same length, in place if the backend can.
@@ -169,6 +174,16 @@ pub trait Device {
         op.check();
         self.execute(&mut op, workspace, Checked(()));
     }
+}
+
+/// What a model will compute, as far as it decides which programs a device needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    pub profile: Profile,
+    /// Widths of keys and values of its attention.
+    pub head_widths: BTreeSet<(usize, usize)>,
+    pub experts: bool,
+    pub delta_rule: bool,
 }
 
 /// Workspace bytes of ops, from their parameters alone: enough to plan a device's memory without

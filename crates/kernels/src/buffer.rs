@@ -50,6 +50,17 @@ element!(i8, "i8", self => u64::from(self as u8));
 element!(u32, "u32", self => u64::from(self));
 element!(i32, "i32", self => u64::from(self as u32));
 
+/// The elements that little-endian bytes, such as those of a file, hold, without copying them. None
+/// if they are not aligned, are no whole number of elements, or the machine is big-endian.
+pub fn elements_of<T: Element>(bytes: &[u8]) -> Option<&[T]> {
+    if cfg!(target_endian = "big") {
+        return None;
+    }
+    // SAFETY: any bytes are valid elements (`Element`).
+    let (before, elements, after) = unsafe { bytes.align_to::<T>() };
+    (before.is_empty() && after.is_empty()).then_some(elements)
+}
+
 const ALIGNMENT: usize = 64;
 const ALIGNMENT_NOT_ZERO: std::num::NonZero<usize> = std::num::NonZero::new(ALIGNMENT).expect("not zero");
 
@@ -245,6 +256,15 @@ pub(crate) fn part_bytes<T>(length: usize, alignment: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn aligned_bytes_are_elements() {
+        let bytes = Buffer::<u8>::from_slice(&[0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0, 1]);
+        assert_eq!(elements_of::<f32>(&bytes[..8]), Some([1.0, -2.0].as_slice()));
+        assert_eq!(elements_of::<u32>(&bytes[..0]), Some([].as_slice()));
+        assert_eq!(elements_of::<f32>(&bytes[1..9]), None, "not aligned");
+        assert_eq!(elements_of::<f32>(&bytes[..7]), None, "not whole");
+    }
 
     #[test]
     fn a_workspace_size_that_would_wrap_is_thrown() {

@@ -4,7 +4,7 @@
 //! Benchmarks use it to time the ops of a step; tests use it to corrupt a result, as faulty
 //! hardware would, and check that it is detected.
 
-use crate::backend::{Bytes, Checked, Device, DeviceFailure, Memory, Run, Scratch, Workspaces};
+use crate::backend::{Bytes, Checked, Device, DeviceFailure, Expected, Memory, Run, Scratch, Workspaces};
 use crate::buffer::Element;
 use crate::op::{AsQuantized, Op, Output, QuantizedShape, SliceShape};
 
@@ -50,6 +50,10 @@ impl<D: Device, O: Observer<D>> Device for Observed<D, O> {
 
     fn device_peak_bytes(&self) -> Option<u64> {
         self.inner.device_peak_bytes()
+    }
+
+    fn prepare(&self, work: &Expected) {
+        self.inner.prepare(work);
     }
 
     fn zeros<T: Element>(&self, length: usize) -> <D::Memory as Memory>::Buffer<T> {

@@ -7,7 +7,7 @@ use super::program::{Program, program};
 use crate::backend::{Checked, Run};
 use crate::op::Add;
 
-static ADD: Program = program!("add");
+pub(super) static ADD: Program = program!("add");
 
 /// Elements per work item, `EACH` in `gpu/add.cl`.
 const EACH: usize = 4;

@@ -27,9 +27,9 @@ impl Run<AttentionBackward<'_, GpuMemory>> for Gpu {
     }
 }
 
-static ATTENTION: Program = program!("attention");
+pub(super) static ATTENTION: Program = program!("attention");
 /// The same kernels with the products of AMD's matrix cores.
-static ATTENTION_MFMA: Program = Program {
+pub(super) static ATTENTION_MFMA: Program = Program {
     name: "attention_mfma",
     text: concat!(include_str!("../../gpu/attention_mfma.cl"), include_str!("../../gpu/attention.cl")),
     language: Language::Portable,

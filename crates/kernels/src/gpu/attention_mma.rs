@@ -30,9 +30,9 @@ macro_rules! program {
     };
 }
 
-static SLICES_OF_ROWS: Program = program!("attention_slices");
-static FORWARD: Program = program!("attention_forward");
-static BACKWARD: Program = program!("attention_backward");
+pub(super) static SLICES_OF_ROWS: Program = program!("attention_slices");
+pub(super) static FORWARD: Program = program!("attention_forward");
+pub(super) static BACKWARD: Program = program!("attention_backward");
 
 /// Per block: `THREADS`, `ROWS`, `TILE` and `BLOCK` in the kernels, and the slices of an integer.
 const THREADS: usize = 128;
@@ -117,6 +117,11 @@ fn shared_limit(architecture: (u32, u32)) -> usize {
 pub(super) fn serves(gpu: &Gpu, p: &Attention) -> bool {
     p.profile == Profile::X2
         && gpu.architecture().is_some_and(|it| it >= (8, 0) && Shared::new(p, it).most() <= shared_limit(it))
+}
+
+/// How the programs are compiled for heads of these widths.
+pub(super) fn build(profile: Profile, key_width: usize, value_width: usize) -> Build {
+    Build::with_widths(profile, padded(key_width), padded(value_width))
 }
 
 fn shared(gpu: &Gpu, p: &Attention) -> Shared {
@@ -363,7 +368,7 @@ impl<'a> Call<'a> {
     /// the result.
     fn over_rows(&self, (program, kernel): (&Program, &'static str), rows: Rows, arguments: &[Argument]) {
         let p = self.p;
-        let build = Build::with_widths(p.profile, padded(p.key_width), padded(p.value_width));
+        let build = build(p.profile, p.key_width, p.value_width);
         let groups = Groups::of(rows.table.1 / 6 * p.heads * parts_of(rows.width), THREADS);
         self.gpu.launch_with(program, kernel, build, groups, rows.shared, arguments);
     }

@@ -8,7 +8,7 @@ use crate::backend::{Checked, Run};
 use crate::op::{BalanceBackward, BalanceForward, TOKEN_BLOCK, token_blocks};
 use isobit_numerics::lanes::LANES;
 
-static BALANCE: Program = program!("balance");
+pub(super) static BALANCE: Program = program!("balance");
 
 /// Tokens per group: each has a work item per lane.
 const TOKENS: usize = GROUP / LANES;

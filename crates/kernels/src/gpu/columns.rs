@@ -7,7 +7,7 @@ use super::program::{Program, program};
 use crate::backend::{Checked, Run};
 use crate::op::{ColumnMode, CopyColumns};
 
-static COLUMNS: Program = program!("columns");
+pub(super) static COLUMNS: Program = program!("columns");
 
 impl Run<CopyColumns<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut CopyColumns<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {

@@ -8,7 +8,7 @@ use crate::backend::{Checked, Run};
 use crate::op::{CombineBackward, CombineForward};
 use isobit_numerics::lanes::LANES;
 
-static COMBINE: Program = program!("combine");
+pub(super) static COMBINE: Program = program!("combine");
 
 /// Pairs per group of the backward pass, `PAIRS` in `gpu/combine.cl`.
 const PAIRS: usize = GROUP / LANES;

@@ -9,7 +9,7 @@ use crate::backend::{Checked, Device, Run};
 use crate::op::{Conv1d, Conv1dBackward, Conv1dForward};
 use isobit_numerics::lanes::LANES;
 
-static CONV1D: Program = program!("conv1d");
+pub(super) static CONV1D: Program = program!("conv1d");
 
 /// Tokens per work item of the backward pass, `STRETCH` in `gpu/conv1d.cl`.
 const STRETCH: usize = 32;

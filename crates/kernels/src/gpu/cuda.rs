@@ -1,18 +1,23 @@
-//! CUDA: the driver for memory and launches, NVRTC for compiling. Both are loaded at run time.
+//! CUDA: the driver for memory and launches, NVRTC for compiling. Both are loaded at run time, and
+//! compiled programs are kept on disk (`cuda/programs.rs`).
 //!
 //! Driver calls apply to the context that is current on the calling thread, so a card makes its own
 //! current before every call (`cuda/context.rs`): two open cards do not interfere.
 
 mod compile_only;
+mod compiler;
 mod context;
 mod cubin;
+mod programs;
 
 pub use compile_only::{CompileOnly, CompiledKernel, CompiledProgram};
 
 use super::devices::Listing;
 use super::library::{functions, open};
-use super::runtime::{Answer, Argument, ByteMatrix, Compiled, Handle, Kernel, Language, Runtime};
+use super::runtime::{Answer, Argument, ByteMatrix, Compiled, Handle, Kernel, Language, Runtime, Source};
+use compiler::{Compiler, command_line};
 use context::Context;
+use programs::{Programs, Request};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -46,18 +51,6 @@ functions!(Driver {
     launch = c"cuLaunchKernel" (Object, u32, u32, u32, u32, u32, u32, u32, Object, *mut *mut c_void, *mut *mut c_void) -> Status;
     error_text = c"cuGetErrorString" (Status, *mut *const c_char) -> Status;
     tensor_map = c"cuTensorMapEncodeTiled" (*mut c_void, c_int, u32, u64, *const u64, *const u64, *const u32, *const u32, c_int, c_int, c_int, c_int) -> Status;
-});
-
-functions!(Compiler {
-    version = c"nvrtcVersion" (*mut c_int, *mut c_int) -> Status;
-    create = c"nvrtcCreateProgram" (*mut Object, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> Status;
-    destroy = c"nvrtcDestroyProgram" (*mut Object) -> Status;
-    compile = c"nvrtcCompileProgram" (Object, c_int, *const *const c_char) -> Status;
-    code_size = c"nvrtcGetCUBINSize" (Object, *mut usize) -> Status;
-    code = c"nvrtcGetCUBIN" (Object, *mut c_char) -> Status;
-    log_size = c"nvrtcGetProgramLogSize" (Object, *mut usize) -> Status;
-    log = c"nvrtcGetProgramLog" (Object, *mut c_char) -> Status;
-    error_text = c"nvrtcGetErrorString" (Status) -> *const c_char;
 });
 
 /// The default stream: commands run in order.
@@ -147,106 +140,12 @@ impl Driver {
     }
 }
 
-impl Compiler {
-    fn open() -> Result<Self, String> {
-        const NAMES: [&str; 6] = [
-            "libnvrtc.so",
-            "libnvrtc.so.13",
-            "libnvrtc.so.12",
-            "libnvrtc.so.11.2",
-            "nvrtc64_130_0.dll",
-            "nvrtc64_120_0.dll",
-        ];
-        const FOLDER: &str = "/usr/local/cuda/lib64/libnvrtc.so";
-        let library = open(&NAMES).or_else(|| open(&[FOLDER])).ok_or("no NVRTC library found")?;
-        Self::load(library)
-    }
-
-    fn check(&self, what: &str, status: Status) -> Answer<()> {
-        if status == 0 {
-            return Ok(());
-        }
-        // SAFETY: for every status the compiler gives a constant string of its own, which ends with
-        // a zero.
-        let text = unsafe { CStr::from_ptr((self.error_text)(status)) }.to_string_lossy();
-        Err(format!("{what} failed: {text}"))
-    }
-
-    fn log(&self, program: Object) -> String {
-        let mut size = 0;
-        // SAFETY: `size` has room for the number; the program is the caller's, not yet destroyed.
-        let status = unsafe { (self.log_size)(program, &raw mut size) };
-        if status != 0 || size > 1 << 20 {
-            return String::new();
-        }
-        let mut log = vec![0u8; size];
-        // SAFETY: the vector has the size that the compiler stated for this program's log.
-        unsafe { (self.log)(program, log.as_mut_ptr().cast()) };
-        String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_string()
-    }
-
-    /// Machine code of `source` for one architecture, and what the compiler says about it.
-    fn machine_code(&self, source: &str, options: &[String]) -> Answer<(Vec<u8>, String)> {
-        let source = CString::new(source).map_err(|error| error.to_string())?;
-        let mut program = null_mut();
-        // SAFETY: `program` has room for the handle; source and name end with a zero and live until
-        // the call returns; there are no headers.
-        self.check("nvrtcCreateProgram", unsafe {
-            (self.create)(&raw mut program, source.as_ptr(), c"isobit.cu".as_ptr(), 0, null(), null())
-        })?;
-        let code = self.code_of(program, options);
-        // SAFETY: made above and destroyed once; nothing uses it after.
-        unsafe { (self.destroy)(&raw mut program) };
-        code
-    }
-
-    fn code_of(&self, program: Object, options: &[String]) -> Answer<(Vec<u8>, String)> {
-        let options: Result<Vec<_>, _> = options.iter().map(|option| CString::new(option.as_str())).collect();
-        let options = options.map_err(|error| error.to_string())?;
-        let pointers: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
-        // SAFETY: as many pointers as stated, each to an option that ends with a zero and outlives
-        // the call.
-        let status = unsafe { (self.compile)(program, pointers.len() as c_int, pointers.as_ptr()) };
-        self.check("nvrtcCompileProgram", status).map_err(|error| format!("{error}\n{}", self.log(program)))?;
-        let mut size = 0;
-        // SAFETY: `size` has room for the number; the program was compiled.
-        self.check("nvrtcGetCUBINSize", unsafe { (self.code_size)(program, &raw mut size) })?;
-        let mut code = vec![0u8; size];
-        // SAFETY: the vector has the size that the compiler stated for this program's code.
-        self.check("nvrtcGetCUBIN", unsafe { (self.code)(program, code.as_mut_ptr().cast()) })?;
-        Ok((code, self.log(program)))
-    }
-}
-
-/// The compiler's arguments for a program.
-fn command_line((major, minor): (u32, u32), language: Language, options: &[String]) -> Vec<String> {
-    let own = if language == Language::Native { "a" } else { "" };
-    let mut line: Vec<String> = [
-        format!("--gpu-architecture=sm_{major}{minor}{own}"),
-        "--std=c++17".to_string(),
-        // The bits depend on these: no contraction, subnormals kept, division and square root
-        // correctly rounded.
-        "--fmad=false".to_string(),
-        "--ftz=false".to_string(),
-        "--prec-div=true".to_string(),
-        "--prec-sqrt=true".to_string(),
-    ]
-    .to_vec();
-    line.extend_from_slice(options);
-    line
-}
-
 pub(super) fn list() -> Result<Vec<Listing>, String> {
     let driver = Driver::open()?;
     let mut version = 0;
     // SAFETY: `version` has room for the number.
     unsafe { (driver.version)(&raw mut version) };
-    let compiler = Compiler::open().map(|compiler| {
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: `major` and `minor` have room for a number each.
-        unsafe { (compiler.version)(&raw mut major, &raw mut minor) };
-        format!("NVRTC {major}.{minor}")
-    });
+    let compiler = Compiler::open().map(|compiler| compiler.version());
     let mut listings = Vec::new();
     for (index, device) in driver.devices()?.into_iter().enumerate() {
         let (major, minor) = driver.architecture(device)?;
@@ -276,7 +175,7 @@ pub(super) struct Cuda {
     /// Used only through [`Cuda::driver`], which makes the context current.
     functions: Driver,
     context: Context,
-    compiler: Compiler,
+    programs: Programs,
     name: String,
     architecture: (u32, u32),
     multiprocessors: usize,
@@ -309,8 +208,18 @@ impl Cuda {
             modules: RefCell::default(),
             functions: driver,
             context,
-            compiler,
+            programs: Programs::new(compiler),
         })
+    }
+
+    fn load(&self, code: &[u8]) -> Answer<Object> {
+        let (driver, mut module) = (self.driver()?, null_mut());
+        // SAFETY: `module` has room for the handle; the code is the compiler's, whole, and carries
+        // its own length.
+        let status = unsafe { (driver.load_module)(&raw mut module, code.as_ptr().cast()) };
+        driver.check("cuModuleLoadData", status)?;
+        self.modules.borrow_mut().push(module);
+        Ok(module)
     }
 
     /// The driver's functions, with this card's context current on this thread.
@@ -390,14 +299,22 @@ impl Runtime for Cuda {
 
     fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled> {
         let line = command_line(self.architecture, language, options);
-        let (code, _) = self.compiler.machine_code(source, &line)?;
-        let (driver, mut module) = (self.driver()?, null_mut());
-        // SAFETY: `module` has room for the handle; the code is the compiler's, whole, and carries
-        // its own length.
-        let status = unsafe { (driver.load_module)(&raw mut module, code.as_ptr().cast()) };
-        driver.check("cuModuleLoadData", status)?;
-        self.modules.borrow_mut().push(module);
+        let request = Request { source: source.to_string(), line };
+        let made = self.programs.code(&request)?;
+        let module = match self.load(&made.code) {
+            // Machine code from the disk that the driver refuses is compiled again.
+            Err(_) if made.from_cache => self.load(&self.programs.code_again(&request)?)?,
+            loaded => loaded?,
+        };
         Ok(Compiled(module as usize as u64))
+    }
+
+    fn compile_ahead(&self, programs: Vec<Source>) {
+        let request = |source: Source| {
+            let line = command_line(self.architecture, source.language, &source.options);
+            Request { source: source.text, line }
+        };
+        self.programs.ahead(programs.into_iter().map(request).collect());
     }
 
     fn kernel(&self, program: Compiled, name: &str) -> Answer<Kernel> {

@@ -8,7 +8,7 @@ use crate::backend::{Checked, Run};
 use crate::op::{DecayBackward, DecayForward};
 use isobit_numerics::lanes::LANES;
 
-static DECAY: Program = program!("decay");
+pub(super) static DECAY: Program = program!("decay");
 
 impl Run<DecayForward<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut DecayForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {

@@ -37,8 +37,8 @@ impl Run<DeltaRuleBackward<'_, GpuMemory>> for Gpu {
     }
 }
 
-static DELTA_RULE: Program = program!("delta_rule");
-static DELTA_RULE_GRADIENTS: Program = program!("delta_rule_gradients");
+pub(super) static DELTA_RULE: Program = program!("delta_rule");
+pub(super) static DELTA_RULE_GRADIENTS: Program = program!("delta_rule_gradients");
 
 /// `COLUMNS` in `gpu/delta_rule.cl`.
 const COLUMNS: usize = 16;

@@ -4,7 +4,7 @@ use super::absent::Absent;
 use super::devices::{Api, Selector};
 use super::memory::{GpuBuffer, Tables, Usage, part_bytes};
 use super::program::{Build, Program};
-use super::runtime::{Answer, Argument, Compiled, Kernel, Runtime, failure};
+use super::runtime::{Answer, Argument, Compiled, Kernel, Runtime, Source, failure};
 use super::{GpuMemory, cuda, hip, opencl, probe};
 use crate::backend::{Device as _, DeviceFailure, Scratch};
 use crate::buffer::Element;
@@ -126,14 +126,18 @@ impl Device {
     }
 
     fn compile(&self, program: &Program, build: Build) -> Answer<Compiled> {
+        let Source { text, language, options } = self.source(program, build);
+        self.runtime
+            .compile(&text, language, &options)
+            .map_err(|error| format!("{} does not compile: {error}", program.name))
+    }
+
+    fn source(&self, program: &Program, build: Build) -> Source {
         let mut options = build.options();
         if !self.runtime.exact_division() {
             options.push("-DSOFT_DIVISION".to_string());
         }
-        let source = program.source(self.selector.api != Api::OpenCl);
-        self.runtime
-            .compile(&source, program.language, &options)
-            .map_err(|error| format!("{} does not compile: {error}", program.name))
+        Source { text: program.source(self.selector.api != Api::OpenCl), language: program.language, options }
     }
 }
 
@@ -208,6 +212,14 @@ impl Gpu {
             usage: Rc::default(),
         };
         Self { device: Rc::new(device) }
+    }
+
+    /// Lets the runtime begin to compile programs that are not compiled yet.
+    pub(super) fn compile_ahead(&self, programs: &[(&'static Program, Build)]) {
+        let known = |program: &Program, build| self.device.programs.borrow().contains_key(&(program.name, build));
+        let new = programs.iter().filter(|(program, build)| !known(program, *build));
+        let sources = new.map(|(program, build)| self.device.source(program, *build)).collect();
+        self.device.runtime.compile_ahead(sources);
     }
 
     /// Every program that was compiled: its name and what the runtime calls it.

@@ -10,7 +10,7 @@ use crate::op::digest::PAIRS_MAX;
 use crate::op::{AnyBuffer, DigestSums};
 use isobit_numerics::digest::BLOCK_BYTES;
 
-static DIGEST: Program = program!("digest");
+pub(super) static DIGEST: Program = program!("digest");
 
 /// Blocks that a group processes at once: `TOGETHER` in `gpu/digest.cl`.
 const TOGETHER: usize = 4;

@@ -10,7 +10,7 @@ use crate::backend::{Checked, Run};
 use crate::buffer::Element;
 use crate::op::{EmbeddingBackward, EmbeddingForward};
 
-static EMBEDDING: Program = program!("embedding");
+pub(super) static EMBEDDING: Program = program!("embedding");
 
 impl Run<EmbeddingForward<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut EmbeddingForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {

@@ -8,7 +8,7 @@ use crate::backend::{Checked, Run};
 use crate::op::{Gate, GateBackward, GateForward};
 use isobit_numerics::lanes::LANES;
 
-static GATE: Program = program!("gate");
+pub(super) static GATE: Program = program!("gate");
 
 /// Elements per gate.
 fn shared_by(p: &Gate) -> u32 {

@@ -8,7 +8,7 @@ use crate::backend::{Checked, Run};
 use crate::op::{GatedNorm, GatedNormBackward, GatedNormForward};
 use isobit_numerics::lanes::LANES;
 
-static GATED_NORM: Program = program!("gated_norm");
+pub(super) static GATED_NORM: Program = program!("gated_norm");
 
 /// Eight tokens per group, each with a work item per lane.
 fn groups(p: &GatedNorm) -> Groups {

@@ -13,9 +13,9 @@ use super::slice_tiles::{CLUSTER, ROWS, blocks, is_hopper, map, shared_bytes, ti
 use super::slices::padded;
 use isobit_numerics::slices::{CHUNK, Profile};
 
-static TRANSPOSE: Program =
+pub(super) static TRANSPOSE: Program =
     Program { name: "transpose", text: include_str!("../../gpu/transpose.cu"), language: Language::Cuda };
-static PRODUCT_GROUPS: Program = Program {
+pub(super) static PRODUCT_GROUPS: Program = Program {
     name: "product_groups_hopper",
     text: concat!(
         include_str!("../../gpu/hopper.cuh"),

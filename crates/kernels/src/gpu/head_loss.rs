@@ -24,7 +24,7 @@ use isobit_numerics::lanes::LANES;
 use isobit_numerics::slices::CHUNK;
 use std::ops::Range;
 
-static HEAD_LOSS: Program = program!("head_loss");
+pub(super) static HEAD_LOSS: Program = program!("head_loss");
 
 const _: () = assert!(VOCABULARY_BLOCK == CHUNK, "a vocabulary block is one chunk of the input gradient");
 

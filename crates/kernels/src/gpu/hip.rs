@@ -1,10 +1,9 @@
 //! HIP: AMD's runtime for memory and launches, hipRTC for compiling. Both are loaded at run time
-//! and compiled programs are kept on disk (`hip/cache.rs`).
+//! and compiled programs are kept on disk (`gpu/code_cache.rs`).
 //!
 //! Calls apply to the device that is current on the calling thread, so a card makes itself current
 //! before every call. Everything is queued on the null stream, in call order.
 
-mod cache;
 mod child;
 mod compiler;
 mod library;

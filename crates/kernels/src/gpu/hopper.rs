@@ -9,7 +9,7 @@ use super::slice_tiles;
 use super::slices::padded;
 use isobit_numerics::slices::Profile;
 
-static PRODUCT_HOPPER: Program = Program {
+pub(super) static PRODUCT_HOPPER: Program = Program {
     name: "product_hopper",
     text: concat!(include_str!("../../gpu/hopper.cuh"), include_str!("../../gpu/product_hopper.cu")),
     language: Language::Native,

@@ -8,7 +8,7 @@ use crate::backend::{Checked, Run};
 use crate::op::{L2Norm, L2NormBackward, L2NormForward};
 use isobit_numerics::lanes::LANES;
 
-static L2_NORM: Program = program!("l2_norm");
+pub(super) static L2_NORM: Program = program!("l2_norm");
 
 /// Eight tokens per group, each with a work item per lane.
 fn groups(p: &L2Norm) -> Groups {

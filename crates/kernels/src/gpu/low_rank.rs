@@ -28,7 +28,7 @@ impl Run<LowRankOuter<'_, GpuMemory>> for Gpu {
     }
 }
 
-static LOW_RANK: Program = program!("low_rank");
+pub(super) static LOW_RANK: Program = program!("low_rank");
 
 /// Tokens per group, `TOKENS` in `gpu/low_rank.cl`.
 const TOKENS: usize = GROUP / LANES;

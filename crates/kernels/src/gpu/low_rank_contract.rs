@@ -11,7 +11,7 @@ use crate::op::{Contraction, FactorLayout, LowRank};
 use isobit_numerics::lanes::LANES;
 use isobit_numerics::slices::Profile;
 
-static LOW_RANK_CONTRACT: Program = Program {
+pub(super) static LOW_RANK_CONTRACT: Program = Program {
     name: "low_rank_contract",
     text: concat!(include_str!("../../gpu/mma.cuh"), include_str!("../../gpu/low_rank_contract.cu")),
     language: Language::Cuda,

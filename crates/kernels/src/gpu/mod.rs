@@ -7,11 +7,13 @@
 mod absent;
 mod adamw;
 mod add;
+mod ahead;
 mod attention;
 mod attention_mma;
 mod balance;
 mod bias;
 mod cast;
+mod code_cache;
 mod columns;
 mod combine;
 mod conv1d;
@@ -64,7 +66,7 @@ pub use memory::GpuBuffer;
 pub use product4::QuantizedWeight;
 pub use slices::{SlicedRows, SlicedWeight};
 
-use crate::backend::{Device, DeviceFailure, Memory, Scratch, Workspaces};
+use crate::backend::{Device, DeviceFailure, Expected, Memory, Scratch, Workspaces};
 use crate::buffer::Element;
 use crate::op::{AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Product, QuantizedShape, SliceShape};
 
@@ -87,6 +89,10 @@ impl Device for Gpu {
 
     fn device_peak_bytes(&self) -> Option<u64> {
         Some(self.device.usage.peak_bytes() as u64)
+    }
+
+    fn prepare(&self, work: &Expected) {
+        self.compile_ahead(&ahead::programs(self, work));
     }
 
     fn zeros<T: Element>(&self, length: usize) -> GpuBuffer<T> {

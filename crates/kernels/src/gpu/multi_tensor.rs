@@ -12,7 +12,7 @@ use crate::op::AdamWTensor;
 use crate::op::sum_squares::BLOCK;
 use isobit_numerics::lanes::LANES;
 
-static MULTI_TENSOR: Program =
+pub(super) static MULTI_TENSOR: Program =
     Program { name: "multi_tensor", text: include_str!("../../gpu/multi_tensor.cu"), language: Language::Cuda };
 
 /// Whether the device supports tables of addresses.

@@ -39,9 +39,9 @@ impl Run<ProductGradWeight<'_, GpuMemory>> for Gpu {
     }
 }
 
-static PRODUCT: Program = program!("product");
+pub(super) static PRODUCT: Program = program!("product");
 /// The same kernels on AMD's matrix cores.
-static PRODUCT_MFMA: Program = program!("product_mfma");
+pub(super) static PRODUCT_MFMA: Program = program!("product_mfma");
 
 /// Rows and columns of a group's outputs: `PRODUCT_TILE` in `gpu/slices.h`.
 pub(super) const TILE: usize = 64;

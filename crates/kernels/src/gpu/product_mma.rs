@@ -29,8 +29,8 @@ macro_rules! program {
     };
 }
 
-static PRODUCT: Program = program!("product_mma");
-static PRODUCT_WEIGHT: Program = program!("product_weight_mma");
+pub(super) static PRODUCT: Program = program!("product_mma");
+pub(super) static PRODUCT_WEIGHT: Program = program!("product_weight_mma");
 
 /// From `gpu/product_mma.cuh`: threads of a block, and bytes of the contraction per step.
 pub(super) const THREADS: usize = 256;

@@ -33,7 +33,7 @@ impl Run<RmsNormBackward<'_, GpuMemory>> for Gpu {
     }
 }
 
-static RMS_NORM: Program = program!("rms_norm");
+pub(super) static RMS_NORM: Program = program!("rms_norm");
 
 /// Tokens per group: each has a work item per lane.
 const TOKENS: usize = GROUP / LANES;

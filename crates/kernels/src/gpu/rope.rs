@@ -7,7 +7,7 @@ use super::program::{Program, program};
 use crate::backend::{Checked, Run};
 use crate::op::{Rope, RopeBackward, RopeForward};
 
-static ROPE: Program = program!("rope");
+pub(super) static ROPE: Program = program!("rope");
 
 impl Run<RopeForward<'_, GpuMemory>> for Gpu {
     fn execute(&self, op: &mut RopeForward<'_, GpuMemory>, _: &mut GpuBuffer<u8>, _: Checked) {

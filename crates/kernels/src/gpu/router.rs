@@ -8,7 +8,7 @@ use crate::backend::{Checked, Run};
 use crate::op::{Router, RouterBackward, RouterChoose, RouterWeights, Scoring};
 use isobit_numerics::lanes::LANES;
 
-static ROUTER: Program = program!("router");
+pub(super) static ROUTER: Program = program!("router");
 
 /// Tokens per group: each has a work item per lane.
 const TOKENS: usize = GROUP / LANES;

@@ -41,6 +41,14 @@ pub enum Language {
     Native,
 }
 
+/// What [`Runtime::compile`] takes.
+#[derive(Clone, Debug)]
+pub struct Source {
+    pub text: String,
+    pub language: Language,
+    pub options: Vec<String>,
+}
+
 /// Commands are executed in call order. The caller has checked the sizes.
 pub trait Runtime {
     /// For messages: `opencl:0 (name)`.
@@ -59,6 +67,8 @@ pub trait Runtime {
     fn read(&self, bytes: &mut [u8], memory: Handle) -> Answer<()>;
     fn finish(&self) -> Answer<()>;
     fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled>;
+    /// These programs will be compiled soon: a runtime may begin now, in threads of its own.
+    fn compile_ahead(&self, _programs: Vec<Source>) {}
     fn kernel(&self, program: Compiled, name: &str) -> Answer<Kernel>;
     /// Launches `groups` groups of `size` work items, with `dynamic` bytes of shared memory in
     /// addition to what the kernel declares.

@@ -20,7 +20,7 @@ impl Run<SliceRows<'_, GpuMemory>> for Gpu {
 
 pub(super) static SLICES: Program = program!("slices");
 /// Those of its kernels that NVIDIA cards run with wide loads.
-static ROW_SLICES: Program = Program {
+pub(super) static ROW_SLICES: Program = Program {
     name: "row_slices",
     text: concat!(include_str!("../../gpu/quantise.cuh"), include_str!("../../gpu/row_slices.cu")),
     language: Language::Cuda,

@@ -31,7 +31,7 @@ impl Run<SwigluPairsBackward<'_, GpuMemory>> for Gpu {
     }
 }
 
-static SWIGLU: Program = program!("swiglu");
+pub(super) static SWIGLU: Program = program!("swiglu");
 
 /// Elements per work item, `EACH` in `gpu/swiglu.cl`.
 const EACH: usize = 4;

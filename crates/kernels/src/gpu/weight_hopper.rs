@@ -13,12 +13,12 @@ use super::slice_tiles::{BLOCK, CLUSTER, ROWS, blocks, is_hopper, map, shared_by
 use super::slices::padded;
 use isobit_numerics::slices::Profile;
 
-static COLUMNS: Program = Program {
+pub(super) static COLUMNS: Program = Program {
     name: "column_slices",
     text: concat!(include_str!("../../gpu/quantise.cuh"), include_str!("../../gpu/column_slices.cu")),
     language: Language::Cuda,
 };
-static PRODUCT_WEIGHT: Program = Program {
+pub(super) static PRODUCT_WEIGHT: Program = Program {
     name: "product_weight_hopper",
     text: concat!(
         include_str!("../../gpu/hopper.cuh"),

@@ -11,7 +11,7 @@ pub(crate) use experts::ExpertTensor;
 
 use crate::ModelError;
 use crate::adapter::{Trained, decays};
-use crate::config::{Config, NormStyle};
+use crate::config::{AttentionKind, Config, MlpKind, NormStyle};
 use crate::files::Form;
 use crate::inventory::Inventory;
 use crate::layer::Block;
@@ -20,6 +20,8 @@ use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource};
 use half::{bf16, f16};
 use isobit_autograd::{Adapter, Frozen, Linear, Matrix, Norm, ParameterId, Parameters, Quantized, Table, Vector};
 use isobit_kernels::Backend;
+use isobit_kernels::backend::Expected;
+use isobit_kernels::buffer::{Element, elements_of};
 use isobit_kernels::op::SliceShape;
 use isobit_kernels::op::low_rank::RANK_MAX;
 use isobit_kernels::op::slices::sliced_weight;
@@ -85,12 +87,31 @@ pub fn build_part<B: Backend>(
     if let Trained::Lora(lora) = &settings.trained {
         config.family.peft.check(config, lora)?;
     }
+    if settings.trained != Trained::Nothing {
+        backend.prepare(&expected(config, settings.profile));
+    }
     let (parameters, forms) = (Parameters::default(), BTreeMap::new());
     let mut builder = Builder { backend, config, source, settings, parameters, forms, modules: 0 };
     let mut model = builder.model(part)?;
     source.release_all();
     model.forms = std::mem::take(&mut builder.forms);
     Ok(Built { model, parameters: builder.parameters })
+}
+
+/// What the device will be asked to compute.
+fn expected(config: &Config, profile: Profile) -> Expected {
+    let layers = config.layers.iter();
+    let head_widths = layers.clone().filter_map(|layer| match &layer.attention {
+        AttentionKind::Softmax(softmax) => Some((softmax.head_width, softmax.head_width)),
+        AttentionKind::Latent(latent) => Some((latent.key_width(), latent.value_width)),
+        AttentionKind::Delta(_) => None,
+    });
+    Expected {
+        profile,
+        head_widths: head_widths.collect(),
+        experts: layers.clone().any(|layer| matches!(layer.mlp, MlpKind::Experts(_))),
+        delta_rule: layers.clone().any(|layer| matches!(layer.attention, AttentionKind::Delta(_))),
+    }
 }
 
 struct Builder<'a, B: Backend> {
@@ -337,11 +358,11 @@ impl<B: Backend> Builder<'_, B> {
         let made = match stored.format {
             FloatFormat::F32 => self.backend.upload_made(length, || Ok(stored.to_f32())).map(Frozen::F32),
             FloatFormat::Bf16 => {
-                let numbers = || Ok(stored.bits().map(bf16::from_bits).collect::<Vec<_>>());
+                let numbers = || Ok(numbers(stored, bf16::from_bits));
                 self.backend.upload_made(length, numbers).map(Frozen::Bf16)
             }
             FloatFormat::F16 => {
-                let numbers = || Ok(stored.bits().map(f16::from_bits).collect::<Vec<_>>());
+                let numbers = || Ok(numbers(stored, f16::from_bits));
                 self.backend.upload_made(length, numbers).map(Frozen::F16)
             }
         };
@@ -391,9 +412,14 @@ fn finite(name: &str, values: Vec<f32>) -> Result<Vec<f32>, ModelError> {
     }
 }
 
+/// 16-bit numbers as they lie in the file, or a copy if they are not aligned there.
+fn numbers<'s, T: Element>(stored: &'s StoredTensor, from_bits: fn(u16) -> T) -> Cow<'s, [T]> {
+    elements_of(&stored.bytes).map_or_else(|| stored.bits().map(from_bits).collect(), Cow::Borrowed)
+}
+
 /// The same without converting to float32: an exponent of all ones is not finite.
 fn stored_finite(name: &str, stored: &StoredTensor) -> Result<(), ModelError> {
-    let exponent = |mask: u16| stored.bits().position(|bits| bits & mask == mask);
+    let exponent = |mask: u16| first_with_all(&stored.bytes, mask);
     let at = match stored.format {
         FloatFormat::F32 => return finite(name, stored.to_f32()).map(|_| ()),
         FloatFormat::Bf16 => exponent(0x7f80),
@@ -408,6 +434,19 @@ fn stored_finite(name: &str, stored: &StoredTensor) -> Result<(), ModelError> {
     }
 }
 
+/// The index of the first 16-bit number that has all bits of `mask`.
+fn first_with_all(bytes: &[u8], mask: u16) -> Option<usize> {
+    // Whole blocks are tested without an exit, which the compiler turns into vector instructions:
+    // models have billions of numbers, and none that is found.
+    const BLOCK: usize = 4096;
+    let has_all = |number: &[u8; 2]| u16::from_le_bytes(*number) & mask == mask;
+    let numbers = bytes.as_chunks().0;
+    let in_block = |block: &[[u8; 2]]| block.iter().fold(false, |found, number| found | has_all(number));
+    let block = numbers.chunks(BLOCK).position(in_block)?;
+    let start = block * BLOCK;
+    numbers[start..].iter().position(has_all).map(|at| start + at)
+}
+
 /// A of a new adapter, uniform within `±1/√inputs` (`docs/numerics.md`, "Initial adapters").
 #[expect(clippy::float_arithmetic, reason = "initial values, as numerics.md defines them")]
 fn initial_a(seed: u64, tensor: u32, rank: usize, inputs: usize) -> Vec<f32> {
@@ -415,4 +454,23 @@ fn initial_a(seed: u64, tensor: u32, rank: usize, inputs: usize) -> Vec<f32> {
     let bound = (1.0 / (inputs as f64).sqrt()) as f32;
     let element = |index: usize| (2.0 * uniform(word(key, 0, 0, tensor, index as u64)) - 1.0) * bound;
     (0..rank * inputs).map(element).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_number_that_is_not_finite_is_found_wherever_it_is() {
+        let (infinity, mask) = (0xff80_u16, 0x7f80_u16);
+        for length in [0, 1, 4095, 4096, 4097, 9000] {
+            let mut bits = vec![0x7f7f_u16; length];
+            let bytes = |bits: &[u16]| bits.iter().flat_map(|bits| bits.to_le_bytes()).collect::<Vec<u8>>();
+            assert_eq!(first_with_all(&bytes(&bits), mask), None);
+            for at in [0, length / 2, length.saturating_sub(1)].into_iter().filter(|at| *at < length).rev() {
+                bits[at] = infinity;
+                assert_eq!(first_with_all(&bytes(&bits), mask), Some(at), "of {length}");
+            }
+        }
+    }
 }

@@ -1,9 +1,9 @@
 //! hipRTC: source to a code object for one architecture. It compiles in a child process where the
-//! program allows it (`child.rs`), and what it compiled is kept on disk (`cache.rs`).
+//! program allows it (`child.rs`), and what it compiled is kept on disk (`gpu/code_cache.rs`).
 
+use super::super::code_cache::{Cache, Key};
 use super::super::library::{functions, open};
 use super::super::runtime::Answer;
-use super::cache::Cache;
 use super::library::{Object, Status, open_runtime, text};
 use super::{child, settings};
 use std::ffi::{CString, c_char, c_int};
@@ -22,6 +22,8 @@ functions!(Functions {
 
 /// The bits depend on the first: HIP contracts by default. Subnormals are kept by default.
 const OPTIONS: [&str; 2] = ["-ffp-contract=off", "-O3"];
+/// The folder of code objects.
+const CACHE: &str = "hip";
 const LOG_BYTES_MAX: usize = 1 << 20;
 const CODE_BYTES_MAX: usize = 1 << 30;
 
@@ -43,6 +45,10 @@ impl Request<'_> {
         line.extend_from_slice(self.options);
         line
     }
+
+    fn key(&self, version: &str) -> Key {
+        Key::new(&self.line(), version, self.source)
+    }
 }
 
 /// A code object, and whether it was on disk.
@@ -53,8 +59,8 @@ pub(super) struct Program {
 
 /// From the disk, or compiled and put there. `version` tells compilers apart.
 pub(super) fn compiled(request: &Request, version: &str) -> Answer<Program> {
-    let cache = settings::current().cache.map(Cache::new);
-    if let Some(code) = cache.and_then(|cache| cache.get(request, version)) {
+    let kept = Cache::of(CACHE).and_then(|cache| cache.get(request.key(version)));
+    if let Some(code) = kept {
         return Ok(Program { code, from_cache: true });
     }
     compiled_again(request, version).map(|code| Program { code, from_cache: false })
@@ -63,8 +69,8 @@ pub(super) fn compiled(request: &Request, version: &str) -> Answer<Program> {
 /// Compiled, whatever is on disk.
 pub(super) fn compiled_again(request: &Request, version: &str) -> Answer<Vec<u8>> {
     let code = compile(request)?;
-    if let Some(cache) = settings::current().cache.map(Cache::new) {
-        cache.put(request, version, &code);
+    if let Some(cache) = Cache::of(CACHE) {
+        cache.put(request.key(version), &code);
     }
     Ok(code)
 }

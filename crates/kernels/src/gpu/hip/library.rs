@@ -1,6 +1,7 @@
 //! The functions of AMD's runtime and what they say about a device. The library's versions differ
 //! in one layout, that of the device properties.
 
+use super::super::code_cache::library_files;
 use super::super::library::{functions, open};
 use super::super::runtime::Answer;
 use super::settings;
@@ -200,7 +201,8 @@ impl Functions {
 
     /// Changes whenever the compiler may: versions, and the files of the libraries.
     pub(super) fn compiler_version(&self) -> String {
-        format!("{}, {}", self.versions(), system::library_files(&self.library_name))
+        let stems = ["libamdhip64", "libhiprtc", "libamd_comgr"];
+        format!("{}, {}", self.versions(), library_files(&self.library_name, &stems))
     }
 }
 

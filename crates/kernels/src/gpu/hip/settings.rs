@@ -3,14 +3,11 @@
 
 use super::target::{Target, architecture_of_version};
 use std::ffi::OsString;
-use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// Without a program that sets them: no cache, no child processes, nothing overridden.
+/// Without a program that sets them: no child processes, nothing overridden.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Settings {
-    /// Where compiled programs are kept.
-    pub(super) cache: Option<PathBuf>,
     /// Whether this program compiles in child processes of itself.
     pub(super) children: bool,
     /// The value of `HSA_OVERRIDE_GFX_VERSION`.
@@ -46,7 +43,6 @@ impl Settings {
             variable(name).map(|value| format!("{name}={}", value.to_string_lossy()))
         });
         Self {
-            cache: cache_folder(&set),
             children: false,
             gfx_override: text("HSA_OVERRIDE_GFX_VERSION"),
             hidden_by: hidden_by.collect(),
@@ -76,19 +72,6 @@ impl Settings {
     }
 }
 
-/// `ISOBIT_CACHE` is a folder or `off`; otherwise the user's cache folder.
-fn cache_folder(set: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
-    let folder = match set("ISOBIT_CACHE") {
-        Some(value) if value == "off" => return None,
-        Some(value) => PathBuf::from(value),
-        None => {
-            let user = set("XDG_CACHE_HOME").map(PathBuf::from).filter(|folder| folder.is_absolute());
-            user.or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".cache")))?.join("isobit")
-        }
-    };
-    Some(folder.join("hip"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,18 +80,6 @@ mod tests {
         Settings::from_environment(|name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value))
         })
-    }
-
-    #[test]
-    fn where_the_cache_is() {
-        let folder = |variables: &[(&str, &str)]| settings(variables).cache.map(|folder| folder.display().to_string());
-        assert_eq!(folder(&[]), None);
-        assert_eq!(folder(&[("HOME", "/h")]).as_deref(), Some("/h/.cache/isobit/hip"));
-        assert_eq!(folder(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/c")]).as_deref(), Some("/c/isobit/hip"));
-        assert_eq!(folder(&[("HOME", "/h"), ("XDG_CACHE_HOME", "c")]).as_deref(), Some("/h/.cache/isobit/hip"));
-        assert_eq!(folder(&[("HOME", "/h"), ("ISOBIT_CACHE", "/e")]).as_deref(), Some("/e/hip"));
-        assert_eq!(folder(&[("HOME", "/h"), ("ISOBIT_CACHE", "off")]), None);
-        assert_eq!(folder(&[("HOME", "/h"), ("ISOBIT_CACHE", "")]).as_deref(), Some("/h/.cache/isobit/hip"));
     }
 
     #[test]

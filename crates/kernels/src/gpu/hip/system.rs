@@ -1,11 +1,9 @@
-//! What the system says about AMD devices besides their runtime: the kernel driver's list, the
-//! permissions on the device files, and which library files are loaded.
+//! What the system says about AMD devices besides their runtime: the kernel driver's list and the
+//! permissions on the device files.
 
-use isobit_numerics::digest::Digest;
-use std::fmt::Write;
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::target::architecture_of_version;
 
@@ -68,38 +66,10 @@ fn access_problem(file: &Path, error: &std::io::Error) -> Option<String> {
     }
 }
 
-/// Distinguishes the installed compilers: a digest of names, sizes and times of the libraries
-/// beside the loaded one.
-pub(super) fn library_files(loaded: &str) -> String {
-    let Some(folder) = folder_of(loaded) else { return "unknown files".to_string() };
-    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
-    let mut files: Vec<String> = entries
-        .filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            let ours = ["libamdhip64", "libhiprtc", "libamd_comgr"].iter().any(|stem| name.starts_with(stem));
-            let about = fs::metadata(entry.path()).ok().filter(|_| ours)?;
-            let time = about.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
-            let mut line = name;
-            let _ = write!(line, " {} {}", about.len(), time.as_nanos());
-            Some(line)
-        })
-        .collect();
-    files.sort();
-    format!("files {}", Digest::of_bytes(files.join("\n").as_bytes()))
-}
-
-/// The folder that the loader found a library in.
-fn folder_of(loaded: &str) -> Option<PathBuf> {
-    let name = Path::new(loaded).file_name()?.to_str()?;
-    let stem = name.split(".so").next()?;
-    let maps = fs::read_to_string("/proc/self/maps").ok()?;
-    let path = maps.lines().find_map(|line| line.find('/').map(|at| &line[at..]).filter(|path| path.contains(stem)))?;
-    Some(Path::new(path).parent()?.to_path_buf())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
 
     /// A folder of this test alone, removed at the end.
     struct Folder(PathBuf);
