@@ -65,7 +65,7 @@ impl<B: Backend> Arena<B> {
         let live = self.live_bytes.get() + length * size_of::<f32>();
         self.live_bytes.set(live);
         self.peak_bytes.set(self.peak_bytes.get().max(live));
-        let buffer = old.unwrap_or_else(|| backend.zeros(length));
+        let buffer = old.unwrap_or_else(|| backend.unwritten(length));
         Lease { buffer: Some(buffer), length, arena: Rc::clone(self) }
     }
 

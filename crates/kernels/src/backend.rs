@@ -5,6 +5,7 @@
 //! results are copied to the host. After a failure the device does no more work.
 
 use crate::buffer::Element;
+use crate::gpu::PendingRead;
 use crate::op::digest::{self, AnyBuffer, DigestSums};
 use crate::op::{self, AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Op, Product, QuantizedShape, SliceShape};
 use crate::reference::ReferenceMemory;
@@ -123,6 +124,12 @@ pub trait Device {
     /// Changes no result.
     fn prepare(&self, _work: &Expected) {}
     fn zeros<T: Element>(&self, length: usize) -> <Self::Memory as Memory>::Buffer<T>;
+    /// A buffer that an op overwrites before anything reads it; not zeroed if the device can leave
+    /// that out.
+    #[track_caller]
+    fn unwritten<T: Element>(&self, length: usize) -> <Self::Memory as Memory>::Buffer<T> {
+        self.zeros(length)
+    }
     fn upload<T: Element>(&self, host: &[T]) -> <Self::Memory as Memory>::Buffer<T>;
     /// `upload` into an existing buffer of the same length, in place if the backend can.
     fn overwrite<T: Element>(&self, device: &mut <Self::Memory as Memory>::Buffer<T>, host: &[T]) {
@@ -140,6 +147,20 @@ pub trait Device {
         Ok(self.upload(host.as_ref()))
     }
     fn download<T: Element>(&self, device: &<Self::Memory as Memory>::Buffer<T>) -> Result<Vec<T>, DeviceFailure>;
+    /// Begins a `download` without waiting, if the device can. Nothing writes to the buffer until
+    /// it is finished.
+    fn begin_download<T: Element>(&self, _device: &<Self::Memory as Memory>::Buffer<T>) -> BegunDownload {
+        BegunDownload::default()
+    }
+    /// Waits for the ops before [`Device::begin_download`] of the same buffer, and not for those
+    /// after it, if the device can.
+    fn finish_download<T: Element>(
+        &self,
+        _begun: &BegunDownload,
+        device: &<Self::Memory as Memory>::Buffer<T>,
+    ) -> Result<Vec<T>, DeviceFailure> {
+        self.download(device)
+    }
 
     fn rows(&self, shape: SliceShape) -> <Self::Memory as Memory>::Rows;
     /// `count` weights of `shape` each, stored consecutively.
@@ -313,9 +334,14 @@ impl<M: Memory> Clone for Matrix<'_, M> {
 }
 impl<M: Memory> Copy for Matrix<'_, M> {}
 
+/// A copy to the host that has begun. Dropping it gives it up.
+#[derive(Default)]
+pub struct BegunDownload(pub(crate) Option<PendingRead>);
+
 /// A digest in progress; the device may still be computing it.
 pub struct BegunDigest<M: Memory> {
     sums: U32<M>,
+    begun: BegunDownload,
     bytes: usize,
 }
 
@@ -326,14 +352,15 @@ impl<M: Memory> BegunDigest<M> {
         B: Device<Memory = M> + for<'a> Run<DigestSums<'a, M>>,
     {
         let bytes = x.bytes();
-        let mut sums = device.zeros(digest::sums_length(bytes));
+        let mut sums = device.unwritten(digest::sums_length(bytes));
         device.run(DigestSums { sums: &mut sums, x });
-        Self { sums, bytes }
+        let begun = device.begin_download(&sums);
+        Self { sums, begun, bytes }
     }
 
-    /// Waits for the digest.
+    /// Waits for the digest, and not for ops that were enqueued after it, if the device can.
     pub fn finish<B: Device<Memory = M>>(&self, device: &B) -> Result<Digest, DeviceFailure> {
-        Ok(digest::finish(&device.download(&self.sums)?, self.bytes))
+        Ok(digest::finish(&device.finish_download(&self.begun, &self.sums)?, self.bytes))
     }
 }
 

@@ -4,7 +4,9 @@
 //! Benchmarks use it to time the ops of a step; tests use it to corrupt a result, as faulty
 //! hardware would, and check that it is detected.
 
-use crate::backend::{Bytes, Checked, Device, DeviceFailure, Expected, Memory, Run, Scratch, Workspaces};
+use crate::backend::{
+    BegunDownload, Bytes, Checked, Device, DeviceFailure, Expected, Memory, Run, Scratch, Workspaces,
+};
 use crate::buffer::Element;
 use crate::op::{AsQuantized, Op, Output, QuantizedShape, SliceShape};
 
@@ -60,6 +62,10 @@ impl<D: Device, O: Observer<D>> Device for Observed<D, O> {
         self.inner.zeros(length)
     }
 
+    fn unwritten<T: Element>(&self, length: usize) -> <D::Memory as Memory>::Buffer<T> {
+        self.inner.unwritten(length)
+    }
+
     fn upload<T: Element>(&self, host: &[T]) -> <D::Memory as Memory>::Buffer<T> {
         self.inner.upload(host)
     }
@@ -70,6 +76,18 @@ impl<D: Device, O: Observer<D>> Device for Observed<D, O> {
 
     fn download<T: Element>(&self, device: &<D::Memory as Memory>::Buffer<T>) -> Result<Vec<T>, DeviceFailure> {
         self.inner.download(device)
+    }
+
+    fn begin_download<T: Element>(&self, device: &<D::Memory as Memory>::Buffer<T>) -> BegunDownload {
+        self.inner.begin_download(device)
+    }
+
+    fn finish_download<T: Element>(
+        &self,
+        begun: &BegunDownload,
+        device: &<D::Memory as Memory>::Buffer<T>,
+    ) -> Result<Vec<T>, DeviceFailure> {
+        self.inner.finish_download(begun, device)
     }
 
     fn rows(&self, shape: SliceShape) -> <D::Memory as Memory>::Rows {

@@ -75,11 +75,14 @@ impl<B: Backend> Trainer<B> {
             tape = tape.with_balance(Balance { coefficient, targets: of_rows, step_targets: update.targets });
         }
         let output = self.model.loss(&mut tape, &batch.ids, &batch.targets)?;
-        let of_tokens = self.backend.download(&output.loss)?;
+        let begun = self.backend.begin_download(&output.loss);
+        tape.balance_loss(|of_row| losses.balance.push(of_row))?;
+        // The device goes on with the backward pass while the losses are on their way.
+        let backward = tape.backward(gradients);
+        let of_tokens = self.backend.finish_download(&begun, &output.loss)?;
         check_losses(&of_tokens, &batch, update.step, first_row)?;
         losses.tokens.extend(of_tokens);
-        tape.balance_loss(|of_row| losses.balance.push(of_row))?;
-        Ok(tape.backward(gradients)?)
+        Ok(backward?)
     }
 
     /// One number per tensor; synchronises with the device once.

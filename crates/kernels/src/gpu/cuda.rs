@@ -9,6 +9,7 @@ mod compiler;
 mod context;
 mod cubin;
 mod programs;
+mod reads;
 
 pub use compile_only::{CompileOnly, CompiledKernel, CompiledProgram};
 
@@ -18,6 +19,7 @@ use super::runtime::{Answer, Argument, ByteMatrix, Compiled, Handle, Kernel, Lan
 use compiler::{Compiler, command_line};
 use context::Context;
 use programs::{Programs, Request};
+use reads::{Reads, Slot};
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -44,6 +46,13 @@ functions!(Driver {
     pool_attribute = c"cuMemPoolSetAttribute" (Object, c_int, *mut c_void) -> Status;
     to_device = c"cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, Object) -> Status;
     to_host = c"cuMemcpyDtoH_v2" (*mut c_void, u64, usize) -> Status;
+    to_host_later = c"cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, Object) -> Status;
+    allocate_host = c"cuMemAllocHost_v2" (*mut *mut c_void, usize) -> Status;
+    free_host = c"cuMemFreeHost" (*mut c_void) -> Status;
+    create_event = c"cuEventCreate" (*mut Object, u32) -> Status;
+    destroy_event = c"cuEventDestroy_v2" (Object) -> Status;
+    record_event = c"cuEventRecord" (Object, Object) -> Status;
+    wait_for_event = c"cuEventSynchronize" (Object) -> Status;
     load_module = c"cuModuleLoadData" (*mut Object, *const c_void) -> Status;
     unload_module = c"cuModuleUnload" (Object) -> Status;
     function = c"cuModuleGetFunction" (*mut Object, Object, *const c_char) -> Status;
@@ -180,6 +189,7 @@ pub(super) struct Cuda {
     architecture: (u32, u32),
     multiprocessors: usize,
     modules: RefCell<Vec<Object>>,
+    reads: RefCell<Reads>,
 }
 
 impl Cuda {
@@ -206,10 +216,27 @@ impl Cuda {
             architecture: driver.architecture(device)?,
             multiprocessors: driver.attribute(device, attribute::MULTIPROCESSORS)?,
             modules: RefCell::default(),
+            reads: RefCell::default(),
             functions: driver,
             context,
             programs: Programs::new(compiler),
         })
+    }
+
+    /// The number of a slot for a read of so many bytes: one that is free, or a new one.
+    fn read_slot(&self, bytes: usize) -> Answer<usize> {
+        let bytes = reads::rounded(bytes);
+        if let Some(number) = self.reads.borrow_mut().take(bytes) {
+            return Ok(number);
+        }
+        const NO_TIMING: u32 = 2;
+        let (driver, mut host, mut event) = (self.driver()?, null_mut(), null_mut());
+        // SAFETY: `event` has room for the handle.
+        driver.check("cuEventCreate", unsafe { (driver.create_event)(&raw mut event, NO_TIMING) })?;
+        // SAFETY: `host` has room for the address.
+        let status = unsafe { (driver.allocate_host)(&raw mut host, bytes) };
+        driver.check(&format!("cuMemAllocHost of {bytes} bytes"), status)?;
+        Ok(self.reads.borrow_mut().add(Slot { host, event, bytes }))
     }
 
     fn load(&self, code: &[u8]) -> Answer<Object> {
@@ -289,6 +316,37 @@ impl Runtime for Cuda {
         // are in `bytes`, which is borrowed exclusively.
         let status = unsafe { (driver.to_host)(bytes.as_mut_ptr().cast(), memory.0, bytes.len()) };
         driver.check("cuMemcpyDtoH", status)
+    }
+
+    fn begin_read(&self, memory: Handle, bytes: usize) -> Answer<Option<usize>> {
+        if bytes > reads::BYTES_MAX {
+            return Ok(None);
+        }
+        let number = self.read_slot(bytes)?;
+        let (driver, slot) = (self.driver()?, self.reads.borrow().slot(number));
+        // SAFETY: the caller's memory of this context has as many bytes, and the slot's host memory
+        // at least as many; it is pinned and stays until the card is closed. Only the holder of the
+        // number reads it, after the event.
+        let status = unsafe { (driver.to_host_later)(slot.host, memory.0, bytes, STREAM) };
+        driver.check("cuMemcpyDtoHAsync", status)?;
+        // SAFETY: an event of this context, which stays until the card is closed.
+        driver.check("cuEventRecord", unsafe { (driver.record_event)(slot.event, STREAM) })?;
+        Ok(Some(number))
+    }
+
+    fn finish_read(&self, number: usize, bytes: &mut [u8]) -> Answer<()> {
+        let (driver, slot) = (self.driver()?, self.reads.borrow().slot(number));
+        assert!(bytes.len() <= slot.bytes, "as many bytes as were announced");
+        // SAFETY: an event of this context, recorded after the copy into the slot.
+        driver.check("cuEventSynchronize", unsafe { (driver.wait_for_event)(slot.event) })?;
+        // SAFETY: the slot has as many bytes, which the device has written, and no copy into it is
+        // under way: that would need its number, which the caller holds.
+        bytes.copy_from_slice(unsafe { std::slice::from_raw_parts(slot.host.cast::<u8>(), bytes.len()) });
+        Ok(())
+    }
+
+    fn release_read(&self, number: usize) {
+        self.reads.borrow_mut().give(number);
     }
 
     fn finish(&self) -> Answer<()> {
@@ -413,10 +471,14 @@ impl Drop for Cuda {
     fn drop(&mut self) {
         // Without its context the card is gone, along with its modules.
         let Ok(driver) = self.driver() else { return };
-        // SAFETY: this context, which is current, loaded the modules; each is unloaded once, after
-        // the device has finished. The context itself is released after this, by its own drop.
+        // SAFETY: this context, which is current, loaded the modules and made the slots; each is
+        // unloaded or freed once, after the device has finished. The context itself is released after this, by its own drop.
         unsafe {
             (driver.synchronize)();
+            for slot in self.reads.take().into_slots() {
+                (driver.destroy_event)(slot.event);
+                (driver.free_host)(slot.host);
+            }
             for module in self.modules.take() {
                 (driver.unload_module)(module);
             }

@@ -4,7 +4,7 @@ use super::absent::Absent;
 use super::devices::{Api, Selector};
 use super::memory::{GpuBuffer, Tables, Usage, part_bytes};
 use super::program::{Build, Program};
-use super::runtime::{Answer, Argument, Compiled, Kernel, Runtime, Source, failure};
+use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Runtime, Source, failure};
 use super::{GpuMemory, cuda, hip, opencl, probe};
 use crate::backend::{Device as _, DeviceFailure, Scratch};
 use crate::buffer::Element;
@@ -328,12 +328,21 @@ impl Gpu {
     }
 
     pub(super) fn read<T: Element>(&self, buffer: &GpuBuffer<T>) -> Result<Vec<T>, DeviceFailure> {
+        self.read_by(buffer, |runtime, bytes, handle| runtime.read(bytes, handle))
+    }
+
+    /// The contents of a buffer, as `copy` gives them.
+    pub(super) fn read_by<T: Element>(
+        &self,
+        buffer: &GpuBuffer<T>,
+        copy: impl FnOnce(&dyn Runtime, &mut [u8], Handle) -> Answer<()>,
+    ) -> Result<Vec<T>, DeviceFailure> {
         let mut host = vec![T::default(); buffer.len()];
         if let Some(handle) = buffer.handle().filter(|_| !buffer.is_empty()) {
             // SAFETY: the vector has `buffer.len()` elements, borrowed exclusively; elements have
             // no padding and any bytes are valid ones (`Element`).
             let bytes = unsafe { std::slice::from_raw_parts_mut(host.as_mut_ptr().cast::<u8>(), buffer.bytes()) };
-            self.device.attempt(|runtime| runtime.read(bytes, handle));
+            self.device.attempt(|runtime| copy(runtime, bytes, handle));
         }
         self.device.check().map(|()| host)
     }

@@ -126,6 +126,28 @@ impl Tables {
     }
 }
 
+/// A read that a runtime has begun; dropping it releases it.
+pub(crate) struct PendingRead {
+    runtime: Rc<dyn Runtime>,
+    number: usize,
+}
+
+impl PendingRead {
+    pub(super) fn new(runtime: &Rc<dyn Runtime>, number: usize) -> Self {
+        Self { runtime: Rc::clone(runtime), number }
+    }
+
+    pub(super) fn number(&self) -> usize {
+        self.number
+    }
+}
+
+impl Drop for PendingRead {
+    fn drop(&mut self) {
+        self.runtime.release_read(self.number);
+    }
+}
+
 impl<T: Element> std::fmt::Debug for GpuBuffer<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "GpuBuffer<{}>[{}]", T::NAME, self.length)

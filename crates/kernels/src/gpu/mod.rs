@@ -63,10 +63,11 @@ pub use cuda::{CompileOnly, CompiledKernel, CompiledProgram};
 pub use device::Gpu;
 pub use devices::{Api, Listing, Selector, is_gpu, list};
 pub use memory::GpuBuffer;
+pub(crate) use memory::PendingRead;
 pub use product4::QuantizedWeight;
 pub use slices::{SlicedRows, SlicedWeight};
 
-use crate::backend::{Device, DeviceFailure, Expected, Memory, Scratch, Workspaces};
+use crate::backend::{BegunDownload, Device, DeviceFailure, Expected, Memory, Scratch, Workspaces};
 use crate::buffer::Element;
 use crate::op::{AsQuantized, Attention, DeltaRule, HeadLoss, LowRank, Product, QuantizedShape, SliceShape};
 
@@ -101,6 +102,10 @@ impl Device for Gpu {
         buffer
     }
 
+    fn unwritten<T: Element>(&self, length: usize) -> GpuBuffer<T> {
+        GpuBuffer::new(self, length)
+    }
+
     fn upload<T: Element>(&self, host: &[T]) -> GpuBuffer<T> {
         let buffer = GpuBuffer::new(self, host.len());
         if let Some(handle) = buffer.handle().filter(|_| !host.is_empty()) {
@@ -113,6 +118,23 @@ impl Device for Gpu {
 
     fn download<T: Element>(&self, device: &GpuBuffer<T>) -> Result<Vec<T>, DeviceFailure> {
         self.read(device)
+    }
+
+    fn begin_download<T: Element>(&self, device: &GpuBuffer<T>) -> BegunDownload {
+        let handle = device.handle().filter(|_| !device.is_empty());
+        let begun = handle.and_then(|handle| self.device.attempt(|runtime| runtime.begin_read(handle, device.bytes())));
+        BegunDownload(begun.flatten().map(|number| PendingRead::new(&self.device.runtime, number)))
+    }
+
+    fn finish_download<T: Element>(
+        &self,
+        begun: &BegunDownload,
+        device: &GpuBuffer<T>,
+    ) -> Result<Vec<T>, DeviceFailure> {
+        self.read_by(device, |runtime, bytes, handle| match &begun.0 {
+            Some(read) => runtime.finish_read(read.number(), bytes),
+            None => runtime.read(bytes, handle),
+        })
     }
 
     fn rows(&self, shape: SliceShape) -> SlicedRows {

@@ -65,6 +65,16 @@ pub trait Runtime {
     fn write(&self, memory: Handle, bytes: &[u8]) -> Answer<()>;
     /// Waits for all earlier commands.
     fn read(&self, bytes: &mut [u8], memory: Handle) -> Answer<()>;
+    /// Begins a `read` without waiting; its number, or none if only `read` can do this.
+    fn begin_read(&self, _memory: Handle, _bytes: usize) -> Answer<Option<usize>> {
+        Ok(None)
+    }
+    /// Waits for a read that was begun, and for no command after it.
+    fn finish_read(&self, _number: usize, _bytes: &mut [u8]) -> Answer<()> {
+        Err("this runtime begins no reads".to_string())
+    }
+    /// A read that was begun is of no more use, finished or not.
+    fn release_read(&self, _number: usize) {}
     fn finish(&self) -> Answer<()>;
     fn compile(&self, source: &str, language: Language, options: &[String]) -> Answer<Compiled>;
     /// These programs will be compiled soon: a runtime may begin now, in threads of its own.

@@ -120,6 +120,11 @@ impl<L: MemoryLayout> Device for Counting<L> {
     }
 
     #[track_caller]
+    fn unwritten<T: Element>(&self, length: usize) -> CountedBuffer<T> {
+        self.buffer(length, Location::caller())
+    }
+
+    #[track_caller]
     fn upload<T: Element>(&self, host: &[T]) -> CountedBuffer<T> {
         self.buffer(host.len(), Location::caller())
     }
