@@ -1,5 +1,6 @@
 //! Compiles programs with clang for the host, loads them, and remembers what it loaded.
 
+use isobit_kernels::gpu::source_line;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW};
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_void};
@@ -129,7 +130,7 @@ fn load((source, options): &Request) -> Result<Program, String> {
     let (text, object) = (folder.path().join("program.cpp"), folder.path().join("program.so"));
     let marked = source.replace(DYNAMIC, "SIMT_DYNAMIC");
     let write = |tail: &str| {
-        let whole = format!("{PRELUDE}\n#line 1 \"program\"\n{marked}\n#line 1 \"entries\"\n{tail}");
+        let whole = format!("{PRELUDE}\n{marked}\n#line 1 \"entries\"\n{tail}");
         std::fs::write(&text, whole).map_err(|error| format!("{}: {error}", text.display()))
     };
     write("")?;
@@ -216,13 +217,12 @@ impl Program {
             command.output().ok().filter(|output| output.status.success())
         })?;
         let text = String::from_utf8_lossy(&found.stdout).into_owned();
-        // The innermost function that is the program's own: prelude and headers of all programs
-        // come before.
-        let place =
-            text.lines().find_map(|line| line.strip_prefix("program:").or(line.split_once("/program:")?.1.into()))?;
-        let number: usize = place.split(':').next()?.parse().ok()?;
-        let quoted = self.source.lines().nth(number.checked_sub(1)?)?.trim();
-        Some(format!("line {number} of the source `{quoted}`"))
+        // The innermost function that is the program's own, not the prelude's.
+        text.lines().find_map(|line| {
+            let (file, rest) = line.rsplit('/').next()?.split_once(':')?;
+            let number: usize = rest.split(':').next()?.parse().ok()?;
+            Some(format!("at {file}:{number} `{}`", source_line(&self.source, file, number)?.trim()))
+        })
     }
 }
 

@@ -8,7 +8,7 @@
 
 use super::device::{Gpu, Groups, arguments};
 use super::memory::{DevicePointer, GpuBuffer, Parts};
-use super::program::{Program, program};
+use super::program::{Program, files, program};
 use super::runtime::Language;
 use super::{GpuMemory, attention_mma};
 use crate::backend::{Checked, Run};
@@ -29,11 +29,8 @@ impl Run<AttentionBackward<'_, GpuMemory>> for Gpu {
 
 pub(super) static ATTENTION: Program = program!("attention");
 /// The same kernels with the products of AMD's matrix cores.
-pub(super) static ATTENTION_MFMA: Program = Program {
-    name: "attention_mfma",
-    text: concat!(include_str!("../../gpu/attention_mfma.cl"), include_str!("../../gpu/attention.cl")),
-    language: Language::Portable,
-};
+pub(super) static ATTENTION_MFMA: Program =
+    Program { name: "attention_mfma", text: files!("attention_mfma.cl", "attention.cl"), language: Language::Portable };
 
 /// `PLACE_BLOCK`, `FORWARD_ROWS` and `BACKWARD_ROWS` in `gpu/attention.cl`. Blocks of places hold
 /// whole blocks of rows.

@@ -10,7 +10,7 @@ use super::GpuMemory;
 use super::attention::{Operand, Operands, PLACE_BLOCK, narrow, trains, window};
 use super::device::{Gpu, Groups, arguments};
 use super::memory::{DevicePointer, GpuBuffer, Parts};
-use super::program::{Build, Program};
+use super::program::{Build, Program, files};
 use super::runtime::{Argument, Language};
 use crate::op::{Attention, AttentionBackward, AttentionForward};
 use isobit_numerics::slices::Profile;
@@ -20,11 +20,7 @@ macro_rules! program {
     ($name:literal) => {
         Program {
             name: $name,
-            text: concat!(
-                include_str!("../../gpu/mma.cuh"),
-                include_str!("../../gpu/attention_mma.cuh"),
-                include_str!(concat!("../../gpu/", $name, ".cu"))
-            ),
+            text: files!("mma.cuh", "attention_mma.cuh", concat!($name, ".cu")),
             language: Language::Cuda,
         }
     };

@@ -7,21 +7,17 @@ use super::device::{Gpu, Groups, arguments, dimension};
 use super::hopper::Epilogue;
 use super::memory::DevicePointer;
 use super::product_mma;
-use super::program::Program;
+use super::program::{Program, files};
 use super::runtime::{Argument, Language};
 use super::slice_tiles::{CLUSTER, ROWS, blocks, is_hopper, map, shared_bytes, tile_columns};
 use super::slices::padded;
 use isobit_numerics::slices::{CHUNK, Profile};
 
 pub(super) static TRANSPOSE: Program =
-    Program { name: "transpose", text: include_str!("../../gpu/transpose.cu"), language: Language::Cuda };
+    Program { name: "transpose", text: files!("transpose.cu"), language: Language::Cuda };
 pub(super) static PRODUCT_GROUPS: Program = Program {
     name: "product_groups_hopper",
-    text: concat!(
-        include_str!("../../gpu/hopper.cuh"),
-        include_str!("../../gpu/slice_tiles.cuh"),
-        include_str!("../../gpu/product_groups_hopper.cu")
-    ),
+    text: files!("hopper.cuh", "slice_tiles.cuh", "product_groups_hopper.cu"),
     language: Language::Native,
 };
 

@@ -3,17 +3,14 @@
 
 use super::device::{Gpu, Groups};
 use super::memory::DevicePointer;
-use super::program::Program;
+use super::program::{Program, files};
 use super::runtime::{Argument, ByteMatrix, Language};
 use super::slice_tiles;
 use super::slices::padded;
 use isobit_numerics::slices::Profile;
 
-pub(super) static PRODUCT_HOPPER: Program = Program {
-    name: "product_hopper",
-    text: concat!(include_str!("../../gpu/hopper.cuh"), include_str!("../../gpu/product_hopper.cu")),
-    language: Language::Native,
-};
+pub(super) static PRODUCT_HOPPER: Program =
+    Program { name: "product_hopper", text: files!("hopper.cuh", "product_hopper.cu"), language: Language::Native };
 
 /// Work items per block: one warpgroup that copies, two that multiply.
 const THREADS: usize = 384;

@@ -5,17 +5,14 @@
 use super::GpuMemory;
 use super::device::{Gpu, Groups, dimension};
 use super::memory::{DevicePointer, GpuBuffer};
-use super::program::Program;
+use super::program::{Program, files};
 use super::runtime::{Argument, Language};
 use crate::op::{Contraction, FactorLayout, LowRank};
 use isobit_numerics::lanes::LANES;
 use isobit_numerics::slices::Profile;
 
-pub(super) static LOW_RANK_CONTRACT: Program = Program {
-    name: "low_rank_contract",
-    text: concat!(include_str!("../../gpu/mma.cuh"), include_str!("../../gpu/low_rank_contract.cu")),
-    language: Language::Cuda,
-};
+pub(super) static LOW_RANK_CONTRACT: Program =
+    Program { name: "low_rank_contract", text: files!("mma.cuh", "low_rank_contract.cu"), language: Language::Cuda };
 
 /// Ranks per part, and warps per group: `RANKS` and `WARPS` of the kernel.
 const RANKS: usize = 8;

@@ -65,6 +65,7 @@ pub use devices::{Api, Listing, Selector, is_gpu, list};
 pub use memory::GpuBuffer;
 pub(crate) use memory::PendingRead;
 pub use product4::QuantizedWeight;
+pub use program::source_line;
 pub use slices::{SlicedRows, SlicedWeight};
 
 use crate::backend::{BegunDownload, Device, DeviceFailure, Expected, Memory, Scratch, Workspaces};

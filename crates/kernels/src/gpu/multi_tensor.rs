@@ -5,7 +5,7 @@
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::{DevicePointer, GpuBuffer};
-use super::program::Program;
+use super::program::{Program, files};
 use super::runtime::Language;
 use crate::backend::Device;
 use crate::op::AdamWTensor;
@@ -13,7 +13,7 @@ use crate::op::sum_squares::BLOCK;
 use isobit_numerics::lanes::LANES;
 
 pub(super) static MULTI_TENSOR: Program =
-    Program { name: "multi_tensor", text: include_str!("../../gpu/multi_tensor.cu"), language: Language::Cuda };
+    Program { name: "multi_tensor", text: files!("multi_tensor.cu"), language: Language::Cuda };
 
 /// Whether the device supports tables of addresses.
 pub(super) fn serves(gpu: &Gpu) -> bool {

@@ -8,7 +8,7 @@ use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::{DevicePointer, GpuBuffer, Parts, allocated_bytes};
 use super::product::{MFMA_COLUMNS, RowTiles, TILE, folded_columns, folded_shape};
 use super::product4_mma::{self, Packed, Rows};
-use super::program::{Program, program};
+use super::program::{Program, files, program};
 use super::runtime::Language;
 use super::slices::{self, CHUNK_GROUP, SLICES, SlicedRows, plane_bytes};
 use crate::Device;
@@ -41,7 +41,7 @@ static PRODUCT4: Program = program!("product4");
 /// The same kernels on AMD's matrix cores.
 static PRODUCT4_MFMA: Program = Program {
     name: "product4_mfma",
-    text: concat!(include_str!("../../gpu/product_mfma.cl"), include_str!("../../gpu/product4_mfma.cl")),
+    text: files!("product_mfma.cl", "product4_mfma.cl"),
     language: Language::Portable,
 };
 

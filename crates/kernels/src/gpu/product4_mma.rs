@@ -6,7 +6,7 @@ use super::device::{Gpu, Groups, arguments, dimension};
 use super::groups_hopper::Tiles;
 use super::memory::{DevicePointer, GpuBuffer};
 use super::product_mma::{THREADS, shared_bytes, tile_columns};
-use super::program::Program;
+use super::program::{Program, files};
 use super::runtime::{Argument, Language};
 use super::slice_tiles;
 use crate::op::QuantizedShape;
@@ -15,12 +15,7 @@ use std::ops::Range;
 
 static PRODUCT4: Program = Program {
     name: "product4_mma",
-    text: concat!(
-        include_str!("../../gpu/mma.cuh"),
-        "#define RIGHT_SLICES 1\n",
-        include_str!("../../gpu/product_mma.cuh"),
-        include_str!("../../gpu/product4_mma.cu")
-    ),
+    text: concat!("#define RIGHT_SLICES 1\n", files!("mma.cuh", "product_mma.cuh", "product4_mma.cu")),
     language: Language::Cuda,
 };
 

@@ -8,7 +8,7 @@ use super::groups_hopper::{GroupsProduct, Tiles};
 use super::hopper::LowRank;
 use super::memory::DevicePointer;
 use super::product_weight::ChunkRun;
-use super::program::Program;
+use super::program::{Program, files};
 use super::runtime::{Argument, Language};
 use super::slice_tiles::{BLOCK, ROWS};
 use super::weight_hopper::{Chunks, Columns};
@@ -19,11 +19,7 @@ macro_rules! program {
     ($name:literal) => {
         Program {
             name: $name,
-            text: concat!(
-                include_str!("../../gpu/mma.cuh"),
-                include_str!("../../gpu/product_mma.cuh"),
-                include_str!(concat!("../../gpu/", $name, ".cu"))
-            ),
+            text: files!("mma.cuh", "product_mma.cuh", concat!($name, ".cu")),
             language: Language::Cuda,
         }
     };

@@ -12,41 +12,45 @@ pub(super) struct Program {
     pub(super) language: Language,
 }
 
+/// The text of files of `crates/kernels/gpu`. Each comes after a directive with its name, so that
+/// compilers name file and line in their messages.
+macro_rules! files {
+    ($($name:expr),+) => {
+        concat!($("#line 1 \"", $name, "\"\n", include_str!(concat!("../../gpu/", $name))),+)
+    };
+}
+pub(super) use files;
+
+/// A line of a program's source, by the file and number that its compiler gives.
+pub fn source_line<'a>(source: &'a str, file: &str, line: usize) -> Option<&'a str> {
+    let (directive, start) = ("#line 1 \"", format!("#line 1 \"{file}\""));
+    let lines = source.lines().skip_while(|line| *line != start).skip(1);
+    lines.take_while(|line| !line.starts_with(directive)).nth(line.checked_sub(1)?)
+}
+
 /// The program in `crates/kernels/gpu/<name>.cl`.
 macro_rules! program {
     ($name:literal) => {
         crate::gpu::program::Program {
             name: $name,
-            text: include_str!(concat!("../../gpu/", $name, ".cl")),
+            text: crate::gpu::program::files!(concat!($name, ".cl")),
             language: crate::gpu::runtime::Language::Portable,
         }
     };
 }
 pub(super) use program;
 
-const OPENCL: &str = include_str!("../../gpu/opencl.h");
-const CUDA: &str = include_str!("../../gpu/cuda.h");
+const OPENCL: &str = files!("opencl.h");
+const CUDA: &str = files!("cuda.h");
 /// Headers of every portable program, in this order.
-const HEADERS: [&str; 5] = [
-    include_str!("../../gpu/exact.h"),
-    include_str!("../../gpu/elementary.h"),
-    include_str!("../../gpu/lanes.h"),
-    include_str!("../../gpu/philox.h"),
-    include_str!("../../gpu/slices.h"),
-];
+const HEADERS: &str = files!("exact.h", "elementary.h", "lanes.h", "philox.h", "slices.h");
 
 impl Program {
     /// The whole source for one dialect; programs in a device's native language are self-contained.
     pub(super) fn source(&self, cuda: bool) -> String {
         match self.language {
             Language::Native => self.text.to_string(),
-            Language::Portable | Language::Cuda => {
-                let mut source = if cuda { CUDA } else { OPENCL }.to_string();
-                for part in HEADERS.into_iter().chain([self.text]) {
-                    source.push_str(part);
-                }
-                source
-            }
+            Language::Portable | Language::Cuda => [if cuda { CUDA } else { OPENCL }, HEADERS, self.text].concat(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::GpuMemory;
 use super::device::{GROUP, Gpu, Groups, arguments, dimension};
 use super::memory::{DevicePointer, GpuBuffer, allocated_bytes};
-use super::program::{Program, program};
+use super::program::{Program, files, program};
 use super::runtime::{Argument, Language};
 use super::slice_tiles;
 use crate::StoredMatrix;
@@ -20,11 +20,8 @@ impl Run<SliceRows<'_, GpuMemory>> for Gpu {
 
 pub(super) static SLICES: Program = program!("slices");
 /// Those of its kernels that NVIDIA cards run with wide loads.
-pub(super) static ROW_SLICES: Program = Program {
-    name: "row_slices",
-    text: concat!(include_str!("../../gpu/quantise.cuh"), include_str!("../../gpu/row_slices.cu")),
-    language: Language::Cuda,
-};
+pub(super) static ROW_SLICES: Program =
+    Program { name: "row_slices", text: files!("quantise.cuh", "row_slices.cu"), language: Language::Cuda };
 
 /// Rows are padded to a multiple of this many bytes, as bulk copies and packed loads require.
 pub(super) const PADDING: usize = 128;

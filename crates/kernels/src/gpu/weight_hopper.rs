@@ -7,24 +7,17 @@ use super::device::{Gpu, Groups, arguments, dimension};
 use super::memory::{DevicePointer, GpuBuffer};
 use super::product_mma;
 use super::product_weight::ChunkRun;
-use super::program::Program;
+use super::program::{Program, files};
 use super::runtime::{Argument, Language};
 use super::slice_tiles::{BLOCK, CLUSTER, ROWS, blocks, is_hopper, map, shared_bytes, tile_columns};
 use super::slices::padded;
 use isobit_numerics::slices::Profile;
 
-pub(super) static COLUMNS: Program = Program {
-    name: "column_slices",
-    text: concat!(include_str!("../../gpu/quantise.cuh"), include_str!("../../gpu/column_slices.cu")),
-    language: Language::Cuda,
-};
+pub(super) static COLUMNS: Program =
+    Program { name: "column_slices", text: files!("quantise.cuh", "column_slices.cu"), language: Language::Cuda };
 pub(super) static PRODUCT_WEIGHT: Program = Program {
     name: "product_weight_hopper",
-    text: concat!(
-        include_str!("../../gpu/hopper.cuh"),
-        include_str!("../../gpu/slice_tiles.cuh"),
-        include_str!("../../gpu/product_weight_hopper.cu")
-    ),
+    text: files!("hopper.cuh", "slice_tiles.cuh", "product_weight_hopper.cu"),
     language: Language::Native,
 };
 
