@@ -3,8 +3,9 @@
 
 use crate::decode::{Places, decode};
 use crate::metadata;
-use crate::program::{EntryRegisters, FloatMode, Kernel, Origin, Program};
+use crate::program::{EntryRegisters, FloatMode, Kernel, Origin, Place, Program};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Distance between the addresses of two instructions; only differences to data matter.
 const STEP: u64 = 8;
@@ -19,10 +20,7 @@ enum Label {
 /// An instruction that waits for all labels to be known.
 struct Pending<'a> {
     text: &'a str,
-    /// Line of the assembly.
-    at: usize,
-    /// Line of the source.
-    line: u32,
+    place: Option<Place>,
 }
 
 #[derive(Default)]
@@ -32,7 +30,8 @@ struct Reader<'a> {
     data: Vec<u8>,
     descriptors: Vec<(&'a str, BTreeMap<&'a str, u64>)>,
     metadata: String,
-    line: u32,
+    files: BTreeMap<&'a str, Arc<str>>,
+    place: Option<Place>,
 }
 
 /// What the current line belongs to.
@@ -46,11 +45,11 @@ enum Section {
 }
 
 /// Reads assembly; an error names the line.
-pub fn read(text: &str) -> Result<Program, String> {
+pub(crate) fn read(text: &str) -> Result<Program, String> {
     let mut reader = Reader::default();
     let mut section = Section::Code;
     for (index, line) in text.lines().enumerate() {
-        section = reader.line(section, line, index + 1).map_err(|error| {
+        section = reader.line(section, line).map_err(|error| {
             let shown = line.trim();
             format!("line {} of the assembly: {error}: `{shown}`", index + 1)
         })?;
@@ -64,7 +63,7 @@ fn stripped(line: &str) -> &str {
 }
 
 impl<'a> Reader<'a> {
-    fn line(&mut self, section: Section, line: &'a str, at: usize) -> Result<Section, String> {
+    fn line(&mut self, section: Section, line: &'a str) -> Result<Section, String> {
         if section == Section::Metadata {
             if line.trim() == ".end_amdgpu_metadata" {
                 return Ok(Section::Other);
@@ -89,7 +88,7 @@ impl<'a> Reader<'a> {
             return self.directive(section, text);
         }
         match section {
-            Section::Code => self.pending.push(Pending { text, at, line: self.line }),
+            Section::Code => self.pending.push(Pending { text, place: self.place.clone() }),
             Section::Other => {}
             _ => return Err("an instruction outside the code".to_string()),
         }
@@ -123,10 +122,19 @@ impl<'a> Reader<'a> {
                 Section::Descriptor
             }
             ".amdgpu_metadata" => Section::Metadata,
+            ".file" => {
+                // A number, the folder if it is another one, the name, and perhaps a digest.
+                if let (Some(number), Some(name)) = (rest.split_whitespace().next(), rest.split('"').rev().nth(1)) {
+                    self.files.insert(number, name.rsplit('/').next().unwrap_or(name).into());
+                }
+                section
+            }
             ".loc" => {
+                let mut words = rest.split_whitespace();
+                let file = words.next().and_then(|number| self.files.get(number)).cloned();
                 // Line 0 means that the compiler has none: the last one is the best guess.
-                let line = rest.split_whitespace().nth(1).and_then(|line| line.parse().ok()).unwrap_or(0);
-                self.line = if line > 0 { line } else { self.line };
+                let line = words.next().and_then(|line| line.parse().ok()).filter(|line| *line > 0);
+                self.place = file.zip(line).map(|(file, line)| Place { file, line }).or(self.place.take());
                 section
             }
             _ if section == Section::Data => {
@@ -171,10 +179,9 @@ impl<'a> Reader<'a> {
                 last_pc = Some(next);
             }
             let here = Here { reader: &self, next, last_pc };
-            let instruction = decode(pending.text, &here)
-                .map_err(|error| format!("line {} of the assembly: {error}: `{}`", pending.at, pending.text))?;
-            program.code.push(instruction);
-            program.origins.push(Origin { text: pending.text.into(), line: pending.line });
+            let origin = Origin { text: pending.text.into(), place: pending.place.clone() };
+            program.code.push(decode(&origin.text, &here).map_err(|error| format!("{error}, {}", origin.told()))?);
+            program.origins.push(origin);
         }
         let mut arguments = metadata::read(&self.metadata)?;
         for (name, fields) in &self.descriptors {
@@ -262,5 +269,21 @@ impl Places for Here<'_> {
 
     fn next(&self) -> u64 {
         self.next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_know_file_and_line() {
+        let text = "\t.text\n\t.file\t0 \"/folder\" \"-\" md5 0x12\n\t.file\t1 \"a.cl\"\nk:\n\t.loc\t1 3 9 is_stmt 0 \
+                    ; a.cl:3:9\n\ts_nop 0\n\t.file\t2 \"/elsewhere/b.h\"\n\t.loc\t2 7 1\n\ts_nop 0\n\t.loc\t1 0 1\n\ts_endpgm\n";
+        let program = read(text).expect("three instructions");
+        let told: Vec<String> = program.origins.iter().map(Origin::told).collect();
+        assert_eq!(told, ["in `s_nop 0`, at a.cl:3", "in `s_nop 0`, at b.h:7", "in `s_endpgm`, at b.h:7"]);
+        let unknown = read(&text.replace("s_endpgm", "s_nonsense")).expect_err("an unknown instruction");
+        assert!(unknown.ends_with("in `s_nonsense`, at b.h:7"), "{unknown}");
     }
 }

@@ -6,7 +6,7 @@ use crate::memory::ALIGNMENT;
 use crate::program::{Kernel as Entry, Program};
 use isobit_kernels::backend::DeviceFailure;
 use isobit_kernels::gpu::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};
-use isobit_kernels::gpu::{Api, Gpu, Selector, hip};
+use isobit_kernels::gpu::{Api, Gpu, Selector, hip, source_line};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -191,7 +191,8 @@ impl Runtime for Card {
             arguments: &segment(kernel, arguments)?,
         };
         self.machine.borrow_mut().launch(&launch).map_err(|fault| {
-            let line = (fault.line as usize).checked_sub(1).and_then(|line| loaded.source.lines().nth(line));
+            let place = fault.origin.as_ref().and_then(|origin| origin.place.as_ref());
+            let line = place.and_then(|place| source_line(&loaded.source, &place.file, place.line as usize));
             let quoted = line.map(|line| format!(" `{}`", line.trim())).unwrap_or_default();
             format!("{fault}{quoted}")
         })

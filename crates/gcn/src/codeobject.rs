@@ -1,10 +1,10 @@
 //! Reads code objects (linked ELF files): the image, kernel descriptors and metadata by ourselves,
-//! the instructions as `llvm-objdump` prints them.
+//! the instructions and their lines of source as `llvm-objdump` prints them.
 
 use crate::decode::{Places, decode};
 use crate::message_pack::{self, Value};
 use crate::metadata::{self, Arguments};
-use crate::program::{EntryRegisters, FloatMode, Kernel, Origin, Program};
+use crate::program::{EntryRegisters, FloatMode, Kernel, Origin, Place, Program};
 use std::collections::BTreeMap;
 
 /// BOUND: bytes of an image; ours have less than a hundredth.
@@ -55,7 +55,7 @@ struct Section {
     link: u32,
 }
 
-/// Reads a code object, with the text that `llvm-objdump -d` prints for it.
+/// Reads a code object, with the text that `llvm-objdump -d -l` prints for it.
 pub(crate) fn read(file: &[u8], disassembly: &str) -> Result<Program, String> {
     let elf = Bytes(file);
     if elf.part(0, 4)? != b"\x7fELF" || elf.u16(18)? != MACHINE {
@@ -229,21 +229,33 @@ impl Places for Here<'_> {
     }
 }
 
-/// Decodes lines of the form `mnemonic operands // ADDRESS: CODE`; where each instruction begins.
+/// The line of source that a comment `; FILE:LINE` of the disassembly names.
+fn place(comment: &str) -> Option<Place> {
+    let (path, line) = comment.strip_prefix("; ")?.rsplit_once(':')?;
+    let line = line.parse().ok().filter(|line| *line > 0)?;
+    Some(Place { file: path.rsplit('/').next()?.into(), line })
+}
+
+/// Decodes lines of the form `mnemonic operands // ADDRESS: CODE`, with comments in between that
+/// say which line of source follows; where each instruction begins.
 fn instructions(disassembly: &str, program: &mut Program) -> Result<BTreeMap<u64, usize>, String> {
-    let mut lines = Vec::new();
+    let (mut lines, mut last) = (Vec::new(), None);
     for line in disassembly.lines() {
+        if line.starts_with("; ") {
+            // One without a line names the function; the compiler may know no line, too.
+            last = place(line).or(last);
+            continue;
+        }
         let Some((text, rest)) = line.split_once("//") else { continue };
         let address = rest.trim_start().split(':').next().unwrap_or_default();
         let address = u64::from_str_radix(address, 16).map_err(|_| format!("no address in `{line}`"))?;
-        lines.push((text.trim(), address));
+        lines.push((Origin { text: text.trim().into(), place: last.clone() }, address));
     }
     let entries: BTreeMap<u64, usize> = lines.iter().enumerate().map(|(index, line)| (line.1, index)).collect();
-    for (text, address) in lines {
+    for (origin, address) in lines {
         let here = Here { entries: &entries, address };
-        let instruction = decode(text, &here).map_err(|error| format!("at {address:#x}: {error}: `{text}`"))?;
-        program.code.push(instruction);
-        program.origins.push(Origin { text: text.into(), line: 0 });
+        program.code.push(decode(&origin.text, &here).map_err(|error| format!("{error}, {}", origin.told()))?);
+        program.origins.push(origin);
     }
     if program.code.is_empty() { Err("llvm-objdump printed no instruction".to_string()) } else { Ok(entries) }
 }
@@ -281,5 +293,18 @@ mod tests {
         assert_eq!(targets, [2, 0]);
         let wild = "\ts_branch 7 // 000000001000: BF820007\n";
         assert!(instructions(wild, &mut Program::default()).is_err());
+    }
+
+    #[test]
+    fn instructions_know_file_and_line() {
+        let text = "0000000000001600 <k>:\n; k():\n; /folder/a.cl:2\n\ts_nop 0 // 000000001600: BF800000\n\
+                    ; b.h:7\n\ts_nop 1 // 000000001604: BF800001\n; a.cl:0\n\ts_endpgm // 000000001608: BF810000\n";
+        let mut program = Program::default();
+        instructions(text, &mut program).expect("three instructions");
+        let told: Vec<String> = program.origins.iter().map(Origin::told).collect();
+        assert_eq!(told, ["in `s_nop 0`, at a.cl:2", "in `s_nop 1`, at b.h:7", "in `s_endpgm`, at b.h:7"]);
+        let unknown = instructions(&text.replace("s_endpgm", "s_nonsense"), &mut Program::default());
+        let unknown = unknown.expect_err("an unknown instruction");
+        assert!(unknown.ends_with("in `s_nonsense`, at b.h:7"), "{unknown}");
     }
 }

@@ -104,7 +104,7 @@ impl fmt::Display for Dialect {
 /// What turns source into machine code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Toolchain {
-    /// clang's assembly; lines of source are known.
+    /// clang's assembly.
     Assembly,
     /// clang and its linker; the code object is disassembled by `llvm-objdump`.
     CodeObject,
@@ -140,6 +140,8 @@ impl Toolchain {
     }
 }
 
+/// Lines of source cost nothing: no instruction differs.
+const LINES: &str = "-gline-tables-only";
 const LINKERS: [&str; 2] = ["ld.lld-19", "ld.lld"];
 const DISASSEMBLERS: [&str; 3] = ["llvm-objdump-19", "llvm-objdump", "llvm-objdump-15"];
 
@@ -201,8 +203,7 @@ fn clang(request: &Request, output: &[&str]) -> Result<Vec<u8>, String> {
     let clang = compiler().ok_or("no clang that compiles for amdgcn; install clang-19")?;
     let options = request.dialect.options(request.architecture.name());
     let mut command = Command::new(clang);
-    // Lines of source cost nothing: no instruction differs.
-    command.args(options.iter().chain(&request.options)).arg("-gline-tables-only");
+    command.args(options.iter().chain(&request.options)).arg(LINES);
     command.args(output).args(["-o", "-", "-"]);
     piped(command, request.source.clone().into_bytes())
 }
@@ -212,13 +213,14 @@ fn hiprtc(request: &Request) -> Result<Vec<u8>, String> {
         return Err("hipRTC compiles HIP only".to_string());
     }
     let Request { source, options, architecture, .. } = request;
-    hip::compile(&hip::Request { architecture: architecture.name(), source, options })
+    let options: Vec<String> = options.iter().cloned().chain([LINES.to_string()]).collect();
+    hip::compile(&hip::Request { architecture: architecture.name(), source, options: &options })
 }
 
 /// A code object as a program.
 fn disassembled(object: &[u8]) -> Result<Program, String> {
     let mut command = Command::new(disassembler().ok_or("no llvm-objdump; install llvm-19")?);
-    command.args(["-d", "-"]);
+    command.args(["-d", "-l", "-"]);
     let text = piped(command, object.to_vec())?;
     crate::codeobject::read(object, &String::from_utf8_lossy(&text))
 }

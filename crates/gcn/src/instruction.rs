@@ -2,22 +2,22 @@
 //! indices. Assembly text and code objects both become this.
 
 /// Lanes of a wave.
-pub const LANES: usize = 64;
+pub(crate) const LANES: usize = 64;
 
 /// First index of the accumulation registers: `a0` is register 256 of one file of 512.
-pub const ACCUMULATORS: u16 = 256;
+pub(crate) const ACCUMULATORS: u16 = 256;
 /// Vector and accumulation registers.
-pub const VECTOR_REGISTERS: usize = 512;
+pub(crate) const VECTOR_REGISTERS: usize = 512;
 
 /// Numbers of the special scalar registers. Pairs are named by their lower half.
-pub const SCALAR_REGISTERS: usize = 128;
-pub const VCC: u8 = 106;
-pub const M0: u8 = 124;
-pub const EXEC: u8 = 126;
+pub(crate) const SCALAR_REGISTERS: usize = 128;
+pub(crate) const VCC: u8 = 106;
+pub(crate) const M0: u8 = 124;
+pub(crate) const EXEC: u8 = 126;
 
 /// A 32-bit source of a vector instruction.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Source {
+pub(crate) enum Source {
     Vector(u16),
     Scalar(u8),
     Constant(u32),
@@ -25,7 +25,7 @@ pub enum Source {
 
 /// The part of a 32-bit source that an instruction takes, zero-extended.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Select {
+pub(crate) enum Select {
     Dword,
     Byte(u8),
     Word(u8),
@@ -33,22 +33,22 @@ pub enum Select {
 
 /// A source with its modifiers; absolute value comes before negation.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Operand {
-    pub source: Source,
-    pub absolute: bool,
-    pub negate: bool,
-    pub select: Select,
+pub(crate) struct Operand {
+    pub(crate) source: Source,
+    pub(crate) absolute: bool,
+    pub(crate) negate: bool,
+    pub(crate) select: Select,
 }
 
 impl Operand {
-    pub const fn plain(source: Source) -> Self {
+    pub(crate) const fn plain(source: Source) -> Self {
         Self { source, absolute: false, negate: false, select: Select::Dword }
     }
 }
 
 /// A 64-bit source of a vector instruction: the lower register of a pair, or a constant.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum WideSource {
+pub(crate) enum WideSource {
     Vector(u16),
     Scalar(u8),
     Constant(u64),
@@ -56,7 +56,7 @@ pub enum WideSource {
 
 /// A source of a scalar instruction. Constants have the width of the operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum ScalarSource {
+pub(crate) enum ScalarSource {
     Register(u8),
     Constant(u64),
 }
@@ -66,10 +66,10 @@ macro_rules! operations {
     ($(#[$meta:meta])* $name:ident { $($operation:ident $mnemonic:literal),* $(,)? }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name { $($operation),* }
+        pub(crate) enum $name { $($operation),* }
 
         impl $name {
-            pub fn from_mnemonic(mnemonic: &str) -> Option<Self> {
+            pub(crate) fn from_mnemonic(mnemonic: &str) -> Option<Self> {
                 match mnemonic {
                     $($mnemonic => Some(Self::$operation),)*
                     _ => None,
@@ -77,7 +77,8 @@ macro_rules! operations {
             }
 
             /// Every mnemonic of the group, for tests that must cover them all.
-            pub const MNEMONICS: &'static [&'static str] = &[$($mnemonic),*];
+            #[cfg(test)]
+            pub(crate) const MNEMONICS: &'static [&'static str] = &[$($mnemonic),*];
         }
     };
 }
@@ -98,7 +99,7 @@ operations!(
 );
 
 impl ScalarUnary {
-    pub fn is_wide(self) -> bool {
+    pub(crate) fn is_wide(self) -> bool {
         !matches!(self, Self::Move32 | Self::Not32 | Self::Reverse32)
     }
 }
@@ -148,7 +149,7 @@ operations!(
 );
 
 impl ScalarBinary {
-    pub fn is_wide(self) -> bool {
+    pub(crate) fn is_wide(self) -> bool {
         use ScalarBinary as B;
         matches!(
             self,
@@ -168,19 +169,19 @@ impl ScalarBinary {
     }
 
     /// Whether the destination is also the first source, and not written as such.
-    pub fn is_in_place(self) -> bool {
+    pub(crate) fn is_in_place(self) -> bool {
         matches!(self, Self::ClearBit | Self::SetBit)
     }
 
     /// Whether SCC says that some bit of the result is set.
-    pub fn is_logic(self) -> bool {
+    pub(crate) fn is_logic(self) -> bool {
         use ScalarBinary as B;
         let narrow = matches!(self, B::And32 | B::Or32 | B::Xor32 | B::AndNot32 | B::OrNot32);
         narrow || (self.is_wide() && !self.is_wide_shift() && self != B::Select64)
     }
 
     /// Whether the second source is a 32-bit count beside a 64-bit value.
-    pub fn is_wide_shift(self) -> bool {
+    pub(crate) fn is_wide_shift(self) -> bool {
         matches!(self, Self::ShiftLeft64 | Self::ShiftRight64 | Self::ShiftRightI64)
     }
 }
@@ -208,7 +209,7 @@ operations!(
 );
 
 impl ScalarCompare {
-    pub fn is_wide(self) -> bool {
+    pub(crate) fn is_wide(self) -> bool {
         matches!(self, Self::EqualU64 | Self::NotEqualU64)
     }
 }
@@ -238,7 +239,7 @@ operations!(
 
 impl Unary {
     /// Whether the source is a float32.
-    pub fn takes_float(self) -> bool {
+    pub(crate) fn takes_float(self) -> bool {
         !matches!(
             self,
             Self::Move
@@ -253,7 +254,7 @@ impl Unary {
     }
 
     /// Whether the result is a float32.
-    pub fn makes_float(self) -> bool {
+    pub(crate) fn makes_float(self) -> bool {
         self.takes_float() && !matches!(self, Self::ConvertI32F32 | Self::ConvertU32F32)
     }
 }
@@ -292,7 +293,7 @@ operations!(
 );
 
 impl Binary {
-    pub fn is_float(self) -> bool {
+    pub(crate) fn is_float(self) -> bool {
         matches!(
             self,
             Self::AddF32
@@ -336,7 +337,7 @@ operations!(
 );
 
 impl Ternary {
-    pub fn is_float(self) -> bool {
+    pub(crate) fn is_float(self) -> bool {
         matches!(self, Self::Fma | Self::MultiplyThenAdd | Self::Med3F32 | Self::DivideFixup)
     }
 }
@@ -380,7 +381,7 @@ operations!(
 
 impl Compare {
     /// Whether both sources are float32 values; a class test reads the bits as they are.
-    pub fn is_float(self) -> bool {
+    pub(crate) fn is_float(self) -> bool {
         matches!(
             self,
             Self::LessF32
@@ -437,7 +438,7 @@ operations!(
 );
 
 impl Carry {
-    pub fn takes_carry(self) -> bool {
+    pub(crate) fn takes_carry(self) -> bool {
         matches!(self, Self::AddIn | Self::SubIn | Self::SubrevIn)
     }
 }
@@ -480,7 +481,7 @@ operations!(
 
 /// How a value lies in memory and in its register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Width {
+pub(crate) enum Width {
     /// So many dwords in consecutive registers.
     Dwords(u8),
     U8,
@@ -490,7 +491,7 @@ pub enum Width {
 }
 
 impl Width {
-    pub fn bytes(self) -> u64 {
+    pub(crate) fn bytes(self) -> u64 {
         match self {
             Self::Dwords(count) => 4 * count as u64,
             Self::U8 | Self::I8 => 1,
@@ -501,7 +502,7 @@ impl Width {
 
 /// The address of an access to global memory, without its constant offset.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Address {
+pub(crate) enum Address {
     /// 64 bits in a pair of vector registers.
     Vector(u16),
     /// A scalar base plus a zero-extended vector register.
@@ -510,7 +511,7 @@ pub enum Address {
 
 /// One instruction.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Instruction {
+pub(crate) enum Instruction {
     Nop,
     End,
     Barrier,

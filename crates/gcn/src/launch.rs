@@ -4,7 +4,7 @@
 use crate::execute::{Pause, World};
 use crate::instruction::LANES;
 use crate::memory::{Memory, Tag};
-use crate::program::{Kernel, Program};
+use crate::program::{Kernel, Origin, Program};
 use crate::random::{mix, order};
 use crate::shared::Shared;
 use crate::wave::{Start, Wave};
@@ -14,27 +14,20 @@ use std::fmt;
 /// Shared memory that a group can have.
 const SHARED_BYTES_MAX: usize = 64 << 10;
 
-/// Why a launch failed, and where. Displayed without the kernel's name, which callers put in front.
+/// Why a launch failed, and where.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Fault {
-    pub kernel: String,
-    /// The instruction's text; empty if no instruction is to blame.
-    pub instruction: String,
-    /// Line of the source; 0 if unknown.
-    pub line: u32,
-    pub what: String,
+pub(crate) struct Fault {
+    pub(crate) what: String,
+    /// The instruction; None if none is to blame.
+    pub(crate) origin: Option<Origin>,
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.what)?;
-        if !self.instruction.is_empty() {
-            write!(f, ", in `{}`", self.instruction)?;
+        match &self.origin {
+            Some(origin) => write!(f, "{}, {}", self.what, origin.told()),
+            None => write!(f, "{}", self.what),
         }
-        if self.line > 0 {
-            write!(f, ", line {} of the source", self.line)?;
-        }
-        Ok(())
     }
 }
 
@@ -70,13 +63,7 @@ pub(crate) struct Launch<'a> {
 
 impl Launch<'_> {
     fn fault(&self, pc: Option<usize>, what: String) -> Fault {
-        let origin = pc.and_then(|pc| self.program.origins.get(pc));
-        Fault {
-            kernel: self.kernel.name.clone(),
-            instruction: origin.map(|origin| origin.text.to_string()).unwrap_or_default(),
-            line: origin.map_or(0, |origin| origin.line),
-            what,
-        }
+        Fault { what, origin: pc.and_then(|pc| self.program.origins.get(pc)).cloned() }
     }
 
     /// Bytes of shared memory of a group.

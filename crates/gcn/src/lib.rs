@@ -15,7 +15,7 @@ mod decode;
 mod divide;
 mod execute;
 mod float;
-pub mod instruction;
+mod instruction;
 mod integer;
 mod launch;
 mod matrix;
@@ -32,8 +32,6 @@ mod tests;
 mod vector;
 mod wave;
 
-pub use assembly::read as read_assembly;
 pub use card::{Card, Settings};
 pub use compiler::{Architecture, COMPILERS, Dialect, Toolchain, compiler};
-pub use launch::{Fault, Work};
-pub use program::{EntryRegisters, FloatMode, Kernel, Origin, Parameter, Program};
+pub use launch::Work;

@@ -26,13 +26,13 @@ impl Matrix {
     }
 
     /// Registers of either operand.
-    pub fn operand_words(self) -> u16 {
+    pub(crate) fn operand_words(self) -> u16 {
         let shape = self.shape();
         if shape.blocks == 1 { (shape.side * shape.depth / LANES / 4) as u16 } else { 1 }
     }
 
     /// Registers of the sums.
-    pub fn sums(self) -> u16 {
+    pub(crate) fn sums(self) -> u16 {
         let shape = self.shape();
         (shape.side * shape.side * shape.blocks / LANES) as u16
     }

@@ -3,7 +3,7 @@
 
 use crate::edited::Edited;
 use isobit_conformance::emulated::{Emulated, work_of};
-use isobit_conformance::{Absent, Case, Visitor, cases, first_difference, skip};
+use isobit_conformance::{Absent, Case, Visitor, cases, first_difference, in_own_process, skip};
 use isobit_gcn::{Architecture, Card, Dialect, Settings, Toolchain};
 use isobit_kernels::backend::BegunDigest;
 use isobit_kernels::gpu::{Api, Gpu, Selector};
@@ -201,21 +201,73 @@ fn a_missing_barrier_is_found() {
         let found = [0, 1, 2, 3].map(|seed| mistake(seed, ["__builtin_amdgcn_s_barrier();", ";"], digest));
         for found in &found {
             assert!(found.contains("race") || found.contains("before it is written"), "{found}");
-            assert!(found.contains("`ds_") && found.contains("line ") && found.contains("of the source `"), "{found}");
+            let named = found.contains("`, at digest.cl:") || found.contains("`, at lanes.h:");
+            assert!(found.contains("in `ds_") && named && found.ends_with('`'), "{found}");
         }
     }
 }
 
+/// A mistake in `add.cl`: what is replaced, by what, and what the message must say. The replaced
+/// text is on the line that it must name.
+struct Planted {
+    from: &'static str,
+    to: &'static str,
+    says: &'static str,
+}
+
+const PLANTED: [Planted; 4] = [
+    Planted { from: "left[n] = i < length", to: "left[n] = i <= length", says: "out of bounds" },
+    Planted {
+        from: "right[n] = i < length ? b[i]",
+        to: "right[n] = i < length ? ((GLOBAL const float *)((GLOBAL const char *)b + 2))[i]",
+        says: "misaligned",
+    },
+    Planted {
+        from: "y[i] = left[n] + right[n];",
+        to: "float x; __asm__ volatile(\"v_mov_b32 %0, v200\" : \"=v\"(x)); y[i] = x;",
+        says: "never written",
+    },
+    Planted {
+        from: "ulong first =",
+        to: "__asm__ volatile(\"s_icache_inv\"); ulong first =",
+        says: "unknown instruction",
+    },
+];
+
+/// Every mistake is found, with its file and line, in what the toolchain makes of it.
+fn planted_mistakes_are_found(toolchain: Toolchain) {
+    let add = include_str!("../../../kernels/gpu/add.cl");
+    for Planted { from, to, says } in PLANTED {
+        let settings = Settings { toolchain, ..Settings::new(Architecture::Gfx906) };
+        let gpu = edited(settings, [from, to]);
+        let (x, mut y) = (gpu.upload(&[1.0f32; 300]), gpu.zeros::<f32>(300));
+        gpu.run(Add { y: &mut y, a: &x, b: &x });
+        let found = gpu.download(&y).map(drop).expect_err("the mistake is found").what;
+        assert!(found.contains(says) && found.contains("add"), "{found}");
+        let line = 1 + add.lines().position(|line| line.contains(from)).expect("what is replaced");
+        assert!(found.contains(&format!("`, at add.cl:{line}")), "{found}");
+    }
+}
+
 #[test]
-fn an_index_too_far_is_found() {
-    if available("emulated::an_index_too_far_is_found", Toolchain::Assembly) {
-        let found = mistake(0, ["i < length", "i <= length"], |gpu| {
-            let (x, mut y) = (gpu.upload(&[1.0f32; 300]), gpu.zeros::<f32>(300));
-            gpu.run(Add { y: &mut y, a: &x, b: &x });
-            gpu.download(&y).map(drop)
-        });
-        assert!(found.contains("out of bounds"), "{found}");
-        assert!(found.contains("add_elements") && found.contains("line "), "{found}");
+fn mistakes_are_found_with_their_line_in_assembly() {
+    if available("emulated::mistakes_are_found_with_their_line_in_assembly", Toolchain::Assembly) {
+        planted_mistakes_are_found(Toolchain::Assembly);
+    }
+}
+
+#[test]
+fn mistakes_are_found_with_their_line_in_code_objects() {
+    if available("emulated::mistakes_are_found_with_their_line_in_code_objects", Toolchain::CodeObject) {
+        planted_mistakes_are_found(Toolchain::CodeObject);
+    }
+}
+
+#[test]
+fn mistakes_are_found_with_their_line_in_what_hiprtc_makes() {
+    const TEST: &str = concat!(module_path!(), "::", "mistakes_are_found_with_their_line_in_what_hiprtc_makes");
+    if available("emulated::mistakes_are_found_with_their_line_in_what_hiprtc_makes", Toolchain::HipRtc) {
+        in_own_process(TEST, |_| {}, || planted_mistakes_are_found(Toolchain::HipRtc));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Memory instructions, register indexing, and uses of what was never written.
 
-use super::Bench;
-use crate::instruction::EXEC;
+use super::{Bench, assert_covered};
+use crate::instruction::{Condition, EXEC, Matrix};
 
 #[test]
 fn global_memory() {
@@ -177,6 +177,65 @@ fn masks_may_be_defined_for_some_lanes() {
     assert_eq!(bench.wave.exec(), 0);
     assert!(bench.try_run("s_mov_b64 exec, s[6:7]").is_err());
     assert!(bench.try_run("s_xor_b64 s[8:9], s[6:7], s[6:7]\n s_mov_b64 exec, s[8:9]").is_err());
+}
+
+#[test]
+fn branches_are_taken_when_their_condition_holds() {
+    const SCC: [&str; 2] = ["s_cmp_eq_u32 0, 1", "s_cmp_eq_u32 0, 0"];
+    const VCC: [&str; 2] = ["s_mov_b64 vcc, 0", "s_mov_b64 vcc, 4"];
+    const LANES: [&str; 2] = ["s_mov_b64 exec, 0", "s_mov_b64 exec, 4"];
+    // The mnemonic, what comes before it, and whether the branch is taken.
+    let rows = [
+        ("s_branch", SCC[0], true),
+        ("s_cbranch_scc0", SCC[0], true),
+        ("s_cbranch_scc0", SCC[1], false),
+        ("s_cbranch_scc1", SCC[0], false),
+        ("s_cbranch_scc1", SCC[1], true),
+        ("s_cbranch_vccz", VCC[0], true),
+        ("s_cbranch_vccz", VCC[1], false),
+        ("s_cbranch_vccnz", VCC[0], false),
+        ("s_cbranch_vccnz", VCC[1], true),
+        ("s_cbranch_execz", LANES[0], true),
+        ("s_cbranch_execz", LANES[1], false),
+        ("s_cbranch_execnz", LANES[0], false),
+        ("s_cbranch_execnz", LANES[1], true),
+    ];
+    for (mnemonic, before, taken) in rows {
+        let mut bench = Bench::new(0);
+        bench.run(&format!("s_mov_b32 s9, 1\n {before}\n {mnemonic} 4\n s_mov_b32 s9, 0"));
+        assert_eq!(bench.wave.get(9), Ok(u32::from(taken)), "{mnemonic} after {before}");
+    }
+    assert_covered(Condition::MNEMONICS, &rows.map(|row| row.0));
+}
+
+#[test]
+fn every_matrix_product_adds_its_products() {
+    // The mnemonic, registers of an operand and of the sums, and products per sum.
+    let rows = [
+        ("v_mfma_i32_32x32x8i8", 1, 16, 8),
+        ("v_mfma_i32_16x16x16i8", 1, 4, 16),
+        ("v_mfma_i32_4x4x4i8", 1, 4, 4),
+        ("v_mfma_i32_32x32x4i8", 1, 32, 4),
+        ("v_mfma_i32_16x16x4i8", 1, 16, 4),
+        ("v_mfma_i32_32x32x16_i8", 2, 16, 16),
+        ("v_mfma_i32_16x16x32_i8", 2, 4, 32),
+    ];
+    for (mnemonic, words, sums, products) in rows {
+        let mut bench = Bench::new(0);
+        for (register, value) in [(0, 0x0202_0202), (1, 0x0202_0202), (2, 0xfdfd_fdfd), (3, 0xfdfd_fdfd)] {
+            bench.fill(register, value);
+        }
+        for register in 0..sums {
+            bench.fill(256 + register, 1000);
+        }
+        let operand = |first: u16| if words == 1 { format!("v{first}") } else { format!("v[{first}:{}]", first + 1) };
+        let to = format!("a[0:{}]", sums - 1);
+        bench.run(&format!("{mnemonic} {to}, {}, {}, {to}", operand(0), operand(2)));
+        for register in 0..sums {
+            assert_eq!(bench.lane(256 + register, 41) as i32, 1000 - 6 * products, "{mnemonic}");
+        }
+    }
+    assert_covered(Matrix::MNEMONICS, &rows.map(|row| row.0));
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Float32: rounding, denormals, NaN, and what seeds and MODE change.
 
-use super::{Bench, Row, check, integers, result};
+use super::{Bench, Row, assert_covered, check, integers, result};
 use crate::float::is_nan;
+use crate::instruction::Packed;
 
 const NAN: u32 = 0x7fc0_0000;
 const SIGNALLING: u32 = 0x7f80_0001;
@@ -223,7 +224,10 @@ fn packed_floats_and_literals() {
     for (register, value) in values {
         bench.fill(register, value.to_bits());
     }
-    let mut pair = |text: &str| {
+    // The move is among the integers.
+    let mut tested = vec!["v_pk_mov_b32"];
+    let mut pair = |text: &'static str| {
+        tested.push(text);
         bench.run(text);
         [bench.lane(0, 5), bench.lane(1, 5)].map(f32::from_bits)
     };
@@ -235,6 +239,7 @@ fn packed_floats_and_literals() {
     assert_eq!(pair("v_pk_fma_f32 v[0:1], v[2:3], v[4:5], v[6:7]"), [20.5, 60.25]);
     assert_eq!(pair("v_pk_fma_f32 v[0:1], v[2:3], v[4:5], v[6:7] op_sel_hi:[1,1,0] neg_lo:[0,0,1]"), [19.5, 60.5]);
     assert_eq!(pair("v_pk_mul_f32 v[0:1], v[2:3], 4.0"), [8.0, 12.0]);
+    assert_covered(Packed::MNEMONICS, &tested);
     // Once rounded: (1 + 2^-12)^2 - 1 keeps its last bit.
     let square = 1.0f32 + f32::EPSILON * 2048.0;
     bench.fill(2, square.to_bits());

@@ -39,7 +39,7 @@ impl Bench {
         let mut program = Program::default();
         for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()).chain(["s_endpgm"]) {
             program.code.push(decode(line, &Nowhere).map_err(|error| format!("{error}: {line}"))?);
-            program.origins.push(Origin { text: line.into(), line: 0 });
+            program.origins.push(Origin { text: line.into(), place: None });
         }
         self.wave.pc = 0;
         let mut world = World {
