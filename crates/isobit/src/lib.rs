@@ -13,6 +13,7 @@ mod diff;
 mod ending;
 mod eval;
 mod exit_codes;
+mod export;
 mod failure;
 mod fits;
 mod generate;
@@ -80,6 +81,8 @@ enum Command {
     Devices(devices::Arguments),
     /// Compare two adapters, checkpoints, models or runs, bit for bit
     Diff(diff::Arguments),
+    /// Write a model for other programs: merged with its adapter, or as GGUF
+    Export(export::Arguments),
     /// Measure the throughput of kernels and training steps
     Bench(bench::Arguments),
     /// Print shell completions
@@ -161,6 +164,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Models(arguments) => models::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Diff(arguments) => diff::run(&arguments),
+        Command::Export(arguments) => export::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Completions(arguments) => shell::completions(&arguments, crate::command()),
         Command::Man(arguments) => shell::man(&arguments, crate::command()),

@@ -85,6 +85,12 @@ impl Arguments {
             .map_err(|error| self.misfit(&error, adapter.as_deref()))
     }
 
+    /// The same to write the model again: tensors that nothing reads are copied, so no warning.
+    pub(crate) fn open_to_copy(&self) -> Result<Opened, Failure> {
+        let adapter = self.options.adapter.as_deref().map(adapter::located).transpose()?;
+        self.opened(self.profile()?, 1, adapter.clone(), false).map_err(|error| self.misfit(&error, adapter.as_deref()))
+    }
+
     /// The failure of an adapter that does not match the model names both.
     pub(crate) fn misfit(&self, error: &RunError, adapter: Option<&Path>) -> Failure {
         let mut failure = failed(error);
@@ -135,7 +141,7 @@ impl Arguments {
 
 /// The files of a model and its adapter, before anything is built.
 pub(crate) struct Opened {
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
     pub(crate) config: Config,
     pub(crate) weights: Weights,
     pub(crate) settings: Settings,

@@ -7,7 +7,8 @@
 
 // What is trained: `adapter.rs` selects the modules that get an adapter, `peft_rules.rs` refuses
 // some targets, `adapter_config.rs` reads PEFT's config, and `files.rs` defines how trained tensors
-// are stored. `layer/` is the forward pass of each kind of layer; `build/` assembles a model.
+// are stored; `merge/` adds an adapter to the weights. `layer/` is the forward pass of each kind of
+// layer; `build/` assembles a model.
 
 pub mod adapter;
 mod adapter_config;
@@ -22,6 +23,7 @@ pub mod generate;
 pub mod gptq;
 pub mod inventory;
 mod layer;
+pub mod merge;
 mod model;
 pub mod names;
 pub mod peft;
@@ -40,6 +42,7 @@ pub use files::TrainedTensor;
 pub use generate::{Sampling, Session};
 pub use gptq::{GptqForm, GptqScales, GptqWeight};
 pub use inventory::Inventory;
+pub use merge::{Merged, MergedKind, MergedTensor};
 pub use model::{Model, Part};
 pub use source::{FloatFormat, RandomSource, Shapes, StoredTensor, Weight, WeightSource};
 pub use weights::{Copied, Weights};

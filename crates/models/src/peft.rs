@@ -7,7 +7,7 @@ pub use crate::adapter_config::{base_name, parse as parse_config};
 use crate::build::Built;
 use crate::files::TrainedTensor;
 use isobit_kernels::Backend;
-use isobit_proof::safetensors::SafeTensors;
+use isobit_proof::safetensors::{SafeTensors, Tensor};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -74,21 +74,31 @@ pub fn read<E: From<ModelError>>(
     }
     let known: BTreeSet<_> = tensors.iter().flat_map(TrainedTensor::in_file).map(|(name, _)| name).collect();
     match file.names().find(|name| !known.contains(*name)) {
-        Some(extra) => Err(ModelError::Adapter(format!("{extra} belongs to no module that the config targets")).into()),
+        Some(name) => Err(extra(name).into()),
         None => Ok(()),
     }
 }
 
-/// A tensor of the file, which must have the given shape and finite values.
-fn values(file: &SafeTensors, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
-    let tensor = file.get(name)?;
-    let wrong = |what: String| ModelError::Tensor { name: name.to_string(), what };
-    if tensor.shape != shape {
-        return Err(wrong(format!("its shape is {:?}, but the adapter's config says {shape:?}", tensor.shape)));
+/// The error of a tensor that nothing reads.
+pub(crate) fn extra(name: &str) -> ModelError {
+    ModelError::Adapter(format!("{name} belongs to no module that the config targets"))
+}
+
+pub(crate) fn check_shape(tensor: &Tensor, shape: &[usize]) -> Result<(), ModelError> {
+    if tensor.shape == shape {
+        return Ok(());
     }
+    let what = format!("its shape is {:?}, but the adapter's config says {shape:?}", tensor.shape);
+    Err(ModelError::Tensor { name: tensor.name.to_string(), what })
+}
+
+/// A tensor of the file, which must have the given shape and finite values.
+pub(crate) fn values(file: &SafeTensors, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+    let tensor = file.get(name)?;
+    check_shape(&tensor, shape)?;
     let values = tensor.to_f32()?;
     match values.iter().position(|value| !value.is_finite()) {
         None => Ok(values),
-        Some(at) => Err(wrong(format!("element {at} is {}", values[at]))),
+        Some(at) => Err(ModelError::Tensor { name: name.to_string(), what: format!("element {at} is {}", values[at]) }),
     }
 }

@@ -10,6 +10,7 @@ pub mod data_record;
 #[cfg(unix)]
 mod decimal;
 pub mod engine;
+pub mod export;
 pub mod free_memory;
 pub mod groups;
 pub mod memory;

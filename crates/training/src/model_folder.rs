@@ -1,16 +1,20 @@
-//! `final/` of a run that trains the model's own weights: a complete model folder that
-//! `eval --model` and other tools can load. Trained tensors come from the run, all others from the
-//! base; float8 is expanded, 4-bit modules stay as they are.
+//! A complete model folder that `eval --model` and other tools can load: `final/` of a run that
+//! trains the model's own weights, and what `export merge` writes. In `final/`, trained tensors come
+//! from the run, all others from the base; float8 is expanded, 4-bit modules stay as they are. A
+//! merge changes tensors of the base and expands all.
 //!
-//! The list of tensors is settled before the first step. They are written one at a time, so memory
+//! The list of tensors is settled before anything is written. They are written one at a time, so memory
 //! never holds a second copy of the model. The folder also gets the base's config, changed where
 //! necessary, and its tokenizer and template.
 
+mod config_text;
+
 use crate::checkpoint::{self, MODEL};
 use crate::config::SaveDtype;
-use crate::prepare::RunError;
+use crate::prepare::{QUANTIZE_CONFIG, RunError};
+use config_text::Edits;
 use isobit_models::config::Quantization;
-use isobit_models::{Config, Copied, ModelError, StoredTensor, Weights};
+use isobit_models::{Config, Copied, Merged, MergedKind, ModelError, StoredTensor, Weights};
 use isobit_numerics::cast::{f32_to_bf16, f32_to_f16};
 use isobit_proof::atomic::{AtomicFile, write_atomically};
 use isobit_proof::safetensors::{Declared, Dtype, Sink, write_streamed};
@@ -24,6 +28,12 @@ pub type Shapes = BTreeMap<String, Vec<usize>>;
 
 /// Returns a trained tensor, given its name and shape.
 pub type Trained<'a> = &'a mut dyn FnMut(&str, &[usize]) -> Result<Vec<f32>, RunError>;
+
+/// Receives consecutive values of a tensor.
+pub type Put<'a> = &'a mut dyn FnMut(&[f32]) -> Result<(), RunError>;
+
+/// Passes on the values of a tensor, given its name and shape.
+pub type Values<'a> = &'a mut dyn FnMut(&str, &[usize], Put<'_>) -> Result<(), RunError>;
 
 /// Once a file reaches this many bytes, the next tensor goes into a new file, as in other tools.
 const SHARD_BYTES: usize = 5_000_000_000;
@@ -45,6 +55,7 @@ struct PlannedTensor {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ValuesFrom {
+    /// From the run, or computed by the merge.
     Run,
     Base,
     /// Copied as bytes, not converted.
@@ -56,9 +67,7 @@ enum ValuesFrom {
 pub struct ModelFolder<'a> {
     base: &'a Path,
     weights: &'a Weights,
-    dtype: SaveDtype,
-    /// Whether the quantisation in the config no longer applies.
-    expanded: bool,
+    edits: Edits,
     tensors: Vec<PlannedTensor>,
     shard_bytes: usize,
 }
@@ -102,7 +111,38 @@ impl<'a> ModelFolder<'a> {
             return Err(ModelError::Tensor { name: name.clone(), what: what.to_string() });
         }
         let expanded = matches!(model.quantization, Quantization::Fp8(_));
-        Ok(Self { base, weights, dtype, expanded, tensors, shard_bytes: SHARD_BYTES })
+        let edits = Edits { dtype: Some(dtype.name()), expanded, untied: false };
+        Ok(Self { base, weights, edits, tensors, shard_bytes: SHARD_BYTES })
+    }
+
+    /// The folder of a base with an adapter merged into it. Without a dtype, tensors keep theirs;
+    /// quantised ones become bfloat16, and so does float16 beside them: files of one 16-bit format
+    /// are what other tools expect.
+    pub fn merged(
+        base: &'a Path,
+        weights: &'a Weights,
+        merged: &Merged<'_>,
+        dtype: Option<SaveDtype>,
+    ) -> Result<Self, ModelError> {
+        let expanded = merged.is_expanded();
+        let mut tensors = Vec::new();
+        for tensor in merged.tensors()? {
+            let kept = match tensor.stored {
+                Dtype::F16 if expanded => Dtype::Bf16,
+                Dtype::F32 | Dtype::F16 | Dtype::Bf16 => tensor.stored,
+                _ => Dtype::Bf16,
+            };
+            let (dtype, from) = match (tensor.kind, dtype.map_or(kept, stored_as)) {
+                (MergedKind::Opaque, _) => (tensor.stored, ValuesFrom::BaseAsStored),
+                (MergedKind::Kept, dtype) if dtype == tensor.stored => (dtype, ValuesFrom::BaseAsStored),
+                (MergedKind::Kept, dtype) => (dtype, ValuesFrom::Base),
+                (MergedKind::Expanded | MergedKind::Changed, dtype) => (dtype, ValuesFrom::Run),
+            };
+            tensors.push(PlannedTensor { name: tensor.name, dtype, shape: tensor.shape, from });
+        }
+        let dtype = dtype.map(SaveDtype::name).or(expanded.then_some(SaveDtype::Bfloat16.name()));
+        let edits = Edits { dtype, expanded, untied: merged.config().tied && !merged.tied() };
+        Ok(Self { base, weights, edits, tensors, shard_bytes: SHARD_BYTES })
     }
 
     /// The same with smaller files.
@@ -113,10 +153,14 @@ impl<'a> ModelFolder<'a> {
 
     /// Writes all files and returns their names.
     pub fn write(&self, folder: &Path, trained: Trained<'_>) -> Result<Vec<String>, RunError> {
+        self.write_values(folder, &mut |name, shape, put| put(&trained(name, shape)?))
+    }
+
+    /// The same for values that come in pieces.
+    pub fn write_values(&self, folder: &Path, values: Values<'_>) -> Result<Vec<String>, RunError> {
         let mut names = self.copy_others(folder)?;
         let text = read_text(&self.base.join("config.json"))?;
-        let dtype = self.dtype.name();
-        let config = with_dtype(&text, dtype, self.expanded).ok_or_else(|| FileError::Malformed {
+        let config = self.edits.of(&text).ok_or_else(|| FileError::Malformed {
             path: self.base.join("config.json"),
             what: "it is not a JSON object".to_string(),
         })?;
@@ -129,7 +173,7 @@ impl<'a> ModelFolder<'a> {
                 1 => MODEL.to_string(),
                 count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
             };
-            self.put(&folder.join(&name), shard, trained)?;
+            self.put(&folder.join(&name), shard, values)?;
             places.extend(shard.iter().map(|planned| (planned.name.clone(), name.clone())));
             names.push(name);
         }
@@ -156,33 +200,25 @@ impl<'a> ModelFolder<'a> {
         shards
     }
 
-    fn put(&self, path: &Path, tensors: &[PlannedTensor], trained: Trained<'_>) -> Result<(), RunError> {
+    fn put(&self, path: &Path, tensors: &[PlannedTensor], values: Values<'_>) -> Result<(), RunError> {
         let declared: Vec<Declared<'_>> = tensors
             .iter()
             .map(|PlannedTensor { name, dtype, shape, .. }| Declared { name, dtype: *dtype, shape })
             .collect();
         write_streamed(path, &BTreeMap::new(), &declared, |index, sink| -> Result<(), RunError> {
             let planned = &tensors[index];
+            let PlannedTensor { name, dtype, shape, .. } = planned;
             if planned.from == ValuesFrom::Run {
-                return put_values(sink, self.dtype, &planned.name, &trained(&planned.name, &planned.shape)?);
+                return values(name, shape, &mut |values| put_values(sink, *dtype, name, values));
             }
-            let tensor = self.weights.tensor_files().get(&planned.name)?;
+            let tensor = self.weights.tensor_files().get(name)?;
             if planned.from == ValuesFrom::BaseAsStored {
                 sink.write(tensor.bytes)?;
             } else {
-                self.put_numbers(sink, &planned.name, &self.weights.numbers(tensor)?)?;
+                put_numbers(sink, *dtype, name, &self.weights.numbers(tensor)?)?;
             }
             tensor.release();
             Ok(())
-        })
-    }
-
-    /// A few values at a time: the base may be larger than memory.
-    fn put_numbers(&self, sink: &mut Sink<'_>, name: &str, stored: &StoredTensor<'_>) -> Result<(), RunError> {
-        stored.bytes.chunks(VALUES_AT_ONCE * stored.format.bytes()).try_for_each(|bytes| {
-            let values = bytes.len() / stored.format.bytes();
-            let part = StoredTensor { format: stored.format, shape: vec![values], bytes: bytes.into() };
-            put_values(sink, self.dtype, name, &part.to_f32())
         })
     }
 
@@ -196,7 +232,8 @@ impl<'a> ModelFolder<'a> {
             let Ok(name) = entry.file_name().into_string() else { continue };
             // Follows links: model caches are made of them.
             let Ok(found) = std::fs::metadata(entry.path()) else { continue };
-            if found.is_file() && found.len() <= COPIED_BYTES_MAX && comes_along(&name) {
+            let applies = !self.edits.expanded || name != QUANTIZE_CONFIG;
+            if found.is_file() && found.len() <= COPIED_BYTES_MAX && applies && comes_along(&name) {
                 copy(&entry.path(), &folder.join(&name))?;
                 names.push(name);
             }
@@ -213,7 +250,16 @@ pub fn put_tensors(path: &Path, shapes: &Shapes, dtype: SaveDtype, trained: Trai
         all.iter().map(|(name, shape)| Declared { name, dtype: stored_as(dtype), shape }).collect();
     write_streamed(path, &BTreeMap::new(), &declared, |index, sink| {
         let (name, shape) = all[index];
-        put_values(sink, dtype, name, &trained(name, shape)?)
+        put_values(sink, stored_as(dtype), name, &trained(name, shape)?)
+    })
+}
+
+/// A few values at a time: the base may be larger than memory.
+fn put_numbers(sink: &mut Sink<'_>, dtype: Dtype, name: &str, stored: &StoredTensor<'_>) -> Result<(), RunError> {
+    stored.bytes.chunks(VALUES_AT_ONCE * stored.format.bytes()).try_for_each(|bytes| {
+        let values = bytes.len() / stored.format.bytes();
+        let part = StoredTensor { format: stored.format, shape: vec![values], bytes: bytes.into() };
+        put_values(sink, dtype, name, &part.to_f32())
     })
 }
 
@@ -231,13 +277,13 @@ fn bytes_of(planned: &PlannedTensor) -> usize {
 
 /// Rounds to nearest, ties to even. A number that rounds to infinity is an error, since it could
 /// not be restored.
-fn put_values(sink: &mut Sink<'_>, dtype: SaveDtype, name: &str, values: &[f32]) -> Result<(), RunError> {
-    let narrow: fn(f32) -> u16 = match dtype {
-        SaveDtype::Float32 => {
+fn put_values(sink: &mut Sink<'_>, dtype: Dtype, name: &str, values: &[f32]) -> Result<(), RunError> {
+    let (narrow, format): (fn(f32) -> u16, _) = match dtype {
+        Dtype::Bf16 => (f32_to_bf16, SaveDtype::Bfloat16),
+        Dtype::F16 => (f32_to_f16, SaveDtype::Float16),
+        _ => {
             return Ok(sink.write_f32(values)?);
         }
-        SaveDtype::Bfloat16 => f32_to_bf16,
-        SaveDtype::Float16 => f32_to_f16,
     };
     let infinity = narrow(f32::INFINITY);
     for values in values.chunks(VALUES_AT_ONCE) {
@@ -245,7 +291,7 @@ fn put_values(sink: &mut Sink<'_>, dtype: SaveDtype, name: &str, values: &[f32])
         for value in values {
             let bits = narrow(*value);
             if value.is_finite() && bits & 0x7fff == infinity {
-                let (tensor, format) = (name.to_string(), dtype.name());
+                let (tensor, format) = (name.to_string(), format.name());
                 return Err(checkpoint::Error::Beyond { tensor, value: *value, format }.into());
             }
             bytes.extend(bits.to_le_bytes());
@@ -290,86 +336,9 @@ fn read_text(path: &Path) -> Result<String, FileError> {
     regular::read_text(path, crate::prepare::CONFIG_BYTES_MAX)
 }
 
-/// `config.json` of the folder: the base's text unchanged, except for the dtype, in nested configs
-/// too, and the quantisation if it was expanded. None if it is not an object.
-fn with_dtype(text: &str, dtype: &str, expanded: bool) -> Option<String> {
-    const KEYS: [&str; 2] = ["torch_dtype", "dtype"];
-    Some(edited(text, dtype, expanded, !fields(text)?.iter().any(|(key, _)| KEYS.contains(&key.as_str())))? + "\n")
-}
-
-fn edited(text: &str, dtype: &str, expanded: bool, add: bool) -> Option<String> {
-    let mut lines = Vec::new();
-    for (key, value) in fields(text)? {
-        let value = match key.as_str() {
-            "torch_dtype" | "dtype" => format!("\"{dtype}\""),
-            "quantization_config" if expanded => continue,
-            other if other.ends_with("_config") && other != "quantization_config" && value.starts_with('{') => {
-                edited(value, dtype, expanded, false)?
-            }
-            _ => value.to_string(),
-        };
-        lines.push(format!("  {}: {value}", serde_json::Value::from(key)));
-    }
-    if add {
-        lines.push(format!("  \"torch_dtype\": \"{dtype}\""));
-    }
-    Some(format!("{{\n{}\n}}", lines.join(",\n")))
-}
-
-/// Keys of a JSON object and the unchanged text of their values: not every number would survive
-/// parsing and printing.
-fn fields(text: &str) -> Option<Vec<(String, &str)>> {
-    serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text).ok()?;
-    let inner = text.trim().strip_prefix('{')?.strip_suffix('}')?;
-    let mut fields = Vec::new();
-    // BOUND: the text is JSON, so quotes and brackets close.
-    let (mut key, mut begin, mut depth, mut quoted, mut escaped) = (None, 0, 0usize, false, false);
-    for (at, byte) in inner.bytes().chain([b',']).enumerate() {
-        match byte {
-            _ if quoted => {
-                (quoted, escaped) = (byte != b'"' || escaped, byte == b'\\' && !escaped);
-            }
-            b'"' => quoted = true,
-            b'{' | b'[' => depth += 1,
-            b'}' | b']' => depth = depth.checked_sub(1)?,
-            b':' if depth == 0 => {
-                key = serde_json::from_str::<String>(inner[begin..at].trim()).ok();
-                begin = at + 1;
-            }
-            b',' if depth == 0 => {
-                if let Some(key) = key.take() {
-                    fields.push((key, inner[begin..at].trim()));
-                }
-                begin = at + 1;
-            }
-            _ => {}
-        }
-    }
-    Some(fields)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_config_keeps_every_letter_but_its_dtype() {
-        let text = r#"{ "architectures": ["A,{\""], "rope_theta": 1000000.0000000001, "torch_dtype":"bfloat16",
-            "text_config": {"dtype": "bfloat16", "eps": 1e-06}, "quantization_config": {"bits": 4, "dtype": "x"}, "e": {} }"#;
-        let kept = with_dtype(text, "float32", false).expect("an object");
-        assert_eq!(
-            kept,
-            "{\n  \"architectures\": [\"A,{\\\"\"],\n  \"rope_theta\": 1000000.0000000001,\n  \"torch_dtype\": \"float32\",\n  \
-             \"text_config\": {\n  \"dtype\": \"float32\",\n  \"eps\": 1e-06\n},\n  \
-             \"quantization_config\": {\"bits\": 4, \"dtype\": \"x\"},\n  \"e\": {}\n}\n"
-        );
-        let expanded = with_dtype(text, "bfloat16", true).expect("an object");
-        assert!(!expanded.contains("quantization_config") && expanded.contains("\"torch_dtype\": \"bfloat16\""));
-        assert_eq!(with_dtype("{}", "float16", false).expect("an object"), "{\n  \"torch_dtype\": \"float16\"\n}\n");
-        for bad in ["", "[]", "{", "{\"a\":}", "7"] {
-            assert_eq!(with_dtype(bad, "float32", false), None, "{bad}");
-        }
-    }
 
     #[test]
     fn what_comes_along() {

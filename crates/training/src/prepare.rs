@@ -188,7 +188,7 @@ pub fn rows(run: &Run, model: &Config) -> Result<Rows, RunError> {
 }
 
 /// Written by some quantisers beside `config.json`.
-const QUANTIZE_CONFIG: &str = "quantize_config.json";
+pub(crate) const QUANTIZE_CONFIG: &str = "quantize_config.json";
 
 /// `config.json` of a model folder, with `quantize_config.json` if present.
 pub fn model_config(folder: &Path) -> Result<Config, RunError> {

@@ -12,6 +12,7 @@ mod diff;
 mod document;
 mod evaluate;
 mod experts;
+mod export;
 mod final_folder;
 mod first_steps;
 mod generate;

@@ -7,9 +7,9 @@
 //! order.
 
 use crate::ModelError;
-use crate::adapter::Trained;
+use crate::adapter::{LoraConfig, Trained};
 use crate::build::{Builder, finite, initial_a, only_adapters, stored_finite};
-use crate::config::{ExpertsConfig, Scoring as ScoringConfig};
+use crate::config::{Config, ExpertsConfig, Scoring as ScoringConfig};
 use crate::experts::{self, Experts as Loaded, ExpertsShape, GptqExperts, Projection, StoredExperts};
 use crate::files::{Factor, Form};
 use crate::layer::experts::{SharedExpert, SparseMlp};
@@ -56,11 +56,42 @@ impl ExpertTensor {
 
 /// The adapter of an expert tensor.
 #[derive(Clone, Copy, Debug)]
-struct ExpertTarget {
+pub(crate) struct ExpertTarget {
     rank: usize,
-    scale: f32,
+    pub(crate) scale: f32,
     /// Stored as adapters of the linear modules of every expert.
-    per_expert: bool,
+    pub(crate) per_expert: bool,
+}
+
+/// The adapter of a layer's experts, if their tensor is a target, or the equivalent per-expert
+/// linear modules are.
+pub(crate) fn expert_target(
+    config: &Config,
+    lora: &LoraConfig,
+    path: &str,
+    part: ExpertTensor,
+) -> Result<Option<ExpertTarget>, ModelError> {
+    let name = format!("{path}.experts.{}", part.name());
+    let fused = lora.of_parameter(&config.module_path(&name))?;
+    let per_expert = if config.family.peft.per_expert(config, lora) {
+        let module = format!("{path}.experts.0.{}", part.projections()[0].module());
+        lora.of(&config.module_path(&module))?
+    } else {
+        None
+    };
+    let rank_max = if per_expert.is_some() { RANK_MAX / part.projections().len() } else { RANK_MAX };
+    let target = match (fused, per_expert) {
+        (Some(_), Some(_)) => {
+            return Err(ModelError::Adapter(format!("{name} is a target, and so are the modules of its experts")));
+        }
+        (fused, per_expert) => {
+            fused.or(per_expert).map(|(rank, scale)| ExpertTarget { rank, scale, per_expert: fused.is_none() })
+        }
+    };
+    if let Some(ExpertTarget { rank, .. }) = target.filter(|target| !(1..=rank_max).contains(&target.rank)) {
+        return Err(ModelError::Adapter(format!("rank {rank} of {name} is not 1 to {rank_max}")));
+    }
+    Ok(target)
 }
 
 impl<B: Backend> Builder<'_, B> {
@@ -121,31 +152,11 @@ impl<B: Backend> Builder<'_, B> {
         })
     }
 
-    /// The adapter of a layer's experts, if their tensor is a target, or the equivalent per-expert
-    /// linear modules are.
     fn expert_target(&self, path: &str, part: ExpertTensor) -> Result<Option<ExpertTarget>, ModelError> {
-        let Trained::Lora(lora) = &self.settings.trained else { return Ok(None) };
-        let name = format!("{path}.experts.{}", part.name());
-        let fused = lora.of_parameter(&self.config.module_path(&name))?;
-        let per_expert = if self.config.family.peft.per_expert(self.config, lora) {
-            let module = format!("{path}.experts.0.{}", part.projections()[0].module());
-            lora.of(&self.config.module_path(&module))?
-        } else {
-            None
-        };
-        let rank_max = if per_expert.is_some() { RANK_MAX / part.projections().len() } else { RANK_MAX };
-        let target = match (fused, per_expert) {
-            (Some(_), Some(_)) => {
-                return Err(ModelError::Adapter(format!("{name} is a target, and so are the modules of its experts")));
-            }
-            (fused, per_expert) => {
-                fused.or(per_expert).map(|(rank, scale)| ExpertTarget { rank, scale, per_expert: fused.is_none() })
-            }
-        };
-        if let Some(ExpertTarget { rank, .. }) = target.filter(|target| !(1..=rank_max).contains(&target.rank)) {
-            return Err(ModelError::Adapter(format!("rank {rank} of {name} is not 1 to {rank_max}")));
+        match &self.settings.trained {
+            Trained::Lora(lora) => expert_target(self.config, lora, path, part),
+            _ => Ok(None),
         }
-        Ok(target)
     }
 
     fn expert_matrix(

@@ -7,7 +7,7 @@
 mod experts;
 mod layer;
 
-pub(crate) use experts::ExpertTensor;
+pub(crate) use experts::{ExpertTensor, expert_target};
 
 use crate::ModelError;
 use crate::adapter::{Trained, decays};

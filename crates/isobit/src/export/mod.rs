@@ -1,0 +1,89 @@
+//! `isobit export`: models for other programs. `merge` writes a Hugging Face folder with an adapter
+//! merged into its base, `gguf` a GGUF file.
+
+mod merge;
+
+use crate::model;
+use crate::{Failure, adapter};
+use isobit_models::peft;
+use isobit_proof::regular;
+use isobit_training::checkpoint::ADAPTER_CONFIG;
+use isobit_training::config::SaveDtype;
+use isobit_training::prepare::{CONFIG_BYTES_MAX, RunError};
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Merge an adapter into its base: a model folder that other programs load
+    Merge(merge::Arguments),
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    match &arguments.command {
+        Command::Merge(arguments) => merge::run(arguments),
+    }
+}
+
+/// The adapter folder that `source` stands for, and its base: the one given, or the folder that the
+/// adapter's config names.
+fn adapter_and_base(source: &Path, base: Option<&Path>) -> Result<(PathBuf, PathBuf), Failure> {
+    let adapter = adapter::located(source)?;
+    if let Some(base) = base {
+        return Ok((adapter, base.to_path_buf()));
+    }
+    let text = regular::read_text(&adapter.join(ADAPTER_CONFIG), CONFIG_BYTES_MAX);
+    let text = text.map_err(|error| crate::failure::failed(&RunError::from(error)))?;
+    let named = peft::base_name(&text).map(PathBuf::from);
+    match named {
+        Some(base) if base.is_dir() => Ok((adapter, base)),
+        Some(base) => {
+            let message =
+                format!("{} names the base {}, which is not a folder here", adapter.display(), base.display());
+            Err(Failure::usage(message, "give the base model's folder with `--base FOLDER`"))
+        }
+        None => {
+            let message = format!("{} does not say which base it belongs to", adapter.display());
+            Err(Failure::usage(message, "give the base model's folder with `--base FOLDER`"))
+        }
+    }
+}
+
+/// A model and its adapter, as `eval` would open them.
+fn open(base: PathBuf, adapter: Option<PathBuf>) -> Result<(model::Arguments, model::Opened), Failure> {
+    let options = model::Options {
+        adapter,
+        device: "cpu".to_string(),
+        threads: 0,
+        profile: None,
+        template_var: Vec::new(),
+        quiet: true,
+    };
+    let arguments = model::Arguments { model: base, options };
+    let opened = arguments.open_to_copy()?;
+    Ok((arguments, opened))
+}
+
+/// A number format by any of its usual names.
+fn float_format(name: &str) -> Option<SaveDtype> {
+    Some(match name {
+        "f32" | "float32" | "fp32" => SaveDtype::Float32,
+        "bf16" | "bfloat16" => SaveDtype::Bfloat16,
+        "f16" | "float16" | "fp16" => SaveDtype::Float16,
+        _ => return None,
+    })
+}
+
+/// The failure of an export: a number that a format cannot hold needs another format.
+fn failed(arguments: &model::Arguments, error: &RunError, adapter: Option<&Path>, hint: &str) -> Failure {
+    let failure = arguments.misfit(error, adapter);
+    match failure.code {
+        5 => Failure { hint: Some(hint.to_string()), ..failure },
+        _ => failure,
+    }
+}
