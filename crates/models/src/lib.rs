@@ -3,7 +3,8 @@
 //! `families/` has one file per family, with everything specific to it; `config/` reads
 //! `config.json`. `source.rs` is where weights come from: `weights.rs` is a model folder with its
 //! names (`names.rs`), unused tensors (`unused.rs`, against `inventory.rs`) and quantised matrices
-//! (`fp8.rs`, `gptq.rs`); `experts.rs` reads the experts of a layer in any layout.
+//! (`fp8.rs`, `gptq.rs`); `experts.rs` reads the experts of a layer in any layout; `gguf.rs` has
+//! llama.cpp's names.
 
 // What is trained: `adapter.rs` selects the modules that get an adapter, `peft_rules.rs` refuses
 // some targets, `adapter_config.rs` reads PEFT's config, and `files.rs` defines how trained tensors
@@ -20,6 +21,7 @@ pub mod families;
 mod files;
 pub mod fp8;
 pub mod generate;
+pub mod gguf;
 pub mod gptq;
 pub mod inventory;
 mod layer;
@@ -40,9 +42,10 @@ pub use experts::{Experts, ExpertsShape, Projection};
 pub use families::{Family, FamilySupport, families};
 pub use files::TrainedTensor;
 pub use generate::{Sampling, Session};
+pub use gguf::{GgufModel, GgufSource, GgufTensor, GgufValue};
 pub use gptq::{GptqForm, GptqScales, GptqWeight};
 pub use inventory::Inventory;
-pub use merge::{Merged, MergedKind, MergedTensor};
+pub use merge::{LowRankFactors, Merged, MergedKind, MergedTensor};
 pub use model::{Model, Part};
 pub use source::{FloatFormat, RandomSource, Shapes, StoredTensor, Weight, WeightSource};
 pub use weights::{Copied, Weights};
@@ -61,4 +64,7 @@ pub enum ModelError {
     File(#[from] isobit_proof::FileError),
     #[error("adapter: {0}")]
     Adapter(String),
+    /// A model or an adapter that llama.cpp would compute differently, or not at all.
+    #[error("{0}")]
+    Gguf(String),
 }

@@ -11,6 +11,7 @@ pub mod cast;
 pub mod digest;
 pub mod elementary;
 pub mod fma;
+pub mod gguf_blocks;
 pub mod lanes;
 pub mod philox;
 pub mod rope;

@@ -52,7 +52,7 @@ impl RunError {
             Self::Rank(error) => error.exit_code(),
             Self::Refused { .. }
             | Self::Target { .. }
-            | Self::Model(ModelError::Adapter(_) | ModelError::Family { .. }) => 2,
+            | Self::Model(ModelError::Adapter(_) | ModelError::Family { .. } | ModelError::Gguf(_)) => 2,
             Self::Data(error) => error.kind().exit_code(),
             Self::Model(ModelError::File(error)) | Self::File(error) => error.exit_code(),
             Self::Model(_) | Self::Differs { .. } => 8,
@@ -75,6 +75,7 @@ impl RunError {
             Self::Model(ModelError::Family { .. }) => {
                 Some("`isobit models` lists the families that can be trained".to_string())
             }
+            Self::Model(ModelError::Gguf(_)) => Some("`isobit export merge` writes a model folder instead".to_string()),
             Self::Model(ModelError::Config { .. }) => {
                 Some("compare it with the file the model was published with, or fetch it again".to_string())
             }

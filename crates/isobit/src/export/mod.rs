@@ -1,6 +1,7 @@
 //! `isobit export`: models for other programs. `merge` writes a Hugging Face folder with an adapter
 //! merged into its base, `gguf` a GGUF file.
 
+mod gguf;
 mod merge;
 
 use crate::model;
@@ -22,11 +23,14 @@ pub(crate) struct Arguments {
 enum Command {
     /// Merge an adapter into its base: a model folder that other programs load
     Merge(merge::Arguments),
+    /// Write an adapter or a model as a GGUF file, for llama.cpp and what is built on it
+    Gguf(gguf::Arguments),
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.command {
         Command::Merge(arguments) => merge::run(arguments),
+        Command::Gguf(arguments) => gguf::run(arguments),
     }
 }
 

@@ -16,6 +16,7 @@ mod export;
 mod final_folder;
 mod first_steps;
 mod generate;
+mod gguf;
 mod hints;
 #[cfg(target_os = "linux")]
 mod hip;

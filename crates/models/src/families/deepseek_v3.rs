@@ -38,6 +38,7 @@ pub(super) static FAMILY: Family = Family {
         modules: &["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"],
         converts_per_expert: false,
     },
+    gguf: None,
 };
 
 const LATENT: LatentNames = LatentNames {

@@ -1,7 +1,7 @@
 //! Llama 2 and 3 and the many models that declare themselves as one: plain attention without
 //! windows, biases of attention and MLP by two switches. Its files must state their sizes.
 
-use super::{Family, PeftRules, Prediction};
+use super::{Family, GgufRules, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::read;
 use crate::config::fields::{AXIS_MAX, POSITIONS_MAX};
@@ -18,6 +18,7 @@ pub(super) static FAMILY: Family = Family {
     balance_loss: false,
     prediction: Prediction::NONE,
     peft: PeftRules::Plain,
+    gguf: Some(GgufRules { architecture: "llama", interleaved: true, qkv_bias: true, other_bias: true }),
 };
 
 fn layers(text: &TextConfig) -> Result<Layers, ModelError> {

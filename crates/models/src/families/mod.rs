@@ -21,6 +21,7 @@ use crate::ModelError;
 use crate::config::NormStyle;
 use crate::config::fields::{Fields, wrong};
 use crate::config::text::{Layers, SizeDefaults, TextConfig};
+use crate::gguf::GgufRules;
 use isobit_proof::name::quoted;
 
 /// Every family, in the order in which messages and `isobit models` list them.
@@ -51,6 +52,8 @@ pub struct Family {
     pub(crate) balance_loss: bool,
     pub(crate) prediction: Prediction,
     pub(crate) peft: PeftRules,
+    /// What it is to llama.cpp, if it is written as GGUF.
+    pub(crate) gguf: Option<GgufRules>,
 }
 
 /// Parts of a family's files that only predict further tokens and are not read.

@@ -1,7 +1,7 @@
 //! Qwen2 and Qwen2.5: grouped attention with biases only on queries, keys and values. Its files
 //! must state their sizes.
 
-use super::{Family, PeftRules, Prediction};
+use super::{Family, GgufRules, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::{read, windows};
 use crate::config::text::{Layers, SizeDefaults, TextConfig};
@@ -17,6 +17,7 @@ pub(super) static FAMILY: Family = Family {
     balance_loss: false,
     prediction: Prediction::NONE,
     peft: PeftRules::Plain,
+    gguf: Some(GgufRules { architecture: "qwen2", interleaved: false, qkv_bias: true, other_bias: false }),
 };
 
 fn layers(text: &TextConfig) -> Result<Layers, ModelError> {

@@ -1,7 +1,7 @@
 //! Qwen3, dense: queries and keys are normalised per head, the head width is set separately, biases
 //! are a switch. Its files must state every size except that width.
 
-use super::{Family, PeftRules, Prediction};
+use super::{Family, GgufRules, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::{read, windows};
 use crate::config::text::{Layers, SizeDefaults, TextConfig};
@@ -17,6 +17,7 @@ pub(super) static FAMILY: Family = Family {
     balance_loss: false,
     prediction: Prediction::NONE,
     peft: PeftRules::Plain,
+    gguf: Some(GgufRules { architecture: "qwen3", interleaved: false, qkv_bias: false, other_bias: false }),
 };
 
 fn layers(text: &TextConfig) -> Result<Layers, ModelError> {

@@ -25,6 +25,7 @@ pub(super) static FAMILY: Family = Family {
     balance_loss: false,
     prediction: Prediction::MODULE,
     peft: PeftRules::Plain,
+    gguf: None,
 };
 
 fn layers(text: &TextConfig) -> Result<Layers, ModelError> {

@@ -27,6 +27,7 @@ pub(super) static FAMILY: Family = Family {
     balance_loss: true,
     prediction: Prediction::MODULE,
     peft: PeftRules::Plain,
+    gguf: None,
 };
 
 const EXPERTS: ExpertsDefaults = ExpertsDefaults { count_key: "num_experts", count: 256, chosen: 8, width: 512 };

@@ -2,7 +2,7 @@
 //! hold experts one by one; transformers 5 fuses them in memory, which decides how PEFT interprets
 //! names.
 
-use super::{Family, PeftRules, Prediction};
+use super::{Family, GgufRules, PeftRules, Prediction};
 use crate::ModelError;
 use crate::config::attention::{read, typed_windows, window_in_use};
 use crate::config::mlp::{ExpertsDefaults, check_experts, mixed};
@@ -32,6 +32,7 @@ pub(super) static FAMILY: Family = Family {
         // No shared expert: the names of an expert's modules mean nothing else in the layer.
         converts_per_expert: true,
     },
+    gguf: Some(GgufRules { architecture: "qwen3moe", interleaved: false, qkv_bias: false, other_bias: false }),
 };
 
 const EXPERTS: ExpertsDefaults = ExpertsDefaults {

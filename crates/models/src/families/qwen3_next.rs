@@ -31,6 +31,7 @@ pub(super) static FAMILY: Family = Family {
         modules: &["q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkvz", "in_proj_ba", "out_proj"],
         converts_per_expert: false,
     },
+    gguf: None,
 };
 
 const EXPERTS: ExpertsDefaults = ExpertsDefaults { count_key: "num_experts", count: 512, chosen: 10, width: 512 };

@@ -30,6 +30,35 @@ pub(crate) struct Factors {
     pub(crate) b: Vec<f32>,
 }
 
+/// The factors of an adapter as other formats hold them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LowRankFactors {
+    pub experts: usize,
+    pub rank: usize,
+    pub outputs: usize,
+    pub inputs: usize,
+    pub scale: f32,
+    /// `[experts, rank, inputs]`
+    pub a: Vec<f32>,
+    /// `[experts, outputs, rank]`
+    pub b: Vec<f32>,
+}
+
+impl LowRankFactors {
+    pub(crate) fn whole(of: &Factors) -> Self {
+        let &Factors { experts, rank, outputs, inputs, scale, .. } = of;
+        Self { experts, rank, outputs, inputs, scale, a: of.a.clone(), b: of.b.clone() }
+    }
+}
+
+/// Which rows of B: those of gate, of up, or all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Half {
+    First,
+    Second,
+    Both,
+}
+
 /// The factors of one matrix.
 pub(crate) struct FactorsAt<'f> {
     of: &'f Factors,
@@ -47,6 +76,31 @@ impl Factors {
             a: &self.a[expert * a..(expert + 1) * a],
             b: &self.b[expert * b + first_row * self.rank..(expert + 1) * b],
         }
+    }
+}
+
+impl Factors {
+    /// The factors of some rows of every expert. In `blocks`, gate and up have halves of the rank
+    /// each.
+    pub(crate) fn part(&self, half: Half, rows: usize, blocks: bool) -> LowRankFactors {
+        if half == Half::Both {
+            return LowRankFactors::whole(self);
+        }
+        let rank = if blocks { self.rank / 2 } else { self.rank };
+        let (first_row, first_rank) = match half {
+            Half::Second => (rows, if blocks { rank } else { 0 }),
+            _ => (0, 0),
+        };
+        let (mut a, mut b) = (Vec::new(), Vec::new());
+        for expert in 0..self.experts {
+            let start = (expert * self.rank + first_rank) * self.inputs;
+            a.extend_from_slice(&self.a[start..start + rank * self.inputs]);
+            for row in first_row..first_row + rows {
+                let start = (expert * self.outputs + row) * self.rank + first_rank;
+                b.extend_from_slice(&self.b[start..start + rank]);
+            }
+        }
+        LowRankFactors { experts: self.experts, rank, outputs: rows, inputs: self.inputs, scale: self.scale, a, b }
     }
 }
 

@@ -15,6 +15,8 @@ use crate::experts::{self, Experts, ExpertsShape, Projection};
 use crate::source::{FloatFormat, StoredTensor, Weight, WeightSource, stored};
 use crate::weights::{Copied, Weights};
 use delta::{Factors, Orientation};
+
+pub use delta::LowRankFactors;
 use isobit_kernels::{Backend, DeviceFailure};
 use isobit_proof::safetensors::{Dtype, SafeTensors};
 use std::borrow::Cow;
@@ -76,8 +78,9 @@ impl<'a> Merged<'a> {
         adapter: Option<(&LoraConfig, &'a SafeTensors)>,
     ) -> Result<Self, ModelError> {
         let (mut deltas, mut changes) = (Vec::new(), BTreeMap::new());
-        if let Some((lora, file)) = adapter {
-            (deltas, changes) = targets::of(config, weights, lora, file)?;
+        match adapter {
+            Some((lora, file)) => (deltas, changes) = targets::of(config, weights, lora, file)?,
+            None => targets::check(config, weights)?,
         }
         let untied = config.tied && [TABLE, HEAD].iter().any(|name| changes.contains_key(*name));
         let adapter = adapter.map(|(_, file)| file);
@@ -221,10 +224,8 @@ impl<'a> Merged<'a> {
             Experts::Stored(stored) => stored,
         };
         let matrix = stored.expert(projection, expert)?;
-        let change = self.changes.get(&single_name(path, projection, expert)).or_else(|| {
-            let fused = if projection == Projection::Down { "down_proj" } else { "gate_up_proj" };
-            self.changes.get(&format!("{path}.experts.{fused}"))
-        });
+        let change = self.changes.get(&single_name(path, projection, expert));
+        let change = change.or_else(|| self.changes.get(&targets::fused_name(path, projection)));
         match change.and_then(|change| change.delta) {
             Some(delta) => {
                 let first_row = if projection == Projection::Up { shape.width } else { 0 };
@@ -281,6 +282,31 @@ impl<'a> Merged<'a> {
         }
         recent.push((delta, Rc::clone(&factors)));
         Ok(factors)
+    }
+
+    /// The factors of the adapter on a linear layer, the head or the table, by our name of its
+    /// tensor.
+    pub fn factors_of(&self, name: &str) -> Result<Option<LowRankFactors>, ModelError> {
+        let delta = self.changes.get(name).filter(|change| change.base.is_none()).and_then(|change| change.delta);
+        delta.map(|delta| Ok(LowRankFactors::whole(&*self.factors(delta)?))).transpose()
+    }
+
+    /// The factors of one matrix of every expert of the MLP at `path`.
+    pub fn expert_factors(
+        &self,
+        path: &str,
+        shape: ExpertsShape,
+        projection: Projection,
+    ) -> Result<Option<LowRankFactors>, ModelError> {
+        let names = [single_name(path, projection, 0), targets::fused_name(path, projection)];
+        let Some(delta) = names.iter().find_map(|name| self.changes.get(name)?.delta) else { return Ok(None) };
+        let part = match projection {
+            Projection::Gate => delta::Half::First,
+            Projection::Up => delta::Half::Second,
+            Projection::Down => delta::Half::Both,
+        };
+        let rows = projection.shape(shape)[0];
+        Ok(Some(self.factors(delta)?.part(part, rows, self.deltas[delta].is_blocks())))
     }
 
     /// Our names of the tensors that change.

@@ -11,7 +11,7 @@ use crate::adapter::{LoraConfig, Targets, Trained};
 use crate::build::{ExpertTensor, Settings, build_part, expert_target, no_adapter};
 use crate::config::{Config, MlpKind};
 use crate::experts::{self, Experts, ExpertsLayout, ExpertsShape, Projection};
-use crate::files::TrainedTensor;
+use crate::files::{Form, TrainedTensor};
 use crate::inventory::Inventory;
 use crate::model::Part;
 use crate::peft;
@@ -46,9 +46,20 @@ impl Delta {
         })
     }
 
+    /// Whether gate and up have factors of their own, as diagonal blocks.
+    pub(super) fn is_blocks(&self) -> bool {
+        matches!(&self.b.form, Some(Form::Factors { part: ExpertTensor::GateUp, .. }))
+    }
+
     fn names(&self) -> impl Iterator<Item = String> {
         [&self.a, &self.b].into_iter().flat_map(TrainedTensor::in_file).map(|(name, _)| name)
     }
+}
+
+/// The tensor of all experts that holds a matrix.
+pub(super) fn fused_name(path: &str, projection: Projection) -> String {
+    let part = if projection == Projection::Down { ExpertTensor::Down } else { ExpertTensor::GateUp };
+    format!("{path}.experts.{}", part.name())
 }
 
 /// What happens to a tensor.
@@ -80,7 +91,7 @@ pub(super) fn of(
     lora: &LoraConfig,
     file: &SafeTensors,
 ) -> Result<(Vec<Delta>, BTreeMap<String, Change>), ModelError> {
-    let trained = trained(config, weights, lora)?;
+    let trained = build(config, weights, Trained::Lora(lora.clone()))?;
     let mut found = Found { config, weights, lora, file, trained, deltas: Vec::new(), changes: BTreeMap::new() };
     for path in Inventory::of(config).adaptable() {
         found.linear(path)?;
@@ -98,14 +109,15 @@ pub(super) fn of(
     if found.changes.is_empty() { Err(no_adapter()) } else { Ok((found.deltas, found.changes)) }
 }
 
-/// The tensors that a run with this adapter would train, by name.
-fn trained(
-    config: &Config,
-    weights: &Weights,
-    lora: &LoraConfig,
-) -> Result<BTreeMap<String, TrainedTensor>, ModelError> {
+/// Checks that the files hold the model that the config describes.
+pub(super) fn check(config: &Config, weights: &Weights) -> Result<(), ModelError> {
+    build(config, weights, Trained::Nothing).map(|_| ())
+}
+
+/// The tensors that are trained, by name.
+fn build(config: &Config, weights: &Weights, trained: Trained) -> Result<BTreeMap<String, TrainedTensor>, ModelError> {
     let counting = Counting::new(Cpu::new(1, Path::Scalar).expect("every machine has this path"));
-    let settings = Settings { trained: Trained::Lora(lora.clone()), profile: Profile::X2, positions: 1, seed: 0 };
+    let settings = Settings { trained, profile: Profile::X2, positions: 1, seed: 0 };
     let built = build_part(&counting, config, &Shapes::Of(weights), &settings, &Part::whole(config))?;
     let tensors = built.parameters.iter().map(|(id, parameter)| built.model.trained_tensor(id, parameter));
     Ok(tensors.map(|tensor| (tensor.name.clone(), tensor)).collect())

@@ -12,7 +12,7 @@ use super::tokenizer::of_model;
 use super::{files, generation};
 use crate::memory;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// BOUND: memory of a running template, besides the conversation.
 const MEMORY_BYTES_MAX: usize = 512 << 20;
@@ -44,11 +44,17 @@ impl Template {
         date: &str,
         special_tokens: &BTreeMap<String, String>,
     ) -> Result<Option<Self>, DataError> {
+        let found = Self::find(folder)?;
+        found.map(|(path, source)| Self::new(&path.display().to_string(), &source, date, special_tokens)).transpose()
+    }
+
+    /// The file and the source of that template.
+    pub fn find(folder: &Path) -> Result<Option<(PathBuf, String)>, DataError> {
         let path = folder.join("chat_template.jinja");
         if let Some(bytes) = files::read_if_there(&path, files::TEMPLATE_BYTES_MAX).map_err(of_model)? {
             let source = String::from_utf8(bytes)
                 .map_err(|error| DataError::ModelFile { path: path.clone(), why: error.to_string() })?;
-            return Self::new(&path.display().to_string(), &source, date, special_tokens).map(Some);
+            return Ok(Some((path, source)));
         }
         for file in ["tokenizer_config.json", "chat_template.json"] {
             let path = folder.join(file);
@@ -58,7 +64,7 @@ impl Template {
                 path: path.clone(),
                 why: "`chat_template` is neither a string nor a list with a template named `default`".into(),
             })?;
-            return Self::new(&path.display().to_string(), source, date, special_tokens).map(Some);
+            return Ok(Some((path, source.to_string())));
         }
         Ok(None)
     }

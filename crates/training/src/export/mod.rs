@@ -5,6 +5,8 @@
 //! a panel of rows at a time. What is written appears under its name whole, or not at all, and never
 //! in place of something else.
 
+pub mod gguf;
+
 use crate::checkpoint;
 use crate::config::SaveDtype;
 use crate::model_folder::ModelFolder;

@@ -1,0 +1,247 @@
+//! GGUF files, which llama.cpp and what is built on it load: a model with its vocabulary, or a LoRA
+//! adapter. `container.rs` is the file format, `numbers.rs` its number formats, `vocabulary.rs` the
+//! tokenizer; llama.cpp's names are in `isobit_models::gguf`.
+
+mod container;
+mod numbers;
+mod vocabulary;
+
+pub use numbers::GgmlType;
+
+use super::check_target;
+use crate::prepare::RunError;
+use container::{ALIGNMENT, Listed};
+use isobit_kernels::Backend;
+use isobit_models::gguf::interleaved_row;
+use isobit_models::{GgufModel, GgufSource, GgufTensor, GgufValue, LowRankFactors, Merged, ModelError, Weights};
+use isobit_numerics::gguf_blocks::BLOCK;
+use isobit_proof::atomic::AtomicFile;
+use numbers::Numbers;
+use std::path::{Path, PathBuf};
+
+/// Version of the block formats, which files that use them state.
+const BLOCKS_VERSION: u32 = 2;
+
+/// A finished file that does not have its name yet.
+pub struct UnpublishedFile {
+    file: AtomicFile,
+    target: PathBuf,
+    pub tensors: usize,
+}
+
+impl UnpublishedFile {
+    /// Makes the file appear under its name.
+    pub fn publish(self) -> Result<usize, RunError> {
+        check_target(&self.target)?;
+        self.file.commit()?;
+        Ok(self.tensors)
+    }
+}
+
+/// How a file is written.
+#[derive(Clone, Debug)]
+pub struct GgufSettings {
+    pub kind: GgmlType,
+    /// `general.name`
+    pub name: String,
+    /// llama.cpp's name for how text is cut, if not found by its expression.
+    pub pre: Option<String>,
+}
+
+/// Writes a model, with its adapter merged if there is one.
+pub fn model<B: Backend>(
+    backend: &B,
+    folder: &Path,
+    weights: &Weights,
+    merged: &Merged<'_>,
+    settings: &GgufSettings,
+    target: &Path,
+) -> Result<UnpublishedFile, RunError> {
+    let model = GgufModel::of(merged.config(), merged.tied())?;
+    let kind = settings.kind;
+    let mut keys = general(model.architecture, "model", settings);
+    if kind.is_blocks() {
+        keys.push(("general.quantization_version".to_string(), GgufValue::U32(BLOCKS_VERSION)));
+    }
+    keys.extend(model.keys);
+    keys.extend(vocabulary::keys(folder, merged.config().vocabulary, settings.pre.as_deref())?);
+    let listed: Vec<Listed> = model
+        .tensors
+        .iter()
+        .map(|tensor| Listed { name: tensor.name.clone(), shape: tensor.shape.clone(), kind: kind_of(tensor, kind) })
+        .collect();
+    write(target, &keys, &listed, |at, put| values(backend, weights, merged, &model.tensors[at], put))
+}
+
+/// Writes the adapter alone.
+pub fn adapter(merged: &Merged<'_>, settings: &GgufSettings, target: &Path) -> Result<UnpublishedFile, RunError> {
+    let model = GgufModel::of(merged.config(), merged.config().tied)?;
+    let mut factors = Vec::new();
+    for tensor in &model.tensors {
+        let found = match &tensor.source {
+            GgufSource::Tensor(name) | GgufSource::Interleaved(name, _) => merged.factors_of(name)?,
+            GgufSource::Experts { path, shape, projection } => merged.expert_factors(path, *shape, *projection)?,
+            GgufSource::Made(_) => None,
+        };
+        if let Some(found) = found {
+            check_adapted(tensor)?;
+            factors.push((tensor, found));
+        }
+    }
+    check_ends(merged, &factors)?;
+    let Some(alpha) = factors.first().map(|(_, first)| alpha_of(first)) else {
+        return Err(ModelError::Gguf("the adapter changes nothing that llama.cpp adapts".to_string()).into());
+    };
+    let mut keys = general(model.architecture, "adapter", settings);
+    keys.push(("adapter.type".to_string(), GgufValue::Text("lora".to_string())));
+    keys.push(("adapter.lora.alpha".to_string(), GgufValue::F32(alpha)));
+    let listed: Vec<Listed> = factors
+        .iter()
+        .flat_map(|(tensor, LowRankFactors { experts, rank, outputs, inputs, .. })| {
+            [("lora_a", [*rank, *inputs]), ("lora_b", [*outputs, *rank])].map(|(factor, matrix)| {
+                let outer = if tensor.shape.len() > 2 { vec![*experts] } else { Vec::new() };
+                let shape = outer.into_iter().chain(matrix).collect();
+                Listed { name: format!("{}.{factor}", tensor.name), shape, kind: settings.kind }
+            })
+        })
+        .collect();
+    write(target, &keys, &listed, |at, put| {
+        let (tensor, of) = &factors[at / 2];
+        if at % 2 == 0 { put(&of.a) } else { put(&scaled_b(tensor, of, alpha)) }
+    })
+}
+
+/// Keys that every file has.
+fn general(architecture: &str, of: &str, settings: &GgufSettings) -> Vec<(String, GgufValue)> {
+    let text = |key: &str, value: &str| (format!("general.{key}"), GgufValue::Text(value.to_string()));
+    vec![
+        text("architecture", architecture),
+        text("type", of),
+        text("name", &settings.name),
+        ("general.file_type".to_string(), GgufValue::U32(settings.kind.file_type())),
+    ]
+}
+
+/// The format of a tensor in a file of some format: blocks need rows of whole blocks, and the table
+/// and the head suffer most from four bits.
+fn kind_of(tensor: &GgufTensor, kind: GgmlType) -> GgmlType {
+    let row = tensor.shape.last().copied().unwrap_or(0);
+    let is_end = ["token_embd.weight", "output.weight"].contains(&tensor.name.as_str());
+    match kind {
+        _ if tensor.exact => GgmlType::F32,
+        kind if kind.is_blocks() && !row.is_multiple_of(BLOCK) => GgmlType::F16,
+        GgmlType::Q4_0 if is_end => GgmlType::Q8_0,
+        kind => kind,
+    }
+}
+
+type Put<'p> = &'p mut dyn FnMut(&[f32]) -> Result<(), RunError>;
+
+/// Passes on the numbers of a tensor.
+fn values<B: Backend>(
+    backend: &B,
+    weights: &Weights,
+    merged: &Merged<'_>,
+    tensor: &GgufTensor,
+    put: Put<'_>,
+) -> Result<(), RunError> {
+    match &tensor.source {
+        GgufSource::Made(values) => put(values),
+        GgufSource::Tensor(name) => merged.values(backend, &weights.names().in_file(name), put),
+        GgufSource::Interleaved(name, heads) => {
+            let (rows, width) = (tensor.shape[0] / heads, tensor.shape.get(1).copied().unwrap_or(1));
+            // A head at a time.
+            let mut held: Vec<f32> = Vec::new();
+            merged.values(backend, &weights.names().in_file(name), &mut |values| {
+                held.extend_from_slice(values);
+                let whole = held.len() / (rows * width) * (rows * width);
+                let rest = held.split_off(whole);
+                for head in held.chunks(rows * width) {
+                    put(&interleaved(head, rows, width))?;
+                }
+                held = rest;
+                Ok::<(), RunError>(())
+            })
+        }
+        GgufSource::Experts { path, shape, projection } => {
+            (0..shape.experts).try_for_each(|expert| merged.expert(backend, path, *shape, (*projection, expert), put))
+        }
+    }
+}
+
+/// The rows of one head in llama.cpp's order.
+fn interleaved(head: &[f32], rows: usize, width: usize) -> Vec<f32> {
+    (0..rows).flat_map(|row| head[interleaved_row(row, rows) * width..][..width].iter().copied()).collect()
+}
+
+/// The alpha for which llama.cpp computes the scale of this adapter.
+#[expect(clippy::float_arithmetic, reason = "a setting of another program")]
+fn alpha_of(of: &LowRankFactors) -> f32 {
+    (f64::from(of.scale) * of.rank as f64) as f32
+}
+
+/// B in llama.cpp's row order. A file has one alpha: where it gives another scale, B makes up for it.
+#[expect(clippy::float_arithmetic, reason = "a setting of another program")]
+fn scaled_b(tensor: &GgufTensor, of: &LowRankFactors, alpha: f32) -> Vec<f32> {
+    let mut b = match tensor.source {
+        GgufSource::Interleaved(_, heads) => {
+            let rows = of.outputs / heads;
+            of.b.chunks(rows * of.rank).flat_map(|head| interleaved(head, rows, of.rank)).collect()
+        }
+        _ => of.b.clone(),
+    };
+    let given = alpha / of.rank as f32;
+    if given != of.scale {
+        let factor = f64::from(of.scale) / f64::from(given);
+        b.iter_mut().for_each(|value| *value = (f64::from(*value) * factor) as f32);
+    }
+    b
+}
+
+fn check_adapted(tensor: &GgufTensor) -> Result<(), RunError> {
+    if tensor.name == "token_embd.weight" {
+        let what = "an adapter on the embedding table is not written as GGUF yet: merge it (`--merge`)";
+        return Err(ModelError::Gguf(what.to_string()).into());
+    }
+    Ok(())
+}
+
+/// Whatever the adapter changes must be in the file: llama.cpp rejects an adapter on a head that is
+/// tied to its table, and has none on routers.
+fn check_ends(merged: &Merged<'_>, factors: &[(&GgufTensor, LowRankFactors)]) -> Result<(), RunError> {
+    let written = |name: &str| {
+        factors.iter().any(|(tensor, _)| match &tensor.source {
+            GgufSource::Tensor(of) | GgufSource::Interleaved(of, _) => of == name,
+            GgufSource::Experts { path, .. } => name.starts_with(&format!("{path}.experts.")),
+            GgufSource::Made(_) => false,
+        })
+    };
+    match merged.changed().into_iter().find(|name| !written(name)) {
+        None => Ok(()),
+        Some(name) => {
+            let what = format!("llama.cpp has no adapters on {name} of such a model: merge it (`--merge`)");
+            Err(ModelError::Gguf(what).into())
+        }
+    }
+}
+
+/// Writes a file; `fill` passes on the values of the tensor with this index.
+fn write(
+    target: &Path,
+    keys: &[(String, GgufValue)],
+    tensors: &[Listed],
+    mut fill: impl FnMut(usize, Put<'_>) -> Result<(), RunError>,
+) -> Result<UnpublishedFile, RunError> {
+    check_target(target)?;
+    let mut file = AtomicFile::create(target)?;
+    file.write(&container::head(keys, tensors))?;
+    for (at, tensor) in tensors.iter().enumerate() {
+        let mut numbers = Numbers { file: &mut file, kind: tensor.kind, name: &tensor.name, written: 0 };
+        fill(at, &mut |values| numbers.put(values))?;
+        let written = numbers.written;
+        assert_eq!(written, tensor.bytes(), "{} is written whole", tensor.name);
+        let padding = written.next_multiple_of(ALIGNMENT) - written;
+        file.write(&vec![0; padding as usize])?;
+    }
+    Ok(UnpublishedFile { file, target: target.to_path_buf(), tensors: tensors.len() })
+}
