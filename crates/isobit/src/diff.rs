@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 /// The config keys in which two runs differ, those that can affect the weights first. A config that
 /// is missing or cannot be read has none: the weights are compared all the same.
-fn differing_keys(a: &Path, b: &Path) -> Vec<KeyOfRuns> {
+pub(crate) fn differing_keys(a: &Path, b: &Path) -> Vec<KeyOfRuns> {
     let read = |run: &Path| config::read(&run.join(RESOLVED), &[]).ok().map(|settled| settled.run);
     let (Some(a), Some(b)) = (read(a), read(b)) else { return Vec::new() };
     let mut keys = a.all_differences(&b);
@@ -79,11 +79,16 @@ fn kind(kind: &str) -> &str {
     }
 }
 
-fn failure(error: &FileError) -> Failure {
+pub(crate) fn failure(error: &FileError) -> Failure {
     Failure { code: error.exit_code(), message: error.to_string(), hint: error.hint().map(str::to_string) }
 }
 
-fn print_text(out: &mut impl Write, difference: &Difference, config: &[KeyOfRuns], most: usize) -> std::io::Result<()> {
+pub(crate) fn print_text(
+    out: &mut impl Write,
+    difference: &Difference,
+    config: &[KeyOfRuns],
+    most: usize,
+) -> std::io::Result<()> {
     if let Some(run) = &difference.run {
         print_run(out, run)?;
     }

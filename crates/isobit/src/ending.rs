@@ -83,7 +83,7 @@ fn ending(prepared: &Prepared, console: &Console, step: u64, early: bool) -> Res
 
 /// The first half of BLAKE3 of the weights, from the manifest, which was computed when they were
 /// written. Weights in several files have the hash of their hashes.
-fn hash(folder: &Path) -> Result<String, FileError> {
+pub(crate) fn hash(folder: &Path) -> Result<String, FileError> {
     let manifest = Manifest::read(folder)?;
     let is_weights = |name: &str| Path::new(name).extension().is_some_and(|kind| kind == "safetensors");
     let hashes: Vec<Hash> = if let Some(adapter) = manifest.files.get(ADAPTER) {

@@ -24,6 +24,7 @@ mod models;
 mod plan;
 mod progress;
 mod ranks;
+mod report;
 mod shell;
 mod split;
 mod stderr;
@@ -83,6 +84,8 @@ enum Command {
     Diff(diff::Arguments),
     /// Write a model for other programs: merged with its adapter, or as GGUF
     Export(export::Arguments),
+    /// Write a run, or several and their first difference, as one HTML page
+    Report(report::Arguments),
     /// Measure the throughput of kernels and training steps
     Bench(bench::Arguments),
     /// Print shell completions
@@ -165,6 +168,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Diff(arguments) => diff::run(&arguments),
         Command::Export(arguments) => export::run(&arguments),
+        Command::Report(arguments) => report::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Completions(arguments) => shell::completions(&arguments, crate::command()),
         Command::Man(arguments) => shell::man(&arguments, crate::command()),

@@ -1,6 +1,7 @@
 //! Progress of `isobit train`: a bar on a terminal, plain lines otherwise, so that a log file
 //! grows, and JSON events on stdout on request. Nothing here changes a result.
 
+use crate::report::LivePage;
 use crate::stderr::tell;
 use crate::units::{size, time};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -42,6 +43,8 @@ pub(crate) struct Console<'a> {
     warned: bool,
     /// Whether an event could not be written.
     events_lost: Cell<bool>,
+    /// The page that is rewritten at every save.
+    page: Option<LivePage>,
 }
 
 /// A clock used only for display.
@@ -125,6 +128,19 @@ impl<'a> Console<'a> {
             communication: 0.0,
             warned: false,
             events_lost,
+            page: None,
+        }
+    }
+
+    /// With a page of the run, if its config asks for one.
+    pub(crate) fn with_page(self, page: Option<LivePage>) -> Self {
+        Self { page, ..self }
+    }
+
+    /// Writes the page of the run, if there is one.
+    pub(crate) fn rewrite_page(&mut self) {
+        if let Some(warning) = self.page.as_mut().and_then(|page| page.rewrite(&self.prepared.run)) {
+            self.bar.suspend(|| tell(&warning));
         }
     }
 
@@ -243,6 +259,7 @@ impl Watch for Console<'_> {
             signal::saved(step);
         }
         self.event(json!({"event": "saved", "checkpoint": name}));
+        self.rewrite_page();
     }
 
     fn stop(&mut self) -> Option<Signal> {

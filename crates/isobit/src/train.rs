@@ -9,6 +9,7 @@ use crate::fits;
 use crate::model;
 use crate::progress::Console;
 use crate::ranks;
+use crate::report::{self, LivePage};
 use crate::split::{Split, split_fit};
 use crate::stderr::tell;
 use isobit_kernels::Backend;
@@ -136,6 +137,9 @@ fn ready(arguments: &Arguments, world: &dyn World) -> Result<Ready, Failure> {
         return Err(Failure { code: 7, message, hint: Some(hint.to_string()) });
     }
     let start = arguments.start(output)?;
+    if world.rank() == 0 {
+        report::check(&run)?;
+    }
     let devices = Devices::of(&ranks::of_rank(&run, world)?, !arguments.no_plan, world.neighbours().count)?;
     let prepared = prepare(run).map_err(|error| failed(&error))?;
     // Until here there is nothing to save, so a signal stops the process immediately.
@@ -294,12 +298,15 @@ impl Training<'_> {
         if arguments.resume && is_empty && !quiet {
             tell(&format!("note: {} holds no run yet: starting at step 0", output.display()));
         }
-        let mut console = Console::new(prepared, device, json, quiet);
+        let page = if team.is_first() { LivePage::of(&prepared.run) } else { None };
+        let mut console = Console::new(prepared, device, json, quiet).with_page(page);
         let outcome = train(start, &mut console);
         console.close();
         match outcome.map_err(|error| ranks::said(&error, team))? {
             Outcome::Finished { .. } if !team.is_first() => Ok(()),
             Outcome::Finished { step, early } => {
+                // Once more: the final weights are there now.
+                console.rewrite_page();
                 ending::finished(prepared, &console, (step, early), team.size(), arguments.quiet)
             }
             Outcome::Stopped { signal, .. } if !team.is_first() => {

@@ -262,7 +262,7 @@ struct Unchecked {
 }
 
 /// The step of a line, if it is well formed and its checksum matches.
-fn step_of(line: &[u8]) -> Result<u64, &'static str> {
+pub fn step_of(line: &[u8]) -> Result<u64, &'static str> {
     const STRANGE: &str = "it is not a line of metrics";
     let line = str::from_utf8(line).map_err(|_| STRANGE)?;
     let position = serde_json::from_str::<Position>(line).ok().filter(|position| position.schema == SCHEMA);

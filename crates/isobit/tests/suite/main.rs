@@ -32,6 +32,7 @@ mod plan;
 mod quantized;
 mod ranks;
 mod refusals;
+mod report;
 mod resume;
 mod snapshots;
 mod talk;

@@ -50,8 +50,8 @@ const KEYS: &[(&[&str], &str)] = &[
         "not needed: every run is deterministic, and `seed` covers the data order too; remove this line",
     ),
     (
-        &["report_to", "logging_dir", "run_name", "wandb_project", "use_wandb", "use_tensorboard"],
-        "metrics are always in metrics.jsonl; `report_to_tensorboard = true` also writes TensorBoard files",
+        &["logging_dir", "run_name", "wandb_project", "use_wandb", "use_tensorboard"],
+        "metrics are always in metrics.jsonl; `report_to` also writes a page (html) or TensorBoard files (tensorboard)",
     ),
     (
         &["push_to_hub", "hub_model_id", "hub_token", "trust_remote_code"],

@@ -127,6 +127,7 @@ pub const KEYS: &[Key] = &[
     key(Top, "output_dir", &[], Text, Required, NO, "folder of the run"),
     key(Top, "profile", &[], Text, Str("x2"), YES, "x2, or x3 for the accuracy of float32"),
     key(Top, "rank_timeout", &[], Whole, Integer(600), NO, "seconds after which an MPI rank that does not answer counts as lost"),
+    key(Top, "report_to", &[], TextOrTexts, Str("none"), NO, "none, html, tensorboard, or a list of them; html rewrites the page report.html in output_dir at every save"),
     key(Top, "report_to_tensorboard", &["tensorboard"], Switch, Off, NO, "also write TensorBoard event files"),
     key(Top, "seed", &[], Whole, Integer(42), YES, "seed of data order, dropout and new adapter weights"),
     key(Top, "threads", &["num_threads"], Whole, Integer(0), NO, "compute threads; 0: one per core, which is also the maximum"),

@@ -22,7 +22,7 @@ mod value;
 pub use error::Error;
 pub use key::{Fallback, KEYS, Key, Section, ValueKind};
 pub use low::{BYTES_MAX, Low};
-pub use print::KeyOfRuns;
+pub use print::{KeyOfRuns, RunKey};
 pub use run::{
     Adapter, Device, Eval, EvalRows, Every, Fields, Length, Lora, Metric, Run, SaveDtype, Scheduler, Steps, Training,
     Warmup,

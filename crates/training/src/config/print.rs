@@ -73,6 +73,16 @@ impl Run {
         self.influences().into_iter().chain(others).collect()
     }
 
+    /// Every key with its value, in the order of the sections.
+    pub fn all_keys(&self) -> Vec<RunKey> {
+        let [yes, no] = [true, false].map(|influences| {
+            self.keys(influences).into_iter().map(move |(name, value)| RunKey { name, value, influences })
+        });
+        let mut all: Vec<RunKey> = yes.chain(no).collect();
+        all.sort_by(|a, b| (a.name.contains('.'), &a.name).cmp(&(b.name.contains('.'), &b.name)));
+        all
+    }
+
     /// Dotted keys and values: those that influence the result, or the others.
     fn keys(&self, influences: bool) -> BTreeMap<String, String> {
         let mut all = BTreeMap::new();
@@ -90,6 +100,15 @@ impl Run {
         }
         all
     }
+}
+
+/// A key of a run, as a dotted name, and its value as TOML.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunKey {
+    pub name: String,
+    pub value: String,
+    /// Whether it can influence the weights.
+    pub influences: bool,
 }
 
 /// A key in which two runs differ, as a dotted name, and its values.
@@ -149,6 +168,7 @@ fn top(run: &Run) -> Lines {
         ("output_dir", path(&run.output_dir)),
         ("profile", text(run.profile.name())),
         ("rank_timeout", whole(run.rank_timeout)),
+        ("report_to", text(if run.report_to_html { "html" } else { "none" })),
         ("report_to_tensorboard", Value::Switch(run.report_to_tensorboard)),
         ("seed", whole(run.seed)),
         ("threads", whole(run.threads)),

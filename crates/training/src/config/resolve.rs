@@ -38,6 +38,7 @@ pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
     let datasets = datasets.collect::<Result<Vec<_>, Error>>()?;
     let adapter = adapter(&section(Section::Adapter))?;
     let training = training(&section(Section::Training), &adapter)?;
+    let reports = reports(&top)?;
     let run = Run {
         base_model: path(&top, "base_model", "name the folder of a model: base_model = \"models/…\"")?,
         output_dir: path(&top, "output_dir", "name the folder of the run: output_dir = \"out/run-a\"")?,
@@ -50,7 +51,8 @@ pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
         rank_timeout: top.whole("rank_timeout", 1..=RANK_TIMEOUT_MAX)? as u32,
         devices_by_rank: devices_by_rank(&top)?,
         date: date(&top)?,
-        report_to_tensorboard: top.switch("report_to_tensorboard"),
+        report_to_tensorboard: top.switch("report_to_tensorboard") || reports.iter().any(|to| to == "tensorboard"),
+        report_to_html: reports.iter().any(|to| to == "html"),
         eval: eval(&section(Section::Eval), training.micro_batch_size)?,
         datasets,
         training,
@@ -58,6 +60,20 @@ pub(super) fn resolve(low: &Low) -> Result<Run, Error> {
     };
     needs_eval(low, &run)?;
     Ok(run)
+}
+
+/// What `report_to` names.
+fn reports(top: &Table<'_>) -> Result<Vec<String>, Error> {
+    let Some(entry) = top.get("report_to") else { return Ok(Vec::new()) };
+    let names = entry.texts();
+    if names.iter().any(|name| !["none", "html", "tensorboard"].contains(&name.as_str())) {
+        let hint = "none, html, tensorboard or a list of them; metrics are always in metrics.jsonl";
+        return Err(entry.invalid("not something that is written here", hint));
+    }
+    if names.len() > 1 && names.iter().any(|name| name == "none") {
+        return Err(entry.invalid("none is listed with others", "leave out `none`, or everything else"));
+    }
+    Ok(names)
 }
 
 fn devices(top: &Table<'_>) -> Result<Vec<Device>, Error> {

@@ -30,6 +30,8 @@ pub struct Run {
     /// `YYYY-MM-DD`, for chat templates.
     pub date: String,
     pub report_to_tensorboard: bool,
+    /// Whether the page `report.html` is rewritten at every save.
+    pub report_to_html: bool,
     /// At least one file.
     pub datasets: Vec<PathBuf>,
     pub eval: Eval,

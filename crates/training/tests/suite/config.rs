@@ -438,7 +438,9 @@ fn the_resolved_form_parses_back_to_the_same_run() {
         assert_eq!(again.to_toml(), text);
         assert_eq!(again.digest(), run.digest());
     }
-    let run = with(EXAMPLE, &["device=[cpu, opencl:1]", "data_workers=3", "threads=2"]).expect("valid");
+    let sets = ["device=[cpu, opencl:1]", "data_workers=3", "threads=2", "report_to=[html, tensorboard]"];
+    let run = with(EXAMPLE, &sets).expect("valid");
+    assert!(run.report_to_html && run.report_to_tensorboard);
     assert_eq!(with(&run.to_toml(), &[]), Ok(run));
 }
 
@@ -460,6 +462,8 @@ fn the_digest_covers_what_can_influence_and_nothing_else() {
         "save_total_limit=2",
         "save_dtype=bfloat16",
         "report_to_tensorboard=true",
+        "report_to=html",
+        "report_to=[html, tensorboard]",
         "eval.micro_batch_size=3",
     ] {
         assert_eq!(with(EXAMPLE, &[set]).expect("valid").digest(), base, "{set}");

@@ -1,0 +1,108 @@
+//! All that a page shows of one run: its curves, its config, the memory it was planned to need and
+//! the hash of its weights. Only the metrics must be there.
+
+use super::metrics::Curves;
+use crate::Failure;
+use crate::diff;
+use crate::ending;
+use crate::fits::memory_fit;
+use crate::model;
+use crate::split::split_fit;
+use isobit_training::checkpoint::{FINAL, RESOLVED};
+use isobit_training::config::{self, Run, RunKey};
+use isobit_training::plan::MemoryPlan;
+use std::path::{Path, PathBuf};
+
+/// More than any machine has: the page shows what a run needs, wherever it ran.
+const MEMORY: u64 = 1 << 50;
+
+pub(super) struct ShownRun {
+    pub(super) folder: PathBuf,
+    /// The last part of the path.
+    pub(super) name: String,
+    pub(super) curves: Curves,
+    pub(super) config: Option<ShownConfig>,
+    /// By device.
+    pub(super) memory: Vec<DeviceMemory>,
+    /// Of the weights in `final`.
+    pub(super) hash: Option<String>,
+}
+
+pub(super) struct ShownConfig {
+    pub(super) model: String,
+    pub(super) adapter: String,
+    pub(super) keys: Vec<RunKey>,
+}
+
+/// The planned memory of a device.
+#[derive(Clone)]
+pub(super) struct DeviceMemory {
+    pub(super) device: String,
+    /// Items and their bytes.
+    pub(super) items: Vec<(&'static str, u64)>,
+    pub(super) bytes_peak: u64,
+}
+
+impl ShownRun {
+    /// Reads a run; `notes` gets a line for each part that is missing.
+    pub(super) fn read(folder: &Path, notes: &mut Vec<String>) -> Result<Self, Failure> {
+        let mut shown = Self::measured(folder)?;
+        match config::read(&folder.join(RESOLVED), &[]) {
+            Ok(settled) => {
+                shown.config = Some(ShownConfig::of(&settled.run));
+                match planned(&settled.run) {
+                    Ok(memory) => shown.memory = memory,
+                    Err(failure) => {
+                        notes.push(format!("{}: no memory by item: {}", folder.display(), failure.message));
+                    }
+                }
+            }
+            Err(error) => notes.push(format!("{}: no config: {error}", folder.display())),
+        }
+        Ok(shown)
+    }
+
+    /// A run of this process, whose config and memory are known.
+    pub(super) fn of(run: &Run, memory: &[DeviceMemory]) -> Result<Self, Failure> {
+        let measured = Self::measured(&run.output_dir)?;
+        Ok(Self { config: Some(ShownConfig::of(run)), memory: memory.to_vec(), ..measured })
+    }
+
+    fn measured(folder: &Path) -> Result<Self, Failure> {
+        let curves = Curves::read(folder).map_err(|error| diff::failure(&error))?;
+        // `.` and `..` have no name of their own.
+        let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
+        let name = whole.file_name().map_or("run".to_string(), |name| name.to_string_lossy().into_owned());
+        let hash = ending::hash(&folder.join(FINAL)).ok();
+        Ok(Self { folder: folder.to_path_buf(), name, curves, config: None, memory: Vec::new(), hash })
+    }
+}
+
+impl ShownConfig {
+    fn of(run: &Run) -> Self {
+        let model = run.base_model.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
+        let keys = run.all_keys();
+        let adapter = keys.iter().find(|key| key.name == "adapter.type");
+        let adapter = adapter.map_or(String::new(), |key| key.value.trim_matches('"').to_string());
+        Self { model, adapter, keys }
+    }
+}
+
+/// The memory of a run by device and item, on its devices, whether they are here or not.
+pub(super) fn planned(run: &Run) -> Result<Vec<DeviceMemory>, Failure> {
+    let mut run = run.clone();
+    run.base_model = model::located(&run.base_model);
+    if run.devices.len() > 1 {
+        let fit = split_fit(&run, &[MEMORY])?;
+        return Ok(fit.stages.iter().map(|stage| DeviceMemory::of(&stage.device, &stage.plan)).collect());
+    }
+    let fit = memory_fit(&run, Some(MEMORY))?;
+    Ok(fit.plan.iter().map(|plan| DeviceMemory::of(&fit.device, plan)).collect())
+}
+
+impl DeviceMemory {
+    fn of(device: &str, plan: &MemoryPlan) -> Self {
+        let items = plan.items.iter().map(|(item, bytes)| (item.name(), *bytes as u64)).collect();
+        Self { device: device.to_string(), items, bytes_peak: plan.bytes_peak as u64 }
+    }
+}
