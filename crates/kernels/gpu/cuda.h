@@ -42,6 +42,9 @@ typedef unsigned long long ulong;
 // Within one ULP: exact.h corrects them.
 #define reciprocal_estimate(x) __builtin_amdgcn_rcpf(x)
 #define root_estimate(x) __builtin_amdgcn_sqrtf(x)
+// Four bytes of eight by their numbers, those of `low` from 0 on; where a device has no such
+// instruction it is not defined.
+#define permute_bytes(high, low, numbers) __builtin_amdgcn_perm(high, low, numbers)
 #define as_f32(bits) __builtin_bit_cast(float, (uint)(bits))
 #define as_u32(value) __builtin_bit_cast(uint, (float)(value))
 #if defined(__gfx1100__) || defined(__gfx1101__) || defined(__gfx1102__) || defined(__gfx1200__) || defined(__gfx1201__)

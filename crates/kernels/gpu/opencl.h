@@ -46,6 +46,9 @@
 #if defined(__AMDGCN__)
 #define reciprocal_estimate(x) __builtin_amdgcn_rcpf(x)
 #define root_estimate(x) __builtin_amdgcn_sqrtf(x)
+// Four bytes of eight by their numbers, those of `low` from 0 on; where a device has no such
+// instruction it is not defined.
+#define permute_bytes(high, low, numbers) __builtin_amdgcn_perm(high, low, numbers)
 #else
 #define reciprocal_estimate(x) (1.0f / (x))
 #define root_estimate(x) sqrt((float)(x))

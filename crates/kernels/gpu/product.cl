@@ -1,6 +1,6 @@
 // Slice products (docs/numerics.md, "Slice product"). A group of 256 computes PRODUCT_TILE x
 // PRODUCT_TILE outputs, 4 x 4 to a work item, from tiles of packed bytes in local memory:
-// [slice][word of the contraction][row or column].
+// [word of the contraction][slice][row or column].
 
 // Words of the contraction that are in local memory at a time.
 #define DEPTH 16u
@@ -13,49 +13,70 @@
 #define SIDE 16u
 #define EACH 4
 
+// Where a word of a row or column lies in a tile. The slices of a word are neighbours: two words of
+// all slices are within the offsets that one address register of a load from local memory allows.
+FUNCTION uint place(uint slice, uint word, uint row) {
+    return (word * SLICES + slice) * PITCH + row;
+}
+
+// Addresses are the sum of a pointer that all work items share and an offset of 32 bits in bytes,
+// which AMD's loads take apart: a tile's rows lie within 2^32 bytes.
+#define AT(pointer, offset) (*(GLOBAL const int *)((GLOBAL const uchar *)(pointer) + (offset)))
+
 // A tile of an operand whose rows run along the contraction: `rows` rows, the first of them and the
-// depth at `at`.
+// depth at `at`. The last row stands in for those beyond it: their products become outputs that are
+// not stored. Everything is asked for before the first word is stored.
 FUNCTION void load_along(
     LOCAL_POINTER int *tile, GLOBAL const int *planes, ulong plane, ulong at, uint words, uint rows
 ) {
     uint word = local_index() % DEPTH;
+    uint first = local_index() / DEPTH;
+    int packed[SLICES][EACH];
+    #pragma unroll
+    for (uint i = 0u; i < EACH; i++) {
+        uint row = first + i * SIDE < rows ? first + i * SIDE : rows - 1u;
+        #pragma unroll
+        for (uint s = 0u; s < SLICES; s++) {
+            packed[s][i] = AT(planes + (s * plane + at), (row * words + word) * 4u);
+        }
+    }
     #pragma unroll
     for (uint s = 0u; s < SLICES; s++) {
         #pragma unroll
         for (uint i = 0u; i < EACH; i++) {
-            uint row = local_index() / DEPTH + i * SIDE;
-            int packed = row < rows ? planes[s * plane + at + (ulong)row * words + word] : 0;
-            tile[(s * DEPTH + word) * PITCH + row] = packed;
+            tile[place(s, word, first + i * SIDE)] = packed[s][i];
         }
     }
 }
 
 // A tile of an operand whose columns run along the contraction: PRODUCT_TILE columns from `at` on,
-// of which row padding may be part, and the next `rows` rows. Each work item turns four rows of
-// four bytes.
+// of which row padding may be part, and the next `rows` rows. Each work item transposes four rows
+// of four bytes; rows beyond the last are zeros.
 FUNCTION void load_transposed(
     LOCAL_POINTER int *tile, GLOBAL const int *planes, ulong plane, ulong at, uint words, uint rows
 ) {
     uint column = local_index() % SIDE;
     uint word = local_index() / SIDE;
+    uint packed[SLICES][4];
+    #pragma unroll
+    for (uint i = 0u; i < 4u; i++) {
+        uint row = word * 4u + i;
+        // All bits where there is a row, and none where the first row is read in its place.
+        uint inside = row < rows ? 0xffffffffu : 0u;
+        uint offset = ((row * words + column) * 4u) & inside;
+        #pragma unroll
+        for (uint s = 0u; s < SLICES; s++) {
+            packed[s][i] = (uint)AT(planes + (s * plane + at), offset) & inside;
+        }
+    }
     #pragma unroll
     for (uint s = 0u; s < SLICES; s++) {
-        uint r[4];
+        transpose_bytes(packed[s]);
+        LOCAL_POINTER int *to = tile + place(s, word, column * 4u);
         #pragma unroll
         for (uint i = 0u; i < 4u; i++) {
-            uint row = word * 4u + i;
-            r[i] = row < rows ? (uint)planes[s * plane + at + (ulong)row * words + column] : 0u;
+            to[i] = (int)packed[s][i];
         }
-        // Pairs of bytes first, then pairs of pairs.
-        uint even_low = (r[0] & 0x00ff00ffu) | ((r[1] & 0x00ff00ffu) << 8);
-        uint odd_low = ((r[0] >> 8) & 0x00ff00ffu) | (r[1] & 0xff00ff00u);
-        uint even_high = (r[2] & 0x00ff00ffu) | ((r[3] & 0x00ff00ffu) << 8);
-        uint odd_high = ((r[2] >> 8) & 0x00ff00ffu) | (r[3] & 0xff00ff00u);
-        LOCAL_POINTER int *to = tile + (s * DEPTH + word) * PITCH + column * 4u;
-        to[0] = (int)((even_low & 0xffffu) | (even_high << 16));
-        to[1] = (int)((odd_low & 0xffffu) | (odd_high << 16));
-        to[2] = (int)((even_low >> 16) | (even_high & 0xffff0000u));
-        to[3] = (int)((odd_low >> 16) | (odd_high & 0xffff0000u));
     }
 }
 
@@ -66,27 +87,31 @@ FUNCTION void clear(Sums *sums) {
     }
 }
 
-// Adds the products of both tiles to a work item's sums; the contraction has `rest` elements left.
+// Adds the products of both tiles to a work item's sums; the contraction has `rest` elements left,
+// and zeros behind them.
 FUNCTION void multiply(Sums *sums, LOCAL_POINTER const int *left, LOCAL_POINTER const int *right, uint rest) {
     uint words = rest < DEPTH_ELEMENTS ? (rest + 3u) / 4u : DEPTH;
-    uint row = local_index() / SIDE;
-    uint column = local_index() % SIDE;
-    for (uint word = 0u; word < words; word++) {
-        int a[EACH][SLICES];
-        int b[EACH][SLICES];
+    left += local_index() / SIDE;
+    right += local_index() % SIDE;
+    for (uint word = 0u; word < words; word += 2u) {
         #pragma unroll
-        for (uint i = 0u; i < EACH; i++) {
+        for (uint w = 0u; w < 2u; w++) {
+            int a[EACH][SLICES];
+            int b[EACH][SLICES];
             #pragma unroll
-            for (uint s = 0u; s < SLICES; s++) {
-                a[i][s] = left[(s * DEPTH + word) * PITCH + row + i * SIDE];
-                b[i][s] = right[(s * DEPTH + word) * PITCH + column + i * SIDE];
+            for (uint i = 0u; i < EACH; i++) {
+                #pragma unroll
+                for (uint s = 0u; s < SLICES; s++) {
+                    a[i][s] = left[place(s, word + w, i * SIDE)];
+                    b[i][s] = right[place(s, word + w, i * SIDE)];
+                }
             }
-        }
-        #pragma unroll
-        for (uint i = 0u; i < EACH; i++) {
             #pragma unroll
-            for (uint j = 0u; j < EACH; j++) {
-                sums[i * EACH + j] = add_products(sums[i * EACH + j], a[i], b[j]);
+            for (uint i = 0u; i < EACH; i++) {
+                #pragma unroll
+                for (uint j = 0u; j < EACH; j++) {
+                    sums[i * EACH + j] = add_products(sums[i * EACH + j], a[i], b[j]);
+                }
             }
         }
     }

@@ -14,26 +14,32 @@
 #define EACH 4
 #define PLACES 8u
 
-// A tile of the left operand: `rows` rows of `depth` words.
+// A tile of the left operand: `rows` rows of `depth` words. The last row stands in for those beyond
+// it, whose outputs are not stored, and the first word for those beyond the depth, which meet no
+// other. Everything is asked for before the first word is stored.
 FUNCTION void load_left(
     LOCAL_POINTER int *tile, GLOBAL const int *planes, ulong plane, ulong at, uint words, uint rows, uint depth
 ) {
     uint word = local_index() % DEPTH;
+    uint first = local_index() / DEPTH;
+    int packed[SLICES][EACH];
+    #pragma unroll
+    for (uint i = 0u; i < EACH; i++) {
+        uint row = first + i * SIDE < rows ? first + i * SIDE : rows - 1u;
+        // A tile's rows lie within 2^32 bytes.
+        uint offset = row * words + (word < depth ? word : 0u);
+        #pragma unroll
+        for (uint s = 0u; s < SLICES; s++) {
+            packed[s][i] = (planes + (s * plane + at))[offset];
+        }
+    }
     #pragma unroll
     for (uint s = 0u; s < SLICES; s++) {
         #pragma unroll
         for (uint i = 0u; i < EACH; i++) {
-            uint row = local_index() / DEPTH + i * SIDE;
-            int packed = row < rows && word < depth ? planes[s * plane + at + (ulong)row * words + word] : 0;
-            tile[(s * DEPTH + word) * PITCH + row] = packed;
+            tile[(s * DEPTH + word) * PITCH + first + i * SIDE] = packed[s][i];
         }
     }
-}
-
-// Four numbers of four bits less their zero points, a byte each. The topmost bits keep the bytes
-// from borrowing of each other.
-FUNCTION int without_zeros(uint numbers, uint zeros) {
-    return (int)(((numbers | 0x80808080u) - zeros) ^ 0x80808080u);
 }
 
 FUNCTION void clear(Sums *sums) {
@@ -111,8 +117,8 @@ KERNEL(GROUP) product4_forward(
                 for (uint line = load_line; line < depth / 2u; line += GROUP / PRODUCT_TILE) {
                     uint packed = load_inside ? lines[right_first + (ulong)(at / PLACES + line) * columns] : 0u;
                     LOCAL_POINTER int *to = right_tile + line * 2u * PITCH + load_column;
-                    to[0] = without_zeros(packed & 0x0f0f0f0fu, zero);
-                    to[PITCH] = without_zeros((packed >> 4) & 0x0f0f0f0fu, zero);
+                    to[0] = (int)without_zeros(packed & 0x0f0f0f0fu, zero);
+                    to[PITCH] = (int)without_zeros((packed >> 4) & 0x0f0f0f0fu, zero);
                 }
                 barrier_local();
                 multiply(sums, left_tile, right_tile, depth);
@@ -208,12 +214,11 @@ KERNEL(GROUP) product4_input(
                     zero |= (inside ? (uint)zeros[zero_first + output] : 0u) << (8u * i);
                 }
                 LOCAL_POINTER int *to = right_tile + load_word * PITCH + load_line * PLACES;
+                uint numbers[PLACES];
+                bytes_of_places(numbers, r);
                 #pragma unroll
                 for (uint c = 0u; c < PLACES; c++) {
-                    uint shift = c % 4u * 8u + c / 4u * 4u;
-                    uint numbers = ((r[0] >> shift) & 15u) | (((r[1] >> shift) & 15u) << 8)
-                        | (((r[2] >> shift) & 15u) << 16) | (((r[3] >> shift) & 15u) << 24);
-                    to[c] = without_zeros(numbers, zero);
+                    to[c] = (int)without_zeros(numbers[c], zero);
                 }
             }
             barrier_local();

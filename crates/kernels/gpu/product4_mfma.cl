@@ -8,12 +8,6 @@
 
 typedef int INT2 __attribute__((ext_vector_type(2)));
 
-// Four numbers of four bits less their zero points, a byte each. The topmost bits keep the bytes
-// from borrowing of each other.
-FUNCTION int without_zeros(uint numbers, uint zeros) {
-    return (int)(((numbers | 0x80808080u) - zeros) ^ 0x80808080u);
-}
-
 // As fetch_along for left rows from a word on that need not be a multiple of four: two halves, each
 // inside its row or replaced by the row's last one, which meets zeros.
 FUNCTION void fetch_halves(INT4 *to, GLOBAL const int *planes, ulong plane, ulong at, uint words, uint rows, uint rest) {
@@ -117,8 +111,8 @@ MFMA_KERNEL product4_forward(
                     uint line = load_line + i * 2u;
                     int inside = at + line * PLACES < end;
                     INT2 two;
-                    two[0] = inside ? without_zeros(packed[i] & 0x0f0f0f0fu, zero) : 0;
-                    two[1] = inside ? without_zeros((packed[i] >> 4) & 0x0f0f0f0fu, zero) : 0;
+                    two[0] = inside ? (int)without_zeros(packed[i] & 0x0f0f0f0fu, zero) : 0;
+                    two[1] = inside ? (int)without_zeros((packed[i] >> 4) & 0x0f0f0f0fu, zero) : 0;
                     *(LOCAL_POINTER INT2 *)(right_tile + place(load_column, line / 2u) + line % 2u * 2u) = two;
                 }
                 barrier_local();
@@ -141,27 +135,6 @@ MFMA_KERNEL product4_forward(
         if (element_column(i) < inside) {
             out[element_column(i)] = acc[i];
         }
-    }
-}
-
-// A word of each of four outputs, eight places each: eight rows of the tile, four bytes each.
-FUNCTION void store_places(LOCAL_POINTER int *tile, const uint *r, uint zero) {
-    #pragma unroll
-    for (uint high = 0u; high < 2u; high++) {
-        uint n[4];
-        #pragma unroll
-        for (uint i = 0u; i < 4u; i++) {
-            n[i] = (r[i] >> (4u * high)) & 0x0f0f0f0fu;
-        }
-        uint even_low = __builtin_amdgcn_perm(n[1], n[0], 0x05010400u);
-        uint even_high = __builtin_amdgcn_perm(n[1], n[0], 0x07030602u);
-        uint odd_low = __builtin_amdgcn_perm(n[3], n[2], 0x05010400u);
-        uint odd_high = __builtin_amdgcn_perm(n[3], n[2], 0x07030602u);
-        LOCAL_POINTER int *to = tile + high * 4u * PITCH;
-        to[0] = without_zeros(__builtin_amdgcn_perm(odd_low, even_low, 0x05040100u), zero);
-        to[PITCH] = without_zeros(__builtin_amdgcn_perm(odd_low, even_low, 0x07060302u), zero);
-        to[2u * PITCH] = without_zeros(__builtin_amdgcn_perm(odd_high, even_high, 0x05040100u), zero);
-        to[3u * PITCH] = without_zeros(__builtin_amdgcn_perm(odd_high, even_high, 0x07060302u), zero);
     }
 }
 
@@ -222,7 +195,13 @@ MFMA_KERNEL product4_input(
             barrier_local();
             store_along(left_tile, from_left, LEFT_UNITS);
             // Eight rows whose pieces lie alike.
-            store_places(right_tile + place(load_line * PLACES, load_quad / 4u) + load_quad % 4u, r, zero);
+            LOCAL_POINTER int *to = right_tile + place(load_line * PLACES, load_quad / 4u) + load_quad % 4u;
+            uint numbers[PLACES];
+            bytes_of_places(numbers, r);
+            #pragma unroll
+            for (uint c = 0u; c < PLACES; c++) {
+                to[c * PITCH] = (int)without_zeros(numbers[c], zero);
+            }
             barrier_local();
             multiply4(sums, left_tile, right_tile);
         }

@@ -5,12 +5,6 @@
 
 #define PLACES 8u
 
-// Four numbers of four bits less their zero points, a byte each. The topmost bits keep the bytes
-// from borrowing of each other.
-FUNCTION uint without_zeros(uint numbers, uint zeros) {
-    return ((numbers | 0x80808080u) - zeros) ^ 0x80808080u;
-}
-
 // Where byte `byte` of a row lies in a slot's right plane.
 FUNCTION uint right_byte(uint row, uint byte) {
     return row * STEP + (byte / 16u ^ row / 2u % 4u) * 16u + byte % 16u;

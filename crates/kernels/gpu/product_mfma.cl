@@ -103,13 +103,15 @@ FUNCTION void fetch_transposed(
 ) {
     uint offset = unit_rows() * words * 4u + unit_columns(0u);
     #pragma unroll
-    for (uint s = 0u; s < SLICES; s++) {
+    for (uint r = 0u; r < 4u; r++) {
+        // All bits where there is a row, and none where the first of all lanes is read in its place.
+        uint inside = unit_rows() + r < rows ? 0xffffffffu : 0u;
         #pragma unroll
-        for (uint i = 0u; i < units; i++) {
+        for (uint s = 0u; s < SLICES; s++) {
             #pragma unroll
-            for (uint r = 0u; r < 4u; r++) {
-                GLOBAL const int *from = planes + (s * plane + at + r * words + i * (WAVE / 4u));
-                to[s * units + i][r] = unit_rows() + r < rows ? AT(int, from, offset) : 0;
+            for (uint i = 0u; i < units; i++) {
+                ulong from = s * plane + at + (r < rows ? r * words : 0u) + i * (WAVE / 4u);
+                to[s * units + i][r] = AT(int, planes + from, offset & inside) & (int)inside;
             }
         }
     }
@@ -120,19 +122,19 @@ FUNCTION void store_transposed(LOCAL_POINTER int *tile, const INT4 *from, uint u
     for (uint s = 0u; s < SLICES; s++) {
         #pragma unroll
         for (uint i = 0u; i < units; i++) {
-            INT4 r = from[s * units + i];
-            // Pairs of bytes first, then pairs of pairs.
-            uint even_low = __builtin_amdgcn_perm((uint)r[1], (uint)r[0], 0x05010400u);
-            uint even_high = __builtin_amdgcn_perm((uint)r[1], (uint)r[0], 0x07030602u);
-            uint odd_low = __builtin_amdgcn_perm((uint)r[3], (uint)r[2], 0x05010400u);
-            uint odd_high = __builtin_amdgcn_perm((uint)r[3], (uint)r[2], 0x07030602u);
+            uint r[4];
+            #pragma unroll
+            for (uint n = 0u; n < 4u; n++) {
+                r[n] = (uint)from[s * units + i][n];
+            }
+            transpose_bytes(r);
             // Four columns, and their pieces, lie alike.
             uint column = unit_columns(i);
             uint word = s * units * WAVE * PITCH + place(column, unit_rows() / 16u) + unit_rows() / 4u % 4u;
-            tile[word] = (int)__builtin_amdgcn_perm(odd_low, even_low, 0x05040100u);
-            tile[word + PITCH] = (int)__builtin_amdgcn_perm(odd_low, even_low, 0x07060302u);
-            tile[word + 2u * PITCH] = (int)__builtin_amdgcn_perm(odd_high, even_high, 0x05040100u);
-            tile[word + 3u * PITCH] = (int)__builtin_amdgcn_perm(odd_high, even_high, 0x07060302u);
+            #pragma unroll
+            for (uint n = 0u; n < 4u; n++) {
+                tile[word + n * PITCH] = (int)r[n];
+            }
         }
     }
 }

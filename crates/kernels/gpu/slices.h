@@ -100,6 +100,48 @@ FUNCTION int pack4(int a, int b, int c, int d) {
     return (a & 255) | ((b & 255) << 8) | ((c & 255) << 16) | (int)((uint)d << 24);
 }
 
+// Transposes four words of four bytes: byte i of word j becomes byte j of word i.
+FUNCTION void transpose_bytes(uint *words) {
+    // Pairs of bytes first, then pairs of pairs.
+#if defined(permute_bytes)
+    uint even_low = permute_bytes(words[1], words[0], 0x05010400u);
+    uint even_high = permute_bytes(words[1], words[0], 0x07030602u);
+    uint odd_low = permute_bytes(words[3], words[2], 0x05010400u);
+    uint odd_high = permute_bytes(words[3], words[2], 0x07030602u);
+    words[0] = permute_bytes(odd_low, even_low, 0x05040100u);
+    words[1] = permute_bytes(odd_low, even_low, 0x07060302u);
+    words[2] = permute_bytes(odd_high, even_high, 0x05040100u);
+    words[3] = permute_bytes(odd_high, even_high, 0x07060302u);
+#else
+    uint even_low = (words[0] & 0x00ff00ffu) | ((words[1] & 0x00ff00ffu) << 8);
+    uint odd_low = ((words[0] >> 8) & 0x00ff00ffu) | (words[1] & 0xff00ff00u);
+    uint even_high = (words[2] & 0x00ff00ffu) | ((words[3] & 0x00ff00ffu) << 8);
+    uint odd_high = ((words[2] >> 8) & 0x00ff00ffu) | (words[3] & 0xff00ff00u);
+    words[0] = (even_low & 0xffffu) | (even_high << 16);
+    words[1] = (odd_low & 0xffffu) | (odd_high << 16);
+    words[2] = (even_low >> 16) | (even_high & 0xffff0000u);
+    words[3] = (odd_low >> 16) | (odd_high & 0xffff0000u);
+#endif
+}
+
+// Four numbers of four bits less their zero points, a byte each. The topmost bits keep the bytes
+// from borrowing of each other.
+FUNCTION uint without_zeros(uint numbers, uint zeros) {
+    return ((numbers | 0x80808080u) - zeros) ^ 0x80808080u;
+}
+
+// Packed int4 values of four outputs, eight places each (product4.cl), as bytes: number c has place
+// c of all four.
+FUNCTION void bytes_of_places(uint *numbers, const uint *packed) {
+    #pragma unroll
+    for (uint i = 0u; i < 4u; i++) {
+        numbers[i] = packed[i] & 0x0f0f0f0fu;
+        numbers[i + 4u] = (packed[i] >> 4) & 0x0f0f0f0fu;
+    }
+    transpose_bytes(numbers);
+    transpose_bytes(numbers + 4);
+}
+
 // Exact sums of a chunk: HH and X for two slices, S1, S2 and S3 for three.
 typedef struct {
     int s[SLICES];
