@@ -178,60 +178,22 @@ fn registers(operand: &str) -> impl Iterator<Item = Register> + use<> {
     range.map(move |number| (kind, number))
 }
 
+/// Divisions and roots of a kernel that are corrected.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Corrected {
+    divisions: usize,
+    integer_divisions: usize,
+    roots: usize,
+}
+
 fn kernel(real: &Function, marked: &Function) -> Kernel {
     let mut findings = Vec::new();
+    mode_findings(real, &mut findings);
+    let corrected = instruction_findings(real, &mut findings);
+    marked_findings(marked, &mut findings);
+    let Corrected { divisions, integer_divisions, roots } = corrected;
     let dot4 = real.instructions.iter().filter(|instruction| instruction.name.starts_with("v_dot4")).count();
     let fused = real.instructions.iter().filter(|instruction| instruction.is_fused()).count();
-    let [mut divisions, mut integer_divisions, mut roots] = [0; 3];
-
-    if !real.descriptor.is_empty() {
-        for (key, wanted, what) in MODES {
-            match real.descriptor.get(key) {
-                Some(value) if *value == wanted => {}
-                Some(value) => findings.push(format!("{what}: {key} is {value}")),
-                None => findings.push(format!("{what}: {key} is missing")),
-            }
-        }
-    }
-    for (index, instruction) in real.instructions.iter().enumerate() {
-        let name = instruction.name;
-        if instruction.is_forbidden() {
-            findings.push(format!("`{name}`"));
-        }
-        if instruction.is_call() {
-            findings.push("a function that is not inlined".to_string());
-        }
-        if instruction.flushes_subnormals() {
-            findings.push(format!("`{name}` loses subnormals"));
-        }
-        if name.starts_with("v_div_") {
-            findings.push(format!("`{name}`: the compiler's own division"));
-        }
-        let from_here = &real.instructions[index..];
-        if instruction.is_reciprocal() {
-            match correction(from_here) {
-                Some(Correction::Fused) => divisions += 1,
-                Some(Correction::Integer) => integer_divisions += 1,
-                None => findings.push("a reciprocal without its correction".to_string()),
-            }
-        }
-        if instruction.is_root() {
-            roots += 1;
-            if correction(from_here) != Some(Correction::Integer) {
-                findings.push("a root without its correction".to_string());
-            }
-        }
-    }
-
-    for instruction in &marked.instructions {
-        let name = instruction.name;
-        if instruction.is_fused() {
-            findings.push(format!("`{name}` that no fma_rn asked for"));
-        }
-        if name.starts_with("v_div_") || instruction.is_reciprocal() || instruction.is_root() {
-            findings.push(format!("`{name}` outside div_rn, sqrt_rn and div_u32"));
-        }
-    }
     let counts = [("fma", fused), ("div", divisions), ("sqrt", roots), ("int_div", integer_divisions), ("dot4", dot4)];
     for (mark, found) in counts {
         if marked.marks.contains(&mark) && found == 0 {
@@ -252,6 +214,68 @@ fn kernel(real: &Function, marked: &Function) -> Kernel {
         local: resource(".amdhsa_group_segment_fixed_size"),
         scratch: resource(".amdhsa_private_segment_fixed_size"),
         findings,
+    }
+}
+
+/// Rounding and subnormals of the kernel's descriptor.
+fn mode_findings(real: &Function, findings: &mut Vec<String>) {
+    if real.descriptor.is_empty() {
+        return;
+    }
+    for (key, wanted, what) in MODES {
+        match real.descriptor.get(key) {
+            Some(value) if *value == wanted => {}
+            Some(value) => findings.push(format!("{what}: {key} is {value}")),
+            None => findings.push(format!("{what}: {key} is missing")),
+        }
+    }
+}
+
+/// What no kernel may contain, and estimates that are used as they are.
+fn instruction_findings(real: &Function, findings: &mut Vec<String>) -> Corrected {
+    let mut corrected = Corrected::default();
+    for (index, instruction) in real.instructions.iter().enumerate() {
+        let name = instruction.name;
+        if instruction.is_forbidden() {
+            findings.push(format!("`{name}`"));
+        }
+        if instruction.is_call() {
+            findings.push("a function that is not inlined".to_string());
+        }
+        if instruction.flushes_subnormals() {
+            findings.push(format!("`{name}` loses subnormals"));
+        }
+        if name.starts_with("v_div_") {
+            findings.push(format!("`{name}`: the compiler's own division"));
+        }
+        let from_here = &real.instructions[index..];
+        if instruction.is_reciprocal() {
+            match correction(from_here) {
+                Some(Correction::Fused) => corrected.divisions += 1,
+                Some(Correction::Integer) => corrected.integer_divisions += 1,
+                None => findings.push("a reciprocal without its correction".to_string()),
+            }
+        }
+        if instruction.is_root() {
+            corrected.roots += 1;
+            if correction(from_here) != Some(Correction::Integer) {
+                findings.push("a root without its correction".to_string());
+            }
+        }
+    }
+    corrected
+}
+
+/// What the compiler fuses or divides where the source does not ask for it.
+fn marked_findings(marked: &Function, findings: &mut Vec<String>) {
+    for instruction in &marked.instructions {
+        let name = instruction.name;
+        if instruction.is_fused() {
+            findings.push(format!("`{name}` that no fma_rn asked for"));
+        }
+        if name.starts_with("v_div_") || instruction.is_reciprocal() || instruction.is_root() {
+            findings.push(format!("`{name}` outside div_rn, sqrt_rn and div_u32"));
+        }
     }
 }
 

@@ -117,10 +117,6 @@ impl Runtime for Card {
         ALIGNMENT
     }
 
-    fn exact_division(&self) -> bool {
-        true
-    }
-
     fn allocate(&self, bytes: usize) -> Answer<Handle> {
         self.machine.borrow_mut().memory.allocate(bytes).map(Handle)
     }

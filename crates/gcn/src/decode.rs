@@ -88,7 +88,8 @@ fn outside(text: &str, separator: impl Fn(char) -> bool) -> Vec<&str> {
 pub(crate) fn decode(text: &str, places: &dyn Places) -> Result<Instruction, String> {
     let mut line = Line::new(text);
     let mut found = None;
-    for group in [control, scalar_alu, scalar_short, vector_alu, vector_special, global, shared, private] {
+    for group in [control, scalar_alu, scalar_short, vector_alu, vector_group, vector_special, global, shared, private]
+    {
         if found.is_none() {
             found = group(&mut line, places)?;
         }
@@ -302,8 +303,8 @@ fn vector_alu(line: &mut Line, _: &dyn Places) -> Found {
     Ok(None)
 }
 
-/// Vector instructions of other forms.
-fn vector_special(line: &mut Line, _: &dyn Places) -> Found {
+/// Vector instructions of other forms, by group.
+fn vector_group(line: &mut Line, _: &dyn Places) -> Found {
     if let Some(op) = WideCompare::from_mnemonic(line.mnemonic) {
         let [dst, a, b] = line.operands()?;
         let (dst, a, b) = (scalar(dst, 2)?, wide_source(a)?, wide_source(b)?);
@@ -329,6 +330,11 @@ fn vector_special(line: &mut Line, _: &dyn Places) -> Found {
     if let Some(op) = Packed::from_mnemonic(line.mnemonic) {
         return packed(op, line).map(Some);
     }
+    Ok(None)
+}
+
+/// Vector instructions of no group.
+fn vector_special(line: &mut Line, _: &dyn Places) -> Found {
     Ok(Some(match line.mnemonic {
         "v_cndmask_b32" => {
             let [dst, a, b, mask] = line.operands()?;

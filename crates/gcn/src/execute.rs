@@ -334,20 +334,6 @@ impl Wave {
                 }
                 self.put_mask(dst, vector::compare(op, &x, &y), defined_x & defined_y)
             }
-            Instruction::WideCompare { op, dst, a, b } => {
-                let ((x, [x0, x1]), (y, [y0, y1])) = (self.wide(a), self.wide(b));
-                self.put_mask(dst, vector::wide_compare(op, &x, &y), x0 & x1 & y0 & y1)
-            }
-            Instruction::WideShift { op, dst, count, a } => {
-                let ((count, counted), (x, [x0, x1])) = (self.operand(count), self.wide(a));
-                let out = vector::wide_shift(op, &count, &x);
-                // A shift to the left does not look at the high half for the low one.
-                let low = if op == WideShift::Left { x0 } else { x0 & x1 };
-                let high = if op == WideShift::Left { x0 & x1 } else { x1 };
-                self.put(dst, &out.0, low & counted);
-                self.put(dst + 1, &out.1, high & counted);
-                Ok(())
-            }
             Instruction::Carry { op, dst, out, a, b, carry } => {
                 let ((x, defined_x), (y, defined_y)) = (self.operand(a), self.operand(b));
                 let (taken, known) = if op.takes_carry() { self.known_wide(carry) } else { (0, u64::MAX) };
@@ -363,6 +349,40 @@ impl Wave {
                 self.put(dst, &std::array::from_fn(chosen), (defined_y & mask | defined_x & !mask) & known);
                 Ok(())
             }
+            Instruction::Packed { op, dst, sources, halves, negate } => {
+                let low = self.half::<F>(op, 0, sources, halves[0], negate[0], world.seed);
+                let high = self.half::<F>(op, 1, sources, halves[1], negate[1], world.seed);
+                self.put(dst, &low.0, low.1);
+                self.put(dst + 1, &high.0, high.1);
+                Ok(())
+            }
+            Instruction::DivideScale { dst, mask, a, b, c } => self.divide_scale(dst, mask, [a, b, c], world.seed),
+            Instruction::DivideFmas { dst, a, b, c } => {
+                self.divide_fmas::<F>(dst, [a, b, c], world.seed);
+                Ok(())
+            }
+            Instruction::Matrix { op, dst, a, b, c } => self.matrix(op, dst, a, b, c),
+            _ => self.wide_step(instruction),
+        }
+    }
+
+    /// Vector instructions on pairs of registers.
+    fn wide_step(&mut self, instruction: &Instruction) -> Result<(), String> {
+        match *instruction {
+            Instruction::WideCompare { op, dst, a, b } => {
+                let ((x, [x0, x1]), (y, [y0, y1])) = (self.wide(a), self.wide(b));
+                self.put_mask(dst, vector::wide_compare(op, &x, &y), x0 & x1 & y0 & y1)
+            }
+            Instruction::WideShift { op, dst, count, a } => {
+                let ((count, counted), (x, [x0, x1])) = (self.operand(count), self.wide(a));
+                let out = vector::wide_shift(op, &count, &x);
+                // A shift to the left does not look at the high half for the low one.
+                let low = if op == WideShift::Left { x0 } else { x0 & x1 };
+                let high = if op == WideShift::Left { x0 & x1 } else { x1 };
+                self.put(dst, &out.0, low & counted);
+                self.put(dst + 1, &out.1, high & counted);
+                Ok(())
+            }
             Instruction::WideMad { dst, carry, a, b, c } => {
                 let ((x, defined_x), (y, defined_y)) = (self.operand(a), self.operand(b));
                 let (z, [z0, z1]) = self.wide(c);
@@ -371,13 +391,6 @@ impl Wave {
                 let defined = defined_x & defined_y & z0 & z1;
                 self.put(dst + 1, &out.1, defined);
                 self.put_mask(carry, bits, defined)
-            }
-            Instruction::Packed { op, dst, sources, halves, negate } => {
-                let low = self.half::<F>(op, 0, sources, halves[0], negate[0], world.seed);
-                let high = self.half::<F>(op, 1, sources, halves[1], negate[1], world.seed);
-                self.put(dst, &low.0, low.1);
-                self.put(dst + 1, &high.0, high.1);
-                Ok(())
             }
             Instruction::WideShiftAdd { dst, a, count, c } => {
                 let ((x, [x0, x1]), (count, counted), (z, [z0, z1])) =
@@ -390,12 +403,6 @@ impl Wave {
                 self.put(dst + 1, &high, x0 & x1 & counted & z0 & z1);
                 Ok(())
             }
-            Instruction::DivideScale { dst, mask, a, b, c } => self.divide_scale(dst, mask, [a, b, c], world.seed),
-            Instruction::DivideFmas { dst, a, b, c } => {
-                self.divide_fmas::<F>(dst, [a, b, c], world.seed);
-                Ok(())
-            }
-            Instruction::Matrix { op, dst, a, b, c } => self.matrix(op, dst, a, b, c),
             _ => self.lanes_step(instruction),
         }
     }
