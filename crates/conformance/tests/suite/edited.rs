@@ -18,8 +18,8 @@ impl<R: Runtime> Runtime for Edited<R> {
         self.card.alignment()
     }
 
-    fn exact_division(&self) -> bool {
-        self.card.exact_division()
+    fn soft_division(&self) -> bool {
+        self.card.soft_division()
     }
 
     fn allocate(&self, bytes: usize) -> Answer<Handle> {

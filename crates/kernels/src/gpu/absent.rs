@@ -28,10 +28,6 @@ impl Runtime for Absent {
         256
     }
 
-    fn exact_division(&self) -> bool {
-        true
-    }
-
     fn allocate(&self, _bytes: usize) -> Answer<Handle> {
         absent()
     }

@@ -266,10 +266,6 @@ impl Runtime for Cuda {
         256
     }
 
-    fn exact_division(&self) -> bool {
-        true
-    }
-
     fn architecture(&self) -> Option<(u32, u32)> {
         Some(self.architecture)
     }

@@ -134,7 +134,7 @@ impl Device {
 
     fn source(&self, program: &Program, build: Build) -> Source {
         let mut options = build.options();
-        if !self.runtime.exact_division() {
+        if self.runtime.soft_division() {
             options.push("-DSOFT_DIVISION".to_string());
         }
         Source { text: program.source(self.selector.api != Api::OpenCl), language: program.language, options }

@@ -130,11 +130,6 @@ impl Runtime for Hip {
         256
     }
 
-    /// The kernels divide by themselves on AMD.
-    fn exact_division(&self) -> bool {
-        true
-    }
-
     fn multiprocessors(&self) -> usize {
         self.units
     }

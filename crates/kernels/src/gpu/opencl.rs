@@ -210,7 +210,7 @@ pub(super) struct OpenCl {
     alignment: usize,
     units: usize,
     has_mfma: bool,
-    exact_division: bool,
+    soft_division: bool,
     /// Memory that commands may still use: released when the queue is known to be empty. Drivers
     /// should track that themselves, but one of them crashes when a buffer is released while a
     /// kernel that uses part of it is queued.
@@ -254,7 +254,7 @@ impl OpenCl {
             name: format!("opencl:{index} ({name})"),
             alignment,
             units,
-            exact_division: exact && !soft_division,
+            soft_division: soft_division || !exact,
             pending_frees: RefCell::default(),
             parts: RefCell::default(),
             programs: RefCell::default(),
@@ -341,8 +341,8 @@ impl Runtime for OpenCl {
         self.alignment
     }
 
-    fn exact_division(&self) -> bool {
-        self.exact_division
+    fn soft_division(&self) -> bool {
+        self.soft_division
     }
 
     fn multiprocessors(&self) -> usize {
@@ -409,7 +409,7 @@ impl Runtime for OpenCl {
             return Err("OpenCL compiles only the portable kernels".to_string());
         }
         let mut line = "-cl-std=CL1.2".to_string();
-        if self.exact_division {
+        if !self.soft_division {
             line.push_str(" -cl-fp32-correctly-rounded-divide-sqrt");
         }
         for option in options {

@@ -55,9 +55,6 @@ pub trait Runtime {
     fn name(&self) -> &str;
     /// Bytes to which the offset of [`Argument::Memory`] must be aligned.
     fn alignment(&self) -> usize;
-    /// Whether `/` and `sqrt` round correctly; otherwise programs are compiled with
-    /// `SOFT_DIVISION`.
-    fn exact_division(&self) -> bool;
     /// Uninitialised; at least one byte.
     fn allocate(&self, bytes: usize) -> Answer<Handle>;
     fn release(&self, memory: Handle);
@@ -87,6 +84,11 @@ pub trait Runtime {
     /// there is none.
     fn architecture(&self) -> Option<(u32, u32)> {
         None
+    }
+    /// Whether programs must not trust the device's `/` and `sqrt`, and are compiled with
+    /// `SOFT_DIVISION`. On AMD's devices kernels never do (`gpu/exact.h`).
+    fn soft_division(&self) -> bool {
+        false
     }
     /// Whether the device has AMD's matrix cores for bytes, which programs named `*_mfma` use.
     fn has_mfma(&self) -> bool {

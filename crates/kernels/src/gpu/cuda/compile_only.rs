@@ -236,10 +236,6 @@ impl Runtime for Card {
         ALIGNMENT
     }
 
-    fn exact_division(&self) -> bool {
-        true
-    }
-
     fn architecture(&self) -> Option<(u32, u32)> {
         Some(self.architecture)
     }
