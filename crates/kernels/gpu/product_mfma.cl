@@ -104,7 +104,7 @@ FUNCTION void fetch_transposed(
     uint offset = unit_rows() * words * 4u + unit_columns(0u);
     #pragma unroll
     for (uint r = 0u; r < 4u; r++) {
-        // All bits where there is a row, and none where the first of all lanes is read in its place.
+        // All bits where there is a row, and none where the first lane's is read in its place.
         uint inside = unit_rows() + r < rows ? 0xffffffffu : 0u;
         #pragma unroll
         for (uint s = 0u; s < SLICES; s++) {
