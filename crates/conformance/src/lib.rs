@@ -9,11 +9,13 @@
 pub mod cases;
 pub mod data;
 pub mod digests;
+#[cfg(feature = "emulated")]
 pub mod emulated;
 mod nearest;
 mod own_process;
 mod required;
 pub mod table;
+pub mod vectors;
 
 pub use nearest::nearest;
 pub use own_process::in_own_process;
