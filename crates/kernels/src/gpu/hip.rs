@@ -14,7 +14,8 @@ mod target;
 
 pub use child::start;
 pub use compiler::{Request, compile, has_compiler};
-pub use target::has_mfma;
+pub use system::{AccessProblem, access_problem};
+pub use target::{architecture_of_version, has_mfma};
 
 use super::devices::Listing;
 use super::runtime::{Answer, Argument, Compiled, Handle, Kernel, Language, Runtime};

@@ -1,6 +1,7 @@
 //! What the system says about AMD devices besides their runtime: the kernel driver's list and the
 //! permissions on the device files.
 
+use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::path::Path;
@@ -30,16 +31,8 @@ pub(super) fn architecture(nodes: impl AsRef<Path>, address: [usize; 3]) -> Opti
 
 /// Why the runtime shows no device, and what to do.
 pub(super) fn why_no_device(devices: impl AsRef<Path>, hidden_by: &[String]) -> String {
-    let devices = devices.as_ref();
-    let driver = devices.join("kfd");
-    let render = fs::read_dir(devices.join("dri")).into_iter().flatten().filter_map(Result::ok);
-    let render = render
-        .map(|entry| entry.path())
-        .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("renderD")));
-    let mut files = vec![driver];
-    files.extend(render);
-    if let Some(problem) = files.iter().find_map(|file| access_problem(file, &open(file).err()?)) {
-        return problem;
+    if let Some(problem) = access_problem(devices.as_ref()) {
+        return problem.to_string();
     }
     match hidden_by {
         [] => "this HIP runtime finds no AMD device".to_string(),
@@ -47,21 +40,47 @@ pub(super) fn why_no_device(devices: impl AsRef<Path>, hidden_by: &[String]) -> 
     }
 }
 
+/// Why a device file cannot be used, and what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccessProblem {
+    pub what: String,
+    pub remedy: &'static str,
+}
+
+impl fmt::Display for AccessProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.what, self.remedy)
+    }
+}
+
+/// Why the device files in a folder (`/dev`) cannot be used, if so.
+pub fn access_problem(devices: &Path) -> Option<AccessProblem> {
+    let driver = devices.join("kfd");
+    let render = fs::read_dir(devices.join("dri")).into_iter().flatten().filter_map(Result::ok);
+    let render = render
+        .map(|entry| entry.path())
+        .filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("renderD")));
+    let mut files = vec![driver];
+    files.extend(render);
+    files.iter().find_map(|file| problem_of(file, &open(file).err()?))
+}
+
 fn open(file: &Path) -> std::io::Result<fs::File> {
     OpenOptions::new().read(true).write(true).open(file)
 }
 
-fn access_problem(file: &Path, error: &std::io::Error) -> Option<String> {
+fn problem_of(file: &Path, error: &std::io::Error) -> Option<AccessProblem> {
     let name = file.display();
     match error.kind() {
-        ErrorKind::NotFound => Some(format!(
-            "no AMD device: there is no {name}; load the amdgpu driver, and start a container with `--device=/dev/kfd \
-             --device=/dev/dri`"
-        )),
-        ErrorKind::PermissionDenied => Some(format!(
-            "no permission on {name}: add yourself to the group `render` (on older systems `video`) and log in again; \
-             start a container with `--group-add` and the host's number of that group"
-        )),
+        ErrorKind::NotFound => Some(AccessProblem {
+            what: format!("no AMD device: there is no {name}"),
+            remedy: "load the amdgpu driver, and start a container with `--device=/dev/kfd --device=/dev/dri`",
+        }),
+        ErrorKind::PermissionDenied => Some(AccessProblem {
+            what: format!("no permission on {name}"),
+            remedy: "add yourself to the group `render` (on older systems `video`) and log in again; start a \
+                     container with `--group-add` and the host's number of that group",
+        }),
         _ => None,
     }
 }
@@ -120,8 +139,8 @@ mod tests {
 
     #[test]
     fn a_missing_permission_names_the_group() {
-        let denied = access_problem(Path::new("/dev/kfd"), &ErrorKind::PermissionDenied.into()).expect("a problem");
-        assert!(denied.contains("/dev/kfd") && denied.contains("`render`"), "{denied}");
-        assert_eq!(access_problem(Path::new("/dev/kfd"), &ErrorKind::Interrupted.into()), None);
+        let denied = problem_of(Path::new("/dev/kfd"), &ErrorKind::PermissionDenied.into()).expect("a problem");
+        assert!(denied.what.contains("/dev/kfd") && denied.remedy.contains("`render`"), "{denied}");
+        assert_eq!(problem_of(Path::new("/dev/kfd"), &ErrorKind::Interrupted.into()), None);
     }
 }

@@ -58,7 +58,7 @@ impl fmt::Display for Target {
 }
 
 /// The name of `9.0.10` is `gfx90a`: minor version and stepping are one hexadecimal digit each.
-pub(super) fn architecture_of_version(version: &str) -> Option<String> {
+pub fn architecture_of_version(version: &str) -> Option<String> {
     let parts: Option<Vec<u32>> = version.split('.').map(|part| part.parse().ok()).collect();
     match parts?[..] {
         [major, minor, stepping] if major < 100 && minor < 16 && stepping < 16 => {

@@ -1,0 +1,36 @@
+//! The system around the cards: kernel, its command line, ROCm's files, OpenCL's list of drivers.
+
+use crate::tree::Tree;
+
+/// BOUND: folders and files that are looked at.
+const ENTRIES_MAX: usize = 64;
+
+pub(crate) fn kernel(tree: &Tree) -> Option<String> {
+    tree.line("/proc/sys/kernel/osrelease")
+}
+
+/// Words of the kernel's command line.
+pub(crate) fn command_line(tree: &Tree) -> Vec<String> {
+    tree.text("/proc/cmdline").unwrap_or_default().split_whitespace().map(str::to_string).collect()
+}
+
+/// ROCm's version: that of `/opt/rocm`, or of the last folder beside it.
+pub(crate) fn rocm(tree: &Tree) -> Option<String> {
+    let version = |folder: &str| tree.line(format!("/opt/{folder}/.info/version"));
+    version("rocm").or_else(|| {
+        let names = tree.names("/opt").into_iter().filter(|name| name.starts_with("rocm-")).take(ENTRIES_MAX);
+        names.filter_map(|name| version(&name)).last()
+    })
+}
+
+/// Version of a driver that does not come with the kernel.
+pub(crate) fn amdgpu(tree: &Tree) -> Option<String> {
+    tree.line("/sys/module/amdgpu/version")
+}
+
+/// OpenCL's drivers: the libraries that its loader would open.
+pub(crate) fn opencl(tree: &Tree) -> Vec<String> {
+    const FOLDER: &str = "/etc/OpenCL/vendors";
+    let files = tree.names(FOLDER).into_iter().filter(|name| name.ends_with(".icd")).take(ENTRIES_MAX);
+    files.filter_map(|name| tree.line(format!("{FOLDER}/{name}"))).collect()
+}
