@@ -62,7 +62,7 @@ fn cpu() -> Line {
 }
 
 /// Bytes of memory that the machine has, from the text of `/proc/meminfo`.
-fn total_memory(meminfo: &str) -> Option<u64> {
+pub(crate) fn total_memory(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }

@@ -10,6 +10,7 @@ mod data;
 mod demo;
 mod devices;
 mod diff;
+mod doctor;
 mod ending;
 mod eval;
 mod exit_codes;
@@ -44,6 +45,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Fine-tune language models to the same weights, bit for bit, on every machine.
 #[derive(Debug, Parser)]
@@ -80,6 +82,8 @@ enum Command {
     Models(models::Arguments),
     /// List the devices of this machine
     Devices(devices::Arguments),
+    /// Examine this machine: devices, drivers, combinations that are known not to work
+    Doctor(doctor::Arguments),
     /// Compare two adapters, checkpoints, models or runs, bit for bit
     Diff(diff::Arguments),
     /// Write a model for other programs: merged with its adapter, or as GGUF
@@ -94,10 +98,17 @@ enum Command {
     Man(shell::ManArguments),
 }
 
+/// Whether the process started with another float state than the IEEE-754 defaults.
+static FLOAT_STATE_CHANGED: AtomicBool = AtomicBool::new(false);
+
+fn float_state_changed() -> bool {
+    FLOAT_STATE_CHANGED.load(Ordering::Relaxed)
+}
+
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     // A preloaded library may have changed the rounding mode of this process.
-    float_state::restore();
+    FLOAT_STATE_CHANGED.store(float_state::restore(), Ordering::Relaxed);
     signal::ignore_file_size_limit();
     if let Some(code) = hip::start(|name| std::env::var_os(name)) {
         return code;
@@ -166,6 +177,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Data(arguments) => data::run(&arguments),
         Command::Models(arguments) => models::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Diff(arguments) => diff::run(&arguments),
         Command::Export(arguments) => export::run(&arguments),
         Command::Report(arguments) => report::run(&arguments),

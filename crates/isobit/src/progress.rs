@@ -48,17 +48,17 @@ pub(crate) struct Console<'a> {
 }
 
 /// A clock used only for display.
-struct Clock(
+pub(crate) struct Clock(
     #[expect(clippy::disallowed_types, reason = "progress shows time; results never depend on it")] std::time::Instant,
 );
 
 impl Clock {
     #[expect(clippy::disallowed_types, reason = "as above")]
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self(std::time::Instant::now())
     }
 
-    fn seconds(&self) -> f64 {
+    pub(crate) fn seconds(&self) -> f64 {
         self.0.elapsed().as_secs_f64()
     }
 }

@@ -103,6 +103,31 @@ fn a_card_is_listed_and_proven() {
     );
 }
 
+/// The fake passes the probe and computes nothing else: a device that is here and fails.
+#[test]
+fn the_doctor_fails_a_card_that_does_not_give_the_bits() {
+    let Some(fake) = Fake::new("hip::the_doctor_fails_a_card_that_does_not_give_the_bits", &[]) else { return };
+    let output = fake
+        .command(&["doctor", "--json"])
+        .env("OCL_ICD_VENDORS", fake.path("none"))
+        .output()
+        .expect("the program starts");
+    assert_eq!(output.status.code(), Some(6), "{}", String::from_utf8_lossy(&output.stdout));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one object");
+    let devices = report["devices"].as_array().expect("devices");
+    let card = devices.iter().find(|device| device["device"] == "hip:0").expect("the card");
+    assert!(card["state"] == "failed" && card["reasons"].as_array().is_some_and(|all| !all.is_empty()), "{card}");
+    assert!(devices.iter().any(|device| device["device"] == "cpu/scalar" && device["state"] == "conformant"));
+    assert_eq!(report["findings"][0]["id"], "device-fails");
+    // Without a card, and with one that cannot be used, there is nothing that fails.
+    for (name, value) in [("FAKE_HIP_COUNT", "0"), ("FAKE_HIP_ARCHITECTURE", "gfx803")] {
+        let mut command = fake.command(&["doctor"]);
+        let output =
+            command.env("OCL_ICD_VENDORS", fake.path("none")).env(name, value).output().expect("the program starts");
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
 #[test]
 fn properties_of_version_5_have_their_own_layout() {
     let Some(fake) = Fake::new("hip::properties_of_version_5_have_their_own_layout", &["-DOLD_LAYOUT"]) else { return };

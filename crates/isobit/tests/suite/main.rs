@@ -9,6 +9,7 @@ mod demo;
 mod device_lists;
 mod devices;
 mod diff;
+mod doctor;
 mod document;
 mod evaluate;
 mod experts;

@@ -1,0 +1,292 @@
+//! Every path of the CPU and every device, checked with test vectors: results that are known, from
+//! a few cases of every op. A soak repeats them, since failing hardware is wrong only sometimes.
+
+use crate::Failure;
+use crate::backend::{cores, open_cpu};
+use crate::progress::Clock;
+use crate::stderr::tell;
+use isobit_conformance::vectors::{Checked, Sample, Subject};
+use isobit_doctor::{COLUMN, Facts, Finding, Level};
+use isobit_kernels::Path;
+use isobit_kernels::cpu::pool::THREADS_MAX;
+use isobit_kernels::gpu::{self, Api, Gpu, Selector};
+use serde::Serialize;
+use std::time::Duration;
+
+/// Failures that are told of a device.
+const FAILURES_MAX: usize = 3;
+/// Small cases of an op that a soak goes through, before it begins again.
+const CASES_MAX: usize = 30;
+/// Seconds for the devices together, and for each at least: one that was never used compiles its
+/// kernels first, which may take minutes.
+const SECONDS_MAX: f64 = 6.0;
+const SECONDS_MIN: f64 = 0.5;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum State {
+    /// Gives the bits.
+    Conformant,
+    /// Is here, and fails.
+    Failed,
+    /// Is here, and its driver says that it cannot do the arithmetic.
+    Unusable,
+    /// No driver or no device.
+    Absent,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct DeviceCheck {
+    device: String,
+    name: String,
+    state: State,
+    vectors: usize,
+    /// Vectors that there was no time for.
+    vectors_left_out: usize,
+    /// Of the results; None if vectors are left out.
+    hash: Option<String>,
+    /// Why it is not conformant.
+    reasons: Vec<String>,
+}
+
+impl DeviceCheck {
+    fn without_vectors(device: String, name: String, state: State, why: String) -> Self {
+        Self { device, name, state, vectors: 0, vectors_left_out: 0, hash: None, reasons: vec![why] }
+    }
+
+    fn of(device: String, name: String, checked: &Checked) -> Self {
+        let state = if checked.failures.is_empty() { State::Conformant } else { State::Failed };
+        let mut reasons: Vec<String> = checked.failures.iter().take(FAILURES_MAX).cloned().collect();
+        if checked.failures.len() > FAILURES_MAX {
+            reasons.push(format!("{} more", checked.failures.len() - FAILURES_MAX));
+        }
+        let hash = (checked.left_out == 0).then(|| checked.hash.to_string());
+        Self { device, name, state, vectors: checked.compared, vectors_left_out: checked.left_out, hash, reasons }
+    }
+
+    pub(super) fn text(&self) -> String {
+        let Self { device, name, state, vectors, vectors_left_out, hash, reasons } = self;
+        let name = if name.is_empty() { String::new() } else { format!("{name}: ") };
+        match (state, hash) {
+            (State::Conformant, Some(hash)) => {
+                format!("{device:<COLUMN$}{name}conformant, {vectors} vectors, {hash}\n")
+            }
+            (State::Conformant, None) => format!(
+                "{device:<COLUMN$}{name}conformant in the first {vectors} of {} vectors; its kernels take long to \
+                 compile: `--soak 5m` runs them all\n",
+                vectors + vectors_left_out
+            ),
+            (State::Failed, _) => format!("{device:<COLUMN$}{name}FAILS: {}\n", reasons.join("; ")),
+            (State::Unusable | State::Absent, _) => format!("{device:<COLUMN$}{name}{}\n", reasons.join("; ")),
+        }
+    }
+}
+
+/// A device that was opened, with its name.
+pub(super) type Opened = (String, Subject);
+
+/// Checks everything that computes; `told` hears of each as it is done.
+pub(super) fn check(
+    mut told: impl FnMut(&DeviceCheck) -> Result<(), Failure>,
+) -> Result<(Vec<DeviceCheck>, Vec<Opened>), Failure> {
+    let (mut checks, mut subjects) = (Vec::new(), Vec::new());
+    let mut add = |check: DeviceCheck, subject: Option<Subject>| -> Result<(), Failure> {
+        told(&check)?;
+        subjects.extend(subject.map(|subject| (check.device.clone(), subject)));
+        checks.push(check);
+        Ok(())
+    };
+    let threads = cores().unwrap_or(1).min(THREADS_MAX);
+    for path in Path::available() {
+        let subject = Subject::cpu(open_cpu(threads, path)?);
+        let checked = quietly(|| subject.check(Sample::QUICK, &mut || true));
+        add(DeviceCheck::of(format!("cpu/{path}"), String::new(), &checked), Some(subject))?;
+    }
+    let clock = Clock::start();
+    for api in Api::ALL {
+        let listings = match gpu::list(api) {
+            Ok(listings) if !listings.is_empty() => listings,
+            other => {
+                let why = other.err().unwrap_or_else(|| "no device".to_string());
+                add(DeviceCheck::without_vectors(api.name().to_string(), String::new(), State::Absent, why), None)?;
+                continue;
+            }
+        };
+        for (index, listing) in listings.into_iter().enumerate() {
+            let (check, subject) = check_card(Selector { api, index }, &listing, &clock);
+            add(check, subject)?;
+        }
+    }
+    Ok((checks, subjects))
+}
+
+fn check_card(selector: Selector, listing: &gpu::Listing, clock: &Clock) -> (DeviceCheck, Option<Subject>) {
+    let (device, name) = (listing.selector.clone(), listing.name.clone());
+    if let Some(objection) = &listing.objection {
+        return (DeviceCheck::without_vectors(device, name, State::Unusable, objection.clone()), None);
+    }
+    match Gpu::open(selector) {
+        Ok(gpu) => {
+            let subject = Subject::gpu(gpu);
+            let limit = SECONDS_MAX.max(clock.seconds() + SECONDS_MIN);
+            let checked = quietly(|| subject.check(Sample::QUICK, &mut || clock.seconds() < limit));
+            (DeviceCheck::of(device, name, &checked), Some(subject))
+        }
+        Err(failure) => (DeviceCheck::without_vectors(device, name, State::Failed, failure.what), None),
+    }
+}
+
+/// Without messages of panics: a failed device is told of in our own words.
+fn quietly<T>(work: impl FnOnce() -> T) -> T {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| ()));
+    let done = work();
+    std::panic::set_hook(hook);
+    done
+}
+
+/// What the checks say: devices that fail, and cards that no runtime shows.
+pub(super) fn findings(facts: &Facts, checks: &[DeviceCheck]) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for check in checks {
+        let (level, id) = match check.state {
+            State::Failed => (Level::Error, "device-fails"),
+            State::Unusable => (Level::Warning, "device-cannot-be-used"),
+            State::Conformant | State::Absent => continue,
+        };
+        let name = if check.name.is_empty() { String::new() } else { format!(" ({})", check.name) };
+        found.push(Finding {
+            id: id.to_string(),
+            level,
+            what: format!("{}{name} is here, but does not give the bits", check.device),
+            why: check.reasons.join("; "),
+            remedy: "do not train on it; after a change of driver or compiler run this again".to_string(),
+            source: Vec::new(),
+        });
+    }
+    let cards =
+        [("hip", "AMD", facts.cards.len()), ("cuda", "NVIDIA", facts.nvidia.as_ref().map_or(0, |n| n.cards.len()))];
+    for (api, make, count) in cards {
+        let shown = checks.iter().filter(|check| check.device.starts_with(&format!("{api}:"))).count();
+        if shown >= count {
+            continue;
+        }
+        let absent = checks.iter().find(|check| check.device == api).and_then(|check| check.reasons.first());
+        let why = absent.cloned().unwrap_or_else(|| {
+            "variables like ROCR_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES hide cards, and so does a missing permission".into()
+        });
+        found.push(Finding {
+            id: "cards-without-runtime".to_string(),
+            level: Level::Warning,
+            what: format!(
+                "the system has {count} {make} {}, {api} shows {shown}",
+                if count == 1 { "card" } else { "cards" }
+            ),
+            why,
+            remedy: format!("install the runtime of {make} for this driver, or unset what hides cards"),
+            source: Vec::new(),
+        });
+    }
+    found
+}
+
+/// Test vectors repeated for a while.
+#[derive(Debug, Serialize)]
+pub(super) struct Soak {
+    seconds: u64,
+    rounds: usize,
+    vectors: usize,
+    /// Devices with what they got wrong, and in which round.
+    wrong: Vec<(String, String)>,
+}
+
+impl Soak {
+    pub(super) fn run(subjects: &[Opened], limit: Duration, json: bool) -> Self {
+        let clock = Clock::start();
+        let mut soak = Self { seconds: limit.as_secs(), rounds: 0, vectors: 0, wrong: Vec::new() };
+        if !json {
+            tell(&format!("test vectors are repeated for {} s", limit.as_secs()));
+        }
+        while clock.seconds() < limit.as_secs_f64() {
+            let sample = Sample { skipped: soak.rounds * Sample::QUICK.per_op % CASES_MAX, ..Sample::QUICK };
+            soak.rounds += 1;
+            for (device, subject) in subjects {
+                let checked = quietly(|| subject.check(sample, &mut || clock.seconds() < limit.as_secs_f64()));
+                soak.vectors += checked.compared;
+                if let Some(first) = checked.failures.first().filter(|_| soak.wrong.len() < WRONG_MAX) {
+                    soak.wrong.push((device.clone(), format!("round {}: {first}", soak.rounds)));
+                }
+            }
+        }
+        soak
+    }
+
+    pub(super) fn text(&self) -> String {
+        let Self { seconds, rounds, vectors, wrong } = self;
+        format!("{:<COLUMN$}{vectors} vectors in {rounds} rounds, {seconds} s, {} wrong\n", "soak", wrong.len())
+    }
+
+    pub(super) fn findings(&self) -> Vec<Finding> {
+        let mut found: Vec<Finding> = Vec::new();
+        for (device, what) in &self.wrong {
+            if found.iter().any(|other| other.what.starts_with(&format!("{device} "))) {
+                continue;
+            }
+            found.push(Finding {
+                id: "suspect-hardware".to_string(),
+                level: Level::Error,
+                what: format!("{device} gave other bits when the test vectors were repeated"),
+                why: format!("results that change from time to time come from hardware: {what}"),
+                remedy: "check cooling, power and overclocking, run a memory test, and do not train on it".to_string(),
+                source: Vec::new(),
+            });
+        }
+        found
+    }
+}
+
+/// BOUND: wrong results that are kept.
+const WRONG_MAX: usize = 100;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(device: &str, state: State) -> DeviceCheck {
+        DeviceCheck::without_vectors(device.to_string(), String::new(), state, "why".to_string())
+    }
+
+    #[test]
+    fn only_a_device_that_fails_is_an_error() {
+        let levels = |state| {
+            findings(&Facts::default(), &[check("opencl:0", state)]).iter().map(|f| f.level).collect::<Vec<_>>()
+        };
+        assert_eq!(levels(State::Failed), [Level::Error]);
+        assert_eq!(levels(State::Unusable), [Level::Warning]);
+        assert_eq!(levels(State::Conformant), []);
+        assert_eq!(levels(State::Absent), []);
+    }
+
+    #[test]
+    fn cards_that_no_runtime_shows_are_told() {
+        let facts =
+            Facts { cards: vec![isobit_doctor::Card::default(), isobit_doctor::Card::default()], ..Facts::default() };
+        let found = findings(&facts, &[check("hip:0", State::Conformant)]);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].what, "the system has 2 AMD cards, hip shows 1");
+        let both = [check("hip:0", State::Conformant), check("hip:1", State::Conformant)];
+        assert!(findings(&facts, &both).is_empty());
+        assert_eq!(findings(&facts, &[check("hip", State::Absent)])[0].why, "why");
+    }
+
+    #[test]
+    fn a_difference_in_a_soak_is_suspect_hardware() {
+        let wrong =
+            vec![("cuda:0".to_string(), "round 7: x".to_string()), ("cuda:0".to_string(), "round 9: y".to_string())];
+        let soak = Soak { seconds: 1, rounds: 9, vectors: 90, wrong };
+        let found = soak.findings();
+        assert_eq!(found.len(), 1);
+        assert!(found[0].level == Level::Error && found[0].why.contains("round 7"), "{found:?}");
+        assert!(Soak { wrong: Vec::new(), ..soak }.findings().is_empty());
+    }
+}
